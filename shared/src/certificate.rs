@@ -1,0 +1,150 @@
+//! What is read from a leaf certificate: the runtime it names, its key, its end.
+
+use aws_lc_rs::digest;
+use rustls_pki_types::CertificateDer;
+use thiserror::Error;
+use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
+
+use crate::{hex, identity::{RuntimeId, TrustDomain}};
+
+/// Why a certificate names no runtime.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum ReadCertificate {
+    /// Not X.509.
+    #[error("the certificate is not readable")]
+    Parse,
+    /// Not an uncompressed P-256 point.
+    #[error("the certificate's key is not P-256")]
+    Key,
+    /// There must be exactly one URI, and it must be `spiffe://<trust domain>/runtime/<id>`.
+    #[error("the certificate names no runtime of this trust domain")]
+    Uri,
+    /// The common name must equal the runtime id.
+    #[error("the certificate's common name is not its runtime id")]
+    CommonName,
+    /// clientAuth must stand in the extended key usage.
+    #[error("the certificate is not meant for clients")]
+    Usage,
+}
+
+/// A leaf as far as every side reads it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leaf {
+    /// Hex SHA-256 of the DER: the `keyid` of signatures.
+    pub fingerprint: String,
+    /// The P-256 point, uncompressed.
+    pub public_key: Vec<u8>,
+    /// End of validity, in Unix seconds.
+    pub not_after: i64,
+    /// Start of validity, in Unix seconds.
+    pub not_before: i64,
+}
+
+/// A leaf that names a runtime.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RuntimeCertificate {
+    /// Who.
+    pub runtime: RuntimeId,
+    /// With which certificate.
+    pub leaf: Leaf,
+}
+
+/// Hex SHA-256 of a certificate.
+#[must_use]
+pub fn fingerprint(der: &[u8]) -> String {
+    hex::encode(digest::digest(&digest::SHA256, der).as_ref())
+}
+
+impl Leaf {
+    /// Reads a leaf.
+    ///
+    /// # Errors
+    /// [`ReadCertificate::Parse`] and [`ReadCertificate::Key`].
+    pub fn read(der: &CertificateDer<'_>) -> Result<Self, ReadCertificate> {
+        parse(der).and_then(|certificate| Self::of(&certificate, der))
+    }
+
+    fn of(certificate: &X509Certificate<'_>, der: &[u8]) -> Result<Self, ReadCertificate> {
+        let public_key = certificate.public_key().subject_public_key.data.to_vec();
+        let is_p256_point = public_key.len() == 65 && public_key[0] == 4;
+        let validity = certificate.validity();
+        let (not_before, not_after) = (validity.not_before.timestamp(), validity.not_after.timestamp());
+        let leaf = Self { fingerprint: fingerprint(der), public_key, not_after, not_before };
+        is_p256_point.then_some(leaf).ok_or(ReadCertificate::Key)
+    }
+}
+
+impl RuntimeCertificate {
+    /// Reads the runtime from a leaf whose chain was verified: URI, common name and usage, all three (`02`, Identity).
+    ///
+    /// # Errors
+    /// [`ReadCertificate`].
+    pub fn read(der: &CertificateDer<'_>, domain: &TrustDomain) -> Result<Self, ReadCertificate> {
+        let certificate = parse(der)?;
+        let alternatives = certificate.subject_alternative_name().map_err(|_| ReadCertificate::Parse)?;
+        let names = alternatives.as_ref().map_or(&[][..], |extension| &extension.value.general_names);
+        let mut uris = names.iter().filter_map(|name| match name {
+            GeneralName::URI(uri) => Some(*uri),
+            _ => None,
+        });
+        let (Some(uri), None) = (uris.next(), uris.next()) else {
+            return Err(ReadCertificate::Uri);
+        };
+        let runtime = domain.runtime_of(uri).ok_or(ReadCertificate::Uri)?;
+        let mut common_names = certificate.subject().iter_common_name();
+        let (Some(common_name), None) = (common_names.next(), common_names.next()) else {
+            return Err(ReadCertificate::CommonName);
+        };
+        if common_name.as_str() != Ok(runtime.as_str()) {
+            return Err(ReadCertificate::CommonName);
+        }
+        let usage = certificate.extended_key_usage().map_err(|_| ReadCertificate::Parse)?;
+        if !usage.is_some_and(|usage| usage.value.client_auth) {
+            return Err(ReadCertificate::Usage);
+        }
+        Ok(Self { runtime, leaf: Leaf::of(&certificate, der)? })
+    }
+}
+
+fn parse<'a>(der: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, ReadCertificate> {
+    match X509Certificate::from_der(der) {
+        Ok(([], certificate)) => Ok(certificate),
+        _ => Err(ReadCertificate::Parse),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, KeyPair, SanType};
+
+    use super::*;
+
+    fn leaf(uris: &[&str], common_name: &str, usage: &[ExtendedKeyUsagePurpose]) -> CertificateDer<'static> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, common_name);
+        params.subject_alt_names = uris.iter().map(|uri| SanType::URI((*uri).try_into().unwrap())).collect();
+        params.extended_key_usages = usage.to_vec();
+        params.self_signed(&KeyPair::generate().unwrap()).unwrap().der().clone()
+    }
+
+    #[test]
+    fn only_uri_name_and_usage_together_make_an_identity() {
+        use ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
+        let domain: TrustDomain = "kyma.local".parse().unwrap();
+        let uri = "spiffe://kyma.local/runtime/r-1";
+        let good = leaf(&[uri], "r-1", &[ClientAuth]);
+        let read = RuntimeCertificate::read(&good, &domain).unwrap();
+        assert_eq!((read.runtime.as_str(), read.leaf.public_key.len()), ("r-1", 65));
+        for (bad, why) in [
+            (leaf(&[], "r-1", &[ClientAuth]), ReadCertificate::Uri),
+            (leaf(&[uri, uri], "r-1", &[ClientAuth]), ReadCertificate::Uri),
+            (leaf(&["spiffe://other/runtime/r-1"], "r-1", &[ClientAuth]), ReadCertificate::Uri),
+            (leaf(&[uri], "r-2", &[ClientAuth]), ReadCertificate::CommonName),
+            (leaf(&[uri], "r-1", &[ServerAuth]), ReadCertificate::Usage),
+            (leaf(&[uri], "r-1", &[]), ReadCertificate::Usage),
+            (CertificateDer::from(vec![0x30, 0x00]), ReadCertificate::Parse),
+        ] {
+            assert_eq!(RuntimeCertificate::read(&bad, &domain), Err(why));
+        }
+    }
+}

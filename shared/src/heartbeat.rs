@@ -1,0 +1,85 @@
+//! Heartbeats on the wire (`02`, Heartbeat).
+
+use serde::{Deserialize, Serialize};
+
+use crate::{digest::Digest, identity::Epoch};
+
+/// Watches of one heartbeat, at most; more is malformed.
+pub const MAX_WATCHES: usize = 1_000;
+
+/// What an agent says of itself, once per heartbeat interval.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Heartbeat {
+    /// The life of the agent's sequences.
+    pub epoch: Epoch,
+    /// The last sequence given to an event.
+    pub sequence: u64,
+    /// Per epoch; a heartbeat counts only if it is higher than the last.
+    pub counter: u64,
+    /// Objects that wait to be sent.
+    pub waiting: u64,
+    /// Events that cannot be sent.
+    pub parked: u64,
+    /// The plan that the agent follows; `None` before it has read one.
+    #[serde(default)]
+    pub plan_revision: Option<String>,
+    /// Why the newest plan was refused, in words; `None` when it was taken.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plan_error: Option<String>,
+    /// The agent's version.
+    pub agent_version: String,
+    /// The agent's certificate.
+    pub certificate: CertificateState,
+    /// Revision of the trust bundle that the agent has.
+    #[serde(default)]
+    pub trust_revision: Option<String>,
+    /// The canary, once it has come back.
+    #[serde(default)]
+    pub canary: Option<Canary>,
+    /// Each watch of the plan.
+    pub watches: Vec<WatchState>,
+}
+
+/// See [`Heartbeat::certificate`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CertificateState {
+    /// RFC 3339.
+    pub not_after: String,
+    /// Hex SHA-256 of the leaf.
+    pub fingerprint: String,
+}
+
+/// See [`Heartbeat::canary`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Canary {
+    /// Seconds since a renewal of the Lease was last seen to come back through the watch.
+    pub age_seconds: u64,
+}
+
+/// One watch, as it stands.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WatchState {
+    /// Its name in the plan.
+    pub name: String,
+    /// Objects that it holds.
+    pub objects: u64,
+    /// Digest of what was sent up to the heartbeat's sequence; absent until the watch is completely listed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub digest: Option<Digest>,
+    /// Seconds since the last completed list.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub listed_seconds_ago: Option<u64>,
+    /// Seconds since the watch last said anything, bookmarks included.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alive_seconds_ago: Option<u64>,
+    /// Whether it only tells that something changed, because it holds too many objects.
+    #[serde(default)]
+    pub coarse: bool,
+    /// What is wrong with it, in words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}

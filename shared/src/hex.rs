@@ -1,0 +1,44 @@
+//! Lower-case hexadecimal, fixed width.
+
+/// Writes bytes as lower-case hex.
+#[must_use]
+pub fn encode(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut text = String::with_capacity(bytes.len() * 2);
+    for byte in bytes {
+        text.push(char::from(DIGITS[usize::from(byte >> 4)]));
+        text.push(char::from(DIGITS[usize::from(byte & 15)]));
+    }
+    text
+}
+
+/// Reads exactly sixteen lower-case digits; anything else is `None`, so that a value has one spelling.
+#[must_use]
+pub fn decode_u64(text: &str) -> Option<u64> {
+    is_lower_hex(text, 16).then(|| u64::from_str_radix(text, 16).ok())?
+}
+
+/// Reads exactly thirty-two lower-case digits.
+#[must_use]
+pub fn decode_u128(text: &str) -> Option<u128> {
+    is_lower_hex(text, 32).then(|| u128::from_str_radix(text, 16).ok())?
+}
+
+fn is_lower_hex(text: &str, digits: usize) -> bool {
+    text.len() == digits && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_has_one_spelling() {
+        assert_eq!(encode(&[0x00, 0xab, 0xff]), "00abff");
+        assert_eq!(decode_u64("00000000000000ff"), Some(255));
+        for bad in ["ff", "00000000000000FF", "+0000000000000ff", "00000000000000fg"] {
+            assert_eq!(decode_u64(bad), None, "{bad}");
+        }
+        assert_eq!(decode_u128(&encode(&7u128.to_be_bytes())), Some(7));
+    }
+}

@@ -1,0 +1,107 @@
+//! Fixed names: labels, annotations, finalizers, field managers and objects, as the incumbent has them, and our own.
+
+/// API group of all custom resources.
+pub const GROUP: &str = "operator.kyma-project.io";
+/// The only served version.
+pub const VERSION: &str = "v1beta2";
+
+/// Namespace of Kymas, templates, release metas, Manifests, Watchers and access Secrets in KCP.
+pub const KCP_NAMESPACE: &str = "kcp-system";
+/// Namespace of everything of ours in a runtime.
+pub const SKR_NAMESPACE: &str = "kyma-system";
+/// Name of the Kyma object in a runtime.
+pub const SKR_KYMA: &str = "default";
+
+/// ConfigMap (with the plan), Lease (the canary) and Secret (the identity) of the agent in a runtime.
+pub const AGENT_OBJECT: &str = "tidewatch-agent";
+/// Key of the plan in the agent's ConfigMap.
+pub const PLAN_KEY: &str = "plan.json";
+/// Key of the kubeconfig in an access Secret.
+pub const KUBECONFIG_KEY: &str = "config";
+
+/// The manager name under which the incumbent's Watcher CRs address the lifecycle core itself.
+pub const OWN_MANAGER: &str = "lifecycle-manager";
+
+/// Labels.
+pub mod label {
+    /// `lifecycle-manager` in KCP, `kyma` on everything that is written to a runtime.
+    pub const MANAGED_BY: &str = "operator.kyma-project.io/managed-by";
+    /// Value of [`MANAGED_BY`] in KCP.
+    pub const MANAGED_BY_KCP: &str = "lifecycle-manager";
+    /// Value of [`MANAGED_BY`] in a runtime.
+    pub const MANAGED_BY_SKR: &str = "kyma";
+    /// Name of the Kyma that an access Secret or a Manifest belongs to.
+    pub const KYMA_NAME: &str = "operator.kyma-project.io/kyma-name";
+    /// Module of a Manifest.
+    pub const MODULE_NAME: &str = "operator.kyma-project.io/module-name";
+    /// Channel of a Manifest.
+    pub const CHANNEL: &str = "operator.kyma-project.io/channel";
+    /// Copied from the template to the Manifest.
+    pub const CONTROLLER_NAME: &str = "operator.kyma-project.io/controller-name";
+    /// Marks Manifests of mandatory modules.
+    pub const MANDATORY_MODULE: &str = "operator.kyma-project.io/mandatory-module";
+    /// On the Kyma in a runtime.
+    pub const WATCHED_BY: &str = "operator.kyma-project.io/watched-by";
+    /// Value of [`WATCHED_BY`].
+    pub const WATCHED_BY_KYMA: &str = "kyma";
+    /// `true` freezes a Kyma or a Manifest.
+    pub const SKIP_RECONCILIATION: &str = "operator.kyma-project.io/skip-reconciliation";
+    /// `true` pauses one runtime: nothing is written to it (ours, not the incumbent's).
+    pub const PAUSE: &str = "operator.kyma-project.io/tidewatch-pause";
+    /// `true` on the KCP Kyma restores the default modules (ours).
+    pub const RESET_MODULES: &str = "operator.kyma-project.io/reset-modules";
+    /// Visibility: only for internal Kymas.
+    pub const INTERNAL: &str = "operator.kyma-project.io/internal";
+    /// Visibility: only for beta Kymas.
+    pub const BETA: &str = "operator.kyma-project.io/beta";
+    /// The runtime's id; equal to the common name of its agent's certificate.
+    pub const RUNTIME_ID: &str = "kyma-project.io/runtime-id";
+    /// Account ids that are copied to the runtime's Kyma.
+    pub const GLOBAL_ACCOUNT_ID: &str = "kyma-project.io/global-account-id";
+    /// See [`GLOBAL_ACCOUNT_ID`].
+    pub const SUBACCOUNT_ID: &str = "kyma-project.io/subaccount-id";
+    /// Istio's injection label on the runtime's namespace.
+    pub const ISTIO_INJECTION: &str = "istio-injection";
+    /// Warden's validation label on the runtime's namespace.
+    pub const WARDEN: &str = "namespaces.warden.kyma-project.io/validate";
+}
+
+/// Annotations.
+pub mod annotation {
+    /// `<namespace>/<name>` of the KCP object that owns an object in a runtime.
+    pub const OWNED_BY: &str = "deprecated-operator.kyma-project.io/owned-by";
+    /// OCM component name (the incumbent's deprecated copy).
+    pub const FQDN: &str = "operator.kyma-project.io/fqdn";
+    /// OCM component name.
+    pub const OCM_COMPONENT_NAME: &str = "operator.kyma-project.io/ocm-component-name";
+    /// `true` on a template whose default module CR is cluster scoped.
+    pub const CLUSTER_SCOPED: &str = "operator.kyma-project.io/is-cluster-scoped";
+    /// `true` on a Manifest whose module was set to `managed: false`.
+    pub const UNMANAGED: &str = "operator.kyma-project.io/is-unmanaged";
+    /// The last accepted spec of the runtime's Kyma, as JSON, on the KCP Kyma (ours).
+    pub const ACCEPTED_SPEC: &str = "operator.kyma-project.io/tidewatch-accepted-spec";
+    /// Hash of the inputs of the last full pass, on the KCP Kyma (ours).
+    pub const INPUTS: &str = "operator.kyma-project.io/tidewatch-inputs";
+}
+
+/// Finalizers.
+pub mod finalizer {
+    /// On the KCP Kyma.
+    pub const KYMA: &str = "operator.kyma-project.io/Kyma";
+    /// On a Watcher.
+    pub const WATCHER: &str = "operator.kyma-project.io/watcher";
+}
+
+/// Field managers of server-side apply.
+pub mod field_manager {
+    /// KCP Kyma status, Manifests, CRDs.
+    pub const LIFECYCLE: &str = "lifecycle-manager";
+    /// SKR Kyma "Deleting" status, finalizers.
+    pub const LIFECYCLE_OPERATOR: &str = "operator.kyma-project.io/lifecycle-manager";
+    /// Templates and release metas in a runtime; also the ownership marker.
+    pub const CATALOG_SYNC: &str = "catalog-sync";
+    /// Namespace, labels and annotations of the Kyma in a runtime.
+    pub const SYNC_CONTEXT: &str = "kyma-sync-context";
+    /// The agent's ConfigMap and Lease (ours).
+    pub const TIDEWATCH: &str = "tidewatch";
+}

@@ -1,0 +1,125 @@
+//! HTTP Message Signatures (RFC 9421) in one closed profile, over Digest Fields (RFC 9530); `02`, Signature.
+//!
+//! One signature, label `tidewatch`, over exactly five components in a fixed order, with exactly six parameters. Both
+//! header fields must be their own canonical serialisation (RFC 9651, section 4.1): so nothing can be doubled, added or
+//! hidden in white space, and the bytes that were received are the bytes that were signed.
+
+mod fields;
+mod verify;
+
+use aws_lc_rs::{
+    digest,
+    rand::SystemRandom,
+    signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair},
+};
+use base64::{Engine, engine::general_purpose::STANDARD};
+use rustls_pki_types::PrivatePkcs8KeyDer;
+use thiserror::Error;
+
+pub use verify::{Refusal, Signed, Verified, verify};
+
+use crate::identity::Epoch;
+
+/// Header field of the parameters.
+pub const SIGNATURE_INPUT: &str = "signature-input";
+/// Header field of the signature.
+pub const SIGNATURE: &str = "signature";
+/// Header field of the body's hash.
+pub const CONTENT_DIGEST: &str = "content-digest";
+
+/// How far `created` may lie from the receiver's clock, and how long a signature may hold, in seconds.
+pub const WINDOW_SECONDS: i64 = 60;
+
+const LABEL: &str = "tidewatch";
+const TAG: &str = "tidewatch-v3";
+const ALGORITHM: &str = "ecdsa-p256-sha256";
+
+/// Why nothing was signed.
+#[derive(Debug, Error)]
+pub enum Sign {
+    /// The key is not PKCS#8 of a P-256 key.
+    #[error("the key is not a P-256 key in PKCS#8")]
+    Key,
+    /// The crypto library refused.
+    #[error("the signature could not be made")]
+    Make,
+}
+
+/// `<epoch>-<counter>`: never used twice (`02`, Signature).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Nonce {
+    /// The life of the agent's sequences.
+    pub epoch: Epoch,
+    /// Counts the requests of that epoch.
+    pub counter: u64,
+}
+
+/// What a signature covers, as it stands in the request.
+#[derive(Clone, Copy, Debug)]
+pub struct Message<'a> {
+    /// HTTP method.
+    pub method: &'a str,
+    /// `Host` or `:authority`, lower case, with port where it is not the default.
+    pub authority: &'a str,
+    /// Path without query.
+    pub path: &'a str,
+    /// `Content-Type`.
+    pub content_type: &'a str,
+}
+
+/// The three header values that a signed request carries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Headers {
+    /// Value of [`CONTENT_DIGEST`].
+    pub content_digest: String,
+    /// Value of [`SIGNATURE_INPUT`].
+    pub signature_input: String,
+    /// Value of [`SIGNATURE`].
+    pub signature: String,
+}
+
+/// The key of a leaf certificate, ready to sign.
+pub struct Signer {
+    key: EcdsaKeyPair,
+    fingerprint: String,
+    random: SystemRandom,
+}
+
+impl Signer {
+    /// Takes the leaf's key and the leaf's fingerprint ([`crate::certificate::fingerprint`]).
+    ///
+    /// # Errors
+    /// [`Sign::Key`].
+    pub fn new(key: &PrivatePkcs8KeyDer<'_>, fingerprint: String) -> Result<Self, Sign> {
+        let key = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, key.secret_pkcs8_der()).map_err(|_| Sign::Key)?;
+        Ok(Self { key, fingerprint, random: SystemRandom::new() })
+    }
+
+    /// Signs one request at a time given in Unix seconds.
+    ///
+    /// # Errors
+    /// [`Sign::Make`].
+    pub fn sign(&self, message: &Message<'_>, body: &[u8], nonce: Nonce, now: i64) -> Result<Headers, Sign> {
+        let parameters = fields::Parameters {
+            created: now,
+            expires: now + WINDOW_SECONDS,
+            nonce: format!("{}-{}", nonce.epoch, nonce.counter),
+            keyid: self.fingerprint.clone(),
+        };
+        let content_digest = content_digest(body);
+        let inner_list = parameters.inner_list();
+        let base = fields::signature_base(message, &content_digest, &inner_list);
+        let signature = self.key.sign(&self.random, base.as_bytes()).map_err(|_| Sign::Make)?;
+        Ok(Headers {
+            content_digest,
+            signature_input: format!("{LABEL}={inner_list}"),
+            signature: format!("{LABEL}=:{}:", STANDARD.encode(signature.as_ref())),
+        })
+    }
+}
+
+/// The value of `Content-Digest` for a body.
+#[must_use]
+pub fn content_digest(body: &[u8]) -> String {
+    format!("sha-256=:{}:", STANDARD.encode(digest::digest(&digest::SHA256, body).as_ref()))
+}

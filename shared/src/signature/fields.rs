@@ -1,0 +1,88 @@
+//! The two header fields and the signature base, written and read.
+
+use sfv::{BareItem, Dictionary, DictSerializer, Item, ListEntry, Parser};
+
+use super::{ALGORITHM, LABEL, Message, TAG};
+
+const COMPONENTS: [&str; 5] = ["@method", "@authority", "@path", "content-type", "content-digest"];
+
+/// The parameters that vary; algorithm and tag are fixed.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Parameters {
+    pub(super) created: i64,
+    pub(super) expires: i64,
+    pub(super) nonce: String,
+    pub(super) keyid: String,
+}
+
+impl Parameters {
+    /// The inner list with its parameters, as RFC 9421 section 2.3 writes it. No part of ours needs escaping.
+    pub(super) fn inner_list(&self) -> String {
+        let Self { created, expires, nonce, keyid } = self;
+        let components = COMPONENTS.map(|name| format!("\"{name}\"")).join(" ");
+        format!(
+            "({components});created={created};expires={expires};nonce=\"{nonce}\";alg=\"{ALGORITHM}\";keyid=\"{keyid}\";tag=\"{TAG}\""
+        )
+    }
+}
+
+/// RFC 9421, section 2.5. `inner_list` is the text that stands in the header.
+pub(super) fn signature_base(message: &Message<'_>, content_digest: &str, inner_list: &str) -> String {
+    let Message { method, authority, path, content_type } = message;
+    let values = [method, authority, path, content_type, content_digest];
+    let mut base = String::with_capacity(512);
+    for (name, value) in COMPONENTS.iter().zip(values) {
+        base.push_str(&format!("\"{name}\": {value}\n"));
+    }
+    base.push_str(&format!("\"@signature-params\": {inner_list}"));
+    base
+}
+
+/// Reads `Signature-Input` by the closed profile, parameters in any order; `None` for anything else.
+/// Returns the inner list's text as received.
+pub(super) fn read_input(header: &str) -> Option<(Parameters, &str)> {
+    let dictionary = canonical(header)?;
+    let (key, ListEntry::InnerList(list)) = dictionary.iter().next()? else { return None };
+    if key.as_str() != LABEL || dictionary.len() != 1 || list.items.len() != COMPONENTS.len() || list.params.len() != 6 {
+        return None;
+    }
+    let named = list.items.iter().zip(COMPONENTS).all(|(item, name)| {
+        item.params.is_empty() && matches!(&item.bare_item, BareItem::String(text) if text.as_str() == name)
+    });
+    let string = |name: &str| match list.params.get(name)? {
+        BareItem::String(text) => Some(text.as_str()),
+        _ => None,
+    };
+    let integer = |name: &str| match list.params.get(name)? {
+        BareItem::Integer(number) => Some(i64::from(*number)),
+        _ => None,
+    };
+    if !named || string("alg")? != ALGORITHM || string("tag")? != TAG {
+        return None;
+    }
+    let parameters = Parameters {
+        created: integer("created")?,
+        expires: integer("expires")?,
+        nonce: string("nonce")?.to_owned(),
+        keyid: string("keyid")?.to_owned(),
+    };
+    Some((parameters, header.strip_prefix(LABEL)?.strip_prefix('=')?))
+}
+
+/// Reads `Signature`: exactly one byte sequence under our label.
+pub(super) fn read_signature(header: &str) -> Option<Vec<u8>> {
+    let dictionary = canonical(header)?;
+    let (key, ListEntry::Item(Item { bare_item: BareItem::ByteSequence(bytes), params })) = dictionary.iter().next()?
+    else {
+        return None;
+    };
+    (key.as_str() == LABEL && dictionary.len() == 1 && params.is_empty()).then(|| bytes.clone())
+}
+
+/// A dictionary whose canonical serialisation is the very text that was received: no key or parameter was given twice.
+fn canonical(header: &str) -> Option<Dictionary> {
+    let dictionary: Dictionary = Parser::new(header).parse().ok()?;
+    let mut serializer = DictSerializer::new();
+    serializer.members(&dictionary);
+    (serializer.finish()? == header).then_some(dictionary)
+}

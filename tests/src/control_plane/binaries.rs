@@ -1,0 +1,308 @@
+//! Finds the control plane's binaries, or builds them from their published Go modules.
+//!
+//! What `KUBEBUILDER_ASSETS` holds is used as it is. The rest is built once into `target/control-plane/<module>-<version>/`
+//! under a file lock. A build goes to a temporary name first, so that a killed one leaves no half binary.
+
+use std::{
+    env, fs,
+    fs::File,
+    io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use crate::{
+    paths,
+    process::{Process, ProcessError, Program, Tail},
+    progress::{Step, say},
+};
+
+/// No build is that slow; a hanging download is.
+const BUILD_DEADLINE: Duration = Duration::from_secs(3600);
+const POLL: Duration = Duration::from_millis(200);
+
+/// One Go module of ours that names, with checksums, what is built. Its `go.mod` is the one place of the version.
+#[derive(Debug)]
+struct Module {
+    folder: &'static str,
+    go_mod: &'static str,
+    /// The module that gives the version.
+    source: &'static str,
+}
+
+static KUBERNETES: Module = Module {
+    folder: "kubernetes",
+    go_mod: include_str!("../../control-plane/kubernetes/go.mod"),
+    source: "k8s.io/kubernetes",
+};
+static ETCD: Module = Module {
+    folder: "etcd",
+    go_mod: include_str!("../../control-plane/etcd/go.mod"),
+    source: "go.etcd.io/etcd/server/v3",
+};
+static KWOK: Module =
+    Module { folder: "kwok", go_mod: include_str!("../../control-plane/kwok/go.mod"), source: "sigs.k8s.io/kwok" };
+
+impl Module {
+    /// The version in the line `[require ]<source> <version>` of its `go.mod`, such as `v1.36.3`.
+    fn version(&self) -> &'static str {
+        let versions = self.go_mod.lines().filter_map(|line| {
+            let mut words = line.trim().trim_start_matches("require ").split_whitespace();
+            (words.next() == Some(self.source)).then(|| words.next()).flatten()
+        });
+        versions.into_iter().find(|word| word.starts_with('v')).unwrap_or("unknown")
+    }
+
+    fn ldflags(&self) -> String {
+        if self.folder != KUBERNETES.folder {
+            return "-s -w".to_owned();
+        }
+        // An API server that does not know its version refuses to serve some groups.
+        let version = self.version();
+        let mut numbers = version.trim_start_matches('v').split('.');
+        let (major, minor) = (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default());
+        let package = "k8s.io/component-base/version";
+        format!("-s -w -X {package}.gitVersion={version} -X {package}.gitMajor={major} -X {package}.gitMinor={minor}")
+    }
+}
+
+/// A binary of the control plane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Tool {
+    /// The API server.
+    KubeApiserver,
+    /// Its store.
+    Etcd,
+    /// The command line, for people.
+    Kubectl,
+    /// Deployments, ReplicaSets, garbage collection, namespaces, accounts.
+    KubeControllerManager,
+    /// Gives pods their node.
+    KubeScheduler,
+    /// Pretends to be kubelets.
+    Kwok,
+}
+
+impl Tool {
+    /// The name of its file.
+    #[must_use]
+    pub fn file(self) -> &'static str {
+        match self {
+            Self::KubeApiserver => "kube-apiserver",
+            Self::Etcd => "etcd",
+            Self::Kubectl => "kubectl",
+            Self::KubeControllerManager => "kube-controller-manager",
+            Self::KubeScheduler => "kube-scheduler",
+            Self::Kwok => "kwok",
+        }
+    }
+
+    fn module(self) -> &'static Module {
+        match self {
+            Self::Etcd => &ETCD,
+            Self::Kwok => &KWOK,
+            Self::KubeApiserver | Self::Kubectl | Self::KubeControllerManager | Self::KubeScheduler => &KUBERNETES,
+        }
+    }
+
+    fn package(self) -> String {
+        match self {
+            Self::Etcd => ETCD.source.to_owned(),
+            _ => format!("{}/cmd/{}", self.module().source, self.file()),
+        }
+    }
+}
+
+/// Why a binary is not there.
+#[derive(Debug, thiserror::Error)]
+pub enum BinariesError {
+    /// Neither the binary nor the means to build it.
+    #[error(
+        "{0} is missing: either let KUBEBUILDER_ASSETS name a folder that holds it, or install Go (https://go.dev/dl) \
+         and the test bed builds it"
+    )]
+    NoGo(&'static str),
+    /// The folder for what is built cannot be used.
+    #[error("use the folder {0}")]
+    Folder(PathBuf, #[source] io::Error),
+    /// The build did not begin or did not end.
+    #[error("build {0}")]
+    Build(&'static str, #[source] ProcessError),
+    /// The build failed.
+    #[error("build {0}: go failed; {1}")]
+    Failed(&'static str, Tail),
+}
+
+/// Where the binaries are, and where they come from if they are not there yet.
+#[derive(Debug, Clone)]
+pub struct Binaries {
+    assets: Option<PathBuf>,
+    built: PathBuf,
+    go: PathBuf,
+}
+
+impl Binaries {
+    /// `KUBEBUILDER_ASSETS`, cargo's target folder, and the `go` of the search path.
+    #[must_use]
+    pub fn from_env() -> Self {
+        Self {
+            assets: env::var_os("KUBEBUILDER_ASSETS").filter(|dir| !dir.is_empty()).map(PathBuf::from),
+            built: paths::target().join("control-plane"),
+            go: "go".into(),
+        }
+    }
+
+    /// The path of the tool, which is built first if it has to be: seconds to minutes, with progress on stderr.
+    ///
+    /// # Errors
+    /// See [`BinariesError`].
+    pub async fn get(&self, tool: Tool) -> Result<PathBuf, BinariesError> {
+        if let Some(found) = self.find(tool) {
+            return Ok(found);
+        }
+        let this = self.clone();
+        // The lock blocks its thread, and the build takes minutes.
+        let built = tokio::task::spawn_blocking(move || this.build(tool)).await;
+        built.unwrap_or_else(|e| Err(BinariesError::Folder(self.built.clone(), io::Error::other(e))))
+    }
+
+    /// The tool if it is there already.
+    #[must_use]
+    pub fn find(&self, tool: Tool) -> Option<PathBuf> {
+        let given = self.assets.as_ref().map(|assets| assets.join(tool.file()));
+        given.into_iter().chain([self.target(tool)]).find(|path| path.is_file())
+    }
+
+    fn target(&self, tool: Tool) -> PathBuf {
+        let module = tool.module();
+        self.built.join(format!("{}-{}", module.folder, module.version())).join(tool.file())
+    }
+
+    fn build(&self, tool: Tool) -> Result<PathBuf, BinariesError> {
+        let target = self.target(tool);
+        let folder = target.parent().unwrap_or(&self.built).to_path_buf();
+        let unusable = |e| BinariesError::Folder(folder.clone(), e);
+        fs::create_dir_all(&folder).map_err(unusable)?;
+        let _lock = lock(&self.built.join(".lock")).map_err(unusable)?;
+        if target.is_file() {
+            return Ok(target);
+        }
+        let partial = folder.join(format!(".{}.partial", tool.file()));
+        self.go_build(tool, &partial, folder.join(format!("{}.log", tool.file())))?;
+        fs::rename(&partial, &target).map_err(unusable)?;
+        Ok(target)
+    }
+
+    fn go_build(&self, tool: Tool, output: &Path, log: PathBuf) -> Result<(), BinariesError> {
+        let (name, module) = (tool.file(), tool.module());
+        if !self.has_go() {
+            return Err(BinariesError::NoGo(name));
+        }
+        let _ = fs::remove_file(&log);
+        let program = Program::new("go build", &self.go, log)
+            .args(["build", "-mod=readonly", "-trimpath", "-buildvcs=false", "-ldflags"])
+            .arg(module.ldflags())
+            .arg("-o")
+            .arg(output)
+            .arg(tool.package())
+            .env("GOWORK", "off")
+            .dir(paths::workspace().join("tests/control-plane").join(module.folder));
+        let mut step = Step::begin(format!("building {name} {} (once)", module.version()));
+        let go = Process::start(program).map_err(|e| BinariesError::Build(name, e))?;
+        let began = std::time::Instant::now();
+        loop {
+            match go.status().map_err(|e| BinariesError::Build(name, e))? {
+                Some(status) if status.success() => break,
+                Some(_) => return Err(BinariesError::Failed(name, go.tail())),
+                None if began.elapsed() > BUILD_DEADLINE => {
+                    let (name, tail) = (name.to_owned(), go.tail());
+                    let late = ProcessError::StillRuns { name, waited: BUILD_DEADLINE, tail };
+                    return Err(BinariesError::Build(tool.file(), late));
+                }
+                None => step.tick(),
+            }
+            std::thread::sleep(POLL);
+        }
+        step.done();
+        Ok(())
+    }
+
+    fn has_go(&self) -> bool {
+        let version = std::process::Command::new(&self.go).arg("version").output();
+        version.is_ok_and(|output| output.status.success())
+    }
+}
+
+/// Waits for the lock; it is released when the file is closed, also by a kill.
+fn lock(path: &Path) -> io::Result<File> {
+    let file = File::options().create(true).truncate(false).write(true).open(path)?;
+    if file.try_lock().is_err() {
+        say("waiting for another build of the control plane ...");
+        file.lock()?;
+    }
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn binaries(dir: &tempfile::TempDir, go: &str) -> Binaries {
+        Binaries { assets: Some(dir.path().join("assets")), built: dir.path().join("built"), go: go.into() }
+    }
+
+    #[test]
+    fn versions_come_from_the_modules() {
+        for module in [&KUBERNETES, &ETCD, &KWOK] {
+            assert!(module.version().starts_with('v'), "{}: {}", module.folder, module.version());
+        }
+        assert!(KUBERNETES.ldflags().contains(&format!("gitVersion={} ", KUBERNETES.version())));
+        assert_eq!(Tool::Kwok.package(), "sigs.k8s.io/kwok/cmd/kwok");
+    }
+
+    #[tokio::test]
+    async fn without_go_one_sentence_names_both_ways() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let error = binaries(&dir, "/no/such/go").get(Tool::Etcd).await.expect_err("nothing there");
+        assert!(matches!(error, BinariesError::NoGo("etcd")), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("KUBEBUILDER_ASSETS") && text.contains("install Go"), "{text}");
+    }
+
+    #[tokio::test]
+    async fn the_given_folder_goes_first() {
+        let dir = tempfile::tempdir().expect("a folder");
+        fs::create_dir(dir.path().join("assets")).expect("created");
+        fs::write(dir.path().join("assets/etcd"), "").expect("written");
+        let found = binaries(&dir, "/no/such/go").get(Tool::Etcd).await.expect("found");
+        assert_eq!(found, dir.path().join("assets/etcd"));
+    }
+
+    /// A `go` of ours: writes its output file and then fails or not.
+    #[cfg(unix)]
+    fn fake_go(dir: &tempfile::TempDir, end: &str) -> String {
+        use std::os::unix::fs::PermissionsExt as _;
+        let path = dir.path().join("go");
+        let script = format!("#!/bin/sh\n[ \"$1\" = version ] && exit 0\necho half >\"$7\"\n{end}\n");
+        fs::write(&path, script).expect("written");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("executable");
+        path.display().to_string()
+    }
+
+    #[tokio::test]
+    async fn a_failed_build_leaves_no_binary_and_tells_why() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let go = fake_go(&dir, "echo cannot compile >&2; exit 1");
+        let error = binaries(&dir, &go).get(Tool::Etcd).await.expect_err("the build fails");
+        assert!(error.to_string().contains("cannot compile"), "{error}");
+        assert_eq!(binaries(&dir, &go).find(Tool::Etcd), None);
+    }
+
+    #[tokio::test]
+    async fn a_build_is_made_once() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let built = binaries(&dir, &fake_go(&dir, "exit 0")).get(Tool::Kwok).await.expect("built");
+        let again = binaries(&dir, "/no/such/go").get(Tool::Kwok).await.expect("found");
+        assert_eq!(built, again);
+    }
+}

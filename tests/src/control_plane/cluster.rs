@@ -1,0 +1,287 @@
+//! One cluster of the test bed: an API server, its credentials, and workloads where asked.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use k8s_openapi::{
+    api::{
+        authentication::v1::{TokenRequest, TokenRequestSpec},
+        core::v1::{Namespace, ServiceAccount},
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+use kube::{Api, Client, Resource, api::PostParams};
+use serde::{Serialize, de::DeserializeOwned};
+use tokio::sync::Mutex;
+
+use super::{
+    apiserver::{self, Admission, ApiServer, ApiServerError, Settings},
+    audit::{self, Mark, RequestKind, Write},
+    binaries::{Binaries, BinariesError, Tool},
+    credentials::{Credentials, CredentialsError, Person},
+    workloads::{Workloads, WorkloadsError},
+};
+
+/// How long a token lives that a test asks for, in seconds; the API server allows no less than ten minutes.
+const TOKEN_SECONDS: i64 = 3600;
+
+/// Why a cluster could not do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterError {
+    /// A binary is missing.
+    #[error("find the binaries")]
+    Binaries(#[from] BinariesError),
+    /// Keys or certificates.
+    #[error("make credentials")]
+    Credentials(#[from] CredentialsError),
+    /// The API server.
+    #[error("run the API server")]
+    ApiServer(#[from] ApiServerError),
+    /// Controller manager, scheduler or kwok.
+    #[error("run the workloads")]
+    Workloads(#[from] WorkloadsError),
+    /// The API server refused or did not answer.
+    #[error("{doing} in {cluster}")]
+    Api {
+        /// What was asked.
+        doing: &'static str,
+        /// Name of the cluster.
+        cluster: String,
+        /// The answer.
+        #[source]
+        source: Box<kube::Error>,
+    },
+    /// The audit log or a file cannot be read or written.
+    #[error("use the files of {0}")]
+    Files(String, #[source] io::Error),
+}
+
+/// A running cluster. Its processes end with it.
+#[derive(Debug)]
+pub struct Cluster {
+    name: String,
+    dir: PathBuf,
+    credentials: Arc<Credentials>,
+    // Before the API server: what hangs on it ends first.
+    workloads: Mutex<Option<Workloads>>,
+    server: ApiServer,
+    binaries: Binaries,
+}
+
+impl Cluster {
+    /// Starts the API server, and with [`Admission::Workloads`] what makes pods ready.
+    pub(crate) async fn start(
+        binaries: &Binaries,
+        bed: &Path,
+        name: &str,
+        etcd_url: &str,
+        admission: Admission,
+    ) -> Result<Self, ClusterError> {
+        let binary = binaries.get(Tool::KubeApiserver).await?;
+        let dir = apiserver::folder(bed, name)?;
+        let credentials = Arc::new(Credentials::create(name, &dir)?);
+        let (name, etcd_url) = (name.to_owned(), etcd_url.to_owned());
+        let settings = Settings { binary, name: name.clone(), dir: dir.clone(), etcd_url, admission };
+        let server = ApiServer::start(settings, Arc::clone(&credentials)).await?;
+        let binaries = binaries.clone();
+        let this = Self { name, dir, credentials, workloads: Mutex::new(None), server, binaries };
+        for person in [Person::Admin, Person::User, Person::Other] {
+            this.write_kubeconfig(person)?;
+        }
+        if admission == Admission::Workloads {
+            let workloads = Workloads::start(&this, &this.binaries).await?;
+            *this.workloads.lock().await = Some(workloads);
+        }
+        Ok(this)
+    }
+
+    /// Its name: `kcp`, or that of the runtime.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its folder, with logs, keys and kubeconfigs.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The API server's URL.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("https://{}", self.server.address())
+    }
+
+    /// The CA's certificate, PEM, and the ServiceAccount issuer's keys.
+    #[must_use]
+    pub fn credentials(&self) -> &Credentials {
+        &self.credentials
+    }
+
+    /// The API server: its address, its process, and faults (`kill`, `freeze`, `thaw`, `restart`).
+    #[must_use]
+    pub fn server(&self) -> &ApiServer {
+        &self.server
+    }
+
+    /// A new admin client that belongs to the calling tokio runtime. (A client of another test's runtime would die
+    /// with it.)
+    ///
+    /// # Errors
+    /// [`ClusterError::ApiServer`].
+    pub async fn client(&self) -> Result<Client, ClusterError> {
+        self.client_as(Person::Admin).await
+    }
+
+    /// A new client of the calling runtime for one of the people.
+    ///
+    /// # Errors
+    /// [`ClusterError::ApiServer`].
+    pub async fn client_as(&self, person: Person) -> Result<Client, ClusterError> {
+        self.client_for_token(self.credentials.token(person)).await
+    }
+
+    /// A new client of the calling runtime for a bearer token.
+    ///
+    /// # Errors
+    /// [`ClusterError::ApiServer`].
+    pub async fn client_for_token(&self, token: &str) -> Result<Client, ClusterError> {
+        Ok(apiserver::client(&self.name, &self.kubeconfig_for_token(token)).await?)
+    }
+
+    /// The path of the kubeconfig file of one of the people, for `kubectl --kubeconfig`.
+    #[must_use]
+    pub fn kubeconfig_path(&self, person: Person) -> PathBuf {
+        self.dir.join(format!("{}.kubeconfig", person.name()))
+    }
+
+    /// A kubeconfig (YAML) with this bearer token, for instance for an access Secret.
+    #[must_use]
+    pub fn kubeconfig_for_token(&self, token: &str) -> String {
+        self.kubeconfig_at(&self.url(), token)
+    }
+
+    /// A kubeconfig (YAML) that reaches the API server by another URL: a proxy on 127.0.0.1 or localhost.
+    #[must_use]
+    pub fn kubeconfig_at(&self, url: &str, token: &str) -> String {
+        self.credentials.kubeconfig(&self.name, url, token)
+    }
+
+    /// Makes the namespace and the account unless they are there.
+    ///
+    /// # Errors
+    /// [`ClusterError::Api`].
+    pub async fn ensure_service_account(&self, namespace: &str, name: &str) -> Result<(), ClusterError> {
+        self.ensure_namespace(namespace).await?;
+        let account = ServiceAccount { metadata: named(name), ..Default::default() };
+        let accounts = Api::namespaced(self.client().await?, namespace);
+        self.create_if_missing("create an account", &accounts, &account).await
+    }
+
+    /// Makes the namespace unless it is there.
+    ///
+    /// # Errors
+    /// [`ClusterError::Api`].
+    pub async fn ensure_namespace(&self, name: &str) -> Result<(), ClusterError> {
+        let namespace = Namespace { metadata: named(name), ..Default::default() };
+        self.create_if_missing("create a namespace", &Api::all(self.client().await?), &namespace).await
+    }
+
+    /// A token of an existing account for the API server itself, good for an hour.
+    ///
+    /// # Errors
+    /// [`ClusterError::Api`].
+    pub async fn service_account_token(&self, namespace: &str, name: &str) -> Result<String, ClusterError> {
+        self.service_account_token_for(namespace, name, &[]).await
+    }
+
+    /// A token of an existing account for these audiences, good for an hour.
+    ///
+    /// # Errors
+    /// [`ClusterError::Api`].
+    pub async fn service_account_token_for(
+        &self,
+        namespace: &str,
+        name: &str,
+        audiences: &[&str],
+    ) -> Result<String, ClusterError> {
+        let audiences = audiences.iter().map(|&audience| audience.to_owned()).collect();
+        let spec = TokenRequestSpec { audiences, expiration_seconds: Some(TOKEN_SECONDS), bound_object_ref: None };
+        let request = TokenRequest { spec, ..Default::default() };
+        let accounts = Api::<ServiceAccount>::namespaced(self.client().await?, namespace);
+        let answer = accounts.create_token_request(name, &PostParams::default(), &request).await;
+        let status = answer.map_err(|e| self.api("request a token", e))?.status;
+        Ok(status.map(|status| status.token).unwrap_or_default())
+    }
+
+    /// The present end of the audit log, for [`Cluster::writes_since`].
+    ///
+    /// # Errors
+    /// [`ClusterError::Files`].
+    pub fn audit_mark(&self) -> Result<Mark, ClusterError> {
+        audit::mark(&self.dir).map_err(|e| self.files(e))
+    }
+
+    /// Every write request since the mark, with its user; refused ones too. Reviews and tokens are no writes.
+    ///
+    /// # Errors
+    /// [`ClusterError::Files`].
+    pub fn writes_since(&self, mark: Mark) -> Result<Vec<Write>, ClusterError> {
+        audit::writes_since(&self.dir, mark).map_err(|e| self.files(e))
+    }
+
+    /// The API server's own count of write requests, by verb and resource; reviews and tokens are among them. Starts at
+    /// zero with the API server.
+    ///
+    /// # Errors
+    /// [`ClusterError::Api`].
+    pub async fn write_requests(&self) -> Result<BTreeMap<RequestKind, u64>, ClusterError> {
+        let request = http::Request::get("/metrics").body(Vec::new());
+        let request = request.map_err(|e| self.api("read metrics", kube::Error::HttpError(e)))?;
+        let text = self.client().await?.request_text(request).await;
+        Ok(audit::write_requests(&text.map_err(|e| self.api("read metrics", e))?))
+    }
+
+    /// Kills all its processes with -9.
+    pub(crate) fn kill(&self) {
+        if let Ok(mut workloads) = self.workloads.try_lock() {
+            *workloads = None;
+        }
+        self.server.kill();
+    }
+
+    pub(crate) fn write_kubeconfig(&self, person: Person) -> Result<PathBuf, ClusterError> {
+        let path = self.kubeconfig_path(person);
+        let text = self.kubeconfig_for_token(self.credentials.token(person));
+        std::fs::write(&path, text).map_err(|e| self.files(e))?;
+        Ok(path)
+    }
+
+    async fn create_if_missing<K>(&self, doing: &'static str, api: &Api<K>, object: &K) -> Result<(), ClusterError>
+    where
+        K: Resource + Serialize + DeserializeOwned + Clone + std::fmt::Debug,
+    {
+        match api.create(&PostParams::default(), object).await {
+            Ok(_) => Ok(()),
+            Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
+            Err(error) => Err(self.api(doing, error)),
+        }
+    }
+
+    fn api(&self, doing: &'static str, source: kube::Error) -> ClusterError {
+        ClusterError::Api { doing, cluster: self.name.clone(), source: Box::new(source) }
+    }
+
+    fn files(&self, source: io::Error) -> ClusterError {
+        ClusterError::Files(self.name.clone(), source)
+    }
+}
+
+fn named(name: &str) -> ObjectMeta {
+    ObjectMeta { name: Some(name.to_owned()), ..Default::default() }
+}

@@ -1,0 +1,62 @@
+//! The least HTTP client that probes and metrics pages need: plain GET on loopback.
+
+use std::{net::SocketAddr, time::Duration};
+
+use bytes::Bytes;
+use http::{Request, StatusCode};
+use http_body_util::{BodyExt as _, Empty, Limited};
+use hyper_util::rt::TokioIo;
+use tokio::{net::TcpStream, time::timeout};
+
+/// The longest answer that is read, in bytes.
+const BODY_LIMIT: usize = 16 << 20;
+
+/// Why a GET brought no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum HttpError {
+    /// Nobody listens, or the connection broke.
+    #[error("connect to {0}")]
+    Connect(SocketAddr, #[source] std::io::Error),
+    /// What came back is not HTTP.
+    #[error("speak http to {0}")]
+    Speak(SocketAddr, #[source] hyper::Error),
+    /// The request could not be built.
+    #[error("build the request")]
+    Request(#[source] http::Error),
+    /// The body broke off or is longer than 16 MiB.
+    #[error("read the answer of {0}")]
+    Body(SocketAddr, #[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The deadline passed.
+    #[error("no answer of {0} within {1:?}")]
+    Deadline(SocketAddr, Duration),
+}
+
+/// GETs `path` and returns status and body as text, within `deadline`.
+///
+/// # Errors
+/// See [`HttpError`]; a status other than 200 is no error.
+pub async fn get(address: SocketAddr, path: &str, deadline: Duration) -> Result<(StatusCode, String), HttpError> {
+    timeout(deadline, exchange(address, path)).await.unwrap_or(Err(HttpError::Deadline(address, deadline)))
+}
+
+async fn exchange(address: SocketAddr, path: &str) -> Result<(StatusCode, String), HttpError> {
+    let request = Request::get(path).header(http::header::HOST, address.to_string()).body(Empty::<Bytes>::new());
+    let request = request.map_err(HttpError::Request)?;
+    let stream = TcpStream::connect(address).await.map_err(|e| HttpError::Connect(address, e))?;
+    let speak = |e| HttpError::Speak(address, e);
+    let (mut sender, connection) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(speak)?;
+    let answer = async {
+        let response = sender.send_request(request).await.map_err(speak)?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), BODY_LIMIT).collect().await;
+        let body = body.map_err(|e| HttpError::Body(address, e))?.to_bytes();
+        Ok((status, String::from_utf8_lossy(&body).into_owned()))
+    };
+    // The connection has to be driven until the answer is there; its own end says nothing that the answer does not.
+    tokio::pin!(answer);
+    tokio::select! {
+        answer = &mut answer => answer,
+        _ = connection => answer.await,
+    }
+}

@@ -1,0 +1,22 @@
+//! Where things lie: the workspace, its target folder, the folder of one test bed.
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+};
+
+/// The workspace's root: the folder of the root `Cargo.toml`.
+#[must_use]
+pub fn workspace() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.parent().unwrap_or(here).to_path_buf()
+}
+
+/// Cargo's target folder: `CARGO_TARGET_DIR`, if set, otherwise `target` in the workspace.
+#[must_use]
+pub fn target() -> PathBuf {
+    match env::var_os("CARGO_TARGET_DIR") {
+        Some(dir) => workspace().join(dir),
+        None => workspace().join("target"),
+    }
+}
