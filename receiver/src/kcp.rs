@@ -1,8 +1,39 @@
 //! What the receiver sees of KCP: caches of the custom resources and access Secrets, and who wakes when one changes.
+//!
+//! `follow` keeps one cache and tells of each change, `essence` says what of an object matters, `concern` says whom a
+//! change concerns, `wakes` acts on it. Our own status writes move no essence, so they wake nobody.
 
+mod concern;
+mod essence;
+mod follow;
+mod metrics;
+mod wakes;
+mod watchers;
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
 use k8s_openapi::api::core::v1::Secret;
-use kube::runtime::reflector::Store;
-use tidewatch_shared::api::{Kyma, Manifest, ModuleReleaseMeta, ModuleTemplate, Watcher};
+use kube::{
+    Api, Client,
+    core::{DeserializeGuard, NamespaceResourceScope, Resource},
+    runtime::{
+        reflector::{Store, store::Writer},
+        watcher,
+    },
+};
+use serde::de::DeserializeOwned;
+use tidewatch_shared::{
+    api::{Kyma, Manifest, ModuleReleaseMeta, ModuleTemplate, Watcher},
+    names::label,
+    plan::Plan,
+};
+use tokio::{sync::Notify, task::JoinSet};
+
+pub use metrics::Metrics;
+pub use wakes::Rooms;
+
+use crate::telemetry::Readiness;
 
 /// The caches of KCP. Readers get what the watch has seen; whoever decides on a Kyma reads that Kyma itself by a quorum read.
 #[derive(Clone)]
@@ -19,4 +50,117 @@ pub struct Stores {
     pub watchers: Store<Watcher>,
     /// Access Secrets: those with the label `operator.kyma-project.io/kyma-name`.
     pub secrets: Store<Secret>,
+}
+
+/// The writing ends of [`Stores`], each for exactly one watch.
+pub struct Writers {
+    kymas: Writer<Kyma>,
+    templates: Writer<ModuleTemplate>,
+    release_metas: Writer<ModuleReleaseMeta>,
+    manifests: Writer<Manifest>,
+    watchers: Writer<Watcher>,
+    secrets: Writer<Secret>,
+}
+
+/// Makes empty caches and the ends that fill them.
+#[must_use]
+pub fn stores() -> (Stores, Writers) {
+    let writers = Writers {
+        kymas: Writer::default(),
+        templates: Writer::default(),
+        release_metas: Writer::default(),
+        manifests: Writer::default(),
+        watchers: Writer::default(),
+        secrets: Writer::default(),
+    };
+    let stores = Stores {
+        kymas: writers.kymas.as_reader(),
+        templates: writers.templates.as_reader(),
+        release_metas: writers.release_metas.as_reader(),
+        manifests: writers.manifests.as_reader(),
+        watchers: writers.watchers.as_reader(),
+        secrets: writers.secrets.as_reader(),
+    };
+    (stores, writers)
+}
+
+/// The plan that all runtimes get, replaced as a whole when a Watcher changes.
+pub type CurrentPlan = Arc<ArcSwap<Plan>>;
+
+/// What the watches of KCP need to start.
+pub struct Follow {
+    /// Client of KCP.
+    pub client: Client,
+    /// Namespace of everything.
+    pub namespace: String,
+    /// `--kyma-selector`.
+    pub kyma_selector: String,
+    /// Whom changes wake.
+    pub rooms: Rooms,
+    /// Counts what cannot be read.
+    pub metrics: Metrics,
+}
+
+impl Follow {
+    /// Starts one watch per kind and the upkeep of Watchers. Each runs until the set is dropped; each holds a readiness guard until it
+    /// has listed.
+    pub fn start(self, writers: Writers, readiness: &Readiness, tasks: &mut JoinSet<&'static str>) {
+        let Self { client, namespace, kyma_selector, rooms, metrics } = self;
+        let place = Place { client: client.clone(), namespace: namespace.clone(), metrics };
+        let wakes = wakes::Wakes::new(rooms.clone(), Arc::new(Notify::new()));
+        let synced = follow::Gate::new(readiness, rooms.hub.clone());
+        let Writers { kymas, templates, release_metas, manifests, watchers, secrets } = writers;
+        let everything = watcher::Config::default();
+        // Watchers and Secrets first: a Kyma that is placed finds its plan and its access.
+        place.follow("watchers", watchers, everything.clone(), synced.guard("watchers"), wakes.watchers(), tasks);
+        let labelled = everything.clone().labels(label::KYMA_NAME);
+        place.follow("secrets", secrets, labelled, synced.guard("secrets"), wakes.secrets(), tasks);
+        place.follow(
+            "moduletemplates",
+            templates,
+            everything.clone(),
+            synced.guard("moduletemplates"),
+            wakes.templates(),
+            tasks,
+        );
+        let guard = synced.guard("modulereleasemetas");
+        place.follow("modulereleasemetas", release_metas, everything.clone(), guard, wakes.release_metas(), tasks);
+        place.follow("manifests", manifests, everything.clone(), synced.guard("manifests"), wakes.manifests(), tasks);
+        let selected = everything.labels(&kyma_selector);
+        place.follow("kymas", kymas, selected, synced.guard("kymas"), wakes.kymas(), tasks);
+        tasks.spawn(watchers::run(client, namespace, rooms, wakes.watchers_changed()));
+    }
+}
+
+struct Place {
+    client: Client,
+    namespace: String,
+    metrics: Metrics,
+}
+
+impl Place {
+    fn follow<K>(
+        &self,
+        kind: &'static str,
+        writer: Writer<K>,
+        config: watcher::Config,
+        gate: follow::Guard,
+        sink: impl FnMut(follow::Change<'_, K>) + Send + 'static,
+        tasks: &mut JoinSet<&'static str>,
+    ) where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + Clone
+            + DeserializeOwned
+            + std::fmt::Debug
+            + Send
+            + Sync
+            + 'static,
+    {
+        let api: Api<DeserializeGuard<K>> = Api::namespaced(self.client.clone(), &self.namespace);
+        tasks.spawn(follow::follow(
+            follow::Watch { kind, api, config, gate, metrics: self.metrics.clone() },
+            writer,
+            sink,
+        ));
+    }
 }

@@ -1,3 +1,19 @@
 //! The receiver: verifies the agents' events and reconciles the runtimes they come from.
+//!
+//! A change passes `gateway` → `hub` (`fleet` and `queue` in one lock) → `kyma` and `catalog` → `runtime_access`; `kcp` tells
+//! what changes on the other side, `watcher` makes the plans, `app` connects them all.
 
+pub mod app;
+pub mod catalog;
+pub mod config;
+pub mod fleet;
+pub mod gateway;
+pub mod hub;
+pub mod kcp;
 pub mod key;
+pub mod kyma;
+pub mod pki;
+pub mod queue;
+pub mod runtime_access;
+pub mod telemetry;
+pub mod watcher;

@@ -5,7 +5,10 @@ use rustls_pki_types::CertificateDer;
 use thiserror::Error;
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
-use crate::{hex, identity::{RuntimeId, TrustDomain}};
+use crate::{
+    hex,
+    identity::{RuntimeId, TrustDomain},
+};
 
 /// Why a certificate names no runtime.
 #[derive(Debug, Error, PartialEq, Eq)]

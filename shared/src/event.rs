@@ -6,7 +6,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use thiserror::Error;
 
-use crate::{digest::Digest, identity::{Epoch, RuntimeId}};
+use crate::{
+    digest::Digest,
+    identity::{Epoch, RuntimeId},
+};
 
 /// Content type of a batch (CloudEvents JSON format 1.0.2, section 4).
 pub const BATCH_CONTENT_TYPE: &str = "application/cloudevents-batch+json";
@@ -73,6 +76,20 @@ pub enum Change {
     Status,
     /// It left the set that the watch selects; never a proof of deletion.
     Deleted,
+}
+
+impl Change {
+    /// The change as the wire and logs spell it.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Created => "created",
+            Self::Spec => "spec",
+            Self::Metadata => "metadata",
+            Self::Status => "status",
+            Self::Deleted => "deleted",
+        }
+    }
 }
 
 /// `<group>/<version>/<resource>/<namespace>/<name>`; empty parts stay empty.
@@ -163,6 +180,7 @@ pub struct WireData {
 
 /// What an event is about, with no state that cannot be.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "nearly every event is about an object; a box would cost each of them")]
 pub enum What {
     /// An object changed or left.
     Object(Object),
@@ -200,6 +218,8 @@ pub struct Event {
     pub what: What,
     /// Movement of the watch's digest.
     pub delta: Digest,
+    /// When the agent saw it, RFC 3339; informational.
+    pub time: Option<String>,
     /// W3C trace context, if any.
     pub traceparent: Option<String>,
 }
@@ -286,7 +306,7 @@ impl Event {
             }
             _ => return None,
         };
-        Some(Self { id, source, watch, what, delta, traceparent: wire.traceparent })
+        Some(Self { id, source, watch, what, delta, time: wire.time, traceparent: wire.traceparent })
     }
 }
 

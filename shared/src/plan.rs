@@ -195,8 +195,12 @@ impl PlannedWatch {
 /// watch's business either: `serviceaccounts/token` is one of them.
 #[must_use]
 pub fn carries_secrets(group: &str, resource: &str) -> bool {
-    const SECRET: &[&str] = &["secrets", "tokenreviews", "tokenrequests", "selfsubjectreviews", "certificatesigningrequests"];
-    group == "*" || resource.contains('*') || resource.contains('/') || SECRET.contains(&resource.to_ascii_lowercase().as_str())
+    const SECRET: &[&str] =
+        &["secrets", "tokenreviews", "tokenrequests", "selfsubjectreviews", "certificatesigningrequests"];
+    group == "*"
+        || resource.contains('*')
+        || resource.contains('/')
+        || SECRET.contains(&resource.to_ascii_lowercase().as_str())
 }
 
 fn is_name(text: &str, also: &str) -> bool {
@@ -229,9 +233,13 @@ mod tests {
 
     #[test]
     fn kinds_with_secrets_are_refused_also_through_wildcards() {
-        for (group, resource) in
-            [("", "secrets"), ("", "*"), ("*", "kymas"), ("", "serviceaccounts/token"), ("authentication.k8s.io", "tokenreviews")]
-        {
+        for (group, resource) in [
+            ("", "secrets"),
+            ("", "*"),
+            ("*", "kymas"),
+            ("", "serviceaccounts/token"),
+            ("authentication.k8s.io", "tokenreviews"),
+        ] {
             let mut bad = watch();
             bad["group"] = json!(group);
             bad["resource"] = json!(resource);
@@ -243,8 +251,14 @@ mod tests {
     fn a_plan_with_one_bad_watch_is_refused_whole() {
         assert!(matches!(parse(&[watch(), watch()]), Err(ParsePlan::Doubled(_))));
         for (member, value) in [
-            ("name", json!("")), ("name", json!("Kyma")), ("version", json!("../v1")), ("namespace", json!("a/b")),
-            ("resource", json!("kymas?x=1")), ("field", json!("all")), ("work", json!([])), ("manager", json!("")),
+            ("name", json!("")),
+            ("name", json!("Kyma")),
+            ("version", json!("../v1")),
+            ("namespace", json!("a/b")),
+            ("resource", json!("kymas?x=1")),
+            ("field", json!("all")),
+            ("work", json!([])),
+            ("manager", json!("")),
         ] {
             let mut bad = watch();
             bad["name"] = json!("other");

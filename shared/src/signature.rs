@@ -91,7 +91,8 @@ impl Signer {
     /// # Errors
     /// [`Sign::Key`].
     pub fn new(key: &PrivatePkcs8KeyDer<'_>, fingerprint: String) -> Result<Self, Sign> {
-        let key = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, key.secret_pkcs8_der()).map_err(|_| Sign::Key)?;
+        let key = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, key.secret_pkcs8_der())
+            .map_err(|_| Sign::Key)?;
         Ok(Self { key, fingerprint, random: SystemRandom::new() })
     }
 

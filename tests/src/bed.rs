@@ -29,8 +29,8 @@ use crate::{
 
 mod folder;
 
-pub use folder::FolderError;
 use folder::Folder;
+pub use folder::FolderError;
 
 /// More API servers than this do not fit on a machine for tests (250 MiB each).
 pub const MAX_CLUSTERS: usize = 21;
@@ -50,7 +50,7 @@ pub enum BedError {
     Etcd(#[from] EtcdError),
     /// A cluster.
     #[error("start the cluster {0}")]
-    Cluster(String, #[source] ClusterError),
+    Cluster(String, #[source] Box<ClusterError>),
     /// The name cannot be that of a cluster.
     #[error("{0:?} is no name for a runtime: lower-case letters, digits and dashes, at most 40, and not \"kcp\"")]
     Name(String),
@@ -91,7 +91,7 @@ impl TestBed {
         let etcd = binaries.get(Tool::Etcd).await?;
         binaries.get(Tool::KubeApiserver).await?;
         let folder = Folder::create()?;
-        let etcd = Etcd::start(&etcd, &folder.path().join("etcd")).await?;
+        let etcd = Etcd::start(&etcd, &folder.path().join("etcd")).await.inspect_err(|_| folder.keep())?;
         Ok(Self { clusters: Mutex::default(), etcd, binaries, folder })
     }
 
@@ -149,7 +149,7 @@ impl TestBed {
             let cluster = Cluster::start(&self.binaries, self.dir(), name, self.etcd.url(), admission).await;
             cluster.map(Arc::new).map_err(|e| {
                 self.keep();
-                BedError::Cluster(name.to_owned(), e)
+                BedError::Cluster(name.to_owned(), Box::new(e))
             })
         });
         Ok(Arc::clone(started.await?))

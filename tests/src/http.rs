@@ -44,8 +44,7 @@ async fn exchange(address: SocketAddr, path: &str) -> Result<(StatusCode, String
     let request = request.map_err(HttpError::Request)?;
     let stream = TcpStream::connect(address).await.map_err(|e| HttpError::Connect(address, e))?;
     let speak = |e| HttpError::Speak(address, e);
-    let (mut sender, connection) =
-        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(speak)?;
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(speak)?;
     let answer = async {
         let response = sender.send_request(request).await.map_err(speak)?;
         let status = response.status();

@@ -2,17 +2,30 @@
 //!
 //! * [`control_plane`]: finds or builds the binaries, starts etcd, API servers and, where asked, workloads.
 //! * [`bed`]: one test bed of a KCP and any number of runtimes.
+//! * [`landscape`]: receiver, runtimes and agents as processes on the test bed.
+//! * [`demo`] and [`measure`]: what `cargo demo` and `cargo measure` run.
 //! * [`product`]: builds and starts the product's own binaries.
+//! * [`speaker`]: speaks the wire contract, rightly or wrongly.
 //! * [`proxy`]: a TCP proxy on loopback that delays, cuts and black-holes.
 //!
 //! Every process started here ends with the one that started it, however that one ends; see [`process`].
 
 pub mod bed;
 pub mod control_plane;
+pub mod demo;
 pub mod http;
+pub mod landscape;
+pub mod measure;
 pub mod paths;
 pub mod ports;
 pub mod process;
 pub mod product;
 pub mod progress;
 pub mod proxy;
+pub mod speaker;
+
+/// Installs the crypto provider for libraries that ask for the process's default. Later calls change nothing.
+pub fn install_crypto() {
+    // An error only says that one is installed already.
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+}

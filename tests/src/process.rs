@@ -50,7 +50,7 @@ pub enum ProcessError {
         /// How it ended.
         status: ExitStatus,
         /// Its last words.
-        tail: Tail,
+        tail: Box<Tail>,
     },
     /// It runs, but the awaited condition did not come.
     #[error("{name} was not ready within {waited:?}: {last}; {tail}")]
@@ -62,7 +62,7 @@ pub enum ProcessError {
         /// What the last look at it said.
         last: String,
         /// Its last words.
-        tail: Tail,
+        tail: Box<Tail>,
     },
     /// It was to end, and did not within the deadline.
     #[error("{name} still runs after {waited:?}; {tail}")]
@@ -72,7 +72,7 @@ pub enum ProcessError {
         /// The deadline that passed.
         waited: Duration,
         /// Its last words.
-        tail: Tail,
+        tail: Box<Tail>,
     },
     /// A signal could not be sent, most likely because the process is gone.
     #[error("send SIG{signal} to {name}")]
@@ -309,7 +309,11 @@ impl Process {
                 return Ok(status);
             }
             if began.elapsed() >= deadline {
-                return Err(ProcessError::StillRuns { name: self.name.clone(), waited: deadline, tail: self.tail() });
+                return Err(ProcessError::StillRuns {
+                    name: self.name.clone(),
+                    waited: deadline,
+                    tail: Box::new(self.tail()),
+                });
             }
             tokio::time::sleep(POLL).await;
         }
@@ -332,10 +336,10 @@ impl Process {
                 Err(last) => last,
             };
             if let Some(status) = self.status()? {
-                return Err(ProcessError::Ended { name: self.name.clone(), status, tail: self.tail() });
+                return Err(ProcessError::Ended { name: self.name.clone(), status, tail: Box::new(self.tail()) });
             }
             if began.elapsed() >= deadline {
-                let (name, tail) = (self.name.clone(), self.tail());
+                let (name, tail) = (self.name.clone(), Box::new(self.tail()));
                 return Err(ProcessError::NotReady { name, waited: deadline, last, tail });
             }
             tokio::time::sleep(POLL).await;
@@ -423,7 +427,9 @@ mod tests {
     #[tokio::test]
     async fn stop_and_cont_freeze_and_thaw() {
         let dir = tempfile::tempdir().expect("a folder");
-        let child = sh(&dir, "trap 'exit 7' TERM; while :; do sleep 0.05; done");
+        let child = sh(&dir, "trap 'exit 7' TERM; echo set; while :; do sleep 0.05; done");
+        let trap_set = || async { (child.tail().lines == ["set"]).then_some(()).ok_or_else(String::new) };
+        child.until(SOON, trap_set).await.expect("the trap is set");
         child.signal(Signal::Stop).expect("sent");
         child.signal(Signal::Term).expect("sent");
         assert_eq!(child.status().expect("known"), None);
@@ -453,9 +459,11 @@ mod tests {
             exec 9>"$1"; kill -s KILL "$$" 9>&- & while :; do sleep 1; done"#;
         // The parent kills itself only after the child has said its pid.
         let script = script.replace("kill -s KILL", r#"until [ -s "$3" ]; do sleep 0.05; done; kill -s KILL"#);
-        let program = Program::new("parent", "sh", dir.path().join("log"))
-            .args(["-c", &script, "parent"])
-            .args([fifo.as_os_str(), LIFELINE.as_ref(), pid_file.as_os_str()]);
+        let program = Program::new("parent", "sh", dir.path().join("log")).args(["-c", &script, "parent"]).args([
+            fifo.as_os_str(),
+            LIFELINE.as_ref(),
+            pid_file.as_os_str(),
+        ]);
         let parent = Process::start(program).expect("started");
         parent.ended(SOON).await.expect("killed");
         let pid = fs::read_to_string(&pid_file).expect("the child said its pid").trim().parse().expect("a pid");

@@ -1,6 +1,6 @@
 //! The two header fields and the signature base, written and read.
 
-use sfv::{BareItem, Dictionary, DictSerializer, Item, ListEntry, Parser};
+use sfv::{BareItem, DictSerializer, Dictionary, Item, ListEntry, Parser};
 
 use super::{ALGORITHM, LABEL, Message, TAG};
 
@@ -43,7 +43,8 @@ pub(super) fn signature_base(message: &Message<'_>, content_digest: &str, inner_
 pub(super) fn read_input(header: &str) -> Option<(Parameters, &str)> {
     let dictionary = canonical(header)?;
     let (key, ListEntry::InnerList(list)) = dictionary.iter().next()? else { return None };
-    if key.as_str() != LABEL || dictionary.len() != 1 || list.items.len() != COMPONENTS.len() || list.params.len() != 6 {
+    if key.as_str() != LABEL || dictionary.len() != 1 || list.items.len() != COMPONENTS.len() || list.params.len() != 6
+    {
         return None;
     }
     let named = list.items.iter().zip(COMPONENTS).all(|(item, name)| {

@@ -95,7 +95,10 @@ mod tests {
     use rustls_pki_types::PrivatePkcs8KeyDer;
 
     use super::*;
-    use crate::{identity::Epoch, signature::{Headers, Signer}};
+    use crate::{
+        identity::Epoch,
+        signature::{Headers, Signer},
+    };
 
     const NOW: i64 = 1_800_000_000;
     const MESSAGE: Message<'_> =

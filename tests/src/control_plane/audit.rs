@@ -158,7 +158,10 @@ pub(crate) fn write_requests(metrics: &str) -> BTreeMap<RequestKind, u64> {
 
 /// `a="b",c="d"`; the label values of this metric have neither quotes nor commas in them.
 fn labels_of(text: &str) -> BTreeMap<&str, &str> {
-    text.split(',').filter_map(|pair| pair.split_once('=')).map(|(name, value)| (name, value.trim_matches('"'))).collect()
+    text.split(',')
+        .filter_map(|pair| pair.split_once('='))
+        .map(|(name, value)| (name, value.trim_matches('"')))
+        .collect()
 }
 
 #[cfg(test)]

@@ -215,7 +215,7 @@ impl Binaries {
                 Some(status) if status.success() => break,
                 Some(_) => return Err(BinariesError::Failed(name, go.tail())),
                 None if began.elapsed() > BUILD_DEADLINE => {
-                    let (name, tail) = (name.to_owned(), go.tail());
+                    let (name, tail) = (name.to_owned(), Box::new(go.tail()));
                     let late = ProcessError::StillRuns { name, waited: BUILD_DEADLINE, tail };
                     return Err(BinariesError::Build(tool.file(), late));
                 }
@@ -279,14 +279,13 @@ mod tests {
     }
 
     /// A `go` of ours: writes its output file and then fails or not.
-    #[cfg(unix)]
     fn fake_go(dir: &tempfile::TempDir, end: &str) -> String {
-        use std::os::unix::fs::PermissionsExt as _;
-        let path = dir.path().join("go");
-        let script = format!("#!/bin/sh\n[ \"$1\" = version ] && exit 0\necho half >\"$7\"\n{end}\n");
-        fs::write(&path, script).expect("written");
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("executable");
-        path.display().to_string()
+        let path = dir.path().join("go").display().to_string();
+        let script = format!("#!/bin/sh\n[ \"$1\" = version ] && exit 0\necho half >\"$8\"\n{end}\n");
+        // Written by a child: a file that this process has open for writing while another test forks cannot be run.
+        let write = ["-c", r#"printf %s "$2" >"$1" && chmod 755 "$1""#, "write", &path, &script];
+        assert!(std::process::Command::new("sh").args(write).status().expect("a shell").success());
+        path
     }
 
     #[tokio::test]

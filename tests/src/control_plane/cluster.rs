@@ -27,7 +27,7 @@ use super::{
 };
 
 /// How long a token lives that a test asks for, in seconds; the API server allows no less than ten minutes.
-const TOKEN_SECONDS: i64 = 3600;
+const TOKEN_SECONDS: i64 = 24 * 3600;
 
 /// Why a cluster could not do what was asked.
 #[derive(Debug, thiserror::Error)]
@@ -192,7 +192,7 @@ impl Cluster {
         self.create_if_missing("create a namespace", &Api::all(self.client().await?), &namespace).await
     }
 
-    /// A token of an existing account for the API server itself, good for an hour.
+    /// A token of an existing account for the API server itself, good for a day.
     ///
     /// # Errors
     /// [`ClusterError::Api`].
@@ -200,7 +200,7 @@ impl Cluster {
         self.service_account_token_for(namespace, name, &[]).await
     }
 
-    /// A token of an existing account for these audiences, good for an hour.
+    /// A token of an existing account for these audiences, good for a day.
     ///
     /// # Errors
     /// [`ClusterError::Api`].

@@ -75,7 +75,10 @@ pub(crate) mod files {
 
 impl Credentials {
     /// Makes them and writes what the API server reads into `dir`.
-    pub(crate) fn create(cluster: &str, dir: &Path) -> Result<Self, CredentialsError> {
+    ///
+    /// # Errors
+    /// See [`CredentialsError`].
+    pub fn create(cluster: &str, dir: &Path) -> Result<Self, CredentialsError> {
         let (ca_pem, certificate, key) = certificates(cluster).map_err(CredentialsError::Certificate)?;
         let issuer = KeyPair::generate().map_err(CredentialsError::Certificate)?;
         let tokens = Person::ALL.into_iter().map(|person| Ok((person, token()?))).collect::<Result<Vec<_>, _>>()?;
@@ -83,12 +86,8 @@ impl Credentials {
             .iter()
             .map(|(person, token)| format!("{token},{name},{name},\"system:masters\"\n", name = person.name()))
             .collect();
-        let this = Self {
-            ca_pem,
-            issuer_key_pem: issuer.serialize_pem(),
-            issuer_public_pem: issuer.public_key_pem(),
-            tokens,
-        };
+        let this =
+            Self { ca_pem, issuer_key_pem: issuer.serialize_pem(), issuer_public_pem: issuer.public_key_pem(), tokens };
         let texts = [
             (files::CA, &this.ca_pem),
             (files::CERTIFICATE, &certificate),

@@ -112,8 +112,9 @@ fn node() -> Node {
     let mut node = Node::default();
     node.metadata.name = Some(NODE.to_owned());
     node.metadata.annotations = Some([("kwok.x-k8s.io/node".to_owned(), "fake".to_owned())].into());
-    node.metadata.labels =
-        Some([("kubernetes.io/hostname", NODE), ("kubernetes.io/os", "linux")].map(|(k, v)| (k.into(), v.into())).into());
+    node.metadata.labels = Some(
+        [("kubernetes.io/hostname", NODE), ("kubernetes.io/os", "linux")].map(|(k, v)| (k.into(), v.into())).into(),
+    );
     let status = node.status.get_or_insert_default();
     status.allocatable = Some(room.clone());
     status.capacity = Some(room);

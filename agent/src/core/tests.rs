@@ -1,0 +1,157 @@
+use std::num::NonZeroI64;
+
+use serde_json::json;
+use tidewatch_shared::{
+    event::{Event, What as Told, parse_batch},
+    identity::Instance,
+};
+
+use super::*;
+use crate::index::Version;
+
+fn plan(revision: &str, watches: &[serde_json::Value]) -> Plan {
+    Plan::parse(&json!({"revision": revision, "watches": watches}).to_string()).unwrap()
+}
+
+fn watch(name: &str, work: &str) -> serde_json::Value {
+    json!({"name": name, "group": "g", "version": "v1", "resource": "things", "field": "spec", "manager": "m", "work": [work]})
+}
+
+fn core(cap: usize) -> Core {
+    Core::new("r-1".parse().unwrap(), cap, Metrics::default())
+}
+
+fn started(core: &Core, work: &str) -> WatchId {
+    let id = core.follow(&plan("1", &[watch("w", work)])).started[0].id;
+    core.described(id, "v1", "Thing", false);
+    id
+}
+
+fn seen(version: u64, generation: i64) -> Seen {
+    Seen { uid: "u".into(), version: Version::Number(version), generation: NonZeroI64::new(generation), metadata: 0 }
+}
+
+fn list(core: &Core, id: WatchId, names: &[&str]) {
+    core.list_begun(id);
+    let objects = names.iter().map(|name| (format!("ns/{name}").into(), seen(1, 1))).collect();
+    core.listed(id, objects, Instant::now());
+    core.list_complete(id, Instant::now());
+}
+
+/// Sends what waits and has it accepted; gives names, empty for a whole watch.
+fn deliver(core: &Core) -> Vec<String> {
+    let now = Instant::now();
+    let Some(batch) = core.batch(now) else { return Vec::new() };
+    let events: Vec<Event> = parse_batch(&batch.body).unwrap().into_iter().map(Result::unwrap).collect();
+    let accepted = events.last().unwrap().id.sequence;
+    let (instance, settled, refused) = (Instance::new(1), [("w".to_owned(), accepted)].into(), Vec::new());
+    core.answered(
+        now,
+        batch.epoch,
+        &EventsAnswer { instance, accepted, since: 1, settled, refused, heartbeat_seconds: 30 },
+    );
+    let name = |event: &Event| match &event.what {
+        Told::Object(object) => object.subject.name.clone(),
+        Told::Watch => String::new(),
+    };
+    events.iter().map(name).collect()
+}
+
+fn heartbeat(core: &Core) -> Heartbeat {
+    let certificate = CertificateState { not_after: String::new(), fingerprint: String::new() };
+    core.heartbeat(Instant::now(), Surroundings { certificate, trust_revision: None, canary: None }).0
+}
+
+#[test]
+fn a_list_is_one_event_and_a_change_is_one_more() {
+    let core = core(100);
+    let id = started(&core, "kyma");
+    assert_eq!(core.untried(9), ["w"]);
+    assert_eq!(heartbeat(&core).watches[0].digest, None);
+    list(&core, id, &["a", "b"]);
+    assert!(core.untried(9).is_empty());
+    assert_eq!(deliver(&core), [""]);
+    assert!(heartbeat(&core).watches[0].digest.is_some());
+    core.present(id, "ns/a", seen(2, 1), Instant::now());
+    assert_eq!(core.due(Instant::now()), None, "a status change of a spec watch");
+    core.present(id, "ns/a", seen(3, 2), Instant::now());
+    core.gone(id, "ns/b", seen(4, 1), Instant::now());
+    assert_eq!(deliver(&core), ["a", "b"]);
+    assert_eq!(core.figures(), Figures { watches: 1, objects: 1, ..Figures::default() });
+}
+
+#[test]
+fn a_relist_names_what_changed_and_what_is_gone() {
+    let core = core(100);
+    let id = started(&core, "kyma");
+    list(&core, id, &["a", "b"]);
+    deliver(&core);
+    list(&core, id, &["b", "c"]);
+    assert_eq!(deliver(&core), ["", "a", "c"]);
+}
+
+#[test]
+fn a_forwarded_watch_names_every_object_at_each_list_and_resend() {
+    let core = core(100);
+    let id = started(&core, "forward");
+    for _ in 0..2 {
+        list(&core, id, &["a", "b"]);
+        assert_eq!(deliver(&core), ["", "a", "b"]);
+    }
+    let heartbeat = heartbeat(&core);
+    let digest = heartbeat.watches[0].digest;
+    let answer = HeartbeatAnswer {
+        instance: Instance::new(1),
+        settled: [].into(),
+        heartbeat_seconds: 30,
+        plan_revision: None,
+        trust_revision: None,
+        server_time: String::new(),
+        resend: vec!["w".to_owned(), "unknown".to_owned()],
+    };
+    core.heartbeat_answered(Instant::now(), heartbeat.epoch, &answer);
+    assert_eq!(deliver(&core), ["", "a", "b"]);
+    assert_eq!(self::heartbeat(&core).watches[0].digest, digest);
+}
+
+#[test]
+fn a_plan_starts_and_stops_what_changed_and_calls_of_stopped_loops_do_nothing() {
+    let core = core(100);
+    let old = started(&core, "kyma");
+    list(&core, old, &["a"]);
+    assert!(core.follow(&plan("2", &[watch("w", "kyma")])).started.is_empty());
+    let turnover = core.follow(&plan("3", &[watch("w", "catalog"), watch("x", "kyma")]));
+    assert_eq!((turnover.stopped.len(), turnover.started.len()), (1, 2));
+    list(&core, old, &["a"]);
+    assert_eq!(core.due(Instant::now()), None);
+    assert_eq!(heartbeat(&core).plan_revision.as_deref(), Some("3"));
+}
+
+#[test]
+fn too_many_objects_make_a_watch_coarse_and_the_others_stay_exact() {
+    let core = core(2);
+    let id = started(&core, "kyma");
+    list(&core, id, &["a", "b", "c"]);
+    assert_eq!(deliver(&core), [""]);
+    let watch = heartbeat(&core).watches.remove(0);
+    assert!(watch.coarse && watch.digest.is_none());
+    core.present(id, "ns/a", seen(9, 9), Instant::now());
+    assert_eq!(deliver(&core), [""]);
+    list(&core, id, &["a"]);
+    assert!(!heartbeat(&core).watches[0].coarse);
+}
+
+#[test]
+fn names_that_come_and_go_do_not_fill_the_outbox() {
+    let core = core(3);
+    let id = started(&core, "kyma");
+    list(&core, id, &[]);
+    deliver(&core);
+    for n in 0..100 {
+        core.present(id, &format!("ns/{n}"), seen(1, 1), Instant::now());
+        core.gone(id, &format!("ns/{n}"), seen(2, 1), Instant::now());
+        assert!(core.figures().waiting <= 4);
+    }
+    assert_eq!(deliver(&core)[0], "");
+    assert!(heartbeat(&core).watches[0].digest.is_some());
+}

@@ -1,0 +1,199 @@
+//! The agent's identity: key, chain, trust bundle and everything that is made of them, exchanged as one.
+//!
+//! [`Source`] is where it comes from. Today that is a folder of files; whoever renews certificates replaces the source and
+//! nothing else.
+
+mod files;
+
+use std::{sync::Arc, time::Duration};
+
+use aws_lc_rs::digest;
+use jiff::Timestamp;
+use rustls::ClientConfig;
+use thiserror::Error;
+use tidewatch_shared::{
+    certificate::{ReadCertificate, RuntimeCertificate},
+    heartbeat::CertificateState,
+    hex,
+    identity::{RuntimeId, TrustDomain},
+    signature::{Sign, Signer},
+    tls::{self, TlsConfig},
+};
+use tokio::{sync::watch, time::sleep};
+
+pub(crate) use files::Files;
+
+use crate::{
+    random,
+    telemetry::{Guard, Metrics, chain},
+};
+
+/// Projected files change by a swap of links; their content is compared this often.
+const POLL: Duration = Duration::from_secs(5);
+
+/// Why a set of key, chain and bundle is not used.
+#[derive(Debug, Error)]
+pub(crate) enum Load {
+    #[error("{name} could not be read")]
+    Read {
+        /// Which file.
+        name: &'static str,
+        #[source]
+        error: std::io::Error,
+    },
+    #[error("key, chain or trust bundle is not usable")]
+    Tls(#[from] TlsConfig),
+    #[error("the certificate is not that of a runtime")]
+    Certificate(#[from] ReadCertificate),
+    #[error("the key cannot sign")]
+    Key(#[from] Sign),
+    #[error("the certificate ended at {0}")]
+    Expired(Timestamp),
+    #[error("the certificate names runtime {new}, but this agent speaks for {known}")]
+    OtherRuntime { known: RuntimeId, new: RuntimeId },
+}
+
+/// The bytes of an identity, in PEM.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Material {
+    /// Leaf first.
+    pub(crate) chain: Vec<u8>,
+    /// PKCS#8.
+    pub(crate) key: Vec<u8>,
+    /// Roots for the receiver's certificate.
+    pub(crate) bundle: Vec<u8>,
+}
+
+/// Where an identity comes from.
+pub(crate) trait Source {
+    /// Reads what there is now.
+    ///
+    /// # Errors
+    /// [`Load::Read`].
+    fn read(&mut self) -> Result<Material, Load>;
+}
+
+/// A valid identity: a connection and the signatures on it are made of one and the same.
+pub(crate) struct Credentials {
+    /// Whom the certificate names.
+    pub(crate) runtime: RuntimeId,
+    /// Signs with the leaf's key.
+    pub(crate) signer: Signer,
+    /// Presents the chain and trusts the bundle.
+    pub(crate) tls: ClientConfig,
+    /// For heartbeats.
+    pub(crate) certificate: CertificateState,
+    /// End of validity, in Unix seconds.
+    pub(crate) not_after: i64,
+    /// Changes with the set of roots.
+    pub(crate) trust_revision: String,
+}
+
+/// How credentials reach whoever uses them; `None` until there are any.
+pub(crate) type Current = watch::Receiver<Option<Arc<Credentials>>>;
+
+impl Credentials {
+    /// Validates the whole set, at a time in Unix seconds.
+    fn new(material: &Material, domain: &TrustDomain, now: i64) -> Result<Self, Load> {
+        let identity = tls::Identity::from_pem(&material.chain, &material.key)?;
+        let mut roots = tls::certificates(&material.bundle)?;
+        let tls = tls::client(&identity, tls::roots(&roots)?)?;
+        let leaf = identity.chain.first().ok_or(TlsConfig::Empty("the certificate chain"))?;
+        let RuntimeCertificate { runtime, leaf } = RuntimeCertificate::read(leaf, domain)?;
+        let not_after = Timestamp::from_second(leaf.not_after).unwrap_or(Timestamp::MAX);
+        if leaf.not_after <= now {
+            return Err(Load::Expired(not_after));
+        }
+        let signer = Signer::new(&identity.key, leaf.fingerprint.clone())?;
+        let certificate = CertificateState { not_after: not_after.to_string(), fingerprint: leaf.fingerprint };
+        roots.sort_by(|a, b| a.as_ref().cmp(b.as_ref()));
+        roots.dedup();
+        let mut context = digest::Context::new(&digest::SHA256);
+        for root in &roots {
+            context.update(&(root.len() as u64).to_be_bytes());
+            context.update(root);
+        }
+        // The receiver names bundles in the same way.
+        let trust_revision = hex::encode(&context.finish().as_ref()[..8]);
+        Ok(Self { runtime, signer, tls, certificate, not_after: leaf.not_after, trust_revision })
+    }
+}
+
+/// Reads a source again and again, and publishes what is new and valid; the last good set stays when something is not.
+pub(crate) struct Keeper<S> {
+    source: S,
+    domain: TrustDomain,
+    publish: watch::Sender<Option<Arc<Credentials>>>,
+    /// What was last looked at, good or bad.
+    seen: Option<Material>,
+    /// The last reading failed; so that it is said once.
+    failing: bool,
+    pending: Option<Guard>,
+    metrics: Metrics,
+}
+
+impl<S: Source> Keeper<S> {
+    /// Nothing is published before the first valid set.
+    pub(crate) fn new(source: S, domain: TrustDomain, pending: Guard, metrics: Metrics) -> (Self, Current) {
+        let (publish, current) = watch::channel(None);
+        let keeper = Self { source, domain, publish, seen: None, failing: false, pending: Some(pending), metrics };
+        (keeper, current)
+    }
+
+    /// Reads for ever.
+    pub(crate) async fn run(mut self) {
+        loop {
+            self.look(random::unix_millis() / 1_000);
+            sleep(POLL).await;
+        }
+    }
+
+    /// Reads once, at a time in Unix seconds.
+    fn look(&mut self, now: i64) {
+        match self.fresh(now) {
+            Ok(None) => {}
+            Ok(Some(credentials)) => {
+                let Credentials { runtime, certificate, trust_revision, not_after, .. } = &credentials;
+                tracing::info!(%runtime, fingerprint = %certificate.fingerprint, not_after = %certificate.not_after,
+                    trust_revision, "Using an identity");
+                self.metrics.certificate_not_after.set(*not_after);
+                self.failing = false;
+                self.pending = None;
+                self.publish.send_replace(Some(Arc::new(credentials)));
+            }
+            Err(error) => {
+                self.metrics.identity_refused.inc();
+                tracing::error!(error = chain(&error), "An identity is refused; the last good one stays");
+            }
+        }
+    }
+
+    /// `None` when nothing has changed since the last look.
+    fn fresh(&mut self, now: i64) -> Result<Option<Credentials>, Load> {
+        let material = match self.source.read() {
+            Ok(material) => material,
+            // A folder that is just being swapped reads well again at the next look; only the first failure is told.
+            Err(_) if self.failing => return Ok(None),
+            Err(error) => {
+                self.failing = true;
+                return Err(error);
+            }
+        };
+        self.failing = false;
+        if self.seen.as_ref() == Some(&material) {
+            return Ok(None);
+        }
+        let credentials = Credentials::new(&material, &self.domain, now);
+        self.seen = Some(material);
+        let credentials = credentials?;
+        let known = self.publish.borrow().as_ref().map(|known| known.runtime.clone());
+        match known.filter(|known| *known != credentials.runtime) {
+            // Index, digests and outbox are those of one runtime.
+            Some(known) => Err(Load::OtherRuntime { known, new: credentials.runtime }),
+            None => Ok(Some(credentials)),
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

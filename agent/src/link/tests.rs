@@ -1,0 +1,303 @@
+use std::{
+    collections::VecDeque,
+    convert::Infallible,
+    net::SocketAddr,
+    sync::{Arc, Mutex},
+};
+
+use http::{HeaderMap, HeaderValue, Request, Response, header};
+use http_body_util::{BodyExt, Full};
+use hyper::{body::Incoming, service::service_fn};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo},
+    server::conn::auto,
+};
+use serde_json::{Value, json};
+use tidewatch_shared::{
+    certificate::Leaf,
+    event::{Received, What, parse_batch},
+    identity::Instance,
+    plan::Plan,
+    problem::{Kind, Problem},
+    signature::{CONTENT_DIGEST, Message, Nonce, SIGNATURE, SIGNATURE_INPUT, Signed, verify},
+    tls,
+};
+use tokio::{net::TcpListener, sync::mpsc, task::JoinHandle};
+use tokio_rustls::TlsAcceptor;
+
+use super::*;
+use crate::{
+    core::WatchId,
+    identity::tests::TestCa,
+    index::{Seen, Version},
+    telemetry::Readiness,
+};
+
+/// A request as the receiver of a test saw it, its signature verified.
+struct Arrived {
+    path: String,
+    nonce: Nonce,
+    body: Bytes,
+    created: i64,
+    connection: SocketAddr,
+    at: Instant,
+}
+
+impl Arrived {
+    fn events(&self) -> Vec<Received> {
+        parse_batch(&self.body).unwrap()
+    }
+
+    fn wholes(&self) -> usize {
+        self.events().iter().filter(|event| event.as_ref().is_ok_and(|event| event.what == What::Watch)).count()
+    }
+
+    fn last(&self) -> u64 {
+        self.events().last().unwrap().as_ref().unwrap().id.sequence
+    }
+}
+
+/// What the receiver answers: status, headers, body.
+type Reply = (u16, HeaderMap, Value);
+
+/// Decides about one request; events and heartbeats that it leaves alone are taken.
+type Script = Box<dyn FnMut(&Arrived) -> Option<Reply> + Send>;
+
+struct Bench {
+    core: Core,
+    seen: mpsc::UnboundedReceiver<Arrived>,
+    link: JoinHandle<()>,
+    server: JoinHandle<()>,
+    readiness: Readiness,
+    interval: watch::Receiver<Duration>,
+    /// A watch that is completely listed, with nothing waiting but its `watch.changed`.
+    id: WatchId,
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        self.link.abort();
+        self.server.abort();
+    }
+}
+
+fn taken(instance: u64, seen: &Arrived) -> Reply {
+    let instance = Instance::new(instance).to_string();
+    if seen.path == HEARTBEAT_PATH {
+        let body = json!({"instance": instance, "settled": {}, "heartbeatSeconds": 7, "serverTime": ""});
+        return (200, HeaderMap::new(), body);
+    }
+    let body = json!({"instance": instance, "accepted": seen.last(), "since": 1, "settled": {}, "refused": [], "heartbeatSeconds": 7});
+    (202, HeaderMap::new(), body)
+}
+
+fn problem(kind: Kind, status: u16, headers: &[(header::HeaderName, &'static str)]) -> Reply {
+    let headers = headers.iter().map(|(name, value)| (name.clone(), HeaderValue::from_static(value))).collect();
+    (status, headers, serde_json::to_value(Problem::new(kind, "title", status, "detail")).unwrap())
+}
+
+async fn start(alpn: &[&[u8]], script: Script) -> Bench {
+    let ca = TestCa::new();
+    let (credentials, leaf) = ca.credentials("r-1");
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (chain, key) = ca.server();
+    let roots = tls::roots(&tls::certificates(ca.pem().as_bytes()).unwrap()).unwrap();
+    let mut config = tls::server(&tls::Identity::from_pem(&chain, &key).unwrap(), roots).unwrap();
+    config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
+    let (tell, seen) = mpsc::unbounded_channel();
+    let receiver = Arc::new(Receiver { authority: address.to_string(), leaf, script: Mutex::new(script), tell });
+    let server = tokio::spawn(serve(listener, TlsAcceptor::from(Arc::new(config)), receiver));
+
+    let core = Core::new("r-1".parse().unwrap(), 100, Metrics::default());
+    let plan = json!({"revision": "1", "watches": [{"name": "w", "group": "g", "version": "v1", "resource": "things",
+                      "field": "spec", "manager": "m", "work": ["kyma"]}]});
+    let id = core.follow(&Plan::parse(&plan.to_string()).unwrap()).started[0].id;
+    core.list_begun(id);
+    core.list_complete(id, Instant::now());
+    let interval = watch::Sender::new(Duration::from_secs(30));
+    let (readiness, subscribed) = (Readiness::default(), interval.subscribe());
+    let parts = Parts {
+        endpoint: format!("https://{address}").parse().unwrap(),
+        core: core.clone(),
+        credentials: watch::channel(Some(credentials)).1,
+        sightings: Sightings::default(),
+        interval,
+        pending: readiness.guard("receiver"),
+        metrics: Metrics::default(),
+    };
+    let link = tokio::spawn(Link::new(parts).run(CancellationToken::new()));
+    Bench { core, seen, link, server, readiness, interval: subscribed, id }
+}
+
+/// The receiver of a test.
+struct Receiver {
+    authority: String,
+    leaf: Leaf,
+    script: Mutex<Script>,
+    tell: mpsc::UnboundedSender<Arrived>,
+}
+
+async fn serve(listener: TcpListener, acceptor: TlsAcceptor, receiver: Arc<Receiver>) {
+    loop {
+        let (stream, connection) = listener.accept().await.unwrap();
+        let (acceptor, receiver) = (acceptor.clone(), receiver.clone());
+        tokio::spawn(async move {
+            let stream = acceptor.accept(stream).await.unwrap();
+            let service = service_fn(move |request| answer(request, connection, receiver.clone()));
+            let _ = auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await;
+        });
+    }
+}
+
+async fn answer(
+    request: Request<Incoming>,
+    connection: SocketAddr,
+    receiver: Arc<Receiver>,
+) -> Result<Response<Full<Bytes>>, Infallible> {
+    let (head, body) = request.into_parts();
+    let body = body.collect().await.unwrap().to_bytes();
+    let header = |name: &str| head.headers[name].to_str().unwrap();
+    let (path, authority) = (head.uri.path(), receiver.authority.as_str());
+    let host = head.uri.authority().map_or_else(|| header("host").to_owned(), ToString::to_string);
+    assert_eq!(host, authority);
+    let message = Message { method: head.method.as_str(), authority, path, content_type: header("content-type") };
+    let (content_digest, signature_input, signature) =
+        (header(CONTENT_DIGEST), header(SIGNATURE_INPUT), header(SIGNATURE));
+    let signed = Signed { message, content_digest, signature_input, signature, body: &body };
+    // The clock of the verifier is the signer's own: what the window means is tested elsewhere.
+    let created = signature_input.split("created=").nth(1).unwrap().split(';').next().unwrap().parse().unwrap();
+    let verified = verify(&signed, &receiver.leaf, created).unwrap();
+    let at = Instant::now();
+    let arrived = Arrived { path: path.to_owned(), nonce: verified.nonce, body: body.clone(), created, connection, at };
+    let reply = (receiver.script.lock().unwrap())(&arrived);
+    let (status, headers, body) = reply.unwrap_or_else(|| taken(1, &arrived));
+    let _ = receiver.tell.send(arrived);
+    let mut response = Response::new(Full::from(body.to_string()));
+    *response.status_mut() = StatusCode::from_u16(status).unwrap();
+    response.headers_mut().extend(headers);
+    Ok(response)
+}
+
+impl Bench {
+    /// The next request to a path.
+    async fn next(&mut self, path: &str) -> Arrived {
+        loop {
+            let seen = self.seen.recv().await.unwrap();
+            if seen.path == path {
+                return seen;
+            }
+        }
+    }
+
+    fn change(&self, name: &str) {
+        let seen = Seen { uid: "u".into(), version: Version::Number(1), generation: None, metadata: 0 };
+        self.core.present(self.id, &format!("ns/{name}"), seen, Instant::now());
+    }
+}
+
+/// Answers events with these replies first.
+fn events(replies: Vec<Reply>) -> Script {
+    let mut replies = VecDeque::from(replies);
+    Box::new(move |seen| if seen.path == EVENTS_PATH { replies.pop_front() } else { None })
+}
+
+const BOTH: &[&[u8]] = &[b"h2", b"http/1.1"];
+
+#[tokio::test]
+async fn events_and_heartbeats_share_one_connection_and_events_leave_at_once() {
+    for alpn in [BOTH, &BOTH[1..]] {
+        let mut bench = start(alpn, events(Vec::new())).await;
+        let heartbeat = bench.next(HEARTBEAT_PATH).await;
+        let first = bench.next(EVENTS_PATH).await;
+        assert_eq!((first.events().len(), first.wholes()), (1, 1));
+        bench.change("a");
+        let second = bench.next(EVENTS_PATH).await;
+        assert_eq!((second.events().len(), second.last()), (1, 2));
+        assert_eq!(heartbeat.connection, second.connection);
+        assert!(heartbeat.nonce.counter < first.nonce.counter && first.nonce.counter < second.nonce.counter);
+        assert!(bench.readiness.pending().is_empty());
+        assert_eq!(*bench.interval.borrow(), Duration::from_secs(7));
+    }
+}
+
+#[tokio::test]
+async fn a_wait_that_the_receiver_asks_for_is_obeyed_and_what_comes_up_is_coalesced() {
+    let limited = problem(Kind::Other, 429, &[(header::RETRY_AFTER, "1")]);
+    let mut bench = start(BOTH, events(vec![limited])).await;
+    let first = bench.next(EVENTS_PATH).await;
+    for _ in 0..3 {
+        bench.change("a");
+    }
+    let second = bench.next(EVENTS_PATH).await;
+    assert!(second.at - first.at >= Duration::from_secs(1));
+    assert_eq!(first.body, second.body);
+    assert_ne!(first.nonce, second.nonce);
+    assert_eq!(bench.next(EVENTS_PATH).await.events().len(), 1);
+}
+
+#[tokio::test]
+async fn a_wrong_clock_is_corrected_by_the_receivers() {
+    let wrong = problem(Kind::Clock, 401, &[(header::DATE, "Tue, 01 Jan 2999 00:00:00 GMT")]);
+    let mut bench = start(BOTH, events(vec![wrong])).await;
+    let first = bench.next(EVENTS_PATH).await;
+    let second = bench.next(EVENTS_PATH).await;
+    assert_eq!(first.body, second.body);
+    let expected = 32_472_144_000;
+    assert!((expected..expected + 60).contains(&second.created), "{}", second.created);
+}
+
+#[tokio::test]
+async fn another_instance_is_told_everything_in_a_new_epoch() {
+    let mut requests = 0;
+    let script: Script = Box::new(move |seen| {
+        requests += usize::from(seen.path == EVENTS_PATH);
+        Some(taken(if requests < 2 { 1 } else { 2 }, seen))
+    });
+    let mut bench = start(BOTH, script).await;
+    let first = bench.next(EVENTS_PATH).await;
+    bench.change("a");
+    let second = bench.next(EVENTS_PATH).await;
+    assert_eq!(second.nonce.epoch, first.nonce.epoch);
+    let third = bench.next(EVENTS_PATH).await;
+    assert_ne!(third.nonce.epoch, first.nonce.epoch);
+    assert_eq!((third.events().len(), third.wholes(), third.last()), (2, 1, 2));
+}
+
+#[tokio::test]
+async fn a_batch_that_is_too_large_is_split() {
+    let script: Script = Box::new(|seen| {
+        let too_large = seen.path == EVENTS_PATH && seen.events().len() > 2;
+        too_large.then(|| problem(Kind::Other, 413, &[]))
+    });
+    let mut bench = start(BOTH, script).await;
+    for n in 0..7 {
+        bench.change(&n.to_string());
+    }
+    let mut last = 0;
+    while last < 8 {
+        let seen = bench.next(EVENTS_PATH).await;
+        if seen.events().len() <= 2 {
+            last = seen.last();
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_refused_nonce_means_a_new_epoch_once() {
+    let mut bench = start(BOTH, events(vec![problem(Kind::Replay, 401, &[])])).await;
+    let first = bench.next(EVENTS_PATH).await;
+    let second = bench.next(EVENTS_PATH).await;
+    assert_ne!(first.nonce.epoch, second.nonce.epoch);
+    assert_eq!(second.wholes(), 1);
+}
+
+#[tokio::test]
+async fn a_receiver_that_is_not_there_is_tried_until_it_is() {
+    let mut bench =
+        start(BOTH, events(vec![problem(Kind::Other, 500, &[]), problem(Kind::Certificate, 401, &[])])).await;
+    for _ in 0..2 {
+        bench.next(EVENTS_PATH).await;
+    }
+    assert_eq!(bench.next(EVENTS_PATH).await.wholes(), 1);
+}

@@ -1,0 +1,50 @@
+//! The agent's process.
+
+use std::{process::ExitCode, time::Duration};
+
+use clap::Parser;
+use tidewatch_agent::{app, config::Config, telemetry};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+/// Names are looked up on a thread of its own, which then ends: a second stack costs memory.
+const IDLE_THREAD: Duration = Duration::from_secs(1);
+/// The end takes no longer, whatever hangs.
+const HARD_DEADLINE: Duration = Duration::from_secs(8);
+
+fn main() -> ExitCode {
+    // A bad configuration ends here, with exit code 2 and the reasons on stderr.
+    let config = Config::parse();
+    match start(config) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!(error = format!("{error:#}"), "The agent ends");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn start(config: Config) -> anyhow::Result<()> {
+    telemetry::log(&config.log)?;
+    // Libraries that ask for the default find the one that we pass to all others.
+    let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(1)
+        .thread_keep_alive(IDLE_THREAD)
+        .build()?;
+    let result = runtime.block_on(async {
+        let stop = CancellationToken::new();
+        let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        let mut running = std::pin::pin!(app::run(config, stop.clone()));
+        tokio::select! {
+            ended = &mut running => return ended.map_err(anyhow::Error::from),
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        stop.cancel();
+        tokio::time::timeout(HARD_DEADLINE, running).await?.map_err(anyhow::Error::from)
+    });
+    runtime.shutdown_timeout(IDLE_THREAD);
+    result
+}

@@ -1,0 +1,299 @@
+//! The dirty set of one watch.
+
+use std::{
+    collections::BTreeMap,
+    ops::Bound::{Excluded, Unbounded},
+    sync::Arc,
+    time::Duration,
+};
+
+use tidewatch_shared::{
+    digest::Digest,
+    event::Change,
+    plan::{PlannedWatch, Work},
+};
+use tokio::time::Instant;
+
+use crate::{index::Seen, random};
+
+/// The key of the watch itself, for `watch.changed`. No object has it: their keys hold a `/`.
+pub(super) const WHOLE: &str = "";
+/// A watch that the receiver does not know is tried again after at most this time.
+const UNKNOWN_WATCH_CAP: Duration = Duration::from_secs(300);
+
+/// What every event of a watch says alike.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Facts {
+    /// API group.
+    pub(crate) group: Box<str>,
+    /// API version; the plan's until discovery has resolved it.
+    pub(crate) version: Box<str>,
+    /// Plural resource name.
+    pub(crate) resource: Box<str>,
+    /// Kind; empty until discovery has told it.
+    pub(crate) kind: Box<str>,
+    /// Who is told.
+    pub(crate) manager: Box<str>,
+    /// The events go to another manager, which knows objects only.
+    pub(crate) forward: bool,
+}
+
+impl Facts {
+    /// What the plan alone tells.
+    pub(crate) fn of(planned: &PlannedWatch) -> Self {
+        let PlannedWatch { group, version, resource, manager, work, .. } = planned;
+        let [group, version, resource, manager] = [group, version, resource, manager].map(|text| text.as_str().into());
+        Self { group, version, resource, kind: "".into(), manager, forward: work.contains(&Work::Forward) }
+    }
+}
+
+/// What an event tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    /// Something in the watch moved.
+    Whole,
+    /// An object changed.
+    Object {
+        /// Its newest state; for a deleted one the last.
+        seen: Seen,
+        /// The weightiest change since it was last settled.
+        change: Change,
+        /// Its part of the digest now.
+        part: Digest,
+    },
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Waiting {
+    pub(super) what: What,
+    /// The object's part of the digest as it was last sent.
+    pub(super) base: Digest,
+    /// When the agent saw it first, in Unix milliseconds.
+    pub(super) since: i64,
+}
+
+#[derive(Debug)]
+struct Sent {
+    sequence: u64,
+    waiting: Waiting,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Mailbox {
+    facts: Facts,
+    waiting: BTreeMap<Arc<str>, Waiting>,
+    /// In flight or accepted: the newest event of each key, until it is settled.
+    sent: BTreeMap<Arc<str>, Sent>,
+    /// The keys of `sent` by sequence.
+    order: BTreeMap<u64, Arc<str>>,
+    parked: BTreeMap<Arc<str>, Waiting>,
+    /// The key that was taken last: the next one is behind it, so that no key starves.
+    cursor: Arc<str>,
+    hold: Option<Instant>,
+    refusals: u32,
+}
+
+impl Mailbox {
+    pub(super) fn new(facts: Facts) -> Self {
+        Self {
+            facts,
+            waiting: BTreeMap::new(),
+            sent: BTreeMap::new(),
+            order: BTreeMap::new(),
+            parked: BTreeMap::new(),
+            cursor: WHOLE.into(),
+            hold: None,
+            refusals: 0,
+        }
+    }
+
+    pub(super) const fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    pub(super) fn describe(&mut self, version: &str, kind: &str) {
+        self.facts.version = version.into();
+        self.facts.kind = kind.into();
+    }
+
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    pub(super) fn parked(&self) -> usize {
+        self.parked.len()
+    }
+
+    pub(super) fn unsettled(&self) -> usize {
+        self.sent.len()
+    }
+
+    pub(super) fn dirty(&self) -> usize {
+        self.waiting.len() + self.sent.len() + self.parked.len()
+    }
+
+    pub(super) fn waits_whole(&self) -> bool {
+        self.waiting.contains_key(WHOLE)
+    }
+
+    /// When something may be sent; `None` when nothing waits.
+    pub(super) fn due(&self, now: Instant) -> Option<Instant> {
+        (!self.waiting.is_empty()).then(|| self.hold.map_or(now, |hold| hold.max(now)))
+    }
+
+    /// What the index has beyond what was sent.
+    pub(super) fn outstanding(&self) -> Digest {
+        let beyond = |waiting: &Waiting| match &waiting.what {
+            What::Whole => Digest::ZERO,
+            What::Object { part, .. } => *part - waiting.base,
+        };
+        self.waiting.values().chain(self.parked.values()).map(beyond).fold(Digest::ZERO, |sum, part| sum + part)
+    }
+
+    /// See [`super::Outbox::mark`]. `before` is the object's part of the digest before this change.
+    pub(super) fn mark(&mut self, key: &str, what: What, before: Digest, at: i64) {
+        let held = if self.parked.contains_key(key) { &mut self.parked } else { &mut self.waiting };
+        match held.get_mut(key) {
+            Some(waiting) => waiting.what = merge(&waiting.what, what),
+            None => {
+                held.insert(key.into(), Waiting { what, base: before, since: at });
+            }
+        }
+    }
+
+    /// The next event to send, a whole watch first.
+    pub(super) fn next(&mut self) -> Option<(Arc<str>, Waiting)> {
+        let behind = || self.waiting.range::<str, _>((Excluded(&*self.cursor), Unbounded)).next();
+        let whole = || self.waiting.get_key_value(WHOLE);
+        let key = whole().or_else(behind).or_else(|| self.waiting.first_key_value()).map(|(key, _)| key.clone())?;
+        let waiting = self.waiting.remove(&key)?;
+        self.cursor = key.clone();
+        Some((key, waiting))
+    }
+
+    /// An event has its sequence now; an older one of the same key is settled with it.
+    pub(super) fn sent(&mut self, key: Arc<str>, sequence: u64, mut waiting: Waiting) {
+        if let Some(older) = self.sent.remove(&key) {
+            self.order.remove(&older.sequence);
+            waiting.what = merge(&older.waiting.what, waiting.what);
+        }
+        if let What::Object { part, .. } = waiting.what {
+            waiting.base = part;
+        }
+        self.order.insert(sequence, key.clone());
+        self.sent.insert(key, Sent { sequence, waiting });
+    }
+
+    /// The lowest sequence that is not settled.
+    pub(super) fn oldest(&self) -> Option<u64> {
+        self.order.first_key_value().map(|(sequence, _)| *sequence)
+    }
+
+    /// Everything up to a sequence is settled; what waits is not touched.
+    pub(super) fn settle(&mut self, up_to: u64) {
+        let rest = self.order.split_off(&up_to.saturating_add(1));
+        for key in std::mem::replace(&mut self.order, rest).into_values() {
+            self.sent.remove(&key);
+        }
+    }
+
+    /// A new epoch: what was sent waits again.
+    pub(super) fn undo(&mut self) {
+        self.order.clear();
+        for (key, sent) in std::mem::take(&mut self.sent) {
+            self.put_back(key, sent.waiting);
+        }
+    }
+
+    /// The receiver does not know this watch (yet): the event waits again and will get a new sequence.
+    pub(super) fn wait_again(&mut self, key: &str, sequence: u64) {
+        if let Some((key, waiting)) = self.take_back(key, sequence) {
+            self.put_back(key, waiting);
+        }
+    }
+
+    /// This event can never be sent.
+    pub(super) fn park(&mut self, key: &str, sequence: u64) {
+        if let Some((key, sent)) = self.take_back(key, sequence) {
+            self.put_back(key.clone(), sent);
+            if let Some(waiting) = self.waiting.remove(&key) {
+                self.parked.insert(key, waiting);
+            }
+        }
+    }
+
+    fn take_back(&mut self, key: &str, sequence: u64) -> Option<(Arc<str>, Waiting)> {
+        self.sent.get(key).filter(|sent| sent.sequence == sequence)?;
+        self.order.remove(&sequence);
+        self.sent.remove_entry(key).map(|(key, sent)| (key, sent.waiting))
+    }
+
+    /// A newer state that waits already wins; its delta stays against what was last sent.
+    fn put_back(&mut self, key: Arc<str>, old: Waiting) {
+        let held = if self.parked.contains_key(&key) { &mut self.parked } else { &mut self.waiting };
+        match held.get_mut(&key) {
+            Some(newer) => {
+                newer.what = merge(&old.what, newer.what.clone());
+                newer.since = old.since;
+            }
+            None => {
+                held.insert(key, old);
+            }
+        }
+    }
+
+    /// The receiver knows no such watch: the next try waits, up to five minutes.
+    pub(super) fn refused(&mut self, now: Instant) {
+        self.refusals = self.refusals.saturating_add(1);
+        let wait = Duration::from_secs(1 << self.refusals.min(10)).min(UNKNOWN_WATCH_CAP);
+        // Between half and all of it: never at once, or two sides with different plans would spin.
+        self.hold = Some(now + wait / 2 + random::up_to(wait / 2));
+    }
+
+    /// An event of this watch was taken.
+    pub(super) fn welcomed(&mut self) {
+        self.refusals = 0;
+        self.hold = None;
+    }
+
+    /// What was parked or held is tried again.
+    pub(super) fn release(&mut self) {
+        self.welcomed();
+        self.waiting.append(&mut self.parked);
+    }
+
+    /// Only the watch itself stays dirty; true if there was more.
+    pub(super) fn forget_objects(&mut self) -> bool {
+        let before = self.dirty();
+        self.waiting.retain(|key, _| key.is_empty());
+        self.parked.retain(|key, _| key.is_empty());
+        self.sent.retain(|key, _| key.is_empty());
+        self.order.retain(|_, key| key.is_empty());
+        self.dirty() < before
+    }
+}
+
+/// Newest wins, but a lighter change does not hide a weightier one that was not told yet.
+fn merge(old: &What, new: What) -> What {
+    let (What::Object { change: before, .. }, What::Object { seen, change, part }) = (old, &new) else {
+        return new;
+    };
+    What::Object { seen: seen.clone(), change: weightier(*before, *change), part: *part }
+}
+
+fn weightier(old: Change, new: Change) -> Change {
+    let weight = |change| match change {
+        Change::Status => 0,
+        Change::Metadata => 1,
+        Change::Spec => 2,
+        Change::Created => 3,
+        Change::Deleted => 4,
+    };
+    match (old, new) {
+        // What is there is never told as deleted, and what is gone never as anything else.
+        (Change::Deleted, _) | (_, Change::Deleted) => new,
+        _ if weight(old) > weight(new) => old,
+        _ => new,
+    }
+}

@@ -1,0 +1,440 @@
+use std::{collections::HashMap, num::NonZeroI64, time::Duration};
+
+use proptest::prelude::*;
+use tidewatch_shared::{
+    event::{Event, parse_batch},
+    exchange::Refused,
+    names::OWN_MANAGER,
+};
+
+use super::*;
+use crate::index::Version;
+
+const ONE: Instance = Instance::new(1);
+const TWO: Instance = Instance::new(2);
+const W: &str = "kyma";
+
+fn facts(forward: bool) -> Facts {
+    Facts {
+        group: "operator.kyma-project.io".into(),
+        version: "v1beta2".into(),
+        resource: "kymas".into(),
+        kind: "Kyma".into(),
+        manager: OWN_MANAGER.into(),
+        forward,
+    }
+}
+
+fn outbox(forward: bool) -> Outbox {
+    let mut next = 0;
+    let draw = move || {
+        next += 1;
+        next
+    };
+    let mut outbox = Outbox::new("r-1".parse().unwrap(), Box::new(draw), Metrics::default());
+    outbox.open(W.into(), facts(forward));
+    outbox
+}
+
+fn object(version: u64, change: Change, part: u128) -> What {
+    let seen = Seen { uid: "u".into(), version: Version::Number(version), generation: NonZeroI64::new(1), metadata: 0 };
+    What::object(seen, change, Digest::new(part))
+}
+
+fn mark(outbox: &mut Outbox, key: &str, before: u128, after: u128) {
+    outbox.mark(W, key, object(1, Change::Spec, after), Digest::new(before), 0);
+}
+
+const NOTHING: Digests<'static> = &|_| None;
+
+fn send(outbox: &mut Outbox, now: Instant) -> Option<(Batch, Vec<Event>)> {
+    let batch = outbox.request(now, NOTHING)?;
+    let events = parse_batch(&batch.body).unwrap().into_iter().map(Result::unwrap).collect();
+    Some((batch, events))
+}
+
+fn sequences(events: &[Event]) -> Vec<u64> {
+    events.iter().map(|event| event.id.sequence).collect()
+}
+
+fn answer(instance: Instance, since: u64, accepted: u64) -> EventsAnswer {
+    EventsAnswer { instance, accepted, since, settled: Settled::new(), refused: Vec::new(), heartbeat_seconds: 30 }
+}
+
+fn settle(n: u64) -> Settled {
+    Settled::from([(W.to_owned(), n)])
+}
+
+fn refuse(batch: &Batch, sequence: u64, reason: Reason) -> Vec<Refused> {
+    vec![Refused { id: EventId { epoch: batch.epoch, sequence }.to_string(), reason }]
+}
+
+#[test]
+fn newest_wins_and_a_sent_object_can_wait_again() {
+    let (mut outbox, now) = (outbox(false), Instant::now());
+    assert_eq!(outbox.due(now), None);
+    mark(&mut outbox, "ns/a", 0, 1);
+    mark(&mut outbox, "ns/a", 1, 2);
+    assert_eq!((outbox.waiting(), outbox.due(now)), (1, Some(now)));
+    let (batch, events) = send(&mut outbox, now).unwrap();
+    assert_eq!((events.len(), events[0].delta), (1, Digest::new(2)));
+    mark(&mut outbox, "ns/a", 2, 5);
+    assert_eq!((outbox.waiting(), outbox.unsettled()), (1, 1));
+    outbox.answered(now, batch.epoch, &answer(ONE, 1, 1));
+    // A watermark never moves what waits.
+    outbox.heartbeat_answered(now, batch.epoch, ONE, &settle(1));
+    assert_eq!((outbox.waiting(), outbox.unsettled()), (1, 0));
+    let (_, events) = send(&mut outbox, now).unwrap();
+    assert_eq!((sequences(&events), events[0].delta), (vec![2], Digest::new(3)));
+}
+
+#[test]
+fn a_retry_carries_the_same_events_and_a_new_nonce() {
+    let (mut outbox, now) = (outbox(false), Instant::now());
+    mark(&mut outbox, "ns/a", 0, 1);
+    let (first, _) = send(&mut outbox, now).unwrap();
+    mark(&mut outbox, "ns/b", 0, 1);
+    let (second, _) = send(&mut outbox, now).unwrap();
+    assert_eq!(first.body, second.body);
+    assert!(second.again && !first.again && second.nonce.counter > first.nonce.counter);
+}
+
+#[test]
+fn another_instance_gets_everything_unsettled_again_in_a_new_epoch() {
+    let (mut outbox, now) = (outbox(false), Instant::now());
+    for key in ["ns/a", "ns/b"] {
+        mark(&mut outbox, key, 0, 1);
+        let (batch, events) = send(&mut outbox, now).unwrap();
+        outbox.answered(now, batch.epoch, &answer(ONE, 1, events[0].id.sequence));
+    }
+    let epoch = outbox.heartbeat().epoch;
+    outbox.heartbeat_answered(now, epoch, ONE, &settle(1));
+    outbox.heartbeat_answered(now, epoch, TWO, &settle(2));
+    assert_ne!(outbox.heartbeat().epoch, epoch);
+    // What the other instance said is about an epoch that is no more.
+    assert_eq!((outbox.waiting(), outbox.unsettled()), (1, 0));
+    let (_, events) = send(&mut outbox, now).unwrap();
+    let What::Object { .. } = object(1, Change::Spec, 0) else { unreachable!() };
+    assert_eq!(sequences(&events), [1]);
+    assert_eq!(events[0].delta, Digest::ZERO);
+}
+
+#[test]
+fn instances_that_alternate_are_met_with_patience() {
+    let (mut outbox, now) = (outbox(false), Instant::now());
+    mark(&mut outbox, "ns/a", 0, 1);
+    for instance in [ONE, TWO, ONE] {
+        let epoch = outbox.heartbeat().epoch;
+        outbox.heartbeat_answered(now, epoch, instance, &Settled::new());
+    }
+    assert!(outbox.request(now, NOTHING).is_none());
+    let due = outbox.due(now).unwrap();
+    assert_eq!(due, now + Duration::from_secs(1));
+    assert!(outbox.request(due, NOTHING).is_some());
+}
+
+#[test]
+fn a_receiver_that_has_forgotten_is_told_again() {
+    for (since, accepted) in [(1, 1), (2, 2), (3, 3)] {
+        let (mut outbox, now) = (outbox(false), Instant::now());
+        for (key, accepted) in [("ns/a", 1), ("ns/b", 2)] {
+            mark(&mut outbox, key, 0, 1);
+            let (batch, _) = send(&mut outbox, now).unwrap();
+            outbox.answered(now, batch.epoch, &answer(ONE, 1, accepted));
+        }
+        mark(&mut outbox, "ns/c", 0, 1);
+        let (batch, _) = send(&mut outbox, now).unwrap();
+        outbox.answered(now, batch.epoch, &answer(ONE, since, accepted));
+        assert_ne!(outbox.heartbeat().epoch, batch.epoch, "{since} {accepted}");
+        assert_eq!((outbox.waiting(), outbox.unsettled()), (3, 0));
+    }
+}
+
+#[test]
+fn a_watch_that_the_receiver_does_not_know_waits_with_new_sequences() {
+    let (mut outbox, now) = (outbox(false), Instant::now());
+    mark(&mut outbox, "ns/a", 0, 1);
+    let (batch, _) = send(&mut outbox, now).unwrap();
+    let refused = refuse(&batch, 1, Reason::UnknownWatch);
+    outbox.answered(now, batch.epoch, &EventsAnswer { refused, ..answer(ONE, 1, 1) });
+    assert!(outbox.request(now, NOTHING).is_none());
+    let due = outbox.due(now).unwrap();
+    assert!(due > now && due <= now + Duration::from_secs(2));
+    let (again, events) = send(&mut outbox, due).unwrap();
+    assert_eq!((again.epoch, sequences(&events), events[0].delta), (batch.epoch, vec![2], Digest::ZERO));
+    // A new plan does away with the wait.
+    let refused = refuse(&again, 2, Reason::UnknownWatch);
+    outbox.answered(due, again.epoch, &EventsAnswer { refused, ..answer(ONE, 1, 2) });
+    outbox.plan_changed();
+    assert_eq!(outbox.due(due), Some(due));
+}
+
+#[test]
+fn what_is_not_taken_goes_as_a_whole_watch_under_its_own_sequence() {
+    let (mut outbox, now) = (outbox(false), Instant::now());
+    mark(&mut outbox, "ns/a", 0, 1);
+    mark(&mut outbox, "ns/b", 0, 2);
+    let (batch, _) = send(&mut outbox, now).unwrap();
+    let refused = refuse(&batch, 1, Reason::TooLarge);
+    outbox.answered(now, batch.epoch, &EventsAnswer { refused, ..answer(ONE, 1, 0) });
+    let (again, events) = send(&mut outbox, now).unwrap();
+    assert_eq!(again.epoch, batch.epoch);
+    assert_eq!((sequences(&events), events[0].delta), (vec![1], Digest::new(1)));
+    assert_eq!(events[0].what, tidewatch_shared::event::What::Watch);
+    // If not even that is taken it is parked, and a new epoch closes the hole.
+    let refused = refuse(&again, 1, Reason::Malformed);
+    outbox.answered(now, again.epoch, &EventsAnswer { refused, ..answer(ONE, 1, 0) });
+    assert_eq!(outbox.parked(), 1);
+    let (last, events) = send(&mut outbox, now).unwrap();
+    assert!(last.epoch != batch.epoch && sequences(&events) == [1] && events.len() == 1);
+    outbox.plan_changed();
+    assert_eq!((outbox.parked(), outbox.waiting()), (0, 1));
+}
+
+#[test]
+fn a_forwarded_event_is_parked_because_its_manager_knows_objects_only() {
+    let (mut outbox, now) = (outbox(true), Instant::now());
+    mark(&mut outbox, "ns/a", 0, 1);
+    let (batch, _) = send(&mut outbox, now).unwrap();
+    let refused = refuse(&batch, 1, Reason::TooLarge);
+    outbox.answered(now, batch.epoch, &EventsAnswer { refused, ..answer(ONE, 1, 0) });
+    assert_eq!((outbox.parked(), outbox.waiting()), (1, 0));
+    // It changes again while parked: newest wins, and nothing is sent.
+    mark(&mut outbox, "ns/a", 1, 2);
+    assert_eq!((outbox.parked(), outbox.waiting(), outbox.due(now)), (1, 0, None));
+    let epoch = outbox.heartbeat().epoch;
+    outbox.heartbeat_answered(now, epoch, TWO, &Settled::new());
+    assert_eq!((outbox.parked(), outbox.waiting()), (0, 1));
+}
+
+#[test]
+fn a_batch_that_is_refused_whole_is_halved_until_the_one_is_found() {
+    let (mut outbox, now) = (outbox(false), Instant::now());
+    for n in 0..8 {
+        mark(&mut outbox, &format!("ns/{n}"), 0, 1);
+    }
+    let (mut accepted, mut wholes, mut requests) = (0, 0, 0);
+    while let Some((batch, events)) = send(&mut outbox, now) {
+        requests += 1;
+        assert!(requests < 20);
+        let is_bad =
+            |event: &Event| matches!(&event.what, tidewatch_shared::event::What::Object(o) if o.subject.name == "5");
+        if events.iter().any(is_bad) {
+            outbox.refused_whole(batch.epoch);
+            continue;
+        }
+        wholes += events.iter().filter(|event| event.what == tidewatch_shared::event::What::Watch).count();
+        accepted = events.last().unwrap().id.sequence;
+        outbox.answered(now, batch.epoch, &answer(ONE, 1, accepted));
+    }
+    assert_eq!((accepted, wholes, outbox.parked()), (8, 1, 0));
+}
+
+#[test]
+fn a_request_carries_a_bounded_number_and_serves_watches_in_turn() {
+    let (mut outbox, now) = (outbox(false), Instant::now());
+    outbox.open("other".into(), facts(false));
+    for n in 0..EVENTS_PER_REQUEST * 2 {
+        mark(&mut outbox, &format!("ns/{n}"), 0, 1);
+    }
+    outbox.mark_whole("other", 0);
+    let (first, events) = send(&mut outbox, now).unwrap();
+    assert_eq!(events.len(), EVENTS_PER_REQUEST);
+    outbox.answered(now, first.epoch, &answer(ONE, 1, EVENTS_PER_REQUEST as u64));
+    let (_, events) = send(&mut outbox, now).unwrap();
+    assert_eq!(events[0].watch, "other");
+}
+
+#[test]
+fn what_was_sent_has_a_digest_only_when_the_list_is_told() {
+    let (mut outbox, now) = (outbox(false), Instant::now());
+    let digests: Digests<'_> = &|_| Some(Digest::new(100));
+    outbox.mark_whole(W, 0);
+    assert_eq!(outbox.sent_digest(W, digests), None);
+    let batch = outbox.request(now, digests).unwrap();
+    let Ok(event) = parse_batch(&batch.body).unwrap().remove(0) else { panic!("well-formed") };
+    assert_eq!((event.delta, outbox.sent_digest(W, digests)), (Digest::new(100), Some(Digest::new(100))));
+    mark(&mut outbox, "ns/a", 40, 60);
+    assert_eq!(outbox.sent_digest(W, digests), Some(Digest::new(80)));
+    assert_eq!(outbox.sent_digest(W, NOTHING), None);
+}
+
+#[test]
+fn a_watch_that_returns_tells_against_what_was_last_sent_of_it() {
+    let (mut outbox, now) = (outbox(false), Instant::now());
+    outbox.mark_whole(W, 0);
+    let batch = outbox.request(now, &|_| Some(Digest::new(7))).unwrap();
+    outbox.answered(now, batch.epoch, &answer(ONE, 1, 1));
+    outbox.close(W);
+    outbox.open(W.into(), facts(false));
+    outbox.mark_whole(W, 0);
+    let batch = outbox.request(now, &|_| Some(Digest::new(9))).unwrap();
+    let Ok(event) = parse_batch(&batch.body).unwrap().remove(0) else { panic!("well-formed") };
+    assert_eq!(event.delta, Digest::new(2));
+}
+
+/// A world of one watch, an agent and a receiver, in which answers are lost and receivers die.
+struct World {
+    outbox: Outbox,
+    now: Instant,
+    objects: HashMap<u8, u128>,
+    /// Counts changes; the newest is what somebody must have looked at in the end.
+    changes: u64,
+    receiver: Receiver,
+    /// The newest change at the time of a look whose outcome was recorded.
+    looked: u64,
+}
+
+#[derive(Default)]
+struct Receiver {
+    instance: u64,
+    epoch: Option<Epoch>,
+    since: u64,
+    accepted: u64,
+    settled: u64,
+    digest: Option<Digest>,
+}
+
+impl Receiver {
+    fn take(&mut self, events: &[Event]) {
+        for event in events {
+            if self.epoch != Some(event.id.epoch) {
+                *self = Self { epoch: Some(event.id.epoch), instance: self.instance, ..Self::default() };
+                self.since = event.id.sequence;
+                self.accepted = event.id.sequence - 1;
+            }
+            if event.id.sequence == self.accepted + 1 {
+                self.accepted += 1;
+                self.digest = self.digest.map(|digest| digest + event.delta);
+            } else {
+                assert!(event.id.sequence <= self.accepted, "no holes");
+            }
+        }
+    }
+
+    fn answer(&self) -> EventsAnswer {
+        EventsAnswer {
+            settled: settle(self.settled),
+            ..answer(Instance::new(self.instance), self.since, self.accepted)
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Change(u8),
+    /// Something changes while nobody looks, and a list finds it.
+    Relist(u8),
+    Send {
+        arrives: bool,
+        answered: bool,
+    },
+    Heartbeat {
+        answered: bool,
+    },
+    Work,
+    Restart,
+}
+
+impl World {
+    fn new() -> Self {
+        let (receiver, objects) = (Receiver { instance: 1, ..Receiver::default() }, HashMap::new());
+        Self { outbox: outbox(false), now: Instant::now(), objects, changes: 0, receiver, looked: 0 }
+    }
+
+    fn digest(&self) -> Digest {
+        self.objects.values().fold(Digest::ZERO, |sum, part| sum + Digest::new(*part))
+    }
+
+    fn alter(&mut self, key: u8) -> (u128, u128) {
+        self.changes += 1;
+        let after = u128::from(self.changes) << 8 | u128::from(key);
+        (self.objects.insert(key, after).unwrap_or(0), after)
+    }
+
+    fn step(&mut self, step: Step) {
+        match step {
+            Step::Change(key) => {
+                let (before, after) = self.alter(key);
+                mark(&mut self.outbox, &format!("ns/{key}"), before, after);
+            }
+            Step::Relist(key) => {
+                self.alter(key + 100);
+                self.outbox.mark_whole(W, 0);
+            }
+            Step::Send { arrives, answered } => self.send(arrives, answered),
+            Step::Heartbeat { answered } => self.heartbeat(answered),
+            Step::Work => {
+                // Snapshot, look, record; a receiver that knows of nothing does nothing.
+                if self.receiver.settled < self.receiver.accepted {
+                    self.receiver.settled = self.receiver.accepted;
+                    self.looked = self.changes;
+                }
+            }
+            Step::Restart => self.receiver = Receiver { instance: self.receiver.instance + 1, ..Receiver::default() },
+        }
+    }
+
+    fn send(&mut self, arrives: bool, answered: bool) {
+        let digest = self.digest();
+        let Some(batch) = self.outbox.request(self.now, &|_| Some(digest)) else { return };
+        if arrives {
+            let events: Vec<_> = parse_batch(&batch.body).unwrap().into_iter().map(Result::unwrap).collect();
+            self.receiver.take(&events);
+            if answered {
+                self.outbox.answered(self.now, batch.epoch, &self.receiver.answer());
+            }
+        }
+    }
+
+    fn heartbeat(&mut self, answered: bool) {
+        let numbers = self.outbox.heartbeat();
+        let digest = self.digest();
+        let sent = self.outbox.sent_digest(W, &|_| Some(digest));
+        let receiver = &mut self.receiver;
+        if receiver.epoch == Some(numbers.epoch) && receiver.accepted == numbers.sequence {
+            if let (Some(expected), Some(sent)) = (receiver.digest, sent) {
+                assert_eq!(sent, expected, "the digest of what was sent");
+            }
+            receiver.digest = receiver.digest.or(sent);
+        }
+        if answered {
+            let ours = receiver.epoch == Some(numbers.epoch);
+            let settled = if ours { settle(receiver.settled) } else { Settled::new() };
+            self.outbox.heartbeat_answered(self.now, numbers.epoch, Instance::new(receiver.instance), &settled);
+        }
+    }
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0u8..4).prop_map(Step::Change),
+        1 => (0u8..4).prop_map(Step::Relist),
+        5 => (any::<bool>(), any::<bool>()).prop_map(|(arrives, answered)| Step::Send { arrives, answered }),
+        3 => any::<bool>().prop_map(|answered| Step::Heartbeat { answered }),
+        3 => Just(Step::Work),
+        1 => Just(Step::Restart),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+    #[test]
+    fn no_schedule_of_faults_loses_a_change_or_never_comes_to_rest(steps in prop::collection::vec(step(), 0..60)) {
+        let mut world = World::new();
+        for step in steps {
+            world.now += Duration::from_millis(100);
+            world.step(step);
+        }
+        for _ in 0..6 {
+            world.now += Duration::from_secs(300);
+            world.step(Step::Heartbeat { answered: true });
+            world.step(Step::Send { arrives: true, answered: true });
+            world.step(Step::Work);
+        }
+        world.step(Step::Heartbeat { answered: true });
+        prop_assert_eq!((world.outbox.waiting(), world.outbox.unsettled(), world.outbox.parked()), (0, 0, 0));
+        prop_assert_eq!(world.looked, world.changes);
+    }
+}

@@ -1,0 +1,29 @@
+//! Random numbers and the wall clock: the two things that decisions take as arguments.
+
+use std::time::Duration;
+
+use aws_lc_rs::rand;
+use jiff::Timestamp;
+
+/// 64 random bits.
+pub(crate) fn bits() -> u64 {
+    let mut bytes = [0; 8];
+    rand::fill(&mut bytes).expect("the library ends the process itself when the system has no entropy");
+    u64::from_ne_bytes(bytes)
+}
+
+/// A whole number below a bound; 0 for a bound of 0. The bias of the remainder is far below what jitter needs.
+pub(crate) fn below(bound: u64) -> u64 {
+    bits().checked_rem(bound).unwrap_or(0)
+}
+
+/// A time between nothing and a bound, in milliseconds.
+pub(crate) fn up_to(bound: Duration) -> Duration {
+    let millis = u64::try_from(bound.as_millis()).unwrap_or(u64::MAX);
+    Duration::from_millis(below(millis.saturating_add(1)))
+}
+
+/// The wall clock, in milliseconds since 1970.
+pub(crate) fn unix_millis() -> i64 {
+    Timestamp::now().as_millisecond()
+}

@@ -1,0 +1,252 @@
+//! List and watch, as often as it takes: the loop that all watches share, with what differs between them in a [`Sink`].
+//!
+//! The loop is our own because bookmarks must count as signs of life, a silent watch must be opened again, a rebuild must be
+//! possible from outside, and every page and line must have a limit.
+
+mod body;
+mod discovery;
+mod object;
+mod planned;
+mod supervisor;
+mod target;
+
+use std::{sync::Arc, time::Duration};
+
+use serde::de::DeserializeOwned;
+use tokio::{
+    sync::{Semaphore, watch},
+    time::{Instant, sleep, timeout},
+};
+
+pub(crate) use object::Named;
+pub(crate) use supervisor::supervise;
+pub(crate) use target::Target;
+
+use crate::{
+    backoff::Backoff,
+    kubernetes::{Call, Lane},
+    random,
+    telemetry::Metrics,
+};
+use body::{Kind, Line, Lines, Page};
+
+/// Objects of one page.
+const PAGE: usize = 50;
+/// Bytes of one page. When 50 objects are larger, the page is halved.
+const PAGE_BYTES: usize = 2 << 20;
+/// A server closes a watch between these times, and it is opened again.
+const WATCH_SECONDS: (u64, u64) = (180, 290);
+/// Bookmarks come about once a minute: silence for longer means that nobody is there.
+const SILENCE: Duration = Duration::from_secs(100);
+const BACKOFF: Duration = Duration::from_millis(500);
+const BACKOFF_CAP: Duration = Duration::from_secs(30);
+/// An API server that tells us to wait is obeyed up to here.
+const TOLD_CAP: Duration = Duration::from_secs(120);
+/// A watch that ends sooner without a word is a failure, or it would be opened again in a hot loop.
+const TOO_SHORT: Duration = Duration::from_secs(5);
+
+/// What a kind of watch does with what it is told. Every call is synchronous: the loop alone waits.
+pub(crate) trait Sink {
+    /// An object as far as this watch reads it.
+    type Item: DeserializeOwned;
+
+    /// What to list and watch, found out anew before each list.
+    async fn target(&mut self, lane: &Lane) -> Result<Target, Call>;
+    /// A list begins; what an earlier one that broke off has told counts for nothing.
+    fn begin(&mut self);
+    /// A page of the list. False if no further pages are wanted.
+    fn page(&mut self, items: Vec<Self::Item>) -> bool;
+    /// All pages were told; the watch goes on from this resource version.
+    fn complete(&mut self, version: &str);
+    /// An object is there.
+    fn present(&mut self, item: Self::Item);
+    /// An object left.
+    fn gone(&mut self, item: Self::Item);
+    /// A bookmark: nothing changed up to this resource version.
+    fn bookmark(&mut self, version: &str);
+    /// The list or the watch does not work; it will be tried again.
+    fn failed(&mut self, why: &Call);
+    /// A watch is open.
+    fn opened(&mut self) {}
+}
+
+/// What all loops share.
+#[derive(Clone)]
+pub(crate) struct Shared {
+    /// Permits for pages: two at a time, because a page with managed fields is what costs an agent its memory.
+    pub(crate) pages: Arc<Semaphore>,
+    /// Counts the rebuilds of all watches that were ordered.
+    pub(crate) rebuild: watch::Receiver<u64>,
+    /// Counters.
+    pub(crate) metrics: Metrics,
+}
+
+/// Why a watch ended.
+enum End {
+    /// Go on from the last resource version.
+    Reopen,
+    /// Only a list can tell what is there.
+    Relist(&'static str),
+}
+
+/// One list and watch loop.
+struct Loop<S> {
+    lane: Lane,
+    shared: Shared,
+    sink: S,
+    backoff: Backoff,
+    page: usize,
+}
+
+/// Lists and watches for ever.
+pub(crate) async fn run<S: Sink>(lane: Lane, shared: Shared, sink: S) {
+    let mut watching = Loop { lane, shared, sink, backoff: Backoff::new(BACKOFF), page: PAGE };
+    let mut why = "start";
+    loop {
+        watching.shared.rebuild.mark_unchanged();
+        watching.shared.metrics.listed(why);
+        match watching.list().await {
+            Ok((target, version)) => why = watching.watch(&target, version).await,
+            Err(error) => {
+                why = "retry";
+                watching.wait_after(&error).await;
+            }
+        }
+    }
+}
+
+impl<S: Sink> Loop<S> {
+    async fn list(&mut self) -> Result<(Target, String), Call> {
+        let target = self.sink.target(&self.lane).await?;
+        self.sink.begin();
+        let mut token = String::new();
+        loop {
+            let page: Page<S::Item> = match self.page(&target, &token).await {
+                Err(Call::TooLarge { .. }) if self.page > 1 => {
+                    self.page = self.page.div_ceil(2).min(self.page - 1);
+                    continue;
+                }
+                page => page?,
+            };
+            let more = self.sink.page(page.items);
+            if !more || page.metadata.token.is_empty() {
+                self.sink.complete(&page.metadata.version);
+                return Ok((target, page.metadata.version));
+            }
+            token = page.metadata.token;
+        }
+    }
+
+    async fn page(&self, target: &Target, token: &str) -> Result<Page<S::Item>, Call> {
+        // Nobody closes the semaphore; without a permit the page is read all the same.
+        let _permit = self.shared.pages.acquire().await.ok();
+        let bytes = self.lane.get(&target.list(self.page, token), target.list_accept(), PAGE_BYTES).await?;
+        serde_json::from_slice(&bytes).map_err(Call::Parse)
+    }
+
+    /// Watches until only a list helps; says why.
+    async fn watch(&mut self, target: &Target, mut version: String) -> &'static str {
+        loop {
+            let begun = Instant::now();
+            let mut heard = false;
+            let mut rebuild = self.shared.rebuild.clone();
+            let ended = tokio::select! {
+                ended = self.follow(target, &mut version, &mut heard) => ended,
+                Ok(()) = rebuild.changed() => return "rebuild",
+            };
+            if heard || (ended.is_ok() && begun.elapsed() >= TOO_SHORT) {
+                self.backoff.reset();
+            } else if !matches!(ended, Err(ref error) if !error.is_gone()) {
+                // Not even a bookmark: to try again at once could go on like this for ever.
+                let time = self.backoff_time();
+                self.wait(time).await;
+            }
+            match ended {
+                Ok(End::Relist(why)) => return why,
+                Ok(End::Reopen) => {}
+                Err(error) if error.is_gone() => return "gone",
+                Err(error) => {
+                    let refused = error.status().is_some_and(|status| status.is_client_error());
+                    self.wait_after(&error).await;
+                    if refused && error.retry_after().is_none() {
+                        // Forbidden or no longer served: what may be watched has to be found out again.
+                        return "refused";
+                    }
+                }
+            }
+            if self.shared.rebuild.has_changed().unwrap_or(false) {
+                return "rebuild";
+            }
+            self.shared.metrics.reopened.inc();
+        }
+    }
+
+    async fn follow(&mut self, target: &Target, version: &mut String, heard: &mut bool) -> Result<End, Call> {
+        let (least, most) = WATCH_SECONDS;
+        let seconds = least + random::below(most - least + 1);
+        let body = self.lane.open(&target.watch(version, seconds), target.item_accept()).await?;
+        self.sink.opened();
+        let mut lines = Lines::new(body);
+        loop {
+            let Ok(line) = timeout(SILENCE, lines.next()).await else {
+                self.shared.metrics.silent.inc();
+                return Ok(End::Reopen);
+            };
+            let Some(line) = line? else { return Ok(End::Reopen) };
+            let line: Line<'_> = serde_json::from_slice(line).map_err(Call::Parse)?;
+            if let Some(end) = self.told(&line, version)? {
+                return Ok(end);
+            }
+            *heard = true;
+        }
+    }
+
+    fn told(&mut self, line: &Line<'_>, version: &mut String) -> Result<Option<End>, Call> {
+        match line.kind()? {
+            Kind::Error => {
+                let status = line.status()?;
+                return match status.code {
+                    410 => Ok(Some(End::Relist("gone"))),
+                    _ => Err(status.into()),
+                };
+            }
+            Kind::Bookmark => {
+                line.version_into(version)?;
+                self.sink.bookmark(version);
+            }
+            Kind::Present => {
+                line.version_into(version)?;
+                self.sink.present(line.item()?);
+            }
+            Kind::Gone => {
+                line.version_into(version)?;
+                self.sink.gone(line.item()?);
+            }
+        }
+        Ok(None)
+    }
+
+    async fn wait_after(&mut self, error: &Call) {
+        self.sink.failed(error);
+        self.shared.metrics.watch_failed(error);
+        let time = error.retry_after().map_or_else(|| self.backoff_time(), |told| told.min(TOLD_CAP));
+        self.wait(time).await;
+    }
+
+    fn backoff_time(&mut self) -> Duration {
+        // Half of the ceiling at least would be no full jitter, but nothing at all would be a hot loop.
+        self.backoff.fail(BACKOFF_CAP).max(Duration::from_millis(50))
+    }
+
+    /// A rebuild does not wait for a backoff.
+    async fn wait(&mut self, time: Duration) {
+        let mut rebuild = self.shared.rebuild.clone();
+        tokio::select! {
+            () = sleep(time) => {}
+            Ok(()) = rebuild.changed() => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,172 @@
+//! What lists and watches say, read with limits and without keeping what is not of use.
+
+use http::StatusCode;
+use http_body_util::BodyExt;
+use kube::client::Body;
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::value::RawValue;
+
+use crate::kubernetes::Call;
+
+/// Bytes of one line of a watch: an object is at most 1.5 MiB in etcd, and its managed fields are part of that.
+const LINE_BYTES: usize = 2 << 20;
+/// A buffer that a large line has grown is given back.
+const KEPT_BYTES: usize = 16 << 10;
+
+/// A page of a list.
+#[derive(Debug, Deserialize)]
+pub(super) struct Page<T> {
+    pub(super) metadata: PageMeta,
+    #[serde(default = "Vec::new", deserialize_with = "null_is_empty", bound(deserialize = "T: Deserialize<'de>"))]
+    pub(super) items: Vec<T>,
+}
+
+/// Some servers write `null` for no items.
+fn null_is_empty<'de, D: serde::Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Vec<T>, D::Error> {
+    Option::<Vec<T>>::deserialize(deserializer).map(Option::unwrap_or_default)
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct PageMeta {
+    #[serde(rename = "resourceVersion", default)]
+    pub(super) version: String,
+    #[serde(rename = "continue", default)]
+    pub(super) token: String,
+}
+
+/// What a line of a watch is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Present,
+    Gone,
+    Bookmark,
+    Error,
+}
+
+/// A line of a watch; its object is read when it is known what it is.
+#[derive(Debug, Deserialize)]
+pub(super) struct Line<'a> {
+    #[serde(rename = "type")]
+    kind: &'a str,
+    #[serde(borrow)]
+    object: &'a RawValue,
+}
+
+/// The part of a `Status` that decides.
+#[derive(Debug, Deserialize)]
+pub(super) struct Status {
+    #[serde(default)]
+    pub(super) code: u16,
+}
+
+impl From<Status> for Call {
+    fn from(status: Status) -> Self {
+        let status = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        Self::Status { status, retry_after: None }
+    }
+}
+
+impl Line<'_> {
+    pub(super) fn kind(&self) -> Result<Kind, Call> {
+        match self.kind {
+            "ADDED" | "MODIFIED" => Ok(Kind::Present),
+            "DELETED" => Ok(Kind::Gone),
+            "BOOKMARK" => Ok(Kind::Bookmark),
+            "ERROR" => Ok(Kind::Error),
+            _ => Err(Call::Parse(serde::de::Error::custom("a watch event of an unknown type"))),
+        }
+    }
+
+    pub(super) fn item<T: DeserializeOwned>(&self) -> Result<T, Call> {
+        serde_json::from_str(self.object.get()).map_err(Call::Parse)
+    }
+
+    pub(super) fn status(&self) -> Result<Status, Call> {
+        self.item()
+    }
+
+    /// Takes over the object's resource version.
+    pub(super) fn version_into(&self, version: &mut String) -> Result<(), Call> {
+        #[derive(Deserialize)]
+        struct Versioned<'a> {
+            #[serde(borrow)]
+            metadata: Meta<'a>,
+        }
+        #[derive(Deserialize)]
+        struct Meta<'a> {
+            #[serde(rename = "resourceVersion")]
+            version: &'a str,
+        }
+        let object: Versioned<'_> = serde_json::from_str(self.object.get()).map_err(Call::Parse)?;
+        version.clear();
+        version.push_str(object.metadata.version);
+        Ok(())
+    }
+}
+
+/// The lines of a body.
+pub(super) struct Lines {
+    body: Body,
+    buffer: Vec<u8>,
+    /// What was given out by the last call.
+    consumed: usize,
+}
+
+impl Lines {
+    pub(super) const fn new(body: Body) -> Self {
+        Self { body, buffer: Vec::new(), consumed: 0 }
+    }
+
+    /// The next line without its end; `None` at the end of the body. A last line without an end is half a line.
+    pub(super) async fn next(&mut self) -> Result<Option<&[u8]>, Call> {
+        self.buffer.drain(..self.consumed);
+        self.consumed = 0;
+        if self.buffer.is_empty() && self.buffer.capacity() > KEPT_BYTES {
+            self.buffer = Vec::new();
+        }
+        let mut scanned = 0;
+        loop {
+            if let Some(end) = self.buffer[scanned..].iter().position(|byte| *byte == b'\n') {
+                let end = scanned + end;
+                self.consumed = end + 1;
+                return Ok(Some(&self.buffer[..end]));
+            }
+            scanned = self.buffer.len();
+            let Some(frame) = self.body.frame().await else { return Ok(None) };
+            let Ok(data) = frame.map_err(|error| Call::Body(Box::new(error)))?.into_data() else { continue };
+            if scanned + data.len() > LINE_BYTES {
+                return Err(Call::TooLarge { limit: LINE_BYTES });
+            }
+            self.buffer.extend_from_slice(&data);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn lines_end_where_they_end_and_not_where_frames_do() {
+        let mut lines = Lines::new(Body::from(b"{\"a\":1}\n\n{}\nhalf".to_vec()));
+        assert_eq!(lines.next().await.unwrap().unwrap(), b"{\"a\":1}");
+        assert_eq!(lines.next().await.unwrap().unwrap(), b"");
+        assert_eq!(lines.next().await.unwrap().unwrap(), b"{}");
+        assert!(lines.next().await.unwrap().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_line_has_a_limit() {
+        let mut lines = Lines::new(Body::from(vec![b'x'; LINE_BYTES + 1]));
+        assert!(matches!(lines.next().await, Err(Call::TooLarge { .. })));
+    }
+
+    #[test]
+    fn a_page_may_have_no_items() {
+        for text in [r#"{"metadata":{"resourceVersion":"7"}}"#, r#"{"metadata":{"resourceVersion":"7"},"items":null}"#]
+        {
+            let page: Page<u8> = serde_json::from_str(text).unwrap();
+            assert_eq!((page.items.len(), page.metadata.version.as_str()), (0, "7"));
+        }
+    }
+}

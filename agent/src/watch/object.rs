@@ -1,0 +1,164 @@
+//! The metadata of an object, as far as it is read: everything else, managed fields above all, is skipped while parsing.
+
+use std::{collections::BTreeMap, num::NonZeroI64};
+
+use aws_lc_rs::digest::{Context, SHA256};
+use serde::Deserialize;
+
+use crate::index::Seen;
+
+/// An object of a metadata-only watch.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Object {
+    metadata: Metadata,
+}
+
+/// An object of which only name and resource version are read.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Named {
+    /// Its metadata.
+    pub(crate) metadata: NamedMetadata,
+}
+
+/// See [`Named`].
+#[derive(Debug, Deserialize)]
+pub(crate) struct NamedMetadata {
+    /// `metadata.name`.
+    #[serde(default)]
+    pub(crate) name: String,
+    /// `metadata.resourceVersion`.
+    #[serde(rename = "resourceVersion", default)]
+    pub(crate) version: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Metadata {
+    namespace: String,
+    name: String,
+    uid: String,
+    resource_version: String,
+    generation: i64,
+    labels: Option<BTreeMap<String, String>>,
+    annotations: Option<BTreeMap<String, String>>,
+    finalizers: Option<Vec<String>>,
+    deletion_timestamp: Option<String>,
+    owner_references: Option<Vec<Owner>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Owner {
+    api_version: String,
+    kind: String,
+    name: String,
+    uid: String,
+    controller: Option<bool>,
+    block_owner_deletion: Option<bool>,
+}
+
+impl Object {
+    /// `<namespace>/<name>`, and what the index keeps.
+    pub(crate) fn into_seen(self) -> (Box<str>, Seen) {
+        let Metadata { namespace, name, uid, resource_version, generation, .. } = &self.metadata;
+        let seen = Seen {
+            uid: uid.as_str().into(),
+            version: resource_version.as_str().into(),
+            generation: NonZeroI64::new(*generation),
+            metadata: self.metadata.hash(),
+        };
+        (format!("{namespace}/{name}").into(), seen)
+    }
+}
+
+impl Metadata {
+    /// The first 64 bits of a SHA-256: who finds a collision hides a change of their own objects from themselves.
+    fn hash(&self) -> u64 {
+        let Self { labels, annotations, finalizers, deletion_timestamp, owner_references, .. } = self;
+        let mut context = Context::new(&SHA256);
+        for map in [labels, annotations] {
+            let map = map.iter().flatten();
+            count(&mut context, map.clone().count());
+            map.for_each(|(key, value)| [key, value].into_iter().for_each(|text| field(&mut context, text)));
+        }
+        let finalizers = finalizers.iter().flatten();
+        count(&mut context, finalizers.clone().count());
+        finalizers.for_each(|finalizer| field(&mut context, finalizer));
+        field(&mut context, deletion_timestamp.as_deref().unwrap_or_default());
+        for Owner { api_version, kind, name, uid, controller, block_owner_deletion } in
+            owner_references.iter().flatten()
+        {
+            [api_version, kind, name, uid].into_iter().for_each(|text| field(&mut context, text));
+            context.update(&[controller, block_owner_deletion].map(|flag| flag.map_or(2, u8::from)));
+        }
+        let digest = context.finish();
+        digest.as_ref()[..8].iter().fold(0, |hash, byte| (hash << 8) | u64::from(*byte))
+    }
+}
+
+fn count(context: &mut Context, count: usize) {
+    context.update(&(count as u64).to_be_bytes());
+}
+
+fn field(context: &mut Context, text: &str) {
+    count(context, text.len());
+    context.update(text.as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::index::Version;
+
+    fn seen(object: Value) -> (Box<str>, Seen) {
+        serde_json::from_value::<Object>(object).unwrap().into_seen()
+    }
+
+    fn object() -> Value {
+        json!({"metadata": {
+            "namespace": "ns", "name": "a", "uid": "u", "resourceVersion": "7", "generation": 2,
+            "labels": {"b": "1", "a": "2"}, "annotations": {"x": "y"}, "finalizers": ["f"],
+            "ownerReferences": [{"apiVersion": "v1", "kind": "K", "name": "n", "uid": "o"}],
+            "managedFields": [{"manager": "m", "fieldsV1": {"f:spec": {}}}], "creationTimestamp": "2026-01-01T00:00:00Z"
+        }})
+    }
+
+    #[test]
+    fn what_matters_is_read_and_cluster_scoped_objects_have_an_empty_namespace() {
+        let (key, read) = seen(object());
+        assert_eq!((&*key, read.generation, read.version), ("ns/a", NonZeroI64::new(2), Version::Number(7)));
+        assert_eq!(&*seen(json!({"metadata": {"name": "node"}})).0, "/node");
+    }
+
+    #[test]
+    fn the_hash_moves_with_what_matters_and_nothing_else() {
+        let hash = |object| seen(object).1.metadata;
+        for (member, value) in [
+            ("labels", json!({"b": "1"})),
+            ("labels", json!({"b": "1", "a": "3"})),
+            ("annotations", json!(null)),
+            ("finalizers", json!([])),
+            ("deletionTimestamp", json!("2026-01-01T00:00:00Z")),
+            (
+                "ownerReferences",
+                json!([{"apiVersion": "v1", "kind": "K", "name": "n", "uid": "o", "controller": true}]),
+            ),
+        ] {
+            let mut other = object();
+            other["metadata"][member] = value;
+            assert_ne!(hash(other), hash(object()), "{member}");
+        }
+        for (member, value) in [
+            ("labels", json!({"a": "2", "b": "1"})),
+            ("managedFields", json!([])),
+            ("resourceVersion", json!("8")),
+            ("generation", json!(9)),
+        ] {
+            let mut other = object();
+            other["metadata"][member] = value;
+            assert_eq!(hash(other), hash(object()), "{member}");
+        }
+    }
+}

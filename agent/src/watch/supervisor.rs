@@ -1,0 +1,79 @@
+//! Starts and stops the loops of planned watches as the plan changes.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use tidewatch_shared::plan::Plan;
+use tokio::{
+    sync::watch,
+    task::{AbortHandle, JoinSet},
+};
+
+use super::{Shared, planned::Planned, run};
+use crate::{
+    core::{Core, Started},
+    kubernetes::{Cluster, Connect},
+};
+
+struct Running {
+    /// Small numbers that are used again, so that connections do not grow with the number of plans.
+    slot: usize,
+    handle: AbortHandle,
+}
+
+/// Follows the plan for ever. Ends only when a loop does, which none should.
+///
+/// # Errors
+/// [`Connect`] when another connection to the API server cannot be made.
+pub(crate) async fn supervise(
+    cluster: Cluster,
+    shared: Shared,
+    core: Core,
+    mut plans: watch::Receiver<Option<Arc<Plan>>>,
+) -> Result<(), Connect> {
+    let mut running: BTreeMap<Box<str>, Running> = BTreeMap::new();
+    let mut loops = JoinSet::new();
+    loop {
+        let plan = plans.borrow_and_update().clone();
+        if let Some(plan) = plan {
+            let turnover = core.follow(&plan);
+            for name in turnover.stopped {
+                if let Some(stopped) = running.remove(&*name) {
+                    stopped.handle.abort();
+                }
+            }
+            for started in turnover.started {
+                start(&cluster, &shared, &core, started, &mut running, &mut loops)?;
+            }
+            tracing::info!(revision = plan.revision(), watches = running.len(), "Following a plan");
+        }
+        loop {
+            tokio::select! {
+                changed = plans.changed() => match changed {
+                    Ok(()) => break,
+                    Err(_) => return Ok(()),
+                },
+                Some(ended) = loops.join_next() => if !ended.is_err_and(|error| error.is_cancelled()) {
+                    return Ok(());
+                },
+            }
+        }
+    }
+}
+
+fn start(
+    cluster: &Cluster,
+    shared: &Shared,
+    core: &Core,
+    started: Started,
+    running: &mut BTreeMap<Box<str>, Running>,
+    loops: &mut JoinSet<()>,
+) -> Result<(), Connect> {
+    let taken = |slot: &usize| running.values().any(|other| other.slot == *slot);
+    // As many slots as there are loops, and one more: one of them is free. Slot 0 is for plan and canary.
+    let slot = (1..=running.len() + 1).find(|slot| !taken(slot)).unwrap_or(running.len() + 1);
+    let lane = cluster.lane(slot)?;
+    let name = started.planned.name.as_str().into();
+    let handle = loops.spawn(run(lane, shared.clone(), Planned::new(started, core.clone())));
+    running.insert(name, Running { slot, handle });
+    Ok(())
+}

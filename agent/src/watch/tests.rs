@@ -1,0 +1,270 @@
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex},
+};
+
+use bytes::Bytes;
+use futures::{StreamExt, stream};
+use http::{Request, Response, header};
+use http_body::Frame;
+use http_body_util::{BodyExt, StreamBody, combinators::UnsyncBoxBody};
+use kube::{Client, client::Body};
+use serde_json::{Value, json};
+use tokio::{sync::mpsc, task::JoinHandle};
+use tower::BoxError;
+
+use super::*;
+
+type Answer = Response<UnsyncBoxBody<Bytes, BoxError>>;
+
+/// What the API server does with one request.
+enum Reply {
+    Json(Value),
+    Status(u16),
+    /// Lines of a watch, then its end.
+    Lines(Vec<Value>),
+    /// Lines of a watch, then silence.
+    Silence(Vec<Value>),
+    /// A page of more bytes than a page may have.
+    Large,
+}
+
+/// One expected request: what must be in its path and query, and the reply.
+struct Call(&'static str, Reply);
+
+/// The API server as a list of calls; an unexpected one is told like everything else that happens.
+fn lane(calls: Vec<Call>, told: mpsc::UnboundedSender<String>) -> Lane {
+    let calls = Arc::new(Mutex::new(VecDeque::from(calls)));
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let (calls, told) = (calls.clone(), told.clone());
+        async move { Ok::<_, BoxError>(reply(&request, &calls, &told)) }
+    });
+    Lane::new(Client::new(service, "default"))
+}
+
+fn reply(request: &Request<Body>, calls: &Mutex<VecDeque<Call>>, told: &mpsc::UnboundedSender<String>) -> Answer {
+    assert_eq!(request.headers()[header::ACCEPT_ENCODING], "identity");
+    let path = request.uri().to_string();
+    let Some(Call(expected, reply)) = calls.lock().unwrap().pop_front() else {
+        let _ = told.send("end of script".to_owned());
+        return answer(200, Vec::new(), true);
+    };
+    if !path.contains(expected) {
+        let _ = told.send(format!("{path} instead of {expected}"));
+    }
+    let text = |lines: Vec<Value>| lines.into_iter().map(|line| Bytes::from(format!("{line}\n"))).collect();
+    match reply {
+        Reply::Json(value) => answer(200, vec![value.to_string().into()], false),
+        Reply::Status(status) => answer(status, Vec::new(), false),
+        Reply::Lines(lines) => answer(200, text(lines), false),
+        Reply::Silence(lines) => answer(200, text(lines), true),
+        Reply::Large => answer(200, vec![vec![b' '; PAGE_BYTES + 1].into()], false),
+    }
+}
+
+fn answer(status: u16, frames: Vec<Bytes>, silence: bool) -> Answer {
+    let frames = stream::iter(frames).map(|bytes| Ok(Frame::data(bytes)));
+    let rest = if silence { stream::pending().left_stream() } else { stream::empty().right_stream() };
+    let body = StreamBody::new(frames.chain(rest)).boxed_unsync();
+    Response::builder().status(status).body(body).unwrap()
+}
+
+/// Tells everything that it is told.
+struct Recorder(mpsc::UnboundedSender<String>);
+
+impl Recorder {
+    fn tell(&self, text: String) {
+        let _ = self.0.send(text);
+    }
+}
+
+impl Sink for Recorder {
+    type Item = Named;
+
+    async fn target(&mut self, _lane: &Lane) -> Result<Target, crate::kubernetes::Call> {
+        Ok(Target::collection("g", "v1", None, "things"))
+    }
+
+    fn begin(&mut self) {
+        self.tell("begin".to_owned());
+    }
+
+    fn page(&mut self, items: Vec<Named>) -> bool {
+        let names: Vec<_> = items.into_iter().map(|item| item.metadata.name).collect();
+        self.tell(format!("page {}", names.join(" ")));
+        !names.contains(&"enough".to_owned())
+    }
+
+    fn complete(&mut self, version: &str) {
+        self.tell(format!("complete {version}"));
+    }
+
+    fn present(&mut self, item: Named) {
+        self.tell(format!("present {}", item.metadata.name));
+    }
+
+    fn gone(&mut self, item: Named) {
+        self.tell(format!("gone {}", item.metadata.name));
+    }
+
+    fn bookmark(&mut self, version: &str) {
+        self.tell(format!("bookmark {version}"));
+    }
+
+    fn failed(&mut self, why: &crate::kubernetes::Call) {
+        self.tell(format!("failed: {why}"));
+    }
+}
+
+struct Bench {
+    told: mpsc::UnboundedReceiver<String>,
+    rebuild: watch::Sender<u64>,
+    running: JoinHandle<()>,
+}
+
+fn start(calls: Vec<Call>) -> Bench {
+    let (tell, told) = mpsc::unbounded_channel();
+    let (rebuild, rebuilds) = watch::channel(0);
+    let shared = Shared { pages: Arc::new(Semaphore::new(1)), rebuild: rebuilds, metrics: Metrics::default() };
+    let running = tokio::spawn(run(lane(calls, tell.clone()), shared, Recorder(tell)));
+    Bench { told, rebuild, running }
+}
+
+/// Everything that is told until the script is at its end.
+async fn told(calls: Vec<Call>) -> Vec<String> {
+    let mut bench = start(calls);
+    let mut told = Vec::new();
+    while let Some(text) = bench.told.recv().await {
+        if text == "end of script" {
+            break;
+        }
+        told.push(text);
+    }
+    bench.running.abort();
+    told
+}
+
+fn page(version: &str, token: &str, names: &[&str]) -> Reply {
+    let items: Vec<_> = names.iter().map(|name| json!({"metadata": {"name": name}})).collect();
+    Reply::Json(json!({"metadata": {"resourceVersion": version, "continue": token}, "items": items}))
+}
+
+fn line(kind: &str, version: &str, name: &str) -> Value {
+    json!({"type": kind, "object": {"metadata": {"resourceVersion": version, "name": name}}})
+}
+
+fn gone() -> Value {
+    json!({"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired"}})
+}
+
+#[tokio::test(start_paused = true)]
+async fn pages_are_followed_and_the_watch_goes_on_where_the_list_ended() {
+    let lines = vec![
+        line("ADDED", "11", "c"),
+        line("MODIFIED", "12", "a"),
+        line("BOOKMARK", "15", ""),
+        line("DELETED", "16", "b"),
+    ];
+    let told = told(vec![
+        Call("/apis/g/v1/things?limit=50", page("10", "t/1", &["a"])),
+        Call("limit=50&continue=t%2F1", page("10", "", &["b"])),
+        Call("watch=true&allowWatchBookmarks=true", Reply::Lines(lines)),
+        Call("resourceVersion=16", Reply::Lines(Vec::new())),
+        Call("resourceVersion=16", Reply::Silence(Vec::new())),
+        Call("resourceVersion=16", Reply::Silence(Vec::new())),
+    ])
+    .await;
+    assert_eq!(told, ["begin", "page a", "page b", "complete 10", "present c", "present a", "bookmark 15", "gone b"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_version_that_is_gone_means_a_new_list() {
+    for reply in [Reply::Lines(vec![gone()]), Reply::Status(410)] {
+        let told = told(vec![
+            Call("limit", page("10", "", &[])),
+            Call("resourceVersion=10", reply),
+            Call("limit", page("20", "", &["a"])),
+            Call("resourceVersion=20", Reply::Lines(Vec::new())),
+        ])
+        .await;
+        assert_eq!(told, ["begin", "page ", "complete 10", "begin", "page a", "complete 20"]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_that_expires_between_its_pages_begins_anew() {
+    let told = told(vec![
+        Call("limit", page("10", "t", &["a"])),
+        Call("continue=t", Reply::Status(410)),
+        Call("things?limit=50", page("20", "", &["b"])),
+    ])
+    .await;
+    let failed = "failed: the API server answered 410 Gone";
+    assert_eq!(told, ["begin", "page a", failed, "begin", "page b", "complete 20"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_refused_is_reported_and_tried_again_from_the_list() {
+    let told = told(vec![
+        Call("limit", Reply::Status(404)),
+        Call("limit", page("10", "", &[])),
+        Call("watch", Reply::Status(403)),
+        Call("limit", page("20", "", &[])),
+    ])
+    .await;
+    let (missing, forbidden) =
+        ("failed: the API server answered 404 Not Found", "failed: the API server answered 403 Forbidden");
+    assert_eq!(told, ["begin", missing, "begin", "page ", "complete 10", forbidden, "begin", "page ", "complete 20"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failing_server_is_asked_again_from_the_same_version() {
+    let error = json!({"type": "ERROR", "object": {"code": 500}});
+    let told = told(vec![
+        Call("limit", page("10", "", &[])),
+        Call("resourceVersion=10", Reply::Lines(vec![line("ADDED", "11", "a"), error])),
+        Call("resourceVersion=11", Reply::Status(503)),
+        Call("resourceVersion=11", Reply::Lines(vec![json!("garbage")])),
+        Call("resourceVersion=11", Reply::Lines(vec![line("ADDED", "12", "b")])),
+    ])
+    .await;
+    assert_eq!(told.iter().filter(|text| text.starts_with("failed")).count(), 3);
+    assert!(told.contains(&"present b".to_owned()) && !told.iter().any(|text| text.contains("instead of")), "{told:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn pages_that_are_too_large_are_halved() {
+    let told = told(vec![
+        Call("limit=50", Reply::Large),
+        Call("limit=25", Reply::Large),
+        Call("limit=13", page("10", "t", &["a"])),
+        Call("limit=13&continue=t", page("10", "", &["b"])),
+    ])
+    .await;
+    assert_eq!(told, ["begin", "page a", "page b", "complete 10"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_more_pages_are_read_than_are_wanted() {
+    let told =
+        told(vec![Call("limit", page("10", "t", &["enough"])), Call("resourceVersion=10", Reply::Lines(Vec::new()))])
+            .await;
+    assert_eq!(told, ["begin", "page enough", "complete 10"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rebuild_lists_at_once() {
+    let mut bench = start(vec![
+        Call("limit", page("10", "", &[])),
+        Call("resourceVersion=10", Reply::Silence(vec![line("ADDED", "11", "a")])),
+        Call("limit", page("20", "", &["b"])),
+    ]);
+    for expected in ["begin", "page ", "complete 10", "present a"] {
+        assert_eq!(bench.told.recv().await.unwrap(), expected);
+    }
+    bench.rebuild.send_modify(|count| *count += 1);
+    for expected in ["begin", "page b", "complete 20", "end of script"] {
+        assert_eq!(bench.told.recv().await.unwrap(), expected);
+    }
+    bench.running.abort();
+}

@@ -1,0 +1,85 @@
+//! From the types to text.
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use serde_json::Value;
+use serde_saphyr::ser_options;
+use thiserror::Error;
+use tidewatch_shared::api;
+
+const HEADER: &str = "# Generated from the Rust types by `cargo generate`; changes made here are lost.\n---\n";
+
+/// Why a file cannot be rendered.
+#[derive(Debug, Error)]
+pub enum RenderError {
+    /// An object does not turn into JSON.
+    #[error("{name} has no JSON form")]
+    Json {
+        /// The object.
+        name: String,
+        /// Why.
+        source: serde_json::Error,
+    },
+    /// An object does not turn into YAML.
+    #[error("{name} has no YAML form")]
+    Yaml {
+        /// The object.
+        name: String,
+        /// Why.
+        source: Box<serde_saphyr::ser::Error>,
+    },
+}
+
+/// A generated file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct File {
+    /// Its name, without a folder.
+    pub name: String,
+    /// What stands in it.
+    pub content: String,
+}
+
+/// The files of `deploy/crds`, by name: one per custom resource.
+///
+/// # Errors
+/// [`RenderError`].
+pub fn crds() -> Result<Vec<File>, RenderError> {
+    api::crds::crds().iter().map(crd).collect()
+}
+
+fn crd(crd: &CustomResourceDefinition) -> Result<File, RenderError> {
+    let name = || crd.metadata.name.clone().unwrap_or_default();
+    let mut value = serde_json::to_value(crd).map_err(|source| RenderError::Json { name: name(), source })?;
+    whole_numbers(&mut value);
+    let options = ser_options! { prefer_block_scalars: false };
+    let yaml = serde_saphyr::to_string_with_options(&value, options)
+        .map_err(|source| RenderError::Yaml { name: name(), source: Box::new(source) })?;
+    Ok(File { name: format!("{}.yaml", crd.spec.names.plural), content: format!("{HEADER}{yaml}") })
+}
+
+/// Bounds are floating-point numbers in Kubernetes' types; people write `0`, not `0.0`.
+fn whole_numbers(value: &mut Value) {
+    match value {
+        Value::Number(number) => {
+            let whole = number.as_f64().filter(|value| value.fract() == 0.0 && value.abs() < 1e9);
+            if let (Some(whole), true) = (whole, number.is_f64()) {
+                *value = (whole as i64).into();
+            }
+        }
+        Value::Array(values) => values.iter_mut().for_each(whole_numbers),
+        Value::Object(members) => members.values_mut().for_each(whole_numbers),
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_says_what_its_object_says() {
+        for (file, object) in crds().unwrap().iter().zip(api::crds::crds()) {
+            let read: CustomResourceDefinition = serde_saphyr::from_str(&file.content).unwrap();
+            assert_eq!(read, object, "{}", file.name);
+        }
+    }
+}

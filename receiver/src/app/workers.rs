@@ -1,0 +1,52 @@
+//! The workers: each takes the next wanted Kyma from the queue, works on it, and says how it ended.
+
+use std::{panic::AssertUnwindSafe, sync::Arc};
+
+use anyhow::{Error, anyhow};
+use futures::FutureExt as _;
+use tokio::{sync::Mutex, task::JoinSet};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    hub::Hub,
+    kyma::{self, Context},
+    queue::{Class, Outcome},
+};
+
+/// All workers; they end at shutdown, each after the pass that it is in.
+pub(super) struct Workers(Mutex<JoinSet<()>>);
+
+impl Workers {
+    pub(super) fn start(context: &Arc<Context>, hub: &Hub, count: u16, shutdown: &CancellationToken) -> Self {
+        let mut tasks = JoinSet::new();
+        for _ in 0..count {
+            tasks.spawn(work(context.clone(), hub.clone(), shutdown.clone()));
+        }
+        Self(Mutex::new(tasks))
+    }
+
+    /// Waits until a worker ended although nobody told it to.
+    pub(super) async fn failed(&self) -> Error {
+        match self.0.lock().await.join_next().await {
+            Some(Err(error)) => Error::new(error).context("a worker failed"),
+            Some(Ok(())) | None => anyhow!("a worker ended, which it never should"),
+        }
+    }
+
+    /// Waits until every worker has ended its pass.
+    pub(super) async fn drained(&self) {
+        while self.0.lock().await.join_next().await.is_some() {}
+    }
+}
+
+async fn work(context: Arc<Context>, hub: Hub, shutdown: CancellationToken) {
+    while let Some(job) = shutdown.run_until_cancelled(hub.next()).await {
+        let works = job.wanted.works;
+        // A defect in one pass costs that pass, not the process: it is told, and tried again with backoff.
+        let outcome = AssertUnwindSafe(kyma::pass(&context, &job)).catch_unwind().await.unwrap_or_else(|_| {
+            tracing::error!(kyma = %job.key, "A pass panicked");
+            Outcome::failed(works, Class::Ours)
+        });
+        hub.done(job, outcome);
+    }
+}

@@ -1,0 +1,339 @@
+//! Catalog sync against a fake runtime.
+
+use kube::runtime::{
+    reflector::{self, Lookup, Store, store::Writer},
+    watcher::Event,
+};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tidewatch_shared::{
+    api::{ModuleReleaseMeta, ModuleTemplate},
+    event::{Change, Object, Subject},
+};
+
+use super::{fake::Fake, *};
+
+/// A control plane's catalog, a runtime, and the sync between them.
+struct Bed {
+    stores: Stores,
+    templates: Writer<ModuleTemplate>,
+    metas: Writer<ModuleReleaseMeta>,
+    catalog: Catalog,
+    runtime: Fake,
+    key: KymaKey,
+}
+
+fn store<K>() -> (Store<K>, Writer<K>)
+where
+    K: Lookup + Clone + 'static,
+    K::DynamicType: Default + Clone + Eq + std::hash::Hash,
+{
+    reflector::store()
+}
+
+fn read<T: DeserializeOwned>(value: Value) -> T {
+    serde_json::from_value(value).unwrap()
+}
+
+impl Bed {
+    /// Two modules: `alpha` with the channels fast and regular, `omega` with regular.
+    fn new() -> Self {
+        let ((templates, templates_writer), (metas, metas_writer)) = (store(), store());
+        let stores = Stores {
+            kymas: store().0,
+            templates,
+            release_metas: metas,
+            manifests: store().0,
+            watchers: store().0,
+            secrets: store().0,
+        };
+        let catalog = Catalog::new(Settings::default(), Metrics::default());
+        let key = KymaKey::new("kcp-system", "k");
+        let mut bed =
+            Self { stores, templates: templates_writer, metas: metas_writer, catalog, runtime: Fake::default(), key };
+        for (module, version) in [("alpha", "1.0.0"), ("alpha", "2.0.0"), ("omega", "1.0.0")] {
+            bed.template(module, version);
+        }
+        bed.meta("alpha", &[("regular", "1.0.0"), ("fast", "2.0.0")]);
+        bed.meta("omega", &[("regular", "1.0.0")]);
+        bed
+    }
+
+    fn template(&mut self, module: &str, version: &str) {
+        let template = read(json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleTemplate",
+            "metadata": {"name": format!("{module}-{version}"), "namespace": "kcp-system", "resourceVersion": "5", "uid": "kcp",
+                         "labels": {"team": "x"}, "finalizers": ["kcp/only"], "generation": 3},
+            "spec": {"moduleName": module, "version": version, "mandatory": false, "descriptor": {"any": [1, null]}}}));
+        self.templates.apply_watcher_event(&Event::Apply(template));
+        self.catalog.changed();
+    }
+
+    fn meta(&mut self, module: &str, channels: &[(&str, &str)]) {
+        let channels: Vec<_> =
+            channels.iter().map(|(channel, version)| json!({"channel": channel, "version": version})).collect();
+        let meta = read(json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleReleaseMeta",
+            "metadata": {"name": module, "namespace": "kcp-system", "resourceVersion": "5"},
+            "spec": {"moduleName": module, "channels": channels, "ocmComponentName": format!("kyma-project.io/module/{module}")}}));
+        self.metas.apply_watcher_event(&Event::Apply(meta));
+        self.catalog.changed();
+    }
+
+    async fn try_sync(&self, drift: Drift) -> Result<Synced, SyncError> {
+        self.catalog.sync(&self.key, &self.runtime.client(), &BTreeMap::new(), &self.stores, &drift).await
+    }
+
+    /// Syncs and tells the calls, sorted within nothing: in the order they were made.
+    async fn sync(&self, drift: Drift) -> Vec<String> {
+        self.try_sync(drift).await.unwrap();
+        self.runtime.calls()
+    }
+
+    /// A bed whose first sync is over.
+    async fn synced() -> Self {
+        let bed = Self::new();
+        bed.sync(Drift::None).await;
+        bed
+    }
+
+    /// The event that the runtime's agent would send of an object as it is now.
+    fn event(&self, id: &str, change: Change) -> Drift {
+        let object = self.runtime.object(id).unwrap_or_default();
+        let text = |member: &str| object["metadata"][member].as_str().unwrap_or_default().to_owned();
+        let (resource, name) = id.split_once('/').unwrap();
+        Drift::Objects(vec![Object {
+            subject: Subject {
+                group: "operator.kyma-project.io".to_owned(),
+                version: "v1beta2".to_owned(),
+                resource: resource.to_owned(),
+                namespace: "kyma-system".to_owned(),
+                name: name.to_owned(),
+            },
+            kind: String::new(),
+            uid: text("uid"),
+            resource_version: text("resourceVersion"),
+            generation: Some(1),
+            change,
+        }])
+    }
+
+    fn spec(&self, id: &str) -> Value {
+        self.runtime.object(id).unwrap()["spec"].clone()
+    }
+}
+
+const ALL: [&str; 5] = [
+    "modulereleasemetas/alpha",
+    "modulereleasemetas/omega",
+    "moduletemplates/alpha-1.0.0",
+    "moduletemplates/alpha-2.0.0",
+    "moduletemplates/omega-1.0.0",
+];
+
+#[tokio::test]
+async fn the_first_sync_brings_templates_before_release_metas() {
+    let bed = Bed::new();
+    let calls = bed.sync(Drift::None).await;
+    assert_eq!(calls[..2], ["list moduletemplates", "list modulereleasemetas"]);
+    let puts = &calls[2..];
+    assert_eq!(puts.len(), 5);
+    assert!(puts[..3].iter().all(|call| call.starts_with("apply moduletemplates/")), "{puts:?}");
+    assert!(puts[3..].iter().all(|call| call.starts_with("apply modulereleasemetas/")), "{puts:?}");
+    assert_eq!(bed.runtime.ids(), ALL);
+    let template = bed.runtime.object("moduletemplates/alpha-1.0.0").unwrap();
+    assert_eq!(template["metadata"]["labels"], json!({"team": "x", "operator.kyma-project.io/managed-by": "kyma"}));
+    assert!(template["metadata"].get("finalizers").is_none());
+    assert_ne!(template["metadata"]["uid"], "kcp");
+    assert_eq!(template["spec"]["descriptor"], json!({"any": [1, null]}));
+}
+
+#[tokio::test]
+async fn a_pass_without_news_makes_no_call_and_a_new_life_only_reads() {
+    let bed = Bed::synced().await;
+    assert!(bed.sync(Drift::None).await.is_empty());
+    bed.catalog.changed();
+    assert!(bed.sync(Drift::None).await.is_empty());
+    bed.catalog.forget(&bed.key);
+    let calls = bed.sync(Drift::None).await;
+    assert!(calls.iter().all(|call| call.starts_with("list ")), "{calls:?}");
+    assert!(bed.sync(Drift::All).await.iter().all(|call| call.starts_with("list ")));
+}
+
+#[tokio::test]
+async fn a_moved_channel_is_exactly_one_apply_and_its_echo_is_nothing() {
+    let mut bed = Bed::synced().await;
+    bed.meta("alpha", &[("regular", "2.0.0"), ("fast", "2.0.0")]);
+    // The template that nobody points to any more goes after.
+    assert_eq!(bed.sync(Drift::None).await, ["apply modulereleasemetas/alpha", "delete moduletemplates/alpha-1.0.0"]);
+    assert!(bed.sync(bed.event("modulereleasemetas/alpha", Change::Spec)).await.is_empty());
+    assert!(bed.sync(bed.event("moduletemplates/alpha-1.0.0", Change::Deleted)).await.is_empty());
+
+    bed.template("omega", "1.1.0");
+    assert!(bed.sync(Drift::None).await.is_empty());
+    bed.meta("alpha", &[("regular", "2.0.0"), ("fast", "2.0.0"), ("rapid", "2.0.0")]);
+    assert_eq!(bed.sync(Drift::None).await, ["apply modulereleasemetas/alpha"]);
+    bed.meta("alpha", &[("rapid", "2.0.0")]);
+    assert_eq!(bed.sync(Drift::None).await, ["apply modulereleasemetas/alpha"]);
+    assert_eq!(bed.spec("modulereleasemetas/alpha")["channels"], json!([{"channel": "rapid", "version": "2.0.0"}]));
+}
+
+#[tokio::test]
+async fn edits_are_undone_by_an_apply() {
+    let bed = Bed::synced().await;
+    let before = bed.spec("modulereleasemetas/alpha");
+    bed.runtime.edit("modulereleasemetas/alpha", |object| object["spec"]["channels"][0]["version"] = json!("9.9.9"));
+    let calls = bed.sync(bed.event("modulereleasemetas/alpha", Change::Spec)).await;
+    assert_eq!(calls, ["get modulereleasemetas/alpha", "apply modulereleasemetas/alpha"]);
+    assert_eq!(bed.spec("modulereleasemetas/alpha"), before);
+    assert!(bed.sync(bed.event("modulereleasemetas/alpha", Change::Spec)).await.is_empty());
+
+    bed.runtime.edit("moduletemplates/alpha-1.0.0", |object| {
+        object["metadata"]["labels"].as_object_mut().unwrap().remove("operator.kyma-project.io/managed-by");
+    });
+    // An agent that selects by that label sees the object leave.
+    let calls = bed.sync(bed.event("moduletemplates/alpha-1.0.0", Change::Deleted)).await;
+    assert_eq!(calls, ["get moduletemplates/alpha-1.0.0", "apply moduletemplates/alpha-1.0.0"]);
+    let labels = bed.runtime.object("moduletemplates/alpha-1.0.0").unwrap()["metadata"]["labels"].clone();
+    assert_eq!(labels["operator.kyma-project.io/managed-by"], "kyma");
+}
+
+#[tokio::test]
+async fn additions_are_removed_by_a_put_and_others_annotations_stay() {
+    let bed = Bed::synced().await;
+    let before = bed.spec("modulereleasemetas/alpha");
+    bed.runtime.edit("modulereleasemetas/alpha", |object| {
+        object["spec"]["channels"].as_array_mut().unwrap().push(json!({"channel": "mine", "version": "1.0.0"}));
+        object["metadata"]["labels"]["mine"] = json!("1");
+        object["metadata"]["annotations"] = json!({"mine": "1"});
+    });
+    let calls = bed.sync(bed.event("modulereleasemetas/alpha", Change::Spec)).await;
+    let repair = ["get modulereleasemetas/alpha", "apply modulereleasemetas/alpha", "put modulereleasemetas/alpha"];
+    assert_eq!(calls, repair);
+    let object = bed.runtime.object("modulereleasemetas/alpha").unwrap();
+    assert_eq!(object["spec"], before);
+    assert!(object["metadata"]["labels"].get("mine").is_none());
+    assert_eq!(object["metadata"]["annotations"]["mine"], "1");
+    assert!(bed.sync(bed.event("modulereleasemetas/alpha", Change::Spec)).await.is_empty());
+}
+
+#[tokio::test]
+async fn what_was_deleted_comes_back() {
+    let bed = Bed::synced().await;
+    bed.runtime.remove("modulereleasemetas/omega");
+    let calls = bed.sync(bed.event("modulereleasemetas/omega", Change::Deleted)).await;
+    assert_eq!(calls, ["get modulereleasemetas/omega", "apply modulereleasemetas/omega"]);
+    bed.runtime.remove("moduletemplates/omega-1.0.0");
+    let calls = bed.sync(Drift::All).await;
+    assert_eq!(
+        calls.iter().filter(|call| !call.starts_with("list ")).collect::<Vec<_>>(),
+        ["apply moduletemplates/omega-1.0.0"]
+    );
+}
+
+#[tokio::test]
+async fn ours_and_unwanted_goes_and_the_users_own_stays() {
+    let bed = Bed::new();
+    let incumbents = |object: &mut Value| object["metadata"]["managedFields"] = json!([{"manager": "catalog-sync"}]);
+    bed.runtime.edit("moduletemplates/old-1.0.0", incumbents);
+    bed.runtime.edit("modulereleasemetas/old", incumbents);
+    bed.runtime.edit("moduletemplates/users-1.0.0", |object| object["spec"] = json!({"own": true}));
+    let calls = bed.sync(Drift::None).await;
+    let deletes: Vec<_> = calls.iter().filter(|call| call.starts_with("delete ")).collect();
+    assert_eq!(deletes, ["delete modulereleasemetas/old", "delete moduletemplates/old-1.0.0"]);
+    assert!(bed.runtime.object("moduletemplates/users-1.0.0").is_some());
+
+    let calls = bed.sync(bed.event("moduletemplates/users-1.0.0", Change::Spec)).await;
+    assert_eq!(calls, ["get moduletemplates/users-1.0.0"]);
+    bed.catalog.remove_all(&bed.key, &bed.runtime.client()).await.unwrap();
+    assert_eq!(bed.runtime.ids(), ["moduletemplates/users-1.0.0"]);
+    let calls = bed.runtime.calls();
+    let deletes: Vec<_> = calls.iter().filter(|call| call.starts_with("delete ")).collect();
+    assert!(deletes[..2].iter().all(|call| call.starts_with("delete modulereleasemetas/")), "{deletes:?}");
+}
+
+#[tokio::test]
+async fn an_object_that_took_the_name_of_ours_is_not_deleted() {
+    let mut bed = Bed::synced().await;
+    bed.runtime.remove("moduletemplates/alpha-1.0.0");
+    bed.runtime.edit("moduletemplates/alpha-1.0.0", |object| object["spec"] = json!({"own": true}));
+    bed.meta("alpha", &[("regular", "2.0.0")]);
+    assert_eq!(bed.sync(Drift::None).await, ["apply modulereleasemetas/alpha", "delete moduletemplates/alpha-1.0.0"]);
+    assert_eq!(bed.spec("moduletemplates/alpha-1.0.0"), json!({"own": true}));
+    assert_eq!(bed.sync(Drift::None).await, ["get moduletemplates/alpha-1.0.0"]);
+    assert!(bed.sync(Drift::None).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_refused_object_stops_only_what_depends_on_it() {
+    let bed = Bed::new();
+    bed.runtime.refuse("moduletemplates/alpha-2.0.0", true);
+    let error = bed.try_sync(Drift::None).await.unwrap_err();
+    assert_eq!(error.to_string(), "apply moduletemplates/alpha-2.0.0; 1 wait for them");
+    assert_eq!(
+        bed.runtime.ids(),
+        ["modulereleasemetas/omega", "moduletemplates/alpha-1.0.0", "moduletemplates/omega-1.0.0"]
+    );
+    bed.runtime.calls();
+
+    bed.runtime.refuse("moduletemplates/alpha-2.0.0", false);
+    let calls = bed.sync(Drift::None).await;
+    // What failed is read again, and only that.
+    assert_eq!(calls.len(), 4, "{calls:?}");
+    assert_eq!(calls[2..], ["apply moduletemplates/alpha-2.0.0", "apply modulereleasemetas/alpha"]);
+    assert_eq!(bed.runtime.ids(), ALL);
+}
+
+#[tokio::test]
+async fn a_template_that_is_there_in_an_older_form_holds_nothing_back() {
+    let bed = Bed::synced().await;
+    bed.runtime.edit("moduletemplates/alpha-2.0.0", |object| object["spec"]["version"] = json!("0.0.1"));
+    bed.runtime.edit("modulereleasemetas/alpha", |object| object["spec"]["channels"] = json!([]));
+    bed.runtime.refuse("moduletemplates/alpha-2.0.0", true);
+    let error = bed.try_sync(Drift::All).await.unwrap_err();
+    assert_eq!(error.to_string(), "apply moduletemplates/alpha-2.0.0");
+    assert!(bed.runtime.calls().contains(&"apply modulereleasemetas/alpha".to_owned()));
+}
+
+#[tokio::test]
+async fn templates_stay_while_a_release_meta_may_point_to_them() {
+    let mut bed = Bed::synced().await;
+    bed.runtime.refuse("modulereleasemetas/alpha", true);
+    bed.meta("alpha", &[("regular", "2.0.0")]);
+    bed.meta("omega", &[]);
+    let error = bed.try_sync(Drift::None).await.unwrap_err();
+    assert_eq!(error.to_string(), "apply modulereleasemetas/alpha; 1 wait for them");
+    let calls = bed.runtime.calls();
+    let expected =
+        ["apply modulereleasemetas/alpha", "delete modulereleasemetas/omega", "delete moduletemplates/omega-1.0.0"];
+    assert_eq!(calls, expected);
+    bed.runtime.refuse("modulereleasemetas/alpha", false);
+    let calls = bed.sync(Drift::None).await;
+    assert_eq!(calls[2..], ["apply modulereleasemetas/alpha", "delete moduletemplates/alpha-1.0.0"]);
+}
+
+#[tokio::test]
+async fn a_kind_that_is_not_served_yet_is_a_passing_error_and_nothing_is_written() {
+    let bed = Bed::new();
+    bed.runtime.unserve("modulereleasemetas", true);
+    let error = bed.try_sync(Drift::None).await.unwrap_err();
+    assert!(matches!(error, SyncError::List { kind: desired::Kind::ReleaseMeta, .. }), "{error:?}");
+    assert!(bed.runtime.ids().is_empty());
+    bed.runtime.calls();
+    bed.runtime.unserve("modulereleasemetas", false);
+    assert_eq!(bed.sync(Drift::None).await.len(), 7);
+    // The definition is deleted under our feet: all of it is looked at again.
+    bed.runtime.unserve("modulereleasemetas", true);
+    bed.runtime.remove("modulereleasemetas/alpha");
+    bed.try_sync(bed.event("modulereleasemetas/alpha", Change::Deleted)).await.unwrap_err();
+    bed.runtime.unserve("modulereleasemetas", false);
+    bed.runtime.calls();
+    assert_eq!(bed.sync(Drift::None).await.last().unwrap(), "apply modulereleasemetas/alpha");
+}
+
+#[tokio::test]
+async fn a_sync_that_was_forgotten_meanwhile_leaves_no_memory() {
+    let bed = Bed::synced().await;
+    let (pass, inventory) = bed.catalog.begin(&bed.key);
+    bed.catalog.forget(&bed.key);
+    bed.catalog.end(&bed.key, pass, inventory.unwrap(), Ok(Synced::default())).unwrap();
+    assert_eq!(bed.sync(Drift::None).await[..1], ["list moduletemplates"]);
+}

@@ -1,0 +1,98 @@
+//! Flags and environment, read once, before anything starts.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use clap::{Args, Parser};
+use tidewatch_shared::{identity::TrustDomain, names};
+
+use crate::{gateway::OwnAuthority, runtime_access::Cidr};
+
+/// Receives the signed events of Kyma runtimes and reconciles the runtimes they come from.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "tidewatch-receiver", version)]
+pub struct Config {
+    /// Kubeconfig of the control plane; without it the account of the pod is used.
+    #[arg(long, env = "TIDEWATCH_KUBECONFIG")]
+    pub kubeconfig: Option<PathBuf>,
+
+    /// Namespace of Kymas, templates, release metas, Manifests, Watchers and access Secrets.
+    #[arg(long, env = "TIDEWATCH_NAMESPACE", default_value = names::KCP_NAMESPACE)]
+    pub namespace: String,
+
+    /// Only the Kymas that this label selector selects, for a gradual take-over. The API server judges its syntax.
+    #[arg(long, env = "TIDEWATCH_KYMA_SELECTOR", default_value = "")]
+    pub kyma_selector: String,
+
+    /// Where agents connect: mTLS only.
+    #[arg(long, env = "TIDEWATCH_EVENT_ADDRESS", default_value = "0.0.0.0:8443")]
+    pub event_address: SocketAddr,
+
+    /// Where metrics and probes are served, in plain HTTP.
+    #[arg(long, env = "TIDEWATCH_METRICS_ADDRESS", default_value = "0.0.0.0:8080")]
+    pub metrics_address: SocketAddr,
+
+    /// Host and port under which agents know this receiver; signatures name one of them.
+    #[arg(long, env = "TIDEWATCH_AUTHORITY", value_delimiter = ',', required = true)]
+    pub authority: Vec<OwnAuthority>,
+
+    /// Certificates, key and roots of the event port.
+    #[command(flatten)]
+    pub tls: Tls,
+
+    /// Trust domain of the runtimes' certificates.
+    #[arg(long, env = "TIDEWATCH_TRUST_DOMAIN", default_value = "kyma.local")]
+    pub trust_domain: TrustDomain,
+
+    /// Registry that Manifests pull their layers from, as host with optional port.
+    #[arg(long, env = "TIDEWATCH_OCI_REGISTRY_HOST", required = true)]
+    pub oci_registry_host: String,
+
+    /// Modules that only runtimes selected by their release meta's `kymaSelector` may see.
+    #[arg(long, env = "TIDEWATCH_RESTRICTED_DEFAULT_MODULES", value_delimiter = ',')]
+    pub restricted_default_modules: Vec<String>,
+
+    /// Networks in which runtimes may stand although they are refused by default.
+    #[arg(long, env = "TIDEWATCH_ALLOW_RUNTIME_ADDRESSES", value_delimiter = ',')]
+    pub allow_runtime_addresses: Vec<Cidr>,
+
+    /// Further networks in which no runtime may stand, for example the control plane's own.
+    #[arg(long, env = "TIDEWATCH_DENY_RUNTIME_ADDRESSES", value_delimiter = ',')]
+    pub deny_runtime_addresses: Vec<Cidr>,
+
+    /// Kymas that are worked on at the same time.
+    #[arg(long, env = "TIDEWATCH_CONCURRENCY", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub concurrency: u16,
+
+    /// Wanted heartbeat interval of the agents, in seconds.
+    #[arg(long, env = "TIDEWATCH_HEARTBEAT_SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub heartbeat_seconds: u32,
+
+    /// Writes nothing to any runtime; events stay accepted and unsettled.
+    #[arg(long, env = "TIDEWATCH_PAUSE")]
+    pub pause: bool,
+
+    /// What is logged, as directives: `info`, or `info,tidewatch_receiver::kyma=debug`.
+    #[arg(long, env = "RUST_LOG", default_value = "info,kube_client=error")]
+    pub log: String,
+
+    /// Appends one line with a time stamp for every event that makes a Kyma wanted, for measurements.
+    #[arg(long)]
+    pub stamp_file: Option<PathBuf>,
+}
+
+/// See [`Config::tls`].
+#[derive(Clone, Debug, Args)]
+pub struct Tls {
+    /// Certificate chain of the event port, leaf first, in PEM.
+    #[arg(long, env = "TIDEWATCH_TLS_CERT")]
+    pub tls_cert: PathBuf,
+    /// Its key, PKCS#8 in PEM.
+    #[arg(long, env = "TIDEWATCH_TLS_KEY")]
+    pub tls_key: PathBuf,
+    /// The roots of the agents' certificates, in PEM.
+    #[arg(long, env = "TIDEWATCH_CLIENT_CA")]
+    pub client_ca: PathBuf,
+}
+
+/// One request to a runtime or to KCP takes no longer.
+pub const REQUEST_DEADLINE: Duration = Duration::from_secs(20);

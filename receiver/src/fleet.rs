@@ -1,0 +1,18 @@
+//! What is known of each runtime: its sequences per epoch, what is settled, its digests, and whether its path is proven.
+//!
+//! Pure and in memory (`02`, Sequences and Heartbeat): no events are kept, only watermarks, so memory is bounded by the number of
+//! runtimes. `hub` holds it in one lock with the queue, so that recording an event and wanting its work is one step.
+
+mod compare;
+mod ledger;
+mod path;
+mod planned;
+mod run;
+mod runtime;
+
+pub use ledger::EpochView;
+pub use path::{PathState, Unproven};
+
+pub(crate) use path::Pulse;
+pub(crate) use planned::Planned;
+pub(crate) use runtime::{Beat, Counted, Recorded, Runtime, Snapshot};

@@ -1,0 +1,277 @@
+//! One runtime: its epochs, its plan, its last heartbeat.
+
+use std::{sync::Arc, time::Duration};
+
+use tidewatch_shared::{
+    event::{Event, EventId, Reason, Received, What},
+    exchange::{Refused, Settled},
+    heartbeat::Heartbeat,
+    identity::Epoch,
+};
+use tokio::time::Instant;
+
+use super::{
+    EpochView, PathState, Planned, Pulse,
+    ledger::{Entry, Ledger},
+    path::Evidence,
+    run::Seen,
+};
+use crate::queue::{Drift, Priority, Wanted, Works};
+
+/// Epochs that are remembered of one runtime.
+const MAX_EPOCHS: usize = 4;
+
+/// How many events of a request were what.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    /// Next of the run.
+    pub(crate) recorded: u64,
+    /// Seen before.
+    pub(crate) duplicates: u64,
+    /// New, above something that is missing.
+    pub(crate) ahead: u64,
+    /// Below where the ledger begins.
+    pub(crate) below: u64,
+    /// Not recorded, because too much is missing.
+    pub(crate) too_far: u64,
+    /// Watches whose digest was found to differ.
+    pub(crate) differing: u64,
+}
+
+/// What a request of events came to.
+#[derive(Debug)]
+pub(crate) struct Recorded {
+    pub(crate) accepted: u64,
+    pub(crate) since: u64,
+    pub(crate) settled: Settled,
+    pub(crate) refused: Vec<(EventId, Reason)>,
+    pub(crate) wanted: Option<Wanted>,
+    pub(crate) tally: Tally,
+}
+
+impl Recorded {
+    /// The refusals as the answer spells them.
+    pub(crate) fn refused(&self) -> Vec<Refused> {
+        self.refused.iter().map(|(id, reason)| Refused { id: id.to_string(), reason: *reason }).collect()
+    }
+}
+
+/// Whether a heartbeat counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Counted {
+    Yes,
+    /// Its counter is not higher than the last.
+    Late,
+    /// A later epoch has spoken.
+    OldEpoch,
+}
+
+/// What a heartbeat came to.
+#[derive(Debug)]
+pub(crate) struct Beat {
+    pub(crate) counted: Counted,
+    pub(crate) settled: Settled,
+    pub(crate) resend: Vec<String>,
+    pub(crate) wanted: Option<Wanted>,
+    pub(crate) differing: u64,
+}
+
+/// What a pass begins from: taken in the same step as what is wanted, before the pass reads anything.
+#[derive(Clone, Debug)]
+pub(crate) struct Snapshot {
+    accepted: Vec<(Epoch, u64)>,
+    planned: Arc<Planned>,
+}
+
+/// Bounded: at most [`MAX_EPOCHS`] ledgers, each by the watches of the plan.
+#[derive(Debug)]
+pub(crate) struct Runtime {
+    planned: Arc<Planned>,
+    /// When it was placed or its plan changed.
+    since: Instant,
+    epochs: Vec<(Epoch, Ledger)>,
+    order: u64,
+    pulse: Option<Pulse>,
+}
+
+impl Runtime {
+    pub(crate) fn new(planned: Arc<Planned>, now: Instant) -> Self {
+        Self { planned, since: now, epochs: Vec::new(), order: 0, pulse: None }
+    }
+
+    pub(crate) fn plan_revision(&self) -> &str {
+        self.planned.plan().revision()
+    }
+
+    /// Gives it another plan. Returns the works that its unsettled events stand for now.
+    pub(crate) fn replan(&mut self, planned: Arc<Planned>, now: Instant) -> Works {
+        if self.planned.plan() == planned.plan() {
+            return Works::EMPTY;
+        }
+        (self.planned, self.since) = (planned, now);
+        let mut missing = Works::EMPTY;
+        for (_, ledger) in &mut self.epochs {
+            ledger.replan(&self.planned);
+            missing |= ledger.missing(&self.planned, 0);
+        }
+        missing
+    }
+
+    /// Records a request. Nothing of it is kept but watermarks; what it wants must be wanted in the same step.
+    pub(crate) fn events(&mut self, epoch: Epoch, created: i64, events: Vec<Received>) -> Recorded {
+        let planned = self.planned.clone();
+        let ledger = self.ledger(epoch, created);
+        let id = |received: &Received| received.as_ref().map_or_else(|(id, _)| *id, |event| event.id);
+        let sequences = events.iter().map(id).filter(|id| id.epoch == epoch).map(|id| id.sequence);
+        if let Some(first) = sequences.min() {
+            ledger.begin(first);
+        }
+        let (mut refused, mut wanted, mut tally) = (Vec::new(), None, Tally::default());
+        for received in events {
+            match received {
+                Err(refusal) => refused.push(refusal),
+                Ok(event) if event.id.epoch != epoch => refused.push((event.id, Reason::Malformed)),
+                Ok(event) => {
+                    if let Err(reason) = record(ledger, &planned, &event, &mut wanted, &mut tally) {
+                        refused.push((event.id, reason));
+                    }
+                }
+            }
+        }
+        let (accepted, since, settled) = (ledger.accepted(), ledger.since(), ledger.settled(&planned));
+        self.bound();
+        Recorded { accepted, since, settled, refused, wanted, tally }
+    }
+
+    /// Takes a heartbeat.
+    pub(crate) fn heartbeat(&mut self, heartbeat: &Heartbeat, created: i64, now: Instant) -> Beat {
+        let planned = self.planned.clone();
+        self.ledger(heartbeat.epoch, created);
+        let newest =
+            self.epochs.iter().max_by_key(|(_, ledger)| (ledger.newest, ledger.order)).map(|(epoch, _)| *epoch);
+        let is_newest = newest == Some(heartbeat.epoch);
+        let ledger = self.ledger(heartbeat.epoch, created);
+        let counted = match (is_newest, is_newest && ledger.counts(heartbeat.counter)) {
+            (false, _) => Counted::OldEpoch,
+            (true, false) => Counted::Late,
+            (true, true) => Counted::Yes,
+        };
+        let (mut wanted, mut differing) = (None, Vec::new());
+        if counted == Counted::Yes {
+            differing = ledger.heartbeat(heartbeat, &planned);
+            want_differing(&differing, &planned, &mut wanted);
+        }
+        let settled = ledger.settled(&planned);
+        let resend = if is_newest { ledger.resend() } else { Vec::new() };
+        if counted == Counted::Yes {
+            self.pulse = Some(Pulse::of(heartbeat, now));
+            let others = self.epochs.iter_mut().filter(|(epoch, _)| *epoch != heartbeat.epoch);
+            others.for_each(|(_, ledger)| ledger.forget_digests());
+        }
+        self.bound();
+        Beat { counted, settled, resend, wanted, differing: differing.len() as u64 }
+    }
+
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        let accepted = self.epochs.iter().map(|(epoch, ledger)| (*epoch, ledger.accepted())).collect();
+        Snapshot { accepted, planned: self.planned.clone() }
+    }
+
+    /// Works that began from the snapshot have ended, with their outcome recorded.
+    pub(crate) fn ended(&mut self, snapshot: &Snapshot, works: Works) {
+        for (epoch, ledger) in &mut self.epochs {
+            if let Some((_, accepted)) = snapshot.accepted.iter().find(|(known, _)| known == epoch) {
+                ledger.ended(works, *accepted, &snapshot.planned, &self.planned);
+            }
+        }
+    }
+
+    /// Whether its path is proven; `started` is when this process began.
+    pub(crate) fn path(&self, started: Instant, interval: Duration, now: Instant) -> PathState {
+        let since = self.since.max(started);
+        Evidence { since, interval, plan_revision: self.plan_revision(), pulse: self.pulse.as_ref() }.judge(now)
+    }
+
+    /// The last heartbeat that counted, and how long ago it came.
+    pub(crate) fn pulse(&self, now: Instant) -> Option<(&Pulse, Duration)> {
+        self.pulse.as_ref().map(|pulse| (pulse, now.saturating_duration_since(pulse.at)))
+    }
+
+    pub(crate) fn epochs(&self) -> Vec<EpochView> {
+        self.epochs.iter().map(|(epoch, ledger)| ledger.view(*epoch, &self.planned)).collect()
+    }
+
+    /// The ledger of an epoch, which a signature of this time has just named.
+    fn ledger(&mut self, epoch: Epoch, created: i64) -> &mut Ledger {
+        let at = self.epochs.iter().position(|(known, _)| *known == epoch).unwrap_or_else(|| {
+            self.order += 1;
+            self.epochs.push((epoch, Ledger::new(created, self.order)));
+            self.epochs.len() - 1
+        });
+        let ledger = &mut self.epochs[at].1;
+        ledger.newest = ledger.newest.max(created);
+        ledger
+    }
+
+    /// The epoch whose newest signature is the oldest goes; it may be the one that has just spoken.
+    fn bound(&mut self) {
+        if self.epochs.len() > MAX_EPOCHS {
+            let oldest = self.epochs.iter().enumerate().min_by_key(|(_, (_, ledger))| (ledger.newest, ledger.order));
+            if let Some(at) = oldest.map(|(at, _)| at) {
+                self.epochs.remove(at);
+            }
+        }
+    }
+}
+
+fn record(
+    ledger: &mut Ledger,
+    planned: &Planned,
+    event: &Event,
+    wanted: &mut Option<Wanted>,
+    tally: &mut Tally,
+) -> Result<(), Reason> {
+    let listed = event.what == What::Watch;
+    let taken =
+        ledger.record(Entry { sequence: event.id.sequence, watch: &event.watch, listed, delta: event.delta }, planned);
+    *match taken.seen {
+        Seen::Next { .. } => &mut tally.recorded,
+        Seen::Again => &mut tally.duplicates,
+        Seen::Ahead => &mut tally.ahead,
+        Seen::Below => &mut tally.below,
+        Seen::TooFar => &mut tally.too_far,
+    } += 1;
+    tally.differing += taken.differing.len() as u64;
+    want_differing(&taken.differing, planned, wanted);
+    want(wanted, taken.joined, Drift::None);
+    // Its sequence is taken and its delta counts, but nothing here knows what to do about it.
+    let works = taken.wants.ok_or(Reason::UnknownWatch)?;
+    if !works.is_empty() {
+        let drift = match &event.what {
+            What::Object(object) => Drift::of(object.clone()),
+            What::Watch => Drift::All,
+        };
+        want(wanted, works, drift);
+    }
+    Ok(())
+}
+
+fn want_differing(watches: &[String], planned: &Planned, wanted: &mut Option<Wanted>) {
+    for works in watches.iter().filter_map(|watch| planned.works(watch)) {
+        want(wanted, works, Drift::All);
+    }
+}
+
+fn want(wanted: &mut Option<Wanted>, works: Works, drift: Drift) {
+    if works.is_empty() {
+        return;
+    }
+    let more = Wanted { works, priority: Priority::User, drift };
+    match wanted {
+        Some(wanted) => wanted.merge(more),
+        None => *wanted = Some(more),
+    }
+}
+
+#[cfg(test)]
+mod tests;

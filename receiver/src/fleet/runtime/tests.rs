@@ -1,0 +1,253 @@
+use serde_json::json;
+use tidewatch_shared::{
+    digest::Digest,
+    event::{Change, Object},
+    plan::{Plan, Work},
+};
+
+use super::*;
+
+const E1: Epoch = Epoch::new(1);
+const E2: Epoch = Epoch::new(2);
+
+fn plan(revision: &str, watches: &[(&str, &[&str])]) -> Arc<Planned> {
+    let watches: Vec<_> = watches
+        .iter()
+        .map(|(name, work)| {
+            json!({"name": name, "version": "v1", "resource": "things", "field": "spec", "manager": "m", "work": work})
+        })
+        .collect();
+    let text = json!({"revision": revision, "watches": watches}).to_string();
+    Arc::new(Planned::new(Arc::new(Plan::parse(&text).unwrap())))
+}
+
+/// `kyma` stands for one work, `both` for two.
+fn runtime() -> Runtime {
+    Runtime::new(plan("1", &[("kyma", &["kyma"]), ("both", &["kyma", "catalog"])]), Instant::now())
+}
+
+fn id(epoch: Epoch, sequence: u64) -> EventId {
+    EventId { epoch, sequence }
+}
+
+fn event(epoch: Epoch, sequence: u64, watch: &str) -> Received {
+    let object = Object {
+        subject: format!("g/v1/things/ns/{watch}").parse().unwrap(),
+        kind: "Thing".into(),
+        uid: String::new(),
+        resource_version: sequence.to_string(),
+        generation: None,
+        change: Change::Spec,
+    };
+    let what = What::Object(object);
+    let (source, watch, delta) = ("r-1".parse().unwrap(), watch.to_owned(), Digest::new(1));
+    Ok(Event { id: id(epoch, sequence), source, watch, what, delta, time: None, traceparent: None })
+}
+
+fn listed(epoch: Epoch, sequence: u64, watch: &str) -> Received {
+    event(epoch, sequence, watch).map(|event| Event { what: What::Watch, ..event })
+}
+
+fn heartbeat(epoch: Epoch, sequence: u64, counter: u64, digest: u128) -> Heartbeat {
+    serde_json::from_value(json!({
+        "epoch": epoch, "sequence": sequence, "counter": counter, "waiting": 0, "parked": 0, "agentVersion": "1",
+        "planRevision": "1", "certificate": {"notAfter": "", "fingerprint": ""},
+        "watches": [{"name": "both", "objects": 1, "digest": Digest::new(digest), "listedSecondsAgo": 1}],
+    }))
+    .unwrap()
+}
+
+fn kyma() -> Works {
+    Works::of(&[Work::Kyma])
+}
+
+fn both() -> Works {
+    Works::of(&[Work::Kyma, Work::Catalog])
+}
+
+fn works(recorded: &Recorded) -> Works {
+    recorded.wanted.as_ref().map_or(Works::EMPTY, |wanted| wanted.works)
+}
+
+fn settled(runtime: &Runtime, watch: &str) -> u64 {
+    runtime.epochs().iter().find(|view| view.epoch == E1).and_then(|view| view.settled.get(watch).copied()).unwrap_or(0)
+}
+
+#[test]
+fn recording_wants_the_works_of_the_watch_and_tells_what_moved() {
+    let mut runtime = runtime();
+    let recorded = runtime.events(E1, 1, vec![event(E1, 1, "kyma"), event(E1, 2, "both")]);
+    assert_eq!((recorded.accepted, recorded.since), (2, 1));
+    let wanted = recorded.wanted.unwrap();
+    assert_eq!((wanted.works, wanted.priority), (both(), Priority::User));
+    assert!(matches!(wanted.drift, Drift::Objects(objects) if objects.len() == 2));
+    let recorded = runtime.events(E1, 1, vec![listed(E1, 3, "kyma")]);
+    assert_eq!(recorded.wanted, Some(Wanted { works: kyma(), priority: Priority::User, drift: Drift::All }));
+}
+
+#[test]
+fn an_unknown_watch_takes_its_sequence_and_other_refusals_leave_a_hole() {
+    let mut runtime = runtime();
+    let recorded = runtime.events(
+        E1,
+        1,
+        vec![event(E1, 1, "gone"), Err((id(E1, 2), Reason::TooLarge)), event(E1, 3, "kyma"), event(E2, 4, "kyma")],
+    );
+    assert_eq!((recorded.accepted, recorded.since), (1, 1));
+    assert_eq!(
+        recorded.refused,
+        [(id(E1, 1), Reason::UnknownWatch), (id(E1, 2), Reason::TooLarge), (id(E2, 4), Reason::Malformed)]
+    );
+    assert_eq!(works(&recorded), kyma(), "what is above the hole is not left waiting");
+    let recorded = runtime.events(E1, 1, vec![listed(E1, 2, "kyma")]);
+    assert_eq!(recorded.accepted, 3);
+    assert_eq!(recorded.tally.recorded, 1);
+}
+
+#[test]
+fn a_refused_first_event_is_where_the_ledger_begins() {
+    let mut runtime = runtime();
+    let recorded = runtime.events(E1, 1, vec![Err((id(E1, 1), Reason::Malformed)), event(E1, 2, "kyma")]);
+    assert_eq!((recorded.accepted, recorded.since), (0, 1));
+    assert_eq!(runtime.events(E1, 1, vec![listed(E1, 1, "kyma")]).accepted, 2);
+    let recorded = runtime.events(E2, 1, vec![event(E2, 7, "kyma")]);
+    assert_eq!((recorded.accepted, recorded.since), (7, 7));
+}
+
+#[test]
+fn a_watch_is_settled_when_all_its_works_have_ended() {
+    let mut runtime = runtime();
+    runtime.events(E1, 1, vec![event(E1, 1, "kyma"), event(E1, 2, "both")]);
+    let first = runtime.snapshot();
+    runtime.events(E1, 1, vec![event(E1, 3, "both")]);
+    runtime.ended(&first, kyma());
+    assert_eq!((settled(&runtime, "kyma"), settled(&runtime, "both")), (2, 0));
+    let second = runtime.snapshot();
+    runtime.ended(&second, Works::of(&[Work::Catalog]));
+    assert_eq!(settled(&runtime, "both"), 2, "the other work saw only so much");
+    runtime.ended(&second, kyma());
+    assert_eq!(settled(&runtime, "both"), 3);
+    runtime.ended(&first, both());
+    assert_eq!(settled(&runtime, "both"), 3, "never back");
+}
+
+#[test]
+fn a_duplicate_is_wanted_again_only_while_it_is_unsettled() {
+    let mut runtime = runtime();
+    runtime.events(E1, 1, vec![event(E1, 1, "both")]);
+    let snapshot = runtime.snapshot();
+    assert_eq!(works(&runtime.events(E1, 1, vec![event(E1, 1, "both")])), both());
+    runtime.ended(&snapshot, kyma());
+    let again = runtime.events(E1, 1, vec![event(E1, 1, "both")]);
+    assert_eq!(works(&again), Works::of(&[Work::Catalog]), "what has ended is not done again");
+    assert_eq!(again.tally.duplicates, 1);
+    runtime.ended(&snapshot, both());
+    let again = runtime.events(E1, 1, vec![event(E1, 1, "both")]);
+    assert_eq!(again.wanted, None);
+    assert_eq!(again.settled["both"], 1);
+}
+
+#[test]
+fn a_duplicate_of_a_watch_that_was_refused_before_is_taken_up() {
+    let mut runtime = runtime();
+    assert_eq!(runtime.events(E1, 1, vec![event(E1, 1, "new")]).refused.len(), 1);
+    runtime.replan(plan("2", &[("new", &["kyma"])]), Instant::now());
+    let recorded = runtime.events(E1, 1, vec![event(E1, 1, "new")]);
+    assert_eq!((works(&recorded), recorded.refused.len()), (kyma(), 0));
+    let snapshot = runtime.snapshot();
+    runtime.ended(&snapshot, kyma());
+    assert_eq!(settled(&runtime, "new"), 1);
+}
+
+#[test]
+fn events_that_joined_the_run_late_are_looked_at_once_more() {
+    let mut runtime = runtime();
+    runtime.events(E1, 1, vec![event(E1, 1, "kyma")]);
+    runtime.events(E1, 1, vec![event(E1, 3, "both")]);
+    let snapshot = runtime.snapshot();
+    runtime.ended(&snapshot, both());
+    assert_eq!(settled(&runtime, "both"), 1);
+    let recorded = runtime.events(E1, 1, vec![event(E1, 2, "kyma")]);
+    assert_eq!((recorded.accepted, works(&recorded)), (3, both()), "or the third would never be settled");
+}
+
+#[test]
+fn a_pass_settles_only_watches_of_the_plan_it_began_with() {
+    let mut runtime = runtime();
+    runtime.events(E1, 1, vec![event(E1, 1, "kyma")]);
+    let before = runtime.snapshot();
+    let missing = runtime.replan(plan("2", &[("kyma", &["kyma", "installer"]), ("new", &["kyma"])]), Instant::now());
+    assert_eq!(missing, Works::of(&[Work::Kyma, Work::Installer]));
+    runtime.events(E1, 1, vec![event(E1, 2, "new")]);
+    runtime.ended(&before, Works::ALL_KNOWN);
+    assert_eq!((settled(&runtime, "kyma"), settled(&runtime, "new")), (0, 0));
+    let after = runtime.snapshot();
+    runtime.ended(&after, Works::ALL_KNOWN);
+    assert_eq!((settled(&runtime, "kyma"), settled(&runtime, "new")), (2, 2));
+    runtime.events(E1, 1, vec![event(E1, 3, "new")]);
+    assert!(runtime.replan(plan("3", &[("kyma", &["kyma"])]), Instant::now()).is_empty());
+    assert_eq!(settled(&runtime, "new"), 3, "what left the plan is settled");
+}
+
+#[test]
+fn only_the_newest_epoch_beats_and_four_are_remembered() {
+    let mut runtime = runtime();
+    let now = Instant::now();
+    assert_eq!(runtime.heartbeat(&heartbeat(E1, 0, 1, 0), 100, now).counted, Counted::Yes);
+    assert_eq!(runtime.heartbeat(&heartbeat(E1, 0, 1, 0), 100, now).counted, Counted::Late);
+    assert_eq!(runtime.heartbeat(&heartbeat(E2, 0, 1, 0), 100, now).counted, Counted::Yes, "as new, but came later");
+    assert_eq!(runtime.heartbeat(&heartbeat(E1, 0, 2, 0), 100, now).counted, Counted::OldEpoch);
+    let old = runtime.events(E1, 90, vec![event(E1, 1, "kyma")]);
+    assert_eq!((old.accepted, works(&old)), (1, kyma()), "events of older epochs still wake");
+    assert_eq!(runtime.heartbeat(&heartbeat(E1, 1, 3, 0), 101, now).counted, Counted::Yes);
+    for n in 3..9 {
+        runtime.events(Epoch::new(n), 200 + n as i64, vec![event(Epoch::new(n), 1, "kyma")]);
+    }
+    let late = runtime.events(Epoch::new(99), 50, vec![event(Epoch::new(99), 4, "kyma")]);
+    assert_eq!((late.accepted, works(&late)), (4, kyma()));
+    let epochs: Vec<_> = runtime.epochs().iter().map(|view| view.epoch).collect();
+    assert_eq!(epochs, [5, 6, 7, 8].map(Epoch::new));
+}
+
+#[test]
+fn a_digest_that_differs_wants_everything_and_asks_again_until_a_list() {
+    let mut runtime = runtime();
+    let now = Instant::now();
+    runtime.events(E1, 1, vec![event(E1, 1, "both")]);
+    assert_eq!(runtime.heartbeat(&heartbeat(E1, 1, 1, 10), 1, now).differing, 0);
+    // Each event moves the digest by one; the duplicate does not.
+    runtime.events(E1, 1, vec![event(E1, 2, "both"), event(E1, 2, "both")]);
+    assert_eq!(runtime.heartbeat(&heartbeat(E1, 2, 2, 11), 1, now).differing, 0);
+    let beat = runtime.heartbeat(&heartbeat(E1, 2, 3, 12), 1, now);
+    assert_eq!((beat.differing, beat.resend.as_slice()), (1, &["both".to_owned()][..]));
+    assert_eq!(beat.wanted, Some(Wanted { works: both(), priority: Priority::User, drift: Drift::All }));
+    let beat = runtime.heartbeat(&heartbeat(E1, 2, 4, 12), 1, now);
+    assert_eq!((beat.differing, beat.resend.len(), beat.wanted), (0, 1, None));
+    runtime.events(E1, 1, vec![listed(E1, 3, "both")]);
+    let beat = runtime.heartbeat(&heartbeat(E1, 3, 5, 50), 1, now);
+    assert_eq!((beat.differing, beat.resend.len()), (0, 0));
+}
+
+#[test]
+fn a_heartbeat_that_is_ahead_is_compared_when_its_events_have_come() {
+    let mut runtime = runtime();
+    let now = Instant::now();
+    runtime.events(E1, 1, vec![event(E1, 1, "both")]);
+    runtime.heartbeat(&heartbeat(E1, 1, 1, 10), 1, now);
+    runtime.heartbeat(&heartbeat(E1, 3, 2, 99), 1, now);
+    let recorded = runtime.events(E1, 1, (2..6).map(|n| event(E1, n, "both")).collect());
+    assert_eq!(recorded.tally.differing, 1, "in the middle of the request");
+    assert_eq!(recorded.wanted.unwrap().drift, Drift::All);
+}
+
+#[test]
+fn a_skipped_sequence_begins_the_comparison_anew() {
+    let mut runtime = runtime();
+    let now = Instant::now();
+    runtime.events(E1, 1, vec![event(E1, 1, "both")]);
+    runtime.heartbeat(&heartbeat(E1, 1, 1, 10), 1, now);
+    runtime.events(E1, 1, vec![event(E1, 3, "both")]);
+    runtime.events(E1, 1, vec![event(E1, 2, "both")]);
+    assert_eq!(runtime.heartbeat(&heartbeat(E1, 3, 2, 77), 1, now).differing, 0);
+    assert_eq!(runtime.heartbeat(&heartbeat(E1, 3, 3, 78), 1, now).differing, 1);
+}

@@ -1,0 +1,117 @@
+//! What is judged before a byte of the body is read.
+
+use http::{HeaderMap, HeaderName, Method, header, request::Parts};
+use tidewatch_shared::{
+    event::BATCH_CONTENT_TYPE,
+    exchange::{EVENTS_PATH, HEARTBEAT_PATH},
+    signature::{self, CONTENT_DIGEST, Message, SIGNATURE, SIGNATURE_INPUT, Signed},
+};
+
+use super::{
+    authority::{self, OwnAuthority},
+    refusal::Refusal,
+};
+
+/// The routes of this port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Route {
+    /// `POST /v3/events`.
+    Events,
+    /// `POST /v3/heartbeat`.
+    Heartbeat,
+}
+
+impl Route {
+    pub(super) fn of(path: &str) -> Option<Self> {
+        match path {
+            EVENTS_PATH => Some(Self::Events),
+            HEARTBEAT_PATH => Some(Self::Heartbeat),
+            _ => None,
+        }
+    }
+
+    /// The route as metrics name it.
+    pub(super) const fn label(route: Option<Self>) -> &'static str {
+        match route {
+            Some(Self::Events) => "events",
+            Some(Self::Heartbeat) => "heartbeat",
+            None => "other",
+        }
+    }
+
+    const fn path(self) -> &'static str {
+        match self {
+            Self::Events => EVENTS_PATH,
+            Self::Heartbeat => HEARTBEAT_PATH,
+        }
+    }
+
+    const fn content_type(self) -> &'static str {
+        match self {
+            Self::Events => BATCH_CONTENT_TYPE,
+            Self::Heartbeat => "application/json",
+        }
+    }
+}
+
+/// A request whose head is as it should be: only the body and its signature are missing.
+#[derive(Debug)]
+pub(super) struct Head<'a> {
+    pub(super) route: Route,
+    authority: &'a OwnAuthority,
+    content_digest: &'a str,
+    signature_input: &'a str,
+    signature: &'a str,
+}
+
+impl<'a> Head<'a> {
+    pub(super) fn read(parts: &'a Parts, own: &'a [OwnAuthority], max_body: usize) -> Result<Self, Refusal> {
+        let headers = &parts.headers;
+        let route = Route::of(parts.uri.path()).ok_or(Refusal::Route)?;
+        if parts.method != Method::POST {
+            return Err(Refusal::Method);
+        }
+        if parts.uri.query().is_some() {
+            return Err(Refusal::Query);
+        }
+        if headers.contains_key(header::CONTENT_ENCODING) {
+            return Err(Refusal::Encoding);
+        }
+        let authority = authority::find(own, &parts.uri, headers)?;
+        if single(headers, &header::CONTENT_TYPE) != Some(route.content_type()) {
+            return Err(Refusal::ContentType);
+        }
+        if announced(headers).is_some_and(|length| length > max_body as u64) {
+            return Err(Refusal::TooLarge(max_body));
+        }
+        let field = |name: &'static str| {
+            single(headers, &HeaderName::from_static(name)).ok_or(Refusal::Signature(signature::Refusal::Profile))
+        };
+        let (content_digest, signature_input) = (field(CONTENT_DIGEST)?, field(SIGNATURE_INPUT)?);
+        Ok(Self { route, authority, content_digest, signature_input, signature: field(SIGNATURE)? })
+    }
+
+    /// What the signature must cover.
+    pub(super) fn signed<'b>(&'b self, body: &'b [u8]) -> Signed<'b> {
+        let Self { route, authority, content_digest, signature_input, signature } = self;
+        let message = Message {
+            method: "POST",
+            authority: authority.as_str(),
+            path: route.path(),
+            content_type: route.content_type(),
+        };
+        Signed { message, content_digest, signature_input, signature, body }
+    }
+}
+
+/// The value of a field that stands once; `None` when it is missing, doubled, or no text.
+fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
+    let mut values = headers.get_all(name).iter();
+    let value = values.next()?.to_str().ok()?;
+    values.next().is_none().then_some(value)
+}
+
+/// The length that the sender announces. The HTTP library has checked that it is one number; what is sent is counted anyway.
+fn announced(headers: &HeaderMap) -> Option<u64> {
+    single(headers, &header::CONTENT_LENGTH)?.parse().ok()
+}

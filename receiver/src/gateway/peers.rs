@@ -1,0 +1,223 @@
+//! What is kept of each runtime that speaks: its rate, its requests in flight, its nonces. Bounded in every direction.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tidewatch_shared::{identity::RuntimeId, signature::Verified};
+use tokio::time::Instant;
+
+use super::{
+    Now,
+    refusal::Refusal,
+    replay::{Nonces, Stale},
+};
+
+/// How often, at most, the whole table is searched for runtimes that are gone.
+const SWEEP: Duration = Duration::from_secs(60);
+
+/// How much one runtime may ask.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Requests a second, in the long run. An agent has one events request in flight, and a heartbeat now and then.
+    pub per_second: u32,
+    /// Requests at once, after a silence.
+    pub burst: u32,
+    /// Bytes of body that cost as much as one request more.
+    pub bytes_per_request: usize,
+    /// Requests in flight.
+    pub in_flight: u32,
+    /// Runtimes kept. Beyond it, new ones wait until one has been silent for a while.
+    pub runtimes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { per_second: 50, burst: 200, bytes_per_request: 16 << 10, in_flight: 4, runtimes: 50_000 }
+    }
+}
+
+/// The table, shared by all connections.
+pub(super) struct Peers {
+    limits: Limits,
+    table: Mutex<Table>,
+}
+
+#[derive(Default)]
+struct Table {
+    peers: HashMap<RuntimeId, Peer>,
+    swept: Option<Instant>,
+}
+
+struct Peer {
+    /// When all that was asked is paid for (GCRA's theoretical arrival time).
+    paid: Instant,
+    in_flight: u32,
+    nonces: Nonces,
+}
+
+/// One request in flight; ends when dropped, however the request ends.
+pub(super) struct Pass {
+    peers: Arc<Peers>,
+    runtime: RuntimeId,
+}
+
+impl Peers {
+    pub(super) fn new(limits: Limits) -> Arc<Self> {
+        Arc::new(Self { limits, table: Mutex::default() })
+    }
+
+    /// Lets one request in, or tells why not.
+    pub(super) fn enter(self: &Arc<Self>, runtime: &RuntimeId, now: Now) -> Result<Pass, Refusal> {
+        let mut table = self.lock();
+        if !table.peers.contains_key(runtime) {
+            table.make_room(now, self.limits.runtimes)?;
+        }
+        let peer = table.peers.entry(runtime.clone()).or_insert_with(|| Peer {
+            paid: now.instant,
+            in_flight: 0,
+            nonces: Nonces::default(),
+        });
+        if peer.in_flight >= self.limits.in_flight {
+            return Err(Refusal::Concurrency);
+        }
+        let debt = peer.paid.saturating_duration_since(now.instant);
+        let credit = self.cost(self.limits.burst.saturating_sub(1));
+        if debt > credit {
+            return Err(Refusal::Rate(debt - credit));
+        }
+        peer.paid = peer.paid.max(now.instant) + self.cost(1);
+        peer.in_flight += 1;
+        drop(table);
+        Ok(Pass { peers: self.clone(), runtime: runtime.clone() })
+    }
+
+    fn cost(&self, requests: u32) -> Duration {
+        Duration::from_secs(1) / self.limits.per_second.max(1) * requests
+    }
+
+    /// A poisoned table is as good as any: each entry is changed in one step.
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Pass {
+    /// Adds the price of a body to what the runtime owes. It is never refused for this request, only for later ones.
+    pub(super) fn charge(&self, bytes: usize, now: Now) {
+        let requests = u32::try_from(bytes / self.peers.limits.bytes_per_request.max(1)).unwrap_or(u32::MAX);
+        let cost = self.peers.cost(requests.min(self.peers.limits.burst));
+        if let Some(peer) = self.peers.lock().peers.get_mut(&self.runtime) {
+            peer.paid = peer.paid.max(now.instant) + cost;
+        }
+    }
+
+    /// Takes the nonce of a signature that verified; each is taken once.
+    pub(super) fn take(&self, verified: &Verified, now: Now) -> Result<(), Refusal> {
+        let mut table = self.peers.lock();
+        // A peer with a request in flight is never swept.
+        let peer = table.peers.get_mut(&self.runtime).ok_or(Refusal::Fault)?;
+        peer.nonces.take(verified, now.unix).map_err(|stale| match stale {
+            Stale::Used => Refusal::Replay,
+            Stale::TooManyEpochs => Refusal::Epochs,
+        })
+    }
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        if let Some(peer) = self.peers.lock().peers.get_mut(&self.runtime) {
+            peer.in_flight = peer.in_flight.saturating_sub(1);
+        }
+    }
+}
+
+impl Table {
+    fn make_room(&mut self, now: Now, capacity: usize) -> Result<(), Refusal> {
+        let due = self.swept.is_none_or(|swept| now.instant.saturating_duration_since(swept) >= SWEEP);
+        if due {
+            self.swept = Some(now.instant);
+            self.peers.retain(|_, peer| peer.in_flight > 0 || peer.paid > now.instant || peer.nonces.forget(now.unix));
+        }
+        if self.peers.len() >= capacity { Err(Refusal::Busy) } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidewatch_shared::{identity::Epoch, signature::Nonce};
+
+    use super::*;
+
+    fn limits() -> Limits {
+        Limits { per_second: 10, burst: 3, bytes_per_request: 100, in_flight: 2, runtimes: 2 }
+    }
+
+    fn id(name: &str) -> RuntimeId {
+        name.parse().unwrap()
+    }
+
+    fn now() -> Now {
+        Now { unix: 1_000, instant: Instant::now() }
+    }
+
+    fn later(now: Now, milliseconds: u64) -> Now {
+        Now {
+            unix: now.unix + i64::try_from(milliseconds / 1_000).unwrap(),
+            instant: now.instant + Duration::from_millis(milliseconds),
+        }
+    }
+
+    #[test]
+    fn a_burst_passes_and_then_the_rate_holds() {
+        let (peers, start, runtime) = (Peers::new(limits()), now(), id("r-1"));
+        for _ in 0..3 {
+            assert!(peers.enter(&runtime, start).is_ok());
+        }
+        assert_eq!(peers.enter(&runtime, start).err(), Some(Refusal::Rate(Duration::from_millis(100))));
+        assert!(peers.enter(&id("r-2"), start).is_ok(), "nobody else is disturbed");
+        assert!(peers.enter(&runtime, later(start, 100)).is_ok());
+        assert!(peers.enter(&runtime, later(start, 100)).is_err());
+    }
+
+    #[test]
+    fn bodies_cost_too() {
+        let (peers, start, runtime) = (Peers::new(limits()), now(), id("r-1"));
+        peers.enter(&runtime, start).unwrap().charge(250, start);
+        assert_eq!(peers.enter(&runtime, start).err(), Some(Refusal::Rate(Duration::from_millis(100))));
+    }
+
+    #[test]
+    fn requests_in_flight_are_counted_until_they_end() {
+        let (peers, start, runtime) = (Peers::new(limits()), now(), id("r-1"));
+        let first = peers.enter(&runtime, start).unwrap();
+        let _second = peers.enter(&runtime, start).unwrap();
+        assert_eq!(peers.enter(&runtime, start).err(), Some(Refusal::Concurrency));
+        drop(first);
+        assert!(peers.enter(&runtime, start).is_ok());
+    }
+
+    #[test]
+    fn the_table_is_bounded_and_forgets_who_is_gone() {
+        let (peers, start) = (Peers::new(limits()), now());
+        let pass = peers.enter(&id("r-1"), start).unwrap();
+        pass.take(&Verified { created: 1_000, nonce: Nonce { epoch: Epoch::new(1), counter: 1 } }, start).unwrap();
+        drop(pass);
+        let held = peers.enter(&id("r-2"), start).unwrap();
+        assert_eq!(peers.enter(&id("r-3"), start).err(), Some(Refusal::Busy));
+        assert_eq!(
+            peers.enter(&id("r-3"), later(start, 60_000)).err(),
+            Some(Refusal::Busy),
+            "r-1 can still be replayed"
+        );
+        assert!(peers.enter(&id("r-3"), later(start, 121_000)).is_ok());
+        assert_eq!(
+            peers.enter(&id("r-4"), later(start, 121_000)).err(),
+            Some(Refusal::Busy),
+            "r-2 has a request in flight"
+        );
+        drop(held);
+    }
+}

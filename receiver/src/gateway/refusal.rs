@@ -1,0 +1,280 @@
+//! Every way to be refused, as one closed set: status, words, label (`02`, Errors). The input is never echoed.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderValue, Response, StatusCode, header};
+use http_body_util::Full;
+use serde::Serialize;
+use tidewatch_shared::{
+    event::MAX_EVENTS,
+    problem::{CONTENT_TYPE, Kind, Problem},
+    signature,
+};
+
+use crate::hub::Unplaced;
+
+/// A body as this server answers.
+pub(super) type Answer = Response<Full<Bytes>>;
+
+/// How long an agent whose Kyma is unknown or ambiguous waits; a new runtime appears within it, and `02` allows five minutes.
+const UNPLACED_WAIT: Duration = Duration::from_secs(60);
+/// Caches sync in seconds, and a full table or budget empties as fast.
+const SHORT_WAIT: Duration = Duration::from_secs(2);
+/// What epochs are kept for; one that is out of the window makes room.
+const EPOCHS_WAIT: Duration = Duration::from_secs(signature::WINDOW_SECONDS.cast_unsigned());
+
+/// Why a request is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// The certificate of this connection names no runtime.
+    Identity,
+    /// The certificate of this connection does not hold at this time.
+    Certificate,
+    /// More requests than one runtime may make; how long until the next.
+    Rate(Duration),
+    /// More requests at once than one runtime may make.
+    Concurrency,
+    /// More epochs than are kept for one runtime.
+    Epochs,
+    /// No room for the body or for one more runtime.
+    Busy,
+    /// No such route.
+    Route,
+    /// The route has `POST` only.
+    Method,
+    /// A query string.
+    Query,
+    /// A content encoding.
+    Encoding,
+    /// `Host` is missing or doubled, or does not agree with `:authority`.
+    Host,
+    /// An authority that is not ours.
+    Authority,
+    /// A content type that is missing, doubled, or not that of the route.
+    ContentType,
+    /// A body above the limit, in bytes.
+    TooLarge(usize),
+    /// More events than a batch may have.
+    TooManyEvents(usize),
+    /// The body did not come in time.
+    Slow,
+    /// The body broke off.
+    Broken,
+    /// What the signature says.
+    Signature(signature::Refusal),
+    /// The nonce was used.
+    Replay,
+    /// The body is not what the route takes.
+    Malformed,
+    /// The body names another runtime, or another life of it than the signature.
+    Source,
+    /// The receiver cannot place the runtime.
+    Unplaced(Unplaced),
+    /// A defect of ours.
+    Fault,
+}
+
+struct Told {
+    status: StatusCode,
+    kind: Kind,
+    label: &'static str,
+    detail: &'static str,
+}
+
+const fn told(status: StatusCode, label: &'static str, detail: &'static str) -> Told {
+    Told { status, kind: Kind::Other, label, detail }
+}
+
+const fn unauthorized(kind: Kind, label: &'static str, detail: &'static str) -> Told {
+    Told { status: StatusCode::UNAUTHORIZED, kind, label, detail }
+}
+
+impl Refusal {
+    fn told(self) -> Told {
+        use StatusCode as S;
+        match self {
+            Self::Identity => {
+                told(S::FORBIDDEN, "identity", "the client certificate names no runtime of this trust domain")
+            }
+            Self::Certificate => {
+                unauthorized(Kind::Certificate, "certificate", "the client certificate is not valid at this time")
+            }
+            Self::Rate(_) => told(S::TOO_MANY_REQUESTS, "rate", "this runtime makes too many requests"),
+            Self::Concurrency => {
+                told(S::TOO_MANY_REQUESTS, "concurrency", "this runtime makes too many requests at the same time")
+            }
+            Self::Epochs => told(S::TOO_MANY_REQUESTS, "epochs", "this runtime has begun too many epochs"),
+            Self::Busy => told(S::SERVICE_UNAVAILABLE, "busy", "the receiver has no room for this request now"),
+            Self::Route => told(S::NOT_FOUND, "route", "there is no such route"),
+            Self::Method => told(S::METHOD_NOT_ALLOWED, "method", "this route takes POST only"),
+            Self::Query => told(S::BAD_REQUEST, "query", "this route takes no query string"),
+            Self::Encoding => told(S::BAD_REQUEST, "encoding", "content encodings are not taken"),
+            Self::Host => told(S::BAD_REQUEST, "host", "the request needs one authority, and Host must agree with it"),
+            Self::Authority => {
+                told(S::MISDIRECTED_REQUEST, "authority", "this receiver does not answer for that authority")
+            }
+            Self::ContentType => {
+                told(S::UNSUPPORTED_MEDIA_TYPE, "content-type", "this route takes another content type")
+            }
+            Self::TooLarge(_) => told(S::PAYLOAD_TOO_LARGE, "too-large", "the body is larger than a request may be"),
+            Self::TooManyEvents(_) => {
+                told(S::PAYLOAD_TOO_LARGE, "too-many-events", "the batch has more events than a request may carry")
+            }
+            Self::Slow => told(S::REQUEST_TIMEOUT, "slow", "the body did not arrive in time"),
+            Self::Broken => told(S::BAD_REQUEST, "broken", "the body broke off"),
+            Self::Signature(refusal) => signature_told(refusal),
+            Self::Replay => unauthorized(Kind::Replay, "replay", "the nonce was used"),
+            Self::Malformed => told(S::BAD_REQUEST, "malformed", "the body is not what this route takes"),
+            Self::Source => told(S::FORBIDDEN, "source", "the body speaks for another runtime or epoch"),
+            Self::Unplaced(Unplaced::NotSynced) => {
+                told(S::SERVICE_UNAVAILABLE, "not-synced", "the receiver is starting")
+            }
+            Self::Unplaced(Unplaced::Unknown) => told(S::NOT_FOUND, "unknown-runtime", "no Kyma has this runtime id"),
+            Self::Unplaced(Unplaced::Ambiguous) => {
+                told(S::CONFLICT, "ambiguous-runtime", "more than one Kyma has this runtime id")
+            }
+            Self::Fault => told(S::INTERNAL_SERVER_ERROR, "fault", "the receiver could not answer"),
+        }
+    }
+
+    /// The reason as metrics name it.
+    pub(super) fn label(self) -> &'static str {
+        self.told().label
+    }
+
+    /// Whether nothing that this connection's certificate says can ever be taken.
+    pub(super) const fn ends_connection(self) -> bool {
+        matches!(self, Self::Identity | Self::Certificate)
+    }
+
+    fn wait(self) -> Option<Duration> {
+        match self {
+            Self::Rate(wait) => Some(wait),
+            Self::Concurrency | Self::Busy | Self::Unplaced(Unplaced::NotSynced) => Some(SHORT_WAIT),
+            Self::Epochs => Some(EPOCHS_WAIT),
+            Self::Unplaced(Unplaced::Unknown | Unplaced::Ambiguous) => Some(UNPLACED_WAIT),
+            _ => None,
+        }
+    }
+
+    /// The answer, at a time in Unix seconds.
+    pub(super) fn answer(self, now: i64) -> Answer {
+        let Told { status, kind, detail, .. } = self.told();
+        let title = status.canonical_reason().unwrap_or("refused");
+        let problem = Limited {
+            problem: Problem::new(kind, title, status.as_u16(), detail),
+            max_bytes: if let Self::TooLarge(limit) = self { Some(limit) } else { None },
+            max_events: if let Self::TooManyEvents(limit) = self { Some(limit) } else { None },
+        };
+        let mut answer = json(status, CONTENT_TYPE, &problem);
+        let headers = answer.headers_mut();
+        if let Some(wait) = self.wait() {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds_up(wait)));
+        }
+        if self == Self::Method {
+            headers.insert(header::ALLOW, HeaderValue::from_static("POST"));
+        }
+        if self == Self::Signature(signature::Refusal::Clock)
+            && let Some(date) = http_date(now)
+        {
+            headers.insert(header::DATE, date);
+        }
+        answer
+    }
+}
+
+impl From<signature::Refusal> for Refusal {
+    fn from(refusal: signature::Refusal) -> Self {
+        Self::Signature(refusal)
+    }
+}
+
+impl From<Unplaced> for Refusal {
+    fn from(unplaced: Unplaced) -> Self {
+        Self::Unplaced(unplaced)
+    }
+}
+
+impl From<tidewatch_shared::event::ParseBatch> for Refusal {
+    fn from(error: tidewatch_shared::event::ParseBatch) -> Self {
+        match error {
+            tidewatch_shared::event::ParseBatch::TooMany => Self::TooManyEvents(MAX_EVENTS),
+            tidewatch_shared::event::ParseBatch::Malformed(_) => Self::Malformed,
+        }
+    }
+}
+
+fn signature_told(refusal: signature::Refusal) -> Told {
+    use signature::Refusal as R;
+    match refusal {
+        R::Profile => {
+            unauthorized(Kind::Signature, "signature-profile", "the signature is missing or not of this profile")
+        }
+        R::KeyId => unauthorized(Kind::Signature, "signature-keyid", "the signature names another certificate"),
+        R::Clock => unauthorized(Kind::Clock, "clock", "the signature's time lies outside the window"),
+        R::Digest => unauthorized(Kind::Signature, "digest", "the body does not match its digest"),
+        R::Signature => unauthorized(Kind::Signature, "signature", "the signature does not verify"),
+    }
+}
+
+/// A problem that tells the limits as well (RFC 9457, section 3.2: extension members).
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Limited {
+    #[serde(flatten)]
+    problem: Problem,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_bytes: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_events: Option<usize>,
+}
+
+/// An answer of JSON. What we answer always serialises; were it not so, the peer sees an empty 500.
+pub(super) fn json(status: StatusCode, content_type: &'static str, value: &impl Serialize) -> Answer {
+    let Ok(body) = serde_json::to_vec(value) else {
+        let mut answer = Response::new(Full::default());
+        *answer.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+        return answer;
+    };
+    let mut answer = Response::new(Full::from(body));
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    answer
+}
+
+fn seconds_up(wait: Duration) -> u64 {
+    (wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(1)
+}
+
+/// RFC 9110, section 5.6.7.
+fn http_date(now: i64) -> Option<HeaderValue> {
+    let now = jiff::Timestamp::from_second(now).ok()?;
+    let text = jiff::fmt::rfc2822::DateTimePrinter::new().timestamp_to_rfc9110_string(&now).ok()?;
+    HeaderValue::try_from(text).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_for_the_clock_tells_the_time() {
+        let answer = Refusal::Signature(signature::Refusal::Clock).answer(784_111_777);
+        assert_eq!(answer.headers()[header::DATE], "Sun, 06 Nov 1994 08:49:37 GMT");
+        assert_eq!(answer.status(), 401);
+    }
+
+    #[test]
+    fn waits_are_told_in_whole_seconds_and_never_as_none() {
+        for (wait, told) in [(0, "1"), (1, "1"), (1_000, "1"), (1_001, "2")] {
+            let answer = Refusal::Rate(Duration::from_millis(wait)).answer(0);
+            assert_eq!(answer.headers()[header::RETRY_AFTER], told);
+        }
+        for unplaced in [Unplaced::Unknown, Unplaced::Ambiguous] {
+            let answer = Refusal::Unplaced(unplaced).answer(0);
+            let wait: u64 = answer.headers()[header::RETRY_AFTER].to_str().unwrap().parse().unwrap();
+            assert!(wait <= 300);
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! One pass that is to be made.
+
+use std::fmt;
+
+use tokio::time::Instant;
+
+use super::Hub;
+use crate::{
+    fleet::Snapshot,
+    key::KymaKey,
+    queue::{Class, Outcome, Wanted},
+};
+
+/// What a pass began from, for when it ends.
+#[derive(Debug)]
+pub(super) struct Begun {
+    pub(super) generation: u64,
+    pub(super) snapshot: Snapshot,
+    pub(super) at: Instant,
+}
+
+/// A Kyma in work, until it is given to [`Hub::done`]. One that is dropped instead counts as failed, so that no Kyma stays in work for
+/// ever.
+pub struct Job {
+    /// Which Kyma.
+    pub key: KymaKey,
+    /// What is wanted of it.
+    pub wanted: Wanted,
+    /// Absent once it has ended.
+    begun: Option<(Hub, Begun)>,
+}
+
+impl Job {
+    pub(super) fn new(hub: Hub, (key, wanted, begun): (KymaKey, Wanted, Begun)) -> Self {
+        Self { key, wanted, begun: Some((hub, begun)) }
+    }
+
+    /// A job that no hub knows, to try a pass with.
+    #[must_use]
+    pub fn detached(key: KymaKey, wanted: Wanted) -> Self {
+        Self { key, wanted, begun: None }
+    }
+
+    pub(super) fn take(&mut self) -> Option<Begun> {
+        self.begun.take().map(|(_, begun)| begun)
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        if let Some((hub, begun)) = self.begun.take() {
+            hub.finish(&self.key, &self.wanted, &begun, &Outcome::failed(self.wanted.works, Class::Ours));
+        }
+    }
+}
+
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Job").field("key", &self.key).field("wanted", &self.wanted).finish_non_exhaustive()
+    }
+}

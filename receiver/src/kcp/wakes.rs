@@ -1,0 +1,223 @@
+//! One sink per kind: keeps the other rooms' indexes current and wakes whom a change concerns.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Secret;
+use kube::ResourceExt;
+use tidewatch_shared::{
+    api::{Kyma, Manifest, ModuleReleaseMeta, ModuleTemplate, Watcher},
+    names::label,
+    plan::Work,
+};
+use tokio::sync::Notify;
+
+use super::{
+    CurrentPlan, Stores, concern,
+    essence::{Decided, Essences, Moved, Release, key_of},
+    follow::Change,
+};
+use crate::{
+    catalog::Catalog,
+    hub::Hub,
+    key::KymaKey,
+    queue::{Priority, Works},
+    runtime_access::{AccessSecret, RuntimeAccess},
+};
+
+/// The rooms that changes of KCP reach.
+#[derive(Clone)]
+pub struct Rooms {
+    /// Caches of KCP.
+    pub stores: Stores,
+    /// Who is placed, and who is wanted.
+    pub hub: Hub,
+    /// Clients of the runtimes.
+    pub access: RuntimeAccess,
+    /// Catalogs per visibility class.
+    pub catalog: Catalog,
+    /// The plan of all runtimes.
+    pub plan: CurrentPlan,
+}
+
+/// Makes the sinks.
+pub(super) struct Wakes {
+    rooms: Rooms,
+    watchers_changed: Arc<Notify>,
+}
+
+impl Wakes {
+    pub(super) fn new(rooms: Rooms, watchers_changed: Arc<Notify>) -> Self {
+        Self { rooms, watchers_changed }
+    }
+
+    /// Told when a Watcher changed.
+    pub(super) fn watchers_changed(&self) -> Arc<Notify> {
+        self.watchers_changed.clone()
+    }
+
+    pub(super) fn kymas(&self) -> impl FnMut(Change<'_, Kyma>) + Send + 'static + use<> {
+        let rooms = self.rooms.clone();
+        let mut essences = Essences::new();
+        move |change| match change {
+            Change::Applied(kyma) => {
+                let (key, now) = (key_of(kyma), Decided::of(kyma));
+                let Some(moved) = essences.apply(key.clone(), now.clone()) else { return };
+                let runtime = kyma.labels().get(label::RUNTIME_ID).and_then(|id| id.parse().ok());
+                rooms.hub.place(key.clone(), runtime, rooms.plan.load_full());
+                if moved == Moved::New {
+                    rooms.set_secrets(&key);
+                }
+                let works = match concern::kyma(&now, &moved) {
+                    concern::KymaMoved::Reconcile => Works::of(&[Work::Kyma]),
+                    concern::KymaMoved::Everything => Works::of(&[Work::Kyma, Work::Catalog]),
+                };
+                // A Kyma that was worked on before is only verified when this process first sees it.
+                let known = kyma.status.as_ref().is_some_and(|status| status.state.is_some());
+                let priority = if moved == Moved::New && known { Priority::Verification } else { Priority::User };
+                rooms.hub.want(&key, works, priority);
+            }
+            Change::Deleted(kyma) => {
+                let key = key_of(kyma);
+                essences.delete(&key);
+                rooms.hub.remove(&key);
+                rooms.access.remove(&key);
+                rooms.catalog.forget(&key);
+            }
+            Change::Listed => {}
+        }
+    }
+
+    pub(super) fn templates(&self) -> impl FnMut(Change<'_, ModuleTemplate>) + Send + 'static + use<> {
+        let rooms = self.rooms.clone();
+        let mut essences = Essences::new();
+        move |change| {
+            let template = match change {
+                Change::Applied(template) if essences.apply(key_of(template), Decided::of(template)).is_some() => {
+                    template
+                }
+                Change::Deleted(template) if essences.delete(&key_of(template)).is_some() => template,
+                _ => return,
+            };
+            let module = template.spec.module_name.clone().unwrap_or_default();
+            rooms.catalog_moved(concern::users(&rooms.stores.kymas.state(), &module, None));
+        }
+    }
+
+    pub(super) fn release_metas(&self) -> impl FnMut(Change<'_, ModuleReleaseMeta>) + Send + 'static + use<> {
+        let rooms = self.rooms.clone();
+        let mut essences = Essences::new();
+        move |change| {
+            let (meta, now, old) = match change {
+                Change::Applied(meta) => match essences.apply(key_of(meta), Release::of(meta)) {
+                    Some(Moved::From(old)) => (meta, Some(Release::of(meta)), Some(old)),
+                    Some(Moved::New) => (meta, Some(Release::of(meta)), None),
+                    None => return,
+                },
+                Change::Deleted(meta) => (meta, None, essences.delete(&key_of(meta))),
+                Change::Listed => return,
+            };
+            let kymas = rooms.stores.kymas.state();
+            rooms.catalog_moved(concern::release(&kymas, &meta.name_any(), now.as_ref(), old.as_ref()));
+        }
+    }
+
+    pub(super) fn manifests(&self) -> impl FnMut(Change<'_, Manifest>) + Send + 'static + use<> {
+        let rooms = self.rooms.clone();
+        let mut essences = Essences::new();
+        move |change| {
+            let manifest = match change {
+                Change::Applied(manifest) => {
+                    // Status is what a Kyma waits for, so here every version counts.
+                    essences.apply(key_of(manifest), manifest.resource_version()).map(|_| manifest)
+                }
+                Change::Deleted(manifest) => essences.delete(&key_of(manifest)).map(|_| manifest),
+                Change::Listed => None,
+            };
+            let Some(manifest) = manifest else { return };
+            if let Some(kyma) = manifest.labels().get(label::KYMA_NAME) {
+                let key = KymaKey::new(manifest.namespace().unwrap_or_default(), kyma);
+                rooms.hub.want(&key, Works::of(&[Work::Kyma]), Priority::User);
+            }
+        }
+    }
+
+    pub(super) fn secrets(&self) -> impl FnMut(Change<'_, Secret>) + Send + 'static + use<> {
+        let rooms = self.rooms.clone();
+        // Which Kyma a Secret was last seen to belong to: its label may move it from one to another.
+        let mut owners = Essences::new();
+        move |change| {
+            let (secret, now) = match change {
+                Change::Applied(secret) => (secret, secret.labels().get(label::KYMA_NAME).cloned()),
+                Change::Deleted(secret) => (secret, None),
+                Change::Listed => return,
+            };
+            let key = key_of(secret);
+            let before = owners.delete(&key);
+            let concerned = [now.clone(), before.filter(|before| Some(before) != now.as_ref())];
+            if let Some(now) = now {
+                owners.apply(key.clone(), now);
+            }
+            for kyma in concerned.into_iter().flatten() {
+                rooms.set_secrets(&KymaKey::new(key.namespace.clone(), kyma));
+            }
+        }
+    }
+
+    pub(super) fn watchers(&self) -> impl FnMut(Change<'_, Watcher>) + Send + 'static + use<> {
+        let changed = self.watchers_changed.clone();
+        let mut essences = Essences::new();
+        move |change| {
+            let moved = match change {
+                Change::Applied(watcher) => essences.apply(key_of(watcher), Decided::of(watcher)).is_some(),
+                Change::Deleted(watcher) => essences.delete(&key_of(watcher)).is_some(),
+                Change::Listed => true,
+            };
+            if moved {
+                changed.notify_one();
+            }
+        }
+    }
+}
+
+impl Rooms {
+    /// A template or release meta moved: its users are reconciled, and everybody's catalog is compared, which costs a runtime
+    /// nothing where its class did not change.
+    fn catalog_moved(&self, users: Vec<KymaKey>) {
+        self.catalog.changed();
+        for key in users {
+            self.hub.want(&key, Works::of(&[Work::Kyma, Work::Catalog]), Priority::Catalog);
+        }
+        for kyma in self.stores.kymas.state() {
+            self.hub.want(&key_of(kyma.as_ref()), Works::of(&[Work::Catalog]), Priority::Catalog);
+        }
+    }
+
+    /// Gives a Kyma its access Secrets as the cache has them. A changed access replaces the client at once, and everything that was
+    /// known about that runtime is read again.
+    fn set_secrets(&self, key: &KymaKey) {
+        let mine = |secret: &Secret| {
+            secret.namespace().as_deref() == Some(&key.namespace)
+                && secret.labels().get(label::KYMA_NAME) == Some(&key.name)
+        };
+        let secrets = self.stores.secrets.state_filter(mine);
+        let secrets: Vec<_> = secrets.iter().map(|secret| AccessSecret::from(secret.as_ref())).collect();
+        if self.access.set_secrets(key, &secrets) {
+            self.catalog.forget(key);
+            self.hub.want(key, Works::of(&[Work::Kyma, Work::Catalog]), Priority::User);
+        }
+    }
+
+    /// Replaces the plan of all runtimes; an equal one changes nothing.
+    pub(super) fn replan(&self, plan: tidewatch_shared::plan::Plan) {
+        if *self.plan.load_full() == plan {
+            return;
+        }
+        self.plan.store(Arc::new(plan));
+        for kyma in self.stores.kymas.state() {
+            let key = key_of(kyma.as_ref());
+            let runtime = kyma.labels().get(label::RUNTIME_ID).and_then(|id| id.parse().ok());
+            self.hub.place(key.clone(), runtime, self.plan.load_full());
+            self.hub.want(&key, Works::of(&[Work::Kyma]), Priority::Catalog);
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! Upkeep of Watchers: the plan follows them, and each is told in its status whether it is served.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use kube::Client;
+use tokio::{sync::Notify, time};
+
+use super::{essence::key_of, wakes::Rooms};
+use crate::watcher;
+
+/// Several Watchers that change together make one plan.
+const SETTLE: Duration = Duration::from_millis(50);
+/// How soon a status that could not be written is tried again.
+const RETRY: Duration = Duration::from_secs(15);
+
+/// Runs for ever.
+pub(super) async fn run(client: Client, namespace: String, rooms: Rooms, changed: Arc<Notify>) -> &'static str {
+    loop {
+        changed.notified().await;
+        time::sleep(SETTLE).await;
+        let mut watchers = rooms.stores.watchers.state();
+        watchers.sort_unstable_by_key(|watcher| key_of(watcher.as_ref()));
+        let (plan, rejected) = watcher::plan(&watchers);
+        rooms.replan(plan);
+        let mut rejected: HashMap<_, _> =
+            rejected.into_iter().map(|rejected| (rejected.watcher.clone(), rejected)).collect();
+        let mut failed = false;
+        for watcher in &watchers {
+            let key = key_of(watcher.as_ref());
+            if let Err(error) = watcher::report(&client, &namespace, watcher, rejected.remove(&key).as_ref()).await {
+                tracing::warn!(watcher = %key, error = &error as &dyn std::error::Error, "Status of a Watcher could not be written");
+                failed = true;
+            }
+        }
+        if failed {
+            // Whichever comes first starts the next round: a change, or the time to try again.
+            let _ = time::timeout(RETRY, changed.notified()).await;
+            changed.notify_one();
+        }
+    }
+}

@@ -1,0 +1,328 @@
+//! The reconcile of one Kyma: fetch → validate → build → apply → status, and its end.
+//!
+//! A pass reads the Kyma in KCP and the one in its runtime, and whatever `memory` does not know to be as it shall be. It writes
+//! only what differs. What `validate`, `lookup`, `build`, `modules` and `status` decide is pure.
+
+mod apply;
+mod base;
+mod build;
+mod crd;
+mod deletion;
+mod error;
+mod fetch;
+mod lookup;
+mod memory;
+mod metrics;
+mod modules;
+mod remote;
+mod status;
+#[cfg(test)]
+mod tests;
+mod validate;
+
+use std::{collections::BTreeSet, time::Duration};
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::{Client, ResourceExt, runtime::reflector::ObjectRef};
+use tidewatch_shared::{api::Kyma, names::label, plan::Work};
+use tokio::time::Instant;
+use tracing::{debug, warn};
+
+pub use error::Error;
+pub use metrics::Metrics;
+
+use self::{
+    error::unusable,
+    lookup::Sources,
+    memory::Memory,
+    remote::Both,
+    status::{Access, Findings},
+    validate::validate,
+};
+use crate::{
+    catalog::{Catalog, visibility::is_true},
+    hub::Job,
+    kcp::{CurrentPlan, Stores},
+    key::KymaKey,
+    queue::{Outcome, Wanted, Works},
+    runtime_access::{RuntimeAccess, Unusable, describe},
+};
+
+/// The reason of the condition about access when there is no Secret.
+const SECRET_MISSING: &str = "AccessSecretMissing";
+
+/// What flags decide about Kymas.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The registry that Manifests pull from: host with optional port and path.
+    pub registry: String,
+    /// `--restricted-default-modules`.
+    pub restricted_modules: BTreeSet<String>,
+    /// Nothing is written to any runtime.
+    pub paused: bool,
+    /// How long a new definition is waited for in a runtime.
+    pub established_within: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            registry: String::new(),
+            restricted_modules: BTreeSet::new(),
+            paused: false,
+            established_within: Duration::from_secs(10),
+        }
+    }
+}
+
+/// Everything that a pass touches.
+pub struct Context {
+    kcp: Client,
+    stores: Stores,
+    clients: Clients,
+    catalog: Catalog,
+    plan: CurrentPlan,
+    settings: Settings,
+    metrics: Metrics,
+    memory: Memory,
+}
+
+/// The client of a runtime with its number, or why there is none.
+type Clients = Box<dyn Fn(&KymaKey) -> Result<(Client, u64), Unusable> + Send + Sync>;
+
+impl Context {
+    /// Knows no runtime yet.
+    #[must_use]
+    pub fn new(
+        kcp: Client,
+        stores: Stores,
+        access: RuntimeAccess,
+        catalog: Catalog,
+        plan: CurrentPlan,
+        settings: Settings,
+        metrics: Metrics,
+    ) -> Self {
+        let clients: Clients = Box::new(move |key| access.client_and_revision(key));
+        Self { kcp, stores, clients, catalog, plan, settings, metrics, memory: Memory::default() }
+    }
+
+    /// Forgets what was verified in a runtime whose Kyma is gone.
+    pub fn forget(&self, key: &KymaKey) {
+        self.memory.forget(key);
+        self.catalog.forget(key);
+    }
+}
+
+/// Works on one Kyma as far as its job wants. Never fails: what went wrong stands in the outcome, in the status where it
+/// concerns the user, and in the log.
+pub async fn pass(ctx: &Context, job: &Job) -> Outcome {
+    work(ctx, &job.key, &job.wanted).await
+}
+
+async fn work(ctx: &Context, key: &KymaKey, wanted: &Wanted) -> Outcome {
+    let start = Instant::now();
+    // Forwarding is another worker's: it stays as it is.
+    let works = wanted.works.minus(Works::of(&[Work::Forward]));
+    let outcome = match reconcile(ctx, key, wanted, works).await {
+        Ok(outcome) => outcome,
+        Err(error) => failed(key, works, &error),
+    };
+    ctx.metrics.ended(&outcome, start.elapsed());
+    outcome
+}
+
+fn failed(key: &KymaKey, works: Works, error: &Error) -> Outcome {
+    let class = error.class();
+    if error.is_conflict() {
+        debug!(kyma = %key, %error, "somebody else wrote, the work begins anew");
+    } else {
+        let cause = std::error::Error::source(error).map(|source| match source.downcast_ref::<kube::Error>() {
+            Some(call) => describe(call),
+            None => source.to_string(),
+        });
+        warn!(kyma = %key, %error, cause, class = class.as_str(), "work failed");
+    }
+    Outcome::failed(works, class)
+}
+
+/// What may be done about a Kyma.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    /// Everything.
+    Active,
+    /// Nothing, by pause or `skip-reconciliation`.
+    Parked,
+    /// Its end.
+    Deleting,
+}
+
+/// A deletion goes on although the Kyma is skipped, but not while it is paused.
+fn mode(settings: &Settings, kyma: &Kyma) -> Mode {
+    let labelled = |key| is_true(Some(kyma.labels()), key);
+    match kyma.metadata.deletion_timestamp {
+        _ if settings.paused || labelled(label::PAUSE) => Mode::Parked,
+        Some(_) => Mode::Deleting,
+        None if labelled(label::SKIP_RECONCILIATION) => Mode::Parked,
+        None => Mode::Active,
+    }
+}
+
+async fn reconcile(ctx: &Context, key: &KymaKey, wanted: &Wanted, works: Works) -> Result<Outcome, Error> {
+    let Some(kyma) = fetch::kcp_kyma(ctx, key).await? else {
+        ctx.forget(key);
+        return Ok(Outcome::ended(wanted.works));
+    };
+    match mode(&ctx.settings, &kyma) {
+        Mode::Parked => return Ok(Outcome::default()),
+        Mode::Deleting => return deletion::step(ctx, key, kyma, works).await,
+        Mode::Active => {}
+    }
+    let only_catalog = works.minus(Works::of(&[Work::Catalog])).is_empty();
+    let mut pass = Pass { ctx, key, kyma: base::mark(ctx, kyma).await?, runtime: None, findings: Findings::default() };
+    let worked = if only_catalog { Ok(()) } else { pass.base(wanted).await };
+    let mut outcome = Outcome::ended(works);
+    if worked.is_ok() && works.contains(Work::Catalog) {
+        outcome = pass.catalog(wanted, works).await;
+    }
+    let worked = match worked {
+        Ok(()) if !only_catalog => pass.modules().await,
+        worked => worked,
+    };
+    if let Err(error) = worked {
+        if !error.is_conflict() {
+            pass.findings.failure = Some(error.line());
+            pass.findings.conditions.access = error.access().or(pass.findings.conditions.access.take());
+            pass.record_failure().await?;
+        }
+        return Err(error);
+    }
+    pass.record().await?;
+    Ok(outcome)
+}
+
+/// One pass over one Kyma.
+struct Pass<'a> {
+    ctx: &'a Context,
+    key: &'a KymaKey,
+    /// The Kyma in KCP as it was last read or written.
+    kyma: Kyma,
+    /// The client, and the Kyma in the runtime, as far as it was looked at.
+    runtime: Option<(Client, Kyma)>,
+    findings: Findings,
+}
+
+impl Pass<'_> {
+    /// Brings the runtime to what every runtime has, its Kyma included.
+    async fn base(&mut self, wanted: &Wanted) -> Result<(), Error> {
+        let Self { ctx, key, .. } = *self;
+        let (client, revision) = (ctx.clients)(key).map_err(Error::Access)?;
+        let mut verified = ctx.memory.take(key, revision, &wanted.drift);
+        base::ensure(ctx, &client, &mut verified).await.inspect_err(|error| {
+            if matches!(error, Error::Crd { .. } | Error::NotEstablished(_)) {
+                self.findings.conditions.crds = Some(false);
+            }
+        })?;
+        self.findings.conditions.crds = Some(true);
+        let Both { kcp, runtime } = remote::ensure(ctx, &client, self.kyma.clone()).await?;
+        ctx.memory.keep(key, verified);
+        self.findings.conditions.access = Some(Access::Usable);
+        self.kyma = kcp;
+        self.runtime = Some((client, runtime));
+        Ok(())
+    }
+
+    /// Brings the catalog to the runtime. Its failure stops nothing else.
+    async fn catalog(&mut self, wanted: &Wanted, works: Works) -> Outcome {
+        let Self { ctx, key, .. } = *self;
+        let client = match &self.runtime {
+            Some((client, _)) => Ok(client.clone()),
+            None => (ctx.clients)(key).map(|(client, _)| client),
+        };
+        let synced = match client {
+            Ok(client) => {
+                let labels = self.kyma.labels();
+                ctx.catalog.sync(key, &client, labels, &ctx.stores, &wanted.drift).await.map_err(Error::Catalog)
+            }
+            Err(unusable) => Err(Error::Access(unusable)),
+        };
+        let catalog = Works::of(&[Work::Catalog]);
+        match synced {
+            Ok(_) => {
+                self.findings.conditions.catalog = Some(true);
+                Outcome::ended(works)
+            }
+            Err(error) => {
+                self.findings.conditions.catalog = Some(false);
+                self.findings.conditions.access = error.access().or(self.findings.conditions.access.take());
+                Outcome { ended: works.minus(catalog), ..failed(self.key, catalog, &error) }
+            }
+        }
+    }
+
+    /// Brings the Manifests to what the runtime's Kyma wants.
+    async fn modules(&mut self) -> Result<(), Error> {
+        let Some((_, runtime)) = &self.runtime else { return Ok(()) };
+        let wanted = match validate(&runtime.spec) {
+            Ok(wanted) => wanted,
+            Err(invalid) => {
+                self.findings.failure = Some(invalid.to_string());
+                return Ok(());
+            }
+        };
+        let Self { ctx, kyma, .. } = self;
+        let namespace = kyma.namespace().unwrap_or_default();
+        let stores = &ctx.stores;
+        let sources = Sources {
+            namespace: &namespace,
+            kyma_labels: kyma.labels(),
+            restricted: &ctx.settings.restricted_modules,
+            release_meta: &|name| stores.release_metas.get(&ObjectRef::new(name).within(&namespace)),
+            template: &|name| stores.templates.get(&ObjectRef::new(name).within(&namespace)),
+        };
+        let owned = fetch::owned_manifests(ctx, kyma);
+        let decisions = modules::decide(kyma, &wanted.modules, &owned, &sources, &ctx.settings.registry);
+        let old = kyma.status.clone().unwrap_or_default();
+        self.findings.modules = Some(apply::apply(ctx, kyma, decisions, &old).await?);
+        self.findings.channel = Some(wanted.channel);
+        Ok(())
+    }
+
+    /// Writes what was found out to both Kymas, where it says something new.
+    async fn record(&self) -> Result<(), Error> {
+        let (status, _) = status::write_kcp(self.ctx, &self.kyma, &self.findings, &now()).await?;
+        match &self.runtime {
+            Some((client, runtime)) => status::write_runtime(client, runtime, &status).await,
+            None if Some(&status) != self.kyma.status.as_ref() => self.show(&status).await,
+            None => Ok(()),
+        }
+    }
+
+    /// As [`Self::record`], but what fails in the runtime is no news.
+    async fn record_failure(&self) -> Result<(), Error> {
+        let (status, _) = status::write_kcp(self.ctx, &self.kyma, &self.findings, &now()).await?;
+        if let Some((client, runtime)) = &self.runtime
+            && let Err(error) = status::write_runtime(client, runtime, &status).await
+        {
+            debug!(kyma = %self.key, %error, "the runtime does not see the failure");
+        }
+        Ok(())
+    }
+
+    /// Shows a status that changed in a pass which had no need of the runtime's Kyma.
+    async fn show(&self, status: &tidewatch_shared::api::KymaStatus) -> Result<(), Error> {
+        // Without access there is nobody to show it to.
+        if let (Ok((client, _)), Some(Access::Usable) | None) =
+            ((self.ctx.clients)(self.key), &self.findings.conditions.access)
+            && let Some(runtime) = fetch::runtime_kyma(&client).await?
+        {
+            status::write_runtime(&client, &runtime, status).await?;
+        }
+        Ok(())
+    }
+}
+
+/// The time in whole seconds, as statuses keep it.
+fn now() -> Time {
+    Time(Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default())
+}

@@ -1,0 +1,83 @@
+//! Reads: the Kyma in KCP and in its runtime by quorum reads, Manifests from the cache.
+
+use std::sync::Arc;
+
+use kube::{
+    Api, Client, ResourceExt,
+    api::ListParams,
+    core::{NamespaceResourceScope, Resource},
+};
+use serde::de::DeserializeOwned;
+use tidewatch_shared::{
+    api::{Kyma, Manifest},
+    names::{SKR_KYMA, SKR_NAMESPACE, label},
+};
+
+use super::{Context, Error};
+use crate::key::KymaKey;
+
+/// Whether an API server said that this very object is not there. A 404 that names no object means that the kind is not served:
+/// that proves nothing.
+pub(super) fn is_absent(error: &kube::Error, name: &str) -> bool {
+    let names_it = |status: &kube::core::Status| status.details.as_ref().is_some_and(|details| details.name == name);
+    matches!(error, kube::Error::Api(status) if status.code == 404 && status.reason == "NotFound" && names_it(status))
+}
+
+/// Whether somebody else wrote in between, or made what we wanted to make.
+pub(super) fn is_conflict(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 409)
+}
+
+/// Reads an object; `None` only if the server says that it is not there.
+pub(super) async fn get<K>(api: &Api<K>, name: &str) -> kube::Result<Option<K>>
+where
+    K: Clone + DeserializeOwned + std::fmt::Debug,
+{
+    match api.get(name).await {
+        Ok(object) => Ok(Some(object)),
+        Err(error) if is_absent(&error, name) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Objects of one kind in the Kyma's namespace of KCP.
+pub(super) fn in_kcp<K>(ctx: &Context, namespace: &str) -> Api<K>
+where
+    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
+{
+    Api::namespaced(ctx.kcp.clone(), namespace)
+}
+
+/// The Kymas of a runtime.
+pub(super) fn in_runtime(client: &Client) -> Api<Kyma> {
+    Api::namespaced(client.clone(), SKR_NAMESPACE)
+}
+
+/// The Kyma in KCP.
+pub(super) async fn kcp_kyma(ctx: &Context, key: &KymaKey) -> Result<Option<Kyma>, Error> {
+    get(&in_kcp(ctx, &key.namespace), &key.name).await.map_err(Error::kcp("read the Kyma in the control plane"))
+}
+
+/// The Kyma in its runtime.
+pub(super) async fn runtime_kyma(client: &Client) -> Result<Option<Kyma>, Error> {
+    get(&in_runtime(client), SKR_KYMA).await.map_err(Error::runtime("read the Kyma in the runtime"))
+}
+
+/// The Manifests of a Kyma as the cache has them: those that carry its name or that it owns.
+pub(super) fn owned_manifests(ctx: &Context, kyma: &Kyma) -> Vec<Arc<Manifest>> {
+    ctx.stores.manifests.state_filter(|manifest| is_owned(manifest, kyma))
+}
+
+/// The Manifests of a Kyma as KCP has them: what a deletion rests on.
+pub(super) async fn list_manifests(ctx: &Context, kyma: &Kyma) -> Result<Vec<Manifest>, Error> {
+    let api: Api<Manifest> = in_kcp(ctx, &kyma.namespace().unwrap_or_default());
+    let params = ListParams::default().labels(&format!("{}={}", label::KYMA_NAME, kyma.name_any()));
+    Ok(api.list(&params).await.map_err(Error::kcp("list the Manifests in the control plane"))?.items)
+}
+
+fn is_owned(manifest: &Manifest, kyma: &Kyma) -> bool {
+    let uid = kyma.metadata.uid.as_deref();
+    manifest.metadata.namespace == kyma.metadata.namespace
+        && (manifest.labels().get(label::KYMA_NAME) == kyma.metadata.name.as_ref()
+            || manifest.owner_references().iter().any(|owner| uid == Some(&owner.uid)))
+}

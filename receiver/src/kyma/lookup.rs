@@ -1,0 +1,371 @@
+//! From a wanted module to the template that is to be installed: release meta → channel → version → template.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use kube::ResourceExt;
+use semver::Version;
+use thiserror::Error;
+use tidewatch_shared::{
+    api::{ModuleReleaseMeta, ModuleTemplate},
+    names::label,
+};
+
+use super::validate::{InvalidModule, WantedModule};
+use crate::catalog::visibility::{Admission, Exclusion, is_true, template_name};
+
+/// Why a module has no template that may be installed. The messages are the incumbent's.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub(crate) enum LookupError {
+    /// The entry in the spec cannot be.
+    #[error(transparent)]
+    Invalid(#[from] InvalidModule),
+    /// No release meta of the module's name.
+    #[error("no ModuleReleaseMeta found for module {module:?} in namespace {namespace:?}")]
+    NoReleaseMeta {
+        /// The module.
+        module: String,
+        /// KCP's namespace.
+        namespace: String,
+    },
+    /// A release meta without any channel.
+    #[error("no channels found for module: {0}")]
+    NoChannels(String),
+    /// The module is not in this channel.
+    #[error("no versions found for channel: {channel} in module {module}")]
+    NoSuchChannel {
+        /// The channel.
+        channel: String,
+        /// The module.
+        module: String,
+    },
+    /// Without it no component can be named.
+    #[error("failed to create OCM Component Identity: the ModuleReleaseMeta of {0} names no component or no version")]
+    NoIdentity(String),
+    /// The channel points to a template that does not exist.
+    #[error("failed to get module template: ModuleTemplate.operator.kyma-project.io {0:?} not found")]
+    NoTemplate(String),
+    /// This Kyma may not have it: what is installed goes.
+    #[error("module template not allowed{}", .0.suffix())]
+    NotAllowed(NotAllowed),
+    /// Mandatory modules cannot be selected.
+    #[error("no templates were found: for module {template} in channel {channel}")]
+    Mandatory {
+        /// The template.
+        template: String,
+        /// The channel.
+        channel: String,
+    },
+    /// A lower version than the installed one.
+    #[error(
+        "module template update not allowed: ignore channel skew (from {from} to {to}), as a higher version ({installed}) of the \
+         module was previously installed"
+    )]
+    Downgrade {
+        /// Channel of what is installed.
+        from: String,
+        /// Wanted channel.
+        to: String,
+        /// Installed version.
+        installed: String,
+    },
+    /// A version that is no semantic version, so that nobody can tell whether this is a downgrade.
+    #[error("module template update not allowed: could not handle channel skew as {0} contains invalid version")]
+    UnknownVersion(&'static str),
+}
+
+/// Why a Kyma may not have a module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotAllowed {
+    /// Only internal Kymas.
+    Internal,
+    /// Only beta Kymas.
+    Beta,
+    /// A selector on a module that is not restricted.
+    NotRestricted,
+    /// A restricted module that selects nobody.
+    SelectsNobody,
+    /// A restricted module that does not select this Kyma.
+    NotSelected,
+    /// A selector that cannot be read.
+    Malformed,
+}
+
+impl NotAllowed {
+    const fn suffix(self) -> &'static str {
+        match self {
+            Self::Internal => ": internal module",
+            Self::Beta => ": beta module",
+            Self::NotRestricted => ": module has kymaSelector but is not in restricted modules list",
+            Self::SelectsNobody => "",
+            Self::NotSelected => ": restricted module not allowed for this Kyma",
+            Self::Malformed => ": the kymaSelector is not valid",
+        }
+    }
+}
+
+/// What a module resolved to.
+#[derive(Clone, Debug)]
+pub(crate) struct Resolved {
+    /// The template to install.
+    pub(crate) template: Arc<ModuleTemplate>,
+    /// The channel that led to it.
+    pub(crate) channel: String,
+    /// The version that the channel names.
+    pub(crate) version: String,
+    /// The OCM component.
+    pub(crate) component: String,
+}
+
+/// What of the module is installed, as its Manifest tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Installed {
+    /// Channel it came from.
+    pub(crate) channel: String,
+    /// Its version.
+    pub(crate) version: String,
+}
+
+/// What a lookup reads.
+pub(crate) struct Sources<'a> {
+    /// KCP's namespace.
+    pub(crate) namespace: &'a str,
+    /// Labels of the KCP Kyma: they decide what it may have.
+    pub(crate) kyma_labels: &'a BTreeMap<String, String>,
+    /// Modules of `--restricted-default-modules`.
+    pub(crate) restricted: &'a BTreeSet<String>,
+    /// A release meta by name.
+    pub(crate) release_meta: &'a (dyn Fn(&str) -> Option<Arc<ModuleReleaseMeta>> + Sync),
+    /// A template by name.
+    pub(crate) template: &'a (dyn Fn(&str) -> Option<Arc<ModuleTemplate>> + Sync),
+}
+
+/// Resolves one module.
+pub(crate) fn resolve(
+    sources: &Sources<'_>,
+    module: &WantedModule,
+    installed: Option<&Installed>,
+) -> Result<Resolved, LookupError> {
+    let channel = module.channel.as_ref().map_err(Clone::clone)?;
+    let meta = (sources.release_meta)(&module.name).ok_or_else(|| LookupError::NoReleaseMeta {
+        module: module.name.clone(),
+        namespace: sources.namespace.to_owned(),
+    })?;
+    let version = version_of(&meta, &module.name, channel)?;
+    let component = meta.spec.ocm_component_name.clone().unwrap_or_default();
+    if component.is_empty() || version.is_empty() {
+        return Err(LookupError::NoIdentity(module.name.clone()));
+    }
+    let name = template_name(&module.name, &version);
+    let template = (sources.template)(&name).ok_or(LookupError::NoTemplate(name))?;
+    allowed(sources, &meta, &template, channel)?;
+    if let Some(installed) = installed {
+        not_a_downgrade(installed, channel, &version)?;
+    }
+    Ok(Resolved { template, channel: channel.clone(), version, component })
+}
+
+fn version_of(meta: &ModuleReleaseMeta, module: &str, channel: &str) -> Result<String, LookupError> {
+    if let Some(mandatory) = &meta.spec.mandatory {
+        return Ok(mandatory.version.clone());
+    }
+    let mut channels = meta.spec.channels.iter().flatten().peekable();
+    if channels.peek().is_none() {
+        return Err(LookupError::NoChannels(module.to_owned()));
+    }
+    let found = channels.find(|entry| entry.channel == channel).map(|entry| entry.version.clone());
+    found.ok_or_else(|| LookupError::NoSuchChannel { channel: channel.to_owned(), module: module.to_owned() })
+}
+
+fn allowed(
+    sources: &Sources<'_>,
+    meta: &ModuleReleaseMeta,
+    template: &ModuleTemplate,
+    channel: &str,
+) -> Result<(), LookupError> {
+    let refused = |why| Err(LookupError::NotAllowed(why));
+    let only_for = |key| is_true(Some(template.labels()), key) && !is_true(Some(sources.kyma_labels), key);
+    if only_for(label::INTERNAL) {
+        return refused(NotAllowed::Internal);
+    }
+    if only_for(label::BETA) {
+        return refused(NotAllowed::Beta);
+    }
+    let mandatory = || Err(LookupError::Mandatory { template: template.name_any(), channel: channel.to_owned() });
+    if template.spec.is_mandatory() {
+        return mandatory();
+    }
+    match Admission::of(meta, sources.restricted) {
+        Admission::Everyone => Ok(()),
+        Admission::Selected(selector) if selector.matches(sources.kyma_labels) => Ok(()),
+        Admission::Selected(_) => refused(NotAllowed::NotSelected),
+        Admission::Nobody(Exclusion::Mandatory) => mandatory(),
+        Admission::Nobody(Exclusion::SelectsNobody) => refused(NotAllowed::SelectsNobody),
+        Admission::Nobody(Exclusion::Malformed(_)) => refused(NotAllowed::Malformed),
+        Admission::Nobody(Exclusion::NotRestricted) => refused(NotAllowed::NotRestricted),
+    }
+}
+
+/// Major, minor and patch decide; what follows them does not.
+fn not_a_downgrade(installed: &Installed, to: &str, version: &str) -> Result<(), LookupError> {
+    let core = |text: &str| Version::parse(text).ok().map(|version| (version.major, version.minor, version.patch));
+    let new = core(version).ok_or(LookupError::UnknownVersion("descriptor from template"))?;
+    let old = core(&installed.version).ok_or(LookupError::UnknownVersion("Modules"))?;
+    if new >= old {
+        return Ok(());
+    }
+    let (from, to, installed) = (installed.channel.clone(), to.to_owned(), installed.version.clone());
+    Err(LookupError::Downgrade { from, to, installed })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+    use tidewatch_shared::api::CustomResourcePolicy as Policy;
+
+    use super::*;
+
+    fn meta(spec: Value) -> ModuleReleaseMeta {
+        let mut whole =
+            json!({"moduleName": "template-operator", "ocmComponentName": "kyma-project.io/module/template-operator"});
+        for (key, value) in spec.as_object().unwrap() {
+            whole[key] = value.clone();
+        }
+        serde_json::from_value(json!({
+            "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleReleaseMeta",
+            "metadata": {"name": "template-operator"}, "spec": whole
+        }))
+        .unwrap()
+    }
+
+    fn template(labels: Value, mandatory: bool) -> ModuleTemplate {
+        serde_json::from_value(json!({
+            "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleTemplate",
+            "metadata": {"name": "template-operator-1.2.3", "labels": labels},
+            "spec": {"moduleName": "template-operator", "version": "1.2.3", "mandatory": mandatory, "descriptor": {}}
+        }))
+        .unwrap()
+    }
+
+    fn regular() -> Value {
+        json!({"channels": [{"channel": "regular", "version": "1.2.3"}]})
+    }
+
+    struct Case {
+        meta: Option<Value>,
+        template: Option<(Value, bool)>,
+        labels: &'static [(&'static str, &'static str)],
+        restricted: bool,
+        installed: Option<&'static str>,
+    }
+
+    impl Default for Case {
+        fn default() -> Self {
+            Self {
+                meta: Some(regular()),
+                template: Some((json!({}), false)),
+                labels: &[],
+                restricted: false,
+                installed: None,
+            }
+        }
+    }
+
+    fn check(case: Case) -> Result<String, String> {
+        let labels = case.labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        let restricted = case.restricted.then(|| "template-operator".to_owned()).into_iter().collect();
+        let meta = case.meta.map(|spec| Arc::new(meta(spec)));
+        let template = case.template.map(|(labels, mandatory)| Arc::new(template(labels, mandatory)));
+        let sources = Sources {
+            namespace: "kcp-system",
+            kyma_labels: &labels,
+            restricted: &restricted,
+            release_meta: &|_| meta.clone(),
+            template: &|name| template.clone().filter(|template| template.name_any() == name),
+        };
+        let module = WantedModule {
+            name: "template-operator".into(),
+            channel: Ok("regular".into()),
+            managed: true,
+            policy: Policy::CreateAndDelete,
+        };
+        let installed = case.installed.map(|version| Installed { channel: "fast".into(), version: version.into() });
+        resolve(&sources, &module, installed.as_ref()).map(|found| found.version).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_module_resolves_through_its_channel() {
+        assert_eq!(check(Case::default()).unwrap(), "1.2.3");
+        assert_eq!(check(Case { installed: Some("1.2.3-rc"), ..Case::default() }).unwrap(), "1.2.3");
+        let selector = json!({"channels": [{"channel": "regular", "version": "1.2.3"}], "kymaSelector": {"matchLabels": {"a": "b"}}});
+        let selected = Case { meta: Some(selector), labels: &[("a", "b")], restricted: true, ..Case::default() };
+        assert_eq!(check(selected).unwrap(), "1.2.3");
+        let beta = Case {
+            template: Some((json!({label::BETA: "TRUE"}), false)),
+            labels: &[(label::BETA, "true")],
+            ..Case::default()
+        };
+        assert_eq!(check(beta).unwrap(), "1.2.3");
+    }
+
+    #[test]
+    fn what_does_not_exist_or_is_not_allowed_says_so_in_the_incumbents_words() {
+        let selector = json!({"channels": [{"channel": "regular", "version": "1.2.3"}], "kymaSelector": {"matchLabels": {"a": "b"}}});
+        let fast = json!({"channels": [{"channel": "fast", "version": "1.2.3"}]});
+        let unnamed = json!({"channels": [{"channel": "regular", "version": "1.2.3"}], "ocmComponentName": null});
+        for (case, message) in [
+            (
+                Case { meta: None, ..Case::default() },
+                "no ModuleReleaseMeta found for module \"template-operator\" in namespace \"kcp-system\"",
+            ),
+            (
+                Case { meta: Some(fast), ..Case::default() },
+                "no versions found for channel: regular in module template-operator",
+            ),
+            (
+                Case { meta: Some(json!({"channels": []})), ..Case::default() },
+                "no channels found for module: template-operator",
+            ),
+            (Case { meta: Some(unnamed), ..Case::default() }, "failed to create OCM Component Identity: "),
+            (Case { template: None, ..Case::default() }, "failed to get module template: "),
+            (
+                Case { template: Some((json!({label::BETA: "true"}), false)), ..Case::default() },
+                "module template not allowed: beta module",
+            ),
+            (
+                Case { template: Some((json!({label::INTERNAL: "True"}), false)), ..Case::default() },
+                "module template not allowed: internal module",
+            ),
+            (
+                Case { template: Some((json!({}), true)), ..Case::default() },
+                "no templates were found: for module template-operator-1.2.3 in channel regular",
+            ),
+            (
+                Case { meta: Some(json!({"mandatory": {"version": "1.2.3"}})), ..Case::default() },
+                "no templates were found",
+            ),
+            (Case { restricted: true, ..Case::default() }, "module template not allowed"),
+            (
+                Case { meta: Some(selector.clone()), restricted: true, ..Case::default() },
+                "module template not allowed: restricted module not allowed for this Kyma",
+            ),
+            (
+                Case { meta: Some(selector), ..Case::default() },
+                "module template not allowed: module has kymaSelector but is not in restricted modules list",
+            ),
+            (
+                Case { installed: Some("1.3.0"), ..Case::default() },
+                "module template update not allowed: ignore channel skew (from fast to regular), as a higher version (1.3.0) of the module was previously installed",
+            ),
+            (
+                Case { installed: Some("latest"), ..Case::default() },
+                "module template update not allowed: could not handle",
+            ),
+        ] {
+            let said = check(case).unwrap_err();
+            assert!(said.starts_with(message), "{said:?} is not {message:?}");
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! The Kyma in the runtime: made from KCP's, or from what the user last had; its labels kept, its spec remembered in KCP.
+
+use std::collections::BTreeMap;
+
+use kube::{
+    Client, ResourceExt,
+    api::{Patch, PatchParams, PostParams},
+};
+use serde_json::{Value, json};
+use tidewatch_shared::{
+    api::{Kyma, KymaSpec},
+    names::{GROUP, SKR_KYMA, SKR_NAMESPACE, VERSION, annotation, field_manager, label},
+};
+use tracing::warn;
+
+use super::{Context, Error, base, fetch};
+
+/// A spec in JSON that is kept in KCP, in bytes at most: all annotations of an object together may have 256 KiB.
+const MAX_ACCEPTED: usize = 128 << 10;
+
+/// Both Kymas, each as it was last read or written.
+pub(super) struct Both {
+    /// The one in KCP.
+    pub(super) kcp: Kyma,
+    /// The one in the runtime.
+    pub(super) runtime: Kyma,
+}
+
+/// Reads the runtime's Kyma or makes it, and brings both to agree on what is not the user's.
+pub(super) async fn ensure(ctx: &Context, client: &Client, kcp: Kyma) -> Result<Both, Error> {
+    let reset = kcp.labels().get(label::RESET_MODULES).is_some_and(|value| value.eq_ignore_ascii_case("true"));
+    let runtime = match fetch::runtime_kyma(client).await? {
+        None => create(client, &kcp, reset).await?,
+        Some(found) if reset && json_of(&found.spec) != json_of(&kcp.spec) => replace_spec(client, found, &kcp).await?,
+        Some(found) => found,
+    };
+    let runtime = sync_metadata(client, &kcp, runtime).await?;
+    let kcp = remember(ctx, kcp, &runtime.spec, reset).await?;
+    Ok(Both { kcp, runtime })
+}
+
+/// The spec that the runtime's Kyma is made with: what the user last had, else KCP's defaults.
+fn initial_spec(kcp: &Kyma, reset: bool) -> KymaSpec {
+    let accepted = kcp.annotations().get(annotation::ACCEPTED_SPEC).filter(|_| !reset);
+    match accepted.map(|text| serde_json::from_str(text)) {
+        Some(Ok(spec)) => spec,
+        Some(Err(error)) => {
+            warn!(kyma = %kcp.name_any(), %error, "the accepted spec is not readable, the defaults are taken");
+            kcp.spec.clone()
+        }
+        None => kcp.spec.clone(),
+    }
+}
+
+async fn create(client: &Client, kcp: &Kyma, reset: bool) -> Result<Kyma, Error> {
+    let mut kyma = Kyma::new(SKR_KYMA, initial_spec(kcp, reset));
+    kyma.metadata.namespace = Some(SKR_NAMESPACE.to_owned());
+    kyma.metadata.labels = Some(labels(kcp));
+    kyma.metadata.annotations = Some(annotations(kcp));
+    let params = PostParams { field_manager: Some(field_manager::SYNC_CONTEXT.to_owned()), ..PostParams::default() };
+    fetch::in_runtime(client).create(&params, &kyma).await.map_err(Error::runtime("create the Kyma in the runtime"))
+}
+
+async fn replace_spec(client: &Client, mut found: Kyma, kcp: &Kyma) -> Result<Kyma, Error> {
+    found.spec = kcp.spec.clone();
+    found.metadata.managed_fields = None;
+    let params = PostParams { field_manager: Some(field_manager::SYNC_CONTEXT.to_owned()), ..PostParams::default() };
+    fetch::in_runtime(client)
+        .replace(SKR_KYMA, &params, &found)
+        .await
+        .map_err(Error::runtime("reset the Kyma in the runtime"))
+}
+
+/// Labels and annotations come from KCP, whatever the user made of them.
+async fn sync_metadata(client: &Client, kcp: &Kyma, runtime: Kyma) -> Result<Kyma, Error> {
+    let (labels, annotations) = (labels(kcp), annotations(kcp));
+    let holds = |is: &BTreeMap<String, String>, shall: &BTreeMap<String, String>| {
+        shall.iter().all(|(key, value)| is.get(key) == Some(value))
+    };
+    let same = holds(runtime.labels(), &labels) && holds(runtime.annotations(), &annotations);
+    if same || runtime.metadata.deletion_timestamp.is_some() {
+        return Ok(runtime);
+    }
+    let body = json!({"apiVersion": format!("{GROUP}/{VERSION}"), "kind": "Kyma", "metadata": {
+        "name": SKR_KYMA, "namespace": SKR_NAMESPACE, "labels": labels, "annotations": annotations,
+    }});
+    let params = PatchParams::apply(field_manager::SYNC_CONTEXT).force();
+    let patched = fetch::in_runtime(client).patch(SKR_KYMA, &params, &Patch::Apply(&body)).await;
+    patched.map_err(Error::runtime("label the Kyma in the runtime"))
+}
+
+fn labels(kcp: &Kyma) -> BTreeMap<String, String> {
+    let mut labels = BTreeMap::from([
+        (label::WATCHED_BY.to_owned(), label::WATCHED_BY_KYMA.to_owned()),
+        (label::MANAGED_BY.to_owned(), label::MANAGED_BY_SKR.to_owned()),
+    ]);
+    for key in [label::RUNTIME_ID, label::GLOBAL_ACCOUNT_ID, label::SUBACCOUNT_ID] {
+        labels.extend(kcp.labels().get_key_value(key).map(|(key, value)| (key.clone(), value.clone())));
+    }
+    labels
+}
+
+fn annotations(kcp: &Kyma) -> BTreeMap<String, String> {
+    let owner = format!("{}/{}", kcp.namespace().unwrap_or_default(), kcp.name_any());
+    BTreeMap::from([(annotation::OWNED_BY.to_owned(), owner)])
+}
+
+/// Keeps the user's spec in KCP, so that a deleted Kyma comes back as it was; ends a reset.
+async fn remember(ctx: &Context, kcp: Kyma, spec: &KymaSpec, reset: bool) -> Result<Kyma, Error> {
+    let now = json_of(spec);
+    let before =
+        kcp.annotations().get(annotation::ACCEPTED_SPEC).and_then(|text| serde_json::from_str::<Value>(text).ok());
+    let mut metadata = json!({});
+    if before.as_ref() != Some(&now) && super::validate::validate(spec).is_ok() {
+        let text = now.to_string();
+        if text.len() <= MAX_ACCEPTED {
+            metadata["annotations"] = json!({annotation::ACCEPTED_SPEC: text});
+        } else {
+            warn!(kyma = %kcp.name_any(), bytes = text.len(), "the runtime's spec is too large to be kept");
+        }
+    }
+    if reset {
+        metadata["labels"] = json!({label::RESET_MODULES: null});
+    }
+    if metadata.as_object().is_some_and(serde_json::Map::is_empty) {
+        return Ok(kcp);
+    }
+    base::patch_metadata(ctx, &kcp, metadata).await
+}
+
+fn json_of(spec: &KymaSpec) -> Value {
+    serde_json::to_value(spec).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kyma(metadata: Value) -> Kyma {
+        serde_json::from_value(json!({
+            "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma", "metadata": metadata,
+            "spec": {"channel": "regular", "modules": [{"name": "default", "managed": true}]}
+        }))
+        .unwrap()
+    }
+
+    fn accepted(text: &str) -> Kyma {
+        kyma(json!({"name": "k", "annotations": {"operator.kyma-project.io/tidewatch-accepted-spec": text}}))
+    }
+
+    #[test]
+    fn a_deleted_kyma_comes_back_with_the_users_selection() {
+        let users = r#"{"channel":"fast","modules":[{"name":"mine","managed":true}]}"#;
+        assert_eq!(initial_spec(&accepted(users), false).channel, "fast");
+        assert_eq!(initial_spec(&accepted(users), true).channel, "regular", "the reset restores the defaults");
+        assert_eq!(initial_spec(&accepted("{"), false).channel, "regular");
+        assert_eq!(initial_spec(&kyma(json!({"name": "k"})), false).channel, "regular");
+    }
+
+    #[test]
+    fn ids_go_along_and_other_labels_do_not() {
+        let kcp = kyma(json!({"name": "k", "namespace": "kcp-system", "labels": {
+            "kyma-project.io/runtime-id": "r", "kyma-project.io/global-account-id": "g", "operator.kyma-project.io/beta": "true"
+        }}));
+        let labels: Vec<_> = labels(&kcp).into_iter().collect();
+        let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+        assert_eq!(
+            labels,
+            [
+                pair("kyma-project.io/global-account-id", "g"),
+                pair("kyma-project.io/runtime-id", "r"),
+                pair("operator.kyma-project.io/managed-by", "kyma"),
+                pair("operator.kyma-project.io/watched-by", "kyma"),
+            ]
+        );
+        assert_eq!(annotations(&kcp).into_values().collect::<Vec<_>>(), ["kcp-system/k"]);
+    }
+}

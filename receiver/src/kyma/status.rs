@@ -1,0 +1,271 @@
+//! The status of both Kymas: computed purely, written only when it says something else than before.
+
+mod condition;
+mod module;
+mod write;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde_json::Value;
+use tidewatch_shared::{
+    api::{Condition, KymaStatus, LastOperation, ModuleStatus, State},
+    names::SKR_NAMESPACE,
+};
+
+pub(crate) use condition::{Access, Conditions, unreachable_since};
+pub(crate) use module::{removed, resolved, unresolved};
+pub(crate) use write::{write_kcp, write_runtime};
+
+/// What a pass found out. What it did not look at stays as it was.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Findings {
+    /// The channel that holds for this Kyma.
+    pub(crate) channel: Option<String>,
+    /// All its modules, in order of their names.
+    pub(crate) modules: Option<Vec<ModuleStatus>>,
+    /// See [`Conditions`].
+    pub(crate) conditions: Conditions,
+    /// Why the pass could not be ended: the Kyma is in error.
+    pub(crate) failure: Option<String>,
+    /// The Kyma is being deleted.
+    pub(crate) deleting: bool,
+}
+
+/// The whole status of the KCP Kyma; `old` is the one that was read.
+pub(crate) fn compute(old: &KymaStatus, findings: &Findings, now: &Time) -> KymaStatus {
+    let mut modules = findings.modules.clone().unwrap_or_else(|| old.modules().to_vec());
+    if let (Some(message), Some(Access::Unusable { .. })) = (&findings.failure, &findings.conditions.access) {
+        for module in &mut modules {
+            module.state = State::Error;
+            module.message = Some(message.clone());
+        }
+    }
+    modules.sort_by(|a, b| a.name.cmp(&b.name));
+    let all_ready = modules.iter().all(|module| matches!(module.state, State::Ready | State::Unmanaged));
+    let conditions = findings.conditions.merge(old, all_ready && findings.failure.is_none(), now);
+    let settled = conditions.iter().filter(|condition| condition::counts(condition)).all(Condition::is_true);
+    let (state, operation) = match &findings.failure {
+        _ if findings.deleting => (State::Deleting, "waiting for modules to be deleted"),
+        Some(message) => (State::Error, message.as_str()),
+        None => match aggregate(&modules, settled) {
+            State::Ready => (State::Ready, "kyma is ready"),
+            state => (state, "waiting for all modules to become ready"),
+        },
+    };
+    let active_channel = match (&findings.channel, state) {
+        (Some(channel), State::Ready | State::Warning) => Some(channel.clone()),
+        _ => old.active_channel.clone(),
+    };
+    KymaStatus {
+        state: Some(state),
+        last_operation: Some(last_operation(old, state, operation, now)),
+        conditions: Some(conditions),
+        modules: Some(modules),
+        active_channel,
+        ..KymaStatus::default()
+    }
+}
+
+/// What the worst module and the conditions make of the whole.
+fn aggregate(modules: &[ModuleStatus], settled: bool) -> State {
+    let is = |state| modules.iter().any(|module| known(module.state) == state);
+    match [State::Error, State::Warning, State::Processing].into_iter().find(|state| is(*state)) {
+        Some(state) => state,
+        None if settled => State::Ready,
+        None => State::Processing,
+    }
+}
+
+/// What has no state yet is on its way.
+const fn known(state: State) -> State {
+    match state {
+        State::Unset => State::Processing,
+        state => state,
+    }
+}
+
+fn last_operation(old: &KymaStatus, state: State, operation: &str, now: &Time) -> LastOperation {
+    let same = old.last_operation.as_ref().filter(|before| before.operation == operation && old.state == Some(state));
+    let since = same.and_then(|before| before.last_update_time.clone()).unwrap_or_else(|| now.clone());
+    LastOperation { operation: operation.to_owned(), last_update_time: Some(since), ..LastOperation::default() }
+}
+
+/// The status as the runtime's Kyma shows it: templates are in the runtime's own namespace, Manifests are not there.
+pub(crate) fn for_runtime(status: &KymaStatus) -> KymaStatus {
+    let mut status = status.clone();
+    for module in status.modules.iter_mut().flatten() {
+        module.manifest = None;
+        if let Some(metadata) = module.template.as_mut().and_then(|template| template.metadata.as_mut()) {
+            metadata.namespace = Some(SKR_NAMESPACE.to_owned());
+        }
+    }
+    status
+}
+
+/// Whether two statuses say the same, whatever API servers add or leave out by themselves.
+pub(crate) fn same(a: &KymaStatus, b: &KymaStatus) -> bool {
+    let essence = |status: &KymaStatus| serde_json::to_value(status).map(|value| essence(&value)).ok();
+    essence(a) == essence(b)
+}
+
+fn essence(status: &Value) -> Value {
+    match status {
+        Value::Object(members) => {
+            let members = members.iter().map(|(key, value)| (key.clone(), essence(value)));
+            Value::Object(members.filter(|(_, value)| !is_nothing(value)).collect())
+        }
+        Value::Array(elements) => Value::Array(elements.iter().map(essence).collect()),
+        value => value.clone(),
+    }
+}
+
+fn is_nothing(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::String(text) => text.is_empty(),
+        Value::Array(elements) => elements.is_empty(),
+        Value::Object(members) => members.is_empty(),
+        Value::Bool(true) | Value::Number(_) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn now(second: i64) -> Time {
+        Time(jiff::Timestamp::from_second(second).unwrap())
+    }
+
+    fn findings(states: &[State]) -> Findings {
+        let module = |(n, state): (usize, &State)| ModuleStatus {
+            name: format!("m{n}"),
+            state: *state,
+            ..ModuleStatus::default()
+        };
+        Findings {
+            channel: Some("fast".into()),
+            modules: Some(states.iter().enumerate().map(module).collect()),
+            conditions: Conditions { crds: Some(true), catalog: Some(true), access: Some(Access::Usable) },
+            ..Findings::default()
+        }
+    }
+
+    fn first(findings: &Findings) -> KymaStatus {
+        compute(&KymaStatus::default(), findings, &now(0))
+    }
+
+    fn operation(status: &KymaStatus) -> (&str, i64) {
+        let operation = status.last_operation.as_ref().unwrap();
+        (&operation.operation, operation.last_update_time.as_ref().unwrap().0.as_second())
+    }
+
+    /// Status, message and age of a condition.
+    fn condition<'a>(status: &'a KymaStatus, kind: &str) -> (&'a str, &'a str, i64) {
+        let condition = status.condition(kind).unwrap();
+        (condition.status.as_str(), &condition.message, condition.last_transition_time.0.as_second())
+    }
+
+    #[test]
+    fn the_worst_module_decides() {
+        use State::{Deleting, Error, Processing, Ready, Unmanaged, Unset, Warning};
+        for (states, state, text) in [
+            (vec![], Ready, "kyma is ready"),
+            (vec![Ready, Unmanaged], Ready, "kyma is ready"),
+            (vec![Ready, Processing], Processing, "waiting for all modules to become ready"),
+            (vec![Ready, Unset], Processing, "waiting for all modules to become ready"),
+            (vec![Ready, Deleting], Processing, "waiting for all modules to become ready"),
+            (vec![Warning, Processing], Warning, "waiting for all modules to become ready"),
+            (vec![Warning, Error], Error, "waiting for all modules to become ready"),
+        ] {
+            let status = first(&findings(&states));
+            assert_eq!((status.state(), operation(&status).0), (state, text), "{states:?}");
+            assert_eq!(condition(&status, "Modules").0, if state == Ready { "True" } else { "False" }, "{states:?}");
+            assert_eq!(status.active_channel.as_deref(), matches!(state, Ready | Warning).then_some("fast"));
+        }
+    }
+
+    #[test]
+    fn conditions_count_but_the_access_does_not() {
+        let mut catalog_failed = findings(&[State::Ready]);
+        catalog_failed.conditions.catalog = Some(false);
+        let status = first(&catalog_failed);
+        assert_eq!(status.state(), State::Processing);
+        assert_eq!(
+            condition(&status, "ModuleCatalog").1,
+            "module templates are out of sync and need to be resynchronized"
+        );
+        assert_eq!(status.condition("ModuleCatalog").unwrap().reason, "Ready");
+        let status =
+            first(&Findings { conditions: Conditions { crds: Some(true), ..Conditions::default() }, ..findings(&[]) });
+        assert_eq!(
+            condition(&status, "ModuleCatalog"),
+            ("Unknown", "module templates synchronization state is unknown", 0)
+        );
+        assert_eq!(status.state(), State::Processing);
+        assert!(status.condition("RuntimeAccess").is_none(), "what nobody looked at is not claimed");
+    }
+
+    #[test]
+    fn times_move_only_with_what_they_describe() {
+        let before = compute(&KymaStatus::default(), &findings(&[State::Ready]), &now(10));
+        assert!(same(&compute(&before, &findings(&[State::Ready]), &now(20)), &before));
+        let worse = compute(&before, &findings(&[State::Processing]), &now(30));
+        assert_eq!(operation(&worse).1, 30);
+        assert_eq!((condition(&worse, "Modules").2, condition(&worse, "CRDsSync").2), (30, 10));
+        assert_eq!(worse.active_channel.as_deref(), Some("fast"), "what was active stays named");
+        assert_eq!(operation(&compute(&worse, &findings(&[State::Error]), &now(40))).1, 40, "the state moved");
+    }
+
+    #[test]
+    fn without_access_every_module_is_in_error_with_the_sentence() {
+        let old = first(&findings(&[State::Ready, State::Ready]));
+        let access = Access::Unusable { reason: "AccessSecretMissing", message: "no access Secret".into() };
+        let lost = Findings {
+            conditions: Conditions { access: Some(access), ..Conditions::default() },
+            failure: Some("no access Secret".into()),
+            ..Findings::default()
+        };
+        let status = compute(&old, &lost, &now(5));
+        assert_eq!((status.state(), operation(&status)), (State::Error, ("no access Secret", 5)));
+        for module in status.modules() {
+            assert_eq!((module.state, module.message.as_deref()), (State::Error, Some("no access Secret")));
+        }
+        assert_eq!(condition(&status, "RuntimeAccess"), ("False", "no access Secret", 5));
+        assert_eq!(condition(&status, "CRDsSync").0, "True", "what was not looked at stays");
+        assert_eq!(unreachable_since(&status, "AccessSecretMissing"), Some(now(5).0));
+        assert_eq!(unreachable_since(&status, "Unreachable"), None);
+    }
+
+    #[test]
+    fn deleting_wins_over_everything() {
+        let status = first(&Findings { deleting: true, ..findings(&[State::Error]) });
+        assert_eq!((status.state(), operation(&status).0), (State::Deleting, "waiting for modules to be deleted"));
+    }
+
+    #[test]
+    fn the_runtime_sees_no_manifest_and_its_own_namespace() {
+        let status: KymaStatus = serde_json::from_value(json!({"state": "Ready", "modules": [{"name": "a", "state": "Ready",
+            "manifest": {"metadata": {"name": "k-a-1"}}, "template": {"metadata": {"name": "a-1", "namespace": "kcp-system"}}
+        }]}))
+        .unwrap();
+        assert_eq!(
+            serde_json::to_value(for_runtime(&status)).unwrap(),
+            json!({"state": "Ready", "modules": [{
+                "name": "a", "state": "Ready", "template": {"metadata": {"name": "a-1", "namespace": "kyma-system"}}
+            }]})
+        );
+    }
+
+    #[test]
+    fn defaults_and_empty_members_say_nothing() {
+        let status = |json| serde_json::from_value::<KymaStatus>(json).unwrap();
+        let full = status(
+            json!({"activeChannel": "", "modules": [{"name": "a", "state": "Ready", "maintenance": false, "message": ""}]}),
+        );
+        let bare = status(json!({"modules": [{"name": "a", "state": "Ready"}], "conditions": []}));
+        assert!(same(&full, &bare));
+        assert!(!same(&full, &status(json!({"modules": [{"name": "a", "state": "Error"}]}))));
+    }
+}

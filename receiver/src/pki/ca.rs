@@ -1,0 +1,331 @@
+//! Issuing.
+
+use std::{net::IpAddr, str::FromStr, time::Duration};
+
+use aws_lc_rs::rand;
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType, SerialNumber, date_time_ymd,
+};
+use rustls_pki_types::{CertificateDer, DnsName, pem::PemObject};
+use tidewatch_shared::{
+    certificate::Leaf,
+    identity::{RuntimeId, TrustDomain},
+    tls::{Identity, TlsConfig},
+};
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+use super::{BACKDATED, Pki, Request, TrustBundle};
+
+/// The last second of a certificate's life that this CA will write: 2100-01-01.
+const LAST_SECOND: i64 = 4_102_444_800;
+
+/// A certificate authority: one certificate with its P-256 key.
+pub struct Ca {
+    certificate: CertificateDer<'static>,
+    pem: String,
+    issuer: Issuer<'static, KeyPair>,
+    not_before: i64,
+    not_after: i64,
+}
+
+/// A certificate chain, leaf first, with the leaf's key; both PEM, as Secrets and files hold them.
+#[derive(Clone)]
+pub struct PemIdentity {
+    /// Leaf first; the root is not in it.
+    pub chain: String,
+    /// PKCS#8.
+    pub key: String,
+}
+
+impl PemIdentity {
+    /// Reads it as TLS configurations take it.
+    ///
+    /// # Errors
+    /// [`TlsConfig`].
+    pub fn identity(&self) -> Result<Identity, TlsConfig> {
+        Identity::from_pem(self.chain.as_bytes(), self.key.as_bytes())
+    }
+}
+
+/// A name under which a server is reached: a DNS name or an IP address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerName(Name);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Name {
+    Dns(DnsName<'static>),
+    Ip(IpAddr),
+}
+
+impl FromStr for ServerName {
+    type Err = InvalidServerName;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let name = match text.parse() {
+            Ok(address) => Name::Ip(address),
+            Err(_) => Name::Dns(DnsName::try_from(text.to_owned()).map_err(|_| InvalidServerName)?),
+        };
+        Ok(Self(name))
+    }
+}
+
+/// The text is neither a DNS name nor an IP address.
+#[derive(Clone, Copy, Debug, thiserror::Error, PartialEq, Eq)]
+#[error("a server name is a DNS name or an IP address")]
+pub struct InvalidServerName;
+
+impl Ca {
+    /// Makes a root with a new key, valid from ten minutes before `now` (Unix seconds) until `validity` after it.
+    ///
+    /// # Errors
+    /// [`Pki`].
+    pub fn generate(name: &str, now: i64, validity: Duration) -> Result<Self, Pki> {
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(Pki::MakeKey)?;
+        let mut params = params(name, now, end(now, validity)?)?;
+        // No intermediates: whoever holds a leaf's key can never issue, whatever its extensions say.
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let certificate = params.self_signed(&key).map_err(Pki::Sign)?;
+        Self::from_pem(certificate.pem().as_bytes(), key.serialize_pem().as_bytes())
+    }
+
+    /// Reads a CA. Of several certificates the first one is the issuer; the others are ignored.
+    ///
+    /// # Errors
+    /// [`Pki`]: also when key and certificate do not belong together. Whether it is valid now is asked when it issues.
+    pub fn from_pem(certificate: &[u8], key: &[u8]) -> Result<Self, Pki> {
+        let certificate = CertificateDer::from_pem_slice(certificate).map_err(|_| Pki::ReadCertificate)?;
+        let leaf = Leaf::read(&certificate).map_err(|_| Pki::NotCa)?;
+        if !may_issue(&certificate) {
+            return Err(Pki::NotCa);
+        }
+        let key = std::str::from_utf8(key).map_err(|_| Pki::ReadKey(rcgen::Error::CouldNotParseKeyPair))?;
+        let key = KeyPair::from_pkcs8_pem_and_sign_algo(key, &PKCS_ECDSA_P256_SHA256).map_err(Pki::ReadKey)?;
+        if key.public_key_raw() != leaf.public_key {
+            return Err(Pki::Pair);
+        }
+        let issuer = Issuer::from_ca_cert_der(&certificate, key).map_err(|_| Pki::ReadCertificate)?;
+        let pem = super::trust::to_pem(&certificate);
+        Ok(Self { certificate, pem, issuer, not_before: leaf.not_before, not_after: leaf.not_after })
+    }
+
+    /// Its certificate.
+    #[must_use]
+    pub fn certificate(&self) -> &CertificateDer<'static> {
+        &self.certificate
+    }
+
+    /// Its certificate as PEM.
+    #[must_use]
+    pub fn certificate_pem(&self) -> &str {
+        &self.pem
+    }
+
+    /// Its key as PKCS#8 PEM, for the Secret or file that keeps it.
+    #[must_use]
+    pub fn key_pem(&self) -> String {
+        self.issuer.key().serialize_pem()
+    }
+
+    /// A trust bundle of this CA alone.
+    #[must_use]
+    pub fn trust_bundle(&self) -> TrustBundle {
+        TrustBundle::of(vec![self.certificate.clone()])
+    }
+
+    /// Issues the certificate of a runtime for the key of a request, as PEM chain. It ends after `validity`, or with the CA.
+    ///
+    /// # Errors
+    /// [`Pki`].
+    pub fn issue_runtime(
+        &self,
+        runtime: &RuntimeId,
+        domain: &TrustDomain,
+        request: &Request,
+        now: i64,
+        validity: Duration,
+    ) -> Result<String, Pki> {
+        self.runtime_leaf(runtime, domain, request.key(), now, validity)
+    }
+
+    /// Makes a key and issues the certificate of a runtime for it at once: for files that stand in for enrolment.
+    ///
+    /// # Errors
+    /// [`Pki`].
+    pub fn make_runtime(
+        &self,
+        runtime: &RuntimeId,
+        domain: &TrustDomain,
+        now: i64,
+        validity: Duration,
+    ) -> Result<PemIdentity, Pki> {
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(Pki::MakeKey)?;
+        let chain = self.runtime_leaf(runtime, domain, &key, now, validity)?;
+        Ok(PemIdentity { chain, key: key.serialize_pem() })
+    }
+
+    /// Makes a key and issues a certificate of a server under all the names given.
+    ///
+    /// # Errors
+    /// [`Pki`].
+    pub fn make_server(&self, names: &[ServerName], now: i64, validity: Duration) -> Result<PemIdentity, Pki> {
+        if names.is_empty() {
+            return Err(Pki::NoName);
+        }
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(Pki::MakeKey)?;
+        let mut params = params("tidewatch", now, self.end_within(now, validity)?)?;
+        params.subject_alt_names = names.iter().map(ServerName::san).collect::<Result<_, _>>()?;
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        Ok(PemIdentity { chain: self.leaf(params, &key)?, key: key.serialize_pem() })
+    }
+
+    fn runtime_leaf(
+        &self,
+        runtime: &RuntimeId,
+        domain: &TrustDomain,
+        key: &impl PublicKeyData,
+        now: i64,
+        validity: Duration,
+    ) -> Result<String, Pki> {
+        let mut params = params(runtime.as_str(), now, self.end_within(now, validity)?)?;
+        params.subject_alt_names = vec![SanType::URI(domain.uri(runtime).try_into().map_err(Pki::Name)?)];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        self.leaf(params, key)
+    }
+
+    fn leaf(&self, mut params: CertificateParams, key: &impl PublicKeyData) -> Result<String, Pki> {
+        params.is_ca = IsCa::ExplicitNoCa;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.use_authority_key_identifier_extension = true;
+        Ok(params.signed_by(key, &self.issuer).map_err(Pki::Sign)?.pem())
+    }
+
+    fn end_within(&self, now: i64, validity: Duration) -> Result<i64, Pki> {
+        if now < self.not_before || now >= self.not_after {
+            return Err(Pki::CaExpired);
+        }
+        Ok(end(now, validity)?.min(self.not_after))
+    }
+}
+
+impl ServerName {
+    fn san(&self) -> Result<SanType, Pki> {
+        match &self.0 {
+            Name::Dns(name) => Ok(SanType::DnsName(name.as_ref().try_into().map_err(Pki::Name)?)),
+            Name::Ip(address) => Ok(SanType::IpAddress(*address)),
+        }
+    }
+}
+
+/// RFC 5280, sections 4.2.1.9 and 4.2.1.3. A key usage that is absent forbids nothing.
+fn may_issue(certificate: &CertificateDer<'_>) -> bool {
+    let Ok((_, certificate)) = X509Certificate::from_der(certificate) else { return false };
+    let Ok(usage) = certificate.key_usage() else { return false };
+    certificate.is_ca() && usage.is_none_or(|usage| usage.value.key_cert_sign())
+}
+
+fn end(now: i64, validity: Duration) -> Result<i64, Pki> {
+    let seconds = i64::try_from(validity.as_secs()).map_err(|_| Pki::Time)?;
+    let end = now.checked_add(seconds).ok_or(Pki::Time)?;
+    if now < 0 || end > LAST_SECOND {
+        return Err(Pki::Time);
+    }
+    Ok(end)
+}
+
+fn params(common_name: &str, now: i64, not_after: i64) -> Result<CertificateParams, Pki> {
+    let at = |second: i64| {
+        let since = u64::try_from(second).map_err(|_| Pki::Time)?;
+        Ok(date_time_ymd(1970, 1, 1) + Duration::from_secs(since))
+    };
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, common_name);
+    params.not_before = at(now - BACKDATED.as_secs().cast_signed())?;
+    params.not_after = at(not_after)?;
+    params.serial_number = Some(serial()?);
+    Ok(params)
+}
+
+/// 127 random bits: RFC 5280, section 4.1.2.2, asks for a positive number that is never used twice.
+fn serial() -> Result<SerialNumber, Pki> {
+    let mut bytes = [0; 16];
+    rand::fill(&mut bytes).map_err(|_| Pki::Serial)?;
+    bytes[0] = bytes[0] & 0x7f | 0x40;
+    Ok(SerialNumber::from_slice(&bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use tidewatch_shared::{certificate::RuntimeCertificate, tls::certificates};
+
+    use super::*;
+    use crate::pki::{CA_VALIDITY, RUNTIME_VALIDITY, SERVER_VALIDITY};
+
+    const NOW: i64 = 1_800_000_000;
+
+    fn ca() -> Ca {
+        Ca::generate("test root", NOW, CA_VALIDITY).unwrap()
+    }
+
+    fn parties() -> (RuntimeId, TrustDomain) {
+        ("r-1".parse().unwrap(), "kyma.local".parse().unwrap())
+    }
+
+    #[test]
+    fn a_runtime_leaf_is_what_the_other_side_reads() {
+        let (runtime, domain) = parties();
+        let made = ca().make_runtime(&runtime, &domain, NOW, RUNTIME_VALIDITY).unwrap();
+        let identity = made.identity().unwrap();
+        let read = RuntimeCertificate::read(&identity.chain[0], &domain).unwrap();
+        assert_eq!((read.runtime, identity.chain.len()), (runtime, 1));
+        assert_eq!((read.leaf.not_before, read.leaf.not_after), (NOW - 600, NOW + 86_400));
+    }
+
+    #[test]
+    fn a_ca_survives_being_written_and_read() {
+        let (runtime, domain) = parties();
+        let first = ca();
+        let again = Ca::from_pem(first.certificate_pem().as_bytes(), first.key_pem().as_bytes()).unwrap();
+        assert_eq!(again.certificate(), first.certificate());
+        again.make_runtime(&runtime, &domain, NOW, RUNTIME_VALIDITY).unwrap();
+        let server = first.make_server(&["localhost".parse().unwrap()], NOW, SERVER_VALIDITY).unwrap();
+        let pair = |certificate: &str, key: &str| Ca::from_pem(certificate.as_bytes(), key.as_bytes()).err().unwrap();
+        assert!(matches!(pair(first.certificate_pem(), &ca().key_pem()), Pki::Pair));
+        assert!(matches!(pair(&server.chain, &server.key), Pki::NotCa));
+        assert!(matches!(pair(first.certificate_pem(), "no key"), Pki::ReadKey(_)));
+        assert!(matches!(pair("no certificate", &first.key_pem()), Pki::ReadCertificate));
+    }
+
+    #[test]
+    fn no_leaf_outlives_its_ca_and_a_dead_ca_issues_nothing() {
+        let (runtime, domain) = parties();
+        let ca = Ca::generate("short", NOW, Duration::from_secs(3_600)).unwrap();
+        let made = ca.make_runtime(&runtime, &domain, NOW, RUNTIME_VALIDITY).unwrap();
+        assert_eq!(Leaf::read(&made.identity().unwrap().chain[0]).unwrap().not_after, NOW + 3_600);
+        for now in [NOW + 3_600, NOW - 601] {
+            assert!(matches!(ca.make_runtime(&runtime, &domain, now, RUNTIME_VALIDITY), Err(Pki::CaExpired)));
+        }
+    }
+
+    #[test]
+    fn server_names_are_dns_names_or_addresses() {
+        for bad in ["", "a b", "-a", "https://a"] {
+            assert_eq!(bad.parse::<ServerName>(), Err(InvalidServerName), "{bad}");
+        }
+        let names = ["kcp.example", "127.0.0.1", "::1"].map(|name| name.parse().unwrap());
+        let made = ca().make_server(&names, NOW, SERVER_VALIDITY).unwrap();
+        let der = certificates(made.chain.as_bytes()).unwrap().remove(0);
+        let (_, certificate) = X509Certificate::from_der(&der).unwrap();
+        assert_eq!(certificate.subject_alternative_name().unwrap().unwrap().value.general_names.len(), 3);
+        assert!(matches!(ca().make_server(&[], NOW, SERVER_VALIDITY), Err(Pki::NoName)));
+    }
+
+    #[test]
+    fn times_that_cannot_be_are_refused() {
+        for (now, validity) in [(-1, CA_VALIDITY), (0, CA_VALIDITY), (NOW, Duration::MAX), (i64::MAX, CA_VALIDITY)] {
+            assert!(matches!(Ca::generate("no", now, validity), Err(Pki::Time)), "{now}");
+        }
+    }
+}

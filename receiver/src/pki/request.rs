@@ -1,0 +1,119 @@
+//! Certificate requests (PKCS#10, RFC 2986): the key is kept, all that the request says of names and uses is not even read.
+
+use aws_lc_rs::signature::{ECDSA_P256_SHA256_ASN1, UnparsedPublicKey};
+use rcgen::{PKCS_ECDSA_P256_SHA256, PublicKeyData, SubjectPublicKeyInfo};
+use rustls_pki_types::{CertificateSigningRequestDer, pem::PemObject};
+use thiserror::Error;
+use x509_parser::prelude::{FromDer, X509CertificationRequest};
+
+/// Bytes of one request, at most: a P-256 request with names has a few hundred.
+const MAX_BYTES: usize = 16 << 10;
+
+/// Why a request is refused.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum ParseRequest {
+    /// Larger than 16 KiB.
+    #[error("the certificate request is too large")]
+    TooLarge,
+    /// Not PEM or not PKCS#10.
+    #[error("the certificate request is not readable")]
+    Parse,
+    /// Another key than P-256.
+    #[error("the certificate request's key is not P-256")]
+    Key,
+    /// Whoever sent it does not hold the key.
+    #[error("the certificate request's signature does not verify")]
+    Signature,
+}
+
+/// A request whose sender holds the key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    key: SubjectPublicKeyInfo,
+}
+
+impl Request {
+    /// Reads a request from DER.
+    ///
+    /// # Errors
+    /// [`ParseRequest`].
+    pub fn from_der(der: &[u8]) -> Result<Self, ParseRequest> {
+        if der.len() > MAX_BYTES {
+            return Err(ParseRequest::TooLarge);
+        }
+        let Ok(([], request)) = X509CertificationRequest::from_der(der) else {
+            return Err(ParseRequest::Parse);
+        };
+        let info = &request.certification_request_info;
+        let key = SubjectPublicKeyInfo::from_der(info.subject_pki.raw).map_err(|_| ParseRequest::Key)?;
+        if key.algorithm() != &PKCS_ECDSA_P256_SHA256 || key.der_bytes().len() != 65 || key.der_bytes()[0] != 4 {
+            return Err(ParseRequest::Key);
+        }
+        UnparsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, key.der_bytes())
+            .verify(info.raw, &request.signature_value.data)
+            .map_err(|_| ParseRequest::Signature)?;
+        Ok(Self { key })
+    }
+
+    /// Reads a request from PEM.
+    ///
+    /// # Errors
+    /// [`ParseRequest`].
+    pub fn from_pem(pem: &[u8]) -> Result<Self, ParseRequest> {
+        if pem.len() > 2 * MAX_BYTES {
+            return Err(ParseRequest::TooLarge);
+        }
+        let der = CertificateSigningRequestDer::from_pem_slice(pem).map_err(|_| ParseRequest::Parse)?;
+        Self::from_der(&der)
+    }
+
+    pub(super) fn key(&self) -> &SubjectPublicKeyInfo {
+        &self.key
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, DnType, KeyPair, PKCS_ECDSA_P384_SHA384, SanType};
+    use tidewatch_shared::certificate::RuntimeCertificate;
+
+    use super::*;
+    use crate::pki::{CA_VALIDITY, Ca, RUNTIME_VALIDITY};
+
+    fn request(key: &KeyPair) -> Vec<u8> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::CommonName, "another");
+        let uri = "spiffe://kyma.local/runtime/another";
+        params.subject_alt_names = vec![SanType::URI(uri.try_into().unwrap())];
+        params.serialize_request(key).unwrap().der().to_vec()
+    }
+
+    #[test]
+    fn names_in_a_request_are_ignored_and_its_key_is_kept() {
+        let key = KeyPair::generate().unwrap();
+        let read = Request::from_der(&request(&key)).unwrap();
+        let ca = Ca::generate("root", 1_800_000_000, CA_VALIDITY).unwrap();
+        let (runtime, domain) = ("r-1".parse().unwrap(), "kyma.local".parse().unwrap());
+        let chain = ca.issue_runtime(&runtime, &domain, &read, 1_800_000_000, RUNTIME_VALIDITY).unwrap();
+        let leaf = tidewatch_shared::tls::certificates(chain.as_bytes()).unwrap().remove(0);
+        let certificate = RuntimeCertificate::read(&leaf, &domain).unwrap();
+        assert_eq!((certificate.runtime, &*certificate.leaf.public_key), (runtime, key.public_key_raw()));
+    }
+
+    #[test]
+    fn only_a_p256_key_that_signed_the_request_is_taken() {
+        let other = KeyPair::generate_for(&PKCS_ECDSA_P384_SHA384).unwrap();
+        assert_eq!(Request::from_der(&request(&other)), Err(ParseRequest::Key));
+        let good = request(&KeyPair::generate().unwrap());
+        let at = good.windows(7).position(|window| window == b"another").unwrap();
+        let mut tampered = good.clone();
+        tampered[at] = b'A';
+        assert_eq!(Request::from_der(&tampered), Err(ParseRequest::Signature));
+        let mut longer = good.clone();
+        longer.push(0);
+        assert_eq!(Request::from_der(&longer), Err(ParseRequest::Parse));
+        assert_eq!(Request::from_der(&good[..good.len() - 1]), Err(ParseRequest::Parse));
+        assert_eq!(Request::from_der(&vec![0x30; MAX_BYTES + 1]), Err(ParseRequest::TooLarge));
+        assert_eq!(Request::from_pem(b"nothing"), Err(ParseRequest::Parse));
+    }
+}

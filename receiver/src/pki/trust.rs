@@ -1,0 +1,106 @@
+//! What is trusted, and which revision of it.
+
+use aws_lc_rs::digest;
+use base64::{Engine, engine::general_purpose::STANDARD};
+use rustls::RootCertStore;
+use rustls_pki_types::CertificateDer;
+use tidewatch_shared::{hex, tls};
+
+/// Roots that agents and this receiver trust.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TrustBundle {
+    roots: Vec<CertificateDer<'static>>,
+    revision: String,
+}
+
+impl TrustBundle {
+    /// Makes a bundle; order and doubles do not matter.
+    #[must_use]
+    pub fn of(mut roots: Vec<CertificateDer<'static>>) -> Self {
+        roots.sort_by(|a, b| a.as_ref().cmp(b.as_ref()));
+        roots.dedup();
+        let mut context = digest::Context::new(&digest::SHA256);
+        for root in &roots {
+            context.update(&(root.len() as u64).to_be_bytes());
+            context.update(root);
+        }
+        // 64 bits tell one bundle of a fleet from the next; nothing is proved by them.
+        let revision = hex::encode(&context.finish().as_ref()[..8]);
+        Self { roots, revision }
+    }
+
+    /// Reads a bundle.
+    ///
+    /// # Errors
+    /// [`tls::TlsConfig`]: also when it is empty or a root cannot be one. A bundle is taken whole or not at all.
+    pub fn from_pem(pem: &[u8]) -> Result<Self, tls::TlsConfig> {
+        let roots = tls::certificates(pem)?;
+        tls::roots(&roots)?;
+        Ok(Self::of(roots))
+    }
+
+    /// This bundle and another one together, as during a rotation.
+    #[must_use]
+    pub fn with(&self, other: &Self) -> Self {
+        Self::of(self.roots.iter().chain(&other.roots).cloned().collect())
+    }
+
+    /// Changes with the set of roots and with nothing else: 16 hex digits.
+    #[must_use]
+    pub fn revision(&self) -> &str {
+        &self.revision
+    }
+
+    /// The roots, in a fixed order.
+    #[must_use]
+    pub fn roots(&self) -> &[CertificateDer<'static>] {
+        &self.roots
+    }
+
+    /// The bundle as PEM, the same text for the same set.
+    #[must_use]
+    pub fn to_pem(&self) -> String {
+        self.roots.iter().map(to_pem).collect()
+    }
+
+    /// A trust store of it.
+    ///
+    /// # Errors
+    /// [`tls::TlsConfig`].
+    pub fn store(&self) -> Result<RootCertStore, tls::TlsConfig> {
+        tls::roots(&self.roots)
+    }
+}
+
+/// RFC 7468, section 5.
+pub(super) fn to_pem(certificate: &CertificateDer<'_>) -> String {
+    let text = STANDARD.encode(certificate);
+    let mut pem = String::with_capacity(text.len() + 128);
+    pem.push_str("-----BEGIN CERTIFICATE-----\n");
+    let mut rest = text.as_str();
+    while !rest.is_empty() {
+        let (line, after) = rest.split_at(rest.len().min(64));
+        pem.push_str(line);
+        pem.push('\n');
+        rest = after;
+    }
+    pem.push_str("-----END CERTIFICATE-----\n");
+    pem
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pki::{CA_VALIDITY, Ca};
+
+    #[test]
+    fn the_revision_is_that_of_the_set() {
+        let [a, b] = ["a", "b"].map(|name| Ca::generate(name, 1_800_000_000, CA_VALIDITY).unwrap().trust_bundle());
+        assert_ne!(a.revision(), b.revision());
+        let (both, reversed) = (a.with(&b), b.with(&a).with(&a));
+        assert_eq!(both, reversed);
+        assert_ne!(both.revision(), a.revision());
+        assert_eq!(TrustBundle::from_pem(both.to_pem().as_bytes()).unwrap(), both);
+        assert!(TrustBundle::from_pem(b"").is_err());
+    }
+}

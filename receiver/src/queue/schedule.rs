@@ -1,0 +1,325 @@
+//! The queue itself.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    hash::Hash,
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::{Class, Outcome, Priority, Wanted, Works, random::Random, wanted::merge_into};
+
+/// A user's change of a Kyma in backoff is tried no more often than this.
+const USER_SPACING: Duration = Duration::from_secs(5);
+
+/// In what order one pop in eight looks at the priorities: the lower two come first once each, so nothing starves them.
+const TURNS: [[Priority; 3]; 8] = {
+    use Priority::{Catalog, User, Verification};
+    const URGENT: [Priority; 3] = [User, Catalog, Verification];
+    const CATALOG: [Priority; 3] = [Catalog, User, Verification];
+    const VERIFICATION: [Priority; 3] = [Verification, Catalog, User];
+    [URGENT, URGENT, URGENT, CATALOG, URGENT, URGENT, URGENT, VERIFICATION]
+};
+
+/// Runtimes whose last pass could not reach them wait apart, so that they cannot occupy all slots.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Lane {
+    #[default]
+    Normal,
+    Slow,
+}
+
+/// Why a Kyma is wanted at a later time; one time per reason.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Later {
+    /// The pass asked for it.
+    Again,
+    /// What a dead predecessor wrote last may have landed after our pass.
+    Restart,
+}
+
+/// Where an entry stands; kept so that it can be taken out exactly.
+#[derive(Clone, Copy, Debug, Default)]
+enum Place {
+    #[default]
+    Idle,
+    Ready(Lane, Priority, u64),
+    Delayed(Instant, u64),
+}
+
+#[derive(Debug, Default)]
+struct Entry {
+    wanted: Option<Wanted>,
+    /// What was paused: wanted again with the next wake.
+    parked: Option<Wanted>,
+    running: Option<Lane>,
+    /// Removed while in work: forgotten when that ends.
+    gone: bool,
+    lane: Lane,
+    failures: u32,
+    /// In backoff until then; the second is when it failed.
+    backoff: Option<(Instant, Instant)>,
+    later: [Option<(Instant, Wanted)>; 2],
+    place: Place,
+}
+
+/// Bounded by the number of Kymas: each has one entry, and each entry at most one place.
+#[derive(Debug)]
+pub(crate) struct Queue<K> {
+    entries: HashMap<K, Entry>,
+    ready: [[BTreeMap<u64, K>; 3]; 2],
+    delayed: BTreeMap<(Instant, u64), K>,
+    tickets: u64,
+    turns: [usize; 2],
+    running: usize,
+    slow_running: usize,
+    slow_slots: usize,
+    random: Random,
+}
+
+impl<K: Clone + Eq + Hash> Queue<K> {
+    /// For as many workers as `slots`.
+    pub(crate) fn new(slots: usize, seed: u64) -> Self {
+        Self {
+            entries: HashMap::new(),
+            ready: Default::default(),
+            delayed: BTreeMap::new(),
+            tickets: 0,
+            turns: [0; 2],
+            running: 0,
+            slow_running: 0,
+            slow_slots: (slots / 4).max(1),
+            random: Random::new(seed),
+        }
+    }
+
+    /// Makes a Kyma known; only then it can be wanted.
+    pub(crate) fn insert(&mut self, key: K) {
+        let entry = self.entries.entry(key).or_default();
+        if entry.gone {
+            *entry = Entry { running: entry.running, ..Entry::default() };
+        }
+    }
+
+    /// Forgets a Kyma and all that is wanted of it. If it is in work, it stays so until that ends, so that a new one of that name is
+    /// not worked on at the same time.
+    pub(crate) fn remove(&mut self, key: &K) {
+        self.displace(key);
+        let Some(entry) = self.entries.get_mut(key) else { return };
+        match entry.running {
+            Some(lane) => *entry = Entry { running: Some(lane), gone: true, ..Entry::default() },
+            None => drop(self.entries.remove(key)),
+        }
+    }
+
+    /// Wants something now, with whatever was paused. An unknown Kyma is ignored.
+    pub(crate) fn want(&mut self, key: &K, wanted: Wanted, now: Instant) {
+        let Some(entry) = self.entries.get_mut(key).filter(|entry| !entry.gone) else { return };
+        if wanted.works.is_empty() {
+            return;
+        }
+        if let (Priority::User, Some((until, failed))) = (wanted.priority, entry.backoff.as_mut()) {
+            *until = (*until).min(*failed + USER_SPACING);
+        }
+        if let Some(parked) = entry.parked.take() {
+            merge_into(&mut entry.wanted, Wanted { priority: wanted.priority, ..parked });
+        }
+        merge_into(&mut entry.wanted, wanted);
+        self.arrange(key, now);
+    }
+
+    /// Wants something at a later time; of one reason the earlier time and all works stay.
+    pub(crate) fn want_later(&mut self, key: &K, reason: Later, at: Instant, wanted: Wanted, now: Instant) {
+        let Some(entry) = self.entries.get_mut(key).filter(|entry| !entry.gone) else { return };
+        match &mut entry.later[reason as usize] {
+            Some((known, works)) => {
+                *known = (*known).min(at);
+                works.merge(wanted);
+            }
+            slot => *slot = Some((at, wanted)),
+        }
+        self.arrange(key, now);
+    }
+
+    /// Takes the next Kyma into work: fair between them, by priority, and never one that waits or is in work.
+    pub(crate) fn take(&mut self, now: Instant) -> Option<(K, Wanted)> {
+        self.promote(now);
+        let (lane, priority, ticket) = self.pick()?;
+        let key = self.ready[lane as usize][priority as usize].remove(&ticket)?;
+        self.turns[lane as usize] += 1;
+        let entry = self.entries.get_mut(&key)?;
+        entry.place = Place::Idle;
+        let wanted = entry.wanted.take()?;
+        entry.running = Some(lane);
+        self.running += 1;
+        self.slow_running += usize::from(lane == Lane::Slow);
+        Some((key, wanted))
+    }
+
+    /// Whether [`Self::take`] could succeed at once, apart from what becomes due.
+    pub(crate) fn has_ready(&self) -> bool {
+        self.candidates().next().is_some()
+    }
+
+    /// When something becomes due, if anything waits.
+    pub(crate) fn earliest(&self) -> Option<Instant> {
+        self.delayed.first_key_value().map(|((at, _), _)| *at)
+    }
+
+    /// Ends what [`Self::take`] began. Returns how long a failure waits.
+    pub(crate) fn finish(&mut self, key: &K, begun: &Wanted, outcome: &Outcome, now: Instant) -> Option<Duration> {
+        let entry = self.entries.get_mut(key)?;
+        let lane = entry.running.take()?;
+        self.running -= 1;
+        self.slow_running -= usize::from(lane == Lane::Slow);
+        if entry.gone {
+            self.entries.remove(key);
+            return None;
+        }
+        match (outcome.class, outcome.failed.is_empty()) {
+            (Some(Class::Transport), _) => entry.lane = Lane::Slow,
+            (Some(_), _) | (None, false) => entry.lane = Lane::Normal,
+            (None, true) if !outcome.ended.is_empty() => entry.lane = Lane::Normal,
+            (None, true) => {}
+        }
+        let parked = begun.works.minus(outcome.ended | outcome.failed);
+        if !parked.is_empty() {
+            merge_into(&mut entry.parked, Wanted { works: parked, ..begun.clone() });
+        }
+        let mut wait = None;
+        if outcome.failed.is_empty() {
+            (entry.failures, entry.backoff) = (0, None);
+            if let Some(after) = outcome.again_in {
+                let works = Wanted::new(outcome.ended.both(begun.works), Priority::Verification);
+                self.want_later(key, Later::Again, now + after, works, now);
+            }
+        } else {
+            entry.failures = entry.failures.saturating_add(1);
+            let mut delay = outcome.class.unwrap_or(Class::Ours).wait(entry.failures, &mut self.random);
+            delay = delay.max(outcome.again_in.unwrap_or_default());
+            if entry.wanted.as_ref().is_some_and(|wanted| wanted.priority == Priority::User) {
+                delay = delay.min(USER_SPACING);
+            }
+            entry.backoff = Some((now + delay, now));
+            merge_into(&mut entry.wanted, Wanted { works: outcome.failed, ..begun.clone() });
+            wait = Some(delay);
+        }
+        self.arrange(key, now);
+        wait
+    }
+
+    /// What is wanted of a Kyma now or after its backoff, for summaries.
+    pub(crate) fn wanted(&self, key: &K) -> Works {
+        self.entries.get(key).and_then(|entry| entry.wanted.as_ref()).map_or(Works::EMPTY, |wanted| wanted.works)
+    }
+
+    /// Whether a Kyma is in work.
+    pub(crate) fn in_work(&self, key: &K) -> bool {
+        self.entries.get(key).is_some_and(|entry| entry.running.is_some())
+    }
+
+    /// Kymas in work.
+    pub(crate) const fn running(&self) -> usize {
+        self.running
+    }
+
+    /// Kymas that are ready, of one priority.
+    pub(crate) fn ready(&self, priority: Priority) -> usize {
+        self.ready.iter().map(|lane| lane[priority as usize].len()).sum()
+    }
+
+    /// Kymas that wait for a time.
+    pub(crate) fn waiting(&self) -> usize {
+        self.delayed.len()
+    }
+
+    /// The next of each lane, in the order of that lane's turn.
+    fn candidates(&self) -> impl Iterator<Item = (Lane, Priority, u64)> {
+        let slow = (self.slow_running < self.slow_slots).then_some(Lane::Slow);
+        [Some(Lane::Normal), slow].into_iter().flatten().filter_map(|lane| {
+            let turn = TURNS[self.turns[lane as usize] % TURNS.len()];
+            turn.into_iter().find_map(|priority| {
+                let first = self.ready[lane as usize][priority as usize].first_key_value();
+                first.map(|(ticket, _)| (lane, priority, *ticket))
+            })
+        })
+    }
+
+    /// Between the lanes, whoever has waited longer.
+    fn pick(&self) -> Option<(Lane, Priority, u64)> {
+        self.candidates().min_by_key(|(_, _, ticket)| *ticket)
+    }
+
+    /// Brings what has become due to where it is ready.
+    fn promote(&mut self, now: Instant) {
+        while let Some(due) = self.delayed.first_entry().filter(|due| due.key().0 <= now) {
+            let key = due.remove();
+            if let Some(entry) = self.entries.get_mut(&key) {
+                entry.place = Place::Idle;
+            }
+            self.arrange(&key, now);
+        }
+    }
+
+    /// Puts an entry where it belongs now. One that is ready at the same priority keeps its turn.
+    fn arrange(&mut self, key: &K, now: Instant) {
+        let Some(entry) = self.entries.get_mut(key) else { return };
+        for slot in &mut entry.later {
+            if let Some((_, wanted)) = slot.take_if(|(at, _)| *at <= now) {
+                merge_into(&mut entry.wanted, wanted);
+            }
+        }
+        let until = entry.backoff.map(|(until, _)| until).filter(|until| *until > now);
+        let place = match (&entry.wanted, until) {
+            _ if entry.running.is_some() => Place::Idle,
+            (Some(wanted), None) => Place::Ready(entry.lane, wanted.priority, self.tickets),
+            (wanted, until) => {
+                let until = until.filter(|_| wanted.is_some());
+                let later = entry.later.iter().flatten().map(|(at, _)| *at).chain(until).min();
+                later.map_or(Place::Idle, |at| Place::Delayed(at, self.tickets))
+            }
+        };
+        match (entry.place, place) {
+            (Place::Ready(lane, priority, _), Place::Ready(new_lane, new_priority, _))
+                if lane == new_lane && priority == new_priority => {}
+            (Place::Delayed(at, _), Place::Delayed(new, _)) if at == new => {}
+            _ => {
+                self.displace(key);
+                self.tickets += 1;
+                self.put(key, place);
+            }
+        }
+    }
+
+    fn put(&mut self, key: &K, place: Place) {
+        match place {
+            Place::Idle => {}
+            Place::Ready(lane, priority, ticket) => {
+                self.ready[lane as usize][priority as usize].insert(ticket, key.clone());
+            }
+            Place::Delayed(at, ticket) => {
+                self.delayed.insert((at, ticket), key.clone());
+            }
+        }
+        if let Some(entry) = self.entries.get_mut(key) {
+            entry.place = place;
+        }
+    }
+
+    fn displace(&mut self, key: &K) {
+        let Some(entry) = self.entries.get_mut(key) else { return };
+        match std::mem::take(&mut entry.place) {
+            Place::Idle => {}
+            Place::Ready(lane, priority, ticket) => {
+                self.ready[lane as usize][priority as usize].remove(&ticket);
+            }
+            Place::Delayed(at, ticket) => {
+                self.delayed.remove(&(at, ticket));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,293 @@
+//! Lists a kind in pages, with an end: pages, objects, bytes and time are limited, so no runtime can feed an endless list.
+
+use std::{fmt, marker::PhantomData, time::Duration};
+
+use http::{Response, StatusCode};
+use http_body_util::{BodyExt, Limited};
+use kube::{
+    Api,
+    api::ListParams,
+    client::Body,
+    core::{Request, Status},
+};
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeOwned, Error as _, SeqAccess, Visitor},
+};
+use thiserror::Error;
+use tokio::time::timeout;
+
+use super::{answer::CutOff, chain};
+
+/// Objects asked for per page.
+const PAGE: u32 = 100;
+
+/// Pages are asked for with fewer objects when one was larger than an answer may be, down to this.
+const SMALLEST_PAGE: u32 = 1;
+
+/// Objects accepted in one page. A server that ignores the limit is not a Kubernetes API server.
+const MAX_PER_PAGE: usize = 1000;
+
+/// Where a list ends at the latest.
+#[derive(Clone, Copy, Debug)]
+pub struct ListLimits {
+    /// Answers, the refused ones included.
+    pub pages: usize,
+    /// Objects in all.
+    pub objects: usize,
+    /// Bytes of all pages.
+    pub bytes: usize,
+    /// All pages.
+    pub deadline: Duration,
+}
+
+impl Default for ListLimits {
+    fn default() -> Self {
+        Self { pages: 200, objects: 10_000, bytes: 64 << 20, deadline: Duration::from_secs(60) }
+    }
+}
+
+/// Why there is no list. Never read as "nothing there".
+#[derive(Debug, Error)]
+pub enum ListError {
+    /// One request failed.
+    #[error("a page could not be read")]
+    Page(#[source] kube::Error),
+    /// More than [`ListLimits::pages`].
+    #[error("the list has more than {0} pages")]
+    Pages(usize),
+    /// More than [`ListLimits::objects`].
+    #[error("the list has more than {0} objects")]
+    Objects(usize),
+    /// Longer than [`ListLimits::deadline`].
+    #[error("the list was not complete within {0:?}")]
+    Late(Duration),
+}
+
+/// Reads all objects that `selection` selects (its `limit` and `continue_token` are set here). A list whose token expires
+/// is begun anew, within the same limits.
+///
+/// # Errors
+/// [`ListError`]; a part of a list is never given out.
+pub async fn list_all<K>(api: &Api<K>, selection: &ListParams, limits: &ListLimits) -> Result<Vec<K>, ListError>
+where
+    K: kube::Resource + Clone + DeserializeOwned,
+{
+    timeout(limits.deadline, pages(api, selection.clone(), limits))
+        .await
+        .map_err(|_| ListError::Late(limits.deadline))?
+}
+
+async fn pages<K>(api: &Api<K>, mut params: ListParams, limits: &ListLimits) -> Result<Vec<K>, ListError>
+where
+    K: kube::Resource + Clone + DeserializeOwned,
+{
+    let mut all = Vec::new();
+    let mut left = limits.bytes;
+    params.limit = Some(PAGE);
+    params.continue_token = None;
+    for _ in 0..limits.pages {
+        let page = match page(api, &params, &mut left).await {
+            Ok(page) => page,
+            Err(error) if too_large(&error) && params.limit > Some(SMALLEST_PAGE) && left > 0 => {
+                params.limit = params.limit.map(|limit| (limit / 10).max(SMALLEST_PAGE));
+                continue;
+            }
+            Err(kube::Error::Api(status)) if status.code == 410 && params.continue_token.is_some() => {
+                all.clear();
+                params.continue_token = None;
+                continue;
+            }
+            Err(error) => return Err(ListError::Page(error)),
+        };
+        all.extend(page.items.0);
+        if all.len() > limits.objects {
+            return Err(ListError::Objects(limits.objects));
+        }
+        params.continue_token = page.metadata.and_then(|metadata| metadata.token).filter(|token| !token.is_empty());
+        if params.continue_token.is_none() {
+            return Ok(all);
+        }
+    }
+    Err(ListError::Pages(limits.pages))
+}
+
+/// The answer of the server was too large for one answer; the budget of the whole list is no such case.
+fn too_large(error: &kube::Error) -> bool {
+    chain::find::<CutOff>(error).is_some_and(|cut| matches!(cut, CutOff::TooLarge(_)))
+}
+
+async fn page<K: kube::Resource + Clone + DeserializeOwned>(
+    api: &Api<K>,
+    params: &ListParams,
+    left: &mut usize,
+) -> Result<Page<K>, kube::Error> {
+    let request = Request::new(api.resource_url()).list(params).map_err(kube::Error::BuildRequest)?;
+    let response = api.clone().into_client().send(request.map(Body::from)).await?;
+    let status = response.status();
+    let body = collect(response, *left).await?;
+    *left = left.saturating_sub(body.len());
+    if status.is_success() {
+        // kube would log a body that it cannot read, whole.
+        return serde_json::from_slice(&body).map_err(kube::Error::SerdeError);
+    }
+    Err(kube::Error::Api(failure(status, &body).boxed()))
+}
+
+async fn collect(response: Response<Body>, limit: usize) -> Result<bytes::Bytes, kube::Error> {
+    let limited = Limited::new(response.into_body(), limit).collect().await;
+    limited.map(http_body_util::Collected::to_bytes).map_err(|error| match error.downcast::<kube::Error>() {
+        Ok(error) => *error,
+        Err(error) => kube::Error::Service(error),
+    })
+}
+
+/// The status that the body holds, with the code of the head: the head decides.
+fn failure(status: StatusCode, body: &[u8]) -> Status {
+    let failure = serde_json::from_slice(body).unwrap_or_else(|_| Status::failure("no readable status", ""));
+    failure.with_code(status.as_u16())
+}
+
+#[derive(Deserialize)]
+#[serde(bound = "K: Deserialize<'de>")]
+struct Page<K> {
+    metadata: Option<PageMetadata>,
+    items: Items<K>,
+}
+
+#[derive(Deserialize)]
+struct PageMetadata {
+    #[serde(rename = "continue")]
+    token: Option<String>,
+}
+
+/// Objects of a page, at most [`MAX_PER_PAGE`]: a page of the smallest texts would be the largest in memory.
+struct Items<K>(Vec<K>);
+
+impl<'de, K: Deserialize<'de>> Deserialize<'de> for Items<K> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Counting<K>(PhantomData<K>);
+        impl<'de, K: Deserialize<'de>> Visitor<'de> for Counting<K> {
+            type Value = Items<K>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of objects")
+            }
+
+            fn visit_unit<E>(self) -> Result<Items<K>, E> {
+                Ok(Items(Vec::new()))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Items<K>, A::Error> {
+                let mut items = Vec::new();
+                while let Some(item) = seq.next_element()? {
+                    if items.len() == MAX_PER_PAGE {
+                        return Err(A::Error::custom("the page has more objects than were asked for"));
+                    }
+                    items.push(item);
+                }
+                Ok(Items(items))
+            }
+        }
+        deserializer.deserialize_any(Counting(PhantomData))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        convert::Infallible,
+        sync::{Arc, Mutex},
+    };
+
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::Client;
+    use serde_json::{Value, json};
+    use tower::service_fn;
+
+    use super::*;
+
+    /// An API server that answers by a function of the query, and what it was asked.
+    fn server(
+        answer: impl Fn(&str) -> (u16, Value) + Send + Sync + 'static,
+    ) -> (Api<ConfigMap>, Arc<Mutex<Vec<String>>>) {
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let (log, answer) = (asked.clone(), Arc::new(answer));
+        let service = service_fn(move |request: http::Request<Body>| {
+            let query = request.uri().query().unwrap_or_default().to_owned();
+            let (code, body) = answer(&query);
+            log.lock().unwrap().push(query);
+            let response = Response::builder().status(code).body(Body::from(body.to_string().into_bytes())).unwrap();
+            async move { Ok::<_, Infallible>(response) }
+        });
+        (Api::namespaced(Client::new(service, "default"), "a"), asked)
+    }
+
+    fn list(names: std::ops::Range<u32>, token: &str) -> Value {
+        let items: Vec<_> = names.map(|n| json!({"metadata": {"name": format!("n{n}")}})).collect();
+        json!({"metadata": {"continue": token}, "items": items})
+    }
+
+    #[tokio::test]
+    async fn pages_are_joined() {
+        let (api, asked) =
+            server(|query| (200, if query.contains("continue=t") { list(2..3, "") } else { list(0..2, "t") }));
+        let all = list_all(&api, &ListParams::default().labels("a=b"), &ListLimits::default()).await.unwrap();
+        let names: Vec<_> = all.iter().filter_map(|map| map.metadata.name.as_deref()).collect();
+        assert_eq!(names, ["n0", "n1", "n2"]);
+        let asked = asked.lock().unwrap();
+        assert_eq!(asked.len(), 2);
+        assert!(
+            asked.iter().all(|query| query.contains("limit=100") && query.contains("labelSelector=a%3Db")),
+            "{asked:?}"
+        );
+    }
+
+    #[tokio::test]
+    async fn an_endless_list_ends_at_each_limit() {
+        let endless = || server(|_| (200, list(0..10, "more"))).0;
+        let limits = ListLimits::default();
+        let by = |limits| async move { list_all(&endless(), &ListParams::default(), &limits).await.unwrap_err() };
+        assert!(matches!(by(ListLimits { pages: 3, ..limits }).await, ListError::Pages(3)));
+        assert!(matches!(by(ListLimits { objects: 25, ..limits }).await, ListError::Objects(25)));
+        assert!(matches!(by(ListLimits { bytes: 1000, ..limits }).await, ListError::Page(kube::Error::Service(_))));
+        let (api, _) = server(|_| (200, list(0..1001, "")));
+        let crowded = list_all(&api, &ListParams::default(), &limits).await.unwrap_err();
+        assert!(matches!(crowded, ListError::Page(kube::Error::SerdeError(_))), "{crowded:?}");
+    }
+
+    #[tokio::test]
+    async fn pages_that_are_too_large_are_asked_for_smaller() {
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let log = asked.clone();
+        let service = service_fn(move |request: http::Request<Body>| {
+            let query = request.uri().query().unwrap_or_default().to_owned();
+            let fits = !query.contains("limit=100");
+            log.lock().unwrap().push(query);
+            let body = Body::from(list(0..3, "").to_string().into_bytes());
+            async move { if fits { Ok(Response::new(body)) } else { Err(CutOff::TooLarge(16)) } }
+        });
+        let api: Api<ConfigMap> = Api::namespaced(Client::new(service, "default"), "a");
+        assert_eq!(list_all(&api, &ListParams::default(), &ListLimits::default()).await.unwrap().len(), 3);
+        let asked = asked.lock().unwrap();
+        let limits: Vec<_> =
+            asked.iter().flat_map(|query| query.split('&')).filter(|pair| pair.starts_with("limit=")).collect();
+        assert_eq!(limits, ["limit=100", "limit=10"]);
+    }
+
+    #[tokio::test]
+    async fn an_expired_token_begins_anew_and_errors_are_no_empty_list() {
+        let expired = json!({"kind": "Status", "code": 410, "reason": "Expired"});
+        let (api, asked) = server(move |query| match query {
+            query if query.contains("continue=old") => (410, expired.clone()),
+            _ => (200, list(0..1, "old")),
+        });
+        let error = list_all(&api, &ListParams::default(), &ListLimits { pages: 5, ..ListLimits::default() }).await;
+        assert!(matches!(error, Err(ListError::Pages(5))));
+        assert_eq!(asked.lock().unwrap().iter().filter(|query| query.contains("continue")).count(), 2);
+        // The body claims another code than the head.
+        let (api, _) = server(|_| (500, json!({"code": 404, "reason": "NotFound"})));
+        let error = list_all(&api, &ListParams::default(), &ListLimits::default()).await.unwrap_err();
+        assert!(matches!(error, ListError::Page(kube::Error::Api(status)) if status.code == 500));
+    }
+}

@@ -1,0 +1,86 @@
+//! What operators see: logs on stderr, metrics and probes on a port of their own.
+
+mod readiness;
+mod server;
+
+use std::io;
+
+use prometheus_client::{
+    encoding::{EncodeLabelSet, text},
+    metrics::{family::Family, gauge::Gauge},
+    registry::Registry,
+};
+use thiserror::Error;
+use tracing_subscriber::{EnvFilter, util::SubscriberInitExt};
+
+pub use readiness::{Pending, Readiness};
+pub use server::{Bind, Probes};
+
+/// Why there are no logs.
+#[derive(Debug, Error)]
+pub enum InitLogs {
+    /// The filter's directives.
+    #[error("the log filter is not valid")]
+    Filter(#[source] tracing_subscriber::filter::ParseError),
+    /// Somebody has set up logs before.
+    #[error("logs are set up already")]
+    Twice(#[source] tracing_subscriber::util::TryInitError),
+}
+
+/// Sends logs to stderr, one JSON object a line, filtered by directives such as `info,tidewatch_receiver=debug`.
+///
+/// # Errors
+/// [`InitLogs`].
+pub fn init_logs(filter: &str) -> Result<(), InitLogs> {
+    tracing_subscriber::fmt()
+        .json()
+        .flatten_event(true)
+        .with_current_span(true)
+        .with_span_list(false)
+        .with_writer(io::stderr)
+        .with_env_filter(EnvFilter::try_new(filter).map_err(InitLogs::Filter)?)
+        .finish()
+        .try_init()
+        .map_err(InitLogs::Twice)
+}
+
+/// All metrics of the process. Rooms register theirs at the start; then it is only read.
+#[derive(Debug)]
+pub struct Metrics(Registry);
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Build {
+    version: &'static str,
+}
+
+impl Metrics {
+    /// A registry that knows the build.
+    #[must_use]
+    pub fn new() -> Self {
+        let mut registry = Registry::default();
+        let build = Family::<Build, Gauge>::default();
+        build.get_or_create(&Build { version: env!("CARGO_PKG_VERSION") }).set(1);
+        let ours = registry.sub_registry_with_prefix("tidewatch");
+        ours.register("build_info", "Which build this is; always 1", build);
+        Self(registry)
+    }
+
+    /// Where rooms register theirs; everything there begins with `tidewatch_`.
+    pub fn rooms(&mut self) -> &mut Registry {
+        self.0.sub_registry_with_prefix("tidewatch")
+    }
+
+    /// All of it as OpenMetrics text; `None` when a metric cannot be written, which is a defect.
+    #[must_use]
+    pub fn encode(&self) -> Option<String> {
+        let mut text = String::new();
+        text::encode(&mut text, &self.0).ok()?;
+        Some(text)
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}

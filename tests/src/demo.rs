@@ -1,0 +1,117 @@
+//! The main job, shown: KCP and two runtimes, receiver and agents, a catalog of three modules, and four acts with a timeline each.
+
+mod acts;
+mod observe;
+pub mod stamps;
+mod timeline;
+
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+use futures::future::try_join_all;
+use serde_json::json;
+use tidewatch_shared::api::State;
+
+use crate::{
+    bed::TestBed,
+    control_plane::{Person, Tool},
+    landscape::{Landscape, Options, Runtime, until},
+    product::build_binaries,
+    progress::{Step, say},
+};
+
+pub use timeline::Timeline;
+
+/// The namespace of the demo in KCP: the field's usual one.
+const NAMESPACE: &str = "kcp-system";
+/// The modules of the catalog with the versions of `regular` and `fast`.
+const MODULES: [(&str, &str, &str); 3] =
+    [("template-operator", "1.0.0", "1.1.0"), ("serverless", "2.3.0", "2.4.0"), ("telemetry", "1.20.0", "1.21.0")];
+
+/// Everything that runs while the demo runs.
+pub struct Demo {
+    runtimes: Vec<Runtime>,
+    landscape: Arc<Landscape>,
+    // Last: what hangs on it ends first.
+    bed: TestBed,
+}
+
+impl Demo {
+    /// Builds what is missing and starts everything; progress goes to stderr.
+    ///
+    /// # Errors
+    /// When something does not start; the text says what, with the end of its log.
+    pub async fn start() -> Result<Self> {
+        build_binaries().await?;
+        let bed = TestBed::start().await?;
+        let step = Step::begin("starting KCP and two runtimes");
+        let (kcp, one, two) = tokio::try_join!(bed.kcp(), bed.runtime("one"), bed.runtime("two"))?;
+        step.done();
+        let step = Step::begin("starting the receiver, and registering both runtimes");
+        let landscape =
+            Arc::new(Landscape::prepare(kcp, NAMESPACE, Options { stamps: true, ..Options::default() }).await?);
+        for (module, regular, fast) in MODULES {
+            landscape.write_module(module, regular, fast).await?;
+        }
+        landscape.start_receiver().await?;
+        let runtimes = try_join_all([one, two].map(|cluster| landscape.register(cluster))).await?;
+        step.done();
+        let step = Step::begin("starting the agents, and waiting until both runtimes are in sync");
+        try_join_all(runtimes.iter().map(Runtime::start_agent)).await?;
+        for runtime in &runtimes {
+            until("the runtime's Kyma to be ready", async || {
+                let status = runtime.skr_kyma().await?.and_then(|kyma| kyma.status).unwrap_or_default();
+                Ok((status.state() == State::Ready).then_some(()))
+            })
+            .await?;
+        }
+        step.done();
+        Ok(Self { runtimes, landscape, bed })
+    }
+
+    /// Plays the four acts, one after the other.
+    ///
+    /// # Errors
+    /// When an act does not come true.
+    pub async fn play(&self) -> Result<Vec<Timeline>> {
+        let (module, regular, fast) = MODULES[0];
+        let [one, two] = &self.runtimes[..] else { anyhow::bail!("the demo has two runtimes") };
+        let mut timelines = Vec::new();
+        for act in [
+            acts::Act::Enable { runtime: one, module },
+            acts::Act::Move { runtimes: [one, two], module, from: regular, to: fast },
+            acts::Act::Tamper { runtime: two, module },
+            acts::Act::Disable { runtime: one, module },
+        ] {
+            let timeline = act.play(&self.landscape).await.with_context(|| format!("{act} did not come true"))?;
+            say(&timeline.to_string());
+            timelines.push(timeline);
+        }
+        Ok(timelines)
+    }
+
+    /// Lines to copy for whoever wants to look around.
+    ///
+    /// # Errors
+    /// When there is no `kubectl` and none can be built.
+    pub async fn invite(&self) -> Result<String> {
+        let kubectl = match self.bed.binaries().find(Tool::Kubectl) {
+            Some(kubectl) => kubectl,
+            None => self.bed.binaries().get(Tool::Kubectl).await?,
+        };
+        let mut lines = format!("Everything stays up until Ctrl-C. Logs are in {}. Try:\n", self.bed.dir().display());
+        let kcp = self.landscape.kcp().kubeconfig_path(Person::User);
+        let mut line = |kubeconfig: &std::path::Path, rest: &str| {
+            lines.push_str(&format!("  {} --kubeconfig {} {rest}\n", kubectl.display(), kubeconfig.display()));
+        };
+        line(&kcp, &format!("-n {NAMESPACE} get kymas,manifests,moduletemplates,modulereleasemetas"));
+        for runtime in &self.runtimes {
+            let kubeconfig = runtime.cluster().kubeconfig_path(Person::User);
+            line(&kubeconfig, "-n kyma-system get kymas,moduletemplates,modulereleasemetas,leases");
+        }
+        let kubeconfig = self.runtimes[0].cluster().kubeconfig_path(Person::User);
+        let patch = json!({"spec": {"modules": [{"name": "telemetry"}]}});
+        line(&kubeconfig, &format!("-n kyma-system patch kyma default --type merge -p '{patch}'"));
+        Ok(lines)
+    }
+}

@@ -1,0 +1,100 @@
+//! Modules for a landscape: templates and release metas as an operator of KCP would apply them.
+
+use anyhow::Result;
+use kube::{
+    Api,
+    api::{DeleteParams, Patch, PatchParams},
+};
+use serde_json::{Value, json};
+use tidewatch_shared::api::{ModuleReleaseMeta, ModuleTemplate};
+
+use super::Landscape;
+
+impl Landscape {
+    /// Writes the template of one version of a module.
+    ///
+    /// # Errors
+    /// When KCP refuses it.
+    pub async fn write_template(&self, module: &str, version: &str) -> Result<()> {
+        let template = template(module, version);
+        let api = Api::<ModuleTemplate>::namespaced(self.operator(), &self.name);
+        api.patch(&format!("{module}-{version}"), &PatchParams::apply("operator").force(), &Patch::Apply(&template))
+            .await?;
+        Ok(())
+    }
+
+    /// Writes the release meta of a module: where each channel points.
+    ///
+    /// # Errors
+    /// When KCP refuses it.
+    pub async fn write_channels(&self, module: &str, channels: &[(&str, &str)]) -> Result<()> {
+        let meta = release_meta(module, channels);
+        let api = Api::<ModuleReleaseMeta>::namespaced(self.operator(), &self.name);
+        api.patch(module, &PatchParams::apply("operator").force(), &Patch::Apply(&meta)).await?;
+        Ok(())
+    }
+
+    /// Writes a module with two versions: `regular` follows the first, `fast` the second.
+    ///
+    /// # Errors
+    /// When KCP refuses it.
+    pub async fn write_module(&self, module: &str, regular: &str, fast: &str) -> Result<()> {
+        self.write_template(module, regular).await?;
+        self.write_template(module, fast).await?;
+        self.write_channels(module, &[("regular", regular), ("fast", fast)]).await
+    }
+
+    /// Deletes the template of one version.
+    ///
+    /// # Errors
+    /// When KCP refuses.
+    pub async fn delete_template(&self, module: &str, version: &str) -> Result<()> {
+        let api = Api::<ModuleTemplate>::namespaced(self.operator(), &self.name);
+        api.delete(&format!("{module}-{version}"), &DeleteParams::default()).await?;
+        Ok(())
+    }
+}
+
+/// A template as the field writes them, with a default module CR and the layer's digest in its descriptor.
+#[must_use]
+pub fn template(module: &str, version: &str) -> Value {
+    json!({
+        "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleTemplate",
+        "metadata": {"name": format!("{module}-{version}")},
+        "spec": {
+            "moduleName": module,
+            "version": version,
+            "info": {"repository": format!("https://example.test/{module}"), "documentation": format!("https://example.test/{module}/docs")},
+            "data": {
+                "apiVersion": "operator.kyma-project.io/v1alpha1", "kind": "Sample",
+                "metadata": {"name": "default"}, "spec": {"resourceFilePath": "./module-data"},
+            },
+            "descriptor": {
+                "component": {"name": component(module), "version": version, "provider": "internal", "resources": [{
+                    "name": "raw-manifest", "relation": "local", "type": "directoryTree", "version": version,
+                    "access": {"type": "localBlob", "mediaType": "application/x-tar",
+                               "localReference": "sha256:4ca9a3d4fcb8f6a06b7ba75ae1cdcd3fef0e5ce3a3da7c2a4f8c5c6f0a6b4a0f"},
+                }]},
+                "meta": {"schemaVersion": "v2"},
+            },
+            "manager": {"group": "apps", "version": "v1", "kind": "Deployment", "namespace": "kyma-system", "name": format!("{module}-controller")},
+            "resources": [{"name": "rawManifest", "link": format!("https://example.test/{module}/{version}.yaml")}],
+        },
+    })
+}
+
+/// A release meta.
+#[must_use]
+pub fn release_meta(module: &str, channels: &[(&str, &str)]) -> Value {
+    let channels: Vec<_> =
+        channels.iter().map(|(channel, version)| json!({"channel": channel, "version": version})).collect();
+    json!({
+        "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleReleaseMeta",
+        "metadata": {"name": module},
+        "spec": {"moduleName": module, "ocmComponentName": component(module), "channels": channels},
+    })
+}
+
+fn component(module: &str) -> String {
+    format!("kyma-project.io/module/{module}")
+}

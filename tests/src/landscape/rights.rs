@@ -1,0 +1,86 @@
+//! The accounts of the product's processes, with the rights that they need and no more.
+
+use anyhow::Result;
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
+use kube::{
+    Api, Resource,
+    api::{Patch, PatchParams},
+};
+use serde::{Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+use tidewatch_shared::names::{AGENT_OBJECT, GROUP, SKR_NAMESPACE};
+
+use crate::control_plane::Cluster;
+
+/// Account of the receiver in KCP.
+pub(super) const RECEIVER: &str = "tidewatch-receiver";
+/// Account of the agent in a runtime.
+pub(super) const AGENT: &str = AGENT_OBJECT;
+/// Account in a runtime whose token stands in the access Secret.
+pub(super) const CONTROL_PLANE: &str = "tidewatch-control-plane";
+
+const ALL: [&str; 8] = ["get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"];
+const READ: [&str; 3] = ["get", "list", "watch"];
+
+/// What the receiver does in KCP.
+pub(super) async fn grant_receiver(kcp: &Cluster, namespace: &str) -> Result<()> {
+    let client = kcp.client().await?;
+    let rules = json!([
+        {"apiGroups": [GROUP], "resources": ["kymas"], "verbs": ["get", "list", "watch", "update", "patch"]},
+        {"apiGroups": [GROUP], "resources": ["kymas/status", "watchers/status"], "verbs": ["get", "update", "patch"]},
+        {"apiGroups": [GROUP], "resources": ["moduletemplates", "modulereleasemetas", "watchers"], "verbs": READ},
+        {"apiGroups": [GROUP], "resources": ["manifests"], "verbs": ALL},
+        {"apiGroups": [""], "resources": ["secrets"], "verbs": READ},
+    ]);
+    apply(&Api::<Role>::namespaced(client.clone(), namespace), RECEIVER, json!({"rules": rules})).await?;
+    let binding = json!({
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": RECEIVER},
+        "subjects": [{"kind": "ServiceAccount", "name": RECEIVER, "namespace": namespace}],
+    });
+    apply(&Api::<RoleBinding>::namespaced(client, namespace), RECEIVER, binding).await
+}
+
+/// What the agent does in its runtime: reads what the plan names, and keeps three objects of its own.
+pub(super) async fn grant_agent(runtime: &Cluster) -> Result<()> {
+    let client = runtime.client().await?;
+    let planned = json!([
+        {"apiGroups": [GROUP], "resources": ["kymas", "moduletemplates", "modulereleasemetas"], "verbs": READ},
+        {"apiGroups": ["apiextensions.k8s.io"], "resources": ["customresourcedefinitions"], "verbs": READ},
+    ]);
+    apply(&Api::<ClusterRole>::all(client.clone()), AGENT, json!({"rules": planned})).await?;
+    let subjects = json!([{"kind": "ServiceAccount", "name": AGENT, "namespace": SKR_NAMESPACE}]);
+    let binding = json!({
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": AGENT}, "subjects": subjects,
+    });
+    apply(&Api::<ClusterRoleBinding>::all(client.clone()), AGENT, binding).await?;
+    let verbs = ["get", "list", "watch", "update", "patch"];
+    let own = json!([
+        {"apiGroups": [""], "resources": ["configmaps", "secrets"], "resourceNames": [AGENT_OBJECT], "verbs": verbs},
+        {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "resourceNames": [AGENT_OBJECT], "verbs": verbs},
+    ]);
+    apply(&Api::<Role>::namespaced(client.clone(), SKR_NAMESPACE), AGENT, json!({"rules": own})).await?;
+    let binding = json!({
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": AGENT}, "subjects": subjects,
+    });
+    apply(&Api::<RoleBinding>::namespaced(client, SKR_NAMESPACE), AGENT, binding).await
+}
+
+/// What the access Secret's account does in a runtime: it is the control plane's own, and may do everything.
+pub(super) async fn grant_control_plane(runtime: &Cluster) -> Result<()> {
+    let binding = json!({
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+        "subjects": [{"kind": "ServiceAccount", "name": CONTROL_PLANE, "namespace": "kube-system"}],
+    });
+    apply(&Api::<ClusterRoleBinding>::all(runtime.client().await?), CONTROL_PLANE, binding).await
+}
+
+async fn apply<K>(api: &Api<K>, name: &str, mut body: Value) -> Result<()>
+where
+    K: Resource<DynamicType = ()> + Clone + Serialize + DeserializeOwned + std::fmt::Debug,
+{
+    body["apiVersion"] = json!(K::api_version(&()));
+    body["kind"] = json!(K::kind(&()));
+    body["metadata"] = json!({"name": name});
+    api.patch(name, &PatchParams::apply("test-bed").force(), &Patch::Apply(&body)).await?;
+    Ok(())
+}

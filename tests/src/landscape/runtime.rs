@@ -1,0 +1,178 @@
+//! One runtime of a landscape: its cluster, its Kyma, its access Secret, and its agent's process.
+
+use std::{fs, path::PathBuf, sync::Arc};
+
+use anyhow::{Context as _, Result};
+use k8s_openapi::api::core::v1::Namespace;
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams},
+};
+use serde_json::{Value, json};
+use tidewatch_receiver::pki;
+use tidewatch_shared::{
+    api::Kyma,
+    identity::RuntimeId,
+    names::{SKR_KYMA, SKR_NAMESPACE},
+};
+use tokio::sync::Mutex;
+
+use super::{DEADLINE, Landscape, now, objects, rights, until};
+use crate::{
+    control_plane::{Cluster, Person},
+    ports,
+    process::Program,
+    product::ProductProcess,
+};
+
+/// See the module.
+pub struct Runtime {
+    landscape: Arc<Landscape>,
+    cluster: Arc<Cluster>,
+    id: RuntimeId,
+    dir: PathBuf,
+    // Made once, so that no write of the user's pays for a handshake.
+    user: Client,
+    agent: Mutex<Option<ProductProcess>>,
+}
+
+impl Runtime {
+    pub(super) async fn register(landscape: Arc<Landscape>, cluster: Arc<Cluster>) -> Result<Self> {
+        let id: RuntimeId = format!("{}.{}", landscape.namespace(), cluster.name()).parse()?;
+        let dir = landscape.dir.join(cluster.name());
+        fs::create_dir_all(&dir)?;
+        cluster.ensure_service_account("kube-system", rights::CONTROL_PLANE).await?;
+        rights::grant_control_plane(&cluster).await?;
+        let token = cluster.service_account_token("kube-system", rights::CONTROL_PLANE).await?;
+        let user = cluster.client_as(Person::User).await?;
+        let this = Self { landscape, cluster, id, dir, user, agent: Mutex::new(None) };
+        this.write_access(&this.cluster.kubeconfig_for_token(&token)).await?;
+        let Self { landscape, cluster, id, .. } = &this;
+        objects::write_kyma(&landscape.kcp, &landscape.name, cluster.name(), id.as_str()).await?;
+        Ok(this)
+    }
+
+    /// Replaces the kubeconfig in the access Secret.
+    ///
+    /// # Errors
+    /// When KCP refuses it.
+    pub async fn write_access(&self, kubeconfig: &str) -> Result<()> {
+        objects::write_access(&self.landscape.kcp, &self.landscape.name, self.name(), kubeconfig).await
+    }
+
+    /// Starts the agent, or starts it again, under an account of its own, and waits until it is ready. The receiver must be
+    /// running: it makes the namespace and the plan.
+    ///
+    /// # Errors
+    /// When it does not become ready.
+    pub async fn start_agent(&self) -> Result<()> {
+        let mut agent = self.agent.lock().await;
+        let namespaces = Api::<Namespace>::all(self.cluster.client().await?);
+        until("the receiver to make the runtime's namespace", async || {
+            Ok(namespaces.get_opt(SKR_NAMESPACE).await?.map(drop))
+        })
+        .await?;
+        self.cluster.ensure_service_account(SKR_NAMESPACE, rights::AGENT).await?;
+        rights::grant_agent(&self.cluster).await.context("grant the agent its rights")?;
+        let token = self.cluster.service_account_token(SKR_NAMESPACE, rights::AGENT).await?;
+        let kubeconfig = self.dir.join("agent.kubeconfig");
+        fs::write(&kubeconfig, self.cluster.kubeconfig_for_token(&token))?;
+        self.write_identity()?;
+        let probes = ports::free()?;
+        let landscape = &self.landscape;
+        let text = |text: &dyn ToString| text.to_string().into();
+        let program = Program::new("agent", landscape.binaries.agent()?, self.dir.join("agent.log"))
+            .env("RUST_LOG", landscape.options.log.clone())
+            .args([text(&"--kubeconfig"), kubeconfig.into_os_string()])
+            .args([text(&"--receiver-url"), text(&format_args!("https://{}", landscape.authority()))])
+            .args([text(&"--identity-dir"), self.dir.clone().into_os_string()])
+            .args([text(&"--trust-domain"), text(&landscape.trust_domain)])
+            .args([text(&"--metrics-address"), text(&format_args!("127.0.0.1:{probes}"))])
+            .args([text(&"--heartbeat-seconds"), text(&landscape.options.heartbeat_seconds)]);
+        let process = ProductProcess::start(program, ([127, 0, 0, 1], probes).into())?;
+        process.ready(DEADLINE).await?;
+        *agent = Some(process);
+        Ok(())
+    }
+
+    /// The agent's process, to kill, freeze or look at.
+    ///
+    /// # Errors
+    /// When none was started.
+    pub async fn with_agent<T>(&self, act: impl AsyncFnOnce(&ProductProcess) -> T) -> Result<T> {
+        let agent = self.agent.lock().await;
+        Ok(act(agent.as_ref().context("the agent was not started")?).await)
+    }
+
+    fn write_identity(&self) -> Result<()> {
+        let landscape = &self.landscape;
+        let pair = landscape.ca.make_runtime(&self.id, &landscape.trust_domain, now(), pki::RUNTIME_VALIDITY)?;
+        for (file, text) in
+            [("tls.key", &pair.key), ("tls.crt", &pair.chain), ("ca.crt", &landscape.ca.trust_bundle().to_pem())]
+        {
+            fs::write(self.dir.join(file), text).with_context(|| format!("write {file}"))?;
+        }
+        Ok(())
+    }
+
+    /// Its name: that of its cluster, and of its Kyma in KCP.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.cluster.name()
+    }
+
+    /// Its runtime id.
+    #[must_use]
+    pub fn id(&self) -> &RuntimeId {
+        &self.id
+    }
+
+    /// Its cluster.
+    #[must_use]
+    pub fn cluster(&self) -> &Arc<Cluster> {
+        &self.cluster
+    }
+
+    /// A client of the runtime's user.
+    #[must_use]
+    pub fn user(&self) -> Client {
+        self.user.clone()
+    }
+
+    /// The Kyma in KCP.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub async fn kcp_kyma(&self) -> Result<Option<Kyma>> {
+        Ok(Api::<Kyma>::namespaced(self.landscape.operator(), &self.landscape.name).get_opt(self.name()).await?)
+    }
+
+    /// The Kyma in the runtime.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub async fn skr_kyma(&self) -> Result<Option<Kyma>> {
+        Ok(self.skr_kymas().get_opt(SKR_KYMA).await?)
+    }
+
+    /// Merges a patch into the Kyma in the runtime, as its user.
+    ///
+    /// # Errors
+    /// When the runtime refuses it.
+    pub async fn patch_kyma(&self, patch: &Value) -> Result<Kyma> {
+        Ok(self.skr_kymas().patch(SKR_KYMA, &PatchParams::default(), &Patch::Merge(patch)).await?)
+    }
+
+    /// Sets the modules of the Kyma in the runtime, as its user.
+    ///
+    /// # Errors
+    /// When the runtime refuses it.
+    pub async fn select(&self, modules: &[&str]) -> Result<Kyma> {
+        let modules: Vec<_> = modules.iter().map(|name| json!({"name": name})).collect();
+        self.patch_kyma(&json!({"spec": {"modules": modules}})).await
+    }
+
+    fn skr_kymas(&self) -> Api<Kyma> {
+        Api::namespaced(self.user(), SKR_NAMESPACE)
+    }
+}

@@ -1,0 +1,16 @@
+//! Measurements of the whole system. Each figure comes with the floor that the same run saw, because times alone are not
+//! stable on shared machines.
+
+mod api_calls;
+mod event_path;
+mod figure;
+mod idle;
+mod setting;
+mod user_write;
+mod writer;
+
+pub use event_path::event_path;
+pub use figure::Figure;
+pub use idle::idle;
+pub use setting::Settings;
+pub use user_write::user_write;

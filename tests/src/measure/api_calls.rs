@@ -1,0 +1,14 @@
+//! How many calls an API server answered, by its own count.
+
+use anyhow::Result;
+
+use crate::control_plane::Cluster;
+
+/// The calls since the API server started, watches included, without health checks and without reading this count.
+pub(super) async fn answered(cluster: &Cluster) -> Result<f64> {
+    let request = http::Request::get("/metrics").body(Vec::new())?;
+    let page = cluster.client().await?.request_text(request).await?;
+    let counts =
+        page.lines().filter(|line| line.starts_with("apiserver_request_total{") && !line.contains("resource=\"\""));
+    Ok(counts.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum())
+}

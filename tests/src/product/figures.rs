@@ -1,0 +1,88 @@
+//! Memory and CPU of a process, from `/proc`.
+
+use std::{collections::BTreeMap, fs, io, path::Path, time::Duration};
+
+/// The kernel tells user space times in hundredths of a second (`USER_HZ`) on every architecture that we run on.
+const TICKS_PER_SECOND: u64 = 100;
+
+/// Memory of a process, in KiB.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Memory {
+    /// Its proportional share now: shared pages count by the number of their users (`smaps_rollup`).
+    pub pss_kib: u64,
+    /// Resident now.
+    pub rss_kib: u64,
+    /// Resident at most, ever (`VmHWM`).
+    pub peak_rss_kib: u64,
+}
+
+/// Reads the memory of a process.
+///
+/// # Errors
+/// If it is gone, or the kernel has no `smaps_rollup`.
+pub fn memory(pid: u32) -> io::Result<Memory> {
+    let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    Ok(Memory {
+        pss_kib: field(&rollup, "Pss:")?,
+        rss_kib: field(&status, "VmRSS:")?,
+        peak_rss_kib: field(&status, "VmHWM:")?,
+    })
+}
+
+/// The number in the line `<name> <number> kB`.
+fn field(text: &str, name: &str) -> io::Result<u64> {
+    let number = text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next()?.parse().ok());
+    number.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("no {name} in /proc")))
+}
+
+/// Reads the CPU time of each thread of a process and sums it by thread name.
+///
+/// # Errors
+/// If it is gone.
+pub fn cpu_by_thread(pid: u32) -> io::Result<BTreeMap<String, Duration>> {
+    let mut sums = BTreeMap::<String, Duration>::new();
+    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+        // A thread may end while it is looked at.
+        let task = task?.path();
+        if let (Ok(name), Some(time)) = (fs::read_to_string(task.join("comm")), cpu_of(&task)) {
+            *sums.entry(name.trim_end().to_owned()).or_default() += time;
+        }
+    }
+    Ok(sums)
+}
+
+/// In nanoseconds where the kernel has them, otherwise in hundredths of a second.
+fn cpu_of(task: &Path) -> Option<Duration> {
+    let schedstat = fs::read_to_string(task.join("schedstat")).unwrap_or_default();
+    match schedstat.split_whitespace().next().and_then(|word| word.parse().ok()) {
+        Some(nanos) => Some(Duration::from_nanos(nanos)),
+        None => ticks(&fs::read_to_string(task.join("stat")).ok()?),
+    }
+}
+
+/// User plus system time of a `stat` line: fields 14 and 15 of proc(5). Field 2 is a name that may hold anything, hence
+/// the search from its closing parenthesis.
+fn ticks(stat: &str) -> Option<Duration> {
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
+    let sum = fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?;
+    Some(Duration::from_millis(sum * 1000 / TICKS_PER_SECOND))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_has_memory_and_threads() {
+        let memory = memory(std::process::id()).expect("readable");
+        assert!(memory.pss_kib > 0 && memory.peak_rss_kib >= memory.rss_kib, "{memory:?}");
+        assert!(!cpu_by_thread(std::process::id()).expect("readable").is_empty());
+    }
+
+    #[test]
+    fn a_name_with_spaces_and_parentheses_does_not_shift_the_fields() {
+        let stat = "7 (a) b (c) S 1 1 1 0 -1 4194304 1 0 0 0 150 25 0 0 20 0 1 0 1";
+        assert_eq!(ticks(stat), Some(Duration::from_millis(1750)));
+    }
+}

@@ -1,0 +1,228 @@
+//! A TCP proxy on loopback that harms what goes through it.
+
+use std::{
+    io,
+    net::{Ipv4Addr, SocketAddr},
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+    sync::{mpsc, watch},
+    task::{AbortHandle, JoinSet},
+    time::{Instant, sleep_until},
+};
+
+/// The most that is read at once, in bytes.
+const CHUNK: usize = 64 << 10;
+/// How many chunks wait on their way before the sender is made to wait.
+const ON_THE_WAY: usize = 64;
+
+/// What happens to the connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Nothing.
+    Pass,
+    /// Every chunk arrives so much later, in each direction.
+    Delay(Duration),
+    /// Nothing arrives; connections stay open and new ones are taken. What was held arrives afterwards, as after a
+    /// partition that TCP outlives.
+    BlackHole,
+    /// All connections are broken, and new ones at once.
+    Cut,
+}
+
+/// A proxy in front of one address. Belongs to the tokio runtime that started it, and ends when dropped.
+#[derive(Debug)]
+pub struct Proxy {
+    address: SocketAddr,
+    mode: watch::Sender<Mode>,
+    task: AbortHandle,
+}
+
+impl Proxy {
+    /// Listens on a free port of 127.0.0.1 and passes everything on to `target`.
+    ///
+    /// # Errors
+    /// If no port can be bound.
+    pub async fn start(target: SocketAddr) -> io::Result<Self> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        let address = listener.local_addr()?;
+        let (mode, watched) = watch::channel(Mode::Pass);
+        let task = tokio::spawn(accept(listener, target, watched)).abort_handle();
+        Ok(Self { address, mode, task })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Breaks all connections; new ones are broken at once.
+    pub fn cut(&self) {
+        self.set(Mode::Cut);
+    }
+
+    /// Lets nothing through, and breaks nothing.
+    pub fn black_hole(&self) {
+        self.set(Mode::BlackHole);
+    }
+
+    /// Delays each direction.
+    pub fn delay(&self, by: Duration) {
+        self.set(Mode::Delay(by));
+    }
+
+    /// Lets everything through again.
+    pub fn resume(&self) {
+        self.set(Mode::Pass);
+    }
+
+    /// Sets the mode.
+    pub fn set(&self, mode: Mode) {
+        self.mode.send_replace(mode);
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Takes connections until it is aborted, which ends theirs too.
+async fn accept(listener: TcpListener, target: SocketAddr, mode: watch::Receiver<Mode>) {
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => {
+                if let Ok((client, _)) = accepted && *mode.borrow() != Mode::Cut {
+                    connections.spawn(connection(client, target, mode.clone()));
+                }
+            }
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+async fn connection(client: TcpStream, target: SocketAddr, mode: watch::Receiver<Mode>) {
+    let Ok(server) = TcpStream::connect(target).await else { return };
+    let _ = (client.set_nodelay(true), server.set_nodelay(true));
+    let (from_client, to_client) = client.into_split();
+    let (from_server, to_server) = server.into_split();
+    let both = async {
+        tokio::join!(direction(from_client, to_server, mode.clone()), direction(from_server, to_client, mode.clone()),)
+    };
+    let mut cut = mode.clone();
+    tokio::select! {
+        _ = both => {}
+        _ = cut.wait_for(|mode| *mode == Mode::Cut) => {}
+    }
+}
+
+/// Carries one direction until its end, which is passed on too.
+async fn direction<R, W>(mut from: R, mut to: W, mut mode: watch::Receiver<Mode>)
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+{
+    let (sender, mut arriving) = mpsc::channel::<(Instant, Bytes)>(ON_THE_WAY);
+    let read_mode = mode.clone();
+    let read = async move {
+        let mut buffer = BytesMut::with_capacity(CHUNK);
+        while let Ok(1..) = from.read_buf(&mut buffer).await {
+            let delay = if let Mode::Delay(by) = *read_mode.borrow() { by } else { Duration::ZERO };
+            if sender.send((Instant::now() + delay, buffer.split().freeze())).await.is_err() {
+                return;
+            }
+            buffer.reserve(CHUNK);
+        }
+    };
+    let write = async move {
+        while let Some((due, chunk)) = arriving.recv().await {
+            sleep_until(due).await;
+            if mode.wait_for(|mode| *mode != Mode::BlackHole).await.is_err() || to.write_all(&chunk).await.is_err() {
+                return;
+            }
+        }
+        let _ = to.shutdown().await;
+    };
+    tokio::join!(read, write);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A server that sends back what it gets, and a connection to it through a proxy.
+    async fn echo() -> (Proxy, TcpStream) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("bound");
+        let target = listener.local_addr().expect("an address");
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                tokio::spawn(async move {
+                    let (mut from, mut to) = stream.split();
+                    let _ = tokio::io::copy(&mut from, &mut to).await;
+                });
+            }
+        });
+        let proxy = Proxy::start(target).await.expect("started");
+        let stream = TcpStream::connect(proxy.address()).await.expect("connected");
+        (proxy, stream)
+    }
+
+    async fn round_trip(stream: &mut TcpStream, text: &str) -> io::Result<()> {
+        stream.write_all(text.as_bytes()).await?;
+        let mut back = vec![0; text.len()];
+        stream.read_exact(&mut back).await?;
+        assert_eq!(back, text.as_bytes());
+        Ok(())
+    }
+
+    #[tokio::test]
+    async fn passes_and_passes_the_end_on() {
+        let (_proxy, mut stream) = echo().await;
+        round_trip(&mut stream, "hello").await.expect("passed");
+        stream.shutdown().await.expect("shut down");
+        assert_eq!(stream.read(&mut [0; 8]).await.expect("an end"), 0);
+    }
+
+    #[tokio::test]
+    async fn cut_breaks_old_and_new_connections_until_resumed() {
+        let (proxy, mut stream) = echo().await;
+        round_trip(&mut stream, "hello").await.expect("passed");
+        proxy.cut();
+        assert!(!matches!(stream.read(&mut [0; 8]).await, Ok(1..)));
+        let mut new = TcpStream::connect(proxy.address()).await.expect("the kernel takes it");
+        assert!(round_trip(&mut new, "hello").await.is_err());
+        proxy.resume();
+        let mut new = TcpStream::connect(proxy.address()).await.expect("connected");
+        round_trip(&mut new, "again").await.expect("passed");
+    }
+
+    #[tokio::test]
+    async fn a_black_hole_holds_and_gives_back() {
+        let (proxy, mut stream) = echo().await;
+        round_trip(&mut stream, "hello").await.expect("passed");
+        proxy.black_hole();
+        stream.write_all(b"held").await.expect("taken");
+        let mut back = [0; 4];
+        let silence = tokio::time::timeout(Duration::from_millis(200), stream.read_exact(&mut back)).await;
+        assert!(silence.is_err(), "nothing comes through");
+        proxy.resume();
+        stream.read_exact(&mut back).await.expect("it comes through");
+        assert_eq!(&back, b"held");
+    }
+
+    #[tokio::test]
+    async fn a_delay_holds_each_direction() {
+        let (proxy, mut stream) = echo().await;
+        proxy.delay(Duration::from_millis(100));
+        let began = Instant::now();
+        round_trip(&mut stream, "hello").await.expect("passed");
+        assert!(began.elapsed() >= Duration::from_millis(200));
+    }
+}

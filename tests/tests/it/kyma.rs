@@ -1,0 +1,207 @@
+//! The Kyma reconcile on real control planes (`acceptance.md` 35, 38, 41-46, 48, and C4 "status stable when idle").
+
+use anyhow::{Context as _, Result, ensure};
+use kube::{
+    ResourceExt as _,
+    api::{DeleteParams, Patch, PatchParams},
+};
+use serde_json::json;
+use tidewatch_shared::{
+    api::State,
+    names::{annotation, finalizer, label},
+};
+use tidewatch_tests::landscape::until;
+
+use crate::support::{One, is_canary, module};
+
+const KEDA: (&str, &str, &str) = ("keda", "1.0.0", "1.1.0");
+
+#[tokio::test]
+async fn a_selected_module_becomes_a_manifest_and_a_deselected_one_goes() -> Result<()> {
+    let one = One::start("select", &[KEDA]).await?;
+    one.skr_status("an empty Kyma that is ready", |status| status.state() == State::Ready).await?;
+    one.runtime.select(&["keda"]).await?;
+    let status = one.skr_status("the module", |status| module(status, "keda").is_some()).await?;
+    let keda = module(&status, "keda").context("the module")?;
+    // Nobody installs it yet, and the status does not say otherwise.
+    assert_eq!(
+        (keda.state, keda.version.as_deref(), keda.channel.as_deref()),
+        (State::Processing, Some("1.0.0"), Some("regular"))
+    );
+    assert_eq!(keda.manifest, None);
+    let status = one.kcp_status("the module", |status| module(status, "keda").is_some()).await?;
+    assert_eq!(status.state(), State::Processing);
+
+    let manifests = one.manifests().await?;
+    let [manifest] = &manifests[..] else { anyhow::bail!("one Manifest, not {}", manifests.len()) };
+    assert_eq!(
+        module(&status, "keda").and_then(|keda| keda.manifest.as_ref()?.metadata.as_ref()?.name.clone()),
+        Some(manifest.name_any())
+    );
+    assert_eq!(manifest.labels()[label::MODULE_NAME], "keda");
+    assert_eq!(manifest.labels()[label::CHANNEL], "regular");
+    assert_eq!(manifest.spec.version.as_deref(), Some("1.0.0"));
+    assert_eq!(manifest.spec.install.source["type"], "oci-dir");
+    assert_eq!(manifest.spec.resource().context("the default CR")?["kind"], "Sample");
+    assert!(manifest.owner_references().iter().any(|owner| owner.kind == "Kyma" && owner.name == one.runtime.name()));
+
+    one.runtime.select(&[]).await?;
+    let status = one.skr_status("the module to go", |status| module(status, "keda").is_none()).await?;
+    assert_eq!(status.state(), State::Ready);
+    assert!(one.manifests().await?.is_empty());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_moved_channel_moves_its_followers() -> Result<()> {
+    let one = One::start("channel", &[KEDA, ("warden", "2.0.0", "2.1.0")]).await?;
+    let modules = json!([{"name": "keda"}, {"name": "warden", "channel": "fast"}]);
+    one.runtime.patch_kyma(&json!({"spec": {"modules": modules}})).await?;
+    let version = |name: &'static str, version: &'static str| {
+        move |status: &tidewatch_shared::api::KymaStatus| {
+            module(status, name).and_then(|module| module.version.as_deref()) == Some(version)
+        }
+    };
+    one.skr_status("both modules", |status| version("keda", "1.0.0")(status) && version("warden", "2.1.0")(status))
+        .await?;
+    one.landscape.write_channels("keda", &[("regular", "1.1.0"), ("fast", "1.1.0")]).await?;
+    let status = one.skr_status("the new version", version("keda", "1.1.0")).await?;
+    assert!(version("warden", "2.1.0")(&status));
+    // 43: a downgrade is refused, what runs stays, and the message says why.
+    one.landscape.write_channels("keda", &[("regular", "1.0.0"), ("fast", "1.1.0")]).await?;
+    let status = one
+        .skr_status("the refusal", |status| module(status, "keda").is_some_and(|keda| keda.state == State::Warning))
+        .await?;
+    let keda = module(&status, "keda").context("the module")?;
+    assert_eq!(keda.version.as_deref(), Some("1.1.0"));
+    assert!(keda.message.is_some(), "{keda:?}");
+    let versions: Vec<_> = one.manifests().await?.into_iter().filter_map(|manifest| manifest.spec.version).collect();
+    assert!(versions.contains(&"1.1.0".to_owned()) && !versions.contains(&"1.0.0".to_owned()), "{versions:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_cannot_be_resolved_is_an_error_of_that_module_alone() -> Result<()> {
+    let one = One::start("unresolved", &[KEDA]).await?;
+    one.landscape.write_channels("nowhere", &[("regular", "9.9.9")]).await?;
+    let modules = json!([
+        {"name": "keda"}, {"name": "unknown"}, {"name": "nowhere"}, {"name": "keda-fixed", "version": "1.0.0"},
+    ]);
+    one.runtime.patch_kyma(&json!({"spec": {"modules": modules}})).await?;
+    let status = one.skr_status("all four modules", |status| status.modules().len() == 4).await?;
+    assert_eq!(status.state(), State::Error);
+    let names: Vec<_> = status.modules().iter().map(|module| module.name.as_str()).collect();
+    assert_eq!(names, ["keda", "keda-fixed", "nowhere", "unknown"], "sorted by name");
+    assert_eq!(module(&status, "keda").map(|keda| keda.state), Some(State::Processing));
+    for (name, word) in [("unknown", "ModuleReleaseMeta"), ("nowhere", "9.9.9"), ("keda-fixed", "version")] {
+        let failed = module(&status, name).context("a module")?;
+        let message = failed.message.as_deref().unwrap_or_default();
+        assert!(matches!(failed.state, State::Error | State::Warning) && message.contains(word), "{failed:?}");
+    }
+    assert_eq!(one.manifests().await?.len(), 1);
+    // A channel that the module has not, and back.
+    one.runtime.patch_kyma(&json!({"spec": {"modules": [{"name": "keda", "channel": "rapid"}]}})).await?;
+    let failed = |status: &tidewatch_shared::api::KymaStatus| {
+        module(status, "keda").is_some_and(|keda| keda.state == State::Error)
+    };
+    one.skr_status("the unknown channel", |status| status.modules().len() == 1 && failed(status)).await?;
+    assert_eq!(one.manifests().await?.len(), 1, "a lookup that failed uninstalls nothing");
+    one.runtime.patch_kyma(&json!({"spec": {"modules": [{"name": "keda", "channel": "fast"}]}})).await?;
+    one.skr_status("the module again", |status| !failed(status) && status.state() == State::Processing).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_kyma_with_the_skip_label_is_frozen_until_the_label_goes() -> Result<()> {
+    let one = One::start("skip", &[KEDA]).await?;
+    one.skr_status("readiness", |status| status.state() == State::Ready).await?;
+    let kymas = one.kcp_kymas().await?;
+    let labelled = |value: serde_json::Value| json!({"metadata": {"labels": {label::SKIP_RECONCILIATION: value}}});
+    kymas.patch(one.runtime.name(), &PatchParams::default(), &Patch::Merge(labelled(json!("True")))).await?;
+    one.quiet().await?;
+    let mark = one.runtime.cluster().audit_mark()?;
+    one.runtime.select(&["keda"]).await?;
+    let writes = one.after_canaries(mark, 4).await?;
+    let ours: Vec<_> =
+        writes.iter().filter(|write| write.user.starts_with("system:serviceaccount:kube-system:")).collect();
+    assert!(ours.is_empty(), "{ours:?}");
+    assert!(one.manifests().await?.is_empty());
+    kymas.patch(one.runtime.name(), &PatchParams::default(), &Patch::Merge(labelled(json!(null)))).await?;
+    one.skr_status("the module", |status| module(status, "keda").is_some()).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_users_selection_survives_the_deletion_of_the_runtimes_kyma() -> Result<()> {
+    let one = One::start("survive", &[KEDA]).await?;
+    one.runtime.patch_kyma(&json!({"spec": {"channel": "fast", "modules": [{"name": "keda"}]}})).await?;
+    one.skr_status("the module", |status| module(status, "keda").is_some()).await?;
+    until("the accepted spec in KCP", async || {
+        let kyma = one.runtime.kcp_kyma().await?.context("the Kyma")?;
+        Ok(kyma.annotations().get(annotation::ACCEPTED_SPEC).filter(|spec| spec.contains("keda")).cloned())
+    })
+    .await?;
+    let before = one.runtime.skr_kyma().await?.context("the Kyma")?;
+    let api =
+        kube::Api::<tidewatch_shared::api::Kyma>::namespaced(one.runtime.cluster().client().await?, "kyma-system");
+    api.delete("default", &DeleteParams::default()).await?;
+    let after = until("the Kyma to come back", async || {
+        Ok(one.runtime.skr_kyma().await?.filter(|kyma| kyma.uid() != before.uid()))
+    })
+    .await?;
+    assert_eq!((after.spec.channel.as_str(), after.spec.modules()), ("fast", before.spec.modules()));
+    assert_eq!(one.manifests().await?.len(), 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_deleted_kyma_takes_everything_along_and_goes_last() -> Result<()> {
+    let one = One::start("deletion", &[KEDA]).await?;
+    one.runtime.select(&["keda"]).await?;
+    one.skr_status("the module", |status| module(status, "keda").is_some()).await?;
+    // Somebody else holds the Manifest, as the module's operator would.
+    let [manifest] = &one.manifests().await?[..] else { anyhow::bail!("one Manifest") };
+    let manifests = kube::Api::<tidewatch_shared::api::Manifest>::namespaced(
+        one.landscape.kcp().client().await?,
+        one.landscape.namespace(),
+    );
+    let held = |finalizers: serde_json::Value| Patch::Merge(json!({"metadata": {"finalizers": finalizers}}));
+    manifests.patch(&manifest.name_any(), &PatchParams::default(), &held(json!(["example.test/held"]))).await?;
+    let kymas = one.kcp_kymas().await?;
+    ensure!(kymas.get(one.runtime.name()).await?.finalizers().iter().any(|name| name == finalizer::KYMA));
+    kymas.delete(one.runtime.name(), &DeleteParams::default()).await?;
+    let blocked = |status: &tidewatch_shared::api::KymaStatus| {
+        let operation = status.last_operation.as_ref().map(|last| last.operation.as_str()).unwrap_or_default();
+        status.state() == State::Deleting && operation.contains("waiting for modules to be deleted")
+    };
+    one.kcp_status("what blocks", blocked).await?;
+    one.skr_status("what blocks", blocked).await?;
+    assert!(one.runtime.skr_kyma().await?.is_some(), "the user sees what blocks");
+    manifests.patch(&manifest.name_any(), &PatchParams::default(), &held(json!([]))).await?;
+    until("the Kyma in KCP to go", async || Ok(one.runtime.kcp_kyma().await?.is_none().then_some(()))).await?;
+    let client = one.runtime.cluster().client().await?;
+    let crds =
+        kube::Api::<k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition>::all(
+            client,
+        );
+    let left: Vec<_> = crds.list(&Default::default()).await?.items.into_iter().map(|crd| crd.name_any()).collect();
+    assert!(!left.iter().any(|name| name.ends_with("operator.kyma-project.io")), "{left:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_idle_landscape_writes_the_canary_and_nothing_else() -> Result<()> {
+    let one = One::start("idle", &[KEDA]).await?;
+    one.runtime.select(&["keda"]).await?;
+    one.skr_status("the module", |status| module(status, "keda").is_some()).await?;
+    one.quiet().await?;
+    let marks = (one.landscape.kcp().audit_mark()?, one.runtime.cluster().audit_mark()?);
+    let writes = one.after_canaries(marks.1, 8).await?;
+    let others: Vec<_> = writes.iter().filter(|write| !is_canary(write)).collect();
+    assert!(others.is_empty(), "{others:?}");
+    let receiver = format!("system:serviceaccount:{}:", one.landscape.namespace());
+    let in_kcp = one.landscape.kcp().writes_since(marks.0)?;
+    let in_kcp: Vec<_> = in_kcp.iter().filter(|write| write.user.starts_with(&receiver)).collect();
+    assert!(in_kcp.is_empty(), "{in_kcp:?}");
+    Ok(())
+}

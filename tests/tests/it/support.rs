@@ -1,0 +1,129 @@
+//! What the tests of whole landscapes share.
+
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+use kube::{Api, api::ListParams};
+use tidewatch_shared::{
+    api::{Kyma, KymaStatus, Manifest, ModuleStatus},
+    names::label,
+};
+use tidewatch_tests::{
+    bed,
+    control_plane::audit::Write,
+    landscape::{Landscape, Options, Runtime, until},
+};
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+/// A landscape with one runtime and its agent.
+pub(crate) struct One {
+    pub(crate) runtime: Runtime,
+    pub(crate) landscape: Arc<Landscape>,
+    _turn: SemaphorePermit<'static>,
+}
+
+/// Landscapes that run at the same time: each is three processes and an API server, and the machine may have two cores.
+static TURNS: Semaphore = Semaphore::const_new(3);
+
+/// Heartbeats come every second, so that what waits for one does not take long.
+pub(crate) fn quick() -> Options {
+    Options {
+        heartbeat_seconds: 1,
+        stamps: true,
+        log: "info,kube_client=error,tidewatch_receiver=debug,tidewatch_agent=debug".into(),
+        ..Options::default()
+    }
+}
+
+impl One {
+    /// Starts it; the name is that of the namespace in KCP and of the runtime.
+    pub(crate) async fn start(name: &str, modules: &[(&str, &str, &str)]) -> Result<Self> {
+        let this = Self::without_agent(name, modules).await?;
+        this.runtime.start_agent().await?;
+        until("the Kyma in the runtime", async || this.runtime.skr_kyma().await).await?;
+        Ok(this)
+    }
+
+    /// The same, with the receiver alone.
+    pub(crate) async fn without_agent(name: &str, modules: &[(&str, &str, &str)]) -> Result<Self> {
+        tidewatch_tests::install_crypto();
+        let turn = TURNS.acquire().await?;
+        let bed = bed::shared().await?;
+        let (kcp, cluster) = tokio::try_join!(bed.kcp(), bed.runtime(name))?;
+        let landscape = Arc::new(Landscape::prepare(kcp, name, quick()).await?);
+        for (module, regular, fast) in modules {
+            landscape.write_module(module, regular, fast).await?;
+        }
+        landscape.start_receiver().await?;
+        let runtime = landscape.register(cluster).await?;
+        Ok(Self { runtime, landscape, _turn: turn })
+    }
+
+    /// Waits until the status of the runtime's Kyma is as expected, and returns it.
+    pub(crate) async fn skr_status(&self, what: &str, expected: impl Fn(&KymaStatus) -> bool) -> Result<KymaStatus> {
+        until(&format!("{what} in the runtime"), async || {
+            Ok(self.runtime.skr_kyma().await?.and_then(|kyma| kyma.status).filter(&expected))
+        })
+        .await
+    }
+
+    /// Waits until the status of the KCP Kyma is as expected, and returns it.
+    pub(crate) async fn kcp_status(&self, what: &str, expected: impl Fn(&KymaStatus) -> bool) -> Result<KymaStatus> {
+        until(&format!("{what} in KCP"), async || {
+            Ok(self.runtime.kcp_kyma().await?.and_then(|kyma| kyma.status).filter(&expected))
+        })
+        .await
+    }
+
+    /// The Manifests of the runtime in KCP.
+    pub(crate) async fn manifests(&self) -> Result<Vec<Manifest>> {
+        let api = Api::<Manifest>::namespaced(self.landscape.kcp().client().await?, self.landscape.namespace());
+        let mine = ListParams::default().labels(&format!("{}={}", label::KYMA_NAME, self.runtime.name()));
+        Ok(api.list(&mine).await?.items)
+    }
+
+    /// The Kymas of this landscape in KCP, to write as its operator.
+    pub(crate) async fn kcp_kymas(&self) -> Result<Api<Kyma>> {
+        Ok(Api::namespaced(self.landscape.kcp().client().await?, self.landscape.namespace()))
+    }
+
+    /// Waits until nothing is written any more: no write of ours in the runtime, other than the canary, between two canaries in a row.
+    pub(crate) async fn quiet(&self) -> Result<()> {
+        until("the runtime to be quiet", async || {
+            let mark = self.runtime.cluster().audit_mark()?;
+            let writes = self.after_canaries(mark, 3).await?;
+            Ok(writes.iter().all(is_canary).then_some(()))
+        })
+        .await
+    }
+
+    /// Waits for so many canaries, which prove that the agent is alive, and returns all writes to the runtime since the mark.
+    pub(crate) async fn after_canaries(
+        &self,
+        mark: tidewatch_tests::control_plane::audit::Mark,
+        canaries: usize,
+    ) -> Result<Vec<Write>> {
+        until("the agent's canary", async || {
+            let writes: Vec<_> = self.runtime.cluster().writes_since(mark)?;
+            let writes: Vec<_> = writes.into_iter().filter(|write| !write.is_kubernetes_own()).collect();
+            Ok((writes.iter().filter(|write| is_canary(write)).count() >= canaries).then_some(writes))
+        })
+        .await
+    }
+}
+
+/// Whether a write is the agent's renewal of its Lease.
+pub(crate) fn is_canary(write: &Write) -> bool {
+    write.resource == "leases" && write.name == "tidewatch-agent"
+}
+
+/// The status of one module.
+pub(crate) fn module<'a>(status: &'a KymaStatus, name: &str) -> Option<&'a ModuleStatus> {
+    status.modules().iter().find(|module| module.name == name)
+}
+
+/// The message of a condition.
+pub(crate) fn condition(status: &KymaStatus, type_: &str) -> Result<(bool, String)> {
+    let condition = status.condition(type_).with_context(|| format!("the condition {type_}"))?;
+    Ok((condition.is_true(), condition.message.clone()))
+}
