@@ -78,7 +78,7 @@ struct App {
 /// [`Run`].
 pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Run> {
     let cluster = |error| Run::Cluster(Box::new(error));
-    let api = Cluster::load(config.kubeconfig.as_deref()).await.map_err(cluster)?;
+    let api = Cluster::load(config.kubeconfig.as_deref()).map_err(cluster)?;
     let lane = api.lane(0).map_err(cluster)?;
     let (metrics, readiness, sightings) = (Metrics::default(), Readiness::default(), Sightings::default());
     let mut app = App { config, cluster: api, lane, metrics, readiness, sightings, tasks: JoinSet::new() };

@@ -11,7 +11,7 @@ pub use crate::link::{Endpoint, ParseEndpoint};
 #[derive(Clone, Debug, Parser)]
 #[command(name = "tidewatch-agent", version)]
 pub struct Config {
-    /// Kubeconfig of the cluster to watch; without it, the pod's own account
+    /// Kubeconfig (in JSON) of the cluster to watch; without it, the pod's own account
     #[arg(long, env = "TIDEWATCH_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 

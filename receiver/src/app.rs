@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{config::Config, gateway::Gateway, hub::Hub, telemetry};
 
 /// The gateway answers in microseconds and never waits for work: two threads carry what one control plane can ask for.
-const GATEWAY_THREADS: usize = 2;
+const GATEWAY_THREADS: usize = 1;
 /// After a signal: what is at work may end within this time.
 const DRAIN: Duration = Duration::from_secs(20);
 
@@ -53,8 +53,9 @@ async fn serve(config: Config, gateway: &Runtime) -> Result<()> {
 
     let (settings, tls, hub, metrics) = (built.gateway, built.tls, built.hub.clone(), built.gateway_metrics);
     let event_address = listen(gateway, settings, tls, hub, metrics, &shutdown, &mut tasks).await?;
-    built.follow.start(built.writers, &built.readiness, &mut tasks);
-    let workers = workers::Workers::start(&built.context, &built.hub, config.concurrency, &shutdown);
+    let synced = CancellationToken::new();
+    built.follow.start(built.writers, &built.readiness, synced.clone(), &mut tasks);
+    let workers = workers::Workers::start(&built.context, &built.hub, config.concurrency, &synced, &shutdown);
     let probes = telemetry::Probes::bind(config.metrics_address, built.metrics, built.readiness).await?;
     let metrics_address = probes.address();
     let stop = shutdown.clone();

@@ -293,3 +293,8 @@ impl Hub {
 fn rfc3339(unix_seconds: i64) -> String {
     jiff::Timestamp::from_second(unix_seconds).unwrap_or(jiff::Timestamp::UNIX_EPOCH).to_string()
 }
+
+#[cfg(test)]
+mod model;
+#[cfg(test)]
+mod tests;

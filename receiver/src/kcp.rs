@@ -29,6 +29,7 @@ use tidewatch_shared::{
     plan::Plan,
 };
 use tokio::{sync::Notify, task::JoinSet};
+use tokio_util::sync::CancellationToken;
 
 pub use metrics::Metrics;
 pub use wakes::Rooms;
@@ -103,31 +104,37 @@ pub struct Follow {
 
 impl Follow {
     /// Starts one watch per kind and the upkeep of Watchers. Each runs until the set is dropped; each holds a readiness guard until it
-    /// has listed.
-    pub fn start(self, writers: Writers, readiness: &Readiness, tasks: &mut JoinSet<&'static str>) {
+    /// has listed. `synced` is cancelled when all have.
+    pub fn start(
+        self,
+        writers: Writers,
+        readiness: &Readiness,
+        synced: CancellationToken,
+        tasks: &mut JoinSet<&'static str>,
+    ) {
         let Self { client, namespace, kyma_selector, rooms, metrics } = self;
         let place = Place { client: client.clone(), namespace: namespace.clone(), metrics };
         let wakes = wakes::Wakes::new(rooms.clone(), Arc::new(Notify::new()));
-        let synced = follow::Gate::new(readiness, rooms.hub.clone());
+        let gate = follow::Gate::new(readiness, rooms.hub.clone(), synced);
         let Writers { kymas, templates, release_metas, manifests, watchers, secrets } = writers;
         let everything = watcher::Config::default();
         // Watchers and Secrets first: a Kyma that is placed finds its plan and its access.
-        place.follow("watchers", watchers, everything.clone(), synced.guard("watchers"), wakes.watchers(), tasks);
+        place.follow("watchers", watchers, everything.clone(), gate.guard("watchers"), wakes.watchers(), tasks);
         let labelled = everything.clone().labels(label::KYMA_NAME);
-        place.follow("secrets", secrets, labelled, synced.guard("secrets"), wakes.secrets(), tasks);
+        place.follow("secrets", secrets, labelled, gate.guard("secrets"), wakes.secrets(), tasks);
         place.follow(
             "moduletemplates",
             templates,
             everything.clone(),
-            synced.guard("moduletemplates"),
+            gate.guard("moduletemplates"),
             wakes.templates(),
             tasks,
         );
-        let guard = synced.guard("modulereleasemetas");
+        let guard = gate.guard("modulereleasemetas");
         place.follow("modulereleasemetas", release_metas, everything.clone(), guard, wakes.release_metas(), tasks);
-        place.follow("manifests", manifests, everything.clone(), synced.guard("manifests"), wakes.manifests(), tasks);
+        place.follow("manifests", manifests, everything.clone(), gate.guard("manifests"), wakes.manifests(), tasks);
         let selected = everything.labels(&kyma_selector);
-        place.follow("kymas", kymas, selected, synced.guard("kymas"), wakes.kymas(), tasks);
+        place.follow("kymas", kymas, selected, gate.guard("kymas"), wakes.kymas(), tasks);
         tasks.spawn(watchers::run(client, namespace, rooms, wakes.watchers_changed()));
     }
 }

@@ -1,9 +1,9 @@
 //! What can go wrong with one request, and what is asked for in it.
 
-use std::time::Duration;
+use std::{error::Error, time::Duration};
 
 use http::StatusCode;
-use thiserror::Error;
+use thiserror::Error as ThisError;
 
 /// Which form of objects is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,12 +29,12 @@ impl Accept {
 }
 
 /// Why a request has no answer that is of use.
-#[derive(Debug, Error)]
+#[derive(Debug, ThisError)]
 pub(crate) enum Call {
     #[error("the request could not be written")]
     Request(#[source] http::Error),
     #[error("the API server could not be reached")]
-    Send(#[source] Box<kube::Error>),
+    Send(#[source] Box<dyn Error + Send + Sync>),
     #[error("the API server answered {status}")]
     Status {
         status: StatusCode,
@@ -42,7 +42,7 @@ pub(crate) enum Call {
         retry_after: Option<Duration>,
     },
     #[error("the API server's answer broke off")]
-    Body(#[source] Box<kube::Error>),
+    Body(#[source] Box<dyn Error + Send + Sync>),
     #[error("the API server's answer has more than {limit} bytes")]
     TooLarge { limit: usize },
     #[error("the API server did not answer in time")]

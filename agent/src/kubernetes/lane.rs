@@ -1,10 +1,11 @@
 //! One connection's worth of requests.
 
-use std::time::Duration;
+use std::{error::Error, sync::Arc, time::Duration};
 
+use bytes::Bytes;
+use futures::future::BoxFuture;
 use http::{HeaderMap, Method, Request, Response, header};
-use http_body_util::BodyExt;
-use kube::{Client, client::Body};
+use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
 use tokio::time::timeout;
 
 use super::{Accept, Call};
@@ -16,14 +17,26 @@ const BODY_DEADLINE: Duration = Duration::from_secs(30);
 /// Bytes of an answer to a write.
 const WRITE_ANSWER: usize = 256 << 10;
 
+/// Any error of a transport.
+pub(super) type BoxError = Box<dyn Error + Send + Sync>;
+
+/// The body of an answer, read piece by piece.
+pub(crate) type Body = UnsyncBoxBody<Bytes, BoxError>;
+
+/// What carries requests: HTTPS, or a script in tests.
+pub(crate) trait Transport: Send + Sync {
+    /// Sends a request whose address is a path, and waits for the head of its answer.
+    fn send(&self, request: Request<Full<Bytes>>) -> BoxFuture<'static, Result<Response<Body>, BoxError>>;
+}
+
 /// A client with deadlines and limits; clones share its connection.
 #[derive(Clone)]
-pub(crate) struct Lane(Client);
+pub(crate) struct Lane(Arc<dyn Transport>);
 
 impl Lane {
-    /// Takes a client whose transport sets no deadlines of its own.
-    pub(crate) const fn new(client: Client) -> Self {
-        Self(client)
+    /// Takes a transport that sets no deadlines of its own.
+    pub(crate) fn new(transport: impl Transport + 'static) -> Self {
+        Self(Arc::new(transport))
     }
 
     /// Reads a whole answer of at most `limit` bytes.
@@ -34,7 +47,7 @@ impl Lane {
 
     /// Opens an answer that is read piece by piece.
     pub(crate) async fn open(&self, path: &str, accept: Accept) -> Result<Body, Call> {
-        let request = Self::request(Method::GET, path, accept).body(Body::empty()).map_err(Call::Request)?;
+        let request = Self::request(Method::GET, path, accept).body(Full::default()).map_err(Call::Request)?;
         Ok(self.send(request).await?.into_body())
     }
 
@@ -42,7 +55,7 @@ impl Lane {
     pub(crate) async fn merge_patch(&self, path: &str, patch: Vec<u8>) -> Result<Vec<u8>, Call> {
         let request = Self::request(Method::PATCH, path, Accept::Metadata)
             .header(header::CONTENT_TYPE, "application/merge-patch+json")
-            .body(Body::from(patch))
+            .body(Full::from(patch))
             .map_err(Call::Request)?;
         let answer = self.send(request).await?;
         read(answer.into_body(), WRITE_ANSWER).await
@@ -58,9 +71,9 @@ impl Lane {
             .header(header::USER_AGENT, concat!("tidewatch-agent/", env!("CARGO_PKG_VERSION")))
     }
 
-    async fn send(&self, request: Request<Body>) -> Result<Response<Body>, Call> {
+    async fn send(&self, request: Request<Full<Bytes>>) -> Result<Response<Body>, Call> {
         let sent = timeout(HEAD_DEADLINE, self.0.send(request)).await.map_err(|_| Call::Deadline)?;
-        let answer = sent.map_err(|error| Call::Send(Box::new(error)))?;
+        let answer = sent.map_err(Call::Send)?;
         let status = answer.status();
         if status.is_success() {
             return Ok(answer);
@@ -73,7 +86,7 @@ async fn read(mut body: Body, limit: usize) -> Result<Vec<u8>, Call> {
     let collect = async {
         let mut bytes = Vec::new();
         while let Some(frame) = body.frame().await {
-            let Ok(data) = frame.map_err(|error| Call::Body(Box::new(error)))?.into_data() else { continue };
+            let Ok(data) = frame.map_err(Call::Body)?.into_data() else { continue };
             if bytes.len() + data.len() > limit {
                 return Err(Call::TooLarge { limit });
             }

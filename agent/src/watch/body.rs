@@ -2,11 +2,10 @@
 
 use http::StatusCode;
 use http_body_util::BodyExt;
-use kube::client::Body;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
 
-use crate::kubernetes::Call;
+use crate::kubernetes::{Body, Call};
 
 /// Bytes of one line of a watch: an object is at most 1.5 MiB in etcd, and its managed fields are part of that.
 const LINE_BYTES: usize = 2 << 20;
@@ -133,7 +132,7 @@ impl Lines {
             }
             scanned = self.buffer.len();
             let Some(frame) = self.body.frame().await else { return Ok(None) };
-            let Ok(data) = frame.map_err(|error| Call::Body(Box::new(error)))?.into_data() else { continue };
+            let Ok(data) = frame.map_err(Call::Body)?.into_data() else { continue };
             if scanned + data.len() > LINE_BYTES {
                 return Err(Call::TooLarge { limit: LINE_BYTES });
             }
@@ -144,11 +143,18 @@ impl Lines {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+    use http_body_util::Full;
+
     use super::*;
+
+    fn body(bytes: impl Into<Bytes>) -> Body {
+        Full::from(bytes.into()).map_err(Into::into).boxed_unsync()
+    }
 
     #[tokio::test]
     async fn lines_end_where_they_end_and_not_where_frames_do() {
-        let mut lines = Lines::new(Body::from(b"{\"a\":1}\n\n{}\nhalf".to_vec()));
+        let mut lines = Lines::new(body("{\"a\":1}\n\n{}\nhalf"));
         assert_eq!(lines.next().await.unwrap().unwrap(), b"{\"a\":1}");
         assert_eq!(lines.next().await.unwrap().unwrap(), b"");
         assert_eq!(lines.next().await.unwrap().unwrap(), b"{}");
@@ -157,7 +163,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_line_has_a_limit() {
-        let mut lines = Lines::new(Body::from(vec![b'x'; LINE_BYTES + 1]));
+        let mut lines = Lines::new(body(vec![b'x'; LINE_BYTES + 1]));
         assert!(matches!(lines.next().await, Err(Call::TooLarge { .. })));
     }
 

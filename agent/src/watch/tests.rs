@@ -1,21 +1,21 @@
 use std::{
     collections::VecDeque,
+    future::ready,
     sync::{Arc, Mutex},
 };
 
 use bytes::Bytes;
-use futures::{StreamExt, stream};
+use futures::{StreamExt, future::BoxFuture, stream};
 use http::{Request, Response, header};
 use http_body::Frame;
-use http_body_util::{BodyExt, StreamBody, combinators::UnsyncBoxBody};
-use kube::{Client, client::Body};
+use http_body_util::{BodyExt, Full, StreamBody};
 use serde_json::{Value, json};
 use tokio::{sync::mpsc, task::JoinHandle};
-use tower::BoxError;
 
 use super::*;
+use crate::kubernetes::{Body, Transport};
 
-type Answer = Response<UnsyncBoxBody<Bytes, BoxError>>;
+type Error = Box<dyn std::error::Error + Send + Sync>;
 
 /// What the API server does with one request.
 enum Reply {
@@ -33,16 +33,26 @@ enum Reply {
 struct Call(&'static str, Reply);
 
 /// The API server as a list of calls; an unexpected one is told like everything else that happens.
-fn lane(calls: Vec<Call>, told: mpsc::UnboundedSender<String>) -> Lane {
-    let calls = Arc::new(Mutex::new(VecDeque::from(calls)));
-    let service = tower::service_fn(move |request: Request<Body>| {
-        let (calls, told) = (calls.clone(), told.clone());
-        async move { Ok::<_, BoxError>(reply(&request, &calls, &told)) }
-    });
-    Lane::new(Client::new(service, "default"))
+struct Script {
+    calls: Mutex<VecDeque<Call>>,
+    told: mpsc::UnboundedSender<String>,
 }
 
-fn reply(request: &Request<Body>, calls: &Mutex<VecDeque<Call>>, told: &mpsc::UnboundedSender<String>) -> Answer {
+impl Transport for Script {
+    fn send(&self, request: Request<Full<Bytes>>) -> BoxFuture<'static, Result<Response<Body>, Error>> {
+        Box::pin(ready(Ok(reply(&request, &self.calls, &self.told))))
+    }
+}
+
+fn lane(calls: Vec<Call>, told: mpsc::UnboundedSender<String>) -> Lane {
+    Lane::new(Script { calls: Mutex::new(calls.into()), told })
+}
+
+fn reply(
+    request: &Request<Full<Bytes>>,
+    calls: &Mutex<VecDeque<Call>>,
+    told: &mpsc::UnboundedSender<String>,
+) -> Response<Body> {
     assert_eq!(request.headers()[header::ACCEPT_ENCODING], "identity");
     let path = request.uri().to_string();
     let Some(Call(expected, reply)) = calls.lock().unwrap().pop_front() else {
@@ -62,7 +72,7 @@ fn reply(request: &Request<Body>, calls: &Mutex<VecDeque<Call>>, told: &mpsc::Un
     }
 }
 
-fn answer(status: u16, frames: Vec<Bytes>, silence: bool) -> Answer {
+fn answer(status: u16, frames: Vec<Bytes>, silence: bool) -> Response<Body> {
     let frames = stream::iter(frames).map(|bytes| Ok(Frame::data(bytes)));
     let rest = if silence { stream::pending().left_stream() } else { stream::empty().right_stream() };
     let body = StreamBody::new(frames.chain(rest)).boxed_unsync();

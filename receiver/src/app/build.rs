@@ -84,6 +84,10 @@ pub(super) async fn build(config: &Config) -> Result<Built> {
         kyma::Context::new(client, stores, access, catalog, plan, settings, kyma::Metrics::register(registry));
     let mut gateway =
         gateway::Settings::new(config.event_address, config.authority.clone(), config.trust_domain.clone());
+    // A connection outlives a few heartbeats, or each would need a handshake.
+    let heartbeats = 3 * Duration::from_secs(config.heartbeat_seconds.into());
+    gateway.idle = gateway.idle.max(heartbeats);
+    gateway.max_age = gateway.max_age.max(2 * heartbeats);
     gateway.trust_revision = Some(server.trust_revision().to_owned());
     let gateway_metrics = gateway::Metrics::register(registry);
     Ok(Built {

@@ -17,10 +17,22 @@ use crate::{
 pub(super) struct Workers(Mutex<JoinSet<()>>);
 
 impl Workers {
-    pub(super) fn start(context: &Arc<Context>, hub: &Hub, count: u16, shutdown: &CancellationToken) -> Self {
+    pub(super) fn start(
+        context: &Arc<Context>,
+        hub: &Hub,
+        count: u16,
+        synced: &CancellationToken,
+        shutdown: &CancellationToken,
+    ) -> Self {
         let mut tasks = JoinSet::new();
         for _ in 0..count {
-            tasks.spawn(work(context.clone(), hub.clone(), shutdown.clone()));
+            let (context, hub, synced, shutdown) = (context.clone(), hub.clone(), synced.clone(), shutdown.clone());
+            tasks.spawn(async move {
+                // What a cache does not hold yet must not look as if it did not exist.
+                if shutdown.run_until_cancelled(synced.cancelled()).await.is_some() {
+                    work(context, hub, shutdown).await;
+                }
+            });
         }
         Self(Mutex::new(tasks))
     }

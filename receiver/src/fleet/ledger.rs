@@ -160,10 +160,11 @@ impl Ledger {
         }
     }
 
-    /// Per watch of which something was recorded; one that has left the plan counts as settled up to what is accepted.
+    /// Per watch of which something was recorded. One that has left the plan counts as settled, as far as anything of it was recorded:
+    /// what was refused since then is the agent's to send again.
     pub(super) fn settled(&self, planned: &Planned) -> Settled {
         let settled = |(name, marks): (&String, &Marks)| {
-            let settled = planned.works(name).map_or(self.run.accepted(), |_| marks.settled);
+            let settled = planned.works(name).map_or(marks.last.min(self.run.accepted()), |_| marks.settled);
             (settled > 0).then(|| (name.clone(), settled))
         };
         self.watches.iter().filter_map(settled).collect()

@@ -167,7 +167,7 @@ mod tests {
                 flawed(|p| p.failing = Some(("w".into(), Some("403".into())))),
                 Unproven::FailingWatch { watch: "w".into(), error: Some("403".into()) },
             ),
-            (flawed(|p| p.canary = Some(INTERVAL * 3)), Unproven::StaleCanary { age: Some(INTERVAL * 3 + S) }),
+            (flawed(|p| p.canary = Some(INTERVAL * 3 + S)), Unproven::StaleCanary { age: Some(INTERVAL * 3 + S + S) }),
             (flawed(|p| p.canary = None), Unproven::StaleCanary { age: None }),
         ] {
             assert_eq!(judge(Some(&pulse), early), PathState::Unknown, "{flaw:?}");

@@ -13,6 +13,7 @@ use kube::{
     },
 };
 use serde::de::DeserializeOwned;
+use tokio_util::sync::CancellationToken;
 
 use super::Metrics;
 use crate::{
@@ -22,6 +23,8 @@ use crate::{
 
 /// What a watch tells.
 pub(super) enum Change<'a, K> {
+    /// The object stood in the first list: it is nothing new, this process is.
+    Found(&'a K),
     /// The object is there, new, changed or listed again.
     Applied(&'a K),
     /// The object is gone, or is not selected any more.
@@ -39,17 +42,22 @@ pub(super) struct Watch<K> {
     pub(super) metrics: Metrics,
 }
 
-/// Opens when every kind has been listed once: only then may an event be placed, or an unknown runtime be called unknown.
+/// Opens when every kind has been listed once: only then may an event be placed, an unknown runtime be called unknown, or a
+/// Kyma be worked on; before, what is missing in a cache would look as if it did not exist.
 pub(super) struct Gate {
     readiness: Readiness,
     last: Arc<Last>,
 }
 
-struct Last(Hub);
+struct Last {
+    hub: Hub,
+    synced: CancellationToken,
+}
 
 impl Drop for Last {
     fn drop(&mut self) {
-        self.0.set_synced();
+        self.hub.set_synced();
+        self.synced.cancel();
     }
 }
 
@@ -60,8 +68,9 @@ pub(super) struct Guard {
 }
 
 impl Gate {
-    pub(super) fn new(readiness: &Readiness, hub: Hub) -> Self {
-        Self { readiness: readiness.clone(), last: Arc::new(Last(hub)) }
+    /// `synced` is cancelled when the gate opens.
+    pub(super) fn new(readiness: &Readiness, hub: Hub, synced: CancellationToken) -> Self {
+        Self { readiness: readiness.clone(), last: Arc::new(Last { hub, synced }) }
     }
 
     pub(super) fn guard(&self, kind: &'static str) -> Guard {
@@ -117,7 +126,10 @@ where
                 let before = reader.state();
                 writer.apply_watcher_event(&Event::InitDone);
                 let after = reader.state();
-                after.iter().for_each(|object| sink(Change::Applied(object)));
+                let first = gate.is_some();
+                after
+                    .iter()
+                    .for_each(|object| sink(if first { Change::Found(object) } else { Change::Applied(object) }));
                 let present: HashSet<_> = after.iter().map(|object| object.to_object_ref(())).collect();
                 let gone = before.iter().filter(|object| !present.contains(&object.to_object_ref(())));
                 gone.for_each(|object| sink(Change::Deleted(object)));

@@ -58,32 +58,36 @@ impl Wakes {
     pub(super) fn kymas(&self) -> impl FnMut(Change<'_, Kyma>) + Send + 'static + use<> {
         let rooms = self.rooms.clone();
         let mut essences = Essences::new();
-        move |change| match change {
-            Change::Applied(kyma) => {
-                let (key, now) = (key_of(kyma), Decided::of(kyma));
-                let Some(moved) = essences.apply(key.clone(), now.clone()) else { return };
-                let runtime = kyma.labels().get(label::RUNTIME_ID).and_then(|id| id.parse().ok());
-                rooms.hub.place(key.clone(), runtime, rooms.plan.load_full());
-                if moved == Moved::New {
-                    rooms.set_secrets(&key);
+        move |change| {
+            let found = matches!(change, Change::Found(_));
+            match change {
+                Change::Found(kyma) | Change::Applied(kyma) => {
+                    let (key, now) = (key_of(kyma), Decided::of(kyma));
+                    let Some(moved) = essences.apply(key.clone(), now.clone()) else { return };
+                    let runtime = kyma.labels().get(label::RUNTIME_ID).and_then(|id| id.parse().ok());
+                    rooms.hub.place(key.clone(), runtime, rooms.plan.load_full());
+                    if moved == Moved::New {
+                        // Its Secrets may have come before it.
+                        rooms.set_secrets(&key);
+                    }
+                    let works = match concern::kyma(&now, &moved) {
+                        concern::KymaMoved::Reconcile => Works::of(&[Work::Kyma]),
+                        concern::KymaMoved::Everything => Works::of(&[Work::Kyma, Work::Catalog]),
+                    };
+                    // A Kyma that was worked on before is only verified when this process begins.
+                    let known = kyma.status.as_ref().is_some_and(|status| status.state.is_some());
+                    let priority = if found && known { Priority::Verification } else { Priority::User };
+                    rooms.hub.want(&key, works, priority);
                 }
-                let works = match concern::kyma(&now, &moved) {
-                    concern::KymaMoved::Reconcile => Works::of(&[Work::Kyma]),
-                    concern::KymaMoved::Everything => Works::of(&[Work::Kyma, Work::Catalog]),
-                };
-                // A Kyma that was worked on before is only verified when this process first sees it.
-                let known = kyma.status.as_ref().is_some_and(|status| status.state.is_some());
-                let priority = if moved == Moved::New && known { Priority::Verification } else { Priority::User };
-                rooms.hub.want(&key, works, priority);
+                Change::Deleted(kyma) => {
+                    let key = key_of(kyma);
+                    essences.delete(&key);
+                    rooms.hub.remove(&key);
+                    rooms.access.remove(&key);
+                    rooms.catalog.forget(&key);
+                }
+                Change::Listed => {}
             }
-            Change::Deleted(kyma) => {
-                let key = key_of(kyma);
-                essences.delete(&key);
-                rooms.hub.remove(&key);
-                rooms.access.remove(&key);
-                rooms.catalog.forget(&key);
-            }
-            Change::Listed => {}
         }
     }
 
@@ -92,6 +96,10 @@ impl Wakes {
         let mut essences = Essences::new();
         move |change| {
             let template = match change {
+                Change::Found(template) => {
+                    essences.apply(key_of(template), Decided::of(template));
+                    return;
+                }
                 Change::Applied(template) if essences.apply(key_of(template), Decided::of(template)).is_some() => {
                     template
                 }
@@ -108,6 +116,10 @@ impl Wakes {
         let mut essences = Essences::new();
         move |change| {
             let (meta, now, old) = match change {
+                Change::Found(meta) => {
+                    essences.apply(key_of(meta), Release::of(meta));
+                    return;
+                }
                 Change::Applied(meta) => match essences.apply(key_of(meta), Release::of(meta)) {
                     Some(Moved::From(old)) => (meta, Some(Release::of(meta)), Some(old)),
                     Some(Moved::New) => (meta, Some(Release::of(meta)), None),
@@ -126,6 +138,10 @@ impl Wakes {
         let mut essences = Essences::new();
         move |change| {
             let manifest = match change {
+                Change::Found(manifest) => {
+                    essences.apply(key_of(manifest), manifest.resource_version());
+                    return;
+                }
                 Change::Applied(manifest) => {
                     // Status is what a Kyma waits for, so here every version counts.
                     essences.apply(key_of(manifest), manifest.resource_version()).map(|_| manifest)
@@ -146,8 +162,11 @@ impl Wakes {
         // Which Kyma a Secret was last seen to belong to: its label may move it from one to another.
         let mut owners = Essences::new();
         move |change| {
+            let found = matches!(change, Change::Found(_));
             let (secret, now) = match change {
-                Change::Applied(secret) => (secret, secret.labels().get(label::KYMA_NAME).cloned()),
+                Change::Found(secret) | Change::Applied(secret) => {
+                    (secret, secret.labels().get(label::KYMA_NAME).cloned())
+                }
                 Change::Deleted(secret) => (secret, None),
                 Change::Listed => return,
             };
@@ -158,7 +177,10 @@ impl Wakes {
                 owners.apply(key.clone(), now);
             }
             for kyma in concerned.into_iter().flatten() {
-                rooms.set_secrets(&KymaKey::new(key.namespace.clone(), kyma));
+                let kyma = KymaKey::new(key.namespace.clone(), kyma);
+                if rooms.set_secrets(&kyma) && !found {
+                    rooms.hub.want(&kyma, Works::of(&[Work::Kyma, Work::Catalog]), Priority::User);
+                }
             }
         }
     }
@@ -168,7 +190,9 @@ impl Wakes {
         let mut essences = Essences::new();
         move |change| {
             let moved = match change {
-                Change::Applied(watcher) => essences.apply(key_of(watcher), Decided::of(watcher)).is_some(),
+                Change::Found(watcher) | Change::Applied(watcher) => {
+                    essences.apply(key_of(watcher), Decided::of(watcher)).is_some()
+                }
                 Change::Deleted(watcher) => essences.delete(&key_of(watcher)).is_some(),
                 Change::Listed => true,
             };
@@ -192,19 +216,20 @@ impl Rooms {
         }
     }
 
-    /// Gives a Kyma its access Secrets as the cache has them. A changed access replaces the client at once, and everything that was
-    /// known about that runtime is read again.
-    fn set_secrets(&self, key: &KymaKey) {
+    /// Gives a Kyma its access Secrets as the cache has them, and tells whether that changed its access. A changed access replaces
+    /// the client at once, and everything that was known about that runtime is read again.
+    fn set_secrets(&self, key: &KymaKey) -> bool {
         let mine = |secret: &Secret| {
             secret.namespace().as_deref() == Some(&key.namespace)
                 && secret.labels().get(label::KYMA_NAME) == Some(&key.name)
         };
         let secrets = self.stores.secrets.state_filter(mine);
         let secrets: Vec<_> = secrets.iter().map(|secret| AccessSecret::from(secret.as_ref())).collect();
-        if self.access.set_secrets(key, &secrets) {
+        let changed = self.access.set_secrets(key, &secrets);
+        if changed {
             self.catalog.forget(key);
-            self.hub.want(key, Works::of(&[Work::Kyma, Work::Catalog]), Priority::User);
         }
+        changed
     }
 
     /// Replaces the plan of all runtimes; an equal one changes nothing.

@@ -9,6 +9,6 @@ pub(super) async fn answered(cluster: &Cluster) -> Result<f64> {
     let request = http::Request::get("/metrics").body(Vec::new())?;
     let page = cluster.client().await?.request_text(request).await?;
     let counts =
-        page.lines().filter(|line| line.starts_with("apiserver_request_total{") && !line.contains("resource=\"\""));
+        page.lines().filter(|line| line.starts_with("apiserver_request_total{") && !line.contains(",resource=\"\""));
     Ok(counts.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum())
 }

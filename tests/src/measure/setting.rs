@@ -87,7 +87,7 @@ impl Setting {
     pub(super) async fn settle(&self, objects: u32) -> Result<()> {
         until("the agent to hold all objects", async || {
             let (_, page) = self.runtime.with_agent(async |agent| agent.get("/metrics").await).await??;
-            let held = page.lines().filter(|line| line.starts_with("tidewatch_agent_watch_objects"));
+            let held = page.lines().filter(|line| line.starts_with("tidewatch_agent_objects "));
             let held: f64 = held.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum();
             Ok((held >= f64::from(objects)).then_some(()))
         })

@@ -43,7 +43,7 @@ async fn a_receiver_killed_between_accepted_and_settled_loses_nothing() -> Resul
     let unsettled = |page: &str| {
         let value = page
             .lines()
-            .find(|line| line.starts_with("tidewatch_agent_outbox_unsettled"))?
+            .find(|line| line.starts_with("tidewatch_agent_events_unsettled"))?
             .rsplit(' ')
             .next()?
             .parse::<f64>();

@@ -46,11 +46,16 @@ impl One {
 
     /// The same, with the receiver alone.
     pub(crate) async fn without_agent(name: &str, modules: &[(&str, &str, &str)]) -> Result<Self> {
+        Self::with(name, modules, quick()).await
+    }
+
+    /// The same, with the receiver alone, and with options.
+    pub(crate) async fn with(name: &str, modules: &[(&str, &str, &str)], options: Options) -> Result<Self> {
         tidewatch_tests::install_crypto();
         let turn = TURNS.acquire().await?;
         let bed = bed::shared().await?;
         let (kcp, cluster) = tokio::try_join!(bed.kcp(), bed.runtime(name))?;
-        let landscape = Arc::new(Landscape::prepare(kcp, name, quick()).await?);
+        let landscape = Arc::new(Landscape::prepare(kcp, name, options).await?);
         for (module, regular, fast) in modules {
             landscape.write_module(module, regular, fast).await?;
         }
