@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{config::Config, gateway::Gateway, hub::Hub, telemetry};
 
 /// The gateway answers in microseconds and never waits for work: two threads carry what one control plane can ask for.
-const GATEWAY_THREADS: usize = 1;
+const GATEWAY_THREADS: usize = 2;
 /// After a signal: what is at work may end within this time.
 const DRAIN: Duration = Duration::from_secs(20);
 

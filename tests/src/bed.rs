@@ -138,6 +138,14 @@ impl TestBed {
         &self.etcd
     }
 
+    /// Kills a runtime for good and makes room for another one. Its logs and data stay with the test bed; its name is not used again.
+    pub fn stop(&self, name: &str) {
+        let stopped = self.clusters.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
+        if let Some(cluster) = stopped.as_ref().and_then(|(_, slot)| slot.get()) {
+            cluster.kill();
+        }
+    }
+
     /// Keeps the folder whatever happens. For what fails without a panic.
     pub fn keep(&self) {
         self.folder.keep();

@@ -1,6 +1,7 @@
 //! The main job, shown: KCP and two runtimes, receiver and agents, a catalog of three modules, and four acts with a timeline each.
 
 mod acts;
+mod cli;
 mod observe;
 pub mod stamps;
 mod timeline;
@@ -20,6 +21,7 @@ use crate::{
     progress::{Step, say},
 };
 
+pub use cli::main;
 pub use timeline::Timeline;
 
 /// The namespace of the demo in KCP: the field's usual one.

@@ -2,6 +2,7 @@
 //! stable on shared machines.
 
 mod api_calls;
+mod cli;
 mod event_path;
 mod figure;
 mod idle;
@@ -9,6 +10,7 @@ mod setting;
 mod user_write;
 mod writer;
 
+pub use cli::main;
 pub use event_path::event_path;
 pub use figure::Figure;
 pub use idle::idle;

@@ -21,7 +21,8 @@ const SWEEP: Duration = Duration::from_secs(60);
 /// How much one runtime may ask.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Requests a second, in the long run. An agent has one events request in flight, and a heartbeat now and then.
+    /// Requests a second, in the long run. An agent has one events request in flight, so an object that changes all the time
+    /// makes a few hundred of them a second.
     pub per_second: u32,
     /// Requests at once, after a silence.
     pub burst: u32,
@@ -35,7 +36,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { per_second: 50, burst: 200, bytes_per_request: 16 << 10, in_flight: 4, runtimes: 50_000 }
+        Self { per_second: 200, burst: 400, bytes_per_request: 16 << 10, in_flight: 4, runtimes: 50_000 }
     }
 }
 

@@ -214,7 +214,8 @@ async fn a_receiver_works_only_on_the_kymas_that_it_selects() -> Result<()> {
     let selector = ["--kyma-selector", "example.test/shard=a"].map(str::to_owned).into();
     let one = One::with("selector", &[KEDA], Options { receiver: selector, ..quick() }).await?;
     // A second Kyma, selected, proves that this receiver works; the first one must stay as it was written.
-    let other = bed::shared().await?.runtime("selector-other").await?;
+    let bed = bed::shared().await?;
+    let other = bed.runtime("selector-other").await?;
     let other = one.landscape.register(other).await?;
     let kymas = one.kcp_kymas().await?;
     let label = |value: serde_json::Value| Patch::Merge(json!({"metadata": {"labels": {"example.test/shard": value}}}));
@@ -224,6 +225,7 @@ async fn a_receiver_works_only_on_the_kymas_that_it_selects() -> Result<()> {
     assert!(untouched.status.is_none() && untouched.finalizers().is_empty(), "{untouched:?}");
     kymas.patch(one.runtime.name(), &PatchParams::default(), &label(json!("a"))).await?;
     until("the runtime's Kyma", async || one.runtime.skr_kyma().await).await?;
+    bed.stop(other.name());
     Ok(())
 }
 
@@ -237,10 +239,12 @@ async fn a_paused_runtime_gets_its_changes_when_the_pause_ends() -> Result<()> {
     let mark = one.runtime.cluster().audit_mark()?;
     one.runtime.select(&["keda"]).await?;
     let writes = one.after_canaries(mark, 4).await?;
-    let ours: Vec<_> = writes.iter().filter(|write| write.user.starts_with("system:serviceaccount:kube-system:")).collect();
+    let ours: Vec<_> =
+        writes.iter().filter(|write| write.user.starts_with("system:serviceaccount:kube-system:")).collect();
     assert!(ours.is_empty(), "{ours:?}");
     let (_, page) = one.runtime.with_agent(async |agent| agent.get("/metrics").await).await??;
-    let unsettled = page.lines().find(|line| line.starts_with("tidewatch_agent_events_unsettled")).context("the metric")?;
+    let unsettled =
+        page.lines().find(|line| line.starts_with("tidewatch_agent_events_unsettled")).context("the metric")?;
     assert_ne!(unsettled.rsplit(' ').next(), Some("0"), "the event is kept");
     kymas.patch(one.runtime.name(), &PatchParams::default(), &pause(json!(null))).await?;
     one.skr_status("the module", |status| module(status, "keda").is_some()).await?;

@@ -9,7 +9,7 @@ use tidewatch_shared::{
     names::label,
 };
 use tidewatch_tests::{
-    bed,
+    bed::{self, TestBed},
     control_plane::audit::Write,
     landscape::{Landscape, Options, Runtime, until},
 };
@@ -19,6 +19,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 pub(crate) struct One {
     pub(crate) runtime: Runtime,
     pub(crate) landscape: Arc<Landscape>,
+    bed: &'static TestBed,
     _turn: SemaphorePermit<'static>,
 }
 
@@ -32,6 +33,12 @@ pub(crate) fn quick() -> Options {
         stamps: true,
         log: "info,kube_client=error,tidewatch_receiver=debug,tidewatch_agent=debug".into(),
         ..Options::default()
+    }
+}
+
+impl Drop for One {
+    fn drop(&mut self) {
+        self.bed.stop(self.runtime.name());
     }
 }
 
@@ -61,7 +68,7 @@ impl One {
         }
         landscape.start_receiver().await?;
         let runtime = landscape.register(cluster).await?;
-        Ok(Self { runtime, landscape, _turn: turn })
+        Ok(Self { runtime, landscape, bed, _turn: turn })
     }
 
     /// Waits until the status of the runtime's Kyma is as expected, and returns it.

@@ -1,0 +1,66 @@
+//! The command line of `cargo demo`: the main job on real control planes.
+
+use std::{io::Write as _, process::ExitCode};
+
+use clap::Parser;
+use serde_json::json;
+
+use super::Demo;
+use crate::progress::say;
+
+/// Starts KCP, two runtimes, receiver and agents, and shows what they do.
+#[derive(Parser)]
+struct Arguments {
+    /// Ends after the acts instead of staying up.
+    #[arg(long)]
+    once: bool,
+    /// Prints one line of JSON with the figures on stdout.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command. Not async, so that the code of its futures is made once, in this library.
+#[must_use]
+pub fn main() -> ExitCode {
+    crate::install_crypto();
+    let runtime = match tokio::runtime::Runtime::new() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            say(&format!("build the runtime: {error}"));
+            return ExitCode::FAILURE;
+        }
+    };
+    runtime.block_on(run())
+}
+
+async fn run() -> ExitCode {
+    match play(Arguments::parse()).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            say(&format!("{error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn play(arguments: Arguments) -> anyhow::Result<()> {
+    tokio::select! {
+        ended = show(&arguments) => ended,
+        interrupted = tokio::signal::ctrl_c() => Ok(interrupted?),
+    }
+}
+
+async fn show(arguments: &Arguments) -> anyhow::Result<()> {
+    let demo = Demo::start().await?;
+    let acts = demo.play().await?;
+    if arguments.json {
+        let mut line = json!({"figure": "demo", "acts": acts}).to_string();
+        line.push('\n');
+        std::io::stdout().write_all(line.as_bytes())?;
+    }
+    if !arguments.once {
+        say(&demo.invite().await?);
+        std::future::pending::<()>().await;
+    }
+    Ok(())
+}
