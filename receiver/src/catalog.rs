@@ -7,8 +7,6 @@
 pub mod desired;
 pub mod diff;
 mod error;
-#[cfg(test)]
-mod fake;
 mod metrics;
 mod runtime;
 pub mod selector;

@@ -22,8 +22,6 @@ mod metrics;
 mod peers;
 mod refusal;
 mod replay;
-#[cfg(test)]
-mod testing;
 
 use std::{hash::RandomState, net::SocketAddr, sync::Arc, time::Duration};
 

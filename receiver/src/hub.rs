@@ -295,6 +295,4 @@ fn rfc3339(unix_seconds: i64) -> String {
 }
 
 #[cfg(test)]
-mod model;
-#[cfg(test)]
 mod tests;

@@ -14,8 +14,6 @@ mod connector;
 pub mod kubeconfig;
 mod list;
 mod metrics;
-#[cfg(test)]
-mod test_bed;
 
 use std::{
     collections::HashMap,

@@ -82,13 +82,7 @@ pub(super) async fn build(config: &Config) -> Result<Built> {
     };
     let context =
         kyma::Context::new(client, stores, access, catalog, plan, settings, kyma::Metrics::register(registry));
-    let mut gateway =
-        gateway::Settings::new(config.event_address, config.authority.clone(), config.trust_domain.clone());
-    // A connection outlives a few heartbeats, or each would need a handshake.
-    let heartbeats = 3 * Duration::from_secs(config.heartbeat_seconds.into());
-    gateway.idle = gateway.idle.max(heartbeats);
-    gateway.max_age = gateway.max_age.max(2 * heartbeats);
-    gateway.trust_revision = Some(server.trust_revision().to_owned());
+    let gateway = gateway_settings(config, &server);
     let gateway_metrics = gateway::Metrics::register(registry);
     Ok(Built {
         gateway,
@@ -132,6 +126,17 @@ fn hub_settings(config: &Config) -> hub::Settings {
         slots: usize::from(config.concurrency),
         ..hub::Settings::default()
     }
+}
+
+fn gateway_settings(config: &Config, server: &ServerIdentity) -> gateway::Settings {
+    let mut gateway =
+        gateway::Settings::new(config.event_address, config.authority.clone(), config.trust_domain.clone());
+    // A connection outlives a few heartbeats, or each would need a handshake.
+    let heartbeats = 3 * Duration::from_secs(config.heartbeat_seconds.into());
+    gateway.idle = gateway.idle.max(heartbeats);
+    gateway.max_age = gateway.max_age.max(2 * heartbeats);
+    gateway.trust_revision = Some(server.trust_revision().to_owned());
+    gateway
 }
 
 /// Which life of the receiver this is: random, drawn at every start.

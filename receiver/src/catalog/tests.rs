@@ -1,5 +1,7 @@
 //! Catalog sync against a fake runtime.
 
+mod fake;
+
 use kube::runtime::{
     reflector::{self, Lookup, Store, store::Writer},
     watcher::Event,
@@ -11,7 +13,8 @@ use tidewatch_shared::{
     event::{Change, Object, Subject},
 };
 
-use super::{fake::Fake, *};
+use self::fake::Fake;
+use super::*;
 
 /// A control plane's catalog, a runtime, and the sync between them.
 struct Bed {

@@ -1,5 +1,7 @@
 //! Real TLS on loopback: who gets in, what is refused on the way, how connections end.
 
+pub(super) mod testing;
+
 use std::time::SystemTime;
 
 use bytes::Bytes;
@@ -25,10 +27,8 @@ use tokio::{
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
-use super::{
-    testing::{Agent, Recorder, Say, ca, domain, settings},
-    *,
-};
+use self::testing::{Agent, Recorder, Say, ca, domain, settings};
+use super::*;
 use crate::pki::{Ca, RUNTIME_VALIDITY, SERVER_VALIDITY, ServerIdentity};
 
 /// How long a test waits for what must come; only a failure reaches it.

@@ -1,3 +1,7 @@
+//! The hub as its callers see it, and the rules of the contract as a model.
+
+mod model;
+
 use std::collections::BTreeMap;
 
 use futures::FutureExt as _;

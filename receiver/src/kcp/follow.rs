@@ -8,7 +8,7 @@ use kube::{
     core::{DeserializeGuard, Resource},
     runtime::{
         WatchStreamExt,
-        reflector::{Lookup, ObjectRef, store::Writer},
+        reflector::{Lookup, ObjectRef, Store, store::Writer},
         watcher::{self, Event},
     },
 };
@@ -79,77 +79,89 @@ impl Gate {
 }
 
 /// Runs for ever; returns only if the stream ends, which it never should.
-pub(super) async fn follow<K>(
-    watch: Watch<K>,
-    mut writer: Writer<K>,
-    mut sink: impl FnMut(Change<'_, K>),
-) -> &'static str
+pub(super) async fn follow<K>(watch: Watch<K>, writer: Writer<K>, mut sink: impl FnMut(Change<'_, K>)) -> &'static str
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
 {
     let Watch { kind, api, config, gate, metrics } = watch;
-    let reader = writer.as_reader();
-    let mut gate = Some(gate);
+    let mut cache = Cache { kind, reader: writer.as_reader(), writer, gate: Some(gate), metrics };
     let mut stream = watcher::watcher(api, config).default_backoff().boxed();
     while let Some(event) = stream.next().await {
-        let event = match event {
-            Ok(event) => event,
+        match event {
+            Ok(event) => cache.take(event, &mut sink),
             Err(error) => {
-                metrics.failed(kind);
+                cache.metrics.failed(kind);
                 tracing::warn!(kind, error = &error as &dyn std::error::Error, "Watch of the control plane failed");
-                continue;
             }
-        };
-        // An object that cannot be read is named, counted, and stays as it was last readable: a mistake in one object
-        // must not look like its deletion.
-        let readable = |object: DeserializeGuard<K>| match object.0 {
+        }
+    }
+    kind
+}
+
+/// One cache with both its ends.
+struct Cache<K: Resource<DynamicType = ()> + Clone + 'static> {
+    kind: &'static str,
+    writer: Writer<K>,
+    reader: Store<K>,
+    /// Until the first list is complete.
+    gate: Option<Guard>,
+    metrics: Metrics,
+}
+
+impl<K: Resource<DynamicType = ()> + Clone + Debug + 'static> Cache<K> {
+    fn take(&mut self, event: Event<DeserializeGuard<K>>, sink: &mut impl FnMut(Change<'_, K>)) {
+        match event {
+            Event::Init => self.writer.apply_watcher_event(&Event::Init),
+            Event::InitApply(object) => {
+                if let Some(object) = self.readable(object) {
+                    self.writer.apply_watcher_event(&Event::InitApply(object));
+                }
+            }
+            Event::InitDone => self.listed(sink),
+            Event::Apply(object) => {
+                if let Some(object) = self.readable(object) {
+                    self.writer.apply_watcher_event(&Event::Apply(object.clone()));
+                    sink(Change::Applied(&object));
+                }
+            }
+            Event::Delete(object) => {
+                if let Some(object) = self.readable(object) {
+                    self.writer.apply_watcher_event(&Event::Delete(object.clone()));
+                    sink(Change::Deleted(&object));
+                }
+            }
+        }
+        self.metrics.objects(self.kind, self.reader.len());
+    }
+
+    fn listed(&mut self, sink: &mut impl FnMut(Change<'_, K>)) {
+        let before = self.reader.state();
+        self.writer.apply_watcher_event(&Event::InitDone);
+        let after = self.reader.state();
+        let first = self.gate.is_some();
+        after.iter().for_each(|object| sink(if first { Change::Found(object) } else { Change::Applied(object) }));
+        let present: HashSet<_> = after.iter().map(|object| object.to_object_ref(())).collect();
+        let gone = before.iter().filter(|object| !present.contains(&object.to_object_ref(())));
+        gone.for_each(|object| sink(Change::Deleted(object)));
+        sink(Change::Listed);
+        self.gate = None;
+    }
+
+    /// An object that cannot be read is named, counted, and stays as it was last readable: a mistake in one object must not
+    /// look like its deletion.
+    fn readable(&self, object: DeserializeGuard<K>) -> Option<K> {
+        match object.0 {
             Ok(mut object) => {
                 object.meta_mut().managed_fields = None;
                 Some(object)
             }
             Err(invalid) => {
-                let (namespace, name) =
-                    (invalid.metadata.namespace.unwrap_or_default(), invalid.metadata.name.unwrap_or_default());
-                metrics.unreadable(kind);
-                tracing::warn!(kind, namespace, name, error = %invalid.error, "Object cannot be read");
-                reader.get(&ObjectRef::new(&name).within(&namespace)).map(|known| (*known).clone())
-            }
-        };
-        match event {
-            Event::Init => writer.apply_watcher_event(&Event::Init),
-            Event::InitApply(object) => {
-                if let Some(object) = readable(object) {
-                    writer.apply_watcher_event(&Event::InitApply(object));
-                }
-            }
-            Event::InitDone => {
-                let before = reader.state();
-                writer.apply_watcher_event(&Event::InitDone);
-                let after = reader.state();
-                let first = gate.is_some();
-                after
-                    .iter()
-                    .for_each(|object| sink(if first { Change::Found(object) } else { Change::Applied(object) }));
-                let present: HashSet<_> = after.iter().map(|object| object.to_object_ref(())).collect();
-                let gone = before.iter().filter(|object| !present.contains(&object.to_object_ref(())));
-                gone.for_each(|object| sink(Change::Deleted(object)));
-                sink(Change::Listed);
-                gate.take();
-            }
-            Event::Apply(object) => {
-                if let Some(object) = readable(object) {
-                    writer.apply_watcher_event(&Event::Apply(object.clone()));
-                    sink(Change::Applied(&object));
-                }
-            }
-            Event::Delete(object) => {
-                if let Some(object) = readable(object) {
-                    writer.apply_watcher_event(&Event::Delete(object.clone()));
-                    sink(Change::Deleted(&object));
-                }
+                let (namespace, name) = (invalid.metadata.namespace, invalid.metadata.name);
+                let (namespace, name) = (namespace.unwrap_or_default(), name.unwrap_or_default());
+                self.metrics.unreadable(self.kind);
+                tracing::warn!(kind = self.kind, namespace, name, error = %invalid.error, "Object cannot be read");
+                self.reader.get(&ObjectRef::new(&name).within(&namespace)).map(|known| (*known).clone())
             }
         }
-        metrics.objects(kind, reader.len());
     }
-    kind
 }

@@ -312,7 +312,8 @@ fn filled(text: Option<String>) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::test_bed::Party, *};
+    use super::*;
+    use crate::runtime_access::tests::test_bed::Party;
 
     /// A usable kubeconfig with each part replaceable.
     fn kubeconfig(cluster: &str, user: &str) -> String {

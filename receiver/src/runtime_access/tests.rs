@@ -1,3 +1,7 @@
+//! Against a small API server with real TLS.
+
+pub(super) mod test_bed;
+
 use std::{sync::Mutex, time::Duration};
 
 use bytes::Bytes;
@@ -6,11 +10,8 @@ use http::{HeaderMap, Version, header};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
 
-use super::{
-    addresses::Why,
-    test_bed::{ApiServer, Party, chunks, secret, text},
-    *,
-};
+use self::test_bed::{ApiServer, Party, chunks, secret, text};
+use super::{addresses::Why, *};
 use crate::queue::Class;
 
 const H2: &[u8] = b"h2";

@@ -105,3 +105,14 @@ async fn a_malformed_plan_is_refused_whole_and_the_last_good_one_stays() -> Resu
     one.skr_status("the change", |status| module(status, "keda").is_some()).await?;
     Ok(())
 }
+
+#[tokio::test]
+async fn both_end_in_order_when_they_are_told_to() -> Result<()> {
+    let one = One::start("orderly", &[KEDA]).await?;
+    one.quiet().await?;
+    let deadline = tidewatch_tests::landscape::DEADLINE;
+    let agent = one.runtime.with_agent(async |agent| agent.sigterm(deadline).await).await??;
+    let receiver = one.landscape.with_receiver(async |receiver| receiver.sigterm(deadline).await).await??;
+    assert!(agent.success() && receiver.success(), "{agent} {receiver}");
+    Ok(())
+}

@@ -15,7 +15,9 @@ use super::*;
 use crate::{
     gateway::{
         Limits,
-        testing::{AUTHORITY, Agent, EPOCH, Edit, NOW, Recorder, Say, at, ca, domain, heartbeat, metrics, settings},
+        tests::testing::{
+            AUTHORITY, Agent, EPOCH, Edit, NOW, Recorder, Say, at, ca, domain, heartbeat, metrics, settings,
+        },
     },
     hub::Unplaced,
     pki::Ca,

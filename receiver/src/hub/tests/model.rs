@@ -11,7 +11,7 @@ use tidewatch_shared::event::Reason;
 
 use agent::{Agent, Answer, Body, Request, World};
 
-use super::*;
+use super::super::*;
 use crate::queue::Class;
 
 /// A pass that has read and not yet ended.

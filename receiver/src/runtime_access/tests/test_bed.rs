@@ -22,30 +22,30 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-use super::{AccessSecret, Metrics, RuntimeAccess, Settings};
 use crate::key::KymaKey;
+use crate::runtime_access::{AccessSecret, Metrics, RuntimeAccess, Settings};
 
-pub(super) type Reply = Response<UnsyncBoxBody<Bytes, Infallible>>;
+pub(in crate::runtime_access) type Reply = Response<UnsyncBoxBody<Bytes, Infallible>>;
 
 /// A self-signed certificate, which is its own CA, for a name and for 127.0.0.1.
-pub(super) struct Party {
+pub(in crate::runtime_access) struct Party {
     certificate: rcgen::Certificate,
     key: KeyPair,
 }
 
 impl Party {
-    pub(super) fn new(name: &str) -> Self {
+    pub(in crate::runtime_access) fn new(name: &str) -> Self {
         let key = KeyPair::generate().unwrap();
         let names = [name.to_owned(), "127.0.0.1".to_owned(), "localhost".to_owned()];
         let certificate = CertificateParams::new(names).unwrap().self_signed(&key).unwrap();
         Self { certificate, key }
     }
 
-    pub(super) fn certificate_data(&self) -> String {
+    pub(in crate::runtime_access) fn certificate_data(&self) -> String {
         STANDARD.encode(self.certificate.pem())
     }
 
-    pub(super) fn key_data(&self) -> String {
+    pub(in crate::runtime_access) fn key_data(&self) -> String {
         STANDARD.encode(self.key.serialize_pem())
     }
 
@@ -55,15 +55,15 @@ impl Party {
 }
 
 /// A running API server; it ends with the value.
-pub(super) struct ApiServer {
-    pub(super) address: SocketAddr,
-    pub(super) party: Party,
+pub(in crate::runtime_access) struct ApiServer {
+    pub(in crate::runtime_access) address: SocketAddr,
+    pub(in crate::runtime_access) party: Party,
     _tasks: JoinSet<()>,
 }
 
 impl ApiServer {
     /// `client`: whose certificate a client must show; `protocols` in ALPN.
-    pub(super) async fn start(
+    pub(in crate::runtime_access) async fn start(
         client: Option<&Party>,
         protocols: &[&[u8]],
         answer: impl Fn(&Request<Incoming>) -> Reply + Send + Sync + 'static,
@@ -89,7 +89,7 @@ impl ApiServer {
     }
 
     /// A kubeconfig for this server, with the user's part given.
-    pub(super) fn kubeconfig(&self, host: &str, user: &str) -> Vec<u8> {
+    pub(in crate::runtime_access) fn kubeconfig(&self, host: &str, user: &str) -> Vec<u8> {
         format!(
             "clusters: [{{name: a, cluster: {{server: 'https://{host}:{}', certificate-authority-data: {}}}}}]\n\
              users: [{{name: b, user: {{{user}}}}}]\ncontexts: [{{name: c, context: {{cluster: a, user: b}}}}]\n",
@@ -100,7 +100,7 @@ impl ApiServer {
     }
 
     /// A client of this server, by address, with the token `sesame`.
-    pub(super) fn client(&self, settings: Settings) -> kube::Client {
+    pub(in crate::runtime_access) fn client(&self, settings: Settings) -> kube::Client {
         let access = RuntimeAccess::new(settings, Metrics::default());
         let key = KymaKey::new("kcp-system", "kyma");
         access.set_secrets(&key, &[secret("1", self.kubeconfig("127.0.0.1", "token: sesame"))]);
@@ -139,17 +139,17 @@ async fn drain(tcp: TcpStream) {
     }
 }
 
-pub(super) fn secret(resource_version: &str, kubeconfig: Vec<u8>) -> AccessSecret {
+pub(in crate::runtime_access) fn secret(resource_version: &str, kubeconfig: Vec<u8>) -> AccessSecret {
     AccessSecret { name: "access".into(), resource_version: resource_version.into(), kubeconfig: Some(kubeconfig) }
 }
 
 /// An answer of one text.
-pub(super) fn text(status: u16, text: impl Into<Bytes>) -> Reply {
+pub(in crate::runtime_access) fn text(status: u16, text: impl Into<Bytes>) -> Reply {
     chunks(status, stream::iter([text.into()]))
 }
 
 /// An answer of a stream of texts, without `Content-Length`.
-pub(super) fn chunks(status: u16, texts: impl Stream<Item = Bytes> + Send + 'static) -> Reply {
+pub(in crate::runtime_access) fn chunks(status: u16, texts: impl Stream<Item = Bytes> + Send + 'static) -> Reply {
     let body = StreamBody::new(texts.map(|text| Ok(Frame::data(text)))).boxed_unsync();
     Response::builder().status(status).body(body).unwrap()
 }

@@ -19,57 +19,57 @@ use tidewatch_shared::{
 };
 use tokio::time::Instant;
 
-use super::{Batch, Intake, Metrics, Now, Settings, Verified};
+use crate::gateway::{Batch, Intake, Metrics, Now, Settings, Verified};
 use crate::{
     hub::Unplaced,
     pki::{CA_VALIDITY, Ca, RUNTIME_VALIDITY},
 };
 
-pub(super) const NOW: i64 = 1_800_000_000;
-pub(super) const AUTHORITY: &str = "kcp.test:8443";
-pub(super) const EPOCH: Epoch = Epoch::new(0xab);
+pub(in crate::gateway) const NOW: i64 = 1_800_000_000;
+pub(in crate::gateway) const AUTHORITY: &str = "kcp.test:8443";
+pub(in crate::gateway) const EPOCH: Epoch = Epoch::new(0xab);
 
-pub(super) fn domain() -> TrustDomain {
+pub(in crate::gateway) fn domain() -> TrustDomain {
     "kyma.local".parse().unwrap()
 }
 
-pub(super) fn at(unix: i64) -> Now {
+pub(in crate::gateway) fn at(unix: i64) -> Now {
     Now { unix, instant: Instant::now() }
 }
 
-pub(super) fn settings() -> Settings {
+pub(in crate::gateway) fn settings() -> Settings {
     Settings::new("127.0.0.1:0".parse().unwrap(), vec![AUTHORITY.parse().unwrap()], domain())
 }
 
-pub(super) fn metrics() -> Metrics {
+pub(in crate::gateway) fn metrics() -> Metrics {
     Metrics::register(&mut Registry::default())
 }
 
-pub(super) fn ca(now: i64) -> Ca {
+pub(in crate::gateway) fn ca(now: i64) -> Ca {
     Ca::generate("test root", now, CA_VALIDITY).unwrap()
 }
 
 /// A runtime's agent, as far as requests go.
-pub(super) struct Agent {
-    pub(super) identity: Identity,
-    pub(super) runtime: RuntimeId,
+pub(in crate::gateway) struct Agent {
+    pub(in crate::gateway) identity: Identity,
+    pub(in crate::gateway) runtime: RuntimeId,
     signer: Signer,
 }
 
 impl Agent {
-    pub(super) fn new(ca: &Ca, runtime: &str, now: i64) -> Self {
+    pub(in crate::gateway) fn new(ca: &Ca, runtime: &str, now: i64) -> Self {
         let runtime: RuntimeId = runtime.parse().unwrap();
         let identity = ca.make_runtime(&runtime, &domain(), now, RUNTIME_VALIDITY).unwrap().identity().unwrap();
         Self::with(identity, runtime)
     }
 
-    pub(super) fn with(identity: Identity, runtime: RuntimeId) -> Self {
+    pub(in crate::gateway) fn with(identity: Identity, runtime: RuntimeId) -> Self {
         let signer = Signer::new(&identity.key, fingerprint(&identity.chain[0])).unwrap();
         Self { identity, runtime, signer }
     }
 
     /// A signed request in origin form, as HTTP/1.1 has it.
-    pub(super) fn sign(&self, say: &Say<'_>) -> Request<Vec<u8>> {
+    pub(in crate::gateway) fn sign(&self, say: &Say<'_>) -> Request<Vec<u8>> {
         let Say { path, content_type, authority, body, counter, created } = *say;
         let message = Message { method: "POST", authority, path, content_type };
         let nonce = Nonce { epoch: EPOCH, counter };
@@ -86,7 +86,7 @@ impl Agent {
     }
 
     /// A batch of one event.
-    pub(super) fn batch(&self) -> Value {
+    pub(in crate::gateway) fn batch(&self) -> Value {
         json!([{
             "specversion": "1.0", "type": OBJECT_CHANGED, "source": format!("/runtimes/{}", self.runtime),
             "subject": "operator.kyma-project.io/v1beta2/kymas/kyma-system/default", "id": format!("{EPOCH}-1"),
@@ -98,27 +98,27 @@ impl Agent {
 
 /// What an agent says, and how.
 #[derive(Clone, Copy)]
-pub(super) struct Say<'a> {
-    pub(super) path: &'a str,
-    pub(super) content_type: &'a str,
-    pub(super) authority: &'a str,
-    pub(super) body: &'a [u8],
-    pub(super) counter: u64,
-    pub(super) created: i64,
+pub(in crate::gateway) struct Say<'a> {
+    pub(in crate::gateway) path: &'a str,
+    pub(in crate::gateway) content_type: &'a str,
+    pub(in crate::gateway) authority: &'a str,
+    pub(in crate::gateway) body: &'a [u8],
+    pub(in crate::gateway) counter: u64,
+    pub(in crate::gateway) created: i64,
 }
 
 impl<'a> Say<'a> {
-    pub(super) fn events(body: &'a [u8], counter: u64) -> Self {
+    pub(in crate::gateway) fn events(body: &'a [u8], counter: u64) -> Self {
         let (path, content_type) = (EVENTS_PATH, BATCH_CONTENT_TYPE);
         Self { path, content_type, authority: AUTHORITY, body, counter, created: NOW }
     }
 
-    pub(super) fn heartbeat(body: &'a [u8], counter: u64) -> Self {
+    pub(in crate::gateway) fn heartbeat(body: &'a [u8], counter: u64) -> Self {
         Self { path: HEARTBEAT_PATH, content_type: "application/json", ..Self::events(body, counter) }
     }
 }
 
-pub(super) fn heartbeat() -> Value {
+pub(in crate::gateway) fn heartbeat() -> Value {
     json!({
         "epoch": EPOCH, "sequence": 1, "counter": 1, "waiting": 0, "parked": 0, "agentVersion": "0.1.0",
         "certificate": {"notAfter": "2027-01-01T00:00:00Z", "fingerprint": "00"}, "watches": []
@@ -126,7 +126,7 @@ pub(super) fn heartbeat() -> Value {
 }
 
 /// Changes one thing of a head.
-pub(super) enum Edit {
+pub(in crate::gateway) enum Edit {
     Method(Method),
     Path(&'static str),
     Set(HeaderName, &'static str),
@@ -135,7 +135,7 @@ pub(super) enum Edit {
 }
 
 impl Edit {
-    pub(super) fn apply(self, parts: &mut Parts) {
+    pub(in crate::gateway) fn apply(self, parts: &mut Parts) {
         let headers: &mut HeaderMap = &mut parts.headers;
         match self {
             Self::Method(method) => parts.method = method,
@@ -149,9 +149,9 @@ impl Edit {
 
 /// Records what reaches it, or cannot place it.
 #[derive(Clone, Default)]
-pub(super) struct Recorder {
-    pub(super) said: Arc<Mutex<Vec<(String, usize)>>>,
-    pub(super) unplaced: Option<Unplaced>,
+pub(in crate::gateway) struct Recorder {
+    pub(in crate::gateway) said: Arc<Mutex<Vec<(String, usize)>>>,
+    pub(in crate::gateway) unplaced: Option<Unplaced>,
 }
 
 impl Recorder {
@@ -160,7 +160,7 @@ impl Recorder {
         self.unplaced.map_or(Ok(()), Err)
     }
 
-    pub(super) fn count(&self) -> usize {
+    pub(in crate::gateway) fn count(&self) -> usize {
         self.said.lock().unwrap().len()
     }
 }
