@@ -28,7 +28,7 @@ use super::{
 use crate::{demo::stamps, landscape::until, progress::Step};
 
 /// At which instant each resource version was seen.
-type Seen = Arc<Mutex<BTreeMap<u64, SystemTime>>>;
+pub(super) type Seen = Arc<Mutex<BTreeMap<u64, SystemTime>>>;
 
 /// Runs the measurement and tells each figure.
 ///
@@ -154,7 +154,7 @@ async fn memory(setting: &Setting, tell: &mut impl FnMut(&Figure)) -> Result<()>
 }
 
 /// The plain watch: what any Rust client sees.
-async fn watch(client: kube::Client, seen: Seen) {
+pub(super) async fn watch(client: kube::Client, seen: Seen) {
     let api = Api::<PartialObjectMeta<Kyma>>::namespaced(client, SKR_NAMESPACE);
     let config = watcher::Config::default().fields(&format!("metadata.name={SKR_KYMA}"));
     let mut stream = watcher(api, config).default_backoff().applied_objects().boxed();
