@@ -7,14 +7,12 @@ mod files;
 
 use std::{sync::Arc, time::Duration};
 
-use aws_lc_rs::digest;
 use jiff::Timestamp;
 use rustls::ClientConfig;
 use thiserror::Error;
 use tidewatch_shared::{
-    certificate::{ReadCertificate, RuntimeCertificate},
+    certificate::{self, ReadCertificate, RuntimeCertificate},
     heartbeat::CertificateState,
-    hex,
     identity::{RuntimeId, TrustDomain},
     signature::{Sign, Signer},
     tls::{self, TlsConfig},
@@ -96,7 +94,7 @@ impl Credentials {
     /// Validates the whole set, at a time in Unix seconds.
     fn new(material: &Material, domain: &TrustDomain, now: i64) -> Result<Self, Load> {
         let identity = tls::Identity::from_pem(&material.chain, &material.key)?;
-        let mut roots = tls::certificates(&material.bundle)?;
+        let roots = tls::certificates(&material.bundle)?;
         let tls = tls::client(&identity, tls::roots(&roots)?)?;
         let leaf = identity.chain.first().ok_or(TlsConfig::Empty("the certificate chain"))?;
         let RuntimeCertificate { runtime, leaf } = RuntimeCertificate::read(leaf, domain)?;
@@ -106,15 +104,7 @@ impl Credentials {
         }
         let signer = Signer::new(&identity.key, leaf.fingerprint.clone())?;
         let certificate = CertificateState { not_after: not_after.to_string(), fingerprint: leaf.fingerprint };
-        roots.sort_by(|a, b| a.as_ref().cmp(b.as_ref()));
-        roots.dedup();
-        let mut context = digest::Context::new(&digest::SHA256);
-        for root in &roots {
-            context.update(&(root.len() as u64).to_be_bytes());
-            context.update(root);
-        }
-        // The receiver names bundles in the same way.
-        let trust_revision = hex::encode(&context.finish().as_ref()[..8]);
+        let trust_revision = certificate::trust_revision(&roots);
         Ok(Self { runtime, signer, tls, certificate, not_after: leaf.not_after, trust_revision })
     }
 }

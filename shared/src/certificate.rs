@@ -1,5 +1,7 @@
 //! What is read from a leaf certificate: the runtime it names, its key, its end.
 
+use std::collections::BTreeSet;
+
 use aws_lc_rs::digest;
 use rustls_pki_types::CertificateDer;
 use thiserror::Error;
@@ -56,6 +58,19 @@ pub struct RuntimeCertificate {
 #[must_use]
 pub fn fingerprint(der: &[u8]) -> String {
     hex::encode(digest::digest(&digest::SHA256, der).as_ref())
+}
+
+/// Names a set of roots: 16 hex digits that change with the set and with nothing else, neither order nor doubles. Both sides
+/// compare it, so there is one way to compute it. 64 bits tell one bundle of a fleet from the next; nothing is proved by them.
+#[must_use]
+pub fn trust_revision(roots: &[CertificateDer<'_>]) -> String {
+    let roots: BTreeSet<&[u8]> = roots.iter().map(AsRef::as_ref).collect();
+    let mut context = digest::Context::new(&digest::SHA256);
+    for root in roots {
+        context.update(&(root.len() as u64).to_be_bytes());
+        context.update(root);
+    }
+    hex::encode(&context.finish().as_ref()[..8])
 }
 
 impl Leaf {

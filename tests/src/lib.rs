@@ -10,6 +10,10 @@
 //!
 //! Every process started here ends with the one that started it, however that one ends; see [`process`].
 
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+
 pub mod bed;
 pub mod control_plane;
 pub mod demo;
@@ -28,4 +32,19 @@ pub mod speaker;
 pub fn install_crypto() {
     // An error only says that one is installed already.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+}
+
+/// Runs a command to its end: what went wrong is said on stderr, and the exit code tells. Not async, so that the code of its
+/// futures is made once, in this library.
+pub fn run_command(command: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
+    install_crypto();
+    let ended =
+        tokio::runtime::Runtime::new().context("build the runtime").and_then(|runtime| runtime.block_on(command));
+    match ended {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            progress::say(&format!("{error:#}"));
+            ExitCode::FAILURE
+        }
+    }
 }

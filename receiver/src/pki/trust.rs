@@ -1,10 +1,9 @@
 //! What is trusted, and which revision of it.
 
-use aws_lc_rs::digest;
 use base64::{Engine, engine::general_purpose::STANDARD};
 use rustls::RootCertStore;
 use rustls_pki_types::CertificateDer;
-use tidewatch_shared::{hex, tls};
+use tidewatch_shared::{certificate, tls};
 
 /// Roots that agents and this receiver trust.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,13 +18,7 @@ impl TrustBundle {
     pub fn of(mut roots: Vec<CertificateDer<'static>>) -> Self {
         roots.sort_by(|a, b| a.as_ref().cmp(b.as_ref()));
         roots.dedup();
-        let mut context = digest::Context::new(&digest::SHA256);
-        for root in &roots {
-            context.update(&(root.len() as u64).to_be_bytes());
-            context.update(root);
-        }
-        // 64 bits tell one bundle of a fleet from the next; nothing is proved by them.
-        let revision = hex::encode(&context.finish().as_ref()[..8]);
+        let revision = certificate::trust_revision(&roots);
         Self { roots, revision }
     }
 

@@ -6,7 +6,7 @@ use clap::Parser;
 use serde_json::json;
 
 use super::Demo;
-use crate::progress::say;
+use crate::{progress::say, run_command};
 
 /// Starts KCP, two runtimes, receiver and agents, and shows what they do.
 #[derive(Parser)]
@@ -19,28 +19,10 @@ struct Arguments {
     json: bool,
 }
 
-/// Runs the command. Not async, so that the code of its futures is made once, in this library.
+/// Runs the command.
 #[must_use]
 pub fn main() -> ExitCode {
-    crate::install_crypto();
-    let runtime = match tokio::runtime::Runtime::new() {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            say(&format!("build the runtime: {error}"));
-            return ExitCode::FAILURE;
-        }
-    };
-    runtime.block_on(run())
-}
-
-async fn run() -> ExitCode {
-    match play(Arguments::parse()).await {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            say(&format!("{error:#}"));
-            ExitCode::FAILURE
-        }
-    }
+    run_command(play(Arguments::parse()))
 }
 
 async fn play(arguments: Arguments) -> anyhow::Result<()> {

@@ -5,7 +5,7 @@ use std::{io::Write as _, process::ExitCode};
 use clap::{Parser, Subcommand};
 
 use super::{Figure, Settings, event_path, idle, user_write};
-use crate::progress::say;
+use crate::run_command;
 
 /// Measures the whole system on real control planes.
 #[derive(Parser)]
@@ -30,37 +30,23 @@ enum What {
     },
 }
 
-/// Runs the command. Not async, so that the code of its futures is made once, in this library.
+/// Runs the command.
 #[must_use]
 pub fn main() -> ExitCode {
-    crate::install_crypto();
-    let runtime = match tokio::runtime::Runtime::new() {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            say(&format!("build the runtime: {error}"));
-            return ExitCode::FAILURE;
-        }
-    };
-    runtime.block_on(run())
+    run_command(measure(Arguments::parse().what))
 }
 
-async fn run() -> ExitCode {
+async fn measure(what: What) -> anyhow::Result<()> {
     let mut failed = None;
     let mut tell = |figure: &Figure| {
         if let Err(error) = std::io::stdout().write_all(figure.line().as_bytes()) {
             failed = Some(error);
         }
     };
-    let measured = match Arguments::parse().what {
-        What::EventPath(settings) => event_path(&settings, &mut tell).await,
-        What::UserWrite(settings) => user_write(&settings, &mut tell).await,
-        What::Idle { settings, minutes } => idle(&settings, minutes, &mut tell).await,
-    };
-    match measured.and_then(|()| failed.map_or(Ok(()), |error| Err(error.into()))) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            say(&format!("{error:#}"));
-            ExitCode::FAILURE
-        }
+    match what {
+        What::EventPath(settings) => event_path(&settings, &mut tell).await?,
+        What::UserWrite(settings) => user_write(&settings, &mut tell).await?,
+        What::Idle { settings, minutes } => idle(&settings, minutes, &mut tell).await?,
     }
+    failed.map_or(Ok(()), |error| Err(error.into()))
 }
