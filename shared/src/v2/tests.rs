@@ -1,0 +1,118 @@
+use proptest::prelude::*;
+use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
+use serde::Deserialize;
+
+use super::*;
+use crate::certificate::to_pem;
+
+/// What the incumbent's agent writes, as files hold it.
+#[derive(Deserialize)]
+struct Sent {
+    about: String,
+    manager: String,
+    namespace: String,
+    name: String,
+    group: String,
+    version: String,
+    kind: String,
+    path: String,
+    body: String,
+}
+
+/// Values of the header, with `{pem}` and `{encoded}` for a certificate, and what they are to the reader.
+#[derive(Deserialize)]
+struct Header {
+    about: String,
+    value: String,
+    #[serde(default)]
+    refused: Option<String>,
+}
+
+fn leaf(names: &[&str]) -> CertificateDer<'static> {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    for name in names {
+        params.distinguished_name.push(DnType::CommonName, *name);
+    }
+    params.self_signed(&KeyPair::generate().unwrap()).unwrap().der().clone()
+}
+
+#[test]
+fn what_is_sent_is_what_the_incumbents_agent_sends() {
+    let sent: Vec<Sent> = serde_json::from_str(include_str!("../../../tests/golden/v2/sent.json")).unwrap();
+    assert!(!sent.is_empty());
+    for Sent { about, manager, namespace, name, group, version, kind, path: expected, body } in sent {
+        let event = Event { namespace, name, group, version, kind };
+        assert_eq!((path(&manager), event.to_body()), (expected, body.clone()), "{about}");
+        assert_eq!(Event::parse(body.as_bytes()).unwrap(), event, "{about}");
+    }
+}
+
+#[test]
+fn headers_are_read_as_the_incumbents_listener_reads_them() {
+    let headers: Vec<Header> = serde_json::from_str(include_str!("../../../tests/golden/v2/forwarded.json")).unwrap();
+    let leaf = leaf(&["r-1"]);
+    let pem = to_pem(&leaf);
+    let encoded = forward(&leaf);
+    let encoded = encoded.strip_prefix("Cert=\"").unwrap().strip_suffix('"').unwrap();
+    for Header { about, value, refused } in headers {
+        let value = value.replace("{encoded}", encoded).replace("{pem}", &pem.replace('\n', "%0A").replace('+', "%2B"));
+        match (forwarded(value.as_bytes()), refused) {
+            (Ok(read), None) => assert_eq!(read, leaf, "{about}"),
+            (Err(why), Some(refused)) => assert_eq!(format!("{why:?}"), refused, "{about}"),
+            (read, refused) => panic!("{about}: {:?}, but {refused:?} is expected", read.map(drop)),
+        }
+    }
+    let long = format!("Cert={}", "a".repeat(MAX_FORWARDED_BYTES));
+    assert_eq!(forwarded(long.as_bytes()), Err(ReadForwarded::TooLong));
+}
+
+#[test]
+fn managers_stand_in_paths_of_this_shape_alone() {
+    assert_eq!(manager_of("/v2/lifecycle-manager/event"), Some("lifecycle-manager"));
+    for bad in [
+        "/v2//event",
+        "/v2/event",
+        "/v2/a/b/event",
+        "/v2/a/event/",
+        "/v1/a/event",
+        "/v2/../event",
+        "/v2/a%2Fb/event",
+        "v2/a/event",
+        "",
+    ] {
+        assert_eq!(manager_of(bad), None, "{bad}");
+    }
+}
+
+#[test]
+fn the_common_name_says_who_calls() {
+    assert_eq!(Caller::read(&leaf(&["r-1"])).unwrap().runtime.as_str(), "r-1");
+    for (bad, why) in [
+        (leaf(&[]), ReadCaller::Empty),
+        (leaf(&[""]), ReadCaller::Empty),
+        (leaf(&["no id"]), ReadCaller::NotId),
+        (vec![0x30, 0x00].into(), ReadCaller::Unreadable),
+    ] {
+        assert_eq!(Caller::read(&bad), Err(why));
+    }
+}
+
+proptest! {
+    #[test]
+    fn an_event_survives_being_written_and_read(
+        namespace in ".{0,40}", name in ".{0,40}", group in ".{0,20}", version in ".{0,20}", kind in ".{0,20}",
+    ) {
+        let event = Event { namespace, name, group, version, kind };
+        prop_assert_eq!(Event::parse(event.to_body().as_bytes()).unwrap(), event);
+    }
+
+    #[test]
+    fn no_bytes_of_a_peer_do_harm(bytes in prop::collection::vec(any::<u8>(), 0..200), text in ".{0,60}") {
+        let _ = Event::parse(&bytes);
+        let _ = forwarded(&bytes);
+        let _ = forwarded(format!("Cert={text}").as_bytes());
+        let _ = manager_of(&text);
+        let _ = Caller::read(&bytes.into());
+    }
+}
