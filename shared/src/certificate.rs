@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use aws_lc_rs::digest;
+use base64::{Engine, engine::general_purpose::STANDARD};
 use rustls_pki_types::CertificateDer;
 use thiserror::Error;
 use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
@@ -35,6 +36,8 @@ pub enum ReadCertificate {
 /// A leaf as far as every side reads it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leaf {
+    /// The certificate itself.
+    pub der: CertificateDer<'static>,
     /// Hex SHA-256 of the DER: the `keyid` of signatures.
     pub fingerprint: String,
     /// The P-256 point, uncompressed.
@@ -43,6 +46,35 @@ pub struct Leaf {
     pub not_after: i64,
     /// Start of validity, in Unix seconds.
     pub not_before: i64,
+}
+
+/// The names in a certificate, as alternatives of its subject.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Names {
+    /// URIs, as they stand.
+    pub uris: Vec<String>,
+    /// DNS names, as they stand.
+    pub dns: Vec<String>,
+}
+
+impl Names {
+    /// Reads them; a certificate without alternatives has none.
+    ///
+    /// # Errors
+    /// [`ReadCertificate::Parse`].
+    pub fn read(der: &CertificateDer<'_>) -> Result<Self, ReadCertificate> {
+        let certificate = parse(der)?;
+        let alternatives = certificate.subject_alternative_name().map_err(|_| ReadCertificate::Parse)?;
+        let mut names = Self::default();
+        for name in alternatives.as_ref().map_or(&[][..], |extension| &extension.value.general_names) {
+            match name {
+                GeneralName::URI(uri) => names.uris.push((*uri).to_owned()),
+                GeneralName::DNSName(dns) => names.dns.push((*dns).to_owned()),
+                _ => {}
+            }
+        }
+        Ok(names)
+    }
 }
 
 /// A leaf that names a runtime.
@@ -58,6 +90,23 @@ pub struct RuntimeCertificate {
 #[must_use]
 pub fn fingerprint(der: &[u8]) -> String {
     hex::encode(digest::digest(&digest::SHA256, der).as_ref())
+}
+
+/// A certificate as PEM (RFC 7468, section 5).
+#[must_use]
+pub fn to_pem(der: &[u8]) -> String {
+    let text = STANDARD.encode(der);
+    let mut pem = String::with_capacity(text.len() + text.len() / 64 + 64);
+    pem.push_str("-----BEGIN CERTIFICATE-----\n");
+    let mut rest = text.as_str();
+    while !rest.is_empty() {
+        let (line, after) = rest.split_at(rest.len().min(64));
+        pem.push_str(line);
+        pem.push('\n');
+        rest = after;
+    }
+    pem.push_str("-----END CERTIFICATE-----\n");
+    pem
 }
 
 /// Names a set of roots: 16 hex digits that change with the set and with nothing else, neither order nor doubles. Both sides
@@ -82,12 +131,13 @@ impl Leaf {
         parse(der).and_then(|certificate| Self::of(&certificate, der))
     }
 
-    fn of(certificate: &X509Certificate<'_>, der: &[u8]) -> Result<Self, ReadCertificate> {
+    fn of(certificate: &X509Certificate<'_>, der: &CertificateDer<'_>) -> Result<Self, ReadCertificate> {
         let public_key = certificate.public_key().subject_public_key.data.to_vec();
         let is_p256_point = public_key.len() == 65 && public_key[0] == 4;
         let validity = certificate.validity();
         let (not_before, not_after) = (validity.not_before.timestamp(), validity.not_after.timestamp());
-        let leaf = Self { fingerprint: fingerprint(der), public_key, not_after, not_before };
+        let leaf =
+            Self { der: der.clone().into_owned(), fingerprint: fingerprint(der), public_key, not_after, not_before };
         is_p256_point.then_some(leaf).ok_or(ReadCertificate::Key)
     }
 }

@@ -1,6 +1,7 @@
 //! Heartbeats on the wire (`02`, Heartbeat).
 
 use serde::{Deserialize, Serialize};
+use thiserror::Error;
 
 use crate::{digest::Digest, identity::Epoch};
 
@@ -39,6 +40,28 @@ pub struct Heartbeat {
     pub canary: Option<Canary>,
     /// Each watch of the plan.
     pub watches: Vec<WatchState>,
+}
+
+/// Why bytes are no heartbeat.
+#[derive(Debug, Error)]
+pub enum ParseHeartbeat {
+    /// Not JSON of a heartbeat's shape.
+    #[error("the heartbeat is not readable")]
+    Json(#[from] serde_json::Error),
+    /// More than [`MAX_WATCHES`].
+    #[error("the heartbeat has more than {MAX_WATCHES} watches")]
+    TooMany,
+}
+
+impl Heartbeat {
+    /// Reads a heartbeat.
+    ///
+    /// # Errors
+    /// [`ParseHeartbeat`].
+    pub fn parse(body: &[u8]) -> Result<Self, ParseHeartbeat> {
+        let heartbeat: Self = serde_json::from_slice(body)?;
+        if heartbeat.watches.len() > MAX_WATCHES { Err(ParseHeartbeat::TooMany) } else { Ok(heartbeat) }
+    }
 }
 
 /// See [`Heartbeat::certificate`].

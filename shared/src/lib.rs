@@ -9,11 +9,17 @@ pub mod certificate;
 pub mod digest;
 pub mod event;
 pub mod exchange;
+pub mod forwarded;
 pub mod heartbeat;
 pub mod hex;
 pub mod identity;
+#[cfg(feature = "metrics")]
+pub mod metrics;
 pub mod names;
 pub mod plan;
 pub mod problem;
 pub mod signature;
+pub mod table;
 pub mod tls;
+pub mod trace;
+pub mod v2;

@@ -48,6 +48,8 @@ pub mod label {
     pub const SKIP_RECONCILIATION: &str = "operator.kyma-project.io/skip-reconciliation";
     /// `true` pauses one runtime: nothing is written to it (ours, not the incumbent's).
     pub const PAUSE: &str = "operator.kyma-project.io/tidewatch-pause";
+    /// `true` on the KCP Kyma lets a runtime that has spoken v3 speak v2 again, for the way back to the incumbent's agent (ours).
+    pub const ALLOW_V2: &str = "operator.kyma-project.io/tidewatch-allow-v2";
     /// `true` on the KCP Kyma restores the default modules (ours).
     pub const RESET_MODULES: &str = "operator.kyma-project.io/reset-modules";
     /// Visibility: only for internal Kymas.
@@ -60,6 +62,8 @@ pub mod label {
     pub const GLOBAL_ACCOUNT_ID: &str = "kyma-project.io/global-account-id";
     /// See [`GLOBAL_ACCOUNT_ID`].
     pub const SUBACCOUNT_ID: &str = "kyma-project.io/subaccount-id";
+    /// Id of the service instance; a label of the incumbent's metrics.
+    pub const INSTANCE_ID: &str = "kyma-project.io/instance-id";
     /// Istio's injection label on the runtime's namespace.
     pub const ISTIO_INJECTION: &str = "istio-injection";
     /// Warden's validation label on the runtime's namespace.
@@ -78,6 +82,8 @@ pub mod annotation {
     pub const CLUSTER_SCOPED: &str = "operator.kyma-project.io/is-cluster-scoped";
     /// `true` on a Manifest whose module was set to `managed: false`.
     pub const UNMANAGED: &str = "operator.kyma-project.io/is-unmanaged";
+    /// Domain of the runtime, on the KCP Kyma; its first label names the shoot in the incumbent's metrics.
+    pub const SKR_DOMAIN: &str = "skr-domain";
     /// The last accepted spec of the runtime's Kyma, as JSON, on the KCP Kyma (ours).
     pub const ACCEPTED_SPEC: &str = "operator.kyma-project.io/tidewatch-accepted-spec";
     /// Hash of the inputs of the last full pass, on the KCP Kyma (ours).

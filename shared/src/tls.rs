@@ -111,6 +111,37 @@ pub fn client(identity: &Identity, roots: RootCertStore) -> Result<ClientConfig,
     Ok(config)
 }
 
+/// A client that shows no certificate, for what is asked with a token.
+///
+/// # Errors
+/// [`TlsConfig`].
+pub fn client_without_identity(roots: RootCertStore) -> Result<ClientConfig, TlsConfig> {
+    let mut config = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13])
+        .map_err(TlsConfig::Pair)?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.resumption = Resumption::disabled();
+    Ok(config)
+}
+
+/// A server that asks for no certificate, because its clients show a token: HTTP/1.1 alone.
+///
+/// # Errors
+/// [`TlsConfig`].
+pub fn server_without_clients(identity: &Identity) -> Result<ServerConfig, TlsConfig> {
+    let mut config = ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13])
+        .map_err(TlsConfig::Pair)?
+        .with_no_client_auth()
+        .with_single_cert(identity.chain.clone(), identity.key())
+        .map_err(TlsConfig::Pair)?;
+    config.send_tls13_tickets = 0;
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(config)
+}
+
 /// The receiver's side: a client certificate that chains to `roots` is required in the handshake.
 ///
 /// # Errors

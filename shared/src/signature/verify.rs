@@ -91,6 +91,11 @@ fn read_nonce(text: &str) -> Option<Nonce> {
 
 #[cfg(test)]
 mod tests {
+    use aws_lc_rs::{
+        rand::SystemRandom,
+        signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair},
+    };
+    use base64::{Engine, engine::general_purpose::STANDARD};
     use rcgen::{CertificateParams, KeyPair};
     use rustls_pki_types::PrivatePkcs8KeyDer;
 
@@ -184,6 +189,67 @@ mod tests {
             // A changed lifetime is signed text: it fails there before it is judged.
             assert!(matches!(refused, Refusal::Profile | Refusal::Signature), "{bad:?}: {refused:?}");
             assert!(refused == Refusal::Profile || bad.signature_input.contains(&format!("expires={}", NOW + 61)));
+        }
+    }
+
+    /// A good signature over any text of parameters, by one who has the key and not our way of writing.
+    fn signed_over(parameters: &str) -> (Headers, Leaf) {
+        let key = KeyPair::generate().unwrap();
+        let leaf = Leaf::read(CertificateParams::default().self_signed(&key).unwrap().der()).unwrap();
+        let pair = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &key.serialize_der()).unwrap();
+        let inner_list = parameters.replace("KEY", &leaf.fingerprint);
+        let content_digest = content_digest(b"");
+        let base = fields::signature_base(&MESSAGE, &content_digest, &inner_list);
+        let signature = STANDARD.encode(pair.sign(&SystemRandom::new(), base.as_bytes()).unwrap().as_ref());
+        let signature_input = format!("tidewatch={inner_list}");
+        (Headers { content_digest, signature_input, signature: format!("tidewatch=:{signature}:") }, leaf)
+    }
+
+    #[test]
+    fn a_good_signature_holds_for_a_minute_at_most_and_not_after_its_end() {
+        let components = "(\"@method\" \"@authority\" \"@path\" \"content-type\" \"content-digest\")";
+        let rest = "nonce=\"0000000000000001-7\";alg=\"ecdsa-p256-sha256\";keyid=\"KEY\";tag=\"tidewatch-v3\"";
+        for (created, expires, expected) in [
+            (NOW, NOW + 60, Ok(())),
+            (NOW, NOW + 1, Ok(())),
+            (NOW, NOW + 61, Err(Refusal::Profile)),
+            (NOW, NOW, Err(Refusal::Profile)),
+            (NOW, NOW - 1, Err(Refusal::Profile)),
+            (NOW - 30, NOW, Ok(())),
+            (NOW - 30, NOW - 1, Err(Refusal::Clock)),
+            (NOW + 60, NOW + 120, Ok(())),
+            (NOW + 61, NOW + 62, Err(Refusal::Clock)),
+            (999_999_999_999_999, 999_999_999_999_999, Err(Refusal::Profile)),
+            (-999_999_999_999_999, -999_999_999_999_940, Err(Refusal::Clock)),
+        ] {
+            let (headers, leaf) = signed_over(&format!("{components};created={created};expires={expires};{rest}"));
+            assert_eq!(check(&headers, MESSAGE, b"", &leaf, NOW).map(drop), expected, "{created} {expires}");
+        }
+    }
+
+    #[test]
+    fn a_good_signature_of_another_profile_is_refused() {
+        let components = "\"@method\" \"@authority\" \"@path\" \"content-type\" \"content-digest\"";
+        let times = format!("created={NOW};expires={}", NOW + 60);
+        let nonce = "nonce=\"0000000000000001-7\"";
+        let rest = "alg=\"ecdsa-p256-sha256\";keyid=\"KEY\";tag=\"tidewatch-v3\"";
+        for parameters in [
+            format!("();{times};{nonce};{rest}"),
+            format!("({components} \"date\");{times};{nonce};{rest}"),
+            format!("({components}  );{times};{nonce};{rest}"),
+            format!("({components});{times};{nonce};{rest};x"),
+            format!("({components});{times};{nonce};{rest};tag=\"tidewatch-v3\""),
+            format!("({components});{times};{rest}"),
+            format!("({components});{nonce};{rest}"),
+            format!("({components});{times};nonce=\"0000000000000001\";{rest}"),
+            format!("({components});{times};nonce=\"0000000000000001-\";{rest}"),
+            format!("({components});{times};nonce=\"1-7\";{rest}"),
+            format!("({components});{times};nonce=\"0000000000000001-18446744073709551616\";{rest}"),
+            format!("({components});{times};{nonce};alg=\"ed25519\";keyid=\"KEY\";tag=\"tidewatch-v3\""),
+            format!("({components});{times};{nonce};alg=\"ecdsa-p256-sha256\";keyid=\"KEY\";tag=\"tidewatch-v2\""),
+        ] {
+            let (headers, leaf) = signed_over(&parameters);
+            assert_eq!(check(&headers, MESSAGE, b"", &leaf, NOW), Err(Refusal::Profile), "{parameters}");
         }
     }
 

@@ -1,0 +1,59 @@
+//! Text for people, as both command lines print it: aligned columns, short ages, and nothing that a terminal could take for a command.
+
+/// What an agent or a server said, without control characters.
+#[must_use]
+pub fn plain(text: &str) -> String {
+    text.chars().map(|char| if char.is_control() { '\u{fffd}' } else { char }).collect()
+}
+
+/// Seconds as `45s`, `3m12s`, `2h5m` or `3d4h`; `-` for none.
+#[must_use]
+pub fn age(seconds: Option<u64>) -> String {
+    const MINUTE: u64 = 60;
+    const HOUR: u64 = 60 * MINUTE;
+    const DAY: u64 = 24 * HOUR;
+    match seconds {
+        None => "-".to_owned(),
+        Some(seconds) if seconds < MINUTE => format!("{seconds}s"),
+        Some(seconds) if seconds < HOUR => format!("{}m{}s", seconds / MINUTE, seconds % MINUTE),
+        Some(seconds) if seconds < DAY => format!("{}h{}m", seconds / HOUR, seconds % HOUR / MINUTE),
+        Some(seconds) => format!("{}d{}h", seconds / DAY, seconds % DAY / HOUR),
+    }
+}
+
+/// A line per row, under a head; the last column is as wide as it needs.
+#[must_use]
+pub fn aligned<const N: usize>(head: [&str; N], rows: Vec<[String; N]>) -> String {
+    let rows: Vec<[String; N]> = rows.into_iter().map(|row| row.map(|cell| plain(&cell))).collect();
+    let widths: Vec<usize> = (0..N)
+        .map(|column| rows.iter().map(|row| row[column].chars().count()).fold(head[column].len(), usize::max))
+        .collect();
+    let mut text = String::new();
+    let head = head.map(str::to_owned);
+    for row in std::iter::once(&head).chain(&rows) {
+        let mut line = String::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            line.push_str(&format!("{cell:<width$}  "));
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_are_short() {
+        let ages = [None, Some(0), Some(59), Some(61), Some(7_505), Some(273_700)].map(age);
+        assert_eq!(ages, ["-", "0s", "59s", "1m1s", "2h5m", "3d4h"]);
+    }
+
+    #[test]
+    fn columns_are_aligned_by_characters() {
+        let text = aligned(["A", "B"], vec![["ä\u{1b}c".into(), "1".into()], ["x".into(), String::new()]]);
+        assert_eq!(text, "A    B\nä\u{fffd}c  1\nx\n");
+    }
+}

@@ -1,0 +1,135 @@
+//! The spans of builds with the feature `otlp`.
+
+use std::{
+    sync::OnceLock,
+    time::{Duration, SystemTime},
+};
+
+use opentelemetry::{
+    Context, SpanId, TraceFlags, TraceId,
+    trace::{
+        Link, Span as _, SpanBuilder, SpanContext, SpanKind, TraceContextExt as _, TraceState, TracerProvider as _,
+    },
+};
+use opentelemetry_otlp::{ExporterBuildError, SpanExporter, WithExportConfig as _};
+use opentelemetry_sdk::{
+    Resource,
+    trace::{SdkTracer, SdkTracerProvider},
+};
+use thiserror::Error;
+
+/// Links of one span, at most.
+const LINKS: usize = 16;
+/// What was not exported by the end is given up after this time.
+const LAST_EXPORT: Duration = Duration::from_secs(2);
+
+/// Set once, when the process starts.
+static TRACER: OnceLock<SdkTracer> = OnceLock::new();
+
+/// Why no traces are exported.
+#[derive(Debug, Error)]
+pub enum Start {
+    /// The endpoint.
+    #[error("the exporter of traces could not be made")]
+    Exporter(#[from] ExporterBuildError),
+    /// It was started before.
+    #[error("traces are exported already")]
+    Twice,
+}
+
+/// Exports what ends, in batches and from a thread of its own; what comes faster than it goes is dropped.
+#[derive(Debug)]
+pub struct Exporter(SdkTracerProvider);
+
+impl Exporter {
+    /// Starts to export to `http://host:port`. Must be called within the runtime that the connection shall run on.
+    ///
+    /// # Errors
+    /// [`Start`].
+    pub fn start(service: &'static str, endpoint: &str) -> Result<Self, Start> {
+        let exporter = SpanExporter::builder().with_tonic().with_endpoint(endpoint).build()?;
+        let resource = Resource::builder().with_service_name(service).build();
+        let provider = SdkTracerProvider::builder().with_resource(resource).with_batch_exporter(exporter).build();
+        TRACER.set(provider.tracer(service)).map_err(|_| Start::Twice)?;
+        Ok(Self(provider))
+    }
+
+    /// Exports what is left, and ends. Blocks for two seconds at most, so it is nothing for a thread that the connection runs on.
+    pub fn end(self) {
+        // Traces are for people who look for something; their loss is no reason to fail.
+        let _ = self.0.shutdown_with_timeout(LAST_EXPORT);
+    }
+}
+
+/// A span that is under way; it ends when it is dropped.
+#[derive(Debug)]
+pub struct Span(opentelemetry_sdk::trace::Span);
+
+impl Span {
+    /// The `traceparent` of W3C for what this span causes.
+    #[must_use]
+    pub fn traceparent(&self) -> String {
+        let context = self.0.span_context();
+        format!("00-{}-{}-{:02x}", context.trace_id(), context.span_id(), context.trace_flags().to_u8())
+    }
+}
+
+pub(super) fn span<'a>(
+    name: &'static str,
+    begun: Option<SystemTime>,
+    causes: impl IntoIterator<Item = &'a str>,
+) -> Option<Span> {
+    let tracer = TRACER.get()?;
+    let mut causes = causes.into_iter().filter_map(parse);
+    let parent = causes.next().map_or_else(Context::new, |parent| Context::new().with_remote_span_context(parent));
+    let links = causes.take(LINKS).map(Link::with_context).collect();
+    let mut span = SpanBuilder::from_name(name).with_kind(SpanKind::Internal).with_links(links);
+    if let Some(begun) = begun {
+        span = span.with_start_time(begun);
+    }
+    Some(Span(span.start_with_context(tracer, &parent)))
+}
+
+/// A `traceparent` of version 00, or what a later version has in common with it.
+fn parse(text: &str) -> Option<SpanContext> {
+    let hex = |text: &str, length| {
+        (text.len() == length && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')))
+            .then(|| text.to_owned())
+    };
+    let mut parts = text.split('-');
+    let version = hex(parts.next()?, 2).filter(|version| version != "ff")?;
+    let (trace, span, flags) = (hex(parts.next()?, 32)?, hex(parts.next()?, 16)?, hex(parts.next()?, 2)?);
+    if version == "00" && parts.next().is_some() {
+        return None;
+    }
+    let flags = TraceFlags::new(u8::from_str_radix(&flags, 16).ok()?);
+    let (trace, span) = (TraceId::from_hex(&trace).ok()?, SpanId::from_hex(&span).ok()?);
+    let context = SpanContext::new(trace, span, flags, true, TraceState::default());
+    context.is_valid().then_some(context)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_a_traceparent_is_read() {
+        let good = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+        let context = parse(good).unwrap();
+        assert_eq!(context.trace_id().to_string(), "0af7651916cd43dd8448eb211c80319c");
+        assert!(context.is_remote() && context.is_sampled());
+        assert!(parse(&format!("01{}-more", &good[2..])).is_some(), "a later version may say more");
+        for bad in [
+            "",
+            "00",
+            "ff-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+            "00-00000000000000000000000000000000-b7ad6b7169203331-01",
+            "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01",
+            "00-0AF7651916CD43DD8448EB211C80319C-b7ad6b7169203331-01",
+            "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01-x",
+            "00-0af7651916cd43dd8448eb211c80319-b7ad6b71692033310-01",
+        ] {
+            assert!(parse(bad).is_none(), "{bad}");
+        }
+    }
+}
