@@ -10,6 +10,8 @@ use std::{
 
 use thiserror::Error;
 use tidewatch_shared::identity::RuntimeId;
+#[cfg(feature = "otlp")]
+use tidewatch_shared::trace::Exporter;
 use tokio::{
     sync::{Semaphore, watch},
     task::JoinSet,
@@ -19,11 +21,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     canary::{LeaseWatch, Renewer, Sightings},
-    config::Config,
+    clock,
+    config::{Config, Contract},
     core::Core,
-    identity::{Current, Files, Keeper},
+    identity::{Credentials, Current, Files, Keeper},
     kubernetes::{Cluster, Lane},
-    link::{Link, Parts},
+    link::{Dial, Link, Parts, Poster},
     plan::PlanSource,
     random,
     telemetry::{Guard, Metrics, Readiness, Server, chain},
@@ -41,8 +44,8 @@ pub enum Run {
     /// The API server's address and credentials.
     #[error("the cluster cannot be used")]
     Cluster(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// The port of metrics and probes.
-    #[error("metrics and probes could not be bound")]
+    /// The port of metrics and probes, or that of the status.
+    #[error("metrics, probes or status could not be bound")]
     Bind(#[source] io::Error),
     /// `--address-file`.
     #[error("the address could not be written to {path}")]
@@ -53,6 +56,10 @@ pub enum Run {
         #[source]
         error: io::Error,
     },
+    /// `--otlp-endpoint`.
+    #[cfg(feature = "otlp")]
+    #[error("traces cannot be exported")]
+    Traces(#[from] tidewatch_shared::trace::Start),
     /// A task that should run for ever.
     #[error("the task {0} has ended")]
     Ended(&'static str),
@@ -77,6 +84,9 @@ struct App {
 /// # Errors
 /// [`Run`].
 pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Run> {
+    clock::shift(config.clock_offset_seconds);
+    #[cfg(feature = "otlp")]
+    let traces = config.otlp_endpoint.as_deref().map(|to| Exporter::start("tidewatch-agent", to)).transpose()?;
     let cluster = |error| Run::Cluster(Box::new(error));
     let api = Cluster::load(config.kubeconfig.as_deref()).map_err(cluster)?;
     let lane = api.lane(0).map_err(cluster)?;
@@ -95,13 +105,15 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Run> {
     let Some(runtime) = runtime else { return Err(Run::Ended("identity")) };
     tracing::info!(%runtime, receiver = app.config.receiver_url.authority(), "Speaking for a runtime");
     let core = core.get_or_init(|| {
-        let cap = usize::try_from(app.config.max_objects).unwrap_or(usize::MAX);
-        Core::new(runtime.clone(), cap, app.metrics.clone())
+        let Config { max_objects, max_objects_total, .. } = app.config;
+        let [cap, total] = [max_objects, max_objects_total].map(|most| usize::try_from(most).unwrap_or(usize::MAX));
+        Core::new(runtime.clone(), cap, app.metrics.clone()).bounded(total)
     });
     let interval = watch::Sender::new(app.config.heartbeat());
     app.watch(core, plan, &runtime, interval.subscribe());
     let parts = Parts {
         endpoint: app.config.receiver_url.clone(),
+        dial: Dial::tcp(),
         core: core.clone(),
         credentials,
         sightings: app.sightings.clone(),
@@ -109,7 +121,10 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Run> {
         pending: receiver,
         metrics: app.metrics.clone(),
     };
-    let mut link = tokio::spawn(Link::new(parts).run(stop.clone()));
+    let mut link = match app.config.contract {
+        Contract::V2 => tokio::spawn(Poster::new(parts).run(stop.clone())),
+        Contract::V3 => tokio::spawn(Link::new(parts).run(stop.clone())),
+    };
     let ended = tokio::select! {
         ended = app.tasks.join_next() => Err(failure(ended)),
         ended = &mut link => match ended {
@@ -128,6 +143,11 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Run> {
     };
     link.abort();
     app.tasks.shutdown().await;
+    #[cfg(feature = "otlp")]
+    if let Some(traces) = traces {
+        // A failure is a panic, which has been told.
+        let _ = tokio::task::spawn_blocking(|| traces.end()).await;
+    }
     ended
 }
 
@@ -151,9 +171,10 @@ impl App {
         let (metrics, readiness) = (self.metrics.clone(), self.readiness.clone());
         let bound = Server::bind(self.config.metrics_address, metrics, readiness, core, self.sightings.clone()).await;
         let (server, address) = bound.map_err(Run::Bind)?;
+        let (admin, admin_address) = server.admin(self.config.admin_address).await.map_err(Run::Bind)?;
         let Config { receiver_url, namespace, identity_dir, trust_domain, heartbeat_seconds, max_objects, .. } =
             &self.config;
-        tracing::info!(metrics_address = %address, receiver = receiver_url.authority(), namespace,
+        tracing::info!(metrics_address = %address, %admin_address, receiver = receiver_url.authority(), namespace,
             identity_dir = %identity_dir.display(), %trust_domain, heartbeat_seconds, max_objects,
             version = env!("CARGO_PKG_VERSION"), "Started");
         if let Some(path) = &self.config.address_file {
@@ -164,13 +185,20 @@ impl App {
             server.run().await;
             "telemetry"
         });
+        self.tasks.spawn(async move {
+            admin.run().await;
+            "admin"
+        });
         Ok(())
     }
 
     fn keep_identity(&mut self) -> Current {
         let files = Files::new(self.config.identity_dir.clone());
-        let (pending, domain) = (self.readiness.guard("identity"), self.config.trust_domain.clone());
-        let (keeper, current) = Keeper::new(files, domain, pending, self.metrics.clone());
+        let make = match self.config.contract {
+            Contract::V2 => Credentials::v2(),
+            Contract::V3 => Credentials::v3(self.config.trust_domain.clone()),
+        };
+        let (keeper, current) = Keeper::new(files, make, self.readiness.guard("identity"), self.metrics.clone());
         self.tasks.spawn(async move {
             keeper.run().await;
             "identity"
@@ -181,8 +209,13 @@ impl App {
     /// Plan, planned watches, and the canary.
     fn watch(&mut self, core: &Core, pending: Guard, runtime: &RuntimeId, interval: watch::Receiver<Duration>) {
         let (rebuild, rebuilds) = watch::channel(0);
-        let shared =
-            Shared { pages: Arc::new(Semaphore::new(PAGES)), rebuild: rebuilds, metrics: self.metrics.clone() };
+        let shared = Shared {
+            pages: Arc::new(Semaphore::new(PAGES)),
+            rebuild: rebuilds,
+            sightings: self.sightings.clone(),
+            namespace: self.config.namespace.as_str().into(),
+            metrics: self.metrics.clone(),
+        };
         let (publish, plans) = watch::channel(None);
         let namespace = || self.config.namespace.clone();
         let source = PlanSource::new(namespace(), core.clone(), publish, pending, self.metrics.clone());
@@ -200,7 +233,8 @@ impl App {
         self.forever("plan", watches::run(self.lane.clone(), shared.clone(), source));
         self.forever("canary watch", watches::run(self.lane.clone(), shared.clone(), lease));
         self.forever("canary", renewer.run());
-        let supervised = watches::supervise(self.cluster.clone(), shared, core.clone(), plans);
+        let cluster = self.cluster.clone();
+        let supervised = watches::supervise(move |slot| cluster.lane(slot), shared, core.clone(), plans);
         self.forever("watches", async {
             if let Err(error) = supervised.await {
                 tracing::error!(error = chain(&error), "A watch could not be started");

@@ -4,24 +4,29 @@
 //! A renewal whose answer has a lower resource version than the highest seen tells of an etcd that was restored; one that does
 //! not come back tells of a watch that is dead. Either way every watch is rebuilt from a list.
 
+mod heights;
+
 use std::{
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
-use jiff::Timestamp;
 use serde_json::json;
 use tidewatch_shared::{heartbeat::Canary, names::AGENT_OBJECT};
 use tokio::{
     sync::{Notify, watch},
-    time::{Instant, sleep, timeout},
+    time::{Instant, sleep_until, timeout},
 };
 
+pub(crate) use heights::Height;
+
 use crate::{
+    clock,
     kubernetes::{Call, Lane},
     telemetry::{Metrics, chain},
     watch::{Named, Sink, Target},
 };
+use heights::Heights;
 
 /// A renewal must come back within this time.
 const COMES_BACK: Duration = Duration::from_secs(10);
@@ -30,12 +35,13 @@ const RAREST: u32 = 64;
 
 /// What the watch of the Lease and the renewals share; clones are the same.
 #[derive(Clone, Default)]
-pub(crate) struct Sightings(Arc<Shared>);
+pub struct Sightings(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
     seen: Notify,
+    heights: Heights,
 }
 
 #[derive(Default)]
@@ -69,6 +75,17 @@ impl Sightings {
         Some(Canary { age_seconds: now.duration_since(back).as_secs() })
     }
 
+    /// A place for another watch, whatever it watches.
+    pub(crate) fn enter(&self) -> Height {
+        self.0.heights.enter()
+    }
+
+    /// A renewal is about to be sent; gives what its answer must not be lower than.
+    fn before(&self) -> u64 {
+        self.0.heights.mark();
+        self.with(|state| state.highest)
+    }
+
     /// The watch has told a resource version.
     fn watched(&self, version: &str, now: Instant) {
         let Ok(version) = version.parse() else { return };
@@ -82,9 +99,11 @@ impl Sightings {
         self.0.seen.notify_waiters();
     }
 
-    fn renewed(&self, version: u64, now: Instant) -> Renewed {
+    /// A renewal got this version; `before` is what was seen when it was sent, because what came since may be newer than it.
+    fn renewed(&self, version: u64, before: u64, now: Instant) -> Renewed {
+        let above = self.0.heights.are_above(version);
         self.with(|state| {
-            let backwards = version < state.highest;
+            let backwards = version < before;
             if backwards {
                 // What was watched belongs to a history that is no more.
                 (state.highest, state.watched) = (version, 0);
@@ -94,7 +113,7 @@ impl Sightings {
             if state.watched >= version {
                 state.back = Some(now);
             }
-            if backwards { Renewed::Backwards } else { Renewed::Forwards }
+            if backwards || above { Renewed::Backwards } else { Renewed::Forwards }
         })
     }
 
@@ -182,24 +201,32 @@ impl Renewer {
     pub(crate) async fn run(mut self) {
         let mut failures = 0;
         loop {
+            let (begun, before) = (Instant::now(), self.sightings.before());
             match self.renew().await {
-                Ok(version) => failures = self.watch_for(version, failures).await,
+                Ok(version) => failures = self.watch_for(version, before, failures).await,
                 Err(error) => {
                     self.metrics.canary_failed.inc();
                     tracing::warn!(error = chain(&error), "The canary's Lease cannot be renewed");
                 }
             }
+            self.rest(begun).await;
+        }
+    }
+
+    /// Waits for the rest of the interval, which may change meanwhile: that alone is no reason to write.
+    async fn rest(&mut self, begun: Instant) {
+        loop {
             let interval = *self.interval.borrow_and_update();
             tokio::select! {
-                () = sleep(interval) => {}
+                () = sleep_until(begun + interval) => return,
                 Ok(()) = self.interval.changed() => {}
             }
         }
     }
 
     /// Says how many renewals in a row have not come back.
-    async fn watch_for(&self, version: u64, failures: u32) -> u32 {
-        if self.sightings.renewed(version, Instant::now()) == Renewed::Backwards {
+    async fn watch_for(&self, version: u64, before: u64, failures: u32) -> u32 {
+        if self.sightings.renewed(version, before, Instant::now()) == Renewed::Backwards {
             tracing::warn!(version, "Resource versions went back; every watch is rebuilt");
             self.order();
         }
@@ -222,7 +249,7 @@ impl Renewer {
     async fn renew(&self) -> Result<u64, Call> {
         let path =
             format!("{}/{AGENT_OBJECT}?fieldManager=tidewatch-agent", LeaseWatch::collection(&self.namespace).path());
-        let now = Timestamp::now();
+        let now = clock::now();
         // `MicroTime`: exactly six digits, which Timestamp's own form does not promise.
         let patch = json!({"spec": {"holderIdentity": self.holder, "renewTime": format!("{now:.6}")}});
         let answer = self.lane.merge_patch(&path, patch.to_string().into_bytes()).await?;
@@ -241,14 +268,14 @@ mod tests {
         let (sightings, start) = (Sightings::default(), Instant::now());
         sightings.watched("5", start);
         assert_eq!(sightings.canary(start), None);
-        assert_eq!(sightings.renewed(7, start), Renewed::Forwards);
+        assert_eq!(sightings.renewed(7, sightings.before(), start), Renewed::Forwards);
         assert_eq!(sightings.canary(start), None);
         assert!(timeout(COMES_BACK, sightings.comes_back(7)).await.is_err());
         sightings.watched("7", start);
         sightings.comes_back(7).await;
         assert_eq!(sightings.canary(start + COMES_BACK), Some(Canary { age_seconds: 10 }));
         sightings.watched("9", start);
-        sightings.renewed(9, start + COMES_BACK);
+        sightings.renewed(9, 9, start + COMES_BACK);
         assert_eq!(sightings.canary(start + COMES_BACK), Some(Canary { age_seconds: 0 }));
     }
 
@@ -256,10 +283,67 @@ mod tests {
     fn a_lower_version_is_a_restored_etcd() {
         let (sightings, now) = (Sightings::default(), Instant::now());
         sightings.watched("50", now);
-        assert_eq!(sightings.renewed(40, now), Renewed::Backwards);
+        assert_eq!(sightings.renewed(40, sightings.before(), now), Renewed::Backwards);
         assert_eq!(sightings.canary(now), None);
-        assert_eq!(sightings.renewed(41, now), Renewed::Forwards);
+        assert_eq!(sightings.renewed(41, sightings.before(), now), Renewed::Forwards);
         sightings.watched("41", now);
         assert!(sightings.canary(now).is_some());
+    }
+
+    #[test]
+    fn any_watch_that_was_further_tells_of_a_restored_etcd_too() {
+        let (sightings, now) = (Sightings::default(), Instant::now());
+        let kymas = sightings.enter();
+        sightings.watched("50", now);
+        kymas.seen("55");
+        assert_eq!(sightings.renewed(53, sightings.before(), now), Renewed::Backwards);
+        kymas.listed("54");
+        assert_eq!(sightings.renewed(56, sightings.before(), now), Renewed::Forwards);
+    }
+
+    #[test]
+    fn a_bookmark_that_overtakes_a_renewals_answer_is_no_restored_etcd() {
+        let (sightings, now) = (Sightings::default(), Instant::now());
+        let before = sightings.before();
+        sightings.watched("60", now);
+        assert_eq!(sightings.renewed(58, before, now), Renewed::Forwards);
+        assert!(sightings.canary(now).is_some(), "the watch is past it");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_interval_that_changes_costs_no_renewal() {
+        let interval = watch::Sender::new(Duration::from_secs(30));
+        let mut renewer = Renewer {
+            lane: Lane::new(Nobody),
+            namespace: String::new(),
+            holder: String::new(),
+            interval: interval.subscribe(),
+            sightings: Sightings::default(),
+            rebuild: watch::Sender::new(0),
+            metrics: Metrics::default(),
+        };
+        let begun = Instant::now();
+        let change = async {
+            for seconds in [31, 60, 45] {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+                interval.send_replace(Duration::from_secs(seconds));
+            }
+        };
+        tokio::join!(renewer.rest(begun), change);
+        assert_eq!(begun.elapsed(), Duration::from_secs(45));
+    }
+
+    struct Nobody;
+
+    impl crate::kubernetes::Transport for Nobody {
+        fn send(
+            &self,
+            _request: http::Request<http_body_util::Full<bytes::Bytes>>,
+        ) -> futures::future::BoxFuture<
+            'static,
+            Result<http::Response<crate::kubernetes::Body>, Box<dyn std::error::Error + Send + Sync>>,
+        > {
+            Box::pin(async { Err("nobody is there".into()) })
+        }
     }
 }

@@ -2,10 +2,13 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use tidewatch_shared::{identity::TrustDomain, names::SKR_NAMESPACE};
 
 pub use crate::link::{Endpoint, ParseEndpoint};
+
+/// Where `status` asks when it is not told.
+pub(crate) const DEFAULT_ADMIN_ADDRESS: &str = "127.0.0.1:2113";
 
 /// Tells the Kyma control plane about changes in this cluster.
 #[derive(Clone, Debug, Parser)]
@@ -18,6 +21,10 @@ pub struct Config {
     /// The receiver, https://host:port
     #[arg(long, env = "TIDEWATCH_RECEIVER_URL", value_name = "URL")]
     pub receiver_url: Endpoint,
+
+    /// Contract that the receiver speaks: v3, or v2 for the incumbent's listener
+    #[arg(long, env = "TIDEWATCH_CONTRACT", default_value = "v3")]
+    pub contract: Contract,
 
     /// Folder with tls.crt, tls.key and ca.crt
     #[arg(long, env = "TIDEWATCH_IDENTITY_DIR", value_name = "FOLDER")]
@@ -35,6 +42,10 @@ pub struct Config {
     #[arg(long, env = "TIDEWATCH_METRICS_ADDRESS", default_value = "0.0.0.0:2112", value_name = "IP:PORT")]
     pub metrics_address: SocketAddr,
 
+    /// Where `status` asks, on loopback only; port 0 takes a free one
+    #[arg(long, env = "TIDEWATCH_ADMIN_ADDRESS", default_value = DEFAULT_ADMIN_ADDRESS, value_name = "IP:PORT", value_parser = loopback)]
+    pub admin_address: SocketAddr,
+
     /// File that the bound address of metrics and probes is written to
     #[arg(long, env = "TIDEWATCH_ADDRESS_FILE", value_name = "FILE")]
     pub address_file: Option<PathBuf>,
@@ -47,9 +58,31 @@ pub struct Config {
     #[arg(long, env = "TIDEWATCH_MAX_OBJECTS", default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub max_objects: u32,
 
+    /// Objects of all watches together, above which the largest watch only tells "something changed"
+    #[arg(long, env = "TIDEWATCH_MAX_OBJECTS_TOTAL", default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1_000..=10_000_000))]
+    pub max_objects_total: u32,
+
+    /// Seconds that are added to the clock, for tests of wrong clocks
+    #[arg(long, default_value_t = 0, hide = true, allow_negative_numbers = true)]
+    pub clock_offset_seconds: i64,
+
+    /// Where traces are exported to, over OTLP (gRPC) without TLS: http://host:port
+    #[cfg(feature = "otlp")]
+    #[arg(long, env = "TIDEWATCH_OTLP_ENDPOINT", value_name = "URL")]
+    pub otlp_endpoint: Option<String>,
+
     /// Log filter: level, or target=level, separated by commas
     #[arg(long, env = "TIDEWATCH_LOG", default_value = "info")]
     pub log: String,
+}
+
+/// What is spoken with the receiver (`02`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Contract {
+    /// The incumbent's: one unsigned request for each event, and no heartbeats.
+    V2,
+    /// Ours.
+    V3,
 }
 
 impl Config {
@@ -58,6 +91,12 @@ impl Config {
     pub fn heartbeat(&self) -> Duration {
         Duration::from_secs(self.heartbeat_seconds.into())
     }
+}
+
+/// What the agent shows there is nobody's but the pod's.
+pub(crate) fn loopback(text: &str) -> Result<SocketAddr, &'static str> {
+    let address: SocketAddr = text.parse().map_err(|_| "not an address with a port")?;
+    if address.ip().is_loopback() { Ok(address) } else { Err("not an address of the loopback") }
 }
 
 /// RFC 1123 label, as it stands in paths of the API.
@@ -89,6 +128,7 @@ mod tests {
             ["--receiver-url", "http://kcp"],
             ["--trust-domain", "A B"],
             ["--max-objects", "0"],
+            ["--admin-address", "0.0.0.0:2113"],
         ] {
             assert!(parse(&bad).is_err(), "{bad:?}");
         }

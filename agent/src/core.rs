@@ -1,6 +1,9 @@
 //! Index and outbox of all watches behind one lock. Watch tasks feed it, the link empties it; nothing is awaited inside, so
 //! a heartbeat describes one instant.
 
+mod bounds;
+mod single;
+mod status;
 mod watched;
 
 use std::{
@@ -20,61 +23,74 @@ use tidewatch_shared::{
 use tokio::{sync::Notify, time::Instant};
 
 use crate::{
-    index::{Applied, Index, Rule, Seen},
-    outbox::{Batch, Facts, Outbox, What},
+    clock,
+    index::{Applied, Index, Rule},
+    outbox::{Announced, Facts, Outbox, What},
     random,
     telemetry::Metrics,
 };
+pub use crate::{
+    index::{Seen, Uid, Version},
+    outbox::Batch,
+};
+pub(crate) use status::Account;
 use watched::Watched;
 
 /// What tells a watch of today from an earlier one of the same name: calls of a loop that has been stopped do nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct WatchId(u64);
+pub struct WatchId(u64);
 
 /// A watch whose loop must be started.
 #[derive(Clone, Debug)]
-pub(crate) struct Started {
+pub struct Started {
     /// For calls of its loop.
-    pub(crate) id: WatchId,
+    pub id: WatchId,
     /// What to watch.
-    pub(crate) planned: Arc<PlannedWatch>,
+    pub planned: Arc<PlannedWatch>,
 }
 
 /// What changed with a plan.
 #[derive(Debug, Default)]
-pub(crate) struct Turnover {
+pub struct Turnover {
     /// Loops to stop, by name.
-    pub(crate) stopped: Vec<Arc<str>>,
+    pub stopped: Vec<Arc<str>>,
     /// Loops to start.
-    pub(crate) started: Vec<Started>,
+    pub started: Vec<Started>,
 }
 
 /// What a heartbeat says that the core does not know itself.
 #[derive(Debug)]
-pub(crate) struct Surroundings {
+pub struct Surroundings {
     /// The agent's certificate.
-    pub(crate) certificate: CertificateState,
+    pub certificate: CertificateState,
     /// Revision of the trust bundle.
-    pub(crate) trust_revision: Option<String>,
+    pub trust_revision: Option<String>,
     /// The canary, once it has come back.
-    pub(crate) canary: Option<Canary>,
+    pub canary: Option<Canary>,
 }
 
 /// Figures for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Figures {
-    pub(crate) waiting: usize,
-    pub(crate) parked: usize,
-    pub(crate) unsettled: usize,
-    pub(crate) watches: usize,
-    pub(crate) failing: usize,
-    pub(crate) coarse: usize,
-    pub(crate) objects: usize,
+pub struct Figures {
+    /// Events that wait to be sent.
+    pub waiting: usize,
+    /// Events that cannot be sent.
+    pub parked: usize,
+    /// Events that were sent and are not settled.
+    pub unsettled: usize,
+    /// Watches of the plan.
+    pub watches: usize,
+    /// Watches that do not work.
+    pub failing: usize,
+    /// Watches that only know that something changed.
+    pub coarse: usize,
+    /// Objects held.
+    pub objects: usize,
 }
 
 /// A handle; clones share the same core.
 #[derive(Clone)]
-pub(crate) struct Core(Arc<Shared>);
+pub struct Core(Arc<Shared>);
 
 struct Shared {
     state: Mutex<State>,
@@ -87,6 +103,8 @@ struct State {
     hasher: Arc<ObjectHasher>,
     /// Objects of one watch, at most.
     cap: usize,
+    /// Objects of all watches, at most, and events of all watches.
+    total: usize,
     ids: u64,
     plan_revision: Option<String>,
     plan_error: Option<String>,
@@ -94,12 +112,21 @@ struct State {
 
 impl Core {
     /// An empty core for one runtime; `cap` is the number of objects above which a watch goes coarse.
-    pub(crate) fn new(runtime: RuntimeId, cap: usize, metrics: Metrics) -> Self {
+    pub fn new(runtime: RuntimeId, cap: usize, metrics: Metrics) -> Self {
         let hasher = Arc::new(ObjectHasher::new(&runtime));
         let outbox = Outbox::new(runtime, Box::new(random::bits), metrics);
         let watches = BTreeMap::new();
-        let state = State { outbox, watches, hasher, cap, ids: 0, plan_revision: None, plan_error: None };
+        let total = usize::MAX;
+        let state = State { outbox, watches, hasher, cap, total, ids: 0, plan_revision: None, plan_error: None };
         Self(Arc::new(Shared { state: Mutex::new(state), wake: Notify::new() }))
+    }
+
+    /// Bounds the objects of all watches together, and the events that are not settled: the largest watch goes coarse, the
+    /// others stay exact.
+    #[must_use]
+    pub fn bounded(self, total: usize) -> Self {
+        self.with(|state| state.total = total);
+        self
     }
 
     fn with<R>(&self, work: impl FnOnce(&mut State) -> R) -> R {
@@ -120,7 +147,7 @@ impl Core {
     }
 
     /// Follows another plan: says which loops to stop and to start. A watch that changed is stopped and started.
-    pub(crate) fn follow(&self, plan: &Plan) -> Turnover {
+    pub fn follow(&self, plan: &Plan) -> Turnover {
         self.stir(|state| state.follow(plan))
     }
 
@@ -134,13 +161,26 @@ impl Core {
         self.with(|state| state.plan_error = None);
     }
 
+    /// A heartbeat of nobody in particular.
+    #[cfg(test)]
+    pub(crate) fn plain_heartbeat(&self) -> Heartbeat {
+        let certificate = CertificateState { not_after: String::new(), fingerprint: String::new() };
+        self.heartbeat(Instant::now(), Surroundings { certificate, trust_revision: None, canary: None }).0
+    }
+
+    /// Why the newest plan was refused, in words.
+    #[cfg(test)]
+    pub(crate) fn plan_error(&self) -> Option<String> {
+        self.with(|state| state.plan_error.clone())
+    }
+
     /// Discovery has resolved what the plan names.
-    pub(crate) fn described(&self, id: WatchId, version: &str, kind: &str, every_version: bool) {
+    pub fn described(&self, id: WatchId, version: &str, kind: &str, every_version: bool) {
         self.stir(|state| state.described(id, version, kind, every_version));
     }
 
     /// A list of a watch begins.
-    pub(crate) fn list_begun(&self, id: WatchId) {
+    pub fn list_begun(&self, id: WatchId) {
         self.with(|state| {
             if let Some(watched) = state.watched(id) {
                 watched.index.begin_list();
@@ -149,7 +189,7 @@ impl Core {
     }
 
     /// One page of a list. False if no more pages are of use, because the watch is coarse.
-    pub(crate) fn listed(&self, id: WatchId, objects: Vec<(Box<str>, Seen)>, now: Instant) -> bool {
+    pub fn listed(&self, id: WatchId, objects: Vec<(Box<str>, Seen)>, now: Instant) -> bool {
         self.stir(|state| {
             state.alive(id, now);
             objects.into_iter().all(|(key, seen)| state.apply(id, &key, seen, true))
@@ -157,12 +197,12 @@ impl Core {
     }
 
     /// The list of a watch is complete.
-    pub(crate) fn list_complete(&self, id: WatchId, now: Instant) {
+    pub fn list_complete(&self, id: WatchId, now: Instant) {
         self.stir(|state| state.list_complete(id, now));
     }
 
     /// The watch says that an object is there.
-    pub(crate) fn present(&self, id: WatchId, key: &str, seen: Seen, now: Instant) {
+    pub fn present(&self, id: WatchId, key: &str, seen: Seen, now: Instant) {
         self.stir(|state| {
             state.alive(id, now);
             state.apply(id, key, seen, false);
@@ -170,7 +210,7 @@ impl Core {
     }
 
     /// The watch says that an object left.
-    pub(crate) fn gone(&self, id: WatchId, key: &str, seen: Seen, now: Instant) {
+    pub fn gone(&self, id: WatchId, key: &str, seen: Seen, now: Instant) {
         self.stir(|state| {
             state.alive(id, now);
             state.delete(id, key, seen);
@@ -201,40 +241,46 @@ impl Core {
     }
 
     /// When the next batch may be sent; `None` when there is nothing to send.
-    pub(crate) fn due(&self, now: Instant) -> Option<Instant> {
+    pub fn due(&self, now: Instant) -> Option<Instant> {
         self.with(|state| state.outbox.due(now))
     }
 
-    /// See [`Outbox::request`].
-    pub(crate) fn batch(&self, now: Instant) -> Option<Batch> {
+    /// The next request, or the same once more if it has not been answered; `None` when nothing is due.
+    pub fn batch(&self, now: Instant) -> Option<Batch> {
         self.with(|state| {
             let State { outbox, watches, .. } = state;
             outbox.request(now, &|watch| watches.get(watch)?.index.digest())
         })
     }
 
-    /// See [`Outbox::answered`].
-    pub(crate) fn answered(&self, now: Instant, epoch: Epoch, answer: &EventsAnswer) {
+    /// The answer to a batch of an epoch.
+    pub fn answered(&self, now: Instant, epoch: Epoch, answer: &EventsAnswer) {
         self.with(|state| state.outbox.answered(now, epoch, answer));
     }
 
-    /// See [`Outbox::refused_whole`].
-    pub(crate) fn refused_whole(&self, epoch: Epoch) {
-        self.with(|state| state.outbox.refused_whole(epoch));
+    /// A batch of an epoch was refused whole (400, 413): the next one has half of its events, until the one is found.
+    /// True when it was found.
+    pub fn refused_whole(&self, epoch: Epoch) -> bool {
+        self.with(|state| state.outbox.refused_whole(epoch))
     }
 
-    /// See [`Outbox::start_over`].
-    pub(crate) fn start_over(&self) {
+    /// Like [`Core::refused_whole`], because the batch was too large.
+    pub(crate) fn too_large(&self, epoch: Epoch, announced: Announced) -> bool {
+        self.with(|state| state.outbox.too_large(epoch, announced))
+    }
+
+    /// The signature or nonce was refused: the counters of this epoch are of no use.
+    pub fn start_over(&self) {
         self.with(|state| state.outbox.start_over());
     }
 
     /// The next heartbeat, with the nonce of its request.
-    pub(crate) fn heartbeat(&self, now: Instant, surroundings: Surroundings) -> (Heartbeat, Nonce) {
+    pub fn heartbeat(&self, now: Instant, surroundings: Surroundings) -> (Heartbeat, Nonce) {
         self.with(|state| state.heartbeat(now, surroundings))
     }
 
     /// The answer to a heartbeat of an epoch.
-    pub(crate) fn heartbeat_answered(&self, now: Instant, epoch: Epoch, answer: &HeartbeatAnswer) {
+    pub fn heartbeat_answered(&self, now: Instant, epoch: Epoch, answer: &HeartbeatAnswer) {
         self.with(|state| {
             if state.outbox.heartbeat_answered(now, epoch, answer.instance, &answer.settled) {
                 answer.resend.iter().for_each(|watch| state.resend(watch));
@@ -242,8 +288,13 @@ impl Core {
         });
     }
 
+    /// Objects held, by watch.
+    pub(crate) fn objects(&self) -> Vec<(Arc<str>, usize)> {
+        self.with(|state| state.watches.iter().map(|(name, watched)| (name.clone(), watched.index.len())).collect())
+    }
+
     /// Figures for metrics.
-    pub(crate) fn figures(&self) -> Figures {
+    pub fn figures(&self) -> Figures {
         self.with(|state| {
             let (outbox, watches) = (&state.outbox, state.watches.values());
             Figures {
@@ -317,27 +368,30 @@ impl State {
             let held = watched.index.len() > 0;
             watched.index = Index::new(hasher, rule, cap);
             if held {
-                self.outbox.collapse(&name, random::unix_millis());
+                self.outbox.collapse(&name, clock::unix_millis());
             }
         }
     }
 
     /// False if the watch is coarse or no longer there.
     fn apply(&mut self, id: WatchId, key: &str, seen: Seen, listing: bool) -> bool {
-        let (Some(name), at) = (self.named(id), random::unix_millis()) else { return false };
+        let (Some(name), at) = (self.named(id), clock::unix_millis()) else { return false };
         let Some(Watched { index, forward, .. }) = self.watches.get_mut(&name) else { return false };
         // The first list says all at once; only a forwarded watch needs each object of it.
         let told = index.is_complete() || *forward;
         match index.apply(key, seen.clone()) {
-            Applied::Changed(moved) if told => {
-                self.outbox.mark(&name, key, What::object(seen, moved.change, moved.after), moved.before, at);
-                self.bound(&name, at);
+            Applied::Changed(moved) => {
+                if told {
+                    self.outbox.mark(&name, key, What::object(seen, moved.change, moved.after), moved.before, at);
+                    self.bound(&name, at);
+                }
+                return moved.change != Change::Created || self.thin(&name, at);
             }
             Applied::Unchanged if listing && *forward => {
                 let part = index.part(key, &seen);
                 self.outbox.mark(&name, key, What::object(seen, Change::Status, part), part, at);
             }
-            Applied::Changed(_) | Applied::Unchanged => {}
+            Applied::Unchanged => {}
             Applied::Coarse => {
                 self.outbox.collapse(&name, at);
                 return false;
@@ -347,7 +401,7 @@ impl State {
     }
 
     fn delete(&mut self, id: WatchId, key: &str, seen: Seen) {
-        let (Some(name), at) = (self.named(id), random::unix_millis()) else { return };
+        let (Some(name), at) = (self.named(id), clock::unix_millis()) else { return };
         let Some(watched) = self.watches.get_mut(&name) else { return };
         match watched.index.delete(key) {
             Applied::Changed(moved) => {
@@ -359,15 +413,8 @@ impl State {
         }
     }
 
-    /// Objects that come and go under ever new names must not fill the outbox while nobody takes its events.
-    fn bound(&mut self, name: &str, at: i64) {
-        if self.outbox.dirty(name) > self.cap {
-            self.outbox.collapse(name, at);
-        }
-    }
-
     fn list_complete(&mut self, id: WatchId, now: Instant) {
-        let (Some(name), at) = (self.named(id), random::unix_millis()) else { return };
+        let (Some(name), at) = (self.named(id), clock::unix_millis()) else { return };
         let Some(watched) = self.watches.get_mut(&name) else { return };
         let told = watched.index.is_complete() || watched.forward;
         let gone = watched.index.finish_list();
@@ -384,14 +431,20 @@ impl State {
     }
 
     fn resend(&mut self, name: &str) {
-        let at = random::unix_millis();
         let Some(watched) = self.watches.get(name) else { return };
         if watched.forward {
-            for (key, seen, part) in watched.index.iter() {
-                self.outbox.mark(name, key, What::object(seen.clone(), Change::Status, part), part, at);
-            }
+            self.mark_all(name);
         }
-        self.outbox.mark_whole(name, at);
+        self.outbox.mark_whole(name, clock::unix_millis());
+    }
+
+    /// Marks every object that is there, though none has changed.
+    fn mark_all(&mut self, name: &str) {
+        let at = clock::unix_millis();
+        let Some(watched) = self.watches.get(name) else { return };
+        for (key, seen, part) in watched.index.iter() {
+            self.outbox.mark(name, key, What::object(seen.clone(), Change::Status, part), part, at);
+        }
     }
 
     fn heartbeat(&mut self, now: Instant, surroundings: Surroundings) -> (Heartbeat, Nonce) {

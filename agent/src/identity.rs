@@ -4,11 +4,12 @@
 //! nothing else.
 
 mod files;
+mod legacy;
 
 use std::{sync::Arc, time::Duration};
 
 use jiff::Timestamp;
-use rustls::ClientConfig;
+use rustls::{ClientConfig, pki_types::pem::Error as PemError};
 use thiserror::Error;
 use tidewatch_shared::{
     certificate::{self, ReadCertificate, RuntimeCertificate},
@@ -16,13 +17,14 @@ use tidewatch_shared::{
     identity::{RuntimeId, TrustDomain},
     signature::{Sign, Signer},
     tls::{self, TlsConfig},
+    v2::ReadCaller,
 };
 use tokio::{sync::watch, time::sleep};
 
 pub(crate) use files::Files;
 
 use crate::{
-    random,
+    clock,
     telemetry::{Guard, Metrics, chain},
 };
 
@@ -31,35 +33,56 @@ const POLL: Duration = Duration::from_secs(5);
 
 /// Why a set of key, chain and bundle is not used.
 #[derive(Debug, Error)]
-pub(crate) enum Load {
+pub enum Load {
+    /// A file.
     #[error("{name} could not be read")]
     Read {
         /// Which file.
         name: &'static str,
+        /// Why.
         #[source]
         error: std::io::Error,
     },
+    /// Their bytes.
     #[error("key, chain or trust bundle is not usable")]
     Tls(#[from] TlsConfig),
+    /// The leaf.
     #[error("the certificate is not that of a runtime")]
     Certificate(#[from] ReadCertificate),
+    /// Its kind.
     #[error("the key cannot sign")]
     Key(#[from] Sign),
+    /// The leaf, in contract v2.
+    #[error("the certificate is not that of a caller of contract v2")]
+    Caller(#[from] ReadCaller),
+    /// The key, in contract v2.
+    #[error("the key is not readable PEM")]
+    LegacyKey(#[source] PemError),
+    /// Key and certificate, in contract v2.
+    #[error("certificate and key are not usable together")]
+    Pair(#[source] rustls::Error),
+    /// Its end has passed.
     #[error("the certificate ended at {0}")]
     Expired(Timestamp),
+    /// An agent speaks for one runtime as long as it lives.
     #[error("the certificate names runtime {new}, but this agent speaks for {known}")]
-    OtherRuntime { known: RuntimeId, new: RuntimeId },
+    OtherRuntime {
+        /// The one it speaks for.
+        known: RuntimeId,
+        /// The one that the certificate names.
+        new: RuntimeId,
+    },
 }
 
 /// The bytes of an identity, in PEM.
 #[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Material {
+pub struct Material {
     /// Leaf first.
-    pub(crate) chain: Vec<u8>,
+    pub chain: Vec<u8>,
     /// PKCS#8.
-    pub(crate) key: Vec<u8>,
+    pub key: Vec<u8>,
     /// Roots for the receiver's certificate.
-    pub(crate) bundle: Vec<u8>,
+    pub bundle: Vec<u8>,
 }
 
 /// Where an identity comes from.
@@ -72,50 +95,71 @@ pub(crate) trait Source {
 }
 
 /// A valid identity: a connection and the signatures on it are made of one and the same.
-pub(crate) struct Credentials {
+pub struct Credentials {
     /// Whom the certificate names.
-    pub(crate) runtime: RuntimeId,
-    /// Signs with the leaf's key.
-    pub(crate) signer: Signer,
+    pub runtime: RuntimeId,
+    /// Signs with the leaf's key; `None` in contract v2, where nothing is signed.
+    pub signer: Option<Signer>,
     /// Presents the chain and trusts the bundle.
-    pub(crate) tls: ClientConfig,
+    pub tls: ClientConfig,
     /// For heartbeats.
-    pub(crate) certificate: CertificateState,
+    pub certificate: CertificateState,
     /// End of validity, in Unix seconds.
-    pub(crate) not_after: i64,
+    pub not_after: i64,
     /// Changes with the set of roots.
-    pub(crate) trust_revision: String,
+    pub trust_revision: String,
 }
 
 /// How credentials reach whoever uses them; `None` until there are any.
-pub(crate) type Current = watch::Receiver<Option<Arc<Credentials>>>;
+pub type Current = watch::Receiver<Option<Arc<Credentials>>>;
 
 impl Credentials {
     /// Validates the whole set, at a time in Unix seconds.
-    fn new(material: &Material, domain: &TrustDomain, now: i64) -> Result<Self, Load> {
+    ///
+    /// # Errors
+    /// [`Load`].
+    pub fn new(material: &Material, domain: &TrustDomain, now: i64) -> Result<Self, Load> {
         let identity = tls::Identity::from_pem(&material.chain, &material.key)?;
         let roots = tls::certificates(&material.bundle)?;
-        let tls = tls::client(&identity, tls::roots(&roots)?)?;
+        let tls = clock::judge_by(tls::client(&identity, tls::roots(&roots)?)?);
         let leaf = identity.chain.first().ok_or(TlsConfig::Empty("the certificate chain"))?;
         let RuntimeCertificate { runtime, leaf } = RuntimeCertificate::read(leaf, domain)?;
         let not_after = Timestamp::from_second(leaf.not_after).unwrap_or(Timestamp::MAX);
         if leaf.not_after <= now {
             return Err(Load::Expired(not_after));
         }
-        let signer = Signer::new(&identity.key, leaf.fingerprint.clone())?;
+        let signer = Some(Signer::new(&identity.key, leaf.fingerprint.clone())?);
         let certificate = CertificateState { not_after: not_after.to_string(), fingerprint: leaf.fingerprint };
         let trust_revision = certificate::trust_revision(&roots);
         Ok(Self { runtime, signer, tls, certificate, not_after: leaf.not_after, trust_revision })
     }
 }
 
+/// How credentials are made: each contract has certificates of its own.
+pub(crate) type Make = Box<dyn Fn(&Material, i64) -> Result<Credentials, Load> + Send>;
+
+impl Credentials {
+    /// The certificates of contract v3: the runtime stands in URI and common name, and the key signs.
+    pub(crate) fn v3(domain: TrustDomain) -> Make {
+        Box::new(move |material, now| Self::new(material, &domain, now))
+    }
+
+    /// The certificates of contract v2: the runtime stands in the common name alone, and the key is of any kind.
+    pub(crate) fn v2() -> Make {
+        Box::new(legacy::credentials)
+    }
+}
+
 /// Reads a source again and again, and publishes what is new and valid; the last good set stays when something is not.
 pub(crate) struct Keeper<S> {
     source: S,
-    domain: TrustDomain,
+    /// Makes credentials of what the source has, at a time in Unix seconds.
+    make: Make,
     publish: watch::Sender<Option<Arc<Credentials>>>,
     /// What was last looked at, good or bad.
     seen: Option<Material>,
+    /// What was last looked at has ended by our clock.
+    expired: bool,
     /// The last reading failed; so that it is said once.
     failing: bool,
     pending: Option<Guard>,
@@ -124,16 +168,17 @@ pub(crate) struct Keeper<S> {
 
 impl<S: Source> Keeper<S> {
     /// Nothing is published before the first valid set.
-    pub(crate) fn new(source: S, domain: TrustDomain, pending: Guard, metrics: Metrics) -> (Self, Current) {
+    pub(crate) fn new(source: S, make: Make, pending: Guard, metrics: Metrics) -> (Self, Current) {
         let (publish, current) = watch::channel(None);
-        let keeper = Self { source, domain, publish, seen: None, failing: false, pending: Some(pending), metrics };
+        let keeper =
+            Self { source, make, publish, seen: None, expired: false, failing: false, pending: Some(pending), metrics };
         (keeper, current)
     }
 
     /// Reads for ever.
     pub(crate) async fn run(mut self) {
         loop {
-            self.look(random::unix_millis() / 1_000);
+            self.look(clock::unix_seconds());
             sleep(POLL).await;
         }
     }
@@ -170,11 +215,17 @@ impl<S: Source> Keeper<S> {
             }
         };
         self.failing = false;
-        if self.seen.as_ref() == Some(&material) {
+        let looked = self.seen.as_ref() == Some(&material);
+        if looked && !self.expired {
             return Ok(None);
         }
-        let credentials = Credentials::new(&material, &self.domain, now);
+        let credentials = (self.make)(&material, now);
         self.seen = Some(material);
+        // What has ended by our clock may be good when the clock is set; that it has ended is said once.
+        self.expired = matches!(credentials, Err(Load::Expired(_)));
+        if looked && self.expired {
+            return Ok(None);
+        }
         let credentials = credentials?;
         let known = self.publish.borrow().as_ref().map(|known| known.runtime.clone());
         match known.filter(|known| *known != credentials.runtime) {

@@ -14,9 +14,7 @@ use tidewatch_shared::{
     plan::Field,
 };
 
-pub(crate) use object::Seen;
-#[cfg(test)]
-pub(crate) use object::Version;
+pub use object::{Seen, Uid, Version};
 
 /// What a watch counts as a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,15 +160,20 @@ impl Index {
 
     fn insert(&mut self, key: &str, seen: Seen) -> Applied {
         if self.objects.len() >= self.cap {
-            self.state = State::Coarse;
-            self.objects.clear();
-            self.digest = Digest::ZERO;
+            self.give_up();
             return Applied::Coarse;
         }
         let after = self.part(key, &seen);
         self.digest += after;
         self.objects.insert(key.into(), Entry { seen, round: self.round });
         Applied::Changed(Moved { change: Change::Created, before: Digest::ZERO, after })
+    }
+
+    /// Goes coarse: holds nothing until the next list.
+    pub(crate) fn give_up(&mut self) {
+        self.state = State::Coarse;
+        self.objects = BTreeMap::new();
+        self.digest = Digest::ZERO;
     }
 
     /// An object left the set that the watch selects.

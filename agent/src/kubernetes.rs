@@ -24,6 +24,11 @@ use transport::Https;
 /// Long requests on one connection. API servers allow 100 streams each; the rest is for lists.
 const WATCHES_PER_LANE: usize = 64;
 
+/// Whether a text is a kubeconfig that the agent would use. Client certificates that it names as files are read.
+pub(crate) fn is_kubeconfig(text: &[u8]) -> bool {
+    kubeconfig::parse(text, Path::new("")).is_ok()
+}
+
 /// The API server; clones share its connections.
 #[derive(Clone)]
 pub(crate) struct Cluster(Arc<Inner>);

@@ -4,29 +4,41 @@
 //! | room | what it owns |
 //! |---|---|
 //! | [`app`] | which tasks there are, and how they end |
+//! | [`command`] | what the process is to do: run, or ask one that runs |
 //! | [`config`] | flags and environment, read once |
+//! | `clock` | the wall clock, read in one place |
 //! | `plan` | the ConfigMap that names the watches |
 //! | `watch` | list and watch loops, one for each watch |
 //! | `index` | what was last seen of each object, and the digest (pure) |
 //! | `outbox` | what waits, flies, is accepted or parked (pure) |
-//! | `core` | index and outbox of all watches under one lock |
-//! | `link` | the one connection to the receiver |
-//! | `identity` | key, chain and trust bundle |
-//! | `canary` | the Lease that proves writing and watching |
+//! | [`core`] | index and outbox of all watches under one lock |
+//! | [`link`] | the one connection to the receiver |
+//! | [`identity`] | key, chain and trust bundle |
+//! | [`canary`] | the Lease that proves writing and watching |
 //! | `kubernetes` | the connection to the runtime's API server |
-//! | [`telemetry`] | logs, metrics and probes |
+//! | [`status`] | what `status` shows |
+//! | [`telemetry`] | logs, metrics, probes, and the admin listener |
 
 pub mod app;
 mod backoff;
-mod canary;
+pub mod canary;
+mod clock;
+pub mod command;
 pub mod config;
-mod core;
-mod identity;
+pub mod core;
+pub mod identity;
 mod index;
 mod kubernetes;
-mod link;
+pub mod link;
 mod outbox;
 mod plan;
 mod random;
+pub mod status;
 pub mod telemetry;
 mod watch;
+
+/// Whether a text is a kubeconfig, in JSON, that the agent would use. Client certificates that it names as files are read.
+#[must_use]
+pub fn is_kubeconfig(text: &[u8]) -> bool {
+    kubernetes::is_kubeconfig(text)
+}

@@ -4,8 +4,10 @@
 //! connection. What an answer means is decided in [`verdict`] and in the outbox; here it is only carried out.
 
 mod client;
+mod dial;
 mod endpoint;
 mod gate;
+mod v2;
 mod verdict;
 
 use std::{sync::Arc, time::Duration};
@@ -24,10 +26,13 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
+pub use dial::Dial;
 pub use endpoint::{Endpoint, ParseEndpoint};
+pub(crate) use v2::Poster;
 
 use crate::{
     canary::Sightings,
+    clock,
     core::{Core, Surroundings},
     identity::{Credentials, Current},
     random,
@@ -43,26 +48,29 @@ const HEARTBEAT_SECONDS: (u32, u32) = (1, 3_600);
 const NEW_EPOCH: Duration = Duration::from_secs(60);
 
 /// Everything that the link is made of.
-pub(crate) struct Parts {
+pub struct Parts {
     /// Where the receiver is.
-    pub(crate) endpoint: Endpoint,
+    pub endpoint: Endpoint,
+    /// How it is reached.
+    pub dial: Dial,
     /// What there is to say.
-    pub(crate) core: Core,
+    pub core: Core,
     /// As whom.
-    pub(crate) credentials: Current,
+    pub credentials: Current,
     /// For heartbeats.
-    pub(crate) sightings: Sightings,
+    pub sightings: Sightings,
     /// The interval of heartbeats, as it begins and as the receiver changes it.
-    pub(crate) interval: watch::Sender<Duration>,
+    pub interval: watch::Sender<Duration>,
     /// Readiness waits for the first answer that is not a refusal.
-    pub(crate) pending: Guard,
+    pub pending: Guard,
     /// Counters.
-    pub(crate) metrics: Metrics,
+    pub metrics: Metrics,
 }
 
 /// See the module.
-pub(crate) struct Link {
+pub struct Link {
     endpoint: Endpoint,
+    dial: Dial,
     core: Core,
     credentials: Current,
     sightings: Sightings,
@@ -77,14 +85,17 @@ pub(crate) struct Link {
     /// The clock was set by the last answer: a second refusal is not about the clock alone.
     offset_tried: bool,
     epoch_drawn: Option<Instant>,
+    /// An epoch was drawn for a refusal, and nothing was taken since: another one would not help.
+    epoch_tried: bool,
 }
 
 impl Link {
     /// The first heartbeat is due at once: it opens the connection.
-    pub(crate) fn new(parts: Parts) -> Self {
-        let Parts { endpoint, core, credentials, sightings, interval, pending, metrics } = parts;
+    pub fn new(parts: Parts) -> Self {
+        let Parts { endpoint, dial, core, credentials, sightings, interval, pending, metrics } = parts;
         Self {
             endpoint,
+            dial,
             core,
             credentials,
             sightings,
@@ -97,31 +108,18 @@ impl Link {
             offset: 0,
             offset_tried: false,
             epoch_drawn: None,
+            epoch_tried: false,
         }
     }
 
     /// Runs until it is told to stop; a request that is under way is finished first, under its own deadline.
-    pub(crate) async fn run(mut self, stop: CancellationToken) {
-        while let Some(credentials) = self.current(&stop).await {
-            let client = Client::new(&self.endpoint, credentials);
+    pub async fn run(mut self, stop: CancellationToken) {
+        while let Some(credentials) = current(&mut self.credentials, &stop).await {
+            self.events.renewed();
+            self.heartbeats.renewed();
+            let client = Client::new(&self.endpoint, &self.dial, credentials);
             while !stop.is_cancelled() && !self.credentials.has_changed().unwrap_or(false) {
                 self.step(&client, &stop).await;
-            }
-        }
-    }
-
-    /// The credentials to use from now on; `None` when it is time to stop.
-    async fn current(&mut self, stop: &CancellationToken) -> Option<Arc<Credentials>> {
-        loop {
-            if stop.is_cancelled() {
-                return None;
-            }
-            if let Some(credentials) = self.credentials.borrow_and_update().clone() {
-                return Some(credentials);
-            }
-            tokio::select! {
-                changed = self.credentials.changed() => changed.ok()?,
-                () = stop.cancelled() => return None,
             }
         }
     }
@@ -180,19 +178,13 @@ impl Link {
         self.core.heartbeat_answered(Instant::now(), epoch, &answer);
         self.follow_interval(answer.heartbeat_seconds);
         let interval = *self.interval.borrow();
-        // A tenth of jitter, so that thousands of agents that began together do not stay together.
-        self.heartbeat_due = Instant::now() + interval.mul_f64(0.9) + random::up_to(interval.mul_f64(0.2));
+        self.heartbeat_due = Instant::now() + jittered(interval);
     }
 
     async fn post(&self, client: &Client, route: Route, post: Post) -> Result<Answer, Fault> {
-        let answer = client.post(post, random::unix_millis() / 1_000 + self.offset).await;
-        let outcome = match &answer {
-            Ok(answer) if answer.status.is_success() => Outcome::Taken,
-            Ok(answer) => Outcome::Refused(answer.status),
-            Err(fault) if fault.is_connect() => Outcome::Connect,
-            Err(_) => Outcome::Fault,
-        };
-        self.metrics.requested(route, outcome);
+        let begun = Instant::now();
+        let answer = client.post(post, clock::unix_seconds() + self.offset).await;
+        self.metrics.requested(route, Outcome::of(&answer), begun.elapsed());
         answer
     }
 
@@ -226,7 +218,7 @@ impl Link {
     }
 
     fn taken(&mut self, route: Route) {
-        self.offset_tried = false;
+        (self.offset_tried, self.epoch_tried) = (false, false);
         self.pending = None;
         self.gate(route).open();
         // The connection works: what waits only because it did not need not wait any longer.
@@ -235,38 +227,94 @@ impl Link {
     }
 
     fn refused(&mut self, route: Route, epoch: Epoch, answer: &Answer, now: Instant) {
-        let verdict = judge(answer, random::unix_millis() / 1_000);
+        let verdict = judge(answer, clock::unix_seconds());
         tracing::warn!(status = answer.status.as_u16(), ?verdict, "The receiver refuses");
         match verdict {
-            Verdict::Split if route == Route::Events => self.core.refused_whole(epoch),
-            Verdict::Clock { offset } if !self.offset_tried => {
-                tracing::warn!(offset, "Signing with the receiver's clock from now on");
-                (self.offset, self.offset_tried) = (offset, true);
-                self.metrics.clock_offset.set(offset);
+            Verdict::Split if route == Route::Events => {
+                if self.core.refused_whole(epoch) {
+                    // The one is found. If it is not the one, but all of them are, this goes on for as long as it takes.
+                    self.gate(route).fail(now, false);
+                }
             }
-            Verdict::NewEpoch if self.epoch_drawn.is_none_or(|drawn| now.duration_since(drawn) > NEW_EPOCH) => {
-                self.epoch_drawn = Some(now);
+            Verdict::TooLarge(announced) if route == Route::Events => {
+                if self.core.too_large(epoch, announced) {
+                    self.gate(route).fail(now, false);
+                }
+            }
+            Verdict::Clock { offset } => self.set_clock(route, offset, now),
+            Verdict::NewEpoch if !self.epoch_tried && self.epoch_rests(now) => {
+                (self.epoch_drawn, self.epoch_tried) = (Some(now), true);
                 self.core.start_over();
             }
             Verdict::Told(wait) => self.gate(route).told(now, wait),
-            Verdict::Split | Verdict::Clock { .. } | Verdict::NewEpoch | Verdict::BackOff => {
-                self.gate(route).fail(now, false)
+            Verdict::Split | Verdict::TooLarge(_) | Verdict::NewEpoch | Verdict::BackOff => {
+                self.gate(route).fail(now, false);
             }
+        }
+    }
+
+    fn epoch_rests(&self, now: Instant) -> bool {
+        self.epoch_drawn.is_none_or(|drawn| now.duration_since(drawn) > NEW_EPOCH)
+    }
+
+    /// The receiver's clock counts each time that it is told, ours may have been set meanwhile; at once only the first time.
+    fn set_clock(&mut self, route: Route, offset: i64, now: Instant) {
+        tracing::warn!(offset, "Signing with the receiver's clock from now on");
+        self.offset = offset;
+        self.metrics.clock_offset.set(offset);
+        if std::mem::replace(&mut self.offset_tried, true) {
+            self.gate(route).fail(now, false);
         }
     }
 
     const fn gate(&mut self, route: Route) -> &mut Gate {
         match route {
-            Route::Events => &mut self.events,
+            Route::Events | Route::V2 => &mut self.events,
             Route::Heartbeat => &mut self.heartbeats,
         }
     }
 
-    fn follow_interval(&self, seconds: u32) {
+    fn follow_interval(&mut self, seconds: u32) {
         let (least, most) = HEARTBEAT_SECONDS;
         let interval = Duration::from_secs(seconds.clamp(least, most).into());
-        self.interval.send_if_modified(|current| std::mem::replace(current, interval) != interval);
+        if self.interval.send_if_modified(|current| std::mem::replace(current, interval) != interval) {
+            // A shorter interval holds from now on, not from the end of the longer one.
+            self.heartbeat_due = self.heartbeat_due.min(Instant::now() + jittered(interval));
+        }
     }
+}
+
+/// The credentials to use from now on; `None` when it is time to stop.
+async fn current(credentials: &mut Current, stop: &CancellationToken) -> Option<Arc<Credentials>> {
+    loop {
+        if stop.is_cancelled() {
+            return None;
+        }
+        if let Some(credentials) = credentials.borrow_and_update().clone() {
+            return Some(credentials);
+        }
+        tokio::select! {
+            changed = credentials.changed() => changed.ok()?,
+            () = stop.cancelled() => return None,
+        }
+    }
+}
+
+impl Outcome {
+    fn of(answer: &Result<Answer, Fault>) -> Self {
+        match answer {
+            Ok(answer) if answer.status.is_success() => Self::Taken,
+            Ok(answer) => Self::Refused(answer.status),
+            Err(fault) if fault.is_connect() => Self::Connect,
+            Err(Fault::Sign(_) | Fault::Request(_)) => Self::Setup,
+            Err(_) => Self::Fault,
+        }
+    }
+}
+
+/// A tenth of jitter, so that thousands of agents that began together do not stay together.
+fn jittered(interval: Duration) -> Duration {
+    interval.mul_f64(0.9) + random::up_to(interval.mul_f64(0.2))
 }
 
 #[cfg(test)]

@@ -2,8 +2,7 @@
 
 use std::{process::ExitCode, time::Duration};
 
-use clap::Parser;
-use tidewatch_agent::{app, config::Config, telemetry};
+use tidewatch_agent::{app, command::Command, config::Config, telemetry};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -14,8 +13,11 @@ const HARD_DEADLINE: Duration = Duration::from_secs(8);
 
 fn main() -> ExitCode {
     // A bad configuration ends here, with exit code 2 and the reasons on stderr.
-    let config = Config::parse();
-    match start(config) {
+    let config = match Command::parse() {
+        Command::Run(config) => config,
+        Command::Status(status) => return status.run(),
+    };
+    match start(*config) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!(error = format!("{error:#}"), "The agent ends");

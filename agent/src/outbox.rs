@@ -10,8 +10,11 @@
 
 mod flight;
 mod life;
+mod limits;
 mod mailbox;
 mod pace;
+mod refused;
+mod single;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,7 +25,7 @@ use std::{
 use bytes::Bytes;
 use tidewatch_shared::{
     digest::Digest,
-    event::{Change, EventId, MAX_BODY_BYTES, Reason},
+    event::{Change, EventId, Reason},
     exchange::{EventsAnswer, Settled},
     identity::{Epoch, Instance, RuntimeId},
     signature::Nonce,
@@ -30,13 +33,17 @@ use tidewatch_shared::{
 use tokio::time::Instant;
 
 pub(crate) use life::Renewal;
+pub(crate) use limits::Announced;
 pub(crate) use mailbox::{Facts, What};
+pub(crate) use single::{Next, Single};
 
 use crate::{index::Seen, telemetry::Metrics};
 use flight::{Flight, Flying};
 use life::Life;
-use mailbox::{Mailbox, WHOLE, Waiting};
+use limits::Most;
+use mailbox::{Mailbox, WHOLE};
 use pace::Pace;
+use single::Alone;
 
 /// Events of one request. Fewer than the contract allows: a request's bytes are most of what a busy agent allocates.
 const EVENTS_PER_REQUEST: usize = 250;
@@ -48,17 +55,17 @@ pub(crate) type Digests<'a> = &'a dyn Fn(&str) -> Option<Digest>;
 
 /// A request to send: a batch, with what must be known of it when its answer comes.
 #[derive(Debug)]
-pub(crate) struct Batch {
+pub struct Batch {
     /// The life that it belongs to.
-    pub(crate) epoch: Epoch,
+    pub epoch: Epoch,
     /// For the signature.
-    pub(crate) nonce: Nonce,
+    pub nonce: Nonce,
     /// A JSON array of events.
-    pub(crate) body: Bytes,
+    pub body: Bytes,
     /// Number of events in it.
-    pub(crate) events: usize,
+    pub events: usize,
     /// It was sent before.
-    pub(crate) again: bool,
+    pub again: bool,
 }
 
 /// The numbers that a heartbeat carries.
@@ -83,8 +90,14 @@ pub(crate) struct Outbox {
     /// What was last sent of each watch, by name, for the whole epoch.
     remembered: BTreeMap<Arc<str>, Digest>,
     flight: Option<Flight>,
+    /// The event that is under way in contract v2.
+    alone: Option<Alone>,
+    /// When parked events are tried again in contract v2.
+    parked_until: Option<Instant>,
     /// Events of the next request; falls when one is refused as a whole, and grows again.
     limit: usize,
+    /// What this instance of the receiver takes at once.
+    most: Most,
     pace: Pace,
     /// The mailbox that was served last: the next request begins behind it.
     served: Option<Arc<str>>,
@@ -105,7 +118,10 @@ impl Outbox {
             boxes,
             remembered,
             flight: None,
+            alone: None,
+            parked_until: None,
             limit,
+            most: Most::default(),
             pace,
             served: None,
             draw,
@@ -135,8 +151,8 @@ impl Outbox {
 
     /// An object changed: it is waiting, whatever becomes of an event that was sent before.
     pub(crate) fn mark(&mut self, watch: &str, key: &str, object: What, before: Digest, at: i64) {
-        if let Some(mailbox) = self.boxes.get_mut(watch) {
-            mailbox.mark(key, object, before, at);
+        if self.boxes.get_mut(watch).is_some_and(|mailbox| mailbox.mark(key, object, before, at)) {
+            self.metrics.coalesced.inc();
         }
     }
 
@@ -156,6 +172,16 @@ impl Outbox {
     /// Objects of a watch that wait, or were sent and are not settled.
     pub(crate) fn dirty(&self, watch: &str) -> usize {
         self.boxes.get(watch).map_or(0, Mailbox::dirty)
+    }
+
+    /// The same of all watches.
+    pub(crate) fn dirty_in_all(&self) -> usize {
+        self.boxes.values().map(Mailbox::dirty).sum()
+    }
+
+    /// The watch that has the most of them.
+    pub(crate) fn dirtiest(&self) -> Option<Arc<str>> {
+        self.boxes.iter().max_by_key(|(_, mailbox)| mailbox.dirty()).map(|(name, _)| name.clone())
     }
 
     /// Another plan is followed: what waited for that is tried again.
@@ -180,6 +206,11 @@ impl Outbox {
         self.boxes.values().map(Mailbox::unsettled).sum()
     }
 
+    /// Whose events these are, in which epoch, up to which sequence, and which receiver answered last.
+    pub(crate) fn whereabouts(&self) -> (&RuntimeId, Epoch, u64, Option<Instance>) {
+        (&self.runtime, self.life.epoch, self.life.sequence, self.instance)
+    }
+
     /// When the next request may be sent; `None` when there is nothing to send.
     pub(crate) fn due(&self, now: Instant) -> Option<Instant> {
         let after_pace = |at: Instant| self.pace.until().map_or(at, |until| until.max(at));
@@ -193,7 +224,9 @@ impl Outbox {
     /// listed, or while the `watch.changed` of its list has not left.
     pub(crate) fn sent_digest(&self, watch: &str, digests: Digests<'_>) -> Option<Digest> {
         let mailbox = self.boxes.get(watch)?;
-        (!mailbox.waits_whole()).then(|| digests(watch).map(|digest| digest - mailbox.outstanding())).flatten()
+        // A parked whole watch stands for objects too, which may have been forgotten for its sake.
+        let untold = mailbox.waits_whole() || mailbox.parks_whole();
+        (!untold).then(|| digests(watch).map(|digest| digest - mailbox.outstanding())).flatten()
     }
 
     /// The numbers of the next heartbeat.
@@ -213,7 +246,7 @@ impl Outbox {
             self.flight = self.assemble(now, digests);
         }
         let flight = self.flight.as_mut()?;
-        let again = flight.begin(self.limit, MAX_BODY_BYTES);
+        let again = flight.begin(self.limit.min(self.most.events), self.most.bytes);
         let (body, events) = (flight.body(), flight.outstanding());
         let (epoch, nonce) = (self.life.epoch, self.nonce());
         Some(Batch { epoch, nonce, body, events, again })
@@ -225,12 +258,8 @@ impl Outbox {
     }
 
     fn assemble(&mut self, now: Instant, digests: Digests<'_>) -> Option<Flight> {
-        let behind = self.served.clone().map_or(Bound::Unbounded, Bound::Excluded);
-        let names: Vec<Arc<str>> = self.boxes.range((behind, Bound::Unbounded)).map(|(name, _)| name.clone()).collect();
-        let rest = self.boxes.keys().take(self.boxes.len() - names.len()).cloned();
-        let order: Vec<Arc<str>> = names.into_iter().chain(rest).collect();
         let mut flying = Vec::new();
-        for name in order {
+        for name in self.turns() {
             let room = EVENTS_PER_REQUEST - flying.len();
             if room == 0 {
                 break;
@@ -238,6 +267,14 @@ impl Outbox {
             self.board(&name, room, now, digests, &mut flying);
         }
         Flight::new(flying)
+    }
+
+    /// All mailboxes, beginning behind the one that was served last.
+    fn turns(&self) -> Vec<Arc<str>> {
+        let behind = self.served.clone().map_or(Bound::Unbounded, Bound::Excluded);
+        let names: Vec<Arc<str>> = self.boxes.range((behind, Bound::Unbounded)).map(|(name, _)| name.clone()).collect();
+        let rest = self.boxes.keys().take(self.boxes.len() - names.len()).cloned();
+        names.into_iter().chain(rest).collect()
     }
 
     /// Gives sequences to what waits in one mailbox.
@@ -292,7 +329,7 @@ impl Outbox {
                 self.metrics.refused(reason.as_str());
             }
             match refused.get(&event.sequence) {
-                None => {}
+                None => self.metrics.accepted(event.since),
                 Some(Reason::UnknownWatch) => {
                     if let Some(mailbox) = self.boxes.get_mut(&event.watch) {
                         mailbox.wait_again(&event.key, event.sequence);
@@ -324,41 +361,6 @@ impl Outbox {
         self.settle(&answer.settled);
     }
 
-    /// Puts a `watch.changed` with the same sequence and delta in the place of an event that is not taken, or parks it.
-    fn replace(&mut self, event: Flying, again: &mut Vec<Flying>) -> bool {
-        let Some(mailbox) = self.boxes.get_mut(&event.watch) else {
-            // Its watch has left the plan. Whatever fills the hole will do; the text of that watch is the nearest.
-            return false;
-        };
-        if event.whole || mailbox.facts().forward {
-            mailbox.park(&event.key, event.sequence);
-            return false;
-        }
-        let id = EventId { epoch: self.life.epoch, sequence: event.sequence };
-        let waiting = Waiting { what: What::Whole, base: Digest::ZERO, since: event.since };
-        let text = flight::encode(&self.runtime, id, &event.watch, mailbox.facts(), WHOLE, &waiting, event.delta);
-        again.push(Flying { whole: true, text, ..event });
-        true
-    }
-
-    /// A request was refused whole (400, 413): the next one has half of its events, until the one is found.
-    pub(crate) fn refused_whole(&mut self, epoch: Epoch) {
-        let ours = epoch == self.life.epoch;
-        let Some(mut flight) = ours.then(|| self.flight.take()).flatten() else { return };
-        if flight.outstanding() > 1 {
-            self.limit = flight.outstanding().div_ceil(2);
-            self.flight = Some(flight);
-            return;
-        }
-        let mut again = Vec::new();
-        let replaced = flight.land().into_iter().all(|event| self.replace(event, &mut again));
-        flight.board_first(again);
-        self.flight = flight.unfinished();
-        if !replaced {
-            self.renew(Renewal::Parked);
-        }
-    }
-
     /// The answer to a heartbeat of an epoch; true if it speaks for this one.
     pub(crate) fn heartbeat_answered(
         &mut self,
@@ -385,6 +387,7 @@ impl Outbox {
         if self.instance.replace(instance).is_some_and(|known| known != instance) {
             self.pace.strike(now);
             self.plan_changed();
+            self.most = Most::default();
             self.renew(Renewal::Instance);
         }
     }
@@ -392,7 +395,7 @@ impl Outbox {
     fn settle(&mut self, settled: &Settled) {
         for (watch, up_to) in settled {
             if let Some(mailbox) = self.boxes.get_mut(&**watch) {
-                mailbox.settle((*up_to).min(self.life.sequence));
+                mailbox.settle((*up_to).min(self.life.sequence), |since| self.metrics.settled(since));
             }
         }
     }

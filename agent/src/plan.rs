@@ -14,7 +14,7 @@ use crate::{
     core::Core,
     kubernetes::{Call, Lane},
     telemetry::{Guard, Metrics, chain},
-    watch::{Sink, Target},
+    watch::{Sink, Target, Versioned},
 };
 
 /// The ConfigMap, as far as it is read.
@@ -29,6 +29,14 @@ pub(crate) struct ConfigMap {
 struct Name {
     #[serde(default)]
     name: String,
+    #[serde(rename = "resourceVersion", default)]
+    version: String,
+}
+
+impl Versioned for ConfigMap {
+    fn version(&self) -> &str {
+        &self.metadata.version
+    }
 }
 
 /// Reads the plan and publishes what is good.
@@ -36,6 +44,8 @@ pub(crate) struct PlanSource {
     namespace: String,
     core: Core,
     publish: watch::Sender<Option<Arc<Plan>>>,
+    /// The list that is being read has the ConfigMap.
+    listed: bool,
     /// Readiness waits for the first good plan.
     pending: Option<Guard>,
     metrics: Metrics,
@@ -50,7 +60,7 @@ impl PlanSource {
         pending: Guard,
         metrics: Metrics,
     ) -> Self {
-        Self { namespace, core, publish, pending: Some(pending), metrics }
+        Self { namespace, core, publish, listed: false, pending: Some(pending), metrics }
     }
 
     fn read(&mut self, map: &ConfigMap) {
@@ -81,6 +91,12 @@ impl PlanSource {
         self.refuse_for(error.to_string());
     }
 
+    /// No refusal: at an agent's first start nobody may have written one yet.
+    fn missing(&self) {
+        tracing::warn!("There is no plan; the last good one stays");
+        self.core.plan_refused("there is no ConfigMap".to_owned());
+    }
+
     fn refuse_for(&self, why: String) {
         tracing::error!(error = %why, "The plan is refused; the last good one stays");
         self.metrics.plans_refused.inc();
@@ -96,14 +112,21 @@ impl Sink for PlanSource {
         Ok(target.select("", &format!("metadata.name={AGENT_OBJECT}")).whole())
     }
 
-    fn begin(&mut self) {}
+    fn begin(&mut self) {
+        self.listed = false;
+    }
 
     fn page(&mut self, items: Vec<ConfigMap>) -> bool {
+        self.listed |= items.iter().any(|map| map.metadata.name == AGENT_OBJECT);
         items.iter().for_each(|map| self.read(map));
         true
     }
 
-    fn complete(&mut self, _version: &str) {}
+    fn complete(&mut self, _version: &str) {
+        if !self.listed {
+            self.missing();
+        }
+    }
 
     fn present(&mut self, item: ConfigMap) {
         self.read(&item);
@@ -111,7 +134,7 @@ impl Sink for PlanSource {
 
     fn gone(&mut self, item: ConfigMap) {
         if item.metadata.name == AGENT_OBJECT {
-            self.refuse_for("the ConfigMap is gone".to_owned());
+            self.missing();
         }
     }
 
@@ -153,5 +176,21 @@ mod tests {
         source.gone(map(None));
         source.present(map(Some(r#"{"revision":"1","watches":[]}"#)));
         assert!(!plans.has_changed().unwrap());
+    }
+
+    #[test]
+    fn a_plan_that_went_while_nobody_looked_is_told_and_the_last_good_one_stays() {
+        let core = Core::new("r-1".parse().unwrap(), 10, Metrics::default());
+        let (publish, mut plans) = watch::channel(None);
+        let guard = Readiness::default().guard("plan");
+        let mut source = PlanSource::new("ns".to_owned(), core.clone(), publish, guard, Metrics::default());
+        let good = || map(Some(r#"{"revision":"1","watches":[]}"#));
+        for (items, error) in [(vec![good()], None), (vec![], Some("there is no ConfigMap")), (vec![good()], None)] {
+            source.begin();
+            source.page(items);
+            source.complete("1");
+            assert_eq!(core.plan_error().as_deref(), error);
+        }
+        assert!(plans.borrow_and_update().is_some());
     }
 }

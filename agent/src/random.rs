@@ -1,9 +1,8 @@
-//! Random numbers and the wall clock: the two things that decisions take as arguments.
+//! Random numbers: what decisions take as arguments.
 
 use std::time::Duration;
 
 use aws_lc_rs::rand;
-use jiff::Timestamp;
 
 /// 64 random bits.
 pub(crate) fn bits() -> u64 {
@@ -21,9 +20,4 @@ pub(crate) fn below(bound: u64) -> u64 {
 pub(crate) fn up_to(bound: Duration) -> Duration {
     let millis = u64::try_from(bound.as_millis()).unwrap_or(u64::MAX);
     Duration::from_millis(below(millis.saturating_add(1)))
-}
-
-/// The wall clock, in milliseconds since 1970.
-pub(crate) fn unix_millis() -> i64 {
-    Timestamp::now().as_millisecond()
 }

@@ -9,8 +9,9 @@ use std::{error::Error, io};
 use thiserror::Error;
 use tracing_subscriber::{Layer, filter::Targets, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
-pub(crate) use metrics::{Metrics, Outcome, Route};
-pub(crate) use readiness::{Guard, Readiness};
+pub use metrics::Metrics;
+pub(crate) use metrics::{Outcome, Route};
+pub use readiness::{Guard, Readiness};
 pub(crate) use server::Server;
 
 /// An error with all its causes, for a log line.

@@ -24,11 +24,13 @@ pub(crate) use target::Target;
 
 use crate::{
     backoff::Backoff,
+    canary::{Height, Sightings},
     kubernetes::{Call, Lane},
     random,
     telemetry::Metrics,
 };
 use body::{Kind, Line, Lines, Page};
+pub(crate) use object::Versioned;
 
 /// Objects of one page.
 const PAGE: usize = 50;
@@ -44,11 +46,14 @@ const BACKOFF_CAP: Duration = Duration::from_secs(30);
 const TOLD_CAP: Duration = Duration::from_secs(120);
 /// A watch that ends sooner without a word is a failure, or it would be opened again in a hot loop.
 const TOO_SHORT: Duration = Duration::from_secs(5);
+/// A server that answers so often in a row, but not with anything of use, is asked for a list: perhaps this version is what it
+/// cannot serve.
+const USELESS: u32 = 5;
 
 /// What a kind of watch does with what it is told. Every call is synchronous: the loop alone waits.
 pub(crate) trait Sink {
     /// An object as far as this watch reads it.
-    type Item: DeserializeOwned;
+    type Item: DeserializeOwned + Versioned;
 
     /// What to list and watch, found out anew before each list.
     async fn target(&mut self, lane: &Lane) -> Result<Target, Call>;
@@ -77,6 +82,10 @@ pub(crate) struct Shared {
     pub(crate) pages: Arc<Semaphore>,
     /// Counts the rebuilds of all watches that were ordered.
     pub(crate) rebuild: watch::Receiver<u64>,
+    /// How far each watch has seen.
+    pub(crate) sightings: Sightings,
+    /// Namespace of the agent's own objects.
+    pub(crate) namespace: Arc<str>,
     /// Counters.
     pub(crate) metrics: Metrics,
 }
@@ -85,8 +94,10 @@ pub(crate) struct Shared {
 enum End {
     /// Go on from the last resource version.
     Reopen,
-    /// Only a list can tell what is there.
-    Relist(&'static str),
+    /// That version is no longer there: only a list can tell what is there.
+    Gone,
+    /// Versions went back: what was seen belongs to a history that is no more.
+    Backwards,
 }
 
 /// One list and watch loop.
@@ -94,13 +105,15 @@ struct Loop<S> {
     lane: Lane,
     shared: Shared,
     sink: S,
+    height: Height,
     backoff: Backoff,
     page: usize,
 }
 
 /// Lists and watches for ever.
 pub(crate) async fn run<S: Sink>(lane: Lane, shared: Shared, sink: S) {
-    let mut watching = Loop { lane, shared, sink, backoff: Backoff::new(BACKOFF), page: PAGE };
+    let height = shared.sightings.enter();
+    let mut watching = Loop { lane, shared, sink, height, backoff: Backoff::new(BACKOFF), page: PAGE };
     let mut why = "start";
     loop {
         watching.shared.rebuild.mark_unchanged();
@@ -128,9 +141,11 @@ impl<S: Sink> Loop<S> {
                 }
                 page => page?,
             };
+            let version = page.metadata.version()?;
             let more = self.sink.page(page.items);
             if !more || page.metadata.token.is_empty() {
-                self.sink.complete(&page.metadata.version);
+                self.height.listed(version);
+                self.sink.complete(version);
                 return Ok((target, page.metadata.version));
             }
             token = page.metadata.token;
@@ -146,6 +161,7 @@ impl<S: Sink> Loop<S> {
 
     /// Watches until only a list helps; says why.
     async fn watch(&mut self, target: &Target, mut version: String) -> &'static str {
+        let mut useless = 0;
         loop {
             let begun = Instant::now();
             let mut heard = false;
@@ -154,23 +170,31 @@ impl<S: Sink> Loop<S> {
                 ended = self.follow(target, &mut version, &mut heard) => ended,
                 Ok(()) = rebuild.changed() => return "rebuild",
             };
-            if heard || (ended.is_ok() && begun.elapsed() >= TOO_SHORT) {
+            let went_back = matches!(ended, Ok(End::Backwards));
+            let calm = heard || (ended.is_ok() && begun.elapsed() >= TOO_SHORT);
+            if calm && !went_back {
                 self.backoff.reset();
-            } else if !matches!(ended, Err(ref error) if !error.is_gone()) {
+                useless = 0;
+            } else if ended.as_ref().err().is_none_or(Call::is_gone) {
                 // Not even a bookmark: to try again at once could go on like this for ever.
                 let time = self.backoff_time();
                 self.wait(time).await;
             }
             match ended {
-                Ok(End::Relist(why)) => return why,
                 Ok(End::Reopen) => {}
+                Ok(End::Gone) => return "gone",
+                Ok(End::Backwards) => return "backwards",
                 Err(error) if error.is_gone() => return "gone",
                 Err(error) => {
+                    useless += u32::from(!heard && error.was_answered());
                     let refused = error.status().is_some_and(|status| status.is_client_error());
                     self.wait_after(&error).await;
                     if refused && error.retry_after().is_none() {
                         // Forbidden or no longer served: what may be watched has to be found out again.
                         return "refused";
+                    }
+                    if useless >= USELESS {
+                        return "useless";
                     }
                 }
             }
@@ -201,29 +225,54 @@ impl<S: Sink> Loop<S> {
         }
     }
 
+    /// The version moves on only when what came with it was read: what was not is asked for again.
     fn told(&mut self, line: &Line<'_>, version: &mut String) -> Result<Option<End>, Call> {
         match line.kind()? {
             Kind::Error => {
                 let status = line.status()?;
                 return match status.code {
-                    410 => Ok(Some(End::Relist("gone"))),
+                    410 => Ok(Some(End::Gone)),
                     _ => Err(status.into()),
                 };
             }
             Kind::Bookmark => {
-                line.version_into(version)?;
+                if !self.advance(version, line.version()?)? {
+                    return Ok(Some(End::Backwards));
+                }
                 self.sink.bookmark(version);
             }
             Kind::Present => {
-                line.version_into(version)?;
-                self.sink.present(line.item()?);
+                let item: S::Item = line.item()?;
+                if !self.advance(version, item.version())? {
+                    return Ok(Some(End::Backwards));
+                }
+                self.sink.present(item);
             }
             Kind::Gone => {
-                line.version_into(version)?;
-                self.sink.gone(line.item()?);
+                let item: S::Item = line.item()?;
+                if !self.advance(version, item.version())? {
+                    return Ok(Some(End::Backwards));
+                }
+                self.sink.gone(item);
             }
         }
         Ok(None)
+    }
+
+    /// False if the version is lower than the one before it. Versions that are no numbers only differ.
+    fn advance(&self, version: &mut String, next: &str) -> Result<bool, Call> {
+        if next.is_empty() {
+            return Err(Call::Parse(serde::de::Error::custom("an object without a resource version")));
+        }
+        if let (Ok(old), Ok(new)) = (version.parse::<u64>(), next.parse::<u64>())
+            && new < old
+        {
+            return Ok(false);
+        }
+        version.clear();
+        version.push_str(next);
+        self.height.seen(next);
+        Ok(true)
     }
 
     async fn wait_after(&mut self, error: &Call) {

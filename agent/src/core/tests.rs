@@ -142,6 +142,72 @@ fn too_many_objects_make_a_watch_coarse_and_the_others_stay_exact() {
 }
 
 #[test]
+fn all_watches_together_have_a_bound_too_and_the_largest_pays_for_it() {
+    let core = core(100).bounded(10);
+    let started = core.follow(&plan("1", &[watch("small", "kyma"), watch("w", "forward")])).started;
+    let (small, large) = (started[0].id, started[1].id);
+    let names: Vec<String> = (0..20).map(|n| n.to_string()).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    list(&core, small, &names[..4]);
+    list(&core, large, &names[..6]);
+    assert_eq!(core.figures(), Figures { waiting: 8, watches: 2, objects: 10, ..Figures::default() });
+    core.present(small, "ns/new", seen(2, 1), Instant::now());
+    assert_eq!(core.figures(), Figures { waiting: 3, watches: 2, objects: 5, coarse: 1, ..Figures::default() });
+    // No object that comes makes a coarse watch larger, and the small one is as exact as before.
+    core.present(large, "ns/other", seen(3, 1), Instant::now());
+    let state = |name: &str| core.plain_heartbeat().watches.into_iter().find(|watch| watch.name == name).unwrap();
+    assert!(state("w").coarse && !state("small").coarse);
+    assert_eq!(deliver(&core), ["", "new", ""]);
+    assert!(state("small").digest.is_some());
+    // A list that is too long is not read to its end.
+    core.list_begun(large);
+    let objects = names.iter().map(|name| (format!("ns/{name}").into(), seen(9, 1))).collect();
+    assert!(!core.listed(large, objects, Instant::now()));
+    core.list_complete(large, Instant::now());
+    assert!(state("w").coarse && core.figures().objects == 5);
+}
+
+#[test]
+fn names_that_come_and_go_in_many_watches_do_not_fill_the_outbox() {
+    let core = core(50).bounded(60);
+    let watches: Vec<_> = (0..10).map(|n| watch(&format!("w{n}"), "kyma")).collect();
+    let started = core.follow(&plan("1", &watches)).started;
+    started.iter().for_each(|started| list(&core, started.id, &[]));
+    for n in 0..100 {
+        for started in &started {
+            core.present(started.id, &format!("ns/{n}"), seen(1, 1), Instant::now());
+            core.gone(started.id, &format!("ns/{n}"), seen(2, 1), Instant::now());
+            let Figures { waiting, unsettled, .. } = core.figures();
+            assert!(waiting + unsettled <= 60, "{waiting} {unsettled}");
+        }
+    }
+}
+
+#[test]
+fn in_contract_v2_a_list_names_every_object_that_is_there_and_every_one_that_went() {
+    let core = core(100);
+    let id = started(&core, "kyma");
+    let drain = || {
+        let mut names = Vec::new();
+        while let Some(single) = core.single(Instant::now()) {
+            names.push(single.event.name);
+            core.single_taken();
+        }
+        names
+    };
+    list(&core, id, &["a", "b"]);
+    assert_eq!(drain(), ["a", "b"]);
+    core.present(id, "ns/b", seen(5, 5), Instant::now());
+    assert_eq!(drain(), ["b"]);
+    list(&core, id, &["b", "c"]);
+    assert_eq!(drain(), ["a", "b", "c"]);
+    assert_eq!(core.figures(), Figures { watches: 1, objects: 2, ..Figures::default() });
+    let many: Vec<String> = (0..200).map(|n| n.to_string()).collect();
+    list(&core, id, &many.iter().map(String::as_str).collect::<Vec<_>>());
+    assert_eq!(drain(), [""], "nobody knows their names");
+}
+
+#[test]
 fn names_that_come_and_go_do_not_fill_the_outbox() {
     let core = core(3);
     let id = started(&core, "kyma");

@@ -74,8 +74,8 @@ impl Source for Fixed {
 #[test]
 fn only_a_whole_and_valid_set_replaces_the_last_good_one() {
     let (ca, readiness) = (TestCa::new(), Readiness::default());
-    let domain = "kyma.local".parse().unwrap();
-    let (mut keeper, current) = Keeper::new(Fixed(None), domain, readiness.guard("identity"), Metrics::default());
+    let make = Credentials::v3("kyma.local".parse().unwrap());
+    let (mut keeper, current) = Keeper::new(Fixed(None), make, readiness.guard("identity"), Metrics::default());
     let fingerprint = || current.borrow().as_ref().map(|now| now.certificate.fingerprint.clone());
     keeper.look(NOW);
     assert_eq!((fingerprint(), readiness.pending()), (None, vec!["identity"]));
@@ -106,6 +106,47 @@ fn only_a_whole_and_valid_set_replaces_the_last_good_one() {
     keeper.source.0 = Some(other);
     keeper.look(NOW);
     assert_ne!(fingerprint(), first);
+}
+
+#[test]
+fn what_has_ended_by_a_wrong_clock_is_good_when_the_clock_is_set() {
+    let (ca, readiness, metrics) = (TestCa::new(), Readiness::default(), Metrics::default());
+    let make = Credentials::v3("kyma.local".parse().unwrap());
+    let source = Fixed(Some(ca.runtime_until("r-1", 2_030)));
+    let (mut keeper, current) = Keeper::new(source, make, readiness.guard("identity"), metrics.clone());
+    let wrong = 4_000_000_000;
+    for _ in 0..3 {
+        keeper.look(wrong);
+    }
+    assert!(current.borrow().is_none());
+    assert_eq!(metrics.identity_refused.get(), 1, "said once");
+    keeper.look(NOW);
+    assert!(current.borrow().is_some());
+}
+
+#[test]
+fn contract_v2_takes_the_incumbents_certificates_and_v3_does_not() {
+    let (ca, v2, v3) = (TestCa::new(), Credentials::v2(), Credentials::v3("kyma.local".parse().unwrap()));
+    for algorithm in [&rcgen::PKCS_ECDSA_P384_SHA384, &rcgen::PKCS_ED25519] {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, "r-1");
+        let key = KeyPair::generate_for(algorithm).unwrap();
+        let chain = params.signed_by(&key, &ca.0).unwrap().pem().into_bytes();
+        let material = Material { chain, key: key.serialize_pem().into_bytes(), bundle: ca.pem().into_bytes() };
+        let credentials = v2(&material, NOW).unwrap();
+        assert_eq!((credentials.runtime.as_str(), credentials.signer.is_none()), ("r-1", true));
+        assert!(v3(&material, NOW).is_err());
+        let other = KeyPair::generate().unwrap().serialize_pem().into_bytes();
+        for bad in [
+            Material { key: other, ..material.clone() },
+            Material { chain: ca.server().0, ..material.clone() },
+            Material { bundle: Vec::new(), ..material.clone() },
+        ] {
+            assert!(v2(&bad, NOW).is_err());
+        }
+        assert!(matches!(v2(&material, i64::MAX), Err(Load::Expired(_))));
+    }
 }
 
 #[test]

@@ -6,15 +6,15 @@ use tidewatch_shared::{event::Change, hex};
 
 /// An object as it was last seen.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub struct Seen {
     /// `metadata.uid`.
-    pub(crate) uid: Uid,
+    pub uid: Uid,
     /// `metadata.resourceVersion`.
-    pub(crate) version: Version,
+    pub version: Version,
     /// `metadata.generation`; kinds without one leave it out or at 0.
-    pub(crate) generation: Option<NonZeroI64>,
+    pub generation: Option<NonZeroI64>,
     /// Hash of labels, annotations, finalizers, deletion timestamp and owners.
-    pub(crate) metadata: u64,
+    pub metadata: u64,
 }
 
 impl Seen {
@@ -34,7 +34,7 @@ impl Seen {
 
 /// A uid: nearly always a UUID, which takes 16 bytes instead of 36 and an allocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Uid {
+pub enum Uid {
     /// Canonical text form.
     Uuid([u8; 16]),
     /// Anything else.
@@ -70,7 +70,7 @@ impl fmt::Display for Uid {
 
 /// A resource version: opaque to us, but nearly always a decimal number.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Version {
+pub enum Version {
     /// Decimal without leading zeros.
     Number(u64),
     /// Anything else.

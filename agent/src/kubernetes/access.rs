@@ -15,6 +15,8 @@ use rustls::{
 use thiserror::Error;
 use tidewatch_shared::tls::{self, TlsConfig};
 
+use crate::clock;
+
 /// Where Kubernetes mounts a pod's account.
 const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
@@ -117,7 +119,7 @@ impl Access {
         };
         // Connections live for hours: what is kept to resume them would only cost memory.
         config.resumption = Resumption::disabled();
-        Ok(config)
+        Ok(clock::judge_by(config))
     }
 
     /// The name that the API server's certificate must have, if it is not that in the address.

@@ -62,6 +62,11 @@ impl Call {
         }
     }
 
+    /// The server was there and said something, though nothing that is of use.
+    pub(crate) const fn was_answered(&self) -> bool {
+        matches!(self, Self::Status { .. } | Self::TooLarge { .. } | Self::Parse(_))
+    }
+
     /// How long the API server wants us to wait.
     pub(crate) const fn retry_after(&self) -> Option<Duration> {
         match self {

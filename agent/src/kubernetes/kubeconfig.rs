@@ -78,7 +78,7 @@ pub(super) fn read(path: &Path) -> Result<Access, Connect> {
     parse(&text, path.parent().unwrap_or(Path::new("")))
 }
 
-fn parse(text: &[u8], folder: &Path) -> Result<Access, Connect> {
+pub(super) fn parse(text: &[u8], folder: &Path) -> Result<Access, Connect> {
     // The cause would echo the text, and with it secrets.
     let config: Kubeconfig = serde_json::from_slice(text).map_err(|_| Connect::Kubeconfig("it must be in JSON"))?;
     let Kubeconfig { clusters, users, contexts, current_context } = config;

@@ -5,25 +5,24 @@ use std::{error::Error as StdError, sync::Arc, time::Duration};
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited};
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
-use hyper_util::{
-    client::legacy::{Client as HyperClient, Error as HyperError, connect::HttpConnector},
-    rt::{TokioExecutor, TokioTimer},
-};
+use hyper_util::client::legacy::Error as HyperError;
 use thiserror::Error;
-use tidewatch_shared::signature::{CONTENT_DIGEST, Headers, Message, Nonce, SIGNATURE, SIGNATURE_INPUT, Sign};
+use tidewatch_shared::{
+    signature::{CONTENT_DIGEST, Headers, Message, Nonce, SIGNATURE, SIGNATURE_INPUT, Sign},
+    v2,
+};
 use tokio::time::timeout;
 
-use super::Endpoint;
+use super::{
+    Endpoint,
+    dial::{Dial, Exchange},
+};
 use crate::identity::Credentials;
 
 /// For a request and its whole answer, connecting included.
 const DEADLINE: Duration = Duration::from_secs(15);
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-const KEEP_ALIVE: Duration = Duration::from_secs(20);
 /// Bytes of an answer: a settled mark for each of 500 watches with the longest names stays below.
 const ANSWER_BYTES: usize = 256 << 10;
-const WINDOW: u32 = 64 << 10;
 
 /// Why there is no answer.
 #[derive(Debug, Error)]
@@ -70,34 +69,13 @@ pub(super) struct Answer {
 pub(super) struct Client {
     endpoint: Endpoint,
     credentials: Arc<Credentials>,
-    http: HyperClient<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    http: Exchange,
 }
 
 impl Client {
     /// Nothing is connected yet.
-    pub(super) fn new(endpoint: &Endpoint, credentials: Arc<Credentials>) -> Self {
-        let mut http = HttpConnector::new();
-        http.enforce_http(false);
-        http.set_nodelay(true);
-        http.set_keepalive(Some(KEEP_ALIVE));
-        http.set_connect_timeout(Some(CONNECT_TIMEOUT));
-        let connector = HttpsConnectorBuilder::new()
-            .with_tls_config(credentials.tls.clone())
-            .https_only()
-            .enable_all_versions()
-            .wrap_connector(http);
-        let http = HyperClient::builder(TokioExecutor::new())
-            .timer(TokioTimer::new())
-            .pool_timer(TokioTimer::new())
-            .pool_max_idle_per_host(1)
-            // The connection is kept over a heartbeat interval, however long the receiver makes it.
-            .pool_idle_timeout(None)
-            .http2_initial_stream_window_size(WINDOW)
-            .http2_initial_connection_window_size(WINDOW)
-            .http2_keep_alive_interval(KEEP_ALIVE)
-            .http2_keep_alive_timeout(KEEP_ALIVE / 2)
-            .http2_keep_alive_while_idle(true)
-            .build(connector);
+    pub(super) fn new(endpoint: &Endpoint, dial: &Dial, credentials: Arc<Credentials>) -> Self {
+        let http = dial.client(credentials.tls.clone());
         Self { endpoint: endpoint.clone(), credentials, http }
     }
 
@@ -110,11 +88,12 @@ impl Client {
     pub(super) async fn post(&self, post: Post, now: i64) -> Result<Answer, Fault> {
         let Post { path, content_type, body, nonce } = post;
         let message = Message { method: "POST", authority: self.endpoint.authority(), path, content_type };
-        let signed = self.credentials.signer.sign(&message, &body, nonce, now)?;
+        let signer = self.credentials.signer.as_ref().ok_or(Sign::Key)?;
+        let signed = signer.sign(&message, &body, nonce, now)?;
         let Headers { content_digest, signature_input, signature } = signed;
         let request = Request::builder()
             .method(Method::POST)
-            .uri(self.endpoint.uri(path))
+            .uri(self.endpoint.uri(path)?)
             .header(header::CONTENT_TYPE, content_type)
             .header(CONTENT_DIGEST, content_digest)
             .header(SIGNATURE_INPUT, signature_input)
@@ -123,8 +102,18 @@ impl Client {
         timeout(DEADLINE, self.exchange(request)).await.map_err(|_| Fault::Deadline)?
     }
 
+    /// Sends a request of contract v2, which nothing signs, and reads the answer.
+    pub(super) async fn post_plain(&self, path: &str, body: Bytes) -> Result<Answer, Fault> {
+        let request = Request::builder()
+            .method(Method::POST)
+            .uri(self.endpoint.uri(path)?)
+            .header(header::CONTENT_TYPE, v2::CONTENT_TYPE)
+            .body(Full::new(body))?;
+        timeout(DEADLINE, self.exchange(request)).await.map_err(|_| Fault::Deadline)?
+    }
+
     async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<Answer, Fault> {
-        let (head, body) = self.http.request(request).await.map_err(Fault::Send)?.into_parts();
+        let (head, body) = (self.http)(request).await.map_err(Fault::Send)?.into_parts();
         let body = Limited::new(body, ANSWER_BYTES).collect().await.map_err(Fault::Body)?.to_bytes();
         Ok(Answer { status: head.status, headers: head.headers, body })
     }

@@ -22,9 +22,11 @@ impl Endpoint {
     }
 
     /// The address of a route.
-    pub(super) fn uri(&self, path: &'static str) -> Uri {
-        let uri = Uri::builder().scheme("https").authority(self.0.clone()).path_and_query(path).build();
-        uri.expect("a constant path and an authority make an address")
+    ///
+    /// # Errors
+    /// The path is none.
+    pub(super) fn uri(&self, path: &str) -> Result<Uri, http::Error> {
+        Uri::builder().scheme("https").authority(self.0.clone()).path_and_query(path).build()
     }
 }
 
@@ -59,7 +61,7 @@ mod tests {
         ] {
             let endpoint: Endpoint = text.parse().unwrap();
             assert_eq!(endpoint.authority(), authority);
-            assert_eq!(endpoint.uri("/v3/events").to_string(), format!("https://{authority}/v3/events"));
+            assert_eq!(endpoint.uri("/v3/events").unwrap().to_string(), format!("https://{authority}/v3/events"));
         }
         for bad in
             ["", "kcp.example", "http://kcp.example", "https://a@kcp", "https://kcp/x", "https://kcp?x", "https://"]

@@ -4,28 +4,40 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::backoff::Backoff;
+use crate::{backoff::Backoff, random};
 
 const BASE: Duration = Duration::from_millis(200);
 /// While the receiver cannot be connected to: soon there when it is back.
 const CONNECT_CAP: Duration = Duration::from_secs(15);
 /// While it answers, but not well.
 const ERROR_CAP: Duration = Duration::from_secs(60);
-/// Nobody may tell us to be silent for longer.
-const TOLD_CAP: Duration = Duration::from_secs(3_600);
+/// Nobody may tell us to be silent for longer (`02`, Identity: at most five minutes).
+const TOLD_CAP: Duration = Duration::from_secs(300);
+/// Those who were told the same wait come back spread over this part of it, and never before.
+const SPREAD: u32 = 8;
 
 /// One route's way back to trying.
 #[derive(Debug)]
 pub(super) struct Gate {
     backoff: Backoff,
     until: Option<Instant>,
-    /// It is closed because the connection did not work, and for nothing else.
-    connecting: bool,
+    why: Closed,
+}
+
+/// Why a gate was closed last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Closed {
+    /// The connection did not work, and nothing else.
+    Connecting,
+    /// A request failed or was refused.
+    Failed,
+    /// The receiver said how long.
+    Told,
 }
 
 impl Default for Gate {
     fn default() -> Self {
-        Self { backoff: Backoff::new(BASE), until: None, connecting: false }
+        Self { backoff: Backoff::new(BASE), until: None, why: Closed::Failed }
     }
 }
 
@@ -38,12 +50,19 @@ impl Gate {
     /// A request was taken.
     pub(super) const fn open(&mut self) {
         self.backoff.reset();
-        (self.until, self.connecting) = (None, false);
+        self.until = None;
     }
 
     /// The other route's request was taken, so there is a connection.
     pub(super) const fn connected(&mut self) {
-        if self.connecting {
+        if matches!(self.why, Closed::Connecting) {
+            self.open();
+        }
+    }
+
+    /// There is another identity: what was refused to the old one is tried again, but nobody comes back before they were told.
+    pub(super) const fn renewed(&mut self) {
+        if !matches!(self.why, Closed::Told) {
             self.open();
         }
     }
@@ -51,12 +70,13 @@ impl Gate {
     /// A request failed.
     pub(super) fn fail(&mut self, now: Instant, connecting: bool) {
         let wait = self.backoff.fail(if connecting { CONNECT_CAP } else { ERROR_CAP });
-        (self.until, self.connecting) = (Some(now + wait), connecting);
+        (self.until, self.why) = (Some(now + wait), if connecting { Closed::Connecting } else { Closed::Failed });
     }
 
     /// The receiver says how long to wait; what comes up meanwhile is coalesced.
     pub(super) fn told(&mut self, now: Instant, wait: Duration) {
-        (self.until, self.connecting) = (Some(now + wait.min(TOLD_CAP)), false);
+        let wait = wait.min(TOLD_CAP);
+        (self.until, self.why) = (Some(now + wait + random::up_to(wait / SPREAD)), Closed::Told);
     }
 }
 
@@ -74,8 +94,21 @@ mod tests {
         failed.connected();
         told.connected();
         assert_eq!(failed.opens(now), now);
-        assert_eq!(told.opens(now), now + Duration::from_secs(7));
+        told.renewed();
+        let seven = now + Duration::from_secs(7);
+        assert!((seven..seven + Duration::from_secs(1)).contains(&told.opens(now)));
         told.told(now, Duration::MAX);
-        assert_eq!(told.opens(now), now + TOLD_CAP);
+        assert!((now + TOLD_CAP..=now + TOLD_CAP + TOLD_CAP / SPREAD).contains(&told.opens(now)));
+    }
+
+    #[test]
+    fn another_identity_is_tried_at_once() {
+        let now = Instant::now();
+        let mut gate = Gate::default();
+        while gate.opens(now) == now {
+            gate.fail(now, false);
+        }
+        gate.renewed();
+        assert_eq!(gate.opens(now), now);
     }
 }

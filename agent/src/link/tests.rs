@@ -119,6 +119,7 @@ async fn start(alpn: &[&[u8]], script: Script) -> Bench {
     let (readiness, subscribed) = (Readiness::default(), interval.subscribe());
     let parts = Parts {
         endpoint: format!("https://{address}").parse().unwrap(),
+        dial: Dial::tcp(),
         core: core.clone(),
         credentials: watch::channel(Some(credentials)).1,
         sightings: Sightings::default(),
@@ -281,6 +282,58 @@ async fn a_batch_that_is_too_large_is_split() {
             last = seen.last();
         }
     }
+}
+
+#[tokio::test]
+async fn a_limit_that_is_announced_is_kept_from_then_on() {
+    let script: Script = Box::new(|seen| {
+        let too_large = seen.path == EVENTS_PATH && seen.body.len() > 1_500;
+        too_large.then(|| (413, HeaderMap::new(), json!({"status": 413, "maxBytes": 1_500})))
+    });
+    let mut bench = start(BOTH, script).await;
+    let mut refused = 0;
+    for round in 0..3 {
+        for n in 0..20 {
+            bench.change(&format!("{round} {n}"));
+        }
+        let mut last = 0;
+        while last < (round + 1) * 20 {
+            let seen = bench.next(EVENTS_PATH).await;
+            refused += u32::from(seen.body.len() > 1_500);
+            if seen.body.len() <= 1_500 {
+                last = seen.last();
+            }
+        }
+    }
+    assert_eq!(refused, 1);
+}
+
+#[tokio::test]
+async fn a_clock_that_is_set_meanwhile_is_corrected_once_more() {
+    let wrong = |date| problem(Kind::Clock, 401, &[(header::DATE, date)]);
+    let replies = vec![wrong("Tue, 01 Jan 2999 00:00:00 GMT"), wrong("Tue, 01 Jan 2030 00:00:00 GMT")];
+    let mut bench = start(BOTH, events(replies)).await;
+    for _ in 0..2 {
+        bench.next(EVENTS_PATH).await;
+    }
+    let expected = 1_893_456_000;
+    let third = bench.next(EVENTS_PATH).await;
+    assert!((expected..expected + 60).contains(&third.created), "{}", third.created);
+}
+
+#[tokio::test]
+async fn an_event_that_nobody_takes_is_parked_and_shown_and_the_next_one_goes() {
+    let refuse_all: Script = Box::new(|seen| {
+        let events = seen.path == EVENTS_PATH && seen.events().iter().flatten().all(|event| event.what == What::Watch);
+        events.then(|| problem(Kind::Other, 400, &[]))
+    });
+    let mut bench = start(BOTH, refuse_all).await;
+    let first = bench.next(EVENTS_PATH).await;
+    assert_eq!((first.events().len(), first.wholes()), (1, 1));
+    bench.change("a");
+    let seen = bench.next(EVENTS_PATH).await;
+    assert_eq!((seen.events().len(), seen.wholes()), (1, 0));
+    assert_eq!(bench.core.plain_heartbeat().parked, 1);
 }
 
 #[tokio::test]

@@ -1,6 +1,9 @@
 //! The one batch between its first request and its answer, and how its events are written.
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use bytes::Bytes;
 use jiff::Timestamp;
@@ -8,6 +11,7 @@ use tidewatch_shared::{
     digest::Digest,
     event::{Change, EventId, OBJECT_CHANGED, OBJECT_DELETED, Subject, WATCH_CHANGED, WireData, WireEvent},
     identity::RuntimeId,
+    trace,
 };
 
 use super::mailbox::{Facts, Waiting, What};
@@ -122,8 +126,33 @@ pub(super) fn encode(
         id: id.to_string(),
         sequence: id.sequence.to_string(),
         time: Timestamp::from_millisecond(waiting.since).ok().map(|time| time.to_string()),
-        traceparent: None,
+        traceparent: trace(waiting.since),
         data,
     };
     serde_json::to_string(&event).expect("strings and numbers have a JSON form")
+}
+
+/// The trace that begins with a change, seen at a time in Unix milliseconds: its first span is the wait until now.
+fn trace(since: i64) -> Option<String> {
+    let seen = SystemTime::UNIX_EPOCH + Duration::from_millis(u64::try_from(since).unwrap_or(0));
+    trace::span("wait to be sent", Some(seen), []).map(|span| span.traceparent())
+}
+
+#[cfg(all(test, feature = "otlp"))]
+mod tests {
+    use tidewatch_shared::trace::Exporter;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn each_event_begins_a_trace_of_its_own() {
+        assert_eq!(trace(0), None, "nothing is exported");
+        let _exporter = Exporter::start("test", "http://127.0.0.1:1").unwrap();
+        let (one, other) = (trace(0).unwrap(), trace(i64::MIN).unwrap());
+        for traceparent in [&one, &other] {
+            assert!(traceparent.starts_with("00-") && traceparent.ends_with("-01"), "{traceparent}");
+            assert_eq!(traceparent.len(), 55);
+        }
+        assert_ne!(one[3..35], other[3..35]);
+    }
 }

@@ -137,6 +137,10 @@ impl Mailbox {
         self.waiting.contains_key(WHOLE)
     }
 
+    pub(super) fn parks_whole(&self) -> bool {
+        self.parked.contains_key(WHOLE)
+    }
+
     /// When something may be sent; `None` when nothing waits.
     pub(super) fn due(&self, now: Instant) -> Option<Instant> {
         (!self.waiting.is_empty()).then(|| self.hold.map_or(now, |hold| hold.max(now)))
@@ -151,13 +155,18 @@ impl Mailbox {
         self.waiting.values().chain(self.parked.values()).map(beyond).fold(Digest::ZERO, |sum, part| sum + part)
     }
 
-    /// See [`super::Outbox::mark`]. `before` is the object's part of the digest before this change.
-    pub(super) fn mark(&mut self, key: &str, what: What, before: Digest, at: i64) {
+    /// See [`super::Outbox::mark`]. `before` is the object's part of the digest before this change. True if the change went into an
+    /// event that had not been sent.
+    pub(super) fn mark(&mut self, key: &str, what: What, before: Digest, at: i64) -> bool {
         let held = if self.parked.contains_key(key) { &mut self.parked } else { &mut self.waiting };
         match held.get_mut(key) {
-            Some(waiting) => waiting.what = merge(&waiting.what, what),
+            Some(waiting) => {
+                waiting.what = merge(&waiting.what, what);
+                true
+            }
             None => {
                 held.insert(key.into(), Waiting { what, base: before, since: at });
+                false
             }
         }
     }
@@ -185,16 +194,23 @@ impl Mailbox {
         self.sent.insert(key, Sent { sequence, waiting });
     }
 
+    /// Whether this very event is sent and not settled.
+    pub(super) fn flies(&self, key: &str, sequence: u64) -> bool {
+        self.sent.get(key).is_some_and(|sent| sent.sequence == sequence)
+    }
+
     /// The lowest sequence that is not settled.
     pub(super) fn oldest(&self) -> Option<u64> {
         self.order.first_key_value().map(|(sequence, _)| *sequence)
     }
 
-    /// Everything up to a sequence is settled; what waits is not touched.
-    pub(super) fn settle(&mut self, up_to: u64) {
+    /// Everything up to a sequence is settled; what waits is not touched. `each` is told when the change was seen.
+    pub(super) fn settle(&mut self, up_to: u64, mut each: impl FnMut(i64)) {
         let rest = self.order.split_off(&up_to.saturating_add(1));
         for key in std::mem::replace(&mut self.order, rest).into_values() {
-            self.sent.remove(&key);
+            if let Some(sent) = self.sent.remove(&key) {
+                each(sent.waiting.since);
+            }
         }
     }
 

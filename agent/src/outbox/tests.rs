@@ -231,6 +231,27 @@ fn a_batch_that_is_refused_whole_is_halved_until_the_one_is_found() {
 }
 
 #[test]
+fn what_was_announced_holds_until_another_instance_answers() {
+    let (mut outbox, now) = (outbox(false), Instant::now());
+    for n in 0..10 {
+        mark(&mut outbox, &format!("ns/{n}"), 0, 1);
+    }
+    let (batch, events) = send(&mut outbox, now).unwrap();
+    assert_eq!(events.len(), 10);
+    let found = outbox.too_large(batch.epoch, Announced { max_bytes: None, max_events: Some(3) });
+    assert!(!found);
+    let mut sizes = Vec::new();
+    while let Some((batch, events)) = send(&mut outbox, now) {
+        sizes.push(events.len());
+        outbox.answered(now, batch.epoch, &answer(ONE, 1, events.last().unwrap().id.sequence));
+    }
+    assert_eq!(sizes, [3, 3, 3, 1]);
+    let epoch = outbox.heartbeat().epoch;
+    outbox.heartbeat_answered(now, epoch, TWO, &Settled::new());
+    assert_eq!(send(&mut outbox, now).unwrap().1.len(), 10);
+}
+
+#[test]
 fn a_request_carries_a_bounded_number_and_serves_watches_in_turn() {
     let (mut outbox, now) = (outbox(false), Instant::now());
     outbox.open("other".into(), facts(false));

@@ -7,17 +7,17 @@ use std::{
 
 /// Clones share the same list.
 #[derive(Clone, Default)]
-pub(crate) struct Readiness(Arc<Mutex<BTreeSet<&'static str>>>);
+pub struct Readiness(Arc<Mutex<BTreeSet<&'static str>>>);
 
 /// Something that is pending; dropping it says that it is done.
-pub(crate) struct Guard {
+pub struct Guard {
     name: &'static str,
     list: Readiness,
 }
 
 impl Readiness {
     /// Adds something that must be done first. Each name is used once.
-    pub(crate) fn guard(&self, name: &'static str) -> Guard {
+    pub fn guard(&self, name: &'static str) -> Guard {
         self.with(|pending| pending.insert(name));
         Guard { name, list: self.clone() }
     }

@@ -1,4 +1,5 @@
-//! Metrics and probes on a port of their own: `/metrics`, `/healthz`, `/readyz`.
+//! Metrics and probes on a port of their own: `/metrics`, `/healthz`, `/readyz`. And on loopback, for `status`, what people want to
+//! know.
 
 use std::{
     convert::Infallible,
@@ -12,7 +13,8 @@ use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::{body::Bytes, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use prometheus_client::registry::Registry;
+use jiff::Timestamp;
+use tidewatch_shared::metrics::Registry;
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::Semaphore,
@@ -20,8 +22,13 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use super::{Metrics, Readiness, metrics::text};
-use crate::{canary::Sightings, core::Core};
+use super::{Metrics, Readiness};
+use crate::{
+    canary::Sightings,
+    clock,
+    core::Core,
+    status::{STATUS_PATH, Status},
+};
 
 /// Connections at a time: a scraper, two probes, and room for a curious person.
 const CONNECTIONS: usize = 8;
@@ -36,6 +43,14 @@ const NAMED: usize = 20;
 pub(crate) struct Server {
     listener: TcpListener,
     view: Arc<View>,
+    shows: Shows,
+}
+
+/// Which of two servers it is.
+#[derive(Clone, Copy)]
+enum Shows {
+    Probes,
+    Status,
 }
 
 /// What is shown.
@@ -62,10 +77,19 @@ impl Server {
     ) -> io::Result<(Self, SocketAddr)> {
         let listener = TcpListener::bind(address).await?;
         let bound = listener.local_addr()?;
-        let mut registry = Registry::with_prefix("tidewatch_agent");
-        metrics.register(&mut registry);
+        let registry = metrics.registry();
         let view = Arc::new(View { registry, metrics, readiness, core, sightings });
-        Ok((Self { listener, view }, bound))
+        Ok((Self { listener, view, shows: Shows::Probes }, bound))
+    }
+
+    /// Binds one more server, which shows what this one knows to whoever asks for the status.
+    ///
+    /// # Errors
+    /// The address cannot be bound.
+    pub(crate) async fn admin(&self, address: SocketAddr) -> io::Result<(Self, SocketAddr)> {
+        let listener = TcpListener::bind(address).await?;
+        let bound = listener.local_addr()?;
+        Ok((Self { listener, view: self.view.clone(), shows: Shows::Status }, bound))
     }
 
     /// Serves for ever.
@@ -77,9 +101,9 @@ impl Server {
             let Ok(permit) = permits.clone().acquire_owned().await else { return };
             match self.listener.accept().await {
                 Ok((stream, _)) => {
-                    let view = self.view.clone();
+                    let (view, shows) = (self.view.clone(), self.shows);
                     connections.spawn(async move {
-                        serve(stream, view).await;
+                        serve(stream, view, shows).await;
                         drop(permit);
                     });
                 }
@@ -91,8 +115,14 @@ impl Server {
     }
 }
 
-async fn serve(stream: TcpStream, view: Arc<View>) {
-    let service = service_fn(|request| std::future::ready(Ok::<_, Infallible>(view.answer(&request))));
+async fn serve(stream: TcpStream, view: Arc<View>, shows: Shows) {
+    let service = service_fn(|request| {
+        let answer = match shows {
+            Shows::Probes => view.answer(&request),
+            Shows::Status => view.admin(&request),
+        };
+        std::future::ready(Ok::<_, Infallible>(answer))
+    });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD)
@@ -114,19 +144,56 @@ impl View {
             "/metrics" => {
                 let age = self.sightings.canary(Instant::now()).map(|canary| canary.age_seconds);
                 let figures = self.core.get().map(Core::figures).unwrap_or_default();
-                self.metrics.observe(figures, age);
+                let objects = self.core.get().map(Core::objects).unwrap_or_default();
+                self.metrics.observe(figures, objects, age);
                 let openmetrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
                 let broken = || respond(StatusCode::INTERNAL_SERVER_ERROR, plain, String::new());
-                text(&self.registry).map_or_else(broken, |text| respond(StatusCode::OK, openmetrics, text))
+                self.registry.encode().map_or_else(broken, |text| respond(StatusCode::OK, openmetrics, text))
             }
             _ => respond(StatusCode::NOT_FOUND, plain, String::new()),
         }
     }
 
-    fn ready(&self) -> Response<Full<Bytes>> {
+    fn admin<B>(&self, request: &Request<B>) -> Response<Full<Bytes>> {
+        let plain = "text/plain; charset=utf-8";
+        if !is_local(request) {
+            return respond(StatusCode::MISDIRECTED_REQUEST, plain, String::new());
+        }
+        match (request.method(), request.uri().path()) {
+            (&Method::GET, STATUS_PATH) => {
+                let status = serde_json::to_string(&self.status()).expect("strings and numbers have a JSON form");
+                respond(StatusCode::OK, "application/json", status + "\n")
+            }
+            (_, STATUS_PATH) => respond(StatusCode::METHOD_NOT_ALLOWED, plain, String::new()),
+            _ => respond(StatusCode::NOT_FOUND, plain, String::new()),
+        }
+    }
+
+    fn status(&self) -> Status {
+        let now = Instant::now();
+        // Zero is what a gauge says before it is set.
+        let set = |seconds: i64| (seconds != 0).then_some(seconds);
+        let ago = |at: i64| u64::try_from(clock::unix_seconds() - at).unwrap_or(0);
+        let not_after = set(self.metrics.certificate_not_after.get()).and_then(|at| Timestamp::from_second(at).ok());
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pending: self.pending(),
+            answered_seconds_ago: set(self.metrics.answered.get()).map(ago),
+            canary_age_seconds: self.sightings.canary(now).map(|canary| canary.age_seconds),
+            certificate_not_after: not_after.map(|at| at.to_string()),
+            clock_offset_seconds: self.metrics.clock_offset.get(),
+            runtime: self.core.get().map(|core| core.account(now).into()),
+        }
+    }
+
+    fn pending(&self) -> Vec<String> {
         let watches =
             self.core.get().map(|core| core.untried(NAMED)).into_iter().flatten().map(|name| format!("watch {name}"));
-        let pending: Vec<String> = self.readiness.pending().into_iter().map(str::to_owned).chain(watches).collect();
+        self.readiness.pending().into_iter().map(str::to_owned).chain(watches).collect()
+    }
+
+    fn ready(&self) -> Response<Full<Bytes>> {
+        let pending = self.pending();
         let (status, text) = if pending.is_empty() {
             (StatusCode::OK, "ready\n".to_owned())
         } else {
@@ -134,6 +201,14 @@ impl View {
         };
         respond(status, "text/plain; charset=utf-8", text)
     }
+}
+
+/// Whether the request names this machine by an address of the loopback: a page in a browser can send requests here by a name of
+/// its own, and must not read the answers.
+fn is_local<B>(request: &Request<B>) -> bool {
+    let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
+    let local = |host: &str| host.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_loopback());
+    host.is_some_and(|host| local(host) || host.split(':').next() == Some("localhost"))
 }
 
 fn respond(status: StatusCode, content_type: &'static str, text: String) -> Response<Full<Bytes>> {
@@ -145,6 +220,8 @@ fn respond(status: StatusCode, content_type: &'static str, text: String) -> Resp
 
 #[cfg(test)]
 mod tests {
+    use http_body_util::BodyExt as _;
+
     use super::*;
 
     #[tokio::test]
@@ -160,5 +237,33 @@ mod tests {
         assert_eq!((get("/readyz"), readiness.pending()), (503, vec!["identity"]));
         drop(identity);
         assert_eq!((get("/readyz"), get("/healthz"), get("/metrics"), get("/")), (200, 200, 200, 404));
+        assert_eq!(get("/status"), 404);
+    }
+
+    #[tokio::test]
+    async fn the_status_is_shown_to_whoever_is_here_and_to_nobody_else() {
+        let local = || "127.0.0.1:0".parse().unwrap();
+        let readiness = Readiness::default();
+        let _plan = readiness.guard("plan");
+        let bound = Server::bind(local(), Metrics::default(), readiness, Arc::default(), Sightings::default()).await;
+        let (admin, _) = bound.unwrap().0.admin(local()).await.unwrap();
+        let ask =
+            |host: &str, path: &str| admin.view.admin(&Request::get(path).header(header::HOST, host).body(()).unwrap());
+        for (host, path, expected) in [
+            ("127.0.0.1:2113", "/status", 200),
+            ("[::1]:2113", "/status", 200),
+            ("localhost:2113", "/status", 200),
+            ("evil.example:2113", "/status", 421),
+            ("localhost.evil.example", "/status", 421),
+            ("127.0.0.1:2113", "/metrics", 404),
+        ] {
+            assert_eq!(ask(host, path).status().as_u16(), expected, "{host} {path}");
+        }
+        let body = ask("localhost", "/status").into_body().collect().await.unwrap().to_bytes();
+        let status: Status = serde_json::from_slice(&body).unwrap();
+        assert_eq!(
+            (status.pending, status.runtime, status.answered_seconds_ago),
+            (vec!["plan".to_owned()], None, None)
+        );
     }
 }

@@ -33,6 +33,14 @@ pub(super) struct PageMeta {
     pub(super) token: String,
 }
 
+impl PageMeta {
+    /// Where a watch goes on. Without one it would begin anywhere.
+    pub(super) fn version(&self) -> Result<&str, Call> {
+        let missing = || Call::Parse(serde::de::Error::custom("a list without a resource version"));
+        (!self.version.is_empty()).then_some(&*self.version).ok_or_else(missing)
+    }
+}
+
 /// What a line of a watch is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -84,8 +92,8 @@ impl Line<'_> {
         self.item()
     }
 
-    /// Takes over the object's resource version.
-    pub(super) fn version_into(&self, version: &mut String) -> Result<(), Call> {
+    /// The object's resource version; nothing else of it is read.
+    pub(super) fn version(&self) -> Result<&str, Call> {
         #[derive(Deserialize)]
         struct Versioned<'a> {
             #[serde(borrow)]
@@ -97,9 +105,7 @@ impl Line<'_> {
             version: &'a str,
         }
         let object: Versioned<'_> = serde_json::from_str(self.object.get()).map_err(Call::Parse)?;
-        version.clear();
-        version.push_str(object.metadata.version);
-        Ok(())
+        Ok(object.metadata.version)
     }
 }
 
@@ -107,7 +113,7 @@ impl Line<'_> {
 pub(super) struct Lines {
     body: Body,
     buffer: Vec<u8>,
-    /// What was given out by the last call.
+    /// What was given out already.
     consumed: usize,
 }
 
@@ -118,18 +124,14 @@ impl Lines {
 
     /// The next line without its end; `None` at the end of the body. A last line without an end is half a line.
     pub(super) async fn next(&mut self) -> Result<Option<&[u8]>, Call> {
-        self.buffer.drain(..self.consumed);
-        self.consumed = 0;
-        if self.buffer.is_empty() && self.buffer.capacity() > KEPT_BYTES {
-            self.buffer = Vec::new();
-        }
-        let mut scanned = 0;
+        let mut scanned = self.consumed;
         loop {
             if let Some(end) = self.buffer[scanned..].iter().position(|byte| *byte == b'\n') {
-                let end = scanned + end;
+                let (start, end) = (self.consumed, scanned + end);
                 self.consumed = end + 1;
-                return Ok(Some(&self.buffer[..end]));
+                return Ok(Some(&self.buffer[start..end]));
             }
+            self.drop_consumed();
             scanned = self.buffer.len();
             let Some(frame) = self.body.frame().await else { return Ok(None) };
             let Ok(data) = frame.map_err(Call::Body)?.into_data() else { continue };
@@ -137,6 +139,15 @@ impl Lines {
                 return Err(Call::TooLarge { limit: LINE_BYTES });
             }
             self.buffer.extend_from_slice(&data);
+        }
+    }
+
+    /// Many lines may come in one frame: what was given out is dropped once for all of them.
+    fn drop_consumed(&mut self) {
+        self.buffer.drain(..self.consumed);
+        self.consumed = 0;
+        if self.buffer.is_empty() && self.buffer.capacity() > KEPT_BYTES {
+            self.buffer = Vec::new();
         }
     }
 }

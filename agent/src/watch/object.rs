@@ -13,6 +13,24 @@ pub(crate) struct Object {
     metadata: Metadata,
 }
 
+/// An object whose resource version can be told.
+pub(crate) trait Versioned {
+    /// `metadata.resourceVersion`.
+    fn version(&self) -> &str;
+}
+
+impl Versioned for Object {
+    fn version(&self) -> &str {
+        &self.metadata.resource_version
+    }
+}
+
+impl Versioned for Named {
+    fn version(&self) -> &str {
+        &self.metadata.version
+    }
+}
+
 /// An object of which only name and resource version are read.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Named {

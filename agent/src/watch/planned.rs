@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tidewatch_shared::plan::PlannedWatch;
+use tidewatch_shared::{names::AGENT_OBJECT, plan::PlannedWatch};
 use tokio::time::Instant;
 
 use super::{Sink, Target, discovery::discover, object::Object};
@@ -17,14 +17,23 @@ pub(super) struct Planned {
     id: WatchId,
     planned: Arc<PlannedWatch>,
     core: Core,
+    /// Our own Lease, if this watch would see it: its renewals are news to nobody.
+    own: Option<Box<str>>,
     /// The failure that was logged last: a kind that is never served is logged once, not at each try.
     logged: Option<String>,
 }
 
 impl Planned {
-    pub(super) fn new(started: Started, core: Core) -> Self {
+    /// `namespace` is that of the agent's own objects.
+    pub(super) fn new(started: Started, namespace: &str, core: Core) -> Self {
         let Started { id, planned } = started;
-        Self { id, planned, core, logged: None }
+        let leases = planned.group == "coordination.k8s.io" && planned.resource == "leases";
+        let own = leases.then(|| format!("{namespace}/{AGENT_OBJECT}").into());
+        Self { id, planned, core, own, logged: None }
+    }
+
+    fn is_own(&self, key: &str) -> bool {
+        self.own.as_deref() == Some(key)
     }
 }
 
@@ -44,7 +53,7 @@ impl Sink for Planned {
     }
 
     fn page(&mut self, items: Vec<Object>) -> bool {
-        let objects = items.into_iter().map(Object::into_seen).collect();
+        let objects = items.into_iter().map(Object::into_seen).filter(|(key, _)| !self.is_own(key)).collect();
         self.core.listed(self.id, objects, Instant::now())
     }
 
@@ -54,11 +63,17 @@ impl Sink for Planned {
 
     fn present(&mut self, item: Object) {
         let (key, seen) = item.into_seen();
+        if self.is_own(&key) {
+            return self.core.alive(self.id, Instant::now());
+        }
         self.core.present(self.id, &key, seen, Instant::now());
     }
 
     fn gone(&mut self, item: Object) {
         let (key, seen) = item.into_seen();
+        if self.is_own(&key) {
+            return self.core.alive(self.id, Instant::now());
+        }
         self.core.gone(self.id, &key, seen, Instant::now());
     }
 

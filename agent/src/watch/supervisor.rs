@@ -11,7 +11,7 @@ use tokio::{
 use super::{Shared, planned::Planned, run};
 use crate::{
     core::{Core, Started},
-    kubernetes::{Cluster, Connect},
+    kubernetes::{Connect, Lane},
 };
 
 struct Running {
@@ -20,12 +20,12 @@ struct Running {
     handle: AbortHandle,
 }
 
-/// Follows the plan for ever. Ends only when a loop does, which none should.
+/// Follows the plan for ever; `lanes` gives the connection for a slot. Ends only when a loop does, which none should.
 ///
 /// # Errors
 /// [`Connect`] when another connection to the API server cannot be made.
 pub(crate) async fn supervise(
-    cluster: Cluster,
+    lanes: impl Fn(usize) -> Result<Lane, Connect>,
     shared: Shared,
     core: Core,
     mut plans: watch::Receiver<Option<Arc<Plan>>>,
@@ -42,7 +42,7 @@ pub(crate) async fn supervise(
                 }
             }
             for started in turnover.started {
-                start(&cluster, &shared, &core, started, &mut running, &mut loops)?;
+                start(&lanes, &shared, &core, started, &mut running, &mut loops)?;
             }
             tracing::info!(revision = plan.revision(), watches = running.len(), "Following a plan");
         }
@@ -61,7 +61,7 @@ pub(crate) async fn supervise(
 }
 
 fn start(
-    cluster: &Cluster,
+    lanes: &impl Fn(usize) -> Result<Lane, Connect>,
     shared: &Shared,
     core: &Core,
     started: Started,
@@ -71,9 +71,9 @@ fn start(
     let taken = |slot: &usize| running.values().any(|other| other.slot == *slot);
     // As many slots as there are loops, and one more: one of them is free. Slot 0 is for plan and canary.
     let slot = (1..=running.len() + 1).find(|slot| !taken(slot)).unwrap_or(running.len() + 1);
-    let lane = cluster.lane(slot)?;
+    let lane = lanes(slot)?;
     let name = started.planned.name.as_str().into();
-    let handle = loops.spawn(run(lane, shared.clone(), Planned::new(started, core.clone())));
+    let handle = loops.spawn(run(lane, shared.clone(), Planned::new(started, &shared.namespace, core.clone())));
     running.insert(name, Running { slot, handle });
     Ok(())
 }

@@ -1,3 +1,5 @@
+mod planned;
+
 use std::{
     collections::VecDeque,
     future::ready,
@@ -27,6 +29,14 @@ enum Reply {
     Silence(Vec<Value>),
     /// A page of more bytes than a page may have.
     Large,
+    /// Bytes of a watch, then its end.
+    Bytes(Vec<u8>),
+    /// Bytes of a watch, then the connection breaks.
+    Cut(Vec<u8>),
+    /// Nobody is there.
+    Refused,
+    /// Lines of a watch as they are sent.
+    Live(mpsc::UnboundedReceiver<Value>),
 }
 
 /// One expected request: what must be in its path and query, and the reply.
@@ -40,7 +50,7 @@ struct Script {
 
 impl Transport for Script {
     fn send(&self, request: Request<Full<Bytes>>) -> BoxFuture<'static, Result<Response<Body>, Error>> {
-        Box::pin(ready(Ok(reply(&request, &self.calls, &self.told))))
+        Box::pin(ready(reply(&request, &self.calls, &self.told)))
     }
 }
 
@@ -52,24 +62,42 @@ fn reply(
     request: &Request<Full<Bytes>>,
     calls: &Mutex<VecDeque<Call>>,
     told: &mpsc::UnboundedSender<String>,
-) -> Response<Body> {
+) -> Result<Response<Body>, Error> {
     assert_eq!(request.headers()[header::ACCEPT_ENCODING], "identity");
     let path = request.uri().to_string();
     let Some(Call(expected, reply)) = calls.lock().unwrap().pop_front() else {
         let _ = told.send("end of script".to_owned());
-        return answer(200, Vec::new(), true);
+        return Ok(answer(200, Vec::new(), true));
     };
     if !path.contains(expected) {
         let _ = told.send(format!("{path} instead of {expected}"));
     }
-    let text = |lines: Vec<Value>| lines.into_iter().map(|line| Bytes::from(format!("{line}\n"))).collect();
-    match reply {
+    carry_out(reply)
+}
+
+fn text(lines: Vec<Value>) -> Vec<Bytes> {
+    lines.into_iter().map(|line| Bytes::from(format!("{line}\n"))).collect()
+}
+
+fn carry_out(reply: Reply) -> Result<Response<Body>, Error> {
+    Ok(match reply {
         Reply::Json(value) => answer(200, vec![value.to_string().into()], false),
         Reply::Status(status) => answer(status, Vec::new(), false),
         Reply::Lines(lines) => answer(200, text(lines), false),
         Reply::Silence(lines) => answer(200, text(lines), true),
         Reply::Large => answer(200, vec![vec![b' '; PAGE_BYTES + 1].into()], false),
-    }
+        Reply::Bytes(bytes) => answer(200, vec![bytes.into()], false),
+        Reply::Cut(bytes) => {
+            let frames = [Ok(Frame::data(bytes.into())), Err("the connection broke".into())];
+            Response::new(StreamBody::new(stream::iter(frames)).boxed_unsync())
+        }
+        Reply::Refused => return Err("connection refused".into()),
+        Reply::Live(lines) => {
+            let frame = |line: Value| Ok(Frame::data(Bytes::from(format!("{line}\n"))));
+            let next = |mut lines: mpsc::UnboundedReceiver<Value>| async move { Some((lines.recv().await?, lines)) };
+            Response::new(StreamBody::new(stream::unfold(lines, next).map(frame)).boxed_unsync())
+        }
+    })
 }
 
 fn answer(status: u16, frames: Vec<Bytes>, silence: bool) -> Response<Body> {
@@ -132,10 +160,20 @@ struct Bench {
     running: JoinHandle<()>,
 }
 
+fn shared(rebuild: watch::Receiver<u64>) -> Shared {
+    Shared {
+        pages: Arc::new(Semaphore::new(1)),
+        rebuild,
+        sightings: Sightings::default(),
+        namespace: "kyma-system".into(),
+        metrics: Metrics::default(),
+    }
+}
+
 fn start(calls: Vec<Call>) -> Bench {
     let (tell, told) = mpsc::unbounded_channel();
     let (rebuild, rebuilds) = watch::channel(0);
-    let shared = Shared { pages: Arc::new(Semaphore::new(1)), rebuild: rebuilds, metrics: Metrics::default() };
+    let shared = shared(rebuilds);
     let running = tokio::spawn(run(lane(calls, tell.clone()), shared, Recorder(tell)));
     Bench { told, rebuild, running }
 }
@@ -240,6 +278,121 @@ async fn a_failing_server_is_asked_again_from_the_same_version() {
     .await;
     assert_eq!(told.iter().filter(|text| text.starts_with("failed")).count(), 3);
     assert!(told.contains(&"present b".to_owned()) && !told.iter().any(|text| text.contains("instead of")), "{told:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_is_cut_within_a_line_goes_on_behind_the_last_whole_one() {
+    let whole = format!("{}\n", line("ADDED", "11", "a"));
+    let half = line("ADDED", "12", "b").to_string();
+    let bytes = |half: &str| [whole.as_bytes(), half.as_bytes()].concat();
+    for cut in [Reply::Cut(bytes(&half)), Reply::Cut(bytes(&half[..9])), Reply::Bytes(bytes(&half))] {
+        let told = told(vec![
+            Call("limit", page("10", "", &[])),
+            Call("resourceVersion=10", cut),
+            Call("resourceVersion=11", Reply::Lines(vec![line("ADDED", "12", "b")])),
+            Call("resourceVersion=12", Reply::Silence(Vec::new())),
+        ])
+        .await;
+        let told: Vec<_> = told.into_iter().filter(|text| !text.starts_with("failed")).collect();
+        assert_eq!(told, ["begin", "page ", "complete 10", "present a", "present b"]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_read_is_asked_for_again_and_then_listed() {
+    let unreadable = [
+        b"\xff\xfe\x00\n".to_vec(),
+        b"\n".to_vec(),
+        line("ADDED", "", "a").to_string().into_bytes(),
+        br#"{"type":"ADDED","object":{"metadata":{"resourceVersion":"12","name":7}}}"#.to_vec(),
+        br#"{"type":"BOOKMARK","object":{"metadata":{}}}"#.to_vec(),
+        br#"{"type":"OTHER","object":{}}"#.to_vec(),
+    ];
+    for bytes in unreadable {
+        let mut calls = vec![Call("limit", page("10", "", &[]))];
+        let reply = || Reply::Bytes([bytes.as_slice(), b"\n"].concat());
+        calls.extend((0..USELESS).map(|_| Call("resourceVersion=10", reply())));
+        calls.push(Call("limit", page("20", "", &["a"])));
+        let told = told(calls).await;
+        assert_eq!(told.iter().filter(|text| text.starts_with("failed")).count(), USELESS as usize);
+        assert!(told.ends_with(&["page a".to_owned(), "complete 20".to_owned()]), "{told:?}");
+        assert!(!told.iter().any(|text| text.contains("instead of") || text.starts_with("present")), "{told:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_api_server_that_restarts_is_waited_for_and_nothing_is_listed_anew() {
+    let mut calls = vec![Call("limit", Reply::Refused), Call("limit", page("10", "", &["a"]))];
+    calls.push(Call("resourceVersion=10", Reply::Cut(format!("{}\n", line("MODIFIED", "11", "a")).into_bytes())));
+    calls.extend((0..3 * USELESS).map(|_| Call("resourceVersion=11", Reply::Refused)));
+    calls.push(Call("resourceVersion=11", Reply::Lines(vec![line("MODIFIED", "12", "a")])));
+    let told: Vec<_> = told(calls).await.into_iter().filter(|text| !text.starts_with("failed")).collect();
+    assert_eq!(told, ["begin", "begin", "page a", "complete 10", "present a", "present a"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn versions_that_go_back_mean_a_new_list() {
+    for kind in ["ADDED", "DELETED", "BOOKMARK"] {
+        let told = told(vec![
+            Call("limit", page("100", "", &["a"])),
+            Call("resourceVersion=100", Reply::Lines(vec![line("MODIFIED", "101", "a"), line(kind, "99", "b")])),
+            Call("limit", page("100", "", &["b"])),
+        ])
+        .await;
+        let expected =
+            ["begin", "page a", "complete 100", "present a", "begin", "page b", "complete 100"].map(str::to_owned);
+        assert_eq!(told, expected, "{kind}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_is_silent_is_opened_again_and_a_bookmark_is_a_sign_of_life() {
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let (send, lines) = mpsc::unbounded_channel();
+    let calls = vec![
+        Call("limit", page("10", "", &[])),
+        Call("resourceVersion=10", Reply::Live(lines)),
+        Call("resourceVersion=30", Reply::Silence(Vec::new())),
+    ];
+    let (_rebuild, rebuilds) = watch::channel(0);
+    let shared = shared(rebuilds);
+    let metrics = shared.metrics.clone();
+    let running = tokio::spawn(run(lane(calls, tell.clone()), shared, Recorder(tell)));
+    let begun = Instant::now();
+    for version in [10, 20, 30] {
+        let _ = send.send(line("BOOKMARK", &version.to_string(), ""));
+        tokio::time::sleep(SILENCE - Duration::from_secs(1)).await;
+        assert_eq!(metrics.silent.get(), 0);
+    }
+    while told.recv().await.unwrap() != "end of script" {}
+    assert_eq!(metrics.silent.get(), 2);
+    assert!(begun.elapsed() >= 4 * SILENCE - Duration::from_secs(3));
+    running.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_without_a_version_is_no_list() {
+    let told = told(vec![
+        Call("limit", Reply::Json(json!({"metadata": {}, "items": []}))),
+        Call("limit", page("10", "", &[])),
+    ])
+    .await;
+    let failed = "failed: the API server's answer is not readable";
+    assert_eq!(told, ["begin", failed, "begin", "page ", "complete 10"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_ignores_the_limit_is_read_as_far_as_a_page_may_be_large() {
+    let names: Vec<String> = (0..PAGE * 4).map(|n| n.to_string()).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let whole = told(vec![Call("limit=50", page("10", "", &names))]).await;
+    assert_eq!(whole, ["begin".to_owned(), format!("page {}", names.join(" ")), "complete 10".to_owned()]);
+
+    let mut calls: Vec<_> = ["50", "25", "13", "7", "4", "2", "1"].map(|_| Call("limit=", Reply::Large)).into();
+    calls.push(Call("limit=1", page("20", "", &["a"])));
+    let told = told(calls).await;
+    let failed = format!("failed: the API server's answer has more than {PAGE_BYTES} bytes");
+    assert_eq!(told, ["begin".to_owned(), failed, "begin".into(), "page a".into(), "complete 20".into()]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,0 +1,319 @@
+//! Planned watches against an API server that answers each resource by a script of its own.
+
+use tidewatch_shared::{
+    event::{Event, What, parse_batch},
+    exchange::EventsAnswer,
+    identity::Instance,
+    plan::Plan,
+};
+
+use super::*;
+use crate::{core::Core, watch::supervisor::supervise};
+
+/// Replies in their order, by the first part that a path has. When there are no more, the server is silent.
+struct Server(Mutex<Vec<(&'static str, VecDeque<Reply>)>>);
+
+impl Transport for Server {
+    fn send(&self, request: Request<Full<Bytes>>) -> BoxFuture<'static, Result<Response<Body>, Error>> {
+        let path = request.uri().to_string();
+        let mut routes = self.0.lock().unwrap();
+        let replies = routes.iter_mut().find(|(part, _)| path.contains(part)).map(|(_, replies)| replies);
+        let reply = replies.and_then(VecDeque::pop_front).unwrap_or(Reply::Silence(Vec::new()));
+        Box::pin(ready(carry_out(reply)))
+    }
+}
+
+struct Bench {
+    core: Core,
+    plans: watch::Sender<Option<Arc<Plan>>>,
+    running: JoinHandle<()>,
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        self.running.abort();
+    }
+}
+
+fn start(routes: Vec<(&'static str, Vec<Reply>)>, plan: Plan) -> Bench {
+    let routes = routes.into_iter().map(|(part, replies)| (part, replies.into())).collect();
+    let lane = Lane::new(Server(Mutex::new(routes)));
+    let core = Core::new("r-1".parse().unwrap(), 100, Metrics::default());
+    let plans = watch::Sender::new(Some(Arc::new(plan)));
+    let (following, subscribed) = (core.clone(), plans.subscribe());
+    let (rebuild, rebuilds) = watch::channel(0);
+    let shared = shared(rebuilds);
+    let running = tokio::spawn(async move {
+        let _rebuild = rebuild;
+        supervise(|_| Ok(lane.clone()), shared, following, subscribed).await.unwrap();
+    });
+    Bench { core, plans, running }
+}
+
+fn planned(resource: &str, group: &str) -> Value {
+    json!({"name": resource, "group": group, "version": "v1", "resource": resource, "field": "spec", "manager": "m",
+           "work": ["kyma"]})
+}
+
+fn plan(revision: &str, watches: &[Value]) -> Plan {
+    Plan::parse(&json!({"revision": revision, "watches": watches}).to_string()).unwrap()
+}
+
+/// One watch: `things` of the group `g`, whose path tells discovery from the rest.
+fn things(discovery: Vec<Reply>, rest: Vec<Reply>) -> Bench {
+    start(vec![("/apis/g/v1/things", rest), ("/apis/g/v1", discovery)], plan("1", &[planned("things", "g")]))
+}
+
+fn served() -> Reply {
+    let names = ["things", "things/status", "others", "others/status", "third", "third/status"];
+    let resources: Vec<_> = names.iter().map(|name| json!({"name": name, "kind": "Thing"})).collect();
+    Reply::Json(json!({"resources": resources}))
+}
+
+fn object(name: &str, version: u64, generation: i64) -> Value {
+    json!({"metadata": {"namespace": "ns", "name": name, "uid": format!("uid of {name}"),
+                        "resourceVersion": version.to_string(), "generation": generation}})
+}
+
+fn list(version: u64, items: &[Value]) -> Reply {
+    Reply::Json(json!({"metadata": {"resourceVersion": version.to_string()}, "items": items}))
+}
+
+fn event(kind: &str, object: Value) -> Value {
+    json!({"type": kind, "object": object})
+}
+
+impl Bench {
+    /// Waits until something holds, for at most an hour of the test's time.
+    async fn until(&self, what: &str, holds: impl Fn(&Core) -> bool) {
+        for _ in 0..36_000 {
+            if holds(&self.core) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        panic!("{what}: {:?} {:?}", self.core.figures(), self.errors());
+    }
+
+    fn errors(&self) -> Vec<(String, String)> {
+        let heartbeat = self.core.plain_heartbeat();
+        heartbeat.watches.into_iter().filter_map(|watch| Some((watch.name, watch.error?))).collect()
+    }
+
+    /// Takes everything up to the request with the last of these events.
+    async fn told(&self, expected: &[&str]) -> Vec<String> {
+        let mut seen = Vec::new();
+        for _ in 0..36_000 {
+            seen.extend(self.take());
+            if expected.iter().all(|text| seen.iter().any(|seen| seen == text)) {
+                return seen;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        panic!("{expected:?} are not all in {seen:?}; {:?}", self.errors());
+    }
+
+    /// Everything that waits, as if a receiver had taken and settled it.
+    fn take(&self) -> Vec<String> {
+        let now = Instant::now();
+        let Some(batch) = self.core.batch(now) else { return Vec::new() };
+        let events: Vec<Event> = parse_batch(&batch.body).unwrap().into_iter().map(Result::unwrap).collect();
+        let accepted = events.last().unwrap().id.sequence;
+        let settled = events.iter().map(|event| (event.watch.clone(), accepted)).collect();
+        let (instance, refused) = (Instance::new(1), Vec::new());
+        let answer = EventsAnswer { instance, accepted, since: 1, settled, refused, heartbeat_seconds: 30 };
+        self.core.answered(now, batch.epoch, &answer);
+        let text = |event: &Event| match &event.what {
+            What::Object(object) => format!("{} {} {}", event.watch, object.change.as_str(), object.subject.name),
+            What::Watch => format!("{} whole", event.watch),
+        };
+        events.iter().map(text).collect()
+    }
+
+    fn digest(&self, name: &str) -> Option<tidewatch_shared::digest::Digest> {
+        let watches = self.core.plain_heartbeat().watches;
+        watches.into_iter().find(|watch| watch.name == name)?.digest
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_kind_that_is_not_there_yet_is_watched_when_it_is_installed() {
+    let missing = [Reply::Status(404), Reply::Json(json!({"resources": []})), Reply::Status(404), served()];
+    let bench = things(missing.into(), vec![list(10, &[object("a", 9, 1)])]);
+    bench.until("reported", |core| core.figures().failing == 1).await;
+    assert_eq!(bench.core.figures().objects, 0);
+    assert!(bench.core.untried(9).is_empty(), "readiness does not wait for it");
+    bench.told(&["things whole"]).await;
+    bench.until("well", |core| core.figures().failing == 0).await;
+    assert_eq!(bench.core.figures().objects, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_kind_that_is_deleted_is_reported_and_only_a_list_says_that_objects_are_gone() {
+    let rest = vec![
+        list(10, &[object("a", 9, 1)]),
+        Reply::Lines(vec![event("MODIFIED", object("a", 11, 2))]),
+        Reply::Status(404),
+        list(30, &[]),
+    ];
+    let (deleted, again) = ([Reply::Status(404), Reply::Status(500), Reply::Refused], served());
+    let bench = things([served()].into_iter().chain(deleted).chain([again]).collect(), rest);
+    bench.told(&["things spec a"]).await;
+    bench.until("reported", |core| core.figures().failing == 1).await;
+    assert_eq!((bench.core.figures().objects, bench.take()), (1, vec![]), "no error is read as absence");
+    bench.told(&["things deleted a"]).await;
+    assert_eq!(bench.core.figures().objects, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_forbidden_kind_stops_no_other() {
+    let (send, lines) = mpsc::unbounded_channel();
+    let forbidden = (0..1_000).map(|_| Reply::Status(403)).collect();
+    let routes = vec![
+        ("/things", forbidden),
+        ("/others", vec![list(10, &[]), Reply::Live(lines)]),
+        ("/apis/g/v1", (0..1_000).map(|_| served()).collect()),
+    ];
+    let bench = start(routes, plan("1", &[planned("things", "g"), planned("others", "g")]));
+    bench.told(&["others whole"]).await;
+    bench.until("reported", |core| core.figures().failing == 1).await;
+    for version in 11..20 {
+        send.send(event("MODIFIED", object("a", version, version as i64))).unwrap();
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert_eq!(bench.take().len(), 1);
+    }
+    assert_eq!(bench.errors(), [("things".to_owned(), "the API server answered 403 Forbidden".to_owned())]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_version_counts_where_the_generation_tells_nothing() {
+    let with_status = || json!([{"name": "things", "kind": "T"}, {"name": "things/status", "kind": "T"}]);
+    let without = || json!([{"name": "things", "kind": "T"}]);
+    for (resources, generation, counts) in [(with_status(), 1, false), (without(), 1, true), (with_status(), 0, true)] {
+        let changes = vec![event("MODIFIED", object("a", 11, generation)), event("ADDED", object("z", 12, 1))];
+        let rest = vec![list(10, &[object("a", 9, generation)]), Reply::Silence(changes)];
+        let bench = things(vec![Reply::Json(json!({"resources": resources}))], rest);
+        let seen = bench.told(&["things created z"]).await;
+        assert_eq!(seen.contains(&"things status a".to_owned()), counts, "{resources} {generation} {seen:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn objects_enter_and_leave_a_selection() {
+    let (send, lines) = mpsc::unbounded_channel();
+    let mut selecting = planned("things", "g");
+    selecting["labelSelector"] = json!("watched=true");
+    let rest = vec![list(10, &[object("a", 9, 1)]), Reply::Live(lines)];
+    // Only a request with the selector finds its reply.
+    let bench =
+        start(vec![("labelSelector=watched%3Dtrue", rest), ("/apis/g/v1", vec![served()])], plan("1", &[selecting]));
+    bench.told(&["things whole"]).await;
+    let before = bench.digest("things");
+    send.send(event("ADDED", object("b", 11, 5))).unwrap();
+    bench.told(&["things created b"]).await;
+    assert_ne!(bench.digest("things"), before);
+    send.send(event("DELETED", object("b", 12, 5))).unwrap();
+    bench.told(&["things deleted b"]).await;
+    assert_eq!(bench.digest("things"), before, "equal sets have equal digests");
+    send.send(event("ADDED", object("b", 13, 5))).unwrap();
+    bench.told(&["things created b"]).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn changes_that_a_relist_merges_are_told_also_by_a_watch_of_the_spec() {
+    let rest = vec![
+        list(10, &[object("a", 9, 1), object("b", 8, 1), object("c", 7, 1)]),
+        Reply::Status(410),
+        list(50, &[object("a", 40, 1), object("b", 8, 1), object("c", 41, 3)]),
+    ];
+    let bench = things(vec![served(), served()], rest);
+    let seen = bench.told(&["things whole", "things status a", "things spec c"]).await;
+    assert!(seen.iter().all(|text| !text.ends_with(" b")), "{seen:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn large_metadata_is_read_and_what_is_larger_fails_its_own_watch_alone() {
+    let annotated = |size: usize, version| {
+        let mut large = object("large", version, 2);
+        large["metadata"]["annotations"] = json!({"large": "x".repeat(size)});
+        large["metadata"]["managedFields"] = json!([{"manager": "y".repeat(1 << 18)}]);
+        large
+    };
+    let too_large = || Reply::Lines(vec![event("MODIFIED", annotated(3 << 20, 12))]);
+    let mut rest = vec![list(10, &[]), Reply::Lines(vec![event("ADDED", annotated(1 << 20, 11))])];
+    rest.extend((0..USELESS).map(|_| too_large()));
+    // Then it is listed, down to pages of one object, and that is too large as well.
+    rest.extend((0..7).map(|_| Reply::Large));
+    let (send, lines) = mpsc::unbounded_channel();
+    let routes = vec![
+        ("/things", rest),
+        ("/others", vec![list(10, &[]), Reply::Live(lines)]),
+        ("/apis/g/v1", (0..1_000).map(|_| served()).collect()),
+    ];
+    let bench = start(routes, plan("1", &[planned("things", "g"), planned("others", "g")]));
+    bench.told(&["things created large"]).await;
+    let limited = "the API server's answer has more than 2097152 bytes";
+    let reported = |core: &Core| {
+        let watches = core.plain_heartbeat().watches;
+        watches.iter().any(|watch| watch.name == "things" && watch.error.as_deref() == Some(limited))
+    };
+    bench.until("reported", reported).await;
+    send.send(event("ADDED", object("a", 11, 1))).unwrap();
+    bench.told(&["others created a"]).await;
+    assert_eq!(bench.core.figures().objects, 2, "what was known stays");
+}
+
+#[tokio::test(start_paused = true)]
+async fn plans_change_live_and_those_that_stay_lose_nothing() {
+    let (send, lines) = mpsc::unbounded_channel();
+    let routes = vec![
+        ("/things", vec![list(10, &[object("a", 9, 1)]), Reply::Live(lines)]),
+        ("/others", vec![list(10, &[]), Reply::Silence(vec![]), list(20, &[object("x", 19, 1)])]),
+        ("/third", vec![list(10, &[object("y", 9, 1)])]),
+        ("/apis/g/v1", (0..10).map(|_| served()).collect()),
+    ];
+    let (stays, leaves, comes) = (planned("things", "g"), planned("others", "g"), planned("third", "g"));
+    let bench = start(routes, plan("1", &[stays.clone(), leaves.clone()]));
+    bench.told(&["things whole", "others whole"]).await;
+    for (version, watches) in [(11, [&stays, &comes]), (12, [&stays, &leaves]), (13, [&stays, &comes])] {
+        // One change before the plan, one after it, and neither is told before both are there.
+        send.send(event("MODIFIED", object("a", version * 2, version as i64 * 2))).unwrap();
+        let plan = plan(&version.to_string(), &watches.map(Value::clone));
+        bench.plans.send_replace(Some(Arc::new(plan)));
+        bench.until("followed", |core| core.plain_heartbeat().plan_revision == Some(version.to_string())).await;
+        send.send(event("ADDED", object(&format!("new {version}"), version * 2 + 1, 1))).unwrap();
+        bench.until("both", |core| core.figures().objects >= version as usize - 9).await;
+        let seen = bench.told(&["things spec a", &format!("things created new {version}")]).await;
+        assert!(!seen.contains(&"things whole".to_owned()), "its loop went on");
+    }
+    assert_eq!(bench.core.figures().watches, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_agents_own_lease_is_news_to_nobody() {
+    let lease = |name: &str, namespace: &str, version: u64| json!({"metadata": {"namespace": namespace, "name": name, "uid": name, "resourceVersion": version.to_string()}});
+    let listed = [lease("tidewatch-agent", "kyma-system", 8), lease("tidewatch-agent", "elsewhere", 9)];
+    let changes = vec![
+        event("MODIFIED", lease("tidewatch-agent", "kyma-system", 11)),
+        event("MODIFIED", lease("tidewatch-agent", "elsewhere", 12)),
+    ];
+    let resources = Reply::Json(json!({"resources": [{"name": "leases", "kind": "Lease"}]}));
+    let routes = vec![
+        ("/coordination.k8s.io/v1/leases", vec![list(10, &listed), Reply::Silence(changes)]),
+        ("/coordination.k8s.io/v1", vec![resources]),
+    ];
+    let bench = start(routes, plan("1", &[planned("leases", "coordination.k8s.io")]));
+    let seen = bench.told(&["leases whole", "leases status tidewatch-agent"]).await;
+    assert_eq!(seen.len(), 2, "{seen:?}");
+    assert_eq!(bench.core.figures().objects, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_object_that_was_made_anew_while_nobody_looked_is_told() {
+    let mut anew = object("a", 40, 1);
+    anew["metadata"]["uid"] = json!("another");
+    let rest = vec![list(10, &[object("a", 9, 1)]), Reply::Status(410), list(50, &[anew])];
+    let bench = things(vec![served(), served()], rest);
+    bench.told(&["things created a"]).await;
+    assert_eq!(bench.core.figures().objects, 1);
+}
