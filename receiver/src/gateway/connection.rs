@@ -2,22 +2,24 @@
 
 use std::{
     convert::Infallible,
+    error::Error,
     hash::{BuildHasher, RandomState},
-    pin::pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    pin::{Pin, pin},
+    sync::Arc,
     time::Duration,
 };
 
-use hyper::service::service_fn;
+use http::Request;
+use hyper::{body::Incoming, service::service_fn};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
-    server::conn::auto,
+    server::{conn::auto, graceful::GracefulConnection},
 };
 use rustls::ServerConfig;
-use tidewatch_shared::identity::TrustDomain;
+use rustls_pki_types::CertificateDer;
+use tidewatch_shared::identity::RuntimeId;
 use tokio::{
-    net::TcpStream,
-    sync::Notify,
+    sync::{OwnedSemaphorePermit, Semaphore},
     time::{Instant, sleep_until, timeout},
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
@@ -25,17 +27,33 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Settings,
-    desk::{Desk, Peer},
-    intake::Intake,
+    frames::Meter,
+    handshakes,
+    life::{Held, Life, Look},
+    listen::Stream,
+    metered::{FLOOD, Metered},
     metrics::{Metrics, Why},
+    refusal::Answer,
+    seats::Seats,
 };
 
 /// Requests at once on one HTTP/2 connection: more than one runtime may have in flight, so that it learns so by 429.
 const STREAMS: u32 = 32;
-/// Bytes on their way, per stream and per connection. A batch is up to 1 MiB, most are under one.
-const WINDOW: u32 = 128 << 10;
-/// Bytes of one request's head.
-const HEAD_BYTES: u32 = 16 << 10;
+/// On a connection that many share behind a proxy.
+const STREAMS_OF_MANY: u32 = 1_024;
+/// Bytes on their way, per stream and per connection: the least that the protocol has. What arrives is read at once and then
+/// counts against the budget of all bodies, so that this is what a connection can hold beside it.
+const WINDOW: u32 = (64 << 10) - 1;
+/// On a connection that many share.
+const WINDOW_OF_MANY: u32 = 1 << 20;
+/// HTTP/2 frames a second that carry no body: a few for each request that the rate allows.
+const FRAMES: u32 = 1_000;
+/// On a connection that many share.
+const FRAMES_OF_MANY: u32 = 50_000;
+/// The reason when the protocol was broken, or the network.
+const BROKEN: &str = "error";
+/// Who is refused for good may still read why.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 /// Fields of one request's head, over HTTP/1.1.
 const HEAD_FIELDS: usize = 32;
 /// Bytes of answers that wait for a reader, per stream. Ours have a few hundred, or some 64 KiB with a thousand refusals.
@@ -44,15 +62,52 @@ const SEND_BYTES: usize = 64 << 10;
 const RESETS: usize = 20;
 /// Streams that we may reset for a peer's faults.
 const LOCAL_RESETS: usize = 128;
-/// PINGs on HTTP/2, so that a peer that is gone is noticed.
-const PING_INTERVAL: Duration = Duration::from_secs(30);
-/// How long a PING may go without an answer.
-const PING_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Who answers what connections bring. Connections are the same on every port of ours; what is said on them is not.
+pub trait Service: Send + Sync + 'static {
+    /// Who holds the other end.
+    type Peer: Send + Sync + 'static;
+
+    /// Reads, once per connection, whom its certificates name: leaf first, verified by the handshake.
+    fn peer(&self, chain: &[CertificateDer<'_>]) -> Self::Peer;
+
+    /// Answers one request, and tells whether the connection has no more to say.
+    fn answer(&self, request: Request<Incoming>, peer: &Self::Peer) -> impl Future<Output = (Answer, bool)> + Send;
+
+    /// Whose connection it is.
+    fn holder<'a>(&self, _: &'a Self::Peer) -> Holder<'a> {
+        Holder::Many
+    }
+
+    /// Until when a runtime is shut out, if it is.
+    fn shut_until(&self, _: &RuntimeId, _now: Instant) -> Option<Instant> {
+        None
+    }
+
+    /// Shuts a runtime out that flooded its connection with what is no request.
+    fn shut(&self, _: &RuntimeId, _now: Instant) {}
+
+    /// Holds it against a runtime that its connection broke; a network that breaks will not do it often enough to matter.
+    fn strike(&self, _: &RuntimeId, _now: Instant) {}
+
+    /// Takes how much later than it should something came to run.
+    fn observe_lag(&self, _: Duration) {}
+}
+
+/// Whose a connection is, which decides what it may cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Holder<'a> {
+    /// One runtime's, which has few connections.
+    One(&'a RuntimeId),
+    /// Of many behind a proxy, which has as many as it wants.
+    Many,
+    /// Of somebody who is told so and ends.
+    Nobody,
+}
 
 /// Everything a connection needs.
-pub(super) struct Context<I> {
-    pub(super) desk: Desk<I>,
-    pub(super) domain: TrustDomain,
+pub(super) struct Context<S> {
+    pub(super) service: S,
     pub(super) settings: Settings,
     pub(super) metrics: Metrics,
     /// Asks connections to end after what is in flight.
@@ -60,21 +115,27 @@ pub(super) struct Context<I> {
     /// Ends them at once.
     pub(super) kill: CancellationToken,
     pub(super) spread: RandomState,
+    /// Of each runtime's connections.
+    pub(super) seats: Arc<Seats>,
+    /// Steps of handshakes that may run at the same time.
+    pub(super) handshakes: Arc<Semaphore>,
 }
 
 /// Serves one connection until it ends.
-pub(super) async fn run<I: Intake>(context: Arc<Context<I>>, tcp: TcpStream, config: Arc<ServerConfig>) {
+pub(super) async fn run<S: Service>(
+    context: Arc<Context<S>>,
+    tcp: impl Stream,
+    config: Arc<ServerConfig>,
+    place: OwnedSemaphorePermit,
+) {
     let metrics = &context.metrics;
     metrics.connections.inc();
     let _open = OnDrop(|| {
         metrics.connections.dec();
     });
-    // Answers are small; waiting for more to send only delays them.
-    let _ = tcp.set_nodelay(true);
-    let handshake = timeout(context.settings.handshake_deadline, TlsAcceptor::from(config).accept(tcp));
     let stream = tokio::select! {
         () = context.drain.cancelled() => return,
-        result = handshake => result.map_err(|_| "timeout").and_then(|result| result.map_err(|error| reason(&error))),
+        result = shake(&context, tcp, config, place) => result,
     };
     match stream {
         Ok(stream) => {
@@ -88,155 +149,156 @@ pub(super) async fn run<I: Intake>(context: Arc<Context<I>>, tcp: TcpStream, con
     }
 }
 
+/// The handshake, within its share and its deadline. Its place is free again when it has ended.
+async fn shake<S: Service, T: Stream>(
+    context: &Context<S>,
+    tcp: T,
+    config: Arc<ServerConfig>,
+    place: OwnedSemaphorePermit,
+) -> Result<TlsStream<T>, &'static str> {
+    let Settings { handshake_deadline, max_handshakes, .. } = context.settings;
+    let deadline = handshakes::patience(handshake_deadline, place.semaphore().available_permits(), max_handshakes);
+    context.metrics.handshakes.inc();
+    let _begun = OnDrop(|| {
+        context.metrics.handshakes.dec();
+    });
+    let accept = handshakes::within(context.handshakes.clone(), TlsAcceptor::from(config).accept(tcp));
+    let result = timeout(deadline, accept).await;
+    drop(place);
+    result.map_err(|_| "timeout")?.map_err(|error| reason(&error))
+}
+
 /// Returns why it ended, from a closed set.
-async fn serve<I: Intake>(context: &Arc<Context<I>>, stream: TlsStream<TcpStream>) -> &'static str {
+async fn serve<S: Service>(context: &Arc<Context<S>>, stream: TlsStream<impl Stream>) -> &'static str {
     let session = stream.get_ref().1;
-    let Some(leaf) = session.peer_certificates().and_then(|chain| chain.first()) else {
+    let Some(chain) = session.peer_certificates() else {
         // The verifier demands one; without it nobody is served.
         return "no-certificate";
     };
-    let peer = Arc::new(Peer::read(leaf, &context.domain));
-    if let Peer::Nobody(why) = &*peer {
-        tracing::debug!(%why, "Client certificate names no runtime");
-    }
+    let peer = Arc::new(context.service.peer(chain));
     let is_http2 = session.alpn_protocol() == Some(b"h2");
-    let builder = builder(&context.settings, is_http2);
-    let life = Arc::new(Life::new(context));
+    let holder = context.service.holder(&peer);
+    let seat = match holder {
+        Holder::One(runtime) => Some(context.seats.take(runtime, context.settings.limits.connections)),
+        Holder::Many | Holder::Nobody => None,
+    };
+    let gone = seat.as_ref().map(|seat| seat.gone.clone()).unwrap_or_default();
+    if let Holder::One(runtime) = holder
+        && let Some(until) = context.service.shut_until(runtime, Instant::now())
+    {
+        // Ended at once, it would be back at once, for one more handshake.
+        return hold(context, &gone, until).await;
+    }
+    let is_many = holder == Holder::Many;
+    let frames = if is_many { FRAMES_OF_MANY } else { FRAMES };
+    let meter = is_http2.then(|| Meter::new(frames));
+    let (stream, fault) = Metered::new(stream, meter, context.settings.answer_deadline);
+    let now = Instant::now();
+    let life = Arc::new(Life::new(&context.settings, now, context.spread.hash_one(now)));
     let service = service_fn({
-        let (context, life) = (context.clone(), life.clone());
+        let (context, life, peer) = (context.clone(), life.clone(), peer.clone());
         move |request| {
             let (context, life, peer) = (context.clone(), life.clone(), peer.clone());
             async move {
-                let _busy = life.begin();
-                let (answer, is_last) = context.desk.answer(request, &peer).await;
+                let busy = life.begin(Instant::now());
+                let (answer, is_last) = context.service.answer(request, &peer).await;
                 if is_last {
                     life.last.notify_one();
                 }
-                Ok::<_, Infallible>(answer)
+                Ok::<_, Infallible>(answer.map(|body| Held::new(body, busy)))
             }
         }
     });
-    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
-    let mut ending: Option<(&'static str, Instant)> = None;
-    loop {
-        let wake = ending.map_or_else(|| life.next_look(), |(_, end)| end);
-        let why = tokio::select! {
-            result = connection.as_mut() => {
-                return ending.map_or(if result.is_ok() { "peer" } else { "error" }, |(why, _)| why);
-            }
-            () = context.kill.cancelled() => return "killed",
-            () = context.drain.cancelled(), if ending.is_none() => Some("drain"),
-            () = life.last.notified(), if ending.is_none() => Some("refused"),
-            () = sleep_until(wake) => match (ending, life.look(Instant::now())) {
-                (Some((why, _)), _) => return why,
-                (None, Look::Silent) => return "silent",
-                (None, Look::Over(why)) => Some(why),
-                (None, Look::Alive) => None,
-            },
-        };
-        if let Some(why) = why {
-            connection.as_mut().graceful_shutdown();
-            ending = Some((why, Instant::now() + context.settings.drain_deadline));
+    let builder = builder(&context.settings, is_http2, is_many);
+    let connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+    let reason = drive(context, connection, &life, &gone).await;
+    let reason = fault.reason().unwrap_or(reason);
+    if let Holder::One(runtime) = context.service.holder(&peer) {
+        match reason {
+            FLOOD => context.service.shut(runtime, Instant::now()),
+            BROKEN => context.service.strike(runtime, Instant::now()),
+            _ => {}
         }
+    }
+    reason
+}
+
+/// Keeps a connection that is not served, until somebody may connect again.
+async fn hold<S>(context: &Context<S>, gone: &CancellationToken, until: Instant) -> &'static str {
+    tokio::select! {
+        () = sleep_until(until) => FLOOD,
+        () = gone.cancelled() => "crowded",
+        () = context.drain.cancelled() => "drain",
     }
 }
 
-fn builder(settings: &Settings, is_http2: bool) -> auto::Builder<TokioExecutor> {
+/// Drives a connection to its end, and ends it when it has lived long enough.
+async fn drive<S, C: GracefulConnection<Error = Box<dyn Error + Send + Sync>>>(
+    context: &Context<S>,
+    mut connection: Pin<&mut C>,
+    life: &Life,
+    gone: &CancellationToken,
+) -> &'static str {
+    let mut ending: Option<(&'static str, Instant)> = None;
+    loop {
+        let wake = ending.map_or_else(|| life.next_look(Instant::now()), |(_, end)| end);
+        let why = tokio::select! {
+            result = connection.as_mut() => {
+                let ended = result.map_or_else(|error| broken(&*error), |()| "peer");
+                return ending.map_or(ended, |(why, _)| why);
+            }
+            () = context.kill.cancelled() => return "killed",
+            () = gone.cancelled() => return "crowded",
+            () = context.drain.cancelled(), if ending.is_none() => "drain",
+            () = life.last.notified(), if ending.is_none() => "refused",
+            () = sleep_until(wake) => match (ending, life.look(Instant::now())) {
+                (Some((why, _)), _) => return why,
+                (None, Look::Silent) => return "silent",
+                (None, Look::Over(why)) => why,
+                (None, Look::Alive) => continue,
+            },
+        };
+        connection.as_mut().graceful_shutdown();
+        let last_words = context.settings.drain_deadline;
+        // Who is refused for good has nothing in flight that anybody waits for.
+        let last_words = if why == "refused" { last_words.min(LAST_WORDS) } else { last_words };
+        ending = Some((why, Instant::now() + last_words));
+    }
+}
+
+/// Why the HTTP library ended a connection.
+fn broken(error: &(dyn Error + 'static)) -> &'static str {
+    match error.downcast_ref::<hyper::Error>() {
+        Some(error) if error.is_timeout() => "timeout",
+        Some(error) if error.is_parse() => "malformed",
+        Some(error) if error.is_incomplete_message() => "incomplete",
+        _ => BROKEN,
+    }
+}
+
+fn builder(settings: &Settings, is_http2: bool, is_many: bool) -> auto::Builder<TokioExecutor> {
+    let (streams, window) = if is_many { (STREAMS_OF_MANY, WINDOW_OF_MANY) } else { (STREAMS, WINDOW) };
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder
         .http1()
         .timer(TokioTimer::new())
         .header_read_timeout(settings.head_deadline)
-        .max_buf_size(HEAD_BYTES as usize)
+        .max_buf_size(settings.max_head as usize)
         .max_headers(HEAD_FIELDS);
     builder
         .http2()
         .timer(TokioTimer::new())
-        .max_concurrent_streams(STREAMS)
+        .max_concurrent_streams(streams)
         .initial_stream_window_size(WINDOW)
-        .initial_connection_window_size(WINDOW)
-        .max_header_list_size(HEAD_BYTES)
+        .initial_connection_window_size(window)
+        .max_header_list_size(settings.max_head)
         .max_send_buf_size(SEND_BYTES)
         .max_pending_accept_reset_streams(RESETS)
         .max_local_error_reset_streams(LOCAL_RESETS)
-        .keep_alive_interval(PING_INTERVAL)
-        .keep_alive_timeout(PING_TIMEOUT);
+        .keep_alive_interval(settings.ping_interval)
+        .keep_alive_timeout(settings.ping_interval / 3);
     // ALPN has told which; guessing from the first bytes would wait for them without a deadline.
     if is_http2 { builder.http2_only() } else { builder.http1_only() }
-}
-
-/// How long a connection may live, and when it was last of use.
-struct Life {
-    opened: Instant,
-    /// When it is old enough: certificates, roots and instances change, and connections should follow.
-    old: Instant,
-    first: Duration,
-    idle: Duration,
-    usage: Mutex<Usage>,
-    last: Notify,
-}
-
-struct Usage {
-    active: u32,
-    ended: Option<Instant>,
-}
-
-enum Look {
-    Alive,
-    /// It never asked for anything.
-    Silent,
-    Over(&'static str),
-}
-
-impl Life {
-    fn new<I>(context: &Context<I>) -> Self {
-        let Settings { head_deadline: first, idle, max_age, .. } = context.settings;
-        let opened = Instant::now();
-        // Between 75 and 100 % of the age, so that thousands that came together do not go together.
-        let spread = u32::try_from(context.spread.hash_one(opened) % 256).unwrap_or(0);
-        let old = opened + max_age * 3 / 4 + max_age / 1_024 * spread;
-        Self { opened, old, first, idle, usage: Mutex::new(Usage { active: 0, ended: None }), last: Notify::new() }
-    }
-
-    fn state(&self) -> MutexGuard<'_, Usage> {
-        self.usage.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn begin(self: &Arc<Self>) -> impl Drop + use<> {
-        self.state().active += 1;
-        let life = self.clone();
-        OnDrop(move || {
-            let mut state = life.state();
-            state.active -= 1;
-            state.ended = Some(Instant::now());
-        })
-    }
-
-    /// At the latest after one idle time: requests that come and go meanwhile wake nobody.
-    fn next_look(&self) -> Instant {
-        self.quiet_until().min(self.old).min(Instant::now() + self.idle)
-    }
-
-    /// While a request is in flight its own deadlines hold, and silence is looked for again later.
-    fn quiet_until(&self) -> Instant {
-        match &*self.state() {
-            Usage { active: 0, ended: None } => self.opened + self.first,
-            Usage { active: 0, ended: Some(ended) } => *ended + self.idle,
-            Usage { .. } => Instant::now() + self.idle,
-        }
-    }
-
-    fn look(&self, now: Instant) -> Look {
-        if now >= self.old {
-            Look::Over("age")
-        } else if now < self.quiet_until() {
-            Look::Alive
-        } else if self.state().ended.is_none() {
-            Look::Silent
-        } else {
-            Look::Over("idle")
-        }
-    }
 }
 
 /// What went wrong in a handshake, as metrics name it.

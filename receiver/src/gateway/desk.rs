@@ -5,49 +5,63 @@ use std::{pin::pin, sync::Arc, time::Duration};
 use bytes::Bytes;
 use http::{Request, StatusCode, request::Parts};
 use http_body::Body;
+use hyper::body::Incoming;
 use rustls_pki_types::CertificateDer;
 use tidewatch_shared::{
     certificate::{ReadCertificate, RuntimeCertificate},
     event::{ParseBatch, parse_batch},
-    heartbeat::{self, Heartbeat},
-    identity::TrustDomain,
+    heartbeat::Heartbeat,
+    identity::{RuntimeId, TrustDomain},
     signature,
 };
+use tokio::time::Instant;
 
 use super::{
     Now, Settings,
     authority::OwnAuthority,
     body::Budget,
+    connection::{Holder, Service},
     head::{Head, Route},
     intake::{Batch, Intake, Verified},
     metrics::{Metrics, Path, RefusedAs, Why},
     peers::{Pass, Peers},
+    pressure::Pressure,
+    proxy::Clients,
     refusal::{Answer, Refusal, json},
 };
 
 /// Who holds the other end of a connection, read once from its certificate.
-pub(super) enum Peer {
+pub enum Peer {
     /// A runtime.
-    Runtime(RuntimeCertificate),
+    Runtime(Arc<RuntimeCertificate>),
     /// Somebody whose certificate chains to our roots and names no runtime.
     Nobody(ReadCertificate),
+    /// The trusted proxy: each request tells its runtime.
+    Proxy,
+    /// Somebody else, where only the proxy may connect.
+    NotProxy,
 }
 
 impl Peer {
     pub(super) fn read(leaf: &CertificateDer<'_>, domain: &TrustDomain) -> Self {
-        RuntimeCertificate::read(leaf, domain).map_or_else(Self::Nobody, Self::Runtime)
+        RuntimeCertificate::read(leaf, domain)
+            .map_or_else(Self::Nobody, |certificate| Self::Runtime(certificate.into()))
     }
 }
 
-/// What all connections share.
-pub(super) struct Desk<I> {
+/// What all connections of v3 share.
+pub struct Desk<I> {
     intake: I,
+    domain: TrustDomain,
+    /// Where a proxy ends TLS.
+    clients: Option<Clients>,
     authorities: Vec<OwnAuthority>,
     trust_revision: Option<String>,
     max_body: usize,
     body_deadline: Duration,
     peers: Arc<Peers>,
     budget: Budget,
+    pressure: Pressure,
     metrics: Metrics,
 }
 
@@ -62,12 +76,15 @@ impl<I: Intake> Desk<I> {
     pub(super) fn new(settings: &Settings, intake: I, metrics: Metrics) -> Self {
         Self {
             intake,
+            domain: settings.domain.clone(),
+            clients: settings.proxy.clone().map(|proxy| Clients::new(proxy, settings.domain.clone())),
             authorities: settings.authorities.clone(),
             trust_revision: settings.trust_revision.clone(),
             max_body: settings.max_body,
             body_deadline: settings.body_deadline,
             peers: Peers::new(settings.limits),
             budget: Budget::new(settings.body_budget),
+            pressure: Pressure::new(settings.lag_limit),
             metrics,
         }
     }
@@ -81,7 +98,11 @@ impl<I: Intake> Desk<I> {
         let (parts, body) = request.into_parts();
         let route = Route::label(Route::of(parts.uri.path()));
         self.metrics.begun.get_or_create(&Path { route }).inc();
-        let result = self.judge(&parts, body, peer, begun).await;
+        let speaker = self.speaker(&parts, peer, begun);
+        let result = match &speaker {
+            Ok(certificate) => self.judge(&parts, body, certificate, begun).await,
+            Err(refusal) => Err(*refusal),
+        };
         let ended = Now::read();
         let duration = ended.instant.saturating_duration_since(begun.instant);
         self.metrics.duration.get_or_create(&Path { route }).observe(duration.as_secs_f64());
@@ -93,17 +114,40 @@ impl<I: Intake> Desk<I> {
             Err(refusal) => {
                 let reason = refusal.label();
                 self.metrics.refused.get_or_create(&RefusedAs { route, reason }).inc();
-                tracing::debug!(route, reason, runtime = peer.name(), "Request refused");
-                (refusal.answer(ended.unix), refusal.ends_connection())
+                let runtime = speaker.as_ref().map_or("", |certificate| certificate.runtime.as_str());
+                tracing::debug!(route, reason, runtime, "Request refused");
+                let wait = self.pressure.wait(refusal, ended.instant);
+                // A proxy's connection is that of many, and the next one may be as it should.
+                let is_last = refusal.ends_connection() && !matches!(peer, Peer::Proxy);
+                (refusal.answer_after(ended.unix, wait), is_last)
             }
         }
     }
 
-    async fn judge<B>(&self, parts: &Parts, body: B, peer: &Peer, now: Now) -> Result<Answer, Refusal>
+    /// Who makes a request: whom the connection's certificate names, or the one that the proxy tells.
+    pub(super) fn speaker(&self, parts: &Parts, peer: &Peer, now: Now) -> Result<Arc<RuntimeCertificate>, Refusal> {
+        match (peer, &self.clients) {
+            (Peer::Runtime(certificate), None) => Ok(certificate.clone()),
+            (Peer::Proxy, Some(clients)) => clients.read(&parts.headers, now),
+            (Peer::Nobody(_), _) => Err(Refusal::Identity),
+            (Peer::Runtime(_) | Peer::NotProxy | Peer::Proxy, _) => Err(Refusal::Proxy),
+        }
+    }
+
+    async fn judge<B>(
+        &self,
+        parts: &Parts,
+        body: B,
+        certificate: &RuntimeCertificate,
+        now: Now,
+    ) -> Result<Answer, Refusal>
     where
         B: Body<Data = Bytes>,
     {
-        let admitted = self.admit(parts, peer, now)?;
+        let admitted = self.admit(parts, certificate, now)?;
+        if self.pressure.sheds(admitted.head.route) {
+            return Err(Refusal::Late);
+        }
         let body = pin!(body);
         let reading = self.budget.read(body, self.max_body);
         let body = tokio::time::timeout(self.body_deadline, reading).await.map_err(|_| Refusal::Slow)??;
@@ -111,8 +155,12 @@ impl<I: Intake> Desk<I> {
     }
 
     /// Everything that the head and the certificate decide. The rate comes first: what is wrong costs as much as what is right.
-    pub(super) fn admit<'a>(&'a self, parts: &'a Parts, peer: &'a Peer, now: Now) -> Result<Admitted<'a>, Refusal> {
-        let Peer::Runtime(certificate) = peer else { return Err(Refusal::Identity) };
+    pub(super) fn admit<'a>(
+        &'a self,
+        parts: &'a Parts,
+        certificate: &'a RuntimeCertificate,
+        now: Now,
+    ) -> Result<Admitted<'a>, Refusal> {
         let leaf = &certificate.leaf;
         if now.unix < leaf.not_before || now.unix > leaf.not_after {
             return Err(Refusal::Certificate);
@@ -157,6 +205,7 @@ impl<I: Intake> Desk<I> {
         }
         let count = events.len() as u64;
         let batch = Verified::new(certificate.runtime.clone(), verified.created, Batch { epoch, events });
+        let batch = batch.with_leaf(certificate.leaf.der.clone());
         let answer = self.intake.events(batch)?;
         self.metrics.events.inc_by(count);
         for refused in &answer.refused {
@@ -172,10 +221,7 @@ impl<I: Intake> Desk<I> {
         body: &[u8],
         now: Now,
     ) -> Result<Answer, Refusal> {
-        let heartbeat: Heartbeat = serde_json::from_slice(body).map_err(|_| Refusal::Malformed)?;
-        if heartbeat.watches.len() > heartbeat::MAX_WATCHES {
-            return Err(Refusal::Malformed);
-        }
+        let heartbeat = Heartbeat::parse(body).map_err(|_| Refusal::Malformed)?;
         if heartbeat.epoch != verified.nonce.epoch {
             return Err(Refusal::Source);
         }
@@ -186,12 +232,47 @@ impl<I: Intake> Desk<I> {
     }
 }
 
-impl Peer {
-    fn name(&self) -> &str {
-        match self {
-            Self::Runtime(certificate) => certificate.runtime.as_str(),
-            Self::Nobody(_) => "",
+impl<I: Intake> Service for Desk<I> {
+    type Peer = Peer;
+
+    fn peer(&self, chain: &[CertificateDer<'_>]) -> Peer {
+        if let Some(clients) = &self.clients {
+            let is_proxy = chain.first().is_some_and(|leaf| clients.proxy().identity().is_named_by(leaf));
+            return if is_proxy { Peer::Proxy } else { Peer::NotProxy };
         }
+        let peer = chain.first().map_or(Peer::Nobody(ReadCertificate::Parse), |leaf| Peer::read(leaf, &self.domain));
+        if let Peer::Nobody(why) = &peer {
+            tracing::debug!(%why, "Client certificate names no runtime");
+        }
+        peer
+    }
+
+    async fn answer(&self, request: Request<Incoming>, peer: &Peer) -> (Answer, bool) {
+        Desk::answer(self, request, peer).await
+    }
+
+    fn holder<'a>(&self, peer: &'a Peer) -> Holder<'a> {
+        match peer {
+            Peer::Runtime(certificate) => Holder::One(&certificate.runtime),
+            Peer::Proxy => Holder::Many,
+            Peer::Nobody(_) | Peer::NotProxy => Holder::Nobody,
+        }
+    }
+
+    fn shut_until(&self, runtime: &RuntimeId, now: Instant) -> Option<Instant> {
+        self.peers.shut_until(runtime, now)
+    }
+
+    fn shut(&self, runtime: &RuntimeId, now: Instant) {
+        self.peers.shut(runtime, now);
+    }
+
+    fn strike(&self, runtime: &RuntimeId, now: Instant) {
+        self.peers.strike(runtime, now);
+    }
+
+    fn observe_lag(&self, lag: Duration) {
+        self.pressure.observe(lag);
     }
 }
 

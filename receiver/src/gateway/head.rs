@@ -77,6 +77,9 @@ impl<'a> Head<'a> {
         if headers.contains_key(header::CONTENT_ENCODING) {
             return Err(Refusal::Encoding);
         }
+        if headers.contains_key(header::TRANSFER_ENCODING) {
+            return Err(Refusal::Length);
+        }
         let authority = authority::find(own, &parts.uri, headers)?;
         if single(headers, &header::CONTENT_TYPE) != Some(route.content_type()) {
             return Err(Refusal::ContentType);

@@ -1,5 +1,6 @@
 //! What leaves the gateway, and where it goes.
 
+use rustls_pki_types::CertificateDer;
 use tidewatch_shared::{
     event::Received,
     exchange::{EventsAnswer, HeartbeatAnswer},
@@ -16,11 +17,23 @@ pub struct Verified<T> {
     runtime: RuntimeId,
     created: i64,
     said: T,
+    leaf: Option<CertificateDer<'static>>,
 }
 
 impl<T> Verified<T> {
     pub(super) const fn new(runtime: RuntimeId, created: i64, said: T) -> Self {
-        Self { runtime, created, said }
+        Self { runtime, created, said, leaf: None }
+    }
+
+    /// The same with the certificate that it was signed with.
+    pub(super) fn with_leaf(self, leaf: CertificateDer<'static>) -> Self {
+        Self { leaf: Some(leaf), ..self }
+    }
+
+    /// The certificate that it was signed with, where somebody may need it.
+    #[must_use]
+    pub fn leaf(&self) -> Option<&CertificateDer<'static>> {
+        self.leaf.as_ref()
     }
 
     /// Who said it.
@@ -62,8 +75,8 @@ pub trait Intake: Send + Sync + 'static {
 
 impl Intake for Hub {
     fn events(&self, batch: Verified<Batch>) -> Result<EventsAnswer, Unplaced> {
-        let (runtime, created, Batch { epoch, events }) = batch.into_parts();
-        Self::events(self, &runtime, epoch, created, events)
+        let Verified { runtime, created, said: Batch { epoch, events }, leaf } = batch;
+        Self::events_with(self, &runtime, epoch, created, events, leaf.as_ref())
     }
 
     fn heartbeat(&self, heartbeat: Verified<Heartbeat>, now: i64) -> Result<HeartbeatAnswer, Unplaced> {

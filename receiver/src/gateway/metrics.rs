@@ -10,13 +10,14 @@ use prometheus_client::{
         gauge::Gauge,
         histogram::{Histogram, exponential_buckets},
     },
-    registry::Registry,
 };
+use tidewatch_shared::metrics::Registry;
 
 /// The gateway's metrics.
 #[derive(Clone)]
 pub struct Metrics {
     pub(super) connections: Gauge,
+    pub(super) handshakes: Gauge,
     pub(super) connections_ended: Family<Why, Counter>,
     pub(super) handshakes_failed: Family<Why, Counter>,
     pub(super) accepts_failed: Counter,
@@ -27,22 +28,23 @@ pub struct Metrics {
     pub(super) events_refused: Family<Why, Counter>,
     pub(super) body_bytes: Counter<u64, AtomicU64>,
     pub(super) duration: Family<Path, Histogram, fn() -> Histogram>,
+    pub(super) lag: Gauge<f64, AtomicU64>,
 }
 
 /// Why something failed or ended.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct Why {
     pub(super) reason: &'static str,
 }
 
 /// Which route; `other` for what is none.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct Path {
     pub(super) route: &'static str,
 }
 
 /// Which route refused, and why.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct RefusedAs {
     pub(super) route: &'static str,
     pub(super) reason: &'static str,
@@ -55,6 +57,7 @@ impl Metrics {
         let buckets: fn() -> Histogram = || Histogram::new(exponential_buckets(50e-6, 2.0, 18));
         let metrics = Self {
             connections: Gauge::default(),
+            handshakes: Gauge::default(),
             connections_ended: Family::default(),
             handshakes_failed: Family::default(),
             accepts_failed: Counter::default(),
@@ -65,9 +68,11 @@ impl Metrics {
             events_refused: Family::default(),
             body_bytes: Counter::default(),
             duration: Family::new_with_constructor(buckets),
+            lag: Gauge::default(),
         };
         let gateway = registry.sub_registry_with_prefix("gateway");
         gateway.register("connections", "Open connections, handshakes included", metrics.connections.clone());
+        gateway.register("handshakes", "TLS handshakes that have begun and not ended", metrics.handshakes.clone());
         let help = "Connections that have ended, by reason";
         gateway.register("connections_ended", help, metrics.connections_ended.clone());
         let help = "TLS handshakes that failed, by reason";
@@ -84,6 +89,8 @@ impl Metrics {
         gateway.register("body_bytes", "Bytes of bodies that were read", metrics.body_bytes.clone());
         let help = "From the request's head to its answer, in seconds";
         gateway.register("request_duration_seconds", help, metrics.duration.clone());
+        let help = "How late something that was due came to run; requests are shed when it stays high";
+        gateway.register("lag_seconds", help, metrics.lag.clone());
         metrics
     }
 }

@@ -18,6 +18,13 @@ use super::{
 /// How often, at most, the whole table is searched for runtimes that are gone.
 const SWEEP: Duration = Duration::from_secs(60);
 
+/// A connection that broke, for example because the HTTP library had enough of it, counts like so many refusals.
+const STRIKES_OF_A_BREAK: u32 = 10;
+/// A runtime that floods is shut out so long the first time.
+const SHORTEST_SHUT: Duration = Duration::from_secs(1);
+/// And never longer than this.
+const LONGEST_SHUT: Duration = Duration::from_secs(60);
+
 /// How much one runtime may ask.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -30,13 +37,26 @@ pub struct Limits {
     pub bytes_per_request: usize,
     /// Requests in flight.
     pub in_flight: u32,
+    /// Connections; beyond it the oldest one ends. An agent has one, and for a while two.
+    pub connections: usize,
+    /// Refusals for rate or requests in flight, beyond those that good requests make up for, after which the runtime is shut
+    /// out for a while. Who waits as it is told never has more than a few.
+    pub strikes: u32,
     /// Runtimes kept. Beyond it, new ones wait until one has been silent for a while.
     pub runtimes: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { per_second: 200, burst: 400, bytes_per_request: 16 << 10, in_flight: 4, runtimes: 50_000 }
+        Self {
+            per_second: 200,
+            burst: 400,
+            bytes_per_request: 16 << 10,
+            in_flight: 4,
+            connections: 4,
+            strikes: 100,
+            runtimes: 50_000,
+        }
     }
 }
 
@@ -57,6 +77,36 @@ struct Peer {
     paid: Instant,
     in_flight: u32,
     nonces: Nonces,
+    flood: Flood,
+}
+
+/// What becomes of a runtime that does not wait as it is told.
+#[derive(Debug, Default)]
+struct Flood {
+    strikes: u32,
+    /// Until when it is shut out, and for how long that was.
+    shut: Option<(Instant, Duration)>,
+}
+
+impl Flood {
+    fn until(&self, now: Instant) -> Option<Instant> {
+        self.shut.map(|(until, _)| until).filter(|until| *until > now)
+    }
+
+    /// Counts refusals; one too many shuts the runtime out.
+    fn strike(&mut self, count: u32, most: u32, now: Instant) {
+        self.strikes = self.strikes.saturating_add(count);
+        if self.strikes > most {
+            self.shut(now);
+        }
+    }
+
+    /// Shuts the runtime out: twice as long as the last time, if that was not long ago.
+    fn shut(&mut self, now: Instant) {
+        let last = self.shut.filter(|(until, last)| now < *until + *last * 4).map_or(Duration::ZERO, |(_, last)| last);
+        let wait = (last * 2).clamp(SHORTEST_SHUT, LONGEST_SHUT);
+        *self = Self { strikes: 0, shut: Some((now + wait, wait)) };
+    }
 }
 
 /// One request in flight; ends when dropped, however the request ends.
@@ -80,19 +130,42 @@ impl Peers {
             paid: now.instant,
             in_flight: 0,
             nonces: Nonces::default(),
+            flood: Flood::default(),
         });
-        if peer.in_flight >= self.limits.in_flight {
-            return Err(Refusal::Concurrency);
+        if let Some(until) = peer.flood.until(now.instant) {
+            return Err(Refusal::Flood(until - now.instant));
         }
         let debt = peer.paid.saturating_duration_since(now.instant);
         let credit = self.cost(self.limits.burst.saturating_sub(1));
-        if debt > credit {
-            return Err(Refusal::Rate(debt - credit));
+        if peer.in_flight >= self.limits.in_flight || debt > credit {
+            peer.flood.strike(1, self.limits.strikes, now.instant);
+            let is_fast = debt > credit;
+            return Err(if is_fast { Refusal::Rate(debt - credit) } else { Refusal::Concurrency });
         }
+        peer.flood.strikes = peer.flood.strikes.saturating_sub(1);
         peer.paid = peer.paid.max(now.instant) + self.cost(1);
         peer.in_flight += 1;
         drop(table);
         Ok(Pass { peers: self.clone(), runtime: runtime.clone() })
+    }
+
+    /// Shuts a runtime out that floods a connection with what is no request.
+    pub(super) fn shut(&self, runtime: &RuntimeId, now: Instant) {
+        if let Some(peer) = self.lock().peers.get_mut(runtime) {
+            peer.flood.shut(now);
+        }
+    }
+
+    /// Counts a connection that broke like as many refusals.
+    pub(super) fn strike(&self, runtime: &RuntimeId, now: Instant) {
+        if let Some(peer) = self.lock().peers.get_mut(runtime) {
+            peer.flood.strike(STRIKES_OF_A_BREAK, self.limits.strikes, now);
+        }
+    }
+
+    /// Until when a runtime is shut out, if it is.
+    pub(super) fn shut_until(&self, runtime: &RuntimeId, now: Instant) -> Option<Instant> {
+        self.lock().peers.get(runtime)?.flood.until(now)
     }
 
     fn cost(&self, requests: u32) -> Duration {
@@ -140,7 +213,10 @@ impl Table {
         let due = self.swept.is_none_or(|swept| now.instant.saturating_duration_since(swept) >= SWEEP);
         if due {
             self.swept = Some(now.instant);
-            self.peers.retain(|_, peer| peer.in_flight > 0 || peer.paid > now.instant || peer.nonces.forget(now.unix));
+            self.peers.retain(|_, peer| {
+                let is_shut = peer.flood.until(now.instant).is_some();
+                peer.in_flight > 0 || is_shut || peer.paid > now.instant || peer.nonces.forget(now.unix)
+            });
         }
         if self.peers.len() >= capacity { Err(Refusal::Busy) } else { Ok(()) }
     }
@@ -153,7 +229,15 @@ mod tests {
     use super::*;
 
     fn limits() -> Limits {
-        Limits { per_second: 10, burst: 3, bytes_per_request: 100, in_flight: 2, runtimes: 2 }
+        Limits {
+            per_second: 10,
+            burst: 3,
+            bytes_per_request: 100,
+            in_flight: 2,
+            runtimes: 2,
+            strikes: 5,
+            ..Limits::default()
+        }
     }
 
     fn id(name: &str) -> RuntimeId {
@@ -181,6 +265,40 @@ mod tests {
         assert!(peers.enter(&id("r-2"), start).is_ok(), "nobody else is disturbed");
         assert!(peers.enter(&runtime, later(start, 100)).is_ok());
         assert!(peers.enter(&runtime, later(start, 100)).is_err());
+    }
+
+    #[test]
+    fn who_floods_is_shut_out_for_longer_each_time() {
+        let (peers, mut at, runtime) = (Peers::new(limits()), now(), id("r-1"));
+        for seconds in [1, 2, 4, 8, 16, 32, 60, 60] {
+            let mut tries = 0;
+            let wait = loop {
+                match peers.enter(&runtime, at) {
+                    Err(Refusal::Flood(wait)) => break wait,
+                    _ => tries += 1,
+                }
+                assert!(tries < 20);
+            };
+            assert_eq!(wait, Duration::from_secs(seconds));
+            assert_eq!(peers.shut_until(&runtime, at.instant), Some(at.instant + wait));
+            assert!(peers.enter(&id("r-2"), at).is_ok(), "nobody else is disturbed");
+            at = later(at, seconds * 1_000);
+        }
+        at = later(at, 300_000);
+        while !matches!(peers.enter(&runtime, at), Err(Refusal::Flood(_))) {}
+        assert_eq!(peers.shut_until(&runtime, at.instant), Some(at.instant + SHORTEST_SHUT), "it was quiet for long");
+    }
+
+    #[test]
+    fn who_waits_as_told_is_never_shut_out() {
+        let (peers, mut at, runtime) = (Peers::new(limits()), now(), id("r-1"));
+        for _ in 0..200 {
+            match peers.enter(&runtime, at) {
+                Ok(_) => {}
+                Err(Refusal::Rate(wait)) => at = later(at, u64::try_from(wait.as_millis()).unwrap()),
+                Err(other) => panic!("{other:?}"),
+            }
+        }
     }
 
     #[test]

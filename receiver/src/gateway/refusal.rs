@@ -19,6 +19,8 @@ pub(super) type Answer = Response<Full<Bytes>>;
 
 /// How long an agent whose Kyma is unknown or ambiguous waits; a new runtime appears within it, and `02` allows five minutes.
 const UNPLACED_WAIT: Duration = Duration::from_secs(60);
+/// A proxy's mistake, or that of who set it up, is mended by hand.
+const PROXY_WAIT: Duration = Duration::from_secs(30);
 /// Caches sync in seconds, and a full table or budget empties as fast.
 const SHORT_WAIT: Duration = Duration::from_secs(2);
 /// What epochs are kept for; one that is out of the window makes room.
@@ -29,12 +31,18 @@ const EPOCHS_WAIT: Duration = Duration::from_secs(signature::WINDOW_SECONDS.cast
 pub(super) enum Refusal {
     /// The certificate of this connection names no runtime.
     Identity,
-    /// The certificate of this connection does not hold at this time.
+    /// The certificate of this connection, or the one that the proxy tells, does not hold at this time, or chains to nobody's.
     Certificate,
+    /// The connection is not the proxy's, or the proxy tells not exactly one certificate.
+    Proxy,
     /// More requests than one runtime may make; how long until the next.
     Rate(Duration),
     /// More requests at once than one runtime may make.
     Concurrency,
+    /// The runtime did not wait as it was told; how long it is shut out.
+    Flood(Duration),
+    /// Answers lag, and this request is not the most urgent one.
+    Late,
     /// More epochs than are kept for one runtime.
     Epochs,
     /// No room for the body or for one more runtime.
@@ -47,6 +55,8 @@ pub(super) enum Refusal {
     Query,
     /// A content encoding.
     Encoding,
+    /// A transfer encoding: two who disagree on where a body ends disagree on what the next request is.
+    Length,
     /// `Host` is missing or doubled, or does not agree with `:authority`.
     Host,
     /// An authority that is not ours.
@@ -75,6 +85,17 @@ pub(super) enum Refusal {
     Fault,
 }
 
+/// How long somebody who is refused should wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// What it owes itself, and nobody else.
+    Exactly(Duration),
+    /// So long, more or less: many may be told it, at different times.
+    About(Duration),
+    /// At least so long, and then one after the other: many are told it at once.
+    InTurn(Duration),
+}
+
 struct Told {
     status: StatusCode,
     kind: Kind,
@@ -100,6 +121,14 @@ impl Refusal {
             Self::Certificate => {
                 unauthorized(Kind::Certificate, "certificate", "the client certificate is not valid at this time")
             }
+            Self::Proxy => unauthorized(
+                Kind::Other,
+                "proxy",
+                "the request did not come through the trusted proxy with one client certificate",
+            ),
+            Self::Flood(_) => told(S::TOO_MANY_REQUESTS, "flood", "this runtime does not wait as it is told"),
+            Self::Late => told(S::SERVICE_UNAVAILABLE, "late", "the receiver has too much to do now"),
+            Self::Length => told(S::LENGTH_REQUIRED, "length", "transfer encodings are not taken; say the length"),
             Self::Rate(_) => told(S::TOO_MANY_REQUESTS, "rate", "this runtime makes too many requests"),
             Self::Concurrency => {
                 told(S::TOO_MANY_REQUESTS, "concurrency", "this runtime makes too many requests at the same time")
@@ -145,21 +174,32 @@ impl Refusal {
 
     /// Whether nothing that this connection's certificate says can ever be taken.
     pub(super) const fn ends_connection(self) -> bool {
-        matches!(self, Self::Identity | Self::Certificate)
+        matches!(self, Self::Identity | Self::Certificate | Self::Proxy | Self::Flood(_) | Self::Length)
     }
 
-    fn wait(self) -> Option<Duration> {
+    /// How long to wait is told where waiting helps.
+    pub(super) const fn wait(self) -> Option<Wait> {
         match self {
-            Self::Rate(wait) => Some(wait),
-            Self::Concurrency | Self::Busy | Self::Unplaced(Unplaced::NotSynced) => Some(SHORT_WAIT),
-            Self::Epochs => Some(EPOCHS_WAIT),
-            Self::Unplaced(Unplaced::Unknown | Unplaced::Ambiguous) => Some(UNPLACED_WAIT),
+            Self::Rate(wait) | Self::Flood(wait) => Some(Wait::Exactly(wait)),
+            Self::Busy | Self::Late | Self::Unplaced(Unplaced::NotSynced) => Some(Wait::InTurn(SHORT_WAIT)),
+            Self::Concurrency => Some(Wait::About(SHORT_WAIT)),
+            Self::Epochs => Some(Wait::Exactly(EPOCHS_WAIT)),
+            Self::Unplaced(Unplaced::Unknown | Unplaced::Ambiguous) => Some(Wait::About(UNPLACED_WAIT)),
+            Self::Proxy => Some(Wait::About(PROXY_WAIT)),
             _ => None,
         }
     }
 
-    /// The answer, at a time in Unix seconds.
+    /// The answer, at a time in Unix seconds, with the wait as it is for one alone.
     pub(super) fn answer(self, now: i64) -> Answer {
+        let wait = self.wait().map(|wait| match wait {
+            Wait::Exactly(wait) | Wait::About(wait) | Wait::InTurn(wait) => wait,
+        });
+        self.answer_after(now, wait)
+    }
+
+    /// The answer, at a time in Unix seconds, with a wait that was decided.
+    pub(super) fn answer_after(self, now: i64, wait: Option<Duration>) -> Answer {
         let Told { status, kind, detail, .. } = self.told();
         let title = status.canonical_reason().unwrap_or("refused");
         let problem = Limited {
@@ -169,7 +209,7 @@ impl Refusal {
         };
         let mut answer = json(status, CONTENT_TYPE, &problem);
         let headers = answer.headers_mut();
-        if let Some(wait) = self.wait() {
+        if let Some(wait) = wait {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds_up(wait)));
         }
         if self == Self::Method {

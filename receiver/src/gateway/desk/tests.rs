@@ -1,5 +1,7 @@
 //! Every refusal, in memory.
 
+mod refusals;
+
 use std::sync::LazyLock;
 
 use http::{HeaderName, Method, header};
@@ -45,7 +47,8 @@ impl Room {
     fn judge(&self, request: Request<Vec<u8>>, agent: &Agent, now: i64) -> Result<Answer, Refusal> {
         let peer = Peer::read(&agent.identity.chain[0], &domain());
         let (parts, body) = request.into_parts();
-        let admitted = self.desk.admit(&parts, &peer, at(now))?;
+        let certificate = self.desk.speaker(&parts, &peer, at(now))?;
+        let admitted = self.desk.admit(&parts, &certificate, at(now))?;
         self.desk.conclude(&admitted, &body, at(now))
     }
 
@@ -92,6 +95,7 @@ fn heads_are_judged_by_themselves() {
         (Edit::Path("/v3/events?x=1"), Refusal::Query),
         (Edit::Path("/v3/events?"), Refusal::Query),
         (Edit::Set(header::CONTENT_ENCODING, "identity"), Refusal::Encoding),
+        (Edit::Set(header::TRANSFER_ENCODING, "chunked"), Refusal::Length),
         (Edit::Remove(header::HOST), Refusal::Host),
         (Edit::Add(header::HOST, AUTHORITY), Refusal::Host),
         (Edit::Path("https://other.test:8443/v3/events"), Refusal::Host),
@@ -182,7 +186,7 @@ fn bodies_that_are_none_are_refused_whole() {
     }
     let mut beat = heartbeat();
     let watch = json!({"name": "kyma", "objects": 1});
-    beat["watches"] = Value::Array(vec![watch; heartbeat::MAX_WATCHES + 1]);
+    beat["watches"] = Value::Array(vec![watch; tidewatch_shared::heartbeat::MAX_WATCHES + 1]);
     for (counter, body) in (10..).zip(["{}".to_owned(), beat.to_string()]) {
         assert_eq!(room.say(&Say::heartbeat(body.as_bytes(), counter)).err(), Some(Refusal::Malformed));
     }

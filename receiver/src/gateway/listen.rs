@@ -1,0 +1,36 @@
+//! Where connections come from: TCP, or what a simulation has instead.
+
+use std::io;
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream},
+};
+
+/// A connection, before TLS.
+pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Stream for S {}
+
+/// Hands over connections, one by one.
+pub trait Listen: Send + 'static {
+    /// What it hands over.
+    type Stream: Stream;
+
+    /// The next connection. Dropping the future loses none.
+    ///
+    /// # Errors
+    /// The system's; the next call may succeed.
+    fn next(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
+}
+
+impl Listen for TcpListener {
+    type Stream = TcpStream;
+
+    async fn next(&self) -> io::Result<TcpStream> {
+        let (stream, _) = self.accept().await?;
+        // Answers are small; waiting for more to send only delays them.
+        let _ = stream.set_nodelay(true);
+        Ok(stream)
+    }
+}

@@ -1,0 +1,176 @@
+//! One request of v2, from its head to its answer.
+
+use std::{pin::pin, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{Method, Request, Response, header, request::Parts};
+use http_body::Body;
+use http_body_util::Full;
+use hyper::body::Incoming;
+use rustls_pki_types::CertificateDer;
+use tidewatch_shared::{
+    identity::RuntimeId,
+    v2::{self, Event},
+};
+use tokio::time::{Instant, timeout};
+
+use super::{
+    Metrics,
+    caller::{Callers, Peer, Who},
+    refusal::Refusal,
+    take::Take,
+};
+use crate::gateway::{
+    self, Now, Settings,
+    body::Budget,
+    connection::{Holder, Service},
+    metrics::{Path, RefusedAs},
+    peers::Peers,
+    refusal::{self as shared, Answer},
+};
+
+/// The route as the gateway's metrics name it.
+const ROUTE: &str = "v2";
+
+/// What all connections of v2 share.
+pub struct Desk<T> {
+    take: T,
+    callers: Callers,
+    max_body: usize,
+    body_deadline: Duration,
+    peers: Arc<Peers>,
+    budget: Budget,
+    metrics: Metrics,
+    shared: gateway::Metrics,
+}
+
+/// In flight until dropped, also when the connection ends first.
+struct Pending<'a>(&'a Metrics, Now, bool);
+
+impl Drop for Pending<'_> {
+    fn drop(&mut self) {
+        let Self(metrics, begun, failed) = self;
+        metrics.ended(Now::read().instant.saturating_duration_since(begun.instant), *failed);
+    }
+}
+
+impl<T: Take> Desk<T> {
+    pub(super) fn new(
+        settings: &Settings,
+        callers: Callers,
+        take: T,
+        metrics: Metrics,
+        shared: gateway::Metrics,
+    ) -> Self {
+        Self {
+            take,
+            callers,
+            max_body: settings.max_body,
+            body_deadline: settings.body_deadline,
+            peers: Peers::new(settings.limits),
+            budget: Budget::new(settings.body_budget),
+            metrics,
+            shared,
+        }
+    }
+
+    /// Answers one request, and tells whether the connection has no more to say.
+    pub(super) async fn answer<B>(&self, request: Request<B>, peer: &Peer) -> (Answer, bool)
+    where
+        B: Body<Data = Bytes> + Send,
+    {
+        let begun = Now::read();
+        let (parts, body) = request.into_parts();
+        self.shared.begun.get_or_create(&Path { route: ROUTE }).inc();
+        self.metrics.begun();
+        let mut pending = Pending(&self.metrics, begun, true);
+        match self.judge(&parts, body, peer, begun).await {
+            Ok(()) => {
+                pending.2 = false;
+                self.shared.accepted.get_or_create(&Path { route: ROUTE }).inc();
+                (Response::new(Full::default()), false)
+            }
+            Err(refusal) => {
+                let reason = refusal.label();
+                self.shared.refused.get_or_create(&RefusedAs { route: ROUTE, reason }).inc();
+                self.count(refusal, parts.uri.path());
+                tracing::debug!(route = ROUTE, reason, "Request refused");
+                (refusal.answer(Now::read().unix), matches!(peer.0, Who::Nobody(_)))
+            }
+        }
+    }
+
+    fn count(&self, refusal: Refusal, path: &str) {
+        if matches!(refusal, Refusal::Gateway(shared::Refusal::TooLarge(_))) {
+            self.metrics.too_large();
+        }
+        if refusal.is_unverified() {
+            // A path of anybody's choosing is no label.
+            let known = v2::manager_of(path).is_some_and(|manager| self.take.is_manager(manager));
+            self.metrics.unverified(known.then_some(path));
+        }
+    }
+
+    async fn judge<B>(&self, parts: &Parts, body: B, peer: &Peer, now: Now) -> Result<(), Refusal>
+    where
+        B: Body<Data = Bytes> + Send,
+    {
+        let manager = self.head(parts)?;
+        let caller = self.callers.caller(peer, &parts.headers, now.unix)?;
+        let pass = self.peers.enter(&caller.runtime, now)?;
+        if !self.take.is_manager(manager) {
+            return Err(Refusal::Manager);
+        }
+        let body = pin!(body);
+        let reading = self.budget.read(body, self.max_body);
+        let body = timeout(self.body_deadline, reading).await.map_err(|_| shared::Refusal::Slow)??;
+        pass.charge(body.len(), Now::read());
+        let event = Event::parse(&body).map_err(|_| shared::Refusal::Malformed)?;
+        Ok(self.take.take(manager, &caller, event).await?)
+    }
+
+    /// What is judged before anybody is asked who they are. Content type and query are none of it: the incumbent never looks.
+    fn head<'a>(&self, parts: &'a Parts) -> Result<&'a str, Refusal> {
+        let manager = v2::manager_of(parts.uri.path()).ok_or(shared::Refusal::Route)?;
+        let announced = parts.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+        if announced.is_some_and(|length: u64| length > self.max_body as u64) {
+            return Err(shared::Refusal::TooLarge(self.max_body).into());
+        }
+        if parts.method != Method::POST {
+            return Err(shared::Refusal::Method.into());
+        }
+        Ok(manager)
+    }
+}
+
+impl<T: Take> Service for Desk<T> {
+    type Peer = Peer;
+
+    fn peer(&self, chain: &[CertificateDer<'_>]) -> Peer {
+        self.callers.peer(chain.first())
+    }
+
+    fn holder<'a>(&self, peer: &'a Peer) -> Holder<'a> {
+        match &peer.0 {
+            Who::Runtime(caller) => Holder::One(&caller.runtime),
+            Who::Proxy => Holder::Many,
+            Who::Nobody(_) => Holder::Nobody,
+        }
+    }
+
+    fn shut_until(&self, runtime: &RuntimeId, now: Instant) -> Option<Instant> {
+        self.peers.shut_until(runtime, now)
+    }
+
+    fn shut(&self, runtime: &RuntimeId, now: Instant) {
+        self.peers.shut(runtime, now);
+    }
+
+    fn strike(&self, runtime: &RuntimeId, now: Instant) {
+        self.peers.strike(runtime, now);
+    }
+
+    async fn answer(&self, request: Request<Incoming>, peer: &Peer) -> (Answer, bool) {
+        Desk::answer(self, request, peer).await
+    }
+}

@@ -1,0 +1,150 @@
+//! Where an event of v2 goes.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, PoisonError, RwLock},
+};
+
+use kube::ResourceExt as _;
+use tidewatch_shared::{
+    api::Kyma,
+    identity::RuntimeId,
+    names::{OWN_MANAGER, label},
+    v2::{Caller, Event},
+};
+
+use crate::{
+    forward::{self, Outcome, Target},
+    hub::{Hub, Unplaced},
+    kcp::CurrentPlan,
+    key::KymaKey,
+};
+
+/// Why an event was not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotTaken {
+    /// The caches of KCP have not synced.
+    NotSynced,
+    /// The runtime has spoken v3 to this process, and its Kyma does not allow it back.
+    Superseded,
+    /// Another manager did not take it.
+    Unreachable,
+}
+
+/// Who takes events of v2.
+pub trait Take: Send + Sync + 'static {
+    /// Whether a manager of this name is known.
+    fn is_manager(&self, manager: &str) -> bool;
+
+    /// Takes an event for a known manager.
+    fn take(&self, manager: &str, caller: &Caller, event: Event) -> impl Future<Output = Result<(), NotTaken>> + Send;
+}
+
+/// Runtimes that may speak v2 although they have spoken v3: those whose Kyma has the label
+/// `operator.kyma-project.io/tidewatch-allow-v2: "true"`. Clones share one state, which the cache of Kymas keeps current.
+#[derive(Clone, Default)]
+pub struct Allowed(Arc<RwLock<HashMap<KymaKey, RuntimeId>>>);
+
+impl Allowed {
+    /// A Kyma as it is now.
+    pub fn apply(&self, key: &KymaKey, kyma: &Kyma) {
+        let allowed = kyma.labels().get(label::ALLOW_V2).is_some_and(|value| value == "true");
+        let runtime = kyma.labels().get(label::RUNTIME_ID).and_then(|id| id.parse().ok());
+        let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        match runtime.filter(|_| allowed) {
+            Some(runtime) => table.insert(key.clone(), runtime),
+            None => table.remove(key),
+        };
+    }
+
+    /// A Kyma is gone.
+    pub fn remove(&self, key: &KymaKey) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).remove(key);
+    }
+
+    /// Only asked of a runtime that has spoken v3, and the table holds exceptions alone.
+    fn holds(&self, runtime: &RuntimeId) -> bool {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).values().any(|allowed| allowed == runtime)
+    }
+}
+
+/// Events for one other manager that are passed on at the same time; each waits for its manager's word.
+const PASSING: usize = 8;
+
+/// Maps events of v2 to the queue, and passes those for other managers on.
+pub struct Legacy {
+    hub: Hub,
+    plan: CurrentPlan,
+    allowed: Allowed,
+    forward: forward::Client,
+    passing: Mutex<BTreeMap<Arc<Target>, usize>>,
+}
+
+impl Legacy {
+    /// For the managers of the current plan.
+    #[must_use]
+    pub fn new(hub: Hub, plan: CurrentPlan, allowed: Allowed, forward: forward::Client) -> Self {
+        Self { hub, plan, allowed, forward, passing: Mutex::default() }
+    }
+
+    /// A place among those that are passed on to this target, until dropped. Each has its own, so a dead one delays no other.
+    fn place<'a>(&'a self, target: &Arc<Target>) -> Option<Place<'a>> {
+        let mut passing = self.passing.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = passing.entry(target.clone()).or_default();
+        if *count >= PASSING {
+            return None;
+        }
+        *count += 1;
+        Some(Place(self, target.clone()))
+    }
+
+    /// Gives an event to another manager and waits for its word: v2 has no way to say later that it was not taken, and a failure here
+    /// is one that the incumbent's agent tries again.
+    async fn pass(&self, manager: &str, caller: &Caller, event: &Event) -> Result<(), NotTaken> {
+        let target = self.hub.target_of(manager).ok_or(NotTaken::Unreachable)?;
+        let _place = self.place(&target).ok_or(NotTaken::Unreachable)?;
+        match self.forward.send(&target, &caller.leaf, event).await {
+            Outcome::Delivered => Ok(()),
+            Outcome::Refused(_) | Outcome::Failed(_) => Err(NotTaken::Unreachable),
+        }
+    }
+}
+
+struct Place<'a>(&'a Legacy, Arc<Target>);
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let mut passing = self.0.passing.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = passing.get_mut(&self.1) {
+            *count -= 1;
+            if *count == 0 {
+                passing.remove(&self.1);
+            }
+        }
+    }
+}
+
+impl Take for Legacy {
+    fn is_manager(&self, manager: &str) -> bool {
+        manager == OWN_MANAGER || self.plan.load().watches().iter().any(|watch| watch.manager == manager)
+    }
+
+    async fn take(&self, manager: &str, caller: &Caller, event: Event) -> Result<(), NotTaken> {
+        let runtime = &caller.runtime;
+        if self.hub.speaks_v3(runtime) && !self.allowed.holds(runtime) {
+            return Err(NotTaken::Superseded);
+        }
+        if manager != OWN_MANAGER {
+            return self.pass(manager, caller, &event).await;
+        }
+        match self.hub.legacy_event(runtime) {
+            Ok(()) => Ok(()),
+            Err(Unplaced::NotSynced) => Err(NotTaken::NotSynced),
+            // The incumbent answers 200 here. Nothing is lost: a Kyma that comes, or becomes the only one, is worked on for that.
+            Err(why @ (Unplaced::Unknown | Unplaced::Ambiguous)) => {
+                tracing::info!(%runtime, %why, "Event received from SKR is dropped");
+                Ok(())
+            }
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! The golden requests and answers, in memory, with certificates that are made here.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+};
+
+use http::{Method, Request, header};
+use http_body_util::{BodyExt, Full};
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair, SanType, date_time_ymd,
+};
+use rustls_pki_types::CertificateDer;
+use serde::Deserialize;
+use tidewatch_shared::{
+    metrics::Registry,
+    v2::{Caller, Event, forward},
+};
+
+use super::*;
+use crate::{
+    gateway::{connection::Service, refusal::Answer, tests::testing},
+    pki::TrustBundle,
+};
+
+#[derive(Deserialize)]
+struct Golden {
+    about: String,
+    #[serde(default = "post")]
+    method: String,
+    path: String,
+    #[serde(default)]
+    headers: BTreeMap<String, String>,
+    body: String,
+    #[serde(default = "once")]
+    times: usize,
+    #[serde(default = "runtime")]
+    caller: String,
+    answer: u16,
+    #[serde(default)]
+    taken: Option<String>,
+}
+
+fn post() -> String {
+    "POST".into()
+}
+
+fn once() -> usize {
+    1
+}
+
+fn runtime() -> String {
+    "runtime".into()
+}
+
+/// A root as the incumbent has them, and what it issues: no URI, no extended key usage.
+struct Root {
+    certificate: CertificateDer<'static>,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Root {
+    fn new() -> Self {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.self_signed(&key).unwrap().der().clone();
+        Self { certificate, issuer: Issuer::new(params, key) }
+    }
+
+    fn bundle(&self) -> TrustBundle {
+        TrustBundle::of(vec![self.certificate.clone()])
+    }
+
+    fn leaf(&self, name: &str, uri: Option<&str>, last_year: i32) -> CertificateDer<'static> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        if !name.is_empty() {
+            params.distinguished_name.push(DnType::CommonName, name);
+        }
+        params.subject_alt_names = uri.map(|uri| SanType::URI(uri.try_into().unwrap())).into_iter().collect();
+        params.not_before = date_time_ymd(2020, 1, 1);
+        params.not_after = date_time_ymd(last_year, 1, 1);
+        params.signed_by(&KeyPair::generate().unwrap(), &self.issuer).unwrap().der().clone()
+    }
+}
+
+#[derive(Clone, Default)]
+struct Recorder(Arc<Mutex<Vec<String>>>);
+
+impl Take for Recorder {
+    fn is_manager(&self, manager: &str) -> bool {
+        ["lifecycle-manager", "other"].contains(&manager)
+    }
+
+    async fn take(&self, manager: &str, caller: &Caller, event: Event) -> Result<(), NotTaken> {
+        if caller.runtime.as_str() == "r-3" {
+            return Err(NotTaken::Superseded);
+        }
+        let Event { namespace, name, group, version, kind } = event;
+        let said = format!("{} {manager} {group}/{version}/{kind} {namespace}/{name}", caller.runtime);
+        self.0.lock().unwrap().push(said);
+        Ok(())
+    }
+}
+
+struct Room {
+    direct: Desk<Recorder>,
+    proxied: Desk<Recorder>,
+    taken: Recorder,
+    leaves: BTreeMap<&'static str, CertificateDer<'static>>,
+    registry: Registry,
+}
+
+impl Room {
+    fn new() -> Self {
+        let (clients, proxies, others) = (Root::new(), Root::new(), Root::new());
+        let identity = "spiffe://proxy";
+        let proxy = Proxy { roots: proxies.bundle(), identity: identity.parse().unwrap() };
+        let leaves = BTreeMap::from([
+            ("runtime", clients.leaf("r-1", None, 2090)),
+            ("superseded", clients.leaf("r-3", None, 2090)),
+            ("nameless", clients.leaf("", Some("spiffe://a/b"), 2090)),
+            ("expired", clients.leaf("r-1", None, 2021)),
+            ("foreign", others.leaf("r-1", None, 2090)),
+            ("proxy", proxies.leaf("proxy", Some(identity), 2090)),
+            ("impostor", proxies.leaf("r-1", Some("spiffe://other"), 2090)),
+        ]);
+        let (mut registry, taken) = (Registry::default(), Recorder::default());
+        let settings = settings("127.0.0.1:0".parse().unwrap(), testing::domain());
+        let metrics = Metrics::register(&mut registry);
+        let desk = |proxy| {
+            let callers = Callers::new(clients.bundle(), proxy).unwrap();
+            Desk::new(&settings, callers, taken.clone(), metrics.clone(), testing::metrics())
+        };
+        Self { direct: desk(None), proxied: desk(Some(proxy)), taken, leaves, registry }
+    }
+
+    async fn ask(&self, caller: &str, request: Request<Full<bytes::Bytes>>) -> Answer {
+        let desk = if ["proxy", "impostor"].contains(&caller) { &self.proxied } else { &self.direct };
+        desk.answer(request, &desk.peer(&[self.leaves[caller].clone()])).await.0
+    }
+
+    fn metric(&self, name: &str) -> f64 {
+        let page = self.registry.encode().unwrap();
+        let values = page.lines().filter(|line| line.starts_with(name) && line.contains("server_name=\"listener\""));
+        values.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
+    }
+}
+
+#[tokio::test]
+async fn golden_requests_get_golden_answers() {
+    let golden: Vec<Golden> = serde_json::from_str(include_str!("../../../../tests/golden/v2/received.json")).unwrap();
+    let room = Room::new();
+    let (mut refused, mut too_large, mut unverified) = (0.0, 0.0, 0.0);
+    let all = golden.len();
+    for golden in golden {
+        let Golden { about, method, path, headers, body, times, caller, answer: expected, taken } = golden;
+        let mut request = Request::builder().method(method.parse::<Method>().unwrap()).uri(path);
+        for (name, mut value) in headers {
+            for (leaf, der) in &room.leaves {
+                value = value.replace(&format!("{{{leaf}}}"), &forward(der));
+            }
+            request = request.header(name, value);
+        }
+        let request = request.body(Full::new(bytes::Bytes::from(body.repeat(times)))).unwrap();
+        let answer = room.ask(&caller, request).await;
+        assert_eq!(answer.status(), expected, "{about}");
+        refused += f64::from(u8::from(expected != 200));
+        too_large += f64::from(u8::from(expected == 413));
+        unverified += f64::from(u8::from(expected == 401 || caller == "nameless" || about.contains("common name")));
+        let told = answer.headers().get(header::CONTENT_TYPE).cloned();
+        let body = answer.into_body().collect().await.unwrap().to_bytes();
+        if expected == 200 {
+            assert!(body.is_empty() && told.is_none(), "{about}");
+        } else {
+            assert_eq!(told.unwrap(), "application/problem+json", "{about}");
+            assert!(!String::from_utf8_lossy(&body).contains("secret-input"), "{about}: the input is never echoed");
+        }
+        assert_eq!(std::mem::take(&mut *room.taken.0.lock().unwrap()), Vec::from_iter(taken), "{about}");
+    }
+    assert_eq!(room.metric("watcher_listener_requests_total"), all as f64);
+    assert_eq!(room.metric("watcher_listener_request_errors_total"), refused);
+    assert_eq!(room.metric("watcher_listener_exceeding_size_limit_requests_total"), too_large);
+    assert_eq!(room.metric("watcher_listener_failed_verification_requests_total"), unverified);
+    assert_eq!(room.metric("watcher_listener_inflight_requests"), 0.0);
+}
+
+#[tokio::test]
+async fn each_runtime_has_a_rate() {
+    let room = Room::new();
+    let statuses = async |count: u32| {
+        let mut statuses = BTreeMap::<u16, u32>::new();
+        for _ in 0..count {
+            let request = Request::post("/v2/lifecycle-manager/event").body(Full::new("{}".into())).unwrap();
+            let answer = room.ask("runtime", request).await;
+            if answer.status() == 429 {
+                assert!(answer.headers().contains_key(header::RETRY_AFTER));
+            }
+            *statuses.entry(answer.status().as_u16()).or_default() += 1;
+        }
+        statuses
+    };
+    tokio::time::pause();
+    let limits = crate::gateway::Limits::default();
+    assert_eq!(statuses(limits.burst + 5).await, BTreeMap::from([(200, limits.burst), (429, 5)]));
+}
+
+#[test]
+fn with_a_proxy_the_handshake_admits_its_roots_alone() {
+    let (clients, proxies) = (Root::new(), Root::new());
+    let proxy = Proxy { roots: proxies.bundle(), identity: "proxy.test".parse().unwrap() };
+    assert_eq!(Callers::new(clients.bundle(), None).unwrap().bundle(), &clients.bundle());
+    assert_eq!(Callers::new(clients.bundle(), Some(proxy)).unwrap().bundle(), &proxies.bundle());
+}
