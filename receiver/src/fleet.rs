@@ -11,8 +11,8 @@ mod run;
 mod runtime;
 
 pub use ledger::EpochView;
-pub use path::{PathState, Unproven};
+pub use path::{Contract, PathState, Unproven};
 
-pub(crate) use path::Pulse;
+pub(crate) use path::{Inherited, Pulse, Terms};
 pub(crate) use planned::Planned;
-pub(crate) use runtime::{Beat, Counted, Recorded, Runtime, Snapshot};
+pub(crate) use runtime::{Beat, Counted, Forward, Recorded, Runtime, Snapshot};

@@ -3,10 +3,13 @@
 //!
 //! Everything here is in memory and answers at once; only [`Hub::next`] waits.
 
+mod forward;
 mod job;
 mod metrics;
+mod pace;
 mod stamps;
 mod state;
+mod traces;
 mod view;
 
 use std::{
@@ -18,34 +21,46 @@ use std::{
     time::Duration,
 };
 
+use jiff::Timestamp;
+use rustls_pki_types::CertificateDer;
 use thiserror::Error;
 use tidewatch_shared::{
     event,
     exchange::{EventsAnswer, HeartbeatAnswer},
     heartbeat::Heartbeat,
     identity::{Epoch, Instance, RuntimeId},
-    plan::{Plan, Work},
+    plan::Plan,
+    trace,
 };
 use tokio::{sync::Notify, time, time::Instant};
 
 pub use job::Job;
 pub use metrics::Metrics;
+pub use pace::Interval;
 pub use view::View;
 
 use crate::{
-    fleet::PathState,
+    fleet::{Inherited, PathState},
     key::KymaKey,
-    queue::{Drift, Outcome, Priority, Wanted, Works},
+    queue::{Drift, Later, Outcome, Priority, Wanted, Works},
 };
 use job::Begun;
+use pace::Pace;
 use stamps::Stamps;
 use state::State;
+
+/// Everything, as if nobody knew anything.
+const VERIFICATION: Wanted = Wanted { works: Works::RUNTIME, priority: Priority::Verification, drift: Drift::All };
 
 /// How the hub is set.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// The wanted heartbeat interval; answers say it in whole seconds.
     pub heartbeat: Duration,
+    /// Heartbeats of all runtimes in one second, at most: the interval grows with their number, up to an hour.
+    pub max_heartbeats_per_second: u32,
+    /// A runtime that says nothing for so long, and cannot be reached either, is called away.
+    pub away_after: Duration,
     /// One request to a runtime or to KCP takes no longer: what a dead predecessor began has landed by then.
     pub request_deadline: Duration,
     /// How many workers call [`Hub::next`]; a quarter of them serves runtimes that could not be reached.
@@ -56,8 +71,11 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
+        let Pace { heartbeat, per_second, away_after } = Pace::default();
         Self {
-            heartbeat: Duration::from_secs(30),
+            heartbeat,
+            max_heartbeats_per_second: per_second,
+            away_after,
             request_deadline: Duration::from_secs(20),
             slots: 16,
             seed: RandomState::new().hash_one(()),
@@ -100,7 +118,9 @@ struct Inner {
     settings: Settings,
     started: Instant,
     metrics: Metrics,
+    interval: Interval,
     notify: Notify,
+    forward: forward::Notes,
     state: Mutex<State>,
 }
 
@@ -108,8 +128,14 @@ impl Hub {
     /// Makes an empty hub; `started` is when this process began.
     #[must_use]
     pub fn new(instance: Instance, settings: Settings, metrics: Metrics, started: Instant) -> Self {
-        let state = Mutex::new(State::new(settings.slots, settings.seed));
-        Self(Arc::new(Inner { instance, settings, started, metrics, notify: Notify::new(), state }))
+        let mut state = State::new(settings.slots, settings.seed);
+        let Settings { heartbeat, max_heartbeats_per_second: per_second, away_after, .. } = settings;
+        state.pace = Pace { heartbeat, per_second, away_after };
+        let interval = Interval::default();
+        interval.set(state.interval());
+        let (notify, state) = (Notify::new(), Mutex::new(state));
+        let forward = forward::Notes::default();
+        Self(Arc::new(Inner { instance, settings, started, metrics, interval, notify, forward, state }))
     }
 
     /// Says which runtime a Kyma is and which plan that runtime has: a new Kyma, or a change of either. Another runtime id forgets
@@ -130,11 +156,34 @@ impl Hub {
         self.with(|state| state.queue.want(key, Wanted::new(works, priority), now));
     }
 
-    /// Wants everything that we wrote to a runtime compared with what is there, as verification. An unknown Kyma is ignored.
-    pub fn want_drift_all(&self, key: &KymaKey) {
+    /// Wants a Kyma reconciled and everything that we wrote to its runtime compared with what is there, as verification. An unknown
+    /// Kyma is ignored.
+    pub fn verify(&self, key: &KymaKey) {
         let now = Instant::now();
-        let wanted = Wanted { works: Works::of(&[Work::Catalog]), priority: Priority::Verification, drift: Drift::All };
-        self.with(|state| state.queue.want(key, wanted, now));
+        self.with(|state| state.queue.want(key, VERIFICATION, now));
+    }
+
+    /// The same at a random time within `spread`.
+    pub fn verify_within(&self, key: &KymaKey, spread: Duration) {
+        let now = Instant::now();
+        self.with(|state| {
+            let at = now + state.queue.jitter(spread);
+            state.queue.want_later(key, Later::Spread, at, VERIFICATION, now);
+        });
+    }
+
+    /// Wants at once all that was paused, each at its own priority.
+    pub fn unpause(&self) {
+        let now = Instant::now();
+        self.with(|state| state.queue.unpark_all(now));
+    }
+
+    /// Continues the path of a runtime as the reason of its condition in KCP tells it, until something is heard of it. Only what a new
+    /// process cannot see at once is continued.
+    pub fn inherit(&self, key: &KymaKey, reason: &str) {
+        if let Some(inherited) = Inherited::of(reason) {
+            self.with(|state| state.inherit(key, inherited));
+        }
     }
 
     /// From now on an unknown runtime is called unknown.
@@ -166,10 +215,44 @@ impl Hub {
         created: i64,
         events: Vec<event::Received>,
     ) -> Result<EventsAnswer, Unplaced> {
+        self.events_with(runtime, epoch, created, events, None)
+    }
+
+    /// The same with the certificate that the runtime showed. Without one nothing goes to other managers: they must be told who speaks.
+    ///
+    /// # Errors
+    /// [`Unplaced`]; then nothing was recorded.
+    pub fn events_with(
+        &self,
+        runtime: &RuntimeId,
+        epoch: Epoch,
+        created: i64,
+        events: Vec<event::Received>,
+        leaf: Option<&CertificateDer<'static>>,
+    ) -> Result<EventsAnswer, Unplaced> {
         let now = Instant::now();
-        let recorded = self.with(|state| state.events(runtime, epoch, created, events, now));
-        let recorded = recorded.inspect_err(|unplaced| self.0.metrics.unplaced(*unplaced))?;
+        // One of each request will do.
+        let seen = events.iter().flatten().next().and_then(|event| event.time.as_deref()?.parse::<Timestamp>().ok());
+        let span = trace::span(
+            "receive events",
+            None,
+            events.iter().flatten().filter_map(|event| event.traceparent.as_deref()),
+        );
+        let taken = self.with(|state| {
+            let taken = state.events(runtime, epoch, created, events, leaf, now)?;
+            if let (Some(span), Some((key, _))) = (&span, &taken.received) {
+                state.traces.add(key, span.traceparent());
+            }
+            self.tell_forwarded(state, &taken.forwarded);
+            Ok(taken)
+        });
+        let taken = taken.inspect_err(|unplaced| self.0.metrics.unplaced(*unplaced))?;
+        log_received(taken.received);
+        let recorded = taken.recorded;
         self.0.metrics.events(&recorded);
+        if let Some(after) = seen.and_then(|seen| Duration::try_from(Timestamp::now().duration_since(seen)).ok()) {
+            self.0.metrics.accepted(after);
+        }
         Ok(EventsAnswer {
             instance: self.0.instance,
             accepted: recorded.accepted,
@@ -210,6 +293,30 @@ impl Hub {
         })
     }
 
+    /// Takes an event in contract v2: something happened in that runtime, nobody says what. Wants all its work, in the same step.
+    ///
+    /// # Errors
+    /// [`Unplaced`]; then nothing was taken.
+    pub fn legacy_event(&self, runtime: &RuntimeId) -> Result<(), Unplaced> {
+        let now = Instant::now();
+        let taken = self.with(|state| state.legacy_event(runtime, now));
+        let received = taken.inspect_err(|unplaced| self.0.metrics.unplaced(*unplaced))?;
+        log_received(Some(received));
+        Ok(())
+    }
+
+    /// Whether this process took a request in contract v3 of this runtime.
+    #[must_use]
+    pub fn speaks_v3(&self, runtime: &RuntimeId) -> bool {
+        self.lock().speaks_v3(runtime)
+    }
+
+    /// The heartbeat interval that agents are told now: it follows the number of runtimes.
+    #[must_use]
+    pub fn heartbeat_interval(&self) -> Interval {
+        self.0.interval.clone()
+    }
+
     /// Waits for the next Kyma to work on: by priority, fair between them, none in backoff, and none that is already in work. Dropping
     /// the future loses nothing.
     pub async fn next(&self) -> Job {
@@ -247,22 +354,39 @@ impl Hub {
     /// Whether the path from a runtime is proven; `None` for an unknown Kyma.
     #[must_use]
     pub fn path(&self, key: &KymaKey, now: Instant) -> Option<PathState> {
-        let (started, interval) = (self.0.started, self.0.settings.heartbeat);
-        self.lock().runtime(key).map(|runtime| runtime.path(started, interval, now))
+        let state = self.lock();
+        let terms = state.terms(self.0.started);
+        state.runtime(key).map(|runtime| runtime.path(terms, now))
+    }
+
+    /// Kymas whose path is not as when this was last asked; all of them the first time. Metrics that move with the time alone are
+    /// brought up to date with it. For one caller, about once a second.
+    #[must_use]
+    pub fn moved_paths(&self) -> Vec<(KymaKey, PathState)> {
+        let (started, now) = (self.0.started, Instant::now());
+        let mut sum = metrics::Sum::default();
+        let mut state = self.lock();
+        let moved = state.moved_paths(started, now, &mut sum);
+        self.0.metrics.aged(&state.queue, now);
+        drop(state);
+        self.0.metrics.summed(&sum);
+        moved
     }
 
     /// A summary of each Kyma, in no order.
     #[must_use]
     pub fn view(&self) -> Vec<View> {
-        let (started, interval, now) = (self.0.started, self.0.settings.heartbeat, Instant::now());
-        self.lock().view(started, interval, now)
+        self.lock().view(self.0.started, Instant::now())
     }
 
     fn finish(&self, key: &KymaKey, wanted: &Wanted, begun: &Begun, outcome: &Outcome) {
         let now = Instant::now();
         let safe = self.0.started + self.0.settings.request_deadline;
         self.0.metrics.pass(outcome);
-        self.with(|state| state.finish(key, wanted, begun, outcome, safe, now));
+        let accepted = self.with(|state| state.finish(key, wanted, begun, outcome, safe, now));
+        if let Some(accepted) = accepted {
+            self.0.metrics.settled(now.saturating_duration_since(accepted));
+        }
     }
 
     /// One step. Somebody who waits looks again if there is something to take, or if the time to wait for is an earlier one.
@@ -273,6 +397,7 @@ impl Hub {
         let sooner = state.queue.earliest().is_some_and(|at| before.is_none_or(|before| at < before));
         let tell = sooner || state.queue.has_ready();
         self.0.metrics.queue(&state.queue);
+        self.0.interval.set(state.interval());
         drop(state);
         if tell {
             self.0.notify.notify_one();
@@ -286,12 +411,22 @@ impl Hub {
     }
 
     fn heartbeat_seconds(&self) -> u32 {
-        u32::try_from(self.0.settings.heartbeat.as_secs()).unwrap_or(u32::MAX).max(1)
+        u32::try_from(self.0.interval.get().as_secs()).unwrap_or(u32::MAX).max(1)
+    }
+}
+
+/// The incumbent's line for an event, which dashboards and people look for. At most one at this level for each pass: what joins a
+/// Kyma that is wanted already is told to those who look closer.
+fn log_received(received: Option<(KymaKey, bool)>) {
+    match received {
+        Some((key, true)) => tracing::info!("event received from SKR, adding {key} to queue"),
+        Some((key, false)) => tracing::debug!("event received from SKR, {key} is in the queue"),
+        None => {}
     }
 }
 
 fn rfc3339(unix_seconds: i64) -> String {
-    jiff::Timestamp::from_second(unix_seconds).unwrap_or(jiff::Timestamp::UNIX_EPOCH).to_string()
+    Timestamp::from_second(unix_seconds).unwrap_or(Timestamp::UNIX_EPOCH).to_string()
 }
 
 #[cfg(test)]

@@ -98,8 +98,17 @@ impl Compare {
 
     /// Watches of which a `watch.changed` is asked for.
     pub(super) fn resend(&self) -> Vec<String> {
+        self.differing().cloned().collect()
+    }
+
+    /// The first of [`Self::resend`].
+    pub(super) fn diverged(&self) -> Option<&str> {
+        self.differing().next().map(String::as_str)
+    }
+
+    fn differing(&self) -> impl Iterator<Item = &String> {
         let differs = self.watches.iter().filter(|(_, expected)| matches!(expected, Expected::Differs { .. }));
-        differs.map(|(name, _)| name.clone()).collect()
+        differs.map(|(name, _)| name)
     }
 }
 

@@ -2,7 +2,13 @@
 
 use std::collections::HashMap;
 
-use tidewatch_shared::{digest::Digest, exchange::Settled, heartbeat::Heartbeat, identity::Epoch, plan::MAX_WATCHES};
+use tidewatch_shared::{
+    digest::Digest,
+    exchange::Settled,
+    heartbeat::Heartbeat,
+    identity::Epoch,
+    plan::{MAX_WATCHES, Work},
+};
 
 use super::{
     Planned,
@@ -69,6 +75,9 @@ pub(super) struct Ledger {
     pub(super) newest: i64,
     /// Counts epochs in the order in which they came; decides between equal `newest`.
     pub(super) order: u64,
+    /// The highest of the lowest sequences of its requests. An agent has one request on its way, so what lies below was answered and
+    /// the answer heard.
+    pub(super) reached: u64,
     counter: Option<u64>,
     duplicates: u64,
     reordered: u64,
@@ -134,17 +143,25 @@ impl Ledger {
         missing.fold(Works::EMPTY, |sum, works| sum | works)
     }
 
+    /// Watches of which a recorded event waits for a work.
+    pub(super) fn unended<'a>(&'a self, work: Work, planned: &'a Planned) -> impl Iterator<Item = String> + 'a {
+        let waits = move |(name, marks): &(&String, &Marks)| {
+            planned.works(name).is_some_and(|works| marks.missing(works, marks.last).contains(work))
+        };
+        self.watches.iter().filter(waits).map(|(name, _)| name.clone())
+    }
+
     /// Works have ended that began when `accepted` was so and the plan was `began`.
     pub(super) fn ended(&mut self, works: Works, accepted: u64, began: &Planned, current: &Planned) {
         for (name, marks) in &mut self.watches {
-            let Some(stood_for) = began.works(name) else { continue };
-            for work in stood_for.both(works).iter() {
-                let mark = &mut marks.ended[Works::index(work)];
-                *mark = accepted.max(*mark);
-            }
-            if let Some(stands_for) = current.works(name) {
-                marks.settle(stands_for);
-            }
+            end(name, marks, works, accepted, began, current);
+        }
+    }
+
+    /// The same for one watch alone.
+    pub(super) fn ended_of(&mut self, watch: &str, works: Works, accepted: u64, began: &Planned, current: &Planned) {
+        if let Some(marks) = self.watches.get_mut(watch) {
+            end(watch, marks, works, accepted, began, current);
         }
     }
 
@@ -194,6 +211,11 @@ impl Ledger {
         self.compare.resend()
     }
 
+    /// The first of [`Self::resend`].
+    pub(super) fn diverged(&self) -> Option<&str> {
+        self.compare.diverged()
+    }
+
     fn check(&mut self, planned: &Planned) -> Vec<String> {
         self.compare.check(self.run.accepted(), self.run.is_whole(), |name| planned.works(name).is_some())
     }
@@ -211,6 +233,17 @@ impl Ledger {
             reordered: self.reordered,
             gaps: self.gaps,
         }
+    }
+}
+
+fn end(watch: &str, marks: &mut Marks, works: Works, accepted: u64, began: &Planned, current: &Planned) {
+    let Some(stood_for) = began.works(watch) else { return };
+    for work in stood_for.both(works).iter() {
+        let mark = &mut marks.ended[Works::index(work)];
+        *mark = accepted.max(*mark);
+    }
+    if let Some(stands_for) = current.works(watch) {
+        marks.settle(stands_for);
     }
 }
 

@@ -3,15 +3,17 @@
 use std::{sync::Arc, time::Duration};
 
 use tidewatch_shared::{
-    event::{Event, EventId, Reason, Received, What},
+    event::{Event, EventId, Object, Reason, Received, Subject, What},
     exchange::{Refused, Settled},
     heartbeat::Heartbeat,
     identity::Epoch,
+    plan::Work,
+    v2,
 };
 use tokio::time::Instant;
 
 use super::{
-    EpochView, PathState, Planned, Pulse,
+    Contract, EpochView, Inherited, PathState, Planned, Pulse, Terms,
     ledger::{Entry, Ledger},
     path::Evidence,
     run::Seen,
@@ -36,6 +38,8 @@ pub(crate) struct Tally {
     pub(crate) too_far: u64,
     /// Watches whose digest was found to differ.
     pub(crate) differing: u64,
+    /// Events that go to other managers had come before and were accepted only now.
+    pub(crate) joined: bool,
 }
 
 /// What a request of events came to.
@@ -46,7 +50,20 @@ pub(crate) struct Recorded {
     pub(crate) settled: Settled,
     pub(crate) refused: Vec<(EventId, Reason)>,
     pub(crate) wanted: Option<Wanted>,
+    /// The lowest sequence of a request, in that request of the epoch where it was highest: what lies below is answered.
+    pub(crate) reached: u64,
+    /// What goes to other managers.
+    pub(crate) forwards: Vec<Forward>,
     pub(crate) tally: Tally,
+}
+
+/// An event of a watch that is another manager's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Forward {
+    pub(crate) id: EventId,
+    pub(crate) watch: String,
+    /// Its object; `None` for the watch as a whole, of which v2 can tell nothing.
+    pub(crate) event: Option<v2::Event>,
 }
 
 impl Recorded {
@@ -92,11 +109,66 @@ pub(crate) struct Runtime {
     epochs: Vec<(Epoch, Ledger)>,
     order: u64,
     pulse: Option<Pulse>,
+    /// When the agent began anew, while it has not told once that all is well since then.
+    anew: Option<Instant>,
+    /// When it was last heard of; when it was placed, before.
+    heard: Instant,
+    contract: Contract,
+    spoke_v3: bool,
+    /// The two heartbeat intervals that it was told last: an answer may have been lost.
+    told: [Duration; 2],
+    /// The last pass could not reach the runtime's API server.
+    unreachable: bool,
+    inherited: Option<Inherited>,
 }
 
 impl Runtime {
     pub(crate) fn new(planned: Arc<Planned>, now: Instant) -> Self {
-        Self { planned, since: now, epochs: Vec::new(), order: 0, pulse: None }
+        Self {
+            planned,
+            since: now,
+            epochs: Vec::new(),
+            order: 0,
+            pulse: None,
+            anew: None,
+            heard: now,
+            contract: Contract::Unheard,
+            spoke_v3: false,
+            told: [Duration::ZERO; 2],
+            unreachable: false,
+            inherited: None,
+        }
+    }
+
+    /// Continues what the condition in KCP says that an earlier process saw, until something is heard of the runtime.
+    pub(crate) fn inherit(&mut self, inherited: Inherited) {
+        self.inherited = Some(inherited);
+        self.unreachable |= inherited == Inherited::Away;
+    }
+
+    /// A request came, in this contract, and its answer tells this heartbeat interval.
+    pub(crate) fn heard(&mut self, contract: Contract, told: Duration, now: Instant) {
+        (self.heard, self.contract, self.inherited) = (now, contract, None);
+        self.spoke_v3 |= contract == Contract::V3;
+        self.told = [told, self.told[0]];
+    }
+
+    /// Whether a request in contract v3 came.
+    pub(crate) fn speaks_v3(&self) -> bool {
+        self.spoke_v3
+    }
+
+    /// The contract of its last request.
+    pub(crate) fn contract(&self) -> Contract {
+        self.contract
+    }
+
+    /// Whether a pass could reach the runtime's API server.
+    pub(crate) fn reached(&mut self, reached: bool) {
+        self.unreachable = !reached;
+        if reached && self.inherited == Some(Inherited::Away) {
+            self.inherited = None;
+        }
     }
 
     pub(crate) fn plan_revision(&self) -> &str {
@@ -114,7 +186,7 @@ impl Runtime {
             ledger.replan(&self.planned);
             missing |= ledger.missing(&self.planned, 0);
         }
-        missing
+        missing.minus(FORWARD)
     }
 
     /// Records a request. Nothing of it is kept but watermarks; what it wants must be wanted in the same step.
@@ -123,24 +195,28 @@ impl Runtime {
         let ledger = self.ledger(epoch, created);
         let id = |received: &Received| received.as_ref().map_or_else(|(id, _)| *id, |event| event.id);
         let sequences = events.iter().map(id).filter(|id| id.epoch == epoch).map(|id| id.sequence);
-        if let Some(first) = sequences.min() {
+        let first = sequences.min();
+        if let Some(first) = first {
             ledger.begin(first);
+            ledger.reached = ledger.reached.max(first);
         }
+        let reached = ledger.reached;
         let (mut refused, mut wanted, mut tally) = (Vec::new(), None, Tally::default());
+        let mut forwards = Vec::new();
         for received in events {
             match received {
                 Err(refusal) => refused.push(refusal),
                 Ok(event) if event.id.epoch != epoch => refused.push((event.id, Reason::Malformed)),
-                Ok(event) => {
-                    if let Err(reason) = record(ledger, &planned, &event, &mut wanted, &mut tally) {
-                        refused.push((event.id, reason));
-                    }
-                }
+                Ok(event) => match record(ledger, &planned, &event, &mut wanted, &mut tally) {
+                    Ok(works) if works.contains(Work::Forward) => forwards.push(Forward::of(event)),
+                    Ok(_) => {}
+                    Err(reason) => refused.push((event.id, reason)),
+                },
             }
         }
         let (accepted, since, settled) = (ledger.accepted(), ledger.since(), ledger.settled(&planned));
         self.bound();
-        Recorded { accepted, since, settled, refused, wanted, tally }
+        Recorded { accepted, since, settled, refused, wanted, reached, forwards, tally }
     }
 
     /// Takes a heartbeat.
@@ -164,7 +240,14 @@ impl Runtime {
         let settled = ledger.settled(&planned);
         let resend = if is_newest { ledger.resend() } else { Vec::new() };
         if counted == Counted::Yes {
-            self.pulse = Some(Pulse::of(heartbeat, now));
+            let pulse = Pulse::of(heartbeat, now);
+            let same = self.pulse.as_ref().is_some_and(|before| before.epoch == pulse.epoch);
+            match (pulse.is_well(planned.plan().revision()), self.anew) {
+                (true, _) => self.anew = None,
+                (false, None) if !same => self.anew = Some(now),
+                (false, _) => {}
+            }
+            self.pulse = Some(pulse);
             let others = self.epochs.iter_mut().filter(|(epoch, _)| *epoch != heartbeat.epoch);
             others.for_each(|(_, ledger)| ledger.forget_digests());
         }
@@ -186,10 +269,47 @@ impl Runtime {
         }
     }
 
-    /// Whether its path is proven; `started` is when this process began.
-    pub(crate) fn path(&self, started: Instant, interval: Duration, now: Instant) -> PathState {
-        let since = self.since.max(started);
-        Evidence { since, interval, plan_revision: self.plan_revision(), pulse: self.pulse.as_ref() }.judge(now)
+    /// Watches of which something is not known to be with its manager.
+    pub(crate) fn unforwarded(&self) -> Vec<String> {
+        self.epochs.iter().flat_map(|(_, ledger)| ledger.unended(Work::Forward, &self.planned)).collect()
+    }
+
+    /// All events of a watch that the snapshot knows are with its manager, but of these epochs nobody knows.
+    pub(crate) fn forwarded(&mut self, snapshot: &Snapshot, watch: &str, except: &[Epoch]) {
+        for (epoch, ledger) in self.epochs.iter_mut().filter(|(epoch, _)| !except.contains(epoch)) {
+            if let Some((_, accepted)) = snapshot.accepted.iter().find(|(known, _)| known == epoch) {
+                ledger.ended_of(watch, FORWARD, *accepted, &snapshot.planned, &self.planned);
+            }
+        }
+    }
+
+    /// Whether its path is proven.
+    pub(crate) fn path(&self, terms: Terms, now: Instant) -> PathState {
+        let since = self.since.max(terms.started);
+        Evidence {
+            since: self.anew.map_or(since, |anew| since.max(anew)),
+            interval: self.interval(terms),
+            away_after: terms.away_after,
+            heard: self.heard.max(terms.started),
+            legacy: self.contract == Contract::V2 || self.inherited == Some(Inherited::LegacyAgent),
+            unreachable: self.unreachable,
+            was_away: self.inherited == Some(Inherited::Away),
+            plan_revision: self.plan_revision(),
+            diverged: self.diverged(),
+            pulse: self.pulse.as_ref(),
+        }
+        .judge(now)
+    }
+
+    /// The longest heartbeat interval that its agent may follow.
+    pub(crate) fn interval(&self, terms: Terms) -> Duration {
+        terms.interval.max(self.told[0]).max(self.told[1])
+    }
+
+    /// A watch whose digest did not agree, in the epoch that counts.
+    fn diverged(&self) -> Option<&str> {
+        let counts = self.pulse.as_ref()?.epoch;
+        self.epochs.iter().find(|(epoch, _)| *epoch == counts)?.1.diverged()
     }
 
     /// The last heartbeat that counted, and how long ago it came.
@@ -230,7 +350,7 @@ fn record(
     event: &Event,
     wanted: &mut Option<Wanted>,
     tally: &mut Tally,
-) -> Result<(), Reason> {
+) -> Result<Works, Reason> {
     let listed = event.what == What::Watch;
     let taken =
         ledger.record(Entry { sequence: event.id.sequence, watch: &event.watch, listed, delta: event.delta }, planned);
@@ -244,6 +364,7 @@ fn record(
     tally.differing += taken.differing.len() as u64;
     want_differing(&taken.differing, planned, wanted);
     want(wanted, taken.joined, Drift::None);
+    tally.joined |= taken.joined.contains(Work::Forward);
     // Its sequence is taken and its delta counts, but nothing here knows what to do about it.
     let works = taken.wants.ok_or(Reason::UnknownWatch)?;
     if !works.is_empty() {
@@ -253,7 +374,7 @@ fn record(
         };
         want(wanted, works, drift);
     }
-    Ok(())
+    Ok(works)
 }
 
 fn want_differing(watches: &[String], planned: &Planned, wanted: &mut Option<Wanted>) {
@@ -262,7 +383,23 @@ fn want_differing(watches: &[String], planned: &Planned, wanted: &mut Option<Wan
     }
 }
 
+impl Forward {
+    fn of(event: Event) -> Self {
+        let object = match event.what {
+            What::Object(Object { subject: Subject { group, version, namespace, name, .. }, kind, .. }) => {
+                Some(v2::Event { namespace, name, group, version, kind })
+            }
+            What::Watch => None,
+        };
+        Self { id: event.id, watch: event.watch, event: object }
+    }
+}
+
+/// What no pass does: events for other managers are put into the outbox in the step that records them.
+const FORWARD: Works = Works::FORWARD;
+
 fn want(wanted: &mut Option<Wanted>, works: Works, drift: Drift) {
+    let works = works.minus(FORWARD);
     if works.is_empty() {
         return;
     }

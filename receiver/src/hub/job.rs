@@ -16,7 +16,11 @@ use crate::{
 pub(super) struct Begun {
     pub(super) generation: u64,
     pub(super) snapshot: Snapshot,
+    /// When the oldest event that it began with was accepted.
+    pub(super) accepted: Option<Instant>,
     pub(super) at: Instant,
+    /// The `traceparent`s of the events that it began with; none in builds that export no traces.
+    pub(super) traces: Vec<String>,
 }
 
 /// A Kyma in work, until it is given to [`Hub::done`]. One that is dropped instead counts as failed, so that no Kyma stays in work for
@@ -39,6 +43,11 @@ impl Job {
     #[must_use]
     pub fn detached(key: KymaKey, wanted: Wanted) -> Self {
         Self { key, wanted, begun: None }
+    }
+
+    /// The `traceparent`s of what caused it, as far as traces are exported.
+    pub(crate) fn traces(&self) -> &[String] {
+        self.begun.as_ref().map_or(&[], |(_, begun)| &begun.traces)
     }
 
     pub(super) fn take(&mut self) -> Option<Begun> {

@@ -1,25 +1,36 @@
 //! Metrics of fleet and queue.
 
+use std::{
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
+
 use prometheus_client::{
     encoding::EncodeLabelSet,
-    metrics::{counter::Counter, family::Family, gauge::Gauge},
-    registry::Registry,
+    metrics::{
+        counter::Counter,
+        family::Family,
+        gauge::Gauge,
+        histogram::{Histogram, exponential_buckets},
+    },
 };
-use tidewatch_shared::event::Reason;
+use tidewatch_shared::{event::Reason, metrics::Registry};
+use tokio::time::Instant;
 
 use super::Unplaced;
 use crate::{
-    fleet::{Beat, Counted, Recorded},
+    fleet::{Beat, Counted, PathState, Pulse, Recorded},
+    forward,
     key::KymaKey,
     queue::{Outcome, Priority, Queue},
 };
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Result {
     result: &'static str,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Where {
     r#where: &'static str,
 }
@@ -39,6 +50,52 @@ pub struct Metrics {
     verification: Gauge,
     waiting: Gauge,
     in_work: Gauge,
+    resends: Counter,
+    coalesced: Counter,
+    accepted: Histogram,
+    settled: Histogram,
+    agents_waiting: Gauge,
+    agents_parked: Gauge,
+    certificates_end: Gauge,
+    oldest: Family<OfPriority, Gauge<f64, AtomicU64>>,
+    paths: Family<OfState, Gauge>,
+    pub(super) forward: forward::Metrics,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfPriority {
+    priority: &'static str,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfState {
+    state: &'static str,
+}
+
+/// What all runtimes come to.
+#[derive(Default)]
+pub(super) struct Sum {
+    /// How many paths there are of each state.
+    states: [i64; PathState::NAMES.len()],
+    waiting: u64,
+    parked: u64,
+    /// The earliest end of a certificate, in unix seconds.
+    ends: Option<i64>,
+}
+
+impl Sum {
+    /// Agents that are not heard of count with their state alone.
+    pub(super) fn add(&mut self, path: &PathState, pulse: Option<&Pulse>) {
+        let name = path.as_str();
+        if let Some(at) = PathState::NAMES.iter().position(|known| *known == name) {
+            self.states[at] += 1;
+        }
+        if let Some(pulse) = pulse.filter(|_| path.is_heard()) {
+            self.waiting = self.waiting.saturating_add(pulse.waiting);
+            self.parked = self.parked.saturating_add(pulse.parked);
+            self.ends = self.ends.into_iter().chain(pulse.certificate_ends).min();
+        }
+    }
 }
 
 impl Metrics {
@@ -59,7 +116,59 @@ impl Metrics {
             verification: gauge("verification"),
             waiting: gauge("waiting"),
             in_work: gauge("in-work"),
+            resends: Counter::default(),
+            coalesced: Counter::default(),
+            // 1 ms to about an hour.
+            accepted: Histogram::new(exponential_buckets(0.001, 2.5, 17)),
+            settled: Histogram::new(exponential_buckets(0.001, 2.5, 17)),
+            agents_waiting: Gauge::default(),
+            agents_parked: Gauge::default(),
+            certificates_end: Gauge::default(),
+            oldest: Family::default(),
+            paths: Family::default(),
+            forward: forward::Metrics::register(registry),
         };
+        registry.register(
+            "fleet_resends_asked",
+            "Watches that a heartbeat's answer asked to be told anew",
+            metrics.resends.clone(),
+        );
+        registry.register(
+            "fleet_accepted_seconds",
+            "Time from when the agent saw the first event of a request, by its own clock, until that event was accepted",
+            metrics.accepted.clone(),
+        );
+        registry.register(
+            "fleet_agents_waiting",
+            "Objects that wait in the agents, as their heartbeats said",
+            metrics.agents_waiting.clone(),
+        );
+        registry.register(
+            "fleet_agents_parked",
+            "Events that the agents cannot send, as their heartbeats said",
+            metrics.agents_parked.clone(),
+        );
+        registry.register(
+            "fleet_first_certificate_end_timestamp_seconds",
+            "When the first certificate of an agent that is heard of ends; 0 if none is known",
+            metrics.certificates_end.clone(),
+        );
+        registry.register(
+            "fleet_settled_seconds",
+            "Time from accepting the oldest event of a pass until that pass had ended all its work",
+            metrics.settled.clone(),
+        );
+        registry.register("fleet_paths", "Runtimes by the state of their event path", metrics.paths.clone());
+        registry.register(
+            "queue_coalesced",
+            "Wants of a Kyma that was wanted already, and so cost no pass",
+            metrics.coalesced.clone(),
+        );
+        registry.register(
+            "queue_oldest_seconds",
+            "How long the Kyma waits that has been ready for the longest, by priority",
+            metrics.oldest.clone(),
+        );
         registry.register("fleet_events", "Events by what the ledger made of them", metrics.events.clone());
         registry.register("fleet_refused_events", "Events refused one by one, by reason", metrics.refused.clone());
         registry.register("fleet_heartbeats", "Heartbeats by whether they counted", metrics.heartbeats.clone());
@@ -109,6 +218,37 @@ impl Metrics {
         };
         self.heartbeats.get_or_create(&Result { result }).inc();
         self.differing.inc_by(beat.differing);
+        self.resends.inc_by(beat.resend.len() as u64);
+    }
+
+    /// A pass has ended all work of events of which the oldest was accepted so long ago.
+    pub(super) fn settled(&self, after: Duration) {
+        self.settled.observe(after.as_secs_f64());
+    }
+
+    /// The first event of a request was accepted so long after its agent saw the change.
+    pub(super) fn accepted(&self, after: Duration) {
+        self.accepted.observe(after.as_secs_f64());
+    }
+
+    pub(super) fn summed(&self, sum: &Sum) {
+        for (state, count) in PathState::NAMES.into_iter().zip(sum.states) {
+            self.paths.get_or_create(&OfState { state }).set(count);
+        }
+        self.agents_waiting.set(i64::try_from(sum.waiting).unwrap_or(i64::MAX));
+        self.agents_parked.set(i64::try_from(sum.parked).unwrap_or(i64::MAX));
+        self.certificates_end.set(sum.ends.unwrap_or(0));
+    }
+
+    /// What moves with the time alone.
+    pub(super) fn aged(&self, queue: &Queue<KymaKey>, now: Instant) {
+        for (name, priority) in
+            [("user", Priority::User), ("catalog", Priority::Catalog), ("verification", Priority::Verification)]
+        {
+            let age = queue.oldest(priority).map_or(0.0, |since| now.saturating_duration_since(since).as_secs_f64());
+            self.oldest.get_or_create(&OfPriority { priority: name }).set(age);
+        }
+        self.coalesced.inner().store(queue.coalesced(), Ordering::Relaxed);
     }
 
     pub(super) fn unplaced(&self, unplaced: Unplaced) {

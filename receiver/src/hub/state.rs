@@ -6,39 +6,65 @@ use std::{
     time::Duration,
 };
 
+use rustls_pki_types::CertificateDer;
 use tidewatch_shared::{
     event,
     heartbeat::Heartbeat,
     identity::{Epoch, RuntimeId},
-    plan::Plan,
+    plan::{Plan, Work},
 };
 use tokio::time::Instant;
 
 use super::{
     Unplaced, View,
     job::Begun,
+    metrics::Sum,
+    pace::Pace,
     stamps::{Stamps, Told},
+    traces::Traces,
 };
 use crate::{
-    fleet::{Beat, Planned, Recorded, Runtime},
+    fleet::{Beat, Contract, Inherited, PathState, Planned, Recorded, Runtime, Snapshot, Terms, Unproven},
+    forward::{self, Outbox},
     key::KymaKey,
-    queue::{Drift, Later, Outcome, Priority, Queue, Wanted},
+    queue::{Class, Drift, Later, Outcome, Priority, Queue, Wanted, Works},
 };
 
+/// A runtime that is away is tried again after one to two of these: its agent's first word wakes it sooner.
+const AWAY_PROBE: Duration = Duration::from_secs(15 * 60);
+
+/// Which Kyma an event made wanted, and whether nothing was wanted of it before.
+pub(super) type Received = (KymaKey, bool);
+
+/// What became of a request of events.
+pub(super) struct Taken {
+    pub(super) recorded: Recorded,
+    pub(super) received: Option<Received>,
+    /// What other managers are told.
+    pub(super) forwarded: super::forward::Told,
+}
+
 /// A Kyma and what is known of its runtime.
-struct Placed {
+pub(super) struct Placed {
     id: Option<RuntimeId>,
     /// Tells one life of a Kyma's name from the next: a pass that began in an earlier one settles nothing.
     generation: u64,
-    runtime: Runtime,
+    pub(super) runtime: Runtime,
+    /// The state of its path when it was last asked for; `None` before.
+    told: Option<PathState>,
+    /// When the oldest event that no pass has begun with was accepted.
+    accepted: Option<Instant>,
 }
 
 pub(super) struct State {
     pub(super) synced: bool,
-    kymas: HashMap<KymaKey, Placed>,
+    pub(super) pace: Pace,
+    pub(super) kymas: HashMap<KymaKey, Placed>,
     runtimes: HashMap<RuntimeId, BTreeSet<KymaKey>>,
     pub(super) queue: Queue<KymaKey>,
+    pub(super) outbox: Outbox<Snapshot>,
     pub(super) stamps: Option<Stamps>,
+    pub(super) traces: Traces,
     /// Most runtimes have the same plan.
     planned: Option<Arc<Planned>>,
     generations: u64,
@@ -48,10 +74,13 @@ impl State {
     pub(super) fn new(slots: usize, seed: u64) -> Self {
         Self {
             synced: false,
+            pace: Pace::default(),
             kymas: HashMap::new(),
             runtimes: HashMap::new(),
             queue: Queue::new(slots, seed),
+            outbox: Outbox::new(forward::Limits::default(), seed),
             stamps: None,
+            traces: Traces::default(),
             planned: None,
             generations: 0,
         }
@@ -71,17 +100,67 @@ impl State {
         self.generations += 1;
         self.queue.insert(key.clone());
         let runtime = Runtime::new(planned, now);
-        self.kymas.insert(key, Placed { id, generation: self.generations, runtime });
+        self.kymas.insert(key, Placed { id, generation: self.generations, runtime, told: None, accepted: None });
     }
 
     pub(super) fn remove(&mut self, key: &KymaKey) {
         self.unindex(key);
         self.kymas.remove(key);
         self.queue.remove(key);
+        self.traces.forget(key);
     }
 
     pub(super) fn runtime(&self, key: &KymaKey) -> Option<&Runtime> {
         self.kymas.get(key).map(|placed| &placed.runtime)
+    }
+
+    /// The heartbeat interval that agents are told now.
+    pub(super) fn interval(&self) -> Duration {
+        self.pace.interval(self.runtimes.len())
+    }
+
+    /// By what paths are judged, in a process that began to serve at `started`.
+    pub(super) fn terms(&self, started: Instant) -> Terms {
+        Terms { started, interval: self.interval(), away_after: self.pace.away_after }
+    }
+
+    pub(super) fn inherit(&mut self, key: &KymaKey, inherited: Inherited) {
+        if let Some(placed) = self.kymas.get_mut(key) {
+            placed.runtime.inherit(inherited);
+        }
+    }
+
+    /// Something happened in a runtime whose agent speaks contract v2: nobody says what.
+    pub(super) fn legacy_event(&mut self, id: &RuntimeId, now: Instant) -> Result<Received, Unplaced> {
+        let (key, interval) = (self.key_of(id)?, self.interval());
+        let placed = self.kymas.get_mut(&key).ok_or(Unplaced::Unknown)?;
+        placed.runtime.heard(Contract::V2, interval, now);
+        placed.accepted.get_or_insert(now);
+        let works = Works::of(&[Work::Kyma, Work::Catalog]);
+        let is_new = self.queue.wanted(&key).is_empty();
+        self.queue.want(&key, Wanted { works, priority: Priority::User, drift: Drift::All }, now);
+        Ok((key, is_new))
+    }
+
+    /// Whether a request in contract v3 of this runtime was taken.
+    pub(super) fn speaks_v3(&self, id: &RuntimeId) -> bool {
+        let keys = self.runtimes.get(id).into_iter().flatten();
+        keys.filter_map(|key| self.kymas.get(key)).any(|placed| placed.runtime.speaks_v3())
+    }
+
+    /// Kymas whose path is not as when this was last asked. All are summed up.
+    pub(super) fn moved_paths(&mut self, started: Instant, now: Instant, sum: &mut Sum) -> Vec<(KymaKey, PathState)> {
+        let terms = self.terms(started);
+        let mut moved = Vec::new();
+        for (key, placed) in &mut self.kymas {
+            let path = placed.runtime.path(terms, now);
+            sum.add(&path, placed.runtime.pulse(now).map(|(pulse, _)| pulse));
+            if placed.told.as_ref() != Some(&path) {
+                placed.told = Some(path.clone());
+                moved.push((key.clone(), path));
+            }
+        }
+        moved
     }
 
     pub(super) fn events(
@@ -90,19 +169,25 @@ impl State {
         epoch: Epoch,
         created: i64,
         events: Vec<event::Received>,
+        leaf: Option<&CertificateDer<'static>>,
         now: Instant,
-    ) -> Result<Recorded, Unplaced> {
-        let key = self.key_of(id)?;
+    ) -> Result<Taken, Unplaced> {
+        let (key, interval) = (self.key_of(id)?, self.interval());
         let stamped = if self.stamps.is_some() { events.iter().flatten().map(Told::of).collect() } else { Vec::new() };
         let placed = self.kymas.get_mut(&key).ok_or(Unplaced::Unknown)?;
+        placed.runtime.heard(Contract::V3, interval, now);
         let mut recorded = placed.runtime.events(epoch, created, events);
+        let forwarded = super::forward::take(&mut self.outbox, placed, id, epoch, &mut recorded, leaf, now);
+        let mut received = None;
         if let Some(wanted) = recorded.wanted.take() {
+            placed.accepted.get_or_insert(now);
+            received = Some((key.clone(), self.queue.wanted(&key).is_empty()));
             self.queue.want(&key, wanted, now);
             if let Some(stamps) = &self.stamps {
                 stamps.wanted(id, stamped);
             }
         }
-        Ok(recorded)
+        Ok(Taken { recorded, received, forwarded })
     }
 
     pub(super) fn heartbeat(
@@ -112,9 +197,17 @@ impl State {
         heartbeat: &Heartbeat,
         now: Instant,
     ) -> Result<(Beat, String), Unplaced> {
-        let key = self.key_of(id)?;
+        let (key, interval) = (self.key_of(id)?, self.interval());
         let placed = self.kymas.get_mut(&key).ok_or(Unplaced::Unknown)?;
+        let was_away = placed.told == Some(PathState::Unproven(Unproven::Away));
+        placed.runtime.heard(Contract::V3, interval, now);
         let mut beat = placed.runtime.heartbeat(heartbeat, created, now);
+        if was_away {
+            // It is back: what waits for its next probe waits no longer.
+            placed.told = None;
+            let works = self.queue.wanted(&key);
+            self.queue.want(&key, Wanted::new(works, Priority::User), now);
+        }
         if let Some(wanted) = beat.wanted.take() {
             self.queue.want(&key, wanted, now);
         }
@@ -124,13 +217,15 @@ impl State {
     /// Takes the next Kyma into work, with a snapshot of what is accepted.
     pub(super) fn begin(&mut self, now: Instant) -> Option<(KymaKey, Wanted, Begun)> {
         let (key, wanted) = self.queue.take(now)?;
-        let placed = self.kymas.get(&key)?;
-        let begun = Begun { generation: placed.generation, snapshot: placed.runtime.snapshot(), at: now };
+        let traces = self.traces.take(&key);
+        let placed = self.kymas.get_mut(&key)?;
+        let (snapshot, accepted) = (placed.runtime.snapshot(), placed.accepted.take());
+        let begun = Begun { generation: placed.generation, snapshot, accepted, at: now, traces };
         Some((key, wanted, begun))
     }
 
     /// Ends what [`Self::begin`] began. What began before `safe` is worked on once more then: until that time the last write of a
-    /// receiver that died may still land.
+    /// receiver that died may still land. Returns when the oldest event that it settles was accepted.
     pub(super) fn finish(
         &mut self,
         key: &KymaKey,
@@ -139,35 +234,73 @@ impl State {
         outcome: &Outcome,
         safe: Instant,
         now: Instant,
-    ) {
+    ) -> Option<Instant> {
+        let terms = self.terms(safe);
+        let ended = outcome.ended.both(wanted.works).minus(outcome.failed);
+        let (mut settled, mut probe) = (None, None);
         if let Some(placed) = self.kymas.get_mut(key).filter(|placed| placed.generation == begun.generation) {
-            placed.runtime.ended(&begun.snapshot, outcome.ended.both(wanted.works).minus(outcome.failed));
+            placed.runtime.ended(&begun.snapshot, ended);
+            match outcome.class {
+                Some(Class::Transport) => placed.runtime.reached(false),
+                // Only this work is known to have asked the runtime something.
+                _ if ended.contains(Work::Kyma) => placed.runtime.reached(true),
+                _ => {}
+            }
+            if wanted.works.minus(ended).is_empty() {
+                settled = begun.accepted;
+            } else if let Some(accepted) = begun.accepted {
+                placed.accepted = Some(placed.accepted.map_or(accepted, |since| since.min(accepted)));
+            }
+            let away = placed.runtime.path(terms, now) == PathState::Unproven(Unproven::Away);
+            probe = away.then(|| AWAY_PROBE + self.queue.jitter(AWAY_PROBE));
         }
-        self.queue.finish(key, wanted, outcome, now);
+        let again_in = outcome.again_in.max(probe.filter(|_| !outcome.failed.is_empty()));
+        self.queue.finish(key, wanted, &Outcome { again_in, ..outcome.clone() }, now);
         if begun.at < safe {
             let again = Wanted { works: wanted.works, priority: Priority::Catalog, drift: Drift::All };
             self.queue.want_later(key, Later::Restart, safe, again, now);
         }
+        settled
     }
 
-    pub(super) fn view(&self, started: Instant, interval: Duration, now: Instant) -> Vec<View> {
-        let view = |(key, placed): (&KymaKey, &Placed)| View {
-            key: key.clone(),
-            runtime: placed.id.clone(),
-            ambiguous: placed.id.as_ref().is_some_and(|id| self.runtimes.get(id).is_some_and(|keys| keys.len() > 1)),
-            path: placed.runtime.path(started, interval, now),
-            last_seen: placed.runtime.pulse(now).map(|(_, ago)| ago),
-            agent_version: placed.runtime.pulse(now).map(|(pulse, _)| pulse.agent_version.clone()),
-            waiting: placed.runtime.pulse(now).map_or(0, |(pulse, _)| pulse.waiting),
-            parked: placed.runtime.pulse(now).map_or(0, |(pulse, _)| pulse.parked),
-            epochs: placed.runtime.epochs(),
-            wanted: self.queue.wanted(key),
-            in_work: self.queue.in_work(key),
+    pub(super) fn view(&self, started: Instant, now: Instant) -> Vec<View> {
+        let terms = self.terms(started);
+        let view = |(key, placed): (&KymaKey, &Placed)| {
+            let pulse = placed.runtime.pulse(now);
+            let epochs = placed.runtime.epochs();
+            View {
+                key: key.clone(),
+                runtime: placed.id.clone(),
+                ambiguous: self.is_ambiguous(placed),
+                path: placed.runtime.path(terms, now),
+                contract: placed.runtime.contract(),
+                last_seen: pulse.map(|(_, ago)| ago),
+                heartbeat: placed.runtime.interval(terms),
+                canary_age: pulse.and_then(|(pulse, _)| pulse.canary_age(now)),
+                agent_version: pulse.map(|(pulse, _)| pulse.agent_version.clone()),
+                plan_revision: pulse.and_then(|(pulse, _)| pulse.plan_revision.clone()),
+                plan_is_current: pulse
+                    .is_some_and(|(pulse, _)| pulse.plan_revision.as_deref() == Some(placed.runtime.plan_revision())),
+                certificate_not_after: pulse.map(|(pulse, _)| pulse.certificate_not_after.clone()),
+                waiting: pulse.map_or(0, |(pulse, _)| pulse.waiting),
+                parked: pulse.map_or(0, |(pulse, _)| pulse.parked),
+                gaps: epochs.iter().map(|epoch| epoch.gaps).sum(),
+                duplicates: epochs.iter().map(|epoch| epoch.duplicates).sum(),
+                epochs,
+                wanted: self.queue.wanted(key),
+                paused: self.queue.parked(key),
+                in_work: self.queue.in_work(key),
+                failures: self.queue.failures(key),
+            }
         };
         self.kymas.iter().map(view).collect()
     }
 
-    fn key_of(&self, id: &RuntimeId) -> Result<KymaKey, Unplaced> {
+    fn is_ambiguous(&self, placed: &Placed) -> bool {
+        placed.id.as_ref().is_some_and(|id| self.runtimes.get(id).is_some_and(|keys| keys.len() > 1))
+    }
+
+    pub(super) fn key_of(&self, id: &RuntimeId) -> Result<KymaKey, Unplaced> {
         if !self.synced {
             return Err(Unplaced::NotSynced);
         }
@@ -185,6 +318,7 @@ impl State {
             keys.remove(key);
             if keys.is_empty() {
                 self.runtimes.remove(id);
+                self.outbox.forget(id);
             }
         }
     }

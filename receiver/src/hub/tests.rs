@@ -1,21 +1,27 @@
 //! The hub as its callers see it, and the rules of the contract as a model.
 
+mod forward;
 mod model;
+#[cfg(feature = "otlp")]
+mod traces;
 
 use std::collections::BTreeMap;
 
 use futures::FutureExt as _;
 use serde_json::json;
-use tidewatch_shared::{digest::Digest, event::What};
+use tidewatch_shared::{digest::Digest, event::What, plan::Work};
 
 use super::*;
-use crate::queue::Class;
+use crate::{
+    fleet::{Contract, Unproven},
+    queue::Class,
+};
 
 const EPOCH: Epoch = Epoch::new(7);
 
 fn hub(slots: usize) -> Hub {
     let settings = Settings { slots, seed: 1, ..Settings::default() };
-    let metrics = Metrics::register(&mut prometheus_client::registry::Registry::default());
+    let metrics = Metrics::register(&mut tidewatch_shared::metrics::Registry::default());
     Hub::new(Instance::new(1), settings, metrics, Instant::now())
 }
 
@@ -194,4 +200,178 @@ async fn a_path_is_proven_by_heartbeats() {
     let view = hub.view().remove(0);
     assert_eq!((view.runtime, view.ambiguous, view.epochs.len()), (Some(id(0)), false, 1));
     assert_eq!(view.last_seen, Some(Duration::from_secs(90)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_work_that_ended_and_failed_has_failed() {
+    let hub = placed(4, 1);
+    send(&hub, 0, 1).unwrap();
+    let outcome = Outcome { ended: works(), ..Outcome::failed(Works::of(&[Work::Catalog]), Class::Ours) };
+    hub.done(hub.next().await, outcome);
+    assert!(beat(&hub, 0, 1).settled.is_empty(), "one of two works is missing");
+    let job = hub.next().await;
+    assert_eq!(job.wanted.works, Works::of(&[Work::Catalog]), "only that is tried again");
+    let ended = Outcome::ended(job.wanted.works);
+    hub.done(job, ended);
+    assert_eq!(beat(&hub, 0, 2).settled["w"], 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_new_plan_leaves_unsettled_is_wanted() {
+    let stands_for = |revision: &str, work: &[&str]| {
+        let watch =
+            json!({"name": "w", "version": "v1", "resource": "things", "field": "spec", "manager": "m", "work": work});
+        Arc::new(Plan::parse(&json!({"revision": revision, "watches": [watch]}).to_string()).unwrap())
+    };
+    let hub = hub(4);
+    hub.place(key(0), Some(id(0)), stands_for("1", &["kyma"]));
+    hub.set_synced();
+    send(&hub, 0, 1).unwrap();
+    let job = hub.next().await;
+    hub.place(key(0), Some(id(0)), stands_for("2", &["kyma", "catalog"]));
+    hub.done(job, Outcome::ended(Works::of(&[Work::Kyma])));
+    let job = hub.next().await;
+    assert!(job.wanted.works.contains(Work::Catalog), "the watch stands for more now");
+    assert_eq!(job.wanted.priority, Priority::Catalog);
+    hub.done(job, Outcome::ended(works()));
+    assert_eq!(beat(&hub, 0, 1).settled["w"], 1);
+    hub.place(key(0), Some(id(0)), stands_for("3", &["kyma"]));
+    hub.place(key(0), Some(id(0)), stands_for("4", &["kyma", "catalog"]));
+    let again = time::timeout(Duration::from_secs(10), hub.next()).await;
+    assert!(again.is_err(), "what is settled stays so: {again:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_legacy_event_wants_everything_and_marks_the_path() {
+    let hub = placed(4, 1);
+    assert_eq!(hub.legacy_event(&id(9)), Err(Unplaced::Unknown));
+    assert!(!hub.speaks_v3(&id(0)) && !hub.speaks_v3(&id(9)));
+    hub.legacy_event(&id(0)).unwrap();
+    let job = hub.next().await;
+    assert_eq!(job.wanted, Wanted { works: works(), priority: Priority::User, drift: Drift::All });
+    hub.done(job, Outcome::ended(works()));
+    time::advance(Duration::from_secs(86_400)).await;
+    assert_eq!(hub.path(&key(0), Instant::now()), Some(PathState::Unproven(Unproven::LegacyAgent)));
+    assert_eq!(hub.view()[0].contract, Contract::V2);
+    beat(&hub, 0, 1);
+    assert_eq!(hub.path(&key(0), Instant::now()), Some(PathState::Proven));
+    assert!(hub.speaks_v3(&id(0)));
+    hub.legacy_event(&id(0)).unwrap();
+    assert!(hub.speaks_v3(&id(0)), "once is enough");
+}
+
+#[tokio::test(start_paused = true)]
+async fn moved_paths_are_told_once() {
+    let hub = placed(4, 2);
+    let moved = || {
+        let mut moved: Vec<_> = hub.moved_paths().into_iter().map(|(key, path)| (key.name, path.as_str())).collect();
+        moved.sort_unstable();
+        moved
+    };
+    assert_eq!(moved(), [("kyma-0".to_owned(), "Unknown"), ("kyma-1".to_owned(), "Unknown")]);
+    beat(&hub, 0, 1);
+    assert_eq!(moved(), [("kyma-0".to_owned(), "Proven")]);
+    beat(&hub, 0, 2);
+    assert_eq!(moved(), []);
+    time::advance(Duration::from_secs(91)).await;
+    assert_eq!(moved(), [("kyma-0".to_owned(), "NoHeartbeat"), ("kyma-1".to_owned(), "NoHeartbeat")]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_away_is_probed_seldom_and_woken_by_its_first_word() {
+    let hub = placed(4, 1);
+    let silent = |hub: &Hub| hub.path(&key(0), Instant::now()).unwrap().as_str();
+    let lost = || Outcome::failed(works(), Class::Transport);
+    hub.want(&key(0), works(), Priority::User);
+    let start = Instant::now();
+    let mut probes = 0;
+    let mut last = start;
+    while last - start < Duration::from_secs(9 * 3_600) {
+        let job = hub.next().await;
+        last = Instant::now();
+        probes += u32::from(last - start > Duration::from_secs(3 * 3_600));
+        hub.done(job, lost());
+        let _ = hub.moved_paths();
+    }
+    assert_eq!(silent(&hub), "Away");
+    assert!((10..=25).contains(&probes), "{probes} in six hours");
+    assert!(hub.next().now_or_never().is_none());
+    beat(&hub, 0, 1);
+    let job = time::timeout(Duration::from_secs(6), hub.next()).await.unwrap();
+    assert_eq!(silent(&hub), "Proven");
+    hub.done(job, Outcome::ended(works()));
+    time::advance(Duration::from_secs(86_400)).await;
+    assert_eq!(silent(&hub), "NoHeartbeat", "its API server was reached: it is not away");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_an_earlier_process_saw_goes_on_until_something_is_heard() {
+    let hub = placed(4, 3);
+    for (n, reason) in [(0, "Away"), (1, "LegacyAgent"), (2, "NoHeartbeat")] {
+        hub.inherit(&key(n), reason);
+    }
+    let path = |n| hub.path(&key(n), Instant::now()).unwrap().as_str();
+    assert_eq!([path(0), path(1), path(2)], ["Away", "LegacyAgent", "Unknown"]);
+    time::advance(Duration::from_secs(100)).await;
+    assert_eq!([path(0), path(1), path(2)], ["Away", "LegacyAgent", "NoHeartbeat"]);
+    hub.want(&key(0), works(), Priority::User);
+    hub.done(hub.next().await, Outcome::ended(works()));
+    assert_eq!(path(0), "NoHeartbeat", "it was reached");
+    beat(&hub, 1, 1);
+    assert_eq!(path(1), "Proven");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_told_interval_follows_the_number_of_runtimes_and_so_does_patience() {
+    let settings = Settings { max_heartbeats_per_second: 1, seed: 1, ..Settings::default() };
+    let metrics = Metrics::register(&mut tidewatch_shared::metrics::Registry::default());
+    let hub = Hub::new(Instance::new(1), settings, metrics, Instant::now());
+    (0..60).for_each(|n| hub.place(key(n), Some(id(n)), plan("1")));
+    hub.set_synced();
+    assert_eq!(beat(&hub, 0, 1).heartbeat_seconds, 60);
+    assert_eq!(hub.heartbeat_interval().get(), Duration::from_secs(60));
+    (1..60).for_each(|n| hub.remove(&key(n)));
+    assert_eq!(hub.heartbeat_interval().get(), Duration::from_secs(30));
+    time::advance(Duration::from_secs(170)).await;
+    assert_eq!(hub.path(&key(0), Instant::now()).unwrap().as_str(), "Proven", "its agent was told 60 s");
+    assert_eq!(beat(&hub, 0, 2).heartbeat_seconds, 30);
+    time::advance(Duration::from_secs(170)).await;
+    assert_eq!(hub.path(&key(0), Instant::now()).unwrap().as_str(), "Proven", "that answer may have been lost");
+    beat(&hub, 0, 3);
+    beat(&hub, 0, 4);
+    time::advance(Duration::from_secs(170)).await;
+    assert_eq!(hub.path(&key(0), Instant::now()).unwrap().as_str(), "NoHeartbeat", "it follows the new one");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_end_of_a_pause_wakes_who_waited_and_nobody_else() {
+    let hub = placed(4, 2);
+    send(&hub, 0, 1).unwrap();
+    hub.done(hub.next().await, Outcome::default());
+    assert_eq!(hub.view().iter().filter(|view| view.paused == works()).count(), 1);
+    assert!(hub.next().now_or_never().is_none());
+    assert!(beat(&hub, 0, 1).settled.is_empty(), "a pause settles nothing");
+    hub.unpause();
+    let job = hub.next().now_or_never().unwrap();
+    assert_eq!((&job.key, job.wanted.works, job.wanted.priority), (&key(0), works(), Priority::User));
+    assert!(hub.next().now_or_never().is_none());
+    hub.done(job, Outcome::ended(works()));
+    assert_eq!(beat(&hub, 0, 2).settled["w"], 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_verification_is_spread_and_comes_once() {
+    let hub = placed(4, 50);
+    time::advance(Duration::from_secs(30)).await;
+    (0..50).for_each(|n| hub.verify_within(&key(n), Duration::from_secs(300)));
+    let start = Instant::now();
+    let mut early = 0;
+    for _ in 0..50 {
+        let job = hub.next().await;
+        assert_eq!((job.wanted.priority, &job.wanted.drift), (Priority::Verification, &Drift::All));
+        early += u32::from(Instant::now() - start < Duration::from_secs(100));
+        hub.done(job, Outcome::ended(works()));
+    }
+    assert!((5..=30).contains(&early), "{early} of 50 in the first third");
+    assert!(Instant::now() - start <= Duration::from_secs(301));
 }

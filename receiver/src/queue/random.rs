@@ -2,16 +2,16 @@
 
 /// xorshift64*.
 #[derive(Clone, Debug)]
-pub(super) struct Random(u64);
+pub(crate) struct Random(u64);
 
 impl Random {
     /// Any seed will do; zero, which the generator cannot leave, is replaced.
-    pub(super) const fn new(seed: u64) -> Self {
+    pub(crate) const fn new(seed: u64) -> Self {
         Self(if seed == 0 { 0x9e37_79b9_7f4a_7c15 } else { seed })
     }
 
     /// Up to and including `max`.
-    pub(super) fn up_to(&mut self, max: u64) -> u64 {
+    pub(crate) fn up_to(&mut self, max: u64) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;

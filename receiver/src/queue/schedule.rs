@@ -37,6 +37,8 @@ pub(crate) enum Later {
     Again,
     /// What a dead predecessor wrote last may have landed after our pass.
     Restart,
+    /// This process has begun: all are verified, but not at once.
+    Spread,
 }
 
 /// Where an entry stands; kept so that it can be taken out exactly.
@@ -60,7 +62,9 @@ struct Entry {
     failures: u32,
     /// In backoff until then; the second is when it failed.
     backoff: Option<(Instant, Instant)>,
-    later: [Option<(Instant, Wanted)>; 2],
+    /// Since when it is ready, while it is.
+    since: Option<Instant>,
+    later: [Option<(Instant, Wanted)>; 3],
     place: Place,
 }
 
@@ -75,6 +79,8 @@ pub(crate) struct Queue<K> {
     running: usize,
     slow_running: usize,
     slow_slots: usize,
+    /// Wants that found the same Kyma wanted already.
+    coalesced: u64,
     random: Random,
 }
 
@@ -90,8 +96,14 @@ impl<K: Clone + Eq + Hash> Queue<K> {
             running: 0,
             slow_running: 0,
             slow_slots: (slots / 4).max(1),
+            coalesced: 0,
             random: Random::new(seed),
         }
+    }
+
+    /// Any time up to this one.
+    pub(crate) fn jitter(&mut self, most: Duration) -> Duration {
+        Duration::from_millis(self.random.up_to(u64::try_from(most.as_millis()).unwrap_or(u64::MAX)))
     }
 
     /// Makes a Kyma known; only then it can be wanted.
@@ -125,8 +137,19 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         if let Some(parked) = entry.parked.take() {
             merge_into(&mut entry.wanted, Wanted { priority: wanted.priority, ..parked });
         }
+        self.coalesced += u64::from(entry.wanted.is_some());
         merge_into(&mut entry.wanted, wanted);
         self.arrange(key, now);
+    }
+
+    /// Wants all that was paused, each at its own priority.
+    pub(crate) fn unpark_all(&mut self, now: Instant) {
+        let parked = self.entries.iter().filter(|(_, entry)| entry.parked.is_some());
+        let parked: Vec<_> = parked.map(|(key, _)| key.clone()).collect();
+        for key in parked {
+            let wanted = self.entries.get_mut(&key).and_then(|entry| entry.parked.take());
+            wanted.into_iter().for_each(|wanted| self.want(&key, wanted, now));
+        }
     }
 
     /// Wants something at a later time; of one reason the earlier time and all works stay.
@@ -149,7 +172,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         let key = self.ready[lane as usize][priority as usize].remove(&ticket)?;
         self.turns[lane as usize] += 1;
         let entry = self.entries.get_mut(&key)?;
-        entry.place = Place::Idle;
+        (entry.place, entry.since) = (Place::Idle, None);
         let wanted = entry.wanted.take()?;
         entry.running = Some(lane);
         self.running += 1;
@@ -212,6 +235,27 @@ impl<K: Clone + Eq + Hash> Queue<K> {
     /// What is wanted of a Kyma now or after its backoff, for summaries.
     pub(crate) fn wanted(&self, key: &K) -> Works {
         self.entries.get(key).and_then(|entry| entry.wanted.as_ref()).map_or(Works::EMPTY, |wanted| wanted.works)
+    }
+
+    /// What waits for the end of a pause.
+    pub(crate) fn parked(&self, key: &K) -> Works {
+        self.entries.get(key).and_then(|entry| entry.parked.as_ref()).map_or(Works::EMPTY, |parked| parked.works)
+    }
+
+    /// Passes of a Kyma that failed in a row.
+    pub(crate) fn failures(&self, key: &K) -> u32 {
+        self.entries.get(key).map_or(0, |entry| entry.failures)
+    }
+
+    /// Wants that found the same Kyma wanted already, since the start.
+    pub(crate) const fn coalesced(&self) -> u64 {
+        self.coalesced
+    }
+
+    /// Since when the Kyma is ready that has been so for the longest, of one priority.
+    pub(crate) fn oldest(&self, priority: Priority) -> Option<Instant> {
+        let first = self.ready.iter().filter_map(|lane| lane[priority as usize].first_key_value());
+        first.filter_map(|(_, key)| self.entries.get(key)?.since).min()
     }
 
     /// Whether a Kyma is in work.
@@ -285,6 +329,8 @@ impl<K: Clone + Eq + Hash> Queue<K> {
                 if lane == new_lane && priority == new_priority => {}
             (Place::Delayed(at, _), Place::Delayed(new, _)) if at == new => {}
             _ => {
+                let since = matches!(place, Place::Ready(..)).then(|| entry.since.unwrap_or(now));
+                entry.since = since;
                 self.displace(key);
                 self.tickets += 1;
                 self.put(key, place);

@@ -20,6 +20,10 @@ impl Works {
     pub const EMPTY: Self = Self(0);
     /// Every work that this receiver knows.
     pub const ALL_KNOWN: Self = Self((1 << Self::COUNT) - 1);
+    /// What every runtime has whatever its plan says: its Kyma and its catalog.
+    pub const RUNTIME: Self = Self(Self::bit(Work::Kyma) | Self::bit(Work::Catalog));
+    /// What goes to other managers.
+    pub(crate) const FORWARD: Self = Self(Self::bit(Work::Forward));
     /// How many works there are.
     pub(crate) const COUNT: usize = 5;
 

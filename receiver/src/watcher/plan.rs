@@ -14,6 +14,7 @@ use tidewatch_shared::{
 
 use crate::{
     catalog::selector::{is_label_key, is_label_value},
+    forward::{Routes, Service, Target},
     key::KymaKey,
 };
 
@@ -44,9 +45,12 @@ pub enum Why {
     /// What it asks for cannot be watched.
     #[error("{0}")]
     Watch(ParsePlan),
-    /// Its events would go to another manager.
-    #[error("events for the manager {0:?} cannot be forwarded: only lifecycle-manager is served")]
-    Forwarding(String),
+    /// A manager that cannot stand in a path.
+    #[error("the manager {0:?} is no name: letters, digits, '-', '.' and '_'")]
+    Manager(String),
+    /// A service of another manager that cannot stand in a URL.
+    #[error("serviceInfo must have a name and a namespace that are DNS labels")]
+    Service,
     /// The plan is full; Watchers are taken in the order of their names.
     #[error("the plan already has {MAX_WATCHES} watches")]
     Full,
@@ -95,7 +99,7 @@ pub fn plan<W: AsRef<Watcher>>(watchers: &[W]) -> (Plan, Vec<Rejected>) {
     let present = watchers.iter().map(AsRef::as_ref).filter(|watcher| watcher.meta().deletion_timestamp.is_none());
     let by_name: BTreeMap<_, _> = present.map(|watcher| (key_of(watcher), watcher)).collect();
     for (key, watcher) in by_name {
-        match watch_of(&key, watcher) {
+        match watch_of(&key, watcher).map(|(watch, _)| watch) {
             Ok(watch) if is_covered(&watch) => {}
             Ok(_) if watches.len() >= MAX_WATCHES => rejected.push(Rejected { watcher: key, why: Why::Full }),
             Ok(watch) => watches.push(watch),
@@ -109,12 +113,30 @@ pub fn plan<W: AsRef<Watcher>>(watchers: &[W]) -> (Plan, Vec<Rejected>) {
     (plan, rejected)
 }
 
+/// Where the events of other managers' watches go. To be asked of the same Watchers as the plan.
+#[must_use]
+pub fn routes<W: AsRef<Watcher>>(watchers: &[W], plan: &Plan) -> Routes {
+    let planned: BTreeSet<_> = plan.watches().iter().map(|watch| watch.name.as_str()).collect();
+    let present = watchers.iter().map(AsRef::as_ref).filter(|watcher| watcher.meta().deletion_timestamp.is_none());
+    let targets = present.filter_map(|watcher| {
+        let (watch, target) = watch_of(&key_of(watcher), watcher).ok()?;
+        planned.contains(watch.name.as_str()).then_some((watch.name, target?))
+    });
+    targets.collect()
+}
+
+/// The name that a Watcher's watch has in the plan.
+#[must_use]
+pub fn watch_name(key: &KymaKey) -> String {
+    format!("watcher/{}/{}", key.namespace, key.name)
+}
+
 /// The name of a Watcher in KCP.
 pub(super) fn key_of(watcher: &Watcher) -> KymaKey {
     KymaKey::new(watcher.namespace().unwrap_or_default(), watcher.name_any())
 }
 
-fn watch_of(key: &KymaKey, watcher: &Watcher) -> Result<PlannedWatch, Why> {
+fn watch_of(key: &KymaKey, watcher: &Watcher) -> Result<(PlannedWatch, Option<Target>), Why> {
     let spec = &watcher.spec;
     let named = |manager: &&str| !manager.is_empty();
     let manager = spec.manager.as_deref().filter(named);
@@ -123,11 +145,10 @@ fn watch_of(key: &KymaKey, watcher: &Watcher) -> Result<PlannedWatch, Why> {
     if spec.service_info.name.is_empty() || spec.service_info.namespace.is_empty() {
         return Err(Why::NoService);
     }
-    if !(1..=65_535).contains(&spec.service_info.port) {
-        return Err(Why::Port(spec.service_info.port));
-    }
+    let port = spec.service_info.port;
+    let port = u16::try_from(port).ok().filter(|port| *port > 0).ok_or(Why::Port(port))?;
     let watch = PlannedWatch {
-        name: format!("watcher/{}/{}", key.namespace, key.name),
+        name: watch_name(key),
         group: spec.resource_to_watch.group.clone(),
         version: spec.resource_to_watch.version.clone(),
         resource: spec.resource_to_watch.resource.clone(),
@@ -139,15 +160,21 @@ fn watch_of(key: &KymaKey, watcher: &Watcher) -> Result<PlannedWatch, Why> {
             WatchField::Status => Field::Status,
         },
         manager: manager.to_owned(),
-        work: BTreeSet::from([Work::Kyma]),
+        work: BTreeSet::from([if manager == OWN_MANAGER { Work::Kyma } else { Work::Forward }]),
     };
     watch.check().map_err(Why::Watch)?;
-    if manager == OWN_MANAGER { Ok(watch) } else { Err(Why::Forwarding(manager.to_owned())) }
+    if manager == OWN_MANAGER {
+        return Ok((watch, None));
+    }
+    let service = Service::new(&spec.service_info.name, &spec.service_info.namespace, port).ok_or(Why::Service)?;
+    let target = Target::new(manager, service).ok_or_else(|| Why::Manager(manager.chars().take(120).collect()))?;
+    Ok((watch, Some(target)))
 }
 
 /// Whether the built-in watch of the Kyma tells it all: the only Kyma that matters in a runtime is that one.
 fn is_covered(watch: &PlannedWatch) -> bool {
-    watch.group == GROUP
+    watch.manager == OWN_MANAGER
+        && watch.group == GROUP
         && watch.resource == "kymas"
         && watch.field == Field::Spec
         && matches!(&*watch.version, "*" | VERSION)
@@ -259,7 +286,21 @@ mod tests {
         };
         for (why, bad) in [
             ("no manager", watcher("bad", |watcher| drop(watcher["spec"].as_object_mut().unwrap().remove("manager")))),
-            ("other manager", watcher("bad", spec("/manager", json!("other")))),
+            ("other manager without a path", watcher("bad", spec("/manager", json!("a/b")))),
+            (
+                "another manager's secrets",
+                watcher("bad", |watcher| {
+                    watcher["spec"]["manager"] = json!("other");
+                    watcher["spec"]["resourceToWatch"] = json!({"group": "", "version": "v1", "resource": "secrets"});
+                }),
+            ),
+            (
+                "another manager's service that is no host",
+                watcher("bad", |watcher| {
+                    watcher["spec"]["manager"] = json!("other");
+                    watcher["spec"]["serviceInfo"]["name"] = json!("169.254.169.254");
+                }),
+            ),
             ("service", watcher("bad", spec("/serviceInfo/name", json!("")))),
             ("port 0", watcher("bad", spec("/serviceInfo/port", json!(0)))),
             ("port 65536", watcher("bad", spec("/serviceInfo/port", json!(65_536)))),
@@ -284,6 +325,28 @@ mod tests {
             );
             assert!(!rejected[0].why.to_string().is_empty());
         }
+    }
+
+    #[test]
+    fn another_managers_watch_is_forwarded_to_its_service() {
+        let other = |name: &str| {
+            watcher(name, |watcher| {
+                watcher["spec"]["manager"] = json!("other");
+                watcher["spec"]["field"] = json!("spec");
+                watcher["spec"]["resourceToWatch"] =
+                    json!({"group": "operator.kyma-project.io", "version": "*", "resource": "kymas"});
+            })
+        };
+        let watchers = [other("o"), watcher("mine", |_| ())].map(std::sync::Arc::new);
+        let (plan, rejected) = plan(&watchers);
+        assert!(rejected.is_empty());
+        let watch = plan.watches().iter().find(|watch| watch.name == "watcher/kcp-system/o").unwrap();
+        assert_eq!((&*watch.manager, &watch.work), ("other", &BTreeSet::from([Work::Forward])));
+        let routes = routes(&watchers, &plan);
+        let target = routes.of("watcher/kcp-system/o").unwrap();
+        assert_eq!((target.manager(), target.service().to_string()), ("other", "n/s:8082".to_owned()));
+        assert_eq!(routes.targets().count(), 1, "ours needs none");
+        assert_eq!(super::routes(&watchers, &super::plan::<std::sync::Arc<Watcher>>(&[]).0), Routes::default());
     }
 
     #[test]

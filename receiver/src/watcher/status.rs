@@ -13,10 +13,46 @@ use tidewatch_shared::{
 };
 
 use super::plan::Rejected;
+use crate::forward::{Health, Target};
 
 /// The condition that the incumbent has on Watchers; dashboards know it by this name.
 const CONDITION: &str = "VirtualService";
 const SERVED: &str = "the built-in gateway serves this Watcher, no VirtualService is needed";
+
+/// How a Watcher is served.
+#[derive(Clone, Copy, Debug)]
+pub enum Serving<'a> {
+    /// By this receiver itself.
+    Here,
+    /// Its events go to another manager.
+    Forwarded(&'a Target, Health),
+    /// Not at all.
+    Rejected(&'a Rejected),
+}
+
+impl Serving<'_> {
+    /// State, status of the condition, message. A service that fails is not the Watcher's fault, so the condition stays.
+    fn told(self) -> (&'static str, &'static str, String) {
+        let (target, health) = match self {
+            Self::Here => return ("Ready", "True", SERVED.to_owned()),
+            Self::Rejected(rejected) => return ("Error", "False", rejected.why.to_string()),
+            Self::Forwarded(target, health) => (target, health),
+        };
+        let (manager, service) = (target.manager(), target.service());
+        let served = format!(
+            "the built-in gateway forwards to the manager {manager:?} at {service}, no VirtualService is needed"
+        );
+        match health {
+            Health::Fine => ("Ready", "True", served),
+            Health::Unreachable => {
+                ("Warning", "True", format!("{served}; the service cannot be reached, its events wait"))
+            }
+            Health::Refusing(status) => {
+                ("Warning", "True", format!("{served}; the service refuses events with HTTP status {status}"))
+            }
+        }
+    }
+}
 
 /// What failed on the way of a status into KCP.
 #[derive(Debug, Error)]
@@ -39,7 +75,7 @@ pub async fn report(
     client: &Client,
     namespace: &str,
     watcher: &Watcher,
-    rejected: Option<&Rejected>,
+    serving: &Serving<'_>,
 ) -> Result<(), ReportError> {
     let api: Api<Watcher> = Api::namespaced(client.clone(), namespace);
     let name = watcher.name_any();
@@ -47,7 +83,7 @@ pub async fn report(
         return release(&api, &name, watcher).await.or_else(unless_gone).map_err(ReportError::Finalizer);
     }
     let current = serde_json::to_value(&watcher.status).unwrap_or_default();
-    let Some(status) = status(&current, watcher.meta().generation, rejected, Timestamp::now()) else {
+    let Some(status) = status(&current, watcher.meta().generation, serving, Timestamp::now()) else {
         return Ok(());
     };
     let body = json!({"apiVersion": format!("{GROUP}/{VERSION}"), "kind": "Watcher",
@@ -78,11 +114,8 @@ fn unless_gone(error: kube::Error) -> kube::Result<()> {
 
 /// The status to write; `None` when the current one says the same. The transition time moves with the condition's status
 /// alone.
-fn status(current: &Value, generation: Option<i64>, rejected: Option<&Rejected>, now: Timestamp) -> Option<Value> {
-    let (state, held, message) = match rejected {
-        None => ("Ready", "True", SERVED.to_owned()),
-        Some(rejected) => ("Error", "False", rejected.why.to_string()),
-    };
+fn status(current: &Value, generation: Option<i64>, serving: &Serving<'_>, now: Timestamp) -> Option<Value> {
+    let (state, held, message) = serving.told();
     let conditions = current["conditions"].as_array();
     let before = conditions.into_iter().flatten().find(|condition| condition["type"] == CONDITION);
     let since =
@@ -106,7 +139,7 @@ fn status(current: &Value, generation: Option<i64>, rejected: Option<&Rejected>,
 #[cfg(test)]
 mod tests {
     use super::{super::plan::Why, *};
-    use crate::key::KymaKey;
+    use crate::{forward::Service, key::KymaKey};
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_second(second).unwrap()
@@ -114,21 +147,34 @@ mod tests {
 
     #[test]
     fn a_status_is_written_on_change_and_its_time_moves_with_its_status_alone() {
-        let first = status(&Value::Null, Some(1), None, at(0)).unwrap();
+        let first = status(&Value::Null, Some(1), &Serving::Here, at(0)).unwrap();
         assert_eq!(first["state"], "Ready");
         assert_eq!(first["conditions"][0]["type"], "VirtualService");
         assert_eq!(first["conditions"][0]["lastTransitionTime"], "1970-01-01T00:00:00Z");
-        assert_eq!(status(&first, Some(1), None, at(9)), None);
+        assert_eq!(status(&first, Some(1), &Serving::Here, at(9)), None);
 
-        let next = status(&first, Some(2), None, at(9)).unwrap();
+        let next = status(&first, Some(2), &Serving::Here, at(9)).unwrap();
         assert_eq!(next["observedGeneration"], 2);
         assert_eq!(next["conditions"][0]["lastTransitionTime"], "1970-01-01T00:00:00Z");
 
-        let rejected = Rejected { watcher: KymaKey::new("n", "w"), why: Why::Forwarding("other".to_owned()) };
-        let error = status(&next, Some(2), Some(&rejected), at(9)).unwrap();
+        let rejected = Rejected { watcher: KymaKey::new("n", "w"), why: Why::Manager("a/b".to_owned()) };
+        let error = status(&next, Some(2), &Serving::Rejected(&rejected), at(9)).unwrap();
         assert_eq!((&error["state"], &error["conditions"][0]["status"]), (&"Error".into(), &"False".into()));
         assert_eq!(error["conditions"][0]["lastTransitionTime"], "1970-01-01T00:00:09Z");
-        assert!(error["conditions"][0]["message"].as_str().unwrap().contains("\"other\""));
-        assert_eq!(status(&error, Some(2), Some(&rejected), at(20)), None);
+        assert!(error["conditions"][0]["message"].as_str().unwrap().contains("\"a/b\""));
+        assert_eq!(status(&error, Some(2), &Serving::Rejected(&rejected), at(20)), None);
+
+        let target = Target::new("other", Service::new("events", "team-a", 8082).unwrap()).unwrap();
+        let mut before = Value::Null;
+        for (health, state, words) in [
+            (Health::Fine, "Ready", "team-a/events:8082"),
+            (Health::Unreachable, "Warning", "cannot be reached"),
+            (Health::Refusing(404), "Warning", "404"),
+        ] {
+            let told = status(&before, Some(2), &Serving::Forwarded(&target, health), at(30)).unwrap();
+            assert_eq!((&told["state"], &told["conditions"][0]["status"]), (&state.into(), &"True".into()));
+            assert!(told["conditions"][0]["message"].as_str().unwrap().contains(words));
+            before = told;
+        }
     }
 }

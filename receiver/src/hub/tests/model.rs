@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use serde_json::json;
-use tidewatch_shared::event::Reason;
+use tidewatch_shared::{event::Reason, plan::Work};
 
 use agent::{Agent, Answer, Body, Request, World};
 
@@ -155,7 +155,7 @@ impl Game {
         let Request { epoch, created, known, number, body } = request;
         let answer = match body {
             Body::Events(events) => {
-                let recorded = self.state.events(&id, epoch, created, events, self.now).unwrap();
+                let recorded = self.state.events(&id, epoch, created, events, None, self.now).unwrap().recorded;
                 self.differing += recorded.tally.differing;
                 let run = Some((recorded.accepted, recorded.since));
                 Answer {

@@ -1,0 +1,32 @@
+//! Events of other managers: a Watcher may name a manager and a service of its own, and what its watch tells is sent there in
+//! contract v2, at least once, with the runtime's certificate (`01`, section 6, Other managers).
+//!
+//! [`Outbox`] is pure and stands in the hub's lock: an event is recorded and put here in one step. It is keyed by runtime, watch and
+//! object, so it is bounded by objects, and newest wins (v2 carries no state, so a later event of an object is the same event).
+//! Each service has a lane of its own with its own backoff, so a dead one delays nobody else. [`run`] does the sending.
+//!
+//! A watch is settled up to what was accepted when everything that its mailbox held then has been taken by the manager. What finds no
+//! room is not recorded as settled either: it is refused one by one as `unknown-watch`, so the agent keeps it and tries again with
+//! backoff, and until the agent is known to have seen that refusal nothing of that epoch is settled. Memory stays bounded here, and
+//! nothing is lost, whichever answer gets lost.
+//!
+//! A manager that refuses an event (4xx other than 408 and 429) refuses it for good, as far as v2 can say so. It is tried three times,
+//! then given up, counted, and told in the Watcher's condition.
+
+mod client;
+mod lane;
+mod mailbox;
+mod metrics;
+mod outbox;
+mod route;
+mod run;
+
+pub use client::{Client, Outcome};
+pub use lane::Health;
+pub use metrics::Metrics;
+pub use outbox::Delivery;
+pub use route::{InvalidTemplate, Routes, Service, Target, UrlTemplate};
+pub use run::run;
+
+pub(crate) use mailbox::Settled;
+pub(crate) use outbox::{Limits, Outbox};

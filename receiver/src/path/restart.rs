@@ -1,0 +1,110 @@
+//! Who goes first when this process begins: those of whom something changed while nobody looked. The others are verified later, spread
+//! over minutes, so that a start is no storm.
+
+use std::time::Duration;
+
+use kube::{ResourceExt, runtime::reflector::ObjectRef};
+use tidewatch_shared::api::{Kyma, Manifest, State};
+
+use super::Paths;
+use crate::{
+    key::KymaKey,
+    kyma::Inputs,
+    queue::{Priority, Works},
+};
+
+/// Wants every Kyma of the caches, now or within the spread. The caches must be whole, and the plan must be made.
+pub(super) fn order(paths: &Paths) {
+    let Paths { flags, stores, hub, catalog, plan, .. } = paths;
+    let (plan, spread) = (plan.load_full(), Duration::from_secs(flags.restart_spread_seconds.into()));
+    let (mut first, mut later) = (0u32, 0u32);
+    for kyma in stores.kymas.state() {
+        let namespace = kyma.namespace().unwrap_or_default();
+        let key = KymaKey::new(&namespace, kyma.name_any());
+        let inputs = Inputs::of(&kyma, &plan, catalog.content(kyma.labels(), stores));
+        let manifest = |name: &str| stores.manifests.get(&ObjectRef::new(name).within(&namespace));
+        let state = |name: &str| manifest(name).map(|manifest| state_of(&manifest));
+        match urgency(&kyma, &inputs, state) {
+            Some(priority) => {
+                hub.want(&key, Works::RUNTIME, priority);
+                first += 1;
+            }
+            None => {
+                hub.verify_within(&key, spread);
+                later += 1;
+            }
+        }
+    }
+    tracing::info!(first, later, spread_seconds = spread.as_secs(), "Kymas are ordered");
+}
+
+fn state_of(manifest: &Manifest) -> State {
+    manifest.status.as_ref().map(|status| status.state).unwrap_or_default()
+}
+
+/// How urgent a Kyma is; `None` if nothing of it has changed since its last pass.
+fn urgency(kyma: &Kyma, inputs: &Inputs, manifest: impl Fn(&str) -> Option<State>) -> Option<Priority> {
+    let status = kyma.status.as_ref().filter(|status| status.state.is_some());
+    let Some(status) = status.filter(|_| kyma.metadata.deletion_timestamp.is_none()) else {
+        return Some(Priority::User);
+    };
+    let moved = status.modules().iter().any(|module| {
+        let name = module.manifest.as_ref().and_then(|manifest| manifest.metadata.as_ref()?.name.as_deref());
+        name.is_some_and(|name| match (manifest(name), module.state) {
+            (None, _) => true,
+            (Some(State::Unset), state) => state == State::Ready,
+            (Some(state), shown) => state != shown,
+        })
+    });
+    (moved || !inputs.are_noted_at(kyma)).then_some(Priority::Catalog)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+    use tidewatch_shared::{names::annotation, plan::Plan};
+
+    use super::*;
+
+    fn plan() -> Plan {
+        Plan::new("r".into(), Vec::new()).unwrap()
+    }
+
+    fn inputs(kyma: &Kyma) -> Inputs {
+        Inputs::of(kyma, &plan(), Some("catalog".into()))
+    }
+
+    fn kyma(change: impl FnOnce(&mut Value)) -> Kyma {
+        let mut value = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
+            "metadata": {"name": "k", "generation": 1, "annotations": {}}, "spec": {"channel": "regular"},
+            "status": {"state": "Ready", "modules": [
+                {"name": "keda", "state": "Ready", "manifest": {"metadata": {"name": "m"}}}]}});
+        let plain: Kyma = serde_json::from_value(value.clone()).unwrap();
+        value["metadata"]["annotations"][annotation::INPUTS] =
+            inputs(&plain).after(&plain, Works::RUNTIME).unwrap().into();
+        change(&mut value);
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn changed_ones_go_first_and_the_others_wait() {
+        let ready = |_: &str| Some(State::Ready);
+        let at = |kyma: &Kyma| urgency(kyma, &inputs(kyma), ready);
+        assert_eq!(at(&kyma(|_| ())), None);
+        assert_eq!(at(&kyma(|kyma| kyma["metadata"]["generation"] = json!(2))), Some(Priority::Catalog));
+        assert_eq!(at(&kyma(|kyma| kyma["metadata"]["labels"] = json!({"a": "b"}))), Some(Priority::Catalog));
+        assert_eq!(at(&kyma(|kyma| kyma["metadata"]["annotations"] = json!({}))), Some(Priority::Catalog));
+        assert_eq!(at(&kyma(|kyma| kyma["status"] = json!({}))), Some(Priority::User), "never worked on");
+        let deleting = json!("2026-01-01T00:00:00Z");
+        assert_eq!(at(&kyma(|kyma| kyma["metadata"]["deletionTimestamp"] = deleting)), Some(Priority::User));
+
+        let same = kyma(|_| ());
+        let other_plan = Inputs::of(&same, &Plan::new("s".into(), Vec::new()).unwrap(), Some("catalog".into()));
+        assert_eq!(urgency(&same, &other_plan, ready), Some(Priority::Catalog));
+        let other_catalog = Inputs::of(&same, &plan(), Some("other".into()));
+        assert_eq!(urgency(&same, &other_catalog, ready), Some(Priority::Catalog));
+        for state in [None, Some(State::Error), Some(State::Unset)] {
+            assert_eq!(urgency(&same, &inputs(&same), |_| state), Some(Priority::Catalog), "{state:?}");
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! What the conditions of a Kyma shall say. Texts hold no number that moves, so that only transitions are written.
+
+use tidewatch_shared::api::{Condition, ConditionStatus, Kyma};
+
+use super::Why;
+use crate::fleet::{PathState, Unproven};
+
+/// Whether the way from the runtime to here is proven.
+pub(super) const EVENT_PATH: &str = "EventPath";
+/// Whether the runtime is left alone.
+pub(super) const PAUSED: &str = "Paused";
+
+/// What one condition shall say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Said {
+    /// This.
+    Is {
+        /// Its type.
+        kind: &'static str,
+        /// Whether it holds.
+        status: ConditionStatus,
+        /// A CamelCase word of a closed set.
+        reason: &'static str,
+        /// One sentence.
+        message: String,
+        /// Only the sentence is another one than before.
+        only_words: bool,
+    },
+    /// It shall not be there.
+    Gone(&'static str),
+}
+
+impl Said {
+    pub(super) fn kind(&self) -> &'static str {
+        match self {
+            Self::Is { kind, .. } | Self::Gone(kind) => kind,
+        }
+    }
+
+    /// Whether only the words are others than before.
+    pub(super) fn only_words(&self) -> bool {
+        matches!(self, Self::Is { only_words: true, .. })
+    }
+}
+
+/// What the condition `EventPath` shall say, if it says something else. Nothing is said while nobody can know.
+pub(super) fn event_path(path: Option<&PathState>, kyma: &Kyma) -> Option<Said> {
+    let path = path?;
+    let (status, message) = match path {
+        PathState::Unknown => return None,
+        PathState::Proven => (
+            ConditionStatus::True,
+            "events arrive: the agent's canary comes through, and every watch stands".to_owned(),
+        ),
+        // Nobody claims that something is broken.
+        PathState::Unproven(flaw @ (Unproven::Away | Unproven::LegacyAgent)) => (ConditionStatus::Unknown, words(flaw)),
+        PathState::Unproven(flaw) => (ConditionStatus::False, words(flaw)),
+    };
+    news(kyma, EVENT_PATH, status, path.as_str(), message)
+}
+
+fn words(flaw: &Unproven) -> String {
+    match flaw {
+        Unproven::NoHeartbeat => "no heartbeat of the agent came for three intervals".to_owned(),
+        Unproven::Away => {
+            "nothing was heard of the runtime for long, and its API server does not answer: it seems to be switched off"
+                .to_owned()
+        }
+        Unproven::LegacyAgent => "the agent speaks the old contract, which cannot prove that events arrive".to_owned(),
+        Unproven::OldPlan { refused: None } => "the agent does not follow the newest plan yet".to_owned(),
+        Unproven::OldPlan { refused: Some(why) } => format!("the agent refused the newest plan: {why}"),
+        Unproven::FailingWatch { watch, error: None } => format!("the watch {watch:?} is not listed yet"),
+        Unproven::FailingWatch { watch, error: Some(error) } => format!("the watch {watch:?} fails: {error}"),
+        Unproven::Diverged { watch } => {
+            format!("what was told of the watch {watch:?} does not add up: it is being told anew")
+        }
+        Unproven::StaleCanary { came_back: true } => {
+            "the agent's canary did not come back through its watch for three intervals".to_owned()
+        }
+        Unproven::StaleCanary { came_back: false } => "the agent's canary never came back through its watch".to_owned(),
+    }
+}
+
+/// What the condition `Paused` shall say, if it says something else. Without a pause it is not there.
+pub(super) fn paused(why: Option<Why>, kyma: &Kyma) -> Option<Said> {
+    match why {
+        Some(why) => {
+            let message = format!("{}: nothing is written to the runtime, and its events wait", why.words());
+            news(kyma, PAUSED, ConditionStatus::True, why.reason(), message)
+        }
+        None => shown(kyma, PAUSED).map(|_| Said::Gone(PAUSED)),
+    }
+}
+
+fn news(
+    kyma: &Kyma,
+    kind: &'static str,
+    status: ConditionStatus,
+    reason: &'static str,
+    message: String,
+) -> Option<Said> {
+    let shown = shown(kyma, kind);
+    let only_words = shown.is_some_and(|shown| shown.status == status && shown.reason == reason);
+    let same = only_words && shown.is_some_and(|shown| shown.message == message);
+    (!same).then_some(Said::Is { kind, status, reason, message, only_words })
+}
+
+/// The condition as the cache has it.
+pub(super) fn shown<'a>(kyma: &'a Kyma, kind: &str) -> Option<&'a Condition> {
+    kyma.status.as_ref()?.condition(kind)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn kyma(conditions: serde_json::Value) -> Kyma {
+        serde_json::from_value(json!({
+            "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma", "metadata": {"name": "k"},
+            "spec": {"channel": "regular"}, "status": {"conditions": conditions}
+        }))
+        .unwrap()
+    }
+
+    fn shows(kind: &str, said: &Said) -> Kyma {
+        let Said::Is { status, reason, message, .. } = said else { panic!("gone") };
+        kyma(json!([{"type": kind, "status": status, "reason": reason, "message": message,
+                     "lastTransitionTime": "2026-01-01T00:00:00Z"}]))
+    }
+
+    #[test]
+    fn a_transition_is_said_once_and_ignorance_never() {
+        let nothing = kyma(json!([]));
+        assert_eq!(event_path(None, &nothing), None);
+        assert_eq!(event_path(Some(&PathState::Unknown), &nothing), None);
+        for (path, expected) in [
+            (PathState::Proven, ConditionStatus::True),
+            (PathState::Unproven(Unproven::NoHeartbeat), ConditionStatus::False),
+            (PathState::Unproven(Unproven::Away), ConditionStatus::Unknown),
+            (PathState::Unproven(Unproven::LegacyAgent), ConditionStatus::Unknown),
+            (PathState::Unproven(Unproven::Diverged { watch: "w".into() }), ConditionStatus::False),
+        ] {
+            let said = event_path(Some(&path), &nothing).unwrap();
+            let Said::Is { status, reason, only_words, .. } = &said else { panic!("gone") };
+            assert_eq!((*status, *reason, *only_words), (expected, path.as_str(), false));
+            let shown = shows(EVENT_PATH, &said);
+            assert_eq!(event_path(Some(&path), &shown), None, "said already");
+            assert_eq!(event_path(Some(&PathState::Unknown), &shown), None, "what is shown stays");
+            assert!(event_path(Some(&PathState::Unproven(Unproven::OldPlan { refused: None })), &shown).is_some());
+        }
+    }
+
+    #[test]
+    fn other_words_of_the_same_reason_are_told_apart() {
+        let fails =
+            |error: &str| PathState::Unproven(Unproven::FailingWatch { watch: "w".into(), error: Some(error.into()) });
+        let said = event_path(Some(&fails("a")), &kyma(json!([]))).unwrap();
+        assert!(event_path(Some(&fails("b")), &shows(EVENT_PATH, &said)).unwrap().only_words());
+    }
+
+    #[test]
+    fn a_pause_is_told_and_its_end_takes_the_condition_away() {
+        let nothing = kyma(json!([]));
+        assert_eq!(paused(None, &nothing), None);
+        let said = paused(Some(Why::ConfigMap), &nothing).unwrap();
+        let shown = shows(PAUSED, &said);
+        assert_eq!(paused(Some(Why::ConfigMap), &shown), None);
+        assert!(!paused(Some(Why::Label), &shown).unwrap().only_words());
+        assert_eq!(paused(None, &shown), Some(Said::Gone(PAUSED)));
+    }
+}
