@@ -13,10 +13,11 @@ use tidewatch_shared::{
 use super::{
     Context, Error,
     build::Desired,
-    fetch,
+    error, fetch,
     modules::{self, Decision, Decisions},
     status,
 };
+use crate::key::KymaKey;
 
 /// Manifests of one Kyma that are written at the same time.
 const AT_ONCE: usize = 4;
@@ -24,6 +25,7 @@ const AT_ONCE: usize = 4;
 /// Carries out what was decided and tells how the modules are then. One that fails stops no other; the first failure is told.
 pub(super) async fn apply(
     ctx: &Context,
+    key: &KymaKey,
     kyma: &Kyma,
     decisions: Decisions<'_>,
     old: &KymaStatus,
@@ -31,7 +33,7 @@ pub(super) async fn apply(
     let api: Api<Manifest> = fetch::in_kcp(ctx, &kyma.namespace().unwrap_or_default());
     let before = |name: &str| old.modules().iter().find(|module| module.name == name);
     // Futures are made before the stream: made inside it, their lifetimes are too general for the compiler to call them `Send`.
-    let writes: Vec<_> = decisions.wanted.into_iter().map(|decision| write(&api, decision)).collect();
+    let writes: Vec<_> = decisions.wanted.into_iter().map(|decision| write(ctx, key, &api, decision)).collect();
     let written: Vec<_> = stream::iter(writes).buffered(AT_ONCE).collect().await;
     let mut statuses = Vec::new();
     let mut failed = None;
@@ -46,7 +48,7 @@ pub(super) async fn apply(
             Err(error) => failed = failed.or(Some(error)),
         }
     }
-    let deletes: Vec<_> = decisions.unwanted.iter().map(|manifest| delete(&api, manifest.as_ref().clone())).collect();
+    let deletes: Vec<_> = decisions.unwanted.iter().map(|manifest| remove(ctx, key, &api, manifest)).collect();
     let deleted: Vec<_> = stream::iter(deletes).buffered(AT_ONCE).collect().await;
     for result in deleted {
         match result {
@@ -64,15 +66,37 @@ pub(super) async fn apply(
     failed.map_or(Ok(statuses), Err)
 }
 
-async fn write<'a>(api: &Api<Manifest>, decision: Decision<'a>) -> Result<(Decision<'a>, Option<Manifest>), Error> {
-    let manifest = match &decision.write {
-        None => decision.manifest.as_deref().cloned(),
-        Some(desired) => {
-            let written = put(api, desired).await;
-            Some(written.map_err(|source| Error::Manifest { doing: "apply", name: desired.name.clone(), source })?)
-        }
+async fn write<'a>(
+    ctx: &Context,
+    key: &KymaKey,
+    api: &Api<Manifest>,
+    decision: Decision<'a>,
+) -> Result<(Decision<'a>, Option<Manifest>), Error> {
+    let Some(desired) = &decision.write else {
+        let manifest = decision.manifest.as_deref().cloned();
+        return Ok((decision, manifest));
     };
-    Ok((decision, manifest))
+    ctx.written.begins(key, &desired.name);
+    let written = put(api, desired).await;
+    let written = written.map_err(|source| Error::Manifest { doing: "apply", name: desired.name.clone(), source })?;
+    ctx.written.is(key, &written);
+    Ok((decision, Some(written)))
+}
+
+async fn remove(
+    ctx: &Context,
+    key: &KymaKey,
+    api: &Api<Manifest>,
+    manifest: &Manifest,
+) -> Result<Option<Manifest>, Error> {
+    let (name, uid) = (manifest.name_any(), manifest.uid());
+    ctx.written.begins(key, &name);
+    let left = delete(api, manifest.clone()).await?;
+    match &left {
+        Some(left) => ctx.written.is(key, left),
+        None => ctx.written.is_gone(key, &name, uid),
+    }
+    Ok(left)
 }
 
 async fn put(api: &Api<Manifest>, desired: &Desired) -> kube::Result<Manifest> {
@@ -102,6 +126,6 @@ pub(super) async fn delete(api: &Api<Manifest>, manifest: Manifest) -> Result<Op
     match api.delete(&name, &params).await {
         Ok(deleted) => Ok(deleted.left()),
         Err(error) if fetch::is_absent(&error, &name) => Ok(None),
-        Err(source) => Err(Error::Manifest { doing: "delete", name, source }),
+        Err(source) => Err(Error::Manifest { doing: error::DELETE, name, source }),
     }
 }

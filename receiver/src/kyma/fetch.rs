@@ -1,4 +1,4 @@
-//! Reads: the Kyma in KCP and in its runtime by quorum reads, Manifests from the cache.
+//! Reads: the Kyma in KCP and in its runtime by quorum reads, Manifests from a cache that is not behind our own writes.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use tidewatch_shared::{
     names::{SKR_KYMA, SKR_NAMESPACE, label},
 };
 
-use super::{Context, Error};
+use super::{Context, Error, error};
 use crate::key::KymaKey;
 
 /// Whether an API server said that this very object is not there. A 404 that names no object means that the kind is not served:
@@ -55,7 +55,7 @@ pub(super) fn in_runtime(client: &Client) -> Api<Kyma> {
 
 /// The Kyma in KCP.
 pub(super) async fn kcp_kyma(ctx: &Context, key: &KymaKey) -> Result<Option<Kyma>, Error> {
-    get(&in_kcp(ctx, &key.namespace), &key.name).await.map_err(Error::kcp("read the Kyma in the control plane"))
+    get(&in_kcp(ctx, &key.namespace), &key.name).await.map_err(Error::kcp(error::READ_KYMA))
 }
 
 /// The Kyma in its runtime.
@@ -63,9 +63,16 @@ pub(super) async fn runtime_kyma(client: &Client) -> Result<Option<Kyma>, Error>
     get(&in_runtime(client), SKR_KYMA).await.map_err(Error::runtime("read the Kyma in the runtime"))
 }
 
-/// The Manifests of a Kyma as the cache has them: those that carry its name or that it owns.
-pub(super) fn owned_manifests(ctx: &Context, kyma: &Kyma) -> Vec<Arc<Manifest>> {
-    ctx.stores.manifests.state_filter(|manifest| is_owned(manifest, kyma))
+/// The Manifests of a Kyma, those that carry its name or that it owns: as the cache has them, if it shows all that we did to them,
+/// else as KCP has them.
+pub(super) async fn owned_manifests(ctx: &Context, key: &KymaKey, kyma: &Kyma) -> Result<Vec<Arc<Manifest>>, Error> {
+    let cached = ctx.stores.manifests.state_filter(|manifest| is_owned(manifest, kyma));
+    if ctx.written.is_shown(key, &cached) {
+        return Ok(cached);
+    }
+    let listed = list_manifests(ctx, kyma).await?;
+    ctx.written.listed(key, &listed, &cached);
+    Ok(listed.into_iter().map(Arc::new).collect())
 }
 
 /// The Manifests of a Kyma as KCP has them: what a deletion rests on.
