@@ -94,6 +94,15 @@ impl Catalog {
         self.snapshot(stores).class(kyma_labels)
     }
 
+    /// Stands for what a Kyma with these labels shall have: the same content has the same text. `None` if it cannot be computed; then
+    /// [`Catalog::sync`] says why.
+    #[must_use]
+    pub fn content(&self, kyma_labels: &BTreeMap<String, String>, stores: &Stores) -> Option<String> {
+        let snapshot = self.snapshot(stores);
+        let wanted = snapshot.wanted(snapshot.class(kyma_labels)).ok()?;
+        Some(wanted.content().to_owned())
+    }
+
     /// Brings the catalog of one runtime to what its Kyma may see.
     ///
     /// The first sync, one after [`Catalog::forget`] and one with [`Drift::All`] list the runtime's catalog and compare.

@@ -5,7 +5,13 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 use clap::{Args, Parser};
 use tidewatch_shared::{identity::TrustDomain, names};
 
-use crate::{gateway::OwnAuthority, runtime_access::Cidr};
+use crate::{
+    active, admin,
+    forward::UrlTemplate,
+    gateway::{OwnAuthority, ProxyIdentity, v2},
+    path,
+    runtime_access::Cidr,
+};
 
 /// Receives the signed events of Kyma runtimes and reconciles the runtimes they come from.
 #[derive(Clone, Debug, Parser)]
@@ -31,6 +37,14 @@ pub struct Config {
     #[arg(long, env = "TIDEWATCH_METRICS_ADDRESS", default_value = "0.0.0.0:8080")]
     pub metrics_address: SocketAddr,
 
+    /// Where and to whom the fleet is shown.
+    #[command(flatten)]
+    pub admin: admin::Flags,
+
+    /// How one receiver of several is the active one.
+    #[command(flatten)]
+    pub lease: active::Flags,
+
     /// Host and port under which agents know this receiver; signatures name one of them.
     #[arg(long, env = "TIDEWATCH_AUTHORITY", value_delimiter = ',', required = true)]
     pub authority: Vec<OwnAuthority>,
@@ -38,6 +52,14 @@ pub struct Config {
     /// Certificates, key and roots of the event port.
     #[command(flatten)]
     pub tls: Tls,
+
+    /// Contract v2, the incumbent's.
+    #[command(flatten)]
+    pub v2: v2::Flags,
+
+    /// URL of another manager's service, to which events are forwarded in contract v2: http, without a path.
+    #[arg(long, env = "TIDEWATCH_FORWARD_URL_TEMPLATE", default_value = "http://{service}.{namespace}.svc:{port}")]
+    pub forward_url_template: UrlTemplate,
 
     /// Trust domain of the runtimes' certificates.
     #[arg(long, env = "TIDEWATCH_TRUST_DOMAIN", default_value = "kyma.local")]
@@ -71,9 +93,18 @@ pub struct Config {
     #[arg(long, env = "TIDEWATCH_PAUSE")]
     pub pause: bool,
 
+    /// How proven and unproven event paths are treated.
+    #[command(flatten)]
+    pub path: path::Flags,
+
     /// What is logged, as directives: `info`, or `info,tidewatch_receiver::kyma=debug`.
     #[arg(long, env = "RUST_LOG", default_value = "info,kube_client=error")]
     pub log: String,
+
+    /// Where traces are exported to, over OTLP (gRPC) without TLS: http://host:port
+    #[cfg(feature = "otlp")]
+    #[arg(long, env = "TIDEWATCH_OTLP_ENDPOINT")]
+    pub otlp_endpoint: Option<String>,
 
     /// Appends one line with a time stamp for every event that makes a Kyma wanted, for measurements.
     #[arg(long)]
@@ -92,6 +123,13 @@ pub struct Tls {
     /// The roots of the agents' certificates, in PEM.
     #[arg(long, env = "TIDEWATCH_CLIENT_CA")]
     pub client_ca: PathBuf,
+    /// The roots of a proxy that ends TLS in front of the event port, in PEM; then nobody but that proxy may connect. It must
+    /// replace what clients write into Client-Cert and X-Forwarded-Client-Cert.
+    #[arg(long, env = "TIDEWATCH_PROXY_CA", requires = "proxy_identity")]
+    pub proxy_ca: Option<PathBuf>,
+    /// SPIFFE URI or DNS name in that proxy's own certificate.
+    #[arg(long, env = "TIDEWATCH_PROXY_IDENTITY", requires = "proxy_ca")]
+    pub proxy_identity: Option<ProxyIdentity>,
 }
 
 /// One request to a runtime or to KCP takes no longer.

@@ -7,13 +7,14 @@ mod concern;
 mod essence;
 mod follow;
 mod metrics;
+mod settle;
 mod wakes;
 mod watchers;
 
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::{
     Api, Client,
     core::{DeserializeGuard, NamespaceResourceScope, Resource},
@@ -34,7 +35,7 @@ use tokio_util::sync::CancellationToken;
 pub use metrics::Metrics;
 pub use wakes::Rooms;
 
-use crate::telemetry::Readiness;
+use crate::{path::CONFIG_MAP, telemetry::Readiness};
 
 /// The caches of KCP. Readers get what the watch has seen; whoever decides on a Kyma reads that Kyma itself by a quorum read.
 #[derive(Clone)]
@@ -114,10 +115,15 @@ impl Follow {
     ) {
         let Self { client, namespace, kyma_selector, rooms, metrics } = self;
         let place = Place { client: client.clone(), namespace: namespace.clone(), metrics };
-        let wakes = wakes::Wakes::new(rooms.clone(), Arc::new(Notify::new()));
+        let settle = Arc::new(settle::Settle::default());
+        let wakes = wakes::Wakes::new(rooms.clone(), settle.clone(), Arc::new(Notify::new()));
         let gate = follow::Gate::new(readiness, rooms.hub.clone(), synced);
         let Writers { kymas, templates, release_metas, manifests, watchers, secrets } = writers;
         let everything = watcher::Config::default();
+        // Whether all are paused must be known before anything is worked on.
+        let pausing = everything.clone().fields(&format!("metadata.name={CONFIG_MAP}"));
+        let maps = Writer::<ConfigMap>::default();
+        place.follow("configmaps", maps, pausing, gate.guard("configmaps"), wakes.pause(), tasks);
         // Watchers and Secrets first: a Kyma that is placed finds its plan and its access.
         place.follow("watchers", watchers, everything.clone(), gate.guard("watchers"), wakes.watchers(), tasks);
         let labelled = everything.clone().labels(label::KYMA_NAME);
@@ -135,7 +141,9 @@ impl Follow {
         place.follow("manifests", manifests, everything.clone(), gate.guard("manifests"), wakes.manifests(), tasks);
         let selected = everything.labels(&kyma_selector);
         place.follow("kymas", kymas, selected, gate.guard("kymas"), wakes.kymas(), tasks);
-        tasks.spawn(watchers::run(client, namespace, rooms, wakes.watchers_changed()));
+        let planned = gate.guard("plan");
+        tasks.spawn(watchers::run(client, namespace, rooms.clone(), wakes.watchers_changed(), planned));
+        tasks.spawn(async move { settle.run(&rooms).await });
     }
 }
 

@@ -10,27 +10,33 @@ mod crd;
 mod deletion;
 mod error;
 mod fetch;
+mod inputs;
 mod lookup;
 mod memory;
 mod metrics;
 mod modules;
 mod remote;
+mod requeues;
 mod status;
 #[cfg(test)]
 mod tests;
 mod validate;
+mod written;
 
 use std::{collections::BTreeSet, time::Duration};
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{Client, ResourceExt, runtime::reflector::ObjectRef};
-use tidewatch_shared::{api::Kyma, names::label, plan::Work};
+use tidewatch_shared::{api::Kyma, names::label, plan::Work, trace};
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
 pub use error::Error;
 pub use metrics::Metrics;
+pub use requeues::Requeues;
+
+pub(crate) use inputs::{Inputs, is_our_note};
 
 use self::{
     error::unusable,
@@ -39,12 +45,14 @@ use self::{
     remote::Both,
     status::{Access, Findings},
     validate::validate,
+    written::Written,
 };
 use crate::{
     catalog::{Catalog, visibility::is_true},
     hub::Job,
     kcp::{CurrentPlan, Stores},
     key::KymaKey,
+    path::Pause,
     queue::{Outcome, Wanted, Works},
     runtime_access::{RuntimeAccess, Unusable, describe},
 };
@@ -59,8 +67,8 @@ pub struct Settings {
     pub registry: String,
     /// `--restricted-default-modules`.
     pub restricted_modules: BTreeSet<String>,
-    /// Nothing is written to any runtime.
-    pub paused: bool,
+    /// Whose runtime nothing is written to.
+    pub pause: Pause,
     /// How long a new definition is waited for in a runtime.
     pub established_within: Duration,
 }
@@ -70,7 +78,7 @@ impl Default for Settings {
         Self {
             registry: String::new(),
             restricted_modules: BTreeSet::new(),
-            paused: false,
+            pause: Pause::default(),
             established_within: Duration::from_secs(10),
         }
     }
@@ -86,6 +94,7 @@ pub struct Context {
     settings: Settings,
     metrics: Metrics,
     memory: Memory,
+    written: Written,
 }
 
 /// The client of a runtime with its number, or why there is none.
@@ -104,12 +113,23 @@ impl Context {
         metrics: Metrics,
     ) -> Self {
         let clients: Clients = Box::new(move |key| access.client_and_revision(key));
-        Self { kcp, stores, clients, catalog, plan, settings, metrics, memory: Memory::default() }
+        Self {
+            kcp,
+            stores,
+            clients,
+            catalog,
+            plan,
+            settings,
+            metrics,
+            memory: Memory::default(),
+            written: Written::default(),
+        }
     }
 
     /// Forgets what was verified in a runtime whose Kyma is gone.
     pub fn forget(&self, key: &KymaKey) {
         self.memory.forget(key);
+        self.written.forget(key);
         self.catalog.forget(key);
     }
 }
@@ -117,7 +137,13 @@ impl Context {
 /// Works on one Kyma as far as its job wants. Never fails: what went wrong stands in the outcome, in the status where it
 /// concerns the user, and in the log.
 pub async fn pass(ctx: &Context, job: &Job) -> Outcome {
+    let _span = traced(job);
     work(ctx, &job.key, &job.wanted).await
+}
+
+/// The span of a pass: it continues the trace of an event that caused it, and links to those of the others.
+pub(crate) fn traced(job: &Job) -> Option<trace::Span> {
+    trace::span("reconcile", None, job.traces().iter().map(String::as_str))
 }
 
 async fn work(ctx: &Context, key: &KymaKey, wanted: &Wanted) -> Outcome {
@@ -126,14 +152,18 @@ async fn work(ctx: &Context, key: &KymaKey, wanted: &Wanted) -> Outcome {
     let works = wanted.works.minus(Works::of(&[Work::Forward]));
     let outcome = match reconcile(ctx, key, wanted, works).await {
         Ok(outcome) => outcome,
-        Err(error) => failed(key, works, &error),
+        Err(error) => failed(ctx, key, works, &error),
     };
+    if outcome.again_in.is_some() {
+        ctx.metrics.requeues.waits();
+    }
     ctx.metrics.ended(&outcome, start.elapsed());
     outcome
 }
 
-fn failed(key: &KymaKey, works: Works, error: &Error) -> Outcome {
+fn failed(ctx: &Context, key: &KymaKey, works: Works, error: &Error) -> Outcome {
     let class = error.class();
+    ctx.metrics.requeues.failed(error);
     if error.is_conflict() {
         debug!(kyma = %key, %error, "somebody else wrote, the work begins anew");
     } else {
@@ -161,7 +191,7 @@ enum Mode {
 fn mode(settings: &Settings, kyma: &Kyma) -> Mode {
     let labelled = |key| is_true(Some(kyma.labels()), key);
     match kyma.metadata.deletion_timestamp {
-        _ if settings.paused || labelled(label::PAUSE) => Mode::Parked,
+        _ if settings.pause.of(kyma).is_some() => Mode::Parked,
         Some(_) => Mode::Deleting,
         None if labelled(label::SKIP_RECONCILIATION) => Mode::Parked,
         None => Mode::Active,
@@ -179,7 +209,10 @@ async fn reconcile(ctx: &Context, key: &KymaKey, wanted: &Wanted, works: Works) 
         Mode::Active => {}
     }
     let only_catalog = works.minus(Works::of(&[Work::Catalog])).is_empty();
-    let mut pass = Pass { ctx, key, kyma: base::mark(ctx, kyma).await?, runtime: None, findings: Findings::default() };
+    let kyma = base::mark(ctx, kyma).await?;
+    // Taken before anything is read, so that what changes meanwhile is not noted as worked on.
+    let inputs = Inputs::of(&kyma, &ctx.plan.load(), ctx.catalog.content(kyma.labels(), &ctx.stores));
+    let mut pass = Pass { ctx, key, kyma, runtime: None, findings: Findings::default() };
     let worked = if only_catalog { Ok(()) } else { pass.base(wanted).await };
     let mut outcome = Outcome::ended(works);
     if worked.is_ok() && works.contains(Work::Catalog) {
@@ -198,6 +231,7 @@ async fn reconcile(ctx: &Context, key: &KymaKey, wanted: &Wanted, works: Works) 
         return Err(error);
     }
     pass.record().await?;
+    inputs::note(ctx, &pass.kyma, &inputs, outcome.ended).await;
     Ok(outcome)
 }
 
@@ -255,7 +289,7 @@ impl Pass<'_> {
             Err(error) => {
                 self.findings.conditions.catalog = Some(false);
                 self.findings.conditions.access = error.access().or(self.findings.conditions.access.take());
-                Outcome { ended: works.minus(catalog), ..failed(self.key, catalog, &error) }
+                Outcome { ended: works.minus(catalog), ..failed(ctx, key, catalog, &error) }
             }
         }
     }
@@ -280,10 +314,10 @@ impl Pass<'_> {
             release_meta: &|name| stores.release_metas.get(&ObjectRef::new(name).within(&namespace)),
             template: &|name| stores.templates.get(&ObjectRef::new(name).within(&namespace)),
         };
-        let owned = fetch::owned_manifests(ctx, kyma);
+        let owned = fetch::owned_manifests(ctx, self.key, kyma).await?;
         let decisions = modules::decide(kyma, &wanted.modules, &owned, &sources, &ctx.settings.registry);
         let old = kyma.status.clone().unwrap_or_default();
-        self.findings.modules = Some(apply::apply(ctx, kyma, decisions, &old).await?);
+        self.findings.modules = Some(apply::apply(ctx, self.key, kyma, decisions, &old).await?);
         self.findings.channel = Some(wanted.channel);
         Ok(())
     }

@@ -12,4 +12,5 @@ pub use outcome::{Class, Outcome};
 pub use wanted::{Drift, MAX_DRIFT, Priority, Wanted};
 pub use works::Works;
 
+pub(crate) use random::Random;
 pub(crate) use schedule::{Later, Queue};

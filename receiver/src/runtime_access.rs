@@ -34,7 +34,7 @@ pub use kubeconfig::Refusal;
 pub use list::{ListError, ListLimits, list_all};
 pub use metrics::Metrics;
 
-use crate::key::KymaKey;
+use crate::{active::Fence, key::KymaKey};
 use addresses::Rules;
 use client::Parts;
 use connector::Guard;
@@ -49,6 +49,8 @@ pub struct Settings {
     pub deny: Vec<Cidr>,
     /// Limits of each runtime's answers.
     pub limits: Limits,
+    /// Until when runtimes may be written to.
+    pub fence: Fence,
 }
 
 /// What of an access Secret matters.
@@ -120,6 +122,8 @@ pub struct RuntimeAccess(Arc<Inner>);
 
 struct Inner {
     parts: Parts,
+    // Held while somebody reads which Secrets there are and says so.
+    turn: Mutex<()>,
     // Held for a lookup or the building of one client (about 0.2 ms), never across an await.
     table: Mutex<Table>,
 }
@@ -170,9 +174,17 @@ impl RuntimeAccess {
     /// Starts with no access to anything.
     #[must_use]
     pub fn new(settings: Settings, metrics: Metrics) -> Self {
-        let Settings { allow, deny, limits } = settings;
+        let Settings { allow, deny, limits, fence } = settings;
         let guard = Guard { rules: Arc::new(Rules::new(allow, deny)), metrics };
-        Self(Arc::new(Inner { parts: Parts { guard, limits, provider: tls::provider() }, table: Mutex::default() }))
+        let parts = Parts { guard, limits, provider: tls::provider(), fence };
+        Self(Arc::new(Inner { parts, turn: Mutex::default(), table: Mutex::default() }))
+    }
+
+    /// As [`set_secrets`](Self::set_secrets), with the Secrets as `read` finds them: of two who read and say at the same time, what
+    /// was read last is what stays. Without this, who read before a Secret came could forget it again.
+    pub fn follow_secrets(&self, key: &KymaKey, read: impl FnOnce() -> Vec<AccessSecret>) -> bool {
+        let _turn = self.0.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        self.set_secrets(key, &read())
     }
 
     /// Says which Secrets bear this Kyma's name now, in any order. Tells whether access changed: then the old client is

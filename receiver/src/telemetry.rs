@@ -3,14 +3,15 @@
 mod readiness;
 mod server;
 
-use std::io;
+use std::{io, sync::Arc};
 
+use arc_swap::ArcSwap;
 use prometheus_client::{
-    encoding::{EncodeLabelSet, text},
+    encoding::EncodeLabelSet,
     metrics::{family::Family, gauge::Gauge},
-    registry::Registry,
 };
 use thiserror::Error;
+use tidewatch_shared::metrics::{Described, Registry};
 use tracing_subscriber::{EnvFilter, util::SubscriberInitExt};
 
 pub use readiness::{Pending, Readiness};
@@ -44,11 +45,14 @@ pub fn init_logs(filter: &str) -> Result<(), InitLogs> {
         .map_err(InitLogs::Twice)
 }
 
+/// The metrics that are shown now: those of a receiver that waits, and then those of the one that works.
+pub type Page = Arc<ArcSwap<Metrics>>;
+
 /// All metrics of the process. Rooms register theirs at the start; then it is only read.
 #[derive(Debug)]
 pub struct Metrics(Registry);
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Build {
     version: &'static str,
 }
@@ -70,12 +74,21 @@ impl Metrics {
         self.0.sub_registry_with_prefix("tidewatch")
     }
 
+    /// Where metrics stand that keep the incumbent's names: without a prefix.
+    pub fn incumbent(&mut self) -> &mut Registry {
+        &mut self.0
+    }
+
     /// All of it as OpenMetrics text; `None` when a metric cannot be written, which is a defect.
     #[must_use]
     pub fn encode(&self) -> Option<String> {
-        let mut text = String::new();
-        text::encode(&mut text, &self.0).ok()?;
-        Some(text)
+        self.0.encode()
+    }
+
+    /// What there is, whether it was counted yet or not.
+    #[must_use]
+    pub fn described(&self) -> Vec<Described> {
+        self.0.described()
     }
 }
 

@@ -141,24 +141,37 @@ pub struct Desired {
 
 /// What all runtimes of one class shall have.
 #[derive(Debug)]
-pub struct Wanted(BTreeMap<ObjectId, Arc<Desired>>);
+pub struct Wanted {
+    objects: BTreeMap<ObjectId, Arc<Desired>>,
+    /// Hash of all objects' hashes, in their order.
+    content: String,
+}
 
 impl Wanted {
     /// Makes a catalog of its objects.
     #[must_use]
     pub fn new(objects: impl IntoIterator<Item = Desired>) -> Self {
-        Self(objects.into_iter().map(|object| (object.id.clone(), Arc::new(object))).collect())
+        let objects: BTreeMap<_, _> = objects.into_iter().map(|object| (object.id.clone(), Arc::new(object))).collect();
+        let mut hash = digest::Context::new(&digest::SHA256);
+        objects.values().for_each(|object| hash.update(&object.hash.0));
+        Self { content: hex::encode(hash.finish().as_ref()), objects }
     }
 
     /// The objects, templates first.
     pub fn objects(&self) -> impl Iterator<Item = &Arc<Desired>> {
-        self.0.values()
+        self.objects.values()
+    }
+
+    /// The same for the same objects: names are part of their content.
+    #[must_use]
+    pub fn content(&self) -> &str {
+        &self.content
     }
 
     /// One of them.
     #[must_use]
     pub fn get(&self, id: &ObjectId) -> Option<&Arc<Desired>> {
-        self.0.get(id)
+        self.objects.get(id)
     }
 }
 

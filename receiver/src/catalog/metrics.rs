@@ -3,8 +3,8 @@
 use prometheus_client::{
     encoding::{EncodeLabelSet, EncodeLabelValue},
     metrics::{counter::Counter, family::Family},
-    registry::Registry,
 };
+use tidewatch_shared::metrics::Registry;
 
 /// Counters of catalog sync; clones count together.
 #[derive(Clone, Debug, Default)]
@@ -14,9 +14,10 @@ pub struct Metrics {
 }
 
 /// A call to a runtime's API server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, EncodeLabelValue)]
 pub enum Operation {
     /// One page of a list.
+    #[default]
     List,
     /// One object read.
     Get,
@@ -28,13 +29,14 @@ pub enum Operation {
     Delete,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, EncodeLabelValue)]
 enum Ending {
+    #[default]
     Ok,
     Failed,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Labels {
     operation: Operation,
     outcome: Ending,

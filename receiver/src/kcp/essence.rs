@@ -3,12 +3,9 @@
 use std::collections::{BTreeMap, HashMap};
 
 use kube::{ResourceExt, core::Resource};
-use tidewatch_shared::{
-    api::{Kyma, ModuleReleaseMeta},
-    names::annotation,
-};
+use tidewatch_shared::api::{Kyma, ModuleReleaseMeta};
 
-use crate::key::KymaKey;
+use crate::{key::KymaKey, kyma::is_our_note};
 
 /// Essences of one kind, by name.
 pub(super) struct Essences<E>(HashMap<KymaKey, E>);
@@ -59,7 +56,7 @@ impl Decided {
     pub(super) fn of<K: Resource>(object: &K) -> Self {
         let mut annotations = object.annotations().clone();
         // Ours: written by the very passes that they would wake.
-        annotations.retain(|key, _| key != annotation::ACCEPTED_SPEC && key != annotation::INPUTS);
+        annotations.retain(|key, _| !is_our_note(key));
         Self {
             generation: object.meta().generation,
             labels: object.labels().clone(),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::ResourceExt;
 use tidewatch_shared::{
     api::{Kyma, Manifest, ModuleReleaseMeta, ModuleTemplate, Watcher},
@@ -15,12 +15,16 @@ use super::{
     CurrentPlan, Stores, concern,
     essence::{Decided, Essences, Moved, Release, key_of},
     follow::Change,
+    settle::Settle,
 };
 use crate::{
     catalog::Catalog,
+    gateway::v2,
     hub::Hub,
     key::KymaKey,
+    path::Pause,
     queue::{Priority, Works},
+    record::Record,
     runtime_access::{AccessSecret, RuntimeAccess},
 };
 
@@ -37,17 +41,39 @@ pub struct Rooms {
     pub catalog: Catalog,
     /// The plan of all runtimes.
     pub plan: CurrentPlan,
+    /// Whose runtimes are left alone.
+    pub pause: Pause,
+    /// Runtimes that may speak v2 again.
+    pub allowed: v2::Allowed,
+    /// Tells operators what becomes of Kymas and Watchers.
+    pub record: Record,
 }
 
 /// Makes the sinks.
 pub(super) struct Wakes {
     rooms: Rooms,
+    settle: Arc<Settle>,
     watchers_changed: Arc<Notify>,
 }
 
 impl Wakes {
-    pub(super) fn new(rooms: Rooms, watchers_changed: Arc<Notify>) -> Self {
-        Self { rooms, watchers_changed }
+    pub(super) fn new(rooms: Rooms, settle: Arc<Settle>, watchers_changed: Arc<Notify>) -> Self {
+        Self { rooms, settle, watchers_changed }
+    }
+
+    /// The ConfigMap that pauses all. The end of a pause wakes at once who waited for it.
+    pub(super) fn pause(&self) -> impl FnMut(Change<'_, ConfigMap>) + Send + 'static + use<> {
+        let rooms = self.rooms.clone();
+        move |change| {
+            let map = match change {
+                Change::Found(map) | Change::Applied(map) => Some(map),
+                Change::Deleted(_) => None,
+                Change::Listed => return,
+            };
+            if rooms.pause.set(map) {
+                rooms.hub.unpause();
+            }
+        }
     }
 
     /// Told when a Watcher changed.
@@ -60,29 +86,41 @@ impl Wakes {
         let mut essences = Essences::new();
         move |change| {
             let found = matches!(change, Change::Found(_));
+            // Before anything else: statuses are what operators look at, and they wake nobody.
+            match change {
+                Change::Found(kyma) => rooms.record.found_kyma(&key_of(kyma), kyma),
+                Change::Applied(kyma) => rooms.record.kyma(&key_of(kyma), kyma),
+                Change::Deleted(kyma) => rooms.record.lost_kyma(&key_of(kyma), kyma),
+                Change::Listed => {}
+            }
             match change {
                 Change::Found(kyma) | Change::Applied(kyma) => {
                     let (key, now) = (key_of(kyma), Decided::of(kyma));
                     let Some(moved) = essences.apply(key.clone(), now.clone()) else { return };
+                    rooms.allowed.apply(&key, kyma);
                     let runtime = kyma.labels().get(label::RUNTIME_ID).and_then(|id| id.parse().ok());
                     rooms.hub.place(key.clone(), runtime, rooms.plan.load_full());
                     if moved == Moved::New {
                         // Its Secrets may have come before it.
                         rooms.set_secrets(&key);
                     }
+                    if found {
+                        // It is nothing new, this process is: who goes first is said when all caches are whole.
+                        let path = kyma.status.as_ref().and_then(|status| status.condition("EventPath"));
+                        path.into_iter().for_each(|path| rooms.hub.inherit(&key, &path.reason));
+                        return;
+                    }
                     let works = match concern::kyma(&now, &moved) {
                         concern::KymaMoved::Reconcile => Works::of(&[Work::Kyma]),
                         concern::KymaMoved::Everything => Works::of(&[Work::Kyma, Work::Catalog]),
                     };
-                    // A Kyma that was worked on before is only verified when this process begins.
-                    let known = kyma.status.as_ref().is_some_and(|status| status.state.is_some());
-                    let priority = if found && known { Priority::Verification } else { Priority::User };
-                    rooms.hub.want(&key, works, priority);
+                    rooms.hub.want(&key, works, Priority::User);
                 }
                 Change::Deleted(kyma) => {
                     let key = key_of(kyma);
                     essences.delete(&key);
                     rooms.hub.remove(&key);
+                    rooms.allowed.remove(&key);
                     rooms.access.remove(&key);
                     rooms.catalog.forget(&key);
                 }
@@ -92,7 +130,7 @@ impl Wakes {
     }
 
     pub(super) fn templates(&self) -> impl FnMut(Change<'_, ModuleTemplate>) + Send + 'static + use<> {
-        let rooms = self.rooms.clone();
+        let (rooms, settle) = (self.rooms.clone(), self.settle.clone());
         let mut essences = Essences::new();
         move |change| {
             let template = match change {
@@ -107,12 +145,12 @@ impl Wakes {
                 _ => return,
             };
             let module = template.spec.module_name.clone().unwrap_or_default();
-            rooms.catalog_moved(concern::users(&rooms.stores.kymas.state(), &module, None));
+            settle.moved(concern::users(&rooms.stores.kymas.state(), &module, None));
         }
     }
 
     pub(super) fn release_metas(&self) -> impl FnMut(Change<'_, ModuleReleaseMeta>) + Send + 'static + use<> {
-        let rooms = self.rooms.clone();
+        let (rooms, settle) = (self.rooms.clone(), self.settle.clone());
         let mut essences = Essences::new();
         move |change| {
             let (meta, now, old) = match change {
@@ -129,7 +167,7 @@ impl Wakes {
                 Change::Listed => return,
             };
             let kymas = rooms.stores.kymas.state();
-            rooms.catalog_moved(concern::release(&kymas, &meta.name_any(), now.as_ref(), old.as_ref()));
+            settle.moved(concern::release(&kymas, &meta.name_any(), now.as_ref(), old.as_ref()));
         }
     }
 
@@ -186,9 +224,15 @@ impl Wakes {
     }
 
     pub(super) fn watchers(&self) -> impl FnMut(Change<'_, Watcher>) + Send + 'static + use<> {
-        let changed = self.watchers_changed.clone();
+        let (changed, record) = (self.watchers_changed.clone(), self.rooms.record.clone());
         let mut essences = Essences::new();
         move |change| {
+            match change {
+                Change::Found(watcher) => record.found_watcher(&key_of(watcher), watcher),
+                Change::Applied(watcher) => record.watcher(&key_of(watcher), watcher),
+                Change::Deleted(watcher) => record.lost_watcher(&key_of(watcher)),
+                Change::Listed => {}
+            }
             let moved = match change {
                 Change::Found(watcher) | Change::Applied(watcher) => {
                     essences.apply(key_of(watcher), Decided::of(watcher)).is_some()
@@ -206,7 +250,7 @@ impl Wakes {
 impl Rooms {
     /// A template or release meta moved: its users are reconciled, and everybody's catalog is compared, which costs a runtime
     /// nothing where its class did not change.
-    fn catalog_moved(&self, users: Vec<KymaKey>) {
+    pub(super) fn catalog_moved(&self, users: impl IntoIterator<Item = KymaKey>) {
         self.catalog.changed();
         for key in users {
             self.hub.want(&key, Works::of(&[Work::Kyma, Work::Catalog]), Priority::Catalog);
@@ -223,9 +267,12 @@ impl Rooms {
             secret.namespace().as_deref() == Some(&key.namespace)
                 && secret.labels().get(label::KYMA_NAME) == Some(&key.name)
         };
-        let secrets = self.stores.secrets.state_filter(mine);
-        let secrets: Vec<_> = secrets.iter().map(|secret| AccessSecret::from(secret.as_ref())).collect();
-        let changed = self.access.set_secrets(key, &secrets);
+        // Kymas and Secrets are followed by tasks of their own, and both come here.
+        let read = || {
+            let secrets = self.stores.secrets.state_filter(mine);
+            secrets.iter().map(|secret| AccessSecret::from(secret.as_ref())).collect()
+        };
+        let changed = self.access.follow_secrets(key, read);
         if changed {
             self.catalog.forget(key);
         }

@@ -5,8 +5,8 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 use kube::Client;
 use tokio::{sync::Notify, time};
 
-use super::{essence::key_of, wakes::Rooms};
-use crate::watcher;
+use super::{essence::key_of, follow::Guard, wakes::Rooms};
+use crate::watcher::{self, Serving};
 
 /// Several Watchers that change together make one plan.
 const SETTLE: Duration = Duration::from_millis(50);
@@ -14,20 +14,41 @@ const SETTLE: Duration = Duration::from_millis(50);
 const RETRY: Duration = Duration::from_secs(15);
 
 /// Runs for ever.
-pub(super) async fn run(client: Client, namespace: String, rooms: Rooms, changed: Arc<Notify>) -> &'static str {
+pub(super) async fn run(
+    client: Client,
+    namespace: String,
+    rooms: Rooms,
+    changed: Arc<Notify>,
+    pending: Guard,
+) -> &'static str {
+    // Until the first plan is made.
+    let mut pending = Some(pending);
     loop {
-        changed.notified().await;
+        tokio::select! {
+            () = changed.notified() => {}
+            () = rooms.hub.forward_health_moved() => {}
+        }
         time::sleep(SETTLE).await;
         let mut watchers = rooms.stores.watchers.state();
         watchers.sort_unstable_by_key(|watcher| key_of(watcher.as_ref()));
         let (plan, rejected) = watcher::plan(&watchers);
+        // First, so that no event of a new watch finds none.
+        rooms.hub.set_routes(watcher::routes(&watchers, &plan));
         rooms.replan(plan);
+        let health = rooms.hub.forward_health();
+        drop(pending.take());
         let mut rejected: HashMap<_, _> =
             rejected.into_iter().map(|rejected| (rejected.watcher.clone(), rejected)).collect();
         let mut failed = false;
         for watcher in &watchers {
             let key = key_of(watcher.as_ref());
-            if let Err(error) = watcher::report(&client, &namespace, watcher, rejected.remove(&key).as_ref()).await {
+            let (rejected, route) = (rejected.remove(&key), health.get(watcher::watch_name(&key).as_str()));
+            let serving = match (&rejected, route) {
+                (Some(rejected), _) => Serving::Rejected(rejected),
+                (None, Some((target, health))) => Serving::Forwarded(target, *health),
+                (None, None) => Serving::Here,
+            };
+            if let Err(error) = watcher::report(&client, &namespace, watcher, &serving).await {
                 tracing::warn!(watcher = %key, error = &error as &dyn std::error::Error, "Status of a Watcher could not be written");
                 failed = true;
             }

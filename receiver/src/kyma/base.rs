@@ -13,7 +13,7 @@ use tidewatch_shared::{
     plan::Plan,
 };
 
-use super::{Context, Error, crd, fetch, memory::Verified};
+use super::{Context, Error, crd, error, fetch, memory::Verified};
 use crate::watcher;
 
 /// Kubernetes' own finalizer: while it is there, the garbage collector deletes what the Kyma owns, and nothing is to be added.
@@ -41,7 +41,7 @@ pub(super) async fn patch_metadata(ctx: &Context, kyma: &Kyma, mut metadata: Val
     let params =
         PatchParams { field_manager: Some(field_manager::LIFECYCLE_OPERATOR.to_owned()), ..PatchParams::default() };
     let patch = Patch::Merge(json!({"metadata": metadata}));
-    api.patch(&kyma.name_any(), &params, &patch).await.map_err(Error::kcp("mark the Kyma in the control plane"))
+    api.patch(&kyma.name_any(), &params, &patch).await.map_err(Error::kcp(error::MARK_KYMA))
 }
 
 /// Brings a runtime to what every runtime has. Asks only for what `verified` does not know, and remembers there what it proved.

@@ -17,7 +17,7 @@ use tidewatch_shared::{
 };
 
 use super::{
-    Context, Error, apply, base, crd, fetch,
+    Context, Error, apply, base, crd, error, fetch,
     status::{self, Access, Conditions, Findings},
 };
 use crate::{
@@ -169,7 +169,7 @@ where
     match api.delete(&name, &params).await {
         Ok(_) => Ok(()),
         Err(error) if fetch::is_absent(&error, &name) => Ok(()),
-        Err(error) => Err(Error::runtime("delete what is ours in the runtime")(error)),
+        Err(error) => Err(Error::runtime(error::DELETE_OURS)(error)),
     }
 }
 
@@ -185,8 +185,7 @@ async fn until_gone(ctx: &Context, kyma: &Kyma) -> Result<Option<Duration>, Erro
     }
     let api: Api<Secret> = fetch::in_kcp(ctx, &kyma.namespace().unwrap_or_default());
     let params = ListParams::default().labels(&format!("{}={}", label::KYMA_NAME, kyma.name_any()));
-    let secrets =
-        api.list_metadata(&params).await.map_err(Error::kcp("list the access Secrets in the control plane"))?;
+    let secrets = api.list_metadata(&params).await.map_err(Error::kcp(error::LIST_SECRETS))?;
     Ok((!secrets.items.is_empty()).then_some(LOOK_AGAIN))
 }
 

@@ -10,6 +10,14 @@ use crate::{
     watcher::ApplyError,
 };
 
+pub(super) const READ_KYMA: &str = "read the Kyma in the control plane";
+pub(super) const MARK_KYMA: &str = "mark the Kyma in the control plane";
+pub(super) const LIST_SECRETS: &str = "list the access Secrets in the control plane";
+pub(super) const DELETE_OURS: &str = "delete what is ours in the runtime";
+pub(super) const WRITE_REMOTE_STATUS: &str = "write the status of the Kyma in the runtime";
+/// Of a Manifest.
+pub(super) const DELETE: &str = "delete";
+
 /// What failed in a pass.
 #[derive(Debug, Error)]
 pub enum Error {
@@ -93,6 +101,26 @@ impl Error {
         match self {
             Self::Kcp { source, .. } | Self::Manifest { source, .. } => Some(source),
             _ => None,
+        }
+    }
+
+    /// The incumbent's name for what has to be done again.
+    pub(super) fn requeue_reason(&self) -> &'static str {
+        match self {
+            Self::Runtime { source: kube::Error::Api(status), .. } if status.code == 401 => "kyma_unauthorized",
+            Self::Access(_) => "sync_context_retrieval",
+            Self::Kcp { doing: READ_KYMA, .. } => "kyma_retrieval",
+            Self::Kcp { doing: MARK_KYMA, .. } => "labels_and_finalizers_update",
+            Self::Kcp { doing: LIST_SECRETS, .. } => "kyma_under_deletion_with_no_access_secret",
+            Self::Kcp { .. } => "processing_kyma_state",
+            Self::Manifest { doing: DELETE, .. } => "manifest_crs_cleanup",
+            Self::Manifest { .. } => "manifest_reconciliation",
+            Self::Runtime { doing: DELETE_OURS, .. } => "remote_kyma_deletion",
+            Self::Runtime { doing: WRITE_REMOTE_STATUS, .. } => "status_sync_to_remote",
+            Self::Runtime { .. } => "spec_replacement_from_remote",
+            Self::Crd { .. } | Self::NotEstablished(_) | Self::Terminating(_) => "crds_sync",
+            Self::Plan(_) => "skr_webhook_installation",
+            Self::Catalog(_) => "module_catalog_sync",
         }
     }
 

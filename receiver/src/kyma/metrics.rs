@@ -9,12 +9,13 @@ use prometheus_client::{
         family::Family,
         histogram::{Histogram, exponential_buckets},
     },
-    registry::Registry,
 };
+use tidewatch_shared::metrics::Registry;
 
+use super::Requeues;
 use crate::queue::Outcome;
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Labels {
     outcome: &'static str,
 }
@@ -24,17 +25,18 @@ struct Labels {
 pub struct Metrics {
     passes: Family<Labels, Counter>,
     duration: Histogram,
+    pub(super) requeues: Requeues,
 }
 
 impl Metrics {
     /// Registers them.
-    pub fn register(registry: &mut Registry) -> Self {
+    pub fn register(registry: &mut Registry, requeues: Requeues) -> Self {
         let passes = Family::default();
         registry.register("kyma_passes", "Passes over Kymas by how they ended", passes.clone());
         // 1 ms to about half a minute: from two reads to a runtime that does not answer.
         let duration = Histogram::new(exponential_buckets(0.001, 2.0, 16));
         registry.register("kyma_pass_duration_seconds", "Time that passes over Kymas took", duration.clone());
-        Self { passes, duration }
+        Self { passes, duration, requeues }
     }
 
     pub(super) fn ended(&self, outcome: &Outcome, took: Duration) {

@@ -92,6 +92,11 @@ fn last_operation(old: &KymaStatus, state: State, operation: &str, now: &Time) -
 /// The status as the runtime's Kyma shows it: templates are in the runtime's own namespace, Manifests are not there.
 pub(crate) fn for_runtime(status: &KymaStatus) -> KymaStatus {
     let mut status = status.clone();
+    // Written when they move, without a pass: here they would be old most of the time.
+    status
+        .conditions
+        .iter_mut()
+        .for_each(|conditions| conditions.retain(|condition| !condition::is_anothers(condition)));
     for module in status.modules.iter_mut().flatten() {
         module.manifest = None;
         if let Some(metadata) = module.template.as_mut().and_then(|template| template.metadata.as_mut()) {

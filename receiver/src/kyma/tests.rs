@@ -9,12 +9,12 @@ use kube::runtime::{
     reflector::{self, Lookup, Store, store::Writer},
     watcher::Event,
 };
-use prometheus_client::registry::Registry;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tidewatch_shared::{
     api::{Manifest, ModuleReleaseMeta, ModuleTemplate},
     event::{Change, Object},
+    metrics::Registry,
     plan::Plan,
 };
 
@@ -98,8 +98,9 @@ impl Bed {
             catalog: Catalog::new(catalog::Settings::default(), catalog::Metrics::default()),
             plan: Arc::new(ArcSwap::from_pointee(Plan::new("1".into(), Vec::new()).unwrap())),
             settings: Settings { registry: "registry.example".into(), ..Settings::default() },
-            metrics: Metrics::register(&mut Registry::default()),
+            metrics: Metrics::register(&mut Registry::default(), Requeues::default()),
             memory: Memory::default(),
+            written: Written::default(),
         };
         Self { ctx, kcp, runtime, manifests: writer, key: KymaKey::new("kcp-system", "k") }
     }
@@ -416,11 +417,66 @@ async fn skipped_and_paused_kymas_are_left_alone() {
 }
 
 #[tokio::test]
+async fn what_passes_worked_from_is_noted_when_it_is_something_else() {
+    let mut bed = Bed::new();
+    let noted = |bed: &Bed| {
+        let kyma = bed.kcp.object("kymas/k").unwrap();
+        let noted = kyma["metadata"]["annotations"]["operator.kyma-project.io/tidewatch-inputs"].as_str().unwrap();
+        noted.split_once('.').map(|(kyma, catalog)| (kyma.to_owned(), catalog.to_owned())).unwrap()
+    };
+    bed.kyma().await;
+    let (first, never) = noted(&bed);
+    assert_eq!((first.len(), never.as_str()), (16, "-"), "nobody has looked at the catalog");
+    bed.pass(Works::of(&[Work::Catalog]), Drift::None).await;
+    let (same, catalog) = noted(&bed);
+    assert_eq!((same, catalog.len()), (first.clone(), 16));
+    bed.pass(Works::RUNTIME, Drift::All).await;
+    bed.forget_calls();
+    bed.pass(Works::RUNTIME, Drift::All).await;
+    assert_eq!(bed.kcp.writes(), Vec::<String>::new());
+
+    bed.kcp.edit("kymas/k", |kyma| kyma["metadata"]["labels"]["team"] = "a".into());
+    bed.kyma().await;
+    assert!(bed.kcp.writes().contains(&"PATCH kymas/k".to_owned()));
+    let second = noted(&bed);
+    assert_ne!(second.0, first);
+    assert_eq!(second.1, catalog);
+    bed.kcp.edit("kymas/k", |kyma| kyma["metadata"]["labels"]["team"] = "b".into());
+    bed.runtime.refuse("GET kymas/default", 500);
+    bed.kyma().await;
+    assert_eq!(noted(&bed), second, "that pass failed");
+}
+
+#[tokio::test]
 async fn a_kyma_that_is_not_there_ends_its_work() {
     let mut bed = Bed::settled().await;
     bed.kcp.remove("kymas/k");
     assert_eq!(bed.kyma().await, Outcome::ended(Works::of(&[Work::Kyma])));
     assert_eq!(bed.runtime.calls(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_cache_that_is_behind_our_own_writes_is_not_believed() {
+    let mut bed = Bed::with_keda().await;
+    // As `Bed::pass`, but the cache stays as it is: the Manifest watch hangs.
+    let behind = async |bed: &Bed| {
+        let wanted = Wanted { works: Works::of(&[Work::Kyma]), priority: Priority::User, drift: Drift::None };
+        assert!(work(&bed.ctx, &bed.key, &wanted).await.failed.is_empty());
+    };
+    let disable = |bed: &Bed| bed.runtime.edit("kymas/default", |kyma| kyma["spec"]["modules"] = json!([]));
+    disable(&bed);
+    behind(&bed).await;
+    assert!(bed.manifest().is_none(), "the cache was empty when keda came, and no work began without its Manifest");
+
+    bed.enable();
+    bed.kyma().await;
+    fill(&mut bed.manifests, &bed.kcp.all("manifests"));
+    disable(&bed);
+    behind(&bed).await;
+    assert!(bed.manifest().is_none());
+    bed.enable();
+    behind(&bed).await;
+    assert!(bed.manifest().is_some(), "the cache still shows the one that was deleted");
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ use rcgen::{
 };
 use rustls_pki_types::{CertificateDer, DnsName, pem::PemObject};
 use tidewatch_shared::{
-    certificate::Leaf,
+    certificate::{Leaf, to_pem},
     identity::{RuntimeId, TrustDomain},
     tls::{Identity, TlsConfig},
 };
@@ -106,7 +106,7 @@ impl Ca {
             return Err(Pki::Pair);
         }
         let issuer = Issuer::from_ca_cert_der(&certificate, key).map_err(|_| Pki::ReadCertificate)?;
-        let pem = super::trust::to_pem(&certificate);
+        let pem = to_pem(&certificate);
         Ok(Self { certificate, pem, issuer, not_before: leaf.not_before, not_after: leaf.not_after })
     }
 

@@ -14,6 +14,7 @@ use super::TrustBundle;
 #[derive(Clone)]
 pub struct ServerIdentity {
     config: Arc<ServerConfig>,
+    for_tokens: Arc<ServerConfig>,
     fingerprint: String,
     not_after: Option<i64>,
     trust_revision: String,
@@ -28,15 +29,27 @@ impl ServerIdentity {
         Self::new(&Identity::from_pem(chain, key)?, clients)
     }
 
+    /// Builds it from PEM bytes for a port behind a proxy: whoever connects must chain to the roots of the proxy, but the
+    /// revision is that of the agents' roots.
+    ///
+    /// # Errors
+    /// [`TlsConfig`].
+    pub fn behind(chain: &[u8], key: &[u8], proxy: &TrustBundle, clients: &TrustBundle) -> Result<Self, TlsConfig> {
+        let server = Self::from_pem(chain, key, proxy)?;
+        Ok(Self { trust_revision: clients.revision().to_owned(), ..server })
+    }
+
     /// Builds it from what was read.
     ///
     /// # Errors
     /// [`TlsConfig`].
     pub fn new(identity: &Identity, clients: &TrustBundle) -> Result<Self, TlsConfig> {
         let config = Arc::new(tls::server(identity, clients.store()?)?);
+        let for_tokens = Arc::new(tls::server_without_clients(identity)?);
         let leaf = identity.chain.first().ok_or(TlsConfig::Empty("the certificate chain"))?;
         Ok(Self {
             config,
+            for_tokens,
             fingerprint: fingerprint(leaf),
             not_after: Leaf::read(leaf).ok().map(|leaf| leaf.not_after),
             trust_revision: clients.revision().to_owned(),
@@ -47,6 +60,12 @@ impl ServerIdentity {
     #[must_use]
     pub fn config(&self) -> Arc<ServerConfig> {
         self.config.clone()
+    }
+
+    /// The same certificate for clients that show a token: TLS 1.3, no client certificate, HTTP/1.1.
+    #[must_use]
+    pub fn config_for_tokens(&self) -> Arc<ServerConfig> {
+        self.for_tokens.clone()
     }
 
     /// Hex SHA-256 of the server's certificate, for the log.
@@ -61,7 +80,7 @@ impl ServerIdentity {
         self.not_after
     }
 
-    /// Revision of the bundle that clients must chain to.
+    /// Revision of the bundle that agents must chain to.
     #[must_use]
     pub fn trust_revision(&self) -> &str {
         &self.trust_revision

@@ -1,6 +1,5 @@
 //! What is trusted, and which revision of it.
 
-use base64::{Engine, engine::general_purpose::STANDARD};
 use rustls::RootCertStore;
 use rustls_pki_types::CertificateDer;
 use tidewatch_shared::{certificate, tls};
@@ -53,7 +52,7 @@ impl TrustBundle {
     /// The bundle as PEM, the same text for the same set.
     #[must_use]
     pub fn to_pem(&self) -> String {
-        self.roots.iter().map(to_pem).collect()
+        self.roots.iter().map(|root| certificate::to_pem(root)).collect()
     }
 
     /// A trust store of it.
@@ -63,22 +62,6 @@ impl TrustBundle {
     pub fn store(&self) -> Result<RootCertStore, tls::TlsConfig> {
         tls::roots(&self.roots)
     }
-}
-
-/// RFC 7468, section 5.
-pub(super) fn to_pem(certificate: &CertificateDer<'_>) -> String {
-    let text = STANDARD.encode(certificate);
-    let mut pem = String::with_capacity(text.len() + 128);
-    pem.push_str("-----BEGIN CERTIFICATE-----\n");
-    let mut rest = text.as_str();
-    while !rest.is_empty() {
-        let (line, after) = rest.split_at(rest.len().min(64));
-        pem.push_str(line);
-        pem.push('\n');
-        rest = after;
-    }
-    pem.push_str("-----END CERTIFICATE-----\n");
-    pem
 }
 
 #[cfg(test)]

@@ -25,6 +25,7 @@ use tokio::{
 use tower::{BoxError, Service};
 
 use super::{Metrics, connector::Connector};
+use crate::active::Fence;
 
 /// Limits of one runtime's answers.
 #[derive(Clone, Copy, Debug)]
@@ -95,6 +96,7 @@ pub(super) struct Bounded {
     pub(super) permits: Arc<Semaphore>,
     pub(super) limits: Limits,
     pub(super) metrics: Metrics,
+    pub(super) fence: Fence,
 }
 
 impl Service<Request<KubeBody>> for Bounded {
@@ -118,10 +120,11 @@ impl Service<Request<KubeBody>> for Bounded {
 
 impl Bounded {
     async fn exchange(self, request: Request<KubeBody>) -> Result<Response<Answer>, BoxError> {
-        let Self { client, permits, limits, metrics, .. } = self;
+        let Self { client, permits, limits, metrics, fence, .. } = self;
         let start = Instant::now();
         let head = async {
             let permit = permits.acquire_owned().await?;
+            fence.check(request.method())?;
             Ok::<_, BoxError>((client.request(request).await?, permit))
         };
         let answered = match timeout_at(start + limits.head, head).await {

@@ -19,6 +19,7 @@ use super::{
     connector::{Connector, Guard},
     kubeconfig::{Credentials, Refusal, RuntimeKubeconfig},
 };
+use crate::active::Fence;
 
 /// Idle connections close after this; with thousands of quiet runtimes they are what costs memory.
 const IDLE: Duration = Duration::from_secs(60);
@@ -36,6 +37,7 @@ pub(super) struct Parts {
     pub(super) guard: Guard,
     pub(super) limits: Limits,
     pub(super) provider: Arc<CryptoProvider>,
+    pub(super) fence: Fence,
 }
 
 /// Builds a client. It connects only when used. Must be called inside a tokio runtime, whose task it starts.
@@ -43,7 +45,7 @@ pub(super) struct Parts {
 /// # Errors
 /// [`Refusal::ForbiddenAddress`] and [`Refusal::ClientCertificate`].
 pub(super) fn build(parts: &Parts, kubeconfig: RuntimeKubeconfig) -> Result<Client, Refusal> {
-    let Parts { guard, limits, provider } = parts;
+    let Parts { guard, limits, provider, fence } = parts;
     if let Some(address) = kubeconfig.address() {
         guard.rules.check(address).map_err(Refusal::ForbiddenAddress)?;
     }
@@ -77,6 +79,7 @@ pub(super) fn build(parts: &Parts, kubeconfig: RuntimeKubeconfig) -> Result<Clie
         permits: Arc::new(Semaphore::new(limits.concurrent)),
         limits: *limits,
         metrics: guard.metrics.clone(),
+        fence: fence.clone(),
     };
     guard.metrics.client_built();
     Ok(Client::new(BaseUriLayer::new(server).layer(bounded), "default"))

@@ -1,20 +1,29 @@
 //! What is counted about access to runtimes. Labels come from closed sets, never from names or texts.
 
 use prometheus_client::{
+    encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family},
-    registry::Registry,
 };
+use tidewatch_shared::metrics::Registry;
 
-type Labelled = Family<[(&'static str, &'static str); 1], Counter>;
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Reason {
+    reason: &'static str,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfAnswer {
+    answer: &'static str,
+}
 
 /// See [`Metrics::register`].
 #[derive(Clone, Debug, Default)]
 pub struct Metrics {
     clients: Counter,
-    unusable: Labelled,
-    forbidden: Labelled,
-    answers: Labelled,
-    refused: Labelled,
+    unusable: Family<Reason, Counter>,
+    forbidden: Family<Reason, Counter>,
+    answers: Family<OfAnswer, Counter>,
+    refused: Family<Reason, Counter>,
 }
 
 impl Metrics {
@@ -46,18 +55,18 @@ impl Metrics {
     }
 
     pub(super) fn unusable(&self, reason: &'static str) {
-        self.unusable.get_or_create(&[("reason", reason)]).inc();
+        self.unusable.get_or_create(&Reason { reason }).inc();
     }
 
     pub(super) fn forbidden(&self, reason: &'static str) {
-        self.forbidden.get_or_create(&[("reason", reason)]).inc();
+        self.forbidden.get_or_create(&Reason { reason }).inc();
     }
 
     pub(super) fn answer(&self, answer: &'static str) {
-        self.answers.get_or_create(&[("answer", answer)]).inc();
+        self.answers.get_or_create(&OfAnswer { answer }).inc();
     }
 
     pub(super) fn refused(&self, reason: &'static str) {
-        self.refused.get_or_create(&[("reason", reason)]).inc();
+        self.refused.get_or_create(&Reason { reason }).inc();
     }
 }

@@ -247,3 +247,23 @@ fn secrets_are_read_by_their_key_and_never_shown() {
     assert!(access.set_secrets(&key(), &[empty]));
     assert_eq!(access.client(&key()).err(), Some(Unusable::Kubeconfig(Refusal::NoKey)));
 }
+
+#[test]
+fn who_read_before_a_secret_came_does_not_forget_it() {
+    let access = RuntimeAccess::new(local(), Metrics::default());
+    let (done, told) = std::sync::mpsc::channel();
+    let other = access.clone();
+    let mut later = None;
+    access.follow_secrets(&key(), || {
+        later = Some(std::thread::spawn(move || {
+            let changed = other.follow_secrets(&key(), || vec![secret("1", b"{}".to_vec())]);
+            done.send(changed)
+        }));
+        // Only somebody who does not wait for us can be done by then.
+        let overtaken = told.recv_timeout(Duration::from_millis(200)).is_ok();
+        assert!(!overtaken, "the other one waits for its turn");
+        Vec::new()
+    });
+    later.expect("it was begun").join().expect("it ended").expect("it was told");
+    assert!(!matches!(access.client(&key()), Err(Unusable::Missing)), "the Secret is known");
+}

@@ -15,7 +15,7 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{Metrics, Readiness};
+use super::{Page, Readiness};
 
 /// Connections: a few scrapers and the kubelet.
 const CONNECTIONS: usize = 32;
@@ -46,7 +46,7 @@ pub struct Probes {
 }
 
 struct View {
-    metrics: Metrics,
+    metrics: Page,
     readiness: Readiness,
 }
 
@@ -55,7 +55,7 @@ impl Probes {
     ///
     /// # Errors
     /// [`Bind`].
-    pub async fn bind(address: SocketAddr, metrics: Metrics, readiness: Readiness) -> Result<Self, Bind> {
+    pub async fn bind(address: SocketAddr, metrics: Page, readiness: Readiness) -> Result<Self, Bind> {
         let failed = |source| Bind { address, source };
         let listener = TcpListener::bind(address).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
@@ -120,7 +120,7 @@ impl View {
             return answer;
         }
         match path {
-            "/metrics" => match self.metrics.encode() {
+            "/metrics" => match self.metrics.load().encode() {
                 Some(metrics) => text(StatusCode::OK, OPEN_METRICS, metrics),
                 None => text(StatusCode::INTERNAL_SERVER_ERROR, TEXT, "the metrics could not be written\n"),
             },
@@ -142,9 +142,11 @@ fn text(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) 
 
 #[cfg(test)]
 mod tests {
+    use arc_swap::ArcSwap;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
+    use crate::telemetry::Metrics;
 
     async fn ask(address: SocketAddr, request: &str) -> String {
         let mut tcp = TcpStream::connect(address).await.unwrap();
@@ -158,7 +160,8 @@ mod tests {
     async fn probes_tell_what_is_pending_and_metrics_are_open_metrics() {
         let (readiness, shutdown) = (Readiness::default(), CancellationToken::new());
         let pending = [readiness.pending("kcp caches"), readiness.pending("tls")];
-        let probes = Probes::bind("127.0.0.1:0".parse().unwrap(), Metrics::new(), readiness).await.unwrap();
+        let metrics = Page::new(ArcSwap::from_pointee(Metrics::new()));
+        let probes = Probes::bind("127.0.0.1:0".parse().unwrap(), metrics, readiness).await.unwrap();
         let address = probes.address();
         let served = tokio::spawn(probes.run(shutdown.clone()));
 

@@ -9,7 +9,7 @@ const MODULES: &str = "Modules";
 const CATALOG: &str = "ModuleCatalog";
 const ACCESS: &str = "RuntimeAccess";
 /// Conditions that other rooms write, with field managers of their own.
-const OTHERS: [&str; 1] = ["EventPath"];
+const OTHERS: [&str; 2] = ["EventPath", "Paused"];
 
 /// Whether and why the runtime can be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use tidewatch_shared::{
 };
 
 use super::{Findings, compute, condition::is_anothers, for_runtime, same};
-use crate::kyma::{Context, Error, fetch};
+use crate::kyma::{Context, Error, error, fetch};
 
 /// Writes what was found out to the KCP Kyma, unless somebody wrote to it since it was read. Returns the status and the
 /// resource version as they are then.
@@ -53,5 +53,5 @@ pub(crate) async fn write_runtime(client: &Client, kyma: &Kyma, status: &KymaSta
     shown.status = Some(new);
     let params = PostParams { field_manager: Some(field_manager::LIFECYCLE.to_owned()), ..PostParams::default() };
     let written = fetch::in_runtime(client).replace_status(SKR_KYMA, &params, &shown).await;
-    written.map_err(Error::runtime("write the status of the Kyma in the runtime")).map(drop)
+    written.map_err(Error::runtime(error::WRITE_REMOTE_STATUS)).map(drop)
 }

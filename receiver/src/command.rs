@@ -1,0 +1,92 @@
+//! The command line: without a subcommand the receiver runs; the others ask one that runs.
+
+mod ask;
+mod fleet;
+
+use std::process::ExitCode;
+
+use clap::{Args as _, CommandFactory as _, FromArgMatches as _};
+
+use crate::config::Config;
+
+pub use fleet::Fleet;
+
+/// What the process is to do.
+#[derive(Debug)]
+pub enum Command {
+    /// Run.
+    Run(Box<Config>),
+    /// Show the fleet of a receiver that runs.
+    Fleet(Fleet),
+}
+
+const FLEET: &str = "fleet";
+
+impl Command {
+    /// Reads the process's arguments and environment. Ends the process with the reasons on stderr when they are not valid.
+    #[must_use]
+    pub fn parse() -> Self {
+        Self::from_arguments(std::env::args_os()).unwrap_or_else(|error| error.exit())
+    }
+
+    fn from_arguments(
+        arguments: impl IntoIterator<Item = impl Into<std::ffi::OsString> + Clone>,
+    ) -> Result<Self, clap::Error> {
+        let mut matches = grammar().try_get_matches_from(arguments)?;
+        let read = match matches.remove_subcommand() {
+            Some((_, mut matches)) => Fleet::from_arg_matches_mut(&mut matches).map(Self::Fleet),
+            None => Config::from_arg_matches_mut(&mut matches).map(|config| Self::Run(Box::new(config))),
+        };
+        read.map_err(|error| error.format(&mut grammar()))
+    }
+}
+
+/// Flags of the receiver stand at the top level; a subcommand needs none of them.
+fn grammar() -> clap::Command {
+    let fleet = Fleet::augment_args(clap::Command::new(FLEET).about("Shows the runtimes of a receiver that runs"));
+    Config::command().args_conflicts_with_subcommands(true).subcommand_negates_reqs(true).subcommand(fleet)
+}
+
+impl Fleet {
+    /// Asks, and prints the answer. The process ends with 0, with 1 when there is no answer, and with 3 when `--check` is given and
+    /// a path is not proven.
+    #[must_use]
+    pub fn run(&self) -> ExitCode {
+        match self.show() {
+            Ok(fleet::Health::Proven) => ExitCode::SUCCESS,
+            Ok(fleet::Health::Unproven) => ExitCode::from(3),
+            Err(error) => {
+                eprintln!("tidewatch-receiver {FLEET}: {error:#}");
+                ExitCode::FAILURE
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEAST: [&str; 9] = [
+        "receiver",
+        "--authority=kcp:8443",
+        "--oci-registry-host=r",
+        "--tls-cert",
+        "c",
+        "--tls-key",
+        "k",
+        "--client-ca",
+        "a",
+    ];
+
+    #[test]
+    fn the_receiver_runs_unless_it_is_asked_for_something_else() {
+        grammar().debug_assert();
+        assert!(matches!(Command::from_arguments(LEAST), Ok(Command::Run(_))));
+        assert!(Command::from_arguments(["receiver"]).is_err());
+        let Ok(Command::Fleet(fleet)) = Command::from_arguments(["receiver", "fleet", "--json"]) else { panic!() };
+        assert!(fleet.json && !fleet.check);
+        assert!(Command::from_arguments(LEAST.iter().chain(&["fleet"])).is_err());
+        assert!(Command::from_arguments(["receiver", "fleet", "--admin-url", "ftp://x"]).is_err());
+    }
+}

@@ -1,0 +1,178 @@
+//! `fleet`: shows the runtimes of a receiver that runs.
+
+use std::{
+    io::{self, Write as _},
+    path::PathBuf,
+};
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+use tidewatch_shared::table;
+use tokio::runtime;
+
+use super::ask::{AdminUrl, Ask};
+use crate::admin::report::{Proof, Report, Runtime, Summary};
+
+/// What is shown, and from where.
+#[derive(Clone, Debug, Args)]
+pub struct Fleet {
+    /// Prints JSON, as the receiver says it.
+    #[arg(long)]
+    pub json: bool,
+
+    /// Ends with exit code 3 when a path is not proven.
+    #[arg(long)]
+    pub check: bool,
+
+    /// The admin listener of the receiver.
+    #[arg(long, env = "TIDEWATCH_ADMIN_URL", default_value = "http://127.0.0.1:8085")]
+    pub admin_url: AdminUrl,
+
+    /// File with the bearer token, where the listener asks for one.
+    #[arg(long, env = "TIDEWATCH_TOKEN_FILE")]
+    pub token_file: Option<PathBuf>,
+
+    /// File with the roots of the listener's certificate, in PEM; needed for https.
+    #[arg(long, env = "TIDEWATCH_ADMIN_CA")]
+    pub ca_file: Option<PathBuf>,
+}
+
+/// What `--check` looks at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Health {
+    Proven,
+    Unproven,
+}
+
+impl Fleet {
+    pub(super) fn show(&self) -> Result<Health> {
+        let Self { admin_url, token_file, ca_file, .. } = self;
+        let ask = Ask::new(admin_url.clone(), token_file.as_deref(), ca_file.as_deref())?;
+        let runtime = runtime::Builder::new_current_thread().enable_all().build().context("build the runtime")?;
+        let body = runtime.block_on(ask.fleet()).with_context(|| format!("ask {admin_url}"))?;
+        let report: Report = serde_json::from_slice(&body).context("read the answer")?;
+        let text = if self.json { body.to_vec() } else { page(&report).into_bytes() };
+        let mut out = io::stdout().lock();
+        out.write_all(&text).and_then(|()| out.flush()).context("write to stdout")?;
+        let unproven = report.runtimes.iter().any(|runtime| runtime.path.state == Proof::Unproven);
+        Ok(if self.check && unproven { Health::Unproven } else { Health::Proven })
+    }
+}
+
+/// What people read.
+fn page(report: &Report) -> String {
+    let receiver = &report.receiver;
+    let active = if receiver.active { "active" } else { "waiting for its turn" };
+    let uptime = table::age(Some(receiver.uptime_seconds));
+    let mut page =
+        format!("receiver {} {}, {active}, up {uptime}\n", receiver.instance, table::plain(&receiver.version));
+    if receiver.active {
+        page.push_str(&figures(&report.summary));
+        let rows = report.runtimes.iter().map(row).collect();
+        page.push_str(&table::aligned(HEAD, rows));
+    }
+    page
+}
+
+fn figures(summary: &Summary) -> String {
+    let Summary { kymas, paths, waiting, parked, gaps, duplicates, unsettled } = summary;
+    let paths: Vec<_> = paths.iter().map(|(path, count)| format!("{count} {}", table::plain(path))).collect();
+    let paths = if paths.is_empty() { String::new() } else { format!(" ({})", paths.join(", ")) };
+    format!(
+        "{kymas} Kymas{paths}; {waiting} waiting, {parked} parked, {gaps} gaps, {duplicates} duplicates, {unsettled} unsettled\n\n"
+    )
+}
+
+const HEAD: [&str; 14] = [
+    "KYMA",
+    "RUNTIME",
+    "PATH",
+    "SEEN",
+    "CANARY",
+    "WAITING",
+    "PARKED",
+    "GAPS",
+    "DUPLICATES",
+    "UNSETTLED",
+    "WANTED",
+    "CONTRACT",
+    "VERSION",
+    "MESSAGE",
+];
+
+fn row(runtime: &Runtime) -> [String; HEAD.len()] {
+    let works = |works: &[tidewatch_shared::plan::Work]| {
+        let names = works.iter().filter_map(|work| serde_json::to_value(work).ok()?.as_str().map(str::to_owned));
+        or_dash(&names.collect::<Vec<_>>().join(","))
+    };
+    let mut message = runtime.path.message.clone().unwrap_or_default();
+    if runtime.ambiguous {
+        message = "another Kyma has this runtime id".to_owned();
+    }
+    let wanted = if runtime.in_work { "in work".to_owned() } else { works(&runtime.wanted) };
+    [
+        runtime.kyma.clone(),
+        or_dash(runtime.runtime_id.as_deref().unwrap_or_default()),
+        runtime.path.name().to_owned(),
+        table::age(runtime.last_seen_seconds),
+        table::age(runtime.canary_age_seconds),
+        runtime.waiting.to_string(),
+        runtime.parked.to_string(),
+        runtime.gaps.to_string(),
+        runtime.duplicates.to_string(),
+        works(&runtime.unsettled),
+        wanted,
+        runtime.contract.clone(),
+        or_dash(runtime.agent_version.as_deref().unwrap_or_default()),
+        message,
+    ]
+}
+
+fn or_dash(text: &str) -> String {
+    if text.is_empty() { "-".to_owned() } else { text.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn report(runtimes: &Value) -> Report {
+        serde_json::from_value(json!({
+            "receiver": {"instance": "00000000000000ff", "version": "0.1.0", "active": true, "uptimeSeconds": 3_725},
+            "summary": {
+                "kymas": 2, "paths": {"FailingWatch": 1, "Proven": 1}, "waiting": 3, "parked": 0, "gaps": 1, "duplicates": 0,
+                "unsettled": 1,
+            },
+            "runtimes": runtimes,
+        }))
+        .unwrap()
+    }
+
+    fn runtime(kyma: &str, path: &Value, version: &str) -> Value {
+        json!({
+            "kyma": kyma, "namespace": "kcp-system", "runtimeId": "r-1", "ambiguous": false, "path": path, "contract": "v3",
+            "lastSeenSeconds": 12, "heartbeatSeconds": 30, "canaryAgeSeconds": null, "agentVersion": version,
+            "planRevision": "p", "planIsCurrent": true, "certificateNotAfter": null, "waiting": 3, "parked": 0, "gaps": 1,
+            "duplicates": 0, "unsettled": ["kyma", "catalog"], "wanted": [], "paused": [], "inWork": true, "failures": 0,
+            "epochs": [],
+        })
+    }
+
+    #[test]
+    fn people_see_what_is_wrong_and_no_control_characters() {
+        let failing = json!({"state": "Unproven", "reason": "FailingWatch", "message": "pods: \u{1b}[31mno\nrights"});
+        let report =
+            report(&json!([runtime("b", &failing, "\u{7}1"), runtime("a", &json!({"state": "Proven"}), "0.1.0")]));
+        let page = page(&report);
+        let lines: Vec<_> = page.lines().collect();
+        assert_eq!(lines.len(), 6, "{page}");
+        assert_eq!(lines[0], "receiver 00000000000000ff 0.1.0, active, up 1h2m");
+        assert!(lines[1].starts_with("2 Kymas (1 FailingWatch, 1 Proven); 3 waiting"), "{page}");
+        assert!(lines[4].starts_with("b ") && lines[4].contains("FailingWatch") && lines[4].contains("kyma,catalog"));
+        assert!(page.chars().all(|char| char == '\n' || !char.is_control()), "{page:?}");
+        let column = lines[3].find("PATH").unwrap();
+        assert!(lines[4][column..].starts_with("FailingWatch") && lines[5][column..].starts_with("Proven"), "{page}");
+    }
+}

@@ -1,0 +1,86 @@
+//! What a pass works from, as a hash on the KCP Kyma, so that a process that begins knows whom to look at first.
+//!
+//! Two parts, since a pass may end one work and not the other: what the Kyma itself decides, with the plan; and what the catalog holds
+//! for it.
+
+use std::collections::BTreeMap;
+
+use aws_lc_rs::digest;
+use kube::{
+    Api, ResourceExt,
+    api::{Patch, PatchParams},
+};
+use serde_json::json;
+use tidewatch_shared::{
+    api::Kyma,
+    hex,
+    names::{annotation, field_manager},
+    plan::{Plan, Work},
+};
+
+use super::{Context, fetch};
+use crate::queue::Works;
+
+/// Stands for what no pass has ended yet.
+const NEVER: &str = "-";
+
+/// The inputs of the passes over one Kyma.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Inputs {
+    kyma: String,
+    /// [`NEVER`] when the catalog could not be computed.
+    catalog: String,
+}
+
+/// Whether an annotation is one of those that passes write.
+pub(crate) fn is_our_note(key: &str) -> bool {
+    key == annotation::ACCEPTED_SPEC || key == annotation::INPUTS
+}
+
+impl Inputs {
+    /// `catalog` stands for the content of the Kyma's catalog.
+    pub(crate) fn of(kyma: &Kyma, plan: &Plan, catalog: Option<String>) -> Self {
+        let annotations: BTreeMap<_, _> = kyma.annotations().iter().filter(|(key, _)| !is_our_note(key)).collect();
+        let decided = json!([kyma.metadata.generation, kyma.labels(), annotations, plan.revision()]);
+        Self {
+            kyma: hash(&decided.to_string()),
+            catalog: catalog.map_or_else(|| NEVER.to_owned(), |content| hash(&content)),
+        }
+    }
+
+    /// Whether passes over exactly these inputs have ended.
+    pub(crate) fn are_noted_at(&self, kyma: &Kyma) -> bool {
+        let (worked, catalog) = noted(kyma);
+        worked == self.kyma && catalog == self.catalog && catalog != NEVER
+    }
+
+    /// The annotation after these works have ended, if it is another one than it was.
+    pub(crate) fn after(&self, kyma: &Kyma, ended: Works) -> Option<String> {
+        let before = noted(kyma);
+        let worked = if ended.contains(Work::Kyma) { &self.kyma } else { before.0 };
+        let catalog = if ended.contains(Work::Catalog) { &self.catalog } else { before.1 };
+        ((worked, catalog) != before).then(|| format!("{worked}.{catalog}"))
+    }
+}
+
+/// Notes what a pass has ended. It is only a hint for the next start: what cannot be written is written after the next pass.
+pub(super) async fn note(ctx: &Context, kyma: &Kyma, inputs: &Inputs, ended: Works) {
+    let Some(noted) = inputs.after(kyma, ended) else { return };
+    let api: Api<Kyma> = fetch::in_kcp(ctx, &kyma.namespace().unwrap_or_default());
+    let params =
+        PatchParams { field_manager: Some(field_manager::LIFECYCLE_OPERATOR.to_owned()), ..PatchParams::default() };
+    // With the uid, and without the version: whatever else was written meanwhile, this pass had these inputs.
+    let metadata = json!({"uid": kyma.uid(), "annotations": {annotation::INPUTS: noted}});
+    let patch = Patch::Merge(json!({"metadata": metadata}));
+    if let Err(error) = api.patch_metadata(&kyma.name_any(), &params, &patch).await {
+        tracing::debug!(kyma = kyma.name_any(), error = &error as &dyn std::error::Error, "The inputs were not noted");
+    }
+}
+
+fn noted(kyma: &Kyma) -> (&str, &str) {
+    kyma.annotations().get(annotation::INPUTS).and_then(|noted| noted.split_once('.')).unwrap_or((NEVER, NEVER))
+}
+
+fn hash(text: &str) -> String {
+    hex::encode(&digest::digest(&digest::SHA256, text.as_bytes()).as_ref()[..8])
+}

@@ -1,0 +1,44 @@
+//! The incumbent's count of reasons for which a Kyma is worked on again, with those of its reasons that exist here.
+
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family},
+};
+use tidewatch_shared::metrics::Registry;
+
+use super::Error;
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Why {
+    requeue_reason: &'static str,
+    requeue_type: &'static str,
+}
+
+/// Counts of requeues; clones count together.
+#[derive(Clone, Debug, Default)]
+pub struct Requeues(Family<Why, Counter>);
+
+impl Requeues {
+    /// Makes and registers the count; the caller gives no prefix.
+    #[must_use]
+    pub fn register(registry: &mut Registry) -> Self {
+        let requeues = Self::default();
+        registry.register(
+            "lifecycle_mgr_requeue_reason",
+            "Kymas that are worked on again, by reason: unexpected after a failure, intended while a deletion is waited for",
+            requeues.0.clone(),
+        );
+        requeues
+    }
+
+    /// Something failed.
+    pub(super) fn failed(&self, error: &Error) {
+        let requeue_type = "unexpected";
+        self.0.get_or_create(&Why { requeue_reason: error.requeue_reason(), requeue_type }).inc();
+    }
+
+    /// What is being deleted is not gone yet.
+    pub(super) fn waits(&self) {
+        self.0.get_or_create(&Why { requeue_reason: "kyma_deletion", requeue_type: "intended" }).inc();
+    }
+}
