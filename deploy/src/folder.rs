@@ -1,4 +1,4 @@
-//! A folder that holds generated files and nothing else.
+//! A folder that holds generated files, and nothing else or whatever else.
 
 use std::{
     fmt, fs, io,
@@ -41,25 +41,35 @@ impl fmt::Display for Difference {
 
 /// A folder of generated files.
 #[derive(Clone, Debug)]
-pub struct Folder(PathBuf);
+pub struct Folder {
+    path: PathBuf,
+    /// Files that nothing generates may stand here too.
+    shared: bool,
+}
 
 impl Folder {
     /// `deploy/crds` of the source tree that this crate was built from.
     #[must_use]
     pub fn crds() -> Self {
-        Self(Path::new(env!("CARGO_MANIFEST_DIR")).join("crds"))
+        Self::at(Self::deploy().path.join("crds"))
     }
 
-    /// Any folder; it is made when it is first written to.
+    /// `deploy` itself, where other files stand too.
+    #[must_use]
+    pub fn deploy() -> Self {
+        Self { path: env!("CARGO_MANIFEST_DIR").into(), shared: true }
+    }
+
+    /// Any folder that holds generated files alone; it is made when it is first written to.
     #[must_use]
     pub fn at(path: impl Into<PathBuf>) -> Self {
-        Self(path.into())
+        Self { path: path.into(), shared: false }
     }
 
     /// Where it is.
     #[must_use]
     pub fn path(&self) -> &Path {
-        &self.0
+        &self.path
     }
 
     /// What is not as these files are.
@@ -74,18 +84,19 @@ impl Folder {
                 differences.push(Difference::Missing(file.name.clone()));
                 continue;
             }
-            let path = self.0.join(&file.name);
+            let path = self.path.join(&file.name);
             let content = fs::read(&path).map_err(|source| FolderError { action: "cannot read", path, source })?;
             if content != file.content.as_bytes() {
                 differences.push(Difference::Changed(file.name.clone()));
             }
         }
-        let surplus = present.into_iter().filter(|name| files.iter().all(|file| file.name != *name));
+        let is_surplus = |name: &String| !self.shared && files.iter().all(|file| file.name != *name);
+        let surplus = present.into_iter().filter(is_surplus);
         differences.extend(surplus.map(Difference::Surplus));
         Ok(differences)
     }
 
-    /// Makes it hold these files alone; returns what was not so before. What is as it shall be is not touched.
+    /// Makes it hold these files, alone unless it is shared; returns what was not so before. What is as it shall be is not touched.
     ///
     /// # Errors
     /// [`FolderError`] if the folder or a file in it cannot be read, written or removed.
@@ -94,16 +105,16 @@ impl Folder {
             let path = path.to_owned();
             move |source| FolderError { action, path, source }
         };
-        fs::create_dir_all(&self.0).map_err(at("cannot make", &self.0))?;
+        fs::create_dir_all(&self.path).map_err(at("cannot make", &self.path))?;
         let differences = self.compare(files)?;
         for difference in &differences {
             match difference {
                 Difference::Surplus(name) => {
-                    let path = self.0.join(name);
+                    let path = self.path.join(name);
                     fs::remove_file(&path).map_err(at("cannot remove", &path))?;
                 }
                 Difference::Missing(name) | Difference::Changed(name) => {
-                    let path = self.0.join(name);
+                    let path = self.path.join(name);
                     let content = files.iter().find(|file| file.name == *name).map(|file| file.content.as_bytes());
                     fs::write(&path, content.unwrap_or_default()).map_err(at("cannot write", &path))?;
                 }
@@ -113,8 +124,8 @@ impl Folder {
     }
 
     fn names(&self) -> Result<Vec<String>, FolderError> {
-        let error = |source| FolderError { action: "cannot list", path: self.0.clone(), source };
-        let entries = match fs::read_dir(&self.0) {
+        let error = |source| FolderError { action: "cannot list", path: self.path.clone(), source };
+        let entries = match fs::read_dir(&self.path) {
             Ok(entries) => entries,
             Err(absent) if absent.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             Err(source) => return Err(error(source)),
@@ -150,5 +161,16 @@ mod tests {
         assert_eq!(folder.compare(&files).unwrap(), differences);
         assert_eq!(folder.write(&files).unwrap(), differences);
         assert_eq!(folder.compare(&files).unwrap(), []);
+    }
+
+    #[test]
+    fn a_shared_folder_keeps_what_is_not_generated() {
+        let temporary = tempfile::tempdir().unwrap();
+        let folder = Folder { shared: true, ..Folder::at(temporary.path()) };
+        fs::write(folder.path().join("other.toml"), "other").unwrap();
+        let files = [file("a.md", "a")];
+        assert_eq!(folder.write(&files).unwrap(), [Difference::Missing("a.md".into())]);
+        assert_eq!(folder.compare(&files).unwrap(), []);
+        assert!(folder.path().join("other.toml").exists());
     }
 }

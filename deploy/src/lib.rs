@@ -1,11 +1,13 @@
-//! What is installed: the files under `deploy/` that come from the Rust types.
+//! The files under `deploy/` that come from the Rust code: what is installed, and the page of metrics.
 //!
-//! [`crds`] renders, [`Folder`] compares and writes; `cargo generate` does both.
+//! [`crds`] and [`metrics`] render, [`Folder`] compares and writes; `cargo generate` does both.
 
 mod folder;
+mod page;
 mod render;
 
 pub use self::{
     folder::{Difference, Folder, FolderError},
+    page::metrics,
     render::{File, RenderError, crds},
 };

@@ -3,23 +3,27 @@
 use std::{env, process::ExitCode};
 
 use anyhow::{Result, bail};
-use tidewatch_deploy::{Folder, crds};
+use tidewatch_deploy::{Folder, crds, metrics};
 
 fn main() -> Result<ExitCode> {
     // The alias ends with `--` itself, but people type it as well.
     let arguments: Vec<String> = env::args().skip(1).filter(|argument| argument != "--").collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let (folder, files) = (Folder::crds(), crds()?);
-    let (differences, check) = match arguments.as_slice() {
-        [] => (folder.write(&files)?, false),
-        ["--check"] => (folder.compare(&files)?, true),
+    let check = match arguments.as_slice() {
+        [] => false,
+        ["--check"] => true,
         _ => bail!("usage: cargo generate [-- --check]"),
     };
-    for difference in &differences {
-        eprintln!("{}: {difference}{}", folder.path().display(), if check { "" } else { "; done" });
+    let mut differ = false;
+    for (folder, files) in [(Folder::crds(), crds()?), (Folder::deploy(), vec![metrics()])] {
+        let differences = if check { folder.compare(&files)? } else { folder.write(&files)? };
+        for difference in &differences {
+            eprintln!("{}: {difference}{}", folder.path().display(), if check { "" } else { "; done" });
+        }
+        differ |= !differences.is_empty();
     }
-    if check && !differences.is_empty() {
-        eprintln!("generated files differ from the Rust types: run `cargo generate` and commit the result");
+    if check && differ {
+        eprintln!("generated files differ from the Rust code: run `cargo generate` and commit the result");
         return Ok(ExitCode::FAILURE);
     }
     Ok(ExitCode::SUCCESS)
