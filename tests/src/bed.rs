@@ -54,7 +54,7 @@ pub enum BedError {
     /// The name cannot be that of a cluster.
     #[error("{0:?} is no name for a runtime: lower-case letters, digits and dashes, at most 40, and not \"kcp\"")]
     Name(String),
-    /// The cluster runs already, with or without workloads unlike now asked.
+    /// The cluster runs already, made of other parts than now asked.
     #[error("the runtime {0} was started {1}")]
     Otherwise(String, &'static str),
     /// Too many clusters.
@@ -64,11 +64,36 @@ pub enum BedError {
 
 type Slot = Arc<OnceCell<Arc<Cluster>>>;
 
+/// What a cluster consists of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    ApiOnly,
+    Workloads,
+    OwnStore,
+}
+
+impl Kind {
+    const fn admission(self) -> Admission {
+        match self {
+            Self::ApiOnly | Self::OwnStore => Admission::ApiOnly,
+            Self::Workloads => Admission::Workloads,
+        }
+    }
+
+    const fn described(self) -> &'static str {
+        match self {
+            Self::ApiOnly => "without workloads",
+            Self::Workloads => "with workloads",
+            Self::OwnStore => "with a store of its own",
+        }
+    }
+}
+
 /// A test bed. Dropping it kills all its processes and removes its folder; after a panic, or with `TIDEWATCH_KEEP=1`,
 /// the folder stays and its path is written to stderr.
 #[derive(Debug)]
 pub struct TestBed {
-    clusters: Mutex<BTreeMap<String, (Admission, Slot)>>,
+    clusters: Mutex<BTreeMap<String, (Kind, Slot)>>,
     etcd: Etcd,
     binaries: Binaries,
     folder: Folder,
@@ -100,7 +125,7 @@ impl TestBed {
     /// # Errors
     /// See [`BedError`].
     pub async fn kcp(&self) -> Result<Arc<Cluster>, BedError> {
-        self.cluster(KCP, Admission::ApiOnly).await
+        self.cluster(KCP, Kind::ApiOnly).await
     }
 
     /// The runtime of that name: an API server alone. Namespaces that are deleted there stay `Terminating`, and nothing
@@ -109,7 +134,7 @@ impl TestBed {
     /// # Errors
     /// See [`BedError`].
     pub async fn runtime(&self, name: &str) -> Result<Arc<Cluster>, BedError> {
-        self.cluster(runtime_name(name)?, Admission::ApiOnly).await
+        self.cluster(runtime_name(name)?, Kind::ApiOnly).await
     }
 
     /// The runtime of that name, with controller manager, scheduler and kwok: Deployments become Available.
@@ -117,7 +142,15 @@ impl TestBed {
     /// # Errors
     /// See [`BedError`].
     pub async fn runtime_with_workloads(&self, name: &str) -> Result<Arc<Cluster>, BedError> {
-        self.cluster(runtime_name(name)?, Admission::Workloads).await
+        self.cluster(runtime_name(name)?, Kind::Workloads).await
+    }
+
+    /// The runtime of that name: an API server with an etcd of its own, which a test may kill, compact or set back.
+    ///
+    /// # Errors
+    /// See [`BedError`].
+    pub async fn runtime_with_store(&self, name: &str) -> Result<Arc<Cluster>, BedError> {
+        self.cluster(runtime_name(name)?, Kind::OwnStore).await
     }
 
     /// The test bed's folder; each cluster has one of its own in it.
@@ -151,10 +184,11 @@ impl TestBed {
         self.folder.keep();
     }
 
-    async fn cluster(&self, name: &str, admission: Admission) -> Result<Arc<Cluster>, BedError> {
-        let slot = self.slot(name, admission)?;
+    async fn cluster(&self, name: &str, kind: Kind) -> Result<Arc<Cluster>, BedError> {
+        let slot = self.slot(name, kind)?;
         let started = slot.get_or_try_init(|| async {
-            let cluster = Cluster::start(&self.binaries, self.dir(), name, self.etcd.url(), admission).await;
+            let store = (kind != Kind::OwnStore).then(|| self.etcd.url());
+            let cluster = Cluster::start(&self.binaries, self.dir(), name, store, kind.admission()).await;
             cluster.map(Arc::new).map_err(|e| {
                 self.keep();
                 BedError::Cluster(name.to_owned(), Box::new(e))
@@ -163,16 +197,15 @@ impl TestBed {
         Ok(Arc::clone(started.await?))
     }
 
-    fn slot(&self, name: &str, admission: Admission) -> Result<Slot, BedError> {
+    fn slot(&self, name: &str, kind: Kind) -> Result<Slot, BedError> {
         let mut clusters = self.clusters.lock().unwrap_or_else(PoisonError::into_inner);
         match clusters.get(name) {
-            Some((started, slot)) if *started == admission => Ok(Arc::clone(slot)),
-            Some((Admission::ApiOnly, _)) => Err(BedError::Otherwise(name.to_owned(), "without workloads")),
-            Some((Admission::Workloads, _)) => Err(BedError::Otherwise(name.to_owned(), "with workloads")),
+            Some((started, slot)) if *started == kind => Ok(Arc::clone(slot)),
+            Some((started, _)) => Err(BedError::Otherwise(name.to_owned(), started.described())),
             None if clusters.len() >= MAX_CLUSTERS => Err(BedError::TooMany),
             None => {
                 let slot = Slot::default();
-                clusters.insert(name.to_owned(), (admission, Arc::clone(&slot)));
+                clusters.insert(name.to_owned(), (kind, Arc::clone(&slot)));
                 Ok(slot)
             }
         }
@@ -188,7 +221,7 @@ impl Drop for TestBed {
                 cluster.kill();
             }
         }
-        self.etcd.process().kill();
+        self.etcd.kill();
         if std::thread::panicking() || keep_always() {
             self.folder.keep();
         }
@@ -206,6 +239,15 @@ fn runtime_name(name: &str) -> Result<&str, BedError> {
 }
 
 static SHARED: OnceCell<TestBed> = OnceCell::const_new();
+
+/// Keeps the folder of the shared test bed, for a test that fails by an error: that is no panic.
+pub fn keep_shared() {
+    if let Some(bed) = SHARED.get()
+        && bed.folder.keeper().keep()
+    {
+        say(&format!("the shared test bed's logs and data are kept in {}", bed.dir().display()));
+    }
+}
 
 /// The one test bed that the tests of a binary share where they can be told apart by name.
 ///

@@ -1,10 +1,10 @@
-//! The least HTTP client that probes and metrics pages need: plain GET on loopback.
+//! The least HTTP client that probes, metrics pages and etcd's JSON gateway need: plain GET and POST on loopback.
 
 use std::{net::SocketAddr, time::Duration};
 
 use bytes::Bytes;
 use http::{Request, StatusCode};
-use http_body_util::{BodyExt as _, Empty, Limited};
+use http_body_util::{BodyExt as _, Full, Limited};
 use hyper_util::rt::TokioIo;
 use tokio::{net::TcpStream, time::timeout};
 
@@ -36,12 +36,37 @@ pub enum HttpError {
 /// # Errors
 /// See [`HttpError`]; a status other than 200 is no error.
 pub async fn get(address: SocketAddr, path: &str, deadline: Duration) -> Result<(StatusCode, String), HttpError> {
-    timeout(deadline, exchange(address, path)).await.unwrap_or(Err(HttpError::Deadline(address, deadline)))
+    let request = Request::get(path).header(http::header::HOST, address.to_string()).body(Full::default());
+    send(address, request, deadline).await
 }
 
-async fn exchange(address: SocketAddr, path: &str) -> Result<(StatusCode, String), HttpError> {
-    let request = Request::get(path).header(http::header::HOST, address.to_string()).body(Empty::<Bytes>::new());
+/// POSTs JSON to `path` and returns status and body as text, within `deadline`.
+///
+/// # Errors
+/// See [`HttpError`]; a status other than 200 is no error.
+pub async fn post(
+    address: SocketAddr,
+    path: &str,
+    json: String,
+    deadline: Duration,
+) -> Result<(StatusCode, String), HttpError> {
+    let request = Request::post(path)
+        .header(http::header::HOST, address.to_string())
+        .header(http::header::CONTENT_TYPE, "application/json")
+        .body(Full::from(json));
+    send(address, request, deadline).await
+}
+
+async fn send(
+    address: SocketAddr,
+    request: Result<Request<Full<Bytes>>, http::Error>,
+    deadline: Duration,
+) -> Result<(StatusCode, String), HttpError> {
     let request = request.map_err(HttpError::Request)?;
+    timeout(deadline, exchange(address, request)).await.unwrap_or(Err(HttpError::Deadline(address, deadline)))
+}
+
+async fn exchange(address: SocketAddr, request: Request<Full<Bytes>>) -> Result<(StatusCode, String), HttpError> {
     let stream = TcpStream::connect(address).await.map_err(|e| HttpError::Connect(address, e))?;
     let speak = |e| HttpError::Speak(address, e);
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(speak)?;

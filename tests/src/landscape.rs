@@ -17,6 +17,7 @@ use crate::{
     ports,
     process::Program,
     product::{ProductBinaries, ProductProcess, build_binaries},
+    proxy::Proxy,
 };
 
 pub mod catalog;
@@ -24,8 +25,9 @@ mod objects;
 mod rights;
 mod runtime;
 mod wait;
+pub mod watchers;
 
-pub use runtime::Runtime;
+pub use runtime::{Runtime, Ways};
 pub use wait::{DEADLINE, until};
 
 /// How a landscape differs from the usual one.
@@ -37,13 +39,31 @@ pub struct Options {
     pub stamps: bool,
     /// Further arguments of the receiver.
     pub receiver: Vec<String>,
+    /// Further arguments of the agents.
+    pub agent: Vec<String>,
+    /// The port of the receiver that agents connect to, if it is not the event port.
+    pub agents_port: Option<u16>,
+    /// Whether a [`Proxy`] stands on each way: agent to receiver, agent to its API server, receiver to the runtime's API server.
+    pub proxied: bool,
     /// Log filter of both programs.
     pub log: String,
+    /// How long the receiver's Lease holds without a renewal. Long by default, so that a receiver that a test freezes goes
+    /// on afterwards; one that was killed is followed at once, by the identity of its place.
+    pub lease_seconds: u16,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { heartbeat_seconds: 30, stamps: false, receiver: Vec::new(), log: "info,kube_client=error".to_owned() }
+        Self {
+            heartbeat_seconds: 30,
+            stamps: false,
+            receiver: Vec::new(),
+            agent: Vec::new(),
+            agents_port: None,
+            proxied: false,
+            log: "info,kube_client=error".to_owned(),
+            lease_seconds: 60,
+        }
     }
 }
 
@@ -57,6 +77,8 @@ pub struct Landscape {
     dir: PathBuf,
     binaries: ProductBinaries,
     event_port: u16,
+    /// On the agents' way to the receiver.
+    front: Option<Proxy>,
     options: Options,
     receiver: Mutex<Option<ProductProcess>>,
 }
@@ -90,6 +112,12 @@ impl Landscape {
         {
             fs::write(dir.join(file), text).with_context(|| format!("write {file}"))?;
         }
+        let event_port = ports::free()?;
+        let front = options.proxied.then(|| Proxy::start(([127, 0, 0, 1], event_port).into()));
+        let front = match front {
+            Some(starting) => Some(starting.await.context("start the proxy in front of the receiver")?),
+            None => None,
+        };
         Ok(Self {
             name: name.to_owned(),
             operator: kcp.client().await?,
@@ -98,7 +126,8 @@ impl Landscape {
             trust_domain: "kyma.local".parse()?,
             dir,
             binaries,
-            event_port: ports::free()?,
+            event_port,
+            front,
             options,
             receiver: Mutex::new(None),
         })
@@ -110,17 +139,35 @@ impl Landscape {
     /// When it does not become ready.
     pub async fn start_receiver(&self) -> Result<()> {
         let mut receiver = self.receiver.lock().await;
-        let probes = ports::free()?;
-        let kubeconfig = self.dir.join("receiver.kubeconfig");
+        let process = self.launch("receiver", self.event_port).await?;
+        process.ready(DEADLINE).await?;
+        *receiver = Some(process);
+        Ok(())
+    }
+
+    /// Starts a further receiver in the same namespace, with an event port of its own that it serves once it is active. It is
+    /// not waited for: while another is active, it is not ready. `name` is that of its place, log and files.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub async fn start_standby(&self, name: &str, event_port: u16) -> Result<ProductProcess> {
+        self.launch(name, event_port).await
+    }
+
+    async fn launch(&self, name: &str, event_port: u16) -> Result<ProductProcess> {
+        let (probes, admin) = (ports::free()?, ports::free()?);
+        let kubeconfig = self.dir.join(format!("{name}.kubeconfig"));
         let token = self.kcp.service_account_token(&self.name, rights::RECEIVER).await?;
         fs::write(&kubeconfig, self.kcp.kubeconfig_for_token(&token))?;
         let path = |file: &str| self.dir.join(file).into_os_string();
         let text = |text: &dyn ToString| text.to_string().into();
-        let mut program = Program::new("receiver", self.binaries.receiver()?, self.dir.join("receiver.log"))
+        let local = |port: u16| format!("127.0.0.1:{port}");
+        let mut program = Program::new(name, self.binaries.receiver()?, self.dir.join(format!("{name}.log")))
             .env("RUST_LOG", self.options.log.clone())
             .args([text(&"--kubeconfig"), kubeconfig.into_os_string(), text(&"--namespace"), text(&self.name)])
-            .args([text(&"--event-address"), text(&self.authority()), text(&"--authority"), text(&self.authority())])
-            .args([text(&"--metrics-address"), text(&format_args!("127.0.0.1:{probes}"))])
+            .args([text(&"--event-address"), text(&local(event_port)), text(&"--authority"), text(&self.authorities())])
+            .args([text(&"--metrics-address"), text(&local(probes)), text(&"--admin-address"), text(&local(admin))])
+            .args([text(&"--lease-seconds"), text(&self.options.lease_seconds), text(&"--lease-place"), text(&name)])
             .args([text(&"--tls-cert"), path("tls.crt"), text(&"--tls-key"), path("tls.key")])
             .args([text(&"--client-ca"), path("ca.crt"), text(&"--trust-domain"), text(&self.trust_domain)])
             .args(["--oci-registry-host", "registry.test:5000", "--allow-runtime-addresses", "127.0.0.0/8,::1/128"])
@@ -130,9 +177,7 @@ impl Landscape {
             program = program.args([text(&"--stamp-file"), path("stamps")]);
         }
         let process = ProductProcess::start(program, ([127, 0, 0, 1], probes).into())?;
-        process.ready(DEADLINE).await?;
-        *receiver = Some(process);
-        Ok(())
+        Ok(process.with_admin(([127, 0, 0, 1], admin).into()))
     }
 
     /// The receiver's process, to kill, freeze or look at.
@@ -186,6 +231,34 @@ impl Landscape {
     #[must_use]
     pub fn authority(&self) -> String {
         format!("127.0.0.1:{}", self.event_port)
+    }
+
+    /// The receiver's event port.
+    #[must_use]
+    pub fn event_port(&self) -> u16 {
+        self.event_port
+    }
+
+    /// Host and port under which agents know the receiver: those of another port, or of the proxy, if there is one.
+    #[must_use]
+    pub fn agents_authority(&self) -> String {
+        let port = self.options.agents_port.map(|port| format!("127.0.0.1:{port}"));
+        let front = self.front.as_ref().map(|front| front.address().to_string());
+        port.or(front).unwrap_or_else(|| self.authority())
+    }
+
+    /// The proxy between agents and receiver, if there is one.
+    #[must_use]
+    pub fn front(&self) -> Option<&Proxy> {
+        self.front.as_ref()
+    }
+
+    fn authorities(&self) -> String {
+        if self.front.is_some() {
+            format!("{},{}", self.authority(), self.agents_authority())
+        } else {
+            self.authority()
+        }
     }
 
     /// Where the receiver writes its stamps.

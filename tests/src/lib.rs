@@ -5,6 +5,9 @@
 //! * [`landscape`]: receiver, runtimes and agents as processes on the test bed.
 //! * [`demo`] and [`measure`]: what `cargo demo` and `cargo measure` run.
 //! * [`product`]: builds and starts the product's own binaries.
+//! * [`fake`]: a light fake API server for thousands of runtimes.
+//! * [`load`]: simulated agents by the thousand, with real keys, TLS and signatures.
+//! * [`fuzz`]: what every parser of a peer's bytes must hold.
 //! * [`speaker`]: speaks the wire contract, rightly or wrongly.
 //! * [`proxy`]: a TCP proxy on loopback that delays, cuts and black-holes.
 //!
@@ -17,8 +20,11 @@ use anyhow::Context as _;
 pub mod bed;
 pub mod control_plane;
 pub mod demo;
+pub mod fake;
+pub mod fuzz;
 pub mod http;
 pub mod landscape;
+pub mod load;
 pub mod measure;
 pub mod paths;
 pub mod ports;

@@ -3,9 +3,14 @@
 
 mod api_calls;
 mod cli;
+mod crowded;
 mod event_path;
 mod figure;
+pub mod fleet;
+pub mod flood;
 mod idle;
+pub mod knee;
+pub mod restart;
 mod setting;
 mod user_write;
 mod writer;

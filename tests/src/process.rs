@@ -5,6 +5,7 @@
 //! * It dies with the process that started it, also if that one panics, is interrupted or is killed with -9: the child
 //!   begins as a small shell that leaves a watcher behind and then becomes the program (same pid). The watcher reads from
 //!   a pipe that only the parent can write to; its end without a word means that the parent is gone.
+//! * It may open as many files as the system lets it: thousands of connections need them.
 //! * It has its own process group, so that Ctrl-C at a terminal reaches the parent alone, who ends things in order.
 //! * What it writes goes to a log file; every error about it carries the log's path and its last lines.
 
@@ -23,6 +24,7 @@ use std::{
 
 /// Waits on fd 3 in the background and kills the program at end of file; a line means an orderly end.
 const LIFELINE: &str = r#"exec 3<&0 </dev/null
+ulimit -S -n "$(ulimit -H -n)" 2>/dev/null || :
 (IFS= read -r _ <&3 || kill -s KILL $$) >/dev/null 2>&1 &
 exec "$@" 3<&-"#;
 

@@ -88,6 +88,7 @@ pub async fn build_binaries() -> Result<ProductBinaries, BuildError> {
 pub struct ProductProcess {
     process: Process,
     probes: SocketAddr,
+    admin: Option<SocketAddr>,
 }
 
 impl ProductProcess {
@@ -96,7 +97,14 @@ impl ProductProcess {
     /// # Errors
     /// See [`ProcessError`].
     pub fn start(program: Program, probes: SocketAddr) -> Result<Self, ProcessError> {
-        Ok(Self { process: Process::start(program)?, probes })
+        Ok(Self { process: Process::start(program)?, probes, admin: None })
+    }
+
+    /// Adds where it was told to serve its admin listener.
+    #[must_use]
+    pub fn with_admin(mut self, admin: SocketAddr) -> Self {
+        self.admin = Some(admin);
+        self
     }
 
     /// Waits until `/readyz` says yes. An error carries what it said last and the log's end.
@@ -144,6 +152,12 @@ impl ProductProcess {
     #[must_use]
     pub fn probes(&self) -> SocketAddr {
         self.probes
+    }
+
+    /// Where its admin listener is, if it was told.
+    #[must_use]
+    pub fn admin(&self) -> Option<SocketAddr> {
+        self.admin
     }
 
     /// The process below: pid, log, status, waiting for conditions.

@@ -32,6 +32,30 @@ pub enum Mode {
     BlackHole,
     /// All connections are broken, and new ones at once.
     Cut,
+    /// Noise follows every chunk of the server's, so that the TLS stream breaks in its midst.
+    Noise,
+    /// All connections are broken, and whoever connects is answered in plain HTTP by somebody who is not the server.
+    Plain,
+}
+
+impl Mode {
+    /// Whether connections to the server are broken.
+    const fn breaks(self) -> bool {
+        matches!(self, Self::Cut | Self::Plain)
+    }
+}
+
+/// What noise is: no record of TLS has this type, and no frame of HTTP/2 this length.
+const NOISE: &[u8] = &[0xff; 64];
+/// What [`Mode::Plain`] answers.
+const PLAIN: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}";
+
+/// What both directions of a connection follow.
+#[derive(Debug, Clone)]
+struct Watched {
+    mode: watch::Receiver<Mode>,
+    /// Counts [`Proxy::forget`]; a connection that is older than the count is forgotten.
+    forgotten: watch::Receiver<u64>,
 }
 
 /// A proxy in front of one address. Belongs to the tokio runtime that started it, and ends when dropped.
@@ -39,6 +63,7 @@ pub enum Mode {
 pub struct Proxy {
     address: SocketAddr,
     mode: watch::Sender<Mode>,
+    forgotten: watch::Sender<u64>,
     task: AbortHandle,
 }
 
@@ -50,9 +75,11 @@ impl Proxy {
     pub async fn start(target: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let address = listener.local_addr()?;
-        let (mode, watched) = watch::channel(Mode::Pass);
+        let (mode, mode_watched) = watch::channel(Mode::Pass);
+        let (forgotten, forgotten_watched) = watch::channel(0);
+        let watched = Watched { mode: mode_watched, forgotten: forgotten_watched };
         let task = tokio::spawn(accept(listener, target, watched)).abort_handle();
-        Ok(Self { address, mode, task })
+        Ok(Self { address, mode, forgotten, task })
     }
 
     /// Where it listens.
@@ -81,6 +108,12 @@ impl Proxy {
         self.set(Mode::Pass);
     }
 
+    /// Lets nothing through any more on the connections of now, for ever and without breaking them, as a firewall does that lost its
+    /// table. New ones are as the mode says.
+    pub fn forget(&self) {
+        self.forgotten.send_modify(|count| *count += 1);
+    }
+
     /// Sets the mode.
     pub fn set(&self, mode: Mode) {
         self.mode.send_replace(mode);
@@ -94,13 +127,17 @@ impl Drop for Proxy {
 }
 
 /// Takes connections until it is aborted, which ends theirs too.
-async fn accept(listener: TcpListener, target: SocketAddr, mode: watch::Receiver<Mode>) {
+async fn accept(listener: TcpListener, target: SocketAddr, watched: Watched) {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
             accepted = listener.accept() => {
-                if let Ok((client, _)) = accepted && *mode.borrow() != Mode::Cut {
-                    connections.spawn(connection(client, target, mode.clone()));
+                let Ok((client, _)) = accepted else { continue };
+                let mode = *watched.mode.borrow();
+                match mode {
+                    Mode::Cut => {}
+                    Mode::Plain => drop(connections.spawn(plain(client))),
+                    _ => drop(connections.spawn(connection(client, target, watched.clone()))),
                 }
             }
             Some(_) = connections.join_next() => {}
@@ -108,27 +145,41 @@ async fn accept(listener: TcpListener, target: SocketAddr, mode: watch::Receiver
     }
 }
 
-async fn connection(client: TcpStream, target: SocketAddr, mode: watch::Receiver<Mode>) {
+/// Answers whatever comes first, and hangs up.
+async fn plain(mut client: TcpStream) {
+    let mut first = BytesMut::with_capacity(CHUNK);
+    if let Ok(1..) = client.read_buf(&mut first).await {
+        let _ = client.write_all(PLAIN).await;
+        let _ = client.shutdown().await;
+    }
+}
+
+async fn connection(client: TcpStream, target: SocketAddr, mut watched: Watched) {
+    watched.forgotten.mark_unchanged();
     let Ok(server) = TcpStream::connect(target).await else { return };
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
     let both = async {
-        tokio::join!(direction(from_client, to_server, mode.clone()), direction(from_server, to_client, mode.clone()),)
+        tokio::join!(
+            direction(from_client, to_server, watched.clone(), b""),
+            direction(from_server, to_client, watched.clone(), NOISE),
+        )
     };
-    let mut cut = mode.clone();
+    let mut cut = watched.mode.clone();
     tokio::select! {
         _ = both => {}
-        _ = cut.wait_for(|mode| *mode == Mode::Cut) => {}
+        _ = cut.wait_for(|mode| mode.breaks()) => {}
     }
 }
 
-/// Carries one direction until its end, which is passed on too.
-async fn direction<R, W>(mut from: R, mut to: W, mut mode: watch::Receiver<Mode>)
+/// Carries one direction until its end, which is passed on too; `noise` is what [`Mode::Noise`] adds to it.
+async fn direction<R, W>(mut from: R, mut to: W, watched: Watched, noise: &'static [u8])
 where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
+    let Watched { mut mode, forgotten } = watched;
     let (sender, mut arriving) = mpsc::channel::<(Instant, Bytes)>(ON_THE_WAY);
     let read_mode = mode.clone();
     let read = async move {
@@ -144,7 +195,13 @@ where
     let write = async move {
         while let Some((due, chunk)) = arriving.recv().await {
             sleep_until(due).await;
-            if mode.wait_for(|mode| *mode != Mode::BlackHole).await.is_err() || to.write_all(&chunk).await.is_err() {
+            let Ok(now) = mode.wait_for(|mode| *mode != Mode::BlackHole).await.map(|mode| *mode) else { return };
+            if forgotten.has_changed().unwrap_or(true) {
+                // Held until the connection is broken from one of its ends.
+                continue;
+            }
+            let noise = if now == Mode::Noise { noise } else { b"" };
+            if to.write_all(&chunk).await.is_err() || to.write_all(noise).await.is_err() {
                 return;
             }
         }
@@ -215,6 +272,41 @@ mod tests {
         proxy.resume();
         stream.read_exact(&mut back).await.expect("it comes through");
         assert_eq!(&back, b"held");
+    }
+
+    #[tokio::test]
+    async fn what_is_forgotten_is_silent_and_new_connections_pass() {
+        let (proxy, mut stream) = echo().await;
+        round_trip(&mut stream, "hello").await.expect("passed");
+        proxy.forget();
+        stream.write_all(b"lost").await.expect("taken");
+        let silence = tokio::time::timeout(Duration::from_millis(200), stream.read(&mut [0; 4])).await;
+        assert!(silence.is_err(), "nothing comes through, and nothing breaks");
+        let mut new = TcpStream::connect(proxy.address()).await.expect("connected");
+        round_trip(&mut new, "again").await.expect("passed");
+    }
+
+    #[tokio::test]
+    async fn noise_follows_what_the_server_says() {
+        let (proxy, mut stream) = echo().await;
+        proxy.set(Mode::Noise);
+        round_trip(&mut stream, "hello").await.expect("passed");
+        let mut noise = [0; NOISE.len()];
+        stream.read_exact(&mut noise).await.expect("noise");
+        assert_eq!(noise, NOISE);
+    }
+
+    #[tokio::test]
+    async fn somebody_else_answers_in_plain() {
+        let (proxy, mut stream) = echo().await;
+        round_trip(&mut stream, "hello").await.expect("passed");
+        proxy.set(Mode::Plain);
+        assert!(!matches!(stream.read(&mut [0; 8]).await, Ok(1..)), "the old connection is broken");
+        let mut new = TcpStream::connect(proxy.address()).await.expect("connected");
+        new.write_all(b"client hello").await.expect("taken");
+        let mut answer = Vec::new();
+        new.read_to_end(&mut answer).await.expect("an answer and an end");
+        assert_eq!(answer, PLAIN);
     }
 
     #[tokio::test]

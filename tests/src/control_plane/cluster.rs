@@ -23,6 +23,7 @@ use super::{
     audit::{self, Mark, RequestKind, Write},
     binaries::{Binaries, BinariesError, Tool},
     credentials::{Credentials, CredentialsError, Person},
+    etcd::{Etcd, EtcdError},
     workloads::{Workloads, WorkloadsError},
 };
 
@@ -38,6 +39,9 @@ pub enum ClusterError {
     /// Keys or certificates.
     #[error("make credentials")]
     Credentials(#[from] CredentialsError),
+    /// The store of its own.
+    #[error("run the store")]
+    Store(#[from] EtcdError),
     /// The API server.
     #[error("run the API server")]
     ApiServer(#[from] ApiServerError),
@@ -69,26 +73,36 @@ pub struct Cluster {
     // Before the API server: what hangs on it ends first.
     workloads: Mutex<Option<Workloads>>,
     server: ApiServer,
+    // After the API server: without a store its end would take a minute.
+    store: Option<Etcd>,
     binaries: Binaries,
 }
 
 impl Cluster {
-    /// Starts the API server, and with [`Admission::Workloads`] what makes pods ready.
+    /// Starts the API server, and with [`Admission::Workloads`] what makes pods ready. Without the URL of an etcd it gets one of its
+    /// own.
     pub(crate) async fn start(
         binaries: &Binaries,
         bed: &Path,
         name: &str,
-        etcd_url: &str,
+        etcd_url: Option<&str>,
         admission: Admission,
     ) -> Result<Self, ClusterError> {
         let binary = binaries.get(Tool::KubeApiserver).await?;
         let dir = apiserver::folder(bed, name)?;
         let credentials = Arc::new(Credentials::create(name, &dir)?);
-        let (name, etcd_url) = (name.to_owned(), etcd_url.to_owned());
+        let name = name.to_owned();
+        let (etcd_url, store) = match etcd_url {
+            Some(url) => (url.to_owned(), None),
+            None => {
+                let store = Etcd::start(&binaries.get(Tool::Etcd).await?, &dir.join("etcd")).await?;
+                (store.url().to_owned(), Some(store))
+            }
+        };
         let settings = Settings { binary, name: name.clone(), dir: dir.clone(), etcd_url, admission };
         let server = ApiServer::start(settings, Arc::clone(&credentials)).await?;
         let binaries = binaries.clone();
-        let this = Self { name, dir, credentials, workloads: Mutex::new(None), server, binaries };
+        let this = Self { name, dir, credentials, workloads: Mutex::new(None), server, store, binaries };
         for person in [Person::Admin, Person::User, Person::Other] {
             this.write_kubeconfig(person)?;
         }
@@ -127,6 +141,12 @@ impl Cluster {
     #[must_use]
     pub fn server(&self) -> &ApiServer {
         &self.server
+    }
+
+    /// The etcd that is its own; `None` if it shares that of the test bed, which must not be harmed.
+    #[must_use]
+    pub fn store(&self) -> Option<&Etcd> {
+        self.store.as_ref()
     }
 
     /// A new admin client that belongs to the calling tokio runtime. (A client of another test's runtime would die
@@ -253,6 +273,9 @@ impl Cluster {
             *workloads = None;
         }
         self.server.kill();
+        if let Some(store) = &self.store {
+            store.kill();
+        }
     }
 
     pub(crate) fn write_kubeconfig(&self, person: Person) -> Result<PathBuf, ClusterError> {

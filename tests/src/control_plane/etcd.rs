@@ -1,24 +1,34 @@
-//! One etcd for all API servers of a test bed; each of them has its own key prefix in it.
+//! etcd: one for all API servers of a test bed, each with its own key prefix in it, or one of its own for a cluster whose store is
+//! to be harmed.
 
 use std::{
     fs, io,
     net::{Ipv4Addr, SocketAddr},
-    path::Path,
-    time::Duration,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
 };
 
+use serde::Deserialize;
+use serde_json::json;
+
 use crate::{
-    http, ports,
-    process::{Process, ProcessError, Program},
+    http::{self, HttpError},
+    ports,
+    process::{Process, ProcessError, Program, Signal},
 };
 
 /// etcd answers in well under a second; a loaded machine may take longer.
 const READY: Duration = Duration::from_secs(60);
 const PROBE: Duration = Duration::from_secs(2);
+/// A compaction reads all that is thrown away.
+const COMPACTION: Duration = Duration::from_secs(60);
 /// How often another port is tried when somebody took the one that was free a moment ago.
 const PORT_TRIES: usize = 5;
+/// How long a restarted etcd waits for its old ports.
+const OLD_PORT: Duration = Duration::from_secs(20);
 
-/// Why etcd does not run.
+/// Why etcd does not do what was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum EtcdError {
     /// No free port.
@@ -30,14 +40,40 @@ pub enum EtcdError {
     /// It does not start, or ended.
     #[error("start etcd")]
     Start(#[source] ProcessError),
+    /// A signal could not be sent.
+    #[error("send a signal to etcd")]
+    Signal(#[source] ProcessError),
+    /// Its JSON gateway did not answer.
+    #[error("ask etcd")]
+    Ask(#[source] HttpError),
+    /// Its JSON gateway refused, or answered something else.
+    #[error("etcd answered {0}")]
+    Answer(String),
+    /// Its data could not be copied or brought back.
+    #[error("copy the data of etcd")]
+    Copy(#[source] io::Error),
 }
 
-/// A running etcd without fsync: its data is worth nothing after the test bed.
+/// An etcd without fsync: its data outlives a kill, and is worth nothing after the test bed.
 #[derive(Debug)]
 pub struct Etcd {
-    process: Process,
+    settings: Settings,
     url: String,
+    process: Mutex<Arc<Process>>,
 }
+
+/// What does not change over its restarts.
+#[derive(Debug)]
+struct Settings {
+    binary: PathBuf,
+    dir: PathBuf,
+    client: SocketAddr,
+    peer: SocketAddr,
+}
+
+/// A copy of an etcd's data, to go back to.
+#[derive(Debug)]
+pub struct Backup(PathBuf);
 
 impl Etcd {
     /// Starts it with its data in `dir` and waits until it serves.
@@ -46,22 +82,133 @@ impl Etcd {
     /// See [`EtcdError`].
     pub async fn start(binary: &Path, dir: &Path) -> Result<Self, EtcdError> {
         fs::create_dir_all(dir).map_err(EtcdError::Folder)?;
+        let address = || Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, ports::free().map_err(EtcdError::Port)?)));
         let mut tries = 1;
         loop {
-            match Self::start_once(binary, dir).await {
+            let (binary, dir) = (binary.to_path_buf(), dir.to_path_buf());
+            let settings = Settings { binary, dir, client: address()?, peer: address()? };
+            match settings.run().await {
+                Ok(process) => {
+                    let url = format!("http://{}", settings.client);
+                    return Ok(Self { settings, url, process: Mutex::new(process) });
+                }
                 Err(EtcdError::Start(error)) if tries < PORT_TRIES && port_taken(&error) => tries += 1,
-                outcome => return outcome,
+                Err(error) => return Err(error),
             }
         }
     }
 
-    async fn start_once(binary: &Path, dir: &Path) -> Result<Self, EtcdError> {
-        let client = SocketAddr::from((Ipv4Addr::LOCALHOST, ports::free().map_err(EtcdError::Port)?));
-        let peer = SocketAddr::from((Ipv4Addr::LOCALHOST, ports::free().map_err(EtcdError::Port)?));
-        let (client_url, peer_url) = (format!("http://{client}"), format!("http://{peer}"));
-        let program = Program::new("etcd", binary, dir.join("etcd.log"))
+    /// Its URL for clients; the same after a restart.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Its present process.
+    #[must_use]
+    pub fn process(&self) -> Arc<Process> {
+        Arc::clone(&self.process.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Kills it with -9.
+    pub fn kill(&self) {
+        self.process().kill();
+    }
+
+    /// Freezes it (SIGSTOP).
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub fn freeze(&self) -> Result<(), EtcdError> {
+        self.process().signal(Signal::Stop).map_err(EtcdError::Signal)
+    }
+
+    /// Lets it go on after [`Etcd::freeze`].
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub fn thaw(&self) -> Result<(), EtcdError> {
+        self.process().signal(Signal::Cont).map_err(EtcdError::Signal)
+    }
+
+    /// Kills it if it still runs, and starts it again on the same ports with the data that is in its folder.
+    ///
+    /// # Errors
+    /// See [`EtcdError`].
+    pub async fn restart(&self) -> Result<(), EtcdError> {
+        self.kill();
+        let began = Instant::now();
+        let process = loop {
+            match self.settings.run().await {
+                Err(EtcdError::Start(error)) if port_taken(&error) && began.elapsed() < OLD_PORT => {}
+                outcome => break outcome?,
+            }
+        };
+        *self.process.lock().unwrap_or_else(PoisonError::into_inner) = process;
+        Ok(())
+    }
+
+    /// Throws away all history before its present revision, and returns that revision.
+    ///
+    /// # Errors
+    /// See [`EtcdError`].
+    pub async fn compact(&self) -> Result<u64, EtcdError> {
+        #[derive(Deserialize)]
+        struct Status {
+            header: Header,
+        }
+        #[derive(Deserialize)]
+        struct Header {
+            revision: String,
+        }
+        let text = self.ask("/v3/maintenance/status", "{}".to_owned()).await?;
+        let status: Status = serde_json::from_str(&text).map_err(|_| EtcdError::Answer(text.clone()))?;
+        let revision = status.header.revision.parse().map_err(|_| EtcdError::Answer(text))?;
+        // 64-bit numbers are strings in protobuf's JSON.
+        let body = json!({"revision": status.header.revision, "physical": true}).to_string();
+        self.ask("/v3/kv/compaction", body).await?;
+        Ok(revision)
+    }
+
+    /// Kills it and copies its data. One copy at a time.
+    ///
+    /// # Errors
+    /// [`EtcdError::Copy`].
+    pub fn back_up(&self) -> Result<Backup, EtcdError> {
+        self.kill();
+        let copy = self.settings.dir.join("copy");
+        copy_all(&self.settings.data(), &copy).map_err(EtcdError::Copy)?;
+        Ok(Backup(copy))
+    }
+
+    /// Kills it and puts a copy in the place of its data: from the next restart on, what was written since is gone.
+    ///
+    /// # Errors
+    /// [`EtcdError::Copy`].
+    #[expect(clippy::needless_pass_by_value, reason = "the copy is used up")]
+    pub fn bring_back(&self, backup: Backup) -> Result<(), EtcdError> {
+        self.kill();
+        let data = self.settings.data();
+        fs::remove_dir_all(&data).and_then(|()| fs::rename(&backup.0, &data)).map_err(EtcdError::Copy)
+    }
+
+    async fn ask(&self, path: &str, json: String) -> Result<String, EtcdError> {
+        let (status, body) = http::post(self.settings.client, path, json, COMPACTION).await.map_err(EtcdError::Ask)?;
+        if status.is_success() { Ok(body) } else { Err(EtcdError::Answer(format!("{status}: {body}"))) }
+    }
+}
+
+impl Settings {
+    fn data(&self) -> PathBuf {
+        self.dir.join("data")
+    }
+
+    async fn run(&self) -> Result<Arc<Process>, EtcdError> {
+        let client = self.client;
+        let (client_url, peer_url) = (format!("http://{client}"), format!("http://{}", self.peer));
+        let program = Program::new("etcd", &self.binary, self.dir.join("etcd.log"))
             .arg("--data-dir")
-            .arg(dir.join("data"))
+            .arg(self.data())
             .args(["--listen-client-urls", &client_url, "--advertise-client-urls", &client_url])
             .args(["--listen-peer-urls", &peer_url, "--initial-advertise-peer-urls", &peer_url])
             .args(["--initial-cluster", &format!("default={peer_url}")])
@@ -75,20 +222,26 @@ impl Etcd {
             }
         };
         process.until(READY, ready).await.map_err(EtcdError::Start)?;
-        Ok(Self { process, url: client_url })
+        Ok(Arc::new(process))
     }
+}
 
-    /// Its URL for clients.
-    #[must_use]
-    pub fn url(&self) -> &str {
-        &self.url
+/// Copies a folder with everything in it; `to` is replaced.
+fn copy_all(from: &Path, to: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(to) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => fs::create_dir_all(to)?,
     }
-
-    /// Its process, for faults and figures.
-    #[must_use]
-    pub fn process(&self) -> &Process {
-        &self.process
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy_all(&entry.path(), &target)?;
+        } else {
+            fs::copy(entry.path(), target)?;
+        }
     }
+    Ok(())
 }
 
 /// Whether a process ended because somebody else has its port.

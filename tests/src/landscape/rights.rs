@@ -4,7 +4,7 @@ use anyhow::Result;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
 use kube::{
     Api, Resource,
-    api::{Patch, PatchParams},
+    api::{DeleteParams, Patch, PatchParams},
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
@@ -31,6 +31,9 @@ pub(super) async fn grant_receiver(kcp: &Cluster, namespace: &str) -> Result<()>
         {"apiGroups": [GROUP], "resources": ["moduletemplates", "modulereleasemetas", "watchers"], "verbs": READ},
         {"apiGroups": [GROUP], "resources": ["manifests"], "verbs": ALL},
         {"apiGroups": [""], "resources": ["secrets"], "verbs": READ},
+        {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["tidewatch"], "verbs": READ},
+        {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]},
+        {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch"]},
     ]);
     apply(&Api::<Role>::namespaced(client.clone(), namespace), RECEIVER, json!({"rules": rules})).await?;
     let binding = json!({
@@ -63,6 +66,29 @@ pub(super) async fn grant_agent(runtime: &Cluster) -> Result<()> {
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": AGENT}, "subjects": subjects,
     });
     apply(&Api::<RoleBinding>::namespaced(client, SKR_NAMESPACE), AGENT, binding).await
+}
+
+/// Lets the agent list and watch one more resource, everywhere.
+pub(super) async fn grant_watch(runtime: &Cluster, group: &str, resource: &str) -> Result<()> {
+    let (client, name) = (runtime.client().await?, watch_role(resource));
+    let rules = json!([{"apiGroups": [group], "resources": [resource], "verbs": READ}]);
+    apply(&Api::<ClusterRole>::all(client.clone()), &name, json!({"rules": rules})).await?;
+    let binding = json!({
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
+        "subjects": [{"kind": "ServiceAccount", "name": AGENT, "namespace": SKR_NAMESPACE}],
+    });
+    apply(&Api::<ClusterRoleBinding>::all(client), &name, binding).await
+}
+
+/// Takes it away again.
+pub(super) async fn revoke_watch(runtime: &Cluster, resource: &str) -> Result<()> {
+    let bindings = Api::<ClusterRoleBinding>::all(runtime.client().await?);
+    bindings.delete(&watch_role(resource), &DeleteParams::default()).await?;
+    Ok(())
+}
+
+fn watch_role(resource: &str) -> String {
+    format!("{AGENT}-{resource}")
 }
 
 /// What the access Secret's account does in a runtime: it is the control plane's own, and may do everything.

@@ -23,6 +23,7 @@ use crate::{
     ports,
     process::Program,
     product::ProductProcess,
+    proxy::Proxy,
 };
 
 /// See the module.
@@ -33,7 +34,17 @@ pub struct Runtime {
     dir: PathBuf,
     // Made once, so that no write of the user's pays for a handshake.
     user: Client,
+    ways: Option<Ways>,
     agent: Mutex<Option<ProductProcess>>,
+}
+
+/// Proxies in front of a runtime's API server.
+#[derive(Debug)]
+pub struct Ways {
+    /// On the agent's way.
+    pub agent: Proxy,
+    /// On the receiver's way.
+    pub receiver: Proxy,
 }
 
 impl Runtime {
@@ -45,8 +56,16 @@ impl Runtime {
         rights::grant_control_plane(&cluster).await?;
         let token = cluster.service_account_token("kube-system", rights::CONTROL_PLANE).await?;
         let user = cluster.client_as(Person::User).await?;
-        let this = Self { landscape, cluster, id, dir, user, agent: Mutex::new(None) };
-        this.write_access(&this.cluster.kubeconfig_for_token(&token)).await?;
+        let ways = if landscape.options.proxied {
+            let server = cluster.server().address();
+            let (agent, receiver) =
+                tokio::try_join!(Proxy::start(server), Proxy::start(server)).context("start the runtime's proxies")?;
+            Some(Ways { agent, receiver })
+        } else {
+            None
+        };
+        let this = Self { landscape, cluster, id, dir, user, ways, agent: Mutex::new(None) };
+        this.write_access(&this.kubeconfig(this.ways.as_ref().map(|ways| &ways.receiver), &token)).await?;
         let Self { landscape, cluster, id, .. } = &this;
         objects::write_kyma(&landscape.kcp, &landscape.name, cluster.name(), id.as_str()).await?;
         Ok(this)
@@ -76,20 +95,23 @@ impl Runtime {
         rights::grant_agent(&self.cluster).await.context("grant the agent its rights")?;
         let token = self.cluster.service_account_token(SKR_NAMESPACE, rights::AGENT).await?;
         let kubeconfig = self.dir.join("agent.kubeconfig");
-        fs::write(&kubeconfig, self.cluster.kubeconfig_for_token(&token))?;
+        fs::write(&kubeconfig, self.kubeconfig(self.ways.as_ref().map(|ways| &ways.agent), &token))?;
         self.write_identity()?;
-        let probes = ports::free()?;
+        let (probes, admin) = (ports::free()?, ports::free()?);
         let landscape = &self.landscape;
         let text = |text: &dyn ToString| text.to_string().into();
         let program = Program::new("agent", landscape.binaries.agent()?, self.dir.join("agent.log"))
             .env("RUST_LOG", landscape.options.log.clone())
             .args([text(&"--kubeconfig"), kubeconfig.into_os_string()])
-            .args([text(&"--receiver-url"), text(&format_args!("https://{}", landscape.authority()))])
+            .args([text(&"--receiver-url"), text(&format_args!("https://{}", landscape.agents_authority()))])
             .args([text(&"--identity-dir"), self.dir.clone().into_os_string()])
             .args([text(&"--trust-domain"), text(&landscape.trust_domain)])
             .args([text(&"--metrics-address"), text(&format_args!("127.0.0.1:{probes}"))])
-            .args([text(&"--heartbeat-seconds"), text(&landscape.options.heartbeat_seconds)]);
+            .args([text(&"--admin-address"), text(&format_args!("127.0.0.1:{admin}"))])
+            .args([text(&"--heartbeat-seconds"), text(&landscape.options.heartbeat_seconds)])
+            .args(landscape.options.agent.clone());
         let process = ProductProcess::start(program, ([127, 0, 0, 1], probes).into())?;
+        let process = process.with_admin(([127, 0, 0, 1], admin).into());
         process.ready(DEADLINE).await?;
         *agent = Some(process);
         Ok(())
@@ -102,6 +124,33 @@ impl Runtime {
     pub async fn with_agent<T>(&self, act: impl AsyncFnOnce(&ProductProcess) -> T) -> Result<T> {
         let agent = self.agent.lock().await;
         Ok(act(agent.as_ref().context("the agent was not started")?).await)
+    }
+
+    /// Lets the agent list and watch a resource that a Watcher names, in all namespaces.
+    ///
+    /// # Errors
+    /// When the runtime refuses it.
+    pub async fn grant_agent(&self, group: &str, resource: &str) -> Result<()> {
+        rights::grant_watch(&self.cluster, group, resource).await
+    }
+
+    /// Takes away what [`Runtime::grant_agent`] gave.
+    ///
+    /// # Errors
+    /// When the runtime refuses it.
+    pub async fn revoke_agent(&self, resource: &str) -> Result<()> {
+        rights::revoke_watch(&self.cluster, resource).await
+    }
+
+    /// The proxies in front of its API server, if there are any.
+    #[must_use]
+    pub fn ways(&self) -> Option<&Ways> {
+        self.ways.as_ref()
+    }
+
+    fn kubeconfig(&self, way: Option<&Proxy>, token: &str) -> String {
+        let url = way.map_or_else(|| self.cluster.url(), |way| format!("https://{}", way.address()));
+        self.cluster.kubeconfig_at(&url, token)
     }
 
     fn write_identity(&self) -> Result<()> {

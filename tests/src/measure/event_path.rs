@@ -21,7 +21,7 @@ use tidewatch_shared::{
 
 use super::{
     Figure, Settings, api_calls,
-    figure::{median, millis, quantile},
+    figure::{mebibytes, median, millis, quantile},
     setting::Setting,
     writer::{self, Write},
 };
@@ -143,7 +143,6 @@ fn costs(runs: &[Run], tell: &mut impl FnMut(&Figure)) {
 }
 
 async fn memory(setting: &Setting, tell: &mut impl FnMut(&Figure)) -> Result<()> {
-    let mebibytes = |kib: u64| f64::from(u32::try_from(kib).unwrap_or(u32::MAX)) / 1024.0;
     let agent = setting.runtime.with_agent(async |agent| agent.memory()).await??;
     let receiver = setting.landscape.with_receiver(async |receiver| receiver.memory()).await??;
     tell(&Figure::new("agent_pss", mebibytes(agent.pss_kib), "MiB").at_most(10.0));

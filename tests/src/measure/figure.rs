@@ -34,12 +34,32 @@ impl Figure {
         self
     }
 
+    /// Adds the least that the value may be.
+    #[must_use]
+    pub fn at_least(mut self, bar: f64) -> Self {
+        (self.bar, self.holds) = (Some(bar), Some(self.value >= bar));
+        self
+    }
+
+    /// Adds the floor of the same run, and the value over it, which has no bar of its own.
+    #[must_use]
+    pub fn beside(mut self, floor: f64) -> Self {
+        (self.floor, self.ratio) = (Some(rounded(floor)), Some(rounded(self.value / floor)));
+        self
+    }
+
     /// Adds the floor of the same run, and the most that the ratio may be.
     #[must_use]
     pub fn over(mut self, floor: f64, ratio: f64, bar: f64) -> Self {
         (self.floor, self.ratio) = (Some(rounded(floor)), Some(rounded(ratio)));
         (self.bar, self.holds) = (Some(bar), Some(ratio <= bar));
         self
+    }
+
+    /// Its name, if it does not hold.
+    #[must_use]
+    pub fn missed(&self) -> Option<&'static str> {
+        (self.holds == Some(false)).then_some(self.figure)
     }
 
     /// The line, with its end.
@@ -67,6 +87,21 @@ pub(super) fn quantile(samples: &mut [f64], q: f64) -> f64 {
     samples.get(rank).copied().unwrap_or_default()
 }
 
+/// The line through points by least squares: where it is at `x`, and its slope. Two points at least must differ in their first part.
+pub(super) fn line(points: &[(f64, f64)], x: f64) -> (f64, f64) {
+    let count = f64::from(u32::try_from(points.len()).unwrap_or(u32::MAX)).max(1.0);
+    let (sum_x, sum_y) = points.iter().fold((0.0, 0.0), |(sx, sy), (x, y)| (sx + x, sy + y));
+    let (mean_x, mean_y) = (sum_x / count, sum_y / count);
+    let above: f64 = points.iter().map(|(x, y)| (x - mean_x) * (y - mean_y)).sum();
+    let below: f64 = points.iter().map(|(x, _)| (x - mean_x).powi(2)).sum();
+    let slope = if below > 0.0 { above / below } else { 0.0 };
+    (mean_y + slope * (x - mean_x), slope)
+}
+
+pub(super) fn mebibytes(kib: u64) -> f64 {
+    f64::from(u32::try_from(kib).unwrap_or(u32::MAX)) / 1024.0
+}
+
 pub(super) fn median(mut samples: Vec<f64>) -> f64 {
     quantile(&mut samples, 0.5)
 }
@@ -87,5 +122,23 @@ mod tests {
         assert_eq!(quantile(&mut samples, 1.0), 100.0);
         assert_eq!(quantile(&mut [], 0.5), 0.0);
         assert_eq!(quantile(&mut [7.0], 0.99), 7.0);
+    }
+
+    #[test]
+    fn a_line_goes_through_its_points() {
+        let (at, slope) = line(&[(500.0, 20.0), (1_000.0, 30.0), (2_000.0, 50.0)], 5_000.0);
+        assert!((at - 110.0).abs() < 1e-9 && (slope - 0.02).abs() < 1e-12, "{at} {slope}");
+        assert_eq!(line(&[(500.0, 20.0)], 5_000.0), (20.0, 0.0), "one point has no slope");
+    }
+
+    #[test]
+    fn a_figure_knows_whether_it_holds() {
+        let figure = || Figure::new("x", 10.0, "ms");
+        assert_eq!(figure().missed(), None);
+        assert_eq!(figure().at_most(9.0).missed(), Some("x"));
+        assert_eq!(figure().at_least(9.0).beside(20.0).missed(), None);
+        assert_eq!(figure().at_least(11.0).missed(), Some("x"));
+        assert_eq!(figure().over(5.0, 2.0, 1.5).missed(), Some("x"));
+        assert!(figure().beside(20.0).line().contains("\"ratio\":0.5"));
     }
 }

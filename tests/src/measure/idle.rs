@@ -1,4 +1,5 @@
-//! What is written while nobody does anything: nothing in KCP, and nothing in a runtime but the canary Lease.
+//! What is written while nobody does anything: nothing but the active receiver's Lease in KCP, and nothing but the canary Lease in a
+//! runtime.
 
 use std::time::Duration;
 
@@ -7,6 +8,9 @@ use tidewatch_shared::names::AGENT_OBJECT;
 
 use super::{Figure, Settings, setting::Setting};
 use crate::progress::Step;
+
+/// The Lease by which one receiver is active, under its default name.
+const LEASE: &str = "tidewatch-receiver";
 
 /// Waits and counts, by the API servers' audit logs.
 ///
@@ -23,11 +27,13 @@ pub async fn idle(settings: &Settings, minutes: u32, tell: &mut impl FnMut(&Figu
     step.done();
     let ours =
         |writes: Vec<crate::control_plane::audit::Write>| writes.into_iter().filter(|write| !write.is_kubernetes_own());
-    let kcp = ours(kcp.writes_since(marks.0)?).count();
+    let renewal = |write: &crate::control_plane::audit::Write| write.resource == "leases" && write.name == LEASE;
+    let (renewals, kcp): (Vec<_>, Vec<_>) = ours(kcp.writes_since(marks.0)?).partition(renewal);
     let canary = |write: &crate::control_plane::audit::Write| write.resource == "leases" && write.name == AGENT_OBJECT;
     let (canaries, others): (Vec<_>, Vec<_>) = ours(runtime.writes_since(marks.1)?).partition(canary);
-    tell(&Figure::new("idle_writes_kcp", f64::from(u32::try_from(kcp)?), "writes").at_most(0.0));
+    tell(&Figure::new("idle_writes_kcp", f64::from(u32::try_from(kcp.len())?), "writes").at_most(0.0));
     tell(&Figure::new("idle_writes_runtime", f64::from(u32::try_from(others.len())?), "writes").at_most(0.0));
+    tell(&Figure::new("idle_lease_writes", f64::from(u32::try_from(renewals.len())?), "writes"));
     tell(&Figure::new("idle_canary_writes", f64::from(u32::try_from(canaries.len())?), "writes"));
     Ok(())
 }

@@ -1,6 +1,8 @@
-//! Whether a user's write is slower when the agent runs: latency of the same PATCH with and without it, interleaved.
+//! Whether a user's write is slower when the agent runs: latency of the same PATCH with and without it, interleaved; also while the
+//! receiver refuses what the agent sends, or hangs.
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
+use http::StatusCode;
 
 use super::{
     Figure, Settings,
@@ -9,18 +11,45 @@ use super::{
     setting::Setting,
     writer,
 };
-use crate::{landscape::DEADLINE, progress::Step};
+use crate::{
+    landscape::DEADLINE,
+    load::{Plain, Work},
+    progress::Step,
+};
 
 /// Rounds of each kind.
 const ROUNDS: u32 = 8;
 
 /// Who watches while the user writes.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Beside {
     Nobody,
     /// A metadata watch that does nothing: what any watch costs a write on this machine.
     PlainWatch,
     Agent,
+    /// The agent, whose receiver says 503.
+    Unavailable,
+    /// The agent, whose receiver says 401.
+    Unauthorized,
+    /// The agent, whose receiver is frozen: its connections stay open and nothing answers.
+    Hung,
+}
+
+impl Beside {
+    const ALL: [Self; 6] =
+        [Self::Nobody, Self::PlainWatch, Self::Agent, Self::Unavailable, Self::Unauthorized, Self::Hung];
+
+    /// The names of its median and of its 99th percentile.
+    const fn figures(self) -> Option<[&'static str; 2]> {
+        match self {
+            Self::Nobody => None,
+            Self::PlainWatch => Some(["user_write_plain_watch_p50", "user_write_plain_watch_p99"]),
+            Self::Agent => Some(["user_write_p50", "user_write_p99"]),
+            Self::Unavailable => Some(["user_write_receiver_503_p50", "user_write_receiver_503_p99"]),
+            Self::Unauthorized => Some(["user_write_receiver_401_p50", "user_write_receiver_401_p99"]),
+            Self::Hung => Some(["user_write_receiver_hung_p50", "user_write_receiver_hung_p99"]),
+        }
+    }
 }
 
 /// The medians and 99th percentiles of the rounds of one kind.
@@ -35,52 +64,78 @@ pub async fn user_write(settings: &Settings, tell: &mut impl FnMut(&Figure)) -> 
     let setting = Setting::start(settings).await?;
     let writes = settings.writes().div_ceil(ROUNDS);
     writer::toggle(&setting.runtime, settings.rate, settings.pause()).await?;
-    let [mut nobody, mut plain, mut agent] = <[Rounds; 3]>::default();
+    let mut rounds = Beside::ALL.map(|_| Rounds::default());
     for number in 1..=ROUNDS {
         let step = Step::begin(format!("user write, round {number} of {ROUNDS}"));
         // Which one goes first alternates, so that a drift of the machine favours none.
-        let mut order = [Beside::Nobody, Beside::PlainWatch, Beside::Agent];
-        order.rotate_left(usize::try_from(number % 3)?);
+        let mut order = Beside::ALL;
+        order.rotate_left(usize::try_from(number)? % Beside::ALL.len());
         for beside in order {
             let taken = round(&setting, settings, beside, writes).await?;
-            let into = match beside {
-                Beside::Nobody => &mut nobody,
-                Beside::PlainWatch => &mut plain,
-                Beside::Agent => &mut agent,
-            };
-            into.add(taken);
+            rounds[beside as usize].add(taken);
         }
         step.done();
     }
-    for (index, [with_agent, with_plain]) in
-        [["user_write_p50", "user_write_plain_watch_p50"], ["user_write_p99", "user_write_plain_watch_p99"]]
-            .into_iter()
-            .enumerate()
-    {
-        for (figure, rounds) in [(with_agent, &agent), (with_plain, &plain)] {
+    let [nobody, others @ ..] = &rounds;
+    for (beside, rounds) in Beside::ALL.into_iter().skip(1).zip(others) {
+        for (index, figure) in beside.figures().into_iter().flatten().enumerate() {
             let (with, without) = (&rounds.0[index], &nobody.0[index]);
             let ratios = with.iter().zip(without).map(|(with, without)| with / without).collect();
-            tell(&Figure::new(figure, median(with.clone()), "ms").over(median(without.clone()), median(ratios), 1.05));
+            let figure = Figure::new(figure, median(with.clone()), "ms");
+            let (floor, ratio) = (median(without.clone()), median(ratios));
+            // The plain watch is there to compare with; it is nobody's to keep below a bar.
+            tell(&if beside == Beside::PlainWatch { figure.beside(floor) } else { figure.over(floor, ratio, 1.05) });
         }
     }
     Ok(())
 }
 
 async fn round(setting: &Setting, settings: &Settings, beside: Beside, writes: u32) -> Result<Vec<f64>> {
-    if beside == Beside::Agent {
-        setting.runtime.start_agent().await?;
-        setting.settle(settings.objects).await?;
-    } else {
+    if matches!(beside, Beside::Nobody | Beside::PlainWatch) {
         // It ends once; afterwards there is none to end.
         setting.runtime.with_agent(async |agent| agent.sigterm(DEADLINE).await).await?.ok();
+    } else {
+        setting.runtime.start_agent().await?;
+        setting.settle(settings.objects).await?;
     }
     let seen = Seen::default();
     let watch = (beside == Beside::PlainWatch).then(|| tokio::spawn(event_path::watch(setting.runtime.user(), seen)));
-    let taken = writer::toggle(&setting.runtime, writes, settings.pause()).await;
+    let write = async || writer::toggle(&setting.runtime, writes, settings.pause()).await;
+    let taken = match beside {
+        Beside::Nobody | Beside::PlainWatch | Beside::Agent => write().await,
+        Beside::Unavailable => refused(setting, StatusCode::SERVICE_UNAVAILABLE, write).await,
+        Beside::Unauthorized => refused(setting, StatusCode::UNAUTHORIZED, write).await,
+        Beside::Hung => hung(setting, write).await,
+    };
     if let Some(watch) = watch {
         watch.abort();
     }
     Ok(taken?.iter().map(|write| millis(write.took)).collect())
+}
+
+/// Writes while another server stands in the receiver's place and refuses everything.
+async fn refused(
+    setting: &Setting,
+    status: StatusCode,
+    write: impl AsyncFnOnce() -> Result<Vec<writer::Write>>,
+) -> Result<Vec<writer::Write>> {
+    let landscape = &setting.landscape;
+    landscape.with_receiver(async |receiver| receiver.sigterm(DEADLINE).await).await??;
+    let plain = Plain::start(landscape, landscape.authority().parse()?, Work::Refuse(status))?;
+    let taken = write().await;
+    drop(plain);
+    landscape.start_receiver().await.context("start the receiver again")?;
+    taken
+}
+
+async fn hung(
+    setting: &Setting,
+    write: impl AsyncFnOnce() -> Result<Vec<writer::Write>>,
+) -> Result<Vec<writer::Write>> {
+    setting.landscape.with_receiver(async |receiver| receiver.sigstop()).await??;
+    let taken = write().await;
+    setting.landscape.with_receiver(async |receiver| receiver.sigcont()).await??;
+    taken
 }
 
 impl Rounds {

@@ -1,7 +1,6 @@
 //! Access to a runtime: what is unusable is named in the condition `RuntimeAccess`, and what is repaired is used at once
 //! (`acceptance.md` 8, 9).
 
-use anyhow::Result;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api,
@@ -14,12 +13,12 @@ use tidewatch_shared::{
 };
 use tidewatch_tests::control_plane::Person;
 
-use crate::support::{One, condition};
+use crate::support::{One, Tested, condition};
 
 const CONDITION: &str = "RuntimeAccess";
 
 #[tokio::test]
-async fn an_unusable_kubeconfig_is_named_and_a_good_one_is_used_at_once() -> Result<()> {
+async fn an_unusable_kubeconfig_is_named_and_a_good_one_is_used_at_once() -> Tested {
     let one = One::without_agent("access", &[]).await?;
     let cluster = one.runtime.cluster();
     let token = cluster.credentials().token(Person::Other);

@@ -18,7 +18,7 @@ use tidewatch_tests::{
     landscape::{catalog::template, until},
 };
 
-use crate::support::One;
+use crate::support::{One, Tested};
 
 const KEDA: (&str, &str, &str) = ("keda", "1.0.0", "1.1.0");
 
@@ -59,7 +59,7 @@ fn spec<K: Serialize>(object: &K) -> Result<Value> {
 }
 
 #[tokio::test]
-async fn a_runtime_has_what_it_may_see_with_the_same_spec() -> Result<()> {
+async fn a_runtime_has_what_it_may_see_with_the_same_spec() -> Tested {
     let one = One::without_agent("visible", &[KEDA]).await?;
     let kcp = one.landscape.kcp().client().await?;
     let mut mandatory = template("warden", "1.0.0");
@@ -95,7 +95,7 @@ async fn a_runtime_has_what_it_may_see_with_the_same_spec() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_moved_channel_is_one_patch_and_its_echo_is_nothing() -> Result<()> {
+async fn a_moved_channel_is_one_patch_and_its_echo_is_nothing() -> Tested {
     let one = One::start("patches", &[KEDA]).await?;
     synced(&one).await?;
     one.quiet().await?;
@@ -116,7 +116,7 @@ async fn a_moved_channel_is_one_patch_and_its_echo_is_nothing() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_users_do_to_the_catalog_is_undone_and_what_is_theirs_stays() -> Result<()> {
+async fn what_users_do_to_the_catalog_is_undone_and_what_is_theirs_stays() -> Tested {
     let one = One::start("tamper", &[KEDA]).await?;
     synced(&one).await?;
     let (metas, templates) = (user_api::<ModuleReleaseMeta>(&one).await?, user_api::<ModuleTemplate>(&one).await?);
@@ -131,7 +131,7 @@ async fn what_users_do_to_the_catalog_is_undone_and_what_is_theirs_stays() -> Re
     ] {
         let patch = Patch::Merge(json!({"spec": {"channels": tampered}}));
         let tampered = metas.patch("keda", &PatchParams::default(), &patch).await?;
-        anyhow::ensure!(spec(&tampered)? != spec(&before)?, "the user's write must be a change");
+        assert_ne!(spec(&tampered)?, spec(&before)?, "the user's write must be a change");
         until("the release meta as it was", same).await?;
     }
     // Labels that are not ours, and ours taken away.
@@ -157,7 +157,7 @@ async fn what_users_do_to_the_catalog_is_undone_and_what_is_theirs_stays() -> Re
 }
 
 #[tokio::test]
-async fn what_leaves_kcp_leaves_the_runtime() -> Result<()> {
+async fn what_leaves_kcp_leaves_the_runtime() -> Tested {
     let one = One::without_agent("leave", &[KEDA, ("warden", "2.0.0", "2.1.0")]).await?;
     synced(&one).await?;
     until("both modules", async || Ok(names::<ModuleReleaseMeta>(&one).await?.contains("warden").then_some(())))
@@ -176,5 +176,6 @@ async fn what_leaves_kcp_leaves_the_runtime() -> Result<()> {
         let gone = !names::<ModuleReleaseMeta>(&one).await?.contains("warden");
         Ok((gone && templates == ["keda-1.0.0".to_owned()].into()).then_some(()))
     })
-    .await
+    .await?;
+    Ok(())
 }

@@ -2,7 +2,6 @@
 
 use std::time::SystemTime;
 
-use anyhow::Result;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{
     Api,
@@ -12,12 +11,12 @@ use serde_json::json;
 use tidewatch_shared::names::{AGENT_OBJECT, PLAN_KEY, SKR_NAMESPACE};
 use tidewatch_tests::{control_plane::Person, demo::stamps, landscape::until, proxy::Proxy};
 
-use crate::support::{One, module};
+use crate::support::{One, Tested, module};
 
 const KEDA: (&str, &str, &str) = ("keda", "1.0.0", "1.1.0");
 
 #[tokio::test]
-async fn a_receiver_killed_between_accepted_and_settled_loses_nothing() -> Result<()> {
+async fn a_receiver_killed_between_accepted_and_settled_loses_nothing() -> Tested {
     let one = One::start("receiver-killed", &[KEDA]).await?;
     let cluster = one.runtime.cluster();
     // The receiver reaches the runtime through a proxy, the agent does not: so an event can be accepted and not worked on.
@@ -56,7 +55,7 @@ async fn a_receiver_killed_between_accepted_and_settled_loses_nothing() -> Resul
 }
 
 #[tokio::test]
-async fn an_agent_killed_before_it_sent_loses_nothing() -> Result<()> {
+async fn an_agent_killed_before_it_sent_loses_nothing() -> Tested {
     let one = One::start("agent-killed", &[KEDA]).await?;
     one.quiet().await?;
     one.runtime.with_agent(async |agent| agent.sigstop()).await??;
@@ -69,7 +68,7 @@ async fn an_agent_killed_before_it_sent_loses_nothing() -> Result<()> {
 }
 
 #[tokio::test]
-async fn both_killed_at_once_lose_nothing() -> Result<()> {
+async fn both_killed_at_once_lose_nothing() -> Tested {
     let one = One::start("both-killed", &[KEDA]).await?;
     one.quiet().await?;
     one.landscape.with_receiver(async |receiver| receiver.kill9()).await?;
@@ -82,7 +81,7 @@ async fn both_killed_at_once_lose_nothing() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_malformed_plan_is_refused_whole_and_the_last_good_one_stays() -> Result<()> {
+async fn a_malformed_plan_is_refused_whole_and_the_last_good_one_stays() -> Tested {
     let one = One::start("bad-plan", &[KEDA]).await?;
     one.quiet().await?;
     let plans = Api::<ConfigMap>::namespaced(one.runtime.cluster().client().await?, SKR_NAMESPACE);
@@ -107,7 +106,7 @@ async fn a_malformed_plan_is_refused_whole_and_the_last_good_one_stays() -> Resu
 }
 
 #[tokio::test]
-async fn both_end_in_order_when_they_are_told_to() -> Result<()> {
+async fn both_end_in_order_when_they_are_told_to() -> Tested {
     let one = One::start("orderly", &[KEDA]).await?;
     one.quiet().await?;
     let deadline = tidewatch_tests::landscape::DEADLINE;

@@ -3,11 +3,24 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by a panic, in its helpers too")]
 
 mod access;
+mod active;
+mod admin;
 mod catalog;
+mod clock;
 mod crds;
 mod faults;
+mod forward;
 mod kyma;
+mod load;
+mod network;
+mod path;
+mod record;
 mod refusals;
+mod store;
+mod storms;
 mod support;
+mod sync;
 mod takeover;
 mod test_bed;
+mod v2;
+mod watches;

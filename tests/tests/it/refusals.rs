@@ -1,7 +1,7 @@
 //! What is refused at a running receiver, with the status of the contract and a count, while everybody else is served
 //! (style H24; the gateway's own tests have the whole table).
 
-use anyhow::{Context as _, Result};
+use anyhow::Context as _;
 use tidewatch_receiver::pki::{CA_VALIDITY, Ca};
 use tidewatch_shared::identity::RuntimeId;
 use tidewatch_tests::{
@@ -9,10 +9,10 @@ use tidewatch_tests::{
     speaker::{Said, Speaker},
 };
 
-use crate::support::{One, module};
+use crate::support::{One, Tested, module};
 
 #[tokio::test]
-async fn forgeries_are_refused_and_disturb_nobody() -> Result<()> {
+async fn forgeries_are_refused_and_disturb_nobody() -> Tested {
     let one = One::start("refusals", &[("keda", "1.0.0", "1.1.0")]).await?;
     let (ca, domain, address) = (one.landscape.ca(), one.landscape.trust_domain(), one.landscape.authority());
     let stranger: RuntimeId = "stranger".parse()?;

@@ -1,6 +1,6 @@
 //! What the tests of whole landscapes share.
 
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
 use anyhow::{Context as _, Result};
 use kube::{Api, api::ListParams};
@@ -20,7 +20,38 @@ pub(crate) struct One {
     pub(crate) runtime: Runtime,
     pub(crate) landscape: Arc<Landscape>,
     bed: &'static TestBed,
+    own_kcp: Option<String>,
     _turn: SemaphorePermit<'static>,
+}
+
+/// What of a landscape is its own, so that it may be harmed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ground {
+    /// The runtime's API server alone.
+    Shared,
+    /// The runtime's etcd as well.
+    OwnStore,
+    /// KCP as well, with its etcd.
+    OwnKcp,
+}
+
+/// What a test returns: an error keeps the logs, as a panic does.
+pub(crate) type Tested = std::result::Result<(), Failed>;
+
+/// See [`Tested`]. No `Error` itself, so that every error can become one.
+pub(crate) struct Failed(anyhow::Error);
+
+impl<E: Into<anyhow::Error>> From<E> for Failed {
+    fn from(error: E) -> Self {
+        bed::keep_shared();
+        Self(error.into())
+    }
+}
+
+impl fmt::Debug for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.0)
+    }
 }
 
 /// Landscapes that run at the same time: each is three processes and an API server, and the machine may have two cores.
@@ -39,6 +70,9 @@ pub(crate) fn quick() -> Options {
 impl Drop for One {
     fn drop(&mut self) {
         self.bed.stop(self.runtime.name());
+        if let Some(kcp) = &self.own_kcp {
+            self.bed.stop(kcp);
+        }
     }
 }
 
@@ -58,17 +92,47 @@ impl One {
 
     /// The same, with the receiver alone, and with options.
     pub(crate) async fn with(name: &str, modules: &[(&str, &str, &str)], options: Options) -> Result<Self> {
+        Self::on(Ground::Shared, name, modules, options).await
+    }
+
+    /// The same, with its agent, and on ground of its own.
+    pub(crate) async fn to_harm(
+        ground: Ground,
+        name: &str,
+        modules: &[(&str, &str, &str)],
+        options: Options,
+    ) -> Result<Self> {
+        let this = Self::on(ground, name, modules, options).await?;
+        this.runtime.start_agent().await?;
+        until("the Kyma in the runtime", async || this.runtime.skr_kyma().await).await?;
+        Ok(this)
+    }
+
+    async fn on(ground: Ground, name: &str, modules: &[(&str, &str, &str)], options: Options) -> Result<Self> {
         tidewatch_tests::install_crypto();
         let turn = TURNS.acquire().await?;
         let bed = bed::shared().await?;
-        let (kcp, cluster) = tokio::try_join!(bed.kcp(), bed.runtime(name))?;
+        let own_kcp = (ground == Ground::OwnKcp).then(|| format!("{name}-kcp"));
+        let kcp = async {
+            match &own_kcp {
+                Some(kcp) => bed.runtime_with_store(kcp).await,
+                None => bed.kcp().await,
+            }
+        };
+        let cluster = async {
+            match ground {
+                Ground::Shared | Ground::OwnKcp => bed.runtime(name).await,
+                Ground::OwnStore => bed.runtime_with_store(name).await,
+            }
+        };
+        let (kcp, cluster) = tokio::try_join!(kcp, cluster)?;
         let landscape = Arc::new(Landscape::prepare(kcp, name, options).await?);
         for (module, regular, fast) in modules {
             landscape.write_module(module, regular, fast).await?;
         }
         landscape.start_receiver().await?;
         let runtime = landscape.register(cluster).await?;
-        Ok(Self { runtime, landscape, bed, _turn: turn })
+        Ok(Self { runtime, landscape, bed, own_kcp, _turn: turn })
     }
 
     /// Waits until the status of the runtime's Kyma is as expected, and returns it.
@@ -127,6 +191,11 @@ impl One {
 /// Whether a write is the agent's renewal of its Lease.
 pub(crate) fn is_canary(write: &Write) -> bool {
     write.resource == "leases" && write.name == "tidewatch-agent"
+}
+
+/// Whether a write is the active receiver's renewal of its Lease.
+pub(crate) fn is_renewal(write: &Write) -> bool {
+    write.resource == "leases" && write.name == "tidewatch-receiver"
 }
 
 /// The status of one module.

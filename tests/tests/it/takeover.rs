@@ -10,7 +10,7 @@ use serde_json::json;
 use tidewatch_shared::api::crds::runtime_crds;
 use tidewatch_tests::{bed, control_plane::Person, landscape::until};
 
-use crate::support::One;
+use crate::support::{One, Tested};
 
 /// A runtime in which the incumbent was: its CRDs with both versions, `v1beta1` among the stored ones, and an object of a user's.
 async fn incumbent(name: &str) -> Result<()> {
@@ -46,7 +46,7 @@ async fn incumbent(name: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn our_crds_take_the_place_of_the_incumbents() -> Result<()> {
+async fn our_crds_take_the_place_of_the_incumbents() -> Tested {
     incumbent("takeover").await?;
     let one = One::without_agent("takeover", &[("keda", "1.0.0", "1.1.0")]).await?;
     one.skr_status("readiness", |status| status.state() == tidewatch_shared::api::State::Ready).await?;

@@ -1,0 +1,163 @@
+//! A light fake API server: thousands of runtimes behind one port of this process, told apart by the path that their kubeconfigs begin with.
+//!
+//! It serves what the receiver does in a runtime and what an agent needs: discovery, get, list in pages, watch with bookmarks and
+//! 410, create, update, merge patch, apply, delete, status subresources, metadata-only forms, and custom resources only while
+//! their definition is there. It approximates where real API servers would cost too much:
+//!
+//! * an apply is a merge: field ownership is noted (`managedFields` names who applied) and never consulted, so what an applier no
+//!   longer says stays, and lists are atomic;
+//! * nothing is validated, defaulted or authorised beyond the one token;
+//! * one version of each kind, no namespaces that must exist, no garbage collection;
+//! * a definition is established at once.
+//!
+//! What objects of many runtimes have in common (definitions, plans, catalogs) is kept once.
+
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result};
+use aws_lc_rs::rand::{SecureRandom as _, SystemRandom};
+use base64::{Engine as _, prelude::BASE64_STANDARD, prelude::BASE64_URL_SAFE_NO_PAD};
+use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose};
+use rustls::{
+    ServerConfig,
+    pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer},
+    version::TLS13,
+};
+use serde_json::json;
+use tokio::net::TcpListener;
+
+mod cluster;
+mod merge;
+mod path;
+mod select;
+mod serve;
+mod store;
+mod watch;
+
+pub use cluster::FakeCluster;
+use store::Shelf;
+
+/// See the module. Dropping it ends the server.
+pub struct Fake {
+    address: SocketAddr,
+    authority: String,
+    token: String,
+    shared: Arc<Shared>,
+    serving: tokio::task::JoinHandle<()>,
+}
+
+/// What all runtimes of a fake share.
+pub(crate) struct Shared {
+    clusters: Mutex<HashMap<String, FakeCluster>>,
+    shelf: Arc<Shelf>,
+    authorization: String,
+    calls: AtomicU64,
+    delay: Mutex<Duration>,
+}
+
+impl Fake {
+    /// Listens on a free port of loopback and serves from now on, on the caller's tokio runtime.
+    ///
+    /// # Errors
+    /// When no certificate can be made or no port is free.
+    pub async fn start() -> Result<Self> {
+        let (tls, authority) = tls().context("make the fake API server's certificate")?;
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.context("listen for the fake API server")?;
+        let address = listener.local_addr()?;
+        let mut random = [0; 16];
+        SystemRandom::new().fill(&mut random).ok().context("draw a token")?;
+        let token = BASE64_URL_SAFE_NO_PAD.encode(random);
+        let shared = Arc::new(Shared {
+            clusters: Mutex::default(),
+            shelf: Arc::default(),
+            authorization: format!("Bearer {token}"),
+            calls: AtomicU64::new(0),
+            delay: Mutex::default(),
+        });
+        let serving = tokio::spawn(serve::run(listener, tls, shared.clone()));
+        Ok(Self { address, authority, token, shared, serving })
+    }
+
+    /// The runtime of that name, which is served from the first call on. A name is letters, digits, dashes and dots.
+    #[must_use]
+    pub fn cluster(&self, name: &str) -> FakeCluster {
+        let mut clusters = self.shared.clusters.lock().unwrap_or_else(PoisonError::into_inner);
+        clusters.entry(name.to_owned()).or_insert_with(|| FakeCluster::new(self.shared.shelf.clone())).clone()
+    }
+
+    /// A kubeconfig in JSON for the runtime of that name: for an access Secret, and for an agent.
+    #[must_use]
+    pub fn kubeconfig(&self, name: &str) -> String {
+        let server = format!("https://{}/clusters/{name}", self.address);
+        let data = BASE64_STANDARD.encode(&self.authority);
+        json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "fake",
+            "clusters": [{"name": "fake", "cluster": {"server": server, "certificate-authority-data": data}}],
+            "users": [{"name": "fake", "user": {"token": self.token}}],
+            "contexts": [{"name": "fake", "context": {"cluster": "fake", "user": "fake"}}],
+        })
+        .to_string()
+    }
+
+    /// From now on every answer but the lines of a watch comes so much later: a slow network, or a busy API server.
+    pub fn set_delay(&self, delay: Duration) {
+        *self.shared.delay.lock().unwrap_or_else(PoisonError::into_inner) = delay;
+    }
+
+    /// The calls of all runtimes so far, refused ones included.
+    #[must_use]
+    pub fn calls(&self) -> u64 {
+        self.shared.calls.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Fake {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+impl Shared {
+    fn cluster(&self, name: &str) -> Option<FakeCluster> {
+        self.clusters.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+    }
+
+    fn delay(&self) -> Duration {
+        *self.delay.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A server configuration of a new CA, and the CA's certificate in PEM.
+fn tls() -> Result<(Arc<ServerConfig>, String)> {
+    let authority_key = KeyPair::generate()?;
+    let mut params = CertificateParams::new(Vec::<String>::new())?;
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+    let authority = params.self_signed(&authority_key)?;
+    let key = KeyPair::generate()?;
+    let mut leaf = CertificateParams::new(vec!["127.0.0.1".to_owned()])?;
+    leaf.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    let leaf = leaf.signed_by(&key, &Issuer::from_params(&params, &authority_key))?;
+    let mut config = ServerConfig::builder_with_provider(tidewatch_shared::tls::provider())
+        .with_protocol_versions(&[&TLS13])?
+        .with_no_client_auth()
+        .with_single_cert(
+            vec![leaf.der().clone()],
+            PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der())),
+        )?;
+    // Tickets for thousands of clients that never come back would only cost memory.
+    config.send_tls13_tickets = 0;
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok((Arc::new(config), authority.pem()))
+}
+
+#[cfg(test)]
+mod tests;

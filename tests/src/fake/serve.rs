@@ -1,0 +1,274 @@
+//! The server: connections, and what each request is answered.
+
+use std::{convert::Infallible, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request, Response, StatusCode, header, request::Parts};
+use http_body_util::{BodyExt as _, Full, Limited, StreamBody, combinators::UnsyncBoxBody};
+use hyper::{body::Incoming, service::service_fn};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo},
+    server::conn::auto,
+};
+use rustls::ServerConfig;
+use serde_json::{Value, json};
+use tokio::{
+    net::TcpListener,
+    time::{Instant, sleep},
+};
+use tokio_rustls::TlsAcceptor;
+
+use super::{
+    FakeCluster, Shared,
+    path::{self, Objects, Place},
+    select::Selection,
+    store::{Patch, Refused, Store, Stored},
+    watch::{Place as Progress, Watch},
+};
+
+type Answer = Response<UnsyncBoxBody<Bytes, Infallible>>;
+
+const BODY_BYTES: usize = 4 << 20;
+/// As API servers choose when nobody says.
+const WATCH_SECONDS: u64 = 1_800;
+
+/// Accepts for ever.
+pub(super) async fn run(listener: TcpListener, tls: Arc<ServerConfig>, shared: Arc<Shared>) {
+    let acceptor = TlsAcceptor::from(tls);
+    let mut connections = tokio::task::JoinSet::new();
+    loop {
+        while connections.try_join_next().is_some() {}
+        let Ok((tcp, _)) = listener.accept().await else {
+            sleep(Duration::from_millis(100)).await;
+            continue;
+        };
+        let (acceptor, shared) = (acceptor.clone(), shared.clone());
+        connections.spawn(async move {
+            // Answers are small; waiting for more to send only delays them.
+            let _ = tcp.set_nodelay(true);
+            let Ok(stream) = acceptor.accept(tcp).await else { return };
+            let service = service_fn(move |request| {
+                let shared = shared.clone();
+                async move { Ok::<_, Infallible>(answer(&shared, request).await) }
+            });
+            // Its end concerns only who held the other one.
+            let _ = auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await;
+        });
+    }
+}
+
+async fn answer(shared: &Shared, request: Request<Incoming>) -> Answer {
+    shared.calls.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let (parts, body) = request.into_parts();
+    let body = Limited::new(body, BODY_BYTES).collect().await.map(http_body_util::Collected::to_bytes);
+    let delay = shared.delay();
+    if !delay.is_zero() {
+        sleep(delay).await;
+    }
+    let Ok(body) = body else { return failure(StatusCode::PAYLOAD_TOO_LARGE, "RequestEntityTooLarge", "") };
+    if parts.headers.get(header::AUTHORIZATION).is_none_or(|value| value != shared.authorization.as_str()) {
+        return failure(StatusCode::UNAUTHORIZED, "Unauthorized", "");
+    }
+    let found = path::cluster(parts.uri.path()).and_then(|(name, rest)| Some((shared.cluster(name)?, rest)));
+    match found.and_then(|(cluster, rest)| Some((cluster, path::place(rest)?))) {
+        Some((cluster, Place::Group(group))) => discover_group(&cluster, group),
+        Some((cluster, Place::Resources { group, version })) => discover(&cluster.read(), group, version),
+        Some((cluster, Place::Objects(at))) => objects(cluster, &at, &parts, &body),
+        None => not_served(),
+    }
+}
+
+fn objects(cluster: FakeCluster, at: &Objects<'_>, parts: &Parts, body: &[u8]) -> Answer {
+    if !builtin(at.group) && !cluster.read().defines(at.group, at.resource) {
+        return not_served();
+    }
+    let query = Query::of(parts);
+    let only_metadata = wants_metadata(&parts.headers);
+    let manager = query.get("fieldManager");
+    let object = || serde_json::from_slice::<Value>(body).ok().filter(Value::is_object);
+    let malformed = || failure(StatusCode::BAD_REQUEST, "BadRequest", at.name);
+    let told = |result: Result<Stored, Refused>, status| match result {
+        Ok(stored) => reply(status, stored.text(only_metadata)),
+        Err(Refused { status, reason, name }) => failure(status, reason, &name),
+    };
+    match (&parts.method, at.name.is_empty()) {
+        (&Method::GET, true) if query.get("watch") == "true" => watch(cluster, at, &query, only_metadata),
+        (&Method::GET, true) => list(&cluster.read(), at, &query, only_metadata),
+        (&Method::GET, false) => {
+            let found = cluster.read().get(&at.key(at.name)).cloned();
+            told(found.ok_or_else(|| Refused::not_found(at.name)), StatusCode::OK)
+        }
+        (&Method::POST, true) => match object() {
+            Some(object) => told(cluster.write(|store| store.create(at, object, &manager)), StatusCode::CREATED),
+            None => malformed(),
+        },
+        (&Method::PUT, false) => match object() {
+            Some(object) => told(cluster.write(|store| store.replace(at, object, &manager)), StatusCode::OK),
+            None => malformed(),
+        },
+        (&Method::PATCH, false) => match (object(), how(&parts.headers)) {
+            (Some(object), Some(how)) => {
+                told(cluster.write(|store| store.patch(at, how, object, &manager)), StatusCode::OK)
+            }
+            (_, None) => failure(StatusCode::UNSUPPORTED_MEDIA_TYPE, "UnsupportedMediaType", at.name),
+            (None, _) => malformed(),
+        },
+        (&Method::DELETE, false) => match cluster.write(|store| store.delete(at, &object().unwrap_or_default())) {
+            Ok(()) => {
+                reply(StatusCode::OK, json!({"kind": "Status", "apiVersion": "v1", "status": "Success"}).to_string())
+            }
+            Err(Refused { status, reason, name }) => failure(status, reason, &name),
+        },
+        _ => failure(StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed", at.name),
+    }
+}
+
+fn list(store: &Store, at: &Objects<'_>, query: &Query, only_metadata: bool) -> Answer {
+    let Some(selection) = query.selection() else { return failure(StatusCode::BAD_REQUEST, "BadRequest", "") };
+    let (prefix, after) = (at.prefix(), query.get("continue"));
+    let limit = query.get("limit").parse().ok().filter(|limit| *limit > 0).unwrap_or(usize::MAX);
+    let mut matching = store.list(&prefix, &after).filter(|(_, stored)| selection.selects(&stored.metadata)).peekable();
+    let mut items = String::new();
+    let mut last = "";
+    for _ in 0..limit {
+        let Some((key, stored)) = matching.next() else { break };
+        if !items.is_empty() {
+            items.push(',');
+        }
+        items.push_str(&stored.text(only_metadata));
+        last = key;
+    }
+    let token = if matching.peek().is_some() { last } else { "" };
+    let metadata = json!({"resourceVersion": store.version().to_string(), "continue": token});
+    let (kind, version) = if only_metadata { ("PartialObjectMetadataList", "meta.k8s.io/v1") } else { ("List", "v1") };
+    let head = format!(r#"{{"kind":"{kind}","apiVersion":"{version}","metadata":{metadata},"items":["#);
+    reply(StatusCode::OK, format!("{head}{items}]}}"))
+}
+
+fn watch(cluster: FakeCluster, at: &Objects<'_>, query: &Query, only_metadata: bool) -> Answer {
+    let Some(selection) = query.selection() else { return failure(StatusCode::BAD_REQUEST, "BadRequest", "") };
+    let position = cluster.write(|store| {
+        store.watched();
+        query.get("resourceVersion").parse().unwrap_or_else(|_| store.version())
+    });
+    let seconds = query.get("timeoutSeconds").parse().unwrap_or(WATCH_SECONDS);
+    let kind = if only_metadata {
+        ("meta.k8s.io/v1".to_owned(), "PartialObjectMetadata".to_owned())
+    } else {
+        ("v1".to_owned(), "Object".to_owned())
+    };
+    let end = Instant::now() + Duration::from_secs(seconds);
+    let place = Progress::new(&cluster, position);
+    let watch = Watch { cluster, prefix: at.prefix(), selection, only_metadata, position, place, end, kind };
+    let body = StreamBody::new(watch.lines()).boxed_unsync();
+    Response::builder().header(header::CONTENT_TYPE, "application/json").body(body).unwrap_or_default()
+}
+
+fn discover_group(cluster: &FakeCluster, group: &str) -> Answer {
+    let definitions = cluster.read().definitions(group);
+    let version =
+        definitions.first().map_or("v1", |found| found["spec"]["versions"][0]["name"].as_str().unwrap_or("v1"));
+    if definitions.is_empty() && !builtin(group) {
+        return not_served();
+    }
+    let preferred = json!({"groupVersion": format!("{group}/{version}"), "version": version});
+    let group = json!({"kind": "APIGroup", "apiVersion": "v1", "name": group, "versions": [preferred.clone()],
+        "preferredVersion": preferred});
+    reply(StatusCode::OK, group.to_string())
+}
+
+fn discover(store: &Store, group: &str, version: &str) -> Answer {
+    let mut resources = Vec::new();
+    for (of, name, kind) in BUILTIN.iter().filter(|(of, ..)| *of == group) {
+        resources.push(json!({"name": name, "kind": kind}));
+        if of.contains('.') && *of != "coordination.k8s.io" || *of == "apps" {
+            resources.push(json!({"name": format!("{name}/status"), "kind": kind}));
+        }
+    }
+    for definition in store.definitions(group) {
+        let (name, kind) = (&definition["spec"]["names"]["plural"], &definition["spec"]["names"]["kind"]);
+        let versions = definition["spec"]["versions"].as_array().into_iter().flatten();
+        for _ in versions.filter(|served| served["name"] == version && served["served"] == true) {
+            let name = name.as_str().unwrap_or_default();
+            resources.push(json!({"name": name, "kind": kind}));
+            resources.push(json!({"name": format!("{name}/status"), "kind": kind}));
+        }
+    }
+    if resources.is_empty() {
+        return not_served();
+    }
+    let group_version = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
+    let list =
+        json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": resources});
+    reply(StatusCode::OK, list.to_string())
+}
+
+/// Kinds that every API server has, as far as the product looks at them.
+const BUILTIN: [(&str, &str, &str); 8] = [
+    ("", "namespaces", "Namespace"),
+    ("", "configmaps", "ConfigMap"),
+    ("", "secrets", "Secret"),
+    ("", "services", "Service"),
+    ("", "serviceaccounts", "ServiceAccount"),
+    ("apps", "deployments", "Deployment"),
+    ("coordination.k8s.io", "leases", "Lease"),
+    ("apiextensions.k8s.io", "customresourcedefinitions", "CustomResourceDefinition"),
+];
+
+fn builtin(group: &str) -> bool {
+    BUILTIN.iter().any(|(of, ..)| *of == group)
+}
+
+fn wants_metadata(headers: &HeaderMap) -> bool {
+    let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+    accept.contains("as=PartialObjectMetadata")
+}
+
+fn how(headers: &HeaderMap) -> Option<Patch> {
+    match headers.get(header::CONTENT_TYPE)?.to_str().ok()? {
+        "application/merge-patch+json" => Some(Patch::Merge),
+        "application/apply-patch+yaml" => Some(Patch::Apply),
+        _ => None,
+    }
+}
+
+/// The query's members, decoded.
+struct Query(Vec<(String, String)>);
+
+impl Query {
+    fn of(parts: &Parts) -> Self {
+        let pairs = parts.uri.query().unwrap_or_default().split('&');
+        Self(
+            pairs.map(|pair| pair.split_once('=').unwrap_or((pair, ""))).map(|(k, v)| (decode(k), decode(v))).collect(),
+        )
+    }
+
+    fn get(&self, key: &str) -> String {
+        self.0.iter().find(|(name, _)| name == key).map(|(_, value)| value.clone()).unwrap_or_default()
+    }
+
+    fn selection(&self) -> Option<Selection> {
+        Selection::parse(&self.get("labelSelector"), &self.get("fieldSelector"))
+    }
+}
+
+fn decode(text: &str) -> String {
+    percent_encoding::percent_decode_str(&text.replace('+', " ")).decode_utf8_lossy().into_owned()
+}
+
+fn reply(status: StatusCode, text: String) -> Answer {
+    let answer = Response::builder().status(status).header(header::CONTENT_TYPE, "application/json");
+    answer.body(Full::new(Bytes::from(text)).boxed_unsync()).unwrap_or_default()
+}
+
+fn failure(status: StatusCode, reason: &str, name: &str) -> Answer {
+    let body = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "reason": reason,
+        "message": format!("{name}: {reason}"), "details": {"name": name}, "code": status.as_u16()});
+    reply(status, body.to_string())
+}
+
+/// As API servers answer for a path that nobody serves: no object is named, so nothing is known of any.
+fn not_served() -> Answer {
+    let body = Full::new(Bytes::from_static(b"404 page not found\n")).boxed_unsync();
+    Response::builder().status(StatusCode::NOT_FOUND).body(body).unwrap_or_default()
+}

@@ -1,0 +1,360 @@
+//! The objects of one runtime as texts, with their versions, and the newest changes for whoever watches.
+
+use std::{
+    collections::{BTreeMap, HashSet, VecDeque},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use http::StatusCode;
+use serde_json::{Value, json};
+
+use super::{
+    merge::{merge, note_manager},
+    path::Objects,
+};
+
+/// Changes that are kept for watches; who is further behind is told 410.
+pub(super) const HISTORY: usize = 4_096;
+const DEFINITIONS: &str = "apiextensions.k8s.io/customresourcedefinitions//";
+
+/// Texts that many objects share, each kept once.
+#[derive(Debug, Default)]
+pub(super) struct Shelf(Mutex<Texts>);
+
+#[derive(Debug, Default)]
+struct Texts {
+    texts: HashSet<Arc<str>>,
+    /// When there are so many, those that nobody uses any more are looked for.
+    full: usize,
+}
+
+impl Shelf {
+    fn share(&self, text: String) -> Arc<str> {
+        let mut shelf = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = shelf.texts.get(text.as_str()) {
+            return known.clone();
+        }
+        if shelf.texts.len() >= shelf.full {
+            shelf.texts.retain(|text| Arc::strong_count(text) > 1);
+            shelf.full = shelf.texts.len() * 2 + 1_024;
+        }
+        let text: Arc<str> = text.into();
+        shelf.texts.insert(text.clone());
+        text
+    }
+}
+
+/// An object as JSON in two parts: its metadata, and everything else without the opening brace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Stored {
+    pub(super) metadata: Arc<str>,
+    rest: Arc<str>,
+}
+
+impl Stored {
+    fn value(&self) -> Value {
+        serde_json::from_str(&self.text(false)).unwrap_or_default()
+    }
+
+    /// The object's JSON, or that of its metadata alone as `PartialObjectMetadata`.
+    pub(super) fn text(&self, only_metadata: bool) -> String {
+        let Self { metadata, rest } = self;
+        if only_metadata {
+            let head = r#"{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":"#;
+            return format!("{head}{metadata}}}");
+        }
+        if &**rest == "}" {
+            return format!(r#"{{"metadata":{metadata}}}"#);
+        }
+        format!(r#"{{"metadata":{metadata},{rest}"#)
+    }
+}
+
+/// What happened to an object, for watches.
+#[derive(Clone, Debug)]
+pub(super) struct Change {
+    pub(super) version: u64,
+    pub(super) key: Arc<str>,
+    /// Absent when it was created.
+    pub(super) before: Option<Stored>,
+    /// Absent when it was deleted.
+    pub(super) after: Option<Stored>,
+}
+
+/// Why a call is refused.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Refused {
+    pub(super) status: StatusCode,
+    pub(super) reason: &'static str,
+    pub(super) name: String,
+}
+
+impl Refused {
+    pub(super) fn not_found(name: &str) -> Self {
+        Self { status: StatusCode::NOT_FOUND, reason: "NotFound", name: name.to_owned() }
+    }
+
+    fn conflict(reason: &'static str, name: &str) -> Self {
+        Self { status: StatusCode::CONFLICT, reason, name: name.to_owned() }
+    }
+}
+
+/// How a patch is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Patch {
+    /// `application/merge-patch+json`.
+    Merge,
+    /// `application/apply-patch+yaml`; makes what is not there.
+    Apply,
+}
+
+/// See the module.
+pub(super) struct Store {
+    shelf: Arc<Shelf>,
+    objects: BTreeMap<Arc<str>, Stored>,
+    version: u64,
+    history: VecDeque<Change>,
+    /// All changes above this version stand in the history.
+    since: u64,
+    /// A runtime that nobody watches needs no history.
+    watched: bool,
+    /// How far each open watch is.
+    open: BTreeMap<u64, u64>,
+    opened: u64,
+}
+
+impl Store {
+    pub(super) fn new(shelf: Arc<Shelf>) -> Self {
+        let (objects, history) = (BTreeMap::new(), VecDeque::new());
+        Self { shelf, objects, version: 0, history, since: 0, watched: false, open: BTreeMap::new(), opened: 0 }
+    }
+
+    pub(super) fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Begins to keep changes. They reach back to where they were first kept.
+    pub(super) fn watched(&mut self) {
+        if !self.watched {
+            (self.watched, self.since) = (true, self.version);
+        }
+    }
+
+    /// A watch begins; its number.
+    pub(super) fn open(&mut self, position: u64) -> u64 {
+        self.opened += 1;
+        self.open.insert(self.opened, position);
+        self.opened
+    }
+
+    /// A watch has told everything up to a version.
+    pub(super) fn reach(&mut self, number: u64, position: u64) {
+        self.open.insert(number, position);
+    }
+
+    /// A watch has ended.
+    pub(super) fn close(&mut self, number: u64) {
+        self.open.remove(&number);
+    }
+
+    /// How far the slowest open watch is; `None` when none is open.
+    pub(super) fn slowest(&self) -> Option<u64> {
+        self.open.values().min().copied()
+    }
+
+    /// The changes above a version, or `None` if they are no longer all there.
+    pub(super) fn changes(&self, above: u64) -> Option<impl Iterator<Item = &Change>> {
+        let from = self.history.partition_point(|change| change.version <= above);
+        (above >= self.since && above <= self.version).then(|| self.history.range(from..))
+    }
+
+    pub(super) fn get(&self, key: &str) -> Option<&Stored> {
+        self.objects.get(key)
+    }
+
+    pub(super) fn value(&self, key: &str) -> Option<Value> {
+        self.get(key).map(Stored::value)
+    }
+
+    /// The objects whose keys begin with this and come behind `after`.
+    pub(super) fn list<'a>(&'a self, prefix: &'a str, after: &'a str) -> impl Iterator<Item = (&'a str, &'a Stored)> {
+        let from = if after.is_empty() { prefix } else { after };
+        let objects = self.objects.range::<str, _>((std::ops::Bound::Included(from), std::ops::Bound::Unbounded));
+        objects
+            .map(|(key, stored)| (&**key, stored))
+            .skip_while(move |(key, _)| *key == after)
+            .take_while(move |(key, _)| key.starts_with(prefix))
+    }
+
+    /// The definitions of a group's kinds.
+    pub(super) fn definitions(&self, group: &str) -> Vec<Value> {
+        let all = self.list(DEFINITIONS, "").map(|(_, stored)| stored.value());
+        all.filter(|definition| definition["spec"]["group"] == group).collect()
+    }
+
+    /// Whether a definition of this kind is there.
+    pub(super) fn defines(&self, group: &str, resource: &str) -> bool {
+        self.objects.contains_key(format!("{DEFINITIONS}{resource}.{group}").as_str())
+    }
+
+    pub(super) fn create(&mut self, at: &Objects<'_>, mut body: Value, manager: &str) -> Result<Stored, Refused> {
+        let name = body["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        let key = at.key(&name);
+        if self.objects.contains_key(key.as_str()) {
+            return Err(Refused::conflict("AlreadyExists", &name));
+        }
+        note_manager(&mut body, manager, "Update");
+        Ok(self.put(&key, body))
+    }
+
+    pub(super) fn replace(&mut self, at: &Objects<'_>, body: Value, manager: &str) -> Result<Stored, Refused> {
+        let key = at.key(at.name);
+        let Some(live) = self.value(&key) else { return Err(Refused::not_found(at.name)) };
+        let version = &body["metadata"]["resourceVersion"];
+        if !version.is_null() && *version != live["metadata"]["resourceVersion"] {
+            return Err(Refused::conflict("Conflict", at.name));
+        }
+        let (mut object, other) = if at.subresource.is_empty() { (body, live) } else { (live, body) };
+        if at.subresource.is_empty() {
+            object["metadata"]["managedFields"] = other["metadata"]["managedFields"].clone();
+        }
+        object["status"] = other["status"].clone();
+        note_manager(&mut object, manager, "Update");
+        Ok(self.put(&key, object))
+    }
+
+    pub(super) fn patch(
+        &mut self,
+        at: &Objects<'_>,
+        how: Patch,
+        mut body: Value,
+        manager: &str,
+    ) -> Result<Stored, Refused> {
+        let key = at.key(at.name);
+        let live = self.value(&key);
+        if live.is_none() && (how == Patch::Merge || !at.subresource.is_empty()) {
+            return Err(Refused::not_found(at.name));
+        }
+        let mut live = live.unwrap_or_else(|| json!({"metadata": {}}));
+        let version = &body["metadata"]["resourceVersion"];
+        if !version.is_null() && *version != live["metadata"]["resourceVersion"] {
+            return Err(Refused::conflict("Conflict", at.name));
+        }
+        if at.subresource.is_empty() {
+            if let Some(body) = body.as_object_mut() {
+                body.remove("status");
+            }
+            merge(&body, &mut live);
+        } else {
+            merge(&body["status"], &mut live["status"]);
+        }
+        live["metadata"]["name"] = at.name.into();
+        note_manager(&mut live, manager, if how == Patch::Apply { "Apply" } else { "Update" });
+        Ok(self.put(&key, live))
+    }
+
+    pub(super) fn delete(&mut self, at: &Objects<'_>, options: &Value) -> Result<(), Refused> {
+        let key = at.key(at.name);
+        let Some(mut object) = self.value(&key) else { return Err(Refused::not_found(at.name)) };
+        let uid = &options["preconditions"]["uid"];
+        if !uid.is_null() && *uid != object["metadata"]["uid"] {
+            return Err(Refused::conflict("Conflict", at.name));
+        }
+        object["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+        self.put(&key, object);
+        Ok(())
+    }
+
+    /// Stores what differs, with a new version. What is being deleted goes when it has no finalizer left.
+    pub(super) fn put(&mut self, key: &str, mut object: Value) -> Stored {
+        let before = self.objects.get(key).cloned();
+        let known = before.as_ref().map(Stored::value);
+        self.complete(key, &mut object, known.as_ref());
+        if let (Some(before), true) = (&before, known.as_ref() == Some(&object)) {
+            return before.clone();
+        }
+        self.version += 1;
+        object["metadata"]["resourceVersion"] = self.version.to_string().into();
+        let finalizers = object["metadata"]["finalizers"].as_array().map_or(0, Vec::len);
+        let gone = !object["metadata"]["deletionTimestamp"].is_null() && finalizers == 0;
+        let stored = self.split(object);
+        let key: Arc<str> = self.objects.get_key_value(key).map_or_else(|| key.into(), |(key, _)| key.clone());
+        if gone {
+            self.objects.remove(&key);
+        } else {
+            self.objects.insert(key.clone(), stored.clone());
+        }
+        let (version, after) = (self.version, (!gone).then(|| stored.clone()));
+        self.remember(Change { version, key, before: before.or_else(|| gone.then(|| stored.clone())), after });
+        stored
+    }
+
+    fn remember(&mut self, change: Change) {
+        if !self.watched {
+            return;
+        }
+        if self.history.len() == HISTORY
+            && let Some(oldest) = self.history.pop_front()
+        {
+            self.since = oldest.version;
+        }
+        self.history.push_back(change);
+    }
+
+    /// What an API server fills in.
+    fn complete(&self, key: &str, object: &mut Value, known: Option<&Value>) {
+        static UIDS: AtomicU64 = AtomicU64::new(1);
+        let mut parts = key.splitn(4, '/');
+        let [group, resource, namespace, _] = std::array::from_fn(|_| parts.next().unwrap_or_default());
+        if !namespace.is_empty() {
+            object["metadata"]["namespace"] = namespace.into();
+        }
+        let fixed = known.map(|known| &known["metadata"]);
+        let metadata = &mut object["metadata"];
+        match fixed {
+            Some(fixed) => {
+                for member in ["uid", "creationTimestamp", "generation", "resourceVersion"] {
+                    metadata[member] = fixed[member].clone();
+                }
+            }
+            None => {
+                metadata["uid"] =
+                    format!("00000000-0000-4000-8000-{:012x}", UIDS.fetch_add(1, Ordering::Relaxed)).into();
+                metadata["creationTimestamp"] = "2026-01-01T00:00:00Z".into();
+            }
+        }
+        // Of the built-in kinds that matter here, only definitions and workloads have a generation.
+        let counted = group.contains('.') && group != "coordination.k8s.io" || group == "apps";
+        if counted && known.is_none_or(|known| known["spec"] != object["spec"]) {
+            let generation = object["metadata"]["generation"].as_u64().unwrap_or_default() + 1;
+            object["metadata"]["generation"] = generation.into();
+        }
+        if (group, resource) == ("apiextensions.k8s.io", "customresourcedefinitions") {
+            let versions: Vec<_> = object["spec"]["versions"].as_array().into_iter().flatten().collect();
+            let stored: Vec<_> = versions.iter().map(|version| version["name"].clone()).collect();
+            object["status"] =
+                json!({"conditions": [{"type": "Established", "status": "True"}], "storedVersions": stored});
+        }
+        drop_nulls(object);
+    }
+
+    fn split(&self, mut object: Value) -> Stored {
+        let metadata = object.as_object_mut().and_then(|object| object.remove("metadata")).unwrap_or_default();
+        let rest = object.to_string();
+        let rest = rest.strip_prefix('{').unwrap_or("}").to_owned();
+        Stored { metadata: metadata.to_string().into(), rest: self.shelf.share(rest) }
+    }
+}
+
+/// Members of the object and of its metadata that hold nothing.
+fn drop_nulls(object: &mut Value) {
+    if let Some(members) = object["metadata"].as_object_mut() {
+        members.retain(|_, value| !value.is_null());
+    }
+    if let Some(members) = object.as_object_mut() {
+        members.retain(|_, value| !value.is_null());
+    }
+}

@@ -1,0 +1,168 @@
+//! What every parser that sees a peer's bytes must hold, whatever the bytes are. Each function here is the body of a fuzz target
+//! in `tests/fuzz`, and of a short run on stable in this crate's own tests. A broken promise is a panic.
+
+mod seeds;
+
+use std::sync::LazyLock;
+
+use serde_json::Value;
+use tidewatch_receiver::runtime_access::kubeconfig::RuntimeKubeconfig;
+use tidewatch_shared::{
+    event::{self, MAX_EVENTS, Received},
+    forwarded,
+    heartbeat::{self, Heartbeat},
+    plan::{self, Plan, carries_secrets},
+    signature::{Message, Signed, WINDOW_SECONDS, verify},
+    v2,
+};
+
+pub use seeds::seeds;
+
+/// A target by its name.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    /// As the file in `tests/fuzz/fuzz_targets` and the folder of its corpus are called.
+    pub name: &'static str,
+    /// Panics when a promise is broken.
+    pub run: fn(&[u8]),
+}
+
+/// Every target.
+pub const TARGETS: [Target; 10] = [
+    Target { name: "signature", run: signature },
+    Target { name: "client_cert", run: client_cert },
+    Target { name: "xfcc", run: xfcc },
+    Target { name: "events", run: events },
+    Target { name: "heartbeat", run: heartbeat },
+    Target { name: "v2_event", run: v2_event },
+    Target { name: "v2_forwarded", run: v2_forwarded },
+    Target { name: "plan", run: plan },
+    Target { name: "kubeconfig", run: kubeconfig },
+    Target { name: "agent_kubeconfig", run: agent_kubeconfig },
+];
+
+/// The three fields of a signature, one a line, for a request whose signature is known: nothing but the very fields that were
+/// signed is taken, apart from the signature's own bytes, and only within their time.
+pub fn signature(data: &[u8]) {
+    static GOOD: LazyLock<seeds::Signed> = LazyLock::new(seeds::signed);
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let mut lines = text.splitn(3, '\n');
+    let mut line = || lines.next().unwrap_or_default();
+    let (content_digest, signature_input, signature) = (line(), line(), line());
+    let good = &*GOOD;
+    let message =
+        Message { method: "POST", authority: "kcp.test", path: "/v3/events", content_type: "application/json" };
+    let signed = Signed { message, content_digest, signature_input, signature, body: seeds::BODY };
+    for offset in [0, WINDOW_SECONDS, WINDOW_SECONDS + 1, i64::MAX - seeds::NOW] {
+        if let Ok(verified) = verify(&signed, &good.leaf, seeds::NOW + offset) {
+            assert!(offset <= WINDOW_SECONDS, "a signature held for too long");
+            assert_eq!(
+                (content_digest, signature_input),
+                (&*good.headers.content_digest, &*good.headers.signature_input)
+            );
+            assert_eq!(verified.created, seeds::NOW);
+        }
+    }
+}
+
+/// A `Client-Cert` field: what is read is written the same way.
+pub fn client_cert(data: &[u8]) {
+    use base64::{Engine as _, engine::general_purpose::STANDARD};
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    if let Ok(certificate) = forwarded::parse_client_cert(text) {
+        assert!(text.len() <= forwarded::MAX_BYTES);
+        assert_eq!(format!(":{}:", STANDARD.encode(&certificate)), text);
+    }
+}
+
+/// An `X-Forwarded-Client-Cert` field: what is read, written plainly, is read again.
+pub fn xfcc(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    if let Ok(certificate) = forwarded::parse_xfcc(text) {
+        assert!(text.len() <= forwarded::MAX_BYTES);
+        assert!(text.to_ascii_lowercase().matches("cert=").count() >= 1);
+        // Written anew it takes more room, and may have too much for the limit.
+        if let Ok(again) = forwarded::parse_xfcc(&seeds::xfcc(&certificate)) {
+            assert_eq!(again, certificate);
+        }
+    }
+}
+
+/// A batch of events: bounded, and each event is what its name says.
+pub fn events(data: &[u8]) {
+    let Ok(received) = event::parse_batch(data) else { return };
+    assert!(received.len() <= MAX_EVENTS);
+    for received in received {
+        let (Received::Ok(event::Event { id, .. }) | Received::Err((id, _))) = &received;
+        assert_eq!(id.to_string().parse(), Ok(*id));
+        if let Ok(event) = received {
+            assert!(!event.watch.is_empty() && !event.source.as_str().is_empty());
+            if let event::What::Object(object) = event.what {
+                assert!(!object.subject.name.is_empty());
+                assert_eq!(object.subject.to_string().parse(), Ok(object.subject));
+            }
+        }
+    }
+}
+
+/// A heartbeat: bounded, and what is read survives being written and read.
+pub fn heartbeat(data: &[u8]) {
+    let Ok(read) = Heartbeat::parse(data) else { return };
+    assert!(read.watches.len() <= heartbeat::MAX_WATCHES);
+    let written = serde_json::to_vec(&read).expect("a heartbeat is JSON");
+    assert_eq!(Heartbeat::parse(&written).ok(), Some(read));
+}
+
+/// The body of a v2 event: what is read survives being written as the incumbent's agent writes it.
+pub fn v2_event(data: &[u8]) {
+    let Ok(read) = v2::Event::parse(data) else { return };
+    assert_eq!(v2::Event::parse(read.to_body().as_bytes()).ok(), Some(read));
+}
+
+/// The certificate that a v2 listener is forwarded: what is read survives being forwarded.
+pub fn v2_forwarded(data: &[u8]) {
+    let Ok(leaf) = v2::forwarded(data) else { return };
+    assert!(data.len() <= v2::MAX_FORWARDED_BYTES);
+    let _ = v2::Caller::read(&leaf);
+    let again = v2::forward(&leaf);
+    if again.len() <= v2::MAX_FORWARDED_BYTES {
+        assert_eq!(v2::forwarded(again.as_bytes()).ok().as_deref(), Some(&*leaf));
+    }
+}
+
+/// A plan: bounded, without kinds that carry secrets, and what is read survives being written and read.
+pub fn plan(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let Ok(read) = Plan::parse(text) else { return };
+    assert!(read.watches().len() <= plan::MAX_WATCHES);
+    for watch in read.watches() {
+        assert!(!carries_secrets(&watch.group, &watch.resource));
+    }
+    let written = serde_json::to_string(&read).expect("a plan is JSON");
+    assert_eq!(Plan::parse(&written).ok(), Some(read));
+}
+
+/// A kubeconfig of an access Secret: one https server, and nothing that is shown has a credential in it.
+pub fn kubeconfig(data: &[u8]) {
+    match RuntimeKubeconfig::parse(data) {
+        Ok(read) => {
+            assert_eq!(read.server.scheme_str(), Some("https"));
+            assert!(!format!("{:?}", read.credentials).contains(seeds::TOKEN));
+        }
+        Err(refusal) => assert!(!format!("{refusal} {refusal:?}").contains(seeds::TOKEN)),
+    }
+}
+
+/// The agent's own kubeconfig. It is its operator's and may name files, which are not read here.
+pub fn agent_kubeconfig(data: &[u8]) {
+    let names_files = serde_json::from_slice::<Value>(data).is_ok_and(|config| {
+        let mut users = config["users"].as_array().into_iter().flatten();
+        users.any(|user| ["client-certificate", "client-key"].iter().any(|key| user["user"][key].is_string()))
+    });
+    if !names_files {
+        let _ = tidewatch_agent::is_kubeconfig(data);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,153 @@
+//! Where fuzzing begins: for each target, bytes that its parser takes.
+
+use rcgen::{CertificateParams, KeyPair};
+use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
+use serde_json::{Value, json};
+use tidewatch_shared::{
+    certificate::{Leaf, to_pem},
+    event::{OBJECT_CHANGED, WATCH_CHANGED},
+    identity::Epoch,
+    signature::{Headers, Message, Nonce, Signer},
+};
+
+/// Unix seconds of the signature that is known.
+pub(super) const NOW: i64 = 1_800_000_000;
+/// The body that it covers.
+pub(super) const BODY: &[u8] = b"[]";
+/// Stands wherever a seed has a credential.
+pub(super) const TOKEN: &str = "sesame-0123456789";
+
+/// Signed fields, and whose they are.
+pub(super) struct Signed {
+    pub(super) leaf: Leaf,
+    pub(super) headers: Headers,
+}
+
+fn pair() -> (CertificateDer<'static>, KeyPair) {
+    let key = KeyPair::generate().expect("a key can be made");
+    let certificate = CertificateParams::default().self_signed(&key).expect("a certificate can be made");
+    (certificate.der().clone(), key)
+}
+
+/// Signs with a key that nobody else has.
+pub(super) fn signed() -> Signed {
+    let (certificate, key) = pair();
+    let leaf = Leaf::read(&certificate).expect("the certificate was just made");
+    let key = PrivatePkcs8KeyDer::from(key.serialize_der());
+    let signer = Signer::new(&key, leaf.fingerprint.clone()).expect("the key is P-256");
+    let message =
+        Message { method: "POST", authority: "kcp.test", path: "/v3/events", content_type: "application/json" };
+    let nonce = Nonce { epoch: Epoch::new(1), counter: 7 };
+    let headers = signer.sign(&message, BODY, nonce, NOW).expect("a signature can be made");
+    Signed { leaf, headers }
+}
+
+/// The certificate as Envoy forwards it.
+pub(super) fn xfcc(certificate: &CertificateDer<'_>) -> String {
+    let encoded: String = to_pem(certificate)
+        .bytes()
+        .map(|byte| if byte.is_ascii_alphanumeric() { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .collect();
+    format!("Hash=00;Cert=\"{encoded}\";Subject=\"CN=a\\\",b\";URI=spiffe://kyma.local/runtime/r-1")
+}
+
+/// Good inputs of a target; none of a name that is no target.
+///
+/// # Panics
+/// When no key can be made.
+#[must_use]
+pub fn seeds(target: &str) -> Vec<Vec<u8>> {
+    let texts = match target {
+        "signature" => {
+            let Headers { content_digest, signature_input, signature } = signed().headers;
+            vec![format!("{content_digest}\n{signature_input}\n{signature}")]
+        }
+        "client_cert" => {
+            use base64::{Engine as _, engine::general_purpose::STANDARD};
+            vec![format!(":{}:", STANDARD.encode(pair().0)), ":AA==:".to_owned()]
+        }
+        "xfcc" | "v2_forwarded" => {
+            let certificate = pair().0;
+            vec![xfcc(&certificate), tidewatch_shared::v2::forward(&certificate)]
+        }
+        "events" => vec![batch().to_string()],
+        "heartbeat" => vec![heartbeat().to_string()],
+        "v2_event" => vec![
+            r#"{"watched":{"Namespace":"kyma-system","Name":"default"},"watchedGvk":{"group":"g","version":"v1","kind":"Kyma"}}"#.to_owned(),
+            r#"{"Watched":{"name":"<&>\u2028"},"watchedGVK":null}"#.to_owned(),
+        ],
+        "plan" => vec![plan().to_string()],
+        "kubeconfig" => kubeconfigs().iter().flat_map(|config| [config.to_string(), yaml(config)]).collect(),
+        "agent_kubeconfig" => kubeconfigs().iter().map(Value::to_string).collect(),
+        _ => Vec::new(),
+    };
+    texts.into_iter().map(String::into_bytes).collect()
+}
+
+fn batch() -> Value {
+    let event = |kind: &str, sequence: u64, change: Value| {
+        json!({
+            "specversion": "1.0", "type": kind, "source": "/runtimes/r-1",
+            "subject": "operator.kyma-project.io/v1beta2/kymas/kyma-system/default",
+            "id": format!("00000000000000ab-{sequence}"), "sequence": sequence.to_string(),
+            "time": "2026-01-01T00:00:00Z", "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+            "data": {"watch": "kyma", "manager": "lifecycle-manager", "kind": "Kyma", "uid": "u", "resourceVersion": "42",
+                     "generation": 3, "change": change, "delta": "0000000000000000000000000000000a"}
+        })
+    };
+    json!([event(OBJECT_CHANGED, 1, json!("spec")), event(WATCH_CHANGED, 2, Value::Null)])
+}
+
+fn heartbeat() -> Value {
+    json!({
+        "epoch": "00000000000000ab", "sequence": 7, "counter": 3, "waiting": 0, "parked": 0, "planRevision": "r",
+        "agentVersion": "0.1.0", "certificate": {"notAfter": "2027-01-01T00:00:00Z", "fingerprint": "00"},
+        "trustRevision": "0000000000000001", "canary": {"ageSeconds": 3},
+        "watches": [{"name": "kyma", "objects": 1, "digest": "0000000000000000000000000000000a", "listedSecondsAgo": 1,
+                     "aliveSecondsAgo": 1, "coarse": false}, {"name": "catalog", "objects": 0, "error": "403"}]
+    })
+}
+
+fn plan() -> Value {
+    json!({"revision": "r", "watches": [
+        {"name": "kyma", "group": "operator.kyma-project.io", "version": "v1beta2", "resource": "kymas",
+         "namespace": "kyma-system", "fieldSelector": "metadata.name=default", "field": "spec",
+         "manager": "lifecycle-manager", "work": ["kyma"]},
+        {"name": "workloads/keda", "group": "apps", "version": "*", "resource": "deployments", "labelSelector": "a=b",
+         "field": "status", "manager": "lifecycle-manager", "work": ["manifest", "installer"]}
+    ]})
+}
+
+/// One with a token and one with a certificate.
+fn kubeconfigs() -> [Value; 2] {
+    use base64::{Engine as _, engine::general_purpose::STANDARD};
+    let (certificate, key) = pair();
+    let (ca, key) = (STANDARD.encode(to_pem(&certificate)), STANDARD.encode(key.serialize_pem()));
+    let config = |user: Value| {
+        json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "x",
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+            "clusters": [{"name": "c", "cluster": {"server": "https://runtime.test:6443", "certificate-authority-data": &ca}}],
+            "users": [{"name": "u", "user": user}],
+        })
+    };
+    [config(json!({"token": TOKEN})), config(json!({"client-certificate-data": &ca, "client-key-data": &key}))]
+}
+
+/// The same in block style, as a person writes it.
+fn yaml(config: &Value) -> String {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let cluster = &config["clusters"][0]["cluster"];
+    let user: String = config["users"][0]["user"]
+        .as_object()
+        .into_iter()
+        .flatten()
+        .map(|(key, value)| format!("    {key}: {}\n", text(value)))
+        .collect();
+    format!(
+        "apiVersion: v1\nkind: Config\ncurrent-context: x\ncontexts:\n- name: x\n  context: {{cluster: c, user: u}}\n\
+         clusters:\n- name: c\n  cluster:\n    server: {}\n    certificate-authority-data: {}\nusers:\n- name: u\n  user:\n{user}",
+        text(&cluster["server"]),
+        text(&cluster["certificate-authority-data"]),
+    )
+}

@@ -1,0 +1,183 @@
+//! The short run: good inputs, changed a little at a time. `PROPTEST_CASES` makes it longer.
+
+use std::fs;
+
+use proptest::{prelude::*, sample::Index};
+
+use super::*;
+use crate::paths;
+
+/// What parsers look for, so that a change has a chance to mean something.
+const WORDS: &[&str] = &[
+    "\"",
+    "\\",
+    "\\u0000",
+    "\u{fffd}",
+    "{",
+    "}",
+    "[",
+    "]",
+    ":",
+    ",",
+    ";",
+    "=",
+    "%",
+    "%00",
+    "%2",
+    "+",
+    "-",
+    "\n",
+    "\r\n",
+    "\0",
+    "null",
+    "true",
+    "1e999",
+    "-0",
+    "18446744073709551616",
+    "Cert=",
+    ";Cert=\"",
+    ",Cert=",
+    "-----BEGIN CERTIFICATE-----",
+    "===",
+    "tidewatch=",
+    ";created=",
+    ";tag=\"tidewatch-v3\"",
+    "()",
+    "&a",
+    "*a",
+    "<<: ",
+    "!!binary ",
+    "- ",
+    "exec: {command: sh}",
+    "\"proxy-url\":\"x\",",
+    "\"insecure-skip-tls-verify\":true,",
+    "secrets",
+    "*",
+    "/runtimes/",
+    "00000000000000ab-1",
+];
+
+#[derive(Clone, Debug)]
+enum Change {
+    Flip(Index, u8),
+    Insert(Index, Index),
+    Remove(Index, u8),
+    Repeat(Index, u8, u8),
+    Splice(Index, Index, Index),
+    Cut(Index),
+}
+
+fn change() -> impl Strategy<Value = Change> {
+    let at = any::<Index>;
+    prop_oneof![
+        (at(), any::<u8>()).prop_map(|(at, bits)| Change::Flip(at, bits)),
+        (at(), at()).prop_map(|(at, word)| Change::Insert(at, word)),
+        (at(), any::<u8>()).prop_map(|(at, length)| Change::Remove(at, length)),
+        (at(), any::<u8>(), any::<u8>()).prop_map(|(at, length, times)| Change::Repeat(at, length, times)),
+        (at(), at(), at()).prop_map(|(at, seed, from)| Change::Splice(at, seed, from)),
+        at().prop_map(Change::Cut),
+    ]
+}
+
+impl Change {
+    fn apply(&self, bytes: &mut Vec<u8>, seeds: &[Vec<u8>]) {
+        let place = |at: &Index, bytes: &[u8]| at.index(bytes.len() + 1);
+        match self {
+            Self::Flip(at, bits) if !bytes.is_empty() => {
+                let place = at.index(bytes.len());
+                bytes[place] ^= bits;
+            }
+            Self::Flip(..) => {}
+            Self::Insert(at, word) => {
+                let place = place(at, bytes);
+                bytes.splice(place..place, word.get(WORDS).bytes());
+            }
+            Self::Remove(at, length) => {
+                let place = place(at, bytes);
+                bytes.drain(place..(place + usize::from(*length)).min(bytes.len()));
+            }
+            Self::Repeat(at, length, times) => {
+                let place = place(at, bytes);
+                let part = bytes[place..(place + usize::from(*length)).min(bytes.len())].to_vec();
+                bytes.splice(place..place, part.repeat(usize::from(*times)));
+            }
+            Self::Splice(at, seed, from) => {
+                let seed = seed.get(seeds);
+                let (place, from) = (place(at, bytes), place(from, seed));
+                bytes.splice(place.., seed[from..].iter().copied());
+            }
+            Self::Cut(at) => bytes.truncate(place(at, bytes)),
+        }
+    }
+}
+
+fn run(name: &str) {
+    let target = TARGETS.iter().find(|target| target.name == name).unwrap();
+    let seeds = seeds(name);
+    assert!(!seeds.is_empty(), "{name} has nothing to begin with");
+    for seed in &seeds {
+        (target.run)(seed);
+    }
+    let inputs = (any::<Index>(), prop::collection::vec(change(), 0..8));
+    proptest!(|((seed, changes) in inputs)| {
+        let mut bytes = seed.get(&seeds).clone();
+        for change in changes {
+            change.apply(&mut bytes, &seeds);
+        }
+        (target.run)(&bytes);
+    });
+    proptest!(|(bytes: Vec<u8>)| (target.run)(&bytes));
+}
+
+#[test]
+fn signatures() {
+    run("signature");
+}
+
+#[test]
+fn forwarded_certificates() {
+    for name in ["client_cert", "xfcc", "v2_forwarded"] {
+        run(name);
+    }
+}
+
+#[test]
+fn events_and_heartbeats() {
+    for name in ["events", "heartbeat", "v2_event"] {
+        run(name);
+    }
+}
+
+#[test]
+fn plans_and_kubeconfigs() {
+    for name in ["plan", "kubeconfig", "agent_kubeconfig"] {
+        run(name);
+    }
+}
+
+#[test]
+fn seeds_are_what_parsers_take() {
+    let text = |name, number: usize| String::from_utf8(seeds(name)[number].clone()).unwrap();
+    assert!(forwarded::parse_client_cert(&text("client_cert", 0)).is_ok());
+    assert!(forwarded::parse_xfcc(&text("xfcc", 0)).is_ok());
+    assert!(v2::forwarded(text("v2_forwarded", 1).as_bytes()).is_ok());
+    assert_eq!(event::parse_batch(&seeds("events")[0]).unwrap().iter().filter(|received| received.is_ok()).count(), 2);
+    assert!(Heartbeat::parse(&seeds("heartbeat")[0]).is_ok());
+    assert!(seeds("v2_event").iter().all(|seed| v2::Event::parse(seed).is_ok()));
+    assert!(Plan::parse(&text("plan", 0)).is_ok());
+    for seed in seeds("kubeconfig") {
+        assert!(RuntimeKubeconfig::parse(&seed).is_ok(), "{}", String::from_utf8_lossy(&seed));
+    }
+    assert!(seeds("agent_kubeconfig").iter().all(|seed| tidewatch_agent::is_kubeconfig(seed)));
+}
+
+#[test]
+fn each_target_has_its_file() {
+    let folder = paths::workspace().join("tests/fuzz");
+    let manifest = fs::read_to_string(folder.join("Cargo.toml")).unwrap();
+    for Target { name, .. } in TARGETS {
+        assert!(manifest.contains(&format!("name = \"{name}\"")), "{name}");
+        let file = fs::read_to_string(folder.join(format!("fuzz_targets/{name}.rs"))).unwrap();
+        assert!(file.contains(&format!("tidewatch_tests::fuzz::{name}(data)")), "{name}");
+    }
+}

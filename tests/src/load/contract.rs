@@ -1,0 +1,370 @@
+//! What the wire contract makes an agent remember, for objects that are only numbers. Pure.
+//!
+//! One request is in flight at a time and is repeated until it is answered; an object that is marked again after it was sent is
+//! waiting again; what was accepted is kept until it is settled by the instance that accepted it; another instance, or one that has
+//! forgotten, begins a new epoch. The digest is a running sum of random deltas, so it agrees with what was sent and proves nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+use tidewatch_shared::{
+    digest::Digest,
+    event::{self, Change, EventId, Reason, Subject, WireData, WireEvent},
+    exchange::{EventsAnswer, HeartbeatAnswer, Settled},
+    heartbeat::{Canary, CertificateState, Heartbeat, WatchState},
+    identity::{Epoch, Instance, RuntimeId},
+    plan::{Plan, PlannedWatch},
+    signature::Nonce,
+};
+
+/// An object of a watch, or the whole watch.
+type What = Option<u32>;
+
+/// See the module.
+pub struct Contract {
+    runtime: RuntimeId,
+    revision: String,
+    watches: BTreeMap<String, Watched>,
+    random: u64,
+    epoch: Epoch,
+    sequence: u64,
+    accepted: u64,
+    nonces: u64,
+    heartbeats: u64,
+    instance: Option<Instance>,
+    flight: Vec<Flying>,
+    refused: u64,
+}
+
+struct Watched {
+    planned: PlannedWatch,
+    digest: Digest,
+    waiting: BTreeSet<What>,
+    /// The newest sequence of what was sent.
+    unsettled: BTreeMap<What, u64>,
+}
+
+struct Flying {
+    watch: String,
+    what: What,
+    sequence: u64,
+    text: String,
+}
+
+/// A request to send.
+pub(super) struct Batch {
+    /// Its epoch.
+    pub(super) epoch: Epoch,
+    /// Its nonce.
+    pub(super) nonce: Nonce,
+    /// Its body.
+    pub(super) body: Bytes,
+    /// Events in it.
+    pub(super) events: usize,
+}
+
+impl Contract {
+    /// An agent that has just listed all watches of its plan. The seed is any number, another one for each agent.
+    #[must_use]
+    pub fn new(runtime: RuntimeId, plan: &Plan, seed: u64) -> Self {
+        let watched = |planned: &PlannedWatch| Watched {
+            planned: planned.clone(),
+            digest: Digest::ZERO,
+            waiting: BTreeSet::from([None]),
+            unsettled: BTreeMap::new(),
+        };
+        let watches = plan.watches().iter().map(|planned| (planned.name.clone(), watched(planned))).collect();
+        let mut this = Self {
+            runtime,
+            revision: plan.revision().to_owned(),
+            watches,
+            random: seed,
+            epoch: Epoch::new(0),
+            sequence: 0,
+            accepted: 0,
+            nonces: 0,
+            heartbeats: 0,
+            instance: None,
+            flight: Vec::new(),
+            refused: 0,
+        };
+        this.epoch = Epoch::new(this.draw());
+        this
+    }
+
+    /// The body of a first request with so many events of the watch `kyma` and no others.
+    #[must_use]
+    pub fn sample(runtime: RuntimeId, plan: &Plan, events: u32) -> Bytes {
+        let mut this = Self::new(runtime, plan, 0);
+        this.watches.retain(|name, _| name == "kyma");
+        this.watches.values_mut().for_each(|watched| watched.waiting = (0..events).map(Some).collect());
+        this.request(usize::try_from(events).unwrap_or(usize::MAX)).map(|batch| batch.body).unwrap_or_default()
+    }
+
+    /// Marks an object of a watch as changed. A watch that the plan does not have is ignored.
+    pub fn mark(&mut self, watch: &str, object: u32) {
+        if let Some(watched) = self.watches.get_mut(watch) {
+            watched.waiting.insert(Some(object));
+        }
+    }
+
+    /// Whether there is something to send.
+    #[must_use]
+    pub fn has_news(&self) -> bool {
+        !self.flight.is_empty() || self.watches.values().any(|watched| !watched.waiting.is_empty())
+    }
+
+    /// What waits, flies, or is sent and not settled.
+    #[must_use]
+    pub fn unsettled(&self) -> usize {
+        let of = |watched: &Watched| {
+            let waiting = watched.waiting.iter().filter(|what| !watched.unsettled.contains_key(*what)).count();
+            waiting + watched.unsettled.len()
+        };
+        self.watches.values().map(of).sum()
+    }
+
+    /// Events that were refused one by one.
+    #[must_use]
+    pub fn refused(&self) -> u64 {
+        self.refused
+    }
+
+    /// The next request, or the one in flight signed anew; at most so many events.
+    pub(super) fn request(&mut self, limit: usize) -> Option<Batch> {
+        if self.flight.is_empty() {
+            self.board(limit);
+        }
+        if self.flight.is_empty() {
+            return None;
+        }
+        let texts: Vec<&str> = self.flight.iter().map(|flying| flying.text.as_str()).collect();
+        let (body, events) = (format!("[{}]", texts.join(",")).into(), texts.len());
+        Some(Batch { epoch: self.epoch, nonce: self.nonce(), body, events })
+    }
+
+    fn board(&mut self, limit: usize) {
+        let names: Vec<String> = self.watches.keys().cloned().collect();
+        for name in names {
+            while self.flight.len() < limit {
+                let delta = Digest::new(u128::from(self.draw()) << 64 | u128::from(self.draw()));
+                let Some(watched) = self.watches.get_mut(&name) else { break };
+                let Some(what) = watched.waiting.pop_first() else { break };
+                watched.digest += delta;
+                self.sequence += 1;
+                watched.unsettled.insert(what, self.sequence);
+                let id = EventId { epoch: self.epoch, sequence: self.sequence };
+                let wire = wire(&self.runtime, id, &watched.planned, what, delta);
+                let text = serde_json::to_string(&wire).expect("strings and numbers have a JSON form");
+                self.flight.push(Flying { watch: name.clone(), what, sequence: self.sequence, text });
+            }
+        }
+    }
+
+    /// The answer to a request of that epoch.
+    pub(super) fn answered(&mut self, epoch: Epoch, answer: &EventsAnswer) {
+        self.hear(answer.instance);
+        if epoch != self.epoch {
+            return;
+        }
+        let flight = std::mem::take(&mut self.flight);
+        let last = flight.last().map_or(0, |flying| flying.sequence);
+        for refused in &answer.refused {
+            self.refused += 1;
+            let id: Option<EventId> = refused.id.parse().ok();
+            let flying = flight.iter().find(|flying| Some(flying.sequence) == id.map(|id| id.sequence));
+            if let Some(flying) = flying
+                && let Some(watched) = self.watches.get_mut(&flying.watch)
+            {
+                watched.unsettled.remove(&flying.what);
+                if refused.reason == Reason::UnknownWatch {
+                    watched.waiting.insert(flying.what);
+                }
+            }
+        }
+        let whole = answer.refused.is_empty();
+        if answer.accepted < self.accepted || (whole && answer.accepted < last) {
+            return self.renew();
+        }
+        self.accepted = answer.accepted;
+        self.settle(&answer.settled);
+    }
+
+    /// The next heartbeat, with the nonce of its request.
+    pub(super) fn heartbeat(&mut self, certificate: &CertificateState) -> (Heartbeat, Nonce) {
+        self.heartbeats += 1;
+        let watch = |(name, watched): (&String, &Watched)| WatchState {
+            name: name.clone(),
+            objects: 1,
+            digest: (!watched.waiting.contains(&None)).then_some(watched.digest),
+            listed_seconds_ago: Some(60),
+            alive_seconds_ago: Some(5),
+            coarse: false,
+            error: None,
+        };
+        let heartbeat = Heartbeat {
+            epoch: self.epoch,
+            sequence: self.sequence,
+            counter: self.heartbeats,
+            waiting: self.watches.values().map(|watched| watched.waiting.len() as u64).sum(),
+            parked: 0,
+            plan_revision: Some(self.revision.clone()),
+            plan_error: None,
+            agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+            certificate: certificate.clone(),
+            trust_revision: None,
+            canary: Some(Canary { age_seconds: 3 }),
+            watches: self.watches.iter().map(watch).collect(),
+        };
+        (heartbeat, self.nonce())
+    }
+
+    /// The answer to a heartbeat of that epoch.
+    pub(super) fn beaten(&mut self, epoch: Epoch, answer: &HeartbeatAnswer) {
+        self.hear(answer.instance);
+        if epoch != self.epoch {
+            return;
+        }
+        self.settle(&answer.settled);
+        for watch in &answer.resend {
+            if let Some(watched) = self.watches.get_mut(watch) {
+                watched.waiting.insert(None);
+            }
+        }
+    }
+
+    /// Begins a new epoch: everything that is not settled is sent again.
+    pub(super) fn renew(&mut self) {
+        self.epoch = Epoch::new(self.draw());
+        (self.sequence, self.accepted, self.nonces, self.heartbeats) = (0, 0, 0, 0);
+        self.flight.clear();
+        for watched in self.watches.values_mut() {
+            let unsettled = std::mem::take(&mut watched.unsettled);
+            watched.waiting.extend(unsettled.into_keys());
+        }
+    }
+
+    fn hear(&mut self, instance: Instance) {
+        if self.instance.replace(instance).is_some_and(|known| known != instance) {
+            self.renew();
+        }
+    }
+
+    fn settle(&mut self, settled: &Settled) {
+        for (watch, up_to) in settled {
+            if let Some(watched) = self.watches.get_mut(watch) {
+                watched.unsettled.retain(|_, sequence| *sequence > *up_to);
+            }
+        }
+    }
+
+    fn nonce(&mut self) -> Nonce {
+        self.nonces += 1;
+        Nonce { epoch: self.epoch, counter: self.nonces }
+    }
+
+    /// SplitMix64: unlike for each agent, alike in each run.
+    pub(super) fn draw(&mut self) -> u64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.random;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}
+
+fn wire(runtime: &RuntimeId, id: EventId, planned: &PlannedWatch, what: What, delta: Digest) -> WireEvent {
+    let PlannedWatch { group, version, resource, namespace, .. } = planned;
+    let name = match (what, resource.as_str()) {
+        (None, _) => String::new(),
+        (Some(0), "kymas") => "default".to_owned(),
+        (Some(number), _) => format!("object-{number}"),
+    };
+    let namespace = namespace.clone().filter(|_| what.is_some()).unwrap_or_default();
+    let subject =
+        Subject { group: group.clone(), version: version.clone(), resource: resource.clone(), namespace, name };
+    WireEvent {
+        specversion: "1.0".to_owned(),
+        kind: if what.is_some() { event::OBJECT_CHANGED } else { event::WATCH_CHANGED }.to_owned(),
+        source: format!("/runtimes/{runtime}"),
+        subject: subject.to_string(),
+        id: id.to_string(),
+        sequence: id.sequence.to_string(),
+        time: Some("2026-01-01T00:00:00Z".to_owned()),
+        traceparent: None,
+        data: WireData {
+            watch: planned.name.clone(),
+            manager: planned.manager.clone(),
+            kind: what.map(|_| resource.clone()).unwrap_or_default(),
+            uid: what.map(|number| format!("00000000-0000-4000-8000-{number:012}")).unwrap_or_default(),
+            resource_version: what.map(|_| id.sequence.to_string()).unwrap_or_default(),
+            generation: what.and_then(|_| i64::try_from(id.sequence).ok()),
+            change: what.map(|_| Change::Spec),
+            delta,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tidewatch_shared::{api::Watcher, event::parse_batch};
+
+    use super::*;
+
+    fn contract() -> Contract {
+        let (plan, _) = tidewatch_receiver::watcher::plan::<Arc<Watcher>>(&[]);
+        Contract::new("r-1".parse().unwrap(), &plan, 7)
+    }
+
+    fn answer(instance: u64, accepted: u64, settled: &[(&str, u64)]) -> EventsAnswer {
+        EventsAnswer {
+            instance: Instance::new(instance),
+            accepted,
+            since: 1,
+            settled: settled.iter().map(|(watch, n)| ((*watch).to_owned(), *n)).collect(),
+            refused: Vec::new(),
+            heartbeat_seconds: 30,
+        }
+    }
+
+    #[test]
+    fn what_is_sent_is_well_formed_and_kept_until_it_is_settled() {
+        let mut contract = contract();
+        contract.mark("kyma", 0);
+        let watches = contract.watches.len();
+        let batch = contract.request(100).unwrap();
+        let events = parse_batch(&batch.body).unwrap();
+        assert_eq!((events.len(), batch.events), (watches + 1, watches + 1));
+        assert!(events.iter().all(Result::is_ok));
+        let again = contract.request(100).unwrap();
+        assert_eq!((again.body, again.nonce.counter), (batch.body, 2), "the same events, signed anew");
+        contract.answered(batch.epoch, &answer(1, watches as u64 + 1, &[]));
+        assert!(!contract.has_news());
+        assert_eq!(contract.unsettled(), watches + 1);
+        let all: Vec<_> = contract.watches.keys().cloned().collect();
+        let all: Vec<_> = all.iter().map(|watch| (watch.as_str(), 100)).collect();
+        contract.mark("kyma", 0);
+        contract.settle(&answer(1, 0, &all).settled);
+        assert_eq!(contract.unsettled(), 1, "it is waiting again");
+    }
+
+    #[test]
+    fn another_instance_or_one_that_forgot_is_told_again_what_is_not_settled() {
+        let mut contract = contract();
+        let watches = contract.watches.len();
+        let batch = contract.request(100).unwrap();
+        contract.answered(batch.epoch, &answer(1, watches as u64, &[("kyma", 100)]));
+        contract.mark("kyma", 3);
+        let next = contract.request(100).unwrap();
+        contract.answered(next.epoch, &answer(2, 1, &[]));
+        assert_ne!(contract.epoch, next.epoch);
+        let again = contract.request(100).unwrap();
+        assert_eq!(again.events, watches, "all but the watch that was settled, and what is new in it");
+        contract.answered(again.epoch, &answer(2, 0, &[]));
+        assert_ne!(contract.epoch, again.epoch, "it has forgotten");
+        contract.answered(again.epoch, &answer(2, 100, &[]));
+        assert!(contract.has_news(), "an answer to an earlier epoch says nothing");
+    }
+}

@@ -1,0 +1,184 @@
+//! The connection of one simulated agent, and its signed requests.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use anyhow::{Context as _, Result};
+use bytes::Bytes;
+use http::{HeaderValue, Request, StatusCode, header};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use rustls::{ClientConfig, pki_types::ServerName};
+use tidewatch_shared::{
+    certificate,
+    heartbeat::CertificateState,
+    signature::{self, Headers, Message, Nonce, Signer},
+    tls::{self, Identity},
+};
+use tokio::{net::TcpStream, time::timeout};
+use tokio_rustls::TlsConnector;
+
+use crate::landscape::now;
+
+/// For a request and its whole answer, connecting included, as agents have it.
+const DEADLINE: Duration = Duration::from_secs(15);
+const KEEP_ALIVE: Duration = Duration::from_secs(20);
+/// What the receiver may have under way towards one agent, in bytes.
+const WINDOW: u32 = 64 << 10;
+const ANSWER_BYTES: usize = 256 << 10;
+
+/// Why there was no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum Fault {
+    /// No connection.
+    #[error("connect to the receiver")]
+    Connect(#[source] std::io::Error),
+    /// The connection broke.
+    #[error("speak to the receiver")]
+    Speak(#[source] hyper::Error),
+    /// The answer broke off, or is longer than 256 KiB.
+    #[error("read the receiver's answer")]
+    Read(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The answer is not what the contract says.
+    #[error("the receiver's answer is not readable")]
+    Unreadable(#[source] serde_json::Error),
+    /// The request could not be signed or built.
+    #[error("make a request")]
+    Make,
+    /// 15 s passed.
+    #[error("the receiver did not answer in time")]
+    Deadline,
+}
+
+/// What came back.
+#[derive(Debug)]
+pub struct Answer {
+    /// Its status.
+    pub status: StatusCode,
+    /// `Retry-After` in seconds, if it said so.
+    pub retry_after: Option<Duration>,
+    /// Its body.
+    pub body: Bytes,
+}
+
+/// See the module. Connects when it has something to say.
+pub struct Voice {
+    address: SocketAddr,
+    authority: String,
+    tls: TlsConnector,
+    signer: Signer,
+    certificate: CertificateState,
+    sender: Option<http2::SendRequest<Full<Bytes>>>,
+}
+
+impl Voice {
+    /// A voice with this identity, which trusts these roots.
+    ///
+    /// # Errors
+    /// When the identity is not usable.
+    pub fn new(identity: &Identity, roots: rustls::RootCertStore, address: SocketAddr) -> Result<Self> {
+        let leaf = identity.chain.first().context("a leaf")?;
+        let fingerprint = certificate::fingerprint(leaf);
+        let mut config: ClientConfig = tls::client(identity, roots)?;
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        // Informational: nothing of the receiver rests on it.
+        let not_after = jiff::Timestamp::from_second(now() + 86_400)?.to_string();
+        Ok(Self {
+            address,
+            authority: address.to_string(),
+            tls: TlsConnector::from(Arc::new(config)),
+            signer: Signer::new(&identity.key, fingerprint.clone())?,
+            certificate: CertificateState { not_after, fingerprint },
+            sender: None,
+        })
+    }
+
+    /// What its heartbeats say of its certificate.
+    pub(super) fn certificate(&self) -> &CertificateState {
+        &self.certificate
+    }
+
+    /// Signs a request and sends it.
+    ///
+    /// # Errors
+    /// [`Fault`]; the next request connects anew.
+    pub async fn post(&mut self, path: &str, content_type: &str, body: Bytes, nonce: Nonce) -> Result<Answer, Fault> {
+        let request = self.signed(path, content_type, body, nonce)?;
+        self.say(request).await
+    }
+
+    /// A signed request, to be said once or, wrongly, again and again.
+    ///
+    /// # Errors
+    /// [`Fault::Make`].
+    pub fn signed(
+        &self,
+        path: &str,
+        content_type: &str,
+        body: Bytes,
+        nonce: Nonce,
+    ) -> Result<Request<Full<Bytes>>, Fault> {
+        let message = Message { method: "POST", authority: &self.authority, path, content_type };
+        let signed = self.signer.sign(&message, &body, nonce, now()).map_err(|_| Fault::Make)?;
+        let Headers { content_digest, signature_input, signature } = signed;
+        let value = |text: String| HeaderValue::try_from(text).map_err(|_| Fault::Make);
+        Request::post(format!("https://{}{path}", self.authority))
+            .header(header::CONTENT_TYPE, content_type)
+            .header(signature::CONTENT_DIGEST, value(content_digest)?)
+            .header(signature::SIGNATURE_INPUT, value(signature_input)?)
+            .header(signature::SIGNATURE, value(signature)?)
+            .body(Full::new(body))
+            .map_err(|_| Fault::Make)
+    }
+
+    /// Sends a request as it is.
+    ///
+    /// # Errors
+    /// [`Fault`]; the next request connects anew.
+    pub async fn say(&mut self, request: Request<Full<Bytes>>) -> Result<Answer, Fault> {
+        let answer = timeout(DEADLINE, self.exchange(request)).await.unwrap_or(Err(Fault::Deadline));
+        if answer.is_err() {
+            self.sender = None;
+        }
+        answer
+    }
+
+    /// A connection of its own, to anybody whom it trusts, to be used in any way.
+    ///
+    /// # Errors
+    /// [`Fault`].
+    pub async fn connect_to(&self, address: SocketAddr) -> Result<http2::SendRequest<Full<Bytes>>, Fault> {
+        timeout(DEADLINE, connect(address, &self.tls)).await.unwrap_or(Err(Fault::Deadline))
+    }
+
+    async fn exchange(&mut self, request: Request<Full<Bytes>>) -> Result<Answer, Fault> {
+        let sender = match &mut self.sender {
+            Some(sender) if !sender.is_closed() => sender,
+            slot => slot.insert(connect(self.address, &self.tls).await?),
+        };
+        sender.ready().await.map_err(Fault::Speak)?;
+        let (head, body) = sender.send_request(request).await.map_err(Fault::Speak)?.into_parts();
+        let body = Limited::new(body, ANSWER_BYTES).collect().await.map_err(Fault::Read)?.to_bytes();
+        let retry_after = head.headers.get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+        Ok(Answer { status: head.status, retry_after: retry_after.map(Duration::from_secs), body })
+    }
+}
+
+async fn connect(address: SocketAddr, tls: &TlsConnector) -> Result<http2::SendRequest<Full<Bytes>>, Fault> {
+    let tcp = TcpStream::connect(address).await.map_err(Fault::Connect)?;
+    let _ = tcp.set_nodelay(true);
+    let stream = tls.connect(ServerName::from(address.ip()), tcp).await.map_err(Fault::Connect)?;
+    let (sender, connection) = http2::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .initial_stream_window_size(WINDOW)
+        .initial_connection_window_size(WINDOW)
+        .keep_alive_interval(KEEP_ALIVE)
+        .keep_alive_timeout(KEEP_ALIVE / 2)
+        .keep_alive_while_idle(true)
+        .handshake(TokioIo::new(stream))
+        .await
+        .map_err(Fault::Speak)?;
+    // It ends with the last sender; what ended it shows in the next request.
+    tokio::spawn(connection);
+    Ok(sender)
+}

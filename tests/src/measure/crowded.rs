@@ -1,0 +1,49 @@
+//! The setting of the measurements with many agents: a real KCP, a receiver, and a crowd with its runtimes.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::Result;
+
+use crate::{
+    bed::TestBed,
+    landscape::{Landscape, Options},
+    load::Crowd,
+    progress::Step,
+};
+
+/// The module that stands in every catalog.
+pub(super) const MODULE: &str = "template-operator";
+/// However large the crowd, nothing takes longer.
+pub(super) const PATIENCE: Duration = Duration::from_secs(1_800);
+
+/// What stands while something is measured.
+pub(super) struct Crowded {
+    pub(super) crowd: Crowd,
+    pub(super) landscape: Arc<Landscape>,
+    _bed: TestBed,
+}
+
+impl Crowded {
+    /// A receiver with the arguments given, and nobody there yet.
+    pub(super) async fn start(receiver: &[&str]) -> Result<Self> {
+        let bed = TestBed::start().await?;
+        let receiver = receiver.iter().map(|argument| (*argument).to_owned()).collect();
+        let options = Options { receiver, log: "warn".to_owned(), ..Options::default() };
+        let landscape = Arc::new(Landscape::start(bed.kcp().await?, "kcp-system", options).await?);
+        landscape.write_module(MODULE, "1.0.0", "1.1.0").await?;
+        let crowd = Crowd::new(landscape.clone()).await?;
+        Ok(Self { crowd, landscape, _bed: bed })
+    }
+
+    /// Registers and starts more agents until there are so many, and waits until there is nothing left to do.
+    pub(super) async fn grow(&mut self, to: usize) -> Result<()> {
+        let step = Step::begin(format!("registering runtimes, up to {to}"));
+        self.crowd.grow(to).await?;
+        step.done();
+        let step = Step::begin(format!("{to} agents come to rest"));
+        self.crowd.start();
+        self.crowd.at_rest(PATIENCE).await?;
+        step.done();
+        Ok(())
+    }
+}

@@ -1,0 +1,58 @@
+//! How much memory the receiver needs for each agent that is connected and sends heartbeats.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use tokio::time::sleep;
+
+use super::{
+    Figure,
+    crowded::Crowded,
+    figure::{line, mebibytes},
+};
+use crate::progress::Step;
+
+/// What the bar is meant for.
+const FULL: f64 = 5_000.0;
+
+/// How much is measured.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Settings {
+    /// How many agents, one measurement each, upwards.
+    #[arg(long, value_delimiter = ',', default_values_t = [500, 1_000, 2_000])]
+    pub agents: Vec<usize>,
+    /// How long to wait at each, in seconds: connections to runtimes that nobody needs close after a minute.
+    #[arg(long, default_value_t = 100)]
+    pub seconds: u32,
+}
+
+/// Runs the measurement and tells each figure. The projection is the line through all points by least squares.
+///
+/// # Errors
+/// When the setting does not stand.
+pub async fn measure(settings: &Settings, tell: &mut impl FnMut(&Figure)) -> Result<()> {
+    ensure!(settings.agents.is_sorted() && !settings.agents.is_empty(), "the numbers of agents must rise");
+    let mut crowded = Crowded::start(&[]).await?;
+    let mut points = [Vec::new(), Vec::new()];
+    for agents in &settings.agents {
+        crowded.grow(*agents).await?;
+        let step = Step::begin(format!("{agents} agents rest for {} s", settings.seconds));
+        let before = crowded.crowd.tally().heartbeats();
+        sleep(Duration::from_secs(settings.seconds.into())).await;
+        step.done();
+        ensure!(crowded.crowd.tally().heartbeats() > before, "nobody sends heartbeats");
+        let memory = crowded.landscape.with_receiver(async |receiver| receiver.memory()).await??;
+        let count = f64::from(u32::try_from(*agents)?);
+        for (points, kib) in points.iter_mut().zip([memory.pss_kib, memory.peak_rss_kib]) {
+            points.push((count, mebibytes(kib)));
+        }
+        tell(&Figure::new("fleet_agents", count, "agents"));
+        tell(&Figure::new("fleet_receiver_pss", mebibytes(memory.pss_kib), "MiB"));
+        tell(&Figure::new("fleet_receiver_peak_rss", mebibytes(memory.peak_rss_kib), "MiB"));
+    }
+    let (full, slope) = line(&points[0], FULL);
+    tell(&Figure::new("fleet_receiver_pss_per_agent", slope * 1024.0, "KiB"));
+    tell(&Figure::new("fleet_receiver_pss_at_5000", full, "MiB").at_most(256.0));
+    tell(&Figure::new("fleet_receiver_peak_rss_at_5000", line(&points[1], FULL).0, "MiB"));
+    Ok(())
+}

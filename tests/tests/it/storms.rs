@@ -1,0 +1,127 @@
+//! Processes that die, freeze and come back during a load of changes: nothing is lost, and both sides end in sync.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use tidewatch_tests::landscape::until;
+
+use crate::{
+    load::{KEDA, Load, watch_objects},
+    support::{Ground, One, Tested, quick},
+};
+
+const PAUSE: Duration = Duration::from_millis(20);
+/// How long something is frozen: longer than a request usually takes, shorter than what makes anybody give up.
+const FROZEN: Duration = Duration::from_secs(2);
+
+/// After everything, a small load that nothing disturbs is counted alike on both sides.
+async fn counts_agree(one: &One) -> Result<()> {
+    let before = one.counts().await?;
+    Load::run(one, 24, PAUSE).await?;
+    one.counts_agree_since(before).await
+}
+
+#[tokio::test]
+async fn a_load_outlives_agent_and_receiver_that_die_and_freeze() -> Tested {
+    let one = One::to_harm(Ground::Shared, "storm-ours", &[KEDA], quick()).await?;
+    watch_objects(&one).await?;
+    let mut load = Load::start(&one, PAUSE);
+
+    load.goes_on(20).await?;
+    one.runtime.with_agent(async |agent| agent.kill9()).await?;
+    load.goes_on(20).await?;
+    one.runtime.start_agent().await?;
+
+    load.goes_on(20).await?;
+    one.runtime.with_agent(async |agent| agent.sigstop()).await??;
+    load.goes_on(40).await?;
+    one.runtime.with_agent(async |agent| agent.sigcont()).await??;
+
+    load.goes_on(20).await?;
+    one.landscape.with_receiver(async |receiver| receiver.sigstop()).await??;
+    load.goes_on(40).await?;
+    one.landscape.with_receiver(async |receiver| receiver.sigcont()).await??;
+
+    load.goes_on(20).await?;
+    one.landscape.with_receiver(async |receiver| receiver.kill9()).await?;
+    load.goes_on(20).await?;
+    one.landscape.start_receiver().await?;
+
+    load.goes_on(20).await?;
+    load.arrives(&one).await?;
+    counts_agree(&one).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_load_outlives_an_api_server_and_an_etcd_that_die_and_freeze() -> Tested {
+    let one = One::to_harm(Ground::OwnStore, "storm-theirs", &[KEDA], quick()).await?;
+    watch_objects(&one).await?;
+    let server = one.runtime.cluster().server();
+    let store = one.runtime.cluster().store().unwrap();
+    let mut load = Load::start(&one, PAUSE);
+
+    load.goes_on(20).await?;
+    server.freeze()?;
+    tokio::time::sleep(FROZEN).await;
+    server.thaw()?;
+
+    load.goes_on(20).await?;
+    server.restart().await?;
+
+    load.goes_on(20).await?;
+    store.freeze()?;
+    tokio::time::sleep(FROZEN).await;
+    store.thaw()?;
+
+    load.goes_on(20).await?;
+    store.restart().await?;
+
+    load.goes_on(20).await?;
+    server.kill();
+    store.restart().await?;
+    server.restart().await?;
+
+    load.goes_on(20).await?;
+    load.arrives(&one).await?;
+    // Neither of ours was told to give up what it had.
+    one.agent_counts("tidewatch_agent_watches_reopened_total", &[], 1).await?;
+    counts_agree(&one).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_load_outlives_a_control_plane_that_dies_and_freezes() -> Tested {
+    let one = One::to_harm(Ground::OwnKcp, "storm-kcp", &[KEDA], quick()).await?;
+    watch_objects(&one).await?;
+    let kcp = one.landscape.kcp();
+    let mut load = Load::start(&one, PAUSE);
+
+    load.goes_on(20).await?;
+    kcp.server().freeze()?;
+    tokio::time::sleep(FROZEN).await;
+    kcp.server().thaw()?;
+
+    load.goes_on(20).await?;
+    kcp.server().restart().await?;
+    alive_again(&one).await?;
+
+    load.goes_on(20).await?;
+    kcp.store().unwrap().restart().await?;
+    alive_again(&one).await?;
+
+    load.goes_on(20).await?;
+    load.arrives(&one).await?;
+    counts_agree(&one).await?;
+    Ok(())
+}
+
+/// A receiver that could not renew its Lease in time has ended, and whoever runs it starts it again.
+async fn alive_again(one: &One) -> Result<()> {
+    let ended = one.landscape.with_receiver(async |receiver| receiver.process().status()).await??;
+    if ended.is_some() {
+        until("KCP to answer", async || Ok(Some(one.runtime.kcp_kyma().await?))).await?;
+        one.landscape.start_receiver().await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,168 @@
+//! The agent's process with very many events of a bounded set of objects.
+
+use std::{fs, path::Path, time::Duration};
+
+use anyhow::{Context as _, Result};
+use serde_json::{Value, json};
+use tidewatch_receiver::pki::{Ca, RUNTIME_VALIDITY};
+use tidewatch_shared::{
+    identity::{RuntimeId, TrustDomain},
+    names::{AGENT_OBJECT, OWN_MANAGER, PLAN_KEY},
+};
+use tidewatch_tests::{
+    fake::{Fake, FakeCluster},
+    landscape::{
+        now,
+        watchers::{WATCHED, watcher},
+    },
+    load::{Crowd, until_within},
+    ports,
+    process::Program,
+    product::{ProductProcess, build_binaries},
+};
+
+use crate::{Alone, TURN, assert_flat};
+
+const PATIENCE: Duration = Duration::from_secs(240);
+const OBJECTS: u32 = 200;
+const EVENTS: u32 = 100_000;
+/// Events after which the first figure is taken.
+const WARM: u32 = 20_000;
+/// The watch is never further behind than the fake API server remembers.
+const STRIDE: u32 = 1_000;
+
+/// Starts an agent's process, and waits until it holds all objects. Ready it is not while no receiver answers.
+async fn start(
+    dir: &Path,
+    (ca, domain): (&Ca, &TrustDomain),
+    id: &RuntimeId,
+    kubeconfig: &str,
+    receiver: &str,
+) -> Result<ProductProcess> {
+    let pair = ca.make_runtime(id, domain, now(), RUNTIME_VALIDITY)?;
+    let trust = ca.trust_bundle().to_pem();
+    for (file, text) in
+        [("tls.key", &*pair.key), ("tls.crt", &*pair.chain), ("ca.crt", &*trust), ("kubeconfig", kubeconfig)]
+    {
+        fs::write(dir.join(file), text).with_context(|| format!("write {file}"))?;
+    }
+    let (probes, admin) = (ports::free()?, ports::free()?);
+    let path = |file: &str| dir.join(file).into_os_string();
+    let program = Program::new("agent", build_binaries().await?.agent()?, dir.join("agent.log"))
+        .env("TIDEWATCH_LOG", "error")
+        .args(["--kubeconfig".into(), path("kubeconfig"), "--identity-dir".into(), dir.as_os_str().to_owned()])
+        .args(["--receiver-url".to_owned(), format!("https://{receiver}")])
+        .args(["--trust-domain".to_owned(), domain.to_string()])
+        .args(["--metrics-address".to_owned(), format!("127.0.0.1:{probes}")])
+        .args(["--admin-address".to_owned(), format!("127.0.0.1:{admin}")])
+        .args(["--heartbeat-seconds", "5"]);
+    let process = ProductProcess::start(program, ([127, 0, 0, 1], probes).into())?;
+    let held = |page: &str| (sum(page, "tidewatch_agent_objects") >= f64::from(OBJECTS)).then_some(());
+    process.metrics_until(PATIENCE, held).await?;
+    Ok(process)
+}
+
+fn write_objects(runtime: &FakeCluster) {
+    for number in 0..OBJECTS {
+        runtime.edit(&key(number), |object| {
+            *object = json!({"metadata": {"name": format!("object-{number}"), "labels": {WATCHED: "load"}}});
+        });
+    }
+}
+
+fn key(number: u32) -> String {
+    format!("/configmaps/default/object-{number}")
+}
+
+/// Changes objects in turns, as fast as the agent reads.
+async fn change(runtime: &FakeCluster, events: std::ops::Range<u32>) -> Result<()> {
+    for event in events {
+        let version =
+            runtime.edit(&key(event % OBJECTS), |object| object["data"] = json!({"event": event.to_string()}));
+        if (event + 1).is_multiple_of(STRIDE) {
+            until_within("the agent to read the changes", PATIENCE, async || {
+                Ok(runtime.seen().is_some_and(|seen| seen >= version).then_some(()))
+            })
+            .await?;
+        }
+    }
+    Ok(())
+}
+
+/// The sum of a metric over all its labels.
+fn sum(page: &str, name: &str) -> f64 {
+    let lines = page.lines().filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{'])));
+    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn memory_is_flat_while_the_receiver_is_away() -> Result<()> {
+    tidewatch_tests::install_crypto();
+    let _turn = TURN.lock().await;
+    let fake = Fake::start().await?;
+    let runtime = fake.cluster("away");
+    let plan = json!({"revision": "one", "watches": [{
+        "name": "load", "group": "", "version": "v1", "resource": "configmaps", "labelSelector": format!("{WATCHED}=load"),
+        "field": "spec", "manager": OWN_MANAGER, "work": ["kyma"],
+    }]});
+    let named = |more: Value| move |object: &mut Value| *object = more;
+    let data = json!({PLAN_KEY: plan.to_string()});
+    runtime.edit(
+        &format!("/configmaps/kyma-system/{AGENT_OBJECT}"),
+        named(json!({"metadata": {"name": AGENT_OBJECT}, "data": data})),
+    );
+    runtime.edit(
+        &format!("coordination.k8s.io/leases/kyma-system/{AGENT_OBJECT}"),
+        named(json!({"metadata": {"name": AGENT_OBJECT}})),
+    );
+    write_objects(&runtime);
+    let dir = tempfile::tempdir()?;
+    let (ca, domain) = (Ca::generate("test", now(), Duration::from_secs(86_400))?, "kyma.local".parse()?);
+    let nobody = format!("127.0.0.1:{}", ports::free()?);
+    let agent = start(dir.path(), (&ca, &domain), &"away".parse()?, &fake.kubeconfig("away"), &nobody).await?;
+
+    change(&runtime, 0..WARM).await?;
+    let before = agent.memory()?.pss_kib;
+    change(&runtime, WARM..EVENTS).await?;
+    let after = agent.memory()?.pss_kib;
+    let (_, page) = agent.get("/metrics").await?;
+    let waiting = sum(&page, "tidewatch_agent_events_waiting");
+    assert!(waiting >= 1.0 && waiting <= f64::from(OBJECTS + 1), "one for each object at most: {waiting}");
+    assert_flat("the agent", before, after);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn memory_is_flat_while_a_receiver_takes_the_events() -> Result<()> {
+    let alone = Alone::start("agent-memory").await?;
+    let landscape = &alone.landscape;
+    landscape.write_watcher(&watcher("load", ("", "v1", "configmaps"), "spec")).await?;
+    let mut crowd = Crowd::new(landscape.clone()).await?;
+    crowd.grow(1).await?;
+    let member = crowd.members().first().context("a member")?;
+    let runtime = member.cluster();
+    let watch = landscape.watch_of("load");
+    until_within("the plan in the runtime", PATIENCE, async || {
+        let plan = runtime.object(&format!("/configmaps/kyma-system/{AGENT_OBJECT}"));
+        Ok(plan.filter(|plan| plan.to_string().contains(&watch)).map(drop))
+    })
+    .await?;
+    write_objects(runtime);
+    let dir = tempfile::tempdir()?;
+    let trust = (landscape.ca(), landscape.trust_domain());
+    let kubeconfig = crowd.fake().kubeconfig(member.name());
+    let agent = start(dir.path(), trust, member.id(), &kubeconfig, &landscape.authority()).await?;
+
+    change(runtime, 0..WARM).await?;
+    let before = agent.memory()?.pss_kib;
+    change(runtime, WARM..EVENTS).await?;
+    let after = agent.memory()?.pss_kib;
+    let settled = |page: &str| {
+        let open = sum(page, "tidewatch_agent_events_waiting") + sum(page, "tidewatch_agent_events_unsettled");
+        (open == 0.0).then(|| sum(page, "tidewatch_agent_events_total"))
+    };
+    let sent = agent.metrics_until(PATIENCE, settled).await?;
+    assert!(sent >= f64::from(OBJECTS), "events were sent: {sent}");
+    assert_flat("the agent", before, after);
+    Ok(())
+}

@@ -1,0 +1,241 @@
+//! The agent's side: its core, fed by the streams of the cluster, and the requests that it makes.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use tidewatch_agent::{
+    core::{Core, Figures, Seen, Surroundings, WatchId},
+    telemetry::Metrics,
+};
+use tidewatch_shared::{
+    event::{Received, parse_batch},
+    exchange::{EventsAnswer, HeartbeatAnswer},
+    heartbeat::{CertificateState, Heartbeat},
+    identity::Epoch,
+    plan::Plan,
+};
+use tokio::time::Instant;
+
+use crate::cluster::{Cluster, Name, RESOURCES, Said, WATCHES};
+
+/// Objects of one watch above which it goes coarse.
+const CAP: usize = 4;
+/// Objects of a page.
+const PAGE: usize = 2;
+
+/// Where the loop of a watch is.
+#[derive(Debug)]
+enum At {
+    /// It must list.
+    Broken,
+    /// Pages of a list that was made at a tick.
+    Listing {
+        rest: VecDeque<(Name, Seen)>,
+        tick: u64,
+    },
+    Watching,
+}
+
+/// The loop of one watch.
+#[derive(Debug)]
+struct Loop {
+    id: WatchId,
+    at: At,
+    stream: VecDeque<Said>,
+    /// When the newest changes happened that the core was told of, while it followed: of each object, and of a list.
+    told: BTreeMap<Option<Name>, u64>,
+}
+
+/// What is on its way to the receiver.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    pub(crate) from: Sender,
+    pub(crate) created: i64,
+    pub(crate) body: Body,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Body {
+    Events(Vec<Received>),
+    Beat(Box<Heartbeat>),
+}
+
+/// Whose request it is, so that its answer finds the way back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sender {
+    life: u64,
+    number: u64,
+    pub(crate) epoch: Epoch,
+}
+
+/// What is on its way back.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    Events(EventsAnswer),
+    Beat(HeartbeatAnswer),
+    /// The request is refused as a whole (400, 413).
+    RefusedWhole,
+    /// The signature or the nonce is refused (401).
+    NewEpoch,
+    /// Not now (503), or a connection that broke.
+    Fault,
+}
+
+pub(crate) struct Agent {
+    core: Core,
+    life: u64,
+    loops: [Option<Loop>; 3],
+    /// The events request whose answer is awaited.
+    in_flight: Option<u64>,
+    requests: u64,
+}
+
+impl Agent {
+    /// Starts and reads the plan that its cluster has.
+    pub(crate) fn start(life: u64, plan: &Plan, metrics: Metrics) -> Self {
+        let core = Core::new("r-1".parse().unwrap(), CAP, metrics);
+        let mut agent = Self { core, life, loops: [None, None, None], in_flight: None, requests: 0 };
+        agent.follow(plan);
+        agent
+    }
+
+    pub(crate) fn follow(&mut self, plan: &Plan) {
+        let turnover = self.core.follow(plan);
+        let at = |name: &str| WATCHES.iter().position(|watch| watch.name == name).unwrap();
+        for name in turnover.stopped {
+            self.loops[at(&name)] = None;
+        }
+        for started in turnover.started {
+            let (stream, told) = (VecDeque::new(), BTreeMap::new());
+            self.loops[at(&started.planned.name)] = Some(Loop { id: started.id, at: At::Broken, stream, told });
+        }
+    }
+
+    /// For the link.
+    pub(crate) fn core(&self) -> Core {
+        self.core.clone()
+    }
+
+    pub(crate) fn figures(&self) -> Figures {
+        self.core.figures()
+    }
+
+    /// What streams say comes in behind what they have said.
+    pub(crate) fn hear_streams(&mut self, said: [Vec<Said>; 3]) {
+        for (watching, said) in self.loops.iter_mut().zip(said) {
+            if let Some(watching) = watching.as_mut().filter(|watching| !matches!(watching.at, At::Broken)) {
+                watching.stream.extend(said);
+            }
+        }
+    }
+
+    /// A watch ends, and what its stream had not yet said with it (410, or a list that breaks off).
+    pub(crate) fn break_off(&mut self, watch: usize) {
+        if let Some(watching) = &mut self.loops[watch] {
+            (watching.at, watching.stream) = (At::Broken, VecDeque::new());
+        }
+    }
+
+    /// The next step of a list; one that is watching lists again only if told so.
+    pub(crate) fn list(&mut self, cluster: &Cluster, watch: usize, again: bool, tick: u64) {
+        let (core, now) = (&self.core, Instant::now());
+        let Some(watching) = &mut self.loops[watch] else { return };
+        let id = watching.id;
+        match &mut watching.at {
+            At::Watching if !again => {}
+            At::Broken | At::Watching => {
+                let resource = WATCHES[watch].resource;
+                core.described(id, "v1", RESOURCES[resource], cluster.every_version(resource));
+                core.list_begun(id);
+                watching.stream.clear();
+                watching.at = At::Listing { rest: cluster.list(watch).into(), tick };
+            }
+            At::Listing { rest, tick } => {
+                let page = rest.drain(..rest.len().min(PAGE));
+                let more = core.listed(id, page.map(|(name, seen)| (key(name).into(), seen)).collect(), now);
+                if rest.is_empty() || !more {
+                    watching.told = BTreeMap::from([(None, *tick)]);
+                    core.list_complete(id, now);
+                    watching.at = At::Watching;
+                }
+            }
+        }
+    }
+
+    /// The core hears the next word of a stream.
+    pub(crate) fn feed(&mut self, watch: usize) -> bool {
+        let (core, now) = (&self.core, Instant::now());
+        let Some(watching) = &mut self.loops[watch] else { return false };
+        if !matches!(watching.at, At::Watching) {
+            return false;
+        }
+        let Some(Said { name, seen, gone, counts, tick }) = watching.stream.pop_front() else { return false };
+        if gone {
+            core.gone(watching.id, &key(name), seen, now);
+        } else {
+            core.present(watching.id, &key(name), seen, now);
+        }
+        if counts {
+            watching.told.insert(Some(name), tick);
+        }
+        true
+    }
+
+    /// Whether a watch follows its stream and has heard all of it.
+    pub(crate) fn is_up_to_date(&self, watch: usize) -> bool {
+        self.loops[watch].as_ref().is_none_or(|w| matches!(w.at, At::Watching) && w.stream.is_empty())
+    }
+
+    /// When the newest change happened that the core was told of.
+    pub(crate) fn told(&self, watch: usize) -> Option<u64> {
+        self.loops[watch].as_ref().and_then(|watching| watching.told.values().max().copied())
+    }
+
+    fn sender(&mut self, epoch: Epoch) -> Sender {
+        self.requests += 1;
+        Sender { life: self.life, number: self.requests, epoch }
+    }
+
+    /// The next request of events, unless one is under way.
+    pub(crate) fn events(&mut self, created: i64) -> Option<Request> {
+        if self.in_flight.is_some() {
+            return None;
+        }
+        let batch = self.core.batch(Instant::now())?;
+        let from = self.sender(batch.epoch);
+        self.in_flight = Some(from.number);
+        Some(Request { from, created, body: Body::Events(parse_batch(&batch.body).unwrap()) })
+    }
+
+    pub(crate) fn beat(&mut self, created: i64) -> Request {
+        let certificate = CertificateState { not_after: String::new(), fingerprint: String::new() };
+        let surroundings = Surroundings { certificate, trust_revision: None, canary: None };
+        let (beat, _) = self.core.heartbeat(Instant::now(), surroundings);
+        let from = self.sender(beat.epoch);
+        Request { from, created, body: Body::Beat(Box::new(beat)) }
+    }
+
+    /// It waits no longer; an answer that still comes reaches nobody.
+    pub(crate) fn give_up(&mut self) {
+        self.in_flight = None;
+    }
+
+    pub(crate) fn hear(&mut self, to: Sender, answer: &Answer) {
+        let awaited = self.in_flight == Some(to.number);
+        if to.life != self.life || (!awaited && !matches!(answer, Answer::Beat(_))) {
+            return;
+        }
+        let now = Instant::now();
+        match answer {
+            Answer::Beat(answer) => return self.core.heartbeat_answered(now, to.epoch, answer),
+            Answer::Events(answer) => self.core.answered(now, to.epoch, answer),
+            Answer::RefusedWhole => drop(self.core.refused_whole(to.epoch)),
+            Answer::NewEpoch => self.core.start_over(),
+            Answer::Fault => {}
+        }
+        self.in_flight = None;
+    }
+}
+
+fn key(name: Name) -> String {
+    format!("ns/{name}")
+}

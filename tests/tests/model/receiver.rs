@@ -1,0 +1,261 @@
+//! The receiver's side: instances with the product's hub, and passes that read the truth and record it.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use futures::FutureExt as _;
+use tidewatch_receiver::{
+    hub::{Hub, Job, Metrics, Settings},
+    key::KymaKey,
+    queue::{Class, Drift, Outcome, Priority, Wanted, Works},
+};
+use tidewatch_shared::{
+    identity::{Instance, RuntimeId},
+    plan::{Plan, Work},
+};
+use tokio::time::Instant;
+
+use crate::{
+    agent::{Answer, Body, Request},
+    cluster::{Name, PlanId, RESOURCES, Told1, Truth, WATCHES},
+};
+
+/// What a predecessor began has landed by then.
+pub(crate) const REQUEST_DEADLINE: Duration = Duration::from_secs(20);
+
+pub(crate) fn kyma() -> KymaKey {
+    KymaKey::new("ns", "kyma")
+}
+
+pub(crate) fn runtime() -> RuntimeId {
+    "r-1".parse().unwrap()
+}
+
+/// What has been recorded, whoever did it.
+#[derive(Debug, Default)]
+pub(crate) struct Records {
+    /// Per work and watch: what was there when it was last looked at.
+    pub(crate) known: BTreeMap<(Work, usize), Told1>,
+    /// The same: when the newest pass began that looked at it and ended.
+    began: BTreeMap<(Work, usize), u64>,
+}
+
+impl Records {
+    pub(crate) fn began(&self, work: Work, watch: usize) -> u64 {
+        self.began.get(&(work, watch)).copied().unwrap_or(0)
+    }
+
+    /// Works whose newest record is of a later reading: a conflict, and the work begins anew.
+    pub(crate) fn conflicts(&self, works: Works, reading: &Reading) -> Works {
+        let late = |work: &Work| (0..WATCHES.len()).any(|at| self.began(*work, at) > reading.tick);
+        works.iter().filter(late).collect()
+    }
+
+    /// Records what a pass has read, and that its work has ended.
+    pub(crate) fn end(&mut self, works: Works, reading: &Reading) {
+        for work in works.iter() {
+            self.record(work, reading);
+            self.began.extend(reading.watches(work).map(|at| ((work, at), reading.tick)));
+        }
+    }
+
+    /// Records what a pass has read. The catalog has a memory, and reads again only what drift casts doubt on.
+    fn record(&mut self, work: Work, pass: &Reading) {
+        for at in pass.watches(work) {
+            let watch = &WATCHES[at];
+            let (known, read) = (self.known.entry((work, at)).or_default(), &pass.read[at]);
+            match &pass.drift {
+                Drift::All => known.clone_from(read),
+                _ if work != Work::Catalog || pass.forgetful => known.clone_from(read),
+                Drift::None => {}
+                Drift::Objects(objects) => {
+                    for object in objects.iter().filter(|object| object.subject.resource == RESOURCES[watch.resource]) {
+                        let name: Name = object.subject.name.parse().unwrap();
+                        match read.get(&name) {
+                            Some(told) => drop(known.insert(name, *told)),
+                            None => drop(known.remove(&name)),
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What a pass has read.
+#[derive(Clone, Debug)]
+pub(crate) struct Reading {
+    pub(crate) read: Truth,
+    pub(crate) drift: Drift,
+    /// It has no memory to go by.
+    pub(crate) forgetful: bool,
+    /// Work on the Kyma reads nothing of watches that do not stand for it. The catalog goes by what drift names.
+    pub(crate) plan: PlanId,
+    pub(crate) tick: u64,
+}
+
+impl Reading {
+    fn watches(&self, work: Work) -> impl Iterator<Item = usize> + use<> {
+        let plan = self.plan;
+        let reads = move |at: &usize| plan.has(*at) && plan.works(*at).contains(&work);
+        (0..WATCHES.len()).filter(move |at| work == Work::Catalog || reads(at))
+    }
+}
+
+struct Pass {
+    job: Job,
+    reading: Reading,
+}
+
+/// How a pass ends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum End {
+    Good,
+    Failed,
+    /// Only the catalog failed.
+    CatalogFailed,
+    /// Only the catalog is paused.
+    CatalogPaused,
+    Paused,
+    /// Nobody tells how it ended: the worker broke off.
+    Dropped,
+}
+
+/// The last write of an instance that died.
+#[derive(Debug)]
+pub(crate) struct Ghost {
+    works: Works,
+    reading: Reading,
+    until: Instant,
+}
+
+impl Ghost {
+    /// Lands, unless it is too late. A write of that kind knows no conflict.
+    pub(crate) fn land(self, records: &mut Records) {
+        if Instant::now() < self.until {
+            self.works.iter().for_each(|work| records.record(work, &self.reading));
+        }
+    }
+}
+
+/// One life of a receiver.
+pub(crate) struct Receiver {
+    hub: Hub,
+    pass: Option<Pass>,
+    /// It has worked on the catalog once.
+    remembers: bool,
+    /// What was paused and not woken since.
+    paused: Works,
+}
+
+impl Receiver {
+    pub(crate) fn start(life: u64, plan: Arc<Plan>, metrics: Metrics) -> Self {
+        let settings = Settings { request_deadline: REQUEST_DEADLINE, slots: 4, seed: life, ..Settings::default() };
+        let hub = Hub::new(Instance::new(life), settings, metrics, Instant::now());
+        hub.place(kyma(), Some(runtime()), plan);
+        Self { hub, pass: None, remembers: false, paused: Works::EMPTY }
+    }
+
+    /// Its caches are there.
+    pub(crate) fn synced(&self) {
+        self.hub.set_synced();
+    }
+
+    pub(crate) fn place(&self, plan: Arc<Plan>) {
+        self.hub.place(kyma(), Some(runtime()), plan);
+    }
+
+    /// Its Kyma goes and comes again; whatever is new in KCP is worked on.
+    pub(crate) fn forget(&self, plan: Arc<Plan>) {
+        self.hub.remove(&kyma());
+        self.place(plan);
+        self.verify();
+    }
+
+    pub(crate) fn want(&self, works: Works, priority: Priority) {
+        self.hub.want(&kyma(), works, priority);
+    }
+
+    /// Whoever ends a pause changes something in KCP, and that wakes.
+    pub(crate) fn unpause(&mut self) {
+        self.hub.want(&kyma(), self.paused, Priority::Verification);
+        self.paused = Works::EMPTY;
+    }
+
+    pub(crate) fn take(&self, request: Request) -> Answer {
+        let Request { from, created, body } = request;
+        match body {
+            Body::Events(events) => {
+                self.hub.events(&runtime(), from.epoch, created, events).map_or(Answer::Fault, Answer::Events)
+            }
+            Body::Beat(beat) => {
+                self.hub.heartbeat(&runtime(), created, *beat, created).map_or(Answer::Fault, Answer::Beat)
+            }
+        }
+    }
+
+    /// A pass begins, and reads.
+    pub(crate) fn begin(&mut self, truth: impl FnOnce() -> Truth, plan: PlanId, tick: u64) -> bool {
+        if self.pass.is_some() {
+            // The only Kyma is in work: nobody else may have it.
+            assert!(self.hub.next().now_or_never().is_none(), "one at a time");
+            return false;
+        }
+        let Some(job) = self.hub.next().now_or_never() else { return false };
+        let drift = job.wanted.drift.clone();
+        let reading = Reading { read: truth(), drift, forgetful: !self.remembers, plan, tick };
+        self.pass = Some(Pass { job, reading });
+        true
+    }
+
+    pub(crate) fn end(&mut self, how: End, records: &mut Records) -> bool {
+        let Some(Pass { job, reading }) = self.pass.take() else { return false };
+        let (works, catalog) = (job.wanted.works, Works::of(&[Work::Catalog]));
+        let mut outcome = match how {
+            End::Good => Outcome::ended(works),
+            End::Failed => Outcome::failed(works, Class::Ours),
+            End::CatalogFailed => {
+                Outcome { ended: works.minus(catalog), ..Outcome::failed(works.both(catalog), Class::Refused) }
+            }
+            End::CatalogPaused => Outcome::ended(works.minus(catalog)),
+            End::Paused => Outcome::default(),
+            End::Dropped => {
+                drop(job);
+                return true;
+            }
+        };
+        let late = records.conflicts(outcome.ended, &reading);
+        if !late.is_empty() {
+            outcome.ended = outcome.ended.minus(late);
+            outcome.failed |= late;
+            outcome.class = Some(Class::Refused);
+        }
+        records.end(outcome.ended, &reading);
+        self.remembers |= outcome.ended.contains(Work::Catalog);
+        self.paused |= works.minus(outcome.ended | outcome.failed);
+        self.hub.done(job, outcome);
+        true
+    }
+
+    /// Dies. What it was just writing may still land.
+    pub(crate) fn die(self) -> Option<Ghost> {
+        let Pass { job, reading } = self.pass?;
+        Some(Ghost { works: job.wanted.works, reading, until: Instant::now() + REQUEST_DEADLINE })
+    }
+
+    /// What it will still work on; nothing when it is at rest.
+    pub(crate) fn busy_with(&self) -> Option<Works> {
+        let view = self.hub.view().remove(0);
+        (!view.wanted.is_empty() || view.in_work).then_some(view.wanted)
+    }
+
+    /// Watches whose digest did not agree and that still wait for a list.
+    pub(crate) fn resend(&self) -> Vec<String> {
+        self.hub.view().remove(0).epochs.into_iter().flat_map(|epoch| epoch.resend).collect()
+    }
+
+    /// Everything is verified, as after every start.
+    pub(crate) fn verify(&self) {
+        let Wanted { works, priority, .. } = Wanted::new(Works::ALL_KNOWN, Priority::Verification);
+        self.want(works, priority);
+    }
+}
