@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use http::StatusCode;
 use k8s_openapi::api::core::v1::Secret;
@@ -256,6 +256,19 @@ impl Crowd {
             if served < of {
                 bail!("{served} of {of} runtimes are served");
             }
+            Ok(Some(()))
+        })
+        .await
+    }
+
+    /// Waits until the receiver has been in every runtime, whether its agent speaks or not.
+    ///
+    /// # Errors
+    /// When the deadline passes; the text says how far it came.
+    pub async fn served(&self, deadline: Duration) -> Result<()> {
+        until_within("every runtime to be served", deadline, async || {
+            let served = self.members.iter().filter(|member| member.shown().is_some()).count();
+            ensure!(served == self.members.len(), "{served} of {} runtimes are served", self.members.len());
             Ok(Some(()))
         })
         .await

@@ -35,11 +35,18 @@ impl Crowded {
         Ok(Self { crowd, landscape, _bed: bed })
     }
 
-    /// Registers and starts more agents until there are so many, and waits until there is nothing left to do.
-    pub(super) async fn grow(&mut self, to: usize) -> Result<()> {
+    /// Registers more runtimes until there are so many, and waits until each is served. Their agents have not begun.
+    pub(super) async fn register(&mut self, to: usize) -> Result<()> {
         let step = Step::begin(format!("registering runtimes, up to {to}"));
         self.crowd.grow(to).await?;
+        self.crowd.served(PATIENCE).await?;
         step.done();
+        Ok(())
+    }
+
+    /// Registers and starts more agents until there are so many, and waits until there is nothing left to do.
+    pub(super) async fn grow(&mut self, to: usize) -> Result<()> {
+        self.register(to).await?;
         let step = Step::begin(format!("{to} agents come to rest"));
         self.crowd.start();
         self.crowd.at_rest(PATIENCE).await?;

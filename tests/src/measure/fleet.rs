@@ -10,7 +10,7 @@ use super::{
     crowded::Crowded,
     figure::{line, mebibytes},
 };
-use crate::progress::Step;
+use crate::{product::Memory, progress::Step};
 
 /// What the bar is meant for.
 const FULL: f64 = 5_000.0;
@@ -35,18 +35,18 @@ pub async fn measure(settings: &Settings, tell: &mut impl FnMut(&Figure)) -> Res
     let mut crowded = Crowded::start(&[]).await?;
     let mut points = [Vec::new(), Vec::new()];
     for agents in &settings.agents {
+        crowded.register(*agents).await?;
+        let silent = rest(&crowded, settings).await?;
         crowded.grow(*agents).await?;
-        let step = Step::begin(format!("{agents} agents rest for {} s", settings.seconds));
         let before = crowded.crowd.tally().heartbeats();
-        sleep(Duration::from_secs(settings.seconds.into())).await;
-        step.done();
+        let memory = rest(&crowded, settings).await?;
         ensure!(crowded.crowd.tally().heartbeats() > before, "nobody sends heartbeats");
-        let memory = crowded.landscape.with_receiver(async |receiver| receiver.memory()).await??;
         let count = f64::from(u32::try_from(*agents)?);
         for (points, kib) in points.iter_mut().zip([memory.pss_kib, memory.peak_rss_kib]) {
             points.push((count, mebibytes(kib)));
         }
         tell(&Figure::new("fleet_agents", count, "agents"));
+        tell(&Figure::new("fleet_receiver_pss_before_they_connect", mebibytes(silent.pss_kib), "MiB"));
         tell(&Figure::new("fleet_receiver_pss", mebibytes(memory.pss_kib), "MiB"));
         tell(&Figure::new("fleet_receiver_peak_rss", mebibytes(memory.peak_rss_kib), "MiB"));
     }
@@ -55,4 +55,12 @@ pub async fn measure(settings: &Settings, tell: &mut impl FnMut(&Figure)) -> Res
     tell(&Figure::new("fleet_receiver_pss_at_5000", full, "MiB").at_most(256.0));
     tell(&Figure::new("fleet_receiver_peak_rss_at_5000", line(&points[1], FULL).0, "MiB"));
     Ok(())
+}
+
+/// The receiver's memory after a while in which nothing happens but heartbeats.
+async fn rest(crowded: &Crowded, settings: &Settings) -> Result<Memory> {
+    let step = Step::begin(format!("at rest for {} s", settings.seconds));
+    sleep(Duration::from_secs(settings.seconds.into())).await;
+    step.done();
+    Ok(crowded.landscape.with_receiver(async |receiver| receiver.memory()).await??)
 }

@@ -44,7 +44,9 @@ async fn counted(one: &One, sample: &str, least: f64) -> Result<f64> {
 
 #[tokio::test]
 async fn a_path_is_proven_then_lost_and_proven_again_and_a_restart_writes_nothing() -> Tested {
-    let one = One::with("path", &[KEDA], with(&["--restart-spread-seconds", "1"])).await?;
+    // An agent waits a few seconds before it tries a receiver again that was not there: three intervals must be longer.
+    let options = Options { heartbeat_seconds: 3, ..with(&["--restart-spread-seconds", "1"]) };
+    let one = One::with("path", &[KEDA], options).await?;
     one.runtime.start_agent().await?;
     let proven = said(&one, "EventPath", "True", "Proven").await?;
     assert!(!proven.message.is_empty());
@@ -95,7 +97,7 @@ async fn a_watch_that_fails_is_named() -> Tested {
 
 #[tokio::test]
 async fn who_is_paused_is_left_alone_until_the_pause_ends() -> Tested {
-    let one = One::start("pause", &[KEDA]).await?;
+    let one = One::start("path-pause", &[KEDA]).await?;
     one.skr_status("readiness", |status| status.state() == State::Ready).await?;
     let kymas = one.kcp_kymas().await?;
     let labelled = |value: serde_json::Value| json!({"metadata": {"labels": {label::PAUSE: value}}});

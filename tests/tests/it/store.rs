@@ -33,7 +33,13 @@ async fn compacted_history_makes_an_agent_list_again_and_no_more() -> Tested {
     load.arrives(&one).await?;
     one.agent_counts("tidewatch_agent_lists_total", &["\"gone\""], 1).await?;
     // Each watch listed a few times at most (it may have met the API server while that was starting), and then no more.
-    let (after, watches) = (lists().await?, sum(&one.agent_page().await?, "tidewatch_agent_watches", &[]) + 2);
+    let after = until("the last list", async || {
+        let (so_far, mark) = (lists().await?, one.runtime.cluster().audit_mark()?);
+        one.after_canaries(mark, 2).await?;
+        Ok((lists().await? == so_far).then_some(so_far))
+    })
+    .await?;
+    let watches = sum(&one.agent_page().await?, "tidewatch_agent_watches", &[]) + 2;
     assert!(after - before <= 3 * watches, "{} lists of {watches} watches", after - before);
     let counts = one.counts().await?;
     Load::run(&one, 24, PAUSE).await?;
