@@ -18,7 +18,7 @@ const FULL: f64 = 5_000.0;
 /// How much is measured.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Settings {
-    /// How many agents, one measurement each, upwards.
+    /// How many agents, one measurement each, upwards; two numbers at least, or there is nothing to project from.
     #[arg(long, value_delimiter = ',', default_values_t = [500, 1_000, 2_000])]
     pub agents: Vec<usize>,
     /// How long to wait at each, in seconds: connections to runtimes that nobody needs close after a minute.
@@ -31,7 +31,10 @@ pub struct Settings {
 /// # Errors
 /// When the setting does not stand.
 pub async fn measure(settings: &Settings, tell: &mut impl FnMut(&Figure)) -> Result<()> {
-    ensure!(settings.agents.is_sorted() && !settings.agents.is_empty(), "the numbers of agents must rise");
+    ensure!(
+        settings.agents.is_sorted() && settings.agents.len() > 1,
+        "two numbers of agents at least, and they must rise"
+    );
     let mut crowded = Crowded::start(&[]).await?;
     let mut points = [Vec::new(), Vec::new()];
     for agents in &settings.agents {
