@@ -80,7 +80,7 @@ impl Command {
 
 /// Flags of the agent stand at the top level; the subcommand needs none of them.
 fn grammar() -> clap::Command {
-    let status = Status::augment_args(clap::Command::new(STATUS).about("Shows the agent that runs here"));
+    let status = Status::augment_args(clap::Command::new(STATUS)).about("Shows the agent that runs here");
     Config::command().args_conflicts_with_subcommands(true).subcommand_negates_reqs(true).subcommand(status)
 }
 

@@ -43,7 +43,7 @@ impl Command {
 
 /// Flags of the receiver stand at the top level; a subcommand needs none of them.
 fn grammar() -> clap::Command {
-    let fleet = Fleet::augment_args(clap::Command::new(FLEET).about("Shows the runtimes of a receiver that runs"));
+    let fleet = Fleet::augment_args(clap::Command::new(FLEET)).about("Shows the runtimes of a receiver that runs");
     Config::command().args_conflicts_with_subcommands(true).subcommand_negates_reqs(true).subcommand(fleet)
 }
 
