@@ -16,6 +16,31 @@ pub const SKR_KYMA: &str = "default";
 pub const AGENT_OBJECT: &str = "tidewatch-agent";
 /// Key of the plan in the agent's ConfigMap.
 pub const PLAN_KEY: &str = "plan.json";
+/// Key of the receiver's URL for events in the agent's ConfigMap: `https://host:port`.
+pub const RECEIVER_URL_KEY: &str = "receiver-url";
+/// Key of the receiver's URL for enrolment in the agent's ConfigMap: `https://host:port`.
+pub const ENROLMENT_URL_KEY: &str = "enrolment-url";
+/// Key of the runtime's id in the agent's ConfigMap.
+pub const RUNTIME_ID_KEY: &str = "runtime-id";
+/// Key of the roots of the receiver's certificate, in PEM, in the agent's ConfigMap.
+pub const TRUST_BUNDLE_KEY: &str = "ca.crt";
+/// Secret in a runtime with the agent's own key and certificate; the name is the incumbent's.
+pub const IDENTITY_SECRET: &str = "skr-webhook-tls";
+/// Key of the certificate chain in an identity's Secret or folder, leaf first, in PEM.
+pub const CHAIN_KEY: &str = "tls.crt";
+/// Key of the private key in an identity's Secret or folder, PKCS#8 in PEM.
+pub const PRIVATE_KEY_KEY: &str = "tls.key";
+/// Deployment of the agent in a runtime; the name is the incumbent's.
+pub const AGENT_DEPLOYMENT: &str = "skr-webhook";
+/// Container of the agent in its Deployment; the name is the incumbent's.
+pub const AGENT_CONTAINER: &str = "server";
+/// Service of the agent's metrics in a runtime; the name is the incumbent's.
+pub const AGENT_METRICS_SERVICE: &str = "skr-webhook-metrics";
+/// PriorityClass of the agent in a runtime; the name is the incumbent's.
+pub const AGENT_PRIORITY_CLASS: &str = "skr-webhook-priority";
+/// Audience of the token with which an agent enrols.
+pub const TOKEN_AUDIENCE: &str = "tidewatch";
+
 /// Key of the kubeconfig in an access Secret.
 pub const KUBECONFIG_KEY: &str = "config";
 
