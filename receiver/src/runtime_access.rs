@@ -26,6 +26,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::{Client, ResourceExt};
 use thiserror::Error;
 use tidewatch_shared::tls;
+use tokio::time::sleep;
 
 pub use addresses::{Cidr, Forbidden};
 pub use answer::{CutOff, Limits};
@@ -36,7 +37,7 @@ pub use metrics::Metrics;
 
 use crate::{active::Fence, key::KymaKey};
 use addresses::Rules;
-use client::Parts;
+use client::{Built, Parts};
 use connector::Guard;
 use kubeconfig::RuntimeKubeconfig;
 
@@ -116,7 +117,8 @@ impl Unusable {
 /// How many Secrets [`Unusable::Several`] names.
 const MAX_NAMED: usize = 5;
 
-/// The clients of all runtimes. One entry per Kyma with a Secret; a client is built when it is first asked for.
+/// The clients of all runtimes. One entry per Kyma with a Secret; a client is built when it is asked for, and dropped when it was
+/// idle for half a minute: a client costs more memory than all else that is known of a quiet runtime.
 #[derive(Clone)]
 pub struct RuntimeAccess(Arc<Inner>);
 
@@ -141,8 +143,7 @@ struct Entry {
 }
 
 enum Access {
-    Unbuilt(Box<RuntimeKubeconfig>),
-    Built(Client),
+    Usable { kubeconfig: Box<RuntimeKubeconfig>, built: Option<Built> },
     Unusable(Unusable),
 }
 
@@ -207,7 +208,7 @@ impl RuntimeAccess {
             return false;
         }
         let access = match judge(&secrets) {
-            Ok(kubeconfig) => Access::Unbuilt(Box::new(kubeconfig)),
+            Ok(kubeconfig) => Access::Usable { kubeconfig: Box::new(kubeconfig), built: None },
             Err(unusable) => {
                 self.0.parts.guard.metrics.unusable(unusable.label());
                 Access::Unusable(unusable)
@@ -233,30 +234,51 @@ impl RuntimeAccess {
         self.client_and_revision(key).map(|(client, _)| client)
     }
 
-    /// As [`client`](Self::client), with a number that is different for each client of the process: what was verified
-    /// through another one has to be verified again.
+    /// As [`client`](Self::client), with a number that is different for each change of access: what was verified with
+    /// another one has to be verified again.
     ///
     /// # Errors
     /// [`Unusable`].
     pub fn client_and_revision(&self, key: &KymaKey) -> Result<(Client, u64), Unusable> {
         let mut table = self.table();
         let entry = table.entries.get_mut(key).ok_or(Unusable::Missing)?;
-        // What stands here while the client is built is never seen: the lock is held.
-        entry.access = match std::mem::replace(&mut entry.access, Access::Unusable(Unusable::Missing)) {
-            Access::Unbuilt(kubeconfig) => match client::build(&self.0.parts, *kubeconfig) {
-                Ok(client) => Access::Built(client),
-                Err(refusal) => {
-                    self.0.parts.guard.metrics.unusable(refusal.label());
-                    Access::Unusable(refusal.into())
-                }
-            },
-            ready => ready,
+        let built = match &mut entry.access {
+            Access::Unusable(unusable) => return Err(unusable.clone()),
+            Access::Usable { built: Some(built), .. } => Ok(&*built),
+            Access::Usable { kubeconfig, built } => {
+                client::build(&self.0.parts, kubeconfig).map(|new| &*built.insert(new))
+            }
         };
-        match &entry.access {
-            Access::Built(client) => Ok((client.clone(), entry.revision)),
-            Access::Unusable(unusable) => Err(unusable.clone()),
-            Access::Unbuilt(_) => Err(Unusable::Missing),
+        match built {
+            Ok(built) => {
+                built.usage.now();
+                Ok((built.client.clone(), entry.revision))
+            }
+            Err(refusal) => {
+                self.0.parts.guard.metrics.unusable(refusal.label());
+                let unusable = Unusable::from(refusal);
+                entry.access = Access::Unusable(unusable.clone());
+                Err(unusable)
+            }
         }
+    }
+
+    /// Drops the clients that nobody uses, for ever.
+    pub async fn run(self) -> &'static str {
+        loop {
+            sleep(client::IDLE / 4).await;
+            self.drop_idle();
+        }
+    }
+
+    fn drop_idle(&self) {
+        let idle = |entry: &mut Entry| match &mut entry.access {
+            Access::Usable { built, .. } => built.take_if(|built| built.usage.rests()),
+            Access::Unusable(_) => None,
+        };
+        let idle: Vec<_> = self.table().entries.values_mut().filter_map(idle).collect();
+        // Their connections close here, without the lock.
+        drop(idle);
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {

@@ -19,12 +19,12 @@ use hyper_util::client::legacy;
 use kube::client::Body as KubeBody;
 use thiserror::Error;
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::OwnedSemaphorePermit,
     time::{Instant, Sleep, sleep_until, timeout_at},
 };
 use tower::{BoxError, Service};
 
-use super::{Metrics, connector::Connector};
+use super::{Metrics, client::Usage, connector::Connector};
 use crate::active::Fence;
 
 /// Limits of one runtime's answers.
@@ -93,7 +93,7 @@ const AGENT: HeaderValue = HeaderValue::from_static(concat!("tidewatch-receiver/
 pub(super) struct Bounded {
     pub(super) client: legacy::Client<Connector, KubeBody>,
     pub(super) authorization: Option<HeaderValue>,
-    pub(super) permits: Arc<Semaphore>,
+    pub(super) usage: Arc<Usage>,
     pub(super) limits: Limits,
     pub(super) metrics: Metrics,
     pub(super) fence: Fence,
@@ -120,10 +120,11 @@ impl Service<Request<KubeBody>> for Bounded {
 
 impl Bounded {
     async fn exchange(self, request: Request<KubeBody>) -> Result<Response<Answer>, BoxError> {
-        let Self { client, permits, limits, metrics, fence, .. } = self;
+        let Self { client, usage, limits, metrics, fence, .. } = self;
         let start = Instant::now();
         let head = async {
-            let permit = permits.acquire_owned().await?;
+            let permit = usage.permits.clone().acquire_owned().await?;
+            usage.now();
             fence.check(request.method())?;
             Ok::<_, BoxError>((client.request(request).await?, permit))
         };

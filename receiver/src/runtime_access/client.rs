@@ -3,7 +3,10 @@
 //! kube's own stack is not used here: it retries every method, reads without limits, opens one HTTP/1.1 connection per
 //! call, and cannot judge resolved addresses.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use hyper_util::{
     client::legacy,
@@ -11,7 +14,7 @@ use hyper_util::{
 };
 use kube::{Client, client::middleware::BaseUriLayer};
 use rustls::{ClientConfig, client::Resumption, crypto::CryptoProvider};
-use tokio::sync::Semaphore;
+use tokio::{sync::Semaphore, time::Instant};
 use tower::Layer;
 
 use super::{
@@ -21,8 +24,8 @@ use super::{
 };
 use crate::active::Fence;
 
-/// Idle connections close after this; with thousands of quiet runtimes they are what costs memory.
-const IDLE: Duration = Duration::from_secs(60);
+/// Idle connections close after this, and idle clients are dropped: with thousands of quiet runtimes they are what costs memory.
+pub(super) const IDLE: Duration = Duration::from_secs(30);
 
 /// While a request waits, a silent HTTP/2 connection is asked whether it lives, so that one whose path was lost fails well
 /// before the head's deadline and leaves the pool.
@@ -40,11 +43,41 @@ pub(super) struct Parts {
     pub(super) fence: Fence,
 }
 
+/// A client, and when it was last of use.
+pub(super) struct Built {
+    pub(super) client: Client,
+    pub(super) usage: Arc<Usage>,
+}
+
+/// When something was last asked of a runtime, and whether an answer is still under way.
+pub(super) struct Usage {
+    pub(super) permits: Arc<Semaphore>,
+    concurrent: usize,
+    last: Mutex<Instant>,
+}
+
+impl Usage {
+    fn new(concurrent: usize) -> Self {
+        Self { permits: Arc::new(Semaphore::new(concurrent)), concurrent, last: Mutex::new(Instant::now()) }
+    }
+
+    /// It is of use now.
+    pub(super) fn now(&self) {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    /// Whether nothing is under way, and nothing was asked for as long as a connection may be idle.
+    pub(super) fn rests(&self) -> bool {
+        let last = *self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        self.permits.available_permits() == self.concurrent && last.elapsed() >= IDLE
+    }
+}
+
 /// Builds a client. It connects only when used. Must be called inside a tokio runtime, whose task it starts.
 ///
 /// # Errors
 /// [`Refusal::ForbiddenAddress`] and [`Refusal::ClientCertificate`].
-pub(super) fn build(parts: &Parts, kubeconfig: RuntimeKubeconfig) -> Result<Client, Refusal> {
+pub(super) fn build(parts: &Parts, kubeconfig: &RuntimeKubeconfig) -> Result<Built, Refusal> {
     let Parts { guard, limits, provider, fence } = parts;
     if let Some(address) = kubeconfig.address() {
         guard.rules.check(address).map_err(Refusal::ForbiddenAddress)?;
@@ -53,16 +86,17 @@ pub(super) fn build(parts: &Parts, kubeconfig: RuntimeKubeconfig) -> Result<Clie
     let roots = ClientConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
         .map_err(|_| Refusal::Ca)?
-        .with_root_certificates(ca);
+        .with_root_certificates(ca.clone());
     let (mut tls, authorization) = match credentials {
-        Credentials::Token(value) => (roots.with_no_client_auth(), Some(value)),
+        Credentials::Token(value) => (roots.with_no_client_auth(), Some(value.clone())),
         Credentials::Certificate(chain, key) => {
-            (roots.with_client_auth_cert(chain, key).map_err(|_| Refusal::ClientCertificate)?, None)
+            let paired = roots.with_client_auth_cert(chain.clone(), key.clone_key());
+            (paired.map_err(|_| Refusal::ClientCertificate)?, None)
         }
     };
     // A client lives as long as its credentials, so a resumed session never outlives them.
     tls.resumption = Resumption::in_memory_sessions(4);
-    let connector = Connector::new(guard.clone(), tls, server_name, limits.connect);
+    let connector = Connector::new(guard.clone(), tls, server_name.clone(), limits.connect);
     let client = legacy::Client::builder(TokioExecutor::new())
         .timer(TokioTimer::new())
         .pool_timer(TokioTimer::new())
@@ -73,14 +107,15 @@ pub(super) fn build(parts: &Parts, kubeconfig: RuntimeKubeconfig) -> Result<Clie
         .http2_keep_alive_interval(PING)
         .http2_keep_alive_timeout(PING)
         .build(connector);
+    let usage = Arc::new(Usage::new(limits.concurrent));
     let bounded = Bounded {
         client,
         authorization,
-        permits: Arc::new(Semaphore::new(limits.concurrent)),
+        usage: usage.clone(),
         limits: *limits,
         metrics: guard.metrics.clone(),
         fence: fence.clone(),
     };
     guard.metrics.client_built();
-    Ok(Client::new(BaseUriLayer::new(server).layer(bounded), "default"))
+    Ok(Built { client: Client::new(BaseUriLayer::new(server.clone()).layer(bounded), "default"), usage })
 }

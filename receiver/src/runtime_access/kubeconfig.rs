@@ -5,7 +5,7 @@
 
 mod wire;
 
-use std::{fmt, net::IpAddr};
+use std::{fmt, net::IpAddr, sync::Arc};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use http::{HeaderValue, Uri, uri::Scheme};
@@ -148,7 +148,7 @@ pub struct RuntimeKubeconfig {
     /// The name or address that the server's certificate must bear: `tls-server-name`, or the host.
     pub server_name: ServerName<'static>,
     /// Whom to trust: these roots and no others.
-    pub ca: RootCertStore,
+    pub ca: Arc<RootCertStore>,
     /// Who we are.
     pub credentials: Credentials,
 }
@@ -203,7 +203,7 @@ impl RuntimeKubeconfig {
                 .map_err(|_| Refusal::ServerUrl)?,
         };
         let ca = filled(cluster.certificate_authority_data).ok_or(Refusal::NoCa)?;
-        Ok(Self { server, server_name, ca: roots(&ca)?, credentials: credentials(user)? })
+        Ok(Self { server, server_name, ca: roots(&ca)?.into(), credentials: credentials(user)? })
     }
 
     /// The server's address, if the URL holds one instead of a name.

@@ -231,6 +231,31 @@ async fn only_a_changed_secret_gives_a_new_client() {
     assert_eq!(access.client(&key()).err(), Some(Unusable::Missing));
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_client_that_nobody_uses_is_dropped_and_the_next_one_is_of_the_same_access() {
+    let (server, _) = recording(None, &[H2]).await;
+    let access = access(local(), server.kubeconfig("127.0.0.1", "token: t"));
+    let is_built = || matches!(access.table().entries[&key()].access, Access::Usable { built: Some(_), .. });
+    let (client, revision) = access.client_and_revision(&key()).unwrap();
+    tokio::time::advance(client::IDLE / 2).await;
+    access.client(&key()).unwrap();
+    tokio::time::advance(client::IDLE / 2).await;
+    access.drop_idle();
+    assert!(is_built(), "it was asked for half a minute ago");
+    let held = match &access.table().entries[&key()].access {
+        Access::Usable { built: Some(built), .. } => built.usage.permits.clone().try_acquire_owned().unwrap(),
+        _ => panic!("it is built"),
+    };
+    tokio::time::advance(client::IDLE).await;
+    access.drop_idle();
+    assert!(is_built(), "an answer is under way");
+    drop(held);
+    access.drop_idle();
+    assert!(!is_built());
+    assert_eq!(access.client_and_revision(&key()).unwrap().1, revision);
+    drop(client);
+}
+
 #[test]
 fn secrets_are_read_by_their_key_and_never_shown() {
     let data = |key: &str| {
