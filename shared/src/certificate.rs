@@ -1,12 +1,13 @@
 //! What is read from a leaf certificate: the runtime it names, its key, its end.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, fmt};
 
 use aws_lc_rs::digest;
 use base64::{Engine, engine::general_purpose::STANDARD};
 use rustls_pki_types::CertificateDer;
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
+use x509_parser::prelude::{FromDer, GeneralName, ParsedExtension, X509Certificate};
 
 use crate::{
     hex,
@@ -31,6 +32,9 @@ pub enum ReadCertificate {
     /// clientAuth must stand in the extended key usage.
     #[error("the certificate is not meant for clients")]
     Usage,
+    /// A CA's certificate is nobody's identity.
+    #[error("the certificate is that of a certificate authority")]
+    Authority,
 }
 
 /// A leaf as far as every side reads it.
@@ -46,6 +50,55 @@ pub struct Leaf {
     pub not_after: i64,
     /// Start of validity, in Unix seconds.
     pub not_before: i64,
+    /// The key that signed it, as its authority key identifier names it; `None` when it names none.
+    pub authority: Option<KeyId>,
+}
+
+/// Names a CA's key, as a subject key identifier or an authority key identifier does (RFC 5280, sections 4.2.1.1 and 4.2.1.2): hex.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct KeyId(String);
+
+impl KeyId {
+    /// Longer identifiers are not read as one. RFC 7093 knows 20 bytes, and SHA-512 would have 64.
+    const MAX_BYTES: usize = 64;
+
+    fn new(bytes: &[u8]) -> Option<Self> {
+        (1..=Self::MAX_BYTES).contains(&bytes.len()).then(|| Self(hex::encode(bytes)))
+    }
+
+    /// The id of a certificate's own key; `None` when it names none.
+    ///
+    /// # Errors
+    /// [`ReadCertificate::Parse`].
+    pub fn of_subject(der: &CertificateDer<'_>) -> Result<Option<Self>, ReadCertificate> {
+        let certificate = parse(der)?;
+        let id = certificate.iter_extensions().find_map(|extension| match extension.parsed_extension() {
+            ParsedExtension::SubjectKeyIdentifier(id) => Some(id.0),
+            _ => None,
+        });
+        Ok(id.and_then(Self::new))
+    }
+
+    fn of_authority(certificate: &X509Certificate<'_>) -> Option<Self> {
+        let id = certificate.iter_extensions().find_map(|extension| match extension.parsed_extension() {
+            ParsedExtension::AuthorityKeyIdentifier(id) => id.key_identifier.as_ref().map(|id| id.0),
+            _ => None,
+        });
+        id.and_then(Self::new)
+    }
+
+    /// As hex.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for KeyId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
 }
 
 /// The names in a certificate, as alternatives of its subject.
@@ -95,9 +148,15 @@ pub fn fingerprint(der: &[u8]) -> String {
 /// A certificate as PEM (RFC 7468, section 5).
 #[must_use]
 pub fn to_pem(der: &[u8]) -> String {
+    labelled_pem("CERTIFICATE", der)
+}
+
+/// DER as PEM under a label of RFC 7468, for example `PRIVATE KEY`.
+#[must_use]
+pub fn labelled_pem(label: &str, der: &[u8]) -> String {
     let text = STANDARD.encode(der);
-    let mut pem = String::with_capacity(text.len() + text.len() / 64 + 64);
-    pem.push_str("-----BEGIN CERTIFICATE-----\n");
+    let mut pem = String::with_capacity(text.len() + text.len() / 64 + 2 * label.len() + 40);
+    pem.extend(["-----BEGIN ", label, "-----\n"]);
     let mut rest = text.as_str();
     while !rest.is_empty() {
         let (line, after) = rest.split_at(rest.len().min(64));
@@ -105,7 +164,7 @@ pub fn to_pem(der: &[u8]) -> String {
         pem.push('\n');
         rest = after;
     }
-    pem.push_str("-----END CERTIFICATE-----\n");
+    pem.extend(["-----END ", label, "-----\n"]);
     pem
 }
 
@@ -136,8 +195,14 @@ impl Leaf {
         let is_p256_point = public_key.len() == 65 && public_key[0] == 4;
         let validity = certificate.validity();
         let (not_before, not_after) = (validity.not_before.timestamp(), validity.not_after.timestamp());
-        let leaf =
-            Self { der: der.clone().into_owned(), fingerprint: fingerprint(der), public_key, not_after, not_before };
+        let leaf = Self {
+            der: der.clone().into_owned(),
+            fingerprint: fingerprint(der),
+            public_key,
+            not_after,
+            not_before,
+            authority: KeyId::of_authority(certificate),
+        };
         is_p256_point.then_some(leaf).ok_or(ReadCertificate::Key)
     }
 }
@@ -169,6 +234,9 @@ impl RuntimeCertificate {
         let usage = certificate.extended_key_usage().map_err(|_| ReadCertificate::Parse)?;
         if !usage.is_some_and(|usage| usage.value.client_auth) {
             return Err(ReadCertificate::Usage);
+        }
+        if certificate.is_ca() {
+            return Err(ReadCertificate::Authority);
         }
         Ok(Self { runtime, leaf: Leaf::of(&certificate, der)? })
     }

@@ -63,4 +63,7 @@ pub struct HeartbeatAnswer {
     /// Watches whose digest did not agree: a `watch.changed` of each is asked for.
     #[serde(default)]
     pub resend: Vec<String>,
+    /// The agent renews its certificate now, for example because its issuer is being replaced.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub renew: bool,
 }

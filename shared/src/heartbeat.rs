@@ -25,7 +25,7 @@ pub struct Heartbeat {
     /// The plan that the agent follows; `None` before it has read one.
     #[serde(default)]
     pub plan_revision: Option<String>,
-    /// Why the newest plan was refused, in words; `None` when it was taken.
+    /// Why the newest plan, or the settings beside it, was refused, in words; `None` when both were taken.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan_error: Option<String>,
     /// The agent's version.
@@ -38,6 +38,9 @@ pub struct Heartbeat {
     /// The canary, once it has come back.
     #[serde(default)]
     pub canary: Option<Canary>,
+    /// Its Lease or its Secret is not there, or the Secret does not keep its identity. The agent may make neither.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub incomplete: bool,
     /// Each watch of the plan.
     pub watches: Vec<WatchState>,
 }
@@ -72,6 +75,9 @@ pub struct CertificateState {
     pub not_after: String,
     /// Hex SHA-256 of the leaf.
     pub fingerprint: String,
+    /// Since when its renewal fails, in RFC 3339; `None` while nothing is wrong with that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub renewal_failed_since: Option<String>,
 }
 
 /// See [`Heartbeat::canary`].

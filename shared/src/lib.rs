@@ -7,6 +7,7 @@
 pub mod api;
 pub mod certificate;
 pub mod digest;
+pub mod enrolment;
 pub mod event;
 pub mod exchange;
 pub mod forwarded;

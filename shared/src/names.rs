@@ -65,6 +65,10 @@ pub mod label {
     pub const CONTROLLER_NAME: &str = "operator.kyma-project.io/controller-name";
     /// Marks Manifests of mandatory modules.
     pub const MANDATORY_MODULE: &str = "operator.kyma-project.io/mandatory-module";
+    /// Kubernetes' recommended label; on every object of an agent's installation (ours).
+    pub const PART_OF: &str = "app.kubernetes.io/part-of";
+    /// Value of [`PART_OF`].
+    pub const PART_OF_TIDEWATCH: &str = "tidewatch";
     /// On the Kyma in a runtime.
     pub const WATCHED_BY: &str = "operator.kyma-project.io/watched-by";
     /// Value of [`WATCHED_BY`].

@@ -23,8 +23,9 @@ impl Span {
     }
 }
 
-/// Begins a span, if traces are exported: now, or when it did begin. It continues the first of `causes`, which are `traceparent`s of
-/// W3C, and links to the others; what is no `traceparent` is passed over.
+/// Begins a span, if traces are exported: now, or when it did begin. It continues one of `causes`, which are `traceparent`s of W3C: the
+/// first that is sampled, or the first; it links to the others. What is no `traceparent` is passed over. A span that continues another
+/// is sampled as that one is; others are, unless the environment says otherwise (`OTEL_TRACES_SAMPLER`).
 #[cfg_attr(not(feature = "otlp"), inline)]
 #[must_use]
 pub fn span<'a>(

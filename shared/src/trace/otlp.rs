@@ -80,7 +80,12 @@ pub(super) fn span<'a>(
     causes: impl IntoIterator<Item = &'a str>,
 ) -> Option<Span> {
     let tracer = TRACER.get()?;
-    let mut causes = causes.into_iter().filter_map(parse);
+    let mut causes: Vec<_> = causes.into_iter().filter_map(parse).collect();
+    // One that nobody exports must not hide the others.
+    if let Some(sampled) = causes.iter().position(SpanContext::is_sampled) {
+        causes.swap(0, sampled);
+    }
+    let mut causes = causes.into_iter();
     let parent = causes.next().map_or_else(Context::new, |parent| Context::new().with_remote_span_context(parent));
     let links = causes.take(LINKS).map(Link::with_context).collect();
     let mut span = SpanBuilder::from_name(name).with_kind(SpanKind::Internal).with_links(links);
@@ -111,6 +116,25 @@ fn parse(text: &str) -> Option<SpanContext> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_span_is_sampled_as_what_it_continues() {
+        TRACER.set(SdkTracerProvider::builder().build().tracer("test")).unwrap();
+        let (trace, other) = ("0af7651916cd43dd8448eb211c80319c", "1af7651916cd43dd8448eb211c80319c");
+        let cause = |trace, flags| format!("00-{trace}-b7ad6b7169203331-{flags}");
+        let (kept, dropped) = (cause(trace, "01"), cause(other, "00"));
+        for (causes, expected) in [
+            (vec![&kept], (trace, true)),
+            (vec![&dropped], (other, false)),
+            (vec![&dropped, &kept], (trace, true)),
+            (vec![&kept, &dropped], (trace, true)),
+        ] {
+            let span = span("test", None, causes.iter().map(|cause| cause.as_str())).unwrap();
+            let context = parse(&span.traceparent()).unwrap();
+            assert_eq!((&*context.trace_id().to_string(), context.is_sampled()), expected, "{causes:?}");
+        }
+        assert!(parse(&span("test", None, []).unwrap().traceparent()).unwrap().is_sampled());
+    }
 
     #[test]
     fn only_what_is_a_traceparent_is_read() {
