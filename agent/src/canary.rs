@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use http::StatusCode;
 use serde_json::json;
 use tidewatch_shared::{heartbeat::Canary, names::AGENT_OBJECT};
 use tokio::{
@@ -46,6 +47,8 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
+    /// The last renewal met no Lease.
+    missing: bool,
     /// The highest resource version that the watch of the Lease or an answer has told.
     highest: u64,
     /// The highest that came through the watch.
@@ -73,6 +76,11 @@ impl Sightings {
     pub(crate) fn canary(&self, now: Instant) -> Option<Canary> {
         let back = self.with(|state| state.back)?;
         Some(Canary { age_seconds: now.duration_since(back).as_secs() })
+    }
+
+    /// Whether the API server said that there is no Lease to renew.
+    pub(crate) fn is_missing(&self) -> bool {
+        self.with(|state| state.missing)
     }
 
     /// A place for another watch, whatever it watches.
@@ -202,7 +210,10 @@ impl Renewer {
         let mut failures = 0;
         loop {
             let (begun, before) = (Instant::now(), self.sightings.before());
-            match self.renew().await {
+            let renewed = self.renew().await;
+            let missing = renewed.as_ref().is_err_and(|error| error.status() == Some(StatusCode::NOT_FOUND));
+            self.sightings.with(|state| state.missing = missing);
+            match renewed {
                 Ok(version) => failures = self.watch_for(version, before, failures).await,
                 Err(error) => {
                     self.metrics.canary_failed.inc();

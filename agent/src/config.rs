@@ -9,6 +9,8 @@ pub use crate::link::{Endpoint, ParseEndpoint};
 
 /// Where `status` asks when it is not told.
 pub(crate) const DEFAULT_ADMIN_ADDRESS: &str = "127.0.0.1:2113";
+/// Where Kubernetes mounts a pod's account.
+const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// Tells the Kyma control plane about changes in this cluster.
 #[derive(Clone, Debug, Parser)]
@@ -18,23 +20,38 @@ pub struct Config {
     #[arg(long, env = "TIDEWATCH_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// The receiver, https://host:port
-    #[arg(long, env = "TIDEWATCH_RECEIVER_URL", value_name = "URL")]
-    pub receiver_url: Endpoint,
+    /// Where the pod's own account lies: token and ca.crt
+    #[arg(long, env = "TIDEWATCH_SERVICE_ACCOUNT_DIR", default_value = SERVICE_ACCOUNT, value_name = "FOLDER")]
+    pub service_account_dir: PathBuf,
+
+    /// The receiver, https://host:port, for an identity from files; else the agent's ConfigMap says where it is
+    #[arg(long, env = "TIDEWATCH_RECEIVER_URL", value_name = "URL", requires = "identity_dir")]
+    pub receiver_url: Option<Endpoint>,
 
     /// Contract that the receiver speaks: v3, or v2 for the incumbent's listener
     #[arg(long, env = "TIDEWATCH_CONTRACT", default_value = "v3")]
     pub contract: Contract,
 
-    /// Folder with tls.crt, tls.key and ca.crt
-    #[arg(long, env = "TIDEWATCH_IDENTITY_DIR", value_name = "FOLDER")]
-    pub identity_dir: PathBuf,
+    /// Folder with tls.crt, tls.key and ca.crt; without it the agent enrols
+    #[arg(
+        long,
+        env = "TIDEWATCH_IDENTITY_DIR",
+        value_name = "FOLDER",
+        requires = "receiver_url",
+        required_if_eq("contract", "v2"),
+        required_unless_present = "token_file"
+    )]
+    pub identity_dir: Option<PathBuf>,
+
+    /// File with the token that the agent enrols with (audience `tidewatch`); it is read anew each time
+    #[arg(long, env = "TIDEWATCH_TOKEN_FILE", value_name = "FILE", conflicts_with_all = ["identity_dir", "receiver_url"])]
+    pub token_file: Option<PathBuf>,
 
     /// Trust domain of the certificates
     #[arg(long, env = "TIDEWATCH_TRUST_DOMAIN", default_value = "kyma.local", value_name = "DOMAIN")]
     pub trust_domain: TrustDomain,
 
-    /// Namespace of the agent's ConfigMap and Lease
+    /// Namespace of the agent's ConfigMap, Lease and Secret
     #[arg(long, env = "TIDEWATCH_NAMESPACE", default_value = SKR_NAMESPACE, value_parser = namespace)]
     pub namespace: String,
 
@@ -76,6 +93,23 @@ pub struct Config {
     pub log: String,
 }
 
+/// Where the agent has its identity from, and with it the receiver's address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Files that somebody else brings and renews.
+    Files {
+        /// With `tls.crt`, `tls.key` and `ca.crt`.
+        folder: PathBuf,
+        /// Where they are shown.
+        receiver: Endpoint,
+    },
+    /// Its own, asked for with a token; the ConfigMap says where.
+    Enrolment {
+        /// The file with the token.
+        token: PathBuf,
+    },
+}
+
 /// What is spoken with the receiver (`02`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Contract {
@@ -86,6 +120,16 @@ pub enum Contract {
 }
 
 impl Config {
+    /// See [`Origin`]; `None` for halves of one, which the command line has refused already.
+    #[must_use]
+    pub fn origin(&self) -> Option<Origin> {
+        match (self.identity_dir.clone(), self.receiver_url.clone(), self.token_file.clone()) {
+            (Some(folder), Some(receiver), None) => Some(Origin::Files { folder, receiver }),
+            (None, None, Some(token)) if self.contract == Contract::V3 => Some(Origin::Enrolment { token }),
+            _ => None,
+        }
+    }
+
     /// See [`Config::heartbeat_seconds`].
     #[must_use]
     pub fn heartbeat(&self) -> Duration {
@@ -131,6 +175,27 @@ mod tests {
             ["--admin-address", "0.0.0.0:2113"],
         ] {
             assert!(parse(&bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn an_identity_comes_from_files_or_from_enrolment_and_halves_are_named() {
+        let parse = |more: &[&str]| Config::try_parse_from([&["agent"], more].concat());
+        let files = parse(&["--receiver-url", "https://kcp:1", "--identity-dir", "/identity"]).unwrap().origin();
+        assert!(matches!(files, Some(Origin::Files { .. })), "{files:?}");
+        let own = parse(&["--token-file", "/token"]).unwrap();
+        assert_eq!(own.origin(), Some(Origin::Enrolment { token: "/token".into() }));
+        assert_eq!(own.service_account_dir, PathBuf::from(SERVICE_ACCOUNT));
+        for (halves, missing) in [
+            (&[][..], "--identity-dir"),
+            (&["--receiver-url", "https://kcp:1"], "--identity-dir"),
+            (&["--identity-dir", "/identity"], "--receiver-url"),
+            (&["--token-file", "/token", "--receiver-url", "https://kcp:1"], "cannot be used"),
+            (&["--token-file", "/token", "--contract", "v2"], "--identity-dir"),
+            (&["--token-file", "/t", "--identity-dir", "/i", "--receiver-url", "https://kcp:1"], "cannot be used"),
+        ] {
+            let said = parse(halves).unwrap_err().to_string();
+            assert!(said.contains(missing), "{halves:?}: {said}");
         }
     }
 }

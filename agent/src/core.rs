@@ -67,6 +67,8 @@ pub struct Surroundings {
     pub trust_revision: Option<String>,
     /// The canary, once it has come back.
     pub canary: Option<Canary>,
+    /// See [`Heartbeat::incomplete`].
+    pub incomplete: bool,
 }
 
 /// Figures for metrics.
@@ -151,27 +153,26 @@ impl Core {
         self.stir(|state| state.follow(plan))
     }
 
-    /// The newest plan was refused; the one before is still followed.
-    pub(crate) fn plan_refused(&self, why: String) {
-        self.with(|state| state.plan_error = Some(why));
+    /// What is wrong with the newest plan or settings, in words, while those before are still followed; `None` when nothing is.
+    pub(crate) fn plan_said(&self, error: Option<String>) {
+        self.with(|state| state.plan_error = error);
     }
 
-    /// The newest plan was taken, or taken back to the one that is followed.
-    pub(crate) fn plan_taken(&self) {
-        self.with(|state| state.plan_error = None);
+    /// For one more request of this epoch.
+    pub(crate) fn nonce(&self) -> Nonce {
+        self.with(|state| state.outbox.nonce())
     }
 
     /// A heartbeat of nobody in particular.
     #[cfg(test)]
     pub(crate) fn plain_heartbeat(&self) -> Heartbeat {
-        let certificate = CertificateState { not_after: String::new(), fingerprint: String::new() };
-        self.heartbeat(Instant::now(), Surroundings { certificate, trust_revision: None, canary: None }).0
-    }
-
-    /// Why the newest plan was refused, in words.
-    #[cfg(test)]
-    pub(crate) fn plan_error(&self) -> Option<String> {
-        self.with(|state| state.plan_error.clone())
+        let (not_after, fingerprint) = Default::default();
+        let certificate = CertificateState { not_after, fingerprint, renewal_failed_since: None };
+        self.heartbeat(
+            Instant::now(),
+            Surroundings { certificate, trust_revision: None, canary: None, incomplete: false },
+        )
+        .0
     }
 
     /// Discovery has resolved what the plan names.
@@ -463,6 +464,7 @@ impl State {
             certificate: surroundings.certificate,
             trust_revision: surroundings.trust_revision,
             canary: surroundings.canary,
+            incomplete: surroundings.incomplete,
             watches: watches.iter().map(|(name, watched)| watched.state(name, digest(name), now)).collect(),
         };
         (heartbeat, numbers.nonce)

@@ -1,10 +1,17 @@
 //! The agent's identity: key, chain, trust bundle and everything that is made of them, exchanged as one.
 //!
-//! [`Source`] is where it comes from. Today that is a folder of files; whoever renews certificates replaces the source and
-//! nothing else.
+//! It comes from a folder of files that somebody else renews ([`Keeper`]), or the agent asks for it by itself, renews it and keeps it in
+//! its own Secret ([`Enroller`]).
 
+mod agenda;
+mod enroller;
+mod errands;
 mod files;
 mod legacy;
+mod life;
+mod request;
+mod secret;
+mod standing;
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,10 +28,16 @@ use tidewatch_shared::{
 };
 use tokio::{sync::watch, time::sleep};
 
+pub(crate) use enroller::{Enroller, Stop, Tools};
+pub(crate) use errands::{Order, Renewals, errands};
 pub(crate) use files::Files;
+pub(crate) use secret::{SecretWatch, Stored, Vault};
+pub(crate) use standing::Standing;
+pub use standing::{Provenance, Told};
 
 use crate::{
     clock,
+    link::Endpoint,
     telemetry::{Guard, Metrics, chain},
 };
 
@@ -98,12 +111,16 @@ pub(crate) trait Source {
 pub struct Credentials {
     /// Whom the certificate names.
     pub runtime: RuntimeId,
+    /// To whom it is shown. Exchanged together with the trust bundle, so that nobody meets the roots of another.
+    pub receiver: Endpoint,
     /// Signs with the leaf's key; `None` in contract v2, where nothing is signed.
     pub signer: Option<Signer>,
     /// Presents the chain and trusts the bundle.
     pub tls: ClientConfig,
     /// For heartbeats.
     pub certificate: CertificateState,
+    /// Start of validity, in Unix seconds.
+    pub not_before: i64,
     /// End of validity, in Unix seconds.
     pub not_after: i64,
     /// Changes with the set of roots.
@@ -118,7 +135,7 @@ impl Credentials {
     ///
     /// # Errors
     /// [`Load`].
-    pub fn new(material: &Material, domain: &TrustDomain, now: i64) -> Result<Self, Load> {
+    pub fn new(material: &Material, domain: &TrustDomain, receiver: Endpoint, now: i64) -> Result<Self, Load> {
         let identity = tls::Identity::from_pem(&material.chain, &material.key)?;
         let roots = tls::certificates(&material.bundle)?;
         let tls = clock::judge_by(tls::client(&identity, tls::roots(&roots)?)?);
@@ -129,9 +146,11 @@ impl Credentials {
             return Err(Load::Expired(not_after));
         }
         let signer = Some(Signer::new(&identity.key, leaf.fingerprint.clone())?);
-        let certificate = CertificateState { not_after: not_after.to_string(), fingerprint: leaf.fingerprint };
+        let (not_before, end) = (leaf.not_before, leaf.not_after);
+        let (not_after, fingerprint) = (not_after.to_string(), leaf.fingerprint);
+        let certificate = CertificateState { not_after, fingerprint, renewal_failed_since: None };
         let trust_revision = certificate::trust_revision(&roots);
-        Ok(Self { runtime, signer, tls, certificate, not_after: leaf.not_after, trust_revision })
+        Ok(Self { runtime, receiver, signer, tls, certificate, not_before, not_after: end, trust_revision })
     }
 }
 
@@ -140,13 +159,13 @@ pub(crate) type Make = Box<dyn Fn(&Material, i64) -> Result<Credentials, Load> +
 
 impl Credentials {
     /// The certificates of contract v3: the runtime stands in URI and common name, and the key signs.
-    pub(crate) fn v3(domain: TrustDomain) -> Make {
-        Box::new(move |material, now| Self::new(material, &domain, now))
+    pub(crate) fn v3(domain: TrustDomain, receiver: Endpoint) -> Make {
+        Box::new(move |material, now| Self::new(material, &domain, receiver.clone(), now))
     }
 
     /// The certificates of contract v2: the runtime stands in the common name alone, and the key is of any kind.
-    pub(crate) fn v2() -> Make {
-        Box::new(legacy::credentials)
+    pub(crate) fn v2(receiver: Endpoint) -> Make {
+        Box::new(move |material, now| legacy::credentials(material, receiver.clone(), now))
     }
 }
 
@@ -162,16 +181,17 @@ pub(crate) struct Keeper<S> {
     expired: bool,
     /// The last reading failed; so that it is said once.
     failing: bool,
+    standing: Standing,
     pending: Option<Guard>,
     metrics: Metrics,
 }
 
 impl<S: Source> Keeper<S> {
     /// Nothing is published before the first valid set.
-    pub(crate) fn new(source: S, make: Make, pending: Guard, metrics: Metrics) -> (Self, Current) {
+    pub(crate) fn new(source: S, make: Make, standing: Standing, pending: Guard, metrics: Metrics) -> (Self, Current) {
         let (publish, current) = watch::channel(None);
-        let keeper =
-            Self { source, make, publish, seen: None, expired: false, failing: false, pending: Some(pending), metrics };
+        let (seen, pending) = (None, Some(pending));
+        let keeper = Self { source, make, publish, seen, expired: false, failing: false, standing, pending, metrics };
         (keeper, current)
     }
 
@@ -192,6 +212,7 @@ impl<S: Source> Keeper<S> {
                 tracing::info!(%runtime, fingerprint = %certificate.fingerprint, not_after = %certificate.not_after,
                     trust_revision, "Using an identity");
                 self.metrics.certificate_not_after.set(*not_after);
+                self.standing.has(Provenance::Files);
                 self.failing = false;
                 self.pending = None;
                 self.publish.send_replace(Some(Arc::new(credentials)));

@@ -39,11 +39,11 @@ struct Inner {
 }
 
 impl Cluster {
-    /// Reads a kubeconfig, or finds the pod's own account. Nothing is connected yet.
-    pub(crate) fn load(kubeconfig: Option<&Path>) -> Result<Self, Connect> {
+    /// Reads a kubeconfig, or finds the pod's own account in its folder. Nothing is connected yet.
+    pub(crate) fn load(kubeconfig: Option<&Path>, account: &Path) -> Result<Self, Connect> {
         let access = match kubeconfig {
             Some(path) => kubeconfig::read(path)?,
-            None => Access::in_cluster()?,
+            None => Access::in_cluster(account)?,
         };
         let cluster = Self(Arc::new(Inner { access, lanes: Mutex::default() }));
         // The first lane is made now, so that a configuration that cannot work ends the start.

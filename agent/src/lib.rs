@@ -7,13 +7,14 @@
 //! | [`command`] | what the process is to do: run, or ask one that runs |
 //! | [`config`] | flags and environment, read once |
 //! | `clock` | the wall clock, read in one place |
-//! | `plan` | the ConfigMap that names the watches |
+//! | `plan` | the ConfigMap that names the watches, and where the receiver is |
+//! | `settings` | what it says beside the plan (pure) |
 //! | `watch` | list and watch loops, one for each watch |
 //! | `index` | what was last seen of each object, and the digest (pure) |
 //! | `outbox` | what waits, flies, is accepted or parked (pure) |
 //! | [`core`] | index and outbox of all watches under one lock |
 //! | [`link`] | the one connection to the receiver |
-//! | [`identity`] | key, chain and trust bundle |
+//! | [`identity`] | key, chain and trust bundle: from files, or asked for, renewed and kept |
 //! | [`canary`] | the Lease that proves writing and watching |
 //! | `kubernetes` | the connection to the runtime's API server |
 //! | [`status`] | what `status` shows |
@@ -33,6 +34,7 @@ pub mod link;
 mod outbox;
 mod plan;
 mod random;
+mod settings;
 pub mod status;
 pub mod telemetry;
 mod watch;

@@ -1,7 +1,8 @@
 //! The link to the receiver: one task, one connection, one request at a time, for ever.
 //!
 //! Events leave at once when anything waits and no request is under way; there is no batch timer. Heartbeats go over the same
-//! connection. What an answer means is decided in [`verdict`] and in the outbox; here it is only carried out.
+//! connection, and so do renewals of the certificate. What an answer means is decided in [`verdict`] and in the outbox; here it is
+//! only carried out. Since there is one request at a time, none is under way when another identity takes over.
 
 mod client;
 mod dial;
@@ -16,8 +17,10 @@ use bytes::Bytes;
 use http::StatusCode;
 use serde::de::DeserializeOwned;
 use tidewatch_shared::{
+    enrolment::{self, CERTIFICATES_PATH},
     event::BATCH_CONTENT_TYPE,
     exchange::{EVENTS_PATH, EventsAnswer, HEARTBEAT_PATH, HeartbeatAnswer},
+    heartbeat::CertificateState,
     identity::Epoch,
 };
 use tokio::{
@@ -26,21 +29,22 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
+pub(crate) use client::{Answer, Fault, enrol};
 pub use dial::Dial;
 pub use endpoint::{Endpoint, ParseEndpoint};
+pub(crate) use gate::Gate;
 pub(crate) use v2::Poster;
+pub(crate) use verdict::{Verdict, date, judge};
 
 use crate::{
     canary::Sightings,
     clock,
     core::{Core, Surroundings},
-    identity::{Credentials, Current},
+    identity::{Credentials, Current, Order, Renewals},
     random,
     telemetry::{Guard, Metrics, Outcome, Route, chain},
 };
-use client::{Answer, Client, Fault, Post};
-use gate::Gate;
-use verdict::{Verdict, judge};
+use client::{Client, Post};
 
 /// The receiver may ask for any heartbeat interval between these, in seconds.
 const HEARTBEAT_SECONDS: (u32, u32) = (1, 3_600);
@@ -49,13 +53,11 @@ const NEW_EPOCH: Duration = Duration::from_secs(60);
 
 /// Everything that the link is made of.
 pub struct Parts {
-    /// Where the receiver is.
-    pub endpoint: Endpoint,
     /// How it is reached.
     pub dial: Dial,
     /// What there is to say.
     pub core: Core,
-    /// As whom.
+    /// As whom, and to which receiver.
     pub credentials: Current,
     /// For heartbeats.
     pub sightings: Sightings,
@@ -69,10 +71,13 @@ pub struct Parts {
 
 /// See the module.
 pub struct Link {
-    endpoint: Endpoint,
     dial: Dial,
     core: Core,
     credentials: Current,
+    /// Whoever renews the identity; nobody does when it comes from files.
+    renewals: Option<Renewals>,
+    /// A renewal that was ordered.
+    order: Option<Order>,
     sightings: Sightings,
     interval: watch::Sender<Duration>,
     pending: Option<Guard>,
@@ -92,12 +97,13 @@ pub struct Link {
 impl Link {
     /// The first heartbeat is due at once: it opens the connection.
     pub fn new(parts: Parts) -> Self {
-        let Parts { endpoint, dial, core, credentials, sightings, interval, pending, metrics } = parts;
+        let Parts { dial, core, credentials, sightings, interval, pending, metrics } = parts;
         Self {
-            endpoint,
             dial,
             core,
             credentials,
+            renewals: None,
+            order: None,
             sightings,
             interval,
             pending: Some(pending),
@@ -112,12 +118,20 @@ impl Link {
         }
     }
 
+    /// Carries renewals too.
+    #[must_use]
+    pub(crate) fn renewing(self, renewals: Renewals) -> Self {
+        Self { renewals: Some(renewals), ..self }
+    }
+
     /// Runs until it is told to stop; a request that is under way is finished first, under its own deadline.
     pub async fn run(mut self, stop: CancellationToken) {
         while let Some(credentials) = current(&mut self.credentials, &stop).await {
             self.events.renewed();
             self.heartbeats.renewed();
-            let client = Client::new(&self.endpoint, &self.dial, credentials);
+            // What certificate and roots we have now is told at once: a rotation waits for it.
+            self.heartbeat_due = Instant::now();
+            let client = Client::new(&self.dial, credentials);
             while !stop.is_cancelled() && !self.credentials.has_changed().unwrap_or(false) {
                 self.step(&client, &stop).await;
             }
@@ -126,6 +140,11 @@ impl Link {
 
     /// One request, or one wait.
     async fn step(&mut self, client: &Client, stop: &CancellationToken) {
+        // Before anything else: whoever is never at a loss for events has to renew too.
+        let order = self.order.take();
+        if let Some(order) = order.or_else(|| self.renewals.as_mut().and_then(Renewals::order)) {
+            return self.renew(client, order).await;
+        }
         let now = Instant::now();
         let heartbeat = self.heartbeats.opens(self.heartbeat_due);
         if heartbeat <= now {
@@ -139,6 +158,7 @@ impl Link {
         tokio::select! {
             () = sleep_until(wake) => {}
             () = self.core.stirred() => {}
+            order = ordered(self.renewals.as_mut()) => self.order = Some(order),
             _ = self.credentials.changed() => self.credentials.mark_changed(),
             () = stop.cancelled() => {}
         }
@@ -151,6 +171,7 @@ impl Link {
         }
         let post = Post { path: EVENTS_PATH, content_type: BATCH_CONTENT_TYPE, body: batch.body, nonce: batch.nonce };
         let answer = self.post(client, Route::Events, post).await;
+        self.doubt(client, &answer);
         let Some(answer) = self.react::<EventsAnswer>(Route::Events, StatusCode::ACCEPTED, batch.epoch, answer) else {
             return;
         };
@@ -161,24 +182,66 @@ impl Link {
 
     async fn send_heartbeat(&mut self, client: &Client) {
         let now = Instant::now();
-        let Credentials { certificate, trust_revision, .. } = client.credentials();
+        let credentials = client.credentials();
+        let renewal_failed_since = self.renewals.as_ref().and_then(Renewals::failed_since);
         let surroundings = Surroundings {
-            certificate: certificate.clone(),
-            trust_revision: Some(trust_revision.clone()),
+            certificate: CertificateState { renewal_failed_since, ..credentials.certificate.clone() },
+            trust_revision: Some(credentials.trust_revision.clone()),
             canary: self.sightings.canary(now),
+            incomplete: self.sightings.is_missing() || self.renewals.as_ref().is_some_and(Renewals::is_unkept),
         };
         let (heartbeat, nonce) = self.core.heartbeat(now, surroundings);
         let epoch = heartbeat.epoch;
         let body: Bytes = serde_json::to_vec(&heartbeat).expect("strings and numbers have a JSON form").into();
         let post = Post { path: HEARTBEAT_PATH, content_type: "application/json", body, nonce };
         let answer = self.post(client, Route::Heartbeat, post).await;
+        self.doubt(client, &answer);
         let Some(answer) = self.react::<HeartbeatAnswer>(Route::Heartbeat, StatusCode::OK, epoch, answer) else {
             return;
         };
         self.core.heartbeat_answered(Instant::now(), epoch, &answer);
+        if answer.renew {
+            self.demand(client, Renewals::wanted);
+        }
         self.follow_interval(answer.heartbeat_seconds);
         let interval = *self.interval.borrow();
         self.heartbeat_due = Instant::now() + jittered(interval);
+    }
+
+    /// A renewal: what its answer means is not for the link to say, but for its clock.
+    async fn renew(&mut self, client: &Client, order: Order) {
+        if order.is_given_up() {
+            return;
+        }
+        let mut answer = self.post(client, Route::Renewal, self.renewal(&order)).await;
+        let verdict = answer.as_ref().ok().map(|answer| judge(answer, clock::unix_seconds()));
+        if let Some(Verdict::Clock { offset }) = verdict {
+            self.take_clock(offset);
+            answer = self.post(client, Route::Renewal, self.renewal(&order)).await;
+        }
+        order.answer(answer);
+    }
+
+    fn renewal(&self, order: &Order) -> Post {
+        let (content_type, nonce) = (enrolment::CONTENT_TYPE, self.core.nonce());
+        Post { path: CERTIFICATES_PATH, content_type, body: order.body.clone(), nonce }
+    }
+
+    /// Tells whoever renews the identity when the receiver has no use for it.
+    fn doubt(&self, client: &Client, answer: &Result<Answer, Fault>) {
+        let refused = match answer {
+            Ok(answer) => judge(answer, clock::unix_seconds()) == Verdict::Certificate,
+            Err(fault) => fault.is_about_certificate(),
+        };
+        if refused {
+            self.demand(client, Renewals::refused);
+        }
+    }
+
+    fn demand(&self, client: &Client, what: impl FnOnce(&Renewals, &str)) {
+        if let Some(renewals) = &self.renewals {
+            what(renewals, &client.credentials().certificate.fingerprint);
+        }
     }
 
     async fn post(&self, client: &Client, route: Route, post: Post) -> Result<Answer, Fault> {
@@ -247,7 +310,7 @@ impl Link {
                 self.core.start_over();
             }
             Verdict::Told(wait) => self.gate(route).told(now, wait),
-            Verdict::Split | Verdict::TooLarge(_) | Verdict::NewEpoch | Verdict::BackOff => {
+            Verdict::Split | Verdict::TooLarge(_) | Verdict::NewEpoch | Verdict::Certificate | Verdict::BackOff => {
                 self.gate(route).fail(now, false);
             }
         }
@@ -259,18 +322,22 @@ impl Link {
 
     /// The receiver's clock counts each time that it is told, ours may have been set meanwhile; at once only the first time.
     fn set_clock(&mut self, route: Route, offset: i64, now: Instant) {
-        tracing::warn!(offset, "Signing with the receiver's clock from now on");
-        self.offset = offset;
-        self.metrics.clock_offset.set(offset);
+        self.take_clock(offset);
         if std::mem::replace(&mut self.offset_tried, true) {
             self.gate(route).fail(now, false);
         }
     }
 
+    fn take_clock(&mut self, offset: i64) {
+        tracing::warn!(offset, "Signing with the receiver's clock from now on");
+        self.offset = offset;
+        self.metrics.clock_offset.set(offset);
+    }
+
     const fn gate(&mut self, route: Route) -> &mut Gate {
         match route {
-            Route::Events | Route::V2 => &mut self.events,
             Route::Heartbeat => &mut self.heartbeats,
+            Route::Events | Route::Renewal | Route::Enrolment | Route::V2 => &mut self.events,
         }
     }
 
@@ -300,8 +367,17 @@ async fn current(credentials: &mut Current, stop: &CancellationToken) -> Option<
     }
 }
 
+/// The next renewal; never, when nobody renews.
+async fn ordered(renewals: Option<&mut Renewals>) -> Order {
+    match renewals {
+        Some(renewals) => renewals.ordered().await,
+        None => std::future::pending().await,
+    }
+}
+
 impl Outcome {
-    fn of(answer: &Result<Answer, Fault>) -> Self {
+    /// As metrics count it.
+    pub(crate) fn of(answer: &Result<Answer, Fault>) -> Self {
         match answer {
             Ok(answer) if answer.status.is_success() => Self::Taken,
             Ok(answer) => Self::Refused(answer.status),

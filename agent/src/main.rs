@@ -20,8 +20,9 @@ fn main() -> ExitCode {
     match start(*config) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tracing::error!(error = format!("{error:#}"), "The agent ends");
-            ExitCode::FAILURE
+            let code = error.downcast_ref().map_or(1, app::Run::exit_code);
+            tracing::error!(error = format!("{error:#}"), code, "The agent ends");
+            ExitCode::from(code)
         }
     }
 }

@@ -252,7 +252,8 @@ impl Outbox {
         Some(Batch { epoch, nonce, body, events, again })
     }
 
-    fn nonce(&mut self) -> Nonce {
+    /// For one more request of this epoch.
+    pub(crate) fn nonce(&mut self) -> Nonce {
         self.life.nonces += 1;
         Nonce { epoch: self.life.epoch, counter: self.life.nonces }
     }

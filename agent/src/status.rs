@@ -7,7 +7,7 @@ use tidewatch_shared::{
     table::{age, aligned, plain},
 };
 
-use crate::core::Account;
+use crate::{core::Account, identity::Told};
 
 /// The path that shows it.
 pub const STATUS_PATH: &str = "/status";
@@ -26,6 +26,9 @@ pub struct Status {
     pub canary_age_seconds: Option<u64>,
     /// End of the certificate, in RFC 3339; absent before there is one.
     pub certificate_not_after: Option<String>,
+    /// Where the certificate is from, and what goes wrong with it.
+    #[serde(default)]
+    pub identity: Told,
     /// Added to the clock when signing, in seconds.
     pub clock_offset_seconds: i64,
     /// Watches and events; absent until an identity says which runtime this is.
@@ -46,7 +49,7 @@ pub struct Runtime {
     pub instance: Option<Instance>,
     /// The plan that is followed.
     pub plan_revision: Option<String>,
-    /// Why the newest plan was refused.
+    /// Why the newest plan, or the settings beside it, was refused.
     pub plan_error: Option<String>,
     /// Events that wait to be sent.
     pub waiting: usize,
@@ -81,7 +84,7 @@ impl Status {
         let (answered, offset) = (age(self.answered_seconds_ago), self.clock_offset_seconds);
         lines.push(format!("receiver     {receiver}, last took a request {answered} ago, clock offset {offset}s"));
         lines.push(format!("canary       {}", age(self.canary_age_seconds)));
-        lines.push(format!("certificate  until {certificate}"));
+        lines.push(format!("certificate  until {certificate}{}", self.identity.line()));
         let Some(runtime) = &self.runtime else { return page(&lines) };
         let Runtime { id, epoch, sequence, plan_revision, plan_error, waiting, parked, unsettled, .. } = runtime;
         lines.push(format!("runtime      {id}, epoch {epoch}, sequence {sequence}"));
@@ -113,6 +116,7 @@ fn row(watch: &WatchState) -> [String; 6] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::identity::Provenance;
 
     #[test]
     fn people_see_watches_and_what_is_wrong() {
@@ -131,11 +135,18 @@ mod tests {
             answered_seconds_ago: Some(2),
             canary_age_seconds: None,
             certificate_not_after: None,
+            identity: Told::default(),
             clock_offset_seconds: -600,
             runtime: None,
         };
         assert!(status.page().starts_with("agent        0.1.0, not ready: plan\n"), "{}", status.page());
         status.pending.clear();
+        status.identity = Told {
+            from: Some(Provenance::Enrolment),
+            unkept: true,
+            failing_since: Some("2026-01-01T00:00:00Z".into()),
+            error: Some("503\nlater".into()),
+        };
         status.runtime = Some(Runtime {
             id: "r".into(),
             epoch: Epoch::new(255),
@@ -152,6 +163,8 @@ mod tests {
         for line in [
             "agent        0.1.0, ready",
             "receiver     0000000000000001, last took a request 2s ago, clock offset -600s",
+            "certificate  until -, from enrolment, not kept in the agent's Secret, asking fails since 2026-01-01T00:00:00Z: \
+             503\u{fffd}later",
             "events       1 waiting, 2 parked, 3 unsettled",
             "plan         abc, the newest is refused: no\u{fffd}[2J",
             "kyma   3        1m1s    -      no",

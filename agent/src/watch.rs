@@ -18,7 +18,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-pub(crate) use object::Named;
+pub(crate) use object::{Named, NamedMetadata};
 pub(crate) use supervisor::supervise;
 pub(crate) use target::Target;
 

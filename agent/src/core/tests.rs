@@ -58,8 +58,10 @@ fn deliver(core: &Core) -> Vec<String> {
 }
 
 fn heartbeat(core: &Core) -> Heartbeat {
-    let certificate = CertificateState { not_after: String::new(), fingerprint: String::new() };
-    core.heartbeat(Instant::now(), Surroundings { certificate, trust_revision: None, canary: None }).0
+    let (not_after, fingerprint) = Default::default();
+    let certificate = CertificateState { not_after, fingerprint, renewal_failed_since: None };
+    core.heartbeat(Instant::now(), Surroundings { certificate, trust_revision: None, canary: None, incomplete: false })
+        .0
 }
 
 #[test]
@@ -108,6 +110,7 @@ fn a_forwarded_watch_names_every_object_at_each_list_and_resend() {
         trust_revision: None,
         server_time: String::new(),
         resend: vec!["w".to_owned(), "unknown".to_owned()],
+        renew: false,
     };
     core.heartbeat_answered(Instant::now(), heartbeat.epoch, &answer);
     assert_eq!(deliver(&core), ["", "a", "b"]);

@@ -15,10 +15,10 @@ use tidewatch_shared::{
 };
 
 use super::{Credentials, Load, Material};
-use crate::clock;
+use crate::{clock, link::Endpoint};
 
 /// Validates the whole set, at a time in Unix seconds.
-pub(super) fn credentials(material: &Material, now: i64) -> Result<Credentials, Load> {
+pub(super) fn credentials(material: &Material, receiver: Endpoint, now: i64) -> Result<Credentials, Load> {
     let chain = tls::certificates(&material.chain)?;
     let leaf = chain.first().ok_or(TlsConfig::Empty("the certificate chain"))?;
     let Caller { runtime, leaf, not_after: end, .. } = Caller::read(leaf)?;
@@ -36,7 +36,9 @@ pub(super) fn credentials(material: &Material, now: i64) -> Result<Credentials, 
         .with_client_auth_cert(chain, key)
         .map_err(Load::Pair)?;
     config.resumption = Resumption::disabled();
-    let certificate =
-        CertificateState { not_after: not_after.to_string(), fingerprint: certificate::fingerprint(&leaf) };
-    Ok(Credentials { runtime, signer: None, tls: clock::judge_by(config), certificate, not_after: end, trust_revision })
+    let (not_after, fingerprint) = (not_after.to_string(), certificate::fingerprint(&leaf));
+    let certificate = CertificateState { not_after, fingerprint, renewal_failed_since: None };
+    let (signer, tls) = (None, clock::judge_by(config));
+    // Nobody renews it, so its start is of no use.
+    Ok(Credentials { runtime, receiver, signer, tls, certificate, not_before: 0, not_after: end, trust_revision })
 }

@@ -1,8 +1,11 @@
-use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair, SanType,
-    date_time_ymd,
-};
+use std::net::SocketAddr;
 
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertificateSigningRequestParams, CertifiedIssuer, DnType,
+    ExtendedKeyUsagePurpose, IsCa, KeyPair, SanType, date_time_ymd,
+};
+use rustls::pki_types::{PrivatePkcs8KeyDer, pem::PemObject as _};
 use tidewatch_shared::certificate::Leaf;
 
 use super::*;
@@ -41,26 +44,63 @@ impl TestCa {
         self.runtime_until(id, 4_000)
     }
 
-    fn runtime_until(&self, id: &str, year: i32) -> Material {
+    /// What a request in PEM asks for, good from now for so many seconds.
+    pub(crate) fn sign(&self, request: &str, id: &str, seconds: i64, is_ca: bool) -> String {
+        let mut request = CertificateSigningRequestParams::from_pem(request).unwrap();
+        request.params = Self::params(id);
+        let at = |unix: i64| date_time_ymd(1970, 1, 1) + Duration::from_secs(u64::try_from(unix).unwrap());
+        let now = clock::unix_seconds();
+        (request.params.not_before, request.params.not_after) = (at(now - 600), at(now + seconds));
+        if is_ca {
+            request.params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        }
+        request.signed_by(&self.0).unwrap().pem()
+    }
+
+    fn params(id: &str) -> CertificateParams {
         let mut params = CertificateParams::default();
         params.distinguished_name = rcgen::DistinguishedName::new();
         params.distinguished_name.push(DnType::CommonName, id);
         params.subject_alt_names = vec![SanType::URI(format!("spiffe://kyma.local/runtime/{id}").try_into().unwrap())];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        params
+    }
+
+    pub(crate) fn runtime_until(&self, id: &str, year: i32) -> Material {
+        let mut params = Self::params(id);
         params.not_after = date_time_ymd(year, 1, 1);
         let (chain, key) = self.issue(params);
         Material { chain, key, bundle: self.pem().into_bytes() }
     }
 
+    /// The material of a runtime as the incumbent has it: an RSA key, and nothing but a common name.
+    pub(crate) fn legacy(&self, id: &str) -> Material {
+        let key = KeyPair::generate_rsa_for(&rcgen::PKCS_RSA_SHA256, rcgen::RsaKeySize::_2048).unwrap();
+        self.named(id, &key)
+    }
+
+    fn named(&self, id: &str, key: &KeyPair) -> Material {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, id);
+        let chain = params.signed_by(key, &self.0).unwrap().pem().into_bytes();
+        Material { chain, key: key.serialize_pem().into_bytes(), bundle: self.pem().into_bytes() }
+    }
+
     /// Valid credentials of a runtime, with the leaf as a handshake tells it.
-    pub(crate) fn credentials(&self, id: &str) -> (Arc<Credentials>, Leaf) {
+    pub(crate) fn credentials(&self, id: &str, receiver: SocketAddr) -> (Arc<Credentials>, Leaf) {
         let material = self.runtime(id);
         let leaf = Leaf::read(&tls::certificates(&material.chain).unwrap()[0]).unwrap();
-        (Arc::new(Credentials::new(&material, &"kyma.local".parse().unwrap(), NOW).unwrap()), leaf)
+        let receiver = format!("https://{receiver}").parse().unwrap();
+        (Arc::new(Credentials::new(&material, &"kyma.local".parse().unwrap(), receiver, NOW).unwrap()), leaf)
     }
 }
 
 const NOW: i64 = 1_800_000_000;
+
+fn receiver() -> Endpoint {
+    "https://kcp:1".parse().unwrap()
+}
 
 struct Fixed(Option<Material>);
 
@@ -74,8 +114,9 @@ impl Source for Fixed {
 #[test]
 fn only_a_whole_and_valid_set_replaces_the_last_good_one() {
     let (ca, readiness) = (TestCa::new(), Readiness::default());
-    let make = Credentials::v3("kyma.local".parse().unwrap());
-    let (mut keeper, current) = Keeper::new(Fixed(None), make, readiness.guard("identity"), Metrics::default());
+    let make = Credentials::v3("kyma.local".parse().unwrap(), receiver());
+    let (mut keeper, current) =
+        Keeper::new(Fixed(None), make, Standing::default(), readiness.guard("identity"), Metrics::default());
     let fingerprint = || current.borrow().as_ref().map(|now| now.certificate.fingerprint.clone());
     keeper.look(NOW);
     assert_eq!((fingerprint(), readiness.pending()), (None, vec!["identity"]));
@@ -111,9 +152,10 @@ fn only_a_whole_and_valid_set_replaces_the_last_good_one() {
 #[test]
 fn what_has_ended_by_a_wrong_clock_is_good_when_the_clock_is_set() {
     let (ca, readiness, metrics) = (TestCa::new(), Readiness::default(), Metrics::default());
-    let make = Credentials::v3("kyma.local".parse().unwrap());
+    let make = Credentials::v3("kyma.local".parse().unwrap(), receiver());
     let source = Fixed(Some(ca.runtime_until("r-1", 2_030)));
-    let (mut keeper, current) = Keeper::new(source, make, readiness.guard("identity"), metrics.clone());
+    let (mut keeper, current) =
+        Keeper::new(source, make, Standing::default(), readiness.guard("identity"), metrics.clone());
     let wrong = 4_000_000_000;
     for _ in 0..3 {
         keeper.look(wrong);
@@ -126,14 +168,12 @@ fn what_has_ended_by_a_wrong_clock_is_good_when_the_clock_is_set() {
 
 #[test]
 fn contract_v2_takes_the_incumbents_certificates_and_v3_does_not() {
-    let (ca, v2, v3) = (TestCa::new(), Credentials::v2(), Credentials::v3("kyma.local".parse().unwrap()));
-    for algorithm in [&rcgen::PKCS_ECDSA_P384_SHA384, &rcgen::PKCS_ED25519] {
-        let mut params = CertificateParams::default();
-        params.distinguished_name = rcgen::DistinguishedName::new();
-        params.distinguished_name.push(DnType::CommonName, "r-1");
-        let key = KeyPair::generate_for(algorithm).unwrap();
-        let chain = params.signed_by(&key, &ca.0).unwrap().pem().into_bytes();
-        let material = Material { chain, key: key.serialize_pem().into_bytes(), bundle: ca.pem().into_bytes() };
+    let (ca, v2, v3) =
+        (TestCa::new(), Credentials::v2(receiver()), Credentials::v3("kyma.local".parse().unwrap(), receiver()));
+    let rsa = ca.legacy("r-1");
+    let others = [&rcgen::PKCS_ECDSA_P384_SHA384, &rcgen::PKCS_ED25519]
+        .map(|algorithm| ca.named("r-1", &KeyPair::generate_for(algorithm).unwrap()));
+    for material in others.into_iter().chain([in_pkcs1(&rsa), rsa]) {
         let credentials = v2(&material, NOW).unwrap();
         assert_eq!((credentials.runtime.as_str(), credentials.signer.is_none()), ("r-1", true));
         assert!(v3(&material, NOW).is_err());
@@ -147,6 +187,16 @@ fn contract_v2_takes_the_incumbents_certificates_and_v3_does_not() {
         }
         assert!(matches!(v2(&material, i64::MAX), Err(Load::Expired(_))));
     }
+}
+
+/// The same with the key in PKCS #1, as cert-manager writes RSA keys unless it is told otherwise.
+fn in_pkcs1(material: &Material) -> Material {
+    /// What PKCS #8 writes before a key of 2,048 bits: lengths, a version, and that it is an RSA key.
+    const BEFORE: usize = 26;
+    let key = PrivatePkcs8KeyDer::from_pem_slice(&material.key).unwrap();
+    let inner = STANDARD.encode(&key.secret_pkcs8_der()[BEFORE..]);
+    let pem = format!("-----BEGIN RSA PRIVATE KEY-----\n{inner}\n-----END RSA PRIVATE KEY-----\n");
+    Material { key: pem.into_bytes(), ..material.clone() }
 }
 
 #[test]

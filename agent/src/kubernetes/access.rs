@@ -1,6 +1,9 @@
 //! Where the API server is, what makes it trustworthy, and as whom we speak.
 
-use std::{env, fs, io, path::PathBuf};
+use std::{
+    env, fs, io,
+    path::{Path, PathBuf},
+};
 
 use http::{HeaderValue, Uri};
 use rustls::{
@@ -16,9 +19,6 @@ use thiserror::Error;
 use tidewatch_shared::tls::{self, TlsConfig};
 
 use crate::clock;
-
-/// Where Kubernetes mounts a pod's account.
-const ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// Why there is no client for the API server.
 #[derive(Debug, Error)]
@@ -90,12 +90,12 @@ impl Content {
 }
 
 impl Access {
-    /// The pod's own account.
-    pub(crate) fn in_cluster() -> Result<Self, Connect> {
+    /// The pod's own account, in the folder where it is mounted.
+    pub(crate) fn in_cluster(account: &Path) -> Result<Self, Connect> {
         let variable = |name| env::var(name).map_err(|_| Connect::NotInCluster(name));
         let (host, port) = (variable("KUBERNETES_SERVICE_HOST")?, variable("KUBERNETES_SERVICE_PORT")?);
         let host = if host.contains(':') { format!("[{host}]") } else { host };
-        let file = |name: &str| Content::File(PathBuf::from(ACCOUNT).join(name));
+        let file = |name: &str| Content::File(account.join(name));
         Ok(Self {
             server: server(&format!("https://{host}:{port}"))?,
             bundle: file("ca.crt"),

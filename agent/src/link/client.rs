@@ -3,11 +3,13 @@
 use std::{error::Error as StdError, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{HeaderMap, Method, Request, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::client::legacy::Error as HyperError;
+use rustls::ClientConfig;
 use thiserror::Error;
 use tidewatch_shared::{
+    enrolment,
     signature::{CONTENT_DIGEST, Headers, Message, Nonce, SIGNATURE, SIGNATURE_INPUT, Sign},
     v2,
 };
@@ -21,12 +23,27 @@ use crate::identity::Credentials;
 
 /// For a request and its whole answer, connecting included.
 const DEADLINE: Duration = Duration::from_secs(15);
+/// The same for a certificate that is asked for with a token: the receiver asks this runtime's own API server meanwhile.
+const ENROLMENT_DEADLINE: Duration = Duration::from_secs(30);
 /// Bytes of an answer: a settled mark for each of 500 watches with the longest names stays below.
 const ANSWER_BYTES: usize = 256 << 10;
+/// What rustls says of an alert, and the alerts that are about our certificate; `DecryptError` is what is said of one that another CA of
+/// the same name has signed. HTTP/2 passes on only the words.
+const ALERT: &str = "received fatal alert: ";
+const ABOUT_CERTIFICATES: &[&str] = &[
+    "BadCertificate",
+    "UnsupportedCertificate",
+    "CertificateRevoked",
+    "CertificateExpired",
+    "CertificateUnknown",
+    "UnknownCA",
+    "AccessDenied",
+    "DecryptError",
+];
 
 /// Why there is no answer.
 #[derive(Debug, Error)]
-pub(super) enum Fault {
+pub(crate) enum Fault {
     #[error("the request could not be signed")]
     Sign(#[from] Sign),
     #[error("the request could not be written")]
@@ -43,8 +60,24 @@ pub(super) enum Fault {
 
 impl Fault {
     /// There was no connection.
-    pub(super) fn is_connect(&self) -> bool {
+    pub(crate) fn is_connect(&self) -> bool {
         matches!(self, Self::Send(error) if error.is_connect())
+    }
+
+    /// The other side has ended the handshake because of our certificate.
+    pub(crate) fn is_about_certificate(&self) -> bool {
+        let mut cause = self.source();
+        while let Some(error) = cause {
+            let text = error.to_string();
+            if text
+                .split_once(ALERT)
+                .is_some_and(|(_, alert)| ABOUT_CERTIFICATES.iter().any(|known| alert.starts_with(known)))
+            {
+                return true;
+            }
+            cause = error.source();
+        }
+        false
     }
 }
 
@@ -59,24 +92,48 @@ pub(super) struct Post {
 
 /// An answer, read whole.
 #[derive(Debug)]
-pub(super) struct Answer {
-    pub(super) status: StatusCode,
-    pub(super) headers: HeaderMap,
-    pub(super) body: Bytes,
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
 }
 
 /// Lives as long as its credentials do: connection and signatures never name two certificates.
 pub(super) struct Client {
-    endpoint: Endpoint,
     credentials: Arc<Credentials>,
     http: Exchange,
 }
 
+/// Asks for a certificate with the value of `Authorization`, on a connection of its own that shows no certificate. Nothing is sent
+/// to whoever the configuration does not trust.
+pub(crate) async fn enrol(
+    dial: &Dial,
+    tls: ClientConfig,
+    endpoint: &Endpoint,
+    authorization: HeaderValue,
+    body: Bytes,
+) -> Result<Answer, Fault> {
+    let request = Request::builder()
+        .method(Method::POST)
+        .uri(endpoint.uri(enrolment::CERTIFICATES_PATH)?)
+        .header(header::CONTENT_TYPE, enrolment::CONTENT_TYPE)
+        .header(header::AUTHORIZATION, authorization)
+        .body(Full::new(body))?;
+    let http = dial.client(tls);
+    timeout(ENROLMENT_DEADLINE, exchange(&http, request)).await.map_err(|_| Fault::Deadline)?
+}
+
+async fn exchange(http: &Exchange, request: Request<Full<Bytes>>) -> Result<Answer, Fault> {
+    let (head, body) = http(request).await.map_err(Fault::Send)?.into_parts();
+    let body = Limited::new(body, ANSWER_BYTES).collect().await.map_err(Fault::Body)?.to_bytes();
+    Ok(Answer { status: head.status, headers: head.headers, body })
+}
+
 impl Client {
     /// Nothing is connected yet.
-    pub(super) fn new(endpoint: &Endpoint, dial: &Dial, credentials: Arc<Credentials>) -> Self {
+    pub(super) fn new(dial: &Dial, credentials: Arc<Credentials>) -> Self {
         let http = dial.client(credentials.tls.clone());
-        Self { endpoint: endpoint.clone(), credentials, http }
+        Self { credentials, http }
     }
 
     /// As whom it speaks.
@@ -87,34 +144,28 @@ impl Client {
     /// Signs a request at a time in Unix seconds, sends it and reads the answer.
     pub(super) async fn post(&self, post: Post, now: i64) -> Result<Answer, Fault> {
         let Post { path, content_type, body, nonce } = post;
-        let message = Message { method: "POST", authority: self.endpoint.authority(), path, content_type };
+        let message = Message { method: "POST", authority: self.credentials.receiver.authority(), path, content_type };
         let signer = self.credentials.signer.as_ref().ok_or(Sign::Key)?;
         let signed = signer.sign(&message, &body, nonce, now)?;
         let Headers { content_digest, signature_input, signature } = signed;
         let request = Request::builder()
             .method(Method::POST)
-            .uri(self.endpoint.uri(path)?)
+            .uri(self.credentials.receiver.uri(path)?)
             .header(header::CONTENT_TYPE, content_type)
             .header(CONTENT_DIGEST, content_digest)
             .header(SIGNATURE_INPUT, signature_input)
             .header(SIGNATURE, signature)
             .body(Full::new(body))?;
-        timeout(DEADLINE, self.exchange(request)).await.map_err(|_| Fault::Deadline)?
+        timeout(DEADLINE, exchange(&self.http, request)).await.map_err(|_| Fault::Deadline)?
     }
 
     /// Sends a request of contract v2, which nothing signs, and reads the answer.
     pub(super) async fn post_plain(&self, path: &str, body: Bytes) -> Result<Answer, Fault> {
         let request = Request::builder()
             .method(Method::POST)
-            .uri(self.endpoint.uri(path)?)
+            .uri(self.credentials.receiver.uri(path)?)
             .header(header::CONTENT_TYPE, v2::CONTENT_TYPE)
             .body(Full::new(body))?;
-        timeout(DEADLINE, self.exchange(request)).await.map_err(|_| Fault::Deadline)?
-    }
-
-    async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<Answer, Fault> {
-        let (head, body) = (self.http)(request).await.map_err(Fault::Send)?.into_parts();
-        let body = Limited::new(body, ANSWER_BYTES).collect().await.map_err(Fault::Body)?.to_bytes();
-        Ok(Answer { status: head.status, headers: head.headers, body })
+        timeout(DEADLINE, exchange(&self.http, request)).await.map_err(|_| Fault::Deadline)?
     }
 }

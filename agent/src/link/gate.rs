@@ -18,7 +18,7 @@ const SPREAD: u32 = 8;
 
 /// One route's way back to trying.
 #[derive(Debug)]
-pub(super) struct Gate {
+pub(crate) struct Gate {
     backoff: Backoff,
     until: Option<Instant>,
     why: Closed,
@@ -43,12 +43,12 @@ impl Default for Gate {
 
 impl Gate {
     /// The first moment at or after `due` at which a request may leave.
-    pub(super) fn opens(&self, due: Instant) -> Instant {
+    pub(crate) fn opens(&self, due: Instant) -> Instant {
         self.until.map_or(due, |until| until.max(due))
     }
 
     /// A request was taken.
-    pub(super) const fn open(&mut self) {
+    pub(crate) const fn open(&mut self) {
         self.backoff.reset();
         self.until = None;
     }
@@ -68,13 +68,13 @@ impl Gate {
     }
 
     /// A request failed.
-    pub(super) fn fail(&mut self, now: Instant, connecting: bool) {
+    pub(crate) fn fail(&mut self, now: Instant, connecting: bool) {
         let wait = self.backoff.fail(if connecting { CONNECT_CAP } else { ERROR_CAP });
         (self.until, self.why) = (Some(now + wait), if connecting { Closed::Connecting } else { Closed::Failed });
     }
 
     /// The receiver says how long to wait; what comes up meanwhile is coalesced.
-    pub(super) fn told(&mut self, now: Instant, wait: Duration) {
+    pub(crate) fn told(&mut self, now: Instant, wait: Duration) {
         let wait = wait.min(TOLD_CAP);
         (self.until, self.why) = (Some(now + wait + random::up_to(wait / SPREAD)), Closed::Told);
     }

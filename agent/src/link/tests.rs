@@ -98,9 +98,9 @@ fn problem(kind: Kind, status: u16, headers: &[(header::HeaderName, &'static str
 
 async fn start(alpn: &[&[u8]], script: Script) -> Bench {
     let ca = TestCa::new();
-    let (credentials, leaf) = ca.credentials("r-1");
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
+    let (credentials, leaf) = ca.credentials("r-1", address);
     let (chain, key) = ca.server();
     let roots = tls::roots(&tls::certificates(ca.pem().as_bytes()).unwrap()).unwrap();
     let mut config = tls::server(&tls::Identity::from_pem(&chain, &key).unwrap(), roots).unwrap();
@@ -118,7 +118,6 @@ async fn start(alpn: &[&[u8]], script: Script) -> Bench {
     let interval = watch::Sender::new(Duration::from_secs(30));
     let (readiness, subscribed) = (Readiness::default(), interval.subscribe());
     let parts = Parts {
-        endpoint: format!("https://{address}").parse().unwrap(),
         dial: Dial::tcp(),
         core: core.clone(),
         credentials: watch::channel(Some(credentials)).1,

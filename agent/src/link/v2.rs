@@ -1,15 +1,13 @@
 //! Contract v2: one request for each event to the incumbent's listener, with our outbox and our patience. There are no heartbeats;
 //! the canary is only a sign of life of the watches.
 
-use std::sync::Arc;
-
 use http::StatusCode;
 use tidewatch_shared::v2;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Client, Dial, Endpoint, Outcome, Parts,
+    Client, Dial, Outcome, Parts,
     client::{Answer, Fault},
     current,
     gate::Gate,
@@ -18,13 +16,12 @@ use super::{
 use crate::{
     clock,
     core::Core,
-    identity::{Credentials, Current},
+    identity::Current,
     telemetry::{Metrics, Route, chain},
 };
 
 /// See the module.
 pub(crate) struct Poster {
-    endpoint: Endpoint,
     dial: Dial,
     core: Core,
     credentials: Current,
@@ -46,23 +43,19 @@ enum Meaning {
 impl Poster {
     /// Readiness does not wait for the receiver: a quiet runtime sends nothing that could be answered.
     pub(crate) fn new(parts: Parts) -> Self {
-        let Parts { endpoint, dial, core, credentials, metrics, .. } = parts;
-        Self { endpoint, dial, core, credentials, metrics, gate: Gate::default() }
+        let Parts { dial, core, credentials, metrics, .. } = parts;
+        Self { dial, core, credentials, metrics, gate: Gate::default() }
     }
 
     /// Runs until it is told to stop; a request that is under way is finished first, under its own deadline.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         while let Some(credentials) = current(&mut self.credentials, &stop).await {
             self.gate.renewed();
-            let client = self.client(credentials);
+            let client = Client::new(&self.dial, credentials);
             while !stop.is_cancelled() && !self.credentials.has_changed().unwrap_or(false) {
                 self.step(&client, &stop).await;
             }
         }
-    }
-
-    fn client(&self, credentials: Arc<Credentials>) -> Client {
-        Client::new(&self.endpoint, &self.dial, credentials)
     }
 
     /// One request, or one wait.

@@ -11,7 +11,7 @@ use crate::outbox::Announced;
 
 /// What to do after a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(crate) enum Verdict {
     /// Send fewer events at once; a single one goes as `watch.changed`, or is parked.
     Split,
     /// The same, because the body was too large; with what the receiver says it would take.
@@ -23,6 +23,8 @@ pub(super) enum Verdict {
     },
     /// Begin a new epoch, once.
     NewEpoch,
+    /// The certificate is of no use any more.
+    Certificate,
     /// Wait exactly so long.
     Told(Duration),
     /// Wait with jitter, longer each time.
@@ -30,7 +32,7 @@ pub(super) enum Verdict {
 }
 
 /// Judges an answer that is no success; `now` is our own clock in Unix seconds.
-pub(super) fn judge(answer: &Answer, now: i64) -> Verdict {
+pub(crate) fn judge(answer: &Answer, now: i64) -> Verdict {
     let told = || wait(&answer.headers, now).map_or(Verdict::BackOff, Verdict::Told);
     match answer.status {
         StatusCode::BAD_REQUEST => Verdict::Split,
@@ -42,8 +44,8 @@ pub(super) fn judge(answer: &Answer, now: i64) -> Verdict {
                 theirs.map_or(Verdict::BackOff, |theirs| Verdict::Clock { offset: theirs - now })
             }
             Kind::Replay | Kind::Signature => Verdict::NewEpoch,
-            // A certificate is renewed by whoever brings the identity; it is looked at all the time.
-            Kind::Certificate | Kind::Other => Verdict::BackOff,
+            Kind::Certificate => Verdict::Certificate,
+            Kind::Other => Verdict::BackOff,
         },
         StatusCode::FORBIDDEN => Verdict::BackOff,
         _ => told(),
@@ -63,7 +65,7 @@ pub(super) fn wait(headers: &HeaderMap, now: i64) -> Option<Duration> {
 }
 
 /// A date of RFC 9110, section 5.6.7, in Unix seconds.
-fn date(headers: &HeaderMap, name: &HeaderName) -> Option<i64> {
+pub(crate) fn date(headers: &HeaderMap, name: &HeaderName) -> Option<i64> {
     let text = headers.get(name)?.to_str().ok()?;
     Some(rfc2822::DateTimeParser::new().parse_timestamp(text).ok()?.as_second())
 }
@@ -96,7 +98,7 @@ mod tests {
             (401, Clock, &[], Verdict::BackOff),
             (401, Replay, &[], Verdict::NewEpoch),
             (401, Signature, &[], Verdict::NewEpoch),
-            (401, Certificate, &[], Verdict::BackOff),
+            (401, Certificate, &[], Verdict::Certificate),
             (403, Other, &seconds, Verdict::BackOff),
             (404, Other, &seconds, told(7)),
             (409, Other, &[], Verdict::BackOff),

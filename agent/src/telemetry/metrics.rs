@@ -82,6 +82,10 @@ pub(crate) enum Route {
     Events,
     /// `/v3/heartbeat`.
     Heartbeat,
+    /// `/v3/certificates`, signed.
+    Renewal,
+    /// `/v3/certificates`, with a token.
+    Enrolment,
     /// `/v2/<manager>/event`.
     V2,
 }
@@ -153,10 +157,16 @@ pub struct Metrics {
     pub(crate) canary_failed: Counter,
     /// Plans that were refused.
     pub(crate) plans_refused: Counter,
+    /// Settings that were refused.
+    pub(crate) settings_refused: Counter,
+    /// Tries to keep the identity in the Secret that failed.
+    pub(crate) identity_writes_failed: Counter,
     /// Sets of key, chain and bundle that were refused.
     pub(crate) identity_refused: Counter,
     /// End of the certificate's validity, in Unix seconds.
     pub(crate) certificate_not_after: Gauge<i64, AtomicI64>,
+    /// Since when renewals of the certificate fail, in Unix seconds; 0 while they do not.
+    pub(crate) renewal_failed_since: Gauge<i64, AtomicI64>,
     /// What is added to our clock when signing, in seconds.
     pub(crate) clock_offset: Gauge<i64, AtomicI64>,
     /// When a request was last taken, in Unix seconds.
@@ -220,8 +230,11 @@ impl Default for Metrics {
             rebuilds: Counter::default(),
             canary_failed: Counter::default(),
             plans_refused: Counter::default(),
+            settings_refused: Counter::default(),
+            identity_writes_failed: Counter::default(),
             identity_refused: Counter::default(),
             certificate_not_after: Gauge::default(),
+            renewal_failed_since: Gauge::default(),
             clock_offset: Gauge::default(),
             answered: Gauge::default(),
             canary_age: Gauge::default(),
@@ -284,6 +297,12 @@ impl Metrics {
             ("rebuilds", "Rebuilds of every watch from a list", &self.rebuilds),
             ("canary_failures", "Renewals of the Lease that failed", &self.canary_failed),
             ("plans_refused", "Plans that were refused", &self.plans_refused),
+            ("settings_refused", "Settings of the ConfigMap that were refused", &self.settings_refused),
+            (
+                "identity_writes_failed",
+                "Tries to keep the identity in the agent's Secret that failed",
+                &self.identity_writes_failed,
+            ),
             ("identities_refused", "Sets of key, chain and trust bundle that were refused", &self.identity_refused),
         ];
         for (name, help, counter) in counters {
@@ -295,6 +314,11 @@ impl Metrics {
                 "certificate_not_after_seconds",
                 "End of the certificate's validity, Unix time",
                 &self.certificate_not_after,
+            ),
+            (
+                "certificate_renewal_failed_since_seconds",
+                "Since when renewals of the certificate fail, Unix time; 0 while they do not",
+                &self.renewal_failed_since,
             ),
             (
                 "last_taken_timestamp_seconds",
@@ -337,7 +361,7 @@ impl Metrics {
     /// A request ended.
     pub(crate) fn requested(&self, route: Route, outcome: Outcome, took: Duration) {
         self.requests.get_or_create(&Ended { route: route.as_str(), outcome: outcome.as_str() }).inc();
-        if route != Route::Heartbeat {
+        if matches!(route, Route::Events | Route::V2) {
             self.incumbent.requested(outcome, took);
         }
         if matches!(outcome, Outcome::Taken) {
@@ -409,6 +433,8 @@ impl Route {
         match self {
             Self::Events => "events",
             Self::Heartbeat => "heartbeat",
+            Self::Renewal => "renewal",
+            Self::Enrolment => "enrolment",
             Self::V2 => "v2",
         }
     }

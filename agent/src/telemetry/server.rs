@@ -27,6 +27,7 @@ use crate::{
     canary::Sightings,
     clock,
     core::Core,
+    identity::Standing,
     status::{STATUS_PATH, Status},
 };
 
@@ -61,6 +62,7 @@ struct View {
     /// Empty until an identity tells which runtime this is.
     core: Arc<OnceLock<Core>>,
     sightings: Sightings,
+    standing: Standing,
 }
 
 impl Server {
@@ -74,11 +76,12 @@ impl Server {
         readiness: Readiness,
         core: Arc<OnceLock<Core>>,
         sightings: Sightings,
+        standing: Standing,
     ) -> io::Result<(Self, SocketAddr)> {
         let listener = TcpListener::bind(address).await?;
         let bound = listener.local_addr()?;
         let registry = metrics.registry();
-        let view = Arc::new(View { registry, metrics, readiness, core, sightings });
+        let view = Arc::new(View { registry, metrics, readiness, core, sightings, standing });
         Ok((Self { listener, view, shows: Shows::Probes }, bound))
     }
 
@@ -181,6 +184,7 @@ impl View {
             answered_seconds_ago: set(self.metrics.answered.get()).map(ago),
             canary_age_seconds: self.sightings.canary(now).map(|canary| canary.age_seconds),
             certificate_not_after: not_after.map(|at| at.to_string()),
+            identity: self.standing.told(),
             clock_offset_seconds: self.metrics.clock_offset.get(),
             runtime: self.core.get().map(|core| core.account(now).into()),
         }
@@ -228,7 +232,15 @@ mod tests {
     async fn readiness_says_what_is_pending() {
         let (metrics, readiness) = (Metrics::default(), Readiness::default());
         let address = "127.0.0.1:0".parse().unwrap();
-        let bound = Server::bind(address, metrics, readiness.clone(), Arc::default(), Sightings::default()).await;
+        let bound = Server::bind(
+            address,
+            metrics,
+            readiness.clone(),
+            Arc::default(),
+            Sightings::default(),
+            Standing::default(),
+        )
+        .await;
         let view = bound.unwrap().0.view;
         let get = |path: &str| view.answer(&Request::get(path).body(()).unwrap()).status().as_u16();
         let (plan, identity) = (readiness.guard("plan"), readiness.guard("identity"));
@@ -245,7 +257,15 @@ mod tests {
         let local = || "127.0.0.1:0".parse().unwrap();
         let readiness = Readiness::default();
         let _plan = readiness.guard("plan");
-        let bound = Server::bind(local(), Metrics::default(), readiness, Arc::default(), Sightings::default()).await;
+        let bound = Server::bind(
+            local(),
+            Metrics::default(),
+            readiness,
+            Arc::default(),
+            Sightings::default(),
+            Standing::default(),
+        )
+        .await;
         let (admin, _) = bound.unwrap().0.admin(local()).await.unwrap();
         let ask =
             |host: &str, path: &str| admin.view.admin(&Request::get(path).header(header::HOST, host).body(()).unwrap());

@@ -2,7 +2,6 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use tidewatch_shared::plan::Plan;
 use tokio::{
     sync::watch,
     task::{AbortHandle, JoinSet},
@@ -12,6 +11,7 @@ use super::{Shared, planned::Planned, run};
 use crate::{
     core::{Core, Started},
     kubernetes::{Connect, Lane},
+    plan::Followed,
 };
 
 struct Running {
@@ -28,13 +28,14 @@ pub(crate) async fn supervise(
     lanes: impl Fn(usize) -> Result<Lane, Connect>,
     shared: Shared,
     core: Core,
-    mut plans: watch::Receiver<Option<Arc<Plan>>>,
+    mut plans: watch::Receiver<Followed>,
 ) -> Result<(), Connect> {
     let mut running: BTreeMap<Box<str>, Running> = BTreeMap::new();
     let mut loops = JoinSet::new();
+    let mut last = None;
     loop {
-        let plan = plans.borrow_and_update().clone();
-        if let Some(plan) = plan {
+        let Followed { plan, error } = plans.borrow_and_update().clone();
+        if let Some(plan) = plan.filter(|plan| last.as_ref().is_none_or(|last| !Arc::ptr_eq(last, plan))) {
             let turnover = core.follow(&plan);
             for name in turnover.stopped {
                 if let Some(stopped) = running.remove(&*name) {
@@ -45,7 +46,9 @@ pub(crate) async fn supervise(
                 start(&lanes, &shared, &core, started, &mut running, &mut loops)?;
             }
             tracing::info!(revision = plan.revision(), watches = running.len(), "Following a plan");
+            last = Some(plan);
         }
+        core.plan_said(error);
         loop {
             tokio::select! {
                 changed = plans.changed() => match changed {

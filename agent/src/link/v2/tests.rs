@@ -28,7 +28,7 @@ use super::*;
 use crate::{
     canary::Sightings,
     core::WatchId,
-    identity::tests::TestCa,
+    identity::{Credentials, tests::TestCa},
     index::{Seen, Version},
     telemetry::Readiness,
 };
@@ -94,12 +94,14 @@ async fn start(alpn: &[&[u8]], objects: &[&str], replies: &[(u16, Option<&'stati
     );
     core.list_complete(id, Instant::now());
     let readiness = Readiness::default();
-    let material = ca.runtime("r-1");
+    // Its client certificate is verified by the server, as the incumbent's listener would have it verified.
+    let material = ca.legacy("r-1");
+    let receiver = format!("https://{address}").parse().unwrap();
     let parts = Parts {
-        endpoint: format!("https://{address}").parse().unwrap(),
         dial: Dial::tcp(),
         core: core.clone(),
-        credentials: watch::channel(Some(Arc::new(Credentials::v2()(&material, 1_800_000_000).ok().unwrap()))).1,
+        credentials: watch::channel(Some(Arc::new(Credentials::v2(receiver)(&material, 1_800_000_000).ok().unwrap())))
+            .1,
         sightings: Sightings::default(),
         interval: watch::Sender::new(Duration::from_secs(30)),
         pending: readiness.guard("receiver"),

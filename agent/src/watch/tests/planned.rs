@@ -8,7 +8,7 @@ use tidewatch_shared::{
 };
 
 use super::*;
-use crate::{core::Core, watch::supervisor::supervise};
+use crate::{core::Core, plan::Followed, watch::supervisor::supervise};
 
 /// Replies in their order, by the first part that a path has. When there are no more, the server is silent.
 struct Server(Mutex<Vec<(&'static str, VecDeque<Reply>)>>);
@@ -25,7 +25,7 @@ impl Transport for Server {
 
 struct Bench {
     core: Core,
-    plans: watch::Sender<Option<Arc<Plan>>>,
+    plans: watch::Sender<Followed>,
     running: JoinHandle<()>,
 }
 
@@ -39,7 +39,7 @@ fn start(routes: Vec<(&'static str, Vec<Reply>)>, plan: Plan) -> Bench {
     let routes = routes.into_iter().map(|(part, replies)| (part, replies.into())).collect();
     let lane = Lane::new(Server(Mutex::new(routes)));
     let core = Core::new("r-1".parse().unwrap(), 100, Metrics::default());
-    let plans = watch::Sender::new(Some(Arc::new(plan)));
+    let plans = watch::Sender::new(Followed { plan: Some(Arc::new(plan)), error: None });
     let (following, subscribed) = (core.clone(), plans.subscribe());
     let (rebuild, rebuilds) = watch::channel(0);
     let shared = shared(rebuilds);
@@ -279,7 +279,7 @@ async fn plans_change_live_and_those_that_stay_lose_nothing() {
         // One change before the plan, one after it, and neither is told before both are there.
         send.send(event("MODIFIED", object("a", version * 2, version as i64 * 2))).unwrap();
         let plan = plan(&version.to_string(), &watches.map(Value::clone));
-        bench.plans.send_replace(Some(Arc::new(plan)));
+        bench.plans.send_replace(Followed { plan: Some(Arc::new(plan)), error: None });
         bench.until("followed", |core| core.plain_heartbeat().plan_revision == Some(version.to_string())).await;
         send.send(event("ADDED", object(&format!("new {version}"), version * 2 + 1, 1))).unwrap();
         bench.until("both", |core| core.figures().objects >= version as usize - 9).await;
