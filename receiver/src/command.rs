@@ -2,6 +2,7 @@
 
 mod ask;
 mod fleet;
+mod rotate;
 
 use std::process::ExitCode;
 
@@ -9,7 +10,9 @@ use clap::{Args as _, CommandFactory as _, FromArgMatches as _};
 
 use crate::config::Config;
 
+pub use ask::{AdminUrl, ParseAdminUrl, Whom};
 pub use fleet::Fleet;
+pub use rotate::RotateCa;
 
 /// What the process is to do.
 #[derive(Debug)]
@@ -18,9 +21,12 @@ pub enum Command {
     Run(Box<Config>),
     /// Show the fleet of a receiver that runs.
     Fleet(Fleet),
+    /// Rotate the CA of a receiver that runs.
+    RotateCa(RotateCa),
 }
 
 const FLEET: &str = "fleet";
+const ROTATE_CA: &str = "rotate-ca";
 
 impl Command {
     /// Reads the process's arguments and environment. Ends the process with the reasons on stderr when they are not valid.
@@ -34,6 +40,9 @@ impl Command {
     ) -> Result<Self, clap::Error> {
         let mut matches = grammar().try_get_matches_from(arguments)?;
         let read = match matches.remove_subcommand() {
+            Some((name, mut matches)) if name == ROTATE_CA => {
+                RotateCa::from_arg_matches_mut(&mut matches).map(Self::RotateCa)
+            }
             Some((_, mut matches)) => Fleet::from_arg_matches_mut(&mut matches).map(Self::Fleet),
             None => Config::from_arg_matches_mut(&mut matches).map(|config| Self::Run(Box::new(config))),
         };
@@ -44,7 +53,9 @@ impl Command {
 /// Flags of the receiver stand at the top level; a subcommand needs none of them.
 fn grammar() -> clap::Command {
     let fleet = Fleet::augment_args(clap::Command::new(FLEET)).about("Shows the runtimes of a receiver that runs");
-    Config::command().args_conflicts_with_subcommands(true).subcommand_negates_reqs(true).subcommand(fleet)
+    let rotate = RotateCa::augment_args(clap::Command::new(ROTATE_CA))
+        .about("Rotates the built-in CA of a receiver that runs, and tells how far it is");
+    Config::command().args_conflicts_with_subcommands(true).subcommand_negates_reqs(true).subcommands([fleet, rotate])
 }
 
 impl Fleet {
@@ -86,6 +97,11 @@ mod tests {
         assert!(Command::from_arguments(["receiver"]).is_err());
         let Ok(Command::Fleet(fleet)) = Command::from_arguments(["receiver", "fleet", "--json"]) else { panic!() };
         assert!(fleet.json && !fleet.check);
+        let rotate = Command::from_arguments(["receiver", "rotate-ca", "--force-after", "60", "--no-wait"]);
+        assert!(matches!(rotate, Ok(Command::RotateCa(RotateCa { force_after: Some(60), no_wait: true, .. }))));
+        assert!(Command::from_arguments(["receiver", "--authority=kcp:8443", "--oci-registry-host=r"]).is_ok());
+        let half = ["receiver", "--authority=kcp:8443", "--oci-registry-host=r", "--tls-cert", "c"];
+        assert!(Command::from_arguments(half).is_err());
         assert!(Command::from_arguments(LEAST.iter().chain(&["fleet"])).is_err());
         assert!(Command::from_arguments(["receiver", "fleet", "--admin-url", "ftp://x"]).is_err());
     }

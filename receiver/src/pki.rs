@@ -1,23 +1,57 @@
-//! The built-in certificate authority (`01`, section 7): pure, from bytes and clocks that callers pass in.
+//! Certificates (`01`, section 7): the built-in authority and its rotation, other issuers, and what this receiver presents.
+//!
+//! Pure, from bytes and clocks that callers pass in:
 //!
 //! * [`Ca`] issues leaves for runtimes and for this receiver; all keys are P-256.
 //! * [`Request`] is a certificate request whose signature was checked; nothing but its key is ever read from it.
 //! * [`TrustBundle`] is what agents and this receiver trust, with its revision.
 //! * [`ServerIdentity`] is what the gateway presents, with what it demands of clients, as one TLS configuration.
+//! * `stored` is what stands in the CA's Secret, `rotation` which phase comes next and for whom it waits, `sources` what follows from
+//!   files, Secret and leaf together.
+//!
+//! With a life of its own: [`Standing`] is what is in use now, [`Upkeep`] keeps it up to date in every replica, [`Rotation`] carries a
+//! rotation on in the active one. A phase is written into the Secret and takes effect when the watch brings it back.
 
+mod authority;
 mod ca;
+mod cert_manager;
+mod flags;
+mod metrics;
+mod progress;
 mod request;
+mod rotate;
+mod rotation;
 mod server;
+mod sources;
+mod standing;
+mod store;
+mod stored;
+#[cfg(test)]
+mod testing;
 mod trust;
+mod upkeep;
 
 use std::time::Duration;
 
 use thiserror::Error;
 
-pub use ca::{Ca, PemIdentity, ServerName};
+use cert_manager::CertManager;
+
+pub use authority::{Authority, Issue, Issued, Trust};
+pub use ca::{Ca, InvalidServerName, PemIdentity, ServerName};
+pub use flags::{Flags, InvalidIssuer, IssuerName};
+pub use metrics::Metrics;
+pub use progress::{Order, Ordered, Progress, SecretState, Straggler};
 pub use request::{ParseRequest, Request};
+pub use rotate::{NotOrdered, Rotation, Rotations};
+pub use rotation::{Behind, Follower};
 pub use server::ServerIdentity;
+pub use sources::{Inconsistent, Refused};
+pub use standing::{Setup, Standing};
+pub use store::{CA_SECRET, Create, Keep};
+pub use stored::{PhaseName, ReadStored};
 pub use trust::TrustBundle;
+pub use upkeep::Upkeep;
 
 /// Leaves begin this long before they are issued, for clocks that are behind.
 pub const BACKDATED: Duration = Duration::from_secs(10 * 60);

@@ -1,4 +1,4 @@
-//! Who bears a token, and whether they may see the fleet: KCP is asked both, and its answers are kept for a moment.
+//! Who bears a token, and whether they have the right for what they ask: KCP is asked both, and its answers are kept for a moment.
 
 use std::{
     collections::HashMap,
@@ -18,7 +18,12 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::FLEET_PATH;
+/// What must be granted for a request, as a `nonResourceURL` and a verb.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Right {
+    pub(super) path: &'static str,
+    pub(super) verb: &'static str,
+}
 
 /// A good answer holds so long, at most: a right that is taken away works on until then.
 const ALLOWED_FOR: Duration = Duration::from_secs(30);
@@ -54,7 +59,7 @@ struct Inner {
     known: Mutex<Known>,
 }
 
-/// By the hash of a token: tokens themselves are not kept.
+/// By the hash of a token with what was asked: tokens themselves are not kept.
 type Known = HashMap<Vec<u8>, (Verdict, Instant)>;
 
 impl Reviewer {
@@ -62,14 +67,16 @@ impl Reviewer {
         Self(Arc::new(Inner { kcp, asking: Semaphore::new(AT_ONCE), known: Mutex::default() }))
     }
 
-    /// Judges the bearer of a request's token.
-    pub(super) async fn judge(&self, headers: &HeaderMap) -> Verdict {
+    /// Judges whether the bearer of a request's token has a right.
+    pub(super) async fn judge(&self, headers: &HeaderMap, right: Right) -> Verdict {
         let Some(token) = bearer(headers) else { return Verdict::Unknown };
-        let hash = digest(&SHA256, token.as_bytes()).as_ref().to_vec();
+        // Neither a path nor a verb has a space.
+        let asked = format!("{} {} {token}", right.verb, right.path);
+        let hash = digest(&SHA256, asked.as_bytes()).as_ref().to_vec();
         if let Some(verdict) = self.known(&hash, Instant::now()) {
             return verdict;
         }
-        match timeout(DEADLINE, self.ask(token)).await {
+        match timeout(DEADLINE, self.ask(token, right)).await {
             Ok(Ok(verdict)) => {
                 self.keep(hash, verdict, Instant::now());
                 verdict
@@ -103,7 +110,7 @@ impl Reviewer {
         self.0.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn ask(&self, token: &str) -> kube::Result<Verdict> {
+    async fn ask(&self, token: &str, right: Right) -> kube::Result<Verdict> {
         // Nobody closes the semaphore.
         let Ok(_permit) = self.0.asking.acquire().await else { return Ok(Verdict::Unasked) };
         let spec = TokenReviewSpec { token: Some(token.to_owned()), ..TokenReviewSpec::default() };
@@ -112,7 +119,7 @@ impl Reviewer {
         let user = review.status.filter(|status| status.authenticated == Some(true)).and_then(|status| status.user);
         let Some(user) = user else { return Ok(Verdict::Unknown) };
         let review = Api::<SubjectAccessReview>::all(self.0.kcp.clone());
-        let review = review.create(&PostParams::default(), &may_see(user)).await?;
+        let review = review.create(&PostParams::default(), &may(user, right)).await?;
         // A denial wins over a permission; what is neither is refused.
         let allowed = review.status.is_some_and(|status| status.allowed && status.denied != Some(true));
         Ok(if allowed { Verdict::Allowed } else { Verdict::Forbidden })
@@ -127,8 +134,8 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     (scheme.eq_ignore_ascii_case("bearer") && !token.trim().is_empty()).then(|| token.trim())
 }
 
-fn may_see(user: UserInfo) -> SubjectAccessReview {
-    let path = NonResourceAttributes { path: Some(FLEET_PATH.to_owned()), verb: Some("get".to_owned()) };
+fn may(user: UserInfo, right: Right) -> SubjectAccessReview {
+    let path = NonResourceAttributes { path: Some(right.path.to_owned()), verb: Some(right.verb.to_owned()) };
     SubjectAccessReview {
         spec: SubjectAccessReviewSpec {
             user: user.username,
@@ -154,6 +161,8 @@ mod tests {
 
     use super::*;
 
+    const SEE: Right = Right { path: "/fleet", verb: "get" };
+
     /// A KCP that knows `good` and `poor` and allows `good` alone; counts what it is asked.
     fn reviewer(asked: &Arc<AtomicUsize>) -> Reviewer {
         let asked = asked.clone();
@@ -172,9 +181,10 @@ mod tests {
                     }
                     "/apis/authorization.k8s.io/v1/subjectaccessreviews" => {
                         let spec = &body["spec"];
-                        assert_eq!(spec["nonResourceAttributes"], json!({"path": "/fleet", "verb": "get"}));
+                        let sees = spec["nonResourceAttributes"] == json!({"path": "/fleet", "verb": "get"});
+                        let allowed = sees && spec["user"] == "good";
                         assert_eq!((&spec["groups"], &spec["extra"]), (&json!(["g"]), &json!({"a": ["b"]})));
-                        (StatusCode::CREATED, json!({"spec": {}, "status": {"allowed": spec["user"] == "good"}}))
+                        (StatusCode::CREATED, json!({"spec": {}, "status": {"allowed": allowed}}))
                     }
                     other => panic!("{other}"),
                 };
@@ -194,15 +204,17 @@ mod tests {
         let asked = Arc::new(AtomicUsize::new(0));
         let reviewer = reviewer(&asked);
         for _ in 0..3 {
-            assert_eq!(reviewer.judge(&with("Bearer good")).await, Verdict::Allowed);
+            assert_eq!(reviewer.judge(&with("Bearer good"), SEE).await, Verdict::Allowed);
         }
         assert_eq!(asked.load(Ordering::Relaxed), 2);
-        assert_eq!(reviewer.judge(&with("bearer poor")).await, Verdict::Forbidden);
-        assert_eq!(reviewer.judge(&with("Bearer bad")).await, Verdict::Unknown);
+        assert_eq!(reviewer.judge(&with("bearer poor"), SEE).await, Verdict::Forbidden);
+        assert_eq!(reviewer.judge(&with("Bearer bad"), SEE).await, Verdict::Unknown);
         assert_eq!(asked.load(Ordering::Relaxed), 5);
         tokio::time::advance(ALLOWED_FOR).await;
-        assert_eq!(reviewer.judge(&with("Bearer good")).await, Verdict::Allowed);
+        assert_eq!(reviewer.judge(&with("Bearer good"), SEE).await, Verdict::Allowed);
         assert_eq!(asked.load(Ordering::Relaxed), 7);
+        let other = Right { path: "/rotate-ca", verb: "post" };
+        assert_eq!(reviewer.judge(&with("Bearer good"), other).await, Verdict::Forbidden, "one right is not another");
     }
 
     #[tokio::test(start_paused = true)]
@@ -212,7 +224,7 @@ mod tests {
         let mut twice = with("Bearer good");
         twice.append(AUTHORIZATION, HeaderValue::from_static("Bearer good"));
         for headers in [HeaderMap::new(), with("Basic good"), with("Bearer "), with("good"), twice] {
-            assert_eq!(reviewer.judge(&headers).await, Verdict::Unknown);
+            assert_eq!(reviewer.judge(&headers, SEE).await, Verdict::Unknown);
         }
         assert_eq!(asked.load(Ordering::Relaxed), 0);
     }
@@ -221,11 +233,11 @@ mod tests {
     async fn memory_is_bounded() {
         let reviewer = reviewer(&Arc::default());
         for token in 0..KEPT * 2 {
-            reviewer.judge(&with(&format!("Bearer {token}"))).await;
+            reviewer.judge(&with(&format!("Bearer {token}")), SEE).await;
         }
         assert_eq!(reviewer.lock().len(), KEPT);
         tokio::time::advance(REFUSED_FOR).await;
-        assert_eq!(reviewer.judge(&with("Bearer good")).await, Verdict::Allowed);
+        assert_eq!(reviewer.judge(&with("Bearer good"), SEE).await, Verdict::Allowed);
         assert_eq!(reviewer.lock().len(), 1);
     }
 
@@ -237,6 +249,6 @@ mod tests {
             )
         });
         let reviewer = Reviewer::new(Client::new(broken, "default"));
-        assert_eq!(reviewer.judge(&with("Bearer good")).await, Verdict::Unasked);
+        assert_eq!(reviewer.judge(&with("Bearer good"), SEE).await, Verdict::Unasked);
     }
 }

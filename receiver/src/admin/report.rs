@@ -151,7 +151,7 @@ pub struct EpochState {
     pub missing: u64,
     /// Works that recorded events still wait for.
     pub unsettled: Vec<Work>,
-    /// Watches whose digest did not agree and of which news is awaited.
+    /// Watches of which news is awaited: their digest did not agree, or what their agent sent is not known here.
     pub resend: Vec<String>,
     /// Events that came again.
     pub duplicates: u64,

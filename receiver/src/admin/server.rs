@@ -6,8 +6,8 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 use bytes::Bytes;
 use futures::stream;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header, request::Parts, uri::Authority};
-use http_body::Frame;
-use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody};
+use http_body::{Body, Frame};
+use http_body_util::{BodyExt as _, Collected, Full, Limited, StreamBody, combinators::UnsyncBoxBody};
 use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use serde::Serialize;
@@ -20,7 +20,12 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-use super::{Admin, DEADLINE, Door, FLEET_PATH, Fleet, auth::Verdict, report::Report};
+use super::{
+    Admin, DEADLINE, Door, FLEET_PATH, Fleet, ROTATE_PATH, ROTATION_PATH,
+    auth::{Right, Verdict},
+    report::Report,
+};
+use crate::pki::{NotOrdered, Order, Ordered};
 
 /// Connections: a few people.
 const CONNECTIONS: usize = 8;
@@ -28,6 +33,8 @@ const CONNECTIONS: usize = 8;
 const HEAD_DEADLINE: Duration = Duration::from_secs(5);
 /// Bytes of a request's head.
 const HEAD_BYTES: usize = 16 << 10;
+/// Bytes of an order: it has one number.
+const ORDER_BYTES: usize = 1 << 10;
 /// When the system cannot hand over a connection, the next try comes after this long.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Runtimes in one piece of the answer.
@@ -63,7 +70,7 @@ async fn connection(tcp: TcpStream, door: Door, fleet: Fleet) {
     match &door {
         Door::Loopback => serve(tcp, &door, &fleet).await,
         Door::Tokens(tls, _) => {
-            let handshake = TlsAcceptor::from(tls.clone()).accept(tcp);
+            let handshake = TlsAcceptor::from(tls.load_full()).accept(tcp);
             if let Ok(Ok(stream)) = timeout(HEAD_DEADLINE, handshake).await {
                 serve(stream, &door, &fleet).await;
             }
@@ -73,7 +80,7 @@ async fn connection(tcp: TcpStream, door: Door, fleet: Fleet) {
 
 async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, door: &Door, fleet: &Fleet) {
     let service = service_fn(async |request: Request<hyper::body::Incoming>| {
-        Ok::<_, Infallible>(answer(door, fleet, &request.into_parts().0).await)
+        Ok::<_, Infallible>(answer(door, fleet, request).await)
     });
     let _ = http1::Builder::new()
         .timer(TokioTimer::new())
@@ -84,30 +91,106 @@ async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, door: &Door, fleet: 
         .await;
 }
 
-async fn answer(door: &Door, fleet: &Fleet, request: &Parts) -> Answer {
-    if let Err(refused) = admit(door, request).await {
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Route {
+    Fleet,
+    Rotation,
+    Rotate,
+}
+
+impl Route {
+    fn of(path: &str) -> Option<Self> {
+        match path {
+            FLEET_PATH => Some(Self::Fleet),
+            ROTATION_PATH => Some(Self::Rotation),
+            ROTATE_PATH => Some(Self::Rotate),
+            _ => None,
+        }
+    }
+
+    const fn method(self) -> Method {
+        match self {
+            Self::Fleet | Self::Rotation => Method::GET,
+            Self::Rotate => Method::POST,
+        }
+    }
+
+    const fn right(self) -> Right {
+        match self {
+            Self::Fleet => Right { path: FLEET_PATH, verb: "get" },
+            Self::Rotation => Right { path: ROTATION_PATH, verb: "get" },
+            Self::Rotate => Right { path: ROTATE_PATH, verb: "post" },
+        }
+    }
+}
+
+async fn answer<B>(door: &Door, fleet: &Fleet, request: Request<B>) -> Answer
+where
+    B: Body<Data = Bytes, Error: std::error::Error + Send + Sync + 'static>,
+{
+    let (parts, body) = request.into_parts();
+    let route = Route::of(parts.uri.path());
+    // Whoever may see the fleet may know what is not there.
+    if let Err(refused) = admit(door, &parts, route.unwrap_or(Route::Fleet).right()).await {
         return refused;
     }
-    if request.uri.path() != FLEET_PATH {
-        return text(StatusCode::NOT_FOUND, "not found\n");
-    }
-    if request.method != Method::GET {
+    let Some(route) = route else { return text(StatusCode::NOT_FOUND, "not found\n") };
+    if parts.method != route.method() {
         let mut answer = text(StatusCode::METHOD_NOT_ALLOWED, "method not allowed\n");
-        answer.headers_mut().insert(header::ALLOW, HeaderValue::from_static("GET"));
+        let allowed = if route.method() == Method::POST { "POST" } else { "GET" };
+        answer.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allowed));
         return answer;
     }
-    json(fleet.report())
+    match route {
+        Route::Fleet => json(fleet.report()),
+        Route::Rotation => match fleet.rotation() {
+            Some(progress) => object(StatusCode::OK, &*progress),
+            None => text(StatusCode::NOT_FOUND, "there is no built-in CA, or this receiver is not active\n"),
+        },
+        Route::Rotate => match order(&parts, body).await {
+            Ok(order) => rotated(fleet.rotate(order).await),
+            Err(refused) => refused,
+        },
+    }
+}
+
+/// Reads what is asked for. A page in a browser on this machine can send no JSON here without asking first, and is not answered then.
+async fn order<B>(request: &Parts, body: B) -> Result<Order, Answer>
+where
+    B: Body<Data = Bytes, Error: std::error::Error + Send + Sync + 'static>,
+{
+    let is_json = request.headers.get(header::CONTENT_TYPE).is_some_and(|value| value == "application/json");
+    if !is_json || request.headers.contains_key(header::ORIGIN) {
+        return Err(text(StatusCode::UNSUPPORTED_MEDIA_TYPE, "the content type must be application/json\n"));
+    }
+    let body = Limited::new(body, ORDER_BYTES).collect();
+    let body = timeout(HEAD_DEADLINE, body).await.ok().and_then(Result::ok).map(Collected::to_bytes);
+    body.and_then(|body| serde_json::from_slice(&body).ok())
+        .ok_or_else(|| text(StatusCode::BAD_REQUEST, "the order is not readable\n"))
+}
+
+fn rotated(result: Option<Result<Ordered, NotOrdered>>) -> Answer {
+    match result {
+        None => text(StatusCode::SERVICE_UNAVAILABLE, "this receiver is not active\n"),
+        Some(Ok(ordered)) => object(StatusCode::ACCEPTED, &ordered),
+        Some(Err(NotOrdered::NoCa)) => text(StatusCode::NOT_FOUND, "there is no built-in CA\n"),
+        Some(Err(NotOrdered::Secret)) => text(StatusCode::CONFLICT, "the Secret of the CA is gone or cannot be used\n"),
+        Some(Err(NotOrdered::Write | NotOrdered::Late)) => {
+            text(StatusCode::SERVICE_UNAVAILABLE, "the Secret of the CA could not be written; ask again\n")
+        }
+    }
 }
 
 /// Nothing is said of what is there before this.
-async fn admit(door: &Door, request: &Parts) -> Result<(), Answer> {
+async fn admit(door: &Door, request: &Parts, right: Right) -> Result<(), Answer> {
     let reviewer = match door {
         // A page in a browser on this machine may send requests here by a name of its own, and must not read the answers.
         Door::Loopback if is_local(request) => return Ok(()),
         Door::Loopback => return Err(text(StatusCode::MISDIRECTED_REQUEST, "not for this host\n")),
         Door::Tokens(_, reviewer) => reviewer,
     };
-    match reviewer.judge(&request.headers).await {
+    match reviewer.judge(&request.headers, right).await {
         Verdict::Allowed => Ok(()),
         Verdict::Unknown => {
             let mut answer = text(StatusCode::UNAUTHORIZED, "unauthorized\n");
@@ -134,6 +217,13 @@ fn text(status: StatusCode, body: &'static str) -> Answer {
     *answer.status_mut() = status;
     let plain = HeaderValue::from_static("text/plain; charset=utf-8");
     answer.headers_mut().insert(header::CONTENT_TYPE, plain);
+    answer
+}
+
+fn object(status: StatusCode, value: &impl Serialize) -> Answer {
+    let mut answer = Response::new(Full::new(Bytes::from(written(value) + "\n")).boxed_unsync());
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     answer
 }
 
@@ -172,13 +262,13 @@ mod tests {
     use super::*;
     use crate::admin::{Bind, Flags};
 
-    fn parts(method: Method, path: &str, host: &str) -> Parts {
-        Request::builder().method(method).uri(path).header(header::HOST, host).body(()).unwrap().into_parts().0
+    fn request(method: Method, path: &str, host: &str) -> Request<Full<Bytes>> {
+        Request::builder().method(method).uri(path).header(header::HOST, host).body(Full::default()).unwrap()
     }
 
     async fn ask(method: Method, path: &str, host: &str) -> (u16, String) {
         let fleet = Fleet::new(Instance::new(255));
-        let answer = answer(&Door::Loopback, &fleet, &parts(method, path, host)).await;
+        let answer = answer(&Door::Loopback, &fleet, request(method, path, host)).await;
         let status = answer.status().as_u16();
         (status, String::from_utf8(answer.into_body().collect().await.unwrap().to_bytes().to_vec()).unwrap())
     }
@@ -196,6 +286,29 @@ mod tests {
         }
         assert_eq!(ask(Method::POST, "/fleet", "localhost").await.0, 405);
         assert_eq!(ask(Method::GET, "/metrics", "localhost").await.0, 404);
+        assert_eq!(ask(Method::GET, "/rotate-ca", "localhost").await.0, 405);
+        assert_eq!(ask(Method::GET, "/rotation", "localhost").await.0, 404);
+    }
+
+    #[tokio::test]
+    async fn no_page_in_a_browser_can_order_a_rotation() {
+        let post = async |headers: &[(&'static str, &'static str)], body: &'static str| {
+            let mut request = request(Method::POST, "/rotate-ca", "localhost").map(|_| Full::from(body));
+            request.headers_mut().extend(
+                headers
+                    .iter()
+                    .map(|(name, value)| (header::HeaderName::from_static(name), HeaderValue::from_static(value))),
+            );
+            answer(&Door::Loopback, &Fleet::new(Instance::new(1)), request).await.status().as_u16()
+        };
+        let json = ("content-type", "application/json");
+        assert_eq!(post(&[json], r#"{"forceAfterSeconds": 5}"#).await, 503, "a good order to one that waits");
+        assert_eq!(post(&[], "{}").await, 415);
+        assert_eq!(post(&[("content-type", "text/plain")], "{}").await, 415);
+        assert_eq!(post(&[json, ("origin", "http://evil.example")], "{}").await, 415);
+        for bad in ["", "[", r#"{"force": 1}"#, r#"{"forceAfterSeconds": -1}"#] {
+            assert_eq!(post(&[json], bad).await, 400, "{bad}");
+        }
     }
 
     #[tokio::test]
@@ -230,7 +343,8 @@ mod tests {
                 ca.make_server(&["localhost".parse().unwrap()], 1_700_000_000, crate::pki::SERVER_VALIDITY).unwrap();
             let identity =
                 tidewatch_shared::tls::Identity::from_pem(pair.chain.as_bytes(), pair.key.as_bytes()).unwrap();
-            let tls = Arc::new(tidewatch_shared::tls::server_without_clients(&identity).unwrap());
+            let tls = tidewatch_shared::tls::server_without_clients(&identity).unwrap();
+            let tls = Arc::new(arc_swap::ArcSwap::from_pointee(tls));
             let flags = Flags { admin_address: address.parse().unwrap(), admin_auth };
             let kcp = kube::Client::new(never, "default");
             Admin::bind(&flags, tls, kcp, Fleet::new(Instance::new(1)))

@@ -1,23 +1,29 @@
-//! Asks the admin listener: one GET, over plain HTTP or TLS, with a deadline and a limit.
+//! Asks the admin listener: one request, over plain HTTP or TLS, with a deadline and a limit.
 
-use std::{fmt, fs, path::Path, str::FromStr, sync::Arc, time::Duration};
+use std::{
+    fmt, fs,
+    path::{Path, PathBuf},
+    str::FromStr,
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, bail};
 use bytes::Bytes;
-use http::{HeaderValue, Request, Uri, header, uri::Scheme};
-use http_body_util::{BodyExt as _, Empty, Limited};
+use clap::Args;
+use http::{HeaderValue, Request, StatusCode, Uri, header, uri::Scheme};
+use http_body_util::{BodyExt as _, Full, Limited};
 use hyper_util::rt::TokioIo;
 use rustls_pki_types::ServerName;
+use serde::Serialize;
 use thiserror::Error;
-use tidewatch_shared::tls;
+use tidewatch_shared::{table, tls};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::TcpStream,
     time::timeout,
 };
 use tokio_rustls::TlsConnector;
-
-use crate::admin::FLEET_PATH;
 
 /// The whole question and answer.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -70,6 +76,30 @@ impl AdminUrl {
     }
 }
 
+/// Which receiver is asked, and how.
+#[derive(Clone, Debug, Args)]
+#[group(skip)]
+pub struct Whom {
+    /// The admin listener of the receiver.
+    #[arg(long, env = "TIDEWATCH_ADMIN_URL", default_value = "http://127.0.0.1:8085")]
+    pub admin_url: AdminUrl,
+
+    /// File with the bearer token, where the listener asks for one.
+    #[arg(long, env = "TIDEWATCH_TOKEN_FILE")]
+    pub token_file: Option<PathBuf>,
+
+    /// File with the roots of the listener's certificate, in PEM; needed for https.
+    #[arg(long, env = "TIDEWATCH_ADMIN_CA")]
+    pub ca_file: Option<PathBuf>,
+}
+
+impl Whom {
+    /// Reads the files.
+    pub(super) fn ask(&self) -> Result<Ask> {
+        Ask::new(self.admin_url.clone(), self.token_file.as_deref(), self.ca_file.as_deref())
+    }
+}
+
 /// A question that can be asked.
 pub(super) struct Ask {
     url: AdminUrl,
@@ -96,28 +126,42 @@ impl Ask {
         Ok(Self { url, connector, token })
     }
 
-    /// The answer's body.
-    pub(super) async fn fleet(&self) -> Result<Bytes> {
-        timeout(DEADLINE, self.exchange()).await.with_context(|| format!("no answer within {DEADLINE:?}"))?
+    /// The answer's body to a GET.
+    pub(super) async fn get(&self, path: &'static str) -> Result<Bytes> {
+        self.within(Request::get(path).body(Full::default())?).await
     }
 
-    async fn exchange(&self) -> Result<Bytes> {
+    /// The answer's body to a POST of JSON.
+    pub(super) async fn post(&self, path: &'static str, body: &impl Serialize) -> Result<Bytes> {
+        let body = Full::from(serde_json::to_vec(body)?);
+        self.within(Request::post(path).header(header::CONTENT_TYPE, "application/json").body(body)?).await
+    }
+
+    async fn within(&self, request: Request<Full<Bytes>>) -> Result<Bytes> {
+        timeout(DEADLINE, self.exchange(request)).await.with_context(|| format!("no answer within {DEADLINE:?}"))?
+    }
+
+    async fn exchange(&self, request: Request<Full<Bytes>>) -> Result<Bytes> {
         let tcp = TcpStream::connect((self.url.host.as_str(), self.url.port)).await.context("connect")?;
         match &self.connector {
-            None => self.get(tcp).await,
+            None => self.send(tcp, request).await,
             Some(connector) => {
                 let name = ServerName::try_from(self.url.host.clone()).context("name the server")?;
-                self.get(connector.connect(name, tcp).await.context("agree on TLS")?).await
+                self.send(connector.connect(name, tcp).await.context("agree on TLS")?, request).await
             }
         }
     }
 
-    async fn get(&self, stream: impl AsyncRead + AsyncWrite + Unpin + Send) -> Result<Bytes> {
-        let mut request = Request::get(FLEET_PATH).header(header::HOST, self.url.authority());
+    async fn send(
+        &self,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send,
+        mut request: Request<Full<Bytes>>,
+    ) -> Result<Bytes> {
+        let headers = request.headers_mut();
+        headers.insert(header::HOST, HeaderValue::from_str(&self.url.authority()).context("name the host")?);
         if let Some(token) = &self.token {
-            request = request.header(header::AUTHORIZATION, token);
+            headers.insert(header::AUTHORIZATION, token.clone());
         }
-        let request = request.body(Empty::<Bytes>::new())?;
         let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
         let answer = async {
             let response = sender.send_request(request).await?;
@@ -125,7 +169,8 @@ impl Ask {
             let body = Limited::new(response.into_body(), ANSWER_BYTES).collect().await;
             let body = body.map_err(|error| anyhow::anyhow!(error)).context("read the answer")?.to_bytes();
             if !status.is_success() {
-                bail!("the receiver says {status}");
+                let said = String::from_utf8_lossy(&body[..body.len().min(SAID)]);
+                bail!(Refused { status, said: table::plain(said.trim()) });
             }
             Ok(body)
         };
@@ -137,6 +182,17 @@ impl Ask {
         }
     }
 }
+
+/// The receiver answered, and not with what was asked for.
+#[derive(Debug, Error)]
+#[error("the receiver says {status}: {said}")]
+pub(super) struct Refused {
+    pub(super) status: StatusCode,
+    said: String,
+}
+
+/// Bytes of a refusal that are shown.
+const SAID: usize = 200;
 
 /// Its value is marked so that no log or debug text shows it.
 fn bearer(token: &[u8]) -> Result<HeaderValue> {

@@ -1,17 +1,17 @@
 //! `fleet`: shows the runtimes of a receiver that runs.
 
-use std::{
-    io::{self, Write as _},
-    path::PathBuf,
-};
+use std::io::{self, Write as _};
 
 use anyhow::{Context as _, Result};
 use clap::Args;
 use tidewatch_shared::table;
 use tokio::runtime;
 
-use super::ask::{AdminUrl, Ask};
-use crate::admin::report::{Proof, Report, Runtime, Summary};
+use super::ask::Whom;
+use crate::admin::{
+    FLEET_PATH,
+    report::{Proof, Report, Runtime, Summary},
+};
 
 /// What is shown, and from where.
 #[derive(Clone, Debug, Args)]
@@ -24,17 +24,9 @@ pub struct Fleet {
     #[arg(long)]
     pub check: bool,
 
-    /// The admin listener of the receiver.
-    #[arg(long, env = "TIDEWATCH_ADMIN_URL", default_value = "http://127.0.0.1:8085")]
-    pub admin_url: AdminUrl,
-
-    /// File with the bearer token, where the listener asks for one.
-    #[arg(long, env = "TIDEWATCH_TOKEN_FILE")]
-    pub token_file: Option<PathBuf>,
-
-    /// File with the roots of the listener's certificate, in PEM; needed for https.
-    #[arg(long, env = "TIDEWATCH_ADMIN_CA")]
-    pub ca_file: Option<PathBuf>,
+    /// Which receiver is asked, and how.
+    #[command(flatten)]
+    pub whom: Whom,
 }
 
 /// What `--check` looks at.
@@ -46,10 +38,9 @@ pub(super) enum Health {
 
 impl Fleet {
     pub(super) fn show(&self) -> Result<Health> {
-        let Self { admin_url, token_file, ca_file, .. } = self;
-        let ask = Ask::new(admin_url.clone(), token_file.as_deref(), ca_file.as_deref())?;
+        let ask = self.whom.ask()?;
         let runtime = runtime::Builder::new_current_thread().enable_all().build().context("build the runtime")?;
-        let body = runtime.block_on(ask.fleet()).with_context(|| format!("ask {admin_url}"))?;
+        let body = runtime.block_on(ask.get(FLEET_PATH)).with_context(|| format!("ask {}", self.whom.admin_url))?;
         let report: Report = serde_json::from_slice(&body).context("read the answer")?;
         let text = if self.json { body.to_vec() } else { page(&report).into_bytes() };
         let mut out = io::stdout().lock();

@@ -1,6 +1,6 @@
 //! Issuing.
 
-use std::{net::IpAddr, str::FromStr, time::Duration};
+use std::{fmt, net::IpAddr, str::FromStr, time::Duration};
 
 use aws_lc_rs::rand;
 use rcgen::{
@@ -9,7 +9,7 @@ use rcgen::{
 };
 use rustls_pki_types::{CertificateDer, DnsName, pem::PemObject};
 use tidewatch_shared::{
-    certificate::{Leaf, to_pem},
+    certificate::{KeyId, Leaf, to_pem},
     identity::{RuntimeId, TrustDomain},
     tls::{Identity, TlsConfig},
 };
@@ -25,6 +25,7 @@ pub struct Ca {
     certificate: CertificateDer<'static>,
     pem: String,
     issuer: Issuer<'static, KeyPair>,
+    key_id: Option<KeyId>,
     not_before: i64,
     not_after: i64,
 }
@@ -107,7 +108,8 @@ impl Ca {
         }
         let issuer = Issuer::from_ca_cert_der(&certificate, key).map_err(|_| Pki::ReadCertificate)?;
         let pem = to_pem(&certificate);
-        Ok(Self { certificate, pem, issuer, not_before: leaf.not_before, not_after: leaf.not_after })
+        let key_id = KeyId::of_subject(&certificate).map_err(|_| Pki::NotCa)?;
+        Ok(Self { certificate, pem, issuer, key_id, not_before: leaf.not_before, not_after: leaf.not_after })
     }
 
     /// Its certificate.
@@ -120,6 +122,24 @@ impl Ca {
     #[must_use]
     pub fn certificate_pem(&self) -> &str {
         &self.pem
+    }
+
+    /// Names its key in the leaves that it signs. `None` when its certificate does not; every root that was generated here does.
+    #[must_use]
+    pub const fn key_id(&self) -> Option<&KeyId> {
+        self.key_id.as_ref()
+    }
+
+    /// When it was made, in Unix seconds: ten minutes after it begins.
+    #[must_use]
+    pub const fn made_at(&self) -> i64 {
+        self.not_before + BACKDATED.as_secs().cast_signed()
+    }
+
+    /// Its end in Unix seconds.
+    #[must_use]
+    pub const fn not_after(&self) -> i64 {
+        self.not_after
     }
 
     /// Its key as PKCS#8 PEM, for the Secret or file that keeps it.
@@ -209,7 +229,24 @@ impl Ca {
     }
 }
 
+impl fmt::Display for ServerName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Name::Dns(name) => f.write_str(name.as_ref()),
+            Name::Ip(address) => address.fmt(f),
+        }
+    }
+}
+
 impl ServerName {
+    /// As a client asks for it.
+    pub(super) fn for_tls(&self) -> rustls_pki_types::ServerName<'static> {
+        match &self.0 {
+            Name::Dns(name) => rustls_pki_types::ServerName::DnsName(name.clone()),
+            Name::Ip(address) => rustls_pki_types::ServerName::IpAddress((*address).into()),
+        }
+    }
+
     fn san(&self) -> Result<SanType, Pki> {
         match &self.0 {
             Name::Dns(name) => Ok(SanType::DnsName(name.as_ref().try_into().map_err(Pki::Name)?)),

@@ -1,10 +1,18 @@
-//! Certificate requests (PKCS#10, RFC 2986): the key is kept, all that the request says of names and uses is not even read.
+//! Certificate requests (PKCS#10, RFC 2986). The built-in CA takes the key alone; only for an issuer that signs what a request says is
+//! the rest looked at.
 
 use aws_lc_rs::signature::{ECDSA_P256_SHA256_ASN1, UnparsedPublicKey};
 use rcgen::{PKCS_ECDSA_P256_SHA256, PublicKeyData, SubjectPublicKeyInfo};
 use rustls_pki_types::{CertificateSigningRequestDer, pem::PemObject};
 use thiserror::Error;
-use x509_parser::prelude::{FromDer, X509CertificationRequest};
+use tidewatch_shared::{
+    certificate::labelled_pem,
+    identity::{RuntimeId, TrustDomain},
+};
+use x509_parser::{
+    oid_registry::OID_X509_COMMON_NAME,
+    prelude::{FromDer, GeneralName, ParsedCriAttribute, ParsedExtension, X509CertificationRequest},
+};
 
 /// Bytes of one request, at most: a P-256 request with names has a few hundred.
 const MAX_BYTES: usize = 16 << 10;
@@ -30,6 +38,7 @@ pub enum ParseRequest {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     key: SubjectPublicKeyInfo,
+    der: Vec<u8>,
 }
 
 impl Request {
@@ -52,7 +61,7 @@ impl Request {
         UnparsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, key.der_bytes())
             .verify(info.raw, &request.signature_value.data)
             .map_err(|_| ParseRequest::Signature)?;
-        Ok(Self { key })
+        Ok(Self { key, der: der.to_vec() })
     }
 
     /// Reads a request from PEM.
@@ -69,6 +78,40 @@ impl Request {
 
     pub(super) fn key(&self) -> &SubjectPublicKeyInfo {
         &self.key
+    }
+
+    /// As PEM.
+    pub(super) fn to_pem(&self) -> String {
+        labelled_pem("CERTIFICATE REQUEST", &self.der)
+    }
+
+    /// Whether it asks for exactly one runtime's identity and for nothing else: what an issuer that signs what it is told may be given.
+    pub(super) fn names_exactly(&self, runtime: &RuntimeId, domain: &TrustDomain) -> bool {
+        let Ok((_, request)) = X509CertificationRequest::from_der(&self.der) else { return false };
+        let info = &request.certification_request_info;
+        let mut subject = info.subject.iter_attributes();
+        let (Some(name), None) = (subject.next(), subject.next()) else { return false };
+        if name.attr_type() != &OID_X509_COMMON_NAME || name.as_str() != Ok(runtime.as_str()) {
+            return false;
+        }
+        let mut attributes = info.attributes().iter();
+        let (Some(attribute), None) = (attributes.next(), attributes.next()) else { return false };
+        let ParsedCriAttribute::ExtensionRequest(asked) = attribute.parsed_attribute() else { return false };
+        let mut is_named = false;
+        for extension in &asked.extensions {
+            match extension.parsed_extension() {
+                ParsedExtension::SubjectAlternativeName(names) if !is_named => {
+                    let [GeneralName::URI(uri)] = names.general_names.as_slice() else { return false };
+                    if *uri != domain.uri(runtime) {
+                        return false;
+                    }
+                    is_named = true;
+                }
+                ParsedExtension::BasicConstraints(constraints) if !constraints.ca => {}
+                _ => return false,
+            }
+        }
+        is_named
     }
 }
 
@@ -98,6 +141,41 @@ mod tests {
         let leaf = tidewatch_shared::tls::certificates(chain.as_bytes()).unwrap().remove(0);
         let certificate = RuntimeCertificate::read(&leaf, &domain).unwrap();
         assert_eq!((certificate.runtime, &*certificate.leaf.public_key), (runtime, key.public_key_raw()));
+    }
+
+    #[test]
+    fn only_a_request_for_exactly_one_identity_may_be_handed_on() {
+        let (runtime, domain): (RuntimeId, TrustDomain) = ("r-1".parse().unwrap(), "kyma.local".parse().unwrap());
+        let uri = |text: &str| SanType::URI(text.try_into().unwrap());
+        let good = || {
+            let mut params = CertificateParams::default();
+            params.distinguished_name = rcgen::DistinguishedName::new();
+            params.distinguished_name.push(DnType::CommonName, "r-1");
+            params.subject_alt_names = vec![uri("spiffe://kyma.local/runtime/r-1")];
+            params
+        };
+        let judge = |change: fn(&mut CertificateParams)| {
+            let mut params = good();
+            change(&mut params);
+            let request = params.serialize_request(&KeyPair::generate().unwrap()).unwrap();
+            Request::from_der(request.der()).unwrap().names_exactly(&runtime, &domain)
+        };
+        assert!(judge(|_| {}));
+        let bad: [fn(&mut CertificateParams); 8] = [
+            |params| params.subject_alt_names.clear(),
+            |params| {
+                params.subject_alt_names = vec![SanType::URI("spiffe://kyma.local/runtime/r-2".try_into().unwrap())]
+            },
+            |params| params.subject_alt_names = vec![SanType::URI("spiffe://other/runtime/r-1".try_into().unwrap())],
+            |params| params.subject_alt_names.push(SanType::DnsName("kcp.example".try_into().unwrap())),
+            |params| params.subject_alt_names.push(SanType::URI("spiffe://kyma.local/runtime/r-1".try_into().unwrap())),
+            |params| params.distinguished_name.push(DnType::OrganizationName, "system:masters"),
+            |params| params.distinguished_name.push(DnType::CommonName, "r-2"),
+            |params| params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained),
+        ];
+        for (at, change) in bad.into_iter().enumerate() {
+            assert!(!judge(change), "{at}");
+        }
     }
 
     #[test]

@@ -17,7 +17,6 @@ pub struct ServerIdentity {
     for_tokens: Arc<ServerConfig>,
     fingerprint: String,
     not_after: Option<i64>,
-    trust_revision: String,
 }
 
 impl ServerIdentity {
@@ -27,16 +26,6 @@ impl ServerIdentity {
     /// [`TlsConfig`]: also when key and certificate do not belong together. Whoever reloads keeps the last good one.
     pub fn from_pem(chain: &[u8], key: &[u8], clients: &TrustBundle) -> Result<Self, TlsConfig> {
         Self::new(&Identity::from_pem(chain, key)?, clients)
-    }
-
-    /// Builds it from PEM bytes for a port behind a proxy: whoever connects must chain to the roots of the proxy, but the
-    /// revision is that of the agents' roots.
-    ///
-    /// # Errors
-    /// [`TlsConfig`].
-    pub fn behind(chain: &[u8], key: &[u8], proxy: &TrustBundle, clients: &TrustBundle) -> Result<Self, TlsConfig> {
-        let server = Self::from_pem(chain, key, proxy)?;
-        Ok(Self { trust_revision: clients.revision().to_owned(), ..server })
     }
 
     /// Builds it from what was read.
@@ -52,7 +41,6 @@ impl ServerIdentity {
             for_tokens,
             fingerprint: fingerprint(leaf),
             not_after: Leaf::read(leaf).ok().map(|leaf| leaf.not_after),
-            trust_revision: clients.revision().to_owned(),
         })
     }
 
@@ -68,6 +56,14 @@ impl ServerIdentity {
         self.for_tokens.clone()
     }
 
+    /// As [`config_for_tokens`](Self::config_for_tokens), with HTTP/2 as well: for agents that enrol.
+    #[must_use]
+    pub fn config_for_enrolment(&self) -> Arc<ServerConfig> {
+        let mut config = ServerConfig::clone(&self.for_tokens);
+        config.alpn_protocols.clone_from(&self.config.alpn_protocols);
+        Arc::new(config)
+    }
+
     /// Hex SHA-256 of the server's certificate, for the log.
     #[must_use]
     pub fn fingerprint(&self) -> &str {
@@ -78,11 +74,5 @@ impl ServerIdentity {
     #[must_use]
     pub fn not_after(&self) -> Option<i64> {
         self.not_after
-    }
-
-    /// Revision of the bundle that agents must chain to.
-    #[must_use]
-    pub fn trust_revision(&self) -> &str {
-        &self.trust_revision
     }
 }
