@@ -16,6 +16,7 @@ mod authority;
 mod body;
 mod connection;
 mod desk;
+pub mod enrol;
 mod frames;
 mod handshakes;
 mod head;
@@ -48,7 +49,10 @@ use tokio_util::{
     task::{AbortOnDropHandle, TaskTracker},
 };
 
-use crate::hub::Interval;
+use crate::{
+    enrolment::{Office, Revocations},
+    hub::Interval,
+};
 
 pub use authority::{InvalidAuthority, OwnAuthority};
 pub use connection::{Holder, Service};
@@ -109,8 +113,10 @@ pub struct Settings {
     pub lag_limit: Duration,
     /// The proxy that ends TLS in front of this port, if one does: then nobody else may connect.
     pub proxy: Option<Proxy>,
-    /// Revision of the trust bundle that agents should have; heartbeats are told it where the intake tells none.
-    pub trust_revision: Option<String>,
+    /// Whose certificates hold no longer.
+    pub revocations: Revocations,
+    /// Who serves renewals; without one there is no such route.
+    pub office: Option<Office>,
 }
 
 impl Settings {
@@ -139,7 +145,8 @@ impl Settings {
             limits: Limits::default(),
             lag_limit: Duration::from_secs(1),
             proxy: None,
-            trust_revision: None,
+            revocations: Revocations::default(),
+            office: None,
         }
     }
 }
@@ -265,11 +272,13 @@ impl<S: Service, L: Listen> Gateway<S, L> {
         let places = |most: usize| Arc::new(Semaphore::new(most.clamp(1, Semaphore::MAX_PERMITS)));
         let (room, shaking) = (places(context.settings.max_connections), places(context.settings.max_handshakes));
         let _watch = AbortOnDropHandle::new(tokio::spawn(watch_lag(context.clone())));
+        let _out = AbortOnDropHandle::new(tokio::spawn(connection::watch_out(context.clone())));
         while let Some((tcp, permit, place)) = next(&listener, &room, &shaking, &context.metrics, &shutdown).await {
             let (context, config) = (context.clone(), tls.load_full());
             connections.spawn(async move {
                 let _permit = permit;
-                connection::run(context, tcp, config, place).await;
+                let source = L::source(&tcp);
+                connection::run(context, (tcp, source), config, place).await;
             });
         }
         // No new connection; GOAWAY or `Connection: close` on the open ones.

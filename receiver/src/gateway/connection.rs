@@ -2,25 +2,29 @@
 
 use std::{
     convert::Infallible,
-    error::Error,
     hash::{BuildHasher, RandomState},
-    pin::{Pin, pin},
+    net::SocketAddr,
+    pin::Pin,
     sync::Arc,
     time::Duration,
 };
 
 use http::Request;
-use hyper::{body::Incoming, service::service_fn};
+use hyper::{
+    body::Incoming,
+    server::conn::{http1, http2},
+    service::service_fn,
+};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
-    server::{conn::auto, graceful::GracefulConnection},
+    server::graceful::GracefulConnection,
 };
 use rustls::ServerConfig;
 use rustls_pki_types::CertificateDer;
 use tidewatch_shared::identity::RuntimeId;
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::{Instant, sleep_until, timeout},
+    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_util::sync::CancellationToken;
@@ -46,6 +50,11 @@ const STREAMS_OF_MANY: u32 = 1_024;
 const WINDOW: u32 = (64 << 10) - 1;
 /// On a connection that many share.
 const WINDOW_OF_MANY: u32 = 1 << 20;
+/// Bytes of header fields that HTTP/2 keeps of a peer to compress the next ones by (RFC 9113, section 6.5.2). What is large in an
+/// agent's requests is another one each time; to keep it, and the buffers that it came in, is most of what a quiet connection costs.
+const HEADER_TABLE: u32 = 0;
+/// On a connection that many share.
+const HEADER_TABLE_OF_MANY: u32 = 4 << 10;
 /// HTTP/2 frames a second that carry no body: a few for each request that the rate allows.
 const FRAMES: u32 = 1_000;
 /// On a connection that many share.
@@ -68,8 +77,16 @@ pub trait Service: Send + Sync + 'static {
     /// Who holds the other end.
     type Peer: Send + Sync + 'static;
 
+    /// Whether the handshake must have brought a certificate.
+    const NEEDS_CERTIFICATE: bool = true;
+
     /// Reads, once per connection, whom its certificates name: leaf first, verified by the handshake.
     fn peer(&self, chain: &[CertificateDer<'_>]) -> Self::Peer;
+
+    /// The same, with the address from where the connection comes, where that is known.
+    fn peer_from(&self, chain: &[CertificateDer<'_>], _: Option<SocketAddr>) -> Self::Peer {
+        self.peer(chain)
+    }
 
     /// Answers one request, and tells whether the connection has no more to say.
     fn answer(&self, request: Request<Incoming>, peer: &Self::Peer) -> impl Future<Output = (Answer, bool)> + Send;
@@ -77,6 +94,21 @@ pub trait Service: Send + Sync + 'static {
     /// Whose connection it is.
     fn holder<'a>(&self, _: &'a Self::Peer) -> Holder<'a> {
         Holder::Many
+    }
+
+    /// The fingerprint of the certificate that it was opened with, if one runtime has it.
+    fn leaf<'a>(&self, _: &'a Self::Peer) -> Option<&'a str> {
+        None
+    }
+
+    /// Told whenever somebody with a connection may have to go.
+    fn moves(&self) -> Option<watch::Receiver<u64>> {
+        None
+    }
+
+    /// Whether a runtime with that certificate may speak no longer.
+    fn is_out(&self, _: &RuntimeId, _leaf: Option<&str>) -> bool {
+        false
     }
 
     /// Until when a runtime is shut out, if it is.
@@ -90,6 +122,9 @@ pub trait Service: Send + Sync + 'static {
     /// Holds it against a runtime that its connection broke; a network that breaks will not do it often enough to matter.
     fn strike(&self, _: &RuntimeId, _now: Instant) {}
 
+    /// Told that a runtime let go of its connection, or lost it. Not told of what this receiver ends.
+    fn closed(&self, _: &RuntimeId) {}
+
     /// Takes how much later than it should something came to run.
     fn observe_lag(&self, _: Duration) {}
 }
@@ -101,7 +136,7 @@ pub enum Holder<'a> {
     One(&'a RuntimeId),
     /// Of many behind a proxy, which has as many as it wants.
     Many,
-    /// Of somebody who is told so and ends.
+    /// Of somebody who is told so and ends, or who brings no certificate.
     Nobody,
 }
 
@@ -121,10 +156,31 @@ pub(super) struct Context<S> {
     pub(super) handshakes: Arc<Semaphore>,
 }
 
+/// After a look at who may stay, the next one comes no sooner: many Kymas may go at once.
+const LOOK_PAUSE: Duration = Duration::from_millis(500);
+
+/// Ends the connections of those who may speak no longer, whenever that may have changed. Runs for ever.
+pub(super) async fn watch_out<S: Service>(context: Arc<Context<S>>) {
+    let Some(mut moves) = context.service.moves() else { return };
+    while moves.changed().await.is_ok() {
+        context.seats.end(|runtime, leaf| context.service.is_out(runtime, leaf));
+        sleep(LOOK_PAUSE).await;
+    }
+}
+
+/// What ends one runtime's connection.
+#[derive(Default)]
+struct End {
+    /// The runtime has newer ones.
+    gone: CancellationToken,
+    /// It may speak no longer.
+    out: CancellationToken,
+}
+
 /// Serves one connection until it ends.
 pub(super) async fn run<S: Service>(
     context: Arc<Context<S>>,
-    tcp: impl Stream,
+    (tcp, source): (impl Stream, Option<SocketAddr>),
     config: Arc<ServerConfig>,
     place: OwnedSemaphorePermit,
 ) {
@@ -135,11 +191,12 @@ pub(super) async fn run<S: Service>(
     });
     let stream = tokio::select! {
         () = context.drain.cancelled() => return,
-        result = shake(&context, tcp, config, place) => result,
+        // Not in the connection's own future, which would keep the room that it takes.
+        result = Box::pin(shake(&context, tcp, config, place)) => result,
     };
     match stream {
         Ok(stream) => {
-            let reason = serve(&context, stream).await;
+            let reason = serve(&context, stream, source).await;
             metrics.connections_ended.get_or_create(&Why { reason }).inc();
         }
         Err(reason) => {
@@ -155,7 +212,7 @@ async fn shake<S: Service, T: Stream>(
     tcp: T,
     config: Arc<ServerConfig>,
     place: OwnedSemaphorePermit,
-) -> Result<TlsStream<T>, &'static str> {
+) -> Result<Box<TlsStream<T>>, &'static str> {
     let Settings { handshake_deadline, max_handshakes, .. } = context.settings;
     let deadline = handshakes::patience(handshake_deadline, place.semaphore().available_permits(), max_handshakes);
     context.metrics.handshakes.inc();
@@ -165,29 +222,38 @@ async fn shake<S: Service, T: Stream>(
     let accept = handshakes::within(context.handshakes.clone(), TlsAcceptor::from(config).accept(tcp));
     let result = timeout(deadline, accept).await;
     drop(place);
-    result.map_err(|_| "timeout")?.map_err(|error| reason(&error))
+    result.map_err(|_| "timeout")?.map(Box::new).map_err(|error| reason(&error))
 }
 
 /// Returns why it ended, from a closed set.
-async fn serve<S: Service>(context: &Arc<Context<S>>, stream: TlsStream<impl Stream>) -> &'static str {
+async fn serve<S: Service>(
+    context: &Arc<Context<S>>,
+    stream: Box<TlsStream<impl Stream>>,
+    source: Option<SocketAddr>,
+) -> &'static str {
     let session = stream.get_ref().1;
-    let Some(chain) = session.peer_certificates() else {
+    let chain = session.peer_certificates().unwrap_or_default();
+    if S::NEEDS_CERTIFICATE && chain.is_empty() {
         // The verifier demands one; without it nobody is served.
         return "no-certificate";
-    };
-    let peer = Arc::new(context.service.peer(chain));
+    }
+    let peer = Arc::new(context.service.peer_from(chain, source));
     let is_http2 = session.alpn_protocol() == Some(b"h2");
     let holder = context.service.holder(&peer);
     let seat = match holder {
-        Holder::One(runtime) => Some(context.seats.take(runtime, context.settings.limits.connections)),
+        Holder::One(runtime) => {
+            let leaf = context.service.leaf(&peer);
+            Some(context.seats.take(runtime, leaf, context.settings.limits.connections))
+        }
         Holder::Many | Holder::Nobody => None,
     };
-    let gone = seat.as_ref().map(|seat| seat.gone.clone()).unwrap_or_default();
+    let End { gone, out } =
+        &seat.as_ref().map_or_else(End::default, |seat| End { gone: seat.gone.clone(), out: seat.out.clone() });
     if let Holder::One(runtime) = holder
         && let Some(until) = context.service.shut_until(runtime, Instant::now())
     {
         // Ended at once, it would be back at once, for one more handshake.
-        return hold(context, &gone, until).await;
+        return hold(context, gone, until).await;
     }
     let is_many = holder == Holder::Many;
     let frames = if is_many { FRAMES_OF_MANY } else { FRAMES };
@@ -209,15 +275,24 @@ async fn serve<S: Service>(context: &Arc<Context<S>>, stream: TlsStream<impl Str
             }
         }
     });
-    let builder = builder(&context.settings, is_http2, is_many);
-    let connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
-    let reason = drive(context, connection, &life, &gone).await;
+    // ALPN has told which; guessing from the first bytes would wait for them without a deadline. Each is as large as it is, and
+    // lies nowhere else: a future would keep room for where it comes from, too.
+    let reason = if is_http2 {
+        let connection = http2(&context.settings, is_many).serve_connection(TokioIo::new(stream), service);
+        drive(context, Box::pin(connection), &life, (gone, out)).await
+    } else {
+        let connection = http1(&context.settings).serve_connection(TokioIo::new(stream), service);
+        drive(context, Box::pin(connection), &life, (gone, out)).await
+    };
     let reason = fault.reason().unwrap_or(reason);
     if let Holder::One(runtime) = context.service.holder(&peer) {
         match reason {
             FLOOD => context.service.shut(runtime, Instant::now()),
             BROKEN => context.service.strike(runtime, Instant::now()),
             _ => {}
+        }
+        if ["peer", "timeout", "incomplete", BROKEN].contains(&reason) {
+            context.service.closed(runtime);
         }
     }
     reason
@@ -233,22 +308,23 @@ async fn hold<S>(context: &Context<S>, gone: &CancellationToken, until: Instant)
 }
 
 /// Drives a connection to its end, and ends it when it has lived long enough.
-async fn drive<S, C: GracefulConnection<Error = Box<dyn Error + Send + Sync>>>(
+async fn drive<S, C: GracefulConnection<Error = hyper::Error>>(
     context: &Context<S>,
-    mut connection: Pin<&mut C>,
+    mut connection: Pin<Box<C>>,
     life: &Life,
-    gone: &CancellationToken,
+    (gone, out): (&CancellationToken, &CancellationToken),
 ) -> &'static str {
     let mut ending: Option<(&'static str, Instant)> = None;
     loop {
         let wake = ending.map_or_else(|| life.next_look(Instant::now()), |(_, end)| end);
         let why = tokio::select! {
             result = connection.as_mut() => {
-                let ended = result.map_or_else(|error| broken(&*error), |()| "peer");
+                let ended = result.map_or_else(|error| broken(&error), |()| "peer");
                 return ending.map_or(ended, |(why, _)| why);
             }
             () = context.kill.cancelled() => return "killed",
             () = gone.cancelled() => return "crowded",
+            () = out.cancelled() => return "out",
             () = context.drain.cancelled(), if ending.is_none() => "drain",
             () = life.last.notified(), if ending.is_none() => "refused",
             () = sleep_until(wake) => match (ending, life.look(Instant::now())) {
@@ -267,38 +343,44 @@ async fn drive<S, C: GracefulConnection<Error = Box<dyn Error + Send + Sync>>>(
 }
 
 /// Why the HTTP library ended a connection.
-fn broken(error: &(dyn Error + 'static)) -> &'static str {
-    match error.downcast_ref::<hyper::Error>() {
-        Some(error) if error.is_timeout() => "timeout",
-        Some(error) if error.is_parse() => "malformed",
-        Some(error) if error.is_incomplete_message() => "incomplete",
+fn broken(error: &hyper::Error) -> &'static str {
+    match error {
+        error if error.is_timeout() => "timeout",
+        error if error.is_parse() => "malformed",
+        error if error.is_incomplete_message() => "incomplete",
         _ => BROKEN,
     }
 }
 
-fn builder(settings: &Settings, is_http2: bool, is_many: bool) -> auto::Builder<TokioExecutor> {
-    let (streams, window) = if is_many { (STREAMS_OF_MANY, WINDOW_OF_MANY) } else { (STREAMS, WINDOW) };
-    let mut builder = auto::Builder::new(TokioExecutor::new());
+fn http1(settings: &Settings) -> http1::Builder {
+    let mut builder = http1::Builder::new();
     builder
-        .http1()
         .timer(TokioTimer::new())
         .header_read_timeout(settings.head_deadline)
         .max_buf_size(settings.max_head as usize)
         .max_headers(HEAD_FIELDS);
     builder
-        .http2()
+}
+
+fn http2(settings: &Settings, is_many: bool) -> http2::Builder<TokioExecutor> {
+    let (streams, window, table) = match is_many {
+        true => (STREAMS_OF_MANY, WINDOW_OF_MANY, HEADER_TABLE_OF_MANY),
+        false => (STREAMS, WINDOW, HEADER_TABLE),
+    };
+    let mut builder = http2::Builder::new(TokioExecutor::new());
+    builder
         .timer(TokioTimer::new())
         .max_concurrent_streams(streams)
         .initial_stream_window_size(WINDOW)
         .initial_connection_window_size(window)
+        .header_table_size(table)
         .max_header_list_size(settings.max_head)
         .max_send_buf_size(SEND_BYTES)
         .max_pending_accept_reset_streams(RESETS)
         .max_local_error_reset_streams(LOCAL_RESETS)
         .keep_alive_interval(settings.ping_interval)
         .keep_alive_timeout(settings.ping_interval / 3);
-    // ALPN has told which; guessing from the first bytes would wait for them without a deadline.
-    if is_http2 { builder.http2_only() } else { builder.http1_only() }
+    builder
 }
 
 /// What went wrong in a handshake, as metrics name it.

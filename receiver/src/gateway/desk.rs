@@ -1,6 +1,10 @@
 //! One request, from its head to its answer. Every judgement is synchronous; only the body is awaited, between the two halves.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{
+    pin::pin,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use bytes::Bytes;
 use http::{Request, StatusCode, request::Parts};
@@ -9,12 +13,13 @@ use hyper::body::Incoming;
 use rustls_pki_types::CertificateDer;
 use tidewatch_shared::{
     certificate::{ReadCertificate, RuntimeCertificate},
+    enrolment::{self, CertificateRequest},
     event::{ParseBatch, parse_batch},
     heartbeat::Heartbeat,
     identity::{RuntimeId, TrustDomain},
-    signature,
+    signature, trace,
 };
-use tokio::time::Instant;
+use tokio::{sync::watch, time::Instant};
 
 use super::{
     Now, Settings,
@@ -29,6 +34,7 @@ use super::{
     proxy::Clients,
     refusal::{Answer, Refusal, json},
 };
+use crate::enrolment::{Office, Revocations};
 
 /// Who holds the other end of a connection, read once from its certificate.
 pub enum Peer {
@@ -56,7 +62,9 @@ pub struct Desk<I> {
     /// Where a proxy ends TLS.
     clients: Option<Clients>,
     authorities: Vec<OwnAuthority>,
-    trust_revision: Option<String>,
+    revocations: Revocations,
+    /// Where certificates are renewed.
+    office: Option<Office>,
     max_body: usize,
     body_deadline: Duration,
     peers: Arc<Peers>,
@@ -70,6 +78,16 @@ pub(super) struct Admitted<'a> {
     certificate: &'a RuntimeCertificate,
     head: Head<'a>,
     pass: Pass,
+    /// When its head had arrived.
+    begun: Instant,
+}
+
+/// What a request that was proven comes to.
+pub(super) enum Concluded<'a> {
+    /// It is answered.
+    Answered(Answer),
+    /// A certificate request, in PEM, which the office takes its time for.
+    Renewal(&'a Office, String),
 }
 
 impl<I: Intake> Desk<I> {
@@ -79,7 +97,8 @@ impl<I: Intake> Desk<I> {
             domain: settings.domain.clone(),
             clients: settings.proxy.clone().map(|proxy| Clients::new(proxy, settings.domain.clone())),
             authorities: settings.authorities.clone(),
-            trust_revision: settings.trust_revision.clone(),
+            revocations: settings.revocations.clone(),
+            office: settings.office.clone(),
             max_body: settings.max_body,
             body_deadline: settings.body_deadline,
             peers: Peers::new(settings.limits),
@@ -149,9 +168,15 @@ impl<I: Intake> Desk<I> {
             return Err(Refusal::Late);
         }
         let body = pin!(body);
-        let reading = self.budget.read(body, self.max_body);
+        let reading = self.budget.read(body, admitted.head.route.max_body(self.max_body));
         let body = tokio::time::timeout(self.body_deadline, reading).await.map_err(|_| Refusal::Slow)??;
-        self.conclude(&admitted, &body, Now::read())
+        match self.conclude(&admitted, &body, Now::read())? {
+            Concluded::Answered(answer) => Ok(answer),
+            Concluded::Renewal(office, request) => {
+                let answer = office.renew(&certificate.runtime, &request, None).await?;
+                Ok(json(StatusCode::OK, enrolment::CONTENT_TYPE, &answer))
+            }
+        }
     }
 
     /// Everything that the head and the certificate decide. The rate comes first: what is wrong costs as much as what is right.
@@ -165,22 +190,38 @@ impl<I: Intake> Desk<I> {
         if now.unix < leaf.not_before || now.unix > leaf.not_after {
             return Err(Refusal::Certificate);
         }
+        if self.revocations.cover(certificate) {
+            return Err(Refusal::Revoked);
+        }
         let pass = self.peers.enter(&certificate.runtime, now)?;
         let head = Head::read(parts, &self.authorities, self.max_body)?;
-        Ok(Admitted { certificate, head, pass })
+        if head.route == Route::Certificates && self.office.is_none() {
+            return Err(Refusal::Route);
+        }
+        Ok(Admitted { certificate, head, pass, begun: now.instant })
     }
 
     /// Everything that the body decides: signature, nonce, and only then what it says.
-    pub(super) fn conclude(&self, admitted: &Admitted<'_>, body: &[u8], now: Now) -> Result<Answer, Refusal> {
-        let Admitted { certificate, head, pass } = admitted;
+    pub(super) fn conclude(&self, admitted: &Admitted<'_>, body: &[u8], now: Now) -> Result<Concluded<'_>, Refusal> {
+        let Admitted { certificate, head, pass, begun } = admitted;
         self.metrics.body_bytes.inc_by(body.len() as u64);
         pass.charge(body.len(), now);
         let verified = signature::verify(&head.signed(body), &certificate.leaf, now.unix)?;
         pass.take(&verified, now)?;
         match head.route {
-            Route::Events => self.events(certificate, verified, body),
-            Route::Heartbeat => self.heartbeat(certificate, verified, body, now),
+            Route::Events => self.events(certificate, verified, body, *begun).map(Concluded::Answered),
+            Route::Heartbeat => self.heartbeat(certificate, verified, body, now).map(Concluded::Answered),
+            Route::Certificates => self.renewal(certificate, body),
         }
+    }
+
+    /// Nobody renews for another.
+    fn renewal(&self, certificate: &RuntimeCertificate, body: &[u8]) -> Result<Concluded<'_>, Refusal> {
+        let asked = CertificateRequest::parse(body).map_err(|_| Refusal::Malformed)?;
+        if asked.runtime != certificate.runtime {
+            return Err(Refusal::Source);
+        }
+        Ok(Concluded::Renewal(self.office.as_ref().ok_or(Refusal::Route)?, asked.request))
     }
 
     fn events(
@@ -188,6 +229,7 @@ impl<I: Intake> Desk<I> {
         certificate: &RuntimeCertificate,
         verified: signature::Verified,
         body: &[u8],
+        begun: Instant,
     ) -> Result<Answer, Refusal> {
         let epoch = verified.nonce.epoch;
         let events = parse_batch(body)?;
@@ -204,7 +246,14 @@ impl<I: Intake> Desk<I> {
             }
         }
         let count = events.len() as u64;
-        let batch = Verified::new(certificate.runtime.clone(), verified.created, Batch { epoch, events });
+        // Only what is signed makes a span, so that nobody makes them for others.
+        let span = trace::span(
+            "receive events",
+            SystemTime::now().checked_sub(begun.elapsed()),
+            events.iter().flatten().filter_map(|event| event.traceparent.as_deref()),
+        );
+        let traceparent = span.as_ref().map(trace::Span::traceparent);
+        let batch = Verified::new(certificate.runtime.clone(), verified.created, Batch { epoch, events, traceparent });
         let batch = batch.with_leaf(certificate.leaf.der.clone());
         let answer = self.intake.events(batch)?;
         self.metrics.events.inc_by(count);
@@ -226,8 +275,8 @@ impl<I: Intake> Desk<I> {
             return Err(Refusal::Source);
         }
         let heartbeat = Verified::new(certificate.runtime.clone(), verified.created, heartbeat);
-        let mut answer = self.intake.heartbeat(heartbeat, now.unix)?;
-        answer.trust_revision = answer.trust_revision.or_else(|| self.trust_revision.clone());
+        let heartbeat = heartbeat.with_authority(certificate.leaf.authority.clone());
+        let answer = self.intake.heartbeat(heartbeat, now.unix)?;
         Ok(json(StatusCode::OK, "application/json", &answer))
     }
 }
@@ -259,6 +308,18 @@ impl<I: Intake> Service for Desk<I> {
         }
     }
 
+    fn leaf<'a>(&self, peer: &'a Peer) -> Option<&'a str> {
+        if let Peer::Runtime(certificate) = peer { Some(&certificate.leaf.fingerprint) } else { None }
+    }
+
+    fn moves(&self) -> Option<watch::Receiver<u64>> {
+        Some(self.revocations.watch())
+    }
+
+    fn is_out(&self, runtime: &RuntimeId, leaf: Option<&str>) -> bool {
+        leaf.is_some_and(|leaf| self.revocations.cover_leaf(runtime, leaf)) || self.intake.is_gone(runtime)
+    }
+
     fn shut_until(&self, runtime: &RuntimeId, now: Instant) -> Option<Instant> {
         self.peers.shut_until(runtime, now)
     }
@@ -269,6 +330,10 @@ impl<I: Intake> Service for Desk<I> {
 
     fn strike(&self, runtime: &RuntimeId, now: Instant) {
         self.peers.strike(runtime, now);
+    }
+
+    fn closed(&self, runtime: &RuntimeId) {
+        self.intake.closed(runtime);
     }
 
     fn observe_lag(&self, lag: Duration) {

@@ -2,6 +2,7 @@
 
 use http::{HeaderMap, HeaderName, Method, header, request::Parts};
 use tidewatch_shared::{
+    enrolment::{self, CERTIFICATES_PATH},
     event::BATCH_CONTENT_TYPE,
     exchange::{EVENTS_PATH, HEARTBEAT_PATH},
     signature::{self, CONTENT_DIGEST, Message, SIGNATURE, SIGNATURE_INPUT, Signed},
@@ -19,6 +20,8 @@ pub(super) enum Route {
     Events,
     /// `POST /v3/heartbeat`.
     Heartbeat,
+    /// `POST /v3/certificates`: renewal.
+    Certificates,
 }
 
 impl Route {
@@ -26,6 +29,7 @@ impl Route {
         match path {
             EVENTS_PATH => Some(Self::Events),
             HEARTBEAT_PATH => Some(Self::Heartbeat),
+            CERTIFICATES_PATH => Some(Self::Certificates),
             _ => None,
         }
     }
@@ -35,6 +39,7 @@ impl Route {
         match route {
             Some(Self::Events) => "events",
             Some(Self::Heartbeat) => "heartbeat",
+            Some(Self::Certificates) => "certificates",
             None => "other",
         }
     }
@@ -43,6 +48,7 @@ impl Route {
         match self {
             Self::Events => EVENTS_PATH,
             Self::Heartbeat => HEARTBEAT_PATH,
+            Self::Certificates => CERTIFICATES_PATH,
         }
     }
 
@@ -50,6 +56,15 @@ impl Route {
         match self {
             Self::Events => BATCH_CONTENT_TYPE,
             Self::Heartbeat => "application/json",
+            Self::Certificates => enrolment::CONTENT_TYPE,
+        }
+    }
+
+    /// Bytes of its body, at most, where bodies may have `most`.
+    pub(super) fn max_body(self, most: usize) -> usize {
+        match self {
+            Self::Events | Self::Heartbeat => most,
+            Self::Certificates => most.min(enrolment::MAX_REQUEST_BYTES),
         }
     }
 }
@@ -84,6 +99,7 @@ impl<'a> Head<'a> {
         if single(headers, &header::CONTENT_TYPE) != Some(route.content_type()) {
             return Err(Refusal::ContentType);
         }
+        let max_body = route.max_body(max_body);
         if announced(headers).is_some_and(|length| length > max_body as u64) {
             return Err(Refusal::TooLarge(max_body));
         }
@@ -108,13 +124,13 @@ impl<'a> Head<'a> {
 }
 
 /// The value of a field that stands once; `None` when it is missing, doubled, or no text.
-fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
+pub(super) fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     let mut values = headers.get_all(name).iter();
     let value = values.next()?.to_str().ok()?;
     values.next().is_none().then_some(value)
 }
 
 /// The length that the sender announces. The HTTP library has checked that it is one number; what is sent is counted anyway.
-fn announced(headers: &HeaderMap) -> Option<u64> {
+pub(super) fn announced(headers: &HeaderMap) -> Option<u64> {
     single(headers, &header::CONTENT_LENGTH)?.parse().ok()
 }

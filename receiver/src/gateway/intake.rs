@@ -2,13 +2,14 @@
 
 use rustls_pki_types::CertificateDer;
 use tidewatch_shared::{
+    certificate::KeyId,
     event::Received,
     exchange::{EventsAnswer, HeartbeatAnswer},
     heartbeat::Heartbeat,
     identity::{Epoch, RuntimeId},
 };
 
-use crate::hub::{Hub, Unplaced};
+use crate::hub::{Beside, Hub, Unplaced};
 
 /// Something that a runtime has said and signed. Only the gateway makes it, after certificate, signature and nonce were checked,
 /// so whoever holds one holds the proof.
@@ -18,16 +19,22 @@ pub struct Verified<T> {
     created: i64,
     said: T,
     leaf: Option<CertificateDer<'static>>,
+    authority: Option<KeyId>,
 }
 
 impl<T> Verified<T> {
     pub(super) const fn new(runtime: RuntimeId, created: i64, said: T) -> Self {
-        Self { runtime, created, said, leaf: None }
+        Self { runtime, created, said, leaf: None, authority: None }
     }
 
     /// The same with the certificate that it was signed with.
     pub(super) fn with_leaf(self, leaf: CertificateDer<'static>) -> Self {
         Self { leaf: Some(leaf), ..self }
+    }
+
+    /// The same with the key that signed that certificate.
+    pub(super) fn with_authority(self, authority: Option<KeyId>) -> Self {
+        Self { authority, ..self }
     }
 
     /// The certificate that it was signed with, where somebody may need it.
@@ -56,6 +63,8 @@ pub struct Batch {
     pub epoch: Epoch,
     /// At least one; each an event, or the name and reason of what is refused.
     pub events: Vec<Received>,
+    /// The `traceparent` of the request; none in builds that export no traces.
+    pub traceparent: Option<String>,
 }
 
 /// Who takes what was verified. Answers at once: nothing is awaited between a request and its answer.
@@ -71,16 +80,32 @@ pub trait Intake: Send + Sync + 'static {
     /// # Errors
     /// [`Unplaced`].
     fn heartbeat(&self, heartbeat: Verified<Heartbeat>, now: i64) -> Result<HeartbeatAnswer, Unplaced>;
+
+    /// A runtime let go of its connection, or lost it.
+    fn closed(&self, _: &RuntimeId) {}
+
+    /// Whether no Kyma has that runtime id, for certain: then nobody may speak for it.
+    fn is_gone(&self, _: &RuntimeId) -> bool {
+        false
+    }
 }
 
 impl Intake for Hub {
     fn events(&self, batch: Verified<Batch>) -> Result<EventsAnswer, Unplaced> {
-        let Verified { runtime, created, said: Batch { epoch, events }, leaf } = batch;
-        Self::events_with(self, &runtime, epoch, created, events, leaf.as_ref())
+        let Verified { runtime, created, said: Batch { epoch, events, traceparent }, leaf, .. } = batch;
+        Self::events_with(self, &runtime, epoch, created, events, Beside { leaf: leaf.as_ref(), traceparent })
     }
 
     fn heartbeat(&self, heartbeat: Verified<Heartbeat>, now: i64) -> Result<HeartbeatAnswer, Unplaced> {
-        let (runtime, created, heartbeat) = heartbeat.into_parts();
-        Self::heartbeat(self, &runtime, created, heartbeat, now)
+        let Verified { runtime, created, said, authority, .. } = heartbeat;
+        Self::heartbeat_with(self, &runtime, created, said, authority.as_ref(), now)
+    }
+
+    fn closed(&self, runtime: &RuntimeId) {
+        Self::closed(self, runtime);
+    }
+
+    fn is_gone(&self, runtime: &RuntimeId) -> bool {
+        self.placed(runtime) == Err(Unplaced::Unknown)
     }
 }

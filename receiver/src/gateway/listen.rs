@@ -1,6 +1,6 @@
 //! Where connections come from: TCP, or what a simulation has instead.
 
-use std::io;
+use std::{io, net::SocketAddr};
 
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -22,6 +22,11 @@ pub trait Listen: Send + 'static {
     /// # Errors
     /// The system's; the next call may succeed.
     fn next(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
+
+    /// From where a connection comes, where that is known.
+    fn source(_: &Self::Stream) -> Option<SocketAddr> {
+        None
+    }
 }
 
 impl Listen for TcpListener {
@@ -32,5 +37,9 @@ impl Listen for TcpListener {
         // Answers are small; waiting for more to send only delays them.
         let _ = stream.set_nodelay(true);
         Ok(stream)
+    }
+
+    fn source(stream: &TcpStream) -> Option<SocketAddr> {
+        stream.peer_addr().ok()
     }
 }

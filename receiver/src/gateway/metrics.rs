@@ -53,6 +53,16 @@ pub(super) struct RefusedAs {
 impl Metrics {
     /// Registers the metrics under `gateway_`.
     pub fn register(registry: &mut Registry) -> Self {
+        let metrics = Self::register_port(registry.sub_registry_with_prefix("gateway"));
+        let gateway = registry.sub_registry_with_prefix("gateway");
+        gateway.register("events", "Events in accepted requests, refused ones included", metrics.events.clone());
+        let help = "Events that were refused one by one, by reason";
+        gateway.register("events_refused", help, metrics.events_refused.clone());
+        metrics
+    }
+
+    /// Registers what every port has, on which no events come, under the registry's own prefix.
+    pub fn register_port(gateway: &mut Registry) -> Self {
         // From 50 µs, a signature check, to 6.5 s, a slow body.
         let buckets: fn() -> Histogram = || Histogram::new(exponential_buckets(50e-6, 2.0, 18));
         let metrics = Self {
@@ -70,7 +80,6 @@ impl Metrics {
             duration: Family::new_with_constructor(buckets),
             lag: Gauge::default(),
         };
-        let gateway = registry.sub_registry_with_prefix("gateway");
         gateway.register("connections", "Open connections, handshakes included", metrics.connections.clone());
         gateway.register("handshakes", "TLS handshakes that have begun and not ended", metrics.handshakes.clone());
         let help = "Connections that have ended, by reason";
@@ -83,9 +92,6 @@ impl Metrics {
         gateway.register("requests_accepted", "Requests that were accepted, by route", metrics.accepted.clone());
         let help = "Requests that were refused, by route and reason";
         gateway.register("requests_refused", help, metrics.refused.clone());
-        gateway.register("events", "Events in accepted requests, refused ones included", metrics.events.clone());
-        let help = "Events that were refused one by one, by reason";
-        gateway.register("events_refused", help, metrics.events_refused.clone());
         gateway.register("body_bytes", "Bytes of bodies that were read", metrics.body_bytes.clone());
         let help = "From the request's head to its answer, in seconds";
         gateway.register("request_duration_seconds", help, metrics.duration.clone());

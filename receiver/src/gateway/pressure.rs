@@ -92,7 +92,7 @@ impl Lag {
 fn shed_share(level: Duration, limit: Duration, route: Route) -> f64 {
     let limit = match route {
         Route::Heartbeat => limit,
-        Route::Events => limit * 2,
+        Route::Events | Route::Certificates => limit * 2,
     };
     if level <= limit { 0.0 } else { (1.0 - limit.as_secs_f64() / level.as_secs_f64()).min(0.95) }
 }

@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use arc_swap::ArcSwap;
 use http::HeaderMap;
 use rustls::{RootCertStore, server::WebPkiClientVerifier, server::danger::ClientCertVerifier};
 use rustls_pki_types::{CertificateDer, DnsName, UnixTime};
@@ -84,7 +85,7 @@ impl fmt::Display for ProxyIdentity {
 #[derive(Clone, Debug)]
 pub struct Proxy {
     identity: ProxyIdentity,
-    verifier: Arc<dyn ClientCertVerifier>,
+    verifier: Arc<ArcSwap<Arc<dyn ClientCertVerifier>>>,
 }
 
 impl Proxy {
@@ -93,15 +94,27 @@ impl Proxy {
     /// # Errors
     /// [`TlsConfig::Verifier`].
     pub fn new(identity: ProxyIdentity, clients: RootCertStore) -> Result<Self, TlsConfig> {
-        let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(clients), tls::provider())
-            .build()
-            .map_err(TlsConfig::Verifier)?;
+        let verifier = Arc::new(ArcSwap::from_pointee(verifier(clients)?));
         Ok(Self { identity, verifier })
+    }
+
+    /// From now on the agents that it speaks for must chain to these roots. What was verified just before is remembered for a minute.
+    ///
+    /// # Errors
+    /// [`TlsConfig::Verifier`]; then nothing has changed.
+    pub fn trust(&self, clients: RootCertStore) -> Result<(), TlsConfig> {
+        self.verifier.store(Arc::new(verifier(clients)?));
+        Ok(())
     }
 
     pub(super) const fn identity(&self) -> &ProxyIdentity {
         &self.identity
     }
+}
+
+fn verifier(clients: RootCertStore) -> Result<Arc<dyn ClientCertVerifier>, TlsConfig> {
+    let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(clients), tls::provider());
+    builder.build().map_err(TlsConfig::Verifier)
 }
 
 /// Reads and judges the certificates that the proxy tells.
@@ -132,7 +145,7 @@ impl Clients {
         }
         drop(known);
         let time = UnixTime::since_unix_epoch(Duration::from_secs(now.unix.try_into().unwrap_or(0)));
-        self.proxy.verifier.verify_client_cert(&leaf, &[], time).map_err(|_| Refusal::Certificate)?;
+        self.proxy.verifier.load().verify_client_cert(&leaf, &[], time).map_err(|_| Refusal::Certificate)?;
         let certificate = RuntimeCertificate::read(&leaf, &self.domain).map_err(|_| Refusal::Identity)?;
         let certificate = Arc::new(certificate);
         known = self.known.lock().unwrap_or_else(PoisonError::into_inner);

@@ -12,7 +12,7 @@ use tidewatch_shared::{
     signature,
 };
 
-use crate::hub::Unplaced;
+use crate::{enrolment::Refused, hub::Unplaced};
 
 /// A body as this server answers.
 pub(super) type Answer = Response<Full<Bytes>>;
@@ -21,6 +21,8 @@ pub(super) type Answer = Response<Full<Bytes>>;
 const UNPLACED_WAIT: Duration = Duration::from_secs(60);
 /// A proxy's mistake, or that of who set it up, is mended by hand.
 const PROXY_WAIT: Duration = Duration::from_secs(30);
+/// A runtime that cannot be asked, or an issuer that does not issue, may be well again soon.
+const ASKED_WAIT: Duration = Duration::from_secs(10);
 /// Caches sync in seconds, and a full table or budget empties as fast.
 const SHORT_WAIT: Duration = Duration::from_secs(2);
 /// What epochs are kept for; one that is out of the window makes room.
@@ -33,6 +35,8 @@ pub(super) enum Refusal {
     Identity,
     /// The certificate of this connection, or the one that the proxy tells, does not hold at this time, or chains to nobody's.
     Certificate,
+    /// The certificate, or its runtime, stands in the revocation list.
+    Revoked,
     /// The connection is not the proxy's, or the proxy tells not exactly one certificate.
     Proxy,
     /// More requests than one runtime may make; how long until the next.
@@ -81,6 +85,10 @@ pub(super) enum Refusal {
     Source,
     /// The receiver cannot place the runtime.
     Unplaced(Unplaced),
+    /// The route has `GET` only.
+    NotGet,
+    /// There is no certificate for whoever asks.
+    Certificates(Refused),
     /// A defect of ours.
     Fault,
 }
@@ -121,6 +129,7 @@ impl Refusal {
             Self::Certificate => {
                 unauthorized(Kind::Certificate, "certificate", "the client certificate is not valid at this time")
             }
+            Self::Revoked => unauthorized(Kind::Certificate, "revoked", "the client certificate is revoked"),
             Self::Proxy => unauthorized(
                 Kind::Other,
                 "proxy",
@@ -163,6 +172,8 @@ impl Refusal {
             Self::Unplaced(Unplaced::Ambiguous) => {
                 told(S::CONFLICT, "ambiguous-runtime", "more than one Kyma has this runtime id")
             }
+            Self::NotGet => told(S::METHOD_NOT_ALLOWED, "method", "this route takes GET only"),
+            Self::Certificates(refused) => certificates_told(refused),
             Self::Fault => told(S::INTERNAL_SERVER_ERROR, "fault", "the receiver could not answer"),
         }
     }
@@ -174,7 +185,7 @@ impl Refusal {
 
     /// Whether nothing that this connection's certificate says can ever be taken.
     pub(super) const fn ends_connection(self) -> bool {
-        matches!(self, Self::Identity | Self::Certificate | Self::Proxy | Self::Flood(_) | Self::Length)
+        matches!(self, Self::Identity | Self::Certificate | Self::Revoked | Self::Proxy | Self::Flood(_) | Self::Length)
     }
 
     /// How long to wait is told where waiting helps.
@@ -186,6 +197,11 @@ impl Refusal {
             Self::Epochs => Some(Wait::Exactly(EPOCHS_WAIT)),
             Self::Unplaced(Unplaced::Unknown | Unplaced::Ambiguous) => Some(Wait::About(UNPLACED_WAIT)),
             Self::Proxy => Some(Wait::About(PROXY_WAIT)),
+            Self::Certificates(Refused::Rate(wait) | Refused::Address(wait)) => Some(Wait::Exactly(wait)),
+            Self::Certificates(Refused::NoAccess | Refused::Unreachable | Refused::Issuer) => {
+                Some(Wait::About(ASKED_WAIT))
+            }
+            Self::Certificates(Refused::Revoked) => Some(Wait::About(UNPLACED_WAIT)),
             _ => None,
         }
     }
@@ -212,8 +228,9 @@ impl Refusal {
         if let Some(wait) = wait {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds_up(wait)));
         }
-        if self == Self::Method {
-            headers.insert(header::ALLOW, HeaderValue::from_static("POST"));
+        if matches!(self, Self::Method | Self::NotGet) {
+            let allowed = if self == Self::Method { "POST" } else { "GET" };
+            headers.insert(header::ALLOW, HeaderValue::from_static(allowed));
         }
         if self == Self::Signature(signature::Refusal::Clock)
             && let Some(date) = http_date(now)
@@ -236,6 +253,12 @@ impl From<Unplaced> for Refusal {
     }
 }
 
+impl From<Refused> for Refusal {
+    fn from(refused: Refused) -> Self {
+        if let Refused::Unplaced(unplaced) = refused { unplaced.into() } else { Self::Certificates(refused) }
+    }
+}
+
 impl From<tidewatch_shared::event::ParseBatch> for Refusal {
     fn from(error: tidewatch_shared::event::ParseBatch) -> Self {
         match error {
@@ -255,6 +278,38 @@ fn signature_told(refusal: signature::Refusal) -> Told {
         R::Clock => unauthorized(Kind::Clock, "clock", "the signature's time lies outside the window"),
         R::Digest => unauthorized(Kind::Signature, "digest", "the body does not match its digest"),
         R::Signature => unauthorized(Kind::Signature, "signature", "the signature does not verify"),
+    }
+}
+
+fn certificates_told(refused: Refused) -> Told {
+    use crate::enrolment::InvalidToken as T;
+    use Refused as R;
+    use StatusCode as S;
+    match refused {
+        R::Unplaced(unplaced) => Refusal::Unplaced(unplaced).told(),
+        R::Revoked => told(S::FORBIDDEN, "revoked", "the runtime is revoked"),
+        // Who it is, is known; it may not have what it asks for.
+        R::Token(token @ (T::Account | T::Unbound | T::Other)) => {
+            told(S::FORBIDDEN, token.label(), "the token is not that of a pod of the agent")
+        }
+        R::Token(token) => unauthorized(
+            Kind::Other,
+            token.label(),
+            "the token is missing, does not hold, or is meant for somebody else",
+        ),
+        R::NoAccess => told(S::SERVICE_UNAVAILABLE, "no-access", "the receiver has no access to the runtime"),
+        R::Unreachable => told(S::SERVICE_UNAVAILABLE, "unreachable", "the runtime could not be asked about the token"),
+        R::Rate(_) => told(S::TOO_MANY_REQUESTS, "certificates-rate", "this runtime asks for too many certificates"),
+        R::Address(_) => told(S::TOO_MANY_REQUESTS, "address-rate", "too many enrolments come from this address"),
+        R::Request => told(S::BAD_REQUEST, "request-malformed", "the certificate request is not readable"),
+        R::RequestKey => told(S::BAD_REQUEST, "request-key", "the certificate request's key must be on P-256"),
+        R::RequestSignature => {
+            told(S::BAD_REQUEST, "request-signature", "the certificate request is not signed by its own key")
+        }
+        R::RequestNames => {
+            told(S::BAD_REQUEST, "request-names", "the certificate request must name its runtime and nothing else")
+        }
+        R::Issuer => told(S::SERVICE_UNAVAILABLE, "issuer", "no certificate could be issued"),
     }
 }
 

@@ -3,6 +3,7 @@
 mod abuse;
 mod proxied;
 mod raw;
+mod revoked;
 pub(super) mod testing;
 
 use std::time::SystemTime;

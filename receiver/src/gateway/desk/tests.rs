@@ -1,6 +1,7 @@
 //! Every refusal, in memory.
 
 mod refusals;
+mod renewals;
 
 use std::sync::LazyLock;
 
@@ -49,7 +50,10 @@ impl Room {
         let (parts, body) = request.into_parts();
         let certificate = self.desk.speaker(&parts, &peer, at(now))?;
         let admitted = self.desk.admit(&parts, &certificate, at(now))?;
-        self.desk.conclude(&admitted, &body, at(now))
+        match self.desk.conclude(&admitted, &body, at(now))? {
+            Concluded::Answered(answer) => Ok(answer),
+            Concluded::Renewal(..) => panic!("no room renews here"),
+        }
     }
 
     fn say(&self, say: &Say<'_>) -> Result<Answer, Refusal> {

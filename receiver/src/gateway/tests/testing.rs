@@ -156,6 +156,7 @@ impl Edit {
 pub(in crate::gateway) struct Recorder {
     pub(in crate::gateway) said: Arc<Mutex<Vec<(String, usize)>>>,
     pub(in crate::gateway) unplaced: Option<Unplaced>,
+    pub(in crate::gateway) gone: Arc<Mutex<Vec<RuntimeId>>>,
 }
 
 impl Recorder {
@@ -170,6 +171,10 @@ impl Recorder {
 }
 
 impl Intake for Recorder {
+    fn is_gone(&self, runtime: &RuntimeId) -> bool {
+        self.gone.lock().unwrap().contains(runtime)
+    }
+
     fn events(&self, batch: Verified<Batch>) -> Result<EventsAnswer, Unplaced> {
         let (runtime, _, batch) = batch.into_parts();
         self.record(&runtime, batch.events.len())?;
@@ -194,6 +199,7 @@ impl Intake for Recorder {
             trust_revision: None,
             server_time: "2027-01-01T00:00:00Z".to_owned(),
             resend: Vec::new(),
+            renew: false,
         })
     }
 }

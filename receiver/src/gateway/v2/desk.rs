@@ -9,10 +9,14 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use rustls_pki_types::CertificateDer;
 use tidewatch_shared::{
+    certificate::fingerprint,
     identity::RuntimeId,
     v2::{self, Event},
 };
-use tokio::time::{Instant, timeout};
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout},
+};
 
 use super::{
     Metrics,
@@ -20,6 +24,7 @@ use super::{
     refusal::Refusal,
     take::Take,
 };
+use crate::enrolment::Revocations;
 use crate::gateway::{
     self, Now, Settings,
     body::Budget,
@@ -39,6 +44,7 @@ pub struct Desk<T> {
     max_body: usize,
     body_deadline: Duration,
     peers: Arc<Peers>,
+    revocations: Revocations,
     budget: Budget,
     metrics: Metrics,
     shared: gateway::Metrics,
@@ -68,6 +74,7 @@ impl<T: Take> Desk<T> {
             max_body: settings.max_body,
             body_deadline: settings.body_deadline,
             peers: Peers::new(settings.limits),
+            revocations: settings.revocations.clone(),
             budget: Budget::new(settings.body_budget),
             metrics,
             shared,
@@ -117,6 +124,9 @@ impl<T: Take> Desk<T> {
     {
         let manager = self.head(parts)?;
         let caller = self.callers.caller(peer, &parts.headers, now.unix)?;
+        if self.revocations.cover_leaf(&caller.runtime, &fingerprint(&caller.leaf)) {
+            return Err(shared::Refusal::Revoked.into());
+        }
         let pass = self.peers.enter(&caller.runtime, now)?;
         if !self.take.is_manager(manager) {
             return Err(Refusal::Manager);
@@ -156,6 +166,15 @@ impl<T: Take> Service for Desk<T> {
             Who::Proxy => Holder::Many,
             Who::Nobody(_) => Holder::Nobody,
         }
+    }
+
+    // The fingerprint of a leaf is looked at with each request; a connection ends for its runtime alone.
+    fn moves(&self) -> Option<watch::Receiver<u64>> {
+        Some(self.revocations.watch())
+    }
+
+    fn is_out(&self, runtime: &RuntimeId, _: Option<&str>) -> bool {
+        self.revocations.names_runtime(runtime)
     }
 
     fn shut_until(&self, runtime: &RuntimeId, now: Instant) -> Option<Instant> {

@@ -60,6 +60,9 @@ pub enum BuildTls {
     /// The flag that names the roots is missing.
     #[error("--v2 needs --v2-client-ca")]
     NoClientCa,
+    /// There are no files of the event port either.
+    #[error("--v2 needs --v2-tls-cert and --v2-tls-key where the event port has no files")]
+    NoServer,
     /// What the files hold is of no use.
     #[error("build the TLS of contract v2")]
     Tls(#[from] TlsConfig),
@@ -70,7 +73,11 @@ impl Flags {
     ///
     /// # Errors
     /// [`BuildTls`].
-    pub fn tls(&self, certificate: &PathBuf, key: &PathBuf) -> Result<(ServerIdentity, Callers), BuildTls> {
+    pub fn tls(
+        &self,
+        certificate: Option<&PathBuf>,
+        key: Option<&PathBuf>,
+    ) -> Result<(ServerIdentity, Callers), BuildTls> {
         let bundle = |path: &PathBuf| Ok::<_, BuildTls>(TrustBundle::from_pem(&read(path)?)?);
         let clients = bundle(self.v2_client_ca.as_ref().ok_or(BuildTls::NoClientCa)?)?;
         let proxy = match (&self.v2_proxy_ca, &self.v2_proxy_identity) {
@@ -78,8 +85,8 @@ impl Flags {
             _ => None,
         };
         let callers = Callers::new(clients, proxy)?;
-        let chain = read(self.v2_tls_cert.as_ref().unwrap_or(certificate))?;
-        let key = read(self.v2_tls_key.as_ref().unwrap_or(key))?;
+        let chain = read(self.v2_tls_cert.as_ref().or(certificate).ok_or(BuildTls::NoServer)?)?;
+        let key = read(self.v2_tls_key.as_ref().or(key).ok_or(BuildTls::NoServer)?)?;
         Ok((ServerIdentity::from_pem(&chain, &key, callers.bundle())?, callers))
     }
 }

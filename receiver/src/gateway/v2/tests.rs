@@ -206,6 +206,26 @@ async fn each_runtime_has_a_rate() {
     assert_eq!(statuses(limits.burst + 5).await, BTreeMap::from([(200, limits.burst), (429, 5)]));
 }
 
+#[tokio::test]
+async fn a_revoked_runtime_or_leaf_says_nothing_more() {
+    let room = Room::new();
+    let revocations = crate::enrolment::Revocations::default();
+    let settings =
+        Settings { revocations: revocations.clone(), ..settings("127.0.0.1:0".parse().unwrap(), testing::domain()) };
+    let callers = Callers::new(TrustBundle::of(vec![room.leaves["runtime"].clone()]), None).unwrap();
+    let metrics = Metrics::register(&mut Registry::default());
+    let desk = Desk::new(&settings, callers, room.taken.clone(), metrics, testing::metrics());
+    let leaf = tidewatch_shared::certificate::fingerprint(&room.leaves["runtime"]);
+    let body = r#"{"watched":{"Namespace":"a","Name":"b"},"watchedGvk":{"group":"g","version":"v","kind":"K"}}"#;
+    for (keys, expected) in [(vec![], 200), (vec!["r-2"], 200), (vec!["r-1"], 401), (vec![&*leaf], 401)] {
+        let data: BTreeMap<_, _> = keys.into_iter().map(|key| (key, "lost")).collect();
+        revocations.set(Some(&serde_json::from_value(serde_json::json!({"data": data})).unwrap()));
+        let request = Request::post("/v2/lifecycle-manager/event").body(Full::new(body.into())).unwrap();
+        let answer = desk.answer(request, &desk.peer(&[room.leaves["runtime"].clone()])).await.0;
+        assert_eq!(answer.status(), expected);
+    }
+}
+
 #[test]
 fn with_a_proxy_the_handshake_admits_its_roots_alone() {
     let (clients, proxies) = (Root::new(), Root::new());
