@@ -9,7 +9,7 @@ mod build;
 mod crd;
 mod deletion;
 mod error;
-mod fetch;
+pub(crate) mod fetch;
 mod inputs;
 mod lookup;
 mod memory;
@@ -28,7 +28,7 @@ use std::{collections::BTreeSet, time::Duration};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{Client, ResourceExt, runtime::reflector::ObjectRef};
-use tidewatch_shared::{api::Kyma, names::label, plan::Work, trace};
+use tidewatch_shared::{api::Kyma, identity::RuntimeId, names::label, plan::Work, trace};
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
@@ -41,7 +41,7 @@ pub(crate) use inputs::{Inputs, is_our_note};
 use self::{
     error::unusable,
     lookup::Sources,
-    memory::Memory,
+    memory::{Memory, Verified},
     remote::Both,
     status::{Access, Findings},
     validate::validate,
@@ -50,13 +50,16 @@ use self::{
 use crate::{
     catalog::{Catalog, visibility::is_true},
     hub::Job,
+    installer::{self, Installer, Readiness, Report},
     kcp::{CurrentPlan, Stores},
     key::KymaKey,
     path::Pause,
-    queue::{Outcome, Wanted, Works},
+    queue::{Class, Outcome, Wanted, Works},
     runtime_access::{RuntimeAccess, Unusable, describe},
 };
 
+/// Until an installation that a runtime refuses is tried again.
+const REFUSED_AGAIN: Duration = Duration::from_secs(60);
 /// The reason of the condition about access when there is no Secret.
 const SECRET_MISSING: &str = "AccessSecretMissing";
 
@@ -91,6 +94,7 @@ pub struct Context {
     clients: Clients,
     catalog: Catalog,
     plan: CurrentPlan,
+    installer: Option<Installer>,
     settings: Settings,
     metrics: Metrics,
     memory: Memory,
@@ -119,11 +123,18 @@ impl Context {
             clients,
             catalog,
             plan,
+            installer: None,
             settings,
             metrics,
             memory: Memory::default(),
             written: Written::default(),
         }
+    }
+
+    /// Installs the agents too.
+    #[must_use]
+    pub fn with_installer(self, installer: Installer) -> Self {
+        Self { installer: Some(installer), ..self }
     }
 
     /// Forgets what was verified in a runtime whose Kyma is gone.
@@ -141,9 +152,9 @@ pub async fn pass(ctx: &Context, job: &Job) -> Outcome {
     work(ctx, &job.key, &job.wanted).await
 }
 
-/// The span of a pass: it continues the trace of an event that caused it, and links to those of the others.
+/// The span of a pass: it continues the trace of the wait for it.
 pub(crate) fn traced(job: &Job) -> Option<trace::Span> {
-    trace::span("reconcile", None, job.traces().iter().map(String::as_str))
+    trace::span("reconcile", None, job.traceparent())
 }
 
 async fn work(ctx: &Context, key: &KymaKey, wanted: &Wanted) -> Outcome {
@@ -208,18 +219,19 @@ async fn reconcile(ctx: &Context, key: &KymaKey, wanted: &Wanted, works: Works) 
         Mode::Deleting => return deletion::step(ctx, key, kyma, works).await,
         Mode::Active => {}
     }
-    let only_catalog = works.minus(Works::of(&[Work::Catalog])).is_empty();
+    let only = |of: &[Work]| works.minus(Works::of(of)).is_empty();
+    let (only_catalog, is_whole) = (only(&[Work::Catalog]), !only(&[Work::Catalog, Work::Installer]));
     let kyma = base::mark(ctx, kyma).await?;
     // Taken before anything is read, so that what changes meanwhile is not noted as worked on.
     let inputs = Inputs::of(&kyma, &ctx.plan.load(), ctx.catalog.content(kyma.labels(), &ctx.stores));
-    let mut pass = Pass { ctx, key, kyma, runtime: None, findings: Findings::default() };
+    let mut pass = Pass { ctx, key, kyma, is_whole, runtime: None, installed: Ok(None), findings: Findings::default() };
     let worked = if only_catalog { Ok(()) } else { pass.base(wanted).await };
     let mut outcome = Outcome::ended(works);
     if worked.is_ok() && works.contains(Work::Catalog) {
         outcome = pass.catalog(wanted, works).await;
     }
     let worked = match worked {
-        Ok(()) if !only_catalog => pass.modules().await,
+        Ok(()) if pass.is_whole => pass.modules().await,
         worked => worked,
     };
     if let Err(error) = worked {
@@ -231,8 +243,23 @@ async fn reconcile(ctx: &Context, key: &KymaKey, wanted: &Wanted, works: Works) 
         return Err(error);
     }
     pass.record().await?;
+    let outcome = with_installer(outcome, pass.installed);
     inputs::note(ctx, &pass.kyma, &inputs, outcome.ended).await;
     Ok(outcome)
+}
+
+/// What became of the installation besides: tried again with backoff, or looked at again after a time.
+fn with_installer(outcome: Outcome, installed: Result<Option<Duration>, Class>) -> Outcome {
+    let installer = Works::of(&[Work::Installer]);
+    match installed {
+        Ok(again_in) => Outcome { again_in: outcome.again_in.or(again_in), ..outcome },
+        Err(class) => Outcome {
+            ended: outcome.ended.minus(installer),
+            failed: outcome.failed | installer,
+            class: outcome.class.or(Some(class)),
+            ..outcome
+        },
+    }
 }
 
 /// One pass over one Kyma.
@@ -241,13 +268,17 @@ struct Pass<'a> {
     key: &'a KymaKey,
     /// The Kyma in KCP as it was last read or written.
     kyma: Kyma,
+    /// It is about the Kyma in the runtime too.
+    is_whole: bool,
     /// The client, and the Kyma in the runtime, as far as it was looked at.
     runtime: Option<(Client, Kyma)>,
+    /// When to look at the installation again, or how it failed.
+    installed: Result<Option<Duration>, Class>,
     findings: Findings,
 }
 
 impl Pass<'_> {
-    /// Brings the runtime to what every runtime has, its Kyma included.
+    /// Brings the runtime to what every runtime has; its Kyma too, if the pass is about it.
     async fn base(&mut self, wanted: &Wanted) -> Result<(), Error> {
         let Self { ctx, key, .. } = *self;
         let (client, revision) = (ctx.clients)(key).map_err(Error::Access)?;
@@ -258,12 +289,52 @@ impl Pass<'_> {
             }
         })?;
         self.findings.conditions.crds = Some(true);
+        self.install(&client, &mut verified).await;
+        if !self.is_whole {
+            ctx.memory.keep(key, verified);
+            self.findings.conditions.access = Some(Access::Usable);
+            return Ok(());
+        }
         let Both { kcp, runtime } = remote::ensure(ctx, &client, self.kyma.clone()).await?;
         ctx.memory.keep(key, verified);
         self.findings.conditions.access = Some(Access::Usable);
         self.kyma = kcp;
         self.runtime = Some((client, runtime));
         Ok(())
+    }
+
+    /// Brings the agent to the runtime. Its failure stops nothing else.
+    async fn install(&mut self, client: &Client, verified: &mut Verified) {
+        let Self { ctx, key, .. } = *self;
+        let Some(installer) = &ctx.installer else { return };
+        let installed = &mut verified.installed;
+        let id = self.kyma.labels().get(label::RUNTIME_ID).and_then(|id| id.parse::<RuntimeId>().ok());
+        let Some(id) = id else {
+            let message = format!("the Kyma has no runtime id in its label {}", label::RUNTIME_ID);
+            self.findings.conditions.webhook = Some(Readiness::Not { reason: "NoRuntimeId", message });
+            return;
+        };
+        let plan = ctx.plan.load_full();
+        let report = installer.install(client, &id, &plan, installed).await;
+        let Report { failures, written, held } = &report;
+        if !written.is_empty() {
+            debug!(kyma = %key, ?written, "the agent's installation was mended");
+        }
+        for failure in failures {
+            let cause = failure.error.call().map(describe);
+            warn!(kyma = %key, error = %failure.error, cause, ?held, "the agent is not installed as it shall be");
+        }
+        let (readiness, look) = installer.readiness(client, key, &self.kyma, &report, installed).await;
+        // What the Kyma waited for is there: its state may be another one.
+        self.is_whole |= readiness == Some(Readiness::Ready) && !installer::was_ready(&self.kyma);
+        self.findings.conditions.webhook = readiness;
+        // What the user's cluster refuses is the user's to see, and ends the work; the rest is tried again with backoff.
+        let class = failures.iter().map(|failure| failure.error.class()).find(|class| *class != Class::Refused);
+        self.installed = match class {
+            Some(class) => Err(class),
+            None if failures.is_empty() => Ok(look),
+            None => Ok(Some(REFUSED_AGAIN)),
+        };
     }
 
     /// Brings the catalog to the runtime. Its failure stops nothing else.

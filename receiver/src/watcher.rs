@@ -6,5 +6,5 @@ mod plan;
 mod status;
 
 pub use apply::{Applied, ApplyError, apply};
-pub use plan::{Rejected, Why, builtin, plan, routes, watch_name};
+pub use plan::{Rejected, Why, builtin, plan, plan_with, routes, watch_name};
 pub use status::{ReportError, Serving, report};

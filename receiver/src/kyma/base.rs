@@ -56,6 +56,10 @@ pub(super) async fn ensure(ctx: &Context, client: &Client, verified: &mut Verifi
             verified.crds.insert(wanted.name.clone());
         }
     }
+    if ctx.installer.is_some() {
+        // The plan is part of what is installed.
+        return Ok(());
+    }
     let plan: std::sync::Arc<Plan> = ctx.plan.load_full();
     if verified.plan.as_deref() != Some(plan.revision()) {
         watcher::apply(client, &plan).await.map_err(Error::Plan)?;

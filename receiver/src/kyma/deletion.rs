@@ -121,7 +121,7 @@ async fn show(client: &Client, kyma: &Kyma) -> Result<(), Error> {
     }
 }
 
-/// Takes what is ours out of the runtime: catalog, its definitions, the Kyma, its definition. `None` when all of it is gone.
+/// Takes what is ours out of the runtime: catalog, its definitions, the Kyma, its definition, the agent. `None` when all of it is gone.
 async fn clean(ctx: &Context, key: &KymaKey, client: &Client, kyma: &Kyma) -> Result<Option<Duration>, Error> {
     let api = crd::definitions(client);
     let (mut of_kyma, mut of_catalog) = (None, Vec::new());
@@ -155,7 +155,14 @@ async fn clean(ctx: &Context, key: &KymaKey, client: &Client, kyma: &Kyma) -> Re
             }
         }
     }
-    Ok(waits.then_some(LOOK_AGAIN))
+    if waits {
+        return Ok(Some(LOOK_AGAIN));
+    }
+    // Last of all: it told of everything that went before.
+    match &ctx.installer {
+        Some(installer) => installer.remove(client).await.map_err(|failure| Error::Agent(failure.error)),
+        None => Ok(None),
+    }
 }
 
 async fn delete<K>(api: &Api<K>, name: String, uid: Option<String>) -> Result<(), Error>

@@ -5,6 +5,7 @@ use thiserror::Error;
 use super::{SECRET_MISSING, crd, fetch, status::Access};
 use crate::{
     catalog::SyncError,
+    installer,
     queue::Class,
     runtime_access::{self, Unusable, classify, describe, forbidden_address},
     watcher::ApplyError,
@@ -72,6 +73,9 @@ pub enum Error {
     /// The catalog.
     #[error("bring the catalog to the runtime")]
     Catalog(#[source] SyncError),
+    /// The agent, on its way out.
+    #[error("remove the agent")]
+    Agent(#[source] installer::Error),
 }
 
 impl Error {
@@ -93,6 +97,7 @@ impl Error {
         match self {
             Self::Runtime { source, .. } | Self::Crd { source, .. } => Some(source),
             Self::Plan(error) => error.call(),
+            Self::Agent(error) => error.call(),
             _ => None,
         }
     }
@@ -120,6 +125,7 @@ impl Error {
             Self::Runtime { .. } => "spec_replacement_from_remote",
             Self::Crd { .. } | Self::NotEstablished(_) | Self::Terminating(_) => "crds_sync",
             Self::Plan(_) => "skr_webhook_installation",
+            Self::Agent(_) => "remote_kyma_deletion",
             Self::Catalog(_) => "module_catalog_sync",
         }
     }

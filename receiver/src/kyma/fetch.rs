@@ -18,18 +18,18 @@ use crate::key::KymaKey;
 
 /// Whether an API server said that this very object is not there. A 404 that names no object means that the kind is not served:
 /// that proves nothing.
-pub(super) fn is_absent(error: &kube::Error, name: &str) -> bool {
+pub(crate) fn is_absent(error: &kube::Error, name: &str) -> bool {
     let names_it = |status: &kube::core::Status| status.details.as_ref().is_some_and(|details| details.name == name);
     matches!(error, kube::Error::Api(status) if status.code == 404 && status.reason == "NotFound" && names_it(status))
 }
 
 /// Whether somebody else wrote in between, or made what we wanted to make.
-pub(super) fn is_conflict(error: &kube::Error) -> bool {
+pub(crate) fn is_conflict(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 409)
 }
 
 /// Reads an object; `None` only if the server says that it is not there.
-pub(super) async fn get<K>(api: &Api<K>, name: &str) -> kube::Result<Option<K>>
+pub(crate) async fn get<K>(api: &Api<K>, name: &str) -> kube::Result<Option<K>>
 where
     K: Clone + DeserializeOwned + std::fmt::Debug,
 {

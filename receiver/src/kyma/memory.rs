@@ -7,7 +7,7 @@ use std::{
 
 use tidewatch_shared::names::AGENT_OBJECT;
 
-use crate::{key::KymaKey, queue::Drift};
+use crate::{installer::Installed, key::KymaKey, queue::Drift};
 
 /// What is known of one runtime. Everything in it is proved again when the runtime's agent speaks of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -20,8 +20,10 @@ pub(super) struct Verified {
     pub(super) crds: BTreeSet<String>,
     /// Forms in which this API server keeps our CRDs, where it adds something of its own: hash by name.
     pub(super) forms: BTreeMap<String, u64>,
-    /// Revision of the plan that stands in the agent's ConfigMap.
+    /// Revision of the plan that stands in the agent's ConfigMap, where nobody installs the agent.
     pub(super) plan: Option<String>,
+    /// What is known of the agent's installation.
+    pub(super) installed: Installed,
 }
 
 impl Verified {
@@ -30,10 +32,13 @@ impl Verified {
         match drift {
             Drift::None => {}
             Drift::All => {
-                *self = Self { client: self.client, forms: std::mem::take(&mut self.forms), ..Self::default() }
+                let (forms, mut installed) = (std::mem::take(&mut self.forms), std::mem::take(&mut self.installed));
+                installed.doubt_all();
+                *self = Self { client: self.client, forms, installed, ..Self::default() };
             }
             Drift::Objects(objects) => {
                 for object in objects {
+                    self.installed.doubt(&object.subject.resource, &object.subject.name);
                     match (object.subject.resource.as_str(), object.subject.name.as_str()) {
                         ("namespaces", _) => self.namespace = false,
                         ("customresourcedefinitions", name) => {
@@ -102,6 +107,7 @@ mod tests {
             crds: ["kymas.x".to_owned(), "others.x".to_owned()].into(),
             forms: BTreeMap::new(),
             plan: Some("1".into()),
+            installed: Installed::default(),
         }
     }
 

@@ -152,7 +152,12 @@ mod tests {
         Findings {
             channel: Some("fast".into()),
             modules: Some(states.iter().enumerate().map(module).collect()),
-            conditions: Conditions { crds: Some(true), catalog: Some(true), access: Some(Access::Usable) },
+            conditions: Conditions {
+                crds: Some(true),
+                catalog: Some(true),
+                access: Some(Access::Usable),
+                webhook: None,
+            },
             ..Findings::default()
         }
     }

@@ -1,6 +1,7 @@
 //! Passes against a fake KCP and a fake runtime: which calls are made, and what is there afterwards.
 
 mod fake;
+mod installer;
 
 use std::sync::Arc;
 
@@ -22,7 +23,7 @@ use self::fake::Fake;
 use super::*;
 use crate::{
     catalog,
-    queue::{Class, Drift, Priority},
+    queue::{Drift, Priority},
 };
 
 /// A KCP with one Kyma and a module `keda`, a runtime, and passes between them.
@@ -97,6 +98,7 @@ impl Bed {
             clients: Box::new(move |_| Ok((client.clone(), 1))),
             catalog: Catalog::new(catalog::Settings::default(), catalog::Metrics::default()),
             plan: Arc::new(ArcSwap::from_pointee(Plan::new("1".into(), Vec::new()).unwrap())),
+            installer: None,
             settings: Settings { registry: "registry.example".into(), ..Settings::default() },
             metrics: Metrics::register(&mut Registry::default(), Requeues::default()),
             memory: Memory::default(),

@@ -94,7 +94,14 @@ pub fn builtin() -> Vec<PlannedWatch> {
 /// is left out.
 #[must_use]
 pub fn plan<W: AsRef<Watcher>>(watchers: &[W]) -> (Plan, Vec<Rejected>) {
+    plan_with(Vec::new(), watchers)
+}
+
+/// The same with further watches of our own, as where agents are installed.
+#[must_use]
+pub fn plan_with<W: AsRef<Watcher>>(more: Vec<PlannedWatch>, watchers: &[W]) -> (Plan, Vec<Rejected>) {
     let mut watches = builtin();
+    watches.extend(more);
     let mut rejected = Vec::new();
     let present = watchers.iter().map(AsRef::as_ref).filter(|watcher| watcher.meta().deletion_timestamp.is_none());
     let by_name: BTreeMap<_, _> = present.map(|watcher| (key_of(watcher), watcher)).collect();

@@ -4,10 +4,14 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tidewatch_shared::api::{Condition, ConditionStatus, KymaStatus};
 
+use crate::installer::Readiness;
+
 const CRDS: &str = "CRDsSync";
 const MODULES: &str = "Modules";
 const CATALOG: &str = "ModuleCatalog";
 const ACCESS: &str = "RuntimeAccess";
+/// The incumbent's name for the installation of the agent.
+const WEBHOOK: &str = "SKRWebhook";
 /// Conditions that other rooms write, with field managers of their own.
 const OTHERS: [&str; 2] = ["EventPath", "Paused"];
 
@@ -34,11 +38,13 @@ pub(crate) struct Conditions {
     pub(crate) catalog: Option<bool>,
     /// See [`Access`].
     pub(crate) access: Option<Access>,
+    /// The runtime has its agent; never found where agents are not installed.
+    pub(crate) webhook: Option<Readiness>,
 }
 
 /// Whether a condition counts for the Kyma's state.
 pub(super) fn counts(condition: &Condition) -> bool {
-    [CRDS, MODULES, CATALOG].contains(&condition.type_.as_str())
+    [CRDS, MODULES, CATALOG, WEBHOOK].contains(&condition.type_.as_str())
 }
 
 /// Whether another room writes this condition.
@@ -65,6 +71,16 @@ impl Conditions {
                 conditions.push(condition(old, ACCESS, ConditionStatus::False, reason, message, now));
             }
             None => conditions.extend(old.condition(ACCESS).cloned()),
+        }
+        match &self.webhook {
+            Some(Readiness::Ready) => {
+                let message = "skrwebhook is synchronized";
+                conditions.push(condition(old, WEBHOOK, ConditionStatus::True, Condition::READY, message, now));
+            }
+            Some(Readiness::Not { reason, message }) => {
+                conditions.push(condition(old, WEBHOOK, ConditionStatus::False, reason, message, now));
+            }
+            None => conditions.extend(old.condition(WEBHOOK).cloned()),
         }
         conditions
     }
@@ -97,6 +113,11 @@ fn message(kind: &str, status: ConditionStatus) -> &'static str {
         (_, False) => "module templates are out of sync and need to be resynchronized",
         (_, Unknown) => "module templates synchronization state is unknown",
     }
+}
+
+/// The status without what nobody looks after where agents are not installed.
+pub(super) fn without_installer(status: &mut KymaStatus) {
+    status.conditions.iter_mut().for_each(|conditions| conditions.retain(|condition| condition.type_ != WEBHOOK));
 }
 
 /// Since when the runtime has been unreachable for this reason, as the status tells.

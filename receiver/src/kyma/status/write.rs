@@ -11,7 +11,11 @@ use tidewatch_shared::{
     names::{GROUP, SKR_KYMA, VERSION, field_manager},
 };
 
-use super::{Findings, compute, condition::is_anothers, for_runtime, same};
+use super::{
+    Findings, compute,
+    condition::{is_anothers, without_installer},
+    for_runtime, same,
+};
 use crate::kyma::{Context, Error, error, fetch};
 
 /// Writes what was found out to the KCP Kyma, unless somebody wrote to it since it was read. Returns the status and the
@@ -23,7 +27,11 @@ pub(crate) async fn write_kcp(
     now: &Time,
 ) -> Result<(KymaStatus, Option<String>), Error> {
     let old = kyma.status.clone().unwrap_or_default();
-    let new = compute(&old, findings, now);
+    let mut known = old.clone();
+    if ctx.installer.is_none() {
+        without_installer(&mut known);
+    }
+    let new = compute(&known, findings, now);
     let mut ours = old.clone();
     ours.conditions.get_or_insert_default().retain(|condition| !is_anothers(condition));
     if same(&ours, &new) {

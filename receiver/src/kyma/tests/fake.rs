@@ -12,7 +12,7 @@ use http_body_util::{BodyExt, Full};
 use kube::{Client, client::Body};
 use serde_json::{Value, json};
 
-const PLURALS: [&str; 9] = [
+const PLURALS: [&str; 20] = [
     "kymas",
     "manifests",
     "secrets",
@@ -22,6 +22,17 @@ const PLURALS: [&str; 9] = [
     "namespaces",
     "configmaps",
     "leases",
+    "serviceaccounts",
+    "clusterroles",
+    "clusterrolebindings",
+    "roles",
+    "rolebindings",
+    "priorityclasses",
+    "networkpolicies",
+    "services",
+    "deployments",
+    "pods",
+    "validatingwebhookconfigurations",
 ];
 
 type Answer = (StatusCode, String);

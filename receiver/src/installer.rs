@@ -1,0 +1,105 @@
+//! The agent in each runtime: everything it needs to run with the least rights that work, kept exactly as it shall be.
+//!
+//! `objects` says what is installed, `rights` what of it the plan decides, `watches` what of it the agent itself watches, `form` whether a
+//! read object is as it shall be: all pure. `apply` writes what differs, `removal` takes all of it away, `readiness` says what keeps an
+//! agent from running. Nothing here reads the agent's Secret: its key stays where it is.
+
+mod apply;
+mod error;
+mod flags;
+mod form;
+mod kit;
+mod metrics;
+mod objects;
+mod part;
+mod readiness;
+mod removal;
+mod rights;
+mod state;
+mod url;
+mod watches;
+
+pub use error::{Error, Failure};
+pub use flags::{Flags, MemoryLimit, ParseMemoryLimit, Settings};
+pub use metrics::Metrics;
+pub use part::Part;
+pub use state::Installed;
+pub use url::{ParsePublicUrl, PublicUrl};
+pub use watches::watches;
+
+pub(crate) use readiness::{Readiness, was_ready};
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use arc_swap::ArcSwapOption;
+use kube::Client;
+use tidewatch_shared::{identity::RuntimeId, plan::Plan};
+
+use self::kit::Kit;
+use crate::{fleet::PathState, key::KymaKey, pki::Trust};
+
+/// What is trusted at this moment.
+pub type Trusted = Box<dyn Fn() -> Arc<Trust> + Send + Sync>;
+/// Whether the path from a runtime is proven; `None` for an unknown Kyma.
+pub type PathOf = Box<dyn Fn(&KymaKey) -> Option<PathState> + Send + Sync>;
+
+/// Installs agents. One for all runtimes.
+pub struct Installer {
+    settings: Settings,
+    trusted: Trusted,
+    path: PathOf,
+    metrics: Metrics,
+    /// Nearly all of what is installed is the same in all runtimes that have the same plan.
+    kit: ArcSwapOption<Kit>,
+}
+
+/// What became of an installation.
+#[derive(Debug, Default)]
+pub struct Report {
+    /// Parts that were written.
+    pub written: BTreeSet<Part>,
+    /// Parts that could not be brought to what they shall be, and why.
+    pub failures: Vec<Failure>,
+    /// Parts that wait for others that failed.
+    pub held: BTreeSet<Part>,
+}
+
+impl Installer {
+    /// Knows no runtime yet.
+    #[must_use]
+    pub fn new(settings: Settings, trusted: Trusted, path: PathOf, metrics: Metrics) -> Self {
+        Self { settings, trusted, path, metrics, kit: ArcSwapOption::empty() }
+    }
+
+    /// Brings a runtime to what an agent needs. Asks only for what `installed` does not know, writes only what differs, and notes what it
+    /// proved. What is refused is named and stops nothing that does not depend on it.
+    pub async fn install(
+        &self,
+        client: &Client,
+        runtime: &RuntimeId,
+        plan: &Arc<Plan>,
+        installed: &mut Installed,
+    ) -> Report {
+        let report = apply::Run::new(client, runtime, &self.kit(plan), installed).run().await;
+        self.metrics.installed(&report);
+        report
+    }
+
+    /// Takes away what was installed, the agent first and its objects after it. `Some` while the runtime is still deleting.
+    ///
+    /// # Errors
+    /// [`Failure`].
+    pub async fn remove(&self, client: &Client) -> Result<Option<Duration>, Failure> {
+        removal::step(client).await
+    }
+
+    fn kit(&self, plan: &Arc<Plan>) -> Arc<Kit> {
+        let trust = (self.trusted)();
+        if let Some(kit) = self.kit.load_full().filter(|kit| kit.is_of(plan, &trust.agents)) {
+            return kit;
+        }
+        let kit = Arc::new(Kit::new(&self.settings, plan.clone(), &trust.agents));
+        self.kit.store(Some(kit.clone()));
+        kit
+    }
+}

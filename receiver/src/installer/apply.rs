@@ -1,0 +1,313 @@
+//! Brings one runtime to what an agent needs: reads what nobody has looked at, and writes what differs, in the order of the parts.
+
+use std::collections::BTreeMap;
+
+use futures::{StreamExt as _, stream};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{DeleteParams, DynamicObject, ObjectMeta, Patch, PatchParams, PostParams, Preconditions},
+};
+use serde_json::Value;
+use tidewatch_shared::{
+    identity::RuntimeId,
+    names::{AGENT_DEPLOYMENT, field_manager, label},
+};
+use tokio::time::Instant;
+
+use super::{
+    Error, Failure, Installed, Part, Report,
+    error::Object,
+    form::{self, LEFT, Verdict, judge},
+    kit::{Kit, Wanted},
+    part::{Kind, POLICIES, SERVICES, WEBHOOKS},
+    rights,
+};
+use crate::kyma::fetch;
+
+/// Objects that are read at the same time.
+const AT_ONCE: usize = 6;
+
+/// Objects of the incumbent that have no part any more, besides its webhook configuration.
+const OBSOLETE: [(Part, Kind, &str); 2] =
+    [(Part::MetricsService, SERVICES, AGENT_DEPLOYMENT), (Part::DenyAll, POLICIES, "kyma-project.io--seed-to-watcher")];
+
+/// Without these a webhook configuration of the incumbent's that is still there would make users wait for nobody.
+const BEHIND_WEBHOOKS: [Part; 6] =
+    [Part::DenyAll, Part::ApiServerPolicy, Part::DnsPolicy, Part::MetricsPolicy, Part::Secret, Part::Deployment];
+/// Without one of these nothing else may be denied.
+const ALLOWED: [Part; 3] = [Part::ApiServerPolicy, Part::DnsPolicy, Part::MetricsPolicy];
+/// A plan must not name what its agent may not read yet.
+const RIGHTS: [Part; 5] = [Part::Account, Part::ClusterRole, Part::ClusterRoleBinding, Part::Role, Part::RoleBinding];
+
+/// One installation, from its reads to its report.
+pub(super) struct Run<'a> {
+    client: &'a Client,
+    runtime: &'a RuntimeId,
+    kit: &'a Kit,
+    installed: &'a mut Installed,
+    report: Report,
+    /// A role that has more rights than it shall keep, until the plan is there.
+    wide: BTreeMap<Part, DynamicObject>,
+}
+
+impl<'a> Run<'a> {
+    pub(super) fn new(client: &'a Client, runtime: &'a RuntimeId, kit: &'a Kit, installed: &'a mut Installed) -> Self {
+        Self { client, runtime, kit, installed, report: Report::default(), wide: BTreeMap::new() }
+    }
+
+    pub(super) async fn run(mut self) -> Report {
+        let unknown: Vec<_> = self.kit.wanted().filter(|wanted| !self.installed.is(wanted, self.runtime)).collect();
+        if unknown.is_empty() && self.installed.cleared {
+            return self.report;
+        }
+        let mut found = match self.read(&unknown).await {
+            Some(found) => found,
+            None => return self.report,
+        };
+        if !self.installed.cleared && !self.kit.compat_webhooks {
+            self.clear(Part::Webhooks, WEBHOOKS, AGENT_DEPLOYMENT).await;
+        }
+        for wanted in unknown {
+            let Some(found) = found.remove(&wanted.part) else { continue };
+            if self.is_over() {
+                return self.report;
+            }
+            if self.waits(wanted.part) {
+                self.report.held.insert(wanted.part);
+            } else {
+                self.ensure(wanted, found).await;
+            }
+            if wanted.part == Part::ConfigMap {
+                self.narrow().await;
+            }
+        }
+        self.narrow().await;
+        if !self.installed.cleared && self.report.failures.is_empty() && self.report.held.is_empty() {
+            for (part, kind, name) in OBSOLETE {
+                self.clear(part, kind, name).await;
+            }
+            self.installed.cleared = self.report.failures.is_empty();
+        }
+        self.report
+    }
+
+    /// What is there now. `None` when the runtime cannot be asked at all.
+    async fn read(&mut self, unknown: &[&'a Wanted]) -> Option<BTreeMap<Part, Option<DynamicObject>>> {
+        let reads: Vec<_> = unknown.iter().map(|wanted| read(self.client, wanted.part)).collect();
+        let mut reads = stream::iter(reads).buffered(AT_ONCE);
+        let mut found = BTreeMap::new();
+        while let Some((part, result)) = reads.next().await {
+            match result {
+                Ok(object) => {
+                    found.insert(part, object);
+                }
+                Err(source) => {
+                    self.report.failures.push(Failure { part, error: Error::Read { object: Object::of(part), source } })
+                }
+            }
+            if self.is_over() {
+                return None;
+            }
+        }
+        Some(found)
+    }
+
+    fn is_over(&self) -> bool {
+        self.report.failures.last().is_some_and(|failure| failure.error.is_of_all())
+    }
+
+    fn failed(&self, part: Part) -> bool {
+        self.report.failures.iter().any(|failure| failure.part == part)
+    }
+
+    /// Whether a part needs another one that failed.
+    fn waits(&self, part: Part) -> bool {
+        (BEHIND_WEBHOOKS.contains(&part) && self.failed(Part::Webhooks))
+            || (part == Part::ConfigMap && RIGHTS.into_iter().any(|right| self.failed(right)))
+            || (part == Part::DenyAll && ALLOWED.into_iter().any(|allowed| self.failed(allowed)))
+    }
+
+    async fn ensure(&mut self, wanted: &Wanted, found: Option<DynamicObject>) {
+        let part = wanted.part;
+        let body = wanted.body(self.runtime);
+        let (shall, later) = match &found {
+            Some(found) if matches!(part, Part::ClusterRole | Part::Role) => widen(&body, found),
+            _ => (body, false),
+        };
+        match self.settle(part, &shall, found).await {
+            Ok(object) if later => {
+                self.wide.insert(part, object);
+            }
+            Ok(_) => self.installed.saw(wanted, self.runtime),
+            Err(error) => self.report.failures.push(Failure { part, error }),
+        }
+    }
+
+    /// Takes from roles what the plan before needed and this one does not.
+    async fn narrow(&mut self) {
+        if self.failed(Part::ConfigMap) || self.report.held.contains(&Part::ConfigMap) {
+            return;
+        }
+        for (part, found) in std::mem::take(&mut self.wide) {
+            let Some(wanted) = self.kit.of(part) else { continue };
+            match self.settle(part, &wanted.body(self.runtime), Some(found)).await {
+                Ok(_) => self.installed.saw(wanted, self.runtime),
+                Err(error) => self.report.failures.push(Failure { part, error }),
+            }
+        }
+    }
+
+    /// Writes an object if it is not as it shall be. Returns it as it is then.
+    async fn settle(
+        &mut self,
+        part: Part,
+        shall: &Value,
+        found: Option<DynamicObject>,
+    ) -> Result<DynamicObject, Error> {
+        let known = self.installed.forms.get(&part).copied();
+        let verdict = match &found {
+            Some(found) if found.metadata.deletion_timestamp.is_some() => {
+                return Err(Error::Terminating(Object::of(part)));
+            }
+            Some(found) => judge(part, shall, found, known),
+            None => Verdict::Changed,
+        };
+        let found = match (verdict, found) {
+            (Verdict::Same, Some(found)) => return Ok(found),
+            (_, found) => found,
+        };
+        if !self.installed.may_write(Instant::now()) {
+            return Err(Error::Contested(Object::of(part)));
+        }
+        let api = part.kind().api(self.client);
+        let error = |source| Error::Write { object: Object::of(part), source };
+        let written = match (verdict, found) {
+            (Verdict::Added, Some(found)) => put(&api, part, shall, &found).await.map_err(error)?,
+            (Verdict::Anew, Some(found)) => {
+                delete(&api, part.name(), found.uid())
+                    .await
+                    .map_err(|source| Error::Delete { object: Object::of(part), source })?;
+                apply(&api, part, shall).await.map_err(error)?
+            }
+            _ => apply(&api, part, shall).await.map_err(error)?,
+        };
+        self.report.written.insert(part);
+        if part == Part::Deployment {
+            (self.installed.settling, self.installed.looks) = (true, 0);
+        }
+        if written.metadata.deletion_timestamp.is_some() {
+            return Err(Error::Terminating(Object::of(part)));
+        }
+        if judge(part, shall, &written, None) == Verdict::Same {
+            self.installed.forms.remove(&part);
+            return Ok(written);
+        }
+        // An apply leaves what others added. What is still different after a PUT is this API server's own doing.
+        let written =
+            if verdict == Verdict::Added { written } else { put(&api, part, shall, &written).await.map_err(error)? };
+        if judge(part, shall, &written, None) == Verdict::Same {
+            self.installed.forms.remove(&part);
+        } else {
+            self.installed.forms.insert(part, form::known(part, shall, &written));
+        }
+        Ok(written)
+    }
+
+    /// Deletes an object of the incumbent's, if it is there and bears its mark.
+    async fn clear(&mut self, part: Part, kind: Kind, name: &'static str) {
+        let api = kind.api(self.client);
+        let object = Object::new(kind, name);
+        let error = match metadata(&api, name).await {
+            Ok(Some(found)) if found.labels().get(label::MANAGED_BY).is_some_and(|by| by == label::MANAGED_BY_SKR) => {
+                match delete(&api, name, found.uid()).await {
+                    Ok(()) => {
+                        self.report.written.insert(part);
+                        return;
+                    }
+                    Err(source) => Error::Delete { object, source },
+                }
+            }
+            Ok(_) => return,
+            Err(source) => Error::Read { object, source },
+        };
+        self.report.failures.push(Failure { part, error });
+    }
+}
+
+/// What a role shall be until the plan is there, and whether that is more than it shall keep.
+fn widen(body: &Value, found: &DynamicObject) -> (Value, bool) {
+    let rules = |value: &Value| value["rules"].as_array().cloned().unwrap_or_default();
+    let (wanted, is) = (rules(body), rules(&found.data));
+    let wide = rights::widened(&wanted, &is);
+    if wide.len() == wanted.len() {
+        return (body.clone(), false);
+    }
+    let mut shall = body.clone();
+    // Where all that is wanted is there already, nothing is written before the plan.
+    shall["rules"] = if rights::cover(&is, &wanted) { is.into() } else { wide.into() };
+    (shall, true)
+}
+
+async fn read(client: &Client, part: Part) -> (Part, kube::Result<Option<DynamicObject>>) {
+    let api = part.kind().api(client);
+    let found = if part.is_agents() { metadata(&api, part.name()).await } else { fetch::get(&api, part.name()).await };
+    (part, found)
+}
+
+/// An object without its content.
+pub(super) async fn metadata(api: &Api<DynamicObject>, name: &str) -> kube::Result<Option<DynamicObject>> {
+    match api.get_metadata(name).await {
+        Ok(found) => Ok(Some(bare(found.metadata))),
+        Err(error) if fetch::is_absent(&error, name) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn bare(metadata: ObjectMeta) -> DynamicObject {
+    DynamicObject { types: None, metadata, data: Value::Null }
+}
+
+async fn apply(api: &Api<DynamicObject>, part: Part, shall: &Value) -> kube::Result<DynamicObject> {
+    let params = PatchParams::apply(field_manager::TIDEWATCH).force();
+    if part.is_agents() {
+        // Not even the answer to a write shows what is in it.
+        let written = api.patch_metadata(part.name(), &params, &Patch::Apply(shall)).await?;
+        return Ok(bare(written.metadata));
+    }
+    api.patch(part.name(), &params, &Patch::Apply(shall)).await
+}
+
+/// Replaces an object unless somebody wrote since it was read: what others added goes, but for labels and annotations of its head.
+async fn put(
+    api: &Api<DynamicObject>,
+    part: Part,
+    shall: &Value,
+    found: &DynamicObject,
+) -> kube::Result<DynamicObject> {
+    let mut object: DynamicObject = serde_json::from_value(shall.clone()).map_err(kube::Error::SerdeError)?;
+    let marks = object.metadata.labels.take();
+    object.metadata = found.metadata.clone();
+    object.metadata.managed_fields = None;
+    object.metadata.labels.get_or_insert_default().extend(marks.into_iter().flatten());
+    for (_, place, member) in LEFT.iter().filter(|(of, ..)| *of == part) {
+        let kept = found.data.pointer(place).and_then(|value| value.get(*member));
+        if let (Some(kept), Some(members)) = (kept, object.data.pointer_mut(place).and_then(Value::as_object_mut)) {
+            members.insert((*member).to_owned(), kept.clone());
+        }
+    }
+    let params = PostParams { field_manager: Some(field_manager::TIDEWATCH.to_owned()), ..PostParams::default() };
+    api.replace(part.name(), &params, &object).await
+}
+
+/// Deletes an object, if it is still this one.
+pub(super) async fn delete(api: &Api<DynamicObject>, name: &str, uid: Option<String>) -> kube::Result<()> {
+    let params = DeleteParams {
+        preconditions: Some(Preconditions { uid, ..Preconditions::default() }),
+        ..DeleteParams::background()
+    };
+    match api.delete(name, &params).await {
+        Ok(_) => Ok(()),
+        Err(error) if fetch::is_absent(&error, name) => Ok(()),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,177 @@
+//! What flags decide about agents.
+
+use std::{fmt, str::FromStr};
+
+use clap::Args;
+use thiserror::Error;
+use tidewatch_shared::identity::TrustDomain;
+
+use super::PublicUrl;
+
+/// MiB that an agent needs at least.
+const LEAST_MEMORY: u32 = 64;
+
+/// Whether and how agents are installed.
+#[derive(Clone, Debug, Args)]
+#[group(skip)]
+pub struct Flags {
+    /// Image of the agent; with it agents are installed in every runtime.
+    #[arg(long, env = "TIDEWATCH_AGENT_IMAGE", value_parser = image, requires_all = ["receiver_url", "enrolment_url"])]
+    pub agent_image: Option<String>,
+
+    /// The event port as agents know it, https://host:port
+    #[arg(long, env = "TIDEWATCH_RECEIVER_URL", value_name = "URL")]
+    pub receiver_url: Option<PublicUrl>,
+
+    /// The enrolment port as agents know it, https://host:port
+    #[arg(long, env = "TIDEWATCH_ENROLMENT_URL", value_name = "URL")]
+    pub enrolment_url: Option<PublicUrl>,
+
+    /// Memory limit of an agent, in Mi or Gi, 64Mi or more.
+    #[arg(long, env = "TIDEWATCH_AGENT_MEMORY_LIMIT", default_value = "64Mi")]
+    pub agent_memory_limit: MemoryLimit,
+
+    /// Secret in the namespace kyma-system of each runtime with which an agent's image is pulled.
+    #[arg(long, env = "TIDEWATCH_AGENT_IMAGE_PULL_SECRET", value_parser = object_name)]
+    pub agent_image_pull_secret: Option<String>,
+
+    /// Ports of the runtimes' API servers, as NetworkPolicies see them.
+    #[arg(long, env = "TIDEWATCH_AGENT_API_SERVER_PORTS", value_delimiter = ',', default_value = "443,6443", value_parser = clap::value_parser!(u16).range(1..))]
+    pub agent_api_server_ports: Vec<u16>,
+
+    /// Leaves an empty ValidatingWebhookConfiguration `skr-webhook` in each runtime, for tools that look for it.
+    #[arg(long, env = "TIDEWATCH_COMPAT_WEBHOOK_CONFIGURATION", requires = "agent_image")]
+    pub compat_webhook_configuration: bool,
+}
+
+/// The same, where agents are installed.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Image of the agent.
+    pub image: String,
+    /// Where agents send events.
+    pub receiver: PublicUrl,
+    /// Where agents enrol.
+    pub enrolment: PublicUrl,
+    /// Limit of the agent's container.
+    pub memory: MemoryLimit,
+    /// With which Secret its image is pulled.
+    pub pull_secret: Option<String>,
+    /// Ports of API servers.
+    pub api_server_ports: Vec<u16>,
+    /// Whether the incumbent's webhook configuration stays, empty.
+    pub compat_webhooks: bool,
+    /// Trust domain of the certificates.
+    pub trust_domain: TrustDomain,
+}
+
+impl Flags {
+    /// `None` where no agents are installed.
+    #[must_use]
+    pub fn settings(&self, trust_domain: &TrustDomain) -> Option<Settings> {
+        Some(Settings {
+            image: self.agent_image.clone()?,
+            receiver: self.receiver_url.clone()?,
+            enrolment: self.enrolment_url.clone()?,
+            memory: self.agent_memory_limit,
+            pull_secret: self.agent_image_pull_secret.clone(),
+            api_server_ports: self.agent_api_server_ports.clone(),
+            compat_webhooks: self.compat_webhook_configuration,
+            trust_domain: trust_domain.clone(),
+        })
+    }
+}
+
+/// Why a text is no [`MemoryLimit`].
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum ParseMemoryLimit {
+    /// Not whole Mi or Gi.
+    #[error("not a whole number of Mi or Gi")]
+    Quantity,
+    /// Less than an agent needs.
+    #[error("an agent needs {LEAST_MEMORY}Mi or more")]
+    TooLittle,
+}
+
+/// Memory of a container in MiB, in the form that API servers give to quantities.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct MemoryLimit(u32);
+
+impl fmt::Display for MemoryLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_multiple_of(1024) { write!(f, "{}Gi", self.0 / 1024) } else { write!(f, "{}Mi", self.0) }
+    }
+}
+
+impl FromStr for MemoryLimit {
+    type Err = ParseMemoryLimit;
+
+    fn from_str(text: &str) -> Result<Self, ParseMemoryLimit> {
+        let (number, unit) = match (text.strip_suffix("Mi"), text.strip_suffix("Gi")) {
+            (Some(number), _) => (number, 1),
+            (_, Some(number)) => (number, 1024),
+            (None, None) => return Err(ParseMemoryLimit::Quantity),
+        };
+        let number: u32 = number.parse().map_err(|_| ParseMemoryLimit::Quantity)?;
+        let mebibytes = number.checked_mul(unit).ok_or(ParseMemoryLimit::Quantity)?;
+        if mebibytes < LEAST_MEMORY { Err(ParseMemoryLimit::TooLittle) } else { Ok(Self(mebibytes)) }
+    }
+}
+
+/// An image reference that can stand in a pod: the registry judges the rest.
+fn image(text: &str) -> Result<String, &'static str> {
+    let fits = (1..=512).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic());
+    fits.then(|| text.to_owned()).ok_or("not an image reference")
+}
+
+/// RFC 1123 subdomain.
+fn object_name(text: &str) -> Result<String, &'static str> {
+    let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.');
+    let fits = (1..=253).contains(&text.len()) && text.bytes().all(allowed);
+    fits.then(|| text.to_owned()).ok_or("not the name of an object")
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        flags: Flags,
+    }
+
+    fn parse(line: &[&str]) -> Result<Flags, clap::Error> {
+        Line::try_parse_from(["x"].iter().chain(line)).map(|line| line.flags)
+    }
+
+    #[test]
+    fn an_image_needs_the_addresses_that_agents_get() {
+        let urls = ["--receiver-url", "https://a:1", "--enrolment-url", "https://a:2"];
+        let domain = "kyma.local".parse().unwrap();
+        assert!(parse(&[]).unwrap().settings(&domain).is_none());
+        assert!(parse(&urls).unwrap().settings(&domain).is_none());
+        assert!(parse(&["--agent-image", "r/agent:1"]).is_err());
+        assert!(parse(&["--compat-webhook-configuration"]).is_err());
+        let settings =
+            parse(&[&urls[..], &["--agent-image", "r/agent:1"]].concat()).unwrap().settings(&domain).unwrap();
+        assert_eq!((settings.image.as_str(), settings.enrolment.port()), ("r/agent:1", 2));
+        assert_eq!((settings.memory.to_string().as_str(), settings.api_server_ports), ("64Mi", vec![443, 6443]));
+        for bad in [["--agent-image", "a b"], ["--agent-image-pull-secret", "A"], ["--agent-api-server-ports", "0"]] {
+            assert!(parse(&[&urls[..], &bad].concat()).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn memory_is_written_as_api_servers_write_it() {
+        for (text, written) in [("64Mi", "64Mi"), ("1024Mi", "1Gi"), ("1Gi", "1Gi"), ("1536Mi", "1536Mi")] {
+            assert_eq!(text.parse::<MemoryLimit>().unwrap().to_string(), written);
+        }
+        assert_eq!("63Mi".parse::<MemoryLimit>(), Err(ParseMemoryLimit::TooLittle));
+        for bad in ["64", "64M", "Mi", "-1Gi", "4194304Gi"] {
+            assert_eq!(bad.parse::<MemoryLimit>(), Err(ParseMemoryLimit::Quantity), "{bad}");
+        }
+    }
+}

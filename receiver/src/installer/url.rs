@@ -1,0 +1,80 @@
+//! The address of a port as agents know it.
+
+use std::{fmt, str::FromStr};
+
+use http::Uri;
+use thiserror::Error;
+
+/// Why a text is no [`PublicUrl`].
+#[derive(Debug, Error, PartialEq, Eq)]
+#[error("not https://host or https://host:port")]
+pub struct ParsePublicUrl;
+
+/// `https://host:port`, without a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PublicUrl {
+    host: String,
+    port: u16,
+}
+
+impl PublicUrl {
+    /// The host: a name, or an address without brackets.
+    #[must_use]
+    pub fn host(&self) -> &str {
+        self.host.trim_start_matches('[').trim_end_matches(']')
+    }
+
+    /// The port, 443 where the URL names none.
+    #[must_use]
+    pub const fn port(&self) -> u16 {
+        self.port
+    }
+}
+
+impl fmt::Display for PublicUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "https://{}:{}", self.host, self.port)
+    }
+}
+
+impl FromStr for PublicUrl {
+    type Err = ParsePublicUrl;
+
+    fn from_str(text: &str) -> Result<Self, ParsePublicUrl> {
+        let uri: Uri = text.to_ascii_lowercase().parse().map_err(|_| ParsePublicUrl)?;
+        let authority = uri.authority().ok_or(ParsePublicUrl)?;
+        let plain = uri.scheme_str() == Some("https")
+            && matches!(uri.path(), "" | "/")
+            && uri.query().is_none()
+            && !authority.as_str().contains('@')
+            && !authority.host().is_empty();
+        let port = match authority.port() {
+            None if !authority.as_str().ends_with(':') => 443,
+            None => return Err(ParsePublicUrl),
+            Some(port) => port.as_str().parse().map_err(|_| ParsePublicUrl)?,
+        };
+        (plain && port != 0).then(|| Self { host: authority.host().to_owned(), port }).ok_or(ParsePublicUrl)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_plain_https_address_is_one() {
+        for (text, shown, host) in [
+            ("https://KCP.example:8443", "https://kcp.example:8443", "kcp.example"),
+            ("https://kcp.example/", "https://kcp.example:443", "kcp.example"),
+            ("https://[::1]:1", "https://[::1]:1", "::1"),
+        ] {
+            let url: PublicUrl = text.parse().unwrap();
+            assert_eq!((url.to_string().as_str(), url.host()), (shown, host));
+        }
+        for bad in
+            ["http://a", "https://", "https://a/b", "https://a?b", "https://u@a", "a:1", "https://a:0", "https://a:"]
+        {
+            assert_eq!(bad.parse::<PublicUrl>(), Err(ParsePublicUrl), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! Passes that install the agent.
+
+use tidewatch_shared::names::label;
+
+use super::*;
+use crate::{
+    fleet::PathState,
+    installer::{self, Installer, Part},
+    pki::{CA_VALIDITY, Ca, Trust},
+    watcher,
+};
+
+/// What a runtime has after the first pass: each as `<plural>/<name>`, in the order of their making.
+const OBJECTS: [&str; 15] = [
+    "serviceaccounts/tidewatch-agent",
+    "clusterroles/tidewatch-agent",
+    "clusterrolebindings/tidewatch-agent",
+    "roles/tidewatch-agent",
+    "rolebindings/tidewatch-agent",
+    "leases/tidewatch-agent",
+    "secrets/skr-webhook-tls",
+    "configmaps/tidewatch-agent",
+    "priorityclasses/skr-webhook-priority",
+    "networkpolicies/kyma-project.io--watcher-to-apiserver",
+    "networkpolicies/kyma-project.io--watcher-to-dns",
+    "networkpolicies/kyma-project.io--metrics-to-watcher",
+    "networkpolicies/kyma-project.io--watcher-deny-all",
+    "services/skr-webhook-metrics",
+    "deployments/skr-webhook",
+];
+
+const INSTALLER: [Work; 1] = [Work::Installer];
+
+impl Bed {
+    fn installing(path: PathState) -> Self {
+        Self::installing_with(path, &[])
+    }
+
+    fn installing_with(path: PathState, flags: &[&str]) -> Self {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            flags: installer::Flags,
+        }
+        let line = ["x", "--agent-image", "i:1", "--receiver-url", "https://k:1", "--enrolment-url", "https://k:2"];
+        let line = <Line as clap::Parser>::parse_from(line.iter().chain(flags));
+        let settings = line.flags.settings(&"kyma.local".parse().unwrap()).unwrap();
+        let roots = Ca::generate("a", 1_800_000_000, CA_VALIDITY).unwrap().trust_bundle();
+        let trust = Arc::new(Trust { agents: roots.clone(), clients: roots, issuer: None });
+        let (trusted, path) = (Box::new(move || trust.clone()), Box::new(move |_: &KymaKey| Some(path.clone())));
+        let installer = Installer::new(settings, trusted, path, installer::Metrics::default());
+        let mut bed = Self::new();
+        bed.ctx = bed.ctx.with_installer(installer);
+        bed.replan(&[]);
+        bed
+    }
+
+    fn replan(&self, more: &[Value]) {
+        let watches = more.iter().map(|watch| serde_json::from_value(watch.clone()).unwrap());
+        let watches = installer::watches().into_iter().chain(watches).collect();
+        let (plan, _) = watcher::plan_with::<Arc<tidewatch_shared::api::Watcher>>(watches, &[]);
+        self.ctx.plan.store(Arc::new(plan));
+    }
+
+    async fn install(&mut self, drift: Drift) -> Outcome {
+        self.pass(Works::of(&INSTALLER), drift).await
+    }
+
+    /// The Deployment as its controller leaves it.
+    fn available(&self) {
+        self.runtime.edit("deployments/skr-webhook", |deployment| {
+            deployment["status"] = json!({"observedGeneration": 9, "availableReplicas": 1, "updatedReplicas": 1});
+        });
+    }
+
+    async fn installed(path: PathState) -> Self {
+        let mut bed = Self::installing(path);
+        assert!(bed.pass(Works::RUNTIME, Drift::None).await.failed.is_empty());
+        bed.available();
+        bed.install(Drift::All).await;
+        bed.forget_calls();
+        bed
+    }
+
+    fn webhook(&self) -> (Value, Value, Value) {
+        let condition = self.condition("SKRWebhook");
+        (condition["status"].clone(), condition["reason"].clone(), condition["message"].clone())
+    }
+}
+
+#[tokio::test]
+async fn an_agent_is_installed_with_its_rights_first_and_proved_once() {
+    let mut bed = Bed::installing(PathState::Proven);
+    let outcome = bed.pass(Works::RUNTIME, Drift::None).await;
+    assert!(outcome.failed.is_empty() && outcome.again_in.is_some(), "its pod does not run yet: {outcome:?}");
+    let of_agent = |call: &String| OBJECTS.iter().any(|object| call.ends_with(object));
+    let writes: Vec<_> = bed.runtime.writes().into_iter().filter(of_agent).collect();
+    assert_eq!(writes, OBJECTS.map(|object| format!("PATCH {object}")));
+    let map = bed.runtime.object("configmaps/tidewatch-agent").unwrap();
+    assert_eq!((&map["data"]["runtime-id"], &map["data"]["enrolment-url"]), (&json!("r-1"), &json!("https://k:2")));
+    assert_eq!(Plan::parse(map["data"]["plan.json"].as_str().unwrap()).unwrap(), **bed.ctx.plan.load());
+    assert_eq!((bed.webhook().0, bed.webhook().1), (json!("False"), json!("NoCertificate")));
+    assert_eq!(bed.status()["state"], "Processing");
+
+    bed.available();
+    assert_eq!(bed.install(Drift::None).await, Outcome::ended(Works::of(&INSTALLER)));
+    assert_eq!(bed.webhook(), (json!("True"), json!("Ready"), json!("skrwebhook is synchronized")));
+    assert_eq!(bed.status()["state"], "Ready");
+    bed.forget_calls();
+    assert_eq!(bed.pass(Works::RUNTIME | Works::of(&INSTALLER), Drift::None).await.again_in, None);
+    assert_eq!(
+        (bed.kcp.calls(), bed.runtime.calls()),
+        (vec!["GET kymas/k".to_owned()], vec!["GET kymas/default".to_owned()])
+    );
+}
+
+#[tokio::test]
+async fn a_verification_reads_everything_and_writes_nothing() {
+    let mut bed = Bed::installed(PathState::Proven).await;
+    bed.install(Drift::All).await;
+    let calls = bed.runtime.calls();
+    assert!(OBJECTS.iter().all(|object| calls.contains(&format!("GET {object}"))), "{calls:?}");
+    assert!(calls.iter().all(|call| call.starts_with("GET")), "{calls:?}");
+    assert_eq!(bed.kcp.writes(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn what_is_edited_added_to_or_deleted_comes_back() {
+    let mut bed = Bed::installed(PathState::Proven).await;
+    for object in OBJECTS {
+        let group = object
+            .split('/')
+            .next()
+            .map(|plural| Part::ALL.into_iter().find(|part| object == format!("{plural}/{}", part.name())));
+        let part = group.unwrap().unwrap();
+        let subject = format!("g/v1/{}/kyma-system/{}", object.split('/').next().unwrap(), part.name());
+        let before = bed.runtime.object(object).unwrap();
+        let content = |object: &Value| {
+            let mut object = object.clone();
+            for member in ["status", "metadata"] {
+                object.as_object_mut().unwrap().remove(member);
+            }
+            object
+        };
+        bed.runtime.remove(object);
+        bed.install(drift(&subject)).await;
+        assert_eq!(content(&bed.runtime.object(object).unwrap()), content(&before), "{object} deleted");
+
+        bed.runtime.edit(object, |found| {
+            found["metadata"]["labels"].as_object_mut().unwrap().remove(label::MANAGED_BY);
+        });
+        bed.install(drift(&subject)).await;
+        let labels = bed.runtime.object(object).unwrap()["metadata"]["labels"].clone();
+        assert_eq!(labels[label::MANAGED_BY], "kyma", "{object} unmarked");
+
+        if !["leases", "secrets"].contains(&object.split('/').next().unwrap()) {
+            bed.runtime.edit(object, |found| found["added"] = json!({"by": "a user"}));
+            bed.forget_calls();
+            bed.install(drift(&subject)).await;
+            assert_eq!(content(&bed.runtime.object(object).unwrap()), content(&before), "{object} added to");
+            assert!(bed.runtime.writes().contains(&format!("PUT {object}")));
+        }
+        bed.available();
+    }
+    // What the agent keeps there is its own.
+    bed.runtime.edit("secrets/skr-webhook-tls", |secret| secret["data"] = json!({"tls.key": "x"}));
+    bed.install(Drift::All).await;
+    assert_eq!(bed.runtime.object("secrets/skr-webhook-tls").unwrap()["data"]["tls.key"], "x");
+}
+
+#[tokio::test]
+async fn rights_are_there_before_a_plan_needs_them_and_go_after_it() {
+    let mut bed = Bed::installed(PathState::Proven).await;
+    let watch = |name: &str, resource: &str| {
+        json!({"name": name, "group": "apps", "version": "v1", "resource": resource, "field": "spec",
+               "manager": "lifecycle-manager", "work": ["kyma"]})
+    };
+    let written = |bed: &Bed| -> Vec<String> {
+        let writes = bed.runtime.writes();
+        let objects = writes.iter().filter_map(|write| Some(write.split_once(' ')?.1.to_owned()));
+        objects.filter(|object| OBJECTS.contains(&object.as_str())).collect()
+    };
+    let (role, map) = ("clusterroles/tidewatch-agent", "configmaps/tidewatch-agent");
+    bed.replan(&[watch("a", "statefulsets")]);
+    bed.install(Drift::None).await;
+    assert_eq!(written(&bed), [role, map]);
+    bed.replan(&[watch("b", "daemonsets")]);
+    bed.install(Drift::None).await;
+    assert_eq!(written(&bed), [role, map, role]);
+    let rules = bed.runtime.object(role).unwrap()["rules"].to_string();
+    assert!(rules.contains("daemonsets") && !rules.contains("statefulsets"), "{rules}");
+    bed.replan(&[]);
+    bed.install(Drift::None).await;
+    assert_eq!(written(&bed), [map, role]);
+
+    bed.replan(&[watch("a", "statefulsets")]);
+    for method in ["PATCH", "PUT"] {
+        bed.runtime.refuse(&format!("{method} {role}"), 403);
+    }
+    bed.install(Drift::None).await;
+    assert_eq!(written(&bed), [role], "a plan without its rights is held back");
+}
+
+#[tokio::test]
+async fn what_is_refused_is_named_and_stops_no_other() {
+    let mut bed = Bed::installing(PathState::Unknown);
+    bed.runtime.refuse("PATCH priorityclasses/skr-webhook-priority", 403);
+    let works = Works::RUNTIME | Works::of(&INSTALLER);
+    let outcome = bed.pass(works, Drift::None).await;
+    assert_eq!((outcome.ended, outcome.failed), (works, Works::EMPTY), "a status shows it");
+    assert!(outcome.again_in.is_some());
+    let (status, reason, message) = bed.webhook();
+    assert_eq!((status, reason), (json!("False"), json!("Refused")));
+    assert!(message.as_str().unwrap().contains("PriorityClass skr-webhook-priority"), "{message}");
+    assert!(bed.runtime.object("deployments/skr-webhook").is_some());
+    assert!(bed.runtime.object("moduletemplates/keda-1.0.0").is_some());
+
+    let mut bed = Bed::installing(PathState::Unknown);
+    bed.runtime.refuse("GET services/skr-webhook-metrics", 503);
+    let outcome = bed.pass(Works::RUNTIME, Drift::None).await;
+    assert_eq!((outcome.failed, outcome.class), (Works::of(&INSTALLER), Some(Class::Transport)));
+    assert!(bed.runtime.object("kymas/default").is_some(), "the rest of the pass went on");
+}
+
+#[tokio::test]
+async fn the_incumbents_webhook_goes_first_and_the_rest_is_taken_over_in_place() {
+    let marked = json!({"operator.kyma-project.io/managed-by": "kyma"});
+    let incumbent = |bed: &Bed| {
+        for (id, kind) in [
+            ("validatingwebhookconfigurations/skr-webhook", "ValidatingWebhookConfiguration"),
+            ("services/skr-webhook", "Service"),
+            ("networkpolicies/kyma-project.io--seed-to-watcher", "NetworkPolicy"),
+            ("secrets/skr-webhook-tls", "Secret"),
+            ("deployments/skr-webhook", "Deployment"),
+        ] {
+            bed.runtime.edit(id, |object| {
+                *object = json!({"kind": kind, "metadata": {"name": id.split('/').nth(1).unwrap(), "labels": marked}});
+            });
+        }
+        bed.runtime.edit("secrets/skr-webhook-tls", |secret| secret["data"] = json!({"ca.crt": "x", "tls.key": "y"}));
+        bed.runtime.edit("deployments/skr-webhook", |deployment| {
+            deployment["spec"] = json!({"selector": {"matchLabels": {"app": "skr-webhook"}}, "template": {"spec": {
+                "containers": [{"name": "server", "image": "theirs", "env": [{"name": "KCP_ADDR"}]}]}}});
+        });
+    };
+    let mut bed = Bed::installing(PathState::Unknown);
+    incumbent(&bed);
+    bed.pass(Works::RUNTIME, Drift::None).await;
+    let writes = bed.runtime.writes();
+    let at =
+        |call: &str| writes.iter().position(|write| write == call).unwrap_or_else(|| panic!("{call} in {writes:?}"));
+    let gone = at("DELETE validatingwebhookconfigurations/skr-webhook");
+    assert!(gone < at("PUT deployments/skr-webhook") && gone < at("DELETE secrets/skr-webhook-tls"));
+    assert!(at("DELETE services/skr-webhook") > at("PUT deployments/skr-webhook"));
+    at("DELETE networkpolicies/kyma-project.io--seed-to-watcher");
+    assert!(bed.runtime.object("secrets/skr-webhook-tls").unwrap()["data"].is_null(), "their key is not ours");
+    let container =
+        bed.runtime.object("deployments/skr-webhook").unwrap()["spec"]["template"]["spec"]["containers"][0].clone();
+    assert_eq!((&container["image"], &container["env"]), (&json!("i:1"), &Value::Null));
+
+    let mut bed = Bed::installing(PathState::Unknown);
+    incumbent(&bed);
+    bed.runtime.refuse("DELETE validatingwebhookconfigurations/skr-webhook", 403);
+    bed.pass(Works::RUNTIME, Drift::None).await;
+    let writes = bed.runtime.writes();
+    assert!(
+        !writes.iter().any(|write| write.contains("deployments")
+            || write.contains("policies")
+            || write.contains("DELETE services"))
+    );
+
+    let mut bed = Bed::installing_with(PathState::Unknown, &["--compat-webhook-configuration"]);
+    incumbent(&bed);
+    bed.runtime.edit("validatingwebhookconfigurations/skr-webhook", |found| found["webhooks"] = json!([{"name": "x"}]));
+    bed.pass(Works::RUNTIME, Drift::None).await;
+    let left = bed.runtime.object("validatingwebhookconfigurations/skr-webhook").unwrap();
+    assert!(left["webhooks"].is_null(), "{left}");
+}
+
+#[tokio::test]
+async fn objects_of_those_names_that_are_not_the_incumbents_are_left_alone() {
+    let mut bed = Bed::installing(PathState::Unknown);
+    for id in ["validatingwebhookconfigurations/skr-webhook", "services/skr-webhook"] {
+        bed.runtime.edit(id, |object| *object = json!({"metadata": {"name": "skr-webhook"}}));
+    }
+    bed.pass(Works::RUNTIME, Drift::None).await;
+    assert!(bed.runtime.writes().iter().all(|write| !write.starts_with("DELETE")));
+}
+
+#[tokio::test]
+async fn what_is_changed_again_and_again_is_named_and_waits() {
+    let mut bed = Bed::installed(PathState::Proven).await;
+    for n in 0..130 {
+        bed.runtime.edit("deployments/skr-webhook", |deployment| deployment["spec"]["replicas"] = (n + 2).into());
+        bed.install(drift("apps/v1/deployments/kyma-system/skr-webhook")).await;
+    }
+    assert_eq!(bed.webhook().1, "Contested");
+    assert_ne!(bed.runtime.object("deployments/skr-webhook").unwrap()["spec"]["replicas"], 1);
+}
+
+#[tokio::test]
+async fn without_a_runtime_id_nothing_is_installed_and_the_condition_says_so() {
+    let mut bed = Bed::installing(PathState::Unknown);
+    bed.kcp.edit("kymas/k", |kyma| kyma["metadata"]["labels"] = json!({}));
+    assert!(bed.pass(Works::RUNTIME, Drift::None).await.failed.is_empty());
+    assert_eq!((bed.webhook().1, bed.runtime.object("deployments/skr-webhook")), (json!("NoRuntimeId"), None));
+}
+
+#[tokio::test]
+async fn a_deletion_takes_the_agent_last_and_its_objects_after_it() {
+    let mut bed = Bed::installed(PathState::Proven).await;
+    bed.runtime.edit("pods/skr-webhook-1", |pod| {
+        *pod = json!({"metadata": {"name": "skr-webhook-1", "labels": {"app": "skr-webhook"}}});
+    });
+    bed.delete();
+    let mut deleted = Vec::new();
+    for pass in 0..12 {
+        assert!(bed.kyma().await.failed.is_empty());
+        deleted.extend(
+            bed.runtime.writes().into_iter().filter_map(|write| write.strip_prefix("DELETE ").map(str::to_owned)),
+        );
+        if pass == 8 {
+            assert_eq!(deleted.last().unwrap(), "deployments/skr-webhook", "its process still runs: {deleted:?}");
+            bed.runtime.remove("pods/skr-webhook-1");
+        }
+    }
+    assert!(bed.kcp.object("kymas/k").is_none());
+    let agents: Vec<_> = deleted.iter().rev().take(OBJECTS.len()).map(String::as_str).collect();
+    assert_eq!(agents, OBJECTS, "in the opposite order: {deleted:?}");
+}
+
+#[tokio::test]
+async fn without_the_installer_the_condition_is_not_set() {
+    let mut bed = Bed::settled().await;
+    bed.kcp.edit("kymas/k", |kyma| {
+        let conditions = kyma["status"]["conditions"].as_array_mut().unwrap();
+        conditions.push(json!({"type": "SKRWebhook", "status": "True", "reason": "Ready", "message": "m",
+            "lastTransitionTime": "2026-01-01T00:00:00Z"}));
+    });
+    bed.kyma().await;
+    assert!(bed.condition("SKRWebhook").is_null());
+    assert!(bed.runtime.object("deployments/skr-webhook").is_none());
+}
