@@ -2,6 +2,7 @@
 
 mod build;
 mod counters;
+mod enrolment;
 mod legacy;
 mod signals;
 mod workers;
@@ -28,6 +29,7 @@ use crate::{
     config::Config,
     forward,
     gateway::{Bind, Gateway, Service},
+    pki::{self, Standing},
     telemetry::{self, Metrics, Page, Pending, Readiness},
 };
 use build::Before;
@@ -54,15 +56,18 @@ pub fn run(config: Config) -> Result<()> {
     let gateway = runtime("gateway", GATEWAY_THREADS)?;
     let threads = thread::available_parallelism().map_or(2, usize::from);
     let reconcile = runtime("reconcile", threads)?;
-    let ended = reconcile.block_on(serve(config, &gateway));
+    let enrolment = runtime("enrolment", 1)?;
+    let ended = reconcile.block_on(serve(config, Ports { gateway: &gateway, enrolment: &enrolment }));
     if ended.is_err() {
         // Nothing of what failed goes on while the rest is waited for; least of all when another receiver is active already.
         gateway.shutdown_background();
+        enrolment.shutdown_background();
         reconcile.shutdown_background();
         return ended;
     }
     reconcile.shutdown_timeout(Duration::from_secs(1));
     gateway.shutdown_timeout(Duration::from_secs(1));
+    enrolment.shutdown_timeout(Duration::from_secs(1));
     ended
 }
 
@@ -72,11 +77,20 @@ fn runtime(name: &str, threads: usize) -> Result<Runtime> {
     builder.build().with_context(|| format!("build the runtime {name}"))
 }
 
+/// Where ports are served. Whoever enrols is nobody yet, and so gets one thread of its own.
+#[derive(Clone, Copy)]
+struct Ports<'a> {
+    gateway: &'a Runtime,
+    enrolment: &'a Runtime,
+}
+
 /// What is there from the start to the end, active or not.
 struct Frame {
     config: Config,
     fence: Fence,
     lease: active::Metrics,
+    pki: pki::Metrics,
+    standing: Standing,
     page: Page,
     readiness: Readiness,
     fleet: Fleet,
@@ -84,25 +98,29 @@ struct Frame {
     turn: Pending,
 }
 
-async fn serve(config: Config, gateway: &Runtime) -> Result<()> {
+async fn serve(config: Config, ports: Ports<'_>) -> Result<()> {
     #[cfg(feature = "otlp")]
     let traces = config.otlp_endpoint.as_deref().map(|to| Exporter::start("tidewatch-receiver", to)).transpose()?;
     let mut signals = Signals::listen()?;
-    // What is wrong with the files is said now, and not when this receiver has to take over.
-    let identity = build::server_identity(&config)?;
     let instance = build::instance()?;
     let (fence, lease, readiness) = (Fence::shut(), active::Metrics::default(), Readiness::default());
     // The Lease is read and written on a client of its own, which is never behind the fence or behind work.
     let client = build::client(config.kubeconfig.as_deref(), &Fence::default()).await?;
+    // What is wrong with files or the CA is said now, and not when this receiver has to take over. Whoever is first makes the CA.
+    let pki = pki::Metrics::default();
+    let (standing, upkeep) = build::standing(&config, client.clone(), pki.clone()).await?;
     let mut seat = Seat::new(client.clone(), &config.namespace, &config.lease, instance, fence.clone(), lease.clone());
     let mut metrics = Metrics::new();
     lease.register(metrics.rooms());
+    pki.register(metrics.rooms());
     let (page, fleet) = (Page::new(ArcSwap::from_pointee(metrics)), Fleet::new(instance));
     let turn = readiness.pending("lease");
-    let frame = Frame { config, fence, lease, page, readiness, fleet, turn };
+    let tokens = standing.tokens();
+    let frame = Frame { config, fence, lease, pki, standing, page, readiness, fleet, turn };
 
     let mut listeners = JoinSet::new();
-    show(&frame, identity.config_for_tokens(), client, &mut listeners).await?;
+    listeners.spawn(upkeep.run());
+    show(&frame, tokens, client, &mut listeners).await?;
     let ended = tokio::select! {
         () = signals.ending() => Ok(()),
         part = ended(&mut listeners) => Err(part),
@@ -117,7 +135,7 @@ async fn serve(config: Config, gateway: &Runtime) -> Result<()> {
                 // Everything is dropped as it is, requests that are under way included; nothing is drained or given back.
                 lost = seat.hold() => return Err(lost).context("this receiver is not the active one any more"),
                 part = ended(&mut listeners) => Err(part),
-                worked = work(frame, instance, gateway, &mut signals) => worked,
+                worked = work(frame, instance, ports, &mut signals) => worked,
             }
         }
     };
@@ -133,7 +151,12 @@ async fn serve(config: Config, gateway: &Runtime) -> Result<()> {
 }
 
 /// Metrics, probes and the admin listener are there from the start, so that a receiver that waits can be seen.
-async fn show(frame: &Frame, tls: Arc<ServerConfig>, kcp: Client, tasks: &mut JoinSet<&'static str>) -> Result<()> {
+async fn show(
+    frame: &Frame,
+    tls: Arc<ArcSwap<ServerConfig>>,
+    kcp: Client,
+    tasks: &mut JoinSet<&'static str>,
+) -> Result<()> {
     let Frame { config, page, readiness, fleet, .. } = frame;
     let probes = telemetry::Probes::bind(config.metrics_address, page.clone(), readiness.clone()).await?;
     let admin = Admin::bind(&config.admin, tls, kcp, fleet.clone()).await?;
@@ -168,14 +191,15 @@ async fn ended(tasks: &mut JoinSet<&'static str>) -> anyhow::Error {
 }
 
 /// The work of the active receiver: builds the rooms, runs them, and drains them after a signal.
-async fn work(frame: Frame, instance: Instance, gateway: &Runtime, signals: &mut Signals) -> Result<()> {
-    let Frame { config, fence, lease, page, readiness, fleet, turn } = frame;
-    let before = Before { instance, fence: &fence, lease: &lease };
+async fn work(frame: Frame, instance: Instance, ports: Ports<'_>, signals: &mut Signals) -> Result<()> {
+    let Ports { gateway, enrolment } = ports;
+    let Frame { config, fence, lease, pki, standing, page, readiness, fleet, turn } = frame;
+    let before = Before { instance, fence: &fence, lease: &lease, standing: &standing, pki: &pki };
     let built = build::build(&config, before).await?;
     let shutdown = CancellationToken::new();
     let (mut tasks, mut gateways) = (JoinSet::new(), JoinSet::new());
     page.store(Arc::new(built.metrics));
-    fleet.is_of(built.hub.clone());
+    fleet.is_of(built.hub.clone(), built.rotations);
 
     let (settings, tls, hub, metrics) = (built.gateway, built.tls, built.hub.clone(), built.gateway_metrics);
     let binding = Gateway::bind(settings, tls, hub, metrics);
@@ -184,9 +208,15 @@ async fn work(frame: Frame, instance: Instance, gateway: &Runtime, signals: &mut
         Some(port) => Some(port.listen(gateway, &shutdown, &mut gateways).await?),
         None => None,
     };
+    let enrolment_address = match built.enrolment {
+        Some(port) => Some(port.listen(enrolment, &shutdown, &mut gateways).await?),
+        None => None,
+    };
     let synced = CancellationToken::new();
     built.follow.start(built.writers, &readiness, synced.clone(), &mut tasks);
+    tasks.spawn(built.access.run());
     tasks.spawn(built.paths.run(synced.clone()));
+    tasks.spawn(built.rotation.run(synced.clone()));
     tasks.spawn(built.record.run(built.client));
     tasks.spawn(forward::run(built.hub.clone(), built.forward, shutdown.clone()));
     turn.done();
@@ -194,6 +224,7 @@ async fn work(frame: Frame, instance: Instance, gateway: &Runtime, signals: &mut
     tracing::info!(
         %event_address,
         v2_address = v2_address.map(tracing::field::display),
+        enrolment_address = enrolment_address.map(tracing::field::display),
         kyma_selector = config.kyma_selector,
         concurrency = config.concurrency,
         heartbeat_seconds = config.heartbeat_seconds,

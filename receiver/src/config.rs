@@ -6,10 +6,10 @@ use clap::{Args, Parser};
 use tidewatch_shared::{identity::TrustDomain, names};
 
 use crate::{
-    active, admin,
+    active, admin, enrolment,
     forward::UrlTemplate,
     gateway::{OwnAuthority, ProxyIdentity, v2},
-    path,
+    installer, path, pki,
     runtime_access::Cidr,
 };
 
@@ -97,6 +97,18 @@ pub struct Config {
     #[command(flatten)]
     pub path: path::Flags,
 
+    /// Whether and how agents are installed in the runtimes.
+    #[command(flatten)]
+    pub installer: installer::Flags,
+
+    /// Where agents enrol.
+    #[command(flatten)]
+    pub enrolment: enrolment::Flags,
+
+    /// Who issues certificates, and how long they hold.
+    #[command(flatten)]
+    pub pki: pki::Flags,
+
     /// What is logged, as directives: `info`, or `info,tidewatch_receiver::kyma=debug`.
     #[arg(long, env = "RUST_LOG", default_value = "info,kube_client=error")]
     pub log: String,
@@ -114,15 +126,15 @@ pub struct Config {
 /// See [`Config::tls`].
 #[derive(Clone, Debug, Args)]
 pub struct Tls {
-    /// Certificate chain of the event port, leaf first, in PEM.
-    #[arg(long, env = "TIDEWATCH_TLS_CERT")]
-    pub tls_cert: PathBuf,
+    /// Certificate chain of the event port, leaf first, in PEM; without it the built-in CA issues one. A changed file is taken at once.
+    #[arg(long, env = "TIDEWATCH_TLS_CERT", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
     /// Its key, PKCS#8 in PEM.
-    #[arg(long, env = "TIDEWATCH_TLS_KEY")]
-    pub tls_key: PathBuf,
-    /// The roots of the agents' certificates, in PEM.
-    #[arg(long, env = "TIDEWATCH_CLIENT_CA")]
-    pub client_ca: PathBuf,
+    #[arg(long, env = "TIDEWATCH_TLS_KEY", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// The roots of the agents' certificates, in PEM; then agents have them from elsewhere, and nothing is issued here.
+    #[arg(long, env = "TIDEWATCH_CLIENT_CA", requires = "tls_cert")]
+    pub client_ca: Option<PathBuf>,
     /// The roots of a proxy that ends TLS in front of the event port, in PEM; then nobody but that proxy may connect. It must
     /// replace what clients write into Client-Cert and X-Forwarded-Client-Cert.
     #[arg(long, env = "TIDEWATCH_PROXY_CA", requires = "proxy_identity")]

@@ -10,6 +10,7 @@ mod pace;
 mod stamps;
 mod state;
 mod traces;
+mod trust;
 mod view;
 
 use std::{
@@ -25,30 +26,34 @@ use jiff::Timestamp;
 use rustls_pki_types::CertificateDer;
 use thiserror::Error;
 use tidewatch_shared::{
+    certificate::KeyId,
     event,
     exchange::{EventsAnswer, HeartbeatAnswer},
     heartbeat::Heartbeat,
     identity::{Epoch, Instance, RuntimeId},
     plan::Plan,
-    trace,
 };
 use tokio::{sync::Notify, time, time::Instant};
 
 pub use job::Job;
 pub use metrics::Metrics;
 pub use pace::Interval;
+pub use trust::Told;
 pub use view::View;
 
 use crate::{
     fleet::{Inherited, PathState},
     key::KymaKey,
+    pki::Follower,
     queue::{Drift, Later, Outcome, Priority, Wanted, Works},
 };
 use job::Begun;
 use pace::Pace;
 use stamps::Stamps;
-use state::State;
+use state::{Heard, State};
 
+/// What the installer made, as if nobody knew anything.
+const REPAIR: Wanted = Wanted { works: Works::INSTALLER, priority: Priority::Catalog, drift: Drift::All };
 /// Everything, as if nobody knew anything.
 const VERIFICATION: Wanted = Wanted { works: Works::RUNTIME, priority: Priority::Verification, drift: Drift::All };
 
@@ -109,6 +114,15 @@ impl Unplaced {
     }
 }
 
+/// What comes beside the events of one request.
+#[derive(Debug, Default)]
+pub struct Beside<'a> {
+    /// The certificate that the runtime showed. Without one nothing goes to other managers: they must be told who speaks.
+    pub leaf: Option<&'a CertificateDer<'static>>,
+    /// The `traceparent` of the request, as far as traces are exported.
+    pub traceparent: Option<String>,
+}
+
 /// Who is alive, what is accepted and settled, and who is worked on next. Clones share one state.
 #[derive(Clone)]
 pub struct Hub(Arc<Inner>);
@@ -163,7 +177,26 @@ impl Hub {
         self.with(|state| state.queue.want(key, VERIFICATION, now));
     }
 
-    /// The same at a random time within `spread`.
+    /// Wants what was installed in a runtime compared with what is there. An unknown Kyma is ignored.
+    pub fn repair(&self, key: &KymaKey) {
+        let now = Instant::now();
+        self.with(|state| state.queue.want(key, REPAIR, now));
+    }
+
+    /// A runtime let go of its connection, or lost it.
+    pub fn closed(&self, runtime: &RuntimeId) {
+        let now = Instant::now();
+        self.lock().closed(runtime, now);
+    }
+
+    /// Those whose connection ended at least so long ago and who were not heard of since; each is told once for each end.
+    #[must_use]
+    pub fn lost(&self, after: Duration) -> Vec<KymaKey> {
+        let now = Instant::now();
+        self.lock().lost(after, now)
+    }
+
+    /// As [`Self::verify`], at a random time within `spread`.
     pub fn verify_within(&self, key: &KymaKey, spread: Duration) {
         let now = Instant::now();
         self.with(|state| {
@@ -215,10 +248,10 @@ impl Hub {
         created: i64,
         events: Vec<event::Received>,
     ) -> Result<EventsAnswer, Unplaced> {
-        self.events_with(runtime, epoch, created, events, None)
+        self.events_with(runtime, epoch, created, events, Beside::default())
     }
 
-    /// The same with the certificate that the runtime showed. Without one nothing goes to other managers: they must be told who speaks.
+    /// The same with what came beside the events.
     ///
     /// # Errors
     /// [`Unplaced`]; then nothing was recorded.
@@ -228,20 +261,16 @@ impl Hub {
         epoch: Epoch,
         created: i64,
         events: Vec<event::Received>,
-        leaf: Option<&CertificateDer<'static>>,
+        beside: Beside<'_>,
     ) -> Result<EventsAnswer, Unplaced> {
         let now = Instant::now();
         // One of each request will do.
         let seen = events.iter().flatten().next().and_then(|event| event.time.as_deref()?.parse::<Timestamp>().ok());
-        let span = trace::span(
-            "receive events",
-            None,
-            events.iter().flatten().filter_map(|event| event.traceparent.as_deref()),
-        );
+        let Beside { leaf, traceparent } = beside;
         let taken = self.with(|state| {
             let taken = state.events(runtime, epoch, created, events, leaf, now)?;
-            if let (Some(span), Some((key, _))) = (&span, &taken.received) {
-                state.traces.add(key, span.traceparent());
+            if let (Some(traceparent), Some((key, _))) = (traceparent, &taken.received) {
+                state.traces.add(key, traceparent);
             }
             self.tell_forwarded(state, &taken.forwarded);
             Ok(taken)
@@ -264,7 +293,6 @@ impl Hub {
     }
 
     /// Takes a verified heartbeat. `created` (unix seconds) is that of the request's signature, `now_unix` the time of this process.
-    /// The trust revision is the gateway's to fill in.
     ///
     /// # Errors
     /// [`Unplaced`]; then nothing was taken.
@@ -275,9 +303,27 @@ impl Hub {
         heartbeat: Heartbeat,
         now_unix: i64,
     ) -> Result<HeartbeatAnswer, Unplaced> {
+        self.heartbeat_with(runtime, created, heartbeat, None, now_unix)
+    }
+
+    /// The same with the key that signed the certificate which the runtime showed.
+    ///
+    /// # Errors
+    /// [`Unplaced`]; then nothing was taken.
+    #[expect(clippy::needless_pass_by_value, reason = "a heartbeat that was taken is used up")]
+    pub fn heartbeat_with(
+        &self,
+        runtime: &RuntimeId,
+        created: i64,
+        heartbeat: Heartbeat,
+        authority: Option<&KeyId>,
+        now_unix: i64,
+    ) -> Result<HeartbeatAnswer, Unplaced> {
         let now = Instant::now();
-        let beat = self.with(|state| state.heartbeat(runtime, created, &heartbeat, now));
-        let (beat, plan_revision) = beat.inspect_err(|unplaced| self.0.metrics.unplaced(*unplaced))?;
+        let heard = self.with(|state| state.heartbeat(runtime, created, &heartbeat, authority, now));
+        let heard = heard.inspect_err(|unplaced| self.0.metrics.unplaced(*unplaced))?;
+        let Heard { beat, plan_revision, trust_revision, renew } = heard;
+        self.0.metrics.renewal_asked(renew);
         self.0.metrics.heartbeat(&beat);
         if beat.differing > 0 {
             tracing::warn!(%runtime, watches = ?beat.resend, "Digests of watches do not agree");
@@ -287,9 +333,10 @@ impl Hub {
             settled: beat.settled,
             heartbeat_seconds: self.heartbeat_seconds(),
             plan_revision: Some(plan_revision),
-            trust_revision: None,
+            trust_revision,
             server_time: rfc3339(now_unix),
             resend: beat.resend,
+            renew,
         })
     }
 
@@ -303,6 +350,31 @@ impl Hub {
         let received = taken.inspect_err(|unplaced| self.0.metrics.unplaced(*unplaced))?;
         log_received(Some(received));
         Ok(())
+    }
+
+    /// The one Kyma of a runtime.
+    ///
+    /// # Errors
+    /// [`Unplaced`].
+    pub fn placed(&self, runtime: &RuntimeId) -> Result<KymaKey, Unplaced> {
+        self.lock().key_of(runtime)
+    }
+
+    /// From now on heartbeats are told this of roots and certificates.
+    pub fn tell_trust(&self, told: Told) {
+        self.lock().trust.tell(told);
+    }
+
+    /// What is known of the identity of each runtime that is served, in no order.
+    #[must_use]
+    pub fn followers(&self) -> Vec<Follower> {
+        self.lock().followers(self.0.started, Instant::now())
+    }
+
+    /// Wants works of every Kyma, about so many Kymas a second.
+    pub fn want_all(&self, works: Works, priority: Priority, per_second: u32) {
+        let now = Instant::now();
+        self.with(|state| state.want_all(works, priority, per_second, now));
     }
 
     /// Whether this process took a request in contract v3 of this runtime.

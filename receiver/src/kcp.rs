@@ -7,6 +7,7 @@ mod concern;
 mod essence;
 mod follow;
 mod metrics;
+mod owners;
 mod settle;
 mod wakes;
 mod watchers;
@@ -35,7 +36,7 @@ use tokio_util::sync::CancellationToken;
 pub use metrics::Metrics;
 pub use wakes::Rooms;
 
-use crate::{path::CONFIG_MAP, telemetry::Readiness};
+use crate::{enrolment, path::CONFIG_MAP, telemetry::Readiness};
 
 /// The caches of KCP. Readers get what the watch has seen; whoever decides on a Kyma reads that Kyma itself by a quorum read.
 #[derive(Clone)]
@@ -124,6 +125,10 @@ impl Follow {
         let pausing = everything.clone().fields(&format!("metadata.name={CONFIG_MAP}"));
         let maps = Writer::<ConfigMap>::default();
         place.follow("configmaps", maps, pausing, gate.guard("configmaps"), wakes.pause(), tasks);
+        // Before anybody is served, it is known who is revoked.
+        let revoked = everything.clone().fields(&format!("metadata.name={}", enrolment::CONFIG_MAP));
+        let maps = Writer::<ConfigMap>::default();
+        place.follow("revocations", maps, revoked, gate.guard("revocations"), wakes.revocations(), tasks);
         // Watchers and Secrets first: a Kyma that is placed finds its plan and its access.
         place.follow("watchers", watchers, everything.clone(), gate.guard("watchers"), wakes.watchers(), tasks);
         let labelled = everything.clone().labels(label::KYMA_NAME);

@@ -14,7 +14,7 @@ mod verdict;
 mod write;
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     sync::Arc,
     time::Duration,
 };
@@ -22,7 +22,7 @@ use std::{
 use clap::Args;
 use futures::{StreamExt as _, stream};
 use kube::{Client, runtime::reflector::ObjectRef};
-use tidewatch_shared::api::Kyma;
+use tidewatch_shared::api::{Condition, Kyma};
 use tokio::time::{self, Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
@@ -35,16 +35,21 @@ use self::{
 };
 use crate::{
     catalog::Catalog,
-    fleet::PathState,
+    fleet::{PathState, Unproven},
     hub::Hub,
     kcp::{CurrentPlan, Stores},
     key::KymaKey,
+    queue::{Priority, Works},
 };
 
 /// How often paths are looked at.
 const TICK: Duration = Duration::from_secs(1);
+/// An agent that is well comes back sooner after its connection ended.
+const LOST_AFTER: Duration = Duration::from_secs(5);
 /// Conditions that are written in one second, of all Kymas.
 const WRITES_PER_SECOND: u32 = 20;
+/// The condition that tells whether an agent is installed.
+const INSTALLED: &str = "SKRWebhook";
 /// Conditions that are written at the same time.
 const WRITERS: usize = 8;
 
@@ -92,6 +97,8 @@ pub struct Paths {
     pub plan: CurrentPlan,
     /// Whose runtimes are left alone.
     pub pause: Pause,
+    /// Whether agents are installed, and so mended when nothing is heard of them.
+    pub installs: bool,
     /// Counts what is done.
     pub metrics: Metrics,
 }
@@ -110,12 +117,51 @@ impl Paths {
                 self.metrics.moved(&path);
                 tracing::info!(kyma = %key, path = path.as_str(), "Event path moved");
                 known.rounds.moved(&key, &path, now);
+                self.moved(&mut known, &key, &path);
                 known.paths.insert(key, path);
             }
             let kymas = self.stores.kymas.state();
             known.forget_who_is_gone(&kymas);
+            if self.installs {
+                known.broken.extend(self.hub.lost(LOST_AFTER));
+                self.mend(&mut known, now);
+            }
             self.poll(&mut known, now);
             self.tell(&mut known, &kymas, now).await;
+        }
+    }
+
+    /// A path that is lost may be the agent's, and that one cannot say so itself; one that is proven may be what an installation waited for.
+    fn moved(&self, known: &mut Known, key: &KymaKey, path: &PathState) {
+        if !self.installs {
+            return;
+        }
+        match path {
+            PathState::Unproven(flaw) if !matches!(flaw, Unproven::Away | Unproven::LegacyAgent) => {
+                known.broken.insert(key.clone());
+            }
+            PathState::Proven => {
+                let kyma = self.stores.kymas.get(&ObjectRef::new(&key.name).within(&key.namespace));
+                let is_told = |kyma: Arc<Kyma>| verdict::shown(&kyma, INSTALLED).is_some_and(Condition::is_true);
+                if !kyma.is_some_and(is_told) {
+                    self.hub.want(key, Works::INSTALLER, Priority::Catalog);
+                }
+            }
+            PathState::Unknown | PathState::Unproven(_) => {}
+        }
+    }
+
+    /// Wants the installations compared of those that went silent, within the rate of all polls.
+    fn mend(&self, known: &mut Known, now: Instant) {
+        let most = known.polls.take(known.broken.len(), now);
+        for _ in 0..most {
+            let Some(key) = known.broken.pop_first() else { break };
+            let kyma = self.stores.kymas.get(&ObjectRef::new(&key.name).within(&key.namespace));
+            if kyma.is_some_and(|kyma| self.pause.of(&kyma).is_none()) {
+                tracing::info!(kyma = %key, "Nothing is heard of the agent: its installation is looked at");
+                self.metrics.mended();
+                self.hub.repair(&key);
+            }
         }
     }
 
@@ -170,6 +216,8 @@ impl Paths {
 /// What the loop remembers; bounded by the number of Kymas.
 struct Known {
     paths: HashMap<KymaKey, PathState>,
+    /// Whose agent may be broken.
+    broken: BTreeSet<KymaKey>,
     rounds: Rounds,
     polls: Tokens,
     damper: Damper,
@@ -181,6 +229,7 @@ impl Known {
         let seconds = |seconds: u32| Duration::from_secs(seconds.into());
         Self {
             paths: HashMap::new(),
+            broken: BTreeSet::new(),
             rounds: Rounds::new(seconds(flags.fallback_poll_seconds), seconds(flags.verification_seconds)),
             polls: Tokens::new(flags.fallback_polls_per_second, now),
             damper: Damper::default(),
@@ -198,6 +247,7 @@ impl Known {
             .collect();
         let is_present = |key: &KymaKey| present.contains(&(key.namespace.as_str(), key.name.as_str()));
         self.paths.retain(|key, _| is_present(key));
+        self.broken.retain(is_present);
         self.rounds.retain(is_present);
         self.damper.retain(is_present);
     }

@@ -1,6 +1,6 @@
 //! Builds every room from the configuration. Nothing runs yet when it returns.
 
-use std::{collections::BTreeSet, fs, path::Path, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, Result};
 use arc_swap::ArcSwap;
@@ -13,17 +13,21 @@ use kube::{
 use tidewatch_shared::identity::Instance;
 use tokio::time::Instant;
 
-use super::{counters::Counters, legacy};
+use super::{counters::Counters, enrolment, legacy};
 use crate::{
     active::{self, Fence},
     catalog,
     config::{Config, REQUEST_DEADLINE},
+    enrolment::{Office, Revocations},
     forward,
-    gateway::{self, v2},
+    gateway::{self, OwnAuthority, v2},
     hub::{self, Hub},
-    kcp, kyma,
+    installer::{self, Installer},
+    kcp,
+    key::KymaKey,
+    kyma,
     path::{Paths, Pause},
-    pki::{ServerIdentity, TrustBundle},
+    pki::{self, Rotation, Rotations, ServerName, Setup, Standing, Upkeep},
     record::Record,
     runtime_access::{self, RuntimeAccess},
     telemetry::Metrics,
@@ -35,11 +39,15 @@ pub(super) struct Built {
     pub(super) gateway: gateway::Settings,
     pub(super) gateway_metrics: gateway::Metrics,
     pub(super) tls: Arc<ArcSwap<rustls::ServerConfig>>,
+    pub(super) rotation: Rotation,
+    pub(super) rotations: Rotations,
     pub(super) v2: Option<legacy::Port>,
+    pub(super) enrolment: Option<enrolment::Port>,
     pub(super) forward: forward::Client,
     pub(super) hub: Hub,
     pub(super) follow: kcp::Follow,
     pub(super) writers: kcp::Writers,
+    pub(super) access: RuntimeAccess,
     pub(super) paths: Paths,
     pub(super) record: Record,
     pub(super) client: Client,
@@ -52,19 +60,21 @@ pub(super) struct Before<'a> {
     pub(super) instance: Instance,
     pub(super) fence: &'a Fence,
     pub(super) lease: &'a active::Metrics,
+    pub(super) standing: &'a Standing,
+    pub(super) pki: &'a pki::Metrics,
 }
 
 /// Called when this receiver has become the active one: what rooms take for the start of the process is now.
 pub(super) async fn build(config: &Config, before: Before<'_>) -> Result<Built> {
-    let Before { instance, fence, lease } = before;
+    let Before { instance, fence, lease, standing, pki } = before;
     let mut metrics = Metrics::new();
     let client = client(config.kubeconfig.as_deref(), fence).await?;
-    let server = server_identity(config)?;
     let (stores, writers) = kcp::stores();
-    let counters = Counters::register(&mut metrics, lease, stores.kymas.clone());
-    counters.certificate_ends.set(server.not_after().unwrap_or(0));
+    let counters = Counters::register(&mut metrics, lease, pki, stores.kymas.clone());
     let record = Record::new(counters.record);
-    let (plan, _) = watcher::plan::<Arc<tidewatch_shared::api::Watcher>>(&[]);
+    let installs = config.installer.settings(&config.trust_domain);
+    let installed = if installs.is_some() { installer::watches() } else { Vec::new() };
+    let (plan, _) = watcher::plan_with::<Arc<tidewatch_shared::api::Watcher>>(installed.clone(), &[]);
     let plan = Arc::new(ArcSwap::from_pointee(plan));
 
     let hub = Hub::new(instance, hub_settings(config), counters.hub, Instant::now());
@@ -82,14 +92,17 @@ pub(super) async fn build(config: &Config, before: Before<'_>) -> Result<Built> 
     let settings = catalog::Settings { restricted_modules: restricted_modules.clone() };
     let catalog = catalog::Catalog::new(settings, counters.catalog);
     let pause = Pause::new(config.pause);
+    let revocations = Revocations::new(counters.enrolment.clone());
     let rooms = kcp::Rooms {
         stores: stores.clone(),
         hub: hub.clone(),
         access: access.clone(),
         catalog: catalog.clone(),
         plan: plan.clone(),
+        installed: installed.into(),
         pause: pause.clone(),
         allowed: v2::Allowed::default(),
+        revocations: revocations.clone(),
         record: record.clone(),
     };
     let forward = forward::Client::new(config.forward_url_template.clone());
@@ -115,21 +128,45 @@ pub(super) async fn build(config: &Config, before: Before<'_>) -> Result<Built> 
         catalog: catalog.clone(),
         plan: plan.clone(),
         pause,
+        installs: installs.is_some(),
         metrics: counters.paths,
     };
-    let context = kyma::Context::new(client.clone(), stores, access, catalog, plan, settings, counters.kyma);
-    let gateway = gateway_settings(config, &server, &hub)?;
+    let context = kyma::Context::new(client.clone(), stores, access.clone(), catalog, plan, settings, counters.kyma);
+    let context = match installs {
+        Some(settings) => {
+            let hub = hub.clone();
+            let path = Box::new(move |key: &KymaKey| hub.path(key, Instant::now()));
+            context.with_installer(Installer::new(settings, trusted(standing), path, counters.installer))
+        }
+        None => context,
+    };
+    let mut gateway = gateway_settings(config, standing, &hub);
+    gateway.revocations = revocations.clone();
+    let issues = |authority: &pki::Authority| {
+        Office::new(authority.clone(), hub.clone(), revocations, counters.enrolment.clone())
+    };
+    gateway.office = standing.authority().map(issues);
+    let enrolment = gateway.office.clone().map(|office| {
+        let metrics = (counters.enrolment, counters.enrolment_port);
+        enrolment::Port::build(config, standing.enrolment(), office, access.clone(), metrics)
+    });
+    let (rotation, rotations) =
+        Rotation::new(standing.clone(), client.clone(), &config.namespace, &config.pki, hub.clone(), pki.clone());
     let gateway_metrics = counters.gateway;
-    let v2 = legacy::Port::build(config, legacy, counters.v2, gateway_metrics.clone())?;
+    let v2 = legacy::Port::build(config, legacy, gateway.revocations.clone(), counters.v2, gateway_metrics.clone())?;
     Ok(Built {
         gateway,
         gateway_metrics,
-        tls: Arc::new(ArcSwap::new(server.config())),
+        tls: standing.events(),
+        rotation,
+        rotations,
         v2,
+        enrolment,
         forward,
         hub,
         follow,
         writers,
+        access,
         paths,
         record,
         client,
@@ -154,20 +191,31 @@ pub(super) async fn client(kubeconfig: Option<&Path>, fence: &Fence) -> Result<C
     Ok(builder.with_layer(&fence.layer()).build())
 }
 
-/// Certificates, key and roots of the event port, as the files say now.
-pub(super) fn server_identity(config: &Config) -> Result<ServerIdentity> {
-    let read = |path: &Path| fs::read(path).with_context(|| format!("read {}", path.display()));
-    let tls = &config.tls;
-    let clients = TrustBundle::from_pem(&read(&tls.client_ca)?).context("read the roots of the agents")?;
-    let (chain, key) = (read(&tls.tls_cert)?, read(&tls.tls_key)?);
-    let server = match &tls.proxy_ca {
-        Some(path) => {
-            let proxy = TrustBundle::from_pem(&read(path)?).context("read the roots of the proxy")?;
-            ServerIdentity::behind(&chain, &key, &proxy, &clients)
-        }
-        None => ServerIdentity::from_pem(&chain, &key, &clients),
+/// What agents are told to trust.
+fn trusted(standing: &Standing) -> installer::Trusted {
+    let trust = standing.trust();
+    Box::new(move || trust.borrow().clone())
+}
+
+/// What the ports present, whom they trust and who issues: from files, from the CA's Secret, or from both.
+pub(super) async fn standing(config: &Config, client: Client, metrics: pki::Metrics) -> Result<(Standing, Upkeep)> {
+    let installer = [&config.installer.receiver_url, &config.installer.enrolment_url];
+    let hosts = config.authority.iter().map(OwnAuthority::host);
+    let hosts = hosts.chain(installer.into_iter().flatten().map(installer::PublicUrl::host));
+    // What is no name, such as a host with an underscore, cannot be asked for by TLS either.
+    let mut names: Vec<ServerName> = hosts.filter_map(|host| host.parse().ok()).collect();
+    names.extend(config.pki.server_names.iter().cloned());
+    let mut seen = BTreeSet::new();
+    names.retain(|name| seen.insert(name.to_string()));
+    let setup = Setup {
+        flags: &config.pki,
+        tls: &config.tls,
+        names,
+        domain: &config.trust_domain,
+        namespace: &config.namespace,
+        proxy: config.tls.proxy_identity.as_ref(),
     };
-    server.context("build the event port's TLS")
+    Standing::open(setup, client, metrics).await.context("prepare the certificates")
 }
 
 fn hub_settings(config: &Config) -> hub::Settings {
@@ -181,23 +229,12 @@ fn hub_settings(config: &Config) -> hub::Settings {
     }
 }
 
-fn gateway_settings(config: &Config, server: &ServerIdentity, hub: &Hub) -> Result<gateway::Settings> {
+fn gateway_settings(config: &Config, standing: &Standing, hub: &Hub) -> gateway::Settings {
     let mut gateway =
         gateway::Settings::new(config.event_address, config.authority.clone(), config.trust_domain.clone());
     gateway.interval = hub.heartbeat_interval();
-    gateway.trust_revision = Some(server.trust_revision().to_owned());
-    gateway.proxy = proxy(config)?;
-    Ok(gateway)
-}
-
-/// The proxy that ends TLS in front of the event port, which speaks for agents that chain to their own roots.
-fn proxy(config: &Config) -> Result<Option<gateway::Proxy>> {
-    let Some(identity) = &config.tls.proxy_identity else { return Ok(None) };
-    let path = &config.tls.client_ca;
-    let pem = fs::read(path).with_context(|| format!("read {}", path.display()))?;
-    let clients =
-        TrustBundle::from_pem(&pem).and_then(|clients| clients.store()).context("read the roots of the agents")?;
-    Ok(Some(gateway::Proxy::new(identity.clone(), clients).context("build the verifier of forwarded certificates")?))
+    gateway.proxy = standing.proxy();
+    gateway
 }
 
 /// Which life of the receiver this is: random, drawn at every start.

@@ -8,9 +8,9 @@ use tidewatch_shared::{
 };
 
 use crate::{
-    active, catalog,
+    active, catalog, enrolment,
     gateway::{self, v2},
-    hub, kcp, kyma, path, record, runtime_access,
+    hub, installer, kcp, kyma, path, pki, record, runtime_access,
     telemetry::Metrics,
 };
 
@@ -22,16 +22,23 @@ pub(super) struct Counters {
     pub(super) kcp: kcp::Metrics,
     pub(super) paths: path::Metrics,
     pub(super) kyma: kyma::Metrics,
+    pub(super) installer: installer::Metrics,
     pub(super) gateway: gateway::Metrics,
+    pub(super) enrolment: enrolment::Metrics,
+    /// Of the enrolment port's connections and requests.
+    pub(super) enrolment_port: gateway::Metrics,
     pub(super) v2: v2::Metrics,
     pub(super) record: record::Metrics,
-    /// End of the event port's certificate, in Unix seconds.
-    pub(super) certificate_ends: Gauge,
 }
 
 impl Counters {
     /// Makes and registers all of it.
-    pub(super) fn register(metrics: &mut Metrics, lease: &active::Metrics, kymas: Store<Kyma>) -> Self {
+    pub(super) fn register(
+        metrics: &mut Metrics,
+        lease: &active::Metrics,
+        pki: &pki::Metrics,
+        kymas: Store<Kyma>,
+    ) -> Self {
         let incumbent = metrics.incumbent();
         record::register_states(incumbent, kymas);
         let requeues = kyma::Requeues::register(incumbent);
@@ -39,9 +46,7 @@ impl Counters {
         fips(incumbent);
         let rooms = metrics.rooms();
         lease.register(rooms);
-        let certificate_ends = Gauge::default();
-        let help = "When the certificate of the event port ends, Unix time; 0 if it cannot be read";
-        rooms.register("gateway_certificate_end_timestamp_seconds", help, certificate_ends.clone());
+        pki.register(rooms);
         Self {
             hub: hub::Metrics::register(rooms),
             access: runtime_access::Metrics::register(rooms),
@@ -49,10 +54,12 @@ impl Counters {
             kcp: kcp::Metrics::register(rooms),
             paths: path::Metrics::register(rooms),
             kyma: kyma::Metrics::register(rooms, requeues),
+            installer: installer::Metrics::register(rooms),
             gateway: gateway::Metrics::register(rooms),
+            enrolment: enrolment::Metrics::register(rooms),
+            enrolment_port: gateway::Metrics::register_port(rooms.sub_registry_with_prefix("enrolment")),
             v2,
             record: record::Metrics::register(rooms),
-            certificate_ends,
         }
     }
 }
@@ -66,6 +73,6 @@ fn fips(registry: &mut Registry) {
 /// Every metric that an active receiver has.
 pub(super) fn described() -> Vec<Described> {
     let (mut metrics, (stores, _)) = (Metrics::new(), kcp::stores());
-    Counters::register(&mut metrics, &active::Metrics::default(), stores.kymas);
+    Counters::register(&mut metrics, &active::Metrics::default(), &pki::Metrics::default(), stores.kymas);
     metrics.described()
 }

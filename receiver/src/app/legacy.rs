@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     config::Config,
+    enrolment::Revocations,
     gateway::{self, Gateway, v2},
 };
 
@@ -27,6 +28,7 @@ impl Port {
     pub(super) fn build(
         config: &Config,
         take: v2::Legacy,
+        revocations: Revocations,
         metrics: v2::Metrics,
         shared: gateway::Metrics,
     ) -> Result<Option<Self>> {
@@ -34,8 +36,9 @@ impl Port {
         if !flags.v2 {
             return Ok(None);
         }
-        let (identity, callers) = flags.tls(&config.tls.tls_cert, &config.tls.tls_key)?;
+        let (identity, callers) = flags.tls(config.tls.tls_cert.as_ref(), config.tls.tls_key.as_ref())?;
         let settings = v2::settings(flags.v2_address, config.trust_domain.clone());
+        let settings = gateway::Settings { revocations, ..settings };
         let tls = Arc::new(ArcSwap::new(identity.config()));
         Ok(Some(Self { settings, tls, callers, take, metrics, shared }))
     }

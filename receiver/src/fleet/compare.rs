@@ -16,8 +16,17 @@ enum Expected {
     Anew,
     /// The first digest taken and each later delta once.
     Is(Digest),
-    /// It did not agree after `above`; until a `watch.changed` with a higher sequence (`by`) is accepted, nothing is expected.
-    Differs { above: u64, by: Option<u64> },
+    /// It is asked for; until a `watch.changed` with a sequence higher than `above` (`by`) is accepted, nothing is expected.
+    Asked { why: Why, above: u64, by: Option<u64> },
+}
+
+/// Why a watch is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Why {
+    /// Its digest did not agree.
+    Differs,
+    /// What its agent has sent is not known here (any more).
+    Forgotten,
 }
 
 /// The digests of a heartbeat, as of its sequence.
@@ -52,11 +61,37 @@ impl Compare {
 
     /// A `watch.changed` was recorded.
     pub(super) fn listed(&mut self, watch: &str, sequence: u64) {
-        if let Some(Expected::Differs { above, by }) = self.watches.get_mut(watch)
+        if let Some(Expected::Asked { above, by, .. }) = self.watches.get_mut(watch)
             && sequence > *above
         {
             *by = Some(by.map_or(sequence, |first| first.min(sequence)));
         }
+    }
+
+    /// What the agent has sent up to the sequence of this heartbeat is not known here, so nothing would ever settle it: its planned
+    /// watches are asked for. The next event shows the agent what was forgotten.
+    pub(super) fn forgotten(&mut self, heartbeat: &Heartbeat, planned: impl Fn(&str) -> bool) {
+        let named = heartbeat.watches.iter().map(|watch| &watch.name).filter(|name| planned(name)).take(MAX_WATCHES);
+        for name in named {
+            let expected = self.watches.entry(name.clone()).or_insert(Expected::Anew);
+            if !matches!(expected, Expected::Asked { .. }) {
+                *expected = Expected::Asked { why: Why::Forgotten, above: heartbeat.sequence, by: None };
+            }
+        }
+    }
+
+    /// Another plan: what has left it is nobody's to tell any more.
+    pub(super) fn replan(&mut self, planned: impl Fn(&str) -> bool) {
+        for (_, expected) in self.watches.iter_mut().filter(|(name, _)| !planned(name)) {
+            if matches!(expected, Expected::Asked { .. }) {
+                *expected = Expected::Anew;
+            }
+        }
+    }
+
+    /// Whether the newest heartbeat spoke of more than what is accepted.
+    pub(super) fn is_behind(&self, accepted: u64) -> bool {
+        self.waits.as_ref().is_some_and(|said| said.sequence > accepted)
     }
 
     /// Takes the digests of a heartbeat; [`Self::check`] compares them when their time has come. The newest replaces any before it.
@@ -69,7 +104,7 @@ impl Compare {
     /// Compares what waits, if it speaks of exactly what is accepted and nothing is missing. Returns the planned watches that differ.
     pub(super) fn check(&mut self, accepted: u64, whole: bool, planned: impl Fn(&str) -> bool) -> Vec<String> {
         for expected in self.watches.values_mut() {
-            if matches!(expected, Expected::Differs { by: Some(by), .. } if *by <= accepted) {
+            if matches!(expected, Expected::Asked { by: Some(by), .. } if *by <= accepted) {
                 *expected = Expected::Anew;
             }
         }
@@ -82,10 +117,10 @@ impl Compare {
         let mut differing = Vec::new();
         for (name, digest) in said.digests {
             match self.watches.get(&name) {
-                Some(Expected::Differs { .. }) => continue,
+                Some(Expected::Asked { .. }) => continue,
                 Some(Expected::Is(expected)) if *expected == digest => continue,
                 Some(Expected::Is(_)) if planned(&name) => {
-                    self.watches.insert(name.clone(), Expected::Differs { above: accepted, by: None });
+                    self.watches.insert(name.clone(), Expected::Asked { why: Why::Differs, above: accepted, by: None });
                     differing.push(name);
                 }
                 Some(Expected::Is(_) | Expected::Anew) | None => {
@@ -98,17 +133,14 @@ impl Compare {
 
     /// Watches of which a `watch.changed` is asked for.
     pub(super) fn resend(&self) -> Vec<String> {
-        self.differing().cloned().collect()
+        let asked = self.watches.iter().filter(|(_, expected)| matches!(expected, Expected::Asked { .. }));
+        asked.map(|(name, _)| name.clone()).collect()
     }
 
-    /// The first of [`Self::resend`].
+    /// The first of [`Self::resend`] whose digest did not agree.
     pub(super) fn diverged(&self) -> Option<&str> {
-        self.differing().next().map(String::as_str)
-    }
-
-    fn differing(&self) -> impl Iterator<Item = &String> {
-        let differs = self.watches.iter().filter(|(_, expected)| matches!(expected, Expected::Differs { .. }));
-        differs.map(|(name, _)| name)
+        let differs = |expected: &Expected| matches!(expected, Expected::Asked { why: Why::Differs, .. });
+        self.watches.iter().find(|(_, expected)| differs(expected)).map(|(name, _)| name.as_str())
     }
 }
 
@@ -192,6 +224,21 @@ mod tests {
         assert!(beat(&mut compare, 1, 11).is_empty());
         compare.begin_anew();
         assert!(beat(&mut compare, 1, 12).is_empty(), "a skipped sequence begins anew");
+    }
+
+    #[test]
+    fn what_was_forgotten_is_asked_for_and_is_no_difference() {
+        let mut compare = Compare::default();
+        compare.forgotten(&heartbeat(7, &[("v", 1), ("w", 1), ("gone", 1)]), |name| name != "gone");
+        assert_eq!((compare.resend(), compare.diverged()), (vec!["v".to_owned(), "w".to_owned()], None));
+        compare.listed("w", 7);
+        compare.check(7, true, |_| true);
+        assert_eq!(compare.resend().len(), 2, "no higher sequence");
+        compare.listed("w", 8);
+        compare.check(8, true, |_| true);
+        assert_eq!(compare.resend(), ["v"]);
+        compare.replan(|name| name == "w");
+        assert!(compare.resend().is_empty(), "nobody is left to tell it");
     }
 
     #[test]

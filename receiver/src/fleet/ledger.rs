@@ -78,6 +78,8 @@ pub(super) struct Ledger {
     /// The highest of the lowest sequences of its requests. An agent has one request on its way, so what lies below was answered and
     /// the answer heard.
     pub(super) reached: u64,
+    /// A request of events has come since the last heartbeat that counted.
+    spoke: bool,
     counter: Option<u64>,
     duplicates: u64,
     reordered: u64,
@@ -99,6 +101,7 @@ impl Ledger {
 
     /// Begins at the lowest sequence of the first request, whether it is refused or not: a refused one is still to come.
     pub(super) fn begin(&mut self, first: u64) {
+        self.spoke = true;
         if self.run.begin(first) && first != 1 {
             self.compare.begin_anew();
         }
@@ -175,6 +178,7 @@ impl Ledger {
                 marks.settle(works);
             }
         }
+        self.compare.replan(|name| current.works(name).is_some());
     }
 
     /// Per watch of which something was recorded. One that has left the plan counts as settled, as far as anything of it was recorded:
@@ -197,7 +201,16 @@ impl Ledger {
     }
 
     /// Takes a heartbeat that counts. Returns the watches whose digest was found to differ.
-    pub(super) fn heartbeat(&mut self, heartbeat: &Heartbeat, planned: &Planned) -> Vec<String> {
+    ///
+    /// Events that an earlier life of this ledger accepted will not be sent again by themselves, and nothing here can settle them. An
+    /// agent that has sent something of which nothing is known may be one of those. With `placed_late` that life may have ended in this
+    /// process, and an old request may have come since: then also one that says twice that it has sent more, and sends nothing between.
+    pub(super) fn heartbeat(&mut self, heartbeat: &Heartbeat, placed_late: bool, planned: &Planned) -> Vec<String> {
+        let accepted = self.run.accepted();
+        let silent = !std::mem::take(&mut self.spoke) && self.compare.is_behind(accepted);
+        if heartbeat.sequence > accepted && (self.run.is_empty() || (placed_late && silent)) {
+            self.compare.forgotten(heartbeat, |name| planned.works(name).is_some());
+        }
         self.compare.said(heartbeat);
         self.check(planned)
     }
@@ -269,7 +282,7 @@ pub struct EpochView {
     pub settled: Settled,
     /// Works that recorded events still wait for.
     pub unsettled: Works,
-    /// Watches whose digest did not agree and of which a `watch.changed` is awaited.
+    /// Watches of which a `watch.changed` is awaited: their digest did not agree, or what their agent sent is not known here.
     pub resend: Vec<String>,
     /// Events that came again.
     pub duplicates: u64,

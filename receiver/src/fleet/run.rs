@@ -90,6 +90,11 @@ impl Run {
         self.ends.map_or(1, |(since, _)| since)
     }
 
+    /// Whether nothing has come at all.
+    pub(super) fn is_empty(&self) -> bool {
+        self.ends.is_none()
+    }
+
     /// Whether nothing has come above a hole.
     pub(super) fn is_whole(&self) -> bool {
         self.above.is_empty()

@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use tidewatch_shared::{
+    certificate::KeyId,
     event::{Event, EventId, Object, Reason, Received, Subject, What},
     exchange::{Refused, Settled},
     heartbeat::Heartbeat,
@@ -41,6 +42,9 @@ pub(crate) struct Tally {
     /// Events that go to other managers had come before and were accepted only now.
     pub(crate) joined: bool,
 }
+
+/// Characters of a trust bundle's revision, at most.
+const MAX_REVISION: usize = 64;
 
 /// What a request of events came to.
 #[derive(Debug)]
@@ -104,6 +108,8 @@ pub(crate) struct Snapshot {
 #[derive(Debug)]
 pub(crate) struct Runtime {
     planned: Arc<Planned>,
+    /// It was placed when events were taken already: its agent may have sent what an earlier life has accepted.
+    placed_late: bool,
     /// When it was placed or its plan changed.
     since: Instant,
     epochs: Vec<(Epoch, Ledger)>,
@@ -120,12 +126,17 @@ pub(crate) struct Runtime {
     /// The last pass could not reach the runtime's API server.
     unreachable: bool,
     inherited: Option<Inherited>,
+    /// The bundle that its agent has, by its last heartbeat that counted.
+    trust_revision: Option<String>,
+    /// The key that signed the certificate of that heartbeat.
+    authority: Option<KeyId>,
 }
 
 impl Runtime {
-    pub(crate) fn new(planned: Arc<Planned>, now: Instant) -> Self {
+    pub(crate) fn new(planned: Arc<Planned>, placed_late: bool, now: Instant) -> Self {
         Self {
             planned,
+            placed_late,
             since: now,
             epochs: Vec::new(),
             order: 0,
@@ -137,7 +148,27 @@ impl Runtime {
             told: [Duration::ZERO; 2],
             unreachable: false,
             inherited: None,
+            trust_revision: None,
+            authority: None,
         }
+    }
+
+    /// A heartbeat counted: what it says of its roots, and who signed the certificate that it came with.
+    pub(crate) fn shows(&mut self, heartbeat: &Heartbeat, authority: Option<&KeyId>) {
+        // A revision has 16 characters; a longer word is none of ours.
+        let revision = heartbeat.trust_revision.as_ref().filter(|revision| revision.len() <= MAX_REVISION);
+        self.trust_revision.clone_from(&revision.cloned());
+        self.authority = authority.cloned();
+    }
+
+    /// What [`Self::shows`] was told last.
+    pub(crate) fn shown(&self) -> (Option<String>, Option<KeyId>) {
+        (self.trust_revision.clone(), self.authority.clone())
+    }
+
+    /// How long nothing was heard of it.
+    pub(crate) fn silent(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.heard)
     }
 
     /// Continues what the condition in KCP says that an earlier process saw, until something is heard of the runtime.
@@ -151,6 +182,11 @@ impl Runtime {
         (self.heard, self.contract, self.inherited) = (now, contract, None);
         self.spoke_v3 |= contract == Contract::V3;
         self.told = [told, self.told[0]];
+    }
+
+    /// When its last request came, or could first have come.
+    pub(crate) fn last_heard(&self) -> Instant {
+        self.heard
     }
 
     /// Whether a request in contract v3 came.
@@ -221,7 +257,7 @@ impl Runtime {
 
     /// Takes a heartbeat.
     pub(crate) fn heartbeat(&mut self, heartbeat: &Heartbeat, created: i64, now: Instant) -> Beat {
-        let planned = self.planned.clone();
+        let (planned, placed_late) = (self.planned.clone(), self.placed_late);
         self.ledger(heartbeat.epoch, created);
         let newest =
             self.epochs.iter().max_by_key(|(_, ledger)| (ledger.newest, ledger.order)).map(|(epoch, _)| *epoch);
@@ -234,7 +270,7 @@ impl Runtime {
         };
         let (mut wanted, mut differing) = (None, Vec::new());
         if counted == Counted::Yes {
-            differing = ledger.heartbeat(heartbeat, &planned);
+            differing = ledger.heartbeat(heartbeat, placed_late, &planned);
             want_differing(&differing, &planned, &mut wanted);
         }
         let settled = ledger.settled(&planned);

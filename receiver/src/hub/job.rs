@@ -4,7 +4,7 @@ use std::fmt;
 
 use tokio::time::Instant;
 
-use super::Hub;
+use super::{Hub, traces::Waiting};
 use crate::{
     fleet::Snapshot,
     key::KymaKey,
@@ -19,8 +19,8 @@ pub(super) struct Begun {
     /// When the oldest event that it began with was accepted.
     pub(super) accepted: Option<Instant>,
     pub(super) at: Instant,
-    /// The `traceparent`s of the events that it began with; none in builds that export no traces.
-    pub(super) traces: Vec<String>,
+    /// The traces of what it began with.
+    pub(super) traces: Waiting,
 }
 
 /// A Kyma in work, until it is given to [`Hub::done`]. One that is dropped instead counts as failed, so that no Kyma stays in work for
@@ -32,22 +32,24 @@ pub struct Job {
     pub wanted: Wanted,
     /// Absent once it has ended.
     begun: Option<(Hub, Begun)>,
+    traceparent: Option<String>,
 }
 
 impl Job {
     pub(super) fn new(hub: Hub, (key, wanted, begun): (KymaKey, Wanted, Begun)) -> Self {
-        Self { key, wanted, begun: Some((hub, begun)) }
+        let traceparent = begun.traces.end();
+        Self { key, wanted, begun: Some((hub, begun)), traceparent }
     }
 
     /// A job that no hub knows, to try a pass with.
     #[must_use]
     pub fn detached(key: KymaKey, wanted: Wanted) -> Self {
-        Self { key, wanted, begun: None }
+        Self { key, wanted, begun: None, traceparent: None }
     }
 
-    /// The `traceparent`s of what caused it, as far as traces are exported.
-    pub(crate) fn traces(&self) -> &[String] {
-        self.begun.as_ref().map_or(&[], |(_, begun)| &begun.traces)
+    /// The `traceparent` of its wait in the queue, if events caused it and traces are exported.
+    pub(crate) fn traceparent(&self) -> Option<&str> {
+        self.traceparent.as_deref()
     }
 
     pub(super) fn take(&mut self) -> Option<Begun> {

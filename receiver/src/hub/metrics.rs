@@ -57,6 +57,7 @@ pub struct Metrics {
     agents_waiting: Gauge,
     agents_parked: Gauge,
     certificates_end: Gauge,
+    renewals: Counter,
     oldest: Family<OfPriority, Gauge<f64, AtomicU64>>,
     paths: Family<OfState, Gauge>,
     pub(super) forward: forward::Metrics,
@@ -124,6 +125,7 @@ impl Metrics {
             agents_waiting: Gauge::default(),
             agents_parked: Gauge::default(),
             certificates_end: Gauge::default(),
+            renewals: Counter::default(),
             oldest: Family::default(),
             paths: Family::default(),
             forward: forward::Metrics::register(registry),
@@ -152,6 +154,11 @@ impl Metrics {
             "fleet_first_certificate_end_timestamp_seconds",
             "When the first certificate of an agent that is heard of ends; 0 if none is known",
             metrics.certificates_end.clone(),
+        );
+        registry.register(
+            "fleet_renewals_asked",
+            "Heartbeats whose answer asked the agent to renew its certificate, because the issuer was replaced",
+            metrics.renewals.clone(),
         );
         registry.register(
             "fleet_settled_seconds",
@@ -222,6 +229,10 @@ impl Metrics {
     }
 
     /// A pass has ended all work of events of which the oldest was accepted so long ago.
+    pub(super) fn renewal_asked(&self, asked: bool) {
+        self.renewals.inc_by(asked.into());
+    }
+
     pub(super) fn settled(&self, after: Duration) {
         self.settled.observe(after.as_secs_f64());
     }

@@ -8,6 +8,7 @@ use std::{
 
 use rustls_pki_types::CertificateDer;
 use tidewatch_shared::{
+    certificate::KeyId,
     event,
     heartbeat::Heartbeat,
     identity::{Epoch, RuntimeId},
@@ -22,11 +23,13 @@ use super::{
     pace::Pace,
     stamps::{Stamps, Told},
     traces::Traces,
+    trust::Telling,
 };
 use crate::{
-    fleet::{Beat, Contract, Inherited, PathState, Planned, Recorded, Runtime, Snapshot, Terms, Unproven},
+    fleet::{Beat, Contract, Counted, Inherited, PathState, Planned, Recorded, Runtime, Snapshot, Terms, Unproven},
     forward::{self, Outbox},
     key::KymaKey,
+    pki::Follower,
     queue::{Class, Drift, Later, Outcome, Priority, Queue, Wanted, Works},
 };
 
@@ -42,6 +45,15 @@ pub(super) struct Taken {
     pub(super) received: Option<Received>,
     /// What other managers are told.
     pub(super) forwarded: super::forward::Told,
+}
+
+/// What became of a heartbeat.
+pub(super) struct Heard {
+    pub(super) beat: Beat,
+    pub(super) plan_revision: String,
+    pub(super) trust_revision: Option<String>,
+    /// The agent is to renew its certificate.
+    pub(super) renew: bool,
 }
 
 /// A Kyma and what is known of its runtime.
@@ -65,6 +77,9 @@ pub(super) struct State {
     pub(super) outbox: Outbox<Snapshot>,
     pub(super) stamps: Option<Stamps>,
     pub(super) traces: Traces,
+    pub(super) trust: Telling,
+    /// Whose connection ended when; bounded by the number of Kymas.
+    closed: HashMap<KymaKey, Instant>,
     /// Most runtimes have the same plan.
     planned: Option<Arc<Planned>>,
     generations: u64,
@@ -81,6 +96,8 @@ impl State {
             outbox: Outbox::new(forward::Limits::default(), seed),
             stamps: None,
             traces: Traces::default(),
+            trust: Telling::default(),
+            closed: HashMap::new(),
             planned: None,
             generations: 0,
         }
@@ -99,7 +116,7 @@ impl State {
         }
         self.generations += 1;
         self.queue.insert(key.clone());
-        let runtime = Runtime::new(planned, now);
+        let runtime = Runtime::new(planned, self.synced, now);
         self.kymas.insert(key, Placed { id, generation: self.generations, runtime, told: None, accepted: None });
     }
 
@@ -108,6 +125,7 @@ impl State {
         self.kymas.remove(key);
         self.queue.remove(key);
         self.traces.forget(key);
+        self.closed.remove(key);
     }
 
     pub(super) fn runtime(&self, key: &KymaKey) -> Option<&Runtime> {
@@ -128,6 +146,28 @@ impl State {
         if let Some(placed) = self.kymas.get_mut(key) {
             placed.runtime.inherit(inherited);
         }
+    }
+
+    /// A runtime's connection ended.
+    pub(super) fn closed(&mut self, id: &RuntimeId, now: Instant) {
+        if let Ok(key) = self.key_of(id) {
+            self.closed.insert(key, now);
+        }
+    }
+
+    /// Takes those whose connection ended so long ago, and who were not heard of since.
+    pub(super) fn lost(&mut self, after: Duration, now: Instant) -> Vec<KymaKey> {
+        let kymas = &self.kymas;
+        let mut lost = Vec::new();
+        self.closed.retain(|key, at| {
+            let is_silent = kymas.get(key).is_some_and(|placed| placed.runtime.last_heard() <= *at);
+            let waits = is_silent && now < *at + after;
+            if is_silent && !waits {
+                lost.push(key.clone());
+            }
+            waits
+        });
+        lost
     }
 
     /// Something happened in a runtime whose agent speaks contract v2: nobody says what.
@@ -195,8 +235,9 @@ impl State {
         id: &RuntimeId,
         created: i64,
         heartbeat: &Heartbeat,
+        authority: Option<&KeyId>,
         now: Instant,
-    ) -> Result<(Beat, String), Unplaced> {
+    ) -> Result<Heard, Unplaced> {
         let (key, interval) = (self.key_of(id)?, self.interval());
         let placed = self.kymas.get_mut(&key).ok_or(Unplaced::Unknown)?;
         let was_away = placed.told == Some(PathState::Unproven(Unproven::Away));
@@ -211,7 +252,16 @@ impl State {
         if let Some(wanted) = beat.wanted.take() {
             self.queue.want(&key, wanted, now);
         }
-        Ok((beat, placed.runtime.plan_revision().to_owned()))
+        let plan_revision = placed.runtime.plan_revision().to_owned();
+        let mut renew = false;
+        if beat.counted == Counted::Yes {
+            placed.runtime.shows(heartbeat, authority);
+            if heartbeat.incomplete {
+                self.queue.want(&key, super::REPAIR, now);
+            }
+            renew = self.trust.asks(authority, now);
+        }
+        Ok(Heard { beat, plan_revision, trust_revision: self.trust.revision(), renew })
     }
 
     /// Takes the next Kyma into work, with a snapshot of what is accepted.
@@ -294,6 +344,35 @@ impl State {
             }
         };
         self.kymas.iter().map(view).collect()
+    }
+
+    /// What is known of the identity of each runtime that is served.
+    pub(super) fn followers(&self, started: Instant, now: Instant) -> Vec<Follower> {
+        let terms = self.terms(started);
+        let placed = self.kymas.iter().filter(|(_, placed)| !self.is_ambiguous(placed));
+        let follower = |(key, placed): (&KymaKey, &Placed)| {
+            let (trust_revision, authority) = placed.runtime.shown();
+            Some(Follower {
+                kyma: key.clone(),
+                runtime: placed.id.clone()?,
+                path: placed.runtime.path(terms, now),
+                trust_revision,
+                authority,
+                silent: placed.runtime.silent(now),
+            })
+        };
+        placed.filter_map(follower).collect()
+    }
+
+    /// Wants works of every Kyma, so many of them a second. How long that takes follows from their number.
+    pub(super) fn want_all(&mut self, works: Works, priority: Priority, per_second: u32, now: Instant) {
+        let count = u32::try_from(self.kymas.len()).unwrap_or(u32::MAX);
+        // As many as one second takes need not wait.
+        let spread = Duration::from_secs((count / per_second.max(1)).into());
+        for key in self.kymas.keys() {
+            let at = now + self.queue.jitter(spread);
+            self.queue.want_later(key, Later::Spread, at, Wanted::new(works, priority), now);
+        }
     }
 
     fn is_ambiguous(&self, placed: &Placed) -> bool {

@@ -2,6 +2,7 @@
 
 mod forward;
 mod model;
+mod silence;
 #[cfg(feature = "otlp")]
 mod traces;
 
@@ -90,6 +91,22 @@ async fn an_accepted_event_is_wanted_and_settled_when_its_pass_ends() {
     let job = hub.next().await;
     hub.done(job, Outcome::ended(works()));
     assert_eq!(beat(&hub, 0, 3).settled["w"], 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_accepted_by_a_kyma_that_was_placed_again_is_asked_for_and_settled() {
+    let hub = placed(4, 1);
+    send(&hub, 0, 1).unwrap();
+    hub.remove(&key(0));
+    hub.place(key(0), Some(id(0)), plan("1"));
+    let answer = beat(&hub, 0, 1);
+    assert_eq!((answer.resend.as_slice(), answer.settled.len()), (&["w".to_owned()][..], 0));
+    assert!(hub.next().now_or_never().is_none(), "only an event wants work");
+    assert_eq!(hub.path(&key(0), Instant::now()), Some(PathState::Proven), "nothing differs");
+    assert_eq!(send(&hub, 0, 2).unwrap().since, 2);
+    hub.done(hub.next().await, Outcome::ended(works()));
+    let answer = beat(&hub, 0, 2);
+    assert_eq!((answer.resend.len(), answer.settled["w"]), (0, 2));
 }
 
 #[tokio::test(start_paused = true)]

@@ -7,7 +7,7 @@ use kube::ResourceExt;
 use tidewatch_shared::{
     api::{Kyma, Manifest, ModuleReleaseMeta, ModuleTemplate, Watcher},
     names::label,
-    plan::Work,
+    plan::{PlannedWatch, Work},
 };
 use tokio::sync::Notify;
 
@@ -15,17 +15,19 @@ use super::{
     CurrentPlan, Stores, concern,
     essence::{Decided, Essences, Moved, Release, key_of},
     follow::Change,
+    owners::Owners,
     settle::Settle,
 };
 use crate::{
     catalog::Catalog,
+    enrolment::Revocations,
     gateway::v2,
     hub::Hub,
     key::KymaKey,
     path::Pause,
     queue::{Priority, Works},
     record::Record,
-    runtime_access::{AccessSecret, RuntimeAccess},
+    runtime_access::RuntimeAccess,
 };
 
 /// The rooms that changes of KCP reach.
@@ -41,10 +43,14 @@ pub struct Rooms {
     pub catalog: Catalog,
     /// The plan of all runtimes.
     pub plan: CurrentPlan,
+    /// What a plan has besides, where agents are installed.
+    pub installed: Arc<[PlannedWatch]>,
     /// Whose runtimes are left alone.
     pub pause: Pause,
     /// Runtimes that may speak v2 again.
     pub allowed: v2::Allowed,
+    /// Whose certificates hold no longer.
+    pub revocations: Revocations,
     /// Tells operators what becomes of Kymas and Watchers.
     pub record: Record,
 }
@@ -54,11 +60,12 @@ pub(super) struct Wakes {
     rooms: Rooms,
     settle: Arc<Settle>,
     watchers_changed: Arc<Notify>,
+    owners: Arc<Owners>,
 }
 
 impl Wakes {
     pub(super) fn new(rooms: Rooms, settle: Arc<Settle>, watchers_changed: Arc<Notify>) -> Self {
-        Self { rooms, settle, watchers_changed }
+        Self { rooms, settle, watchers_changed, owners: Arc::default() }
     }
 
     /// The ConfigMap that pauses all. The end of a pause wakes at once who waited for it.
@@ -76,13 +83,23 @@ impl Wakes {
         }
     }
 
+    /// The list of revocations.
+    pub(super) fn revocations(&self) -> impl FnMut(Change<'_, ConfigMap>) + Send + 'static + use<> {
+        let revocations = self.rooms.revocations.clone();
+        move |change| match change {
+            Change::Found(map) | Change::Applied(map) => revocations.set(Some(map)),
+            Change::Deleted(_) => revocations.set(None),
+            Change::Listed => {}
+        }
+    }
+
     /// Told when a Watcher changed.
     pub(super) fn watchers_changed(&self) -> Arc<Notify> {
         self.watchers_changed.clone()
     }
 
     pub(super) fn kymas(&self) -> impl FnMut(Change<'_, Kyma>) + Send + 'static + use<> {
-        let rooms = self.rooms.clone();
+        let (rooms, owners) = (self.rooms.clone(), self.owners.clone());
         let mut essences = Essences::new();
         move |change| {
             let found = matches!(change, Change::Found(_));
@@ -100,9 +117,13 @@ impl Wakes {
                     rooms.allowed.apply(&key, kyma);
                     let runtime = kyma.labels().get(label::RUNTIME_ID).and_then(|id| id.parse().ok());
                     rooms.hub.place(key.clone(), runtime, rooms.plan.load_full());
+                    if matches!(&moved, Moved::From(old) if now.labels_moved(old)) {
+                        // Perhaps it was another runtime before, whose connections end.
+                        rooms.revocations.moved();
+                    }
                     if moved == Moved::New {
                         // Its Secrets may have come before it.
-                        rooms.set_secrets(&key);
+                        rooms.set_secrets(&key, &owners);
                     }
                     if found {
                         // It is nothing new, this process is: who goes first is said when all caches are whole.
@@ -120,6 +141,7 @@ impl Wakes {
                     let key = key_of(kyma);
                     essences.delete(&key);
                     rooms.hub.remove(&key);
+                    rooms.revocations.moved();
                     rooms.allowed.remove(&key);
                     rooms.access.remove(&key);
                     rooms.catalog.forget(&key);
@@ -197,26 +219,16 @@ impl Wakes {
 
     pub(super) fn secrets(&self) -> impl FnMut(Change<'_, Secret>) + Send + 'static + use<> {
         let rooms = self.rooms.clone();
-        // Which Kyma a Secret was last seen to belong to: its label may move it from one to another.
-        let mut owners = Essences::new();
+        let owners = self.owners.clone();
         move |change| {
             let found = matches!(change, Change::Found(_));
-            let (secret, now) = match change {
-                Change::Found(secret) | Change::Applied(secret) => {
-                    (secret, secret.labels().get(label::KYMA_NAME).cloned())
-                }
-                Change::Deleted(secret) => (secret, None),
+            let concerned = match change {
+                Change::Found(secret) | Change::Applied(secret) => owners.apply(secret),
+                Change::Deleted(secret) => owners.delete(secret),
                 Change::Listed => return,
             };
-            let key = key_of(secret);
-            let before = owners.delete(&key);
-            let concerned = [now.clone(), before.filter(|before| Some(before) != now.as_ref())];
-            if let Some(now) = now {
-                owners.apply(key.clone(), now);
-            }
-            for kyma in concerned.into_iter().flatten() {
-                let kyma = KymaKey::new(key.namespace.clone(), kyma);
-                if rooms.set_secrets(&kyma) && !found {
+            for kyma in concerned {
+                if rooms.set_secrets(&kyma, &owners) && !found {
                     rooms.hub.want(&kyma, Works::of(&[Work::Kyma, Work::Catalog]), Priority::User);
                 }
             }
@@ -262,17 +274,9 @@ impl Rooms {
 
     /// Gives a Kyma its access Secrets as the cache has them, and tells whether that changed its access. A changed access replaces
     /// the client at once, and everything that was known about that runtime is read again.
-    fn set_secrets(&self, key: &KymaKey) -> bool {
-        let mine = |secret: &Secret| {
-            secret.namespace().as_deref() == Some(&key.namespace)
-                && secret.labels().get(label::KYMA_NAME) == Some(&key.name)
-        };
+    fn set_secrets(&self, key: &KymaKey, owners: &Owners) -> bool {
         // Kymas and Secrets are followed by tasks of their own, and both come here.
-        let read = || {
-            let secrets = self.stores.secrets.state_filter(mine);
-            secrets.iter().map(|secret| AccessSecret::from(secret.as_ref())).collect()
-        };
-        let changed = self.access.follow_secrets(key, read);
+        let changed = self.access.follow_secrets(key, || owners.read(key, &self.stores.secrets));
         if changed {
             self.catalog.forget(key);
         }

@@ -31,7 +31,7 @@ pub(super) async fn run(
         time::sleep(SETTLE).await;
         let mut watchers = rooms.stores.watchers.state();
         watchers.sort_unstable_by_key(|watcher| key_of(watcher.as_ref()));
-        let (plan, rejected) = watcher::plan(&watchers);
+        let (plan, rejected) = watcher::plan_with(rooms.installed.to_vec(), &watchers);
         // First, so that no event of a new watch finds none.
         rooms.hub.set_routes(watcher::routes(&watchers, &plan));
         rooms.replan(plan);

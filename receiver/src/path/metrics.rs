@@ -29,6 +29,7 @@ struct Result {
 pub struct Metrics {
     transitions: Family<To, Counter>,
     polls: Family<Reason, Counter>,
+    mended: Counter,
     conditions: Family<Result, Counter>,
     waiting: Gauge,
 }
@@ -39,6 +40,7 @@ impl Metrics {
         let metrics = Self {
             transitions: Family::default(),
             polls: Family::default(),
+            mended: Counter::default(),
             conditions: Family::default(),
             waiting: Gauge::default(),
         };
@@ -51,6 +53,11 @@ impl Metrics {
             "path_polls",
             "Runtimes looked at although nothing is known to have changed: fallback while the path is not proven, verification else",
             metrics.polls.clone(),
+        );
+        registry.register(
+            "path_mended",
+            "Installations looked at because nothing was heard of their agent",
+            metrics.mended.clone(),
         );
         registry.register(
             "path_conditions",
@@ -75,6 +82,10 @@ impl Metrics {
             Kind::Verification => "verification",
         };
         self.polls.get_or_create(&Reason { reason }).inc();
+    }
+
+    pub(super) fn mended(&self) {
+        self.mended.inc();
     }
 
     pub(super) fn written(&self, well: bool) {

@@ -22,6 +22,8 @@ impl Works {
     pub const ALL_KNOWN: Self = Self((1 << Self::COUNT) - 1);
     /// What every runtime has whatever its plan says: its Kyma and its catalog.
     pub const RUNTIME: Self = Self(Self::bit(Work::Kyma) | Self::bit(Work::Catalog));
+    /// What is installed in every runtime.
+    pub(crate) const INSTALLER: Self = Self(Self::bit(Work::Installer));
     /// What goes to other managers.
     pub(crate) const FORWARD: Self = Self(Self::bit(Work::Forward));
     /// How many works there are.

@@ -23,7 +23,7 @@ fn plan(revision: &str, watches: &[(&str, &[&str])]) -> Arc<Planned> {
 
 /// `kyma` stands for one work, `both` for two.
 fn runtime() -> Runtime {
-    Runtime::new(plan("1", &[("kyma", &["kyma"]), ("both", &["kyma", "catalog"])]), Instant::now())
+    Runtime::new(plan("1", &[("kyma", &["kyma"]), ("both", &["kyma", "catalog"])]), true, Instant::now())
 }
 
 fn id(epoch: Epoch, sequence: u64) -> EventId {
@@ -250,4 +250,32 @@ fn a_skipped_sequence_begins_the_comparison_anew() {
     runtime.events(E1, 1, vec![event(E1, 2, "both")]);
     assert_eq!(runtime.heartbeat(&heartbeat(E1, 3, 2, 77), 1, now).differing, 0);
     assert_eq!(runtime.heartbeat(&heartbeat(E1, 3, 3, 78), 1, now).differing, 1);
+}
+
+#[test]
+fn what_an_agent_sent_and_nobody_knows_of_is_asked_for() {
+    let mut runtime = runtime();
+    let now = Instant::now();
+    assert!(runtime.heartbeat(&heartbeat(E1, 0, 1, 0), 1, now).resend.is_empty(), "nothing was sent");
+    let beat = runtime.heartbeat(&heartbeat(E1, 7, 2, 0), 1, now);
+    assert_eq!((beat.resend.as_slice(), beat.differing, beat.wanted), (&["both".to_owned()][..], 0, None));
+    assert!(!runtime.epochs()[0].resend.is_empty() && runtime.diverged().is_none());
+    runtime.events(E1, 1, vec![listed(E1, 8, "both")]);
+    assert!(runtime.heartbeat(&heartbeat(E1, 8, 3, 5), 1, now).resend.is_empty());
+    assert_eq!(runtime.heartbeat(&heartbeat(E1, 8, 4, 6), 1, now).differing, 1, "from then on digests are compared");
+}
+
+#[test]
+fn who_says_twice_that_more_was_sent_and_sends_nothing_is_asked_if_it_may_be_forgotten() {
+    for (placed_late, sends, asked) in [(true, false, 1), (true, true, 0), (false, false, 0)] {
+        let now = Instant::now();
+        let mut runtime = Runtime::new(plan("1", &[("both", &["kyma"])]), placed_late, now);
+        // An old request that came late.
+        runtime.events(E1, 1, vec![event(E1, 1, "both")]);
+        assert!(runtime.heartbeat(&heartbeat(E1, 7, 1, 0), 1, now).resend.is_empty(), "its events may be on their way");
+        if sends {
+            runtime.events(E1, 1, vec![event(E1, 2, "both")]);
+        }
+        assert_eq!(runtime.heartbeat(&heartbeat(E1, 7, 2, 0), 1, now).resend.len(), asked, "{placed_late} {sends}");
+    }
 }

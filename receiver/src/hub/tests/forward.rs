@@ -250,7 +250,9 @@ impl Game {
 
     fn give(&self, epoch: u64, events: Vec<Received>) -> EventsAnswer {
         let leaf = vec![0x30].into();
-        self.hub.events_with(&id(0), Epoch::new(epoch), 1, events, Some(&leaf)).unwrap()
+        self.hub
+            .events_with(&id(0), Epoch::new(epoch), 1, events, Beside { leaf: Some(&leaf), ..Beside::default() })
+            .unwrap()
     }
 
     fn beat(&mut self) {
@@ -337,7 +339,8 @@ async fn what_is_put_is_due_at_once_and_settled_with_its_delivery() {
     });
     tokio::task::yield_now().await;
     let events = agent.request().unwrap();
-    let answer = hub.events_with(&id(0), Epoch::new(agent.epoch), 1, events, Some(&vec![0x30].into())).unwrap();
+    let beside = Beside { leaf: Some(&vec![0x30].into()), ..Beside::default() };
+    let answer = hub.events_with(&id(0), Epoch::new(agent.epoch), 1, events, beside).unwrap();
     assert!(answer.refused.is_empty());
     let delivery = waiter.await.unwrap();
     assert_eq!((delivery.runtime(), delivery.watch(), &*delivery.event.kind), (&id(0), WATCH, "Thing"));

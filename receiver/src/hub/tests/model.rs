@@ -170,7 +170,7 @@ impl Game {
                 }
             }
             Body::Beat(beat) => {
-                let (beat, _) = self.state.heartbeat(&id, created, &beat, self.now).unwrap();
+                let beat = self.state.heartbeat(&id, created, &beat, None, self.now).unwrap().beat;
                 self.differing += beat.differing;
                 let (settled, resend) = (beat.settled, beat.resend);
                 Answer {

@@ -1,4 +1,4 @@
-//! A trace from an event to the pass that it causes, as a collector sees it.
+//! A trace from a request to the pass that it causes, as a collector sees it.
 
 use std::convert::Infallible;
 
@@ -51,7 +51,7 @@ fn has(body: &[u8], part: &[u8]) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_trace_goes_from_the_event_to_the_pass() {
+async fn a_trace_goes_from_the_request_through_the_queue_to_the_pass() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
     let (sender, mut bodies) = mpsc::unbounded_channel();
@@ -66,13 +66,14 @@ async fn a_trace_goes_from_the_event_to_the_pass() {
         what: What::Watch,
         delta: Digest::ZERO,
         time: None,
-        traceparent: Some(format!("00-{TRACE}-{PARENT}-01")),
+        traceparent: None,
     };
-    hub.events(&id(0), EPOCH, 1, vec![Ok(event)]).unwrap();
+    let beside = Beside { traceparent: Some(format!("00-{TRACE}-{PARENT}-01")), ..Beside::default() };
+    hub.events_with(&id(0), EPOCH, 1, vec![Ok(event)], beside).unwrap();
     let job = hub.next().await;
-    let [traceparent] = job.traces() else { panic!("{:?}", job.traces()) };
+    let traceparent = job.traceparent().unwrap();
     assert!(traceparent.starts_with(&format!("00-{TRACE}-")) && !traceparent.contains(PARENT), "{traceparent}");
-    let received = traceparent.split('-').nth(2).unwrap().to_owned();
+    let waited = traceparent.split('-').nth(2).unwrap().to_owned();
     let pass = crate::kyma::traced(&job).unwrap();
     assert!(pass.traceparent().starts_with(&format!("00-{TRACE}-")));
     drop(pass);
@@ -82,7 +83,7 @@ async fn a_trace_goes_from_the_event_to_the_pass() {
     while let Ok(body) = bodies.try_recv() {
         exported.extend(body);
     }
-    for part in [&b"receive events"[..], b"reconcile", &bytes(TRACE), &bytes(PARENT), &bytes(&received)] {
+    for part in [&b"wait for a pass"[..], b"reconcile", &bytes(TRACE), &bytes(PARENT), &bytes(&waited)] {
         assert!(has(&exported, part), "{:?}", String::from_utf8_lossy(part));
     }
 }
