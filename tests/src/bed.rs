@@ -69,6 +69,7 @@ type Slot = Arc<OnceCell<Arc<Cluster>>>;
 enum Kind {
     ApiOnly,
     Workloads,
+    Kubelet,
     OwnStore,
 }
 
@@ -77,6 +78,7 @@ impl Kind {
         match self {
             Self::ApiOnly | Self::OwnStore => Admission::ApiOnly,
             Self::Workloads => Admission::Workloads,
+            Self::Kubelet => Admission::Kubelet,
         }
     }
 
@@ -84,6 +86,7 @@ impl Kind {
         match self {
             Self::ApiOnly => "without workloads",
             Self::Workloads => "with workloads",
+            Self::Kubelet => "for a kubelet",
             Self::OwnStore => "with a store of its own",
         }
     }
@@ -143,6 +146,15 @@ impl TestBed {
     /// See [`BedError`].
     pub async fn runtime_with_workloads(&self, name: &str) -> Result<Arc<Cluster>, BedError> {
         self.cluster(runtime_name(name)?, Kind::Workloads).await
+    }
+
+    /// The runtime of that name, with a controller manager alone: Deployments get their pods, and a [`crate::kubelet::Kubelet`] runs
+    /// them.
+    ///
+    /// # Errors
+    /// See [`BedError`].
+    pub async fn runtime_for_kubelet(&self, name: &str) -> Result<Arc<Cluster>, BedError> {
+        self.cluster(runtime_name(name)?, Kind::Kubelet).await
     }
 
     /// The runtime of that name: an API server with an etcd of its own, which a test may kill, compact or set back.

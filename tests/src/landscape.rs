@@ -3,7 +3,12 @@
 //!
 //! Each landscape has a namespace of its own in KCP, so several share one KCP without seeing each other.
 
-use std::{fs, path::PathBuf, sync::Arc};
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex as Lock, PoisonError},
+};
 
 use anyhow::{Context as _, Result};
 use k8s_openapi::jiff::Timestamp;
@@ -27,6 +32,9 @@ mod runtime;
 mod wait;
 pub mod watchers;
 
+/// The image of the agents that a receiver installs; see [`crate::kubelet`].
+pub const AGENT_IMAGE: &str = "example.test/tidewatch-agent:dev";
+
 pub use runtime::{Runtime, Ways};
 pub use wait::{DEADLINE, until};
 
@@ -41,6 +49,8 @@ pub struct Options {
     pub receiver: Vec<String>,
     /// Further arguments of the agents.
     pub agent: Vec<String>,
+    /// The image of agents that the receiver installs.
+    pub agent_image: String,
     /// The port of the receiver that agents connect to, if it is not the event port.
     pub agents_port: Option<u16>,
     /// Whether a [`Proxy`] stands on each way: agent to receiver, agent to its API server, receiver to the runtime's API server.
@@ -59,6 +69,7 @@ impl Default for Options {
             stamps: false,
             receiver: Vec::new(),
             agent: Vec::new(),
+            agent_image: AGENT_IMAGE.to_owned(),
             agents_port: None,
             proxied: false,
             log: "info,kube_client=error".to_owned(),
@@ -77,6 +88,8 @@ pub struct Landscape {
     dir: PathBuf,
     binaries: ProductBinaries,
     event_port: u16,
+    /// Where agents enrol, if they are installed by the receiver.
+    enrolment_port: Option<u16>,
     /// On the agents' way to the receiver.
     front: Option<Proxy>,
     options: Options,
@@ -98,7 +111,46 @@ impl Landscape {
     ///
     /// # Errors
     /// When KCP refuses something.
+    ///
+    /// # Panics
+    /// When this process has prepared a landscape of that name on that KCP before.
     pub async fn prepare(kcp: Arc<Cluster>, name: &str, options: Options) -> Result<Self> {
+        Self::with_enrolment(kcp, name, options, None).await
+    }
+
+    /// Like [`Landscape::start`], but nobody has an identity yet: the receiver makes its own CA, installs the agents in the runtimes and
+    /// enrols them. It takes no more than [`Landscape::register`] and somebody who runs the pods there, a
+    /// [`crate::kubelet::Kubelet`]. [`Options::agent`] has no part then, and [`Landscape::ca`] is one that nobody trusts.
+    ///
+    /// # Errors
+    /// When KCP refuses something, or the receiver does not become ready.
+    ///
+    /// # Panics
+    /// See [`Landscape::prepare`].
+    pub async fn from_nothing(kcp: Arc<Cluster>, name: &str, options: Options) -> Result<Self> {
+        let this = Self::prepare_from_nothing(kcp, name, options).await?;
+        this.start_receiver().await?;
+        Ok(this)
+    }
+
+    /// The same, with nothing started.
+    ///
+    /// # Errors
+    /// When KCP refuses something.
+    ///
+    /// # Panics
+    /// See [`Landscape::prepare`].
+    pub async fn prepare_from_nothing(kcp: Arc<Cluster>, name: &str, options: Options) -> Result<Self> {
+        Self::with_enrolment(kcp, name, options, Some(ports::free()?)).await
+    }
+
+    async fn with_enrolment(
+        kcp: Arc<Cluster>,
+        name: &str,
+        options: Options,
+        enrolment_port: Option<u16>,
+    ) -> Result<Self> {
+        claim(&kcp.dir().join(name));
         let binaries = build_binaries().await?;
         objects::install_crds(&kcp).await.context("install the CRDs in KCP")?;
         kcp.ensure_service_account(name, rights::RECEIVER).await?;
@@ -127,6 +179,7 @@ impl Landscape {
             dir,
             binaries,
             event_port,
+            enrolment_port,
             front,
             options,
             receiver: Mutex::new(None),
@@ -168,11 +221,24 @@ impl Landscape {
             .args([text(&"--event-address"), text(&local(event_port)), text(&"--authority"), text(&self.authorities())])
             .args([text(&"--metrics-address"), text(&local(probes)), text(&"--admin-address"), text(&local(admin))])
             .args([text(&"--lease-seconds"), text(&self.options.lease_seconds), text(&"--lease-place"), text(&name)])
-            .args([text(&"--tls-cert"), path("tls.crt"), text(&"--tls-key"), path("tls.key")])
-            .args([text(&"--client-ca"), path("ca.crt"), text(&"--trust-domain"), text(&self.trust_domain)])
+            .args([text(&"--trust-domain"), text(&self.trust_domain)])
             .args(["--oci-registry-host", "registry.test:5000", "--allow-runtime-addresses", "127.0.0.0/8,::1/128"])
             .args([text(&"--heartbeat-seconds"), text(&self.options.heartbeat_seconds)])
             .args(self.options.receiver.clone());
+        program = match self.enrolment_port {
+            Some(port) => program
+                .args([
+                    text(&"--agent-image"),
+                    text(&self.options.agent_image),
+                    text(&"--enrolment-address"),
+                    text(&local(port)),
+                ])
+                .args([text(&"--receiver-url"), text(&format_args!("https://{}", self.agents_authority()))])
+                .args([text(&"--enrolment-url"), text(&format_args!("https://{}", local(port)))]),
+            None => program
+                .args([text(&"--tls-cert"), path("tls.crt"), text(&"--tls-key"), path("tls.key")])
+                .args([text(&"--client-ca"), path("ca.crt")]),
+        };
         if self.options.stamps {
             program = program.args([text(&"--stamp-file"), path("stamps")]);
         }
@@ -215,7 +281,7 @@ impl Landscape {
         &self.name
     }
 
-    /// The CA of both sides.
+    /// The CA of both sides, unless the receiver has one of its own.
     #[must_use]
     pub fn ca(&self) -> &Ca {
         &self.ca
@@ -237,6 +303,12 @@ impl Landscape {
     #[must_use]
     pub fn event_port(&self) -> u16 {
         self.event_port
+    }
+
+    /// The port on which agents enrol, if they are installed by the receiver.
+    #[must_use]
+    pub fn enrolment_port(&self) -> Option<u16> {
+        self.enrolment_port
     }
 
     /// Host and port under which agents know the receiver: those of another port, or of the proxy, if there is one.
@@ -268,8 +340,36 @@ impl Landscape {
     }
 }
 
+/// Folders of all landscapes that this process has ever made. Two of one name would share namespace, Kyma and Lease, and disturb each
+/// other in ways that look like anything but that.
+static CLAIMED: Lock<BTreeSet<PathBuf>> = Lock::new(BTreeSet::new());
+
+fn claim(place: &Path) {
+    let is_new = CLAIMED.lock().unwrap_or_else(PoisonError::into_inner).insert(place.to_owned());
+    assert!(is_new, "the landscape {} is there already: each needs a name of its own in its KCP", place.display());
+}
+
 /// The time as certificates count it.
 #[must_use]
 pub fn now() -> i64 {
     Timestamp::now().as_second()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_of_their_own_are_fine() {
+        claim(Path::new("kcp-1/one"));
+        claim(Path::new("kcp-1/another"));
+        claim(Path::new("kcp-2/one"));
+    }
+
+    #[test]
+    #[should_panic(expected = "the landscape kcp/twice is there already")]
+    fn a_place_that_is_taken_is_refused() {
+        claim(Path::new("kcp/twice"));
+        claim(Path::new("kcp/twice"));
+    }
 }

@@ -146,6 +146,8 @@ pub struct Program {
     pub args: Vec<OsString>,
     /// Environment variables to set besides the inherited ones.
     pub env: Vec<(OsString, OsString)>,
+    /// Whether none are inherited.
+    pub fresh: bool,
     /// Its working directory, if not the parent's.
     pub dir: Option<PathBuf>,
     /// The file that takes stdout and stderr; appended to.
@@ -156,7 +158,7 @@ impl Program {
     /// A program without arguments.
     pub fn new(name: impl Into<String>, binary: impl Into<PathBuf>, log: impl Into<PathBuf>) -> Self {
         let (name, binary, log) = (name.into(), binary.into(), log.into());
-        Self { name, binary, args: Vec::new(), env: Vec::new(), dir: None, log }
+        Self { name, binary, args: Vec::new(), env: Vec::new(), fresh: false, dir: None, log }
     }
 
     /// Adds an argument.
@@ -177,6 +179,13 @@ impl Program {
     #[must_use]
     pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.env.push((name.into(), value.into()));
+        self
+    }
+
+    /// Inherits no environment variable.
+    #[must_use]
+    pub fn fresh(mut self) -> Self {
+        self.fresh = true;
         self
     }
 
@@ -213,11 +222,14 @@ impl Process {
     /// # Errors
     /// [`ProcessError::Log`] or [`ProcessError::Spawn`].
     pub fn start(program: Program) -> Result<Self, ProcessError> {
-        let Program { name, binary, args, env, dir, log } = program;
+        let Program { name, binary, args, env, fresh, dir, log } = program;
         let log_error = |e| ProcessError::Log(log.clone(), e);
         let file = File::options().create(true).append(true).open(&log).map_err(log_error)?;
         let log_start = file.metadata().map_err(log_error)?.len();
         let mut command = Command::new("sh");
+        if fresh {
+            command.env_clear();
+        }
         command.arg("-c").arg(LIFELINE).arg(&name).arg(binary).args(args).envs(env);
         command.stdin(Stdio::piped()).stdout(file.try_clone().map_err(log_error)?).stderr(file).process_group(0);
         if let Some(dir) = dir {

@@ -60,13 +60,15 @@ pub enum Admission {
     ApiOnly,
     /// A controller manager runs, and kwok's nodes.
     Workloads,
+    /// A controller manager runs; whoever plays kubelet also binds pods.
+    Kubelet,
 }
 
 impl Admission {
     fn disabled(self) -> &'static str {
         match self {
             Self::ApiOnly => "TaintNodesByCondition,ServiceAccount",
-            Self::Workloads => "TaintNodesByCondition",
+            Self::Workloads | Self::Kubelet => "TaintNodesByCondition",
         }
     }
 }

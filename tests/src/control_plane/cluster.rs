@@ -79,7 +79,8 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts the API server, and with [`Admission::Workloads`] what makes pods ready. Without the URL of an etcd it gets one of its
+    /// Starts the API server, the controllers unless it is [`Admission::ApiOnly`], and with [`Admission::Workloads`] what makes pods
+    /// ready. Without the URL of an etcd it gets one of its
     /// own.
     pub(crate) async fn start(
         binaries: &Binaries,
@@ -106,8 +107,9 @@ impl Cluster {
         for person in [Person::Admin, Person::User, Person::Other] {
             this.write_kubeconfig(person)?;
         }
-        if admission == Admission::Workloads {
-            let workloads = Workloads::start(&this, &this.binaries).await?;
+        if admission != Admission::ApiOnly {
+            let pretend = admission == Admission::Workloads;
+            let workloads = Workloads::start(&this, &this.binaries, pretend).await?;
             *this.workloads.lock().await = Some(workloads);
         }
         Ok(this)

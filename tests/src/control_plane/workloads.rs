@@ -1,4 +1,5 @@
-//! What makes a Deployment ready where no machine runs pods: controller manager, scheduler, kwok and one node.
+//! What makes a Deployment ready where no machine runs pods: controller manager, and where nobody else plays kubelet, scheduler, kwok
+//! and one node.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -46,20 +47,16 @@ pub enum WorkloadsError {
 #[derive(Debug)]
 pub(crate) struct Workloads {
     _controller_manager: Process,
-    _scheduler: Process,
-    _kwok: Process,
+    _pretenders: Option<(Process, Process)>,
 }
 
 impl Workloads {
-    /// Starts them and waits until an account was made (controller manager) and the node is ready (kwok).
-    pub(crate) async fn start(cluster: &Cluster, binaries: &Binaries) -> Result<Self, WorkloadsError> {
+    /// Starts the controller manager and waits until it has made an account; with `pretend` also scheduler and kwok, until the node is
+    /// ready.
+    pub(crate) async fn start(cluster: &Cluster, binaries: &Binaries, pretend: bool) -> Result<Self, WorkloadsError> {
         let reach = |e| WorkloadsError::Cluster(Box::new(e));
         let kubeconfig = cluster.write_kubeconfig(Person::Workloads).map_err(reach)?;
         let client = cluster.client().await.map_err(reach)?;
-        let nodes = Api::<Node>::all(client.clone());
-        let node = nodes.create(&PostParams::default(), &node()).await;
-        node.map_err(|e| WorkloadsError::Node(Box::new(e)))?;
-
         let program = |tool: Tool, binary: PathBuf| {
             Program::new(
                 format!("{} of {}", tool.file(), cluster.name()),
@@ -74,15 +71,23 @@ impl Workloads {
             .arg(file("root-ca-file", files::CA))
             .arg(format!("--controllers={CONTROLLERS}"))
             .args(["--leader-elect=false", "--secure-port=0"]);
-        let scheduler = program(Tool::KubeScheduler, binaries.get(Tool::KubeScheduler).await?)
-            .args(["--leader-elect=false", "--secure-port=0"]);
-        let kwok = program(Tool::Kwok, binaries.get(Tool::Kwok).await?).arg("--manage-all-nodes");
-        let (manager, scheduler, kwok) = (Process::start(manager)?, Process::start(scheduler)?, Process::start(kwok)?);
-
+        let manager = Process::start(manager)?;
+        let pretenders = if pretend {
+            let scheduler = program(Tool::KubeScheduler, binaries.get(Tool::KubeScheduler).await?)
+                .args(["--leader-elect=false", "--secure-port=0"]);
+            let kwok = program(Tool::Kwok, binaries.get(Tool::Kwok).await?).arg("--manage-all-nodes");
+            let nodes = Api::<Node>::all(client.clone());
+            let node = nodes.create(&PostParams::default(), &node()).await;
+            node.map_err(|e| WorkloadsError::Node(Box::new(e)))?;
+            let (scheduler, kwok) = (Process::start(scheduler)?, Process::start(kwok)?);
+            kwok.until(READY, || node_ready(nodes.clone())).await?;
+            Some((scheduler, kwok))
+        } else {
+            None
+        };
         let accounts = Api::<ServiceAccount>::default_namespaced(client);
         manager.until(READY, || account_made(accounts.clone())).await?;
-        kwok.until(READY, || node_ready(nodes.clone())).await?;
-        Ok(Self { _controller_manager: manager, _scheduler: scheduler, _kwok: kwok })
+        Ok(Self { _controller_manager: manager, _pretenders: pretenders })
     }
 }
 

@@ -8,6 +8,7 @@ use kube::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
+use tidewatch_receiver::rights;
 use tidewatch_shared::names::{AGENT_OBJECT, GROUP, SKR_NAMESPACE};
 
 use crate::control_plane::Cluster;
@@ -19,23 +20,12 @@ pub(super) const AGENT: &str = AGENT_OBJECT;
 /// Account in a runtime whose token stands in the access Secret.
 pub(super) const CONTROL_PLANE: &str = "tidewatch-control-plane";
 
-const ALL: [&str; 8] = ["get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"];
 const READ: [&str; 3] = ["get", "list", "watch"];
 
 /// What the receiver does in KCP.
 pub(super) async fn grant_receiver(kcp: &Cluster, namespace: &str) -> Result<()> {
     let client = kcp.client().await?;
-    let rules = json!([
-        {"apiGroups": [GROUP], "resources": ["kymas"], "verbs": ["get", "list", "watch", "update", "patch"]},
-        {"apiGroups": [GROUP], "resources": ["kymas/status", "watchers/status"], "verbs": ["get", "update", "patch"]},
-        {"apiGroups": [GROUP], "resources": ["moduletemplates", "modulereleasemetas", "watchers"], "verbs": READ},
-        {"apiGroups": [GROUP], "resources": ["manifests"], "verbs": ALL},
-        {"apiGroups": [""], "resources": ["secrets"], "verbs": READ},
-        {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["tidewatch"], "verbs": READ},
-        {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]},
-        {"apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create", "patch"]},
-    ]);
-    apply(&Api::<Role>::namespaced(client.clone(), namespace), RECEIVER, json!({"rules": rules})).await?;
+    apply(&Api::<Role>::namespaced(client.clone(), namespace), RECEIVER, json!({"rules": rights::rules()})).await?;
     let binding = json!({
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": RECEIVER},
         "subjects": [{"kind": "ServiceAccount", "name": RECEIVER, "namespace": namespace}],

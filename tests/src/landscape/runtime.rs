@@ -1,6 +1,6 @@
 //! One runtime of a landscape: its cluster, its Kyma, its access Secret, and its agent's process.
 
-use std::{fs, path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, fs, path::PathBuf, sync::Arc};
 
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::core::v1::Namespace;
@@ -86,13 +86,7 @@ impl Runtime {
     /// When it does not become ready.
     pub async fn start_agent(&self) -> Result<()> {
         let mut agent = self.agent.lock().await;
-        let namespaces = Api::<Namespace>::all(self.cluster.client().await?);
-        until("the receiver to make the runtime's namespace", async || {
-            Ok(namespaces.get_opt(SKR_NAMESPACE).await?.map(drop))
-        })
-        .await?;
-        self.cluster.ensure_service_account(SKR_NAMESPACE, rights::AGENT).await?;
-        rights::grant_agent(&self.cluster).await.context("grant the agent its rights")?;
+        self.make_account().await?;
         let token = self.cluster.service_account_token(SKR_NAMESPACE, rights::AGENT).await?;
         let kubeconfig = self.dir.join("agent.kubeconfig");
         fs::write(&kubeconfig, self.kubeconfig(self.ways.as_ref().map(|ways| &ways.agent), &token))?;
@@ -115,6 +109,21 @@ impl Runtime {
         process.ready(DEADLINE).await?;
         *agent = Some(process);
         Ok(())
+    }
+
+    /// Waits for the namespace, and makes the agent's account there with its rights. For an agent that is not started by
+    /// [`Runtime::start_agent`], and not installed by the receiver.
+    ///
+    /// # Errors
+    /// When the receiver does not make the namespace, or the runtime refuses something.
+    pub async fn make_account(&self) -> Result<()> {
+        let namespaces = Api::<Namespace>::all(self.cluster.client().await?);
+        until("the receiver to make the runtime's namespace", async || {
+            Ok(namespaces.get_opt(SKR_NAMESPACE).await?.map(drop))
+        })
+        .await?;
+        self.cluster.ensure_service_account(SKR_NAMESPACE, rights::AGENT).await?;
+        rights::grant_agent(&self.cluster).await.context("grant the agent its rights")
     }
 
     /// The agent's process, to kill, freeze or look at.
@@ -154,14 +163,21 @@ impl Runtime {
     }
 
     fn write_identity(&self) -> Result<()> {
+        let files = self.make_identity()?;
+        files
+            .into_iter()
+            .try_for_each(|(file, text)| fs::write(self.dir.join(file), text).with_context(|| format!("write {file}")))
+    }
+
+    /// A new identity of the runtime: the files `tls.key`, `tls.crt` and `ca.crt`.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn make_identity(&self) -> Result<BTreeMap<&'static str, String>> {
         let landscape = &self.landscape;
         let pair = landscape.ca.make_runtime(&self.id, &landscape.trust_domain, now(), pki::RUNTIME_VALIDITY)?;
-        for (file, text) in
-            [("tls.key", &pair.key), ("tls.crt", &pair.chain), ("ca.crt", &landscape.ca.trust_bundle().to_pem())]
-        {
-            fs::write(self.dir.join(file), text).with_context(|| format!("write {file}"))?;
-        }
-        Ok(())
+        let bundle = landscape.ca.trust_bundle().to_pem();
+        Ok([("tls.key", pair.key), ("tls.crt", pair.chain), ("ca.crt", bundle)].into())
     }
 
     /// Its name: that of its cluster, and of its Kyma in KCP.

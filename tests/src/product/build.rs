@@ -33,6 +33,12 @@ pub(super) fn cargo_build(packages: &[&str]) -> Result<BTreeMap<String, PathBuf>
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(paths::workspace()).args(["build", "--bins", "--message-format=json-render-diagnostics"]);
     command.args(packages.iter().flat_map(|package| ["-p", package]));
+    if cfg!(feature = "otlp") {
+        command.args(["--features", "tidewatch-tests/otlp"]);
+    }
+    if cfg!(feature = "jemalloc") {
+        command.args(["--features", "tidewatch-tests/jemalloc"]);
+    }
     if !cfg!(debug_assertions) {
         command.arg("--release");
     }
