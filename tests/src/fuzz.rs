@@ -6,8 +6,9 @@ mod seeds;
 use std::sync::LazyLock;
 
 use serde_json::Value;
-use tidewatch_receiver::runtime_access::kubeconfig::RuntimeKubeconfig;
+use tidewatch_receiver::{enrolment::Token, pki::Request, runtime_access::kubeconfig::RuntimeKubeconfig};
 use tidewatch_shared::{
+    enrolment::{CertificateRequest, MAX_REQUEST_BYTES, MAX_TOKEN_BYTES},
     event::{self, MAX_EVENTS, Received},
     forwarded,
     heartbeat::{self, Heartbeat},
@@ -28,7 +29,7 @@ pub struct Target {
 }
 
 /// Every target.
-pub const TARGETS: [Target; 10] = [
+pub const TARGETS: [Target; 12] = [
     Target { name: "signature", run: signature },
     Target { name: "client_cert", run: client_cert },
     Target { name: "xfcc", run: xfcc },
@@ -39,6 +40,8 @@ pub const TARGETS: [Target; 10] = [
     Target { name: "plan", run: plan },
     Target { name: "kubeconfig", run: kubeconfig },
     Target { name: "agent_kubeconfig", run: agent_kubeconfig },
+    Target { name: "token", run: token },
+    Target { name: "certificate_request", run: certificate_request },
 ];
 
 /// The three fields of a signature, one a line, for a request whose signature is known: nothing but the very fields that were
@@ -111,6 +114,26 @@ pub fn heartbeat(data: &[u8]) {
     assert!(read.watches.len() <= heartbeat::MAX_WATCHES);
     let written = serde_json::to_vec(&read).expect("a heartbeat is JSON");
     assert_eq!(Heartbeat::parse(&written).ok(), Some(read));
+}
+
+/// A token of whoever enrols: bounded, of one form, and good for its own time alone.
+pub fn token(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    if Token::read(text, seeds::NOW).is_ok() {
+        let is_form = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
+        assert!(text.len() <= MAX_TOKEN_BYTES && text.bytes().all(is_form) && text.matches('.').count() == 2);
+        assert!(Token::read(text, i64::MAX).is_err(), "a token holds for ever");
+    }
+}
+
+/// The body of a request for a certificate, and the PKCS#10 in it: bounded, and what is read survives being written and read.
+pub fn certificate_request(data: &[u8]) {
+    let Ok(read) = CertificateRequest::parse(data) else { return };
+    assert!(data.len() <= MAX_REQUEST_BYTES);
+    let written = read.to_json().expect("nothing grows by being written");
+    assert_eq!(CertificateRequest::parse(&written).ok().as_ref(), Some(&read));
+    // Whatever stands there is read without a panic; what is taken has its own signature.
+    let _ = Request::from_pem(read.request.as_bytes());
 }
 
 /// The body of a v2 event: what is read survives being written as the incumbent's agent writes it.

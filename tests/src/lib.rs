@@ -5,9 +5,12 @@
 //! * [`landscape`]: receiver, runtimes and agents as processes on the test bed.
 //! * [`demo`] and [`measure`]: what `cargo demo` and `cargo measure` run.
 //! * [`product`]: builds and starts the product's own binaries.
+//! * [`kubelet`]: runs the pods of our images as processes of the local binaries.
 //! * [`fake`]: a light fake API server for thousands of runtimes.
 //! * [`load`]: simulated agents by the thousand, with real keys, TLS and signatures.
 //! * [`fuzz`]: what every parser of a peer's bytes must hold.
+//! * `collector`, with the feature `otlp`: takes the traces that the programs export.
+//! * [`limits`]: raises the limit of open files.
 //! * [`speaker`]: speaks the wire contract, rightly or wrongly.
 //! * [`proxy`]: a TCP proxy on loopback that delays, cuts and black-holes.
 //!
@@ -18,12 +21,16 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 
 pub mod bed;
+#[cfg(feature = "otlp")]
+pub mod collector;
 pub mod control_plane;
 pub mod demo;
 pub mod fake;
 pub mod fuzz;
 pub mod http;
+pub mod kubelet;
 pub mod landscape;
+pub mod limits;
 pub mod load;
 pub mod measure;
 pub mod paths;

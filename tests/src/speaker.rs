@@ -10,6 +10,7 @@ use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
     rt::TokioExecutor,
 };
+use rustls::RootCertStore;
 use serde_json::{Value, json};
 use tidewatch_receiver::pki::{Ca, PemIdentity};
 use tidewatch_shared::{
@@ -57,8 +58,16 @@ impl Speaker {
     /// # Errors
     /// When the certificate cannot be used.
     pub fn with_identity(identity: &PemIdentity, trusted: &Ca, runtime: &RuntimeId, address: &str) -> Result<Self> {
+        Self::trusting(identity, trusted.trust_bundle().store()?, runtime, address)
+    }
+
+    /// The same with a certificate as it is, which trusts these roots.
+    ///
+    /// # Errors
+    /// When the certificate cannot be used.
+    pub fn trusting(identity: &PemIdentity, roots: RootCertStore, runtime: &RuntimeId, address: &str) -> Result<Self> {
         let identity = identity.identity()?;
-        let config = tls::client(&identity, trusted.trust_bundle().store()?)?;
+        let config = tls::client(&identity, roots)?;
         let connector =
             hyper_rustls::HttpsConnectorBuilder::new().with_tls_config(config).https_only().enable_http2().build();
         let leaf = identity.chain.first().context("a leaf")?;

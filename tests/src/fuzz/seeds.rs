@@ -79,9 +79,30 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
         "plan" => vec![plan().to_string()],
         "kubeconfig" => kubeconfigs().iter().flat_map(|config| [config.to_string(), yaml(config)]).collect(),
         "agent_kubeconfig" => kubeconfigs().iter().map(Value::to_string).collect(),
+        "token" => vec![token()],
+        "certificate_request" => vec![certificate_request()],
         _ => Vec::new(),
     };
     texts.into_iter().map(String::into_bytes).collect()
+}
+
+/// What a token of the agent says. Its signature is none.
+fn token() -> String {
+    use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+    let claims = json!({
+        "aud": ["tidewatch"], "exp": NOW + 3_600, "iat": NOW, "nbf": NOW, "iss": "https://kubernetes.default.svc",
+        "kubernetes.io": {"namespace": "kyma-system", "pod": {"name": "p", "uid": "u"},
+                          "serviceaccount": {"name": "tidewatch-agent", "uid": "s"}},
+    });
+    let header = json!({"alg": "RS256", "kid": "k"});
+    let [header, claims] = [header, claims].map(|part| URL_SAFE_NO_PAD.encode(part.to_string()));
+    format!("{header}.{claims}.AAAA")
+}
+
+fn certificate_request() -> String {
+    let key = KeyPair::generate().expect("a key can be made");
+    let request = CertificateParams::default().serialize_request(&key).expect("a request can be made");
+    json!({"runtime": "r-1", "request": request.pem().expect("a request is PEM")}).to_string()
 }
 
 fn batch() -> Value {

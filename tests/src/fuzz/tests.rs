@@ -156,6 +156,13 @@ fn plans_and_kubeconfigs() {
 }
 
 #[test]
+fn enrolments() {
+    for name in ["token", "certificate_request"] {
+        run(name);
+    }
+}
+
+#[test]
 fn seeds_are_what_parsers_take() {
     let text = |name, number: usize| String::from_utf8(seeds(name)[number].clone()).unwrap();
     assert!(forwarded::parse_client_cert(&text("client_cert", 0)).is_ok());
@@ -168,6 +175,9 @@ fn seeds_are_what_parsers_take() {
     for seed in seeds("kubeconfig") {
         assert!(RuntimeKubeconfig::parse(&seed).is_ok(), "{}", String::from_utf8_lossy(&seed));
     }
+    assert!(Token::read(&text("token", 0), seeds::NOW).is_ok());
+    let request = CertificateRequest::parse(&seeds("certificate_request")[0]).unwrap();
+    assert!(Request::from_pem(request.request.as_bytes()).is_ok());
     assert!(seeds("agent_kubeconfig").iter().all(|seed| tidewatch_agent::is_kubeconfig(seed)));
 }
 

@@ -214,6 +214,7 @@ impl Contract {
             certificate: certificate.clone(),
             trust_revision: None,
             canary: Some(Canary { age_seconds: 3 }),
+            incomplete: false,
             watches: self.watches.iter().map(watch).collect(),
         };
         (heartbeat, self.nonce())

@@ -103,6 +103,7 @@ pub struct Member {
     cluster: FakeCluster,
     memory: Memory,
     silent: Option<Agent>,
+    is_paused: bool,
 }
 
 impl Member {
@@ -178,6 +179,18 @@ impl Crowd {
     /// # Errors
     /// When KCP refuses something, or a certificate cannot be made.
     pub async fn grow(&mut self, to: usize) -> Result<()> {
+        self.register(to, false).await
+    }
+
+    /// The same with runtimes that are paused: their agents are served as all others, and nothing is done in the runtimes.
+    ///
+    /// # Errors
+    /// As [`Crowd::grow`].
+    pub async fn grow_paused(&mut self, to: usize) -> Result<()> {
+        self.register(to, true).await
+    }
+
+    async fn register(&mut self, to: usize, is_paused: bool) -> Result<()> {
         let client = self.landscape.kcp().client().await?;
         let namespace = self.landscape.namespace();
         let (kymas, secrets) =
@@ -193,8 +206,9 @@ impl Crowd {
             let contract = Contract::new(id.clone(), &self.plan, number as u64);
             let agent = Agent::new(voice, contract, self.tally.clone());
             let cluster = self.fake.cluster(&name);
-            written.push(write(&kymas, &secrets, name.clone(), id.clone(), self.fake.kubeconfig(&name)));
-            self.members.push(Member { name, id, cluster, memory: agent.memory(), silent: Some(agent) });
+            let kyma = kyma(&name, &id, is_paused);
+            written.push(write(&kymas, &secrets, name.clone(), kyma, self.fake.kubeconfig(&name)));
+            self.members.push(Member { name, id, cluster, memory: agent.memory(), silent: Some(agent), is_paused });
         }
         stream::iter(written).buffer_unordered(HANDS).try_collect::<()>().await.context("register the runtimes in KCP")
     }
@@ -241,18 +255,25 @@ impl Crowd {
         self.members.iter().map(|member| member.memory.look(Contract::unsettled)).sum()
     }
 
-    /// Waits until every runtime has been brought to what it shall be, everything is settled, and nothing is worked on.
+    /// Those that something is done for.
+    fn active(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().filter(|member| !member.is_paused)
+    }
+
+    /// Waits until every runtime that is not paused has been brought to what it shall be, everything of theirs is settled, and nothing is
+    /// worked on.
     ///
     /// # Errors
     /// When the deadline passes; the text says how far it came.
     pub async fn at_rest(&self, deadline: Duration) -> Result<()> {
         until_within("the crowd to be at rest", deadline, async || {
-            let of = self.members.len();
-            let (unsettled, queue, refusals) = (self.unsettled(), self.queue().await?, self.tally.refusals());
+            let of = self.active().count();
+            let unsettled: usize = self.active().map(|member| member.memory.look(Contract::unsettled)).sum();
+            let (queue, refusals) = (self.queue().await?, self.tally.refusals());
             if unsettled > 0 || queue > 0.0 {
                 bail!("{of} agents, {unsettled} events unsettled, {queue} Kymas in the queue, refusals {refusals:?}");
             }
-            let served = self.members.iter().filter(|member| member.shown().is_some()).count();
+            let served = self.active().filter(|member| member.shown().is_some()).count();
             if served < of {
                 bail!("{served} of {of} runtimes are served");
             }
@@ -317,22 +338,20 @@ pub async fn until_within<T>(
     }
 }
 
-async fn write(
-    kymas: &Api<Kyma>,
-    secrets: &Api<Secret>,
-    name: String,
-    id: RuntimeId,
-    kubeconfig: String,
-) -> Result<()> {
+fn kyma(name: &str, id: &RuntimeId, is_paused: bool) -> Value {
+    json!({
+        "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
+        "metadata": {"name": name, "labels": {label::RUNTIME_ID: id.as_str(), label::PAUSE: is_paused.to_string()}},
+        "spec": {"channel": "regular"},
+    })
+}
+
+async fn write(kymas: &Api<Kyma>, secrets: &Api<Secret>, name: String, kyma: Value, kubeconfig: String) -> Result<()> {
     let secret: Value = json!({
         "metadata": {"name": format!("kubeconfig-{name}"), "labels": {label::KYMA_NAME: name}},
         "stringData": {KUBECONFIG_KEY: kubeconfig},
     });
     secrets.create(&PostParams::default(), &serde_json::from_value(secret)?).await?;
-    let kyma = json!({
-        "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
-        "metadata": {"name": name, "labels": {label::RUNTIME_ID: id.as_str()}}, "spec": {"channel": "regular"},
-    });
     kymas.create(&PostParams::default(), &serde_json::from_value(kyma)?).await?;
     Ok(())
 }

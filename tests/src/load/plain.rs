@@ -36,6 +36,8 @@ pub enum Work {
     Verify,
     /// Refuses.
     Refuse(StatusCode),
+    /// Takes what comes, whatever it is, and answers nothing.
+    Read,
 }
 
 /// See the module. It has threads of its own, named [`THREADS`]; dropping it ends it.
@@ -100,7 +102,11 @@ async fn serve(listener: std::net::TcpListener, acceptor: TlsAcceptor, desk: Arc
         let _ = tcp.set_nodelay(true);
         let (acceptor, desk) = (acceptor.clone(), desk.clone());
         connections.spawn(async move {
-            let Ok(stream) = acceptor.accept(tcp).await else { return };
+            let Ok(mut stream) = acceptor.accept(tcp).await else { return };
+            if matches!(desk.work, Work::Read) {
+                let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
+                return;
+            }
             let service = service_fn(move |request| {
                 let desk = desk.clone();
                 async move { Ok::<_, Infallible>(desk.answer(request).await) }
@@ -119,6 +125,7 @@ impl Desk {
         };
         *answer.status_mut() = match self.work {
             Work::Refuse(status) => status,
+            Work::Read => StatusCode::NO_CONTENT,
             Work::Verify => {
                 std::hint::black_box(digest::digest(&digest::SHA256, &body.to_bytes()));
                 let verified = self.public.verify(&SIGNED, &self.signature).is_ok();

@@ -16,7 +16,7 @@ use tidewatch_shared::{
     tls::{self, Identity},
 };
 use tokio::{net::TcpStream, time::timeout};
-use tokio_rustls::TlsConnector;
+use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use crate::landscape::now;
 
@@ -88,7 +88,7 @@ impl Voice {
             authority: address.to_string(),
             tls: TlsConnector::from(Arc::new(config)),
             signer: Signer::new(&identity.key, fingerprint.clone())?,
-            certificate: CertificateState { not_after, fingerprint },
+            certificate: CertificateState { not_after, fingerprint, renewal_failed_since: None },
             sender: None,
         })
     }
@@ -147,8 +147,8 @@ impl Voice {
     ///
     /// # Errors
     /// [`Fault`].
-    pub async fn connect_to(&self, address: SocketAddr) -> Result<http2::SendRequest<Full<Bytes>>, Fault> {
-        timeout(DEADLINE, connect(address, &self.tls)).await.unwrap_or(Err(Fault::Deadline))
+    pub async fn stream_to(&self, address: SocketAddr) -> Result<TlsStream<TcpStream>, Fault> {
+        timeout(DEADLINE, dial(address, &self.tls)).await.unwrap_or(Err(Fault::Deadline))
     }
 
     async fn exchange(&mut self, request: Request<Full<Bytes>>) -> Result<Answer, Fault> {
@@ -164,10 +164,14 @@ impl Voice {
     }
 }
 
-async fn connect(address: SocketAddr, tls: &TlsConnector) -> Result<http2::SendRequest<Full<Bytes>>, Fault> {
+async fn dial(address: SocketAddr, tls: &TlsConnector) -> Result<TlsStream<TcpStream>, Fault> {
     let tcp = TcpStream::connect(address).await.map_err(Fault::Connect)?;
     let _ = tcp.set_nodelay(true);
-    let stream = tls.connect(ServerName::from(address.ip()), tcp).await.map_err(Fault::Connect)?;
+    tls.connect(ServerName::from(address.ip()), tcp).await.map_err(Fault::Connect)
+}
+
+async fn connect(address: SocketAddr, tls: &TlsConnector) -> Result<http2::SendRequest<Full<Bytes>>, Fault> {
+    let stream = dial(address, tls).await?;
     let (sender, connection) = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .initial_stream_window_size(WINDOW)

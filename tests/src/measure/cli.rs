@@ -1,12 +1,15 @@
 //! The command line of `cargo measure`: figures of the whole system, one line of JSON each on stdout; progress goes to stderr.
 
-use std::{env, io::Write as _, os::unix::process::CommandExt as _, process, process::ExitCode};
+use std::{io::Write as _, process::ExitCode};
 
 use anyhow::bail;
 use clap::{Parser, Subcommand};
 
 use super::{Figure, Settings, event_path, fleet, flood, idle, knee, restart, user_write};
-use crate::{progress, run_command};
+use crate::{limits, progress, run_command};
+
+/// For thousands of agents: a few for each.
+const OPEN_FILES: u64 = 1 << 16;
 
 /// Measures the whole system on real control planes. Ends with an error when a figure misses its bar.
 #[derive(Parser)]
@@ -47,23 +50,9 @@ enum What {
 pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
     if matches!(arguments.what, What::ReceiverKnee(_) | What::Fleet(_) | What::Restart(_) | What::Flood(_)) {
-        with_files();
+        limits::raise_open_files(OPEN_FILES);
     }
     run_command(measure(arguments))
-}
-
-/// Thousands of connections need as many open files, and only a shell can raise the limit of a program: begins again below one
-/// that did. Where that does not work, the limit stays as it is.
-fn with_files() {
-    const RAISED: &str = "TIDEWATCH_FILES_RAISED";
-    if env::var_os(RAISED).is_some() {
-        return;
-    }
-    let Ok(binary) = env::current_exe() else { return };
-    let mut shell = process::Command::new("sh");
-    shell.args(["-c", r#"ulimit -S -n "$(ulimit -H -n)"; exec "$0" "$@""#]).arg(binary).args(env::args_os().skip(1));
-    let error = shell.env(RAISED, "1").exec();
-    progress::say(&format!("cannot raise the limit of open files: {error}"));
 }
 
 async fn measure(arguments: Arguments) -> anyhow::Result<()> {

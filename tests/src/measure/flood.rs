@@ -1,25 +1,10 @@
 //! One runtime sends as many requests as it can: what the others notice.
 
-use std::{
-    net::SocketAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result};
-use bytes::Bytes;
-use futures::future::{join_all, try_join_all};
-use http::Request;
-use http_body_util::{BodyExt as _, Full};
-use hyper::client::conn::http2;
-use tidewatch_shared::{exchange::EVENTS_PATH, identity::Epoch, signature::Nonce};
-use tokio::{
-    task::JoinSet,
-    time::{MissedTickBehavior, interval, sleep},
-};
+use anyhow::Result;
+use futures::future::try_join_all;
+use tokio::time::{MissedTickBehavior, interval};
 
 use super::{
     Figure,
@@ -27,16 +12,15 @@ use super::{
     figure::{median, millis, quantile},
 };
 use crate::{
-    load::{Agent, Member, Outcome, Plain, Voice, Work},
+    load::{Agent, Flood, Flooder, Member, Outcome, Plain, Sum, Work},
     progress::Step,
 };
 
-/// Connections of the runtime that floods.
-const TAPS: usize = 4;
-/// Requests under way on each of them.
-const STREAMS: usize = 16;
-/// After a connection was ended.
-const REOPEN: Duration = Duration::from_millis(10);
+/// Reasons of the receiver's refusals that runtimes read as 429.
+const TOO_MANY: [&str; 3] = ["rate", "concurrency", "flood"];
+
+/// So much of the flood must have left for the receiver, or nothing was measured.
+const ENOUGH: f64 = 0.9;
 
 /// How much is measured.
 #[derive(Clone, Copy, Debug, clap::Args)]
@@ -47,20 +31,27 @@ pub struct Settings {
     /// Requests per second of each of them.
     #[arg(long, default_value_t = 20)]
     pub rate: u32,
+    /// Requests per second of the runtime that floods.
+    #[arg(long, default_value_t = 20_000)]
+    pub flood: u32,
     /// Seconds of each round.
-    #[arg(long, default_value_t = 10)]
+    #[arg(long, default_value_t = 30)]
     pub seconds: u32,
-    /// Rounds, each with and without the flood.
+    /// Rounds, each without the flood, with it, and with it aimed at somebody who only reads.
     #[arg(long, default_value_t = 3)]
-    pub rounds: u32,
+    pub rounds: usize,
 }
 
-/// What is flooded while the others are measured.
-enum Flooded {
-    Nobody,
-    Receiver,
-    /// A server of our own beside it, which shares the machine's cores and nothing else.
-    Another,
+/// What the others and the receiver have when nobody floods, or somebody does.
+#[derive(Default)]
+struct Runs {
+    /// The others' 99th percentile, in milliseconds.
+    p99: Vec<f64>,
+    /// CPU seconds per second of the receiver's gateway.
+    gateway: Vec<f64>,
+    /// Requests per second that were refused by 429.
+    too_many: Vec<f64>,
+    floods: Vec<Sum>,
 }
 
 /// Runs the measurement and tells each figure.
@@ -69,108 +60,100 @@ enum Flooded {
 /// When the setting does not stand.
 pub async fn measure(settings: &Settings, tell: &mut impl FnMut(&Figure)) -> Result<()> {
     let mut crowded = Crowded::start(&[]).await?;
-    crowded.crowd.grow(settings.others + 1).await?;
+    // Who has flooded is shut out for a while, so each round has its own.
+    crowded.register(settings.others + settings.rounds).await?;
     let mut agents: Vec<_> = crowded.crowd.members_mut().iter_mut().filter_map(Member::take_agent).collect();
-    let flooder = agents.pop().context("a runtime that floods")?;
+    let flooders = agents.split_off(settings.others);
     for agent in &mut agents {
         agent.send().await?;
     }
-    let plain = Plain::start(
-        &crowded.landscape,
-        ([127, 0, 0, 1], 0).into(),
-        Work::Refuse(http::StatusCode::TOO_MANY_REQUESTS),
-    )?;
+    let sink = Plain::start(&crowded.landscape, ([127, 0, 0, 1], 0).into(), Work::Read)?;
     let receiver = crowded.landscape.authority().parse()?;
-    let flooder = Flooder::new(flooder)?;
-    let [mut calm, mut flooded, mut beside] = <[Vec<f64>; 3]>::default();
-    let mut reached = Vec::new();
-    for number in 1..=settings.rounds {
-        let step = Step::begin(format!("flood, round {number} of {}", settings.rounds));
-        for what in [Flooded::Nobody, Flooded::Receiver, Flooded::Another] {
-            let flood = match what {
-                Flooded::Nobody => None,
-                Flooded::Receiver => Some(flooder.open(receiver)),
-                Flooded::Another => Some(flooder.open(plain.address())),
-            };
-            let p99 = others(&mut agents, settings).await?;
-            let rate = flood.map_or(0.0, |flood| flood.rate());
-            match what {
-                Flooded::Nobody => calm.push(p99),
-                Flooded::Receiver => {
-                    flooded.push(p99);
-                    reached.push(rate);
-                }
-                Flooded::Another => beside.push(p99),
-            }
+    let [mut calm, mut flooded, mut beside] = <[Runs; 3]>::default();
+    for (number, flooder) in flooders.into_iter().enumerate() {
+        let step = Step::begin(format!("flood, round {} of {}", number + 1, settings.rounds));
+        let flooder = Flooder::new(flooder)?;
+        let targets = [(&mut calm, None), (&mut beside, Some(sink.address())), (&mut flooded, Some(receiver))];
+        for (runs, target) in targets {
+            let before = Stand::now(&crowded).await?;
+            let flood = target.map(|target| flooder.open(target, settings.flood)).transpose()?;
+            runs.p99.push(others(&mut agents, settings).await?);
+            runs.floods.extend(flood.map(Flood::end).transpose()?);
+            let after = Stand::now(&crowded).await?;
+            runs.gateway.push((after.gateway - before.gateway) / f64::from(settings.seconds));
+            runs.too_many.push((after.too_many - before.too_many) / f64::from(settings.seconds));
         }
         step.done();
     }
-    let ratio = |of: &[f64]| median(of.iter().zip(&calm).map(|(with, without)| with / without).collect());
-    let floor = median(calm.clone());
-    tell(&Figure::new("flood_requests_per_second", median(reached), "requests/s"));
-    tell(&Figure::new("flood_others_p99_machine_busy", median(beside.clone()), "ms").beside(floor));
-    tell(&Figure::new("flood_others_p99", median(flooded.clone()), "ms").over(floor, ratio(&flooded), 1.5));
+    report(settings, &calm, &beside, &flooded, tell);
     Ok(())
 }
 
-/// The runtime that floods: the same signed request again and again, on some connections at once.
-struct Flooder {
-    voice: Arc<Voice>,
-    request: Request<Full<Bytes>>,
+fn report(settings: &Settings, calm: &Runs, beside: &Runs, flooded: &Runs, tell: &mut impl FnMut(&Figure)) {
+    let per_second = |of: fn(&Sum) -> u64| flooded.per_second(|sum| count(of(sum)));
+    let rate = f64::from(settings.flood);
+    tell(&Figure::new("flood_requests_offered", per_second(|sum| sum.offered), "requests/s"));
+    let sent = Figure::new("flood_requests_sent", per_second(|sum| sum.sent), "requests/s");
+    tell(&sent.at_least(rate * ENOUGH));
+    tell(&Figure::new("flood_requests_answered", per_second(|sum| sum.answered), "requests/s"));
+    tell(&Figure::new("flood_requests_told_429", median(flooded.too_many.clone()), "requests/s"));
+    tell(&Figure::new("flood_requests_reset", per_second(|sum| sum.reset), "requests/s"));
+    tell(&Figure::new("flood_connections_opened", per_second(|sum| sum.opened), "connections/s"));
+    tell(&Figure::new("flood_connections_refused", per_second(|sum| sum.unopened), "connections/s"));
+    tell(&Figure::new("flood_connections_ended", per_second(|sum| sum.closed), "connections/s"));
+    tell(&Figure::new("flood_connections_stuck", per_second(|sum| sum.stuck), "connections/s"));
+    let own = beside.per_second(|sum| sum.cpu);
+    tell(&Figure::new("flood_own_cpu", flooded.per_second(|sum| sum.cpu), "cores").beside(own));
+    let gateway = median(calm.gateway.clone());
+    tell(&Figure::new("flood_gateway_cpu", median(flooded.gateway.clone()), "cores").beside(gateway));
+    let (floor, machine) = (median(calm.p99.clone()), median(beside.p99.clone()));
+    tell(&Figure::new("flood_others_p99_beside", machine, "ms").beside(floor));
+    tell(&Figure::new("flood_others_p99", median(flooded.p99.clone()), "ms").over(floor, flooded.ratio(calm), 1.5));
 }
 
-/// A flood under way; it ends when dropped.
-struct Flood {
-    answered: Arc<AtomicU64>,
-    begun: Instant,
-    _taps: JoinSet<()>,
-}
-
-impl Flooder {
-    fn new(agent: Agent) -> Result<Self> {
-        let voice = agent.into_voice();
-        // Signed once: what makes a flood is that nobody spends anything on it.
-        let nonce = Nonce { epoch: Epoch::new(1), counter: 1 };
-        let body = Bytes::from_static(b"[]");
-        let request = voice.signed(EVENTS_PATH, "application/cloudevents-batch+json", body, nonce)?;
-        Ok(Self { voice: Arc::new(voice), request })
+impl Runs {
+    fn per_second(&self, of: impl Fn(&Sum) -> f64) -> f64 {
+        median(self.floods.iter().map(|sum| of(sum) / sum.seconds).collect())
     }
 
-    fn open(&self, address: SocketAddr) -> Flood {
-        let answered = Arc::new(AtomicU64::new(0));
-        let mut taps = JoinSet::new();
-        for _ in 0..TAPS {
-            let (voice, request, answered) = (self.voice.clone(), self.request.clone(), answered.clone());
-            taps.spawn(async move {
-                loop {
-                    if let Ok(sender) = voice.connect_to(address).await {
-                        join_all((0..STREAMS).map(|_| pour(sender.clone(), &request, &answered))).await;
-                    }
-                    sleep(REOPEN).await;
-                }
-            });
-        }
-        Flood { answered, begun: Instant::now(), _taps: taps }
+    /// Of the 99th percentiles, each to that of the same round.
+    fn ratio(&self, floor: &Self) -> f64 {
+        median(self.p99.iter().zip(&floor.p99).map(|(with, without)| with / without).collect())
     }
 }
 
-impl Flood {
-    /// Answers per second so far.
-    fn rate(&self) -> f64 {
-        let answered = u32::try_from(self.answered.load(Ordering::Relaxed)).unwrap_or(u32::MAX);
-        f64::from(answered) / self.begun.elapsed().as_secs_f64()
+/// What stands at one instant at the receiver.
+struct Stand {
+    /// CPU seconds of the gateway.
+    gateway: f64,
+    /// Requests that were refused by 429; the others' never are.
+    too_many: f64,
+}
+
+impl Stand {
+    async fn now(crowded: &Crowded) -> Result<Self> {
+        let (cpu, page) = crowded
+            .landscape
+            .with_receiver(async |receiver| {
+                let (_, page) = receiver.get("/metrics").await?;
+                Ok::<_, anyhow::Error>((receiver.cpu_by_thread()?, page))
+            })
+            .await??;
+        let gateway = cpu.iter().filter(|(thread, _)| thread.starts_with("gateway"));
+        Ok(Self { gateway: gateway.map(|(_, spent)| spent.as_secs_f64()).sum(), too_many: too_many(&page) })
     }
 }
 
-/// One request after the other, until the connection ends.
-async fn pour(mut sender: http2::SendRequest<Full<Bytes>>, request: &Request<Full<Bytes>>, answered: &AtomicU64) {
-    while sender.ready().await.is_ok() {
-        let Ok(answer) = sender.send_request(request.clone()).await else { return };
-        if answer.into_body().collect().await.is_err() {
-            return;
-        }
-        answered.fetch_add(1, Ordering::Relaxed);
-    }
+fn too_many(page: &str) -> f64 {
+    let lines = page.lines().filter(|line| {
+        let is_refused = line.starts_with("tidewatch_gateway_requests_refused_total{");
+        is_refused && TOO_MANY.iter().any(|reason| line.contains(&format!("reason=\"{reason}\"")))
+    });
+    lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+}
+
+fn count(number: u64) -> f64 {
+    f64::from(u32::try_from(number).unwrap_or(u32::MAX))
 }
 
 /// The 99th percentile over all requests of all others, in milliseconds.

@@ -131,7 +131,7 @@ fn pointers(value: &Value, path: String, leaves: &mut Vec<String>) {
 
 #[test]
 fn the_generated_files_are_those_of_the_types() {
-    let differences = Folder::crds().compare(&tidewatch_deploy::crds().unwrap()).unwrap();
+    let differences = Folder::within("crds").compare(&tidewatch_deploy::crds().unwrap()).unwrap();
     assert!(differences.is_empty(), "{differences:?}: run `cargo generate` and commit the result");
     let differences = Folder::deploy().compare(&[tidewatch_deploy::metrics()]).unwrap();
     assert!(differences.is_empty(), "{differences:?}: run `cargo generate` and commit the result");

@@ -28,7 +28,10 @@ use tidewatch_tests::landscape::{
 };
 use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
 
-use crate::support::{One, module, quick};
+use crate::{
+    support::{One, module, quick},
+    sync::sum,
+};
 
 /// How a manager answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -187,6 +190,10 @@ async fn what_was_accepted_and_not_forwarded_survives_the_receiver() -> Result<(
     let one = start("forward-restart", &[("other", &manager)]).await?;
     write_map(&one, "first", "other").await?;
     objects(&one, "other", |objects| objects > 0).await?;
+    // Whatever a heartbeat's answer calls settled, the agent has heard by the third.
+    let beats = ("tidewatch_fleet_heartbeats_total", ["\"counted\""]);
+    let before = sum(&one.receiver_page().await?, beats.0, &beats.1);
+    one.receiver_counts(beats.0, &beats.1, before + 3).await?;
     one.landscape.with_receiver(async |receiver| receiver.kill9()).await?;
     manager.manner.send_replace(Manner::Takes);
     one.landscape.start_receiver().await?;

@@ -77,6 +77,12 @@ async fn an_etcd_that_was_restored_is_noticed_and_its_state_is_the_truth() -> Te
     store.restart().await?;
     server.restart().await?;
     one.agent_counts("tidewatch_agent_rebuilds_total", &[], rebuilds + 1).await?;
+    // Not only because a canary did not come back.
+    until("the agent to see that versions went back", async || {
+        let log = one.runtime.with_agent(async |agent| agent.log_text()).await??;
+        Ok(log.contains("Resource versions went back").then_some(()))
+    })
+    .await?;
     for watch in ["kyma", "crds", &one.landscape.watch_of("load"), &one.landscape.watch_of("later")] {
         one.listed(watch, restored).await?;
     }

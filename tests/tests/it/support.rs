@@ -3,14 +3,16 @@
 use std::{fmt, sync::Arc};
 
 use anyhow::{Context as _, Result};
+use futures::future::join_all;
 use kube::{Api, api::ListParams};
 use tidewatch_shared::{
-    api::{Kyma, KymaStatus, Manifest, ModuleStatus},
+    api::{Condition, Kyma, KymaStatus, Manifest, ModuleStatus},
     names::label,
 };
 use tidewatch_tests::{
     bed::{self, TestBed},
-    control_plane::audit::Write,
+    control_plane::{Cluster, audit::Write},
+    kubelet::{self, Kubelet, Played},
     landscape::{Landscape, Options, Runtime, until},
 };
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -29,10 +31,26 @@ pub(crate) struct One {
 pub(crate) enum Ground {
     /// The runtime's API server alone.
     Shared,
+    /// The runtime's API server, whose pods a kubelet of the test's plays.
+    Pods,
     /// The runtime's etcd as well.
     OwnStore,
     /// KCP as well, with its etcd.
     OwnKcp,
+}
+
+/// A landscape in which the receiver has to install and enrol every agent: runtimes with somebody who runs their pods.
+pub(crate) struct Nothing {
+    pub(crate) members: Vec<Member>,
+    pub(crate) landscape: Arc<Landscape>,
+    bed: &'static TestBed,
+    _turn: SemaphorePermit<'static>,
+}
+
+/// One runtime of [`Nothing`].
+pub(crate) struct Member {
+    pub(crate) runtime: Runtime,
+    pub(crate) kubelet: Kubelet,
 }
 
 /// What a test returns: an error keeps the logs, as a panic does.
@@ -64,6 +82,100 @@ pub(crate) fn quick() -> Options {
         stamps: true,
         log: "info,kube_client=error,tidewatch_receiver=debug,tidewatch_agent=debug".into(),
         ..Options::default()
+    }
+}
+
+impl Nothing {
+    /// The receiver, and so many runtimes that it does not know of yet.
+    pub(crate) async fn prepare(name: &str, runtimes: usize, options: Options) -> Result<(Self, Vec<Arc<Cluster>>)> {
+        tidewatch_tests::install_crypto();
+        let turn = TURNS.acquire().await?;
+        let bed = bed::shared().await?;
+        let names =
+            (1..=runtimes).map(|number| if runtimes == 1 { name.to_owned() } else { format!("{name}-{number}") });
+        let clusters = names.map(async |name| bed.runtime_for_kubelet(&name).await);
+        let (clusters, kcp) = tokio::join!(join_all(clusters), bed.kcp());
+        let clusters = clusters.into_iter().collect::<Result<_, _>>()?;
+        let landscape = Arc::new(Landscape::prepare_from_nothing(kcp?, name, options).await?);
+        landscape.write_module("keda", "1.0.0", "1.1.0").await?;
+        landscape.start_receiver().await?;
+        Ok((Self { members: Vec::new(), landscape, bed, _turn: turn }, clusters))
+    }
+
+    /// The receiver and one runtime, whose path is proven.
+    pub(crate) async fn one(name: &str, options: Options) -> Result<Self> {
+        let (mut this, clusters) = Self::prepare(name, 1, options).await?;
+        this.register(clusters).await?;
+        this.only().proven().await?;
+        Ok(this)
+    }
+
+    /// Registers the runtimes, all at once, and begins to run their pods.
+    pub(crate) async fn register(&mut self, clusters: Vec<Arc<Cluster>>) -> Result<()> {
+        let authority = self.landscape.agents_authority();
+        let (_, port) = authority.rsplit_once(':').context("a port")?;
+        let policies: Vec<_> = [port.parse()?].into_iter().chain(self.landscape.enrolment_port()).collect();
+        let members = clusters.into_iter().map(async |cluster| {
+            let options = kubelet::Options { policies: Some(policies.clone()), ..kubelet::Options::default() };
+            let kubelet = Kubelet::start(&cluster, options).await?;
+            let runtime = self.landscape.register(cluster).await?;
+            anyhow::Ok(Member { runtime, kubelet })
+        });
+        let members = join_all(members).await.into_iter().collect::<Result<Vec<_>>>()?;
+        self.members.extend(members);
+        Ok(())
+    }
+
+    /// The one runtime.
+    pub(crate) fn only(&self) -> &Member {
+        self.members.first().unwrap()
+    }
+}
+
+impl Member {
+    /// The agent, once it runs and says that it is ready, by another process than `before`.
+    pub(crate) async fn agent(&self, before: Option<u32>) -> Result<Played> {
+        until(&format!("an agent in {} that is ready", self.runtime.name()), async || {
+            let running = self.kubelet.running("tidewatch-agent");
+            Ok(running.into_iter().find(|agent| agent.ready && agent.pid() != before))
+        })
+        .await
+    }
+
+    /// Waits until its event path is proven.
+    pub(crate) async fn proven(&self) -> Result<()> {
+        self.said("EventPath", "True", "Proven").await.map(drop)
+    }
+
+    /// Waits until a condition of its Kyma in KCP has this status and reason, and returns what it says.
+    pub(crate) async fn said(&self, kind: &str, status: &str, reason: &str) -> Result<String> {
+        until(&format!("{kind} of {} to be {status} ({reason})", self.runtime.name()), async || {
+            let seen = self.runtime.kcp_kyma().await?.and_then(|kyma| kyma.status);
+            let condition = seen.and_then(|status| status.condition(kind).cloned());
+            let holds = |condition: &Condition| condition.status.as_str() == status && condition.reason == reason;
+            Ok(condition.filter(holds).map(|condition| condition.message))
+        })
+        .await
+    }
+
+    /// Proves the path by using it: what the user writes is acted on. The module must not be what it was.
+    pub(crate) async fn delivers(&self, modules: &[&str]) -> Result<()> {
+        self.runtime.select(modules).await?;
+        until(&format!("the modules {modules:?} in {}", self.runtime.name()), async || {
+            let Some(status) = self.runtime.skr_kyma().await?.and_then(|kyma| kyma.status) else { return Ok(None) };
+            let names: Vec<_> = status.modules().iter().map(|module| module.name.as_str()).collect();
+            Ok((names == modules).then_some(()))
+        })
+        .await
+    }
+}
+
+impl Drop for Nothing {
+    fn drop(&mut self) {
+        for Member { runtime, kubelet } in self.members.drain(..) {
+            drop(kubelet);
+            self.bed.stop(runtime.name());
+        }
     }
 }
 
@@ -108,7 +220,13 @@ impl One {
         Ok(this)
     }
 
-    async fn on(ground: Ground, name: &str, modules: &[(&str, &str, &str)], options: Options) -> Result<Self> {
+    /// The same, with the receiver alone, on ground of its own.
+    pub(crate) async fn on(
+        ground: Ground,
+        name: &str,
+        modules: &[(&str, &str, &str)],
+        options: Options,
+    ) -> Result<Self> {
         tidewatch_tests::install_crypto();
         let turn = TURNS.acquire().await?;
         let bed = bed::shared().await?;
@@ -122,6 +240,7 @@ impl One {
         let cluster = async {
             match ground {
                 Ground::Shared | Ground::OwnKcp => bed.runtime(name).await,
+                Ground::Pods => bed.runtime_for_kubelet(name).await,
                 Ground::OwnStore => bed.runtime_with_store(name).await,
             }
         };

@@ -21,7 +21,7 @@ use tidewatch_tests::{
     product::{ProductProcess, build_binaries},
 };
 
-use crate::{Alone, TURN, assert_flat};
+use crate::{Alone, assert_flat, turn};
 
 const PATIENCE: Duration = Duration::from_secs(240);
 const OBJECTS: u32 = 200;
@@ -97,8 +97,7 @@ fn sum(page: &str, name: &str) -> f64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn memory_is_flat_while_the_receiver_is_away() -> Result<()> {
-    tidewatch_tests::install_crypto();
-    let _turn = TURN.lock().await;
+    let _turn = turn().await;
     let fake = Fake::start().await?;
     let runtime = fake.cluster("away");
     let plan = json!({"revision": "one", "watches": [{
@@ -134,7 +133,7 @@ async fn memory_is_flat_while_the_receiver_is_away() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn memory_is_flat_while_a_receiver_takes_the_events() -> Result<()> {
-    let alone = Alone::start("agent-memory").await?;
+    let alone = Alone::start("agent-memory", 5).await?;
     let landscape = &alone.landscape;
     landscape.write_watcher(&watcher("load", ("", "v1", "configmaps"), "spec")).await?;
     let mut crowd = Crowd::new(landscape.clone()).await?;

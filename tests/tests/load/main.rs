@@ -10,6 +10,7 @@ use anyhow::Result;
 use tidewatch_tests::{
     bed::{self, TestBed},
     landscape::{Landscape, Options},
+    limits,
 };
 use tokio::sync::{Mutex, MutexGuard};
 
@@ -18,6 +19,16 @@ const GROWTH_PERCENT: u64 = 10;
 
 static TURN: Mutex<()> = Mutex::const_new(());
 
+/// Files that are open at the same time: thousands of connections, both ends of some of them.
+const OPEN_FILES: u64 = 12_000;
+
+/// Waits until nobody else is at work. Every test begins with it, so that nothing is running yet when the program has to begin again.
+async fn turn() -> MutexGuard<'static, ()> {
+    limits::raise_open_files(OPEN_FILES);
+    tidewatch_tests::install_crypto();
+    TURN.lock().await
+}
+
 /// A landscape with a receiver and nobody else, alone on the machine.
 struct Alone {
     landscape: Arc<Landscape>,
@@ -25,11 +36,11 @@ struct Alone {
 }
 
 impl Alone {
-    async fn start(name: &str) -> Result<Self> {
-        tidewatch_tests::install_crypto();
-        let turn = TURN.lock().await;
+    /// With heartbeats wanted every so many seconds.
+    async fn start(name: &str, heartbeat_seconds: u32) -> Result<Self> {
+        let turn = turn().await;
         let bed: &TestBed = bed::shared().await?;
-        let options = Options { heartbeat_seconds: 5, log: "warn".to_owned(), ..Options::default() };
+        let options = Options { heartbeat_seconds, log: "warn".to_owned(), ..Options::default() };
         let landscape = Arc::new(Landscape::start(bed.kcp().await?, name, options).await?);
         Ok(Self { landscape, _turn: turn })
     }

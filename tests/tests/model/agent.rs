@@ -1,6 +1,6 @@
 //! The agent's side: its core, fed by the streams of the cluster, and the requests that it makes.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use tidewatch_agent::{
     core::{Core, Figures, Seen, Surroundings, WatchId},
@@ -15,10 +15,11 @@ use tidewatch_shared::{
 };
 use tokio::time::Instant;
 
-use crate::cluster::{Cluster, Name, RESOURCES, Said, WATCHES};
+use crate::cluster::{COUNT, Cluster, Name, RESOURCES, Said, WATCHES};
 
-/// Objects of one watch above which it goes coarse.
-const CAP: usize = 4;
+/// Objects of one watch above which it goes coarse: many watches do with the one, hardly any with the other.
+pub(crate) const SMALL: usize = 4;
+pub(crate) const LARGE: usize = 8;
 /// Objects of a page.
 const PAGE: usize = 2;
 
@@ -30,6 +31,7 @@ enum At {
     /// Pages of a list that was made at a tick.
     Listing {
         rest: VecDeque<(Name, Seen)>,
+        names: BTreeSet<Name>,
         tick: u64,
     },
     Watching,
@@ -43,6 +45,15 @@ struct Loop {
     stream: VecDeque<Said>,
     /// When the newest changes happened that the core was told of, while it followed: of each object, and of a list.
     told: BTreeMap<Option<Name>, u64>,
+    /// Of a forwarded watch: the same for every object that must be told of, those of a list included.
+    objects: BTreeMap<Name, Object>,
+}
+
+/// An object as the core was told of it last.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Object {
+    pub(crate) tick: u64,
+    gone: bool,
 }
 
 /// What is on its way to the receiver.
@@ -83,7 +94,7 @@ pub(crate) enum Answer {
 pub(crate) struct Agent {
     core: Core,
     life: u64,
-    loops: [Option<Loop>; 3],
+    loops: [Option<Loop>; COUNT],
     /// The events request whose answer is awaited.
     in_flight: Option<u64>,
     requests: u64,
@@ -91,23 +102,27 @@ pub(crate) struct Agent {
 
 impl Agent {
     /// Starts and reads the plan that its cluster has.
-    pub(crate) fn start(life: u64, plan: &Plan, metrics: Metrics) -> Self {
-        let core = Core::new("r-1".parse().unwrap(), CAP, metrics);
-        let mut agent = Self { core, life, loops: [None, None, None], in_flight: None, requests: 0 };
+    pub(crate) fn start(life: u64, cap: usize, plan: &Plan, metrics: Metrics) -> Self {
+        let core = Core::new("r-1".parse().unwrap(), cap, metrics);
+        let mut agent = Self { core, life, loops: Default::default(), in_flight: None, requests: 0 };
         agent.follow(plan);
         agent
     }
 
-    pub(crate) fn follow(&mut self, plan: &Plan) {
+    /// Follows another plan. Returns the watches that it stops, of which it keeps nothing.
+    pub(crate) fn follow(&mut self, plan: &Plan) -> Vec<usize> {
         let turnover = self.core.follow(plan);
         let at = |name: &str| WATCHES.iter().position(|watch| watch.name == name).unwrap();
-        for name in turnover.stopped {
-            self.loops[at(&name)] = None;
+        let stopped: Vec<_> = turnover.stopped.iter().map(|name| at(name)).collect();
+        for watch in &stopped {
+            self.loops[*watch] = None;
         }
         for started in turnover.started {
-            let (stream, told) = (VecDeque::new(), BTreeMap::new());
-            self.loops[at(&started.planned.name)] = Some(Loop { id: started.id, at: At::Broken, stream, told });
+            let (stream, told, objects) = (VecDeque::new(), BTreeMap::new(), BTreeMap::new());
+            self.loops[at(&started.planned.name)] =
+                Some(Loop { id: started.id, at: At::Broken, stream, told, objects });
         }
+        stopped
     }
 
     /// For the link.
@@ -120,7 +135,7 @@ impl Agent {
     }
 
     /// What streams say comes in behind what they have said.
-    pub(crate) fn hear_streams(&mut self, said: [Vec<Said>; 3]) {
+    pub(crate) fn hear_streams(&mut self, said: [Vec<Said>; COUNT]) {
         for (watching, said) in self.loops.iter_mut().zip(said) {
             if let Some(watching) = watching.as_mut().filter(|watching| !matches!(watching.at, At::Broken)) {
                 watching.stream.extend(said);
@@ -147,13 +162,20 @@ impl Agent {
                 core.described(id, "v1", RESOURCES[resource], cluster.every_version(resource));
                 core.list_begun(id);
                 watching.stream.clear();
-                watching.at = At::Listing { rest: cluster.list(watch).into(), tick };
+                let rest = VecDeque::from(cluster.list(watch));
+                let names = rest.iter().map(|(name, _)| *name).collect();
+                watching.at = At::Listing { rest, names, tick };
             }
-            At::Listing { rest, tick } => {
+            At::Listing { rest, names, tick } => {
                 let page = rest.drain(..rest.len().min(PAGE));
                 let more = core.listed(id, page.map(|(name, seen)| (key(name).into(), seen)).collect(), now);
                 if rest.is_empty() || !more {
                     watching.told = BTreeMap::from([(None, *tick)]);
+                    // What was there and is not on the list is told of once.
+                    for (_, object) in watching.objects.iter_mut().filter(|(name, _)| !names.contains(name)) {
+                        *object = if object.gone { *object } else { Object { tick: *tick, gone: true } };
+                    }
+                    watching.objects.extend(names.iter().map(|name| (*name, Object { tick: *tick, gone: false })));
                     core.list_complete(id, now);
                     watching.at = At::Watching;
                 }
@@ -176,6 +198,7 @@ impl Agent {
         }
         if counts {
             watching.told.insert(Some(name), tick);
+            watching.objects.insert(name, Object { tick, gone });
         }
         true
     }
@@ -188,6 +211,12 @@ impl Agent {
     /// When the newest change happened that the core was told of.
     pub(crate) fn told(&self, watch: usize) -> Option<u64> {
         self.loops[watch].as_ref().and_then(|watching| watching.told.values().max().copied())
+    }
+
+    /// Objects that the manager of a forwarded watch must hear of, each since its newest change or list.
+    pub(crate) fn objects(&self, watch: usize) -> BTreeMap<Name, Object> {
+        let forwarded = self.loops[watch].as_ref().filter(|_| WATCHES[watch].is_forwarded());
+        forwarded.map(|watching| watching.objects.clone()).unwrap_or_default()
     }
 
     fn sender(&mut self, epoch: Epoch) -> Sender {
@@ -207,8 +236,9 @@ impl Agent {
     }
 
     pub(crate) fn beat(&mut self, created: i64) -> Request {
-        let certificate = CertificateState { not_after: String::new(), fingerprint: String::new() };
-        let surroundings = Surroundings { certificate, trust_revision: None, canary: None };
+        let (not_after, fingerprint) = Default::default();
+        let certificate = CertificateState { not_after, fingerprint, renewal_failed_since: None };
+        let surroundings = Surroundings { certificate, trust_revision: None, canary: None, incomplete: false };
         let (beat, _) = self.core.heartbeat(Instant::now(), surroundings);
         let from = self.sender(beat.epoch);
         Request { from, created, body: Body::Beat(Box::new(beat)) }

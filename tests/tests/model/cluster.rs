@@ -23,8 +23,8 @@ pub(crate) struct Watch {
     other_works: &'static [Work],
 }
 
-/// Two watches of one resource, and one with a selector on a resource without generations.
-pub(crate) const WATCHES: [Watch; 3] = [
+/// Two watches of one resource, one with a selector on a resource without generations, and one that goes to another manager.
+pub(crate) const WATCHES: [Watch; COUNT] = [
     Watch {
         name: "kyma",
         resource: 0,
@@ -49,23 +49,37 @@ pub(crate) const WATCHES: [Watch; 3] = [
         works: &[Work::Kyma, Work::Catalog],
         other_works: &[Work::Kyma, Work::Catalog],
     },
+    Watch {
+        name: "other",
+        resource: FORWARDED,
+        field: "spec",
+        selects: false,
+        works: &[Work::Forward],
+        other_works: &[Work::Kyma, Work::Forward],
+    },
 ];
+/// How many watches there are.
+pub(crate) const COUNT: usize = 4;
 
-pub(crate) const RESOURCES: [&str; 2] = ["kymas", "mrms"];
+pub(crate) const RESOURCES: [&str; 3] = ["kymas", "mrms", "things"];
+/// The resource that another manager is told of.
+const FORWARDED: usize = 2;
 
 /// Which watches a plan has (the low bits) and which works they stand for (the highest).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PlanId(pub(crate) u8);
 
 impl PlanId {
-    pub(crate) const ALL: Self = Self(0b0111);
+    pub(crate) const ALL: Self = Self(0b0_1111);
+    /// How many there are.
+    pub(crate) const COUNT: u8 = 0b10_0000;
 
     pub(crate) fn has(self, watch: usize) -> bool {
         self.0 & 1 << watch != 0
     }
 
     pub(crate) fn works(self, watch: usize) -> &'static [Work] {
-        if self.0 & 0b1000 == 0 { WATCHES[watch].works } else { WATCHES[watch].other_works }
+        if self.0 & 0b1_0000 == 0 { WATCHES[watch].works } else { WATCHES[watch].other_works }
     }
 
     /// The plan; `turn` tells revisions of the same content apart.
@@ -113,7 +127,7 @@ pub(crate) type Told = (u64, u64, u64, Option<u64>);
 /// All that a watch could tell.
 pub(crate) type Told1 = BTreeMap<Name, Told>;
 /// The same of each watch.
-pub(crate) type Truth = [Told1; 3];
+pub(crate) type Truth = [Told1; COUNT];
 
 /// What a watch stream says.
 #[derive(Clone, Debug)]
@@ -129,17 +143,22 @@ pub(crate) struct Said {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Cluster {
-    objects: [BTreeMap<Name, Thing>; 2],
+    objects: [BTreeMap<Name, Thing>; RESOURCES.len()],
     version: u64,
     uids: u64,
     contents: u64,
     /// Whether the kind of the first resource has a status subresource.
     has_status: bool,
+    /// How many names objects of the forwarded resource have.
+    forwarded: Name,
 }
 
-impl Default for Cluster {
-    fn default() -> Self {
-        Self { objects: Default::default(), version: 10, uids: 0, contents: 0, has_status: true }
+impl Cluster {
+    /// For an agent that holds at most so many objects of a watch. Of forwarded ones there are so few that even with an old and a new
+    /// event of each their watch never collapses into a `watch.changed`, which tells other managers nothing.
+    pub(crate) fn new(cap: usize) -> Self {
+        let forwarded = Name::try_from(cap / 2 - 1).unwrap();
+        Self { objects: Default::default(), version: 10, uids: 0, contents: 0, has_status: true, forwarded }
     }
 }
 
@@ -147,6 +166,11 @@ impl Watch {
     /// What it stands for in every plan that has it.
     pub(crate) fn works_always(&self) -> &'static [Work] {
         if self.works.len() < self.other_works.len() { self.works } else { self.other_works }
+    }
+
+    /// Whether another manager is told of each of its objects.
+    pub(crate) fn is_forwarded(&self) -> bool {
+        self.works.contains(&Work::Forward)
     }
 
     fn picks(&self, thing: &Thing) -> bool {
@@ -161,7 +185,7 @@ impl Cluster {
     }
 
     fn counts_status(&self, watch: &Watch) -> bool {
-        watch.field == "status" || watch.resource == 1 || self.every_version(watch.resource)
+        watch.field == "status" || watch.resource != 0 || self.every_version(watch.resource)
     }
 
     /// Another definition of the first kind. Its watches end.
@@ -175,7 +199,8 @@ impl Cluster {
     }
 
     /// Does something to an object, which begins to be where it was not. Gives what the stream of each watch says of it.
-    pub(crate) fn act(&mut self, resource: usize, name: Name, deed: Deed, tick: u64) -> [Vec<Said>; 3] {
+    pub(crate) fn act(&mut self, resource: usize, name: Name, deed: Deed, tick: u64) -> [Vec<Said>; COUNT] {
+        let name = if resource == FORWARDED { name % self.forwarded } else { name };
         let before = self.objects[resource].get(&name).cloned();
         self.version += 1;
         self.contents += 1;
@@ -232,7 +257,7 @@ impl Cluster {
     }
 
     fn seen(resource: usize, thing: &Thing) -> Seen {
-        // The second resource has no generations, as ConfigMaps have none.
+        // The others have no generations, as ConfigMaps have none.
         let generation = if resource == 0 { thing.generation } else { 0 };
         Seen {
             uid: Uid::from(thing.uid.to_string().as_str()),

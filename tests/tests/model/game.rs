@@ -14,9 +14,9 @@ use tidewatch_shared::{digest::Digest, event::What, exchange::Settled, identity:
 use tokio::time;
 
 use crate::{
-    agent::{Agent, Answer, Body, Request, Sender},
-    cluster::{Cluster, Deed, Name, PlanId, RESOURCES, WATCHES},
-    receiver::{End, Ghost, Receiver, Records},
+    agent::{Agent, Answer, Body, LARGE, Request, SMALL, Sender},
+    cluster::{COUNT, Cluster, Deed, Name, PlanId, WATCHES},
+    receiver::{End, Fate, Ghost, Receiver, Records},
 };
 use moves::{Move, Spoil};
 
@@ -27,6 +27,9 @@ const LONG: Duration = Duration::from_secs(3_600);
 
 pub(crate) type Checked = Result<(), TestCaseError>;
 
+/// By sequence: when it was given, and to which object.
+type Sequences = BTreeMap<u64, (u64, Option<Name>)>;
+
 /// Metrics are made once: to register them costs more than a whole game.
 #[derive(Clone)]
 pub(crate) struct Metrics {
@@ -36,6 +39,7 @@ pub(crate) struct Metrics {
 
 pub(crate) struct Game {
     metrics: Metrics,
+    cap: usize,
     cluster: Cluster,
     saved: Option<Cluster>,
     agent: Agent,
@@ -52,14 +56,12 @@ pub(crate) struct Game {
     written: (PlanId, u64),
     turn: u64,
     /// Per watch: when it last left the plan, and when it last stood for other works.
-    left: [u64; 3],
-    stood: [u64; 3],
-    /// Per epoch and watch: sequences that no answer called settled yet, and when each was given.
-    unsettled: BTreeMap<(Epoch, usize), BTreeMap<u64, u64>>,
+    left: [u64; COUNT],
+    stood: [u64; COUNT],
+    /// Per epoch and watch: sequences that no answer called settled yet, when each was given, and to which object.
+    unsettled: BTreeMap<(Epoch, usize), Sequences>,
     /// Per epoch: the highest sequence that was ever given.
     given: BTreeMap<Epoch, u64>,
-    /// A receiver has forgotten what it had accepted. An agent learns of that with its next event.
-    forgotten: bool,
     /// The next event that arrives is turned into one about nothing.
     corrupt: bool,
     /// Digests differ on purpose.
@@ -69,9 +71,11 @@ pub(crate) struct Game {
 impl Game {
     pub(crate) fn new(instances: usize, metrics: Metrics) -> Self {
         let plan = PlanId::ALL;
-        let agent = Agent::start(0, &plan.plan(0), metrics.agent.clone());
+        let cap = if instances == 1 { SMALL } else { LARGE };
+        let agent = Agent::start(0, cap, &plan.plan(0), metrics.agent.clone());
         let mut game = Self {
-            cluster: Cluster::default(),
+            cap,
+            cluster: Cluster::new(cap),
             saved: None,
             agent,
             receivers: Vec::new(),
@@ -84,11 +88,10 @@ impl Game {
             plan,
             written: (plan, 0),
             turn: 0,
-            left: [0; 3],
-            stood: [0; 3],
+            left: [0; COUNT],
+            stood: [0; COUNT],
             unsettled: BTreeMap::new(),
             given: BTreeMap::new(),
-            forgotten: false,
             corrupt: false,
             corrupted: false,
             metrics,
@@ -143,10 +146,9 @@ impl Game {
             Move::RestartAgent => self.restart_agent(),
             Move::RestartReceiver(at, slow) => self.restart_receiver(at, slow),
             Move::Sync(at) => self.receivers[at].synced(),
-            Move::Forget(at) => {
-                self.forgotten = true;
-                self.receivers[at].forget(Arc::new(self.plan.plan(self.turn)));
-            }
+            Move::Hand(at) => drop(self.hand(at)),
+            Move::Handed(at, which, fate) => drop(self.receivers[at].handed(which, fate, &mut self.records)),
+            Move::Forget(at) => self.receivers[at].forget(Arc::new(self.plan.plan(self.turn))),
             Move::LandGhost => {
                 if let Some(ghost) = self.ghosts.pop() {
                     ghost.land(&mut self.records);
@@ -174,7 +176,12 @@ impl Game {
                 let highest = self.given.entry(event.id.epoch).or_default();
                 if event.id.sequence > *highest {
                     *highest = event.id.sequence;
-                    self.unsettled.entry((event.id.epoch, at)).or_default().insert(event.id.sequence, self.tick);
+                    let name = match &event.what {
+                        What::Object(object) => object.subject.name.parse().ok(),
+                        What::Watch => None,
+                    };
+                    let given = self.unsettled.entry((event.id.epoch, at)).or_default();
+                    given.insert(event.id.sequence, (self.tick, name));
                 }
             }
         }
@@ -207,16 +214,18 @@ impl Game {
             }
             self.corrupt = false;
         }
+        let sent = if let Body::Beat(beat) = &request.body { beat.sequence } else { 0 };
+        let may_ask = self.corrupted || self.receivers[instance].may_ask(from.epoch, sent);
         let answer = match spoil {
             Spoil::Whole => Answer::RefusedWhole,
             Spoil::Signature => Answer::NewEpoch,
             _ => self.receivers[instance].take(request),
         };
         match &answer {
-            Answer::Events(answer) => self.check_settled(from.epoch, &answer.settled)?,
+            Answer::Events(answer) => self.check_settled(from.epoch, answer.since, &answer.settled)?,
             Answer::Beat(answer) => {
-                self.check_settled(from.epoch, &answer.settled)?;
-                prop_assert!(self.corrupted || answer.resend.is_empty(), "a false alarm about {:?}", answer.resend);
+                self.check_settled(from.epoch, self.receivers[instance].since(from.epoch), &answer.settled)?;
+                prop_assert!(may_ask || answer.resend.is_empty(), "a false alarm about {:?}", answer.resend);
             }
             Answer::RefusedWhole | Answer::NewEpoch | Answer::Fault => {}
         }
@@ -226,18 +235,24 @@ impl Game {
         Ok(())
     }
 
-    /// What is called settled has been looked at, by a pass that began after the event was there, for each work of its watch.
-    fn check_settled(&mut self, epoch: Epoch, settled: &Settled) -> Checked {
+    /// What is called settled has been looked at, by a pass that began after the event was there, for each work of its watch; or its
+    /// manager has been told since. Of what lies below `since` an answer says nothing: the agent knows that, and sends it again.
+    fn check_settled(&mut self, epoch: Epoch, since: u64, settled: &Settled) -> Checked {
         for (name, sequence) in settled {
             let at = WATCHES.iter().position(|watch| watch.name == name).unwrap();
             let Some(given) = self.unsettled.get_mut(&(epoch, at)) else { continue };
             let later = given.split_off(&(sequence + 1));
             let settled = std::mem::replace(given, later);
-            for (sequence, tick) in settled.into_iter().filter(|(_, tick)| *tick > self.left[at]) {
+            for (sequence, (tick, object)) in settled.into_iter().filter(|(_, (tick, _))| *tick > self.left[at]) {
                 // A watch may have stood for less at the time.
                 let works = if self.stood[at] >= tick { WATCHES[at].works_always() } else { self.plan.works(at) };
                 for work in works.iter().filter(|_| self.plan.has(at)) {
-                    let began = self.records.began(*work, at);
+                    let began = match (work, object) {
+                        (Work::Forward, None) => continue,
+                        (Work::Forward, Some(_)) if sequence < since => continue,
+                        (Work::Forward, Some(name)) => self.records.handed_at(at, name),
+                        _ => self.records.began(*work, at),
+                    };
                     prop_assert!(
                         began > tick,
                         "{name} {sequence} is settled, but {work:?} began at {began}, not after {tick}"
@@ -267,8 +282,11 @@ impl Game {
     fn check_held(&self) -> Checked {
         let open = |at: &usize| {
             let told = self.agent.told(*at).filter(|told| *told > self.left[*at].max(self.stood[*at]));
-            let behind = |told| self.plan.works(*at).iter().any(|work| self.records.began(*work, *at) < told);
-            self.plan.has(*at) && told.is_some_and(behind)
+            let passes = self.plan.works(*at).iter().filter(|work| **work != Work::Forward);
+            let behind = |told| passes.clone().any(|work| self.records.began(*work, *at) < told);
+            let objects = self.agent.objects(*at).into_iter().filter(|(_, object)| object.tick > self.left[*at]);
+            let mut unheard = objects.filter(|(name, object)| self.records.handed_at(*at, *name) < object.tick);
+            self.plan.has(*at) && (told.is_some_and(behind) || unheard.next().is_some())
         };
         let open = (0..WATCHES.len()).filter(open).count();
         let figures = self.agent.figures();
@@ -282,6 +300,11 @@ impl Game {
         self.receivers[at].begin(|| cluster.truth(), plan, tick)
     }
 
+    fn hand(&mut self, at: usize) -> bool {
+        let (cluster, tick) = (&self.cluster, self.tick);
+        self.receivers[at].hand(|| cluster.truth(), tick)
+    }
+
     fn want(&self, at: usize, kyma: bool, catalog: bool) {
         let wanted = [(Work::Kyma, kyma), (Work::Catalog, catalog)];
         let works: Works = wanted.into_iter().filter(|(_, wanted)| *wanted).map(|(work, _)| work).collect();
@@ -291,7 +314,7 @@ impl Game {
     fn restart_agent(&mut self) {
         self.lives += 1;
         let (plan, turn) = self.written;
-        self.agent = Agent::start(self.lives, &plan.plan(turn), self.metrics.agent.clone());
+        self.agent = Agent::start(self.lives, self.cap, &plan.plan(turn), self.metrics.agent.clone());
     }
 
     fn restart_receiver(&mut self, at: usize, slow: bool) {
@@ -327,7 +350,10 @@ impl Game {
 
     fn follow(&mut self) {
         let (plan, turn) = self.written;
-        self.agent.follow(&plan.plan(turn));
+        for stopped in self.agent.follow(&plan.plan(turn)) {
+            // What became of its objects since then, a new list tells; what was sent before is nobody's.
+            self.unsettled.retain(|(_, at), _| *at != stopped || !WATCHES[*at].is_forwarded());
+        }
     }
 
     /// Nothing fails any more, and whatever is under way arrives. Everything comes to rest, and rest is the truth.
@@ -341,9 +367,6 @@ impl Game {
         // A first look at all of it, before the last writes of those who died.
         self.round(Duration::ZERO).await?;
         std::mem::take(&mut self.ghosts).into_iter().for_each(|ghost| ghost.land(&mut self.records));
-        if std::mem::take(&mut self.forgotten) {
-            (0..RESOURCES.len()).for_each(|resource| self.act(resource, 0, Deed::Recreate));
-        }
         let mut quiet = 0;
         for round in 0..ROUNDS {
             if self.agent.figures().parked > 0 && round > 2 {
@@ -363,13 +386,29 @@ impl Game {
         prop_assert_eq!(held, (0, 0, 0), "waiting, unsettled and parked after {} rounds", ROUNDS);
         for receiver in &self.receivers {
             prop_assert_eq!(receiver.busy_with(), None, "work that never ends");
-            prop_assert!(receiver.resend().is_empty(), "a watch is asked for in vain");
         }
+        // Nobody speaks to the others any more.
+        prop_assert!(self.receivers[0].resend().is_empty(), "a watch is asked for in vain");
         let truth = self.cluster.truth();
         for at in (0..WATCHES.len()).filter(|at| self.plan.has(*at)) {
-            for work in self.plan.works(at) {
+            for work in self.plan.works(at).iter().filter(|work| **work != Work::Forward) {
                 let known = self.records.known.get(&(*work, at)).cloned().unwrap_or_default();
                 prop_assert_eq!(&known, &truth[at], "{:?} of {}", work, WATCHES[at].name);
+            }
+            let objects = self.agent.objects(at);
+            let listed = truth[at].keys().all(|name| objects.contains_key(name));
+            prop_assert!(listed || !WATCHES[at].is_forwarded(), "an object that its manager is never told of");
+            // What was settled when the watch left the plan, nobody tells again.
+            for (name, object) in objects.into_iter().filter(|(_, object)| object.tick > self.left[at]) {
+                let handed = self.records.handed(at, name);
+                prop_assert_eq!(
+                    handed,
+                    truth[at].get(&name).copied(),
+                    "{} of {}: {:?}",
+                    name,
+                    WATCHES[at].name,
+                    object
+                );
             }
         }
         Ok(())
@@ -378,7 +417,8 @@ impl Game {
     fn is_quiet(&self) -> bool {
         let figures = self.agent.figures();
         figures.waiting + figures.unsettled + figures.parked == 0
-            && self.receivers.iter().all(|receiver| receiver.busy_with().is_none() && receiver.resend().is_empty())
+            && self.receivers.iter().all(|receiver| receiver.busy_with().is_none())
+            && self.receivers[0].resend().is_empty()
     }
 
     /// The agent hears of everything that has changed: nothing that comes later sets right what goes wrong from here.
@@ -412,6 +452,10 @@ impl Game {
             while self.begin(at) {
                 self.tick += 1;
                 self.receivers[at].end(End::Good, &mut self.records);
+            }
+            self.tick += 1;
+            while self.receivers[at].handed(0, Fate::Taken, &mut self.records) || self.hand(at) {
+                self.tick += 1;
             }
         }
         Ok(())

@@ -3,20 +3,22 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use futures::FutureExt as _;
+use rustls::pki_types::CertificateDer;
 use tidewatch_receiver::{
-    hub::{Hub, Job, Metrics, Settings},
+    forward::{self, Delivery, Routes, Service, Target},
+    hub::{Beside, Hub, Job, Metrics, Settings},
     key::KymaKey,
-    queue::{Class, Drift, Outcome, Priority, Wanted, Works},
+    queue::{Class, Drift, Outcome, Priority, Works},
 };
 use tidewatch_shared::{
-    identity::{Instance, RuntimeId},
+    identity::{Epoch, Instance, RuntimeId},
     plan::{Plan, Work},
 };
 use tokio::time::Instant;
 
 use crate::{
     agent::{Answer, Body, Request},
-    cluster::{Name, PlanId, RESOURCES, Told1, Truth, WATCHES},
+    cluster::{Name, PlanId, RESOURCES, Told, Told1, Truth, WATCHES},
 };
 
 /// What a predecessor began has landed by then.
@@ -37,11 +39,30 @@ pub(crate) struct Records {
     pub(crate) known: BTreeMap<(Work, usize), Told1>,
     /// The same: when the newest pass began that looked at it and ended.
     began: BTreeMap<(Work, usize), u64>,
+    /// Per forwarded watch and object: what its manager found when it was told last, and when that was.
+    handed: BTreeMap<(usize, Name), (Option<Told>, u64)>,
 }
 
 impl Records {
     pub(crate) fn began(&self, work: Work, watch: usize) -> u64 {
         self.began.get(&(work, watch)).copied().unwrap_or(0)
+    }
+
+    /// When a manager was told of an object last.
+    pub(crate) fn handed_at(&self, watch: usize, name: Name) -> u64 {
+        self.handed.get(&(watch, name)).map_or(0, |(_, tick)| *tick)
+    }
+
+    /// What it found then; `None` also for an object that was gone.
+    pub(crate) fn handed(&self, watch: usize, name: Name) -> Option<Told> {
+        self.handed.get(&(watch, name)).and_then(|(told, _)| *told)
+    }
+
+    /// A manager has taken an event.
+    pub(crate) fn hand(&mut self, Handing { watch, name, found, tick, .. }: &Handing) {
+        if self.handed_at(*watch, *name) < *tick {
+            self.handed.insert((*watch, *name), (*found, *tick));
+        }
     }
 
     /// Works whose newest record is of a later reading: a conflict, and the work begins anew.
@@ -101,6 +122,42 @@ impl Reading {
     }
 }
 
+/// An event on its way to another manager, which looks at the object as soon as it comes.
+pub(crate) struct Handing {
+    delivery: Delivery,
+    watch: usize,
+    name: Name,
+    found: Option<Told>,
+    tick: u64,
+}
+
+impl Handing {
+    pub(crate) fn new(delivery: Delivery, truth: &Truth, tick: u64) -> Self {
+        let watch = WATCHES.iter().position(|watch| watch.name == delivery.watch()).unwrap();
+        let name = delivery.event.name.parse().unwrap();
+        Self { watch, name, found: truth[watch].get(&name).copied(), tick, delivery }
+    }
+
+    pub(crate) fn delivery(&self) -> &Delivery {
+        &self.delivery
+    }
+}
+
+/// How an event fares with another manager.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Fate {
+    Taken,
+    /// It was not taken, or nobody knows that it was; the manager may have said for how many seconds to wait.
+    Failed(Option<u16>),
+}
+
+/// Where the events of a plan's forwarded watches go.
+pub(crate) fn routes(plan: &Plan) -> Routes {
+    let forwarded = plan.watches().iter().filter(|watch| watch.work.contains(&Work::Forward));
+    let target = || Target::new("m", Service::new("s", "n", 1).unwrap()).unwrap();
+    forwarded.map(|watch| (watch.name.clone(), target())).collect()
+}
+
 struct Pass {
     job: Job,
     reading: Reading,
@@ -145,14 +202,19 @@ pub(crate) struct Receiver {
     remembers: bool,
     /// What was paused and not woken since.
     paused: Works,
+    /// What is on its way to other managers.
+    handings: Vec<Handing>,
+    /// It has forgotten what it had accepted.
+    forgot: bool,
 }
 
 impl Receiver {
     pub(crate) fn start(life: u64, plan: Arc<Plan>, metrics: Metrics) -> Self {
         let settings = Settings { request_deadline: REQUEST_DEADLINE, slots: 4, seed: life, ..Settings::default() };
         let hub = Hub::new(Instance::new(life), settings, metrics, Instant::now());
+        hub.set_routes(routes(&plan));
         hub.place(kyma(), Some(runtime()), plan);
-        Self { hub, pass: None, remembers: false, paused: Works::EMPTY }
+        Self { hub, pass: None, remembers: false, paused: Works::EMPTY, handings: Vec::new(), forgot: false }
     }
 
     /// Its caches are there.
@@ -161,11 +223,13 @@ impl Receiver {
     }
 
     pub(crate) fn place(&self, plan: Arc<Plan>) {
+        self.hub.set_routes(routes(&plan));
         self.hub.place(kyma(), Some(runtime()), plan);
     }
 
     /// Its Kyma goes and comes again; whatever is new in KCP is worked on.
-    pub(crate) fn forget(&self, plan: Arc<Plan>) {
+    pub(crate) fn forget(&mut self, plan: Arc<Plan>) {
+        self.forgot = true;
         self.hub.remove(&kyma());
         self.place(plan);
         self.verify();
@@ -185,7 +249,10 @@ impl Receiver {
         let Request { from, created, body } = request;
         match body {
             Body::Events(events) => {
-                self.hub.events(&runtime(), from.epoch, created, events).map_or(Answer::Fault, Answer::Events)
+                let leaf = CertificateDer::from(vec![0x30]);
+                let beside = Beside { leaf: Some(&leaf), ..Beside::default() };
+                let answer = self.hub.events_with(&runtime(), from.epoch, created, events, beside);
+                answer.map_or(Answer::Fault, Answer::Events)
             }
             Body::Beat(beat) => {
                 self.hub.heartbeat(&runtime(), created, *beat, created).map_or(Answer::Fault, Answer::Beat)
@@ -236,6 +303,30 @@ impl Receiver {
         true
     }
 
+    /// An event leaves for another manager.
+    pub(crate) fn hand(&mut self, truth: impl FnOnce() -> Truth, tick: u64) -> bool {
+        let Some(delivery) = self.hub.next_delivery().now_or_never() else { return false };
+        self.handings.push(Handing::new(delivery, &truth(), tick));
+        true
+    }
+
+    /// An answer comes from another manager.
+    pub(crate) fn handed(&mut self, at: usize, fate: Fate, records: &mut Records) -> bool {
+        if at >= self.handings.len() {
+            return false;
+        }
+        let handing = self.handings.remove(at);
+        let outcome = match fate {
+            Fate::Taken => {
+                records.hand(&handing);
+                forward::Outcome::Delivered
+            }
+            Fate::Failed(told) => forward::Outcome::Failed(told.map(|seconds| Duration::from_secs(seconds.into()))),
+        };
+        self.hub.forwarded(handing.delivery(), outcome);
+        true
+    }
+
     /// Dies. What it was just writing may still land.
     pub(crate) fn die(self) -> Option<Ghost> {
         let Pass { job, reading } = self.pass?;
@@ -248,14 +339,27 @@ impl Receiver {
         (!view.wanted.is_empty() || view.in_work).then_some(view.wanted)
     }
 
-    /// Watches whose digest did not agree and that still wait for a list.
+    /// Watches that are asked for.
     pub(crate) fn resend(&self) -> Vec<String> {
         self.hub.view().remove(0).epochs.into_iter().flat_map(|epoch| epoch.resend).collect()
     }
 
+    /// Where the ledger of an epoch begins.
+    pub(crate) fn since(&self, epoch: Epoch) -> u64 {
+        self.hub.view().remove(0).epochs.into_iter().find(|view| view.epoch == epoch).map_or(1, |view| view.since)
+    }
+
+    /// Whether it may ask for watches whose digest agrees, when the agent has sent so much: of some of that it knows nothing, and it
+    /// has never known anything of this epoch, or has forgotten what it knew.
+    pub(crate) fn may_ask(&self, epoch: Epoch, sent: u64) -> bool {
+        let view = self.hub.view().remove(0).epochs.into_iter().find(|view| view.epoch == epoch);
+        let accepted = view.as_ref().map_or(0, |view| view.accepted);
+        let asks = view.is_some_and(|view| !view.resend.is_empty());
+        asks || (sent > accepted && (accepted == 0 || self.forgot))
+    }
+
     /// Everything is verified, as after every start.
     pub(crate) fn verify(&self) {
-        let Wanted { works, priority, .. } = Wanted::new(Works::ALL_KNOWN, Priority::Verification);
-        self.want(works, priority);
+        self.want(Works::RUNTIME, Priority::Verification);
     }
 }

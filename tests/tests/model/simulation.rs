@@ -17,6 +17,7 @@ use tidewatch_agent::{
     telemetry::Readiness,
 };
 use tidewatch_receiver::{
+    forward::Outcome,
     gateway::{Gateway, Settings},
     hub::Hub,
 };
@@ -76,6 +77,7 @@ async fn receiver(stage: Stage, host: usize, mut dice: Dice) -> turmoil::Result 
         sleep(synced.0).await;
         synced.1.set_synced();
     });
+    tokio::spawn(forward(stage.clone(), hub.clone(), Dice(dice.roll(u64::MAX))));
     tokio::spawn(work(stage.clone(), hub.clone(), dice));
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)).await?;
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT));
@@ -104,12 +106,26 @@ async fn work(stage: Stage, hub: Hub, mut dice: Dice) {
     }
 }
 
+/// Another manager, which does not always answer.
+async fn forward(stage: Stage, hub: Hub, mut dice: Dice) {
+    loop {
+        let handing = stage.hand(hub.next_delivery().await);
+        sleep(dice.millis(500)).await;
+        let outcome = if dice.roll(4) == 0 {
+            Outcome::Failed(None)
+        } else {
+            stage.handed(&handing);
+            Outcome::Delivered
+        };
+        hub.forwarded(handing.delivery(), outcome);
+    }
+}
+
 /// An agent: its link, and its core fed by the watches of a cluster.
 async fn agent(stage: Stage, mut dice: Dice) -> turmoil::Result {
     let core = stage.agent_starts();
     let (_keep, credentials) = watch::channel(Some(stage.identities().agent.clone()));
     let parts = Parts {
-        endpoint: format!("https://{RECEIVER}:{PORT}").parse()?,
         dial: Dial::over(Connector { hosts: RECEIVERS, current: stage.current() }),
         core,
         credentials,

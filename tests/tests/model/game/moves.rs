@@ -4,8 +4,8 @@ use proptest::prelude::*;
 use tidewatch_shared::event::Reason;
 
 use crate::{
-    cluster::{Deed, Name, RESOURCES, WATCHES},
-    receiver::End,
+    cluster::{Deed, Name, PlanId, RESOURCES, WATCHES},
+    receiver::{End, Fate},
 };
 
 /// What can happen.
@@ -36,6 +36,10 @@ pub(crate) enum Move {
     LoseAnswer(usize),
     Begin(usize),
     End(usize, End),
+    /// An event leaves for another manager.
+    Hand(usize),
+    /// What became of one.
+    Handed(usize, usize, Fate),
     /// Something in KCP changes, and wakes.
     Want(usize, bool, bool),
     Unpause(usize),
@@ -103,6 +107,14 @@ fn end() -> impl Strategy<Value = End> {
     ]
 }
 
+fn fate() -> impl Strategy<Value = Fate> {
+    prop_oneof![
+        5 => Just(Fate::Taken),
+        2 => Just(Fate::Failed(None)),
+        1 => (1u16..90).prop_map(|seconds| Fate::Failed(Some(seconds))),
+    ]
+}
+
 /// One move, with so many instances of the receiver.
 pub(crate) fn a_move(instances: usize) -> impl Strategy<Value = Move> {
     let (at, watch, instance) = (0usize..4, 0..WATCHES.len(), 0..instances);
@@ -120,7 +132,7 @@ pub(crate) fn a_move(instances: usize) -> impl Strategy<Value = Move> {
         1 => Just(Move::LandGhost),
     ];
     let rest = prop_oneof![
-        2 => (0u8..16).prop_map(Move::Plan),
+        2 => (0..PlanId::COUNT).prop_map(Move::Plan),
         2 => Just(Move::WritePlan),
         2 => Just(Move::Follow),
         1 => (instance.clone(), any::<bool>(), any::<bool>()).prop_map(|(at, kyma, catalog)| Move::Want(at, kyma, catalog)),
@@ -138,7 +150,9 @@ pub(crate) fn a_move(instances: usize) -> impl Strategy<Value = Move> {
         18 => deliver.prop_map(|(at, instance, keep, spoil)| Move::Deliver { at, instance, keep, spoil }),
         15 => at.prop_map(Move::Hear),
         10 => instance.clone().prop_map(Move::Begin),
-        10 => (instance, end()).prop_map(|(at, how)| Move::End(at, how)),
+        10 => (instance.clone(), end()).prop_map(|(at, how)| Move::End(at, how)),
+        6 => instance.clone().prop_map(Move::Hand),
+        6 => (instance, 0usize..3, fate()).prop_map(|(at, which, fate)| Move::Handed(at, which, fate)),
         6 => mishaps,
         5 => rest,
     ]
@@ -155,6 +169,8 @@ pub(crate) fn an_exchange(instances: usize) -> impl Strategy<Value = Move> {
         14 => at.clone().prop_map(Move::Hear),
         8 => instance.clone().prop_map(Move::Begin),
         8 => (instance.clone(), end()).prop_map(|(at, how)| Move::End(at, how)),
+        4 => instance.clone().prop_map(Move::Hand),
+        4 => (instance.clone(), 0usize..3, fate()).prop_map(|(at, which, fate)| Move::Handed(at, which, fate)),
         2 => Just(Move::GiveUp),
         1 => at.clone().prop_map(Move::Lose),
         1 => at.prop_map(Move::LoseAnswer),

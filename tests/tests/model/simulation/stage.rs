@@ -10,6 +10,7 @@ use tidewatch_agent::{
     telemetry::Metrics as AgentMetrics,
 };
 use tidewatch_receiver::{
+    forward::Delivery,
     gateway,
     hub::{self, Hub, Job, Settings},
     pki::{CA_VALIDITY, Ca, RUNTIME_VALIDITY, SERVER_VALIDITY, ServerIdentity},
@@ -18,14 +19,15 @@ use tidewatch_receiver::{
 use tidewatch_shared::{
     identity::{Instance, TrustDomain},
     metrics::Registry,
+    plan::Work,
 };
 use tidewatch_tests::landscape::now;
 use tokio::time::{Duration, Instant};
 
 use crate::{
-    agent::Agent,
+    agent::{Agent, SMALL},
     cluster::{Cluster, Deed, Name, PlanId, WATCHES},
-    receiver::{REQUEST_DEADLINE, Reading, Records, kyma, runtime},
+    receiver::{Handing, REQUEST_DEADLINE, Reading, Records, kyma, routes, runtime},
 };
 
 /// The name of the receiver, whoever stands behind it.
@@ -71,8 +73,9 @@ impl Identities {
         let server = ca.make_server(&[RECEIVER.parse().unwrap()], now, SERVER_VALIDITY).unwrap();
         let server = ServerIdentity::new(&server.identity().unwrap(), &ca.trust_bundle()).unwrap();
         let leaf = ca.make_runtime(&runtime(), &domain, now, RUNTIME_VALIDITY).unwrap();
+        let address = format!("https://{RECEIVER}:{PORT}").parse().unwrap();
         let (chain, key, bundle) = (leaf.chain.into(), leaf.key.into(), ca.certificate_pem().into());
-        let agent = Arc::new(Credentials::new(&Material { chain, key, bundle }, &domain, now).unwrap());
+        let agent = Arc::new(Credentials::new(&Material { chain, key, bundle }, &domain, address, now).unwrap());
         Self { domain, server, agent }
     }
 }
@@ -81,7 +84,7 @@ impl Stage {
     pub(crate) fn new(receivers: usize) -> Self {
         let mut registry = Registry::default();
         let (gateway, hub) = (gateway::Metrics::register(&mut registry), hub::Metrics::register(&mut registry));
-        let (cluster, records) = (Cluster::default(), Records::default());
+        let (cluster, records) = (Cluster::new(SMALL), Records::default());
         let hubs = (0..receivers).map(|_| None).collect();
         let play = Mutex::new(Play { cluster, records, tick: 0, lives: 0, agent: None, hubs });
         let (agent, current) = (AgentMetrics::default(), Arc::default());
@@ -128,7 +131,7 @@ impl Stage {
     pub(crate) fn agent_starts(&self) -> tidewatch_agent::core::Core {
         let mut play = self.play();
         play.lives += 1;
-        let agent = Agent::start(play.lives, &PlanId::ALL.plan(0), self.agent_metrics());
+        let agent = Agent::start(play.lives, SMALL, &PlanId::ALL.plan(0), self.agent_metrics());
         let core = agent.core();
         play.agent = Some(agent);
         core
@@ -168,7 +171,9 @@ impl Stage {
             ..Settings::default()
         };
         let hub = Hub::new(Instance::new(play.lives), settings, self.0.hub.clone(), Instant::now());
-        hub.place(kyma(), Some(runtime()), Arc::new(PlanId::ALL.plan(0)));
+        let plan = PlanId::ALL.plan(0);
+        hub.set_routes(routes(&plan));
+        hub.place(kyma(), Some(runtime()), Arc::new(plan));
         play.hubs[host] = Some(hub.clone());
         hub
     }
@@ -202,6 +207,18 @@ impl Stage {
         Outcome { ended: works.minus(late), ..Outcome::failed(late, Class::Refused) }
     }
 
+    /// Another manager is told, and looks.
+    pub(crate) fn hand(&self, delivery: Delivery) -> Handing {
+        let mut play = self.play();
+        play.tick += 1;
+        Handing::new(delivery, &play.cluster.truth(), play.tick)
+    }
+
+    /// It has taken what it was told.
+    pub(crate) fn handed(&self, handing: &Handing) {
+        self.play().records.hand(handing);
+    }
+
     /// What keeps it all from being at rest, with the truth recorded; `None` when nothing does.
     pub(crate) fn unrest(&self) -> Option<String> {
         let play = self.play();
@@ -210,18 +227,28 @@ impl Stage {
         if figures.waiting + figures.unsettled + figures.parked > 0 {
             return Some(format!("{figures:?}"));
         }
-        for hub in play.hubs.iter().flatten() {
-            let view = hub.view().remove(0);
-            if !view.wanted.is_empty() || view.in_work || view.epochs.iter().any(|epoch| !epoch.resend.is_empty()) {
-                return Some(format!("{view:?}"));
-            }
+        let views: Vec<_> = play.hubs.iter().flatten().map(|hub| hub.view().remove(0)).collect();
+        // What one asks for to which nobody speaks any more, nobody hears.
+        let heard = views.iter().filter(|view| view.last_seen.is_some()).min_by_key(|view| view.last_seen);
+        let asks = heard.filter(|view| view.epochs.iter().any(|epoch| !epoch.resend.is_empty()));
+        if let Some(view) = views.iter().find(|view| !view.wanted.is_empty() || view.in_work).or(asks) {
+            return Some(format!("{view:?}"));
         }
         let truth = play.cluster.truth();
         for (at, watch) in WATCHES.iter().enumerate() {
             if !agent.is_up_to_date(at) {
                 return Some(format!("{} is not listed", watch.name));
             }
-            for work in PlanId::ALL.works(at) {
+            for (name, _) in agent.objects(at) {
+                let (handed, there) = (play.records.handed(at, name), truth[at].get(&name).copied());
+                if handed != there {
+                    return Some(format!(
+                        "{name} of {}: the manager found {handed:?} instead of {there:?}",
+                        watch.name
+                    ));
+                }
+            }
+            for work in PlanId::ALL.works(at).iter().filter(|work| **work != Work::Forward) {
                 let known = play.records.known.get(&(*work, at));
                 if known != Some(&truth[at]) {
                     return Some(format!("{work:?} of {}: {known:?} instead of {:?}", watch.name, truth[at]));

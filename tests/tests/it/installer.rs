@@ -1,0 +1,430 @@
+//! The installation on real API servers, without anybody who runs it: what they make of our objects, what others make of them, and
+//! what an agent may do.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context as _, Result};
+use k8s_openapi::api::{
+    authorization::v1::{SelfSubjectRulesReview, SelfSubjectRulesReviewSpec},
+    core::v1::{ConfigMap, Secret},
+};
+use kube::{
+    Api, Client, Config, ResourceExt as _,
+    api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams},
+    config::{KubeConfigOptions, Kubeconfig},
+    core::GroupVersionKind,
+};
+use serde_json::{Value, json};
+use tidewatch_shared::{
+    names::{AGENT_OBJECT, IDENTITY_SECRET, PLAN_KEY, SKR_NAMESPACE},
+    plan::Plan,
+};
+use tidewatch_tests::{
+    bed,
+    control_plane::{Cluster, Person},
+    landscape::{AGENT_IMAGE, Options, until},
+};
+
+use crate::{
+    load::KEDA,
+    support::{One, Tested, quick},
+    sync::sum,
+};
+
+const RBAC: &str = "rbac.authorization.k8s.io";
+
+/// Everything that is installed: group, version, kind, plural, whether it is in our namespace, name.
+const OBJECTS: [(&str, &str, &str, &str, bool, &str); 15] = [
+    ("", "v1", "ServiceAccount", "serviceaccounts", true, "tidewatch-agent"),
+    (RBAC, "v1", "ClusterRole", "clusterroles", false, "tidewatch-agent"),
+    (RBAC, "v1", "ClusterRoleBinding", "clusterrolebindings", false, "tidewatch-agent"),
+    (RBAC, "v1", "Role", "roles", true, "tidewatch-agent"),
+    (RBAC, "v1", "RoleBinding", "rolebindings", true, "tidewatch-agent"),
+    ("coordination.k8s.io", "v1", "Lease", "leases", true, "tidewatch-agent"),
+    ("", "v1", "Secret", "secrets", true, "skr-webhook-tls"),
+    ("", "v1", "ConfigMap", "configmaps", true, "tidewatch-agent"),
+    ("scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses", false, "skr-webhook-priority"),
+    ("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", true, "kyma-project.io--watcher-deny-all"),
+    ("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", true, "kyma-project.io--watcher-to-apiserver"),
+    ("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", true, "kyma-project.io--watcher-to-dns"),
+    ("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", true, "kyma-project.io--metrics-to-watcher"),
+    ("", "v1", "Service", "services", true, "skr-webhook-metrics"),
+    ("apps", "v1", "Deployment", "deployments", true, "skr-webhook"),
+];
+
+/// One object of a runtime.
+struct Object {
+    api: Api<DynamicObject>,
+    plural: &'static str,
+    name: &'static str,
+}
+
+impl Object {
+    fn new(
+        client: &Client,
+        (group, version, kind, plural, here, name): (&str, &str, &str, &'static str, bool, &'static str),
+    ) -> Self {
+        let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural);
+        let api = if here {
+            Api::namespaced_with(client.clone(), SKR_NAMESPACE, &resource)
+        } else {
+            Api::all_with(client.clone(), &resource)
+        };
+        Self { api, plural, name }
+    }
+
+    /// Its content: what stands beside its head and its status.
+    async fn content(&self) -> Result<Value> {
+        let mut data = self.api.get(self.name).await?.data;
+        if let Some(members) = data.as_object_mut() {
+            members.remove("status");
+        }
+        Ok(data)
+    }
+
+    async fn version(&self) -> Result<Option<String>> {
+        Ok(self.api.get_metadata(self.name).await?.resource_version())
+    }
+
+    async fn patch(&self, patch: Value) -> Result<()> {
+        self.api.patch(self.name, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        Ok(())
+    }
+
+    async fn comes_back(&self, content: &Value) -> Result<()> {
+        until(&format!("{}/{} to be as it was", self.plural, self.name), async || {
+            let found = self.api.get(self.name).await?;
+            let marked = found.labels().get("operator.kyma-project.io/managed-by").is_some_and(|by| by == "kyma");
+            let same = same(&found.data, content);
+            Ok((marked && same && found.metadata.deletion_timestamp.is_none()).then_some(()))
+        })
+        .await
+    }
+}
+
+/// Addresses of a Service are allocated anew when it is made anew.
+fn same(found: &Value, content: &Value) -> bool {
+    let essence = |value: &Value| {
+        let mut value = value.clone();
+        for member in ["clusterIP", "clusterIPs"] {
+            if let Some(spec) = value["spec"].as_object_mut() {
+                spec.remove(member);
+            }
+        }
+        if let Some(members) = value.as_object_mut() {
+            members.remove("status");
+        }
+        value
+    };
+    essence(found) == essence(content)
+}
+
+/// A receiver that installs agents which nobody runs, and looks at every runtime once a second.
+fn installing(more: &[&str]) -> Options {
+    let flags = [
+        "--agent-image",
+        AGENT_IMAGE,
+        "--receiver-url",
+        "https://127.0.0.1:1",
+        "--enrolment-url",
+        "https://127.0.0.1:2",
+    ];
+    let polls = ["--fallback-poll-seconds", "1"];
+    let receiver = flags.iter().chain(&polls).chain(more).map(|&flag| flag.to_owned()).collect();
+    Options { receiver, ..quick() }
+}
+
+impl One {
+    async fn installed(&self) -> Result<Vec<Object>> {
+        let client = self.runtime.cluster().client_as(Person::Other).await?;
+        let objects: Vec<_> = OBJECTS.into_iter().map(|object| Object::new(&client, object)).collect();
+        until("everything to be installed", async || {
+            for object in &objects {
+                object.api.get_metadata(object.name).await?;
+            }
+            Ok(Some(()))
+        })
+        .await?;
+        Ok(objects)
+    }
+
+    async fn looks(&self) -> Result<u64> {
+        Ok(sum(&self.receiver_page().await?, "tidewatch_kyma_passes_total", &[]) as u64)
+    }
+}
+
+#[tokio::test]
+async fn a_real_api_server_keeps_our_objects_as_we_write_them() -> Tested {
+    let one = One::with("installed", &[KEDA], installing(&[])).await?;
+    let objects = one.installed().await?;
+    let versions = async || {
+        let mut versions = BTreeMap::new();
+        for object in &objects {
+            versions.insert((object.plural, object.name), object.version().await?);
+        }
+        anyhow::Ok(versions)
+    };
+    let (before, mark, looks) = (versions().await?, one.runtime.cluster().audit_mark()?, one.looks().await?);
+    until("further looks", async || Ok((one.looks().await? >= looks + 5).then_some(()))).await?;
+    assert_eq!(versions().await?, before);
+    // Another process knows nothing of what this one saw.
+    one.landscape.with_receiver(async |receiver| receiver.kill9()).await?;
+    one.landscape.start_receiver().await?;
+    until("looks of another process", async || Ok((one.looks().await? >= 5).then_some(()))).await?;
+    assert_eq!(versions().await?, before);
+    let writes = one.runtime.cluster().writes_since(mark)?;
+    let ours: Vec<_> =
+        writes.iter().filter(|write| objects.iter().any(|object| object.plural == write.resource)).collect();
+    assert!(ours.iter().all(|write| write.is_kubernetes_own()), "{ours:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn each_object_that_is_edited_added_to_or_deleted_comes_back() -> Tested {
+    let one = One::with("broken", &[KEDA], installing(&[])).await?;
+    let objects = one.installed().await?;
+    for object in &objects {
+        let content = object.content().await?;
+        object.api.delete(object.name, &DeleteParams::background()).await?;
+        object.comes_back(&content).await?;
+        object.patch(json!({"metadata": {"labels": {"operator.kyma-project.io/managed-by": null}}})).await?;
+        object.comes_back(&content).await?;
+        for change in harm(object.plural) {
+            object.patch(change).await.with_context(|| format!("{}/{}", object.plural, object.name))?;
+            object.comes_back(&content).await?;
+        }
+    }
+    Ok(())
+}
+
+/// What a user may do to an object: change it, and add to it.
+fn harm(plural: &str) -> Vec<Value> {
+    match plural {
+        "serviceaccounts" => vec![json!({"automountServiceAccountToken": true})],
+        "clusterroles" | "roles" => {
+            let all = json!({"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]});
+            vec![json!({"rules": []}), json!({"rules": [all]})]
+        }
+        "clusterrolebindings" | "rolebindings" => {
+            vec![
+                json!({"subjects": [{"kind": "User", "apiGroup": RBAC, "name": "mallory"}]}),
+                json!({"subjects": null}),
+            ]
+        }
+        "configmaps" => vec![
+            json!({"data": {"plan.json": "{}"}}),
+            json!({"data": {"receiver-url": "https://elsewhere:1", "more": "1"}}),
+            json!({"immutable": true}),
+        ],
+        "priorityclasses" => vec![json!({"description": "other"})],
+        "networkpolicies" => vec![
+            json!({"spec": {"podSelector": {"matchLabels": {"app": "other"}}}}),
+            json!({"spec": {"policyTypes": ["Ingress", "Egress"], "ingress": [{}], "egress": [{}]}}),
+        ],
+        "services" => vec![
+            json!({"spec": {"selector": {"more": "x"}}}),
+            json!({"spec": {"type": "NodePort"}}),
+            json!({"spec": {"externalIPs": ["192.0.2.1"]}}),
+        ],
+        "deployments" => vec![
+            json!({"spec": {"replicas": 0}}),
+            json!({"spec": {"strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1}}}}),
+            json!({"spec": {"template": {"metadata": {"annotations": {"x": "y"}}, "spec": {"hostNetwork": true, "nodeSelector": {"a": "b"}}}}}),
+            json!({"spec": {"template": {"spec": {"containers": [{"name": "other", "image": "i"}]}}}}),
+        ],
+        // The rest of it is the agent's.
+        _ => Vec::new(),
+    }
+}
+
+/// Somebody who has an account's token and nothing else.
+async fn as_account(cluster: &Cluster, name: &str) -> Result<Client> {
+    let token = cluster.service_account_token(SKR_NAMESPACE, name).await?;
+    let kubeconfig = Kubeconfig::from_yaml(&cluster.kubeconfig_for_token(&token))?;
+    Ok(Client::try_from(Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?)?)
+}
+
+#[tokio::test]
+async fn an_agent_may_do_what_its_plan_needs_and_nothing_more() -> Tested {
+    let one = One::with("rights", &[KEDA], installing(&[])).await?;
+    one.installed().await?;
+    let cluster = one.runtime.cluster();
+    let maps = Api::<ConfigMap>::namespaced(cluster.client().await?, SKR_NAMESPACE);
+    let plan = maps.get(AGENT_OBJECT).await?.data.and_then(|mut data| data.remove(PLAN_KEY)).context("a plan")?;
+    let plan = Plan::parse(&plan)?;
+
+    let reviews = Api::<SelfSubjectRulesReview>::all(as_account(cluster, AGENT_OBJECT).await?);
+    let asks = async |namespace: &str| {
+        let spec = SelfSubjectRulesReviewSpec { namespace: Some(namespace.to_owned()) };
+        let review = SelfSubjectRulesReview { spec, ..SelfSubjectRulesReview::default() };
+        let rules = reviews.create(&PostParams::default(), &review).await?.status.context("a status")?.resource_rules;
+        let mut rights = Vec::new();
+        for rule in rules {
+            for resource in rule.resources.unwrap_or_default() {
+                // What every account may ask about itself.
+                if !resource.starts_with("selfsubject") {
+                    let group = rule.api_groups.as_ref().and_then(|groups| groups.first().cloned()).unwrap_or_default();
+                    let name =
+                        rule.resource_names.as_ref().and_then(|names| names.first().cloned()).unwrap_or_default();
+                    rights.push((group, resource, name, rule.verbs.join(" ")));
+                }
+            }
+        }
+        rights.sort();
+        anyhow::Ok(rights)
+    };
+    let right = |group: &str, resource: &str, name: &str, verbs: &str| {
+        (group.to_owned(), resource.to_owned(), name.to_owned(), verbs.to_owned())
+    };
+    let planned = |here: bool| {
+        let watches = plan.watches().iter().filter(move |watch| watch.namespace.is_none() || here);
+        watches.map(|watch| {
+            let name = watch.field_selector.strip_prefix("metadata.name=").unwrap_or_default();
+            right(&watch.group, &watch.resource, name, "get list watch")
+        })
+    };
+    let mut everywhere: Vec<_> = planned(false).collect();
+    let own = [("coordination.k8s.io", "leases", AGENT_OBJECT), ("", "secrets", IDENTITY_SECRET)];
+    let own = own.map(|(group, resource, name)| right(group, resource, name, "list watch patch"));
+    let mut here: Vec<_> = planned(true).chain(own).collect();
+    everywhere.sort();
+    here.sort();
+    assert_eq!(asks("default").await?, everywhere);
+    assert_eq!(asks(SKR_NAMESPACE).await?, here);
+
+    // And what it may, it really can, in the way that it does it.
+    let agent = as_account(cluster, AGENT_OBJECT).await?;
+    let named = |name: &str| kube::api::ListParams::default().fields(&format!("metadata.name={name}"));
+    let maps = Api::<ConfigMap>::namespaced(agent.clone(), SKR_NAMESPACE);
+    assert_eq!(maps.list(&named(AGENT_OBJECT)).await?.items.len(), 1);
+    assert!(maps.list(&kube::api::ListParams::default()).await.is_err(), "no other ConfigMap is its business");
+    let secrets = Api::<Secret>::namespaced(agent, SKR_NAMESPACE);
+    assert_eq!(secrets.list(&named(IDENTITY_SECRET)).await?.items.len(), 1);
+    let patch = Patch::Merge(json!({"stringData": {"tls.key": "x"}}));
+    secrets.patch(IDENTITY_SECRET, &PatchParams::default(), &patch).await?;
+    assert!(secrets.delete(IDENTITY_SECRET, &DeleteParams::default()).await.is_err());
+    Ok(())
+}
+
+/// What the incumbent has in a runtime.
+async fn incumbent(cluster: &Cluster) -> Result<()> {
+    cluster.ensure_namespace(SKR_NAMESPACE).await?;
+    let client = cluster.client_as(Person::Other).await?;
+    let deployments = ("apps", "v1", "Deployment", "deployments", true, "skr-webhook");
+    let services = ("", "v1", "Service", "services", true, "skr-webhook");
+    let metrics = ("", "v1", "Service", "services", true, "skr-webhook-metrics");
+    let secrets = ("", "v1", "Secret", "secrets", true, "skr-webhook-tls");
+    let policies =
+        ("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", true, "kyma-project.io--seed-to-watcher");
+    let egress =
+        ("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", true, "kyma-project.io--watcher-to-apiserver");
+    let priority = ("scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses", false, "skr-webhook-priority");
+    let app = json!({"app": "skr-webhook"});
+    let pod = json!({
+        "containers": [{"name": "server", "image": "theirs:1", "imagePullPolicy": "Always",
+            "env": [{"name": "KCP_ADDR", "value": "kcp:443"}, {"name": "WEBHOOK_PORT", "value": "8443"}],
+            "volumeMounts": [{"name": "ssl", "mountPath": "/app/etc/ssl"}], "resources": {"limits": {"cpu": "100m", "memory": "200Mi"}}}],
+        "volumes": [{"name": "ssl", "secret": {"secretName": "skr-webhook-tls"}}], "priorityClassName": "skr-webhook-priority",
+    });
+    let labels = json!({"app": "skr-webhook", "pod-restart-trigger": "1"});
+    for (object, body) in [
+        (secrets, json!({"type": "kubernetes.io/tls", "stringData": {"tls.crt": "x", "tls.key": "y", "ca.crt": "z"}})),
+        (priority, json!({"value": 1_000_000_000})),
+        (
+            deployments,
+            json!({"spec": {"selector": {"matchLabels": app}, "template": {"metadata": {"labels": labels}, "spec": pod}}}),
+        ),
+        (services, json!({"spec": {"selector": app, "ports": [{"port": 443, "targetPort": 8443}]}})),
+        (metrics, json!({"spec": {"selector": app, "ports": [{"port": 2112}]}})),
+        (policies, json!({"spec": {"podSelector": {"matchLabels": app}, "ingress": [{}]}})),
+        (
+            egress,
+            json!({"spec": {"podSelector": {"matchLabels": app}, "policyTypes": ["Egress"], "egress": [{"ports": [{"port": 443}]}]}}),
+        ),
+        (
+            WEBHOOKS,
+            json!({"webhooks": [{
+                "name": "ns.kyma.operator.kyma-project.io", "sideEffects": "NoneOnDryRun", "admissionReviewVersions": ["v1"],
+                "failurePolicy": "Ignore", "timeoutSeconds": 15,
+                "clientConfig": {"service": {"name": "skr-webhook", "namespace": SKR_NAMESPACE, "path": "/validate/lifecycle-manager"}},
+                "rules": [{"apiGroups": ["operator.kyma-project.io"], "apiVersions": ["*"], "resources": ["kymas"], "operations": ["UPDATE"]}],
+            }]}),
+        ),
+    ] {
+        let (group, version, kind, ..) = object;
+        let object = Object::new(&client, object);
+        let mut body = body;
+        body["apiVersion"] = if group.is_empty() { json!(version) } else { json!(format!("{group}/{version}")) };
+        body["kind"] = kind.into();
+        body["metadata"] = json!({"name": object.name, "labels": {"operator.kyma-project.io/managed-by": "kyma"}});
+        object
+            .api
+            .patch(object.name, &PatchParams::apply("declarative.kyma-project.io/applier").force(), &Patch::Apply(body))
+            .await?;
+    }
+    Ok(())
+}
+
+const WEBHOOKS: (&str, &str, &str, &str, bool, &str) = (
+    "admissionregistration.k8s.io",
+    "v1",
+    "ValidatingWebhookConfiguration",
+    "validatingwebhookconfigurations",
+    false,
+    "skr-webhook",
+);
+
+#[tokio::test]
+async fn the_incumbents_installation_becomes_ours_in_place_webhook_first() -> Tested {
+    let cluster = bed::shared().await?.runtime("inplace").await?;
+    incumbent(&cluster).await?;
+    let client = cluster.client().await?;
+    let deployment = Object::new(&client, OBJECTS[14]);
+    let before = deployment.api.get(deployment.name).await?;
+    let mark = cluster.audit_mark()?;
+    let one = One::with("inplace", &[KEDA], installing(&[])).await?;
+    let objects = one.installed().await?;
+    let policy = "kyma-project.io--seed-to-watcher";
+    let obsolete = [
+        ("", "v1", "Service", "services", true, "skr-webhook"),
+        ("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", true, policy),
+    ];
+    for object in obsolete.map(|object| Object::new(&client, object)) {
+        until("what has no part any more to be gone", async || {
+            Ok(object.api.get_opt(object.name).await?.is_none().then_some(()))
+        })
+        .await?;
+    }
+    let webhooks = Object::new(&client, WEBHOOKS);
+    assert!(webhooks.api.get_opt(webhooks.name).await?.is_none());
+    let after = deployment.api.get(deployment.name).await?;
+    assert_eq!(after.uid(), before.uid(), "in place");
+    let pod = &after.data["spec"]["template"]["spec"];
+    assert_eq!((&pod["containers"][0]["image"], &pod["containers"][0]["env"]), (&json!(AGENT_IMAGE), &Value::Null));
+    let secret = objects[6].content().await?;
+    assert_eq!((&secret["data"], &secret["type"]), (&Value::Null, &json!("Opaque")), "nobody's old key");
+
+    let writes = one.runtime.cluster().writes_since(mark)?;
+    let at = |verb: &str, resource: &str, name: &str| {
+        let found =
+            writes.iter().position(|write| write.verb == verb && write.resource == resource && write.name == name);
+        found.with_context(|| format!("{verb} {resource}/{name} in {writes:?}"))
+    };
+    let gone = at("delete", "validatingwebhookconfigurations", "skr-webhook")?;
+    assert!(gone < at("update", "deployments", "skr-webhook")?);
+    assert!(gone < at("delete", "services", "skr-webhook")?);
+    at("delete", "networkpolicies", policy)?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_empty_webhook_configuration_stays_where_tools_look_for_it() -> Tested {
+    let cluster = bed::shared().await?.runtime("compat").await?;
+    incumbent(&cluster).await?;
+    let one = One::with("compat", &[KEDA], installing(&["--compat-webhook-configuration"])).await?;
+    one.installed().await?;
+    let webhooks = Object::new(&cluster.client().await?, WEBHOOKS);
+    let left = webhooks.api.get(webhooks.name).await?;
+    assert!(left.data["webhooks"].is_null(), "{:?}", left.data);
+    Ok(())
+}
