@@ -48,10 +48,10 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// `deploy/crds` of the source tree that this crate was built from.
+    /// A folder of `deploy` in the source tree that this crate was built from.
     #[must_use]
-    pub fn crds() -> Self {
-        Self::at(Self::deploy().path.join("crds"))
+    pub fn within(name: &str) -> Self {
+        Self::at(Self::deploy().path.join(name))
     }
 
     /// `deploy` itself, where other files stand too.

@@ -1,13 +1,30 @@
 //! The files under `deploy/` that come from the Rust code: what is installed, and the page of metrics.
 //!
-//! [`crds`] and [`metrics`] render, [`Folder`] compares and writes; `cargo generate` does both.
+//! [`generated`] renders all of it, [`Folder`] compares and writes; `cargo generate` does both. [`image`] writes the programs as
+//! container images.
 
+mod base;
 mod folder;
+pub mod image;
 mod page;
 mod render;
 
 pub use self::{
+    base::{base, cert_manager},
     folder::{Difference, Folder, FolderError},
     page::metrics,
     render::{File, RenderError, crds},
 };
+
+/// Everything that is generated, by the folder that it belongs to.
+///
+/// # Errors
+/// [`RenderError`].
+pub fn generated() -> Result<Vec<(Folder, Vec<File>)>, RenderError> {
+    Ok(vec![
+        (Folder::within("crds"), crds()?),
+        (Folder::within("base"), base()?),
+        (Folder::within("overlays/cert-manager"), cert_manager()?),
+        (Folder::deploy(), vec![metrics()]),
+    ])
+}

@@ -1,7 +1,7 @@
 //! From the types to text.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use serde_json::Value;
+use serde_json::{Value, json};
 use serde_saphyr::ser_options;
 use thiserror::Error;
 use tidewatch_shared::api;
@@ -38,22 +38,35 @@ pub struct File {
     pub content: String,
 }
 
-/// The files of `deploy/crds`, by name: one per custom resource.
+/// The files of `deploy/crds`: one per custom resource, and the kustomization that names them.
 ///
 /// # Errors
 /// [`RenderError`].
 pub fn crds() -> Result<Vec<File>, RenderError> {
-    api::crds::crds().iter().map(crd).collect()
+    let mut files = api::crds::crds().iter().map(crd).collect::<Result<Vec<_>, _>>()?;
+    let names: Vec<_> = files.iter().map(|file| file.name.clone()).collect();
+    files.push(object("kustomization", &kustomization(&names))?);
+    Ok(files)
+}
+
+/// A kustomization of these resources and nothing else.
+pub(crate) fn kustomization(resources: &[String]) -> Value {
+    json!({"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": resources})
 }
 
 fn crd(crd: &CustomResourceDefinition) -> Result<File, RenderError> {
     let name = || crd.metadata.name.clone().unwrap_or_default();
     let mut value = serde_json::to_value(crd).map_err(|source| RenderError::Json { name: name(), source })?;
     whole_numbers(&mut value);
+    object(&crd.spec.names.plural, &value)
+}
+
+/// One object as `<name>.yaml`.
+pub(crate) fn object(name: &str, value: &Value) -> Result<File, RenderError> {
     let options = ser_options! { prefer_block_scalars: false };
-    let yaml = serde_saphyr::to_string_with_options(&value, options)
-        .map_err(|source| RenderError::Yaml { name: name(), source: Box::new(source) })?;
-    Ok(File { name: format!("{}.yaml", crd.spec.names.plural), content: format!("{HEADER}{yaml}") })
+    let yaml = serde_saphyr::to_string_with_options(value, options)
+        .map_err(|source| RenderError::Yaml { name: name.to_owned(), source: Box::new(source) })?;
+    Ok(File { name: format!("{name}.yaml"), content: format!("{HEADER}{yaml}") })
 }
 
 /// Bounds are floating-point numbers in Kubernetes' types; people write `0`, not `0.0`.

@@ -3,7 +3,7 @@
 use std::{env, process::ExitCode};
 
 use anyhow::{Result, bail};
-use tidewatch_deploy::{Folder, crds, metrics};
+use tidewatch_deploy::generated;
 
 fn main() -> Result<ExitCode> {
     // The alias ends with `--` itself, but people type it as well.
@@ -15,7 +15,7 @@ fn main() -> Result<ExitCode> {
         _ => bail!("usage: cargo generate [-- --check]"),
     };
     let mut differ = false;
-    for (folder, files) in [(Folder::crds(), crds()?), (Folder::deploy(), vec![metrics()])] {
+    for (folder, files) in generated()? {
         let differences = if check { folder.compare(&files)? } else { folder.write(&files)? };
         for difference in &differences {
             eprintln!("{}: {difference}{}", folder.path().display(), if check { "" } else { "; done" });

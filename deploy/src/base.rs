@@ -1,0 +1,237 @@
+//! The receiver's installation in KCP, as a kustomize base: what to change in it is the ConfigMap of settings and the images.
+
+use serde_json::{Value, json};
+use tidewatch_receiver::rights;
+use tidewatch_shared::names::KCP_NAMESPACE;
+
+use crate::render::{File, RenderError, kustomization, object};
+
+/// Name of everything that is installed here.
+const NAME: &str = "tidewatch-receiver";
+/// Stands for the name under which agents reach the receiver.
+const HOST: &str = "tidewatch.example.com";
+/// The receiver's certificate, where cert-manager issues it, and where that is mounted.
+const SERVER_SECRET: &str = "tidewatch-receiver-tls";
+const SERVER_DIR: &str = "/etc/tidewatch/server";
+/// User and group of distroless' `nonroot`.
+const NONROOT: u32 = 65_532;
+/// Ports, as the receiver's flags have them by default.
+const EVENTS: u16 = 8443;
+const ENROLMENT: u16 = 8444;
+const METRICS: u16 = 8080;
+
+/// The files of `deploy/base`.
+///
+/// # Errors
+/// [`RenderError`].
+pub fn base() -> Result<Vec<File>, RenderError> {
+    let objects = [
+        ("settings", settings()),
+        ("serviceaccount", named("v1", "ServiceAccount", json!({}))),
+        ("role", named("rbac.authorization.k8s.io/v1", "Role", json!({"rules": rights::rules()}))),
+        ("rolebinding", named("rbac.authorization.k8s.io/v1", "RoleBinding", binding("Role", NAME))),
+        ("deployment", deployment()),
+        ("service", service()),
+        ("networkpolicy", network_policy()),
+        ("podmonitor", pod_monitor()),
+    ];
+    let mut resources = vec!["../crds".to_owned()];
+    resources.extend(objects.iter().map(|(name, _)| format!("{name}.yaml")));
+    let mut kustomization = kustomization(&resources);
+    kustomization["namespace"] = json!(KCP_NAMESPACE);
+    kustomization["images"] = json!([{"name": NAME, "newName": NAME, "newTag": env!("CARGO_PKG_VERSION")}]);
+    let mut files = objects.iter().map(|(name, value)| object(name, value)).collect::<Result<Vec<_>, _>>()?;
+    files.push(object("kustomization", &kustomization)?);
+    Ok(files)
+}
+
+/// The files of `deploy/overlays/cert-manager`: the Issuer `tidewatch`, which is one's own, issues the certificates of the agents and of
+/// the receiver; its roots are the `ca.crt` of the receiver's Secret.
+///
+/// # Errors
+/// [`RenderError`].
+pub fn cert_manager() -> Result<Vec<File>, RenderError> {
+    let name = format!("{NAME}-cert-manager");
+    let mut role = named("rbac.authorization.k8s.io/v1", "Role", json!({"rules": rights::cert_manager_rules()}));
+    role["metadata"]["name"] = json!(name);
+    let mut bound = named("rbac.authorization.k8s.io/v1", "RoleBinding", binding("Role", &name));
+    bound["metadata"]["name"] = json!(name);
+    let file = |name: &str| format!("{SERVER_DIR}/{name}");
+    let settings = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": NAME}, "data": {
+        "TIDEWATCH_ISSUER": "cert-manager:Issuer/tidewatch",
+        "TIDEWATCH_ISSUER_CA": file("ca.crt"),
+        "TIDEWATCH_SERVER_CA": file("ca.crt"),
+        "TIDEWATCH_TLS_CERT": file("tls.crt"),
+        "TIDEWATCH_TLS_KEY": file("tls.key"),
+    }});
+    let pod = json!({
+        "containers": [{"name": "receiver", "volumeMounts": [{"name": "server", "mountPath": SERVER_DIR, "readOnly": true}]}],
+        "volumes": [{"name": "server", "secret": {"secretName": SERVER_SECRET}}],
+    });
+    let deployment = json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": NAME},
+        "spec": {"template": {"spec": pod}}});
+    let resources = ["../../base", "certificate.yaml", "role.yaml", "rolebinding.yaml"].map(str::to_owned);
+    let mut kustomization = kustomization(&resources);
+    kustomization["namespace"] = json!(KCP_NAMESPACE);
+    kustomization["patches"] = json!([{"path": "settings.yaml"}, {"path": "deployment.yaml"}]);
+    [
+        ("certificate", certificate()),
+        ("role", role),
+        ("rolebinding", bound),
+        ("settings", settings),
+        ("deployment", deployment),
+        ("kustomization", kustomization),
+    ]
+    .iter()
+    .map(|(name, value)| object(name, value))
+    .collect()
+}
+
+/// The receiver's own certificate. It is taken as soon as it is renewed, without a restart.
+fn certificate() -> Value {
+    named(
+        "cert-manager.io/v1",
+        "Certificate",
+        json!({"spec": {
+            "secretName": SERVER_SECRET,
+            "issuerRef": {"group": "cert-manager.io", "kind": "Issuer", "name": "tidewatch"},
+            "dnsNames": [HOST],
+            "usages": ["server auth", "digital signature"],
+            "privateKey": {"algorithm": "ECDSA", "size": 256, "encoding": "PKCS8", "rotationPolicy": "Always"},
+        }}),
+    )
+}
+
+fn named(version: &str, kind: &str, mut body: Value) -> Value {
+    body["apiVersion"] = json!(version);
+    body["kind"] = json!(kind);
+    body["metadata"] = json!({"name": NAME, "labels": labels()});
+    body
+}
+
+fn labels() -> Value {
+    json!({"app.kubernetes.io/name": NAME, "app.kubernetes.io/part-of": "tidewatch"})
+}
+
+fn selector() -> Value {
+    json!({"app.kubernetes.io/name": NAME})
+}
+
+fn binding(kind: &str, role: &str) -> Value {
+    json!({
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": role},
+        "subjects": [{"kind": "ServiceAccount", "name": NAME, "namespace": KCP_NAMESPACE}],
+    })
+}
+
+/// What differs from one control plane to the next. The names stand for one's own.
+fn settings() -> Value {
+    let url = |port| format!("https://{HOST}:{port}");
+    let data = json!({
+        "TIDEWATCH_AUTHORITY": format!("{HOST}:{EVENTS}"),
+        "TIDEWATCH_RECEIVER_URL": url(EVENTS),
+        "TIDEWATCH_ENROLMENT_URL": url(ENROLMENT),
+        "TIDEWATCH_AGENT_IMAGE": format!("registry.example.com/tidewatch-agent:{}", env!("CARGO_PKG_VERSION")),
+        "TIDEWATCH_OCI_REGISTRY_HOST": "registry.example.com",
+    });
+    named("v1", "ConfigMap", json!({"data": data}))
+}
+
+/// Two replicas: one is active, the other waits for the Lease, is not ready, and takes over at once when the first is ended in
+/// an orderly way. There is no PodDisruptionBudget: with one of two ready by design, one that protects anything would keep
+/// every node of the active replica from being drained.
+fn deployment() -> Value {
+    let probe = |path: &str| json!({"httpGet": {"path": path, "port": "metrics"}});
+    let container = json!({
+        "name": "receiver",
+        "image": NAME,
+        "envFrom": [{"configMapRef": {"name": NAME}}],
+        "env": [
+            {"name": "TIDEWATCH_NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}},
+            {"name": "TIDEWATCH_LEASE_PLACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
+        ],
+        "ports": [
+            {"name": "events", "containerPort": EVENTS},
+            {"name": "enrolment", "containerPort": ENROLMENT},
+            {"name": "metrics", "containerPort": METRICS},
+        ],
+        "livenessProbe": probe("/healthz"),
+        "readinessProbe": probe("/readyz"),
+        "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"memory": "2Gi"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": false,
+            "readOnlyRootFilesystem": true,
+            "capabilities": {"drop": ["ALL"]},
+        },
+    });
+    let spread = json!([{
+        "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": selector()},
+    }]);
+    let spec = json!({
+        "serviceAccountName": NAME,
+        // An orderly hand-over.
+        "terminationGracePeriodSeconds": 60,
+        "topologySpreadConstraints": spread,
+        "securityContext": {
+            "runAsNonRoot": true, "runAsUser": NONROOT, "runAsGroup": NONROOT, "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [container],
+    });
+    named(
+        "apps/v1",
+        "Deployment",
+        json!({"spec": {
+            "replicas": 2,
+            // The one that waits cannot become ready while the other is active.
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0}},
+            "selector": {"matchLabels": selector()},
+            "template": {"metadata": {"labels": labels()}, "spec": spec},
+        }}),
+    )
+}
+
+fn service() -> Value {
+    let port = |name: &str, number: u16| json!({"name": name, "port": number, "targetPort": name});
+    named(
+        "v1",
+        "Service",
+        json!({"spec": {
+            "type": "LoadBalancer",
+            // Keeps the agents' addresses, by which enrolment may be limited.
+            "externalTrafficPolicy": "Local",
+            "selector": selector(),
+            "ports": [port("events", EVENTS), port("enrolment", ENROLMENT)],
+        }}),
+    )
+}
+
+/// Agents come from anywhere, metrics are for pods of KCP. Out go names, and TCP: the API servers of runtimes stand anywhere.
+fn network_policy() -> Value {
+    let tcp = |port: u16| json!({"protocol": "TCP", "port": port});
+    let dns = json!([{"protocol": "UDP", "port": 53}, {"protocol": "UDP", "port": 8053}]);
+    named(
+        "networking.k8s.io/v1",
+        "NetworkPolicy",
+        json!({"spec": {
+            "podSelector": {"matchLabels": selector()},
+            "policyTypes": ["Ingress", "Egress"],
+            "ingress": [
+                {"ports": [tcp(EVENTS), tcp(ENROLMENT)]},
+                {"from": [{"namespaceSelector": {}}], "ports": [tcp(METRICS)]},
+            ],
+            "egress": [{"ports": dns}, {"ports": [{"protocol": "TCP"}]}],
+        }}),
+    )
+}
+
+fn pod_monitor() -> Value {
+    named(
+        "monitoring.coreos.com/v1",
+        "PodMonitor",
+        json!({"spec": {
+            "selector": {"matchLabels": selector()},
+            "podMetricsEndpoints": [{"port": "metrics", "path": "/metrics"}],
+        }}),
+    )
+}

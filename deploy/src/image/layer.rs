@@ -1,0 +1,75 @@
+//! One layer: files packed as tar, then compressed. Owners, times and order are fixed, so that equal files make an equal layer.
+
+use std::{collections::BTreeSet, fs, io, path::Path};
+
+use flate2::{Compression, write::GzEncoder};
+use tar::{Builder, EntryType, Header};
+
+use super::{
+    ImageError,
+    layout::{Blob, digest},
+};
+
+/// A layer, with the digest of what it is without compression.
+pub(super) struct Layer {
+    pub(super) blob: Blob,
+    /// `diff_id` of the image's configuration.
+    pub(super) unpacked: String,
+}
+
+/// Takes files one after the other.
+pub(super) struct Writer {
+    tar: Builder<Vec<u8>>,
+    folders: BTreeSet<String>,
+}
+
+impl Writer {
+    pub(super) fn new() -> Self {
+        Self { tar: Builder::new(Vec::new()), folders: BTreeSet::new() }
+    }
+
+    /// A file of this machine, with all links followed.
+    pub(super) fn file(&mut self, from: &Path, to: &str, mode: u32) -> Result<(), ImageError> {
+        let read = |source| ImageError::File { action: "cannot read", path: from.to_owned(), source };
+        let content = fs::read(from).map_err(read)?;
+        self.entry(to, EntryType::Regular, mode, &content)
+    }
+
+    /// A file with this text.
+    pub(super) fn text(&mut self, to: &str, content: &str) -> Result<(), ImageError> {
+        self.entry(to, EntryType::Regular, 0o644, content.as_bytes())
+    }
+
+    /// An empty folder.
+    pub(super) fn folder(&mut self, to: &str, mode: u32) -> Result<(), ImageError> {
+        self.entry(to, EntryType::Directory, mode, &[])
+    }
+
+    /// Packs it.
+    pub(super) fn end(self) -> Result<Layer, ImageError> {
+        let tar = self.tar.into_inner().map_err(ImageError::Pack)?;
+        let unpacked = digest(&tar);
+        let mut packed = GzEncoder::new(Vec::new(), Compression::default());
+        io::Write::write_all(&mut packed, &tar).map_err(ImageError::Pack)?;
+        let content = packed.finish().map_err(ImageError::Pack)?;
+        Ok(Layer { blob: Blob { media_type: "application/vnd.oci.image.layer.v1.tar+gzip", content }, unpacked })
+    }
+
+    fn entry(&mut self, to: &str, kind: EntryType, mode: u32, content: &[u8]) -> Result<(), ImageError> {
+        let to = to.trim_start_matches('/');
+        if let Some((parent, _)) = to.rsplit_once('/')
+            && self.folders.insert(parent.to_owned())
+        {
+            self.entry(parent, EntryType::Directory, 0o755, &[])?;
+        }
+        let mut header = Header::new_gnu();
+        header.set_entry_type(kind);
+        header.set_mode(mode);
+        header.set_size(content.len() as u64);
+        header.set_mtime(0);
+        header.set_uid(0);
+        header.set_gid(0);
+        let name = if kind == EntryType::Directory { format!("{to}/") } else { to.to_owned() };
+        self.tar.append_data(&mut header, name, content).map_err(ImageError::Pack)
+    }
+}

@@ -1,0 +1,81 @@
+//! The layout of an image on disk (image-spec, image-layout.md): blobs by their digest, and an index that names the manifest.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use aws_lc_rs::digest as sha;
+use serde_json::{Value, json};
+use tidewatch_shared::hex;
+
+use super::ImageError;
+
+/// Bytes with their media type.
+pub(super) struct Blob {
+    pub(super) media_type: &'static str,
+    pub(super) content: Vec<u8>,
+}
+
+impl Blob {
+    pub(super) fn json(media_type: &'static str, value: &Value) -> Self {
+        Self { media_type, content: value.to_string().into_bytes() }
+    }
+}
+
+/// `sha256:…` of bytes.
+pub(super) fn digest(bytes: &[u8]) -> String {
+    format!("sha256:{}", hex::encode(sha::digest(&sha::SHA256, bytes).as_ref()))
+}
+
+/// A layout that is being written beside the one that it will replace.
+pub(super) struct Layout {
+    to: PathBuf,
+    new: PathBuf,
+}
+
+impl Layout {
+    pub(super) fn begin(to: &Path) -> Result<Self, ImageError> {
+        let mut name = to.file_name().unwrap_or_default().to_owned();
+        name.push(".new");
+        let this = Self { to: to.to_owned(), new: to.with_file_name(name) };
+        remove(&this.new)?;
+        let blobs = this.new.join("blobs").join("sha256");
+        fs::create_dir_all(&blobs).map_err(failed("cannot make", &blobs))?;
+        Ok(this)
+    }
+
+    /// Writes a blob, and describes it.
+    pub(super) fn put(&self, blob: &Blob) -> Result<Value, ImageError> {
+        let digest = digest(&blob.content);
+        let path = self.new.join("blobs").join(digest.replace(':', "/"));
+        fs::write(&path, &blob.content).map_err(failed("cannot write", &path))?;
+        Ok(json!({"mediaType": blob.media_type, "digest": digest, "size": blob.content.len()}))
+    }
+
+    /// Names the manifest, and puts the whole in its place. Returns the manifest's digest.
+    pub(super) fn end(self, mut manifest: Value, reference: &str) -> Result<String, ImageError> {
+        let digest = manifest["digest"].as_str().unwrap_or_default().to_owned();
+        manifest["annotations"] = json!({"org.opencontainers.image.ref.name": reference});
+        let index = json!({"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": [manifest]});
+        for (name, value) in [("oci-layout", json!({"imageLayoutVersion": "1.0.0"})), ("index.json", index)] {
+            let path = self.new.join(name);
+            fs::write(&path, value.to_string()).map_err(failed("cannot write", &path))?;
+        }
+        remove(&self.to)?;
+        fs::rename(&self.new, &self.to).map_err(failed("cannot put in place", &self.to))?;
+        Ok(digest)
+    }
+}
+
+fn remove(path: &Path) -> Result<(), ImageError> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("cannot remove", path)(error)),
+        _ => Ok(()),
+    }
+}
+
+fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ImageError {
+    let path = path.to_owned();
+    move |source| ImageError::File { action, path, source }
+}

@@ -1,0 +1,90 @@
+use std::{fs, io::Read, process::Command};
+
+use flate2::read::GzDecoder;
+use tempfile::TempDir;
+
+use super::{layout::digest, *};
+
+/// A program that is on every machine that can build this.
+const SHELL: &str = "/bin/sh";
+
+fn packed(folder: &TempDir, name: &str) -> (PathBuf, String) {
+    let to = folder.path().join(name);
+    let digest = write(&Program { name: "shell", version: "1.2.3", path: Path::new(SHELL) }, &to).unwrap();
+    (to, digest)
+}
+
+/// A blob, after its size and digest were compared with what describes it.
+fn blob(layout: &Path, described: &Value) -> Vec<u8> {
+    let name = described["digest"].as_str().unwrap();
+    let content = fs::read(layout.join("blobs").join(name.replace(':', "/"))).unwrap();
+    assert_eq!((digest(&content).as_str(), Some(content.len() as u64)), (name, described["size"].as_u64()));
+    content
+}
+
+fn parsed(bytes: &[u8]) -> Value {
+    serde_json::from_slice(bytes).unwrap()
+}
+
+#[test]
+fn every_blob_is_what_its_description_says() {
+    let folder = TempDir::new().unwrap();
+    let (layout, told) = packed(&folder, "image");
+    let index = parsed(&fs::read(layout.join("index.json")).unwrap());
+    let [described] = index["manifests"].as_array().unwrap().as_slice() else { panic!("{index}") };
+    assert_eq!(described["digest"], told);
+    assert_eq!(described["annotations"]["org.opencontainers.image.ref.name"], "1.2.3");
+    let manifest = parsed(&blob(&layout, described));
+    let config = parsed(&blob(&layout, &manifest["config"]));
+    assert_eq!(
+        (&config["config"]["User"], &config["config"]["Entrypoint"][0]),
+        (&json!("65532:65532"), &json!("/shell"))
+    );
+    for (layer, unpacked) in
+        manifest["layers"].as_array().unwrap().iter().zip(config["rootfs"]["diff_ids"].as_array().unwrap())
+    {
+        let mut tar = Vec::new();
+        GzDecoder::new(blob(&layout, layer).as_slice()).read_to_end(&mut tar).unwrap();
+        assert_eq!(digest(&tar), *unpacked.as_str().unwrap());
+    }
+    assert_eq!(packed(&folder, "again").1, told, "the same input makes the same bytes");
+}
+
+#[test]
+fn what_is_packed_runs_with_what_is_packed_beside_it() {
+    let folder = TempDir::new().unwrap();
+    let (layout, _) = packed(&folder, "image");
+    let root = folder.path().join("root");
+    let index = parsed(&fs::read(layout.join("index.json")).unwrap());
+    let manifest = parsed(&blob(&layout, &index["manifests"][0]));
+    for layer in manifest["layers"].as_array().unwrap() {
+        tar::Archive::new(GzDecoder::new(blob(&layout, layer).as_slice())).unpack(&root).unwrap();
+    }
+    let inside = |path: &Path| root.join(path.strip_prefix("/").unwrap());
+    let libraries = libraries::of(Path::new(SHELL)).unwrap();
+    let folders = libraries.iter().map(|library| inside(library.parent().unwrap()).display().to_string());
+    let folders = folders.collect::<Vec<_>>().join(":");
+    let loader = libraries.iter().find(|library| library.file_name().unwrap().to_string_lossy().starts_with("ld-"));
+    // A static program needs no loader.
+    let mut command = match loader {
+        Some(loader) => Command::new(inside(loader)),
+        None => Command::new(root.join("shell")),
+    };
+    if loader.is_some() {
+        command.arg("--inhibit-cache").arg("--library-path").arg(folders).arg(root.join("shell"));
+    }
+    let output = command.args(["-c", "echo works"]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "works\n", "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn an_image_replaces_the_one_before_it_and_a_failure_does_not() {
+    let folder = TempDir::new().unwrap();
+    let (layout, _) = packed(&folder, "image");
+    fs::write(layout.join("old"), "").unwrap();
+    let missing = Program { name: "none", version: "1", path: Path::new("/nowhere/none") };
+    assert!(matches!(write(&missing, &layout), Err(ImageError::List { .. })));
+    assert!(layout.join("old").exists());
+    packed(&folder, "image");
+    assert!(!layout.join("old").exists());
+}
