@@ -7,7 +7,7 @@ use k8s_openapi::api::rbac::v1::PolicyRule;
 use tidewatch_shared::names::GROUP;
 
 /// Reads of a cache.
-const READ: &[&str] = &["get", "list", "watch"];
+const FOLLOW: &[&str] = &["list", "watch"];
 /// The Secret that holds the built-in CA.
 const CA_SECRET: &str = "tidewatch-ca";
 
@@ -16,21 +16,25 @@ const CA_SECRET: &str = "tidewatch-ca";
 pub fn rules() -> Vec<PolicyRule> {
     vec![
         // Finalizer, labels and notes of ours.
-        rule(GROUP, &["kymas"], &[], &["get", "list", "watch", "update", "patch"]),
-        rule(GROUP, &["kymas/status", "watchers/status"], &[], &["get", "update", "patch"]),
-        rule(GROUP, &["moduletemplates", "modulereleasemetas", "watchers"], &[], READ),
+        rule(GROUP, &["kymas"], &[], &["get", "list", "watch", "patch"]),
+        rule(GROUP, &["kymas/status", "watchers/status"], &[], &["patch"]),
+        rule(GROUP, &["moduletemplates", "modulereleasemetas"], &[], FOLLOW),
+        // One that is deleted is rid of the incumbent's finalizer.
+        rule(GROUP, &["watchers"], &[], &["list", "watch", "patch"]),
         rule(
             GROUP,
             &["manifests"],
             &[],
-            &["get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"],
+            // Server-side apply of what is not there asks for both create and patch.
+            &["list", "watch", "create", "update", "patch", "delete"],
         ),
         // Access Secrets come and go under any name.
-        rule("", &["secrets"], &[], READ),
+        rule("", &["secrets"], &[], FOLLOW),
         // Create cannot be limited by name.
         rule("", &["secrets"], &[], &["create"]),
-        rule("", &["secrets"], &[CA_SECRET], &["update", "patch"]),
-        rule("", &["configmaps"], &["tidewatch", "tidewatch-revocations"], READ),
+        rule("", &["secrets"], &[CA_SECRET], &["get", "update"]),
+        rule("", &["configmaps"], &["tidewatch", "tidewatch-revocations"], FOLLOW),
+        // Under any name, because that is a flag.
         rule("coordination.k8s.io", &["leases"], &[], &["get", "create", "update"]),
         rule("events.k8s.io", &["events"], &[], &["create", "patch"]),
     ]
@@ -39,7 +43,7 @@ pub fn rules() -> Vec<PolicyRule> {
 /// What a receiver needs besides when cert-manager issues for it (`--issuer cert-manager:…`).
 #[must_use]
 pub fn cert_manager_rules() -> Vec<PolicyRule> {
-    vec![rule("cert-manager.io", &["certificaterequests"], &[], &["get", "list", "watch", "create", "delete"])]
+    vec![rule("cert-manager.io", &["certificaterequests"], &[], &["get", "create", "delete"])]
 }
 
 fn rule(group: &str, resources: &[&str], names: &[&str], verbs: &[&str]) -> PolicyRule {

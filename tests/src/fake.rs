@@ -2,7 +2,8 @@
 //!
 //! It serves what the receiver does in a runtime and what an agent needs: discovery, get, list in pages, watch with bookmarks and
 //! 410, create, update, merge patch, apply, delete, status subresources, metadata-only forms, and custom resources only while
-//! their definition is there. It approximates where real API servers would cost too much:
+//! their definition is there. Each signs the tokens of its agent with a key of its own, tells that key and knows its tokens again, so
+//! that agents can enrol. It approximates where real API servers would cost too much:
 //!
 //! * an apply is a merge: field ownership is noted (`managedFields` names who applied) and never consulted, so what an applier no
 //!   longer says stays, and lists are atomic;
@@ -40,6 +41,7 @@ mod path;
 mod select;
 mod serve;
 mod store;
+mod tokens;
 mod watch;
 
 pub use cluster::FakeCluster;

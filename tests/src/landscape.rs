@@ -49,7 +49,8 @@ pub struct Options {
     pub receiver: Vec<String>,
     /// Further arguments of the agents.
     pub agent: Vec<String>,
-    /// The image of agents that the receiver installs.
+    /// The image of agents that the receiver installs. With an empty one it installs none, and issues certificates all the same;
+    /// its own is then of [`Landscape::ca`].
     pub agent_image: String,
     /// The port of the receiver that agents connect to, if it is not the event port.
     pub agents_port: Option<u16>,
@@ -226,6 +227,9 @@ impl Landscape {
             .args([text(&"--heartbeat-seconds"), text(&self.options.heartbeat_seconds)])
             .args(self.options.receiver.clone());
         program = match self.enrolment_port {
+            Some(port) if self.options.agent_image.is_empty() => program
+                .args([text(&"--tls-cert"), path("tls.crt"), text(&"--tls-key"), path("tls.key")])
+                .args([text(&"--server-ca"), path("ca.crt"), text(&"--enrolment-address"), text(&local(port))]),
             Some(port) => program
                 .args([
                     text(&"--agent-image"),

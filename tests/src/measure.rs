@@ -4,6 +4,7 @@
 mod api_calls;
 mod cli;
 mod crowded;
+pub mod enrolment;
 mod event_path;
 mod figure;
 pub mod fleet;

@@ -4,7 +4,11 @@ pub(crate) mod testing;
 
 use std::collections::HashSet;
 
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, KeyPair, SanType};
+use rcgen::{
+    BasicConstraints, CertificateParams, CustomExtension, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
+    KeyUsagePurpose, SanType,
+};
+use rustls_pki_types::{CertificateSigningRequestDer, pem::PemObject as _};
 use serde_json::json;
 use tidewatch_shared::{
     certificate::RuntimeCertificate,
@@ -14,6 +18,11 @@ use tokio::task::JoinSet;
 
 use self::testing::{Issuer, LONG, Mood, Room, asked, claims, domain, key, place, request_for, unix_now};
 use super::*;
+
+/// RFC 5280, section 4.2.1.9.
+const BASIC_CONSTRAINTS: &[u64] = &[2, 5, 29, 19];
+/// `BasicConstraints { cA TRUE }`.
+const CA_FLAG: &[u8] = &[0x30, 0x03, 0x01, 0x01, 0xff];
 
 /// The runtime and the key that a chain names, which must hold by its own bundle.
 fn read(answer: &CertificateAnswer) -> RuntimeCertificate {
@@ -58,16 +67,36 @@ async fn names_and_uses_in_a_request_are_not_taken_over() {
     let answer = room.enrolments.enrol(&room.first.token(), &request, None).await.unwrap();
     let certificate = read(&answer);
     assert_eq!((certificate.runtime.as_str(), &*certificate.leaf.public_key), ("r-1", pair.public_key_raw()));
-    // The flag of a CA cannot even be asked for with the library at hand; what is issued has none, whatever was asked.
-    let ca = |params: &mut CertificateParams| params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let mut params = CertificateParams::default();
-    ca(&mut params);
-    let request = params.serialize_request(&pair).map_or_else(|_| request_for(&pair, |_| {}), |it| it.pem().unwrap());
-    let request = CertificateRequest { runtime: "r-1".parse().unwrap(), request };
-    let answer = room.enrolments.enrol(&room.first.token(), &request, None).await.unwrap();
-    let leaf = certificates(answer.chain.as_bytes()).unwrap().remove(0);
-    let (_, leaf) = x509_parser::parse_x509_certificate(&leaf).unwrap();
-    assert!(!leaf.is_ca());
+}
+
+/// Whoever asks to become a CA, or to serve, gets the certificate of a client.
+#[tokio::test]
+async fn a_request_for_a_ca_gets_a_leaf() {
+    let room = Room::new();
+    let pair = KeyPair::generate().unwrap();
+    let usual = |params: &mut CertificateParams| {
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::Any];
+    };
+    // The same flag as somebody else's library may write it: critical, and nothing beside it.
+    let bare = |params: &mut CertificateParams| {
+        let mut flag = CustomExtension::from_oid_content(BASIC_CONSTRAINTS, CA_FLAG.to_vec());
+        flag.set_criticality(true);
+        params.custom_extensions = vec![flag];
+    };
+    for request in [request_for(&pair, usual), request_for(&pair, bare)] {
+        let asks = CertificateSigningRequestDer::from_pem_slice(request.as_bytes()).unwrap();
+        assert!(asks.windows(CA_FLAG.len()).any(|part| part == CA_FLAG), "it is asked for");
+        let request = CertificateRequest { runtime: "r-1".parse().unwrap(), request };
+        let answer = room.enrolments.enrol(&room.first.token(), &request, None).await.unwrap();
+        let leaf = certificates(answer.chain.as_bytes()).unwrap().remove(0);
+        let (_, leaf) = x509_parser::parse_x509_certificate(&leaf).unwrap();
+        let usage = leaf.key_usage().unwrap().unwrap().value;
+        assert!(!leaf.is_ca() && usage.digital_signature() && !usage.key_cert_sign() && !usage.crl_sign());
+        let extended = leaf.extended_key_usage().unwrap().unwrap().value;
+        assert!(extended.client_auth && !extended.server_auth && !extended.any);
+    }
 }
 
 #[tokio::test]

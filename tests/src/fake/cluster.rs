@@ -1,11 +1,16 @@
 //! One runtime of a fake API server, as its user, its watches and the tests see it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use aws_lc_rs::error::Unspecified;
+use http::StatusCode;
 use serde_json::Value;
 use tokio::sync::Notify;
 
-use super::store::{Shelf, Store};
+use super::{
+    store::{Shelf, Store},
+    tokens::{self, Issuer},
+};
 
 /// One runtime. Clones are the same runtime.
 #[derive(Clone)]
@@ -14,11 +19,13 @@ pub struct FakeCluster(Arc<Inner>);
 struct Inner {
     store: Mutex<Store>,
     changed: Notify,
+    /// Most runtimes of most tests are never asked for a token.
+    issuer: OnceLock<Issuer>,
 }
 
 impl FakeCluster {
     pub(super) fn new(shelf: Arc<Shelf>) -> Self {
-        Self(Arc::new(Inner { store: Mutex::new(Store::new(shelf)), changed: Notify::new() }))
+        Self(Arc::new(Inner { store: Mutex::new(Store::new(shelf)), changed: Notify::new(), issuer: OnceLock::new() }))
     }
 
     /// Changes an object as its user would, or makes it (from `null`). The key is `<group>/<plural>/<namespace>/<name>` with
@@ -42,6 +49,31 @@ impl FakeCluster {
     #[must_use]
     pub fn object(&self, key: &str) -> Option<Value> {
         self.read().value(key)
+    }
+
+    /// A projected token of its agent for the receiver's audience, good for an hour.
+    ///
+    /// # Errors
+    /// When there is no key to be had, or nothing can be signed with it.
+    pub fn token(&self) -> Result<String, Unspecified> {
+        self.issuer()?.token()
+    }
+
+    /// What it answers to a question about tokens; `None` if it is none.
+    pub(super) fn about_tokens(&self, path: &str, body: &[u8]) -> Option<(StatusCode, Value)> {
+        if !tokens::concern(path) {
+            return None;
+        }
+        self.issuer().ok()?.answer(path, body)
+    }
+
+    fn issuer(&self) -> Result<&Issuer, Unspecified> {
+        if let Some(issuer) = self.0.issuer.get() {
+            return Ok(issuer);
+        }
+        // Of two that make one at the same time, one is taken.
+        let made = Issuer::new()?;
+        Ok(self.0.issuer.get_or_init(|| made))
     }
 
     pub(super) fn read(&self) -> MutexGuard<'_, Store> {

@@ -70,6 +70,9 @@ async fn answer(shared: &Shared, request: Request<Incoming>) -> Answer {
         return failure(StatusCode::UNAUTHORIZED, "Unauthorized", "");
     }
     let found = path::cluster(parts.uri.path()).and_then(|(name, rest)| Some((shared.cluster(name)?, rest)));
+    if let Some((status, answer)) = found.as_ref().and_then(|(cluster, rest)| cluster.about_tokens(rest, &body)) {
+        return reply(status, answer.to_string());
+    }
     match found.and_then(|(cluster, rest)| Some((cluster, path::place(rest)?))) {
         Some((cluster, Place::Group(group))) => discover_group(&cluster, group),
         Some((cluster, Place::Resources { group, version })) => discover(&cluster.read(), group, version),

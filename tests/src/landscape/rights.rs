@@ -33,7 +33,7 @@ pub(super) async fn grant_receiver(kcp: &Cluster, namespace: &str) -> Result<()>
     apply(&Api::<RoleBinding>::namespaced(client, namespace), RECEIVER, binding).await
 }
 
-/// What the agent does in its runtime: reads what the plan names, and keeps three objects of its own.
+/// What the agent does in its runtime: reads what the plan names, and its ConfigMap, and renews its Lease.
 pub(super) async fn grant_agent(runtime: &Cluster) -> Result<()> {
     let client = runtime.client().await?;
     let planned = json!([
@@ -46,10 +46,10 @@ pub(super) async fn grant_agent(runtime: &Cluster) -> Result<()> {
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": AGENT}, "subjects": subjects,
     });
     apply(&Api::<ClusterRoleBinding>::all(client.clone()), AGENT, binding).await?;
-    let verbs = ["get", "list", "watch", "update", "patch"];
     let own = json!([
-        {"apiGroups": [""], "resources": ["configmaps", "secrets"], "resourceNames": [AGENT_OBJECT], "verbs": verbs},
-        {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "resourceNames": [AGENT_OBJECT], "verbs": verbs},
+        {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [AGENT_OBJECT], "verbs": READ},
+        {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "resourceNames": [AGENT_OBJECT],
+         "verbs": ["list", "watch", "patch"]},
     ]);
     apply(&Api::<Role>::namespaced(client.clone(), SKR_NAMESPACE), AGENT, json!({"rules": own})).await?;
     let binding = json!({

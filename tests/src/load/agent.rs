@@ -16,7 +16,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::{Answer, Contract, Fault, Tally, Voice, contract::Batch};
+use super::{Answer, Contract, Enrolled, Fault, Tally, Voice, contract::Batch};
 
 /// Events of one request, as agents send them.
 pub(super) const EVENTS_PER_REQUEST: usize = 250;
@@ -105,6 +105,14 @@ impl Agent {
         self.voice
     }
 
+    /// Speaks with another identity from now on.
+    ///
+    /// # Errors
+    /// When the identity is not usable.
+    pub fn adopt(&mut self, enrolled: Enrolled) -> anyhow::Result<()> {
+        self.voice.adopt(enrolled)
+    }
+
     /// Sends what waits; `None` when there is nothing.
     ///
     /// # Errors
@@ -190,13 +198,13 @@ fn read<T: DeserializeOwned>(answer: &Answer) -> Result<T, Fault> {
 }
 
 /// Numbers from 0 to 1, unlike for each agent.
-fn fastrand(memory: &Memory) -> impl FnMut() -> f64 + Send + use<> {
+pub(super) fn fastrand(memory: &Memory) -> impl FnMut() -> f64 + Send + use<> {
     let memory = memory.clone();
     move || f64::from(u32::try_from(memory.lock().draw() >> 32).unwrap_or_default()) / f64::from(u32::MAX)
 }
 
 /// When one kind of request may be tried again.
-struct Gate {
+pub(super) struct Gate {
     until: Instant,
     failures: u32,
 }
@@ -212,12 +220,12 @@ impl Gate {
         self.until <= now
     }
 
-    fn until(&self) -> Instant {
+    pub(super) fn until(&self) -> Instant {
         self.until
     }
 
     /// Full jitter under a doubling cap; what the receiver tells is obeyed to the letter.
-    fn after(&mut self, ended: Result<Outcome, Fault>, random: &mut impl FnMut() -> f64) {
+    pub(super) fn after(&mut self, ended: Result<Outcome, Fault>, random: &mut impl FnMut() -> f64) {
         let cap = match ended {
             Ok(Outcome::Taken(_)) => {
                 self.failures = 0;

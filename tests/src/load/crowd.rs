@@ -24,10 +24,11 @@ use tidewatch_shared::{
 };
 use tokio::{task::JoinSet, time::sleep};
 
-use super::{Agent, Contract, Voice, agent::Memory};
+use super::{Agent, Applicant, Contract, Office, Voice, agent::Memory};
 use crate::{
     fake::{Fake, FakeCluster},
     landscape::{Landscape, now},
+    progress,
 };
 
 /// The key of the Kyma in a runtime.
@@ -42,6 +43,7 @@ pub struct Tally {
     requests: AtomicU64,
     events: AtomicU64,
     heartbeats: AtomicU64,
+    enrolments: AtomicU64,
     faults: AtomicU64,
     refused: Mutex<BTreeMap<u16, u64>>,
 }
@@ -55,6 +57,10 @@ impl Tally {
     pub(super) fn beaten(&self) {
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.heartbeats.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn enrolled(&self) {
+        self.enrolments.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(super) fn fault(&self) {
@@ -81,6 +87,12 @@ impl Tally {
     #[must_use]
     pub fn heartbeats(&self) -> u64 {
         self.heartbeats.load(Ordering::Relaxed)
+    }
+
+    /// Certificates that were issued by a token.
+    #[must_use]
+    pub fn enrolments(&self) -> u64 {
+        self.enrolments.load(Ordering::Relaxed)
     }
 
     /// Requests that had no answer.
@@ -217,6 +229,44 @@ impl Crowd {
     pub fn start(&mut self) {
         for agent in self.members.iter_mut().filter_map(Member::take_agent) {
             self.running.spawn(agent.run());
+        }
+    }
+
+    /// Lets all agents that do not speak yet enrol, at once, and then speak with what they got. What they were registered with is of
+    /// no use to a receiver that issues.
+    pub fn enrol(&mut self, office: &Office) {
+        for number in 0..self.members.len() {
+            let applicant = self.applicant(number, office);
+            let Some(mut agent) = self.members[number].take_agent() else { continue };
+            self.running.spawn(async move {
+                match applicant.enrol().await.and_then(|enrolled| agent.adopt(enrolled)) {
+                    Ok(()) => agent.run().await,
+                    Err(error) => progress::say(&format!("an agent ends: {error:#}")),
+                }
+            });
+        }
+    }
+
+    /// Lets all agents enrol once more, at once, as if each had lost what it got; they go on speaking with that.
+    pub fn enrol_again(&mut self, office: &Office) {
+        for number in 0..self.members.len() {
+            let applicant = self.applicant(number, office);
+            self.running.spawn(async move {
+                if let Err(error) = applicant.enrol().await {
+                    progress::say(&format!("an agent gets no certificate: {error:#}"));
+                }
+            });
+        }
+    }
+
+    fn applicant(&self, number: usize, office: &Office) -> Applicant {
+        let Member { id, cluster, memory, .. } = &self.members[number];
+        Applicant {
+            runtime: id.clone(),
+            cluster: cluster.clone(),
+            memory: memory.clone(),
+            tally: self.tally.clone(),
+            office: office.clone(),
         }
     }
 

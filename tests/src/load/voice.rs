@@ -18,10 +18,11 @@ use tidewatch_shared::{
 use tokio::{net::TcpStream, time::timeout};
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
+use super::Enrolled;
 use crate::landscape::now;
 
 /// For a request and its whole answer, connecting included, as agents have it.
-const DEADLINE: Duration = Duration::from_secs(15);
+pub(super) const DEADLINE: Duration = Duration::from_secs(15);
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 /// What the receiver may have under way towards one agent, in bytes.
 const WINDOW: u32 = 64 << 10;
@@ -93,6 +94,15 @@ impl Voice {
         })
     }
 
+    /// Speaks with another identity from now on, over a connection of its own.
+    ///
+    /// # Errors
+    /// When the identity is not usable.
+    pub fn adopt(&mut self, enrolled: Enrolled) -> Result<()> {
+        *self = Self::new(&enrolled.identity, enrolled.roots, self.address)?;
+        Ok(())
+    }
+
     /// What its heartbeats say of its certificate.
     pub(super) fn certificate(&self) -> &CertificateState {
         &self.certificate
@@ -156,12 +166,20 @@ impl Voice {
             Some(sender) if !sender.is_closed() => sender,
             slot => slot.insert(connect(self.address, &self.tls).await?),
         };
-        sender.ready().await.map_err(Fault::Speak)?;
-        let (head, body) = sender.send_request(request).await.map_err(Fault::Speak)?.into_parts();
-        let body = Limited::new(body, ANSWER_BYTES).collect().await.map_err(Fault::Read)?.to_bytes();
-        let retry_after = head.headers.get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
-        Ok(Answer { status: head.status, retry_after: retry_after.map(Duration::from_secs), body })
+        exchange(sender, request).await
     }
+}
+
+/// Sends a request, and reads its whole answer.
+pub(super) async fn exchange(
+    sender: &mut http2::SendRequest<Full<Bytes>>,
+    request: Request<Full<Bytes>>,
+) -> Result<Answer, Fault> {
+    sender.ready().await.map_err(Fault::Speak)?;
+    let (head, body) = sender.send_request(request).await.map_err(Fault::Speak)?.into_parts();
+    let body = Limited::new(body, ANSWER_BYTES).collect().await.map_err(Fault::Read)?.to_bytes();
+    let retry_after = head.headers.get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+    Ok(Answer { status: head.status, retry_after: retry_after.map(Duration::from_secs), body })
 }
 
 async fn dial(address: SocketAddr, tls: &TlsConnector) -> Result<TlsStream<TcpStream>, Fault> {
@@ -170,7 +188,7 @@ async fn dial(address: SocketAddr, tls: &TlsConnector) -> Result<TlsStream<TcpSt
     tls.connect(ServerName::from(address.ip()), tcp).await.map_err(Fault::Connect)
 }
 
-async fn connect(address: SocketAddr, tls: &TlsConnector) -> Result<http2::SendRequest<Full<Bytes>>, Fault> {
+pub(super) async fn connect(address: SocketAddr, tls: &TlsConnector) -> Result<http2::SendRequest<Full<Bytes>>, Fault> {
     let stream = dial(address, tls).await?;
     let (sender, connection) = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())

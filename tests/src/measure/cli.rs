@@ -5,7 +5,7 @@ use std::{io::Write as _, process::ExitCode};
 use anyhow::bail;
 use clap::{Parser, Subcommand};
 
-use super::{Figure, Settings, event_path, fleet, flood, idle, knee, restart, user_write};
+use super::{Figure, Settings, enrolment, event_path, fleet, flood, idle, knee, restart, user_write};
 use crate::{limits, progress, run_command};
 
 /// For thousands of agents: a few for each.
@@ -41,6 +41,8 @@ enum What {
     Fleet(fleet::Settings),
     /// From the receiver's start until everything that changed while it was away is settled, projected to 5,000 agents.
     Restart(restart::Settings),
+    /// From the receiver's start until agents that have no certificate have one and their paths are proven, projected to 5,000.
+    Enrolment(enrolment::Settings),
     /// Latency of the others while one runtime floods.
     Flood(flood::Settings),
 }
@@ -49,7 +51,11 @@ enum What {
 #[must_use]
 pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    if matches!(arguments.what, What::ReceiverKnee(_) | What::Fleet(_) | What::Restart(_) | What::Flood(_)) {
+    let is_crowded = matches!(
+        arguments.what,
+        What::ReceiverKnee(_) | What::Fleet(_) | What::Restart(_) | What::Enrolment(_) | What::Flood(_)
+    );
+    if is_crowded {
         limits::raise_open_files(OPEN_FILES);
     }
     run_command(measure(arguments))
@@ -70,6 +76,7 @@ async fn measure(arguments: Arguments) -> anyhow::Result<()> {
         What::ReceiverKnee(settings) => knee::measure(&settings, &mut tell).await?,
         What::Fleet(settings) => fleet::measure(&settings, &mut tell).await?,
         What::Restart(settings) => restart::measure(&settings, &mut tell).await?,
+        What::Enrolment(settings) => enrolment::measure(&settings, &mut tell).await?,
         What::Flood(settings) => flood::measure(&settings, &mut tell).await?,
     }
     if let Some(error) = failed {

@@ -26,10 +26,23 @@ pub(super) struct Crowded {
 impl Crowded {
     /// A receiver with the arguments given, and nobody there yet.
     pub(super) async fn start(receiver: &[&str]) -> Result<Self> {
-        let bed = TestBed::start().await?;
         let receiver = receiver.iter().map(|argument| (*argument).to_owned()).collect();
         let options = Options { receiver, log: "warn".to_owned(), ..Options::default() };
-        let landscape = Arc::new(Landscape::start(bed.kcp().await?, "kcp-system", options).await?);
+        let bed = TestBed::start().await?;
+        let landscape = Landscape::start(bed.kcp().await?, "kcp-system", options).await?;
+        Self::on(bed, landscape).await
+    }
+
+    /// The same with a receiver that issues the certificates of agents, and installs none.
+    pub(super) async fn start_issuing() -> Result<Self> {
+        let options = Options { agent_image: String::new(), log: "warn".to_owned(), ..Options::default() };
+        let bed = TestBed::start().await?;
+        let landscape = Landscape::from_nothing(bed.kcp().await?, "kcp-system", options).await?;
+        Self::on(bed, landscape).await
+    }
+
+    async fn on(bed: TestBed, landscape: Landscape) -> Result<Self> {
+        let landscape = Arc::new(landscape);
         landscape.write_module(MODULE, "1.0.0", "1.1.0").await?;
         let crowd = Crowd::new(landscape.clone()).await?;
         Ok(Self { crowd, landscape, _bed: bed })

@@ -9,7 +9,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use rcgen::KeyPair;
-use rustls_pki_types::ServerName;
+use rustls_pki_types::{CertificateSigningRequestDer, ServerName, pem::PemObject as _};
 use serde_json::{Value, json};
 use tidewatch_shared::{
     enrolment::{CERTIFICATES_PATH, CertificateAnswer, CertificateRequest, TRUST_PATH, TrustAnswer},
@@ -78,6 +78,17 @@ fn request(token: &str, asked: &CertificateRequest) -> Request<Full<Bytes>> {
         .unwrap()
 }
 
+/// A request of which a letter was changed after it was signed.
+fn tampered() -> String {
+    let good = request_for(&KeyPair::generate().unwrap(), |params| {
+        params.distinguished_name.push(rcgen::DnType::CommonName, "another");
+    });
+    let mut der = CertificateSigningRequestDer::from_pem_slice(good.as_bytes()).unwrap().to_vec();
+    let at = der.windows(7).position(|part| part == b"another").unwrap();
+    der[at] = b'A';
+    labelled_pem("CERTIFICATE REQUEST", &der)
+}
+
 #[tokio::test]
 async fn an_agent_enrols_and_anyone_learns_what_to_trust() {
     let port = Port::new(Room::new());
@@ -134,6 +145,8 @@ async fn requests_that_get_nothing() {
     let asks = |request: String| CertificateRequest { runtime: "r-1".parse().unwrap(), request };
     port.is_refused(request(&token(), &asks(request_for(&weak, |_| {}))), 400, "request-key").await;
     port.is_refused(request(&token(), &asks("nothing".to_owned())), 400, "request-malformed").await;
+    port.is_refused(request(&token(), &asks(tampered())), 400, "request-signature").await;
+    assert_eq!(port.room.first.asked().1, 0, "whoever asks in vain costs its runtime nothing");
     port.is_refused(request(&token(), &asked("r-9")), 404, "unknown-runtime").await;
     port.room.revocations.set(Some(&serde_json::from_value(json!({"data": {"r-1": ""}})).unwrap()));
     port.is_refused(request(&token(), &asked("r-1")), 403, "revoked").await;
