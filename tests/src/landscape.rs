@@ -89,7 +89,7 @@ pub struct Landscape {
     dir: PathBuf,
     binaries: ProductBinaries,
     event_port: u16,
-    /// Where agents enrol, if they are installed by the receiver.
+    /// Where agents enrol, if the receiver issues their certificates.
     enrolment_port: Option<u16>,
     /// On the agents' way to the receiver.
     front: Option<Proxy>,
@@ -309,7 +309,7 @@ impl Landscape {
         self.event_port
     }
 
-    /// The port on which agents enrol, if they are installed by the receiver.
+    /// The port on which agents enrol, if the receiver issues their certificates.
     #[must_use]
     pub fn enrolment_port(&self) -> Option<u16> {
         self.enrolment_port

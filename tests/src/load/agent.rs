@@ -216,6 +216,11 @@ impl Default for Gate {
 }
 
 impl Gate {
+    /// As after hours without a receiver: the next try is as far away as any.
+    pub(super) fn after_long(random: &mut impl FnMut() -> f64) -> Self {
+        Self { until: Instant::now() + CONNECT_CAP.mul_f64(random()), failures: 16 }
+    }
+
     fn is_open(&self, now: Instant) -> bool {
         self.until <= now
     }

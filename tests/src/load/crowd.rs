@@ -232,11 +232,11 @@ impl Crowd {
         }
     }
 
-    /// Lets all agents that do not speak yet enrol, at once, and then speak with what they got. What they were registered with is of
-    /// no use to a receiver that issues.
+    /// Lets all agents that do not speak yet enrol, as if they had tried for hours, and then speak with what they got. What they were
+    /// registered with is of no use to a receiver that issues.
     pub fn enrol(&mut self, office: &Office) {
         for number in 0..self.members.len() {
-            let applicant = self.applicant(number, office);
+            let applicant = self.applicant(number, office, true);
             let Some(mut agent) = self.members[number].take_agent() else { continue };
             self.running.spawn(async move {
                 match applicant.enrol().await.and_then(|enrolled| agent.adopt(enrolled)) {
@@ -247,10 +247,10 @@ impl Crowd {
         }
     }
 
-    /// Lets all agents enrol once more, at once, as if each had lost what it got; they go on speaking with that.
+    /// Lets all agents enrol once more, all in one moment, as if each had lost what it got; they go on speaking with that.
     pub fn enrol_again(&mut self, office: &Office) {
         for number in 0..self.members.len() {
-            let applicant = self.applicant(number, office);
+            let applicant = self.applicant(number, office, false);
             self.running.spawn(async move {
                 if let Err(error) = applicant.enrol().await {
                     progress::say(&format!("an agent gets no certificate: {error:#}"));
@@ -259,7 +259,7 @@ impl Crowd {
         }
     }
 
-    fn applicant(&self, number: usize, office: &Office) -> Applicant {
+    fn applicant(&self, number: usize, office: &Office, has_waited: bool) -> Applicant {
         let Member { id, cluster, memory, .. } = &self.members[number];
         Applicant {
             runtime: id.clone(),
@@ -267,6 +267,7 @@ impl Crowd {
             memory: memory.clone(),
             tally: self.tally.clone(),
             office: office.clone(),
+            has_waited,
         }
     }
 

@@ -44,6 +44,14 @@ impl Alone {
         let landscape = Arc::new(Landscape::start(bed.kcp().await?, name, options).await?);
         Ok(Self { landscape, _turn: turn })
     }
+
+    /// With a receiver that issues the certificates of agents, and installs none.
+    async fn issuing(name: &str) -> Result<Self> {
+        let turn = turn().await;
+        let options = Options { agent_image: String::new(), log: "warn".to_owned(), ..Options::default() };
+        let landscape = Landscape::from_nothing(bed::shared().await?.kcp().await?, name, options).await?;
+        Ok(Self { landscape: Arc::new(landscape), _turn: turn })
+    }
 }
 
 /// Fails when the memory grew by more than it may.

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use kube::{Api, api::ListParams};
 use tidewatch_shared::api::Manifest;
-use tidewatch_tests::load::{Crowd, until_within};
+use tidewatch_tests::load::{Crowd, Office, until_within};
 
 use crate::{Alone, assert_flat};
 
@@ -14,7 +14,7 @@ const MODULE: &str = "template-operator";
 /// Events of one round, of all agents together.
 const EVENTS: u64 = 100_000;
 
-/// The value of a metric without labels.
+/// The value of a metric by its name, with its labels if it has any.
 fn metric(page: &str, name: &str) -> Option<f64> {
     page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
 }
@@ -74,5 +74,29 @@ async fn a_killed_receiver_finds_every_change_that_was_made_while_it_was_away() 
     let kcp = alone.landscape.kcp().client().await?;
     let manifests = Api::<Manifest>::namespaced(kcp, alone.landscape.namespace());
     assert_eq!(manifests.list(&ListParams::default()).await?.items.len(), changed.len(), "one each, and nobody else's");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn agents_that_all_enrol_in_one_moment_all_get_a_certificate_and_speak_with_it() -> Result<()> {
+    const AGENTS: usize = 200;
+    const ISSUED: &str = "tidewatch_enrolment_certificates_issued_total{by=\"enrolment\"}";
+    let alone = Alone::issuing("crowd-enrolment").await?;
+    let mut crowd = Crowd::new(alone.landscape.clone()).await?;
+    crowd.grow(AGENTS).await?;
+    crowd.served(PATIENCE).await?;
+    let port = alone.landscape.enrolment_port().context("a receiver that issues")?;
+    let office = Office::new(([127, 0, 0, 1], port).into(), alone.landscape.ca().trust_bundle().store()?)?;
+    crowd.enrol(&office);
+    // What was registered is no certificate of the CA that the receiver has, so nobody else could be heard.
+    crowd.at_rest(PATIENCE).await?;
+    assert_eq!(crowd.tally().enrolments(), AGENTS as u64);
+    crowd.enrol_again(&office);
+    until_within("everybody to have another one", PATIENCE, async || {
+        Ok((crowd.tally().enrolments() == 2 * AGENTS as u64).then_some(()))
+    })
+    .await?;
+    let (_, page) = alone.landscape.with_receiver(async |receiver| receiver.get("/metrics").await).await??;
+    assert!(metric(&page, ISSUED).is_some_and(|issued| issued >= 2.0 * AGENTS as f64), "each was issued");
     Ok(())
 }

@@ -1,0 +1,126 @@
+//! Who signs the tokens of a runtime's accounts: one key for each runtime, and what an API server says of what it has signed.
+//!
+//! There is one account that matters here, the agent's, in one pod that has always been there.
+
+use aws_lc_rs::{
+    error::Unspecified,
+    rand::SystemRandom,
+    signature::{
+        ECDSA_P256_SHA256_FIXED, ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair as _, UnparsedPublicKey,
+    },
+};
+use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
+use http::StatusCode;
+use serde_json::{Value, json};
+use tidewatch_shared::names::{AGENT_OBJECT, SKR_NAMESPACE, TOKEN_AUDIENCE};
+
+use crate::landscape::now;
+
+/// Where an API server tells the keys of its tokens.
+const KEYS: &str = "/openid/v1/jwks";
+/// Where it tells whose token one is.
+const REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
+const KEY: &str = "fake";
+const POD: &str = "00000000-0000-4000-8000-00000000000a";
+/// As long as the kubelet asks for.
+const VALIDITY_SECONDS: i64 = 3_600;
+
+/// See the module.
+pub(super) struct Issuer(EcdsaKeyPair);
+
+impl Issuer {
+    /// One with a new key, on P-256.
+    pub(super) fn new() -> Result<Self, Unspecified> {
+        Ok(Self(EcdsaKeyPair::generate(&ECDSA_P256_SHA256_FIXED_SIGNING)?))
+    }
+
+    /// A projected token of the agent for the receiver's audience, good from now on for an hour.
+    pub(super) fn token(&self) -> Result<String, Unspecified> {
+        let now = now();
+        let claims = json!({
+            "aud": [TOKEN_AUDIENCE], "exp": now + VALIDITY_SECONDS, "iat": now, "nbf": now,
+            "iss": "https://kubernetes.default.svc", "sub": user(),
+            "kubernetes.io": {
+                "namespace": SKR_NAMESPACE, "serviceaccount": {"name": AGENT_OBJECT, "uid": POD},
+                "pod": {"name": AGENT_OBJECT, "uid": POD},
+            },
+        });
+        let header = json!({"alg": "ES256", "kid": KEY, "typ": "JWT"});
+        let [header, claims] = [header, claims].map(|part| BASE64_URL_SAFE_NO_PAD.encode(part.to_string()));
+        let signed = format!("{header}.{claims}");
+        let signature = self.0.sign(&SystemRandom::new(), signed.as_bytes())?;
+        Ok(format!("{signed}.{}", BASE64_URL_SAFE_NO_PAD.encode(signature)))
+    }
+
+    /// What is answered at a path; `None` if it has nothing to do with tokens.
+    pub(super) fn answer(&self, path: &str, body: &[u8]) -> Option<(StatusCode, Value)> {
+        match path {
+            KEYS => Some((StatusCode::OK, self.keys())),
+            REVIEWS => Some((StatusCode::CREATED, self.review(&serde_json::from_slice(body).unwrap_or_default()))),
+            _ => None,
+        }
+    }
+
+    fn keys(&self) -> Value {
+        // An uncompressed point: one byte that says so, and two coordinates.
+        let (x, y) = self.0.public_key().as_ref()[1..].split_at(32);
+        let [x, y] = [x, y].map(|part| BASE64_URL_SAFE_NO_PAD.encode(part));
+        json!({"keys": [{"kty": "EC", "use": "sig", "alg": "ES256", "kid": KEY, "crv": "P-256", "x": x, "y": y}]})
+    }
+
+    fn review(&self, review: &Value) -> Value {
+        let spec = &review["spec"];
+        let is_meant =
+            spec["audiences"].as_array().is_some_and(|wanted| wanted.iter().any(|one| one == TOKEN_AUDIENCE));
+        let is_good = is_meant && spec["token"].as_str().is_some_and(|token| self.has_signed(token));
+        let status = if is_good {
+            json!({"authenticated": true, "audiences": [TOKEN_AUDIENCE],
+                "user": {"username": user(), "extra": {"authentication.kubernetes.io/pod-uid": [POD]}}})
+        } else {
+            json!({"authenticated": false, "error": "the token is not good"})
+        };
+        json!({"kind": "TokenReview", "apiVersion": "authentication.k8s.io/v1", "metadata": {}, "spec": {}, "status": status})
+    }
+
+    fn has_signed(&self, token: &str) -> bool {
+        let Some((signed, signature)) = token.rsplit_once('.') else { return false };
+        let Ok(signature) = BASE64_URL_SAFE_NO_PAD.decode(signature) else { return false };
+        let claims = signed.split_once('.').and_then(|(_, claims)| BASE64_URL_SAFE_NO_PAD.decode(claims).ok());
+        let claims: Value = claims.and_then(|claims| serde_json::from_slice(&claims).ok()).unwrap_or_default();
+        let public = UnparsedPublicKey::new(&ECDSA_P256_SHA256_FIXED, self.0.public_key().as_ref());
+        claims["exp"].as_i64().is_some_and(|end| end > now()) && public.verify(signed.as_bytes(), &signature).is_ok()
+    }
+}
+
+/// Whether that is where something is asked about tokens.
+pub(super) fn concern(path: &str) -> bool {
+    path == KEYS || path == REVIEWS
+}
+
+fn user() -> String {
+    format!("system:serviceaccount:{SKR_NAMESPACE}:{AGENT_OBJECT}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reviewed(issuer: &Issuer, token: &str, audience: &str) -> Value {
+        let body = json!({"spec": {"token": token, "audiences": [audience]}}).to_string();
+        let (status, review) = issuer.answer(REVIEWS, body.as_bytes()).expect("a review");
+        assert_eq!(status, StatusCode::CREATED);
+        review["status"]["authenticated"].clone()
+    }
+
+    #[test]
+    fn it_knows_its_own_tokens_alone() {
+        let (one, other) = (Issuer::new().expect("a key"), Issuer::new().expect("a key"));
+        let token = one.token().expect("a token");
+        assert_eq!(reviewed(&one, &token, TOKEN_AUDIENCE), json!(true));
+        assert_eq!(reviewed(&other, &token, TOKEN_AUDIENCE), json!(false));
+        assert_eq!(reviewed(&one, &token, "another"), json!(false));
+        assert_eq!(reviewed(&one, "x.y.z", TOKEN_AUDIENCE), json!(false));
+        assert_ne!(one.keys(), other.keys());
+        assert!(one.answer("/api/v1/namespaces", b"").is_none());
+    }
+}
