@@ -16,7 +16,10 @@ use hyper_util::{
 use rustls::ClientConfig;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-const KEEP_ALIVE: Duration = Duration::from_secs(20);
+/// A connection whose other end is gone without a word is noticed after a PING and the wait for its answer: well within the half
+/// minute in which an agent that was cut off shall be back.
+const PING: Duration = Duration::from_secs(15);
+const PING_ANSWER: Duration = Duration::from_secs(5);
 const WINDOW: u32 = 64 << 10;
 
 /// Sends one request; one connection serves all of them.
@@ -33,7 +36,7 @@ impl Dial {
         let mut connector = HttpConnector::new();
         connector.enforce_http(false);
         connector.set_nodelay(true);
-        connector.set_keepalive(Some(KEEP_ALIVE));
+        connector.set_keepalive(Some(PING));
         connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
         Self::over(connector)
     }
@@ -58,8 +61,8 @@ impl Dial {
                 .pool_idle_timeout(None)
                 .http2_initial_stream_window_size(WINDOW)
                 .http2_initial_connection_window_size(WINDOW)
-                .http2_keep_alive_interval(KEEP_ALIVE)
-                .http2_keep_alive_timeout(KEEP_ALIVE / 2)
+                .http2_keep_alive_interval(PING)
+                .http2_keep_alive_timeout(PING_ANSWER)
                 .http2_keep_alive_while_idle(true)
                 .build(connector);
             Box::new(move |request| client.request(request))

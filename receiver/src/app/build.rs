@@ -81,13 +81,7 @@ pub(super) async fn build(config: &Config, before: Before<'_>) -> Result<Built> 
     if let Some(path) = &config.stamp_file {
         hub.set_stamps(path).with_context(|| format!("open the stamp file {}", path.display()))?;
     }
-    let access = runtime_access::Settings {
-        allow: config.allow_runtime_addresses.clone(),
-        deny: config.deny_runtime_addresses.clone(),
-        fence: fence.clone(),
-        ..Default::default()
-    };
-    let access = RuntimeAccess::new(access, counters.access);
+    let access = RuntimeAccess::new(access_settings(config, fence), counters.access);
     let restricted_modules: BTreeSet<_> = config.restricted_default_modules.iter().cloned().collect();
     let settings = catalog::Settings { restricted_modules: restricted_modules.clone() };
     let catalog = catalog::Catalog::new(settings, counters.catalog);
@@ -114,12 +108,7 @@ pub(super) async fn build(config: &Config, before: Before<'_>) -> Result<Built> 
         rooms,
         metrics: counters.kcp,
     };
-    let settings = kyma::Settings {
-        registry: config.oci_registry_host.clone(),
-        restricted_modules,
-        pause: pause.clone(),
-        ..kyma::Settings::default()
-    };
+    let settings = kyma_settings(config, restricted_modules, pause.clone());
     let paths = Paths {
         flags: config.path.clone(),
         client: client.clone(),
@@ -133,11 +122,7 @@ pub(super) async fn build(config: &Config, before: Before<'_>) -> Result<Built> 
     };
     let context = kyma::Context::new(client.clone(), stores, access.clone(), catalog, plan, settings, counters.kyma);
     let context = match installs {
-        Some(settings) => {
-            let hub = hub.clone();
-            let path = Box::new(move |key: &KymaKey| hub.path(key, Instant::now()));
-            context.with_installer(Installer::new(settings, trusted(standing), path, counters.installer))
-        }
+        Some(settings) => context.with_installer(installer(settings, standing, &hub, counters.installer)),
         None => context,
     };
     let mut gateway = gateway_settings(config, standing, &hub);
@@ -173,6 +158,30 @@ pub(super) async fn build(config: &Config, before: Before<'_>) -> Result<Built> 
         context: Arc::new(context),
         metrics,
     })
+}
+
+fn access_settings(config: &Config, fence: &Fence) -> runtime_access::Settings {
+    runtime_access::Settings {
+        allow: config.allow_runtime_addresses.clone(),
+        deny: config.deny_runtime_addresses.clone(),
+        fence: fence.clone(),
+        ..Default::default()
+    }
+}
+
+fn kyma_settings(config: &Config, restricted_modules: BTreeSet<String>, pause: Pause) -> kyma::Settings {
+    kyma::Settings {
+        registry: config.oci_registry_host.clone(),
+        restricted_modules,
+        pause,
+        ..kyma::Settings::default()
+    }
+}
+
+fn installer(settings: installer::Settings, standing: &Standing, hub: &Hub, metrics: installer::Metrics) -> Installer {
+    let hub = hub.clone();
+    let path = Box::new(move |key: &KymaKey| hub.path(key, Instant::now()));
+    Installer::new(settings, trusted(standing), path, metrics)
 }
 
 /// A client of KCP that retries nothing by itself: reconciles have their own backoff, and a retried write would hide a conflict.
