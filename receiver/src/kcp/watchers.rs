@@ -1,6 +1,6 @@
 //! Upkeep of Watchers: the plan follows them, and each is told in its status whether it is served.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, error::Error as _, sync::Arc, time::Duration};
 
 use kube::Client;
 use tokio::{sync::Notify, time};
@@ -49,7 +49,8 @@ pub(super) async fn run(
                 (None, None) => Serving::Here,
             };
             if let Err(error) = watcher::report(&client, &namespace, watcher, &serving).await {
-                tracing::warn!(watcher = %key, error = &error as &dyn std::error::Error, "Status of a Watcher could not be written");
+                let cause = error.source().map(tracing::field::display);
+                tracing::warn!(watcher = %key, %error, cause, "Status of a Watcher could not be written");
                 failed = true;
             }
         }

@@ -20,6 +20,7 @@ mod load;
 mod network;
 mod nothing;
 mod path;
+mod privilege;
 mod record;
 mod refusals;
 mod repair;

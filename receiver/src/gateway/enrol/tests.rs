@@ -12,6 +12,7 @@ use rcgen::KeyPair;
 use rustls_pki_types::{CertificateSigningRequestDer, ServerName, pem::PemObject as _};
 use serde_json::{Value, json};
 use tidewatch_shared::{
+    certificate::labelled_pem,
     enrolment::{CERTIFICATES_PATH, CertificateAnswer, CertificateRequest, TRUST_PATH, TrustAnswer},
     metrics::Registry,
     tls,
