@@ -275,6 +275,12 @@ impl Core {
         self.with(|state| state.outbox.start_over());
     }
 
+    /// The life of the sequences that new events get.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        self.with(|state| state.outbox.whereabouts().1)
+    }
+
     /// The next heartbeat, with the nonce of its request.
     pub fn heartbeat(&self, now: Instant, surroundings: Surroundings) -> (Heartbeat, Nonce) {
         self.with(|state| state.heartbeat(now, surroundings))

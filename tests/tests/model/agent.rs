@@ -130,6 +130,10 @@ impl Agent {
         self.core.clone()
     }
 
+    pub(crate) fn epoch(&self) -> Epoch {
+        self.core.epoch()
+    }
+
     pub(crate) fn figures(&self) -> Figures {
         self.core.figures()
     }

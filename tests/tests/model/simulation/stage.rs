@@ -228,9 +228,10 @@ impl Stage {
             return Some(format!("{figures:?}"));
         }
         let views: Vec<_> = play.hubs.iter().flatten().map(|hub| hub.view().remove(0)).collect();
-        // What one asks for to which nobody speaks any more, nobody hears.
-        let heard = views.iter().filter(|view| view.last_seen.is_some()).min_by_key(|view| view.last_seen);
-        let asks = heard.filter(|view| view.epochs.iter().any(|epoch| !epoch.resend.is_empty()));
+        // What is asked of an earlier life of the agent, because it speaks to another receiver since, nobody hears.
+        let epoch = agent.epoch();
+        let asks =
+            views.iter().find(|view| view.epochs.iter().any(|known| known.epoch == epoch && !known.resend.is_empty()));
         if let Some(view) = views.iter().find(|view| !view.wanted.is_empty() || view.in_work).or(asks) {
             return Some(format!("{view:?}"));
         }
