@@ -28,7 +28,7 @@ use super::{
     connection::{Holder, Service},
     head::{Head, Route},
     intake::{Batch, Intake, Verified},
-    metrics::{Metrics, Path, RefusedAs, Why},
+    metrics::{Metrics, Why},
     peers::{Pass, Peers},
     pressure::Pressure,
     proxy::Clients,
@@ -116,23 +116,19 @@ impl<I: Intake> Desk<I> {
         let begun = Now::read();
         let (parts, body) = request.into_parts();
         let route = Route::label(Route::of(parts.uri.path()));
-        self.metrics.begun.get_or_create(&Path { route }).inc();
+        self.metrics.request_begun(route);
         let speaker = self.speaker(&parts, peer, begun);
         let result = match &speaker {
             Ok(certificate) => self.judge(&parts, body, certificate, begun).await,
             Err(refusal) => Err(*refusal),
         };
         let ended = Now::read();
-        let duration = ended.instant.saturating_duration_since(begun.instant);
-        self.metrics.duration.get_or_create(&Path { route }).observe(duration.as_secs_f64());
+        let refused = result.as_ref().err().map(|refusal| refusal.label());
+        self.metrics.request_ended(route, ended.instant.saturating_duration_since(begun.instant), refused);
         match result {
-            Ok(answer) => {
-                self.metrics.accepted.get_or_create(&Path { route }).inc();
-                (answer, false)
-            }
+            Ok(answer) => (answer, false),
             Err(refusal) => {
                 let reason = refusal.label();
-                self.metrics.refused.get_or_create(&RefusedAs { route, reason }).inc();
                 let runtime = speaker.as_ref().map_or("", |certificate| certificate.runtime.as_str());
                 tracing::debug!(route, reason, runtime, "Request refused");
                 let wait = self.pressure.wait(refusal, ended.instant);

@@ -1,6 +1,6 @@
 //! What the gateway counts. Every label comes from a closed set.
 
-use std::sync::atomic::AtomicU64;
+use std::{sync::atomic::AtomicU64, time::Duration};
 
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -98,5 +98,19 @@ impl Metrics {
         let help = "How late something that was due came to run; requests are shed when it stays high";
         gateway.register("lag_seconds", help, metrics.lag.clone());
         metrics
+    }
+
+    /// The head of a request has arrived.
+    pub(super) fn request_begun(&self, route: &'static str) {
+        self.begun.get_or_create(&Path { route }).inc();
+    }
+
+    /// A request was accepted, or refused for this reason, after so long.
+    pub(super) fn request_ended(&self, route: &'static str, took: Duration, refused: Option<&'static str>) {
+        self.duration.get_or_create(&Path { route }).observe(took.as_secs_f64());
+        match refused {
+            None => self.accepted.get_or_create(&Path { route }).inc(),
+            Some(reason) => self.refused.get_or_create(&RefusedAs { route, reason }).inc(),
+        };
     }
 }

@@ -21,7 +21,6 @@ use crate::{
         body::Budget,
         connection::{Holder, Service},
         head::{announced, single},
-        metrics::{Path, RefusedAs},
         pressure::Pressure,
         refusal::{Answer, Refusal, json},
     },
@@ -85,19 +84,15 @@ impl Desk {
         let begun = Now::read();
         let (parts, body) = request.into_parts();
         let route = Route::label(Route::of(parts.uri.path()));
-        self.metrics.begun.get_or_create(&Path { route }).inc();
+        self.metrics.request_begun(route);
         let result = self.judge(&parts, body, from).await;
         let ended = Now::read();
-        let duration = ended.instant.saturating_duration_since(begun.instant);
-        self.metrics.duration.get_or_create(&Path { route }).observe(duration.as_secs_f64());
+        let refused = result.as_ref().err().map(|refusal| refusal.label());
+        self.metrics.request_ended(route, ended.instant.saturating_duration_since(begun.instant), refused);
         match result {
-            Ok(answer) => {
-                self.metrics.accepted.get_or_create(&Path { route }).inc();
-                (answer, false)
-            }
+            Ok(answer) => (answer, false),
             Err(refusal) => {
                 let reason = refusal.label();
-                self.metrics.refused.get_or_create(&RefusedAs { route, reason }).inc();
                 tracing::debug!(route, reason, address = from.map(tracing::field::display), "Enrolment refused");
                 (refusal.answer_after(ended.unix, self.pressure.wait(refusal, ended.instant)), true)
             }

@@ -15,6 +15,7 @@ use tidewatch_shared::{
 use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
 
 use super::*;
+use crate::gateway::metrics::RefusedAs;
 
 type Sent = Request<BoxBody<Bytes, io::Error>>;
 
