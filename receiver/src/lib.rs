@@ -24,5 +24,8 @@ pub mod queue;
 pub mod record;
 pub mod rights;
 pub mod runtime_access;
+mod stored_form;
 pub mod telemetry;
+#[cfg(test)]
+mod testing;
 pub mod watcher;

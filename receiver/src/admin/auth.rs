@@ -153,46 +153,38 @@ fn may(user: UserInfo, right: Right) -> SubjectAccessReview {
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use bytes::Bytes;
-    use http::{HeaderValue, Request, Response, StatusCode};
-    use http_body_util::{BodyExt as _, Full};
-    use kube::client::Body;
+    use http::{HeaderValue, StatusCode};
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::testing;
 
     const SEE: Right = Right { path: "/fleet", verb: "get" };
 
     /// A KCP that knows `good` and `poor` and allows `good` alone; counts what it is asked.
     fn reviewer(asked: &Arc<AtomicUsize>) -> Reviewer {
         let asked = asked.clone();
-        let service = tower::service_fn(move |request: Request<Body>| {
-            let asked = asked.clone();
-            async move {
-                asked.fetch_add(1, Ordering::Relaxed);
-                let (parts, body) = request.into_parts();
-                let body: Value = serde_json::from_slice(&body.collect().await.unwrap().to_bytes()).unwrap();
-                let (status, answer) = match parts.uri.path() {
-                    "/apis/authentication.k8s.io/v1/tokenreviews" => {
-                        let token = body["spec"]["token"].as_str().unwrap();
-                        let user = json!({"username": token, "groups": ["g"], "extra": {"a": ["b"]}});
-                        let known = ["good", "poor"].contains(&token);
-                        (StatusCode::CREATED, json!({"spec": {}, "status": {"authenticated": known, "user": user}}))
-                    }
-                    "/apis/authorization.k8s.io/v1/subjectaccessreviews" => {
-                        let spec = &body["spec"];
-                        let sees = spec["nonResourceAttributes"] == json!({"path": "/fleet", "verb": "get"});
-                        let allowed = sees && spec["user"] == "good";
-                        assert_eq!((&spec["groups"], &spec["extra"]), (&json!(["g"]), &json!({"a": ["b"]})));
-                        (StatusCode::CREATED, json!({"spec": {}, "status": {"allowed": allowed}}))
-                    }
-                    other => panic!("{other}"),
-                };
-                let answer = Full::new(Bytes::from(answer.to_string()));
-                Ok::<_, std::convert::Infallible>(Response::builder().status(status).body(answer).unwrap())
-            }
-        });
-        Reviewer::new(Client::new(service, "default"))
+        Reviewer::new(testing::client("default", move |parts, body| {
+            asked.fetch_add(1, Ordering::Relaxed);
+            let body: Value = serde_json::from_slice(body).unwrap();
+            let (status, answer) = match parts.uri.path() {
+                "/apis/authentication.k8s.io/v1/tokenreviews" => {
+                    let token = body["spec"]["token"].as_str().unwrap();
+                    let user = json!({"username": token, "groups": ["g"], "extra": {"a": ["b"]}});
+                    let known = ["good", "poor"].contains(&token);
+                    (StatusCode::CREATED, json!({"spec": {}, "status": {"authenticated": known, "user": user}}))
+                }
+                "/apis/authorization.k8s.io/v1/subjectaccessreviews" => {
+                    let spec = &body["spec"];
+                    let sees = spec["nonResourceAttributes"] == json!({"path": "/fleet", "verb": "get"});
+                    let allowed = sees && spec["user"] == "good";
+                    assert_eq!((&spec["groups"], &spec["extra"]), (&json!(["g"]), &json!({"a": ["b"]})));
+                    (StatusCode::CREATED, json!({"spec": {}, "status": {"allowed": allowed}}))
+                }
+                other => panic!("{other}"),
+            };
+            Some((status, answer.to_string()))
+        }))
     }
 
     fn with(token: &str) -> HeaderMap {
@@ -243,12 +235,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_control_plane_that_cannot_be_asked_lets_nobody_in() {
-        let broken = tower::service_fn(async |_: Request<Body>| {
-            Ok::<_, std::convert::Infallible>(
-                Response::builder().status(StatusCode::FORBIDDEN).body(Full::new(Bytes::from_static(b"{}"))).unwrap(),
-            )
-        });
-        let reviewer = Reviewer::new(Client::new(broken, "default"));
+        let reviewer = Reviewer::new(testing::client("default", |_, _| Some((StatusCode::FORBIDDEN, "{}"))));
         assert_eq!(reviewer.judge(&with("Bearer good"), SEE).await, Verdict::Unasked);
     }
 }

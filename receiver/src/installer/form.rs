@@ -5,6 +5,7 @@ use serde_json::Value;
 use tidewatch_shared::names::label;
 
 use super::{Part, kit::hash};
+use crate::stored_form::without_nothing;
 
 /// What to do about an object that was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,19 +88,6 @@ fn form(part: Part, object: &Value) -> Value {
         }
     }
     form
-}
-
-/// API servers keep no nulls and no empty lists. Empty objects say something: `ingress: [{}]` lets everybody in.
-fn without_nothing(value: &Value) -> Value {
-    let is_nothing = |value: &Value| value.is_null() || value.as_array().is_some_and(Vec::is_empty);
-    match value {
-        Value::Object(members) => {
-            let members = members.iter().filter(|(_, value)| !is_nothing(value));
-            Value::Object(members.map(|(key, value)| (key.clone(), without_nothing(value))).collect())
-        }
-        Value::Array(elements) => Value::Array(elements.iter().map(without_nothing).collect()),
-        value => value.clone(),
-    }
 }
 
 fn marked(wanted: &Value, found: &DynamicObject) -> bool {

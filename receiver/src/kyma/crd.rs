@@ -20,6 +20,7 @@ use tidewatch_shared::{
 use tokio::time::{Instant, sleep};
 
 use super::{Error, fetch};
+use crate::stored_form::without_nothing;
 
 /// Between two looks whether a definition is established.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
@@ -81,25 +82,6 @@ fn form(spec: &Value) -> Value {
         members.remove("preserveUnknownFields");
     }
     spec
-}
-
-/// Nulls and empty lists are not kept by API servers; empty objects are (`subresources.status`). Of a bound like `0.0` they
-/// make `0`.
-fn without_nothing(value: &Value) -> Value {
-    let is_nothing = |value: &Value| value.is_null() || value.as_array().is_some_and(Vec::is_empty);
-    match value {
-        Value::Object(members) => {
-            let members = members.iter().filter(|(_, value)| !is_nothing(value));
-            Value::Object(members.map(|(key, value)| (key.clone(), without_nothing(value))).collect())
-        }
-        Value::Array(elements) => Value::Array(elements.iter().map(without_nothing).collect()),
-        Value::Number(number) => match number.as_f64() {
-            // Beyond 2^53 not every integer is a float; no bound of ours is there.
-            Some(float) if number.is_f64() && float.fract() == 0.0 && float.abs() < 9.0e15 => Value::from(float as i64),
-            _ => value.clone(),
-        },
-        value => value.clone(),
-    }
 }
 
 /// Only compared within this process.
@@ -231,14 +213,6 @@ mod tests {
         assert!(wanted.is(&object(more.clone()), Some(&hash(&more["spec"]))), "a form that was learned");
         served["metadata"]["labels"] = json!({});
         assert!(!wanted.is(&object(served), None), "the label belongs to it");
-    }
-
-    #[test]
-    fn whole_numbers_are_the_same_however_they_are_written() {
-        assert_eq!(
-            without_nothing(&json!({"minimum": 0.0, "maximum": -2.0, "x": 0.5})),
-            json!({"minimum": 0, "maximum": -2, "x": 0.5})
-        );
     }
 
     #[test]

@@ -210,19 +210,17 @@ fn check_end(chain: &str, validity: Duration) -> Result<(), Issue> {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        convert::Infallible,
-        sync::{Mutex, PoisonError},
-    };
+    use std::sync::{Mutex, PoisonError};
 
-    use bytes::Bytes;
-    use http::{Method, Response, StatusCode};
-    use http_body_util::{BodyExt as _, Full};
+    use http::{Method, StatusCode};
     use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType};
     use serde_json::Value;
 
     use super::*;
-    use crate::pki::{CA_VALIDITY, Ca, RUNTIME_VALIDITY};
+    use crate::{
+        pki::{CA_VALIDITY, Ca, RUNTIME_VALIDITY},
+        testing,
+    };
 
     fn now() -> i64 {
         jiff::Timestamp::now().as_second()
@@ -254,17 +252,11 @@ mod tests {
 
         fn issuer(&self) -> CertManager {
             let signer = self.clone();
-            let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
-                let signer = signer.clone();
-                async move {
-                    let (parts, body) = request.into_parts();
-                    let body = body.collect().await.unwrap().to_bytes();
-                    let (status, answer) = signer.answer(&parts.method, parts.uri.path(), &body);
-                    let answer = Full::new(Bytes::from(answer.to_string()));
-                    Ok::<_, Infallible>(Response::builder().status(status).body(answer).unwrap())
-                }
+            let client = testing::client("kcp-system", move |parts, body| {
+                let (status, answer) = signer.answer(&parts.method, parts.uri.path(), body);
+                Some((status, answer.to_string()))
             });
-            CertManager::new(Client::new(service, "kcp-system"), "kcp-system", "ClusterIssuer", "kyma")
+            CertManager::new(client, "kcp-system", "ClusterIssuer", "kyma")
         }
 
         fn answer(&self, method: &Method, path: &str, body: &[u8]) -> (StatusCode, Value) {

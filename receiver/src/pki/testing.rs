@@ -1,18 +1,14 @@
 //! A fake API server that keeps one Secret, for the tests of this room.
 
-use std::{
-    convert::Infallible,
-    sync::{Arc, Mutex},
-};
+use std::sync::{Arc, Mutex};
 
-use bytes::Bytes;
-use http::{Method, Request, Response, StatusCode};
-use http_body_util::{BodyExt as _, Full};
+use http::{Method, StatusCode};
 use k8s_openapi::{ByteString, api::core::v1::Secret};
-use kube::{Client, client::Body};
+use kube::Client;
 use serde_json::json;
 
 use super::stored::Stored;
+use crate::testing;
 
 #[derive(Default)]
 struct State {
@@ -29,19 +25,7 @@ pub(super) struct Fake(Arc<Mutex<State>>);
 impl Fake {
     pub(super) fn client(&self) -> Client {
         let fake = self.clone();
-        let service = tower::service_fn(move |request: Request<Body>| {
-            let fake = fake.clone();
-            async move {
-                let (parts, body) = request.into_parts();
-                let body = body.collect().await.unwrap().to_bytes();
-                // Others may come in between any two calls.
-                tokio::task::yield_now().await;
-                let (status, answer) = fake.answer(&parts.method, parts.uri.path(), &body);
-                let answer = Full::new(Bytes::from(answer));
-                Ok::<_, Infallible>(Response::builder().status(status).body(answer).unwrap())
-            }
-        });
-        Client::new(service, "kcp-system")
+        testing::client("kcp-system", move |parts, body| Some(fake.answer(&parts.method, parts.uri.path(), body)))
     }
 
     fn answer(&self, method: &Method, path: &str, body: &[u8]) -> (StatusCode, String) {

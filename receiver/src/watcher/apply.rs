@@ -120,13 +120,11 @@ fn creation() -> PostParams {
 mod tests {
     use std::sync::{Arc, Mutex};
 
-    use http::{Method, Request, Response, StatusCode};
-    use http_body_util::{BodyExt, Full};
-    use kube::client::Body;
+    use http::{Method, StatusCode};
     use serde_json::Value;
 
     use super::*;
-    use crate::watcher;
+    use crate::{testing, watcher};
 
     /// A server that keeps what is written under each path, merges an apply's data, and lists the calls.
     #[derive(Clone, Default)]
@@ -141,18 +139,11 @@ mod tests {
     impl Fake {
         fn client(&self) -> Client {
             let fake = self.clone();
-            let service = tower::service_fn(move |request: Request<Body>| {
-                let fake = fake.clone();
-                async move {
-                    let (parts, body) = request.into_parts();
-                    let body = body.collect().await.unwrap().to_bytes();
-                    let body = serde_json::from_slice(&body).unwrap_or(Value::Null);
-                    let (status, answer) = fake.answer(&parts.method, parts.uri.path(), body);
-                    let answer = Full::new(bytes::Bytes::from(answer.to_string()));
-                    Ok::<_, std::convert::Infallible>(Response::builder().status(status).body(answer).unwrap())
-                }
-            });
-            Client::new(service, "default")
+            testing::client("default", move |parts, body| {
+                let body = serde_json::from_slice(body).unwrap_or(Value::Null);
+                let (status, answer) = fake.answer(&parts.method, parts.uri.path(), body);
+                Some((status, answer.to_string()))
+            })
         }
 
         fn answer(&self, method: &Method, path: &str, body: Value) -> (StatusCode, Value) {

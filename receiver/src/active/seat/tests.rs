@@ -2,14 +2,12 @@
 
 use std::sync::{Arc, Mutex};
 
-use bytes::Bytes;
-use http::{Method, Request, Response, StatusCode};
-use http_body_util::{BodyExt as _, Full};
-use kube::client::Body;
+use http::{Method, StatusCode};
 use serde_json::{Value, json};
 use tokio::time::{advance, sleep};
 
 use super::*;
+use crate::testing;
 
 const LEASE: Duration = Duration::from_secs(15);
 
@@ -63,19 +61,10 @@ impl Server {
 
     fn client(&self) -> Client {
         let server = self.clone();
-        let service = tower::service_fn(move |request: Request<Body>| {
-            let server = server.clone();
-            async move {
-                let (parts, body) = request.into_parts();
-                let body = body.collect().await.unwrap().to_bytes();
-                let Some((status, answer)) = server.with(|state| state.answer(&parts.method, &body)) else {
-                    return std::future::pending().await;
-                };
-                let answer = Full::new(Bytes::from(answer.to_string()));
-                Ok::<_, std::convert::Infallible>(Response::builder().status(status).body(answer).unwrap())
-            }
-        });
-        Client::new(service, "default")
+        testing::client("default", move |parts, body| {
+            let (status, answer) = server.with(|state| state.answer(&parts.method, body))?;
+            Some((status, answer.to_string()))
+        })
     }
 
     fn seat(&self, instance: u64, place: Option<&str>) -> (Seat, Fence) {

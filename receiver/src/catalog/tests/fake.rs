@@ -6,11 +6,11 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use bytes::Bytes;
-use http::{Method, Request, Response, StatusCode};
-use http_body_util::{BodyExt, Full};
-use kube::{Client, client::Body};
+use http::{Method, StatusCode};
+use kube::Client;
 use serde_json::{Map, Value, json};
+
+use crate::testing;
 
 const PREFIX: &str = "/apis/operator.kyma-project.io/v1beta2/namespaces/kyma-system/";
 
@@ -31,17 +31,10 @@ pub(super) struct Fake(Arc<Mutex<State>>);
 impl Fake {
     pub(super) fn client(&self) -> Client {
         let fake = self.clone();
-        let service = tower::service_fn(move |request: Request<Body>| {
-            let fake = fake.clone();
-            async move {
-                let (parts, body) = request.into_parts();
-                let body = body.collect().await.unwrap().to_bytes();
-                let (status, answer) = fake.answer(&parts.method, &parts.uri, &body);
-                let answer = Full::new(Bytes::from(answer.to_string()));
-                Ok::<_, std::convert::Infallible>(Response::builder().status(status).body(answer).unwrap())
-            }
-        });
-        Client::new(service, "default")
+        testing::client("default", move |parts, body| {
+            let (status, answer) = fake.answer(&parts.method, &parts.uri, body);
+            Some((status, answer.to_string()))
+        })
     }
 
     /// The calls since the last time, in order: `<verb> <resource>/<name>`.

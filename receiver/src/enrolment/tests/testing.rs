@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashMap,
-    convert::Infallible,
     sync::{Arc, Mutex},
     time::{Duration, SystemTime},
 };
@@ -14,10 +13,8 @@ use aws_lc_rs::{
     signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair as _, RSA_PKCS1_SHA256, RsaKeyPair},
 };
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
-use bytes::Bytes;
-use http::{Request as HttpRequest, Response};
-use http_body_util::{BodyExt, Full};
-use kube::{Client, client::Body};
+use http::StatusCode;
+use kube::Client;
 use rcgen::{CertificateParams, KeyPair};
 use serde_json::{Value, json};
 use tidewatch_shared::{
@@ -35,7 +32,7 @@ use crate::{
     key::KymaKey,
     pki::{Authority, CA_VALIDITY, Ca, RUNTIME_VALIDITY},
     runtime_access::Unusable,
-    watcher,
+    testing, watcher,
 };
 
 pub(crate) const NOW: i64 = 1_800_000_000;
@@ -190,20 +187,10 @@ impl Runtime {
 
     pub(crate) fn client(&self) -> Client {
         let this = self.clone();
-        let service = tower::service_fn(move |request: HttpRequest<Body>| {
-            let this = this.clone();
-            async move {
-                let (parts, body) = request.into_parts();
-                let body = body.collect().await.unwrap().to_bytes();
-                let (status, answer) = this.answer(parts.uri.path(), &body);
-                if status == 0 {
-                    std::future::pending::<()>().await;
-                }
-                let answer = Full::new(Bytes::from(answer.to_string()));
-                Ok::<_, Infallible>(Response::builder().status(status).body(answer).unwrap())
-            }
-        });
-        Client::new(service, "default")
+        testing::client("default", move |parts, body| {
+            let (status, answer) = this.answer(parts.uri.path(), body);
+            Some((StatusCode::from_u16(status).ok()?, answer.to_string()))
+        })
     }
 
     /// The status 0 is none at all.

@@ -6,11 +6,11 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use bytes::Bytes;
-use http::{Method, Request, Response, StatusCode};
-use http_body_util::{BodyExt, Full};
-use kube::{Client, client::Body};
+use http::{Method, StatusCode};
+use kube::Client;
 use serde_json::{Value, json};
+
+use crate::testing;
 
 const PLURALS: [&str; 20] = [
     "kymas",
@@ -67,18 +67,9 @@ impl Fake {
 
     pub(super) fn client(&self) -> Client {
         let fake = self.clone();
-        let service = tower::service_fn(move |request: Request<Body>| {
-            let fake = fake.clone();
-            async move {
-                let (parts, body) = request.into_parts();
-                let body = body.collect().await.unwrap().to_bytes();
-                let body = serde_json::from_slice(&body).unwrap_or(Value::Null);
-                let (status, answer) = fake.answer(&parts, &body);
-                let answer = Full::new(Bytes::from(answer));
-                Ok::<_, std::convert::Infallible>(Response::builder().status(status).body(answer).unwrap())
-            }
-        });
-        Client::new(service, "default")
+        testing::client("default", move |parts, body| {
+            Some(fake.answer(parts, &serde_json::from_slice(body).unwrap_or(Value::Null)))
+        })
     }
 
     /// The calls since the last time, in order: `<METHOD> <plural>/<name>`.
