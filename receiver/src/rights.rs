@@ -6,10 +6,10 @@
 use k8s_openapi::api::rbac::v1::PolicyRule;
 use tidewatch_shared::names::GROUP;
 
+use crate::{enrolment, path, pki::CA_SECRET};
+
 /// Reads of a cache.
 const FOLLOW: &[&str] = &["list", "watch"];
-/// The Secret that holds the built-in CA.
-const CA_SECRET: &str = "tidewatch-ca";
 
 /// What every receiver needs, in its own namespace.
 #[must_use]
@@ -33,7 +33,7 @@ pub fn rules() -> Vec<PolicyRule> {
         // Create cannot be limited by name.
         rule("", &["secrets"], &[], &["create"]),
         rule("", &["secrets"], &[CA_SECRET], &["get", "update"]),
-        rule("", &["configmaps"], &["tidewatch", "tidewatch-revocations"], FOLLOW),
+        rule("", &["configmaps"], &[path::CONFIG_MAP, enrolment::CONFIG_MAP], FOLLOW),
         // Under any name, because that is a flag.
         rule("coordination.k8s.io", &["leases"], &[], &["get", "create", "update"]),
         rule("events.k8s.io", &["events"], &[], &["create", "patch"]),
