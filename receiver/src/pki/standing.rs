@@ -15,6 +15,7 @@ use super::{
     sources::{Clients, Sources, Whole},
     store::{Kept, Store},
     stored::{Root, Stored},
+    upkeep::{Own, Told},
 };
 use crate::{config, gateway};
 
@@ -83,9 +84,7 @@ impl Standing {
             store = Some(made);
         }
         let contents = sources.read()?;
-        let own = kept
-            .as_ref()
-            .map(|kept| super::upkeep::Own::make(&kept.stored, &sources.names, flags.server_validity(), now));
+        let own = kept.as_ref().map(|kept| Own::make(&kept.stored, &sources.names, flags.server_validity(), now));
         let own = own.filter(|_| !sources.has_server_files()).transpose().context("make the receiver's certificate")?;
         let stored = kept.as_ref().map(|kept| &kept.stored);
         let whole = sources.combine(&contents, stored, own.as_ref().map(|own| &own.pem), now)?;
@@ -118,8 +117,17 @@ impl Standing {
         if let Some(kept) = &kept {
             standing.hold(Held::Good(kept.clone()));
         }
-        let upkeep =
-            Upkeep::new(standing.clone(), sources, contents, own, kept, store, flags.server_validity(), metrics);
+        let upkeep = Upkeep {
+            standing: standing.clone(),
+            sources,
+            contents,
+            own,
+            kept,
+            store,
+            server_validity: flags.server_validity(),
+            told: Told::default(),
+            metrics,
+        };
         Ok((standing, upkeep))
     }
 

@@ -43,49 +43,27 @@ impl Own {
 
 /// Keeps a [`Standing`] up to date for as long as it runs.
 pub struct Upkeep {
-    standing: Standing,
-    sources: Sources,
-    contents: Contents,
-    own: Option<Own>,
+    pub(super) standing: Standing,
+    pub(super) sources: Sources,
+    pub(super) contents: Contents,
+    pub(super) own: Option<Own>,
     /// What is used.
-    kept: Option<Arc<Kept>>,
-    store: Option<Store>,
-    server_validity: Duration,
-    /// Contents that were refused: each is said once.
-    refused_files: Option<Contents>,
-    refused_version: Option<String>,
-    /// Files could not be read; said once.
+    pub(super) kept: Option<Arc<Kept>>,
+    pub(super) store: Option<Store>,
+    pub(super) server_validity: Duration,
+    pub(super) told: Told,
+    pub(super) metrics: Metrics,
+}
+
+/// What was refused and said: each is said once.
+#[derive(Default)]
+pub(super) struct Told {
+    files: Option<Contents>,
+    version: Option<String>,
     unreadable: bool,
-    metrics: Metrics,
 }
 
 impl Upkeep {
-    #[expect(clippy::too_many_arguments, reason = "called once, by the one that opens it")]
-    pub(super) fn new(
-        standing: Standing,
-        sources: Sources,
-        contents: Contents,
-        own: Option<Own>,
-        kept: Option<Arc<Kept>>,
-        store: Option<Store>,
-        server_validity: Duration,
-        metrics: Metrics,
-    ) -> Self {
-        Self {
-            standing,
-            sources,
-            contents,
-            own,
-            kept,
-            store,
-            server_validity,
-            refused_files: None,
-            refused_version: None,
-            unreadable: false,
-            metrics,
-        }
-    }
-
     /// Runs for ever; returns only if the watch ends, which it never should.
     pub async fn run(mut self) -> &'static str {
         let mut secrets: BoxStream<'static, watcher::Result<Option<Secret>>> = match &self.store {
@@ -121,11 +99,11 @@ impl Upkeep {
             Ok(kept) => self.adopt(Arc::new(kept), now),
             Err(error) => {
                 let version = secret.metadata.resource_version.clone();
-                if self.refused_version != version || version.is_none() {
+                if self.told.version != version || version.is_none() {
                     self.metrics.refused(&error);
                     let error = &error as &dyn std::error::Error;
                     tracing::error!(error, "The Secret {CA_SECRET} is refused; its last good content stays in use");
-                    self.refused_version = version;
+                    self.told.version = version;
                 }
                 self.standing.hold(Held::Refused);
             }
@@ -143,7 +121,7 @@ impl Upkeep {
             }
             self.kept = Some(kept.clone());
         }
-        self.refused_version = None;
+        self.told.version = None;
         self.standing.hold(Held::Good(kept));
     }
 
@@ -196,14 +174,14 @@ impl Upkeep {
             Ok(contents) => contents,
             // A folder that is just being swapped reads well at the next look.
             Err(error) => {
-                if !std::mem::replace(&mut self.unreadable, true) {
+                if !std::mem::replace(&mut self.told.unreadable, true) {
                     tracing::warn!(error = &error as &dyn std::error::Error, "Certificate files are not readable");
                 }
                 return;
             }
         };
-        self.unreadable = false;
-        if contents == self.contents || self.refused_files.as_ref() == Some(&contents) {
+        self.told.unreadable = false;
+        if contents == self.contents || self.told.files.as_ref() == Some(&contents) {
             return;
         }
         let stored = self.kept.as_ref().map(|kept| &kept.stored);
@@ -214,11 +192,11 @@ impl Upkeep {
         self.metrics.reloaded(taken.is_ok());
         match taken {
             Ok(()) => {
-                (self.contents, self.refused_files) = (contents, None);
+                (self.contents, self.told.files) = (contents, None);
             }
             Err(error) => {
                 tracing::error!(error = format!("{error:#}"), "Certificate files are refused; the last good ones stay");
-                self.refused_files = Some(contents);
+                self.told.files = Some(contents);
             }
         }
     }
