@@ -138,6 +138,15 @@ impl Sightings {
     }
 }
 
+#[cfg(test)]
+impl Sightings {
+    /// Whether a renewal that got this version now would be below what a watch has seen.
+    pub(crate) fn is_above(&self, version: u64) -> bool {
+        self.before();
+        self.0.heights.are_above(version)
+    }
+}
+
 /// The watch of the Lease.
 pub(crate) struct LeaseWatch {
     /// Namespace of the Lease.
@@ -321,10 +330,8 @@ mod tests {
         assert!(sightings.canary(now).is_some(), "the watch is past it");
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn an_interval_that_changes_costs_no_renewal() {
-        let interval = watch::Sender::new(Duration::from_secs(30));
-        let mut renewer = Renewer {
+    fn renewer(interval: &watch::Sender<Duration>) -> Renewer {
+        Renewer {
             lane: Lane::new(Nobody),
             namespace: String::new(),
             holder: String::new(),
@@ -332,7 +339,31 @@ mod tests {
             sightings: Sightings::default(),
             rebuild: watch::Sender::new(0),
             metrics: Metrics::default(),
-        };
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_restored_etcd_orders_a_rebuild_and_so_does_a_canary_that_does_not_come_back() {
+        let renewer = renewer(&watch::Sender::new(Duration::from_secs(30)));
+        let (sightings, ordered) = (renewer.sightings.clone(), renewer.rebuild.subscribe());
+        sightings.watched("50", Instant::now());
+        let before = sightings.before();
+        let comes_back = async { sightings.watched("41", Instant::now()) };
+        let (failures, ()) = tokio::join!(renewer.watch_for(40, before, 0), comes_back);
+        assert_eq!((failures, *ordered.borrow()), (0, 1), "an older state");
+        let mut failures = 0;
+        for orders in [2, 3, 3, 4, 4] {
+            failures = renewer.watch_for(60, sightings.before(), failures).await;
+            assert_eq!(*ordered.borrow(), orders, "nobody saw it come back, {failures} times");
+        }
+        sightings.watched("60", Instant::now());
+        assert_eq!((renewer.watch_for(60, sightings.before(), failures).await, *ordered.borrow()), (0, 4));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_interval_that_changes_costs_no_renewal() {
+        let interval = watch::Sender::new(Duration::from_secs(30));
+        let mut renewer = renewer(&interval);
         let begun = Instant::now();
         let change = async {
             for seconds in [31, 60, 45] {

@@ -243,12 +243,20 @@ impl Core {
 
     /// When the next batch may be sent; `None` when there is nothing to send.
     pub fn due(&self, now: Instant) -> Option<Instant> {
-        self.with(|state| state.outbox.due(now))
+        self.with(|state| {
+            if state.outbox.due(now).is_none() {
+                state.sweep();
+            }
+            state.outbox.due(now)
+        })
     }
 
     /// The next request, or the same once more if it has not been answered; `None` when nothing is due.
     pub fn batch(&self, now: Instant) -> Option<Batch> {
         self.with(|state| {
+            if state.outbox.is_free() {
+                state.sweep();
+            }
             let State { outbox, watches, .. } = state;
             outbox.request(now, &|watch| watches.get(watch)?.index.digest())
         })
@@ -289,7 +297,7 @@ impl Core {
     /// The answer to a heartbeat of an epoch.
     pub fn heartbeat_answered(&self, now: Instant, epoch: Epoch, answer: &HeartbeatAnswer) {
         self.with(|state| {
-            if state.outbox.heartbeat_answered(now, epoch, answer.instance, &answer.settled) {
+            if state.outbox.heartbeat_answered(now, epoch, answer.instance, answer.since, &answer.settled) {
                 answer.resend.iter().for_each(|watch| state.resend(watch));
             }
         });
@@ -365,17 +373,15 @@ impl State {
     }
 
     fn described(&mut self, id: WatchId, version: &str, kind: &str, every_version: bool) {
-        let (hasher, cap) = (self.hasher.clone(), self.cap);
-        let Some(name) = self.named(id) else { return };
+        let (Some(name), cap) = (self.named(id), self.cap) else { return };
         self.outbox.describe(&name, version, kind);
         let Some(watched) = self.watched(id) else { return };
         let rule = Rule { every_version, ..watched.index.rule() };
         if rule != watched.index.rule() {
-            // Another rule is another digest: the watch begins anew, and its list will say so.
-            let held = watched.index.len() > 0;
-            watched.index = Index::new(hasher, rule, cap);
-            if held {
-                self.outbox.collapse(&name, clock::unix_millis());
+            // Another rule is another digest, and parts of the old one must not be told beside it.
+            watched.index.follow(rule);
+            if watched.index.len() > 0 {
+                self.outbox.forget_objects(&name, cap, clock::unix_millis());
             }
         }
     }
@@ -383,24 +389,27 @@ impl State {
     /// False if the watch is coarse or no longer there.
     fn apply(&mut self, id: WatchId, key: &str, seen: Seen, listing: bool) -> bool {
         let (Some(name), at) = (self.named(id), clock::unix_millis()) else { return false };
-        let Some(Watched { index, forward, .. }) = self.watches.get_mut(&name) else { return false };
-        // The first list says all at once; only a forwarded watch needs each object of it.
-        let told = index.is_complete() || *forward;
-        match index.apply(key, seen.clone()) {
+        let Some(watched) = self.watches.get_mut(&name) else { return false };
+        // The first list says all at once.
+        let told = watched.index.is_complete();
+        match watched.index.apply(key, seen.clone()) {
             Applied::Changed(moved) => {
+                let is_new = moved.change == Change::Created && moved.before == Digest::ZERO;
+                let what = What::object(seen, moved.change, moved.after);
                 if told {
-                    self.outbox.mark(&name, key, What::object(seen, moved.change, moved.after), moved.before, at);
+                    if is_new && !listing {
+                        self.outbox.mark_born(&name, key, what, at);
+                    } else {
+                        self.outbox.mark(&name, key, what, moved.before, at);
+                    }
                     self.bound(&name, at);
                 }
                 return moved.change != Change::Created || self.thin(&name, at);
             }
-            Applied::Unchanged if listing && *forward => {
-                let part = index.part(key, &seen);
-                self.outbox.mark(&name, key, What::object(seen, Change::Status, part), part, at);
-            }
             Applied::Unchanged => {}
             Applied::Coarse => {
-                self.outbox.collapse(&name, at);
+                watched.lost = true;
+                self.outbox.give_up(&name, at);
                 return false;
             }
         }
@@ -416,15 +425,20 @@ impl State {
                 self.bound(&name, at);
             }
             Applied::Unchanged => {}
-            Applied::Coarse => self.outbox.collapse(&name, at),
+            Applied::Coarse => {
+                watched.lost = true;
+                self.outbox.give_up(&name, at);
+            }
         }
     }
 
     fn list_complete(&mut self, id: WatchId, now: Instant) {
         let (Some(name), at) = (self.named(id), clock::unix_millis()) else { return };
         let Some(watched) = self.watches.get_mut(&name) else { return };
-        let told = watched.index.is_complete() || watched.forward;
+        let (forward, lost) = (watched.forward, watched.lost);
+        let told = watched.index.is_complete() || forward;
         let gone = watched.index.finish_list();
+        watched.lost &= watched.index.is_coarse();
         watched.listed = Some(now);
         watched.alive = Some(now);
         watched.tried = true;
@@ -434,24 +448,19 @@ impl State {
             self.outbox.mark(&name, &object.key, what, object.before, at);
         }
         self.bound(&name, at);
-        self.outbox.mark_whole(&name, at);
+        if forward {
+            self.outbox.tell_all(&name, at);
+        }
+        // What went while nobody knew the objects, no list tells.
+        if lost { self.outbox.mark_unnamed(&name, at) } else { self.outbox.mark_whole(&name, at) }
     }
 
     fn resend(&mut self, name: &str) {
-        let Some(watched) = self.watches.get(name) else { return };
+        let (Some(watched), at) = (self.watches.get(name), clock::unix_millis()) else { return };
         if watched.forward {
-            self.mark_all(name);
+            self.outbox.tell_all(name, at);
         }
-        self.outbox.mark_whole(name, clock::unix_millis());
-    }
-
-    /// Marks every object that is there, though none has changed.
-    fn mark_all(&mut self, name: &str) {
-        let at = clock::unix_millis();
-        let Some(watched) = self.watches.get(name) else { return };
-        for (key, seen, part) in watched.index.iter() {
-            self.outbox.mark(name, key, What::object(seen.clone(), Change::Status, part), part, at);
-        }
+        if watched.lost { self.outbox.mark_unnamed(name, at) } else { self.outbox.mark_whole(name, at) }
     }
 
     fn heartbeat(&mut self, now: Instant, surroundings: Surroundings) -> (Heartbeat, Nonce) {

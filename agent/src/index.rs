@@ -6,7 +6,11 @@
 
 mod object;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    ops::Bound::{Excluded, Included, Unbounded},
+    sync::Arc,
+};
 
 use tidewatch_shared::{
     digest::{Digest, ObjectHasher},
@@ -126,8 +130,21 @@ impl Index {
     }
 
     /// All objects with their part of the digest.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &Seen, Digest)> {
+    fn iter(&self) -> impl Iterator<Item = (&str, &Seen, Digest)> {
         self.objects.iter().map(|(key, entry)| (&**key, &entry.seen, self.part(key, &entry.seen)))
+    }
+
+    /// The objects behind a key, up to another, in their order.
+    pub(crate) fn behind(&self, key: &str, up_to: Option<&str>) -> impl Iterator<Item = (&str, &Seen, Digest)> {
+        let up_to = up_to.map(|last| last.max(key)).map_or(Unbounded, Included);
+        let behind = self.objects.range::<str, _>((Excluded(key), up_to));
+        behind.map(|(key, entry)| (&**key, &entry.seen, self.part(key, &entry.seen)))
+    }
+
+    /// Counts by another rule from now on: another digest over the same objects.
+    pub(crate) fn follow(&mut self, rule: Rule) {
+        self.rule = rule;
+        self.digest = self.iter().fold(Digest::ZERO, |sum, (_, _, part)| sum + part);
     }
 
     /// A list begins; a coarse index gets another chance.

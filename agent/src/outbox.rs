@@ -5,6 +5,10 @@
 //! *settled*; it can be sent and waiting again at once. One request is in flight at a time and is repeated until it is
 //! answered, so the sequences of an epoch have no holes.
 //!
+//! When there are too many entries of one watch, a `watch.changed` takes their place. Another manager knows objects only: of a watch that
+//! goes to one, every object that is there is told again, as there is room (`sweep`), those that went are kept, and if even they are too
+//! many, the `watch.changed` says that it moved objects which nobody can name.
+//!
 //! Invariant of the digests, per watch: index digest less what waits = what was sent = the remembered digest plus nothing,
 //! except between the end of a list and its `watch.changed`, whose delta makes up the difference.
 
@@ -14,7 +18,9 @@ mod limits;
 mod mailbox;
 mod pace;
 mod refused;
+mod room;
 mod single;
+mod sweep;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -156,17 +162,24 @@ impl Outbox {
         }
     }
 
+    /// The same for an object that came while its watch was followed: nobody knows it yet.
+    pub(crate) fn mark_born(&mut self, watch: &str, key: &str, object: What, at: i64) {
+        let Some(mailbox) = self.boxes.get_mut(watch) else { return };
+        if mailbox.mark(key, object, Digest::ZERO, at) {
+            self.metrics.coalesced.inc();
+        } else {
+            mailbox.born(key);
+        }
+    }
+
     /// Something in a watch moved while nobody looked.
     pub(crate) fn mark_whole(&mut self, watch: &str, at: i64) {
         self.mark(watch, WHOLE, What::Whole, Digest::ZERO, at);
     }
 
-    /// Replaces all that is known of single objects by one `watch.changed`: there are too many of them.
-    pub(crate) fn collapse(&mut self, watch: &str, at: i64) {
-        if self.boxes.get_mut(watch).is_some_and(Mailbox::forget_objects) {
-            self.metrics.collapsed.inc();
-        }
-        self.mark_whole(watch, at);
+    /// Whether the next request is still to be made.
+    pub(crate) const fn is_free(&self) -> bool {
+        self.flight.is_none() && self.alone.is_none()
     }
 
     /// Objects of a watch that wait, or were sent and are not settled.
@@ -291,7 +304,7 @@ impl Outbox {
             let Some((key, waiting)) = mailbox.next() else { break };
             let delta = match &waiting.what {
                 What::Object { part, .. } => *part - waiting.base,
-                What::Whole => {
+                What::Whole | What::Unnamed => {
                     digests(name).map_or(Digest::ZERO, |digest| digest - others.unwrap_or_default() - *remembered)
                 }
             };
@@ -352,9 +365,8 @@ impl Outbox {
         if parked {
             return self.renew(Renewal::Parked);
         }
-        let below = |since| self.boxes.values().filter_map(Mailbox::oldest).any(|sequence| sequence < since);
         // A hole that a refusal left is filled by what is sent again; any other hole was accepted before, or is now forgotten.
-        if answer.accepted < self.life.accepted || (whole && answer.accepted < last) || below(answer.since) {
+        if answer.accepted < self.life.accepted || (whole && answer.accepted < last) || self.holds_below(answer.since) {
             self.pace.strike(now);
             return self.renew(Renewal::Forgotten);
         }
@@ -362,20 +374,30 @@ impl Outbox {
         self.settle(&answer.settled);
     }
 
-    /// The answer to a heartbeat of an epoch; true if it speaks for this one.
+    /// The answer to a heartbeat of an epoch; true if it speaks for this one. What is settled there says nothing of what lies below
+    /// `since`: that is forgotten.
     pub(crate) fn heartbeat_answered(
         &mut self,
         now: Instant,
         epoch: Epoch,
         instance: Instance,
+        since: Option<u64>,
         settled: &Settled,
     ) -> bool {
         self.hear(now, instance);
         let ours = epoch == self.life.epoch;
-        if ours {
+        if ours && since.is_some_and(|since| self.holds_below(since)) {
+            self.pace.strike(now);
+            self.renew(Renewal::Forgotten);
+        } else if ours {
             self.settle(settled);
         }
         ours
+    }
+
+    /// Whether something that was sent and is not settled has a lower sequence.
+    fn holds_below(&self, since: u64) -> bool {
+        self.boxes.values().filter_map(Mailbox::oldest).any(|sequence| sequence < since)
     }
 
     /// The signature or nonce was refused: the counters of this epoch are of no use.

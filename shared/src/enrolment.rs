@@ -18,8 +18,9 @@ pub const TRUST_PATH: &str = "/v3/trust";
 pub const CONTENT_TYPE: &str = "application/json";
 /// Bytes of the body of a request, at most: a P-256 request with names has less than a thousand, in PEM.
 pub const MAX_REQUEST_BYTES: usize = 16 << 10;
-/// Bytes of the body of an answer, at most: a chain, and the few roots of a rotation.
-pub const MAX_ANSWER_BYTES: usize = 64 << 10;
+/// Bytes of the body of an answer, at most: a chain, and a trust bundle of the 64 KiB that an agent takes from its settings, with what
+/// JSON adds to both.
+pub const MAX_ANSWER_BYTES: usize = 128 << 10;
 /// Bytes of a token, at most. Those of Kubernetes have about a thousand.
 pub const MAX_TOKEN_BYTES: usize = 8 << 10;
 
@@ -182,5 +183,13 @@ mod tests {
         assert_eq!(TrustAnswer::parse(&body).unwrap().trust_bundle, "b");
         assert!(CertificateAnswer::parse(br#"{"chain": "", "trustBundle": "b", "trustRevision": "c"}"#).is_err());
         assert!(CertificateAnswer::parse(&[b' '; MAX_ANSWER_BYTES + 1]).is_err());
+    }
+
+    #[test]
+    fn the_largest_trust_bundle_that_an_agent_takes_comes_with_a_certificate() {
+        let pem = |bytes: usize| format!("{}\n", "x".repeat(64)).repeat(bytes / 65);
+        let answer =
+            CertificateAnswer { chain: pem(16 << 10), trust_bundle: pem(64 << 10), trust_revision: "c".into() };
+        assert_eq!(CertificateAnswer::parse(&serde_json::to_vec(&answer).unwrap()).unwrap(), answer);
     }
 }

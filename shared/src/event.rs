@@ -176,16 +176,34 @@ pub struct WireData {
     pub change: Option<Change>,
     /// The watch's digest after this event minus before it, against what was last sent.
     pub delta: Digest,
+    /// Only of a whole watch that goes to another manager: objects changed or left of which no event tells, because there were too many
+    /// to hold. `kind` is theirs then.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unnamed: bool,
 }
 
 /// What an event is about, with no state that cannot be.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(clippy::large_enum_variant, reason = "nearly every event is about an object; a box would cost each of them")]
 pub enum What {
     /// An object changed or left.
     Object(Object),
     /// Something in the watch moved.
     Watch,
+    /// The same, and it moved objects of which no event tells.
+    Unnamed {
+        /// Without namespace and name.
+        subject: Subject,
+        /// The kind of the objects.
+        kind: String,
+    },
+}
+
+impl What {
+    /// Whether it is about a watch and not about an object.
+    #[must_use]
+    pub const fn is_watch(&self) -> bool {
+        matches!(self, Self::Watch | Self::Unnamed { .. })
+    }
 }
 
 /// An object as an event tells of it.
@@ -295,8 +313,9 @@ impl Event {
         if wire.specversion != "1.0" || wire.sequence != id.sequence.to_string() || wire.data.watch.is_empty() {
             return None;
         }
-        let WireData { watch, kind, uid, resource_version, generation, change, delta, .. } = wire.data;
+        let WireData { watch, kind, uid, resource_version, generation, change, delta, unnamed, .. } = wire.data;
         let what = match (wire.kind.as_str(), change) {
+            (WATCH_CHANGED, None) if unnamed && subject.name.is_empty() => What::Unnamed { subject, kind },
             (WATCH_CHANGED, None) => What::Watch,
             (OBJECT_DELETED, Some(change @ Change::Deleted))
             | (OBJECT_CHANGED, Some(change @ (Change::Created | Change::Spec | Change::Metadata | Change::Status)))
@@ -338,6 +357,19 @@ mod tests {
         let What::Object(object) = received.what else { panic!("an object") };
         assert_eq!((object.change, object.generation), (Change::Spec, Some(3)));
         assert_eq!(object.subject.to_string(), "operator.kyma-project.io/v1beta2/kymas/kyma-system/default");
+    }
+
+    #[test]
+    fn objects_that_nobody_can_name_are_told_from_a_watch_that_moved() {
+        let mut whole = event();
+        whole["type"] = json!(WATCH_CHANGED);
+        whole["subject"] = json!("g/v/things//");
+        whole["data"] =
+            json!({"watch": "w", "manager": "m", "kind": "Thing", "delta": "0".repeat(32), "unnamed": true});
+        let What::Unnamed { subject, kind } = parse(&json!([whole])).remove(0).unwrap().what else { panic!("unnamed") };
+        assert_eq!((subject.to_string().as_str(), kind.as_str()), ("g/v/things//", "Thing"));
+        whole["data"]["unnamed"] = json!(false);
+        assert_eq!(parse(&json!([whole])).remove(0).unwrap().what, What::Watch);
     }
 
     #[test]

@@ -50,6 +50,10 @@ pub struct HeartbeatAnswer {
     pub instance: Instance,
     /// See [`Settled`].
     pub settled: Settled,
+    /// Where the contiguous run of the heartbeat's epoch begins that [`Self::settled`] speaks of: what was sent below it the receiver has
+    /// forgotten, and nothing is settled. Receivers of before it do not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<u64>,
     /// The wanted heartbeat interval, in seconds.
     pub heartbeat_seconds: u32,
     /// The revision of the plan that the receiver wrote last, if it knows one.

@@ -112,3 +112,42 @@ pub struct WatchState {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::{
+        exchange::{EventsAnswer, HeartbeatAnswer},
+        plan::Plan,
+    };
+
+    /// What an agent of an earlier minor version says: nothing that came later.
+    fn early() -> Value {
+        json!({"epoch": "0000000000000007", "sequence": 1, "counter": 1, "waiting": 0, "parked": 0, "agentVersion": "0.0.9",
+               "certificate": {"notAfter": "", "fingerprint": ""},
+               "watches": [{"name": "w", "objects": 1}]})
+    }
+
+    #[test]
+    fn an_agent_one_version_apart_is_understood_and_understands() {
+        let mut later = early();
+        for at in ["", "/certificate", "/watches/0"] {
+            later.pointer_mut(at).unwrap()["later"] = json!({"a": [1]});
+        }
+        for said in [early(), later] {
+            let heartbeat = Heartbeat::parse(said.to_string().as_bytes()).unwrap();
+            assert_eq!((heartbeat.agent_version.as_str(), heartbeat.watches.len()), ("0.0.9", 1));
+        }
+        let answer = json!({"instance": "00000000000000ff", "settled": {}, "heartbeatSeconds": 30, "serverTime": "",
+            "later": true, "resend": []});
+        assert!(!serde_json::from_value::<HeartbeatAnswer>(answer).unwrap().renew);
+        let answer = json!({"instance": "00000000000000ff", "accepted": 1, "since": 1, "settled": {}, "refused": [],
+            "heartbeatSeconds": 30, "later": true});
+        assert_eq!(serde_json::from_value::<EventsAnswer>(answer).unwrap().accepted, 1);
+        let watch = json!({"name": "w", "version": "v1", "resource": "things", "field": "spec", "manager": "m",
+            "work": ["kyma"], "later": 1});
+        assert!(Plan::parse(&json!({"revision": "1", "watches": [watch], "later": 1}).to_string()).is_ok());
+    }
+}

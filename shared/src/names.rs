@@ -38,6 +38,12 @@ pub const AGENT_CONTAINER: &str = "server";
 pub const AGENT_METRICS_SERVICE: &str = "skr-webhook-metrics";
 /// PriorityClass of the agent in a runtime; the name is the incumbent's.
 pub const AGENT_PRIORITY_CLASS: &str = "skr-webhook-priority";
+/// ConfigMap in a runtime that says which objects of the catalog are ours, and what they were (ours).
+pub const CATALOG_INVENTORY: &str = "tidewatch-catalog";
+/// ConfigMap in KCP that says which releases are accepted, since when, and which removal waits for a confirmation (ours).
+pub const RELEASES: &str = "tidewatch-releases";
+/// Secret in a runtime with which the agent's image is pulled, where that needs one (ours).
+pub const AGENT_PULL_SECRET: &str = "tidewatch-agent-pull";
 /// Audience of the token with which an agent enrols.
 pub const TOKEN_AUDIENCE: &str = "tidewatch";
 
@@ -77,6 +83,13 @@ pub mod label {
     pub const SKIP_RECONCILIATION: &str = "operator.kyma-project.io/skip-reconciliation";
     /// `true` pauses one runtime: nothing is written to it (ours, not the incumbent's).
     pub const PAUSE: &str = "operator.kyma-project.io/tidewatch-pause";
+    /// On the KCP Kyma: [`HAND_BACK_ASKED`] asks for the runtime to be left in order, for the way back to the incumbent;
+    /// [`HAND_BACK_DONE`] is the answer, and our last write (ours).
+    pub const HAND_BACK: &str = "operator.kyma-project.io/tidewatch-hand-back";
+    /// Value of [`HAND_BACK`] that an operator sets.
+    pub const HAND_BACK_ASKED: &str = "true";
+    /// Value of [`HAND_BACK`] once nothing is written any more: such a Kyma is nobody's until the label goes.
+    pub const HAND_BACK_DONE: &str = "done";
     /// `true` on the KCP Kyma lets a runtime that has spoken v3 speak v2 again, for the way back to the incumbent's agent (ours).
     pub const ALLOW_V2: &str = "operator.kyma-project.io/tidewatch-allow-v2";
     /// `true` on the KCP Kyma restores the default modules (ours).
@@ -117,6 +130,10 @@ pub mod annotation {
     pub const ACCEPTED_SPEC: &str = "operator.kyma-project.io/tidewatch-accepted-spec";
     /// Hash of the inputs of the last full pass, on the KCP Kyma (ours).
     pub const INPUTS: &str = "operator.kyma-project.io/tidewatch-inputs";
+    /// An agent image, on the ConfigMap in which its upgrade stands: it goes on although runtimes have failed (ours).
+    pub const CONFIRM_AGENT_IMAGE: &str = "operator.kyma-project.io/tidewatch-confirm-agent-image";
+    /// On the ConfigMap of releases in KCP: names the removal from many runtimes that somebody confirms (ours).
+    pub const CONFIRM: &str = "operator.kyma-project.io/tidewatch-confirm";
 }
 
 /// Finalizers.

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use thiserror::Error;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use crate::identity::RuntimeId;
+use crate::{certificate::fingerprint, identity::RuntimeId};
 
 pub use forwarded::{ReadForwarded, forward, forwarded};
 
@@ -170,6 +170,8 @@ pub struct Caller {
     pub runtime: RuntimeId,
     /// Its leaf.
     pub leaf: CertificateDer<'static>,
+    /// Its fingerprint, as [`fingerprint`] makes it.
+    pub fingerprint: String,
     /// Start of validity, in Unix seconds.
     pub not_before: i64,
     /// End of validity, in Unix seconds.
@@ -196,6 +198,7 @@ impl Caller {
         Ok(Self {
             runtime: name.parse().map_err(|_| ReadCaller::NotId)?,
             leaf: leaf.clone().into_owned(),
+            fingerprint: fingerprint(leaf),
             not_before: validity.not_before.timestamp(),
             not_after: validity.not_after.timestamp(),
         })

@@ -3,24 +3,35 @@
 use tokio::time::Instant;
 
 use super::{Core, State};
-use crate::outbox::{Next, Single};
+use crate::{
+    clock,
+    outbox::{Next, Single},
+};
 
 impl Core {
     /// When the next event of contract v2 may be sent; `None` when there is nothing to send.
     pub(crate) fn single_due(&self, now: Instant) -> Option<Instant> {
-        self.with(|state| state.outbox.single_due(now))
+        self.with(|state| {
+            if state.outbox.single_due(now).is_none() {
+                state.sweep();
+            }
+            state.outbox.single_due(now)
+        })
     }
 
     /// The next event of contract v2, or the same once more if it has not ended; `None` when nothing is due.
     pub(crate) fn single(&self, now: Instant) -> Option<Single> {
         self.with(|state| {
             loop {
+                if state.outbox.is_free() {
+                    state.sweep();
+                }
                 let State { outbox, watches, .. } = state;
                 match outbox
                     .single(now, &|watch| watches.get(watch).is_some_and(|watched| watched.index.is_coarse()))?
                 {
                     Next::Event(single) => return Some(single),
-                    Next::Whole(watch) => state.mark_all(&watch),
+                    Next::Whole(watch) => state.outbox.tell_all(&watch, clock::unix_millis()),
                 }
             }
         })

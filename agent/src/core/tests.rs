@@ -38,13 +38,18 @@ fn list(core: &Core, id: WatchId, names: &[&str]) {
     core.list_complete(id, Instant::now());
 }
 
-/// Sends what waits and has it accepted; gives names, empty for a whole watch.
+/// Sends what waits and has it accepted and settled; gives names, empty for a whole watch, `?` for objects without a name.
 fn deliver(core: &Core) -> Vec<String> {
+    hand_over(core, true)
+}
+
+fn hand_over(core: &Core, settles: bool) -> Vec<String> {
     let now = Instant::now();
     let Some(batch) = core.batch(now) else { return Vec::new() };
     let events: Vec<Event> = parse_batch(&batch.body).unwrap().into_iter().map(Result::unwrap).collect();
     let accepted = events.last().unwrap().id.sequence;
-    let (instance, settled, refused) = (Instance::new(1), [("w".to_owned(), accepted)].into(), Vec::new());
+    let settled = settles.then(|| ("w".to_owned(), accepted)).into_iter().collect();
+    let (instance, refused) = (Instance::new(1), Vec::new());
     core.answered(
         now,
         batch.epoch,
@@ -53,15 +58,9 @@ fn deliver(core: &Core) -> Vec<String> {
     let name = |event: &Event| match &event.what {
         Told::Object(object) => object.subject.name.clone(),
         Told::Watch => String::new(),
+        Told::Unnamed { .. } => "?".to_owned(),
     };
     events.iter().map(name).collect()
-}
-
-fn heartbeat(core: &Core) -> Heartbeat {
-    let (not_after, fingerprint) = Default::default();
-    let certificate = CertificateState { not_after, fingerprint, renewal_failed_since: None };
-    core.heartbeat(Instant::now(), Surroundings { certificate, trust_revision: None, canary: None, incomplete: false })
-        .0
 }
 
 #[test]
@@ -69,11 +68,11 @@ fn a_list_is_one_event_and_a_change_is_one_more() {
     let core = core(100);
     let id = started(&core, "kyma");
     assert_eq!(core.untried(9), ["w"]);
-    assert_eq!(heartbeat(&core).watches[0].digest, None);
+    assert_eq!(core.plain_heartbeat().watches[0].digest, None);
     list(&core, id, &["a", "b"]);
     assert!(core.untried(9).is_empty());
     assert_eq!(deliver(&core), [""]);
-    assert!(heartbeat(&core).watches[0].digest.is_some());
+    assert!(core.plain_heartbeat().watches[0].digest.is_some());
     core.present(id, "ns/a", seen(2, 1), Instant::now());
     assert_eq!(core.due(Instant::now()), None, "a status change of a spec watch");
     core.present(id, "ns/a", seen(3, 2), Instant::now());
@@ -100,11 +99,12 @@ fn a_forwarded_watch_names_every_object_at_each_list_and_resend() {
         list(&core, id, &["a", "b"]);
         assert_eq!(deliver(&core), ["", "a", "b"]);
     }
-    let heartbeat = heartbeat(&core);
+    let heartbeat = core.plain_heartbeat();
     let digest = heartbeat.watches[0].digest;
     let answer = HeartbeatAnswer {
         instance: Instance::new(1),
         settled: [].into(),
+        since: None,
         heartbeat_seconds: 30,
         plan_revision: None,
         trust_revision: None,
@@ -114,7 +114,103 @@ fn a_forwarded_watch_names_every_object_at_each_list_and_resend() {
     };
     core.heartbeat_answered(Instant::now(), heartbeat.epoch, &answer);
     assert_eq!(deliver(&core), ["", "a", "b"]);
-    assert_eq!(self::heartbeat(&core).watches[0].digest, digest);
+    assert_eq!(core.plain_heartbeat().watches[0].digest, digest);
+}
+
+/// Hands over until nothing is left to send.
+fn drain(core: &Core) -> Vec<String> {
+    let mut names = Vec::new();
+    while core.due(Instant::now()).is_some() {
+        names.extend(deliver(core));
+    }
+    names
+}
+
+#[test]
+fn a_forwarded_watch_with_more_to_tell_than_it_may_hold_tells_every_object_in_the_end() {
+    let core = core(10);
+    let id = started(&core, "forward");
+    let names: Vec<String> = (0..10).map(|n| n.to_string()).collect();
+    list(&core, id, &names.iter().map(String::as_str).collect::<Vec<_>>());
+    // Its manager is dead: what was taken is not settled.
+    while core.due(Instant::now()).is_some() {
+        hand_over(&core, false);
+    }
+    for name in &names {
+        core.present(id, &format!("ns/{name}"), seen(2, 2), Instant::now());
+        let Figures { waiting, unsettled, .. } = core.figures();
+        assert!(waiting + unsettled <= 12, "{waiting} {unsettled}");
+    }
+    let mut told = drain(&core);
+    told.retain(|name| !name.is_empty());
+    told.sort();
+    told.dedup();
+    assert_eq!(told, names);
+    assert_eq!(core.figures(), Figures { watches: 1, objects: 10, ..Figures::default() });
+    assert!(core.plain_heartbeat().watches[0].digest.is_some());
+}
+
+#[test]
+fn a_forwarded_watch_with_more_to_tell_than_it_may_hold_still_tells_what_went() {
+    let core = core(4);
+    let id = started(&core, "forward");
+    list(&core, id, &["a", "b"]);
+    drain(&core);
+    core.gone(id, "ns/a", seen(2, 1), Instant::now());
+    for n in 0..100 {
+        core.present(id, &format!("ns/{n}"), seen(1, 1), Instant::now());
+        core.gone(id, &format!("ns/{n}"), seen(2, 1), Instant::now());
+        assert!(core.figures().waiting <= 6);
+    }
+    // Nobody ever heard of those that came and went meanwhile.
+    let told = drain(&core);
+    assert!(told.contains(&"a".to_owned()), "{told:?}");
+    assert!(!told.contains(&"?".to_owned()) && !told.contains(&"0".to_owned()), "{told:?}");
+}
+
+#[test]
+fn more_that_went_than_can_be_held_are_told_without_their_names() {
+    let core = core(4);
+    let id = started(&core, "forward");
+    list(&core, id, &["a", "b", "c", "d"]);
+    drain(&core);
+    for name in ["a", "b", "c", "d"] {
+        core.gone(id, &format!("ns/{name}"), seen(2, 1), Instant::now());
+    }
+    core.present(id, "ns/e", seen(1, 1), Instant::now());
+    assert_eq!(drain(&core), ["?", "e"]);
+}
+
+#[test]
+fn objects_that_nobody_holds_are_told_without_a_name_to_whoever_knows_objects_only() {
+    let core = core(2);
+    let id = started(&core, "forward");
+    list(&core, id, &["a", "b", "c"]);
+    assert_eq!(drain(&core), ["?"]);
+    core.gone(id, "ns/a", seen(9, 1), Instant::now());
+    assert_eq!(drain(&core), ["?"]);
+    // What went before this list nobody can name, but from then on all is known again.
+    list(&core, id, &["c"]);
+    assert_eq!(drain(&core), ["?", "c"]);
+    list(&core, id, &["c"]);
+    assert_eq!(drain(&core), ["", "c"]);
+}
+
+#[test]
+fn another_rule_loses_nothing_that_went_and_is_another_digest() {
+    let core = core(100);
+    let id = started(&core, "forward");
+    list(&core, id, &["a", "b"]);
+    drain(&core);
+    let digest = core.plain_heartbeat().watches[0].digest;
+    core.gone(id, "ns/a", seen(2, 1), Instant::now());
+    core.described(id, "v1", "Thing", true);
+    list(&core, id, &[]);
+    assert_eq!(drain(&core), ["", "a", "b"]);
+    list(&core, id, &["a", "b"]);
+    drain(&core);
+    let other = core.plain_heartbeat().watches[0].digest;
+    assert!(other.is_some() && other != digest);
 }
 
 #[test]
@@ -127,7 +223,7 @@ fn a_plan_starts_and_stops_what_changed_and_calls_of_stopped_loops_do_nothing() 
     assert_eq!((turnover.stopped.len(), turnover.started.len()), (1, 2));
     list(&core, old, &["a"]);
     assert_eq!(core.due(Instant::now()), None);
-    assert_eq!(heartbeat(&core).plan_revision.as_deref(), Some("3"));
+    assert_eq!(core.plain_heartbeat().plan_revision.as_deref(), Some("3"));
 }
 
 #[test]
@@ -136,12 +232,12 @@ fn too_many_objects_make_a_watch_coarse_and_the_others_stay_exact() {
     let id = started(&core, "kyma");
     list(&core, id, &["a", "b", "c"]);
     assert_eq!(deliver(&core), [""]);
-    let watch = heartbeat(&core).watches.remove(0);
+    let watch = core.plain_heartbeat().watches.remove(0);
     assert!(watch.coarse && watch.digest.is_none());
     core.present(id, "ns/a", seen(9, 9), Instant::now());
     assert_eq!(deliver(&core), [""]);
     list(&core, id, &["a"]);
-    assert!(!heartbeat(&core).watches[0].coarse);
+    assert!(!core.plain_heartbeat().watches[0].coarse);
 }
 
 #[test]
@@ -153,14 +249,15 @@ fn all_watches_together_have_a_bound_too_and_the_largest_pays_for_it() {
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     list(&core, small, &names[..4]);
     list(&core, large, &names[..6]);
-    assert_eq!(core.figures(), Figures { waiting: 8, watches: 2, objects: 10, ..Figures::default() });
+    // The objects that are to be told in their turn count as one.
+    assert_eq!(core.figures(), Figures { waiting: 3, watches: 2, objects: 10, ..Figures::default() });
     core.present(small, "ns/new", seen(2, 1), Instant::now());
     assert_eq!(core.figures(), Figures { waiting: 3, watches: 2, objects: 5, coarse: 1, ..Figures::default() });
     // No object that comes makes a coarse watch larger, and the small one is as exact as before.
     core.present(large, "ns/other", seen(3, 1), Instant::now());
     let state = |name: &str| core.plain_heartbeat().watches.into_iter().find(|watch| watch.name == name).unwrap();
     assert!(state("w").coarse && !state("small").coarse);
-    assert_eq!(deliver(&core), ["", "new", ""]);
+    assert_eq!(deliver(&core), ["", "new", "?"]);
     assert!(state("small").digest.is_some());
     // A list that is too long is not read to its end.
     core.list_begun(large);
@@ -222,5 +319,5 @@ fn names_that_come_and_go_do_not_fill_the_outbox() {
         assert!(core.figures().waiting <= 4);
     }
     assert_eq!(deliver(&core)[0], "");
-    assert!(heartbeat(&core).watches[0].digest.is_some());
+    assert!(core.plain_heartbeat().watches[0].digest.is_some());
 }

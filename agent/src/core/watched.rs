@@ -18,6 +18,8 @@ pub(super) struct Watched {
     /// Its events go to another manager, which knows objects only.
     pub(super) forward: bool,
     pub(super) index: Index,
+    /// Objects changed while nobody could name them, and no list has told since which are there.
+    pub(super) lost: bool,
     /// When its last list was complete.
     pub(super) listed: Option<Instant>,
     /// When it last said anything.
@@ -30,7 +32,7 @@ pub(super) struct Watched {
 impl Watched {
     pub(super) fn new(id: WatchId, planned: Arc<PlannedWatch>, index: Index) -> Self {
         let forward = planned.work.contains(&Work::Forward);
-        Self { id, planned, forward, index, listed: None, alive: None, error: None, tried: false }
+        Self { id, planned, forward, index, lost: false, listed: None, alive: None, error: None, tried: false }
     }
 
     /// As a heartbeat says it.

@@ -104,18 +104,30 @@ pub(super) fn encode(
     let subject = Subject { group, version, resource, namespace, name }.to_string();
     let (watch, manager) = (watch.to_owned(), facts.manager.clone().into());
     let (kind, data) = match &waiting.what {
-        What::Whole => {
-            let (kind, uid, resource_version) = (String::new(), String::new(), String::new());
-            let data = WireData { watch, manager, kind, uid, resource_version, generation: None, change: None, delta };
+        What::Whole | What::Unnamed => {
+            let unnamed = waiting.what == What::Unnamed;
+            let kind = if unnamed { facts.kind.clone().into() } else { String::new() };
+            let (uid, resource_version) = (String::new(), String::new());
+            let data = WireData {
+                watch,
+                manager,
+                kind,
+                uid,
+                resource_version,
+                generation: None,
+                change: None,
+                delta,
+                unnamed,
+            };
             (WATCH_CHANGED, data)
         }
         What::Object { seen, change, .. } => {
             let (kind, uid, resource_version) =
                 (facts.kind.clone().into(), seen.uid.to_string(), seen.version.to_string());
             let generation = seen.generation.map(i64::from);
-            let data =
-                WireData { watch, manager, kind, uid, resource_version, generation, change: Some(*change), delta };
-            (if *change == Change::Deleted { OBJECT_DELETED } else { OBJECT_CHANGED }, data)
+            let (change, unnamed) = (Some(*change), false);
+            let data = WireData { watch, manager, kind, uid, resource_version, generation, change, delta, unnamed };
+            (if change == Some(Change::Deleted) { OBJECT_DELETED } else { OBJECT_CHANGED }, data)
         }
     };
     let event = WireEvent {

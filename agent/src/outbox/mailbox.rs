@@ -14,7 +14,11 @@ use tidewatch_shared::{
 };
 use tokio::time::Instant;
 
-use crate::{index::Seen, random};
+use super::sweep::{Sweep, Swept};
+use crate::{
+    index::{Index, Seen},
+    random,
+};
 
 /// The key of the watch itself, for `watch.changed`. No object has it: their keys hold a `/`.
 pub(super) const WHOLE: &str = "";
@@ -52,6 +56,8 @@ impl Facts {
 pub(crate) enum What {
     /// Something in the watch moved.
     Whole,
+    /// The same, and it moved objects of which no event tells: only of a watch that goes to another manager.
+    Unnamed,
     /// An object changed.
     Object {
         /// Its newest state; for a deleted one the last.
@@ -70,6 +76,23 @@ pub(super) struct Waiting {
     pub(super) base: Digest,
     /// When the agent saw it first, in Unix milliseconds.
     pub(super) since: i64,
+    /// The object came while the watch was followed, and nobody has been told so: should it go, nobody need be told that either.
+    pub(super) unheard: bool,
+}
+
+impl Waiting {
+    fn is_gone(&self) -> bool {
+        matches!(self.what, What::Object { change: Change::Deleted, .. })
+    }
+}
+
+/// What became of single objects for which there was no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Forgotten {
+    /// There were some.
+    pub(super) any: bool,
+    /// Of some that went nobody can tell any more which they were, and their manager must know that.
+    pub(super) unnamed: bool,
 }
 
 #[derive(Debug)]
@@ -88,6 +111,7 @@ pub(super) struct Mailbox {
     /// The keys of `sent` by sequence.
     order: BTreeMap<u64, Arc<str>>,
     parked: BTreeMap<Arc<str>, Waiting>,
+    sweep: Sweep,
     /// The key that was taken last: the next one is behind it, so that no key starves.
     cursor: Arc<str>,
     hold: Option<Instant>,
@@ -102,6 +126,7 @@ impl Mailbox {
             sent: BTreeMap::new(),
             order: BTreeMap::new(),
             parked: BTreeMap::new(),
+            sweep: Sweep::default(),
             cursor: WHOLE.into(),
             hold: None,
             refusals: 0,
@@ -117,8 +142,9 @@ impl Mailbox {
         self.facts.kind = kind.into();
     }
 
+    /// Events that wait; objects that are still to be swept count as one.
     pub(super) fn waiting(&self) -> usize {
-        self.waiting.len()
+        self.waiting.len() + usize::from(self.sweep.is_under_way())
     }
 
     pub(super) fn parked(&self) -> usize {
@@ -149,7 +175,7 @@ impl Mailbox {
     /// What the index has beyond what was sent.
     pub(super) fn outstanding(&self) -> Digest {
         let beyond = |waiting: &Waiting| match &waiting.what {
-            What::Whole => Digest::ZERO,
+            What::Whole | What::Unnamed => Digest::ZERO,
             What::Object { part, .. } => *part - waiting.base,
         };
         self.waiting.values().chain(self.parked.values()).map(beyond).fold(Digest::ZERO, |sum, part| sum + part)
@@ -165,8 +191,35 @@ impl Mailbox {
                 true
             }
             None => {
-                held.insert(key.into(), Waiting { what, base: before, since: at });
+                held.insert(key.into(), Waiting { what, base: before, since: at, unheard: false });
                 false
+            }
+        }
+    }
+
+    /// What was just marked came while the watch was followed.
+    pub(super) fn born(&mut self, key: &str) {
+        if let Some(waiting) = self.waiting.get_mut(key).filter(|_| !self.sent.contains_key(key)) {
+            waiting.unheard = true;
+        }
+    }
+
+    /// Every object that is there is to be told, as there is room.
+    pub(super) fn tell_all(&mut self, at: i64) {
+        self.sweep.begin(at);
+    }
+
+    pub(super) fn is_sweeping(&self) -> bool {
+        self.sweep.is_under_way()
+    }
+
+    /// Marks the next objects of the sweep, at most so many.
+    pub(super) fn sweep(&mut self, room: usize, index: &Index) {
+        for Swept { key, seen, part, since } in self.sweep.take(room, index) {
+            if !self.parked.contains_key(&key) {
+                let what = What::object(seen, Change::Status, part);
+                let waiting = Waiting { what, base: part, since, unheard: false };
+                self.waiting.entry(key).or_insert(waiting);
             }
         }
     }
@@ -190,6 +243,7 @@ impl Mailbox {
         if let What::Object { part, .. } = waiting.what {
             waiting.base = part;
         }
+        waiting.unheard = false;
         self.order.insert(sequence, key.clone());
         self.sent.insert(key, Sent { sequence, waiting });
     }
@@ -252,6 +306,7 @@ impl Mailbox {
             Some(newer) => {
                 newer.what = merge(&old.what, newer.what.clone());
                 newer.since = old.since;
+                newer.unheard = false;
             }
             None => {
                 held.insert(key, old);
@@ -279,19 +334,56 @@ impl Mailbox {
         self.waiting.append(&mut self.parked);
     }
 
-    /// Only the watch itself stays dirty; true if there was more.
-    pub(super) fn forget_objects(&mut self) -> bool {
+    /// Objects that came and went and that their manager never heard of. True if no more than `enough` is left, the watch itself aside;
+    /// what does not go to another manager has another remedy.
+    pub(super) fn forget_unheard(&mut self, enough: usize) -> bool {
+        if self.facts.forward {
+            self.waiting.retain(|_, waiting| !(waiting.unheard && waiting.is_gone()));
+        }
+        let wholes = usize::from(self.waits_whole()) + usize::from(self.parks_whole());
+        let wholes = wholes + usize::from(self.sent.contains_key(WHOLE));
+        self.facts.forward && self.dirty() - wholes <= enough
+    }
+
+    /// Only the watch itself stays dirty. If it goes to another manager, every object that is there will be told again, and those that
+    /// went stay too, unless they are more than `keep`.
+    pub(super) fn forget_objects(&mut self, keep: usize, at: i64) -> Forgotten {
         let before = self.dirty();
-        self.waiting.retain(|key, _| key.is_empty());
-        self.parked.retain(|key, _| key.is_empty());
-        self.sent.retain(|key, _| key.is_empty());
-        self.order.retain(|_, key| key.is_empty());
-        self.dirty() < before
+        let mut unnamed = false;
+        if self.facts.forward {
+            unnamed = self.gone() > keep;
+            self.sweep.begin(at);
+        }
+        let keeps_gone = self.facts.forward && !unnamed;
+        let stays = |key: &str, waiting: &Waiting| key == WHOLE || (keeps_gone && waiting.is_gone());
+        self.waiting.retain(|key, waiting| stays(key, waiting));
+        self.parked.retain(|key, waiting| stays(key, waiting));
+        self.sent.retain(|key, sent| stays(key, &sent.waiting));
+        let sent = &self.sent;
+        self.order.retain(|_, key| sent.contains_key(key));
+        Forgotten { any: self.dirty() < before, unnamed }
+    }
+
+    /// The same where nobody knows the objects any more. True if there was more than the watch itself.
+    pub(super) fn give_up_objects(&mut self, at: i64) -> bool {
+        let forgotten = self.forget_objects(0, at);
+        self.sweep.end();
+        forgotten.any
+    }
+
+    /// Entries of objects that went.
+    fn gone(&self) -> usize {
+        let held =
+            self.waiting.values().chain(self.parked.values()).chain(self.sent.values().map(|sent| &sent.waiting));
+        held.filter(|waiting| waiting.is_gone()).count()
     }
 }
 
 /// Newest wins, but a lighter change does not hide a weightier one that was not told yet.
 fn merge(old: &What, new: What) -> What {
+    if matches!((old, &new), (What::Unnamed, What::Whole)) {
+        return What::Unnamed;
+    }
     let (What::Object { change: before, .. }, What::Object { seen, change, part }) = (old, &new) else {
         return new;
     };

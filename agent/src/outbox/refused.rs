@@ -20,7 +20,7 @@ impl Outbox {
             return false;
         }
         let id = EventId { epoch: self.life.epoch, sequence: event.sequence };
-        let waiting = Waiting { what: What::Whole, base: Digest::ZERO, since: event.since };
+        let waiting = Waiting { what: What::Whole, base: Digest::ZERO, since: event.since, unheard: false };
         let text = flight::encode(&self.runtime, id, &event.watch, mailbox.facts(), WHOLE, &waiting, event.delta);
         again.push(Flying { whole: true, text, ..event });
         true

@@ -8,7 +8,7 @@ use std::{sync::Arc, time::Duration};
 use tidewatch_shared::v2::{self, Event};
 use tokio::time::Instant;
 
-use super::{Outbox, mailbox::WHOLE};
+use super::{Outbox, What};
 
 /// A refused event is tried so often before it is parked.
 const TRIES: u32 = 5;
@@ -70,7 +70,7 @@ impl Outbox {
             self.served = Some(watch.clone());
             let mailbox = self.boxes.get_mut(&watch)?;
             let (key, waiting) = mailbox.next()?;
-            if *key == *WHOLE && !coarse(&watch) {
+            if waiting.what == What::Whole && !coarse(&watch) {
                 return Some(Next::Whole(watch));
             }
             self.metrics.boarded(&waiting.what, waiting.since);

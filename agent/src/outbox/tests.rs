@@ -2,7 +2,7 @@ use std::{collections::HashMap, num::NonZeroI64, time::Duration};
 
 use proptest::prelude::*;
 use tidewatch_shared::{
-    event::{Event, parse_batch},
+    event::{Event, What as Told, parse_batch},
     exchange::Refused,
     names::OWN_MANAGER,
 };
@@ -82,7 +82,7 @@ fn newest_wins_and_a_sent_object_can_wait_again() {
     assert_eq!((outbox.waiting(), outbox.unsettled()), (1, 1));
     outbox.answered(now, batch.epoch, &answer(ONE, 1, 1));
     // A watermark never moves what waits.
-    outbox.heartbeat_answered(now, batch.epoch, ONE, &settle(1));
+    outbox.heartbeat_answered(now, batch.epoch, ONE, Some(1), &settle(1));
     assert_eq!((outbox.waiting(), outbox.unsettled()), (1, 0));
     let (_, events) = send(&mut outbox, now).unwrap();
     assert_eq!((sequences(&events), events[0].delta), (vec![2], Digest::new(3)));
@@ -108,8 +108,8 @@ fn another_instance_gets_everything_unsettled_again_in_a_new_epoch() {
         outbox.answered(now, batch.epoch, &answer(ONE, 1, events[0].id.sequence));
     }
     let epoch = outbox.heartbeat().epoch;
-    outbox.heartbeat_answered(now, epoch, ONE, &settle(1));
-    outbox.heartbeat_answered(now, epoch, TWO, &settle(2));
+    outbox.heartbeat_answered(now, epoch, ONE, Some(1), &settle(1));
+    outbox.heartbeat_answered(now, epoch, TWO, Some(1), &settle(2));
     assert_ne!(outbox.heartbeat().epoch, epoch);
     // What the other instance said is about an epoch that is no more.
     assert_eq!((outbox.waiting(), outbox.unsettled()), (1, 0));
@@ -125,7 +125,7 @@ fn instances_that_alternate_are_met_with_patience() {
     mark(&mut outbox, "ns/a", 0, 1);
     for instance in [ONE, TWO, ONE] {
         let epoch = outbox.heartbeat().epoch;
-        outbox.heartbeat_answered(now, epoch, instance, &Settled::new());
+        outbox.heartbeat_answered(now, epoch, instance, Some(1), &Settled::new());
     }
     assert!(outbox.request(now, NOTHING).is_none());
     let due = outbox.due(now).unwrap();
@@ -203,8 +203,46 @@ fn a_forwarded_event_is_parked_because_its_manager_knows_objects_only() {
     mark(&mut outbox, "ns/a", 1, 2);
     assert_eq!((outbox.parked(), outbox.waiting(), outbox.due(now)), (1, 0, None));
     let epoch = outbox.heartbeat().epoch;
-    outbox.heartbeat_answered(now, epoch, TWO, &Settled::new());
+    outbox.heartbeat_answered(now, epoch, TWO, Some(1), &Settled::new());
     assert_eq!((outbox.parked(), outbox.waiting()), (0, 1));
+}
+
+#[test]
+fn objects_without_a_name_are_told_with_their_kind_and_stay_so_until_they_are_sent() {
+    let (mut outbox, now) = (outbox(true), Instant::now());
+    outbox.mark_unnamed(W, 0);
+    outbox.mark_whole(W, 0);
+    let (batch, events) = send(&mut outbox, now).unwrap();
+    let Told::Unnamed { subject, kind } = &events[0].what else { panic!("unnamed") };
+    assert_eq!((subject.to_string().as_str(), kind.as_str()), ("operator.kyma-project.io/v1beta2/kymas//", "Kyma"));
+    // Refused for want of room, and its watch was listed meanwhile.
+    outbox.mark_whole(W, 0);
+    let refused = refuse(&batch, 1, Reason::UnknownWatch);
+    outbox.answered(now, batch.epoch, &EventsAnswer { refused, ..answer(ONE, 1, 1) });
+    outbox.plan_changed();
+    assert!(matches!(send(&mut outbox, now).unwrap().1[0].what, Told::Unnamed { .. }));
+}
+
+#[test]
+fn what_a_heartbeat_calls_settled_is_not_what_the_receiver_has_forgotten() {
+    let (mut outbox, now) = (outbox(true), Instant::now());
+    for key in ["ns/a", "ns/b"] {
+        mark(&mut outbox, key, 0, 1);
+        let (batch, events) = send(&mut outbox, now).unwrap();
+        outbox.answered(now, batch.epoch, &answer(ONE, 1, events[0].id.sequence));
+    }
+    // The receiver forgets both, takes a third event, and its answer is lost.
+    mark(&mut outbox, "ns/c", 0, 1);
+    let (batch, _) = send(&mut outbox, now).unwrap();
+    outbox.heartbeat_answered(now, batch.epoch, ONE, Some(3), &settle(3));
+    assert_eq!((outbox.waiting(), outbox.unsettled()), (3, 0));
+    assert_ne!(outbox.heartbeat().epoch, batch.epoch);
+    // A receiver that began there has forgotten nothing of what is left.
+    let (batch, events) = send(&mut outbox, now).unwrap();
+    assert_eq!(events.len(), 3);
+    outbox.answered(now, batch.epoch, &answer(ONE, 1, 3));
+    outbox.heartbeat_answered(now, batch.epoch, ONE, Some(1), &settle(3));
+    assert_eq!((outbox.waiting(), outbox.unsettled()), (0, 0));
 }
 
 #[test]
@@ -247,7 +285,7 @@ fn what_was_announced_holds_until_another_instance_answers() {
     }
     assert_eq!(sizes, [3, 3, 3, 1]);
     let epoch = outbox.heartbeat().epoch;
-    outbox.heartbeat_answered(now, epoch, TWO, &Settled::new());
+    outbox.heartbeat_answered(now, epoch, TWO, Some(1), &Settled::new());
     assert_eq!(send(&mut outbox, now).unwrap().1.len(), 10);
 }
 
@@ -422,7 +460,13 @@ impl World {
         if answered {
             let ours = receiver.epoch == Some(numbers.epoch);
             let settled = if ours { settle(receiver.settled) } else { Settled::new() };
-            self.outbox.heartbeat_answered(self.now, numbers.epoch, Instance::new(receiver.instance), &settled);
+            self.outbox.heartbeat_answered(
+                self.now,
+                numbers.epoch,
+                Instance::new(receiver.instance),
+                Some(receiver.since.max(1)),
+                &settled,
+            );
         }
     }
 }

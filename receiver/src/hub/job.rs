@@ -3,6 +3,7 @@
 use std::fmt;
 
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::{Hub, traces::Waiting};
 use crate::{
@@ -21,6 +22,8 @@ pub(super) struct Begun {
     pub(super) at: Instant,
     /// The traces of what it began with.
     pub(super) traces: Waiting,
+    /// Cancelled when the Kyma is removed.
+    pub(super) gone: CancellationToken,
 }
 
 /// A Kyma in work, until it is given to [`Hub::done`]. One that is dropped instead counts as failed, so that no Kyma stays in work for
@@ -33,23 +36,30 @@ pub struct Job {
     /// Absent once it has ended.
     begun: Option<(Hub, Begun)>,
     traceparent: Option<String>,
+    gone: CancellationToken,
 }
 
 impl Job {
     pub(super) fn new(hub: Hub, (key, wanted, begun): (KymaKey, Wanted, Begun)) -> Self {
-        let traceparent = begun.traces.end();
-        Self { key, wanted, begun: Some((hub, begun)), traceparent }
+        let (traceparent, gone) = (begun.traces.end(), begun.gone.clone());
+        Self { key, wanted, begun: Some((hub, begun)), traceparent, gone }
     }
 
     /// A job that no hub knows, to try a pass with.
     #[must_use]
     pub fn detached(key: KymaKey, wanted: Wanted) -> Self {
-        Self { key, wanted, begun: None, traceparent: None }
+        Self { key, wanted, begun: None, traceparent: None, gone: CancellationToken::new() }
     }
 
     /// The `traceparent` of its wait in the queue, if events caused it and traces are exported.
     pub(crate) fn traceparent(&self) -> Option<&str> {
         self.traceparent.as_deref()
+    }
+
+    /// Cancelled when its Kyma is deleted or not selected any more: then nothing may be written for it.
+    #[must_use]
+    pub fn gone(&self) -> CancellationToken {
+        self.gone.clone()
     }
 
     pub(super) fn take(&mut self) -> Option<Begun> {

@@ -130,65 +130,49 @@ impl Metrics {
             paths: Family::default(),
             forward: forward::Metrics::register(registry),
         };
-        registry.register(
-            "fleet_resends_asked",
-            "Watches that a heartbeat's answer asked to be told anew",
-            metrics.resends.clone(),
-        );
-        registry.register(
-            "fleet_accepted_seconds",
-            "Time from when the agent saw the first event of a request, by its own clock, until that event was accepted",
-            metrics.accepted.clone(),
-        );
-        registry.register(
-            "fleet_agents_waiting",
-            "Objects that wait in the agents, as their heartbeats said",
-            metrics.agents_waiting.clone(),
-        );
-        registry.register(
-            "fleet_agents_parked",
-            "Events that the agents cannot send, as their heartbeats said",
-            metrics.agents_parked.clone(),
-        );
-        registry.register(
-            "fleet_first_certificate_end_timestamp_seconds",
-            "When the first certificate of an agent that is heard of ends; 0 if none is known",
-            metrics.certificates_end.clone(),
-        );
-        registry.register(
-            "fleet_renewals_asked",
-            "Heartbeats whose answer asked the agent to renew its certificate, because the issuer was replaced",
-            metrics.renewals.clone(),
-        );
-        registry.register(
-            "fleet_settled_seconds",
-            "Time from accepting the oldest event of a pass until that pass had ended all its work",
-            metrics.settled.clone(),
-        );
-        registry.register("fleet_paths", "Runtimes by the state of their event path", metrics.paths.clone());
-        registry.register(
-            "queue_coalesced",
-            "Wants of a Kyma that was wanted already, and so cost no pass",
-            metrics.coalesced.clone(),
-        );
-        registry.register(
-            "queue_oldest_seconds",
-            "How long the Kyma waits that has been ready for the longest, by priority",
-            metrics.oldest.clone(),
-        );
-        registry.register("fleet_events", "Events by what the ledger made of them", metrics.events.clone());
-        registry.register("fleet_refused_events", "Events refused one by one, by reason", metrics.refused.clone());
-        registry.register("fleet_heartbeats", "Heartbeats by whether they counted", metrics.heartbeats.clone());
-        registry.register("fleet_unplaced", "Requests of runtimes that could not be served", metrics.unplaced.clone());
-        registry.register("fleet_digest_differences", "Digests that did not agree", metrics.differing.clone());
-        registry.register("queue_passes", "Passes by how they ended", metrics.passes.clone());
-        registry.register("queue_kymas", "Kymas by where they stand in the queue", kymas.clone());
-        registry.register(
-            "stamps_dropped",
-            "Stamps that the file could not keep up with",
-            metrics.dropped_stamps.clone(),
-        );
+        metrics.register_fleet(registry);
+        metrics.register_agents(registry);
+        metrics.register_queue(registry, kymas);
+        let help = "Stamps that the file could not keep up with";
+        registry.register("stamps_dropped", help, metrics.dropped_stamps.clone());
         metrics
+    }
+
+    fn register_fleet(&self, registry: &mut Registry) {
+        registry.register("fleet_events", "Events by what the ledger made of them", self.events.clone());
+        registry.register("fleet_refused_events", "Events refused one by one, by reason", self.refused.clone());
+        registry.register("fleet_heartbeats", "Heartbeats by whether they counted", self.heartbeats.clone());
+        registry.register("fleet_unplaced", "Requests of runtimes that could not be served", self.unplaced.clone());
+        registry.register("fleet_digest_differences", "Digests that did not agree", self.differing.clone());
+        let help = "Watches that a heartbeat's answer asked to be told anew";
+        registry.register("fleet_resends_asked", help, self.resends.clone());
+        let help = "Heartbeats whose answer asked the agent to renew its certificate, because the issuer was replaced";
+        registry.register("fleet_renewals_asked", help, self.renewals.clone());
+        let help = "Time from when the agent saw the first event of a request, by its own clock, until that event was accepted";
+        registry.register("fleet_accepted_seconds", help, self.accepted.clone());
+        let help = "Time from accepting the oldest event of a pass until that pass had ended all its work";
+        registry.register("fleet_settled_seconds", help, self.settled.clone());
+        registry.register("fleet_paths", "Runtimes by the state of their event path", self.paths.clone());
+    }
+
+    /// What the agents' heartbeats come to.
+    fn register_agents(&self, registry: &mut Registry) {
+        let help = "Objects that wait in the agents, as their heartbeats said";
+        registry.register("fleet_agents_waiting", help, self.agents_waiting.clone());
+        let help = "Events that the agents cannot send, as their heartbeats said";
+        registry.register("fleet_agents_parked", help, self.agents_parked.clone());
+        let help = "When the first certificate of an agent that is heard of ends; 0 if none is known";
+        registry.register("fleet_first_certificate_end_timestamp_seconds", help, self.certificates_end.clone());
+    }
+
+    /// `kymas` holds the gauges of the queue's places.
+    fn register_queue(&self, registry: &mut Registry, kymas: Family<Where, Gauge>) {
+        registry.register("queue_passes", "Passes by how they ended", self.passes.clone());
+        registry.register("queue_kymas", "Kymas by where they stand in the queue", kymas);
+        let help = "Wants of a Kyma that was wanted already, and so cost no pass";
+        registry.register("queue_coalesced", help, self.coalesced.clone());
+        let help = "How long the Kyma waits that has been ready for the longest, by priority";
+        registry.register("queue_oldest_seconds", help, self.oldest.clone());
     }
 
     pub(super) fn dropped_stamps(&self) -> Counter {
@@ -228,11 +212,12 @@ impl Metrics {
         self.resends.inc_by(beat.resend.len() as u64);
     }
 
-    /// A pass has ended all work of events of which the oldest was accepted so long ago.
+    /// A heartbeat's answer asked its agent to renew, or did not.
     pub(super) fn renewal_asked(&self, asked: bool) {
         self.renewals.inc_by(asked.into());
     }
 
+    /// A pass has ended all work of events of which the oldest was accepted so long ago.
     pub(super) fn settled(&self, after: Duration) {
         self.settled.observe(after.as_secs_f64());
     }

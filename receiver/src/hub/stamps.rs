@@ -39,7 +39,7 @@ impl Told {
     pub(super) fn of(event: &Event) -> Self {
         let (change, resource_version) = match &event.what {
             What::Object(object) => (object.change.as_str(), object.resource_version.clone()),
-            What::Watch => ("watch", "-".to_owned()),
+            What::Watch | What::Unnamed { .. } => ("watch", "-".to_owned()),
         };
         let seen = event.time.clone().unwrap_or_else(|| "-".to_owned());
         Self { watch: event.watch.clone(), change, resource_version, seen }

@@ -1,10 +1,6 @@
 //! What the one lock holds.
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use rustls_pki_types::CertificateDer;
 use tidewatch_shared::{
@@ -15,9 +11,10 @@ use tidewatch_shared::{
     plan::{Plan, Work},
 };
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::{
-    Unplaced, View,
+    Stand, Unplaced, View,
     job::Begun,
     metrics::Sum,
     pace::Pace,
@@ -66,13 +63,24 @@ pub(super) struct Placed {
     told: Option<PathState>,
     /// When the oldest event that no pass has begun with was accepted.
     accepted: Option<Instant>,
+    /// Cancelled when the Kyma is removed.
+    gone: CancellationToken,
+}
+
+/// An agent that misses something of its own.
+#[derive(Default)]
+struct Incomplete {
+    /// A heartbeat has said so since it was taken.
+    said: bool,
+    taken: Option<Instant>,
 }
 
 pub(super) struct State {
     pub(super) synced: bool,
     pub(super) pace: Pace,
     pub(super) kymas: HashMap<KymaKey, Placed>,
-    runtimes: HashMap<RuntimeId, BTreeSet<KymaKey>>,
+    /// Nearly always one Kyma each.
+    runtimes: HashMap<RuntimeId, Vec<KymaKey>>,
     pub(super) queue: Queue<KymaKey>,
     pub(super) outbox: Outbox<Snapshot>,
     pub(super) stamps: Option<Stamps>,
@@ -80,9 +88,13 @@ pub(super) struct State {
     pub(super) trust: Telling,
     /// Whose connection ended when; bounded by the number of Kymas.
     closed: HashMap<KymaKey, Instant>,
+    /// Whose agents miss something of their own, by their last heartbeats; bounded by the number of Kymas.
+    incomplete: HashMap<KymaKey, Incomplete>,
     /// Most runtimes have the same plan.
     planned: Option<Arc<Planned>>,
     generations: u64,
+    /// When the next of those who are woken at a pace has its turn.
+    paced: Option<Instant>,
 }
 
 impl State {
@@ -98,8 +110,10 @@ impl State {
             traces: Traces::default(),
             trust: Telling::default(),
             closed: HashMap::new(),
+            incomplete: HashMap::new(),
             planned: None,
             generations: 0,
+            paced: None,
         }
     }
 
@@ -112,20 +126,27 @@ impl State {
         }
         self.unindex(&key);
         if let Some(id) = &id {
-            self.runtimes.entry(id.clone()).or_default().insert(key.clone());
+            let keys = self.runtimes.entry(id.clone()).or_default();
+            keys.reserve_exact(1);
+            keys.push(key.clone());
         }
         self.generations += 1;
         self.queue.insert(key.clone());
         let runtime = Runtime::new(planned, self.synced, now);
-        self.kymas.insert(key, Placed { id, generation: self.generations, runtime, told: None, accepted: None });
+        let gone = self.kymas.get(&key).map(|placed| placed.gone.clone()).unwrap_or_default();
+        let placed = Placed { id, generation: self.generations, runtime, told: None, accepted: None, gone };
+        self.kymas.insert(key, placed);
     }
 
     pub(super) fn remove(&mut self, key: &KymaKey) {
         self.unindex(key);
-        self.kymas.remove(key);
+        if let Some(placed) = self.kymas.remove(key) {
+            placed.gone.cancel();
+        }
         self.queue.remove(key);
         self.traces.forget(key);
         self.closed.remove(key);
+        self.incomplete.remove(key);
     }
 
     pub(super) fn runtime(&self, key: &KymaKey) -> Option<&Runtime> {
@@ -168,6 +189,18 @@ impl State {
             waits
         });
         lost
+    }
+
+    /// Takes those whose agents miss something of their own, each no sooner than so long after it was taken before.
+    pub(super) fn incomplete(&mut self, again: Duration, now: Instant) -> Vec<KymaKey> {
+        let mut taken = Vec::new();
+        for (key, incomplete) in &mut self.incomplete {
+            if incomplete.said && incomplete.taken.is_none_or(|at| now >= at + again) {
+                *incomplete = Incomplete { said: false, taken: Some(now) };
+                taken.push(key.clone());
+            }
+        }
+        taken
     }
 
     /// Something happened in a runtime whose agent speaks contract v2: nobody says what.
@@ -257,7 +290,9 @@ impl State {
         if beat.counted == Counted::Yes {
             placed.runtime.shows(heartbeat, authority);
             if heartbeat.incomplete {
-                self.queue.want(&key, super::REPAIR, now);
+                self.incomplete.entry(key).or_default().said = true;
+            } else {
+                self.incomplete.remove(&key);
             }
             renew = self.trust.asks(authority, now);
         }
@@ -270,7 +305,8 @@ impl State {
         let traces = self.traces.take(&key);
         let placed = self.kymas.get_mut(&key)?;
         let (snapshot, accepted) = (placed.runtime.snapshot(), placed.accepted.take());
-        let begun = Begun { generation: placed.generation, snapshot, accepted, at: now, traces };
+        let gone = placed.gone.clone();
+        let begun = Begun { generation: placed.generation, snapshot, accepted, at: now, traces, gone };
         Some((key, wanted, begun))
     }
 
@@ -364,6 +400,18 @@ impl State {
         placed.filter_map(follower).collect()
     }
 
+    /// How the path of each runtime that is served stands.
+    pub(super) fn stands(&self, started: Instant, now: Instant) -> Vec<Stand> {
+        let terms = self.terms(started);
+        let placed = self.kymas.iter().filter(|(_, placed)| !self.is_ambiguous(placed));
+        let stand = |(key, placed): (&KymaKey, &Placed)| {
+            let path = placed.runtime.path(terms, now);
+            let beat = placed.runtime.pulse(now).map(|(pulse, _)| pulse.at());
+            Some(Stand { kyma: key.clone(), runtime: placed.id.clone()?, path, beat })
+        };
+        placed.filter_map(stand).collect()
+    }
+
     /// Wants works of every Kyma, so many of them a second. How long that takes follows from their number.
     pub(super) fn want_all(&mut self, works: Works, priority: Priority, per_second: u32, now: Instant) {
         let count = u32::try_from(self.kymas.len()).unwrap_or(u32::MAX);
@@ -373,6 +421,24 @@ impl State {
             let at = now + self.queue.jitter(spread);
             self.queue.want_later(key, Later::Spread, at, Wanted::new(works, priority), now);
         }
+    }
+
+    /// Wants works of these Kymas, so many of them a second, after those who wait already. Who waits already keeps the turn.
+    pub(super) fn want_paced(&mut self, mut keys: Vec<KymaKey>, works: Works, per_second: u32, now: Instant) {
+        let step = Duration::from_secs(1) / per_second.max(1);
+        // To be the first is nobody's right.
+        let first = self.queue.jitter(Duration::from_millis(u64::try_from(keys.len()).unwrap_or(u64::MAX)));
+        let first = usize::try_from(first.as_millis()).unwrap_or(0).min(keys.len());
+        keys.rotate_left(first);
+        let mut at = self.paced.filter(|at| *at > now).unwrap_or(now);
+        for key in keys {
+            let waits = self.queue.is_later(&key, Later::Paced);
+            self.queue.want_later(&key, Later::Paced, at, Wanted::new(works, Priority::Catalog), now);
+            if !waits {
+                at += step;
+            }
+        }
+        self.paced = Some(at);
     }
 
     fn is_ambiguous(&self, placed: &Placed) -> bool {
@@ -394,7 +460,7 @@ impl State {
     fn unindex(&mut self, key: &KymaKey) {
         let Some(id) = self.kymas.get(key).and_then(|placed| placed.id.as_ref()) else { return };
         if let Some(keys) = self.runtimes.get_mut(id) {
-            keys.remove(key);
+            keys.retain(|known| known != key);
             if keys.is_empty() {
                 self.runtimes.remove(id);
                 self.outbox.forget(id);

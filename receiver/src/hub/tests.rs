@@ -392,3 +392,56 @@ async fn a_verification_is_spread_and_comes_once() {
     assert!((5..=30).contains(&early), "{early} of 50 in the first third");
     assert!(Instant::now() - start <= Duration::from_secs(301));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_pass_is_told_when_its_kyma_goes_and_only_then() {
+    let hub = placed(4, 2);
+    send(&hub, 0, 1).unwrap();
+    let job = hub.next().await;
+    let gone = job.gone();
+    // Another runtime under the same name is still this Kyma.
+    hub.place(key(0), Some(id(9)), plan("1"));
+    hub.remove(&key(1));
+    assert!(!gone.is_cancelled());
+    hub.remove(&key(0));
+    assert!(gone.is_cancelled());
+    hub.done(job, Outcome::default());
+    hub.place(key(0), Some(id(0)), plan("1"));
+    send(&hub, 0, 2).unwrap();
+    assert!(!hub.next().await.gone().is_cancelled(), "the next one begins anew");
+}
+
+#[tokio::test(start_paused = true)]
+async fn those_who_are_woken_at_a_pace_come_so_many_a_second_and_each_once() {
+    let hub = placed(100, 50);
+    let (catalog, begun) = (Works::of(&[Work::Catalog]), Instant::now());
+    let keys = || (0..50).map(key).collect();
+    hub.want_paced(keys(), catalog, 10);
+    // A second change finds all of them waiting, but for who was the first.
+    hub.done(hub.next().await, Outcome::ended(catalog));
+    hub.want_paced(keys(), catalog, 10);
+    let mut counts = BTreeMap::new();
+    for n in 1..=50 {
+        let job = hub.next().await;
+        assert_eq!(job.wanted.priority, Priority::Catalog);
+        *counts.entry(job.key.clone()).or_insert(0) += 1;
+        let passed = begun.elapsed();
+        assert!(passed >= Duration::from_millis(100) * n - Duration::from_millis(10), "{n} after {passed:?}");
+        hub.done(job, Outcome::ended(catalog));
+    }
+    assert!(counts.len() == 50 && counts.values().all(|count| *count == 1), "{counts:?}");
+    assert!(begun.elapsed() <= Duration::from_secs(6));
+    assert!(hub.next().now_or_never().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_roll_out_comes_at_its_time_and_the_soonest_counts() {
+    let (hub, begun) = (placed(4, 1), Instant::now());
+    hub.roll_out(&key(0), Duration::from_secs(90));
+    hub.roll_out(&key(0), Duration::from_secs(40));
+    hub.roll_out(&key(0), Duration::from_secs(60));
+    let job = hub.next().await;
+    assert_eq!((begun.elapsed().as_secs(), job.wanted.works), (40, Works::of(&[Work::Kyma])));
+    hub.done(job, Outcome::ended(works()));
+    assert!(hub.next().now_or_never().is_none());
+}

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use tidewatch_shared::identity::RuntimeId;
+use tokio::time::Instant;
 
 use crate::{
     fleet::{Contract, EpochView, PathState},
@@ -55,4 +56,17 @@ pub struct View {
     pub in_work: bool,
     /// Passes that failed in a row.
     pub failures: u32,
+}
+
+/// How the path of one runtime stands: what the upgrade of its agent is judged by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Stand {
+    /// Its Kyma.
+    pub(crate) kyma: KymaKey,
+    /// Its id.
+    pub(crate) runtime: RuntimeId,
+    /// Whether it is proven.
+    pub(crate) path: PathState,
+    /// When the last heartbeat came that counted.
+    pub(crate) beat: Option<Instant>,
 }

@@ -53,7 +53,7 @@ struct Loop {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Object {
     pub(crate) tick: u64,
-    gone: bool,
+    pub(crate) gone: bool,
 }
 
 /// What is on its way to the receiver.

@@ -6,8 +6,10 @@ use serde_json::json;
 use tidewatch_agent::core::{Seen, Uid, Version};
 use tidewatch_shared::plan::{Plan, Work};
 
-/// What objects of a resource are called in the model.
+/// What objects of a resource are called in the model: below [`NAMES`].
 pub(crate) type Name = u8;
+/// How many names there are: more than an agent with few objects may hold, so that watches collapse and go coarse.
+pub(crate) const NAMES: Name = 6;
 
 /// A watch that a plan may name.
 #[derive(Debug)]
@@ -51,7 +53,7 @@ pub(crate) const WATCHES: [Watch; COUNT] = [
     },
     Watch {
         name: "other",
-        resource: FORWARDED,
+        resource: 2,
         field: "spec",
         selects: false,
         works: &[Work::Forward],
@@ -62,8 +64,6 @@ pub(crate) const WATCHES: [Watch; COUNT] = [
 pub(crate) const COUNT: usize = 4;
 
 pub(crate) const RESOURCES: [&str; 3] = ["kymas", "mrms", "things"];
-/// The resource that another manager is told of.
-const FORWARDED: usize = 2;
 
 /// Which watches a plan has (the low bits) and which works they stand for (the highest).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,16 +149,12 @@ pub(crate) struct Cluster {
     contents: u64,
     /// Whether the kind of the first resource has a status subresource.
     has_status: bool,
-    /// How many names objects of the forwarded resource have.
-    forwarded: Name,
 }
 
 impl Cluster {
-    /// For an agent that holds at most so many objects of a watch. Of forwarded ones there are so few that even with an old and a new
-    /// event of each their watch never collapses into a `watch.changed`, which tells other managers nothing.
-    pub(crate) fn new(cap: usize) -> Self {
-        let forwarded = Name::try_from(cap / 2 - 1).unwrap();
-        Self { objects: Default::default(), version: 10, uids: 0, contents: 0, has_status: true, forwarded }
+    /// An empty one.
+    pub(crate) fn new() -> Self {
+        Self { objects: Default::default(), version: 10, uids: 0, contents: 0, has_status: true }
     }
 }
 
@@ -200,7 +196,6 @@ impl Cluster {
 
     /// Does something to an object, which begins to be where it was not. Gives what the stream of each watch says of it.
     pub(crate) fn act(&mut self, resource: usize, name: Name, deed: Deed, tick: u64) -> [Vec<Said>; COUNT] {
-        let name = if resource == FORWARDED { name % self.forwarded } else { name };
         let before = self.objects[resource].get(&name).cloned();
         self.version += 1;
         self.contents += 1;

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use crate::{
     agent::{Answer, Body, Request},
-    cluster::{Name, PlanId, RESOURCES, Told, Told1, Truth, WATCHES},
+    cluster::{NAMES, Name, PlanId, RESOURCES, Told, Told1, Truth, WATCHES},
 };
 
 /// What a predecessor began has landed by then.
@@ -41,6 +41,8 @@ pub(crate) struct Records {
     began: BTreeMap<(Work, usize), u64>,
     /// Per forwarded watch and object: what its manager found when it was told last, and when that was.
     handed: BTreeMap<(usize, Name), (Option<Told>, u64)>,
+    /// Per forwarded watch: when its manager was told last that any of its objects may have changed.
+    handed_all: BTreeMap<usize, u64>,
 }
 
 impl Records {
@@ -58,10 +60,20 @@ impl Records {
         self.handed.get(&(watch, name)).and_then(|(told, _)| *told)
     }
 
+    /// When a manager was told last of objects that nobody could name.
+    pub(crate) fn handed_all_at(&self, watch: usize) -> u64 {
+        self.handed_all.get(&watch).copied().unwrap_or(0)
+    }
+
     /// A manager has taken an event.
-    pub(crate) fn hand(&mut self, Handing { watch, name, found, tick, .. }: &Handing) {
-        if self.handed_at(*watch, *name) < *tick {
-            self.handed.insert((*watch, *name), (*found, *tick));
+    pub(crate) fn hand(&mut self, Handing { watch, found, tick, .. }: &Handing) {
+        for (name, found) in found {
+            if self.handed_at(*watch, *name) < *tick {
+                self.handed.insert((*watch, *name), (*found, *tick));
+            }
+        }
+        if found.len() > 1 {
+            self.handed_all.insert(*watch, self.handed_all_at(*watch).max(*tick));
         }
     }
 
@@ -126,16 +138,20 @@ impl Reading {
 pub(crate) struct Handing {
     delivery: Delivery,
     watch: usize,
-    name: Name,
-    found: Option<Told>,
+    /// What it finds, where it looks: at one object, or at all of them when the event names none.
+    found: BTreeMap<Name, Option<Told>>,
     tick: u64,
 }
 
 impl Handing {
     pub(crate) fn new(delivery: Delivery, truth: &Truth, tick: u64) -> Self {
         let watch = WATCHES.iter().position(|watch| watch.name == delivery.watch()).unwrap();
-        let name = delivery.event.name.parse().unwrap();
-        Self { watch, name, found: truth[watch].get(&name).copied(), tick, delivery }
+        let names = match delivery.event.name.as_str() {
+            "" => 0..NAMES,
+            name => name.parse().map(|name: Name| name..name + 1).unwrap(),
+        };
+        let found = names.map(|name| (name, truth[watch].get(&name).copied())).collect();
+        Self { watch, found, tick, delivery }
     }
 
     pub(crate) fn delivery(&self) -> &Delivery {

@@ -97,5 +97,10 @@ fn receivers_that_alternate_lose_no_change_and_come_to_rest() {
 
 #[test]
 fn a_change_that_was_lost_is_found_by_its_digest() {
-    play(2, 1, async |game| game.lose_a_change(2).await);
+    play(1, 1, async |game| game.lose_a_change(2).await);
+}
+
+#[test]
+fn a_deletion_that_was_forgotten_is_told_again_although_a_heartbeat_calls_more_settled() {
+    play(1, 1, async |game| game.forget_a_deletion(3).await);
 }

@@ -29,7 +29,7 @@ use tokio_util::sync::CancellationToken;
 use turmoil::{Builder, Sim, net::TcpListener};
 
 use crate::{
-    cluster::{Deed, RESOURCES, WATCHES},
+    cluster::{Deed, NAMES, RESOURCES, WATCHES},
     receiver::REQUEST_DEADLINE,
     schedules::from_environment,
 };
@@ -180,7 +180,7 @@ fn heal(sim: &mut Sim<'_>) {
 fn act(stage: &Stage, dice: &mut Dice) {
     const DEEDS: [Deed; 7] =
         [Deed::Spec, Deed::TakeBack, Deed::Metadata, Deed::Status, Deed::Label, Deed::Delete, Deed::Recreate];
-    let name = u8::try_from(dice.roll(6)).unwrap();
+    let name = u8::try_from(dice.roll(NAMES.into())).unwrap();
     stage.act(dice.at(RESOURCES.len()), name, DEEDS[dice.at(DEEDS.len())]);
 }
 

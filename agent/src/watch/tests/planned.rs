@@ -125,7 +125,7 @@ impl Bench {
         self.core.answered(now, batch.epoch, &answer);
         let text = |event: &Event| match &event.what {
             What::Object(object) => format!("{} {} {}", event.watch, object.change.as_str(), object.subject.name),
-            What::Watch => format!("{} whole", event.watch),
+            What::Watch | What::Unnamed { .. } => format!("{} whole", event.watch),
         };
         events.iter().map(text).collect()
     }

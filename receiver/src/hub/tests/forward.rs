@@ -327,6 +327,20 @@ proptest! {
 }
 
 #[tokio::test]
+async fn objects_that_nobody_can_name_are_told_without_a_name_and_settled_with_their_delivery() {
+    let limits = Limits { per_service: 9, per_watch: 9 };
+    let game = Game { hub: receiver(1, limits), ..Game::new(1) };
+    let event = |what| Event { what, ..game.agent.event(1) };
+    let unnamed = What::Unnamed { subject: "g/v1/things//".parse().unwrap(), kind: "Thing".into() };
+    assert!(game.give(1, vec![Ok(event(unnamed))]).settled.is_empty());
+    let delivery = game.hub.next_delivery().await;
+    let body = r#"{"watched":{"Namespace":"","Name":""},"watchedGvk":{"group":"g","version":"v1","kind":"Thing"}}"#;
+    assert_eq!(delivery.event.to_body(), body);
+    game.hub.forwarded(&delivery, Outcome::Delivered);
+    assert_eq!(game.hub.view()[0].epochs[0].settled[WATCH], 1);
+}
+
+#[tokio::test]
 async fn what_is_put_is_due_at_once_and_settled_with_its_delivery() {
     let hub = receiver(1, Limits::default());
     let mut agent = Agent::default();

@@ -223,6 +223,12 @@ impl Game {
             },
             2 => Outcome::ended(wanted.works.minus(catalog)),
             3 => Outcome::default(),
+            4 => Outcome {
+                ended: wanted.works.minus(catalog),
+                put_off: wanted.works.both(catalog),
+                class: Some(Class::Refused),
+                ..Outcome::default()
+            },
             _ => Outcome::ended(wanted.works),
         };
         for work in outcome.ended.iter() {
@@ -231,7 +237,7 @@ impl Game {
                 *known = (*known).max(*version);
             }
         }
-        self.paused |= wanted.works.minus(outcome.ended | outcome.failed);
+        self.paused |= wanted.works.minus(outcome.ended | outcome.failed | outcome.put_off);
         self.state.finish(&KEY(), &wanted, &begun, &outcome, self.now, self.now);
     }
 

@@ -1,7 +1,6 @@
 //! Whose agent may be broken, as its silence or its own word tells.
 
 use super::*;
-use crate::queue::Drift;
 
 const AFTER: Duration = Duration::from_secs(5);
 
@@ -28,13 +27,40 @@ async fn who_let_go_of_its_connection_and_stays_silent_is_lost_once() {
 #[tokio::test(start_paused = true)]
 async fn what_an_agent_misses_of_its_own_is_made_again() {
     let hub = placed(4, 1);
-    beat(&hub, 0, 1);
-    assert!(hub.next().now_or_never().is_none());
-    let heartbeat = json!({
-        "epoch": EPOCH, "sequence": 0, "counter": 2, "waiting": 0, "parked": 0, "agentVersion": "1", "incomplete": true,
-        "certificate": {"notAfter": "", "fingerprint": ""}, "watches": [],
-    });
-    hub.heartbeat(&id(0), 1, serde_json::from_value(heartbeat).unwrap(), 1_700_000_000).unwrap();
+    let beat = |counter: u64, incomplete: bool| {
+        let heartbeat = json!({
+            "epoch": EPOCH, "sequence": 0, "counter": counter, "waiting": 0, "parked": 0, "agentVersion": "1",
+            "incomplete": incomplete, "certificate": {"notAfter": "", "fingerprint": ""}, "watches": [],
+        });
+        hub.heartbeat(&id(0), 1, serde_json::from_value(heartbeat).unwrap(), 1_700_000_000).unwrap();
+    };
+    beat(1, false);
+    assert!(hub.incomplete(AFTER).is_empty());
+    beat(2, true);
+    assert!(hub.next().now_or_never().is_none(), "many may say so at once, and some of them are paused");
+    assert_eq!(hub.incomplete(AFTER), [key(0)]);
+    time::advance(AFTER).await;
+    assert!(hub.incomplete(AFTER).is_empty(), "it has not said so again");
+
+    beat(3, true);
+    assert_eq!(hub.incomplete(AFTER), [key(0)]);
+    beat(4, true);
+    assert!(hub.incomplete(AFTER).is_empty(), "a runtime that refuses it is not asked with each heartbeat");
+    time::advance(AFTER).await;
+    assert_eq!(hub.incomplete(AFTER), [key(0)]);
+
+    beat(5, false);
+    beat(6, true);
+    assert_eq!(hub.incomplete(AFTER), [key(0)], "it was whole in between");
+    beat(7, false);
+    beat(8, true);
+    beat(9, false);
+    assert!(hub.incomplete(AFTER).is_empty(), "it is whole again");
+    beat(10, true);
+    hub.remove(&key(0));
+    assert!(hub.incomplete(AFTER).is_empty(), "its Kyma is gone");
+    hub.place(key(0), Some(id(0)), plan("1"));
+    hub.repair(&key(0));
     let job = hub.next().await;
-    assert_eq!((job.wanted.works, &job.wanted.drift), (Works::of(&[Work::Installer]), &Drift::All));
+    assert_eq!((job.wanted.works, &job.wanted.drift), (Works::INSTALLER, &Drift::All));
 }

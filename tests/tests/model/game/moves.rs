@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use tidewatch_shared::event::Reason;
 
 use crate::{
-    cluster::{Deed, Name, PlanId, RESOURCES, WATCHES},
+    cluster::{Deed, NAMES, Name, PlanId, RESOURCES, WATCHES},
     receiver::{End, Fate},
 };
 
@@ -142,7 +142,7 @@ pub(crate) fn a_move(instances: usize) -> impl Strategy<Value = Move> {
         3 => (1u16..400).prop_map(Move::Wait),
     ];
     prop_oneof![
-        12 => (0..RESOURCES.len(), 0u8..6, deed()).prop_map(|(resource, name, deed)| Move::Act(resource, name, deed)),
+        12 => (0..RESOURCES.len(), 0..NAMES, deed()).prop_map(|(resource, name, deed)| Move::Act(resource, name, deed)),
         16 => watch.clone().prop_map(Move::Feed),
         10 => (watch, prop::bool::weighted(0.1)).prop_map(|(watch, again)| Move::List(watch, again)),
         14 => Just(Move::Send),

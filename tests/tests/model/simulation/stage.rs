@@ -84,7 +84,7 @@ impl Stage {
     pub(crate) fn new(receivers: usize) -> Self {
         let mut registry = Registry::default();
         let (gateway, hub) = (gateway::Metrics::register(&mut registry), hub::Metrics::register(&mut registry));
-        let (cluster, records) = (Cluster::new(SMALL), Records::default());
+        let (cluster, records) = (Cluster::new(), Records::default());
         let hubs = (0..receivers).map(|_| None).collect();
         let play = Mutex::new(Play { cluster, records, tick: 0, lives: 0, agent: None, hubs });
         let (agent, current) = (AgentMetrics::default(), Arc::default());
