@@ -3,10 +3,11 @@
 FROM docker.io/library/rust:1.95-bookworm AS build
 WORKDIR /source
 COPY . .
-RUN cargo build --release --locked --package tidewatch-agent --package tidewatch-receiver --features tidewatch-receiver/jemalloc
+RUN cargo build --profile agent --locked --package tidewatch-agent
+RUN cargo build --release --locked --package tidewatch-receiver --features jemalloc
 
 FROM gcr.io/distroless/cc-debian12:nonroot AS agent
-COPY --from=build /source/target/release/tidewatch-agent /tidewatch-agent
+COPY --from=build /source/target/agent/tidewatch-agent /tidewatch-agent
 ENTRYPOINT ["/tidewatch-agent"]
 
 FROM gcr.io/distroless/cc-debian12:nonroot AS receiver

@@ -14,7 +14,7 @@ use tidewatch_shared::identity::RuntimeId;
 use tidewatch_shared::trace::Exporter;
 use tokio::{
     sync::{Semaphore, watch},
-    task::JoinSet,
+    task::{JoinHandle, JoinSet},
     time::timeout,
 };
 use tokio_util::sync::CancellationToken;
@@ -147,36 +147,8 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Run> {
     });
     let interval = watch::Sender::new(app.config.heartbeat());
     app.watch(core, plans, &runtime, interval.subscribe());
-    let parts = Parts {
-        dial: Dial::tcp(),
-        core: core.clone(),
-        credentials: voice.credentials,
-        sightings: app.sightings.clone(),
-        interval,
-        pending: receiver,
-        metrics: app.metrics.clone(),
-    };
-    let mut link = match (app.config.contract, voice.renewals) {
-        (Contract::V2, _) => tokio::spawn(Poster::new(parts).run(stop.clone())),
-        (Contract::V3, None) => tokio::spawn(Link::new(parts).run(stop.clone())),
-        (Contract::V3, Some(renewals)) => tokio::spawn(Link::new(parts).renewing(renewals).run(stop.clone())),
-    };
-    let ended = tokio::select! {
-        ended = app.tasks.join_next() => Err(failure(ended)),
-        ended = &mut link => match ended {
-            Ok(()) if stop.is_cancelled() => Ok(()),
-            Ok(()) => Err(Run::Ended("link")),
-            Err(error) => Err(Run::Broken(error)),
-        },
-        () = stop.cancelled() => {
-            // Nothing that waits is lost: whoever starts next lists, and a list is never silent.
-            tracing::info!("Ending");
-            if timeout(LAST_REQUEST, &mut link).await.is_err() {
-                tracing::warn!("The last request was given up");
-            }
-            Ok(())
-        }
-    };
+    let mut link = app.speak(core, voice, interval, receiver, &stop);
+    let ended = app.until_the_end(&mut link, &stop).await;
     link.abort();
     app.tasks.shutdown().await;
     #[cfg(feature = "otlp")]
@@ -326,6 +298,51 @@ impl App {
                 tracing::error!(error = chain(&error), "A watch could not be started");
             }
         });
+    }
+
+    /// Events and heartbeats.
+    fn speak(
+        &self,
+        core: &Core,
+        voice: Voice,
+        interval: watch::Sender<Duration>,
+        pending: Guard,
+        stop: &CancellationToken,
+    ) -> JoinHandle<()> {
+        let parts = Parts {
+            dial: Dial::tcp(),
+            core: core.clone(),
+            credentials: voice.credentials,
+            sightings: self.sightings.clone(),
+            interval,
+            pending,
+            metrics: self.metrics.clone(),
+        };
+        match (self.config.contract, voice.renewals) {
+            (Contract::V2, _) => tokio::spawn(Poster::new(parts).run(stop.clone())),
+            (Contract::V3, None) => tokio::spawn(Link::new(parts).run(stop.clone())),
+            (Contract::V3, Some(renewals)) => tokio::spawn(Link::new(parts).renewing(renewals).run(stop.clone())),
+        }
+    }
+
+    /// Until something that should run for ever does not, or until the end is asked for and the last request is done.
+    async fn until_the_end(&mut self, link: &mut JoinHandle<()>, stop: &CancellationToken) -> Result<(), Run> {
+        tokio::select! {
+            ended = self.tasks.join_next() => Err(failure(ended)),
+            ended = &mut *link => match ended {
+                Ok(()) if stop.is_cancelled() => Ok(()),
+                Ok(()) => Err(Run::Ended("link")),
+                Err(error) => Err(Run::Broken(error)),
+            },
+            () = stop.cancelled() => {
+                // Nothing that waits is lost: whoever starts next lists, and a list is never silent.
+                tracing::info!("Ending");
+                if timeout(LAST_REQUEST, link).await.is_err() {
+                    tracing::warn!("The last request was given up");
+                }
+                Ok(())
+            }
+        }
     }
 
     fn forever(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {

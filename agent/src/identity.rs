@@ -152,6 +152,15 @@ impl Credentials {
         let trust_revision = certificate::trust_revision(&roots);
         Ok(Self { runtime, receiver, signer, tls, certificate, not_before, not_after: end, trust_revision })
     }
+
+    /// Tells that these are used from now on, and where they come from.
+    fn used(&self, from: Provenance, standing: &Standing, metrics: &Metrics) {
+        let Self { runtime, certificate, trust_revision, not_after, .. } = self;
+        tracing::info!(%runtime, fingerprint = %certificate.fingerprint, not_after = %certificate.not_after,
+            trust_revision, from = from.as_str(), "Using an identity");
+        metrics.certificate_not_after.set(*not_after);
+        standing.has(from);
+    }
 }
 
 /// How credentials are made: each contract has certificates of its own.
@@ -208,11 +217,7 @@ impl<S: Source> Keeper<S> {
         match self.fresh(now) {
             Ok(None) => {}
             Ok(Some(credentials)) => {
-                let Credentials { runtime, certificate, trust_revision, not_after, .. } = &credentials;
-                tracing::info!(%runtime, fingerprint = %certificate.fingerprint, not_after = %certificate.not_after,
-                    trust_revision, "Using an identity");
-                self.metrics.certificate_not_after.set(*not_after);
-                self.standing.has(Provenance::Files);
+                credentials.used(Provenance::Files, &self.standing, &self.metrics);
                 self.failing = false;
                 self.pending = None;
                 self.publish.send_replace(Some(Arc::new(credentials)));

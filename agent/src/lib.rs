@@ -7,6 +7,7 @@
 //! | [`command`] | what the process is to do: run, or ask one that runs |
 //! | [`config`] | flags and environment, read once |
 //! | `clock` | the wall clock, read in one place |
+//! | `connection` | HTTP over one connection, for the receiver and for the API server |
 //! | `plan` | the ConfigMap that names the watches, and where the receiver is |
 //! | `settings` | what it says beside the plan (pure) |
 //! | `watch` | list and watch loops, one for each watch |
@@ -26,6 +27,7 @@ pub mod canary;
 mod clock;
 pub mod command;
 pub mod config;
+mod connection;
 pub mod core;
 pub mod identity;
 mod index;

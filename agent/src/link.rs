@@ -76,8 +76,6 @@ pub struct Link {
     credentials: Current,
     /// Whoever renews the identity; nobody does when it comes from files.
     renewals: Option<Renewals>,
-    /// A renewal that was ordered.
-    order: Option<Order>,
     sightings: Sightings,
     interval: watch::Sender<Duration>,
     pending: Option<Guard>,
@@ -103,7 +101,6 @@ impl Link {
             core,
             credentials,
             renewals: None,
-            order: None,
             sightings,
             interval,
             pending: Some(pending),
@@ -141,8 +138,7 @@ impl Link {
     /// One request, or one wait.
     async fn step(&mut self, client: &Client, stop: &CancellationToken) {
         // Before anything else: whoever is never at a loss for events has to renew too.
-        let order = self.order.take();
-        if let Some(order) = order.or_else(|| self.renewals.as_mut().and_then(Renewals::order)) {
+        if let Some(order) = self.renewals.as_mut().and_then(Renewals::order) {
             return self.renew(client, order).await;
         }
         let now = Instant::now();
@@ -158,7 +154,7 @@ impl Link {
         tokio::select! {
             () = sleep_until(wake) => {}
             () = self.core.stirred() => {}
-            order = ordered(self.renewals.as_mut()) => self.order = Some(order),
+            order = ordered(self.renewals.as_mut()) => self.renew(client, order).await,
             _ = self.credentials.changed() => self.credentials.mark_changed(),
             () = stop.cancelled() => {}
         }
@@ -171,10 +167,8 @@ impl Link {
         }
         let post = Post { path: EVENTS_PATH, content_type: BATCH_CONTENT_TYPE, body: batch.body, nonce: batch.nonce };
         let answer = self.post(client, Route::Events, post).await;
-        self.doubt(client, &answer);
-        let Some(answer) = self.react::<EventsAnswer>(Route::Events, StatusCode::ACCEPTED, batch.epoch, answer) else {
-            return;
-        };
+        let answer = self.react::<EventsAnswer>(client, Route::Events, StatusCode::ACCEPTED, batch.epoch, answer);
+        let Some(answer) = answer else { return };
         tracing::debug!(events = batch.events, accepted = answer.accepted, "Events were taken");
         self.core.answered(Instant::now(), batch.epoch, &answer);
         self.follow_interval(answer.heartbeat_seconds);
@@ -195,10 +189,8 @@ impl Link {
         let body: Bytes = serde_json::to_vec(&heartbeat).expect("strings and numbers have a JSON form").into();
         let post = Post { path: HEARTBEAT_PATH, content_type: "application/json", body, nonce };
         let answer = self.post(client, Route::Heartbeat, post).await;
-        self.doubt(client, &answer);
-        let Some(answer) = self.react::<HeartbeatAnswer>(Route::Heartbeat, StatusCode::OK, epoch, answer) else {
-            return;
-        };
+        let answer = self.react::<HeartbeatAnswer>(client, Route::Heartbeat, StatusCode::OK, epoch, answer);
+        let Some(answer) = answer else { return };
         self.core.heartbeat_answered(Instant::now(), epoch, &answer);
         if answer.renew {
             self.demand(client, Renewals::wanted);
@@ -227,17 +219,7 @@ impl Link {
         Post { path: CERTIFICATES_PATH, content_type, body: order.body.clone(), nonce }
     }
 
-    /// Tells whoever renews the identity when the receiver has no use for it.
-    fn doubt(&self, client: &Client, answer: &Result<Answer, Fault>) {
-        let refused = match answer {
-            Ok(answer) => judge(answer, clock::unix_seconds()) == Verdict::Certificate,
-            Err(fault) => fault.is_about_certificate(),
-        };
-        if refused {
-            self.demand(client, Renewals::refused);
-        }
-    }
-
+    /// Tells whoever renews the identity what the receiver says of it.
     fn demand(&self, client: &Client, what: impl FnOnce(&Renewals, &str)) {
         if let Some(renewals) = &self.renewals {
             what(renewals, &client.credentials().certificate.fingerprint);
@@ -254,6 +236,7 @@ impl Link {
     /// Carries out what an answer means for this side; gives back what a taken request was answered with.
     fn react<T: DeserializeOwned>(
         &mut self,
+        client: &Client,
         route: Route,
         success: StatusCode,
         epoch: Epoch,
@@ -271,9 +254,12 @@ impl Link {
         };
         let now = Instant::now();
         match answer {
-            Ok(answer) => self.refused(route, epoch, &answer, now),
+            Ok(answer) => self.refused(client, route, epoch, &answer, now),
             Err(fault) => {
                 tracing::warn!(error = chain(&fault), "The receiver could not be asked");
+                if fault.is_about_certificate() {
+                    self.demand(client, Renewals::refused);
+                }
                 self.gate(route).fail(now, fault.is_connect());
             }
         }
@@ -289,7 +275,7 @@ impl Link {
         self.heartbeats.connected();
     }
 
-    fn refused(&mut self, route: Route, epoch: Epoch, answer: &Answer, now: Instant) {
+    fn refused(&mut self, client: &Client, route: Route, epoch: Epoch, answer: &Answer, now: Instant) {
         let verdict = judge(answer, clock::unix_seconds());
         tracing::warn!(status = answer.status.as_u16(), ?verdict, "The receiver refuses");
         match verdict {
@@ -310,7 +296,11 @@ impl Link {
                 self.core.start_over();
             }
             Verdict::Told(wait) => self.gate(route).told(now, wait),
-            Verdict::Split | Verdict::TooLarge(_) | Verdict::NewEpoch | Verdict::Certificate | Verdict::BackOff => {
+            Verdict::Certificate => {
+                self.demand(client, Renewals::refused);
+                self.gate(route).fail(now, false);
+            }
+            Verdict::Split | Verdict::TooLarge(_) | Verdict::NewEpoch | Verdict::BackOff => {
                 self.gate(route).fail(now, false);
             }
         }

@@ -14,23 +14,15 @@ use crate::{
     kubernetes::{Call, Lane},
     settings::Settings,
     telemetry::{Guard, Metrics, chain},
-    watch::{Sink, Target, Versioned},
+    watch::{NamedMetadata, Sink, Target, Versioned},
 };
 
 /// The ConfigMap, as far as it is read.
 #[derive(Debug, Deserialize)]
 pub(crate) struct ConfigMap {
-    metadata: Name,
+    metadata: NamedMetadata,
     #[serde(default)]
     data: Option<BTreeMap<String, String>>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Name {
-    #[serde(default)]
-    name: String,
-    #[serde(rename = "resourceVersion", default)]
-    version: String,
 }
 
 impl Versioned for ConfigMap {

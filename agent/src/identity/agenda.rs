@@ -107,9 +107,14 @@ impl Agenda {
         }
     }
 
-    /// The receiver is somewhere else: what the one before has said or left unsaid does not hold for it.
-    pub(super) const fn moved(&mut self) {
-        self.asking.open();
+    /// Something else is to be asked with. When that is another receiver, what the one before has said does not hold for it; else
+    /// nobody comes back before they were told.
+    pub(super) const fn moved(&mut self, elsewhere: bool) {
+        if elsewhere {
+            self.asking.open();
+        } else {
+            self.asking.renewed();
+        }
     }
 
     /// The receiver wants the certificate renewed, but not all of them at once.
@@ -183,6 +188,22 @@ mod tests {
         assert_eq!(agenda.next(now + 23 * MINUTE), Step::Rest(now + 24 * MINUTE));
         assert!(matches!(agenda.next(now + 24 * MINUTE), Step::Rest(_)), "told is told");
         assert_eq!(agenda.next(now + 29 * MINUTE), Step::Enrol);
+    }
+
+    #[test]
+    fn only_another_receiver_is_asked_before_the_time_that_was_told() {
+        let (now, mut agenda) = (Instant::now(), Agenda::new());
+        agenda.failed(Step::Enrol, now, false, Some(5 * MINUTE));
+        agenda.moved(false);
+        assert!(matches!(agenda.next(now + MINUTE), Step::Rest(_)), "told is told");
+        agenda.moved(true);
+        assert_eq!(agenda.next(now), Step::Enrol);
+        // What failed for another reason may have failed for the old roots.
+        while agenda.next(now) == Step::Enrol {
+            agenda.failed(Step::Enrol, now, true, None);
+        }
+        agenda.moved(false);
+        assert_eq!(agenda.next(now), Step::Enrol);
     }
 
     #[test]

@@ -113,14 +113,16 @@ impl Enroller {
         };
         let Some(mut settings) = first else { return Stop::Alone };
         // Who cannot be told whether there is an identity does without it.
-        let _ = timeout(SECRET, self.tools.stored.wait_for(|stored| !matches!(stored, Stored::Unknown))).await;
+        let read = |stored: &Stored| matches!(stored, Stored::There(_) | Stored::Missing);
+        let _ = timeout(SECRET, self.tools.stored.wait_for(read)).await;
         loop {
             if let Some(newest) = self.tools.settings.borrow_and_update().clone() {
                 if newest.runtime != settings.runtime {
                     return Stop::OtherRuntime { known: settings.runtime.clone(), new: newest.runtime.clone() };
                 }
                 if !Arc::ptr_eq(&newest, &settings) {
-                    self.agenda.moved();
+                    let elsewhere = newest.receiver != settings.receiver || newest.enrolment != settings.enrolment;
+                    self.agenda.moved(elsewhere);
                 }
                 settings = newest;
             }
@@ -238,12 +240,13 @@ impl Enroller {
 
     /// Uses what was issued, or plans what to do without it.
     async fn conclude(&mut self, step: Step, settings: &Arc<Settings>, asked: Result<Fresh, Ask>) {
-        let made = asked.and_then(|fresh| {
-            let made = self.make(&fresh.chain, &fresh.key, settings, fresh.unix);
-            made.map(|credentials| (credentials, fresh)).map_err(Ask::Unusable)
+        let made = asked.and_then(|Fresh { chain, key, unix }| {
+            let unix = unix.unwrap_or_else(|| self.unix());
+            let made = self.make(&chain, &key, settings, unix).map_err(Ask::Unusable)?;
+            Ok((made, chain, key, unix))
         });
         match made {
-            Ok((credentials, Fresh { chain, key, unix })) => {
+            Ok((credentials, chain, key, unix)) => {
                 let seconds = credentials.not_after.saturating_sub(unix);
                 let life = Life::issued(Instant::now(), seconds, random::up_to);
                 self.overwritten = self.write(&chain, &key).await;
@@ -280,13 +283,9 @@ impl Enroller {
         settings: &Arc<Settings>,
         from: Provenance,
     ) {
-        let Credentials { runtime, certificate, trust_revision, not_after, .. } = &credentials;
-        tracing::info!(%runtime, fingerprint = %certificate.fingerprint, not_after = %certificate.not_after,
-            trust_revision, from = from.as_str(), "Using an identity");
-        let fingerprint = certificate.fingerprint.clone();
-        self.tools.metrics.certificate_not_after.set(*not_after);
+        credentials.used(from, &self.tools.standing, &self.tools.metrics);
+        let fingerprint = credentials.certificate.fingerprint.clone();
         self.tools.metrics.renewal_failed_since.set(0);
-        self.tools.standing.has(from);
         self.agenda.got(life);
         let (settings, kept) = (settings.clone(), self.overwritten.is_some());
         self.held = Some(Held { chain, key, fingerprint, settings, kept });

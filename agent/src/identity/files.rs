@@ -2,11 +2,9 @@
 
 use std::{fs, path::PathBuf};
 
-use super::{Load, Material, Source};
+use tidewatch_shared::names::{CHAIN_KEY, PRIVATE_KEY_KEY, TRUST_BUNDLE_KEY};
 
-const CHAIN: &str = "tls.crt";
-const KEY: &str = "tls.key";
-const BUNDLE: &str = "ca.crt";
+use super::{Load, Material, Source};
 
 /// `tls.crt`, `tls.key` and `ca.crt` of one folder.
 pub(crate) struct Files {
@@ -26,6 +24,7 @@ impl Files {
 
 impl Source for Files {
     fn read(&mut self) -> Result<Material, Load> {
-        Ok(Material { chain: self.file(CHAIN)?, key: self.file(KEY)?, bundle: self.file(BUNDLE)? })
+        let (chain, key) = (self.file(CHAIN_KEY)?, self.file(PRIVATE_KEY_KEY)?);
+        Ok(Material { chain, key, bundle: self.file(TRUST_BUNDLE_KEY)? })
     }
 }

@@ -21,7 +21,7 @@ use crate::{clock, link::Endpoint};
 pub(super) fn credentials(material: &Material, receiver: Endpoint, now: i64) -> Result<Credentials, Load> {
     let chain = tls::certificates(&material.chain)?;
     let leaf = chain.first().ok_or(TlsConfig::Empty("the certificate chain"))?;
-    let Caller { runtime, leaf, not_after: end, .. } = Caller::read(leaf)?;
+    let Caller { runtime, fingerprint, not_after: end, .. } = Caller::read(leaf)?;
     let not_after = Timestamp::from_second(end).unwrap_or(Timestamp::MAX);
     if end <= now {
         return Err(Load::Expired(not_after));
@@ -36,7 +36,7 @@ pub(super) fn credentials(material: &Material, receiver: Endpoint, now: i64) -> 
         .with_client_auth_cert(chain, key)
         .map_err(Load::Pair)?;
     config.resumption = Resumption::disabled();
-    let (not_after, fingerprint) = (not_after.to_string(), certificate::fingerprint(&leaf));
+    let not_after = not_after.to_string();
     let certificate = CertificateState { not_after, fingerprint, renewal_failed_since: None };
     let (signer, tls) = (None, clock::judge_by(config));
     // Nobody renews it, so its start is of no use.

@@ -17,11 +17,9 @@ use crate::{
 /// What the Secret is known to have.
 #[derive(Clone, Default)]
 pub(crate) enum Stored {
-    /// It has not been read yet.
+    /// It has not been read yet, or could not be.
     #[default]
     Unknown,
-    /// It cannot be read.
-    Unreadable,
     /// It is not there.
     Missing,
     /// This, whatever it is worth.
@@ -157,15 +155,8 @@ impl Sink for SecretWatch {
     fn bookmark(&mut self, _version: &str) {}
 
     fn failed(&mut self, why: &Call) {
-        tracing::warn!(error = chain(why), "The agent's Secret cannot be read");
         // What was read before is still the best that is known.
-        self.publish.send_if_modified(|stored| {
-            let unknown = matches!(stored, Stored::Unknown);
-            if unknown {
-                *stored = Stored::Unreadable;
-            }
-            unknown
-        });
+        tracing::warn!(error = chain(why), "The agent's Secret cannot be read");
     }
 }
 
@@ -182,7 +173,7 @@ mod tests {
     fn what_the_secret_has_is_told_whenever_it_is_something_else() {
         let (mut watch, mut stored) = SecretWatch::new("ns".to_owned());
         watch.failed(&Call::Deadline);
-        assert!(matches!(*stored.borrow_and_update(), Stored::Unreadable));
+        assert!(!stored.has_changed().unwrap(), "the next list may tell");
         watch.begin();
         watch.page(vec![secret("other", "1", json!({CHAIN_KEY: "YQ=="}))]);
         watch.complete("1");

@@ -1,6 +1,6 @@
 //! One connection's worth of requests.
 
-use std::{error::Error, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -9,6 +9,7 @@ use http_body_util::{BodyExt, Full, combinators::UnsyncBoxBody};
 use tokio::time::timeout;
 
 use super::{Accept, Call};
+use crate::connection::BoxError;
 
 /// Until the head of an answer.
 const HEAD_DEADLINE: Duration = Duration::from_secs(20);
@@ -16,9 +17,6 @@ const HEAD_DEADLINE: Duration = Duration::from_secs(20);
 const BODY_DEADLINE: Duration = Duration::from_secs(30);
 /// Bytes of an answer to a write.
 const WRITE_ANSWER: usize = 256 << 10;
-
-/// Any error of a transport.
-pub(super) type BoxError = Box<dyn Error + Send + Sync>;
 
 /// The body of an answer, read piece by piece.
 pub(crate) type Body = UnsyncBoxBody<Bytes, BoxError>;

@@ -1,7 +1,7 @@
 //! HTTPS to the API server: one connection, credentials that are read anew, and a new client when the trust bundle changes.
 
 use std::{
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -9,24 +9,20 @@ use bytes::Bytes;
 use futures::future::BoxFuture;
 use http::{Request, Response, Uri, header, uri::PathAndQuery};
 use http_body_util::{BodyExt, Full};
-use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
-use hyper_util::{
-    client::legacy::{Client, connect::HttpConnector},
-    rt::{TokioExecutor, TokioTimer},
-};
+use hyper_rustls::{FixedServerNameResolver, HttpsConnectorBuilder};
+use hyper_util::client::legacy::connect::HttpConnector;
 
 use super::{
     access::{Access, Connect},
-    lane::{Body, BoxError, Transport},
+    lane::{Body, Transport},
 };
+use crate::connection::{self, BoxError, Connection, Terms};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 /// Receive windows: what a peer may send before we read it, and so what it may cost us.
 const STREAM_WINDOW: u32 = 64 << 10;
 const CONNECTION_WINDOW: u32 = 256 << 10;
-
-type Http = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
 
 /// See the module.
 pub(super) struct Https {
@@ -37,7 +33,7 @@ pub(super) struct Https {
 /// A client, and the trust bundle that it was made of.
 struct Current {
     bundle: Vec<u8>,
-    http: Http,
+    http: Arc<Connection>,
 }
 
 impl Https {
@@ -49,7 +45,7 @@ impl Https {
     }
 
     /// The client for the trust bundle as it is now. A bundle that cannot be used leaves the old client in place.
-    fn http(&self) -> Http {
+    fn http(&self) -> Arc<Connection> {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if self.access.bundle.may_change() {
             match self.access.bundle.read() {
@@ -64,7 +60,8 @@ impl Https {
         current.http.clone()
     }
 
-    fn prepare(&self, mut request: Request<Full<Bytes>>) -> Result<Request<Full<Bytes>>, BoxError> {
+    fn prepare(&self, request: Request<Full<Bytes>>) -> Result<Request<Bytes>, BoxError> {
+        let mut request = request.map(|body| body.into_inner().unwrap_or_default());
         let mut address = self.access.server.clone().into_parts();
         let prefix = self.access.server.path().trim_end_matches('/');
         let path = request.uri().path_and_query().map_or("/", PathAndQuery::as_str);
@@ -81,13 +78,13 @@ impl Transport for Https {
     fn send(&self, request: Request<Full<Bytes>>) -> BoxFuture<'static, Result<Response<Body>, BoxError>> {
         let (request, http) = (self.prepare(request), self.http());
         Box::pin(async move {
-            let answer = http.request(request?).await?;
-            Ok(answer.map(|body| body.map_err(BoxError::from).boxed_unsync()))
+            let answer = http.send(request?).await?;
+            Ok(answer.map(BodyExt::boxed_unsync))
         })
     }
 }
 
-fn client(access: &Access, bundle: &[u8]) -> Result<Http, Connect> {
+fn client(access: &Access, bundle: &[u8]) -> Result<Arc<Connection>, Connect> {
     let mut http = HttpConnector::new();
     http.enforce_http(false);
     http.set_nodelay(true);
@@ -99,16 +96,11 @@ fn client(access: &Access, bundle: &[u8]) -> Result<Http, Connect> {
         None => builder,
     };
     let https = builder.enable_all_versions().wrap_connector(http);
-    let client = Client::builder(TokioExecutor::new())
-        .timer(TokioTimer::new())
-        .pool_timer(TokioTimer::new())
-        .pool_max_idle_per_host(1)
-        .http1_max_buf_size(STREAM_WINDOW as usize)
-        .http2_initial_stream_window_size(STREAM_WINDOW)
-        .http2_initial_connection_window_size(CONNECTION_WINDOW)
-        .http2_keep_alive_interval(KEEP_ALIVE)
-        .http2_keep_alive_timeout(KEEP_ALIVE / 2)
-        .http2_keep_alive_while_idle(true)
-        .build(https);
-    Ok(client)
+    let terms = Terms {
+        stream_window: STREAM_WINDOW,
+        connection_window: CONNECTION_WINDOW,
+        ping: KEEP_ALIVE,
+        ping_answer: KEEP_ALIVE / 2,
+    };
+    Ok(Arc::new(Connection::new(connection::over(https), terms)))
 }

@@ -3,9 +3,8 @@
 use std::{error::Error as StdError, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
-use http_body_util::{BodyExt, Full, Limited};
-use hyper_util::client::legacy::Error as HyperError;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, header};
+use http_body_util::{BodyExt, Limited};
 use rustls::ClientConfig;
 use thiserror::Error;
 use tidewatch_shared::{
@@ -15,11 +14,11 @@ use tidewatch_shared::{
 };
 use tokio::time::timeout;
 
-use super::{
-    Endpoint,
-    dial::{Dial, Exchange},
+use super::{Dial, Endpoint};
+use crate::{
+    connection::{BoxError, Connection, Speak},
+    identity::Credentials,
 };
-use crate::identity::Credentials;
 
 /// For a request and its whole answer, connecting included.
 const DEADLINE: Duration = Duration::from_secs(15);
@@ -49,9 +48,9 @@ pub(crate) enum Fault {
     #[error("the request could not be written")]
     Request(#[from] http::Error),
     #[error("the receiver could not be reached")]
-    Send(#[source] HyperError),
+    Send(#[source] Speak),
     #[error("the receiver's answer broke off or is too large")]
-    Body(#[source] Box<dyn StdError + Send + Sync>),
+    Body(#[source] BoxError),
     #[error("the receiver did not answer in time")]
     Deadline,
     #[error("the receiver's answer is not readable")]
@@ -61,7 +60,7 @@ pub(crate) enum Fault {
 impl Fault {
     /// There was no connection.
     pub(crate) fn is_connect(&self) -> bool {
-        matches!(self, Self::Send(error) if error.is_connect())
+        matches!(self, Self::Send(Speak::Open(_)))
     }
 
     /// The other side has ended the handshake because of our certificate.
@@ -101,7 +100,7 @@ pub(crate) struct Answer {
 /// Lives as long as its credentials do: connection and signatures never name two certificates.
 pub(super) struct Client {
     credentials: Arc<Credentials>,
-    http: Exchange,
+    http: Connection,
 }
 
 /// Asks for a certificate with the value of `Authorization`, on a connection of its own that shows no certificate. Nothing is sent
@@ -118,13 +117,13 @@ pub(crate) async fn enrol(
         .uri(endpoint.uri(enrolment::CERTIFICATES_PATH)?)
         .header(header::CONTENT_TYPE, enrolment::CONTENT_TYPE)
         .header(header::AUTHORIZATION, authorization)
-        .body(Full::new(body))?;
+        .body(body)?;
     let http = dial.client(tls);
     timeout(ENROLMENT_DEADLINE, exchange(&http, request)).await.map_err(|_| Fault::Deadline)?
 }
 
-async fn exchange(http: &Exchange, request: Request<Full<Bytes>>) -> Result<Answer, Fault> {
-    let (head, body) = http(request).await.map_err(Fault::Send)?.into_parts();
+async fn exchange(http: &Connection, request: Request<Bytes>) -> Result<Answer, Fault> {
+    let (head, body) = http.send(request).await.map_err(Fault::Send)?.into_parts();
     let body = Limited::new(body, ANSWER_BYTES).collect().await.map_err(Fault::Body)?.to_bytes();
     Ok(Answer { status: head.status, headers: head.headers, body })
 }
@@ -152,10 +151,10 @@ impl Client {
             .method(Method::POST)
             .uri(self.credentials.receiver.uri(path)?)
             .header(header::CONTENT_TYPE, content_type)
-            .header(CONTENT_DIGEST, content_digest)
-            .header(SIGNATURE_INPUT, signature_input)
-            .header(SIGNATURE, signature)
-            .body(Full::new(body))?;
+            .header(const { HeaderName::from_static(CONTENT_DIGEST) }, content_digest)
+            .header(const { HeaderName::from_static(SIGNATURE_INPUT) }, signature_input)
+            .header(const { HeaderName::from_static(SIGNATURE) }, signature)
+            .body(body)?;
         timeout(DEADLINE, exchange(&self.http, request)).await.map_err(|_| Fault::Deadline)?
     }
 
@@ -165,7 +164,7 @@ impl Client {
             .method(Method::POST)
             .uri(self.credentials.receiver.uri(path)?)
             .header(header::CONTENT_TYPE, v2::CONTENT_TYPE)
-            .body(Full::new(body))?;
+            .body(body)?;
         timeout(DEADLINE, exchange(&self.http, request)).await.map_err(|_| Fault::Deadline)?
     }
 }

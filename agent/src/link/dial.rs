@@ -1,19 +1,17 @@
-//! What carries the requests: an HTTP client over TLS, over whatever opens connections.
+//! How the receiver is reached: over TLS, over whatever opens connections.
 
 use std::{sync::Arc, time::Duration};
 
-use bytes::Bytes;
-use http::Request;
-use http_body_util::Full;
+use http::Uri;
+use hyper::{rt, service::Service};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::{
-    client::legacy::{
-        Client, ResponseFuture,
-        connect::{Connect, HttpConnector},
-    },
-    rt::{TokioExecutor, TokioTimer},
+    client::legacy::connect::{self, HttpConnector},
+    service::TowerToHyperService,
 };
 use rustls::ClientConfig;
+
+use crate::connection::{self, BoxError, Connection, Open, Terms};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A connection whose other end is gone without a word is noticed after a PING and the wait for its answer: well within the half
@@ -22,12 +20,9 @@ const PING: Duration = Duration::from_secs(15);
 const PING_ANSWER: Duration = Duration::from_secs(5);
 const WINDOW: u32 = 64 << 10;
 
-/// Sends one request; one connection serves all of them.
-pub(super) type Exchange = Box<dyn Fn(Request<Full<Bytes>>) -> ResponseFuture + Send + Sync>;
-
-/// Makes HTTP clients, one for each identity.
+/// Makes connections, one for each identity.
 #[derive(Clone)]
-pub struct Dial(Arc<dyn Fn(ClientConfig) -> Exchange + Send + Sync>);
+pub struct Dial(Arc<dyn Fn(ClientConfig) -> Open + Send + Sync>);
 
 impl Dial {
     /// Over TCP.
@@ -45,32 +40,29 @@ impl Dial {
     pub fn over<C>(connector: C) -> Self
     where
         C: Clone + Send + Sync + 'static,
-        HttpsConnector<C>: Connect + Clone,
+        TowerToHyperService<HttpsConnector<C>>: Service<
+                Uri,
+                Error = BoxError,
+                Response: rt::Read + rt::Write + connect::Connection + Unpin + Send + 'static,
+                Future: Send + 'static,
+            > + Send
+            + Sync
+            + 'static,
     {
         Self(Arc::new(move |tls| {
-            let connector = HttpsConnectorBuilder::new()
-                .with_tls_config(tls)
-                .https_only()
-                .enable_all_versions()
-                .wrap_connector(connector.clone());
-            let client = Client::builder(TokioExecutor::new())
-                .timer(TokioTimer::new())
-                .pool_timer(TokioTimer::new())
-                .pool_max_idle_per_host(1)
-                // The connection is kept over a heartbeat interval, however long the receiver makes it.
-                .pool_idle_timeout(None)
-                .http2_initial_stream_window_size(WINDOW)
-                .http2_initial_connection_window_size(WINDOW)
-                .http2_keep_alive_interval(PING)
-                .http2_keep_alive_timeout(PING_ANSWER)
-                .http2_keep_alive_while_idle(true)
-                .build(connector);
-            Box::new(move |request| client.request(request))
+            connection::over(
+                HttpsConnectorBuilder::new()
+                    .with_tls_config(tls)
+                    .https_only()
+                    .enable_all_versions()
+                    .wrap_connector(connector.clone()),
+            )
         }))
     }
 
-    /// Nothing is connected yet.
-    pub(super) fn client(&self, tls: ClientConfig) -> Exchange {
-        (self.0)(tls)
+    /// Nothing is opened yet.
+    pub(super) fn client(&self, tls: ClientConfig) -> Connection {
+        let terms = Terms { stream_window: WINDOW, connection_window: WINDOW, ping: PING, ping_answer: PING_ANSWER };
+        Connection::new((self.0)(tls), terms)
     }
 }

@@ -60,8 +60,9 @@ impl Gate {
         }
     }
 
-    /// There is another identity: what was refused to the old one is tried again, but nobody comes back before they were told.
-    pub(super) const fn renewed(&mut self) {
+    /// There is another identity, or other roots: what failed with the old ones is tried again, but nobody comes back before they
+    /// were told.
+    pub(crate) const fn renewed(&mut self) {
         if !matches!(self.why, Closed::Told) {
             self.open();
         }

@@ -344,6 +344,7 @@ impl Metrics {
     pub(crate) fn boarded(&self, what: &What, since: i64) {
         let change = match what {
             What::Whole => "whole",
+            What::Unnamed => "unnamed",
             What::Object { change, .. } => match change {
                 Change::Created => "created",
                 Change::Spec => "spec",

@@ -9,7 +9,9 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use tidewatch_deploy::image::{self, Program};
 
-const PROGRAMS: [&str; 2] = ["tidewatch-agent", "tidewatch-receiver"];
+/// Program, its profile and its folder in the target folder, and its features.
+const PROGRAMS: [(&str, &str, &str); 2] =
+    [("tidewatch-agent", "agent", ""), ("tidewatch-receiver", "release", "jemalloc")];
 const USAGE: &str = "usage: cargo images [-- --out FOLDER]   (target/images, unless told)";
 
 fn main() -> Result<()> {
@@ -22,13 +24,12 @@ fn main() -> Result<()> {
         ["--out", folder] => PathBuf::from(folder),
         _ => bail!("{USAGE}"),
     };
-    let mut build = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    build.args(["build", "--release", "--locked", "--manifest-path"]).arg(workspace().join("Cargo.toml"));
-    build.args(PROGRAMS.iter().flat_map(|program| ["--package", program]));
-    build.args(["--features", "tidewatch-receiver/jemalloc"]);
-    ensure!(build.status().context("run cargo")?.success(), "the programs could not be built");
-    for name in PROGRAMS {
-        let path = target.join("release").join(name);
+    for (name, profile, features) in PROGRAMS {
+        let mut build = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        build.args(["build", "--locked", "--manifest-path"]).arg(workspace().join("Cargo.toml"));
+        build.args(["--profile", profile, "--package", name, "--features", features]);
+        ensure!(build.status().context("run cargo")?.success(), "{name} could not be built");
+        let path = target.join(profile).join(name);
         let to = out.join(name);
         let digest = image::write(&Program { name, version: env!("CARGO_PKG_VERSION"), path: &path }, &to)?;
         eprintln!("{} {digest}", to.display());

@@ -1,17 +1,25 @@
 //! What a program links dynamically, as the loader of this machine resolves it.
 
 use std::{
+    io,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Output},
 };
 
 use super::ImageError;
 
 /// The files that must be there for the program to start, the loader included; none for a static one.
 pub(super) fn of(program: &Path) -> Result<Vec<PathBuf>, ImageError> {
-    let list = |source| ImageError::List { program: program.to_owned(), source };
-    // ld.so(8): with this variable the loader names what it would map, and the program does not run.
-    let listed = Command::new(program).env("LD_TRACE_LOADED_OBJECTS", "1").output().map_err(list)?;
+    // ld.so(8): with this variable the loader names what it would map, and the program does not run. A static one has no loader and runs.
+    let listed = Command::new(program).arg("--version").env("LD_TRACE_LOADED_OBJECTS", "1").output();
+    read(program, &listed.map_err(|source| ImageError::List { program: program.to_owned(), source })?)
+}
+
+fn read(program: &Path, listed: &Output) -> Result<Vec<PathBuf>, ImageError> {
+    if !listed.status.success() {
+        let source = io::Error::other(String::from_utf8_lossy(&listed.stderr).trim().to_owned());
+        return Err(ImageError::List { program: program.to_owned(), source });
+    }
     let lines = String::from_utf8_lossy(&listed.stdout).into_owned();
     let mut libraries = Vec::new();
     for line in lines.lines() {
@@ -42,7 +50,25 @@ fn resolved(line: &str) -> Result<Option<PathBuf>, &str> {
 
 #[cfg(test)]
 mod tests {
+    use std::{os::unix::process::ExitStatusExt as _, process::ExitStatus};
+
     use super::*;
+
+    #[test]
+    fn a_loader_that_fails_is_no_static_program() {
+        let said = |status, stderr: &str| Output {
+            status: ExitStatus::from_raw(status),
+            stdout: Vec::new(),
+            stderr: stderr.into(),
+        };
+        let read = |listed| read(Path::new("program"), &listed);
+        assert!(read(said(0, "")).unwrap().is_empty());
+        for status in [127 << 8, 11] {
+            let refused = read(said(status, "cannot allocate memory\n"));
+            let Err(ImageError::List { source, .. }) = refused else { panic!("{status}: {refused:?}") };
+            assert_eq!(source.to_string(), "cannot allocate memory");
+        }
+    }
 
     #[test]
     fn a_line_names_a_file_or_none() {

@@ -28,20 +28,31 @@ pub enum BuildError {
     Missing(String),
 }
 
-/// Builds the binaries of these packages and returns where they are, by name.
+/// Builds the binaries of these packages and returns where they are, by name. What is measured is built as the images have it: the
+/// receiver with its allocator, and the agent in its own profile.
 pub(super) fn cargo_build(packages: &[&str]) -> Result<BTreeMap<String, PathBuf>, BuildError> {
-    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.current_dir(paths::workspace()).args(["build", "--bins", "--message-format=json-render-diagnostics"]);
-    command.args(packages.iter().flat_map(|package| ["-p", package]));
+    let mut arguments: Vec<&str> = packages.iter().flat_map(|package| ["-p", package]).collect();
     if cfg!(feature = "otlp") {
-        command.args(["--features", "tidewatch-tests/otlp"]);
+        arguments.extend(["--features", "tidewatch-tests/otlp"]);
     }
     if cfg!(feature = "jemalloc") {
-        command.args(["--features", "tidewatch-tests/jemalloc"]);
+        arguments.extend(["--features", "tidewatch-tests/jemalloc"]);
     }
     if !cfg!(debug_assertions) {
-        command.arg("--release");
+        arguments.push("--release");
     }
+    let mut built = call(&arguments)?;
+    if cfg!(feature = "jemalloc") && !cfg!(debug_assertions) {
+        let traces: &[&str] = if cfg!(feature = "otlp") { &["--features", "otlp"] } else { &[] };
+        built.extend(call(&[&["-p", "tidewatch-agent", "--profile", "agent"], traces].concat())?);
+    }
+    Ok(built)
+}
+
+fn call(arguments: &[&str]) -> Result<BTreeMap<String, PathBuf>, BuildError> {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(paths::workspace()).args(["build", "--bins", "--message-format=json-render-diagnostics"]);
+    command.args(arguments);
     let call = |e: io::Error| BuildError::Call(e.to_string());
     let output = command.stdin(Stdio::null()).output().map_err(call)?;
     if !output.status.success() {

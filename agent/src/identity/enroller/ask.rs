@@ -101,8 +101,8 @@ impl Ask {
 pub(super) struct Fresh {
     pub(super) chain: Vec<u8>,
     pub(super) key: Vec<u8>,
-    /// The receiver's clock when it answered, in Unix seconds: its certificates are judged by its time, not by ours.
-    pub(super) unix: i64,
+    /// The receiver's clock when it answered, in Unix seconds, if it told: its certificates are judged by its time, not by ours.
+    pub(super) unix: Option<i64>,
 }
 
 /// With a token, over a connection that only whoever the bundle names can end.
@@ -143,7 +143,7 @@ fn read(answer: &Answer, born: Born) -> Result<Fresh, Ask> {
         return Err(refusal(answer));
     }
     let CertificateAnswer { chain, .. } = CertificateAnswer::parse(&answer.body).map_err(Ask::Answer)?;
-    let unix = link::date(&answer.headers, &header::DATE).unwrap_or_else(clock::unix_seconds);
+    let unix = link::date(&answer.headers, &header::DATE);
     Ok(Fresh { chain: chain.into_bytes(), key: born.key.into_bytes(), unix })
 }
 

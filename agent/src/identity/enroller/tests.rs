@@ -2,9 +2,12 @@ mod bench;
 
 use std::{io, sync::Mutex, sync::atomic::Ordering};
 
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use serde_json::json;
 use tidewatch_shared::{
     enrolment::{CERTIFICATES_PATH, MAX_ANSWER_BYTES},
     exchange::{EVENTS_PATH, HEARTBEAT_PATH},
+    names::{CHAIN_KEY, IDENTITY_SECRET, PRIVATE_KEY_KEY},
     plan::Plan,
     problem::Kind,
 };
@@ -14,10 +17,12 @@ use super::*;
 use crate::{
     canary::Sightings,
     core::Core,
-    identity::tests::TestCa,
+    identity::{SecretWatch, tests::TestCa},
     index::{Seen, Version},
+    kubernetes::Call,
     link::{Link, Parts},
     telemetry::Readiness,
+    watch::Sink as _,
 };
 use bench::{Bench, Life, Replies, TOKEN, problem, until};
 
@@ -47,6 +52,24 @@ async fn whoever_starts_next_finds_the_identity_and_asks_nobody() {
     let mut life = bench.start();
     let second = life.next().await;
     assert_eq!(first.certificate, second.certificate);
+    assert_eq!(life.standing.told().from, Some(Provenance::Secret));
+    assert!(bench.all_asked().is_empty());
+}
+
+#[tokio::test]
+async fn a_secret_that_could_not_be_read_at_first_is_waited_for() {
+    let mut bench = Bench::new(Replies::new()).await;
+    let (mut secret, stored) = SecretWatch::new("ns".to_owned());
+    secret.failed(&Call::Deadline);
+    let mut life = bench.start_with(stored);
+    // Here whoever does not wait asks for another identity.
+    tokio::task::yield_now().await;
+    let Material { chain, key, .. } = bench.receiver.ca.runtime("r-1");
+    let [chain, key] = [chain, key].map(|bytes| STANDARD.encode(bytes));
+    let kept = json!({"metadata": {"name": IDENTITY_SECRET, "resourceVersion": "1"},
+                      "data": {CHAIN_KEY: chain, PRIVATE_KEY_KEY: key}});
+    secret.present(serde_json::from_value(kept).unwrap());
+    life.next().await;
     assert_eq!(life.standing.told().from, Some(Provenance::Secret));
     assert!(bench.all_asked().is_empty());
 }
@@ -201,6 +224,23 @@ async fn what_is_issued_is_judged_by_the_clock_of_whoever_issues() {
     order.answer(Ok(renewed));
     renewals.ordered().await;
     assert_eq!(life.metrics.identity_refused.get(), 1);
+    assert!(life.standing.told().error.unwrap().contains("ended at"));
+}
+
+#[tokio::test]
+async fn an_answer_without_a_date_is_judged_by_what_is_known_of_the_receivers_clock() {
+    let mut bench = Bench::new(Replies::new()).await;
+    let mut life = bench.start();
+    let first = life.next().await;
+    let asked = bench.asked().await.unwrap();
+    let mut renewals = life.renewals.take().unwrap();
+    // By ours it is good for an hour, by the receiver's it ended an hour ago.
+    life.metrics.clock_offset.set(7_200);
+    renewals.wanted(&first.certificate.fingerprint);
+    let order = renewals.ordered().await;
+    let renewed = bench.receiver.issue(&bench::Asked { body: order.body.clone(), ..asked });
+    order.answer(Ok(answer(renewed)));
+    renewals.ordered().await;
     assert!(life.standing.told().error.unwrap().contains("ended at"));
 }
 

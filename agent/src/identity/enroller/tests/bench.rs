@@ -324,6 +324,11 @@ impl Bench {
     }
 
     pub(super) fn start(&self) -> Life {
+        self.start_with(self.store.publish.subscribe())
+    }
+
+    /// With what a watch of the Secret tells.
+    pub(super) fn start_with(&self, stored: watch::Receiver<Stored>) -> Life {
         let (standing, readiness, metrics) = (Standing::default(), Readiness::default(), Metrics::default());
         let (renewals, errands) = errands(standing.clone());
         let (enroller, current) = Enroller::new(Tools {
@@ -331,7 +336,7 @@ impl Bench {
             token: self.token.path().to_owned(),
             dial: Dial::tcp(),
             settings: self.settings.subscribe(),
-            stored: self.store.publish.subscribe(),
+            stored,
             vault: Vault::new(Lane::new(self.store.clone()), "ns"),
             errands,
             standing: standing.clone(),

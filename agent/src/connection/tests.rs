@@ -1,0 +1,213 @@
+use std::{
+    convert::Infallible,
+    io::{self, IoSlice},
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+use futures::future::Either;
+use http_body_util::{BodyExt, StreamBody};
+use hyper::{rt::ReadBufCursor, server, service::service_fn};
+use tokio::{
+    io::{DuplexStream, duplex},
+    sync::{Notify, mpsc},
+};
+
+use super::*;
+
+const TERMS: Terms = Terms {
+    stream_window: 64 << 10,
+    connection_window: 64 << 10,
+    ping: Duration::from_secs(15),
+    ping_answer: Duration::from_secs(5),
+};
+
+/// Our end of a pipe in memory.
+struct Pipe {
+    io: TokioIo<DuplexStream>,
+    is_http2: bool,
+    writes: Arc<AtomicUsize>,
+}
+
+impl rt::Read for Pipe {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: ReadBufCursor<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_read(cx, buffer)
+    }
+}
+
+impl rt::Write for Pipe {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.writes.fetch_add(1, Ordering::Relaxed);
+        Pin::new(&mut self.io).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.writes.fetch_add(1, Ordering::Relaxed);
+        Pin::new(&mut self.io).poll_write_vectored(cx, bytes)
+    }
+}
+
+impl connect::Connection for Pipe {
+    fn connected(&self) -> connect::Connected {
+        let connected = connect::Connected::new();
+        if self.is_http2 { connected.negotiated_h2() } else { connected }
+    }
+}
+
+struct Bench {
+    connection: Connection,
+    /// The other end of each connection that was opened.
+    opened: mpsc::UnboundedReceiver<DuplexStream>,
+    writes: Arc<AtomicUsize>,
+}
+
+fn bench(is_http2: bool) -> Bench {
+    let (tell, opened) = mpsc::unbounded_channel();
+    let writes = Arc::<AtomicUsize>::default();
+    let count = writes.clone();
+    let open: Open = Arc::new(move |_| {
+        let (near, far) = duplex(64 << 10);
+        let pipe = Pipe { io: TokioIo::new(near), is_http2, writes: count.clone() };
+        tell.send(far).unwrap();
+        Box::pin(async move { Ok(Box::new(pipe) as Box<dyn Stream>) })
+    });
+    Bench { connection: Connection::new(open, TERMS), opened, writes }
+}
+
+fn request(path: &str) -> Request<Bytes> {
+    Request::post(format!("https://kcp:1{path}")).body(vec![b'x'; 500].into()).unwrap()
+}
+
+async fn text(answer: Response<Body>) -> Bytes {
+    answer.into_body().collect().await.unwrap().to_bytes()
+}
+
+/// Answers requests with their own bodies, so many.
+async fn echo(far: DuplexStream, requests: usize) {
+    let mut connection = h2::server::handshake(far).await.unwrap();
+    for _ in 0..requests {
+        let (request, mut respond) = connection.accept().await.unwrap().unwrap();
+        assert_eq!(request.headers()[header::CONTENT_LENGTH], "500");
+        let mut body = Body::Http2(request.into_body());
+        tokio::spawn(async move {
+            let body = (&mut body).collect().await.unwrap().to_bytes();
+            respond.send_response(Response::new(()), false).unwrap().send_data(body, true).unwrap();
+        });
+    }
+    connection.graceful_shutdown();
+    assert!(connection.accept().await.is_none());
+}
+
+#[tokio::test]
+async fn a_request_leaves_in_one_write_together_with_its_body() {
+    let mut bench = bench(true);
+    let (connection, writes) = (bench.connection, bench.writes);
+    let server = async { echo(bench.opened.recv().await.unwrap(), 3).await };
+    let client = async {
+        // The first one brings the settings of both sides, the last one the end.
+        for expected in [None, Some(1), None] {
+            let before = writes.load(Ordering::Relaxed);
+            assert_eq!(text(connection.send(request("/")).await.unwrap()).await.len(), 500);
+            let written = writes.load(Ordering::Relaxed) - before;
+            assert!(expected.is_none_or(|expected| written == expected), "{written}");
+        }
+        drop(connection);
+    };
+    tokio::join!(server, client);
+}
+
+#[tokio::test]
+async fn a_connection_that_ended_is_followed_by_another() {
+    let mut bench = bench(true);
+    let connection = bench.connection;
+    let client = async {
+        for _ in 0..3 {
+            // What was on its way when the server ended the connection is for the caller to send again.
+            while connection.send(request("/")).await.is_err() {}
+        }
+        drop(connection);
+    };
+    let server = async {
+        let mut opened = 0;
+        while let Some(far) = bench.opened.recv().await {
+            opened += 1;
+            echo(far, 1).await;
+        }
+        opened
+    };
+    assert_eq!(tokio::join!(client, server).1, 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_answers_no_ping_is_given_up() {
+    let mut bench = bench(true);
+    let answered = Arc::new(Notify::new());
+    let told = answered.clone();
+    tokio::spawn(async move {
+        let mut connection = h2::server::handshake(bench.opened.recv().await.unwrap()).await.unwrap();
+        let (_request, mut respond) = connection.accept().await.unwrap().unwrap();
+        respond.send_response(Response::new(()), true).unwrap();
+        tokio::select! {
+            _ = connection.accept() => {}
+            () = told.notified() => {}
+        }
+        // It stays open, but nobody is there any more.
+        std::future::pending::<()>().await;
+    });
+    bench.connection.send(request("/")).await.unwrap();
+    answered.notify_one();
+    let lost = timeout(Duration::from_secs(3_600), bench.connection.send(request("/"))).await;
+    assert!(matches!(lost.expect("it is not waited for for ever"), Err(Speak::Exchange(_))));
+}
+
+#[tokio::test]
+async fn over_http1_a_connection_is_used_again_unless_an_answer_is_still_being_read() {
+    let mut bench = bench(false);
+    let connection = bench.connection;
+    let server = tokio::spawn(async move {
+        let mut opened = 0;
+        while let Some(far) = bench.opened.recv().await {
+            opened += 1;
+            let service = service_fn(async |request: Request<Incoming>| {
+                assert_eq!(
+                    (request.uri().authority(), &request.headers()[header::HOST]),
+                    (None, &"kcp:1".parse().unwrap())
+                );
+                let is_endless = request.uri().path() == "/watch";
+                let body = request.into_body().collect().await.unwrap().to_bytes();
+                let body = futures::stream::iter([Ok::<_, Infallible>(Frame::data(body))]);
+                let rest = if is_endless {
+                    Either::Left(futures::stream::pending())
+                } else {
+                    Either::Right(futures::stream::empty())
+                };
+                Ok::<_, Infallible>(Response::new(StreamBody::new(futures::StreamExt::chain(body, rest))))
+            });
+            tokio::spawn(server::conn::http1::Builder::new().serve_connection(TokioIo::new(far), service));
+        }
+        opened
+    });
+    for _ in 0..3 {
+        assert_eq!(text(connection.send(request("/")).await.unwrap()).await.len(), 500);
+    }
+    let mut watch = connection.send(request("/watch")).await.unwrap();
+    assert_eq!(text(connection.send(request("/")).await.unwrap()).await.len(), 500);
+    assert_eq!(watch.body_mut().frame().await.unwrap().unwrap().into_data().unwrap().len(), 500);
+    drop((connection, watch));
+    assert_eq!(server.await.unwrap(), 2);
+}
