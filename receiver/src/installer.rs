@@ -2,7 +2,7 @@
 //!
 //! `objects` says what is installed, `rights` what of it the plan decides, `watches` what of it the agent itself watches, `form` whether a
 //! read object is as it shall be: all pure. `apply` writes what differs, `removal` takes all of it away, `readiness` says what keeps an
-//! agent from running. Nothing here reads the agent's Secret: its key stays where it is.
+//! agent from running, `upgrade` which image it gets. Nothing here reads the agent's Secret: its key stays where it is.
 
 mod apply;
 mod error;
@@ -12,10 +12,12 @@ mod kit;
 mod metrics;
 mod objects;
 mod part;
+pub mod pull;
 mod readiness;
 mod removal;
 mod rights;
 mod state;
+pub mod upgrade;
 mod url;
 mod watches;
 
@@ -48,6 +50,8 @@ pub struct Installer {
     settings: Settings,
     trusted: Trusted,
     path: PathOf,
+    course: upgrade::Course,
+    pulled: pull::Pulled,
     metrics: Metrics,
     /// Nearly all of what is installed is the same in all runtimes that have the same plan.
     kit: ArcSwapOption<Kit>,
@@ -67,8 +71,15 @@ pub struct Report {
 impl Installer {
     /// Knows no runtime yet.
     #[must_use]
-    pub fn new(settings: Settings, trusted: Trusted, path: PathOf, metrics: Metrics) -> Self {
-        Self { settings, trusted, path, metrics, kit: ArcSwapOption::empty() }
+    pub fn new(settings: Settings, trusted: Trusted, path: PathOf, course: upgrade::Course, metrics: Metrics) -> Self {
+        let pulled = pull::Pulled::default();
+        Self { settings, trusted, path, course, pulled, metrics, kit: ArcSwapOption::empty() }
+    }
+
+    /// Brings what the image is pulled with to the runtimes too.
+    #[must_use]
+    pub fn with_pull_secret(self, pulled: pull::Pulled) -> Self {
+        Self { pulled, ..self }
     }
 
     /// Brings a runtime to what an agent needs. Asks only for what `installed` does not know, writes only what differs, and notes what it
@@ -76,12 +87,15 @@ impl Installer {
     pub async fn install(
         &self,
         client: &Client,
+        key: &KymaKey,
         runtime: &RuntimeId,
         plan: &Arc<Plan>,
         installed: &mut Installed,
     ) -> Report {
-        let report = apply::Run::new(client, runtime, &self.kit(plan), installed).run().await;
+        let (kit, image) = (self.kit(plan), self.course.image_of(runtime));
+        let report = apply::Run::new(client, runtime, image, &kit, installed).run().await;
         self.metrics.installed(&report);
+        self.note(key, installed);
         report
     }
 
@@ -93,12 +107,19 @@ impl Installer {
         removal::step(client).await
     }
 
+    /// What the upgrade of agents is judged by.
+    fn note(&self, key: &KymaKey, installed: &Installed) {
+        if let Some(image) = &installed.image {
+            self.course.saw(key, image, !installed.settling);
+        }
+    }
+
     fn kit(&self, plan: &Arc<Plan>) -> Arc<Kit> {
-        let trust = (self.trusted)();
-        if let Some(kit) = self.kit.load_full().filter(|kit| kit.is_of(plan, &trust.agents)) {
+        let (trust, pulled) = ((self.trusted)(), self.pulled.content());
+        if let Some(kit) = self.kit.load_full().filter(|kit| kit.is_of(plan, &trust.agents, pulled.as_ref())) {
             return kit;
         }
-        let kit = Arc::new(Kit::new(&self.settings, plan.clone(), &trust.agents));
+        let kit = Arc::new(Kit::new(&self.settings, plan.clone(), &trust.agents, pulled.as_ref()));
         self.kit.store(Some(kit.clone()));
         kit
     }

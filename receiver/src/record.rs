@@ -28,7 +28,7 @@ use self::{
     board::Board,
     news::{Facet, News},
 };
-use crate::key::KymaKey;
+use crate::{catalog::Renewed, key::KymaKey};
 
 /// The handle; clones share what is known and what is to be told.
 #[derive(Clone)]
@@ -77,6 +77,12 @@ impl Record {
         self.post(known, news::of_lost_kyma(kyma).into_iter().collect());
     }
 
+    /// What became of KCP's catalog. At most so many objects as the board has room for are told of.
+    pub(crate) fn catalog(&self, renewed: &Renewed) {
+        let news = news::of_catalog(&renewed.namespace, &renewed.left_out, renewed.held.as_ref());
+        self.post(self.lock(), news);
+    }
+
     /// A Watcher that stood there when this process began.
     pub(crate) fn found_watcher(&self, key: &KymaKey, watcher: &Watcher) {
         self.lock().watchers.insert(key.clone(), news::state_of(watcher));
@@ -93,6 +99,11 @@ impl Record {
     /// A Watcher that is gone.
     pub(crate) fn lost_watcher(&self, key: &KymaKey) {
         self.lock().watchers.remove(key);
+    }
+
+    /// The upgrade of agents goes on, or has halted; it stands in this ConfigMap.
+    pub(crate) fn upgrade(&self, namespace: &str, name: &str, uid: &str, halted: bool, note: String) {
+        self.post(self.lock(), vec![news::of_upgrade(namespace, name, uid, halted, note)]);
     }
 
     /// Writes what there is to tell, for ever.

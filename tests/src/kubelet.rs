@@ -5,7 +5,8 @@
 //!   that are kept up to date, with tokens bound to the pod, probed, restarted with a growing pause when it ends, and ended by
 //!   SIGTERM, then SIGKILL. Paths below its mounts and ports that it listens on are rewritten, as it has no file system and no
 //!   network of its own.
-//! * The tag `does-not-exist` cannot be pulled, whatever the image.
+//! * The tag `does-not-exist` cannot be pulled, whatever the image. Of the tags of ours, `exits` ends at once, and `hangs` says nothing;
+//!   any other is the same program.
 //! * Pods of other images are pretended to run and to be ready; Jobs never end.
 //!
 //! It binds pods by itself to the node [`NODE`], for which no Node object exists: there is no scheduler, no DaemonSet, no eviction. Resource limits,

@@ -10,7 +10,7 @@ use kube::{
 use serde_json::Value;
 use tidewatch_shared::{
     identity::RuntimeId,
-    names::{AGENT_DEPLOYMENT, field_manager, label},
+    names::{AGENT_CONTAINER, AGENT_DEPLOYMENT, AGENT_PULL_SECRET, field_manager, label},
 };
 use tokio::time::Instant;
 
@@ -18,9 +18,10 @@ use super::{
     Error, Failure, Installed, Part, Report,
     error::Object,
     form::{self, LEFT, Verdict, judge},
-    kit::{Kit, Wanted},
-    part::{Kind, POLICIES, SERVICES, WEBHOOKS},
-    rights,
+    kit::{Kit, Wanted, Whose},
+    part::{Kind, POLICIES, SECRETS, SERVICES, WEBHOOKS},
+    readiness, rights,
+    upgrade::{Decided, Image},
 };
 use crate::kyma::fetch;
 
@@ -43,6 +44,10 @@ const RIGHTS: [Part; 5] = [Part::Account, Part::ClusterRole, Part::ClusterRoleBi
 pub(super) struct Run<'a> {
     client: &'a Client,
     runtime: &'a RuntimeId,
+    /// The image that it gets.
+    image: Image,
+    /// What it has already goes before.
+    keeps: bool,
     kit: &'a Kit,
     installed: &'a mut Installed,
     report: Report,
@@ -51,12 +56,29 @@ pub(super) struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    pub(super) fn new(client: &'a Client, runtime: &'a RuntimeId, kit: &'a Kit, installed: &'a mut Installed) -> Self {
-        Self { client, runtime, kit, installed, report: Report::default(), wide: BTreeMap::new() }
+    pub(super) fn new(
+        client: &'a Client,
+        runtime: &'a RuntimeId,
+        decided: Decided,
+        kit: &'a Kit,
+        installed: &'a mut Installed,
+    ) -> Self {
+        let (image, keeps) = match (decided, &installed.image) {
+            (Decided::Is(image), _) => (image, false),
+            // What was found once is what it keeps, also when somebody puts another one there.
+            (Decided::KeepOr(_), Some(image)) => (image.clone(), false),
+            (Decided::KeepOr(image), None) => (image, true),
+        };
+        Self { client, runtime, image, keeps, kit, installed, report: Report::default(), wide: BTreeMap::new() }
+    }
+
+    fn is_known(&self, wanted: &Wanted) -> bool {
+        let whose = Whose { runtime: self.runtime, image: &self.image };
+        !(self.keeps && wanted.part == Part::Deployment) && self.installed.is(wanted, whose)
     }
 
     pub(super) async fn run(mut self) -> Report {
-        let unknown: Vec<_> = self.kit.wanted().filter(|wanted| !self.installed.is(wanted, self.runtime)).collect();
+        let unknown: Vec<_> = self.kit.wanted().filter(|wanted| !self.is_known(wanted)).collect();
         if unknown.is_empty() && self.installed.cleared {
             return self.report;
         }
@@ -85,6 +107,9 @@ impl<'a> Run<'a> {
         if !self.installed.cleared && self.report.failures.is_empty() && self.report.held.is_empty() {
             for (part, kind, name) in OBSOLETE {
                 self.clear(part, kind, name).await;
+            }
+            if !self.kit.pulls {
+                self.clear(Part::PullSecret, SECRETS, AGENT_PULL_SECRET).await;
             }
             self.installed.cleared = self.report.failures.is_empty();
         }
@@ -129,7 +154,10 @@ impl<'a> Run<'a> {
 
     async fn ensure(&mut self, wanted: &Wanted, found: Option<DynamicObject>) {
         let part = wanted.part;
-        let body = wanted.body(self.runtime);
+        if part == Part::Deployment && self.keeps {
+            self.image = found.as_ref().and_then(our_image).unwrap_or_else(|| self.image.clone());
+        }
+        let body = wanted.body(Whose { runtime: self.runtime, image: &self.image });
         let (shall, later) = match &found {
             Some(found) if matches!(part, Part::ClusterRole | Part::Role) => widen(&body, found),
             _ => (body, false),
@@ -138,9 +166,17 @@ impl<'a> Run<'a> {
             Ok(object) if later => {
                 self.wide.insert(part, object);
             }
-            Ok(_) => self.installed.saw(wanted, self.runtime),
+            Ok(object) => self.saw(wanted, &object),
             Err(error) => self.report.failures.push(Failure { part, error }),
         }
+    }
+
+    fn saw(&mut self, wanted: &Wanted, object: &DynamicObject) {
+        if wanted.part == Part::Deployment {
+            self.installed.settling |= !readiness::is_available(object);
+            self.installed.image = Some(self.image.clone());
+        }
+        self.installed.saw(wanted, Whose { runtime: self.runtime, image: &self.image });
     }
 
     /// Takes from roles what the plan before needed and this one does not.
@@ -150,8 +186,9 @@ impl<'a> Run<'a> {
         }
         for (part, found) in std::mem::take(&mut self.wide) {
             let Some(wanted) = self.kit.of(part) else { continue };
-            match self.settle(part, &wanted.body(self.runtime), Some(found)).await {
-                Ok(_) => self.installed.saw(wanted, self.runtime),
+            let body = wanted.body(Whose { runtime: self.runtime, image: &self.image });
+            match self.settle(part, &body, Some(found)).await {
+                Ok(object) => self.saw(wanted, &object),
                 Err(error) => self.report.failures.push(Failure { part, error }),
             }
         }
@@ -246,6 +283,19 @@ fn widen(body: &Value, found: &DynamicObject) -> (Value, bool) {
     // Where all that is wanted is there already, nothing is written before the plan.
     shall["rules"] = if rights::cover(&is, &wanted) { is.into() } else { wide.into() };
     (shall, true)
+}
+
+/// The image of a Deployment, if we put it there: an API server notes who did, and whoever puts another one there takes it over.
+fn our_image(deployment: &DynamicObject) -> Option<Image> {
+    let container = format!("k:{{\"name\":\"{AGENT_CONTAINER}\"}}");
+    let entries = deployment.metadata.managed_fields.iter().flatten();
+    let ours = entries.filter(|entry| entry.manager.as_deref() == Some(field_manager::TIDEWATCH));
+    let mut fields = ours.filter_map(|entry| entry.fields_v1.as_ref());
+    let place = ["f:spec", "f:template", "f:spec", "f:containers", &container, "f:image"];
+    let is_noted = fields.any(|fields| place.iter().try_fold(&fields.0, |at, member| at.get(member)).is_some());
+    let containers = deployment.data["spec"]["template"]["spec"]["containers"].as_array()?;
+    let image = containers.iter().find(|container| container["name"] == AGENT_CONTAINER)?["image"].as_str()?;
+    is_noted.then(|| image.into())
 }
 
 async fn read(client: &Client, part: Part) -> (Part, kube::Result<Option<DynamicObject>>) {

@@ -6,7 +6,7 @@ use clap::Args;
 use thiserror::Error;
 use tidewatch_shared::identity::TrustDomain;
 
-use super::PublicUrl;
+use super::{PublicUrl, upgrade};
 
 /// MiB that an agent needs at least.
 const LEAST_MEMORY: u32 = 64;
@@ -15,7 +15,7 @@ const LEAST_MEMORY: u32 = 64;
 #[derive(Clone, Debug, Args)]
 #[group(skip)]
 pub struct Flags {
-    /// Image of the agent; with it agents are installed in every runtime.
+    /// Image of the agent; with it agents are installed in every runtime. Another one reaches those that have an agent in stages.
     #[arg(long, env = "TIDEWATCH_AGENT_IMAGE", value_parser = image, requires_all = ["receiver_url", "enrolment_url"])]
     pub agent_image: Option<String>,
 
@@ -31,7 +31,8 @@ pub struct Flags {
     #[arg(long, env = "TIDEWATCH_AGENT_MEMORY_LIMIT", default_value = "64Mi")]
     pub agent_memory_limit: MemoryLimit,
 
-    /// Secret in the namespace kyma-system of each runtime with which an agent's image is pulled.
+    /// Secret of the type kubernetes.io/dockerconfigjson in the receiver's namespace with which agents' images are pulled; every runtime
+    /// gets a copy of it.
     #[arg(long, env = "TIDEWATCH_AGENT_IMAGE_PULL_SECRET", value_parser = object_name)]
     pub agent_image_pull_secret: Option<String>,
 
@@ -42,6 +43,10 @@ pub struct Flags {
     /// Leaves an empty ValidatingWebhookConfiguration `skr-webhook` in each runtime, for tools that look for it.
     #[arg(long, env = "TIDEWATCH_COMPAT_WEBHOOK_CONFIGURATION", requires = "agent_image")]
     pub compat_webhook_configuration: bool,
+
+    /// How another image reaches the runtimes.
+    #[command(flatten)]
+    pub upgrade: upgrade::Flags,
 }
 
 /// The same, where agents are installed.
@@ -55,7 +60,7 @@ pub struct Settings {
     pub enrolment: PublicUrl,
     /// Limit of the agent's container.
     pub memory: MemoryLimit,
-    /// With which Secret its image is pulled.
+    /// With which Secret of KCP its image is pulled.
     pub pull_secret: Option<String>,
     /// Ports of API servers.
     pub api_server_ports: Vec<u16>,

@@ -54,10 +54,11 @@ fn pair(shall: &Value, is: &Value) -> u64 {
 }
 
 /// Members that API servers let nobody change.
-const FIXED: [(Part, &str); 6] = [
+const FIXED: [(Part, &str); 7] = [
     (Part::ClusterRoleBinding, "/roleRef"),
     (Part::RoleBinding, "/roleRef"),
     (Part::ConfigMap, "/immutable"),
+    (Part::PullSecret, "/type"),
     (Part::PriorityClass, "/value"),
     (Part::PriorityClass, "/preemptionPolicy"),
     (Part::Deployment, "/spec/selector"),
@@ -117,14 +118,18 @@ mod tests {
 
     use super::*;
     use crate::{
-        installer::kit::{Kit, tests::settings},
+        installer::kit::{Kit, Whose, tests::settings},
         pki::{CA_VALIDITY, Ca},
     };
 
     fn wanted(part: Part) -> Value {
         let trust = Ca::generate("a", 1_800_000_000, CA_VALIDITY).unwrap().trust_bundle();
         let plan = Arc::new(Plan::new("1".into(), Vec::new()).unwrap());
-        Kit::new(&settings(), plan, &trust).of(part).unwrap().body(&"r".parse().unwrap())
+        let pulled = Arc::new(json!({"type": "t", "data": {"k": "v"}}));
+        Kit::new(&settings(), plan, &trust, Some(&pulled))
+            .of(part)
+            .unwrap()
+            .body(Whose { runtime: &"r".parse().unwrap(), image: "i:1" })
     }
 
     fn judged(part: Part, change: impl FnOnce(&mut Value)) -> Verdict {

@@ -15,8 +15,19 @@ use crate::pki::TrustBundle;
 pub(super) struct Kit {
     plan: Arc<Plan>,
     trust: String,
+    pulled: Option<Arc<Value>>,
     wanted: Vec<Wanted>,
     pub(super) compat_webhooks: bool,
+    /// Whether the image is pulled with a Secret.
+    pub(super) pulls: bool,
+}
+
+/// What of an object differs between runtimes of one plan.
+#[derive(Clone, Copy)]
+pub(super) struct Whose<'a> {
+    pub(super) runtime: &'a RuntimeId,
+    /// The image that its agent gets.
+    pub(super) image: &'a str,
 }
 
 /// One object as it shall be.
@@ -27,17 +38,20 @@ pub(super) struct Wanted {
 }
 
 impl Kit {
-    pub(super) fn new(settings: &Settings, plan: Arc<Plan>, trust: &TrustBundle) -> Self {
-        let wanted = objects(settings, &plan, trust).into_iter().map(|(part, body)| {
+    pub(super) fn new(settings: &Settings, plan: Arc<Plan>, trust: &TrustBundle, pulled: Option<&Arc<Value>>) -> Self {
+        let wanted = objects(settings, &plan, trust, pulled.map(AsRef::as_ref)).into_iter().map(|(part, body)| {
             let hash = hash(&body.to_string());
             Wanted { part, body, hash }
         });
         let wanted = wanted.collect();
-        Self { plan, trust: trust.revision().to_owned(), wanted, compat_webhooks: settings.compat_webhooks }
+        let (trust, pulled, pulls) = (trust.revision().to_owned(), pulled.cloned(), settings.pull_secret.is_some());
+        Self { plan, trust, pulled, wanted, compat_webhooks: settings.compat_webhooks, pulls }
     }
 
-    pub(super) fn is_of(&self, plan: &Arc<Plan>, trust: &TrustBundle) -> bool {
-        (Arc::ptr_eq(&self.plan, plan) || self.plan == *plan) && self.trust == trust.revision()
+    pub(super) fn is_of(&self, plan: &Arc<Plan>, trust: &TrustBundle, pulled: Option<&Arc<Value>>) -> bool {
+        (Arc::ptr_eq(&self.plan, plan) || self.plan == *plan)
+            && self.trust == trust.revision()
+            && self.pulled.as_ref() == pulled
     }
 
     /// In order.
@@ -52,17 +66,23 @@ impl Kit {
 
 impl Wanted {
     /// The object of one runtime.
-    pub(super) fn body(&self, runtime: &RuntimeId) -> Value {
+    pub(super) fn body(&self, Whose { runtime, image }: Whose<'_>) -> Value {
         let mut body = self.body.clone();
-        if self.part == Part::ConfigMap {
-            body["data"][RUNTIME_ID_KEY] = runtime.as_str().into();
+        match self.part {
+            Part::ConfigMap => body["data"][RUNTIME_ID_KEY] = runtime.as_str().into(),
+            Part::Deployment => body["spec"]["template"]["spec"]["containers"][0]["image"] = image.into(),
+            _ => {}
         }
         body
     }
 
     /// Stands for [`Self::body`] within this process.
-    pub(super) fn hash(&self, runtime: &RuntimeId) -> u64 {
-        if self.part == Part::ConfigMap { hash(&(self.hash, runtime)) } else { self.hash }
+    pub(super) fn hash(&self, Whose { runtime, image }: Whose<'_>) -> u64 {
+        match self.part {
+            Part::ConfigMap => hash(&(self.hash, runtime)),
+            Part::Deployment => hash(&(self.hash, image)),
+            _ => self.hash,
+        }
     }
 }
 
@@ -93,20 +113,23 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn only_the_config_map_differs_between_runtimes_and_after_new_roots() {
+    fn only_the_config_map_differs_between_runtimes_and_after_new_roots_and_only_the_deployment_by_image() {
         let roots = |name| Ca::generate(name, 1_800_000_000, CA_VALIDITY).unwrap().trust_bundle();
         let plan = Arc::new(Plan::new("1".into(), Vec::new()).unwrap());
         let (trust, other) = (roots("a"), roots("b"));
-        let kit = Kit::new(&settings(), plan.clone(), &trust);
-        assert!(kit.is_of(&plan, &trust) && !kit.is_of(&plan, &other));
-        let changed = Kit::new(&settings(), plan, &other);
+        let kit = Kit::new(&settings(), plan.clone(), &trust, None);
+        assert!(kit.is_of(&plan, &trust, None) && !kit.is_of(&plan, &other, None));
+        assert!(!kit.is_of(&plan, &trust, Some(&Value::Null.into())));
+        let changed = Kit::new(&settings(), plan, &other, None);
         let [a, b]: [RuntimeId; 2] = ["a", "b"].map(|id| id.parse().unwrap());
+        let [a, b, newer] = [(&a, "i:1"), (&b, "i:1"), (&a, "i:2")].map(|(runtime, image)| Whose { runtime, image });
         for (wanted, after) in kit.wanted().zip(changed.wanted()) {
             let is_map = wanted.part == Part::ConfigMap;
-            assert_eq!(wanted.hash(&a) != wanted.hash(&b), is_map, "{:?}", wanted.part);
-            assert_eq!(wanted.hash(&a) != after.hash(&a), is_map, "{:?}", wanted.part);
+            assert_eq!(wanted.hash(a) != wanted.hash(b), is_map, "{:?}", wanted.part);
+            assert_eq!(wanted.hash(a) != after.hash(a), is_map, "{:?}", wanted.part);
+            assert_eq!(wanted.hash(a) != wanted.hash(newer), wanted.part == Part::Deployment, "{:?}", wanted.part);
         }
-        let body = kit.of(Part::ConfigMap).unwrap().body(&a);
+        let body = kit.of(Part::ConfigMap).unwrap().body(a);
         assert_eq!(
             (&body["data"]["runtime-id"], &body["data"]["receiver-url"]),
             (&"a".into(), &"https://kcp.example:8443".into())

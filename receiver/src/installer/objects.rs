@@ -3,8 +3,8 @@
 use serde_json::{Map, Value, json};
 use tidewatch_shared::{
     names::{
-        AGENT_CONTAINER, AGENT_DEPLOYMENT, AGENT_OBJECT, AGENT_PRIORITY_CLASS, ENROLMENT_URL_KEY, PLAN_KEY,
-        RECEIVER_URL_KEY, SKR_NAMESPACE, TOKEN_AUDIENCE, TRUST_BUNDLE_KEY, label,
+        AGENT_CONTAINER, AGENT_DEPLOYMENT, AGENT_OBJECT, AGENT_PRIORITY_CLASS, AGENT_PULL_SECRET, ENROLMENT_URL_KEY,
+        PLAN_KEY, RECEIVER_URL_KEY, SKR_NAMESPACE, TOKEN_AUDIENCE, TRUST_BUNDLE_KEY, label,
     },
     plan::Plan,
 };
@@ -30,14 +30,29 @@ const ACCOUNT_SECONDS: u32 = 3_607;
 const TOKEN_SECONDS: u32 = 3_600;
 
 /// Every object, in order. The ConfigMap lacks the runtime's id, which is all that differs between runtimes of one plan.
-pub(super) fn objects(settings: &Settings, plan: &Plan, trust: &TrustBundle) -> Vec<(Part, Value)> {
-    let parts = Part::ALL.into_iter().filter(|part| *part != Part::Webhooks || settings.compat_webhooks);
-    parts.map(|part| (part, object(part, settings, plan, trust))).collect()
+/// `pulled` is type and data of the Secret that the image is pulled with.
+pub(super) fn objects(
+    settings: &Settings,
+    plan: &Plan,
+    trust: &TrustBundle,
+    pulled: Option<&Value>,
+) -> Vec<(Part, Value)> {
+    let is_wanted = |part: &Part| match part {
+        Part::Webhooks => settings.compat_webhooks,
+        Part::PullSecret => pulled.is_some(),
+        _ => true,
+    };
+    let made = |part| match pulled {
+        Some(pulled) if part == Part::PullSecret => (part, named(part, pulled.clone())),
+        _ => (part, object(part, settings, plan, trust)),
+    };
+    Part::ALL.into_iter().filter(is_wanted).map(made).collect()
 }
 
 fn object(part: Part, settings: &Settings, plan: &Plan, trust: &TrustBundle) -> Value {
     let body = match part {
-        Part::Webhooks => json!({}),
+        // The content of the second is not known here.
+        Part::Webhooks | Part::PullSecret => json!({}),
         Part::Account => json!({"automountServiceAccountToken": false}),
         Part::ClusterRole => json!({"rules": rights::of_cluster(plan)}),
         Part::Role => json!({"rules": rights::of_namespace(plan)}),
@@ -59,7 +74,10 @@ fn object(part: Part, settings: &Settings, plan: &Plan, trust: &TrustBundle) -> 
         Part::MetricsService => service(),
         Part::Deployment => deployment(settings),
     };
-    let mut object = body;
+    named(part, body)
+}
+
+fn named(part: Part, mut object: Value) -> Value {
     let kind = part.kind();
     object["apiVersion"] = kind.api_version().into();
     object["kind"] = kind.kind.into();
@@ -173,8 +191,8 @@ fn pod(settings: &Settings) -> Value {
         "containers": [container(settings)],
         "volumes": [account(), token()],
     });
-    if let Some(name) = &settings.pull_secret {
-        pod["imagePullSecrets"] = json!([{ "name": name }]);
+    if settings.pull_secret.is_some() {
+        pod["imagePullSecrets"] = json!([{ "name": AGENT_PULL_SECRET }]);
     }
     pod
 }
@@ -244,7 +262,13 @@ mod tests {
 
     fn all(settings: &Settings) -> Vec<(Part, Value)> {
         let (plan, _) = watcher::plan_with::<Arc<tidewatch_shared::api::Watcher>>(watches(), &[]);
-        objects(settings, &plan, &Ca::generate("a", 1_800_000_000, CA_VALIDITY).unwrap().trust_bundle())
+        let pulled = settings.pull_secret.is_some().then(|| json!({"type": "t", "data": {"k": "v"}}));
+        objects(
+            settings,
+            &plan,
+            &Ca::generate("a", 1_800_000_000, CA_VALIDITY).unwrap().trust_bundle(),
+            pulled.as_ref(),
+        )
     }
 
     fn one(settings: &Settings, part: Part) -> Value {
@@ -259,7 +283,7 @@ mod tests {
             assert_eq!(object["metadata"]["namespace"].is_string(), part.kind().namespaced, "{part:?}");
         }
         let parts: Vec<_> = all(&settings()).into_iter().map(|(part, _)| part).collect();
-        assert_eq!(parts, Part::ALL[1..], "in order, and no webhook configuration");
+        assert_eq!(parts, Part::ALL[2..], "in order, no webhook configuration, and nothing to pull with");
         let compat = Settings { compat_webhooks: true, ..settings() };
         assert!(one(&compat, Part::Webhooks)["webhooks"].is_null());
     }
@@ -291,8 +315,10 @@ mod tests {
         let pulled = Settings { pull_secret: Some("pull".into()), ..settings() };
         assert_eq!(
             one(&pulled, Part::Deployment)["spec"]["template"]["spec"]["imagePullSecrets"],
-            json!([{"name": "pull"}])
+            json!([{"name": "tidewatch-agent-pull"}])
         );
+        let secret = one(&pulled, Part::PullSecret);
+        assert_eq!((&secret["type"], &secret["data"]), (&json!("t"), &json!({"k": "v"})));
     }
 
     #[test]

@@ -5,7 +5,8 @@ use kube::{
     api::{ApiResource, DynamicObject},
 };
 use tidewatch_shared::names::{
-    AGENT_DEPLOYMENT, AGENT_METRICS_SERVICE, AGENT_OBJECT, AGENT_PRIORITY_CLASS, IDENTITY_SECRET, SKR_NAMESPACE,
+    AGENT_DEPLOYMENT, AGENT_METRICS_SERVICE, AGENT_OBJECT, AGENT_PRIORITY_CLASS, AGENT_PULL_SECRET, IDENTITY_SECRET,
+    SKR_NAMESPACE,
 };
 
 /// One object of an installation. The order is that in which they are made: rights before the plan that needs them, the Deployment when
@@ -14,6 +15,8 @@ use tidewatch_shared::names::{
 pub enum Part {
     /// The incumbent's webhook configuration, empty, where it is wanted.
     Webhooks,
+    /// What its image is pulled with, where that needs something.
+    PullSecret,
     /// The agent's account.
     Account,
     /// What it may read in the whole cluster.
@@ -75,6 +78,7 @@ pub(super) const WEBHOOKS: Kind = kind(
 );
 pub(super) const SERVICES: Kind = kind("", "v1", "Service", "services", true);
 pub(super) const POLICIES: Kind = kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", true);
+pub(super) const SECRETS: Kind = kind("", "v1", "Secret", "secrets", true);
 pub(super) const PODS: Kind = kind("", "v1", "Pod", "pods", true);
 
 impl Kind {
@@ -100,8 +104,9 @@ impl Kind {
 
 impl Part {
     /// All of them, in order.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Webhooks,
+        Self::PullSecret,
         Self::Account,
         Self::ClusterRole,
         Self::ClusterRoleBinding,
@@ -138,6 +143,7 @@ impl Part {
             | Self::Lease
             | Self::ConfigMap => AGENT_OBJECT,
             Self::Secret => IDENTITY_SECRET,
+            Self::PullSecret => AGENT_PULL_SECRET,
             Self::PriorityClass => AGENT_PRIORITY_CLASS,
             Self::DenyAll => "kyma-project.io--watcher-deny-all",
             Self::ApiServerPolicy => "kyma-project.io--watcher-to-apiserver",
@@ -163,7 +169,7 @@ impl Part {
             Self::Role => kind(RBAC, "v1", "Role", "roles", true),
             Self::RoleBinding => kind(RBAC, "v1", "RoleBinding", "rolebindings", true),
             Self::Lease => kind("coordination.k8s.io", "v1", "Lease", "leases", true),
-            Self::Secret => kind("", "v1", "Secret", "secrets", true),
+            Self::Secret | Self::PullSecret => SECRETS,
             Self::ConfigMap => kind("", "v1", "ConfigMap", "configmaps", true),
             Self::PriorityClass => kind("scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses", false),
             Self::DenyAll | Self::ApiServerPolicy | Self::DnsPolicy | Self::MetricsPolicy => POLICIES,
@@ -175,6 +181,11 @@ impl Part {
     /// Whether only its marks are ours: what is in it is the agent's, and in the Secret a key that nobody else reads.
     pub(super) const fn is_agents(self) -> bool {
         matches!(self, Self::Lease | Self::Secret)
+    }
+
+    /// Whether the agent's plan may name it: no plan has Secrets, nor what the agent itself keeps.
+    pub(super) const fn is_watched(self) -> bool {
+        !matches!(self, Self::Lease | Self::Secret | Self::PullSecret | Self::Webhooks)
     }
 
     pub(super) const fn index(self) -> usize {

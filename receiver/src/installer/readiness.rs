@@ -86,6 +86,7 @@ impl Installer {
         let says = match standing {
             Standing::Available => {
                 installed.settling = false;
+                self.note(key, installed);
                 if proven || was_ready {
                     installed.looks = 0;
                     return (Some(Readiness::Ready), None);
@@ -148,6 +149,11 @@ fn unproven(kyma: &Kyma) -> Readiness {
         None => "the agent runs, but its event path has not been proven yet".to_owned(),
     };
     Readiness::not("PathNotProven", message)
+}
+
+/// Whether the pod of a Deployment runs as it says now.
+pub(super) fn is_available(deployment: &DynamicObject) -> bool {
+    standing(deployment) == Standing::Available
 }
 
 fn standing(deployment: &DynamicObject) -> Standing {

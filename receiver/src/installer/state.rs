@@ -4,8 +4,11 @@ use std::{collections::BTreeMap, time::Duration};
 
 use tokio::time::Instant;
 
-use super::{Part, kit::Wanted};
-use tidewatch_shared::identity::RuntimeId;
+use super::{
+    Part,
+    kit::{Wanted, Whose},
+    upgrade::Image,
+};
 
 /// Writes to one runtime in one [`WINDOW`], at most: a whole installation seven times over. Who keeps changing what we keep mending is named,
 /// and waited for.
@@ -22,7 +25,9 @@ pub struct Installed {
     pub(super) cleared: bool,
     /// Forms in which this API server keeps objects that it, or somebody's admission, adds something to.
     pub(super) forms: BTreeMap<Part, u64>,
-    /// The Deployment was written, and has not been seen available since.
+    /// The image in the Deployment, as it was last seen to be what it shall be.
+    pub(super) image: Option<Image>,
+    /// The Deployment was written or found not available, and has not been seen available since.
     pub(super) settling: bool,
     /// Looks at an agent that does not run yet.
     pub(super) looks: u8,
@@ -42,12 +47,12 @@ impl Installed {
         (self.seen, self.cleared) = (Default::default(), false);
     }
 
-    pub(super) fn is(&self, wanted: &Wanted, runtime: &RuntimeId) -> bool {
-        self.seen[wanted.part.index()] == wanted.hash(runtime)
+    pub(super) fn is(&self, wanted: &Wanted, whose: Whose<'_>) -> bool {
+        self.seen[wanted.part.index()] == wanted.hash(whose)
     }
 
-    pub(super) fn saw(&mut self, wanted: &Wanted, runtime: &RuntimeId) {
-        self.seen[wanted.part.index()] = wanted.hash(runtime);
+    pub(super) fn saw(&mut self, wanted: &Wanted, whose: Whose<'_>) {
+        self.seen[wanted.part.index()] = wanted.hash(whose);
     }
 
     /// Whether one more write is allowed; it is counted.

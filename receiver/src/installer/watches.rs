@@ -9,12 +9,11 @@ use tidewatch_shared::{
 
 use super::{Part, part::POLICIES};
 
-/// The watches that the plan of an installed agent has besides the others. Its Lease and its Secret are in no plan.
+/// The watches that the plan of an installed agent has besides the others. Its Lease and Secrets are in no plan.
 #[must_use]
 pub fn watches() -> Vec<PlannedWatch> {
     let mut seen = BTreeSet::new();
-    let watched = |part: &Part| !part.is_agents() && *part != Part::Webhooks;
-    let parts = Part::ALL.into_iter().filter(watched);
+    let parts = Part::ALL.into_iter().filter(|part| part.is_watched());
     parts.filter(|part| seen.insert(part.kind().plural)).map(watch).collect()
 }
 
@@ -54,7 +53,7 @@ mod tests {
         Plan::parse(&serde_json::to_string(&plan).unwrap()).unwrap();
         for part in Part::ALL {
             let by = watches.iter().find(|watch| watch.resource == part.kind().plural);
-            assert_eq!(by.is_none(), part.is_agents() || part == Part::Webhooks, "{part:?}");
+            assert_eq!(by.is_some(), part.is_watched(), "{part:?}");
             let selects = |watch: &PlannedWatch| {
                 watch.field_selector == format!("metadata.name={}", part.name()) || !watch.label_selector.is_empty()
             };

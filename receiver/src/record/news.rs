@@ -6,6 +6,14 @@ use kube::{Resource, ResourceExt};
 use tidewatch_shared::api::{Condition, ConditionStatus, Kyma, State, Watcher};
 
 use super::states;
+use crate::catalog::{
+    desired::{Kind, ObjectId},
+    facts::Held,
+    snapshot::LeftOut,
+};
+
+/// The one kind among those that Events are about which is not of our group.
+pub(super) const CONFIG_MAP: &str = "ConfigMap";
 
 /// Whom an Event is about.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -197,12 +205,40 @@ fn conditions(teller: &mut Teller, before: &Facet, now: &Facet, kyma: &Kyma) {
     }
 }
 
+/// What becomes of the upgrade of agents, told about the ConfigMap in which it stands.
+pub(super) fn of_upgrade(namespace: &str, name: &str, uid: &str, halted: bool, note: String) -> News {
+    let about = About { kind: CONFIG_MAP, namespace: namespace.to_owned(), name: name.to_owned(), uid: uid.to_owned() };
+    let reason = if halted { "AgentUpgradeHalted" } else { "AgentUpgrade" };
+    News { about, warning: halted, reason, note }
+}
+
 /// The end of a Kyma. One that is only not selected any more is no news.
 pub(super) fn of_lost_kyma(kyma: &Kyma) -> Option<News> {
     kyma.metadata.deletion_timestamp.as_ref()?;
     let mut teller = Teller::new("Kyma", kyma);
     teller.well("KymaDeleted", "the Kyma, its modules and what was put into its runtime are gone");
     teller.news.pop()
+}
+
+/// What is new of the catalog: what was left out of it, and what waits for a confirmation. `namespace` is that of the objects.
+pub(super) fn of_catalog(namespace: &str, left_out: &[LeftOut], held: Option<&Held>) -> Vec<News> {
+    let tell = |id: &ObjectId, uid: &str, reason, note| {
+        let about = About {
+            kind: id.kind.name(),
+            namespace: namespace.to_owned(),
+            name: id.name.to_string(),
+            uid: uid.to_owned(),
+        };
+        News { about, warning: true, reason, note }
+    };
+    let left_out = left_out.iter().map(|left| tell(&left.id, &left.uid, "LeftOutOfCatalog", left.fault.to_string()));
+    let held = held.into_iter().flat_map(|held| {
+        held.modules.iter().map(|module| {
+            let id = ObjectId::new(Kind::ReleaseMeta, module);
+            tell(&id, "", "RemovalHeld", held.to_string())
+        })
+    });
+    left_out.chain(held).collect()
 }
 
 pub(super) fn state_of(watcher: &Watcher) -> State {

@@ -18,7 +18,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use super::{
     Record,
     board::Write,
-    news::{About, News},
+    news::{About, CONFIG_MAP, News},
 };
 
 /// Between two Events: a landslide of news must not be one of writes.
@@ -95,7 +95,7 @@ fn event(news: &News, number: i64, now: MicroTime) -> Event {
         type_: Some(if *warning { "Warning" } else { "Normal" }.to_owned()),
         note: Some(cut(note, NOTE).to_owned()),
         regarding: Some(ObjectReference {
-            api_version: Some(format!("{GROUP}/{VERSION}")),
+            api_version: Some(if *kind == CONFIG_MAP { "v1".to_owned() } else { format!("{GROUP}/{VERSION}") }),
             kind: Some((*kind).to_owned()),
             namespace: Some(namespace.clone()),
             name: Some(name.clone()),

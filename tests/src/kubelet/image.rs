@@ -2,6 +2,9 @@
 
 /// A tag of images that no registry has.
 const MISSING_TAG: &str = "does-not-exist";
+/// Tags of images of ours that are broken, and what runs in place of the program.
+const BROKEN_TAGS: [(&str, &str); 2] =
+    [("exits", "echo 'error: this version is broken' >&2; exit 1"), ("hangs", "exec sleep 86400")];
 
 /// A program of the product, and what its image is known to listen on when no flag says otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,16 +14,20 @@ pub(super) struct Own {
     /// Environment variable of each listener and its port by default. A pod has a network of its own, in which no other pod has
     /// these ports; here the kubelet gives each a free port instead.
     pub(super) listeners: &'static [(&'static str, u16)],
+    /// The shell's script that is run in its place, whatever its arguments.
+    pub(super) broken: Option<&'static str>,
 }
 
 const OWN: [Own; 2] = [
     Own {
         binary: "tidewatch-agent",
         listeners: &[("TIDEWATCH_METRICS_ADDRESS", 2112), ("TIDEWATCH_ADMIN_ADDRESS", 2113)],
+        broken: None,
     },
     Own {
         binary: "tidewatch-receiver",
         listeners: &[("TIDEWATCH_METRICS_ADDRESS", 8080), ("TIDEWATCH_ADMIN_ADDRESS", 8085)],
+        broken: None,
     },
 ];
 
@@ -44,7 +51,9 @@ impl Image {
         if tag == MISSING_TAG {
             return Self::Missing;
         }
-        OWN.into_iter().find(|own| own.binary == last).map_or(Self::Foreign, Self::Own)
+        let broken = BROKEN_TAGS.iter().find(|(broken, _)| *broken == tag).map(|(_, script)| *script);
+        let own = OWN.into_iter().find(|own| own.binary == last);
+        own.map_or(Self::Foreign, |own| Self::Own(Own { broken, ..own }))
     }
 }
 
@@ -75,5 +84,8 @@ mod tests {
         }
         assert_eq!(Image::of("example.test/tidewatch-agent:does-not-exist"), Image::Missing);
         assert_eq!(Image::of("nginx:does-not-exist"), Image::Missing);
+        let is_broken = |reference| matches!(Image::of(reference), Image::Own(own) if own.broken.is_some());
+        assert!(is_broken("example.test/tidewatch-agent:exits") && !is_broken("example.test/tidewatch-agent:dev"));
+        assert_eq!(Image::of("nginx:exits"), Image::Foreign);
     }
 }

@@ -248,7 +248,11 @@ impl Runner {
         let binary = self.shared.binaries.get(own.binary).map_err(|error| Unready::Unknown(error.to_string()))?;
         let host = |doing| move |error: std::io::Error| Unready::Host(doing, error);
         fs::create_dir_all(&self.folder).map_err(host("make the pod's folder"))?;
-        let mut program = Program::new(pod.name_any(), binary, &self.log).args(start.args).dir(&self.folder).fresh();
+        let program = match own.broken {
+            Some(script) => Program::new(pod.name_any(), "/bin/sh", &self.log).args(["-c", script]),
+            None => Program::new(pod.name_any(), binary, &self.log).args(start.args),
+        };
+        let mut program = program.dir(&self.folder).fresh();
         program.env.extend(start.env.into_iter().map(|(name, value)| (name.into(), value.into())));
         let given_ports = self.ports.given().clone();
         self.shared.note(&self.uid, |played| played.ports = given_ports);

@@ -309,7 +309,11 @@ async fn an_agent_may_do_what_its_plan_needs_and_nothing_more() -> Tested {
 /// What the incumbent has in a runtime.
 async fn incumbent(cluster: &Cluster) -> Result<()> {
     cluster.ensure_namespace(SKR_NAMESPACE).await?;
-    let client = cluster.client_as(Person::Other).await?;
+    apply_incumbents(&cluster.client_as(Person::Other).await?).await
+}
+
+/// Applies the incumbent's objects, as it does with each of its passes.
+pub(crate) async fn apply_incumbents(client: &Client) -> Result<()> {
     let deployments = ("apps", "v1", "Deployment", "deployments", true, "skr-webhook");
     let services = ("", "v1", "Service", "services", true, "skr-webhook");
     let metrics = ("", "v1", "Service", "services", true, "skr-webhook-metrics");
@@ -352,15 +356,13 @@ async fn incumbent(cluster: &Cluster) -> Result<()> {
         ),
     ] {
         let (group, version, kind, ..) = object;
-        let object = Object::new(&client, object);
+        let object = Object::new(client, object);
         let mut body = body;
         body["apiVersion"] = if group.is_empty() { json!(version) } else { json!(format!("{group}/{version}")) };
         body["kind"] = kind.into();
         body["metadata"] = json!({"name": object.name, "labels": {"operator.kyma-project.io/managed-by": "kyma"}});
-        object
-            .api
-            .patch(object.name, &PatchParams::apply("declarative.kyma-project.io/applier").force(), &Patch::Apply(body))
-            .await?;
+        let params = PatchParams::apply("declarative.kyma-project.io/applier").force();
+        object.api.patch(object.name, &params, &Patch::Apply(body)).await?;
     }
     Ok(())
 }

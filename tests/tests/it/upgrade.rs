@@ -1,0 +1,184 @@
+//! Another image of agents reaches the runtimes in stages, over receivers that are killed, and stops when it is a bad one.
+
+use anyhow::{Context as _, Result};
+use futures::future::join_all;
+use k8s_openapi::api::{apps::v1::Deployment, core::v1::ConfigMap, events::v1::Event};
+use kube::{
+    Api,
+    api::{ListParams, Patch, PatchParams},
+};
+use serde_json::json;
+use tidewatch_receiver::installer::upgrade::CONFIG_MAP;
+use tidewatch_shared::names::{AGENT_CONTAINER, AGENT_DEPLOYMENT, SKR_NAMESPACE};
+use tidewatch_tests::landscape::{DEADLINE, Options, until};
+
+use crate::{
+    support::{Nothing, Tested, quick},
+    sync::sum,
+};
+
+const FIRST: &str = "example.test/tidewatch-agent:1";
+const SECOND: &str = "example.test/tidewatch-agent:2";
+const BROKEN: &str = "example.test/tidewatch-agent:exits";
+/// An agent that lost its receiver is back within fifteen seconds.
+const FLAGS: [&str; 4] = ["--agent-upgrade-stages", "1%,100%", "--agent-upgrade-deadline-seconds", "30"];
+const WITHOUT_PAUSE: [&str; 2] = ["--agent-upgrade-pause-seconds", "0"];
+/// Longer than any test.
+const WITH_PAUSE: [&str; 2] = ["--agent-upgrade-pause-seconds", "86400"];
+
+impl Nothing {
+    fn deployments(&self) -> Vec<Api<Deployment>> {
+        self.members.iter().map(|member| Api::namespaced(member.runtime.user(), SKR_NAMESPACE)).collect()
+    }
+
+    /// The image in each runtime's Deployment.
+    async fn images(&self) -> Result<Vec<String>> {
+        let mut images = Vec::new();
+        for api in self.deployments() {
+            let pod = api.get(AGENT_DEPLOYMENT).await?.spec.context("a spec")?.template.spec.context("a pod")?;
+            images.push(pod.containers[0].image.clone().context("an image")?);
+        }
+        Ok(images)
+    }
+
+    async fn images_are(&self, wanted: &[&str]) -> Result<()> {
+        let what = format!("the images {wanted:?}");
+        until(&what, async || Ok((self.images().await? == wanted).then_some(()))).await
+    }
+
+    /// What its ConfigMap says of the upgrade.
+    async fn upgrade(&self, key: &str) -> Result<Option<String>> {
+        let maps = Api::<ConfigMap>::namespaced(self.landscape.operator(), self.landscape.namespace());
+        Ok(maps.get_opt(CONFIG_MAP).await?.and_then(|map| map.data?.remove(key)))
+    }
+
+    async fn is_over(&self) -> Result<()> {
+        until("the end of the upgrade", async || {
+            Ok((self.upgrade("stage").await?.as_deref() == Some("done")).then_some(()))
+        })
+        .await
+    }
+
+    /// Waits until the receiver counts so many upgraded runtimes as proven.
+    async fn counts_proven(&self, proven: u64) -> Result<()> {
+        self.landscape
+            .with_receiver(async |receiver| {
+                let look = |page: &str| {
+                    let count = sum(page, "tidewatch_agent_upgrade_runtimes", &["standing=\"proven\""]);
+                    (count == proven).then_some(())
+                };
+                receiver.metrics_until(DEADLINE, look).await
+            })
+            .await??;
+        Ok(())
+    }
+
+    async fn is_halted(&self) -> Result<()> {
+        self.landscape
+            .with_receiver(async |receiver| {
+                let look = |page: &str| (sum(page, "tidewatch_agent_upgrade_halted", &[]) == 1).then_some(());
+                receiver.metrics_until(DEADLINE, look).await
+            })
+            .await??;
+        Ok(())
+    }
+
+    /// Somebody in a runtime puts another image there.
+    async fn tamper(&self, at: usize, image: &str) -> Result<()> {
+        let containers = json!([{"name": AGENT_CONTAINER, "image": image}]);
+        let patch = json!({"spec": {"template": {"spec": {"containers": containers}}}});
+        let api = self.deployments().into_iter().nth(at).context("a runtime")?;
+        api.patch(AGENT_DEPLOYMENT, &PatchParams::default(), &Patch::Strategic(patch)).await?;
+        Ok(())
+    }
+
+    /// Waits until one agent runs there, that of the Deployment as it is.
+    async fn settled(&self, at: usize) -> Result<Option<u32>> {
+        let (member, api) = (&self.members[at], self.deployments().remove(at));
+        until("one agent, and no older one", async || {
+            let deployment = api.get(AGENT_DEPLOYMENT).await?;
+            let status = deployment.status.context("a status")?;
+            let is_current = status.observed_generation == deployment.metadata.generation
+                && (status.replicas, status.updated_replicas, status.available_replicas) == (Some(1), Some(1), Some(1));
+            let running = member.kubelet.running("tidewatch-agent");
+            Ok((is_current && running.len() == 1).then(|| running[0].pid()))
+        })
+        .await
+    }
+
+    async fn all_deliver(&self, modules: &[&str]) -> Result<()> {
+        join_all(self.members.iter().map(|member| member.delivers(modules))).await.into_iter().collect()
+    }
+}
+
+#[tokio::test]
+async fn an_image_comes_in_stages_and_a_bad_one_stops_at_the_first() -> Tested {
+    let receiver = FLAGS.map(str::to_owned).to_vec();
+    let options = Options { agent_image: FIRST.to_owned(), receiver, ..quick() };
+    let (mut nothing, clusters) = Nothing::prepare("upgrade", 3, options).await?;
+    nothing.register(clusters).await?;
+    for proven in join_all(nothing.members.iter().map(|member| member.proven())).await {
+        proven?;
+    }
+    nothing.is_over().await?;
+    assert_eq!(nothing.images().await?, [FIRST; 3], "the first image is everybody's");
+
+    // One runtime, and no other for as long as the pause lasts.
+    nothing.landscape.restart_receiver(SECOND, &WITH_PAUSE).await?;
+    nothing.counts_proven(1).await?;
+    let images = nothing.images().await?;
+    let first = images.iter().position(|image| image == SECOND).context("one that is upgraded")?;
+    let mut expected = [FIRST; 3];
+    expected[first] = SECOND;
+    assert_eq!(images, expected);
+    assert_eq!(nothing.upgrade("stage").await?.as_deref(), Some("1"));
+
+    // Whoever puts another image there gets back the one that is decided for him.
+    for (at, image) in
+        [((first + 1) % 3, SECOND), ((first + 2) % 3, "example.test/tidewatch-agent:mine"), (first, FIRST)]
+    {
+        nothing.tamper(at, image).await?;
+        nothing.images_are(&expected).await?;
+    }
+    nothing.counts_proven(1).await?;
+    nothing.all_deliver(&["keda"]).await?;
+    let agent = nothing.settled(first).await?;
+
+    // Killed in the midst of it, the receiver goes on from there.
+    nothing.landscape.restart_receiver(SECOND, &WITHOUT_PAUSE).await?;
+    nothing.is_over().await?;
+    assert_eq!(nothing.images().await?, [SECOND; 3]);
+    assert_eq!(nothing.settled(first).await?, agent, "it was the same one's turn, and is over");
+    nothing.all_deliver(&[]).await?;
+
+    // A bad one reaches one runtime, and stops there: also after a receiver that was killed.
+    nothing.landscape.restart_receiver(BROKEN, &WITHOUT_PAUSE).await?;
+    nothing.is_halted().await?;
+    let images = nothing.images().await?;
+    let broken = images.iter().position(|image| image == BROKEN).context("one that is upgraded")?;
+    let mut expected = [SECOND; 3];
+    expected[broken] = BROKEN;
+    assert_eq!(images, expected);
+    let why = nothing.upgrade("halted").await?.context("why it has halted")?;
+    assert!(why.contains(nothing.members[broken].runtime.name()), "{why}");
+    let events: Api<Event> = Api::namespaced(nothing.landscape.operator(), nothing.landscape.namespace());
+    until("the Event about it", async || {
+        let events = events.list(&ListParams::default()).await?;
+        Ok(events.items.into_iter().find(|event| event.reason.as_deref() == Some("AgentUpgradeHalted")).map(drop))
+    })
+    .await?;
+    nothing.members[broken].said("SKRWebhook", "False", "CrashLoop").await?;
+    nothing.landscape.restart_receiver(BROKEN, &WITHOUT_PAUSE).await?;
+    nothing.is_halted().await?;
+    for (at, member) in nothing.members.iter().enumerate().filter(|(at, _)| *at != broken) {
+        member.delivers(&["keda"]).await.with_context(|| format!("runtime {at} is untouched"))?;
+    }
+    assert_eq!(nothing.images().await?, expected);
+
+    // The way back is at once, and everybody's.
+    nothing.landscape.restart_receiver(SECOND, &WITH_PAUSE).await?;
+    nothing.images_are(&[SECOND; 3]).await?;
+    assert_eq!(nothing.upgrade("halted").await?, None);
+    nothing.members[broken].delivers(&["keda"]).await?;
+    Ok(())
+}
