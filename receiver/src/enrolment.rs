@@ -9,7 +9,7 @@
 //! 3. the token says the right things: algorithm, audience, time, account, pod (`token`)
 //! 4. the token is signed by that runtime's issuer (`keys`)
 //! 5. the rate of that runtime, which so only its own agent uses up
-//! 6. the certificate request is signed by its own key, which is on P-256
+//! 6. the certificate request is signed by its own key, which is on P-256, and asks for no CA
 //! 7. that runtime's API server says whose token it is (`review`)
 //! 8. the certificate, and a record of it
 //!
@@ -108,6 +108,9 @@ pub enum Refused {
     /// Whoever asks does not hold the key.
     #[error("the certificate request's signature does not verify")]
     RequestSignature,
+    /// The certificate request asks for a certificate that could sign others.
+    #[error("the certificate request asks for a certificate authority")]
+    RequestAuthority,
     /// The certificate request names somebody else, and the issuer signs what it says.
     #[error("the certificate request does not name exactly its runtime")]
     RequestNames,
@@ -121,6 +124,7 @@ impl From<ParseRequest> for Refused {
         match error {
             ParseRequest::Key => Self::RequestKey,
             ParseRequest::Signature => Self::RequestSignature,
+            ParseRequest::Authority => Self::RequestAuthority,
             ParseRequest::TooLarge | ParseRequest::Parse => Self::Request,
         }
     }

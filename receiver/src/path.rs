@@ -39,7 +39,10 @@ use crate::{
     hub::Hub,
     kcp::{CurrentPlan, Stores},
     key::KymaKey,
+    kyma::REFUSED_AGAIN,
+    pki::Rotations,
     queue::{Priority, Works},
+    takeover::{self, Takeover},
 };
 
 /// How often paths are looked at.
@@ -97,6 +100,10 @@ pub struct Paths {
     pub plan: CurrentPlan,
     /// Whose runtimes are left alone.
     pub pause: Pause,
+    /// Whose Kymas are ours, and since when.
+    pub takeover: Takeover,
+    /// Knows whom a rotation of the CA waits for.
+    pub rotations: Rotations,
     /// Whether agents are installed, and so mended when nothing is heard of them.
     pub installs: bool,
     /// Counts what is done.
@@ -124,8 +131,10 @@ impl Paths {
             known.forget_who_is_gone(&kymas);
             if self.installs {
                 known.broken.extend(self.hub.lost(LOST_AFTER));
-                self.mend(&mut known, now);
             }
+            // Without an installer too, since whoever prepared the agent by hand gets its Lease from here.
+            known.broken.extend(self.hub.incomplete(REFUSED_AGAIN));
+            self.mend(&mut known, now);
             self.poll(&mut known, now);
             self.tell(&mut known, &kymas, now).await;
         }
@@ -151,14 +160,24 @@ impl Paths {
         }
     }
 
-    /// Wants the installations compared of those that went silent, within the rate of all polls.
+    /// Whether something may be wanted of a Kyma that nobody asked for.
+    fn may_work_on(&self, key: &KymaKey, kyma: &Kyma) -> bool {
+        self.pause.of(kyma).is_none() && !self.is_others(key, kyma)
+    }
+
+    /// Whether a Kyma comes from somebody else or goes there, and so is told nothing.
+    fn is_others(&self, key: &KymaKey, kyma: &Kyma) -> bool {
+        takeover::is_asked_back(kyma) || takeover::is_handed_back(kyma) || self.takeover.awaits(key)
+    }
+
+    /// Wants the installations compared of those that went silent or miss something, within the rate of all polls.
     fn mend(&self, known: &mut Known, now: Instant) {
         let most = known.polls.take(known.broken.len(), now);
         for _ in 0..most {
             let Some(key) = known.broken.pop_first() else { break };
             let kyma = self.stores.kymas.get(&ObjectRef::new(&key.name).within(&key.namespace));
-            if kyma.is_some_and(|kyma| self.pause.of(&kyma).is_none()) {
-                tracing::info!(kyma = %key, "Nothing is heard of the agent: its installation is looked at");
+            if kyma.is_some_and(|kyma| self.may_work_on(&key, &kyma)) {
+                tracing::info!(kyma = %key, "The agent is not heard of, or misses something of its own: its installation is looked at");
                 self.metrics.mended();
                 self.hub.repair(&key);
             }
@@ -173,7 +192,7 @@ impl Paths {
         known.polls.give_back(most - due.len());
         for (key, kind) in due {
             let kyma = self.stores.kymas.get(&ObjectRef::new(&key.name).within(&key.namespace));
-            if kyma.is_some_and(|kyma| self.pause.of(&kyma).is_none()) {
+            if kyma.is_some_and(|kyma| self.may_work_on(&key, &kyma)) {
                 self.metrics.polled(kind);
                 self.hub.verify(&key);
             }
@@ -182,15 +201,20 @@ impl Paths {
 
     /// Writes the conditions that say something else than they shall.
     async fn tell(&self, known: &mut Known, kymas: &[Arc<Kyma>], now: Instant) {
+        let laggards = self.rotations.laggards();
         let mut wrong = Vec::new();
         for kyma in kymas {
             let Some((name, namespace)) = kyma.metadata.name.as_ref().zip(kyma.metadata.namespace.as_ref()) else {
                 continue;
             };
             let key = KymaKey::new(namespace, name);
+            if self.is_others(&key, kyma) {
+                continue;
+            }
             let said = verdict::event_path(known.paths.get(&key), kyma)
                 .into_iter()
-                .chain(verdict::paused(self.pause.of(kyma), kyma));
+                .chain(verdict::paused(self.pause.of(kyma), kyma))
+                .chain(verdict::rotation(laggards.as_ref().map(|laggards| laggards.of(&key)), kyma));
             wrong.extend(said.map(|said| (key.clone(), kyma.clone(), said)));
         }
         self.metrics.waiting(wrong.len());
@@ -204,6 +228,10 @@ impl Paths {
         });
         let mut written = stream::iter(writes).buffer_unordered(WRITERS);
         while let Some((key, said, result)) = written.next().await {
+            if matches!(result, Err(write::Write::Moved)) {
+                // The cache shows it by the next tick, and then it may be said, or may not.
+                continue;
+            }
             self.metrics.written(result.is_ok());
             if let Err(error) = result {
                 tracing::warn!(kyma = %key, condition = said.kind(), error = &error as &dyn std::error::Error, "Condition could not be written");

@@ -16,6 +16,7 @@ mod authority;
 mod ca;
 mod cert_manager;
 mod flags;
+mod laggards;
 mod metrics;
 mod progress;
 mod request;
@@ -27,7 +28,7 @@ mod standing;
 mod store;
 mod stored;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 mod trust;
 mod upkeep;
 
@@ -40,6 +41,7 @@ use cert_manager::CertManager;
 pub use authority::{Authority, Issue, Issued, Trust};
 pub use ca::{Ca, InvalidServerName, PemIdentity, ServerName};
 pub use flags::{Flags, InvalidIssuer, IssuerName};
+pub use laggards::{Follows, Laggards};
 pub use metrics::Metrics;
 pub use progress::{Order, Ordered, Progress, SecretState, Straggler};
 pub use request::{ParseRequest, Request};

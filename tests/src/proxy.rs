@@ -1,7 +1,7 @@
 //! A TCP proxy on loopback that harms what goes through it.
 
 use std::{
-    io,
+    fs, io,
     net::{Ipv4Addr, SocketAddr},
     time::Duration,
 };
@@ -56,6 +56,15 @@ struct Watched {
     mode: watch::Receiver<Mode>,
     /// Counts [`Proxy::forget`]; a connection that is older than the count is forgotten.
     forgotten: watch::Receiver<u64>,
+    /// The process of [`Proxy::cut_off`].
+    outcast: watch::Receiver<Option<u32>>,
+}
+
+impl Watched {
+    /// Whether whoever connected from this port of loopback is cut off now.
+    fn is_out(&self, port: u16) -> bool {
+        self.outcast.borrow().is_some_and(|process| has_port(process, port))
+    }
 }
 
 /// A proxy in front of one address. Belongs to the tokio runtime that started it, and ends when dropped.
@@ -64,6 +73,7 @@ pub struct Proxy {
     address: SocketAddr,
     mode: watch::Sender<Mode>,
     forgotten: watch::Sender<u64>,
+    outcast: watch::Sender<Option<u32>>,
     task: AbortHandle,
 }
 
@@ -77,9 +87,10 @@ impl Proxy {
         let address = listener.local_addr()?;
         let (mode, mode_watched) = watch::channel(Mode::Pass);
         let (forgotten, forgotten_watched) = watch::channel(0);
-        let watched = Watched { mode: mode_watched, forgotten: forgotten_watched };
+        let (outcast, outcast_watched) = watch::channel(None);
+        let watched = Watched { mode: mode_watched, forgotten: forgotten_watched, outcast: outcast_watched };
         let task = tokio::spawn(accept(listener, target, watched)).abort_handle();
-        Ok(Self { address, mode, forgotten, task })
+        Ok(Self { address, mode, forgotten, outcast, task })
     }
 
     /// Where it listens.
@@ -114,6 +125,17 @@ impl Proxy {
         self.forgotten.send_modify(|count| *count += 1);
     }
 
+    /// Breaks all connections of one process of this machine, and new ones of it at once, until [`Proxy::take_back`]. Those of others
+    /// are as the mode says.
+    pub fn cut_off(&self, process: u32) {
+        self.outcast.send_replace(Some(process));
+    }
+
+    /// Ends [`Proxy::cut_off`].
+    pub fn take_back(&self) {
+        self.outcast.send_replace(None);
+    }
+
     /// Sets the mode.
     pub fn set(&self, mode: Mode) {
         self.mode.send_replace(mode);
@@ -132,12 +154,13 @@ async fn accept(listener: TcpListener, target: SocketAddr, watched: Watched) {
     loop {
         tokio::select! {
             accepted = listener.accept() => {
-                let Ok((client, _)) = accepted else { continue };
+                let Ok((client, from)) = accepted else { continue };
                 let mode = *watched.mode.borrow();
                 match mode {
                     Mode::Cut => {}
+                    _ if watched.is_out(from.port()) => {}
                     Mode::Plain => drop(connections.spawn(plain(client))),
-                    _ => drop(connections.spawn(connection(client, target, watched.clone()))),
+                    _ => drop(connections.spawn(connection((client, from.port()), target, watched.clone()))),
                 }
             }
             Some(_) = connections.join_next() => {}
@@ -154,8 +177,9 @@ async fn plain(mut client: TcpStream) {
     }
 }
 
-async fn connection(client: TcpStream, target: SocketAddr, mut watched: Watched) {
+async fn connection((client, port): (TcpStream, u16), target: SocketAddr, mut watched: Watched) {
     watched.forgotten.mark_unchanged();
+    let mut outcast = watched.outcast.clone();
     let Ok(server) = TcpStream::connect(target).await else { return };
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
     let (from_client, to_client) = client.into_split();
@@ -170,7 +194,23 @@ async fn connection(client: TcpStream, target: SocketAddr, mut watched: Watched)
     tokio::select! {
         _ = both => {}
         _ = cut.wait_for(|mode| mode.breaks()) => {}
+        _ = outcast.wait_for(|process| process.is_some_and(|process| has_port(process, port))) => {}
     }
+}
+
+/// Whether a process has a TCP socket with this local port (proc(5): `net/tcp` and `fd`).
+fn has_port(process: u32, port: u16) -> bool {
+    let table = fs::read_to_string(format!("/proc/{process}/net/tcp")).unwrap_or_default();
+    let ending = format!(":{port:04X}");
+    let sockets = table.lines().skip(1).filter_map(|line| {
+        let mut fields = line.split_whitespace();
+        let (local, inode) = (fields.nth(1)?, fields.nth(7)?);
+        local.ends_with(&ending).then(|| format!("socket:[{inode}]"))
+    });
+    let sockets: Vec<_> = sockets.collect();
+    let open = fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten().flatten();
+    let mut links = open.filter_map(|entry| fs::read_link(entry.path()).ok());
+    links.any(|link| sockets.iter().any(|socket| link.as_os_str() == socket.as_str()))
 }
 
 /// Carries one direction until its end, which is passed on too; `noise` is what [`Mode::Noise`] adds to it.
@@ -179,7 +219,7 @@ where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
-    let Watched { mut mode, forgotten } = watched;
+    let Watched { mut mode, forgotten, .. } = watched;
     let (sender, mut arriving) = mpsc::channel::<(Instant, Bytes)>(ON_THE_WAY);
     let read_mode = mode.clone();
     let read = async move {
@@ -256,6 +296,20 @@ mod tests {
         let mut new = TcpStream::connect(proxy.address()).await.expect("the kernel takes it");
         assert!(round_trip(&mut new, "hello").await.is_err());
         proxy.resume();
+        let mut new = TcpStream::connect(proxy.address()).await.expect("connected");
+        round_trip(&mut new, "again").await.expect("passed");
+    }
+
+    #[tokio::test]
+    async fn one_process_is_cut_off_until_it_is_taken_back() {
+        let (proxy, mut stream) = echo().await;
+        proxy.cut_off(std::os::unix::process::parent_id());
+        round_trip(&mut stream, "hello").await.expect("another process is meant");
+        proxy.cut_off(std::process::id());
+        assert!(!matches!(stream.read(&mut [0; 8]).await, Ok(1..)));
+        let mut new = TcpStream::connect(proxy.address()).await.expect("the kernel takes it");
+        assert!(round_trip(&mut new, "hello").await.is_err());
+        proxy.take_back();
         let mut new = TcpStream::connect(proxy.address()).await.expect("connected");
         round_trip(&mut new, "again").await.expect("passed");
     }

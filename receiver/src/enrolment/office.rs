@@ -73,16 +73,11 @@ impl Office {
     ///
     /// # Errors
     /// [`Refused`].
-    pub async fn renew(
-        &self,
-        runtime: &RuntimeId,
-        request: &str,
-        address: Option<IpAddr>,
-    ) -> Result<CertificateAnswer, Refused> {
+    pub async fn renew(&self, runtime: &RuntimeId, request: &str) -> Result<CertificateAnswer, Refused> {
         self.kyma(runtime)?;
         self.count(runtime)?;
         let request = self.request(request)?;
-        self.issue(runtime, &request, By::Renewal, address).await
+        self.issue(runtime, &request, By::Renewal, None).await
     }
 
     /// What agents shall trust now.
@@ -103,7 +98,7 @@ impl Office {
         self.0.rates.take(runtime.clone(), Instant::now()).map_err(Refused::Rate)
     }
 
-    /// Reads a certificate request. Whatever it says of names, uses or a CA is not taken over.
+    /// Reads a certificate request. Whatever it says of names and uses is not taken over; one for a CA is refused.
     #[expect(clippy::unused_self, reason = "part of what an office does")]
     pub(super) fn request(&self, pem: &str) -> Result<Request, Refused> {
         Ok(Request::from_pem(pem.as_bytes())?)

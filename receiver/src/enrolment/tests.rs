@@ -5,10 +5,8 @@ pub(crate) mod testing;
 use std::collections::HashSet;
 
 use rcgen::{
-    BasicConstraints, CertificateParams, CustomExtension, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair,
-    KeyUsagePurpose, SanType,
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose, SanType,
 };
-use rustls_pki_types::{CertificateSigningRequestDer, pem::PemObject as _};
 use serde_json::json;
 use tidewatch_shared::{
     certificate::RuntimeCertificate,
@@ -18,11 +16,6 @@ use tokio::task::JoinSet;
 
 use self::testing::{Issuer, LONG, Mood, Room, asked, claims, domain, key, place, request_for, unix_now};
 use super::*;
-
-/// RFC 5280, section 4.2.1.9.
-const BASIC_CONSTRAINTS: &[u64] = &[2, 5, 29, 19];
-/// `BasicConstraints { cA TRUE }`.
-const CA_FLAG: &[u8] = &[0x30, 0x03, 0x01, 0x01, 0xff];
 
 /// The runtime and the key that a chain names, which must hold by its own bundle.
 fn read(answer: &CertificateAnswer) -> RuntimeCertificate {
@@ -69,34 +62,37 @@ async fn names_and_uses_in_a_request_are_not_taken_over() {
     assert_eq!((certificate.runtime.as_str(), &*certificate.leaf.public_key), ("r-1", pair.public_key_raw()));
 }
 
-/// Whoever asks to become a CA, or to serve, gets the certificate of a client.
+/// Whoever asks to sign, or to serve, gets the certificate of a client.
 #[tokio::test]
-async fn a_request_for_a_ca_gets_a_leaf() {
+async fn uses_that_a_request_asks_for_are_not_taken_over() {
     let room = Room::new();
-    let pair = KeyPair::generate().unwrap();
-    let usual = |params: &mut CertificateParams| {
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let greedy = |params: &mut CertificateParams| {
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::Any];
     };
-    // The same flag as somebody else's library may write it: critical, and nothing beside it.
-    let bare = |params: &mut CertificateParams| {
-        let mut flag = CustomExtension::from_oid_content(BASIC_CONSTRAINTS, CA_FLAG.to_vec());
-        flag.set_criticality(true);
-        params.custom_extensions = vec![flag];
-    };
-    for request in [request_for(&pair, usual), request_for(&pair, bare)] {
-        let asks = CertificateSigningRequestDer::from_pem_slice(request.as_bytes()).unwrap();
-        assert!(asks.windows(CA_FLAG.len()).any(|part| part == CA_FLAG), "it is asked for");
-        let request = CertificateRequest { runtime: "r-1".parse().unwrap(), request };
-        let answer = room.enrolments.enrol(&room.first.token(), &request, None).await.unwrap();
-        let leaf = certificates(answer.chain.as_bytes()).unwrap().remove(0);
-        let (_, leaf) = x509_parser::parse_x509_certificate(&leaf).unwrap();
-        let usage = leaf.key_usage().unwrap().unwrap().value;
-        assert!(!leaf.is_ca() && usage.digital_signature() && !usage.key_cert_sign() && !usage.crl_sign());
-        let extended = leaf.extended_key_usage().unwrap().unwrap().value;
-        assert!(extended.client_auth && !extended.server_auth && !extended.any);
-    }
+    let request = request_for(&KeyPair::generate().unwrap(), greedy);
+    let request = CertificateRequest { runtime: "r-1".parse().unwrap(), request };
+    let answer = room.enrolments.enrol(&room.first.token(), &request, None).await.unwrap();
+    let leaf = certificates(answer.chain.as_bytes()).unwrap().remove(0);
+    let (_, leaf) = x509_parser::parse_x509_certificate(&leaf).unwrap();
+    let usage = leaf.key_usage().unwrap().unwrap().value;
+    assert!(!leaf.is_ca() && usage.digital_signature() && !usage.key_cert_sign() && !usage.crl_sign());
+    let extended = leaf.extended_key_usage().unwrap().unwrap().value;
+    assert!(extended.client_auth && !extended.server_auth && !extended.any);
+}
+
+#[tokio::test]
+async fn a_request_for_a_ca_gets_nothing_and_the_runtime_is_not_asked() {
+    let room = Room::new();
+    let pair = KeyPair::generate().unwrap();
+    let request = request_for(&pair, |params| params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained));
+    let asked = CertificateRequest { runtime: "r-1".parse().unwrap(), request: request.clone() };
+    let refused = room.enrolments.enrol(&room.first.token(), &asked, None).await;
+    assert_eq!(refused, Err(Refused::RequestAuthority));
+    assert_eq!(room.first.asked(), (1, 0), "its keys, and not its word");
+    let renewal = room.enrolments.office().renew(&asked.runtime, &request).await;
+    assert_eq!(renewal, Err(Refused::RequestAuthority));
+    assert_eq!((room.metrics.count_issued(By::Enrolment), room.metrics.count_issued(By::Renewal)), (0, 0));
 }
 
 #[tokio::test]
@@ -221,7 +217,7 @@ async fn only_a_runtime_of_exactly_one_kyma_that_is_not_revoked_is_served() {
     room.revocations.set(Some(&serde_json::from_value(map).unwrap()));
     let token = room.first.token();
     assert_eq!(room.enrolments.enrol(&token, &asked("r-1"), None).await, Err(Refused::Revoked));
-    assert_eq!(room.office.renew(&"r-1".parse().unwrap(), &asked("r-1").request, None).await, Err(Refused::Revoked));
+    assert_eq!(room.office.renew(&"r-1".parse().unwrap(), &asked("r-1").request).await, Err(Refused::Revoked));
     room.revocations.set(None);
     room.enrolments.enrol(&token, &asked("r-1"), None).await.unwrap();
     place(&room.hub, "k-3", "r-1");
@@ -261,7 +257,7 @@ async fn a_renewal_is_served_for_the_same_key_and_for_a_new_one() {
     let room = Room::new();
     let (runtime, pair) = ("r-1".parse().unwrap(), KeyPair::generate().unwrap());
     for request in [request_for(&pair, |_| {}), request_for(&pair, |_| {}), asked("r-1").request] {
-        let answer = room.office.renew(&runtime, &request, None).await.unwrap();
+        let answer = room.office.renew(&runtime, &request).await.unwrap();
         assert_eq!(read(&answer).runtime, runtime);
     }
     assert_eq!((room.metrics.count_issued(By::Renewal), room.first.asked()), (3, (0, 0)));

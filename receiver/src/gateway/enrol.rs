@@ -17,7 +17,8 @@ use crate::enrolment::Enrolments;
 /// Bytes of a request's head: a token, and what else stands there.
 const MAX_HEAD_BYTES: u32 = 16 << 10;
 
-/// The settings of this port. Nobody stays: an agent comes once, and then uses the event port.
+/// The settings of this port. Nobody stays: an agent comes once, and then uses the event port. When all agents of a large fleet come in one
+/// moment, those beyond the connections wait in the system's backlog, or try again with jitter where that is full too.
 #[must_use]
 pub fn settings(address: SocketAddr, domain: TrustDomain) -> Settings {
     Settings {

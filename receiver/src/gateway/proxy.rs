@@ -85,8 +85,10 @@ impl fmt::Display for ProxyIdentity {
 #[derive(Clone, Debug)]
 pub struct Proxy {
     identity: ProxyIdentity,
-    verifier: Arc<ArcSwap<Arc<dyn ClientCertVerifier>>>,
+    verifier: Arc<ArcSwap<Verifier>>,
 }
+
+type Verifier = Arc<dyn ClientCertVerifier>;
 
 impl Proxy {
     /// Takes the proxy's name, and the roots of the agents that it speaks for.
@@ -98,7 +100,7 @@ impl Proxy {
         Ok(Self { identity, verifier })
     }
 
-    /// From now on the agents that it speaks for must chain to these roots. What was verified just before is remembered for a minute.
+    /// From now on the agents that it speaks for must chain to these roots, those too that chained to others just before.
     ///
     /// # Errors
     /// [`TlsConfig::Verifier`]; then nothing has changed.
@@ -112,7 +114,7 @@ impl Proxy {
     }
 }
 
-fn verifier(clients: RootCertStore) -> Result<Arc<dyn ClientCertVerifier>, TlsConfig> {
+fn verifier(clients: RootCertStore) -> Result<Verifier, TlsConfig> {
     let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(clients), tls::provider());
     builder.build().map_err(TlsConfig::Verifier)
 }
@@ -121,7 +123,15 @@ fn verifier(clients: RootCertStore) -> Result<Arc<dyn ClientCertVerifier>, TlsCo
 pub(super) struct Clients {
     proxy: Proxy,
     domain: TrustDomain,
-    known: Mutex<HashMap<String, (Arc<RuntimeCertificate>, Instant)>>,
+    known: Mutex<HashMap<String, Known>>,
+}
+
+/// A leaf that was verified.
+struct Known {
+    certificate: Arc<RuntimeCertificate>,
+    until: Instant,
+    /// By whom: with other roots it says nothing.
+    verifier: Arc<Verifier>,
 }
 
 impl Clients {
@@ -136,23 +146,22 @@ impl Clients {
     /// Who speaks in a request that came through the proxy.
     pub(super) fn read(&self, headers: &HeaderMap, now: Now) -> Result<Arc<RuntimeCertificate>, Refusal> {
         let leaf = told(headers).ok_or(Refusal::Proxy)?;
-        let name = fingerprint(&leaf);
+        let (name, verifier) = (fingerprint(&leaf), self.proxy.verifier.load_full());
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((certificate, until)) = known.get(&name)
-            && now.instant < *until
-        {
-            return Ok(certificate.clone());
+        let holds = |known: &&Known| now.instant < known.until && Arc::ptr_eq(&known.verifier, &verifier);
+        if let Some(known) = known.get(&name).filter(holds) {
+            return Ok(known.certificate.clone());
         }
         drop(known);
         let time = UnixTime::since_unix_epoch(Duration::from_secs(now.unix.try_into().unwrap_or(0)));
-        self.proxy.verifier.load().verify_client_cert(&leaf, &[], time).map_err(|_| Refusal::Certificate)?;
+        verifier.verify_client_cert(&leaf, &[], time).map_err(|_| Refusal::Certificate)?;
         let certificate = RuntimeCertificate::read(&leaf, &self.domain).map_err(|_| Refusal::Identity)?;
         let certificate = Arc::new(certificate);
         known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if known.len() >= REMEMBERED_LEAVES {
             known.clear();
         }
-        known.insert(name, (certificate.clone(), now.instant + REMEMBERED));
+        known.insert(name, Known { certificate: certificate.clone(), until: now.instant + REMEMBERED, verifier });
         Ok(certificate)
     }
 }

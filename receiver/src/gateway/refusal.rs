@@ -306,6 +306,9 @@ fn certificates_told(refused: Refused) -> Told {
         R::RequestSignature => {
             told(S::BAD_REQUEST, "request-signature", "the certificate request is not signed by its own key")
         }
+        R::RequestAuthority => {
+            told(S::BAD_REQUEST, "request-ca", "the certificate request must not ask for a certificate authority")
+        }
         R::RequestNames => {
             told(S::BAD_REQUEST, "request-names", "the certificate request must name its runtime and nothing else")
         }
@@ -343,7 +346,7 @@ fn seconds_up(wait: Duration) -> u64 {
 }
 
 /// RFC 9110, section 5.6.7.
-fn http_date(now: i64) -> Option<HeaderValue> {
+pub(super) fn http_date(now: i64) -> Option<HeaderValue> {
     let now = jiff::Timestamp::from_second(now).ok()?;
     let text = jiff::fmt::rfc2822::DateTimePrinter::new().timestamp_to_rfc9110_string(&now).ok()?;
     HeaderValue::try_from(text).ok()

@@ -56,7 +56,7 @@ impl Metrics {
         );
         registry.register(
             "path_mended",
-            "Installations looked at because nothing was heard of their agent",
+            "Installations looked at because nothing was heard of their agent, or because it misses something of its own",
             metrics.mended.clone(),
         );
         registry.register(

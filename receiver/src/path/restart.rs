@@ -3,8 +3,12 @@
 
 use std::time::Duration;
 
+use jiff::Timestamp;
 use kube::{ResourceExt, runtime::reflector::ObjectRef};
-use tidewatch_shared::api::{Kyma, Manifest, State};
+use tidewatch_shared::{
+    api::{Kyma, Manifest, State},
+    plan::Work,
+};
 
 use super::Paths;
 use crate::{
@@ -17,36 +21,57 @@ use crate::{
 pub(super) fn order(paths: &Paths) {
     let Paths { flags, stores, hub, catalog, plan, .. } = paths;
     let (plan, spread) = (plan.load_full(), Duration::from_secs(flags.restart_spread_seconds.into()));
-    let (mut first, mut later) = (0u32, 0u32);
+    let (mut first, mut later, mut moved) = (0u32, 0u32, Vec::new());
     for kyma in stores.kymas.state() {
         let namespace = kyma.namespace().unwrap_or_default();
         let key = KymaKey::new(&namespace, kyma.name_any());
-        let inputs = Inputs::of(&kyma, &plan, catalog.content(kyma.labels(), stores));
+        let inputs = Inputs::of(&kyma, &plan, &catalog.content(kyma.labels(), stores));
+        roll_out(paths, &key, &kyma);
         let manifest = |name: &str| stores.manifests.get(&ObjectRef::new(name).within(&namespace));
         let state = |name: &str| manifest(name).map(|manifest| state_of(&manifest));
         match urgency(&kyma, &inputs, state) {
-            Some(priority) => {
+            Some((Works::RUNTIME, priority)) => {
                 hub.want(&key, Works::RUNTIME, priority);
                 first += 1;
             }
-            None => {
+            catalog => {
+                moved.extend(catalog.map(|_| key.clone()));
                 hub.verify_within(&key, spread);
                 later += 1;
             }
         }
     }
-    tracing::info!(first, later, spread_seconds = spread.as_secs(), "Kymas are ordered");
+    let moved_catalogs = moved.len();
+    hub.want_paced(moved, Works::of(&[Work::Catalog]), catalog.flags().catalog_sync_rate);
+    tracing::info!(first, later, moved_catalogs, spread_seconds = spread.as_secs(), "Kymas are ordered");
 }
 
 fn state_of(manifest: &Manifest) -> State {
     manifest.status.as_ref().map(|status| status.state).unwrap_or_default()
 }
 
-/// How urgent a Kyma is; `None` if nothing of it has changed since its last pass.
-fn urgency(kyma: &Kyma, inputs: &Inputs, manifest: impl Fn(&str) -> Option<State>) -> Option<Priority> {
+/// Goes on with the roll-outs that have not reached this Kyma: at the time that it has in each, or at once if that has passed.
+fn roll_out(paths: &Paths, key: &KymaKey, kyma: &Kyma) {
+    let uid = kyma.uid().unwrap_or_default();
+    for module in kyma.status.iter().flat_map(|status| status.modules()) {
+        let Some(channel) = module.channel.as_deref() else { continue };
+        let target = paths.catalog.pointer(&module.name, channel).map(|pointer| pointer.version);
+        if target == module.version {
+            continue;
+        }
+        if let Some((since, delay)) = paths.catalog.roll_out(&uid, &module.name, channel) {
+            let passed = Timestamp::now().as_second().saturating_sub(since);
+            let passed = Duration::from_secs(u64::try_from(passed).unwrap_or(0));
+            paths.hub.roll_out(key, delay.saturating_sub(passed));
+        }
+    }
+}
+
+/// What is wanted of a Kyma at once, and how urgently; `None` if nothing of it has changed since its last pass.
+fn urgency(kyma: &Kyma, inputs: &Inputs, manifest: impl Fn(&str) -> Option<State>) -> Option<(Works, Priority)> {
     let status = kyma.status.as_ref().filter(|status| status.state.is_some());
     let Some(status) = status.filter(|_| kyma.metadata.deletion_timestamp.is_none()) else {
-        return Some(Priority::User);
+        return Some((Works::RUNTIME, Priority::User));
     };
     let moved = status.modules().iter().any(|module| {
         let name = module.manifest.as_ref().and_then(|manifest| manifest.metadata.as_ref()?.name.as_deref());
@@ -56,7 +81,8 @@ fn urgency(kyma: &Kyma, inputs: &Inputs, manifest: impl Fn(&str) -> Option<State
             (Some(state), shown) => state != shown,
         })
     });
-    (moved || !inputs.are_noted_at(kyma)).then_some(Priority::Catalog)
+    let works = if moved { Works::RUNTIME } else { inputs.unnoted_at(kyma) };
+    (!works.is_empty()).then_some((works, Priority::Catalog))
 }
 
 #[cfg(test)]
@@ -71,7 +97,7 @@ mod tests {
     }
 
     fn inputs(kyma: &Kyma) -> Inputs {
-        Inputs::of(kyma, &plan(), Some("catalog".into()))
+        Inputs::of(kyma, &plan(), "catalog")
     }
 
     fn kyma(change: impl FnOnce(&mut Value)) -> Kyma {
@@ -89,22 +115,24 @@ mod tests {
     #[test]
     fn changed_ones_go_first_and_the_others_wait() {
         let ready = |_: &str| Some(State::Ready);
+        let (changed, urgent) = (Some((Works::RUNTIME, Priority::Catalog)), Some((Works::RUNTIME, Priority::User)));
         let at = |kyma: &Kyma| urgency(kyma, &inputs(kyma), ready);
         assert_eq!(at(&kyma(|_| ())), None);
-        assert_eq!(at(&kyma(|kyma| kyma["metadata"]["generation"] = json!(2))), Some(Priority::Catalog));
-        assert_eq!(at(&kyma(|kyma| kyma["metadata"]["labels"] = json!({"a": "b"}))), Some(Priority::Catalog));
-        assert_eq!(at(&kyma(|kyma| kyma["metadata"]["annotations"] = json!({}))), Some(Priority::Catalog));
-        assert_eq!(at(&kyma(|kyma| kyma["status"] = json!({}))), Some(Priority::User), "never worked on");
+        assert_eq!(at(&kyma(|kyma| kyma["metadata"]["generation"] = json!(2))), changed);
+        assert_eq!(at(&kyma(|kyma| kyma["metadata"]["labels"] = json!({"a": "b"}))), changed);
+        assert_eq!(at(&kyma(|kyma| kyma["metadata"]["annotations"] = json!({}))), changed);
+        assert_eq!(at(&kyma(|kyma| kyma["status"] = json!({}))), urgent, "never worked on");
         let deleting = json!("2026-01-01T00:00:00Z");
-        assert_eq!(at(&kyma(|kyma| kyma["metadata"]["deletionTimestamp"] = deleting)), Some(Priority::User));
+        assert_eq!(at(&kyma(|kyma| kyma["metadata"]["deletionTimestamp"] = deleting)), urgent);
 
         let same = kyma(|_| ());
-        let other_plan = Inputs::of(&same, &Plan::new("s".into(), Vec::new()).unwrap(), Some("catalog".into()));
-        assert_eq!(urgency(&same, &other_plan, ready), Some(Priority::Catalog));
-        let other_catalog = Inputs::of(&same, &plan(), Some("other".into()));
-        assert_eq!(urgency(&same, &other_catalog, ready), Some(Priority::Catalog));
+        let other_plan = Inputs::of(&same, &Plan::new("s".into(), Vec::new()).unwrap(), "catalog");
+        assert_eq!(urgency(&same, &other_plan, ready), changed);
+        let other_catalog = Inputs::of(&same, &plan(), "other");
+        let catalog_alone = Some((Works::of(&[Work::Catalog]), Priority::Catalog));
+        assert_eq!(urgency(&same, &other_catalog, ready), catalog_alone, "its modules have time");
         for state in [None, Some(State::Error), Some(State::Unset)] {
-            assert_eq!(urgency(&same, &inputs(&same), |_| state), Some(Priority::Catalog), "{state:?}");
+            assert_eq!(urgency(&same, &inputs(&same), |_| state), changed, "{state:?}");
         }
     }
 }

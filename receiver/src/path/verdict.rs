@@ -3,12 +3,18 @@
 use tidewatch_shared::api::{Condition, ConditionStatus, Kyma};
 
 use super::Why;
-use crate::fleet::{PathState, Unproven};
+use crate::{
+    fleet::{PathState, Unproven},
+    pki::Follows,
+};
 
 /// Whether the way from the runtime to here is proven.
 pub(super) const EVENT_PATH: &str = "EventPath";
 /// Whether the runtime is left alone.
 pub(super) const PAUSED: &str = "Paused";
+
+/// Whether the rotation of the CA goes on for all that this runtime does.
+pub(super) const CA_ROTATION: &str = "CARotation";
 
 /// What one condition shall say.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,6 +98,19 @@ pub(super) fn paused(why: Option<Why>, kyma: &Kyma) -> Option<Said> {
     }
 }
 
+/// What the condition `CARotation` shall say, if it says something else. It is there while a rotation waits for the runtime for longer than
+/// it should take; what is shown stays while nobody can know.
+pub(super) fn rotation(follows: Option<Follows>, kyma: &Kyma) -> Option<Said> {
+    match follows? {
+        Follows::NotYet => None,
+        Follows::Late(behind) => {
+            let message = format!("the rotation of the CA waits for the runtime: its agent {}", behind.as_str());
+            news(kyma, CA_ROTATION, ConditionStatus::False, behind.reason(), message)
+        }
+        Follows::Well => shown(kyma, CA_ROTATION).map(|_| Said::Gone(CA_ROTATION)),
+    }
+}
+
 fn news(
     kyma: &Kyma,
     kind: &'static str,
@@ -115,6 +134,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::pki::Behind;
 
     fn kyma(conditions: serde_json::Value) -> Kyma {
         serde_json::from_value(json!({
@@ -169,5 +189,24 @@ mod tests {
         assert_eq!(paused(Some(Why::ConfigMap), &shown), None);
         assert!(!paused(Some(Why::Label), &shown).unwrap().only_words());
         assert_eq!(paused(None, &shown), Some(Said::Gone(PAUSED)));
+    }
+
+    #[test]
+    fn a_straggler_of_a_rotation_is_named_until_it_has_followed() {
+        let nothing = kyma(json!([]));
+        for unsaid in [None, Some(Follows::Well), Some(Follows::NotYet)] {
+            assert_eq!(rotation(unsaid, &nothing), None, "{unsaid:?}");
+        }
+        let late = |behind| Some(Follows::Late(behind));
+        let said = rotation(late(Behind::Bundle), &nothing).unwrap();
+        let Said::Is { status: ConditionStatus::False, reason: "RootsNotConfirmed", .. } = &said else {
+            panic!("{said:?}")
+        };
+        let shown = shows(CA_ROTATION, &said);
+        for kept in [None, Some(Follows::NotYet), late(Behind::Bundle)] {
+            assert_eq!(rotation(kept, &shown), None, "{kept:?}");
+        }
+        assert!(!rotation(late(Behind::Certificate), &shown).unwrap().only_words());
+        assert_eq!(rotation(Some(Follows::Well), &shown), Some(Said::Gone(CA_ROTATION)));
     }
 }

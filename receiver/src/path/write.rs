@@ -1,4 +1,4 @@
-//! Writes one condition of a Kyma in KCP, under a field manager of its own, so that it touches nothing else of the status.
+//! Writes one condition of a Kyma in KCP, each under a field manager of its own, so that it touches nothing else of the status.
 
 use std::time::Duration;
 
@@ -15,7 +15,8 @@ use tidewatch_shared::{
     names::{GROUP, VERSION},
 };
 
-use super::verdict::{EVENT_PATH, Said, shown};
+use super::verdict::{CA_ROTATION, EVENT_PATH, Said, shown};
+use crate::kyma::fetch;
 
 /// A write takes no longer.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -26,21 +27,29 @@ pub(super) enum Write {
     /// KCP refused it, or could not be asked.
     #[error("the condition could not be applied")]
     Apply(#[source] Box<kube::Error>),
+    /// The Kyma is not as it was when this was decided: perhaps it is another one's now.
+    #[error("the Kyma has moved on")]
+    Moved,
     /// No answer in time.
     #[error("the control plane did not answer in {DEADLINE:?}")]
     Slow,
 }
 
-/// Writes it. The Kyma's uid goes along: one that was made anew under the same name is not meant.
+/// Writes it, unless somebody wrote since. The Kyma's uid goes along: one that was made anew under the same name is not meant.
 pub(super) async fn condition(client: &Client, kyma: &Kyma, said: &Said) -> Result<(), Write> {
     let api: Api<Kyma> = Api::namespaced(client.clone(), &kyma.namespace().unwrap_or_default());
-    let manager = if said.kind() == EVENT_PATH { "tidewatch-event-path" } else { "tidewatch-pause" };
+    let manager = match said.kind() {
+        EVENT_PATH => "tidewatch-event-path",
+        CA_ROTATION => "tidewatch-ca-rotation",
+        _ => "tidewatch-pause",
+    };
     let params = PatchParams::apply(manager).force();
     let body = body(kyma, said, Timestamp::now());
     let name = kyma.name_any();
     let patch = Patch::Apply(&body);
     let writing = api.patch_status(&name, &params, &patch);
     match tokio::time::timeout(DEADLINE, writing).await {
+        Ok(Err(error)) if fetch::is_conflict(&error) => Err(Write::Moved),
         Ok(written) => written.map(drop).map_err(|error| Write::Apply(Box::new(error))),
         Err(_) => Err(Write::Slow),
     }
@@ -60,7 +69,9 @@ fn body(kyma: &Kyma, said: &Said, now: Timestamp) -> Value {
     };
     json!({
         "apiVersion": format!("{GROUP}/{VERSION}"), "kind": "Kyma",
-        "metadata": {"name": kyma.name_any(), "namespace": kyma.namespace(), "uid": kyma.uid()},
+        "metadata": {
+            "name": kyma.name_any(), "namespace": kyma.namespace(), "uid": kyma.uid(), "resourceVersion": kyma.resource_version(),
+        },
         "status": {"conditions": conditions},
     })
 }

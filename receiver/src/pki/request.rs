@@ -1,5 +1,5 @@
 //! Certificate requests (PKCS#10, RFC 2986). The built-in CA takes the key alone; only for an issuer that signs what a request says is
-//! the rest looked at.
+//! the rest looked at. Whoever asks to become a CA is no agent, and gets nothing from either.
 
 use aws_lc_rs::signature::{ECDSA_P256_SHA256_ASN1, UnparsedPublicKey};
 use rcgen::{PKCS_ECDSA_P256_SHA256, PublicKeyData, SubjectPublicKeyInfo};
@@ -10,8 +10,9 @@ use tidewatch_shared::{
     identity::{RuntimeId, TrustDomain},
 };
 use x509_parser::{
-    oid_registry::OID_X509_COMMON_NAME,
-    prelude::{FromDer, GeneralName, ParsedCriAttribute, ParsedExtension, X509CertificationRequest},
+    certification_request::X509CertificationRequestInfo,
+    oid_registry::{OID_X509_COMMON_NAME, OID_X509_EXT_BASIC_CONSTRAINTS},
+    prelude::{FromDer, GeneralName, ParsedCriAttribute, ParsedExtension, X509CertificationRequest, X509Extension},
 };
 
 /// Bytes of one request, at most: a P-256 request with names has a few hundred.
@@ -32,6 +33,9 @@ pub enum ParseRequest {
     /// Whoever sent it does not hold the key.
     #[error("the certificate request's signature does not verify")]
     Signature,
+    /// It asks for a certificate that could sign others.
+    #[error("the certificate request asks for a certificate authority")]
+    Authority,
 }
 
 /// A request whose sender holds the key.
@@ -61,6 +65,9 @@ impl Request {
         UnparsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, key.der_bytes())
             .verify(info.raw, &request.signature_value.data)
             .map_err(|_| ParseRequest::Signature)?;
+        if asked(info).any(asks_for_ca) {
+            return Err(ParseRequest::Authority);
+        }
         Ok(Self { key, der: der.to_vec() })
     }
 
@@ -115,13 +122,32 @@ impl Request {
     }
 }
 
+/// The extensions that a request asks for (RFC 2985, section 5.4.2).
+fn asked<'a>(info: &'a X509CertificationRequestInfo<'a>) -> impl Iterator<Item = &'a X509Extension<'a>> {
+    info.attributes().iter().flat_map(|attribute| match attribute.parsed_attribute() {
+        ParsedCriAttribute::ExtensionRequest(asked) => asked.extensions.as_slice(),
+        _ => &[],
+    })
+}
+
+/// Whether an extension is the flag of a CA (RFC 5280, section 4.2.1.9), or cannot be read as its absence.
+fn asks_for_ca(extension: &X509Extension<'_>) -> bool {
+    let is_leaf =
+        matches!(extension.parsed_extension(), ParsedExtension::BasicConstraints(constraints) if !constraints.ca);
+    extension.oid == OID_X509_EXT_BASIC_CONSTRAINTS && !is_leaf
+}
+
 #[cfg(test)]
 mod tests {
-    use rcgen::{CertificateParams, DnType, KeyPair, PKCS_ECDSA_P384_SHA384, SanType};
+    use rcgen::{
+        BasicConstraints, CertificateParams, CustomExtension, DnType, IsCa, KeyPair, PKCS_ECDSA_P384_SHA384, SanType,
+    };
     use tidewatch_shared::certificate::RuntimeCertificate;
 
     use super::*;
     use crate::pki::{CA_VALIDITY, Ca, RUNTIME_VALIDITY};
+
+    const CA: Result<(), ParseRequest> = Err(ParseRequest::Authority);
 
     fn request(key: &KeyPair) -> Vec<u8> {
         let mut params = CertificateParams::default();
@@ -161,7 +187,7 @@ mod tests {
             Request::from_der(request.der()).unwrap().names_exactly(&runtime, &domain)
         };
         assert!(judge(|_| {}));
-        let bad: [fn(&mut CertificateParams); 8] = [
+        let bad: [fn(&mut CertificateParams); 7] = [
             |params| params.subject_alt_names.clear(),
             |params| {
                 params.subject_alt_names = vec![SanType::URI("spiffe://kyma.local/runtime/r-2".try_into().unwrap())]
@@ -171,11 +197,33 @@ mod tests {
             |params| params.subject_alt_names.push(SanType::URI("spiffe://kyma.local/runtime/r-1".try_into().unwrap())),
             |params| params.distinguished_name.push(DnType::OrganizationName, "system:masters"),
             |params| params.distinguished_name.push(DnType::CommonName, "r-2"),
-            |params| params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained),
         ];
         for (at, change) in bad.into_iter().enumerate() {
             assert!(!judge(change), "{at}");
         }
+    }
+
+    #[test]
+    fn whoever_asks_to_become_a_ca_is_refused_and_whoever_says_that_he_does_not_is_not() {
+        let judge = |change: &dyn Fn(&mut CertificateParams)| {
+            let mut params = CertificateParams::default();
+            change(&mut params);
+            let request = params.serialize_request(&KeyPair::generate().unwrap()).unwrap();
+            Request::from_der(request.der()).map(drop)
+        };
+        // RFC 5280, section 4.2.1.9, as any library may write it.
+        let flag = |content: &'static [u8]| {
+            move |params: &mut CertificateParams| {
+                let mut extension = CustomExtension::from_oid_content(&[2, 5, 29, 19], content.to_vec());
+                extension.set_criticality(true);
+                params.custom_extensions = vec![extension];
+            }
+        };
+        assert_eq!(judge(&|params| params.is_ca = IsCa::ExplicitNoCa), Ok(()));
+        assert_eq!(judge(&flag(&[0x30, 0x00])), Ok(()), "the default is FALSE");
+        assert_eq!(judge(&|params| params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0))), CA);
+        assert_eq!(judge(&flag(&[0x30, 0x03, 0x01, 0x01, 0xff])), CA);
+        assert_eq!(judge(&flag(&[0x30, 0x05, 0x01])), CA, "what cannot be read is not believed");
     }
 
     #[test]

@@ -5,7 +5,6 @@ use std::{sync::Arc, time::Duration};
 
 use kube::Client;
 use thiserror::Error;
-use tidewatch_shared::plan::Work;
 use tokio::{
     sync::{mpsc, oneshot, watch},
     time::{self, Instant, MissedTickBehavior, timeout},
@@ -13,7 +12,8 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Flags, Follower, Metrics, Order, Ordered, Progress, SecretState, Standing, Straggler, Trust,
+    Flags, Follower, Laggards, Metrics, Order, Ordered, Progress, SecretState, Standing, Straggler, Trust,
+    laggards::{self, Waits},
     progress::NAMED,
     rotation::{self, Behind, Next, Terms},
     standing::{Held, make_root},
@@ -60,6 +60,7 @@ pub enum NotOrdered {
 pub struct Rotations {
     orders: mpsc::Sender<(Order, oneshot::Sender<Result<Ordered, NotOrdered>>)>,
     progress: watch::Receiver<Option<Arc<Progress>>>,
+    laggards: watch::Receiver<Option<Arc<Laggards>>>,
 }
 
 impl Rotations {
@@ -67,6 +68,12 @@ impl Rotations {
     #[must_use]
     pub fn progress(&self) -> Option<Arc<Progress>> {
         self.progress.borrow().clone()
+    }
+
+    /// Who holds it up for longer than it should take; `None` before anybody was looked at.
+    #[must_use]
+    pub fn laggards(&self) -> Option<Arc<Laggards>> {
+        self.laggards.borrow().clone()
     }
 
     /// Begins a rotation, or joins the one that is under way. Returns when that is stored.
@@ -94,6 +101,8 @@ pub struct Rotation {
     renewals_per_second: u32,
     orders: mpsc::Receiver<(Order, oneshot::Sender<Result<Ordered, NotOrdered>>)>,
     progress: watch::Sender<Option<Arc<Progress>>>,
+    laggards: watch::Sender<Option<Arc<Laggards>>>,
+    waits: Waits,
     metrics: Metrics,
     /// The version over which was written: nothing is written until the watch brings another.
     written: Option<String>,
@@ -114,6 +123,7 @@ impl Rotation {
     ) -> (Self, Rotations) {
         let (orders, taken) = mpsc::channel(4);
         let (progress, shown) = watch::channel(None);
+        let (laggards, told) = watch::channel(None);
         let rotation = Self {
             store: Store::new(client, namespace),
             leaf: flags.runtime_validity(),
@@ -122,6 +132,8 @@ impl Rotation {
             renewals_per_second: flags.renewals_per_second.get(),
             orders: taken,
             progress,
+            laggards,
+            waits: Waits::default(),
             metrics,
             written: None,
             lost_since: None,
@@ -130,7 +142,7 @@ impl Rotation {
             hub,
         };
         rotation.tell(&rotation.standing.trust().borrow());
-        (rotation, Rotations { orders, progress: shown })
+        (rotation, Rotations { orders, progress: shown, laggards: told })
     }
 
     /// Runs for ever, from when the caches of KCP are full: before, nobody knows whom to wait for.
@@ -142,7 +154,7 @@ impl Rotation {
         let mut spreads = matches!(&*self.standing.held().borrow(), Held::Good(kept) if kept.stored.is_rotating());
         loop {
             if std::mem::take(&mut spreads) {
-                self.hub.want_all(Works::of(&[Work::Installer]), Priority::Catalog, BUNDLES_PER_SECOND);
+                self.hub.want_all(Works::INSTALLER, Priority::Catalog, BUNDLES_PER_SECOND);
             }
             tokio::select! {
                 changed = trust.changed() => {
@@ -173,7 +185,7 @@ impl Rotation {
     async fn look(&mut self) {
         let held = self.standing.held().borrow().clone();
         match &held {
-            Held::None => {}
+            Held::None => self.tell_laggards(Laggards::default()),
             Held::Good(kept) => {
                 self.lost_since = None;
                 let followers = self.hub.followers();
@@ -311,20 +323,20 @@ impl Rotation {
         Ok(ordered)
     }
 
-    fn show(&self, stored: &Stored, secret: SecretState, followers: &[Follower]) {
+    fn show(&mut self, stored: &Stored, secret: SecretState, followers: &[Follower]) {
         let (now, trust) = (unix(), self.standing.trust().borrow().clone());
         let terms = self.terms(trust.agents.revision());
-        let mut waiting_for = 0;
-        let mut stragglers = Vec::new();
-        for follower in followers {
-            let Some(behind) = rotation::behind(stored, terms, follower, now) else { continue };
-            waiting_for += 1;
-            if stragglers.len() < NAMED {
-                stragglers.push(straggler(follower, behind));
-            }
-        }
-        stragglers.sort_unstable_by(|a, b| a.kyma.cmp(&b.kyma));
+        let behind = |follower| rotation::behind(stored, terms, follower, now).map(|behind| (follower, behind));
+        let mut behind: Vec<_> = followers.iter().filter_map(behind).collect();
+        behind.sort_unstable_by(|(a, _), (b, _)| a.kyma.cmp(&b.kyma));
+        let waiting_for = behind.len();
         self.metrics.rotation(stored.name(), waiting_for);
+        let stragglers = behind.iter().take(NAMED).map(|(follower, behind)| straggler(follower, *behind)).collect();
+        let per_second = self.renewals_per_second.min(BUNDLES_PER_SECOND);
+        let patience = laggards::patience(self.hub.heartbeat_interval().get(), followers.len(), per_second);
+        let behind = behind.into_iter().map(|(follower, behind)| (follower.kyma.clone(), behind));
+        let laggards = self.waits.look(behind, patience, Instant::now());
+        self.tell_laggards(laggards);
         let target = stored.target();
         self.progress.send_replace(Some(Arc::new(Progress {
             phase: stored.name(),
@@ -337,6 +349,16 @@ impl Rotation {
             waiting_for,
             stragglers,
         })));
+    }
+
+    fn tell_laggards(&self, laggards: Laggards) {
+        self.laggards.send_if_modified(|known| {
+            let is_news = known.as_deref() != Some(&laggards);
+            if is_news {
+                *known = Some(Arc::new(laggards));
+            }
+            is_news
+        });
     }
 
     fn show_state(&self, secret: SecretState) {

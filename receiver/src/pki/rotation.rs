@@ -53,6 +53,16 @@ impl Behind {
             Self::Certificate => "has no certificate of the new root yet",
         }
     }
+
+    /// As the condition on the Kyma names it.
+    #[must_use]
+    pub const fn reason(self) -> &'static str {
+        match self {
+            Self::Unheard => "NotHeard",
+            Self::Bundle => "RootsNotConfirmed",
+            Self::Certificate => "OldCertificate",
+        }
+    }
 }
 
 /// What happens next.

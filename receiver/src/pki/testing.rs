@@ -1,4 +1,4 @@
-//! A fake API server that keeps one Secret, for the tests of this room.
+//! A fake API server that keeps one Secret, for the tests of this room; and a rotation to go through, for those of others.
 
 use std::sync::{Arc, Mutex};
 
@@ -7,8 +7,71 @@ use k8s_openapi::{ByteString, api::core::v1::Secret};
 use kube::Client;
 use serde_json::json;
 
-use super::stored::Stored;
-use crate::testing;
+use super::{
+    CA_VALIDITY, Ca, Flags, Metrics, PhaseName, Setup, Standing, Upkeep,
+    standing::make_root,
+    stored::{Phase, Root, Stored},
+};
+use crate::{config, gateway::ProxyIdentity, testing};
+
+fn now() -> i64 {
+    jiff::Timestamp::now().as_second()
+}
+
+/// The certificates of a receiver behind a proxy, while its CA rotates.
+pub(crate) struct Rotating {
+    fake: Fake,
+    pub(crate) standing: Standing,
+    upkeep: Upkeep,
+    old: Root,
+    new: Root,
+}
+
+impl Rotating {
+    pub(crate) async fn behind(proxy: &ProxyIdentity) -> Self {
+        let (fake, flags, domain) = (Fake::default(), flags(), "kyma.local".parse().unwrap());
+        let tls = config::Tls { tls_cert: None, tls_key: None, client_ca: None, proxy_ca: None, proxy_identity: None };
+        let (names, proxy) = (vec!["kcp.test".parse().unwrap()], Some(proxy));
+        let setup = Setup { flags: &flags, tls: &tls, names, domain: &domain, namespace: "kcp-system", proxy };
+        let (standing, upkeep) = Standing::open(setup, fake.client(), Metrics::default()).await.unwrap();
+        let (old, new) = (fake.stored().target().clone(), make_root(CA_VALIDITY, now()).unwrap());
+        Self { fake, standing, upkeep, old, new }
+    }
+
+    /// The root that there is at first, and the one that takes over.
+    pub(crate) fn roots(&self) -> [&Ca; 2] {
+        [&self.old.ca, &self.new.ca]
+    }
+
+    /// The phase is stored, and the watch brings it. The last one is [`PhaseName::Steady`], with the new root alone.
+    pub(crate) fn enter(&mut self, phase: PhaseName) {
+        let (root, next, leaves_end) = (self.old.clone(), self.new.clone(), now() + 86_400);
+        let phase = match phase {
+            PhaseName::Spread => Phase::Spread { root, next },
+            PhaseName::Reissue => Phase::Reissue { root, next, leaves_end },
+            PhaseName::Retire => Phase::Retire { root: next, old: root.ca.trust_bundle(), leaves_end },
+            PhaseName::Steady => Phase::Steady { root: next },
+        };
+        let stored = Stored { phase, since: now(), force_after: None };
+        self.fake.edit(|secret| secret.data = Some(stored.write()));
+        self.upkeep.take(self.fake.secret().as_ref(), now());
+    }
+}
+
+/// The flags of this room as they are by default.
+pub(super) fn flags() -> Flags {
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        flags: Flags,
+    }
+    // `--server-ca` names flags of another room.
+    let line = <Line as clap::CommandFactory>::command()
+        .arg(clap::Arg::new("tls_cert"))
+        .arg(clap::Arg::new("client_ca").long("client-ca"));
+    let mut matches = line.get_matches_from(["x"]);
+    <Line as clap::FromArgMatches>::from_arg_matches_mut(&mut matches).unwrap().flags
+}
 
 #[derive(Default)]
 struct State {

@@ -1,15 +1,16 @@
-//! The CA rotates while users write, agents renew, and receivers die: nobody notices.
+//! The CA rotates while users write, agents renew, receivers die and networks are cut: nobody notices.
 
 use std::{
+    fs,
     process::{Output, Stdio},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail, ensure};
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::{
     Api, ResourceExt as _,
@@ -22,21 +23,34 @@ use tidewatch_shared::{
     names::{AGENT_OBJECT, SKR_KYMA, SKR_NAMESPACE, TRUST_BUNDLE_KEY},
 };
 use tidewatch_tests::{
+    http,
+    kubelet::Played,
     landscape::{Landscape, Options, until},
     product::build_binaries,
     progress::say,
 };
-use tokio::{process::Command, task::JoinHandle, time};
+use tokio::{io::AsyncWriteExt as _, net::TcpStream, process::Command, task::JoinHandle, time};
 
-use crate::support::{Member, Nothing, Tested, quick};
+use crate::{
+    support::{Member, Nothing, Tested, quick},
+    sync::sum,
+};
 
 /// Changes a second while the CA rotates.
 const WRITES_PER_SECOND: u64 = 20;
+/// How long a leaf holds. It is renewed after two thirds: the rest must be longer than a receiver that was killed is away, however busy
+/// the machine.
+const LEAF_SECONDS: u64 = 24;
+/// One question to a process takes no longer.
+const ASKING: Duration = Duration::from_secs(10);
 
-/// Leaves that hold for a minute, so that many renew while the CA rotates.
+/// Leaves that are renewed all the time, and somebody who can cut an agent off from the receiver.
 fn short() -> Options {
-    let receiver = ["--certificate-validity-seconds=60", "--server-certificate-validity-seconds=30"];
-    Options { receiver: receiver.map(str::to_owned).to_vec(), ..quick() }
+    let receiver = vec![
+        format!("--certificate-validity-seconds={LEAF_SECONDS}"),
+        "--server-certificate-validity-seconds=30".to_owned(),
+    ];
+    Options { receiver, proxied: true, ..quick() }
 }
 
 async fn secrets(landscape: &Landscape) -> Result<Api<Secret>> {
@@ -56,8 +70,8 @@ async fn phase(landscape: &Landscape, wanted: &str) -> Result<()> {
     .await
 }
 
-/// Runs `rotate-ca`, as its operator does.
-async fn rotate(landscape: &Landscape, more: &[&str]) -> Result<Output> {
+/// Runs `rotate-ca`, as its operator does, and returns what it says.
+async fn rotate(landscape: &Landscape, more: &[&str]) -> Result<String> {
     let admin = landscape.with_receiver(async |receiver| receiver.admin()).await?.context("its admin listener")?;
     let url = format!("http://{admin}");
     let command = Command::new(build_binaries().await?.receiver()?)
@@ -65,9 +79,11 @@ async fn rotate(landscape: &Landscape, more: &[&str]) -> Result<Output> {
         .stdin(Stdio::null())
         .output();
     let output = time::timeout(Duration::from_secs(300), command).await.context("rotate-ca does not end")??;
-    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
-    anyhow::ensure!(output.status.success(), "{}: {errors}", output.status);
-    Ok(output)
+    let Output { status, stdout, stderr } = output;
+    ensure!(status.success(), "{status}: {}", String::from_utf8_lossy(&stderr));
+    let told = String::from_utf8(stdout)?;
+    say(&told);
+    Ok(told)
 }
 
 /// The roots that a runtime's agent is told to trust.
@@ -77,82 +93,181 @@ async fn roots(member: &Member) -> Result<String> {
     data.get(TRUST_BUNDLE_KEY).cloned().context("roots")
 }
 
-/// Requests and handshakes that the receiver has refused in this life, other than while it was starting, by line of the metric.
-async fn refusals(landscape: &Landscape) -> Result<Vec<String>> {
-    let (_, text) = landscape.with_receiver(async |receiver| receiver.get("/metrics").await).await??;
-    let counts = |line: &&str| {
-        ["tidewatch_gateway_requests_refused_total{", "tidewatch_gateway_handshakes_failed_total{"]
-            .iter()
-            .any(|family| line.starts_with(family))
-            && !line.contains("\"not-synced\"")
-            && !line.ends_with(" 0")
-    };
-    Ok(text.lines().filter(counts).map(str::to_owned).collect())
+/// A request or a handshake that the receiver has refused, as its log has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Refusal {
+    what: String,
+    reason: String,
+    /// Whose request it was; empty where that was not known yet.
+    runtime: String,
 }
 
-/// A user who writes all the time.
+/// All lines of the receiver's log, of all its lives.
+async fn logged(landscape: &Landscape) -> Result<Vec<Value>> {
+    let log = landscape.with_receiver(async |receiver| receiver.log_text()).await??;
+    Ok(log.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
+}
+
+/// What was refused so far, but for what a receiver that is just starting or has too much to do asks to be told again.
+async fn refusals(landscape: &Landscape) -> Result<Vec<Refusal>> {
+    let refusal = |line: &Value| {
+        let text = |name: &str| line[name].as_str().unwrap_or_default().to_owned();
+        let refusal = Refusal { what: text("message"), reason: text("reason"), runtime: text("runtime") };
+        let is_one = ["Request refused", "Enrolment refused", "TLS handshake failed"].contains(&&*refusal.what);
+        (is_one && !["not-synced", "busy", "late"].contains(&&*refusal.reason)).then_some(refusal)
+    };
+    Ok(logged(landscape).await?.iter().filter_map(refusal).collect())
+}
+
+/// Somebody who speaks no TLS is the first that is refused: so it is known that refusals are seen.
+async fn stranger(landscape: &Landscape) -> Result<Vec<Refusal>> {
+    let mut stream = TcpStream::connect(landscape.authority()).await?;
+    stream.write_all(b"GET / HTTP/1.1\r\n\r\n").await?;
+    let seen = until("the stranger to be refused", async || {
+        Ok(Some(refusals(landscape).await?).filter(|refusals| !refusals.is_empty()))
+    })
+    .await?;
+    let what = "TLS handshake failed".to_owned();
+    assert_eq!(seen, [Refusal { what, reason: "protocol".to_owned(), runtime: String::new() }]);
+    Ok(seen)
+}
+
+/// Certificates that a runtime got over the ones that it had.
+async fn renewals(landscape: &Landscape, member: &Member) -> Result<usize> {
+    let is_one = |line: &&Value| {
+        line["message"] == "Certificate issued" && line["by"] == "renewal" && line["runtime"] == id(member)
+    };
+    Ok(logged(landscape).await?.iter().filter(is_one).count())
+}
+
+fn id(member: &Member) -> &str {
+    member.runtime.id().as_str()
+}
+
+/// What an agent says on one of its ports.
+async fn asked(agent: &Played, port: u16, path: &str) -> Result<String> {
+    let (status, text) = http::get(agent.address(port).context("a port")?, path, ASKING).await?;
+    ensure!(status.is_success(), "{path} says {status}");
+    Ok(text)
+}
+
+/// Requests of an agent that were not taken, but for those that were to be sent again later.
+async fn failures(agent: &Played) -> Result<u64> {
+    let page = asked(agent, 2112, "/metrics").await?;
+    let of = |outcome: &[&str]| sum(&page, "tidewatch_agent_requests_total", outcome);
+    let taken = of(&["\"taken\""]);
+    ensure!(taken > 0, "nothing was taken: {page}");
+    Ok(of(&[]) - taken - of(&["\"503\""]))
+}
+
+/// A user who writes all the time, to all Kymas in turns.
 struct User {
     ended: Arc<AtomicBool>,
-    written: Arc<AtomicU64>,
-    task: JoinHandle<Result<()>>,
+    task: JoinHandle<Result<(u64, Vec<Kyma>)>>,
 }
 
 impl User {
     fn start(members: &[Member]) -> Self {
         let kymas = members.iter().map(|member| Api::<Kyma>::namespaced(member.runtime.user(), SKR_NAMESPACE));
         let kymas: Vec<_> = kymas.collect();
-        let (ended, written) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let (until, count) = (ended.clone(), written.clone());
+        let ended = Arc::new(AtomicBool::new(false));
+        let until = ended.clone();
         let task = tokio::spawn(async move {
             let mut pace = time::interval(Duration::from_millis(1_000 / WRITES_PER_SECOND));
             pace.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
-            for number in 0_u64.. {
-                pace.tick().await;
-                if until.load(Ordering::Relaxed) {
-                    break;
+            let (mut count, mut last) = (0, Vec::new());
+            while !until.load(Ordering::Relaxed) {
+                last.clear();
+                for kyma in &kymas {
+                    pace.tick().await;
+                    let channel = if count % 4 < 2 { "regular" } else { "fast" };
+                    let change = Patch::Merge(json!({"spec": {"channel": channel}}));
+                    let written = kyma.patch(SKR_KYMA, &PatchParams::default(), &change).await;
+                    last.push(written.context("a user's write failed")?);
+                    count += 1;
                 }
-                let kyma = &kymas[usize::try_from(number)? % kymas.len()];
-                let channel = if number % 4 < 2 { "regular" } else { "fast" };
-                let change = Patch::Merge(json!({"spec": {"channel": channel}}));
-                kyma.patch(SKR_KYMA, &PatchParams::default(), &change).await.context("a user's write failed")?;
-                count.fetch_add(1, Ordering::Relaxed);
             }
-            Ok(())
+            Ok((count, last))
         });
-        Self { ended, written, task }
+        Self { ended, task }
     }
 
-    /// How many writes there were. None may have failed.
-    async fn stop(self) -> Result<u64> {
+    /// How many writes there were, and what the last one of each Kyma has made of it. None may have failed.
+    async fn stop(self) -> Result<(u64, Vec<Kyma>)> {
         self.ended.store(true, Ordering::Relaxed);
-        self.task.await??;
-        Ok(self.written.load(Ordering::Relaxed))
+        self.task.await?
     }
 }
 
+/// Waits until all that a runtime has told is counted by the receiver and settled, the last change of its Kyma with it: each sequence
+/// that its agent gave was recorded, none is missing, and no work is open.
+async fn settled(landscape: &Landscape, member: &Member, last: &Kyma) -> Result<()> {
+    let name = member.runtime.name();
+    let (agent, channel) = (member.agent(None).await?, Some(&*last.spec.channel));
+    until(&format!("all of {name} to be settled"), async || {
+        let admin = landscape.with_receiver(async |receiver| receiver.admin()).await?.context("its admin listener")?;
+        let agent: Value = serde_json::from_str(&asked(&agent, 2113, "/status").await?)?;
+        let fleet: Value = serde_json::from_str(&http::get(admin, "/fleet", ASKING).await?.1)?;
+        let agent = &agent["runtime"];
+        let mut runtimes = fleet["runtimes"].as_array().into_iter().flatten();
+        let runtime = runtimes.find(|runtime| runtime["runtimeId"] == id(member)).context("the runtime")?;
+        let mut epochs = runtime["epochs"].as_array().into_iter().flatten();
+        let epoch = epochs.find(|epoch| epoch["epoch"] == agent["epoch"]).context("its epoch")?;
+        let open = ["waiting", "parked", "unsettled"].map(|figure| agent[figure].as_u64());
+        ensure!(open == [Some(0); 3], "the agent says {agent}");
+        ensure!(epoch["accepted"] == agent["sequence"] && epoch["missing"] == 0, "{epoch} and {agent}");
+        ensure!(epoch["unsettled"] == json!([]), "{epoch}");
+        for kyma in [member.runtime.skr_kyma().await?, member.runtime.kcp_kyma().await?] {
+            let status = kyma.context("a Kyma")?.status.context("a status")?;
+            ensure!(status.active_channel.as_deref() == channel, "{:?}", status.active_channel);
+        }
+        Ok(Some(()))
+    })
+    .await?;
+    let kyma = member.runtime.skr_kyma().await?.context("the Kyma")?;
+    ensure!(kyma.metadata.generation == last.metadata.generation, "nobody but the user writes to it");
+    Ok(())
+}
+
+/// Looks through all logs for what nothing excuses.
+async fn nothing_was_odd(landscape: &Landscape, agents: &[Played]) -> Result<()> {
+    let receiver = landscape.with_receiver(async |receiver| receiver.log_text()).await??;
+    let agents = agents.iter().map(|agent| fs::read_to_string(&agent.log)).collect::<Result<Vec<_>, _>>()?;
+    for word in ["panicked", "Digests of watches do not agree"] {
+        if let Some(line) =
+            agents.iter().chain([&receiver]).flat_map(|log| log.lines()).find(|line| line.contains(word))
+        {
+            bail!("a log says: {line}");
+        }
+    }
+    Ok(())
+}
+
+/// Three rotations in a row, with changes and renewals all the time: one that nothing disturbs, one whose receiver is killed in each
+/// phase, and one that a runtime misses because its network is cut.
 #[tokio::test]
-async fn the_ca_rotates_under_load_and_a_receiver_killed_in_each_phase_is_continued() -> Tested {
+async fn the_ca_rotates_three_times_under_load_and_nobody_notices() -> Tested {
     let (mut nothing, clusters) = Nothing::prepare("rotates", 2, short()).await?;
     nothing.register(clusters).await?;
     for member in &nothing.members {
         member.proven().await?;
     }
-    let landscape = &nothing.landscape;
-    let first = roots(&nothing.members[0]).await?;
-    let agents = [&nothing.members[0], &nothing.members[1]].map(async |member| member.agent(None).await);
-    let [one, two] = agents;
-    let before = [one.await?.pid(), two.await?.pid()];
-    let user = User::start(&nothing.members);
+    let (landscape, members) = (&nothing.landscape, &nothing.members);
+    let [well, cut] = [&members[0], &members[1]];
+    let mut agents = Vec::new();
+    for member in members {
+        agents.push(member.agent(None).await?);
+    }
+    let stranger = stranger(landscape).await?;
+    let mut known = vec![roots(well).await?];
+    let user = User::start(members);
 
-    let output = rotate(landscape, &[]).await?;
-    let told = String::from_utf8_lossy(&output.stdout).into_owned();
-    say(&told);
+    let told = rotate(landscape, &[]).await?;
     for phase in ["spread", "no rotation is under way"] {
         assert!(told.contains(phase), "{told}");
     }
-    assert_eq!(refusals(landscape).await?, Vec::<String>::new());
-    let second = roots(&nothing.members[0]).await?;
-    assert!(first != second && second.matches("BEGIN").count() == 1, "{second}");
+    known.push(roots(well).await?);
+    assert_eq!(refusals(landscape).await?, stranger);
 
     rotate(landscape, &["--no-wait"]).await?;
     for name in ["spread", "reissue", "retire"] {
@@ -162,22 +277,45 @@ async fn the_ca_rotates_under_load_and_a_receiver_killed_in_each_phase_is_contin
         say(&format!("killed in {name}"));
     }
     phase(landscape, "steady").await?;
-    let third = roots(&nothing.members[1]).await?;
-    assert!(second != third && third.matches("BEGIN").count() == 1, "{third}");
-    assert_eq!(refusals(landscape).await?, Vec::<String>::new());
+    known.push(roots(well).await?);
+    assert_eq!(refusals(landscape).await?, stranger);
 
-    say(&format!("{} writes, none failed", user.stop().await?));
-    for (member, before) in nothing.members.iter().zip(before) {
+    // The rotation waits for it until its leaf must have ended, and then for the others alone.
+    let before = failures(&agents[0]).await?;
+    let front = landscape.front().context("a proxy")?;
+    front.cut_off(agents[1].pid().context("a process")?);
+    let told = rotate(landscape, &[]).await?;
+    assert!(told.contains(&format!("{}/{}", landscape.namespace(), cut.runtime.name())), "{told}");
+    front.take_back();
+    known.push(roots(well).await?);
+
+    let (writes, last) = user.stop().await?;
+    for (member, last) in members.iter().zip(&last) {
+        settled(landscape, member, last).await?;
+    }
+    say(&format!("{writes} writes, none failed, all settled"));
+    assert!(known.iter().all(|roots| roots.matches("BEGIN").count() == 1), "{known:?}");
+    assert!(known.windows(2).all(|two| two[0] != two[1]), "{known:?}");
+    let since: Vec<_> = refusals(landscape).await?.split_off(stranger.len());
+    say(&format!("of the one that was cut off was refused: {since:?}"));
+    assert!(since.iter().all(|refusal| refusal.runtime.is_empty() || refusal.runtime == id(cut)), "{since:?}");
+    assert_eq!(failures(&agents[0]).await?, before, "what has no name in {since:?} was not the other's");
+    // The rotations ask for one each.
+    assert!(renewals(landscape, well).await? > 3);
+
+    for (member, before) in members.iter().zip(&agents) {
         member.delivers(&["keda"]).await?;
         member.proven().await?;
-        assert_eq!(member.agent(None).await?.pid(), before, "no agent was restarted");
+        let now = member.agent(None).await?;
+        assert_eq!((now.pid(), now.restarts), (before.pid(), before.restarts), "no agent was restarted");
     }
+    nothing_was_odd(landscape, &agents).await?;
     Ok(())
 }
 
 #[tokio::test]
 async fn who_never_follows_is_named_and_left_behind_on_command() -> Tested {
-    let options = Options { receiver: vec!["--certificate-validity-seconds=600".to_owned()], ..quick() };
+    let options = Options { receiver: vec!["--certificate-validity-seconds=600".to_owned()], proxied: true, ..quick() };
     let (mut nothing, clusters) = Nothing::prepare("behind", 2, options).await?;
     nothing.register(clusters).await?;
     for member in &nothing.members {
@@ -185,10 +323,10 @@ async fn who_never_follows_is_named_and_left_behind_on_command() -> Tested {
     }
     let landscape = &nothing.landscape;
     let [cut, well] = [&nothing.members[0], &nothing.members[1]];
-    let frozen = cut.agent(None).await?;
-    cut.kubelet.freeze(&frozen)?;
-    let output = rotate(landscape, &["--no-wait", "--json"]).await?;
-    let target = serde_json::from_slice::<Value>(&output.stdout)?["target"].clone();
+    let front = landscape.front().context("a proxy")?;
+    front.cut_off(cut.agent(None).await?.pid().context("a process")?);
+    let answer = rotate(landscape, &["--no-wait", "--json"]).await?;
+    let target = serde_json::from_str::<Value>(&answer)?["target"].clone();
     assert!(target.is_string(), "{target}");
     let metric = format!("tidewatch_pki_rotation_stragglers{{phase=\"spread\"}} {}", 1);
     until("the one that does not follow to be counted", async || {
@@ -196,18 +334,29 @@ async fn who_never_follows_is_named_and_left_behind_on_command() -> Tested {
         Ok(text.lines().any(|line| line == metric).then_some(()))
     })
     .await?;
-    let output = rotate(landscape, &["--force-after", "4"]).await?;
-    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    let said = cut.said("CARotation", "False", "RootsNotConfirmed").await?;
+    assert!(said.contains("the rotation of the CA waits for the runtime"), "{said}");
+    assert!(!is_named(well).await?, "the other one has followed");
+
+    let told = rotate(landscape, &["--force-after", "4"]).await?;
     assert!(told.contains(&format!("{}/{}", landscape.namespace(), cut.runtime.name())), "{told}");
     let last = told.rsplit_once("retire: ").map(|(_, last)| last).context("the last phase")?;
     let others = format!("{}/{}", landscape.namespace(), well.runtime.name());
     assert!(!last.contains(&others), "{told}");
     well.delivers(&["keda"]).await?;
+    until("the condition to go, as nothing waits for anybody", async || Ok((!is_named(cut).await?).then_some(())))
+        .await?;
     // It is back, with a certificate and roots that are of no use any more: it finds the way by itself.
-    cut.kubelet.thaw(&frozen)?;
+    front.take_back();
     cut.delivers(&["keda"]).await?;
     cut.proven().await?;
     Ok(())
+}
+
+/// Whether its Kyma says that a rotation waits for it.
+async fn is_named(member: &Member) -> Result<bool> {
+    let status = member.runtime.kcp_kyma().await?.and_then(|kyma| kyma.status);
+    Ok(status.is_some_and(|status| status.condition("CARotation").is_some()))
 }
 
 #[tokio::test]

@@ -15,12 +15,13 @@ use tidewatch_shared::enrolment::{CERTIFICATES_PATH, CONTENT_TYPE, CertificateRe
 use tokio::time::timeout;
 
 use crate::{
+    bearer::bearer,
     enrolment::{Enrolments, InvalidToken, Refused},
     gateway::{
         Metrics, Now, Settings,
         body::Budget,
         connection::{Holder, Service},
-        head::{announced, single},
+        head::{fits, plain, single},
         pressure::Pressure,
         refusal::{Answer, Refusal, json},
     },
@@ -127,18 +128,8 @@ impl Desk {
             Route::Trust if parts.method != Method::GET => return Err(Refusal::NotGet),
             Route::Certificates | Route::Trust => {}
         }
-        if parts.uri.query().is_some() {
-            return Err(Refusal::Query);
-        }
-        if parts.headers.contains_key(header::CONTENT_ENCODING) {
-            return Err(Refusal::Encoding);
-        }
-        if parts.headers.contains_key(header::TRANSFER_ENCODING) {
-            return Err(Refusal::Length);
-        }
-        if announced(&parts.headers).is_some_and(|length| length > self.max_body as u64) {
-            return Err(Refusal::TooLarge(self.max_body));
-        }
+        plain(parts)?;
+        fits(&parts.headers, self.max_body)?;
         Ok(route)
     }
 
@@ -152,23 +143,13 @@ impl Desk {
     }
 }
 
-/// The token of a request that has exactly one (RFC 6750, section 2.1).
-fn bearer(headers: &HeaderMap) -> Option<&str> {
-    let (scheme, token) = single(headers, &header::AUTHORIZATION)?.split_once(' ')?;
-    (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
-}
-
 impl Service for Desk {
     /// From where the connection comes.
     type Peer = Option<IpAddr>;
 
     const NEEDS_CERTIFICATE: bool = false;
 
-    fn peer(&self, _: &[CertificateDer<'_>]) -> Option<IpAddr> {
-        None
-    }
-
-    fn peer_from(&self, _: &[CertificateDer<'_>], source: Option<SocketAddr>) -> Option<IpAddr> {
+    fn peer(&self, _: &[CertificateDer<'_>], source: Option<SocketAddr>) -> Option<IpAddr> {
         source.map(|source| source.ip())
     }
 

@@ -1,6 +1,6 @@
 //! The port: the whole table of refusals, each with its count, and real TLS.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{io, net::IpAddr, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
@@ -8,7 +8,7 @@ use http::{HeaderName, Method, Request, Version, header};
 use http_body_util::{BodyExt, Full};
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use rcgen::KeyPair;
+use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
 use rustls_pki_types::{CertificateSigningRequestDer, ServerName, pem::PemObject as _};
 use serde_json::{Value, json};
 use tidewatch_shared::{
@@ -17,15 +17,18 @@ use tidewatch_shared::{
     metrics::Registry,
     tls,
 };
-use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
-use tokio_util::sync::CancellationToken;
+use tokio::{net::TcpStream, task::JoinSet};
+use tokio_rustls::{TlsConnector, client::TlsStream};
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use super::*;
 use crate::{
     enrolment::tests::testing::{Issuer, Mood, Room, asked, claims, domain, key, place, request_for, unix_now},
     pki::{CA_VALIDITY, Ca, SERVER_VALIDITY, ServerIdentity},
 };
+
+/// How long a test waits for what must come; only a failure reaches it.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 struct Port {
     room: Room,
@@ -147,6 +150,9 @@ async fn requests_that_get_nothing() {
     port.is_refused(request(&token(), &asks(request_for(&weak, |_| {}))), 400, "request-key").await;
     port.is_refused(request(&token(), &asks("nothing".to_owned())), 400, "request-malformed").await;
     port.is_refused(request(&token(), &asks(tampered())), 400, "request-signature").await;
+    let ca = |params: &mut CertificateParams| params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let greedy = request_for(&KeyPair::generate().unwrap(), ca);
+    port.is_refused(request(&token(), &asks(greedy)), 400, "request-ca").await;
     assert_eq!(port.room.first.asked().1, 0, "whoever asks in vain costs its runtime nothing");
     port.is_refused(request(&token(), &asked("r-9")), 404, "unknown-runtime").await;
     port.room.revocations.set(Some(&serde_json::from_value(json!({"data": {"r-1": ""}})).unwrap()));
@@ -226,30 +232,84 @@ async fn heads_are_judged_by_themselves() {
 }
 
 /// A port that serves, and the root of its certificate.
-async fn served(room: &Room) -> (SocketAddr, Ca, CancellationToken) {
+async fn served(room: &Room, change: impl FnOnce(&mut Settings)) -> (SocketAddr, Ca, CancellationToken) {
     let ca = Ca::generate("server root", unix_now(), CA_VALIDITY).unwrap();
     let server = ca.make_server(&["kcp.test".parse().unwrap()], unix_now(), SERVER_VALIDITY).unwrap();
     let identity = ServerIdentity::new(&server.identity().unwrap(), &ca.trust_bundle()).unwrap();
     let tls = Arc::new(ArcSwap::new(identity.config_for_enrolment()));
     let metrics = Metrics::register_port(&mut Registry::default());
-    let settings = settings("127.0.0.1:0".parse().unwrap(), domain());
+    let mut settings = settings("127.0.0.1:0".parse().unwrap(), domain());
+    change(&mut settings);
     let gateway = Gateway::bind_enrolment(settings, tls, room.enrolments.clone(), metrics).await.unwrap();
     let (address, shutdown) = (gateway.address(), CancellationToken::new());
     tokio::spawn(gateway.run(shutdown.clone()));
     (address, ca, shutdown)
 }
 
+async fn connect(address: SocketAddr, protocol: &[u8], roots: &Ca) -> io::Result<TokioIo<TlsStream<TcpStream>>> {
+    let mut config = tls::client_without_identity(roots.trust_bundle().store().unwrap()).unwrap();
+    config.alpn_protocols = vec![protocol.to_vec()];
+    let tcp = TcpStream::connect(address).await?;
+    let name = ServerName::try_from("kcp.test").unwrap();
+    TlsConnector::from(Arc::new(config)).connect(name, tcp).await.map(TokioIo::new)
+}
+
+/// Enrols over a connection of its own, which it may have to wait for.
+async fn enrols(address: SocketAddr, ca: &Ca, token: &str) -> u16 {
+    let (mut sender, connection) = http1::handshake(connect(address, b"http/1.1", ca).await.unwrap()).await.unwrap();
+    let _open = AbortOnDropHandle::new(tokio::spawn(connection));
+    sender.send_request(request(token, &asked("r-1"))).await.unwrap().status().as_u16()
+}
+
+/// More than the port takes at once are taken by the system, and wait there: nobody is refused, and nobody is served before there is
+/// room for him.
+#[tokio::test]
+async fn whoever_comes_when_all_places_are_taken_waits_and_is_served_in_his_turn() {
+    let room = Room::new();
+    let (address, ca, shutdown) = served(&room, |settings| settings.max_connections = 1).await;
+    let (mut first, connection) = http1::handshake(connect(address, b"http/1.1", &ca).await.unwrap()).await.unwrap();
+    let open = AbortOnDropHandle::new(tokio::spawn(connection));
+    let ca = Arc::new(ca);
+    let mut others = JoinSet::new();
+    for _ in 0..3 {
+        let (ca, token) = (ca.clone(), room.first.token());
+        others.spawn(async move { enrols(address, &ca, &token).await });
+    }
+    for _ in 0..50 {
+        first.ready().await.unwrap();
+        let mut answer =
+            first.send_request(Request::get(TRUST_PATH).body(Full::<Bytes>::default()).unwrap()).await.unwrap();
+        assert_eq!(answer.status(), 200);
+        while answer.frame().await.is_some() {}
+        assert!(others.try_join_next().is_none(), "the only place is taken");
+    }
+    drop((first, open));
+    let served = tokio::time::timeout(PATIENCE, others.join_all()).await.unwrap();
+    assert_eq!(served, [200; 3]);
+    shutdown.cancel();
+}
+
+/// The wait is bounded by how long anybody may keep a place: whoever takes one and says nothing has to leave it.
+#[tokio::test]
+async fn whoever_keeps_a_place_and_says_nothing_loses_it_to_those_who_wait() {
+    let room = Room::new();
+    let hasty = |settings: &mut Settings| {
+        settings.max_connections = 1;
+        settings.head_deadline = Duration::from_millis(100);
+    };
+    let (address, ca, shutdown) = served(&room, hasty).await;
+    let silent = connect(address, b"http/1.1", &ca).await.unwrap();
+    let token = room.first.token();
+    assert_eq!(tokio::time::timeout(PATIENCE, enrols(address, &ca, &token)).await.unwrap(), 200);
+    drop(silent);
+    shutdown.cancel();
+}
+
 #[tokio::test]
 async fn over_tls_without_a_client_certificate_in_both_versions() {
     let room = Room::new();
-    let (address, ca, shutdown) = served(&room).await;
-    let connect = async |protocol: &[u8], roots: &Ca| {
-        let mut config = tls::client_without_identity(roots.trust_bundle().store().unwrap()).unwrap();
-        config.alpn_protocols = vec![protocol.to_vec()];
-        let tcp = TcpStream::connect(address).await.unwrap();
-        let name = ServerName::try_from("kcp.test").unwrap();
-        TlsConnector::from(Arc::new(config)).connect(name, tcp).await.map(TokioIo::new)
-    };
+    let (address, ca, shutdown) = served(&room, |_| {}).await;
+    let connect = async |protocol: &[u8], roots: &Ca| connect(address, protocol, roots).await;
     let (mut sender, connection) = http1::handshake(connect(b"http/1.1", &ca).await.unwrap()).await.unwrap();
     tokio::spawn(connection);
     let answer = sender.send_request(request(&room.first.token(), &asked("r-1"))).await.unwrap();

@@ -8,7 +8,13 @@ use tidewatch_shared::{
 };
 
 use super::*;
-use crate::gateway::{Proxy, ProxyIdentity};
+use crate::{
+    gateway::{Proxy, ProxyIdentity},
+    pki::{PhaseName, testing::Rotating},
+};
+
+/// What the proxy's certificate names.
+const PROXY: &str = "spiffe://kyma.local/runtime/proxy";
 
 /// A gateway behind a proxy. The proxy's certificate is one of a CA of its own, and so is the name in it.
 struct Behind {
@@ -49,7 +55,7 @@ impl Behind {
 
 impl Bed {
     async fn behind(proxies: &Ca) -> Self {
-        let identity: ProxyIdentity = "spiffe://kyma.local/runtime/proxy".parse().unwrap();
+        let identity: ProxyIdentity = PROXY.parse().unwrap();
         Self::with(Some(proxies.trust_bundle()), |settings, ca| {
             let clients = ca.trust_bundle().store().unwrap();
             settings.proxy = Some(Proxy::new(identity, clients).unwrap());
@@ -152,4 +158,34 @@ async fn nobody_but_the_proxy_may_connect() {
     let answer = bed.http2(&one).await.send_request(request).await.unwrap();
     assert_eq!(answer.status(), 401, "where there is no proxy, the fields say nothing");
     bed.stop().await;
+}
+
+/// The proxy's connection outlives the phases; whom it speaks for is judged by the roots of the phase at once, also whoever was heard
+/// a moment before.
+#[tokio::test]
+async fn whoever_the_proxy_tells_of_is_trusted_as_the_rotation_of_the_ca_says() {
+    let proxies = ca(unix_now());
+    let mut rotating = Rotating::behind(&PROXY.parse().unwrap()).await;
+    let bed = Bed::with(Some(proxies.trust_bundle()), |settings, _| settings.proxy = rotating.standing.proxy()).await;
+    let proxy = Agent::new(&proxies, "proxy", unix_now());
+    let behind = Behind { bed, proxies, proxy };
+    let mut sender = behind.bed.http2(&behind.proxy).await;
+    let [old, new] = rotating.roots();
+    let (old, new) = (Agent::new(old, "r-1", unix_now()), Agent::new(new, "r-2", unix_now()));
+    for (counter, (phase, expected)) in (1..).zip([
+        (None, [202, 401]),
+        (Some(PhaseName::Spread), [202, 202]),
+        (Some(PhaseName::Reissue), [202, 202]),
+        (Some(PhaseName::Retire), [202, 202]),
+        (Some(PhaseName::Steady), [401, 202]),
+    ]) {
+        phase.into_iter().for_each(|phase| rotating.enter(phase));
+        let (old_told, _) = behind.say_over(&mut sender, &old, counter, &[(CLIENT_CERT, plain(&old))]).await;
+        let (new_told, _) = behind.say_over(&mut sender, &new, counter, &[(FORWARDED_CLIENT_CERT, envoy(&new))]).await;
+        assert_eq!([old_told, new_told], expected, "{phase:?}");
+    }
+    let refused = metrics::RefusedAs { route: "events", reason: "certificate" };
+    assert_eq!(behind.bed.metrics.refused.get_or_create(&refused).get(), 2);
+    drop(sender);
+    behind.bed.stop().await;
 }

@@ -58,6 +58,36 @@ async fn a_revoked_certificate_loses_its_connection_and_gets_no_other() {
 }
 
 #[tokio::test]
+async fn who_is_held_at_the_door_loses_its_place_when_it_is_revoked() {
+    let revocations = Revocations::default();
+    let bed = Bed::start(|settings| {
+        settings.revocations = revocations.clone();
+        (settings.limits.per_second, settings.limits.burst) = (1, 10);
+    })
+    .await;
+    let agent = bed.agent("r-1");
+    let mut flooding = bed.http2(&agent).await;
+    while flooding.ready().await.is_ok() {
+        let _ = flooding.send_request(bed.request(&agent, 1, true)).await;
+    }
+    drop(flooding);
+    let held = bed.connect(bed.client(&agent.identity)).await.unwrap();
+    timeout(PATIENCE, async {
+        while (bed.metrics.connections.get(), bed.metrics.handshakes.get()) != (1, 0) {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await
+    .expect("it is held");
+    let leaf = tidewatch_shared::certificate::fingerprint(&agent.identity.chain[0]);
+    revocations.set(Some(&serde_json::from_value(json!({"data": {leaf: "lost"}})).unwrap()));
+    rest(held).await;
+    let ended = |reason| bed.metrics.connections_ended.get_or_create(&metrics::Why { reason }).get();
+    assert_eq!((ended("out"), ended("flood")), (1, 0));
+    bed.stop().await;
+}
+
+#[tokio::test]
 async fn the_connections_of_a_kyma_that_is_gone_end() {
     let revocations = Revocations::default();
     let bed = Bed::start(|settings| settings.revocations = revocations.clone()).await;

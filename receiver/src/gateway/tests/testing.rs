@@ -194,6 +194,7 @@ impl Intake for Recorder {
         Ok(HeartbeatAnswer {
             instance: Instance::new(1),
             settled: BTreeMap::new(),
+            since: Some(1),
             heartbeat_seconds: 30,
             plan_revision: None,
             trust_revision: None,

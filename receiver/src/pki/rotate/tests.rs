@@ -9,7 +9,10 @@ use super::*;
 use crate::{
     config, hub,
     key::KymaKey,
-    pki::{PhaseName, Setup, Upkeep, testing::Fake},
+    pki::{
+        Follows, PhaseName, Setup, Upkeep,
+        testing::{Fake, flags},
+    },
 };
 
 /// A receiver with its CA and two runtimes.
@@ -21,20 +24,6 @@ struct World {
     rotation: Rotation,
     rotations: Rotations,
     counter: u64,
-}
-
-fn flags() -> Flags {
-    #[derive(clap::Parser)]
-    struct Line {
-        #[command(flatten)]
-        flags: Flags,
-    }
-    // `--server-ca` names a flag of another room.
-    let line = <Line as clap::CommandFactory>::command()
-        .arg(clap::Arg::new("tls_cert"))
-        .arg(clap::Arg::new("client_ca").long("client-ca"));
-    let mut matches = line.get_matches_from(["x"]);
-    <Line as clap::FromArgMatches>::from_arg_matches_mut(&mut matches).unwrap().flags
 }
 
 impl World {
@@ -254,4 +243,36 @@ async fn a_lost_secret_is_replaced_and_a_refused_one_never() {
     );
     world.watch();
     assert_eq!(world.standing.trust().borrow().issuer.as_ref(), Some(&second));
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_does_not_follow_in_time_is_told_of_until_he_does() {
+    let mut world = World::new(Fake::default()).await;
+    let key = |name: &str| KymaKey::new("kcp-system", name);
+    let follows = |world: &World| world.rotations.laggards().map(|told| ["r-1", "r-2"].map(|name| told.of(&key(name))));
+    assert_eq!(follows(&world), None, "nobody was looked at");
+    world.look().await;
+    assert_eq!(follows(&world), Some([Follows::Well; 2]));
+    world.order(None).await.unwrap();
+    world.look().await;
+    assert_eq!(follows(&world), Some([Follows::NotYet; 2]));
+    world.beat("r-1");
+    let patience = laggards::patience(world.hub.heartbeat_interval().get(), 2, 20);
+    tokio::time::advance(patience).await;
+    world.look().await;
+    assert_eq!(follows(&world), Some([Follows::Well, Follows::Late(Behind::Unheard)]));
+    let old = world.fake.stored().target().id.clone();
+    world.beat_with("r-2", "0", Some(&old));
+    world.look().await;
+    assert_eq!(follows(&world).unwrap()[1], Follows::Late(Behind::Bundle));
+    let mut world = world.restart().await;
+    world.look().await;
+    assert_eq!(follows(&world).unwrap()[1], Follows::NotYet, "a new receiver has to hear of it first");
+    for _ in 0..3 {
+        world.beat("r-1");
+        world.beat("r-2");
+        world.look().await;
+    }
+    world.look().await;
+    assert_eq!(follows(&world), Some([Follows::Well; 2]), "there is no rotation any more");
 }
