@@ -58,6 +58,8 @@ pub struct Options {
     pub proxied: bool,
     /// Log filter of both programs.
     pub log: String,
+    /// Within how many seconds a moved channel reaches those who follow it.
+    pub rollout_seconds: u32,
     /// How long the receiver's Lease holds without a renewal. Long by default, so that a receiver that a test freezes goes
     /// on afterwards; one that was killed is followed at once, by the identity of its place.
     pub lease_seconds: u16,
@@ -74,6 +76,7 @@ impl Default for Options {
             agents_port: None,
             proxied: false,
             log: "info,kube_client=error".to_owned(),
+            rollout_seconds: 0,
             lease_seconds: 60,
         }
     }
@@ -193,7 +196,24 @@ impl Landscape {
     /// When it does not become ready.
     pub async fn start_receiver(&self) -> Result<()> {
         let mut receiver = self.receiver.lock().await;
-        let process = self.launch("receiver", self.event_port).await?;
+        let process = self.launch("receiver", self.event_port, &self.options).await?;
+        process.ready(DEADLINE).await?;
+        *receiver = Some(process);
+        Ok(())
+    }
+
+    /// Kills the receiver with -9, and starts it with another image of agents and with these arguments besides.
+    ///
+    /// # Errors
+    /// When it does not become ready.
+    pub async fn restart_receiver(&self, agent_image: &str, arguments: &[&str]) -> Result<()> {
+        let mut receiver = self.receiver.lock().await;
+        if let Some(before) = receiver.take() {
+            before.kill9();
+        }
+        let mut options = Options { agent_image: agent_image.to_owned(), ..self.options.clone() };
+        options.receiver.extend(arguments.iter().map(|&argument| argument.to_owned()));
+        let process = self.launch("receiver", self.event_port, &options).await?;
         process.ready(DEADLINE).await?;
         *receiver = Some(process);
         Ok(())
@@ -205,10 +225,10 @@ impl Landscape {
     /// # Errors
     /// When it cannot be started.
     pub async fn start_standby(&self, name: &str, event_port: u16) -> Result<ProductProcess> {
-        self.launch(name, event_port).await
+        self.launch(name, event_port, &self.options).await
     }
 
-    async fn launch(&self, name: &str, event_port: u16) -> Result<ProductProcess> {
+    async fn launch(&self, name: &str, event_port: u16, options: &Options) -> Result<ProductProcess> {
         let (probes, admin) = (ports::free()?, ports::free()?);
         let kubeconfig = self.dir.join(format!("{name}.kubeconfig"));
         let token = self.kcp.service_account_token(&self.name, rights::RECEIVER).await?;
@@ -217,23 +237,24 @@ impl Landscape {
         let text = |text: &dyn ToString| text.to_string().into();
         let local = |port: u16| format!("127.0.0.1:{port}");
         let mut program = Program::new(name, self.binaries.receiver()?, self.dir.join(format!("{name}.log")))
-            .env("RUST_LOG", self.options.log.clone())
+            .env("RUST_LOG", options.log.clone())
             .args([text(&"--kubeconfig"), kubeconfig.into_os_string(), text(&"--namespace"), text(&self.name)])
             .args([text(&"--event-address"), text(&local(event_port)), text(&"--authority"), text(&self.authorities())])
             .args([text(&"--metrics-address"), text(&local(probes)), text(&"--admin-address"), text(&local(admin))])
-            .args([text(&"--lease-seconds"), text(&self.options.lease_seconds), text(&"--lease-place"), text(&name)])
+            .args([text(&"--lease-seconds"), text(&options.lease_seconds), text(&"--lease-place"), text(&name)])
             .args([text(&"--trust-domain"), text(&self.trust_domain)])
             .args(["--oci-registry-host", "registry.test:5000", "--allow-runtime-addresses", "127.0.0.0/8,::1/128"])
-            .args([text(&"--heartbeat-seconds"), text(&self.options.heartbeat_seconds)])
-            .args(self.options.receiver.clone());
+            .args([text(&"--heartbeat-seconds"), text(&options.heartbeat_seconds)])
+            .args([text(&"--module-upgrade-rollout-max-delay"), text(&options.rollout_seconds)])
+            .args(options.receiver.clone());
         program = match self.enrolment_port {
-            Some(port) if self.options.agent_image.is_empty() => program
+            Some(port) if options.agent_image.is_empty() => program
                 .args([text(&"--tls-cert"), path("tls.crt"), text(&"--tls-key"), path("tls.key")])
                 .args([text(&"--server-ca"), path("ca.crt"), text(&"--enrolment-address"), text(&local(port))]),
             Some(port) => program
                 .args([
                     text(&"--agent-image"),
-                    text(&self.options.agent_image),
+                    text(&options.agent_image),
                     text(&"--enrolment-address"),
                     text(&local(port)),
                 ])
@@ -243,7 +264,7 @@ impl Landscape {
                 .args([text(&"--tls-cert"), path("tls.crt"), text(&"--tls-key"), path("tls.key")])
                 .args([text(&"--client-ca"), path("ca.crt")]),
         };
-        if self.options.stamps {
+        if options.stamps {
             program = program.args([text(&"--stamp-file"), path("stamps")]);
         }
         let process = ProductProcess::start(program, ([127, 0, 0, 1], probes).into())?;

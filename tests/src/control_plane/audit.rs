@@ -8,6 +8,7 @@ use std::{
     path::Path,
 };
 
+use jiff::Timestamp;
 use serde::Deserialize;
 
 pub(crate) const POLICY_FILE: &str = "audit-policy.yaml";
@@ -57,6 +58,17 @@ impl Write {
     }
 }
 
+/// A write, and when it was under way by the machine's clock, which all API servers share.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Timed {
+    /// What was written.
+    pub write: Write,
+    /// When the request arrived.
+    pub begun: Timestamp,
+    /// When it was answered.
+    pub ended: Timestamp,
+}
+
 /// A place in an audit log, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Mark(u64);
@@ -72,6 +84,11 @@ pub(crate) fn mark(dir: &Path) -> io::Result<Mark> {
 
 /// The writes since the mark, in the order in which they were done.
 pub(crate) fn writes_since(dir: &Path, mark: Mark) -> io::Result<Vec<Write>> {
+    Ok(timed_since(dir, mark)?.into_iter().map(|timed| timed.write).collect())
+}
+
+/// The same with their times.
+pub(crate) fn timed_since(dir: &Path, mark: Mark) -> io::Result<Vec<Timed>> {
     let mut file = match File::open(dir.join(LOG_FILE)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         file => file?,
@@ -91,6 +108,10 @@ struct Entry {
     object_ref: ObjectRef,
     #[serde(default)]
     response_status: Status,
+    #[serde(default)]
+    request_received_timestamp: Timestamp,
+    #[serde(default)]
+    stage_timestamp: Timestamp,
 }
 
 #[derive(Deserialize)]
@@ -114,11 +135,14 @@ struct Status {
     code: u16,
 }
 
-fn parse(line: &str) -> Option<Write> {
-    let Entry { verb, user, object_ref, response_status } = serde_json::from_str(line).ok()?;
+fn parse(line: &str) -> Option<Timed> {
+    let Entry { verb, user, object_ref, response_status, request_received_timestamp, stage_timestamp } =
+        serde_json::from_str(line).ok()?;
     let ObjectRef { api_group, resource, subresource, namespace, name } = object_ref;
     let resource = if subresource.is_empty() { resource } else { format!("{resource}/{subresource}") };
-    Some(Write { user: user.username, verb, group: api_group, resource, namespace, name, code: response_status.code })
+    let code = response_status.code;
+    let write = Write { user: user.username, verb, group: api_group, resource, namespace, name, code };
+    Some(Timed { write, begun: request_received_timestamp, ended: stage_timestamp })
 }
 
 /// What a request counter of the API server counts apart.
@@ -172,8 +196,10 @@ mod tests {
     fn reads_an_audit_line() {
         let line = r#"{"kind":"Event","stage":"ResponseComplete","verb":"patch","user":{"username":"user","groups":[]},
             "objectRef":{"resource":"kymas","namespace":"n","name":"k","apiGroup":"g","subresource":"status"},
-            "responseStatus":{"metadata":{},"code":200}}"#;
-        let write = parse(line).expect("an entry");
+            "responseStatus":{"metadata":{},"code":200},
+            "requestReceivedTimestamp":"2026-01-01T00:00:00.250000Z","stageTimestamp":"2026-01-01T00:00:01.000000Z"}"#;
+        let Timed { write, begun, ended } = parse(line).expect("an entry");
+        assert_eq!(ended.duration_since(begun).as_millis(), 750);
         assert_eq!((write.user.as_str(), write.resource.as_str(), write.code), ("user", "kymas/status", 200));
         assert!(!write.is_kubernetes_own());
     }
@@ -187,7 +213,7 @@ mod tests {
     fn tells_kubernetes_from_accounts() {
         let by = |user: &str| {
             let line = format!(r#"{{"verb":"patch","user":{{"username":"{user}"}}}}"#);
-            parse(&line).expect("an entry").is_kubernetes_own()
+            parse(&line).expect("an entry").write.is_kubernetes_own()
         };
         assert!(by("system:apiserver") && by("workloads"));
         assert!(!by("system:serviceaccount:kyma-system:tidewatch-agent"));

@@ -20,7 +20,7 @@ use tokio::sync::Mutex;
 
 use super::{
     apiserver::{self, Admission, ApiServer, ApiServerError, Settings},
-    audit::{self, Mark, RequestKind, Write},
+    audit::{self, Mark, RequestKind, Timed, Write},
     binaries::{Binaries, BinariesError, Tool},
     credentials::{Credentials, CredentialsError, Person},
     etcd::{Etcd, EtcdError},
@@ -255,6 +255,14 @@ impl Cluster {
     /// [`ClusterError::Files`].
     pub fn writes_since(&self, mark: Mark) -> Result<Vec<Write>, ClusterError> {
         audit::writes_since(&self.dir, mark).map_err(|e| self.files(e))
+    }
+
+    /// The same with the time of each.
+    ///
+    /// # Errors
+    /// [`ClusterError::Files`].
+    pub fn timed_writes_since(&self, mark: Mark) -> Result<Vec<Timed>, ClusterError> {
+        audit::timed_since(&self.dir, mark).map_err(|e| self.files(e))
     }
 
     /// The API server's own count of write requests, by verb and resource; reviews and tokens are among them. Starts at

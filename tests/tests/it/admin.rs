@@ -34,6 +34,36 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
+/// The one agent says of itself what the fleet shows of it; then it is killed, and can no longer be asked.
+async fn says_the_same(one: &One, fleet: &Value) -> Result<()> {
+    let agent = one.runtime.with_agent(async |agent| agent.admin()).await?.context("its admin listener")?;
+    let agent = agent.to_string();
+    let status =
+        async |more: &[&str]| run("tidewatch-agent", &[&["status", "--admin-address", &agent], more].concat()).await;
+    let said: Value = serde_json::from_slice(&status(&["--json"]).await?.stdout)?;
+    assert_eq!((&said["pending"], &said["clockOffsetSeconds"]), (&json!([]), &json!(0)));
+    let (said_runtime, runtime) = (&said["runtime"], &fleet["runtimes"][0]);
+    assert_eq!(said_runtime["id"], runtime["runtimeId"]);
+    assert_eq!(
+        (&said_runtime["planRevision"], &said_runtime["instance"]),
+        (&runtime["planRevision"], &fleet["receiver"]["instance"])
+    );
+    assert!(said_runtime["watches"].as_array().is_some_and(|watches| !watches.is_empty()), "{said}");
+    assert!(
+        said["answeredSecondsAgo"].is_u64()
+            && said["canaryAgeSeconds"].is_u64()
+            && said["certificateNotAfter"].is_string()
+    );
+    let page = text(&status(&[]).await?.stdout);
+    assert!(
+        page.starts_with("agent ") && page.contains(", ready\n") && page.contains(one.runtime.id().as_str()),
+        "{page}"
+    );
+    one.runtime.with_agent(async |agent| agent.kill9()).await?;
+    assert_eq!(status(&[]).await?.status.code(), Some(1));
+    Ok(())
+}
+
 #[tokio::test]
 async fn the_fleet_and_the_agent_are_shown() -> Tested {
     let one = One::start("shown", &[KEDA]).await?;
@@ -66,34 +96,8 @@ async fn the_fleet_and_the_agent_are_shown() -> Tested {
     let table = text(&fleet(&[]).await?.stdout);
     assert!(table.lines().any(|line| line.starts_with(one.runtime.name()) && line.contains("Proven")), "{table}");
 
-    // Its agent says the same.
-    let agent = one.runtime.with_agent(async |agent| agent.admin()).await?.context("its admin listener")?;
-    let agent = agent.to_string();
-    let status =
-        async |more: &[&str]| run("tidewatch-agent", &[&["status", "--admin-address", &agent], more].concat()).await;
-    let said: Value = serde_json::from_slice(&status(&["--json"]).await?.stdout)?;
-    assert_eq!((&said["pending"], &said["clockOffsetSeconds"]), (&json!([]), &json!(0)));
-    let said_runtime = &said["runtime"];
-    assert_eq!(said_runtime["id"], runtime["runtimeId"]);
-    assert_eq!(
-        (&said_runtime["planRevision"], &said_runtime["instance"]),
-        (&runtime["planRevision"], &shown["receiver"]["instance"])
-    );
-    assert!(said_runtime["watches"].as_array().is_some_and(|watches| !watches.is_empty()), "{said}");
-    assert!(
-        said["answeredSecondsAgo"].is_u64()
-            && said["canaryAgeSeconds"].is_u64()
-            && said["certificateNotAfter"].is_string()
-    );
-    let page = text(&status(&[]).await?.stdout);
-    assert!(
-        page.starts_with("agent ") && page.contains(", ready\n") && page.contains(one.runtime.id().as_str()),
-        "{page}"
-    );
-
-    // An agent that is gone shows, and can no longer be asked.
-    one.runtime.with_agent(async |agent| agent.kill9()).await?;
-    assert_eq!(status(&[]).await?.status.code(), Some(1));
+    // Its agent says the same, until it is gone.
+    says_the_same(&one, &shown).await?;
     until("the killed agent to show", async || {
         let output = fleet(&["--check"]).await?;
         let table = text(&output.stdout);

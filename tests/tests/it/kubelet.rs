@@ -1,6 +1,6 @@
 //! The kubelet of the test bed: what stands in a Deployment is what runs, and nothing else is.
 
-use std::{fs, path::Path, sync::Arc};
+use std::{collections::BTreeMap, fs, path::Path, sync::Arc};
 
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::{
@@ -134,6 +134,24 @@ async fn changed(file: &Path, from: &str) -> Result<String> {
     .await
 }
 
+/// The files of a pod become those of its new identity, and it gets a new token when it is due.
+async fn files_follow(
+    kubelet: &Kubelet,
+    played: &Played,
+    chain_before: &str,
+    now: &BTreeMap<&'static str, String>,
+) -> Result<()> {
+    let folder = played.volumes.get("identity").context("the volume")?;
+    let seen = changed(&folder.join("tls.crt"), chain_before).await?;
+    assert_eq!((&seen, &fs::read_to_string(folder.join("tls.key"))?), (&now["tls.crt"], &now["tls.key"]));
+    let account = played.volumes.get("account").context("the volume")?;
+    assert_eq!(fs::read_to_string(account.join("namespace"))?, "kyma-system");
+    let token = fs::read_to_string(account.join("token"))?;
+    kubelet.renew_tokens();
+    changed(&account.join("token"), &token).await?;
+    Ok(())
+}
+
 #[tokio::test]
 async fn an_agent_runs_as_its_deployment_says() -> Tested {
     let one = One::on(Ground::Pods, "kubelet", &[("keda", "1.0.0", "1.1.0")], quick()).await?;
@@ -170,16 +188,9 @@ async fn an_agent_runs_as_its_deployment_says() -> Tested {
     assert!(names.contains(&"TIDEWATCH_NAMESPACE") && !names.contains(&"CARGO"), "{names:?}");
 
     // What changes in a Secret changes in its volume, all at once; the process goes on.
-    let folder = played.volumes.get("identity").context("the volume")?;
     let second = one.runtime.make_identity()?;
     apply::<Secret>(&client, namespace, &identity(json!(second))).await?;
-    let seen = changed(&folder.join("tls.crt"), &first["tls.crt"]).await?;
-    assert_eq!((&seen, &fs::read_to_string(folder.join("tls.key"))?), (&second["tls.crt"], &second["tls.key"]));
-    let account = played.volumes.get("account").context("the volume")?;
-    assert_eq!(fs::read_to_string(account.join("namespace"))?, namespace);
-    let token = fs::read_to_string(account.join("token"))?;
-    kubelet.renew_tokens();
-    changed(&account.join("token"), &token).await?;
+    files_follow(&kubelet, &played, &first["tls.crt"], &second).await?;
     assert_eq!(kubelet.pid_of(&name), Some(pid));
 
     // One that is killed is started again, in the same pod.

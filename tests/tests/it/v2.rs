@@ -1,13 +1,13 @@
 //! Contract v2 at a running receiver: an agent as the incumbent's wakes its Kyma, and everybody else is refused.
 
-use std::fs;
+use std::{fs, sync::Arc};
 
 use anyhow::{Context as _, Result};
 use bytes::Bytes;
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
-use kube::api::{Patch, PatchParams};
+use kube::api::{DeleteParams, Patch, PatchParams};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose,
     PKCS_RSA_SHA256, RsaKeySize, SanType,
@@ -23,14 +23,21 @@ use tidewatch_shared::{
 };
 use tidewatch_tests::{
     bed,
-    landscape::{Options, now, until},
+    landscape::{DEADLINE, Options, now, until},
     ports,
     speaker::Speaker,
 };
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+    time::timeout,
+};
+use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use crate::{
     forward::{Manager, Manner},
     support::{One, module, quick},
+    sync::sum,
 };
 
 /// Certificates as the incumbent has them: RSA, no URI, no extended key usage, a subject with more than a name.
@@ -88,9 +95,8 @@ fn event() -> Vec<u8> {
     Event { namespace, name, group, version, kind }.to_body().into_bytes()
 }
 
-#[tokio::test]
-async fn the_incumbents_agents_are_served_and_nobody_gets_in_by_the_other_door() -> Result<()> {
-    let (incumbent, port, dir) = (Incumbent::new()?, ports::free()?, TempDir::new()?);
+/// A receiver that serves v2 on a port, to whom the incumbent's CA vouches for, and forwards to managers on loopback.
+fn serving(incumbent: &Incumbent, port: u16, dir: &TempDir) -> Result<Options> {
     let ca = dir.path().join("v2-ca.crt");
     fs::write(&ca, incumbent.root.to_pem())?;
     let receiver = [
@@ -102,7 +108,33 @@ async fn the_incumbents_agents_are_served_and_nobody_gets_in_by_the_other_door()
         "--forward-url-template".to_owned(),
         "http://127.0.0.1:{port}".to_owned(),
     ];
-    let options = Options { receiver: receiver.to_vec(), ..quick() };
+    Ok(Options { receiver: receiver.to_vec(), ..quick() })
+}
+
+/// Certificates of one port are worth nothing on the other, and a runtime that speaks v3 does not fall back unless it is allowed to.
+async fn no_door_is_the_others(one: &One, agent: &Identity, port: u16) -> Result<()> {
+    let (id, manager): (&RuntimeId, _) = (one.runtime.id(), path("lifecycle-manager"));
+    let (ours, domain) = (one.landscape.ca(), one.landscape.trust_domain());
+    let ours = ours.make_runtime(id, domain, now(), pki::RUNTIME_VALIDITY)?.identity()?;
+    post(one, &ours, port, &manager, event()).await.err().context("v3's certificate must not count on v2")?;
+    post(one, agent, one.landscape.event_port(), "/v3/events", event()).await.err().context("nor v2's on v3")?;
+
+    let speaker = Speaker::new(one.landscape.ca(), one.landscape.ca(), domain, id, &one.landscape.authority())?;
+    assert_eq!(speaker.say(&speaker.event(1, 1)?).await?.status(), 202);
+    assert_eq!(post(one, agent, port, &manager, event()).await?, 403);
+    let allow = json!({"metadata": {"labels": {label::ALLOW_V2: "true"}}});
+    one.kcp_kymas().await?.patch(one.runtime.name(), &PatchParams::default(), &Patch::Merge(&allow)).await?;
+    until(
+        "v2 to be allowed again",
+        async || Ok((post(one, agent, port, &manager, event()).await? == 200).then_some(())),
+    )
+    .await
+}
+
+#[tokio::test]
+async fn the_incumbents_agents_are_served_and_nobody_gets_in_by_the_other_door() -> Result<()> {
+    let (incumbent, port, dir) = (Incumbent::new()?, ports::free()?, TempDir::new()?);
+    let options = serving(&incumbent, port, &dir)?;
     let one = One::with("contract-v2", &[("keda", "1.0.0", "1.1.0")], options).await?;
     until("the Kyma in the runtime", async || one.runtime.skr_kyma().await).await?;
     let agent = incumbent.identity(one.runtime.id().as_str())?;
@@ -121,24 +153,7 @@ async fn the_incumbents_agents_are_served_and_nobody_gets_in_by_the_other_door()
     assert_eq!(post(&one, &incumbent.identity("")?, port, &manager, event()).await?, 400);
     let stranger = incumbent.identity("stranger")?;
     assert_eq!(post(&one, &stranger, port, &manager, event()).await?, 200, "as the incumbent answers, and drops it");
-
-    // Certificates of one port are worth nothing on the other.
-    let id: &RuntimeId = one.runtime.id();
-    let (ours, domain) = (one.landscape.ca(), one.landscape.trust_domain());
-    let ours = ours.make_runtime(id, domain, now(), pki::RUNTIME_VALIDITY)?.identity()?;
-    post(&one, &ours, port, &manager, event()).await.err().context("v3's certificate must not count on v2")?;
-    post(&one, &agent, one.landscape.event_port(), "/v3/events", event()).await.err().context("nor v2's on v3")?;
-
-    // A runtime that speaks v3 does not fall back unless it is allowed to.
-    let speaker = Speaker::new(one.landscape.ca(), one.landscape.ca(), domain, id, &one.landscape.authority())?;
-    assert_eq!(speaker.say(&speaker.event(1, 1)?).await?.status(), 202);
-    assert_eq!(post(&one, &agent, port, &manager, event()).await?, 403);
-    let allow = json!({"metadata": {"labels": {label::ALLOW_V2: "true"}}});
-    one.kcp_kymas().await?.patch(one.runtime.name(), &PatchParams::default(), &Patch::Merge(&allow)).await?;
-    until("v2 to be allowed again", async || {
-        Ok((post(&one, &agent, port, &manager, event()).await? == 200).then_some(()))
-    })
-    .await?;
+    no_door_is_the_others(&one, &agent, port).await?;
 
     // An event for another manager is passed on to it, with the certificate of who sent it.
     let other = Manager::start(Manner::Takes).await?;
@@ -148,7 +163,7 @@ async fn the_incumbents_agents_are_served_and_nobody_gets_in_by_the_other_door()
     })
     .await?;
     let (runtime, told, _) = other.hears("default").await?;
-    assert_eq!((runtime.as_str(), told.as_str()), (id.as_str(), "/v2/other/event"));
+    assert_eq!((runtime.as_str(), told.as_str()), (one.runtime.id().as_str(), "/v2/other/event"));
 
     let (_, page) = one.landscape.with_receiver(async |receiver| receiver.get("/metrics").await).await??;
     let value = |name: &str| -> Option<f64> {
@@ -184,5 +199,44 @@ async fn our_own_agent_speaks_it_too() -> Result<()> {
     let (_, page) = one.landscape.with_receiver(async |receiver| receiver.get("/metrics").await).await??;
     assert!(page.contains("tidewatch_gateway_requests_accepted_total{route=\"v2\"}"), "{page}");
     assert!(!page.contains("tidewatch_gateway_requests_total{route=\"events\"}"), "{page}");
+    Ok(())
+}
+
+/// A connection to the port of v2 over which one event was said, and which is kept open.
+async fn open(one: &One, identity: &Identity, port: u16) -> Result<TlsStream<TcpStream>> {
+    let config = tls::client(identity, one.landscape.ca().trust_bundle().store()?)?;
+    let tcp = TcpStream::connect(("127.0.0.1", port)).await?;
+    let mut stream = TlsConnector::from(Arc::new(config)).connect("127.0.0.1".try_into()?, tcp).await?;
+    let (path, body) = (path("lifecycle-manager"), event());
+    let head = format!("POST {path} HTTP/1.1\r\nhost: v2\r\ncontent-length: {}\r\n\r\n", body.len());
+    stream.write_all(&[head.as_bytes(), &body].concat()).await?;
+    let mut answer = vec![0; 12];
+    stream.read_exact(&mut answer).await?;
+    assert_eq!(answer, b"HTTP/1.1 200");
+    Ok(stream)
+}
+
+#[tokio::test]
+async fn a_kyma_that_is_gone_ends_the_connections_of_its_runtime_in_both_contracts() -> Result<()> {
+    let (incumbent, port, dir) = (Incumbent::new()?, ports::free()?, TempDir::new()?);
+    let one = One::with("gone", &[("keda", "1.0.0", "1.1.0")], serving(&incumbent, port, &dir)?).await?;
+    until("the Kyma in the runtime", async || one.runtime.skr_kyma().await).await?;
+    let [agents, strangers] = [one.runtime.id().as_str(), "stranger"].map(|name| incumbent.identity(name));
+    let mut legacy = open(&one, &agents?, port).await?;
+    one.runtime.start_agent().await?;
+    one.kcp_status("a proven path", |status| status.condition("EventPath").is_some_and(|path| path.reason == "Proven"))
+        .await?;
+    let ended = "tidewatch_gateway_connections_ended_total";
+    assert_eq!(sum(&one.receiver_page().await?, ended, &["out"]), 0);
+
+    one.kcp_kymas().await?.delete(one.runtime.name(), &DeleteParams::default()).await?;
+    // Whether it says goodbye in TLS or not.
+    let _ = timeout(DEADLINE, legacy.read_to_end(&mut Vec::new())).await.context("v2 stays open")?;
+    // The agent's as well; it comes again, and is told that nobody knows it.
+    one.receiver_counts(ended, &["out"], 2).await?;
+    one.receiver_counts("tidewatch_gateway_requests_refused_total", &["unknown-runtime"], 1).await?;
+    assert!(one.runtime.kcp_kyma().await?.is_none());
+    // Whom nobody ever knew is answered as the incumbent would.
+    open(&one, &strangers?, port).await?;
     Ok(())
 }

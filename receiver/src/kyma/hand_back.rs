@@ -1,0 +1,80 @@
+//! The way back to the incumbent, asked for by a label: what only we have in the runtime goes, then what only we say of the Kyma; the
+//! answer in that label is our last write. What both have, the incumbent finds as it would have left it: the Kymas with their
+//! finalizer, the Manifests, the definitions and the catalog.
+//!
+//! The agent's objects go although some bear names of the incumbent's: it applies all of its own with each pass, and could not apply
+//! them over ours (the type of a Secret never changes, and fields of ours in a Deployment would stay).
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{Api, api::DeleteParams};
+use serde_json::json;
+use tidewatch_shared::{
+    api::Kyma,
+    names::{CATALOG_INVENTORY, SKR_NAMESPACE, annotation, label},
+};
+use tracing::info;
+
+use super::{
+    Context, Error, base, error, fetch,
+    status::{self, Conditions, Findings},
+};
+use crate::{
+    key::KymaKey,
+    queue::{Outcome, Works},
+    takeover,
+};
+
+/// Goes on with the hand-back of a Kyma.
+pub(super) async fn step(ctx: &Context, key: &KymaKey, kyma: Kyma, works: Works) -> Result<Outcome, Error> {
+    // Of one that was never ours, the incumbent's objects are what stands there.
+    if takeover::is_held(&kyma) {
+        let waits = match clear(ctx, key).await {
+            Ok(waits) => waits,
+            Err(error) => {
+                say(ctx, &kyma, &error).await?;
+                return Err(error);
+            }
+        };
+        if let Some(again_in) = waits {
+            return Ok(Outcome { again_in: Some(again_in), ..Outcome::ended(works) });
+        }
+    }
+    let kyma = status::withdraw(ctx, kyma).await?;
+    let metadata = json!({
+        "labels": {label::HAND_BACK: label::HAND_BACK_DONE},
+        "annotations": {annotation::ACCEPTED_SPEC: null, annotation::INPUTS: null},
+    });
+    base::patch_metadata(ctx, &kyma, metadata).await?;
+    info!(kyma = %key, "Kyma is handed back");
+    ctx.forget(key);
+    Ok(Outcome::ended(works))
+}
+
+/// Takes the agent out of the runtime, and the notes of what was put there. `None` when all of it is gone.
+async fn clear(ctx: &Context, key: &KymaKey) -> Result<Option<Duration>, Error> {
+    let (client, _) = (ctx.clients)(key).map_err(Error::Access)?;
+    // Nothing of what was verified is so any more, should the hand-back be called off.
+    ctx.memory.forget(key);
+    ctx.catalog.forget(key);
+    if let Some(installer) = &ctx.installer {
+        let waits = installer.remove(&client).await.map_err(|failure| Error::Agent(failure.error))?;
+        if waits.is_some() {
+            return Ok(waits);
+        }
+    }
+    let maps: Api<ConfigMap> = Api::namespaced(client, SKR_NAMESPACE);
+    match maps.delete(CATALOG_INVENTORY, &DeleteParams::default()).await {
+        Ok(_) => Ok(None),
+        Err(error) if fetch::is_absent(&error, CATALOG_INVENTORY) => Ok(None),
+        Err(error) => Err(Error::runtime(error::DELETE_OURS)(error)),
+    }
+}
+
+/// Says what holds the hand-back up, as any pass would.
+async fn say(ctx: &Context, kyma: &Kyma, error: &Error) -> Result<(), Error> {
+    let conditions = Conditions { access: error.access(), ..Conditions::default() };
+    let findings = Findings { conditions, failure: Some(error.line()), ..Findings::default() };
+    status::write_kcp(ctx, kyma, &findings, &super::now()).await.map(drop)
+}
