@@ -3,6 +3,7 @@
 //! [`generated`] renders all of it, [`Folder`] compares and writes; `cargo generate` does both. [`image`] writes the programs as
 //! container images.
 
+mod admission;
 mod base;
 mod folder;
 pub mod image;
@@ -10,6 +11,7 @@ mod page;
 mod render;
 
 pub use self::{
+    admission::admission,
     base::{base, cert_manager},
     folder::{Difference, Folder, FolderError},
     page::metrics,
@@ -23,6 +25,7 @@ pub use self::{
 pub fn generated() -> Result<Vec<(Folder, Vec<File>)>, RenderError> {
     Ok(vec![
         (Folder::within("crds"), crds()?),
+        (Folder::within("admission"), admission()?),
         (Folder::within("base"), base()?),
         (Folder::within("overlays/cert-manager"), cert_manager()?),
         (Folder::deploy(), vec![metrics()]),

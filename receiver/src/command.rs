@@ -1,6 +1,7 @@
-//! The command line: without a subcommand the receiver runs; the others ask one that runs.
+//! The command line: without a subcommand the receiver runs; `fleet` and `rotate-ca` ask one that runs, `catalog` needs none.
 
 mod ask;
+mod catalog;
 mod fleet;
 mod rotate;
 
@@ -11,6 +12,7 @@ use clap::{Args as _, CommandFactory as _, FromArgMatches as _};
 use crate::config::Config;
 
 pub use ask::{AdminUrl, ParseAdminUrl, Whom};
+pub use catalog::{Catalog, Check, Diff, File, Kcp, Show, What};
 pub use fleet::Fleet;
 pub use rotate::RotateCa;
 
@@ -19,12 +21,15 @@ pub use rotate::RotateCa;
 pub enum Command {
     /// Run.
     Run(Box<Config>),
+    /// Ask something of a catalog.
+    Catalog(Catalog),
     /// Show the fleet of a receiver that runs.
     Fleet(Fleet),
     /// Rotate the CA of a receiver that runs.
     RotateCa(RotateCa),
 }
 
+const CATALOG: &str = "catalog";
 const FLEET: &str = "fleet";
 const ROTATE_CA: &str = "rotate-ca";
 
@@ -40,6 +45,9 @@ impl Command {
     ) -> Result<Self, clap::Error> {
         let mut matches = grammar().try_get_matches_from(arguments)?;
         let read = match matches.remove_subcommand() {
+            Some((name, mut matches)) if name == CATALOG => {
+                Catalog::from_arg_matches_mut(&mut matches).map(Self::Catalog)
+            }
             Some((name, mut matches)) if name == ROTATE_CA => {
                 RotateCa::from_arg_matches_mut(&mut matches).map(Self::RotateCa)
             }
@@ -55,7 +63,10 @@ fn grammar() -> clap::Command {
     let fleet = Fleet::augment_args(clap::Command::new(FLEET)).about("Shows the runtimes of a receiver that runs");
     let rotate = RotateCa::augment_args(clap::Command::new(ROTATE_CA))
         .about("Rotates the built-in CA of a receiver that runs, and tells how far it is");
-    Config::command().args_conflicts_with_subcommands(true).subcommand_negates_reqs(true).subcommands([fleet, rotate])
+    let catalog = Catalog::augment_args(clap::Command::new(CATALOG))
+        .about("Checks a module catalog, compares it with a live one, and shows what a runtime may see of it");
+    let commands = [catalog, fleet, rotate];
+    Config::command().args_conflicts_with_subcommands(true).subcommand_negates_reqs(true).subcommands(commands)
 }
 
 impl Fleet {
@@ -99,6 +110,16 @@ mod tests {
         assert!(fleet.json && !fleet.check);
         let rotate = Command::from_arguments(["receiver", "rotate-ca", "--force-after", "60", "--no-wait"]);
         assert!(matches!(rotate, Ok(Command::RotateCa(RotateCa { force_after: Some(60), no_wait: true, .. }))));
+        let check =
+            Command::from_arguments(["receiver", "catalog", "check", "a.yaml", "-", "--against", "b", "--json"]);
+        let Ok(Command::Catalog(Catalog { what: What::Check(check) })) = check else { panic!("{check:?}") };
+        assert_eq!((check.files.len(), check.against.len(), check.json, check.whole), (2, 1, true, false));
+        for wrong in [&["check"][..], &["check", "a", "--whole"], &["show"], &["diff"], &[]] {
+            assert!(Command::from_arguments(["receiver", "catalog"].iter().chain(wrong)).is_err(), "{wrong:?}");
+        }
+        let show = Command::from_arguments(["receiver", "catalog", "show", "k", "-n", "kcp"]);
+        let Ok(Command::Catalog(Catalog { what: What::Show(show) })) = show else { panic!("{show:?}") };
+        assert_eq!((&*show.kyma, &*show.kcp.namespace), ("k", "kcp"));
         assert!(Command::from_arguments(["receiver", "--authority=kcp:8443", "--oci-registry-host=r"]).is_ok());
         let half = ["receiver", "--authority=kcp:8443", "--oci-registry-host=r", "--tls-cert", "c"];
         assert!(Command::from_arguments(half).is_err());

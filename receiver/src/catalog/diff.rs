@@ -12,7 +12,10 @@ use tidewatch_shared::{
     names::{GROUP, SKR_NAMESPACE, field_manager},
 };
 
-use super::desired::{ContentHash, Desired, Kind, ObjectId, Wanted};
+use super::{
+    desired::{ContentHash, Desired, Kind, ObjectId, Wanted},
+    inventory::Inventory,
+};
 
 /// An object as our last write of it, or our last look at it, left it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,6 +24,8 @@ pub struct Known {
     pub hash: ContentHash,
     /// Its uid.
     pub uid: Box<str>,
+    /// Its generation; zero where the kind has none.
+    pub generation: i64,
     /// Its resource version.
     pub resource_version: Box<str>,
 }
@@ -30,17 +35,13 @@ impl Known {
     #[must_use]
     pub fn new(hash: ContentHash, object: &DynamicObject) -> Self {
         let text = |text: &Option<String>| text.as_deref().unwrap_or_default().into();
-        Self { hash, uid: text(&object.metadata.uid), resource_version: text(&object.metadata.resource_version) }
+        Self {
+            hash,
+            uid: text(&object.metadata.uid),
+            generation: object.metadata.generation.unwrap_or_default(),
+            resource_version: text(&object.metadata.resource_version),
+        }
     }
-}
-
-/// What we remember of a runtime's catalog.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Inventory {
-    /// Objects that were as they shall be when we last wrote or read them.
-    pub known: BTreeMap<ObjectId, Known>,
-    /// Objects that something failed with: the next pass reads them before anything else.
-    pub unsure: BTreeSet<ObjectId>,
 }
 
 /// An object to apply.
@@ -86,16 +87,33 @@ pub enum Verdict {
 /// Judges one object that was read; `None` when it is not there. What is remembered of it makes it ours as well.
 #[must_use]
 pub fn judge(id: &ObjectId, wanted: &Wanted, observed: Option<&DynamicObject>, known: Option<&Known>) -> Verdict {
+    let is_going = |object: &DynamicObject| object.metadata.deletion_timestamp.is_some();
+    let is_known = |object: &DynamicObject| {
+        known.filter(|known| Some(&*known.uid) == object.metadata.uid.as_deref().filter(|uid| !uid.is_empty()))
+    };
     match (wanted.get(id), observed) {
+        // It stays as it is, and ours.
+        (_, Some(object))
+            if wanted.holds(id) && !is_going(object) && (is_ours(object) || is_known(object).is_some()) =>
+        {
+            Verdict::Same(Known::new(is_known(object).map_or(ContentHash::UNKNOWN, |known| known.hash), object))
+        }
         (Some(desired), Some(object)) if holds(desired, object) => Verdict::Same(Known::new(desired.hash, object)),
         (Some(desired), object) => Verdict::Put(Put { desired: Arc::clone(desired), present: object.is_some() }),
-        (None, Some(object)) if object.metadata.deletion_timestamp.is_none() => {
+        (None, Some(object)) if !is_going(object) => {
             let uid: Box<str> = object.metadata.uid.as_deref().unwrap_or_default().into();
-            let ours = is_ours(object) || known.is_some_and(|known| known.uid == uid);
-            if ours { Verdict::Delete(Delete { id: id.clone(), uid }) } else { Verdict::Leave }
+            let ours = is_ours(object) || is_known(object).is_some();
+            if ours && !wanted.holds(id) { Verdict::Delete(Delete { id: id.clone(), uid }) } else { Verdict::Leave }
         }
         (None, _) => Verdict::Leave,
     }
+}
+
+/// An object as it is, when it is ours and not as it shall be: so that it is not lost sight of before that is mended.
+#[must_use]
+pub fn of_ours(object: &DynamicObject, known: Option<&Known>) -> Option<Known> {
+    let now = Known::new(ContentHash::UNKNOWN, object);
+    (is_ours(object) || known.is_some_and(|known| known.uid == now.uid)).then_some(now)
 }
 
 /// What the change of the desired catalog asks for, by memory alone.
@@ -105,14 +123,14 @@ pub fn against_inventory(wanted: &Wanted, inventory: &Inventory) -> Steps {
         Some(known) if known.hash == desired.hash => None,
         known => Some(Put { desired: Arc::clone(desired), present: known.is_some() }),
     });
-    let gone = inventory.known.iter().filter(|(id, _)| wanted.get(id).is_none());
+    let gone = inventory.known.iter().filter(|(id, _)| wanted.get(id).is_none() && !wanted.holds(id));
     let gone = gone.map(|(id, known)| Delete { id: id.clone(), uid: known.uid.clone() });
     Steps { puts: changed.collect(), deletes: gone.collect() }
 }
 
 /// The objects that a runtime's events tell something new of. An event is the echo of our own write when it tells of the
-/// uid and resource version that the write's answer carried, or of the end of an object that we deleted. Generations alone
-/// prove nothing: labels change without one.
+/// uid and resource version that the write's answer carried, or of the end of an object that we deleted. The generation, which
+/// the inventory holds as well, proves nothing here: labels and annotations change without one, and an event carries no content.
 #[must_use]
 pub fn news(events: &[Object], wanted: &Wanted, inventory: &Inventory) -> BTreeSet<ObjectId> {
     let told = events.iter().filter_map(|event| {
@@ -237,7 +255,7 @@ mod tests {
     }
 
     fn wanted() -> Wanted {
-        Wanted::new([desired(Kind::Template, "t", json!({"n": 1, "list": [{"name": "x"}]}))])
+        Wanted::new([Arc::new(desired(Kind::Template, "t", json!({"n": 1, "list": [{"name": "x"}]})))])
     }
 
     #[test]
@@ -296,16 +314,33 @@ mod tests {
     }
 
     #[test]
+    fn what_is_held_is_neither_written_nor_deleted_and_stays_ours() {
+        let held = Wanted::with_held([], BTreeSet::from(["m".into()]));
+        let id = ObjectId::new(Kind::Template, "m-1.0.0");
+        let object = observed(|object| object["spec"]["n"] = json!(7));
+        let hash = ContentHash::of(&json!(1));
+        let known = Known::new(hash, &object);
+        assert_eq!(judge(&id, &held, Some(&object), Some(&known)), Verdict::Same(known.clone()));
+        assert_eq!(judge(&id, &held, Some(&object), None), Verdict::Leave, "a user's own");
+        let ours = observed(|object| object["metadata"]["managedFields"] = json!([{"manager": "catalog-sync"}]));
+        let unknown = Known::new(ContentHash::UNKNOWN, &ours);
+        assert_eq!(judge(&id, &held, Some(&ours), None), Verdict::Same(unknown));
+        assert_eq!(judge(&id, &held, None, Some(&known)), Verdict::Leave);
+        let inventory = Inventory::of(BTreeMap::from([(id, known)]));
+        assert_eq!(against_inventory(&held, &inventory), Steps::default());
+    }
+
+    #[test]
     fn memory_alone_finds_what_changed() {
         let [same, changed, new] = ["a", "b", "c"].map(|name| desired(Kind::Template, name, json!({"n": 1})));
-        let known = |hash| Known { hash, uid: "u".into(), resource_version: "1".into() };
+        let known = |hash| Known { hash, uid: "u".into(), generation: 1, resource_version: "1".into() };
         let known = BTreeMap::from([
             (same.id.clone(), known(same.hash)),
             (changed.id.clone(), known(ContentHash::of(&json!("old")))),
             (ObjectId::new(Kind::ReleaseMeta, "gone"), known(same.hash)),
         ]);
-        let inventory = Inventory { known, ..Inventory::default() };
-        let steps = against_inventory(&Wanted::new([same, changed, new]), &inventory);
+        let inventory = Inventory::of(known);
+        let steps = against_inventory(&Wanted::new([same, changed, new].map(Arc::new)), &inventory);
         let puts: Vec<_> = steps.puts.iter().map(|put| (&*put.desired.id.name, put.present)).collect();
         assert_eq!(puts, [("b", true), ("c", false)]);
         assert_eq!(steps.deletes, [Delete { id: ObjectId::new(Kind::ReleaseMeta, "gone"), uid: "u".into() }]);
@@ -316,7 +351,7 @@ mod tests {
         let wanted = wanted();
         let id = ObjectId::new(Kind::Template, "t");
         let known = Known::new(wanted.get(&id).unwrap().hash, &observed(|_| ()));
-        let inventory = Inventory { known: BTreeMap::from([(id, known)]), ..Inventory::default() };
+        let inventory = Inventory::of(BTreeMap::from([(id, known)]));
         let event = |resource: &str, namespace: &str, name: &str, version: &str, uid: &str, change| Object {
             subject: Subject {
                 group: GROUP.to_owned(),

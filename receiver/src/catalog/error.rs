@@ -4,10 +4,10 @@ use std::fmt;
 
 use thiserror::Error;
 
-use super::desired::{ComputeError, Kind, ObjectId};
+use super::desired::{Kind, ObjectId};
 use crate::{
     queue::Class,
-    runtime_access::{self, ListError},
+    runtime_access::{self, ListError, describe},
 };
 
 /// Failures that are named in words; the others are counted.
@@ -16,9 +16,9 @@ const NAMED: usize = 3;
 /// Why a sync, or a removal, did not come to its end. What succeeded is done and remembered.
 #[derive(Debug, Error)]
 pub enum SyncError {
-    /// The catalog could not be computed.
-    #[error("compute the catalog")]
-    Compute(#[from] ComputeError),
+    /// The inventory could not be read, or somebody else wrote it meanwhile; nothing was written.
+    #[error("keep the inventory of the catalog in the runtime")]
+    Inventory(#[source] kube::Error),
     /// A list failed, so nothing is known of that kind; nothing was written.
     #[error("list {kind} in the runtime")]
     List {
@@ -43,11 +43,29 @@ pub enum Attempt {
     Delete,
 }
 
+/// What something was tried with.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Target {
+    /// An object of the catalog.
+    Object(ObjectId),
+    /// The inventory.
+    Inventory,
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Object(id) => write!(f, "{id}"),
+            Self::Inventory => f.write_str("the inventory"),
+        }
+    }
+}
+
 /// One object that failed.
 #[derive(Debug)]
 pub struct Failure {
     /// Which.
-    pub id: ObjectId,
+    pub target: Target,
     /// What was tried.
     pub attempt: Attempt,
     /// Why.
@@ -65,7 +83,9 @@ pub struct Failures {
 impl Failures {
     /// `None` when nothing failed. `held` counts the objects that waited for one that failed.
     #[must_use]
-    pub fn new(failures: Vec<Failure>, held: usize) -> Option<Self> {
+    pub fn new(mut failures: Vec<Failure>, held: usize) -> Option<Self> {
+        // In one order, so that the same failures have the same words.
+        failures.sort_by(|a, b| a.target.cmp(&b.target));
         let mut failures = failures.into_iter();
         let first = Box::new(failures.next()?);
         Some(Self { first, others: failures.collect(), held })
@@ -85,7 +105,7 @@ impl fmt::Display for Failures {
                 Attempt::Apply => "apply",
                 Attempt::Delete => "delete",
             };
-            write!(f, "{}{attempt} {}", if index == 0 { "" } else { ", " }, failure.id)?;
+            write!(f, "{}{attempt} {}", if index == 0 { "" } else { ", " }, failure.target)?;
         }
         match self.iter().count().saturating_sub(NAMED) {
             0 => {}
@@ -109,7 +129,7 @@ impl SyncError {
     #[must_use]
     pub fn class(&self) -> Class {
         match self {
-            Self::Compute(_) => Class::Ours,
+            Self::Inventory(source) => class_of(source),
             Self::List { source: ListError::Page(source), .. } => class_of(source),
             Self::List { source: ListError::Late(_), .. } => Class::Transport,
             Self::List { source: ListError::Pages(_) | ListError::Objects(_), .. } => Class::User,
@@ -117,15 +137,29 @@ impl SyncError {
         }
     }
 
-    /// Whether the runtime said that it does not know an object's kind or namespace: what we remember may be of another life
-    /// of it.
+    /// Whether the runtime does not serve a kind: then it has no objects of it.
     pub(super) fn says_not_found(&self) -> bool {
-        let not_found = |error: &kube::Error| matches!(error, kube::Error::Api(status) if status.is_not_found());
         match self {
-            Self::Objects(failures) => failures.iter().any(|failure| not_found(&failure.source)),
-            Self::List { source: ListError::Page(source), .. } => not_found(source),
-            Self::List { .. } | Self::Compute(_) => false,
+            Self::List { source: ListError::Page(kube::Error::Api(status)), .. } => status.is_not_found(),
+            Self::List { .. } | Self::Inventory(_) | Self::Objects(_) => false,
         }
+    }
+
+    /// Whether the runtime itself is well: nothing but the catalog has to wait for the next try.
+    #[must_use]
+    pub fn is_of_catalog_alone(&self) -> bool {
+        !matches!(self.class(), Class::Transport | Class::Auth)
+    }
+
+    /// What failed and why, in one line: the same while the fault is the same.
+    #[must_use]
+    pub fn words(&self) -> String {
+        let why = match self {
+            Self::Inventory(source) | Self::List { source: ListError::Page(source), .. } => describe(source),
+            Self::List { source, .. } => source.to_string(),
+            Self::Objects(failures) => describe(&failures.first.source),
+        };
+        format!("{self}: {why}")
     }
 }
 
@@ -133,6 +167,9 @@ fn class_of(error: &kube::Error) -> Class {
     match error {
         // A custom resource definition that is not established yet.
         kube::Error::Api(status) if status.is_not_found() => Class::Transport,
+        // Who may list may not write this one: a webhook of the user's, a quota, a right that was taken away.
+        kube::Error::Api(status) if status.code == 403 => Class::Refused,
+        kube::Error::Api(status) if status.is_conflict() => Class::Ours,
         error => runtime_access::classify(error),
     }
 }

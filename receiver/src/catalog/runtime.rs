@@ -1,11 +1,14 @@
 //! The calls that catalog sync makes to one runtime's API server. Deadlines and byte limits are the client's.
 
+use std::collections::BTreeMap;
+
+use k8s_openapi::{api::core::v1::ConfigMap, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use kube::{
     Api, Client,
     api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions},
     core::DynamicObject,
 };
-use tidewatch_shared::names::{SKR_NAMESPACE, field_manager};
+use tidewatch_shared::names::{CATALOG_INVENTORY, SKR_NAMESPACE, field_manager, label};
 
 use super::{
     desired::{Desired, Kind, ObjectId},
@@ -86,5 +89,48 @@ impl Runtime {
             Err(error) => Err(error),
         };
         self.count(Operation::Delete, result)
+    }
+
+    fn inventories(&self) -> Api<ConfigMap> {
+        Api::namespaced(self.client.clone(), SKR_NAMESPACE)
+    }
+
+    /// The ConfigMap that holds the inventory.
+    pub(super) async fn inventory(&self) -> kube::Result<Option<ConfigMap>> {
+        self.count(Operation::GetInventory, self.inventories().get_opt(CATALOG_INVENTORY).await)
+    }
+
+    /// Writes the inventory, if it is still at this version, or still absent. Returns its new version.
+    pub(super) async fn write_inventory(
+        &self,
+        data: BTreeMap<String, String>,
+        version: Option<&str>,
+    ) -> kube::Result<String> {
+        let labels = BTreeMap::from([(label::MANAGED_BY.to_owned(), label::MANAGED_BY_SKR.to_owned())]);
+        let metadata = ObjectMeta {
+            name: Some(CATALOG_INVENTORY.to_owned()),
+            namespace: Some(SKR_NAMESPACE.to_owned()),
+            resource_version: version.map(str::to_owned),
+            labels: Some(labels),
+            ..ObjectMeta::default()
+        };
+        let map = ConfigMap { metadata, data: Some(data), ..ConfigMap::default() };
+        let params = PostParams { field_manager: Some(field_manager::TIDEWATCH.to_owned()), ..PostParams::default() };
+        let api = self.inventories();
+        let written = match version {
+            Some(_) => api.replace(CATALOG_INVENTORY, &params, &map).await,
+            None => api.create(&params, &map).await,
+        };
+        let written = self.count(Operation::WriteInventory, written)?;
+        Ok(written.metadata.resource_version.unwrap_or_default())
+    }
+
+    /// Deletes the inventory; one that is not there is well deleted.
+    pub(super) async fn delete_inventory(&self) -> kube::Result<()> {
+        match self.inventories().delete(CATALOG_INVENTORY, &DeleteParams::background()).await {
+            Ok(_) => Ok(()),
+            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 }

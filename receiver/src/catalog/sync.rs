@@ -13,8 +13,9 @@ use tidewatch_shared::event::Object;
 
 use super::{
     desired::{Kind, ObjectId, Wanted},
-    diff::{self, Delete, Inventory, Known, Put, Steps, Verdict},
-    error::{Attempt, Failure, Failures, SyncError},
+    diff::{self, Delete, Known, Put, Steps, Verdict},
+    error::{Attempt, Failure, Failures, SyncError, Target},
+    inventory::Inventory,
     metrics::Metrics,
     runtime::{Runtime, Written},
 };
@@ -48,12 +49,27 @@ pub(super) async fn pass(
     inventory: &mut Inventory,
     look: Look<'_>,
 ) -> Result<Synced, SyncError> {
+    if matches!(look, Look::At([])) && inventory.is_of(wanted.content()) {
+        return Ok(Synced::default());
+    }
     let mut pass = Pass { runtime, inventory, failures: Vec::new(), held: 0, done: Synced::default() };
     let steps = match look {
         Look::Everywhere => pass.look_everywhere(wanted).await?,
         Look::At(events) => pass.look_at(wanted, diff::news(events, wanted, pass.inventory)).await,
     };
+    // Before anything is written, so that a crash never loses track of what was made.
+    let put = steps.puts.iter().map(|put| &put.desired.id);
+    if pass.inventory.grow(put) {
+        pass.write_inventory().await?;
+    }
     pass.carry_out(steps, metrics).await;
+    if pass.failures.iter().any(|failure| is_not_found(&failure.source)) {
+        // A kind or the namespace was taken away under our feet, and more with it: nothing that we know holds any more.
+        pass.inventory.unsure.extend(pass.inventory.known.keys().cloned());
+    }
+    let whole = pass.failures.is_empty() && pass.held == 0;
+    pass.inventory.class = whole.then(|| wanted.content().into());
+    pass.write_inventory().await?;
     let Pass { failures, held, done, .. } = pass;
     Failures::new(failures, held).map_or(Ok(done), |failures| Err(SyncError::Objects(failures)))
 }
@@ -76,18 +92,53 @@ impl Pass<'_> {
         let Survey { mut steps, known, seen } = survey;
         let missing = wanted.objects().filter(|desired| !seen.contains(&desired.id));
         steps.puts.extend(missing.map(|desired| Put { desired: Arc::clone(desired), present: false }));
-        *self.inventory = Inventory { known, unsure: BTreeSet::new() };
+        (self.inventory.known, self.inventory.unsure) = (known, BTreeSet::new());
         Ok(steps)
+    }
+
+    /// Writes the inventory where it says something new. Who cannot write it goes on all the same: what is ours bears our mark
+    /// as well. But if somebody else wrote it, somebody else works here.
+    async fn write_inventory(&mut self) -> Result<(), SyncError> {
+        let data = self.inventory.data();
+        if self.inventory.is_stored_as(&data) {
+            return Ok(());
+        }
+        let version = self.inventory.version().map(str::to_owned);
+        let written = match self.runtime.write_inventory(data.clone(), version.as_deref()).await {
+            Err(kube::Error::Api(status)) if status.is_not_found() && version.is_some() => {
+                self.runtime.write_inventory(data.clone(), None).await
+            }
+            written => written,
+        };
+        match written {
+            Ok(version) => self.inventory.stored_as(version, &data),
+            Err(error) if matches!(&error, kube::Error::Api(status) if status.is_conflict()) => {
+                return Err(SyncError::Inventory(error));
+            }
+            Err(source) => {
+                self.failures.retain(|failure| failure.target != Target::Inventory);
+                self.failures.push(Failure { target: Target::Inventory, attempt: Attempt::Apply, source });
+            }
+        }
+        Ok(())
     }
 
     async fn survey(&self, kind: Kind, wanted: &Wanted, survey: &mut Survey) -> Result<(), SyncError> {
         let objects = self.runtime.list(kind).await.map_err(|source| SyncError::List { kind, source })?;
         for object in objects {
             let id = ObjectId::new(kind, object.metadata.name.as_deref().unwrap_or_default());
-            match diff::judge(&id, wanted, Some(&object), self.inventory.known.get(&id)) {
+            let known = self.inventory.known.get(&id);
+            let ours = diff::of_ours(&object, known);
+            match diff::judge(&id, wanted, Some(&object), known) {
                 Verdict::Same(known) => drop(survey.known.insert(id.clone(), known)),
-                Verdict::Put(put) => survey.steps.puts.push(put),
-                Verdict::Delete(delete) => survey.steps.deletes.push(delete),
+                Verdict::Put(put) => {
+                    survey.known.extend(ours.map(|ours| (id.clone(), ours)));
+                    survey.steps.puts.push(put);
+                }
+                Verdict::Delete(delete) => {
+                    survey.known.extend(ours.map(|ours| (id.clone(), ours)));
+                    survey.steps.deletes.push(delete);
+                }
                 Verdict::Leave => continue,
             }
             survey.seen.insert(id);
@@ -120,7 +171,12 @@ impl Pass<'_> {
             match diff::judge(&id, wanted, object.as_ref(), self.inventory.known.get(&id)) {
                 Verdict::Same(known) => drop(self.inventory.known.insert(id, known)),
                 Verdict::Put(put) => steps.puts.push(put),
-                Verdict::Delete(delete) => steps.deletes.push(delete),
+                Verdict::Delete(delete) => {
+                    let known = self.inventory.known.get(&id);
+                    let ours = object.as_ref().and_then(|object| diff::of_ours(object, known));
+                    self.inventory.known.extend(ours.map(|ours| (id, ours)));
+                    steps.deletes.push(delete);
+                }
                 Verdict::Leave => drop(self.inventory.known.remove(&id)),
             }
         }
@@ -172,6 +228,7 @@ impl Pass<'_> {
             match written {
                 Ok(Written { object, writes }) => {
                     self.done.written += writes;
+                    self.inventory.unsure.remove(&id);
                     self.inventory.known.insert(id, Known::new(put.desired.hash, &object));
                 }
                 Err(source) => {
@@ -198,6 +255,7 @@ impl Pass<'_> {
             match deleted {
                 Ok(was_it) => {
                     self.inventory.known.remove(&delete.id);
+                    self.inventory.unsure.remove(&delete.id);
                     self.done.deleted += usize::from(was_it);
                     if !was_it {
                         self.inventory.unsure.insert(delete.id);
@@ -214,13 +272,17 @@ impl Pass<'_> {
 
     fn fail(&mut self, id: ObjectId, attempt: Attempt, source: kube::Error) {
         self.inventory.unsure.insert(id.clone());
-        self.failures.push(Failure { id, attempt, source });
+        self.failures.push(Failure { target: Target::Object(id), attempt, source });
     }
 
     fn hold(&mut self, ids: &[ObjectId]) {
         self.held += ids.len();
         self.inventory.unsure.extend(ids.iter().cloned());
     }
+}
+
+fn is_not_found(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.is_not_found())
 }
 
 /// What a list of everything found.

@@ -1,15 +1,16 @@
 //! Catalog sync against a fake runtime.
 
 mod fake;
+mod history;
 
 use kube::runtime::{
-    reflector::{self, Lookup, Store, store::Writer},
+    reflector::{self, Lookup, ObjectRef, Store, store::Writer},
     watcher::Event,
 };
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tidewatch_shared::{
-    api::{ModuleReleaseMeta, ModuleTemplate},
+    api::{Kyma, ModuleReleaseMeta, ModuleTemplate},
     event::{Change, Object, Subject},
 };
 
@@ -21,6 +22,7 @@ struct Bed {
     stores: Stores,
     templates: Writer<ModuleTemplate>,
     metas: Writer<ModuleReleaseMeta>,
+    kymas: Writer<Kyma>,
     catalog: Catalog,
     runtime: Fake,
     key: KymaKey,
@@ -41,19 +43,7 @@ fn read<T: DeserializeOwned>(value: Value) -> T {
 impl Bed {
     /// Two modules: `alpha` with the channels fast and regular, `omega` with regular.
     fn new() -> Self {
-        let ((templates, templates_writer), (metas, metas_writer)) = (store(), store());
-        let stores = Stores {
-            kymas: store().0,
-            templates,
-            release_metas: metas,
-            manifests: store().0,
-            watchers: store().0,
-            secrets: store().0,
-        };
-        let catalog = Catalog::new(Settings::default(), Metrics::default());
-        let key = KymaKey::new("kcp-system", "k");
-        let mut bed =
-            Self { stores, templates: templates_writer, metas: metas_writer, catalog, runtime: Fake::default(), key };
+        let mut bed = Self::empty(BTreeSet::new());
         for (module, version) in [("alpha", "1.0.0"), ("alpha", "2.0.0"), ("omega", "1.0.0")] {
             bed.template(module, version);
         }
@@ -62,13 +52,52 @@ impl Bed {
         bed
     }
 
+    fn empty(restricted_modules: BTreeSet<String>) -> Self {
+        let ((templates, templates_writer), (metas, metas_writer)) = (store(), store());
+        let (kymas, kymas_writer) = store();
+        let stores = Stores {
+            kymas,
+            templates,
+            release_metas: metas,
+            manifests: store().0,
+            watchers: store().0,
+            secrets: store().0,
+        };
+        let settings = Settings { restricted_modules, ..Settings::default() };
+        let catalog = Catalog::new(settings, Metrics::default());
+        let key = KymaKey::new("kcp-system", "k");
+        let (templates, metas, kymas) = (templates_writer, metas_writer, kymas_writer);
+        Self { stores, templates, metas, kymas, catalog, runtime: Fake::default(), key }
+    }
+
+    /// So many Kymas in KCP.
+    fn kymas(&mut self, count: usize) {
+        for n in 0..count {
+            let kyma = read(json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
+                "metadata": {"name": format!("k{n}"), "namespace": "kcp-system"}, "spec": {"channel": "regular"}}));
+            self.kymas.apply_watcher_event(&Event::Apply(kyma));
+        }
+    }
+
+    fn delete_template(&mut self, name: &str) {
+        let template = self.stores.templates.get(&ObjectRef::new(name).within("kcp-system")).unwrap();
+        self.templates.apply_watcher_event(&Event::Delete((*template).clone()));
+        drop(self.catalog.renew(&self.stores));
+    }
+
+    fn delete_meta(&mut self, name: &str) -> Renewed {
+        let meta = self.stores.release_metas.get(&ObjectRef::new(name).within("kcp-system")).unwrap();
+        self.metas.apply_watcher_event(&Event::Delete((*meta).clone()));
+        self.catalog.renew(&self.stores)
+    }
+
     fn template(&mut self, module: &str, version: &str) {
         let template = read(json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleTemplate",
             "metadata": {"name": format!("{module}-{version}"), "namespace": "kcp-system", "resourceVersion": "5", "uid": "kcp",
                          "labels": {"team": "x"}, "finalizers": ["kcp/only"], "generation": 3},
             "spec": {"moduleName": module, "version": version, "mandatory": false, "descriptor": {"any": [1, null]}}}));
         self.templates.apply_watcher_event(&Event::Apply(template));
-        self.catalog.changed();
+        drop(self.catalog.renew(&self.stores));
     }
 
     fn meta(&mut self, module: &str, channels: &[(&str, &str)]) {
@@ -78,7 +107,7 @@ impl Bed {
             "metadata": {"name": module, "namespace": "kcp-system", "resourceVersion": "5"},
             "spec": {"moduleName": module, "channels": channels, "ocmComponentName": format!("kyma-project.io/module/{module}")}}));
         self.metas.apply_watcher_event(&Event::Apply(meta));
-        self.catalog.changed();
+        drop(self.catalog.renew(&self.stores));
     }
 
     async fn try_sync(&self, drift: Drift) -> Result<Synced, SyncError> {
@@ -153,11 +182,14 @@ async fn the_first_sync_brings_templates_before_release_metas() {
 async fn a_pass_without_news_makes_no_call_and_a_new_life_only_reads() {
     let bed = Bed::synced().await;
     assert!(bed.sync(Drift::None).await.is_empty());
-    bed.catalog.changed();
+    drop(bed.catalog.renew(&bed.stores));
     assert!(bed.sync(Drift::None).await.is_empty());
+    assert_eq!(bed.runtime.inventory_calls(), ["get", "create", "replace"], "of the first sync");
     bed.catalog.forget(&bed.key);
-    let calls = bed.sync(Drift::None).await;
-    assert!(calls.iter().all(|call| call.starts_with("list ")), "{calls:?}");
+    assert!(bed.sync(Drift::None).await.is_empty(), "what is written down is enough");
+    assert_eq!(bed.runtime.inventory_calls(), ["get"]);
+    assert!(bed.sync(Drift::None).await.is_empty());
+    assert!(bed.runtime.inventory_calls().is_empty());
     assert!(bed.sync(Drift::All).await.iter().all(|call| call.starts_with("list ")));
 }
 
@@ -165,13 +197,17 @@ async fn a_pass_without_news_makes_no_call_and_a_new_life_only_reads() {
 async fn a_moved_channel_is_exactly_one_apply_and_its_echo_is_nothing() {
     let mut bed = Bed::synced().await;
     bed.meta("alpha", &[("regular", "2.0.0"), ("fast", "2.0.0")]);
-    // The template that nobody points to any more goes after.
-    assert_eq!(bed.sync(Drift::None).await, ["apply modulereleasemetas/alpha", "delete moduletemplates/alpha-1.0.0"]);
+    bed.runtime.inventory_calls();
+    assert_eq!(bed.sync(Drift::None).await, ["apply modulereleasemetas/alpha"]);
+    assert_eq!(bed.runtime.inventory_calls(), ["replace"]);
     assert!(bed.sync(bed.event("modulereleasemetas/alpha", Change::Spec)).await.is_empty());
+    // The version that no channel points to any more can be installed until its template goes.
+    bed.delete_template("alpha-1.0.0");
+    assert_eq!(bed.sync(Drift::None).await, ["delete moduletemplates/alpha-1.0.0"]);
     assert!(bed.sync(bed.event("moduletemplates/alpha-1.0.0", Change::Deleted)).await.is_empty());
 
     bed.template("omega", "1.1.0");
-    assert!(bed.sync(Drift::None).await.is_empty());
+    assert_eq!(bed.sync(Drift::None).await, ["apply moduletemplates/omega-1.1.0"]);
     bed.meta("alpha", &[("regular", "2.0.0"), ("fast", "2.0.0"), ("rapid", "2.0.0")]);
     assert_eq!(bed.sync(Drift::None).await, ["apply modulereleasemetas/alpha"]);
     bed.meta("alpha", &[("rapid", "2.0.0")]);
@@ -259,6 +295,7 @@ async fn an_object_that_took_the_name_of_ours_is_not_deleted() {
     bed.runtime.remove("moduletemplates/alpha-1.0.0");
     bed.runtime.edit("moduletemplates/alpha-1.0.0", |object| object["spec"] = json!({"own": true}));
     bed.meta("alpha", &[("regular", "2.0.0")]);
+    bed.delete_template("alpha-1.0.0");
     assert_eq!(bed.sync(Drift::None).await, ["apply modulereleasemetas/alpha", "delete moduletemplates/alpha-1.0.0"]);
     assert_eq!(bed.spec("moduletemplates/alpha-1.0.0"), json!({"own": true}));
     assert_eq!(bed.sync(Drift::None).await, ["get moduletemplates/alpha-1.0.0"]);
@@ -301,6 +338,7 @@ async fn templates_stay_while_a_release_meta_may_point_to_them() {
     let mut bed = Bed::synced().await;
     bed.runtime.refuse("modulereleasemetas/alpha", true);
     bed.meta("alpha", &[("regular", "2.0.0")]);
+    bed.delete_template("alpha-1.0.0");
     bed.meta("omega", &[]);
     let error = bed.try_sync(Drift::None).await.unwrap_err();
     assert_eq!(error.to_string(), "apply modulereleasemetas/alpha; 1 wait for them");
@@ -338,5 +376,109 @@ async fn a_sync_that_was_forgotten_meanwhile_leaves_no_memory() {
     let (pass, inventory) = bed.catalog.begin(&bed.key);
     bed.catalog.forget(&bed.key);
     bed.catalog.end(&bed.key, pass, inventory.unwrap(), Ok(Synced::default())).unwrap();
-    assert_eq!(bed.sync(Drift::None).await[..1], ["list moduletemplates"]);
+    bed.runtime.inventory_calls();
+    assert!(bed.sync(Drift::None).await.is_empty());
+    assert_eq!(bed.runtime.inventory_calls(), ["get"]);
+}
+
+#[tokio::test]
+async fn a_lost_inventory_is_made_anew_of_what_is_there() {
+    let bed = Bed::synced().await;
+    let before = bed.runtime.inventory();
+    assert_eq!(before.len(), 5);
+    bed.runtime.remove("configmaps/tidewatch-catalog");
+    bed.catalog.forget(&bed.key);
+    bed.runtime.inventory_calls();
+    assert!(bed.sync(Drift::None).await.iter().all(|call| call.starts_with("list ")));
+    assert_eq!((bed.runtime.inventory_calls(), bed.runtime.inventory()), (vec!["get", "create"], before.clone()));
+
+    bed.runtime.edit("configmaps/tidewatch-catalog", |map| map["data"]["objects"] = json!("nonsense"));
+    assert!(bed.sync(Drift::All).await.iter().all(|call| call.starts_with("list ")));
+    assert_eq!(bed.runtime.inventory(), before);
+}
+
+#[tokio::test]
+async fn what_the_incumbent_made_is_taken_over_as_it_is() {
+    let old = Bed::synced().await;
+    let new = Bed::new();
+    for (id, object) in old.runtime.objects() {
+        new.runtime.edit(&id, |copy| *copy = object);
+    }
+    let uids = |bed: &Bed| -> Vec<_> {
+        bed.runtime.objects().into_values().map(|object| object["metadata"]["uid"].clone()).collect()
+    };
+    let before = uids(&new);
+    assert!(new.sync(Drift::None).await.iter().all(|call| call.starts_with("list ")));
+    assert_eq!((uids(&new), new.runtime.inventory().len()), (before, 5));
+}
+
+#[tokio::test]
+async fn who_finds_another_one_at_work_begins_anew() {
+    let mut bed = Bed::synced().await;
+    bed.runtime.edit("configmaps/tidewatch-catalog", |map| map["metadata"]["labels"] = json!({"another": "receiver"}));
+    bed.template("omega", "1.1.0");
+    let error = bed.try_sync(Drift::None).await.unwrap_err();
+    assert!(matches!(error, SyncError::Inventory(_)) && error.is_of_catalog_alone(), "{error:?}");
+    assert!(bed.runtime.calls().is_empty(), "it grows before anything is made");
+    assert_eq!(bed.sync(Drift::None).await, ["apply moduletemplates/omega-1.1.0"]);
+}
+
+#[tokio::test]
+async fn a_runtime_that_takes_no_inventory_gets_its_catalog_all_the_same() {
+    let bed = Bed::new();
+    bed.runtime.refuse("configmaps", true);
+    let error = bed.try_sync(Drift::None).await.unwrap_err();
+    assert_eq!(error.words(), "apply the inventory: Forbidden (403 Forbidden)");
+    assert!(error.is_of_catalog_alone());
+    assert_eq!(bed.runtime.ids(), ALL);
+}
+
+#[tokio::test]
+async fn a_removal_from_too_many_waits_until_it_is_confirmed() {
+    let mut bed = Bed::synced().await;
+    bed.kymas(4);
+    let renewed = bed.delete_meta("omega");
+    let held = renewed.held.clone().unwrap();
+    assert_eq!((held.runtimes, held.of), (4, 4));
+    assert!(bed.catalog.holds("omega") && !bed.catalog.holds("alpha"));
+    assert!(bed.sync(Drift::None).await.is_empty());
+    // Nobody writes to what is held, and what is not goes on.
+    bed.runtime.edit("moduletemplates/omega-1.0.0", |object| object["spec"]["info"] = json!({"edited": true}));
+    let calls = bed.sync(bed.event("moduletemplates/omega-1.0.0", Change::Spec)).await;
+    assert_eq!(calls, ["get moduletemplates/omega-1.0.0"]);
+    bed.meta("alpha", &[("regular", "2.0.0"), ("fast", "2.0.0")]);
+    assert_eq!(bed.sync(Drift::None).await, ["apply modulereleasemetas/alpha"]);
+    assert!(bed.sync(Drift::All).await.iter().all(|call| call.starts_with("list ")));
+    assert_eq!(bed.catalog.held(), Some(held.clone()), "it is the same change");
+
+    // Another process knows of it by what is written down.
+    let data = bed.catalog.unwritten_releases().unwrap();
+    assert!(data["held"].contains(&held.change));
+    let mut map = ConfigMap { data: Some(data), ..ConfigMap::default() };
+    let next = Catalog::new(Settings::default(), Metrics::default());
+    next.take_releases(Some(&map));
+    drop(next.snapshot(&bed.stores));
+    assert_eq!(next.held().map(|held| held.change), Some(held.change.clone()));
+
+    let confirm = "operator.kyma-project.io/tidewatch-confirm".to_owned();
+    map.metadata.annotations = Some(BTreeMap::from([(confirm, held.change)]));
+    assert!(bed.catalog.take_releases(Some(&map)));
+    assert_eq!(bed.catalog.renew(&bed.stores).held, None);
+    let calls = bed.sync(Drift::None).await;
+    assert_eq!(calls, ["delete modulereleasemetas/omega", "delete moduletemplates/omega-1.0.0"]);
+    assert!(!bed.catalog.unwritten_releases().unwrap().contains_key("held"));
+}
+
+#[tokio::test]
+async fn a_change_concerns_those_alone_who_see_it() {
+    let mut bed = Bed::new();
+    let beta = BTreeMap::from([("operator.kyma-project.io/beta".to_owned(), "true".to_owned())]);
+    let template = read(json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleTemplate",
+        "metadata": {"name": "alpha-3.0.0", "namespace": "kcp-system", "labels": beta},
+        "spec": {"moduleName": "alpha", "version": "3.0.0", "descriptor": {}}}));
+    bed.templates.apply_watcher_event(&Event::Apply(template));
+    let renewed = bed.catalog.renew(&bed.stores);
+    assert!(renewed.concerns(&beta) && !renewed.concerns(&BTreeMap::new()));
+    let nothing = bed.catalog.renew(&bed.stores);
+    assert!(!nothing.concerns(&beta) && nothing.left_out.is_empty());
 }

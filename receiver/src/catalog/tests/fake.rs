@@ -13,6 +13,8 @@ use serde_json::{Map, Value, json};
 use crate::testing;
 
 const PREFIX: &str = "/apis/operator.kyma-project.io/v1beta2/namespaces/kyma-system/";
+const INVENTORIES: &str = "/api/v1/namespaces/kyma-system/configmaps";
+const INVENTORY: &str = "configmaps/tidewatch-catalog";
 
 #[derive(Default)]
 struct State {
@@ -21,7 +23,20 @@ struct State {
     refused: BTreeSet<String>,
     absent: BTreeSet<String>,
     calls: Vec<String>,
+    inventory_calls: Vec<&'static str>,
     version: u64,
+    crash: Option<Crash>,
+    /// Checked after every write of ours.
+    invariant: Option<fn(&BTreeMap<String, Value>)>,
+}
+
+/// The receiver is killed: a call is the last, and its answer is never seen.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Crash {
+    /// Calls before it.
+    pub(super) after: usize,
+    /// Whether the server has done what it asks for.
+    pub(super) lands: bool,
 }
 
 /// The server; clones are the same server.
@@ -32,9 +47,57 @@ impl Fake {
     pub(super) fn client(&self) -> Client {
         let fake = self.clone();
         testing::client("default", move |parts, body| {
+            let crash = fake.next();
+            if crash.is_some_and(|lands| !lands) {
+                return None;
+            }
             let (status, answer) = fake.answer(&parts.method, &parts.uri, body);
-            Some((status, answer.to_string()))
+            crash.is_none().then(|| (status, answer.to_string()))
         })
+    }
+
+    /// Whether this call is never answered, and then whether it lands.
+    fn next(&self) -> Option<bool> {
+        let crash = &mut self.0.lock().unwrap().crash;
+        let Crash { after, lands } = (*crash)?;
+        match after.checked_sub(1) {
+            Some(after) => {
+                *crash = Some(Crash { after, lands });
+                None
+            }
+            None => {
+                // Nothing of that process lands after it.
+                *crash = Some(Crash { after: 0, lands: false });
+                Some(lands)
+            }
+        }
+    }
+
+    /// The receiver's next calls are its last; `None`: it lives.
+    pub(super) fn crash(&self, crash: Option<Crash>) {
+        self.0.lock().unwrap().crash = crash;
+    }
+
+    /// From now on this must hold after each write of the receiver.
+    pub(super) fn always(&self, invariant: fn(&BTreeMap<String, Value>)) {
+        self.0.lock().unwrap().invariant = Some(invariant);
+    }
+
+    /// The calls about the inventory since the last time.
+    pub(super) fn inventory_calls(&self) -> Vec<&'static str> {
+        std::mem::take(&mut self.0.lock().unwrap().inventory_calls)
+    }
+
+    /// The inventory's lines.
+    pub(super) fn inventory(&self) -> Vec<String> {
+        let object = self.object(INVENTORY).unwrap_or_default();
+        object["data"]["objects"].as_str().unwrap_or_default().lines().map(str::to_owned).collect()
+    }
+
+    pub(super) fn objects(&self) -> BTreeMap<String, Value> {
+        let mut objects = self.0.lock().unwrap().objects.clone();
+        objects.remove(INVENTORY);
+        objects
     }
 
     /// The calls since the last time, in order: `<verb> <resource>/<name>`.
@@ -60,7 +123,7 @@ impl Fake {
     }
 
     pub(super) fn ids(&self) -> Vec<String> {
-        self.0.lock().unwrap().objects.keys().cloned().collect()
+        self.objects().into_keys().collect()
     }
 
     pub(super) fn remove(&self, id: &str) {
@@ -89,6 +152,9 @@ impl Fake {
 
     fn answer(&self, method: &Method, uri: &http::Uri, body: &[u8]) -> (StatusCode, Value) {
         let state = &mut *self.0.lock().unwrap();
+        if uri.path().starts_with(INVENTORIES) {
+            return state.inventory(method, body);
+        }
         let id = uri.path().strip_prefix(PREFIX).unwrap_or_else(|| panic!("unexpected path {uri}")).to_owned();
         let query = uri.query().unwrap_or_default();
         let resource = id.split('/').next().unwrap().to_owned();
@@ -110,7 +176,7 @@ impl Fake {
         if !matches!(verb, "list" | "get") && (state.refused.contains(&id) || state.refused.contains(&resource)) {
             return failure(StatusCode::FORBIDDEN, "Forbidden");
         }
-        match verb {
+        let answer = match verb {
             "list" => state.list(&resource, query),
             "get" => state.objects.get(&id).map_or_else(not_found, |object| (StatusCode::OK, object.clone())),
             "apply" => {
@@ -119,11 +185,37 @@ impl Fake {
             }
             "put" => state.put(&id, serde_json::from_slice(body).unwrap()),
             _ => state.delete(&id, &serde_json::from_slice(body).unwrap()),
+        };
+        if let Some(invariant) = state.invariant {
+            invariant(&state.objects);
         }
+        answer
     }
 }
 
 impl State {
+    fn inventory(&mut self, method: &Method, body: &[u8]) -> (StatusCode, Value) {
+        let call = match *method {
+            Method::GET => "get",
+            Method::POST => "create",
+            Method::PUT => "replace",
+            Method::DELETE => "delete",
+            _ => panic!("unexpected {method}"),
+        };
+        self.inventory_calls.push(call);
+        if call != "get" && self.refused.contains("configmaps") {
+            return failure(StatusCode::FORBIDDEN, "Forbidden");
+        }
+        match (call, self.objects.get(INVENTORY)) {
+            ("create", None) => (StatusCode::CREATED, self.store(INVENTORY, serde_json::from_slice(body).unwrap())),
+            ("create", Some(_)) => failure(StatusCode::CONFLICT, "AlreadyExists"),
+            (_, None) => not_found(),
+            ("get", Some(object)) => (StatusCode::OK, object.clone()),
+            ("replace", _) => self.put(INVENTORY, serde_json::from_slice(body).unwrap()),
+            (_, Some(_)) => (StatusCode::OK, self.objects.remove(INVENTORY).unwrap()),
+        }
+    }
+
     /// Pages of two, so that every list is continued.
     fn list(&self, resource: &str, query: &str) -> (StatusCode, Value) {
         let all: Vec<_> = self.objects.iter().filter(|(id, _)| id.starts_with(&format!("{resource}/"))).collect();

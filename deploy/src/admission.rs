@@ -1,0 +1,122 @@
+//! What KCP refuses of templates and release metas beyond their CRDs: ValidatingAdmissionPolicies, in a kustomization of their own.
+//!
+//! kustomize writes a namespace into whatever it does not know to be without one, and these it does not know: a kustomization that
+//! sets a namespace must not hold them.
+
+use serde_json::{Value, json};
+use tidewatch_shared::names::{GROUP, KCP_NAMESPACE, VERSION};
+
+use crate::render::{File, RenderError, kustomization, object};
+
+/// A version that can stand in the name of a template: what the CRDs allow, less capital letters and a hyphen at the end.
+const NAMEABLE: &str = r"r'^(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)(-([a-z-][0-9a-z-]*)?[0-9a-z])?$'";
+
+/// The files of `deploy/admission`.
+///
+/// # Errors
+/// [`RenderError`].
+pub fn admission() -> Result<Vec<File>, RenderError> {
+    let kinds = [("moduletemplates", templates()), ("modulereleasemetas", release_metas())];
+    let mut files = Vec::new();
+    for (resource, spec) in kinds {
+        let name = format!("tidewatch-{resource}");
+        files.push(object(resource, &named("ValidatingAdmissionPolicy", &name, spec))?);
+        let binding = json!({
+            "policyName": name,
+            "validationActions": ["Deny"],
+            // Where KCP is a runtime as well, its users' own stay theirs.
+            "matchResources": {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": KCP_NAMESPACE}}},
+        });
+        files.push(object(&format!("{resource}-binding"), &named("ValidatingAdmissionPolicyBinding", &name, binding))?);
+    }
+    let resources: Vec<_> = files.iter().map(|file| file.name.clone()).collect();
+    files.push(object("kustomization", &kustomization(&resources))?);
+    Ok(files)
+}
+
+fn named(kind: &str, name: &str, spec: Value) -> Value {
+    let labels = json!({"app.kubernetes.io/part-of": "tidewatch"});
+    json!({"apiVersion": "admissionregistration.k8s.io/v1", "kind": kind, "metadata": {"name": name, "labels": labels}, "spec": spec})
+}
+
+fn policy(resource: &str, variables: Value, validations: &[(&str, &str)]) -> Value {
+    let validations: Vec<_> =
+        validations.iter().map(|(message, expression)| json!({"message": message, "expression": expression})).collect();
+    json!({
+        "failurePolicy": "Fail",
+        "matchConstraints": {"resourceRules": [{
+            "apiGroups": [GROUP], "apiVersions": [VERSION], "operations": ["CREATE", "UPDATE"], "resources": [resource],
+        }]},
+        // What is there already may be labelled and deleted, whatever it says.
+        "matchConditions": [{
+            "name": "the-specification-is-new",
+            "expression": "request.operation == 'CREATE' || object.?spec != oldObject.?spec",
+        }],
+        "variables": variables,
+        "validations": validations,
+    })
+}
+
+fn templates() -> Value {
+    let variables = json!([
+        {"name": "module", "expression": "object.?spec.?moduleName.orValue('')"},
+        {"name": "version", "expression": "object.?spec.?version.orValue('')"},
+    ]);
+    policy(
+        "moduletemplates",
+        variables,
+        &[
+            (
+                "spec.moduleName and spec.version must be set: without them nothing finds a template",
+                "variables.module != '' && variables.version != ''",
+            ),
+            (
+                "the name must be <spec.moduleName>-<spec.version>",
+                "variables.module == '' || variables.version == '' || \
+             object.metadata.name == variables.module + '-' + variables.version",
+            ),
+        ],
+    )
+}
+
+fn release_metas() -> Value {
+    let variables = json!([
+        {"name": "channels", "expression": "object.?spec.?channels.orValue([])"},
+        {"name": "mandatory", "expression": "object.?spec.?mandatory.?version.orValue('')"},
+        {"name": "requirements", "expression": "object.?spec.?kymaSelector.?matchExpressions.orValue([])"},
+    ]);
+    let nameable = format!(
+        "variables.channels.all(entry, entry.version.matches({NAMEABLE})) && \
+         (variables.mandatory == '' || variables.mandatory.matches({NAMEABLE}))"
+    );
+    policy(
+        "modulereleasemetas",
+        variables,
+        &[
+            ("the name must be spec.moduleName", "object.metadata.name == object.?spec.?moduleName.orValue('')"),
+            (
+                "spec.ocmComponentName must be set: without it nothing can be installed",
+                "object.?spec.?ocmComponentName.orValue('') != ''",
+            ),
+            (
+                "a version must be able to stand in the name of a template: three numbers, and after a hyphen lower-case letters, \
+             digits and hyphens",
+                &nameable,
+            ),
+            (
+                "no channel may have the name none, by which a user leaves a module without one",
+                "variables.channels.all(entry, entry.channel != 'none')",
+            ),
+            (
+                "what is said of a version must name it",
+                "object.?spec.?versions.orValue([]).all(entry, entry.version != '')",
+            ),
+            (
+                "an operator of spec.kymaSelector must be In or NotIn, with values, or Exists or DoesNotExist, without",
+                "variables.requirements.all(entry, \
+             entry.operator in ['In', 'NotIn'] ? entry.?values.orValue([]).size() > 0 : \
+             entry.operator in ['Exists', 'DoesNotExist'] && entry.?values.orValue([]).size() == 0)",
+            ),
+        ],
+    )
+}

@@ -1,0 +1,168 @@
+//! What no schema says: names, and how the objects of a catalog fit each other.
+
+mod history;
+mod release;
+mod template;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tidewatch_shared::{
+    api::{ModuleReleaseMeta, ModuleTemplate},
+    names::label,
+};
+
+use super::{
+    Terms,
+    document::{Content, Node, Step},
+    finding::{Code, Finding},
+    object::Object,
+};
+use crate::catalog::{
+    desired::Kind,
+    selector::{is_label_key, is_label_value},
+    visibility::template_name,
+};
+
+/// All objects that an object may have to do with. One that cannot be taken is there by its name only, so that nothing else is
+/// said to lack it.
+struct Around<'a> {
+    templates: BTreeMap<&'a str, Option<&'a ModuleTemplate>>,
+    modules: BTreeMap<&'a str, Option<&'a ModuleReleaseMeta>>,
+    /// Names of templates that a channel or `mandatory` names.
+    reached: BTreeSet<String>,
+    terms: &'a Terms,
+}
+
+impl<'a> Around<'a> {
+    fn new(objects: &'a [Object], before: Option<&'a [Object]>, terms: &'a Terms) -> Self {
+        let background = before.filter(|_| !terms.whole).unwrap_or_default();
+        let (mut templates, mut modules) = (BTreeMap::new(), BTreeMap::new());
+        // What the texts say takes the place of what was.
+        for object in background.iter().chain(objects) {
+            match object.kind {
+                Kind::Template => drop(templates.insert(&*object.name, object.template().map(|object| &**object))),
+                Kind::ReleaseMeta => drop(modules.insert(&*object.name, object.release_meta().map(|object| &**object))),
+            }
+        }
+        let reached = modules.values().flatten().flat_map(|meta| {
+            let channels = meta.spec.channels().iter().map(|entry| &entry.version);
+            let mandatory = meta.spec.mandatory.iter().map(|mandatory| &mandatory.version);
+            channels.chain(mandatory).map(|version| template_name(&meta.spec.module_name, version))
+        });
+        Self { reached: reached.collect(), templates, modules, terms }
+    }
+
+    /// The versions of a module that have a template, for people.
+    fn versions(&self, module: &str) -> Option<String> {
+        const NAMED: usize = 5;
+        let named = |(name, template): (&&str, &Option<&'a ModuleTemplate>)| {
+            let version = template.as_ref()?.spec.version.as_deref()?;
+            (template_name(module, version) == **name).then_some(version)
+        };
+        let versions: Vec<_> = self.templates.iter().filter_map(named).collect();
+        let more = if versions.len() > NAMED { "…, " } else { "" };
+        let last = versions.len().saturating_sub(NAMED);
+        (!versions.is_empty()).then(|| format!("there are templates of {more}{}", versions[last..].join(", ")))
+    }
+}
+
+/// What is wrong with objects, and with the way to them from those `before`.
+pub(super) fn check(objects: &[Object], before: Option<&[Object]>, terms: &Terms) -> Vec<Finding> {
+    let around = Around::new(objects, before, terms);
+    let mut findings = Vec::new();
+    let mut seen = BTreeMap::new();
+    for object in objects {
+        if !object.name.is_empty()
+            && let Some(first) = seen.insert((object.kind, &*object.name), object)
+        {
+            let place = first.finding(&NAME, Code::DuplicateObject, "");
+            let message = format!("another object has the same kind and name ({}:{})", place.file, place.line);
+            findings.push(object.finding(&NAME, Code::DuplicateObject, message).suggest("keep one of them"));
+        }
+        if let Some(template) = object.template() {
+            template::check(object, template, &around, &mut findings);
+        }
+        if let Some(meta) = object.release_meta() {
+            release::check(object, meta, &around, &mut findings);
+        }
+    }
+    if let Some(before) = before {
+        history::check(objects, before, terms, &mut findings);
+    }
+    findings
+}
+
+const NAME: [Step<'static>; 2] = [Step::Key("metadata"), Step::Key("name")];
+
+/// What every object has, and no CRD describes.
+pub(super) fn metadata(object: &Object, findings: &mut Vec<Finding>) {
+    let Some(metadata) = object.node.get("metadata") else {
+        findings.push(object.finding(&[], Code::Metadata, "it has no metadata"));
+        return;
+    };
+    let named = metadata.get("name").map(|name| &name.content);
+    match named {
+        Some(Content::Text(name)) if is_subdomain(name) => {}
+        Some(Content::Text(name)) => {
+            let message = format!("{name:?} is no name: lower-case letters, digits, '-' and '.' make one");
+            findings.push(object.finding(&NAME, Code::Metadata, message));
+        }
+        Some(other) => {
+            findings.push(object.finding(&NAME, Code::Type, format!("must be a string, and is {}", other.kind())));
+        }
+        None => findings.push(object.finding(&[Step::Key("metadata")], Code::Metadata, "it has no name")),
+    }
+    for (field, is_value) in [("labels", is_label_value as fn(&str) -> bool), ("annotations", |_| true)] {
+        if let Some(texts) = metadata.get(field) {
+            pairs(object, field, texts, is_value, findings);
+        }
+    }
+}
+
+/// Labels or annotations.
+fn pairs(object: &Object, field: &str, texts: &Node, is_value: fn(&str) -> bool, findings: &mut Vec<Finding>) {
+    let root = Step::Key("metadata");
+    let members = match &texts.content {
+        Content::Object(members) => members,
+        Content::Null => return,
+        other => {
+            let message = format!("must be an object, and is {}", other.kind());
+            findings.push(object.finding(&[root, Step::Key(field)], Code::Type, message));
+            return;
+        }
+    };
+    for (key, value) in members {
+        let path = [root, Step::Key(field), Step::Key(key)];
+        if !is_label_key(key) {
+            findings.push(object.finding(&path, Code::Metadata, format!("{key:?} is no key")));
+        }
+        match &value.content {
+            Content::Text(text) if !is_value(text) => {
+                findings.push(object.finding(&path, Code::Metadata, format!("{text:?} is no value of a label")));
+            }
+            Content::Text(text) => {
+                let flag = field == "labels" && [label::BETA, label::INTERNAL].contains(&key.as_str());
+                if flag && !["true", "false"].iter().any(|known| text.eq_ignore_ascii_case(known)) {
+                    let message = format!("{text:?} counts as false");
+                    findings
+                        .push(object.finding(&path, Code::LabelValue, message).suggest("write \"true\" or \"false\""));
+                }
+            }
+            other => {
+                let message = format!("must be a string, and is {}", other.kind());
+                findings.push(object.finding(&path, Code::Type, message).suggest("put it in quotes"));
+            }
+        }
+    }
+}
+
+/// Whether an object may have this name (RFC 1123 subdomain).
+fn is_subdomain(name: &str) -> bool {
+    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let label = |label: &str| {
+        let bytes = label.as_bytes();
+        let edges = bytes.first().copied().is_some_and(inner) && bytes.last().copied().is_some_and(inner);
+        edges && bytes.iter().all(|byte| inner(*byte) || *byte == b'-')
+    };
+    name.len() <= 253 && name.split('.').all(label)
+}

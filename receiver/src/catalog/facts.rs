@@ -1,0 +1,359 @@
+//! What decides on who sees which module, small enough to be written down: so that a change can be compared with what was before,
+//! even by a process that did not see it happen. Pure.
+//!
+//! Two questions are answered by it: how many runtimes would lose something (the guard against mass removal), and since when a
+//! channel points to its version (the roll-out).
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    time::Duration,
+};
+
+use aws_lc_rs::digest;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use serde::{Deserialize, Serialize};
+use tidewatch_shared::{
+    api::{ModuleReleaseMeta, ModuleTemplate},
+    hex,
+    names::{RELEASES, annotation, label},
+};
+
+use super::{
+    selector::Selector,
+    visibility::{Admission, is_true, template_name},
+};
+
+/// A removal from so few runtimes is never held.
+pub const FLOOR: usize = 3;
+
+/// Facts by module.
+pub type Releases = BTreeMap<String, Facts>;
+
+/// What decides on who sees a module.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Facts {
+    /// Whom its release meta admits.
+    pub whom: Whom,
+    /// Its channels that have a template.
+    pub channels: BTreeMap<String, Pointer>,
+}
+
+/// Whom a release meta admits.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Whom {
+    /// Every Kyma.
+    Everyone,
+    /// Those whose labels match.
+    Selected(LabelSelector),
+    /// Nobody.
+    Nobody,
+}
+
+/// Where a channel points, and who may see that.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pointer {
+    /// The version.
+    pub version: String,
+    /// Only beta Kymas see it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub beta: bool,
+    /// Only internal Kymas see it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub internal: bool,
+    /// Since when the channel points there, in unix seconds; absent where nobody saw it point elsewhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<i64>,
+}
+
+impl Facts {
+    /// Of a release meta; `template` finds a well-formed template by its name.
+    pub(super) fn of<'a>(
+        meta: &ModuleReleaseMeta,
+        admission: &Admission,
+        template: impl Fn(&str) -> Option<&'a ModuleTemplate>,
+    ) -> Self {
+        let whom = match (admission, &meta.spec.kyma_selector) {
+            (Admission::Everyone, _) => Whom::Everyone,
+            (Admission::Selected(_), Some(selector)) => Whom::Selected(selector.clone()),
+            (Admission::Selected(_), None) | (Admission::Nobody(_), _) => Whom::Nobody,
+        };
+        let pointer = |entry: &tidewatch_shared::api::Channel| {
+            let template = template(&template_name(&meta.spec.module_name, &entry.version))?;
+            let labels = template.metadata.labels.as_ref();
+            let (beta, internal) = (is_true(labels, label::BETA), is_true(labels, label::INTERNAL));
+            let pointer = Pointer { version: entry.version.clone(), beta, internal, since: None };
+            (!template.spec.is_mandatory()).then(|| (entry.channel.clone(), pointer))
+        };
+        Self { whom, channels: meta.spec.channels().iter().filter_map(pointer).collect() }
+    }
+
+    /// The channels that a Kyma with these labels sees.
+    #[must_use]
+    pub fn seen_by(&self, labels: &BTreeMap<String, String>) -> BTreeSet<&str> {
+        let admitted = match &self.whom {
+            Whom::Everyone => true,
+            Whom::Nobody => false,
+            Whom::Selected(selector) => Selector::parse(selector).is_ok_and(|selector| selector.matches(labels)),
+        };
+        let (beta, internal) = (is_true(Some(labels), label::BETA), is_true(Some(labels), label::INTERNAL));
+        let seen = |pointer: &Pointer| admitted && (beta || !pointer.beta) && (internal || !pointer.internal);
+        self.channels.iter().filter(|(_, pointer)| seen(pointer)).map(|(channel, _)| channel.as_str()).collect()
+    }
+
+    /// Takes over since when its channels point where they do; one that points elsewhere now does so since `now`.
+    fn continue_from(&mut self, before: Option<&Self>, now: i64) {
+        for (channel, pointer) in &mut self.channels {
+            let before = before.and_then(|before| before.channels.get(channel));
+            pointer.since = match before {
+                Some(before) if before.version == pointer.version => before.since,
+                Some(_) => Some(now),
+                None => None,
+            };
+        }
+    }
+
+    fn without_times(&self) -> Self {
+        let mut facts = self.clone();
+        facts.channels.values_mut().for_each(|pointer| pointer.since = None);
+        facts
+    }
+}
+
+/// A removal that waits for a confirmation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Held {
+    /// Names the change: the same for the same change, and another one for any other.
+    pub change: String,
+    /// The modules that would be removed, or channels of which would be.
+    pub modules: BTreeSet<String>,
+    /// Runtimes that would lose something.
+    pub runtimes: usize,
+    /// All runtimes.
+    pub of: usize,
+}
+
+impl fmt::Display for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { change, modules, runtimes, of } = self;
+        let modules = modules.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+        write!(
+            f,
+            "a removal of {modules}, or of some of its channels, from {runtimes} of {of} runtimes waits until the annotation {} of \
+             the ConfigMap {RELEASES} says {change}",
+            annotation::CONFIRM
+        )
+    }
+}
+
+/// What may be, of a change.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Ruling {
+    /// What holds from now on: for modules that are held, what was before.
+    pub accepted: Releases,
+    /// What is held, if something is.
+    pub held: Option<Held>,
+}
+
+/// Whether the change from what was `accepted` to what is `now` may be: not if more runtimes than `percent` of all, and more
+/// than [`FLOOR`], would lose a module or a channel, unless `confirmed` names this change. Without `accepted` nothing was
+/// before. `kymas` are the labels of all Kymas.
+#[must_use]
+pub fn rule<'a>(
+    accepted: Option<&Releases>,
+    now: Releases,
+    kymas: impl IntoIterator<Item = &'a BTreeMap<String, String>> + Clone,
+    terms: Terms<'_>,
+) -> Ruling {
+    let Some(before) = accepted else { return Ruling { accepted: now, held: None } };
+    let mut next = now;
+    for (module, facts) in &mut next {
+        facts.continue_from(before.get(module), terms.now);
+    }
+    let nothing = Facts { whom: Whom::Nobody, channels: BTreeMap::new() };
+    let moved: Vec<_> = before
+        .iter()
+        .filter(|(module, facts)| next.get(*module).is_none_or(|next| next.without_times() != facts.without_times()))
+        .collect();
+    let (mut runtimes, mut of, mut modules) = (0, 0, BTreeSet::new());
+    for labels in kymas {
+        of += 1;
+        let loses = |(module, facts): &&(&String, &Facts)| {
+            let now = next.get(*module).unwrap_or(&nothing).seen_by(labels);
+            !facts.seen_by(labels).is_subset(&now)
+        };
+        let lost: Vec<_> = moved.iter().filter(loses).collect();
+        runtimes += usize::from(!lost.is_empty());
+        modules.extend(lost.into_iter().map(|(module, _)| (*module).clone()));
+    }
+    let held = Held { change: change(before, &next, &modules), modules, runtimes, of };
+    if runtimes <= limit(of, terms.percent) || terms.confirmed == Some(held.change.as_str()) {
+        return Ruling { accepted: next, held: None };
+    }
+    for module in &held.modules {
+        match before.get(module) {
+            Some(facts) => drop(next.insert(module.clone(), facts.clone())),
+            None => drop(next.remove(module)),
+        }
+    }
+    Ruling { accepted: next, held: Some(held) }
+}
+
+/// By what a change is judged.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms<'a> {
+    /// More of a hundred runtimes than this may not lose something at once.
+    pub percent: u8,
+    /// The change that somebody has confirmed.
+    pub confirmed: Option<&'a str>,
+    /// Now, in unix seconds.
+    pub now: i64,
+}
+
+fn limit(of: usize, percent: u8) -> usize {
+    (of.saturating_mul(percent.into()) / 100).max(FLOOR)
+}
+
+fn change(before: &Releases, now: &Releases, modules: &BTreeSet<String>) -> String {
+    let of = |releases: &Releases, module: &str| releases.get(module).map(Facts::without_times);
+    let moved: Vec<_> = modules.iter().map(|module| (module, of(before, module), of(now, module))).collect();
+    let text = serde_json::to_vec(&moved).expect("facts are plain data with string keys");
+    hex::encode(&digest::digest(&digest::SHA256, &text).as_ref()[..5])
+}
+
+/// When the roll-out of a version reaches a Kyma, counted from when the channel moved: anywhere within `window`, and always the
+/// same for the same Kyma, module and version, so that nothing needs to be remembered for each of them.
+#[must_use]
+pub fn delay(kyma_uid: &str, module: &str, version: &str, window: Duration) -> Duration {
+    let text = format!("{kyma_uid}\n{module}\n{version}");
+    let hash = digest::digest(&digest::SHA256, text.as_bytes());
+    let mut drawn = [0; 8];
+    drawn.copy_from_slice(&hash.as_ref()[..8]);
+    let millis = u64::try_from(window.as_millis()).unwrap_or(u64::MAX).max(1);
+    Duration::from_millis(u64::from_be_bytes(drawn) % millis)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    type Labels = BTreeMap<String, String>;
+
+    fn pointer(version: &str, beta: bool) -> Pointer {
+        Pointer { version: version.to_owned(), beta, internal: false, since: None }
+    }
+
+    fn facts(whom: Whom, channels: &[(&str, Pointer)]) -> Facts {
+        Facts { whom, channels: channels.iter().map(|(name, to)| ((*name).to_owned(), to.clone())).collect() }
+    }
+
+    fn releases(modules: &[(&str, Facts)]) -> Releases {
+        modules.iter().map(|(module, facts)| ((*module).to_owned(), facts.clone())).collect()
+    }
+
+    fn everyone(channels: &[(&str, Pointer)]) -> Facts {
+        facts(Whom::Everyone, channels)
+    }
+
+    /// So many Kymas, of which the first few are beta.
+    fn kymas(all: usize, beta: usize) -> Vec<Labels> {
+        let labels =
+            |at| if at < beta { Labels::from([(label::BETA.to_owned(), "true".to_owned())]) } else { Labels::new() };
+        (0..all).map(labels).collect()
+    }
+
+    fn terms(confirmed: Option<&str>) -> Terms<'_> {
+        Terms { percent: 5, confirmed, now: 100 }
+    }
+
+    #[test]
+    fn a_removal_from_too_many_is_held_until_it_is_named() {
+        let before = releases(&[
+            ("a", everyone(&[("fast", pointer("2", false)), ("regular", pointer("1", false))])),
+            ("b", everyone(&[("regular", pointer("1", true))])),
+        ]);
+        let gone =
+            |name: &str| -> Releases { before.clone().into_iter().filter(|(module, _)| module != name).collect() };
+        let (many, few) = (kymas(100, 5), kymas(3, 0));
+        let judge =
+            |now: &Releases, kymas: &[Labels], confirmed| rule(Some(&before), now.clone(), kymas, terms(confirmed));
+
+        let held = judge(&gone("a"), &many, None);
+        assert_eq!(held.accepted, before);
+        let said = held.held.unwrap();
+        assert_eq!((said.runtimes, said.of, said.modules.len()), (100, 100, 1));
+        assert!(judge(&gone("a"), &many, Some("another")).held.is_some());
+        let confirmed = judge(&gone("a"), &many, Some(&said.change));
+        assert_eq!((confirmed.accepted, confirmed.held), (gone("a"), None));
+        assert_eq!(
+            judge(&Releases::new(), &many, Some(&said.change)).held.unwrap().runtimes,
+            100,
+            "more than was named"
+        );
+
+        assert_eq!(judge(&gone("a"), &few, None).held, None, "three are never too many");
+        assert_eq!(judge(&gone("b"), &many, None).held, None, "five of a hundred see it");
+        assert!(judge(&gone("b"), &kymas(100, 6), None).held.is_some());
+        let mut less = before.clone();
+        less.get_mut("a").unwrap().channels.remove("fast");
+        assert!(judge(&less, &many, None).held.is_some(), "a channel is something to lose");
+        let mut beta = before.clone();
+        beta.get_mut("a").unwrap().channels.get_mut("regular").unwrap().beta = true;
+        assert_eq!(judge(&beta, &many, None).held.unwrap().runtimes, 95);
+        let restricted = releases(&[("a", facts(Whom::Nobody, &[])), ("b", before["b"].clone())]);
+        assert!(judge(&restricted, &many, None).held.is_some());
+        assert_eq!(rule(None, Releases::new(), &many, terms(None)).held, None, "nothing was before");
+    }
+
+    #[test]
+    fn what_is_not_held_goes_on_and_moved_channels_know_since_when() {
+        let before = releases(&[
+            ("a", everyone(&[("regular", pointer("1", false))])),
+            (
+                "b",
+                everyone(&[
+                    ("regular", pointer("1", false)),
+                    ("same", Pointer { since: Some(7), ..pointer("1", false) }),
+                ]),
+            ),
+        ]);
+        let now = releases(&[(
+            "b",
+            everyone(&[("regular", pointer("2", false)), ("same", pointer("1", false)), ("new", pointer("1", false))]),
+        )]);
+        let ruling = rule(Some(&before), now, &kymas(10, 0), terms(None));
+        assert_eq!(ruling.accepted["a"], before["a"]);
+        let since = |channel: &str| ruling.accepted["b"].channels[channel].since;
+        assert_eq!((since("regular"), since("same"), since("new")), (Some(100), Some(7), None));
+        assert_eq!(ruling.held.unwrap().modules, BTreeSet::from(["a".into()]));
+    }
+
+    #[test]
+    fn those_whom_a_selector_leaves_lose_the_module() {
+        let whom = |team: &str| Whom::Selected(serde_json::from_value(json!({"matchLabels": {"team": team}})).unwrap());
+        let with = |team| releases(&[("a", facts(whom(team), &[("regular", pointer("1", false))]))]);
+        let team = |of: &str| Labels::from([("team".to_owned(), of.to_owned())]);
+        let kymas: Vec<_> = (0..10).map(|n| team(if n < 4 { "x" } else { "y" })).collect();
+        let held = rule(Some(&with("x")), with("y"), &kymas, terms(None)).held.unwrap();
+        assert_eq!((held.runtimes, held.of), (4, 10));
+        let text = serde_json::to_string(&with("x")).unwrap();
+        assert_eq!(serde_json::from_str::<Releases>(&text).unwrap(), with("x"));
+    }
+
+    #[test]
+    fn the_delay_of_a_roll_out_is_spread_and_always_the_same() {
+        let window = Duration::from_secs(300);
+        let delays: Vec<_> = (0..1_000).map(|n| delay(&format!("uid-{n}"), "keda", "1.0.0", window)).collect();
+        assert!(delays.iter().all(|delay| *delay < window));
+        for part in 0..10 {
+            let inside = |delay: &&Duration| (window / 10 * part..window / 10 * (part + 1)).contains(*delay);
+            assert!((50..200).contains(&delays.iter().filter(inside).count()), "{part}");
+        }
+        assert_eq!(delay("uid-1", "keda", "1.0.0", window), delays[1]);
+        assert_ne!(delay("uid-1", "keda", "1.0.1", window), delays[1]);
+        assert_eq!(delay("uid-1", "keda", "1.0.0", Duration::ZERO), Duration::ZERO);
+    }
+}
