@@ -29,7 +29,7 @@ pub fn base() -> Result<Vec<File>, RenderError> {
         ("settings", settings()),
         ("serviceaccount", named("v1", "ServiceAccount", json!({}))),
         ("role", named("rbac.authorization.k8s.io/v1", "Role", json!({"rules": rights::rules()}))),
-        ("rolebinding", named("rbac.authorization.k8s.io/v1", "RoleBinding", binding("Role", NAME))),
+        ("rolebinding", named("rbac.authorization.k8s.io/v1", "RoleBinding", binding(NAME))),
         ("deployment", deployment()),
         ("service", service()),
         ("networkpolicy", network_policy()),
@@ -54,7 +54,7 @@ pub fn cert_manager() -> Result<Vec<File>, RenderError> {
     let name = format!("{NAME}-cert-manager");
     let mut role = named("rbac.authorization.k8s.io/v1", "Role", json!({"rules": rights::cert_manager_rules()}));
     role["metadata"]["name"] = json!(name);
-    let mut bound = named("rbac.authorization.k8s.io/v1", "RoleBinding", binding("Role", &name));
+    let mut bound = named("rbac.authorization.k8s.io/v1", "RoleBinding", binding(&name));
     bound["metadata"]["name"] = json!(name);
     let file = |name: &str| format!("{SERVER_DIR}/{name}");
     let settings = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": NAME}, "data": {
@@ -117,9 +117,9 @@ fn selector() -> Value {
     json!({"app.kubernetes.io/name": NAME})
 }
 
-fn binding(kind: &str, role: &str) -> Value {
+fn binding(role: &str) -> Value {
     json!({
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": role},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": role},
         "subjects": [{"kind": "ServiceAccount", "name": NAME, "namespace": KCP_NAMESPACE}],
     })
 }

@@ -205,11 +205,11 @@ async fn work(frame: Frame, instance: Instance, ports: Ports<'_>, signals: &mut 
     let binding = Gateway::bind(settings, tls, hub, metrics);
     let event_address = start(gateway, binding, "gateway", &shutdown, &mut gateways).await?;
     let v2_address = match built.v2 {
-        Some(port) => Some(port.listen(gateway, &shutdown, &mut gateways).await?),
+        Some(port) => Some(start(gateway, port.bind(), "gateway of contract v2", &shutdown, &mut gateways).await?),
         None => None,
     };
     let enrolment_address = match built.enrolment {
-        Some(port) => Some(port.listen(enrolment, &shutdown, &mut gateways).await?),
+        Some(port) => Some(start(enrolment, port.bind(), "enrolment port", &shutdown, &mut gateways).await?),
         None => None,
     };
     let synced = CancellationToken::new();
@@ -218,6 +218,12 @@ async fn work(frame: Frame, instance: Instance, ports: Ports<'_>, signals: &mut 
     tasks.spawn(built.paths.run(synced.clone()));
     tasks.spawn(built.rotation.run(synced.clone()));
     tasks.spawn(built.record.run(built.client));
+    if let Some(agents) = built.agents {
+        tasks.spawn(agents.upgrade.run(synced.clone()));
+        if let Some(pull) = agents.pull {
+            tasks.spawn(pull.run(synced.clone()));
+        }
+    }
     tasks.spawn(forward::run(built.hub.clone(), built.forward, shutdown.clone()));
     turn.done();
     let workers = workers::Workers::start(&built.context, &built.hub, config.concurrency, &synced, &shutdown);

@@ -6,7 +6,7 @@ use clap::{Args, Parser};
 use tidewatch_shared::{identity::TrustDomain, names};
 
 use crate::{
-    active, admin, enrolment,
+    active, admin, catalog, enrolment,
     forward::UrlTemplate,
     gateway::{OwnAuthority, ProxyIdentity, v2},
     installer, path, pki,
@@ -28,6 +28,11 @@ pub struct Config {
     /// Only the Kymas that this label selector selects, for a gradual take-over. The API server judges its syntax.
     #[arg(long, env = "TIDEWATCH_KYMA_SELECTOR", default_value = "")]
     pub kyma_selector: String,
+
+    /// A Kyma that an incumbent has worked on is taken over once nobody has written to it for so long, in seconds: what is under way
+    /// there may end. 0 waits for nobody.
+    #[arg(long, env = "TIDEWATCH_TAKEOVER_QUIET_SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(0..=3_600))]
+    pub takeover_quiet_seconds: u32,
 
     /// Where agents connect: mTLS only.
     #[arg(long, env = "TIDEWATCH_EVENT_ADDRESS", default_value = "0.0.0.0:8443")]
@@ -72,6 +77,10 @@ pub struct Config {
     /// Modules that only runtimes selected by their release meta's `kymaSelector` may see.
     #[arg(long, env = "TIDEWATCH_RESTRICTED_DEFAULT_MODULES", value_delimiter = ',')]
     pub restricted_default_modules: Vec<String>,
+
+    /// How changes of the catalog reach the runtimes.
+    #[command(flatten)]
+    pub catalog: catalog::Flags,
 
     /// Networks in which runtimes may stand although they are refused by default.
     #[arg(long, env = "TIDEWATCH_ALLOW_RUNTIME_ADDRESSES", value_delimiter = ',')]

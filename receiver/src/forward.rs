@@ -3,6 +3,8 @@
 //!
 //! [`Outbox`] is pure and stands in the hub's lock: an event is recorded and put here in one step. It is keyed by runtime, watch and
 //! object, so it is bounded by objects, and newest wins (v2 carries no state, so a later event of an object is the same event).
+//! Of a `watch.changed` nothing is sent, because the agent tells each object of such a watch as well; one that says that it moved
+//! objects which nobody can name is sent as an event without a name.
 //! Each service has a lane of its own with its own backoff, so a dead one delays nobody else. [`run`] does the sending.
 //!
 //! A watch is settled up to what was accepted when everything that its mailbox held then has been taken by the manager. What finds no

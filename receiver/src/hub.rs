@@ -31,7 +31,7 @@ use tidewatch_shared::{
     exchange::{EventsAnswer, HeartbeatAnswer},
     heartbeat::Heartbeat,
     identity::{Epoch, Instance, RuntimeId},
-    plan::Plan,
+    plan::{Plan, Work},
 };
 use tokio::{sync::Notify, time, time::Instant};
 
@@ -39,6 +39,7 @@ pub use job::Job;
 pub use metrics::Metrics;
 pub use pace::Interval;
 pub use trust::Told;
+pub(crate) use view::Stand;
 pub use view::View;
 
 use crate::{
@@ -196,6 +197,14 @@ impl Hub {
         self.lock().lost(after, now)
     }
 
+    /// Those whose agents said since they were told before that they miss something of their own: a Lease or a Secret. Each is told
+    /// again no sooner than after `again`.
+    #[must_use]
+    pub fn incomplete(&self, again: Duration) -> Vec<KymaKey> {
+        let now = Instant::now();
+        self.lock().incomplete(again, now)
+    }
+
     /// As [`Self::verify`], at a random time within `spread`.
     pub fn verify_within(&self, key: &KymaKey, spread: Duration) {
         let now = Instant::now();
@@ -326,11 +335,13 @@ impl Hub {
         self.0.metrics.renewal_asked(renew);
         self.0.metrics.heartbeat(&beat);
         if beat.differing > 0 {
-            tracing::warn!(%runtime, watches = ?beat.resend, "Digests of watches do not agree");
+            let (differing, asked) = (beat.differing, &beat.resend);
+            tracing::warn!(%runtime, differing, ?asked, "Digests of watches do not agree");
         }
         Ok(HeartbeatAnswer {
             instance: self.0.instance,
             settled: beat.settled,
+            since: Some(beat.since),
             heartbeat_seconds: self.heartbeat_seconds(),
             plan_revision: Some(plan_revision),
             trust_revision,
@@ -371,10 +382,32 @@ impl Hub {
         self.lock().followers(self.0.started, Instant::now())
     }
 
+    /// How the path of each runtime that is served stands, in no order.
+    #[must_use]
+    pub(crate) fn stands(&self) -> Vec<Stand> {
+        self.lock().stands(self.0.started, Instant::now())
+    }
+
     /// Wants works of every Kyma, about so many Kymas a second.
     pub fn want_all(&self, works: Works, priority: Priority, per_second: u32) {
         let now = Instant::now();
         self.with(|state| state.want_all(works, priority, per_second, now));
+    }
+
+    /// Wants works of these Kymas because of something in KCP, so many Kymas a second, in turn: those who wait for their turn
+    /// already keep it. Unknown Kymas are ignored.
+    pub fn want_paced(&self, keys: Vec<KymaKey>, works: Works, per_second: u32) {
+        if !keys.is_empty() {
+            let now = Instant::now();
+            self.with(|state| state.want_paced(keys, works, per_second, now));
+        }
+    }
+
+    /// Wants a Kyma reconciled after a time, because a version is rolled out. Of several the soonest counts.
+    pub fn roll_out(&self, key: &KymaKey, after: Duration) {
+        let now = Instant::now();
+        let wanted = Wanted::new(Works::of(&[Work::Kyma]), Priority::Catalog);
+        self.with(|state| state.queue.want_later(key, Later::RollOut, now + after, wanted, now));
     }
 
     /// Whether this process took a request in contract v3 of this runtime.

@@ -27,7 +27,7 @@ use kube::{
 use serde::de::DeserializeOwned;
 use tidewatch_shared::{
     api::{Kyma, Manifest, ModuleReleaseMeta, ModuleTemplate, Watcher},
-    names::label,
+    names::{RELEASES, label},
     plan::Plan,
 };
 use tokio::{sync::Notify, task::JoinSet};
@@ -41,7 +41,7 @@ use crate::{enrolment, path::CONFIG_MAP, telemetry::Readiness};
 /// The caches of KCP. Readers get what the watch has seen; whoever decides on a Kyma reads that Kyma itself by a quorum read.
 #[derive(Clone)]
 pub struct Stores {
-    /// Kymas that `--kyma-selector` selects.
+    /// Kymas that are this receiver's; see [`crate::takeover`].
     pub kymas: Store<Kyma>,
     /// ModuleTemplates.
     pub templates: Store<ModuleTemplate>,
@@ -96,8 +96,6 @@ pub struct Follow {
     pub client: Client,
     /// Namespace of everything.
     pub namespace: String,
-    /// `--kyma-selector`.
-    pub kyma_selector: String,
     /// Whom changes wake.
     pub rooms: Rooms,
     /// Counts what cannot be read.
@@ -114,10 +112,11 @@ impl Follow {
         synced: CancellationToken,
         tasks: &mut JoinSet<&'static str>,
     ) {
-        let Self { client, namespace, kyma_selector, rooms, metrics } = self;
+        let Self { client, namespace, rooms, metrics } = self;
         let place = Place { client: client.clone(), namespace: namespace.clone(), metrics };
         let settle = Arc::new(settle::Settle::default());
         let wakes = wakes::Wakes::new(rooms.clone(), settle.clone(), Arc::new(Notify::new()));
+        let whole = synced.clone();
         let gate = follow::Gate::new(readiness, rooms.hub.clone(), synced);
         let Writers { kymas, templates, release_metas, manifests, watchers, secrets } = writers;
         let everything = watcher::Config::default();
@@ -129,6 +128,10 @@ impl Follow {
         let revoked = everything.clone().fields(&format!("metadata.name={}", enrolment::CONFIG_MAP));
         let maps = Writer::<ConfigMap>::default();
         place.follow("revocations", maps, revoked, gate.guard("revocations"), wakes.revocations(), tasks);
+        // Before anything is compared, it is known what was accepted.
+        let releases = everything.clone().fields(&format!("metadata.name={RELEASES}"));
+        let maps = Writer::<ConfigMap>::default();
+        place.follow("releases", maps, releases, gate.guard("releases"), wakes.releases(), tasks);
         // Watchers and Secrets first: a Kyma that is placed finds its plan and its access.
         place.follow("watchers", watchers, everything.clone(), gate.guard("watchers"), wakes.watchers(), tasks);
         let labelled = everything.clone().labels(label::KYMA_NAME);
@@ -144,11 +147,12 @@ impl Follow {
         let guard = gate.guard("modulereleasemetas");
         place.follow("modulereleasemetas", release_metas, everything.clone(), guard, wakes.release_metas(), tasks);
         place.follow("manifests", manifests, everything.clone(), gate.guard("manifests"), wakes.manifests(), tasks);
-        let selected = everything.labels(&kyma_selector);
+        let selected = everything.labels(&rooms.takeover.query());
         place.follow("kymas", kymas, selected, gate.guard("kymas"), wakes.kymas(), tasks);
         let planned = gate.guard("plan");
-        tasks.spawn(watchers::run(client, namespace, rooms.clone(), wakes.watchers_changed(), planned));
-        tasks.spawn(async move { settle.run(&rooms).await });
+        let watchers = (client.clone(), namespace.clone(), rooms.clone());
+        tasks.spawn(watchers::run(watchers.0, watchers.1, watchers.2, wakes.watchers_changed(), planned));
+        tasks.spawn(async move { settle.run(&rooms, (&client, &namespace), whole).await });
     }
 }
 

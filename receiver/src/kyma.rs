@@ -10,6 +10,7 @@ mod crd;
 mod deletion;
 mod error;
 pub(crate) mod fetch;
+mod hand_back;
 mod inputs;
 mod lookup;
 mod memory;
@@ -56,10 +57,11 @@ use crate::{
     path::Pause,
     queue::{Class, Outcome, Wanted, Works},
     runtime_access::{RuntimeAccess, Unusable, describe},
+    takeover::{self, Takeover},
 };
 
 /// Until an installation that a runtime refuses is tried again.
-const REFUSED_AGAIN: Duration = Duration::from_secs(60);
+pub(crate) const REFUSED_AGAIN: Duration = Duration::from_secs(60);
 /// The reason of the condition about access when there is no Secret.
 const SECRET_MISSING: &str = "AccessSecretMissing";
 
@@ -72,6 +74,8 @@ pub struct Settings {
     pub restricted_modules: BTreeSet<String>,
     /// Whose runtime nothing is written to.
     pub pause: Pause,
+    /// Which Kymas are this receiver's.
+    pub takeover: Takeover,
     /// How long a new definition is waited for in a runtime.
     pub established_within: Duration,
 }
@@ -82,6 +86,7 @@ impl Default for Settings {
             registry: String::new(),
             restricted_modules: BTreeSet::new(),
             pause: Pause::default(),
+            takeover: Takeover::default(),
             established_within: Duration::from_secs(10),
         }
     }
@@ -196,15 +201,19 @@ enum Mode {
     Parked,
     /// Its end.
     Deleting,
+    /// The way back to the incumbent.
+    HandBack,
 }
 
-/// A deletion goes on although the Kyma is skipped, but not while it is paused.
+/// A deletion goes on although the Kyma is skipped, but not while it is paused; so does a hand-back. A Kyma that is being deleted is
+/// handed to nobody.
 fn mode(settings: &Settings, kyma: &Kyma) -> Mode {
     let labelled = |key| is_true(Some(kyma.labels()), key);
     match kyma.metadata.deletion_timestamp {
         _ if settings.pause.of(kyma).is_some() => Mode::Parked,
         Some(_) => Mode::Deleting,
-        None if labelled(label::SKIP_RECONCILIATION) => Mode::Parked,
+        None if takeover::is_asked_back(kyma) => Mode::HandBack,
+        None if labelled(label::SKIP_RECONCILIATION) && !settings.takeover.selects_skipped() => Mode::Parked,
         None => Mode::Active,
     }
 }
@@ -214,16 +223,24 @@ async fn reconcile(ctx: &Context, key: &KymaKey, wanted: &Wanted, works: Works) 
         ctx.forget(key);
         return Ok(Outcome::ended(wanted.works));
     };
-    match mode(&ctx.settings, &kyma) {
-        Mode::Parked => return Ok(Outcome::default()),
+    let mode = mode(&ctx.settings, &kyma);
+    if mode == Mode::Parked {
+        return Ok(Outcome::default());
+    }
+    if let Some(rest) = ctx.settings.takeover.wait(key, &kyma, Instant::now()) {
+        // It settles nothing, and is looked at again.
+        return Ok(Outcome { again_in: Some(rest), ..Outcome::failed(works, Class::Refused) });
+    }
+    match mode {
         Mode::Deleting => return deletion::step(ctx, key, kyma, works).await,
-        Mode::Active => {}
+        Mode::HandBack => return hand_back::step(ctx, key, kyma, works).await,
+        Mode::Active | Mode::Parked => {}
     }
     let only = |of: &[Work]| works.minus(Works::of(of)).is_empty();
     let (only_catalog, is_whole) = (only(&[Work::Catalog]), !only(&[Work::Catalog, Work::Installer]));
     let kyma = base::mark(ctx, kyma).await?;
     // Taken before anything is read, so that what changes meanwhile is not noted as worked on.
-    let inputs = Inputs::of(&kyma, &ctx.plan.load(), ctx.catalog.content(kyma.labels(), &ctx.stores));
+    let inputs = Inputs::of(&kyma, &ctx.plan.load(), &ctx.catalog.content(kyma.labels(), &ctx.stores));
     let mut pass = Pass { ctx, key, kyma, is_whole, runtime: None, installed: Ok(None), findings: Findings::default() };
     let worked = if only_catalog { Ok(()) } else { pass.base(wanted).await };
     let mut outcome = Outcome::ended(works);
@@ -250,7 +267,7 @@ async fn reconcile(ctx: &Context, key: &KymaKey, wanted: &Wanted, works: Works) 
 
 /// What became of the installation besides: tried again with backoff, or looked at again after a time.
 fn with_installer(outcome: Outcome, installed: Result<Option<Duration>, Class>) -> Outcome {
-    let installer = Works::of(&[Work::Installer]);
+    let installer = Works::INSTALLER;
     match installed {
         Ok(again_in) => Outcome { again_in: outcome.again_in.or(again_in), ..outcome },
         Err(class) => Outcome {
@@ -285,10 +302,10 @@ impl Pass<'_> {
         let mut verified = ctx.memory.take(key, revision, &wanted.drift);
         base::ensure(ctx, &client, &mut verified).await.inspect_err(|error| {
             if matches!(error, Error::Crd { .. } | Error::NotEstablished(_)) {
-                self.findings.conditions.crds = Some(false);
+                self.findings.conditions.crds = Some(Err(error.line()));
             }
         })?;
-        self.findings.conditions.crds = Some(true);
+        self.findings.conditions.crds = Some(Ok(None));
         self.install(&client, &mut verified).await;
         if !self.is_whole {
             ctx.memory.keep(key, verified);
@@ -315,7 +332,7 @@ impl Pass<'_> {
             return;
         };
         let plan = ctx.plan.load_full();
-        let report = installer.install(client, &id, &plan, installed).await;
+        let report = installer.install(client, key, &id, &plan, installed).await;
         let Report { failures, written, held } = &report;
         if !written.is_empty() {
             debug!(kyma = %key, ?written, "the agent's installation was mended");
@@ -354,13 +371,23 @@ impl Pass<'_> {
         let catalog = Works::of(&[Work::Catalog]);
         match synced {
             Ok(_) => {
-                self.findings.conditions.catalog = Some(true);
+                self.findings.conditions.catalog = Some(Ok(ctx.catalog.held().map(|held| held.to_string())));
                 Outcome::ended(works)
             }
             Err(error) => {
-                self.findings.conditions.catalog = Some(false);
                 self.findings.conditions.access = error.access().or(self.findings.conditions.access.take());
-                Outcome { ended: works.minus(catalog), ..failed(ctx, key, catalog, &error) }
+                let outcome = failed(ctx, key, catalog, &error);
+                let ended = works.minus(catalog);
+                let (words, is_alone) = match &error {
+                    Error::Catalog(error) => (error.words(), error.is_of_catalog_alone()),
+                    error => (error.line(), false),
+                };
+                self.findings.conditions.catalog = Some(Err(words));
+                // What one runtime does not take of the catalog holds up nothing else of it.
+                match is_alone {
+                    true => Outcome { ended, failed: Works::EMPTY, put_off: catalog, ..outcome },
+                    false => Outcome { ended, ..outcome },
+                }
             }
         }
     }
@@ -384,6 +411,7 @@ impl Pass<'_> {
             restricted: &ctx.settings.restricted_modules,
             release_meta: &|name| stores.release_metas.get(&ObjectRef::new(name).within(&namespace)),
             template: &|name| stores.templates.get(&ObjectRef::new(name).within(&namespace)),
+            held: &|module| ctx.catalog.holds(module),
         };
         let owned = fetch::owned_manifests(ctx, self.key, kyma).await?;
         let decisions = modules::decide(kyma, &wanted.modules, &owned, &sources, &ctx.settings.registry);

@@ -6,6 +6,7 @@
 pub mod active;
 pub mod admin;
 pub mod app;
+mod bearer;
 pub mod catalog;
 pub mod command;
 pub mod config;
@@ -25,6 +26,7 @@ pub mod record;
 pub mod rights;
 pub mod runtime_access;
 mod stored_form;
+pub mod takeover;
 pub mod telemetry;
 #[cfg(test)]
 mod testing;

@@ -14,6 +14,7 @@ fn main() -> ExitCode {
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let config = match Command::parse() {
         Command::Run(config) => config,
+        Command::Catalog(catalog) => return catalog.run(),
         Command::Fleet(fleet) => return fleet.run(),
         Command::RotateCa(rotate) => return rotate.run(),
     };

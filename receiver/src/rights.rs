@@ -4,9 +4,9 @@
 //! All of it is in the receiver's own namespace. Beyond that, `--admin-auth` needs the ClusterRole `system:auth-delegator`.
 
 use k8s_openapi::api::rbac::v1::PolicyRule;
-use tidewatch_shared::names::GROUP;
+use tidewatch_shared::names::{GROUP, RELEASES};
 
-use crate::{enrolment, path, pki::CA_SECRET};
+use crate::{enrolment, installer::upgrade, path, pki::CA_SECRET};
 
 /// Reads of a cache.
 const FOLLOW: &[&str] = &["list", "watch"];
@@ -34,6 +34,11 @@ pub fn rules() -> Vec<PolicyRule> {
         rule("", &["secrets"], &[], &["create"]),
         rule("", &["secrets"], &[CA_SECRET], &["get", "update"]),
         rule("", &["configmaps"], &[path::CONFIG_MAP, enrolment::CONFIG_MAP], FOLLOW),
+        // What is accepted of the catalog is written down.
+        rule("", &["configmaps"], &[RELEASES], &["list", "watch", "patch"]),
+        // That, and how far an upgrade of agents is.
+        rule("", &["configmaps"], &[], &["create"]),
+        rule("", &["configmaps"], &[upgrade::CONFIG_MAP], &["list", "watch", "update"]),
         // Under any name, because that is a flag.
         rule("coordination.k8s.io", &["leases"], &[], &["get", "create", "update"]),
         rule("events.k8s.io", &["events"], &[], &["create", "patch"]),

@@ -19,6 +19,7 @@ use std::{
     collections::HashMap,
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use aws_lc_rs::digest::{self, SHA256};
@@ -117,8 +118,15 @@ impl Unusable {
 /// How many Secrets [`Unusable::Several`] names.
 const MAX_NAMED: usize = 5;
 
+/// Clients that nothing uses at the moment, over all runtimes. After a start all are looked at within a minute or two: were the clients
+/// of thousands kept, they would need more memory than all else, and leave it in pieces when they go.
+const MAX_RESTING: usize = 64;
+/// How often clients that rest are looked for.
+const ROUND: Duration = Duration::from_secs(1);
+
 /// The clients of all runtimes. One entry per Kyma with a Secret; a client is built when it is asked for, and dropped when it was
-/// idle for half a minute: a client costs more memory than all else that is known of a quiet runtime.
+/// idle for half a minute, or earlier when more than 64 others were used since: a client costs more memory than all else that is known
+/// of a quiet runtime.
 #[derive(Clone)]
 pub struct RuntimeAccess(Arc<Inner>);
 
@@ -266,17 +274,31 @@ impl RuntimeAccess {
     /// Drops the clients that nobody uses, for ever.
     pub async fn run(self) -> &'static str {
         loop {
-            sleep(client::IDLE / 4).await;
+            sleep(ROUND).await;
             self.drop_idle();
         }
     }
 
     fn drop_idle(&self) {
+        let mut table = self.table();
+        let rests = |entry: &Entry| match &entry.access {
+            Access::Usable { built: Some(built), .. } => built.usage.rests_since(),
+            Access::Usable { built: None, .. } | Access::Unusable(_) => None,
+        };
+        let mut resting: Vec<_> = table.entries.values().filter_map(rests).collect();
+        resting.sort_unstable_by(|a, b| b.cmp(a));
+        // What was used last before this goes.
+        let full = resting.get(MAX_RESTING - 1).copied();
+        let idle = |built: &mut Built| {
+            let since = built.usage.rests_since();
+            since.is_some_and(|since| since.elapsed() >= client::IDLE || full.is_some_and(|full| since < full))
+        };
         let idle = |entry: &mut Entry| match &mut entry.access {
-            Access::Usable { built, .. } => built.take_if(|built| built.usage.rests()),
+            Access::Usable { built, .. } => built.take_if(idle),
             Access::Unusable(_) => None,
         };
-        let idle: Vec<_> = self.table().entries.values_mut().filter_map(idle).collect();
+        let idle: Vec<_> = table.entries.values_mut().filter_map(idle).collect();
+        drop(table);
         // Their connections close here, without the lock.
         drop(idle);
     }

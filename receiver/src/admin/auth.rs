@@ -7,7 +7,7 @@ use std::{
 };
 
 use aws_lc_rs::digest::{SHA256, digest};
-use http::{HeaderMap, header::AUTHORIZATION};
+use http::HeaderMap;
 use k8s_openapi::api::{
     authentication::v1::{TokenReview, TokenReviewSpec, UserInfo},
     authorization::v1::{NonResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec},
@@ -17,6 +17,8 @@ use tokio::{
     sync::Semaphore,
     time::{Instant, timeout},
 };
+
+use crate::bearer::bearer;
 
 /// What must be granted for a request, as a `nonResourceURL` and a verb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,14 +128,6 @@ impl Reviewer {
     }
 }
 
-/// The token of a request that has exactly one.
-fn bearer(headers: &HeaderMap) -> Option<&str> {
-    let mut values = headers.get_all(AUTHORIZATION).iter();
-    let (value, None) = (values.next()?, values.next()) else { return None };
-    let (scheme, token) = value.to_str().ok()?.split_once(' ')?;
-    (scheme.eq_ignore_ascii_case("bearer") && !token.trim().is_empty()).then(|| token.trim())
-}
-
 fn may(user: UserInfo, right: Right) -> SubjectAccessReview {
     let path = NonResourceAttributes { path: Some(right.path.to_owned()), verb: Some(right.verb.to_owned()) };
     SubjectAccessReview {
@@ -153,7 +147,7 @@ fn may(user: UserInfo, right: Right) -> SubjectAccessReview {
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use http::{HeaderValue, StatusCode};
+    use http::{HeaderValue, StatusCode, header::AUTHORIZATION};
     use serde_json::{Value, json};
 
     use super::*;

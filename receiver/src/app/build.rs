@@ -22,14 +22,18 @@ use crate::{
     forward,
     gateway::{self, OwnAuthority, v2},
     hub::{self, Hub},
-    installer::{self, Installer},
+    installer::{
+        self, Installer, pull,
+        upgrade::{self, Course, Upgrade},
+    },
     kcp,
     key::KymaKey,
     kyma,
-    path::{Paths, Pause},
+    path::{self, Paths, Pause},
     pki::{self, Rotation, Rotations, ServerName, Setup, Standing, Upkeep},
     record::Record,
     runtime_access::{self, RuntimeAccess},
+    takeover::Takeover,
     telemetry::Metrics,
     watcher,
 };
@@ -50,9 +54,16 @@ pub(super) struct Built {
     pub(super) access: RuntimeAccess,
     pub(super) paths: Paths,
     pub(super) record: Record,
+    pub(super) agents: Option<Agents>,
     pub(super) client: Client,
     pub(super) context: Arc<kyma::Context>,
     pub(super) metrics: Metrics,
+}
+
+/// What looks after installed agents besides the passes.
+pub(super) struct Agents {
+    pub(super) upgrade: Upgrade,
+    pub(super) pull: Option<pull::Follow>,
 }
 
 /// What there is before this receiver is the active one.
@@ -71,93 +82,139 @@ pub(super) async fn build(config: &Config, before: Before<'_>) -> Result<Built> 
     let client = client(config.kubeconfig.as_deref(), fence).await?;
     let (stores, writers) = kcp::stores();
     let counters = Counters::register(&mut metrics, lease, pki, stores.kymas.clone());
-    let record = Record::new(counters.record);
     let installs = config.installer.settings(&config.trust_domain);
-    let installed = if installs.is_some() { installer::watches() } else { Vec::new() };
-    let (plan, _) = watcher::plan_with::<Arc<tidewatch_shared::api::Watcher>>(installed.clone(), &[]);
-    let plan = Arc::new(ArcSwap::from_pointee(plan));
-
-    let hub = Hub::new(instance, hub_settings(config), counters.hub, Instant::now());
-    if let Some(path) = &config.stamp_file {
-        hub.set_stamps(path).with_context(|| format!("open the stamp file {}", path.display()))?;
-    }
-    let access = RuntimeAccess::new(access_settings(config, fence), counters.access);
-    let restricted_modules: BTreeSet<_> = config.restricted_default_modules.iter().cloned().collect();
-    let settings = catalog::Settings { restricted_modules: restricted_modules.clone() };
-    let catalog = catalog::Catalog::new(settings, counters.catalog);
-    let pause = Pause::new(config.pause);
-    let revocations = Revocations::new(counters.enrolment.clone());
-    let rooms = kcp::Rooms {
-        stores: stores.clone(),
-        hub: hub.clone(),
-        access: access.clone(),
-        catalog: catalog.clone(),
-        plan: plan.clone(),
-        installed: installed.into(),
-        pause: pause.clone(),
-        allowed: v2::Allowed::default(),
-        revocations: revocations.clone(),
-        record: record.clone(),
-    };
+    let hub = hub(config, instance, counters.hub.clone())?;
+    let rooms = rooms(config, fence, stores, hub, installs.is_some(), &counters);
     let forward = forward::Client::new(config.forward_url_template.clone());
-    let legacy = v2::Legacy::new(hub.clone(), plan.clone(), rooms.allowed.clone(), forward.clone());
-    let follow = kcp::Follow {
-        client: client.clone(),
-        namespace: config.namespace.clone(),
-        kyma_selector: config.kyma_selector.clone(),
-        rooms,
-        metrics: counters.kcp,
-    };
-    let settings = kyma_settings(config, restricted_modules, pause.clone());
-    let paths = Paths {
-        flags: config.path.clone(),
-        client: client.clone(),
-        stores: stores.clone(),
-        hub: hub.clone(),
-        catalog: catalog.clone(),
-        plan: plan.clone(),
-        pause,
-        installs: installs.is_some(),
-        metrics: counters.paths,
-    };
-    let context = kyma::Context::new(client.clone(), stores, access.clone(), catalog, plan, settings, counters.kyma);
-    let context = match installs {
-        Some(settings) => context.with_installer(installer(settings, standing, &hub, counters.installer)),
-        None => context,
-    };
-    let mut gateway = gateway_settings(config, standing, &hub);
-    gateway.revocations = revocations.clone();
-    let issues = |authority: &pki::Authority| {
-        Office::new(authority.clone(), hub.clone(), revocations, counters.enrolment.clone())
-    };
-    gateway.office = standing.authority().map(issues);
-    let enrolment = gateway.office.clone().map(|office| {
-        let metrics = (counters.enrolment, counters.enrolment_port);
-        enrolment::Port::build(config, standing.enrolment(), office, access.clone(), metrics)
-    });
+    let legacy = v2::Legacy::new(rooms.hub.clone(), rooms.plan.clone(), rooms.allowed.clone(), forward.clone());
+    let v2 = legacy::Port::build(config, legacy, rooms.revocations.clone(), counters.v2, counters.gateway.clone())?;
     let (rotation, rotations) =
-        Rotation::new(standing.clone(), client.clone(), &config.namespace, &config.pki, hub.clone(), pki.clone());
-    let gateway_metrics = counters.gateway;
-    let v2 = legacy::Port::build(config, legacy, gateway.revocations.clone(), counters.v2, gateway_metrics.clone())?;
+        Rotation::new(standing.clone(), client.clone(), &config.namespace, &config.pki, rooms.hub.clone(), pki.clone());
+    let paths = paths(config, &client, &rooms, rotations.clone(), installs.is_some(), counters.paths);
+    let context = context(config, &client, &rooms, counters.kyma);
+    let (agents, context) = match installs {
+        Some(settings) => {
+            let metrics = counters.installer.upgrade.clone();
+            let (upgrade, course) = upgraded(config, &settings, &client, &rooms, metrics).await?;
+            let pull = pull_secret(config, &client, &rooms.hub, &counters.installer).await?;
+            let installer = installer(settings, standing, &rooms.hub, course, counters.installer);
+            let (pull, installer) = match pull {
+                Some((follow, pulled)) => (Some(follow), installer.with_pull_secret(pulled)),
+                None => (None, installer),
+            };
+            (Some(Agents { upgrade, pull }), context.with_installer(installer))
+        }
+        None => (None, context),
+    };
+    let office = office(standing, &rooms, &counters.enrolment);
+    let gateway = gateway_settings(config, standing, &rooms, office.clone());
+    let enrolment = office.map(|office| {
+        let metrics = (counters.enrolment, counters.enrolment_port);
+        enrolment::Port::build(config, standing.enrolment(), office, rooms.access.clone(), metrics)
+    });
     Ok(Built {
         gateway,
-        gateway_metrics,
+        gateway_metrics: counters.gateway,
         tls: standing.events(),
         rotation,
         rotations,
         v2,
         enrolment,
         forward,
-        hub,
-        follow,
+        hub: rooms.hub.clone(),
+        access: rooms.access.clone(),
+        record: rooms.record.clone(),
+        follow: follow(config, &client, rooms, counters.kcp),
         writers,
-        access,
         paths,
-        record,
+        agents,
         client,
         context: Arc::new(context),
         metrics,
     })
+}
+
+fn hub(config: &Config, instance: Instance, metrics: hub::Metrics) -> Result<Hub> {
+    let hub = Hub::new(instance, hub_settings(config), metrics, Instant::now());
+    if let Some(path) = &config.stamp_file {
+        hub.set_stamps(path).with_context(|| format!("open the stamp file {}", path.display()))?;
+    }
+    Ok(hub)
+}
+
+/// With `installs`, the plan has what the agents' installation needs.
+fn rooms(
+    config: &Config,
+    fence: &Fence,
+    stores: kcp::Stores,
+    hub: Hub,
+    installs: bool,
+    counters: &Counters,
+) -> kcp::Rooms {
+    let installed = if installs { installer::watches() } else { Vec::new() };
+    let (plan, _) = watcher::plan_with::<Arc<tidewatch_shared::api::Watcher>>(installed.clone(), &[]);
+    kcp::Rooms {
+        stores,
+        hub,
+        access: RuntimeAccess::new(access_settings(config, fence), counters.access.clone()),
+        catalog: catalog::Catalog::new(catalog_settings(config), counters.catalog.clone()),
+        plan: Arc::new(ArcSwap::from_pointee(plan)),
+        installed: installed.into(),
+        pause: Pause::new(config.pause),
+        takeover: Takeover::new(&config.kyma_selector, Duration::from_secs(config.takeover_quiet_seconds.into())),
+        allowed: v2::Allowed::default(),
+        revocations: Revocations::new(counters.enrolment.clone()),
+        record: Record::new(counters.record.clone()),
+    }
+}
+
+fn follow(config: &Config, client: &Client, rooms: kcp::Rooms, metrics: kcp::Metrics) -> kcp::Follow {
+    kcp::Follow { client: client.clone(), namespace: config.namespace.clone(), rooms, metrics }
+}
+
+fn paths(
+    config: &Config,
+    client: &Client,
+    rooms: &kcp::Rooms,
+    rotations: Rotations,
+    installs: bool,
+    metrics: path::Metrics,
+) -> Paths {
+    Paths {
+        flags: config.path.clone(),
+        client: client.clone(),
+        stores: rooms.stores.clone(),
+        hub: rooms.hub.clone(),
+        catalog: rooms.catalog.clone(),
+        plan: rooms.plan.clone(),
+        pause: rooms.pause.clone(),
+        takeover: rooms.takeover.clone(),
+        rotations,
+        installs,
+        metrics,
+    }
+}
+
+fn context(config: &Config, client: &Client, rooms: &kcp::Rooms, metrics: kyma::Metrics) -> kyma::Context {
+    let kcp::Rooms { stores, access, catalog, plan, .. } = rooms.clone();
+    kyma::Context::new(client.clone(), stores, access, catalog, plan, kyma_settings(config, rooms), metrics)
+}
+
+/// Who issues, if this receiver does.
+fn office(standing: &Standing, rooms: &kcp::Rooms, metrics: &crate::enrolment::Metrics) -> Option<Office> {
+    let kcp::Rooms { hub, revocations, .. } = rooms;
+    let issues =
+        |authority: &pki::Authority| Office::new(authority.clone(), hub.clone(), revocations.clone(), metrics.clone());
+    standing.authority().map(issues)
+}
+
+/// Modules that only runtimes may see whom a release meta selects.
+fn restricted(config: &Config) -> BTreeSet<String> {
+    config.restricted_default_modules.iter().cloned().collect()
+}
+
+fn catalog_settings(config: &Config) -> catalog::Settings {
+    catalog::Settings { restricted_modules: restricted(config), flags: config.catalog.clone() }
 }
 
 fn access_settings(config: &Config, fence: &Fence) -> runtime_access::Settings {
@@ -169,19 +226,53 @@ fn access_settings(config: &Config, fence: &Fence) -> runtime_access::Settings {
     }
 }
 
-fn kyma_settings(config: &Config, restricted_modules: BTreeSet<String>, pause: Pause) -> kyma::Settings {
+fn kyma_settings(config: &Config, rooms: &kcp::Rooms) -> kyma::Settings {
     kyma::Settings {
         registry: config.oci_registry_host.clone(),
-        restricted_modules,
-        pause,
+        restricted_modules: restricted(config),
+        pause: rooms.pause.clone(),
+        takeover: rooms.takeover.clone(),
         ..kyma::Settings::default()
     }
 }
 
-fn installer(settings: installer::Settings, standing: &Standing, hub: &Hub, metrics: installer::Metrics) -> Installer {
+fn installer(
+    settings: installer::Settings,
+    standing: &Standing,
+    hub: &Hub,
+    course: Course,
+    metrics: installer::Metrics,
+) -> Installer {
     let hub = hub.clone();
     let path = Box::new(move |key: &KymaKey| hub.path(key, Instant::now()));
-    Installer::new(settings, trusted(standing), path, metrics)
+    Installer::new(settings, trusted(standing), path, course, metrics)
+}
+
+/// What agents' images are pulled with, and who follows it.
+async fn pull_secret(
+    config: &Config,
+    client: &Client,
+    hub: &Hub,
+    metrics: &installer::Metrics,
+) -> Result<Option<(pull::Follow, pull::Pulled)>> {
+    let Some(name) = &config.installer.agent_image_pull_secret else { return Ok(None) };
+    let opened = pull::Follow::open(client.clone(), &config.namespace, name, hub.clone(), metrics.clone());
+    opened.await.map(Some).context("read the Secret that agents' images are pulled with")
+}
+
+/// Who upgrades agents, and how far that is.
+async fn upgraded(
+    config: &Config,
+    settings: &installer::Settings,
+    client: &Client,
+    rooms: &kcp::Rooms,
+    metrics: upgrade::Metrics,
+) -> Result<(Upgrade, Course)> {
+    let kcp::Rooms { stores, hub, pause, takeover, record, .. } = rooms.clone();
+    let rooms = upgrade::Rooms { hub, stores, pause, takeover, record, metrics };
+    let flags = config.installer.upgrade.clone();
+    let opened = Upgrade::open(client.clone(), &config.namespace, &settings.image, flags, rooms);
+    opened.await.context("read how far the upgrade of agents is")
 }
 
 /// A client of KCP that retries nothing by itself: reconciles have their own backoff, and a retried write would hide a conflict.
@@ -238,12 +329,19 @@ fn hub_settings(config: &Config) -> hub::Settings {
     }
 }
 
-fn gateway_settings(config: &Config, standing: &Standing, hub: &Hub) -> gateway::Settings {
-    let mut gateway =
-        gateway::Settings::new(config.event_address, config.authority.clone(), config.trust_domain.clone());
-    gateway.interval = hub.heartbeat_interval();
-    gateway.proxy = standing.proxy();
-    gateway
+fn gateway_settings(
+    config: &Config,
+    standing: &Standing,
+    rooms: &kcp::Rooms,
+    office: Option<Office>,
+) -> gateway::Settings {
+    gateway::Settings {
+        interval: rooms.hub.heartbeat_interval(),
+        proxy: standing.proxy(),
+        revocations: rooms.revocations.clone(),
+        office,
+        ..gateway::Settings::new(config.event_address, config.authority.clone(), config.trust_domain.clone())
+    }
 }
 
 /// Which life of the receiver this is: random, drawn at every start.

@@ -1,16 +1,13 @@
 //! The enrolment port, if this receiver issues certificates.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::sync::Arc;
 
-use anyhow::Result;
 use arc_swap::ArcSwap;
-use tokio::{runtime::Runtime, task::JoinSet};
-use tokio_util::sync::CancellationToken;
 
 use crate::{
     config::Config,
     enrolment::{Enrolments, Metrics, Office},
-    gateway::{self, Gateway, enrol},
+    gateway::{self, Bind, Gateway, enrol},
     runtime_access::RuntimeAccess,
 };
 
@@ -36,15 +33,9 @@ impl Port {
         Self { settings, tls, enrolments, metrics: port }
     }
 
-    /// Starts it on a runtime of its own; its end is a task of ours.
-    pub(super) async fn listen(
-        self,
-        runtime: &Runtime,
-        shutdown: &CancellationToken,
-        tasks: &mut JoinSet<&'static str>,
-    ) -> Result<SocketAddr> {
+    /// Listens, on the runtime that polls this.
+    pub(super) async fn bind(self) -> Result<Gateway<enrol::Desk>, Bind> {
         let Self { settings, tls, enrolments, metrics } = self;
-        let binding = Gateway::bind_enrolment(settings, tls, enrolments, metrics);
-        super::start(runtime, binding, "enrolment port", shutdown, tasks).await
+        Gateway::bind_enrolment(settings, tls, enrolments, metrics).await
     }
 }

@@ -1,16 +1,13 @@
 //! The port of contract v2, if it is wanted.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::sync::Arc;
 
-use anyhow::Result;
 use arc_swap::ArcSwap;
-use tokio::{runtime::Runtime, task::JoinSet};
-use tokio_util::sync::CancellationToken;
 
 use crate::{
     config::Config,
     enrolment::Revocations,
-    gateway::{self, Gateway, v2},
+    gateway::{self, Bind, Gateway, v2},
 };
 
 /// The port, built and not yet listening.
@@ -31,7 +28,7 @@ impl Port {
         revocations: Revocations,
         metrics: v2::Metrics,
         shared: gateway::Metrics,
-    ) -> Result<Option<Self>> {
+    ) -> anyhow::Result<Option<Self>> {
         let flags = &config.v2;
         if !flags.v2 {
             return Ok(None);
@@ -43,15 +40,9 @@ impl Port {
         Ok(Some(Self { settings, tls, callers, take, metrics, shared }))
     }
 
-    /// Starts it on the gateway's runtime; its end is a task of ours.
-    pub(super) async fn listen(
-        self,
-        runtime: &Runtime,
-        shutdown: &CancellationToken,
-        tasks: &mut JoinSet<&'static str>,
-    ) -> Result<SocketAddr> {
+    /// Listens, on the runtime that polls this.
+    pub(super) async fn bind(self) -> Result<Gateway<v2::Desk<v2::Legacy>>, Bind> {
         let Self { settings, tls, callers, take, metrics, shared } = self;
-        let binding = Gateway::bind_v2(settings, tls, callers, take, metrics, shared);
-        super::start(runtime, binding, "gateway of contract v2", shutdown, tasks).await
+        Gateway::bind_v2(settings, tls, callers, take, metrics, shared).await
     }
 }

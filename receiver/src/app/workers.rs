@@ -55,10 +55,19 @@ async fn work(context: Arc<Context>, hub: Hub, shutdown: CancellationToken) {
     while let Some(job) = shutdown.run_until_cancelled(hub.next()).await {
         let works = job.wanted.works;
         // A defect in one pass costs that pass, not the process: it is told, and tried again with backoff.
-        let outcome = AssertUnwindSafe(kyma::pass(&context, &job)).catch_unwind().await.unwrap_or_else(|_| {
-            tracing::error!(kyma = %job.key, "A pass panicked");
-            Outcome::failed(works, Class::Ours)
-        });
+        let pass = AssertUnwindSafe(kyma::pass(&context, &job)).catch_unwind();
+        let outcome = match job.gone().run_until_cancelled(pass).await {
+            Some(Ok(outcome)) => outcome,
+            Some(Err(_)) => {
+                tracing::error!(kyma = %job.key, "A pass panicked");
+                Outcome::failed(works, Class::Ours)
+            }
+            // Somebody else's now, perhaps: what is not sent yet never is.
+            None => {
+                context.forget(&job.key);
+                Outcome::default()
+            }
+        };
         hub.done(job, outcome);
     }
 }

@@ -224,7 +224,7 @@ impl Ledger {
         self.compare.resend()
     }
 
-    /// The first of [`Self::resend`].
+    /// The first of [`Self::resend`] whose digest did not agree.
     pub(super) fn diverged(&self) -> Option<&str> {
         self.compare.diverged()
     }

@@ -192,6 +192,11 @@ impl Pulse {
         self.canary.is_some() && self.failing.is_none() && self.plan_revision.as_deref() == Some(plan_revision)
     }
 
+    /// When it came.
+    pub(crate) const fn at(&self) -> Instant {
+        self.at
+    }
+
     /// How old the canary is by now; `None` if it never came back.
     pub(crate) fn canary_age(&self, now: Instant) -> Option<Duration> {
         self.canary.map(|age| age.saturating_add(now.saturating_duration_since(self.at)))

@@ -66,7 +66,7 @@ pub(crate) struct Recorded {
 pub(crate) struct Forward {
     pub(crate) id: EventId,
     pub(crate) watch: String,
-    /// Its object; `None` for the watch as a whole, of which v2 can tell nothing.
+    /// Its object, without a name if nobody knows which; `None` for the watch as a whole, whose objects have events of their own.
     pub(crate) event: Option<v2::Event>,
 }
 
@@ -92,6 +92,8 @@ pub(crate) enum Counted {
 pub(crate) struct Beat {
     pub(crate) counted: Counted,
     pub(crate) settled: Settled,
+    /// Where the run begins that `settled` speaks of.
+    pub(crate) since: u64,
     pub(crate) resend: Vec<String>,
     pub(crate) wanted: Option<Wanted>,
     pub(crate) differing: u64,
@@ -157,7 +159,7 @@ impl Runtime {
     pub(crate) fn shows(&mut self, heartbeat: &Heartbeat, authority: Option<&KeyId>) {
         // A revision has 16 characters; a longer word is none of ours.
         let revision = heartbeat.trust_revision.as_ref().filter(|revision| revision.len() <= MAX_REVISION);
-        self.trust_revision.clone_from(&revision.cloned());
+        self.trust_revision = revision.cloned();
         self.authority = authority.cloned();
     }
 
@@ -273,7 +275,7 @@ impl Runtime {
             differing = ledger.heartbeat(heartbeat, placed_late, &planned);
             want_differing(&differing, &planned, &mut wanted);
         }
-        let settled = ledger.settled(&planned);
+        let (settled, since) = (ledger.settled(&planned), ledger.since());
         let resend = if is_newest { ledger.resend() } else { Vec::new() };
         if counted == Counted::Yes {
             let pulse = Pulse::of(heartbeat, now);
@@ -288,7 +290,7 @@ impl Runtime {
             others.for_each(|(_, ledger)| ledger.forget_digests());
         }
         self.bound();
-        Beat { counted, settled, resend, wanted, differing: differing.len() as u64 }
+        Beat { counted, settled, since, resend, wanted, differing: differing.len() as u64 }
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {
@@ -361,6 +363,8 @@ impl Runtime {
     fn ledger(&mut self, epoch: Epoch, created: i64) -> &mut Ledger {
         let at = self.epochs.iter().position(|(known, _)| *known == epoch).unwrap_or_else(|| {
             self.order += 1;
+            // Nearly always the only one.
+            self.epochs.reserve_exact(1);
             self.epochs.push((epoch, Ledger::new(created, self.order)));
             self.epochs.len() - 1
         });
@@ -387,7 +391,7 @@ fn record(
     wanted: &mut Option<Wanted>,
     tally: &mut Tally,
 ) -> Result<Works, Reason> {
-    let listed = event.what == What::Watch;
+    let listed = event.what.is_watch();
     let taken =
         ledger.record(Entry { sequence: event.id.sequence, watch: &event.watch, listed, delta: event.delta }, planned);
     *match taken.seen {
@@ -406,7 +410,7 @@ fn record(
     if !works.is_empty() {
         let drift = match &event.what {
             What::Object(object) => Drift::of(object.clone()),
-            What::Watch => Drift::All,
+            What::Watch | What::Unnamed { .. } => Drift::All,
         };
         want(wanted, works, drift);
     }
@@ -424,6 +428,10 @@ impl Forward {
         let object = match event.what {
             What::Object(Object { subject: Subject { group, version, namespace, name, .. }, kind, .. }) => {
                 Some(v2::Event { namespace, name, group, version, kind })
+            }
+            // Contract v2 knows objects only; one without a name says that it was none of those that are named.
+            What::Unnamed { subject: Subject { group, version, .. }, kind } => {
+                Some(v2::Event { group, version, kind, ..v2::Event::default() })
             }
             What::Watch => None,
         };

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use http::Request;
+use http::{Request, header};
 use hyper::{
     body::Incoming,
     server::conn::{http1, http2},
@@ -30,15 +30,15 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Settings,
+    Now, Settings,
     frames::Meter,
     handshakes,
     life::{Held, Life, Look},
     listen::Stream,
     metered::{FLOOD, Metered},
     metrics::{Metrics, Why},
-    refusal::Answer,
-    seats::Seats,
+    refusal::{Answer, http_date},
+    seats::{Seat, Seats},
 };
 
 /// Requests at once on one HTTP/2 connection: more than one runtime may have in flight, so that it learns so by 429.
@@ -80,13 +80,9 @@ pub trait Service: Send + Sync + 'static {
     /// Whether the handshake must have brought a certificate.
     const NEEDS_CERTIFICATE: bool = true;
 
-    /// Reads, once per connection, whom its certificates name: leaf first, verified by the handshake.
-    fn peer(&self, chain: &[CertificateDer<'_>]) -> Self::Peer;
-
-    /// The same, with the address from where the connection comes, where that is known.
-    fn peer_from(&self, chain: &[CertificateDer<'_>], _: Option<SocketAddr>) -> Self::Peer {
-        self.peer(chain)
-    }
+    /// Reads, once per connection, whom its certificates name: leaf first, verified by the handshake. With the address from where the
+    /// connection comes, where that is known.
+    fn peer(&self, chain: &[CertificateDer<'_>], from: Option<SocketAddr>) -> Self::Peer;
 
     /// Answers one request, and tells whether the connection has no more to say.
     fn answer(&self, request: Request<Incoming>, peer: &Self::Peer) -> impl Future<Output = (Answer, bool)> + Send;
@@ -237,23 +233,17 @@ async fn serve<S: Service>(
         // The verifier demands one; without it nobody is served.
         return "no-certificate";
     }
-    let peer = Arc::new(context.service.peer_from(chain, source));
+    let peer = Arc::new(context.service.peer(chain, source));
     let is_http2 = session.alpn_protocol() == Some(b"h2");
     let holder = context.service.holder(&peer);
-    let seat = match holder {
-        Holder::One(runtime) => {
-            let leaf = context.service.leaf(&peer);
-            Some(context.seats.take(runtime, leaf, context.settings.limits.connections))
-        }
-        Holder::Many | Holder::Nobody => None,
-    };
+    let seat = take_seat(context, &peer);
     let End { gone, out } =
         &seat.as_ref().map_or_else(End::default, |seat| End { gone: seat.gone.clone(), out: seat.out.clone() });
     if let Holder::One(runtime) = holder
         && let Some(until) = context.service.shut_until(runtime, Instant::now())
     {
         // Ended at once, it would be back at once, for one more handshake.
-        return hold(context, gone, until).await;
+        return hold(context, (gone, out), until).await;
     }
     let is_many = holder == Holder::Many;
     let frames = if is_many { FRAMES_OF_MANY } else { FRAMES };
@@ -267,7 +257,8 @@ async fn serve<S: Service>(
             let (context, life, peer) = (context.clone(), life.clone(), peer.clone());
             async move {
                 let busy = life.begin(Instant::now());
-                let (answer, is_last) = context.service.answer(request, &peer).await;
+                let (mut answer, is_last) = context.service.answer(request, &peer).await;
+                leave_nothing(&mut answer, Now::read().unix);
                 if is_last {
                     life.last.notify_one();
                 }
@@ -286,23 +277,51 @@ async fn serve<S: Service>(
     };
     let reason = fault.reason().unwrap_or(reason);
     if let Holder::One(runtime) = context.service.holder(&peer) {
-        match reason {
-            FLOOD => context.service.shut(runtime, Instant::now()),
-            BROKEN => context.service.strike(runtime, Instant::now()),
-            _ => {}
-        }
-        if ["peer", "timeout", "incomplete", BROKEN].contains(&reason) {
-            context.service.closed(runtime);
-        }
+        note(&context.service, runtime, reason);
     }
     reason
 }
 
+/// The seat of a runtime's connection; others need none.
+fn take_seat<S: Service>(context: &Context<S>, peer: &S::Peer) -> Option<Seat> {
+    let Holder::One(runtime) = context.service.holder(peer) else { return None };
+    Some(context.seats.take(runtime, context.service.leaf(peer), context.settings.limits.connections))
+}
+
+/// Notes how the connection of a runtime ended: who floods or breaks is remembered, and who went by itself may be gone.
+fn note<S: Service>(service: &S, runtime: &RuntimeId, reason: &'static str) {
+    match reason {
+        FLOOD => service.shut(runtime, Instant::now()),
+        BROKEN => service.strike(runtime, Instant::now()),
+        _ => {}
+    }
+    if ["peer", "timeout", "incomplete", BROKEN].contains(&reason) {
+        service.closed(runtime);
+    }
+}
+
+/// HTTP/2 keeps the fields of answers to compress the next ones by, as long as a connection lives (RFC 7541, section 4.1). Ours are
+/// short, and the date is another one each time: it would be kept some sixty times. What is marked as sensitive is not kept.
+fn leave_nothing(answer: &mut Answer, now: i64) {
+    let fields = answer.headers_mut();
+    if !fields.contains_key(header::DATE)
+        && let Some(date) = http_date(now)
+    {
+        fields.insert(header::DATE, date);
+    }
+    fields.values_mut().for_each(|value| value.set_sensitive(true));
+}
+
 /// Keeps a connection that is not served, until somebody may connect again.
-async fn hold<S>(context: &Context<S>, gone: &CancellationToken, until: Instant) -> &'static str {
+async fn hold<S>(
+    context: &Context<S>,
+    (gone, out): (&CancellationToken, &CancellationToken),
+    until: Instant,
+) -> &'static str {
     tokio::select! {
         () = sleep_until(until) => FLOOD,
         () = gone.cancelled() => "crowded",
+        () = out.cancelled() => "out",
         () = context.drain.cancelled() => "drain",
     }
 }
@@ -406,5 +425,20 @@ struct OnDrop<F: FnMut()>(F);
 impl<F: FnMut()> Drop for OnDrop<F> {
     fn drop(&mut self) {
         (self.0)();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::refusal::Refusal, *};
+
+    #[test]
+    fn an_answer_tells_the_date_and_http2_keeps_nothing_of_it() {
+        let mut answer = Refusal::Method.answer(0);
+        leave_nothing(&mut answer, 784_111_777);
+        assert_eq!(answer.headers()[header::DATE], "Sun, 06 Nov 1994 08:49:37 GMT");
+        assert!(answer.headers().len() > 2 && answer.headers().values().all(http::HeaderValue::is_sensitive));
+        leave_nothing(&mut answer, 0);
+        assert_eq!(answer.headers()[header::DATE], "Sun, 06 Nov 1994 08:49:37 GMT", "who tells a time knows why");
     }
 }

@@ -1,6 +1,7 @@
 //! One request, from its head to its answer. Every judgement is synchronous; only the body is awaited, between the two halves.
 
 use std::{
+    net::SocketAddr,
     pin::pin,
     sync::Arc,
     time::{Duration, SystemTime},
@@ -166,10 +167,13 @@ impl<I: Intake> Desk<I> {
         let body = pin!(body);
         let reading = self.budget.read(body, admitted.head.route.max_body(self.max_body));
         let body = tokio::time::timeout(self.body_deadline, reading).await.map_err(|_| Refusal::Slow)??;
-        match self.conclude(&admitted, &body, Now::read())? {
+        let concluded = self.conclude(&admitted, &body, Now::read())?;
+        // Its share of the budget is for others while the issuer takes its time.
+        drop(body);
+        match concluded {
             Concluded::Answered(answer) => Ok(answer),
             Concluded::Renewal(office, request) => {
-                let answer = office.renew(&certificate.runtime, &request, None).await?;
+                let answer = office.renew(&certificate.runtime, &request).await?;
                 Ok(json(StatusCode::OK, enrolment::CONTENT_TYPE, &answer))
             }
         }
@@ -280,7 +284,7 @@ impl<I: Intake> Desk<I> {
 impl<I: Intake> Service for Desk<I> {
     type Peer = Peer;
 
-    fn peer(&self, chain: &[CertificateDer<'_>]) -> Peer {
+    fn peer(&self, chain: &[CertificateDer<'_>], _: Option<SocketAddr>) -> Peer {
         if let Some(clients) = &self.clients {
             let is_proxy = chain.first().is_some_and(|leaf| clients.proxy().identity().is_named_by(leaf));
             return if is_proxy { Peer::Proxy } else { Peer::NotProxy };

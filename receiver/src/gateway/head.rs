@@ -86,23 +86,12 @@ impl<'a> Head<'a> {
         if parts.method != Method::POST {
             return Err(Refusal::Method);
         }
-        if parts.uri.query().is_some() {
-            return Err(Refusal::Query);
-        }
-        if headers.contains_key(header::CONTENT_ENCODING) {
-            return Err(Refusal::Encoding);
-        }
-        if headers.contains_key(header::TRANSFER_ENCODING) {
-            return Err(Refusal::Length);
-        }
+        plain(parts)?;
         let authority = authority::find(own, &parts.uri, headers)?;
         if single(headers, &header::CONTENT_TYPE) != Some(route.content_type()) {
             return Err(Refusal::ContentType);
         }
-        let max_body = route.max_body(max_body);
-        if announced(headers).is_some_and(|length| length > max_body as u64) {
-            return Err(Refusal::TooLarge(max_body));
-        }
+        fits(headers, route.max_body(max_body))?;
         let field = |name: &'static str| {
             single(headers, &HeaderName::from_static(name)).ok_or(Refusal::Signature(signature::Refusal::Profile))
         };
@@ -123,6 +112,25 @@ impl<'a> Head<'a> {
     }
 }
 
+/// What no request on our own ports may have, whatever its route.
+pub(super) fn plain(parts: &Parts) -> Result<(), Refusal> {
+    if parts.uri.query().is_some() {
+        return Err(Refusal::Query);
+    }
+    if parts.headers.contains_key(header::CONTENT_ENCODING) {
+        return Err(Refusal::Encoding);
+    }
+    if parts.headers.contains_key(header::TRANSFER_ENCODING) {
+        return Err(Refusal::Length);
+    }
+    Ok(())
+}
+
+/// Whether the length that the sender announces, if it does, is at most so many bytes. What is sent is counted anyway.
+pub(super) fn fits(headers: &HeaderMap, most: usize) -> Result<(), Refusal> {
+    if announced(headers).is_some_and(|length| length > most as u64) { Err(Refusal::TooLarge(most)) } else { Ok(()) }
+}
+
 /// The value of a field that stands once; `None` when it is missing, doubled, or no text.
 pub(super) fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     let mut values = headers.get_all(name).iter();
@@ -130,7 +138,7 @@ pub(super) fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'
     values.next().is_none().then_some(value)
 }
 
-/// The length that the sender announces. The HTTP library has checked that it is one number; what is sent is counted anyway.
-pub(super) fn announced(headers: &HeaderMap) -> Option<u64> {
+/// The HTTP library has checked that it is one number.
+fn announced(headers: &HeaderMap) -> Option<u64> {
     single(headers, &header::CONTENT_LENGTH)?.parse().ok()
 }

@@ -50,8 +50,8 @@ impl<T> Verified<T> {
     }
 
     /// Takes it apart: who, when by the signer's clock (Unix seconds), what.
-    #[must_use]
-    pub fn into_parts(self) -> (RuntimeId, i64, T) {
+    #[cfg(test)]
+    pub(super) fn into_parts(self) -> (RuntimeId, i64, T) {
         (self.runtime, self.created, self.said)
     }
 }

@@ -1,7 +1,6 @@
 //! How long a connection may live, and when it was last of use.
 
 use std::{
-    collections::BTreeMap,
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll},
@@ -32,8 +31,8 @@ pub(super) struct Life {
 #[derive(Default)]
 struct Usage {
     next: u64,
-    /// The requests that have begun, in order.
-    active: BTreeMap<u64, Instant>,
+    /// The requests that have begun, in order; few.
+    active: Vec<(u64, Instant)>,
     ended: Option<Instant>,
 }
 
@@ -69,13 +68,13 @@ impl Life {
         let mut usage = self.usage();
         let number = usage.next;
         usage.next += 1;
-        usage.active.insert(number, now);
+        usage.active.push((number, now));
         Busy { life: self.clone(), number }
     }
 
     /// When to look again, at the latest: requests that come and go meanwhile wake nobody.
     pub(super) fn next_look(&self, now: Instant) -> Instant {
-        let oldest = self.usage().active.first_key_value().map_or(now, |(_, begun)| *begun);
+        let oldest = self.usage().active.first().map_or(now, |(_, begun)| *begun);
         self.quiet_until(now).min(self.old).min(oldest.max(now) + self.longest)
     }
 
@@ -89,7 +88,7 @@ impl Life {
     }
 
     pub(super) fn look(&self, now: Instant) -> Look {
-        let oldest = self.usage().active.first_key_value().map(|(_, begun)| *begun);
+        let oldest = self.usage().active.first().map(|(_, begun)| *begun);
         if now >= self.old {
             Look::Over("age")
         } else if oldest.is_some_and(|begun| now >= begun + self.longest) {
@@ -114,7 +113,11 @@ pub(super) struct Busy {
 impl Drop for Busy {
     fn drop(&mut self) {
         let mut usage = self.life.usage();
-        usage.active.remove(&self.number);
+        usage.active.retain(|(number, _)| *number != self.number);
+        if usage.active.is_empty() {
+            // A quiet connection keeps no room for them.
+            usage.active = Vec::new();
+        }
         usage.ended = Some(Instant::now());
     }
 }

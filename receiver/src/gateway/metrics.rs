@@ -53,8 +53,8 @@ pub(super) struct RefusedAs {
 impl Metrics {
     /// Registers the metrics under `gateway_`.
     pub fn register(registry: &mut Registry) -> Self {
-        let metrics = Self::register_port(registry.sub_registry_with_prefix("gateway"));
         let gateway = registry.sub_registry_with_prefix("gateway");
+        let metrics = Self::register_port(gateway);
         gateway.register("events", "Events in accepted requests, refused ones included", metrics.events.clone());
         let help = "Events that were refused one by one, by reason";
         gateway.register("events_refused", help, metrics.events_refused.clone());

@@ -47,6 +47,8 @@ impl Nonces {
         }
         let mut window = Window { epoch, newest: created, highest: counter, seen: [0; WORDS] };
         window.mark(counter);
+        // Nearly always the only one.
+        self.0.reserve_exact(1);
         self.0.push(window);
         Ok(())
     }

@@ -46,6 +46,8 @@ impl Seats {
         table.next += 1;
         let (number, gone, out) = (table.next, CancellationToken::new(), CancellationToken::new());
         let taken = table.taken.entry(runtime.clone()).or_default();
+        // Nearly always the only one.
+        taken.reserve_exact(1);
         taken.push_back(Taken { number, leaf: leaf.map(str::to_owned), gone: gone.clone(), out: out.clone() });
         if taken.len() > most.max(1)
             && let Some(oldest) = taken.pop_front()

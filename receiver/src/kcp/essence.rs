@@ -2,8 +2,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use aws_lc_rs::digest;
 use kube::{ResourceExt, core::Resource};
-use tidewatch_shared::api::{Kyma, ModuleReleaseMeta};
+use serde::Serialize;
+use serde_json::json;
+use tidewatch_shared::api::{Kyma, ModuleReleaseMeta, ModuleStatus};
 
 use crate::{key::KymaKey, kyma::is_our_note};
 
@@ -43,25 +46,31 @@ pub(super) fn key_of<K: Resource>(object: &K) -> KymaKey {
     KymaKey::new(object.namespace().unwrap_or_default(), object.name_any())
 }
 
-/// Metadata and generation: what a user or another controller of KCP decides.
+/// Metadata and generation: what a user or another controller of KCP decides. Hashes, because there is one for each object of KCP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Decided {
-    generation: Option<i64>,
-    labels: BTreeMap<String, String>,
-    annotations: BTreeMap<String, String>,
-    deleting: bool,
+    labels: Hash,
+    /// Generation, annotations that are not ours, and whether it is being deleted.
+    rest: Hash,
+}
+
+type Hash = [u8; 32];
+
+fn hash(value: &impl Serialize) -> Hash {
+    let bytes = serde_json::to_vec(value).expect("plain data with string keys");
+    let mut hash = Hash::default();
+    hash.copy_from_slice(digest::digest(&digest::SHA256, &bytes).as_ref());
+    hash
 }
 
 impl Decided {
     pub(super) fn of<K: Resource>(object: &K) -> Self {
-        let mut annotations = object.annotations().clone();
-        // Ours: written by the very passes that they would wake.
-        annotations.retain(|key, _| !is_our_note(key));
+        // Ours are written by the very passes that they would wake.
+        let annotations: Vec<_> = object.annotations().iter().filter(|(key, _)| !is_our_note(key)).collect();
+        let meta = object.meta();
         Self {
-            generation: object.meta().generation,
-            labels: object.labels().clone(),
-            annotations,
-            deleting: object.meta().deletion_timestamp.is_some(),
+            labels: hash(object.labels()),
+            rest: hash(&(meta.generation, annotations, meta.deletion_timestamp.is_some())),
         }
     }
 
@@ -76,13 +85,21 @@ impl Decided {
 pub(super) struct Release {
     pub(super) decided: Decided,
     pub(super) channels: BTreeMap<String, String>,
+    /// Whom it admits, as JSON.
+    audience: String,
 }
 
 impl Release {
     pub(super) fn of(meta: &ModuleReleaseMeta) -> Self {
         let channels = meta.spec.channels.iter().flatten();
         let channels = channels.map(|entry| (entry.channel.clone(), entry.version.clone())).collect();
-        Self { decided: Decided::of(meta), channels }
+        let audience = json!([meta.spec.kyma_selector, meta.spec.mandatory]).to_string();
+        Self { decided: Decided::of(meta), channels, audience }
+    }
+
+    /// Whether somebody else may see it.
+    pub(super) fn audience_moved(&self, old: &Self) -> bool {
+        self.audience != old.audience || self.decided.labels_moved(&old.decided)
     }
 
     /// Channels that came, went or point elsewhere.
@@ -96,12 +113,35 @@ impl Release {
     }
 }
 
-/// The modules that a Kyma follows, as its status tells: it lists every module of its runtime's spec, resolved or not.
-pub(super) fn follows(kyma: &Kyma, module: &str, channels: Option<&[String]>) -> bool {
-    let modules = kyma.status.iter().flat_map(|status| status.modules());
-    modules.filter(|status| status.name == module).any(|status| match (channels, status.channel.as_deref()) {
-        (Some(channels), Some(channel)) => channels.iter().any(|moved| moved == channel),
-        // A module without a channel failed to resolve: any movement may be what it waits for.
-        _ => true,
+/// What a module of a Kyma follows, as the Kyma's status tells: it lists every module of its runtime's spec, resolved or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Follows<'a> {
+    /// This channel.
+    Channel(&'a str),
+    /// A version of its own.
+    Version,
+    /// It did not resolve: any movement may be what it waits for.
+    Unresolved,
+}
+
+/// What a Kyma follows of a module; `None` if it does not use it.
+pub(super) fn follows<'a>(kyma: &'a Kyma, module: &str) -> Option<Follows<'a>> {
+    let status = status_of(kyma, module)?;
+    Some(match (status.channel.as_deref().filter(|channel| !channel.is_empty()), &status.template) {
+        (Some(channel), _) => Follows::Channel(channel),
+        (None, Some(_)) => Follows::Version,
+        (None, None) => Follows::Unresolved,
     })
+}
+
+/// Whether a module of a Kyma rests on this template, or may wait for it.
+pub(super) fn rests_on(kyma: &Kyma, module: &str, template: &str) -> bool {
+    status_of(kyma, module).is_some_and(|status| {
+        let name = status.template.as_ref().and_then(|template| template.metadata.as_ref()?.name.as_deref());
+        name.is_none_or(|name| name == template)
+    })
+}
+
+fn status_of<'a>(kyma: &'a Kyma, module: &str) -> Option<&'a ModuleStatus> {
+    kyma.status.iter().flat_map(|status| status.modules()).find(|status| status.name == module)
 }

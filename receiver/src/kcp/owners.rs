@@ -1,7 +1,7 @@
 //! Which access Secrets bear a Kyma's name, so that nobody looks through all of them for one Kyma.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::HashMap,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
@@ -23,8 +23,8 @@ pub(super) struct Owners(Mutex<State>);
 struct State {
     /// The Kyma that a Secret was last seen to belong to: its label may move it from one to another.
     kymas: HashMap<KymaKey, KymaKey>,
-    /// The same by Kyma: names of Secrets.
-    secrets: HashMap<KymaKey, BTreeSet<String>>,
+    /// The same by Kyma: names of Secrets, sorted. Nearly always one.
+    secrets: HashMap<KymaKey, Vec<String>>,
 }
 
 /// The Kyma whose name a Secret bears.
@@ -71,13 +71,17 @@ impl State {
         if let Some(before) = &before
             && let Some(names) = self.secrets.get_mut(before)
         {
-            names.remove(&secret.name);
+            names.retain(|name| *name != secret.name);
             if names.is_empty() {
                 self.secrets.remove(before);
             }
         }
         if let Some(now) = &now {
-            self.secrets.entry(now.clone()).or_default().insert(secret.name);
+            let names = self.secrets.entry(now.clone()).or_default();
+            if let Err(at) = names.binary_search(&secret.name) {
+                names.reserve_exact(1);
+                names.insert(at, secret.name);
+            }
         }
         now.into_iter().chain(before).collect()
     }

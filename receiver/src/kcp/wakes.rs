@@ -1,6 +1,6 @@
 //! One sink per kind: keeps the other rooms' indexes current and wakes whom a change concerns.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::ResourceExt;
@@ -9,17 +9,18 @@ use tidewatch_shared::{
     names::label,
     plan::{PlannedWatch, Work},
 };
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::Instant};
 
 use super::{
-    CurrentPlan, Stores, concern,
+    CurrentPlan, Stores,
+    concern::{self, Concerned, Follower},
     essence::{Decided, Essences, Moved, Release, key_of},
     follow::Change,
     owners::Owners,
     settle::Settle,
 };
 use crate::{
-    catalog::Catalog,
+    catalog::{Catalog, Renewed},
     enrolment::Revocations,
     gateway::v2,
     hub::Hub,
@@ -28,6 +29,7 @@ use crate::{
     queue::{Priority, Works},
     record::Record,
     runtime_access::RuntimeAccess,
+    takeover::Takeover,
 };
 
 /// The rooms that changes of KCP reach.
@@ -47,6 +49,8 @@ pub struct Rooms {
     pub installed: Arc<[PlannedWatch]>,
     /// Whose runtimes are left alone.
     pub pause: Pause,
+    /// Whose Kymas are ours, and since when.
+    pub takeover: Takeover,
     /// Runtimes that may speak v2 again.
     pub allowed: v2::Allowed,
     /// Whose certificates hold no longer.
@@ -83,6 +87,22 @@ impl Wakes {
         }
     }
 
+    /// The ConfigMap of releases. A confirmation is acted on at once.
+    pub(super) fn releases(&self) -> impl FnMut(Change<'_, ConfigMap>) + Send + 'static + use<> {
+        let (catalog, settle) = (self.rooms.catalog.clone(), self.settle.clone());
+        move |change| {
+            let map = match change {
+                Change::Found(map) | Change::Applied(map) => Some(map),
+                Change::Deleted(_) => None,
+                Change::Listed => return,
+            };
+            // One that was deleted is written again.
+            if catalog.take_releases(map) || map.is_none() {
+                settle.moved(Concerned::default());
+            }
+        }
+    }
+
     /// The list of revocations.
     pub(super) fn revocations(&self) -> impl FnMut(Change<'_, ConfigMap>) + Send + 'static + use<> {
         let revocations = self.rooms.revocations.clone();
@@ -114,6 +134,9 @@ impl Wakes {
                 Change::Found(kyma) | Change::Applied(kyma) => {
                     let (key, now) = (key_of(kyma), Decided::of(kyma));
                     let Some(moved) = essences.apply(key.clone(), now.clone()) else { return };
+                    if moved == Moved::New {
+                        rooms.takeover.entered(&key, kyma, found, Instant::now());
+                    }
                     rooms.allowed.apply(&key, kyma);
                     let runtime = kyma.labels().get(label::RUNTIME_ID).and_then(|id| id.parse().ok());
                     rooms.hub.place(key.clone(), runtime, rooms.plan.load_full());
@@ -141,6 +164,7 @@ impl Wakes {
                     let key = key_of(kyma);
                     essences.delete(&key);
                     rooms.hub.remove(&key);
+                    rooms.takeover.left(&key);
                     rooms.revocations.moved();
                     rooms.allowed.remove(&key);
                     rooms.access.remove(&key);
@@ -167,7 +191,7 @@ impl Wakes {
                 _ => return,
             };
             let module = template.spec.module_name.clone().unwrap_or_default();
-            settle.moved(concern::users(&rooms.stores.kymas.state(), &module, None));
+            settle.moved(concern::template(&rooms.stores.kymas.state(), &module, &template.name_any()));
         }
     }
 
@@ -260,15 +284,21 @@ impl Wakes {
 }
 
 impl Rooms {
-    /// A template or release meta moved: its users are reconciled, and everybody's catalog is compared, which costs a runtime
-    /// nothing where its class did not change.
-    pub(super) fn catalog_moved(&self, users: impl IntoIterator<Item = KymaKey>) {
-        self.catalog.changed();
-        for key in users {
-            self.hub.want(&key, Works::of(&[Work::Kyma, Work::Catalog]), Priority::Catalog);
-        }
-        for kyma in self.stores.kymas.state() {
-            self.hub.want(&key_of(kyma.as_ref()), Works::of(&[Work::Catalog]), Priority::Catalog);
+    /// Templates or release metas moved: who uses them is reconciled, whoever shall see something else gets it, and who follows a
+    /// channel that moved has time.
+    pub(super) fn catalog_moved(&self, renewed: &Renewed, concerned: Concerned) {
+        let per_second = self.catalog.flags().catalog_sync_rate;
+        self.record.catalog(renewed);
+        let kymas = self.stores.kymas.state();
+        let seers = kymas.iter().filter(|kyma| renewed.concerns(kyma.labels()));
+        let seers: Vec<_> = seers.map(|kyma| key_of(kyma.as_ref())).collect();
+        self.catalog.metrics().woken(seers.len());
+        self.hub.want_paced(seers, Works::of(&[Work::Catalog]), per_second);
+        let Concerned { users, followers } = concerned;
+        self.hub.want_paced(users.into_iter().collect(), Works::of(&[Work::Kyma]), per_second);
+        for Follower { key, uid, module, channel } in followers {
+            let delay = self.catalog.roll_out(&uid, &module, &channel).map_or(Duration::ZERO, |(_, delay)| delay);
+            self.hub.roll_out(&key, delay);
         }
     }
 

@@ -9,20 +9,21 @@ use kube::{
 use serde_json::{Value, json};
 use tidewatch_shared::{
     api::Kyma,
-    names::{SKR_NAMESPACE, field_manager, finalizer, label},
+    names::{SKR_NAMESPACE, annotation, field_manager, finalizer, label},
     plan::Plan,
 };
 
-use super::{Context, Error, crd, error, fetch, memory::Verified};
-use crate::watcher;
+use super::{Context, Error, crd, error, fetch, inputs, memory::Verified};
+use crate::{takeover, watcher};
 
 /// Kubernetes' own finalizer: while it is there, the garbage collector deletes what the Kyma owns, and nothing is to be added.
 const FOREGROUND: &str = "foregroundDeletion";
 
-/// Puts our finalizer and label on the KCP Kyma, if one is missing. Returns the Kyma as it is then.
+/// Puts our finalizer and label on the KCP Kyma, and the note that it is ours, if one is missing. Returns the Kyma as it is then.
 pub(super) async fn mark(ctx: &Context, kyma: Kyma) -> Result<Kyma, Error> {
     let marked = kyma.finalizers().iter().any(|name| name == finalizer::KYMA)
-        && kyma.labels().get(label::MANAGED_BY).is_some_and(|by| by == label::MANAGED_BY_KCP);
+        && kyma.labels().get(label::MANAGED_BY).is_some_and(|by| by == label::MANAGED_BY_KCP)
+        && takeover::is_held(&kyma);
     if marked || kyma.finalizers().iter().any(|name| name == FOREGROUND) {
         return Ok(kyma);
     }
@@ -30,7 +31,10 @@ pub(super) async fn mark(ctx: &Context, kyma: Kyma) -> Result<Kyma, Error> {
     if !finalizers.iter().any(|name| name == finalizer::KYMA) {
         finalizers.push(finalizer::KYMA.to_owned());
     }
-    let metadata = json!({"finalizers": finalizers, "labels": {label::MANAGED_BY: label::MANAGED_BY_KCP}});
+    let mut metadata = json!({"finalizers": finalizers, "labels": {label::MANAGED_BY: label::MANAGED_BY_KCP}});
+    if !takeover::is_held(&kyma) {
+        metadata["annotations"] = json!({annotation::INPUTS: inputs::NOTHING});
+    }
     patch_metadata(ctx, &kyma, metadata).await
 }
 

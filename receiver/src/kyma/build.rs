@@ -85,8 +85,10 @@ fn labels(kyma: &Kyma, module: &WantedModule, resolved: &Resolved) -> Value {
         label::MANAGED_BY: label::MANAGED_BY_KCP,
         label::KYMA_NAME: kyma.name_any(),
         label::MODULE_NAME: module.name,
-        label::CHANNEL: resolved.channel,
     });
+    if let Some(channel) = &resolved.channel {
+        labels[label::CHANNEL] = channel.as_str().into();
+    }
     let theirs = resolved.template.labels();
     if !theirs.is_empty() {
         labels[label::CONTROLLER_NAME] = theirs.get(label::CONTROLLER_NAME).cloned().unwrap_or_default().into();
@@ -174,6 +176,7 @@ mod tests {
     use tidewatch_shared::api::CustomResourcePolicy as Policy;
 
     use super::*;
+    use crate::kyma::validate::Follow;
 
     #[test]
     fn the_hash_is_fnv_1() {
@@ -202,11 +205,17 @@ mod tests {
             "metadata": {"name": "k", "namespace": "kcp-system", "uid": "u-1"}, "spec": {"channel": "fast"}
         }))
         .unwrap();
-        let module = WantedModule { name: "keda".into(), channel: Ok("fast".into()), managed, policy: Policy::Ignore };
+        let module = WantedModule {
+            name: "keda".into(),
+            follows: Ok(Follow::Channel("fast".into())),
+            managed,
+            policy: Policy::Ignore,
+        };
         let template: ModuleTemplate = serde_json::from_value(template).unwrap();
         let resolved = Resolved {
             template: Arc::new(template),
-            channel: "fast".into(),
+            channel: Some("fast".into()),
+            meta: Default::default(),
             version: "1.2.3".into(),
             component: "kyma-project.io/module/keda".into(),
         };

@@ -151,7 +151,10 @@ async fn clean(ctx: &Context, key: &KymaKey, client: &Client, kyma: &Kyma) -> Re
                     }
                     delete(&fetch::in_runtime(client), SKR_KYMA.to_owned(), runtime.uid()).await?;
                 }
-                None => delete(&api, definition.name_any(), definition.uid()).await?,
+                None => {
+                    ctx.catalog.remove_inventory(client).await.map_err(Error::Catalog)?;
+                    delete(&api, definition.name_any(), definition.uid()).await?;
+                }
             }
         }
     }

@@ -14,7 +14,7 @@ use tidewatch_shared::{
 };
 
 use super::{Context, Error, error};
-use crate::key::KymaKey;
+use crate::{key::KymaKey, takeover};
 
 /// Whether an API server said that this very object is not there. A 404 that names no object means that the kind is not served:
 /// that proves nothing.
@@ -53,9 +53,18 @@ pub(super) fn in_runtime(client: &Client) -> Api<Kyma> {
     Api::namespaced(client.clone(), SKR_NAMESPACE)
 }
 
-/// The Kyma in KCP.
+/// The Kyma in KCP, if it is this receiver's: the cache may not show yet that it is not any more.
 pub(super) async fn kcp_kyma(ctx: &Context, key: &KymaKey) -> Result<Option<Kyma>, Error> {
-    get(&in_kcp(ctx, &key.namespace), &key.name).await.map_err(Error::kcp(error::READ_KYMA))
+    let (api, takeover) = (in_kcp::<Kyma>(ctx, &key.namespace), &ctx.settings.takeover);
+    let read = if takeover.is_limited() {
+        // Whether it is selected is the API server's to say. Without a version this is a quorum read.
+        let params = ListParams::default().fields(&format!("metadata.name={}", key.name)).labels(&takeover.query());
+        api.list(&params).await.map(|list| list.items.into_iter().next())
+    } else {
+        get(&api, &key.name).await
+    };
+    let kyma = read.map_err(Error::kcp(error::READ_KYMA))?;
+    Ok(kyma.filter(|kyma| !takeover::is_handed_back(kyma)))
 }
 
 /// The Kyma in its runtime.

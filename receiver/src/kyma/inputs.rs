@@ -24,11 +24,13 @@ use crate::queue::Works;
 /// Stands for what no pass has ended yet.
 const NEVER: &str = "-";
 
+/// What is noted of a Kyma over which no pass has ended.
+pub(super) const NOTHING: &str = "-.-";
+
 /// The inputs of the passes over one Kyma.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Inputs {
     kyma: String,
-    /// [`NEVER`] when the catalog could not be computed.
     catalog: String,
 }
 
@@ -39,19 +41,20 @@ pub(crate) fn is_our_note(key: &str) -> bool {
 
 impl Inputs {
     /// `catalog` stands for the content of the Kyma's catalog.
-    pub(crate) fn of(kyma: &Kyma, plan: &Plan, catalog: Option<String>) -> Self {
+    pub(crate) fn of(kyma: &Kyma, plan: &Plan, catalog: &str) -> Self {
         let annotations: BTreeMap<_, _> = kyma.annotations().iter().filter(|(key, _)| !is_our_note(key)).collect();
         let decided = json!([kyma.metadata.generation, kyma.labels(), annotations, plan.revision()]);
-        Self {
-            kyma: hash(&decided.to_string()),
-            catalog: catalog.map_or_else(|| NEVER.to_owned(), |content| hash(&content)),
-        }
+        Self { kyma: hash(&decided.to_string()), catalog: hash(catalog) }
     }
 
-    /// Whether passes over exactly these inputs have ended.
-    pub(crate) fn are_noted_at(&self, kyma: &Kyma) -> bool {
+    /// The works of a runtime over which no pass from exactly these inputs has ended.
+    pub(crate) fn unnoted_at(&self, kyma: &Kyma) -> Works {
         let (worked, catalog) = noted(kyma);
-        worked == self.kyma && catalog == self.catalog && catalog != NEVER
+        match (worked == self.kyma, catalog == self.catalog) {
+            (true, true) => Works::EMPTY,
+            (true, false) => Works::of(&[Work::Catalog]),
+            (false, _) => Works::RUNTIME,
+        }
     }
 
     /// The annotation after these works have ended, if it is another one than it was.

@@ -13,7 +13,7 @@ use tidewatch_shared::{
     names::label,
 };
 
-use super::validate::{InvalidModule, WantedModule};
+use super::validate::{Follow, InvalidModule, WantedModule};
 use crate::catalog::visibility::{Admission, Exclusion, is_true, template_name};
 
 /// Why a module has no template that may be installed. The messages are the incumbent's.
@@ -66,7 +66,7 @@ pub(crate) enum LookupError {
     Downgrade {
         /// Channel of what is installed.
         from: String,
-        /// Wanted channel.
+        /// Wanted channel, or version.
         to: String,
         /// Installed version.
         installed: String,
@@ -111,10 +111,12 @@ impl NotAllowed {
 pub(crate) struct Resolved {
     /// The template to install.
     pub(crate) template: Arc<ModuleTemplate>,
-    /// The channel that led to it.
-    pub(crate) channel: String,
-    /// The version that the channel names.
+    /// The channel that led to it; `None` for a version that the user has fixed.
+    pub(crate) channel: Option<String>,
+    /// The version that the channel names, or the user.
     pub(crate) version: String,
+    /// What is said of the module's versions.
+    pub(crate) meta: Arc<ModuleReleaseMeta>,
     /// The OCM component.
     pub(crate) component: String,
 }
@@ -140,6 +142,8 @@ pub(crate) struct Sources<'a> {
     pub(crate) release_meta: &'a (dyn Fn(&str) -> Option<Arc<ModuleReleaseMeta>> + Sync),
     /// A template by name.
     pub(crate) template: &'a (dyn Fn(&str) -> Option<Arc<ModuleTemplate>> + Sync),
+    /// Whether the removal of a module waits for a confirmation.
+    pub(crate) held: &'a (dyn Fn(&str) -> bool + Sync),
 }
 
 /// Resolves one module.
@@ -148,23 +152,30 @@ pub(crate) fn resolve(
     module: &WantedModule,
     installed: Option<&Installed>,
 ) -> Result<Resolved, LookupError> {
-    let channel = module.channel.as_ref().map_err(Clone::clone)?;
+    let follows = module.follows.as_ref().map_err(Clone::clone)?;
     let meta = (sources.release_meta)(&module.name).ok_or_else(|| LookupError::NoReleaseMeta {
         module: module.name.clone(),
         namespace: sources.namespace.to_owned(),
     })?;
-    let version = version_of(&meta, &module.name, channel)?;
+    let version = match follows {
+        Follow::Channel(channel) => version_of(&meta, &module.name, channel)?,
+        Follow::Version(version) => version.clone(),
+    };
     let component = meta.spec.ocm_component_name.clone().unwrap_or_default();
     if component.is_empty() || version.is_empty() {
         return Err(LookupError::NoIdentity(module.name.clone()));
     }
     let name = template_name(&module.name, &version);
     let template = (sources.template)(&name).ok_or(LookupError::NoTemplate(name))?;
-    allowed(sources, &meta, &template, channel)?;
+    allowed(sources, &meta, &template, follows.as_str())?;
     if let Some(installed) = installed {
-        not_a_downgrade(installed, channel, &version)?;
+        not_a_downgrade(installed, follows.as_str(), &version)?;
     }
-    Ok(Resolved { template, channel: channel.clone(), version, component })
+    let channel = match follows {
+        Follow::Channel(channel) => Some(channel.clone()),
+        Follow::Version(_) => None,
+    };
+    Ok(Resolved { template, channel, version, component, meta })
 }
 
 fn version_of(meta: &ModuleReleaseMeta, module: &str, channel: &str) -> Result<String, LookupError> {
@@ -274,6 +285,10 @@ mod tests {
     }
 
     fn check(case: Case) -> Result<String, String> {
+        check_of(case, Follow::Channel("regular".into()))
+    }
+
+    fn check_of(case: Case, follows: Follow) -> Result<String, String> {
         let labels = case.labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
         let restricted = case.restricted.then(|| "template-operator".to_owned()).into_iter().collect();
         let meta = case.meta.map(|spec| Arc::new(meta(spec)));
@@ -284,10 +299,11 @@ mod tests {
             restricted: &restricted,
             release_meta: &|_| meta.clone(),
             template: &|name| template.clone().filter(|template| template.name_any() == name),
+            held: &|_| false,
         };
         let module = WantedModule {
             name: "template-operator".into(),
-            channel: Ok("regular".into()),
+            follows: Ok(follows),
             managed: true,
             policy: Policy::CreateAndDelete,
         };
@@ -308,6 +324,19 @@ mod tests {
             ..Case::default()
         };
         assert_eq!(check(beta).unwrap(), "1.2.3");
+    }
+
+    #[test]
+    fn a_fixed_version_resolves_by_itself_and_keeps_the_rules() {
+        let fixed = |version: &str, case| check_of(case, Follow::Version(version.into()));
+        let nowhere = || json!({"channels": [{"channel": "fast", "version": "9.9.9"}]});
+        assert_eq!(fixed("1.2.3", Case { meta: Some(nowhere()), ..Case::default() }).unwrap(), "1.2.3");
+        let error = fixed("1.2.4", Case::default()).unwrap_err();
+        assert!(error.contains("\"template-operator-1.2.4\" not found"), "{error}");
+        let beta = Case { template: Some((json!({label::BETA: "true"}), false)), ..Case::default() };
+        assert_eq!(fixed("1.2.3", beta).unwrap_err(), "module template not allowed: beta module");
+        let newer = Case { installed: Some("1.3.0"), ..Case::default() };
+        assert!(fixed("1.2.3", newer).unwrap_err().contains("(from fast to 1.2.3)"));
     }
 
     #[test]

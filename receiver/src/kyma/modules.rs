@@ -63,8 +63,8 @@ pub(super) fn decide<'a>(
                 Decision { module, found: Ok(found), manifest, write }
             }
             Err(error) => {
-                // Who may not have a module loses it; any other error leaves what is installed as it is.
-                if !matches!(error, LookupError::NotAllowed(_)) {
+                // Who may not have a module loses it, unless too many would; any other error leaves what is installed as it is.
+                if !matches!(error, LookupError::NotAllowed(_)) || (sources.held)(&module.name) {
                     unresolved.insert(module.name.as_str());
                 }
                 Decision { module, found: Err(error), manifest, write: None }
@@ -135,6 +135,7 @@ mod tests {
     use tidewatch_shared::api::{CustomResourcePolicy, ModuleReleaseMeta, ModuleTemplate};
 
     use super::*;
+    use crate::kyma::validate::Follow;
 
     fn kyma() -> Kyma {
         serde_json::from_value(json!({
@@ -147,7 +148,7 @@ mod tests {
     fn wanted(name: &str, managed: bool) -> WantedModule {
         WantedModule {
             name: name.into(),
-            channel: Ok("fast".into()),
+            follows: Ok(Follow::Channel("fast".into())),
             managed,
             policy: CustomResourcePolicy::CreateAndDelete,
         }
@@ -155,6 +156,11 @@ mod tests {
 
     /// Modules `a` and `b` exist; `b` is beta.
     fn check(wanted: &[WantedModule], owned: &[Manifest]) -> (Vec<String>, Vec<String>) {
+        check_held(wanted, owned, false)
+    }
+
+    /// The same while removals are held.
+    fn check_held(wanted: &[WantedModule], owned: &[Manifest], held: bool) -> (Vec<String>, Vec<String>) {
         let release_meta = |name: &str| {
             let meta: ModuleReleaseMeta = serde_json::from_value(json!({
                 "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleReleaseMeta", "metadata": {"name": name},
@@ -180,6 +186,7 @@ mod tests {
             restricted: &BTreeSet::new(),
             release_meta: &release_meta,
             template: &template,
+            held: &|_| held,
         };
         let owned: Vec<_> = owned.iter().cloned().map(Arc::new).collect();
         let decisions = decide(&kyma(), wanted, &owned, &sources, "r");
@@ -196,7 +203,8 @@ mod tests {
             template: Arc::new(serde_json::from_value(json!({
                 "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleTemplate", "metadata": {"name": "t"}, "spec": {"descriptor": {}}
             })).unwrap()),
-            channel: "fast".into(),
+            channel: Some("fast".into()),
+            meta: Arc::default(),
             version: "1.0.0".into(),
             component: format!("kyma-project.io/module/{}", module.name),
         };
@@ -253,6 +261,8 @@ mod tests {
             named(&of_b),
             "not allowed any more"
         );
+        let held = check_held(std::slice::from_ref(&b), std::slice::from_ref(&of_b), true);
+        assert_eq!(held.1, Vec::<String>::new(), "not allowed to too many at once");
         let of_c = manifest(&c);
         assert_eq!(
             check(std::slice::from_ref(&c), std::slice::from_ref(&of_c)).1,

@@ -13,7 +13,7 @@ use tidewatch_shared::{
 
 pub(crate) use condition::{Access, Conditions, unreachable_since};
 pub(crate) use module::{removed, resolved, unresolved};
-pub(crate) use write::{write_kcp, write_runtime};
+pub(crate) use write::{withdraw, write_kcp, write_runtime};
 
 /// What a pass found out. What it did not look at stays as it was.
 #[derive(Clone, Debug, Default)]
@@ -153,8 +153,8 @@ mod tests {
             channel: Some("fast".into()),
             modules: Some(states.iter().enumerate().map(module).collect()),
             conditions: Conditions {
-                crds: Some(true),
-                catalog: Some(true),
+                crds: Some(Ok(None)),
+                catalog: Some(Ok(None)),
                 access: Some(Access::Usable),
                 webhook: None,
             },
@@ -199,16 +199,21 @@ mod tests {
     #[test]
     fn conditions_count_but_the_access_does_not() {
         let mut catalog_failed = findings(&[State::Ready]);
-        catalog_failed.conditions.catalog = Some(false);
+        catalog_failed.conditions.catalog = Some(Err("apply moduletemplates/x: no (403 Forbidden)".into()));
         let status = first(&catalog_failed);
         assert_eq!(status.state(), State::Processing);
         assert_eq!(
             condition(&status, "ModuleCatalog").1,
-            "module templates are out of sync and need to be resynchronized"
+            "module templates are out of sync and need to be resynchronized: apply moduletemplates/x: no (403 Forbidden)"
         );
+        let nobody_looked = Conditions { crds: Some(Ok(None)), ..Conditions::default() };
+        let again = compute(&status, &Findings { conditions: nobody_looked, ..findings(&[]) }, &now(1));
+        assert_eq!(condition(&again, "ModuleCatalog"), condition(&status, "ModuleCatalog"), "the words stay");
         assert_eq!(status.condition("ModuleCatalog").unwrap().reason, "Ready");
-        let status =
-            first(&Findings { conditions: Conditions { crds: Some(true), ..Conditions::default() }, ..findings(&[]) });
+        let status = first(&Findings {
+            conditions: Conditions { crds: Some(Ok(None)), ..Conditions::default() },
+            ..findings(&[])
+        });
         assert_eq!(
             condition(&status, "ModuleCatalog"),
             ("Unknown", "module templates synchronization state is unknown", 0)

@@ -2,6 +2,7 @@
 
 mod fake;
 mod installer;
+mod takeover;
 
 use std::sync::Arc;
 
@@ -272,7 +273,7 @@ async fn a_module_that_does_not_exist_is_the_users_error_and_ends_the_work() {
     let message = |n: usize| modules[n]["message"].as_str().unwrap().to_owned();
     assert_eq!(message(0), "no versions found for channel: rapid in module keda");
     assert_eq!(message(1), "no ModuleReleaseMeta found for module \"serverless\" in namespace \"kcp-system\"");
-    assert!(message(2).contains("a fixed version (1.0.0) is not supported yet"));
+    assert_eq!(message(2), "no ModuleReleaseMeta found for module \"x\" in namespace \"kcp-system\"");
     assert!(modules.as_array().unwrap().iter().all(|module| module["state"] == "Error"));
     assert!(bed.manifest().is_some(), "a lookup error deletes nothing");
     bed.forget_calls();
@@ -378,13 +379,39 @@ async fn a_conflict_begins_the_work_anew_and_is_not_shown() {
 }
 
 #[tokio::test]
+async fn what_somebody_else_wrote_while_a_pass_read_is_not_written_over() {
+    // Another receiver that still thinks it is the active one, for example: the fence's other half.
+    let other: fn(&mut Value) = |kyma| kyma["metadata"]["labels"]["other"] = json!("was here");
+    let mut bed = Bed::settled().await;
+    bed.enable();
+    let before = bed.status();
+    bed.kcp.meanwhile("PATCH kymas/k/status", "kymas/k", other);
+    assert_eq!(bed.kyma().await, Outcome::failed(Works::of(&[Work::Kyma]), Class::Ours));
+    assert_eq!(bed.status(), before);
+    assert_eq!(bed.kyma().await.class, None, "the next pass has read what the other wrote");
+    assert_ne!(bed.status(), before);
+
+    let mut bed = Bed::new();
+    bed.enable_default();
+    bed.kcp.meanwhile("PATCH kymas/k", "kymas/k", other);
+    assert_eq!(bed.kyma().await, Outcome::failed(Works::of(&[Work::Kyma]), Class::Ours));
+    let finalizers = |bed: &Bed| bed.kcp.object("kymas/k").unwrap()["metadata"]["finalizers"].clone();
+    assert_eq!(finalizers(&bed), Value::Null);
+    bed.kyma().await;
+    assert_ne!(finalizers(&bed), Value::Null);
+}
+
+#[tokio::test]
 async fn a_failing_catalog_fails_alone() {
     let mut bed = Bed::new();
     bed.runtime.refuse("PATCH moduletemplates/keda-1.0.0", 422);
     bed.enable_default();
     let outcome = bed.pass(Works::of(&[Work::Kyma, Work::Catalog]), Drift::None).await;
-    assert_eq!((outcome.ended, outcome.failed), (Works::of(&[Work::Kyma]), Works::of(&[Work::Catalog])));
+    let (kyma, catalog) = (Works::of(&[Work::Kyma]), Works::of(&[Work::Catalog]));
+    assert_eq!((outcome.ended, outcome.failed, outcome.put_off), (kyma, Works::EMPTY, catalog));
     assert_eq!(bed.condition("ModuleCatalog")["status"], "False");
+    let message = bed.condition("ModuleCatalog")["message"].as_str().unwrap().to_owned();
+    assert!(message.contains(": apply moduletemplates/keda-1.0.0; 1 wait for them: "), "{message}");
     assert!(bed.manifest().is_some(), "modules do not wait for the catalog");
 }
 
@@ -517,6 +544,7 @@ async fn a_deletion_takes_manifests_first_and_the_finalizer_last() {
             "DELETE customresourcedefinitions/modulereleasemetas.operator.kyma-project.io",
             "DELETE customresourcedefinitions/moduletemplates.operator.kyma-project.io",
             "DELETE kymas/default",
+            "DELETE configmaps/tidewatch-catalog",
             "DELETE customresourcedefinitions/kymas.operator.kyma-project.io",
         ]
     );

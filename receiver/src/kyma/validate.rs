@@ -25,8 +25,8 @@ pub(crate) enum InvalidKyma {
     /// More than [`MAX_MODULES`].
     #[error("invalid Kyma: more than {MAX_MODULES} modules")]
     TooMany,
-    /// A name or a channel of more than [`MAX_NAME`].
-    #[error("invalid Kyma: a module's name or channel has more than {MAX_NAME} characters")]
+    /// A name, a channel or a version of more than [`MAX_NAME`].
+    #[error("invalid Kyma: a module's name, channel or version has more than {MAX_NAME} characters")]
     TooLong,
 }
 
@@ -39,9 +39,24 @@ pub(crate) enum InvalidModule {
     /// Both say what to install.
     #[error("invalid module in spec: version and channel are mutually exclusive")]
     VersionAndChannel,
-    /// Fixed versions come later.
-    #[error("invalid module in spec: a fixed version ({0}) is not supported yet, set a channel instead")]
+}
+
+/// What decides on a module's version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Follow {
+    /// Where this channel points.
+    Channel(String),
+    /// Nothing: it stays at this version.
     Version(String),
+}
+
+impl Follow {
+    /// As messages name it.
+    pub(crate) fn as_str(&self) -> &str {
+        match self {
+            Self::Channel(text) | Self::Version(text) => text,
+        }
+    }
 }
 
 /// One module that the user wants.
@@ -49,8 +64,8 @@ pub(crate) enum InvalidModule {
 pub(crate) struct WantedModule {
     /// Its name, which is that of its release meta.
     pub(crate) name: String,
-    /// The channel it follows.
-    pub(crate) channel: Result<String, InvalidModule>,
+    /// What it follows.
+    pub(crate) follows: Result<Follow, InvalidModule>,
     /// Whether we look after it.
     pub(crate) managed: bool,
     /// Whether the default module CR is ours to create and delete.
@@ -75,7 +90,8 @@ pub(crate) fn validate(spec: &KymaSpec) -> Result<Validated, InvalidKyma> {
     if entries.len() > MAX_MODULES {
         return Err(InvalidKyma::TooMany);
     }
-    let names = entries.iter().flat_map(|entry| [Some(&entry.name), entry.channel.as_ref()]).flatten();
+    let names = entries.iter();
+    let names = names.flat_map(|entry| [Some(&entry.name), entry.channel.as_ref(), entry.version.as_ref()]).flatten();
     if names.chain([&spec.channel]).any(|name| name.len() > MAX_NAME) {
         return Err(InvalidKyma::TooLong);
     }
@@ -83,7 +99,7 @@ pub(crate) fn validate(spec: &KymaSpec) -> Result<Validated, InvalidKyma> {
     for entry in entries {
         modules.entry(entry.name.clone()).or_insert_with(|| WantedModule {
             name: entry.name.clone(),
-            channel: channel(given(&entry.channel), given(&entry.version), &spec.channel),
+            follows: follows(given(&entry.channel), given(&entry.version), &spec.channel),
             managed: entry.managed,
             policy: entry.policy(),
         });
@@ -95,14 +111,14 @@ fn given(text: &Option<String>) -> Option<&str> {
     text.as_deref().filter(|text| !text.is_empty())
 }
 
-fn channel(own: Option<&str>, version: Option<&str>, kymas: &str) -> Result<String, InvalidModule> {
+fn follows(own: Option<&str>, version: Option<&str>, kymas: &str) -> Result<Follow, InvalidModule> {
     match (own, version) {
         (Some(NO_CHANNEL), _) => Err(InvalidModule::NoChannel),
         (Some(_), Some(_)) => Err(InvalidModule::VersionAndChannel),
-        (None, Some(version)) => Err(InvalidModule::Version(version.chars().take(64).collect())),
-        (Some(channel), None) => Ok(channel.to_owned()),
-        (None, None) if kymas.is_empty() => Ok(DEFAULT_CHANNEL.to_owned()),
-        (None, None) => Ok(kymas.to_owned()),
+        (None, Some(version)) => Ok(Follow::Version(version.to_owned())),
+        (Some(channel), None) => Ok(Follow::Channel(channel.to_owned())),
+        (None, None) if kymas.is_empty() => Ok(Follow::Channel(DEFAULT_CHANNEL.to_owned())),
+        (None, None) => Ok(Follow::Channel(kymas.to_owned())),
     }
 }
 
@@ -119,13 +135,13 @@ mod tests {
     }
 
     #[test]
-    fn a_modules_own_channel_wins_over_the_kymas() {
+    fn a_modules_own_channel_or_version_wins_over_the_kymas() {
         for (kyma, module, expected) in [
-            ("fast", json!({"name": "a"}), Ok("fast".to_owned())),
-            ("fast", json!({"name": "a", "channel": "regular"}), Ok("regular".to_owned())),
-            ("", json!({"name": "a"}), Ok("regular".to_owned())),
+            ("fast", json!({"name": "a"}), Ok(Follow::Channel("fast".to_owned()))),
+            ("fast", json!({"name": "a", "channel": "regular"}), Ok(Follow::Channel("regular".to_owned()))),
+            ("", json!({"name": "a"}), Ok(Follow::Channel("regular".to_owned()))),
             ("fast", json!({"name": "a", "channel": "none"}), Err(InvalidModule::NoChannel)),
-            ("fast", json!({"name": "a", "version": "1.0.0"}), Err(InvalidModule::Version("1.0.0".into()))),
+            ("fast", json!({"name": "a", "version": "1.0.0"}), Ok(Follow::Version("1.0.0".into()))),
             (
                 "fast",
                 json!({"name": "a", "version": "1.0.0", "channel": "fast"}),
@@ -133,7 +149,7 @@ mod tests {
             ),
         ] {
             let validated = check(json!({"channel": kyma, "modules": [module]})).unwrap();
-            assert_eq!(validated.modules[0].channel, expected, "{module}");
+            assert_eq!(validated.modules[0].follows, expected, "{module}");
         }
     }
 

@@ -64,6 +64,9 @@ pub struct Outcome {
     pub ended: Works,
     /// Works that failed in passing: wanted again with backoff, they settle nothing. Wins over `ended`.
     pub failed: Works,
+    /// Works that failed in passing, in a way that is nobody else's: wanted again with a backoff of their own, which holds up no
+    /// other work. They settle nothing.
+    pub put_off: Works,
     /// What kind of failure it was; `None` counts as [`Class::Ours`] when something failed.
     pub class: Option<Class>,
     /// Work on it again after this long: as verification when all ended, or no sooner than this when something failed.

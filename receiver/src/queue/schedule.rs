@@ -39,7 +39,16 @@ pub(crate) enum Later {
     Restart,
     /// This process has begun: all are verified, but not at once.
     Spread,
+    /// Many are concerned, so many a second.
+    Paced,
+    /// A version is rolled out: each at its own time.
+    RollOut,
+    /// It was put off.
+    PutOff,
 }
+
+/// How many reasons there are.
+const LATER: usize = 6;
 
 /// Where an entry stands; kept so that it can be taken out exactly.
 #[derive(Clone, Copy, Debug, Default)]
@@ -64,7 +73,9 @@ struct Entry {
     backoff: Option<(Instant, Instant)>,
     /// Since when it is ready, while it is.
     since: Option<Instant>,
-    later: [Option<(Instant, Wanted)>; 3],
+    later: [Option<(Instant, Wanted)>; LATER],
+    /// Works that were put off, and how often in a row.
+    put_off: (Works, u32),
     place: Place,
 }
 
@@ -165,6 +176,11 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         self.arrange(key, now);
     }
 
+    /// Whether something is wanted later for this reason.
+    pub(crate) fn is_later(&self, key: &K, reason: Later) -> bool {
+        self.entries.get(key).is_some_and(|entry| entry.later[reason as usize].is_some())
+    }
+
     /// Takes the next Kyma into work: fair between them, by priority, and never one that waits or is in work.
     pub(crate) fn take(&mut self, now: Instant) -> Option<(K, Wanted)> {
         self.promote(now);
@@ -206,10 +222,25 @@ impl<K: Clone + Eq + Hash> Queue<K> {
             (None, true) if !outcome.ended.is_empty() => entry.lane = Lane::Normal,
             (None, true) => {}
         }
-        let parked = begun.works.minus(outcome.ended | outcome.failed);
+        let put_off = outcome.put_off.both(begun.works).minus(outcome.failed);
+        let parked = begun.works.minus(outcome.ended | outcome.failed | put_off);
         if !parked.is_empty() {
             merge_into(&mut entry.parked, Wanted { works: parked, ..begun.clone() });
         }
+        let (before, times) = entry.put_off;
+        if !put_off.is_empty() {
+            entry.put_off = (before | put_off, times.saturating_add(1));
+        } else if !before.both(outcome.ended).is_empty() {
+            // They are well again.
+            entry.put_off = (Works::EMPTY, 0);
+            entry.later[Later::PutOff as usize] = None;
+        }
+        if !put_off.is_empty() {
+            let delay = outcome.class.unwrap_or(Class::Ours).wait(entry.put_off.1, &mut self.random);
+            let priority = begun.priority.max(Priority::Catalog);
+            self.want_later(key, Later::PutOff, now + delay, Wanted { works: put_off, priority, ..begun.clone() }, now);
+        }
+        let entry = self.entries.get_mut(key)?;
         let mut wait = None;
         if outcome.failed.is_empty() {
             (entry.failures, entry.backoff) = (0, None);

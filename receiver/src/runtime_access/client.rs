@@ -66,10 +66,10 @@ impl Usage {
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
-    /// Whether nothing is under way, and nothing was asked for as long as a connection may be idle.
-    pub(super) fn rests(&self) -> bool {
+    /// When something was last asked; `None` while something is under way.
+    pub(super) fn rests_since(&self) -> Option<Instant> {
         let last = *self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        self.permits.available_permits() == self.concurrent && last.elapsed() >= IDLE
+        (self.permits.available_permits() == self.concurrent).then_some(last)
     }
 }
 

@@ -241,7 +241,7 @@ async fn a_client_that_nobody_uses_is_dropped_and_the_next_one_is_of_the_same_ac
     access.client(&key()).unwrap();
     tokio::time::advance(client::IDLE / 2).await;
     access.drop_idle();
-    assert!(is_built(), "it was asked for half a minute ago");
+    assert!(is_built(), "it was asked for a moment ago");
     let held = match &access.table().entries[&key()].access {
         Access::Usable { built: Some(built), .. } => built.usage.permits.clone().try_acquire_owned().unwrap(),
         _ => panic!("it is built"),
@@ -254,6 +254,24 @@ async fn a_client_that_nobody_uses_is_dropped_and_the_next_one_is_of_the_same_ac
     assert!(!is_built());
     assert_eq!(access.client_and_revision(&key()).unwrap().1, revision);
     drop(client);
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_the_clients_that_nobody_uses_those_that_were_used_last_stay() {
+    let (server, _) = recording(None, &[H2]).await;
+    let kubeconfig = server.kubeconfig("127.0.0.1", "token: t");
+    let access = RuntimeAccess::new(local(), Metrics::default());
+    let keys: Vec<_> = (0..MAX_RESTING + 2).map(|number| KymaKey::new("kcp-system", number.to_string())).collect();
+    for key in &keys {
+        access.set_secrets(key, &[secret("1", kubeconfig.clone())]);
+        access.client(key).unwrap();
+        tokio::time::advance(client::IDLE / 1_000).await;
+    }
+    access.client(&keys[0]).unwrap();
+    access.drop_idle();
+    let is_built = |key| matches!(access.table().entries[key].access, Access::Usable { built: Some(_), .. });
+    let dropped: Vec<_> = keys.iter().filter(|key| !is_built(key)).collect();
+    assert_eq!(dropped, [&keys[1], &keys[2]], "the first was used again");
 }
 
 #[test]

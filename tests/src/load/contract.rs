@@ -302,6 +302,7 @@ fn wire(runtime: &RuntimeId, id: EventId, planned: &PlannedWatch, what: What, de
             generation: what.and_then(|_| i64::try_from(id.sequence).ok()),
             change: what.map(|_| Change::Spec),
             delta,
+            unnamed: false,
         },
     }
 }

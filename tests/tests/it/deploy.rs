@@ -1,15 +1,22 @@
-//! What `deploy/` says of the receiver's installation is what an API server takes, and gives the rights that the code names.
+//! What `deploy/` says of the receiver's installation is what an API server takes, and gives the rights that the code names; its
+//! admission policies refuse what no runtime could have.
 
 use std::{collections::BTreeSet, path::Path, process::Command};
 
 use kube::{
-    Api, ResourceExt,
-    api::{DynamicObject, Patch, PatchParams, ValidationDirective},
+    Api, Client, ResourceExt,
+    api::{DynamicObject, Patch, PatchParams, PostParams, ValidationDirective},
     core::{ApiResource, GroupVersionKind},
 };
-use tidewatch_receiver::rights;
-use tidewatch_shared::names::KCP_NAMESPACE;
-use tidewatch_tests::{bed, control_plane::Tool};
+use serde_json::{Value, json};
+use tidewatch_receiver::{catalog::desired::Kind, rights};
+use tidewatch_shared::{
+    api::crds,
+    names::{KCP_NAMESPACE, label},
+};
+use tidewatch_tests::{bed, control_plane::Tool, landscape::until};
+
+use crate::support::Tested;
 
 /// The objects of a kustomization, as kubectl builds it.
 async fn built(folder: &str) -> Vec<DynamicObject> {
@@ -30,10 +37,14 @@ async fn an_api_server_takes_all_of_it() {
     let kcp = bed::shared().await.unwrap().kcp().await.unwrap();
     kcp.ensure_namespace(KCP_NAMESPACE).await.unwrap();
     let client = kcp.client().await.unwrap();
-    for folder in ["base", "overlays/cert-manager"] {
+    const INSTALLED: [&str; 6] =
+        ["Deployment", "Service", "Role", "NetworkPolicy", "PodMonitor", "CustomResourceDefinition"];
+    const REFUSING: [&str; 2] = ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"];
+    for (folder, wanted) in [("base", &INSTALLED[..]), ("overlays/cert-manager", &INSTALLED), ("admission", &REFUSING)]
+    {
         let objects = built(folder).await;
         let kinds: BTreeSet<_> = objects.iter().map(kind).collect();
-        for wanted in ["Deployment", "Service", "Role", "NetworkPolicy", "PodMonitor", "CustomResourceDefinition"] {
+        for wanted in wanted {
             assert!(kinds.contains(wanted), "{folder} has no {wanted}");
         }
         // The kind of a monitor comes with Prometheus' operator, that of a certificate with cert-manager.
@@ -63,4 +74,118 @@ async fn the_overlay_adds_the_issuer_and_its_rights() {
     for rules in [rights::rules(), rights::cert_manager_rules()] {
         assert!(granted.contains(&serde_json::to_value(&rules).unwrap()), "{rules:?}");
     }
+}
+
+/// The namespace in which the policies hold here; the landscapes' are left alone.
+const REFUSING: &str = "admission";
+
+async fn apply(client: &Client, object: &DynamicObject) -> kube::Result<DynamicObject> {
+    let types = object.types.clone().unwrap();
+    let api = Api::all_with(client.clone(), &ApiResource::from_gvk(&GroupVersionKind::try_from(&types).unwrap()));
+    api.patch(&object.name_any(), &PatchParams::apply("test").force(), &Patch::Apply(object)).await
+}
+
+/// Whether KCP takes an object of the catalog: its words if not.
+async fn offer(client: &Client, kind: Kind, name: &str, spec: &Value) -> Result<(), String> {
+    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), REFUSING, &kind.api_resource());
+    let object = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": kind.name(),
+        "metadata": {"name": name, "namespace": REFUSING}, "spec": spec});
+    let params = PostParams { dry_run: true, ..PostParams::default() };
+    let taken = api.create(&params, &serde_json::from_value(object).unwrap()).await;
+    taken.map(drop).map_err(|error| error.to_string())
+}
+
+fn release(change: Value) -> Value {
+    let mut spec = json!({"moduleName": "keda", "ocmComponentName": "kyma-project.io/module/keda",
+        "channels": [{"channel": "regular", "version": "1.0.0"}, {"channel": "fast", "version": "1.1.0-rc-1"}],
+        "versions": [{"version": "1.0.0", "deprecationDate": "2027-01-31"}],
+        "kymaSelector": {"matchExpressions": [{"key": "team", "operator": "In", "values": ["a"]}, {"key": "x", "operator": "Exists"}]}});
+    json_patch(&mut spec, change);
+    spec
+}
+
+/// Members take the place of those with the same name; null removes one.
+fn json_patch(spec: &mut Value, change: Value) {
+    for (key, value) in change.as_object().unwrap() {
+        match value {
+            Value::Null => drop(spec.as_object_mut().unwrap().remove(key)),
+            value => spec[key] = value.clone(),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_policies_refuse_what_no_runtime_could_have() -> Tested {
+    let kcp = bed::shared().await?.kcp().await?;
+    kcp.ensure_namespace(REFUSING).await?;
+    let client = kcp.client().await?;
+    for crd in crds::crds() {
+        apply(&client, &serde_json::from_value(serde_json::to_value(crd)?)?).await?;
+    }
+    let old = json!({"metadata": {"name": "keda-fast", "namespace": REFUSING}, "spec": {"channel": "fast", "descriptor": {}}});
+    let old: DynamicObject = serde_json::from_value(old)?;
+    let templates: Api<DynamicObject> = Api::namespaced_with(client.clone(), REFUSING, &Kind::Template.api_resource());
+    let old = until("the CRDs to be served", async || Ok(Some(templates.create(&PostParams::default(), &old).await?)))
+        .await?;
+    for mut object in built("admission").await {
+        assert_eq!(object.namespace(), None);
+        if let Some(selector) = object.data.pointer_mut("/spec/matchResources/namespaceSelector/matchLabels") {
+            *selector = json!({"kubernetes.io/metadata.name": REFUSING});
+        }
+        apply(&client, &object).await?;
+    }
+    let template = |module: &str, version: &str| json!({"moduleName": module, "version": version, "descriptor": {}});
+    let (mt, mrm) = (Kind::Template, Kind::ReleaseMeta);
+    until("the policies to hold", async || {
+        let template = offer(&client, mt, "keda", &template("keda", "1.0.0")).await.is_err();
+        Ok((template && offer(&client, mrm, "kedas", &release(json!({}))).await.is_err()).then_some(()))
+    })
+    .await?;
+    offer(&client, mt, "keda-1.0.0", &template("keda", "1.0.0")).await.unwrap();
+    offer(&client, mrm, "keda", &release(json!({}))).await.unwrap();
+    let mandatory =
+        json!({"channels": null, "mandatory": {"version": "1.0.0"}, "kymaSelector": null, "versions": null});
+    offer(&client, mrm, "keda", &release(mandatory)).await.unwrap();
+
+    let channels = |entries: &[(&str, &str)]| json!({"channels": entries.iter().map(|(channel, version)| json!({"channel": channel, "version": version})).collect::<Vec<_>>()});
+    let selector = |operator: &str, values: &[&str]| json!({"kymaSelector": {"matchExpressions": [{"key": "a", "operator": operator, "values": values}]}});
+    let nameable = "must be able to stand in the name of a template";
+    let operator = "an operator of spec.kymaSelector";
+    for (kind, name, spec, words) in [
+        (mt, "keda-1.0.0", json!({"descriptor": {}}), "spec.moduleName and spec.version must be set"),
+        (mt, "keda-1.0.0", template("keda", ""), "spec.moduleName and spec.version must be set"),
+        (mt, "keda-1.1.0", template("keda", "1.0.0"), "the name must be <spec.moduleName>-<spec.version>"),
+        (mrm, "other", release(json!({})), "the name must be spec.moduleName"),
+        (mrm, "keda", release(json!({"ocmComponentName": null})), "spec.ocmComponentName must be set"),
+        (mrm, "keda", release(channels(&[("regular", "")])), nameable),
+        (mrm, "keda", release(channels(&[("regular", "1.0.0-RC")])), nameable),
+        (mrm, "keda", release(json!({"channels": null, "mandatory": {"version": "1.0.0-rc.1"}})), nameable),
+        (mrm, "keda", release(json!({"channels": null, "mandatory": {"version": "1.0.0+1"}})), nameable),
+        (mrm, "keda", release(channels(&[("none", "1.0.0")])), "no channel may have the name none"),
+        (mrm, "keda", release(json!({"versions": [{"version": ""}]})), "what is said of a version must name it"),
+        (mrm, "keda", release(selector("Like", &["a"])), operator),
+        (mrm, "keda", release(selector("In", &[])), operator),
+        (mrm, "keda", release(selector("Exists", &["a"])), operator),
+        // What the CRDs refuse already.
+        (mrm, "keda", release(channels(&[("regular", "1.0.0"), ("regular", "1.1.0")])), "Duplicate value"),
+        (mrm, "keda", release(channels(&[("regular", "v1.0.0")])), "spec.channels[0].version"),
+        (mrm, "keda", release(json!({"mandatory": {"version": "1.0.0"}})), "exactly one of 'mandatory' or 'channels'"),
+        (
+            mrm,
+            "keda",
+            release(json!({"versions": [{"version": "1.0.0", "deprecationDate": "31.1.2027"}]})),
+            "deprecationDate",
+        ),
+    ] {
+        let refused = offer(&client, kind, name, &spec).await.expect_err(&format!("{name} {spec}"));
+        assert!(refused.contains(words), "{name} {spec}: {refused}");
+    }
+    // What was there before the policies may be labelled and deleted, but not become something else that is wrong.
+    let labelled = Patch::Merge(json!({"metadata": {"labels": {label::BETA: "true"}}}));
+    templates.patch(&old.name_any(), &PatchParams::default(), &labelled).await?;
+    let otherwise = Patch::Merge(json!({"spec": {"channel": "regular"}}));
+    let refused = templates.patch(&old.name_any(), &PatchParams::default(), &otherwise).await.unwrap_err().to_string();
+    assert!(refused.contains("must be set"), "{refused}");
+    templates.delete(&old.name_any(), &Default::default()).await?;
+    Ok(())
 }

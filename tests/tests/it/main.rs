@@ -31,5 +31,6 @@ mod support;
 mod sync;
 mod takeover;
 mod test_bed;
+mod upgrade;
 mod v2;
 mod watches;

@@ -87,7 +87,7 @@ const AGENT_HERE: [Needed; 12] = [
 
 /// In its namespace of KCP, and why. Each `list` and `watch` is of a cache, and readiness waits for all of them; in brackets the room of
 /// tests that uses a verb.
-const RECEIVER_HERE: [(Right<'static>, &str); 13] = [
+const RECEIVER_HERE: [(Right<'static>, &str); 16] = [
     (
         (GROUP, "kymas", "", "get list patch watch"),
         "get: every pass begins with a quorum read; patch: finalizer (kyma)",
@@ -105,6 +105,15 @@ const RECEIVER_HERE: [(Right<'static>, &str); 13] = [
     (("", "secrets", "tidewatch-ca", "get update"), "get: at each start (nothing); update: a rotation (rotation)"),
     (("", "configmaps", "tidewatch", "list watch"), "whether all are paused"),
     (("", "configmaps", "tidewatch-revocations", "list watch"), "who is revoked (enrolment)"),
+    (
+        ("", "configmaps", "tidewatch-releases", "list patch watch"),
+        "what is accepted of the catalog, and since when (catalog)",
+    ),
+    (
+        ("", "configmaps", "", "create"),
+        "releases and how far an upgrade of agents is: create cannot be limited by name (upgrade)",
+    ),
+    (("", "configmaps", "tidewatch-agent-upgrade", "list update watch"), "the same, from stage to stage (upgrade)"),
     (("coordination.k8s.io", "leases", "", "create get update"), "one is active, of any name (active)"),
     (
         ("events.k8s.io", "events", "", "create patch"),

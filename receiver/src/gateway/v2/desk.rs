@@ -1,15 +1,14 @@
 //! One request of v2, from its head to its answer.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{Method, Request, Response, header, request::Parts};
+use http::{Method, Request, Response, request::Parts};
 use http_body::Body;
 use http_body_util::Full;
 use hyper::body::Incoming;
 use rustls_pki_types::CertificateDer;
 use tidewatch_shared::{
-    certificate::fingerprint,
     identity::RuntimeId,
     v2::{self, Event},
 };
@@ -29,7 +28,7 @@ use crate::gateway::{
     self, Now, Settings,
     body::Budget,
     connection::{Holder, Service},
-    metrics::{Path, RefusedAs},
+    head,
     peers::Peers,
     refusal::{self as shared, Answer},
 };
@@ -88,21 +87,22 @@ impl<T: Take> Desk<T> {
     {
         let begun = Now::read();
         let (parts, body) = request.into_parts();
-        self.shared.begun.get_or_create(&Path { route: ROUTE }).inc();
+        self.shared.request_begun(ROUTE);
         self.metrics.begun();
         let mut pending = Pending(&self.metrics, begun, true);
-        match self.judge(&parts, body, peer, begun).await {
+        let result = self.judge(&parts, body, peer, begun).await;
+        let ended = Now::read();
+        let refused = result.as_ref().err().map(|refusal| refusal.label());
+        self.shared.request_ended(ROUTE, ended.instant.saturating_duration_since(begun.instant), refused);
+        match result {
             Ok(()) => {
                 pending.2 = false;
-                self.shared.accepted.get_or_create(&Path { route: ROUTE }).inc();
                 (Response::new(Full::default()), false)
             }
             Err(refusal) => {
-                let reason = refusal.label();
-                self.shared.refused.get_or_create(&RefusedAs { route: ROUTE, reason }).inc();
                 self.count(refusal, parts.uri.path());
-                tracing::debug!(route = ROUTE, reason, "Request refused");
-                (refusal.answer(Now::read().unix), matches!(peer.0, Who::Nobody(_)))
+                tracing::debug!(route = ROUTE, reason = refusal.label(), "Request refused");
+                (refusal.answer(ended.unix), matches!(peer.0, Who::Nobody(_)))
             }
         }
     }
@@ -124,7 +124,7 @@ impl<T: Take> Desk<T> {
     {
         let manager = self.head(parts)?;
         let caller = self.callers.caller(peer, &parts.headers, now.unix)?;
-        if self.revocations.cover_leaf(&caller.runtime, &fingerprint(&caller.leaf)) {
+        if self.revocations.cover_leaf(&caller.runtime, &caller.fingerprint) {
             return Err(shared::Refusal::Revoked.into());
         }
         let pass = self.peers.enter(&caller.runtime, now)?;
@@ -142,10 +142,7 @@ impl<T: Take> Desk<T> {
     /// What is judged before anybody is asked who they are. Content type and query are none of it: the incumbent never looks.
     fn head<'a>(&self, parts: &'a Parts) -> Result<&'a str, Refusal> {
         let manager = v2::manager_of(parts.uri.path()).ok_or(shared::Refusal::Route)?;
-        let announced = parts.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-        if announced.is_some_and(|length: u64| length > self.max_body as u64) {
-            return Err(shared::Refusal::TooLarge(self.max_body).into());
-        }
+        head::fits(&parts.headers, self.max_body)?;
         if parts.method != Method::POST {
             return Err(shared::Refusal::Method.into());
         }
@@ -156,7 +153,7 @@ impl<T: Take> Desk<T> {
 impl<T: Take> Service for Desk<T> {
     type Peer = Peer;
 
-    fn peer(&self, chain: &[CertificateDer<'_>]) -> Peer {
+    fn peer(&self, chain: &[CertificateDer<'_>], _: Option<SocketAddr>) -> Peer {
         self.callers.peer(chain.first())
     }
 
@@ -168,13 +165,16 @@ impl<T: Take> Service for Desk<T> {
         }
     }
 
-    // The fingerprint of a leaf is looked at with each request; a connection ends for its runtime alone.
+    fn leaf<'a>(&self, peer: &'a Peer) -> Option<&'a str> {
+        if let Who::Runtime(caller) = &peer.0 { Some(&caller.fingerprint) } else { None }
+    }
+
     fn moves(&self) -> Option<watch::Receiver<u64>> {
         Some(self.revocations.watch())
     }
 
-    fn is_out(&self, runtime: &RuntimeId, _: Option<&str>) -> bool {
-        self.revocations.names_runtime(runtime)
+    fn is_out(&self, runtime: &RuntimeId, leaf: Option<&str>) -> bool {
+        leaf.is_some_and(|leaf| self.revocations.cover_leaf(runtime, leaf)) || self.take.is_gone(runtime)
     }
 
     fn shut_until(&self, runtime: &RuntimeId, now: Instant) -> Option<Instant> {

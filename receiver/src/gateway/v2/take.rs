@@ -38,6 +38,11 @@ pub trait Take: Send + Sync + 'static {
 
     /// Takes an event for a known manager.
     fn take(&self, manager: &str, caller: &Caller, event: Event) -> impl Future<Output = Result<(), NotTaken>> + Send;
+
+    /// Whether no Kyma has that runtime id, for certain: then its connections end.
+    fn is_gone(&self, _: &RuntimeId) -> bool {
+        false
+    }
 }
 
 /// Runtimes that may speak v2 although they have spoken v3: those whose Kyma has the label
@@ -146,5 +151,9 @@ impl Take for Legacy {
                 Ok(())
             }
         }
+    }
+
+    fn is_gone(&self, runtime: &RuntimeId) -> bool {
+        self.hub.placed(runtime) == Err(Unplaced::Unknown)
     }
 }

@@ -3,25 +3,37 @@
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use http::{Method, Request, header};
 use http_body_util::{BodyExt, Full};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair, SanType, date_time_ymd,
 };
-use rustls_pki_types::CertificateDer;
+use rustls_pki_types::{CertificateDer, ServerName};
 use serde::Deserialize;
 use tidewatch_shared::{
+    certificate::fingerprint,
     metrics::Registry,
+    tls::{self, Identity},
     v2::{Caller, Event, forward},
 };
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_util::sync::CancellationToken;
 
 use super::*;
 use crate::{
-    gateway::{connection::Service, refusal::Answer, tests::testing},
-    pki::TrustBundle,
+    enrolment::Revocations,
+    gateway::{Now, connection::Service, refusal::Answer, tests::testing},
+    pki::{SERVER_VALIDITY, ServerIdentity, TrustBundle},
 };
+
+/// How long a test waits for what must come; only a failure reaches it.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Deserialize)]
 struct Golden {
@@ -73,6 +85,16 @@ impl Root {
     }
 
     fn leaf(&self, name: &str, uri: Option<&str>, last_year: i32) -> CertificateDer<'static> {
+        self.signed(&KeyPair::generate().unwrap(), name, uri, last_year)
+    }
+
+    /// A leaf of a runtime with its key.
+    fn identity(&self, name: &str) -> Identity {
+        let key = KeyPair::generate().unwrap();
+        Identity { chain: vec![self.signed(&key, name, None, 2090)], key: key.serialize_der().into() }
+    }
+
+    fn signed(&self, key: &KeyPair, name: &str, uri: Option<&str>, last_year: i32) -> CertificateDer<'static> {
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
         if !name.is_empty() {
@@ -81,7 +103,7 @@ impl Root {
         params.subject_alt_names = uri.map(|uri| SanType::URI(uri.try_into().unwrap())).into_iter().collect();
         params.not_before = date_time_ymd(2020, 1, 1);
         params.not_after = date_time_ymd(last_year, 1, 1);
-        params.signed_by(&KeyPair::generate().unwrap(), &self.issuer).unwrap().der().clone()
+        params.signed_by(key, &self.issuer).unwrap().der().clone()
     }
 }
 
@@ -138,7 +160,7 @@ impl Room {
 
     async fn ask(&self, caller: &str, request: Request<Full<bytes::Bytes>>) -> Answer {
         let desk = if ["proxy", "impostor"].contains(&caller) { &self.proxied } else { &self.direct };
-        desk.answer(request, &desk.peer(&[self.leaves[caller].clone()])).await.0
+        desk.answer(request, &desk.peer(&[self.leaves[caller].clone()], None)).await.0
     }
 
     fn metric(&self, name: &str) -> f64 {
@@ -209,21 +231,62 @@ async fn each_runtime_has_a_rate() {
 #[tokio::test]
 async fn a_revoked_runtime_or_leaf_says_nothing_more() {
     let room = Room::new();
-    let revocations = crate::enrolment::Revocations::default();
+    let revocations = Revocations::default();
     let settings =
         Settings { revocations: revocations.clone(), ..settings("127.0.0.1:0".parse().unwrap(), testing::domain()) };
     let callers = Callers::new(TrustBundle::of(vec![room.leaves["runtime"].clone()]), None).unwrap();
     let metrics = Metrics::register(&mut Registry::default());
     let desk = Desk::new(&settings, callers, room.taken.clone(), metrics, testing::metrics());
-    let leaf = tidewatch_shared::certificate::fingerprint(&room.leaves["runtime"]);
+    let leaf = fingerprint(&room.leaves["runtime"]);
     let body = r#"{"watched":{"Namespace":"a","Name":"b"},"watchedGvk":{"group":"g","version":"v","kind":"K"}}"#;
     for (keys, expected) in [(vec![], 200), (vec!["r-2"], 200), (vec!["r-1"], 401), (vec![&*leaf], 401)] {
         let data: BTreeMap<_, _> = keys.into_iter().map(|key| (key, "lost")).collect();
         revocations.set(Some(&serde_json::from_value(serde_json::json!({"data": data})).unwrap()));
         let request = Request::post("/v2/lifecycle-manager/event").body(Full::new(body.into())).unwrap();
-        let answer = desk.answer(request, &desk.peer(&[room.leaves["runtime"].clone()])).await.0;
+        let answer = desk.answer(request, &desk.peer(&[room.leaves["runtime"].clone()], None)).await.0;
         assert_eq!(answer.status(), expected);
     }
+}
+
+#[tokio::test]
+async fn the_connection_of_a_revoked_leaf_ends_and_no_other() {
+    let (clients, ca, now) = (Root::new(), testing::ca(Now::read().unix), Now::read().unix);
+    let revocations = Revocations::default();
+    let server = ca.make_server(&["kcp.test".parse().unwrap()], now, SERVER_VALIDITY).unwrap().identity().unwrap();
+    let server = ServerIdentity::new(&server, &clients.bundle()).unwrap();
+    let settings =
+        Settings { revocations: revocations.clone(), ..settings("127.0.0.1:0".parse().unwrap(), testing::domain()) };
+    let (tls, callers) = (Arc::new(ArcSwap::new(server.config())), Callers::new(clients.bundle(), None).unwrap());
+    let metrics = Metrics::register(&mut Registry::default());
+    let gateway = Gateway::bind_v2(settings, tls, callers, Recorder::default(), metrics, testing::metrics());
+    let gateway = gateway.await.unwrap();
+    let (address, shutdown) = (gateway.address(), CancellationToken::new());
+    let served = tokio::spawn(gateway.run(shutdown.clone()));
+    let connect = async |identity: &Identity| {
+        let config = tls::client(identity, ca.trust_bundle().store().unwrap()).unwrap();
+        let tcp = TcpStream::connect(address).await.unwrap();
+        let name = ServerName::try_from("kcp.test").unwrap();
+        let stream = TlsConnector::from(Arc::new(config)).connect(name, tcp).await.unwrap();
+        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
+        (sender, tokio::spawn(connection))
+    };
+    let say = async |sender: &mut http1::SendRequest<Full<bytes::Bytes>>| {
+        let request = Request::post("/v2/lifecycle-manager/event").header(header::HOST, "kcp.test");
+        let mut answer = sender.send_request(request.body(Full::new("{}".into())).unwrap()).await.unwrap();
+        while answer.frame().await.is_some() {}
+        answer.status()
+    };
+    let [old, new] = [clients.identity("r-1"), clients.identity("r-1")];
+    let ((mut first, ended), (mut second, _other)) = (connect(&old).await, connect(&new).await);
+    assert_eq!((say(&mut first).await.as_u16(), say(&mut second).await.as_u16()), (200, 200));
+    let data = BTreeMap::from([(fingerprint(&old.chain[0]), "lost")]);
+    revocations.set(Some(&serde_json::from_value(serde_json::json!({"data": data})).unwrap()));
+    let ended = tokio::time::timeout(PATIENCE, ended).await;
+    assert!(ended.is_ok(), "the connection ends, although nothing is said on it");
+    assert_eq!(say(&mut second).await, 200, "a new certificate of the same runtime is as good as ever");
+    drop(second);
+    shutdown.cancel();
+    served.await.unwrap();
 }
 
 #[test]

@@ -13,7 +13,7 @@ const ACCESS: &str = "RuntimeAccess";
 /// The incumbent's name for the installation of the agent.
 const WEBHOOK: &str = "SKRWebhook";
 /// Conditions that other rooms write, with field managers of their own.
-const OTHERS: [&str; 2] = ["EventPath", "Paused"];
+const OTHERS: [&str; 3] = ["EventPath", "Paused", "CARotation"];
 
 /// Whether and why the runtime can be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,13 +29,16 @@ pub(crate) enum Access {
     },
 }
 
+/// It holds, perhaps with a remark, or it does not hold and why.
+pub(crate) type Said = Result<Option<String>, String>;
+
 /// What was found out; `None` is what nobody looked at.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Conditions {
     /// The runtime has our CRDs.
-    pub(crate) crds: Option<bool>,
+    pub(crate) crds: Option<Said>,
     /// The runtime has its catalog.
-    pub(crate) catalog: Option<bool>,
+    pub(crate) catalog: Option<Said>,
     /// See [`Access`].
     pub(crate) access: Option<Access>,
     /// The runtime has its agent; never found where agents are not installed.
@@ -52,15 +55,31 @@ pub(super) fn is_anothers(condition: &Condition) -> bool {
     OTHERS.contains(&condition.type_.as_str())
 }
 
+/// Whether the incumbent would not say this: it knows no such condition, or has no agent of ours to say it of.
+pub(super) fn is_ours_alone(condition: &Condition) -> bool {
+    is_anothers(condition) || [ACCESS, WEBHOOK].contains(&condition.type_.as_str())
+}
+
 impl Conditions {
     /// All conditions of this room. Those of others are not ours to repeat; those of features that do not run are left out.
     pub(super) fn merge(&self, old: &KymaStatus, modules: bool, now: &Time) -> Vec<Condition> {
-        let holds = |found: bool| if found { ConditionStatus::True } else { ConditionStatus::False };
         let mut conditions = Vec::new();
-        for (kind, found) in [(CRDS, self.crds), (MODULES, Some(modules)), (CATALOG, self.catalog)] {
-            let before = old.condition(kind).map_or(ConditionStatus::Unknown, |before| before.status);
-            let status = found.map_or(before, holds);
-            conditions.push(condition(old, kind, status, Condition::READY, message(kind, status), now));
+        let all_modules = if modules { Ok(None) } else { Err(String::new()) };
+        for (kind, found) in [(CRDS, &self.crds), (MODULES, &Some(all_modules)), (CATALOG, &self.catalog)] {
+            conditions.push(match (found, old.condition(kind)) {
+                (Some(found), _) => {
+                    let status = ConditionStatus::from(found.is_ok());
+                    let words = found.as_ref().map_or_else(Some, Option::as_ref);
+                    let words = words.filter(|words| !words.is_empty()).map(|words| format!(": {words}"));
+                    let message = format!("{}{}", message(kind, status), words.unwrap_or_default());
+                    condition(old, kind, status, Condition::READY, &message, now)
+                }
+                (None, Some(before)) => condition(old, kind, before.status, Condition::READY, &before.message, now),
+                (None, None) => {
+                    let status = ConditionStatus::Unknown;
+                    condition(old, kind, status, Condition::READY, message(kind, status), now)
+                }
+            });
         }
         match &self.access {
             Some(Access::Usable) => {

@@ -3,7 +3,7 @@
 use kube::{Resource, ResourceExt};
 use serde_json::Value;
 use tidewatch_shared::{
-    api::{CustomResourcePolicy, Manifest, ModuleStatus, PartialMeta, State, TrackingObject},
+    api::{CustomResourcePolicy, Manifest, ModuleReleaseMeta, ModuleStatus, PartialMeta, State, TrackingObject},
     names::{GROUP, SKR_NAMESPACE, VERSION, annotation, label},
 };
 
@@ -19,7 +19,7 @@ pub(crate) fn resolved(module: &WantedModule, found: &Resolved, manifest: Option
         name: module.name.clone(),
         fqdn: Some(found.component.clone()),
         ocm_component_name: Some(found.component.clone()),
-        channel: Some(found.channel.clone()),
+        channel: found.channel.clone(),
         version: manifest.map_or_else(|| Some(found.version.clone()), |manifest| manifest.spec.version.clone()),
         ..ModuleStatus::default()
     };
@@ -27,8 +27,12 @@ pub(crate) fn resolved(module: &WantedModule, found: &Resolved, manifest: Option
         return ModuleStatus { state: State::Unmanaged, ..status };
     }
     let template = &found.template;
+    let state = manifest.map_or(State::Processing, state_of);
+    let message = status.version.as_deref().and_then(|running| deprecated(&found.meta, running));
     ModuleStatus {
-        state: manifest.map_or(State::Processing, state_of),
+        // It works, and somebody should look at it.
+        state: if message.is_some() && state == State::Ready { State::Warning } else { state },
+        message,
         manifest: manifest.map(|manifest| tracking("Manifest", manifest)),
         resource: resource(module, found, manifest),
         template: Some(tracking("ModuleTemplate", template.as_ref())),
@@ -74,6 +78,19 @@ pub(crate) fn removed(manifest: &Manifest, old: Option<&ModuleStatus>) -> Module
         manifest: Some(tracking("Manifest", manifest)),
         ..old.cloned().unwrap_or_default()
     }
+}
+
+/// What is said of a version that should not be used any more. The date is told and never compared with the clock.
+fn deprecated(meta: &ModuleReleaseMeta, version: &str) -> Option<String> {
+    let said = meta.spec.versions().iter().find(|said| said.version == version)?;
+    let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+    let (date, message) = (given(&said.deprecation_date), given(&said.deprecation_message));
+    if date.is_none() && message.is_none() {
+        return None;
+    }
+    let date = date.map_or_else(String::new, |date| format!(" as of {date}"));
+    let message = message.map_or_else(String::new, |message| format!(": {message}"));
+    Some(format!("version {version} of module {} is deprecated{date}{message}", meta.spec.module_name))
 }
 
 fn state_of(manifest: &Manifest) -> State {
@@ -124,10 +141,11 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::kyma::validate::Follow;
 
     fn wanted(managed: bool) -> WantedModule {
         let policy = CustomResourcePolicy::CreateAndDelete;
-        WantedModule { name: "keda".into(), channel: Ok("fast".into()), managed, policy }
+        WantedModule { name: "keda".into(), follows: Ok(Follow::Channel("fast".into())), managed, policy }
     }
 
     fn found() -> Resolved {
@@ -139,9 +157,10 @@ mod tests {
         }));
         Resolved {
             template: Arc::new(template.unwrap()),
-            channel: "fast".into(),
+            channel: Some("fast".into()),
             version: "2.0.0".into(),
             component: "kyma-project.io/module/keda".into(),
+            meta: Arc::default(),
         }
     }
 
@@ -188,6 +207,30 @@ mod tests {
                 "resource": {"apiVersion": "a/v1", "kind": "Keda", "metadata": {"name": "default", "namespace": "kyma-system"}}
             })
         );
+    }
+
+    #[test]
+    fn who_runs_a_deprecated_version_is_warned_and_nothing_else() {
+        let spec = json!({"moduleName": "keda", "channels": [], "versions": [
+            {"version": "1.0.0", "deprecationDate": "2031-01-31", "deprecationMessage": "use 2.0.0"}, {"version": "2.0.0"}]});
+        let meta = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleReleaseMeta",
+            "metadata": {"name": "keda"}, "spec": spec});
+        let found = Resolved { meta: Arc::new(serde_json::from_value(meta).unwrap()), ..found() };
+        let said = "version 1.0.0 of module keda is deprecated as of 2031-01-31: use 2.0.0";
+        for (state, shown) in [("Ready", State::Warning), ("Error", State::Error), ("Processing", State::Processing)] {
+            let status = resolved(&wanted(true), &found, Some(&manifest(json!({"state": state}))));
+            assert_eq!((status.state, status.message.as_deref()), (shown, Some(said)), "{state}");
+        }
+        let new = resolved(&wanted(true), &found, None);
+        assert_eq!((new.state, new.message), (State::Processing, None), "nothing is said of 2.0.0");
+    }
+
+    #[test]
+    fn a_fixed_version_has_no_channel() {
+        let found = Resolved { channel: None, ..found() };
+        let status = resolved(&wanted(true), &found, None);
+        assert_eq!((status.channel, status.version.as_deref()), (None, Some("2.0.0")));
+        assert!(status.template.is_some(), "which tells it from one that did not resolve");
     }
 
     #[test]

@@ -13,10 +13,12 @@ use tidewatch_shared::{
 
 use super::{
     Findings, compute,
-    condition::{is_anothers, without_installer},
+    condition::{is_anothers, is_ours_alone, without_installer},
     for_runtime, same,
 };
 use crate::kyma::{Context, Error, error, fetch};
+
+const WRITE_STATUS: &str = "write the status of the Kyma in the control plane";
 
 /// Writes what was found out to the KCP Kyma, unless somebody wrote to it since it was read. Returns the status and the
 /// resource version as they are then.
@@ -44,9 +46,26 @@ pub(crate) async fn write_kcp(
     let api: Api<Kyma> = fetch::in_kcp(ctx, &namespace);
     let params = PatchParams::apply(field_manager::LIFECYCLE).force();
     let written = api.patch_status(&kyma.name_any(), &params, &Patch::Apply(&body)).await;
-    let written = written.map_err(Error::kcp("write the status of the Kyma in the control plane"))?;
+    let written = written.map_err(Error::kcp(WRITE_STATUS))?;
     let version = written.resource_version();
     Ok((written.status.unwrap_or(new), version))
+}
+
+/// Takes what the incumbent would not say out of the status of the KCP Kyma, whoever wrote it: nobody would look after it any more.
+/// Returns the Kyma as it is then.
+pub(crate) async fn withdraw(ctx: &Context, kyma: Kyma) -> Result<Kyma, Error> {
+    let all = kyma.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    let (ours, kept): (Vec<_>, Vec<_>) = all.partition(|condition| is_ours_alone(condition));
+    if ours.is_empty() {
+        return Ok(kyma);
+    }
+    let patch = json!({
+        "metadata": {"resourceVersion": kyma.resource_version().unwrap_or_default()}, "status": {"conditions": kept},
+    });
+    let api: Api<Kyma> = fetch::in_kcp(ctx, &kyma.namespace().unwrap_or_default());
+    let params = PatchParams { field_manager: Some(field_manager::LIFECYCLE.to_owned()), ..PatchParams::default() };
+    let written = api.patch_status(&kyma.name_any(), &params, &Patch::Merge(&patch)).await;
+    written.map_err(Error::kcp(WRITE_STATUS))
 }
 
 /// Shows the status in the runtime. A Kyma that the user is deleting is left alone.

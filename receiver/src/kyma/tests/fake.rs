@@ -37,11 +37,16 @@ const PLURALS: [&str; 20] = [
 
 type Answer = (StatusCode, String);
 
+/// An object, and what is done to it.
+type Meddling = (String, fn(&mut Value));
+
 #[derive(Default)]
 struct State {
     objects: BTreeMap<String, Value>,
     calls: Vec<String>,
     refused: BTreeMap<String, StatusCode>,
+    /// What somebody else writes just before a call.
+    meanwhile: BTreeMap<String, Meddling>,
     version: u64,
     served_by_definition: bool,
 }
@@ -110,11 +115,21 @@ impl Fake {
         self.0.lock().unwrap().refused.insert(call.to_owned(), StatusCode::from_u16(status).unwrap());
     }
 
+    /// Just before the next such call somebody else changes an object.
+    pub(super) fn meanwhile(&self, call: &str, id: &str, change: fn(&mut Value)) {
+        self.0.lock().unwrap().meanwhile.insert(call.to_owned(), (id.to_owned(), change));
+    }
+
     fn answer(&self, parts: &http::request::Parts, body: &Value) -> Answer {
         let state = &mut *self.0.lock().unwrap();
         let whole = short(parts.uri.path());
         let call = format!("{} {whole}", parts.method);
         state.calls.push(call.clone());
+        if let Some((id, change)) = state.meanwhile.remove(&call) {
+            let mut object = state.objects.get(&id).cloned().unwrap_or(Value::Null);
+            change(&mut object);
+            state.store(&id, object);
+        }
         if let Some(status) = state.refused.get(&call) {
             return failure(*status, "Refused", "");
         }
@@ -146,10 +161,12 @@ impl Fake {
 impl State {
     fn list(&self, plural: &str, query: &str) -> Answer {
         let selector = query.split('&').find_map(|pair| pair.strip_prefix("labelSelector=")).unwrap_or_default();
-        let selector = selector.replace("%2F", "/").replace("%3D", "=");
-        let selects = |object: &&Value| match selector.split_once('=') {
-            Some((key, value)) => object["metadata"]["labels"][key] == value,
-            None => true,
+        let selector = selector.replace("%2F", "/").replace("%3D", "=").replace("%21", "!").replace("%2C", ",");
+        let selects = |object: &&Value| {
+            selector.split(',').filter_map(|one| one.split_once('=')).all(|(key, value)| match key.strip_suffix('!') {
+                Some(key) => object["metadata"]["labels"][key] != value,
+                None => object["metadata"]["labels"][key] == value,
+            })
         };
         let of_kind = self.objects.iter().filter(|(id, _)| id.split('/').next() == Some(plural));
         let items: Vec<_> = of_kind.map(|(_, object)| object).filter(selects).collect();

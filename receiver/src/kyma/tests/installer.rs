@@ -5,7 +5,7 @@ use tidewatch_shared::names::label;
 use super::*;
 use crate::{
     fleet::PathState,
-    installer::{self, Installer, Part},
+    installer::{self, Installer, Part, upgrade::Course},
     pki::{CA_VALIDITY, Ca, Trust},
     watcher,
 };
@@ -32,11 +32,15 @@ const OBJECTS: [&str; 15] = [
 const INSTALLER: [Work; 1] = [Work::Installer];
 
 impl Bed {
-    fn installing(path: PathState) -> Self {
+    pub(super) fn installing(path: PathState) -> Self {
         Self::installing_with(path, &[])
     }
 
     fn installing_with(path: PathState, flags: &[&str]) -> Self {
+        Self::installing_on(Course::steady("i:1"), path, flags)
+    }
+
+    fn installing_on(course: Course, path: PathState, flags: &[&str]) -> Self {
         #[derive(clap::Parser)]
         struct Line {
             #[command(flatten)]
@@ -48,7 +52,7 @@ impl Bed {
         let roots = Ca::generate("a", 1_800_000_000, CA_VALIDITY).unwrap().trust_bundle();
         let trust = Arc::new(Trust { agents: roots.clone(), clients: roots, issuer: None });
         let (trusted, path) = (Box::new(move || trust.clone()), Box::new(move |_: &KymaKey| Some(path.clone())));
-        let installer = Installer::new(settings, trusted, path, installer::Metrics::default());
+        let installer = Installer::new(settings, trusted, path, course, installer::Metrics::default());
         let mut bed = Self::new();
         bed.ctx = bed.ctx.with_installer(installer);
         bed.replan(&[]);
@@ -73,7 +77,7 @@ impl Bed {
         });
     }
 
-    async fn installed(path: PathState) -> Self {
+    pub(super) async fn installed(path: PathState) -> Self {
         let mut bed = Self::installing(path);
         assert!(bed.pass(Works::RUNTIME, Drift::None).await.failed.is_empty());
         bed.available();
@@ -166,6 +170,62 @@ async fn what_is_edited_added_to_or_deleted_comes_back() {
     bed.runtime.edit("secrets/skr-webhook-tls", |secret| secret["data"] = json!({"tls.key": "x"}));
     bed.install(Drift::All).await;
     assert_eq!(bed.runtime.object("secrets/skr-webhook-tls").unwrap()["data"]["tls.key"], "x");
+}
+
+fn image(bed: &Bed) -> Value {
+    bed.runtime.object("deployments/skr-webhook").unwrap()["spec"]["template"]["spec"]["containers"][0]["image"].clone()
+}
+
+fn give(bed: &Bed, image: &str) {
+    bed.runtime.edit("deployments/skr-webhook", |deployment| {
+        deployment["spec"]["template"]["spec"]["containers"][0]["image"] = image.into();
+    });
+}
+
+#[tokio::test]
+async fn a_runtime_has_the_image_that_is_decided_for_it_and_no_other() {
+    let course = Course::steady("i:1");
+    let mut bed = Bed::installing_on(course.clone(), PathState::Proven, &[]);
+    bed.pass(Works::RUNTIME, Drift::None).await;
+    bed.available();
+    bed.install(Drift::All).await;
+    bed.forget_calls();
+    course.give("i:2");
+    bed.install(Drift::None).await;
+    assert_eq!((bed.runtime.calls()[0].as_str(), image(&bed)), ("GET deployments/skr-webhook", json!("i:2")));
+    give(&bed, "mine");
+    bed.install(drift("apps/v1/deployments/kyma-system/skr-webhook")).await;
+    assert_eq!(image(&bed), "i:2");
+    course.give("i:1");
+    bed.install(Drift::None).await;
+    assert_eq!(image(&bed), "i:1");
+}
+
+#[tokio::test]
+async fn where_nobody_knows_what_runtimes_had_what_we_gave_them_stays() {
+    let ours = json!([{"manager": "tidewatch", "operation": "Apply", "fieldsV1": {"f:spec": {"f:template": {"f:spec": {
+        "f:containers": {"k:{\"name\":\"server\"}": {"f:image": {}}}}}}}}]);
+    let others = json!([{"manager": "kubectl", "operation": "Update", "fieldsV1": ours[0]["fieldsV1"]}]);
+    for (noted, expected) in [(Some(ours), "i:0"), (Some(others), "i:1"), (None, "i:1")] {
+        let mut bed = Bed::installing(PathState::Proven);
+        bed.pass(Works::RUNTIME, Drift::None).await;
+        assert_eq!(image(&bed), "i:1", "a new one gets the wanted one");
+        give(&bed, "i:0");
+        bed.runtime
+            .edit("deployments/skr-webhook", |deployment| deployment["metadata"]["managedFields"] = noted.into());
+        // Another process.
+        let (runtime, kcp) = (bed.runtime.clone(), bed.kcp.clone());
+        let mut bed = Bed::installing_on(Course::unknown("i:1"), PathState::Proven, &[]);
+        let client = runtime.client();
+        bed.ctx.kcp = kcp.client();
+        bed.ctx.clients = Box::new(move |_| Ok((client.clone(), 1)));
+        (bed.runtime, bed.kcp) = (runtime, kcp);
+        bed.install(Drift::None).await;
+        assert_eq!(image(&bed), expected);
+        give(&bed, "mine");
+        bed.install(drift("apps/v1/deployments/kyma-system/skr-webhook")).await;
+        assert_eq!(image(&bed), expected, "what it keeps is what it had");
+    }
 }
 
 #[tokio::test]

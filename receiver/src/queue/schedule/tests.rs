@@ -42,6 +42,43 @@ fn each_is_in_work_at_most_once_and_what_comes_meanwhile_follows() {
 }
 
 #[test]
+fn what_is_put_off_has_a_backoff_of_its_own_and_holds_up_nothing_else() {
+    let (mut queue, mut now) = queue(1, 4);
+    let mut longest = Duration::ZERO;
+    for _ in 0..20 {
+        queue.want(&0, Wanted::new(kyma() | catalog(), Priority::User), now);
+        let (_, job) = queue.take(now).unwrap();
+        let outcome = Outcome { put_off: catalog(), class: Some(Class::Refused), ..Outcome::ended(kyma()) };
+        assert_eq!(queue.finish(&0, &job, &outcome, now), None);
+        assert!(queue.parked(&0).is_empty() && queue.failures(&0) == 0);
+        queue.want(&0, wanted(Priority::User), now);
+        let (_, other) = queue.take(now).unwrap();
+        assert_eq!(other.works, kyma(), "it does not wait");
+        queue.finish(&0, &other, &Outcome::ended(kyma()), now);
+        let due = queue.earliest().unwrap();
+        longest = longest.max(due - now);
+        now = due;
+        let (_, again) = queue.take(now).unwrap();
+        assert_eq!((again.works, again.priority), (catalog(), Priority::Catalog));
+        queue.finish(
+            &0,
+            &again,
+            &Outcome { put_off: catalog(), class: Some(Class::Refused), ..Outcome::default() },
+            now,
+        );
+    }
+    assert!(longest > 30 * S, "{longest:?}");
+    queue.want(&0, Wanted::new(catalog(), Priority::User), now);
+    let (_, job) = queue.take(now).unwrap();
+    queue.finish(&0, &job, &Outcome::ended(catalog()), now);
+    assert_eq!(queue.earliest(), None, "it is well again");
+    queue.want(&0, Wanted::new(catalog(), Priority::User), now);
+    let (_, job) = queue.take(now).unwrap();
+    queue.finish(&0, &job, &Outcome { put_off: catalog(), class: Some(Class::Refused), ..Outcome::default() }, now);
+    assert!(queue.earliest().unwrap() <= now + S, "and begins anew");
+}
+
+#[test]
 fn those_of_one_priority_go_in_turn_and_a_more_urgent_want_moves_one_up() {
     let (mut queue, now) = queue(4, 4);
     for key in [2, 0, 1, 2] {
@@ -224,6 +261,7 @@ proptest! {
                         0 => Outcome::failed(wanted.works, Class::Transport),
                         1 => Outcome::default(),
                         2 => Outcome { again_in: Some(S), ..Outcome::ended(wanted.works) },
+                        3 => Outcome { put_off: wanted.works, ..Outcome::default() },
                         _ => Outcome::ended(wanted.works),
                     };
                     queue.finish(&key, &wanted, &outcome, now);
