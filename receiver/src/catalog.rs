@@ -77,7 +77,11 @@ struct Inner {
 struct Source {
     ledger: Ledger,
     snapshot: Option<Arc<Snapshot>>,
+    /// Modules of which something moved that is not ruled on yet.
+    unruled: BTreeSet<String>,
     held: Option<Held>,
+    /// A confirmation let something through, and is to be taken off its ConfigMap: it is good for once.
+    spent: bool,
     /// What [`Catalog::renew`] has told of.
     told: Told,
 }
@@ -107,8 +111,6 @@ pub struct Renewed {
     /// What was before; nothing in a process that has just begun.
     before: Option<Arc<Snapshot>>,
     now: Arc<Snapshot>,
-    /// The namespace of KCP's catalog.
-    pub namespace: String,
     /// A removal that waits for a confirmation, and of which nothing was told yet.
     pub held: Option<Held>,
     /// What is left out, and of which nothing was told yet.
@@ -146,6 +148,8 @@ impl Catalog {
     #[must_use]
     pub fn renew(&self, stores: &Stores) -> Renewed {
         let mut source = lock(&self.0.source);
+        // Before the caches are read: what moves from here on is told again.
+        source.unruled.clear();
         let before = source.snapshot.take();
         let now = self.read(&mut source, stores);
         let told = Told {
@@ -155,8 +159,7 @@ impl Catalog {
         let left_out = told.left_out.difference(&source.told.left_out).cloned().collect();
         let held = source.held.clone().filter(|_| told.held != source.told.held);
         source.told = told;
-        let namespace = stores.kymas.state().first().and_then(|kyma| kyma.namespace()).unwrap_or_default();
-        Renewed { before, now, namespace, held, left_out }
+        Renewed { before, now, held, left_out }
     }
 
     /// Forgets what is in a runtime, because its client was replaced or its Kyma is gone. The next sync reads what is written down
@@ -182,10 +185,16 @@ impl Catalog {
         snapshot.wanted(&snapshot.class(kyma_labels)).content().to_owned()
     }
 
-    /// Whether the removal of a module, or of a part of it, waits for a confirmation: then nobody loses it.
+    /// Something of a module moved. Until [`Catalog::renew`] has ruled on it, nobody loses the module.
+    pub(crate) fn moved(&self, module: &str) {
+        lock(&self.0.source).unruled.insert(module.to_owned());
+    }
+
+    /// Whether the removal of a module, or of a part of it, waits for a ruling or for a confirmation: then nobody loses it.
     #[must_use]
     pub fn holds(&self, module: &str) -> bool {
-        lock(&self.0.source).held.as_ref().is_some_and(|held| held.modules.contains(module))
+        let source = lock(&self.0.source);
+        source.unruled.contains(module) || source.held.as_ref().is_some_and(|held| held.modules.contains(module))
     }
 
     /// The removal that waits for a confirmation.
@@ -209,6 +218,14 @@ impl Catalog {
         Some((since?, facts::delay(kyma_uid, module, &version, window)))
     }
 
+    /// How long a Kyma waits after a channel moved just now, wherever it points.
+    #[must_use]
+    pub fn roll_out_delay(&self, kyma_uid: &str, module: &str, channel: &str) -> Duration {
+        let window = Duration::from_secs(self.0.settings.flags.module_upgrade_rollout_max_delay_seconds.into());
+        let to = self.pointer(module, channel).map_or_else(|| channel.to_owned(), |pointer| pointer.version);
+        facts::delay(kyma_uid, module, &to, window)
+    }
+
     /// Takes the ConfigMap of releases as KCP has it. Whether somebody confirmed something.
     pub(crate) fn take_releases(&self, map: Option<&ConfigMap>) -> bool {
         lock(&self.0.source).ledger.take(map)
@@ -220,9 +237,16 @@ impl Catalog {
         source.ledger.unwritten(source.held.as_ref())
     }
 
-    /// Takes note that this stands in the ConfigMap of releases.
+    /// Whether a confirmation is to be taken off the ConfigMap of releases, because it was used.
+    pub(crate) fn is_spent(&self) -> bool {
+        lock(&self.0.source).spent
+    }
+
+    /// Takes note that this stands in the ConfigMap of releases, and that a confirmation that was used does not any more.
     pub(crate) fn wrote_releases(&self, data: BTreeMap<String, String>) {
-        lock(&self.0.source).ledger.wrote(data);
+        let mut source = lock(&self.0.source);
+        source.ledger.wrote(data);
+        source.spent = false;
     }
 
     /// Brings the catalog of one runtime to what its Kyma may see.
@@ -295,7 +319,10 @@ impl Catalog {
         };
         let labels = kymas.iter().map(|kyma| kyma.labels());
         let ruling = facts::rule(source.ledger.accepted.as_ref(), free.facts(), labels, terms);
-        let Ruling { accepted, held } = ruling;
+        let Ruling { accepted, held, spent } = ruling;
+        if spent {
+            (source.ledger.confirmed, source.spent) = (None, true);
+        }
         let snapshot = Arc::new(match &held {
             Some(held) => of(held.modules.clone()),
             None => free,

@@ -77,9 +77,9 @@ impl Record {
         self.post(known, news::of_lost_kyma(kyma).into_iter().collect());
     }
 
-    /// What became of KCP's catalog. At most so many objects as the board has room for are told of.
-    pub(crate) fn catalog(&self, renewed: &Renewed) {
-        let news = news::of_catalog(&renewed.namespace, &renewed.left_out, renewed.held.as_ref());
+    /// What became of KCP's catalog. At most so many objects as the board has room for are told of. `namespace` is theirs.
+    pub(crate) fn catalog(&self, namespace: &str, renewed: &Renewed) {
+        let news = news::of_catalog(namespace, &renewed.left_out, renewed.held.as_ref());
         self.post(self.lock(), news);
     }
 

@@ -154,6 +154,8 @@ pub struct Ruling {
     pub accepted: Releases,
     /// What is held, if something is.
     pub held: Option<Held>,
+    /// Whether it was the confirmation that let something through.
+    pub spent: bool,
 }
 
 /// Whether the change from what was `accepted` to what is `now` may be: not if more runtimes than `percent` of all, and more
@@ -166,7 +168,7 @@ pub fn rule<'a>(
     kymas: impl IntoIterator<Item = &'a BTreeMap<String, String>> + Clone,
     terms: Terms<'_>,
 ) -> Ruling {
-    let Some(before) = accepted else { return Ruling { accepted: now, held: None } };
+    let Some(before) = accepted else { return Ruling { accepted: now, held: None, spent: false } };
     let mut next = now;
     for (module, facts) in &mut next {
         facts.continue_from(before.get(module), terms.now);
@@ -188,8 +190,9 @@ pub fn rule<'a>(
         modules.extend(lost.into_iter().map(|(module, _)| (*module).clone()));
     }
     let held = Held { change: change(before, &next, &modules), modules, runtimes, of };
-    if runtimes <= limit(of, terms.percent) || terms.confirmed == Some(held.change.as_str()) {
-        return Ruling { accepted: next, held: None };
+    let is_few = runtimes <= limit(of, terms.percent);
+    if is_few || terms.confirmed == Some(held.change.as_str()) {
+        return Ruling { accepted: next, held: None, spent: !is_few };
     }
     for module in &held.modules {
         match before.get(module) {
@@ -197,7 +200,7 @@ pub fn rule<'a>(
             None => drop(next.remove(module)),
         }
     }
-    Ruling { accepted: next, held: Some(held) }
+    Ruling { accepted: next, held: Some(held), spent: false }
 }
 
 /// By what a change is judged.
@@ -287,7 +290,7 @@ mod tests {
         assert_eq!((said.runtimes, said.of, said.modules.len()), (100, 100, 1));
         assert!(judge(&gone("a"), &many, Some("another")).held.is_some());
         let confirmed = judge(&gone("a"), &many, Some(&said.change));
-        assert_eq!((confirmed.accepted, confirmed.held), (gone("a"), None));
+        assert_eq!((confirmed.accepted, confirmed.held, confirmed.spent), (gone("a"), None, true));
         assert_eq!(
             judge(&Releases::new(), &many, Some(&said.change)).held.unwrap().runtimes,
             100,

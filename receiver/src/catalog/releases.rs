@@ -70,9 +70,19 @@ impl Ledger {
     }
 }
 
-/// Writes the ConfigMap; annotations of others stay.
-pub(crate) async fn write(kcp: &Client, namespace: &str, data: &BTreeMap<String, String>) -> kube::Result<()> {
+/// Writes the ConfigMap, and takes a confirmation that was `spent` off it; annotations of others stay.
+pub(crate) async fn write(
+    kcp: &Client,
+    namespace: &str,
+    data: &BTreeMap<String, String>,
+    spent: bool,
+) -> kube::Result<()> {
     let api: Api<ConfigMap> = Api::namespaced(kcp.clone(), namespace);
+    if spent {
+        // First: one that a crash leaves there would let the same change through once more.
+        let off = json!({"metadata": {"annotations": {annotation::CONFIRM: null}}});
+        api.patch(RELEASES, &PatchParams::default(), &Patch::Merge(off)).await?;
+    }
     let body = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": RELEASES}, "data": data});
     let params = PatchParams::apply(field_manager::TIDEWATCH).force();
     api.patch(RELEASES, &params, &Patch::Apply(&body)).await.map(drop)

@@ -15,7 +15,10 @@ use super::{
     diff,
     metrics::{Metrics, Operation},
 };
-use crate::runtime_access::{ListError, ListLimits, list_all};
+use crate::{
+    kyma::fetch::is_absent,
+    runtime_access::{ListError, ListLimits, list_all},
+};
 
 /// How an object went in.
 pub(super) struct Written {
@@ -129,7 +132,7 @@ impl Runtime {
     pub(super) async fn delete_inventory(&self) -> kube::Result<()> {
         match self.inventories().delete(CATALOG_INVENTORY, &DeleteParams::background()).await {
             Ok(_) => Ok(()),
-            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+            Err(error) if is_absent(&error, CATALOG_INVENTORY) => Ok(()),
             Err(error) => Err(error),
         }
     }

@@ -201,12 +201,7 @@ impl Pass<'_> {
         stuck.extend(self.delete(old_metas).await.into_iter().map(|delete| delete.id));
 
         // A release meta that could not be brought forward may still point to the templates of its module.
-        let pointed_to = |template: &Delete| {
-            let of_module = |module: &ObjectId| {
-                template.id.name.strip_prefix(&*module.name).is_some_and(|rest| rest.starts_with('-'))
-            };
-            stuck.iter().any(of_module)
-        };
+        let pointed_to = |template: &Delete| stuck.iter().any(|meta| template.id.is_of(&meta.name));
         let (waiting, free): (Vec<_>, Vec<_>) = old_templates.into_iter().partition(pointed_to);
         self.hold(&waiting.into_iter().map(|delete| delete.id).collect::<Vec<_>>());
         self.delete(free).await;

@@ -441,6 +441,10 @@ async fn a_removal_from_too_many_waits_until_it_is_confirmed() {
     let held = renewed.held.clone().unwrap();
     assert_eq!((held.runtimes, held.of), (4, 4));
     assert!(bed.catalog.holds("omega") && !bed.catalog.holds("alpha"));
+    bed.catalog.moved("alpha");
+    assert!(bed.catalog.holds("alpha"), "nobody has ruled on it");
+    assert_eq!(bed.catalog.renew(&bed.stores).held, None, "that was told");
+    assert!(bed.catalog.holds("omega") && !bed.catalog.holds("alpha") && !bed.catalog.is_spent());
     assert!(bed.sync(Drift::None).await.is_empty());
     // Nobody writes to what is held, and what is not goes on.
     bed.runtime.edit("moduletemplates/omega-1.0.0", |object| object["spec"]["info"] = json!({"edited": true}));
@@ -466,7 +470,10 @@ async fn a_removal_from_too_many_waits_until_it_is_confirmed() {
     assert_eq!(bed.catalog.renew(&bed.stores).held, None);
     let calls = bed.sync(Drift::None).await;
     assert_eq!(calls, ["delete modulereleasemetas/omega", "delete moduletemplates/omega-1.0.0"]);
-    assert!(!bed.catalog.unwritten_releases().unwrap().contains_key("held"));
+    let data = bed.catalog.unwritten_releases().unwrap();
+    assert!(!data.contains_key("held") && bed.catalog.is_spent());
+    bed.catalog.wrote_releases(data);
+    assert!(!bed.catalog.is_spent(), "it is taken off");
 }
 
 #[tokio::test]
@@ -481,4 +488,16 @@ async fn a_change_concerns_those_alone_who_see_it() {
     assert!(renewed.concerns(&beta) && !renewed.concerns(&BTreeMap::new()));
     let nothing = bed.catalog.renew(&bed.stores);
     assert!(!nothing.concerns(&beta) && nothing.left_out.is_empty());
+}
+
+#[test]
+fn who_follows_a_moved_channel_has_a_time_of_its_own_wherever_it_points() {
+    let bed = Bed::new();
+    let window = Duration::from_secs(bed.catalog.flags().module_upgrade_rollout_max_delay_seconds.into());
+    // The first one may not be accepted, the second one leads nowhere: its template comes later.
+    for channel in ["regular", "nowhere"] {
+        assert_eq!(bed.catalog.roll_out("uid", "alpha", channel), None, "nobody saw it move");
+        let [one, other] = ["uid", "other"].map(|uid| bed.catalog.roll_out_delay(uid, "alpha", channel));
+        assert!(one != other && one.max(other) < window, "{one:?} {other:?}");
+    }
 }

@@ -51,25 +51,25 @@ impl Concerned {
 }
 
 /// A release meta moved: the Kymas that follow one of the channels that moved, in time; or all that use the module, when something
-/// else moved than where channels point. Those with a version of their own are no concern of channels.
+/// else moved than where channels point. Those with a version of their own are no concern of channels, but of what is said of versions.
 pub(super) fn release(kymas: &[Arc<Kyma>], module: &str, now: Option<&Release>, old: Option<&Release>) -> Concerned {
     let channels = match (now, old) {
         (Some(now), Some(old)) if !now.audience_moved(old) => Some(now.moved_channels(old)),
         _ => None,
     };
     let channels = channels.filter(|moved| !moved.is_empty());
+    let rest = matches!((now, old), (Some(now), Some(old)) if now.rest_moved(old));
     let mut concerned = Concerned::default();
     for kyma in kymas {
         let key = key_of(kyma.as_ref());
         match (&channels, essence::follows(kyma, module)) {
-            (_, None) | (Some(_), Some(Follows::Version)) => {}
-            (Some(moved), Some(Follows::Channel(channel))) => {
-                if moved.iter().any(|moved| moved == channel) {
-                    let (uid, module) = (kyma.uid().unwrap_or_default(), module.to_owned());
-                    concerned.followers.insert(Follower { key, uid, module, channel: channel.to_owned() });
-                }
+            (_, None) => {}
+            (Some(moved), Some(Follows::Channel(channel))) if moved.iter().any(|moved| moved == channel) => {
+                let (uid, module) = (kyma.uid().unwrap_or_default(), module.to_owned());
+                concerned.followers.insert(Follower { key, uid, module, channel: channel.to_owned() });
             }
-            (Some(_), Some(Follows::Unresolved)) | (None, Some(_)) => drop(concerned.users.insert(key)),
+            (Some(_), Some(Follows::Channel(_) | Follows::Version)) if !rest => {}
+            (_, Some(_)) => drop(concerned.users.insert(key)),
         }
     }
     concerned
@@ -115,12 +115,19 @@ mod tests {
     }
 
     fn release_of(channels: &[(&str, &str)], label: &str, selector: &str) -> Release {
+        release_with(channels, label, selector, &json!(null))
+    }
+
+    fn release_with(channels: &[(&str, &str)], label: &str, selector: &str, versions: &serde_json::Value) -> Release {
         let channels: Vec<_> =
             channels.iter().map(|(channel, version)| json!({"channel": channel, "version": version})).collect();
         let meta = json!({
             "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleReleaseMeta",
             "metadata": {"name": "keda", "labels": {"x": label}},
-            "spec": {"moduleName": "keda", "channels": channels, "kymaSelector": {"matchLabels": {"team": selector}}}
+            "spec": {
+                "moduleName": "keda", "channels": channels, "versions": versions,
+                "kymaSelector": {"matchLabels": {"team": selector}}
+            }
         });
         Release::of(&serde_json::from_value::<ModuleReleaseMeta>(meta).unwrap())
     }
@@ -143,6 +150,9 @@ mod tests {
         check(Some(&release_of(&[("fast", "1.0.0"), ("regular", "1.0.0")], "b", "a")), &all, &[]);
         check(Some(&release_of(&[("fast", "2.0.0"), ("regular", "1.0.0")], "a", "b")), &all, &[]);
         check(None, &all, &[]);
+        let moved = [("fast", "2.0.0"), ("regular", "1.0.0")];
+        let told = json!([{"version": "0.9.0", "deprecationMessage": "leave"}]);
+        check(Some(&release_with(&moved, "a", "a", &told)), &["fixed", "regular", "unresolved"], &["fast"]);
     }
 
     #[test]

@@ -87,6 +87,8 @@ pub(super) struct Release {
     pub(super) channels: BTreeMap<String, String>,
     /// Whom it admits, as JSON.
     audience: String,
+    /// What else a Kyma is told of the module.
+    rest: Hash,
 }
 
 impl Release {
@@ -94,12 +96,18 @@ impl Release {
         let channels = meta.spec.channels.iter().flatten();
         let channels = channels.map(|entry| (entry.channel.clone(), entry.version.clone())).collect();
         let audience = json!([meta.spec.kyma_selector, meta.spec.mandatory]).to_string();
-        Self { decided: Decided::of(meta), channels, audience }
+        let rest = hash(&(&meta.spec.ocm_component_name, &meta.spec.versions));
+        Self { decided: Decided::of(meta), channels, audience, rest }
     }
 
     /// Whether somebody else may see it.
     pub(super) fn audience_moved(&self, old: &Self) -> bool {
         self.audience != old.audience || self.decided.labels_moved(&old.decided)
+    }
+
+    /// Whether it says something else of the module or of its versions.
+    pub(super) fn rest_moved(&self, old: &Self) -> bool {
+        self.rest != old.rest
     }
 
     /// Channels that came, went or point elsewhere.

@@ -47,7 +47,7 @@ impl Settle {
             let renewed = rooms.catalog.renew(&rooms.stores);
             // First, so that a process that comes after this one knows since when channels point where they do.
             let written = write(rooms, kcp).await;
-            rooms.catalog_moved(&renewed, concerned);
+            rooms.catalog_moved(kcp.1, &renewed, concerned);
             if !written {
                 // Whichever comes first: a change, or the time to try again.
                 let _ = time::timeout(RETRY, self.told.notified()).await;
@@ -60,7 +60,12 @@ impl Settle {
 /// Writes down what is accepted. Whether it stands there.
 async fn write(rooms: &Rooms, (client, namespace): (&Client, &str)) -> bool {
     let Some(data) = rooms.catalog.unwritten_releases() else { return true };
-    let cause = match time::timeout(DEADLINE, catalog::write_releases(client, namespace, &data)).await {
+    let cause = match time::timeout(
+        DEADLINE,
+        catalog::write_releases(client, namespace, &data, rooms.catalog.is_spent()),
+    )
+    .await
+    {
         Ok(Ok(())) => {
             rooms.catalog.wrote_releases(data);
             return true;

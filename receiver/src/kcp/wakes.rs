@@ -1,6 +1,6 @@
 //! One sink per kind: keeps the other rooms' indexes current and wakes whom a change concerns.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::ResourceExt;
@@ -191,6 +191,7 @@ impl Wakes {
                 _ => return,
             };
             let module = template.spec.module_name.clone().unwrap_or_default();
+            rooms.catalog.moved(&module);
             settle.moved(concern::template(&rooms.stores.kymas.state(), &module, &template.name_any()));
         }
     }
@@ -212,6 +213,7 @@ impl Wakes {
                 Change::Deleted(meta) => (meta, None, essences.delete(&key_of(meta))),
                 Change::Listed => return,
             };
+            rooms.catalog.moved(&meta.name_any());
             let kymas = rooms.stores.kymas.state();
             settle.moved(concern::release(&kymas, &meta.name_any(), now.as_ref(), old.as_ref()));
         }
@@ -286,9 +288,10 @@ impl Wakes {
 impl Rooms {
     /// Templates or release metas moved: who uses them is reconciled, whoever shall see something else gets it, and who follows a
     /// channel that moved has time.
-    pub(super) fn catalog_moved(&self, renewed: &Renewed, concerned: Concerned) {
+    /// `namespace` is that of KCP's catalog.
+    pub(super) fn catalog_moved(&self, namespace: &str, renewed: &Renewed, concerned: Concerned) {
         let per_second = self.catalog.flags().catalog_sync_rate;
-        self.record.catalog(renewed);
+        self.record.catalog(namespace, renewed);
         let kymas = self.stores.kymas.state();
         let seers = kymas.iter().filter(|kyma| renewed.concerns(kyma.labels()));
         let seers: Vec<_> = seers.map(|kyma| key_of(kyma.as_ref())).collect();
@@ -297,8 +300,7 @@ impl Rooms {
         let Concerned { users, followers } = concerned;
         self.hub.want_paced(users.into_iter().collect(), Works::of(&[Work::Kyma]), per_second);
         for Follower { key, uid, module, channel } in followers {
-            let delay = self.catalog.roll_out(&uid, &module, &channel).map_or(Duration::ZERO, |(_, delay)| delay);
-            self.hub.roll_out(&key, delay);
+            self.hub.roll_out(&key, self.catalog.roll_out_delay(&uid, &module, &channel));
         }
     }
 

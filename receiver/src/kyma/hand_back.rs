@@ -7,17 +7,15 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::ConfigMap;
-use kube::{Api, api::DeleteParams};
 use serde_json::json;
 use tidewatch_shared::{
     api::Kyma,
-    names::{CATALOG_INVENTORY, SKR_NAMESPACE, annotation, label},
+    names::{annotation, label},
 };
 use tracing::info;
 
 use super::{
-    Context, Error, base, error, fetch,
+    Context, Error, base,
     status::{self, Conditions, Findings},
 };
 use crate::{
@@ -64,12 +62,8 @@ async fn clear(ctx: &Context, key: &KymaKey) -> Result<Option<Duration>, Error> 
             return Ok(waits);
         }
     }
-    let maps: Api<ConfigMap> = Api::namespaced(client, SKR_NAMESPACE);
-    match maps.delete(CATALOG_INVENTORY, &DeleteParams::default()).await {
-        Ok(_) => Ok(None),
-        Err(error) if fetch::is_absent(&error, CATALOG_INVENTORY) => Ok(None),
-        Err(error) => Err(Error::runtime(error::DELETE_OURS)(error)),
-    }
+    ctx.catalog.remove_inventory(&client).await.map_err(Error::Catalog)?;
+    Ok(None)
 }
 
 /// Says what holds the hand-back up, as any pass would.

@@ -40,7 +40,7 @@ impl Metrics {
     }
 
     pub(super) fn ended(&self, outcome: &Outcome, took: Duration) {
-        let outcome = match (outcome.failed.is_empty(), outcome.class) {
+        let outcome = match (outcome.failed.is_empty() && outcome.put_off.is_empty(), outcome.class) {
             (false, Some(class)) => class.as_str(),
             (false, None) => "ours",
             (true, _) if outcome.ended.is_empty() => "parked",

@@ -78,6 +78,8 @@ fn urgency(kyma: &Kyma, inputs: &Inputs, manifest: impl Fn(&str) -> Option<State
         name.is_some_and(|name| match (manifest(name), module.state) {
             (None, _) => true,
             (Some(State::Unset), state) => state == State::Ready,
+            // A version that is deprecated, or that could not follow, is shown so although it is well.
+            (Some(State::Ready), State::Warning) => module.message.is_none(),
             (Some(state), shown) => state != shown,
         })
     });
@@ -134,5 +136,13 @@ mod tests {
         for state in [None, Some(State::Error), Some(State::Unset)] {
             assert_eq!(urgency(&same, &inputs(&same), |_| state), changed, "{state:?}");
         }
+        let warned = |message: Value| {
+            kyma(|kyma| {
+                kyma["status"]["modules"][0]["state"] = json!("Warning");
+                kyma["status"]["modules"][0]["message"] = message;
+            })
+        };
+        assert_eq!(at(&warned(json!("version 1.0.0 is deprecated"))), None, "that is how it is shown");
+        assert_eq!(at(&warned(Value::Null)), changed, "it was its Manifest's");
     }
 }

@@ -16,8 +16,9 @@ use tidewatch_shared::{
 };
 use tidewatch_tests::{
     control_plane::{Person, audit::Write},
+    http,
     landscape::{
-        Options,
+        DEADLINE, Options,
         catalog::{release_meta, template},
         until,
     },
@@ -435,7 +436,13 @@ async fn a_removal_from_many_waits_until_it_is_confirmed() -> Tested {
         apply::<Kyma>(&one, &format!("more-{n}"), &kyma).await?;
     }
     let releases = Api::<ConfigMap>::namespaced(one.landscape.operator(), one.landscape.namespace());
-    until("what is accepted", async || Ok(releases.get_opt(RELEASES).await?.map(drop))).await?;
+    let admin = one.landscape.with_receiver(async |receiver| receiver.admin()).await?.context("its admin listener")?;
+    until("the receiver to know of all of them", async || {
+        let (_, report) = http::get(admin, "/fleet", DEADLINE).await?;
+        let report: Value = serde_json::from_str(&report)?;
+        Ok((report["summary"]["kymas"] == 5).then_some(()))
+    })
+    .await?;
     let metas = Api::<ModuleReleaseMeta>::namespaced(one.landscape.operator(), one.landscape.namespace());
     metas.delete("warden", &DeleteParams::default()).await?;
     let held = until("the removal to be held", async || {
@@ -468,6 +475,9 @@ async fn a_removal_from_many_waits_until_it_is_confirmed() -> Tested {
         Ok((!metas.contains("warden") && !templates.contains("warden-1.0.0")).then_some(()))
     })
     .await?;
+    let confirmation =
+        async || anyhow::Ok(releases.get(RELEASES).await?.annotations().get(annotation::CONFIRM).cloned());
+    until("the confirmation to be used up", async || Ok(confirmation().await?.is_none().then_some(()))).await?;
     until("the condition as it was", async || {
         let status = one.runtime.kcp_kyma().await?.and_then(|kyma| kyma.status).context("a status")?;
         Ok((condition(&status, "ModuleCatalog")?.1 == "module templates are synchronized").then_some(()))
