@@ -20,8 +20,10 @@ use crate::{
 const FIRST: &str = "example.test/tidewatch-agent:1";
 const SECOND: &str = "example.test/tidewatch-agent:2";
 const BROKEN: &str = "example.test/tidewatch-agent:exits";
-/// An agent that lost its receiver is back within fifteen seconds.
-const FLAGS: [&str; 4] = ["--agent-upgrade-stages", "1%,100%", "--agent-upgrade-deadline-seconds", "30"];
+const FLAGS: [&str; 2] = ["--agent-upgrade-stages", "1%,100%"];
+/// For an image that is known to be bad: a good one has its time, however slow the machine. Those who have a good one are to be back from
+/// the restart of the receiver before that, which takes them up to fifteen seconds.
+const HURRIED: [&str; 4] = ["--agent-upgrade-pause-seconds", "0", "--agent-upgrade-deadline-seconds", "30"];
 const WITHOUT_PAUSE: [&str; 2] = ["--agent-upgrade-pause-seconds", "0"];
 /// Longer than any test.
 const WITH_PAUSE: [&str; 2] = ["--agent-upgrade-pause-seconds", "86400"];
@@ -152,7 +154,7 @@ async fn an_image_comes_in_stages_and_a_bad_one_stops_at_the_first() -> Tested {
     nothing.all_deliver(&[]).await?;
 
     // A bad one reaches one runtime, and stops there: also after a receiver that was killed.
-    nothing.landscape.restart_receiver(BROKEN, &WITHOUT_PAUSE).await?;
+    nothing.landscape.restart_receiver(BROKEN, &HURRIED).await?;
     nothing.is_halted().await?;
     let images = nothing.images().await?;
     let broken = images.iter().position(|image| image == BROKEN).context("one that is upgraded")?;
@@ -168,7 +170,7 @@ async fn an_image_comes_in_stages_and_a_bad_one_stops_at_the_first() -> Tested {
     })
     .await?;
     nothing.members[broken].said("SKRWebhook", "False", "CrashLoop").await?;
-    nothing.landscape.restart_receiver(BROKEN, &WITHOUT_PAUSE).await?;
+    nothing.landscape.restart_receiver(BROKEN, &HURRIED).await?;
     nothing.is_halted().await?;
     for (at, member) in nothing.members.iter().enumerate().filter(|(at, _)| *at != broken) {
         member.delivers(&["keda"]).await.with_context(|| format!("runtime {at} is untouched"))?;

@@ -1,7 +1,8 @@
 //! What comes next in an upgrade, purely.
 //!
-//! A stage goes on when it has lasted long enough, nobody in its share is awaited any more, and too few have failed. Who has failed is
-//! judged beside those who still have the other image: what they suffer from too is not the image's fault, and only waited for.
+//! A stage goes on when it has lasted long enough, fewer in its share are awaited than may fail, and too few have failed. In a large fleet
+//! somebody is always awaited, if only because he is new: waiting for everybody would be waiting for ever. Who has failed is judged beside
+//! those who still have the other image: what they suffer from too is not the image's fault, and only waited for.
 
 use super::{
     Image, Rollout,
@@ -101,6 +102,11 @@ impl Count {
         self.failing >= max_failures.ceiling_of(self.upgraded)
     }
 
+    /// Whether what those will show who are still awaited may decide: so many of them, or nobody else who tells anything good.
+    fn is_open(&self, max_failures: Share) -> bool {
+        self.pending > 0 && (self.proven == 0 || self.pending >= max_failures.ceiling_of(self.upgraded))
+    }
+
     /// Whether those that have the image do worse than the others.
     const fn is_worse(&self) -> bool {
         let others = self.waiting + self.failing_before;
@@ -127,7 +133,7 @@ pub(super) fn step(rollout: &Rollout, fleet: &Fleet, terms: Terms<'_>) -> Option
         let why = count.is_worse().then(|| why(rollout, &count, members))?;
         return become_(Progress::Under(Under { halted: Some(why), ..under.clone() }));
     }
-    if count.pending > 0 {
+    if count.is_open(terms.max_failures) {
         return None;
     }
     if stage.through == u64::MAX {
@@ -146,9 +152,11 @@ pub(super) fn step(rollout: &Rollout, fleet: &Fleet, terms: Terms<'_>) -> Option
     become_(Progress::Under(Under { stage: Some(next), ..under.clone() }))
 }
 
-/// The first stage, as soon as it is known who may be in it.
+/// The first stage, as soon as it is known of most who may be in it; and of all what they have, where that tells what others get.
 fn first(rollout: &Rollout, under: &Under, members: &[Member], terms: Terms<'_>) -> Option<Progress> {
-    if members.iter().any(|member| member.standing == Standing::Pending) {
+    let pending = || members.iter().filter(|member| member.standing == Standing::Pending);
+    let unseen = under.previous.is_none() && pending().any(|member| member.image.is_none());
+    if unseen || pending().count() >= terms.max_failures.ceiling_of(members.len()) {
         return None;
     }
     let others = || members.iter().filter(|member| member.image.as_ref() != Some(&rollout.target));

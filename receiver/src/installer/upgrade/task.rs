@@ -140,10 +140,14 @@ impl Upgrade {
         }
     }
 
-    /// While nothing is under way it looks more seldom.
+    /// While nothing is under way, or nothing can go on before somebody changes the ConfigMap, it looks more seldom.
     fn is_turn(&mut self) -> bool {
         let rollout = self.course.rollout();
-        let rests = rollout.is_done() && *rollout.target == *self.image && matches!(self.held, Held::Good(_));
+        let rests = match &self.held {
+            Held::None => false,
+            Held::Refused => true,
+            Held::Good(_) => *rollout.target == *self.image && (rollout.is_done() || rollout.halted().is_some()),
+        };
         self.idle = if rests { (self.idle + 1) % IDLE } else { 0 };
         self.idle == 0
     }
@@ -165,6 +169,8 @@ impl Upgrade {
             self.written = None;
         }
         self.held = held;
+        // What is written there, as a confirmation, is acted on at the next tick.
+        self.idle = IDLE - 1;
     }
 
     fn tell(&self, rollout: &Rollout, uid: &str) {
@@ -223,6 +229,7 @@ impl Upgrade {
         let known: BTreeSet<_> = stands.iter().map(|stand| &stand.kyma).collect();
         self.table.retain(|key| known.contains(key));
         self.course.retain(|key| known.contains(key));
+        self.asked.retain(|key| known.contains(key));
         self.table.target(&wanted.target);
         let mut fleet = Fleet::default();
         for stand in &stands {

@@ -118,6 +118,58 @@ fn without_a_past_the_runtimes_tell() {
     assert_eq!(previous(step(vec![member(1, "a", Proven), member(2, "c", Proven)], 0)), None, "each keeps its own");
 }
 
+/// So many of these, of which the first ones are pending.
+fn many(count: u64, pending: u64, image: &str) -> Vec<Member> {
+    (1..=count).map(|rank| member(rank, image, if rank <= pending { Pending } else { Proven })).collect()
+}
+
+#[test]
+fn a_few_who_are_awaited_hold_up_nobody() {
+    let stages = stages("1%,50%,100%");
+    let begun = |members| step(&upgrade(None), &fleet(members), terms(&stages, NOW));
+    assert_eq!(stage(&begun(many(400, 1, "a")).unwrap()), (1, 4));
+    assert_eq!(stage(&begun(many(400, 7, "a")).unwrap()), (1, 8), "one of them must be able to tell");
+    assert_eq!(begun(many(400, 8, "a")), None, "2% of 400");
+
+    let at = |number, through, pending| {
+        let members = many(400, pending, "b");
+        let members = members.into_iter().map(|it| if it.rank > through { member(it.rank, "a", Proven) } else { it });
+        step(&upgrade(Some((number, through))), &fleet(members.collect()), terms(&stages, NOW + PAUSE))
+    };
+    assert_eq!(stage(&at(1, 4, 0).unwrap()), (2, 200));
+    assert_eq!(at(1, 4, 1), None, "one of four may be a quarter of all");
+    assert_eq!(stage(&at(2, 200, 3).unwrap()), (3, u64::MAX));
+    assert_eq!(at(2, 200, 4), None, "2% of 200");
+    assert!(at(3, u64::MAX, 1).unwrap().is_done());
+    assert_eq!(at(3, u64::MAX, 8), None);
+
+    // It lacks the image yet: it gets it in the end, as this one is everybody's.
+    let mut members = many(400, 0, "b");
+    members[0] = member(1, "a", Pending);
+    let last = step(&upgrade(Some((3, u64::MAX))), &fleet(members), terms(&stages, NOW)).unwrap();
+    assert!(last.is_done());
+    assert_eq!(last.image_at_rank(1), Decided::Is("b".into()));
+
+    // Whatever may fail, somebody has to be well before others get it.
+    let all = Terms { max_failures: "100%".parse().unwrap(), ..terms(&stages, NOW + PAUSE) };
+    let mut members = many(4, 1, "b");
+    members[1] = member(2, "b", Failing);
+    members[2..].iter_mut().for_each(|it| *it = member(it.rank, "a", Proven));
+    assert_eq!(step(&upgrade(Some((1, 2))), &fleet(members), all), None);
+}
+
+#[test]
+fn what_others_have_is_known_of_everybody_before_it_decides() {
+    let stages = stages("1%,100%");
+    let mut members = many(400, 1, "a");
+    let begun = |rollout: &Rollout, members: &[Member]| step(rollout, &fleet(members.to_vec()), terms(&stages, NOW));
+    let unknown = Rollout::unknown("b", NOW);
+    assert!(begun(&unknown, &members).is_some());
+    members[0].image = None;
+    assert_eq!(begun(&unknown, &members), None, "nobody has looked");
+    assert!(begun(&upgrade(None), &members).is_some(), "it is known what they are to have");
+}
+
 /// A runtime that is drawn.
 #[derive(Clone, Debug)]
 struct Drawn {

@@ -318,3 +318,44 @@ async fn what_is_lost_is_made_again_what_cannot_be_read_is_left_and_what_others_
     bed.settle(&mut upgrade, &mut has).await;
     assert_eq!(bed.kcp.data("target").as_deref(), Some("c"));
 }
+
+/// After how many ticks it looks.
+fn ticks(upgrade: &mut Upgrade) -> Option<u32> {
+    (1..=2 * IDLE).find(|_| upgrade.is_turn())
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_can_do_nothing_looks_seldom_but_at_once_when_somebody_has_written() {
+    let mut bed = Bed::new(3);
+    bed.bad = Some("b");
+    let mut has = all(3, "a");
+    let mut upgrade = bed.receiver("a").await;
+    bed.settle(&mut upgrade, &mut has).await;
+    assert_eq!((ticks(&mut upgrade), ticks(&mut upgrade)), (Some(1), Some(IDLE)), "it is over");
+
+    let mut upgrade = bed.receiver("b").await;
+    assert_eq!((ticks(&mut upgrade), ticks(&mut upgrade)), (Some(1), Some(1)), "another image is wanted");
+    bed.settle(&mut upgrade, &mut has).await;
+    assert!(bed.kcp.data("halted").is_some());
+    assert_eq!((ticks(&mut upgrade), ticks(&mut upgrade)), (Some(1), Some(IDLE)), "it has halted");
+    bed.kcp
+        .edit(|map| map.as_mut().unwrap()["metadata"]["annotations"] = json!({annotation::CONFIRM_AGENT_IMAGE: "b"}));
+    upgrade.take(bed.kcp.map().as_ref());
+    assert_eq!(ticks(&mut upgrade), Some(1), "it is confirmed");
+
+    bed.kcp.edit(|map| map.as_mut().unwrap()["data"] = json!({"target": "b"}));
+    upgrade.take(bed.kcp.map().as_ref());
+    assert_eq!((ticks(&mut upgrade), ticks(&mut upgrade)), (Some(1), Some(IDLE)), "it cannot be read");
+    upgrade.take(None);
+    assert_eq!((ticks(&mut upgrade), ticks(&mut upgrade)), (Some(1), Some(1)), "it is to be made");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_gone_is_forgotten() {
+    let mut bed = Bed::new(2);
+    let mut upgrade = bed.receiver("a").await;
+    upgrade.asked.extend([key(0), key(1)]);
+    bed.hub.remove(&key(0));
+    upgrade.look(Instant::now()).await;
+    assert_eq!(upgrade.asked, HashSet::from([key(1)]), "should it come back, it is asked anew");
+}
