@@ -35,6 +35,7 @@ use rustls::{
 use serde_json::json;
 use tokio::net::TcpListener;
 
+mod calls;
 mod cluster;
 mod merge;
 mod path;
@@ -44,6 +45,7 @@ mod store;
 mod tokens;
 mod watch;
 
+pub use calls::Calls;
 pub use cluster::FakeCluster;
 use store::Shelf;
 
@@ -62,6 +64,8 @@ pub(crate) struct Shared {
     shelf: Arc<Shelf>,
     authorization: String,
     calls: AtomicU64,
+    /// Each connection holds one more.
+    open: Arc<()>,
     delay: Mutex<Duration>,
 }
 
@@ -82,6 +86,7 @@ impl Fake {
             shelf: Arc::default(),
             authorization: format!("Bearer {token}"),
             calls: AtomicU64::new(0),
+            open: Arc::default(),
             delay: Mutex::default(),
         });
         let serving = tokio::spawn(serve::run(listener, tls, shared.clone()));
@@ -118,6 +123,12 @@ impl Fake {
     #[must_use]
     pub fn calls(&self) -> u64 {
         self.shared.calls.load(Ordering::Relaxed)
+    }
+
+    /// The connections that are open now, to all runtimes.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        Arc::strong_count(&self.shared.open) - 1
     }
 }
 

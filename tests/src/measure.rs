@@ -2,6 +2,8 @@
 //! stable on shared machines.
 
 mod api_calls;
+mod bare;
+pub mod catalog;
 mod cli;
 mod crowded;
 pub mod enrolment;

@@ -3,11 +3,12 @@
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use aws_lc_rs::error::Unspecified;
-use http::StatusCode;
+use http::{Method, StatusCode};
 use serde_json::Value;
 use tokio::sync::Notify;
 
 use super::{
+    calls::Calls,
     store::{Shelf, Store},
     tokens::{self, Issuer},
 };
@@ -18,6 +19,7 @@ pub struct FakeCluster(Arc<Inner>);
 
 struct Inner {
     store: Mutex<Store>,
+    calls: Mutex<Calls>,
     changed: Notify,
     /// Most runtimes of most tests are never asked for a token.
     issuer: OnceLock<Issuer>,
@@ -25,7 +27,8 @@ struct Inner {
 
 impl FakeCluster {
     pub(super) fn new(shelf: Arc<Shelf>) -> Self {
-        Self(Arc::new(Inner { store: Mutex::new(Store::new(shelf)), changed: Notify::new(), issuer: OnceLock::new() }))
+        let (store, calls) = (Mutex::new(Store::new(shelf)), Mutex::default());
+        Self(Arc::new(Inner { store, calls, changed: Notify::new(), issuer: OnceLock::new() }))
     }
 
     /// Changes an object as its user would, or makes it (from `null`). The key is `<group>/<plural>/<namespace>/<name>` with
@@ -49,6 +52,16 @@ impl FakeCluster {
     #[must_use]
     pub fn object(&self, key: &str) -> Option<Value> {
         self.read().value(key)
+    }
+
+    /// What it was asked so far by those who had its token.
+    #[must_use]
+    pub fn calls(&self) -> Calls {
+        self.0.calls.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn note(&self, method: &Method, path: &str, is_watch: bool) {
+        self.0.calls.lock().unwrap_or_else(PoisonError::into_inner).note(method, path, is_watch);
     }
 
     /// A projected token of its agent for the receiver's audience, good for an hour.

@@ -43,7 +43,9 @@ pub(super) async fn run(listener: TcpListener, tls: Arc<ServerConfig>, shared: A
             continue;
         };
         let (acceptor, shared) = (acceptor.clone(), shared.clone());
+        let open = shared.open.clone();
         connections.spawn(async move {
+            let _open = open;
             // Answers are small; waiting for more to send only delays them.
             let _ = tcp.set_nodelay(true);
             let Ok(stream) = acceptor.accept(tcp).await else { return };
@@ -70,6 +72,9 @@ async fn answer(shared: &Shared, request: Request<Incoming>) -> Answer {
         return failure(StatusCode::UNAUTHORIZED, "Unauthorized", "");
     }
     let found = path::cluster(parts.uri.path()).and_then(|(name, rest)| Some((shared.cluster(name)?, rest)));
+    if let Some((cluster, rest)) = &found {
+        cluster.note(&parts.method, rest, Query::of(&parts).get("watch") == "true");
+    }
     if let Some((status, answer)) = found.as_ref().and_then(|(cluster, rest)| cluster.about_tokens(rest, &body)) {
         return reply(status, answer.to_string());
     }

@@ -81,6 +81,22 @@ async fn runtimes_are_told_apart_and_others_are_refused() {
     let stranger = client(&fake, "three").await;
     assert!(Api::<Namespace>::all(stranger).list(&ListParams::default()).await.is_err());
     assert_eq!(fake.calls(), 5);
+    assert_eq!(fake.cluster("one").calls().to_string(), "1 create configmaps, 1 list configmaps");
+}
+
+#[tokio::test]
+async fn connections_are_counted_until_they_end() {
+    let fake = Fake::start().await.expect("served");
+    let client = client_of(&fake, "one").await;
+    Api::<Namespace>::all(client.clone()).list(&ListParams::default()).await.expect("a list");
+    assert_eq!(fake.connections(), 1);
+    drop(client);
+    let ended = async {
+        while fake.connections() > 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), ended).await.expect("it ends with its client");
 }
 
 async fn client_of(fake: &Fake, name: &str) -> Client {

@@ -5,7 +5,7 @@ use std::{io::Write as _, process::ExitCode};
 use anyhow::bail;
 use clap::{Parser, Subcommand};
 
-use super::{Figure, Settings, enrolment, event_path, fleet, flood, idle, knee, restart, user_write};
+use super::{Figure, Settings, catalog, enrolment, event_path, fleet, flood, idle, knee, restart, user_write};
 use crate::{limits, progress, run_command};
 
 /// For thousands of agents: a few for each.
@@ -43,6 +43,9 @@ enum What {
     Restart(restart::Settings),
     /// From the receiver's start until agents that have no certificate have one and their paths are proven, projected to 5,000.
     Enrolment(enrolment::Settings),
+    /// From a channel that moves in KCP until every runtime has it, projected to 5,000; what runtimes are asked for it, and while nothing
+    /// moves; beside a bare apply to each, and beside the incumbent's way.
+    Catalog(catalog::Settings),
     /// Latency of the others while one runtime floods.
     Flood(flood::Settings),
 }
@@ -53,7 +56,12 @@ pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let is_crowded = matches!(
         arguments.what,
-        What::ReceiverKnee(_) | What::Fleet(_) | What::Restart(_) | What::Enrolment(_) | What::Flood(_)
+        What::ReceiverKnee(_)
+            | What::Fleet(_)
+            | What::Restart(_)
+            | What::Enrolment(_)
+            | What::Catalog(_)
+            | What::Flood(_)
     );
     if is_crowded {
         limits::raise_open_files(OPEN_FILES);
@@ -77,6 +85,7 @@ async fn measure(arguments: Arguments) -> anyhow::Result<()> {
         What::Fleet(settings) => fleet::measure(&settings, &mut tell).await?,
         What::Restart(settings) => restart::measure(&settings, &mut tell).await?,
         What::Enrolment(settings) => enrolment::measure(&settings, &mut tell).await?,
+        What::Catalog(settings) => catalog::measure(&settings, &mut tell).await?,
         What::Flood(settings) => flood::measure(&settings, &mut tell).await?,
     }
     if let Some(error) = failed {

@@ -2,12 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
+use super::figure::cpu_of;
 use crate::{
     bed::TestBed,
     landscape::{Landscape, Options},
-    load::Crowd,
+    load::{Crowd, until_within},
+    product::Memory,
     progress::Step,
 };
 
@@ -65,5 +67,54 @@ impl Crowded {
         self.crowd.at_rest(PATIENCE).await?;
         step.done();
         Ok(())
+    }
+
+    /// Waits until the receiver says of so many runtimes that their path is proven.
+    pub(super) async fn proven(&self, of: usize) -> Result<()> {
+        let wanted = f64::from(u32::try_from(of)?);
+        until_within("every path to be proven", PATIENCE, async || {
+            let page = self.metrics().await?;
+            let proven = metric(&page, r#"tidewatch_fleet_paths{state="Proven"}"#);
+            if proven < wanted {
+                let paths: Vec<_> = page.lines().filter(|line| line.starts_with("tidewatch_fleet_paths{")).collect();
+                bail!("{}", paths.join(", "));
+            }
+            Ok(Some(()))
+        })
+        .await
+    }
+
+    /// The receiver's page of metrics.
+    pub(super) async fn metrics(&self) -> Result<String> {
+        let (_, page) = self.landscape.with_receiver(async |receiver| receiver.get("/metrics").await).await??;
+        Ok(page)
+    }
+
+    /// CPU time of the receiver so far, in seconds.
+    pub(super) async fn receiver_cpu(&self) -> Result<f64> {
+        Ok(self.landscape.with_receiver(async |receiver| cpu_of(receiver.process().pid())).await??)
+    }
+
+    /// The receiver's memory.
+    pub(super) async fn receiver_memory(&self) -> Result<Memory> {
+        Ok(self.landscape.with_receiver(async |receiver| receiver.memory()).await??)
+    }
+}
+
+/// The value of a series on a page of metrics; zero while it is not there.
+pub(super) fn metric(page: &str, series: &str) -> f64 {
+    let value = page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok());
+    value.unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_series_is_found_by_its_whole_name() {
+        let page = "# TYPE a gauge\na{b=\"c\"} 3\na{b=\"cd\"} 5\n";
+        assert_eq!(metric(page, "a{b=\"c\"}"), 3.0);
+        assert_eq!((metric(page, "a"), metric(page, "b")), (0.0, 0.0));
     }
 }

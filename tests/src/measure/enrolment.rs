@@ -6,18 +6,17 @@
 //! * Again, all in one moment, when the receiver has all of that. What is left is what one enrolment costs: TLS, token, question to the
 //!   runtime, certificate.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
 
 use super::{
     Figure,
     crowded::{Crowded, PATIENCE},
-    figure::{line, mebibytes},
+    figure::{cpu_of, line, mebibytes},
 };
 use crate::{
     load::{Office, until_within},
-    product::{ProductProcess, cpu_by_thread},
     progress::{self, Step},
 };
 
@@ -118,24 +117,24 @@ async fn round(agents: usize) -> Result<Seen> {
     };
     let enrolling = enrolled(&crowded, begun, agents);
     let (ready, (half, enrolled)) = tokio::try_join!(starting, enrolling)?;
-    proven(&crowded, agents).await?;
+    crowded.proven(agents).await?;
     let proven = begun.elapsed().as_secs_f64();
     let others = cpu_of(std::process::id())? - others;
-    let cpu = receiver(&crowded, self::cpu).await?;
+    let cpu = crowded.receiver_cpu().await?;
     let (faults, refused) = in_vain(&crowded);
     progress::say(&format!("refused so far, by status: {:?}", crowded.crowd.tally().refusals()));
     crowded.crowd.at_rest(PATIENCE).await?;
     step.done();
 
     let step = Step::begin(format!("{agents} agents enrol once more"));
-    let (begun, before, vain) = (Instant::now(), receiver(&crowded, self::cpu).await?, in_vain(&crowded));
+    let (begun, before, vain) = (Instant::now(), crowded.receiver_cpu().await?, in_vain(&crowded));
     crowded.crowd.enrol_again(&office);
     let (_, again) = self::enrolled(&crowded, begun, 2 * agents).await?;
-    let again_cpu = receiver(&crowded, self::cpu).await? - before;
+    let again_cpu = crowded.receiver_cpu().await? - before;
     let after = in_vain(&crowded);
     step.done();
 
-    let memory = receiver(&crowded, async |receiver| Ok(receiver.memory()?)).await?;
+    let memory = crowded.receiver_memory().await?;
     Ok(Seen {
         ready,
         half,
@@ -170,38 +169,9 @@ async fn enrolled(crowded: &Crowded, begun: Instant, of: usize) -> Result<(f64, 
     .await
 }
 
-/// Waits until the receiver says of so many runtimes that their path is proven.
-async fn proven(crowded: &Crowded, of: usize) -> Result<()> {
-    let wanted = f64::from(u32::try_from(of)?);
-    until_within("every path to be proven", PATIENCE, async || {
-        let (_, page) = crowded.landscape.with_receiver(async |receiver| receiver.get("/metrics").await).await??;
-        let paths: Vec<_> = page.lines().filter(|line| line.starts_with("tidewatch_fleet_paths{")).collect();
-        let proven = paths.iter().find(|line| line.contains("\"Proven\""));
-        let proven = proven.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).unwrap_or_default();
-        if proven < wanted {
-            bail!("{}", paths.join(", "));
-        }
-        Ok(Some(()))
-    })
-    .await
-}
-
 /// Tries so far that had no answer, and tries that were refused.
 fn in_vain(crowded: &Crowded) -> (f64, f64) {
     let tally = crowded.crowd.tally();
     let number = |count: u64| f64::from(u32::try_from(count).unwrap_or(u32::MAX));
     (number(tally.faults()), number(tally.refusals().values().sum()))
-}
-
-async fn receiver<T>(crowded: &Crowded, read: impl AsyncFnOnce(&ProductProcess) -> Result<T>) -> Result<T> {
-    crowded.landscape.with_receiver(read).await?
-}
-
-/// CPU of a process so far, in seconds.
-async fn cpu(process: &ProductProcess) -> Result<f64> {
-    Ok(process.cpu_by_thread()?.values().sum::<Duration>().as_secs_f64())
-}
-
-fn cpu_of(process: u32) -> Result<f64> {
-    Ok(cpu_by_thread(process)?.values().sum::<Duration>().as_secs_f64())
 }

@@ -1,8 +1,10 @@
 //! One line of JSON per figure, and the arithmetic behind it.
 
-use std::time::Duration;
+use std::{io, time::Duration};
 
 use serde::Serialize;
+
+use crate::product::cpu_by_thread;
 
 /// A figure as it is printed.
 #[derive(Clone, Debug, Serialize)]
@@ -100,6 +102,11 @@ pub(super) fn line(points: &[(f64, f64)], x: f64) -> (f64, f64) {
 
 pub(super) fn mebibytes(kib: u64) -> f64 {
     f64::from(u32::try_from(kib).unwrap_or(u32::MAX)) / 1024.0
+}
+
+/// CPU time of a process so far, all threads together, in seconds.
+pub(super) fn cpu_of(process: u32) -> io::Result<f64> {
+    Ok(cpu_by_thread(process)?.values().sum::<Duration>().as_secs_f64())
 }
 
 pub(super) fn median(mut samples: Vec<f64>) -> f64 {

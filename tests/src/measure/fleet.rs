@@ -65,5 +65,5 @@ async fn rest(crowded: &Crowded, settings: &Settings) -> Result<Memory> {
     let step = Step::begin(format!("at rest for {} s", settings.seconds));
     sleep(Duration::from_secs(settings.seconds.into())).await;
     step.done();
-    Ok(crowded.landscape.with_receiver(async |receiver| receiver.memory()).await??)
+    crowded.receiver_memory().await
 }

@@ -13,6 +13,8 @@ use crate::paths;
 
 /// How many characters of cargo's complaints an error carries.
 const COMPLAINTS: usize = 4_000;
+/// What is measured in a profile of its own.
+const AGENT: &str = "tidewatch-agent";
 
 /// Why a binary of ours is not there.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -31,7 +33,8 @@ pub enum BuildError {
 /// Builds the binaries of these packages and returns where they are, by name. What is measured is built as the images have it: the
 /// receiver with its allocator, and the agent in its own profile.
 pub(super) fn cargo_build(packages: &[&str]) -> Result<BTreeMap<String, PathBuf>, BuildError> {
-    let mut arguments: Vec<&str> = packages.iter().flat_map(|package| ["-p", package]).collect();
+    let agent_apart = cfg!(feature = "jemalloc") && !cfg!(debug_assertions);
+    let mut arguments = selected(packages, agent_apart);
     if cfg!(feature = "otlp") {
         arguments.extend(["--features", "tidewatch-tests/otlp"]);
     }
@@ -42,11 +45,17 @@ pub(super) fn cargo_build(packages: &[&str]) -> Result<BTreeMap<String, PathBuf>
         arguments.push("--release");
     }
     let mut built = call(&arguments)?;
-    if cfg!(feature = "jemalloc") && !cfg!(debug_assertions) {
+    if agent_apart {
         let traces: &[&str] = if cfg!(feature = "otlp") { &["--features", "otlp"] } else { &[] };
-        built.extend(call(&[&["-p", "tidewatch-agent", "--profile", "agent"], traces].concat())?);
+        built.extend(call(&[&["-p", AGENT, "--profile", "agent"], traces].concat())?);
     }
     Ok(built)
+}
+
+/// Which packages the first call builds: not the agent, when it has a call of its own.
+fn selected<'a>(packages: &[&'a str], agent_apart: bool) -> Vec<&'a str> {
+    let packages = packages.iter().copied().filter(|package| !(agent_apart && *package == AGENT));
+    packages.flat_map(|package| ["-p", package]).collect()
 }
 
 fn call(arguments: &[&str]) -> Result<BTreeMap<String, PathBuf>, BuildError> {
@@ -96,5 +105,12 @@ mod tests {
         );
         let expected = BTreeMap::from([("tidewatch-agent".to_owned(), PathBuf::from("/t/tidewatch-agent"))]);
         assert_eq!(executables(messages), expected);
+    }
+
+    #[test]
+    fn the_agent_is_built_once() {
+        let packages = [AGENT, "tidewatch-receiver"];
+        assert_eq!(selected(&packages, false), ["-p", AGENT, "-p", "tidewatch-receiver"]);
+        assert_eq!(selected(&packages, true), ["-p", "tidewatch-receiver"]);
     }
 }
