@@ -244,7 +244,8 @@ impl Core {
     /// When the next batch may be sent; `None` when there is nothing to send.
     pub fn due(&self, now: Instant) -> Option<Instant> {
         self.with(|state| {
-            if state.outbox.due(now).is_none() {
+            // A watch that was refused and waits is no reason that the others do.
+            if state.outbox.is_free() && state.outbox.due(now).is_none_or(|due| due > now) {
                 state.sweep();
             }
             state.outbox.due(now)

@@ -371,6 +371,12 @@ impl Hub {
         self.lock().key_of(runtime)
     }
 
+    /// Whether no Kyma has that runtime id, for certain.
+    #[must_use]
+    pub fn is_unknown(&self, runtime: &RuntimeId) -> bool {
+        self.placed(runtime) == Err(Unplaced::Unknown)
+    }
+
     /// From now on heartbeats are told this of roots and certificates.
     pub fn tell_trust(&self, told: Told) {
         self.lock().trust.tell(told);

@@ -218,9 +218,8 @@ impl Paths {
             wrong.extend(said.map(|said| (key.clone(), kyma.clone(), said)));
         }
         self.metrics.waiting(wrong.len());
-        wrong.retain(|(key, _, said)| known.damper.allows(key, said, now));
-        // Whoever has waited longest goes first; cut off, it comes again with the next tick.
-        wrong.sort_by_key(|(key, ..)| known.damper.last(key));
+        known.damper.choose(&mut wrong, now);
+        // Cut off, it comes again with the next tick.
         wrong.truncate(known.writes.take(wrong.len(), now));
         let writes = wrong.into_iter().map(async |(key, kyma, said)| {
             let result = write::condition(&self.client, &kyma, &said).await;
@@ -228,11 +227,11 @@ impl Paths {
         });
         let mut written = stream::iter(writes).buffer_unordered(WRITERS);
         while let Some((key, said, result)) = written.next().await {
+            self.metrics.written(&result);
             if matches!(result, Err(write::Write::Moved)) {
                 // The cache shows it by the next tick, and then it may be said, or may not.
                 continue;
             }
-            self.metrics.written(result.is_ok());
             if let Err(error) = result {
                 tracing::warn!(kyma = %key, condition = said.kind(), error = &error as &dyn std::error::Error, "Condition could not be written");
             }

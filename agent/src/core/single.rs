@@ -12,7 +12,7 @@ impl Core {
     /// When the next event of contract v2 may be sent; `None` when there is nothing to send.
     pub(crate) fn single_due(&self, now: Instant) -> Option<Instant> {
         self.with(|state| {
-            if state.outbox.single_due(now).is_none() {
+            if state.outbox.is_free() && state.outbox.single_due(now).is_none_or(|due| due > now) {
                 state.sweep();
             }
             state.outbox.single_due(now)

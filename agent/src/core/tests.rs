@@ -2,7 +2,8 @@ use std::num::NonZeroI64;
 
 use serde_json::json;
 use tidewatch_shared::{
-    event::{Event, What as Told, parse_batch},
+    event::{Event, Reason, What as Told, parse_batch},
+    exchange::Refused,
     identity::Instance,
 };
 
@@ -44,12 +45,18 @@ fn deliver(core: &Core) -> Vec<String> {
 }
 
 fn hand_over(core: &Core, settles: bool) -> Vec<String> {
-    let now = Instant::now();
+    hand_over_at(core, Instant::now(), settles, None)
+}
+
+/// Events of a watch that is not known are refused.
+fn hand_over_at(core: &Core, now: Instant, settles: bool, unknown: Option<&str>) -> Vec<String> {
     let Some(batch) = core.batch(now) else { return Vec::new() };
     let events: Vec<Event> = parse_batch(&batch.body).unwrap().into_iter().map(Result::unwrap).collect();
     let accepted = events.last().unwrap().id.sequence;
     let settled = settles.then(|| ("w".to_owned(), accepted)).into_iter().collect();
-    let (instance, refused) = (Instance::new(1), Vec::new());
+    let instance = Instance::new(1);
+    let refused = events.iter().filter(|event| Some(&*event.watch) == unknown);
+    let refused = refused.map(|event| Refused { id: event.id.to_string(), reason: Reason::UnknownWatch }).collect();
     core.answered(
         now,
         batch.epoch,
@@ -101,7 +108,15 @@ fn a_forwarded_watch_names_every_object_at_each_list_and_resend() {
     }
     let heartbeat = core.plain_heartbeat();
     let digest = heartbeat.watches[0].digest;
-    let answer = HeartbeatAnswer {
+    let answer = HeartbeatAnswer { resend: vec!["w".to_owned(), "unknown".to_owned()], ..well() };
+    core.heartbeat_answered(Instant::now(), heartbeat.epoch, &answer);
+    assert_eq!(deliver(&core), ["", "a", "b"]);
+    assert_eq!(core.plain_heartbeat().watches[0].digest, digest);
+}
+
+/// The answer to a heartbeat that asks for nothing.
+fn well() -> HeartbeatAnswer {
+    HeartbeatAnswer {
         instance: Instance::new(1),
         settled: [].into(),
         since: None,
@@ -109,12 +124,33 @@ fn a_forwarded_watch_names_every_object_at_each_list_and_resend() {
         plan_revision: None,
         trust_revision: None,
         server_time: String::new(),
-        resend: vec!["w".to_owned(), "unknown".to_owned()],
+        resend: Vec::new(),
         renew: false,
-    };
-    core.heartbeat_answered(Instant::now(), heartbeat.epoch, &answer);
-    assert_eq!(deliver(&core), ["", "a", "b"]);
-    assert_eq!(core.plain_heartbeat().watches[0].digest, digest);
+    }
+}
+
+#[test]
+fn a_watch_that_was_refused_stops_the_sweep_of_no_other() {
+    let (core, now) = (core(10), Instant::now());
+    let followed = core.follow(&plan("1", &[watch("w", "forward"), watch("x", "kyma")]));
+    let [w, x] = [0, 1].map(|n| followed.started[n].id);
+    for id in [w, x] {
+        core.described(id, "v1", "Thing", false);
+    }
+    list(&core, x, &["x"]);
+    assert_eq!(hand_over_at(&core, now, false, Some("x")), [""]);
+    assert!(core.due(now).is_some_and(|due| due > now), "it is on hold");
+    let names: Vec<String> = (0..10).map(|n| n.to_string()).collect();
+    list(&core, w, &names.iter().map(String::as_str).collect::<Vec<_>>());
+    let mut told = Vec::new();
+    while core.due(now) == Some(now) {
+        told.extend(hand_over_at(&core, now, false, None));
+    }
+    assert!(told.len() < 10, "half of what may be held is under way: {told:?}");
+    let heartbeat = core.plain_heartbeat();
+    let answer = HeartbeatAnswer { settled: [("w".to_owned(), u64::MAX)].into(), ..well() };
+    core.heartbeat_answered(now, heartbeat.epoch, &answer);
+    assert_eq!(core.due(now), Some(now));
 }
 
 /// Hands over until nothing is left to send.

@@ -106,6 +106,6 @@ impl Intake for Hub {
     }
 
     fn is_gone(&self, runtime: &RuntimeId) -> bool {
-        self.placed(runtime) == Err(Unplaced::Unknown)
+        self.is_unknown(runtime)
     }
 }

@@ -1,6 +1,9 @@
 //! How often the conditions of one Kyma are written: a path that flaps, by itself or by its agent's will, is told ever more seldom.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
 use tokio::time::Instant;
 
@@ -31,6 +34,15 @@ impl Damper {
             let spacing = if said.only_words() { LONGEST } else { last.spacing };
             now.saturating_duration_since(last.at) >= spacing
         })
+    }
+
+    /// Leaves what may be written now, in its order: one condition of each Kyma, and whoever has waited longest first.
+    pub(super) fn choose<T>(&self, wrong: &mut Vec<(KymaKey, T, Said)>, now: Instant) {
+        wrong.retain(|(key, _, said)| self.allows(key, said, now));
+        wrong.sort_by_key(|(key, ..)| self.last(key));
+        // One write moves the Kyma on; the others of it have their turn with the next tick.
+        let mut once = HashSet::new();
+        wrong.retain(|(key, ..)| once.insert(key.clone()));
     }
 
     /// A condition was written, or the attempt failed: both cost the same.
@@ -97,5 +109,25 @@ mod tests {
         assert!(damper.allows(&key, &said(false), now + FIRST));
         assert!(!damper.allows(&key, &said(true), now + FIRST), "words alone are no transition");
         assert!(damper.allows(&key, &said(true), now + LONGEST));
+    }
+
+    #[test]
+    fn one_condition_of_a_kyma_at_a_time_and_whoever_waits_longest_first() {
+        let (mut damper, now) = (Damper::default(), Instant::now());
+        let [late, never] = ["late", "never"].map(|name| KymaKey::new("ns", name));
+        damper.wrote(late.clone(), &said(false), now);
+        let wrong = || {
+            let both = |key: &KymaKey| [(key.clone(), (), said(false)), (key.clone(), (), Said::Gone(PAUSED))];
+            [both(&late), both(&never)].concat()
+        };
+        let mut chosen = wrong();
+        damper.choose(&mut chosen, now);
+        let kinds: Vec<_> = chosen.iter().map(|(key, (), said)| (key.name.as_str(), said.kind())).collect();
+        assert_eq!(kinds, [("never", EVENT_PATH), ("late", PAUSED)]);
+        damper.wrote(never.clone(), &said(false), now);
+        let mut chosen = wrong();
+        damper.choose(&mut chosen, now);
+        assert!(chosen.iter().all(|(_, (), said)| said.kind() == PAUSED), "the other one has its turn");
+        assert_eq!(chosen.len(), 2);
     }
 }

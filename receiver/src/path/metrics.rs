@@ -6,7 +6,7 @@ use prometheus_client::{
 };
 use tidewatch_shared::metrics::Registry;
 
-use super::rounds::Kind;
+use super::{rounds::Kind, write::Write};
 use crate::fleet::PathState;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -61,7 +61,7 @@ impl Metrics {
         );
         registry.register(
             "path_conditions",
-            "Writes of the conditions EventPath and Paused by their result",
+            "Writes of the conditions EventPath, Paused and CARotation by their result; moved means that somebody wrote the Kyma meanwhile",
             metrics.conditions.clone(),
         );
         registry.register(
@@ -88,8 +88,12 @@ impl Metrics {
         self.mended.inc();
     }
 
-    pub(super) fn written(&self, well: bool) {
-        let result = if well { "written" } else { "failed" };
+    pub(super) fn written(&self, result: &std::result::Result<(), Write>) {
+        let result = match result {
+            Ok(()) => "written",
+            Err(Write::Moved) => "moved",
+            Err(Write::Apply(_) | Write::Slow) => "failed",
+        };
         self.conditions.get_or_create(&Result { result }).inc();
     }
 

@@ -185,7 +185,10 @@ impl Rotation {
     async fn look(&mut self) {
         let held = self.standing.held().borrow().clone();
         match &held {
-            Held::None => self.tell_laggards(Laggards::default()),
+            Held::None => {
+                self.waits = Waits::default();
+                self.tell_laggards(Laggards::default());
+            }
             Held::Good(kept) => {
                 self.lost_since = None;
                 let followers = self.hub.followers();

@@ -154,6 +154,6 @@ impl Take for Legacy {
     }
 
     fn is_gone(&self, runtime: &RuntimeId) -> bool {
-        self.hub.placed(runtime) == Err(Unplaced::Unknown)
+        self.hub.is_unknown(runtime)
     }
 }
