@@ -122,7 +122,8 @@ async fn the_policies_refuse_what_no_runtime_could_have() -> Tested {
     for crd in crds::crds() {
         apply(&client, &serde_json::from_value(serde_json::to_value(crd)?)?).await?;
     }
-    let old = json!({"metadata": {"name": "keda-fast", "namespace": REFUSING}, "spec": {"channel": "fast", "descriptor": {}}});
+    let old = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": Kind::Template.name(),
+        "metadata": {"name": "keda-fast", "namespace": REFUSING}, "spec": {"channel": "fast", "descriptor": {}}});
     let old: DynamicObject = serde_json::from_value(old)?;
     let templates: Api<DynamicObject> = Api::namespaced_with(client.clone(), REFUSING, &Kind::Template.api_resource());
     let old = until("the CRDs to be served", async || Ok(Some(templates.create(&PostParams::default(), &old).await?)))

@@ -21,7 +21,7 @@ use tidewatch_shared::{
 };
 use tidewatch_tests::{
     bed,
-    control_plane::{Cluster, Person},
+    control_plane::{Cluster, Person, audit::Write},
     landscape::{AGENT_IMAGE, Options, until},
 };
 
@@ -173,8 +173,10 @@ async fn a_real_api_server_keeps_our_objects_as_we_write_them() -> Tested {
     until("looks of another process", async || Ok((one.looks().await? >= 5).then_some(()))).await?;
     assert_eq!(versions().await?, before);
     let writes = one.runtime.cluster().writes_since(mark)?;
-    let ours: Vec<_> =
-        writes.iter().filter(|write| objects.iter().any(|object| object.plural == write.resource)).collect();
+    let is_of = |write: &&Write| {
+        objects.iter().any(|object| object.plural == write.resource && [object.name, ""].contains(&&*write.name))
+    };
+    let ours: Vec<_> = writes.iter().filter(is_of).collect();
     assert!(ours.iter().all(|write| write.is_kubernetes_own()), "{ours:?}");
     Ok(())
 }

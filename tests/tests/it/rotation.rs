@@ -38,9 +38,9 @@ use crate::{
 
 /// Changes a second while the CA rotates.
 const WRITES_PER_SECOND: u64 = 20;
-/// How long a leaf holds. It is renewed after two thirds: the rest must be longer than a receiver that was killed is away, however busy
-/// the machine.
-const LEAF_SECONDS: u64 = 24;
+/// How long a leaf holds. It is renewed after two thirds: the rest must be longer than a receiver that was killed is away, and than the
+/// up to fifteen seconds after which an agent tries again to reach it.
+const LEAF_SECONDS: u64 = 60;
 /// One question to a process takes no longer.
 const ASKING: Duration = Duration::from_secs(10);
 

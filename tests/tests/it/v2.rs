@@ -219,7 +219,7 @@ async fn open(one: &One, identity: &Identity, port: u16) -> Result<TlsStream<Tcp
 #[tokio::test]
 async fn a_kyma_that_is_gone_ends_the_connections_of_its_runtime_in_both_contracts() -> Result<()> {
     let (incumbent, port, dir) = (Incumbent::new()?, ports::free()?, TempDir::new()?);
-    let one = One::with("gone", &[("keda", "1.0.0", "1.1.0")], serving(&incumbent, port, &dir)?).await?;
+    let one = One::with("gone-v2", &[("keda", "1.0.0", "1.1.0")], serving(&incumbent, port, &dir)?).await?;
     until("the Kyma in the runtime", async || one.runtime.skr_kyma().await).await?;
     let [agents, strangers] = [one.runtime.id().as_str(), "stranger"].map(|name| incumbent.identity(name));
     let mut legacy = open(&one, &agents?, port).await?;
