@@ -3,6 +3,7 @@
 //! `follow` keeps one cache and tells of each change, `essence` says what of an object matters, `concern` says whom a
 //! change concerns, `wakes` acts on it. Our own status writes move no essence, so they wake nobody.
 
+mod access;
 mod concern;
 mod essence;
 mod follow;
@@ -35,6 +36,8 @@ use tokio_util::sync::CancellationToken;
 
 pub use metrics::Metrics;
 pub use wakes::Rooms;
+
+pub(crate) use access::config;
 
 use crate::{enrolment, path::CONFIG_MAP, telemetry::Readiness};
 

@@ -5,11 +5,7 @@ use std::{collections::BTreeSet, path::Path, sync::Arc, time::Duration};
 use anyhow::{Context as _, Result};
 use arc_swap::ArcSwap;
 use aws_lc_rs::rand::{SecureRandom as _, SystemRandom};
-use kube::{
-    Client,
-    client::ClientBuilder,
-    config::{KubeConfigOptions, Kubeconfig},
-};
+use kube::{Client, client::ClientBuilder};
 use tidewatch_shared::identity::Instance;
 use tokio::time::Instant;
 
@@ -278,15 +274,8 @@ async fn upgraded(
 /// A client of KCP that retries nothing by itself: reconciles have their own backoff, and a retried write would hide a conflict.
 /// It writes only as long as the fence holds.
 pub(super) async fn client(kubeconfig: Option<&Path>, fence: &Fence) -> Result<Client> {
-    let mut config = match kubeconfig {
-        Some(path) => {
-            let kubeconfig = Kubeconfig::read_from(path).with_context(|| format!("read {}", path.display()))?;
-            kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?
-        }
-        None => kube::Config::incluster().context("find the account of the pod")?,
-    };
-    config.default_retry = false;
-    config.connect_timeout = Some(Duration::from_secs(5));
+    let incluster = async { kube::Config::incluster().context("find the account of the pod") };
+    let config = kcp::config(kubeconfig, incluster).await?;
     let builder = ClientBuilder::try_from(config).context("build the client of the control plane")?;
     Ok(builder.with_layer(&fence.layer()).build())
 }

@@ -60,6 +60,11 @@ fn of_catalog(writes: &[Write]) -> Vec<&Write> {
     writes.iter().filter(|write| write.user != Person::User.name()).filter(catalog).collect()
 }
 
+/// What was called for the catalog: verb and name.
+fn calls(writes: &[Write]) -> Vec<(&str, &str)> {
+    of_catalog(writes).into_iter().map(|write| (write.verb.as_str(), write.name.as_str())).collect()
+}
+
 fn spec<K: Serialize>(object: &K) -> Result<Value> {
     Ok(serde_json::to_value(object)?["spec"].clone())
 }
@@ -113,10 +118,8 @@ async fn a_moved_channel_is_one_patch_and_its_echo_is_nothing() -> Tested {
     })
     .await?;
     let writes = one.after_canaries(mark, 4).await?;
-    let writes: Vec<_> =
-        of_catalog(&writes).into_iter().map(|write| (write.verb.as_str(), write.name.as_str())).collect();
     // 1.0.0 is not named by any channel now, but can still be installed.
-    assert_eq!(writes, [("patch", "keda")]);
+    assert_eq!(calls(&writes), [("patch", "keda")]);
     Ok(())
 }
 
@@ -314,9 +317,7 @@ async fn a_new_process_goes_by_the_inventory_and_makes_a_lost_one_anew() -> Test
     })
     .await?;
     let writes = one.after_canaries(mark, 4).await?;
-    let writes: Vec<_> =
-        of_catalog(&writes).into_iter().map(|write| (write.verb.as_str(), write.name.as_str())).collect();
-    assert_eq!(writes, [("patch", "keda")]);
+    assert_eq!(calls(&writes), [("patch", "keda")]);
 
     let api = Api::<ConfigMap>::namespaced(one.runtime.cluster().client().await?, SKR_NAMESPACE);
     api.delete(CATALOG_INVENTORY, &DeleteParams::default()).await?;
@@ -328,9 +329,7 @@ async fn a_new_process_goes_by_the_inventory_and_makes_a_lost_one_anew() -> Test
     })
     .await?;
     let writes = one.after_canaries(mark, 2).await?;
-    let writes: Vec<_> =
-        of_catalog(&writes).into_iter().map(|write| (write.verb.as_str(), write.name.as_str())).collect();
-    assert_eq!(writes, [("patch", "keda-1.2.0")]);
+    assert_eq!(calls(&writes), [("patch", "keda-1.2.0")]);
     Ok(())
 }
 

@@ -278,8 +278,10 @@ impl Play {
         }
     }
 
-    /// What was told and is not acted on is told again, as agents do.
+    /// What was told and is not acted on is told again, as agents do; so is what a pass wrote that never came to its end, since
+    /// nothing of it is settled. That is what mends an inventory that a crash left behind.
     async fn try_sync(&mut self, crash: Option<Crash>) {
+        let before = self.bed.runtime.objects();
         self.bed.runtime.crash(crash);
         let drift = self.told.clone();
         let ended = tokio::time::timeout(Duration::from_secs(3_600), self.sync(drift)).await;
@@ -287,7 +289,19 @@ impl Play {
         match ended {
             Ok(Ok(_)) => self.told = Drift::None,
             Ok(Err(_)) => {}
-            Err(_) => self.bed.catalog.forget(&self.bed.key),
+            Err(_) => {
+                self.bed.catalog.forget(&self.bed.key);
+                self.tell_since(&before);
+            }
+        }
+    }
+
+    /// The agent tells what is other than before.
+    fn tell_since(&mut self, before: &BTreeMap<String, Value>) {
+        let now = self.bed.runtime.objects();
+        for id in before.keys().chain(now.keys()).filter(|id| before.get(*id) != now.get(*id)) {
+            let change = if now.contains_key(id) { Change::Spec } else { Change::Deleted };
+            self.told.merge(self.bed.event(id, change));
         }
     }
 
@@ -316,6 +330,26 @@ impl Play {
             "it is not at rest"
         );
     }
+}
+
+/// A history that was found once: the release meta goes with its only template, the receiver dies over it, and before it is back
+/// both are wanted as the inventory has them.
+#[tokio::test(start_paused = true)]
+async fn what_a_dead_pass_deleted_comes_back_when_it_is_wanted_again() {
+    let template = |label| Step::Template { module: 0, version: 2, label, mandatory: false, text: 0 };
+    let mut play = Play::new();
+    for step in [
+        template(None),
+        Step::Meta { module: 0, channels: vec![(0, 2)], audience: Audience::Plain },
+        Step::Sync { crash: None },
+        template(Some(BETA)),
+        Step::Sync { crash: Some((1, false)) },
+        template(None),
+    ] {
+        play.step(step).await;
+    }
+    assert_eq!(play.bed.runtime.ids(), ["moduletemplates/open-3.0.0"]);
+    play.rest(false).await;
 }
 
 proptest! {

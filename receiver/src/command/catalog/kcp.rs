@@ -8,7 +8,6 @@ use k8s_openapi::{NamespaceResourceScope, api::core::v1::ConfigMap};
 use kube::{
     Api, Client, Config, Resource,
     api::{ListParams, ObjectList},
-    config::{KubeConfigOptions, Kubeconfig},
     core::DeserializeGuard,
 };
 use serde::de::DeserializeOwned;
@@ -20,6 +19,7 @@ use tokio::{runtime, time::timeout};
 
 use crate::{
     catalog::{check::Objects, preview::Live, view::Viewer},
+    kcp,
     takeover::Takeover,
 };
 
@@ -84,15 +84,8 @@ impl Kcp {
     }
 
     async fn client(&self) -> Result<Client> {
-        let mut config = match &self.kubeconfig {
-            Some(path) => {
-                let kubeconfig = Kubeconfig::read_from(path).with_context(|| format!("read {}", path.display()))?;
-                Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?
-            }
-            None => Config::infer().await.context("find the control plane")?,
-        };
-        config.default_retry = false;
-        config.connect_timeout = Some(Duration::from_secs(5));
+        let inferred = async { Config::infer().await.context("find the control plane") };
+        let config = kcp::config(self.kubeconfig.as_deref(), inferred).await?;
         Client::try_from(config).context("build the client of the control plane")
     }
 
