@@ -20,6 +20,7 @@ pub mod enrol;
 mod frames;
 mod handshakes;
 mod head;
+mod heads;
 mod intake;
 mod life;
 mod listen;
@@ -85,7 +86,7 @@ pub struct Settings {
     pub handshake_share: usize,
     /// From accept to the end of the handshake; less when nearly all places are taken.
     pub handshake_deadline: Duration,
-    /// From the end of the handshake to the first request; for HTTP/1.1, from each request to the next.
+    /// From the end of the handshake to the first request; for HTTP/1.1, from the first byte of each head to its last.
     pub head_deadline: Duration,
     /// From a request's head to the end of its body.
     pub body_deadline: Duration,

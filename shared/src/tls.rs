@@ -142,7 +142,8 @@ pub fn server_without_clients(identity: &Identity) -> Result<ServerConfig, TlsCo
     Ok(config)
 }
 
-/// The receiver's side: a client certificate that chains to `roots` is required in the handshake.
+/// The receiver's side: a client certificate that chains to `roots` is required in the handshake. Whoever speaks both gets
+/// HTTP/1.1: an agent has one request at a time, and a quiet connection costs the receiver 7 KiB less than with HTTP/2.
 ///
 /// # Errors
 /// [`TlsConfig`].
@@ -159,6 +160,7 @@ pub fn server(identity: &Identity, roots: RootCertStore) -> Result<ServerConfig,
         .map_err(TlsConfig::Pair)?;
     config.send_tls13_tickets = 0;
     config.session_storage = Arc::new(NoServerSessionStorage {});
-    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    // RFC 7301, section 3.2: the server's order decides.
+    config.alpn_protocols = vec![b"http/1.1".to_vec(), b"h2".to_vec()];
     Ok(config)
 }

@@ -18,6 +18,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// minute in which an agent that was cut off shall be back.
 const PING: Duration = Duration::from_secs(15);
 const PING_ANSWER: Duration = Duration::from_secs(5);
+/// TCP probes that go unanswered before the same is said of a connection of HTTP/1.1.
+const PROBES: u32 = 2;
 const WINDOW: u32 = 64 << 10;
 
 /// Makes connections, one for each identity.
@@ -31,7 +33,10 @@ impl Dial {
         let mut connector = HttpConnector::new();
         connector.enforce_http(false);
         connector.set_nodelay(true);
+        // What PINGs are for HTTP/2.
         connector.set_keepalive(Some(PING));
+        connector.set_keepalive_interval(Some(PING_ANSWER));
+        connector.set_keepalive_retries(Some(PROBES));
         connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
         Self::over(connector)
     }

@@ -1,16 +1,38 @@
 //! Reading bodies: bounded for each request, and for all of them together.
 
-use std::{pin::Pin, sync::Arc};
+use std::{pin::Pin, sync::Arc, time::Duration};
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use http_body::Body;
 use http_body_util::BodyExt;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
 
 use super::refusal::Refusal;
 
 /// Bytes of one permit of the [`Budget`]: semaphores count to less than bodies do.
 const UNIT: usize = 1 << 10;
+
+/// Bytes of a refused body that are read and thrown away.
+const LEFTOVER: usize = 1 << 20;
+/// How long that may take.
+const LEFTOVER_DEADLINE: Duration = Duration::from_secs(2);
+
+/// Reads what is left of a refused body over HTTP/1.1, within bounds. A server that closes over unread bytes resets the connection, and
+/// the answer that tells why may be lost with it (RFC 9112, section 9.6).
+pub(super) async fn discard<B: Body>(mut body: Pin<&mut B>) {
+    let mut read = 0;
+    let reading = async {
+        while read <= LEFTOVER {
+            let Some(Ok(frame)) = body.frame().await else { return };
+            read += frame.data_ref().map_or(0, Buf::remaining);
+        }
+    };
+    // Then the connection ends.
+    let _ = timeout(LEFTOVER_DEADLINE, reading).await;
+}
 
 /// Memory for all bodies that are being read or judged. What a sender announces costs nothing, only what it sends; and nobody
 /// waits for room, because those who wait would be held up by those who are slow.

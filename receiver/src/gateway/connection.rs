@@ -33,9 +33,10 @@ use super::{
     Now, Settings,
     frames::Meter,
     handshakes,
+    heads::Heads,
     life::{Held, Life, Look},
     listen::Stream,
-    metered::{FLOOD, Metered},
+    metered::{FLOOD, Limit, Metered},
     metrics::{Metrics, Why},
     refusal::{Answer, http_date},
     seats::{Seat, Seats},
@@ -246,17 +247,20 @@ async fn serve<S: Service>(
         return hold(context, (gone, out), until).await;
     }
     let is_many = holder == Holder::Many;
-    let frames = if is_many { FRAMES_OF_MANY } else { FRAMES };
-    let meter = is_http2.then(|| Meter::new(frames));
-    let (stream, fault) = Metered::new(stream, meter, context.settings.answer_deadline);
     let now = Instant::now();
     let life = Arc::new(Life::new(&context.settings, now, context.spread.hash_one(now)));
+    let limit = match is_http2 {
+        true => Limit::Frames(Meter::new(if is_many { FRAMES_OF_MANY } else { FRAMES })),
+        false => Limit::Heads(Heads::new(life.clone(), context.settings.head_deadline)),
+    };
+    let (stream, fault) = Metered::new(stream, limit, context.settings.answer_deadline);
     let service = service_fn({
         let (context, life, peer) = (context.clone(), life.clone(), peer.clone());
         move |request| {
             let (context, life, peer) = (context.clone(), life.clone(), peer.clone());
+            // Before anything more is read.
+            let busy = life.begin(Instant::now());
             async move {
-                let busy = life.begin(Instant::now());
                 let (mut answer, is_last) = context.service.answer(request, &peer).await;
                 leave_nothing(&mut answer, Now::read().unix);
                 if is_last {
@@ -374,8 +378,8 @@ fn broken(error: &hyper::Error) -> &'static str {
 fn http1(settings: &Settings) -> http1::Builder {
     let mut builder = http1::Builder::new();
     builder
-        .timer(TokioTimer::new())
-        .header_read_timeout(settings.head_deadline)
+        // It would hold for the rest between two requests as well, and cost each one a timer: see `heads`.
+        .header_read_timeout(None)
         .max_buf_size(settings.max_head as usize)
         .max_headers(HEAD_FIELDS);
     builder

@@ -2,13 +2,13 @@
 
 use std::{
     net::SocketAddr,
-    pin::pin,
+    pin::{Pin, pin},
     sync::Arc,
     time::{Duration, SystemTime},
 };
 
 use bytes::Bytes;
-use http::{Request, StatusCode, request::Parts};
+use http::{Request, StatusCode, Version, request::Parts};
 use http_body::Body;
 use hyper::body::Incoming;
 use rustls_pki_types::CertificateDer;
@@ -25,7 +25,7 @@ use tokio::{sync::watch, time::Instant};
 use super::{
     Now, Settings,
     authority::OwnAuthority,
-    body::Budget,
+    body::{Budget, discard},
     connection::{Holder, Service},
     head::{Head, Route},
     intake::{Batch, Intake, Verified},
@@ -119,8 +119,9 @@ impl<I: Intake> Desk<I> {
         let route = Route::label(Route::of(parts.uri.path()));
         self.metrics.request_begun(route);
         let speaker = self.speaker(&parts, peer, begun);
+        let mut body = pin!(body);
         let result = match &speaker {
-            Ok(certificate) => self.judge(&parts, body, certificate, begun).await,
+            Ok(certificate) => self.judge(&parts, body.as_mut(), certificate, begun).await,
             Err(refusal) => Err(*refusal),
         };
         let ended = Now::read();
@@ -129,6 +130,9 @@ impl<I: Intake> Desk<I> {
         match result {
             Ok(answer) => (answer, false),
             Err(refusal) => {
+                if parts.version < Version::HTTP_2 && !body.is_end_stream() {
+                    discard(body).await;
+                }
                 let reason = refusal.label();
                 let runtime = speaker.as_ref().map_or("", |certificate| certificate.runtime.as_str());
                 tracing::debug!(route, reason, runtime, "Request refused");
@@ -153,7 +157,7 @@ impl<I: Intake> Desk<I> {
     async fn judge<B>(
         &self,
         parts: &Parts,
-        body: B,
+        body: Pin<&mut B>,
         certificate: &RuntimeCertificate,
         now: Now,
     ) -> Result<Answer, Refusal>
@@ -164,7 +168,6 @@ impl<I: Intake> Desk<I> {
         if self.pressure.sheds(admitted.head.route) {
             return Err(Refusal::Late);
         }
-        let body = pin!(body);
         let reading = self.budget.read(body, admitted.head.route.max_body(self.max_body));
         let body = tokio::time::timeout(self.body_deadline, reading).await.map_err(|_| Refusal::Slow)??;
         let concluded = self.conclude(&admitted, &body, Now::read())?;

@@ -72,6 +72,12 @@ impl Life {
         Busy { life: self.clone(), number }
     }
 
+    /// How many requests have begun, while none is in flight.
+    pub(super) fn resting(&self) -> Option<u64> {
+        let usage = self.usage();
+        usage.active.is_empty().then_some(usage.next)
+    }
+
     /// When to look again, at the latest: requests that come and go meanwhile wake nobody.
     pub(super) fn next_look(&self, now: Instant) -> Instant {
         let oldest = self.usage().active.first().map_or(now, |(_, begun)| *begun);

@@ -1,11 +1,19 @@
 //! Where connections come from: TCP, or what a simulation has instead.
 
-use std::{io, net::SocketAddr};
+use std::{io, net::SocketAddr, time::Duration};
 
+use socket2::{SockRef, TcpKeepalive};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
 };
+
+/// A connection is probed when nothing came for so long,
+const QUIET: Duration = Duration::from_secs(30);
+/// then at this interval,
+const PROBE: Duration = Duration::from_secs(5);
+/// and given up when so many probes in a row go unanswered.
+const PROBES: u32 = 2;
 
 /// A connection, before TLS.
 pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
@@ -36,6 +44,9 @@ impl Listen for TcpListener {
         let (stream, _) = self.accept().await?;
         // Answers are small; waiting for more to send only delays them.
         let _ = stream.set_nodelay(true);
+        // A peer that is gone without a word is noticed by the system, whatever is spoken.
+        let keepalive = TcpKeepalive::new().with_time(QUIET).with_interval(PROBE).with_retries(PROBES);
+        let _ = SockRef::from(&stream).set_tcp_keepalive(&keepalive);
         Ok(stream)
     }
 

@@ -1,5 +1,5 @@
-//! A connection's bytes, with two limits that HTTP libraries leave open: what is written must be taken within a deadline, and
-//! HTTP/2 frames have a rate (`frames`).
+//! A connection's bytes, with limits that HTTP libraries leave open: what is written must be taken within a deadline, HTTP/2 frames
+//! have a rate (`frames`), and a head of HTTP/1.1 has a deadline of its own (`heads`).
 
 use std::{
     io::{self, IoSlice},
@@ -14,10 +14,21 @@ use tokio::{
     time::{Instant, Sleep, sleep},
 };
 
-use super::frames::Meter;
+use super::{frames::Meter, heads::Heads};
 
 /// The reason when frames came too fast.
 pub(super) const FLOOD: &str = "flood";
+
+/// The reason when a head came too slowly.
+const SLOW_HEAD: &str = "timeout";
+
+/// What limits what is read.
+pub(super) enum Limit {
+    /// HTTP/2.
+    Frames(Meter),
+    /// HTTP/1.1.
+    Heads(Heads),
+}
 
 /// Which limit ended the connection, as metrics name it.
 #[derive(Clone, Default)]
@@ -37,17 +48,17 @@ impl Fault {
 /// See the module.
 pub(super) struct Metered<T> {
     io: T,
-    meter: Option<Meter>,
+    limit: Limit,
     deadline: Duration,
     stalled: Option<Pin<Box<Sleep>>>,
     fault: Fault,
 }
 
 impl<T> Metered<T> {
-    /// Whatever is written must be taken within `deadline`; the meter is for HTTP/2.
-    pub(super) fn new(io: T, meter: Option<Meter>, deadline: Duration) -> (Self, Fault) {
+    /// Whatever is written must be taken within `deadline`.
+    pub(super) fn new(io: T, limit: Limit, deadline: Duration) -> (Self, Fault) {
         let fault = Fault::default();
-        (Self { io, meter, deadline, stalled: None, fault: fault.clone() }, fault)
+        (Self { io, limit, deadline, stalled: None, fault: fault.clone() }, fault)
     }
 
     /// Passes on what a write came to, and ends the connection when it has come to nothing for too long.
@@ -69,15 +80,23 @@ impl<T: AsyncRead + Unpin> AsyncRead for Metered<T> {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        let Self { io, limit, fault, .. } = &mut *self;
         let before = buffer.filled().len();
-        ready!(Pin::new(&mut self.io).poll_read(context, buffer))?;
+        let result = Pin::new(io).poll_read(context, buffer)?;
         let read = &buffer.filled()[before..];
-        if let Some(meter) = &mut self.meter
-            && !meter.allows(read, Instant::now())
-        {
-            return Poll::Ready(Err(self.fault.error(FLOOD, io::ErrorKind::InvalidData)));
+        let broken = match limit {
+            Limit::Frames(meter) => !meter.allows(read, Instant::now()),
+            Limit::Heads(heads) if result.is_ready() => {
+                heads.read(read);
+                false
+            }
+            Limit::Heads(heads) => heads.poll_late(context).is_ready(),
+        };
+        match (broken, limit) {
+            (false, _) => result.map(Ok),
+            (true, Limit::Frames(_)) => Poll::Ready(Err(fault.error(FLOOD, io::ErrorKind::InvalidData))),
+            (true, Limit::Heads(_)) => Poll::Ready(Err(fault.error(SLOW_HEAD, io::ErrorKind::TimedOut))),
         }
-        Poll::Ready(Ok(()))
     }
 }
 
@@ -113,14 +132,19 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Metered<T> {
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt, duplex},
+        time::timeout,
+    };
 
     use super::*;
+    use crate::gateway::{life::Life, tests::testing::settings};
 
     #[tokio::test(start_paused = true)]
     async fn who_takes_nothing_ends_the_connection_and_who_takes_slowly_does_not() {
         let (ours, mut theirs) = duplex(10);
-        let (mut metered, fault) = Metered::new(ours, None, Duration::from_secs(10));
+        let limit = Limit::Frames(Meter::new(1));
+        let (mut metered, fault) = Metered::new(ours, limit, Duration::from_secs(10));
         let reader = tokio::spawn(async move {
             let mut bytes = [0; 5];
             for _ in 0..4 {
@@ -138,10 +162,42 @@ mod tests {
     #[tokio::test]
     async fn frames_end_the_connection_once_they_are_too_many() {
         let (ours, mut theirs) = duplex(1 << 16);
-        let (mut metered, fault) = Metered::new(ours, Some(Meter::new(1)), Duration::from_secs(10));
+        let (mut metered, fault) = Metered::new(ours, Limit::Frames(Meter::new(1)), Duration::from_secs(10));
         theirs.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
         theirs.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0].repeat(3)).await.unwrap();
         let error = metered.read_exact(&mut [0; 51]).await.unwrap_err();
         assert_eq!((error.kind(), fault.reason()), (io::ErrorKind::InvalidData, Some("flood")));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_head_has_a_deadline_from_its_first_byte_and_the_rest_between_requests_has_none() {
+        let life = Arc::new(Life::new(&settings(), Instant::now(), 0));
+        let (ours, mut theirs) = duplex(100);
+        let limit = Limit::Heads(Heads::new(life.clone(), Duration::from_secs(10)));
+        let (mut metered, fault) = Metered::new(ours, limit, Duration::from_secs(10));
+        let mut byte = [0];
+        let hour = Duration::from_secs(3_600);
+        timeout(hour, metered.read_exact(&mut byte)).await.unwrap_err();
+
+        theirs.write_all(b"hb").await.unwrap();
+        metered.read_exact(&mut byte).await.unwrap();
+        let busy = life.begin(Instant::now());
+        metered.read_exact(&mut byte).await.unwrap();
+        timeout(hour, metered.read_exact(&mut byte)).await.unwrap_err();
+        drop(busy);
+        timeout(hour, metered.read_exact(&mut byte)).await.unwrap_err();
+
+        // Each byte in time, all of them too late.
+        let begun = Instant::now();
+        let drip = tokio::spawn(async move {
+            while theirs.write_all(b"h").await.is_ok() {
+                tokio::time::sleep(Duration::from_secs(3)).await;
+            }
+        });
+        let error = metered.read_to_end(&mut Vec::new()).await.unwrap_err();
+        assert_eq!((error.kind(), fault.reason()), (io::ErrorKind::TimedOut, Some("timeout")));
+        assert!(begun.elapsed() < Duration::from_secs(12));
+        drop(metered);
+        drip.await.unwrap();
     }
 }

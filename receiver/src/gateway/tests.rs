@@ -276,8 +276,19 @@ async fn bodies_above_the_limit_are_refused_with_and_without_a_length() {
     let answer = sender.send_request(bed.request(&agent, 1, true)).await.unwrap();
     assert_eq!(answer.status(), StatusCode::ACCEPTED);
 
+    // Nor does the refusal get lost behind a body that nobody read, and the connection lives.
+    let (mut sender, connection) = http1::handshake(TokioIo::new(bed.http1(&agent).await)).await.unwrap();
+    tokio::spawn(connection);
+    let (parts, _) = bed.request(&agent, 2, false).into_parts();
+    let with = Request::from_parts(parts, Full::from(vec![b' '; 500_000]));
+    let (status, told) = problem(sender.send_request(with).await.unwrap()).await;
+    assert_eq!((status, &told["maxBytes"]), (StatusCode::PAYLOAD_TOO_LARGE, &10_000.into()));
+    sender.ready().await.unwrap();
+    let answer = sender.send_request(bed.request(&agent, 2, false)).await.unwrap();
+    assert_eq!(answer.status(), StatusCode::ACCEPTED);
+
     let mut chunked = bed.http1(&agent).await;
-    let head = head(&bed.request(&agent, 2, false), "transfer-encoding: chunked");
+    let head = head(&bed.request(&agent, 3, false), "transfer-encoding: chunked");
     chunked.write_all(head.as_bytes()).await.unwrap();
     assert!(rest(chunked).await.starts_with("HTTP/1.1 411 "));
     bed.stop().await;

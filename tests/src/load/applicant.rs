@@ -49,7 +49,7 @@ impl Office {
     /// When the roots cannot be used.
     pub fn new(address: SocketAddr, roots: RootCertStore) -> Result<Self> {
         let mut config = tls::client_without_identity(roots)?;
-        config.alpn_protocols = vec![b"h2".to_vec()];
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(Self { address, tls: TlsConnector::from(Arc::new(config)) })
     }
 }
@@ -102,7 +102,8 @@ impl Applicant {
         let request = CertificateParams::new(Vec::<String>::new())?.serialize_request(key)?.pem()?;
         let body = CertificateRequest { runtime: self.runtime.clone(), request }.to_json()?;
         let token = self.cluster.token().ok().context("sign a token")?;
-        let request = Request::post(format!("https://{}{CERTIFICATES_PATH}", self.office.address))
+        let request = Request::post(CERTIFICATES_PATH)
+            .header(header::HOST, self.office.address.to_string())
             .header(header::CONTENT_TYPE, CONTENT_TYPE)
             .header(header::AUTHORIZATION, format!("Bearer {token}"));
         Ok(request.body(Full::from(body))?)

@@ -255,7 +255,6 @@ impl Request {
         let nonce = Nonce { epoch: Epoch::new(1), counter: 1 };
         let body = Bytes::from_static(b"[]");
         let signed = voice.signed(EVENTS_PATH, CONTENT_TYPE, body.clone(), nonce)?;
-        let authority = signed.uri().authority().context("an authority")?.as_str();
         let header = |name: &'static str| {
             Ok::<_, anyhow::Error>((name, signed.headers().get(name).context("a header")?.to_str()?))
         };
@@ -263,7 +262,7 @@ impl Request {
         for (name, value) in [
             (":method", "POST"),
             (":scheme", "https"),
-            (":authority", authority),
+            (":authority", header("host")?.1),
             (":path", EVENTS_PATH),
             header("content-type")?,
             header(signature::CONTENT_DIGEST)?,

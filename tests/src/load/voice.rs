@@ -6,8 +6,8 @@ use anyhow::{Context as _, Result};
 use bytes::Bytes;
 use http::{HeaderValue, Request, StatusCode, header};
 use http_body_util::{BodyExt as _, Full, Limited};
-use hyper::client::conn::http2;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
 use rustls::{ClientConfig, pki_types::ServerName};
 use tidewatch_shared::{
     certificate,
@@ -23,9 +23,8 @@ use crate::landscape::now;
 
 /// For a request and its whole answer, connecting included, as agents have it.
 pub(super) const DEADLINE: Duration = Duration::from_secs(15);
-const KEEP_ALIVE: Duration = Duration::from_secs(20);
-/// What the receiver may have under way towards one agent, in bytes.
-const WINDOW: u32 = 64 << 10;
+/// What an agent reads ahead, in bytes.
+const BUFFER: usize = 64 << 10;
 const ANSWER_BYTES: usize = 256 << 10;
 
 /// Why there was no answer.
@@ -67,9 +66,11 @@ pub struct Voice {
     address: SocketAddr,
     authority: String,
     tls: TlsConnector,
+    /// For connections of its own.
+    http2: TlsConnector,
     signer: Signer,
     certificate: CertificateState,
-    sender: Option<http2::SendRequest<Full<Bytes>>>,
+    sender: Option<http1::SendRequest<Full<Bytes>>>,
 }
 
 impl Voice {
@@ -81,13 +82,19 @@ impl Voice {
         let leaf = identity.chain.first().context("a leaf")?;
         let fingerprint = certificate::fingerprint(leaf);
         let mut config: ClientConfig = tls::client(identity, roots)?;
-        config.alpn_protocols = vec![b"h2".to_vec()];
+        let mut only = |protocol: &[u8]| {
+            config.alpn_protocols = vec![protocol.to_vec()];
+            TlsConnector::from(Arc::new(config.clone()))
+        };
+        // The first is what an agent and the receiver agree on.
+        let (tls, http2) = (only(b"http/1.1"), only(b"h2"));
         // Informational: nothing of the receiver rests on it.
         let not_after = jiff::Timestamp::from_second(now() + 86_400)?.to_string();
         Ok(Self {
             address,
             authority: address.to_string(),
-            tls: TlsConnector::from(Arc::new(config)),
+            tls,
+            http2,
             signer: Signer::new(&identity.key, fingerprint.clone())?,
             certificate: CertificateState { not_after, fingerprint, renewal_failed_since: None },
             sender: None,
@@ -132,7 +139,8 @@ impl Voice {
         let signed = self.signer.sign(&message, &body, nonce, now()).map_err(|_| Fault::Make)?;
         let Headers { content_digest, signature_input, signature } = signed;
         let value = |text: String| HeaderValue::try_from(text).map_err(|_| Fault::Make);
-        Request::post(format!("https://{}{path}", self.authority))
+        Request::post(path)
+            .header(header::HOST, &self.authority)
             .header(header::CONTENT_TYPE, content_type)
             .header(signature::CONTENT_DIGEST, value(content_digest)?)
             .header(signature::SIGNATURE_INPUT, value(signature_input)?)
@@ -153,12 +161,12 @@ impl Voice {
         answer
     }
 
-    /// A connection of its own, to anybody whom it trusts, to be used in any way.
+    /// A connection of its own, to anybody whom it trusts and who speaks HTTP/2.
     ///
     /// # Errors
     /// [`Fault`].
     pub async fn stream_to(&self, address: SocketAddr) -> Result<TlsStream<TcpStream>, Fault> {
-        timeout(DEADLINE, dial(address, &self.tls)).await.unwrap_or(Err(Fault::Deadline))
+        timeout(DEADLINE, dial(address, &self.http2)).await.unwrap_or(Err(Fault::Deadline))
     }
 
     async fn exchange(&mut self, request: Request<Full<Bytes>>) -> Result<Answer, Fault> {
@@ -172,7 +180,7 @@ impl Voice {
 
 /// Sends a request, and reads its whole answer.
 pub(super) async fn exchange(
-    sender: &mut http2::SendRequest<Full<Bytes>>,
+    sender: &mut http1::SendRequest<Full<Bytes>>,
     request: Request<Full<Bytes>>,
 ) -> Result<Answer, Fault> {
     sender.ready().await.map_err(Fault::Speak)?;
@@ -188,18 +196,10 @@ async fn dial(address: SocketAddr, tls: &TlsConnector) -> Result<TlsStream<TcpSt
     tls.connect(ServerName::from(address.ip()), tcp).await.map_err(Fault::Connect)
 }
 
-pub(super) async fn connect(address: SocketAddr, tls: &TlsConnector) -> Result<http2::SendRequest<Full<Bytes>>, Fault> {
+pub(super) async fn connect(address: SocketAddr, tls: &TlsConnector) -> Result<http1::SendRequest<Full<Bytes>>, Fault> {
     let stream = dial(address, tls).await?;
-    let (sender, connection) = http2::Builder::new(TokioExecutor::new())
-        .timer(TokioTimer::new())
-        .initial_stream_window_size(WINDOW)
-        .initial_connection_window_size(WINDOW)
-        .keep_alive_interval(KEEP_ALIVE)
-        .keep_alive_timeout(KEEP_ALIVE / 2)
-        .keep_alive_while_idle(true)
-        .handshake(TokioIo::new(stream))
-        .await
-        .map_err(Fault::Speak)?;
+    let (sender, connection) =
+        http1::Builder::new().max_buf_size(BUFFER).handshake(TokioIo::new(stream)).await.map_err(Fault::Speak)?;
     // It ends with the last sender; what ended it shows in the next request.
     tokio::spawn(connection);
     Ok(sender)

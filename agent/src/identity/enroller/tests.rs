@@ -109,13 +109,15 @@ async fn an_answer_that_is_not_ours_is_refused_and_counted() {
         ("too large", |receiver, _| receiver.chain(&"x".repeat(MAX_ANSWER_BYTES))),
     ];
     for (what, reply) in bad {
-        let bench = Bench::new([Box::new(reply) as _].into()).await;
+        let mut bench = Bench::new((0..1_000).map(|_| Box::new(reply) as _).collect()).await;
         let mut life = bench.start();
-        until(|| life.metrics.identity_refused.get() == 1).await;
+        until(|| life.metrics.identity_refused.get() > 0).await;
         assert!(life.current.borrow().is_none() && bench.store.content().0.is_empty(), "{what}");
         assert!(life.standing.told().error.is_some() && life.readiness.pending() == ["identity"], "{what}");
+        bench.receiver.replies.lock().unwrap().clear();
         assert_eq!(life.next().await.runtime.as_str(), "r-1", "{what}");
-        assert_eq!((life.metrics.identity_refused.get(), life.standing.told().error), (1, None), "{what}");
+        let refused = bench.all_asked().len() as u64 - 1;
+        assert_eq!((life.metrics.identity_refused.get(), life.standing.told().error), (refused, None), "{what}");
     }
 }
 
@@ -154,6 +156,8 @@ impl io::Write for Logs {
 async fn neither_token_nor_key_is_ever_told() {
     let logs = Logs::default();
     let writer = logs.clone();
+    // With a second one alive, what other tests' threads log first is not taken for what nobody wants to hear.
+    let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::default());
     let subscriber = tracing_subscriber::fmt().json().with_max_level(tracing::Level::TRACE);
     let _guard = tracing::subscriber::set_default(subscriber.with_writer(move || writer.clone()).finish());
     let echo = |_: &bench::Receiver, asked: &bench::Asked| {
