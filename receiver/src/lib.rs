@@ -25,6 +25,7 @@ pub mod queue;
 pub mod record;
 pub mod rights;
 pub mod runtime_access;
+pub mod short_map;
 mod stored_form;
 pub mod takeover;
 pub mod telemetry;

@@ -237,8 +237,8 @@ impl From<View> for Runtime {
         let unsettled: Works = epochs.iter().flat_map(|epoch| epoch.unsettled.iter().copied()).collect();
         let seconds = |age: Option<Duration>| age.map(|age| age.as_secs());
         Self {
-            kyma: view.key.name,
-            namespace: view.key.namespace,
+            kyma: view.key.name.clone(),
+            namespace: view.key.namespace.clone(),
             runtime_id: view.runtime.map(|id| id.as_str().to_owned()),
             ambiguous: view.ambiguous,
             path: Path::from(&view.path),

@@ -326,7 +326,7 @@ mod tests {
         let unknown = Known::new(ContentHash::UNKNOWN, &ours);
         assert_eq!(judge(&id, &held, Some(&ours), None), Verdict::Same(unknown));
         assert_eq!(judge(&id, &held, None, Some(&known)), Verdict::Leave);
-        let inventory = Inventory::of(BTreeMap::from([(id, known)]));
+        let inventory = Inventory::of([(id, known)].into_iter().collect());
         assert_eq!(against_inventory(&held, &inventory), Steps::default());
     }
 
@@ -339,7 +339,7 @@ mod tests {
             (changed.id.clone(), known(ContentHash::of(&json!("old")))),
             (ObjectId::new(Kind::ReleaseMeta, "gone"), known(same.hash)),
         ]);
-        let inventory = Inventory::of(known);
+        let inventory = Inventory::of(known.into_iter().collect());
         let steps = against_inventory(&Wanted::new([same, changed, new].map(Arc::new)), &inventory);
         let puts: Vec<_> = steps.puts.iter().map(|put| (&*put.desired.id.name, put.present)).collect();
         assert_eq!(puts, [("b", true), ("c", false)]);
@@ -351,7 +351,7 @@ mod tests {
         let wanted = wanted();
         let id = ObjectId::new(Kind::Template, "t");
         let known = Known::new(wanted.get(&id).unwrap().hash, &observed(|_| ()));
-        let inventory = Inventory::of(BTreeMap::from([(id, known)]));
+        let inventory = Inventory::of([(id, known)].into_iter().collect());
         let event = |resource: &str, namespace: &str, name: &str, version: &str, uid: &str, change| Object {
             subject: Subject {
                 group: GROUP.to_owned(),

@@ -14,6 +14,7 @@ use super::{
     desired::{ContentHash, ObjectId},
     diff::Known,
 };
+use crate::short_map::ShortMap;
 
 /// The content of the class.
 const CLASS: &str = "class";
@@ -26,7 +27,7 @@ const NOTHING: &str = "-";
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inventory {
     /// Objects that were as they shall be when we last wrote or read them.
-    pub known: BTreeMap<ObjectId, Known>,
+    pub known: ShortMap<ObjectId, Known>,
     /// Objects that something failed with, or that may have been made: the next pass reads them before anything else.
     pub unsure: BTreeSet<ObjectId>,
     /// The content of the class that all of it was brought to; `None` while something is missing.
@@ -45,7 +46,7 @@ struct Stored {
 impl Inventory {
     /// Of these objects, with nothing written down.
     #[must_use]
-    pub fn of(known: BTreeMap<ObjectId, Known>) -> Self {
+    pub fn of(known: ShortMap<ObjectId, Known>) -> Self {
         Self { known, ..Self::default() }
     }
 
@@ -161,7 +162,7 @@ mod tests {
     fn inventory() -> Inventory {
         let known =
             Known { hash: ContentHash::of(&json!(1)), uid: "u-1".into(), generation: 3, resource_version: "".into() };
-        Inventory { known: [(id("a-1.0.0"), known)].into(), class: Some("c1".into()), ..Inventory::default() }
+        Inventory { known: [(id("a-1.0.0"), known)].into_iter().collect(), class: Some("c1".into()), ..Inventory::default() }
     }
 
     fn map(data: BTreeMap<String, String>) -> ConfigMap {
@@ -188,8 +189,8 @@ mod tests {
         let mut failed = inventory();
         failed.unsure.insert(id("a-1.0.0"));
         let read = Inventory::read(&map(failed.data())).unwrap();
-        assert_eq!(read.known[&id("a-1.0.0")].uid, "u-1".into());
-        assert_eq!(read.known[&id("a-1.0.0")].hash, ContentHash::UNKNOWN);
+        let known = read.known.get(&id("a-1.0.0")).unwrap();
+        assert_eq!((&*known.uid, known.hash), ("u-1", ContentHash::UNKNOWN));
         assert!(read.unsure.contains(&id("a-1.0.0")));
     }
 

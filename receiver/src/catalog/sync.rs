@@ -3,10 +3,7 @@
 //! Order: templates in, release metas in, release metas out, templates out; so a reader never sees a channel that points to
 //! nothing. What fails stops nothing but what depends on it.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{collections::BTreeSet, sync::Arc};
 
 use futures::{StreamExt, stream};
 use tidewatch_shared::event::Object;
@@ -19,6 +16,7 @@ use super::{
     metrics::Metrics,
     runtime::{Runtime, Written},
 };
+use crate::short_map::ShortMap;
 
 /// Calls at a time to one runtime.
 const CONCURRENCY: usize = 4;
@@ -284,7 +282,7 @@ fn is_not_found(error: &kube::Error) -> bool {
 #[derive(Default)]
 struct Survey {
     steps: Steps,
-    known: BTreeMap<ObjectId, Known>,
+    known: ShortMap<ObjectId, Known>,
     seen: BTreeSet<ObjectId>,
 }
 

@@ -1,18 +1,19 @@
 //! Digests of one epoch: what each watch's should be, and whose did not agree.
 
-use std::collections::BTreeMap;
-
 use tidewatch_shared::{
     digest::Digest,
     heartbeat::{Heartbeat, MAX_WATCHES},
 };
 
+use crate::short_map::ShortMap;
+
 /// Watch names in plans have at most so many bytes; longer ones cannot be ours.
 const MAX_NAME: usize = 253;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Expected {
     /// The next digest is taken as it is.
+    #[default]
     Anew,
     /// The first digest taken and each later delta once.
     Is(Digest),
@@ -39,7 +40,7 @@ struct Said {
 /// Only for the epoch whose heartbeats count. Bounded by what one heartbeat may name.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Compare {
-    watches: BTreeMap<String, Expected>,
+    watches: ShortMap<String, Expected>,
     /// The newest heartbeat, while it is ahead of what is accepted.
     waits: Option<Said>,
 }
@@ -47,7 +48,7 @@ pub(super) struct Compare {
 impl Compare {
     /// A sequence was skipped: sums that were kept prove nothing any more.
     pub(super) fn begin_anew(&mut self) {
-        for expected in self.watches.values_mut().filter(|expected| matches!(expected, Expected::Is(_))) {
+        for (_, expected) in self.watches.iter_mut().filter(|(_, expected)| matches!(expected, Expected::Is(_))) {
             *expected = Expected::Anew;
         }
     }
@@ -73,7 +74,7 @@ impl Compare {
     pub(super) fn forgotten(&mut self, heartbeat: &Heartbeat, planned: impl Fn(&str) -> bool) {
         let named = heartbeat.watches.iter().map(|watch| &watch.name).filter(|name| planned(name)).take(MAX_WATCHES);
         for name in named {
-            let expected = self.watches.entry(name.clone()).or_insert(Expected::Anew);
+            let expected = self.watches.entry(name.as_str());
             if !matches!(expected, Expected::Asked { .. }) {
                 *expected = Expected::Asked { why: Why::Forgotten, above: heartbeat.sequence, by: None };
             }
@@ -103,7 +104,7 @@ impl Compare {
 
     /// Compares what waits, if it speaks of exactly what is accepted and nothing is missing. Returns the planned watches that differ.
     pub(super) fn check(&mut self, accepted: u64, whole: bool, planned: impl Fn(&str) -> bool) -> Vec<String> {
-        for expected in self.watches.values_mut() {
+        for (_, expected) in self.watches.iter_mut() {
             if matches!(expected, Expected::Asked { by: Some(by), .. } if *by <= accepted) {
                 *expected = Expected::Anew;
             }

@@ -1,7 +1,5 @@
 //! One epoch of one runtime: what came, for which watches, and how far their work has ended.
 
-use std::collections::HashMap;
-
 use tidewatch_shared::{
     digest::Digest,
     exchange::Settled,
@@ -15,7 +13,7 @@ use super::{
     compare::Compare,
     run::{Run, Seen},
 };
-use crate::queue::Works;
+use crate::{queue::Works, short_map::ShortMap};
 
 /// One watch of one epoch.
 #[derive(Clone, Debug, Default)]
@@ -69,7 +67,7 @@ pub(super) struct Taken {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ledger {
     run: Run,
-    watches: HashMap<String, Marks>,
+    watches: ShortMap<String, Marks>,
     compare: Compare,
     /// The newest `created` of any signature of this epoch, unix seconds.
     pub(super) newest: i64,
@@ -127,7 +125,7 @@ impl Ledger {
             self.compare.listed(entry.watch, entry.sequence);
         }
         let wants = planned.works(entry.watch).map(|works| {
-            let marks = watch_mut(&mut self.watches, entry.watch);
+            let marks = self.watches.entry(entry.watch);
             if seen != Seen::TooFar {
                 marks.last = marks.last.max(entry.sequence);
             }
@@ -156,7 +154,7 @@ impl Ledger {
 
     /// Works have ended that began when `accepted` was so and the plan was `began`.
     pub(super) fn ended(&mut self, works: Works, accepted: u64, began: &Planned, current: &Planned) {
-        for (name, marks) in &mut self.watches {
+        for (name, marks) in self.watches.iter_mut() {
             end(name, marks, works, accepted, began, current);
         }
     }
@@ -173,7 +171,7 @@ impl Ledger {
         if self.watches.len() > MAX_WATCHES {
             self.watches.retain(|name, _| current.works(name).is_some());
         }
-        for (name, marks) in &mut self.watches {
+        for (name, marks) in self.watches.iter_mut() {
             if let Some(works) = current.works(name) {
                 marks.settle(works);
             }
@@ -258,13 +256,6 @@ fn end(watch: &str, marks: &mut Marks, works: Works, accepted: u64, began: &Plan
     if let Some(stands_for) = current.works(watch) {
         marks.settle(stands_for);
     }
-}
-
-fn watch_mut<'a>(watches: &'a mut HashMap<String, Marks>, name: &str) -> &'a mut Marks {
-    if !watches.contains_key(name) {
-        watches.insert(name.to_owned(), Marks::default());
-    }
-    watches.entry(name.to_owned()).or_default()
 }
 
 /// One epoch of a runtime, for summaries.

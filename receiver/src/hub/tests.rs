@@ -281,7 +281,7 @@ async fn a_legacy_event_wants_everything_and_marks_the_path() {
 async fn moved_paths_are_told_once() {
     let hub = placed(4, 2);
     let moved = || {
-        let mut moved: Vec<_> = hub.moved_paths().into_iter().map(|(key, path)| (key.name, path.as_str())).collect();
+        let mut moved: Vec<_> = hub.moved_paths().into_iter().map(|(key, path)| (key.name.clone(), path.as_str())).collect();
         moved.sort_unstable();
         moved
     };

@@ -80,7 +80,7 @@ impl State {
             let names = self.secrets.entry(now.clone()).or_default();
             if let Err(at) = names.binary_search(&secret.name) {
                 names.reserve_exact(1);
-                names.insert(at, secret.name);
+                names.insert(at, secret.name.clone());
             }
         }
         now.into_iter().chain(before).collect()

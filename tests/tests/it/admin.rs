@@ -1,9 +1,6 @@
 //! The admin listeners and the command lines that ask them.
 
-use std::{
-    fs,
-    process::{Output, Stdio},
-};
+use std::fs;
 
 use ::http::StatusCode;
 use anyhow::{Context as _, Result};
@@ -16,23 +13,11 @@ use serde_json::{Value, json};
 use tidewatch_tests::{
     http,
     landscape::{DEADLINE, Options, until},
-    product::build_binaries,
 };
-use tokio::process::Command;
 
-use crate::support::{One, Tested, quick};
+use crate::support::{One, Tested, quick, run, text};
 
 const KEDA: (&str, &str, &str) = ("keda", "1.0.0", "1.1.0");
-
-async fn run(binary: &str, arguments: &[&str]) -> Result<Output> {
-    let binaries = build_binaries().await?;
-    let command = Command::new(binaries.get(binary)?).args(arguments).stdin(Stdio::null()).output();
-    command.await.with_context(|| format!("run {binary}"))
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
 
 /// The one agent says of itself what the fleet shows of it; then it is killed, and can no longer be asked.
 async fn says_the_same(one: &One, fleet: &Value) -> Result<()> {

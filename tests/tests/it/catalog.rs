@@ -1,5 +1,7 @@
 //! Catalog sync on real control planes (`acceptance.md` 25-28, 36, 38; `03`, Catalog sync and Which Kymas wake).
 
+mod commands;
+
 use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result};

@@ -1,6 +1,10 @@
 //! What the tests of whole landscapes share.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    process::{Output, Stdio},
+    sync::Arc,
+};
 
 use anyhow::{Context as _, Result};
 use futures::future::join_all;
@@ -13,9 +17,29 @@ use tidewatch_tests::{
     bed::{self, TestBed},
     control_plane::{Cluster, audit::Write},
     kubelet::{self, Kubelet, Played},
-    landscape::{Landscape, Options, Runtime, until},
+    landscape::{DEADLINE, Landscape, Options, Runtime, until},
+    product::build_binaries,
 };
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::{
+    process::Command,
+    sync::{Semaphore, SemaphorePermit},
+    time::timeout,
+};
+
+/// Runs a command line of ours, as an operator does.
+pub(crate) async fn run(binary: &str, arguments: &[&str]) -> Result<Output> {
+    let binaries = build_binaries().await?;
+    let command = Command::new(binaries.get(binary)?).args(arguments).stdin(Stdio::null()).kill_on_drop(true).output();
+    timeout(DEADLINE, command)
+        .await
+        .with_context(|| format!("{binary} does not end"))?
+        .with_context(|| format!("run {binary}"))
+}
+
+/// What a command has printed.
+pub(crate) fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
 
 /// A landscape with one runtime and its agent.
 pub(crate) struct One {

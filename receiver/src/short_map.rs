@@ -1,0 +1,168 @@
+//! A map of few entries in one piece of memory, as large as they are. A tree has room for eleven from the first one on, and a hash
+//! table for four; both times thousands of runtimes that is most of what they hold.
+
+use std::borrow::Borrow;
+
+/// Sorted by key. Looking up halves, adding and removing moves what is behind: for what is read far more often than it changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShortMap<K, V>(Vec<(K, V)>);
+
+impl<K, V> Default for ShortMap<K, V> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<K: Ord, V> ShortMap<K, V> {
+    fn find<Q: Ord + ?Sized>(&self, key: &Q) -> Result<usize, usize>
+    where
+        K: Borrow<Q>,
+    {
+        self.0.binary_search_by(|(at, _)| at.borrow().cmp(key))
+    }
+
+    /// The value of a key.
+    pub fn get<Q: Ord + ?Sized>(&self, key: &Q) -> Option<&V>
+    where
+        K: Borrow<Q>,
+    {
+        self.find(key).ok().map(|at| &self.0[at].1)
+    }
+
+    /// The same, to change it.
+    pub fn get_mut<Q: Ord + ?Sized>(&mut self, key: &Q) -> Option<&mut V>
+    where
+        K: Borrow<Q>,
+    {
+        self.find(key).ok().map(|at| &mut self.0[at].1)
+    }
+
+    /// Whether a key has a value.
+    pub fn contains_key<Q: Ord + ?Sized>(&self, key: &Q) -> bool
+    where
+        K: Borrow<Q>,
+    {
+        self.find(key).is_ok()
+    }
+
+    /// The value of a key, which is the default one if there was none.
+    pub fn entry<Q: Ord + ToOwned<Owned = K> + ?Sized>(&mut self, key: &Q) -> &mut V
+    where
+        K: Borrow<Q>,
+        V: Default,
+    {
+        let at = self.find(key).unwrap_or_else(|at| {
+            self.put(at, key.to_owned(), V::default());
+            at
+        });
+        &mut self.0[at].1
+    }
+
+    /// Gives a key a value, and gives back the one before.
+    pub fn insert(&mut self, key: K, value: V) -> Option<V> {
+        match self.find(&key) {
+            Ok(at) => Some(std::mem::replace(&mut self.0[at].1, value)),
+            Err(at) => {
+                self.put(at, key, value);
+                None
+            }
+        }
+    }
+
+    /// Takes a key away, and gives back its value.
+    pub fn remove<Q: Ord + ?Sized>(&mut self, key: &Q) -> Option<V>
+    where
+        K: Borrow<Q>,
+    {
+        let (_, value) = self.0.remove(self.find(key).ok()?);
+        self.0.shrink_to_fit();
+        Some(value)
+    }
+
+    /// Keeps only some.
+    pub fn retain(&mut self, mut keep: impl FnMut(&K, &V) -> bool) {
+        self.0.retain(|(key, value)| keep(key, value));
+        self.0.shrink_to_fit();
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// All, by key.
+    pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
+        self.0.iter().map(|(key, value)| (key, value))
+    }
+
+    /// The same, to change the values.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (&K, &mut V)> {
+        self.0.iter_mut().map(|(key, value)| (&*key, value))
+    }
+
+    /// All keys, in order.
+    pub fn keys(&self) -> impl Iterator<Item = &K> {
+        self.0.iter().map(|(key, _)| key)
+    }
+
+    fn put(&mut self, at: usize, key: K, value: V) {
+        self.0.reserve_exact(1);
+        self.0.insert(at, (key, value));
+    }
+}
+
+impl<K: Ord, V> Extend<(K, V)> for ShortMap<K, V> {
+    fn extend<I: IntoIterator<Item = (K, V)>>(&mut self, entries: I) {
+        for (key, value) in entries {
+            self.insert(key, value);
+        }
+    }
+}
+
+impl<K: Ord, V> FromIterator<(K, V)> for ShortMap<K, V> {
+    fn from_iter<I: IntoIterator<Item = (K, V)>>(entries: I) -> Self {
+        let mut map = Self::default();
+        map.extend(entries);
+        map
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn it_is_a_map(steps in vec((0..4_u8, 0..12_u8, any::<u8>()), 0..60)) {
+            let (mut short, mut tree) = (ShortMap::default(), BTreeMap::new());
+            for (what, key, value) in steps {
+                match what {
+                    0 => prop_assert_eq!(short.insert(key, value), tree.insert(key, value)),
+                    1 => prop_assert_eq!(short.remove(&key), tree.remove(&key)),
+                    2 => {
+                        *short.entry(&key) = value;
+                        *tree.entry(key).or_default() = value;
+                    }
+                    _ => {
+                        short.retain(|at, _| at % 5 != key % 5);
+                        tree.retain(|at, _| at % 5 != key % 5);
+                    }
+                }
+                prop_assert!(short.iter().eq(tree.iter()) && short.keys().eq(tree.keys()) && short.len() == tree.len());
+                prop_assert_eq!((short.get(&key), short.contains_key(&key)), (tree.get(&key), tree.contains_key(&key)));
+                prop_assert_eq!(short.0.capacity(), short.0.len(), "no room that nobody uses");
+            }
+        }
+    }
+}
