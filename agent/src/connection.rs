@@ -1,7 +1,7 @@
 //! HTTP over one connection, which is opened when it is needed and again when it broke.
 //!
-//! HTTP/2 is spoken with `h2` itself: a request leaves in one write, together with its body, and costs no task and no pool of its own.
-//! HTTP/1.1 is for servers and proxies that offer nothing else.
+//! The server chooses what is spoken: our receiver HTTP/1.1, the API server HTTP/2. HTTP/2 is spoken with `h2` itself: a request leaves in
+//! one write, together with its body, and costs no task and no pool of its own.
 
 use std::{
     pin::Pin,
@@ -101,8 +101,8 @@ impl Connection {
         Self { open, terms, kept: Mutex::default() }
     }
 
-    /// Sends a request to an absolute address, and waits for the head of its answer. Whoever gives up waiting ends the request, but not
-    /// the connection.
+    /// Sends a request to an absolute address, and waits for the head of its answer. Whoever gives up waiting ends the request; over HTTP/1.1
+    /// the connection as well, over HTTP/2 not.
     pub(crate) async fn send(&self, mut request: Request<Bytes>) -> Result<Response<Body>, Speak> {
         match self.sender(request.uri()).await? {
             Sender::Http2(mut sender) => {

@@ -1,13 +1,15 @@
 //! The link to the receiver: one task, one connection, one request at a time, for ever.
 //!
 //! Events leave at once when anything waits and no request is under way; there is no batch timer. Heartbeats go over the same
-//! connection, and so do renewals of the certificate. What an answer means is decided in [`verdict`] and in the outbox; here it is
-//! only carried out. Since there is one request at a time, none is under way when another identity takes over.
+//! connection. Renewals of the certificate go beside it, see [`renewal`]: nothing waits for an issuer. What an answer means is decided in
+//! [`verdict`] and in the outbox; here it is only carried out. Since there is one request at a time, none is under way when another
+//! identity takes over.
 
 mod client;
 mod dial;
 mod endpoint;
 mod gate;
+mod renewal;
 mod v2;
 mod verdict;
 
@@ -17,7 +19,6 @@ use bytes::Bytes;
 use http::StatusCode;
 use serde::de::DeserializeOwned;
 use tidewatch_shared::{
-    enrolment::{self, CERTIFICATES_PATH},
     event::BATCH_CONTENT_TYPE,
     exchange::{EVENTS_PATH, EventsAnswer, HEARTBEAT_PATH, HeartbeatAnswer},
     heartbeat::CertificateState,
@@ -25,6 +26,7 @@ use tidewatch_shared::{
 };
 use tokio::{
     sync::watch,
+    task::JoinSet,
     time::{Instant, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
@@ -45,6 +47,7 @@ use crate::{
     telemetry::{Guard, Metrics, Outcome, Route, chain},
 };
 use client::{Client, Post};
+use renewal::Carrier;
 
 /// The receiver may ask for any heartbeat interval between these, in seconds.
 const HEARTBEAT_SECONDS: (u32, u32) = (1, 3_600);
@@ -76,6 +79,8 @@ pub struct Link {
     credentials: Current,
     /// Whoever renews the identity; nobody does when it comes from files.
     renewals: Option<Renewals>,
+    /// The renewal that is under way, which ends with the link.
+    carried: JoinSet<()>,
     sightings: Sightings,
     interval: watch::Sender<Duration>,
     pending: Option<Guard>,
@@ -83,8 +88,6 @@ pub struct Link {
     events: Gate,
     heartbeats: Gate,
     heartbeat_due: Instant,
-    /// Added to our clock when signing, in seconds.
-    offset: i64,
     /// The clock was set by the last answer: a second refusal is not about the clock alone.
     offset_tried: bool,
     epoch_drawn: Option<Instant>,
@@ -101,6 +104,7 @@ impl Link {
             core,
             credentials,
             renewals: None,
+            carried: JoinSet::new(),
             sightings,
             interval,
             pending: Some(pending),
@@ -108,14 +112,13 @@ impl Link {
             events: Gate::default(),
             heartbeats: Gate::default(),
             heartbeat_due: Instant::now(),
-            offset: 0,
             offset_tried: false,
             epoch_drawn: None,
             epoch_tried: false,
         }
     }
 
-    /// Carries renewals too.
+    /// Has renewals carried too.
     #[must_use]
     pub(crate) fn renewing(self, renewals: Renewals) -> Self {
         Self { renewals: Some(renewals), ..self }
@@ -139,7 +142,7 @@ impl Link {
     async fn step(&mut self, client: &Client, stop: &CancellationToken) {
         // Before anything else: whoever is never at a loss for events has to renew too.
         if let Some(order) = self.renewals.as_mut().and_then(Renewals::order) {
-            return self.renew(client, order).await;
+            self.renew(client, order);
         }
         let now = Instant::now();
         let heartbeat = self.heartbeats.opens(self.heartbeat_due);
@@ -154,7 +157,8 @@ impl Link {
         tokio::select! {
             () = sleep_until(wake) => {}
             () = self.core.stirred() => {}
-            order = ordered(self.renewals.as_mut()) => self.renew(client, order).await,
+            order = ordered(self.renewals.as_mut()) => self.renew(client, order),
+            Some(_) = self.carried.join_next() => {}
             _ = self.credentials.changed() => self.credentials.mark_changed(),
             () = stop.cancelled() => {}
         }
@@ -165,8 +169,9 @@ impl Link {
         if batch.again {
             self.metrics.retried(Route::Events);
         }
-        let post = Post { path: EVENTS_PATH, content_type: BATCH_CONTENT_TYPE, body: batch.body, nonce: batch.nonce };
-        let answer = self.post(client, Route::Events, post).await;
+        let request =
+            Post { path: EVENTS_PATH, content_type: BATCH_CONTENT_TYPE, body: batch.body, nonce: batch.nonce };
+        let answer = post(client, &self.metrics, Route::Events, request).await;
         let answer = self.react::<EventsAnswer>(client, Route::Events, StatusCode::ACCEPTED, batch.epoch, answer);
         let Some(answer) = answer else { return };
         tracing::debug!(events = batch.events, accepted = answer.accepted, "Events were taken");
@@ -187,8 +192,8 @@ impl Link {
         let (heartbeat, nonce) = self.core.heartbeat(now, surroundings);
         let epoch = heartbeat.epoch;
         let body: Bytes = serde_json::to_vec(&heartbeat).expect("strings and numbers have a JSON form").into();
-        let post = Post { path: HEARTBEAT_PATH, content_type: "application/json", body, nonce };
-        let answer = self.post(client, Route::Heartbeat, post).await;
+        let request = Post { path: HEARTBEAT_PATH, content_type: "application/json", body, nonce };
+        let answer = post(client, &self.metrics, Route::Heartbeat, request).await;
         let answer = self.react::<HeartbeatAnswer>(client, Route::Heartbeat, StatusCode::OK, epoch, answer);
         let Some(answer) = answer else { return };
         self.core.heartbeat_answered(Instant::now(), epoch, &answer);
@@ -200,23 +205,15 @@ impl Link {
         self.heartbeat_due = Instant::now() + jittered(interval);
     }
 
-    /// A renewal: what its answer means is not for the link to say, but for its clock.
-    async fn renew(&mut self, client: &Client, order: Order) {
+    /// Has a renewal carried while everything else goes on.
+    fn renew(&mut self, client: &Client, order: Order) {
         if order.is_given_up() {
             return;
         }
-        let mut answer = self.post(client, Route::Renewal, self.renewal(&order)).await;
-        let verdict = answer.as_ref().ok().map(|answer| judge(answer, clock::unix_seconds()));
-        if let Some(Verdict::Clock { offset }) = verdict {
-            self.take_clock(offset);
-            answer = self.post(client, Route::Renewal, self.renewal(&order)).await;
-        }
-        order.answer(answer);
-    }
-
-    fn renewal(&self, order: &Order) -> Post {
-        let (content_type, nonce) = (enrolment::CONTENT_TYPE, self.core.nonce());
-        Post { path: CERTIFICATES_PATH, content_type, body: order.body.clone(), nonce }
+        let carrier = Carrier::new(client.another(&self.dial), self.core.clone(), self.metrics.clone());
+        // Whoever orders another one no longer waits for the one before.
+        self.carried = JoinSet::new();
+        self.carried.spawn(carrier.carry(order));
     }
 
     /// Tells whoever renews the identity what the receiver says of it.
@@ -224,13 +221,6 @@ impl Link {
         if let Some(renewals) = &self.renewals {
             what(renewals, &client.credentials().certificate.fingerprint);
         }
-    }
-
-    async fn post(&self, client: &Client, route: Route, post: Post) -> Result<Answer, Fault> {
-        let begun = Instant::now();
-        let answer = client.post(post, clock::unix_seconds() + self.offset).await;
-        self.metrics.requested(route, Outcome::of(&answer), begun.elapsed());
-        answer
     }
 
     /// Carries out what an answer means for this side; gives back what a taken request was answered with.
@@ -312,16 +302,10 @@ impl Link {
 
     /// The receiver's clock counts each time that it is told, ours may have been set meanwhile; at once only the first time.
     fn set_clock(&mut self, route: Route, offset: i64, now: Instant) {
-        self.take_clock(offset);
+        take_clock(&self.metrics, offset);
         if std::mem::replace(&mut self.offset_tried, true) {
             self.gate(route).fail(now, false);
         }
-    }
-
-    fn take_clock(&mut self, offset: i64) {
-        tracing::warn!(offset, "Signing with the receiver's clock from now on");
-        self.offset = offset;
-        self.metrics.clock_offset.set(offset);
     }
 
     const fn gate(&mut self, route: Route) -> &mut Gate {
@@ -339,6 +323,20 @@ impl Link {
             self.heartbeat_due = self.heartbeat_due.min(Instant::now() + jittered(interval));
         }
     }
+}
+
+/// Signs a request by the receiver's clock, as far as that is known, and has it answered.
+async fn post(client: &Client, metrics: &Metrics, route: Route, request: Post) -> Result<Answer, Fault> {
+    let begun = Instant::now();
+    let answer = client.post(request, clock::unix_seconds() + metrics.clock_offset.get()).await;
+    metrics.requested(route, Outcome::of(&answer), begun.elapsed());
+    answer
+}
+
+/// The metric is where the offset stands: whoever judges certificates reads it as well.
+fn take_clock(metrics: &Metrics, offset: i64) {
+    tracing::warn!(offset, "Signing with the receiver's clock from now on");
+    metrics.clock_offset.set(offset);
 }
 
 /// The credentials to use from now on; `None` when it is time to stop.

@@ -49,6 +49,9 @@ const TOO_SHORT: Duration = Duration::from_secs(5);
 /// A server that answers so often in a row, but not with anything of use, is asked for a list: perhaps this version is what it
 /// cannot serve.
 const USELESS: u32 = 5;
+/// After so many watches in a row that ended without a word, not even a bookmark, it is asked for a list too: what it says nothing of
+/// may have changed all the same.
+const MUTE: u32 = 2;
 
 /// What a kind of watch does with what it is told. Every call is synchronous: the loop alone waits.
 pub(crate) trait Sink {
@@ -94,6 +97,8 @@ pub(crate) struct Shared {
 enum End {
     /// Go on from the last resource version.
     Reopen,
+    /// The same: nothing was heard for too long.
+    Silent,
     /// That version is no longer there: only a list can tell what is there.
     Gone,
     /// Versions went back: what was seen belongs to a history that is no more.
@@ -161,7 +166,7 @@ impl<S: Sink> Loop<S> {
 
     /// Watches until only a list helps; says why.
     async fn watch(&mut self, target: &Target, mut version: String) -> &'static str {
-        let mut useless = 0;
+        let (mut useless, mut mute) = (0, 0);
         loop {
             let begun = Instant::now();
             let mut heard = false;
@@ -172,6 +177,11 @@ impl<S: Sink> Loop<S> {
             };
             let went_back = matches!(ended, Ok(End::Backwards));
             let calm = heard || (ended.is_ok() && begun.elapsed() >= TOO_SHORT);
+            mute = match (heard, calm) {
+                (true, _) => u32::from(matches!(ended, Ok(End::Silent))),
+                (false, true) => mute + 1,
+                (false, false) => mute,
+            };
             if calm && !went_back {
                 self.backoff.reset();
                 useless = 0;
@@ -181,7 +191,11 @@ impl<S: Sink> Loop<S> {
                 self.wait(time).await;
             }
             match ended {
-                Ok(End::Reopen) => {}
+                Ok(End::Reopen | End::Silent) if mute >= MUTE => {
+                    self.wait_after(&Call::Silent).await;
+                    return "silent";
+                }
+                Ok(End::Reopen | End::Silent) => {}
                 Ok(End::Gone) => return "gone",
                 Ok(End::Backwards) => return "backwards",
                 Err(error) if error.is_gone() => return "gone",
@@ -214,7 +228,7 @@ impl<S: Sink> Loop<S> {
         loop {
             let Ok(line) = timeout(SILENCE, lines.next()).await else {
                 self.shared.metrics.silent.inc();
-                return Ok(End::Reopen);
+                return Ok(End::Silent);
             };
             let Some(line) = line? else { return Ok(End::Reopen) };
             let line: Line<'_> = serde_json::from_slice(line).map_err(Call::Parse)?;

@@ -1,4 +1,8 @@
-//! What KCP refuses of templates and release metas beyond their CRDs: ValidatingAdmissionPolicies, in a kustomization of their own.
+//! What KCP refuses of templates and release metas beyond their CRDs, and what it warns of: ValidatingAdmissionPolicies, in a
+//! kustomization of their own.
+//!
+//! A channel that moves down is taken all the same, because a release may have to be taken back: it is worth a warning and a line in the
+//! audit log.
 //!
 //! kustomize writes a namespace into whatever it does not know to be without one, and these it does not know: a kustomization that
 //! sets a namespace must not hold them.
@@ -16,18 +20,22 @@ const NAMEABLE: &str = r"r'^(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)(-(
 /// # Errors
 /// [`RenderError`].
 pub fn admission() -> Result<Vec<File>, RenderError> {
-    let kinds = [("moduletemplates", templates()), ("modulereleasemetas", release_metas())];
+    let policies = [
+        ("moduletemplates", templates(), json!(["Deny"])),
+        ("modulereleasemetas", release_metas(), json!(["Deny"])),
+        ("channel-moves", channel_moves(), json!(["Warn", "Audit"])),
+    ];
     let mut files = Vec::new();
-    for (resource, spec) in kinds {
-        let name = format!("tidewatch-{resource}");
-        files.push(object(resource, &named("ValidatingAdmissionPolicy", &name, spec))?);
+    for (policy, spec, actions) in policies {
+        let name = format!("tidewatch-{policy}");
+        files.push(object(policy, &named("ValidatingAdmissionPolicy", &name, spec))?);
         let binding = json!({
             "policyName": name,
-            "validationActions": ["Deny"],
+            "validationActions": actions,
             // Where KCP is a runtime as well, its users' own stay theirs.
             "matchResources": {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": KCP_NAMESPACE}}},
         });
-        files.push(object(&format!("{resource}-binding"), &named("ValidatingAdmissionPolicyBinding", &name, binding))?);
+        files.push(object(&format!("{policy}-binding"), &named("ValidatingAdmissionPolicyBinding", &name, binding))?);
     }
     let resources: Vec<_> = files.iter().map(|file| file.name.clone()).collect();
     files.push(object("kustomization", &kustomization(&resources))?);
@@ -119,4 +127,47 @@ fn release_metas() -> Value {
             ),
         ],
     )
+}
+
+/// Says which channels move down. As the receiver compares versions: three numbers, and not what follows a hyphen.
+fn channel_moves() -> Value {
+    // A number of more digits may be none that CEL can hold.
+    let comparable =
+        |version: &str| format!(r"{version}.matches(r'^[0-9]{{1,18}}\.[0-9]{{1,18}}\.[0-9]{{1,18}}(-.*)?$')");
+    let compare = |how: &str, index: u8| {
+        let number = |version: &str| format!("int({version}.split('-')[0].split('.')[{index}])");
+        format!("{} {how} {}", number("entry.version"), number("old.version"))
+    };
+    let down = format!(
+        "variables.channels.filter(entry, variables.before.exists(old, old.channel == entry.channel && {} && {} && \
+         ({} || {} && ({} || {} && {}))))",
+        comparable("entry.version"),
+        comparable("old.version"),
+        compare("<", 0),
+        compare("==", 0),
+        compare("<", 1),
+        compare("==", 1),
+        compare("<", 2),
+    );
+    json!({
+        // What cannot be compared holds nobody up.
+        "failurePolicy": "Ignore",
+        "matchConstraints": {"resourceRules": [{
+            "apiGroups": [GROUP], "apiVersions": [VERSION], "operations": ["UPDATE"], "resources": ["modulereleasemetas"],
+        }]},
+        "matchConditions": [{
+            "name": "a-channel-is-new", "expression": "object.?spec.?channels != oldObject.?spec.?channels",
+        }],
+        "variables": [
+            {"name": "channels", "expression": "object.?spec.?channels.orValue([])"},
+            {"name": "before", "expression": "oldObject.?spec.?channels.orValue([])"},
+            {"name": "down", "expression": down},
+        ],
+        "validations": [{
+            "expression": "variables.down.size() == 0",
+            "message": "a channel moves down: runtimes that have a higher version refuse it",
+            "messageExpression": "'runtimes that have a higher version refuse it: ' + \
+                variables.down.map(entry, entry.channel + ' moves down to ' + entry.version).join(', ')",
+        }],
+    })
 }

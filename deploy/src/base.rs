@@ -235,3 +235,6 @@ fn pod_monitor() -> Value {
         }}),
     )
 }
+
+#[cfg(test)]
+mod tests;

@@ -205,7 +205,11 @@ async fn work(frame: Frame, instance: Instance, ports: Ports<'_>, signals: &mut 
     let binding = Gateway::bind(settings, tls, hub, metrics);
     let event_address = start(gateway, binding, "gateway", &shutdown, &mut gateways).await?;
     let v2_address = match built.v2 {
-        Some(port) => Some(start(gateway, port.bind(), "gateway of contract v2", &shutdown, &mut gateways).await?),
+        Some(port) => {
+            let (binding, files) = port.bind();
+            tasks.spawn(files.run());
+            Some(start(gateway, binding, "gateway of contract v2", &shutdown, &mut gateways).await?)
+        }
         None => None,
     };
     let enrolment_address = match built.enrolment {

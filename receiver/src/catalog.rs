@@ -22,6 +22,7 @@ pub mod snapshot;
 mod sync;
 #[cfg(test)]
 mod tests;
+mod turn;
 pub mod view;
 pub mod visibility;
 
@@ -41,6 +42,7 @@ pub use metrics::{Metrics, Operation};
 pub use sync::Synced;
 
 pub(crate) use releases::write as write_releases;
+pub(crate) use turn::Turn;
 
 use self::{
     facts::{Held, Pointer, Ruling, Terms},
@@ -113,6 +115,8 @@ pub struct Renewed {
     now: Arc<Snapshot>,
     /// A removal that waits for a confirmation, and of which nothing was told yet.
     pub held: Option<Held>,
+    /// Modules whose removal was held before and is not any more: it was confirmed, or taken back.
+    pub released: BTreeSet<String>,
     /// What is left out, and of which nothing was told yet.
     pub left_out: Vec<LeftOut>,
 }
@@ -138,6 +142,11 @@ impl Catalog {
         &self.0.metrics
     }
 
+    /// See [`Settings::restricted_modules`].
+    pub(crate) fn restricted_modules(&self) -> &BTreeSet<String> {
+        &self.0.settings.restricted_modules
+    }
+
     /// What the flags say.
     #[must_use]
     pub fn flags(&self) -> &Flags {
@@ -151,7 +160,10 @@ impl Catalog {
         // Before the caches are read: what moves from here on is told again.
         source.unruled.clear();
         let before = source.snapshot.take();
+        let held_before = source.held.take().map(|held| held.modules).unwrap_or_default();
         let now = self.read(&mut source, stores);
+        let is_held = |module: &String| source.held.as_ref().is_some_and(|held| held.modules.contains(module));
+        let released = held_before.into_iter().filter(|module| !is_held(module)).collect();
         let told = Told {
             left_out: now.left_out().iter().cloned().collect(),
             held: source.held.as_ref().map(|held| held.change.clone()),
@@ -159,7 +171,7 @@ impl Catalog {
         let left_out = told.left_out.difference(&source.told.left_out).cloned().collect();
         let held = source.held.clone().filter(|_| told.held != source.told.held);
         source.told = told;
-        Renewed { before, now, held, left_out }
+        Renewed { before, now, held, released, left_out }
     }
 
     /// Forgets what is in a runtime, because its client was replaced or its Kyma is gone. The next sync reads what is written down
@@ -209,13 +221,11 @@ impl Catalog {
         lock(&self.0.source).ledger.accepted.as_ref()?.get(module)?.channels.get(channel).cloned()
     }
 
-    /// How long a Kyma waits for the version that a channel points to, counted from when it moved there, and when that was
-    /// (unix seconds). `None` where nobody saw it move.
-    #[must_use]
-    pub fn roll_out(&self, kyma_uid: &str, module: &str, channel: &str) -> Option<(i64, Duration)> {
-        let Pointer { version, since, .. } = self.pointer(module, channel)?;
+    /// When the version that a channel of a module points to in KCP's caches is a Kyma's to have.
+    pub(crate) fn turn(&self, kyma_uid: &str, module: &str, channel: &str, version: &str) -> Turn {
         let window = Duration::from_secs(self.0.settings.flags.module_upgrade_rollout_max_delay_seconds.into());
-        Some((since?, facts::delay(kyma_uid, module, &version, window)))
+        let pointer = self.pointer(module, channel);
+        Turn::of((kyma_uid, module, version), pointer.as_ref(), window, Timestamp::now())
     }
 
     /// How long a Kyma waits after a channel moved just now, wherever it points.

@@ -13,6 +13,6 @@ mod runtime;
 pub use ledger::EpochView;
 pub use path::{Contract, PathState, Unproven};
 
-pub(crate) use path::{Inherited, Pulse, Terms};
+pub(crate) use path::{Inherited, Pulse, SPOKE_V3, Terms, has_spoken_v3};
 pub(crate) use planned::Planned;
 pub(crate) use runtime::{Beat, Counted, Forward, Recorded, Runtime, Snapshot};

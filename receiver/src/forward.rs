@@ -12,8 +12,11 @@
 //! backoff, and until the agent is known to have seen that refusal nothing of that epoch is settled. Memory stays bounded here, and
 //! nothing is lost, whichever answer gets lost.
 //!
-//! A manager that refuses an event (4xx other than 408 and 429) refuses it for good, as far as v2 can say so. It is tried three times,
-//! then given up, counted, and told in the Watcher's condition.
+//! A manager that refuses an event (4xx other than 408 and 429, or a redirect) may be one that is just rolled out, or it was its mesh that
+//! spoke. The event is *parked*: tried again after about a second, then two, and after the third time every five minutes, unsettled all the
+//! while; the others go on, and the Watcher's condition tells. Only what is refused for five minutes with a word about the event itself (400,
+//! 413, 422) is given up, and counted. A service that has refused as many objects as can be parked counts as one that fails.
+//! When a Watcher names another service, what was parked is tried there at once.
 
 mod client;
 mod lane;

@@ -64,6 +64,8 @@ pub use metrics::Metrics;
 pub use peers::Limits;
 pub use proxy::{InvalidProxyIdentity, Proxy, ProxyIdentity};
 
+pub(crate) use listen::CUT_OFF_AFTER;
+
 /// When the system cannot hand over a connection (no file handle, no memory), the next try comes after this long.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How often the lag is measured: a few times within what anybody would notice.
@@ -86,17 +88,19 @@ pub struct Settings {
     pub handshake_share: usize,
     /// From accept to the end of the handshake; less when nearly all places are taken.
     pub handshake_deadline: Duration,
-    /// From the end of the handshake to the first request; for HTTP/1.1, from the first byte of each head to its last.
+    /// From the end of the handshake to the first request; over HTTP/1.1 also from the first byte of each later head to its last.
     pub head_deadline: Duration,
     /// From a request's head to the end of its body.
     pub body_deadline: Duration,
     /// Until what was written is taken: an answer by its reader, bytes by the network.
     pub answer_deadline: Duration,
-    /// Between PINGs on HTTP/2, so that a peer that is gone is noticed; one may go a third of it without an answer.
+    /// Between PINGs on HTTP/2, so that a peer that is gone is noticed; one may go a third of it without an answer. On HTTP/1.1 there are
+    /// probes of TCP, and the next heartbeat.
     pub ping_interval: Duration,
     /// Without a request in flight; longer while the heartbeat interval is.
     pub idle: Duration,
-    /// After it a connection ends, and the next one sees the newest certificates and roots; longer while the heartbeat interval is.
+    /// After it a connection ends, over HTTP/1.1 with its next answer, and the next one sees the newest certificates and roots; longer while
+    /// the heartbeat interval is.
     pub max_age: Duration,
     /// The heartbeat interval that agents are told.
     pub interval: Interval,
@@ -266,7 +270,8 @@ impl<S: Service, L: Listen> Gateway<S, L> {
         self.address
     }
 
-    /// Serves until `shutdown`, then lets what is in flight end, within the drain deadline.
+    /// Serves until `shutdown`, then lets what is in flight end, within the drain deadline. A request that is on its way to a connection of
+    /// HTTP/1.1 on which nothing is in flight finds it closed, and is for its agent to send again.
     pub async fn run(self, shutdown: CancellationToken) {
         let Self { listener, tls, context, .. } = self;
         let connections = TaskTracker::new();
@@ -282,7 +287,7 @@ impl<S: Service, L: Listen> Gateway<S, L> {
                 connection::run(context, (tcp, source), config, place).await;
             });
         }
-        // No new connection; GOAWAY or `Connection: close` on the open ones.
+        // No new connection; GOAWAY, or `Connection: close` with the answer that is awaited, on the open ones.
         drop(listener);
         connections.close();
         context.drain.cancel();

@@ -43,7 +43,7 @@ pub(crate) use view::Stand;
 pub use view::View;
 
 use crate::{
-    fleet::{Inherited, PathState},
+    fleet::{self, Inherited, PathState, Runtime},
     key::KymaKey,
     pki::Follower,
     queue::{Drift, Later, Outcome, Priority, Wanted, Works},
@@ -162,7 +162,10 @@ impl Hub {
 
     /// Forgets a Kyma.
     pub fn remove(&self, key: &KymaKey) {
-        self.with(|state| state.remove(key));
+        self.with(|state| {
+            state.remove(key);
+            self.tell_targets(state);
+        });
     }
 
     /// Wants works of a Kyma because of something in KCP. An unknown Kyma is ignored.
@@ -184,13 +187,12 @@ impl Hub {
         self.with(|state| state.queue.want(key, REPAIR, now));
     }
 
-    /// A runtime let go of its connection, or lost it.
-    pub fn closed(&self, runtime: &RuntimeId) {
-        let now = Instant::now();
-        self.lock().closed(runtime, now);
+    /// A runtime let go of its last connection, or lost it, or missed a heartbeat over one: nothing came over it since then.
+    pub fn closed(&self, runtime: &RuntimeId, since: Instant) {
+        self.lock().closed(runtime, since);
     }
 
-    /// Those whose connection ended at least so long ago and who were not heard of since; each is told once for each end.
+    /// Those over whose connection nothing came for so long and who were not heard of since; each is told once for each end.
     #[must_use]
     pub fn lost(&self, after: Duration) -> Vec<KymaKey> {
         let now = Instant::now();
@@ -220,11 +222,12 @@ impl Hub {
         self.with(|state| state.queue.unpark_all(now));
     }
 
-    /// Continues the path of a runtime as the reason of its condition in KCP tells it, until something is heard of it. Only what a new
-    /// process cannot see at once is continued.
-    pub fn inherit(&self, key: &KymaKey, reason: &str) {
-        if let Some(inherited) = Inherited::of(reason) {
-            self.with(|state| state.inherit(key, inherited));
+    /// Continues the path of a runtime as its condition `EventPath` in KCP tells it, until something is heard of it. Only what a new
+    /// process cannot see at once is continued; that the agent has spoken contract v3 stays.
+    pub fn inherit(&self, key: &KymaKey, reason: &str, message: &str) {
+        let (inherited, spoke_v3) = (Inherited::of(reason), fleet::has_spoken_v3(reason, message));
+        if inherited.is_some() || spoke_v3 {
+            self.with(|state| state.inherit(key, inherited, spoke_v3));
         }
     }
 
@@ -416,10 +419,16 @@ impl Hub {
         self.with(|state| state.queue.want_later(key, Later::RollOut, now + after, wanted, now));
     }
 
-    /// Whether this process took a request in contract v3 of this runtime.
+    /// Whether this process took a request in contract v3 of this runtime, or its Kyma tells that an earlier one did.
     #[must_use]
     pub fn speaks_v3(&self, runtime: &RuntimeId) -> bool {
         self.lock().speaks_v3(runtime)
+    }
+
+    /// The same of a Kyma's runtime.
+    #[must_use]
+    pub fn has_spoken_v3(&self, key: &KymaKey) -> bool {
+        self.lock().runtime(key).is_some_and(Runtime::speaks_v3)
     }
 
     /// The heartbeat interval that agents are told now: it follows the number of runtimes.

@@ -31,14 +31,14 @@ pub use watches::watches;
 
 pub(crate) use readiness::{Readiness, was_ready};
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc};
 
 use arc_swap::ArcSwapOption;
 use kube::Client;
 use tidewatch_shared::{identity::RuntimeId, plan::Plan};
 
 use self::kit::Kit;
-use crate::{fleet::PathState, key::KymaKey, pki::Trust};
+use crate::{fleet::PathState, key::KymaKey, kyma::Wait, pki::Trust};
 
 /// What is trusted at this moment.
 pub type Trusted = Box<dyn Fn() -> Arc<Trust> + Send + Sync>;
@@ -99,11 +99,12 @@ impl Installer {
         report
     }
 
-    /// Takes away what was installed, the agent first and its objects after it. `Some` while the runtime is still deleting.
+    /// Takes away what was installed, by us or by the incumbent: its webhooks first, then the agent, and its objects after it. `Some` while the
+    /// runtime is still deleting.
     ///
     /// # Errors
     /// [`Failure`].
-    pub async fn remove(&self, client: &Client) -> Result<Option<Duration>, Failure> {
+    pub(crate) async fn remove(&self, client: &Client) -> Result<Option<Wait>, Failure> {
         removal::step(client).await
     }
 

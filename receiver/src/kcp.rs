@@ -39,7 +39,7 @@ pub use wakes::Rooms;
 
 pub(crate) use access::config;
 
-use crate::{enrolment, path::CONFIG_MAP, telemetry::Readiness};
+use crate::{enrolment, path::CONFIG_MAP, record::Record, telemetry::Readiness};
 
 /// The caches of KCP. Readers get what the watch has seen; whoever decides on a Kyma reads that Kyma itself by a quorum read.
 #[derive(Clone)]
@@ -101,7 +101,7 @@ pub struct Follow {
     pub namespace: String,
     /// Whom changes wake.
     pub rooms: Rooms,
-    /// Counts what cannot be read.
+    /// Counts what cannot be read; [`Rooms::record`] tells of it.
     pub metrics: Metrics,
 }
 
@@ -116,7 +116,8 @@ impl Follow {
         tasks: &mut JoinSet<&'static str>,
     ) {
         let Self { client, namespace, rooms, metrics } = self;
-        let place = Place { client: client.clone(), namespace: namespace.clone(), metrics };
+        let record = rooms.record.clone();
+        let place = Place { client: client.clone(), namespace: namespace.clone(), metrics, record };
         let settle = Arc::new(settle::Settle::default());
         let wakes = wakes::Wakes::new(rooms.clone(), settle.clone(), Arc::new(Notify::new()));
         let whole = synced.clone();
@@ -163,6 +164,7 @@ struct Place {
     client: Client,
     namespace: String,
     metrics: Metrics,
+    record: Record,
 }
 
 impl Place {
@@ -185,7 +187,7 @@ impl Place {
     {
         let api: Api<DeserializeGuard<K>> = Api::namespaced(self.client.clone(), &self.namespace);
         tasks.spawn(follow::follow(
-            follow::Watch { kind, api, config, gate, metrics: self.metrics.clone() },
+            follow::Watch { kind, api, config, gate, metrics: self.metrics.clone(), record: self.record.clone() },
             writer,
             sink,
         ));

@@ -12,6 +12,7 @@ mod error;
 pub(crate) mod fetch;
 mod hand_back;
 mod inputs;
+mod leave;
 mod lookup;
 mod memory;
 mod metrics;
@@ -38,6 +39,7 @@ pub use metrics::Metrics;
 pub use requeues::Requeues;
 
 pub(crate) use inputs::{Inputs, is_our_note};
+pub(crate) use leave::Wait;
 
 use self::{
     error::unusable,
@@ -170,9 +172,6 @@ async fn work(ctx: &Context, key: &KymaKey, wanted: &Wanted) -> Outcome {
         Ok(outcome) => outcome,
         Err(error) => failed(ctx, key, works, &error),
     };
-    if outcome.again_in.is_some() {
-        ctx.metrics.requeues.waits();
-    }
     ctx.metrics.ended(&outcome, start.elapsed());
     outcome
 }
@@ -232,8 +231,8 @@ async fn reconcile(ctx: &Context, key: &KymaKey, wanted: &Wanted, works: Works) 
         return Ok(Outcome { again_in: Some(rest), ..Outcome::failed(works, Class::Refused) });
     }
     match mode {
-        Mode::Deleting => return deletion::step(ctx, key, kyma, works).await,
-        Mode::HandBack => return hand_back::step(ctx, key, kyma, works).await,
+        Mode::Deleting => return deletion::step(ctx, key, kyma, works).await.map(|outcome| waiting(ctx, outcome)),
+        Mode::HandBack => return hand_back::step(ctx, key, kyma, works).await.map(|outcome| waiting(ctx, outcome)),
         Mode::Active | Mode::Parked => {}
     }
     let only = |of: &[Work]| works.minus(Works::of(of)).is_empty();
@@ -241,7 +240,8 @@ async fn reconcile(ctx: &Context, key: &KymaKey, wanted: &Wanted, works: Works) 
     let kyma = base::mark(ctx, kyma).await?;
     // Taken before anything is read, so that what changes meanwhile is not noted as worked on.
     let inputs = Inputs::of(&kyma, &ctx.plan.load(), &ctx.catalog.content(kyma.labels(), &ctx.stores));
-    let mut pass = Pass { ctx, key, kyma, is_whole, runtime: None, installed: Ok(None), findings: Findings::default() };
+    let (installed, findings) = (Ok(None), Findings::default());
+    let mut pass = Pass { ctx, key, kyma, is_whole, runtime: None, installed, turn: None, findings };
     let worked = if only_catalog { Ok(()) } else { pass.base(wanted).await };
     let mut outcome = Outcome::ended(works);
     if worked.is_ok() && works.contains(Work::Catalog) {
@@ -260,7 +260,7 @@ async fn reconcile(ctx: &Context, key: &KymaKey, wanted: &Wanted, works: Works) 
         return Err(error);
     }
     pass.record().await?;
-    let outcome = with_installer(outcome, pass.installed);
+    let outcome = with_turn(with_installer(outcome, pass.installed), pass.turn);
     inputs::note(ctx, &pass.kyma, &inputs, outcome.ended).await;
     Ok(outcome)
 }
@@ -279,6 +279,23 @@ fn with_installer(outcome: Outcome, installed: Result<Option<Duration>, Class>) 
     }
 }
 
+/// Worked on again when a module has its turn. What failed has a wait of its own, which this must not make longer.
+fn with_turn(outcome: Outcome, turn: Option<Duration>) -> Outcome {
+    let again_in = match (outcome.again_in, turn) {
+        (again, Some(turn)) if outcome.failed.is_empty() => Some(again.map_or(turn, |again| again.min(turn))),
+        (again, _) => again,
+    };
+    Outcome { again_in, ..outcome }
+}
+
+/// Counts what is looked at again because it is not gone yet.
+fn waiting(ctx: &Context, outcome: Outcome) -> Outcome {
+    if outcome.again_in.is_some() {
+        ctx.metrics.requeues.waits();
+    }
+    outcome
+}
+
 /// One pass over one Kyma.
 struct Pass<'a> {
     ctx: &'a Context,
@@ -291,6 +308,8 @@ struct Pass<'a> {
     runtime: Option<(Client, Kyma)>,
     /// When to look at the installation again, or how it failed.
     installed: Result<Option<Duration>, Class>,
+    /// After how long a module may have the version to which its channel moved.
+    turn: Option<Duration>,
     findings: Findings,
 }
 
@@ -301,7 +320,7 @@ impl Pass<'_> {
         let (client, revision) = (ctx.clients)(key).map_err(Error::Access)?;
         let mut verified = ctx.memory.take(key, revision, &wanted.drift);
         base::ensure(ctx, &client, &mut verified).await.inspect_err(|error| {
-            if matches!(error, Error::Crd { .. } | Error::NotEstablished(_)) {
+            if matches!(error, Error::Crd { .. } | Error::NotEstablished(_) | Error::CrdTerminating(_)) {
                 self.findings.conditions.crds = Some(Err(error.line()));
             }
         })?;
@@ -404,7 +423,7 @@ impl Pass<'_> {
         };
         let Self { ctx, kyma, .. } = self;
         let namespace = kyma.namespace().unwrap_or_default();
-        let stores = &ctx.stores;
+        let (stores, uid) = (&ctx.stores, kyma.uid().unwrap_or_default());
         let sources = Sources {
             namespace: &namespace,
             kyma_labels: kyma.labels(),
@@ -412,9 +431,11 @@ impl Pass<'_> {
             release_meta: &|name| stores.release_metas.get(&ObjectRef::new(name).within(&namespace)),
             template: &|name| stores.templates.get(&ObjectRef::new(name).within(&namespace)),
             held: &|module| ctx.catalog.holds(module),
+            turn: &|module, channel, version| ctx.catalog.turn(&uid, module, channel, version),
         };
         let owned = fetch::owned_manifests(ctx, self.key, kyma).await?;
         let decisions = modules::decide(kyma, &wanted.modules, &owned, &sources, &ctx.settings.registry);
+        self.turn = decisions.turn;
         let old = kyma.status.clone().unwrap_or_default();
         self.findings.modules = Some(apply::apply(ctx, self.key, kyma, decisions, &old).await?);
         self.findings.channel = Some(wanted.channel);

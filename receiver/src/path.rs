@@ -36,6 +36,7 @@ use self::{
 use crate::{
     catalog::Catalog,
     fleet::{PathState, Unproven},
+    gateway::CUT_OFF_AFTER,
     hub::Hub,
     kcp::{CurrentPlan, Stores},
     key::KymaKey,
@@ -49,6 +50,9 @@ use crate::{
 const TICK: Duration = Duration::from_secs(1);
 /// An agent that is well comes back sooner after its connection ended.
 const LOST_AFTER: Duration = Duration::from_secs(5);
+/// Whoever says nothing any more, and not even that, is missed within this time.
+const MISSED_WITHIN: Duration = Duration::from_secs(30);
+const _: () = assert!(CUT_OFF_AFTER.as_secs() + LOST_AFTER.as_secs() + TICK.as_secs() < MISSED_WITHIN.as_secs());
 /// Conditions that are written in one second, of all Kymas.
 const WRITES_PER_SECOND: u32 = 20;
 /// The condition that tells whether an agent is installed.
@@ -114,7 +118,9 @@ impl Paths {
     /// Waits until the caches are whole, says who goes first, and then runs for ever.
     pub async fn run(self, synced: CancellationToken) -> &'static str {
         synced.cancelled().await;
-        restart::order(&self);
+        let Self { stores, catalog, hub, .. } = &self;
+        let spread = Duration::from_secs(self.flags.restart_spread_seconds.into());
+        restart::order(&restart::Order { spread, stores, plan: &self.plan.load_full(), catalog, hub });
         let mut known = Known::new(&self.flags, Instant::now());
         let mut tick = time::interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -211,7 +217,7 @@ impl Paths {
             if self.is_others(&key, kyma) {
                 continue;
             }
-            let said = verdict::event_path(known.paths.get(&key), kyma)
+            let said = verdict::event_path(known.paths.get(&key), || self.hub.has_spoken_v3(&key), kyma)
                 .into_iter()
                 .chain(verdict::paused(self.pause.of(kyma), kyma))
                 .chain(verdict::rotation(laggards.as_ref().map(|laggards| laggards.of(&key)), kyma));

@@ -1,4 +1,4 @@
-//! What operators read of Kymas and Watchers besides their statuses: Kubernetes Events, and the incumbent's gauges of states.
+//! What operators read of Kymas, Watchers and the catalog besides statuses: Kubernetes Events, and the incumbent's gauges of states.
 //!
 //! Both follow what the caches of KCP say, so no pass ever waits for them. `news` compares what was with what is, `board` keeps what
 //! is to be told: both pure. `publish` writes, one Event after the other and not too many; what finds no room is counted and
@@ -14,6 +14,7 @@ mod tests;
 
 use std::{
     collections::HashMap,
+    fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -81,6 +82,17 @@ impl Record {
     pub(crate) fn catalog(&self, namespace: &str, renewed: &Renewed) {
         let news = news::of_catalog(namespace, &renewed.left_out, renewed.held.as_ref());
         self.post(self.lock(), news);
+    }
+
+    /// An object of our group in KCP cannot be read; `known` if it could be before. The object is namespace, name and uid.
+    pub(crate) fn unreadable(
+        &self,
+        kind: &'static str,
+        object: (String, String, String),
+        known: bool,
+        cause: &impl fmt::Display,
+    ) {
+        self.post(self.lock(), vec![news::of_unreadable(kind, object, known, cause)]);
     }
 
     /// A Watcher that stood there when this process began.

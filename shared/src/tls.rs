@@ -142,8 +142,28 @@ pub fn server_without_clients(identity: &Identity) -> Result<ServerConfig, TlsCo
     Ok(config)
 }
 
-/// The receiver's side: a client certificate that chains to `roots` is required in the handshake. Whoever speaks both gets
-/// HTTP/1.1: an agent has one request at a time, and a quiet connection costs the receiver 7 KiB less than with HTTP/2.
+/// Whose connections a server takes, which decides what is spoken with those who offer both protocols.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clients {
+    /// Agents: HTTP/1.1. An agent has one request at a time, and a quiet connection costs the receiver 7 KiB less than with HTTP/2.
+    Agents,
+    /// A proxy: HTTP/2, since it needs a connection for each request in flight otherwise.
+    Proxy,
+}
+
+impl Clients {
+    /// What is offered them. The server's order decides (RFC 7301, section 3.2).
+    #[must_use]
+    pub fn protocols(self) -> Vec<Vec<u8>> {
+        let (http1, http2) = (b"http/1.1".to_vec(), b"h2".to_vec());
+        match self {
+            Self::Agents => vec![http1, http2],
+            Self::Proxy => vec![http2, http1],
+        }
+    }
+}
+
+/// The receiver's side: a client certificate that chains to `roots` is required in the handshake. For [`Clients::Agents`].
 ///
 /// # Errors
 /// [`TlsConfig`].
@@ -160,7 +180,6 @@ pub fn server(identity: &Identity, roots: RootCertStore) -> Result<ServerConfig,
         .map_err(TlsConfig::Pair)?;
     config.send_tls13_tickets = 0;
     config.session_storage = Arc::new(NoServerSessionStorage {});
-    // RFC 7301, section 3.2: the server's order decides.
-    config.alpn_protocols = vec![b"http/1.1".to_vec(), b"h2".to_vec()];
+    config.alpn_protocols = Clients::Agents.protocols();
     Ok(config)
 }

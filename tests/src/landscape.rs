@@ -54,7 +54,8 @@ pub struct Options {
     pub agent_image: String,
     /// The port of the receiver that agents connect to, if it is not the event port.
     pub agents_port: Option<u16>,
-    /// Whether a [`Proxy`] stands on each way: agent to receiver, agent to its API server, receiver to the runtime's API server.
+    /// Whether a [`Proxy`] stands on each way: agent to receiver, agent to its API server, receiver to the runtime's API server, receiver
+    /// to KCP.
     pub proxied: bool,
     /// Log filter of both programs.
     pub log: String,
@@ -96,6 +97,8 @@ pub struct Landscape {
     enrolment_port: Option<u16>,
     /// On the agents' way to the receiver.
     front: Option<Proxy>,
+    /// On the receiver's way to KCP.
+    back: Option<Proxy>,
     options: Options,
     receiver: Mutex<Option<ProductProcess>>,
 }
@@ -169,10 +172,13 @@ impl Landscape {
             fs::write(dir.join(file), text).with_context(|| format!("write {file}"))?;
         }
         let event_port = ports::free()?;
-        let front = options.proxied.then(|| Proxy::start(([127, 0, 0, 1], event_port).into()));
-        let front = match front {
-            Some(starting) => Some(starting.await.context("start the proxy in front of the receiver")?),
-            None => None,
+        let (front, back) = if options.proxied {
+            let targets = (([127, 0, 0, 1], event_port).into(), kcp.server().address());
+            let started = tokio::try_join!(Proxy::start(targets.0), Proxy::start(targets.1));
+            let (front, back) = started.context("start the proxies on both sides of the receiver")?;
+            (Some(front), Some(back))
+        } else {
+            (None, None)
         };
         Ok(Self {
             name: name.to_owned(),
@@ -185,6 +191,7 @@ impl Landscape {
             event_port,
             enrolment_port,
             front,
+            back,
             options,
             receiver: Mutex::new(None),
         })
@@ -232,7 +239,8 @@ impl Landscape {
         let (probes, admin) = (ports::free()?, ports::free()?);
         let kubeconfig = self.dir.join(format!("{name}.kubeconfig"));
         let token = self.kcp.service_account_token(&self.name, rights::RECEIVER).await?;
-        fs::write(&kubeconfig, self.kcp.kubeconfig_for_token(&token))?;
+        let kcp = self.back.as_ref().map_or_else(|| self.kcp.url(), |back| format!("https://{}", back.address()));
+        fs::write(&kubeconfig, self.kcp.kubeconfig_at(&kcp, &token))?;
         let path = |file: &str| self.dir.join(file).into_os_string();
         let text = |text: &dyn ToString| text.to_string().into();
         let local = |port: u16| format!("127.0.0.1:{port}");
@@ -348,6 +356,12 @@ impl Landscape {
     #[must_use]
     pub fn front(&self) -> Option<&Proxy> {
         self.front.as_ref()
+    }
+
+    /// The proxy between receiver and KCP, if there is one.
+    #[must_use]
+    pub fn back(&self) -> Option<&Proxy> {
+        self.back.as_ref()
     }
 
     fn authorities(&self) -> String {

@@ -1,4 +1,4 @@
-//! Speaks the wire contract with real keys and real TLS, rightly or wrongly as a test wants.
+//! Speaks the wire contract with real keys and real TLS, rightly or wrongly as a test wants, over the protocol that an agent gets.
 
 use std::net::SocketAddr;
 
@@ -68,11 +68,14 @@ impl Speaker {
     pub fn trusting(identity: &PemIdentity, roots: RootCertStore, runtime: &RuntimeId, address: &str) -> Result<Self> {
         let identity = identity.identity()?;
         let config = tls::client(&identity, roots)?;
-        let connector =
-            hyper_rustls::HttpsConnectorBuilder::new().with_tls_config(config).https_only().enable_http2().build();
+        let connector = hyper_rustls::HttpsConnectorBuilder::new()
+            .with_tls_config(config)
+            .https_only()
+            .enable_all_versions()
+            .build();
         let leaf = identity.chain.first().context("a leaf")?;
         Ok(Self {
-            client: Client::builder(TokioExecutor::new()).http2_only(true).build(connector),
+            client: Client::builder(TokioExecutor::new()).build(connector),
             signer: Signer::new(&identity.key, certificate::fingerprint(leaf))?,
             runtime: runtime.clone(),
             authority: address.parse::<SocketAddr>()?.to_string(),

@@ -211,3 +211,31 @@ async fn over_http1_a_connection_is_used_again_unless_an_answer_is_still_being_r
     drop((connection, watch));
     assert_eq!(server.await.unwrap(), 2);
 }
+
+/// A server that ends a connection for its age says so with an answer: nothing more is sent on it, and so nothing is lost.
+#[tokio::test]
+async fn over_http1_a_connection_that_is_told_to_end_is_followed_by_another() {
+    let mut bench = bench(false);
+    let connection = bench.connection;
+    let server = tokio::spawn(async move {
+        let (mut opened, mut served) = (0, 0);
+        while let Some(far) = bench.opened.recv().await {
+            opened += 1;
+            let answered = AtomicUsize::default();
+            let service = service_fn(async |_: Request<Incoming>| {
+                let is_last = answered.fetch_add(1, Ordering::Relaxed) == 1;
+                let answer =
+                    Response::builder().header(header::CONNECTION, if is_last { "close" } else { "keep-alive" });
+                Ok::<_, Infallible>(answer.body(Full::new(Bytes::from_static(b"taken"))).unwrap())
+            });
+            let _ = server::conn::http1::Builder::new().serve_connection(TokioIo::new(far), service).await;
+            served += answered.load(Ordering::Relaxed);
+        }
+        (opened, served)
+    });
+    for _ in 0..6 {
+        assert_eq!(text(connection.send(request("/")).await.unwrap()).await, "taken");
+    }
+    drop(connection);
+    assert_eq!(server.await.unwrap(), (3, 6));
+}

@@ -1,5 +1,5 @@
-//! What the link and whoever renews the identity do for each other: the link carries renewals over its connection, in the name of the
-//! identity that it has, and tells what the receiver says of it.
+//! What the link and whoever renews the identity do for each other: the link has renewals carried beside its own requests, in the name
+//! of the identity that it has, and tells what the receiver says of it.
 
 use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot};
@@ -103,7 +103,7 @@ impl Renewals {
 
 impl Errands {
     /// Has a renewal carried. `None` when the link is gone.
-    pub(super) async fn carry(&self, body: Bytes) -> Option<Result<Answer, Fault>> {
+    pub(crate) async fn carry(&self, body: Bytes) -> Option<Result<Answer, Fault>> {
         let (reply, answer) = oneshot::channel();
         self.orders.send(Order { body, reply }).await.ok()?;
         answer.await.ok()

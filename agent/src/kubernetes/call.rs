@@ -51,6 +51,8 @@ pub(crate) enum Call {
     Parse(#[source] serde_json::Error),
     #[error("the API server does not serve {0}")]
     NotServed(String),
+    #[error("the watch says nothing, not even a bookmark")]
+    Silent,
 }
 
 impl Call {

@@ -135,6 +135,11 @@ impl Client {
         Self { credentials, http }
     }
 
+    /// The same identity, on a connection of its own.
+    pub(super) fn another(&self, dial: &Dial) -> Self {
+        Self::new(dial, self.credentials.clone())
+    }
+
     /// As whom it speaks.
     pub(super) fn credentials(&self) -> &Credentials {
         &self.credentials

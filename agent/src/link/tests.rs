@@ -1,10 +1,12 @@
 use std::{
-    collections::VecDeque,
+    collections::{BTreeSet, VecDeque},
     convert::Infallible,
     net::SocketAddr,
+    pin::Pin,
     sync::{Arc, Mutex},
 };
 
+use futures::FutureExt as _;
 use http::{HeaderMap, HeaderValue, Request, Response, header};
 use http_body_util::{BodyExt, Full};
 use hyper::{body::Incoming, service::service_fn};
@@ -15,6 +17,7 @@ use hyper_util::{
 use serde_json::{Value, json};
 use tidewatch_shared::{
     certificate::Leaf,
+    enrolment::CERTIFICATES_PATH,
     event::{Received, What, parse_batch},
     identity::Instance,
     plan::Plan,
@@ -22,13 +25,13 @@ use tidewatch_shared::{
     signature::{CONTENT_DIGEST, Message, Nonce, SIGNATURE, SIGNATURE_INPUT, Signed, verify},
     tls,
 };
-use tokio::{net::TcpListener, sync::mpsc, task::JoinHandle};
+use tokio::{net::TcpListener, sync::mpsc, task::JoinHandle, time::timeout};
 use tokio_rustls::TlsAcceptor;
 
 use super::*;
 use crate::{
     core::WatchId,
-    identity::tests::TestCa,
+    identity::{Standing, errands, tests::TestCa},
     index::{Seen, Version},
     telemetry::Readiness,
 };
@@ -66,6 +69,8 @@ type Script = Box<dyn FnMut(&Arrived) -> Option<Reply> + Send>;
 struct Bench {
     core: Core,
     seen: mpsc::UnboundedReceiver<Arrived>,
+    /// Connections as they end.
+    ended: mpsc::UnboundedReceiver<SocketAddr>,
     link: JoinHandle<()>,
     server: JoinHandle<()>,
     readiness: Readiness,
@@ -96,7 +101,19 @@ fn problem(kind: Kind, status: u16, headers: &[(header::HeaderName, &'static str
     (status, headers, serde_json::to_value(Problem::new(kind, "title", status, "detail")).unwrap())
 }
 
+/// Of a request that is never answered.
+const NEVER: u16 = 0;
+
+fn never() -> Reply {
+    (NEVER, HeaderMap::new(), Value::Null)
+}
+
 async fn start(alpn: &[&[u8]], script: Script) -> Bench {
+    start_with(alpn, script, |link| link).await
+}
+
+/// With what else the link is told.
+async fn start_with(alpn: &[&[u8]], script: Script, set_up: impl FnOnce(Link) -> Link) -> Bench {
     let ca = TestCa::new();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -105,8 +122,8 @@ async fn start(alpn: &[&[u8]], script: Script) -> Bench {
     let roots = tls::roots(&tls::certificates(ca.pem().as_bytes()).unwrap()).unwrap();
     let mut config = tls::server(&tls::Identity::from_pem(&chain, &key).unwrap(), roots).unwrap();
     config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
-    let (tell, seen) = mpsc::unbounded_channel();
-    let receiver = Arc::new(Receiver { authority: address.to_string(), leaf, script: Mutex::new(script), tell });
+    let ((tell, seen), (end, ended)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
+    let receiver = Arc::new(Receiver { authority: address.to_string(), leaf, script: Mutex::new(script), tell, end });
     let server = tokio::spawn(serve(listener, TlsAcceptor::from(Arc::new(config)), receiver));
 
     let core = Core::new("r-1".parse().unwrap(), 100, Metrics::default());
@@ -126,8 +143,8 @@ async fn start(alpn: &[&[u8]], script: Script) -> Bench {
         pending: readiness.guard("receiver"),
         metrics: Metrics::default(),
     };
-    let link = tokio::spawn(Link::new(parts).run(CancellationToken::new()));
-    Bench { core, seen, link, server, readiness, interval: subscribed, id }
+    let link = tokio::spawn(set_up(Link::new(parts)).run(CancellationToken::new()));
+    Bench { core, seen, ended, link, server, readiness, interval: subscribed, id }
 }
 
 /// The receiver of a test.
@@ -136,6 +153,7 @@ struct Receiver {
     leaf: Leaf,
     script: Mutex<Script>,
     tell: mpsc::UnboundedSender<Arrived>,
+    end: mpsc::UnboundedSender<SocketAddr>,
 }
 
 async fn serve(listener: TcpListener, acceptor: TlsAcceptor, receiver: Arc<Receiver>) {
@@ -144,8 +162,9 @@ async fn serve(listener: TcpListener, acceptor: TlsAcceptor, receiver: Arc<Recei
         let (acceptor, receiver) = (acceptor.clone(), receiver.clone());
         tokio::spawn(async move {
             let stream = acceptor.accept(stream).await.unwrap();
-            let service = service_fn(move |request| answer(request, connection, receiver.clone()));
+            let service = service_fn(|request| answer(request, connection, receiver.clone()));
             let _ = auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await;
+            let _ = receiver.end.send(connection);
         });
     }
 }
@@ -173,6 +192,9 @@ async fn answer(
     let reply = (receiver.script.lock().unwrap())(&arrived);
     let (status, headers, body) = reply.unwrap_or_else(|| taken(1, &arrived));
     let _ = receiver.tell.send(arrived);
+    if status == NEVER {
+        std::future::pending::<()>().await;
+    }
     let mut response = Response::new(Full::from(body.to_string()));
     *response.status_mut() = StatusCode::from_u16(status).unwrap();
     response.headers_mut().extend(headers);
@@ -202,7 +224,15 @@ fn events(replies: Vec<Reply>) -> Script {
     Box::new(move |seen| if seen.path == EVENTS_PATH { replies.pop_front() } else { None })
 }
 
-const BOTH: &[&[u8]] = &[b"h2", b"http/1.1"];
+fn is_over<F: Future>(future: &mut Pin<Box<F>>) -> bool {
+    future.now_or_never().is_some()
+}
+
+/// More requests than anybody makes who waits.
+const MANY: usize = 40;
+
+/// In the order of the receiver, which decides.
+const BOTH: &[&[u8]] = &[b"http/1.1", b"h2"];
 
 #[tokio::test]
 async fn events_and_heartbeats_share_one_connection_and_events_leave_at_once() {
@@ -342,6 +372,64 @@ async fn a_refused_nonce_means_a_new_epoch_once() {
     let second = bench.next(EVENTS_PATH).await;
     assert_ne!(first.nonce.epoch, second.nonce.epoch);
     assert_eq!(second.wholes(), 1);
+}
+
+#[tokio::test]
+async fn what_is_refused_again_and_again_costs_one_epoch_and_waits() {
+    let date = [(header::DATE, "Tue, 01 Jan 2999 00:00:00 GMT")];
+    for (kind, headers) in [(Kind::Replay, &[][..]), (Kind::Signature, &[]), (Kind::Clock, &date)] {
+        let headers = headers.to_vec();
+        let mut bench = start(BOTH, Box::new(move |_| Some(problem(kind, 401, &headers)))).await;
+        let mut epochs = BTreeSet::new();
+        let spinning = async {
+            for _ in 0..MANY {
+                epochs.insert(bench.seen.recv().await.unwrap().nonce.epoch.to_string());
+            }
+        };
+        // With waits of up to 0.2, 0.4, 0.8 seconds and so on between them it is a handful for each of the two routes.
+        assert!(timeout(Duration::from_secs(1), spinning).await.is_err(), "{kind:?}: {MANY} requests");
+        assert_eq!(epochs.len(), if kind == Kind::Clock { 1 } else { 2 }, "{kind:?}");
+    }
+}
+
+#[tokio::test]
+async fn nothing_waits_for_a_renewal_and_its_connection_ends_with_it() {
+    for alpn in [BOTH, &BOTH[1..]] {
+        let mut issued = 0;
+        let script: Script = Box::new(move |seen| match seen.path.as_str() {
+            CERTIFICATES_PATH => {
+                issued += 1;
+                Some(if issued == 1 { never() } else { problem(Kind::Other, 503, &[]) })
+            }
+            HEARTBEAT_PATH => {
+                let (status, headers, mut body) = taken(1, seen);
+                body["heartbeatSeconds"] = json!(1);
+                Some((status, headers, body))
+            }
+            _ => None,
+        });
+        let (renewals, errands) = errands(Standing::default());
+        let mut bench = start_with(alpn, script, |link| link.renewing(renewals)).await;
+        let first = bench.next(EVENTS_PATH).await;
+        let mut hangs = Box::pin(errands.carry("a request".into()));
+        assert!(!is_over(&mut hangs));
+        let renewal = bench.next(CERTIFICATES_PATH).await;
+        bench.change("a");
+        let event = bench.next(EVENTS_PATH).await;
+        let heartbeat = bench.next(HEARTBEAT_PATH).await;
+        assert!(!is_over(&mut hangs), "they came after it");
+        assert_eq!((event.connection, heartbeat.connection), (first.connection, first.connection));
+
+        // Whoever gives up may order another one, and then nobody waits for the first.
+        drop(hangs);
+        assert!(errands.carry("another".into()).await.unwrap().is_ok());
+        let another = bench.next(CERTIFICATES_PATH).await;
+        assert_ne!(another.connection, renewal.connection);
+        let ended = [bench.ended.recv().await.unwrap(), bench.ended.recv().await.unwrap()];
+        assert!(ended.contains(&renewal.connection) && ended.contains(&another.connection));
+        bench.change("b");
+        assert_eq!(bench.next(EVENTS_PATH).await.connection, first.connection);
+    }
 }
 
 #[tokio::test]

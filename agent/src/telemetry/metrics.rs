@@ -192,6 +192,8 @@ impl Incumbent {
         registry.register("watcher_failed_kcp", failed, self.failed.clone());
         let duration = "Seconds that the last request with events took";
         registry.register("watcher_request_duration", duration, self.duration.clone());
+        let fips = "Whether cryptography runs in FIPS mode: always 0, which is off";
+        registry.register("watcher_fips_mode", fips, <Gauge>::default());
     }
 
     fn requested(&self, outcome: Outcome, took: Duration) {
@@ -409,6 +411,7 @@ impl Metrics {
             Call::Deadline => "deadline",
             Call::Parse(_) => "parse",
             Call::NotServed(_) => "not-served",
+            Call::Silent => "silent",
         };
         self.watch_failures.get_or_create(&OfKind { kind }).inc();
     }
@@ -478,6 +481,7 @@ mod tests {
             "watcher_kcp_requests_total 2",
             r#"watcher_failed_kcp_total{error_reason="failed-request"} 1"#,
             "watcher_request_duration 0.25",
+            "watcher_fips_mode 0",
             "tidewatch_agent_canary_age_seconds -1",
         ] {
             assert!(text.contains(line), "{line}\n{text}");

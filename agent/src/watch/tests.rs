@@ -219,7 +219,6 @@ async fn pages_are_followed_and_the_watch_goes_on_where_the_list_ended() {
         Call("watch=true&allowWatchBookmarks=true", Reply::Lines(lines)),
         Call("resourceVersion=16", Reply::Lines(Vec::new())),
         Call("resourceVersion=16", Reply::Silence(Vec::new())),
-        Call("resourceVersion=16", Reply::Silence(Vec::new())),
     ])
     .await;
     assert_eq!(told, ["begin", "page a", "page b", "complete 10", "present c", "present a", "bookmark 15", "gone b"]);
@@ -370,6 +369,28 @@ async fn a_watch_that_is_silent_is_opened_again_and_a_bookmark_is_a_sign_of_life
     let (earliest, latest) = (4 * SILENCE - Duration::from_secs(3), 5 * SILENCE);
     assert!((earliest..latest).contains(&begun.elapsed()), "{:?}", begun.elapsed());
     running.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_stays_silent_has_failed_and_is_listed_anew() {
+    let silent = || Reply::Silence(Vec::new());
+    let told = told(vec![
+        Call("limit", page("10", "", &[])),
+        Call("resourceVersion=10", silent()),
+        Call("resourceVersion=10", Reply::Silence(vec![line("BOOKMARK", "11", "")])),
+        Call("resourceVersion=11", silent()),
+        Call("limit", page("20", "", &["a"])),
+        Call("resourceVersion=20", silent()),
+        Call("resourceVersion=20", Reply::Cut(Vec::new())),
+        Call("resourceVersion=20", silent()),
+        Call("limit", page("30", "", &["a", "b"])),
+    ])
+    .await;
+    let (silent, broken) =
+        ("failed: the watch says nothing, not even a bookmark", "failed: the API server's answer broke off");
+    let expected =
+        ["begin", "page ", "complete 10", "bookmark 11", silent, "begin", "page a", "complete 20", broken, silent];
+    assert_eq!(told, [&expected[..], &["begin", "page a b", "complete 30"]].concat());
 }
 
 #[tokio::test(start_paused = true)]

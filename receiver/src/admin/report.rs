@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tidewatch_shared::{
     identity::{Epoch, Instance},
@@ -58,6 +59,9 @@ pub struct Summary {
     pub duplicates: u64,
     /// Kymas of which recorded events still wait for work.
     pub unsettled: usize,
+    /// Kymas whose agents fail to renew their certificates.
+    #[serde(default)]
+    pub renewals_failing: usize,
 }
 
 /// One Kyma and its runtime.
@@ -90,6 +94,9 @@ pub struct Runtime {
     pub plan_is_current: bool,
     /// The end of the agent's certificate, in its words.
     pub certificate_not_after: Option<String>,
+    /// Since when its renewal fails, in RFC 3339; absent while it does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub renewal_failed_since: Option<String>,
     /// Objects that waited in the agent at the last heartbeat.
     pub waiting: u64,
     /// Events that it could not send.
@@ -189,6 +196,7 @@ impl Summary {
             summary.gaps += runtime.gaps;
             summary.duplicates += runtime.duplicates;
             summary.unsettled += usize::from(!runtime.unsettled.is_empty());
+            summary.renewals_failing += usize::from(runtime.renewal_failed_since.is_some());
         }
         summary
     }
@@ -216,6 +224,10 @@ impl From<&PathState> for Path {
         let reason = (state == Proof::Unproven).then(|| path.as_str().to_owned());
         Self { state, reason, message: message(path) }
     }
+}
+
+fn rfc3339(unix_seconds: u32) -> String {
+    Timestamp::from_second(unix_seconds.into()).unwrap_or(Timestamp::MAX).to_string()
 }
 
 /// What the reason alone does not say.
@@ -250,6 +262,7 @@ impl From<View> for Runtime {
             plan_revision: view.plan_revision,
             plan_is_current: view.plan_is_current,
             certificate_not_after: view.certificate_not_after,
+            renewal_failed_since: view.renewal_failed_since.map(rfc3339),
             waiting: view.waiting,
             parked: view.parked,
             gaps: view.gaps,

@@ -83,7 +83,13 @@ pub(super) async fn build(config: &Config, before: Before<'_>) -> Result<Built> 
     let rooms = rooms(config, fence, stores, hub, installs.is_some(), &counters);
     let forward = forward::Client::new(config.forward_url_template.clone());
     let legacy = v2::Legacy::new(rooms.hub.clone(), rooms.plan.clone(), rooms.allowed.clone(), forward.clone());
-    let v2 = legacy::Port::build(config, legacy, rooms.revocations.clone(), counters.v2, counters.gateway.clone())?;
+    let v2 = legacy::Port::build(
+        config,
+        legacy,
+        rooms.revocations.clone(),
+        (counters.v2, counters.gateway.clone()),
+        pki.clone(),
+    )?;
     let (rotation, rotations) =
         Rotation::new(standing.clone(), client.clone(), &config.namespace, &config.pki, rooms.hub.clone(), pki.clone());
     let paths = paths(config, &client, &rooms, rotations.clone(), installs.is_some(), counters.paths);

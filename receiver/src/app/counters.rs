@@ -44,10 +44,11 @@ impl Counters {
         let requeues = kyma::Requeues::register(incumbent);
         let v2 = v2::Metrics::register(incumbent);
         fips(incumbent);
+        pki.register_incumbent(incumbent);
         let rooms = metrics.rooms();
         lease.register(rooms);
         pki.register(rooms);
-        Self {
+        let counters = Self {
             hub: hub::Metrics::register(rooms),
             access: runtime_access::Metrics::register(rooms),
             catalog: catalog::Metrics::register(rooms),
@@ -60,7 +61,9 @@ impl Counters {
             enrolment_port: gateway::Metrics::register_port(rooms.sub_registry_with_prefix("enrolment")),
             v2,
             record: record::Metrics::register(rooms),
-        }
+        };
+        counters.hub.register_incumbent(metrics.incumbent());
+        counters
     }
 }
 

@@ -1,20 +1,16 @@
 //! The port of contract v2, if it is wanted.
 
-use std::sync::Arc;
-
-use arc_swap::ArcSwap;
-
 use crate::{
     config::Config,
     enrolment::Revocations,
     gateway::{self, Bind, Gateway, v2},
+    pki,
 };
 
 /// The port, built and not yet listening.
 pub(super) struct Port {
     settings: gateway::Settings,
-    tls: Arc<ArcSwap<rustls::ServerConfig>>,
-    callers: v2::Callers,
+    files: v2::Files,
     take: v2::Legacy,
     metrics: v2::Metrics,
     shared: gateway::Metrics,
@@ -26,23 +22,23 @@ impl Port {
         config: &Config,
         take: v2::Legacy,
         revocations: Revocations,
-        metrics: v2::Metrics,
-        shared: gateway::Metrics,
+        (metrics, shared): (v2::Metrics, gateway::Metrics),
+        pki: pki::Metrics,
     ) -> anyhow::Result<Option<Self>> {
         let flags = &config.v2;
         if !flags.v2 {
             return Ok(None);
         }
-        let (identity, callers) = flags.tls(config.tls.tls_cert.as_ref(), config.tls.tls_key.as_ref())?;
+        let files = v2::Files::open(flags, config.tls.tls_cert.as_ref(), config.tls.tls_key.as_ref(), pki)?;
         let settings = v2::settings(flags.v2_address, config.trust_domain.clone());
         let settings = gateway::Settings { revocations, ..settings };
-        let tls = Arc::new(ArcSwap::new(identity.config()));
-        Ok(Some(Self { settings, tls, callers, take, metrics, shared }))
+        Ok(Some(Self { settings, files, take, metrics, shared }))
     }
 
-    /// Listens, on the runtime that polls this.
-    pub(super) async fn bind(self) -> Result<Gateway<v2::Desk<v2::Legacy>>, Bind> {
-        let Self { settings, tls, callers, take, metrics, shared } = self;
-        Gateway::bind_v2(settings, tls, callers, take, metrics, shared).await
+    /// Listens, on the runtime that polls what is returned; and what keeps its certificates up to date.
+    pub(super) fn bind(self) -> (impl Future<Output = Result<Gateway<v2::Desk<v2::Legacy>>, Bind>>, v2::Files) {
+        let Self { settings, files, take, metrics, shared } = self;
+        let (tls, callers) = (files.tls(), files.callers());
+        (Gateway::bind_v2(settings, tls, callers, take, metrics, shared), files)
     }
 }

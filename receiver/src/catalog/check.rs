@@ -3,6 +3,7 @@
 //! `document` reads text with places, `schema` says what the CRDs say, `rules` what they cannot: how objects fit each other, and what
 //! differs from a state before. All of it is pure.
 
+mod advice;
 mod document;
 mod finding;
 mod object;
@@ -21,6 +22,9 @@ pub use finding::{Code, Finding, Report, Severity, Summary};
 
 use self::{object::Typed, schema::Schemas};
 use super::desired::Kind;
+
+/// What helps where only the types of what the API server itself writes can be wrong.
+const PLAIN: &str = "keep of metadata its name, namespace, labels and annotations, and remove status";
 
 /// A text with documents in YAML or JSON.
 #[derive(Clone, Debug)]
@@ -87,17 +91,15 @@ pub fn check(files: &[Source], against: Option<&[Source]>, terms: &Terms) -> Res
     let schemas = Schemas::new();
     for object in &objects {
         let faults = schemas.check(object.kind, &object.node);
-        let found = faults.into_iter().map(|fault| {
-            let mut finding = object.finding(&fault.path, fault.code, fault.message);
-            finding.suggestion = fault.suggestion;
-            finding
-        });
+        let found = faults
+            .into_iter()
+            .map(|fault| object.finding(&fault.path, fault.code, fault.message).suggest(fault.suggestion));
         let known = findings.len();
         findings.extend(found);
         rules::metadata(object, &mut findings);
         let is_told = findings[known..].iter().any(|finding| finding.severity == Severity::Error);
         if let (Typed::Broken(why), false) = (&object.typed, is_told) {
-            findings.push(object.finding(&[], Code::Type, why.clone()));
+            findings.push(object.finding(&[], Code::Type, why.clone()).suggest(PLAIN));
         }
     }
     findings.extend(rules::check(&objects, before.as_deref(), terms));
@@ -117,11 +119,14 @@ pub fn read(files: &[Source]) -> Result<Objects, NoCatalog> {
         match object.stored(&schemas) {
             _ if object.name.is_empty() => {
                 let finding = object.finding(&[], Code::Metadata, "it has no name");
-                return Err(NoCatalog::Object(Box::new(finding)));
+                return Err(NoCatalog::Object(Box::new(finding.suggest(rules::name_advice(&object)))));
             }
             Typed::Template(template) => read.templates.push(template),
             Typed::ReleaseMeta(meta) => read.release_metas.push(meta),
-            Typed::Broken(why) => return Err(NoCatalog::Object(Box::new(object.finding(&[], Code::Type, why)))),
+            Typed::Broken(why) => {
+                let finding = object.finding(&[], Code::Type, why).suggest("catalog check says what to write");
+                return Err(NoCatalog::Object(Box::new(finding)));
+            }
         }
     }
     Ok(read)

@@ -96,7 +96,10 @@ pub fn judge(id: &ObjectId, wanted: &Wanted, observed: Option<&DynamicObject>, k
         (_, Some(object))
             if wanted.holds(id) && !is_going(object) && (is_ours(object) || is_known(object).is_some()) =>
         {
-            Verdict::Same(Known::new(is_known(object).map_or(ContentHash::UNKNOWN, |known| known.hash), object))
+            // What somebody changed meanwhile is not what it was: it is written again once it is not held any more.
+            let version = object.metadata.resource_version.as_deref();
+            let same = is_known(object).filter(|known| Some(&*known.resource_version) == version);
+            Verdict::Same(Known::new(same.map_or(ContentHash::UNKNOWN, |known| known.hash), object))
         }
         (Some(desired), Some(object)) if holds(desired, object) => Verdict::Same(Known::new(desired.hash, object)),
         (Some(desired), object) => Verdict::Put(Put { desired: Arc::clone(desired), present: object.is_some() }),

@@ -133,7 +133,7 @@ impl SyncError {
             Self::List { source: ListError::Page(source), .. } => class_of(source),
             Self::List { source: ListError::Late(_), .. } => Class::Transport,
             Self::List { source: ListError::Pages(_) | ListError::Objects(_), .. } => Class::User,
-            Self::Objects(failures) => class_of(&failures.first.source),
+            Self::Objects(failures) => class_of_object(&failures.first.source),
         }
     }
 
@@ -163,13 +163,23 @@ impl SyncError {
     }
 }
 
+/// An API server that answers about one object is there. Any other status is the word of something that has a say in that object: a
+/// webhook of the user's that says no (403, or what it likes), or that cannot be reached (500), a schema, a quota.
+fn class_of_object(error: &kube::Error) -> Class {
+    match error {
+        kube::Error::Api(status) if !matches!(status.code, 401 | 404 | 409 | 429 | 503 | 504) => Class::Refused,
+        error => class_of(error),
+    }
+}
+
 fn class_of(error: &kube::Error) -> Class {
     match error {
         // A custom resource definition that is not established yet.
         kube::Error::Api(status) if status.is_not_found() => Class::Transport,
         // Who may list may not write this one: a webhook of the user's, a quota, a right that was taken away.
         kube::Error::Api(status) if status.code == 403 => Class::Refused,
-        kube::Error::Api(status) if status.is_conflict() => Class::Ours,
+        // Somebody else wrote meanwhile, or made what was not there.
+        kube::Error::Api(status) if status.code == 409 => Class::Ours,
         error => runtime_access::classify(error),
     }
 }

@@ -14,14 +14,14 @@ use aws_lc_rs::digest;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde::{Deserialize, Serialize};
 use tidewatch_shared::{
-    api::{ModuleReleaseMeta, ModuleTemplate},
+    api::{Channel, ModuleReleaseMeta, ModuleTemplate},
     hex,
     names::{RELEASES, annotation, label},
 };
 
 use super::{
     selector::Selector,
-    visibility::{Admission, is_true, template_name},
+    visibility::{Admission, is_true},
 };
 
 /// A removal from so few runtimes is never held.
@@ -37,6 +37,21 @@ pub struct Facts {
     pub whom: Whom,
     /// Its channels that have a template.
     pub channels: BTreeMap<String, Pointer>,
+    /// Its versions that have a template: those that can be installed, with a channel or without. None where they were written down
+    /// by a receiver that knew of channels alone.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub versions: BTreeMap<String, Marks>,
+}
+
+/// What limits who sees a version.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Marks {
+    /// Only beta Kymas see it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub beta: bool,
+    /// Only internal Kymas see it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub internal: bool,
 }
 
 /// Whom a release meta admits.
@@ -68,38 +83,34 @@ pub struct Pointer {
 }
 
 impl Facts {
-    /// Of a release meta; `template` finds a well-formed template by its name.
+    /// Of a release meta, and of the well-formed templates of its module, each with its version.
     pub(super) fn of<'a>(
         meta: &ModuleReleaseMeta,
         admission: &Admission,
-        template: impl Fn(&str) -> Option<&'a ModuleTemplate>,
+        templates: impl Iterator<Item = (&'a str, &'a ModuleTemplate)>,
     ) -> Self {
         let whom = match (admission, &meta.spec.kyma_selector) {
             (Admission::Everyone, _) => Whom::Everyone,
             (Admission::Selected(_), Some(selector)) => Whom::Selected(selector.clone()),
             (Admission::Selected(_), None) | (Admission::Nobody(_), _) => Whom::Nobody,
         };
-        let pointer = |entry: &tidewatch_shared::api::Channel| {
-            let template = template(&template_name(&meta.spec.module_name, &entry.version))?;
-            let labels = template.metadata.labels.as_ref();
-            let (beta, internal) = (is_true(labels, label::BETA), is_true(labels, label::INTERNAL));
-            let pointer = Pointer { version: entry.version.clone(), beta, internal, since: None };
-            (!template.spec.is_mandatory()).then(|| (entry.channel.clone(), pointer))
+        let optional = templates.filter(|(_, template)| !template.spec.is_mandatory());
+        let versions: BTreeMap<_, _> =
+            optional.map(|(version, template)| (version.to_owned(), Marks::of(template))).collect();
+        let pointer = |entry: &Channel| {
+            let Marks { beta, internal } = *versions.get(&entry.version)?;
+            Some((entry.channel.clone(), Pointer { version: entry.version.clone(), beta, internal, since: None }))
         };
-        Self { whom, channels: meta.spec.channels().iter().filter_map(pointer).collect() }
+        Self { whom, channels: meta.spec.channels().iter().filter_map(pointer).collect(), versions }
     }
 
-    /// The channels that a Kyma with these labels sees.
-    #[must_use]
-    pub fn seen_by(&self, labels: &BTreeMap<String, String>) -> BTreeSet<&str> {
-        let admitted = match &self.whom {
-            Whom::Everyone => true,
-            Whom::Nobody => false,
-            Whom::Selected(selector) => Selector::parse(selector).is_ok_and(|selector| selector.matches(labels)),
-        };
-        let (beta, internal) = (is_true(Some(labels), label::BETA), is_true(Some(labels), label::INTERNAL));
-        let seen = |pointer: &Pointer| admitted && (beta || !pointer.beta) && (internal || !pointer.internal);
-        self.channels.iter().filter(|(_, pointer)| seen(pointer)).map(|(channel, _)| channel.as_str()).collect()
+    /// The channels that an admitted Kyma sees, and where it sees one, the versions.
+    fn seen(&self, kyma: Marks) -> (BTreeSet<&str>, BTreeSet<&str>) {
+        let channels = self.channels.iter().filter(|(_, to)| kyma.sees(Marks { beta: to.beta, internal: to.internal }));
+        let channels: BTreeSet<_> = channels.map(|(channel, _)| channel.as_str()).collect();
+        let versions = self.versions.iter().filter(|(_, marks)| !channels.is_empty() && kyma.sees(**marks));
+        let versions = versions.map(|(version, _)| version.as_str()).collect();
+        (channels, versions)
     }
 
     /// Takes over since when its channels point where they do; one that points elsewhere now does so since `now`.
@@ -121,12 +132,65 @@ impl Facts {
     }
 }
 
+impl Marks {
+    fn of(template: &ModuleTemplate) -> Self {
+        Self::read(template.metadata.labels.as_ref())
+    }
+
+    fn read(labels: Option<&BTreeMap<String, String>>) -> Self {
+        Self { beta: is_true(labels, label::BETA), internal: is_true(labels, label::INTERNAL) }
+    }
+
+    /// Whether a Kyma that is marked so sees what is marked so.
+    const fn sees(self, what: Self) -> bool {
+        (self.beta || !what.beta) && (self.internal || !what.internal)
+    }
+
+    /// All that can be, each at its [`Marks::index`].
+    const ALL: [Self; 4] = [
+        Self { beta: false, internal: false },
+        Self { beta: true, internal: false },
+        Self { beta: false, internal: true },
+        Self { beta: true, internal: true },
+    ];
+
+    const fn index(self) -> usize {
+        self.beta as usize + 2 * self.internal as usize
+    }
+}
+
+impl Whom {
+    /// Whether a Kyma with these labels is admitted; the selector is read once.
+    fn admits(&self) -> impl Fn(&BTreeMap<String, String>) -> bool + use<> {
+        let (everyone, selector) = match self {
+            Self::Everyone => (true, None),
+            Self::Nobody => (false, None),
+            Self::Selected(selector) => (false, Selector::parse(selector).ok()),
+        };
+        move |labels| everyone || selector.as_ref().is_some_and(|selector| selector.matches(labels))
+    }
+}
+
+/// Who loses something of one module by a change: judged once for all marks that a Kyma can have, since there are thousands of them.
+fn losers(before: &Facts, now: &Facts) -> impl Fn(&BTreeMap<String, String>) -> bool + use<> {
+    let (admitted, admits) = (before.whom.admits(), now.whom.admits());
+    let less = Marks::ALL.map(|marks| {
+        let ((channels, versions), later) = (before.seen(marks), now.seen(marks));
+        // What who is not admitted any more loses, and what who still is.
+        (!channels.is_empty(), !channels.is_subset(&later.0) || !versions.is_subset(&later.1))
+    });
+    move |labels| {
+        let (all, some) = less[Marks::read(Some(labels)).index()];
+        all && admitted(labels) && (some || !admits(labels))
+    }
+}
+
 /// A removal that waits for a confirmation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
     /// Names the change: the same for the same change, and another one for any other.
     pub change: String,
-    /// The modules that would be removed, or channels of which would be.
+    /// The modules that would be removed, or channels or versions of which would be.
     pub modules: BTreeSet<String>,
     /// Runtimes that would lose something.
     pub runtimes: usize,
@@ -140,8 +204,8 @@ impl fmt::Display for Held {
         let modules = modules.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
         write!(
             f,
-            "a removal of {modules}, or of some of its channels, from {runtimes} of {of} runtimes waits until the annotation {} of \
-             the ConfigMap {RELEASES} says {change}",
+            "a removal of {modules}, or of some of its channels or versions, from {runtimes} of {of} runtimes waits until the \
+             annotation {} of the ConfigMap {RELEASES} says {change}",
             annotation::CONFIRM
         )
     }
@@ -159,7 +223,7 @@ pub struct Ruling {
 }
 
 /// Whether the change from what was `accepted` to what is `now` may be: not if more runtimes than `percent` of all, and more
-/// than [`FLOOR`], would lose a module or a channel, unless `confirmed` names this change. Without `accepted` nothing was
+/// than [`FLOOR`], would lose a module, a channel or a version, unless `confirmed` names this change. Without `accepted` nothing was
 /// before. `kymas` are the labels of all Kymas.
 #[must_use]
 pub fn rule<'a>(
@@ -173,21 +237,19 @@ pub fn rule<'a>(
     for (module, facts) in &mut next {
         facts.continue_from(before.get(module), terms.now);
     }
-    let nothing = Facts { whom: Whom::Nobody, channels: BTreeMap::new() };
-    let moved: Vec<_> = before
-        .iter()
-        .filter(|(module, facts)| next.get(*module).is_none_or(|next| next.without_times() != facts.without_times()))
-        .collect();
+    let nothing = Facts { whom: Whom::Nobody, channels: BTreeMap::new(), versions: BTreeMap::new() };
+    let is_moved = |(module, facts): &(&String, &Facts)| {
+        next.get(*module).is_none_or(|next| next.without_times() != facts.without_times())
+    };
+    let moved = before.iter().filter(is_moved);
+    let moved: Vec<_> =
+        moved.map(|(module, facts)| (module, losers(facts, next.get(module).unwrap_or(&nothing)))).collect();
     let (mut runtimes, mut of, mut modules) = (0, 0, BTreeSet::new());
     for labels in kymas {
         of += 1;
-        let loses = |(module, facts): &&(&String, &Facts)| {
-            let now = next.get(*module).unwrap_or(&nothing).seen_by(labels);
-            !facts.seen_by(labels).is_subset(&now)
-        };
-        let lost: Vec<_> = moved.iter().filter(loses).collect();
+        let lost: Vec<_> = moved.iter().filter(|(_, loses)| loses(labels)).map(|(module, _)| *module).collect();
         runtimes += usize::from(!lost.is_empty());
-        modules.extend(lost.into_iter().map(|(module, _)| (*module).clone()));
+        modules.extend(lost.into_iter().cloned());
     }
     let held = Held { change: change(before, &next, &modules), modules, runtimes, of };
     let is_few = runtimes <= limit(of, terms.percent);
@@ -250,7 +312,10 @@ mod tests {
     }
 
     fn facts(whom: Whom, channels: &[(&str, Pointer)]) -> Facts {
-        Facts { whom, channels: channels.iter().map(|(name, to)| ((*name).to_owned(), to.clone())).collect() }
+        let channels: BTreeMap<_, _> = channels.iter().map(|(name, to)| ((*name).to_owned(), to.clone())).collect();
+        let marks = |to: &Pointer| Marks { beta: to.beta, internal: to.internal };
+        let versions = channels.values().map(|to| (to.version.clone(), marks(to))).collect();
+        Facts { whom, channels, versions }
     }
 
     fn releases(modules: &[(&str, Facts)]) -> Releases {
@@ -309,6 +374,57 @@ mod tests {
         let restricted = releases(&[("a", facts(Whom::Nobody, &[])), ("b", before["b"].clone())]);
         assert!(judge(&restricted, &many, None).held.is_some());
         assert_eq!(rule(None, Releases::new(), &many, terms(None)).held, None, "nothing was before");
+    }
+
+    #[test]
+    fn a_version_that_no_channel_names_is_something_to_lose() {
+        let with = |versions: &[(&str, Marks)]| {
+            let mut facts = everyone(&[("regular", pointer("2", false))]);
+            facts.versions.extend(versions.iter().map(|(version, marks)| ((*version).to_owned(), *marks)));
+            releases(&[("a", facts)])
+        };
+        let (plain, beta) = (Marks::default(), Marks { beta: true, internal: false });
+        let lost =
+            |before: &Releases, now: &Releases| rule(Some(before), now.clone(), &kymas(100, 10), terms(None)).held;
+        let held = lost(&with(&[("1", plain)]), &with(&[])).unwrap();
+        assert_eq!((held.runtimes, held.modules.len()), (100, 1));
+        assert!(held.to_string().contains("or versions, from 100 of 100 runtimes"), "{held}");
+        assert_eq!(lost(&with(&[("1", beta)]), &with(&[])).unwrap().runtimes, 10);
+        assert_eq!(lost(&with(&[("1", plain)]), &with(&[("1", beta)])).unwrap().runtimes, 90);
+        assert_eq!(lost(&with(&[("1", beta)]), &with(&[("1", plain)])), None);
+        // Nobody sees the versions of a module without a channel.
+        let mut unseen = with(&[("1", plain)]);
+        unseen.get_mut("a").unwrap().channels.clear();
+        assert_eq!(lost(&unseen, &releases(&[("a", everyone(&[]))])), None);
+    }
+
+    #[test]
+    fn what_a_receiver_wrote_that_knew_of_channels_alone_loses_nothing_by_it() {
+        let text = r#"{"a": {"whom": "everyone", "channels": {"regular": {"version": "1", "since": 7}}}}"#;
+        let before: Releases = serde_json::from_str(text).unwrap();
+        let mut now = releases(&[("a", everyone(&[("regular", pointer("1", false))]))]);
+        now.get_mut("a").unwrap().versions.insert("0".to_owned(), Marks::default());
+        let Ruling { accepted, held, .. } = rule(Some(&before), now, &kymas(100, 0), terms(None));
+        assert_eq!((held, accepted["a"].versions.len()), (None, 2));
+        assert_eq!(accepted["a"].channels["regular"].since, Some(7));
+        let less = releases(&[("a", everyone(&[("regular", pointer("1", false))]))]);
+        assert!(rule(Some(&accepted), less, &kymas(100, 0), terms(None)).held.is_some());
+    }
+
+    #[test]
+    fn a_large_catalog_fits_where_it_is_written_down() {
+        let module = |n: usize| {
+            let to = |minor: usize| Pointer { since: Some(1_764_000_000), ..pointer(&format!("1.{minor}.{n}"), false) };
+            let mut facts = everyone(&[("regular", to(18)), ("fast", to(19)), ("experimental", to(20))]);
+            facts
+                .versions
+                .extend((0..20).map(|minor| (format!("1.{minor}.{n}-rc.1"), Marks { beta: n > 50, internal: false })));
+            (format!("module-with-a-name-{n}"), facts)
+        };
+        let all: Releases = (0..100).map(module).collect();
+        let text = serde_json::to_string(&all).unwrap();
+        assert!(text.len() < 100 << 10, "{} of 1 MiB", text.len());
+        assert_eq!(serde_json::from_str::<Releases>(&text).unwrap(), all);
     }
 
     #[test]

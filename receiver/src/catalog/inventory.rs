@@ -92,6 +92,15 @@ impl Inventory {
         self.stored = None;
     }
 
+    /// Takes note that a write of it failed, and may have landed all the same: the next pass writes again. A process that believed
+    /// what stands there until then would miss what went since.
+    pub fn is_in_doubt(&mut self) {
+        self.class = None;
+        if let Some(stored) = &mut self.stored {
+            stored.hash = None;
+        }
+    }
+
     /// Whether everything was brought to this content, and nothing happened since.
     #[must_use]
     pub fn is_of(&self, content: &str) -> bool {
@@ -162,7 +171,11 @@ mod tests {
     fn inventory() -> Inventory {
         let known =
             Known { hash: ContentHash::of(&json!(1)), uid: "u-1".into(), generation: 3, resource_version: "".into() };
-        Inventory { known: [(id("a-1.0.0"), known)].into_iter().collect(), class: Some("c1".into()), ..Inventory::default() }
+        Inventory {
+            known: [(id("a-1.0.0"), known)].into_iter().collect(),
+            class: Some("c1".into()),
+            ..Inventory::default()
+        }
     }
 
     fn map(data: BTreeMap<String, String>) -> ConfigMap {

@@ -91,7 +91,7 @@ pub(crate) async fn write(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::catalog::facts::{Facts, Pointer, Whom};
+    use crate::catalog::facts::{Facts, Marks, Pointer, Whom};
 
     fn map(data: BTreeMap<String, String>, confirmed: Option<&str>) -> ConfigMap {
         let mut map = ConfigMap { data: Some(data), ..ConfigMap::default() };
@@ -103,7 +103,8 @@ mod tests {
     #[test]
     fn what_is_written_is_where_the_next_process_begins() {
         let to = Pointer { version: "1.0.0".to_owned(), beta: false, internal: false, since: Some(7) };
-        let facts = Facts { whom: Whom::Everyone, channels: BTreeMap::from([("fast".to_owned(), to)]) };
+        let versions = BTreeMap::from([("1.0.0".to_owned(), Marks::default())]);
+        let facts = Facts { whom: Whom::Everyone, channels: BTreeMap::from([("fast".to_owned(), to)]), versions };
         let mut ledger = Ledger { accepted: Some(Releases::from([("a".to_owned(), facts)])), ..Ledger::default() };
         let data = ledger.unwritten(None).unwrap();
         ledger.wrote(data.clone());

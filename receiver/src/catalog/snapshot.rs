@@ -170,8 +170,8 @@ impl Snapshot {
     #[must_use]
     pub fn facts(&self) -> Releases {
         let facts = |(module, meta): (&String, &Meta)| {
-            let template = |name: &str| self.templates.get(name).map(|template| &*template.object);
-            (module.clone(), super::facts::Facts::of(&meta.object, &meta.admission, template))
+            let templates = self.templates_of(module).map(|found| (found.version.as_str(), &*found.object));
+            (module.clone(), super::facts::Facts::of(&meta.object, &meta.admission, templates))
         };
         self.metas.iter().map(facts).collect()
     }

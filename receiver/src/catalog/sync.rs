@@ -1,7 +1,7 @@
 //! One pass over the catalog of one runtime.
 //!
 //! Order: templates in, release metas in, release metas out, templates out; so a reader never sees a channel that points to
-//! nothing. What fails stops nothing but what depends on it.
+//! nothing. What fails stops nothing but what depends on it. What cannot be read may be missing, or may be there as it was.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -51,8 +51,8 @@ pub(super) async fn pass(
         return Ok(Synced::default());
     }
     let mut pass = Pass { runtime, inventory, failures: Vec::new(), held: 0, done: Synced::default() };
-    let steps = match look {
-        Look::Everywhere => pass.look_everywhere(wanted).await?,
+    let (steps, blind) = match look {
+        Look::Everywhere => (pass.look_everywhere(wanted).await?, BTreeSet::new()),
         Look::At(events) => pass.look_at(wanted, diff::news(events, wanted, pass.inventory)).await,
     };
     // Before anything is written, so that a crash never loses track of what was made.
@@ -60,12 +60,13 @@ pub(super) async fn pass(
     if pass.inventory.grow(put) {
         pass.write_inventory().await?;
     }
-    pass.carry_out(steps, metrics).await;
+    pass.carry_out(steps, &blind, metrics).await;
     if pass.failures.iter().any(|failure| is_not_found(&failure.source)) {
         // A kind or the namespace was taken away under our feet, and more with it: nothing that we know holds any more.
         pass.inventory.unsure.extend(pass.inventory.known.keys().cloned());
     }
-    let whole = pass.failures.is_empty() && pass.held == 0;
+    let is_failed = |failure: &Failure| failure.target != Target::Inventory;
+    let whole = !pass.failures.iter().any(is_failed) && pass.held == 0;
     pass.inventory.class = whole.then(|| wanted.content().into());
     pass.write_inventory().await?;
     let Pass { failures, held, done, .. } = pass;
@@ -94,13 +95,15 @@ impl Pass<'_> {
         Ok(steps)
     }
 
-    /// Writes the inventory where it says something new. Who cannot write it goes on all the same: what is ours bears our mark
-    /// as well. But if somebody else wrote it, somebody else works here.
+    /// Writes the inventory where it says something new, or where objects were written: only so does who undoes what another process
+    /// did find out that it wrote the inventory as well. Who cannot write it goes on all the same: what is ours bears our mark as
+    /// well. But if somebody else wrote it, somebody else works here.
     async fn write_inventory(&mut self) -> Result<(), SyncError> {
         let data = self.inventory.data();
-        if self.inventory.is_stored_as(&data) {
+        if self.inventory.is_stored_as(&data) && self.done == Synced::default() {
             return Ok(());
         }
+        self.failures.retain(|failure| failure.target != Target::Inventory);
         let version = self.inventory.version().map(str::to_owned);
         let written = match self.runtime.write_inventory(data.clone(), version.as_deref()).await {
             Err(kube::Error::Api(status)) if status.is_not_found() && version.is_some() => {
@@ -110,11 +113,9 @@ impl Pass<'_> {
         };
         match written {
             Ok(version) => self.inventory.stored_as(version, &data),
-            Err(error) if matches!(&error, kube::Error::Api(status) if status.is_conflict()) => {
-                return Err(SyncError::Inventory(error));
-            }
+            Err(error) if is_conflict(&error) => return Err(SyncError::Inventory(error)),
             Err(source) => {
-                self.failures.retain(|failure| failure.target != Target::Inventory);
+                self.inventory.is_in_doubt();
                 self.failures.push(Failure { target: Target::Inventory, attempt: Attempt::Apply, source });
             }
         }
@@ -144,8 +145,9 @@ impl Pass<'_> {
         Ok(())
     }
 
-    /// Reads the objects that there is news of; all others go by memory.
-    async fn look_at(&mut self, wanted: &Wanted, mut news: BTreeSet<ObjectId>) -> Steps {
+    /// Reads the objects that there is news of; all others go by memory. Those that could not be read come with the steps.
+    async fn look_at(&mut self, wanted: &Wanted, mut news: BTreeSet<ObjectId>) -> (Steps, BTreeSet<ObjectId>) {
+        let mut blind = BTreeSet::new();
         news.append(&mut self.inventory.unsure);
         let mut steps = diff::against_inventory(wanted, self.inventory);
         steps.puts.retain(|put| !news.contains(&put.desired.id));
@@ -162,7 +164,8 @@ impl Pass<'_> {
             let object = match read {
                 Ok(object) => object,
                 Err(source) => {
-                    self.fail(id, Attempt::Read, source);
+                    self.fail(id.clone(), Attempt::Read, source);
+                    blind.insert(id);
                     continue;
                 }
             };
@@ -178,27 +181,30 @@ impl Pass<'_> {
                 Verdict::Leave => drop(self.inventory.known.remove(&id)),
             }
         }
-        steps
+        (steps, blind)
     }
 
-    async fn carry_out(&mut self, steps: Steps, metrics: &Metrics) {
+    async fn carry_out(&mut self, steps: Steps, blind: &BTreeSet<ObjectId>, metrics: &Metrics) {
         let (templates, metas): (Vec<_>, Vec<_>) =
             steps.puts.into_iter().partition(|put| put.desired.id.kind == Kind::Template);
         let (old_templates, old_metas): (Vec<_>, Vec<_>) =
             steps.deletes.into_iter().partition(|delete| delete.id.kind == Kind::Template);
 
         let failed = self.put(templates).await;
-        let missing: BTreeSet<_> = failed.iter().filter(|put| !put.present).map(|put| &put.desired.id.name).collect();
+        let absent = failed.iter().filter(|put| !put.present).map(|put| &put.desired.id);
+        let unseen = blind.iter().filter(|id| id.kind == Kind::Template);
+        let missing: BTreeSet<_> = absent.chain(unseen).map(|id| &id.name).collect();
         let (held, metas): (Vec<_>, Vec<_>) =
             metas.into_iter().partition(|put| put.desired.needs.iter().any(|name| missing.contains(name)));
         metrics.held(held.len());
 
         let mut stuck: Vec<_> = held.into_iter().map(|put| put.desired.id.clone()).collect();
         self.hold(&stuck);
+        stuck.extend(blind.iter().filter(|id| id.kind == Kind::ReleaseMeta).cloned());
         stuck.extend(self.put(metas).await.into_iter().map(|put| put.desired.id.clone()));
         stuck.extend(self.delete(old_metas).await.into_iter().map(|delete| delete.id));
 
-        // A release meta that could not be brought forward may still point to the templates of its module.
+        // A release meta that could not be brought forward, or not be read, may still point to the templates of its module.
         let pointed_to = |template: &Delete| stuck.iter().any(|meta| template.id.is_of(&meta.name));
         let (waiting, free): (Vec<_>, Vec<_>) = old_templates.into_iter().partition(pointed_to);
         self.hold(&waiting.into_iter().map(|delete| delete.id).collect::<Vec<_>>());
@@ -272,6 +278,11 @@ impl Pass<'_> {
         self.held += ids.len();
         self.inventory.unsure.extend(ids.iter().cloned());
     }
+}
+
+/// Another version is there, or one where none was.
+fn is_conflict(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 409)
 }
 
 fn is_not_found(error: &kube::Error) -> bool {

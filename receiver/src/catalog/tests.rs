@@ -1,6 +1,7 @@
 //! Catalog sync against a fake runtime.
 
 mod fake;
+mod faults;
 mod history;
 
 use kube::runtime::{
@@ -130,26 +131,31 @@ impl Bed {
     /// The event that the runtime's agent would send of an object as it is now.
     fn event(&self, id: &str, change: Change) -> Drift {
         let object = self.runtime.object(id).unwrap_or_default();
-        let text = |member: &str| object["metadata"][member].as_str().unwrap_or_default().to_owned();
+        let text = |member: &str| object["metadata"][member].as_str().unwrap_or_default();
         let (resource, name) = id.split_once('/').unwrap();
-        Drift::Objects(vec![Object {
-            subject: Subject {
-                group: "operator.kyma-project.io".to_owned(),
-                version: "v1beta2".to_owned(),
-                resource: resource.to_owned(),
-                namespace: "kyma-system".to_owned(),
-                name: name.to_owned(),
-            },
-            kind: String::new(),
-            uid: text("uid"),
-            resource_version: text("resourceVersion"),
-            generation: Some(1),
-            change,
-        }])
+        Drift::of(told_of(resource, name, text("uid"), text("resourceVersion"), change))
     }
 
     fn spec(&self, id: &str) -> Value {
         self.runtime.object(id).unwrap()["spec"].clone()
+    }
+}
+
+/// An event of the runtime's agent.
+fn told_of(resource: &str, name: &str, uid: &str, resource_version: &str, change: Change) -> Object {
+    Object {
+        subject: Subject {
+            group: "operator.kyma-project.io".to_owned(),
+            version: "v1beta2".to_owned(),
+            resource: resource.to_owned(),
+            namespace: "kyma-system".to_owned(),
+            name: name.to_owned(),
+        },
+        kind: String::new(),
+        uid: uid.to_owned(),
+        resource_version: resource_version.to_owned(),
+        generation: Some(1),
+        change,
     }
 }
 
@@ -443,7 +449,8 @@ async fn a_removal_from_too_many_waits_until_it_is_confirmed() {
     assert!(bed.catalog.holds("omega") && !bed.catalog.holds("alpha"));
     bed.catalog.moved("alpha");
     assert!(bed.catalog.holds("alpha"), "nobody has ruled on it");
-    assert_eq!(bed.catalog.renew(&bed.stores).held, None, "that was told");
+    let renewed = bed.catalog.renew(&bed.stores);
+    assert_eq!((renewed.held, renewed.released), (None, BTreeSet::new()), "that was told, and holds");
     assert!(bed.catalog.holds("omega") && !bed.catalog.holds("alpha") && !bed.catalog.is_spent());
     assert!(bed.sync(Drift::None).await.is_empty());
     // Nobody writes to what is held, and what is not goes on.
@@ -467,7 +474,8 @@ async fn a_removal_from_too_many_waits_until_it_is_confirmed() {
     let confirm = "operator.kyma-project.io/tidewatch-confirm".to_owned();
     map.metadata.annotations = Some(BTreeMap::from([(confirm, held.change)]));
     assert!(bed.catalog.take_releases(Some(&map)));
-    assert_eq!(bed.catalog.renew(&bed.stores).held, None);
+    let renewed = bed.catalog.renew(&bed.stores);
+    assert_eq!((renewed.held, renewed.released), (None, BTreeSet::from(["omega".to_owned()])));
     let calls = bed.sync(Drift::None).await;
     assert_eq!(calls, ["delete modulereleasemetas/omega", "delete moduletemplates/omega-1.0.0"]);
     let data = bed.catalog.unwritten_releases().unwrap();
@@ -496,7 +504,7 @@ fn who_follows_a_moved_channel_has_a_time_of_its_own_wherever_it_points() {
     let window = Duration::from_secs(bed.catalog.flags().module_upgrade_rollout_max_delay_seconds.into());
     // The first one may not be accepted, the second one leads nowhere: its template comes later.
     for channel in ["regular", "nowhere"] {
-        assert_eq!(bed.catalog.roll_out("uid", "alpha", channel), None, "nobody saw it move");
+        assert_eq!(bed.catalog.turn("uid", "alpha", channel, "1.0.0"), Turn::Now, "nobody saw it move");
         let [one, other] = ["uid", "other"].map(|uid| bed.catalog.roll_out_delay(uid, "alpha", channel));
         assert!(one != other && one.max(other) < window, "{one:?} {other:?}");
     }

@@ -66,11 +66,11 @@ fn page(report: &Report) -> String {
 }
 
 fn figures(summary: &Summary) -> String {
-    let Summary { kymas, paths, waiting, parked, gaps, duplicates, unsettled } = summary;
+    let Summary { kymas, paths, waiting, parked, gaps, duplicates, unsettled, renewals_failing } = summary;
     let paths: Vec<_> = paths.iter().map(|(path, count)| format!("{count} {}", table::plain(path))).collect();
     let paths = if paths.is_empty() { String::new() } else { format!(" ({})", paths.join(", ")) };
     format!(
-        "{kymas} Kymas{paths}; {waiting} waiting, {parked} parked, {gaps} gaps, {duplicates} duplicates, {unsettled} unsettled\n\n"
+        "{kymas} Kymas{paths}; {waiting} waiting, {parked} parked, {gaps} gaps, {duplicates} duplicates, {unsettled} unsettled, {renewals_failing} fail to renew\n\n"
     )
 }
 
@@ -96,10 +96,6 @@ fn row(runtime: &Runtime) -> [String; HEAD.len()] {
         let names = works.iter().filter_map(|work| serde_json::to_value(work).ok()?.as_str().map(str::to_owned));
         or_dash(&names.collect::<Vec<_>>().join(","))
     };
-    let mut message = runtime.path.message.clone().unwrap_or_default();
-    if runtime.ambiguous {
-        message = "another Kyma has this runtime id".to_owned();
-    }
     let wanted = if runtime.in_work { "in work".to_owned() } else { works(&runtime.wanted) };
     [
         runtime.kyma.clone(),
@@ -115,8 +111,16 @@ fn row(runtime: &Runtime) -> [String; HEAD.len()] {
         wanted,
         runtime.contract.clone(),
         or_dash(runtime.agent_version.as_deref().unwrap_or_default()),
-        message,
+        message(runtime),
     ]
+}
+
+fn message(runtime: &Runtime) -> String {
+    let ambiguous = runtime.ambiguous.then(|| "another Kyma has this runtime id".to_owned());
+    let first = ambiguous.or_else(|| runtime.path.message.clone());
+    let renewal = runtime.renewal_failed_since.as_ref();
+    let renewal = renewal.map(|since| format!("renewal of the certificate fails since {since}"));
+    first.into_iter().chain(renewal).collect::<Vec<_>>().join("; ")
 }
 
 fn or_dash(text: &str) -> String {
@@ -165,5 +169,23 @@ mod tests {
         assert!(page.chars().all(|char| char == '\n' || !char.is_control()), "{page:?}");
         let column = lines[3].find("PATH").unwrap();
         assert!(lines[4][column..].starts_with("FailingWatch") && lines[5][column..].starts_with("Proven"), "{page}");
+        assert!(!lines[5].contains("renewal"), "{page}");
+    }
+
+    #[test]
+    fn a_renewal_that_fails_is_told_beside_what_else_is_wrong() {
+        let failing = json!({"state": "Unproven", "reason": "FailingWatch", "message": "pods: no rights"});
+        let mut runtimes = json!([runtime("b", &failing, "1"), runtime("a", &json!({"state": "Proven"}), "1")]);
+        for at in 0..2 {
+            runtimes[at]["renewalFailedSince"] = json!("2026-11-21T20:00:00Z");
+        }
+        let mut report = report(&runtimes);
+        report.summary.renewals_failing = 2;
+        let page = page(&report);
+        let lines: Vec<_> = page.lines().collect();
+        let fails = "renewal of the certificate fails since 2026-11-21T20:00:00Z";
+        assert!(lines[1].ends_with("1 unsettled, 2 fail to renew"), "{page}");
+        assert!(lines[4].ends_with(&format!("  pods: no rights; {fails}")), "{page}");
+        assert!(lines[5].ends_with(&format!("  {fails}")), "{page}");
     }
 }

@@ -10,6 +10,11 @@ use tokio::time::Instant;
 
 /// Evidence is awaited, and stays good, for so many heartbeat intervals.
 const INTERVALS: u32 = 3;
+/// A watch that was last heard so long ago, in seconds, does not stand, whatever its agent thinks of it. API servers send a bookmark about
+/// once a minute, and an agent that misses them lists anew within some 200 seconds, which is a sign of life as well.
+const SILENT_AFTER: u64 = 300;
+/// What is said of such a watch.
+const SILENT: &str = "nothing was heard of it for more than 300 seconds";
 /// Words of an agent are cut to so many characters.
 const MAX_WORDS: usize = 256;
 
@@ -42,7 +47,7 @@ pub enum Unproven {
     FailingWatch {
         /// Its name in the plan.
         watch: String,
-        /// In the agent's words, at most 256 characters; `None` while it is not listed.
+        /// In the agent's words, at most 256 characters, or in ours when it is silent; `None` while it is not listed.
         error: Option<String>,
     },
     /// The digest of a watch did not agree, and the agent has not told of that watch anew yet.
@@ -128,6 +133,15 @@ pub(crate) enum Inherited {
     LegacyAgent,
 }
 
+/// Ends the condition's message while an agent is not heard of that has spoken contract v3: so that it is known after a restart as well.
+pub(crate) const SPOKE_V3: &str = "; it has spoken contract v3 before";
+
+/// Whether a condition in KCP says that the agent has spoken contract v3: by a reason that nobody else can have, or in its message.
+pub(crate) fn has_spoken_v3(reason: &str, message: &str) -> bool {
+    let heartbeats = ["Proven", "OldPlan", "FailingWatch", "Diverged", "StaleCanary"];
+    heartbeats.contains(&reason) || message.ends_with(SPOKE_V3)
+}
+
 impl Inherited {
     /// From the reason of the condition in KCP.
     pub(crate) fn of(reason: &str) -> Option<Self> {
@@ -165,25 +179,33 @@ pub(crate) struct Pulse {
     pub(crate) certificate_not_after: String,
     /// The same in unix seconds, if it is a time.
     pub(crate) certificate_ends: Option<i64>,
+    /// Since when its renewal fails, in unix seconds.
+    pub(crate) renewal_failed_since: Option<u32>,
 }
 
 impl Pulse {
     pub(super) fn of(heartbeat: &Heartbeat, at: Instant) -> Self {
-        let fails = |watch: &&WatchState| watch.error.is_some() || watch.listed_seconds_ago.is_none();
+        let is_silent = |watch: &WatchState| watch.alive_seconds_ago.is_some_and(|seconds| seconds > SILENT_AFTER);
+        let fails =
+            |watch: &&WatchState| watch.error.is_some() || watch.listed_seconds_ago.is_none() || is_silent(watch);
         // An error says more than a list that is not complete yet.
         let failing = heartbeat.watches.iter().filter(fails).max_by_key(|watch| watch.error.is_some());
         Self {
             at,
             epoch: heartbeat.epoch,
             canary: heartbeat.canary.map(|canary| Duration::from_secs(canary.age_seconds)),
-            failing: failing.map(|watch| (cut(&watch.name), watch.error.as_deref().map(cut))),
+            failing: failing.map(|watch| {
+                let error = watch.error.as_deref().or_else(|| is_silent(watch).then_some(SILENT));
+                (cut(&watch.name), error.map(cut))
+            }),
             plan_error: heartbeat.plan_error.as_deref().map(cut),
             plan_revision: heartbeat.plan_revision.as_deref().map(cut),
             waiting: heartbeat.waiting,
             parked: heartbeat.parked,
             agent_version: cut(&heartbeat.agent_version),
             certificate_not_after: cut(&heartbeat.certificate.not_after),
-            certificate_ends: heartbeat.certificate.not_after.parse().ok().map(jiff::Timestamp::as_second),
+            certificate_ends: unix(&heartbeat.certificate.not_after),
+            renewal_failed_since: heartbeat.certificate.renewal_failed_since.as_deref().map(failed_since),
         }
     }
 
@@ -267,12 +289,23 @@ impl Evidence<'_> {
     }
 }
 
+fn unix(time: &str) -> Option<i64> {
+    time.parse().ok().map(jiff::Timestamp::as_second)
+}
+
+/// That something fails counts, whatever an agent with a strange clock thinks since when: 0 for what is no time.
+fn failed_since(time: &str) -> u32 {
+    u32::try_from(unix(time).unwrap_or(0).max(0)).unwrap_or(u32::MAX)
+}
+
 fn cut(words: &str) -> String {
     words.chars().filter(|c| !c.is_control()).take(MAX_WORDS).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
 
     const INTERVAL: Duration = Duration::from_secs(30);
@@ -292,6 +325,7 @@ mod tests {
             agent_version: String::new(),
             certificate_not_after: String::new(),
             certificate_ends: None,
+            renewal_failed_since: None,
         }
     }
 
@@ -348,6 +382,25 @@ mod tests {
     }
 
     #[test]
+    fn a_watch_that_was_not_heard_of_for_long_does_not_stand() {
+        let failing = |watches: Value| {
+            let heartbeat = json!({
+                "epoch": "0000000000000007", "sequence": 1, "counter": 1, "waiting": 0, "parked": 0, "agentVersion": "1",
+                "certificate": {"notAfter": "", "fingerprint": ""}, "watches": watches,
+            });
+            Pulse::of(&serde_json::from_value(heartbeat).unwrap(), Instant::now()).failing
+        };
+        fn watch(name: &str, alive: Option<u64>, error: Option<&str>) -> Value {
+            json!({"name": name, "objects": 1, "listedSecondsAgo": 900, "aliveSecondsAgo": alive, "error": error})
+        }
+        let (living, silent) = (watch("a", Some(SILENT_AFTER), None), watch("b", Some(SILENT_AFTER + 1), None));
+        let words = |name: &str, words: &str| Some((name.to_owned(), Some(words.to_owned())));
+        assert_eq!(failing(json!([living, watch("c", None, None)])), None, "not every agent says it");
+        assert_eq!(failing(json!([living, silent])), words("b", SILENT));
+        assert_eq!(failing(json!([watch("c", Some(900), Some("403")), silent])), words("c", "403"));
+    }
+
+    #[test]
     fn silence_has_three_names() {
         let start = Instant::now();
         let silent = evidence(start, None);
@@ -365,6 +418,36 @@ mod tests {
         let spoke = pulse(start);
         let both = Evidence { pulse: Some(&spoke), ..legacy };
         assert_eq!(state(both, S), PathState::Proven, "a heartbeat says more");
+    }
+
+    #[test]
+    fn a_renewal_that_fails_counts_whatever_the_agents_clock_says() {
+        for (time, since) in [
+            ("2026-01-01T00:00:00Z", 1_767_225_600),
+            ("1969-01-01T00:00:00Z", 0),
+            ("2999-01-01T00:00:00Z", u32::MAX),
+            ("long ago", 0),
+        ] {
+            assert_eq!(failed_since(time), since, "{time}");
+        }
+    }
+
+    #[test]
+    fn a_condition_tells_who_has_spoken_v3() {
+        use Unproven::{Away, Diverged, FailingWatch, LegacyAgent, NoHeartbeat, OldPlan, StaleCanary};
+        let heard = [
+            OldPlan { refused: None },
+            FailingWatch { watch: String::new(), error: None },
+            Diverged { watch: String::new() },
+            StaleCanary { came_back: false },
+        ];
+        for state in heard.map(PathState::Unproven).into_iter().chain([PathState::Proven]) {
+            assert!(state.is_heard() && has_spoken_v3(state.as_str(), "words"), "{state:?}");
+        }
+        for state in [NoHeartbeat, Away, LegacyAgent].map(PathState::Unproven).into_iter().chain([PathState::Unknown]) {
+            assert!(!state.is_heard() && !has_spoken_v3(state.as_str(), "words"), "{state:?}");
+            assert!(has_spoken_v3(state.as_str(), &format!("words{SPOKE_V3}")));
+        }
     }
 
     #[test]

@@ -122,6 +122,7 @@ pub(crate) struct Runtime {
     /// When it was last heard of; when it was placed, before.
     heard: Instant,
     contract: Contract,
+    /// To this process, or to an earlier one as far as its condition in KCP tells.
     spoke_v3: bool,
     /// The two heartbeat intervals that it was told last: an answer may have been lost.
     told: [Duration; 2],
@@ -173,10 +174,12 @@ impl Runtime {
         now.saturating_duration_since(self.heard)
     }
 
-    /// Continues what the condition in KCP says that an earlier process saw, until something is heard of the runtime.
-    pub(crate) fn inherit(&mut self, inherited: Inherited) {
-        self.inherited = Some(inherited);
-        self.unreachable |= inherited == Inherited::Away;
+    /// Continues what the condition in KCP says that an earlier process saw: where it stands, until something is heard of the runtime, and for
+    /// ever that it has spoken v3.
+    pub(crate) fn inherit(&mut self, inherited: Option<Inherited>, spoke_v3: bool) {
+        self.inherited = inherited;
+        self.unreachable |= inherited == Some(Inherited::Away);
+        self.spoke_v3 |= spoke_v3;
     }
 
     /// A request came, in this contract, and its answer tells this heartbeat interval.
@@ -191,7 +194,7 @@ impl Runtime {
         self.heard
     }
 
-    /// Whether a request in contract v3 came.
+    /// Whether a request in contract v3 ever came, as far as is known.
     pub(crate) fn speaks_v3(&self) -> bool {
         self.spoke_v3
     }

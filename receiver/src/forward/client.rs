@@ -33,7 +33,7 @@ const ANSWER: usize = 16 << 10;
 pub enum Outcome {
     /// The manager took it (2xx).
     Delivered,
-    /// The manager refuses it, with this status: 4xx other than 408 and 429, or a redirect, which is never followed.
+    /// Whoever answers there refuses it, with this status: 4xx other than 408 and 429, or a redirect, which is never followed.
     Refused(u16),
     /// It may succeed later; the service may have said when.
     Failed(Option<Duration>),

@@ -1,7 +1,7 @@
 //! What one watch of one runtime has for its manager.
 
 use std::{
-    collections::{BTreeSet, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     sync::Arc,
 };
 
@@ -30,15 +30,33 @@ struct Frozen {
     overflown: bool,
 }
 
-/// An object. At least one of the two is there.
+/// How often the manager has refused an object in a row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Refusals {
+    pub(super) count: u32,
+    /// Since when each of them was for what the event is.
+    pub(super) own_since: Option<Instant>,
+}
+
+/// Where a mailbox stands in its lane.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Stands {
+    #[default]
+    Nowhere,
+    /// It has something to send.
+    Queued,
+    /// All that it has to send waits until then; with the number of its place.
+    Held(Instant, u64),
+}
+
+/// An object. At least one of the two tickets is there.
 #[derive(Debug, Default)]
 struct Entry {
     /// Ticket of the oldest event that no request has carried yet.
     waiting: Option<u64>,
     /// Ticket of the request that is on its way.
     in_flight: Option<u64>,
-    /// How often the manager has refused it.
-    refusals: u32,
+    refusals: Refusals,
 }
 
 /// See the module. Bounded by its objects; `S` is what the hub settles by.
@@ -49,8 +67,10 @@ pub(super) struct Mailbox<S> {
     /// The newest certificate that the runtime has shown.
     pub(super) leaf: Arc<CertificateDer<'static>>,
     entries: HashMap<Arc<Event>, Entry>,
-    /// What waits, each once, in the order in which it came.
+    /// What waits and may go, each once, in the order in which it came.
     ready: VecDeque<Arc<Event>>,
+    /// What the manager refused and what waits for its time, by that and its ticket.
+    parked: BTreeMap<(Instant, u64), Arc<Event>>,
     /// Tickets of what the manager has not taken: of each entry at most two.
     open: BTreeSet<u64>,
     /// Counts events.
@@ -59,10 +79,7 @@ pub(super) struct Mailbox<S> {
     mark: Option<(u64, Settled<S>)>,
     /// Epochs of which something was refused for want of room.
     frozen: Vec<(Epoch, Frozen)>,
-    /// After a refusal by the manager nothing is sent before this.
-    pub(super) hold: Option<Instant>,
-    /// Whether it stands in its lane.
-    pub(super) queued: bool,
+    pub(super) stands: Stands,
 }
 
 impl<S> Mailbox<S> {
@@ -72,18 +89,23 @@ impl<S> Mailbox<S> {
             leaf,
             entries: HashMap::new(),
             ready: VecDeque::new(),
+            parked: BTreeMap::new(),
             open: BTreeSet::new(),
             last: 0,
             mark: None,
             frozen: Vec::new(),
-            hold: None,
-            queued: false,
+            stands: Stands::Nowhere,
         }
     }
 
     /// Objects in it.
     pub(super) fn len(&self) -> usize {
         self.entries.len()
+    }
+
+    /// Those of them that wait because they were refused.
+    pub(super) fn parked(&self) -> usize {
+        self.parked.len()
     }
 
     pub(super) fn has(&self, event: &Event) -> bool {
@@ -127,7 +149,7 @@ impl<S> Mailbox<S> {
     /// What was sent is with the manager, or given up.
     pub(super) fn close(&mut self, event: &Arc<Event>) {
         let Some(entry) = self.entries.get_mut(event) else { return };
-        entry.refusals = 0;
+        entry.refusals = Refusals::default();
         if let Some(ticket) = entry.in_flight.take() {
             self.open.remove(&ticket);
         }
@@ -147,12 +169,45 @@ impl<S> Mailbox<S> {
         }
     }
 
-    /// Counts a refusal by the manager; returns how many there were in a row.
-    pub(super) fn refused(&mut self, event: &Arc<Event>) -> u32 {
-        self.entries.get_mut(event).map_or(0, |entry| {
-            entry.refusals += 1;
-            entry.refusals
-        })
+    /// Counts a refusal by the manager, of what the event is or of something else; returns what there were in a row.
+    pub(super) fn refused(&mut self, event: &Arc<Event>, is_own: bool, now: Instant) -> Refusals {
+        let Some(entry) = self.entries.get_mut(event) else { return Refusals::default() };
+        let Refusals { count, own_since } = entry.refusals;
+        let own_since = is_own.then(|| own_since.unwrap_or(now));
+        entry.refusals = Refusals { count: count.saturating_add(1), own_since };
+        entry.refusals
+    }
+
+    /// What was sent must be sent again, and not before this.
+    pub(super) fn park(&mut self, event: &Arc<Event>, until: Instant) {
+        let Some(entry) = self.entries.get_mut(event) else { return };
+        let Some(ticket) = entry.in_flight.take() else { return };
+        if let Some(later) = entry.waiting.replace(ticket) {
+            self.open.remove(&later);
+            self.ready.retain(|ready| ready != event);
+        }
+        self.parked.insert((until, ticket), event.clone());
+    }
+
+    /// What waited for its time may go; returns how much that is.
+    pub(super) fn unpark(&mut self, now: Instant) -> usize {
+        let mut count = 0;
+        while let Some(first) = self.parked.first_entry().filter(|first| first.key().0 <= now) {
+            self.ready.push_back(first.remove());
+            count += 1;
+        }
+        count
+    }
+
+    /// Another service is asked: what the last one refused says nothing about it.
+    pub(super) fn forgive(&mut self) {
+        self.ready.extend(std::mem::take(&mut self.parked).into_values());
+        self.entries.values_mut().for_each(|entry| entry.refusals = Refusals::default());
+    }
+
+    /// When the first of what waits for its time may go.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.parked.first_key_value().map(|((until, _), _)| *until)
     }
 
     /// Something of this epoch found no room.

@@ -41,6 +41,7 @@ pub struct Metrics {
     gave_up: Family<Of, Counter>,
     no_room: Family<Of, Counter>,
     waiting: Family<Of, Gauge>,
+    parked: Family<Of, Gauge>,
 }
 
 impl Metrics {
@@ -51,11 +52,13 @@ impl Metrics {
             gave_up: Family::default(),
             no_room: Family::default(),
             waiting: Family::default(),
+            parked: Family::default(),
         };
         let forward = registry.sub_registry_with_prefix("forward");
-        let help = "Requests to other managers by how they ended: delivered, refused (4xx), failed (tried again)";
+        let help =
+            "Requests to other managers by how they ended: delivered, refused (3xx, 4xx), failed; both are tried again";
         forward.register("requests", help, metrics.requests.clone());
-        let help = "Events that another manager refused three times and that are not tried again; should stay zero";
+        let help = "Events that another manager refused for five minutes with status 400, 413 or 422 and that are not tried again; should stay zero";
         forward.register("events_given_up", help, metrics.gave_up.clone());
         let help = "Events that found no room in a manager's queue: their agents keep them and try again";
         forward.register("events_without_room", help, metrics.no_room.clone());
@@ -64,6 +67,8 @@ impl Metrics {
             "Objects that wait for another manager or are on their way",
             metrics.waiting.clone(),
         );
+        let help = "Those of them that another manager refused and that are tried again later: every five minutes after the third time";
+        forward.register("objects_parked", help, metrics.parked.clone());
         metrics
     }
 
@@ -78,8 +83,11 @@ impl Metrics {
         self.no_room.get_or_create(&Of::new(target)).inc();
     }
 
-    pub(crate) fn objects(&self, target: &Target, objects: usize) {
-        self.waiting.get_or_create(&Of::new(target)).set(i64::try_from(objects).unwrap_or(i64::MAX));
+    /// Objects of a target, and those of them that are parked.
+    pub(crate) fn objects(&self, target: &Target, objects: usize, parked: usize) {
+        let of = Of::new(target);
+        self.waiting.get_or_create(&of).set(i64::try_from(objects).unwrap_or(i64::MAX));
+        self.parked.get_or_create(&of).set(i64::try_from(parked).unwrap_or(i64::MAX));
     }
 
     /// A target that nobody names any more.
@@ -88,6 +96,7 @@ impl Metrics {
         self.gave_up.remove(&of);
         self.no_room.remove(&of);
         self.waiting.remove(&of);
+        self.parked.remove(&of);
         for result in ["delivered", "refused", "failed"] {
             self.requests.remove(&OfResult::new(target, result));
         }

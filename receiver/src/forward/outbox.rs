@@ -16,13 +16,10 @@ use tokio::time::Instant;
 use super::{
     Health, Routes, Target,
     client::Outcome,
-    lane::{self, Lane},
-    mailbox::{Mailbox, Settled},
+    lane::{Lane, MAX_REFUSALS, PARKED, Shall, wait_refused},
+    mailbox::{Mailbox, Settled, Stands},
 };
 use crate::queue::Random;
-
-/// A manager that refuses an event so often refuses it for good.
-const MAX_REFUSALS: u32 = 3;
 
 /// A watch of a runtime.
 pub(super) type Place = (RuntimeId, Arc<str>);
@@ -34,12 +31,15 @@ pub(crate) struct Limits {
     pub(crate) per_service: usize,
     /// Objects of one watch of one runtime, so that nobody fills a service's queue alone.
     pub(crate) per_watch: usize,
+    /// Objects that one service has refused and that wait to be tried again. Beyond it the service counts as one that fails.
+    pub(crate) parked: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
         // About 300 bytes each: 20 MB for a service that is dead while everything changes.
-        Self { per_service: 65_536, per_watch: 4_096 }
+        // What is parked comes again every five minutes: three or four requests a second to a service that goes on refusing.
+        Self { per_service: 65_536, per_watch: 4_096, parked: 1_024 }
     }
 }
 
@@ -63,7 +63,7 @@ pub struct Delivery {
 /// What became of a delivery.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ended {
-    /// The manager refused it too often; it is not tried again.
+    /// The manager refused it for what it is, often and for long; it is not tried again.
     pub(crate) gave_up: bool,
     /// The health of the service moved.
     pub(crate) moved: bool,
@@ -101,12 +101,12 @@ impl<S> Outbox<S> {
         &self.routes
     }
 
-    /// Replaces the routes: mailboxes without one go, others move to their new lane.
-    pub(crate) fn set_routes(&mut self, routes: Arc<Routes>, now: Instant) {
+    /// Replaces the routes: mailboxes without one go, others move to their new lane, where nothing of theirs has been refused yet.
+    pub(crate) fn set_routes(&mut self, routes: Arc<Routes>) {
         if self.routes == routes {
             return;
         }
-        self.routes = routes;
+        let before = std::mem::replace(&mut self.routes, routes);
         let routes = self.routes.clone();
         self.boxes.retain(|(_, watch), _| routes.of(watch).is_some());
         self.frozen.retain(|place| self.boxes.contains_key(place));
@@ -117,10 +117,14 @@ impl<S> Outbox<S> {
             self.lanes.entry(target).or_default();
         }
         for (place, mailbox) in &mut self.boxes {
-            mailbox.queued = false;
+            mailbox.stands = Stands::Nowhere;
+            if before.of(&place.1) != routes.of(&place.1) {
+                mailbox.forgive();
+            }
             if let Some(lane) = routes.of(&place.1).and_then(|target| self.lanes.get_mut(target)) {
                 lane.objects += mailbox.len();
-                queue(lane, place, mailbox, now);
+                lane.parked += mailbox.parked();
+                stand(lane, place, mailbox);
             }
         }
     }
@@ -132,7 +136,6 @@ impl<S> Outbox<S> {
         watch: &str,
         leaf: &Arc<CertificateDer<'static>>,
         event: Event,
-        now: Instant,
     ) -> Result<(), Full> {
         let target = self.routes.of(watch).ok_or(Full)?;
         let lane = self.lanes.get_mut(target).ok_or(Full)?;
@@ -144,7 +147,7 @@ impl<S> Outbox<S> {
         lane.objects += usize::from(!known);
         let mailbox = open(&mut self.boxes, &mut self.lives, &place, leaf);
         mailbox.put(event);
-        queue(lane, &place, mailbox, now);
+        stand(lane, &place, mailbox);
         Ok(())
     }
 
@@ -222,6 +225,7 @@ impl<S> Outbox<S> {
             self.frozen.remove(&place);
             if let Some(lane) = self.routes.of(&place.1).and_then(|target| self.lanes.get_mut(target)) {
                 lane.objects -= mailbox.len();
+                lane.parked -= mailbox.parked();
                 lane.forget(&place);
             }
         }
@@ -250,16 +254,18 @@ impl<S> Outbox<S> {
         let lane = self.lanes.get_mut(target)?;
         while let Some(place) = lane.due(now) {
             if let Some(mailbox) = self.boxes.get_mut(&place) {
-                (mailbox.queued, mailbox.hold) = (false, None);
-                queue(lane, &place, mailbox, now);
+                mailbox.stands = Stands::Nowhere;
+                lane.parked -= mailbox.unpark(now);
+                stand(lane, &place, mailbox);
             }
         }
         while let Some(place) = lane.queue.pop_front() {
             let Some(mailbox) = self.boxes.get_mut(&place) else { continue };
-            mailbox.queued = false;
-            let Some(event) = mailbox.take() else { continue };
+            mailbox.stands = Stands::Nowhere;
+            let taken = mailbox.take();
             let (life, leaf) = (mailbox.life, mailbox.leaf.clone());
-            queue(lane, &place, mailbox, now);
+            stand(lane, &place, mailbox);
+            let Some(event) = taken else { continue };
             lane.sent();
             return Some(Delivery { place, life, event, target: target.clone(), leaf });
         }
@@ -268,45 +274,40 @@ impl<S> Outbox<S> {
 
     /// Ends a delivery. The watch may progress.
     pub(crate) fn ended(&mut self, delivery: &Delivery, outcome: Outcome, now: Instant) -> Ended {
-        let Self { boxes, lanes, routes, random, .. } = self;
+        let Self { limits, boxes, lanes, routes, random, .. } = self;
+        let target = routes.of(&delivery.place.1);
+        let lane = target.and_then(|target| lanes.get_mut(target));
         let mailbox = boxes.get_mut(&delivery.place).filter(|mailbox| mailbox.life == delivery.life);
-        let mut gave_up = None;
-        let Some(mailbox) = mailbox else {
-            let lane = lanes.get_mut(&delivery.target);
-            let moved = lane.is_some_and(|lane| lane.ended(outcome, None, random, now));
-            return Ended { gave_up: false, moved };
-        };
-        let before = mailbox.len();
-        match outcome {
-            Outcome::Delivered => mailbox.close(&delivery.event),
-            Outcome::Failed(_) => mailbox.reopen(&delivery.event),
-            Outcome::Refused(status) => {
-                let refusals = mailbox.refused(&delivery.event);
-                if refusals < MAX_REFUSALS {
-                    mailbox.reopen(&delivery.event);
-                    mailbox.hold = Some(now + lane::wait(refusals, random));
-                } else {
-                    mailbox.close(&delivery.event);
-                    gave_up = Some(status);
+        let mut verdict = Verdict { outcome, refuses: None, gave_up: false };
+        if let (Some(mailbox), Some(lane)) = (mailbox, lane) {
+            let (objects, parked) = (mailbox.len(), mailbox.parked());
+            match outcome {
+                Outcome::Delivered => mailbox.close(&delivery.event),
+                Outcome::Refused(status) if target == Some(&delivery.target) => {
+                    let room = limits.parked.saturating_sub(lane.parked);
+                    verdict = refused(mailbox, &delivery.event, status, room, random, now);
                 }
+                // What another service refused says nothing about this one.
+                Outcome::Refused(_) | Outcome::Failed(_) => mailbox.reopen(&delivery.event),
             }
+            lane.objects = lane.objects + mailbox.len() - objects;
+            lane.parked = lane.parked + mailbox.parked() - parked;
+            stand(lane, &delivery.place, mailbox);
         }
-        let gone = before - mailbox.len();
-        if let Some(lane) = routes.of(&delivery.place.1).and_then(|target| lanes.get_mut(target)) {
-            lane.objects -= gone;
-            if mailbox.hold.is_some() && mailbox.queued {
-                lane.forget(&delivery.place);
-                mailbox.queued = false;
-            }
-            queue(lane, &delivery.place, mailbox, now);
-        }
-        let moved = lanes.get_mut(&delivery.target).is_some_and(|lane| lane.ended(outcome, gave_up, random, now));
-        Ended { gave_up: gave_up.is_some(), moved }
+        let Verdict { outcome, refuses, gave_up } = verdict;
+        let lane = lanes.get_mut(&delivery.target);
+        let moved = lane.is_some_and(|lane| lane.ended(outcome, refuses, random, now));
+        Ended { gave_up, moved }
     }
 
     /// When it is worth to look again, apart from what comes in.
     pub(crate) fn wake(&self, now: Instant) -> Option<Instant> {
         self.lanes.values().filter_map(|lane| lane.wake(now)).min()
+    }
+
+    /// Objects that a service has refused and that wait to be tried again.
+    pub(crate) fn parked(&self, target: &Target) -> usize {
+        self.lanes.get(target).map_or(0, |lane| lane.parked)
     }
 
     /// Objects that wait for a service or are on their way.
@@ -349,16 +350,56 @@ fn open<'a, S>(
     mailbox
 }
 
-/// Puts a mailbox where it belongs, if it has something to send and stands nowhere.
-fn queue<S>(lane: &mut Lane, place: &Place, mailbox: &mut Mailbox<S>, now: Instant) {
-    if mailbox.queued || !mailbox.can_take() {
-        return;
+/// What a refusal comes to.
+struct Verdict {
+    /// How the service does by it.
+    outcome: Outcome,
+    /// The status, if it has refused too often.
+    refuses: Option<u16>,
+    gave_up: bool,
+}
+
+/// Whether a status is a word about the event itself. Any other may be the word of a mesh, or of a service that is not itself yet.
+const fn is_own(status: u16) -> bool {
+    matches!(status, 400 | 413 | 422)
+}
+
+/// An event was refused: it waits, longer after several times, and is given up only if it was refused all along for what it is. `room` is how
+/// many can still be parked.
+fn refused<S>(
+    mailbox: &mut Mailbox<S>,
+    event: &Arc<Event>,
+    status: u16,
+    room: usize,
+    random: &mut Random,
+    now: Instant,
+) -> Verdict {
+    let (outcome, refusals) = (Outcome::Refused(status), mailbox.refused(event, is_own(status), now));
+    let refuses = (refusals.count >= MAX_REFUSALS).then_some(status);
+    let for_long = refusals.own_since.is_some_and(|since| now.saturating_duration_since(since) >= PARKED);
+    if refuses.is_some() && for_long {
+        mailbox.close(event);
+        return Verdict { outcome, refuses, gave_up: true };
     }
-    mailbox.queued = true;
-    match mailbox.hold.filter(|hold| *hold > now) {
-        Some(hold) => lane.hold(place.clone(), hold),
-        None => lane.queue.push_back(place.clone()),
+    match room {
+        0 => mailbox.reopen(event),
+        _ => mailbox.park(event, now + wait_refused(refusals.count, random)),
     }
+    if room > 1 {
+        return Verdict { outcome, refuses, gave_up: false };
+    }
+    // Whoever refuses so much refuses everything: it is asked again as if it could not be reached, one event at a time.
+    Verdict { outcome: Outcome::Failed(None), refuses: Some(status), gave_up: false }
+}
+
+/// Puts a mailbox where it belongs in its lane.
+fn stand<S>(lane: &mut Lane, place: &Place, mailbox: &mut Mailbox<S>) {
+    let shall = match mailbox.due() {
+        _ if mailbox.can_take() => Shall::Send,
+        Some(until) => Shall::Wait(until),
+        None => Shall::Rest,
+    };
+    lane.stand(place, &mut mailbox.stands, shall);
 }
 
 #[cfg(test)]

@@ -3,8 +3,10 @@
 use std::{pin::Pin, sync::Arc, time::Duration};
 
 use bytes::{Buf, Bytes};
+use http::{Version, header, request::Parts};
 use http_body::Body;
 use http_body_util::BodyExt;
+use tidewatch_shared::event::MAX_BODY_BYTES;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::timeout,
@@ -15,23 +17,46 @@ use super::refusal::Refusal;
 /// Bytes of one permit of the [`Budget`]: semaphores count to less than bodies do.
 const UNIT: usize = 1 << 10;
 
-/// Bytes of a refused body that are read and thrown away.
-const LEFTOVER: usize = 1 << 20;
+/// Bytes of a refused body that are read and thrown away: more than a body may have, so that who has just passed the limit hears so.
+const LEFTOVER: usize = 2 * MAX_BODY_BYTES;
 /// How long that may take.
 const LEFTOVER_DEADLINE: Duration = Duration::from_secs(2);
 
-/// Reads what is left of a refused body over HTTP/1.1, within bounds. A server that closes over unread bytes resets the connection, and
-/// the answer that tells why may be lost with it (RFC 9112, section 9.6).
-pub(super) async fn discard<B: Body>(mut body: Pin<&mut B>) {
-    let mut read = 0;
+/// What became of the rest of a refused body.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Discarded {
+    /// Bytes that were read and thrown away.
+    pub(super) bytes: usize,
+    /// Something is left, so that the connection has to end.
+    pub(super) is_over: bool,
+}
+
+/// Reads what is left of a refused body over HTTP/1.1, within bounds: a server that closes over unread bytes resets the connection, and
+/// the answer that tells why may be lost with it (RFC 9112, section 9.6). Over HTTP/2 a body is no other request's concern, and nothing is
+/// read.
+///
+/// Nor is anything read in vain: of a body that is too long or has been `slow` already, or of one that is sent only when it is
+/// asked for and was not (RFC 9110, section 10.1.1), which shows by as much being left as was `announced`.
+pub(super) async fn discard<B: Body>(parts: &Parts, mut body: Pin<&mut B>, announced: u64, is_slow: bool) -> Discarded {
+    if parts.version >= Version::HTTP_2 || body.is_end_stream() {
+        return Discarded { bytes: 0, is_over: false };
+    }
+    let left = body.size_hint().lower();
+    let is_held_back = parts.headers.contains_key(header::EXPECT) && left == announced;
+    if is_slow || is_held_back || left > LEFTOVER as u64 {
+        return Discarded { bytes: 0, is_over: true };
+    }
+    let mut bytes = 0;
     let reading = async {
-        while read <= LEFTOVER {
-            let Some(Ok(frame)) = body.frame().await else { return };
-            read += frame.data_ref().map_or(0, Buf::remaining);
+        while bytes <= LEFTOVER {
+            // That it broke off is the peer's doing.
+            let Some(Ok(frame)) = body.frame().await else { return true };
+            bytes += frame.data_ref().map_or(0, Buf::remaining);
         }
+        false
     };
-    // Then the connection ends.
-    let _ = timeout(LEFTOVER_DEADLINE, reading).await;
+    let is_over = timeout(LEFTOVER_DEADLINE, reading).await != Ok(true);
+    Discarded { bytes, is_over }
 }
 
 /// Memory for all bodies that are being read or judged. What a sender announces costs nothing, only what it sends; and nobody
@@ -96,9 +121,10 @@ impl std::ops::Deref for Whole {
 mod tests {
     use std::pin::pin;
 
-    use futures::stream;
+    use futures::{StreamExt, stream};
+    use http::Request;
     use http_body::Frame;
-    use http_body_util::StreamBody;
+    use http_body_util::{Full, StreamBody};
 
     use super::*;
 
@@ -124,5 +150,38 @@ mod tests {
         assert!(read(&budget, &[10, 20], 1 << 20).await.is_ok());
         drop(held);
         assert!(read(&budget, &[UNIT; 3], 1 << 20).await.is_ok());
+    }
+
+    fn parts(version: Version, expects: bool) -> Parts {
+        let request = Request::post("/").version(version);
+        let request = if expects { request.header(header::EXPECT, "100-continue") } else { request };
+        request.body(()).unwrap().into_parts().0
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_rest_of_a_refused_body_is_read_within_bounds_and_never_in_vain() {
+        let discarded = |bytes, is_over| Discarded { bytes, is_over };
+        let (old, new) = (Version::HTTP_11, Version::HTTP_2);
+        for (case, version, expects, length, announced, is_slow, expected) in [
+            ("a body", old, false, 500_000, 500_000, false, discarded(500_000, false)),
+            ("none", old, false, 0, 0, true, discarded(0, false)),
+            ("the longest", old, false, LEFTOVER, LEFTOVER, false, discarded(LEFTOVER, false)),
+            ("too long", old, false, LEFTOVER + 1, LEFTOVER + 1, false, discarded(0, true)),
+            ("slow", old, false, 5, 9, true, discarded(0, true)),
+            ("not asked for", old, true, 9, 9, false, discarded(0, true)),
+            ("asked for", old, true, 5, 9, false, discarded(5, false)),
+            ("a stream's", new, false, 9, 9, true, discarded(0, false)),
+        ] {
+            let body = pin!(Full::<Bytes>::from(vec![b' '; length]));
+            assert_eq!(discard(&parts(version, expects), body, announced as u64, is_slow).await, expected, "{case}");
+        }
+
+        let piece = || Ok::<_, std::io::Error>(Frame::data(Bytes::from_static(&[0; 1 << 10])));
+        let endless = pin!(StreamBody::new(stream::repeat_with(piece)));
+        assert_eq!(discard(&parts(old, false), endless, 0, false).await, discarded(LEFTOVER + (1 << 10), true));
+        let stuck = pin!(StreamBody::new(stream::iter([piece()]).chain(stream::pending())));
+        assert_eq!(discard(&parts(old, false), stuck, 0, false).await, discarded(1 << 10, true));
+        let broken = pin!(StreamBody::new(stream::iter([piece(), Err(std::io::ErrorKind::BrokenPipe.into())])));
+        assert_eq!(discard(&parts(old, false), broken, 0, false).await, discarded(1 << 10, false));
     }
 }

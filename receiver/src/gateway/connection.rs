@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use http::{Request, header};
+use http::{HeaderValue, Request, header};
 use hyper::{
     body::Incoming,
     server::conn::{http1, http2},
@@ -62,10 +62,14 @@ const FRAMES: u32 = 1_000;
 const FRAMES_OF_MANY: u32 = 50_000;
 /// The reason when the protocol was broken, or the network.
 const BROKEN: &str = "error";
+/// The reason when the peer ended it, unless we had decided to.
+const PEER: &str = "peer";
 /// Who is refused for good may still read why.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 /// Fields of one request's head, over HTTP/1.1.
 const HEAD_FIELDS: usize = 32;
+/// On a connection that many share: proxies add some.
+const HEAD_FIELDS_OF_MANY: usize = 100;
 /// Bytes of answers that wait for a reader, per stream. Ours have a few hundred, or some 64 KiB with a thousand refusals.
 const SEND_BYTES: usize = 64 << 10;
 /// Streams that a peer may open and reset before they were served (CVE-2023-44487).
@@ -119,8 +123,9 @@ pub trait Service: Send + Sync + 'static {
     /// Holds it against a runtime that its connection broke; a network that breaks will not do it often enough to matter.
     fn strike(&self, _: &RuntimeId, _now: Instant) {}
 
-    /// Told that a runtime let go of its connection, or lost it. Not told of what this receiver ends.
-    fn closed(&self, _: &RuntimeId) {}
+    /// Told that a runtime let go of its last connection, or lost it, or that its next heartbeat did not come over one: nothing came since
+    /// then. Not told of what this receiver ends.
+    fn closed(&self, _: &RuntimeId, _since: Instant) {}
 
     /// Takes how much later than it should something came to run.
     fn observe_lag(&self, _: Duration) {}
@@ -248,7 +253,7 @@ async fn serve<S: Service>(
     }
     let is_many = holder == Holder::Many;
     let now = Instant::now();
-    let life = Arc::new(Life::new(&context.settings, now, context.spread.hash_one(now)));
+    let life = Arc::new(Life::new(&context.settings, is_http2, now, context.spread.hash_one(now)));
     let limit = match is_http2 {
         true => Limit::Frames(Meter::new(if is_many { FRAMES_OF_MANY } else { FRAMES })),
         false => Limit::Heads(Heads::new(life.clone(), context.settings.head_deadline)),
@@ -262,10 +267,18 @@ async fn serve<S: Service>(
             let busy = life.begin(Instant::now());
             async move {
                 let (mut answer, is_last) = context.service.answer(request, &peer).await;
-                leave_nothing(&mut answer, Now::read().unix);
+                let now = Now::read();
+                leave_nothing(&mut answer, now.unix);
                 if is_last {
+                    life.end("refused");
                     life.last.notify_one();
+                } else if !is_http2 && life.is_old(now.instant) {
+                    life.end("age");
                 }
+                if !is_http2 && life.ends().is_some() {
+                    answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+                }
+                let busy = if answer.status().is_success() { busy.taken() } else { busy };
                 Ok::<_, Infallible>(answer.map(|body| Held::new(body, busy)))
             }
         }
@@ -274,14 +287,21 @@ async fn serve<S: Service>(
     // lies nowhere else: a future would keep room for where it comes from, too.
     let reason = if is_http2 {
         let connection = http2(&context.settings, is_many).serve_connection(TokioIo::new(stream), service);
-        drive(context, Box::pin(connection), &life, (gone, out)).await
+        drive(context, Box::pin(connection), (&*life, &*peer), (gone, out)).await
     } else {
-        let connection = http1(&context.settings).serve_connection(TokioIo::new(stream), service);
-        drive(context, Box::pin(connection), &life, (gone, out)).await
+        let connection = http1(&context.settings, is_many).serve_connection(TokioIo::new(stream), service);
+        drive(context, Box::pin(connection), (&*life, &*peer), (gone, out)).await
     };
-    let reason = fault.reason().unwrap_or(reason);
+    let reason = match (fault.reason(), life.ends()) {
+        (Some(fault), _) => fault,
+        // Who is told that it ends does so as well, over HTTP/1.1 always at once.
+        (None, Some(ends)) if reason == PEER => ends,
+        _ => reason,
+    };
     if let Holder::One(runtime) = context.service.holder(&peer) {
-        note(&context.service, runtime, reason);
+        // An agent has a connection of its own for each renewal: whoever still has another one is not gone. Nor is it told twice.
+        let was_last = seat.is_none_or(Seat::leave);
+        note(&context.service, runtime, reason, was_last && !life.has_missed());
     }
     reason
 }
@@ -293,14 +313,14 @@ fn take_seat<S: Service>(context: &Context<S>, peer: &S::Peer) -> Option<Seat> {
 }
 
 /// Notes how the connection of a runtime ended: who floods or breaks is remembered, and who went by itself may be gone.
-fn note<S: Service>(service: &S, runtime: &RuntimeId, reason: &'static str) {
+fn note<S: Service>(service: &S, runtime: &RuntimeId, reason: &'static str, tells: bool) {
     match reason {
         FLOOD => service.shut(runtime, Instant::now()),
         BROKEN => service.strike(runtime, Instant::now()),
         _ => {}
     }
-    if ["peer", "timeout", "incomplete", BROKEN].contains(&reason) {
-        service.closed(runtime);
+    if tells && [PEER, "timeout", "incomplete", BROKEN].contains(&reason) {
+        service.closed(runtime, Instant::now());
     }
 }
 
@@ -331,10 +351,10 @@ async fn hold<S>(
 }
 
 /// Drives a connection to its end, and ends it when it has lived long enough.
-async fn drive<S, C: GracefulConnection<Error = hyper::Error>>(
+async fn drive<S: Service, C: GracefulConnection<Error = hyper::Error>>(
     context: &Context<S>,
     mut connection: Pin<Box<C>>,
-    life: &Life,
+    (life, peer): (&Life, &S::Peer),
     (gone, out): (&CancellationToken, &CancellationToken),
 ) -> &'static str {
     let mut ending: Option<(&'static str, Instant)> = None;
@@ -342,7 +362,7 @@ async fn drive<S, C: GracefulConnection<Error = hyper::Error>>(
         let wake = ending.map_or_else(|| life.next_look(Instant::now()), |(_, end)| end);
         let why = tokio::select! {
             result = connection.as_mut() => {
-                let ended = result.map_or_else(|error| broken(&error), |()| "peer");
+                let ended = result.map_or_else(|error| broken(&error), |()| PEER);
                 return ending.map_or(ended, |(why, _)| why);
             }
             () = context.kill.cancelled() => return "killed",
@@ -354,6 +374,12 @@ async fn drive<S, C: GracefulConnection<Error = hyper::Error>>(
                 (Some((why, _)), _) => return why,
                 (None, Look::Silent) => return "silent",
                 (None, Look::Over(why)) => why,
+                (None, Look::Missed(since)) => {
+                    if let Holder::One(runtime) = context.service.holder(peer) {
+                        context.service.closed(runtime, since);
+                    }
+                    continue;
+                }
                 (None, Look::Alive) => continue,
             },
         };
@@ -375,13 +401,13 @@ fn broken(error: &hyper::Error) -> &'static str {
     }
 }
 
-fn http1(settings: &Settings) -> http1::Builder {
+fn http1(settings: &Settings, is_many: bool) -> http1::Builder {
     let mut builder = http1::Builder::new();
     builder
         // It would hold for the rest between two requests as well, and cost each one a timer: see `heads`.
         .header_read_timeout(None)
         .max_buf_size(settings.max_head as usize)
-        .max_headers(HEAD_FIELDS);
+        .max_headers(if is_many { HEAD_FIELDS_OF_MANY } else { HEAD_FIELDS });
     builder
 }
 

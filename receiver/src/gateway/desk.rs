@@ -8,7 +8,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Request, StatusCode, Version, request::Parts};
+use http::{Request, StatusCode, request::Parts};
 use http_body::Body;
 use hyper::body::Incoming;
 use rustls_pki_types::CertificateDer;
@@ -119,6 +119,7 @@ impl<I: Intake> Desk<I> {
         let route = Route::label(Route::of(parts.uri.path()));
         self.metrics.request_begun(route);
         let speaker = self.speaker(&parts, peer, begun);
+        let announced = body.size_hint().lower();
         let mut body = pin!(body);
         let result = match &speaker {
             Ok(certificate) => self.judge(&parts, body.as_mut(), certificate, begun).await,
@@ -129,9 +130,12 @@ impl<I: Intake> Desk<I> {
         self.metrics.request_ended(route, ended.instant.saturating_duration_since(begun.instant), refused);
         match result {
             Ok(answer) => (answer, false),
-            Err(refusal) => {
-                if parts.version < Version::HTTP_2 && !body.is_end_stream() {
-                    discard(body).await;
+            Err(mut refusal) => {
+                let rest = discard(&parts, body, announced, refusal == Refusal::Slow).await;
+                if rest.bytes > 0
+                    && let Ok(certificate) = &speaker
+                {
+                    refusal = refusal.dearer_by(self.peers.charge(&certificate.runtime, rest.bytes, Now::read()));
                 }
                 let reason = refusal.label();
                 let runtime = speaker.as_ref().map_or("", |certificate| certificate.runtime.as_str());
@@ -139,7 +143,7 @@ impl<I: Intake> Desk<I> {
                 let wait = self.pressure.wait(refusal, ended.instant);
                 // A proxy's connection is that of many, and the next one may be as it should.
                 let is_last = refusal.ends_connection() && !matches!(peer, Peer::Proxy);
-                (refusal.answer_after(ended.unix, wait), is_last)
+                (refusal.answer_after(ended.unix, wait), is_last || rest.is_over)
             }
         }
     }
@@ -335,8 +339,8 @@ impl<I: Intake> Service for Desk<I> {
         self.peers.strike(runtime, now);
     }
 
-    fn closed(&self, runtime: &RuntimeId) {
-        self.intake.closed(runtime);
+    fn closed(&self, runtime: &RuntimeId, since: Instant) {
+        self.intake.closed(runtime, since);
     }
 
     fn observe_lag(&self, lag: Duration) {

@@ -1,5 +1,8 @@
 //! How long the head of a request of HTTP/1.1 may take, from its first byte to its last. The rest between two requests is not
 //! limited here: that is what `life` is for.
+//!
+//! Bytes that come while a request is in flight are its body, or a head that was sent before its turn. Of such a head the time begins with
+//! the first byte that comes after the answer was taken; if none does, the connection is one that rests.
 
 use std::{
     pin::Pin,
@@ -29,8 +32,13 @@ impl Heads {
 
     /// Takes note of bytes that came: of a head, unless a request is in flight. The end of all has none.
     pub(super) fn read(&mut self, bytes: &[u8]) {
-        if !bytes.is_empty() {
-            self.partial = self.life.resting();
+        if bytes.is_empty() {
+            return;
+        }
+        let head = self.life.resting();
+        if head != self.partial {
+            // The time that runs, if any does, is that of a head before.
+            (self.partial, self.late) = (head, None);
         }
     }
 

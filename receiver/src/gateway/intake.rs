@@ -8,6 +8,7 @@ use tidewatch_shared::{
     heartbeat::Heartbeat,
     identity::{Epoch, RuntimeId},
 };
+use tokio::time::Instant;
 
 use crate::hub::{Beside, Hub, Unplaced};
 
@@ -81,8 +82,8 @@ pub trait Intake: Send + Sync + 'static {
     /// [`Unplaced`].
     fn heartbeat(&self, heartbeat: Verified<Heartbeat>, now: i64) -> Result<HeartbeatAnswer, Unplaced>;
 
-    /// A runtime let go of its connection, or lost it.
-    fn closed(&self, _: &RuntimeId) {}
+    /// A runtime let go of its last connection, or lost it, or missed a heartbeat over one: nothing came over it since then.
+    fn closed(&self, _: &RuntimeId, _since: Instant) {}
 
     /// Whether no Kyma has that runtime id, for certain: then nobody may speak for it.
     fn is_gone(&self, _: &RuntimeId) -> bool {
@@ -101,8 +102,8 @@ impl Intake for Hub {
         Self::heartbeat_with(self, &runtime, created, said, authority.as_ref(), now)
     }
 
-    fn closed(&self, runtime: &RuntimeId) {
-        Self::closed(self, runtime);
+    fn closed(&self, runtime: &RuntimeId, since: Instant) {
+        Self::closed(self, runtime, since);
     }
 
     fn is_gone(&self, runtime: &RuntimeId) -> bool {

@@ -9,11 +9,13 @@ use tokio::{
 };
 
 /// A connection is probed when nothing came for so long,
-const QUIET: Duration = Duration::from_secs(30);
+const QUIET: Duration = Duration::from_secs(10);
 /// then at this interval,
 const PROBE: Duration = Duration::from_secs(5);
 /// and given up when so many probes in a row go unanswered.
 const PROBES: u32 = 2;
+/// Whoever is cut off without a word has lost his connection after so long.
+pub(crate) const CUT_OFF_AFTER: Duration = Duration::from_secs(QUIET.as_secs() + PROBE.as_secs() * PROBES as u64);
 
 /// A connection, before TLS.
 pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
@@ -44,13 +46,37 @@ impl Listen for TcpListener {
         let (stream, _) = self.accept().await?;
         // Answers are small; waiting for more to send only delays them.
         let _ = stream.set_nodelay(true);
-        // A peer that is gone without a word is noticed by the system, whatever is spoken.
+        // A peer that is gone without a word is noticed by the system, whatever is spoken, as far as its TCP reaches: what ends TCP in
+        // between answers for it. Then the next heartbeat does not come.
         let keepalive = TcpKeepalive::new().with_time(QUIET).with_interval(PROBE).with_retries(PROBES);
-        let _ = SockRef::from(&stream).set_tcp_keepalive(&keepalive);
+        let socket = SockRef::from(&stream);
+        let _ = socket.set_tcp_keepalive(&keepalive);
+        // There are no probes while an answer waits to be acknowledged.
+        #[cfg(target_os = "linux")]
+        let _ = socket.set_tcp_user_timeout(Some(CUT_OFF_AFTER));
         Ok(stream)
     }
 
     fn source(stream: &TcpStream) -> Option<SocketAddr> {
         stream.peer_addr().ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn an_accepted_socket_notices_who_is_gone() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (_dialled, stream) =
+            tokio::join!(TcpStream::connect(listener.local_addr().unwrap()), Listen::next(&listener));
+        let stream = stream.unwrap();
+        let socket = SockRef::from(&stream);
+        assert!(socket.tcp_nodelay().unwrap() && socket.keepalive().unwrap());
+        let probes = (socket.tcp_keepalive_time(), socket.tcp_keepalive_interval(), socket.tcp_keepalive_retries());
+        assert_eq!((probes.0.unwrap(), probes.1.unwrap(), probes.2.unwrap()), (QUIET, PROBE, PROBES));
+        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(CUT_OFF_AFTER));
     }
 }

@@ -19,8 +19,9 @@ use super::{frames::Meter, heads::Heads};
 /// The reason when frames came too fast.
 pub(super) const FLOOD: &str = "flood";
 
-/// The reason when a head came too slowly.
-const SLOW_HEAD: &str = "timeout";
+/// The reason when a head came too slowly, and when the system found that nobody is there any more: the two are nothing that is held
+/// against anybody.
+const TIMEOUT: &str = "timeout";
 
 /// What limits what is read.
 pub(super) enum Limit {
@@ -42,6 +43,15 @@ impl Fault {
     fn error(&self, reason: &'static str, kind: io::ErrorKind) -> io::Error {
         let _ = self.0.set(reason);
         io::Error::new(kind, reason)
+    }
+
+    /// Passes on the system's error. Probes and bytes that nobody acknowledged end a connection like PINGs that nobody answered.
+    fn noted(&self, error: io::Error) -> io::Error {
+        use io::ErrorKind as K;
+        if matches!(error.kind(), K::TimedOut | K::HostUnreachable | K::NetworkUnreachable) {
+            let _ = self.0.set(TIMEOUT);
+        }
+        error
     }
 }
 
@@ -65,7 +75,7 @@ impl<T> Metered<T> {
     fn written<R>(&mut self, result: Poll<io::Result<R>>, context: &mut Context<'_>) -> Poll<io::Result<R>> {
         if result.is_ready() {
             self.stalled = None;
-            return result;
+            return result.map_err(|error| self.fault.noted(error));
         }
         let deadline = self.deadline;
         let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(deadline)));
@@ -82,7 +92,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Metered<T> {
     ) -> Poll<io::Result<()>> {
         let Self { io, limit, fault, .. } = &mut *self;
         let before = buffer.filled().len();
-        let result = Pin::new(io).poll_read(context, buffer)?;
+        let result = Pin::new(io).poll_read(context, buffer).map_err(|error| fault.noted(error))?;
         let read = &buffer.filled()[before..];
         let broken = match limit {
             Limit::Frames(meter) => !meter.allows(read, Instant::now()),
@@ -95,7 +105,7 @@ impl<T: AsyncRead + Unpin> AsyncRead for Metered<T> {
         match (broken, limit) {
             (false, _) => result.map(Ok),
             (true, Limit::Frames(_)) => Poll::Ready(Err(fault.error(FLOOD, io::ErrorKind::InvalidData))),
-            (true, Limit::Heads(_)) => Poll::Ready(Err(fault.error(SLOW_HEAD, io::ErrorKind::TimedOut))),
+            (true, Limit::Heads(_)) => Poll::Ready(Err(fault.error(TIMEOUT, io::ErrorKind::TimedOut))),
         }
     }
 }
@@ -132,6 +142,8 @@ impl<T: AsyncWrite + Unpin> AsyncWrite for Metered<T> {
 
 #[cfg(test)]
 mod tests {
+    use std::task::Waker;
+
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt, duplex},
         time::timeout,
@@ -171,7 +183,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_head_has_a_deadline_from_its_first_byte_and_the_rest_between_requests_has_none() {
-        let life = Arc::new(Life::new(&settings(), Instant::now(), 0));
+        let life = Arc::new(Life::new(&settings(), false, Instant::now(), 0));
         let (ours, mut theirs) = duplex(100);
         let limit = Limit::Heads(Heads::new(life.clone(), Duration::from_secs(10)));
         let (mut metered, fault) = Metered::new(ours, limit, Duration::from_secs(10));
@@ -199,5 +211,63 @@ mod tests {
         assert!(begun.elapsed() < Duration::from_secs(12));
         drop(metered);
         drip.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_head_has_a_time_of_its_own() {
+        let life = Arc::new(Life::new(&settings(), false, Instant::now(), 0));
+        let mut heads = Heads::new(life.clone(), Duration::from_secs(10));
+        let late = |heads: &mut Heads| heads.poll_late(&mut Context::from_waker(Waker::noop())).is_ready();
+        heads.read(b"h");
+        assert!(!late(&mut heads), "its time begins");
+        tokio::time::advance(Duration::from_secs(9)).await;
+        heads.read(b"b");
+        drop(life.begin(Instant::now()));
+        // The next one begins before anybody has looked at the time of the first.
+        heads.read(b"h");
+        tokio::time::advance(Duration::from_secs(9)).await;
+        assert!(!late(&mut heads), "the first was in time, and so is the second");
+        tokio::time::advance(Duration::from_secs(11)).await;
+        assert!(late(&mut heads));
+    }
+
+    /// The other end's machine is gone.
+    struct Gone(io::ErrorKind);
+
+    impl AsyncRead for Gone {
+        fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, _: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Err(self.0.into()))
+        }
+    }
+
+    impl AsyncWrite for Gone {
+        fn poll_write(self: Pin<&mut Self>, _: &mut Context<'_>, _: &[u8]) -> Poll<io::Result<usize>> {
+            Poll::Ready(Err(self.0.into()))
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    #[tokio::test]
+    async fn whom_the_system_gives_up_has_timed_out_and_broken_nothing() {
+        use io::ErrorKind as K;
+        for (kind, reason) in [
+            (K::TimedOut, Some("timeout")),
+            (K::HostUnreachable, Some("timeout")),
+            (K::NetworkUnreachable, Some("timeout")),
+            (K::ConnectionReset, None),
+        ] {
+            let metered = || Metered::new(Gone(kind), Limit::Frames(Meter::new(1)), Duration::from_secs(10));
+            let ((mut read, of_reads), (mut written, of_writes)) = (metered(), metered());
+            assert_eq!(read.read_u8().await.unwrap_err().kind(), kind);
+            assert_eq!(written.write_u8(1).await.unwrap_err().kind(), kind);
+            assert_eq!((of_reads.reason(), of_writes.reason()), (reason, reason), "{kind}");
+        }
     }
 }

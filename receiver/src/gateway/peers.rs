@@ -168,6 +168,16 @@ impl Peers {
         self.lock().peers.get(runtime)?.flood.until(now)
     }
 
+    /// Adds the price of a body to what a runtime owes, and tells it. It is never refused for this request, only for later ones.
+    pub(super) fn charge(&self, runtime: &RuntimeId, bytes: usize, now: Now) -> Duration {
+        let requests = u32::try_from(bytes / self.limits.bytes_per_request.max(1)).unwrap_or(u32::MAX);
+        let cost = self.cost(requests.min(self.limits.burst));
+        if let Some(peer) = self.lock().peers.get_mut(runtime) {
+            peer.paid = peer.paid.max(now.instant) + cost;
+        }
+        cost
+    }
+
     fn cost(&self, requests: u32) -> Duration {
         Duration::from_secs(1) / self.limits.per_second.max(1) * requests
     }
@@ -179,13 +189,9 @@ impl Peers {
 }
 
 impl Pass {
-    /// Adds the price of a body to what the runtime owes. It is never refused for this request, only for later ones.
+    /// As [`Peers::charge`].
     pub(super) fn charge(&self, bytes: usize, now: Now) {
-        let requests = u32::try_from(bytes / self.peers.limits.bytes_per_request.max(1)).unwrap_or(u32::MAX);
-        let cost = self.peers.cost(requests.min(self.peers.limits.burst));
-        if let Some(peer) = self.peers.lock().peers.get_mut(&self.runtime) {
-            peer.paid = peer.paid.max(now.instant) + cost;
-        }
+        self.peers.charge(&self.runtime, bytes, now);
     }
 
     /// Takes the nonce of a signature that verified; each is taken once.
@@ -306,6 +312,19 @@ mod tests {
         let (peers, start, runtime) = (Peers::new(limits()), now(), id("r-1"));
         peers.enter(&runtime, start).unwrap().charge(250, start);
         assert_eq!(peers.enter(&runtime, start).err(), Some(Refusal::Rate(Duration::from_millis(100))));
+    }
+
+    #[test]
+    fn what_was_thrown_away_costs_too_and_who_waits_as_told_is_let_in() {
+        let (peers, start, runtime) = (Peers::new(limits()), now(), id("r-1"));
+        while peers.enter(&runtime, start).is_ok() {}
+        let Err(Refusal::Rate(wait)) = peers.enter(&runtime, start) else { panic!("the rate") };
+        let told = Refusal::Rate(wait).dearer_by(peers.charge(&runtime, 250, start));
+        assert_eq!(told, Refusal::Rate(wait + Duration::from_millis(200)));
+        assert!(peers.enter(&runtime, later(start, 200)).is_err(), "it costs");
+        assert!(peers.enter(&runtime, later(start, 300)).is_ok());
+        peers.charge(&id("unknown"), 250, start);
+        assert_eq!(Refusal::Route.dearer_by(wait), Refusal::Route);
     }
 
     #[test]

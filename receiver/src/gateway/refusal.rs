@@ -188,6 +188,11 @@ impl Refusal {
         matches!(self, Self::Identity | Self::Certificate | Self::Revoked | Self::Proxy | Self::Flood(_) | Self::Length)
     }
 
+    /// The same for a runtime that came to owe more meanwhile: who waits as it is told is let in.
+    pub(super) const fn dearer_by(self, price: Duration) -> Self {
+        if let Self::Rate(wait) = self { Self::Rate(wait.saturating_add(price)) } else { self }
+    }
+
     /// How long to wait is told where waiting helps.
     pub(super) const fn wait(self) -> Option<Wait> {
         match self {

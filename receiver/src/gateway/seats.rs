@@ -70,14 +70,27 @@ impl Seats {
     }
 }
 
-impl Drop for Seat {
-    fn drop(&mut self) {
+impl Seat {
+    /// Gives it back; whether the runtime has no other.
+    pub(super) fn leave(self) -> bool {
+        self.give_back()
+    }
+
+    fn give_back(&self) -> bool {
         let mut table = self.seats.lock();
-        let Some(taken) = table.taken.get_mut(&self.runtime) else { return };
+        let Some(taken) = table.taken.get_mut(&self.runtime) else { return true };
         taken.retain(|taken| taken.number != self.number);
-        if taken.is_empty() {
+        let was_last = taken.is_empty();
+        if was_last {
             table.taken.remove(&self.runtime);
         }
+        was_last
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.give_back();
     }
 }
 
@@ -99,7 +112,8 @@ mod tests {
         drop(third);
         let fourth = seats.take(&a, None, 2);
         assert!(!second.gone.is_cancelled(), "a seat that was given back is free");
-        drop((second, fourth, other));
+        assert!(!second.leave() && fourth.leave(), "whoever goes last knows");
+        drop(other);
         assert!(seats.lock().taken.is_empty());
     }
 

@@ -1,6 +1,7 @@
 //! Real TLS on loopback: who gets in, what is refused on the way, how connections end.
 
 mod abuse;
+mod ends;
 mod proxied;
 mod raw;
 mod revoked;
@@ -66,7 +67,11 @@ impl Bed {
         let ca = ca(unix_now());
         let names = ["kcp.test".parse().unwrap()];
         let server = ca.make_server(&names, unix_now(), SERVER_VALIDITY).unwrap().identity().unwrap();
-        let tls = ServerIdentity::new(&server, &handshake.unwrap_or_else(|| ca.trust_bundle())).unwrap().config();
+        let tls = match handshake {
+            Some(proxies) => ServerIdentity::new(&server, &proxies).unwrap().behind_proxy(),
+            None => ServerIdentity::new(&server, &ca.trust_bundle()).unwrap(),
+        }
+        .config();
         let mut settings = Settings { authorities: vec!["kcp.test:0".parse().unwrap()], ..settings() };
         change(&mut settings, &ca);
         let (intake, metrics) = (Recorder::default(), testing::metrics());
@@ -116,6 +121,22 @@ impl Bed {
         self.connect(config).await.unwrap()
     }
 
+    async fn open(&self, agent: &Agent, is_http2: bool) -> Sender {
+        if is_http2 {
+            return Sender::Http2(self.http2(agent).await);
+        }
+        let (sender, connection) = http1::handshake(TokioIo::new(self.http1(agent).await)).await.unwrap();
+        tokio::spawn(connection);
+        Sender::Http1(sender)
+    }
+
+    /// Sends a request of an agent, which must be taken.
+    async fn says(&self, sender: &mut Sender, agent: &Agent, counter: u64) -> Response<Bytes> {
+        let answer = sender.send(self.request(agent, counter, sender.is_http2())).await.unwrap();
+        assert_eq!(answer.status(), StatusCode::ACCEPTED);
+        answer
+    }
+
     fn request(&self, agent: &Agent, counter: u64, is_http2: bool) -> Request<Full<Bytes>> {
         let body = agent.batch().to_string();
         let say = Say { authority: &self.authority, created: unix_now(), ..Say::events(body.as_bytes(), counter) };
@@ -132,6 +153,49 @@ impl Bed {
         self.shutdown.cancel();
         timeout(PATIENCE, self.served).await.unwrap().unwrap();
         assert_eq!(self.metrics.connections.get(), 0);
+    }
+}
+
+/// An agent's connection, in one of the two protocols.
+enum Sender {
+    Http1(http1::SendRequest<Full<Bytes>>),
+    Http2(http2::SendRequest<Full<Bytes>>),
+}
+
+impl Sender {
+    fn is_http2(&self) -> bool {
+        matches!(self, Self::Http2(_))
+    }
+
+    /// Sends a request when the answer before was read, and reads the whole answer.
+    async fn send(&mut self, request: Request<Full<Bytes>>) -> hyper::Result<Response<Bytes>> {
+        let answer = match self {
+            Self::Http1(sender) => {
+                sender.ready().await?;
+                sender.send_request(request).await?
+            }
+            Self::Http2(sender) => sender.send_request(request).await?,
+        };
+        let (parts, body) = answer.into_parts();
+        Ok(Response::from_parts(parts, body.collect().await?.to_bytes()))
+    }
+
+    async fn is_ready(&mut self) -> bool {
+        match self {
+            Self::Http1(sender) => sender.ready().await.is_ok(),
+            Self::Http2(sender) => sender.ready().await.is_ok(),
+        }
+    }
+
+    /// Waits until the connection has ended.
+    async fn ends(&mut self) {
+        timeout(PATIENCE, async {
+            while self.is_ready().await {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await
+        .expect("the connection ends");
     }
 }
 
@@ -240,17 +304,13 @@ async fn a_certificate_that_names_no_runtime_of_ours_is_told_so_once() {
     let runtime: RuntimeId = "r-1".parse().unwrap();
     let leaf = bed.ca.make_runtime(&runtime, &"other".parse().unwrap(), unix_now(), RUNTIME_VALIDITY).unwrap();
     let agent = Agent::with(leaf.identity().unwrap(), runtime);
-    let mut sender = bed.http2(&agent).await;
-    let answer = sender.send_request(bed.request(&agent, 1, true)).await.unwrap();
-    assert_eq!(answer.status(), StatusCode::FORBIDDEN);
-    drop(answer);
-    timeout(PATIENCE, async {
-        while sender.ready().await.is_ok() {
-            tokio::task::yield_now().await
-        }
-    })
-    .await
-    .unwrap();
+    for is_http2 in [true, false] {
+        let mut sender = bed.open(&agent, is_http2).await;
+        let answer = sender.send(bed.request(&agent, 1, is_http2)).await.unwrap();
+        assert_eq!(answer.status(), StatusCode::FORBIDDEN);
+        assert_eq!(answer.headers().get(header::CONNECTION).is_none(), is_http2, "HTTP/2 knows no such field");
+        sender.ends().await;
+    }
     assert_eq!(bed.intake.count(), 0);
     bed.stop().await;
 }
@@ -291,6 +351,30 @@ async fn bodies_above_the_limit_are_refused_with_and_without_a_length() {
     let head = head(&bed.request(&agent, 3, false), "transfer-encoding: chunked");
     chunked.write_all(head.as_bytes()).await.unwrap();
     assert!(rest(chunked).await.starts_with("HTTP/1.1 411 "));
+    bed.stop().await;
+}
+
+/// Over HTTP/1.1, what is left of a refused body is read, and that is work like any other.
+#[tokio::test]
+async fn a_refused_body_costs_its_runtime_as_much_as_one_that_is_taken() {
+    let bed = Bed::start(|settings| {
+        let limits = &mut settings.limits;
+        (limits.per_second, limits.burst, limits.bytes_per_request) = (1, 1_000, 1_000);
+    })
+    .await;
+    let (agent, other) = (bed.agent("r-1"), bed.agent("r-2"));
+    let mut sender = bed.open(&agent, false).await;
+    bed.says(&mut sender, &agent, 1).await;
+    for _ in 0..2 {
+        let (mut parts, _) = bed.request(&agent, 2, false).into_parts();
+        parts.headers.remove(header::CONTENT_TYPE);
+        let refused = sender.send(Request::from_parts(parts, Full::from(vec![b' '; 900_000]))).await.unwrap();
+        assert_eq!(refused.status(), StatusCode::UNSUPPORTED_MEDIA_TYPE);
+    }
+    let answer = sender.send(bed.request(&agent, 2, false)).await.unwrap();
+    assert_eq!(answer.status(), StatusCode::TOO_MANY_REQUESTS);
+    let mut others = bed.open(&other, false).await;
+    bed.says(&mut others, &other, 1).await;
     bed.stop().await;
 }
 
@@ -340,28 +424,6 @@ async fn a_new_configuration_holds_from_the_next_connection_on() {
     let answer = open.send_request(bed.request(&old, 1, true)).await.unwrap();
     assert_eq!(answer.status(), StatusCode::ACCEPTED, "what is open lives until its age");
     bed.stop().await;
-}
-
-#[tokio::test]
-async fn connections_end_when_they_are_idle_or_old_and_what_is_in_flight_ends_well() {
-    let short = Duration::from_millis(200);
-    for is_idle in [true, false] {
-        let bed =
-            Bed::start(|settings| *(if is_idle { &mut settings.idle } else { &mut settings.max_age }) = short).await;
-        let agent = bed.agent("r-1");
-        let mut sender = bed.http2(&agent).await;
-        let answer = sender.send_request(bed.request(&agent, 1, true)).await;
-        // A connection that is old before its first request was sent may refuse it; nothing is lost then.
-        assert!(!is_idle || answer.unwrap().status() == StatusCode::ACCEPTED);
-        timeout(PATIENCE, async {
-            while sender.ready().await.is_ok() {
-                tokio::task::yield_now().await
-            }
-        })
-        .await
-        .unwrap();
-        bed.stop().await;
-    }
 }
 
 #[tokio::test]

@@ -12,6 +12,7 @@
 
 mod caller;
 mod desk;
+mod files;
 mod flags;
 mod metrics;
 mod refusal;
@@ -25,7 +26,8 @@ use tidewatch_shared::{identity::TrustDomain, v2::MAX_BODY_BYTES};
 
 pub use caller::{Callers, Proxy};
 pub use desk::Desk;
-pub use flags::{BuildTls, Flags};
+pub use files::{BuildTls, Files};
+pub use flags::Flags;
 pub use metrics::Metrics;
 pub use take::{Allowed, Legacy, NotTaken, Take};
 

@@ -46,7 +46,6 @@ pub(super) fn take(
     epoch: Epoch,
     recorded: &mut Recorded,
     leaf: Option<&CertificateDer<'static>>,
-    now: Instant,
 ) -> Told {
     let mut told = Told::default();
     let mut touched: BTreeSet<_> = outbox.heard(id, epoch, recorded.reached).into_iter().collect();
@@ -58,7 +57,7 @@ pub(super) fn take(
         let watch: Arc<str> = watch.into();
         touched.insert(watch.clone());
         let Some(event) = event else { continue };
-        let put = leaf.as_ref().map(|leaf| outbox.put(id, &watch, leaf, event, now));
+        let put = leaf.as_ref().map(|leaf| outbox.put(id, &watch, leaf, event));
         if let Some(Ok(())) = put {
             outbox.found_room(id, &watch, epoch, event_id.sequence);
             told.put.push(watch);
@@ -90,7 +89,8 @@ impl Hub {
         let routes = Arc::new(routes);
         let mut state = self.lock();
         let before = state.outbox.routes().clone();
-        state.outbox.set_routes(routes.clone(), Instant::now());
+        state.outbox.set_routes(routes.clone());
+        self.tell_targets(&state);
         drop(state);
         for target in before.targets().filter(|target| routes.targets().all(|still| still != *target)) {
             self.0.metrics.forward.forget(target);
@@ -132,7 +132,7 @@ impl Hub {
         let now = Instant::now();
         let mut state = self.lock();
         let ended = state.outbox.ended(delivery, outcome, now);
-        let objects = state.outbox.objects(&delivery.target);
+        let (objects, parked) = (state.outbox.objects(&delivery.target), state.outbox.parked(&delivery.target));
         let key = state.key_of(delivery.runtime()).ok();
         let State { outbox, kymas, .. } = &mut *state;
         if let Some(placed) = key.and_then(|key| kymas.get_mut(&key)) {
@@ -141,7 +141,7 @@ impl Hub {
         drop(state);
         let metrics = &self.0.metrics.forward;
         metrics.ended(&delivery.target, outcome, ended.gave_up);
-        metrics.objects(&delivery.target, objects);
+        metrics.objects(&delivery.target, objects, parked);
         if ended.gave_up {
             tracing::warn!(
                 manager = delivery.target.manager(),
@@ -168,6 +168,13 @@ impl Hub {
         self.0.forward.moved.notified().await;
     }
 
+    /// How much each target has left, after something went or moved elsewhere.
+    pub(super) fn tell_targets(&self, state: &State) {
+        for target in state.outbox.routes().targets() {
+            self.0.metrics.forward.objects(target, state.outbox.objects(target), state.outbox.parked(target));
+        }
+    }
+
     /// Counts what a request brought, and wakes who sends it.
     pub(super) fn tell_forwarded(&self, state: &State, told: &Told) {
         let metrics = &self.0.metrics.forward;
@@ -175,7 +182,7 @@ impl Hub {
         told.without_room.iter().filter_map(|watch| routes.of(watch)).for_each(|target| metrics.no_room(target));
         let targets: BTreeSet<_> = told.put.iter().filter_map(|watch| routes.of(watch)).collect();
         for target in &targets {
-            metrics.objects(target, state.outbox.objects(target));
+            metrics.objects(target, state.outbox.objects(target), state.outbox.parked(target));
         }
         if !targets.is_empty() {
             self.0.forward.due.notify_one();

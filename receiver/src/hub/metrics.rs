@@ -1,7 +1,11 @@
 //! Metrics of fleet and queue.
 
 use std::{
-    sync::atomic::{AtomicU64, Ordering},
+    collections::BTreeSet,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -57,6 +61,8 @@ pub struct Metrics {
     agents_waiting: Gauge,
     agents_parked: Gauge,
     certificates_end: Gauge,
+    renewals_failing: Gauge,
+    not_renewed: NotRenewed,
     renewals: Counter,
     oldest: Family<OfPriority, Gauge<f64, AtomicU64>>,
     paths: Family<OfState, Gauge>,
@@ -73,6 +79,36 @@ struct OfState {
     state: &'static str,
 }
 
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfKyma {
+    kyma_name: String,
+}
+
+/// One series for each Kyma whose agent fails to renew, none for the others.
+#[derive(Clone, Default)]
+struct NotRenewed {
+    gauge: Family<OfKyma, Gauge>,
+    shown: Arc<Mutex<BTreeSet<KymaKey>>>,
+}
+
+impl NotRenewed {
+    /// These are all. Only what is new or over is touched.
+    fn set(&self, failing: &BTreeSet<KymaKey>) {
+        let shown = &mut *self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        if shown == failing {
+            return;
+        }
+        let of = |key: &KymaKey| OfKyma { kyma_name: key.name.clone() };
+        for over in shown.difference(failing) {
+            self.gauge.remove(&of(over));
+        }
+        for key in failing {
+            self.gauge.get_or_create(&of(key)).set(1);
+        }
+        shown.clone_from(failing);
+    }
+}
+
 /// What all runtimes come to.
 #[derive(Default)]
 pub(super) struct Sum {
@@ -82,11 +118,13 @@ pub(super) struct Sum {
     parked: u64,
     /// The earliest end of a certificate, in unix seconds.
     ends: Option<i64>,
+    /// Agents that cannot renew their certificates.
+    renewals_failing: BTreeSet<KymaKey>,
 }
 
 impl Sum {
     /// Agents that are not heard of count with their state alone.
-    pub(super) fn add(&mut self, path: &PathState, pulse: Option<&Pulse>) {
+    pub(super) fn add(&mut self, key: &KymaKey, path: &PathState, pulse: Option<&Pulse>) {
         let name = path.as_str();
         if let Some(at) = PathState::NAMES.iter().position(|known| *known == name) {
             self.states[at] += 1;
@@ -95,6 +133,7 @@ impl Sum {
             self.waiting = self.waiting.saturating_add(pulse.waiting);
             self.parked = self.parked.saturating_add(pulse.parked);
             self.ends = self.ends.into_iter().chain(pulse.certificate_ends).min();
+            self.renewals_failing.extend(pulse.renewal_failed_since.map(|_| key.clone()));
         }
     }
 }
@@ -125,6 +164,8 @@ impl Metrics {
             agents_waiting: Gauge::default(),
             agents_parked: Gauge::default(),
             certificates_end: Gauge::default(),
+            renewals_failing: Gauge::default(),
+            not_renewed: NotRenewed::default(),
             renewals: Counter::default(),
             oldest: Family::default(),
             paths: Family::default(),
@@ -163,6 +204,14 @@ impl Metrics {
         registry.register("fleet_agents_parked", help, self.agents_parked.clone());
         let help = "When the first certificate of an agent that is heard of ends; 0 if none is known";
         registry.register("fleet_first_certificate_end_timestamp_seconds", help, self.certificates_end.clone());
+        let help = "Agents that are heard of and fail to renew their certificates, as their heartbeats said";
+        registry.register("fleet_renewals_failing", help, self.renewals_failing.clone());
+    }
+
+    /// Registers those that have the incumbent's names, where no prefix is given.
+    pub fn register_incumbent(&self, registry: &mut Registry) {
+        let help = "1 for each Kyma whose agent is heard of and fails to renew its certificate, as its heartbeat said; no series for the others";
+        registry.register("lifecycle_mgr_self_signed_cert_not_renew", help, self.not_renewed.gauge.clone());
     }
 
     /// `kymas` holds the gauges of the queue's places.
@@ -234,6 +283,8 @@ impl Metrics {
         self.agents_waiting.set(i64::try_from(sum.waiting).unwrap_or(i64::MAX));
         self.agents_parked.set(i64::try_from(sum.parked).unwrap_or(i64::MAX));
         self.certificates_end.set(sum.ends.unwrap_or(0));
+        self.renewals_failing.set(i64::try_from(sum.renewals_failing.len()).unwrap_or(i64::MAX));
+        self.not_renewed.set(&sum.renewals_failing);
     }
 
     /// What moves with the time alone.

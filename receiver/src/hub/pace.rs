@@ -19,6 +19,13 @@ impl Interval {
         Duration::from_secs(self.0.load(Ordering::Relaxed))
     }
 
+    #[cfg(test)]
+    pub(crate) fn of(interval: Duration) -> Self {
+        let told = Self::default();
+        told.set(interval);
+        told
+    }
+
     pub(super) fn set(&self, interval: Duration) {
         self.0.store(interval.as_secs(), Ordering::Relaxed);
     }

@@ -163,16 +163,18 @@ impl State {
         Terms { started, interval: self.interval(), away_after: self.pace.away_after }
     }
 
-    pub(super) fn inherit(&mut self, key: &KymaKey, inherited: Inherited) {
+    pub(super) fn inherit(&mut self, key: &KymaKey, inherited: Option<Inherited>, spoke_v3: bool) {
         if let Some(placed) = self.kymas.get_mut(key) {
-            placed.runtime.inherit(inherited);
+            placed.runtime.inherit(inherited, spoke_v3);
         }
     }
 
-    /// A runtime's connection ended.
-    pub(super) fn closed(&mut self, id: &RuntimeId, now: Instant) {
+    /// Nothing came over a runtime's connection since then.
+    pub(super) fn closed(&mut self, id: &RuntimeId, since: Instant) {
         if let Ok(key) = self.key_of(id) {
-            self.closed.insert(key, now);
+            // One that was used later may have ended before.
+            let last = self.closed.entry(key).or_insert(since);
+            *last = since.max(*last);
         }
     }
 
@@ -215,7 +217,7 @@ impl State {
         Ok((key, is_new))
     }
 
-    /// Whether a request in contract v3 of this runtime was taken.
+    /// Whether a request in contract v3 of this runtime was ever taken, as far as is known.
     pub(super) fn speaks_v3(&self, id: &RuntimeId) -> bool {
         let keys = self.runtimes.get(id).into_iter().flatten();
         keys.filter_map(|key| self.kymas.get(key)).any(|placed| placed.runtime.speaks_v3())
@@ -227,7 +229,7 @@ impl State {
         let mut moved = Vec::new();
         for (key, placed) in &mut self.kymas {
             let path = placed.runtime.path(terms, now);
-            sum.add(&path, placed.runtime.pulse(now).map(|(pulse, _)| pulse));
+            sum.add(key, &path, placed.runtime.pulse(now).map(|(pulse, _)| pulse));
             if placed.told.as_ref() != Some(&path) {
                 placed.told = Some(path.clone());
                 moved.push((key.clone(), path));
@@ -250,7 +252,7 @@ impl State {
         let placed = self.kymas.get_mut(&key).ok_or(Unplaced::Unknown)?;
         placed.runtime.heard(Contract::V3, interval, now);
         let mut recorded = placed.runtime.events(epoch, created, events);
-        let forwarded = super::forward::take(&mut self.outbox, placed, id, epoch, &mut recorded, leaf, now);
+        let forwarded = super::forward::take(&mut self.outbox, placed, id, epoch, &mut recorded, leaf);
         let mut received = None;
         if let Some(wanted) = recorded.wanted.take() {
             placed.accepted.get_or_insert(now);
@@ -368,6 +370,7 @@ impl State {
                 plan_is_current: pulse
                     .is_some_and(|(pulse, _)| pulse.plan_revision.as_deref() == Some(placed.runtime.plan_revision())),
                 certificate_not_after: pulse.map(|(pulse, _)| pulse.certificate_not_after.clone()),
+                renewal_failed_since: pulse.and_then(|(pulse, _)| pulse.renewal_failed_since),
                 waiting: pulse.map_or(0, |(pulse, _)| pulse.waiting),
                 parked: pulse.map_or(0, |(pulse, _)| pulse.parked),
                 gaps: epochs.iter().map(|epoch| epoch.gaps).sum(),

@@ -6,7 +6,7 @@ mod silence;
 #[cfg(feature = "otlp")]
 mod traces;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use futures::FutureExt as _;
 use serde_json::json;
@@ -61,9 +61,13 @@ fn send(hub: &Hub, n: u32, sequence: u64) -> Result<EventsAnswer, Unplaced> {
 }
 
 fn beat(hub: &Hub, n: u32, counter: u64) -> HeartbeatAnswer {
+    beat_with(hub, n, counter, &json!({"notAfter": "", "fingerprint": ""}))
+}
+
+fn beat_with(hub: &Hub, n: u32, counter: u64, certificate: &serde_json::Value) -> HeartbeatAnswer {
     let heartbeat = json!({
         "epoch": EPOCH, "sequence": 1, "counter": counter, "waiting": 0, "parked": 0, "agentVersion": "1", "planRevision": "1",
-        "certificate": {"notAfter": "", "fingerprint": ""}, "canary": {"ageSeconds": 1},
+        "certificate": certificate, "canary": {"ageSeconds": 1},
         "watches": [{"name": "w", "objects": 1, "listedSecondsAgo": 1}],
     });
     hub.heartbeat(&id(n), 1, serde_json::from_value(heartbeat).unwrap(), 1_700_000_000).unwrap()
@@ -281,7 +285,8 @@ async fn a_legacy_event_wants_everything_and_marks_the_path() {
 async fn moved_paths_are_told_once() {
     let hub = placed(4, 2);
     let moved = || {
-        let mut moved: Vec<_> = hub.moved_paths().into_iter().map(|(key, path)| (key.name.clone(), path.as_str())).collect();
+        let mut moved: Vec<_> =
+            hub.moved_paths().into_iter().map(|(key, path)| (key.name.clone(), path.as_str())).collect();
         moved.sort_unstable();
         moved
     };
@@ -292,6 +297,60 @@ async fn moved_paths_are_told_once() {
     assert_eq!(moved(), []);
     time::advance(Duration::from_secs(91)).await;
     assert_eq!(moved(), [("kyma-0".to_owned(), "NoHeartbeat"), ("kyma-1".to_owned(), "NoHeartbeat")]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_fails_to_renew_is_counted_and_shown_until_it_succeeds_or_is_heard_no_more() {
+    let mut registry = tidewatch_shared::metrics::Registry::default();
+    let hub = Hub::new(Instance::new(1), Settings::default(), Metrics::register(&mut registry), Instant::now());
+    (0..3).for_each(|n| hub.place(key(n), Some(id(n)), plan("1")));
+    hub.set_synced();
+    let failing = || {
+        let _ = hub.moved_paths();
+        let page = registry.encode().unwrap();
+        let line = page.lines().find_map(|line| line.strip_prefix("fleet_renewals_failing "));
+        line.unwrap_or_else(|| panic!("{page}")).to_owned()
+    };
+    let shown = |n| {
+        let view = hub.view().into_iter().find(|view| view.key == key(n)).unwrap();
+        crate::admin::report::Runtime::from(view).renewal_failed_since
+    };
+    let since = "2026-11-21T20:00:00Z";
+    let fails = json!({"notAfter": "", "fingerprint": "", "renewalFailedSince": since});
+    assert_eq!(failing(), "0");
+    (0..2).for_each(|n| drop(beat_with(&hub, n, 1, &fails)));
+    beat(&hub, 2, 1);
+    assert_eq!((failing().as_str(), shown(0).as_deref(), shown(2)), ("2", Some(since), None));
+    beat(&hub, 0, 2);
+    assert_eq!((failing().as_str(), shown(0), shown(1).as_deref()), ("1", None, Some(since)));
+    time::advance(Duration::from_secs(91)).await;
+    assert_eq!(failing(), "0", "what was said long ago may be over");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_fails_to_renew_has_the_incumbents_gauge_and_nobody_else() {
+    let (mut ours, mut incumbents) = Default::default();
+    let metrics = Metrics::register(&mut ours);
+    metrics.register_incumbent(&mut incumbents);
+    let hub = Hub::new(Instance::new(1), Settings::default(), metrics, Instant::now());
+    (0..3).for_each(|n| hub.place(key(n), Some(id(n)), plan("1")));
+    hub.set_synced();
+    let shown = || {
+        let _ = hub.moved_paths();
+        let page = incumbents.encode().unwrap();
+        let lines = page.lines().filter_map(|line| line.strip_prefix("lifecycle_mgr_self_signed_cert_not_renew"));
+        lines.map(str::to_owned).collect::<BTreeSet<_>>()
+    };
+    let fails = json!({"notAfter": "", "fingerprint": "", "renewalFailedSince": "2026-11-21T20:00:00Z"});
+    let failing = |n| format!("{{kyma_name=\"kyma-{n}\"}} 1");
+    assert_eq!(shown(), BTreeSet::new());
+    (0..2).for_each(|n| drop(beat_with(&hub, n, 1, &fails)));
+    beat(&hub, 2, 1);
+    assert_eq!(shown(), [failing(0), failing(1)].into());
+    beat(&hub, 0, 2);
+    assert_eq!(shown(), [failing(1)].into());
+    hub.remove(&key(1));
+    assert_eq!(shown(), BTreeSet::new());
 }
 
 #[tokio::test(start_paused = true)]
@@ -325,7 +384,7 @@ async fn who_is_away_is_probed_seldom_and_woken_by_its_first_word() {
 async fn what_an_earlier_process_saw_goes_on_until_something_is_heard() {
     let hub = placed(4, 3);
     for (n, reason) in [(0, "Away"), (1, "LegacyAgent"), (2, "NoHeartbeat")] {
-        hub.inherit(&key(n), reason);
+        hub.inherit(&key(n), reason, "words");
     }
     let path = |n| hub.path(&key(n), Instant::now()).unwrap().as_str();
     assert_eq!([path(0), path(1), path(2)], ["Away", "LegacyAgent", "Unknown"]);
@@ -334,8 +393,27 @@ async fn what_an_earlier_process_saw_goes_on_until_something_is_heard() {
     hub.want(&key(0), works(), Priority::User);
     hub.done(hub.next().await, Outcome::ended(works()));
     assert_eq!(path(0), "NoHeartbeat", "it was reached");
+    assert!((0..3).all(|n| !hub.speaks_v3(&id(n))));
     beat(&hub, 1, 1);
     assert_eq!(path(1), "Proven");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_spoke_v3_to_an_earlier_process_has_spoken_it() {
+    let hub = placed(4, 4);
+    for (n, reason, message) in [
+        (0, "StaleCanary", "words".to_owned()),
+        (1, "NoHeartbeat", format!("words{}", fleet::SPOKE_V3)),
+        (2, "LegacyAgent", "words".to_owned()),
+    ] {
+        hub.inherit(&key(n), reason, &message);
+    }
+    let spoke = || [0, 1, 2, 3].map(|n| hub.speaks_v3(&id(n)));
+    assert_eq!(spoke(), [true, true, false, false]);
+    let path = |n| hub.path(&key(n), Instant::now()).unwrap().as_str();
+    assert_eq!([path(0), path(1), path(2)], ["Unknown", "Unknown", "LegacyAgent"], "it says nothing of how they are");
+    (0..4).for_each(|n| hub.legacy_event(&id(n)).unwrap());
+    assert_eq!(spoke(), [true, true, false, false], "nothing takes it back");
 }
 
 #[tokio::test(start_paused = true)]

@@ -38,6 +38,8 @@ pub struct View {
     pub plan_is_current: bool,
     /// The end of the agent's certificate, as it said: RFC 3339 from an honest one, at most 256 characters.
     pub certificate_not_after: Option<String>,
+    /// Since when its renewal fails, as the agent said, in unix seconds; `None` while it does not.
+    pub renewal_failed_since: Option<u32>,
     /// Objects that waited in the agent at the last heartbeat.
     pub waiting: u64,
     /// Events that it could not send.

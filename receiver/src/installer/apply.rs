@@ -7,7 +7,7 @@ use kube::{
     Api, Client, ResourceExt,
     api::{DeleteParams, DynamicObject, ObjectMeta, Patch, PatchParams, PostParams, Preconditions},
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 use tidewatch_shared::{
     identity::RuntimeId,
     names::{AGENT_CONTAINER, AGENT_DEPLOYMENT, AGENT_PULL_SECRET, field_manager, label},
@@ -29,7 +29,7 @@ use crate::kyma::fetch;
 const AT_ONCE: usize = 6;
 
 /// Objects of the incumbent that have no part any more, besides its webhook configuration.
-const OBSOLETE: [(Part, Kind, &str); 2] =
+pub(super) const OBSOLETE: [(Part, Kind, &str); 2] =
     [(Part::MetricsService, SERVICES, AGENT_DEPLOYMENT), (Part::DenyAll, POLICIES, "kyma-project.io--seed-to-watcher")];
 
 /// Without these a webhook configuration of the incumbent's that is still there would make users wait for nobody.
@@ -202,13 +202,14 @@ impl<'a> Run<'a> {
         found: Option<DynamicObject>,
     ) -> Result<DynamicObject, Error> {
         let known = self.installed.forms.get(&part).copied();
-        let verdict = match &found {
+        let found = match found {
             Some(found) if found.metadata.deletion_timestamp.is_some() => {
-                return Err(Error::Terminating(Object::of(part)));
+                self.let_go(part, &found).await?;
+                None
             }
-            Some(found) => judge(part, shall, found, known),
-            None => Verdict::Changed,
+            found => found,
         };
+        let verdict = found.as_ref().map_or(Verdict::Changed, |found| judge(part, shall, found, known));
         let found = match (verdict, found) {
             (Verdict::Same, Some(found)) => return Ok(found),
             (_, found) => found,
@@ -220,6 +221,7 @@ impl<'a> Run<'a> {
         let error = |source| Error::Write { object: Object::of(part), source };
         let written = match (verdict, found) {
             (Verdict::Added, Some(found)) => put(&api, part, shall, &found).await.map_err(error)?,
+            (Verdict::Held, Some(found)) => release(&api, part.name(), &found).await.map_err(error)?,
             (Verdict::Anew, Some(found)) => {
                 delete(&api, part.name(), found.uid())
                     .await
@@ -235,19 +237,36 @@ impl<'a> Run<'a> {
         if written.metadata.deletion_timestamp.is_some() {
             return Err(Error::Terminating(Object::of(part)));
         }
-        if judge(part, shall, &written, None) == Verdict::Same {
-            self.installed.forms.remove(&part);
-            return Ok(written);
-        }
-        // An apply leaves what others added. What is still different after a PUT is this API server's own doing.
-        let written =
-            if verdict == Verdict::Added { written } else { put(&api, part, shall, &written).await.map_err(error)? };
+        let written = match judge(part, shall, &written, None) {
+            Verdict::Same => {
+                self.installed.forms.remove(&part);
+                return Ok(written);
+            }
+            // What is in these is the agent's: they are never replaced.
+            Verdict::Changed if part.is_agents() => return apply(&api, part, shall).await.map_err(error),
+            _ if part.is_agents() => return Ok(written),
+            // An apply leaves what others added. What is still different after a PUT is this API server's own doing.
+            _ if verdict == Verdict::Added => written,
+            _ => put(&api, part, shall, &written).await.map_err(error)?,
+        };
         if judge(part, shall, &written, None) == Verdict::Same {
             self.installed.forms.remove(&part);
         } else {
             self.installed.forms.insert(part, form::known(part, shall, &written));
         }
         Ok(written)
+    }
+
+    /// Lets an object go that somebody deletes, so that it can be made again.
+    async fn let_go(&mut self, part: Part, found: &DynamicObject) -> Result<(), Error> {
+        let object = Object::of(part);
+        if !form::is_held(&found.metadata) || !self.installed.may_write(Instant::now()) {
+            return Err(Error::Terminating(object));
+        }
+        let left = release(&part.kind().api(self.client), part.name(), found).await;
+        let left = left.map_err(|source| Error::Write { object, source })?;
+        self.report.written.insert(part);
+        if left.finalizers().is_empty() { Ok(()) } else { Err(Error::Terminating(object)) }
     }
 
     /// Deletes an object of the incumbent's, if it is there and bears its mark.
@@ -336,7 +355,7 @@ async fn put(
 ) -> kube::Result<DynamicObject> {
     let mut object: DynamicObject = serde_json::from_value(shall.clone()).map_err(kube::Error::SerdeError)?;
     let marks = object.metadata.labels.take();
-    object.metadata = found.metadata.clone();
+    object.metadata = form::released(&found.metadata);
     object.metadata.managed_fields = None;
     object.metadata.labels.get_or_insert_default().extend(marks.into_iter().flatten());
     for (_, place, member) in LEFT.iter().filter(|(of, ..)| *of == part) {
@@ -347,6 +366,20 @@ async fn put(
     }
     let params = PostParams { field_manager: Some(field_manager::TIDEWATCH.to_owned()), ..PostParams::default() };
     api.replace(part.name(), &params, &object).await
+}
+
+/// Takes off what holds an object, or lets it go with another one, if it is still this one. What is in it stays, and is not read.
+pub(super) async fn release(
+    api: &Api<DynamicObject>,
+    name: &str,
+    found: &DynamicObject,
+) -> kube::Result<DynamicObject> {
+    let finalizers = form::released(&found.metadata).finalizers;
+    let patch = json!({"metadata": {"uid": found.uid(), "finalizers": finalizers, "ownerReferences": null}});
+    let params = PatchParams { field_manager: Some(field_manager::TIDEWATCH.to_owned()), ..PatchParams::default() };
+    let released = api.patch_metadata(name, &params, &Patch::Merge(patch)).await?;
+    // Content that is known is still so.
+    Ok(DynamicObject { metadata: released.metadata, ..found.clone() })
 }
 
 /// Deletes an object, if it is still this one.

@@ -113,8 +113,8 @@ impl Error {
         }
     }
 
-    /// One line for the condition.
-    pub(super) fn line(&self) -> String {
+    /// One line for a status.
+    pub(crate) fn line(&self) -> String {
         match self.call() {
             Some(call) => format!("failed to {self}: {}", describe(call)),
             None => self.to_string(),

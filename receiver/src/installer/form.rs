@@ -1,7 +1,10 @@
 //! Whether an object is as it shall be, and if not, what has to be done about it.
 
-use kube::{ResourceExt, api::DynamicObject};
-use serde_json::Value;
+use kube::{
+    ResourceExt,
+    api::{DynamicObject, ObjectMeta},
+};
+use serde_json::{Value, json};
 use tidewatch_shared::names::label;
 
 use super::{Part, kit::hash};
@@ -16,6 +19,8 @@ pub(super) enum Verdict {
     Changed,
     /// Somebody added something, which an apply would leave.
     Added,
+    /// Of what is the agent's, somebody holds it, or another object that goes would take it along.
+    Held,
     /// What differs cannot be changed: it is deleted and made again.
     Anew,
 }
@@ -29,11 +34,12 @@ pub(super) fn judge(part: Part, wanted: &Value, found: &DynamicObject, known: Op
             part == Part::Secret && found.labels().get(label::PART_OF).is_none_or(|of| of != label::PART_OF_TIDEWATCH);
         return match (foreign, is_marked) {
             (true, _) => Verdict::Anew,
+            (false, _) if is_held(&found.metadata) => Verdict::Held,
             (false, false) => Verdict::Changed,
             (false, true) => Verdict::Same,
         };
     }
-    let (shall, is) = (form(part, wanted), form(part, &found.data));
+    let (shall, is) = (form(part, wanted), form_of(part, found));
     if shall == is || known.is_some_and(|known| known == pair(&shall, &is)) {
         return if is_marked { Verdict::Same } else { Verdict::Changed };
     }
@@ -45,7 +51,7 @@ pub(super) fn judge(part: Part, wanted: &Value, found: &DynamicObject, known: Op
 
 /// What [`judge`] takes for what this API server makes of ours.
 pub(super) fn known(part: Part, wanted: &Value, found: &DynamicObject) -> u64 {
-    pair(&form(part, wanted), &form(part, &found.data))
+    pair(&form(part, wanted), &form_of(part, found))
 }
 
 /// Of both forms, so that what was learned of one says nothing of the next that is wanted.
@@ -91,6 +97,38 @@ fn form(part: Part, object: &Value) -> Value {
     form
 }
 
+/// The same of an object that was read. Of its head, what decides when it goes counts too.
+fn form_of(part: Part, found: &DynamicObject) -> Value {
+    let mut form = form(part, &found.data);
+    if is_held(&found.metadata) {
+        let others: Vec<_> = found.finalizers().iter().filter(|name| !is_kubernetes_own(name)).collect();
+        form["metadata"] = json!({"finalizers": others, "ownerReferences": found.owner_references()});
+    }
+    form
+}
+
+/// Whether somebody else decides when an object goes: by a finalizer, or by an owner, with whom a garbage collector takes it. Ours have
+/// neither.
+pub(super) fn is_held(head: &ObjectMeta) -> bool {
+    let mut finalizers = head.finalizers.iter().flatten();
+    finalizers.any(|name| !is_kubernetes_own(name)) || head.owner_references.iter().flatten().next().is_some()
+}
+
+/// The head of an object that is not held any more.
+pub(super) fn released(head: &ObjectMeta) -> ObjectMeta {
+    let mut head = head.clone();
+    head.owner_references = None;
+    head.finalizers.iter_mut().for_each(|finalizers| finalizers.retain(|name| is_kubernetes_own(name)));
+    head.finalizers = head.finalizers.filter(|finalizers| !finalizers.is_empty());
+    head
+}
+
+/// Whether Kubernetes put a finalizer there, for a deletion in the foreground or a load balancer, and takes it off by itself.
+fn is_kubernetes_own(finalizer: &str) -> bool {
+    let is_own = |domain: &str| domain == "kubernetes.io" || domain.ends_with(".kubernetes.io");
+    finalizer.split_once('/').is_none_or(|(domain, _)| is_own(domain))
+}
+
 fn marked(wanted: &Value, found: &DynamicObject) -> bool {
     let labels = wanted["metadata"]["labels"].as_object().into_iter().flatten();
     labels.into_iter().all(|(key, value)| found.labels().get(key).map(String::as_str) == value.as_str())
@@ -113,7 +151,6 @@ fn has_more(shall: &Value, is: &Value) -> bool {
 mod tests {
     use std::sync::Arc;
 
-    use serde_json::json;
     use tidewatch_shared::plan::Plan;
 
     use super::*;
@@ -188,6 +225,29 @@ mod tests {
             (judged(Part::Secret, incumbents), judged(Part::Lease, incumbents)),
             (Verdict::Anew, Verdict::Changed)
         );
+    }
+
+    #[test]
+    fn nobody_else_decides_when_an_object_goes() {
+        let owner = json!([{"apiVersion": "v1", "kind": "ConfigMap", "name": "theirs", "uid": "u"}]);
+        let cases = [
+            ("finalizers", json!(["example.test/held"]), true),
+            ("finalizers", json!(["service.kubernetes.io/load-balancer-cleanup", "example.test/held"]), true),
+            ("finalizers", json!(["service.kubernetes.io/load-balancer-cleanup"]), false),
+            ("finalizers", json!(["foregroundDeletion"]), false),
+            ("ownerReferences", owner, true),
+        ];
+        for part in Part::ALL.into_iter().filter(|part| *part != Part::Webhooks) {
+            let held = if part.is_agents() { Verdict::Held } else { Verdict::Added };
+            for (member, value, is_held) in &cases {
+                let verdict = judged(part, |found| found["metadata"][*member] = value.clone());
+                assert_eq!(verdict, if *is_held { held } else { Verdict::Same }, "{part:?} {value}");
+            }
+        }
+        let head = json!({"finalizers": cases[1].1, "ownerReferences": cases[4].1, "name": "n"});
+        let released = released(&serde_json::from_value(head).unwrap());
+        assert_eq!(released.finalizers, Some(vec!["service.kubernetes.io/load-balancer-cleanup".to_owned()]));
+        assert_eq!((released.owner_references, released.name.as_deref()), (None, Some("n")));
     }
 
     #[test]

@@ -289,29 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pod_has_no_rights_on_its_node_and_a_token_for_us_alone() {
-        let pod = one(&settings(), Part::Deployment)["spec"]["template"]["spec"].clone();
-        let container = &pod["containers"][0];
-        assert_eq!(
-            (&container["name"], &container["image"]),
-            (&json!("server"), &json!("example.test/tidewatch-agent:1"))
-        );
-        assert_eq!(container["securityContext"]["capabilities"], json!({"drop": ["ALL"]}));
-        assert_eq!(container["securityContext"]["readOnlyRootFilesystem"], true);
-        assert_eq!(pod["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
-        assert_eq!(
-            (&pod["automountServiceAccountToken"], &pod["securityContext"]["runAsNonRoot"]),
-            (&json!(false), &json!(true))
-        );
-        assert_eq!(container["resources"]["limits"], json!({"memory": "64Mi"}));
-        let tokens: Vec<_> = pod["volumes"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|volume| volume["projected"]["sources"][0]["serviceAccountToken"]["audience"].clone())
-            .collect();
-        assert_eq!(tokens, [Value::Null, json!("tidewatch")]);
-        assert!(pod["imagePullSecrets"].is_null());
+    fn a_pull_secret_is_named_where_the_image_needs_one() {
         let pulled = Settings { pull_secret: Some("pull".into()), ..settings() };
         assert_eq!(
             one(&pulled, Part::Deployment)["spec"]["template"]["spec"]["imagePullSecrets"],
@@ -319,6 +297,87 @@ mod tests {
         );
         let secret = one(&pulled, Part::PullSecret);
         assert_eq!((&secret["type"], &secret["data"]), (&json!("t"), &json!({"k": "v"})));
+    }
+
+    #[test]
+    fn the_deployment_is_this_and_nothing_else() {
+        let labels = json!({"app": "skr-webhook"});
+        let marked = json!({
+            "app": "skr-webhook", "app.kubernetes.io/part-of": "tidewatch", "operator.kyma-project.io/managed-by": "kyma",
+        });
+        let of_pod =
+            json!({"app": "skr-webhook", "app.kubernetes.io/part-of": "tidewatch", "sidecar.istio.io/inject": "false"});
+        let probe = |path: &str, failures: u32| {
+            json!({"httpGet": {"path": path, "port": "http-metrics", "scheme": "HTTP"}, "periodSeconds": 10,
+                "timeoutSeconds": 5, "successThreshold": 1, "failureThreshold": failures})
+        };
+        let container = json!({
+            "name": "server", "image": "example.test/tidewatch-agent:1", "imagePullPolicy": "IfNotPresent",
+            "args": [
+                "--service-account-dir=/var/run/secrets/kubernetes.io/serviceaccount",
+                "--token-file=/var/run/secrets/tidewatch/token",
+                "--namespace=kyma-system",
+                "--metrics-address=0.0.0.0:2112",
+                "--trust-domain=kyma.local",
+            ],
+            "ports": [{"name": "http-metrics", "containerPort": 2112, "protocol": "TCP"}],
+            "resources": {"requests": {"cpu": "5m", "memory": "10Mi"}, "limits": {"memory": "64Mi"}},
+            "securityContext": {"allowPrivilegeEscalation": false, "privileged": false, "readOnlyRootFilesystem": true,
+                "capabilities": {"drop": ["ALL"]}},
+            "livenessProbe": probe("/healthz", 6), "readinessProbe": probe("/readyz", 3),
+            "terminationMessagePath": "/dev/termination-log", "terminationMessagePolicy": "FallbackToLogsOnError",
+            "volumeMounts": [
+                {"name": "account", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount", "readOnly": true},
+                {"name": "token", "mountPath": "/var/run/secrets/tidewatch", "readOnly": true},
+            ],
+        });
+        let account = json!({"name": "account", "projected": {"defaultMode": 420, "sources": [
+            {"serviceAccountToken": {"path": "token", "expirationSeconds": 3607}},
+            {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+            {"downwardAPI": {"items": [
+                {"path": "namespace", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}}]}},
+        ]}});
+        let token = json!({"name": "token", "projected": {"defaultMode": 420, "sources": [
+            {"serviceAccountToken": {"path": "token", "audience": "tidewatch", "expirationSeconds": 3600}},
+        ]}});
+        let pod = json!({
+            "serviceAccountName": "tidewatch-agent", "serviceAccount": "tidewatch-agent",
+            "automountServiceAccountToken": false, "enableServiceLinks": false,
+            "priorityClassName": "skr-webhook-priority", "dnsPolicy": "ClusterFirst", "restartPolicy": "Always",
+            "schedulerName": "default-scheduler", "terminationGracePeriodSeconds": 30,
+            "securityContext": {"runAsNonRoot": true, "runAsUser": 10001, "runAsGroup": 30001,
+                "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [container], "volumes": [account, token],
+        });
+        assert_eq!(
+            one(&settings(), Part::Deployment),
+            json!({
+                "apiVersion": "apps/v1", "kind": "Deployment",
+                "metadata": {"name": "skr-webhook", "namespace": "kyma-system", "labels": marked},
+                "spec": {
+                    "replicas": 1, "revisionHistoryLimit": 1, "progressDeadlineSeconds": 600,
+                    "strategy": {"type": "Recreate"}, "selector": {"matchLabels": labels},
+                    "template": {"metadata": {"labels": of_pod}, "spec": pod},
+                },
+            })
+        );
+    }
+
+    #[test]
+    fn names_are_asked_for_where_cluster_dns_listens() {
+        let ports = |number: u16| json!([{"protocol": "UDP", "port": number}, {"protocol": "TCP", "port": number}]);
+        let dns = json!({
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}},
+            "podSelector": {"matchExpressions": [
+                {"key": "k8s-app", "operator": "In", "values": ["kube-dns", "node-local-dns"]}]},
+        });
+        assert_eq!(
+            one(&settings(), Part::DnsPolicy)["spec"],
+            json!({
+                "policyTypes": ["Egress"], "podSelector": {"matchLabels": {"app": "skr-webhook"}},
+                "egress": [{"ports": ports(53)}, {"to": [dns], "ports": ports(8053)}],
+            })
+        );
     }
 
     #[test]

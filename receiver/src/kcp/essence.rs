@@ -1,14 +1,17 @@
 //! What of an object matters to those whom it concerns. Equal essences wake nobody.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use aws_lc_rs::digest;
 use kube::{ResourceExt, core::Resource};
 use serde::Serialize;
-use serde_json::json;
 use tidewatch_shared::api::{Kyma, ModuleReleaseMeta, ModuleStatus};
 
-use crate::{key::KymaKey, kyma::is_our_note};
+use crate::{
+    catalog::visibility::{Admission, Exclusion},
+    key::KymaKey,
+    kyma::is_our_note,
+};
 
 /// Essences of one kind, by name.
 pub(super) struct Essences<E>(HashMap<KymaKey, E>);
@@ -80,29 +83,31 @@ impl Decided {
     }
 }
 
-/// A release meta: what decides on it, and where its channels point.
+/// A release meta: all that somebody decided of it, and what of that matters to the modules of Kymas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Release {
-    pub(super) decided: Decided,
-    pub(super) channels: BTreeMap<String, String>,
-    /// Whom it admits, as JSON.
-    audience: String,
+    /// Labels and annotations of a release meta matter to catalogs alone.
+    decided: Decided,
+    /// Where its channels point.
+    channels: BTreeMap<String, String>,
+    /// Whom it admits.
+    admission: Admission,
     /// What else a Kyma is told of the module.
     rest: Hash,
 }
 
 impl Release {
-    pub(super) fn of(meta: &ModuleReleaseMeta) -> Self {
+    /// `restricted` are the modules of `--restricted-default-modules`.
+    pub(super) fn of(meta: &ModuleReleaseMeta, restricted: &BTreeSet<String>) -> Self {
         let channels = meta.spec.channels.iter().flatten();
         let channels = channels.map(|entry| (entry.channel.clone(), entry.version.clone())).collect();
-        let audience = json!([meta.spec.kyma_selector, meta.spec.mandatory]).to_string();
-        let rest = hash(&(&meta.spec.ocm_component_name, &meta.spec.versions));
-        Self { decided: Decided::of(meta), channels, audience, rest }
+        let rest = hash(&(&meta.spec.ocm_component_name, &meta.spec.versions, &meta.spec.mandatory));
+        Self { decided: Decided::of(meta), channels, admission: Admission::of(meta, restricted), rest }
     }
 
-    /// Whether somebody else may see it.
-    pub(super) fn audience_moved(&self, old: &Self) -> bool {
-        self.audience != old.audience || self.decided.labels_moved(&old.decided)
+    /// Whether it says something else than before of whether a Kyma with these labels may have the module, or why not.
+    pub(super) fn admits_otherwise(&self, old: &Self, kyma_labels: &BTreeMap<String, String>) -> bool {
+        verdict(&self.admission, kyma_labels) != verdict(&old.admission, kyma_labels)
     }
 
     /// Whether it says something else of the module or of its versions.
@@ -118,6 +123,16 @@ impl Release {
         moved.sort_unstable();
         moved.dedup();
         moved
+    }
+}
+
+/// Whether a Kyma with these labels is admitted, and why not where nobody is.
+fn verdict<'a>(admission: &'a Admission, kyma_labels: &BTreeMap<String, String>) -> Result<(), Option<&'a Exclusion>> {
+    match admission {
+        Admission::Everyone => Ok(()),
+        Admission::Selected(by) if by.matches(kyma_labels) => Ok(()),
+        Admission::Selected(_) => Err(None),
+        Admission::Nobody(why) => Err(Some(why)),
     }
 }
 

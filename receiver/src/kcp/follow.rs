@@ -1,6 +1,6 @@
 //! One watch of KCP: keeps a cache, tells of each change, and survives objects that cannot be read.
 
-use std::{collections::HashSet, fmt::Debug, sync::Arc};
+use std::{borrow::Cow, collections::HashSet, fmt::Debug, sync::Arc};
 
 use futures::StreamExt;
 use kube::{
@@ -13,11 +13,13 @@ use kube::{
     },
 };
 use serde::de::DeserializeOwned;
+use tidewatch_shared::names::GROUP;
 use tokio_util::sync::CancellationToken;
 
 use super::Metrics;
 use crate::{
     hub::Hub,
+    record::Record,
     telemetry::{Pending, Readiness},
 };
 
@@ -40,6 +42,7 @@ pub(super) struct Watch<K> {
     pub(super) config: watcher::Config,
     pub(super) gate: Guard,
     pub(super) metrics: Metrics,
+    pub(super) record: Record,
 }
 
 /// Opens when every kind has been listed once: only then may an event be placed, an unknown runtime be called unknown, or a
@@ -83,8 +86,8 @@ pub(super) async fn follow<K>(watch: Watch<K>, writer: Writer<K>, mut sink: impl
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
 {
-    let Watch { kind, api, config, gate, metrics } = watch;
-    let mut cache = Cache { kind, reader: writer.as_reader(), writer, gate: Some(gate), metrics };
+    let Watch { kind, api, config, gate, metrics, record } = watch;
+    let mut cache = Cache { kind, reader: writer.as_reader(), writer, gate: Some(gate), metrics, record };
     let mut stream = watcher::watcher(api, config).default_backoff().boxed();
     while let Some(event) = stream.next().await {
         match event {
@@ -106,6 +109,7 @@ struct Cache<K: Resource<DynamicType = ()> + Clone + 'static> {
     /// Until the first list is complete.
     gate: Option<Guard>,
     metrics: Metrics,
+    record: Record,
 }
 
 impl<K: Resource<DynamicType = ()> + Clone + Debug + 'static> Cache<K> {
@@ -147,8 +151,8 @@ impl<K: Resource<DynamicType = ()> + Clone + Debug + 'static> Cache<K> {
         self.gate = None;
     }
 
-    /// An object that cannot be read is named, counted, and stays as it was last readable: a mistake in one object must not
-    /// look like its deletion.
+    /// An object that cannot be read is named, counted, told of if it is of our group, and stays as it was last readable: a mistake in
+    /// one object must not look like its deletion.
     fn readable(&self, object: DeserializeGuard<K>) -> Option<K> {
         match object.0 {
             Ok(mut object) => {
@@ -158,10 +162,59 @@ impl<K: Resource<DynamicType = ()> + Clone + Debug + 'static> Cache<K> {
             Err(invalid) => {
                 let (namespace, name) = (invalid.metadata.namespace, invalid.metadata.name);
                 let (namespace, name) = (namespace.unwrap_or_default(), name.unwrap_or_default());
+                let known = self.reader.get(&ObjectRef::new(&name).within(&namespace));
                 self.metrics.unreadable(self.kind);
                 tracing::warn!(kind = self.kind, namespace, name, error = %invalid.error, "Object cannot be read");
-                self.reader.get(&ObjectRef::new(&name).within(&namespace)).map(|known| (*known).clone())
+                if let (true, Cow::Borrowed(kind)) = (K::group(&()) == GROUP, K::kind(&())) {
+                    let uid = invalid.metadata.uid.unwrap_or_default();
+                    self.record.unreadable(kind, (namespace, name, uid), known.is_some(), &invalid.error);
+                }
+                known.map(|known| (*known).clone())
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::runtime::reflector::store::Writer;
+    use serde_json::{Value, json};
+    use tidewatch_shared::{api::ModuleTemplate, metrics::Registry};
+
+    use super::*;
+    use crate::record;
+
+    fn template(name: &str, spec: Value) -> DeserializeGuard<ModuleTemplate> {
+        let object = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleTemplate",
+            "metadata": {"name": name, "namespace": "kcp-system", "uid": "u"}, "spec": spec});
+        serde_json::from_value(object).unwrap()
+    }
+
+    #[test]
+    fn an_object_that_cannot_be_read_is_counted_told_and_stays_as_it_was() {
+        let mut registry = Registry::default();
+        let (metrics, told) = (Metrics::register(&mut registry), record::Metrics::register(&mut registry));
+        let (writer, record) = (Writer::<ModuleTemplate>::default(), Record::new(told));
+        let mut cache =
+            Cache { kind: "moduletemplates", reader: writer.as_reader(), writer, gate: None, metrics, record };
+        let mut seen = Vec::new();
+        let mut sink = |change: Change<'_, ModuleTemplate>| {
+            if let Change::Applied(template) = change {
+                seen.push((template.metadata.name.clone().unwrap(), template.spec.version.clone()));
+            }
+        };
+        let (good, bad) = (json!({"version": "1.0.0", "descriptor": {}}), json!({"version": 1, "descriptor": {}}));
+        cache.take(Event::Apply(template("known", good)), &mut sink);
+        cache.take(Event::Apply(template("known", bad.clone())), &mut sink);
+        cache.take(Event::Apply(template("new", bad)), &mut sink);
+        assert_eq!(
+            seen,
+            [("known".to_owned(), Some("1.0.0".to_owned())), ("known".to_owned(), Some("1.0.0".to_owned()))]
+        );
+        assert_eq!(cache.reader.len(), 1);
+        let page = registry.encode().unwrap();
+        for line in [r#"kcp_unreadable_objects_total{kind="moduletemplates"} 2"#, "kubernetes_events_waiting 2"] {
+            assert!(page.contains(line), "{page}");
         }
     }
 }

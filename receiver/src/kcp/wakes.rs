@@ -151,7 +151,7 @@ impl Wakes {
                     if found {
                         // It is nothing new, this process is: who goes first is said when all caches are whole.
                         let path = kyma.status.as_ref().and_then(|status| status.condition("EventPath"));
-                        path.into_iter().for_each(|path| rooms.hub.inherit(&key, &path.reason));
+                        path.into_iter().for_each(|path| rooms.hub.inherit(&key, &path.reason, &path.message));
                         return;
                     }
                     let works = match concern::kyma(&now, &moved) {
@@ -200,14 +200,15 @@ impl Wakes {
         let (rooms, settle) = (self.rooms.clone(), self.settle.clone());
         let mut essences = Essences::new();
         move |change| {
+            let of = |meta| Release::of(meta, rooms.catalog.restricted_modules());
             let (meta, now, old) = match change {
                 Change::Found(meta) => {
-                    essences.apply(key_of(meta), Release::of(meta));
+                    essences.apply(key_of(meta), of(meta));
                     return;
                 }
-                Change::Applied(meta) => match essences.apply(key_of(meta), Release::of(meta)) {
-                    Some(Moved::From(old)) => (meta, Some(Release::of(meta)), Some(old)),
-                    Some(Moved::New) => (meta, Some(Release::of(meta)), None),
+                Change::Applied(meta) => match essences.apply(key_of(meta), of(meta)) {
+                    Some(Moved::From(old)) => (meta, Some(of(meta)), Some(old)),
+                    Some(Moved::New) => (meta, Some(of(meta)), None),
                     None => return,
                 },
                 Change::Deleted(meta) => (meta, None, essences.delete(&key_of(meta))),
@@ -286,10 +287,10 @@ impl Wakes {
 }
 
 impl Rooms {
-    /// Templates or release metas moved: who uses them is reconciled, whoever shall see something else gets it, and who follows a
-    /// channel that moved has time.
+    /// Templates or release metas moved, or a removal was confirmed: who uses them is reconciled, whoever shall see something else gets
+    /// it, and who follows a channel that moved has time.
     /// `namespace` is that of KCP's catalog.
-    pub(super) fn catalog_moved(&self, namespace: &str, renewed: &Renewed, concerned: Concerned) {
+    pub(super) fn catalog_moved(&self, namespace: &str, renewed: &Renewed, mut concerned: Concerned) {
         let per_second = self.catalog.flags().catalog_sync_rate;
         self.record.catalog(namespace, renewed);
         let kymas = self.stores.kymas.state();
@@ -297,6 +298,7 @@ impl Rooms {
         let seers: Vec<_> = seers.map(|kyma| key_of(kyma.as_ref())).collect();
         self.catalog.metrics().woken(seers.len());
         self.hub.want_paced(seers, Works::of(&[Work::Catalog]), per_second);
+        renewed.released.iter().for_each(|module| concerned.add(concern::released(&kymas, module)));
         let Concerned { users, followers } = concerned;
         self.hub.want_paced(users.into_iter().collect(), Works::of(&[Work::Kyma]), per_second);
         for Follower { key, uid, module, channel } in followers {

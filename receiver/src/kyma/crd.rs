@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use aws_lc_rs::digest;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
     Api, Client, ResourceExt,
@@ -15,6 +16,7 @@ use kube::{
 use serde_json::{Value, json};
 use tidewatch_shared::{
     api::crds,
+    hex,
     names::{field_manager, label},
 };
 use tokio::time::{Instant, sleep};
@@ -43,6 +45,15 @@ pub(super) fn wanted() -> &'static [Wanted] {
     static WANTED: LazyLock<Vec<Wanted>> =
         LazyLock::new(|| crds::runtime_crds().iter().filter_map(Wanted::of).collect());
     &WANTED
+}
+
+/// Stands for all of them: other definitions have another text, in every process.
+pub(super) fn fingerprint() -> &'static str {
+    static FINGERPRINT: LazyLock<String> = LazyLock::new(|| {
+        let specs: Vec<_> = wanted().iter().map(|wanted| (&wanted.name, &wanted.spec)).collect();
+        hex::encode(&digest::digest(&digest::SHA256, json!(specs).to_string().as_bytes()).as_ref()[..8])
+    });
+    &FINGERPRINT
 }
 
 impl Wanted {
@@ -105,7 +116,7 @@ pub(super) async fn ensure(
     let api = definitions(client);
     let found = fetch::get(&api, &wanted.name).await.map_err(Error::crd("read", wanted))?;
     if found.as_ref().is_some_and(|found| found.metadata.deletion_timestamp.is_some()) {
-        return Err(Error::Terminating(wanted.name.clone()));
+        return Err(Error::CrdTerminating(wanted.name.clone()));
     }
     let current = match found {
         Some(found) if wanted.is(&found, forms.get(&wanted.name)) => found,

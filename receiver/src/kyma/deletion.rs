@@ -1,7 +1,7 @@
 //! The end of a Kyma: its Manifests first, waited for with what blocks them named; then what we put into the runtime; our
 //! finalizer last. Every pass does as much as it can and begins again from what is there.
 
-use std::time::Duration;
+use std::{ops::ControlFlow, time::Duration};
 
 use futures::{StreamExt, stream};
 use jiff::Timestamp;
@@ -12,12 +12,13 @@ use kube::{
 };
 use serde_json::json;
 use tidewatch_shared::{
-    api::{Kyma, Manifest},
+    api::{Kyma, Manifest, State},
     names::{SKR_KYMA, finalizer, label},
 };
 
 use super::{
     Context, Error, apply, base, crd, error, fetch,
+    leave::{self, Wait, Way},
     status::{self, Access, Conditions, Findings},
 };
 use crate::{
@@ -28,8 +29,6 @@ use crate::{
 
 /// Manifests that are deleted at the same time.
 const AT_ONCE: usize = 4;
-/// Until what an API server is deleting is looked for again.
-const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// Manifests that go wake their Kyma; this is for the case that nobody deletes them.
 const REMIND: Duration = Duration::from_secs(60);
 /// A runtime without an access Secret for so long, while its Kyma is being deleted, is gone. A Secret that is deleted and made
@@ -44,23 +43,17 @@ pub(super) async fn step(ctx: &Context, key: &KymaKey, kyma: Kyma, works: Works)
     let left = delete_manifests(ctx, &kyma).await?;
     let access = (ctx.clients)(key).map(|(client, _)| client);
     let kyma = record(ctx, kyma, &left, access.as_ref().err()).await?;
-    let waits = match access {
+    let came = match access {
         Ok(client) if left.is_empty() => clean(ctx, key, &client, &kyma).await,
-        Ok(client) => show(&client, &kyma).await.map(|()| Some(REMIND)),
-        Err(_) if !left.is_empty() => Ok(Some(REMIND)),
+        Ok(client) => show(&client, &kyma).await.map(|()| Some(Wait::of(REMIND))),
+        Err(_) if !left.is_empty() => Ok(Some(Wait::of(REMIND))),
         Err(Unusable::Missing) => until_gone(ctx, &kyma).await,
         Err(unusable) => Err(Error::Access(unusable)),
     };
-    let waits = match waits {
-        Ok(waits) => waits,
-        Err(error) => {
-            say(ctx, &kyma, &error).await?;
-            return Err(error);
-        }
+    let kyma = match leave::after(ctx, kyma, works, Way::Deletion, came).await? {
+        ControlFlow::Break(outcome) => return Ok(outcome),
+        ControlFlow::Continue(kyma) => kyma,
     };
-    if let Some(again_in) = waits {
-        return Ok(Outcome { again_in: Some(again_in), ..Outcome::ended(works) });
-    }
     let others: Vec<_> = kyma.finalizers().iter().filter(|name| *name != finalizer::KYMA).collect();
     base::patch_metadata(ctx, &kyma, json!({"finalizers": others})).await?;
     ctx.forget(key);
@@ -87,9 +80,13 @@ async fn record(ctx: &Context, mut kyma: Kyma, left: &[Manifest], unusable: Opti
         let module = manifest.labels().get(label::MODULE_NAME)?;
         old.modules().iter().find(|status| status.name == *module)
     };
+    // Whoever said last what holds the deletion up says so again when it does no longer.
+    let said = old.last_operation.as_ref().filter(|_| old.state() == State::Deleting);
+    let waits = said.map(|said| said.operation.clone());
     let findings = Findings {
         modules: Some(left.iter().map(|manifest| status::removed(manifest, before(manifest))).collect()),
         conditions: Conditions { access, ..Conditions::default() },
+        waits,
         deleting: true,
         ..Findings::default()
     };
@@ -97,14 +94,6 @@ async fn record(ctx: &Context, mut kyma: Kyma, left: &[Manifest], unusable: Opti
     kyma.status = Some(status);
     kyma.metadata.resource_version = version;
     Ok(kyma)
-}
-
-/// Says why the runtime cannot be reached, if that is what holds the deletion up.
-async fn say(ctx: &Context, kyma: &Kyma, error: &Error) -> Result<(), Error> {
-    let Some(access) = error.access() else { return Ok(()) };
-    let conditions = Conditions { access: Some(access), ..Conditions::default() };
-    let findings = Findings { conditions, deleting: true, ..Findings::default() };
-    status::write_kcp(ctx, kyma, &findings, &super::now()).await.map(drop)
 }
 
 /// Shows the same in the runtime, if its Kyma is still there.
@@ -122,7 +111,7 @@ async fn show(client: &Client, kyma: &Kyma) -> Result<(), Error> {
 }
 
 /// Takes what is ours out of the runtime: catalog, its definitions, the Kyma, its definition, the agent. `None` when all of it is gone.
-async fn clean(ctx: &Context, key: &KymaKey, client: &Client, kyma: &Kyma) -> Result<Option<Duration>, Error> {
+async fn clean(ctx: &Context, key: &KymaKey, client: &Client, kyma: &Kyma) -> Result<Option<Wait>, Error> {
     let api = crd::definitions(client);
     let (mut of_kyma, mut of_catalog) = (None, Vec::new());
     for wanted in crd::wanted() {
@@ -137,29 +126,29 @@ async fn clean(ctx: &Context, key: &KymaKey, client: &Client, kyma: &Kyma) -> Re
     if of_catalog.len() == 2 && of_catalog.iter().all(served) {
         ctx.catalog.remove_all(key, client).await.map_err(Error::Catalog)?;
     }
-    let mut waits = !of_catalog.is_empty();
+    let going = of_catalog.iter().chain(&of_kyma).filter(|definition| !served(definition));
+    let mut held: Vec<_> = going.map(|definition| format!("the CRD {}", definition.name_any())).collect();
+    let waits = !of_catalog.is_empty() || of_kyma.is_some();
     for definition in of_catalog.iter().filter(|definition| served(definition)) {
         delete(&api, definition.name_any(), definition.uid()).await?;
     }
-    if let Some(definition) = of_kyma {
-        waits = true;
-        if served(&definition) {
-            match fetch::runtime_kyma(client).await? {
-                Some(runtime) => {
-                    if let Some(status) = &kyma.status {
-                        status::write_runtime(client, &runtime, status).await?;
-                    }
-                    delete(&fetch::in_runtime(client), SKR_KYMA.to_owned(), runtime.uid()).await?;
+    if let Some(definition) = of_kyma.filter(served) {
+        match fetch::runtime_kyma(client).await? {
+            Some(runtime) if runtime.metadata.deletion_timestamp.is_some() => held.push("the Kyma".to_owned()),
+            Some(runtime) => {
+                if let Some(status) = &kyma.status {
+                    status::write_runtime(client, &runtime, status).await?;
                 }
-                None => {
-                    ctx.catalog.remove_inventory(client).await.map_err(Error::Catalog)?;
-                    delete(&api, definition.name_any(), definition.uid()).await?;
-                }
+                delete(&fetch::in_runtime(client), SKR_KYMA.to_owned(), runtime.uid()).await?;
+            }
+            None => {
+                ctx.catalog.remove_inventory(client).await.map_err(Error::Catalog)?;
+                delete(&api, definition.name_any(), definition.uid()).await?;
             }
         }
     }
     if waits {
-        return Ok(Some(LOOK_AGAIN));
+        return Ok(Some(Wait::for_these(&held)));
     }
     // Last of all: it told of everything that went before.
     match &ctx.installer {
@@ -185,18 +174,18 @@ where
 
 /// How long a runtime without an access Secret is still waited for; `None` once it is a fact that it is gone. That rests on
 /// when the condition turned to this reason, on the deletion of the Kyma, and on a read of the Secrets themselves.
-async fn until_gone(ctx: &Context, kyma: &Kyma) -> Result<Option<Duration>, Error> {
+async fn until_gone(ctx: &Context, kyma: &Kyma) -> Result<Option<Wait>, Error> {
     let missing = kyma.status.as_ref().and_then(|status| status::unreachable_since(status, super::SECRET_MISSING));
     let deleted = kyma.metadata.deletion_timestamp.as_ref().map(|time| time.0);
     let left =
         missing.zip(deleted).map_or(GONE_AFTER, |(missing, deleted)| left(missing.max(deleted), Timestamp::now()));
     if !left.is_zero() {
-        return Ok(Some(left));
+        return Ok(Some(Wait::of(left)));
     }
     let api: Api<Secret> = fetch::in_kcp(ctx, &kyma.namespace().unwrap_or_default());
     let params = ListParams::default().labels(&format!("{}={}", label::KYMA_NAME, kyma.name_any()));
     let secrets = api.list_metadata(&params).await.map_err(Error::kcp(error::LIST_SECRETS))?;
-    Ok((!secrets.items.is_empty()).then_some(LOOK_AGAIN))
+    Ok((!secrets.items.is_empty()).then(|| Wait::for_these(&[])))
 }
 
 /// What is left of the wait that began then.

@@ -64,7 +64,10 @@ pub enum Error {
     /// A definition is not served in time.
     #[error("the CRD {0} is not established in the runtime")]
     NotEstablished(String),
-    /// Somebody deletes what a Kyma needs; when it is gone, it is made again.
+    /// Somebody deletes one of our definitions; when it is gone, it is made again.
+    #[error("the CRD {0} is being deleted in the runtime")]
+    CrdTerminating(String),
+    /// Somebody deletes the namespace of a Kyma; when it is gone, it is made again.
     #[error("{0} is being deleted in the runtime")]
     Terminating(String),
     /// The agent's plan.
@@ -123,7 +126,7 @@ impl Error {
             Self::Runtime { doing: DELETE_OURS, .. } => "remote_kyma_deletion",
             Self::Runtime { doing: WRITE_REMOTE_STATUS, .. } => "status_sync_to_remote",
             Self::Runtime { .. } => "spec_replacement_from_remote",
-            Self::Crd { .. } | Self::NotEstablished(_) | Self::Terminating(_) => "crds_sync",
+            Self::Crd { .. } | Self::NotEstablished(_) | Self::CrdTerminating(_) | Self::Terminating(_) => "crds_sync",
             Self::Plan(_) => "skr_webhook_installation",
             Self::Agent(_) => "remote_kyma_deletion",
             Self::Catalog(_) => "module_catalog_sync",
@@ -145,7 +148,7 @@ impl Error {
             (_, Some(call)) => classify(call),
             (Self::Access(_), _) => Class::Auth,
             (Self::Catalog(error), _) => error.class(),
-            (Self::NotEstablished(_) | Self::Terminating(_), _) => Class::Transport,
+            (Self::NotEstablished(_) | Self::CrdTerminating(_) | Self::Terminating(_), _) => Class::Transport,
             _ => Class::Ours,
         }
     }
@@ -178,6 +181,9 @@ impl Error {
     pub(super) fn line(&self) -> String {
         if let Some(Access::Unusable { message, .. }) = self.access() {
             return message;
+        }
+        if let Self::Agent(error) = self {
+            return error.line();
         }
         match self.runtime_call().or(self.kcp_call()) {
             Some(call) => format!("failed to {self}: {}", describe(call)),

@@ -5,7 +5,7 @@
 //! The agent's objects go although some bear names of the incumbent's: it applies all of its own with each pass, and could not apply
 //! them over ours (the type of a Secret never changes, and fields of ours in a Deployment would stay).
 
-use std::time::Duration;
+use std::ops::ControlFlow;
 
 use serde_json::json;
 use tidewatch_shared::{
@@ -16,7 +16,8 @@ use tracing::info;
 
 use super::{
     Context, Error, base,
-    status::{self, Conditions, Findings},
+    leave::{self, Wait, Way},
+    status,
 };
 use crate::{
     key::KymaKey,
@@ -25,19 +26,14 @@ use crate::{
 };
 
 /// Goes on with the hand-back of a Kyma.
-pub(super) async fn step(ctx: &Context, key: &KymaKey, kyma: Kyma, works: Works) -> Result<Outcome, Error> {
+pub(super) async fn step(ctx: &Context, key: &KymaKey, mut kyma: Kyma, works: Works) -> Result<Outcome, Error> {
     // Of one that was never ours, the incumbent's objects are what stands there.
     if takeover::is_held(&kyma) {
-        let waits = match clear(ctx, key).await {
-            Ok(waits) => waits,
-            Err(error) => {
-                say(ctx, &kyma, &error).await?;
-                return Err(error);
-            }
+        let came = clear(ctx, key).await;
+        kyma = match leave::after(ctx, kyma, works, Way::HandBack, came).await? {
+            ControlFlow::Break(outcome) => return Ok(outcome),
+            ControlFlow::Continue(kyma) => kyma,
         };
-        if let Some(again_in) = waits {
-            return Ok(Outcome { again_in: Some(again_in), ..Outcome::ended(works) });
-        }
     }
     let kyma = status::withdraw(ctx, kyma).await?;
     let metadata = json!({
@@ -51,7 +47,7 @@ pub(super) async fn step(ctx: &Context, key: &KymaKey, kyma: Kyma, works: Works)
 }
 
 /// Takes the agent out of the runtime, and the notes of what was put there. `None` when all of it is gone.
-async fn clear(ctx: &Context, key: &KymaKey) -> Result<Option<Duration>, Error> {
+async fn clear(ctx: &Context, key: &KymaKey) -> Result<Option<Wait>, Error> {
     let (client, _) = (ctx.clients)(key).map_err(Error::Access)?;
     // Nothing of what was verified is so any more, should the hand-back be called off.
     ctx.memory.forget(key);
@@ -64,11 +60,4 @@ async fn clear(ctx: &Context, key: &KymaKey) -> Result<Option<Duration>, Error> 
     }
     ctx.catalog.remove_inventory(&client).await.map_err(Error::Catalog)?;
     Ok(None)
-}
-
-/// Says what holds the hand-back up, as any pass would.
-async fn say(ctx: &Context, kyma: &Kyma, error: &Error) -> Result<(), Error> {
-    let conditions = Conditions { access: error.access(), ..Conditions::default() };
-    let findings = Findings { conditions, failure: Some(error.line()), ..Findings::default() };
-    status::write_kcp(ctx, kyma, &findings, &super::now()).await.map(drop)
 }

@@ -1,7 +1,8 @@
 //! What a pass works from, as a hash on the KCP Kyma, so that a process that begins knows whom to look at first.
 //!
-//! Two parts, since a pass may end one work and not the other: what the Kyma itself decides, with the plan; and what the catalog holds
-//! for it.
+//! Two parts, since a pass may end one work and not the other: what the Kyma itself decides, with the plan and the definitions that a
+//! runtime has of us; and what the catalog holds for it. A change of the first part means both works: what the catalog holds goes in under
+//! the definitions that belong to it.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +19,7 @@ use tidewatch_shared::{
     plan::{Plan, Work},
 };
 
-use super::{Context, fetch};
+use super::{Context, crd, fetch};
 use crate::queue::Works;
 
 /// Stands for what no pass has ended yet.
@@ -42,8 +43,12 @@ pub(crate) fn is_our_note(key: &str) -> bool {
 impl Inputs {
     /// `catalog` stands for the content of the Kyma's catalog.
     pub(crate) fn of(kyma: &Kyma, plan: &Plan, catalog: &str) -> Self {
+        Self::with(kyma, plan, crd::fingerprint(), catalog)
+    }
+
+    fn with(kyma: &Kyma, plan: &Plan, definitions: &str, catalog: &str) -> Self {
         let annotations: BTreeMap<_, _> = kyma.annotations().iter().filter(|(key, _)| !is_our_note(key)).collect();
-        let decided = json!([kyma.metadata.generation, kyma.labels(), annotations, plan.revision()]);
+        let decided = json!([kyma.metadata.generation, kyma.labels(), annotations, plan.revision(), definitions]);
         Self { kyma: hash(&decided.to_string()), catalog: hash(catalog) }
     }
 
@@ -86,4 +91,25 @@ fn noted(kyma: &Kyma) -> (&str, &str) {
 
 fn hash(text: &str) -> String {
     hex::encode(&digest::digest(&digest::SHA256, text.as_bytes()).as_ref()[..8])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_definitions_mean_all_works_and_another_catalog_means_its_own() {
+        let mut kyma: Kyma =
+            serde_json::from_value(json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
+            "metadata": {"name": "k", "generation": 1}, "spec": {"channel": "regular"}}))
+            .unwrap();
+        let plan = Plan::new("r".into(), Vec::new()).unwrap();
+        let inputs = |kyma: &Kyma, definitions: &str, catalog: &str| Inputs::with(kyma, &plan, definitions, catalog);
+        let noted = inputs(&kyma, "old", "old").after(&kyma, Works::RUNTIME).unwrap();
+        kyma.annotations_mut().insert(annotation::INPUTS.to_owned(), noted);
+        assert_eq!(inputs(&kyma, "old", "old").unnoted_at(&kyma), Works::EMPTY);
+        assert_eq!(inputs(&kyma, "old", "new").unnoted_at(&kyma), Works::of(&[Work::Catalog]));
+        assert_eq!(inputs(&kyma, "new", "new").unnoted_at(&kyma), Works::RUNTIME, "definitions go first");
+        assert_eq!(inputs(&kyma, crd::fingerprint(), "old"), Inputs::of(&kyma, &plan, "old"));
+    }
 }

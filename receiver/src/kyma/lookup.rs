@@ -1,4 +1,7 @@
 //! From a wanted module to the template that is to be installed: release meta → channel → version → template.
+//!
+//! What follows a channel stays at the version that is installed until it is this Kyma's turn to have the one to which the channel moved,
+//! whatever else a pass was made for.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,7 +17,10 @@ use tidewatch_shared::{
 };
 
 use super::validate::{Follow, InvalidModule, WantedModule};
-use crate::catalog::visibility::{Admission, Exclusion, is_true, template_name};
+use crate::catalog::{
+    Turn,
+    visibility::{Admission, Exclusion, is_true, template_name},
+};
 
 /// Why a module has no template that may be installed. The messages are the incumbent's.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -144,6 +150,29 @@ pub(crate) struct Sources<'a> {
     pub(crate) template: &'a (dyn Fn(&str) -> Option<Arc<ModuleTemplate>> + Sync),
     /// Whether the removal of a module waits for a confirmation.
     pub(crate) held: &'a (dyn Fn(&str) -> bool + Sync),
+    /// When this Kyma may have the version to which a channel of a module points: module, channel, version.
+    pub(crate) turn: &'a (dyn Fn(&str, &str, &str) -> Turn + Sync),
+}
+
+/// What stays installed of a module because the channel that it follows has moved and this Kyma's turn has not come; with when it comes.
+/// `None` where there is nothing to wait with: the user has changed what the module follows, or what is installed may be had no more.
+pub(crate) fn not_yet(
+    sources: &Sources<'_>,
+    module: &WantedModule,
+    installed: Option<&Installed>,
+) -> Option<(Resolved, Turn)> {
+    let (Ok(follows @ Follow::Channel(channel)), Some(installed)) = (&module.follows, installed) else { return None };
+    let meta = (sources.release_meta)(&module.name)?;
+    let target = version_of(&meta, &module.name, channel).ok()?;
+    if installed.channel != *channel || installed.version == target {
+        return None;
+    }
+    let turn = (sources.turn)(&module.name, channel, &target);
+    if turn == Turn::Now {
+        return None;
+    }
+    let found = at_version(sources, &module.name, meta, follows, installed.version.clone()).ok()?;
+    Some((found, turn))
 }
 
 /// Resolves one module.
@@ -161,16 +190,27 @@ pub(crate) fn resolve(
         Follow::Channel(channel) => version_of(&meta, &module.name, channel)?,
         Follow::Version(version) => version.clone(),
     };
+    let found = at_version(sources, &module.name, meta, follows, version)?;
+    if let Some(installed) = installed {
+        not_a_downgrade(installed, follows.as_str(), &found.version)?;
+    }
+    Ok(found)
+}
+
+fn at_version(
+    sources: &Sources<'_>,
+    module: &str,
+    meta: Arc<ModuleReleaseMeta>,
+    follows: &Follow,
+    version: String,
+) -> Result<Resolved, LookupError> {
     let component = meta.spec.ocm_component_name.clone().unwrap_or_default();
     if component.is_empty() || version.is_empty() {
-        return Err(LookupError::NoIdentity(module.name.clone()));
+        return Err(LookupError::NoIdentity(module.to_owned()));
     }
-    let name = template_name(&module.name, &version);
+    let name = template_name(module, &version);
     let template = (sources.template)(&name).ok_or(LookupError::NoTemplate(name))?;
     allowed(sources, &meta, &template, follows.as_str())?;
-    if let Some(installed) = installed {
-        not_a_downgrade(installed, follows.as_str(), &version)?;
-    }
     let channel = match follows {
         Follow::Channel(channel) => Some(channel.clone()),
         Follow::Version(_) => None,
@@ -300,6 +340,7 @@ mod tests {
             release_meta: &|_| meta.clone(),
             template: &|name| template.clone().filter(|template| template.name_any() == name),
             held: &|_| false,
+            turn: &|_, _, _| Turn::Now,
         };
         let module = WantedModule {
             name: "template-operator".into(),
@@ -396,5 +437,58 @@ mod tests {
             let said = check(case).unwrap_err();
             assert!(said.starts_with(message), "{said:?} is not {message:?}");
         }
+    }
+
+    #[test]
+    fn what_follows_a_moved_channel_stays_until_its_turn_unless_there_is_nothing_to_wait_with() {
+        let templates = |beta: &'static str| {
+            move |name: &str| {
+                let labels = if name == beta { json!({label::BETA: "true"}) } else { json!({}) };
+                ["template-operator-1.2.3", "template-operator-1.2.2"].contains(&name).then(|| {
+                    let mut found = template(labels, false);
+                    found.metadata.name = Some(name.to_owned());
+                    Arc::new(found)
+                })
+            }
+        };
+        let later = Turn::After(std::time::Duration::from_secs(7));
+        let at = |follows: Follow, (channel, version): (&str, &str), turn: Turn, beta: &'static str| {
+            let (labels, restricted, meta) = (BTreeMap::new(), BTreeSet::new(), Arc::new(meta(regular())));
+            let asked = |module: &str, channel: &str, version: &str| {
+                assert_eq!((module, channel, version), ("template-operator", "regular", "1.2.3"));
+                turn
+            };
+            let sources = Sources {
+                namespace: "kcp-system",
+                kyma_labels: &labels,
+                restricted: &restricted,
+                release_meta: &|_| Some(Arc::clone(&meta)),
+                template: &templates(beta),
+                held: &|_| false,
+                turn: &asked,
+            };
+            let (managed, policy) = (true, Policy::CreateAndDelete);
+            let module = WantedModule { name: "template-operator".into(), follows: Ok(follows), managed, policy };
+            let installed = Installed { channel: channel.into(), version: version.into() };
+            not_yet(&sources, &module, Some(&installed)).map(|(found, turn)| (found.version, found.channel, turn))
+        };
+        let channel = || Follow::Channel("regular".into());
+        let kept = |turn| Some(("1.2.2".to_owned(), Some("regular".to_owned()), turn));
+        assert_eq!(at(channel(), ("regular", "1.2.2"), later, ""), kept(later));
+        assert_eq!(at(channel(), ("regular", "1.2.2"), Turn::Undecided, ""), kept(Turn::Undecided));
+        let new = "template-operator-1.2.3";
+        assert_eq!(
+            at(channel(), ("regular", "1.2.2"), later, new),
+            kept(later),
+            "what it may not have comes in time too"
+        );
+        assert_eq!(at(channel(), ("regular", "1.2.2"), Turn::Now, ""), None);
+        assert_eq!(at(channel(), ("regular", "1.2.3"), later, ""), None, "it is there");
+        assert_eq!(at(channel(), ("fast", "1.2.2"), later, ""), None, "the user has changed the channel");
+        assert_eq!(at(channel(), ("", "1.2.2"), later, ""), None, "it had a version of its own");
+        assert_eq!(at(Follow::Version("1.2.2".into()), ("regular", "1.2.2"), later, ""), None);
+        assert_eq!(at(channel(), ("regular", "1.2.1"), later, ""), None, "there is no template of it any more");
+        let old = "template-operator-1.2.2";
+        assert_eq!(at(channel(), ("regular", "1.2.2"), later, old), None, "this Kyma may not have it any more");
     }
 }

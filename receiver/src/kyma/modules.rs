@@ -1,6 +1,6 @@
 //! What is to be done about each module: pure. Deletion is desired minus owned; a lookup that failed deletes nothing.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use kube::ResourceExt;
 use serde_json::Value;
@@ -14,6 +14,7 @@ use super::{
     lookup::{self, Installed, LookupError, Resolved, Sources},
     validate::WantedModule,
 };
+use crate::catalog::Turn;
 
 /// What becomes of one wanted module.
 #[derive(Debug)]
@@ -35,6 +36,8 @@ pub(super) struct Decisions<'a> {
     pub(super) wanted: Vec<Decision<'a>>,
     /// Manifests that nobody wants any more, those on their way out included.
     pub(super) unwanted: Vec<Arc<Manifest>>,
+    /// After how long the first of those that wait for their turn has it.
+    pub(super) turn: Option<Duration>,
 }
 
 /// Decides about the modules of a Kyma; `owned` are its Manifests.
@@ -48,11 +51,18 @@ pub(super) fn decide<'a>(
     let owned: Vec<_> = owned.iter().filter(|manifest| !is_mandatory(manifest)).collect();
     let installed =
         |module: &str| owned.iter().find(|manifest| module_of(manifest) == Some(module)).map(|found| Arc::clone(found));
-    let mut decisions = Vec::new();
+    let (mut decisions, mut turn) = (Vec::new(), None);
     let (mut kept, mut unresolved) = (BTreeSet::new(), BTreeSet::new());
     for module in wanted {
         let manifest = installed(&module.name);
-        let found = lookup::resolve(sources, module, manifest.as_deref().and_then(installed_of).as_ref());
+        let is = manifest.as_deref().and_then(installed_of);
+        let found = match lookup::not_yet(sources, module, is.as_ref()) {
+            Some((found, its)) => {
+                turn = sooner(turn, its);
+                Ok(found)
+            }
+            None => lookup::resolve(sources, module, is.as_ref()),
+        };
         let decision = match found {
             Ok(found) => {
                 let desired = build::manifest(kyma, module, &found, registry);
@@ -81,7 +91,14 @@ pub(super) fn decide<'a>(
         !stays && !kept.contains(&manifest.name_any())
     };
     let unwanted = owned.iter().filter(unwanted).map(|manifest| Arc::clone(manifest)).collect();
-    Decisions { wanted: decisions, unwanted }
+    Decisions { wanted: decisions, unwanted, turn }
+}
+
+fn sooner(turn: Option<Duration>, its: Turn) -> Option<Duration> {
+    match its {
+        Turn::After(its) => Some(turn.map_or(its, |turn| turn.min(its))),
+        Turn::Now | Turn::Undecided => turn,
+    }
 }
 
 /// Whether a Manifest has to be written. One that is on its way out, or that was given to the user, is left alone.
@@ -161,6 +178,17 @@ mod tests {
 
     /// The same while removals are held.
     fn check_held(wanted: &[WantedModule], owned: &[Manifest], held: bool) -> (Vec<String>, Vec<String>) {
+        let (written, unwanted, _) = check_turn(wanted, owned, held, Turn::Now);
+        (written, unwanted)
+    }
+
+    /// The same when it is some Kyma's turn: what is written, what is unwanted, and what is waited for.
+    fn check_turn(
+        wanted: &[WantedModule],
+        owned: &[Manifest],
+        held: bool,
+        turn: Turn,
+    ) -> (Vec<String>, Vec<String>, Option<Duration>) {
         let release_meta = |name: &str| {
             let meta: ModuleReleaseMeta = serde_json::from_value(json!({
                 "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleReleaseMeta", "metadata": {"name": name},
@@ -187,6 +215,7 @@ mod tests {
             release_meta: &release_meta,
             template: &template,
             held: &|_| held,
+            turn: &|_, _, _| turn,
         };
         let owned: Vec<_> = owned.iter().cloned().map(Arc::new).collect();
         let decisions = decide(&kyma(), wanted, &owned, &sources, "r");
@@ -194,6 +223,7 @@ mod tests {
         (
             written.map(|desired| desired.module.clone()).collect(),
             decisions.unwanted.iter().map(|manifest| manifest.name_any()).collect(),
+            decisions.turn,
         )
     }
 
@@ -238,6 +268,34 @@ mod tests {
         leaving.spec.version = Some("0.9.0".into());
         leaving.metadata.deletion_timestamp = Some(serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap());
         assert_eq!(check(&[a], &[leaving]), (none.clone(), none), "what is on its way out is waited for");
+    }
+
+    #[test]
+    fn what_waits_for_its_turn_is_kept_as_it_is_and_not_as_it_will_be() {
+        let (a, none) = (wanted("a", true), Vec::<String>::new());
+        let mut older = manifest(&a);
+        older.spec.version = Some("0.9.0".into());
+        older.spec.install.source["ref"] = "0.9.0".into();
+        let mut tampered = older.clone();
+        tampered.spec.install.source["ref"] = "evil".into();
+        let check = |module: &WantedModule, owned: &Manifest, turn| {
+            check_turn(std::slice::from_ref(module), std::slice::from_ref(owned), false, turn)
+        };
+        let rest = Duration::from_secs(9);
+        let waits = Some(rest);
+        assert_eq!(check(&a, &older, Turn::After(rest)), (none.clone(), none.clone(), waits));
+        assert_eq!(
+            check(&a, &tampered, Turn::After(rest)),
+            (vec!["a".into()], none.clone(), waits),
+            "repaired all the same"
+        );
+        assert_eq!(check(&a, &older, Turn::Undecided), (none.clone(), none.clone(), None), "whoever decides wakes it");
+        assert_eq!(check(&a, &older, Turn::Now), (vec!["a".into()], none.clone(), None));
+        let elsewhere = WantedModule { follows: Ok(Follow::Channel("regular".into())), ..a.clone() };
+        assert_eq!(check(&elsewhere, &older, Turn::After(rest)).2, None, "the user has changed what it follows");
+        let first = check_turn(std::slice::from_ref(&a), &[], false, Turn::After(rest));
+        assert_eq!(first, (vec!["a".into()], none, None), "what is new has no version to stay at");
+        assert_eq!(sooner(sooner(None, Turn::After(rest * 2)), Turn::After(rest)), waits);
     }
 
     #[test]

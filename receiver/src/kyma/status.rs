@@ -26,6 +26,8 @@ pub(crate) struct Findings {
     pub(crate) conditions: Conditions,
     /// Why the pass could not be ended: the Kyma is in error.
     pub(crate) failure: Option<String>,
+    /// What is waited for besides, as one sentence.
+    pub(crate) waits: Option<String>,
     /// The Kyma is being deleted.
     pub(crate) deleting: bool,
 }
@@ -33,7 +35,9 @@ pub(crate) struct Findings {
 /// The whole status of the KCP Kyma; `old` is the one that was read.
 pub(crate) fn compute(old: &KymaStatus, findings: &Findings, now: &Time) -> KymaStatus {
     let mut modules = findings.modules.clone().unwrap_or_else(|| old.modules().to_vec());
-    if let (Some(message), Some(Access::Unusable { .. })) = (&findings.failure, &findings.conditions.access) {
+    if let (Some(message), Some(Access::Unusable { .. }), false) =
+        (&findings.failure, &findings.conditions.access, findings.deleting)
+    {
         for module in &mut modules {
             module.state = State::Error;
             module.message = Some(message.clone());
@@ -41,16 +45,18 @@ pub(crate) fn compute(old: &KymaStatus, findings: &Findings, now: &Time) -> Kyma
     }
     modules.sort_by(|a, b| a.name.cmp(&b.name));
     let all_ready = modules.iter().all(|module| matches!(module.state, State::Ready | State::Unmanaged));
-    let conditions = findings.conditions.merge(old, all_ready && findings.failure.is_none(), now);
+    let is_well = all_ready && (findings.failure.is_none() || findings.deleting);
+    let conditions = findings.conditions.merge(old, is_well, now);
     let settled = conditions.iter().filter(|condition| condition::counts(condition)).all(Condition::is_true);
-    let (state, operation) = match &findings.failure {
+    let (state, usual) = match &findings.failure {
         _ if findings.deleting => (State::Deleting, "waiting for modules to be deleted"),
-        Some(message) => (State::Error, message.as_str()),
+        Some(_) => (State::Error, ""),
         None => match aggregate(&modules, settled) {
             State::Ready => (State::Ready, "kyma is ready"),
             state => (state, "waiting for all modules to become ready"),
         },
     };
+    let operation = findings.failure.as_deref().or(findings.waits.as_deref()).unwrap_or(usual);
     let active_channel = match (&findings.channel, state) {
         (Some(channel), State::Ready | State::Warning) => Some(channel.clone()),
         _ => old.active_channel.clone(),
@@ -257,6 +263,25 @@ mod tests {
     fn deleting_wins_over_everything() {
         let status = first(&Findings { deleting: true, ..findings(&[State::Error]) });
         assert_eq!((status.state(), operation(&status).0), (State::Deleting, "waiting for modules to be deleted"));
+        let access = Access::Unusable { reason: "Unreachable", message: "away".into() };
+        let held = |failure: Option<&str>| Findings {
+            conditions: Conditions { access: failure.map(|_| access.clone()), ..Conditions::default() },
+            failure: failure.map(str::to_owned),
+            waits: Some("waiting for x".into()),
+            deleting: true,
+            ..findings(&[State::Deleting])
+        };
+        for (failure, expected) in [(None, "waiting for x"), (Some("away"), "away")] {
+            let status = compute(&status, &held(failure), &now(1));
+            assert_eq!((status.state(), operation(&status)), (State::Deleting, (expected, 1)));
+            assert_eq!(status.modules()[0].state, State::Deleting, "they go as they do");
+        }
+    }
+
+    #[test]
+    fn what_is_waited_for_besides_changes_no_state() {
+        let status = first(&Findings { waits: Some("waiting for x".into()), ..findings(&[State::Ready]) });
+        assert_eq!((status.state(), operation(&status).0), (State::Ready, "waiting for x"));
     }
 
     #[test]

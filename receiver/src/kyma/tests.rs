@@ -3,6 +3,7 @@
 mod fake;
 mod installer;
 mod takeover;
+mod turn;
 
 use std::sync::Arc;
 
@@ -310,6 +311,37 @@ async fn only_what_the_agent_speaks_of_is_read_again_and_additions_are_undone() 
     bed.pass(works, drift(subject)).await;
     assert_eq!(bed.runtime.writes(), [format!("PATCH {id}"), format!("PUT {id}")]);
     assert!(bed.runtime.object(id).unwrap()["spec"]["names"]["categories"].is_null());
+}
+
+#[tokio::test]
+async fn a_definition_that_somebody_deletes_is_told_and_made_again_when_it_is_gone() {
+    let mut bed = Bed::settled().await;
+    let id = "customresourcedefinitions/moduletemplates.operator.kyma-project.io";
+    let works = Works::of(&[Work::Kyma]);
+    let subject = "apiextensions.k8s.io/v1/customresourcedefinitions//moduletemplates.operator.kyma-project.io";
+    bed.runtime.edit(id, |crd| {
+        crd["metadata"]["finalizers"] = json!(["customresourcecleanup.apiextensions.k8s.io"]);
+        crd["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+    });
+    assert_eq!(bed.pass(works, drift(subject)).await, Outcome::failed(works, Class::Transport));
+    let said = bed.condition("CRDsSync");
+    let line = "the CRD moduletemplates.operator.kyma-project.io is being deleted in the runtime";
+    let words = format!("CRDs are not synchronized to the SKR: {line}");
+    assert_eq!((&said["status"], &said["message"]), (&json!("False"), &json!(words)));
+    assert_eq!(bed.status()["lastOperation"]["operation"], line);
+    bed.runtime.remove(id);
+    assert_eq!(bed.pass(works, drift(subject)).await, Outcome::ended(works));
+    assert!(bed.runtime.object(id).is_some());
+    assert_eq!(bed.condition("CRDsSync")["status"], "True");
+
+    // The namespace is no definition.
+    bed.runtime.edit("namespaces/kyma-system", |namespace| {
+        namespace["metadata"]["finalizers"] = json!(["kubernetes"]);
+        namespace["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+    });
+    assert_eq!(bed.pass(works, drift("/v1/namespaces//kyma-system")).await.class, Some(Class::Transport));
+    assert_eq!(bed.condition("CRDsSync")["status"], "True");
+    assert_eq!(bed.status()["lastOperation"]["operation"], "kyma-system is being deleted in the runtime");
 }
 
 #[tokio::test]

@@ -3,30 +3,46 @@
 
 use std::time::Duration;
 
-use jiff::Timestamp;
 use kube::{ResourceExt, runtime::reflector::ObjectRef};
 use tidewatch_shared::{
-    api::{Kyma, Manifest, State},
-    plan::Work,
+    api::{Kyma, Manifest, ModuleStatus, State},
+    plan::{Plan, Work},
 };
 
-use super::Paths;
 use crate::{
+    catalog::{Catalog, Turn, facts::Pointer},
+    hub::Hub,
+    kcp::Stores,
     key::KymaKey,
     kyma::Inputs,
     queue::{Priority, Works},
 };
 
-/// Wants every Kyma of the caches, now or within the spread. The caches must be whole, and the plan must be made.
-pub(super) fn order(paths: &Paths) {
-    let Paths { flags, stores, hub, catalog, plan, .. } = paths;
-    let (plan, spread) = (plan.load_full(), Duration::from_secs(flags.restart_spread_seconds.into()));
+/// What an order is made from.
+pub(super) struct Order<'a> {
+    /// The others are verified within this time.
+    pub(super) spread: Duration,
+    /// Caches of KCP, which must be whole.
+    pub(super) stores: &'a Stores,
+    /// The plan of all runtimes, which must be made.
+    pub(super) plan: &'a Plan,
+    /// What each runtime shall have, and since when channels point where they do.
+    pub(super) catalog: &'a Catalog,
+    /// Where Kymas are wanted.
+    pub(super) hub: &'a Hub,
+}
+
+/// Wants every Kyma of the caches, now or within the spread.
+pub(super) fn order(order: &Order<'_>) {
+    let Order { spread, stores, plan, catalog, hub } = *order;
     let (mut first, mut later, mut moved) = (0u32, 0u32, Vec::new());
     for kyma in stores.kymas.state() {
         let namespace = kyma.namespace().unwrap_or_default();
         let key = KymaKey::new(&namespace, kyma.name_any());
-        let inputs = Inputs::of(&kyma, &plan, &catalog.content(kyma.labels(), stores));
-        roll_out(paths, &key, &kyma);
+        let inputs = Inputs::of(&kyma, plan, &catalog.content(kyma.labels(), stores));
+        if let Some(rest) = turn(catalog, &kyma) {
+            hub.roll_out(&key, rest);
+        }
         let manifest = |name: &str| stores.manifests.get(&ObjectRef::new(name).within(&namespace));
         let state = |name: &str| manifest(name).map(|manifest| state_of(&manifest));
         match urgency(&kyma, &inputs, state) {
@@ -50,21 +66,23 @@ fn state_of(manifest: &Manifest) -> State {
     manifest.status.as_ref().map(|status| status.state).unwrap_or_default()
 }
 
-/// Goes on with the roll-outs that have not reached this Kyma: at the time that it has in each, or at once if that has passed.
-fn roll_out(paths: &Paths, key: &KymaKey, kyma: &Kyma) {
+/// After how long the first of the roll-outs that have not reached this Kyma does: at once where its time has passed. Whatever it is worked
+/// on for before, it keeps what it has till then.
+fn turn(catalog: &Catalog, kyma: &Kyma) -> Option<Duration> {
     let uid = kyma.uid().unwrap_or_default();
-    for module in kyma.status.iter().flat_map(|status| status.modules()) {
-        let Some(channel) = module.channel.as_deref() else { continue };
-        let target = paths.catalog.pointer(&module.name, channel).map(|pointer| pointer.version);
-        if target == module.version {
-            continue;
+    let rest = |module: &ModuleStatus| {
+        let channel = module.channel.as_deref()?;
+        let Pointer { version, since, .. } = catalog.pointer(&module.name, channel)?;
+        if module.version.as_ref() == Some(&version) || since.is_none() {
+            return None;
         }
-        if let Some((since, delay)) = paths.catalog.roll_out(&uid, &module.name, channel) {
-            let passed = Timestamp::now().as_second().saturating_sub(since);
-            let passed = Duration::from_secs(u64::try_from(passed).unwrap_or(0));
-            paths.hub.roll_out(key, delay.saturating_sub(passed));
+        match catalog.turn(&uid, &module.name, channel, &version) {
+            Turn::Now => Some(Duration::ZERO),
+            Turn::After(rest) => Some(rest),
+            Turn::Undecided => None,
         }
-    }
+    };
+    kyma.status.iter().flat_map(|status| status.modules()).filter_map(rest).min()
 }
 
 /// What is wanted of a Kyma at once, and how urgently; `None` if nothing of it has changed since its last pass.
@@ -89,8 +107,22 @@ fn urgency(kyma: &Kyma, inputs: &Inputs, manifest: impl Fn(&str) -> Option<State
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use jiff::Timestamp;
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::runtime::{
+        reflector::{self, store::Writer},
+        watcher::Event,
+    };
     use serde_json::{Value, json};
-    use tidewatch_shared::{names::annotation, plan::Plan};
+    use tidewatch_shared::{
+        api::{ModuleReleaseMeta, ModuleTemplate},
+        identity::Instance,
+        metrics::Registry,
+        names::annotation,
+    };
+    use tokio::time::Instant;
 
     use super::*;
 
@@ -144,5 +176,117 @@ mod tests {
         };
         assert_eq!(at(&warned(json!("version 1.0.0 is deprecated"))), None, "that is how it is shown");
         assert_eq!(at(&warned(Value::Null)), changed, "it was its Manifest's");
+    }
+
+    const WINDOW: u32 = 3_600;
+
+    /// KCP with the Kyma of [`kyma`], on which nothing has changed, and a channel of its module that moved to 1.1.0 so many seconds ago.
+    struct Bed {
+        stores: Stores,
+        catalog: Catalog,
+        hub: Hub,
+        key: KymaKey,
+    }
+
+    fn filled<K>(objects: &[Value]) -> reflector::Store<K>
+    where
+        K: reflector::Lookup + Clone + serde::de::DeserializeOwned + 'static,
+        K::DynamicType: Default + Clone + Eq + std::hash::Hash,
+    {
+        let mut writer = Writer::default();
+        for object in objects {
+            writer.apply_watcher_event(&Event::Apply(serde_json::from_value(object.clone()).unwrap()));
+        }
+        writer.as_reader()
+    }
+
+    fn object(kind: &str, name: &str, spec: Value) -> Value {
+        json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": kind,
+               "metadata": {"name": name, "namespace": "kcp-system"}, "spec": spec})
+    }
+
+    fn bed(moved: i64) -> Bed {
+        let of_version = |version: &str| {
+            let spec = json!({"moduleName": "keda", "version": version, "descriptor": {}});
+            object("ModuleTemplate", &format!("keda-{version}"), spec)
+        };
+        let meta = json!({"moduleName": "keda", "channels": [{"channel": "regular", "version": "1.1.0"}]});
+        let install = json!({"remote": true, "version": "1.0.0", "install": {"name": "raw-manifest", "source": {}}});
+        let mut manifest = object("Manifest", "m", install);
+        manifest["status"] = json!({"state": "Ready"});
+        let mut stores = Stores {
+            kymas: filled(&[]),
+            templates: filled::<ModuleTemplate>(&[of_version("1.0.0"), of_version("1.1.0")]),
+            release_metas: filled::<ModuleReleaseMeta>(&[object("ModuleReleaseMeta", "keda", meta)]),
+            manifests: filled(&[manifest]),
+            watchers: filled(&[]),
+            secrets: filled(&[]),
+        };
+        let flags = crate::catalog::Flags { module_upgrade_rollout_max_delay_seconds: WINDOW, ..Default::default() };
+        let settings = crate::catalog::Settings { flags, ..Default::default() };
+        let catalog = Catalog::new(settings, crate::catalog::Metrics::default());
+        let pointer = json!({"version": "1.1.0", "since": Timestamp::now().as_second() - moved});
+        let accepted = json!({"keda": {"whom": "everyone", "channels": {"regular": pointer}}}).to_string();
+        let map: ConfigMap = serde_json::from_value(json!({"data": {"accepted": accepted}})).unwrap();
+        catalog.take_releases(Some(&map));
+
+        let mut value = serde_json::to_value(kyma(|kyma| {
+            let metadata = &mut kyma["metadata"];
+            (metadata["namespace"], metadata["uid"]) = (json!("kcp-system"), json!("uid"));
+            let module = &mut kyma["status"]["modules"][0];
+            (module["channel"], module["version"]) = (json!("regular"), json!("1.0.0"));
+        }))
+        .unwrap();
+        let is: Kyma = serde_json::from_value(value.clone()).unwrap();
+        let inputs = Inputs::of(&is, &plan(), &catalog.content(is.labels(), &stores));
+        value["metadata"]["annotations"][annotation::INPUTS] = inputs.after(&is, Works::RUNTIME).unwrap().into();
+        stores.kymas = filled(&[value]);
+
+        let metrics = crate::hub::Metrics::register(&mut Registry::default());
+        let settings = crate::hub::Settings { seed: 1, ..Default::default() };
+        let hub = Hub::new(Instance::new(1), settings, metrics, Instant::now());
+        let key = KymaKey::new("kcp-system", "k");
+        hub.place(key.clone(), Some("r-1".parse().unwrap()), Arc::new(plan()));
+        hub.set_synced();
+        Bed { stores, catalog, hub, key }
+    }
+
+    impl Bed {
+        /// What comes of a start, and after how long: the others are verified within a year.
+        async fn first(&self) -> (Works, Priority, Duration) {
+            let (spread, plan, started) = (Duration::from_secs(365 * 86_400), plan(), Instant::now());
+            let Self { stores, catalog, hub, .. } = self;
+            order(&Order { spread, stores, plan: &plan, catalog, hub });
+            let job = hub.next().await;
+            assert_eq!(job.key, self.key);
+            (job.wanted.works, job.wanted.priority, started.elapsed())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_roll_out_goes_on_where_the_last_process_left_it() {
+        let reconcile = Works::of(&[Work::Kyma]);
+        let delay = crate::catalog::facts::delay("uid", "keda", "1.1.0", Duration::from_secs(WINDOW.into()));
+        assert!(delay > Duration::from_secs(60), "or this test says nothing");
+        let (works, priority, after) = bed(40).first().await;
+        assert_eq!((works, priority), (reconcile, Priority::Catalog));
+        let rest = delay - Duration::from_secs(40);
+        // What passes between a second and the next one in the real clock is no part of it.
+        assert!(
+            after <= rest + Duration::from_millis(2) && after + Duration::from_secs(5) > rest,
+            "{after:?} {rest:?}"
+        );
+        let (works, _, after) = bed(WINDOW.into()).first().await;
+        assert!(works == reconcile && after < Duration::from_millis(2), "its time has passed: {after:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_has_the_version_is_in_no_roll_out() {
+        let mut bed = bed(0);
+        let mut kyma = serde_json::to_value(bed.stores.kymas.state().remove(0).as_ref()).unwrap();
+        kyma["status"]["modules"][0]["version"] = json!("1.1.0");
+        bed.stores.kymas = filled(&[kyma]);
+        let (works, priority, _) = bed.first().await;
+        assert_eq!((works, priority), (Works::RUNTIME, Priority::Verification));
     }
 }

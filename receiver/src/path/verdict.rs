@@ -4,7 +4,7 @@ use tidewatch_shared::api::{Condition, ConditionStatus, Kyma};
 
 use super::Why;
 use crate::{
-    fleet::{PathState, Unproven},
+    fleet::{PathState, SPOKE_V3, Unproven},
     pki::Follows,
 };
 
@@ -49,8 +49,9 @@ impl Said {
     }
 }
 
-/// What the condition `EventPath` shall say, if it says something else. Nothing is said while nobody can know.
-pub(super) fn event_path(path: Option<&PathState>, kyma: &Kyma) -> Option<Said> {
+/// What the condition `EventPath` shall say, if it says something else. Nothing is said while nobody can know. `spoke_v3` is asked of those
+/// whose agent is not heard of.
+pub(super) fn event_path(path: Option<&PathState>, spoke_v3: impl FnOnce() -> bool, kyma: &Kyma) -> Option<Said> {
     let path = path?;
     let (status, message) = match path {
         PathState::Unknown => return None,
@@ -62,6 +63,8 @@ pub(super) fn event_path(path: Option<&PathState>, kyma: &Kyma) -> Option<Said> 
         PathState::Unproven(flaw @ (Unproven::Away | Unproven::LegacyAgent)) => (ConditionStatus::Unknown, words(flaw)),
         PathState::Unproven(flaw) => (ConditionStatus::False, words(flaw)),
     };
+    let memory = if !path.is_heard() && spoke_v3() { SPOKE_V3 } else { "" };
+    let message = message + memory;
     news(kyma, EVENT_PATH, status, path.as_str(), message)
 }
 
@@ -153,8 +156,8 @@ mod tests {
     #[test]
     fn a_transition_is_said_once_and_ignorance_never() {
         let nothing = kyma(json!([]));
-        assert_eq!(event_path(None, &nothing), None);
-        assert_eq!(event_path(Some(&PathState::Unknown), &nothing), None);
+        assert_eq!(event_path(None, || false, &nothing), None);
+        assert_eq!(event_path(Some(&PathState::Unknown), || false, &nothing), None);
         for (path, expected) in [
             (PathState::Proven, ConditionStatus::True),
             (PathState::Unproven(Unproven::NoHeartbeat), ConditionStatus::False),
@@ -162,13 +165,30 @@ mod tests {
             (PathState::Unproven(Unproven::LegacyAgent), ConditionStatus::Unknown),
             (PathState::Unproven(Unproven::Diverged { watch: "w".into() }), ConditionStatus::False),
         ] {
-            let said = event_path(Some(&path), &nothing).unwrap();
+            let said = event_path(Some(&path), || false, &nothing).unwrap();
             let Said::Is { status, reason, only_words, .. } = &said else { panic!("gone") };
             assert_eq!((*status, *reason, *only_words), (expected, path.as_str(), false));
             let shown = shows(EVENT_PATH, &said);
-            assert_eq!(event_path(Some(&path), &shown), None, "said already");
-            assert_eq!(event_path(Some(&PathState::Unknown), &shown), None, "what is shown stays");
-            assert!(event_path(Some(&PathState::Unproven(Unproven::OldPlan { refused: None })), &shown).is_some());
+            assert_eq!(event_path(Some(&path), || false, &shown), None, "said already");
+            assert_eq!(event_path(Some(&PathState::Unknown), || false, &shown), None, "what is shown stays");
+            assert!(
+                event_path(Some(&PathState::Unproven(Unproven::OldPlan { refused: None })), || false, &shown).is_some()
+            );
+        }
+    }
+
+    #[test]
+    fn that_an_agent_has_spoken_v3_is_said_while_it_is_silent() {
+        for (flaw, remembers) in
+            [(Unproven::NoHeartbeat, true), (Unproven::Away, true), (Unproven::OldPlan { refused: None }, false)]
+        {
+            let path = PathState::Unproven(flaw);
+            let said = event_path(Some(&path), || true, &kyma(json!([]))).unwrap();
+            let Said::Is { message, .. } = &said else { panic!("gone") };
+            assert_eq!(message.ends_with(SPOKE_V3), remembers, "{message}");
+            let shown = shows(EVENT_PATH, &said);
+            assert_eq!(event_path(Some(&path), || true, &shown), None, "said already");
+            assert_eq!(event_path(Some(&path), || false, &shown).is_some_and(|said| said.only_words()), remembers);
         }
     }
 
@@ -176,8 +196,8 @@ mod tests {
     fn other_words_of_the_same_reason_are_told_apart() {
         let fails =
             |error: &str| PathState::Unproven(Unproven::FailingWatch { watch: "w".into(), error: Some(error.into()) });
-        let said = event_path(Some(&fails("a")), &kyma(json!([]))).unwrap();
-        assert!(event_path(Some(&fails("b")), &shows(EVENT_PATH, &said)).unwrap().only_words());
+        let said = event_path(Some(&fails("a")), || false, &kyma(json!([]))).unwrap();
+        assert!(event_path(Some(&fails("b")), || false, &shows(EVENT_PATH, &said)).unwrap().only_words());
     }
 
     #[test]

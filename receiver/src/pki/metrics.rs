@@ -6,7 +6,10 @@ use prometheus_client::{
 };
 use tidewatch_shared::metrics::Registry;
 
-use super::stored::{PhaseName, ReadStored};
+use super::{
+    ServerIdentity,
+    stored::{PhaseName, ReadStored},
+};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Why {
@@ -31,6 +34,9 @@ pub struct Metrics {
     files: Family<Outcome, Counter>,
     leaves: Family<Outcome, Counter>,
     certificate_ends: Gauge,
+    /// From when on that is close; never shown.
+    close_from: Gauge,
+    close: Gauge,
     root_ends: Gauge,
     phase: Family<InPhase, Gauge>,
     stragglers: Family<InPhase, Gauge>,
@@ -60,6 +66,13 @@ impl Metrics {
         registry.register("pki_ca_secret_writes", help, self.writes.clone());
     }
 
+    /// Registers those that have the incumbent's names, where no prefix is given.
+    pub fn register_incumbent(&self, registry: &mut Registry) {
+        let help = "1 if the certificate of the event port ends within 14 days, or within a sixth of its life if that is less; else 0, also if that \
+                    cannot be read";
+        registry.register("lifecycle_mgr_gateway_secret_server_cert_close_to_expiry", help, self.close.clone());
+    }
+
     pub(super) fn refused(&self, why: &ReadStored) {
         self.refused.get_or_create(&Why { reason: why.as_str() }).inc();
     }
@@ -68,7 +81,7 @@ impl Metrics {
         self.good.set(is_good.into());
     }
 
-    pub(super) fn reloaded(&self, well: bool) {
+    pub(crate) fn reloaded(&self, well: bool) {
         self.files.get_or_create(&Outcome { outcome: if well { "taken" } else { "refused" } }).inc();
     }
 
@@ -76,8 +89,14 @@ impl Metrics {
         self.leaves.get_or_create(&Outcome { outcome: if well { "issued" } else { "failed" } }).inc();
     }
 
-    pub(super) fn serves_until(&self, end: Option<i64>) {
-        self.certificate_ends.set(end.unwrap_or(0));
+    pub(super) fn serves(&self, identity: &ServerIdentity) {
+        self.certificate_ends.set(identity.not_after().unwrap_or(0));
+        self.close_from.set(identity.close_from().unwrap_or(i64::MAX));
+    }
+
+    /// It is so late, in Unix seconds.
+    pub(super) fn time_is(&self, now: i64) {
+        self.close.set((self.close_from.get() <= now).into());
     }
 
     pub(super) fn root_until(&self, end: i64) {

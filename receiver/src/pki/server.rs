@@ -5,10 +5,13 @@ use std::sync::Arc;
 use rustls::ServerConfig;
 use tidewatch_shared::{
     certificate::{Leaf, fingerprint},
-    tls::{self, Identity, TlsConfig},
+    tls::{self, Clients, Identity, TlsConfig},
 };
 
 use super::TrustBundle;
+
+/// The end of a certificate is close so many seconds before it, at most: 14 days.
+const CLOSE: i64 = 14 * 86_400;
 
 /// A server's chain and key with the bundle that clients must chain to: checked together, published together.
 #[derive(Clone)]
@@ -16,7 +19,7 @@ pub struct ServerIdentity {
     config: Arc<ServerConfig>,
     for_tokens: Arc<ServerConfig>,
     fingerprint: String,
-    not_after: Option<i64>,
+    validity: Option<(i64, i64)>,
 }
 
 impl ServerIdentity {
@@ -40,11 +43,18 @@ impl ServerIdentity {
             config,
             for_tokens,
             fingerprint: fingerprint(leaf),
-            not_after: Leaf::read(leaf).ok().map(|leaf| leaf.not_after),
+            validity: Leaf::read(leaf).ok().map(|leaf| (leaf.not_before, leaf.not_after)),
         })
     }
 
-    /// The TLS configuration: TLS 1.3, a client certificate required, HTTP/2 and HTTP/1.1 by ALPN.
+    /// The same for a proxy, which speaks for many.
+    #[must_use]
+    pub fn behind_proxy(mut self) -> Self {
+        Arc::make_mut(&mut self.config).alpn_protocols = Clients::Proxy.protocols();
+        self
+    }
+
+    /// The TLS configuration: TLS 1.3, a client certificate required, HTTP/1.1 and HTTP/2 by ALPN.
     #[must_use]
     pub fn config(&self) -> Arc<ServerConfig> {
         self.config.clone()
@@ -60,7 +70,7 @@ impl ServerIdentity {
     #[must_use]
     pub fn config_for_enrolment(&self) -> Arc<ServerConfig> {
         let mut config = ServerConfig::clone(&self.for_tokens);
-        config.alpn_protocols.clone_from(&self.config.alpn_protocols);
+        config.alpn_protocols = Clients::Agents.protocols();
         Arc::new(config)
     }
 
@@ -73,6 +83,13 @@ impl ServerIdentity {
     /// End of the server's certificate in Unix seconds; `None` when its key is not P-256 (a certificate of somebody else's CA).
     #[must_use]
     pub fn not_after(&self) -> Option<i64> {
-        self.not_after
+        self.validity.map(|(_, end)| end)
+    }
+
+    /// From when on its end is called close, in Unix seconds; `None` as above. Two weeks before it, as with the incumbent; a certificate of
+    /// short life is renewed later than that, so for it no more than a sixth of its life.
+    #[must_use]
+    pub fn close_from(&self) -> Option<i64> {
+        self.validity.map(|(begin, end)| end - CLOSE.min((end - begin) / 6))
     }
 }

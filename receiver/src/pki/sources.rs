@@ -191,7 +191,7 @@ impl Sources {
             self.verify(&server, &trust.agents, now)?;
         }
         let identity = match &contents.proxy_ca {
-            Some(pem) => ServerIdentity::new(&server, &bundle("--proxy-ca", pem)?),
+            Some(pem) => ServerIdentity::new(&server, &bundle("--proxy-ca", pem)?).map(ServerIdentity::behind_proxy),
             None => ServerIdentity::new(&server, &trust.clients),
         };
         Ok(Whole { identity: identity.map_err(Refused::Server)?, trust })

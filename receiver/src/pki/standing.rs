@@ -189,7 +189,7 @@ impl Standing {
         events.store(whole.identity.config());
         tokens.store(whole.identity.config_for_tokens());
         enrolment.store(whole.identity.config_for_enrolment());
-        metrics.serves_until(whole.identity.not_after());
+        metrics.serves(&whole.identity);
         trust.send_if_modified(|known| {
             let is_new = **known != whole.trust;
             if is_new {

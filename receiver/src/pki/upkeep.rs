@@ -146,8 +146,13 @@ impl Upkeep {
         self.standing.publish(&whole, stored).context("publish")
     }
 
-    /// Renews the leaf when it is time.
+    /// Renews the leaf when it is time, and tells when that was missed.
     fn age(&mut self, now: i64) {
+        self.renew(now);
+        self.metrics.time_is(now);
+    }
+
+    fn renew(&mut self, now: i64) {
         let (Some(own), Some(kept)) = (&self.own, self.kept.clone()) else { return };
         if now < own.renew_at {
             return;

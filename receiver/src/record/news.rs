@@ -1,6 +1,6 @@
 //! What is worth telling: the difference between what a Kyma or Watcher said before and what it says now.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt};
 
 use kube::{Resource, ResourceExt};
 use tidewatch_shared::api::{Condition, ConditionStatus, Kyma, State, Watcher};
@@ -239,6 +239,18 @@ pub(super) fn of_catalog(namespace: &str, left_out: &[LeftOut], held: Option<&He
         })
     });
     left_out.chain(held).collect()
+}
+
+/// An object that cannot be read: what it said before holds, where it was `known`. The object is namespace, name and uid.
+pub(super) fn of_unreadable(
+    kind: &'static str,
+    (namespace, name, uid): (String, String, String),
+    known: bool,
+    cause: &impl fmt::Display,
+) -> News {
+    let about = About { kind, namespace, name, uid };
+    let till_then = if known { "what it said before holds" } else { "it is as if it were not there" };
+    News { about, warning: true, reason: "Unreadable", note: format!("it cannot be read, and {till_then}: {cause}") }
 }
 
 pub(super) fn state_of(watcher: &Watcher) -> State {

@@ -11,6 +11,11 @@ use serde_json::{Value, json};
 use tidewatch_shared::metrics::Registry;
 
 use super::*;
+use crate::catalog::{
+    desired::{Kind, ObjectId},
+    facts::Held,
+    snapshot::{Fault, LeftOut},
+};
 
 const KEY: (&str, &str) = ("kcp-system", "k");
 
@@ -153,6 +158,47 @@ fn a_watcher_that_is_refused_is_told() {
     );
     assert_eq!(news::of_watcher(State::Error, &watcher("Error")), None);
     assert_eq!(news::of_watcher(State::Error, &watcher("Ready")).unwrap().reason, "WatcherServed");
+}
+
+#[test]
+fn what_is_left_out_of_the_catalog_or_held_is_told_of_the_object_it_is_about() {
+    let left = LeftOut {
+        id: ObjectId::new(Kind::Template, "keda-wrong"),
+        uid: "u-1".to_owned(),
+        fault: Fault::Name { expected: "keda-1.0.0".to_owned() },
+    };
+    let modules = ["keda", "warden"].map(str::to_owned).into();
+    let held = Held { change: "c0ffee".to_owned(), modules, runtimes: 4, of: 9 };
+    let told = news::of_catalog("kcp-system", std::slice::from_ref(&left), Some(&held));
+    let seen: Vec<_> =
+        told.iter().map(|news| (news.about.kind, &*news.about.name, &*news.about.uid, news.reason)).collect();
+    assert_eq!(
+        seen,
+        [
+            ("ModuleTemplate", "keda-wrong", "u-1", "LeftOutOfCatalog"),
+            ("ModuleReleaseMeta", "keda", "", "RemovalHeld"),
+            ("ModuleReleaseMeta", "warden", "", "RemovalHeld"),
+        ]
+    );
+    assert!(told.iter().all(|news| news.warning && news.about.namespace == "kcp-system"));
+    assert_eq!(told[0].note, "it is left out: its name should be keda-1.0.0");
+    assert!(told[1].note.contains("4 of 9 runtimes") && told[1].note.ends_with("says c0ffee"), "{}", told[1].note);
+    assert!(news::of_catalog("kcp-system", &[], None).is_empty());
+}
+
+#[test]
+fn what_cannot_be_read_is_told_and_what_holds_meanwhile() {
+    let record = Record::new(Metrics::default());
+    for (known, holds) in [(true, "what it said before holds"), (false, "it is as if it were not there")] {
+        let object = ("kcp-system".to_owned(), "keda".to_owned(), "u".to_owned());
+        record.unreadable("ModuleReleaseMeta", object, known, &"expected a string");
+        let News { about, warning, reason, note } = record.next().unwrap().news;
+        assert_eq!(
+            (about.kind, &*about.name, &*about.uid, warning, reason),
+            ("ModuleReleaseMeta", "keda", "u", true, "Unreadable")
+        );
+        assert_eq!(note, format!("it cannot be read, and {holds}: expected a string"));
+    }
 }
 
 #[test]

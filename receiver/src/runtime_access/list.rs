@@ -1,4 +1,4 @@
-//! Lists a kind in pages, with an end: pages, objects, bytes and time are limited, so no runtime can feed an endless list.
+//! Lists a kind in pages, with an end: pages, objects, bytes and time are limited, so nobody can feed an endless list.
 
 use std::{fmt, marker::PhantomData, time::Duration};
 
@@ -19,7 +19,7 @@ use tokio::time::timeout;
 
 use super::{answer::CutOff, chain};
 
-/// Objects asked for per page.
+/// Objects asked for per page of a runtime.
 const PAGE: u32 = 100;
 
 /// Pages are asked for with fewer objects when one was larger than an answer may be, down to this.
@@ -31,6 +31,8 @@ const MAX_PER_PAGE: usize = 1000;
 /// Where a list ends at the latest.
 #[derive(Clone, Copy, Debug)]
 pub struct ListLimits {
+    /// Objects asked for per page, at most a thousand.
+    pub page: u32,
     /// Answers, the refused ones included.
     pub pages: usize,
     /// Objects in all.
@@ -43,7 +45,7 @@ pub struct ListLimits {
 
 impl Default for ListLimits {
     fn default() -> Self {
-        Self { pages: 200, objects: 10_000, bytes: 64 << 20, deadline: Duration::from_secs(60) }
+        Self { page: PAGE, pages: 200, objects: 10_000, bytes: 64 << 20, deadline: Duration::from_secs(60) }
     }
 }
 
@@ -65,7 +67,7 @@ pub enum ListError {
 }
 
 /// Reads all objects that `selection` selects (its `limit` and `continue_token` are set here). A list whose token expires
-/// is begun anew, within the same limits.
+/// is begun anew, within the same limits. Of a kind of `PartialObjectMeta` only the metadata is sent.
 ///
 /// # Errors
 /// [`ListError`]; a part of a list is never given out.
@@ -84,7 +86,7 @@ where
 {
     let mut all = Vec::new();
     let mut left = limits.bytes;
-    params.limit = Some(PAGE);
+    params.limit = Some(limits.page);
     params.continue_token = None;
     for _ in 0..limits.pages {
         let page = match page(api, &params, &mut left).await {
@@ -122,7 +124,9 @@ async fn page<K: kube::Resource + Clone + DeserializeOwned>(
     params: &ListParams,
     left: &mut usize,
 ) -> Result<Page<K>, kube::Error> {
-    let request = Request::new(api.resource_url()).list(params).map_err(kube::Error::BuildRequest)?;
+    let request = Request::new(api.resource_url());
+    let request = if K::metadata_api() { request.list_metadata(params) } else { request.list(params) };
+    let request = request.map_err(kube::Error::BuildRequest)?;
     let response = api.clone().into_client().send(request.map(Body::from)).await?;
     let status = response.status();
     let body = collect(response, *left).await?;
@@ -201,7 +205,7 @@ mod tests {
     };
 
     use k8s_openapi::api::core::v1::ConfigMap;
-    use kube::Client;
+    use kube::{Client, core::PartialObjectMeta};
     use serde_json::{Value, json};
     use tower::service_fn;
 
@@ -256,6 +260,35 @@ mod tests {
         assert!(matches!(crowded, ListError::Page(kube::Error::SerdeError(_))), "{crowded:?}");
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_list_that_stalls_ends_in_time() {
+        let service = service_fn(|_: http::Request<Body>| std::future::pending::<Result<Response<Body>, Infallible>>());
+        let api: Api<ConfigMap> = Api::namespaced(Client::new(service, "default"), "a");
+        let error = list_all(&api, &ListParams::default(), &ListLimits::default()).await.unwrap_err();
+        assert!(matches!(error, ListError::Late(_)), "{error:?}");
+    }
+
+    #[tokio::test]
+    async fn of_metadata_nothing_else_is_asked_for() {
+        let accepted = Arc::new(Mutex::new(Vec::new()));
+        let log = accepted.clone();
+        let service = service_fn(move |request: http::Request<Body>| {
+            let accept = request.headers()[http::header::ACCEPT].to_str().unwrap().to_owned();
+            log.lock().unwrap().push((accept, request.uri().query().unwrap_or_default().contains("limit=500")));
+            let body = Body::from(list(0..3, "").to_string().into_bytes());
+            async move { Ok::<_, Infallible>(Response::new(body)) }
+        });
+        let api: Api<PartialObjectMeta<ConfigMap>> = Api::namespaced(Client::new(service, "default"), "a");
+        let limits = ListLimits { page: 500, ..ListLimits::default() };
+        let all = list_all(&api, &ListParams::default(), &limits).await.unwrap();
+        assert_eq!(all[2].metadata.name.as_deref(), Some("n2"));
+        let accepted = accepted.lock().unwrap();
+        assert!(
+            matches!(&accepted[..], [(accept, true)] if accept.contains("as=PartialObjectMetadataList")),
+            "{accepted:?}"
+        );
+    }
+
     #[tokio::test]
     async fn pages_that_are_too_large_are_asked_for_smaller() {
         let asked = Arc::new(Mutex::new(Vec::new()));
@@ -273,6 +306,25 @@ mod tests {
         let limits: Vec<_> =
             asked.iter().flat_map(|query| query.split('&')).filter(|pair| pair.starts_with("limit=")).collect();
         assert_eq!(limits, ["limit=100", "limit=10"]);
+    }
+
+    #[tokio::test]
+    async fn what_was_read_before_a_token_expired_is_read_again() {
+        let tries = Mutex::new(0);
+        let (api, asked) = server(move |query| {
+            let mut tries = tries.lock().unwrap();
+            *tries += 1;
+            match (*tries, query.contains("continue=")) {
+                (1 | 3, false) => (200, list(0..2, "t")),
+                (2, true) => (410, json!({"kind": "Status", "code": 410, "reason": "Expired"})),
+                (4, true) => (200, list(2..3, "")),
+                other => panic!("{other:?}"),
+            }
+        });
+        let all = list_all(&api, &ListParams::default(), &ListLimits::default()).await.unwrap();
+        let names: Vec<_> = all.iter().filter_map(|map| map.metadata.name.as_deref()).collect();
+        assert_eq!(names, ["n0", "n1", "n2"], "each once");
+        assert_eq!(asked.lock().unwrap().len(), 4);
     }
 
     #[tokio::test]

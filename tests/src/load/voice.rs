@@ -170,8 +170,13 @@ impl Voice {
     }
 
     async fn exchange(&mut self, request: Request<Full<Bytes>>) -> Result<Answer, Fault> {
+        // One that the receiver ended, as it said with its last answer, is never ready again.
+        let ready = match &mut self.sender {
+            Some(sender) => sender.ready().await.is_ok(),
+            None => false,
+        };
         let sender = match &mut self.sender {
-            Some(sender) if !sender.is_closed() => sender,
+            Some(sender) if ready => sender,
             slot => slot.insert(connect(self.address, &self.tls).await?),
         };
         exchange(sender, request).await

@@ -36,7 +36,9 @@ pub async fn measure(settings: &Settings, tell: &mut impl FnMut(&Figure)) -> Res
         "two numbers of agents at least, and they must rise"
     );
     let mut crowded = Crowded::start(&[]).await?;
-    let mut points = [Vec::new(), Vec::new()];
+    let mut points = [Vec::new(), Vec::new(), Vec::new()];
+    // What the connections of those who came earlier cost, in MiB.
+    let mut earlier = 0.0;
     for agents in &settings.agents {
         crowded.register(*agents).await?;
         let silent = rest(&crowded, settings).await?;
@@ -45,18 +47,22 @@ pub async fn measure(settings: &Settings, tell: &mut impl FnMut(&Figure)) -> Res
         let memory = rest(&crowded, settings).await?;
         ensure!(crowded.crowd.tally().heartbeats() > before, "nobody sends heartbeats");
         let count = f64::from(u32::try_from(*agents)?);
-        for (points, kib) in points.iter_mut().zip([memory.pss_kib, memory.peak_rss_kib]) {
-            points.push((count, mebibytes(kib)));
+        let (pss, peak) = (mebibytes(memory.pss_kib), mebibytes(memory.peak_rss_kib));
+        // The floor is the same receiver with as many runtimes of which no agent is connected.
+        let floor = mebibytes(silent.pss_kib) - earlier;
+        earlier = pss - floor;
+        for (points, value) in points.iter_mut().zip([pss, peak, floor]) {
+            points.push((count, value));
         }
         tell(&Figure::new("fleet_agents", count, "agents"));
-        tell(&Figure::new("fleet_receiver_pss_before_they_connect", mebibytes(silent.pss_kib), "MiB"));
-        tell(&Figure::new("fleet_receiver_pss", mebibytes(memory.pss_kib), "MiB"));
-        tell(&Figure::new("fleet_receiver_peak_rss", mebibytes(memory.peak_rss_kib), "MiB"));
+        tell(&Figure::new("fleet_receiver_pss", pss, "MiB").beside(floor));
+        tell(&Figure::new("fleet_receiver_peak_rss", peak, "MiB"));
     }
-    let (full, slope) = line(&points[0], FULL);
+    let [connected, peak, unconnected] = points;
+    let (full, slope) = line(&connected, FULL);
     tell(&Figure::new("fleet_receiver_pss_per_agent", slope * 1024.0, "KiB"));
-    tell(&Figure::new("fleet_receiver_pss_at_5000", full, "MiB").at_most(256.0));
-    tell(&Figure::new("fleet_receiver_peak_rss_at_5000", line(&points[1], FULL).0, "MiB"));
+    tell(&Figure::new("fleet_receiver_pss_at_5000", full, "MiB").beside(line(&unconnected, FULL).0).at_most(256.0));
+    tell(&Figure::new("fleet_receiver_peak_rss_at_5000", line(&peak, FULL).0, "MiB"));
     Ok(())
 }
 

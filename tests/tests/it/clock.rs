@@ -1,23 +1,28 @@
-//! Agents whose clock is wrong: they are told, and sign with the receiver's clock from then on.
+//! Agents whose clock is wrong: they are told, and sign with the receiver's clock from then on, also under a load of changes.
+
+use std::time::Duration;
 
 use anyhow::Result;
 use tidewatch_tests::landscape::Options;
 
 use crate::{
-    support::{Ground, Tested},
-    support::{One, module, quick},
+    load::{KEDA, Load, watch_objects},
+    support::{Ground, One, Tested, quick},
 };
 
-const KEDA: (&str, &str, &str) = ("keda", "1.0.0", "1.1.0");
+const CHANGES: usize = 60;
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// An agent whose clock is so many seconds ahead.
 async fn works_with(name: &str, ahead: i64) -> Result<()> {
     let options = Options { agent: vec![format!("--clock-offset-seconds={ahead}")], ..quick() };
     let one = One::to_harm(Ground::Shared, name, &[KEDA], options).await?;
     one.receiver_counts("tidewatch_gateway_requests_refused_total", &["\"clock\""], 1).await?;
-    one.runtime.select(&["keda"]).await?;
-    one.skr_status("the module", |status| module(status, "keda").is_some()).await?;
+    watch_objects(&one).await?;
     one.in_sync().await?;
+    let before = one.counts().await?;
+    Load::run(&one, CHANGES, PAUSE).await?;
+    one.counts_agree_since(before).await?;
     let page = one.agent_page().await?;
     let offset = page.lines().find_map(|line| line.strip_prefix("tidewatch_agent_clock_offset_seconds "));
     let offset: i64 = offset.unwrap_or_default().trim().parse()?;

@@ -1,7 +1,10 @@
-//! The custom resources stay what the incumbent's are, and objects that it wrote stay whole.
+//! The custom resources stay what the incumbent's are, objects that it wrote stay whole, and in a runtime they stay ours whatever its users
+//! do to them (`acceptance.md` 40).
 //!
 //! `data/crds/facts` holds what the incumbent's CRDs demand and offer, less all prose; `data/crds/objects` holds objects as it
 //! leaves them.
+
+mod runtime;
 
 use std::{collections::BTreeSet, fs, path::Path};
 

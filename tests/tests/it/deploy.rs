@@ -1,12 +1,20 @@
 //! What `deploy/` says of the receiver's installation is what an API server takes, and gives the rights that the code names; its
 //! admission policies refuse what no runtime could have.
 
-use std::{collections::BTreeSet, path::Path, process::Command};
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    io::{Read as _, Seek as _, SeekFrom},
+    path::Path,
+    process::Command,
+};
 
+use anyhow::Result;
 use kube::{
     Api, Client, ResourceExt,
     api::{DynamicObject, Patch, PatchParams, PostParams, ValidationDirective},
-    core::{ApiResource, GroupVersionKind},
+    client::Body,
+    core::{ApiResource, GroupVersionKind, Request},
 };
 use serde_json::{Value, json};
 use tidewatch_receiver::{catalog::desired::Kind, rights};
@@ -14,7 +22,11 @@ use tidewatch_shared::{
     api::crds,
     names::{KCP_NAMESPACE, label},
 };
-use tidewatch_tests::{bed, control_plane::Tool, landscape::until};
+use tidewatch_tests::{
+    bed,
+    control_plane::{Cluster, Tool},
+    landscape::until,
+};
 
 use crate::support::Tested;
 
@@ -86,13 +98,38 @@ async fn apply(client: &Client, object: &DynamicObject) -> kube::Result<DynamicO
 }
 
 /// Whether KCP takes an object of the catalog: its words if not.
-async fn offer(client: &Client, kind: Kind, name: &str, spec: &Value) -> Result<(), String> {
+async fn offer(client: &Client, kind: Kind, name: &str, spec: &Value) -> std::result::Result<(), String> {
     let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), REFUSING, &kind.api_resource());
     let object = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": kind.name(),
         "metadata": {"name": name, "namespace": REFUSING}, "spec": spec});
     let params = PostParams { dry_run: true, ..PostParams::default() };
     let taken = api.create(&params, &serde_json::from_value(object).unwrap()).await;
     taken.map(drop).map_err(|error| error.to_string())
+}
+
+/// A client of KCP, which has the CRDs and the namespace.
+async fn with_crds(kcp: &Cluster) -> Result<Client> {
+    kcp.ensure_namespace(REFUSING).await?;
+    let client = kcp.client().await?;
+    for crd in crds::crds() {
+        apply(&client, &serde_json::from_value(serde_json::to_value(crd)?)?).await?;
+    }
+    Ok(client)
+}
+
+/// Lets the policies with such names hold in [`REFUSING`]; how many objects they are.
+async fn enforce(client: &Client, which: impl Fn(&str) -> bool) -> Result<usize> {
+    let objects = built("admission").await.into_iter().filter(|object| which(&object.name_any()));
+    let mut count = 0;
+    for mut object in objects {
+        assert_eq!(object.namespace(), None);
+        if let Some(selector) = object.data.pointer_mut("/spec/matchResources/namespaceSelector/matchLabels") {
+            *selector = json!({"kubernetes.io/metadata.name": REFUSING});
+        }
+        apply(client, &object).await?;
+        count += 1;
+    }
+    Ok(count)
 }
 
 fn release(change: Value) -> Value {
@@ -114,27 +151,23 @@ fn json_patch(spec: &mut Value, change: Value) {
     }
 }
 
+fn channels(entries: &[(&str, &str)]) -> Value {
+    let entry = |(channel, version): &(&str, &str)| json!({"channel": channel, "version": version});
+    json!({"channels": entries.iter().map(entry).collect::<Vec<_>>()})
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_policies_refuse_what_no_runtime_could_have() -> Tested {
     let kcp = bed::shared().await?.kcp().await?;
-    kcp.ensure_namespace(REFUSING).await?;
-    let client = kcp.client().await?;
-    for crd in crds::crds() {
-        apply(&client, &serde_json::from_value(serde_json::to_value(crd)?)?).await?;
-    }
+    let client = with_crds(&kcp).await?;
     let old = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": Kind::Template.name(),
         "metadata": {"name": "keda-fast", "namespace": REFUSING}, "spec": {"channel": "fast", "descriptor": {}}});
     let old: DynamicObject = serde_json::from_value(old)?;
     let templates: Api<DynamicObject> = Api::namespaced_with(client.clone(), REFUSING, &Kind::Template.api_resource());
     let old = until("the CRDs to be served", async || Ok(Some(templates.create(&PostParams::default(), &old).await?)))
         .await?;
-    for mut object in built("admission").await {
-        assert_eq!(object.namespace(), None);
-        if let Some(selector) = object.data.pointer_mut("/spec/matchResources/namespaceSelector/matchLabels") {
-            *selector = json!({"kubernetes.io/metadata.name": REFUSING});
-        }
-        apply(&client, &object).await?;
-    }
+    let enforced = enforce(&client, |_| true).await?;
+    assert_eq!(enforced, 6, "three policies and their bindings");
     let template = |module: &str, version: &str| json!({"moduleName": module, "version": version, "descriptor": {}});
     let (mt, mrm) = (Kind::Template, Kind::ReleaseMeta);
     until("the policies to hold", async || {
@@ -148,7 +181,6 @@ async fn the_policies_refuse_what_no_runtime_could_have() -> Tested {
         json!({"channels": null, "mandatory": {"version": "1.0.0"}, "kymaSelector": null, "versions": null});
     offer(&client, mrm, "keda", &release(mandatory)).await.unwrap();
 
-    let channels = |entries: &[(&str, &str)]| json!({"channels": entries.iter().map(|(channel, version)| json!({"channel": channel, "version": version})).collect::<Vec<_>>()});
     let selector = |operator: &str, values: &[&str]| json!({"kymaSelector": {"matchExpressions": [{"key": "a", "operator": operator, "values": values}]}});
     let nameable = "must be able to stand in the name of a template";
     let operator = "an operator of spec.kymaSelector";
@@ -188,5 +220,69 @@ async fn the_policies_refuse_what_no_runtime_could_have() -> Tested {
     let refused = templates.patch(&old.name_any(), &PatchParams::default(), &otherwise).await.unwrap_err().to_string();
     assert!(refused.contains("must be set"), "{refused}");
     templates.delete(&old.name_any(), &Default::default()).await?;
+    Ok(())
+}
+
+/// Writes where the channels of a release meta point; what KCP warns of.
+async fn moved(client: &Client, name: &str, to: &[(&str, &str)]) -> Result<String> {
+    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), REFUSING, &Kind::ReleaseMeta.api_resource());
+    let change = Patch::Merge(json!({"spec": channels(to)}));
+    let request = Request::new(api.resource_url()).patch(name, &PatchParams::default(), &change)?;
+    let response = client.send(request.map(Body::from)).await?;
+    assert!(response.status().is_success(), "{to:?}: {}", response.status());
+    assert_eq!(api.get(name).await?.data["spec"]["channels"], channels(to)["channels"], "it is taken");
+    let warnings: Vec<_> =
+        response.headers().get_all("warning").iter().map(|header| header.to_str()).collect::<Result<_, _>>()?;
+    Ok(warnings.join("\n"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_channel_that_moves_down_is_taken_with_a_warning() -> Tested {
+    const NAME: &str = "rollback";
+    let kcp = bed::shared().await?.kcp().await?;
+    let client = with_crds(&kcp).await?;
+    let metas: Api<DynamicObject> = Api::namespaced_with(client.clone(), REFUSING, &Kind::ReleaseMeta.api_resource());
+    let meta = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": Kind::ReleaseMeta.name(),
+        "metadata": {"name": NAME, "namespace": REFUSING}, "spec": release(json!({"moduleName": NAME}))});
+    let meta: DynamicObject = serde_json::from_value(meta)?;
+    until("the CRDs to be served", async || Ok(Some(metas.create(&PostParams::default(), &meta).await?))).await?;
+    assert_eq!(enforce(&client, |name| name == "tidewatch-channel-moves").await?, 2);
+    until("the policy to hold", async || {
+        moved(&client, NAME, &[("regular", "2.0.0")]).await?;
+        let warned = moved(&client, NAME, &[("regular", "1.0.0")]).await?;
+        Ok((!warned.is_empty()).then_some(()))
+    })
+    .await?;
+    let huge = "99999999999999999999.0.0";
+    for (from, to, words) in [
+        ("1.0.0", "1.0.1", None),
+        ("1.9.0", "1.10.0", None),
+        ("1.10.0", "1.9.0", Some("regular moves down to 1.9.0")),
+        ("1.0.2", "1.0.1", Some("regular moves down to 1.0.1")),
+        ("2.0.0", "1.9.9", Some("regular moves down to 1.9.9")),
+        ("1.0.0-rc", "1.0.0-alpha", None),
+        ("1.0.1-rc", "1.0.0", Some("regular moves down to 1.0.0")),
+        (huge, "1.0.0", None),
+    ] {
+        moved(&client, NAME, &[("fast", "3.0.0"), ("regular", from)]).await?;
+        // Another one, which goes up.
+        let warned = moved(&client, NAME, &[("regular", to), ("fast", "3.1.0")]).await?;
+        let expected = words.map(|words| format!("runtimes that have a higher version refuse it: {words}"));
+        assert_eq!(warned.is_empty(), expected.is_none(), "{from} to {to}: {warned}");
+        assert!(
+            warned.contains(expected.as_deref().unwrap_or_default()) && !warned.contains("fast"),
+            "{from} to {to}: {warned}"
+        );
+    }
+    assert_eq!(moved(&client, NAME, &[("regular", "1.0.0")]).await?, "", "a channel that goes is another matter");
+
+    let log = kcp.dir().join("audit.log");
+    let end = fs::metadata(&log)?.len();
+    moved(&client, NAME, &[("regular", "0.1.0")]).await?;
+    let (mut file, mut audited) = (File::open(&log)?, String::new());
+    file.seek(SeekFrom::Start(end))?;
+    file.read_to_string(&mut audited)?;
+    let audited = audited.lines().find(|line| line.contains("validation_failure"));
+    assert!(audited.is_some_and(|line| line.contains("regular moves down to 0.1.0")), "{audited:?}");
     Ok(())
 }

@@ -203,15 +203,23 @@ async fn what_was_accepted_and_not_forwarded_survives_the_receiver() -> Result<(
 }
 
 #[tokio::test]
-async fn what_a_manager_refuses_is_told_and_ends() -> Result<()> {
-    let manager = Manager::start(Manner::Refuses).await?;
-    let one = start("forward-refused", &[("other", &manager)]).await?;
+async fn what_a_manager_refuses_is_told_and_waits_until_somebody_takes_it() -> Result<()> {
+    let (refuses, takes) = (Manager::start(Manner::Refuses).await?, Manager::start(Manner::Takes).await?);
+    let one = start("forward-refused", &[("other", &refuses)]).await?;
     write_map(&one, "first", "other").await?;
     told(&one, "other", State::Warning, "404").await?;
+    let page = one.receiver_page().await?;
+    for metric in ["tidewatch_forward_objects", "tidewatch_forward_objects_parked"] {
+        assert_eq!(sum(&page, metric, &["manager=\"other\""]), 1, "{page}");
+    }
+    assert_eq!(sum(&page, "tidewatch_forward_events_given_up_total", &[]), 0, "{page}");
+    assert_eq!(refuses.heard.lock().unwrap().iter().filter(|(_, _, event)| event.name == "first").count(), 3);
+
+    // Whoever sets the Watcher right need not wait.
+    one.landscape.write_watcher(&takes.watcher("other")).await?;
+    takes.hears("first").await?;
     objects(&one, "other", |objects| objects == 0).await?;
-    assert_eq!(manager.heard.lock().unwrap().iter().filter(|(_, _, event)| event.name == "first").count(), 3);
+    told(&one, "other", State::Ready, "team/other:").await?;
     one.landscape.delete_watcher("other").await?;
-    let (_, page) = one.landscape.with_receiver(async |receiver| receiver.get("/metrics").await).await??;
-    assert!(page.contains("tidewatch_forward_events_given_up_total"), "{page}");
     Ok(())
 }

@@ -34,7 +34,7 @@ use crate::{
 const RBAC: &str = "rbac.authorization.k8s.io";
 
 /// Everything that is installed: group, version, kind, plural, whether it is in our namespace, name.
-const OBJECTS: [(&str, &str, &str, &str, bool, &str); 15] = [
+pub(crate) const OBJECTS: [(&str, &str, &str, &str, bool, &str); 15] = [
     ("", "v1", "ServiceAccount", "serviceaccounts", true, "tidewatch-agent"),
     (RBAC, "v1", "ClusterRole", "clusterroles", false, "tidewatch-agent"),
     (RBAC, "v1", "ClusterRoleBinding", "clusterrolebindings", false, "tidewatch-agent"),
@@ -53,14 +53,14 @@ const OBJECTS: [(&str, &str, &str, &str, bool, &str); 15] = [
 ];
 
 /// One object of a runtime.
-struct Object {
-    api: Api<DynamicObject>,
-    plural: &'static str,
-    name: &'static str,
+pub(crate) struct Object {
+    pub(crate) api: Api<DynamicObject>,
+    pub(crate) plural: &'static str,
+    pub(crate) name: &'static str,
 }
 
 impl Object {
-    fn new(
+    pub(crate) fn new(
         client: &Client,
         (group, version, kind, plural, here, name): (&str, &str, &str, &'static str, bool, &'static str),
     ) -> Self {
@@ -96,7 +96,8 @@ impl Object {
             let found = self.api.get(self.name).await?;
             let marked = found.labels().get("operator.kyma-project.io/managed-by").is_some_and(|by| by == "kyma");
             let same = same(&found.data, content);
-            Ok((marked && same && found.metadata.deletion_timestamp.is_none()).then_some(()))
+            let free = found.finalizers().is_empty() && found.owner_references().is_empty();
+            Ok((marked && same && free && found.metadata.deletion_timestamp.is_none()).then_some(()))
         })
         .await
     }
@@ -190,6 +191,10 @@ async fn each_object_that_is_edited_added_to_or_deleted_comes_back() -> Tested {
         object.api.delete(object.name, &DeleteParams::background()).await?;
         object.comes_back(&content).await?;
         object.patch(json!({"metadata": {"labels": {"operator.kyma-project.io/managed-by": null}}})).await?;
+        object.comes_back(&content).await?;
+        // Held, and the property of another object.
+        let owner = json!({"apiVersion": "v1", "kind": "ConfigMap", "name": "theirs", "uid": "9d3c"});
+        object.patch(json!({"metadata": {"finalizers": ["example.test/held"], "ownerReferences": [owner]}})).await?;
         object.comes_back(&content).await?;
         for change in harm(object.plural) {
             object.patch(change).await.with_context(|| format!("{}/{}", object.plural, object.name))?;
@@ -425,10 +430,17 @@ async fn the_incumbents_installation_becomes_ours_in_place_webhook_first() -> Te
 async fn an_empty_webhook_configuration_stays_where_tools_look_for_it() -> Tested {
     let cluster = bed::shared().await?.runtime("compat").await?;
     incumbent(&cluster).await?;
+    let mark = cluster.audit_mark()?;
     let one = One::with("compat", &[KEDA], installing(&["--compat-webhook-configuration"])).await?;
     one.installed().await?;
     let webhooks = Object::new(&cluster.client().await?, WEBHOOKS);
     let left = webhooks.api.get(webhooks.name).await?;
     assert!(left.data["webhooks"].is_null(), "{:?}", left.data);
+    let writes = cluster.writes_since(mark)?;
+    let at = |resource: &str| {
+        let ours = |write: &Write| write.resource == resource && write.name == "skr-webhook" && write.verb != "delete";
+        writes.iter().position(ours).with_context(|| format!("{resource} in {writes:?}"))
+    };
+    assert!(at("validatingwebhookconfigurations")? < at("deployments")?, "no user's write meets a dead webhook");
     Ok(())
 }

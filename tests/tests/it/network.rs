@@ -1,4 +1,4 @@
-//! Networks that cut, delay, swallow and answer with garbage, on each of the three ways, during a load of changes.
+//! Networks that cut, delay, swallow and answer with garbage, on each of the four ways, during a load of changes.
 
 use std::time::Duration;
 
@@ -60,6 +60,19 @@ async fn a_load_outlives_bad_ways_to_the_api_server() -> Tested {
     bad_times(&mut load, &ways.receiver).await?;
     load.arrives(&one).await?;
     one.agent_counts("tidewatch_agent_watch_failures_total", &[], 1).await?;
+    one.counts_agree_since(before).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_load_outlives_bad_ways_to_the_control_plane() -> Tested {
+    let one = proxied("way-kcp").await?;
+    let before = one.counts().await?;
+    let mut load = Load::start(&one, PAUSE);
+    bad_times(&mut load, one.landscape.back().context("a proxy")?).await?;
+    load.arrives(&one).await?;
+    one.receiver_counts("tidewatch_kcp_watch_failures_total", &[], 1).await?;
+    // Its Lease holds for longer than that: the receiver of then is that of now, and so are its counts.
     one.counts_agree_since(before).await?;
     Ok(())
 }

@@ -29,7 +29,11 @@ use tidewatch_tests::{
     progress::say,
 };
 
-use crate::support::{Member, Nothing, Tested, quick};
+use crate::{
+    installer::{OBJECTS, Object},
+    support::{Member, Nothing, Tested, quick},
+    sync::sum,
+};
 
 /// The objects of a kind in the agent's namespace, as the runtime's user sees them.
 async fn objects<K>(member: &Member) -> Result<Api<K>>
@@ -37,6 +41,18 @@ where
     K: kube::Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
 {
     Ok(Api::namespaced(member.runtime.cluster().client_as(Person::User).await?, SKR_NAMESPACE))
+}
+
+/// Heartbeats so rare that nobody is missed by them: who is silent has lost his connection before.
+fn rare() -> Options {
+    Options { heartbeat_seconds: 30, ..quick() }
+}
+
+/// How often an agent was missed, in a receiver that never missed a heartbeat.
+async fn missed_by_connection(nothing: &Nothing) -> Result<u64> {
+    let page = nothing.landscape.with_receiver(async |receiver| receiver.get("/metrics").await).await??.1;
+    assert_eq!(sum(&page, "tidewatch_path_transitions_total", &["state=\"NoHeartbeat\""]), 0, "{page}");
+    Ok(sum(&page, "tidewatch_path_mended_total", &[]))
 }
 
 async fn chain(secrets: &Api<Secret>) -> Result<Option<ByteString>> {
@@ -47,7 +63,7 @@ async fn chain(secrets: &Api<Secret>) -> Result<Option<ByteString>> {
 
 #[tokio::test]
 async fn an_agent_that_is_gone_comes_back() -> Tested {
-    let nothing = Nothing::one("gone", quick()).await?;
+    let nothing = Nothing::one("gone", rare()).await?;
     let member = nothing.only();
     let (deployments, secrets) = (objects::<Deployment>(member).await?, objects::<Secret>(member).await?);
     let born = chain(&secrets).await?.context("an identity")?;
@@ -73,12 +89,13 @@ async fn an_agent_that_is_gone_comes_back() -> Tested {
     member.proven().await?;
     member.delivers(&["keda"]).await?;
     assert_eq!(chain(&secrets).await?, Some(born), "its identity survives");
+    missed_by_connection(&nothing).await?;
     Ok(())
 }
 
 #[tokio::test]
 async fn an_agent_with_a_wrong_address_finds_back() -> Tested {
-    let nothing = Nothing::one("address", quick()).await?;
+    let nothing = Nothing::one("address", rare()).await?;
     let member = nothing.only();
     let maps = objects::<ConfigMap>(member).await?;
     let agent = member.agent(None).await?;
@@ -94,13 +111,14 @@ async fn an_agent_with_a_wrong_address_finds_back() -> Tested {
     member.delivers(&["keda"]).await?;
     member.proven().await?;
     assert_eq!(member.agent(None).await?.pid(), agent.pid(), "it follows its ConfigMap without a restart");
+    missed_by_connection(&nothing).await?;
     Ok(())
 }
 
 /// Nobody can tell the receiver: the agent is frozen before it is deleted.
 #[tokio::test]
 async fn an_agent_that_goes_in_silence_is_missed() -> Tested {
-    let nothing = Nothing::one("silence", quick()).await?;
+    let nothing = Nothing::one("silence", rare()).await?;
     let member = nothing.only();
     let (deployments, pods) = (objects::<Deployment>(member).await?, objects::<Pod>(member).await?);
     let agent = member.agent(None).await?;
@@ -111,8 +129,9 @@ async fn an_agent_that_goes_in_silence_is_missed() -> Tested {
     let began = Instant::now();
     member.agent(agent.pid()).await?;
     member.proven().await?;
-    say(&format!("an agent that went in silence: proven again after {:.1} s", began.elapsed().as_secs_f64()));
     member.delivers(&["keda"]).await?;
+    say(&format!("an agent that went in silence: heard again after {:.1} s", began.elapsed().as_secs_f64()));
+    assert!(missed_by_connection(&nothing).await? > 0, "nobody missed it");
     Ok(())
 }
 
@@ -214,6 +233,10 @@ async fn a_kyma_that_is_made_again_gets_its_agent_again() -> Tested {
         Ok((deployment.is_none() && member.kubelet.pods().is_empty()).then_some(()))
     })
     .await?;
+    let client = member.runtime.cluster().client_as(Person::User).await?;
+    for object in OBJECTS.map(|object| Object::new(&client, object)) {
+        assert!(object.api.get_opt(object.name).await?.is_none(), "{}/{} is left", object.plural, object.name);
+    }
     let old = nothing.members.remove(0);
     let cluster = old.runtime.cluster().clone();
     drop(old);

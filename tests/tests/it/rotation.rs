@@ -1,26 +1,21 @@
 //! The CA rotates while users write, agents renew, receivers die and networks are cut: nobody notices.
 
+mod user;
+
 use std::{
     fs,
     process::{Output, Stdio},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
     time::Duration,
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};
-use kube::{
-    Api, ResourceExt as _,
-    api::{DeleteParams, Patch, PatchParams},
-};
+use kube::{Api, ResourceExt as _, api::DeleteParams};
 use serde_json::{Value, json};
 use tidewatch_receiver::pki::CA_SECRET;
 use tidewatch_shared::{
     api::Kyma,
-    names::{AGENT_OBJECT, SKR_KYMA, SKR_NAMESPACE, TRUST_BUNDLE_KEY},
+    names::{AGENT_OBJECT, SKR_NAMESPACE, TRUST_BUNDLE_KEY},
 };
 use tidewatch_tests::{
     http,
@@ -29,28 +24,29 @@ use tidewatch_tests::{
     product::build_binaries,
     progress::say,
 };
-use tokio::{io::AsyncWriteExt as _, net::TcpStream, process::Command, task::JoinHandle, time};
+use tokio::{io::AsyncWriteExt as _, net::TcpStream, process::Command, time};
 
 use crate::{
     support::{Member, Nothing, Tested, quick},
     sync::sum,
 };
+use user::User;
 
-/// Changes a second while the CA rotates.
-const WRITES_PER_SECOND: u64 = 20;
 /// How long a leaf holds. It is renewed after two thirds: the rest must be longer than a receiver that was killed is away, and than the
 /// up to fifteen seconds after which an agent tries again to reach it.
 const LEAF_SECONDS: u64 = 60;
+/// The same where no receiver is ever away.
+const SHORT_LEAF_SECONDS: u64 = 10;
 /// One question to a process takes no longer.
 const ASKING: Duration = Duration::from_secs(10);
 
-/// Leaves that are renewed all the time, and somebody who can cut an agent off from the receiver.
-fn short() -> Options {
+/// Certificates that are renewed all the time.
+fn leaves_of(seconds: u64) -> Options {
     let receiver = vec![
-        format!("--certificate-validity-seconds={LEAF_SECONDS}"),
+        format!("--certificate-validity-seconds={seconds}"),
         "--server-certificate-validity-seconds=30".to_owned(),
     ];
-    Options { receiver, proxied: true, ..quick() }
+    Options { receiver, ..quick() }
 }
 
 async fn secrets(landscape: &Landscape) -> Result<Api<Secret>> {
@@ -160,45 +156,6 @@ async fn failures(agent: &Played) -> Result<u64> {
     Ok(of(&[]) - taken - of(&["\"503\""]))
 }
 
-/// A user who writes all the time, to all Kymas in turns.
-struct User {
-    ended: Arc<AtomicBool>,
-    task: JoinHandle<Result<(u64, Vec<Kyma>)>>,
-}
-
-impl User {
-    fn start(members: &[Member]) -> Self {
-        let kymas = members.iter().map(|member| Api::<Kyma>::namespaced(member.runtime.user(), SKR_NAMESPACE));
-        let kymas: Vec<_> = kymas.collect();
-        let ended = Arc::new(AtomicBool::new(false));
-        let until = ended.clone();
-        let task = tokio::spawn(async move {
-            let mut pace = time::interval(Duration::from_millis(1_000 / WRITES_PER_SECOND));
-            pace.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
-            let (mut count, mut last) = (0, Vec::new());
-            while !until.load(Ordering::Relaxed) {
-                last.clear();
-                for kyma in &kymas {
-                    pace.tick().await;
-                    let channel = if count % 4 < 2 { "regular" } else { "fast" };
-                    let change = Patch::Merge(json!({"spec": {"channel": channel}}));
-                    let written = kyma.patch(SKR_KYMA, &PatchParams::default(), &change).await;
-                    last.push(written.context("a user's write failed")?);
-                    count += 1;
-                }
-            }
-            Ok((count, last))
-        });
-        Self { ended, task }
-    }
-
-    /// How many writes there were, and what the last one of each Kyma has made of it. None may have failed.
-    async fn stop(self) -> Result<(u64, Vec<Kyma>)> {
-        self.ended.store(true, Ordering::Relaxed);
-        self.task.await?
-    }
-}
-
 /// Waits until all that a runtime has told is counted by the receiver and settled, the last change of its Kyma with it: each sequence
 /// that its agent gave was recorded, none is missing, and no work is open.
 async fn settled(landscape: &Landscape, member: &Member, last: &Kyma) -> Result<()> {
@@ -243,32 +200,53 @@ async fn nothing_was_odd(landscape: &Landscape, agents: &[Played]) -> Result<()>
     Ok(())
 }
 
-/// Three rotations in a row, with changes and renewals all the time: one that nothing disturbs, one whose receiver is killed in each
-/// phase, and one that a runtime misses because its network is cut.
-#[tokio::test]
-async fn the_ca_rotates_three_times_under_load_and_nobody_notices() -> Tested {
-    let (mut nothing, clusters) = Nothing::prepare("rotates", 2, short()).await?;
+/// Two runtimes, whose paths are proven.
+async fn begun(name: &str, options: Options) -> Result<Nothing> {
+    let (mut nothing, clusters) = Nothing::prepare(name, 2, options).await?;
     nothing.register(clusters).await?;
     for member in &nothing.members {
         member.proven().await?;
     }
-    let (landscape, members) = (&nothing.landscape, &nothing.members);
-    let [well, cut] = [&members[0], &members[1]];
+    Ok(nothing)
+}
+
+async fn agents(members: &[Member]) -> Result<Vec<Played>> {
     let mut agents = Vec::new();
     for member in members {
         agents.push(member.agent(None).await?);
     }
-    let stranger = stranger(landscape).await?;
-    let mut known = vec![roots(well).await?];
-    let user = User::start(members);
+    Ok(agents)
+}
 
+/// Waits until all is settled that a user has written, and looks for what nothing excuses: an agent that was restarted, or a line in a log.
+async fn all_is_well(landscape: &Landscape, members: &[Member], agents: &[Played], last: &[Kyma]) -> Result<()> {
+    for (member, last) in members.iter().zip(last) {
+        settled(landscape, member, last).await?;
+    }
+    for (member, before) in members.iter().zip(agents) {
+        member.delivers(&["keda"]).await?;
+        member.proven().await?;
+        let now = member.agent(None).await?;
+        assert_eq!((now.pid(), now.restarts), (before.pid(), before.restarts), "no agent was restarted");
+    }
+    nothing_was_odd(landscape, agents).await
+}
+
+/// One root at any time when nothing is under way, and another one after each rotation.
+fn each_replaced(roots: &[String]) {
+    assert!(roots.iter().all(|roots| roots.matches("BEGIN").count() == 1), "{roots:?}");
+    assert!(roots.windows(2).all(|two| two[0] != two[1]), "{roots:?}");
+}
+
+async fn rotates_undisturbed(landscape: &Landscape) -> Result<()> {
     let told = rotate(landscape, &[]).await?;
     for phase in ["spread", "no rotation is under way"] {
         assert!(told.contains(phase), "{told}");
     }
-    known.push(roots(well).await?);
-    assert_eq!(refusals(landscape).await?, stranger);
+    Ok(())
+}
 
+async fn rotates_although_killed_in_each_phase(landscape: &Landscape) -> Result<()> {
     rotate(landscape, &["--no-wait"]).await?;
     for name in ["spread", "reissue", "retire"] {
         phase(landscape, name).await?;
@@ -276,51 +254,94 @@ async fn the_ca_rotates_three_times_under_load_and_nobody_notices() -> Tested {
         landscape.start_receiver().await?;
         say(&format!("killed in {name}"));
     }
-    phase(landscape, "steady").await?;
-    known.push(roots(well).await?);
-    assert_eq!(refusals(landscape).await?, stranger);
+    phase(landscape, "steady").await
+}
 
-    // The rotation waits for it until its leaf must have ended, and then for the others alone.
-    let before = failures(&agents[0]).await?;
+/// The rotation waits for the one that is cut off until its leaf must have ended, and then for the others alone.
+async fn rotates_without(landscape: &Landscape, cut: &Member, agent: &Played) -> Result<()> {
     let front = landscape.front().context("a proxy")?;
-    front.cut_off(agents[1].pid().context("a process")?);
+    front.cut_off(agent.pid().context("a process")?);
     let told = rotate(landscape, &[]).await?;
     assert!(told.contains(&format!("{}/{}", landscape.namespace(), cut.runtime.name())), "{told}");
     front.take_back();
-    known.push(roots(well).await?);
+    Ok(())
+}
 
-    let (writes, last) = user.stop().await?;
-    for (member, last) in members.iter().zip(&last) {
-        settled(landscape, member, last).await?;
-    }
-    say(&format!("{writes} writes, none failed, all settled"));
-    assert!(known.iter().all(|roots| roots.matches("BEGIN").count() == 1), "{known:?}");
-    assert!(known.windows(2).all(|two| two[0] != two[1]), "{known:?}");
+/// Three rotations in a row, with changes and renewals all the time: one that nothing disturbs, one whose receiver is killed in each
+/// phase, and one that a runtime misses because its network is cut.
+#[tokio::test]
+async fn the_ca_rotates_three_times_under_load_and_nobody_notices() -> Tested {
+    let nothing = begun("rotates", Options { proxied: true, ..leaves_of(LEAF_SECONDS) }).await?;
+    let (landscape, members) = (&nothing.landscape, &nothing.members);
+    let [well, cut] = [&members[0], &members[1]];
+    let agents = agents(members).await?;
+    let stranger = stranger(landscape).await?;
+    let mut known = vec![roots(well).await?];
+    let user = User::start(members)?;
+
+    rotates_undisturbed(landscape).await?;
+    known.push(roots(well).await?);
+    assert_eq!(refusals(landscape).await?, stranger);
+
+    rotates_although_killed_in_each_phase(landscape).await?;
+    known.push(roots(well).await?);
+    assert_eq!(refusals(landscape).await?, stranger);
+
+    let before = failures(&agents[0]).await?;
+    rotates_without(landscape, cut, &agents[1]).await?;
+    known.push(roots(well).await?);
+    each_replaced(&known);
+
+    let (last, record) = user.stop().await?;
+    say(&record.to_string());
+    all_is_well(landscape, members, &agents, &last).await?;
     let since: Vec<_> = refusals(landscape).await?.split_off(stranger.len());
     say(&format!("of the one that was cut off was refused: {since:?}"));
     assert!(since.iter().all(|refusal| refusal.runtime.is_empty() || refusal.runtime == id(cut)), "{since:?}");
     assert_eq!(failures(&agents[0]).await?, before, "what has no name in {since:?} was not the other's");
     // The rotations ask for one each.
     assert!(renewals(landscape, well).await? > 3);
+    Ok(())
+}
 
-    for (member, before) in members.iter().zip(&agents) {
-        member.delivers(&["keda"]).await?;
-        member.proven().await?;
-        let now = member.agent(None).await?;
-        assert_eq!((now.pid(), now.restarts), (before.pid(), before.restarts), "no agent was restarted");
+#[tokio::test]
+async fn certificates_of_seconds_are_renewed_through_a_rotation_and_nothing_is_refused() -> Tested {
+    let nothing = begun("renews", leaves_of(SHORT_LEAF_SECONDS)).await?;
+    let (landscape, members) = (&nothing.landscape, &nothing.members);
+    let agents = agents(members).await?;
+    let stranger = stranger(landscape).await?;
+    let mut failed = Vec::new();
+    for agent in &agents {
+        failed.push(failures(agent).await?);
     }
-    nothing_was_odd(landscape, &agents).await?;
+    let (before, user) = (roots(&members[0]).await?, User::start(members)?);
+
+    rotates_undisturbed(landscape).await?;
+    for member in members {
+        // One is the rotation's.
+        until("certificates to be renewed several times", async || {
+            let renewals = renewals(landscape, member).await?;
+            ensure!(renewals > 3, "{renewals} of {}", id(member));
+            Ok(Some(()))
+        })
+        .await?;
+    }
+    user.keeps_pace().await?;
+    let (last, record) = user.stop().await?;
+    say(&record.to_string());
+    each_replaced(&[before, roots(&members[0]).await?]);
+    all_is_well(landscape, members, &agents, &last).await?;
+    assert_eq!(refusals(landscape).await?, stranger);
+    for (agent, failed) in agents.iter().zip(failed) {
+        assert_eq!(failures(agent).await?, failed, "{}", agent.name);
+    }
     Ok(())
 }
 
 #[tokio::test]
 async fn who_never_follows_is_named_and_left_behind_on_command() -> Tested {
     let options = Options { receiver: vec!["--certificate-validity-seconds=600".to_owned()], proxied: true, ..quick() };
-    let (mut nothing, clusters) = Nothing::prepare("behind", 2, options).await?;
-    nothing.register(clusters).await?;
-    for member in &nothing.members {
-        member.proven().await?;
-    }
+    let nothing = begun("behind", options).await?;
     let landscape = &nothing.landscape;
     let [cut, well] = [&nothing.members[0], &nothing.members[1]];
     let front = landscape.front().context("a proxy")?;

@@ -21,6 +21,7 @@ use tidewatch_tests::{
     product::build_binaries,
 };
 use tokio::{
+    io::AsyncWriteExt as _,
     process::Command,
     sync::{Semaphore, SemaphorePermit},
     time::timeout,
@@ -31,6 +32,25 @@ pub(crate) async fn run(binary: &str, arguments: &[&str]) -> Result<Output> {
     let binaries = build_binaries().await?;
     let command = Command::new(binaries.get(binary)?).args(arguments).stdin(Stdio::null()).kill_on_drop(true).output();
     timeout(DEADLINE, command)
+        .await
+        .with_context(|| format!("{binary} does not end"))?
+        .with_context(|| format!("run {binary}"))
+}
+
+/// The same with something on its standard input.
+pub(crate) async fn run_fed(binary: &str, arguments: &[&str], input: &str) -> Result<Output> {
+    let binaries = build_binaries().await?;
+    let mut command = Command::new(binaries.get(binary)?);
+    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    let mut child = command.spawn().with_context(|| format!("run {binary}"))?;
+    let mut stdin = child.stdin.take().context("its standard input")?;
+    let fed = async {
+        stdin.write_all(input.as_bytes()).await?;
+        // It ends with the input.
+        drop(stdin);
+        child.wait_with_output().await
+    };
+    timeout(DEADLINE, fed)
         .await
         .with_context(|| format!("{binary} does not end"))?
         .with_context(|| format!("run {binary}"))

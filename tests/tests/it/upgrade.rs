@@ -19,7 +19,8 @@ use crate::{
 
 const FIRST: &str = "example.test/tidewatch-agent:1";
 const SECOND: &str = "example.test/tidewatch-agent:2";
-const BROKEN: &str = "example.test/tidewatch-agent:exits";
+const EXITS: &str = "example.test/tidewatch-agent:exits";
+const HANGS: &str = "example.test/tidewatch-agent:hangs";
 const FLAGS: [&str; 2] = ["--agent-upgrade-stages", "1%,100%"];
 /// For an image that is known to be bad: a good one has its time, however slow the machine. Those who have a good one are to be back from
 /// the restart of the receiver before that, which takes them up to fifteen seconds.
@@ -113,35 +114,81 @@ impl Nothing {
     }
 }
 
+/// The three runtimes of the test, at each step of it.
+impl Nothing {
+    /// All have the first image.
+    async fn with_first() -> Result<Self> {
+        let receiver = FLAGS.map(str::to_owned).to_vec();
+        let options = Options { agent_image: FIRST.to_owned(), receiver, ..quick() };
+        let (mut nothing, clusters) = Self::prepare("upgrade", 3, options).await?;
+        nothing.register(clusters).await?;
+        for proven in join_all(nothing.members.iter().map(|member| member.proven())).await {
+            proven?;
+        }
+        nothing.is_over().await?;
+        assert_eq!(nothing.images().await?, [FIRST; 3], "the first image is everybody's");
+        Ok(nothing)
+    }
+
+    /// The one that has another image than all the others.
+    async fn only_one_has(&self, image: &str, others: &str) -> Result<usize> {
+        let images = self.images().await?;
+        let one = images.iter().position(|known| known == image).context("one that is upgraded")?;
+        let mut expected = [others; 3];
+        expected[one] = image;
+        assert_eq!(images, expected);
+        Ok(one)
+    }
+
+    /// Whoever puts another image there gets back the one that is decided for him.
+    async fn cannot_be_tampered_with(&self, first: usize) -> Result<()> {
+        let mut decided = [FIRST; 3];
+        decided[first] = SECOND;
+        let (second, third) = ((first + 1) % 3, (first + 2) % 3);
+        for (at, image) in [(second, SECOND), (third, "example.test/tidewatch-agent:mine"), (first, FIRST)] {
+            self.tamper(at, image).await?;
+            self.images_are(&decided).await?;
+        }
+        Ok(())
+    }
+
+    /// A bad one reaches one runtime, which is named, and stops there.
+    async fn stops_at_one(&self, image: &str) -> Result<usize> {
+        self.landscape.restart_receiver(image, &HURRIED).await?;
+        self.is_halted().await?;
+        let bad = self.only_one_has(image, SECOND).await?;
+        let why = self.upgrade("halted").await?.context("why it has halted")?;
+        assert!(why.contains(self.members[bad].runtime.name()), "{why}");
+        Ok(bad)
+    }
+
+    async fn others_deliver(&self, bad: usize, modules: &[&str]) -> Result<()> {
+        for (at, member) in self.members.iter().enumerate().filter(|(at, _)| *at != bad) {
+            member.delivers(modules).await.with_context(|| format!("runtime {at} is untouched"))?;
+        }
+        Ok(())
+    }
+
+    async fn tells_of_the_halt(&self) -> Result<()> {
+        let events: Api<Event> = Api::namespaced(self.landscape.operator(), self.landscape.namespace());
+        until("the Event about it", async || {
+            let events = events.list(&ListParams::default()).await?;
+            Ok(events.items.into_iter().find(|event| event.reason.as_deref() == Some("AgentUpgradeHalted")).map(drop))
+        })
+        .await
+    }
+}
+
 #[tokio::test]
 async fn an_image_comes_in_stages_and_a_bad_one_stops_at_the_first() -> Tested {
-    let receiver = FLAGS.map(str::to_owned).to_vec();
-    let options = Options { agent_image: FIRST.to_owned(), receiver, ..quick() };
-    let (mut nothing, clusters) = Nothing::prepare("upgrade", 3, options).await?;
-    nothing.register(clusters).await?;
-    for proven in join_all(nothing.members.iter().map(|member| member.proven())).await {
-        proven?;
-    }
-    nothing.is_over().await?;
-    assert_eq!(nothing.images().await?, [FIRST; 3], "the first image is everybody's");
+    let nothing = Nothing::with_first().await?;
 
     // One runtime, and no other for as long as the pause lasts.
     nothing.landscape.restart_receiver(SECOND, &WITH_PAUSE).await?;
     nothing.counts_proven(1).await?;
-    let images = nothing.images().await?;
-    let first = images.iter().position(|image| image == SECOND).context("one that is upgraded")?;
-    let mut expected = [FIRST; 3];
-    expected[first] = SECOND;
-    assert_eq!(images, expected);
+    let first = nothing.only_one_has(SECOND, FIRST).await?;
     assert_eq!(nothing.upgrade("stage").await?.as_deref(), Some("1"));
-
-    // Whoever puts another image there gets back the one that is decided for him.
-    for (at, image) in
-        [((first + 1) % 3, SECOND), ((first + 2) % 3, "example.test/tidewatch-agent:mine"), (first, FIRST)]
-    {
-        nothing.tamper(at, image).await?;
-        nothing.images_are(&expected).await?;
-    }
+    nothing.cannot_be_tampered_with(first).await?;
     nothing.counts_proven(1).await?;
     nothing.all_deliver(&["keda"]).await?;
     let agent = nothing.settled(first).await?;
@@ -153,34 +200,29 @@ async fn an_image_comes_in_stages_and_a_bad_one_stops_at_the_first() -> Tested {
     assert_eq!(nothing.settled(first).await?, agent, "it was the same one's turn, and is over");
     nothing.all_deliver(&[]).await?;
 
-    // A bad one reaches one runtime, and stops there: also after a receiver that was killed.
-    nothing.landscape.restart_receiver(BROKEN, &HURRIED).await?;
+    // A bad one stops at the first: also after a receiver that was killed.
+    let bad = nothing.stops_at_one(EXITS).await?;
+    nothing.tells_of_the_halt().await?;
+    nothing.members[bad].said("SKRWebhook", "False", "CrashLoop").await?;
+    nothing.landscape.restart_receiver(EXITS, &HURRIED).await?;
     nothing.is_halted().await?;
-    let images = nothing.images().await?;
-    let broken = images.iter().position(|image| image == BROKEN).context("one that is upgraded")?;
-    let mut expected = [SECOND; 3];
-    expected[broken] = BROKEN;
-    assert_eq!(images, expected);
-    let why = nothing.upgrade("halted").await?.context("why it has halted")?;
-    assert!(why.contains(nothing.members[broken].runtime.name()), "{why}");
-    let events: Api<Event> = Api::namespaced(nothing.landscape.operator(), nothing.landscape.namespace());
-    until("the Event about it", async || {
-        let events = events.list(&ListParams::default()).await?;
-        Ok(events.items.into_iter().find(|event| event.reason.as_deref() == Some("AgentUpgradeHalted")).map(drop))
-    })
-    .await?;
-    nothing.members[broken].said("SKRWebhook", "False", "CrashLoop").await?;
-    nothing.landscape.restart_receiver(BROKEN, &HURRIED).await?;
-    nothing.is_halted().await?;
-    for (at, member) in nothing.members.iter().enumerate().filter(|(at, _)| *at != broken) {
-        member.delivers(&["keda"]).await.with_context(|| format!("runtime {at} is untouched"))?;
-    }
-    assert_eq!(nothing.images().await?, expected);
+    nothing.others_deliver(bad, &["keda"]).await?;
+    assert_eq!(nothing.only_one_has(EXITS, SECOND).await?, bad);
 
     // The way back is at once, and everybody's.
     nothing.landscape.restart_receiver(SECOND, &WITH_PAUSE).await?;
     nothing.images_are(&[SECOND; 3]).await?;
     assert_eq!(nothing.upgrade("halted").await?, None);
-    nothing.members[broken].delivers(&["keda"]).await?;
+    nothing.members[bad].delivers(&["keda"]).await?;
+
+    // So does one that runs and says nothing, of which no pod's status tells anything.
+    let bad = nothing.stops_at_one(HANGS).await?;
+    nothing.members[bad].said("EventPath", "False", "NoHeartbeat").await?;
+    until("its agent to run, and not to be ready", async || {
+        let running = nothing.members[bad].kubelet.running("tidewatch-agent");
+        Ok((running.len() == 1 && !running[0].ready).then_some(()))
+    })
+    .await?;
+    nothing.others_deliver(bad, &[]).await?;
     Ok(())
 }

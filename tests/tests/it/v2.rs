@@ -181,6 +181,38 @@ async fn the_incumbents_agents_are_served_and_nobody_gets_in_by_the_other_door()
     Ok(())
 }
 
+/// Another process takes over, to whom no agent of ours speaks; what it says to contract v2 first.
+async fn first_word_of_another_receiver(one: &One, agent: &Identity, port: u16) -> Result<StatusCode> {
+    one.landscape.with_receiver(async |receiver| receiver.kill9()).await?;
+    one.landscape.start_receiver().await?;
+    until("a receiver that knows its Kymas", async || {
+        let said = post(one, agent, port, &path("lifecycle-manager"), event()).await;
+        Ok(said.ok().filter(|status| *status != StatusCode::SERVICE_UNAVAILABLE))
+    })
+    .await
+}
+
+#[tokio::test]
+async fn who_has_spoken_v3_does_not_fall_back_when_the_receiver_is_another_one() -> Result<()> {
+    let (incumbent, port, dir) = (Incumbent::new()?, ports::free()?, TempDir::new()?);
+    let one = One::with("spoken-v3", &[("keda", "1.0.0", "1.1.0")], serving(&incumbent, port, &dir)?).await?;
+    let agent = incumbent.identity(one.runtime.id().as_str())?;
+    let is = async |reason: &str| {
+        one.kcp_status(reason, |status| status.condition("EventPath").is_some_and(|path| path.reason == reason)).await
+    };
+    until("the Kyma in the runtime", async || one.runtime.skr_kyma().await).await?;
+    assert_eq!(post(&one, &agent, port, &path("lifecycle-manager"), event()).await?, 200);
+    assert_eq!(first_word_of_another_receiver(&one, &agent, port).await?, 200, "who never spoke it is none of them");
+
+    one.runtime.start_agent().await?;
+    is("Proven").await?;
+    one.runtime.with_agent(async |agent| agent.kill9()).await?;
+    assert_eq!(first_word_of_another_receiver(&one, &agent, port).await?, 403);
+    is("NoHeartbeat").await?;
+    assert_eq!(first_word_of_another_receiver(&one, &agent, port).await?, 403);
+    Ok(())
+}
+
 #[tokio::test]
 async fn our_own_agent_speaks_it_too() -> Result<()> {
     const NAME: &str = "own-v2";

@@ -165,6 +165,8 @@ pub(crate) enum Fate {
     Taken,
     /// It was not taken, or nobody knows that it was; the manager may have said for how many seconds to wait.
     Failed(Option<u16>),
+    /// It was refused, with this status: not for what it is, so never for good.
+    Refused(u16),
 }
 
 /// Where the events of a plan's forwarded watches go.
@@ -337,6 +339,7 @@ impl Receiver {
                 records.hand(&handing);
                 forward::Outcome::Delivered
             }
+            Fate::Refused(status) => forward::Outcome::Refused(status),
             Fate::Failed(told) => forward::Outcome::Failed(told.map(|seconds| Duration::from_secs(seconds.into()))),
         };
         self.hub.forwarded(handing.delivery(), outcome);

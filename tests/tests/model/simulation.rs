@@ -40,9 +40,9 @@ use wire::{Connector, Port};
 const SEEDS: u64 = 20;
 const AGENT: &str = "agent";
 const RECEIVERS: &[&str] = &["receiver-0", "receiver-1"];
-/// Simulated time in which things fail, and in which all must have come to rest afterwards.
+/// Simulated time in which things fail, and in which all must have come to rest afterwards: what a manager refused waits for minutes.
 const FAULTS: Duration = Duration::from_secs(180);
-const REST: Duration = Duration::from_secs(300);
+const REST: Duration = Duration::from_secs(600);
 /// Longer than a predecessor's last request may take.
 const LASTING: Duration = REQUEST_DEADLINE.saturating_add(Duration::from_secs(5));
 /// Of a message, at most, while nothing is wrong with the network.
@@ -106,16 +106,19 @@ async fn work(stage: Stage, hub: Hub, mut dice: Dice) {
     }
 }
 
-/// Another manager, which does not always answer.
+/// Another manager, which does not always answer, and whose mesh refuses much while things fail.
 async fn forward(stage: Stage, hub: Hub, mut dice: Dice) {
     loop {
         let handing = stage.hand(hub.next_delivery().await);
         sleep(dice.millis(500)).await;
-        let outcome = if dice.roll(4) == 0 {
-            Outcome::Failed(None)
-        } else {
-            stage.handed(&handing);
-            Outcome::Delivered
+        let refuses = turmoil::sim_elapsed().is_some_and(|elapsed| elapsed < FAULTS);
+        let outcome = match dice.roll(8) {
+            0 | 1 => Outcome::Failed(None),
+            2..5 if refuses => Outcome::Refused(403),
+            _ => {
+                stage.handed(&handing);
+                Outcome::Delivered
+            }
         };
         hub.forwarded(handing.delivery(), outcome);
     }

@@ -31,7 +31,7 @@ use crate::{
     telemetry::{Metrics, Outcome, Route},
 };
 
-/// Until the link has carried a renewal: the requests before it, and its own two tries at most.
+/// Until the link has had a renewal carried: the request that it had under way before, and two tries at most.
 const CARRIED: Duration = Duration::from_secs(50);
 /// Characters of the receiver's words that are told on.
 const WORDS: usize = 200;
@@ -123,7 +123,7 @@ pub(super) async fn with_token(
     read(&answer?, born)
 }
 
-/// With the identity that there is, over the link's connection.
+/// With the identity that there is, beside what the link sends.
 pub(super) async fn by_link(settings: &Settings, domain: &TrustDomain, errands: &Errands) -> Result<Fresh, Ask> {
     let (born, body) = body(settings, domain)?;
     let carried = timeout(CARRIED, errands.carry(body)).await;

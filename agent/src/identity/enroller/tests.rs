@@ -399,6 +399,40 @@ async fn certificates_are_renewed_while_events_flow_and_nothing_is_refused_or_lo
 }
 
 #[tokio::test]
+async fn heartbeats_say_since_when_a_renewal_fails_until_it_succeeds() {
+    let mut bench = Bench::new((0..10_000).map(|_| Box::new(refuse) as _).collect()).await;
+    // Good for years, and older than three quarters of its life: due at once.
+    let year = 1970 + i32::try_from(clock::unix_seconds() / 31_556_952).unwrap();
+    let overdue = bench.receiver.ca.runtime_until("r-1", year + 5);
+    bench.store.put(&overdue.chain, &overdue.key);
+    let mut life = bench.start();
+    let first = life.next().await;
+    let mut renewals = life.renewals.take().unwrap();
+    renewals.ordered().await.answer(Ok(answer(problem(503, Kind::Other))));
+    until(|| renewals.failed_since().is_some()).await;
+    life.renewals = Some(renewals);
+    let core = Core::new("r-1".parse().unwrap(), 10, life.metrics.clone());
+    let link = link(&mut life, &core, &Readiness::default());
+
+    let said = bench.heartbeat().await;
+    let since = life.standing.told().failing_since.unwrap();
+    assert_eq!(
+        (&said["fingerprint"], &said["renewalFailedSince"]),
+        (&json!(first.certificate.fingerprint), &json!(since))
+    );
+    bench.receiver.replies.lock().unwrap().clear();
+    let second = life.next().await;
+    let said = bench.heartbeat().await;
+    assert_eq!(said["fingerprint"], json!(second.certificate.fingerprint));
+    assert_eq!(said.get("renewalFailedSince"), None, "{said}");
+    link.abort();
+}
+
+fn refuse(_: &bench::Receiver, _: &bench::Asked) -> bench::Reply {
+    problem(503, Kind::Other)
+}
+
+#[tokio::test]
 async fn a_certificate_that_the_handshake_refuses_is_asked_for_anew() {
     let mut bench = Bench::new(Replies::new()).await;
     // Of a CA that the receiver knows no more: the server ends the handshake.

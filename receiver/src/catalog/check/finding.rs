@@ -212,9 +212,8 @@ pub struct Finding {
     pub code: Code,
     /// The same for people.
     pub message: String,
-    /// What to do.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub suggestion: Option<String>,
+    /// What to do, or to write instead.
+    pub suggestion: String,
 }
 
 fn text<S: Serializer>(text: &Arc<str>, serializer: S) -> Result<S::Ok, S::Error> {
@@ -232,10 +231,7 @@ impl fmt::Display for Finding {
         if !path.is_empty() {
             text.push_str(&format!(" {path}"));
         }
-        text.push_str(&format!(": {message}"));
-        if let Some(suggestion) = suggestion {
-            text.push_str(&format!("; {suggestion}"));
-        }
+        text.push_str(&format!(": {message}; {suggestion}"));
         f.write_str(&table::plain(&text))
     }
 }

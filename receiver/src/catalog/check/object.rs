@@ -9,12 +9,12 @@ use tidewatch_shared::{
 };
 
 use super::{
-    Source, Unreadable,
+    Source, Unreadable, advice,
     document::{self, Content, Node, Step},
     finding::{Code, Finding},
     schema::Schemas,
 };
-use crate::catalog::desired::Kind;
+use crate::catalog::{desired::Kind, visibility::template_name};
 
 /// A template or release meta of a text.
 pub(super) struct Object {
@@ -67,15 +67,25 @@ impl Object {
     }
 
     /// Something that is wrong with the field at a path.
-    pub(super) fn finding(&self, path: &[Step<'_>], code: Code, message: impl Into<String>) -> Finding {
+    pub(super) fn finding(&self, path: &[Step<'_>], code: Code, message: impl Into<String>) -> Unadvised {
         let name = if self.name.is_empty() { "?" } else { &self.name };
         finding(&self.file, &self.node, &format!("{}/{name}", self.kind.name()), path, code, message.into())
     }
+
+    /// What it should be called, by what it says of itself.
+    pub(super) fn proper_name(&self) -> Option<String> {
+        let spec = self.node.get("spec")?;
+        let said = |field| spec.text(field).filter(|text| !text.is_empty());
+        match self.kind {
+            Kind::Template => Some(template_name(said("moduleName")?, said("version")?)),
+            Kind::ReleaseMeta => said("moduleName").map(str::to_owned),
+        }
+    }
 }
 
-fn finding(file: &Arc<str>, node: &Node, object: &str, path: &[Step<'_>], code: Code, message: String) -> Finding {
+fn finding(file: &Arc<str>, node: &Node, object: &str, path: &[Step<'_>], code: Code, message: String) -> Unadvised {
     let at = node.place(path);
-    Finding {
+    Unadvised(Finding {
         file: Arc::clone(file),
         line: at.line,
         column: at.column,
@@ -84,14 +94,17 @@ fn finding(file: &Arc<str>, node: &Node, object: &str, path: &[Step<'_>], code: 
         severity: code.severity(),
         code,
         message,
-        suggestion: None,
-    }
+        suggestion: String::new(),
+    })
 }
 
-impl Finding {
-    pub(super) fn suggest(mut self, suggestion: impl Into<String>) -> Self {
-        self.suggestion = Some(suggestion.into());
-        self
+/// A finding that does not say yet what to do.
+#[must_use]
+pub(super) struct Unadvised(Finding);
+
+impl Unadvised {
+    pub(super) fn suggest(self, suggestion: impl Into<String>) -> Finding {
+        Finding { suggestion: suggestion.into(), ..self.0 }
     }
 }
 
@@ -108,9 +121,9 @@ pub(super) fn objects(sources: &[Source], findings: &mut Vec<Finding>) -> Result
         for node in documents.into_iter().flat_map(Node::into_objects) {
             match kind(&node) {
                 Ok(kind) => objects.push(Object::new(name, kind, node)),
-                Err((code, message)) => {
+                Err(Foreign { code, message, suggestion }) => {
                     let label = node.text("kind").unwrap_or("?").to_owned();
-                    findings.push(finding(name, &node, &label, &[], code, message));
+                    findings.push(finding(name, &node, &label, &[], code, message).suggest(suggestion));
                 }
             }
         }
@@ -118,20 +131,46 @@ pub(super) fn objects(sources: &[Source], findings: &mut Vec<Finding>) -> Result
     Ok(objects)
 }
 
+/// An object that is none of ours.
+struct Foreign {
+    code: Code,
+    message: String,
+    suggestion: String,
+}
+
 /// Of which kind of ours an object is.
-fn kind(node: &Node) -> Result<Kind, (Code, String)> {
+fn kind(node: &Node) -> Result<Kind, Foreign> {
+    let foreign =
+        |code, message: &str, suggestion: String| Err(Foreign { code, message: message.to_owned(), suggestion });
+    let written = || format!("write apiVersion: {GROUP}/{VERSION}");
     if !matches!(node.content, Content::Object(_)) {
-        return Err((Code::Type, format!("must be an object, and is {}", node.content.kind())));
+        let message = format!("must be an object, and is {}", node.content.kind());
+        return foreign(Code::Type, &message, "write each object after a line with ---".to_owned());
     }
-    let (Some(version), Some(kind)) = (node.text("apiVersion"), node.text("kind")) else {
-        return Err((Code::Required, "an object must have an apiVersion and a kind".to_owned()));
+    let named = |kind: &str| Kind::ALL.into_iter().find(|ours| ours.name() == kind);
+    let (version, kind) = match (node.text("apiVersion"), node.text("kind")) {
+        (Some(version), Some(kind)) => (version, kind),
+        (version, kind) => {
+            let suggestion = match (version, kind.and_then(named)) {
+                (None, Some(_)) => written(),
+                (Some(_), _) => "add the kind, ModuleTemplate or ModuleReleaseMeta".to_owned(),
+                (None, None) => format!("add apiVersion: {GROUP}/{VERSION} and the kind"),
+            };
+            return foreign(Code::Required, "an object must have an apiVersion and a kind", suggestion);
+        }
     };
-    let ours = Kind::ALL.into_iter().find(|ours| ours.name() == kind);
-    match (ours, version.split_once('/')) {
+    match (named(kind), version.split_once('/')) {
         (Some(kind), Some((GROUP, VERSION))) => Ok(kind),
         (Some(_), Some((GROUP, other))) => {
-            Err((Code::ApiVersion, format!("the version {other} is not served, {VERSION} is")))
+            foreign(Code::ApiVersion, &format!("the version {other} is not served, {VERSION} is"), written())
         }
-        _ => Err((Code::OtherKind, "neither a ModuleTemplate nor a ModuleReleaseMeta: not looked at".to_owned())),
+        (ours, _) => {
+            let suggestion = match (ours, advice::near(kind, Kind::ALL.map(Kind::name))) {
+                (Some(_), _) => written(),
+                (None, Some(near)) => format!("write kind: {near}, if it shall be one"),
+                (None, None) => "leave it out here".to_owned(),
+            };
+            foreign(Code::OtherKind, "neither a ModuleTemplate nor a ModuleReleaseMeta: not looked at", suggestion)
+        }
     }
 }

@@ -6,13 +6,14 @@ mod template;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use semver::Version;
 use tidewatch_shared::{
     api::{ModuleReleaseMeta, ModuleTemplate},
     names::label,
 };
 
 use super::{
-    Terms,
+    Terms, advice,
     document::{Content, Node, Step},
     finding::{Code, Finding},
     object::Object,
@@ -64,6 +65,16 @@ impl<'a> Around<'a> {
         let last = versions.len().saturating_sub(NAMED);
         (!versions.is_empty()).then(|| format!("there are templates of {more}{}", versions[last..].join(", ")))
     }
+
+    /// The highest version of a module that has a template which somebody may select.
+    fn latest(&self, module: &str) -> Option<&'a str> {
+        let selectable = |(name, template): (&&str, &Option<&'a ModuleTemplate>)| {
+            let version = template.filter(|template| !template.spec.is_mandatory())?.spec.version.as_deref()?;
+            let number = Version::parse(version).ok().filter(|_| template_name(module, version) == **name)?;
+            Some((number, version))
+        };
+        self.templates.iter().filter_map(selectable).max().map(|(_, version)| version)
+    }
 }
 
 /// What is wrong with objects, and with the way to them from those `before`.
@@ -75,8 +86,8 @@ pub(super) fn check(objects: &[Object], before: Option<&[Object]>, terms: &Terms
         if !object.name.is_empty()
             && let Some(first) = seen.insert((object.kind, &*object.name), object)
         {
-            let place = first.finding(&NAME, Code::DuplicateObject, "");
-            let message = format!("another object has the same kind and name ({}:{})", place.file, place.line);
+            let line = first.node.place(&NAME).line;
+            let message = format!("another object has the same kind and name ({}:{line})", first.file);
             findings.push(object.finding(&NAME, Code::DuplicateObject, message).suggest("keep one of them"));
         }
         if let Some(template) = object.template() {
@@ -92,12 +103,20 @@ pub(super) fn check(objects: &[Object], before: Option<&[Object]>, terms: &Terms
     findings
 }
 
+/// How an object that is too large becomes smaller.
+fn shorter(object: &Object) -> String {
+    match advice::largest(&object.node.to_value()) {
+        Some((field, bytes)) => format!("shorten {field}, which has {bytes} of them"),
+        None => "shorten it".to_owned(),
+    }
+}
+
 const NAME: [Step<'static>; 2] = [Step::Key("metadata"), Step::Key("name")];
 
 /// What every object has, and no CRD describes.
 pub(super) fn metadata(object: &Object, findings: &mut Vec<Finding>) {
     let Some(metadata) = object.node.get("metadata") else {
-        findings.push(object.finding(&[], Code::Metadata, "it has no metadata"));
+        findings.push(object.finding(&[], Code::Metadata, "it has no metadata").suggest(name_advice(object)));
         return;
     };
     let named = metadata.get("name").map(|name| &name.content);
@@ -105,17 +124,34 @@ pub(super) fn metadata(object: &Object, findings: &mut Vec<Finding>) {
         Some(Content::Text(name)) if is_subdomain(name) => {}
         Some(Content::Text(name)) => {
             let message = format!("{name:?} is no name: lower-case letters, digits, '-' and '.' make one");
-            findings.push(object.finding(&NAME, Code::Metadata, message));
+            findings.push(object.finding(&NAME, Code::Metadata, message).suggest(name_advice(object)));
         }
         Some(other) => {
-            findings.push(object.finding(&NAME, Code::Type, format!("must be a string, and is {}", other.kind())));
+            let finding = object.finding(&NAME, Code::Type, format!("must be a string, and is {}", other.kind()));
+            findings.push(finding.suggest(name_advice(object)));
         }
-        None => findings.push(object.finding(&[Step::Key("metadata")], Code::Metadata, "it has no name")),
+        None => {
+            let finding = object.finding(&[Step::Key("metadata")], Code::Metadata, "it has no name");
+            findings.push(finding.suggest(name_advice(object)));
+        }
     }
     for (field, is_value) in [("labels", is_label_value as fn(&str) -> bool), ("annotations", |_| true)] {
         if let Some(texts) = metadata.get(field) {
             pairs(object, field, texts, is_value, findings);
         }
+    }
+}
+
+/// What to call an object: by what it says of itself, or at least so that it is a name.
+pub(super) fn name_advice(object: &Object) -> String {
+    let said = object.proper_name();
+    let wanted = said.as_deref().unwrap_or(&object.name);
+    match (is_subdomain(wanted), advice::repaired(wanted, is_subdomain), object.kind) {
+        (true, ..) => format!("write metadata.name: {wanted}"),
+        (false, Some(name), _) if said.is_none() => format!("write metadata.name: {name}"),
+        (false, Some(name), _) => format!("write metadata.name: {name}, and in spec what fits it"),
+        (false, None, Kind::Template) => "write metadata.name: <module>-<version>".to_owned(),
+        (false, None, Kind::ReleaseMeta) => "write metadata.name: <module>".to_owned(),
     }
 }
 
@@ -127,18 +163,29 @@ fn pairs(object: &Object, field: &str, texts: &Node, is_value: fn(&str) -> bool,
         Content::Null => return,
         other => {
             let message = format!("must be an object, and is {}", other.kind());
-            findings.push(object.finding(&[root, Step::Key(field)], Code::Type, message));
+            let finding = object.finding(&[root, Step::Key(field)], Code::Type, message);
+            findings.push(finding.suggest(advice::retyped("an object", other)));
             return;
         }
     };
     for (key, value) in members {
         let path = [root, Step::Key(field), Step::Key(key)];
         if !is_label_key(key) {
-            findings.push(object.finding(&path, Code::Metadata, format!("{key:?} is no key")));
+            let finding = object.finding(&path, Code::Metadata, format!("{key:?} is no key"));
+            findings.push(finding.suggest(match advice::repaired(key, is_label_key) {
+                Some(other) => format!("write {other:?}"),
+                None => {
+                    "write at most 63 letters, digits, '-', '_' and '.', after a domain and a slash if need be".into()
+                }
+            }));
         }
         match &value.content {
             Content::Text(text) if !is_value(text) => {
-                findings.push(object.finding(&path, Code::Metadata, format!("{text:?} is no value of a label")));
+                let finding = object.finding(&path, Code::Metadata, format!("{text:?} is no value of a label"));
+                findings.push(finding.suggest(match advice::repaired(text, is_label_value) {
+                    Some(other) => format!("write {other:?}, or make it an annotation"),
+                    None => "write at most 63 letters, digits, '-', '_' and '.', or make it an annotation".into(),
+                }));
             }
             Content::Text(text) => {
                 let flag = field == "labels" && [label::BETA, label::INTERNAL].contains(&key.as_str());
@@ -150,7 +197,8 @@ fn pairs(object: &Object, field: &str, texts: &Node, is_value: fn(&str) -> bool,
             }
             other => {
                 let message = format!("must be a string, and is {}", other.kind());
-                findings.push(object.finding(&path, Code::Type, message).suggest("put it in quotes"));
+                let finding = object.finding(&path, Code::Type, message);
+                findings.push(finding.suggest(advice::retyped("a string", other)));
             }
         }
     }

@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::civil::Date;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
-    JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
+    JSON, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
 use regex::{Regex, RegexBuilder};
 use serde_json::Value;
 use tidewatch_shared::api::crds;
 
 use super::{
+    advice,
     document::{Content, Node, Step},
     finding::Code,
 };
@@ -22,7 +23,7 @@ pub(super) struct Fault<'a> {
     pub(super) path: Vec<Step<'a>>,
     pub(super) code: Code,
     pub(super) message: String,
-    pub(super) suggestion: Option<String>,
+    pub(super) suggestion: String,
 }
 
 /// The schemas of the catalog's two kinds.
@@ -64,10 +65,15 @@ impl Schemas {
     /// All that is wrong with an object.
     pub(super) fn check<'a>(&'a self, kind: Kind, object: &'a Node) -> Vec<Fault<'a>> {
         let schema = self.of(kind);
-        let mut check = Check { patterns: &self.patterns, path: Vec::new(), faults: Vec::new() };
+        let name = object.get("metadata").and_then(|metadata| metadata.text("name"));
+        let mut check = Check { patterns: &self.patterns, name, path: Vec::new(), faults: Vec::new() };
         check.node(object, schema);
         if object.get("spec").is_none_or(|spec| spec.content == Content::Null) {
-            check.fault(Code::Required, "the object has no spec".to_owned());
+            let fields = match kind {
+                Kind::Template => "moduleName, version and descriptor",
+                Kind::ReleaseMeta => "moduleName, ocmComponentName and channels",
+            };
+            check.fault(Code::Required, "the object has no spec".to_owned(), format!("add spec with {fields}"));
         }
         check.faults
     }
@@ -144,19 +150,15 @@ fn whole_numbers(value: &mut Value) {
 
 struct Check<'a> {
     patterns: &'a BTreeMap<String, Regex>,
+    /// Of the object.
+    name: Option<&'a str>,
     path: Vec<Step<'a>>,
     faults: Vec<Fault<'a>>,
 }
 
 impl<'a> Check<'a> {
-    fn fault(&mut self, code: Code, message: String) {
-        self.faults.push(Fault { path: self.path.clone(), code, message, suggestion: None });
-    }
-
-    fn suggest(&mut self, suggestion: impl Into<String>) {
-        if let Some(fault) = self.faults.last_mut() {
-            fault.suggestion = Some(suggestion.into());
-        }
+    fn fault(&mut self, code: Code, message: String, suggestion: impl Into<String>) {
+        self.faults.push(Fault { path: self.path.clone(), code, message, suggestion: suggestion.into() });
     }
 
     fn node(&mut self, node: &'a Node, schema: &'a JSONSchemaProps) {
@@ -167,18 +169,9 @@ impl<'a> Check<'a> {
             (Some("integer"), Content::Number(number)) if number.is_i64() || number.is_u64() => {}
             (Some("number"), Content::Number(_)) | (Some("boolean"), Content::Bool(_)) | (None, _) => {}
             (Some(wanted), found) => {
-                let wanted = match wanted {
-                    "object" => "an object",
-                    "array" => "a list",
-                    "string" => "a string",
-                    "integer" => "a whole number",
-                    "boolean" => "a boolean",
-                    other => other,
-                };
-                self.fault(Code::Type, format!("must be {wanted}, and is {}", found.kind()));
-                if wanted == "a string" && matches!(found, Content::Number(_) | Content::Bool(_)) {
-                    self.suggest("put it in quotes");
-                }
+                let wanted = in_words(wanted);
+                let message = format!("must be {wanted}, and is {}", found.kind());
+                self.fault(Code::Type, message, advice::retyped(wanted, found));
             }
         }
     }
@@ -188,13 +181,15 @@ impl<'a> Check<'a> {
         let properties = schema.properties.as_ref().unwrap_or(&empty);
         for name in schema.required.iter().flatten() {
             if node.get(name).is_none_or(|node| node.content == Content::Null) {
-                self.fault(Code::Required, format!("the field {name} is required"));
+                let suggestion = self.add(name, properties.get(name));
+                self.fault(Code::Required, format!("the field {name} is required"), suggestion);
             }
         }
         if schema.x_kubernetes_embedded_resource == Some(true) {
             for name in ["apiVersion", "kind"] {
                 if node.text(name).is_none_or(str::is_empty) {
-                    self.fault(Code::Required, format!("the field {name} is required of an object"));
+                    let message = format!("the field {name} is required of an object");
+                    self.fault(Code::Required, message, format!("add the {name} of the object that stands here"));
                 }
             }
         }
@@ -216,18 +211,37 @@ impl<'a> Check<'a> {
         }
     }
 
-    fn unknown(&mut self, name: &str, properties: &BTreeMap<String, JSONSchemaProps>) {
-        self.fault(Code::UnknownField, "there is no such field".to_owned());
-        let near = properties.keys().map(|known| (distance(name, known), known)).min();
-        if let Some((0..=2, known)) = near {
-            self.suggest(format!("perhaps {known} is meant"));
+    /// What to do about a field that is not there.
+    fn add(&self, name: &str, schema: Option<&JSONSchemaProps>) -> String {
+        let Some(schema) = schema else { return format!("add {name}") };
+        let own = self.name.filter(|own| name == "moduleName" && !own.is_empty() && self.fits(own, schema));
+        let is_restricted = schema.pattern.is_some() || schema.format.is_some();
+        match (own, advice::form(name).filter(|_| is_restricted), &schema.enum_, schema.type_.as_deref()) {
+            (Some(own), ..) => format!("add {name}: {own}"),
+            (None, Some(form), ..) => format!("add {name}: {form}"),
+            (None, None, Some(values), _) => format!("add {name}: one of {}", joined(values)),
+            (None, None, None, Some(kind)) => format!("add {name}: {}", in_words(kind)),
+            (None, None, None, None) => format!("add {name}"),
         }
+    }
+
+    fn unknown(&mut self, name: &str, properties: &BTreeMap<String, JSONSchemaProps>) {
+        let known = || properties.keys().map(String::as_str);
+        let suggestion = match advice::near(name, known()) {
+            Some(known) => format!("perhaps {known} is meant"),
+            None => format!("remove it; the fields are {}", known().collect::<Vec<_>>().join(", ")),
+        };
+        self.fault(Code::UnknownField, "there is no such field".to_owned(), suggestion);
     }
 
     fn list(&mut self, items: &'a [Node], schema: &'a JSONSchemaProps) {
         let length = i64::try_from(items.len()).unwrap_or(i64::MAX);
-        if schema.max_items.is_some_and(|max| length > max) || schema.min_items.is_some_and(|min| length < min) {
-            self.fault(Code::Bounds, format!("has {length} entries"));
+        if let Some(max) = schema.max_items.filter(|max| length > *max) {
+            self.fault(Code::Bounds, format!("has {length} entries, more than {max}"), format!("keep {max} of them"));
+        }
+        if let Some(min) = schema.min_items.filter(|min| length < *min) {
+            let suggestion = format!("add {} more", min - length);
+            self.fault(Code::Bounds, format!("has {length} entries, fewer than {min}"), suggestion);
         }
         let Some(JSONSchemaPropsOrArray::Schema(of_items)) = &schema.items else { return };
         let keys = schema.x_kubernetes_list_map_keys.as_deref().unwrap_or_default();
@@ -237,43 +251,90 @@ impl<'a> Check<'a> {
             self.node(item, of_items);
             let key: Vec<_> = keys.iter().map(|key| item.get(key).map(|node| node.to_value().to_string())).collect();
             if !keys.is_empty() && !seen.insert(key) {
-                self.fault(Code::DuplicateEntry, format!("another entry has the same {}", keys.join(" and ")));
-                self.suggest("remove one of them");
+                let message = format!("another entry has the same {}", keys.join(" and "));
+                self.fault(Code::DuplicateEntry, message, "remove one of them");
             }
             self.path.pop();
         }
     }
 
     fn text(&mut self, text: &str, schema: &'a JSONSchemaProps) {
-        let length = i64::try_from(text.chars().count()).unwrap_or(i64::MAX);
+        let length = characters(text);
         if let Some(max) = schema.max_length.filter(|max| length > *max) {
-            self.fault(Code::Bounds, format!("has {length} characters, more than {max}"));
+            let message = format!("has {length} characters, more than {max}");
+            self.fault(Code::Bounds, message, format!("shorten it to {max} characters"));
         }
         if let Some(min) = schema.min_length.filter(|min| length < *min) {
-            self.fault(Code::Bounds, format!("has {length} characters, fewer than {min}"));
+            let message = format!("has {length} characters, fewer than {min}");
+            self.fault(Code::Bounds, message, format!("write {min} characters or more"));
         }
-        if let Some(pattern) = &schema.pattern
-            && self.patterns.get(pattern).is_some_and(|regex| !regex.is_match(text))
-        {
-            self.fault(Code::Pattern, format!("{text:?} does not match {pattern}"));
-            if text.strip_prefix(['v', 'V']).is_some_and(|rest| rest.starts_with(|char: char| char.is_ascii_digit())) {
-                self.suggest("leave out the v");
-            }
+        if let Some(pattern) = schema.pattern.as_deref().filter(|pattern| !self.matches(text, pattern)) {
+            self.fault(Code::Pattern, format!("{text:?} does not match {pattern}"), self.instead(text, schema));
         }
-        if let Some(values) = &schema.enum_
-            && !values.iter().any(|value| value.0 == *text)
-        {
-            let values: Vec<_> = values.iter().map(|value| value.0.to_string()).collect();
-            self.fault(Code::Enum, format!("{text:?} is none of {}", values.join(", ")));
+        if let Some(values) = schema.enum_.as_deref().filter(|values| !values.iter().any(|value| value.0 == *text)) {
+            let known = values.iter().filter_map(|value| value.0.as_str()).filter(|value| !value.is_empty());
+            let suggestion = match advice::near(text, known) {
+                Some(near) => format!("write {near:?}"),
+                None => "write one of them".to_owned(),
+            };
+            self.fault(Code::Enum, format!("{text:?} is none of {}", joined(values)), suggestion);
         }
-        match schema.format.as_deref() {
-            Some("date") if date(text).is_none() => {
-                self.fault(Code::Format, format!("{text:?} is no date"));
-                self.suggest("write YYYY-MM-DD");
-            }
-            Some("uri") if !is_uri(text) => self.fault(Code::Format, format!("{text:?} is no URI")),
-            _ => {}
+        if let Some(kind) = schema.format.as_deref().and_then(|format| misformed(text, format)) {
+            self.fault(Code::Format, format!("{text:?} is no {kind}"), self.instead(text, schema));
         }
+    }
+
+    fn matches(&self, text: &str, pattern: &str) -> bool {
+        self.patterns.get(pattern).is_none_or(|regex| regex.is_match(text))
+    }
+
+    /// Whether a text is all that a field wants.
+    fn fits(&self, text: &str, schema: &JSONSchemaProps) -> bool {
+        let length = characters(text);
+        schema.max_length.is_none_or(|max| length <= max)
+            && schema.min_length.is_none_or(|min| length >= min)
+            && schema.pattern.as_deref().is_none_or(|pattern| self.matches(text, pattern))
+            && schema.format.as_deref().is_none_or(|format| misformed(text, format).is_none())
+    }
+
+    /// What to write in the place of a text that does not fit the field in which it stands.
+    fn instead(&self, text: &str, schema: &JSONSchemaProps) -> String {
+        let field = self.path.iter().rev().find_map(|step| if let Step::Key(key) = step { Some(*key) } else { None });
+        match (advice::repaired(text, |other| self.fits(other, schema)), field.and_then(advice::form)) {
+            (Some(other), _) => format!("write {other:?}"),
+            (None, Some(form)) => format!("write {form}"),
+            (None, None) => "write a text that does".to_owned(),
+        }
+    }
+}
+
+/// A type of a schema.
+fn in_words(kind: &str) -> &str {
+    match kind {
+        "object" => "an object",
+        "array" => "a list",
+        "string" => "a string",
+        "integer" => "a whole number",
+        "number" => "a number",
+        "boolean" => "a boolean",
+        other => other,
+    }
+}
+
+fn joined(values: &[JSON]) -> String {
+    values.iter().map(|value| value.0.to_string()).collect::<Vec<_>>().join(", ")
+}
+
+fn characters(text: &str) -> i64 {
+    i64::try_from(text.chars().count()).unwrap_or(i64::MAX)
+}
+
+/// What a text should be by its format, if it is not.
+fn misformed(text: &str, format: &str) -> Option<&'static str> {
+    match format {
+        "date" if date(text).is_none() => Some("date"),
+        "uri" if !is_uri(text) => Some("URI"),
+        _ => None,
     }
 }
 
@@ -289,28 +350,6 @@ fn is_uri(text: &str) -> bool {
             && scheme.chars().all(|char| char.is_ascii_alphanumeric() || "+-.".contains(char))
     });
     (has_scheme || text.starts_with('/')) && !text.contains(|char: char| char.is_control() || char == ' ')
-}
-
-/// How many characters differ, with letter case counted for nothing (Levenshtein).
-fn distance(a: &str, b: &str) -> usize {
-    let (a, b) = (a.to_ascii_lowercase(), b.to_ascii_lowercase());
-    let b: Vec<char> = b.chars().collect();
-    // A misspelt name is short; what is longer is no misspelling.
-    if a.len() > 64 {
-        return usize::MAX;
-    }
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let (mut corner, mut left) = (i, i + 1);
-        row[0] = left;
-        for (j, y) in b.iter().enumerate() {
-            let above = row[j + 1];
-            left = (corner + usize::from(x != *y)).min(above + 1).min(left + 1);
-            corner = above;
-            row[j + 1] = left;
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]
@@ -380,12 +419,29 @@ mod tests {
         within(schema).into_iter().for_each(known);
     }
 
+    /// The fields of a schema whose texts it restricts.
+    fn restricted(schema: &JSONSchemaProps, fields: &mut Vec<(String, JSONSchemaProps)>) {
+        for (name, field) in schema.properties.iter().flatten() {
+            if field.pattern.is_some() || field.format.is_some() {
+                fields.push((name.clone(), field.clone()));
+            }
+        }
+        within(schema).into_iter().for_each(|schema| restricted(schema, fields));
+    }
+
     #[test]
-    fn misspelt_names_are_near() {
-        assert_eq!(distance("chanels", "channels"), 1);
-        assert_eq!(distance("modulename", "moduleName"), 0);
-        assert_eq!(distance("abc", ""), 3);
-        assert!(distance("descriptor", "data") > 2);
+    fn what_a_field_wants_is_known_in_words() {
+        let schemas = Schemas::new();
+        let mut fields = Vec::new();
+        restricted(&schemas.template, &mut fields);
+        restricted(&schemas.release_meta, &mut fields);
+        let check = Check { patterns: &schemas.patterns, name: None, path: Vec::new(), faults: Vec::new() };
+        for (name, schema) in &fields {
+            let (.., example) = advice::FORMS.iter().find(|(field, ..)| field == name).unwrap();
+            assert!(check.fits(example, schema), "{name}: {example}");
+        }
+        let names: BTreeSet<_> = fields.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, advice::FORMS.iter().map(|(field, ..)| *field).collect());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 use std::{collections::BTreeSet, fs, path::Path, slice};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
 
@@ -35,15 +35,226 @@ fn nothing_is_said_of_what_is_right() {
 #[test]
 fn each_mistake_has_its_place_its_code_and_what_to_do() {
     let report = check(&[source("wrong.yaml", &data("wrong.yaml"))], None, &terms()).unwrap();
-    let golden: serde_json::Value = serde_json::from_str(&data("wrong.json")).unwrap();
+    let golden: Value = serde_json::from_str(&data("wrong.json")).unwrap();
     let found = serde_json::to_value(&report).unwrap();
     assert_eq!(found, golden, "{found:#}");
+    assert!(report.findings.iter().all(|finding| !finding.suggestion.is_empty()), "{report}");
     assert!(!report.is_clean(false));
     // What the other tests of this file are about.
     let elsewhere = [Code::Downgrade, Code::TooLarge, Code::NotRestricted, Code::ChannelRemoved, Code::ModuleRemoved];
     let codes: BTreeSet<_> = report.findings.iter().map(|finding| finding.code).chain(elsewhere).collect();
     let missing: Vec<_> = Code::ALL.into_iter().filter(|code| !codes.contains(code)).collect();
     assert_eq!(missing, []);
+}
+
+/// An object of the catalog, as text.
+fn object(kind: Kind, name: &str, spec: Value) -> Value {
+    json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": kind.name(), "metadata": {"name": name}, "spec": spec})
+}
+
+/// The templates 1.0.0 and 1.1.0 of a module.
+fn templates() -> [Value; 2] {
+    ["1.0.0", "1.1.0"].map(|version| template("keda", version, json!({})))
+}
+
+/// A template that is right but for this.
+fn template(module: &str, version: &str, wrong: Value) -> Value {
+    let mut spec = json!({"moduleName": module, "version": version, "descriptor": {}});
+    merge(&mut spec, wrong);
+    object(Kind::Template, &format!("{module}-{version}"), spec)
+}
+
+/// A release meta that is right beside [`templates`] but for this.
+fn meta(wrong: Value) -> Value {
+    let mut spec = json!({"moduleName": "keda", "ocmComponentName": "kyma-project.io/module/keda",
+        "channels": [{"channel": "regular", "version": "1.0.0"}, {"channel": "fast", "version": "1.1.0"}]});
+    merge(&mut spec, wrong);
+    object(Kind::ReleaseMeta, "keda", spec)
+}
+
+/// Members take the place of those with the same name; null removes one.
+fn merge(into: &mut Value, change: Value) {
+    let Value::Object(change) = change else { panic!("{change}") };
+    for (key, value) in change {
+        match value {
+            Value::Null => drop(into.as_object_mut().unwrap().remove(&key)),
+            value => into[key] = value,
+        }
+    }
+}
+
+/// What is said of objects beside [`templates`].
+fn found_in(objects: &[Value]) -> Vec<Finding> {
+    let texts = templates().iter().chain(objects).map(|object| format!("{object}\n---\n")).collect::<String>();
+    let report = check(&[source("a", &texts)], None, &Terms { restricted: None, ..terms() }).unwrap();
+    assert!(report.findings.iter().all(|finding| !finding.suggestion.is_empty()), "{report}");
+    report.findings
+}
+
+#[test]
+fn what_to_write_instead_is_said_where_it_is_known() {
+    let bare = |change: Value| {
+        let mut object = meta(json!({}));
+        merge(&mut object, change);
+        object
+    };
+    let metadata = |change: Value| bare(json!({"metadata": change}));
+    let selector = |requirement: Value| meta(json!({"kymaSelector": {"matchExpressions": [requirement]}}));
+    let link = |link: &str| template("keda", "1.0.0", json!({"resources": [{"name": "raw", "link": link}]}));
+    let state = |state: Value| {
+        template("keda", "1.0.0", json!({"customStateCheck": [{"jsonPath": "a", "value": "b", "mappedState": state}]}))
+    };
+    let dated = |day: &str| meta(json!({"versions": [{"version": "1.0.0", "deprecationDate": day}]}));
+    let long = "x".repeat(70);
+    for (object, code, advice) in [
+        (template("keda", "1.2", json!({})), Code::Pattern, "write \"1.2.0\""),
+        (template("keda", "v1.2.0", json!({})), Code::Pattern, "write \"1.2.0\""),
+        (template("keda", "1.2.0-rc.1", json!({})), Code::Pattern, "write \"1.2.0-rc-1\""),
+        (template("keda", "latest", json!({})), Code::Pattern, "write three numbers with dots"),
+        (meta(json!({"moduleName": "Keda_Http"})), Code::Pattern, "write \"keda-http\""),
+        (meta(json!({"ocmComponentName": "keda"})), Code::Pattern, "as kyma-project.io/module/keda"),
+        (template(&long, "1.0.0", json!({})), Code::Bounds, "shorten it to 64 characters"),
+        (meta(json!({"channels": [{"channel": "x", "version": "1.0.0"}]})), Code::Bounds, "write 3 characters or more"),
+        (meta(json!({"moduleName": null})), Code::Required, "add moduleName: keda"),
+        (meta(json!({"channels": [{"channel": "fast"}]})), Code::Required, "add version: three numbers"),
+        (template("keda", "1.0.0", json!({"descriptor": null})), Code::Required, "add descriptor: an object"),
+        (
+            template("keda", "1.0.0", json!({"data": {"kind": "Keda"}})),
+            Code::Required,
+            "add the apiVersion of the object",
+        ),
+        (bare(json!({"spec": null})), Code::Required, "add spec with moduleName, ocmComponentName and channels"),
+        (state(json!(null)), Code::Required, "add mappedState: one of \"\", \"Processing\""),
+        (state(json!("ready")), Code::Enum, "write \"Ready\""),
+        (state(json!("Fine")), Code::Enum, "write one of them"),
+        (dated("2027/2/3"), Code::Format, "write \"2027-02-03\""),
+        (dated("soon"), Code::Format, "write a day as YYYY-MM-DD, as 2027-01-31"),
+        (link("example.com/raw"), Code::Format, "write \"https://example.com/raw\""),
+        (link("no link"), Code::Format, "write a URI, as https://example.com/docs"),
+        (meta(json!({"chanels": []})), Code::UnknownField, "perhaps channels is meant"),
+        (meta(json!({"whatever": []})), Code::UnknownField, "remove it; the fields are beta, channels, "),
+        (meta(json!({"beta": "true"})), Code::Type, "write true without quotes"),
+        (meta(json!({"channels": {"fast": "1.0.0"}})), Code::Type, "begin each entry with a hyphen"),
+        (metadata(json!({"name": "keda", "generation": "x"})), Code::Type, "keep of metadata its name"),
+        (bare(json!({"metadata": null})), Code::Metadata, "write metadata.name: keda"),
+        (metadata(json!({})), Code::Metadata, "write metadata.name: keda"),
+        (metadata(json!({"name": 5})), Code::Type, "write metadata.name: keda"),
+        (
+            object(Kind::Template, "!", json!({"descriptor": {}})),
+            Code::Metadata,
+            "write metadata.name: <module>-<version>",
+        ),
+        (template("keda", "1.0.0-RC", json!({})), Code::Metadata, "write metadata.name: keda-1.0.0-rc, and in spec"),
+        (metadata(json!({"name": "keda", "labels": ["a"]})), Code::Type, "write each of its fields as name: value"),
+        (metadata(json!({"name": "keda", "labels": {"a b": ""}})), Code::Metadata, "write \"a-b\""),
+        (metadata(json!({"name": "keda", "labels": {"!": ""}})), Code::Metadata, "write at most 63 letters"),
+        (metadata(json!({"name": "keda", "labels": {"a": "b/c"}})), Code::Metadata, "write \"b-c\", or make it"),
+        (metadata(json!({"name": "keda", "labels": {"a": &*long}})), Code::Metadata, "or make it an annotation"),
+        (selector(json!({"key": "a", "operator": "in", "values": ["b"]})), Code::Selector, "write operator: In"),
+        (
+            selector(json!({"key": "a", "operator": "Like", "values": ["b"]})),
+            Code::Selector,
+            "write In or NotIn with values",
+        ),
+        (
+            selector(json!({"key": "a", "operator": "In"})),
+            Code::Selector,
+            "add values, or write Exists, if any value of a",
+        ),
+        (selector(json!({"key": "a", "operator": "NotIn"})), Code::Selector, "add values, or write DoesNotExist, if a"),
+        (
+            selector(json!({"key": "a", "operator": "Exists", "values": ["b"]})),
+            Code::Selector,
+            "remove the values, or write In",
+        ),
+        (
+            selector(json!({"key": "a", "operator": "DoesNotExist", "values": ["b"]})),
+            Code::Selector,
+            "remove the values, or write NotIn",
+        ),
+        (selector(json!({"key": "a b", "operator": "Exists"})), Code::Selector, "write \"a-b\""),
+        (meta(json!({"kymaSelector": {"matchLabels": {"a": "b c"}}})), Code::Selector, "write \"b-c\""),
+        (meta(json!({"kymaSelector": {}})), Code::SelectsNobody, "as matchLabels: {team: a}; or remove it"),
+        (meta(json!({"channels": []})), Code::NoChannel, "add {channel: regular, version: 1.1.0}"),
+        (
+            meta(json!({"channels": null})),
+            Code::MandatoryAndChannels,
+            "add channels: [{channel: regular, version: 1.1.0}]",
+        ),
+        (meta(json!({"ocmComponentName": null})), Code::NoComponent, "as kyma-project.io/module/keda"),
+        (dated("2026-01-01"), Code::PastDeprecation, "move regular to 1.1.0"),
+        (
+            object(Kind::Template, "keda-1.2.0", json!({"moduleName": "keda", "descriptor": {}})),
+            Code::Nameless,
+            "write version: 1.2.0",
+        ),
+        (
+            object(Kind::Template, "keda-1.2.0", json!({"version": "1.2.0", "descriptor": {}})),
+            Code::Nameless,
+            "write moduleName: keda",
+        ),
+        (
+            template("lone", "1.0.0", json!({})),
+            Code::NoReleaseMeta,
+            "the ModuleReleaseMeta lone, with a channel that names 1.0.0",
+        ),
+        (
+            template("lone", "1.0.0", json!({"mandatory": true})),
+            Code::NoReleaseMeta,
+            "lone, whose mandatory names 1.0.0",
+        ),
+        (
+            template("keda", "1.2.0", json!({"descriptor": {"x": "y".repeat(1 << 20)}})),
+            Code::TooLarge,
+            "shorten spec.descriptor, which has 1048584",
+        ),
+        (
+            meta(json!({"versions": [{"version": "1.0.0", "deprecationMessage": "y".repeat(1 << 20)}]})),
+            Code::TooLarge,
+            "shorten spec.versions",
+        ),
+        (bare(json!({"kind": "ModuleTemplates"})), Code::OtherKind, "write kind: ModuleTemplate"),
+        (bare(json!({"kind": "ConfigMap"})), Code::OtherKind, "leave it out"),
+        (bare(json!({"apiVersion": "v1"})), Code::OtherKind, "write apiVersion: operator.kyma-project.io/v1beta2"),
+        (
+            bare(json!({"apiVersion": "operator.kyma-project.io/v1"})),
+            Code::ApiVersion,
+            "write apiVersion: operator.kyma-project.io/v1beta2",
+        ),
+        (bare(json!({"apiVersion": null})), Code::Required, "write apiVersion: operator.kyma-project.io/v1beta2"),
+        (bare(json!({"kind": null})), Code::Required, "add the kind, ModuleTemplate or ModuleReleaseMeta"),
+        (json!([1]), Code::Type, "write each object after a line with ---"),
+    ] {
+        let found = found_in(slice::from_ref(&object));
+        let is_said = |finding: &Finding| finding.code == code && finding.suggestion.contains(advice);
+        assert!(found.iter().any(is_said), "{code:?} {advice:?}: {found:#?}");
+    }
+}
+
+#[test]
+fn a_template_that_nobody_can_have_says_what_would_reach_it() {
+    let unreached = |objects: &[Value]| {
+        let found = found_in(objects).into_iter().filter(|finding| finding.code == Code::UnreachedTemplate);
+        found.map(|finding| finding.suggestion).collect::<Vec<_>>()
+    };
+    let everyone = meta(json!({"channels": null, "mandatory": {"version": "1.1.0"}}));
+    assert_eq!(unreached(&[everyone]), ["remove it, or let mandatory of the ModuleReleaseMeta keda name 1.0.0"]);
+    let mandatory = template("keda", "1.2.0", json!({"mandatory": true}));
+    let expected =
+        "remove mandatory here, or give the ModuleReleaseMeta keda mandatory: {version: 1.2.0} for its channels";
+    assert_eq!(unreached(&[mandatory, meta(json!({}))]), [expected]);
+    let plain = template("keda", "1.2.0", json!({}));
+    assert!(unreached(&[plain, meta(json!({}))])[0].starts_with("it can only be installed by its version"));
+}
+
+#[test]
+fn a_selector_says_which_requirement_is_wrong() {
+    let requirements = json!([{"key": "a", "operator": "Exists"}, {"key": "b", "operator": "Like"}]);
+    let found = found_in(&[meta(json!({"kymaSelector": {"matchExpressions": requirements}}))]);
+    assert_eq!(found[0].path, "spec.kymaSelector.matchExpressions[1]");
+    let found =
+        found_in(&[meta(json!({"kymaSelector": {"matchLabels": {"a": "!"}, "matchExpressions": requirements}}))]);
+    assert_eq!(found[0].path, "spec.kymaSelector", "the labels are wrong as well");
 }
 
 #[test]

@@ -6,9 +6,11 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use http::{Method, StatusCode};
-use kube::Client;
+use http::{Method, Request, StatusCode, Uri};
+use kube::{Client, client::Body};
 use serde_json::{Map, Value, json};
+use tidewatch_shared::event::Change;
+use tower::service_fn;
 
 use crate::testing;
 
@@ -20,23 +22,69 @@ const INVENTORY: &str = "configmaps/tidewatch-catalog";
 struct State {
     objects: BTreeMap<String, Value>,
     applied: BTreeMap<String, Value>,
-    refused: BTreeSet<String>,
+    /// What is refused, and how: a resource, an object, or a verb and an object.
+    refused: BTreeMap<String, StatusCode>,
     absent: BTreeSet<String>,
     calls: Vec<String>,
     inventory_calls: Vec<&'static str>,
     version: u64,
-    crash: Option<Crash>,
-    /// Checked after every write of ours.
-    invariant: Option<fn(&BTreeMap<String, Value>)>,
+    faults: Vec<Fault>,
+    /// Calls since there are faults.
+    at: usize,
+    /// Nobody hears an answer any more.
+    dead: bool,
+    late: Vec<Late>,
+    changes: BTreeMap<String, Told>,
+    /// What somebody else did that makes channels point to nothing, of which the receiver knows nothing yet: templates that were
+    /// taken away, release metas that were written.
+    unknown: BTreeSet<String>,
+    watched: bool,
 }
 
-/// The receiver is killed: a call is the last, and its answer is never seen.
+/// Something is wrong with a call.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Crash {
+pub(super) struct Fault {
     /// Calls before it.
     pub(super) after: usize,
-    /// Whether the server has done what it asks for.
-    pub(super) lands: bool,
+    /// When the server does what it asks for: never, or after so many further calls.
+    pub(super) lands: Option<usize>,
+    /// What the receiver hears.
+    pub(super) heard: Heard,
+}
+
+/// What the receiver hears of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Heard {
+    /// Nothing ever again: it is dead. Calls that it makes beside this one do not land unless their own fault says so.
+    Nothing,
+    /// That the server is not available.
+    Unavailable,
+}
+
+/// A call that lands later.
+struct Late {
+    after: usize,
+    method: Method,
+    uri: Uri,
+    body: Vec<u8>,
+}
+
+/// How an agent tells of an object: the last change of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Told {
+    pub(super) uid: String,
+    pub(super) resource_version: String,
+    pub(super) change: Change,
+}
+
+/// Draws numbers, the same ones for the same seed.
+struct Dice(u64);
+
+impl Dice {
+    fn draw(&mut self, below: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % below
+    }
 }
 
 /// The server; clones are the same server.
@@ -47,40 +95,105 @@ impl Fake {
     pub(super) fn client(&self) -> Client {
         let fake = self.clone();
         testing::client("default", move |parts, body| {
-            let crash = fake.next();
-            if crash.is_some_and(|lands| !lands) {
-                return None;
-            }
-            let (status, answer) = fake.answer(&parts.method, &parts.uri, body);
-            crash.is_none().then(|| (status, answer.to_string()))
+            let (status, answer) = fake.call(&parts.method, &parts.uri, body)?;
+            Some((status, answer.to_string()))
         })
     }
 
-    /// Whether this call is never answered, and then whether it lands.
-    fn next(&self) -> Option<bool> {
-        let crash = &mut self.0.lock().unwrap().crash;
-        let Crash { after, lands } = (*crash)?;
-        match after.checked_sub(1) {
+    /// A client whose calls take their time, each another one: those of two clients come in any order.
+    pub(super) fn slow_client(&self, seed: u64) -> Client {
+        let (client, dice) = (self.client(), Arc::new(Mutex::new(Dice(seed))));
+        let service = service_fn(move |request: Request<Body>| {
+            let (client, turns) = (client.clone(), dice.lock().unwrap().draw(12));
+            async move {
+                for _ in 0..turns {
+                    tokio::task::yield_now().await;
+                }
+                client.send(request).await
+            }
+        });
+        Client::new(service, "default")
+    }
+
+    /// One call, with whatever is wrong with it; `None`: no answer.
+    fn call(&self, method: &Method, uri: &Uri, body: &[u8]) -> Option<(StatusCode, Value)> {
+        self.land(|late| {
+            late.after = late.after.saturating_sub(1);
+            late.after == 0
+        });
+        let state = &mut *self.0.lock().unwrap();
+        let at = state.at;
+        state.at += 1;
+        let fault = state.faults.iter().find(|fault| fault.after == at).copied();
+        let Some(Fault { lands, heard, .. }) = fault else {
+            return (!state.dead).then(|| state.watched(method, uri, body));
+        };
+        state.dead |= heard == Heard::Nothing;
+        match lands {
+            None => {}
+            Some(0) => drop(state.watched(method, uri, body)),
             Some(after) => {
-                *crash = Some(Crash { after, lands });
-                None
+                state.late.push(Late { after, method: method.clone(), uri: uri.clone(), body: body.to_vec() });
             }
-            None => {
-                // Nothing of that process lands after it.
-                *crash = Some(Crash { after: 0, lands: false });
-                Some(lands)
-            }
+        }
+        (!state.dead).then(|| failure(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable"))
+    }
+
+    /// What is wrong with the receiver's calls from now on. Whether it was dead.
+    pub(super) fn faults(&self, faults: &[Fault]) -> bool {
+        let state = &mut *self.0.lock().unwrap();
+        (state.faults, state.at) = (faults.to_vec(), 0);
+        std::mem::take(&mut state.dead)
+    }
+
+    /// Calls that are still on their way arrive, if they are due.
+    fn land(&self, mut is_due: impl FnMut(&mut Late) -> bool) {
+        let state = &mut *self.0.lock().unwrap();
+        let due: Vec<_> = state.late.extract_if(.., |late| is_due(late)).collect();
+        for Late { method, uri, body, .. } in due {
+            // It was no call of now.
+            let calls = state.calls.len();
+            state.by_others(|state| drop(state.answer(&method, &uri, &body)));
+            state.calls.truncate(calls);
         }
     }
 
-    /// The receiver's next calls are its last; `None`: it lives.
-    pub(super) fn crash(&self, crash: Option<Crash>) {
-        self.0.lock().unwrap().crash = crash;
+    /// Every call that is still on its way arrives.
+    pub(super) fn land_all(&self) {
+        self.land(|_| true);
     }
 
-    /// From now on this must hold after each write of the receiver.
-    pub(super) fn always(&self, invariant: fn(&BTreeMap<String, Value>)) {
-        self.0.lock().unwrap().invariant = Some(invariant);
+    /// From now on no write of the receiver makes a channel point to nothing, unless by what somebody else did and it could not
+    /// know; or that is not watched for a while.
+    pub(super) fn watch(&self, watched: bool) {
+        self.0.lock().unwrap().watched = watched;
+    }
+
+    /// What an agent tells: the last change of each object, whoever made it.
+    pub(super) fn changes(&self) -> BTreeMap<String, Told> {
+        self.0.lock().unwrap().changes.clone()
+    }
+
+    /// The receiver knows of these, as far as they tell how things are.
+    pub(super) fn hears(&self, told: &BTreeMap<String, Told>) {
+        let State { objects, unknown, .. } = &mut *self.0.lock().unwrap();
+        let is_now = |id: &str, told: &Told| match objects.get(id) {
+            Some(object) => object["metadata"]["resourceVersion"] == *told.resource_version,
+            None => told.change == Change::Deleted,
+        };
+        unknown.retain(|id| !told.get(id).is_some_and(|told| is_now(id, told)));
+    }
+
+    /// The work for these has ended: they are not told again.
+    pub(super) fn settle(&self, told: &BTreeMap<String, Told>) {
+        self.0.lock().unwrap().changes.retain(|id, change| told.get(id) != Some(change));
+    }
+
+    /// Somebody does something of which the agent does not tell.
+    pub(super) fn unheard(&self, deed: impl FnOnce(&Self)) {
+        let before = self.changes();
+        deed(self);
+        self.0.lock().unwrap().changes = before;
     }
 
     /// The calls about the inventory since the last time.
@@ -127,17 +240,26 @@ impl Fake {
     }
 
     pub(super) fn remove(&self, id: &str) {
-        self.0.lock().unwrap().objects.remove(id);
+        self.0.lock().unwrap().by_others(|state| drop(state.take(id)));
     }
 
     /// Writes of this object, or of all of this resource if it has no slash, are refused from now on, or not any more.
     pub(super) fn refuse(&self, id: &str, refused: bool) {
-        let set = &mut self.0.lock().unwrap().refused;
-        if refused {
-            set.insert(id.to_owned())
-        } else {
-            set.remove(id)
-        };
+        self.answers(id, refused.then_some(StatusCode::FORBIDDEN));
+    }
+
+    /// The same with another status, also for `<verb> <resource>/<name>` alone; `None`: as it shall.
+    pub(super) fn answers(&self, what: &str, status: Option<StatusCode>) {
+        let refused = &mut self.0.lock().unwrap().refused;
+        match status {
+            Some(status) => drop(refused.insert(what.to_owned(), status)),
+            None => drop(refused.remove(what)),
+        }
+    }
+
+    /// Nothing is refused any more.
+    pub(super) fn refuse_nothing(&self) {
+        self.0.lock().unwrap().refused.clear();
     }
 
     /// A resource that is not served.
@@ -149,11 +271,35 @@ impl Fake {
             set.remove(resource)
         };
     }
+}
 
-    fn answer(&self, method: &Method, uri: &http::Uri, body: &[u8]) -> (StatusCode, Value) {
-        let state = &mut *self.0.lock().unwrap();
+impl State {
+    /// A call of the receiver, of which no channel may come to point to nothing.
+    fn watched(&mut self, method: &Method, uri: &Uri, body: &[u8]) -> (StatusCode, Value) {
+        let before = dangling(&self.objects);
+        let answer = self.answer(method, uri, body);
+        for (meta, template) in dangling(&self.objects).difference(&before).filter(|_| self.watched) {
+            let excused = self.unknown.contains(template) || self.unknown.contains(meta);
+            assert!(excused, "{method} {uri}: {meta} points to {template}, which is not there");
+        }
+        answer
+    }
+
+    /// What somebody else does, the receiver does not know of.
+    fn by_others(&mut self, deed: impl FnOnce(&mut Self)) {
+        let before = self.objects.clone();
+        deed(self);
+        let is_gone = |id: &String| id.starts_with("moduletemplates/") && !self.objects.contains_key(id);
+        self.unknown.extend(before.keys().filter(|id| is_gone(id)).cloned());
+        let is_other = |(id, object): &(&String, &Value)| {
+            id.starts_with("modulereleasemetas/") && before.get(*id) != Some(*object)
+        };
+        self.unknown.extend(self.objects.iter().filter(is_other).map(|(id, _)| id.clone()));
+    }
+
+    fn answer(&mut self, method: &Method, uri: &Uri, body: &[u8]) -> (StatusCode, Value) {
         if uri.path().starts_with(INVENTORIES) {
-            return state.inventory(method, body);
+            return self.inventory(method, body);
         }
         let id = uri.path().strip_prefix(PREFIX).unwrap_or_else(|| panic!("unexpected path {uri}")).to_owned();
         let query = uri.query().unwrap_or_default();
@@ -166,34 +312,34 @@ impl Fake {
             (&Method::DELETE, _) => "delete",
             other => panic!("unexpected {other:?}"),
         };
-        state.calls.push(format!("{verb} {id}"));
-        if state.absent.contains(&resource) {
+        self.calls.push(format!("{verb} {id}"));
+        if self.absent.contains(&resource) {
             return failure(StatusCode::NOT_FOUND, "NotFound");
         }
         if matches!(verb, "apply" | "put") {
             assert!(query.contains("fieldManager=catalog-sync"), "{query}");
         }
-        if !matches!(verb, "list" | "get") && (state.refused.contains(&id) || state.refused.contains(&resource)) {
-            return failure(StatusCode::FORBIDDEN, "Forbidden");
+        if let Some(status) = self.refuses(verb, &id, &resource) {
+            return failure(status, status.canonical_reason().unwrap());
         }
-        let answer = match verb {
-            "list" => state.list(&resource, query),
-            "get" => state.objects.get(&id).map_or_else(not_found, |object| (StatusCode::OK, object.clone())),
+        match verb {
+            "list" => self.list(&resource, query),
+            "get" => self.objects.get(&id).map_or_else(not_found, |object| (StatusCode::OK, object.clone())),
             "apply" => {
                 assert!(query.contains("force=true"), "{query}");
-                (StatusCode::OK, state.apply(&id, serde_json::from_slice(body).unwrap()))
+                (StatusCode::OK, self.apply(&id, serde_json::from_slice(body).unwrap()))
             }
-            "put" => state.put(&id, serde_json::from_slice(body).unwrap()),
-            _ => state.delete(&id, &serde_json::from_slice(body).unwrap()),
-        };
-        if let Some(invariant) = state.invariant {
-            invariant(&state.objects);
+            "put" => self.put(&id, serde_json::from_slice(body).unwrap()),
+            _ => self.delete(&id, &serde_json::from_slice(body).unwrap()),
         }
-        answer
     }
-}
 
-impl State {
+    fn refuses(&self, verb: &str, id: &str, resource: &str) -> Option<StatusCode> {
+        let written = [id, resource].into_iter().find_map(|what| self.refused.get(what));
+        let written = written.filter(|_| !matches!(verb, "list" | "get"));
+        written.or_else(|| self.refused.get(&format!("{verb} {id}"))).copied()
+    }
+
     fn inventory(&mut self, method: &Method, body: &[u8]) -> (StatusCode, Value) {
         let call = match *method {
             Method::GET => "get",
@@ -203,8 +349,8 @@ impl State {
             _ => panic!("unexpected {method}"),
         };
         self.inventory_calls.push(call);
-        if call != "get" && self.refused.contains("configmaps") {
-            return failure(StatusCode::FORBIDDEN, "Forbidden");
+        if let Some(status) = self.refused.get("configmaps").filter(|_| call != "get") {
+            return failure(*status, status.canonical_reason().unwrap());
         }
         match (call, self.objects.get(INVENTORY)) {
             ("create", None) => (StatusCode::CREATED, self.store(INVENTORY, serde_json::from_slice(body).unwrap())),
@@ -212,7 +358,7 @@ impl State {
             (_, None) => not_found(),
             ("get", Some(object)) => (StatusCode::OK, object.clone()),
             ("replace", _) => self.put(INVENTORY, serde_json::from_slice(body).unwrap()),
-            (_, Some(_)) => (StatusCode::OK, self.objects.remove(INVENTORY).unwrap()),
+            (_, Some(_)) => (StatusCode::OK, self.take(INVENTORY).unwrap()),
         }
     }
 
@@ -251,8 +397,25 @@ impl State {
         if object["metadata"]["uid"] != options["preconditions"]["uid"] {
             return failure(StatusCode::CONFLICT, "Conflict");
         }
+        (StatusCode::OK, self.take(id).unwrap())
+    }
+
+    /// Takes an object away, with all that is known of it.
+    fn take(&mut self, id: &str) -> Option<Value> {
         self.applied.remove(id);
-        (StatusCode::OK, self.objects.remove(id).unwrap())
+        let taken = self.objects.remove(id)?;
+        self.tell(id, Change::Deleted);
+        Some(taken)
+    }
+
+    fn tell(&mut self, id: &str, change: Change) {
+        if id == INVENTORY {
+            return;
+        }
+        let metadata = self.objects.get(id).map_or(&Value::Null, |object| &object["metadata"]);
+        let text = |member: &str| metadata[member].as_str().unwrap_or_default().to_owned();
+        let told = Told { uid: text("uid"), resource_version: text("resourceVersion"), change };
+        self.changes.insert(id.to_owned(), told);
     }
 
     /// Stores what differs, with a new version; a new object has a uid of its own.
@@ -266,6 +429,8 @@ impl State {
         }
         object["metadata"]["resourceVersion"] = json!(self.version.to_string());
         self.objects.insert(id.to_owned(), object.clone());
+        self.tell(id, Change::Spec);
+        self.unknown.remove(id);
         object
     }
 }
@@ -279,6 +444,21 @@ fn failure(code: StatusCode, reason: &str) -> (StatusCode, Value) {
 
 fn not_found() -> (StatusCode, Value) {
     failure(StatusCode::NOT_FOUND, "NotFound")
+}
+
+/// The templates that channels point to and that are not there, each with the release meta.
+fn dangling(objects: &BTreeMap<String, Value>) -> BTreeSet<(String, String)> {
+    let mut found = BTreeSet::new();
+    for (id, object) in objects {
+        let Some(module) = id.strip_prefix("modulereleasemetas/") else { continue };
+        for entry in object["spec"]["channels"].as_array().into_iter().flatten() {
+            let template = format!("moduletemplates/{module}-{}", entry["version"].as_str().unwrap());
+            if !objects.contains_key(&template) {
+                found.insert((id.clone(), template));
+            }
+        }
+    }
+    found
 }
 
 /// What one applier's server-side apply does: sets what it says, removes what it said before and no longer says, and leaves

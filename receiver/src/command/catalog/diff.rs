@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use super::{File, Kcp, Outcome, kcp, print, texts};
 use crate::catalog::{
-    check,
+    Flags, check,
     preview::{self, Judge},
 };
 
@@ -30,7 +30,7 @@ pub struct Diff {
     pub kyma_selector: String,
 
     /// A removal from more than so many per cent of the runtimes would wait for a confirmation, as the receiver is told.
-    #[arg(long, env = "TIDEWATCH_REMOVAL_LIMIT_PERCENT", default_value_t = 5, value_parser = clap::value_parser!(u8).range(0..=100))]
+    #[arg(long, env = "TIDEWATCH_REMOVAL_LIMIT_PERCENT", default_value_t = Flags::default().removal_limit_percent, value_parser = clap::value_parser!(u8).range(0..=100))]
     pub removal_limit_percent: u8,
 
     /// Prints JSON.

@@ -2,13 +2,13 @@
 
 use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use clap::Args;
 use k8s_openapi::{NamespaceResourceScope, api::core::v1::ConfigMap};
 use kube::{
     Api, Client, Config, Resource,
-    api::{ListParams, ObjectList},
-    core::DeserializeGuard,
+    api::ListParams,
+    core::{DeserializeGuard, PartialObjectMeta},
 };
 use serde::de::DeserializeOwned;
 use tidewatch_shared::{
@@ -20,15 +20,15 @@ use tokio::{runtime, time::timeout};
 use crate::{
     catalog::{check::Objects, preview::Live, view::Viewer},
     kcp,
+    runtime_access::{ListLimits, list_all},
     takeover::Takeover,
 };
 
-/// One call.
+/// One object.
 const DEADLINE: Duration = Duration::from_secs(30);
-/// Objects of one answer.
-const PAGE: u32 = 500;
-/// Answers for one list, at most.
-const PAGES: usize = 1_000;
+/// One list: of more Kymas than one KCP serves, and of more versions than fit into a runtime.
+const LIST: ListLimits =
+    ListLimits { page: 500, pages: 1_000, objects: 200_000, bytes: 1 << 30, deadline: Duration::from_secs(120) };
 
 /// KCP, and what the receiver there is told.
 #[derive(Clone, Debug, Args)]
@@ -62,9 +62,9 @@ impl Kcp {
     pub(super) async fn live(&self, kyma_selector: &str) -> Result<Live> {
         let client = self.client().await?;
         let selector = Takeover::new(kyma_selector, Duration::ZERO).query();
-        let kymas: Api<Kyma> = self.api(&client);
-        let params = ListParams::default().labels(&selector);
-        let kymas = pages(params, async |params| kymas.list_metadata(&params).await).await.context("list the Kymas")?;
+        let kymas: Api<PartialObjectMeta<Kyma>> = self.api(&client);
+        let selected = ListParams::default().labels(&selector);
+        let kymas = list_all(&kymas, &selected, &LIST).await.context("list the Kymas")?;
         Ok(Live {
             objects: self.objects(&client).await?,
             kymas: kymas.into_iter().map(|kyma| kyma.metadata.labels.unwrap_or_default()).collect(),
@@ -109,7 +109,7 @@ impl Kcp {
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + std::fmt::Debug,
     {
         let api: Api<DeserializeGuard<K>> = self.api(client);
-        let all = pages(ListParams::default(), async |params| api.list(&params).await).await?;
+        let all = list_all(&api, &ListParams::default(), &LIST).await?;
         let read = all.into_iter().filter_map(|object| match object.0 {
             Ok(object) => Some(Arc::new(object)),
             Err(invalid) => {
@@ -129,22 +129,4 @@ impl Kcp {
 
 async fn in_time<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T> {
     Ok(timeout(DEADLINE, call).await.context("no answer in time")??)
-}
-
-/// All of a list, page by page.
-async fn pages<K: Clone>(
-    params: ListParams,
-    list: impl AsyncFn(ListParams) -> kube::Result<ObjectList<K>>,
-) -> Result<Vec<K>> {
-    let mut params = params.limit(PAGE);
-    let mut all = Vec::new();
-    for _ in 0..PAGES {
-        let page = in_time(list(params.clone())).await?;
-        all.extend(page.items);
-        match page.metadata.continue_.filter(|token| !token.is_empty()) {
-            Some(token) => params = params.continue_token(&token),
-            None => return Ok(all),
-        }
-    }
-    bail!("more than {} objects", PAGES * PAGE as usize)
 }

@@ -3,13 +3,14 @@ use std::time::Duration;
 use super::*;
 use crate::forward::Service;
 
-const LIMITS: Limits = Limits { per_service: 8, per_watch: 4 };
+const LIMITS: Limits = Limits { per_service: 8, per_watch: 4, parked: 2 };
 
 /// What the hub settles by, as far as these tests go: how many events it has accepted.
 struct Room {
     outbox: Outbox<u64>,
     accepted: u64,
     settled: BTreeMap<String, u64>,
+    started: Instant,
     now: Instant,
 }
 
@@ -34,13 +35,13 @@ impl Room {
     fn new(watches: &[&str]) -> Self {
         let now = Instant::now();
         let mut outbox = Outbox::new(LIMITS, 7);
-        outbox.set_routes(Arc::new(watches.iter().map(|name| ((*name).to_owned(), target(name))).collect()), now);
-        Self { outbox, accepted: 0, settled: BTreeMap::new(), now }
+        outbox.set_routes(Arc::new(watches.iter().map(|name| ((*name).to_owned(), target(name))).collect()));
+        Self { outbox, accepted: 0, settled: BTreeMap::new(), started: now, now }
     }
 
     fn put(&mut self, runtime: &str, watch: &str, name: &str) -> Result<(), Full> {
         self.accepted += 1;
-        let put = self.outbox.put(&id(runtime), watch, &leaf(), event(name), self.now);
+        let put = self.outbox.put(&id(runtime), watch, &leaf(), event(name));
         if put.is_err() {
             self.outbox.freeze(&id(runtime), watch, &leaf(), Epoch::new(1), self.accepted);
         }
@@ -138,34 +139,130 @@ fn a_service_may_say_how_long_to_wait() {
     assert_eq!(room.outbox.wake(room.now), Some(room.now + Duration::from_secs(300)), "and not for longer");
 }
 
-#[test]
-fn what_a_manager_refuses_is_tried_three_times_and_given_up() {
-    let mut room = Room::new(&["a"]);
-    room.put("r", "a", "bad").unwrap();
-    room.put("other", "a", "good").unwrap();
-    let (mut refused, mut good) = (0, 0);
-    while refused < 3 || good < 1 {
-        let Some(delivery) = room.take() else {
-            room.now = room.outbox.wake(room.now).unwrap();
-            continue;
-        };
-        if delivery.event.name == "good" {
-            good += 1;
-            room.end(&delivery, Outcome::Delivered);
-        } else {
-            refused += 1;
-            assert_eq!(room.end(&delivery, Outcome::Refused(404)).gave_up, refused == 3);
+/// Refuses the next event until one is held for long; how often that was.
+fn refuse_until_parked(room: &mut Room, status: u16) -> u32 {
+    let begun = room.now;
+    for count in 1.. {
+        let delivery = room.take().unwrap();
+        assert!(!room.end(&delivery, Outcome::Refused(status)).gave_up);
+        room.now = room.outbox.wake(room.now).unwrap();
+        if room.now >= begun + PARKED {
+            return count;
         }
     }
+    unreachable!()
+}
+
+#[test]
+fn what_a_manager_refuses_waits_unsettled_and_the_others_go_on() {
+    let mut room = Room::new(&["a"]);
+    room.put("r", "a", "bad").unwrap();
+    room.put("r", "a", "bad").unwrap();
+    let begun = room.now;
+    assert_eq!(refuse_until_parked(&mut room, 404), 3);
+    assert!(room.now <= begun + PARKED.mul_f32(1.1) + Duration::from_secs(3));
+    assert_eq!((room.outbox.parked(&target("a")), room.outbox.health()["a"].1), (1, Health::Refusing(404)));
+
+    let due = std::mem::replace(&mut room.now, begun + Duration::from_secs(10));
+    room.put("r", "a", "bad").unwrap();
+    assert!(room.take().is_none(), "no event of its object hurries it");
+    room.put("r", "a", "good").unwrap();
+    room.put("other", "a", "good").unwrap();
+    assert_eq!([room.deliver().unwrap(), room.deliver().unwrap()], ["good", "good"]);
+    assert_eq!((room.settled("r/a"), room.settled("other/a")), (None, Some(5)));
     assert!(room.take().is_none());
-    assert_eq!((refused, good), (3, 1));
-    assert_eq!(room.settled("r/a"), Some(2));
-    assert_eq!(room.outbox.health()["a"].1, Health::Refusing(404));
+
+    room.now = due;
+    for _ in 0..20 {
+        assert_eq!(refuse_until_parked(&mut room, 401), 1, "once each time");
+        assert_eq!(room.outbox.health()["a"].1, Health::Refusing(401));
+    }
+    assert_eq!((room.deliver().unwrap().as_str(), room.settled("r/a")), ("bad", Some(5)));
+    assert_eq!((room.outbox.parked(&target("a")), room.outbox.objects(&target("a"))), (0, 0));
+    assert!(room.outbox.wake(room.now).is_none() && room.outbox.boxes.is_empty());
     room.now += Duration::from_secs(600);
     room.put("r", "a", "good").unwrap();
     let delivery = room.take().unwrap();
     assert!(room.end(&delivery, Outcome::Delivered).moved);
     assert_eq!(room.outbox.health()["a"].1, Health::Fine);
+}
+
+#[test]
+fn what_is_refused_for_what_it_is_is_given_up_after_minutes() {
+    for (statuses, gives_up) in [
+        ([400, 413, 422, 400].as_slice(), true),
+        (&[400, 400, 400, 404], false),
+        (&[404, 400, 400, 400], true),
+        (&[404, 404, 404, 400], false),
+    ] {
+        let mut room = Room::new(&["a"]);
+        room.put("r", "a", "bad").unwrap();
+        for (at, status) in statuses.iter().enumerate() {
+            let delivery = room.take().unwrap();
+            let gave_up = room.end(&delivery, Outcome::Refused(*status)).gave_up;
+            assert_eq!(gave_up, gives_up && at == 3, "{statuses:?}");
+            room.now = room.outbox.wake(room.now).unwrap_or(room.now);
+        }
+        assert_eq!(room.settled("r/a"), gives_up.then_some(1), "{statuses:?}");
+        assert_eq!(room.outbox.objects(&target("a")), usize::from(!gives_up));
+    }
+}
+
+#[test]
+fn who_refuses_more_than_can_be_parked_is_asked_as_one_that_fails() {
+    let mut room = Room::new(&["a", "well"]);
+    for (runtime, name) in [("r1", "1"), ("r1", "2"), ("r1", "3"), ("r2", "1"), ("r2", "2")] {
+        room.put(runtime, "a", name).unwrap();
+    }
+    let mut asked = 0;
+    while room.now < room.started + Duration::from_secs(3_600) {
+        let Some(delivery) = room.take() else {
+            room.now = room.outbox.wake(room.now).unwrap();
+            continue;
+        };
+        asked += 1;
+        assert!(!room.end(&delivery, Outcome::Refused(403)).gave_up);
+        assert!(room.outbox.parked(&target("a")) <= LIMITS.parked);
+    }
+    // One in half a minute, as of one that cannot be reached.
+    assert!((60..240).contains(&asked), "{asked} in an hour");
+    assert_eq!((room.outbox.objects(&target("a")), room.outbox.health()["a"].1), (5, Health::Refusing(403)));
+    room.put("r1", "well", "1").unwrap();
+    assert_eq!(room.deliver().unwrap(), "1", "the others are not his");
+
+    let mut delivered = BTreeSet::new();
+    while room.outbox.objects(&target("a")) > 0 {
+        let Some(delivery) = room.take() else {
+            room.now = room.outbox.wake(room.now).unwrap();
+            continue;
+        };
+        room.end(&delivery, Outcome::Delivered);
+        delivered.insert((delivery.runtime().clone(), delivery.event.name.clone()));
+    }
+    assert_eq!((delivered.len(), room.outbox.parked(&target("a"))), (5, 0));
+    assert_eq!((room.settled("r1/a"), room.settled("r2/a")), (Some(6), Some(6)));
+}
+
+#[test]
+fn another_service_is_asked_at_once_for_what_the_last_one_refused() {
+    let mut room = Room::new(&["a"]);
+    room.put("r", "a", "1").unwrap();
+    refuse_until_parked(&mut room, 404);
+    room.now = room.started + Duration::from_secs(5);
+    assert!(room.take().is_none());
+    room.put("r", "a", "2").unwrap();
+    let late = room.take().unwrap();
+    let elsewhere = Target::new("a", Service::new("new", "n", 1).unwrap()).unwrap();
+    room.outbox.set_routes(Arc::new([("a".to_owned(), elsewhere.clone())].into_iter().collect()));
+    assert_eq!((room.outbox.parked(&elsewhere), room.outbox.objects(&elsewhere)), (0, 2));
+    let first = room.take().unwrap();
+    assert_eq!((first.event.name.as_str(), &*first.target), ("1", &elsewhere));
+    room.end(&first, Outcome::Delivered);
+    for _ in 0..3 {
+        room.end(&late, Outcome::Refused(404));
+    }
+    assert_eq!(room.deliver().unwrap(), "2", "a late word of the other one counts for nothing");
+    assert_eq!((room.settled("r/a"), room.outbox.objects(&elsewhere)), (Some(2), 0));
 }
 
 #[test]
@@ -210,7 +307,7 @@ fn routes_that_change_take_along_what_waits_and_those_that_go_take_it_away() {
     let on_its_way = room.take().unwrap();
     assert_eq!(on_its_way.watch(), "a");
     let elsewhere = Target::new("a", Service::new("new", "n", 1).unwrap()).unwrap();
-    room.outbox.set_routes(Arc::new([("a".to_owned(), elsewhere.clone())].into_iter().collect()), room.now);
+    room.outbox.set_routes(Arc::new([("a".to_owned(), elsewhere.clone())].into_iter().collect()));
     room.put("r", "a", "2").unwrap();
     assert_eq!(room.outbox.objects(&elsewhere), 2);
     room.end(&on_its_way, Outcome::Failed(None));

@@ -2,7 +2,7 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
-    pin::pin,
+    pin::{Pin, pin},
     time::Duration,
 };
 
@@ -19,7 +19,7 @@ use crate::{
     enrolment::{Enrolments, InvalidToken, Refused},
     gateway::{
         Metrics, Now, Settings,
-        body::Budget,
+        body::{Budget, discard},
         connection::{Holder, Service},
         head::{fits, plain, single},
         pressure::Pressure,
@@ -86,13 +86,17 @@ impl Desk {
         let (parts, body) = request.into_parts();
         let route = Route::label(Route::of(parts.uri.path()));
         self.metrics.request_begun(route);
-        let result = self.judge(&parts, body, from).await;
+        let announced = body.size_hint().lower();
+        let mut body = pin!(body);
+        let result = self.judge(&parts, body.as_mut(), from).await;
         let ended = Now::read();
         let refused = result.as_ref().err().map(|refusal| refusal.label());
         self.metrics.request_ended(route, ended.instant.saturating_duration_since(begun.instant), refused);
         match result {
             Ok(answer) => (answer, false),
             Err(refusal) => {
+                // Whatever is left: the connection ends.
+                discard(&parts, body, announced, refusal == Refusal::Slow).await;
                 let reason = refusal.label();
                 tracing::debug!(route, reason, address = from.map(tracing::field::display), "Enrolment refused");
                 (refusal.answer_after(ended.unix, self.pressure.wait(refusal, ended.instant)), true)
@@ -100,7 +104,7 @@ impl Desk {
         }
     }
 
-    async fn judge<B>(&self, parts: &Parts, body: B, from: Option<IpAddr>) -> Result<Answer, Refusal>
+    async fn judge<B>(&self, parts: &Parts, body: Pin<&mut B>, from: Option<IpAddr>) -> Result<Answer, Refusal>
     where
         B: Body<Data = Bytes> + Send,
     {
@@ -108,7 +112,6 @@ impl Desk {
             Route::Trust => Ok(json(StatusCode::OK, CONTENT_TYPE, &self.enrolments.office().trust())),
             Route::Certificates => {
                 let token = self.certificates_head(&parts.headers, from)?;
-                let body = pin!(body);
                 let reading = self.budget.read(body, self.max_body);
                 let body = timeout(self.body_deadline, reading).await.map_err(|_| Refusal::Slow)??;
                 self.metrics.body_bytes.inc_by(body.len() as u64);

@@ -11,24 +11,8 @@ use super::{
 const SHORT: Duration = Duration::from_millis(100);
 
 impl Bed {
-    fn ended(&self, reason: &'static str) -> u64 {
-        self.metrics.connections_ended.get_or_create(&metrics::Why { reason }).get()
-    }
-
     fn refused(&self, reason: &'static str) -> u64 {
         self.metrics.refused.get_or_create(&metrics::RefusedAs { route: "events", reason }).get()
-    }
-
-    /// Waits until as many connections have ended for one of these reasons.
-    async fn until_ended(&self, reasons: &[&'static str], count: u64) {
-        let ended = || reasons.iter().map(|reason| self.ended(reason)).sum::<u64>();
-        timeout(PATIENCE, async {
-            while ended() < count {
-                tokio::task::yield_now().await;
-            }
-        })
-        .await
-        .unwrap_or_else(|_| panic!("{reasons:?}"));
     }
 
     /// Somebody else's request is answered on a connection that was open all the time.
@@ -78,39 +62,48 @@ async fn floods_of_frames_end_the_connection() {
 
 #[tokio::test]
 async fn who_floods_is_shut_out_and_held_at_the_door() {
-    let bed = Bed::start(|settings| (settings.limits.per_second, settings.limits.burst) = (1, 10)).await;
-    let (agent, other) = (bed.agent("r-1"), bed.agent("r-2"));
-    let mut open = bed.http2(&other).await;
-    let mut flooding = bed.http2(&agent).await;
-    while flooding.ready().await.is_ok() {
-        let _ = flooding.send_request(bed.request(&agent, 1, true)).await;
+    for is_http2 in [true, false] {
+        let bed = Bed::start(|settings| (settings.limits.per_second, settings.limits.burst) = (1, 10)).await;
+        let (agent, other) = (bed.agent("r-1"), bed.agent("r-2"));
+        let mut open = bed.open(&other, is_http2).await;
+        bed.flood(&agent, is_http2).await;
+        bed.until_ended(&["refused"], 1).await;
+        assert!(bed.refused("rate") >= 100 && bed.refused("flood") > 0);
+        let said = if is_http2 {
+            let mut again = Raw::open(&bed, &agent, &[]).await;
+            again.send(&frame(HEADERS, END_HEADERS | END_STREAM, 1, &unsigned(&bed))).await;
+            bed.says(&mut open, &other, 1).await;
+            again.ended().await.len()
+        } else {
+            let mut again = bed.http1(&agent).await;
+            again.write_all(head(&bed.request(&agent, 2, false), "content-length: 0").as_bytes()).await.unwrap();
+            bed.says(&mut open, &other, 1).await;
+            rest(again).await.len()
+        };
+        assert_eq!((said, bed.ended("flood")), (0, 1), "nobody has looked at what it said");
+        bed.stop().await;
     }
-    bed.until_ended(&["refused"], 1).await;
-    assert!(bed.refused("rate") >= 100 && bed.refused("flood") > 0);
-    let mut again = Raw::open(&bed, &agent, &[]).await;
-    again.send(&frame(HEADERS, END_HEADERS | END_STREAM, 1, &unsigned(&bed))).await;
-    bed.serves(&mut open, &other, 1).await;
-    let said = again.ended().await;
-    assert_eq!((said.len(), bed.ended("flood")), (0, 1), "nobody has looked at what it said");
-    bed.stop().await;
 }
 
 #[tokio::test]
 async fn a_runtime_has_few_connections_and_the_oldest_goes() {
-    let bed = Bed::start(|settings| settings.limits.connections = 2).await;
-    let (agent, other) = (bed.agent("r-1"), bed.agent("r-2"));
-    let mut open = bed.http2(&other).await;
-    bed.serves(&mut open, &other, 1).await;
-    let first = Raw::open(&bed, &agent, &[]).await;
-    let mut second = bed.http2(&agent).await;
-    bed.serves(&mut second, &agent, 1).await;
-    let mut third = bed.http2(&agent).await;
-    bed.serves(&mut third, &agent, 2).await;
-    first.ended().await;
-    bed.until_ended(&["crowded"], 1).await;
-    bed.serves(&mut second, &agent, 3).await;
-    bed.serves(&mut open, &other, 2).await;
-    bed.stop().await;
+    for is_http2 in [true, false] {
+        let bed = Bed::start(|settings| settings.limits.connections = 2).await;
+        let (agent, other) = (bed.agent("r-1"), bed.agent("r-2"));
+        let mut open = bed.open(&other, is_http2).await;
+        bed.says(&mut open, &other, 1).await;
+        let mut first = bed.open(&agent, is_http2).await;
+        bed.says(&mut first, &agent, 1).await;
+        let mut second = bed.open(&agent, is_http2).await;
+        bed.says(&mut second, &agent, 2).await;
+        let mut third = bed.open(&agent, is_http2).await;
+        bed.says(&mut third, &agent, 3).await;
+        first.ends().await;
+        bed.until_ended(&["crowded"], 1).await;
+        bed.says(&mut second, &agent, 4).await;
+        bed.says(&mut open, &other, 2).await;
+        bed.stop().await;
+    }
 }
 
 #[tokio::test]

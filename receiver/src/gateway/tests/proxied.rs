@@ -64,6 +64,43 @@ impl Bed {
     }
 }
 
+/// Each gets what costs it and us the least.
+#[tokio::test]
+async fn of_both_protocols_a_proxy_gets_http2_and_an_agent_http1() {
+    let (behind, bed) = (Behind::start().await, Bed::start(|_| {}).await);
+    for (bed, identity, protocol) in
+        [(&behind.bed, &behind.proxy.identity, &b"h2"[..]), (&bed, &bed.agent("r-1").identity, b"http/1.1")]
+    {
+        for turned in [false, true] {
+            let mut config = bed.client(identity);
+            config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+            if turned {
+                config.alpn_protocols.reverse();
+            }
+            assert_eq!(bed.connect(config).await.unwrap().get_ref().1.alpn_protocol(), Some(protocol));
+        }
+    }
+    behind.bed.stop().await;
+    bed.stop().await;
+}
+
+/// A proxy may speak HTTP/1.1 all the same, and adds fields of its own.
+#[tokio::test]
+async fn over_http1_a_proxy_may_send_many_fields() {
+    let behind = Behind::start().await;
+    let one = behind.bed.agent("r-1");
+    let mut sender = behind.bed.open(&behind.proxy, false).await;
+    let mut request = behind.bed.request(&one, 1, false);
+    let fields = request.headers_mut();
+    fields.insert(HeaderName::from_static(CLIENT_CERT), plain(&one).parse().unwrap());
+    for number in 0..80 {
+        fields.insert(HeaderName::try_from(format!("x-{number}")).unwrap(), "added".parse().unwrap());
+    }
+    assert_eq!(sender.send(request).await.unwrap().status(), StatusCode::ACCEPTED);
+    drop(sender);
+    behind.bed.stop().await;
+}
+
 fn plain(agent: &Agent) -> String {
     format!(":{}:", STANDARD.encode(&agent.identity.chain[0]))
 }

@@ -2,7 +2,10 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -157,6 +160,7 @@ pub(in crate::gateway) struct Recorder {
     pub(in crate::gateway) said: Arc<Mutex<Vec<(String, usize)>>>,
     pub(in crate::gateway) unplaced: Option<Unplaced>,
     pub(in crate::gateway) gone: Arc<Mutex<Vec<RuntimeId>>>,
+    pub(in crate::gateway) closed: Arc<AtomicUsize>,
 }
 
 impl Recorder {
@@ -168,9 +172,19 @@ impl Recorder {
     pub(in crate::gateway) fn count(&self) -> usize {
         self.said.lock().unwrap().len()
     }
+
+    /// How often it was told that a runtime let go of its connection.
+    pub(in crate::gateway) fn closed(&self) -> usize {
+        self.closed.load(Ordering::Relaxed)
+    }
 }
 
 impl Intake for Recorder {
+    fn closed(&self, _: &RuntimeId, since: Instant) {
+        assert!(since <= Instant::now());
+        self.closed.fetch_add(1, Ordering::Relaxed);
+    }
+
     fn is_gone(&self, runtime: &RuntimeId) -> bool {
         self.gone.lock().unwrap().contains(runtime)
     }

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use arc_swap::ArcSwap;
 use http::HeaderMap;
 use rustls::server::{WebPkiClientVerifier, danger::ClientCertVerifier};
 use rustls_pki_types::{CertificateDer, UnixTime};
@@ -22,8 +23,11 @@ pub struct Proxy {
     pub identity: ProxyIdentity,
 }
 
-/// Who may call.
-pub struct Callers {
+/// Who may call. Clones share one state, which [`Self::replace`] exchanges.
+#[derive(Clone)]
+pub struct Callers(Arc<ArcSwap<Admitted>>);
+
+struct Admitted {
     bundle: TrustBundle,
     /// The proxy, and what verifies the certificates that it forwards.
     proxy: Option<(ProxyIdentity, Arc<dyn ClientCertVerifier>)>,
@@ -47,21 +51,31 @@ impl Callers {
     /// # Errors
     /// [`TlsConfig`]: a bundle that cannot be used.
     pub fn new(clients: TrustBundle, proxy: Option<Proxy>) -> Result<Self, TlsConfig> {
-        let Some(Proxy { roots, identity }) = proxy else { return Ok(Self { bundle: clients, proxy: None }) };
-        let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(clients.store()?), tls::provider());
-        let verifier = builder.build().map_err(TlsConfig::Verifier)?;
-        Ok(Self { bundle: roots, proxy: Some((identity, verifier)) })
+        let admitted = match proxy {
+            None => Admitted { bundle: clients, proxy: None },
+            Some(Proxy { roots, identity }) => {
+                let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(clients.store()?), tls::provider());
+                let verifier = builder.build().map_err(TlsConfig::Verifier)?;
+                Admitted { bundle: roots, proxy: Some((identity, verifier)) }
+            }
+        };
+        Ok(Self(Arc::new(ArcSwap::from_pointee(admitted))))
+    }
+
+    /// From now on, and in all clones, those of the other one may call and nobody else.
+    pub(super) fn replace(&self, by: &Self) {
+        self.0.store(by.0.load_full());
     }
 
     /// What the handshake demands: a chain to one of these roots.
     #[must_use]
-    pub fn bundle(&self) -> &TrustBundle {
-        &self.bundle
+    pub fn bundle(&self) -> TrustBundle {
+        self.0.load().bundle.clone()
     }
 
     /// Reads the leaf of a connection, whose chain the handshake has verified.
     pub(super) fn peer(&self, leaf: Option<&CertificateDer<'_>>) -> Peer {
-        Peer(match (leaf, &self.proxy) {
+        Peer(match (leaf, &self.0.load().proxy) {
             (Some(leaf), Some((identity, _))) if identity.is_named_by(leaf) => Who::Proxy,
             (Some(leaf), None) => Caller::read(leaf).map_or_else(|why| Who::Nobody(why.into()), Who::Runtime),
             _ => Who::Nobody(Refusal::Certificate),
@@ -84,7 +98,8 @@ impl Callers {
         // A second value may be what the client itself wrote.
         let (Some(value), None) = (values.next(), values.next()) else { return Err(Refusal::Certificate) };
         let leaf = forwarded(value.as_bytes()).map_err(|_| Refusal::Certificate)?;
-        let (_, verifier) = self.proxy.as_ref().ok_or(Refusal::Certificate)?;
+        let admitted = self.0.load();
+        let (_, verifier) = admitted.proxy.as_ref().ok_or(Refusal::Certificate)?;
         let since = Duration::from_secs(u64::try_from(now).unwrap_or_default());
         let verified = verifier.verify_client_cert(&leaf, &[], UnixTime::since_unix_epoch(since));
         verified.map_err(|_| Refusal::Certificate)?;

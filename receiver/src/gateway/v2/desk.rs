@@ -1,6 +1,11 @@
 //! One request of v2, from its head to its answer.
 
-use std::{net::SocketAddr, pin::pin, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    pin::{Pin, pin},
+    sync::Arc,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::{Method, Request, Response, request::Parts};
@@ -10,7 +15,7 @@ use hyper::body::Incoming;
 use rustls_pki_types::CertificateDer;
 use tidewatch_shared::{
     identity::RuntimeId,
-    v2::{self, Event},
+    v2::{self, Caller, Event},
 };
 use tokio::{
     sync::watch,
@@ -26,7 +31,7 @@ use super::{
 use crate::enrolment::Revocations;
 use crate::gateway::{
     self, Now, Settings,
-    body::Budget,
+    body::{Budget, discard},
     connection::{Holder, Service},
     head,
     peers::Peers,
@@ -90,7 +95,13 @@ impl<T: Take> Desk<T> {
         self.shared.request_begun(ROUTE);
         self.metrics.begun();
         let mut pending = Pending(&self.metrics, begun, true);
-        let result = self.judge(&parts, body, peer, begun).await;
+        let announced = body.size_hint().lower();
+        let mut body = pin!(body);
+        let caller = self.caller(&parts, peer, begun);
+        let result = match &caller {
+            Ok((manager, caller)) => self.judge(manager, caller, body.as_mut(), begun).await,
+            Err(refusal) => Err(*refusal),
+        };
         let ended = Now::read();
         let refused = result.as_ref().err().map(|refusal| refusal.label());
         self.shared.request_ended(ROUTE, ended.instant.saturating_duration_since(begun.instant), refused);
@@ -99,10 +110,15 @@ impl<T: Take> Desk<T> {
                 pending.2 = false;
                 (Response::new(Full::default()), false)
             }
-            Err(refusal) => {
+            Err(mut refusal) => {
+                let is_slow = refusal == Refusal::Gateway(shared::Refusal::Slow);
+                let rest = discard(&parts, body, announced, is_slow).await;
+                if let (Refusal::Gateway(shared), Ok((_, caller)), true) = (&mut refusal, &caller, rest.bytes > 0) {
+                    *shared = shared.dearer_by(self.peers.charge(&caller.runtime, rest.bytes, Now::read()));
+                }
                 self.count(refusal, parts.uri.path());
                 tracing::debug!(route = ROUTE, reason = refusal.label(), "Request refused");
-                (refusal.answer(ended.unix), matches!(peer.0, Who::Nobody(_)))
+                (refusal.answer(ended.unix), rest.is_over || matches!(peer.0, Who::Nobody(_)))
             }
         }
     }
@@ -118,12 +134,16 @@ impl<T: Take> Desk<T> {
         }
     }
 
-    async fn judge<B>(&self, parts: &Parts, body: B, peer: &Peer, now: Now) -> Result<(), Refusal>
+    /// For whom a request is, and who makes it.
+    fn caller<'a>(&self, parts: &'a Parts, peer: &Peer, now: Now) -> Result<(&'a str, Caller), Refusal> {
+        let manager = self.head(parts)?;
+        Ok((manager, self.callers.caller(peer, &parts.headers, now.unix)?))
+    }
+
+    async fn judge<B>(&self, manager: &str, caller: &Caller, body: Pin<&mut B>, now: Now) -> Result<(), Refusal>
     where
         B: Body<Data = Bytes> + Send,
     {
-        let manager = self.head(parts)?;
-        let caller = self.callers.caller(peer, &parts.headers, now.unix)?;
         if self.revocations.cover_leaf(&caller.runtime, &caller.fingerprint) {
             return Err(shared::Refusal::Revoked.into());
         }
@@ -131,12 +151,11 @@ impl<T: Take> Desk<T> {
         if !self.take.is_manager(manager) {
             return Err(Refusal::Manager);
         }
-        let body = pin!(body);
         let reading = self.budget.read(body, self.max_body);
         let body = timeout(self.body_deadline, reading).await.map_err(|_| shared::Refusal::Slow)??;
         pass.charge(body.len(), Now::read());
         let event = Event::parse(&body).map_err(|_| shared::Refusal::Malformed)?;
-        Ok(self.take.take(manager, &caller, event).await?)
+        Ok(self.take.take(manager, caller, event).await?)
     }
 
     /// What is judged before anybody is asked who they are. Content type and query are none of it: the incumbent never looks.

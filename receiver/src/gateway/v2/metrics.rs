@@ -22,7 +22,7 @@ struct Target {
     request_uri_label: String,
 }
 
-/// The listener's metrics.
+/// The listener's metrics. They count contract v2 alone: a request of v3 holds many events, and the gateway's own metrics count it.
 #[derive(Clone)]
 pub struct Metrics {
     duration: Gauge<f64, AtomicU64>,
@@ -52,7 +52,8 @@ impl Metrics {
         };
         let listener = registry.sub_registry_with_prefix("watcher_listener");
         listener.register("request_duration", "Seconds that the last request of contract v2 took", duration);
-        listener.register("requests", "Requests of contract v2", requests);
+        let help = "Requests of contract v2; those of v3 are in tidewatch_gateway_requests_total, by route";
+        listener.register("requests", help, requests);
         listener.register("request_errors", "Requests of contract v2 that were not answered by 200", errors);
         listener.register("inflight_requests", "Requests of contract v2 that are being answered", in_flight);
         let help = "Requests of contract v2 whose body was larger than 16 KiB";

@@ -25,7 +25,7 @@ use crate::{
 pub enum NotTaken {
     /// The caches of KCP have not synced.
     NotSynced,
-    /// The runtime has spoken v3 to this process, and its Kyma does not allow it back.
+    /// The runtime has spoken v3, to this process or as its Kyma's condition tells, and its Kyma does not allow it back.
     Superseded,
     /// Another manager did not take it.
     Unreachable,

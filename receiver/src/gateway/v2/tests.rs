@@ -2,11 +2,13 @@
 
 use std::{
     collections::BTreeMap,
+    fs,
+    path::PathBuf,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
-use http::{Method, Request, header};
+use http::{HeaderMap, Method, Request, header};
 use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
@@ -17,19 +19,20 @@ use rustls_pki_types::{CertificateDer, ServerName};
 use serde::Deserialize;
 use tidewatch_shared::{
     certificate::fingerprint,
+    forwarded::FORWARDED_CLIENT_CERT,
     metrics::Registry,
     tls::{self, Identity},
     v2::{Caller, Event, forward},
 };
 use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tokio_util::sync::CancellationToken;
 
 use super::*;
 use crate::{
     enrolment::Revocations,
-    gateway::{Now, connection::Service, refusal::Answer, tests::testing},
-    pki::{SERVER_VALIDITY, ServerIdentity, TrustBundle},
+    gateway::{Now, ProxyIdentity, connection::Service, refusal::Answer, tests::testing},
+    pki::{self, PemIdentity, SERVER_VALIDITY, ServerIdentity, TrustBundle},
 };
 
 /// How long a test waits for what must come; only a failure reaches it.
@@ -293,6 +296,132 @@ async fn the_connection_of_a_revoked_leaf_ends_and_no_other() {
 fn with_a_proxy_the_handshake_admits_its_roots_alone() {
     let (clients, proxies) = (Root::new(), Root::new());
     let proxy = Proxy { roots: proxies.bundle(), identity: "proxy.test".parse().unwrap() };
-    assert_eq!(Callers::new(clients.bundle(), None).unwrap().bundle(), &clients.bundle());
-    assert_eq!(Callers::new(clients.bundle(), Some(proxy)).unwrap().bundle(), &proxies.bundle());
+    assert_eq!(Callers::new(clients.bundle(), None).unwrap().bundle(), clients.bundle());
+    assert_eq!(Callers::new(clients.bundle(), Some(proxy)).unwrap().bundle(), proxies.bundle());
+}
+
+/// Files of this port, in a folder of their own until dropped.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("tidewatch-v2-{name}-{}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn put(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.0.join(name);
+        fs::write(&path, text).unwrap();
+        path
+    }
+
+    fn put_server(&self, pair: &PemIdentity) {
+        self.put("chain", &pair.chain);
+        self.put("key", &pair.key);
+    }
+
+    fn put_clients(&self, root: &Root) {
+        self.put("clients", &root.bundle().to_pem());
+    }
+
+    /// Behind a proxy, if there is one.
+    fn open(&self, proxy: Option<ProxyIdentity>, metrics: &pki::Metrics) -> Files {
+        let path = |name| Some(self.0.join(name));
+        let flags = Flags {
+            v2: true,
+            v2_address: "127.0.0.1:0".parse().unwrap(),
+            v2_client_ca: path("clients"),
+            v2_tls_cert: None,
+            v2_tls_key: None,
+            v2_proxy_ca: proxy.as_ref().and_then(|_| path("proxies")),
+            v2_proxy_identity: proxy,
+        };
+        Files::open(&flags, path("chain").as_ref(), path("key").as_ref(), metrics.clone()).unwrap()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The server's certificate that a client with this identity is shown, if it is admitted.
+async fn admitted(files: &Files, identity: &Identity, servers: &TrustBundle) -> Option<String> {
+    let (client, server) = tokio::io::duplex(1 << 16);
+    let config = Arc::new(tls::client(identity, servers.store().unwrap()).unwrap());
+    let accept = TlsAcceptor::from(files.tls().load_full()).accept(server);
+    let connect = TlsConnector::from(config).connect(ServerName::try_from("kcp.test").unwrap(), client);
+    let (accepted, connected) = tokio::join!(accept, connect);
+    accepted.ok()?;
+    Some(fingerprint(&connected.ok()?.get_ref().1.peer_certificates()?[0]))
+}
+
+#[tokio::test]
+async fn files_that_change_are_taken_as_a_whole_and_else_the_last_good_ones_stay() {
+    const DAY: i64 = 86_400;
+    let (folder, now, metrics) = (Folder::new("files"), Now::read().unix, pki::Metrics::default());
+    let [old, new] = [Root::new(), Root::new()];
+    let [agent, newer] = [old.identity("r-1"), new.identity("r-1")];
+    let ca = testing::ca(now - 50 * DAY);
+    let make = |at| ca.make_server(&["kcp.test".parse().unwrap()], at, SERVER_VALIDITY).unwrap();
+    let [first, second] = [make(now), make(now)];
+    folder.put_server(&first);
+    folder.put_clients(&old);
+    let mut files = folder.open(None, &metrics);
+    let shown = admitted(&files, &agent, &ca.trust_bundle()).await.unwrap();
+    assert_eq!(admitted(&files, &newer, &ca.trust_bundle()).await, None);
+
+    for text in ["garbage", ""] {
+        folder.put("clients", text);
+        files.look(now);
+        files.look(now);
+        folder.put_clients(&old);
+    }
+    folder.put("key", &second.key);
+    files.look(now);
+    folder.put_server(&make(now - 40 * DAY));
+    folder.put_clients(&new);
+    files.look(now);
+    fs::remove_file(folder.0.join("chain")).unwrap();
+    files.look(now);
+    assert_eq!(admitted(&files, &agent, &ca.trust_bundle()).await.as_ref(), Some(&shown), "the roots go with the rest");
+    assert_eq!(admitted(&files, &newer, &ca.trust_bundle()).await, None);
+
+    folder.put_server(&second);
+    files.look(now);
+    assert_eq!(admitted(&files, &agent, &ca.trust_bundle()).await, None);
+    assert!(admitted(&files, &newer, &ca.trust_bundle()).await.is_some_and(|other| other != shown));
+    let mut registry = Registry::default();
+    metrics.register(&mut registry);
+    let page = registry.encode().unwrap();
+    for line in ["pki_file_reloads_total{outcome=\"refused\"} 4", "pki_file_reloads_total{outcome=\"taken\"} 1"] {
+        assert!(page.lines().any(|known| known == line), "each is told once: {page}");
+    }
+}
+
+#[test]
+fn what_a_proxy_forwards_is_judged_by_the_roots_of_now() {
+    let (folder, now) = (Folder::new("proxied"), Now::read().unix);
+    let [old, new, proxies] = [Root::new(), Root::new(), Root::new()];
+    folder.put_server(&testing::ca(now).make_server(&["kcp.test".parse().unwrap()], now, SERVER_VALIDITY).unwrap());
+    folder.put_clients(&old);
+    folder.put("proxies", &proxies.bundle().to_pem());
+    let mut files = folder.open(Some("spiffe://proxy".parse().unwrap()), &pki::Metrics::default());
+    let callers = files.callers();
+    let peer = callers.peer(Some(&proxies.leaf("proxy", Some("spiffe://proxy"), 2090)));
+    let leaves = [old.leaf("r-1", None, 2090), new.leaf("r-1", None, 2090)];
+    let judged = || {
+        leaves.each_ref().map(|leaf| {
+            let mut headers = HeaderMap::new();
+            headers.insert(FORWARDED_CLIENT_CERT, forward(leaf).parse().unwrap());
+            callers.caller(&peer, &headers, now).is_ok()
+        })
+    };
+    assert_eq!(judged(), [true, false]);
+    folder.put_clients(&new);
+    files.look(now);
+    assert_eq!(judged(), [false, true]);
+    assert_eq!(callers.bundle(), proxies.bundle());
 }

@@ -176,7 +176,7 @@ fn moves() -> impl Strategy<Value = Move> {
             .prop_map(|(comes, heard, again)| Move::Send { comes, heard, again }),
         3 => Just(Move::Beat),
         6 => coin().prop_map(|early| Move::Take { early }),
-        6 => (0..8usize, 0..6u8).prop_map(|(at, how)| Move::End(at, how)),
+        6 => (0..8usize, 0..8u8).prop_map(|(at, how)| Move::End(at, how)),
         1 => Just(Move::RestartAgent),
         1 => Just(Move::RestartReceiver),
     ]
@@ -184,7 +184,7 @@ fn moves() -> impl Strategy<Value = Move> {
 
 impl Game {
     fn new(per_watch: usize) -> Self {
-        let limits = Limits { per_service: 16, per_watch };
+        let limits = Limits { per_service: 16, per_watch, parked: 2 };
         let mut agent = Agent::default();
         agent.restart();
         Self {
@@ -278,6 +278,7 @@ impl Game {
                 self.look(&delivery);
                 Outcome::Failed(Some(Duration::from_secs(1)))
             }
+            2 | 3 => Outcome::Refused(404),
             _ => {
                 self.look(&delivery);
                 Outcome::Delivered
@@ -328,7 +329,7 @@ proptest! {
 
 #[tokio::test]
 async fn objects_that_nobody_can_name_are_told_without_a_name_and_settled_with_their_delivery() {
-    let limits = Limits { per_service: 9, per_watch: 9 };
+    let limits = Limits { per_service: 9, per_watch: 9, parked: 9 };
     let game = Game { hub: receiver(1, limits), ..Game::new(1) };
     let event = |what| Event { what, ..game.agent.event(1) };
     let unnamed = What::Unnamed { subject: "g/v1/things//".parse().unwrap(), kind: "Thing".into() };

@@ -9,19 +9,34 @@ async fn who_let_go_of_its_connection_and_stays_silent_is_lost_once() {
     let hub = placed(4, 3);
     (0..3).for_each(|n| drop(beat(&hub, n, 1)));
     time::advance(AFTER).await;
-    hub.closed(&id(0));
-    hub.closed(&id(1));
-    hub.closed(&"unknown".parse().unwrap());
+    let ends = |id| hub.closed(&id, time::Instant::now());
+    ends(id(0));
+    ends(id(1));
+    ends("unknown".parse().unwrap());
     assert!(hub.lost(AFTER).is_empty(), "it may come back at once");
     time::advance(AFTER / 2).await;
     beat(&hub, 1, 2);
     time::advance(AFTER / 2).await;
     assert_eq!(hub.lost(AFTER), [key(0)]);
     assert!(hub.lost(AFTER).is_empty());
-    hub.closed(&id(0));
+    ends(id(0));
     hub.remove(&key(0));
     time::advance(AFTER).await;
     assert!(hub.lost(AFTER).is_empty(), "its Kyma is gone");
+}
+
+#[tokio::test(start_paused = true)]
+async fn over_whose_connection_nothing_came_is_lost_at_once_unless_it_was_heard_over_another() {
+    let hub = placed(4, 3);
+    (0..3).for_each(|n| drop(beat(&hub, n, 1)));
+    let quiet = time::Instant::now();
+    time::advance(AFTER * 9).await;
+    beat(&hub, 1, 2);
+    hub.closed(&id(2), time::Instant::now());
+    (0..3).for_each(|n| hub.closed(&id(n), quiet));
+    assert_eq!(hub.lost(AFTER), [key(0)]);
+    time::advance(AFTER).await;
+    assert_eq!(hub.lost(AFTER), [key(2)], "the one that was used last ended later");
 }
 
 #[tokio::test(start_paused = true)]

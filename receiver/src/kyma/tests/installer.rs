@@ -4,7 +4,7 @@ use tidewatch_shared::names::label;
 
 use super::*;
 use crate::{
-    fleet::PathState,
+    fleet::{PathState, Unproven},
     installer::{self, Installer, Part, upgrade::Course},
     pki::{CA_VALIDITY, Ca, Trust},
     watcher,
@@ -30,6 +30,8 @@ const OBJECTS: [&str; 15] = [
 ];
 
 const INSTALLER: [Work; 1] = [Work::Installer];
+const WEBHOOKS: &str = "validatingwebhookconfigurations/skr-webhook";
+const DEPLOYMENT: &str = "deployments/skr-webhook";
 
 impl Bed {
     pub(super) fn installing(path: PathState) -> Self {
@@ -84,6 +86,28 @@ impl Bed {
         bed.install(Drift::All).await;
         bed.forget_calls();
         bed
+    }
+
+    /// What the status says is going on.
+    pub(super) fn operation(&self) -> String {
+        self.status()["lastOperation"]["operation"].as_str().unwrap_or_default().to_owned()
+    }
+
+    /// Passes until the Kyma is gone, or is not ours any more; gives what was deleted in the runtime, in order. After each pass somebody
+    /// may do something.
+    pub(super) async fn leaves(&mut self, mut after: impl FnMut(&Self, &[String])) -> Vec<String> {
+        let mut deleted = Vec::new();
+        for _ in 0..20 {
+            let outcome = self.kyma().await;
+            assert!(outcome.failed.is_empty(), "{}", self.operation());
+            let writes = self.runtime.writes();
+            deleted.extend(writes.iter().filter_map(|write| write.strip_prefix("DELETE ").map(str::to_owned)));
+            if outcome.again_in.is_none() {
+                return deleted;
+            }
+            after(self, &deleted);
+        }
+        panic!("{}: {deleted:?}", self.operation());
     }
 
     fn webhook(&self) -> (Value, Value, Value) {
@@ -282,27 +306,33 @@ async fn what_is_refused_is_named_and_stops_no_other() {
     assert!(bed.runtime.object("kymas/default").is_some(), "the rest of the pass went on");
 }
 
+/// What the incumbent has in a runtime.
+pub(super) fn incumbent(bed: &Bed) {
+    let marked = json!({"operator.kyma-project.io/managed-by": "kyma"});
+    for (id, kind) in [
+        (WEBHOOKS, "ValidatingWebhookConfiguration"),
+        ("services/skr-webhook", "Service"),
+        ("networkpolicies/kyma-project.io--seed-to-watcher", "NetworkPolicy"),
+        ("secrets/skr-webhook-tls", "Secret"),
+        (DEPLOYMENT, "Deployment"),
+    ] {
+        bed.runtime.edit(id, |object| {
+            *object = json!({"kind": kind, "metadata": {"name": id.split('/').nth(1).unwrap(), "labels": marked}});
+        });
+    }
+    bed.runtime.edit("secrets/skr-webhook-tls", |secret| secret["data"] = json!({"ca.crt": "x", "tls.key": "y"}));
+    bed.runtime.edit(DEPLOYMENT, |deployment| {
+        deployment["spec"] = json!({"selector": {"matchLabels": {"app": "skr-webhook"}}, "template": {"spec": {
+            "containers": [{"name": "server", "image": "theirs", "env": [{"name": "KCP_ADDR"}]}]}}});
+    });
+    bed.runtime.edit("pods/skr-webhook-5d4-x", |pod| {
+        *pod = json!({"metadata": {"name": "skr-webhook-5d4-x", "labels": {"app": "skr-webhook", "pod-template-hash": "5d4"},
+            "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "skr-webhook-5d4", "uid": "u"}]}});
+    });
+}
+
 #[tokio::test]
 async fn the_incumbents_webhook_goes_first_and_the_rest_is_taken_over_in_place() {
-    let marked = json!({"operator.kyma-project.io/managed-by": "kyma"});
-    let incumbent = |bed: &Bed| {
-        for (id, kind) in [
-            ("validatingwebhookconfigurations/skr-webhook", "ValidatingWebhookConfiguration"),
-            ("services/skr-webhook", "Service"),
-            ("networkpolicies/kyma-project.io--seed-to-watcher", "NetworkPolicy"),
-            ("secrets/skr-webhook-tls", "Secret"),
-            ("deployments/skr-webhook", "Deployment"),
-        ] {
-            bed.runtime.edit(id, |object| {
-                *object = json!({"kind": kind, "metadata": {"name": id.split('/').nth(1).unwrap(), "labels": marked}});
-            });
-        }
-        bed.runtime.edit("secrets/skr-webhook-tls", |secret| secret["data"] = json!({"ca.crt": "x", "tls.key": "y"}));
-        bed.runtime.edit("deployments/skr-webhook", |deployment| {
-            deployment["spec"] = json!({"selector": {"matchLabels": {"app": "skr-webhook"}}, "template": {"spec": {
-                "containers": [{"name": "server", "image": "theirs", "env": [{"name": "KCP_ADDR"}]}]}}});
-        });
-    };
     let mut bed = Bed::installing(PathState::Unknown);
     incumbent(&bed);
     bed.pass(Works::RUNTIME, Drift::None).await;
@@ -335,6 +365,59 @@ async fn the_incumbents_webhook_goes_first_and_the_rest_is_taken_over_in_place()
     bed.pass(Works::RUNTIME, Drift::None).await;
     let left = bed.runtime.object("validatingwebhookconfigurations/skr-webhook").unwrap();
     assert!(left["webhooks"].is_null(), "{left}");
+    let writes = bed.runtime.writes();
+    let at = |object: &str| {
+        let found = writes.iter().position(|write| write == &format!("PUT {object}"));
+        found.unwrap_or_else(|| panic!("{object} in {writes:?}"))
+    };
+    assert!(at(WEBHOOKS) < at(DEPLOYMENT), "no user's write meets a dead webhook: {writes:?}");
+}
+
+#[tokio::test]
+async fn what_the_incumbent_left_goes_webhooks_first_and_what_has_no_part_after_its_agent() {
+    for hand_back in [false, true] {
+        let mut bed = Bed::installing(PathState::Unknown);
+        incumbent(&bed);
+        bed.kcp.edit("kymas/k", |kyma| {
+            kyma["metadata"]["finalizers"] = json!(["operator.kyma-project.io/Kyma"]);
+            // A pass of ours began.
+            kyma["metadata"]["annotations"] = json!({"operator.kyma-project.io/tidewatch-inputs": "x"});
+        });
+        if hand_back {
+            bed.kcp.edit("kymas/k", |kyma| kyma["metadata"]["labels"][label::HAND_BACK] = "true".into());
+        } else {
+            bed.delete();
+        }
+        let mut waited = false;
+        let deleted = bed
+            .leaves(|bed, deleted| match deleted {
+                [.., last] if last == DEPLOYMENT && !waited => {
+                    assert!(bed.operation().contains("the Pod skr-webhook-5d4-x"), "{}", bed.operation());
+                    waited = true;
+                }
+                [.., last] if last == DEPLOYMENT => bed.runtime.remove("pods/skr-webhook-5d4-x"),
+                _ => {}
+            })
+            .await;
+        let expected = [
+            WEBHOOKS,
+            DEPLOYMENT,
+            "services/skr-webhook",
+            "networkpolicies/kyma-project.io--seed-to-watcher",
+            "secrets/skr-webhook-tls",
+        ];
+        // Of a hand-back, what was noted in the runtime is the last.
+        let last = hand_back.then_some("configmaps/tidewatch-catalog");
+        assert_eq!(deleted, expected.into_iter().chain(last).collect::<Vec<_>>());
+    }
+    let mut bed = Bed::installing(PathState::Unknown);
+    incumbent(&bed);
+    bed.kcp.edit("kymas/k", |kyma| kyma["metadata"]["finalizers"] = json!(["operator.kyma-project.io/Kyma"]));
+    bed.runtime.refuse(&format!("DELETE {WEBHOOKS}"), 403);
+    bed.delete();
+    assert!(!bed.kyma().await.failed.is_empty());
+    assert!(bed.runtime.object(DEPLOYMENT).is_some(), "somebody must answer the webhook");
+    assert!(bed.operation().contains("ValidatingWebhookConfiguration skr-webhook"), "{}", bed.operation());
 }
 
 #[tokio::test]
@@ -370,7 +453,7 @@ async fn without_a_runtime_id_nothing_is_installed_and_the_condition_says_so() {
 async fn a_deletion_takes_the_agent_last_and_its_objects_after_it() {
     let mut bed = Bed::installed(PathState::Proven).await;
     bed.runtime.edit("pods/skr-webhook-1", |pod| {
-        *pod = json!({"metadata": {"name": "skr-webhook-1", "labels": {"app": "skr-webhook"}}});
+        *pod = json!({"metadata": {"name": "skr-webhook-1", "labels": {"app": "skr-webhook", label::PART_OF: "tidewatch"}}});
     });
     bed.delete();
     let mut deleted = Vec::new();
@@ -387,6 +470,143 @@ async fn a_deletion_takes_the_agent_last_and_its_objects_after_it() {
     assert!(bed.kcp.object("kymas/k").is_none());
     let agents: Vec<_> = deleted.iter().rev().take(OBJECTS.len()).map(String::as_str).collect();
     assert_eq!(agents, OBJECTS, "in the opposite order: {deleted:?}");
+}
+
+#[tokio::test]
+async fn a_deletion_waits_for_no_process_but_the_agents_and_for_a_lost_one_not_for_ever() {
+    let mut bed = Bed::installed(PathState::Proven).await;
+    bed.runtime.edit("pods/mine", |pod| {
+        *pod = json!({"metadata": {"name": "mine", "labels": {"app": "skr-webhook"}}});
+    });
+    bed.runtime.edit("pods/skr-webhook-1", |pod| {
+        *pod = json!({"metadata": {"name": "skr-webhook-1", "labels": {"app": "skr-webhook", label::PART_OF: "tidewatch"}}});
+    });
+    bed.delete();
+    let waited = |bed: &Bed| bed.operation().contains("the Pod skr-webhook-1 (if its node is lost, for 10 minutes)");
+    let mut passes = 0;
+    bed.leaves(|bed, deleted| {
+        if deleted.last().is_none_or(|last| last != DEPLOYMENT) {
+            return;
+        }
+        passes += 1;
+        assert!(waited(bed) && !bed.operation().contains("mine"), "{}", bed.operation());
+        let writes = bed.kcp.writes();
+        assert_eq!(writes.iter().any(|write| write.ends_with("/status")), passes == 1, "said once: {writes:?}");
+        if passes == 3 {
+            // Its node does not say that it has ended.
+            bed.runtime.edit("pods/skr-webhook-1", |pod| {
+                pod["metadata"]["deletionTimestamp"] = "2020-01-01T00:00:00Z".into();
+                pod["metadata"]["finalizers"] = json!(["example.test/held"]);
+            });
+        }
+    })
+    .await;
+    assert_eq!(passes, 3);
+    assert!(bed.kcp.object("kymas/k").is_none() && bed.runtime.object("pods/mine").is_some());
+}
+
+#[tokio::test]
+async fn what_a_removal_is_refused_is_named_and_keeps_nothing_else() {
+    let mut bed = Bed::installed(PathState::Proven).await;
+    bed.runtime.refuse("DELETE secrets/skr-webhook-tls", 403);
+    bed.delete();
+    let refused = "failed to delete the Secret skr-webhook-tls in the runtime";
+    for _ in 0..12 {
+        bed.kyma().await;
+    }
+    assert!(bed.operation().starts_with(refused), "{}", bed.operation());
+    assert_eq!(bed.status()["state"], "Deleting");
+    for object in OBJECTS {
+        assert_eq!(bed.runtime.object(object).is_some(), object == "secrets/skr-webhook-tls", "{object}");
+    }
+    bed.forget_calls();
+    assert_eq!(bed.kyma().await.failed, Works::of(&[Work::Kyma]));
+    assert_eq!(bed.kcp.writes(), Vec::<String>::new(), "it is said once");
+}
+
+#[tokio::test]
+async fn what_lost_its_labels_and_what_others_hold_goes_too() {
+    let mut bed = Bed::installed(PathState::Proven).await;
+    for object in OBJECTS {
+        bed.runtime.edit(object, |found| {
+            found["metadata"]["labels"] = json!({});
+            found["metadata"]["managedFields"] = json!([{"manager": "tidewatch", "operation": "Apply"}]);
+            found["metadata"]["finalizers"] = json!(["example.test/held"]);
+        });
+    }
+    // All that is left of ours on it is what the agent wrote.
+    bed.runtime.edit("leases/tidewatch-agent", |lease| {
+        lease["metadata"]["managedFields"] = json!([{"manager": "tidewatch-agent", "operation": "Update"}]);
+    });
+    bed.runtime.edit("priorityclasses/skr-webhook-priority", |found| found["metadata"]["managedFields"] = json!([]));
+    bed.delete();
+    bed.leaves(|_, _| ()).await;
+    for object in OBJECTS {
+        let left = bed.runtime.object(object).is_some();
+        assert_eq!(left, object == "priorityclasses/skr-webhook-priority", "{object}: nobody knows whose that one is");
+    }
+}
+
+#[tokio::test]
+async fn nobody_else_decides_when_our_objects_go() {
+    let mut bed = Bed::installed(PathState::Proven).await;
+    bed.runtime.edit("secrets/skr-webhook-tls", |secret| secret["data"] = json!({"tls.key": "x"}));
+    let hold = |found: &mut Value| {
+        found["metadata"]["finalizers"] = json!(["example.test/held"]);
+        found["metadata"]["ownerReferences"] =
+            json!([{"apiVersion": "v1", "kind": "ConfigMap", "name": "theirs", "uid": "u"}]);
+    };
+    OBJECTS.iter().for_each(|object| bed.runtime.edit(object, hold));
+    bed.install(Drift::All).await;
+    for object in OBJECTS {
+        let metadata = &bed.runtime.object(object).unwrap()["metadata"];
+        assert!(metadata["finalizers"].is_null() && metadata["ownerReferences"].is_null(), "{object}: {metadata}");
+    }
+    assert_eq!(bed.runtime.object("secrets/skr-webhook-tls").unwrap()["data"]["tls.key"], "x", "the agent's");
+    bed.forget_calls();
+    bed.install(Drift::None).await;
+    assert_eq!(bed.runtime.calls(), Vec::<String>::new(), "at rest it costs nothing");
+
+    // Held, and then deleted.
+    for object in OBJECTS {
+        bed.runtime.edit(object, |found| {
+            hold(found);
+            found["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+        });
+    }
+    bed.install(Drift::All).await;
+    for object in OBJECTS {
+        let metadata = &bed.runtime.object(object).unwrap()["metadata"];
+        assert!(metadata["deletionTimestamp"].is_null() && metadata["finalizers"].is_null(), "{object}: {metadata}");
+    }
+}
+
+#[tokio::test]
+async fn why_an_agent_is_not_ready_is_said_by_its_deployment_and_by_its_path() {
+    let mut bed = Bed::installing(PathState::Unproven(Unproven::NoHeartbeat));
+    bed.pass(Works::RUNTIME, Drift::None).await;
+    bed.runtime.edit(DEPLOYMENT, |deployment| {
+        deployment["status"] = json!({"observedGeneration": 9, "conditions": [{"type": "ReplicaFailure", "status": "True",
+            "message": "pods \"skr-webhook-5d4-\" is forbidden: violates the policy of this cluster"}]});
+    });
+    bed.install(Drift::None).await;
+    let (status, reason, message) = bed.webhook();
+    assert_eq!((status, reason), (json!("False"), json!("Refused")));
+    assert!(message.as_str().unwrap().contains("violates the policy of this cluster"), "{message}");
+
+    bed.available();
+    bed.install(Drift::None).await;
+    let words = |bed: &Bed| bed.webhook().2.as_str().unwrap().to_owned();
+    assert_eq!(bed.webhook().1, "PathNotProven");
+    assert!(words(&bed).ends_with("has not been proven yet"), "{}", words(&bed));
+    bed.kcp.edit("kymas/k", |kyma| {
+        let conditions = kyma["status"]["conditions"].as_array_mut().unwrap();
+        conditions.push(json!({"type": "EventPath", "status": "False", "reason": "NoHeartbeat", "message": "m",
+            "lastTransitionTime": "2026-01-01T00:00:00Z"}));
+    });
+    bed.install(Drift::None).await;
+    assert_eq!(bed.webhook().1, "PathNotProven");
+    assert!(words(&bed).ends_with("is not proven since 2026-01-01T00:00:00Z"), "{}", words(&bed));
 }
 
 #[tokio::test]

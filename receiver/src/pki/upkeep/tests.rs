@@ -134,6 +134,31 @@ async fn the_receivers_leaf_is_renewed_at_two_thirds() {
 }
 
 #[tokio::test]
+async fn that_the_certificate_ends_soon_is_told() {
+    const DAY: i64 = 86_400;
+    let (folder, fake, begun) = (Folder::new("close"), Fake::default(), now());
+    let ca = Ca::generate("files", begun, CA_VALIDITY).unwrap();
+    let roots = folder.put("r", ca.certificate_pem());
+    for (days, close) in [(90, 14), (30, 5)] {
+        let life = Duration::from_secs(days * 86_400);
+        let pair = ca.make_server(&["localhost".parse().unwrap()], begun, life).unwrap();
+        let (chain, key) = (folder.put("c", &pair.chain), folder.put("k", &pair.key));
+        let arguments = [flag("tls-cert", &chain), flag("tls-key", &key), flag("client-ca", &roots)];
+        let (_, mut upkeep) = open(&fake, &arguments).await.unwrap();
+        let mut told = |at| {
+            upkeep.age(at);
+            let mut metrics = crate::telemetry::Metrics::new();
+            upkeep.metrics.register_incumbent(metrics.incumbent());
+            let page = metrics.encode().unwrap();
+            page.lines().any(|line| line == "lifecycle_mgr_gateway_secret_server_cert_close_to_expiry 1")
+        };
+        let end = begun + DAY * days.cast_signed();
+        let ages = [begun, end - (close + 1) * DAY, end - (close - 1) * DAY, end + DAY];
+        assert_eq!(ages.map(&mut told), [false, false, true, true], "{days} days");
+    }
+}
+
+#[tokio::test]
 async fn a_ca_that_ended_while_nobody_ran_is_replaced_at_the_start() {
     let fake = Fake::default();
     let dead = super::super::standing::make_root(Duration::from_secs(60), now() - 3_600).unwrap();

@@ -1,9 +1,9 @@
-//! `catalog diff` and `catalog show` against a live KCP: what they foretell is what comes.
+//! `catalog diff` and `catalog show` against a live KCP: what they foretell is what comes; and `catalog check`, without one.
 
 use std::{fs, process::Output};
 
 use super::*;
-use crate::support::{run, text};
+use crate::support::{run, run_fed, text};
 
 /// The command line of somebody who may read KCP.
 async fn catalog(one: &One, arguments: &[&str]) -> Result<Output> {
@@ -54,11 +54,11 @@ async fn what_a_change_will_do_is_told_before_it_is_done() -> Tested {
     let told = json(&one, &["diff", file], 0).await?;
     assert_eq!(told["affected"], 0, "{told}");
 
-    // The only runtime is more than a twentieth of all.
+    // A channel goes. The guard asks from four runtimes on.
     fs::write(file, release_meta("keda", &[("regular", "1.0.0")]).to_string())?;
     let told = json(&one, &["diff", file], 1).await?;
-    assert_eq!((&told["guard"]["runtimes"], &told["guard"]["of"]), (&json!(1), &json!(1)), "{told}");
-    assert_eq!(told["guard"]["modules"], json!(["keda"]), "{told}");
+    assert_eq!(told["classes"][0]["changed"], json!(["modulereleasemetas/keda"]), "{told}");
+    assert_eq!((&told["affected"], &told["guard"]), (&json!(1), &Value::Null), "{told}");
     Ok(())
 }
 
@@ -92,5 +92,76 @@ async fn what_a_runtime_may_see_is_shown_with_the_rule_that_hides_the_rest() -> 
     let nobody = catalog(&one, &["show", "nobody"]).await?;
     assert_eq!((nobody.status.code(), nobody.stdout.len()), (Some(2), 0));
     assert!(text(&nobody.stderr).contains("there is no Kyma nobody"), "{}", text(&nobody.stderr));
+    Ok(())
+}
+
+/// `catalog check` of this text: exit code, standard output, standard error.
+async fn checked(arguments: &[&str], input: &str) -> Result<(Option<i32>, String, String)> {
+    let output = run_fed("tidewatch-receiver", &[&["catalog", "check"], arguments].concat(), input).await?;
+    Ok((output.status.code(), text(&output.stdout), text(&output.stderr)))
+}
+
+#[tokio::test]
+async fn a_check_ends_with_the_code_that_a_pipeline_goes_by() -> Tested {
+    let dir = tempfile::tempdir()?;
+    let write = |name: &str, objects: &[Value]| {
+        let path = dir.path().join(name);
+        fs::write(&path, objects.iter().map(|object| format!("{object}\n---\n")).collect::<String>())?;
+        Ok::<_, anyhow::Error>(path.to_str().context("a path")?.to_owned())
+    };
+    let (low, high) = (template("keda", "1.0.0"), template("keda", "1.1.0"));
+    let both = [("regular", "1.0.0"), ("fast", "1.1.0")];
+    let good = write("good.yaml", &[low.clone(), high.clone(), release_meta("keda", &both)])?;
+    // A template that no channel names is worth a warning, and a channel without a template is wrong.
+    let warned = write("warned.yaml", &[low.clone(), high.clone(), release_meta("keda", &both[..1])])?;
+    let wrong = write("wrong.yaml", &[low, release_meta("keda", &both)])?;
+
+    let (code, out, err) = checked(&[&good], "").await?;
+    assert_eq!(
+        (code, out.as_str()),
+        (Some(0), "2 templates and 1 release metas in 1 files: 0 errors, 0 warnings\n"),
+        "{err}"
+    );
+    let (code, out, _) = checked(&[&good, "--json", "--deny-warnings"], "").await?;
+    let report: Value = serde_json::from_str(&out)?;
+    assert_eq!((code, &report["findings"], &report["summary"]["templates"]), (Some(0), &json!([]), &json!(2)));
+
+    let (code, out, _) = checked(&[&warned], "").await?;
+    assert!(code == Some(0) && out.contains("warning[unreached-template]"), "{code:?} {out}");
+    let (code, denied, _) = checked(&[&warned, "--deny-warnings"], "").await?;
+    assert_eq!((code, denied), (Some(1), out), "it says the same");
+
+    let (code, out, _) = checked(&[&wrong], "").await?;
+    assert!(
+        code == Some(1) && out.starts_with(&format!("{wrong}:3:")) && out.contains("error[unknown-version]"),
+        "{code:?} {out}"
+    );
+    let (code, out, _) = checked(&["--json", "-"], &fs::read_to_string(&wrong)?).await?;
+    let report: Value = serde_json::from_str(&out)?;
+    let found = &report["findings"][0];
+    assert_eq!((code, &found["file"], &found["line"]), (Some(1), &json!("-"), &json!(3)), "{report:#}");
+    assert_eq!((&found["code"], &found["severity"]), (&json!("unknown-version"), &json!("error")), "{report:#}");
+    assert_eq!((&report["summary"]["errors"], &report["summary"]["files"]), (&json!(1), &json!(1)), "{report:#}");
+
+    // The state before stands in a file of its own, or comes in where a pipeline has it.
+    let (code, out, _) =
+        checked(&[&good, "--against", "-"], &release_meta("keda", &[("fast", "2.0.0")]).to_string()).await?;
+    assert!(code == Some(1) && out.contains("error[downgrade]"), "{code:?} {out}");
+    let (code, out, _) = checked(&[&warned, "--against", &good, "--whole"], "").await?;
+    assert!(code == Some(0) && out.contains("warning[channel-removed]"), "{code:?} {out}");
+
+    let missing = dir.path().join("missing.yaml");
+    let missing = missing.to_str().context("a path")?;
+    for (arguments, input, words) in [
+        (&["-"][..], "a: [\n", "-:"),
+        (&["-", "-"], "", "can be read once only"),
+        (&["--json", &good, missing], "", "missing.yaml"),
+        (&[], "", "FILE"),
+        (&[&good, "--whole"], "", "--against"),
+    ] {
+        let (code, out, err) = checked(arguments, input).await?;
+        assert_eq!((code, out.as_str()), (Some(2), ""), "{arguments:?}: {err}");
+        assert!(err.contains(words), "{arguments:?}: {err}");
+    }
     Ok(())
 }

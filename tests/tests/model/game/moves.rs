@@ -112,6 +112,7 @@ fn fate() -> impl Strategy<Value = Fate> {
         5 => Just(Fate::Taken),
         2 => Just(Fate::Failed(None)),
         1 => (1u16..90).prop_map(|seconds| Fate::Failed(Some(seconds))),
+        3 => prop::sample::select(vec![302u16, 401, 403, 404]).prop_map(Fate::Refused),
     ]
 }
 

@@ -352,6 +352,16 @@ impl Bench {
         self.asked.recv().await.unwrap()
     }
 
+    /// What the next heartbeat says of the certificate.
+    pub(super) async fn heartbeat(&mut self) -> Value {
+        loop {
+            let asked = self.asked().await.unwrap();
+            if asked.path == HEARTBEAT_PATH {
+                return serde_json::from_slice::<Value>(&asked.body).unwrap()["certificate"].clone();
+            }
+        }
+    }
+
     /// What has been asked until now.
     pub(super) fn all_asked(&mut self) -> Vec<Result<Asked, String>> {
         std::iter::from_fn(|| self.asked.try_recv().ok()).collect()

@@ -51,7 +51,11 @@ fn moves(object: &Object, meta: &ModuleReleaseMeta, before: &ModuleReleaseMeta, 
                 "the channel {} is removed: runtimes that follow it keep {} and no longer update",
                 entry.channel, entry.version
             );
-            findings.push(object.finding(&[Key("spec"), Key("channels")], Code::ChannelRemoved, message));
+            let finding = object.finding(&[Key("spec"), Key("channels")], Code::ChannelRemoved, message);
+            findings.push(finding.suggest(format!(
+                "keep {{channel: {}, version: {}}} as long as anybody follows it; catalog diff says for how many it goes",
+                entry.channel, entry.version
+            )));
         }
     }
 }

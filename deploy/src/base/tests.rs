@@ -1,0 +1,102 @@
+use std::collections::BTreeMap;
+
+use clap::{CommandFactory as _, Parser as _};
+use tidewatch_receiver::{config::Config, pki::IssuerName};
+
+use super::*;
+
+type Variables = BTreeMap<String, String>;
+
+fn read(files: &[File], name: &str) -> Value {
+    let file = files.iter().find(|file| file.name == format!("{name}.yaml")).unwrap();
+    serde_saphyr::from_str(&file.content).unwrap()
+}
+
+/// What the files of one folder set in the receiver's container: by the ConfigMap of settings, and by the Deployment itself.
+fn variables(files: &[File]) -> Variables {
+    let (settings, deployment) = (read(files, "settings"), read(files, "deployment"));
+    let container = &deployment["spec"]["template"]["spec"]["containers"][0];
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let data = settings["data"].as_object().unwrap().iter();
+    let mut variables: Variables = data.map(|(name, value)| (name.clone(), text(value))).collect();
+    for set in container["env"].as_array().into_iter().flatten() {
+        let value = match set["valueFrom"]["fieldRef"]["fieldPath"].as_str() {
+            Some("metadata.namespace") => KCP_NAMESPACE.to_owned(),
+            Some("metadata.uid") => "a46a2b5c-9bd6-4ea5-9d1b-0c5f2f0f8d11".to_owned(),
+            Some(other) => panic!("what stands in {other}?"),
+            None => text(&set["value"]),
+        };
+        variables.insert(text(&set["name"]), value);
+    }
+    variables
+}
+
+/// What the receiver makes of its environment.
+fn receiver(variables: &Variables) -> Result<Config, String> {
+    let command = Config::command();
+    let mut line = vec![NAME.to_owned()];
+    for (name, value) in variables {
+        let argument =
+            command.get_arguments().find(|argument| argument.get_env().is_some_and(|env| env == name.as_str()));
+        let argument = argument.ok_or_else(|| format!("nobody reads {name}"))?;
+        let flag = argument.get_long().ok_or_else(|| format!("{name} is of no flag"))?;
+        match (argument.get_action().takes_values(), value.as_str()) {
+            (true, value) => line.push(format!("--{flag}={value}")),
+            (false, "true") => line.push(format!("--{flag}")),
+            (false, other) => return Err(format!("{name} cannot be {other}")),
+        }
+    }
+    Config::try_parse_from(line).map_err(|error| error.to_string())
+}
+
+/// What the overlay sets stands in place of what the base sets.
+fn both() -> Variables {
+    let mut variables = variables(&base().unwrap());
+    variables.extend(self::variables(&cert_manager().unwrap()));
+    variables
+}
+
+#[test]
+fn the_receiver_takes_what_the_installation_sets() {
+    let container = &read(&base().unwrap(), "deployment")["spec"]["template"]["spec"]["containers"][0];
+    assert_eq!(
+        container["envFrom"],
+        json!([{"configMapRef": {"name": read(&base().unwrap(), "settings")["metadata"]["name"]}}])
+    );
+    let config = receiver(&variables(&base().unwrap())).unwrap();
+    assert_eq!(config.namespace, KCP_NAMESPACE);
+    assert!(config.installer.settings(&config.trust_domain).is_some(), "agents are installed");
+    assert_eq!(config.pki.issuer, IssuerName::Builtin);
+    let config = receiver(&both()).unwrap();
+    assert!(config.installer.settings(&config.trust_domain).is_some() && config.tls.tls_cert.is_some());
+    let asked = read(&cert_manager().unwrap(), "certificate")["spec"]["issuerRef"].clone();
+    let (kind, name) = (asked["kind"].as_str().unwrap().to_owned(), asked["name"].as_str().unwrap().to_owned());
+    assert_eq!(config.pki.issuer, IssuerName::CertManager { kind, name });
+}
+
+#[test]
+fn a_slip_of_the_pen_is_not_taken() {
+    for name in both().keys() {
+        let mut variables = both();
+        let value = variables.remove(name).unwrap();
+        variables.insert(format!("{name}S"), value);
+        assert_eq!(receiver(&variables).unwrap_err(), format!("nobody reads {name}S"));
+    }
+    for (name, wrong) in [
+        ("TIDEWATCH_AUTHORITY", "https://tidewatch.example.com:8443"),
+        ("TIDEWATCH_RECEIVER_URL", "tidewatch.example.com:8443"),
+        ("TIDEWATCH_ENROLMENT_URL", "http://tidewatch.example.com:8444"),
+        ("TIDEWATCH_AGENT_IMAGE", ""),
+        ("TIDEWATCH_ISSUER", "cert-manger:Issuer/tidewatch"),
+    ] {
+        let mut variables = both();
+        assert!(variables.insert(name.to_owned(), wrong.to_owned()).is_some(), "{name} is not set");
+        assert!(receiver(&variables).is_err(), "{name}={wrong}");
+    }
+    // Halves: the overlay needs all of its own.
+    for name in ["TIDEWATCH_TLS_CERT", "TIDEWATCH_TLS_KEY"] {
+        let mut variables = both();
+        variables.remove(name).unwrap();
+        assert!(receiver(&variables).is_err(), "without {name}");
+    }
+}
