@@ -27,7 +27,7 @@ use tidewatch_tests::{
 
 use crate::{
     load::KEDA,
-    support::{One, Tested, quick},
+    support::{Nothing, One, Tested, quick},
     sync::sum,
 };
 
@@ -201,6 +201,29 @@ async fn each_object_that_is_edited_added_to_or_deleted_comes_back() -> Tested {
             object.comes_back(&content).await?;
         }
     }
+    Ok(())
+}
+
+/// Nobody polls a runtime whose path is proven, so that what comes back was told by its agent. What would silence the agent itself is
+/// the matter of `repair`.
+#[tokio::test]
+async fn what_is_changed_comes_back_because_the_agent_tells_it() -> Tested {
+    let nothing = Nothing::one("told", quick()).await?;
+    let client = nothing.only().runtime.cluster().client_as(Person::Other).await?;
+    let harmless = ["serviceaccounts", "clusterroles", "roles", "priorityclasses", "services"];
+    let objects = OBJECTS.into_iter().map(|object| Object::new(&client, object));
+    for object in objects.filter(|object| harmless.contains(&object.plural)) {
+        let content = object.content().await?;
+        for change in harm(object.plural) {
+            object.patch(change).await.with_context(|| format!("{}/{}", object.plural, object.name))?;
+            object.comes_back(&content).await?;
+        }
+        if ["priorityclasses", "services"].contains(&object.plural) {
+            object.api.delete(object.name, &DeleteParams::background()).await?;
+            object.comes_back(&content).await?;
+        }
+    }
+    nothing.only().proven().await?;
     Ok(())
 }
 
