@@ -205,7 +205,8 @@ async fn an_agent_runs_as_its_deployment_says() -> Tested {
     ended(again.pid().context("a pid")?).await?;
     let pods = Api::<Pod>::namespaced(client, namespace);
     until("the pod to go", async || Ok(pods.get_opt(&name).await?.is_none().then_some(()))).await?;
-    assert!(kubelet.pods().is_empty());
+    // The kubelet lets go of a pod after the API server has.
+    until("the kubelet to let go", async || Ok(kubelet.pods().is_empty().then_some(()))).await?;
     assert!(fs::read_to_string(&again.log)?.contains("Ending"), "it had the time to end by itself");
     Ok(())
 }
