@@ -223,17 +223,20 @@ impl Catalog {
 
     /// When the version that a channel of a module points to in KCP's caches is a Kyma's to have.
     pub(crate) fn turn(&self, kyma_uid: &str, module: &str, channel: &str, version: &str) -> Turn {
-        let window = Duration::from_secs(self.0.settings.flags.module_upgrade_rollout_max_delay_seconds.into());
         let pointer = self.pointer(module, channel);
-        Turn::of((kyma_uid, module, version), pointer.as_ref(), window, Timestamp::now())
+        Turn::of((kyma_uid, module, version), pointer.as_ref(), self.window(), Timestamp::now())
     }
 
     /// How long a Kyma waits after a channel moved just now, wherever it points.
     #[must_use]
     pub fn roll_out_delay(&self, kyma_uid: &str, module: &str, channel: &str) -> Duration {
-        let window = Duration::from_secs(self.0.settings.flags.module_upgrade_rollout_max_delay_seconds.into());
         let to = self.pointer(module, channel).map_or_else(|| channel.to_owned(), |pointer| pointer.version);
-        facts::delay(kyma_uid, module, &to, window)
+        facts::delay(kyma_uid, module, &to, self.window())
+    }
+
+    /// Within which everybody has the version to which a channel moved.
+    fn window(&self) -> Duration {
+        Duration::from_secs(self.0.settings.flags.module_upgrade_rollout_max_delay_seconds.into())
     }
 
     /// Takes the ConfigMap of releases as KCP has it. Whether somebody confirmed something.

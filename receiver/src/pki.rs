@@ -17,6 +17,7 @@ mod ca;
 mod cert_manager;
 mod flags;
 mod laggards;
+mod latest;
 mod metrics;
 mod progress;
 mod request;
@@ -54,6 +55,8 @@ pub use store::{CA_SECRET, Create, Keep};
 pub use stored::{PhaseName, ReadStored};
 pub use trust::TrustBundle;
 pub use upkeep::Upkeep;
+
+pub(crate) use latest::{Latest, POLL};
 
 /// Leaves begin this long before they are issued, for clocks that are behind.
 pub const BACKDATED: Duration = Duration::from_secs(10 * 60);

@@ -1,6 +1,6 @@
-//! What the tests of several rooms share: a control plane, or a runtime's API server, that is a function.
+//! What the tests of several rooms share: a control plane, or a runtime's API server, that is a function; a folder of files.
 
-use std::{convert::Infallible, future, sync::Arc};
+use std::{convert::Infallible, fs, future, path::PathBuf, sync::Arc};
 
 use bytes::Bytes;
 use http::{Request, Response, StatusCode, request::Parts};
@@ -26,4 +26,29 @@ where
         }
     });
     Client::new(service, namespace)
+}
+
+/// Files of one test, in a folder of their own until dropped.
+pub(crate) struct Folder(pub(crate) PathBuf);
+
+impl Folder {
+    /// Empty. No two tests of the crate may use the same name.
+    pub(crate) fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("tidewatch-{name}-{}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    /// Writes a file, and tells where it is.
+    pub(crate) fn put(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.0.join(name);
+        fs::write(&path, text).unwrap();
+        path
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
 }

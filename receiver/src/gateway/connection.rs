@@ -267,17 +267,7 @@ async fn serve<S: Service>(
             let busy = life.begin(Instant::now());
             async move {
                 let (mut answer, is_last) = context.service.answer(request, &peer).await;
-                let now = Now::read();
-                leave_nothing(&mut answer, now.unix);
-                if is_last {
-                    life.end("refused");
-                    life.last.notify_one();
-                } else if !is_http2 && life.is_old(now.instant) {
-                    life.end("age");
-                }
-                if !is_http2 && life.ends().is_some() {
-                    answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-                }
+                conclude(&mut answer, is_last, &life, is_http2);
                 let busy = if answer.status().is_success() { busy.taken() } else { busy };
                 Ok::<_, Infallible>(answer.map(|body| Held::new(body, busy)))
             }
@@ -304,6 +294,21 @@ async fn serve<S: Service>(
         note(&context.service, runtime, reason, was_last && !life.has_missed());
     }
     reason
+}
+
+/// What an answer says besides: the date, and over HTTP/1.1 whether the connection ends with it, which is decided here.
+fn conclude(answer: &mut Answer, is_last: bool, life: &Life, is_http2: bool) {
+    let now = Now::read();
+    leave_nothing(answer, now.unix);
+    if is_last {
+        life.end("refused");
+        life.last.notify_one();
+    } else if !is_http2 && life.is_old(now.instant) {
+        life.end("age");
+    }
+    if !is_http2 && life.ends().is_some() {
+        answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
 }
 
 /// The seat of a runtime's connection; others need none.

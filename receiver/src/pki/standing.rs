@@ -10,12 +10,12 @@ use tidewatch_shared::{certificate::KeyId, identity::TrustDomain};
 use tokio::sync::watch;
 
 use super::{
-    Authority, CertManager, Flags, Metrics, Pki, ServerName, Trust, Upkeep,
+    Authority, CertManager, Flags, Latest, Metrics, Pki, ServerName, Trust, Upkeep,
     authority::Issuer,
     sources::{Clients, Sources, Whole},
     store::{Kept, Store},
     stored::{Root, Stored},
-    upkeep::{Own, Told},
+    upkeep::Own,
 };
 use crate::{config, gateway};
 
@@ -120,12 +120,12 @@ impl Standing {
         let upkeep = Upkeep {
             standing: standing.clone(),
             sources,
-            contents,
+            files: Latest::new("Certificate files", contents),
             own,
             kept,
             store,
             server_validity: flags.server_validity(),
-            told: Told::default(),
+            refused: None,
             metrics,
         };
         Ok((standing, upkeep))

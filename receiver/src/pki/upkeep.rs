@@ -10,7 +10,7 @@ use tidewatch_shared::certificate::KeyId;
 use tokio::time::{self, MissedTickBehavior};
 
 use super::{
-    Metrics, PemIdentity, Pki, ServerName, Standing,
+    Latest, Metrics, POLL, PemIdentity, Pki, ServerName, Standing,
     sources::{self, Contents, Sources},
     standing::Held,
     store::{CA_SECRET, Kept, Store},
@@ -19,8 +19,6 @@ use super::{
 
 /// How often the leaf's age is looked at.
 const LOOK: Duration = Duration::from_secs(1);
-/// How often files are read.
-const POLL: Duration = Duration::from_secs(5);
 /// After a leaf could not be made, the next try comes after so many seconds.
 const RETRY: i64 = 5;
 
@@ -45,22 +43,15 @@ impl Own {
 pub struct Upkeep {
     pub(super) standing: Standing,
     pub(super) sources: Sources,
-    pub(super) contents: Contents,
+    pub(super) files: Latest<Contents>,
     pub(super) own: Option<Own>,
     /// What is used.
     pub(super) kept: Option<Arc<Kept>>,
     pub(super) store: Option<Store>,
     pub(super) server_validity: Duration,
-    pub(super) told: Told,
+    /// The version of the Secret that was refused and said.
+    pub(super) refused: Option<String>,
     pub(super) metrics: Metrics,
-}
-
-/// What was refused and said: each is said once.
-#[derive(Default)]
-pub(super) struct Told {
-    files: Option<Contents>,
-    version: Option<String>,
-    unreadable: bool,
 }
 
 impl Upkeep {
@@ -99,11 +90,11 @@ impl Upkeep {
             Ok(kept) => self.adopt(Arc::new(kept), now),
             Err(error) => {
                 let version = secret.metadata.resource_version.clone();
-                if self.told.version != version || version.is_none() {
+                if self.refused != version || version.is_none() {
                     self.metrics.refused(&error);
                     let error = &error as &dyn std::error::Error;
                     tracing::error!(error, "The Secret {CA_SECRET} is refused; its last good content stays in use");
-                    self.told.version = version;
+                    self.refused = version;
                 }
                 self.standing.hold(Held::Refused);
             }
@@ -121,7 +112,7 @@ impl Upkeep {
             }
             self.kept = Some(kept.clone());
         }
-        self.told.version = None;
+        self.refused = None;
         self.standing.hold(Held::Good(kept));
     }
 
@@ -131,7 +122,7 @@ impl Upkeep {
         if self.own.is_some() && !self.own.as_ref().is_some_and(is_ours) {
             self.own = Some(self.make_own(stored, now)?);
         }
-        self.publish(&self.contents, Some(stored), now)
+        self.publish(self.files.used(), Some(stored), now)
     }
 
     fn make_own(&self, stored: &Stored, now: i64) -> Result<Own, Pki> {
@@ -159,7 +150,7 @@ impl Upkeep {
         }
         let renewed = self.make_own(&kept.stored, now).map_err(anyhow::Error::new).and_then(|own| {
             let before = self.own.replace(own);
-            self.publish(&self.contents, Some(&kept.stored), now).inspect_err(|_| self.own = before)
+            self.publish(self.files.used(), Some(&kept.stored), now).inspect_err(|_| self.own = before)
         });
         if let Err(error) = renewed {
             self.metrics.issued(false);
@@ -175,35 +166,13 @@ impl Upkeep {
 
     /// Takes files into use that have changed and are good.
     fn read_files(&mut self, now: i64) {
-        let contents = match self.sources.read() {
-            Ok(contents) => contents,
-            // A folder that is just being swapped reads well at the next look.
-            Err(error) => {
-                if !std::mem::replace(&mut self.told.unreadable, true) {
-                    tracing::warn!(error = &error as &dyn std::error::Error, "Certificate files are not readable");
-                }
-                return;
-            }
-        };
-        self.told.unreadable = false;
-        if contents == self.contents || self.told.files.as_ref() == Some(&contents) {
-            return;
-        }
+        let Some(contents) = self.files.news(self.sources.read()) else { return };
         let stored = self.kept.as_ref().map(|kept| &kept.stored);
         let own = self.own.as_ref().map(|own| &own.pem);
         let taken =
             self.sources.combine(&contents, stored, own, now).and_then(|whole| whole.check_end(now).map(|()| whole));
         let taken = taken.map_err(anyhow::Error::new).and_then(|whole| Ok(self.standing.publish(&whole, stored)?));
-        self.metrics.reloaded(taken.is_ok());
-        match taken {
-            Ok(()) => {
-                (self.contents, self.told.files) = (contents, None);
-            }
-            Err(error) => {
-                tracing::error!(error = format!("{error:#}"), "Certificate files are refused; the last good ones stay");
-                self.told.files = Some(contents);
-            }
-        }
+        self.files.tried(contents, taken, &self.metrics);
     }
 }
 

@@ -1,6 +1,6 @@
 //! What this port presents and demands: from files, which are taken as they change.
 
-use std::{fs, path::PathBuf, sync::Arc, time::Duration};
+use std::{fs, path::PathBuf, sync::Arc};
 
 use arc_swap::ArcSwap;
 use rustls::ServerConfig;
@@ -11,11 +11,8 @@ use tokio::time::{self, MissedTickBehavior};
 use super::{Callers, Flags, Proxy};
 use crate::{
     gateway::ProxyIdentity,
-    pki::{self, ServerIdentity, TrustBundle},
+    pki::{self, Latest, POLL, ServerIdentity, TrustBundle},
 };
-
-/// How often the files are read.
-const POLL: Duration = Duration::from_secs(5);
 
 /// Why this port has no TLS.
 #[derive(Debug, Error)]
@@ -63,10 +60,7 @@ struct Contents {
 /// Keeps TLS and callers up to date with the files, for as long as it runs.
 pub struct Files {
     paths: Paths,
-    contents: Contents,
-    /// Was refused and said.
-    refused: Option<Contents>,
-    unreadable: bool,
+    files: Latest<Contents>,
     tls: Arc<ArcSwap<ServerConfig>>,
     callers: Callers,
     metrics: pki::Metrics,
@@ -92,7 +86,8 @@ impl Files {
         let contents = paths.read()?;
         let (identity, callers) = paths.build(&contents)?;
         let tls = Arc::new(ArcSwap::new(identity.config()));
-        Ok(Self { paths, contents, refused: None, unreadable: false, tls, callers, metrics })
+        let files = Latest::new("Certificate files of contract v2", contents);
+        Ok(Self { paths, files, tls, callers, metrics })
     }
 
     /// What the handshake presents and demands.
@@ -119,39 +114,20 @@ impl Files {
 
     /// Takes files into use that have changed and are good, all of them at once; `now` is in Unix seconds.
     pub(super) fn look(&mut self, now: i64) {
-        let contents = match self.paths.read() {
-            Ok(contents) => contents,
-            // A folder that is just being swapped reads well at the next look.
-            Err(error) => {
-                if !std::mem::replace(&mut self.unreadable, true) {
-                    let error = &error as &dyn std::error::Error;
-                    tracing::warn!(error, "Certificate files of contract v2 are not readable");
-                }
-                return;
-            }
-        };
-        self.unreadable = false;
-        if contents == self.contents || self.refused.as_ref() == Some(&contents) {
-            return;
+        let Some(contents) = self.files.news(self.paths.read()) else { return };
+        let taken = self.take(&contents, now);
+        self.files.tried(contents, taken.map_err(anyhow::Error::new), &self.metrics);
+    }
+
+    fn take(&self, contents: &Contents, now: i64) -> Result<(), BuildTls> {
+        let (identity, callers) = self.paths.build(contents)?;
+        if identity.not_after().is_some_and(|end| end <= now) {
+            return Err(BuildTls::Ended);
         }
-        let built = self.paths.build(&contents).and_then(|(identity, callers)| {
-            let ended = identity.not_after().is_some_and(|end| end <= now);
-            if ended { Err(BuildTls::Ended) } else { Ok((identity, callers)) }
-        });
-        self.metrics.reloaded(built.is_ok());
-        match built {
-            Ok((identity, callers)) => {
-                self.callers.replace(&callers);
-                self.tls.store(identity.config());
-                (self.contents, self.refused) = (contents, None);
-                tracing::info!(certificate = identity.fingerprint(), "Certificates of contract v2 are in use");
-            }
-            Err(error) => {
-                let error = &error as &dyn std::error::Error;
-                tracing::error!(error, "Certificate files of contract v2 are refused; the last good ones stay");
-                self.refused = Some(contents);
-            }
-        }
+        self.callers.replace(&callers);
+        self.tls.store(identity.config());
+        tracing::info!(certificate = identity.fingerprint(), "Certificates of contract v2 are in use");
+        Ok(())
     }
 }
 

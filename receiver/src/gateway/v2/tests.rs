@@ -3,7 +3,6 @@
 use std::{
     collections::BTreeMap,
     fs,
-    path::PathBuf,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -33,6 +32,7 @@ use crate::{
     enrolment::Revocations,
     gateway::{Now, ProxyIdentity, connection::Service, refusal::Answer, tests::testing},
     pki::{self, PemIdentity, SERVER_VALIDITY, ServerIdentity, TrustBundle},
+    testing::Folder,
 };
 
 /// How long a test waits for what must come; only a failure reaches it.
@@ -300,22 +300,14 @@ fn with_a_proxy_the_handshake_admits_its_roots_alone() {
     assert_eq!(Callers::new(clients.bundle(), Some(proxy)).unwrap().bundle(), proxies.bundle());
 }
 
-/// Files of this port, in a folder of their own until dropped.
-struct Folder(PathBuf);
+/// The files of this port.
+trait Certificates {
+    fn put_server(&self, pair: &PemIdentity);
+    fn put_clients(&self, root: &Root);
+    fn open(&self, proxy: Option<ProxyIdentity>, metrics: &pki::Metrics) -> Files;
+}
 
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("tidewatch-v2-{name}-{}", std::process::id()));
-        fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    fn put(&self, name: &str, text: &str) -> PathBuf {
-        let path = self.0.join(name);
-        fs::write(&path, text).unwrap();
-        path
-    }
-
+impl Certificates for Folder {
     fn put_server(&self, pair: &PemIdentity) {
         self.put("chain", &pair.chain);
         self.put("key", &pair.key);
@@ -341,12 +333,6 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
 /// The server's certificate that a client with this identity is shown, if it is admitted.
 async fn admitted(files: &Files, identity: &Identity, servers: &TrustBundle) -> Option<String> {
     let (client, server) = tokio::io::duplex(1 << 16);
@@ -361,7 +347,7 @@ async fn admitted(files: &Files, identity: &Identity, servers: &TrustBundle) -> 
 #[tokio::test]
 async fn files_that_change_are_taken_as_a_whole_and_else_the_last_good_ones_stay() {
     const DAY: i64 = 86_400;
-    let (folder, now, metrics) = (Folder::new("files"), Now::read().unix, pki::Metrics::default());
+    let (folder, now, metrics) = (Folder::new("v2-files"), Now::read().unix, pki::Metrics::default());
     let [old, new] = [Root::new(), Root::new()];
     let [agent, newer] = [old.identity("r-1"), new.identity("r-1")];
     let ca = testing::ca(now - 50 * DAY);
@@ -403,7 +389,7 @@ async fn files_that_change_are_taken_as_a_whole_and_else_the_last_good_ones_stay
 
 #[test]
 fn what_a_proxy_forwards_is_judged_by_the_roots_of_now() {
-    let (folder, now) = (Folder::new("proxied"), Now::read().unix);
+    let (folder, now) = (Folder::new("v2-proxied"), Now::read().unix);
     let [old, new, proxies] = [Root::new(), Root::new(), Root::new()];
     folder.put_server(&testing::ca(now).make_server(&["kcp.test".parse().unwrap()], now, SERVER_VALIDITY).unwrap());
     folder.put_clients(&old);

@@ -1,7 +1,4 @@
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::Path};
 
 use clap::Parser;
 use rustls::ServerConfig;
@@ -12,6 +9,7 @@ use super::*;
 use crate::{
     config,
     pki::{CA_VALIDITY, Ca, Flags, PhaseName, SERVER_VALIDITY, Setup, TrustBundle, stored, testing::Fake},
+    testing::Folder,
 };
 
 #[derive(Parser)]
@@ -136,7 +134,7 @@ async fn the_receivers_leaf_is_renewed_at_two_thirds() {
 #[tokio::test]
 async fn that_the_certificate_ends_soon_is_told() {
     const DAY: i64 = 86_400;
-    let (folder, fake, begun) = (Folder::new("close"), Fake::default(), now());
+    let (folder, fake, begun) = (Folder::new("pki-close"), Fake::default(), now());
     let ca = Ca::generate("files", begun, CA_VALIDITY).unwrap();
     let roots = folder.put("r", ca.certificate_pem());
     for (days, close) in [(90, 14), (30, 5)] {
@@ -169,35 +167,13 @@ async fn a_ca_that_ended_while_nobody_ran_is_replaced_at_the_start() {
     assert_eq!(fake.stored().name(), PhaseName::Steady);
 }
 
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("tidewatch-pki-{name}-{}", std::process::id()));
-        fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    fn put(&self, name: &str, text: &str) -> PathBuf {
-        let path = self.0.join(name);
-        fs::write(&path, text).unwrap();
-        path
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
 fn flag(name: &str, path: &Path) -> String {
     format!("--{name}={}", path.display())
 }
 
 #[tokio::test]
 async fn changed_files_are_taken_when_they_are_good_and_else_the_last_good_ones_stay() {
-    let (folder, fake) = (Folder::new("files"), Fake::default());
+    let (folder, fake) = (Folder::new("pki-files"), Fake::default());
     let ca = Ca::generate("files", now() - 50 * 86_400, CA_VALIDITY).unwrap();
     let make = |at, name: &str| ca.make_server(&[name.parse().unwrap()], at, SERVER_VALIDITY).unwrap();
     let first = make(now(), "localhost");
@@ -247,7 +223,7 @@ async fn changed_files_are_taken_when_they_are_good_and_else_the_last_good_ones_
 
 #[tokio::test]
 async fn a_certificate_of_another_ca_is_served_only_if_agents_accept_it() {
-    let (folder, fake) = (Folder::new("foreign"), Fake::default());
+    let (folder, fake) = (Folder::new("pki-foreign"), Fake::default());
     let [ours, strange] = ["ours", "strange"].map(|name| Ca::generate(name, now(), CA_VALIDITY).unwrap());
     let make = |ca: &Ca, name: &str| ca.make_server(&[name.parse().unwrap()], now(), SERVER_VALIDITY).unwrap();
     let good = make(&ours, "localhost");
@@ -275,7 +251,7 @@ async fn a_certificate_of_another_ca_is_served_only_if_agents_accept_it() {
 
 #[tokio::test]
 async fn flags_that_do_not_go_together_are_refused() {
-    let folder = Folder::new("flags");
+    let folder = Folder::new("pki-flags");
     let file = folder.put("f", "");
     for bad in [
         vec!["--issuer=cert-manager:Issuer/a".to_owned()],
