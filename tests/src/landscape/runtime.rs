@@ -220,12 +220,21 @@ impl Runtime {
         Ok(self.skr_kymas().get_opt(SKR_KYMA).await?)
     }
 
-    /// Merges a patch into the Kyma in the runtime, as its user.
+    /// Merges a patch into the Kyma in the runtime, as its user, once there is one: a path can be proven before the first reconcile has
+    /// placed it.
     ///
     /// # Errors
-    /// When the runtime refuses it.
+    /// When the runtime refuses it, or has no Kyma in time.
     pub async fn patch_kyma(&self, patch: &Value) -> Result<Kyma> {
-        Ok(self.skr_kymas().patch(SKR_KYMA, &PatchParams::default(), &Patch::Merge(patch)).await?)
+        let what = format!("the Kyma to be placed in {}", self.name());
+        let patched = until(&what, async || {
+            Ok(match self.skr_kymas().patch(SKR_KYMA, &PatchParams::default(), &Patch::Merge(patch)).await {
+                Err(kube::Error::Api(status)) if status.is_not_found() => None,
+                patched => Some(patched),
+            })
+        })
+        .await?;
+        Ok(patched?)
     }
 
     /// Sets the modules of the Kyma in the runtime, as its user.

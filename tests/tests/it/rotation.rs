@@ -277,7 +277,7 @@ async fn the_ca_rotates_three_times_under_load_and_nobody_notices() -> Tested {
     let agents = agents(members).await?;
     let stranger = stranger(landscape).await?;
     let mut known = vec![roots(well).await?];
-    let user = User::start(members)?;
+    let user = User::start(members).await?;
 
     rotates_undisturbed(landscape).await?;
     known.push(roots(well).await?);
@@ -314,7 +314,7 @@ async fn certificates_of_seconds_are_renewed_through_a_rotation_and_nothing_is_r
     for agent in &agents {
         failed.push(failures(agent).await?);
     }
-    let (before, user) = (roots(&members[0]).await?, User::start(members)?);
+    let (before, user) = (roots(&members[0]).await?, User::start(members).await?);
 
     rotates_undisturbed(landscape).await?;
     for member in members {

@@ -204,9 +204,6 @@ impl Member {
 
     /// Proves the path by using it: what the user writes is acted on. The module must not be what it was.
     pub(crate) async fn delivers(&self, modules: &[&str]) -> Result<()> {
-        // A path can be proven before the first reconcile has placed the Kyma that a user would edit.
-        let placed = format!("the Kyma to be placed in {}", self.runtime.name());
-        until(&placed, async || Ok(self.runtime.skr_kyma().await?.map(drop))).await?;
         self.runtime.select(modules).await?;
         until(&format!("the modules {modules:?} in {}", self.runtime.name()), async || {
             let Some(status) = self.runtime.skr_kyma().await?.and_then(|kyma| kyma.status) else { return Ok(None) };

@@ -57,7 +57,12 @@ pub(super) struct Record {
 }
 
 impl User {
-    pub(super) fn start(members: &[Member]) -> Result<Self> {
+    pub(super) async fn start(members: &[Member]) -> Result<Self> {
+        for Member { runtime, .. } in members {
+            // A path can be proven before the first reconcile has placed the Kyma that a user would edit.
+            let placed = format!("the Kyma to be placed in {}", runtime.name());
+            until(&placed, async || Ok(runtime.skr_kyma().await?.map(drop))).await?;
+        }
         let clusters = members.iter().map(|member| member.runtime.cluster());
         let clusters = clusters.map(|cluster| Ok((cluster.clone(), cluster.audit_mark()?))).collect::<Result<_>>()?;
         let kymas = members.iter().map(|member| Api::<Kyma>::namespaced(member.runtime.user(), SKR_NAMESPACE));
