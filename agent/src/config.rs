@@ -110,7 +110,7 @@ pub enum Origin {
     },
 }
 
-/// What is spoken with the receiver (`02`).
+/// What is spoken with the receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Contract {
     /// The incumbent's: one unsigned request for each event, and no heartbeats.

@@ -6,7 +6,9 @@
 //! | [`app`] | which tasks there are, and how they end |
 //! | [`command`] | what the process is to do: run, or ask one that runs |
 //! | [`config`] | flags and environment, read once |
+//! | `backoff` | how long to wait after failures (pure) |
 //! | `clock` | the wall clock, read in one place |
+//! | `random` | random numbers, drawn in one place |
 //! | `connection` | HTTP over one connection, for the receiver and for the API server |
 //! | `plan` | the ConfigMap that names the watches, and where the receiver is |
 //! | `settings` | what it says beside the plan (pure) |

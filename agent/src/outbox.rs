@@ -1,4 +1,4 @@
-//! The outbox: the dirty set of all watches, and the rules of `02` about sequences, epochs, accepted and settled. Pure: time,
+//! The outbox: the dirty set of all watches, and the rules of contract v3 about sequences, epochs, accepted and settled. Pure: time,
 //! randomness and digests come in as arguments, requests come out as bytes.
 //!
 //! An entry is keyed by (watch, object), newest wins. It is *waiting*, then in flight, then *accepted*, and gone only when

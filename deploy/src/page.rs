@@ -18,8 +18,8 @@ const RECEIVER: &str = "
 ## Receiver
 
 At `/metrics` of `--metrics-address`. Names that begin with `lifecycle_mgr_` or `watcher_listener_` have the names, labels and meanings of
-the lifecycle manager's and its listener's. A receiver that waits for its turn shows `tidewatch_active`, `tidewatch_lease_writes_total` and
-`tidewatch_build_info` alone.
+the lifecycle manager's and its listener's. A receiver that waits for its turn shows `tidewatch_active`, `tidewatch_lease_writes_total`,
+`tidewatch_build_info`, `tidewatch_gateway_certificate_end_timestamp_seconds` and `tidewatch_pki_…` alone.
 
 ";
 

@@ -38,7 +38,7 @@ pub const ROTATE_PATH: &str = "/rotate-ca";
 #[derive(Clone, Debug, Args)]
 #[group(skip)]
 pub struct Flags {
-    /// Where the fleet is shown: on loopback in plain HTTP, elsewhere only with `--admin-auth`.
+    /// Where the fleet is shown: on loopback in plain HTTP, or anywhere over TLS with `--admin-auth`.
     #[arg(long, env = "TIDEWATCH_ADMIN_ADDRESS", default_value = "127.0.0.1:8085")]
     pub admin_address: SocketAddr,
 

@@ -29,6 +29,7 @@ use crate::{
     config::Config,
     forward,
     gateway::{Bind, Gateway, Service},
+    kcp,
     pki::{self, Standing},
     telemetry::{self, Metrics, Page, Pending, Readiness},
 };
@@ -104,12 +105,14 @@ async fn serve(config: Config, ports: Ports<'_>) -> Result<()> {
     let mut signals = Signals::listen()?;
     let instance = build::instance()?;
     let (fence, lease, readiness) = (Fence::shut(), active::Metrics::default(), Readiness::default());
-    // The Lease is read and written on a client of its own, which is never behind the fence or behind work.
-    let client = build::client(config.kubeconfig.as_deref(), &Fence::default()).await?;
+    let access = build::access(config.kubeconfig.as_deref()).await?;
+    let client = kcp::client(&access, &Fence::default()).context("build the client of the control plane")?;
     // What is wrong with files or the CA is said now, and not when this receiver has to take over. Whoever is first makes the CA.
     let pki = pki::Metrics::default();
     let (standing, upkeep) = build::standing(&config, client.clone(), pki.clone()).await?;
-    let mut seat = Seat::new(client.clone(), &config.namespace, &config.lease, instance, fence.clone(), lease.clone());
+    // The Lease is read and written on a client of its own, which is never behind the fence or behind work.
+    let own = kcp::client_of_lease(access).context("build the client of the Lease")?;
+    let mut seat = Seat::new(own, &config.namespace, &config.lease, instance, fence.clone(), lease.clone());
     let mut metrics = Metrics::new();
     lease.register(metrics.rooms());
     pki.register(metrics.rooms());

@@ -1,4 +1,4 @@
-//! Who gets a certificate (`01`, section 7; `02`, Identity): enrolment by a token that the runtime's own API server vouches for, renewal
+//! Who gets a certificate: enrolment by a token that the runtime's own API server vouches for, renewal
 //! over the certificate that is renewed, and the revocation of either.
 //!
 //! An enrolment goes this way, and the first refusal ends it. What anybody could send costs the runtime nothing: it is asked for its
@@ -40,6 +40,7 @@ use tidewatch_shared::enrolment::{CertificateAnswer, CertificateRequest};
 use tokio::{runtime::Handle, sync::Semaphore, time::Instant};
 use tokio_util::task::AbortOnDropHandle;
 
+pub use jwks::{Keys, MAX_BYTES as MAX_KEYS_BYTES, ParseKeys};
 pub use metrics::Metrics;
 pub use office::{By, Office};
 pub use revocations::{CONFIG_MAP, Revocations};

@@ -1,6 +1,6 @@
 //! What is known of each runtime: its sequences per epoch, what is settled, its digests, and whether its path is proven.
 //!
-//! Pure and in memory (`02`, Sequences and Heartbeat): no events are kept, only watermarks, so memory is bounded by the number of
+//! Pure and in memory: no events are kept, only watermarks, so memory is bounded by the number of
 //! runtimes. `hub` holds it in one lock with the queue, so that recording an event and wanting its work is one step.
 
 mod compare;

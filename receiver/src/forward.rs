@@ -1,5 +1,5 @@
 //! Events of other managers: a Watcher may name a manager and a service of its own, and what its watch tells is sent there in
-//! contract v2, at least once, with the runtime's certificate (`01`, section 6, Other managers).
+//! contract v2, at least once, with the runtime's certificate.
 //!
 //! [`Outbox`] is pure and stands in the hub's lock: an event is recorded and put here in one step. It is keyed by runtime, watch and
 //! object, so it is bounded by objects, and newest wins (v2 carries no state, so a later event of an object is the same event).

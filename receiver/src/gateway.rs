@@ -1,4 +1,4 @@
-//! The gateway: TLS, identity, limits, signature, replay, and what comes out is [`Verified`] (`01`, section 6; `02`).
+//! The gateway: TLS, identity, limits, signature, replay, and what comes out is [`Verified`].
 //!
 //! Runs on a runtime of its own, so that reconciles never delay an answer; everything it awaits has a deadline, and everything
 //! it keeps has a bound. A request goes this way, and the first refusal ends it:
@@ -320,8 +320,8 @@ async fn next<L: Listen>(
     shutdown: &CancellationToken,
 ) -> Option<(L::Stream, OwnedSemaphorePermit, OwnedSemaphorePermit)> {
     let accept = async {
-        let permit = room.clone().acquire_owned().await.ok()?;
-        let place = shaking.clone().acquire_owned().await.ok()?;
+        let permit = place(room, "connections", metrics).await?;
+        let place = place(shaking, "handshakes", metrics).await?;
         loop {
             match listener.next().await {
                 Ok(stream) => return Some((stream, permit, place)),
@@ -337,6 +337,15 @@ async fn next<L: Listen>(
         () = shutdown.cancelled() => None,
         accepted = accept => accepted,
     }
+}
+
+/// One of the places there are, at once or when one is free; `None` never, as nobody closes them.
+async fn place(places: &Arc<Semaphore>, of: &'static str, metrics: &Metrics) -> Option<OwnedSemaphorePermit> {
+    if let Ok(place) = places.clone().try_acquire_owned() {
+        return Some(place);
+    }
+    metrics.accepts_paused.get_or_create(&metrics::Why { reason: of }).inc();
+    places.clone().acquire_owned().await.ok()
 }
 
 #[cfg(test)]

@@ -37,7 +37,7 @@ use tokio_util::sync::CancellationToken;
 pub use metrics::Metrics;
 pub use wakes::Rooms;
 
-pub(crate) use access::config;
+pub(crate) use access::{client, client_of_lease, config};
 
 use crate::{enrolment, path::CONFIG_MAP, record::Record, telemetry::Readiness};
 

@@ -1,4 +1,4 @@
-//! What follows from whether a path is proven (`01`, section 6, Fleet): the condition that says so, polls of those that are not,
+//! What follows from whether a path is proven: the condition that says so, polls of those that are not,
 //! slow verification of those that are.
 //!
 //! `hub` judges the paths; here one loop acts on it, about once a second. `verdict` says what a condition shall say, `rounds` who is

@@ -1,4 +1,4 @@
-//! Certificates (`01`, section 7): the built-in authority and its rotation, other issuers, and what this receiver presents.
+//! Certificates: the built-in authority and its rotation, other issuers, and what this receiver presents.
 //!
 //! Pure, from bytes and clocks that callers pass in:
 //!

@@ -1,4 +1,4 @@
-//! Which Kymas are this receiver's, beside an incumbent that works on the others (`01`, section 6, Pause).
+//! Which Kymas are this receiver's, beside an incumbent that works on the others.
 //!
 //! Both write with the same field managers, so at no moment may both work on one Kyma. `--kyma-selector` says whose it is. Whoever is
 //! new here may still be in the midst of a pass of the incumbent's: it is left alone until nobody has written to its Kyma for a while.

@@ -208,7 +208,7 @@ impl Leaf {
 }
 
 impl RuntimeCertificate {
-    /// Reads the runtime from a leaf whose chain was verified: URI, common name and usage, all three (`02`, Identity).
+    /// Reads the runtime from a leaf whose chain was verified: URI, common name and usage, all three.
     ///
     /// # Errors
     /// [`ReadCertificate`].

@@ -1,4 +1,4 @@
-//! The set digest of a watch: a sum modulo 2^128 of one keyed hash per object (`02`, Heartbeat).
+//! The set digest of a watch: a sum modulo 2^128 of one keyed hash per object.
 //!
 //! Addition commutes, so two sides that hold the same objects have the same digest whatever the order of events,
 //! and one change costs one subtraction and one addition.

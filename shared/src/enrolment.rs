@@ -1,4 +1,4 @@
-//! How an agent asks for its certificate, and what it gets (`02`, v3 and Identity).
+//! How an agent asks for its certificate, and what it gets.
 //!
 //! Enrolment and renewal say the same and are answered the same. What proves the runtime differs: on the enrolment port a projected
 //! token, on the event port the certificate that is renewed, and the signature of the request.

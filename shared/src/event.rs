@@ -1,4 +1,4 @@
-//! Events on the wire: CloudEvents 1.0 in JSON batch format (`02`, Events).
+//! Events on the wire: CloudEvents 1.0 in JSON batch format.
 
 use std::{fmt, str::FromStr};
 
@@ -242,7 +242,7 @@ pub struct Event {
     pub traceparent: Option<String>,
 }
 
-/// Why one event of a batch is refused (closed set; `02`, Events).
+/// Why one event of a batch is refused (closed set).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reason {

@@ -1,4 +1,4 @@
-//! The receiver's answers (`02`, Events and Heartbeat).
+//! The receiver's answers.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What a proxy that ends TLS tells of its client's certificate (`02`, Behind a proxy that ends TLS).
+//! What a proxy that ends TLS tells of its client's certificate.
 //!
 //! Both fields are read strictly: one certificate, one spelling. What could be read in two ways is refused, because somebody
 //! in front of us may have read it in the other one. Nothing here says that the certificate is good, or that the proxy is.

@@ -1,4 +1,4 @@
-//! Heartbeats on the wire (`02`, Heartbeat).
+//! Heartbeats on the wire.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;

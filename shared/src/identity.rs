@@ -78,7 +78,7 @@ impl FromStr for TrustDomain {
     }
 }
 
-/// One life of an agent's sequences (`02`, Sequences): drawn at process start and whenever the answering instance changes.
+/// One life of an agent's sequences: drawn at process start and whenever the answering instance changes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Epoch(u64);
 

@@ -1,7 +1,8 @@
 //! The vocabulary of Tidewatch: custom resources, names and identities as types, the wire contract between
 //! agent and receiver, signing and verifying, TLS configurations built from bytes.
 //!
-//! Nothing here does IO, spawns a task, reads the environment or asks for the time: callers pass bytes and clocks in.
+//! Nothing here does IO, spawns a task, reads the environment or asks for the time, but the exporter of [`trace`] with the feature `otlp`:
+//! callers pass bytes and clocks in.
 
 #[cfg(feature = "api")]
 pub mod api;

@@ -12,7 +12,7 @@ pub const SKR_NAMESPACE: &str = "kyma-system";
 /// Name of the Kyma object in a runtime.
 pub const SKR_KYMA: &str = "default";
 
-/// ConfigMap (with the plan), Lease (the canary) and Secret (the identity) of the agent in a runtime.
+/// ConfigMap (with the plan) and Lease (the canary) of the agent in a runtime.
 pub const AGENT_OBJECT: &str = "tidewatch-agent";
 /// Key of the plan in the agent's ConfigMap.
 pub const PLAN_KEY: &str = "plan.json";

@@ -9,7 +9,7 @@ pub const CONTENT_TYPE: &str = "application/problem+json";
 /// Every `type` begins with this.
 const PREFIX: &str = "https://kyma-project.io/tidewatch/problems/";
 
-/// The kinds of refusal that an agent tells apart by more than the status (`02`, Errors).
+/// The kinds of refusal that an agent tells apart by more than the status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// 401: the signature's time lies outside the window; the `Date` header has the receiver's.

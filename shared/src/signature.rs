@@ -1,4 +1,4 @@
-//! HTTP Message Signatures (RFC 9421) in one closed profile, over Digest Fields (RFC 9530); `02`, Signature.
+//! HTTP Message Signatures (RFC 9421) in one closed profile, over Digest Fields (RFC 9530).
 //!
 //! One signature, label `tidewatch`, over exactly five components in a fixed order, with exactly six parameters. Both
 //! header fields must be their own canonical serialisation (RFC 9651, section 4.1): so nothing can be doubled, added or
@@ -45,7 +45,7 @@ pub enum Sign {
     Make,
 }
 
-/// `<epoch>-<counter>`: never used twice (`02`, Signature).
+/// `<epoch>-<counter>`: never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Nonce {
     /// The life of the agent's sequences.

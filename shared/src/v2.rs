@@ -1,4 +1,4 @@
-//! Contract v2, the incumbent's, as bytes: path, body, and the certificate that a proxy forwards (`02`, v2).
+//! Contract v2, the incumbent's, as bytes: path, body, and the certificate that a proxy forwards.
 //!
 //! Reading is lenient where the incumbent's listener is, and writing is exactly what its agent writes, so that either half can be
 //! exchanged alone. An event names an object and nothing of its state; whoever takes it reads the truth itself.

@@ -1,4 +1,4 @@
-//! What every parser that sees a peer's bytes must hold, whatever the bytes are. Each function here is the body of a fuzz target
+//! What the parsers of what runtimes, proxies and configuration send must hold, whatever the bytes are. Each function here is the body of a fuzz target
 //! in `tests/fuzz`, and of a short run on stable in this crate's own tests. A broken promise is a panic.
 
 mod seeds;
@@ -6,7 +6,11 @@ mod seeds;
 use std::sync::LazyLock;
 
 use serde_json::Value;
-use tidewatch_receiver::{enrolment::Token, pki::Request, runtime_access::kubeconfig::RuntimeKubeconfig};
+use tidewatch_receiver::{
+    enrolment::{Keys, MAX_KEYS_BYTES, Token},
+    pki::Request,
+    runtime_access::kubeconfig::RuntimeKubeconfig,
+};
 use tidewatch_shared::{
     enrolment::{CertificateRequest, MAX_REQUEST_BYTES, MAX_TOKEN_BYTES},
     event::{self, MAX_EVENTS, Received},
@@ -29,7 +33,7 @@ pub struct Target {
 }
 
 /// Every target.
-pub const TARGETS: [Target; 12] = [
+pub const TARGETS: [Target; 13] = [
     Target { name: "signature", run: signature },
     Target { name: "client_cert", run: client_cert },
     Target { name: "xfcc", run: xfcc },
@@ -41,6 +45,7 @@ pub const TARGETS: [Target; 12] = [
     Target { name: "kubeconfig", run: kubeconfig },
     Target { name: "agent_kubeconfig", run: agent_kubeconfig },
     Target { name: "token", run: token },
+    Target { name: "token_keys", run: token_keys },
     Target { name: "certificate_request", run: certificate_request },
 ];
 
@@ -124,6 +129,15 @@ pub fn token(data: &[u8]) {
         assert!(text.len() <= MAX_TOKEN_BYTES && text.bytes().all(is_form) && text.matches('.').count() == 2);
         assert!(Token::read(text, i64::MAX).is_err(), "a token holds for ever");
     }
+}
+
+/// The keys that a runtime's API server says its tokens are signed with: bounded, and none vouches for what nobody has signed.
+pub fn token_keys(data: &[u8]) {
+    static UNSIGNED: LazyLock<String> = LazyLock::new(seeds::token);
+    let Ok(keys) = Keys::parse(data) else { return };
+    assert!(data.len() <= MAX_KEYS_BYTES);
+    let token = Token::read(&UNSIGNED, seeds::NOW).expect("the seed is a token");
+    assert!(keys.verify(&token).is_err(), "a key vouches for a token without a signature");
 }
 
 /// The body of a request for a certificate, and the PKCS#10 in it: bounded, and what is read survives being written and read.

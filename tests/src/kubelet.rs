@@ -1,4 +1,4 @@
-//! Plays kubelet for the pods of one cluster, so that what was installed is what runs (`design/04`, Pods that are ours).
+//! Plays kubelet for the pods of one cluster, so that what was installed is what runs.
 //!
 //! * Pods of an image whose repository ends in the name of one of our programs are that program as a process: with the pod's
 //!   command, arguments and environment and no other, with its ConfigMap, Secret, projected, downward API and empty volumes as files

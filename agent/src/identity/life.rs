@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// What an issuer dates back, for clocks that are behind (`01`, section 7), in seconds.
+/// What an issuer dates back, for clocks that are behind, in seconds.
 const DATED_BACK: i64 = 600;
 /// The renewals of certificates that were issued together are spread over this part of their life.
 const SPREAD: u32 = 12;

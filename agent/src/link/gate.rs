@@ -11,7 +11,7 @@ const BASE: Duration = Duration::from_millis(200);
 const CONNECT_CAP: Duration = Duration::from_secs(15);
 /// While it answers, but not well.
 const ERROR_CAP: Duration = Duration::from_secs(60);
-/// Nobody may tell us to be silent for longer (`02`, Identity: at most five minutes).
+/// Nobody may tell us to be silent for longer.
 const TOLD_CAP: Duration = Duration::from_secs(300);
 /// Those who were told the same wait come back spread over this part of it, and never before.
 const SPREAD: u32 = 8;

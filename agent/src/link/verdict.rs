@@ -1,4 +1,4 @@
-//! What a refusal means for us (`02`, Errors). Pure.
+//! What a refusal means for us. Pure.
 
 use std::time::Duration;
 

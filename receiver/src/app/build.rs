@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, path::Path, sync::Arc, time::Duration};
 use anyhow::{Context as _, Result};
 use arc_swap::ArcSwap;
 use aws_lc_rs::rand::{SecureRandom as _, SystemRandom};
-use kube::{Client, client::ClientBuilder};
+use kube::Client;
 use tidewatch_shared::identity::Instance;
 use tokio::time::Instant;
 
@@ -75,7 +75,8 @@ pub(super) struct Before<'a> {
 pub(super) async fn build(config: &Config, before: Before<'_>) -> Result<Built> {
     let Before { instance, fence, lease, standing, pki } = before;
     let mut metrics = Metrics::new();
-    let client = client(config.kubeconfig.as_deref(), fence).await?;
+    let client = access(config.kubeconfig.as_deref()).await?;
+    let client = kcp::client(&client, fence).context("build the client of the control plane")?;
     let (stores, writers) = kcp::stores();
     let counters = Counters::register(&mut metrics, lease, pki, stores.kymas.clone());
     let installs = config.installer.settings(&config.trust_domain);
@@ -277,13 +278,9 @@ async fn upgraded(
     opened.await.context("read how far the upgrade of agents is")
 }
 
-/// A client of KCP that retries nothing by itself: reconciles have their own backoff, and a retried write would hide a conflict.
-/// It writes only as long as the fence holds.
-pub(super) async fn client(kubeconfig: Option<&Path>, fence: &Fence) -> Result<Client> {
-    let incluster = async { kube::Config::incluster().context("find the account of the pod") };
-    let config = kcp::config(kubeconfig, incluster).await?;
-    let builder = ClientBuilder::try_from(config).context("build the client of the control plane")?;
-    Ok(builder.with_layer(&fence.layer()).build())
+/// How KCP is reached: as a kubeconfig says, or with the account of the pod.
+pub(super) async fn access(kubeconfig: Option<&Path>) -> Result<kube::Config> {
+    kcp::config(kubeconfig, async { kube::Config::incluster().context("find the account of the pod") }).await
 }
 
 /// What agents are told to trust.

@@ -77,7 +77,7 @@ pub struct Pointer {
     /// Only internal Kymas see it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub internal: bool,
-    /// Since when the channel points there, in unix seconds; absent where nobody saw it point elsewhere.
+    /// Since when the channel points there, in unix seconds; absent where nobody saw it point elsewhere or nowhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<i64>,
 }
@@ -113,15 +113,13 @@ impl Facts {
         (channels, versions)
     }
 
-    /// Takes over since when its channels point where they do; one that points elsewhere now does so since `now`.
+    /// Takes over since when its channels point where they do; one that points elsewhere now does so since `now`. So does one that is new,
+    /// or that had no template for a while: whoever follows it already has what it pointed to before.
     fn continue_from(&mut self, before: Option<&Self>, now: i64) {
+        let Some(before) = before else { return };
         for (channel, pointer) in &mut self.channels {
-            let before = before.and_then(|before| before.channels.get(channel));
-            pointer.since = match before {
-                Some(before) if before.version == pointer.version => before.since,
-                Some(_) => Some(now),
-                None => None,
-            };
+            let same = before.channels.get(channel).filter(|before| before.version == pointer.version);
+            pointer.since = same.map_or(Some(now), |before| before.since);
         }
     }
 
@@ -446,8 +444,28 @@ mod tests {
         let ruling = rule(Some(&before), now, &kymas(10, 0), terms(None));
         assert_eq!(ruling.accepted["a"], before["a"]);
         let since = |channel: &str| ruling.accepted["b"].channels[channel].since;
-        assert_eq!((since("regular"), since("same"), since("new")), (Some(100), Some(7), None));
+        assert_eq!((since("regular"), since("same"), since("new")), (Some(100), Some(7), Some(100)));
         assert_eq!(ruling.held.unwrap().modules, BTreeSet::from(["a".into()]));
+    }
+
+    #[test]
+    fn a_channel_whose_template_comes_later_moves_when_it_comes() {
+        let at = |version| {
+            releases(&[("a", everyone(&[("fast", pointer("1", false)), ("regular", pointer(version, false))]))])
+        };
+        let before = at("1");
+        let mut nowhere = before.clone();
+        nowhere.get_mut("a").unwrap().channels.remove("regular");
+        // So few that nothing is held.
+        let passed = |before: &Releases, now: Releases| {
+            let ruling = rule(Some(before), now, &kymas(2, 0), terms(None));
+            assert_eq!(ruling.held, None);
+            ruling.accepted
+        };
+        let accepted = passed(&passed(&before, nowhere), at("2"));
+        assert_eq!(accepted["a"].channels["regular"].since, Some(100));
+        assert_eq!(accepted["a"].channels["fast"].since, None, "nobody saw it point elsewhere");
+        assert_eq!(passed(&Releases::new(), at("2")), at("2"), "nor a module that is new");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use thiserror::Error;
 use super::token::{Algorithm, InvalidToken, Token};
 
 /// Bytes of one set. A key of 4,096 bits takes less than a thousand.
-pub(super) const MAX_BYTES: usize = 64 << 10;
+pub const MAX_BYTES: usize = 64 << 10;
 /// Keys of one set; an API server has the one that signs and those that it still accepts.
 const MAX_KEYS: usize = 32;
 /// Bytes of an RSA modulus: 8,192 bits.
@@ -22,18 +22,21 @@ const COORDINATE: usize = 32;
 
 /// Why bytes are no set of keys.
 #[derive(Debug, Error)]
-pub(super) enum ParseKeys {
+pub enum ParseKeys {
+    /// More than [`MAX_BYTES`].
     #[error("the keys are larger than {MAX_BYTES} bytes")]
     TooLarge,
+    /// No JSON, or not of the form of RFC 7517, section 5.
     #[error("the keys are not readable")]
     Json(#[from] serde_json::Error),
+    /// More than any API server has.
     #[error("there are more than {MAX_KEYS} keys")]
     TooMany,
 }
 
 /// The keys of one runtime that can be used here; others are left out.
 #[derive(Debug, Default)]
-pub(super) struct Keys(Vec<(String, Key)>);
+pub struct Keys(Vec<(String, Key)>);
 
 #[derive(Debug)]
 enum Key {
@@ -70,7 +73,11 @@ struct Jwk {
 }
 
 impl Keys {
-    pub(super) fn parse(bytes: &[u8]) -> Result<Self, ParseKeys> {
+    /// Reads a set of keys.
+    ///
+    /// # Errors
+    /// [`ParseKeys`]. A key that is of no use here is none: a set may have others.
+    pub fn parse(bytes: &[u8]) -> Result<Self, ParseKeys> {
         if bytes.len() > MAX_BYTES {
             return Err(ParseKeys::TooLarge);
         }
@@ -83,12 +90,16 @@ impl Keys {
     }
 
     /// Whether a key of this name is here.
-    pub(super) fn has(&self, kid: &str) -> bool {
+    #[must_use]
+    pub fn has(&self, kid: &str) -> bool {
         self.0.iter().any(|(name, _)| name == kid)
     }
 
     /// Verifies a token by the key that it names.
-    pub(super) fn verify(&self, token: &Token<'_>) -> Result<(), InvalidToken> {
+    ///
+    /// # Errors
+    /// [`InvalidToken::Key`] when there is none of that name, and [`InvalidToken::Signature`].
+    pub fn verify(&self, token: &Token<'_>) -> Result<(), InvalidToken> {
         let mut named = self.0.iter().filter(|(name, _)| *name == token.kid).peekable();
         if named.peek().is_none() {
             return Err(InvalidToken::Key);

@@ -1,4 +1,4 @@
-//! Whose certificates hold no longer (`01`, section 7): fingerprints of leaves, and runtimes, which may not enrol either.
+//! Whose certificates hold no longer: fingerprints of leaves, and runtimes, which may not enrol either.
 //!
 //! The list is a ConfigMap of the receiver's namespace: each key is a fingerprint (hex SHA-256 of the leaf, as logs and heartbeats have
 //! it) or a runtime id, its value is the reason, for people.

@@ -1,4 +1,4 @@
-//! The enrolment port (`02`, v3): TLS without client certificates, because whoever comes has none yet. What proves a runtime here is
+//! The enrolment port: TLS without client certificates, because whoever comes has none yet. What proves a runtime here is
 //! decided by [`Enrolments`]; connections are those of the gateway, with limits of their own, so that a flood here disturbs no event.
 
 mod desk;

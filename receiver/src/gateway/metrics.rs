@@ -21,6 +21,7 @@ pub struct Metrics {
     pub(super) connections_ended: Family<Why, Counter>,
     pub(super) handshakes_failed: Family<Why, Counter>,
     pub(super) accepts_failed: Counter,
+    pub(super) accepts_paused: Family<Why, Counter>,
     pub(super) begun: Family<Path, Counter>,
     pub(super) accepted: Family<Path, Counter>,
     pub(super) refused: Family<RefusedAs, Counter>,
@@ -71,6 +72,7 @@ impl Metrics {
             connections_ended: Family::default(),
             handshakes_failed: Family::default(),
             accepts_failed: Counter::default(),
+            accepts_paused: Family::default(),
             begun: Family::default(),
             accepted: Family::default(),
             refused: Family::default(),
@@ -88,6 +90,8 @@ impl Metrics {
         gateway.register("handshakes_failed", help, metrics.handshakes_failed.clone());
         let help = "Connections that the system could not hand over";
         gateway.register("accepts_failed", help, metrics.accepts_failed.clone());
+        let help = "Times that whoever connected had to wait in the system's backlog, by what there were too many of";
+        gateway.register("accepts_paused", help, metrics.accepts_paused.clone());
         gateway.register("requests", "Requests whose head has arrived, by route", metrics.begun.clone());
         gateway.register("requests_accepted", "Requests that were accepted, by route", metrics.accepted.clone());
         let help = "Requests that were refused, by route and reason";

@@ -1,4 +1,4 @@
-//! Behind a proxy that ends TLS (`02`): only that proxy may connect, and it tells each client's certificate in one field.
+//! Behind a proxy that ends TLS: only that proxy may connect, and it tells each client's certificate in one field.
 //!
 //! The proxy proves who it is by its own certificate, in the handshake. What it tells is verified again against the roots of
 //! the agents, and the request's signature proves that the client has the key: so a proxy can withhold, but not forge.

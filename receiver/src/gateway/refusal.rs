@@ -1,4 +1,4 @@
-//! Every way to be refused, as one closed set: status, words, label (`02`, Errors). The input is never echoed.
+//! Every way to be refused, as one closed set: status, words, label. The input is never echoed.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::{enrolment::Refused, hub::Unplaced};
 /// A body as this server answers.
 pub(super) type Answer = Response<Full<Bytes>>;
 
-/// How long an agent whose Kyma is unknown or ambiguous waits; a new runtime appears within it, and `02` allows five minutes.
+/// How long an agent whose Kyma is unknown or ambiguous waits; a new runtime appears within it, and agents wait five minutes at most.
 const UNPLACED_WAIT: Duration = Duration::from_secs(60);
 /// A proxy's mistake, or that of who set it up, is mended by hand.
 const PROXY_WAIT: Duration = Duration::from_secs(30);

@@ -1,4 +1,4 @@
-//! Which nonces of one runtime were used (`02`, Signature): per epoch a sliding bitmap, epochs kept while a signature of
+//! Which nonces of one runtime were used: per epoch a sliding bitmap, epochs kept while a signature of
 //! theirs can still be in the window.
 
 use tidewatch_shared::{

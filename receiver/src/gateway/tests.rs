@@ -435,6 +435,7 @@ async fn connections_beyond_the_cap_wait_for_a_place() {
     let mut waiting = Box::pin(bed.http2(&second));
     let is_waiting = futures::poll!(&mut waiting).is_pending();
     assert!(is_waiting && bed.metrics.connections.get() == 1);
+    assert_eq!(bed.metrics.accepts_paused.get_or_create(&metrics::Why { reason: "connections" }).get(), 1);
     drop(held);
     let mut sender = timeout(PATIENCE, waiting).await.unwrap();
     assert!(sender.send_request(bed.request(&second, 1, true)).await.unwrap().status().is_success());

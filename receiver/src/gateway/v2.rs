@@ -1,4 +1,4 @@
-//! The port of contract v2, the incumbent's (`02`, v2): off unless `--v2` is given, with certificates of its own, and never a way
+//! The port of contract v2, the incumbent's: off unless `--v2` is given, with certificates of its own, and never a way
 //! into v3. Connections are those of the gateway; what is said on them is unsigned, names no state, and so can only wake a Kyma.
 //!
 //! A request goes this way, and the first refusal ends it:

@@ -1,4 +1,4 @@
-//! Whom a change concerns (`03`, Which Kymas wake).
+//! Whom a change concerns.
 
 use std::{collections::BTreeSet, sync::Arc};
 

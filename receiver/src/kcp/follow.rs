@@ -179,10 +179,17 @@ impl<K: Resource<DynamicType = ()> + Clone + Debug + 'static> Cache<K> {
 mod tests {
     use kube::runtime::reflector::store::Writer;
     use serde_json::{Value, json};
-    use tidewatch_shared::{api::ModuleTemplate, metrics::Registry};
+    use tidewatch_shared::{
+        api::ModuleTemplate,
+        identity::{Epoch, Instance},
+        metrics::Registry,
+    };
 
     use super::*;
-    use crate::record;
+    use crate::{
+        hub::{self, Unplaced},
+        record,
+    };
 
     fn template(name: &str, spec: Value) -> DeserializeGuard<ModuleTemplate> {
         let object = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleTemplate",
@@ -216,5 +223,56 @@ mod tests {
         for line in [r#"kcp_unreadable_objects_total{kind="moduletemplates"} 2"#, "kubernetes_events_waiting 2"] {
             assert!(page.contains(line), "{page}");
         }
+    }
+
+    #[test]
+    fn the_gate_opens_when_every_kind_has_been_listed_once() {
+        let mut registry = Registry::default();
+        let (metrics, told) = (Metrics::register(&mut registry), record::Metrics::register(&mut registry));
+        let counters = hub::Metrics::register(&mut registry);
+        let hub = Hub::new(Instance::new(1), hub::Settings::default(), counters, tokio::time::Instant::now());
+        let (readiness, synced) = (Readiness::default(), CancellationToken::new());
+        let gate = Gate::new(&readiness, hub.clone(), synced.clone());
+        let mut caches = ["moduletemplates", "modulereleasemetas"].map(|kind| {
+            let (writer, gate) = (Writer::<ModuleTemplate>::default(), Some(gate.guard(kind)));
+            let record = Record::new(told.clone());
+            Cache { kind, reader: writer.as_reader(), writer, gate, metrics: metrics.clone(), record }
+        });
+        drop(gate);
+        let is_open = || {
+            let unknown = hub.events(&"r-1".parse().unwrap(), Epoch::new(1), 1, Vec::new()).unwrap_err();
+            let [synced, hub] = [synced.is_cancelled(), unknown == Unplaced::Unknown];
+            assert_eq!(synced, hub, "{unknown:?}");
+            synced
+        };
+
+        let mut seen = Vec::new();
+        let good = template("known", json!({"version": "1.0.0", "descriptor": {}}));
+        let mut sink = |change: Change<'_, ModuleTemplate>| {
+            seen.push(match change {
+                Change::Found(_) => "found",
+                Change::Applied(_) => "applied",
+                Change::Deleted(_) => "deleted",
+                Change::Listed => "listed",
+            });
+        };
+        let listing = || [Event::Init, Event::InitApply(good.clone())];
+        for event in listing() {
+            caches[0].take(event, &mut sink);
+        }
+        assert!(!is_open() && readiness.missing().len() == 2, "a list that has begun is none");
+        caches[0].take(Event::InitDone, &mut sink);
+        assert!(!is_open(), "the other kind is missing");
+        assert_eq!(readiness.missing(), ["modulereleasemetas"]);
+        // Listing the same again is not listing the other.
+        for event in listing().into_iter().chain([Event::InitDone]) {
+            caches[0].take(event, &mut sink);
+        }
+        assert!(!is_open());
+        caches[1].take(Event::Init, &mut sink);
+        caches[1].take(Event::InitDone, &mut sink);
+        assert!(is_open() && readiness.missing().is_empty());
+        // What stood there at the start is nothing new; what is listed later may be.
+        assert_eq!(seen, ["found", "listed", "applied", "listed", "listed"]);
     }
 }

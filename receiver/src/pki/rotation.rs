@@ -1,4 +1,4 @@
-//! The order of a rotation (`01`, section 7), purely: who has not followed yet, and which phase comes next.
+//! The order of a rotation, purely: who has not followed yet, and which phase comes next.
 //!
 //! Every phase is stored before it takes effect, and what takes effect follows from what is stored alone, so that a receiver that
 //! ends anywhere is continued by the next one.

@@ -80,6 +80,7 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
         "kubeconfig" => kubeconfigs().iter().flat_map(|config| [config.to_string(), yaml(config)]).collect(),
         "agent_kubeconfig" => kubeconfigs().iter().map(Value::to_string).collect(),
         "token" => vec![token()],
+        "token_keys" => vec![token_keys()],
         "certificate_request" => vec![certificate_request()],
         _ => Vec::new(),
     };
@@ -87,7 +88,7 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
 }
 
 /// What a token of the agent says. Its signature is none.
-fn token() -> String {
+pub(super) fn token() -> String {
     use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
     let claims = json!({
         "aud": ["tidewatch"], "exp": NOW + 3_600, "iat": NOW, "nbf": NOW, "iss": "https://kubernetes.default.svc",
@@ -97,6 +98,17 @@ fn token() -> String {
     let header = json!({"alg": "RS256", "kid": "k"});
     let [header, claims] = [header, claims].map(|part| URL_SAFE_NO_PAD.encode(part.to_string()));
     format!("{header}.{claims}.AAAA")
+}
+
+/// One key of each kind, under the name that the token has.
+fn token_keys() -> String {
+    use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+    let number = |bytes: usize| URL_SAFE_NO_PAD.encode(vec![0xa5; bytes]);
+    json!({"keys": [
+        {"use": "sig", "kty": "RSA", "kid": "k", "alg": "RS256", "n": number(256), "e": "AQAB"},
+        {"use": "sig", "kty": "EC", "kid": "k", "alg": "ES256", "crv": "P-256", "x": number(32), "y": number(32)},
+    ]})
+    .to_string()
 }
 
 fn certificate_request() -> String {

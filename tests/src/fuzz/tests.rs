@@ -129,36 +129,36 @@ fn run(name: &str) {
     proptest!(|(bytes: Vec<u8>)| (target.run)(&bytes));
 }
 
-#[test]
-fn signatures() {
-    run("signature");
-}
+const FORWARDED: [&str; 3] = ["client_cert", "xfcc", "v2_forwarded"];
+const EVENTS: [&str; 4] = ["signature", "events", "heartbeat", "v2_event"];
+const CONFIGURED: [&str; 3] = ["plan", "kubeconfig", "agent_kubeconfig"];
+const ENROLLING: [&str; 3] = ["token", "token_keys", "certificate_request"];
 
 #[test]
 fn forwarded_certificates() {
-    for name in ["client_cert", "xfcc", "v2_forwarded"] {
-        run(name);
-    }
+    FORWARDED.iter().for_each(|name| run(name));
 }
 
 #[test]
-fn events_and_heartbeats() {
-    for name in ["events", "heartbeat", "v2_event"] {
-        run(name);
-    }
+fn signed_events_and_heartbeats() {
+    EVENTS.iter().for_each(|name| run(name));
 }
 
 #[test]
 fn plans_and_kubeconfigs() {
-    for name in ["plan", "kubeconfig", "agent_kubeconfig"] {
-        run(name);
-    }
+    CONFIGURED.iter().for_each(|name| run(name));
 }
 
 #[test]
 fn enrolments() {
-    for name in ["token", "certificate_request"] {
-        run(name);
+    ENROLLING.iter().for_each(|name| run(name));
+}
+
+#[test]
+fn each_target_is_run() {
+    let run = [&FORWARDED[..], &EVENTS, &CONFIGURED, &ENROLLING].concat();
+    for Target { name, .. } in TARGETS {
+        assert!(run.contains(&name), "{name}");
     }
 }
 
@@ -176,6 +176,8 @@ fn seeds_are_what_parsers_take() {
         assert!(RuntimeKubeconfig::parse(&seed).is_ok(), "{}", String::from_utf8_lossy(&seed));
     }
     assert!(Token::read(&text("token", 0), seeds::NOW).is_ok());
+    let keys = Keys::parse(&seeds("token_keys")[0]).unwrap();
+    assert!(keys.has("k"), "a key that cannot be used is left out");
     let request = CertificateRequest::parse(&seeds("certificate_request")[0]).unwrap();
     assert!(Request::from_pem(request.request.as_bytes()).is_ok());
     assert!(seeds("agent_kubeconfig").iter().all(|seed| tidewatch_agent::is_kubeconfig(seed)));

@@ -11,7 +11,7 @@ use crate::{limits, progress, run_command};
 /// For thousands of agents: a few for each.
 const OPEN_FILES: u64 = 1 << 16;
 
-/// Measures the whole system on real control planes. Ends with an error when a figure misses its bar.
+/// Measures the whole system on a real KCP; where there are thousands of runtimes, these are light fakes. Ends with an error when a figure misses its bar.
 #[derive(Parser)]
 struct Arguments {
     #[command(subcommand)]

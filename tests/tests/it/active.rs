@@ -1,5 +1,4 @@
-//! Several receivers for one namespace: one is active, and the next follows when it is gone, frozen, or asked to go
-//! (`01`, section 6, Active).
+//! Several receivers for one namespace: one is active, and the next follows when it is gone, frozen, or asked to go.
 
 use ::http::StatusCode;
 use anyhow::{Context as _, Result};

@@ -1,8 +1,9 @@
-//! Catalog sync on real control planes (`acceptance.md` 25-28, 36, 38; `03`, Catalog sync and Which Kymas wake).
+//! Catalog sync on real control planes (`acceptance.md` 25-28, 36, 38).
 
 mod commands;
 mod differences;
 mod guard;
+mod inherited;
 mod mistakes;
 mod rollout;
 mod versions;

@@ -81,7 +81,8 @@ async fn a_load_outlives_bad_ways_to_the_control_plane() -> Tested {
 async fn connections_that_a_firewall_forgets_are_noticed_and_made_anew() -> Tested {
     let one = proxied("way-forgotten").await?;
     let ways = one.runtime.ways().context("proxies")?;
-    for way in [one.landscape.front().context("a proxy")?, &ways.agent, &ways.receiver] {
+    let (front, back) = (one.landscape.front().context("a proxy")?, one.landscape.back().context("a proxy")?);
+    for way in [front, &ways.agent, &ways.receiver, back] {
         let mut load = Load::start(&one, PAUSE);
         load.goes_on(10).await?;
         way.forget();

@@ -1,5 +1,5 @@
 //! Whether the event path of a runtime is proven: the condition that says so, the polls of those that are not, the verification of
-//! those that are, and the pause (`01`, section 6).
+//! those that are, and the pause.
 
 use std::collections::BTreeMap;
 

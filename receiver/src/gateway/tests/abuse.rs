@@ -189,6 +189,7 @@ async fn handshakes_that_stall_make_room() {
     let mut sender = timeout(PATIENCE, bed.http2(&agent)).await.unwrap();
     bed.serves(&mut sender, &agent, 1).await;
     assert_eq!(bed.metrics.handshakes_failed.get_or_create(&metrics::Why { reason: "timeout" }).get(), 1);
+    assert!(bed.metrics.accepts_paused.get_or_create(&metrics::Why { reason: "handshakes" }).get() >= 1);
     bed.stop().await;
 }
 

@@ -36,7 +36,7 @@ fn routes() -> Routes {
     [(WATCH.to_owned(), target)].into_iter().collect()
 }
 
-/// The agent's rules of `02`, as far as they decide what it keeps.
+/// The agent's rules of contract v3, as far as they decide what it keeps.
 #[derive(Default)]
 struct Agent {
     epoch: u64,

@@ -1,4 +1,4 @@
-//! The rules of `02` as a game: an agent of the test's own, a network that loses, delays and doubles, and the real state of the hub.
+//! The rules of contract v3 as a game: an agent of the test's own, a network that loses, delays and doubles, and the real state of the hub.
 //! Whatever happens, an event that the agent forgets was worked on, and in quiet times everything comes to rest without a false alarm.
 
 mod agent;

@@ -1,4 +1,4 @@
-//! Conditions of a Kyma: the incumbent's three, which count for its state, and ours, which never does.
+//! Conditions of a Kyma: the incumbent's four, which count for its state, and ours, which never do.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;

@@ -1,4 +1,4 @@
-//! The model's agent: as little of one as the rules of `02` allow.
+//! The model's agent: as little of one as the rules of contract v3 allow.
 
 use std::collections::{BTreeMap, BTreeSet};
 
