@@ -189,6 +189,7 @@ impl App {
         let (metrics, sightings, rebuild) = (Metrics::default(), Sightings::default(), watch::Sender::new(0));
         let shared = Shared {
             pages: Arc::new(Semaphore::new(PAGES)),
+            slow: Arc::new(Semaphore::new(1)),
             rebuild: rebuild.subscribe(),
             sightings: sightings.clone(),
             namespace: config.namespace.as_str().into(),

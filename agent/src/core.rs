@@ -270,13 +270,13 @@ impl Core {
 
     /// A batch of an epoch was refused whole (400, 413): the next one has half of its events, until the one is found.
     /// True when it was found.
-    pub fn refused_whole(&self, epoch: Epoch) -> bool {
-        self.with(|state| state.outbox.refused_whole(epoch))
+    pub fn refused_whole(&self, now: Instant, epoch: Epoch) -> bool {
+        self.with(|state| state.outbox.refused_whole(now, epoch))
     }
 
     /// Like [`Core::refused_whole`], because the batch was too large.
-    pub(crate) fn too_large(&self, epoch: Epoch, announced: Announced) -> bool {
-        self.with(|state| state.outbox.too_large(epoch, announced))
+    pub(crate) fn too_large(&self, now: Instant, epoch: Epoch, announced: Announced) -> bool {
+        self.with(|state| state.outbox.too_large(now, epoch, announced))
     }
 
     /// The signature or nonce was refused: the counters of this epoch are of no use.

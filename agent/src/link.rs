@@ -270,13 +270,13 @@ impl Link {
         tracing::warn!(status = answer.status.as_u16(), ?verdict, "The receiver refuses");
         match verdict {
             Verdict::Split if route == Route::Events => {
-                if self.core.refused_whole(epoch) {
+                if self.core.refused_whole(now, epoch) {
                     // The one is found. If it is not the one, but all of them are, this goes on for as long as it takes.
                     self.gate(route).fail(now, false);
                 }
             }
             Verdict::TooLarge(announced) if route == Route::Events => {
-                if self.core.too_large(epoch, announced) {
+                if self.core.too_large(now, epoch, announced) {
                     self.gate(route).fail(now, false);
                 }
             }

@@ -47,7 +47,7 @@ use crate::{index::Seen, telemetry::Metrics};
 use flight::{Flight, Flying};
 use life::Life;
 use limits::Most;
-use mailbox::{Mailbox, WHOLE};
+use mailbox::{Mailbox, Parking, WHOLE};
 use pace::Pace;
 use single::Alone;
 
@@ -98,7 +98,7 @@ pub(crate) struct Outbox {
     flight: Option<Flight>,
     /// The event that is under way in contract v2.
     alone: Option<Alone>,
-    /// When parked events are tried again in contract v2.
+    /// When those parked events are tried again that nobody has refused by name.
     parked_until: Option<Instant>,
     /// Events of the next request; falls when one is refused as a whole, and grows again.
     limit: usize,
@@ -199,6 +199,7 @@ impl Outbox {
 
     /// Another plan is followed: what waited for that is tried again.
     pub(crate) fn plan_changed(&mut self) {
+        self.parked_until = None;
         for mailbox in self.boxes.values_mut() {
             mailbox.release();
         }
@@ -209,7 +210,7 @@ impl Outbox {
         self.boxes.values().map(Mailbox::waiting).sum()
     }
 
-    /// Events that cannot be sent.
+    /// Events that cannot be sent, or not now.
     pub(crate) fn parked(&self) -> usize {
         self.boxes.values().map(Mailbox::parked).sum()
     }
@@ -230,7 +231,7 @@ impl Outbox {
         if self.flight.is_some() {
             return Some(after_pace(now));
         }
-        self.boxes.values().filter_map(|mailbox| mailbox.due(now)).min().map(after_pace)
+        self.ripe(now).map(after_pace)
     }
 
     /// The digest of what was sent of a watch, computed from its index less what waits; `None` while it is not completely
@@ -256,6 +257,7 @@ impl Outbox {
             return None;
         }
         if self.flight.is_none() {
+            self.unpark(now);
             self.flight = self.assemble(now, digests);
         }
         let flight = self.flight.as_mut()?;
@@ -352,7 +354,7 @@ impl Outbox {
                         }
                     }
                 }
-                Some(_) => parked |= !self.replace(event, &mut again),
+                Some(_) => parked |= !self.replace(event, Parking::Named, &mut again),
             }
         }
         for watch in clean {

@@ -44,8 +44,16 @@ const BACKOFF: Duration = Duration::from_millis(500);
 const BACKOFF_CAP: Duration = Duration::from_secs(30);
 /// An API server that tells us to wait is obeyed up to here.
 const TOLD_CAP: Duration = Duration::from_secs(120);
-/// A watch that ends sooner without a word is a failure, or it would be opened again in a hot loop.
+/// A watch that ends sooner is a failure, or it would be opened again in a hot loop.
 const TOO_SHORT: Duration = Duration::from_secs(5);
+/// If it had something to say it is opened again after this time at most: there may be more of it.
+const NEWS_CAP: Duration = Duration::from_secs(1);
+/// The least that is waited after a failure.
+const LEAST: Duration = Duration::from_millis(50);
+/// Those who were told the same wait come back spread over this part of it, and never before.
+const SPREAD: u32 = 8;
+/// For a whole list: what its pages go on from is kept by API servers for five to fifteen minutes.
+const LIST: Duration = Duration::from_secs(900);
 /// A server that answers so often in a row, but not with anything of use, is asked for a list: perhaps this version is what it
 /// cannot serve.
 const USELESS: u32 = 5;
@@ -83,6 +91,8 @@ pub(crate) trait Sink {
 pub(crate) struct Shared {
     /// Permits for pages: two at a time, because a page with managed fields is what costs an agent its memory.
     pub(crate) pages: Arc<Semaphore>,
+    /// The one permit of those whose last list hung, so that they keep none but each other waiting.
+    pub(crate) slow: Arc<Semaphore>,
     /// Counts the rebuilds of all watches that were ordered.
     pub(crate) rebuild: watch::Receiver<u64>,
     /// How far each watch has seen.
@@ -113,21 +123,26 @@ struct Loop<S> {
     height: Height,
     backoff: Backoff,
     page: usize,
+    /// The API server let the last list hang: one kind's conversion webhook is enough.
+    slow: bool,
 }
 
 /// Lists and watches for ever.
 pub(crate) async fn run<S: Sink>(lane: Lane, shared: Shared, sink: S) {
     let height = shared.sightings.enter();
-    let mut watching = Loop { lane, shared, sink, height, backoff: Backoff::new(BACKOFF), page: PAGE };
+    let mut watching = Loop { lane, shared, sink, height, backoff: Backoff::new(BACKOFF), page: PAGE, slow: false };
     let mut why = "start";
     loop {
         watching.shared.rebuild.mark_unchanged();
         watching.shared.metrics.listed(why);
-        match watching.list().await {
+        let listed = timeout(LIST, watching.list()).await;
+        // One that was long, but never hung, is no reason to wait for those who do.
+        watching.slow = matches!(listed, Ok(Err(Call::Deadline)));
+        match listed.unwrap_or(Err(Call::Deadline)) {
             Ok((target, version)) => why = watching.watch(&target, version).await,
             Err(error) => {
                 why = "retry";
-                watching.wait_after(&error).await;
+                watching.wait_after(&error, BACKOFF_CAP).await;
             }
         }
     }
@@ -153,13 +168,17 @@ impl<S: Sink> Loop<S> {
                 self.sink.complete(version);
                 return Ok((target, page.metadata.version));
             }
+            if page.metadata.token == token {
+                return Err(Call::Parse(serde::de::Error::custom("a list that goes in a circle")));
+            }
             token = page.metadata.token;
         }
     }
 
     async fn page(&self, target: &Target, token: &str) -> Result<Page<S::Item>, Call> {
         // Nobody closes the semaphore; without a permit the page is read all the same.
-        let _permit = self.shared.pages.acquire().await.ok();
+        let pages = if self.slow { &self.shared.slow } else { &self.shared.pages };
+        let _permit = pages.acquire().await.ok();
         let bytes = self.lane.get(&target.list(self.page, token), target.list_accept(), PAGE_BYTES).await?;
         serde_json::from_slice(&bytes).map_err(Call::Parse)
     }
@@ -176,23 +195,26 @@ impl<S: Sink> Loop<S> {
                 Ok(()) = rebuild.changed() => return "rebuild",
             };
             let went_back = matches!(ended, Ok(End::Backwards));
-            let calm = heard || (ended.is_ok() && begun.elapsed() >= TOO_SHORT);
+            let calm = begun.elapsed() >= TOO_SHORT && (heard || ended.is_ok());
+            let cap = longest(&ended, heard);
             mute = match (heard, calm) {
                 (true, _) => u32::from(matches!(ended, Ok(End::Silent))),
                 (false, true) => mute + 1,
                 (false, false) => mute,
             };
+            if (calm || heard) && !went_back {
+                useless = 0;
+            }
             if calm && !went_back {
                 self.backoff.reset();
-                useless = 0;
             } else if ended.as_ref().err().is_none_or(Call::is_gone) {
-                // Not even a bookmark: to try again at once could go on like this for ever.
-                let time = self.backoff_time();
+                // To try again at once could go on like this for ever.
+                let time = self.backoff_time(cap);
                 self.wait(time).await;
             }
             match ended {
                 Ok(End::Reopen | End::Silent) if mute >= MUTE => {
-                    self.wait_after(&Call::Silent).await;
+                    self.wait_after(&Call::Silent, BACKOFF_CAP).await;
                     return "silent";
                 }
                 Ok(End::Reopen | End::Silent) => {}
@@ -202,7 +224,7 @@ impl<S: Sink> Loop<S> {
                 Err(error) => {
                     useless += u32::from(!heard && error.was_answered());
                     let refused = error.status().is_some_and(|status| status.is_client_error());
-                    self.wait_after(&error).await;
+                    self.wait_after(&error, cap).await;
                     if refused && error.retry_after().is_none() {
                         // Forbidden or no longer served: what may be watched has to be found out again.
                         return "refused";
@@ -275,8 +297,9 @@ impl<S: Sink> Loop<S> {
 
     /// False if the version is lower than the one before it. Versions that are no numbers only differ.
     fn advance(&self, version: &mut String, next: &str) -> Result<bool, Call> {
-        if next.is_empty() {
-            return Err(Call::Parse(serde::de::Error::custom("an object without a resource version")));
+        if next.is_empty() || next.len() > object::VERSION {
+            let unfit = "an object without a resource version, or with a long one";
+            return Err(Call::Parse(serde::de::Error::custom(unfit)));
         }
         if let (Ok(old), Ok(new)) = (version.parse::<u64>(), next.parse::<u64>())
             && new < old
@@ -289,16 +312,20 @@ impl<S: Sink> Loop<S> {
         Ok(true)
     }
 
-    async fn wait_after(&mut self, error: &Call) {
+    /// `cap` is for the waits of our own.
+    async fn wait_after(&mut self, error: &Call, cap: Duration) {
         self.sink.failed(error);
         self.shared.metrics.watch_failed(error);
-        let time = error.retry_after().map_or_else(|| self.backoff_time(), |told| told.min(TOLD_CAP));
+        // At once, again and again, would be a hot loop.
+        let told = error.retry_after().filter(|told| !told.is_zero()).map(|told| told.min(TOLD_CAP));
+        let time = told.map_or_else(|| self.backoff_time(cap), |told| told + random::up_to(told / SPREAD));
         self.wait(time).await;
     }
 
-    fn backoff_time(&mut self) -> Duration {
-        // Half of the ceiling at least would be no full jitter, but nothing at all would be a hot loop.
-        self.backoff.fail(BACKOFF_CAP).max(Duration::from_millis(50))
+    fn backoff_time(&mut self, cap: Duration) -> Duration {
+        // Half of the ceiling at least would be no full jitter, but nothing at all would be a hot loop. The cap is not that of the
+        // ceiling: drawn below a low one, a wait would be half of what it may be, for ever.
+        self.backoff.fail(BACKOFF_CAP).clamp(LEAST, cap)
     }
 
     /// A rebuild does not wait for a backoff.
@@ -309,6 +336,15 @@ impl<S: Sink> Loop<S> {
             Ok(()) = rebuild.changed() => {}
         }
     }
+}
+
+/// The longest wait after a watch: not long if it had something to say, unless a list comes next, which costs more than another watch.
+fn longest(ended: &Result<End, Call>, heard: bool) -> Duration {
+    let lists = match ended {
+        Ok(end) => matches!(end, End::Gone | End::Backwards),
+        Err(error) => error.status().is_some_and(|status| status.is_client_error()),
+    };
+    if heard && !lists { NEWS_CAP } else { BACKOFF_CAP }
 }
 
 #[cfg(test)]

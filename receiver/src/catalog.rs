@@ -88,6 +88,12 @@ struct Source {
     told: Told,
 }
 
+impl Source {
+    fn pointer(&self, module: &str, channel: &str) -> Option<&Pointer> {
+        self.ledger.accepted.as_ref()?.get(module)?.channels.get(channel)
+    }
+}
+
 #[derive(Default)]
 struct Told {
     left_out: BTreeSet<LeftOut>,
@@ -197,7 +203,8 @@ impl Catalog {
         snapshot.wanted(&snapshot.class(kyma_labels)).content().to_owned()
     }
 
-    /// Something of a module moved. Until [`Catalog::renew`] has ruled on it, nobody loses the module.
+    /// Something of a module moved. Until [`Catalog::renew`] has ruled on it, nobody loses the module, or has the turn of a channel that is
+    /// new.
     pub(crate) fn moved(&self, module: &str) {
         lock(&self.0.source).unruled.insert(module.to_owned());
     }
@@ -218,13 +225,18 @@ impl Catalog {
     /// Where a channel of a module points, as it is accepted.
     #[must_use]
     pub fn pointer(&self, module: &str, channel: &str) -> Option<Pointer> {
-        lock(&self.0.source).ledger.accepted.as_ref()?.get(module)?.channels.get(channel).cloned()
+        lock(&self.0.source).pointer(module, channel).cloned()
     }
 
     /// When the version that a channel of a module points to in KCP's caches is a Kyma's to have.
     pub(crate) fn turn(&self, kyma_uid: &str, module: &str, channel: &str, version: &str) -> Turn {
-        let pointer = self.pointer(module, channel);
-        Turn::of((kyma_uid, module, version), pointer.as_ref(), self.window(), Timestamp::now())
+        let source = lock(&self.0.source);
+        let pointer = source.pointer(module, channel);
+        if pointer.is_none() && source.unruled.contains(module) {
+            // The channel may be new: nobody has said yet since when it points there.
+            return Turn::Undecided;
+        }
+        Turn::of((kyma_uid, module, version), pointer, self.window(), Timestamp::now())
     }
 
     /// How long a Kyma waits after a channel moved just now, wherever it points.

@@ -1,7 +1,7 @@
 //! What the receiver sees of KCP: caches of the custom resources and access Secrets, and who wakes when one changes.
 //!
 //! `follow` keeps one cache and tells of each change, `essence` says what of an object matters, `concern` says whom a
-//! change concerns, `wakes` acts on it. Our own status writes move no essence, so they wake nobody.
+//! change concerns, `wakes` acts on it, `placing` keeps who is placed. Our own status writes move no essence, so they wake nobody.
 
 mod access;
 mod concern;
@@ -9,6 +9,7 @@ mod essence;
 mod follow;
 mod metrics;
 mod owners;
+mod placing;
 mod settle;
 mod wakes;
 mod watchers;
@@ -154,8 +155,8 @@ impl Follow {
         let selected = everything.labels(&rooms.takeover.query());
         place.follow("kymas", kymas, selected, gate.guard("kymas"), wakes.kymas(), tasks);
         let planned = gate.guard("plan");
-        let watchers = (client.clone(), namespace.clone(), rooms.clone());
-        tasks.spawn(watchers::run(watchers.0, watchers.1, watchers.2, wakes.watchers_changed(), planned));
+        let of = (rooms.clone(), wakes.placing());
+        tasks.spawn(watchers::run(client.clone(), namespace.clone(), of, wakes.watchers_changed(), planned));
         tasks.spawn(async move { settle.run(&rooms, (&client, &namespace), whole).await });
     }
 }

@@ -260,7 +260,7 @@ async fn reconcile(ctx: &Context, key: &KymaKey, wanted: &Wanted, works: Works) 
         return Err(error);
     }
     pass.record().await?;
-    let outcome = with_turn(with_installer(outcome, pass.installed), pass.turn);
+    let outcome = Outcome { turn: pass.turn, ..with_installer(outcome, pass.installed) };
     inputs::note(ctx, &pass.kyma, &inputs, outcome.ended).await;
     Ok(outcome)
 }
@@ -277,15 +277,6 @@ fn with_installer(outcome: Outcome, installed: Result<Option<Duration>, Class>) 
             ..outcome
         },
     }
-}
-
-/// Worked on again when a module has its turn. What failed has a wait of its own, which this must not make longer.
-fn with_turn(outcome: Outcome, turn: Option<Duration>) -> Outcome {
-    let again_in = match (outcome.again_in, turn) {
-        (again, Some(turn)) if outcome.failed.is_empty() => Some(again.map_or(turn, |again| again.min(turn))),
-        (again, _) => again,
-    };
-    Outcome { again_in, ..outcome }
 }
 
 /// Counts what is looked at again because it is not gone yet.

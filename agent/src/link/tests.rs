@@ -213,7 +213,11 @@ impl Bench {
     }
 
     fn change(&self, name: &str) {
-        let seen = Seen { uid: "u".into(), version: Version::Number(1), generation: None, metadata: 0 };
+        self.change_to(name, 1);
+    }
+
+    fn change_to(&self, name: &str, version: u64) {
+        let seen = Seen { uid: "u".into(), version: Version::Number(version), generation: None, metadata: 0 };
         self.core.present(self.id, &format!("ns/{name}"), seen, Instant::now());
     }
 }
@@ -363,6 +367,37 @@ async fn an_event_that_nobody_takes_is_parked_and_shown_and_the_next_one_goes() 
     let seen = bench.next(EVENTS_PATH).await;
     assert_eq!((seen.events().len(), seen.wholes()), (1, 0));
     assert_eq!(bench.core.plain_heartbeat().parked, 1);
+}
+
+#[tokio::test]
+async fn a_foreign_refusal_of_everything_costs_no_change_for_good() {
+    // The whole watch is taken. Then somebody else answers, who knows nothing of events, until what changed is parked.
+    let mut requests = 0;
+    let script: Script = Box::new(move |seen| {
+        requests += usize::from(seen.path == EVENTS_PATH);
+        (seen.path == EVENTS_PATH && (2..4).contains(&requests)).then(|| (400, HeaderMap::new(), Value::Null))
+    });
+    let mut bench = start(BOTH, script).await;
+    bench.next(EVENTS_PATH).await;
+    bench.change("a");
+    for wholes in [0, 1] {
+        assert_eq!(bench.next(EVENTS_PATH).await.wholes(), wholes);
+    }
+    while bench.core.figures().parked == 0 {
+        tokio::task::yield_now().await;
+    }
+    // What was taken and is not settled comes again, because an epoch has ended.
+    assert_eq!(bench.next(EVENTS_PATH).await.wholes(), 1);
+    bench.change_to("a", 2);
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(300)).await;
+    tokio::time::resume();
+    let again = timeout(Duration::from_secs(30), bench.next(EVENTS_PATH)).await.expect("it is tried again");
+    let Ok(event) = again.events().remove(0) else { panic!("well-formed") };
+    assert!(matches!(&event.what, What::Object(object) if object.resource_version == "2"), "{event:?}");
+    while bench.core.figures().parked > 0 {
+        tokio::task::yield_now().await;
+    }
 }
 
 #[tokio::test]

@@ -28,7 +28,7 @@ pub(crate) enum Renewal {
     Instance,
     /// The receiver does not know what it had accepted.
     Forgotten,
-    /// An event that can never be accepted left a hole in the sequence.
+    /// An event that was parked left a hole in the sequence.
     Parked,
     /// The receiver refused the signature or the nonce.
     Refused,

@@ -95,6 +95,21 @@ pub(super) struct Forgotten {
     pub(super) unnamed: bool,
 }
 
+/// For how long an event is parked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Parking {
+    /// The receiver has read it and named it: until there is another plan, or another instance.
+    Named,
+    /// Nobody has: for some time.
+    ForNow,
+}
+
+#[derive(Debug)]
+struct Parked {
+    parking: Parking,
+    waiting: Waiting,
+}
+
 #[derive(Debug)]
 struct Sent {
     sequence: u64,
@@ -110,7 +125,8 @@ pub(super) struct Mailbox {
     sent: BTreeMap<Arc<str>, Sent>,
     /// The keys of `sent` by sequence.
     order: BTreeMap<u64, Arc<str>>,
-    parked: BTreeMap<Arc<str>, Waiting>,
+    /// A key that is here does not wait.
+    parked: BTreeMap<Arc<str>, Parked>,
     sweep: Sweep,
     /// The key that was taken last: the next one is behind it, so that no key starves.
     cursor: Arc<str>,
@@ -178,20 +194,31 @@ impl Mailbox {
             What::Whole | What::Unnamed => Digest::ZERO,
             What::Object { part, .. } => *part - waiting.base,
         };
-        self.waiting.values().chain(self.parked.values()).map(beyond).fold(Digest::ZERO, |sum, part| sum + part)
+        self.unsent().map(beyond).fold(Digest::ZERO, |sum, part| sum + part)
+    }
+
+    fn unsent(&self) -> impl Iterator<Item = &Waiting> {
+        self.waiting.values().chain(self.parked.values().map(|parked| &parked.waiting))
+    }
+
+    /// What is parked, or else what waits.
+    fn held(&mut self, key: &str) -> Option<&mut Waiting> {
+        match self.parked.get_mut(key) {
+            Some(parked) => Some(&mut parked.waiting),
+            None => self.waiting.get_mut(key),
+        }
     }
 
     /// See [`super::Outbox::mark`]. `before` is the object's part of the digest before this change. True if the change went into an
     /// event that had not been sent.
     pub(super) fn mark(&mut self, key: &str, what: What, before: Digest, at: i64) -> bool {
-        let held = if self.parked.contains_key(key) { &mut self.parked } else { &mut self.waiting };
-        match held.get_mut(key) {
+        match self.held(key) {
             Some(waiting) => {
                 waiting.what = merge(&waiting.what, what);
                 true
             }
             None => {
-                held.insert(key.into(), Waiting { what, base: before, since: at, unheard: false });
+                self.waiting.insert(key.into(), Waiting { what, base: before, since: at, unheard: false });
                 false
             }
         }
@@ -283,12 +310,12 @@ impl Mailbox {
         }
     }
 
-    /// This event can never be sent.
-    pub(super) fn park(&mut self, key: &str, sequence: u64) {
+    /// This event cannot be sent.
+    pub(super) fn park(&mut self, key: &str, sequence: u64, parking: Parking) {
         if let Some((key, sent)) = self.take_back(key, sequence) {
             self.put_back(key.clone(), sent);
             if let Some(waiting) = self.waiting.remove(&key) {
-                self.parked.insert(key, waiting);
+                self.parked.insert(key, Parked { parking, waiting });
             }
         }
     }
@@ -301,15 +328,14 @@ impl Mailbox {
 
     /// A newer state that waits already wins; its delta stays against what was last sent.
     fn put_back(&mut self, key: Arc<str>, old: Waiting) {
-        let held = if self.parked.contains_key(&key) { &mut self.parked } else { &mut self.waiting };
-        match held.get_mut(&key) {
+        match self.held(&key) {
             Some(newer) => {
                 newer.what = merge(&old.what, newer.what.clone());
                 newer.since = old.since;
                 newer.unheard = false;
             }
             None => {
-                held.insert(key, old);
+                self.waiting.insert(key, old);
             }
         }
     }
@@ -331,7 +357,13 @@ impl Mailbox {
     /// What was parked or held is tried again.
     pub(super) fn release(&mut self) {
         self.welcomed();
-        self.waiting.append(&mut self.parked);
+        self.waiting.extend(std::mem::take(&mut self.parked).into_iter().map(|(key, parked)| (key, parked.waiting)));
+    }
+
+    /// What was parked for now is tried again. What is held stays so.
+    pub(super) fn unpark(&mut self) {
+        let parked = self.parked.extract_if(.., |_, parked| parked.parking == Parking::ForNow);
+        self.waiting.extend(parked.map(|(key, parked)| (key, parked.waiting)));
     }
 
     /// Objects that came and went and that their manager never heard of. True if no more than `enough` is left, the watch itself aside;
@@ -357,7 +389,7 @@ impl Mailbox {
         let keeps_gone = self.facts.forward && !unnamed;
         let stays = |key: &str, waiting: &Waiting| key == WHOLE || (keeps_gone && waiting.is_gone());
         self.waiting.retain(|key, waiting| stays(key, waiting));
-        self.parked.retain(|key, waiting| stays(key, waiting));
+        self.parked.retain(|key, parked| stays(key, &parked.waiting));
         self.sent.retain(|key, sent| stays(key, &sent.waiting));
         let sent = &self.sent;
         self.order.retain(|_, key| sent.contains_key(key));
@@ -373,9 +405,7 @@ impl Mailbox {
 
     /// Entries of objects that went.
     fn gone(&self) -> usize {
-        let held =
-            self.waiting.values().chain(self.parked.values()).chain(self.sent.values().map(|sent| &sent.waiting));
-        held.filter(|waiting| waiting.is_gone()).count()
+        self.unsent().chain(self.sent.values().map(|sent| &sent.waiting)).filter(|waiting| waiting.is_gone()).count()
     }
 }
 

@@ -3,17 +3,15 @@
 //! The dirty set is the same. What v2 cannot say is left out: there are no deltas and no watermarks, and since it knows objects
 //! only, a `watch.changed` becomes one event for each object that is there.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use tidewatch_shared::v2::{self, Event};
 use tokio::time::Instant;
 
-use super::{Outbox, What};
+use super::{Outbox, What, mailbox::Parking};
 
 /// A refused event is tried so often before it is parked.
 const TRIES: u32 = 5;
-/// Parked events are tried again after this time: v2 does not tell a bad event from a listener that is set up badly.
-const PARKED: Duration = Duration::from_secs(300);
 
 /// An event to send by itself.
 #[derive(Debug, PartialEq, Eq)]
@@ -47,11 +45,7 @@ pub(super) struct Alone {
 impl Outbox {
     /// When the next event may be sent; `None` when there is nothing to send.
     pub(crate) fn single_due(&self, now: Instant) -> Option<Instant> {
-        if self.alone.is_some() {
-            return Some(now);
-        }
-        let waiting = self.boxes.values().filter_map(|mailbox| mailbox.due(now));
-        waiting.chain(self.parked_until.filter(|_| self.parked() > 0)).min()
+        if self.alone.is_some() { Some(now) } else { self.ripe(now) }
     }
 
     /// The next event, or the same once more if it has not ended; `None` when nothing is due. Of a watch whose objects nobody
@@ -60,10 +54,7 @@ impl Outbox {
         if let Some(same) = self.same() {
             return Some(Next::Event(same));
         }
-        if self.parked_until.is_some_and(|until| until <= now) {
-            self.parked_until = None;
-            self.plan_changed();
-        }
+        self.unpark(now);
         loop {
             let due = |name: &Arc<str>| self.boxes[name].due(now).is_some_and(|due| due <= now);
             let watch = self.turns().into_iter().find(due)?;
@@ -83,7 +74,7 @@ impl Outbox {
                 return Some(Next::Event(single));
             }
             // No path could name such a manager.
-            mailbox.park(&key, sequence);
+            mailbox.park(&key, sequence, Parking::ForNow);
             self.park_until(now);
         }
     }
@@ -121,13 +112,10 @@ impl Outbox {
         }
         let Some(Alone { watch, key, sequence, .. }) = self.alone.take() else { return };
         if let Some(mailbox) = self.boxes.get_mut(&watch) {
-            mailbox.park(&key, sequence);
+            // v2 does not tell a bad event from a listener that is set up badly.
+            mailbox.park(&key, sequence, Parking::ForNow);
             self.park_until(now);
         }
-    }
-
-    fn park_until(&mut self, now: Instant) {
-        self.parked_until.get_or_insert(now + PARKED);
     }
 }
 

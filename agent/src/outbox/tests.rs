@@ -7,7 +7,7 @@ use tidewatch_shared::{
     names::OWN_MANAGER,
 };
 
-use super::*;
+use super::{refused::PARKED, *};
 use crate::index::Version;
 
 const ONE: Instance = Instance::new(1);
@@ -258,7 +258,7 @@ fn a_batch_that_is_refused_whole_is_halved_until_the_one_is_found() {
         let is_bad =
             |event: &Event| matches!(&event.what, tidewatch_shared::event::What::Object(o) if o.subject.name == "5");
         if events.iter().any(is_bad) {
-            outbox.refused_whole(batch.epoch);
+            outbox.refused_whole(now, batch.epoch);
             continue;
         }
         wholes += events.iter().filter(|event| event.what == tidewatch_shared::event::What::Watch).count();
@@ -269,6 +269,55 @@ fn a_batch_that_is_refused_whole_is_halved_until_the_one_is_found() {
 }
 
 #[test]
+fn what_a_whole_refusal_has_parked_is_tried_again_as_it_is_by_then() {
+    let (mut outbox, now) = (outbox(false), Instant::now());
+    mark(&mut outbox, "ns/a", 0, 1);
+    for whole in [false, true] {
+        let (batch, events) = send(&mut outbox, now).unwrap();
+        assert_eq!(events[0].what == Told::Watch, whole);
+        assert!(outbox.refused_whole(now, batch.epoch));
+    }
+    assert_eq!((outbox.parked(), outbox.waiting()), (1, 0));
+    mark(&mut outbox, "ns/a", 1, 7);
+    let due = outbox.due(now).expect("it is not parked for ever");
+    assert!(due > now && due <= now + PARKED && send(&mut outbox, now).is_none());
+    // What comes up meanwhile does not wait for it.
+    mark(&mut outbox, "ns/b", 0, 1);
+    let (batch, events) = send(&mut outbox, now).unwrap();
+    outbox.answered(now, batch.epoch, &EventsAnswer { settled: settle(1), ..answer(ONE, 1, 1) });
+    assert_eq!((events.len(), outbox.due(now)), (1, Some(due)));
+    let (batch, events) = send(&mut outbox, due).unwrap();
+    assert!(matches!(&events[0].what, Told::Object(object) if object.subject.name == "a"));
+    assert_eq!((events.len(), events[0].delta), (1, Digest::new(6)));
+    outbox.answered(due, batch.epoch, &EventsAnswer { settled: settle(2), ..answer(ONE, 1, 2) });
+    assert_eq!((outbox.parked(), outbox.waiting(), outbox.unsettled(), outbox.due(due)), (0, 0, 0, None));
+}
+
+#[test]
+fn what_was_refused_by_name_stays_parked_when_other_events_are_tried_again() {
+    let (mut outbox, now) = (outbox(true), Instant::now());
+    mark(&mut outbox, "ns/a", 0, 1);
+    let (batch, _) = send(&mut outbox, now).unwrap();
+    let refused = refuse(&batch, 1, Reason::TooLarge);
+    outbox.answered(now, batch.epoch, &EventsAnswer { refused, ..answer(ONE, 1, 0) });
+    mark(&mut outbox, "ns/b", 0, 1);
+    outbox.mark_whole(W, 0);
+    while let Some((batch, _)) = send(&mut outbox, now) {
+        outbox.refused_whole(now, batch.epoch);
+    }
+    assert_eq!((outbox.parked(), outbox.sent_digest(W, &|_| Some(Digest::ZERO))), (3, None));
+    let due = outbox.due(now).unwrap();
+    for sequence in 1..=2 {
+        let (batch, events) = send(&mut outbox, due).unwrap();
+        assert_eq!((sequences(&events), outbox.parked()), (vec![sequence], 1));
+        outbox.answered(due, batch.epoch, &EventsAnswer { settled: settle(sequence), ..answer(ONE, 1, sequence) });
+    }
+    assert_eq!((outbox.parked(), outbox.waiting(), outbox.due(due)), (1, 0, None));
+    outbox.plan_changed();
+    assert_eq!((outbox.parked(), outbox.waiting()), (0, 1));
+}
+
+#[test]
 fn what_was_announced_holds_until_another_instance_answers() {
     let (mut outbox, now) = (outbox(false), Instant::now());
     for n in 0..10 {
@@ -276,7 +325,7 @@ fn what_was_announced_holds_until_another_instance_answers() {
     }
     let (batch, events) = send(&mut outbox, now).unwrap();
     assert_eq!(events.len(), 10);
-    let found = outbox.too_large(batch.epoch, Announced { max_bytes: None, max_events: Some(3) });
+    let found = outbox.too_large(now, batch.epoch, Announced { max_bytes: None, max_events: Some(3) });
     assert!(!found);
     let mut sizes = Vec::new();
     while let Some((batch, events)) = send(&mut outbox, now) {

@@ -5,6 +5,7 @@ use http_body_util::BodyExt;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
 
+use super::object::VERSION;
 use crate::kubernetes::{Body, Call};
 
 /// Bytes of one line of a watch: an object is at most 1.5 MiB in etcd, and its managed fields are part of that.
@@ -36,8 +37,8 @@ pub(super) struct PageMeta {
 impl PageMeta {
     /// Where a watch goes on. Without one it would begin anywhere.
     pub(super) fn version(&self) -> Result<&str, Call> {
-        let missing = || Call::Parse(serde::de::Error::custom("a list without a resource version"));
-        (!self.version.is_empty()).then_some(&*self.version).ok_or_else(missing)
+        let missing = || Call::Parse(serde::de::Error::custom("a list without a resource version, or with a long one"));
+        (1..=VERSION).contains(&self.version.len()).then_some(&*self.version).ok_or_else(missing)
     }
 }
 

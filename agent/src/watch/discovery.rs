@@ -7,6 +7,8 @@ use crate::kubernetes::{Accept, Call, Lane};
 
 /// Bytes of a discovery answer. A group with thousands of custom kinds stays far below.
 const LIMIT: usize = 2 << 20;
+/// Bytes of a kind or of a version, which are DNS labels: every event says both.
+const NAME: usize = 253;
 
 /// A resource that is served.
 #[derive(Debug, PartialEq, Eq)]
@@ -48,7 +50,8 @@ pub(super) async fn discover(lane: &Lane, group: &str, version: &str, resource: 
     };
     let bytes = lane.get(&group_version(group, &version), Accept::Whole, LIMIT).await?;
     let found = serde_json::from_slice(&bytes).map_err(Call::Parse)?;
-    find(found, version, resource).ok_or_else(|| Call::NotServed(format!("{group}/{resource}")))
+    let served = find(found, version, resource).filter(|served| served.version.len().max(served.kind.len()) <= NAME);
+    served.ok_or_else(|| Call::NotServed(format!("{group}/{resource}")))
 }
 
 async fn preferred(lane: &Lane, group: &str) -> Result<String, Call> {

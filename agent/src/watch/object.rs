@@ -3,9 +3,18 @@
 use std::{collections::BTreeMap, num::NonZeroI64};
 
 use aws_lc_rs::digest::{Context, SHA256};
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer, de::Error};
 
 use crate::index::Seen;
+
+/// Bytes of a namespace: a DNS label is shorter.
+const NAMESPACE: usize = 253;
+/// Bytes of a name. Nearly all are DNS names of at most 253, but those of some kinds, roles among them, have no limit of their own.
+const NAME: usize = 1_024;
+/// Bytes of a uid, which nearly always is a UUID.
+const UID: usize = 128;
+/// Bytes of a resource version, which nearly always is a number.
+pub(super) const VERSION: usize = 128;
 
 /// An object of a metadata-only watch.
 #[derive(Debug, Deserialize)]
@@ -52,9 +61,13 @@ pub(crate) struct NamedMetadata {
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Metadata {
+    #[serde(deserialize_with = "at_most::<NAMESPACE, _>")]
     namespace: String,
+    #[serde(deserialize_with = "at_most::<NAME, _>")]
     name: String,
+    #[serde(deserialize_with = "at_most::<UID, _>")]
     uid: String,
+    #[serde(deserialize_with = "at_most::<VERSION, _>")]
     resource_version: String,
     generation: i64,
     labels: Option<BTreeMap<String, String>>,
@@ -73,6 +86,15 @@ struct Owner {
     uid: String,
     controller: Option<bool>,
     block_owner_deletion: Option<bool>,
+}
+
+/// The number of objects is bounded; so that what is kept of them is too, what it says of each has a limit.
+fn at_most<'de, const BYTES: usize, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    if text.len() > BYTES {
+        return Err(Error::custom(format_args!("a text of more than {BYTES} bytes")));
+    }
+    Ok(text)
 }
 
 impl Object {

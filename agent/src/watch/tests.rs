@@ -12,7 +12,10 @@ use http::{Request, Response, header};
 use http_body::Frame;
 use http_body_util::{BodyExt, Full, StreamBody};
 use serde_json::{Value, json};
-use tokio::{sync::mpsc, task::JoinHandle};
+use tokio::{
+    sync::mpsc,
+    task::{JoinHandle, JoinSet},
+};
 
 use super::*;
 use crate::kubernetes::{Body, Transport};
@@ -23,6 +26,8 @@ type Error = Box<dyn std::error::Error + Send + Sync>;
 enum Reply {
     Json(Value),
     Status(u16),
+    /// Too many requests, with when to come back.
+    Later(&'static str),
     /// Lines of a watch, then its end.
     Lines(Vec<Value>),
     /// Lines of a watch, then silence.
@@ -83,6 +88,11 @@ fn carry_out(reply: Reply) -> Result<Response<Body>, Error> {
     Ok(match reply {
         Reply::Json(value) => answer(200, vec![value.to_string().into()], false),
         Reply::Status(status) => answer(status, Vec::new(), false),
+        Reply::Later(seconds) => {
+            let mut later = answer(429, Vec::new(), false);
+            later.headers_mut().insert(header::RETRY_AFTER, header::HeaderValue::from_static(seconds));
+            later
+        }
         Reply::Lines(lines) => answer(200, text(lines), false),
         Reply::Silence(lines) => answer(200, text(lines), true),
         Reply::Large => answer(200, vec![vec![b' '; PAGE_BYTES + 1].into()], false),
@@ -163,6 +173,7 @@ struct Bench {
 fn shared(rebuild: watch::Receiver<u64>) -> Shared {
     Shared {
         pages: Arc::new(Semaphore::new(1)),
+        slow: Arc::new(Semaphore::new(1)),
         rebuild,
         sightings: Sightings::default(),
         namespace: "kyma-system".into(),
@@ -448,6 +459,123 @@ async fn pages_that_are_too_large_are_halved() {
     ])
     .await;
     assert_eq!(told, ["begin", "page a", "page b", "complete 10"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_wants_to_be_asked_again_at_once_is_not() {
+    let begun = Instant::now();
+    let mut calls: Vec<_> = (0..20).map(|_| Call("limit", Reply::Later("0"))).collect();
+    calls.push(Call("limit", page("10", "", &["a"])));
+    assert!(told(calls).await.ends_with(&["page a".to_owned(), "complete 10".to_owned()]));
+    assert!(begun.elapsed() >= 20 * LEAST, "{:?}", begun.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn those_who_were_told_the_same_wait_do_not_come_back_at_once() {
+    let mut waits = std::collections::BTreeSet::new();
+    for _ in 0..20 {
+        let begun = Instant::now();
+        told(vec![Call("limit", Reply::Later("80")), Call("limit", page("10", "", &["a"]))]).await;
+        assert!((80..=90).contains(&begun.elapsed().as_secs()), "{:?}", begun.elapsed());
+        waits.insert(begun.elapsed());
+    }
+    assert!(waits.len() > 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_ends_again_and_again_after_a_word_is_slowed_a_little() {
+    let (bookmark, error) = (line("BOOKMARK", "10", ""), json!({"type": "ERROR", "object": {"code": 500}}));
+    for lines in [vec![bookmark.clone()], vec![bookmark, error]] {
+        let begun = Instant::now();
+        let mut calls = vec![Call("limit", page("10", "", &[]))];
+        calls.extend((0..20).map(|_| Call("resourceVersion=10", Reply::Lines(lines.clone()))));
+        calls.push(Call("resourceVersion=10", Reply::Lines(vec![line("ADDED", "11", "a")])));
+        let told = told(calls).await;
+        assert!(told.iter().any(|text| text == "present a") && !told.iter().any(|text| text.contains("instead of")));
+        // Ever longer, but whoever has news is not kept waiting.
+        let (least, most) = (5 * Duration::from_secs(1), 21 * Duration::from_secs(1));
+        assert!((least..=most).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_watch_that_has_a_word_and_then_wants_a_list_again_and_again_is_slowed_like_any_failure() {
+    for code in [403, 410] {
+        let lines =
+            vec![line("BOOKMARK", "10", ""), json!({"type": "ERROR", "object": {"kind": "Status", "code": code}})];
+        let begun = Instant::now();
+        let calls = (0..10)
+            .flat_map(|_| [Call("limit", page("10", "", &[])), Call("watch", Reply::Lines(lines.clone()))])
+            .collect();
+        told(calls).await;
+        assert!(begun.elapsed() > 10 * NEWS_CAP, "{code}: {:?}", begun.elapsed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_that_goes_in_a_circle_has_failed() {
+    let told = told(vec![
+        Call("limit", page("10", "t", &["a"])),
+        Call("continue=t", page("10", "t", &["a"])),
+        Call("limit", page("20", "", &["b"])),
+    ])
+    .await;
+    let failed = "failed: the API server's answer is not readable";
+    assert_eq!(told, ["begin", "page a", "page a", failed, "begin", "page b", "complete 20"]);
+}
+
+/// Every page takes this long, and no page is the last one.
+struct Endless(Duration, std::sync::atomic::AtomicU32);
+
+impl Transport for Endless {
+    fn send(&self, _request: Request<Full<Bytes>>) -> BoxFuture<'static, Result<Response<Body>, Error>> {
+        let (time, number) = (self.0, self.1.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
+        Box::pin(async move {
+            tokio::time::sleep(time).await;
+            carry_out(page("10", &number.to_string(), &["a"]))
+        })
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_without_an_end_has_failed() {
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let (_rebuild, rebuilds) = watch::channel(0);
+    let lane = Lane::new(Endless(Duration::from_secs(1), 0.into()));
+    let running = tokio::spawn(run(lane, shared(rebuilds), Recorder(tell)));
+    let failed = async { while told.recv().await.unwrap() != "failed: the API server did not answer in time" {} };
+    timeout(Duration::from_secs(1_000), failed).await.expect("a list has a deadline");
+    running.abort();
+}
+
+/// Nobody ever answers.
+struct Hanging;
+
+impl Transport for Hanging {
+    fn send(&self, _request: Request<Full<Bytes>>) -> BoxFuture<'static, Result<Response<Body>, Error>> {
+        Box::pin(std::future::pending())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn lists_that_hang_keep_no_others_waiting() {
+    let (_rebuild, rebuilds) = watch::channel(0);
+    let shared = Shared { pages: Arc::new(Semaphore::new(2)), ..shared(rebuilds) };
+    let (tell, mut failed) = mpsc::unbounded_channel();
+    let mut running = JoinSet::new();
+    for _ in 0..4 {
+        running.spawn(run(Lane::new(Hanging), shared.clone(), Recorder(tell.clone())));
+    }
+    for _ in 0..4 {
+        while !failed.recv().await.unwrap().starts_with("failed") {}
+    }
+    let begun = Instant::now();
+    let (tell, mut told) = mpsc::unbounded_channel();
+    let token = |number: u32| if number < 20 { number.to_string() } else { String::new() };
+    let calls = (1..=20).map(|number| Call("limit", page("10", &token(number), &["a"]))).collect();
+    running.spawn(run(lane(calls, tell.clone()), shared, Recorder(tell)));
+    while told.recv().await.unwrap() != "complete 10" {}
+    assert!(begun.elapsed() <= Duration::from_secs(45), "{:?}", begun.elapsed());
 }
 
 #[tokio::test(start_paused = true)]

@@ -114,11 +114,12 @@ impl Facts {
     }
 
     /// Takes over since when its channels point where they do; one that points elsewhere now does so since `now`. So does one that is new,
-    /// or that had no template for a while: whoever follows it already has what it pointed to before.
+    /// or that had no template or no release meta for a while: whoever follows it already has what it pointed to before. Who has nothing
+    /// of it yet waits for no turn.
     fn continue_from(&mut self, before: Option<&Self>, now: i64) {
-        let Some(before) = before else { return };
         for (channel, pointer) in &mut self.channels {
-            let same = before.channels.get(channel).filter(|before| before.version == pointer.version);
+            let before = before.and_then(|before| before.channels.get(channel));
+            let same = before.filter(|before| before.version == pointer.version);
             pointer.since = same.map_or(Some(now), |before| before.since);
         }
     }
@@ -465,7 +466,10 @@ mod tests {
         let accepted = passed(&passed(&before, nowhere), at("2"));
         assert_eq!(accepted["a"].channels["regular"].since, Some(100));
         assert_eq!(accepted["a"].channels["fast"].since, None, "nobody saw it point elsewhere");
-        assert_eq!(passed(&Releases::new(), at("2")), at("2"), "nor a module that is new");
+        // A release meta that was deleted, and is made again.
+        let again = passed(&Releases::new(), at("2"));
+        assert!(again["a"].channels.values().all(|pointer| pointer.since == Some(100)), "{again:?}");
+        assert_eq!(rule(None, at("2"), &kymas(2, 0), terms(None)).accepted, at("2"), "nobody was there before");
     }
 
     #[test]

@@ -81,7 +81,11 @@ pub(crate) async fn write(
     if spent {
         // First: one that a crash leaves there would let the same change through once more.
         let off = json!({"metadata": {"annotations": {annotation::CONFIRM: null}}});
-        api.patch(RELEASES, &PatchParams::default(), &Patch::Merge(off)).await?;
+        match api.patch(RELEASES, &PatchParams::default(), &Patch::Merge(off)).await {
+            // It went with its ConfigMap, which is made again.
+            Err(kube::Error::Api(status)) if status.is_not_found() => {}
+            taken => drop(taken?),
+        }
     }
     let body = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": RELEASES}, "data": data});
     let params = PatchParams::apply(field_manager::TIDEWATCH).force();
@@ -90,8 +94,16 @@ pub(crate) async fn write(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use http::StatusCode;
+    use serde_json::Value;
+
     use super::*;
-    use crate::catalog::facts::{Facts, Marks, Pointer, Whom};
+    use crate::{
+        catalog::facts::{Facts, Marks, Pointer, Whom},
+        testing,
+    };
 
     fn map(data: BTreeMap<String, String>, confirmed: Option<&str>) -> ConfigMap {
         let mut map = ConfigMap { data: Some(data), ..ConfigMap::default() };
@@ -119,6 +131,35 @@ mod tests {
         assert!(!next.take(Some(&map(data, Some("c")))), "that is known");
         assert!(!next.take(None));
         assert!(next.accepted.is_some() && next.unwritten(None).is_some(), "it is written again");
+    }
+
+    /// KCP, where a merge finds the ConfigMap or this failure, and an apply makes it.
+    async fn written(failure: StatusCode) -> (kube::Result<()>, Option<Value>) {
+        let kept = Arc::<Mutex<Option<Value>>>::default();
+        let state = kept.clone();
+        let client = testing::client("kcp-system", move |parts, body| {
+            let content = parts.headers.get("content-type").and_then(|value| value.to_str().ok()).unwrap_or_default();
+            if content.contains("apply") {
+                let body: Value = serde_json::from_slice(body).unwrap();
+                *state.lock().unwrap() = Some(body.clone());
+                return Some((StatusCode::OK, body.to_string()));
+            }
+            let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": failure.as_u16(),
+                "reason": failure.canonical_reason().unwrap().replace(' ', ""), "message": "m"});
+            Some((failure, status.to_string()))
+        });
+        let data = BTreeMap::from([(ACCEPTED.to_owned(), "{}".to_owned())]);
+        let result = write(&client, "kcp-system", &data, true).await;
+        (result, kept.lock().unwrap().clone())
+    }
+
+    #[tokio::test]
+    async fn a_used_confirmation_that_is_gone_with_its_map_holds_nothing_up() {
+        let (result, map) = written(StatusCode::NOT_FOUND).await;
+        result.unwrap();
+        assert_eq!(map.unwrap()["data"][ACCEPTED], "{}");
+        let (result, map) = written(StatusCode::FORBIDDEN).await;
+        assert!(result.is_err() && map.is_none(), "it may still stand there");
     }
 
     #[test]

@@ -13,7 +13,7 @@ pub(crate) enum Turn {
     Now,
     /// It comes after so long.
     After(Duration),
-    /// Whether the channel may move there is not decided yet, or is held. Whoever decides wakes who follows it.
+    /// Whether the channel may point there is not decided yet, or is held. Whoever decides wakes who follows it.
     Undecided,
 }
 

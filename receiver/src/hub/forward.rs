@@ -91,10 +91,10 @@ impl Hub {
         let before = state.outbox.routes().clone();
         state.outbox.set_routes(routes.clone());
         self.tell_targets(&state);
-        drop(state);
         for target in before.targets().filter(|target| routes.targets().all(|still| still != *target)) {
             self.0.metrics.forward.forget(target);
         }
+        drop(state);
         self.0.forward.due.notify_one();
     }
 
@@ -132,16 +132,22 @@ impl Hub {
         let now = Instant::now();
         let mut state = self.lock();
         let ended = state.outbox.ended(delivery, outcome, now);
-        let (objects, parked) = (state.outbox.objects(&delivery.target), state.outbox.parked(&delivery.target));
+        // Nothing is counted for a target that no Watcher names any more.
+        if state.outbox.routes().targets().any(|named| *named == delivery.target) {
+            let metrics = &self.0.metrics.forward;
+            metrics.ended(&delivery.target, outcome, ended.gave_up);
+            metrics.objects(
+                &delivery.target,
+                state.outbox.objects(&delivery.target),
+                state.outbox.parked(&delivery.target),
+            );
+        }
         let key = state.key_of(delivery.runtime()).ok();
         let State { outbox, kymas, .. } = &mut *state;
         if let Some(placed) = key.and_then(|key| kymas.get_mut(&key)) {
             progress(outbox, placed, delivery.runtime(), delivery.watch());
         }
         drop(state);
-        let metrics = &self.0.metrics.forward;
-        metrics.ended(&delivery.target, outcome, ended.gave_up);
-        metrics.objects(&delivery.target, objects, parked);
         if ended.gave_up {
             tracing::warn!(
                 manager = delivery.target.manager(),

@@ -17,6 +17,7 @@ use super::{
     essence::{Decided, Essences, Moved, Release, key_of},
     follow::Change,
     owners::Owners,
+    placing::Placing,
     settle::Settle,
 };
 use crate::{
@@ -65,11 +66,18 @@ pub(super) struct Wakes {
     settle: Arc<Settle>,
     watchers_changed: Arc<Notify>,
     owners: Arc<Owners>,
+    placing: Placing,
 }
 
 impl Wakes {
     pub(super) fn new(rooms: Rooms, settle: Arc<Settle>, watchers_changed: Arc<Notify>) -> Self {
-        Self { rooms, settle, watchers_changed, owners: Arc::default() }
+        let placing = Placing::new(rooms.hub.clone(), rooms.plan.clone(), rooms.stores.kymas.clone());
+        Self { rooms, settle, watchers_changed, owners: Arc::default(), placing }
+    }
+
+    /// For whoever makes the plan.
+    pub(super) fn placing(&self) -> Placing {
+        self.placing.clone()
     }
 
     /// The ConfigMap that pauses all. The end of a pause wakes at once who waited for it.
@@ -119,7 +127,7 @@ impl Wakes {
     }
 
     pub(super) fn kymas(&self) -> impl FnMut(Change<'_, Kyma>) + Send + 'static + use<> {
-        let (rooms, owners) = (self.rooms.clone(), self.owners.clone());
+        let (rooms, owners, placing) = (self.rooms.clone(), self.owners.clone(), self.placing.clone());
         let mut essences = Essences::new();
         move |change| {
             let found = matches!(change, Change::Found(_));
@@ -138,8 +146,7 @@ impl Wakes {
                         rooms.takeover.entered(&key, kyma, found, Instant::now());
                     }
                     rooms.allowed.apply(&key, kyma);
-                    let runtime = kyma.labels().get(label::RUNTIME_ID).and_then(|id| id.parse().ok());
-                    rooms.hub.place(key.clone(), runtime, rooms.plan.load_full());
+                    placing.place(key.clone(), kyma);
                     if matches!(&moved, Moved::From(old) if now.labels_moved(old)) {
                         // Perhaps it was another runtime before, whose connections end.
                         rooms.revocations.moved();
@@ -163,7 +170,7 @@ impl Wakes {
                 Change::Deleted(kyma) => {
                     let key = key_of(kyma);
                     essences.delete(&key);
-                    rooms.hub.remove(&key);
+                    placing.remove(&key);
                     rooms.takeover.left(&key);
                     rooms.revocations.moved();
                     rooms.allowed.remove(&key);
@@ -315,19 +322,5 @@ impl Rooms {
             self.catalog.forget(key);
         }
         changed
-    }
-
-    /// Replaces the plan of all runtimes; an equal one changes nothing.
-    pub(super) fn replan(&self, plan: tidewatch_shared::plan::Plan) {
-        if *self.plan.load_full() == plan {
-            return;
-        }
-        self.plan.store(Arc::new(plan));
-        for kyma in self.stores.kymas.state() {
-            let key = key_of(kyma.as_ref());
-            let runtime = kyma.labels().get(label::RUNTIME_ID).and_then(|id| id.parse().ok());
-            self.hub.place(key.clone(), runtime, self.plan.load_full());
-            self.hub.want(&key, Works::of(&[Work::Kyma]), Priority::Catalog);
-        }
     }
 }

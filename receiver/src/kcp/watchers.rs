@@ -5,7 +5,7 @@ use std::{collections::HashMap, error::Error as _, sync::Arc, time::Duration};
 use kube::Client;
 use tokio::{sync::Notify, time};
 
-use super::{essence::key_of, follow::Guard, wakes::Rooms};
+use super::{essence::key_of, follow::Guard, placing::Placing, wakes::Rooms};
 use crate::watcher::{self, Serving};
 
 /// Several Watchers that change together make one plan.
@@ -17,7 +17,7 @@ const RETRY: Duration = Duration::from_secs(15);
 pub(super) async fn run(
     client: Client,
     namespace: String,
-    rooms: Rooms,
+    (rooms, placing): (Rooms, Placing),
     changed: Arc<Notify>,
     pending: Guard,
 ) -> &'static str {
@@ -34,7 +34,7 @@ pub(super) async fn run(
         let (plan, rejected) = watcher::plan_with(rooms.installed.to_vec(), &watchers);
         // First, so that no event of a new watch finds none.
         rooms.hub.set_routes(watcher::routes(&watchers, &plan));
-        rooms.replan(plan);
+        placing.replan(plan);
         let health = rooms.hub.forward_health();
         drop(pending.take());
         let mut rejected: HashMap<_, _> =

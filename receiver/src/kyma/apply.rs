@@ -105,11 +105,14 @@ async fn put(api: &Api<Manifest>, desired: &Desired) -> kube::Result<Manifest> {
     if !modules::has_surplus(&written, desired) {
         return Ok(written);
     }
-    let shall = &desired.body["spec"];
+    let part = |name: &str| desired.body["spec"].get(name).cloned();
     let spec = &mut written.spec;
-    spec.resource.take_if(|_| shall["resource"].is_null());
-    spec.manager.take_if(|_| shall["manager"].is_null());
-    spec.localized_images.take_if(|_| shall["localizedImages"].is_null());
+    spec.resource = part("resource");
+    spec.manager = part("manager").and_then(|manager| serde_json::from_value(manager).ok());
+    spec.localized_images = part("localizedImages").and_then(|images| serde_json::from_value(images).ok());
+    if !desired.follows_channel() {
+        written.labels_mut().remove(label::CHANNEL);
+    }
     written.metadata.managed_fields = None;
     let params = PostParams { field_manager: Some(field_manager::LIFECYCLE.to_owned()), ..PostParams::default() };
     api.replace(&desired.name, &params, &written).await

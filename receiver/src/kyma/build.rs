@@ -29,6 +29,13 @@ pub(crate) struct Desired {
     pub(crate) body: Value,
 }
 
+impl Desired {
+    /// Whether the module follows a channel, and has no version of the user's.
+    pub(super) fn follows_channel(&self) -> bool {
+        !self.body["metadata"]["labels"][label::CHANNEL].is_null()
+    }
+}
+
 /// Builds the Manifest of one module.
 pub(crate) fn manifest(kyma: &Kyma, module: &WantedModule, resolved: &Resolved, registry: &str) -> Desired {
     let name = name(&kyma.name_any(), &resolved.component, &module.name);

@@ -119,15 +119,31 @@ fn is_due(desired: &Desired, manifest: Option<&Manifest>) -> bool {
     !whole || has_surplus(manifest, desired)
 }
 
-/// Whether a Manifest installs something that its template does not name. An apply leaves what others added.
+/// Whether a Manifest installs something that its template does not name, or says that it follows a channel and does not. An apply leaves
+/// what others added.
 pub(super) fn has_surplus(manifest: &Manifest, desired: &Desired) -> bool {
-    let spec = &manifest.spec;
-    let there = [
-        ("resource", spec.resource().is_some()),
-        ("manager", spec.manager.is_some()),
-        ("localizedImages", spec.localized_images.as_ref().is_some_and(|images| !images.is_empty())),
-    ];
-    there.into_iter().any(|(member, there)| there && desired.body["spec"][member].is_null())
+    let (spec, shall) = (&manifest.spec, &desired.body["spec"]);
+    let value = |part: serde_json::Result<Value>| part.unwrap_or_default();
+    spec.resource.as_ref().is_some_and(|resource| has_more(resource, &shall["resource"]))
+        || has_more(&value(serde_json::to_value(&spec.manager)), &shall["manager"])
+        || has_more(&value(serde_json::to_value(&spec.localized_images)), &shall["localizedImages"])
+        || (manifest.labels().contains_key(label::CHANNEL) && !desired.follows_channel())
+}
+
+/// Whether something has members or elements that shall not be in it, at any depth. Nulls and empty lists are as good as absent; values
+/// that are others than they shall be are for [`covers`] to see.
+fn has_more(is: &Value, shall: &Value) -> bool {
+    match (is, shall) {
+        (Value::Null, _) => false,
+        (Value::Object(is), Value::Object(shall)) => {
+            is.iter().any(|(key, is)| has_more(is, shall.get(key).unwrap_or(&Value::Null)))
+        }
+        (Value::Array(is), Value::Array(shall)) => {
+            is.len() > shall.len() || is.iter().zip(shall).any(|(is, shall)| has_more(is, shall))
+        }
+        (Value::Array(is), Value::Null) => !is.is_empty(),
+        (_, shall) => shall.is_null(),
+    }
 }
 
 /// A Manifest without a version tells nothing of what is installed.
@@ -201,12 +217,7 @@ mod tests {
         let template = |name: &str| {
             let labels =
                 if name.starts_with('b') { json!({"operator.kyma-project.io/beta": "true"}) } else { json!({}) };
-            let template: ModuleTemplate = serde_json::from_value(json!({
-                "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleTemplate",
-                "metadata": {"name": name, "labels": labels}, "spec": {"descriptor": {}}
-            }))
-            .unwrap();
-            Some(Arc::new(template))
+            Some(template(name, &labels))
         };
         let sources = Sources {
             namespace: "kcp-system",
@@ -227,13 +238,25 @@ mod tests {
         )
     }
 
+    /// With a default module CR, whose list has an object.
+    fn template(name: &str, labels: &Value) -> Arc<ModuleTemplate> {
+        let data = json!({"kind": "Sample", "spec": {"replicas": 2, "parts": [{"name": "x"}], "unset": null}});
+        let template = json!({
+            "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleTemplate",
+            "metadata": {"name": name, "labels": labels}, "spec": {"descriptor": {}, "data": data}
+        });
+        Arc::new(serde_json::from_value(template).unwrap())
+    }
+
     /// The Manifest of a module as a decision about it would have written it.
     fn manifest(module: &WantedModule) -> Manifest {
+        let channel = match &module.follows {
+            Ok(Follow::Channel(channel)) => Some(channel.clone()),
+            _ => None,
+        };
         let found = Resolved {
-            template: Arc::new(serde_json::from_value(json!({
-                "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleTemplate", "metadata": {"name": "t"}, "spec": {"descriptor": {}}
-            })).unwrap()),
-            channel: Some("fast".into()),
+            template: template("t", &json!({})),
+            channel,
             meta: Arc::default(),
             version: "1.0.0".into(),
             component: format!("kyma-project.io/module/{}", module.name),
@@ -259,15 +282,46 @@ mod tests {
         tampered.spec.install.source["ref"] = "evil".into();
         let mut foreign = is.clone();
         foreign.metadata.owner_references = None;
+        let mut replaced = is.clone();
+        replaced.spec.resource = Some(json!({"kind": "Evil"}));
         let mut added = is.clone();
-        added.spec.resource = Some(json!({"kind": "Evil"}));
-        for changed in [older, other_channel, tampered, foreign, added] {
+        added.spec.localized_images = Some(vec!["evil".into()]);
+        for changed in [older, other_channel, tampered, foreign, replaced, added] {
             assert_eq!(check(std::slice::from_ref(&a), &[changed]).0, ["a"]);
         }
         let mut leaving = is;
         leaving.spec.version = Some("0.9.0".into());
         leaving.metadata.deletion_timestamp = Some(serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap());
         assert_eq!(check(&[a], &[leaving]), (none.clone(), none), "what is on its way out is waited for");
+    }
+
+    #[test]
+    fn what_is_there_besides_is_written_away() {
+        let (a, none) = (wanted("a", true), Vec::<String>::new());
+        let is = manifest(&a);
+        let with = |pointer: &str, member: &str, value: Value| {
+            let mut changed = is.clone();
+            changed.spec.resource.as_mut().unwrap().pointer_mut(pointer).unwrap()[member] = value;
+            changed
+        };
+        for changed in [
+            with("", "data", json!({"evil": true})),
+            with("/spec", "logging", json!({"level": "debug"})),
+            with("/spec/parts/0", "evil", json!(true)),
+            with("/metadata", "annotations", json!({"evil": "true"})),
+            with("/spec", "unset", json!(true)),
+        ] {
+            assert_eq!(check(std::slice::from_ref(&a), std::slice::from_ref(&changed)).0, ["a"], "{changed:?}");
+        }
+        // Nulls say nothing, and what others say of the Manifest itself is theirs.
+        let mut same = with("/spec", "logging", Value::Null);
+        same.spec.localized_images = Some(Vec::new());
+        same.labels_mut().insert("theirs".into(), "x".into());
+        assert_eq!(check(std::slice::from_ref(&a), &[same]).0, none);
+
+        let pinned = WantedModule { follows: Ok(Follow::Version("1.0.0".into())), ..a };
+        assert_eq!(check(std::slice::from_ref(&pinned), std::slice::from_ref(&is)).0, ["a"], "it follows no channel");
+        assert_eq!(check(std::slice::from_ref(&pinned), &[manifest(&pinned)]).0, none);
     }
 
     #[test]

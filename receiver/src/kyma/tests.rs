@@ -245,6 +245,43 @@ async fn an_enabled_module_gets_its_manifest_and_both_statuses_tell() {
 }
 
 #[tokio::test]
+async fn what_a_manifest_has_besides_is_taken_away_and_then_nothing_is_written() {
+    let mut bed = Bed::with_keda().await;
+    let with = |spec: Value| {
+        let manager =
+            json!({"group": "apps", "version": "v1", "kind": "Deployment", "namespace": spec["of"], "name": "m"});
+        let whole = json!({"moduleName": "keda", "version": "1.0.0", "descriptor": {}, "manager": manager,
+                           "data": {"apiVersion": "a/v1", "kind": "Keda", "spec": spec}});
+        filled::<ModuleTemplate>(&[of_kyma_group("ModuleTemplate", "keda-1.0.0", whole)]).0
+    };
+    bed.ctx.stores.templates = with(json!({"replicas": 2, "logging": {"level": "debug"}, "of": "kyma-system"}));
+    bed.kyma().await;
+    bed.forget_calls();
+    // Its template says less of the same version.
+    bed.ctx.stores.templates = with(json!({"replicas": 2}));
+    bed.kyma().await;
+    let (id, manifest) = bed.manifest().unwrap();
+    assert_eq!(manifest["spec"]["resource"]["spec"], json!({"replicas": 2}));
+    assert!(manifest["spec"]["manager"]["name"] == "m" && manifest["spec"]["manager"]["namespace"].is_null());
+    assert_eq!(bed.kcp.writes()[..2], [format!("PATCH {id}"), format!("PUT {id}")]);
+    // Somebody adds to it.
+    bed.kcp.edit(&id, |manifest| manifest["spec"]["resource"]["spec"]["evil"] = json!(true));
+    bed.kyma().await;
+    assert_eq!(bed.manifest().unwrap().1["spec"], manifest["spec"]);
+    bed.forget_calls();
+    // The user fixes the version that it has.
+    bed.runtime.edit("kymas/default", |kyma| {
+        kyma["spec"]["modules"] = json!([{"name": "keda", "version": "1.0.0", "managed": true}]);
+    });
+    bed.kyma().await;
+    let labels = bed.manifest().unwrap().1["metadata"]["labels"].clone();
+    assert!(labels["operator.kyma-project.io/channel"].is_null(), "{labels}");
+    bed.forget_calls();
+    bed.kyma().await;
+    assert_eq!((bed.kcp.writes(), bed.runtime.writes()), (vec![], vec![]));
+}
+
+#[tokio::test]
 async fn a_disabled_module_loses_its_manifest_and_says_so_until_it_is_gone() {
     let mut bed = Bed::with_keda().await;
     let (id, _) = bed.manifest().unwrap();

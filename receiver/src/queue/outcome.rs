@@ -71,6 +71,8 @@ pub struct Outcome {
     pub class: Option<Class>,
     /// Work on it again after this long: as verification when all ended, or no sooner than this when something failed.
     pub again_in: Option<Duration>,
+    /// Reconcile after this long whatever failed: then a version has its turn, which no other work waits for.
+    pub turn: Option<Duration>,
 }
 
 impl Outcome {

@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use tidewatch_shared::plan::Work;
 use tokio::time::Instant;
 
 use super::{Class, Outcome, Priority, Wanted, Works, random::Random, wanted::merge_into};
@@ -65,6 +66,8 @@ struct Entry {
     /// What was paused: wanted again with the next wake.
     parked: Option<Wanted>,
     running: Option<Lane>,
+    /// What is paused was wanted again while this was in work.
+    woken: bool,
     /// Removed while in work: forgotten when that ends.
     gone: bool,
     lane: Lane,
@@ -155,6 +158,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
 
     /// Wants all that was paused, each at its own priority.
     pub(crate) fn unpark_all(&mut self, now: Instant) {
+        self.entries.values_mut().for_each(|entry| entry.woken |= entry.running.is_some());
         let parked = self.entries.iter().filter(|(_, entry)| entry.parked.is_some());
         let parked: Vec<_> = parked.map(|(key, _)| key.clone()).collect();
         for key in parked {
@@ -190,7 +194,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         let entry = self.entries.get_mut(&key)?;
         (entry.place, entry.since) = (Place::Idle, None);
         let wanted = entry.wanted.take()?;
-        entry.running = Some(lane);
+        (entry.running, entry.woken) = (Some(lane), false);
         self.running += 1;
         self.slow_running += usize::from(lane == Lane::Slow);
         Some((key, wanted))
@@ -225,7 +229,10 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         let put_off = outcome.put_off.both(begun.works).minus(outcome.failed);
         let parked = begun.works.minus(outcome.ended | outcome.failed | put_off);
         if !parked.is_empty() {
-            merge_into(&mut entry.parked, Wanted { works: parked, ..begun.clone() });
+            // A wake that came meanwhile may be the end of the pause, which this pass had not seen. If it was not, the next one parks again.
+            let woken = entry.woken || entry.wanted.is_some();
+            let slot = if woken { &mut entry.wanted } else { &mut entry.parked };
+            merge_into(slot, Wanted { works: parked, ..begun.clone() });
         }
         let (before, times) = entry.put_off;
         if !put_off.is_empty() {
@@ -258,6 +265,10 @@ impl<K: Clone + Eq + Hash> Queue<K> {
             entry.backoff = Some((now + delay, now));
             merge_into(&mut entry.wanted, Wanted { works: outcome.failed, ..begun.clone() });
             wait = Some(delay);
+        }
+        if let Some(turn) = outcome.turn {
+            let kyma = Wanted::new(Works::of(&[Work::Kyma]), Priority::Catalog);
+            self.want_later(key, Later::RollOut, now + turn, kyma, now);
         }
         self.arrange(key, now);
         wait

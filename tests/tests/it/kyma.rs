@@ -2,17 +2,17 @@
 
 use anyhow::Context as _;
 use kube::{
-    ResourceExt as _,
+    Api, ResourceExt as _,
     api::{DeleteParams, Patch, PatchParams},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use tidewatch_shared::{
-    api::State,
+    api::{Manifest, ModuleTemplate, State},
     names::{annotation, finalizer, label},
 };
 use tidewatch_tests::{
     bed,
-    landscape::{Options, until},
+    landscape::{Options, catalog::template, until},
 };
 
 use crate::support::{One, Tested, is_canary, is_renewal, module, quick};
@@ -52,6 +52,62 @@ async fn a_selected_module_becomes_a_manifest_and_a_deselected_one_goes() -> Tes
     let status = one.skr_status("the module to go", |status| module(status, "keda").is_none()).await?;
     assert_eq!(status.state(), State::Ready);
     assert!(one.manifests().await?.is_empty());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_manifest_has_what_its_template_says_and_no_more() -> Tested {
+    let one = One::start("surplus", &[KEDA]).await?;
+    one.runtime.select(&["keda"]).await?;
+    let templates = Api::<ModuleTemplate>::namespaced(one.landscape.operator(), one.landscape.namespace());
+    let says = async |spec: &Value, manager: &Value| {
+        let mut template = template("keda", "1.0.0");
+        template["spec"]["data"]["spec"] = spec.clone();
+        template["spec"]["manager"] = manager.clone();
+        let params = PatchParams::apply("operator").force();
+        templates.patch("keda-1.0.0", &params, &Patch::Apply(&template)).await
+    };
+    let installs = async |what: &str, spec: &Value, manager: &Value| {
+        until(what, async || {
+            let Some(manifest) = one.manifests().await?.pop() else { return Ok(None) };
+            let whole = serde_json::to_value(&manifest.spec)?;
+            let same = whole["resource"]["spec"] == *spec && whole["manager"] == *manager;
+            Ok(same.then(|| manifest.name_any()))
+        })
+        .await
+    };
+    let manager = json!({"group": "apps", "version": "v1", "kind": "Deployment", "namespace": "x", "name": "keda"});
+    let own = json!({"group": "apps", "version": "v1", "kind": "Deployment", "name": "keda"});
+    let (more, less) = (
+        json!({"replicas": 2, "logging": {"level": "debug"}, "parts": [{"name": "a", "size": 1}]}),
+        json!({"replicas": 2, "parts": [{"name": "a"}]}),
+    );
+    says(&more, &manager).await?;
+    installs("what the template says", &more, &manager).await?;
+    says(&less, &own).await?;
+    let name = installs("what it still says of the same version", &less, &own).await?;
+
+    let manifests = Api::<Manifest>::namespaced(one.landscape.operator(), one.landscape.namespace());
+    for added in [json!({"resource": {"spec": {"evil": true}}}), json!({"manager": {"namespace": "evil"}})] {
+        manifests.patch(&name, &PatchParams::default(), &Patch::Merge(json!({"spec": added}))).await?;
+        installs("the Manifest as it was", &less, &own).await?;
+    }
+
+    // The user fixes the version that is installed.
+    one.runtime.patch_kyma(&json!({"spec": {"modules": [{"name": "keda", "version": "1.0.0"}]}})).await?;
+    until("no channel on the Manifest", async || {
+        Ok((!manifests.get(&name).await?.labels().contains_key(label::CHANNEL)).then_some(()))
+    })
+    .await?;
+    one.quiet().await?;
+    let marks = (one.landscape.kcp().audit_mark()?, one.runtime.cluster().audit_mark()?);
+    // A pass over it finds nothing to do.
+    says(&json!({"replicas": 3, "parts": [{"name": "a"}]}), &own).await?;
+    installs("the new number", &json!({"replicas": 3, "parts": [{"name": "a"}]}), &own).await?;
+    one.after_canaries(marks.1, 4).await?;
+    let writes = one.landscape.kcp().writes_since(marks.0)?;
+    let writes: Vec<_> = writes.iter().filter(|write| write.resource == "manifests").collect();
+    assert_eq!(writes.len(), 1, "{writes:?}");
     Ok(())
 }
 

@@ -262,7 +262,7 @@ impl Agent {
         match answer {
             Answer::Beat(answer) => return self.core.heartbeat_answered(now, to.epoch, answer),
             Answer::Events(answer) => self.core.answered(now, to.epoch, answer),
-            Answer::RefusedWhole => drop(self.core.refused_whole(to.epoch)),
+            Answer::RefusedWhole => drop(self.core.refused_whole(now, to.epoch)),
             Answer::NewEpoch => self.core.start_over(),
             Answer::Fault => {}
         }

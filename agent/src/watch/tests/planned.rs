@@ -263,6 +263,47 @@ async fn large_metadata_is_read_and_what_is_larger_fails_its_own_watch_alone() {
     assert_eq!(bench.core.figures().objects, 2, "what was known stays");
 }
 
+/// With the least wait after each it is longer than [`Bench::until`] looks away.
+const OFTEN: usize = 4;
+
+#[tokio::test(start_paused = true)]
+async fn names_that_no_api_server_gives_are_not_kept() {
+    for (member, most) in [("namespace", 253), ("name", 1_024), ("uid", 128), ("resourceVersion", 128)] {
+        let with = |bytes: usize| {
+            let mut object = object("a", 9, 1);
+            object["metadata"][member] = json!("x".repeat(bytes));
+            object
+        };
+        let mut lists: Vec<_> = (0..OFTEN).map(|_| list(10, &[with(most + 1)])).collect();
+        lists.push(list(20, &[with(most)]));
+        let bench = things((0..=OFTEN).map(|_| served()).collect(), lists);
+        bench.until("reported", |core| core.figures().failing == 1).await;
+        assert_eq!(bench.errors(), [("things".to_owned(), "the API server's answer is not readable".to_owned())]);
+        assert_eq!(bench.core.figures().objects, 0, "{member}");
+        bench.until("well", |core| core.figures().objects == 1).await;
+    }
+    let of_kind = |bytes: usize| Reply::Json(json!({"resources": [{"name": "things", "kind": "K".repeat(bytes)}]}));
+    let kinds = (0..OFTEN).map(|_| of_kind(254)).chain([of_kind(253)]).collect();
+    let bench = things(kinds, vec![list(10, &[object("a", 9, 1)])]);
+    bench.until("reported", |core| core.figures().failing == 1).await;
+    assert_eq!(bench.errors(), [("things".to_owned(), "the API server does not serve g/things".to_owned())]);
+    bench.until("well", |core| core.figures().objects == 1).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn versions_that_no_api_server_gives_are_not_followed() {
+    let long = "7".repeat(129);
+    let listed = || Reply::Json(json!({"metadata": {"resourceVersion": long}, "items": []}));
+    let bookmark = || Reply::Lines(vec![event("BOOKMARK", json!({"metadata": {"resourceVersion": long}}))]);
+    let lists = (0..OFTEN).map(|_| listed()).collect();
+    let watches = [list(10, &[])].into_iter().chain((0..OFTEN).map(|_| bookmark())).collect();
+    for rest in [lists, watches] {
+        let bench = things((0..OFTEN).map(|_| served()).collect(), rest);
+        let unreadable = ("things".to_owned(), "the API server's answer is not readable".to_owned());
+        bench.until("reported", |_| bench.errors().contains(&unreadable)).await;
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn plans_change_live_and_those_that_stay_lose_nothing() {
     let (send, lines) = mpsc::unbounded_channel();

@@ -5,7 +5,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
-use tidewatch_shared::event::{Change, Event, EventId, Object, Received};
+use tidewatch_shared::{
+    event::{Change, Event, EventId, Object, Received},
+    metrics::Registry,
+};
 
 use super::*;
 use crate::forward::{Delivery, Limits, Outbox, Outcome, Routes, Service, Target};
@@ -21,7 +24,11 @@ fn forward_plan() -> Arc<Plan> {
 }
 
 fn receiver(instance: u64, limits: Limits) -> Hub {
-    let metrics = Metrics::register(&mut tidewatch_shared::metrics::Registry::default());
+    counted(&mut Registry::default(), instance, limits)
+}
+
+fn counted(registry: &mut Registry, instance: u64, limits: Limits) -> Hub {
+    let metrics = Metrics::register(registry);
     let settings = Settings { seed: instance, ..Settings::default() };
     let hub = Hub::new(Instance::new(instance), settings, metrics, Instant::now());
     hub.lock().outbox = Outbox::new(limits, instance);
@@ -363,6 +370,24 @@ async fn what_is_put_is_due_at_once_and_settled_with_its_delivery() {
     hub.forwarded(&delivery, Outcome::Delivered);
     assert_eq!(hub.view()[0].epochs[0].settled.get(WATCH), Some(&2));
     assert!(hub.next().now_or_never().is_none(), "no pass is wanted");
+}
+
+#[tokio::test]
+async fn a_target_that_nobody_names_any_more_is_counted_no_more() {
+    let mut registry = Registry::default();
+    let hub = counted(&mut registry, 1, Limits::default());
+    let mut agent = Agent::default();
+    agent.restart();
+    let beside = Beside { leaf: Some(&vec![0x30].into()), ..Beside::default() };
+    hub.events_with(&id(0), Epoch::new(agent.epoch), 1, agent.request().unwrap(), beside).unwrap();
+    let delivery = hub.next_delivery().await;
+    let is_counted = || registry.encode().unwrap().contains(r#"manager="m""#);
+    assert!(is_counted());
+    // It is on its way.
+    hub.set_routes([].into_iter().collect());
+    assert!(!is_counted());
+    hub.forwarded(&delivery, Outcome::Delivered);
+    assert!(!is_counted());
 }
 
 #[test]

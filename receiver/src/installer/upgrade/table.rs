@@ -56,6 +56,13 @@ impl Table {
         *self.rows.entry(key.clone()).or_default().rank.get_or_insert_with(|| rank(target, runtime))
     }
 
+    /// Nothing is concluded from a runtime for now: the time that this takes is none of its deadlines.
+    pub(super) fn rests(&mut self, key: &KymaKey) {
+        if let Some(row) = self.rows.get_mut(key) {
+            (row.unproven, row.lacking) = (None, None);
+        }
+    }
+
     /// Forgets all others.
     pub(super) fn retain(&mut self, keep: impl Fn(&KymaKey) -> bool) {
         self.rows.retain(|key, _| keep(key));

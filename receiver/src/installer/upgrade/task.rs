@@ -235,6 +235,7 @@ impl Upgrade {
         for stand in &stands {
             if !self.counts(stand) {
                 fleet.others += 1;
+                self.table.rests(&stand.kyma);
                 continue;
             }
             let rank = self.table.rank(&stand.kyma, &stand.runtime);

@@ -1,5 +1,4 @@
 use proptest::prelude::*;
-use tidewatch_shared::plan::Work;
 
 use super::*;
 use crate::queue::Drift;
@@ -39,6 +38,27 @@ fn each_is_in_work_at_most_once_and_what_comes_meanwhile_follows() {
     assert!(queue.take(now).is_none() && queue.in_work(&0) && !queue.has_ready());
     queue.finish(&0, &job, &Outcome::ended(job.works), now);
     assert_eq!(queue.take(now).unwrap().1, wanted(Priority::Catalog));
+}
+
+#[test]
+fn a_pause_that_ends_while_its_pass_is_in_work_leaves_nothing_parked() {
+    let (mut queue, now) = queue(1, 4);
+    let whole = Wanted { drift: Drift::All, ..Wanted::new(kyma() | catalog(), Priority::User) };
+    queue.want(&0, whole.clone(), now);
+    let (_, job) = queue.take(now).unwrap();
+    // The label goes after the pass has read it: one wake, of which the pass knows nothing.
+    queue.want(&0, wanted(Priority::User), now);
+    queue.finish(&0, &job, &Outcome::default(), now);
+    let (_, next) = queue.take(now).unwrap();
+    assert_eq!((next.works, &next.drift), (whole.works, &Drift::All));
+    // All are unpaused while it runs.
+    queue.unpark_all(now);
+    queue.finish(&0, &next, &Outcome::default(), now);
+    let (_, last) = queue.take(now).unwrap();
+    assert_eq!((last.works, &last.drift), (whole.works, &Drift::All));
+    // Nobody wakes it now: it was paused all the time.
+    queue.finish(&0, &last, &Outcome::default(), now);
+    assert!(queue.take(now).is_none() && queue.parked(&0) == whole.works);
 }
 
 #[test]
@@ -194,6 +214,20 @@ fn later_wants_come_in_time_and_merge() {
     assert_eq!(job, wanted(Priority::Catalog), "it fell due while another pass ran");
     queue.finish(&0, &job, &Outcome::ended(job.works), now + 30 * S);
     assert_eq!(queue.earliest(), Some(now + 37 * S));
+}
+
+#[test]
+fn a_turn_comes_whatever_failed_besides() {
+    let (mut queue, now) = queue(1, 4);
+    queue.want(&0, Wanted::new(kyma() | catalog(), Priority::User), now);
+    let (_, job) = queue.take(now).unwrap();
+    let failed = Outcome { failed: catalog(), class: Some(Class::Ours), turn: Some(60 * S), ..Outcome::ended(kyma()) };
+    let wait = queue.finish(&0, &job, &failed, now).unwrap();
+    let (_, job) = queue.take(now + wait).unwrap();
+    assert_eq!(job.works, catalog());
+    queue.finish(&0, &job, &Outcome::ended(catalog()), now + wait);
+    assert!(queue.take(now + 59 * S).is_none());
+    assert_eq!(queue.take(now + 60 * S).unwrap().1, wanted(Priority::Catalog));
 }
 
 #[test]

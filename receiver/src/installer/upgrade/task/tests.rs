@@ -288,6 +288,33 @@ async fn who_is_paused_is_not_waited_for_and_makes_no_start() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_pause_is_no_time_to_fail_in() {
+    let mut bed = Bed::new(9);
+    let mut has = all(9, "a");
+    let mut upgrade = bed.receiver("a").await;
+    bed.settle(&mut upgrade, &mut has).await;
+    let mut upgrade = bed.receiver("b").await;
+    bed.bad = Some("b");
+    while with(&has, "b") == 0 {
+        bed.go_on(&mut upgrade, &mut has).await;
+    }
+    bed.go_on(&mut upgrade, &mut has).await;
+    // The first one has it for a minute, and all are paused for longer than it may be unwell.
+    (0..9).for_each(|n| bed.kymas.apply_watcher_event(&Event::Apply(kyma(n, json!({label::PAUSE: "true"})))));
+    let since = Instant::now();
+    while since.elapsed() < 2 * upgrade.flags.deadline() {
+        bed.go_on(&mut upgrade, &mut has).await;
+    }
+    assert_eq!(bed.kcp.data("halted"), None);
+    (0..9).for_each(|n| bed.kymas.apply_watcher_event(&Event::Apply(kyma(n, json!({})))));
+    bed.go_on(&mut upgrade, &mut has).await;
+    assert_eq!((with(&has, "b"), bed.kcp.data("halted")), (1, None), "it has its time anew");
+    bed.bad = None;
+    bed.settle(&mut upgrade, &mut has).await;
+    assert_eq!((with(&has, "b"), bed.kcp.data("stage").as_deref()), (9, Some("done")));
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_is_lost_is_made_again_what_cannot_be_read_is_left_and_what_others_wrote_counts() {
     let mut bed = Bed::new(3);
     let mut has = all(3, "a");
