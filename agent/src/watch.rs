@@ -122,6 +122,8 @@ struct Loop<S> {
     sink: S,
     height: Height,
     backoff: Backoff,
+    /// Of watches that had something to say and ended at once: a server of which that is so is no failing one.
+    news: Backoff,
     page: usize,
     /// The API server let the last list hang: one kind's conversion webhook is enough.
     slow: bool,
@@ -130,7 +132,8 @@ struct Loop<S> {
 /// Lists and watches for ever.
 pub(crate) async fn run<S: Sink>(lane: Lane, shared: Shared, sink: S) {
     let height = shared.sightings.enter();
-    let mut watching = Loop { lane, shared, sink, height, backoff: Backoff::new(BACKOFF), page: PAGE, slow: false };
+    let [backoff, news] = [(); 2].map(|()| Backoff::new(BACKOFF));
+    let mut watching = Loop { lane, shared, sink, height, backoff, news, page: PAGE, slow: false };
     let mut why = "start";
     loop {
         watching.shared.rebuild.mark_unchanged();
@@ -205,8 +208,12 @@ impl<S: Sink> Loop<S> {
             if (calm || heard) && !went_back {
                 useless = 0;
             }
+            if cap == NEWS_CAP {
+                self.backoff.reset();
+            }
             if calm && !went_back {
                 self.backoff.reset();
+                self.news.reset();
             } else if ended.as_ref().err().is_none_or(Call::is_gone) {
                 // To try again at once could go on like this for ever.
                 let time = self.backoff_time(cap);
@@ -325,7 +332,8 @@ impl<S: Sink> Loop<S> {
     fn backoff_time(&mut self, cap: Duration) -> Duration {
         // Half of the ceiling at least would be no full jitter, but nothing at all would be a hot loop. The cap is not that of the
         // ceiling: drawn below a low one, a wait would be half of what it may be, for ever.
-        self.backoff.fail(BACKOFF_CAP).clamp(LEAST, cap)
+        let backoff = if cap == NEWS_CAP { &mut self.news } else { &mut self.backoff };
+        backoff.fail(BACKOFF_CAP).clamp(LEAST, cap)
     }
 
     /// A rebuild does not wait for a backoff.

@@ -499,12 +499,27 @@ async fn a_watch_that_ends_again_and_again_after_a_word_is_slowed_a_little() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_failure_after_short_watches_with_news_waits_like_a_first_one() {
+    let (bookmark, error) = (line("BOOKMARK", "10", ""), json!({"type": "ERROR", "object": {"code": 500}}));
+    for _ in 0..20 {
+        let begun = Instant::now();
+        let mut calls = vec![Call("limit", page("10", "", &[]))];
+        calls.extend((0..8).map(|_| Call("resourceVersion=10", Reply::Lines(vec![bookmark.clone()]))));
+        calls.push(Call("resourceVersion=10", Reply::Lines(vec![error.clone()])));
+        calls.push(Call("resourceVersion=10", Reply::Lines(vec![line("ADDED", "11", "a")])));
+        told(calls).await;
+        // Nine times there was news, and one failure.
+        assert!(begun.elapsed() <= 9 * NEWS_CAP + BACKOFF, "{:?}", begun.elapsed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_watch_that_has_a_word_and_then_wants_a_list_again_and_again_is_slowed_like_any_failure() {
     for code in [403, 410] {
         let lines =
             vec![line("BOOKMARK", "10", ""), json!({"type": "ERROR", "object": {"kind": "Status", "code": code}})];
         let begun = Instant::now();
-        let calls = (0..10)
+        let calls = (0..20)
             .flat_map(|_| [Call("limit", page("10", "", &[])), Call("watch", Reply::Lines(lines.clone()))])
             .collect();
         told(calls).await;

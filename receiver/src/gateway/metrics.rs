@@ -90,7 +90,7 @@ impl Metrics {
         gateway.register("handshakes_failed", help, metrics.handshakes_failed.clone());
         let help = "Connections that the system could not hand over";
         gateway.register("accepts_failed", help, metrics.accepts_failed.clone());
-        let help = "Times that whoever connected had to wait in the system's backlog, by what there were too many of";
+        let help = "Times that nobody was accepted until there was a place again, by what there were too many of";
         gateway.register("accepts_paused", help, metrics.accepts_paused.clone());
         gateway.register("requests", "Requests whose head has arrived, by route", metrics.begun.clone());
         gateway.register("requests_accepted", "Requests that were accepted, by route", metrics.accepted.clone());

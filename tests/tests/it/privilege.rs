@@ -4,7 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::{
-    authorization::v1::{ResourceRule, SelfSubjectRulesReview, SelfSubjectRulesReviewSpec, SubjectRulesReviewStatus},
+    authorization::v1::{
+        ResourceRule, SelfSubjectRulesReview, SelfSubjectRulesReviewSpec, SubjectAccessReview, SubjectRulesReviewStatus,
+    },
     rbac::v1::{ClusterRole, PolicyRule, Role},
 };
 use kube::{
@@ -334,6 +336,23 @@ impl Limited<'_> {
         Ok(())
     }
 
+    /// Waits until KCP's authorizer, which follows the Role, says that the receiver may not.
+    async fn is_gone(&self, resource: &str, verb: &str) -> Result<()> {
+        let landscape = &self.nothing.landscape;
+        let namespace = landscape.namespace();
+        let (plural, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+        let review: SubjectAccessReview = serde_json::from_value(json!({"metadata": {}, "spec": {
+            "user": format!("system:serviceaccount:{namespace}:{RECEIVER}"),
+            "resourceAttributes": {"namespace": namespace, "group": "operator.kyma-project.io", "resource": plural,
+                                   "subresource": subresource, "verb": verb}}}))?;
+        let reviews = Api::<SubjectAccessReview>::all(landscape.kcp().client().await?);
+        until("the right to be gone", async || {
+            let status = reviews.create(&PostParams::default(), &review).await?.status.context("a status")?;
+            Ok((!status.allowed).then_some(()))
+        })
+        .await
+    }
+
     /// Takes one verb away, does what needs it, and waits until the receiver says in its log what it lacks. Gives it back then.
     async fn lacks(&self, resource: &str, verb: &str, act: impl AsyncFnOnce() -> Result<()>) -> Result<()> {
         let log = self.nothing.landscape.stamp_file().with_file_name("receiver.log");
@@ -341,6 +360,7 @@ impl Limited<'_> {
         let count = || -> Result<usize> { Ok(std::fs::read_to_string(&log)?.matches(&words).count()) };
         let before = count()?;
         self.grant(Some((resource, verb))).await?;
+        self.is_gone(resource, verb).await?;
         act().await?;
         until(&format!("the receiver to say that it {words}"), async || Ok((count()? > before).then_some(()))).await?;
         self.grant(None).await

@@ -1,6 +1,6 @@
 //! Whatever a user breaks of the installation comes back, and what silences the agent itself does too.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use k8s_openapi::{
@@ -28,6 +28,7 @@ use tidewatch_tests::{
     landscape::{Options, until},
     progress::say,
 };
+use tokio::time::sleep;
 
 use crate::{
     installer::{OBJECTS, Object},
@@ -71,14 +72,20 @@ async fn an_agent_that_is_gone_comes_back() -> Tested {
     // Deleted.
     let first = member.agent(None).await?.pid();
     deployments.delete(AGENT_DEPLOYMENT, &DeleteParams::default()).await?;
-    let second = member.agent(first).await?.pid();
+    let second = member.agent(first).await?;
     member.proven().await?;
     member.delivers(&["keda"]).await?;
 
-    // Scaled to zero.
-    let scale = Patch::Merge(json!({"spec": {"replicas": 0}}));
-    deployments.patch(AGENT_DEPLOYMENT, &PatchParams::default(), &scale).await?;
-    let third = member.agent(second).await?;
+    // Scaled to zero, again and again: the receiver may be faster than the controllers, which then see nothing of it.
+    let (scale, pods) = (Patch::Merge(json!({"spec": {"replicas": 0}})), objects::<Pod>(member).await?);
+    until("the pod to be scaled away", async || {
+        deployments.patch(AGENT_DEPLOYMENT, &PatchParams::default(), &scale).await?;
+        sleep(Duration::from_millis(500)).await;
+        let pod = pods.get_opt(&second.name).await?;
+        Ok(pod.is_none_or(|pod| pod.metadata.deletion_timestamp.is_some()).then_some(()))
+    })
+    .await?;
+    let third = member.agent(second.pid()).await?;
     member.proven().await?;
     member.delivers(&[]).await?;
 
@@ -179,6 +186,13 @@ async fn an_agent_that_finds_no_room_is_said_so() -> Tested {
     // No controller counts here.
     let counted = Patch::Merge(json!({"status": {"hard": none, "used": none}}));
     quotas.patch_status("none", &PatchParams::default(), &counted).await?;
+    let probe = json!({"metadata": {"name": "probe"}, "spec": {"containers": [{"name": "probe", "image": "probe"}]}});
+    let (probe, dry) = (serde_json::from_value(probe)?, PostParams { dry_run: true, ..PostParams::default() });
+    until("the quota to hold", async || {
+        let refused = pods.create(&dry, &probe).await.err();
+        Ok(refused.filter(|error| error.to_string().contains("exceeded quota")).map(drop))
+    })
+    .await?;
     let agent = member.agent(None).await?;
     pods.delete(&agent.name, &DeleteParams::default()).await?;
     let words = member.said("SKRWebhook", "False", "Quota").await?;

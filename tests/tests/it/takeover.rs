@@ -91,7 +91,7 @@ async fn our_crds_take_the_place_of_the_incumbents() -> Tested {
 
 /// A receiver of the Kymas with our label, which waits for the incumbent to be quiet.
 fn gradual() -> Options {
-    let receiver = vec![format!("--kyma-selector={}={}", OURS.0, OURS.1), "--takeover-quiet-seconds=5".to_owned()];
+    let receiver = vec![format!("--kyma-selector={}={}", OURS.0, OURS.1), "--takeover-quiet-seconds=10".to_owned()];
     Options { receiver, ..quick() }
 }
 

@@ -163,7 +163,7 @@ async fn a_restarted_api_server_waits_for_its_port() {
 #[tokio::test]
 async fn a_frozen_api_server_is_silent_until_it_thaws() {
     let bed = bed::shared().await.expect("a test bed");
-    let runtime = bed.runtime("frozen").await.expect("a runtime");
+    let runtime = bed.runtime("thawing").await.expect("a runtime");
     let api = Api::<Namespace>::all(runtime.client().await.expect("a client"));
     runtime.server().freeze().expect("frozen");
     let silence = tokio::time::timeout(Duration::from_millis(500), api.get("default")).await;

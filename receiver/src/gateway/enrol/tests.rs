@@ -295,7 +295,8 @@ async fn whoever_keeps_a_place_and_says_nothing_loses_it_to_those_who_wait() {
     let room = Room::new();
     let hasty = |settings: &mut Settings| {
         settings.max_connections = 1;
-        settings.head_deadline = Duration::from_millis(100);
+        // Whoever is served has as long, key and request included.
+        settings.head_deadline = Duration::from_secs(2);
     };
     let (address, ca, shutdown) = served(&room, hasty).await;
     let silent = connect(address, b"http/1.1", &ca).await.unwrap();
