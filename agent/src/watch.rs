@@ -145,7 +145,7 @@ pub(crate) async fn run<S: Sink>(lane: Lane, shared: Shared, sink: S) {
             Ok((target, version)) => why = watching.watch(&target, version).await,
             Err(error) => {
                 why = "retry";
-                watching.wait_after(&error, BACKOFF_CAP).await;
+                watching.wait_after(&error, Wait::Failure).await;
             }
         }
     }
@@ -199,7 +199,7 @@ impl<S: Sink> Loop<S> {
             };
             let went_back = matches!(ended, Ok(End::Backwards));
             let calm = begun.elapsed() >= TOO_SHORT && (heard || ended.is_ok());
-            let cap = longest(&ended, heard);
+            let wait = Wait::of(&ended, heard);
             mute = match (heard, calm) {
                 (true, _) => u32::from(matches!(ended, Ok(End::Silent))),
                 (false, true) => mute + 1,
@@ -208,7 +208,7 @@ impl<S: Sink> Loop<S> {
             if (calm || heard) && !went_back {
                 useless = 0;
             }
-            if cap == NEWS_CAP {
+            if wait == Wait::News {
                 self.backoff.reset();
             }
             if calm && !went_back {
@@ -216,12 +216,12 @@ impl<S: Sink> Loop<S> {
                 self.news.reset();
             } else if ended.as_ref().err().is_none_or(Call::is_gone) {
                 // To try again at once could go on like this for ever.
-                let time = self.backoff_time(cap);
+                let time = self.backoff_time(wait);
                 self.wait(time).await;
             }
             match ended {
                 Ok(End::Reopen | End::Silent) if mute >= MUTE => {
-                    self.wait_after(&Call::Silent, BACKOFF_CAP).await;
+                    self.wait_after(&Call::Silent, Wait::Failure).await;
                     return "silent";
                 }
                 Ok(End::Reopen | End::Silent) => {}
@@ -231,7 +231,7 @@ impl<S: Sink> Loop<S> {
                 Err(error) => {
                     useless += u32::from(!heard && error.was_answered());
                     let refused = error.status().is_some_and(|status| status.is_client_error());
-                    self.wait_after(&error, cap).await;
+                    self.wait_after(&error, wait).await;
                     if refused && error.retry_after().is_none() {
                         // Forbidden or no longer served: what may be watched has to be found out again.
                         return "refused";
@@ -319,21 +319,23 @@ impl<S: Sink> Loop<S> {
         Ok(true)
     }
 
-    /// `cap` is for the waits of our own.
-    async fn wait_after(&mut self, error: &Call, cap: Duration) {
+    /// `wait` is for when nobody said how long.
+    async fn wait_after(&mut self, error: &Call, wait: Wait) {
         self.sink.failed(error);
         self.shared.metrics.watch_failed(error);
         // At once, again and again, would be a hot loop.
         let told = error.retry_after().filter(|told| !told.is_zero()).map(|told| told.min(TOLD_CAP));
-        let time = told.map_or_else(|| self.backoff_time(cap), |told| told + random::up_to(told / SPREAD));
+        let time = told.map_or_else(|| self.backoff_time(wait), |told| told + random::up_to(told / SPREAD));
         self.wait(time).await;
     }
 
-    fn backoff_time(&mut self, cap: Duration) -> Duration {
-        // Half of the ceiling at least would be no full jitter, but nothing at all would be a hot loop. The cap is not that of the
-        // ceiling: drawn below a low one, a wait would be half of what it may be, for ever.
-        let backoff = if cap == NEWS_CAP { &mut self.news } else { &mut self.backoff };
-        backoff.fail(BACKOFF_CAP).clamp(LEAST, cap)
+    fn backoff_time(&mut self, wait: Wait) -> Duration {
+        // Half of the ceiling at least would be no full jitter, but nothing at all would be a hot loop.
+        match wait {
+            // The cap is not that of the ceiling: drawn below a low one, a wait would be half of what it may be, for ever.
+            Wait::News => self.news.fail(BACKOFF_CAP).clamp(LEAST, NEWS_CAP),
+            Wait::Failure => self.backoff.fail(BACKOFF_CAP).max(LEAST),
+        }
     }
 
     /// A rebuild does not wait for a backoff.
@@ -346,13 +348,24 @@ impl<S: Sink> Loop<S> {
     }
 }
 
-/// The longest wait after a watch: not long if it had something to say, unless a list comes next, which costs more than another watch.
-fn longest(ended: &Result<End, Call>, heard: bool) -> Duration {
-    let lists = match ended {
-        Ok(end) => matches!(end, End::Gone | End::Backwards),
-        Err(error) => error.status().is_some_and(|status| status.is_client_error()),
-    };
-    if heard && !lists { NEWS_CAP } else { BACKOFF_CAP }
+/// What is waited for, and so for how long at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wait {
+    /// The next words of a watch that had something to say and ended.
+    News,
+    /// Better times.
+    Failure,
+}
+
+impl Wait {
+    /// After a watch: for news if there were some, unless a list comes next, which costs more than another watch.
+    fn of(ended: &Result<End, Call>, heard: bool) -> Self {
+        let lists = match ended {
+            Ok(end) => matches!(end, End::Gone | End::Backwards),
+            Err(error) => error.status().is_some_and(|status| status.is_client_error()),
+        };
+        if heard && !lists { Self::News } else { Self::Failure }
+    }
 }
 
 #[cfg(test)]
