@@ -213,15 +213,32 @@ impl Refusal {
 
     /// The answer, at a time in Unix seconds, with the wait as it is for one alone.
     pub(super) fn answer(self, now: i64) -> Answer {
-        let wait = self.wait().map(|wait| match wait {
+        self.answer_after(now, self.wait_alone())
+    }
+
+    /// The same for somebody who tries again what failed (5xx) and never what was refused (4xx): what is only too much for now has failed.
+    pub(super) fn answer_as_failure(self, now: i64) -> Answer {
+        let told = self.told();
+        if !matches!(told.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT) {
+            return self.answer(now);
+        }
+        let told = Told { status: StatusCode::SERVICE_UNAVAILABLE, ..told };
+        self.write(&told, now, self.wait_alone().or(Some(SHORT_WAIT)))
+    }
+
+    fn wait_alone(self) -> Option<Duration> {
+        self.wait().map(|wait| match wait {
             Wait::Exactly(wait) | Wait::About(wait) | Wait::InTurn(wait) => wait,
-        });
-        self.answer_after(now, wait)
+        })
     }
 
     /// The answer, at a time in Unix seconds, with a wait that was decided.
     pub(super) fn answer_after(self, now: i64, wait: Option<Duration>) -> Answer {
-        let Told { status, kind, detail, .. } = self.told();
+        self.write(&self.told(), now, wait)
+    }
+
+    fn write(self, told: &Told, now: i64, wait: Option<Duration>) -> Answer {
+        let Told { status, kind, detail, .. } = *told;
         let title = status.canonical_reason().unwrap_or("refused");
         let problem = Limited {
             problem: Problem::new(kind, title, status.as_u16(), detail),

@@ -5,10 +5,11 @@
 //!
 //! 1. path (404), announced length (413), method (405)
 //! 2. who calls: the certificate of the connection, or the one that the trusted proxy forwards (401; an empty name 400)
-//! 3. rate and requests in flight of that runtime (429)
-//! 4. the manager must be known (404)
+//! 3. rate and requests in flight of that runtime (503, as everything that is only too much for now)
+//! 4. the manager must be known (404; while the receiver is starting 503)
 //! 5. the body, within its limit (413), its deadline and the budget of all bodies; then JSON (400)
-//! 6. the [`Take`]: a runtime that has spoken v3 is refused unless it is allowed again (403)
+//! 6. the [`Take`]: a runtime that has spoken v3 is refused unless it is allowed again (403), and another manager may not take it (502). By
+//!    then the request counts no longer among those in flight, so that a manager that hangs delays no other.
 
 mod caller;
 mod desk;

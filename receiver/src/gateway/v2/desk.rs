@@ -26,7 +26,7 @@ use super::{
     Metrics,
     caller::{Callers, Peer, Who},
     refusal::Refusal,
-    take::Take,
+    take::{NotTaken, Take},
 };
 use crate::enrolment::Revocations;
 use crate::gateway::{
@@ -147,15 +147,24 @@ impl<T: Take> Desk<T> {
         if self.revocations.cover_leaf(&caller.runtime, &caller.fingerprint) {
             return Err(shared::Refusal::Revoked.into());
         }
+        let event = self.event(manager, caller, body, now).await?;
+        // However long the manager takes, neither a place of the runtime's nor any of the budget is held meanwhile.
+        Ok(self.take.take(manager, caller, event).await?)
+    }
+
+    async fn event<B>(&self, manager: &str, caller: &Caller, body: Pin<&mut B>, now: Now) -> Result<Event, Refusal>
+    where
+        B: Body<Data = Bytes> + Send,
+    {
         let pass = self.peers.enter(&caller.runtime, now)?;
         if !self.take.is_manager(manager) {
-            return Err(Refusal::Manager);
+            let is_early = self.take.is_starting(&caller.runtime);
+            return Err(if is_early { NotTaken::NotSynced.into() } else { Refusal::Manager });
         }
-        let reading = self.budget.read(body, self.max_body);
+        let mut toll = pass.toll();
+        let reading = self.budget.read(body, self.max_body, &mut toll.bytes);
         let body = timeout(self.body_deadline, reading).await.map_err(|_| shared::Refusal::Slow)??;
-        pass.charge(body.len(), Now::read());
-        let event = Event::parse(&body).map_err(|_| shared::Refusal::Malformed)?;
-        Ok(self.take.take(manager, caller, event).await?)
+        Ok(Event::parse(&body).map_err(|_| shared::Refusal::Malformed)?)
     }
 
     /// What is judged before anybody is asked who they are. Content type and query are none of it: the incumbent never looks.

@@ -1,4 +1,7 @@
 //! Every way to be refused on this port, as one closed set. The input is never echoed.
+//!
+//! The incumbent's agent tries again what failed (5xx), and drops for good what was refused (4xx). So whatever may be taken later is told as a
+//! failure here, also where other ports say 429 or 408.
 
 use http::{HeaderValue, StatusCode, header};
 use tidewatch_shared::problem::{CONTENT_TYPE, Kind, Problem};
@@ -55,7 +58,7 @@ impl Refusal {
     pub(super) fn answer(self, now: i64) -> Answer {
         let Some((status, _, detail)) = self.told() else {
             return match self {
-                Self::Gateway(refusal) => refusal.answer(now),
+                Self::Gateway(refusal) => refusal.answer_as_failure(now),
                 _ => gateway::Refusal::Fault.answer(now),
             };
         };

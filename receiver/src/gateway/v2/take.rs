@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex, PoisonError, RwLock},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
 };
 
 use kube::ResourceExt as _;
@@ -35,6 +35,11 @@ pub enum NotTaken {
 pub trait Take: Send + Sync + 'static {
     /// Whether a manager of this name is known.
     fn is_manager(&self, manager: &str) -> bool;
+
+    /// Whether managers may be missing of which it will know when it has started.
+    fn is_starting(&self, _: &RuntimeId) -> bool {
+        false
+    }
 
     /// Takes an event for a known manager.
     fn take(&self, manager: &str, caller: &Caller, event: Event) -> impl Future<Output = Result<(), NotTaken>> + Send;
@@ -75,6 +80,8 @@ impl Allowed {
 
 /// Events for one other manager that are passed on at the same time; each waits for its manager's word.
 const PASSING: usize = 8;
+/// Those of them that may be of one runtime, so that none takes all places of a manager that is slow.
+const PASSING_OF_ONE: usize = 4;
 
 /// Maps events of v2 to the queue, and passes those for other managers on.
 pub struct Legacy {
@@ -82,32 +89,21 @@ pub struct Legacy {
     plan: CurrentPlan,
     allowed: Allowed,
     forward: forward::Client,
-    passing: Mutex<BTreeMap<Arc<Target>, usize>>,
+    passing: Passing,
 }
 
 impl Legacy {
     /// For the managers of the current plan.
     #[must_use]
     pub fn new(hub: Hub, plan: CurrentPlan, allowed: Allowed, forward: forward::Client) -> Self {
-        Self { hub, plan, allowed, forward, passing: Mutex::default() }
-    }
-
-    /// A place among those that are passed on to this target, until dropped. Each has its own, so a dead one delays no other.
-    fn place<'a>(&'a self, target: &Arc<Target>) -> Option<Place<'a>> {
-        let mut passing = self.passing.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = passing.entry(target.clone()).or_default();
-        if *count >= PASSING {
-            return None;
-        }
-        *count += 1;
-        Some(Place(self, target.clone()))
+        Self { hub, plan, allowed, forward, passing: Passing::default() }
     }
 
     /// Gives an event to another manager and waits for its word: v2 has no way to say later that it was not taken, and a failure here
     /// is one that the incumbent's agent tries again.
     async fn pass(&self, manager: &str, caller: &Caller, event: &Event) -> Result<(), NotTaken> {
         let target = self.hub.target_of(manager).ok_or(NotTaken::Unreachable)?;
-        let _place = self.place(&target).ok_or(NotTaken::Unreachable)?;
+        let _place = self.passing.enter(&target, &caller.runtime).ok_or(NotTaken::Unreachable)?;
         match self.forward.send(&target, &caller.leaf, event).await {
             Outcome::Delivered => Ok(()),
             Outcome::Refused(_) | Outcome::Failed(_) => Err(NotTaken::Unreachable),
@@ -115,16 +111,42 @@ impl Legacy {
     }
 }
 
-struct Place<'a>(&'a Legacy, Arc<Target>);
+/// Whose events are being passed on, by target. Each has places of its own, so a dead one delays no other.
+#[derive(Default)]
+struct Passing(Mutex<BTreeMap<Arc<Target>, Vec<RuntimeId>>>);
+
+impl Passing {
+    /// A place among those that are passed on to this target, until dropped.
+    fn enter<'a>(&'a self, target: &Arc<Target>, runtime: &RuntimeId) -> Option<Place<'a>> {
+        let mut passing = self.lock();
+        let places = passing.entry(target.clone()).or_default();
+        if places.len() >= PASSING || places.iter().filter(|other| *other == runtime).count() >= PASSING_OF_ONE {
+            return None;
+        }
+        places.push(runtime.clone());
+        Some(Place { passing: self, target: target.clone(), runtime: runtime.clone() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Arc<Target>, Vec<RuntimeId>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct Place<'a> {
+    passing: &'a Passing,
+    target: Arc<Target>,
+    runtime: RuntimeId,
+}
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        let mut passing = self.0.passing.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = passing.get_mut(&self.1) {
-            *count -= 1;
-            if *count == 0 {
-                passing.remove(&self.1);
-            }
+        let mut passing = self.passing.lock();
+        let Some(places) = passing.get_mut(&self.target) else { return };
+        if let Some(place) = places.iter().position(|runtime| *runtime == self.runtime) {
+            places.swap_remove(place);
+        }
+        if places.is_empty() {
+            passing.remove(&self.target);
         }
     }
 }
@@ -132,6 +154,10 @@ impl Drop for Place<'_> {
 impl Take for Legacy {
     fn is_manager(&self, manager: &str) -> bool {
         manager == OWN_MANAGER || self.plan.load().watches().iter().any(|watch| watch.manager == manager)
+    }
+
+    fn is_starting(&self, runtime: &RuntimeId) -> bool {
+        self.hub.placed(runtime) == Err(Unplaced::NotSynced)
     }
 
     async fn take(&self, manager: &str, caller: &Caller, event: Event) -> Result<(), NotTaken> {
@@ -157,3 +183,6 @@ impl Take for Legacy {
         self.hub.is_unknown(runtime)
     }
 }
+
+#[cfg(test)]
+mod tests;
