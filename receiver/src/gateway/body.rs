@@ -76,8 +76,8 @@ impl Budget {
         Self(Arc::new(Semaphore::new((bytes / UNIT).min(Semaphore::MAX_PERMITS))))
     }
 
-    /// Reads a body of at most `limit` bytes. The caller sets the deadline.
-    pub(super) async fn read<B>(&self, mut body: Pin<&mut B>, limit: usize) -> Result<Whole, Refusal>
+    /// Reads a body of at most `limit` bytes, and counts all that came of it, however it ends. The caller sets the deadline.
+    pub(super) async fn read<B>(&self, mut body: Pin<&mut B>, limit: usize, came: &mut usize) -> Result<Whole, Refusal>
     where
         B: Body<Data = Bytes>,
     {
@@ -87,6 +87,7 @@ impl Budget {
                 // Trailers are not signed; nothing reads them.
                 continue;
             };
+            *came = came.saturating_add(data.len());
             if data.len() > limit - whole.bytes.len() {
                 return Err(Refusal::TooLarge(limit));
             }
@@ -121,7 +122,7 @@ impl std::ops::Deref for Whole {
 mod tests {
     use std::pin::pin;
 
-    use futures::{StreamExt, stream};
+    use futures::{FutureExt, StreamExt, stream};
     use http::Request;
     use http_body::Frame;
     use http_body_util::{Full, StreamBody};
@@ -131,7 +132,10 @@ mod tests {
     async fn read(budget: &Budget, pieces: &[usize], limit: usize) -> Result<Whole, Refusal> {
         let frames: Vec<_> =
             pieces.iter().map(|length| Ok::<_, std::io::Error>(Frame::data(vec![7; *length].into()))).collect();
-        budget.read(pin!(StreamBody::new(stream::iter(frames))), limit).await
+        let mut came = 0;
+        let result = budget.read(pin!(StreamBody::new(stream::iter(frames))), limit, &mut came).await;
+        assert!(result.is_err() || came == pieces.iter().sum::<usize>(), "all that is taken was counted");
+        result
     }
 
     #[tokio::test]
@@ -140,6 +144,18 @@ mod tests {
         assert_eq!(read(&budget, &[60, 0, 40], 100).await.ok().unwrap().len(), 100);
         assert_eq!(read(&budget, &[60, 41], 100).await.err(), Some(Refusal::TooLarge(100)));
         assert_eq!(read(&budget, &[101], 100).await.err(), Some(Refusal::TooLarge(100)));
+    }
+
+    #[tokio::test]
+    async fn what_came_is_counted_even_if_nobody_waits_for_the_rest() {
+        let (budget, mut came) = (Budget::new(1 << 20), 0);
+        let piece = || Ok::<_, std::io::Error>(Frame::data(Bytes::from_static(&[0; 60])));
+        let stuck = pin!(StreamBody::new(stream::iter([piece(), piece()]).chain(stream::pending())));
+        assert!(budget.read(stuck, 200, &mut came).now_or_never().is_none());
+        assert_eq!(came, 120);
+        let long = pin!(StreamBody::new(stream::iter([piece(), piece()])));
+        assert_eq!(budget.read(long, 100, &mut came).await.err(), Some(Refusal::TooLarge(100)));
+        assert_eq!(came, 240, "what is too much has come all the same");
     }
 
     #[tokio::test]

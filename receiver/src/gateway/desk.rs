@@ -172,8 +172,10 @@ impl<I: Intake> Desk<I> {
         if self.pressure.sheds(admitted.head.route) {
             return Err(Refusal::Late);
         }
-        let reading = self.budget.read(body, admitted.head.route.max_body(self.max_body));
+        let mut toll = admitted.pass.toll();
+        let reading = self.budget.read(body, admitted.head.route.max_body(self.max_body), &mut toll.bytes);
         let body = tokio::time::timeout(self.body_deadline, reading).await.map_err(|_| Refusal::Slow)??;
+        drop(toll);
         let concluded = self.conclude(&admitted, &body, Now::read())?;
         // Its share of the budget is for others while the issuer takes its time.
         drop(body);
@@ -212,7 +214,6 @@ impl<I: Intake> Desk<I> {
     pub(super) fn conclude(&self, admitted: &Admitted<'_>, body: &[u8], now: Now) -> Result<Concluded<'_>, Refusal> {
         let Admitted { certificate, head, pass, begun } = admitted;
         self.metrics.body_bytes.inc_by(body.len() as u64);
-        pass.charge(body.len(), now);
         let verified = signature::verify(&head.signed(body), &certificate.leaf, now.unix)?;
         pass.take(&verified, now)?;
         match head.route {

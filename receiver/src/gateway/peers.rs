@@ -189,9 +189,9 @@ impl Peers {
 }
 
 impl Pass {
-    /// As [`Peers::charge`].
-    pub(super) fn charge(&self, bytes: usize, now: Now) {
-        self.peers.charge(&self.runtime, bytes, now);
+    /// For the body of its request.
+    pub(super) const fn toll(&self) -> Toll<'_> {
+        Toll { pass: self, bytes: 0 }
     }
 
     /// Takes the nonce of a signature that verified; each is taken once.
@@ -203,6 +203,19 @@ impl Pass {
             Stale::Used => Refusal::Replay,
             Stale::TooManyEpochs => Refusal::Epochs,
         })
+    }
+}
+
+/// What a runtime pays for a body as it is let go of: for all that came of it, whether or not it came to its end, and also when the
+/// sender took the request back while it was read.
+pub(super) struct Toll<'a> {
+    pass: &'a Pass,
+    pub(super) bytes: usize,
+}
+
+impl Drop for Toll<'_> {
+    fn drop(&mut self) {
+        self.pass.peers.charge(&self.pass.runtime, self.bytes, Now::read());
     }
 }
 
@@ -310,7 +323,8 @@ mod tests {
     #[test]
     fn bodies_cost_too() {
         let (peers, start, runtime) = (Peers::new(limits()), now(), id("r-1"));
-        peers.enter(&runtime, start).unwrap().charge(250, start);
+        peers.enter(&runtime, start).unwrap();
+        peers.charge(&runtime, 250, start);
         assert_eq!(peers.enter(&runtime, start).err(), Some(Refusal::Rate(Duration::from_millis(100))));
     }
 

@@ -3,7 +3,7 @@
 mod refusals;
 mod renewals;
 
-use std::sync::LazyLock;
+use std::{convert::Infallible, sync::LazyLock};
 
 use http::{HeaderName, Method, header};
 use http_body_util::BodyExt;
@@ -13,6 +13,7 @@ use tidewatch_shared::{
     event::MAX_EVENTS,
     signature::{CONTENT_DIGEST, SIGNATURE, SIGNATURE_INPUT},
 };
+use tokio::time::timeout;
 
 use super::*;
 use crate::{
@@ -42,6 +43,10 @@ impl Room {
         let ca = ca(NOW);
         let agent = Agent::new(&ca, "r-1", NOW);
         Self { desk: Desk::new(&settings, intake.clone(), metrics()), intake, ca, agent }
+    }
+
+    fn peer(&self) -> Peer {
+        Peer::read(&self.agent.identity.chain[0], &domain())
     }
 
     /// What the desk makes of a request at a time.
@@ -83,6 +88,49 @@ async fn what_is_signed_and_well_formed_reaches_the_intake() {
     let (status, answer) = read(room.say(&Say::heartbeat(heartbeat.as_bytes(), 2)).unwrap()).await;
     assert_eq!((status, &answer["heartbeatSeconds"]), (200, &json!(30)));
     assert_eq!(*room.intake.said.lock().unwrap(), [("r-1".to_owned(), 1), ("r-1".to_owned(), 0)]);
+}
+
+/// Over HTTP/2 a sender may take a request back, or be told that it is too long, and go on with the next one.
+#[tokio::test(start_paused = true)]
+async fn a_body_costs_its_runtime_for_all_that_came_of_it_however_it_ends() {
+    use futures::{StreamExt, TryStreamExt, stream};
+    use http_body::Frame;
+    use http_body_util::StreamBody;
+
+    const HALF: Bytes = Bytes::from_static(&[b' '; 1 << 19]);
+    let never = || stream::iter([HALF]).chain(stream::pending()).map(Ok::<_, Infallible>).boxed();
+    let broken = || stream::iter([Ok(HALF), Err(std::io::ErrorKind::ConnectionReset)]).boxed();
+    let endless = || stream::repeat(HALF).map(Ok::<_, Infallible>).boxed();
+
+    async fn costs<E: Send + 'static>(
+        body: impl Fn() -> stream::BoxStream<'static, Result<Bytes, E>>,
+        expected: Option<Refusal>,
+    ) {
+        let limits = Limits { per_second: 1, burst: 1_000, bytes_per_request: (1 << 19) / 600, ..Limits::default() };
+        let room = Room::with(Recorder::default(), Settings { limits, ..settings() });
+        let certificate = room.desk.speaker(&parts(&room, 1), &room.peer(), at(NOW)).unwrap();
+        // One or two of them are as much as it may send at once.
+        for counter in 1..=3 {
+            let parts = parts(&room, counter);
+            let body = pin!(StreamBody::new(body().map_ok(Frame::data)));
+            let judged = room.desk.judge(&parts, body, &certificate, at(NOW));
+            // It is taken back before its deadline.
+            match timeout(Duration::from_millis(10), judged).await.ok().and_then(Result::err) {
+                Some(Refusal::Rate(_)) => {
+                    assert!(counter > 1);
+                    return;
+                }
+                other => assert_eq!(other, expected),
+            }
+        }
+        panic!("{expected:?} costs nothing");
+    }
+    fn parts(room: &Room, counter: u64) -> Parts {
+        room.agent.sign(&Say::events(b"[]", counter)).into_parts().0
+    }
+    costs(never, None).await;
+    costs(broken, Some(Refusal::Broken)).await;
+    costs(endless, Some(Refusal::TooLarge(1 << 20))).await;
 }
 
 #[test]

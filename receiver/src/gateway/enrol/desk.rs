@@ -112,7 +112,9 @@ impl Desk {
             Route::Trust => Ok(json(StatusCode::OK, CONTENT_TYPE, &self.enrolments.office().trust())),
             Route::Certificates => {
                 let token = self.certificates_head(&parts.headers, from)?;
-                let reading = self.budget.read(body, self.max_body);
+                // Whoever enrols has no account to charge: what holds them is the budget, and a place in the line.
+                let mut came = 0;
+                let reading = self.budget.read(body, self.max_body, &mut came);
                 let body = timeout(self.body_deadline, reading).await.map_err(|_| Refusal::Slow)??;
                 self.metrics.body_bytes.inc_by(body.len() as u64);
                 let asked = CertificateRequest::parse(&body).map_err(|_| Refusal::Malformed)?;
