@@ -31,7 +31,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{Client, ResourceExt, runtime::reflector::ObjectRef};
 use tidewatch_shared::{api::Kyma, identity::RuntimeId, names::label, plan::Work, trace};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
 
 pub use error::Error;
@@ -156,7 +156,7 @@ impl Context {
 /// concerns the user, and in the log.
 pub async fn pass(ctx: &Context, job: &Job) -> Outcome {
     let _span = traced(job);
-    work(ctx, &job.key, &job.wanted).await
+    work(ctx, &job.key, &job.wanted, job.patience()).await
 }
 
 /// The span of a pass: it continues the trace of the wait for it.
@@ -164,13 +164,19 @@ pub(crate) fn traced(job: &Job) -> Option<trace::Span> {
     trace::span("reconcile", None, job.traceparent())
 }
 
-async fn work(ctx: &Context, key: &KymaKey, wanted: &Wanted) -> Outcome {
+async fn work(ctx: &Context, key: &KymaKey, wanted: &Wanted, patience: Duration) -> Outcome {
     let start = Instant::now();
     // Forwarding is another worker's: it stays as it is.
     let works = wanted.works.minus(Works::of(&[Work::Forward]));
-    let outcome = match reconcile(ctx, key, wanted, works).await {
-        Ok(outcome) => outcome,
-        Err(error) => failed(ctx, key, works, &error),
+    let outcome = match timeout(patience, reconcile(ctx, key, wanted, works)).await {
+        Ok(Ok(outcome)) => outcome,
+        Ok(Err(error)) => failed(ctx, key, works, &error),
+        Err(_) => {
+            // What was sent last may land or not: the next pass reads everything.
+            ctx.memory.forget(key);
+            ctx.catalog.forget(key);
+            failed(ctx, key, works, &Error::TooLong(patience))
+        }
     };
     ctx.metrics.ended(&outcome, start.elapsed());
     outcome

@@ -1,6 +1,6 @@
 //! One pass that is to be made.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -20,6 +20,8 @@ pub(super) struct Begun {
     /// When the oldest event that it began with was accepted.
     pub(super) accepted: Option<Instant>,
     pub(super) at: Instant,
+    /// How long it may take.
+    pub(super) patience: Duration,
     /// The traces of what it began with.
     pub(super) traces: Waiting,
     /// Cancelled when the Kyma is removed.
@@ -37,23 +39,31 @@ pub struct Job {
     begun: Option<(Hub, Begun)>,
     traceparent: Option<String>,
     gone: CancellationToken,
+    patience: Duration,
 }
 
 impl Job {
     pub(super) fn new(hub: Hub, (key, wanted, begun): (KymaKey, Wanted, Begun)) -> Self {
-        let (traceparent, gone) = (begun.traces.end(), begun.gone.clone());
-        Self { key, wanted, begun: Some((hub, begun)), traceparent, gone }
+        let (traceparent, gone, patience) = (begun.traces.end(), begun.gone.clone(), begun.patience);
+        Self { key, wanted, begun: Some((hub, begun)), traceparent, gone, patience }
     }
 
     /// A job that no hub knows, to try a pass with.
     #[must_use]
     pub fn detached(key: KymaKey, wanted: Wanted) -> Self {
-        Self { key, wanted, begun: None, traceparent: None, gone: CancellationToken::new() }
+        let gone = CancellationToken::new();
+        Self { key, wanted, begun: None, traceparent: None, gone, patience: Duration::MAX }
     }
 
     /// The `traceparent` of its wait in the queue, if events caused it and traces are exported.
     pub(crate) fn traceparent(&self) -> Option<&str> {
         self.traceparent.as_deref()
+    }
+
+    /// How long the pass may take, before it counts as one whose runtime does not answer.
+    #[must_use]
+    pub const fn patience(&self) -> Duration {
+        self.patience
     }
 
     /// Cancelled when its Kyma is deleted or not selected any more: then nothing may be written for it.

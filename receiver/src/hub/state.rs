@@ -308,7 +308,8 @@ impl State {
         let placed = self.kymas.get_mut(&key)?;
         let (snapshot, accepted) = (placed.runtime.snapshot(), placed.accepted.take());
         let gone = placed.gone.clone();
-        let begun = Begun { generation: placed.generation, snapshot, accepted, at: now, traces, gone };
+        let patience = self.queue.patience(&key);
+        let begun = Begun { generation: placed.generation, snapshot, accepted, at: now, patience, traces, gone };
         Some((key, wanted, begun))
     }
 

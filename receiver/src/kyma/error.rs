@@ -1,5 +1,7 @@
 //! What can fail in a pass, and what that means for the next one and for whoever reads the status.
 
+use std::time::Duration;
+
 use thiserror::Error;
 
 use super::{SECRET_MISSING, crd, fetch, status::Access};
@@ -79,6 +81,9 @@ pub enum Error {
     /// The agent, on its way out.
     #[error("remove the agent")]
     Agent(#[source] installer::Error),
+    /// The runtime answers, but so slowly that others would wait for it.
+    #[error("the pass took more than {} s, and was cut", .0.as_secs())]
+    TooLong(Duration),
 }
 
 impl Error {
@@ -120,7 +125,7 @@ impl Error {
             Self::Kcp { doing: READ_KYMA, .. } => "kyma_retrieval",
             Self::Kcp { doing: MARK_KYMA, .. } => "labels_and_finalizers_update",
             Self::Kcp { doing: LIST_SECRETS, .. } => "kyma_under_deletion_with_no_access_secret",
-            Self::Kcp { .. } => "processing_kyma_state",
+            Self::Kcp { .. } | Self::TooLong(_) => "processing_kyma_state",
             Self::Manifest { doing: DELETE, .. } => "manifest_crs_cleanup",
             Self::Manifest { .. } => "manifest_reconciliation",
             Self::Runtime { doing: DELETE_OURS, .. } => "remote_kyma_deletion",
@@ -148,7 +153,9 @@ impl Error {
             (_, Some(call)) => classify(call),
             (Self::Access(_), _) => Class::Auth,
             (Self::Catalog(error), _) => error.class(),
-            (Self::NotEstablished(_) | Self::CrdTerminating(_) | Self::Terminating(_), _) => Class::Transport,
+            (Self::NotEstablished(_) | Self::CrdTerminating(_) | Self::Terminating(_) | Self::TooLong(_), _) => {
+                Class::Transport
+            }
             _ => Class::Ours,
         }
     }

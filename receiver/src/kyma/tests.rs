@@ -28,6 +28,9 @@ use crate::{
     queue::{Drift, Priority},
 };
 
+/// How long a pass may take.
+const PATIENCE: Duration = Duration::from_secs(45);
+
 /// A KCP with one Kyma and a module `keda`, a runtime, and passes between them.
 struct Bed {
     ctx: Context,
@@ -133,7 +136,7 @@ impl Bed {
 
     async fn pass(&mut self, works: Works, drift: Drift) -> Outcome {
         fill(&mut self.manifests, &self.kcp.all("manifests"));
-        work(&self.ctx, &self.key, &Wanted { works, priority: Priority::User, drift }).await
+        work(&self.ctx, &self.key, &Wanted { works, priority: Priority::User, drift }, PATIENCE).await
     }
 
     async fn kyma(&mut self) -> Outcome {
@@ -470,6 +473,27 @@ async fn what_somebody_else_wrote_while_a_pass_read_is_not_written_over() {
     assert_ne!(finalizers(&bed), Value::Null);
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_pass_that_takes_too_long_is_cut_and_the_next_one_believes_nothing() {
+    let mut bed = Bed::settled().await;
+    let works = Works::of(&[Work::Kyma, Work::Catalog]);
+    bed.runtime.hang(true);
+    let begun = Instant::now();
+    assert_eq!(bed.pass(works, Drift::None).await, Outcome::failed(works, Class::Transport));
+    assert_eq!(begun.elapsed(), PATIENCE);
+    bed.runtime.hang(false);
+    bed.forget_calls();
+    assert_eq!(bed.pass(works, Drift::None).await, Outcome::ended(works));
+    let calls = bed.runtime.calls();
+    for read in [
+        "namespaces/kyma-system",
+        "customresourcedefinitions/kymas.operator.kyma-project.io",
+        "configmaps/tidewatch-catalog",
+    ] {
+        assert!(calls.contains(&format!("GET {read}")), "{read} in {calls:?}");
+    }
+}
+
 #[tokio::test]
 async fn a_failing_catalog_fails_alone() {
     let mut bed = Bed::new();
@@ -559,7 +583,7 @@ async fn a_cache_that_is_behind_our_own_writes_is_not_believed() {
     // As `Bed::pass`, but the cache stays as it is: the Manifest watch hangs.
     let behind = async |bed: &Bed| {
         let wanted = Wanted { works: Works::of(&[Work::Kyma]), priority: Priority::User, drift: Drift::None };
-        assert!(work(&bed.ctx, &bed.key, &wanted).await.failed.is_empty());
+        assert!(work(&bed.ctx, &bed.key, &wanted, PATIENCE).await.failed.is_empty());
     };
     let disable = |bed: &Bed| bed.runtime.edit("kymas/default", |kyma| kyma["spec"]["modules"] = json!([]));
     disable(&bed);

@@ -14,6 +14,13 @@ use super::{Class, Outcome, Priority, Wanted, Works, random::Random, wanted::mer
 /// A user's change of a Kyma in backoff is tried no more often than this.
 const USER_SPACING: Duration = Duration::from_secs(5);
 
+/// A pass that takes longer tells that its runtime is slow, however well the pass ended.
+const SLOW: Duration = Duration::from_secs(10);
+/// How long a pass may take beside all others: longer than any call to a runtime, shorter than anybody else should wait for a slot.
+const PATIENCE: Duration = Duration::from_secs(45);
+/// How long it may take apart from them.
+const PATIENCE_WITH_SLOW: Duration = Duration::from_secs(300);
+
 /// In what order one pop in eight looks at the priorities: the lower two come first once each, so nothing starves them.
 const TURNS: [[Priority; 3]; 8] = {
     use Priority::{Catalog, User, Verification};
@@ -23,7 +30,7 @@ const TURNS: [[Priority; 3]; 8] = {
     [URGENT, URGENT, URGENT, CATALOG, URGENT, URGENT, URGENT, VERIFICATION]
 };
 
-/// Runtimes whose last pass could not reach them wait apart, so that they cannot occupy all slots.
+/// Runtimes that the last pass could not reach, or took long for, wait apart, so that they cannot occupy all slots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Lane {
     #[default]
@@ -65,7 +72,8 @@ struct Entry {
     wanted: Option<Wanted>,
     /// What was paused: wanted again with the next wake.
     parked: Option<Wanted>,
-    running: Option<Lane>,
+    /// In work, and since when.
+    running: Option<(Lane, Instant)>,
     /// What is paused was wanted again while this was in work.
     woken: bool,
     /// Removed while in work: forgotten when that ends.
@@ -134,7 +142,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         self.displace(key);
         let Some(entry) = self.entries.get_mut(key) else { return };
         match entry.running {
-            Some(lane) => *entry = Entry { running: Some(lane), gone: true, ..Entry::default() },
+            running @ Some(_) => *entry = Entry { running, gone: true, ..Entry::default() },
             None => drop(self.entries.remove(key)),
         }
     }
@@ -194,7 +202,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         let entry = self.entries.get_mut(&key)?;
         (entry.place, entry.since) = (Place::Idle, None);
         let wanted = entry.wanted.take()?;
-        (entry.running, entry.woken) = (Some(lane), false);
+        (entry.running, entry.woken) = (Some((lane, now)), false);
         self.running += 1;
         self.slow_running += usize::from(lane == Lane::Slow);
         Some((key, wanted))
@@ -213,7 +221,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
     /// Ends what [`Self::take`] began. Returns how long a failure waits.
     pub(crate) fn finish(&mut self, key: &K, begun: &Wanted, outcome: &Outcome, now: Instant) -> Option<Duration> {
         let entry = self.entries.get_mut(key)?;
-        let lane = entry.running.take()?;
+        let (lane, since) = entry.running.take()?;
         self.running -= 1;
         self.slow_running -= usize::from(lane == Lane::Slow);
         if entry.gone {
@@ -221,6 +229,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
             return None;
         }
         match (outcome.class, outcome.failed.is_empty()) {
+            _ if now.saturating_duration_since(since) >= SLOW => entry.lane = Lane::Slow,
             (Some(Class::Transport), _) => entry.lane = Lane::Slow,
             (Some(_), _) | (None, false) => entry.lane = Lane::Normal,
             (None, true) if !outcome.ended.is_empty() => entry.lane = Lane::Normal,
@@ -303,6 +312,14 @@ impl<K: Clone + Eq + Hash> Queue<K> {
     /// Whether a Kyma is in work.
     pub(crate) fn in_work(&self, key: &K) -> bool {
         self.entries.get(key).is_some_and(|entry| entry.running.is_some())
+    }
+
+    /// How long the work on a Kyma may take that was just taken.
+    pub(crate) fn patience(&self, key: &K) -> Duration {
+        match self.entries.get(key).and_then(|entry| entry.running) {
+            Some((Lane::Slow, _)) => PATIENCE_WITH_SLOW,
+            Some((Lane::Normal, _)) | None => PATIENCE,
+        }
     }
 
     /// Kymas in work.

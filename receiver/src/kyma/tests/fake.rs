@@ -44,6 +44,7 @@ type Meddling = (String, fn(&mut Value));
 struct State {
     objects: BTreeMap<String, Value>,
     calls: Vec<String>,
+    hangs: bool,
     refused: BTreeMap<String, StatusCode>,
     /// What somebody else writes just before a call.
     meanwhile: BTreeMap<String, Meddling>,
@@ -73,8 +74,14 @@ impl Fake {
     pub(super) fn client(&self) -> Client {
         let fake = self.clone();
         testing::client("default", move |parts, body| {
-            Some(fake.answer(parts, &serde_json::from_slice(body).unwrap_or(Value::Null)))
+            let answer = fake.answer(parts, &serde_json::from_slice(body).unwrap_or(Value::Null));
+            (!fake.0.lock().unwrap().hangs).then_some(answer)
         })
+    }
+
+    /// Whether from now on no call is answered, although each is done.
+    pub(super) fn hang(&self, hangs: bool) {
+        self.0.lock().unwrap().hangs = hangs;
     }
 
     /// The calls since the last time, in order: `<METHOD> <plural>/<name>`.

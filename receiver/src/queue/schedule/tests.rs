@@ -145,6 +145,32 @@ fn runtimes_that_could_not_be_reached_have_a_quarter_of_the_slots() {
 }
 
 #[test]
+fn runtimes_that_answer_slowly_have_a_quarter_of_the_slots_and_more_time() {
+    let (mut queue, start) = queue(20, 8);
+    for key in 0..10 {
+        queue.want(&key, wanted(Priority::User), start);
+        let (key, job) = queue.take(start).unwrap();
+        assert_eq!(queue.patience(&key), PATIENCE);
+        // It ends well, but late.
+        queue.finish(&key, &job, &Outcome::ended(job.works), start + SLOW);
+    }
+    let now = start + SLOW;
+    (0..20).for_each(|key| queue.want(&key, wanted(Priority::User), now));
+    let taken = keys(&mut queue, now);
+    let (slow, others): (Vec<_>, Vec<_>) = taken.into_iter().partition(|key| *key < 10);
+    assert_eq!((slow.len(), others.len()), (2, 10));
+    assert_eq!(queue.patience(&slow[0]), PATIENCE_WITH_SLOW);
+    assert_eq!(queue.patience(&others[0]), PATIENCE);
+    queue.finish(&slow[0], &wanted(Priority::User), &Outcome::ended(kyma()), now + S);
+    queue.want(&slow[0], wanted(Priority::User), now + S);
+    assert_eq!(
+        keys(&mut queue, now + S).len(),
+        2,
+        "whoever is quick again leaves the lane, and its place is another's"
+    );
+}
+
+#[test]
 fn failures_wait_longer_each_time_and_a_success_forgets_them() {
     let (mut queue, mut now) = queue(1, 4);
     queue.want(&0, wanted(Priority::Catalog), now);
