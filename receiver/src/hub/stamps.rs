@@ -6,7 +6,7 @@ use std::{
     path::Path,
     sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel},
     thread,
-    time::{Instant, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use prometheus_client::metrics::counter::Counter;
@@ -17,6 +17,8 @@ use tidewatch_shared::{
 
 /// Stamps that wait for the file, at most.
 const CAPACITY: usize = 16_384;
+/// Between two looks at what waits: to be woken would cost the thread that stamps, and so change what is measured.
+const PAUSE: Duration = Duration::from_millis(20);
 
 struct Stamp {
     at: Instant,
@@ -90,8 +92,8 @@ fn write(mut file: impl Write, receiver: &Receiver<Stamp>) -> io::Result<()> {
             Err(TryRecvError::Disconnected) => return file.flush(),
             Err(TryRecvError::Empty) => {
                 file.flush()?;
-                let Ok(stamp) = receiver.recv() else { return Ok(()) };
-                stamp
+                thread::sleep(PAUSE);
+                continue;
             }
         };
         let nanos = (unix + stamp.at.saturating_duration_since(base)).as_nanos();
