@@ -42,7 +42,7 @@ use super::{
     seats::{Seat, Seats},
 };
 
-/// Requests at once on one HTTP/2 connection: more than one runtime may have in flight, so that it learns so by 429.
+/// Requests at once on one HTTP/2 connection: more than one runtime may have in flight, so that it is told so.
 const STREAMS: u32 = 32;
 /// On a connection that many share behind a proxy.
 const STREAMS_OF_MANY: u32 = 1_024;
@@ -400,6 +400,7 @@ async fn drive<S: Service, C: GracefulConnection<Error = hyper::Error>>(
 fn broken(error: &hyper::Error) -> &'static str {
     match error {
         error if error.is_timeout() => "timeout",
+        error if error.is_parse_too_large() => "head",
         error if error.is_parse() => "malformed",
         error if error.is_incomplete_message() => "incomplete",
         _ => BROKEN,

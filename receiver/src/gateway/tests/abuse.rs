@@ -9,9 +9,11 @@ use super::{
 };
 
 const SHORT: Duration = Duration::from_millis(100);
+/// Bytes of a frame, unless its reader allows more (RFC 9113, section 4.2).
+pub(super) const LONGEST_FRAME: usize = 16 << 10;
 
 impl Bed {
-    fn refused(&self, reason: &'static str) -> u64 {
+    pub(super) fn refused(&self, reason: &'static str) -> u64 {
         self.metrics.refused.get_or_create(&metrics::RefusedAs { route: "events", reason }).get()
     }
 
@@ -30,6 +32,7 @@ async fn floods_of_frames_end_the_connection() {
     let head = unsigned(&bed);
     let opened = || frame(HEADERS, END_HEADERS, 1, &head);
     let large = fields(&[("x-large", &"x".repeat(1_000))]).repeat(20);
+    assert!(large.len() > LONGEST_FRAME);
     let reset = |number: u32| {
         let stream = 2 * number + 1;
         [frame(HEADERS, END_HEADERS, stream, &head), frame(RST_STREAM, 0, stream, &[0, 0, 0, 8])].concat()
@@ -45,7 +48,7 @@ async fn floods_of_frames_end_the_connection() {
         ("tiny data", [opened(), frame(DATA, 0, 1, b"x").repeat(50_000)].concat()),
         ("continuations", [frame(HEADERS, 0, 1, &head), frame(CONTINUATION, 0, 1, &[]).repeat(5_000)].concat()),
         ("rapid resets", each(&reset, 5_000)),
-        ("huge heads", each(&|number| frame(HEADERS, END_HEADERS | END_STREAM, 2 * number + 1, &large), 5_000)),
+        ("huge frames", each(&|number| frame(HEADERS, END_HEADERS | END_STREAM, 2 * number + 1, &large), 5_000)),
     ];
     for (number, (case, frames)) in (1..).zip(cases) {
         let mut raw = Raw::open(&bed, &bed.agent(&format!("r-{number}")), &[]).await;

@@ -168,9 +168,9 @@ async fn anything_but_one_certificate_in_one_field_is_refused() {
         ("expired", &old, vec![(CLIENT_CERT, plain(&old))], 401, "certificate"),
         ("another domain", &foreign, vec![(CLIENT_CERT, plain(&foreign))], 403, "identity"),
     ]) {
+        let before = behind.bed.refused(reason);
         let (told, _) = behind.say(agent, counter, &fields).await;
-        let refused = metrics::RefusedAs { route: "events", reason };
-        assert_eq!((told, behind.bed.metrics.refused.get_or_create(&refused).get() > 0), (status, true), "{case}");
+        assert_eq!((told, behind.bed.refused(reason)), (status, before + 1), "{case}");
     }
     assert_eq!(behind.bed.intake.count(), 0);
     behind.bed.stop().await;
@@ -181,11 +181,13 @@ async fn nobody_but_the_proxy_may_connect() {
     let behind = Behind::start().await;
     let one = behind.bed.agent("r-1");
     assert!(behind.bed.is_refused(behind.bed.client(&one.identity)).await, "a runtime itself");
+    let failed = behind.bed.metrics.handshakes_failed.get_or_create(&metrics::Why { reason: "unknown-issuer" }).get();
+    assert_eq!(failed, 1, "nobody has heard of its CA there");
     let another = Agent::new(&behind.proxies, "another", unix_now());
     let mut sender = behind.bed.http2(&another).await;
     let (status, told) = behind.say_over(&mut sender, &one, 1, &[(CLIENT_CERT, plain(&one))]).await;
     assert_eq!((status, &told["status"]), (401, &401.into()), "somebody else of the proxy's CA");
-    assert_eq!(behind.bed.intake.count(), 0);
+    assert_eq!((behind.bed.refused("proxy"), behind.bed.intake.count()), (1, 0));
     behind.bed.stop().await;
 
     let bed = Bed::start(|_| {}).await;
@@ -194,6 +196,7 @@ async fn nobody_but_the_proxy_may_connect() {
     request.headers_mut().insert(HeaderName::from_static(CLIENT_CERT), plain(&two).parse().unwrap());
     let answer = bed.http2(&one).await.send_request(request).await.unwrap();
     assert_eq!(answer.status(), 401, "where there is no proxy, the fields say nothing");
+    assert_eq!((bed.refused("signature-keyid"), bed.intake.count()), (1, 0), "who signs is not who has connected");
     bed.stop().await;
 }
 
@@ -221,8 +224,7 @@ async fn whoever_the_proxy_tells_of_is_trusted_as_the_rotation_of_the_ca_says() 
         let (new_told, _) = behind.say_over(&mut sender, &new, counter, &[(FORWARDED_CLIENT_CERT, envoy(&new))]).await;
         assert_eq!([old_told, new_told], expected, "{phase:?}");
     }
-    let refused = metrics::RefusedAs { route: "events", reason: "certificate" };
-    assert_eq!(behind.bed.metrics.refused.get_or_create(&refused).get(), 2);
+    assert_eq!(behind.bed.refused("certificate"), 2);
     drop(sender);
     behind.bed.stop().await;
 }
