@@ -70,13 +70,20 @@ fn grammar() -> clap::Command {
 }
 
 impl Fleet {
-    /// Asks, and prints the answer. The process ends with 0, with 1 when there is no answer, and with 3 when `--check` is given and
-    /// a path is not proven.
+    /// Asks, and prints the answer. The process ends with 0, or with 1 when there is no answer (2 is what wrong arguments end with). With
+    /// `--check` it ends with 3 when a path is broken, and with 4 when the receiver is not the active one.
     #[must_use]
     pub fn run(&self) -> ExitCode {
         match self.show() {
-            Ok(fleet::Health::Proven) => ExitCode::SUCCESS,
-            Ok(fleet::Health::Unproven) => ExitCode::from(3),
+            Ok(fleet::Health::Sound) => ExitCode::SUCCESS,
+            Ok(fleet::Health::Broken) => ExitCode::from(3),
+            Ok(fleet::Health::NotActive) => {
+                eprintln!(
+                    "tidewatch-receiver {FLEET}: the receiver at {} is not active: it knows no runtimes",
+                    self.whom.admin_url
+                );
+                ExitCode::from(4)
+            }
             Err(error) => {
                 eprintln!("tidewatch-receiver {FLEET}: {error:#}");
                 ExitCode::FAILURE

@@ -8,6 +8,14 @@ use crate::{digest::Digest, identity::Epoch};
 /// Watches of one heartbeat, at most; more is malformed.
 pub const MAX_WATCHES: usize = 1_000;
 
+/// Evidence is awaited, and stays good, for so many heartbeat intervals.
+pub const EVIDENCE_INTERVALS: u32 = 3;
+/// A watch that was last heard so long ago, in seconds, does not stand, whatever its agent thinks of it. API servers send a bookmark about
+/// once a minute, and an agent that misses them lists anew within some 200 seconds, which is a sign of life as well.
+pub const SILENT_AFTER: u64 = 300;
+/// What is said of such a watch.
+pub const SILENT: &str = "nothing was heard of it for more than 300 seconds";
+
 /// What an agent says of itself, once per heartbeat interval.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -111,6 +119,16 @@ pub struct WatchState {
     /// What is wrong with it, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+}
+
+/// A watch that does not stand, and what is wrong with it in words; no words while it is only not listed yet. An error says more than a
+/// list that is not complete yet.
+#[must_use]
+pub fn failing(watches: &[WatchState]) -> Option<(&str, Option<&str>)> {
+    let is_silent = |watch: &WatchState| watch.alive_seconds_ago.is_some_and(|seconds| seconds > SILENT_AFTER);
+    let fails = |watch: &&WatchState| watch.error.is_some() || watch.listed_seconds_ago.is_none() || is_silent(watch);
+    let watch = watches.iter().filter(fails).max_by_key(|watch| watch.error.is_some())?;
+    Some((&watch.name, watch.error.as_deref().or_else(|| is_silent(watch).then_some(SILENT))))
 }
 
 #[cfg(test)]

@@ -397,6 +397,11 @@ impl Metrics {
         self.epochs.get_or_create(&Why { reason: why.as_str() }).inc();
     }
 
+    /// Epochs that began for that reason.
+    pub(crate) fn epochs(&self, why: Renewal) -> u64 {
+        self.epochs.get(&Why { reason: why.as_str() }).map_or(0, |count| count.get())
+    }
+
     /// A list begins; `why` is from a closed set.
     pub(crate) fn listed(&self, why: &'static str) {
         self.lists.get_or_create(&Why { reason: why }).inc();

@@ -28,7 +28,7 @@ use crate::{
     clock,
     core::Core,
     identity::Standing,
-    status::{STATUS_PATH, Status},
+    status::{Runtime, STATUS_PATH, Status},
 };
 
 /// Connections at a time: a scraper, two probes, and room for a curious person.
@@ -178,15 +178,16 @@ impl View {
         let set = |seconds: i64| (seconds != 0).then_some(seconds);
         let ago = |at: i64| u64::try_from(clock::unix_seconds() - at).unwrap_or(0);
         let not_after = set(self.metrics.certificate_not_after.get()).and_then(|at| Timestamp::from_second(at).ok());
+        let canary_age_seconds = self.sightings.canary(now).map(|canary| canary.age_seconds);
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pending: self.pending(),
             answered_seconds_ago: set(self.metrics.answered.get()).map(ago),
-            canary_age_seconds: self.sightings.canary(now).map(|canary| canary.age_seconds),
+            canary_age_seconds,
             certificate_not_after: not_after.map(|at| at.to_string()),
             identity: self.standing.told(),
             clock_offset_seconds: self.metrics.clock_offset.get(),
-            runtime: self.core.get().map(|core| core.account(now).into()),
+            runtime: self.core.get().map(|core| Runtime::new(core.account(now), canary_age_seconds)),
         }
     }
 

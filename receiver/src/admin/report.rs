@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tidewatch_shared::{
+    api::ConditionStatus,
     identity::{Epoch, Instance},
     plan::Work,
 };
@@ -23,7 +24,7 @@ pub struct Report {
     pub receiver: Receiver,
     /// Figures of all runtimes together.
     pub summary: Summary,
-    /// Each Kyma: those whose path is not proven first, then by name.
+    /// Each Kyma: those whose path is broken first, then those of which nobody knows, each by name.
     pub runtimes: Vec<Runtime>,
 }
 
@@ -47,7 +48,7 @@ pub struct Receiver {
 pub struct Summary {
     /// Kymas.
     pub kymas: usize,
-    /// How many of them have a path in which state: `Proven`, `Unknown`, or the reason why not.
+    /// How many of them have a path of which [`Path::reason`].
     pub paths: BTreeMap<String, usize>,
     /// Objects that wait in agents.
     pub waiting: u64,
@@ -76,7 +77,7 @@ pub struct Runtime {
     pub runtime_id: Option<String>,
     /// Whether another Kyma has the same runtime id: then neither is served.
     pub ambiguous: bool,
-    /// Whether its event path is proven.
+    /// Whether its event path is proven: what the condition `EventPath` says, or will say.
     pub path: Path,
     /// The contract in which its agent spoke last: `unheard`, `v2` or `v3`.
     pub contract: String,
@@ -123,25 +124,13 @@ pub struct Runtime {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Path {
-    /// Whether it is proven.
-    pub state: Proof,
-    /// Why not, as the condition `EventPath` names it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
+    /// Whether it is proven. `Unknown` where nobody claims that something is broken.
+    pub state: ConditionStatus,
+    /// Why, or why not: one word. `Unknown` while there is no evidence and none is due yet; the condition says then what it said before.
+    pub reason: String,
     /// What more is known of it; parts of it are an agent's words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-}
-
-/// Whether a path is proven, in the order in which people want to see them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Proof {
-    /// It is not.
-    Unproven,
-    /// No evidence is there, and none is due yet.
-    Unknown,
-    /// It is.
-    Proven,
 }
 
 /// One life of an agent's sequences.
@@ -179,7 +168,11 @@ impl Report {
         };
         let mut runtimes: Vec<_> = views.unwrap_or_default().into_iter().map(Runtime::from).collect();
         runtimes.sort_unstable_by(|a, b| {
-            let order = |runtime: &Runtime| runtime.path.state;
+            let order = |runtime: &Runtime| match runtime.path.state {
+                ConditionStatus::False => 0,
+                ConditionStatus::Unknown => 1,
+                ConditionStatus::True => 2,
+            };
             order(a).cmp(&order(b)).then_with(|| (&a.namespace, &a.kyma).cmp(&(&b.namespace, &b.kyma)))
         });
         Self { receiver, summary: Summary::of(&runtimes), runtimes }
@@ -190,7 +183,7 @@ impl Summary {
     fn of(runtimes: &[Runtime]) -> Self {
         let mut summary = Self { kymas: runtimes.len(), ..Self::default() };
         for runtime in runtimes {
-            *summary.paths.entry(runtime.path.name().to_owned()).or_default() += 1;
+            *summary.paths.entry(runtime.path.reason.clone()).or_default() += 1;
             summary.waiting += runtime.waiting;
             summary.parked += runtime.parked;
             summary.gaps += runtime.gaps;
@@ -202,27 +195,9 @@ impl Summary {
     }
 }
 
-impl Path {
-    /// One word for it.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        match self.state {
-            Proof::Proven => "Proven",
-            Proof::Unknown => "Unknown",
-            Proof::Unproven => self.reason.as_deref().unwrap_or("Unproven"),
-        }
-    }
-}
-
 impl From<&PathState> for Path {
     fn from(path: &PathState) -> Self {
-        let state = match path {
-            PathState::Unknown => Proof::Unknown,
-            PathState::Proven => Proof::Proven,
-            PathState::Unproven(_) => Proof::Unproven,
-        };
-        let reason = (state == Proof::Unproven).then(|| path.as_str().to_owned());
-        Self { state, reason, message: message(path) }
+        Self { state: path.status(), reason: path.as_str().to_owned(), message: message(path) }
     }
 }
 
@@ -289,6 +264,32 @@ impl From<EpochView> for EpochState {
             duplicates: view.duplicates,
             reordered: view.reordered,
             gaps: view.gaps,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_path_is_told_as_the_condition_tells_it() {
+        let watch = || "pods".to_owned();
+        for (path, state) in [
+            (PathState::Unknown, "Unknown"),
+            (PathState::Proven, "True"),
+            (PathState::Unproven(Unproven::NoHeartbeat), "False"),
+            (PathState::Unproven(Unproven::Away), "Unknown"),
+            (PathState::Unproven(Unproven::LegacyAgent), "Unknown"),
+            (PathState::Unproven(Unproven::OldPlan { refused: None }), "False"),
+            (PathState::Unproven(Unproven::FailingWatch { watch: watch(), error: None }), "False"),
+            (PathState::Unproven(Unproven::Diverged { watch: watch() }), "False"),
+            (PathState::Unproven(Unproven::StaleCanary { came_back: true }), "False"),
+        ] {
+            let told = json!(Path::from(&path));
+            assert_eq!((&told["state"], &told["reason"]), (&json!(state), &json!(path.as_str())));
         }
     }
 }

@@ -316,9 +316,9 @@ mod tests {
         let runtime = |number: usize| {
             serde_json::from_value(serde_json::json!({
                 "kyma": format!("k-{number}"), "namespace": "n", "runtimeId": null, "ambiguous": false,
-                "path": {"state": "Unknown"}, "contract": "unheard", "lastSeenSeconds": null, "heartbeatSeconds": 30,
-                "canaryAgeSeconds": null, "agentVersion": null, "planRevision": null, "planIsCurrent": false,
-                "certificateNotAfter": null, "waiting": 0, "parked": 0, "gaps": 0, "duplicates": 0, "unsettled": [],
+                "path": {"state": "Unknown", "reason": "Unknown"}, "contract": "unheard", "lastSeenSeconds": null,
+                "heartbeatSeconds": 30, "canaryAgeSeconds": null, "agentVersion": null, "planRevision": null,
+                "planIsCurrent": false, "certificateNotAfter": null, "waiting": 0, "parked": 0, "gaps": 0, "duplicates": 0, "unsettled": [],
                 "wanted": [], "paused": [], "inWork": false, "failures": 0, "epochs": [],
             }))
             .unwrap()

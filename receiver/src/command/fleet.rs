@@ -4,13 +4,13 @@ use std::io::{self, Write as _};
 
 use anyhow::{Context as _, Result};
 use clap::Args;
-use tidewatch_shared::table;
+use tidewatch_shared::{api::ConditionStatus, table};
 use tokio::runtime;
 
 use super::ask::Whom;
 use crate::admin::{
     FLEET_PATH,
-    report::{Proof, Report, Runtime, Summary},
+    report::{Report, Runtime, Summary},
 };
 
 /// What is shown, and from where.
@@ -20,7 +20,8 @@ pub struct Fleet {
     #[arg(long)]
     pub json: bool,
 
-    /// Ends with exit code 3 when a path is not proven.
+    /// Ends with exit code 3 when a path is broken: `EventPath` is False. Unknown is no evidence against it. Ends with 4 when the
+    /// receiver that was asked is not the active one, and so knows no runtimes.
     #[arg(long)]
     pub check: bool,
 
@@ -29,11 +30,15 @@ pub struct Fleet {
     pub whom: Whom,
 }
 
-/// What `--check` looks at.
+/// What `--check` finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Health {
-    Proven,
-    Unproven,
+    /// Nothing speaks against any path.
+    Sound,
+    /// A path is broken.
+    Broken,
+    /// The receiver waits for its turn, and knows nothing.
+    NotActive,
 }
 
 impl Fleet {
@@ -45,8 +50,18 @@ impl Fleet {
         let text = if self.json { body.to_vec() } else { page(&report).into_bytes() };
         let mut out = io::stdout().lock();
         out.write_all(&text).and_then(|()| out.flush()).context("write to stdout")?;
-        let unproven = report.runtimes.iter().any(|runtime| runtime.path.state == Proof::Unproven);
-        Ok(if self.check && unproven { Health::Unproven } else { Health::Proven })
+        Ok(if self.check { health(&report) } else { Health::Sound })
+    }
+}
+
+fn health(report: &Report) -> Health {
+    let is_broken = |runtime: &Runtime| runtime.path.state == ConditionStatus::False;
+    if !report.receiver.active {
+        Health::NotActive
+    } else if report.runtimes.iter().any(is_broken) {
+        Health::Broken
+    } else {
+        Health::Sound
     }
 }
 
@@ -100,7 +115,7 @@ fn row(runtime: &Runtime) -> [String; HEAD.len()] {
     [
         runtime.kyma.clone(),
         or_dash(runtime.runtime_id.as_deref().unwrap_or_default()),
-        runtime.path.name().to_owned(),
+        runtime.path.reason.clone(),
         table::age(runtime.last_seen_seconds),
         table::age(runtime.canary_age_seconds),
         runtime.waiting.to_string(),
@@ -132,6 +147,10 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::{
+        admin::report::Path,
+        fleet::{PathState, Unproven},
+    };
 
     fn report(runtimes: &Value) -> Report {
         serde_json::from_value(json!({
@@ -155,11 +174,30 @@ mod tests {
         })
     }
 
+    fn proven() -> Value {
+        json!({"state": "True", "reason": "Proven"})
+    }
+
+    #[test]
+    fn a_check_fails_for_a_path_that_is_broken_and_for_a_receiver_that_knows_nothing() {
+        let of = |paths: &[PathState]| {
+            let runtimes: Vec<_> = paths.iter().map(|path| runtime("k", &json!(Path::from(path)), "1")).collect();
+            health(&report(&json!(runtimes)))
+        };
+        let (silent, away) = (PathState::Unproven(Unproven::NoHeartbeat), PathState::Unproven(Unproven::Away));
+        let legacy = PathState::Unproven(Unproven::LegacyAgent);
+        assert_eq!(of(&[]), Health::Sound);
+        assert_eq!(of(&[PathState::Proven, PathState::Unknown, away, legacy]), Health::Sound, "no evidence against it");
+        assert_eq!(of(&[PathState::Proven, silent]), Health::Broken);
+        let mut standby = report(&json!([]));
+        standby.receiver.active = false;
+        assert_eq!(health(&standby), Health::NotActive);
+    }
+
     #[test]
     fn people_see_what_is_wrong_and_no_control_characters() {
-        let failing = json!({"state": "Unproven", "reason": "FailingWatch", "message": "pods: \u{1b}[31mno\nrights"});
-        let report =
-            report(&json!([runtime("b", &failing, "\u{7}1"), runtime("a", &json!({"state": "Proven"}), "0.1.0")]));
+        let failing = json!({"state": "False", "reason": "FailingWatch", "message": "pods: \u{1b}[31mno\nrights"});
+        let report = report(&json!([runtime("b", &failing, "\u{7}1"), runtime("a", &proven(), "0.1.0")]));
         let page = page(&report);
         let lines: Vec<_> = page.lines().collect();
         assert_eq!(lines.len(), 6, "{page}");
@@ -174,8 +212,8 @@ mod tests {
 
     #[test]
     fn a_renewal_that_fails_is_told_beside_what_else_is_wrong() {
-        let failing = json!({"state": "Unproven", "reason": "FailingWatch", "message": "pods: no rights"});
-        let mut runtimes = json!([runtime("b", &failing, "1"), runtime("a", &json!({"state": "Proven"}), "1")]);
+        let failing = json!({"state": "False", "reason": "FailingWatch", "message": "pods: no rights"});
+        let mut runtimes = json!([runtime("b", &failing, "1"), runtime("a", &proven(), "1")]);
         for at in 0..2 {
             runtimes[at]["renewalFailedSince"] = json!("2026-11-21T20:00:00Z");
         }

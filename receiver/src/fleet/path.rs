@@ -3,18 +3,12 @@
 use std::time::Duration;
 
 use tidewatch_shared::{
-    heartbeat::{Heartbeat, WatchState},
+    api::ConditionStatus,
+    heartbeat::{EVIDENCE_INTERVALS as INTERVALS, Heartbeat, failing},
     identity::Epoch,
 };
 use tokio::time::Instant;
 
-/// Evidence is awaited, and stays good, for so many heartbeat intervals.
-const INTERVALS: u32 = 3;
-/// A watch that was last heard so long ago, in seconds, does not stand, whatever its agent thinks of it. API servers send a bookmark about
-/// once a minute, and an agent that misses them lists anew within some 200 seconds, which is a sign of life as well.
-const SILENT_AFTER: u64 = 300;
-/// What is said of such a watch.
-const SILENT: &str = "nothing was heard of it for more than 300 seconds";
 /// Words of an agent are cut to so many characters.
 const MAX_WORDS: usize = 256;
 
@@ -68,6 +62,16 @@ impl PathState {
     pub const fn is_heard(&self) -> bool {
         use Unproven::{Away, LegacyAgent, NoHeartbeat};
         !matches!(self, Self::Unknown | Self::Unproven(NoHeartbeat | Away | LegacyAgent))
+    }
+
+    /// What the condition `EventPath` says, and so everybody who is asked. `Unknown` where nobody claims that something is broken.
+    #[must_use]
+    pub const fn status(&self) -> ConditionStatus {
+        match self {
+            Self::Proven => ConditionStatus::True,
+            Self::Unknown | Self::Unproven(Unproven::Away | Unproven::LegacyAgent) => ConditionStatus::Unknown,
+            Self::Unproven(_) => ConditionStatus::False,
+        }
     }
 
     /// Every name that [`Self::as_str`] can give.
@@ -185,19 +189,11 @@ pub(crate) struct Pulse {
 
 impl Pulse {
     pub(super) fn of(heartbeat: &Heartbeat, at: Instant) -> Self {
-        let is_silent = |watch: &WatchState| watch.alive_seconds_ago.is_some_and(|seconds| seconds > SILENT_AFTER);
-        let fails =
-            |watch: &&WatchState| watch.error.is_some() || watch.listed_seconds_ago.is_none() || is_silent(watch);
-        // An error says more than a list that is not complete yet.
-        let failing = heartbeat.watches.iter().filter(fails).max_by_key(|watch| watch.error.is_some());
         Self {
             at,
             epoch: heartbeat.epoch,
             canary: heartbeat.canary.map(|canary| Duration::from_secs(canary.age_seconds)),
-            failing: failing.map(|watch| {
-                let error = watch.error.as_deref().or_else(|| is_silent(watch).then_some(SILENT));
-                (cut(&watch.name), error.map(cut))
-            }),
+            failing: failing(&heartbeat.watches).map(|(watch, error)| (cut(watch), error.map(cut))),
             plan_error: heartbeat.plan_error.as_deref().map(cut),
             plan_revision: heartbeat.plan_revision.as_deref().map(cut),
             waiting: heartbeat.waiting,
@@ -305,6 +301,7 @@ fn cut(words: &str) -> String {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
+    use tidewatch_shared::heartbeat::{SILENT, SILENT_AFTER};
 
     use super::*;
 

@@ -53,19 +53,13 @@ impl Said {
 /// whose agent is not heard of.
 pub(super) fn event_path(path: Option<&PathState>, spoke_v3: impl FnOnce() -> bool, kyma: &Kyma) -> Option<Said> {
     let path = path?;
-    let (status, message) = match path {
+    let message = match path {
         PathState::Unknown => return None,
-        PathState::Proven => (
-            ConditionStatus::True,
-            "events arrive: the agent's canary comes through, and every watch stands".to_owned(),
-        ),
-        // Nobody claims that something is broken.
-        PathState::Unproven(flaw @ (Unproven::Away | Unproven::LegacyAgent)) => (ConditionStatus::Unknown, words(flaw)),
-        PathState::Unproven(flaw) => (ConditionStatus::False, words(flaw)),
+        PathState::Proven => "events arrive: the agent's canary comes through, and every watch stands".to_owned(),
+        PathState::Unproven(flaw) => words(flaw),
     };
     let memory = if !path.is_heard() && spoke_v3() { SPOKE_V3 } else { "" };
-    let message = message + memory;
-    news(kyma, EVENT_PATH, status, path.as_str(), message)
+    news(kyma, EVENT_PATH, path.status(), path.as_str(), message + memory)
 }
 
 fn words(flaw: &Unproven) -> String {

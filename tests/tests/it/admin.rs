@@ -1,6 +1,6 @@
 //! The admin listeners and the command lines that ask them.
 
-use std::fs;
+use std::{fs, process::Output};
 
 use ::http::StatusCode;
 use anyhow::{Context as _, Result};
@@ -13,19 +13,40 @@ use serde_json::{Value, json};
 use tidewatch_tests::{
     http,
     landscape::{DEADLINE, Options, until},
+    ports,
 };
 
 use crate::support::{One, Tested, quick, run, text};
 
 const KEDA: (&str, &str, &str) = ("keda", "1.0.0", "1.1.0");
 
+/// What an agent says of its path, of the plan that it was told, and of what was accepted, and what the fleet shows of that.
+fn both(said: &Value, runtime: &Value) -> [Value; 2] {
+    let said = &said["runtime"];
+    let epochs = runtime["epochs"].as_array().into_iter().flatten();
+    let accepted = epochs.filter(|epoch| epoch["epoch"] == said["epoch"]).map(|epoch| &epoch["accepted"]).next();
+    let of = |path: &Value, plan: &Value, accepted: &Value| json!([path, plan, accepted]);
+    [
+        of(&said["path"], &said["heartbeat"]["planRevision"], &said["accepted"]),
+        of(&runtime["path"], &runtime["planRevision"], accepted.unwrap_or(&json!("of no epoch"))),
+    ]
+}
+
 /// The one agent says of itself what the fleet shows of it; then it is killed, and can no longer be asked.
-async fn says_the_same(one: &One, fleet: &Value) -> Result<()> {
+async fn says_the_same(one: &One, fleet: impl AsyncFn(&[&str]) -> Result<Output>) -> Result<()> {
     let agent = one.runtime.with_agent(async |agent| agent.admin()).await?.context("its admin listener")?;
     let agent = agent.to_string();
     let status =
         async |more: &[&str]| run("tidewatch-agent", &[&["status", "--admin-address", &agent], more].concat()).await;
-    let said: Value = serde_json::from_slice(&status(&["--json"]).await?.stdout)?;
+    // They are not asked in one moment.
+    let (said, fleet) = until("the agent to say what the fleet shows", async || {
+        let said: Value = serde_json::from_slice(&status(&["--json"]).await?.stdout)?;
+        let fleet: Value = serde_json::from_slice(&fleet(&["--json"]).await?.stdout)?;
+        let [says, shows] = both(&said, &fleet["runtimes"][0]);
+        anyhow::ensure!(says == shows, "{says} is not {shows}");
+        Ok(Some((said, fleet)))
+    })
+    .await?;
     assert_eq!((&said["pending"], &said["clockOffsetSeconds"]), (&json!([]), &json!(0)));
     let (said_runtime, runtime) = (&said["runtime"], &fleet["runtimes"][0]);
     assert_eq!(said_runtime["id"], runtime["runtimeId"]);
@@ -33,7 +54,15 @@ async fn says_the_same(one: &One, fleet: &Value) -> Result<()> {
         (&said_runtime["planRevision"], &said_runtime["instance"]),
         (&runtime["planRevision"], &fleet["receiver"]["instance"])
     );
-    assert!(said_runtime["watches"].as_array().is_some_and(|watches| !watches.is_empty()), "{said}");
+    let heartbeat = &said_runtime["heartbeat"];
+    assert!(heartbeat["secondsAgo"].is_u64() && heartbeat["intervalSeconds"] == 1, "{said}");
+    assert!(
+        heartbeat["resend"].is_array() && said_runtime["gaps"].is_u64() && said_runtime["resends"].is_u64(),
+        "{said}"
+    );
+    let watches = said_runtime["watches"].as_array().context("its watches")?;
+    let is_settled = |watch: &Value| watch["name"].as_str().is_some_and(|name| heartbeat["settled"][name].is_u64());
+    assert!(!watches.is_empty() && watches.iter().all(is_settled), "{said}");
     assert!(
         said["answeredSecondsAgo"].is_u64()
             && said["canaryAgeSeconds"].is_u64()
@@ -62,7 +91,7 @@ async fn the_fleet_and_the_agent_are_shown() -> Tested {
     let shown = until("a proven path", async || {
         let output = fleet(&["--json", "--check"]).await?;
         let report: Value = serde_json::from_slice(&output.stdout).with_context(|| text(&output.stderr))?;
-        let proven = report["runtimes"][0]["path"]["state"] == "Proven";
+        let proven = report["runtimes"][0]["path"] == json!({"state": "True", "reason": "Proven"});
         anyhow::ensure!(!proven || output.status.success(), "{}", output.status);
         Ok(proven.then_some(report))
     })
@@ -82,7 +111,7 @@ async fn the_fleet_and_the_agent_are_shown() -> Tested {
     assert!(table.lines().any(|line| line.starts_with(one.runtime.name()) && line.contains("Proven")), "{table}");
 
     // Its agent says the same, until it is gone.
-    says_the_same(&one, &shown).await?;
+    says_the_same(&one, &fleet).await?;
     until("the killed agent to show", async || {
         let output = fleet(&["--check"]).await?;
         let table = text(&output.stdout);
@@ -90,6 +119,15 @@ async fn the_fleet_and_the_agent_are_shown() -> Tested {
         Ok((output.status.code() == Some(3) && line.contains("NoHeartbeat")).then_some(()))
     })
     .await?;
+
+    // One that waits for its turn knows nobody, which is no reason to say that all is well.
+    let standby = one.landscape.start_standby("shown-standby", ports::free()?).await?;
+    let waiting = format!("http://{}", standby.admin().context("its admin listener")?);
+    let asked = ["fleet", "--admin-url", &waiting];
+    until("its answer", async || Ok(run("tidewatch-receiver", &asked).await?.status.success().then_some(()))).await?;
+    let checked = run("tidewatch-receiver", &[&asked[..], &["--check"]].concat()).await?;
+    assert_eq!(checked.status.code(), Some(4), "{}", text(&checked.stdout));
+    assert!(text(&checked.stderr).contains("not active"), "{}", text(&checked.stderr));
 
     // Nobody answers a page that a browser sends here under another name.
     let foreign = tidewatch_tests::http::get(admin, "/other", DEADLINE).await?;
