@@ -2,6 +2,7 @@
 //! a heartbeat describes one instant.
 
 mod bounds;
+mod heard;
 mod single;
 mod status;
 mod watched;
@@ -33,6 +34,7 @@ pub use crate::{
     index::{Seen, Uid, Version},
     outbox::Batch,
 };
+use heard::Heard;
 pub(crate) use status::Account;
 use watched::Watched;
 
@@ -110,6 +112,7 @@ struct State {
     ids: u64,
     plan_revision: Option<String>,
     plan_error: Option<String>,
+    heard: Heard,
 }
 
 impl Core {
@@ -119,7 +122,8 @@ impl Core {
         let outbox = Outbox::new(runtime, Box::new(random::bits), metrics);
         let watches = BTreeMap::new();
         let total = usize::MAX;
-        let state = State { outbox, watches, hasher, cap, total, ids: 0, plan_revision: None, plan_error: None };
+        let (plan_revision, plan_error, heard) = Default::default();
+        let state = State { outbox, watches, hasher, cap, total, ids: 0, plan_revision, plan_error, heard };
         Self(Arc::new(Shared { state: Mutex::new(state), wake: Notify::new() }))
     }
 
@@ -275,7 +279,7 @@ impl Core {
     }
 
     /// Like [`Core::refused_whole`], because the batch was too large.
-    pub(crate) fn too_large(&self, now: Instant, epoch: Epoch, announced: Announced) -> bool {
+    pub fn too_large(&self, now: Instant, epoch: Epoch, announced: Announced) -> bool {
         self.with(|state| state.outbox.too_large(now, epoch, announced))
     }
 
@@ -298,6 +302,7 @@ impl Core {
     /// The answer to a heartbeat of an epoch.
     pub fn heartbeat_answered(&self, now: Instant, epoch: Epoch, answer: &HeartbeatAnswer) {
         self.with(|state| {
+            state.heard.answered(now, epoch, answer);
             if state.outbox.heartbeat_answered(now, epoch, answer.instance, answer.since, &answer.settled) {
                 answer.resend.iter().for_each(|watch| state.resend(watch));
             }
@@ -348,12 +353,13 @@ impl State {
             (wanted.get(&**name) != Some(&&*watched.planned)).then(|| name.clone())
         };
         let stopped: Vec<Arc<str>> = self.watches.iter().filter_map(left).collect();
+        let mut before = BTreeMap::new();
         for name in &stopped {
-            self.watches.remove(name);
+            before.extend(self.watches.remove(name).map(|watched| (name.clone(), watched)));
             self.outbox.close(name);
         }
         let new = wanted.into_iter().filter(|(name, _)| !self.watches.contains_key(*name)).collect::<Vec<_>>();
-        let started = new.into_iter().map(|(name, planned)| self.open(name, planned)).collect();
+        let started = new.into_iter().map(|(name, planned)| self.open(name, planned, before.get(name))).collect();
         if self.plan_revision.as_deref() != Some(plan.revision()) {
             self.plan_revision = Some(plan.revision().to_owned());
             self.outbox.plan_changed();
@@ -362,14 +368,17 @@ impl State {
         Turnover { stopped, started }
     }
 
-    fn open(&mut self, name: &str, planned: &PlannedWatch) -> Started {
+    fn open(&mut self, name: &str, planned: &PlannedWatch, before: Option<&Watched>) -> Started {
         let name: Arc<str> = name.into();
         self.ids += 1;
         let (id, planned) = (WatchId(self.ids), Arc::new(planned.clone()));
         let rule = Rule { field: planned.field, every_version: false };
         let index = Index::new(self.hasher.clone(), rule, self.cap);
         self.outbox.open(name.clone(), Facts::of(&planned));
-        self.watches.insert(name, Watched::new(id, planned.clone(), index));
+        let mut watched = Watched::new(id, planned.clone(), index);
+        // What the watch before knew to be gone, or would have known by its next list, this one never does.
+        watched.lost = before.is_some_and(|before| watched.forward && before.planned.manager == planned.manager);
+        self.watches.insert(name, watched);
         Started { id, planned }
     }
 
@@ -458,6 +467,7 @@ impl State {
 
     fn resend(&mut self, name: &str) {
         let (Some(watched), at) = (self.watches.get(name), clock::unix_millis()) else { return };
+        self.heard.resends += 1;
         if watched.forward {
             self.outbox.tell_all(name, at);
         }
@@ -466,6 +476,7 @@ impl State {
 
     fn heartbeat(&mut self, now: Instant, surroundings: Surroundings) -> (Heartbeat, Nonce) {
         let numbers = self.outbox.heartbeat();
+        self.heard.made = true;
         let Self { outbox, watches, .. } = self;
         let digest = |name: &str| outbox.sent_digest(name, &|watch| watches.get(watch)?.index.digest());
         let heartbeat = Heartbeat {

@@ -9,6 +9,7 @@
 //! | `backoff` | how long to wait after failures (pure) |
 //! | `clock` | the wall clock, read in one place |
 //! | `random` | random numbers, drawn in one place |
+//! | [`reading`] | what an API server's bytes come to, for whoever wants to see |
 //! | `connection` | HTTP over one connection, for the receiver and for the API server |
 //! | `plan` | the ConfigMap that names the watches, and where the receiver is |
 //! | `settings` | what it says beside the plan (pure) |
@@ -38,6 +39,7 @@ pub mod link;
 mod outbox;
 mod plan;
 mod random;
+pub mod reading;
 mod settings;
 pub mod status;
 pub mod telemetry;

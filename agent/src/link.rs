@@ -31,12 +31,16 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use client::{Answer, Fault, enrol};
+pub use client::Answer;
+pub(crate) use client::{Fault, enrol};
 pub use dial::Dial;
 pub use endpoint::{Endpoint, ParseEndpoint};
 pub(crate) use gate::Gate;
 pub(crate) use v2::Poster;
-pub(crate) use verdict::{Verdict, date, judge};
+pub(crate) use verdict::date;
+pub use verdict::{Verdict, judge};
+
+pub use crate::outbox::Announced;
 
 use crate::{
     canary::Sightings,

@@ -12,6 +12,7 @@
 //! Invariant of the digests, per watch: index digest less what waits = what was sent = the remembered digest plus nothing,
 //! except between the end of a list and its `watch.changed`, whose delta makes up the difference.
 
+mod facts;
 mod flight;
 mod life;
 mod limits;
@@ -38,10 +39,11 @@ use tidewatch_shared::{
 };
 use tokio::time::Instant;
 
+pub(crate) use facts::Facts;
 pub(crate) use life::Renewal;
-pub(crate) use limits::Announced;
-pub(crate) use mailbox::{Facts, What};
-pub(crate) use single::{Next, Single};
+pub use limits::Announced;
+pub(crate) use mailbox::What;
+pub(crate) use single::{Next, Opens, Single};
 
 use crate::{index::Seen, telemetry::Metrics};
 use flight::{Flight, Flying};
@@ -96,8 +98,8 @@ pub(crate) struct Outbox {
     /// What was last sent of each watch, by name, for the whole epoch.
     remembered: BTreeMap<Arc<str>, Digest>,
     flight: Option<Flight>,
-    /// The event that is under way in contract v2.
-    alone: Option<Alone>,
+    /// The events that are under way in contract v2, one for each manager.
+    alone: BTreeMap<Box<str>, Alone>,
     /// When those parked events are tried again that nobody has refused by name.
     parked_until: Option<Instant>,
     /// Events of the next request; falls when one is refused as a whole, and grows again.
@@ -124,7 +126,7 @@ impl Outbox {
             boxes,
             remembered,
             flight: None,
-            alone: None,
+            alone: BTreeMap::new(),
             parked_until: None,
             limit,
             most: Most::default(),
@@ -179,7 +181,7 @@ impl Outbox {
 
     /// Whether the next request is still to be made.
     pub(crate) const fn is_free(&self) -> bool {
-        self.flight.is_none() && self.alone.is_none()
+        self.flight.is_none()
     }
 
     /// Objects of a watch that wait, or were sent and are not settled.
@@ -337,7 +339,7 @@ impl Outbox {
         let Some(mut flight) = ours.then(|| self.flight.take()).flatten() else { return };
         let landed = flight.land();
         let last = landed.last().map_or(0, |event| event.sequence);
-        let refused = refusals(epoch, answer);
+        let refused = refused::by_sequence(epoch, answer);
         let (mut again, mut parked) = (Vec::new(), false);
         let mut clean: BTreeSet<Arc<str>> = landed.iter().map(|event| event.watch.clone()).collect();
         for event in landed {
@@ -433,12 +435,6 @@ impl Outbox {
         self.metrics.renewed(why);
         tracing::info!(reason = why.as_str(), epoch = %self.life.epoch, "Began a new epoch");
     }
-}
-
-/// The refused sequences of an answer; names that are not of this epoch are nobody's.
-fn refusals(epoch: Epoch, answer: &EventsAnswer) -> BTreeMap<u64, Reason> {
-    let known = |text: &str| text.parse::<EventId>().ok().filter(|id| id.epoch == epoch);
-    answer.refused.iter().filter_map(|refused| Some((known(&refused.id)?.sequence, refused.reason))).collect()
 }
 
 impl What {

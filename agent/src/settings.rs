@@ -16,15 +16,15 @@ const BUNDLE_BYTES: usize = 64 << 10;
 
 /// Settings that hold, taken whole or not at all.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Settings {
+pub struct Settings {
     /// Where events and heartbeats go.
-    pub(crate) receiver: Endpoint,
+    pub receiver: Endpoint,
     /// Where a certificate is asked for with a token.
-    pub(crate) enrolment: Endpoint,
+    pub enrolment: Endpoint,
     /// Which runtime this is.
-    pub(crate) runtime: RuntimeId,
+    pub runtime: RuntimeId,
     /// Roots of the receiver's certificates, in PEM.
-    pub(crate) bundle: Vec<u8>,
+    pub bundle: Vec<u8>,
 }
 
 /// Why settings are refused. The values are not echoed: the words stand in heartbeats.

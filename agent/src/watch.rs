@@ -7,6 +7,7 @@ mod body;
 mod discovery;
 mod object;
 mod planned;
+mod reader;
 mod supervisor;
 mod target;
 
@@ -18,19 +19,24 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-pub(crate) use object::{Named, NamedMetadata};
+pub(crate) use body::{Buffer, Page};
+pub use discovery::Served;
+pub(crate) use discovery::{find, preferred_of};
+pub(crate) use object::{Named, NamedMetadata, Versioned};
+pub(crate) use planned::Planned;
+pub(crate) use reader::{Listed, Reader};
 pub(crate) use supervisor::supervise;
 pub(crate) use target::Target;
 
 use crate::{
     backoff::Backoff,
-    canary::{Height, Sightings},
+    canary::Sightings,
     kubernetes::{Call, Lane},
     random,
     telemetry::Metrics,
 };
-use body::{Kind, Line, Lines, Page};
-pub(crate) use object::Versioned;
+use body::Lines;
+use reader::End;
 
 /// Objects of one page.
 const PAGE: usize = 50;
@@ -103,24 +109,11 @@ pub(crate) struct Shared {
     pub(crate) metrics: Metrics,
 }
 
-/// Why a watch ended.
-enum End {
-    /// Go on from the last resource version.
-    Reopen,
-    /// The same: nothing was heard for too long.
-    Silent,
-    /// That version is no longer there: only a list can tell what is there.
-    Gone,
-    /// Versions went back: what was seen belongs to a history that is no more.
-    Backwards,
-}
-
 /// One list and watch loop.
 struct Loop<S> {
     lane: Lane,
     shared: Shared,
-    sink: S,
-    height: Height,
+    reader: Reader<S>,
     backoff: Backoff,
     /// Of watches that had something to say and ended at once: a server of which that is so is no failing one.
     news: Backoff,
@@ -131,9 +124,9 @@ struct Loop<S> {
 
 /// Lists and watches for ever.
 pub(crate) async fn run<S: Sink>(lane: Lane, shared: Shared, sink: S) {
-    let height = shared.sightings.enter();
+    let reader = Reader::new(sink, shared.sightings.enter());
     let [backoff, news] = [(); 2].map(|()| Backoff::new(BACKOFF));
-    let mut watching = Loop { lane, shared, sink, height, backoff, news, page: PAGE, slow: false };
+    let mut watching = Loop { lane, shared, reader, backoff, news, page: PAGE, slow: false };
     let mut why = "start";
     loop {
         watching.shared.rebuild.mark_unchanged();
@@ -153,28 +146,21 @@ pub(crate) async fn run<S: Sink>(lane: Lane, shared: Shared, sink: S) {
 
 impl<S: Sink> Loop<S> {
     async fn list(&mut self) -> Result<(Target, String), Call> {
-        let target = self.sink.target(&self.lane).await?;
-        self.sink.begin();
+        let target = self.reader.sink.target(&self.lane).await?;
+        self.reader.begin();
         let mut token = String::new();
         loop {
-            let page: Page<S::Item> = match self.page(&target, &token).await {
+            let page = match self.page(&target, &token).await {
                 Err(Call::TooLarge { .. }) if self.page > 1 => {
                     self.page = self.page.div_ceil(2).min(self.page - 1);
                     continue;
                 }
                 page => page?,
             };
-            let version = page.metadata.version()?;
-            let more = self.sink.page(page.items);
-            if !more || page.metadata.token.is_empty() {
-                self.height.listed(version);
-                self.sink.complete(version);
-                return Ok((target, page.metadata.version));
+            match self.reader.page(page, &token)? {
+                Listed::Whole(version) => return Ok((target, version)),
+                Listed::Part(next) => token = next,
             }
-            if page.metadata.token == token {
-                return Err(Call::Parse(serde::de::Error::custom("a list that goes in a circle")));
-            }
-            token = page.metadata.token;
         }
     }
 
@@ -183,7 +169,7 @@ impl<S: Sink> Loop<S> {
         let pages = if self.slow { &self.shared.slow } else { &self.shared.pages };
         let _permit = pages.acquire().await.ok();
         let bytes = self.lane.get(&target.list(self.page, token), target.list_accept(), PAGE_BYTES).await?;
-        serde_json::from_slice(&bytes).map_err(Call::Parse)
+        Page::read(&bytes)
     }
 
     /// Watches until only a list helps; says why.
@@ -252,7 +238,7 @@ impl<S: Sink> Loop<S> {
         let (least, most) = WATCH_SECONDS;
         let seconds = least + random::below(most - least + 1);
         let body = self.lane.open(&target.watch(version, seconds), target.item_accept()).await?;
-        self.sink.opened();
+        self.reader.sink.opened();
         let mut lines = Lines::new(body);
         loop {
             let Ok(line) = timeout(SILENCE, lines.next()).await else {
@@ -260,68 +246,16 @@ impl<S: Sink> Loop<S> {
                 return Ok(End::Silent);
             };
             let Some(line) = line? else { return Ok(End::Reopen) };
-            let line: Line<'_> = serde_json::from_slice(line).map_err(Call::Parse)?;
-            if let Some(end) = self.told(&line, version)? {
+            if let Some(end) = self.reader.line(line, version)? {
                 return Ok(end);
             }
             *heard = true;
         }
     }
 
-    /// The version moves on only when what came with it was read: what was not is asked for again.
-    fn told(&mut self, line: &Line<'_>, version: &mut String) -> Result<Option<End>, Call> {
-        match line.kind()? {
-            Kind::Error => {
-                let status = line.status()?;
-                return match status.code {
-                    410 => Ok(Some(End::Gone)),
-                    _ => Err(status.into()),
-                };
-            }
-            Kind::Bookmark => {
-                if !self.advance(version, line.version()?)? {
-                    return Ok(Some(End::Backwards));
-                }
-                self.sink.bookmark(version);
-            }
-            Kind::Present => {
-                let item: S::Item = line.item()?;
-                if !self.advance(version, item.version())? {
-                    return Ok(Some(End::Backwards));
-                }
-                self.sink.present(item);
-            }
-            Kind::Gone => {
-                let item: S::Item = line.item()?;
-                if !self.advance(version, item.version())? {
-                    return Ok(Some(End::Backwards));
-                }
-                self.sink.gone(item);
-            }
-        }
-        Ok(None)
-    }
-
-    /// False if the version is lower than the one before it. Versions that are no numbers only differ.
-    fn advance(&self, version: &mut String, next: &str) -> Result<bool, Call> {
-        if next.is_empty() || next.len() > object::VERSION {
-            let unfit = "an object without a resource version, or with a long one";
-            return Err(Call::Parse(serde::de::Error::custom(unfit)));
-        }
-        if let (Ok(old), Ok(new)) = (version.parse::<u64>(), next.parse::<u64>())
-            && new < old
-        {
-            return Ok(false);
-        }
-        version.clear();
-        version.push_str(next);
-        self.height.seen(next);
-        Ok(true)
-    }
-
     /// `wait` is for when nobody said how long.
     async fn wait_after(&mut self, error: &Call, wait: Wait) {
-        self.sink.failed(error);
+        self.reader.sink.failed(error);
         self.shared.metrics.watch_failed(error);
         // At once, again and again, would be a hot loop.
         let told = error.retry_after().filter(|told| !told.is_zero()).map(|told| told.min(TOLD_CAP));

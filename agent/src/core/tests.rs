@@ -218,6 +218,26 @@ fn more_that_went_than_can_be_held_are_told_without_their_names() {
 }
 
 #[test]
+fn a_forwarded_watch_that_is_planned_otherwise_says_that_something_may_have_gone() {
+    let core = core(100);
+    let id = started(&core, "forward");
+    list(&core, id, &["a", "b"]);
+    drain(&core);
+    core.gone(id, "ns/a", seen(2, 1), Instant::now());
+    let otherwise = |revision: &str, manager: &str, selector: &str| {
+        let mut watch = watch("w", "forward");
+        (watch["labelSelector"], watch["manager"]) = (json!(selector), json!(manager));
+        let id = core.follow(&plan(revision, &[watch])).started[0].id;
+        core.described(id, "v1", "Thing", false);
+        list(&core, id, &["b"]);
+        drain(&core)
+    };
+    assert_eq!(otherwise("2", "m", "x=y"), ["?", "b"], "nobody has told yet that `a` went");
+    assert_eq!(otherwise("3", "other", "x=y"), ["", "b"], "who is new has heard of nothing that could have gone");
+    assert!(core.batch(Instant::now()).is_none());
+}
+
+#[test]
 fn objects_that_nobody_holds_are_told_without_a_name_to_whoever_knows_objects_only() {
     let core = core(2);
     let id = started(&core, "forward");
@@ -325,9 +345,9 @@ fn in_contract_v2_a_list_names_every_object_that_is_there_and_every_one_that_wen
     let id = started(&core, "kyma");
     let drain = || {
         let mut names = Vec::new();
-        while let Some(single) = core.single(Instant::now()) {
+        while let Some(single) = core.single(Instant::now(), &|_, due| due) {
             names.push(single.event.name);
-            core.single_taken();
+            core.single_taken(&single.manager);
         }
         names
     };

@@ -91,10 +91,13 @@ pub(super) struct Post {
 
 /// An answer, read whole.
 #[derive(Debug)]
-pub(crate) struct Answer {
-    pub(crate) status: StatusCode,
-    pub(crate) headers: HeaderMap,
-    pub(crate) body: Bytes,
+pub struct Answer {
+    /// Of the answer.
+    pub status: StatusCode,
+    /// All of them.
+    pub headers: HeaderMap,
+    /// Whole.
+    pub body: Bytes,
 }
 
 /// Lives as long as its credentials do: connection and signatures never name two certificates.

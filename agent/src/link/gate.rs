@@ -47,6 +47,11 @@ impl Gate {
         self.until.map_or(due, |until| until.max(due))
     }
 
+    /// Whether something went wrong, and nothing went well since.
+    pub(super) const fn is_shut(&self) -> bool {
+        self.until.is_some()
+    }
+
     /// A request was taken.
     pub(crate) const fn open(&mut self) {
         self.backoff.reset();

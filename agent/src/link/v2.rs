@@ -1,6 +1,18 @@
-//! Contract v2: one request for each event to the incumbent's listener, with our outbox and our patience. There are no heartbeats;
+//! Contract v2: one request for each event to the incumbent's listeners, with our outbox and our patience. There are no heartbeats;
 //! the canary is only a sign of life of the watches.
+//!
+//! Each manager has a listener of its own behind the one address, so each is told by itself: one event at a time, with its own waits, and
+//! one that fails or hangs delays no other. Only that no connection can be opened concerns all of them.
 
+mod gates;
+
+use std::time::Duration;
+
+use futures::{
+    StreamExt as _,
+    future::{BoxFuture, FutureExt as _},
+    stream::FuturesUnordered,
+};
 use http::StatusCode;
 use tidewatch_shared::v2;
 use tokio::time::{Instant, sleep_until};
@@ -17,8 +29,13 @@ use crate::{
     clock,
     core::Core,
     identity::Current,
+    outbox::Single,
     telemetry::{Metrics, Route, chain},
 };
+use gates::Gates;
+
+/// Managers that are told something at the same time. So many less one may hang and still delay no other.
+const AT_ONCE: usize = 8;
 
 /// See the module.
 pub(crate) struct Poster {
@@ -26,8 +43,19 @@ pub(crate) struct Poster {
     core: Core,
     credentials: Current,
     metrics: Metrics,
+    /// Shut while no connection can be opened.
     gate: Gate,
+    managers: Gates,
 }
+
+/// A request that has ended.
+struct Ended {
+    manager: String,
+    answer: Result<Answer, Fault>,
+}
+
+/// Requests that are under way, at most one for each manager.
+type Asked<'a> = FuturesUnordered<BoxFuture<'a, Ended>>;
 
 /// What an answer of the incumbent's listener means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,26 +72,35 @@ impl Poster {
     /// Readiness does not wait for the receiver: a quiet runtime sends nothing that could be answered.
     pub(crate) fn new(parts: Parts) -> Self {
         let Parts { dial, core, credentials, metrics, .. } = parts;
-        Self { dial, core, credentials, metrics, gate: Gate::default() }
+        Self { dial, core, credentials, metrics, gate: Gate::default(), managers: Gates::default() }
     }
 
-    /// Runs until it is told to stop; a request that is under way is finished first, under its own deadline.
+    /// Runs until it is told to stop; requests that are under way are finished first, under their own deadlines.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         while let Some(credentials) = current(&mut self.credentials, &stop).await {
             self.gate.renewed();
+            self.managers.renewed();
             let client = Client::new(&self.dial, credentials);
+            let mut asked = Asked::new();
             while !stop.is_cancelled() && !self.credentials.has_changed().unwrap_or(false) {
-                self.step(&client, &stop).await;
+                self.step(&client, &mut asked, &stop).await;
+            }
+            while let Some(ended) = asked.next().await {
+                self.react(ended);
             }
         }
     }
 
-    /// One request, or one wait.
-    async fn step(&mut self, client: &Client, stop: &CancellationToken) {
+    /// One request more, or one wait.
+    async fn step<'a>(&mut self, client: &'a Client, asked: &mut Asked<'a>, stop: &CancellationToken) {
         let now = Instant::now();
-        let due = self.core.single_due(now).map(|due| self.gate.opens(due));
+        let due = self.due(now, asked.len());
         if due.is_some_and(|due| due <= now) {
-            return self.send(client).await;
+            let managers = &self.managers;
+            if let Some(single) = self.core.single(now, &|manager, due| managers.opens(manager, due)) {
+                asked.push(ask(client, self.metrics.clone(), single).boxed());
+            }
+            return;
         }
         let wake = async {
             match due {
@@ -72,6 +109,7 @@ impl Poster {
             }
         };
         tokio::select! {
+            Some(ended) = asked.next() => self.react(ended),
             () = wake => {}
             () = self.core.stirred() => {}
             _ = self.credentials.changed() => self.credentials.mark_changed(),
@@ -79,45 +117,77 @@ impl Poster {
         }
     }
 
-    async fn send(&mut self, client: &Client) {
-        let Some(single) = self.core.single(Instant::now()) else { return };
-        if single.again {
-            self.metrics.retried(Route::V2);
+    /// When the next request may leave, beside those that are under way. Whether there is a connection again, one is enough to find out.
+    fn due(&self, now: Instant, asked: usize) -> Option<Instant> {
+        let most = if self.gate.is_shut() { 1 } else { AT_ONCE };
+        if asked >= most {
+            return None;
         }
-        let begun = Instant::now();
-        let answer = client.post_plain(&v2::path(&single.manager), single.event.to_body().into()).await;
-        self.metrics.requested(Route::V2, Outcome::of(&answer), begun.elapsed());
-        self.react(answer);
+        let managers = &self.managers;
+        let due = self.core.single_due(now, &|manager, due| managers.opens(manager, due))?;
+        Some(self.gate.opens(due))
     }
 
-    fn react(&mut self, answer: Result<Answer, Fault>) {
+    fn react(&mut self, Ended { manager, answer }: Ended) {
         let now = Instant::now();
         match answer {
-            Ok(answer) => match meaning(answer.status) {
-                Meaning::Taken => {
-                    self.gate.open();
-                    self.core.single_taken();
-                }
-                Meaning::Refused => {
-                    tracing::warn!(status = answer.status.as_u16(), "The listener refuses an event");
-                    self.metrics.refused("v2");
-                    self.core.single_refused(now);
-                    self.gate.fail(now, false);
-                }
-                Meaning::Later => {
-                    tracing::warn!(status = answer.status.as_u16(), "The listener does not take events now");
-                    match verdict::wait(&answer.headers, clock::unix_seconds()) {
-                        Some(told) => self.gate.told(now, told),
-                        None => self.gate.fail(now, false),
-                    }
-                }
-            },
+            Ok(answer) => self.answered(manager, &answer, now),
             Err(fault) => {
-                tracing::warn!(error = chain(&fault), "The listener could not be asked");
-                self.gate.fail(now, fault.is_connect());
+                tracing::warn!(manager, error = chain(&fault), "The listener could not be asked");
+                self.core.single_failed(&manager);
+                if fault.is_connect() {
+                    return self.unconnected(now);
+                }
+                self.gate.open();
+                self.failed(manager, now, None);
             }
         }
     }
+
+    fn answered(&mut self, manager: String, answer: &Answer, now: Instant) {
+        self.gate.open();
+        let status = answer.status.as_u16();
+        match meaning(answer.status) {
+            Meaning::Taken => {
+                self.managers.open(&manager);
+                self.core.single_taken(&manager);
+            }
+            Meaning::Refused => {
+                tracing::warn!(manager, status, "The listener refuses an event");
+                self.metrics.refused("v2");
+                self.core.single_refused(&manager, now);
+                self.failed(manager, now, None);
+            }
+            Meaning::Later => {
+                tracing::warn!(manager, status, "The listener does not take events now");
+                self.core.single_failed(&manager);
+                self.failed(manager, now, verdict::wait(&answer.headers, clock::unix_seconds()));
+            }
+        }
+    }
+
+    fn failed(&mut self, manager: String, now: Instant, told: Option<Duration>) {
+        self.managers.close(manager, now, told);
+        self.managers.retain(|manager| self.core.is_manager(manager));
+    }
+
+    /// Those who failed together are one failure.
+    fn unconnected(&mut self, now: Instant) {
+        if self.gate.opens(now) == now {
+            self.gate.fail(now, true);
+        }
+    }
+}
+
+async fn ask(client: &Client, metrics: Metrics, single: Single) -> Ended {
+    let Single { manager, event, again } = single;
+    if again {
+        metrics.retried(Route::V2);
+    }
+    let begun = Instant::now();
+    let answer = client.post_plain(&v2::path(&manager), event.to_body().into()).await;
+    metrics.requested(Route::V2, Outcome::of(&answer), begun.elapsed());
+    Ended { manager, answer }
 }
 
 fn meaning(status: StatusCode) -> Meaning {

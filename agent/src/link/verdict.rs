@@ -11,7 +11,7 @@ use crate::outbox::Announced;
 
 /// What to do after a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub enum Verdict {
     /// Send fewer events at once; a single one goes as `watch.changed`, or is parked.
     Split,
     /// The same, because the body was too large; with what the receiver says it would take.
@@ -32,7 +32,8 @@ pub(crate) enum Verdict {
 }
 
 /// Judges an answer that is no success; `now` is our own clock in Unix seconds.
-pub(crate) fn judge(answer: &Answer, now: i64) -> Verdict {
+#[must_use]
+pub fn judge(answer: &Answer, now: i64) -> Verdict {
     let told = || wait(&answer.headers, now).map_or(Verdict::BackOff, Verdict::Told);
     match answer.status {
         StatusCode::BAD_REQUEST => Verdict::Split,

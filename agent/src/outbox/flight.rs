@@ -14,7 +14,10 @@ use tidewatch_shared::{
     trace,
 };
 
-use super::mailbox::{Facts, Waiting, What};
+use super::{
+    Facts,
+    mailbox::{Waiting, What},
+};
 
 /// An event with a sequence.
 #[derive(Debug)]

@@ -2,6 +2,8 @@
 
 use tidewatch_shared::identity::Epoch;
 
+use super::Outbox;
+
 /// One life of the sequences.
 #[derive(Debug)]
 pub(super) struct Life {
@@ -18,6 +20,18 @@ pub(super) struct Life {
 impl Life {
     pub(super) const fn new(epoch: Epoch) -> Self {
         Self { epoch, sequence: 0, accepted: 0, nonces: 0, heartbeats: 0 }
+    }
+}
+
+impl Outbox {
+    /// Every event up to here was accepted.
+    pub(crate) const fn accepted(&self) -> u64 {
+        self.life.accepted
+    }
+
+    /// Times that the receiver lacked something that had been sent.
+    pub(crate) fn gaps(&self) -> u64 {
+        self.metrics.epochs(Renewal::Forgotten)
     }
 }
 

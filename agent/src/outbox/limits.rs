@@ -8,13 +8,13 @@ use super::EVENTS_PER_REQUEST;
 /// What a 413 says that the receiver would take: extension members of its problem.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Announced {
+pub struct Announced {
     /// Bytes of a body.
     #[serde(default)]
-    pub(crate) max_bytes: Option<usize>,
+    pub max_bytes: Option<usize>,
     /// Events of a batch.
     #[serde(default)]
-    pub(crate) max_events: Option<usize>,
+    pub max_events: Option<usize>,
 }
 
 /// See the module. One event is always sent, whatever the limits.

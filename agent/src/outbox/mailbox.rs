@@ -7,14 +7,14 @@ use std::{
     time::Duration,
 };
 
-use tidewatch_shared::{
-    digest::Digest,
-    event::Change,
-    plan::{PlannedWatch, Work},
-};
+use tidewatch_shared::{digest::Digest, event::Change};
 use tokio::time::Instant;
 
-use super::sweep::{Sweep, Swept};
+use super::{
+    Facts,
+    single::Tried,
+    sweep::{Sweep, Swept},
+};
 use crate::{
     index::{Index, Seen},
     random,
@@ -24,32 +24,6 @@ use crate::{
 pub(super) const WHOLE: &str = "";
 /// A watch that the receiver does not know is tried again after at most this time.
 const UNKNOWN_WATCH_CAP: Duration = Duration::from_secs(300);
-
-/// What every event of a watch says alike.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Facts {
-    /// API group.
-    pub(crate) group: Box<str>,
-    /// API version; the plan's until discovery has resolved it.
-    pub(crate) version: Box<str>,
-    /// Plural resource name.
-    pub(crate) resource: Box<str>,
-    /// Kind; empty until discovery has told it.
-    pub(crate) kind: Box<str>,
-    /// Who is told.
-    pub(crate) manager: Box<str>,
-    /// The events go to another manager, which knows objects only.
-    pub(crate) forward: bool,
-}
-
-impl Facts {
-    /// What the plan alone tells.
-    pub(crate) fn of(planned: &PlannedWatch) -> Self {
-        let PlannedWatch { group, version, resource, manager, work, .. } = planned;
-        let [group, version, resource, manager] = [group, version, resource, manager].map(|text| text.as_str().into());
-        Self { group, version, resource, kind: "".into(), manager, forward: work.contains(&Work::Forward) }
-    }
-}
 
 /// What an event tells.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,9 +52,16 @@ pub(super) struct Waiting {
     pub(super) since: i64,
     /// The object came while the watch was followed, and nobody has been told so: should it go, nobody need be told that either.
     pub(super) unheard: bool,
+    /// Only in contract v2.
+    pub(super) tried: Tried,
 }
 
 impl Waiting {
+    /// What nobody was told yet.
+    pub(super) fn new(what: What, base: Digest, since: i64) -> Self {
+        Self { what, base, since, unheard: false, tried: Tried::default() }
+    }
+
     fn is_gone(&self) -> bool {
         matches!(self.what, What::Object { change: Change::Deleted, .. })
     }
@@ -218,7 +199,7 @@ impl Mailbox {
                 true
             }
             None => {
-                self.waiting.insert(key.into(), Waiting { what, base: before, since: at, unheard: false });
+                self.waiting.insert(key.into(), Waiting::new(what, before, at));
                 false
             }
         }
@@ -245,8 +226,7 @@ impl Mailbox {
         for Swept { key, seen, part, since } in self.sweep.take(room, index) {
             if !self.parked.contains_key(&key) {
                 let what = What::object(seen, Change::Status, part);
-                let waiting = Waiting { what, base: part, since, unheard: false };
-                self.waiting.entry(key).or_insert(waiting);
+                self.waiting.entry(key).or_insert(Waiting::new(what, part, since));
             }
         }
     }
@@ -275,9 +255,9 @@ impl Mailbox {
         self.sent.insert(key, Sent { sequence, waiting });
     }
 
-    /// Whether this very event is sent and not settled.
-    pub(super) fn flies(&self, key: &str, sequence: u64) -> bool {
-        self.sent.get(key).is_some_and(|sent| sent.sequence == sequence)
+    /// This very event, if it is sent and not settled.
+    pub(super) fn flying(&mut self, key: &str, sequence: u64) -> Option<&mut Waiting> {
+        self.sent.get_mut(key).filter(|sent| sent.sequence == sequence).map(|sent| &mut sent.waiting)
     }
 
     /// The lowest sequence that is not settled.
@@ -314,7 +294,8 @@ impl Mailbox {
     pub(super) fn park(&mut self, key: &str, sequence: u64, parking: Parking) {
         if let Some((key, sent)) = self.take_back(key, sequence) {
             self.put_back(key.clone(), sent);
-            if let Some(waiting) = self.waiting.remove(&key) {
+            if let Some(mut waiting) = self.waiting.remove(&key) {
+                waiting.tried = Tried::default();
                 self.parked.insert(key, Parked { parking, waiting });
             }
         }
@@ -333,6 +314,7 @@ impl Mailbox {
                 newer.what = merge(&old.what, newer.what.clone());
                 newer.since = old.since;
                 newer.unheard = false;
+                newer.tried = old.tried;
             }
             None => {
                 self.waiting.insert(key, old);

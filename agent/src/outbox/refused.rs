@@ -1,8 +1,13 @@
 //! What becomes of events that the receiver does not take.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
-use tidewatch_shared::{digest::Digest, event::EventId, identity::Epoch};
+use tidewatch_shared::{
+    digest::Digest,
+    event::{EventId, Reason},
+    exchange::EventsAnswer,
+    identity::Epoch,
+};
 use tokio::time::Instant;
 
 use super::{
@@ -28,7 +33,7 @@ impl Outbox {
             return false;
         }
         let id = EventId { epoch: self.life.epoch, sequence: event.sequence };
-        let waiting = Waiting { what: What::Whole, base: Digest::ZERO, since: event.since, unheard: false };
+        let waiting = Waiting::new(What::Whole, Digest::ZERO, event.since);
         let text = flight::encode(&self.runtime, id, &event.watch, mailbox.facts(), WHOLE, &waiting, event.delta);
         again.push(Flying { whole: true, text, ..event });
         true
@@ -83,4 +88,10 @@ impl Outbox {
             self.boxes.values_mut().for_each(Mailbox::unpark);
         }
     }
+}
+
+/// The refused sequences of an answer; names that are not of this epoch are nobody's.
+pub(super) fn by_sequence(epoch: Epoch, answer: &EventsAnswer) -> BTreeMap<u64, Reason> {
+    let known = |text: &str| text.parse::<EventId>().ok().filter(|id| id.epoch == epoch);
+    answer.refused.iter().filter_map(|refused| Some((known(&refused.id)?.sequence, refused.reason))).collect()
 }

@@ -2,16 +2,25 @@
 //!
 //! The dirty set is the same. What v2 cannot say is left out: there are no deltas and no watermarks, and since it knows objects
 //! only, a `watch.changed` becomes one event for each object that is there.
+//!
+//! One event is under way for each manager, so that none waits for another's word, and of one object the older event has ended before the
+//! newer one leaves. What was not taken waits again, behind the others.
 
 use std::sync::Arc;
 
 use tidewatch_shared::v2::{self, Event};
 use tokio::time::Instant;
 
-use super::{Outbox, What, mailbox::Parking};
+use super::{
+    Outbox, What,
+    mailbox::{Mailbox, Parking},
+};
 
 /// A refused event is tried so often before it is parked.
-const TRIES: u32 = 5;
+const TRIES: u8 = 5;
+
+/// The first moment at or after the given one at which a manager may be told.
+pub(crate) type Opens<'a> = &'a dyn Fn(&str, Instant) -> Instant;
 
 /// An event to send by itself.
 #[derive(Debug, PartialEq, Eq)]
@@ -33,44 +42,60 @@ pub(crate) enum Next {
     Whole(Arc<str>),
 }
 
-/// The one event between its first request and its end.
+/// An event between its request and its end.
 #[derive(Debug)]
 pub(super) struct Alone {
     watch: Arc<str>,
     key: Arc<str>,
     sequence: u64,
-    refusals: u32,
+}
+
+/// What became of an event that was sent by itself.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Tried {
+    /// It was sent, and not taken.
+    again: bool,
+    /// It was refused so often.
+    refusals: u8,
 }
 
 impl Outbox {
-    /// When the next event may be sent; `None` when there is nothing to send.
-    pub(crate) fn single_due(&self, now: Instant) -> Option<Instant> {
-        if self.alone.is_some() { Some(now) } else { self.ripe(now) }
+    /// When the next event may be sent; `None` when there is nothing to send, or every manager that it is for has one under way.
+    pub(crate) fn single_due(&self, now: Instant, opens: Opens<'_>) -> Option<Instant> {
+        let waiting = self.boxes.values().filter_map(|mailbox| self.due_alone(mailbox, now, opens));
+        waiting.chain(self.parked_until.filter(|_| self.parked() > 0)).min()
     }
 
-    /// The next event, or the same once more if it has not ended; `None` when nothing is due. Of a watch whose objects nobody
+    fn due_alone(&self, mailbox: &Mailbox, now: Instant, opens: Opens<'_>) -> Option<Instant> {
+        let manager = &*mailbox.facts().manager;
+        let due = mailbox.due(now).filter(|_| !self.alone.contains_key(manager))?;
+        Some(opens(manager, due))
+    }
+
+    /// The next event, which is under way until it is said what became of it; `None` when nothing is due. Of a watch whose objects nobody
     /// knows, which `coarse` tells, the event has no name.
-    pub(crate) fn single(&mut self, now: Instant, coarse: &dyn Fn(&str) -> bool) -> Option<Next> {
-        if let Some(same) = self.same() {
-            return Some(Next::Event(same));
-        }
+    pub(crate) fn single(&mut self, now: Instant, opens: Opens<'_>, coarse: &dyn Fn(&str) -> bool) -> Option<Next> {
         self.unpark(now);
         loop {
-            let due = |name: &Arc<str>| self.boxes[name].due(now).is_some_and(|due| due <= now);
-            let watch = self.turns().into_iter().find(due)?;
+            let is_due = |name: &Arc<str>| self.due_alone(&self.boxes[name], now, opens).is_some_and(|due| due <= now);
+            let watch = self.turns().into_iter().find(is_due)?;
             self.served = Some(watch.clone());
             let mailbox = self.boxes.get_mut(&watch)?;
             let (key, waiting) = mailbox.next()?;
             if waiting.what == What::Whole && !coarse(&watch) {
                 return Some(Next::Whole(watch));
             }
-            self.metrics.boarded(&waiting.what, waiting.since);
+            let again = waiting.tried.again;
+            if !again {
+                self.metrics.boarded(&waiting.what, waiting.since);
+            }
             self.life.sequence += 1;
             let sequence = self.life.sequence;
             mailbox.sent(key.clone(), sequence, waiting);
-            if v2::is_manager(&mailbox.facts().manager) {
-                let single = single(mailbox.facts(), &key, false);
-                self.alone = Some(Alone { watch, key, sequence, refusals: 0 });
+            let manager = mailbox.facts().manager.clone();
+            if v2::is_manager(&manager) {
+                let single = single(mailbox.facts(), &key, again);
+                self.alone.insert(manager, Alone { watch, key, sequence });
                 return Some(Next::Event(single));
             }
             // No path could name such a manager.
@@ -79,22 +104,14 @@ impl Outbox {
         }
     }
 
-    /// The event that has not ended, unless its watch has left the plan or tells all of its objects anew.
-    fn same(&mut self) -> Option<Single> {
-        let known = |alone: &Alone| {
-            let mailbox = self.boxes.get(&alone.watch)?;
-            mailbox.flies(&alone.key, alone.sequence).then(|| single(mailbox.facts(), &alone.key, true))
-        };
-        let same = self.alone.as_ref().and_then(known);
-        if same.is_none() {
-            self.alone = None;
-        }
-        same
+    /// Whether a watch of the plan is for this manager.
+    pub(crate) fn is_manager(&self, manager: &str) -> bool {
+        self.boxes.values().any(|mailbox| &*mailbox.facts().manager == manager)
     }
 
-    /// The event was taken.
-    pub(crate) fn single_taken(&mut self) {
-        let Some(Alone { watch, sequence, .. }) = self.alone.take() else { return };
+    /// A manager has taken its event.
+    pub(crate) fn single_taken(&mut self, manager: &str) {
+        let Some(Alone { watch, sequence, .. }) = self.alone.remove(manager) else { return };
         if let Some(mailbox) = self.boxes.get_mut(&watch) {
             mailbox.settle(sequence, |since| {
                 self.metrics.accepted(since);
@@ -103,19 +120,35 @@ impl Outbox {
         }
     }
 
-    /// The event was refused. After some tries it is parked, and others go on.
-    pub(crate) fn single_refused(&mut self, now: Instant) {
-        let Some(alone) = &mut self.alone else { return };
-        alone.refusals += 1;
-        if alone.refusals < TRIES {
-            return;
-        }
-        let Some(Alone { watch, key, sequence, .. }) = self.alone.take() else { return };
-        if let Some(mailbox) = self.boxes.get_mut(&watch) {
-            // v2 does not tell a bad event from a listener that is set up badly.
-            mailbox.park(&key, sequence, Parking::ForNow);
+    /// A manager did not take its event now.
+    pub(crate) fn single_failed(&mut self, manager: &str) {
+        self.untaken(manager, 0);
+    }
+
+    /// A manager refused its event. After some tries it is parked.
+    pub(crate) fn single_refused(&mut self, manager: &str, now: Instant) {
+        if self.untaken(manager, 1) {
             self.park_until(now);
         }
+    }
+
+    /// The event waits again, unless its watch has left the plan or tells all of its objects anew. True if it is parked instead.
+    fn untaken(&mut self, manager: &str, refusals: u8) -> bool {
+        let Some(Alone { watch, key, sequence }) = self.alone.remove(manager) else { return false };
+        let Some(mailbox) = self.boxes.get_mut(&watch) else { return false };
+        let Some(Tried { again, refusals: before }) = mailbox.flying(&key, sequence).map(|waiting| &mut waiting.tried)
+        else {
+            return false;
+        };
+        (*again, *before) = (true, before.saturating_add(refusals));
+        // v2 does not tell a bad event from a listener that is set up badly.
+        let is_parked = *before >= TRIES;
+        if is_parked {
+            mailbox.park(&key, sequence, Parking::ForNow);
+        } else {
+            mailbox.wait_again(&key, sequence);
+        }
+        is_parked
     }
 }
 

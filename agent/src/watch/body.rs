@@ -15,7 +15,7 @@ const KEPT_BYTES: usize = 16 << 10;
 
 /// A page of a list.
 #[derive(Debug, Deserialize)]
-pub(super) struct Page<T> {
+pub(crate) struct Page<T> {
     pub(super) metadata: PageMeta,
     #[serde(default = "Vec::new", deserialize_with = "null_is_empty", bound(deserialize = "T: Deserialize<'de>"))]
     pub(super) items: Vec<T>,
@@ -32,6 +32,12 @@ pub(super) struct PageMeta {
     pub(super) version: String,
     #[serde(rename = "continue", default)]
     pub(super) token: String,
+}
+
+impl<T: DeserializeOwned> Page<T> {
+    pub(crate) fn read(bytes: &[u8]) -> Result<Self, Call> {
+        serde_json::from_slice(bytes).map_err(Call::Parse)
+    }
 }
 
 impl PageMeta {
@@ -74,7 +80,11 @@ impl From<Status> for Call {
     }
 }
 
-impl Line<'_> {
+impl<'a> Line<'a> {
+    pub(super) fn read(bytes: &'a [u8]) -> Result<Self, Call> {
+        serde_json::from_slice(bytes).map_err(Call::Parse)
+    }
+
     pub(super) fn kind(&self) -> Result<Kind, Call> {
         match self.kind {
             "ADDED" | "MODIFIED" => Ok(Kind::Present),
@@ -113,42 +123,76 @@ impl Line<'_> {
 /// The lines of a body.
 pub(super) struct Lines {
     body: Body,
-    buffer: Vec<u8>,
+    buffer: Buffer,
+}
+
+/// Bytes as they come, and the lines in them.
+#[derive(Default)]
+pub(crate) struct Buffer {
+    bytes: Vec<u8>,
     /// What was given out already.
     consumed: usize,
+    /// Up to here there is no end of another line.
+    scanned: usize,
 }
 
 impl Lines {
     pub(super) const fn new(body: Body) -> Self {
-        Self { body, buffer: Vec::new(), consumed: 0 }
+        Self { body, buffer: Buffer::new() }
     }
 
     /// The next line without its end; `None` at the end of the body. A last line without an end is half a line.
     pub(super) async fn next(&mut self) -> Result<Option<&[u8]>, Call> {
-        let mut scanned = self.consumed;
-        loop {
-            if let Some(end) = self.buffer[scanned..].iter().position(|byte| *byte == b'\n') {
-                let (start, end) = (self.consumed, scanned + end);
-                self.consumed = end + 1;
-                return Ok(Some(&self.buffer[start..end]));
-            }
-            self.drop_consumed();
-            scanned = self.buffer.len();
+        while !self.buffer.has_line() {
             let Some(frame) = self.body.frame().await else { return Ok(None) };
             let Ok(data) = frame.map_err(Call::Body)?.into_data() else { continue };
-            if scanned + data.len() > LINE_BYTES {
-                return Err(Call::TooLarge { limit: LINE_BYTES });
-            }
-            self.buffer.extend_from_slice(&data);
+            self.buffer.push(&data)?;
         }
+        Ok(self.buffer.line())
+    }
+}
+
+impl Buffer {
+    pub(crate) const fn new() -> Self {
+        Self { bytes: Vec::new(), consumed: 0, scanned: 0 }
+    }
+
+    /// More bytes. They are refused when what they would be a part of may be no line any more.
+    pub(crate) fn push(&mut self, data: &[u8]) -> Result<(), Call> {
+        if self.bytes.len() + data.len() > LINE_BYTES {
+            return Err(Call::TooLarge { limit: LINE_BYTES });
+        }
+        self.bytes.extend_from_slice(data);
+        Ok(())
+    }
+
+    /// Takes the next line, without its end; `None` when there is none that has one.
+    pub(crate) fn line(&mut self) -> Option<&[u8]> {
+        if !self.has_line() {
+            return None;
+        }
+        let (start, end) = (self.consumed, self.scanned);
+        (self.consumed, self.scanned) = (end + 1, end + 1);
+        Some(&self.bytes[start..end])
+    }
+
+    /// Nothing that was given out is held while more is waited for.
+    fn has_line(&mut self) -> bool {
+        let end = self.bytes[self.scanned..].iter().position(|byte| *byte == b'\n');
+        self.scanned = end.map_or(self.bytes.len(), |end| self.scanned + end);
+        if end.is_none() {
+            self.drop_consumed();
+        }
+        end.is_some()
     }
 
     /// Many lines may come in one frame: what was given out is dropped once for all of them.
     fn drop_consumed(&mut self) {
-        self.buffer.drain(..self.consumed);
+        self.bytes.drain(..self.consumed);
+        self.scanned -= self.consumed;
         self.consumed = 0;
-        if self.buffer.is_empty() && self.buffer.capacity() > KEPT_BYTES {
-            self.buffer = Vec::new();
+        if self.bytes.is_empty() && self.bytes.capacity() > KEPT_BYTES {
+            self.bytes = Vec::new();
         }
     }
 }

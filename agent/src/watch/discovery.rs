@@ -12,11 +12,13 @@ const NAME: usize = 253;
 
 /// A resource that is served.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Served {
-    pub(super) version: String,
-    pub(super) kind: String,
+pub struct Served {
+    /// Of the group.
+    pub version: String,
+    /// Of its objects.
+    pub kind: String,
     /// It has a status subresource, so its generation tells spec from status.
-    pub(super) has_status: bool,
+    pub has_status: bool,
 }
 
 #[derive(Deserialize)]
@@ -49,9 +51,7 @@ pub(super) async fn discover(lane: &Lane, group: &str, version: &str, resource: 
         fixed => fixed.to_owned(),
     };
     let bytes = lane.get(&group_version(group, &version), Accept::Whole, LIMIT).await?;
-    let found = serde_json::from_slice(&bytes).map_err(Call::Parse)?;
-    let served = find(found, version, resource).filter(|served| served.version.len().max(served.kind.len()) <= NAME);
-    served.ok_or_else(|| Call::NotServed(format!("{group}/{resource}")))
+    find(&bytes, version, resource)?.ok_or_else(|| Call::NotServed(format!("{group}/{resource}")))
 }
 
 async fn preferred(lane: &Lane, group: &str) -> Result<String, Call> {
@@ -59,16 +59,23 @@ async fn preferred(lane: &Lane, group: &str) -> Result<String, Call> {
         // The core group has one version and no group document.
         return Ok("v1".to_owned());
     }
-    let bytes = lane.get(&format!("/apis/{group}"), Accept::Whole, LIMIT).await?;
-    let group: Group = serde_json::from_slice(&bytes).map_err(Call::Parse)?;
+    preferred_of(&lane.get(&format!("/apis/{group}"), Accept::Whole, LIMIT).await?)
+}
+
+/// The version that a group's document prefers.
+pub(crate) fn preferred_of(document: &[u8]) -> Result<String, Call> {
+    let group: Group = serde_json::from_slice(document).map_err(Call::Parse)?;
     Ok(group.preferred.version)
 }
 
-fn find(found: Resources, version: String, resource: &str) -> Option<Served> {
+/// A resource in the document of a group's version; `None` if it is not there, or under names that are none.
+pub(crate) fn find(document: &[u8], version: String, resource: &str) -> Result<Option<Served>, Call> {
+    let found: Resources = serde_json::from_slice(document).map_err(Call::Parse)?;
     let status = format!("{resource}/status");
     let has_status = found.resources.iter().any(|served| served.name == status);
-    let served = found.resources.into_iter().find(|served| served.name == resource)?;
-    Some(Served { version, kind: served.kind, has_status })
+    let served = found.resources.into_iter().find(|served| served.name == resource);
+    let served = served.map(|served| Served { version, kind: served.kind, has_status });
+    Ok(served.filter(|served| served.version.len().max(served.kind.len()) <= NAME))
 }
 
 #[cfg(test)]
@@ -79,7 +86,7 @@ mod tests {
     fn a_status_subresource_is_told_by_its_name() {
         let answer = r#"{"resources":[{"name":"kymas","kind":"Kyma"},{"name":"kymas/status","kind":"Kyma"},
                          {"name":"others","kind":"Other"}]}"#;
-        let find = |resource| find(serde_json::from_str(answer).unwrap(), "v1".to_owned(), resource);
+        let find = |resource| find(answer.as_bytes(), "v1".to_owned(), resource).unwrap();
         assert_eq!(find("kymas"), Some(Served { version: "v1".into(), kind: "Kyma".into(), has_status: true }));
         assert_eq!(find("others").map(|served| served.has_status), Some(false));
         assert_eq!(find("none"), None);

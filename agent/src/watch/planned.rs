@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// See the module.
-pub(super) struct Planned {
+pub(crate) struct Planned {
     id: WatchId,
     planned: Arc<PlannedWatch>,
     core: Core,
@@ -25,7 +25,7 @@ pub(super) struct Planned {
 
 impl Planned {
     /// `namespace` is that of the agent's own objects.
-    pub(super) fn new(started: Started, namespace: &str, core: Core) -> Self {
+    pub(crate) fn new(started: Started, namespace: &str, core: Core) -> Self {
         let Started { id, planned } = started;
         let leases = planned.group == "coordination.k8s.io" && planned.resource == "leases";
         let own = leases.then(|| format!("{namespace}/{AGENT_OBJECT}").into());
