@@ -1,6 +1,8 @@
-//! What the parsers of what runtimes, proxies and configuration send must hold, whatever the bytes are. Each function here is the body of a fuzz target
+//! What the parsers of others' bytes must hold, whatever the bytes are: of what runtimes, proxies and configuration send, and of what an
+//! agent is answered and told. Each function here is the body of a fuzz target
 //! in `tests/fuzz`, and of a short run on stable in this crate's own tests. A broken promise is a panic.
 
+mod agent;
 mod seeds;
 
 use std::sync::LazyLock;
@@ -21,6 +23,7 @@ use tidewatch_shared::{
     v2,
 };
 
+pub use agent::{agent_config, answers, certificate_answer, discovery, refusal, trust_answer, watch};
 pub use seeds::seeds;
 
 /// A target by its name.
@@ -33,7 +36,7 @@ pub struct Target {
 }
 
 /// Every target.
-pub const TARGETS: [Target; 13] = [
+pub const TARGETS: [Target; 20] = [
     Target { name: "signature", run: signature },
     Target { name: "client_cert", run: client_cert },
     Target { name: "xfcc", run: xfcc },
@@ -47,6 +50,13 @@ pub const TARGETS: [Target; 13] = [
     Target { name: "token", run: token },
     Target { name: "token_keys", run: token_keys },
     Target { name: "certificate_request", run: certificate_request },
+    Target { name: "answers", run: answers },
+    Target { name: "refusal", run: refusal },
+    Target { name: "certificate_answer", run: certificate_answer },
+    Target { name: "trust_answer", run: trust_answer },
+    Target { name: "watch", run: watch },
+    Target { name: "discovery", run: discovery },
+    Target { name: "agent_config", run: agent_config },
 ];
 
 /// The three fields of a signature, one a line, for a request whose signature is known: nothing but the very fields that were

@@ -1,12 +1,13 @@
-//! Writes the good inputs from which fuzzing begins into `corpus/<target>/`.
+//! Writes the good inputs from which fuzzing begins into `corpus/<target>/`, or into another folder that is named.
 
-use std::{fs, io};
+use std::{env, fs, io, path::PathBuf};
 
 use tidewatch_tests::{fuzz, paths};
 
 fn main() -> io::Result<()> {
+    let corpus = env::args_os().nth(1).map_or_else(|| paths::workspace().join("tests/fuzz/corpus"), PathBuf::from);
     for fuzz::Target { name, .. } in fuzz::TARGETS {
-        let folder = paths::workspace().join("tests/fuzz/corpus").join(name);
+        let folder = corpus.join(name);
         fs::create_dir_all(&folder)?;
         for (number, seed) in fuzz::seeds(name).iter().enumerate() {
             fs::write(folder.join(format!("seed-{number}")), seed)?;

@@ -1,13 +1,19 @@
 //! Where fuzzing begins: for each target, bytes that its parser takes.
 
+mod agent;
+
+use std::{sync::LazyLock, time::Duration};
+
 use rcgen::{CertificateParams, KeyPair};
-use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
+use rustls::pki_types::CertificateDer;
 use serde_json::{Value, json};
+use tidewatch_receiver::pki::{Ca, PemIdentity};
 use tidewatch_shared::{
     certificate::{Leaf, to_pem},
     event::{OBJECT_CHANGED, WATCH_CHANGED},
     identity::Epoch,
     signature::{Headers, Message, Nonce, Signer},
+    tls::Identity,
 };
 
 /// Unix seconds of the signature that is known.
@@ -16,6 +22,22 @@ pub(super) const NOW: i64 = 1_800_000_000;
 pub(super) const BODY: &[u8] = b"[]";
 /// Stands wherever a seed has a credential.
 pub(super) const TOKEN: &str = "sesame-0123456789";
+/// Stands for the epoch that an agent has just drawn.
+pub(super) const EPOCH: &str = "00000000000000ee";
+/// The certificate of a runtime, its key, and whom an agent trusts; made once in each process, because no key stands in a repository.
+pub(super) struct Papers {
+    pub(super) chain: String,
+    pub(super) key: String,
+    pub(super) roots: String,
+}
+
+pub(super) static PAPERS: LazyLock<Papers> = LazyLock::new(|| {
+    let year = Duration::from_secs(365 * 24 * 60 * 60);
+    let ca = Ca::generate("fuzz", NOW, year).expect("a CA can be made");
+    let (runtime, domain) = ("r-1".parse().expect("an id"), "kyma.local".parse().expect("a domain"));
+    let PemIdentity { chain, key } = ca.make_runtime(&runtime, &domain, NOW, year).expect("a certificate can be made");
+    Papers { chain, key, roots: ca.trust_bundle().to_pem() }
+});
 
 /// Signed fields, and whose they are.
 pub(super) struct Signed {
@@ -29,11 +51,11 @@ fn pair() -> (CertificateDer<'static>, KeyPair) {
     (certificate.der().clone(), key)
 }
 
-/// Signs with a key that nobody else has.
+/// Signs with the key that is known.
 pub(super) fn signed() -> Signed {
-    let (certificate, key) = pair();
-    let leaf = Leaf::read(&certificate).expect("the certificate was just made");
-    let key = PrivatePkcs8KeyDer::from(key.serialize_der());
+    let Identity { chain, key } =
+        Identity::from_pem(PAPERS.chain.as_bytes(), PAPERS.key.as_bytes()).expect("these are a pair");
+    let leaf = Leaf::read(&chain[0]).expect("this is a certificate");
     let signer = Signer::new(&key, leaf.fingerprint.clone()).expect("the key is P-256");
     let message =
         Message { method: "POST", authority: "kcp.test", path: "/v3/events", content_type: "application/json" };
@@ -82,7 +104,7 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
         "token" => vec![token()],
         "token_keys" => vec![token_keys()],
         "certificate_request" => vec![certificate_request()],
-        _ => Vec::new(),
+        of_an_agent => agent::texts(of_an_agent),
     };
     texts.into_iter().map(String::into_bytes).collect()
 }

@@ -55,6 +55,16 @@ const WORDS: &[&str] = &[
     "*",
     "/runtimes/",
     "00000000000000ab-1",
+    "00000000000000ee-1",
+    "\n",
+    "202 ",
+    "200 ",
+    "400\n",
+    "413 {\"maxEvents\":1}\n",
+    "503\n",
+    "Retry-After: 1\n",
+    "{\"type\":\"ERROR\",\"object\":{\"code\":410}}\n",
+    "\"continue\":\"y\",",
 ];
 
 #[derive(Clone, Debug)]
@@ -133,6 +143,8 @@ const FORWARDED: [&str; 3] = ["client_cert", "xfcc", "v2_forwarded"];
 const EVENTS: [&str; 4] = ["signature", "events", "heartbeat", "v2_event"];
 const CONFIGURED: [&str; 3] = ["plan", "kubeconfig", "agent_kubeconfig"];
 const ENROLLING: [&str; 3] = ["token", "token_keys", "certificate_request"];
+const ANSWERED: [&str; 4] = ["answers", "refusal", "certificate_answer", "trust_answer"];
+const WATCHED: [&str; 3] = ["watch", "discovery", "agent_config"];
 
 #[test]
 fn forwarded_certificates() {
@@ -155,8 +167,18 @@ fn enrolments() {
 }
 
 #[test]
+fn what_an_agent_is_answered() {
+    ANSWERED.iter().for_each(|name| run(name));
+}
+
+#[test]
+fn what_an_agent_watches() {
+    WATCHED.iter().for_each(|name| run(name));
+}
+
+#[test]
 fn each_target_is_run() {
-    let run = [&FORWARDED[..], &EVENTS, &CONFIGURED, &ENROLLING].concat();
+    let run = [&FORWARDED[..], &EVENTS, &CONFIGURED, &ENROLLING, &ANSWERED, &WATCHED].concat();
     for Target { name, .. } in TARGETS {
         assert!(run.contains(&name), "{name}");
     }
