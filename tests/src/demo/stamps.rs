@@ -19,6 +19,8 @@ pub struct Stamp {
     pub runtime: String,
     /// Of which watch of the plan.
     pub watch: String,
+    /// What happened to the object, `watch` for a whole watch.
+    pub change: String,
     /// The object's, `-` for a whole watch.
     pub resource_version: String,
     /// When the agent saw it, by its clock.
@@ -41,8 +43,8 @@ pub fn first(path: &Path, runtime: &RuntimeId, watch: &str, after: SystemTime) -
 fn parse(line: &str) -> Option<Stamp> {
     let mut fields = line.split(' ');
     let wanted = SystemTime::UNIX_EPOCH + Duration::from_nanos(fields.next()?.parse().ok()?);
-    let (runtime, watch, _change) = (fields.next()?.to_owned(), fields.next()?.to_owned(), fields.next()?);
-    let resource_version = fields.next()?.to_owned();
+    let mut text = || fields.next().map(str::to_owned);
+    let (runtime, watch, change, resource_version) = (text()?, text()?, text()?, text()?);
     let seen = fields.next()?.parse::<Timestamp>().ok().map(SystemTime::from);
-    Some(Stamp { wanted, runtime, watch, resource_version, seen })
+    Some(Stamp { wanted, runtime, watch, change, resource_version, seen })
 }

@@ -1,7 +1,8 @@
 //! A load of changes by a runtime's user, while other things happen; and what must have come of it in the end.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
+    ops::RangeInclusive,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -9,7 +10,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{
     Api, ResourceExt as _,
@@ -18,10 +19,11 @@ use kube::{
 use serde_json::json;
 use tidewatch_shared::{
     api::Kyma,
+    event::Change,
     names::{SKR_KYMA, SKR_NAMESPACE},
 };
 use tidewatch_tests::{
-    demo::stamps,
+    demo::stamps::{self, Stamp},
     landscape::{
         DEADLINE, until,
         watchers::{WATCHED, watcher},
@@ -29,7 +31,10 @@ use tidewatch_tests::{
 };
 use tokio::{sync::watch, task::JoinHandle, time::timeout};
 
-use crate::support::{One, module};
+use crate::{
+    support::{One, module},
+    sync::sum,
+};
 
 /// The module that the load selects and deselects.
 pub(crate) const KEDA: (&str, &str, &str) = ("keda", "1.0.0", "1.1.0");
@@ -37,8 +42,10 @@ pub(crate) const KEDA: (&str, &str, &str) = ("keda", "1.0.0", "1.1.0");
 const NAME: &str = "load";
 /// Changes of a load that nobody ends.
 const MOST: usize = 5_000;
-/// ConfigMaps that the load writes to, in turns.
-const OBJECTS: usize = 12;
+/// Objects that the load writes to, in turns.
+pub(crate) const OBJECTS: usize = 12;
+/// States of a ConfigMap, which it has one after the other: three under the Watcher, one out of its sight, one gone.
+pub(crate) const STATES: usize = 5;
 /// A write that is not answered for so long is done again.
 const WRITE: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_millis(50);
@@ -53,17 +60,41 @@ pub(crate) struct Load {
 }
 
 /// What the load has made.
+#[derive(Default)]
 pub(crate) struct Made {
-    /// When each ConfigMap was last written, by name.
-    written: BTreeMap<String, SystemTime>,
+    /// The last write of each ConfigMap, by name.
+    written: BTreeMap<String, Written>,
     /// Whether the module is selected.
     selected: bool,
 }
 
+/// A write of a ConfigMap that the API server has taken.
+struct Written {
+    /// When it was tried first: an earlier try may have been taken without a word.
+    begun: SystemTime,
+    /// The object left the set that the Watcher selects: it was deleted, or lost its label.
+    left: bool,
+    /// Its resource version is one of these, and no other write under that Watcher has got one of them.
+    versions: RangeInclusive<u64>,
+}
+
 struct User {
+    /// Stands in all that it writes, so that each write is one: no load before has written the same.
+    mark: String,
     maps: Api<ConfigMap>,
     kymas: Api<Kyma>,
+    /// Before the change that is being made was tried first.
+    before: Option<Before>,
     made: Made,
+}
+
+/// A ConfigMap before it was to leave.
+#[derive(Clone, Copy)]
+struct Before {
+    /// The Watcher selected it.
+    selected: bool,
+    /// The newest resource version of all.
+    newest: u64,
 }
 
 /// Has the ConfigMaps of the load watched, and waits until they are.
@@ -86,9 +117,9 @@ impl Load {
 
     fn spawn(one: &One, changes: usize, pause: Duration) -> Self {
         let user = one.runtime.user();
-        let made = Made { written: BTreeMap::new(), selected: false };
-        let mut user =
-            User { maps: Api::namespaced(user.clone(), "default"), kymas: Api::namespaced(user, SKR_NAMESPACE), made };
+        let (maps, kymas) = (Api::namespaced(user.clone(), "default"), Api::namespaced(user, SKR_NAMESPACE));
+        let mark = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis().to_string();
+        let mut user = User { mark, maps, kymas, before: None, made: Made::default() };
         let (said, progress) = watch::channel(0);
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
@@ -132,11 +163,12 @@ impl Load {
 impl User {
     /// Makes a change, again and again until the API server says that it took it.
     async fn make(&mut self, number: usize) -> Result<()> {
-        let begun = Instant::now();
+        let (begun, began) = (SystemTime::now(), Instant::now());
+        self.before = None;
         loop {
-            let outcome = timeout(WRITE, self.change(number)).await.context("no answer to a write").flatten();
+            let outcome = timeout(WRITE, self.change(number, begun)).await.context("no answer to a write").flatten();
             match outcome {
-                Err(error) if begun.elapsed() > DEADLINE => return Err(error.context(format!("change {number}"))),
+                Err(error) if began.elapsed() > DEADLINE => return Err(error.context(format!("change {number}"))),
                 Err(_) => tokio::time::sleep(AGAIN).await,
                 Ok(()) => return Ok(()),
             }
@@ -144,12 +176,12 @@ impl User {
     }
 
     /// May be repeated when it is not known whether it was made.
-    async fn change(&mut self, number: usize) -> Result<()> {
+    async fn change(&mut self, number: usize, begun: SystemTime) -> Result<()> {
         let (turn, round) = (number % OBJECTS, number / OBJECTS);
         match turn {
             0 => self.kyma(json!({"spec": {"modules": if round.is_multiple_of(2) { json!([{"name": KEDA.0}]) } else { json!([]) }}})).await?,
-            1 => self.kyma(json!({"metadata": {"labels": {"load": number.to_string()}}})).await?,
-            _ => self.map(&format!("load-{turn}"), round + turn, number).await?,
+            1 => self.kyma(json!({"metadata": {"labels": {"load": format!("{}-{number}", self.mark)}}})).await?,
+            _ => self.map(&format!("load-{turn}"), round + turn, number, begun).await?,
         }
         if turn == 0 {
             self.made.selected = round.is_multiple_of(2);
@@ -162,28 +194,51 @@ impl User {
         Ok(())
     }
 
-    async fn map(&mut self, name: &str, step: usize, number: usize) -> Result<()> {
-        let begun = SystemTime::now();
-        if step % 5 == 4 {
+    async fn map(&mut self, name: &str, step: usize, number: usize, begun: SystemTime) -> Result<()> {
+        let (goes, hides) = (step % STATES == 4, step % STATES == 2);
+        let mut before = None;
+        if goes || hides {
+            // What an earlier try has found holds: that may have been taken.
+            let seen = self.look(name).await?;
+            before = Some(*self.before.get_or_insert(seen));
+        }
+        let versions = if let Some(Before { newest, .. }) = before.filter(|_| goes) {
             match self.maps.delete(name, &DeleteParams::default()).await {
                 Err(kube::Error::Api(status)) if status.is_not_found() => {}
                 deleted => drop(deleted?),
             }
+            newest + 1..=self.look(name).await?.newest
         } else {
-            // One state in five is out of sight: the object is there, and the Watcher does not select it.
-            let labels = if step % 5 == 2 { json!({}) } else { json!({WATCHED: NAME}) };
+            let labels = if hides { json!({}) } else { json!({WATCHED: NAME}) };
             let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "labels": labels},
-                             "data": {"number": number.to_string()}});
-            self.maps.patch(name, &PatchParams::apply("load").force(), &Patch::Apply(&map)).await?;
+                             "data": {"load": self.mark, "number": number.to_string()}});
+            let written = self.maps.patch(name, &PatchParams::apply("load").force(), &Patch::Apply(&map)).await?;
+            let version = version(written.resource_version())?;
+            version..=version
+        };
+        if before.is_none_or(|before| before.selected) {
+            self.made.written.insert(name.to_owned(), Written { begun, left: before.is_some(), versions });
+        } else {
+            // Nobody was to know of it, and nobody has seen it go.
+            self.made.written.remove(name);
         }
-        self.made.written.insert(name.to_owned(), begun);
         Ok(())
+    }
+
+    async fn look(&self, name: &str) -> Result<Before> {
+        let found = self.maps.list(&ListParams::default().fields(&format!("metadata.name={name}"))).await?;
+        let selected = found.items.iter().any(|map| map.labels().get(WATCHED).is_some_and(|label| label == NAME));
+        Ok(Before { selected, newest: version(found.metadata.resource_version)? })
     }
 }
 
+fn version(version: Option<String>) -> Result<u64> {
+    Ok(version.context("a resource version")?.parse()?)
+}
+
 impl Made {
-    /// Waits until the receiver was told the last state of each object that is there, or that something changed in its watch after it
-    /// was written.
+    /// Waits until the receiver was told of the last write of each object that was or is under the Watcher, or that something changed in
+    /// its watch after it was written; and until the agent holds as many objects as there are.
     async fn told(&self, one: &One) -> Result<()> {
         let maps = Api::<ConfigMap>::namespaced(one.runtime.cluster().client().await?, "default");
         let mine = ListParams::default().labels(&format!("{WATCHED}={NAME}"));
@@ -193,19 +248,32 @@ impl Made {
             let stamps = stamps::read(&file)?;
             let stamps: Vec<_> =
                 stamps.iter().filter(|s| s.runtime == one.runtime.id().as_str() && s.watch == watch).collect();
-            let versions: BTreeSet<_> = stamps.iter().map(|stamp| stamp.resource_version.as_str()).collect();
-            let listed = stamps.iter().filter(|stamp| stamp.resource_version == "-").map(|stamp| stamp.wanted).max();
-            let untold: Vec<_> = present
+            let untold: Vec<_> = self
+                .written
                 .iter()
-                .filter(|map| {
-                    let version = map.resource_version().unwrap_or_default();
-                    let written = self.written.get(&map.name_any());
-                    !versions.contains(version.as_str()) && listed.is_none_or(|at| written.is_none_or(|w| at < *w))
-                })
-                .map(|map| (map.name_any(), map.resource_version()))
+                .filter(|(_, written)| !stamps.iter().any(|stamp| written.is_told_by(stamp)))
+                .map(|(name, written)| (name, written.left, &written.versions))
                 .collect();
-            if untold.is_empty() { Ok(Some(())) } else { bail!("nobody was told of {untold:?}") }
+            ensure!(untold.is_empty(), "nobody was told of {untold:?}");
+            Ok(Some(()))
+        })
+        .await?;
+        until("the agent to hold what is there", async || {
+            let page = one.agent_page().await?;
+            let held = sum(&page, "tidewatch_agent_watch_objects", &[&format!("watch=\"{watch}\"")]);
+            let names: Vec<_> = present.iter().map(|map| map.name_any()).collect();
+            ensure!(held == names.len() as u64, "the agent holds {held} objects, and there are {names:?}");
+            Ok(Some(()))
         })
         .await
+    }
+}
+
+impl Written {
+    fn is_told_by(&self, stamp: &Stamp) -> bool {
+        // Versions of a history that was undone come again.
+        let of_it = stamp.resource_version.parse().is_ok_and(|version| self.versions.contains(&version));
+        stamp.wanted >= self.begun
+            && (stamp.resource_version == "-" || of_it && (stamp.change == Change::Deleted.as_str()) == self.left)
     }
 }

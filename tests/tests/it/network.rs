@@ -83,11 +83,13 @@ async fn connections_that_a_firewall_forgets_are_noticed_and_made_anew() -> Test
     let ways = one.runtime.ways().context("proxies")?;
     let (front, back) = (one.landscape.front().context("a proxy")?, one.landscape.back().context("a proxy")?);
     for way in [front, &ways.agent, &ways.receiver, back] {
+        let before = one.counts().await?;
         let mut load = Load::start(&one, PAUSE);
         load.goes_on(10).await?;
         way.forget();
         load.goes_on(10).await?;
         load.arrives(&one).await?;
+        one.counts_agree_since(before).await?;
     }
     Ok(())
 }

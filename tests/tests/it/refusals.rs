@@ -9,13 +9,19 @@ use tidewatch_tests::{
     speaker::{Said, Speaker},
 };
 
-use crate::support::{One, Tested, module};
+use crate::{
+    support::{One, Tested, module},
+    sync::sum,
+};
+
+const REFUSED: &str = "tidewatch_gateway_requests_refused_total";
 
 #[tokio::test]
 async fn forgeries_are_refused_and_disturb_nobody() -> Tested {
     let one = One::start("refusals", &[("keda", "1.0.0", "1.1.0")]).await?;
     let (ca, domain, address) = (one.landscape.ca(), one.landscape.trust_domain(), one.landscape.authority());
     let stranger: RuntimeId = "stranger".parse()?;
+    let before = one.receiver_page().await?;
     let speaker = Speaker::new(ca, ca, domain, &stranger, &address)?;
 
     let unknown = speaker.say(&speaker.event(1, 1)?).await?;
@@ -52,9 +58,24 @@ async fn forgeries_are_refused_and_disturb_nobody() -> Tested {
     let elsewhere = Speaker::new(ca, ca, &"other.domain".parse()?, one.runtime.id(), &address)?;
     assert_eq!(elsewhere.say(&elsewhere.event(1, 1)?).await?.status(), 403);
 
-    let (_, page) = one.landscape.with_receiver(async |receiver| receiver.get("/metrics").await).await??;
-    let refused = page.lines().filter(|line| line.starts_with("tidewatch_gateway") && line.contains("refused")).count();
-    assert!(refused >= 5, "each reason has a count of its own:\n{page}");
+    // Each reason has a count of its own.
+    for (name, reason, times) in [
+        (REFUSED, "unknown-runtime", 2),
+        (REFUSED, "replay", 1),
+        (REFUSED, "signature-profile", 1),
+        (REFUSED, "digest", 1),
+        (REFUSED, "source", 1),
+        (REFUSED, "too-large", 1),
+        (REFUSED, "query", 1),
+        (REFUSED, "identity", 1),
+        ("tidewatch_gateway_handshakes_failed_total", "unknown-issuer", 1),
+    ] {
+        let label = format!("reason=\"{reason}\"");
+        let before = sum(&before, name, &[&label]);
+        one.receiver_counts(name, &[&label], before + times).await?;
+        let counted = sum(&one.receiver_page().await?, name, &[&label]) - before;
+        assert_eq!(counted, times, "{reason}");
+    }
 
     one.runtime.select(&["keda"]).await?;
     one.skr_status("the change of the one who is served", |status| module(status, "keda").is_some()).await?;

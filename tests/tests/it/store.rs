@@ -2,17 +2,19 @@
 
 use std::time::{Duration, SystemTime};
 
+use anyhow::Result;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Api, api::DeleteParams};
 use tidewatch_tests::landscape::{until, watchers::watcher};
 
 use crate::{
-    load::{KEDA, Load, watch_objects},
+    load::{KEDA, Load, OBJECTS, STATES, watch_objects},
     support::{Ground, One, Tested, module, quick},
     sync::sum,
 };
 
 const PAUSE: Duration = Duration::from_millis(10);
+const SLOWLY: Duration = Duration::from_millis(100);
 
 #[tokio::test]
 async fn compacted_history_makes_an_agent_list_again_and_no_more() -> Tested {
@@ -21,17 +23,23 @@ async fn compacted_history_makes_an_agent_list_again_and_no_more() -> Tested {
     one.in_sync().await?;
     let (server, store) = (one.runtime.cluster().server(), one.runtime.cluster().store().unwrap());
     let lists = async || Ok::<_, anyhow::Error>(sum(&one.agent_page().await?, "tidewatch_agent_lists_total", &[]));
-    let before = lists().await?;
+    let (before, counts) = (lists().await?, one.counts().await?);
 
-    // Changed while the agent does not look; then what it saw last is compacted away, and the API server remembers nothing either.
-    one.runtime.with_agent(async |agent| agent.sigstop()).await??;
     let mut load = Load::start(&one, PAUSE);
-    load.goes_on(60).await?;
+    load.goes_on(2 * OBJECTS).await?;
+    one.runtime.with_agent(async |agent| agent.sigstop()).await??;
+    let frozen = SystemTime::now();
+    // Its connections end, or what is written now would wait there until it looks.
+    server.restart().await?;
+    // Some of what it has seen goes; then what it saw last is compacted away, and the API server remembers nothing either.
+    load.goes_on((STATES + 1) * OBJECTS).await?;
     store.compact().await?;
     server.restart().await?;
     one.runtime.with_agent(async |agent| agent.sigcont()).await??;
     load.arrives(&one).await?;
+    one.counts_agree_since(counts).await?;
     one.agent_counts("tidewatch_agent_lists_total", &["\"gone\""], 1).await?;
+    one.listed(&one.landscape.watch_of("load"), frozen).await?;
     // Each watch listed a few times at most (it may have met the API server while that was starting), and then no more.
     let after = until("the last list", async || {
         let (so_far, mark) = (lists().await?, one.runtime.cluster().audit_mark()?);
@@ -48,6 +56,7 @@ async fn compacted_history_makes_an_agent_list_again_and_no_more() -> Tested {
     Ok(())
 }
 
+/// Neither of ours is touched: what the agent gives goes on from where it was, whatever became of the state that it tells of.
 #[tokio::test]
 async fn an_etcd_that_was_restored_is_noticed_and_its_state_is_the_truth() -> Tested {
     let one = One::to_harm(Ground::OwnStore, "restored", &[KEDA], quick()).await?;
@@ -69,7 +78,7 @@ async fn an_etcd_that_was_restored_is_noticed_and_its_state_is_the_truth() -> Te
     one.listed(&one.landscape.watch_of("later"), SystemTime::UNIX_EPOCH).await?;
     one.in_sync().await?;
     assert!(one.manifests().await?.is_empty());
-    let rebuilds = sum(&one.agent_page().await?, "tidewatch_agent_rebuilds_total", &[]);
+    let (rebuilds, counts) = (rebuilds(&one).await?, one.counts().await?);
 
     let restored = SystemTime::now();
     server.kill();
@@ -95,6 +104,7 @@ async fn an_etcd_that_was_restored_is_noticed_and_its_state_is_the_truth() -> Te
         "never written"
     );
     one.in_sync().await?;
+    one.counts_agree_since(counts).await?;
 
     let counts = one.counts().await?;
     Load::run(&one, 24, PAUSE).await?;
@@ -103,4 +113,39 @@ async fn an_etcd_that_was_restored_is_noticed_and_its_state_is_the_truth() -> Te
     one.in_sync().await?;
     one.nothing_was_odd().await?;
     Ok(())
+}
+
+/// Of what the load had written before nothing is left. In the end each of its objects was written again, and that state is told; and
+/// each event that ever got a sequence was recorded, also those of what never was.
+///
+/// It goes on so slowly that what is written anew does not overtake what was undone before the agent looks again: it is told by resource
+/// versions that went back, and they go forward with every write.
+#[tokio::test]
+async fn a_load_outlives_an_etcd_that_is_restored_in_its_midst() -> Tested {
+    let one = One::to_harm(Ground::OwnStore, "restored-load", &[KEDA], quick()).await?;
+    watch_objects(&one).await?;
+    one.in_sync().await?;
+    let (server, store) = (one.runtime.cluster().server(), one.runtime.cluster().store().unwrap());
+    server.kill();
+    let backup = store.back_up()?;
+    store.restart().await?;
+    server.restart().await?;
+    one.in_sync().await?;
+    let (rebuilds_before, counts) = (rebuilds(&one).await?, one.counts().await?);
+
+    let mut load = Load::start(&one, SLOWLY);
+    load.goes_on(60).await?;
+    server.kill();
+    store.bring_back(backup)?;
+    store.restart().await?;
+    server.restart().await?;
+    load.goes_on(2 * OBJECTS).await?;
+    one.agent_counts("tidewatch_agent_rebuilds_total", &[], rebuilds_before + 1).await?;
+    load.arrives(&one).await?;
+    one.counts_agree_since(counts).await?;
+    Ok(())
+}
+
+async fn rebuilds(one: &One) -> Result<u64> {
+    Ok(sum(&one.agent_page().await?, "tidewatch_agent_rebuilds_total", &[]))
 }
