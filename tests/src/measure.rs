@@ -1,6 +1,7 @@
 //! Measurements of the whole system. Each figure comes with the floor that the same run saw, because times alone are not
 //! stable on shared machines.
 
+mod apart;
 mod api_calls;
 mod bare;
 pub mod catalog;
@@ -13,6 +14,7 @@ pub mod fleet;
 pub mod flood;
 mod idle;
 pub mod knee;
+mod plain_path;
 pub mod restart;
 mod setting;
 mod user_write;

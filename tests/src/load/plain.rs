@@ -18,6 +18,7 @@ use hyper_util::{
     rt::{TokioExecutor, TokioIo},
     server::conn::auto,
 };
+use rustls::ServerConfig;
 use tokio::{net::TcpListener, runtime, task::JoinSet};
 use tokio_rustls::TlsAcceptor;
 
@@ -56,12 +57,20 @@ impl Plain {
     /// Listens there, under a certificate that a landscape's agents trust.
     ///
     /// # Errors
-    /// When the address is taken, or no certificate or thread can be made.
+    /// When the address is taken, or no certificate, key or thread can be made.
     pub fn start(landscape: &Landscape, address: SocketAddr, work: Work) -> Result<Self> {
         let names = ["127.0.0.1".parse()?];
         let identity =
             landscape.ca().make_server(&names, now(), tidewatch_receiver::pki::SERVER_VALIDITY)?.identity()?;
         let config = tidewatch_shared::tls::server(&identity, landscape.ca().trust_bundle().store()?)?;
+        Self::with(config, address, work)
+    }
+
+    /// Listens there, with this TLS.
+    ///
+    /// # Errors
+    /// When the address is taken, or no key or thread can be made.
+    pub fn with(config: ServerConfig, address: SocketAddr, work: Work) -> Result<Self> {
         let key = EcdsaKeyPair::generate(&ECDSA_P256_SHA256_FIXED_SIGNING).ok().context("make a key")?;
         let signature = key.sign(&SystemRandom::new(), &SIGNED).ok().context("sign")?.as_ref().to_vec();
         let public = UnparsedPublicKey::new(&ECDSA_P256_SHA256_FIXED, key.public_key().as_ref().to_vec());

@@ -5,7 +5,7 @@ use std::{io::Write as _, process::ExitCode};
 use anyhow::bail;
 use clap::{Parser, Subcommand};
 
-use super::{Figure, Settings, catalog, enrolment, event_path, fleet, flood, idle, knee, restart, user_write};
+use super::{Figure, Settings, apart, catalog, enrolment, event_path, fleet, flood, idle, knee, restart, user_write};
 use crate::{limits, progress, run_command};
 
 /// For thousands of agents: a few for each.
@@ -48,6 +48,9 @@ enum What {
     Catalog(catalog::Settings),
     /// Latency of the others while one runtime floods.
     Flood(flood::Settings),
+    /// The floor of a measurement, which starts it.
+    #[command(name = apart::COMMAND, hide = true)]
+    PlainServer,
 }
 
 /// Runs the command.
@@ -87,6 +90,7 @@ async fn measure(arguments: Arguments) -> anyhow::Result<()> {
         What::Enrolment(settings) => enrolment::measure(&settings, &mut tell).await?,
         What::Catalog(settings) => catalog::measure(&settings, &mut tell).await?,
         What::Flood(settings) => flood::measure(&settings, &mut tell).await?,
+        What::PlainServer => apart::serve()?,
     }
     if let Some(error) = failed {
         return Err(error.into());

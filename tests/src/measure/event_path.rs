@@ -22,6 +22,7 @@ use tidewatch_shared::{
 use super::{
     Figure, Settings, api_calls,
     figure::{mebibytes, median, millis, quantile},
+    plain_path::{self, Floor},
     setting::Setting,
     writer::{self, Write},
 };
@@ -47,8 +48,11 @@ pub async fn event_path(settings: &Settings, tell: &mut impl FnMut(&Figure)) -> 
         step.done();
     }
     watch.abort();
+    let step = Step::begin(format!("the floor of its CPU time: {} s", settings.seconds));
+    let floor = plain_path::measure(&setting, settings).await?;
+    step.done();
     paths(&runs, tell);
-    costs(&runs, tell);
+    costs(&runs, floor, tell);
     memory(&setting, tell).await
 }
 
@@ -132,10 +136,10 @@ fn paths(runs: &[Run], tell: &mut impl FnMut(&Figure)) {
     }
 }
 
-fn costs(runs: &[Run], tell: &mut impl FnMut(&Figure)) {
+fn costs(runs: &[Run], floor: Floor, tell: &mut impl FnMut(&Figure)) {
     let of = |pick: fn(&Run) -> f64| median(runs.iter().map(pick).collect());
-    tell(&Figure::new("agent_cpu_per_event", of(|run| run.agent_cpu), "ms").at_most(0.4));
-    tell(&Figure::new("gateway_cpu_per_event", of(|run| run.gateway_cpu), "ms").at_most(0.25));
+    tell(&Figure::new("agent_cpu_per_event", of(|run| run.agent_cpu), "ms").beside(floor.agent).at_most(0.4));
+    tell(&Figure::new("gateway_cpu_per_event", of(|run| run.gateway_cpu), "ms").beside(floor.gateway).at_most(0.25));
     tell(&Figure::new("reconcile_cpu_per_event", of(|run| run.reconcile_cpu), "ms"));
     // The user's own write is one of them.
     tell(&Figure::new("runtime_api_calls_per_event", of(|run| run.calls[0]) - 1.0, "calls"));

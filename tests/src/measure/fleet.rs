@@ -7,13 +7,15 @@ use tokio::time::sleep;
 
 use super::{
     Figure,
-    crowded::Crowded,
+    crowded::{Crowded, PATIENCE, metric},
     figure::{line, mebibytes},
 };
-use crate::{product::Memory, progress::Step};
+use crate::{load::until_within, product::Memory, progress::Step};
 
 /// What the bar is meant for.
 const FULL: f64 = 5_000.0;
+/// The longest time between two heartbeats of an agent that is told the interval of 30 s, in seconds.
+const HEARTBEAT: u32 = 33;
 
 /// How much is measured.
 #[derive(Clone, Debug, clap::Args)]
@@ -41,12 +43,11 @@ pub async fn measure(settings: &Settings, tell: &mut impl FnMut(&Figure)) -> Res
     let mut earlier = 0.0;
     for agents in &settings.agents {
         crowded.register(*agents).await?;
-        let silent = rest(&crowded, settings).await?;
+        rest(settings).await;
+        let silent = crowded.receiver_memory().await?;
         crowded.grow(*agents).await?;
-        let before = crowded.crowd.tally().heartbeats();
-        let memory = rest(&crowded, settings).await?;
-        ensure!(crowded.crowd.tally().heartbeats() > before, "nobody sends heartbeats");
         let count = f64::from(u32::try_from(*agents)?);
+        let memory = connected(&crowded, *agents, settings).await?;
         let (pss, peak) = (mebibytes(memory.pss_kib), mebibytes(memory.peak_rss_kib));
         // The floor is the same receiver with as many runtimes of which no agent is connected.
         let floor = mebibytes(silent.pss_kib) - earlier;
@@ -66,10 +67,27 @@ pub async fn measure(settings: &Settings, tell: &mut impl FnMut(&Figure)) -> Res
     Ok(())
 }
 
-/// The receiver's memory after a while in which nothing happens but heartbeats.
-async fn rest(crowded: &Crowded, settings: &Settings) -> Result<Memory> {
+/// A while in which nothing happens but heartbeats.
+async fn rest(settings: &Settings) {
     let step = Step::begin(format!("at rest for {} s", settings.seconds));
     sleep(Duration::from_secs(settings.seconds.into())).await;
     step.done();
+}
+
+/// The receiver's memory after such a while, with so many agents connected, each of which is heard of.
+async fn connected(crowded: &Crowded, agents: usize, settings: &Settings) -> Result<Memory> {
+    crowded.proven(agents).await?;
+    let before = crowded.crowd.tally().heartbeats();
+    rest(settings).await;
+    let (beats, due) =
+        (crowded.crowd.tally().heartbeats() - before, agents * usize::try_from(settings.seconds / HEARTBEAT)?);
+    ensure!(usize::try_from(beats)? >= due, "{beats} heartbeats came of {agents} agents, and not {due}");
+    // Whose connection was old comes again with the next heartbeat.
+    until_within("every agent to be connected", PATIENCE, async || {
+        let open = metric(&crowded.metrics().await?, "tidewatch_gateway_connections");
+        ensure!(open >= f64::from(u32::try_from(agents)?), "{open} of {agents} agents are connected");
+        Ok(Some(()))
+    })
+    .await?;
     crowded.receiver_memory().await
 }

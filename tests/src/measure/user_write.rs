@@ -1,11 +1,15 @@
 //! Whether a user's write is slower when the agent runs: latency of the same PATCH with and without it, interleaved; also while the
-//! receiver refuses what the agent sends, or hangs.
+//! receiver refuses what the agent sends, or hangs. Each round ends with an error when it was not what it is called.
 
-use anyhow::{Context as _, Result};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
 use http::StatusCode;
+use tokio::time::sleep;
 
 use super::{
     Figure, Settings,
+    crowded::metric,
     event_path::{self, Seen},
     figure::{median, millis, quantile},
     setting::Setting,
@@ -14,11 +18,14 @@ use super::{
 use crate::{
     landscape::DEADLINE,
     load::{Plain, Work},
+    product::ProductProcess,
     progress::Step,
 };
 
 /// Rounds of each kind.
 const ROUNDS: u32 = 8;
+/// Answers that are on their way to the agent are there after this time.
+const ON_THE_WAY: Duration = Duration::from_millis(200);
 
 /// Who watches while the user writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -92,8 +99,7 @@ pub async fn user_write(settings: &Settings, tell: &mut impl FnMut(&Figure)) -> 
 
 async fn round(setting: &Setting, settings: &Settings, beside: Beside, writes: u32) -> Result<Vec<f64>> {
     if matches!(beside, Beside::Nobody | Beside::PlainWatch) {
-        // It ends once; afterwards there is none to end.
-        setting.runtime.with_agent(async |agent| agent.sigterm(DEADLINE).await).await?.ok();
+        end_agent(setting).await.context("end the agent")?;
     } else {
         setting.runtime.start_agent().await?;
         setting.settle(settings.objects).await?;
@@ -102,7 +108,8 @@ async fn round(setting: &Setting, settings: &Settings, beside: Beside, writes: u
     let watch = (beside == Beside::PlainWatch).then(|| tokio::spawn(event_path::watch(setting.runtime.user(), seen)));
     let write = async || writer::toggle(&setting.runtime, writes, settings.pause()).await;
     let taken = match beside {
-        Beside::Nobody | Beside::PlainWatch | Beside::Agent => write().await,
+        Beside::Nobody | Beside::PlainWatch => write().await,
+        Beside::Agent => told(setting, write).await,
         Beside::Unavailable => refused(setting, StatusCode::SERVICE_UNAVAILABLE, write).await,
         Beside::Unauthorized => refused(setting, StatusCode::UNAUTHORIZED, write).await,
         Beside::Hung => hung(setting, write).await,
@@ -111,6 +118,32 @@ async fn round(setting: &Setting, settings: &Settings, beside: Beside, writes: u
         watch.abort();
     }
     Ok(taken?.iter().map(|write| millis(write.took)).collect())
+}
+
+/// Ends the agent, unless it has ended already.
+async fn end_agent(setting: &Setting) -> Result<()> {
+    let ended = async |agent: &ProductProcess| match agent.process().status()? {
+        Some(_) => Ok(()),
+        None => agent.sigterm(DEADLINE).await.map(drop),
+    };
+    Ok(setting.runtime.with_agent(ended).await??)
+}
+
+/// Requests of the agent with events that ended so.
+async fn requests(setting: &Setting, outcome: &str) -> Result<f64> {
+    let (_, page) = setting.runtime.with_agent(async |agent| agent.get("/metrics").await).await??;
+    Ok(metric(&page, &format!("tidewatch_agent_requests_total{{route=\"events\",outcome=\"{outcome}\"}}")))
+}
+
+/// Writes of which the agent tells the receiver.
+async fn told(
+    setting: &Setting,
+    write: impl AsyncFnOnce() -> Result<Vec<writer::Write>>,
+) -> Result<Vec<writer::Write>> {
+    let before = requests(setting, "taken").await?;
+    let taken = write().await?;
+    ensure!(requests(setting, "taken").await? > before, "the agent has told the receiver nothing");
+    Ok(taken)
 }
 
 /// Writes while another server stands in the receiver's place and refuses everything.
@@ -122,9 +155,12 @@ async fn refused(
     let landscape = &setting.landscape;
     landscape.with_receiver(async |receiver| receiver.sigterm(DEADLINE).await).await??;
     let plain = Plain::start(landscape, landscape.authority().parse()?, Work::Refuse(status))?;
+    let before = requests(setting, status.as_str()).await?;
     let taken = write().await;
+    let met = requests(setting, status.as_str()).await? - before;
     drop(plain);
     landscape.start_receiver().await.context("start the receiver again")?;
+    ensure!(met >= 1.0, "the agent has met no {status}");
     taken
 }
 
@@ -133,9 +169,22 @@ async fn hung(
     write: impl AsyncFnOnce() -> Result<Vec<writer::Write>>,
 ) -> Result<Vec<writer::Write>> {
     setting.landscape.with_receiver(async |receiver| receiver.sigstop()).await??;
+    sleep(ON_THE_WAY).await;
+    let before = requests(setting, "taken").await?;
     let taken = write().await;
+    let (answered, untold) = (requests(setting, "taken").await? - before, untold(setting).await?);
     setting.landscape.with_receiver(async |receiver| receiver.sigcont()).await??;
+    ensure!(
+        answered == 0.0 && untold >= 1.0,
+        "{answered} requests were taken while the receiver hung, {untold} events wait"
+    );
     taken
+}
+
+/// Events of the agent that wait, or were sent and are not settled.
+async fn untold(setting: &Setting) -> Result<f64> {
+    let (_, page) = setting.runtime.with_agent(async |agent| agent.get("/metrics").await).await??;
+    Ok(metric(&page, "tidewatch_agent_events_waiting") + metric(&page, "tidewatch_agent_events_unsettled"))
 }
 
 impl Rounds {
