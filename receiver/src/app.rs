@@ -1,6 +1,7 @@
 //! Waits until this receiver is the active one, builds the rooms, connects them, and runs them until a signal or a fault.
 
 mod build;
+pub mod changes;
 mod counters;
 mod enrolment;
 mod legacy;
@@ -15,7 +16,7 @@ use kube::Client;
 use rustls::ServerConfig;
 #[cfg(feature = "otlp")]
 use tidewatch_shared::trace::Exporter;
-use tidewatch_shared::{identity::Instance, metrics::Described};
+use tidewatch_shared::{identity::Instance, metrics::MetricDescription};
 use tokio::{
     runtime::{self, Runtime},
     task::JoinSet,
@@ -24,12 +25,13 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    active::{self, Fence, Seat},
-    admin::{Admin, Fleet},
     config::Config,
-    forward,
-    gateway::{Bind, Gateway, Service},
-    kcp,
+    controllers::forward,
+    ingress::{
+        admin::{Admin, Fleet},
+        gateway::{Bind, Gateway, Service},
+    },
+    kube::leader::{self, Fence, Seat},
     pki::{self, Standing},
     telemetry::{self, Metrics, Page, Pending, Readiness},
 };
@@ -43,7 +45,7 @@ const DRAIN: Duration = Duration::from_secs(20);
 
 /// Every metric that an active receiver has.
 #[must_use]
-pub fn metrics() -> Vec<Described> {
+pub fn metrics() -> Vec<MetricDescription> {
     counters::described()
 }
 
@@ -89,7 +91,7 @@ struct Ports<'a> {
 struct Frame {
     config: Config,
     fence: Fence,
-    lease: active::Metrics,
+    lease: leader::Metrics,
     pki: pki::Metrics,
     standing: Standing,
     page: Page,
@@ -104,14 +106,15 @@ async fn serve(config: Config, ports: Ports<'_>) -> Result<()> {
     let traces = config.otlp_endpoint.as_deref().map(|to| Exporter::start("tidewatch-receiver", to)).transpose()?;
     let mut signals = Signals::listen()?;
     let instance = build::instance()?;
-    let (fence, lease, readiness) = (Fence::shut(), active::Metrics::default(), Readiness::default());
+    let (fence, lease, readiness) = (Fence::shut(), leader::Metrics::default(), Readiness::default());
     let access = build::access(config.kubeconfig.as_deref()).await?;
-    let client = kcp::client(&access, &Fence::default()).context("build the client of the control plane")?;
+    let client =
+        crate::kube::client::client(&access, &Fence::default()).context("build the client of the control plane")?;
     // What is wrong with files or the CA is said now, and not when this receiver has to take over. Whoever is first makes the CA.
     let pki = pki::Metrics::default();
     let (standing, upkeep) = build::standing(&config, client.clone(), pki.clone()).await?;
     // The Lease is read and written on a client of its own, which is never behind the fence or behind work.
-    let own = kcp::client_of_lease(access).context("build the client of the Lease")?;
+    let own = crate::kube::client::client_of_lease(access).context("build the client of the Lease")?;
     let mut seat = Seat::new(own, &config.namespace, &config.lease, instance, fence.clone(), lease.clone());
     let mut metrics = Metrics::new();
     lease.register(metrics.rooms());
@@ -161,7 +164,7 @@ async fn show(
     tasks: &mut JoinSet<&'static str>,
 ) -> Result<()> {
     let Frame { config, page, readiness, fleet, .. } = frame;
-    let probes = telemetry::Probes::bind(config.metrics_address, page.clone(), readiness.clone()).await?;
+    let probes = crate::ingress::probes::Probes::bind(config.metrics_address, page.clone(), readiness.clone()).await?;
     let admin = Admin::bind(&config.admin, tls, kcp, fleet.clone()).await?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),

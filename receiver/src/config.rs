@@ -1,16 +1,19 @@
 //! Flags and environment, read once, before anything starts.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{net::SocketAddr, path::PathBuf};
 
-use clap::{Args, Parser};
+use clap::Parser;
 use tidewatch_shared::{identity::TrustDomain, names};
 
 use crate::{
-    active, admin, catalog, enrolment,
-    forward::UrlTemplate,
-    gateway::{OwnAuthority, ProxyIdentity, v2},
-    installer, path, pki,
-    runtime_access::Cidr,
+    controllers::{catalog, event_path, installer},
+    fleet::forward::UrlTemplate,
+    ingress::{
+        admin, enrolment,
+        gateway::{OwnAuthority, v2},
+    },
+    kube::{leader, runtime_access::Cidr},
+    pki::{self},
 };
 
 /// Receives the signed events of Kyma runtimes and reconciles the runtimes they come from.
@@ -48,7 +51,7 @@ pub struct Config {
 
     /// How one receiver of several is the active one.
     #[command(flatten)]
-    pub lease: active::Flags,
+    pub lease: leader::Flags,
 
     /// Host and port under which agents know this receiver; signatures name one of them.
     #[arg(long, env = "TIDEWATCH_AUTHORITY", value_delimiter = ',', required = true)]
@@ -56,7 +59,7 @@ pub struct Config {
 
     /// Certificates, key and roots of the event port.
     #[command(flatten)]
-    pub tls: Tls,
+    pub tls: pki::TlsFlags,
 
     /// Contract v2, the incumbent's.
     #[command(flatten)]
@@ -104,7 +107,7 @@ pub struct Config {
 
     /// How proven and unproven event paths are treated.
     #[command(flatten)]
-    pub path: path::Flags,
+    pub path: event_path::Flags,
 
     /// Whether and how agents are installed in the runtimes.
     #[command(flatten)]
@@ -118,7 +121,7 @@ pub struct Config {
     #[command(flatten)]
     pub pki: pki::Flags,
 
-    /// What is logged, as directives: `info`, or `info,tidewatch_receiver::kyma=debug`.
+    /// What is logged, as directives: `info`, or `info,tidewatch_receiver::controllers::kyma=debug`.
     #[arg(long, env = "RUST_LOG", default_value = "info,kube_client=error")]
     pub log: String,
 
@@ -131,27 +134,3 @@ pub struct Config {
     #[arg(long)]
     pub stamp_file: Option<PathBuf>,
 }
-
-/// See [`Config::tls`].
-#[derive(Clone, Debug, Args)]
-pub struct Tls {
-    /// Certificate chain of the event port, leaf first, in PEM; without it the built-in CA issues one. A changed file is taken at once.
-    #[arg(long, env = "TIDEWATCH_TLS_CERT", requires = "tls_key")]
-    pub tls_cert: Option<PathBuf>,
-    /// Its key, PKCS#8 in PEM.
-    #[arg(long, env = "TIDEWATCH_TLS_KEY", requires = "tls_cert")]
-    pub tls_key: Option<PathBuf>,
-    /// The roots of the agents' certificates, in PEM; then agents have them from elsewhere, and nothing is issued here.
-    #[arg(long, env = "TIDEWATCH_CLIENT_CA", requires = "tls_cert")]
-    pub client_ca: Option<PathBuf>,
-    /// The roots of a proxy that ends TLS in front of the event port, in PEM; then nobody but that proxy may connect. It must
-    /// replace what clients write into Client-Cert and X-Forwarded-Client-Cert.
-    #[arg(long, env = "TIDEWATCH_PROXY_CA", requires = "proxy_identity")]
-    pub proxy_ca: Option<PathBuf>,
-    /// SPIFFE URI or DNS name in that proxy's own certificate.
-    #[arg(long, env = "TIDEWATCH_PROXY_IDENTITY", requires = "proxy_ca")]
-    pub proxy_identity: Option<ProxyIdentity>,
-}
-
-/// One request to a runtime or to KCP takes no longer.
-pub const REQUEST_DEADLINE: Duration = Duration::from_secs(20);

@@ -4,9 +4,12 @@
 //! runtimes. `hub` holds it in one lock with the queue, so that recording an event and wanting its work is one step.
 
 mod compare;
+pub mod forward;
+pub mod hub;
 mod ledger;
 mod path;
 mod planned;
+pub mod queue;
 mod run;
 mod runtime;
 

@@ -1,34 +1,28 @@
-//! The receiver: verifies the agents' events and reconciles the runtimes they come from.
+//! The receiver: verifies the agents' events and reconciles the Kymas of their runtime clusters.
 //!
-//! A change passes `gateway` → `hub` (`fleet` and `queue` in one lock) → `kyma` and `catalog` → `runtime_access`; `kcp` tells
-//! what changes on the other side, `watcher` makes the plans, `app` connects them all.
+//! Layers, lowest first; a layer imports only from those before it, and `ingress` and `controllers` never from each other:
+//!
+//! | layer | responsibility |
+//! |---|---|
+//! | [`base`] | keys, pause, take-over, caches, limits, small maps; no IO |
+//! | [`telemetry`] | logs, metrics, readiness |
+//! | [`kube`] | watches of the control plane, leader election, write fence, Event recorder, clients of runtime clusters |
+//! | [`pki`] | certificate authority, issuers, TLS of the receiver |
+//! | [`fleet`] | runtime table and work queue under one lock |
+//! | [`ingress`] | listeners: events, contract v2, enrolment, admin, probes |
+//! | [`controllers`] | reconcilers: Kyma, catalog, agent installation, Watchers, event path, CA rotation, forwarding |
+//! | [`app`] | wiring, configuration |
 
-pub mod active;
-pub mod admin;
 pub mod app;
-mod bearer;
-pub mod catalog;
+pub mod base;
 pub mod command;
 pub mod config;
-pub mod enrolment;
+pub mod controllers;
 pub mod fleet;
-pub mod forward;
-pub mod gateway;
-pub mod hub;
-pub mod installer;
-pub mod kcp;
-pub mod key;
-pub mod kyma;
-pub mod path;
+pub mod ingress;
+pub mod kube;
 pub mod pki;
-pub mod queue;
-pub mod record;
 pub mod rights;
-pub mod runtime_access;
-pub mod short_map;
-mod stored_form;
-pub mod takeover;
 pub mod telemetry;
 #[cfg(test)]
 mod testing;
-pub mod watcher;

@@ -16,18 +16,18 @@ mod authority;
 mod ca;
 mod cert_manager;
 mod flags;
-mod laggards;
+pub(crate) mod laggards;
 mod latest;
 mod metrics;
-mod progress;
+pub(crate) mod progress;
+mod proxy;
 mod request;
-mod rotate;
-mod rotation;
+pub(crate) mod rotations;
 mod server;
 mod sources;
-mod standing;
-mod store;
-mod stored;
+pub(crate) mod standing;
+pub(crate) mod store;
+pub(crate) mod stored;
 #[cfg(test)]
 pub(crate) mod testing;
 mod trust;
@@ -41,13 +41,14 @@ use cert_manager::CertManager;
 
 pub use authority::{Authority, Issue, Issued, Trust};
 pub use ca::{Ca, InvalidServerName, PemIdentity, ServerName};
-pub use flags::{Flags, InvalidIssuer, IssuerName};
+pub use flags::{Flags, InvalidIssuer, IssuerName, TlsFlags};
 pub use laggards::{Follows, Laggards};
 pub use metrics::Metrics;
-pub use progress::{Order, Ordered, Progress, SecretState, Straggler};
+pub use progress::{Behind, Order, Ordered, Progress, SecretState, Straggler};
+pub use proxy::{InvalidProxyIdentity, Proxy, ProxyIdentity};
 pub use request::{ParseRequest, Request};
-pub use rotate::{NotOrdered, Rotation, Rotations};
-pub use rotation::{Behind, Follower};
+pub(crate) use rotations::PendingOrder;
+pub use rotations::{NotOrdered, Rotations};
 pub use server::ServerIdentity;
 pub use sources::{Inconsistent, Refused};
 pub use standing::{Setup, Standing};
@@ -57,6 +58,7 @@ pub use trust::TrustBundle;
 pub use upkeep::Upkeep;
 
 pub(crate) use latest::{Latest, POLL};
+pub(crate) use proxy::Verifier;
 
 /// Leaves begin this long before they are issued, for clocks that are behind.
 pub const BACKDATED: Duration = Duration::from_secs(10 * 60);
@@ -72,7 +74,7 @@ pub const CA_VALIDITY: Duration = Duration::from_secs(5 * 365 * 24 * 60 * 60);
 pub enum Pki {
     /// The CA's certificate is missing or not readable PEM.
     #[error("the CA certificate is not readable")]
-    ReadCertificate,
+    ReadCertificateError,
     /// The certificate is not one of a CA with a P-256 key that may sign certificates.
     #[error("the certificate is not that of a P-256 certificate authority")]
     NotCa,

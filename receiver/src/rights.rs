@@ -6,7 +6,7 @@
 use k8s_openapi::api::rbac::v1::PolicyRule;
 use tidewatch_shared::names::{GROUP, RELEASES};
 
-use crate::{enrolment, installer::upgrade, path, pki::CA_SECRET};
+use crate::{base::pause, controllers::installer::upgrade, ingress::enrolment, pki::CA_SECRET};
 
 /// Reads of a cache.
 const FOLLOW: &[&str] = &["list", "watch"];
@@ -33,7 +33,7 @@ pub fn rules() -> Vec<PolicyRule> {
         // Create cannot be limited by name.
         rule("", &["secrets"], &[], &["create"]),
         rule("", &["secrets"], &[CA_SECRET], &["get", "update"]),
-        rule("", &["configmaps"], &[path::CONFIG_MAP, enrolment::CONFIG_MAP], FOLLOW),
+        rule("", &["configmaps"], &[pause::CONFIG_MAP, enrolment::CONFIG_MAP], FOLLOW),
         // What is accepted of the catalog is written down.
         rule("", &["configmaps"], &[RELEASES], &["list", "watch", "patch"]),
         // That, and how far an upgrade of agents is.

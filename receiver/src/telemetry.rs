@@ -1,7 +1,6 @@
 //! What operators see: logs on stderr, metrics and probes on a port of their own.
 
 mod readiness;
-mod server;
 
 use std::{io, sync::Arc};
 
@@ -11,11 +10,10 @@ use prometheus_client::{
     metrics::{family::Family, gauge::Gauge},
 };
 use thiserror::Error;
-use tidewatch_shared::metrics::{Described, Registry};
+use tidewatch_shared::metrics::{MetricDescription, Registry};
 use tracing_subscriber::{EnvFilter, util::SubscriberInitExt};
 
 pub use readiness::{Pending, Readiness};
-pub use server::{Bind, Probes};
 
 /// Why there are no logs.
 #[derive(Debug, Error)]
@@ -87,7 +85,7 @@ impl Metrics {
 
     /// What there is, whether it was counted yet or not.
     #[must_use]
-    pub fn described(&self) -> Vec<Described> {
+    pub fn described(&self) -> Vec<MetricDescription> {
         self.0.described()
     }
 }

@@ -11,27 +11,32 @@ use tokio::time::Instant;
 
 use super::{counters::Counters, enrolment, legacy};
 use crate::{
-    active::{self, Fence},
-    catalog,
-    config::{Config, REQUEST_DEADLINE},
-    enrolment::{Office, Revocations},
-    forward,
-    gateway::{self, OwnAuthority, v2},
-    hub::{self, Hub},
-    installer::{
-        self, Installer, pull,
-        upgrade::{self, Course, Upgrade},
+    app::changes,
+    base::{key::KymaKey, limits::REQUEST_DEADLINE, pause::Pause, stores::Stores, takeover::Takeover},
+    config::Config,
+    controllers::{
+        ca_rotation::Rotation,
+        catalog,
+        event_path::{self, Paths},
+        forward,
+        installer::{
+            self, Installer, pull,
+            upgrade::{self, Course, Upgrade},
+        },
+        kyma, watcher,
     },
-    kcp,
-    key::KymaKey,
-    kyma,
-    path::{self, Paths, Pause},
-    pki::{self, Rotation, Rotations, ServerName, Setup, Standing, Upkeep},
-    record::Record,
-    runtime_access::{self, RuntimeAccess},
-    takeover::Takeover,
+    fleet::hub::{self, Hub},
+    ingress::{
+        enrolment::{Office, Revocations},
+        gateway::{self, OwnAuthority, v2},
+    },
+    kube::{
+        leader::{self, Fence},
+        record::Record,
+        runtime_access::{self, RuntimeAccess},
+    },
+    pki::{self, Rotations, ServerName, Setup, Standing, Upkeep},
     telemetry::Metrics,
-    watcher,
 };
 
 /// All rooms, connected.
@@ -43,10 +48,10 @@ pub(super) struct Built {
     pub(super) rotations: Rotations,
     pub(super) v2: Option<legacy::Port>,
     pub(super) enrolment: Option<enrolment::Port>,
-    pub(super) forward: forward::Client,
+    pub(super) forward: crate::fleet::forward::Client,
     pub(super) hub: Hub,
-    pub(super) follow: kcp::Follow,
-    pub(super) writers: kcp::Writers,
+    pub(super) follow: changes::Follow,
+    pub(super) writers: changes::Writers,
     pub(super) access: RuntimeAccess,
     pub(super) paths: Paths,
     pub(super) record: Record,
@@ -66,7 +71,7 @@ pub(super) struct Agents {
 pub(super) struct Before<'a> {
     pub(super) instance: Instance,
     pub(super) fence: &'a Fence,
-    pub(super) lease: &'a active::Metrics,
+    pub(super) lease: &'a leader::Metrics,
     pub(super) standing: &'a Standing,
     pub(super) pki: &'a pki::Metrics,
 }
@@ -76,13 +81,13 @@ pub(super) async fn build(config: &Config, before: Before<'_>) -> Result<Built> 
     let Before { instance, fence, lease, standing, pki } = before;
     let mut metrics = Metrics::new();
     let client = access(config.kubeconfig.as_deref()).await?;
-    let client = kcp::client(&client, fence).context("build the client of the control plane")?;
-    let (stores, writers) = kcp::stores();
+    let client = crate::kube::client::client(&client, fence).context("build the client of the control plane")?;
+    let (stores, writers) = changes::stores();
     let counters = Counters::register(&mut metrics, lease, pki, stores.kymas.clone());
     let installs = config.installer.settings(&config.trust_domain);
     let hub = hub(config, instance, counters.hub.clone())?;
     let rooms = rooms(config, fence, stores, hub, installs.is_some(), &counters);
-    let forward = forward::Client::new(config.forward_url_template.clone());
+    let forward = crate::fleet::forward::Client::new(config.forward_url_template.clone());
     let legacy = v2::Legacy::new(rooms.hub.clone(), rooms.plan.clone(), rooms.allowed.clone(), forward.clone());
     let v2 = legacy::Port::build(
         config,
@@ -149,14 +154,14 @@ fn hub(config: &Config, instance: Instance, metrics: hub::Metrics) -> Result<Hub
 fn rooms(
     config: &Config,
     fence: &Fence,
-    stores: kcp::Stores,
+    stores: Stores,
     hub: Hub,
     installs: bool,
     counters: &Counters,
-) -> kcp::Rooms {
+) -> changes::Rooms {
     let installed = if installs { installer::watches() } else { Vec::new() };
     let (plan, _) = watcher::plan_with::<Arc<tidewatch_shared::api::Watcher>>(installed.clone(), &[]);
-    kcp::Rooms {
+    changes::Rooms {
         stores,
         hub,
         access: RuntimeAccess::new(access_settings(config, fence), counters.access.clone()),
@@ -171,17 +176,17 @@ fn rooms(
     }
 }
 
-fn follow(config: &Config, client: &Client, rooms: kcp::Rooms, metrics: kcp::Metrics) -> kcp::Follow {
-    kcp::Follow { client: client.clone(), namespace: config.namespace.clone(), rooms, metrics }
+fn follow(config: &Config, client: &Client, rooms: changes::Rooms, metrics: crate::kube::Metrics) -> changes::Follow {
+    changes::Follow { client: client.clone(), namespace: config.namespace.clone(), rooms, metrics }
 }
 
 fn paths(
     config: &Config,
     client: &Client,
-    rooms: &kcp::Rooms,
+    rooms: &changes::Rooms,
     rotations: Rotations,
     installs: bool,
-    metrics: path::Metrics,
+    metrics: event_path::Metrics,
 ) -> Paths {
     Paths {
         flags: config.path.clone(),
@@ -198,14 +203,14 @@ fn paths(
     }
 }
 
-fn context(config: &Config, client: &Client, rooms: &kcp::Rooms, metrics: kyma::Metrics) -> kyma::Context {
-    let kcp::Rooms { stores, access, catalog, plan, .. } = rooms.clone();
+fn context(config: &Config, client: &Client, rooms: &changes::Rooms, metrics: kyma::Metrics) -> kyma::Context {
+    let changes::Rooms { stores, access, catalog, plan, .. } = rooms.clone();
     kyma::Context::new(client.clone(), stores, access, catalog, plan, kyma_settings(config, rooms), metrics)
 }
 
 /// Who issues, if this receiver does.
-fn office(standing: &Standing, rooms: &kcp::Rooms, metrics: &crate::enrolment::Metrics) -> Option<Office> {
-    let kcp::Rooms { hub, revocations, .. } = rooms;
+fn office(standing: &Standing, rooms: &changes::Rooms, metrics: &crate::ingress::enrolment::Metrics) -> Option<Office> {
+    let changes::Rooms { hub, revocations, .. } = rooms;
     let issues =
         |authority: &pki::Authority| Office::new(authority.clone(), hub.clone(), revocations.clone(), metrics.clone());
     standing.authority().map(issues)
@@ -229,7 +234,7 @@ fn access_settings(config: &Config, fence: &Fence) -> runtime_access::Settings {
     }
 }
 
-fn kyma_settings(config: &Config, rooms: &kcp::Rooms) -> kyma::Settings {
+fn kyma_settings(config: &Config, rooms: &changes::Rooms) -> kyma::Settings {
     kyma::Settings {
         registry: config.oci_registry_host.clone(),
         restricted_modules: restricted(config),
@@ -268,10 +273,10 @@ async fn upgraded(
     config: &Config,
     settings: &installer::Settings,
     client: &Client,
-    rooms: &kcp::Rooms,
+    rooms: &changes::Rooms,
     metrics: upgrade::Metrics,
 ) -> Result<(Upgrade, Course)> {
-    let kcp::Rooms { stores, hub, pause, takeover, record, .. } = rooms.clone();
+    let changes::Rooms { stores, hub, pause, takeover, record, .. } = rooms.clone();
     let rooms = upgrade::Rooms { hub, stores, pause, takeover, record, metrics };
     let flags = config.installer.upgrade.clone();
     let opened = Upgrade::open(client.clone(), &config.namespace, &settings.image, flags, rooms);
@@ -280,7 +285,8 @@ async fn upgraded(
 
 /// How KCP is reached: as a kubeconfig says, or with the account of the pod.
 pub(super) async fn access(kubeconfig: Option<&Path>) -> Result<kube::Config> {
-    kcp::config(kubeconfig, async { kube::Config::incluster().context("find the account of the pod") }).await
+    crate::kube::client::config(kubeconfig, async { kube::Config::incluster().context("find the account of the pod") })
+        .await
 }
 
 /// What agents are told to trust.
@@ -324,7 +330,7 @@ fn hub_settings(config: &Config) -> hub::Settings {
 fn gateway_settings(
     config: &Config,
     standing: &Standing,
-    rooms: &kcp::Rooms,
+    rooms: &changes::Rooms,
     office: Option<Office>,
 ) -> gateway::Settings {
     gateway::Settings {

@@ -4,13 +4,19 @@ use kube::runtime::reflector::Store;
 use prometheus_client::metrics::gauge::Gauge;
 use tidewatch_shared::{
     api::Kyma,
-    metrics::{Described, Registry},
+    metrics::{MetricDescription, Registry},
 };
 
 use crate::{
-    active, catalog, enrolment,
-    gateway::{self, v2},
-    hub, installer, kcp, kyma, path, pki, record, runtime_access,
+    app::changes,
+    controllers::{catalog, event_path, installer, kyma},
+    fleet::hub,
+    ingress::{
+        enrolment,
+        gateway::{self, v2},
+    },
+    kube::{leader, record, runtime_access},
+    pki,
     telemetry::Metrics,
 };
 
@@ -19,8 +25,8 @@ pub(super) struct Counters {
     pub(super) hub: hub::Metrics,
     pub(super) access: runtime_access::Metrics,
     pub(super) catalog: catalog::Metrics,
-    pub(super) kcp: kcp::Metrics,
-    pub(super) paths: path::Metrics,
+    pub(super) kcp: crate::kube::Metrics,
+    pub(super) paths: event_path::Metrics,
     pub(super) kyma: kyma::Metrics,
     pub(super) installer: installer::Metrics,
     pub(super) gateway: gateway::Metrics,
@@ -35,7 +41,7 @@ impl Counters {
     /// Makes and registers all of it.
     pub(super) fn register(
         metrics: &mut Metrics,
-        lease: &active::Metrics,
+        lease: &leader::Metrics,
         pki: &pki::Metrics,
         kymas: Store<Kyma>,
     ) -> Self {
@@ -52,8 +58,8 @@ impl Counters {
             hub: hub::Metrics::register(rooms),
             access: runtime_access::Metrics::register(rooms),
             catalog: catalog::Metrics::register(rooms),
-            kcp: kcp::Metrics::register(rooms),
-            paths: path::Metrics::register(rooms),
+            kcp: crate::kube::Metrics::register(rooms),
+            paths: event_path::Metrics::register(rooms),
             kyma: kyma::Metrics::register(rooms, requeues),
             installer: installer::Metrics::register(rooms),
             gateway: gateway::Metrics::register(rooms),
@@ -74,8 +80,8 @@ fn fips(registry: &mut Registry) {
 }
 
 /// Every metric that an active receiver has.
-pub(super) fn described() -> Vec<Described> {
-    let (mut metrics, (stores, _)) = (Metrics::new(), kcp::stores());
-    Counters::register(&mut metrics, &active::Metrics::default(), &pki::Metrics::default(), stores.kymas);
+pub(super) fn described() -> Vec<MetricDescription> {
+    let (mut metrics, (stores, _)) = (Metrics::new(), changes::stores());
+    Counters::register(&mut metrics, &leader::Metrics::default(), &pki::Metrics::default(), stores.kymas);
     metrics.described()
 }

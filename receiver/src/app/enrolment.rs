@@ -6,9 +6,11 @@ use arc_swap::ArcSwap;
 
 use crate::{
     config::Config,
-    enrolment::{Enrolments, Metrics, Office},
-    gateway::{self, Bind, Gateway, enrol},
-    runtime_access::RuntimeAccess,
+    ingress::{
+        enrolment::{Enrolments, Metrics, Office},
+        gateway::{self, Bind, Gateway, enrol},
+    },
+    kube::runtime_access::RuntimeAccess,
 };
 
 /// The port, built and not yet listening.

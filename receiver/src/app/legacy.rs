@@ -2,8 +2,10 @@
 
 use crate::{
     config::Config,
-    enrolment::Revocations,
-    gateway::{self, Bind, Gateway, v2},
+    ingress::{
+        enrolment::Revocations,
+        gateway::{self, Bind, Gateway, v2},
+    },
     pki,
 };
 

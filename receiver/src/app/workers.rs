@@ -8,9 +8,9 @@ use tokio::{sync::Mutex, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    hub::Hub,
-    kyma::{self, Context},
-    queue::{Class, Outcome},
+    base::class::Class,
+    controllers::kyma::{self, Context},
+    fleet::{hub::Hub, queue::Outcome},
 };
 
 /// All workers; they end at shutdown, each after the pass that it is in.

@@ -119,7 +119,7 @@ impl Ask {
             (true, None) => bail!("https needs --ca-file"),
             (true, Some(ca)) => {
                 let roots = tls::roots(&tls::certificates(&read(ca)?)?)?;
-                Some(TlsConnector::from(Arc::new(tls::client_without_identity(roots)?)))
+                Some(TlsConnector::from(Arc::new(tls::client_without_client_auth(roots)?)))
             }
         };
         let token = token.map(|path| bearer(&read(path)?)).transpose()?;
@@ -170,7 +170,7 @@ impl Ask {
             let body = body.map_err(|error| anyhow::anyhow!(error)).context("read the answer")?.to_bytes();
             if !status.is_success() {
                 let said = String::from_utf8_lossy(&body[..body.len().min(SAID)]);
-                bail!(Refused { status, said: table::plain(said.trim()) });
+                bail!(Refused { status, said: table::sanitize(said.trim()) });
             }
             Ok(body)
         };

@@ -8,7 +8,7 @@ use tidewatch_shared::{api::ConditionStatus, table};
 use tokio::runtime;
 
 use super::ask::Whom;
-use crate::admin::{
+use crate::ingress::admin::{
     FLEET_PATH,
     report::{Report, Runtime, Summary},
 };
@@ -71,7 +71,7 @@ fn page(report: &Report) -> String {
     let active = if receiver.active { "active" } else { "waiting for its turn" };
     let uptime = table::age(Some(receiver.uptime_seconds));
     let mut page =
-        format!("receiver {} {}, {active}, up {uptime}\n", receiver.instance, table::plain(&receiver.version));
+        format!("receiver {} {}, {active}, up {uptime}\n", receiver.instance, table::sanitize(&receiver.version));
     if receiver.active {
         page.push_str(&figures(&report.summary));
         let rows = report.runtimes.iter().map(row).collect();
@@ -82,7 +82,7 @@ fn page(report: &Report) -> String {
 
 fn figures(summary: &Summary) -> String {
     let Summary { kymas, paths, waiting, parked, gaps, duplicates, unsettled, renewals_failing } = summary;
-    let paths: Vec<_> = paths.iter().map(|(path, count)| format!("{count} {}", table::plain(path))).collect();
+    let paths: Vec<_> = paths.iter().map(|(path, count)| format!("{count} {}", table::sanitize(path))).collect();
     let paths = if paths.is_empty() { String::new() } else { format!(" ({})", paths.join(", ")) };
     format!(
         "{kymas} Kymas{paths}; {waiting} waiting, {parked} parked, {gaps} gaps, {duplicates} duplicates, {unsettled} unsettled, {renewals_failing} fail to renew\n\n"
@@ -148,8 +148,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        admin::report::Path,
         fleet::{PathState, Unproven},
+        ingress::admin::report::Path,
     };
 
     fn report(runtimes: &Value) -> Report {

@@ -17,7 +17,7 @@ use tokio::{
 
 use super::ask::{Ask, Refused, Whom};
 use crate::{
-    admin::{ROTATE_PATH, ROTATION_PATH},
+    ingress::admin::{ROTATE_PATH, ROTATION_PATH},
     pki::{Order, Ordered, PhaseName, Progress, SecretState},
 };
 
@@ -146,7 +146,7 @@ fn line(progress: &Progress, now: i64) -> String {
         SecretState::Refused => line.push_str("; THE SECRET OF THE CA CANNOT BE USED"),
     }
     for straggler in stragglers.iter().take(NAMED) {
-        let (kyma, path) = (table::plain(&straggler.kyma), table::plain(&straggler.path));
+        let (kyma, path) = (table::sanitize(&straggler.kyma), table::sanitize(&straggler.path));
         line.push_str(&format!("\n  {kyma} {} ({path})", straggler.behind.as_str()));
     }
     if *waiting_for > NAMED {

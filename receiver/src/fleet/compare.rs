@@ -5,7 +5,7 @@ use tidewatch_shared::{
     heartbeat::{Heartbeat, MAX_WATCHES},
 };
 
-use crate::short_map::ShortMap;
+use crate::base::short_map::ShortMap;
 
 /// Watch names in plans have at most so many bytes; longer ones cannot be ours.
 const MAX_NAME: usize = 253;

@@ -13,7 +13,7 @@ use super::{
     compare::Compare,
     run::{Run, Seen},
 };
-use crate::{queue::Works, short_map::ShortMap};
+use crate::{base::short_map::ShortMap, fleet::queue::Works};
 
 /// One watch of one epoch.
 #[derive(Clone, Debug, Default)]

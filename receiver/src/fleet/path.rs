@@ -301,7 +301,7 @@ fn cut(words: &str) -> String {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
-    use tidewatch_shared::heartbeat::{SILENT, SILENT_AFTER};
+    use tidewatch_shared::heartbeat::{SILENT_AFTER_SECONDS, SILENT_MESSAGE};
 
     use super::*;
 
@@ -390,10 +390,11 @@ mod tests {
         fn watch(name: &str, alive: Option<u64>, error: Option<&str>) -> Value {
             json!({"name": name, "objects": 1, "listedSecondsAgo": 900, "aliveSecondsAgo": alive, "error": error})
         }
-        let (living, silent) = (watch("a", Some(SILENT_AFTER), None), watch("b", Some(SILENT_AFTER + 1), None));
+        let (living, silent) =
+            (watch("a", Some(SILENT_AFTER_SECONDS), None), watch("b", Some(SILENT_AFTER_SECONDS + 1), None));
         let words = |name: &str, words: &str| Some((name.to_owned(), Some(words.to_owned())));
         assert_eq!(failing(json!([living, watch("c", None, None)])), None, "not every agent says it");
-        assert_eq!(failing(json!([living, silent])), words("b", SILENT));
+        assert_eq!(failing(json!([living, silent])), words("b", SILENT_MESSAGE));
         assert_eq!(failing(json!([watch("c", Some(900), Some("403")), silent])), words("c", "403"));
     }
 

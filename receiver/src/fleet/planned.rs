@@ -4,7 +4,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use tidewatch_shared::plan::Plan;
 
-use crate::queue::Works;
+use crate::fleet::queue::Works;
 
 /// Shared by all runtimes of one plan.
 #[derive(Debug)]

@@ -4,8 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use tidewatch_shared::{
     certificate::KeyId,
-    event::{Event, EventId, Object, Reason, Received, Subject, What},
-    exchange::{Refused, Settled},
+    event::{Event, EventId, Object, Payload, Reason, Received, Subject},
+    exchange::{RefusedEvent, Settled},
     heartbeat::Heartbeat,
     identity::Epoch,
     plan::Work,
@@ -19,7 +19,7 @@ use super::{
     path::Evidence,
     run::Seen,
 };
-use crate::queue::{Drift, Priority, Wanted, Works};
+use crate::fleet::queue::{Drift, Priority, Wanted, Works};
 
 /// Epochs that are remembered of one runtime.
 const MAX_EPOCHS: usize = 4;
@@ -72,8 +72,8 @@ pub(crate) struct Forward {
 
 impl Recorded {
     /// The refusals as the answer spells them.
-    pub(crate) fn refused(&self) -> Vec<Refused> {
-        self.refused.iter().map(|(id, reason)| Refused { id: id.to_string(), reason: *reason }).collect()
+    pub(crate) fn refused(&self) -> Vec<RefusedEvent> {
+        self.refused.iter().map(|(id, reason)| RefusedEvent { id: id.to_string(), reason: *reason }).collect()
     }
 }
 
@@ -394,7 +394,7 @@ fn record(
     wanted: &mut Option<Wanted>,
     tally: &mut Tally,
 ) -> Result<Works, Reason> {
-    let listed = event.what.is_watch();
+    let listed = event.payload.is_watch();
     let taken =
         ledger.record(Entry { sequence: event.id.sequence, watch: &event.watch, listed, delta: event.delta }, planned);
     *match taken.seen {
@@ -411,9 +411,9 @@ fn record(
     // Its sequence is taken and its delta counts, but nothing here knows what to do about it.
     let works = taken.wants.ok_or(Reason::UnknownWatch)?;
     if !works.is_empty() {
-        let drift = match &event.what {
-            What::Object(object) => Drift::of(object.clone()),
-            What::Watch | What::Unnamed { .. } => Drift::All,
+        let drift = match &event.payload {
+            Payload::Object(object) => Drift::of(object.clone()),
+            Payload::Watch | Payload::Unnamed { .. } => Drift::All,
         };
         want(wanted, works, drift);
     }
@@ -428,15 +428,15 @@ fn want_differing(watches: &[String], planned: &Planned, wanted: &mut Option<Wan
 
 impl Forward {
     fn of(event: Event) -> Self {
-        let object = match event.what {
-            What::Object(Object { subject: Subject { group, version, namespace, name, .. }, kind, .. }) => {
+        let object = match event.payload {
+            Payload::Object(Object { subject: Subject { group, version, namespace, name, .. }, kind, .. }) => {
                 Some(v2::Event { namespace, name, group, version, kind })
             }
             // Contract v2 knows objects only; one without a name says that it was none of those that are named.
-            What::Unnamed { subject: Subject { group, version, .. }, kind } => {
+            Payload::Unnamed { subject: Subject { group, version, .. }, kind } => {
                 Some(v2::Event { group, version, kind, ..v2::Event::default() })
             }
-            What::Watch => None,
+            Payload::Watch => None,
         };
         Self { id: event.id, watch: event.watch, event: object }
     }

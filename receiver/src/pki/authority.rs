@@ -5,9 +5,9 @@ use std::{sync::Arc, time::Duration};
 use arc_swap::ArcSwap;
 use thiserror::Error;
 use tidewatch_shared::{
-    certificate::{KeyId, Leaf, ReadCertificate},
+    certificate::{KeyId, Leaf, ReadCertificateError},
     identity::{RuntimeId, TrustDomain},
-    tls::{self, TlsConfig},
+    tls::{self, TlsConfigError},
 };
 use tokio::sync::watch;
 
@@ -61,10 +61,10 @@ pub enum Issue {
     Api(#[source] Box<kube::Error>),
     /// What came back is not readable.
     #[error("the issuer's answer is not a chain of certificates")]
-    Chain(#[source] TlsConfig),
+    Chain(#[source] TlsConfigError),
     /// What came back is no certificate of this runtime.
     #[error("the issuer's certificate does not name the runtime")]
-    Certificate(#[from] ReadCertificate),
+    Certificate(#[from] ReadCertificateError),
     /// What came back is of another key, does not hold now, or does not chain to the roots that are accepted.
     #[error("the issuer's certificate {0}")]
     Foreign(&'static str),

@@ -11,7 +11,7 @@ use rustls_pki_types::{CertificateDer, DnsName, pem::PemObject};
 use tidewatch_shared::{
     certificate::{KeyId, Leaf, to_pem},
     identity::{RuntimeId, TrustDomain},
-    tls::{Identity, TlsConfig},
+    tls::{Identity, TlsConfigError},
 };
 use x509_parser::prelude::{FromDer, X509Certificate};
 
@@ -43,8 +43,8 @@ impl PemIdentity {
     /// Reads it as TLS configurations take it.
     ///
     /// # Errors
-    /// [`TlsConfig`].
-    pub fn identity(&self) -> Result<Identity, TlsConfig> {
+    /// [`TlsConfigError`].
+    pub fn identity(&self) -> Result<Identity, TlsConfigError> {
         Identity::from_pem(self.chain.as_bytes(), self.key.as_bytes())
     }
 }
@@ -96,7 +96,7 @@ impl Ca {
     /// # Errors
     /// [`Pki`]: also when key and certificate do not belong together. Whether it is valid now is asked when it issues.
     pub fn from_pem(certificate: &[u8], key: &[u8]) -> Result<Self, Pki> {
-        let certificate = CertificateDer::from_pem_slice(certificate).map_err(|_| Pki::ReadCertificate)?;
+        let certificate = CertificateDer::from_pem_slice(certificate).map_err(|_| Pki::ReadCertificateError)?;
         let leaf = Leaf::read(&certificate).map_err(|_| Pki::NotCa)?;
         if !may_issue(&certificate) {
             return Err(Pki::NotCa);
@@ -106,7 +106,7 @@ impl Ca {
         if key.public_key_raw() != leaf.public_key {
             return Err(Pki::Pair);
         }
-        let issuer = Issuer::from_ca_cert_der(&certificate, key).map_err(|_| Pki::ReadCertificate)?;
+        let issuer = Issuer::from_ca_cert_der(&certificate, key).map_err(|_| Pki::ReadCertificateError)?;
         let pem = to_pem(&certificate);
         let key_id = KeyId::of_subject(&certificate).map_err(|_| Pki::NotCa)?;
         Ok(Self { certificate, pem, issuer, key_id, not_before: leaf.not_before, not_after: leaf.not_after })
@@ -332,7 +332,7 @@ mod tests {
         assert!(matches!(pair(first.certificate_pem(), &ca().key_pem()), Pki::Pair));
         assert!(matches!(pair(&server.chain, &server.key), Pki::NotCa));
         assert!(matches!(pair(first.certificate_pem(), "no key"), Pki::ReadKey(_)));
-        assert!(matches!(pair("no certificate", &first.key_pem()), Pki::ReadCertificate));
+        assert!(matches!(pair("no certificate", &first.key_pem()), Pki::ReadCertificateError));
     }
 
     #[test]

@@ -5,6 +5,8 @@ use std::{fmt, num::NonZeroU32, path::PathBuf, str::FromStr, time::Duration};
 use clap::Args;
 use thiserror::Error;
 
+use super::ProxyIdentity;
+
 /// Who issues certificates, and how long they hold.
 #[derive(Clone, Debug, Args)]
 #[group(skip)]
@@ -49,19 +51,19 @@ pub struct Flags {
 }
 
 impl Flags {
-    pub(super) const fn runtime_validity(&self) -> Duration {
+    pub(crate) const fn runtime_validity(&self) -> Duration {
         Duration::from_secs(self.certificate_validity_seconds as u64)
     }
 
-    pub(super) const fn server_validity(&self) -> Duration {
+    pub(crate) const fn server_validity(&self) -> Duration {
         Duration::from_secs(self.server_certificate_validity_seconds as u64)
     }
 
-    pub(super) const fn ca_validity(&self) -> Duration {
+    pub(crate) const fn ca_validity(&self) -> Duration {
         Duration::from_secs(self.ca_validity_seconds as u64)
     }
 
-    pub(super) const fn ca_rotation(&self) -> Duration {
+    pub(crate) const fn ca_rotation(&self) -> Duration {
         Duration::from_secs(self.ca_rotation_seconds as u64)
     }
 }
@@ -135,4 +137,24 @@ mod tests {
             assert_eq!(bad.parse::<IssuerName>(), Err(InvalidIssuer), "{bad}");
         }
     }
+}
+/// See [`Config::tls`].
+#[derive(Clone, Debug, Args)]
+pub struct TlsFlags {
+    /// Certificate chain of the event port, leaf first, in PEM; without it the built-in CA issues one. A changed file is taken at once.
+    #[arg(long, env = "TIDEWATCH_TLS_CERT", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// Its key, PKCS#8 in PEM.
+    #[arg(long, env = "TIDEWATCH_TLS_KEY", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// The roots of the agents' certificates, in PEM; then agents have them from elsewhere, and nothing is issued here.
+    #[arg(long, env = "TIDEWATCH_CLIENT_CA", requires = "tls_cert")]
+    pub client_ca: Option<PathBuf>,
+    /// The roots of a proxy that ends TLS in front of the event port, in PEM; then nobody but that proxy may connect. It must
+    /// replace what clients write into Client-Cert and X-Forwarded-Client-Cert.
+    #[arg(long, env = "TIDEWATCH_PROXY_CA", requires = "proxy_identity")]
+    pub proxy_ca: Option<PathBuf>,
+    /// SPIFFE URI or DNS name in that proxy's own certificate.
+    #[arg(long, env = "TIDEWATCH_PROXY_IDENTITY", requires = "proxy_ca")]
+    pub proxy_identity: Option<ProxyIdentity>,
 }

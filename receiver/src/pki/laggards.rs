@@ -7,8 +7,8 @@ use std::{collections::HashMap, time::Duration};
 
 use tokio::time::Instant;
 
-use super::rotation::Behind;
-use crate::key::KymaKey;
+use super::progress::Behind;
+use crate::base::key::KymaKey;
 
 /// For what takes a moment however few there are: bundles that are brought, and renewals that agents spread by themselves.
 const SETTLING: Duration = Duration::from_secs(10);
@@ -16,7 +16,7 @@ const SETTLING: Duration = Duration::from_secs(10);
 const INTERVALS: u32 = 3;
 
 /// How long a runtime may take to follow a phase: all of them together are told and renewed at so many a second.
-pub(super) fn patience(interval: Duration, runtimes: usize, per_second: u32) -> Duration {
+pub(crate) fn patience(interval: Duration, runtimes: usize, per_second: u32) -> Duration {
     let spread = u64::try_from(runtimes).unwrap_or(u64::MAX) / u64::from(per_second.max(1));
     SETTLING + interval * INTERVALS + Duration::from_secs(spread)
 }
@@ -50,11 +50,11 @@ impl Laggards {
 
 /// Since when each is waited for without a break. Bounded by the number of Kymas.
 #[derive(Default)]
-pub(super) struct Waits(HashMap<KymaKey, Instant>);
+pub(crate) struct Waits(HashMap<KymaKey, Instant>);
 
 impl Waits {
     /// These are waited for now, and nobody else.
-    pub(super) fn look(
+    pub(crate) fn look(
         &mut self,
         behind: impl IntoIterator<Item = (KymaKey, Behind)>,
         patience: Duration,

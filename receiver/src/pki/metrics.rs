@@ -73,11 +73,11 @@ impl Metrics {
         registry.register("lifecycle_mgr_gateway_secret_server_cert_close_to_expiry", help, self.close.clone());
     }
 
-    pub(super) fn refused(&self, why: &ReadStored) {
+    pub(crate) fn refused(&self, why: &ReadStored) {
         self.refused.get_or_create(&Why { reason: why.as_str() }).inc();
     }
 
-    pub(super) fn good(&self, is_good: bool) {
+    pub(crate) fn good(&self, is_good: bool) {
         self.good.set(is_good.into());
     }
 
@@ -85,25 +85,25 @@ impl Metrics {
         self.files.get_or_create(&Outcome { outcome: if well { "taken" } else { "refused" } }).inc();
     }
 
-    pub(super) fn issued(&self, well: bool) {
+    pub(crate) fn issued(&self, well: bool) {
         self.leaves.get_or_create(&Outcome { outcome: if well { "issued" } else { "failed" } }).inc();
     }
 
-    pub(super) fn serves(&self, identity: &ServerIdentity) {
+    pub(crate) fn serves(&self, identity: &ServerIdentity) {
         self.certificate_ends.set(identity.not_after().unwrap_or(0));
         self.close_from.set(identity.close_from().unwrap_or(i64::MAX));
     }
 
     /// It is so late, in Unix seconds.
-    pub(super) fn time_is(&self, now: i64) {
+    pub(crate) fn time_is(&self, now: i64) {
         self.close.set((self.close_from.get() <= now).into());
     }
 
-    pub(super) fn root_until(&self, end: i64) {
+    pub(crate) fn root_until(&self, end: i64) {
         self.root_ends.set(end);
     }
 
-    pub(super) fn rotation(&self, phase: PhaseName, stragglers: usize) {
+    pub(crate) fn rotation(&self, phase: PhaseName, stragglers: usize) {
         for name in PhaseName::ALL {
             let is_now = name == phase;
             let label = InPhase { phase: name.as_str() };
@@ -113,7 +113,7 @@ impl Metrics {
         }
     }
 
-    pub(super) fn wrote(&self, outcome: &'static str) {
+    pub(crate) fn wrote(&self, outcome: &'static str) {
         self.writes.get_or_create(&Outcome { outcome }).inc();
     }
 }

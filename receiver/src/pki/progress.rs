@@ -3,10 +3,10 @@
 use serde::{Deserialize, Serialize};
 use tidewatch_shared::certificate::KeyId;
 
-use super::{rotation::Behind, stored::PhaseName};
+use super::stored::PhaseName;
 
 /// How many runtimes are named, at most.
-pub(super) const NAMED: usize = 100;
+pub(crate) const NAMED: usize = 100;
 
 /// How far the rotation of the built-in CA is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,4 +74,38 @@ pub struct Order {
 pub struct Ordered {
     /// The root to which the rotation leads that is under way now.
     pub target: KeyId,
+}
+
+/// Why a runtime holds a rotation up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Behind {
+    /// It has said nothing since this receiver started.
+    Unheard,
+    /// It has not confirmed the newest bundle.
+    Bundle,
+    /// Its certificate is not one of the new root.
+    Certificate,
+}
+
+impl Behind {
+    /// In words.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Unheard => "has not been heard yet",
+            Self::Bundle => "has not confirmed the newest roots",
+            Self::Certificate => "has no certificate of the new root yet",
+        }
+    }
+
+    /// As the condition on the Kyma names it.
+    #[must_use]
+    pub const fn reason(self) -> &'static str {
+        match self {
+            Self::Unheard => "NotHeard",
+            Self::Bundle => "RootsNotConfirmed",
+            Self::Certificate => "OldCertificate",
+        }
+    }
 }

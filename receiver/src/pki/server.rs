@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rustls::ServerConfig;
 use tidewatch_shared::{
     certificate::{Leaf, fingerprint},
-    tls::{self, Clients, Identity, TlsConfig},
+    tls::{self, ClientKind, Identity, TlsConfigError},
 };
 
 use super::TrustBundle;
@@ -26,19 +26,19 @@ impl ServerIdentity {
     /// Builds it from PEM bytes.
     ///
     /// # Errors
-    /// [`TlsConfig`]: also when key and certificate do not belong together. Whoever reloads keeps the last good one.
-    pub fn from_pem(chain: &[u8], key: &[u8], clients: &TrustBundle) -> Result<Self, TlsConfig> {
+    /// [`TlsConfigError`]: also when key and certificate do not belong together. Whoever reloads keeps the last good one.
+    pub fn from_pem(chain: &[u8], key: &[u8], clients: &TrustBundle) -> Result<Self, TlsConfigError> {
         Self::new(&Identity::from_pem(chain, key)?, clients)
     }
 
     /// Builds it from what was read.
     ///
     /// # Errors
-    /// [`TlsConfig`].
-    pub fn new(identity: &Identity, clients: &TrustBundle) -> Result<Self, TlsConfig> {
+    /// [`TlsConfigError`].
+    pub fn new(identity: &Identity, clients: &TrustBundle) -> Result<Self, TlsConfigError> {
         let config = Arc::new(tls::server(identity, clients.store()?)?);
-        let for_tokens = Arc::new(tls::server_without_clients(identity)?);
-        let leaf = identity.chain.first().ok_or(TlsConfig::Empty("the certificate chain"))?;
+        let for_tokens = Arc::new(tls::server_without_client_auth(identity)?);
+        let leaf = identity.chain.first().ok_or(TlsConfigError::Empty("the certificate chain"))?;
         Ok(Self {
             config,
             for_tokens,
@@ -50,7 +50,7 @@ impl ServerIdentity {
     /// The same for a proxy, which speaks for many.
     #[must_use]
     pub fn behind_proxy(mut self) -> Self {
-        Arc::make_mut(&mut self.config).alpn_protocols = Clients::Proxy.protocols();
+        Arc::make_mut(&mut self.config).alpn_protocols = ClientKind::Proxy.alpn_protocols();
         self
     }
 
@@ -70,7 +70,7 @@ impl ServerIdentity {
     #[must_use]
     pub fn config_for_enrolment(&self) -> Arc<ServerConfig> {
         let mut config = ServerConfig::clone(&self.for_tokens);
-        config.alpn_protocols = Clients::Agents.protocols();
+        config.alpn_protocols = ClientKind::Agents.alpn_protocols();
         Arc::new(config)
     }
 

@@ -10,11 +10,10 @@ use rustls_pki_types::UnixTime;
 use thiserror::Error;
 use tidewatch_shared::{
     certificate::Leaf,
-    tls::{self, Identity, TlsConfig},
+    tls::{self, Identity, TlsConfigError},
 };
 
-use super::{Flags, IssuerName, PemIdentity, ServerIdentity, ServerName, Trust, TrustBundle, stored::Stored};
-use crate::config;
+use super::{Flags, IssuerName, PemIdentity, ServerIdentity, ServerName, TlsFlags, Trust, TrustBundle, stored::Stored};
 
 /// Flags that do not go together.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -54,10 +53,10 @@ pub enum Refused {
     },
     /// The file with these roots.
     #[error("{0} has no usable roots")]
-    Roots(&'static str, #[source] TlsConfig),
+    Roots(&'static str, #[source] TlsConfigError),
     /// Certificate and key.
     #[error("the certificate and its key are not usable")]
-    Server(#[source] TlsConfig),
+    Server(#[source] TlsConfigError),
     /// The certificate has ended.
     #[error("the certificate has ended")]
     Ended,
@@ -113,7 +112,7 @@ pub(super) struct Whole {
 }
 
 impl Sources {
-    pub(super) fn new(flags: &Flags, tls: &config::Tls, names: Vec<ServerName>) -> Result<Self, Inconsistent> {
+    pub(super) fn new(flags: &Flags, tls: &TlsFlags, names: Vec<ServerName>) -> Result<Self, Inconsistent> {
         let server = match (&tls.tls_cert, &tls.tls_key) {
             (Some(chain), Some(key)) => Server::Files { chain: chain.clone(), key: key.clone() },
             _ => Server::Issued,
@@ -204,7 +203,7 @@ impl Sources {
             .build()
             .map_err(Refused::Verifier)?;
         let (leaf, rest) =
-            server.chain.split_first().ok_or(Refused::Server(TlsConfig::Empty("the certificate chain")))?;
+            server.chain.split_first().ok_or(Refused::Server(TlsConfigError::Empty("the certificate chain")))?;
         let now = UnixTime::since_unix_epoch(std::time::Duration::from_secs(now.max(0).cast_unsigned()));
         for name in &self.names {
             let verified = verifier.verify_server_cert(leaf, rest, &name.for_tls(), &[], now);

@@ -10,14 +10,13 @@ use tidewatch_shared::{certificate::KeyId, identity::TrustDomain};
 use tokio::sync::watch;
 
 use super::{
-    Authority, CertManager, Flags, Latest, Metrics, Pki, ServerName, Trust, Upkeep,
+    Authority, CertManager, Flags, Latest, Metrics, Pki, Proxy, ServerName, TlsFlags, Trust, Upkeep,
     authority::Issuer,
     sources::{Clients, Sources, Whole},
     store::{Kept, Store},
     stored::{Root, Stored},
     upkeep::Own,
 };
-use crate::{config, gateway};
 
 /// Name in the certificate of a root.
 const ROOT_NAME: &str = "Tidewatch CA";
@@ -27,7 +26,7 @@ pub struct Setup<'a> {
     /// Flags of this room.
     pub flags: &'a Flags,
     /// Files of the event port.
-    pub tls: &'a config::Tls,
+    pub tls: &'a TlsFlags,
     /// Names and addresses under which agents reach this receiver.
     pub names: Vec<ServerName>,
     /// Whose runtimes certificates are issued to.
@@ -35,12 +34,12 @@ pub struct Setup<'a> {
     /// Namespace of the CA's Secret.
     pub namespace: &'a str,
     /// The proxy that speaks for agents.
-    pub proxy: Option<&'a gateway::ProxyIdentity>,
+    pub proxy: Option<&'a super::ProxyIdentity>,
 }
 
 /// What is held of the CA's Secret.
 #[derive(Clone, Debug)]
-pub(super) enum Held {
+pub(crate) enum Held {
     /// There is no built-in CA.
     None,
     /// It holds what is used.
@@ -62,7 +61,7 @@ struct Inner {
     trust: watch::Sender<Arc<Trust>>,
     held: watch::Sender<Held>,
     authority: Option<Authority>,
-    proxy: Option<gateway::Proxy>,
+    proxy: Option<Proxy>,
     metrics: Metrics,
 }
 
@@ -97,7 +96,7 @@ impl Standing {
         };
         let trust = watch::Sender::new(Arc::new(whole.trust.clone()));
         let proxy = match proxy {
-            Some(identity) => Some(gateway::Proxy::new(identity.clone(), whole.trust.clients.store()?)?),
+            Some(identity) => Some(Proxy::new(identity.clone(), whole.trust.clients.store()?)?),
             None => None,
         };
         let authority =
@@ -163,15 +162,15 @@ impl Standing {
 
     /// The proxy that speaks for agents; it follows what is trusted.
     #[must_use]
-    pub fn proxy(&self) -> Option<gateway::Proxy> {
+    pub fn proxy(&self) -> Option<Proxy> {
         self.0.proxy.clone()
     }
 
-    pub(super) fn held(&self) -> watch::Receiver<Held> {
+    pub(crate) fn held(&self) -> watch::Receiver<Held> {
         self.0.held.subscribe()
     }
 
-    pub(super) fn hold(&self, held: Held) {
+    pub(crate) fn hold(&self, held: Held) {
         self.0.metrics.good(matches!(held, Held::Good(_)));
         self.0.held.send_replace(held);
     }
@@ -181,7 +180,7 @@ impl Standing {
         &self,
         whole: &Whole,
         stored: Option<&Stored>,
-    ) -> Result<(), tidewatch_shared::tls::TlsConfig> {
+    ) -> Result<(), tidewatch_shared::tls::TlsConfigError> {
         let Inner { events, tokens, enrolment, trust, authority, proxy, metrics, .. } = &*self.0;
         if let Some(proxy) = proxy {
             proxy.trust(whole.trust.clients.store()?)?;
@@ -217,7 +216,7 @@ impl Standing {
 }
 
 /// A new root.
-pub(super) fn make_root(validity: Duration, now: i64) -> Result<Root, Pki> {
+pub(crate) fn make_root(validity: Duration, now: i64) -> Result<Root, Pki> {
     Root::new(super::Ca::generate(ROOT_NAME, now, validity)?).ok_or(Pki::NotCa)
 }
 

@@ -36,28 +36,28 @@ impl From<kube::Error> for Keep {
 
 /// The content of the Secret, as it was read.
 #[derive(Clone, Debug)]
-pub(super) struct Kept {
-    pub(super) stored: Stored,
+pub(crate) struct Kept {
+    pub(crate) stored: Stored,
     /// What others have noted on it stays when it is written.
     metadata: ObjectMeta,
 }
 
 impl Kept {
-    pub(super) fn of(secret: &Secret) -> Result<Self, ReadStored> {
+    pub(crate) fn of(secret: &Secret) -> Result<Self, ReadStored> {
         let stored = Stored::read(secret.data.as_ref().unwrap_or(&BTreeMap::new()))?;
         let metadata = ObjectMeta { managed_fields: None, ..secret.metadata.clone() };
         Ok(Self { stored, metadata })
     }
 
     /// The version that it was read at.
-    pub(super) fn version(&self) -> &str {
+    pub(crate) fn version(&self) -> &str {
         self.metadata.resource_version.as_deref().unwrap_or_default()
     }
 }
 
 /// Reads and writes it.
 #[derive(Clone)]
-pub(super) struct Store {
+pub(crate) struct Store {
     api: Api<Secret>,
 }
 
@@ -65,16 +65,16 @@ pub(super) struct Store {
 const ATTEMPTS: usize = 5;
 
 impl Store {
-    pub(super) fn new(client: Client, namespace: &str) -> Self {
+    pub(crate) fn new(client: Client, namespace: &str) -> Self {
         Self { api: Api::namespaced(client, namespace) }
     }
 
-    pub(super) const fn api(&self) -> &Api<Secret> {
+    pub(crate) const fn api(&self) -> &Api<Secret> {
         &self.api
     }
 
     /// What stands there, or else this, which is then written. Of several replicas that begin at once one writes, and all have the same.
-    pub(super) async fn read_or_create(&self, make: impl Fn() -> Result<Stored, super::Pki>) -> Result<Kept, Create> {
+    pub(crate) async fn read_or_create(&self, make: impl Fn() -> Result<Stored, super::Pki>) -> Result<Kept, Create> {
         for _ in 0..ATTEMPTS {
             if let Some(secret) = self.api.get_opt(CA_SECRET).await.map_err(Keep::from)? {
                 return Ok(Kept::of(&secret).map_err(Keep::from)?);
@@ -88,7 +88,7 @@ impl Store {
     }
 
     /// Writes it where there is none; `None` when there is one.
-    pub(super) async fn create(&self, stored: &Stored) -> Result<Option<Kept>, Keep> {
+    pub(crate) async fn create(&self, stored: &Stored) -> Result<Option<Kept>, Keep> {
         let metadata = ObjectMeta { name: Some(CA_SECRET.to_owned()), ..ObjectMeta::default() };
         match self.api.create(&PostParams::default(), &secret(stored, metadata)).await {
             Ok(secret) => Ok(Some(Kept::of(&secret)?)),
@@ -98,7 +98,7 @@ impl Store {
     }
 
     /// Writes it over what was read; `None` when that is not there any more.
-    pub(super) async fn replace(&self, kept: &Kept, stored: &Stored) -> Result<Option<Kept>, Keep> {
+    pub(crate) async fn replace(&self, kept: &Kept, stored: &Stored) -> Result<Option<Kept>, Keep> {
         let secret = secret(stored, kept.metadata.clone());
         match self.api.replace(CA_SECRET, &PostParams::default(), &secret).await {
             Ok(secret) => Ok(Some(Kept::of(&secret)?)),

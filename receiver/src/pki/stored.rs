@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 use k8s_openapi::ByteString;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
-use tidewatch_shared::{certificate::KeyId, tls::TlsConfig};
+use tidewatch_shared::{certificate::KeyId, tls::TlsConfigError};
 
 use super::{Ca, Pki, Trust, TrustBundle};
 
@@ -48,7 +48,7 @@ pub enum ReadStored {
     KeyId(&'static str),
     /// The old roots cannot be used.
     #[error("{OLD} is not usable")]
-    Old(#[source] TlsConfig),
+    Old(#[source] TlsConfigError),
     /// Two roots of the phase are the same.
     #[error("two of its roots are the same")]
     Same,
@@ -56,7 +56,7 @@ pub enum ReadStored {
 
 impl ReadStored {
     /// The reason as metrics name it: one of a closed set.
-    pub(super) const fn as_str(&self) -> &'static str {
+    pub(crate) const fn as_str(&self) -> &'static str {
         match self {
             Self::Missing(_) => "missing",
             Self::State(_) | Self::Version(_) | Self::LeavesEnd => "state",
@@ -67,13 +67,13 @@ impl ReadStored {
 
 /// A CA with the id of its key.
 #[derive(Clone)]
-pub(super) struct Root {
-    pub(super) ca: Arc<Ca>,
-    pub(super) id: KeyId,
+pub(crate) struct Root {
+    pub(crate) ca: Arc<Ca>,
+    pub(crate) id: KeyId,
 }
 
 impl Root {
-    pub(super) fn new(ca: Ca) -> Option<Self> {
+    pub(crate) fn new(ca: Ca) -> Option<Self> {
         let id = ca.key_id()?.clone();
         Some(Self { ca: Arc::new(ca), id })
     }
@@ -98,7 +98,7 @@ impl Root {
 
 /// How far a rotation is. Each phase says who signs what and who is trusted, so nothing else has to be remembered.
 #[derive(Clone)]
-pub(super) enum Phase {
+pub(crate) enum Phase {
     /// No rotation: one root.
     Steady { root: Root },
     /// Both are trusted everywhere; the old one signs. Agents confirm that they have the new one.
@@ -147,12 +147,12 @@ impl fmt::Display for PhaseName {
 
 /// The content of the Secret.
 #[derive(Clone)]
-pub(super) struct Stored {
-    pub(super) phase: Phase,
+pub(crate) struct Stored {
+    pub(crate) phase: Phase,
     /// When the phase began, in Unix seconds.
-    pub(super) since: i64,
+    pub(crate) since: i64,
     /// After so many seconds in one phase a rotation goes on without those who did not follow; `None` waits.
-    pub(super) force_after: Option<u32>,
+    pub(crate) force_after: Option<u32>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -169,12 +169,12 @@ struct State {
 
 impl Stored {
     /// A root, and no rotation.
-    pub(super) const fn steady(root: Root, now: i64) -> Self {
+    pub(crate) const fn steady(root: Root, now: i64) -> Self {
         Self { phase: Phase::Steady { root }, since: now, force_after: None }
     }
 
     /// Reads and checks all of it. Whether roots hold now is not asked here.
-    pub(super) fn read(data: &BTreeMap<String, ByteString>) -> Result<Self, ReadStored> {
+    pub(crate) fn read(data: &BTreeMap<String, ByteString>) -> Result<Self, ReadStored> {
         let state = data.get(STATE).ok_or(ReadStored::Missing(STATE))?;
         let state: State = serde_json::from_slice(&state.0).map_err(ReadStored::State)?;
         if state.version != VERSION {
@@ -203,7 +203,7 @@ impl Stored {
     }
 
     /// As the Secret's data.
-    pub(super) fn write(&self) -> BTreeMap<String, ByteString> {
+    pub(crate) fn write(&self) -> BTreeMap<String, ByteString> {
         let mut data = BTreeMap::new();
         let mut end = None;
         match &self.phase {
@@ -231,7 +231,7 @@ impl Stored {
         data
     }
 
-    pub(super) const fn name(&self) -> PhaseName {
+    pub(crate) const fn name(&self) -> PhaseName {
         match self.phase {
             Phase::Steady { .. } => PhaseName::Steady,
             Phase::Spread { .. } => PhaseName::Spread,
@@ -240,12 +240,12 @@ impl Stored {
         }
     }
 
-    pub(super) const fn is_rotating(&self) -> bool {
+    pub(crate) const fn is_rotating(&self) -> bool {
         !matches!(self.phase, Phase::Steady { .. })
     }
 
     /// Who signs the agents' leaves.
-    pub(super) const fn issuing(&self) -> &Root {
+    pub(crate) const fn issuing(&self) -> &Root {
         match &self.phase {
             Phase::Steady { root } | Phase::Spread { root, .. } | Phase::Retire { root, .. } => root,
             Phase::Reissue { next, .. } => next,
@@ -253,7 +253,7 @@ impl Stored {
     }
 
     /// Who signs this receiver's own leaf.
-    pub(super) const fn serving(&self) -> &Root {
+    pub(crate) const fn serving(&self) -> &Root {
         let (Phase::Steady { root }
         | Phase::Spread { root, .. }
         | Phase::Reissue { root, .. }
@@ -262,7 +262,7 @@ impl Stored {
     }
 
     /// The root that a rotation leads to, or the one that there is.
-    pub(super) const fn target(&self) -> &Root {
+    pub(crate) const fn target(&self) -> &Root {
         match &self.phase {
             Phase::Steady { root } | Phase::Retire { root, .. } => root,
             Phase::Spread { next, .. } | Phase::Reissue { next, .. } => next,
@@ -270,7 +270,7 @@ impl Stored {
     }
 
     /// Who is trusted by whom.
-    pub(super) fn trust(&self) -> Trust {
+    pub(crate) fn trust(&self) -> Trust {
         let (agents, clients) = match &self.phase {
             Phase::Steady { root } => (root.bundle(), root.bundle()),
             Phase::Spread { root, next } | Phase::Reissue { root, next, .. } => {
@@ -283,7 +283,7 @@ impl Stored {
     }
 
     /// Nothing that it signs or signed can hold any more.
-    pub(super) fn has_ended(&self, now: i64) -> bool {
+    pub(crate) fn has_ended(&self, now: i64) -> bool {
         self.target().ca.not_after() <= now
     }
 }
@@ -302,19 +302,19 @@ impl fmt::Debug for Stored {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+pub(crate) mod tests {
     use std::time::Duration;
 
     use super::*;
 
-    pub(in crate::pki) const NOW: i64 = 1_800_000_000;
+    pub(crate) const NOW: i64 = 1_800_000_000;
 
-    pub(in crate::pki) fn root(name: &str) -> Root {
+    pub(crate) fn root(name: &str) -> Root {
         Root::new(Ca::generate(name, NOW, Duration::from_secs(1_000_000)).unwrap()).unwrap()
     }
 
     /// One content in each phase, of the same two roots.
-    pub(in crate::pki) fn phases() -> [Stored; 4] {
+    pub(crate) fn phases() -> [Stored; 4] {
         let (old, new) = (root("old"), root("new"));
         let leaves_end = NOW + 86_400;
         [

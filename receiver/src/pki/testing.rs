@@ -12,7 +12,10 @@ use super::{
     standing::make_root,
     stored::{Phase, Root, Stored},
 };
-use crate::{config, gateway::ProxyIdentity, testing};
+use crate::{
+    pki::{ProxyIdentity, TlsFlags},
+    testing,
+};
 
 fn now() -> i64 {
     jiff::Timestamp::now().as_second()
@@ -30,7 +33,7 @@ pub(crate) struct Rotating {
 impl Rotating {
     pub(crate) async fn behind(proxy: &ProxyIdentity) -> Self {
         let (fake, flags, domain) = (Fake::default(), flags(), "kyma.local".parse().unwrap());
-        let tls = config::Tls { tls_cert: None, tls_key: None, client_ca: None, proxy_ca: None, proxy_identity: None };
+        let tls = TlsFlags { tls_cert: None, tls_key: None, client_ca: None, proxy_ca: None, proxy_identity: None };
         let (names, proxy) = (vec!["kcp.test".parse().unwrap()], Some(proxy));
         let setup = Setup { flags: &flags, tls: &tls, names, domain: &domain, namespace: "kcp-system", proxy };
         let (standing, upkeep) = Standing::open(setup, fake.client(), Metrics::default()).await.unwrap();
@@ -59,7 +62,7 @@ impl Rotating {
 }
 
 /// The flags of this room as they are by default.
-pub(super) fn flags() -> Flags {
+pub(crate) fn flags() -> Flags {
     #[derive(clap::Parser)]
     struct Line {
         #[command(flatten)]
@@ -83,10 +86,10 @@ struct State {
 
 /// The server; clones are the same server.
 #[derive(Clone, Default)]
-pub(super) struct Fake(Arc<Mutex<State>>);
+pub(crate) struct Fake(Arc<Mutex<State>>);
 
 impl Fake {
-    pub(super) fn client(&self) -> Client {
+    pub(crate) fn client(&self) -> Client {
         let fake = self.clone();
         testing::client("kcp-system", move |parts, body| Some(fake.answer(&parts.method, parts.uri.path(), body)))
     }
@@ -120,38 +123,38 @@ impl Fake {
         }
     }
 
-    pub(super) fn secret(&self) -> Option<Secret> {
+    pub(crate) fn secret(&self) -> Option<Secret> {
         self.0.lock().unwrap().secret.clone()
     }
 
-    pub(super) fn stored(&self) -> Stored {
+    pub(crate) fn stored(&self) -> Stored {
         Stored::read(&self.secret().unwrap().data.unwrap()).unwrap()
     }
 
     /// As somebody else changes it.
-    pub(super) fn edit(&self, change: impl FnOnce(&mut Secret)) {
+    pub(crate) fn edit(&self, change: impl FnOnce(&mut Secret)) {
         let state = &mut *self.0.lock().unwrap();
         let mut secret = state.secret.clone().unwrap_or_default();
         change(&mut secret);
         state.put(secret);
     }
 
-    pub(super) fn set(&self, key: &str, value: &[u8]) {
+    pub(crate) fn set(&self, key: &str, value: &[u8]) {
         self.edit(|secret| {
             secret.data.get_or_insert_default().insert(key.to_owned(), ByteString(value.to_vec()));
         });
     }
 
-    pub(super) fn remove(&self) -> Secret {
+    pub(crate) fn remove(&self) -> Secret {
         self.0.lock().unwrap().secret.take().unwrap()
     }
 
-    pub(super) fn refuse(&self, refuses: bool) {
+    pub(crate) fn refuse(&self, refuses: bool) {
         self.0.lock().unwrap().refuses = refuses;
     }
 
     /// The calls since the last time.
-    pub(super) fn calls(&self) -> Vec<String> {
+    pub(crate) fn calls(&self) -> Vec<String> {
         std::mem::take(&mut self.0.lock().unwrap().calls)
     }
 }

@@ -24,8 +24,8 @@ impl TrustBundle {
     /// Reads a bundle.
     ///
     /// # Errors
-    /// [`tls::TlsConfig`]: also when it is empty or a root cannot be one. A bundle is taken whole or not at all.
-    pub fn from_pem(pem: &[u8]) -> Result<Self, tls::TlsConfig> {
+    /// [`tls::TlsConfigError`]: also when it is empty or a root cannot be one. A bundle is taken whole or not at all.
+    pub fn from_pem(pem: &[u8]) -> Result<Self, tls::TlsConfigError> {
         let roots = tls::certificates(pem)?;
         tls::roots(&roots)?;
         Ok(Self::of(roots))
@@ -58,8 +58,8 @@ impl TrustBundle {
     /// A trust store of it.
     ///
     /// # Errors
-    /// [`tls::TlsConfig`].
-    pub fn store(&self) -> Result<RootCertStore, tls::TlsConfig> {
+    /// [`tls::TlsConfigError`].
+    pub fn store(&self) -> Result<RootCertStore, tls::TlsConfigError> {
         tls::roots(&self.roots)
     }
 }

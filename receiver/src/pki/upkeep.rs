@@ -81,7 +81,7 @@ impl Upkeep {
     }
 
     /// The Secret as the watch saw it.
-    pub(super) fn take(&mut self, secret: Option<&Secret>, now: i64) {
+    pub(crate) fn take(&mut self, secret: Option<&Secret>, now: i64) {
         let Some(secret) = secret else {
             tracing::error!("The Secret {CA_SECRET} is gone; its last content stays in use until there is another");
             return self.standing.hold(Held::Lost);

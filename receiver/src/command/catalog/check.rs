@@ -5,7 +5,7 @@ use clap::Args;
 use jiff::{Timestamp, tz::TimeZone};
 
 use super::{File, Outcome, print, texts};
-use crate::catalog::check::{self, Report, Terms};
+use crate::controllers::catalog::check::{self, Report, Terms};
 
 /// What is checked.
 #[derive(Clone, Debug, Args)]

@@ -5,7 +5,7 @@ use clap::Args;
 use jiff::Timestamp;
 
 use super::{File, Kcp, Outcome, kcp, print, texts};
-use crate::catalog::{
+use crate::controllers::catalog::{
     Flags, check,
     preview::{self, Judge},
 };

@@ -18,10 +18,9 @@ use tidewatch_shared::{
 use tokio::{runtime, time::timeout};
 
 use crate::{
-    catalog::{check::Objects, preview::Live, view::Viewer},
-    kcp,
-    runtime_access::{ListLimits, list_all},
-    takeover::Takeover,
+    base::takeover::Takeover,
+    controllers::catalog::{check::Objects, preview::Live, view::Viewer},
+    kube::runtime_access::{ListLimits, list_all},
 };
 
 /// One object.
@@ -85,7 +84,7 @@ impl Kcp {
 
     async fn client(&self) -> Result<Client> {
         let inferred = async { Config::infer().await.context("find the control plane") };
-        let config = kcp::config(self.kubeconfig.as_deref(), inferred).await?;
+        let config = crate::kube::client::config(self.kubeconfig.as_deref(), inferred).await?;
         Client::try_from(config).context("build the client of the control plane")
     }
 
@@ -114,7 +113,7 @@ impl Kcp {
             Ok(object) => Some(Arc::new(object)),
             Err(invalid) => {
                 let name = invalid.metadata.name.unwrap_or_default();
-                eprintln!("{}", table::plain(&format!("{} {name} is left out: {}", K::kind(&()), invalid.error)));
+                eprintln!("{}", table::sanitize(&format!("{} {name} is left out: {}", K::kind(&()), invalid.error)));
                 None
             }
         });

@@ -4,7 +4,7 @@ use anyhow::Result;
 use clap::Args;
 
 use super::{Kcp, Outcome, kcp, print};
-use crate::catalog::view;
+use crate::controllers::catalog::view;
 
 /// Whose catalog is shown.
 #[derive(Clone, Debug, Args)]

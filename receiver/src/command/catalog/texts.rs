@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use crate::catalog::check::Source;
+use crate::controllers::catalog::check::Source;
 
 /// Bytes of all files, at most: far more than a thousand versions need.
 const MAX_BYTES: u64 = 64 << 20;

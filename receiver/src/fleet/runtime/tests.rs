@@ -39,13 +39,13 @@ fn event(epoch: Epoch, sequence: u64, watch: &str) -> Received {
         generation: None,
         change: Change::Spec,
     };
-    let what = What::Object(object);
+    let payload = Payload::Object(object);
     let (source, watch, delta) = ("r-1".parse().unwrap(), watch.to_owned(), Digest::new(1));
-    Ok(Event { id: id(epoch, sequence), source, watch, what, delta, time: None, traceparent: None })
+    Ok(Event { id: id(epoch, sequence), source, watch, payload, delta, time: None, traceparent: None })
 }
 
 fn listed(epoch: Epoch, sequence: u64, watch: &str) -> Received {
-    event(epoch, sequence, watch).map(|event| Event { what: What::Watch, ..event })
+    event(epoch, sequence, watch).map(|event| Event { payload: Payload::Watch, ..event })
 }
 
 fn heartbeat(epoch: Epoch, sequence: u64, counter: u64, digest: u128) -> Heartbeat {

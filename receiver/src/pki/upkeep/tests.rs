@@ -7,8 +7,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::*;
 use crate::{
-    config,
-    pki::{CA_VALIDITY, Ca, Flags, PhaseName, SERVER_VALIDITY, Setup, TrustBundle, stored, testing::Fake},
+    pki::{CA_VALIDITY, Ca, Flags, PhaseName, SERVER_VALIDITY, Setup, TlsFlags, TrustBundle, stored, testing::Fake},
     testing::Folder,
 };
 
@@ -17,7 +16,7 @@ struct Line {
     #[command(flatten)]
     flags: Flags,
     #[command(flatten)]
-    tls: config::Tls,
+    tls: TlsFlags,
 }
 
 fn now() -> i64 {
@@ -36,7 +35,7 @@ async fn open(fake: &Fake, arguments: &[String]) -> anyhow::Result<(Standing, Up
 async fn shown(config: &Arc<ServerConfig>, roots: &TrustBundle) -> Option<Leaf> {
     let (client, server) = tokio::io::duplex(1 << 16);
     let accept = TlsAcceptor::from(config.clone()).accept(server);
-    let connector = TlsConnector::from(Arc::new(tls::client_without_identity(roots.store().unwrap()).unwrap()));
+    let connector = TlsConnector::from(Arc::new(tls::client_without_client_auth(roots.store().unwrap()).unwrap()));
     let connect = connector.connect("localhost".try_into().unwrap(), client);
     let (_, connected) = tokio::join!(accept, connect);
     let connected = connected.ok()?;

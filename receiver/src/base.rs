@@ -1,0 +1,12 @@
+//! Vocabulary of all layers: keys, pause, take-over, caches of the control plane, error classes, limits and small maps. No IO.
+
+pub mod class;
+pub mod key;
+pub mod labels;
+pub mod limits;
+pub mod pause;
+pub(crate) mod random;
+pub mod short_map;
+pub(crate) mod stored_form;
+pub mod stores;
+pub mod takeover;

@@ -1,0 +1,111 @@
+//! Whose runtime is left alone: nothing is written to it, and its events stay accepted and unsettled.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::ResourceExt;
+use tidewatch_shared::{api::Kyma, names::label};
+
+use crate::base::labels::is_true;
+
+/// Name of the ConfigMap in the receiver's namespace whose key `pause` with the value `true` pauses all runtimes.
+pub const CONFIG_MAP: &str = "tidewatch";
+const KEY: &str = "pause";
+
+/// Why a runtime is left alone; the first that holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// The flag `--pause`.
+    Flag,
+    /// The key `pause` of the ConfigMap `tidewatch`.
+    ConfigMap,
+    /// The label `operator.kyma-project.io/tidewatch-pause` of its Kyma.
+    Label,
+}
+
+impl Why {
+    pub(crate) const fn reason(self) -> &'static str {
+        match self {
+            Self::Flag => "Flag",
+            Self::ConfigMap => "ConfigMap",
+            Self::Label => "Label",
+        }
+    }
+
+    pub(crate) const fn words(self) -> &'static str {
+        match self {
+            Self::Flag => "the receiver was started with --pause",
+            Self::ConfigMap => "the ConfigMap tidewatch pauses all runtimes",
+            Self::Label => "the label operator.kyma-project.io/tidewatch-pause pauses this runtime",
+        }
+    }
+}
+
+/// Who is paused. Clones share one state.
+#[derive(Clone, Debug, Default)]
+pub struct Pause {
+    flag: bool,
+    map: Arc<AtomicBool>,
+}
+
+impl Pause {
+    /// `flag` is `--pause`.
+    #[must_use]
+    pub fn new(flag: bool) -> Self {
+        Self { flag, map: Arc::default() }
+    }
+
+    /// Whether and why a Kyma's runtime is left alone.
+    #[must_use]
+    pub fn of(&self, kyma: &Kyma) -> Option<Why> {
+        if self.flag {
+            Some(Why::Flag)
+        } else if self.map.load(Ordering::Acquire) {
+            Some(Why::ConfigMap)
+        } else {
+            is_true(Some(kyma.labels()), label::PAUSE).then_some(Why::Label)
+        }
+    }
+
+    /// Takes the ConfigMap as it is now; `None` if there is none. Returns whether all runtimes are paused no longer.
+    pub fn set(&self, map: Option<&ConfigMap>) -> bool {
+        let value = map.and_then(|map| map.data.as_ref()?.get(KEY));
+        let paused = value.is_some_and(|value| value.trim().eq_ignore_ascii_case("true"));
+        let was = self.map.swap(paused, Ordering::AcqRel);
+        if was != paused {
+            tracing::info!(paused, "The ConfigMap pauses all runtimes, or no longer");
+        }
+        was && !paused
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_flag_the_map_and_the_label_pause() {
+        let kyma = |labels| -> Kyma {
+            serde_json::from_value(json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
+                "metadata": {"name": "k", "labels": labels}, "spec": {"channel": "regular"}}))
+            .unwrap()
+        };
+        let map = |value: &str| -> ConfigMap { serde_json::from_value(json!({"data": {"pause": value}})).unwrap() };
+        let (plain, labelled) = (kyma(json!({})), kyma(json!({label::PAUSE: "true"})));
+        assert_eq!(Pause::new(true).of(&plain), Some(Why::Flag));
+        let pause = Pause::default();
+        assert_eq!((pause.of(&plain), pause.of(&labelled)), (None, Some(Why::Label)));
+        assert!(!pause.clone().set(Some(&map("true"))));
+        assert_eq!(pause.of(&plain), Some(Why::ConfigMap));
+        assert!(pause.set(Some(&map("false"))));
+        assert!(!pause.set(None));
+        assert_eq!(pause.of(&plain), None);
+        pause.set(Some(&map("True")));
+        assert!(pause.set(None), "a map that is gone pauses nobody");
+    }
+}

@@ -1,0 +1,10 @@
+//! The reconcilers, each in the steps fetch, validate, build, apply, status.
+
+pub mod ca_rotation;
+pub mod catalog;
+pub mod event_path;
+pub mod forward;
+pub mod installer;
+pub mod kyma;
+pub(crate) mod wait;
+pub mod watcher;

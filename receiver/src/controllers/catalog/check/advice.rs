@@ -1,0 +1,210 @@
+//! What to write in the place of what is wrong.
+
+use jiff::civil::Date;
+use serde_json::Value;
+
+use super::document::Content;
+
+/// Fields whose texts the CRDs restrict: what stands there, and one that would do.
+pub(super) const FORMS: [(&str, &str, &str); 6] = [
+    ("moduleName", "words of at least three lower-case letters with hyphens between them", "api-gateway"),
+    ("version", "three numbers with dots between them, and a word after a hyphen if need be", "1.2.3-rc"),
+    ("channel", "at least three lower-case letters", "regular"),
+    ("ocmComponentName", "a domain and a path", "kyma-project.io/module/keda"),
+    ("deprecationDate", "a day as YYYY-MM-DD", "2027-01-31"),
+    ("link", "a URI", "https://example.com/docs"),
+];
+
+/// What stands in a field, in words, with an example.
+pub(super) fn form(field: &str) -> Option<String> {
+    let (_, words, example) = FORMS.iter().find(|(name, ..)| *name == field)?;
+    Some(format!("{words}, as {example}"))
+}
+
+/// What to do with a value of the wrong type.
+pub(super) fn retyped(wanted: &str, found: &Content) -> String {
+    match (wanted, found) {
+        (_, Content::Null) => format!("remove it, or write {wanted}"),
+        ("a string", Content::Number(_) | Content::Bool(_)) => "put it in quotes".to_owned(),
+        ("a boolean", Content::Text(text)) if matches!(text.as_str(), "true" | "false") => {
+            format!("write {text} without quotes")
+        }
+        ("a boolean", _) => "write true or false".to_owned(),
+        ("a whole number" | "a number", Content::Text(text)) if text.parse::<i64>().is_ok() => {
+            format!("write {text} without quotes")
+        }
+        ("a list", Content::Object(_)) => "begin each entry with a hyphen".to_owned(),
+        ("a list", _) => "begin it with a hyphen, as the only entry".to_owned(),
+        ("an object", _) => "write each of its fields as name: value, and no hyphen before".to_owned(),
+        _ => format!("write {wanted}"),
+    }
+}
+
+/// A text that is nearly the same and right, by the mistakes that people make.
+pub(super) fn repaired(text: &str, is_right: impl Fn(&str) -> bool) -> Option<String> {
+    let text = text.trim();
+    let begins_with_digit = |text: &str| text.starts_with(|char: char| char.is_ascii_digit());
+    let bare = text.strip_prefix(['v', 'V']).filter(|rest| begins_with_digit(rest)).unwrap_or(text);
+    let mut others = vec![text.to_owned(), bare.to_owned(), bare.to_ascii_lowercase()];
+    if begins_with_digit(bare) {
+        others.extend(numbers(bare));
+        others.extend(day(bare));
+    }
+    others.push(text.replace(' ', "%20"));
+    if text.contains('.') && !text.contains([' ', ':']) {
+        others.push(format!("https://{text}"));
+    }
+    for kept in ["./-_", ".-_", ".-", "-"] {
+        let joined = |char: char| if char.is_ascii_alphanumeric() || kept.contains(char) { char } else { '-' };
+        let joined: String = bare.chars().map(joined).collect();
+        let joined = joined.trim_matches(['-', '.', '_', '/']);
+        others.extend([joined.to_owned(), joined.to_ascii_lowercase()]);
+    }
+    others.into_iter().find(|other| !other.is_empty() && is_right(other))
+}
+
+/// Versions that a number or a semantic version with more in it can stand for.
+fn numbers(text: &str) -> Vec<String> {
+    let released = text.split_once('+').map_or(text, |(released, _)| released);
+    let mut versions = vec![released.to_owned()];
+    if released.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') {
+        versions.extend([format!("{released}.0"), format!("{released}.0.0")]);
+    }
+    if let Some((numbers, word)) = released.split_once('-') {
+        let word = word.replace('.', "-");
+        versions.extend([format!("{numbers}-{word}"), format!("{numbers}-{word}").to_ascii_lowercase()]);
+    }
+    versions
+}
+
+/// The day that a text can only mean: year, month and day, in this order, however they are written.
+fn day(text: &str) -> Option<String> {
+    let text = text.split_once(['T', ' ']).map_or(text, |(day, _)| day);
+    let is_compact = text.len() == 8 && text.bytes().all(|byte| byte.is_ascii_digit());
+    let parts: Vec<_> =
+        if is_compact { vec![&text[..4], &text[4..6], &text[6..]] } else { text.split(['-', '/', '.']).collect() };
+    let [year, month, day] = parts[..] else { return None };
+    let date = Date::new(year.parse().ok()?, month.parse().ok()?, day.parse().ok()?).ok()?;
+    (year.len() == 4).then(|| date.to_string())
+}
+
+/// One of a few names that differs so little that it can be meant, letter case counted for nothing.
+pub(super) fn near<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    // Of a short one more than half would be another.
+    let differ = |known: &str| distance(name, known) <= if known.len() > 3 { 2 } else { 1 };
+    known.into_iter().filter(|known| differ(known)).min_by_key(|known| distance(name, known))
+}
+
+/// How many characters differ, with letter case counted for nothing (Levenshtein).
+fn distance(a: &str, b: &str) -> usize {
+    let (a, b) = (a.to_ascii_lowercase(), b.to_ascii_lowercase());
+    let b: Vec<char> = b.chars().collect();
+    // A misspelt name is short; what is longer is no misspelling.
+    if a.len() > 64 {
+        return usize::MAX;
+    }
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let (mut corner, mut left) = (i, i + 1);
+        row[0] = left;
+        for (j, y) in b.iter().enumerate() {
+            let above = row[j + 1];
+            left = (corner + usize::from(x != *y)).min(above + 1).min(left + 1);
+            corner = above;
+            row[j + 1] = left;
+        }
+    }
+    row[b.len()]
+}
+
+/// The field that makes most of an object, as a path, and its bytes as JSON.
+pub(super) fn largest(object: &Value) -> Option<(String, usize)> {
+    let fields = ["metadata", "spec"].into_iter().flat_map(|part| {
+        let members = object.get(part).and_then(Value::as_object).into_iter().flatten();
+        members.map(move |(name, value)| (format!("{part}.{name}"), value.to_string().len()))
+    });
+    fields.max_by_key(|(_, bytes)| *bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::controllers::catalog::check::schema::date;
+
+    #[test]
+    fn misspelt_names_are_near() {
+        assert_eq!(distance("chanels", "channels"), 1);
+        assert_eq!(distance("modulename", "moduleName"), 0);
+        assert_eq!(distance("abc", ""), 3);
+        assert!(distance("descriptor", "data") > 2);
+        let operators = ["In", "NotIn", "Exists", "DoesNotExist"];
+        assert_eq!(near("in", operators), Some("In"));
+        assert_eq!(near("Exist", operators), Some("Exists"));
+        assert_eq!(near("!=", operators), None);
+        assert_eq!(near("Like", operators), None);
+    }
+
+    #[test]
+    fn what_people_meant_is_found() {
+        let version = |text: &str| {
+            let dotted = |text: &str| text.split('.').count() == 3 && semver::Version::parse(text).is_ok();
+            repaired(text, |text| {
+                dotted(text.split_once('-').map_or(text, |(numbers, _)| numbers)) && !text.contains('+')
+            })
+        };
+        for (text, meant) in [
+            ("v1.2.3", Some("1.2.3")),
+            ("1.2", Some("1.2.0")),
+            ("1", Some("1.0.0")),
+            ("1.2.3+build", Some("1.2.3")),
+            (" 1.2.3 ", Some("1.2.3")),
+            ("latest", None),
+            ("", None),
+        ] {
+            assert_eq!(version(text).as_deref(), meant, "{text}");
+        }
+        let no_dots = |text: &str| text.starts_with("1.0.0-") && !text[6..].contains('.');
+        assert_eq!(repaired("1.0.0-rc.1", no_dots).as_deref(), Some("1.0.0-rc-1"));
+        for (text, meant) in [
+            ("2026-2-3", Some("2026-02-03")),
+            ("20260203", Some("2026-02-03")),
+            ("2026/02/03", Some("2026-02-03")),
+            ("2026-02-03T00:00:00Z", Some("2026-02-03")),
+            ("1.2.2027", None),
+            ("2026-02-30", None),
+            ("soon", None),
+        ] {
+            assert_eq!(repaired(text, |text| date(text).is_some()).as_deref(), meant, "{text}");
+        }
+        let lower = |text: &str| text.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-');
+        assert_eq!(repaired("Api_Gateway", lower).as_deref(), Some("api-gateway"));
+        assert_eq!(repaired("example.com/x", |text| text.contains("://")).as_deref(), Some("https://example.com/x"));
+    }
+
+    #[test]
+    fn a_wrong_type_has_a_right_one() {
+        let text = |text: &str| Content::Text(text.to_owned());
+        for (wanted, found, advice) in [
+            ("a string", Content::Bool(true), "put it in quotes"),
+            ("a string", Content::List(Vec::new()), "write a string"),
+            ("a boolean", text("true"), "write true without quotes"),
+            ("a boolean", text("yes"), "write true or false"),
+            ("a whole number", text("5"), "write 5 without quotes"),
+            ("a whole number", text("five"), "write a whole number"),
+            ("a list", Content::Object(Vec::new()), "begin each entry with a hyphen"),
+            ("a list", text("x"), "begin it with a hyphen, as the only entry"),
+            ("an object", Content::Null, "remove it, or write an object"),
+        ] {
+            assert_eq!(retyped(wanted, &found), advice);
+        }
+    }
+
+    #[test]
+    fn the_largest_field_is_named() {
+        let object = json!({"metadata": {"name": "a"}, "spec": {"version": "1.0.0", "descriptor": {"x": "yyyyyyyy"}}});
+        assert_eq!(largest(&object), Some(("spec.descriptor".to_owned(), 16)));
+        assert_eq!(largest(&json!({})), None);
+    }
+}

@@ -1,0 +1,216 @@
+//! What no schema says: names, and how the objects of a catalog fit each other.
+
+mod history;
+mod release;
+mod template;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use semver::Version;
+use tidewatch_shared::{
+    api::{ModuleReleaseMeta, ModuleTemplate},
+    names::label,
+};
+
+use super::{
+    Terms, advice,
+    document::{Content, Node, Step},
+    finding::{Code, Finding},
+    object::Object,
+};
+use crate::controllers::catalog::{
+    desired::Kind,
+    selector::{is_label_key, is_label_value},
+    visibility::template_name,
+};
+
+/// All objects that an object may have to do with. One that cannot be taken is there by its name only, so that nothing else is
+/// said to lack it.
+struct Around<'a> {
+    templates: BTreeMap<&'a str, Option<&'a ModuleTemplate>>,
+    modules: BTreeMap<&'a str, Option<&'a ModuleReleaseMeta>>,
+    /// Names of templates that a channel or `mandatory` names.
+    reached: BTreeSet<String>,
+    terms: &'a Terms,
+}
+
+impl<'a> Around<'a> {
+    fn new(objects: &'a [Object], before: Option<&'a [Object]>, terms: &'a Terms) -> Self {
+        let background = before.filter(|_| !terms.whole).unwrap_or_default();
+        let (mut templates, mut modules) = (BTreeMap::new(), BTreeMap::new());
+        // What the texts say takes the place of what was.
+        for object in background.iter().chain(objects) {
+            match object.kind {
+                Kind::Template => drop(templates.insert(&*object.name, object.template().map(|object| &**object))),
+                Kind::ReleaseMeta => drop(modules.insert(&*object.name, object.release_meta().map(|object| &**object))),
+            }
+        }
+        let reached = modules.values().flatten().flat_map(|meta| {
+            let channels = meta.spec.channels().iter().map(|entry| &entry.version);
+            let mandatory = meta.spec.mandatory.iter().map(|mandatory| &mandatory.version);
+            channels.chain(mandatory).map(|version| template_name(&meta.spec.module_name, version))
+        });
+        Self { reached: reached.collect(), templates, modules, terms }
+    }
+
+    /// The versions of a module that have a template, for people.
+    fn versions(&self, module: &str) -> Option<String> {
+        const NAMED: usize = 5;
+        let named = |(name, template): (&&str, &Option<&'a ModuleTemplate>)| {
+            let version = template.as_ref()?.spec.version.as_deref()?;
+            (template_name(module, version) == **name).then_some(version)
+        };
+        let versions: Vec<_> = self.templates.iter().filter_map(named).collect();
+        let more = if versions.len() > NAMED { "…, " } else { "" };
+        let last = versions.len().saturating_sub(NAMED);
+        (!versions.is_empty()).then(|| format!("there are templates of {more}{}", versions[last..].join(", ")))
+    }
+
+    /// The highest version of a module that has a template which somebody may select.
+    fn latest(&self, module: &str) -> Option<&'a str> {
+        let selectable = |(name, template): (&&str, &Option<&'a ModuleTemplate>)| {
+            let version = template.filter(|template| !template.spec.is_mandatory())?.spec.version.as_deref()?;
+            let number = Version::parse(version).ok().filter(|_| template_name(module, version) == **name)?;
+            Some((number, version))
+        };
+        self.templates.iter().filter_map(selectable).max().map(|(_, version)| version)
+    }
+}
+
+/// What is wrong with objects, and with the way to them from those `before`.
+pub(super) fn check(objects: &[Object], before: Option<&[Object]>, terms: &Terms) -> Vec<Finding> {
+    let around = Around::new(objects, before, terms);
+    let mut findings = Vec::new();
+    let mut seen = BTreeMap::new();
+    for object in objects {
+        if !object.name.is_empty()
+            && let Some(first) = seen.insert((object.kind, &*object.name), object)
+        {
+            let line = first.node.place(&NAME).line;
+            let message = format!("another object has the same kind and name ({}:{line})", first.file);
+            findings.push(object.finding(&NAME, Code::DuplicateObject, message).suggest("keep one of them"));
+        }
+        if let Some(template) = object.template() {
+            template::check(object, template, &around, &mut findings);
+        }
+        if let Some(meta) = object.release_meta() {
+            release::check(object, meta, &around, &mut findings);
+        }
+    }
+    if let Some(before) = before {
+        history::check(objects, before, terms, &mut findings);
+    }
+    findings
+}
+
+/// How an object that is too large becomes smaller.
+fn shorter(object: &Object) -> String {
+    match advice::largest(&object.node.to_value()) {
+        Some((field, bytes)) => format!("shorten {field}, which has {bytes} of them"),
+        None => "shorten it".to_owned(),
+    }
+}
+
+const NAME: [Step<'static>; 2] = [Step::Key("metadata"), Step::Key("name")];
+
+/// What every object has, and no CRD describes.
+pub(super) fn metadata(object: &Object, findings: &mut Vec<Finding>) {
+    let Some(metadata) = object.node.get("metadata") else {
+        findings.push(object.finding(&[], Code::Metadata, "it has no metadata").suggest(name_advice(object)));
+        return;
+    };
+    let named = metadata.get("name").map(|name| &name.content);
+    match named {
+        Some(Content::Text(name)) if is_subdomain(name) => {}
+        Some(Content::Text(name)) => {
+            let message = format!("{name:?} is no name: lower-case letters, digits, '-' and '.' make one");
+            findings.push(object.finding(&NAME, Code::Metadata, message).suggest(name_advice(object)));
+        }
+        Some(other) => {
+            let finding = object.finding(&NAME, Code::Type, format!("must be a string, and is {}", other.kind()));
+            findings.push(finding.suggest(name_advice(object)));
+        }
+        None => {
+            let finding = object.finding(&[Step::Key("metadata")], Code::Metadata, "it has no name");
+            findings.push(finding.suggest(name_advice(object)));
+        }
+    }
+    for (field, is_value) in [("labels", is_label_value as fn(&str) -> bool), ("annotations", |_| true)] {
+        if let Some(texts) = metadata.get(field) {
+            pairs(object, field, texts, is_value, findings);
+        }
+    }
+}
+
+/// What to call an object: by what it says of itself, or at least so that it is a name.
+pub(super) fn name_advice(object: &Object) -> String {
+    let said = object.proper_name();
+    let wanted = said.as_deref().unwrap_or(&object.name);
+    match (is_subdomain(wanted), advice::repaired(wanted, is_subdomain), object.kind) {
+        (true, ..) => format!("write metadata.name: {wanted}"),
+        (false, Some(name), _) if said.is_none() => format!("write metadata.name: {name}"),
+        (false, Some(name), _) => format!("write metadata.name: {name}, and in spec what fits it"),
+        (false, None, Kind::Template) => "write metadata.name: <module>-<version>".to_owned(),
+        (false, None, Kind::ReleaseMeta) => "write metadata.name: <module>".to_owned(),
+    }
+}
+
+/// Labels or annotations.
+fn pairs(object: &Object, field: &str, texts: &Node, is_value: fn(&str) -> bool, findings: &mut Vec<Finding>) {
+    let root = Step::Key("metadata");
+    let members = match &texts.content {
+        Content::Object(members) => members,
+        Content::Null => return,
+        other => {
+            let message = format!("must be an object, and is {}", other.kind());
+            let finding = object.finding(&[root, Step::Key(field)], Code::Type, message);
+            findings.push(finding.suggest(advice::retyped("an object", other)));
+            return;
+        }
+    };
+    for (key, value) in members {
+        let path = [root, Step::Key(field), Step::Key(key)];
+        if !is_label_key(key) {
+            let finding = object.finding(&path, Code::Metadata, format!("{key:?} is no key"));
+            findings.push(finding.suggest(match advice::repaired(key, is_label_key) {
+                Some(other) => format!("write {other:?}"),
+                None => {
+                    "write at most 63 letters, digits, '-', '_' and '.', after a domain and a slash if need be".into()
+                }
+            }));
+        }
+        match &value.content {
+            Content::Text(text) if !is_value(text) => {
+                let finding = object.finding(&path, Code::Metadata, format!("{text:?} is no value of a label"));
+                findings.push(finding.suggest(match advice::repaired(text, is_label_value) {
+                    Some(other) => format!("write {other:?}, or make it an annotation"),
+                    None => "write at most 63 letters, digits, '-', '_' and '.', or make it an annotation".into(),
+                }));
+            }
+            Content::Text(text) => {
+                let flag = field == "labels" && [label::BETA, label::INTERNAL].contains(&key.as_str());
+                if flag && !["true", "false"].iter().any(|known| text.eq_ignore_ascii_case(known)) {
+                    let message = format!("{text:?} counts as false");
+                    findings
+                        .push(object.finding(&path, Code::LabelValue, message).suggest("write \"true\" or \"false\""));
+                }
+            }
+            other => {
+                let message = format!("must be a string, and is {}", other.kind());
+                let finding = object.finding(&path, Code::Type, message);
+                findings.push(finding.suggest(advice::retyped("a string", other)));
+            }
+        }
+    }
+}
+
+/// Whether an object may have this name (RFC 1123 subdomain).
+fn is_subdomain(name: &str) -> bool {
+    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let label = |label: &str| {
+        let bytes = label.as_bytes();
+        let edges = bytes.first().copied().is_some_and(inner) && bytes.last().copied().is_some_and(inner);
+        edges && bytes.iter().all(|byte| inner(*byte) || *byte == b'-')
+    };
+    name.len() <= 253 && name.split('.').all(label)
+}

@@ -1,0 +1,66 @@
+//! The way from one state to the next.
+
+use std::collections::BTreeMap;
+
+use semver::Version;
+use tidewatch_shared::api::ModuleReleaseMeta;
+
+use crate::controllers::catalog::{
+    check::{
+        Terms,
+        document::Step::{Index, Key},
+        finding::{Code, Finding},
+        object::Object,
+    },
+    desired::Kind,
+};
+
+pub(super) fn check(objects: &[Object], before: &[Object], terms: &Terms, findings: &mut Vec<Finding>) {
+    let metas = before.iter().filter_map(|object| Some((object.name.as_str(), object.release_meta()?)));
+    let metas: BTreeMap<_, _> = metas.collect();
+    for object in objects {
+        if let (Some(meta), Some(before)) = (object.release_meta(), metas.get(object.name.as_str())) {
+            moves(object, meta, before, findings);
+        }
+    }
+    if terms.whole {
+        let stays = |name: &str| objects.iter().any(|object| object.kind == Kind::ReleaseMeta && object.name == name);
+        let gone = before.iter().filter(|object| object.kind == Kind::ReleaseMeta && !stays(&object.name));
+        findings.extend(gone.map(|object| {
+            // It stands in the state before only.
+            let finding = object.finding(&[], Code::ModuleRemoved, "the module is removed: its runtimes lose it");
+            finding.suggest("catalog diff says from how many")
+        }));
+    }
+}
+
+/// Channels that move down, or go.
+fn moves(object: &Object, meta: &ModuleReleaseMeta, before: &ModuleReleaseMeta, findings: &mut Vec<Finding>) {
+    for (index, entry) in meta.spec.channels().iter().enumerate() {
+        let Some(from) = before.spec.version_of(&entry.channel) else { continue };
+        if numbers(&entry.version).zip(numbers(from)).is_some_and(|(to, from)| to < from) {
+            let path = [Key("spec"), Key("channels"), Index(index), Key("version")];
+            let message = format!("the channel {} moves down from {from} to {}", entry.channel, entry.version);
+            let finding = object.finding(&path, Code::Downgrade, message);
+            findings.push(finding.suggest("runtimes that have the higher version refuse it; release a higher one"));
+        }
+    }
+    for entry in before.spec.channels() {
+        if meta.spec.version_of(&entry.channel).is_none() {
+            let message = format!(
+                "the channel {} is removed: runtimes that follow it keep {} and no longer update",
+                entry.channel, entry.version
+            );
+            let finding = object.finding(&[Key("spec"), Key("channels")], Code::ChannelRemoved, message);
+            findings.push(finding.suggest(format!(
+                "keep {{channel: {}, version: {}}} as long as anybody follows it; catalog diff says for how many it goes",
+                entry.channel, entry.version
+            )));
+        }
+    }
+}
+
+/// What the receiver compares of two versions before it lets a module go from one to the other: not what follows a hyphen.
+fn numbers(version: &str) -> Option<(u64, u64, u64)> {
+    Version::parse(version).ok().map(|version| (version.major, version.minor, version.patch))
+}

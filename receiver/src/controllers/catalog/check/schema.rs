@@ -1,0 +1,456 @@
+//! What the CRDs say of an object, without an API server: their schemas, as far as ours go.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::civil::Date;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    JSON, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
+};
+use regex::{Regex, RegexBuilder};
+use serde_json::Value;
+use tidewatch_shared::api::crds;
+
+use super::{
+    advice,
+    document::{Content, Node, Step},
+    finding::Code,
+};
+use crate::controllers::catalog::desired::Kind;
+
+/// Something that a schema does not allow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Fault<'a> {
+    pub(super) path: Vec<Step<'a>>,
+    pub(super) code: Code,
+    pub(super) message: String,
+    pub(super) suggestion: String,
+}
+
+/// The schemas of the catalog's two kinds.
+pub(super) struct Schemas {
+    template: JSONSchemaProps,
+    release_meta: JSONSchemaProps,
+    patterns: BTreeMap<String, Regex>,
+}
+
+impl Schemas {
+    /// Those of our own CRDs.
+    pub(super) fn new() -> Self {
+        let (template, release_meta) = (of(Kind::Template), of(Kind::ReleaseMeta));
+        let mut texts = BTreeSet::new();
+        collect(&template, &mut texts);
+        collect(&release_meta, &mut texts);
+        let patterns = texts.into_iter().filter_map(|text| {
+            // As the API server's: classes are ASCII. A test compiles each of them.
+            let pattern = RegexBuilder::new(&text).unicode(false).build().ok()?;
+            Some((text, pattern))
+        });
+        Self { patterns: patterns.collect(), template, release_meta }
+    }
+
+    fn of(&self, kind: Kind) -> &JSONSchemaProps {
+        match kind {
+            Kind::Template => &self.template,
+            Kind::ReleaseMeta => &self.release_meta,
+        }
+    }
+
+    /// Makes of an object what an API server would store: with defaults, without nulls and unknown fields, and with numbers as it
+    /// writes them. Only then it can be compared with one that it returned.
+    pub(super) fn store(&self, kind: Kind, object: &mut Value) {
+        store(object, self.of(kind));
+        whole_numbers(object);
+    }
+
+    /// All that is wrong with an object.
+    pub(super) fn check<'a>(&'a self, kind: Kind, object: &'a Node) -> Vec<Fault<'a>> {
+        let schema = self.of(kind);
+        let name = object.get("metadata").and_then(|metadata| metadata.text("name"));
+        let mut check = Check { patterns: &self.patterns, name, path: Vec::new(), faults: Vec::new() };
+        check.node(object, schema);
+        if object.get("spec").is_none_or(|spec| spec.content == Content::Null) {
+            let fields = match kind {
+                Kind::Template => "moduleName, version and descriptor",
+                Kind::ReleaseMeta => "moduleName, ocmComponentName and channels",
+            };
+            check.fault(Code::Required, "the object has no spec".to_owned(), format!("add spec with {fields}"));
+        }
+        check.faults
+    }
+}
+
+fn of(kind: Kind) -> JSONSchemaProps {
+    let crd = crds::crds().into_iter().find(|crd| crd.spec.names.plural == kind.resource());
+    let version = crd.and_then(|crd| crd.spec.versions.into_iter().next());
+    version
+        .and_then(|version| version.schema?.open_api_v3_schema)
+        .expect("each of our CRDs has a version with a schema")
+}
+
+/// The schemas within a schema.
+fn within(schema: &JSONSchemaProps) -> Vec<&JSONSchemaProps> {
+    let mut within: Vec<_> = schema.properties.iter().flat_map(BTreeMap::values).collect();
+    if let Some(JSONSchemaPropsOrArray::Schema(items)) = &schema.items {
+        within.push(items);
+    }
+    if let Some(JSONSchemaPropsOrBool::Schema(values)) = &schema.additional_properties {
+        within.push(values);
+    }
+    within
+}
+
+fn collect(schema: &JSONSchemaProps, patterns: &mut BTreeSet<String>) {
+    patterns.extend(schema.pattern.clone());
+    for schema in within(schema) {
+        collect(schema, patterns);
+    }
+}
+
+fn store(value: &mut Value, schema: &JSONSchemaProps) {
+    match (value, &schema.properties, &schema.additional_properties, &schema.items) {
+        (Value::Object(members), Some(properties), _, _) => {
+            let is_open = schema.x_kubernetes_preserve_unknown_fields == Some(true);
+            members.retain(|name, value| match properties.get(name) {
+                Some(known) => !value.is_null() || known.nullable == Some(true),
+                None => is_open,
+            });
+            for (name, known) in properties {
+                match (members.get_mut(name), &known.default) {
+                    (Some(value), _) => store(value, known),
+                    (None, Some(default)) => drop(members.insert(name.clone(), default.0.clone())),
+                    (None, None) => {}
+                }
+            }
+        }
+        (Value::Object(members), None, Some(JSONSchemaPropsOrBool::Schema(values)), _) => {
+            members.values_mut().for_each(|value| store(value, values));
+        }
+        (Value::Array(values), _, _, Some(JSONSchemaPropsOrArray::Schema(items))) => {
+            values.iter_mut().for_each(|value| store(value, items));
+        }
+        _ => {}
+    }
+}
+
+/// `1.0` comes back as `1`.
+fn whole_numbers(value: &mut Value) {
+    /// Up to here a floating-point number can be any whole one (2^53).
+    const EXACT: f64 = 9_007_199_254_740_992.0;
+    match value {
+        Value::Number(number) if number.is_f64() => {
+            if let Some(whole) = number.as_f64().filter(|value| value.fract() == 0.0 && value.abs() < EXACT) {
+                *value = (whole as i64).into();
+            }
+        }
+        Value::Array(values) => values.iter_mut().for_each(whole_numbers),
+        Value::Object(members) => members.values_mut().for_each(whole_numbers),
+        _ => {}
+    }
+}
+
+struct Check<'a> {
+    patterns: &'a BTreeMap<String, Regex>,
+    /// Of the object.
+    name: Option<&'a str>,
+    path: Vec<Step<'a>>,
+    faults: Vec<Fault<'a>>,
+}
+
+impl<'a> Check<'a> {
+    fn fault(&mut self, code: Code, message: String, suggestion: impl Into<String>) {
+        self.faults.push(Fault { path: self.path.clone(), code, message, suggestion: suggestion.into() });
+    }
+
+    fn node(&mut self, node: &'a Node, schema: &'a JSONSchemaProps) {
+        match (schema.type_.as_deref(), &node.content) {
+            (Some("object"), Content::Object(members)) => self.object(node, members, schema),
+            (Some("array"), Content::List(items)) => self.list(items, schema),
+            (Some("string"), Content::Text(text)) => self.text(text, schema),
+            (Some("integer"), Content::Number(number)) if number.is_i64() || number.is_u64() => {}
+            (Some("number"), Content::Number(_)) | (Some("boolean"), Content::Bool(_)) | (None, _) => {}
+            (Some(wanted), found) => {
+                let wanted = in_words(wanted);
+                let message = format!("must be {wanted}, and is {}", found.kind());
+                self.fault(Code::Type, message, advice::retyped(wanted, found));
+            }
+        }
+    }
+
+    fn object(&mut self, node: &'a Node, members: &'a [(String, Node)], schema: &'a JSONSchemaProps) {
+        let empty = BTreeMap::new();
+        let properties = schema.properties.as_ref().unwrap_or(&empty);
+        for name in schema.required.iter().flatten() {
+            if node.get(name).is_none_or(|node| node.content == Content::Null) {
+                let suggestion = self.add(name, properties.get(name));
+                self.fault(Code::Required, format!("the field {name} is required"), suggestion);
+            }
+        }
+        if schema.x_kubernetes_embedded_resource == Some(true) {
+            for name in ["apiVersion", "kind"] {
+                if node.text(name).is_none_or(str::is_empty) {
+                    let message = format!("the field {name} is required of an object");
+                    self.fault(Code::Required, message, format!("add the {name} of the object that stands here"));
+                }
+            }
+        }
+        for (name, node) in members {
+            self.path.push(Step::Key(name));
+            // The API server drops nulls of optional fields.
+            if node.content != Content::Null {
+                match (schema.properties.as_ref().and_then(|known| known.get(name)), &schema.additional_properties) {
+                    (Some(known), _) => self.node(node, known),
+                    (None, Some(JSONSchemaPropsOrBool::Schema(values))) => self.node(node, values),
+                    (None, Some(JSONSchemaPropsOrBool::Bool(true))) => {}
+                    // `metadata` has no properties in a CRD; the API server knows them.
+                    (None, _) if schema.x_kubernetes_preserve_unknown_fields == Some(true) || properties.is_empty() => {
+                    }
+                    (None, _) => self.unknown(name, properties),
+                }
+            }
+            self.path.pop();
+        }
+    }
+
+    /// What to do about a field that is not there.
+    fn add(&self, name: &str, schema: Option<&JSONSchemaProps>) -> String {
+        let Some(schema) = schema else { return format!("add {name}") };
+        let own = self.name.filter(|own| name == "moduleName" && !own.is_empty() && self.fits(own, schema));
+        let is_restricted = schema.pattern.is_some() || schema.format.is_some();
+        match (own, advice::form(name).filter(|_| is_restricted), &schema.enum_, schema.type_.as_deref()) {
+            (Some(own), ..) => format!("add {name}: {own}"),
+            (None, Some(form), ..) => format!("add {name}: {form}"),
+            (None, None, Some(values), _) => format!("add {name}: one of {}", joined(values)),
+            (None, None, None, Some(kind)) => format!("add {name}: {}", in_words(kind)),
+            (None, None, None, None) => format!("add {name}"),
+        }
+    }
+
+    fn unknown(&mut self, name: &str, properties: &BTreeMap<String, JSONSchemaProps>) {
+        let known = || properties.keys().map(String::as_str);
+        let suggestion = match advice::near(name, known()) {
+            Some(known) => format!("perhaps {known} is meant"),
+            None => format!("remove it; the fields are {}", known().collect::<Vec<_>>().join(", ")),
+        };
+        self.fault(Code::UnknownField, "there is no such field".to_owned(), suggestion);
+    }
+
+    fn list(&mut self, items: &'a [Node], schema: &'a JSONSchemaProps) {
+        let length = i64::try_from(items.len()).unwrap_or(i64::MAX);
+        if let Some(max) = schema.max_items.filter(|max| length > *max) {
+            self.fault(Code::Bounds, format!("has {length} entries, more than {max}"), format!("keep {max} of them"));
+        }
+        if let Some(min) = schema.min_items.filter(|min| length < *min) {
+            let suggestion = format!("add {} more", min - length);
+            self.fault(Code::Bounds, format!("has {length} entries, fewer than {min}"), suggestion);
+        }
+        let Some(JSONSchemaPropsOrArray::Schema(of_items)) = &schema.items else { return };
+        let keys = schema.x_kubernetes_list_map_keys.as_deref().unwrap_or_default();
+        let mut seen = BTreeSet::new();
+        for (index, item) in items.iter().enumerate() {
+            self.path.push(Step::Index(index));
+            self.node(item, of_items);
+            let key: Vec<_> = keys.iter().map(|key| item.get(key).map(|node| node.to_value().to_string())).collect();
+            if !keys.is_empty() && !seen.insert(key) {
+                let message = format!("another entry has the same {}", keys.join(" and "));
+                self.fault(Code::DuplicateEntry, message, "remove one of them");
+            }
+            self.path.pop();
+        }
+    }
+
+    fn text(&mut self, text: &str, schema: &'a JSONSchemaProps) {
+        let length = characters(text);
+        if let Some(max) = schema.max_length.filter(|max| length > *max) {
+            let message = format!("has {length} characters, more than {max}");
+            self.fault(Code::Bounds, message, format!("shorten it to {max} characters"));
+        }
+        if let Some(min) = schema.min_length.filter(|min| length < *min) {
+            let message = format!("has {length} characters, fewer than {min}");
+            self.fault(Code::Bounds, message, format!("write {min} characters or more"));
+        }
+        if let Some(pattern) = schema.pattern.as_deref().filter(|pattern| !self.matches(text, pattern)) {
+            self.fault(Code::Pattern, format!("{text:?} does not match {pattern}"), self.instead(text, schema));
+        }
+        if let Some(values) = schema.enum_.as_deref().filter(|values| !values.iter().any(|value| value.0 == *text)) {
+            let known = values.iter().filter_map(|value| value.0.as_str()).filter(|value| !value.is_empty());
+            let suggestion = match advice::near(text, known) {
+                Some(near) => format!("write {near:?}"),
+                None => "write one of them".to_owned(),
+            };
+            self.fault(Code::Enum, format!("{text:?} is none of {}", joined(values)), suggestion);
+        }
+        if let Some(kind) = schema.format.as_deref().and_then(|format| misformed(text, format)) {
+            self.fault(Code::Format, format!("{text:?} is no {kind}"), self.instead(text, schema));
+        }
+    }
+
+    fn matches(&self, text: &str, pattern: &str) -> bool {
+        self.patterns.get(pattern).is_none_or(|regex| regex.is_match(text))
+    }
+
+    /// Whether a text is all that a field wants.
+    fn fits(&self, text: &str, schema: &JSONSchemaProps) -> bool {
+        let length = characters(text);
+        schema.max_length.is_none_or(|max| length <= max)
+            && schema.min_length.is_none_or(|min| length >= min)
+            && schema.pattern.as_deref().is_none_or(|pattern| self.matches(text, pattern))
+            && schema.format.as_deref().is_none_or(|format| misformed(text, format).is_none())
+    }
+
+    /// What to write in the place of a text that does not fit the field in which it stands.
+    fn instead(&self, text: &str, schema: &JSONSchemaProps) -> String {
+        let field = self.path.iter().rev().find_map(|step| if let Step::Key(key) = step { Some(*key) } else { None });
+        match (advice::repaired(text, |other| self.fits(other, schema)), field.and_then(advice::form)) {
+            (Some(other), _) => format!("write {other:?}"),
+            (None, Some(form)) => format!("write {form}"),
+            (None, None) => "write a text that does".to_owned(),
+        }
+    }
+}
+
+/// A type of a schema.
+fn in_words(kind: &str) -> &str {
+    match kind {
+        "object" => "an object",
+        "array" => "a list",
+        "string" => "a string",
+        "integer" => "a whole number",
+        "number" => "a number",
+        "boolean" => "a boolean",
+        other => other,
+    }
+}
+
+fn joined(values: &[JSON]) -> String {
+    values.iter().map(|value| value.0.to_string()).collect::<Vec<_>>().join(", ")
+}
+
+fn characters(text: &str) -> i64 {
+    i64::try_from(text.chars().count()).unwrap_or(i64::MAX)
+}
+
+/// What a text should be by its format, if it is not.
+fn misformed(text: &str, format: &str) -> Option<&'static str> {
+    match format {
+        "date" if date(text).is_none() => Some("date"),
+        "uri" if !is_uri(text) => Some("URI"),
+        _ => None,
+    }
+}
+
+/// A day as RFC 3339 has it (`full-date`).
+pub(super) fn date(text: &str) -> Option<Date> {
+    text.parse().ok().filter(|date: &Date| date.to_string() == text)
+}
+
+fn is_uri(text: &str) -> bool {
+    let scheme = text.split_once(':').map(|(scheme, _)| scheme);
+    let has_scheme = scheme.is_some_and(|scheme| {
+        scheme.starts_with(|char: char| char.is_ascii_alphabetic())
+            && scheme.chars().all(|char| char.is_ascii_alphanumeric() || "+-.".contains(char))
+    });
+    (has_scheme || text.starts_with('/')) && !text.contains(|char: char| char.is_control() || char == ' ')
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_is_stored_has_defaults_and_nothing_unknown() {
+        let mut meta = json!({"apiVersion": "x", "metadata": {"name": "a", "labels": null}, "status": {}, "spec": {
+            "moduleName": "a", "ocmComponentName": null, "channel": [], "internal": true,
+            "channels": [{"channel": "fast", "version": "1.0.0", "more": 1}]}});
+        Schemas::new().store(Kind::ReleaseMeta, &mut meta);
+        let stored = json!({"apiVersion": "x", "metadata": {"name": "a", "labels": null}, "spec": {
+            "moduleName": "a", "beta": false, "internal": true, "channels": [{"channel": "fast", "version": "1.0.0"}]}});
+        assert_eq!(meta, stored);
+        let mut template = json!({"spec": {"descriptor": {"any": {"a": 1.0, "b": 1.5, "c": null}}}});
+        Schemas::new().store(Kind::Template, &mut template);
+        assert_eq!(template, json!({"spec": {"descriptor": {"any": {"a": 1, "b": 1.5, "c": null}}}}));
+    }
+
+    #[test]
+    fn nothing_that_our_crds_say_is_overlooked() {
+        let schemas = Schemas::new();
+        let mut patterns = BTreeSet::new();
+        for schema in [&schemas.template, &schemas.release_meta] {
+            collect(schema, &mut patterns);
+            known(schema);
+        }
+        assert!(patterns.len() >= 4 && patterns.iter().all(|pattern| schemas.patterns.contains_key(pattern)));
+        let rules = serde_json::to_string(&[&schemas.template, &schemas.release_meta]).unwrap();
+        // That of `mandatory` and `channels`, which the rules of a release meta check.
+        assert_eq!(rules.matches("\"rule\":").count(), 1, "{rules}");
+    }
+
+    fn known(schema: &JSONSchemaProps) {
+        const KNOWN: [&str; 20] = [
+            "additionalProperties",
+            "default",
+            "description",
+            "enum",
+            "format",
+            "items",
+            "maxItems",
+            "maxLength",
+            "minItems",
+            "minLength",
+            "pattern",
+            "properties",
+            "required",
+            "type",
+            "x-kubernetes-embedded-resource",
+            "x-kubernetes-list-map-keys",
+            "x-kubernetes-list-type",
+            "x-kubernetes-map-type",
+            "x-kubernetes-preserve-unknown-fields",
+            "x-kubernetes-validations",
+        ];
+        let Value::Object(members) = serde_json::to_value(schema).unwrap() else { panic!() };
+        for (key, value) in &members {
+            assert!(KNOWN.contains(&key.as_str()), "{key}: {value}");
+        }
+        if let Some(format) = &schema.format {
+            assert!(["date", "uri"].contains(&format.as_str()), "{format}");
+        }
+        within(schema).into_iter().for_each(known);
+    }
+
+    /// The fields of a schema whose texts it restricts.
+    fn restricted(schema: &JSONSchemaProps, fields: &mut Vec<(String, JSONSchemaProps)>) {
+        for (name, field) in schema.properties.iter().flatten() {
+            if field.pattern.is_some() || field.format.is_some() {
+                fields.push((name.clone(), field.clone()));
+            }
+        }
+        within(schema).into_iter().for_each(|schema| restricted(schema, fields));
+    }
+
+    #[test]
+    fn what_a_field_wants_is_known_in_words() {
+        let schemas = Schemas::new();
+        let mut fields = Vec::new();
+        restricted(&schemas.template, &mut fields);
+        restricted(&schemas.release_meta, &mut fields);
+        let check = Check { patterns: &schemas.patterns, name: None, path: Vec::new(), faults: Vec::new() };
+        for (name, schema) in &fields {
+            let (.., example) = advice::FORMS.iter().find(|(field, ..)| field == name).unwrap();
+            assert!(check.fits(example, schema), "{name}: {example}");
+        }
+        let names: BTreeSet<_> = fields.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, advice::FORMS.iter().map(|(field, ..)| *field).collect());
+    }
+
+    #[test]
+    fn dates_and_uris() {
+        assert!(date("2026-02-28").is_some());
+        for text in ["2026-02-30", "2026-2-3", "20260203", "2026-02-03T00:00:00Z", ""] {
+            assert!(date(text).is_none(), "{text}");
+        }
+        assert!(is_uri("https://example.com/x") && is_uri("/x") && is_uri("mailto:a@b"));
+        assert!(!is_uri("example.com") && !is_uri("https://a b") && !is_uri(""));
+    }
+}

@@ -1,0 +1,135 @@
+//! Manifests written and deleted in KCP, as was decided.
+
+use futures::{StreamExt, stream};
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
+};
+use tidewatch_shared::{
+    api::{Kyma, KymaStatus, Manifest, ModuleStatus},
+    names::{field_manager, label},
+};
+
+use super::{
+    Context, Error,
+    build::Desired,
+    error, fetch,
+    modules::{self, Decision, Decisions},
+    status,
+};
+use crate::base::key::KymaKey;
+use crate::kube::object;
+
+/// Manifests of one Kyma that are written at the same time.
+const AT_ONCE: usize = 4;
+
+/// Carries out what was decided and tells how the modules are then. One that fails stops no other; the first failure is told.
+pub(super) async fn apply(
+    ctx: &Context,
+    key: &KymaKey,
+    kyma: &Kyma,
+    decisions: Decisions<'_>,
+    old: &KymaStatus,
+) -> Result<Vec<ModuleStatus>, Error> {
+    let api: Api<Manifest> = fetch::in_kcp(ctx, &kyma.namespace().unwrap_or_default());
+    let before = |name: &str| old.modules().iter().find(|module| module.name == name);
+    // Futures are made before the stream: made inside it, their lifetimes are too general for the compiler to call them `Send`.
+    let writes: Vec<_> = decisions.wanted.into_iter().map(|decision| write(ctx, key, &api, decision)).collect();
+    let written: Vec<_> = stream::iter(writes).buffered(AT_ONCE).collect().await;
+    let mut statuses = Vec::new();
+    let mut failed = None;
+    for result in written {
+        match result {
+            Ok((Decision { module, found: Ok(found), .. }, manifest)) => {
+                statuses.push(status::resolved(module, &found, manifest.as_ref()));
+            }
+            Ok((Decision { module, found: Err(error), .. }, manifest)) => {
+                statuses.push(status::unresolved(module, &error, before(&module.name), manifest.as_ref()));
+            }
+            Err(error) => failed = failed.or(Some(error)),
+        }
+    }
+    let deletes: Vec<_> = decisions.unwanted.iter().map(|manifest| remove(ctx, key, &api, manifest)).collect();
+    let deleted: Vec<_> = stream::iter(deletes).buffered(AT_ONCE).collect().await;
+    for result in deleted {
+        match result {
+            Ok(None) => {}
+            Ok(Some(manifest)) => {
+                let name = manifest.labels().get(label::MODULE_NAME).cloned().unwrap_or_default();
+                // A module that is wanted but may not be had tells of that, not of its removal.
+                if !statuses.iter().any(|status| status.name == name) {
+                    statuses.push(status::removed(&manifest, before(&name)));
+                }
+            }
+            Err(error) => failed = failed.or(Some(error)),
+        }
+    }
+    failed.map_or(Ok(statuses), Err)
+}
+
+async fn write<'a>(
+    ctx: &Context,
+    key: &KymaKey,
+    api: &Api<Manifest>,
+    decision: Decision<'a>,
+) -> Result<(Decision<'a>, Option<Manifest>), Error> {
+    let Some(desired) = &decision.write else {
+        let manifest = decision.manifest.as_deref().cloned();
+        return Ok((decision, manifest));
+    };
+    ctx.written.begins(key, &desired.name);
+    let written = put(api, desired).await;
+    let written = written.map_err(|source| Error::Manifest { doing: "apply", name: desired.name.clone(), source })?;
+    ctx.written.is(key, &written);
+    Ok((decision, Some(written)))
+}
+
+async fn remove(
+    ctx: &Context,
+    key: &KymaKey,
+    api: &Api<Manifest>,
+    manifest: &Manifest,
+) -> Result<Option<Manifest>, Error> {
+    let (name, uid) = (manifest.name_any(), manifest.uid());
+    ctx.written.begins(key, &name);
+    let left = delete(api, manifest.clone()).await?;
+    match &left {
+        Some(left) => ctx.written.is(key, left),
+        None => ctx.written.is_gone(key, &name, uid),
+    }
+    Ok(left)
+}
+
+async fn put(api: &Api<Manifest>, desired: &Desired) -> kube::Result<Manifest> {
+    let params = PatchParams::apply(field_manager::LIFECYCLE).force();
+    let mut written = api.patch(&desired.name, &params, &Patch::Apply(&desired.body)).await?;
+    if !modules::has_surplus(&written, desired) {
+        return Ok(written);
+    }
+    let part = |name: &str| desired.body["spec"].get(name).cloned();
+    let spec = &mut written.spec;
+    spec.resource = part("resource");
+    spec.manager = part("manager").and_then(|manager| serde_json::from_value(manager).ok());
+    spec.localized_images = part("localizedImages").and_then(|images| serde_json::from_value(images).ok());
+    if !desired.follows_channel() {
+        written.labels_mut().remove(label::CHANNEL);
+    }
+    written.metadata.managed_fields = None;
+    let params = PostParams { field_manager: Some(field_manager::LIFECYCLE.to_owned()), ..PostParams::default() };
+    api.replace(&desired.name, &params, &written).await
+}
+
+/// Deletes a Manifest, this one and no later one of its name. Returns what is still there of it.
+pub(super) async fn delete(api: &Api<Manifest>, manifest: Manifest) -> Result<Option<Manifest>, Error> {
+    if manifest.metadata.deletion_timestamp.is_some() {
+        return Ok(Some(manifest));
+    }
+    let name = manifest.name_any();
+    let preconditions = Some(Preconditions { uid: manifest.uid(), ..Preconditions::default() });
+    let params = DeleteParams { preconditions, ..DeleteParams::background() };
+    match api.delete(&name, &params).await {
+        Ok(deleted) => Ok(deleted.left()),
+        Err(error) if object::is_absent(&error, &name) => Ok(None),
+        Err(source) => Err(Error::Manifest { doing: error::DELETE, name, source }),
+    }
+}

@@ -1,0 +1,306 @@
+//! The Manifests that a Kyma shall have: pure, one per resolved module.
+
+use kube::ResourceExt;
+use serde_json::{Map, Value, json};
+use tidewatch_shared::{
+    api::{Kyma, ModuleTemplate},
+    names::{GROUP, SKR_NAMESPACE, VERSION, annotation, label},
+};
+
+use super::{lookup::Resolved, validate::WantedModule};
+
+/// The layer of a module's component that holds its resources, and the name of the install in a Manifest.
+const RAW_MANIFEST: &str = "raw-manifest";
+/// Where components lie below a registry.
+const DESCRIPTORS: &str = "component-descriptors";
+/// Names must be shorter than this.
+const NAME_LIMIT: usize = 63;
+
+/// A Manifest as it shall be.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Desired {
+    /// Its name.
+    pub(crate) name: String,
+    /// The module it installs.
+    pub(crate) module: String,
+    /// Whether we look after that module.
+    pub(crate) managed: bool,
+    /// The whole body of a server-side apply.
+    pub(crate) body: Value,
+}
+
+impl Desired {
+    /// Whether the module follows a channel, and has no version of the user's.
+    pub(super) fn follows_channel(&self) -> bool {
+        !self.body["metadata"]["labels"][label::CHANNEL].is_null()
+    }
+}
+
+/// Builds the Manifest of one module.
+pub(crate) fn manifest(kyma: &Kyma, module: &WantedModule, resolved: &Resolved, registry: &str) -> Desired {
+    let name = name(&kyma.name_any(), &resolved.component, &module.name);
+    let template = &resolved.template;
+    let mut spec = json!({
+        "customResourcePolicy": module.policy.as_str(),
+        "remote": true,
+        "version": resolved.version,
+        "install": {"name": RAW_MANIFEST, "source": source(template, resolved, registry)},
+    });
+    if let Some(resource) = resource(template, &name) {
+        spec["resource"] = resource;
+    }
+    let images = localized_images(template);
+    if !images.is_empty() {
+        spec["localizedImages"] = images.into();
+    }
+    let manager = template.spec.manager.as_ref().and_then(|manager| serde_json::to_value(manager).ok());
+    if let Some(manager) = manager {
+        spec["manager"] = manager;
+    }
+    let metadata = json!({
+        "name": name,
+        "namespace": kyma.namespace().unwrap_or_default(),
+        "labels": labels(kyma, module, resolved),
+        "annotations": annotations(module, resolved),
+        "ownerReferences": [owner(kyma)],
+    });
+    let body =
+        json!({"apiVersion": format!("{GROUP}/{VERSION}"), "kind": "Manifest", "metadata": metadata, "spec": spec});
+    Desired { name, module: module.name.clone(), managed: module.managed, body }
+}
+
+/// `<kyma>-<last segment of the component's name>-<hash>`, cut so that it is a legal name; the hash keeps modules apart that
+/// share a component's last segment.
+pub(crate) fn name(kyma: &str, component: &str, module: &str) -> String {
+    let last = component.rsplit('/').next().unwrap_or(component);
+    let mut name = format!("{kyma}-{last}-{}", fnv1([component.as_bytes(), module.as_bytes()].iter().copied()));
+    if name.len() >= NAME_LIMIT {
+        let cut = (0..NAME_LIMIT).rev().find(|at| name.is_char_boundary(*at)).unwrap_or(0);
+        name.truncate(cut);
+        name.truncate(name.trim_end_matches('-').len());
+    }
+    name
+}
+
+/// FNV-1 in 32 bits: multiply, then xor. The incumbent's; nothing rests on its strength.
+fn fnv1<'a>(parts: impl Iterator<Item = &'a [u8]>) -> u32 {
+    parts.flatten().fold(0x811c_9dc5, |hash: u32, byte| hash.wrapping_mul(0x0100_0193) ^ u32::from(*byte))
+}
+
+fn labels(kyma: &Kyma, module: &WantedModule, resolved: &Resolved) -> Value {
+    let mut labels = json!({
+        label::MANAGED_BY: label::MANAGED_BY_KCP,
+        label::KYMA_NAME: kyma.name_any(),
+        label::MODULE_NAME: module.name,
+    });
+    if let Some(channel) = &resolved.channel {
+        labels[label::CHANNEL] = channel.as_str().into();
+    }
+    let theirs = resolved.template.labels();
+    if !theirs.is_empty() {
+        labels[label::CONTROLLER_NAME] = theirs.get(label::CONTROLLER_NAME).cloned().unwrap_or_default().into();
+    }
+    labels
+}
+
+fn annotations(module: &WantedModule, resolved: &Resolved) -> Value {
+    let mut annotations =
+        json!({annotation::FQDN: resolved.component, annotation::OCM_COMPONENT_NAME: resolved.component});
+    if !module.managed {
+        annotations[annotation::UNMANAGED] = "true".into();
+    }
+    annotations
+}
+
+fn owner(kyma: &Kyma) -> Value {
+    json!({
+        "apiVersion": format!("{GROUP}/{VERSION}"), "kind": "Kyma", "name": kyma.name_any(),
+        "uid": kyma.uid().unwrap_or_default(), "controller": true, "blockOwnerDeletion": true,
+    })
+}
+
+/// Where the module's resources lie: by digest if the template carries its component's descriptor, else by version.
+fn source(template: &ModuleTemplate, resolved: &Resolved, registry: &str) -> Value {
+    let layer = resources(template).find(|resource| resource["name"] == RAW_MANIFEST);
+    let access = layer.map(|layer| &layer["access"]);
+    let reference = access.and_then(|access| access["localReference"].as_str());
+    let tar = access.and_then(|access| access["mediaType"].as_str()) == Some("application/x-tar");
+    json!({
+        "repo": format!("{}/{DESCRIPTORS}", registry.trim_end_matches('/')),
+        "name": resolved.component,
+        "ref": reference.unwrap_or(&resolved.version),
+        "type": if tar { "oci-dir" } else { "oci-ref" },
+    })
+}
+
+fn localized_images(template: &ModuleTemplate) -> Vec<String> {
+    let images = resources(template).filter(|resource| resource["access"]["type"] == "ociArtifact");
+    images.filter_map(|resource| resource["access"]["imageReference"].as_str()).map(str::to_owned).collect()
+}
+
+/// The resources of an embedded component descriptor, in either form of the Open Component Model (v2 `component`, v3 `spec`).
+fn resources(template: &ModuleTemplate) -> impl Iterator<Item = &Value> {
+    let descriptor: &Value = &template.spec.descriptor;
+    [&descriptor["component"]["resources"], &descriptor["spec"]["resources"]]
+        .into_iter()
+        .filter_map(Value::as_array)
+        .flatten()
+}
+
+/// The default module CR, with a name and a namespace.
+fn resource(template: &ModuleTemplate, name: &str) -> Option<Value> {
+    let mut data =
+        template.spec.data.clone().filter(|data| data.as_object().is_some_and(|members| !members.is_empty()))?;
+    if !data["metadata"].is_object() {
+        data["metadata"] = Value::Object(Map::new());
+    }
+    for (member, default) in [("name", name), ("namespace", SKR_NAMESPACE)] {
+        if data["metadata"][member].as_str().is_none_or(str::is_empty) {
+            data["metadata"][member] = default.into();
+        }
+    }
+    Some(data)
+}
+
+/// Whether an object has everything that shall be in it. Objects may have more members, lists may not have more elements; what
+/// shall be absent or empty may be absent.
+pub(crate) fn covers(is: &Value, shall: &Value) -> bool {
+    match (is, shall) {
+        (Value::Object(is), Value::Object(shall)) => {
+            shall.iter().all(|(key, shall)| is.get(key).map_or(shall.is_null(), |is| covers(is, shall)))
+        }
+        (Value::Array(is), Value::Array(shall)) => {
+            is.len() == shall.len() && is.iter().zip(shall).all(|(is, shall)| covers(is, shall))
+        }
+        (is, shall) => is == shall,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use tidewatch_shared::api::CustomResourcePolicy as Policy;
+
+    use super::*;
+    use crate::controllers::kyma::validate::Follow;
+
+    #[test]
+    fn the_hash_is_fnv_1() {
+        // Published answers of FNV-1 with 32 bits.
+        for (input, hash) in [("", 0x811c_9dc5_u32), ("a", 0x050c_5d7e), ("foobar", 0x31f0_b262)] {
+            assert_eq!(fnv1([input.as_bytes()].into_iter()), hash);
+        }
+        assert_eq!(fnv1([b"foo".as_slice(), b"bar"].into_iter()), 0x31f0_b262, "parts follow each other");
+    }
+
+    #[test]
+    fn a_name_has_the_last_segment_and_fits() {
+        let hash = fnv1([b"kyma-project.io/module/serverless".as_slice(), b"serverless"].into_iter());
+        assert_eq!(name("k", "kyma-project.io/module/serverless", "serverless"), format!("k-serverless-{hash}"));
+        let long = name(&"k".repeat(61), "x.io/module", "m");
+        assert_eq!(long, "k".repeat(61), "cut to 62, less the dash at its end");
+        assert_eq!(name(&"k".repeat(70), "x.io/module", "m").len(), 62);
+        let prefix = format!("k-serverless-{hash}").len() - 1;
+        let exact = name(&"k".repeat(62 - prefix), "kyma-project.io/module/serverless", "serverless");
+        assert_eq!((exact.len(), exact.ends_with(&hash.to_string())), (62, true), "62 characters stay whole");
+    }
+
+    fn check(template: Value, managed: bool) -> Value {
+        let kyma = serde_json::from_value(json!({
+            "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
+            "metadata": {"name": "k", "namespace": "kcp-system", "uid": "u-1"}, "spec": {"channel": "fast"}
+        }))
+        .unwrap();
+        let module = WantedModule {
+            name: "keda".into(),
+            follows: Ok(Follow::Channel("fast".into())),
+            managed,
+            policy: Policy::Ignore,
+        };
+        let template: ModuleTemplate = serde_json::from_value(template).unwrap();
+        let resolved = Resolved {
+            template: Arc::new(template),
+            channel: Some("fast".into()),
+            meta: Default::default(),
+            version: "1.2.3".into(),
+            component: "kyma-project.io/module/keda".into(),
+        };
+        manifest(&kyma, &module, &resolved, "registry.example/").body
+    }
+
+    fn template(spec: Value) -> Value {
+        let mut whole = json!({"moduleName": "keda", "version": "1.2.3", "descriptor": {}});
+        for (key, value) in spec.as_object().unwrap() {
+            whole[key] = value.clone();
+        }
+        json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleTemplate", "metadata": {"name": "keda-1.2.3"}, "spec": whole})
+    }
+
+    #[test]
+    fn a_plain_module_is_installed_by_its_version() {
+        let body = check(template(json!({})), true);
+        assert_eq!(
+            body["metadata"]["labels"],
+            json!({
+                "operator.kyma-project.io/managed-by": "lifecycle-manager", "operator.kyma-project.io/kyma-name": "k",
+                "operator.kyma-project.io/module-name": "keda", "operator.kyma-project.io/channel": "fast"
+            })
+        );
+        assert_eq!(
+            body["metadata"]["annotations"],
+            json!({
+                "operator.kyma-project.io/fqdn": "kyma-project.io/module/keda",
+                "operator.kyma-project.io/ocm-component-name": "kyma-project.io/module/keda"
+            })
+        );
+        assert_eq!(body["metadata"]["ownerReferences"][0]["uid"], "u-1");
+        assert_eq!(
+            body["spec"],
+            json!({
+                "customResourcePolicy": "Ignore", "remote": true, "version": "1.2.3",
+                "install": {"name": "raw-manifest", "source": {
+                    "repo": "registry.example/component-descriptors", "name": "kyma-project.io/module/keda", "ref": "1.2.3", "type": "oci-ref"
+                }}
+            })
+        );
+    }
+
+    #[test]
+    fn descriptor_default_cr_manager_and_labels_go_along() {
+        let mut template = template(json!({
+            "data": {"apiVersion": "a/v1", "kind": "Keda", "metadata": {"name": "default"}, "spec": {"x": 1}},
+            "manager": {"group": "apps", "version": "v1", "kind": "Deployment", "name": "m"},
+            "descriptor": {"component": {"resources": [
+                {"name": "raw-manifest", "access": {"type": "localBlob", "localReference": "sha256:abc", "mediaType": "application/x-tar"}},
+                {"name": "image", "access": {"type": "ociArtifact", "imageReference": "r.io/i:1"}}
+            ]}}
+        }));
+        template["metadata"]["labels"] = json!({"x": "y"});
+        let body = check(template, false);
+        assert_eq!(body["metadata"]["labels"]["operator.kyma-project.io/controller-name"], "");
+        assert_eq!(body["metadata"]["annotations"]["operator.kyma-project.io/is-unmanaged"], "true");
+        let spec = &body["spec"];
+        assert_eq!(
+            (&spec["install"]["source"]["ref"], &spec["install"]["source"]["type"]),
+            (&json!("sha256:abc"), &json!("oci-dir"))
+        );
+        assert_eq!(spec["resource"]["metadata"], json!({"name": "default", "namespace": "kyma-system"}));
+        assert_eq!(spec["manager"]["name"], "m");
+        assert_eq!(spec["localizedImages"], json!(["r.io/i:1"]));
+    }
+
+    #[test]
+    fn an_object_covers_what_it_has_all_of() {
+        for (is, shall, covered) in [
+            (json!({"a": 1, "b": 2}), json!({"a": 1}), true),
+            (json!({"a": 1}), json!({"a": 2}), false),
+            (json!({"a": 1}), json!({"b": 1}), false),
+            (json!({"a": [1, 2]}), json!({"a": [1]}), false),
+            (json!({"a": [{"b": 1, "c": 2}]}), json!({"a": [{"b": 1}]}), true),
+            (json!({}), json!({"a": null}), true),
+        ] {
+            assert_eq!(covers(&is, &shall), covered, "{is} {shall}");
+        }
+    }
+}

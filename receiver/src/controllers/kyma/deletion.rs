@@ -1,0 +1,210 @@
+//! The end of a Kyma: its Manifests first, waited for with what blocks them named; then what we put into the runtime; our
+//! finalizer last. Every pass does as much as it can and begins again from what is there.
+
+use std::{ops::ControlFlow, time::Duration};
+
+use futures::{StreamExt, stream};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Secret;
+use kube::{
+    Api, Client, ResourceExt,
+    api::{DeleteParams, DynamicObject, ListParams, Preconditions},
+};
+use serde_json::json;
+use tidewatch_shared::{
+    api::{Kyma, Manifest, State},
+    names::{SKR_KYMA, finalizer, label},
+};
+
+use super::{
+    Context, Error, apply, base, crd, error, fetch,
+    leave::{self, Way},
+    status::{self, Access, Conditions, Findings},
+};
+use crate::{
+    base::key::KymaKey,
+    controllers::wait::Wait,
+    fleet::queue::{Outcome, Works},
+    kube::object,
+    kube::runtime_access::Unusable,
+};
+
+/// Manifests that are deleted at the same time.
+const AT_ONCE: usize = 4;
+/// Manifests that go wake their Kyma; this is for the case that nobody deletes them.
+const REMIND: Duration = Duration::from_secs(60);
+/// A runtime without an access Secret for so long, while its Kyma is being deleted, is gone. A Secret that is deleted and made
+/// again within it was rotated.
+const GONE_AFTER: Duration = Duration::from_secs(600);
+
+/// Goes on with the deletion of a Kyma that has a deletion timestamp.
+pub(super) async fn step(ctx: &Context, key: &KymaKey, kyma: Kyma, works: Works) -> Result<Outcome, Error> {
+    if !kyma.finalizers().iter().any(|name| name == finalizer::KYMA) {
+        return Ok(Outcome::ended(works));
+    }
+    let left = delete_manifests(ctx, &kyma).await?;
+    let access = (ctx.clients)(key).map(|(client, _)| client);
+    let kyma = record(ctx, kyma, &left, access.as_ref().err()).await?;
+    let came = match access {
+        Ok(client) if left.is_empty() => clean(ctx, key, &client, &kyma).await,
+        Ok(client) => show(&client, &kyma).await.map(|()| Some(Wait::of(REMIND))),
+        Err(_) if !left.is_empty() => Ok(Some(Wait::of(REMIND))),
+        Err(Unusable::Missing) => until_gone(ctx, &kyma).await,
+        Err(unusable) => Err(Error::Access(unusable)),
+    };
+    let kyma = match leave::after(ctx, kyma, works, Way::Deletion, came).await? {
+        ControlFlow::Break(outcome) => return Ok(outcome),
+        ControlFlow::Continue(kyma) => kyma,
+    };
+    let others: Vec<_> = kyma.finalizers().iter().filter(|name| *name != finalizer::KYMA).collect();
+    base::patch_metadata(ctx, &kyma, json!({"finalizers": others})).await?;
+    ctx.forget(key);
+    Ok(Outcome::ended(works))
+}
+
+/// Deletes all Manifests of the Kyma, mandatory ones included, and tells which are still there, as KCP says and not our cache.
+async fn delete_manifests(ctx: &Context, kyma: &Kyma) -> Result<Vec<Manifest>, Error> {
+    let api: Api<Manifest> = fetch::in_kcp(ctx, &kyma.namespace().unwrap_or_default());
+    let manifests = fetch::list_manifests(ctx, kyma).await?;
+    let deletes: Vec<_> = manifests.into_iter().map(|manifest| apply::delete(&api, manifest)).collect();
+    let deleted: Vec<_> = stream::iter(deletes).buffered(AT_ONCE).collect().await;
+    let left: Result<Vec<_>, _> = deleted.into_iter().collect();
+    Ok(left?.into_iter().flatten().collect())
+}
+
+/// Says in KCP that the Kyma is going, what blocks it, and whether its runtime can be reached.
+async fn record(ctx: &Context, mut kyma: Kyma, left: &[Manifest], unusable: Option<&Unusable>) -> Result<Kyma, Error> {
+    let old = kyma.status.clone().unwrap_or_default();
+    // A Secret that came back is said at once: should it go again, the wait for it begins anew.
+    let is_back = unusable.is_none() && status::unreachable_since(&old, super::SECRET_MISSING).is_some();
+    let access = unusable.map(super::unusable).or(is_back.then_some(Access::Usable));
+    let before = |manifest: &Manifest| {
+        let module = manifest.labels().get(label::MODULE_NAME)?;
+        old.modules().iter().find(|status| status.name == *module)
+    };
+    // Whoever said last what holds the deletion up says so again when it does no longer.
+    let said = old.last_operation.as_ref().filter(|_| old.state() == State::Deleting);
+    let waits = said.map(|said| said.operation.clone());
+    let findings = Findings {
+        modules: Some(left.iter().map(|manifest| status::removed(manifest, before(manifest))).collect()),
+        conditions: Conditions { access, ..Conditions::default() },
+        waits,
+        deleting: true,
+        ..Findings::default()
+    };
+    let (status, version) = status::write_kcp(ctx, &kyma, &findings, &super::now()).await?;
+    kyma.status = Some(status);
+    kyma.metadata.resource_version = version;
+    Ok(kyma)
+}
+
+/// Shows the same in the runtime, if its Kyma is still there.
+async fn show(client: &Client, kyma: &Kyma) -> Result<(), Error> {
+    let Some(definition) = crd::wanted().iter().find(|wanted| wanted.kind == "Kyma") else { return Ok(()) };
+    let found =
+        object::get(&crd::definitions(client), &definition.name).await.map_err(Error::crd("read", definition))?;
+    if found.is_none() {
+        return Ok(());
+    }
+    match (fetch::runtime_kyma(client).await?, &kyma.status) {
+        (Some(runtime), Some(status)) => status::write_runtime(client, &runtime, status).await,
+        _ => Ok(()),
+    }
+}
+
+/// Takes what is ours out of the runtime: catalog, its definitions, the Kyma, its definition, the agent. `None` when all of it is gone.
+async fn clean(ctx: &Context, key: &KymaKey, client: &Client, kyma: &Kyma) -> Result<Option<Wait>, Error> {
+    let api = crd::definitions(client);
+    let (mut of_kyma, mut of_catalog) = (None, Vec::new());
+    for wanted in crd::wanted() {
+        let found = object::get(&api, &wanted.name).await.map_err(Error::crd("read", wanted))?;
+        match wanted.kind.as_str() {
+            "Kyma" => of_kyma = found,
+            _ => of_catalog.extend(found),
+        }
+    }
+    let served = |definition: &DynamicObject| definition.metadata.deletion_timestamp.is_none();
+    // Where one of the two kinds is not served any more, its objects go with it.
+    if of_catalog.len() == 2 && of_catalog.iter().all(served) {
+        ctx.catalog.remove_all(key, client).await.map_err(Error::Catalog)?;
+    }
+    let going = of_catalog.iter().chain(&of_kyma).filter(|definition| !served(definition));
+    let mut held: Vec<_> = going.map(|definition| format!("the CRD {}", definition.name_any())).collect();
+    let waits = !of_catalog.is_empty() || of_kyma.is_some();
+    for definition in of_catalog.iter().filter(|definition| served(definition)) {
+        delete(&api, definition.name_any(), definition.uid()).await?;
+    }
+    if let Some(definition) = of_kyma.filter(served) {
+        match fetch::runtime_kyma(client).await? {
+            Some(runtime) if runtime.metadata.deletion_timestamp.is_some() => held.push("the Kyma".to_owned()),
+            Some(runtime) => {
+                if let Some(status) = &kyma.status {
+                    status::write_runtime(client, &runtime, status).await?;
+                }
+                delete(&fetch::in_runtime(client), SKR_KYMA.to_owned(), runtime.uid()).await?;
+            }
+            None => {
+                ctx.catalog.remove_inventory(client).await.map_err(Error::Catalog)?;
+                delete(&api, definition.name_any(), definition.uid()).await?;
+            }
+        }
+    }
+    if waits {
+        return Ok(Some(Wait::for_these(&held)));
+    }
+    // Last of all: it told of everything that went before.
+    match &ctx.installer {
+        Some(installer) => installer.remove(client).await.map_err(|failure| Error::Agent(failure.error)),
+        None => Ok(None),
+    }
+}
+
+async fn delete<K>(api: &Api<K>, name: String, uid: Option<String>) -> Result<(), Error>
+where
+    K: Clone + serde::de::DeserializeOwned + std::fmt::Debug,
+{
+    let params = DeleteParams {
+        preconditions: Some(Preconditions { uid, ..Preconditions::default() }),
+        ..DeleteParams::background()
+    };
+    match api.delete(&name, &params).await {
+        Ok(_) => Ok(()),
+        Err(error) if object::is_absent(&error, &name) => Ok(()),
+        Err(error) => Err(Error::runtime(error::DELETE_OURS)(error)),
+    }
+}
+
+/// How long a runtime without an access Secret is still waited for; `None` once it is a fact that it is gone. That rests on
+/// when the condition turned to this reason, on the deletion of the Kyma, and on a read of the Secrets themselves.
+async fn until_gone(ctx: &Context, kyma: &Kyma) -> Result<Option<Wait>, Error> {
+    let missing = kyma.status.as_ref().and_then(|status| status::unreachable_since(status, super::SECRET_MISSING));
+    let deleted = kyma.metadata.deletion_timestamp.as_ref().map(|time| time.0);
+    let left =
+        missing.zip(deleted).map_or(GONE_AFTER, |(missing, deleted)| left(missing.max(deleted), Timestamp::now()));
+    if !left.is_zero() {
+        return Ok(Some(Wait::of(left)));
+    }
+    let api: Api<Secret> = fetch::in_kcp(ctx, &kyma.namespace().unwrap_or_default());
+    let params = ListParams::default().labels(&format!("{}={}", label::KYMA_NAME, kyma.name_any()));
+    let secrets = api.list_metadata(&params).await.map_err(Error::kcp(error::LIST_SECRETS))?;
+    Ok((!secrets.items.is_empty()).then(|| Wait::for_these(&[])))
+}
+
+/// What is left of the wait that began then.
+fn left(since: Timestamp, now: Timestamp) -> Duration {
+    let waited = Duration::from_secs(u64::try_from(now.as_second() - since.as_second()).unwrap_or(0));
+    GONE_AFTER.saturating_sub(waited)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_runtime_is_gone_after_ten_minutes_and_not_sooner() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        for (waited, expected) in [(0, 600), (599, 1), (600, 0), (10_000, 0), (-5, 600)] {
+            assert_eq!(left(at(1_000), at(1_000 + waited)), Duration::from_secs(expected), "{waited}");
+        }
+    }
+}

@@ -1,0 +1,274 @@
+//! The status of one module.
+
+use kube::{Resource, ResourceExt};
+use serde_json::Value;
+use tidewatch_shared::{
+    api::{CustomResourcePolicy, Manifest, ModuleReleaseMeta, ModuleStatus, PartialMeta, State, TrackingObject},
+    names::{GROUP, SKR_NAMESPACE, VERSION, annotation, label},
+};
+
+use super::known;
+use crate::controllers::kyma::{
+    lookup::{LookupError, Resolved},
+    validate::WantedModule,
+};
+
+/// A module that resolved. `manifest` is its Manifest as it is now; without one nothing is installed yet.
+pub(crate) fn resolved(module: &WantedModule, found: &Resolved, manifest: Option<&Manifest>) -> ModuleStatus {
+    let status = ModuleStatus {
+        name: module.name.clone(),
+        fqdn: Some(found.component.clone()),
+        ocm_component_name: Some(found.component.clone()),
+        channel: found.channel.clone(),
+        version: manifest.map_or_else(|| Some(found.version.clone()), |manifest| manifest.spec.version.clone()),
+        ..ModuleStatus::default()
+    };
+    if !module.managed {
+        return ModuleStatus { state: State::Unmanaged, ..status };
+    }
+    let template = &found.template;
+    let state = manifest.map_or(State::Processing, state_of);
+    let message = status.version.as_deref().and_then(|running| deprecated(&found.meta, running));
+    ModuleStatus {
+        // It works, and somebody should look at it.
+        state: if message.is_some() && state == State::Ready { State::Warning } else { state },
+        message,
+        manifest: manifest.map(|manifest| tracking("Manifest", manifest)),
+        resource: resource(module, found, manifest),
+        template: Some(tracking("ModuleTemplate", template.as_ref())),
+        ..status
+    }
+}
+
+/// A module that did not resolve; `old` is its entry in the status, `manifest` what is installed of it.
+pub(crate) fn unresolved(
+    module: &WantedModule,
+    error: &LookupError,
+    old: Option<&ModuleStatus>,
+    manifest: Option<&Manifest>,
+) -> ModuleStatus {
+    let message = Some(error.to_string());
+    let keeps = matches!(
+        error,
+        LookupError::Downgrade { .. } | LookupError::UnknownVersion(_) | LookupError::NoReleaseMeta { .. }
+    );
+    // Only what was installed once can be kept: without it there is nothing to warn of but the error itself.
+    if let (true, Some(manifest)) = (keeps, manifest) {
+        let old = old.cloned().unwrap_or_default();
+        let manifest = Some(tracking("Manifest", manifest));
+        return ModuleStatus { name: module.name.clone(), state: State::Warning, message, manifest, ..old };
+    }
+    let state = if matches!(error, LookupError::Mandatory { .. }) { State::Warning } else { State::Error };
+    ModuleStatus { name: module.name.clone(), state, message, ..ModuleStatus::default() }
+}
+
+/// A module that nobody wants any more, as long as its Manifest is there.
+pub(crate) fn removed(manifest: &Manifest, old: Option<&ModuleStatus>) -> ModuleStatus {
+    let component = manifest.annotations().get(annotation::OCM_COMPONENT_NAME).cloned();
+    let waits_for = manifest.status.as_ref().and_then(|status| status.last_operation.as_ref());
+    ModuleStatus {
+        name: manifest.labels().get(label::MODULE_NAME).cloned().unwrap_or_else(|| manifest.name_any()),
+        fqdn: component.clone(),
+        ocm_component_name: component,
+        channel: manifest.labels().get(label::CHANNEL).cloned(),
+        version: manifest.spec.version.clone(),
+        // What the Manifest waits for is what blocks.
+        message: waits_for.map(|operation| operation.operation.clone()),
+        state: State::Deleting,
+        manifest: Some(tracking("Manifest", manifest)),
+        ..old.cloned().unwrap_or_default()
+    }
+}
+
+/// What is said of a version that should not be used any more. The date is told and never compared with the clock.
+fn deprecated(meta: &ModuleReleaseMeta, version: &str) -> Option<String> {
+    let said = meta.spec.versions().iter().find(|said| said.version == version)?;
+    let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+    let (date, message) = (given(&said.deprecation_date), given(&said.deprecation_message));
+    if date.is_none() && message.is_none() {
+        return None;
+    }
+    let date = date.map_or_else(String::new, |date| format!(" as of {date}"));
+    let message = message.map_or_else(String::new, |message| format!(": {message}"));
+    Some(format!("version {version} of module {} is deprecated{date}{message}", meta.spec.module_name))
+}
+
+fn state_of(manifest: &Manifest) -> State {
+    if manifest.metadata.deletion_timestamp.is_some() {
+        return State::Deleting;
+    }
+    known(manifest.status.as_ref().map(|status| status.state).unwrap_or_default())
+}
+
+fn tracking<K: Resource>(kind: &str, object: &K) -> TrackingObject {
+    TrackingObject {
+        api_version: Some(format!("{GROUP}/{VERSION}")),
+        kind: Some(kind.to_owned()),
+        metadata: Some(PartialMeta {
+            name: Some(object.name_any()),
+            namespace: object.namespace(),
+            generation: object.meta().generation,
+            ..PartialMeta::default()
+        }),
+        ..TrackingObject::default()
+    }
+}
+
+/// The default module CR, where it is ours to create.
+fn resource(module: &WantedModule, found: &Resolved, manifest: Option<&Manifest>) -> Option<TrackingObject> {
+    let data = found.template.spec.data.as_ref().filter(|_| module.policy == CustomResourcePolicy::CreateAndDelete)?;
+    let text = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
+    let cluster_scoped =
+        found.template.annotations().get(annotation::CLUSTER_SCOPED).is_some_and(|value| value == "true");
+    let namespace =
+        (!cluster_scoped).then(|| text(&data["metadata"]["namespace"]).unwrap_or_else(|| SKR_NAMESPACE.to_owned()));
+    Some(TrackingObject {
+        kind: Some(text(&data["kind"])?),
+        api_version: text(&data["apiVersion"]),
+        metadata: Some(PartialMeta {
+            name: text(&data["metadata"]["name"]).or_else(|| manifest.map(ResourceExt::name_any)),
+            namespace,
+            ..PartialMeta::default()
+        }),
+        ..TrackingObject::default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::controllers::kyma::validate::Follow;
+
+    fn wanted(managed: bool) -> WantedModule {
+        let policy = CustomResourcePolicy::CreateAndDelete;
+        WantedModule { name: "keda".into(), follows: Ok(Follow::Channel("fast".into())), managed, policy }
+    }
+
+    fn found() -> Resolved {
+        let template = serde_json::from_value(json!({
+            "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleTemplate",
+            "metadata": {"name": "keda-2.0.0", "namespace": "kcp-system", "generation": 3},
+            "spec": {"moduleName": "keda", "version": "2.0.0", "descriptor": {},
+                     "data": {"apiVersion": "a/v1", "kind": "Keda", "metadata": {"name": "default"}}}
+        }));
+        Resolved {
+            template: Arc::new(template.unwrap()),
+            channel: Some("fast".into()),
+            version: "2.0.0".into(),
+            component: "kyma-project.io/module/keda".into(),
+            meta: Arc::default(),
+        }
+    }
+
+    fn manifest(status: Value) -> Manifest {
+        let mut manifest = json!({
+            "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Manifest",
+            "metadata": {"name": "k-keda-1", "namespace": "kcp-system", "generation": 2, "labels": {
+                "operator.kyma-project.io/module-name": "keda", "operator.kyma-project.io/channel": "regular"
+            }},
+            "spec": {"remote": true, "version": "1.0.0", "install": {"name": "raw-manifest", "source": {}}}
+        });
+        if !status.is_null() {
+            manifest["status"] = status;
+        }
+        serde_json::from_value(manifest).unwrap()
+    }
+
+    #[test]
+    fn a_manifest_that_nobody_processes_yet_is_processing() {
+        for (status, state) in [
+            (Value::Null, State::Processing),
+            (json!({"state": ""}), State::Processing),
+            (json!({"state": "Ready"}), State::Ready),
+            (json!({"state": "Warning"}), State::Warning),
+        ] {
+            assert_eq!(resolved(&wanted(true), &found(), Some(&manifest(status.clone()))).state, state, "{status}");
+        }
+        let new = resolved(&wanted(true), &found(), None);
+        assert_eq!((new.state, new.version.as_deref(), new.manifest), (State::Processing, Some("2.0.0"), None));
+    }
+
+    #[test]
+    fn a_resolved_module_names_what_it_rests_on() {
+        let status = resolved(&wanted(true), &found(), Some(&manifest(json!({"state": "Ready"}))));
+        assert_eq!(
+            serde_json::to_value(status).unwrap(),
+            json!({
+                "name": "keda", "state": "Ready", "channel": "fast", "version": "1.0.0",
+                "fqdn": "kyma-project.io/module/keda", "ocmComponentName": "kyma-project.io/module/keda",
+                "manifest": {"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Manifest",
+                             "metadata": {"name": "k-keda-1", "namespace": "kcp-system", "generation": 2}},
+                "template": {"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleTemplate",
+                             "metadata": {"name": "keda-2.0.0", "namespace": "kcp-system", "generation": 3}},
+                "resource": {"apiVersion": "a/v1", "kind": "Keda", "metadata": {"name": "default", "namespace": "kyma-system"}}
+            })
+        );
+    }
+
+    #[test]
+    fn who_runs_a_deprecated_version_is_warned_and_nothing_else() {
+        let spec = json!({"moduleName": "keda", "channels": [], "versions": [
+            {"version": "1.0.0", "deprecationDate": "2031-01-31", "deprecationMessage": "use 2.0.0"}, {"version": "2.0.0"}]});
+        let meta = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleReleaseMeta",
+            "metadata": {"name": "keda"}, "spec": spec});
+        let found = Resolved { meta: Arc::new(serde_json::from_value(meta).unwrap()), ..found() };
+        let said = "version 1.0.0 of module keda is deprecated as of 2031-01-31: use 2.0.0";
+        for (state, shown) in [("Ready", State::Warning), ("Error", State::Error), ("Processing", State::Processing)] {
+            let status = resolved(&wanted(true), &found, Some(&manifest(json!({"state": state}))));
+            assert_eq!((status.state, status.message.as_deref()), (shown, Some(said)), "{state}");
+        }
+        let new = resolved(&wanted(true), &found, None);
+        assert_eq!((new.state, new.message), (State::Processing, None), "nothing is said of 2.0.0");
+    }
+
+    #[test]
+    fn a_fixed_version_has_no_channel() {
+        let found = Resolved { channel: None, ..found() };
+        let status = resolved(&wanted(true), &found, None);
+        assert_eq!((status.channel, status.version.as_deref()), (None, Some("2.0.0")));
+        assert!(status.template.is_some(), "which tells it from one that did not resolve");
+    }
+
+    #[test]
+    fn an_unmanaged_module_names_nothing_of_ours() {
+        let status = resolved(&wanted(false), &found(), Some(&manifest(json!({"state": "Ready"}))));
+        assert_eq!(
+            (status.state, status.manifest, status.resource, status.template),
+            (State::Unmanaged, None, None, None)
+        );
+    }
+
+    #[test]
+    fn a_lookup_error_is_an_error_unless_something_installed_can_be_kept() {
+        let manifest = manifest(json!({"state": "Ready"}));
+        let old = ModuleStatus { version: Some("1.0.0".into()), state: State::Ready, ..ModuleStatus::default() };
+        let missing = LookupError::NoReleaseMeta { module: "keda".into(), namespace: "kcp-system".into() };
+        let kept = unresolved(&wanted(true), &missing, Some(&old), Some(&manifest));
+        assert_eq!((kept.state, kept.version.as_deref()), (State::Warning, Some("1.0.0")));
+        let again = unresolved(
+            &wanted(true),
+            &missing,
+            Some(&ModuleStatus { state: State::Error, ..ModuleStatus::default() }),
+            None,
+        );
+        assert_eq!((again.state, again.manifest), (State::Error, None));
+        let channel = LookupError::NoSuchChannel { channel: "rapid".into(), module: "keda".into() };
+        let fresh = unresolved(&wanted(true), &channel, Some(&old), Some(&manifest));
+        assert_eq!((fresh.state, fresh.version.as_deref()), (State::Error, None));
+        let mandatory = LookupError::Mandatory { template: "keda-1".into(), channel: "fast".into() };
+        assert_eq!(unresolved(&wanted(true), &mandatory, None, None).state, State::Warning);
+    }
+
+    #[test]
+    fn a_removed_module_says_what_it_waits_for() {
+        let waiting =
+            manifest(json!({"state": "Deleting", "lastOperation": {"operation": "waiting for module crs deletion"}}));
+        let status = removed(&waiting, None);
+        assert_eq!((status.name.as_str(), status.state), ("keda", State::Deleting));
+        assert_eq!(status.message.as_deref(), Some("waiting for module crs deletion"));
+    }
+}

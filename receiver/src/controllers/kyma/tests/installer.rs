@@ -1,0 +1,625 @@
+//! Passes that install the agent.
+
+use tidewatch_shared::names::label;
+
+use super::*;
+use crate::{
+    controllers::{
+        installer::{self, Installer, Part, upgrade::Course},
+        watcher,
+    },
+    fleet::{PathState, Unproven},
+    pki::{CA_VALIDITY, Ca, Trust},
+};
+
+/// What a runtime has after the first pass: each as `<plural>/<name>`, in the order of their making.
+const OBJECTS: [&str; 15] = [
+    "serviceaccounts/tidewatch-agent",
+    "clusterroles/tidewatch-agent",
+    "clusterrolebindings/tidewatch-agent",
+    "roles/tidewatch-agent",
+    "rolebindings/tidewatch-agent",
+    "leases/tidewatch-agent",
+    "secrets/skr-webhook-tls",
+    "configmaps/tidewatch-agent",
+    "priorityclasses/skr-webhook-priority",
+    "networkpolicies/kyma-project.io--watcher-to-apiserver",
+    "networkpolicies/kyma-project.io--watcher-to-dns",
+    "networkpolicies/kyma-project.io--metrics-to-watcher",
+    "networkpolicies/kyma-project.io--watcher-deny-all",
+    "services/skr-webhook-metrics",
+    "deployments/skr-webhook",
+];
+
+const INSTALLER: [Work; 1] = [Work::Installer];
+const WEBHOOKS: &str = "validatingwebhookconfigurations/skr-webhook";
+const DEPLOYMENT: &str = "deployments/skr-webhook";
+
+impl Bed {
+    pub(super) fn installing(path: PathState) -> Self {
+        Self::installing_with(path, &[])
+    }
+
+    fn installing_with(path: PathState, flags: &[&str]) -> Self {
+        Self::installing_on(Course::steady("i:1"), path, flags)
+    }
+
+    fn installing_on(course: Course, path: PathState, flags: &[&str]) -> Self {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            flags: installer::Flags,
+        }
+        let line = ["x", "--agent-image", "i:1", "--receiver-url", "https://k:1", "--enrolment-url", "https://k:2"];
+        let line = <Line as clap::Parser>::parse_from(line.iter().chain(flags));
+        let settings = line.flags.settings(&"kyma.local".parse().unwrap()).unwrap();
+        let roots = Ca::generate("a", 1_800_000_000, CA_VALIDITY).unwrap().trust_bundle();
+        let trust = Arc::new(Trust { agents: roots.clone(), clients: roots, issuer: None });
+        let (trusted, path) = (Box::new(move || trust.clone()), Box::new(move |_: &KymaKey| Some(path.clone())));
+        let installer = Installer::new(settings, trusted, path, course, installer::Metrics::default());
+        let mut bed = Self::new();
+        bed.ctx = bed.ctx.with_installer(installer);
+        bed.replan(&[]);
+        bed
+    }
+
+    fn replan(&self, more: &[Value]) {
+        let watches = more.iter().map(|watch| serde_json::from_value(watch.clone()).unwrap());
+        let watches = installer::watches().into_iter().chain(watches).collect();
+        let (plan, _) = watcher::plan_with::<Arc<tidewatch_shared::api::Watcher>>(watches, &[]);
+        self.ctx.plan.store(Arc::new(plan));
+    }
+
+    async fn install(&mut self, drift: Drift) -> Outcome {
+        self.pass(Works::of(&INSTALLER), drift).await
+    }
+
+    /// The Deployment as its controller leaves it.
+    fn available(&self) {
+        self.runtime.edit("deployments/skr-webhook", |deployment| {
+            deployment["status"] = json!({"observedGeneration": 9, "availableReplicas": 1, "updatedReplicas": 1});
+        });
+    }
+
+    pub(super) async fn installed(path: PathState) -> Self {
+        let mut bed = Self::installing(path);
+        assert!(bed.pass(Works::RUNTIME, Drift::None).await.failed.is_empty());
+        bed.available();
+        bed.install(Drift::All).await;
+        bed.forget_calls();
+        bed
+    }
+
+    /// What the status says is going on.
+    pub(super) fn operation(&self) -> String {
+        self.status()["lastOperation"]["operation"].as_str().unwrap_or_default().to_owned()
+    }
+
+    /// Passes until the Kyma is gone, or is not ours any more; gives what was deleted in the runtime, in order. After each pass somebody
+    /// may do something.
+    pub(super) async fn leaves(&mut self, mut after: impl FnMut(&Self, &[String])) -> Vec<String> {
+        let mut deleted = Vec::new();
+        for _ in 0..20 {
+            let outcome = self.kyma().await;
+            assert!(outcome.failed.is_empty(), "{}", self.operation());
+            let writes = self.runtime.writes();
+            deleted.extend(writes.iter().filter_map(|write| write.strip_prefix("DELETE ").map(str::to_owned)));
+            if outcome.again_in.is_none() {
+                return deleted;
+            }
+            after(self, &deleted);
+        }
+        panic!("{}: {deleted:?}", self.operation());
+    }
+
+    fn webhook(&self) -> (Value, Value, Value) {
+        let condition = self.condition("SKRWebhook");
+        (condition["status"].clone(), condition["reason"].clone(), condition["message"].clone())
+    }
+}
+
+#[tokio::test]
+async fn an_agent_is_installed_with_its_rights_first_and_proved_once() {
+    let mut bed = Bed::installing(PathState::Proven);
+    let outcome = bed.pass(Works::RUNTIME, Drift::None).await;
+    assert!(outcome.failed.is_empty() && outcome.again_in.is_some(), "its pod does not run yet: {outcome:?}");
+    let of_agent = |call: &String| OBJECTS.iter().any(|object| call.ends_with(object));
+    let writes: Vec<_> = bed.runtime.writes().into_iter().filter(of_agent).collect();
+    assert_eq!(writes, OBJECTS.map(|object| format!("PATCH {object}")));
+    let map = bed.runtime.object("configmaps/tidewatch-agent").unwrap();
+    assert_eq!((&map["data"]["runtime-id"], &map["data"]["enrolment-url"]), (&json!("r-1"), &json!("https://k:2")));
+    assert_eq!(Plan::parse(map["data"]["plan.json"].as_str().unwrap()).unwrap(), **bed.ctx.plan.load());
+    assert_eq!((bed.webhook().0, bed.webhook().1), (json!("False"), json!("NoCertificate")));
+    assert_eq!(bed.status()["state"], "Processing");
+
+    bed.available();
+    assert_eq!(bed.install(Drift::None).await, Outcome::ended(Works::of(&INSTALLER)));
+    assert_eq!(bed.webhook(), (json!("True"), json!("Ready"), json!("skrwebhook is synchronized")));
+    assert_eq!(bed.status()["state"], "Ready");
+    bed.forget_calls();
+    assert_eq!(bed.pass(Works::RUNTIME | Works::of(&INSTALLER), Drift::None).await.again_in, None);
+    assert_eq!(
+        (bed.kcp.calls(), bed.runtime.calls()),
+        (vec!["GET kymas/k".to_owned()], vec!["GET kymas/default".to_owned()])
+    );
+}
+
+#[tokio::test]
+async fn a_verification_reads_everything_and_writes_nothing() {
+    let mut bed = Bed::installed(PathState::Proven).await;
+    bed.install(Drift::All).await;
+    let calls = bed.runtime.calls();
+    assert!(OBJECTS.iter().all(|object| calls.contains(&format!("GET {object}"))), "{calls:?}");
+    assert!(calls.iter().all(|call| call.starts_with("GET")), "{calls:?}");
+    assert_eq!(bed.kcp.writes(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn what_is_edited_added_to_or_deleted_comes_back() {
+    let mut bed = Bed::installed(PathState::Proven).await;
+    for object in OBJECTS {
+        let group = object
+            .split('/')
+            .next()
+            .map(|plural| Part::ALL.into_iter().find(|part| object == format!("{plural}/{}", part.name())));
+        let part = group.unwrap().unwrap();
+        let subject = format!("g/v1/{}/kyma-system/{}", object.split('/').next().unwrap(), part.name());
+        let before = bed.runtime.object(object).unwrap();
+        let content = |object: &Value| {
+            let mut object = object.clone();
+            for member in ["status", "metadata"] {
+                object.as_object_mut().unwrap().remove(member);
+            }
+            object
+        };
+        bed.runtime.remove(object);
+        bed.install(drift(&subject)).await;
+        assert_eq!(content(&bed.runtime.object(object).unwrap()), content(&before), "{object} deleted");
+
+        bed.runtime.edit(object, |found| {
+            found["metadata"]["labels"].as_object_mut().unwrap().remove(label::MANAGED_BY);
+        });
+        bed.install(drift(&subject)).await;
+        let labels = bed.runtime.object(object).unwrap()["metadata"]["labels"].clone();
+        assert_eq!(labels[label::MANAGED_BY], "kyma", "{object} unmarked");
+
+        if !["leases", "secrets"].contains(&object.split('/').next().unwrap()) {
+            bed.runtime.edit(object, |found| found["added"] = json!({"by": "a user"}));
+            bed.forget_calls();
+            bed.install(drift(&subject)).await;
+            assert_eq!(content(&bed.runtime.object(object).unwrap()), content(&before), "{object} added to");
+            assert!(bed.runtime.writes().contains(&format!("PUT {object}")));
+        }
+        bed.available();
+    }
+    // What the agent keeps there is its own.
+    bed.runtime.edit("secrets/skr-webhook-tls", |secret| secret["data"] = json!({"tls.key": "x"}));
+    bed.install(Drift::All).await;
+    assert_eq!(bed.runtime.object("secrets/skr-webhook-tls").unwrap()["data"]["tls.key"], "x");
+}
+
+fn image(bed: &Bed) -> Value {
+    bed.runtime.object("deployments/skr-webhook").unwrap()["spec"]["template"]["spec"]["containers"][0]["image"].clone()
+}
+
+fn give(bed: &Bed, image: &str) {
+    bed.runtime.edit("deployments/skr-webhook", |deployment| {
+        deployment["spec"]["template"]["spec"]["containers"][0]["image"] = image.into();
+    });
+}
+
+#[tokio::test]
+async fn a_runtime_has_the_image_that_is_decided_for_it_and_no_other() {
+    let course = Course::steady("i:1");
+    let mut bed = Bed::installing_on(course.clone(), PathState::Proven, &[]);
+    bed.pass(Works::RUNTIME, Drift::None).await;
+    bed.available();
+    bed.install(Drift::All).await;
+    bed.forget_calls();
+    course.give("i:2");
+    bed.install(Drift::None).await;
+    assert_eq!((bed.runtime.calls()[0].as_str(), image(&bed)), ("GET deployments/skr-webhook", json!("i:2")));
+    give(&bed, "mine");
+    bed.install(drift("apps/v1/deployments/kyma-system/skr-webhook")).await;
+    assert_eq!(image(&bed), "i:2");
+    course.give("i:1");
+    bed.install(Drift::None).await;
+    assert_eq!(image(&bed), "i:1");
+}
+
+#[tokio::test]
+async fn where_nobody_knows_what_runtimes_had_what_we_gave_them_stays() {
+    let ours = json!([{"manager": "tidewatch", "operation": "Apply", "fieldsV1": {"f:spec": {"f:template": {"f:spec": {
+        "f:containers": {"k:{\"name\":\"server\"}": {"f:image": {}}}}}}}}]);
+    let others = json!([{"manager": "kubectl", "operation": "Update", "fieldsV1": ours[0]["fieldsV1"]}]);
+    for (noted, expected) in [(Some(ours), "i:0"), (Some(others), "i:1"), (None, "i:1")] {
+        let mut bed = Bed::installing(PathState::Proven);
+        bed.pass(Works::RUNTIME, Drift::None).await;
+        assert_eq!(image(&bed), "i:1", "a new one gets the wanted one");
+        give(&bed, "i:0");
+        bed.runtime
+            .edit("deployments/skr-webhook", |deployment| deployment["metadata"]["managedFields"] = noted.into());
+        // Another process.
+        let (runtime, kcp) = (bed.runtime.clone(), bed.kcp.clone());
+        let mut bed = Bed::installing_on(Course::unknown("i:1"), PathState::Proven, &[]);
+        let client = runtime.client();
+        bed.ctx.kcp = kcp.client();
+        bed.ctx.clients = Box::new(move |_| Ok((client.clone(), 1)));
+        (bed.runtime, bed.kcp) = (runtime, kcp);
+        bed.install(Drift::None).await;
+        assert_eq!(image(&bed), expected);
+        give(&bed, "mine");
+        bed.install(drift("apps/v1/deployments/kyma-system/skr-webhook")).await;
+        assert_eq!(image(&bed), expected, "what it keeps is what it had");
+    }
+}
+
+#[tokio::test]
+async fn rights_are_there_before_a_plan_needs_them_and_go_after_it() {
+    let mut bed = Bed::installed(PathState::Proven).await;
+    let watch = |name: &str, resource: &str| {
+        json!({"name": name, "group": "apps", "version": "v1", "resource": resource, "field": "spec",
+               "manager": "lifecycle-manager", "work": ["kyma"]})
+    };
+    let written = |bed: &Bed| -> Vec<String> {
+        let writes = bed.runtime.writes();
+        let objects = writes.iter().filter_map(|write| Some(write.split_once(' ')?.1.to_owned()));
+        objects.filter(|object| OBJECTS.contains(&object.as_str())).collect()
+    };
+    let (role, map) = ("clusterroles/tidewatch-agent", "configmaps/tidewatch-agent");
+    bed.replan(&[watch("a", "statefulsets")]);
+    bed.install(Drift::None).await;
+    assert_eq!(written(&bed), [role, map]);
+    bed.replan(&[watch("b", "daemonsets")]);
+    bed.install(Drift::None).await;
+    assert_eq!(written(&bed), [role, map, role]);
+    let rules = bed.runtime.object(role).unwrap()["rules"].to_string();
+    assert!(rules.contains("daemonsets") && !rules.contains("statefulsets"), "{rules}");
+    bed.replan(&[]);
+    bed.install(Drift::None).await;
+    assert_eq!(written(&bed), [map, role]);
+
+    bed.replan(&[watch("a", "statefulsets")]);
+    for method in ["PATCH", "PUT"] {
+        bed.runtime.refuse(&format!("{method} {role}"), 403);
+    }
+    bed.install(Drift::None).await;
+    assert_eq!(written(&bed), [role], "a plan without its rights is held back");
+}
+
+#[tokio::test]
+async fn what_is_refused_is_named_and_stops_no_other() {
+    let mut bed = Bed::installing(PathState::Unknown);
+    bed.runtime.refuse("PATCH priorityclasses/skr-webhook-priority", 403);
+    let works = Works::RUNTIME | Works::of(&INSTALLER);
+    let outcome = bed.pass(works, Drift::None).await;
+    assert_eq!((outcome.ended, outcome.failed), (works, Works::EMPTY), "a status shows it");
+    assert!(outcome.again_in.is_some());
+    let (status, reason, message) = bed.webhook();
+    assert_eq!((status, reason), (json!("False"), json!("Refused")));
+    assert!(message.as_str().unwrap().contains("PriorityClass skr-webhook-priority"), "{message}");
+    assert!(bed.runtime.object("deployments/skr-webhook").is_some());
+    assert!(bed.runtime.object("moduletemplates/keda-1.0.0").is_some());
+
+    let mut bed = Bed::installing(PathState::Unknown);
+    bed.runtime.refuse("GET services/skr-webhook-metrics", 503);
+    let outcome = bed.pass(Works::RUNTIME, Drift::None).await;
+    assert_eq!((outcome.failed, outcome.class), (Works::of(&INSTALLER), Some(Class::Transport)));
+    assert!(bed.runtime.object("kymas/default").is_some(), "the rest of the pass went on");
+}
+
+/// What the incumbent has in a runtime.
+pub(super) fn incumbent(bed: &Bed) {
+    let marked = json!({"operator.kyma-project.io/managed-by": "kyma"});
+    for (id, kind) in [
+        (WEBHOOKS, "ValidatingWebhookConfiguration"),
+        ("services/skr-webhook", "Service"),
+        ("networkpolicies/kyma-project.io--seed-to-watcher", "NetworkPolicy"),
+        ("secrets/skr-webhook-tls", "Secret"),
+        (DEPLOYMENT, "Deployment"),
+    ] {
+        bed.runtime.edit(id, |object| {
+            *object = json!({"kind": kind, "metadata": {"name": id.split('/').nth(1).unwrap(), "labels": marked}});
+        });
+    }
+    bed.runtime.edit("secrets/skr-webhook-tls", |secret| secret["data"] = json!({"ca.crt": "x", "tls.key": "y"}));
+    bed.runtime.edit(DEPLOYMENT, |deployment| {
+        deployment["spec"] = json!({"selector": {"matchLabels": {"app": "skr-webhook"}}, "template": {"spec": {
+            "containers": [{"name": "server", "image": "theirs", "env": [{"name": "KCP_ADDR"}]}]}}});
+    });
+    bed.runtime.edit("pods/skr-webhook-5d4-x", |pod| {
+        *pod = json!({"metadata": {"name": "skr-webhook-5d4-x", "labels": {"app": "skr-webhook", "pod-template-hash": "5d4"},
+            "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "skr-webhook-5d4", "uid": "u"}]}});
+    });
+}
+
+#[tokio::test]
+async fn the_incumbents_webhook_goes_first_and_the_rest_is_taken_over_in_place() {
+    let mut bed = Bed::installing(PathState::Unknown);
+    incumbent(&bed);
+    bed.pass(Works::RUNTIME, Drift::None).await;
+    let writes = bed.runtime.writes();
+    let at =
+        |call: &str| writes.iter().position(|write| write == call).unwrap_or_else(|| panic!("{call} in {writes:?}"));
+    let gone = at("DELETE validatingwebhookconfigurations/skr-webhook");
+    assert!(gone < at("PUT deployments/skr-webhook") && gone < at("DELETE secrets/skr-webhook-tls"));
+    assert!(at("DELETE services/skr-webhook") > at("PUT deployments/skr-webhook"));
+    at("DELETE networkpolicies/kyma-project.io--seed-to-watcher");
+    assert!(bed.runtime.object("secrets/skr-webhook-tls").unwrap()["data"].is_null(), "their key is not ours");
+    let container =
+        bed.runtime.object("deployments/skr-webhook").unwrap()["spec"]["template"]["spec"]["containers"][0].clone();
+    assert_eq!((&container["image"], &container["env"]), (&json!("i:1"), &Value::Null));
+
+    let mut bed = Bed::installing(PathState::Unknown);
+    incumbent(&bed);
+    bed.runtime.refuse("DELETE validatingwebhookconfigurations/skr-webhook", 403);
+    bed.pass(Works::RUNTIME, Drift::None).await;
+    let writes = bed.runtime.writes();
+    assert!(
+        !writes.iter().any(|write| write.contains("deployments")
+            || write.contains("policies")
+            || write.contains("DELETE services"))
+    );
+
+    let mut bed = Bed::installing_with(PathState::Unknown, &["--compat-webhook-configuration"]);
+    incumbent(&bed);
+    bed.runtime.edit("validatingwebhookconfigurations/skr-webhook", |found| found["webhooks"] = json!([{"name": "x"}]));
+    bed.pass(Works::RUNTIME, Drift::None).await;
+    let left = bed.runtime.object("validatingwebhookconfigurations/skr-webhook").unwrap();
+    assert!(left["webhooks"].is_null(), "{left}");
+    let writes = bed.runtime.writes();
+    let at = |object: &str| {
+        let found = writes.iter().position(|write| write == &format!("PUT {object}"));
+        found.unwrap_or_else(|| panic!("{object} in {writes:?}"))
+    };
+    assert!(at(WEBHOOKS) < at(DEPLOYMENT), "no user's write meets a dead webhook: {writes:?}");
+}
+
+#[tokio::test]
+async fn what_the_incumbent_left_goes_webhooks_first_and_what_has_no_part_after_its_agent() {
+    for hand_back in [false, true] {
+        let mut bed = Bed::installing(PathState::Unknown);
+        incumbent(&bed);
+        bed.kcp.edit("kymas/k", |kyma| {
+            kyma["metadata"]["finalizers"] = json!(["operator.kyma-project.io/Kyma"]);
+            // A pass of ours began.
+            kyma["metadata"]["annotations"] = json!({"operator.kyma-project.io/tidewatch-inputs": "x"});
+        });
+        if hand_back {
+            bed.kcp.edit("kymas/k", |kyma| kyma["metadata"]["labels"][label::HAND_BACK] = "true".into());
+        } else {
+            bed.delete();
+        }
+        let mut waited = false;
+        let deleted = bed
+            .leaves(|bed, deleted| match deleted {
+                [.., last] if last == DEPLOYMENT && !waited => {
+                    assert!(bed.operation().contains("the Pod skr-webhook-5d4-x"), "{}", bed.operation());
+                    waited = true;
+                }
+                [.., last] if last == DEPLOYMENT => bed.runtime.remove("pods/skr-webhook-5d4-x"),
+                _ => {}
+            })
+            .await;
+        let expected = [
+            WEBHOOKS,
+            DEPLOYMENT,
+            "services/skr-webhook",
+            "networkpolicies/kyma-project.io--seed-to-watcher",
+            "secrets/skr-webhook-tls",
+        ];
+        // Of a hand-back, what was noted in the runtime is the last.
+        let last = hand_back.then_some("configmaps/tidewatch-catalog");
+        assert_eq!(deleted, expected.into_iter().chain(last).collect::<Vec<_>>());
+    }
+    let mut bed = Bed::installing(PathState::Unknown);
+    incumbent(&bed);
+    bed.kcp.edit("kymas/k", |kyma| kyma["metadata"]["finalizers"] = json!(["operator.kyma-project.io/Kyma"]));
+    bed.runtime.refuse(&format!("DELETE {WEBHOOKS}"), 403);
+    bed.delete();
+    assert!(!bed.kyma().await.failed.is_empty());
+    assert!(bed.runtime.object(DEPLOYMENT).is_some(), "somebody must answer the webhook");
+    assert!(bed.operation().contains("ValidatingWebhookConfiguration skr-webhook"), "{}", bed.operation());
+}
+
+#[tokio::test]
+async fn objects_of_those_names_that_are_not_the_incumbents_are_left_alone() {
+    let mut bed = Bed::installing(PathState::Unknown);
+    for id in ["validatingwebhookconfigurations/skr-webhook", "services/skr-webhook"] {
+        bed.runtime.edit(id, |object| *object = json!({"metadata": {"name": "skr-webhook"}}));
+    }
+    bed.pass(Works::RUNTIME, Drift::None).await;
+    assert!(bed.runtime.writes().iter().all(|write| !write.starts_with("DELETE")));
+}
+
+#[tokio::test]
+async fn what_is_changed_again_and_again_is_named_and_waits() {
+    let mut bed = Bed::installed(PathState::Proven).await;
+    for n in 0..130 {
+        bed.runtime.edit("deployments/skr-webhook", |deployment| deployment["spec"]["replicas"] = (n + 2).into());
+        bed.install(drift("apps/v1/deployments/kyma-system/skr-webhook")).await;
+    }
+    assert_eq!(bed.webhook().1, "Contested");
+    assert_ne!(bed.runtime.object("deployments/skr-webhook").unwrap()["spec"]["replicas"], 1);
+}
+
+#[tokio::test]
+async fn without_a_runtime_id_nothing_is_installed_and_the_condition_says_so() {
+    let mut bed = Bed::installing(PathState::Unknown);
+    bed.kcp.edit("kymas/k", |kyma| kyma["metadata"]["labels"] = json!({}));
+    assert!(bed.pass(Works::RUNTIME, Drift::None).await.failed.is_empty());
+    assert_eq!((bed.webhook().1, bed.runtime.object("deployments/skr-webhook")), (json!("NoRuntimeId"), None));
+}
+
+#[tokio::test]
+async fn a_deletion_takes_the_agent_last_and_its_objects_after_it() {
+    let mut bed = Bed::installed(PathState::Proven).await;
+    bed.runtime.edit("pods/skr-webhook-1", |pod| {
+        *pod = json!({"metadata": {"name": "skr-webhook-1", "labels": {"app": "skr-webhook", label::PART_OF: "tidewatch"}}});
+    });
+    bed.delete();
+    let mut deleted = Vec::new();
+    for pass in 0..12 {
+        assert!(bed.kyma().await.failed.is_empty());
+        deleted.extend(
+            bed.runtime.writes().into_iter().filter_map(|write| write.strip_prefix("DELETE ").map(str::to_owned)),
+        );
+        if pass == 8 {
+            assert_eq!(deleted.last().unwrap(), "deployments/skr-webhook", "its process still runs: {deleted:?}");
+            bed.runtime.remove("pods/skr-webhook-1");
+        }
+    }
+    assert!(bed.kcp.object("kymas/k").is_none());
+    let agents: Vec<_> = deleted.iter().rev().take(OBJECTS.len()).map(String::as_str).collect();
+    assert_eq!(agents, OBJECTS, "in the opposite order: {deleted:?}");
+}
+
+#[tokio::test]
+async fn a_deletion_waits_for_no_process_but_the_agents_and_for_a_lost_one_not_for_ever() {
+    let mut bed = Bed::installed(PathState::Proven).await;
+    bed.runtime.edit("pods/mine", |pod| {
+        *pod = json!({"metadata": {"name": "mine", "labels": {"app": "skr-webhook"}}});
+    });
+    bed.runtime.edit("pods/skr-webhook-1", |pod| {
+        *pod = json!({"metadata": {"name": "skr-webhook-1", "labels": {"app": "skr-webhook", label::PART_OF: "tidewatch"}}});
+    });
+    bed.delete();
+    let waited = |bed: &Bed| bed.operation().contains("the Pod skr-webhook-1 (if its node is lost, for 10 minutes)");
+    let mut passes = 0;
+    bed.leaves(|bed, deleted| {
+        if deleted.last().is_none_or(|last| last != DEPLOYMENT) {
+            return;
+        }
+        passes += 1;
+        assert!(waited(bed) && !bed.operation().contains("mine"), "{}", bed.operation());
+        let writes = bed.kcp.writes();
+        assert_eq!(writes.iter().any(|write| write.ends_with("/status")), passes == 1, "said once: {writes:?}");
+        if passes == 3 {
+            // Its node does not say that it has ended.
+            bed.runtime.edit("pods/skr-webhook-1", |pod| {
+                pod["metadata"]["deletionTimestamp"] = "2020-01-01T00:00:00Z".into();
+                pod["metadata"]["finalizers"] = json!(["example.test/held"]);
+            });
+        }
+    })
+    .await;
+    assert_eq!(passes, 3);
+    assert!(bed.kcp.object("kymas/k").is_none() && bed.runtime.object("pods/mine").is_some());
+}
+
+#[tokio::test]
+async fn what_a_removal_is_refused_is_named_and_keeps_nothing_else() {
+    let mut bed = Bed::installed(PathState::Proven).await;
+    bed.runtime.refuse("DELETE secrets/skr-webhook-tls", 403);
+    bed.delete();
+    let refused = "failed to delete the Secret skr-webhook-tls in the runtime";
+    for _ in 0..12 {
+        bed.kyma().await;
+    }
+    assert!(bed.operation().starts_with(refused), "{}", bed.operation());
+    assert_eq!(bed.status()["state"], "Deleting");
+    for object in OBJECTS {
+        assert_eq!(bed.runtime.object(object).is_some(), object == "secrets/skr-webhook-tls", "{object}");
+    }
+    bed.forget_calls();
+    assert_eq!(bed.kyma().await.failed, Works::of(&[Work::Kyma]));
+    assert_eq!(bed.kcp.writes(), Vec::<String>::new(), "it is said once");
+}
+
+#[tokio::test]
+async fn what_lost_its_labels_and_what_others_hold_goes_too() {
+    let mut bed = Bed::installed(PathState::Proven).await;
+    for object in OBJECTS {
+        bed.runtime.edit(object, |found| {
+            found["metadata"]["labels"] = json!({});
+            found["metadata"]["managedFields"] = json!([{"manager": "tidewatch", "operation": "Apply"}]);
+            found["metadata"]["finalizers"] = json!(["example.test/held"]);
+        });
+    }
+    // All that is left of ours on it is what the agent wrote.
+    bed.runtime.edit("leases/tidewatch-agent", |lease| {
+        lease["metadata"]["managedFields"] = json!([{"manager": "tidewatch-agent", "operation": "Update"}]);
+    });
+    bed.runtime.edit("priorityclasses/skr-webhook-priority", |found| found["metadata"]["managedFields"] = json!([]));
+    bed.delete();
+    bed.leaves(|_, _| ()).await;
+    for object in OBJECTS {
+        let left = bed.runtime.object(object).is_some();
+        assert_eq!(left, object == "priorityclasses/skr-webhook-priority", "{object}: nobody knows whose that one is");
+    }
+}
+
+#[tokio::test]
+async fn nobody_else_decides_when_our_objects_go() {
+    let mut bed = Bed::installed(PathState::Proven).await;
+    bed.runtime.edit("secrets/skr-webhook-tls", |secret| secret["data"] = json!({"tls.key": "x"}));
+    let hold = |found: &mut Value| {
+        found["metadata"]["finalizers"] = json!(["example.test/held"]);
+        found["metadata"]["ownerReferences"] =
+            json!([{"apiVersion": "v1", "kind": "ConfigMap", "name": "theirs", "uid": "u"}]);
+    };
+    OBJECTS.iter().for_each(|object| bed.runtime.edit(object, hold));
+    bed.install(Drift::All).await;
+    for object in OBJECTS {
+        let metadata = &bed.runtime.object(object).unwrap()["metadata"];
+        assert!(metadata["finalizers"].is_null() && metadata["ownerReferences"].is_null(), "{object}: {metadata}");
+    }
+    assert_eq!(bed.runtime.object("secrets/skr-webhook-tls").unwrap()["data"]["tls.key"], "x", "the agent's");
+    bed.forget_calls();
+    bed.install(Drift::None).await;
+    assert_eq!(bed.runtime.calls(), Vec::<String>::new(), "at rest it costs nothing");
+
+    // Held, and then deleted.
+    for object in OBJECTS {
+        bed.runtime.edit(object, |found| {
+            hold(found);
+            found["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+        });
+    }
+    bed.install(Drift::All).await;
+    for object in OBJECTS {
+        let metadata = &bed.runtime.object(object).unwrap()["metadata"];
+        assert!(metadata["deletionTimestamp"].is_null() && metadata["finalizers"].is_null(), "{object}: {metadata}");
+    }
+}
+
+#[tokio::test]
+async fn why_an_agent_is_not_ready_is_said_by_its_deployment_and_by_its_path() {
+    let mut bed = Bed::installing(PathState::Unproven(Unproven::NoHeartbeat));
+    bed.pass(Works::RUNTIME, Drift::None).await;
+    bed.runtime.edit(DEPLOYMENT, |deployment| {
+        deployment["status"] = json!({"observedGeneration": 9, "conditions": [{"type": "ReplicaFailure", "status": "True",
+            "message": "pods \"skr-webhook-5d4-\" is forbidden: violates the policy of this cluster"}]});
+    });
+    bed.install(Drift::None).await;
+    let (status, reason, message) = bed.webhook();
+    assert_eq!((status, reason), (json!("False"), json!("Refused")));
+    assert!(message.as_str().unwrap().contains("violates the policy of this cluster"), "{message}");
+
+    bed.available();
+    bed.install(Drift::None).await;
+    let words = |bed: &Bed| bed.webhook().2.as_str().unwrap().to_owned();
+    assert_eq!(bed.webhook().1, "PathNotProven");
+    assert!(words(&bed).ends_with("has not been proven yet"), "{}", words(&bed));
+    bed.kcp.edit("kymas/k", |kyma| {
+        let conditions = kyma["status"]["conditions"].as_array_mut().unwrap();
+        conditions.push(json!({"type": "EventPath", "status": "False", "reason": "NoHeartbeat", "message": "m",
+            "lastTransitionTime": "2026-01-01T00:00:00Z"}));
+    });
+    bed.install(Drift::None).await;
+    assert_eq!(bed.webhook().1, "PathNotProven");
+    assert!(words(&bed).ends_with("is not proven since 2026-01-01T00:00:00Z"), "{}", words(&bed));
+}
+
+#[tokio::test]
+async fn without_the_installer_the_condition_is_not_set() {
+    let mut bed = Bed::settled().await;
+    bed.kcp.edit("kymas/k", |kyma| {
+        let conditions = kyma["status"]["conditions"].as_array_mut().unwrap();
+        conditions.push(json!({"type": "SKRWebhook", "status": "True", "reason": "Ready", "message": "m",
+            "lastTransitionTime": "2026-01-01T00:00:00Z"}));
+    });
+    bed.kyma().await;
+    assert!(bed.condition("SKRWebhook").is_null());
+    assert!(bed.runtime.object("deployments/skr-webhook").is_none());
+}

@@ -1,0 +1,129 @@
+//! Kymas that come from an incumbent, or go back to it.
+
+use kube::ResourceExt as _;
+use tidewatch_shared::names::label;
+
+use super::*;
+use crate::{base::takeover::is_held, fleet::PathState};
+
+const QUIET: Duration = Duration::from_secs(60);
+
+impl Bed {
+    fn labelled(&self, label: &str, value: &str) {
+        self.kcp.edit("kymas/k", |kyma| kyma["metadata"]["labels"][label] = value.into());
+    }
+
+    fn read(&self) -> Kyma {
+        serde_json::from_value(self.kcp.object("kymas/k").unwrap()).unwrap()
+    }
+
+    /// Passes until nothing is to be waited for.
+    async fn hands_back(&mut self) -> Vec<String> {
+        self.labelled(label::HAND_BACK, "true");
+        let mut writes = Vec::new();
+        for _ in 0..20 {
+            let outcome = self.pass(Works::RUNTIME, Drift::None).await;
+            assert_eq!((outcome.failed, outcome.ended), (Works::EMPTY, Works::RUNTIME));
+            writes.extend(self.runtime.writes());
+            if outcome.again_in.is_none() {
+                break;
+            }
+        }
+        writes
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_written_before_the_incumbent_is_quiet() {
+    let mut bed = Bed::new();
+    bed.ctx.settings.takeover = Takeover::new("", QUIET);
+    bed.kcp.edit("kymas/k", |kyma| kyma["metadata"]["finalizers"] = json!(["operator.kyma-project.io/Kyma"]));
+    bed.ctx.settings.takeover.entered(&bed.key, &bed.read(), false, Instant::now());
+    for delete in [false, true] {
+        let outcome = bed.kyma().await;
+        assert_eq!((outcome.ended, outcome.failed), (Works::EMPTY, Works::of(&[Work::Kyma])), "it settles nothing");
+        assert!(outcome.again_in.is_some_and(|rest| rest > QUIET / 2), "{outcome:?}");
+        assert_eq!((bed.kcp.writes(), bed.runtime.calls()), (vec![], vec![]), "{delete}");
+        tokio::time::advance(QUIET / 4).await;
+    }
+    tokio::time::advance(QUIET).await;
+    assert!(bed.pass(Works::RUNTIME, Drift::None).await.failed.is_empty());
+    assert_eq!(bed.status()["state"], "Ready");
+}
+
+#[tokio::test]
+async fn a_hand_back_takes_away_what_only_we_have_and_its_answer_is_the_last_write() {
+    let mut bed = Bed::installed(PathState::Proven).await;
+    bed.enable();
+    bed.kyma().await;
+    bed.kcp.edit("kymas/k", |kyma| {
+        let conditions = kyma["status"]["conditions"].as_array_mut().unwrap();
+        conditions.push(json!({"type": "Paused", "status": "True", "reason": "Label", "message": "m",
+            "lastTransitionTime": "2026-01-01T00:00:00Z"}));
+    });
+    bed.forget_calls();
+    let writes = bed.hands_back().await;
+    assert_eq!(writes[0], "DELETE deployments/skr-webhook");
+    for (gone, others) in
+        [("configmaps/tidewatch-agent", "kymas/default"), ("secrets/skr-webhook-tls", "namespaces/kyma-system")]
+    {
+        assert!(bed.runtime.object(gone).is_none() && bed.runtime.object(others).is_some());
+    }
+    assert!(writes.iter().all(|write| !write.contains("kymas") && !write.contains("module")), "{writes:?}");
+    let calls = bed.kcp.writes();
+    assert_eq!(calls, ["PATCH kymas/k/status", "PATCH kymas/k"]);
+    let kyma = bed.read();
+    assert_eq!(kyma.labels()[label::HAND_BACK], "done");
+    assert!(!is_held(&kyma) && kyma.finalizers() == ["operator.kyma-project.io/Kyma"]);
+    let status = kyma.status.unwrap();
+    let kinds: Vec<_> = status.conditions().iter().map(|condition| condition.type_.as_str()).collect();
+    assert_eq!(kinds, ["CRDsSync", "Modules", "ModuleCatalog"]);
+    assert_eq!(bed.kcp.all("manifests").len(), 1, "they are the incumbent's from now on");
+
+    // Whatever comes late finds no Kyma of ours.
+    bed.forget_calls();
+    assert_eq!(bed.kyma().await, Outcome::ended(Works::of(&[Work::Kyma])));
+    bed.delete();
+    assert_eq!(bed.kyma().await, Outcome::ended(Works::of(&[Work::Kyma])));
+    assert_eq!((bed.kcp.writes(), bed.runtime.calls()), (vec![], vec![]));
+}
+
+#[tokio::test]
+async fn what_was_never_ours_is_not_taken_away() {
+    let mut bed = Bed::installing(PathState::Proven);
+    bed.runtime.edit("deployments/skr-webhook", |deployment| {
+        *deployment = json!({"metadata": {"name": "skr-webhook", "labels": {label::MANAGED_BY: "kyma"}}});
+    });
+    assert_eq!(bed.hands_back().await, Vec::<String>::new());
+    assert_eq!(bed.read().labels()[label::HAND_BACK], "done");
+}
+
+#[tokio::test]
+async fn what_holds_a_hand_back_up_is_said_and_nothing_is_answered() {
+    let mut bed = Bed::installed(PathState::Proven).await;
+    bed.runtime.refuse("DELETE deployments/skr-webhook", 403);
+    bed.labelled(label::HAND_BACK, "true");
+    let outcome = bed.kyma().await;
+    assert_eq!(outcome.failed, Works::of(&[Work::Kyma]));
+    assert_eq!((&bed.status()["state"], bed.read().labels()[label::HAND_BACK].as_str()), (&json!("Error"), "true"));
+}
+
+#[tokio::test]
+async fn a_kyma_that_is_skipped_is_worked_on_where_that_selects_it() {
+    let mut bed = Bed::settled().await;
+    bed.ctx.settings.takeover = Takeover::new(&format!("{}=true", label::SKIP_RECONCILIATION), QUIET);
+    bed.enable();
+    bed.labelled(label::SKIP_RECONCILIATION, "true");
+    assert_eq!(bed.kyma().await, Outcome::ended(Works::of(&[Work::Kyma])));
+    assert!(bed.manifest().is_some());
+}
+
+#[tokio::test]
+async fn what_is_not_selected_any_more_is_not_there() {
+    let mut bed = Bed::settled().await;
+    bed.ctx.settings.takeover = Takeover::new("lifecycle=tidewatch", QUIET);
+    bed.enable();
+    bed.labelled("lifecycle", "incumbent");
+    assert_eq!(bed.kyma().await, Outcome::ended(Works::of(&[Work::Kyma])));
+    assert_eq!((bed.kcp.calls(), bed.runtime.calls()), (vec!["GET kymas".to_owned()], vec![]));
+}

@@ -1,0 +1,196 @@
+//! The public keys of a runtime's issuer of tokens (JWK Set, RFC 7517), and what they verify.
+
+use aws_lc_rs::signature::{
+    ECDSA_P256_SHA256_FIXED, RSA_PKCS1_2048_8192_SHA256, RsaPublicKeyComponents, UnparsedPublicKey,
+};
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use serde::Deserialize;
+use thiserror::Error;
+
+use super::token::{Algorithm, InvalidToken, Token};
+
+/// Bytes of one set. A key of 4,096 bits takes less than a thousand.
+pub const MAX_BYTES: usize = 64 << 10;
+/// Keys of one set; an API server has the one that signs and those that it still accepts.
+const MAX_KEYS: usize = 32;
+/// Bytes of an RSA modulus: 8,192 bits.
+const MAX_MODULUS: usize = 1_024;
+/// Bytes of an RSA exponent. Longer ones only cost time.
+const MAX_EXPONENT: usize = 4;
+/// Bytes of a coordinate on P-256.
+const COORDINATE: usize = 32;
+
+/// Why bytes are no set of keys.
+#[derive(Debug, Error)]
+pub enum ParseKeys {
+    /// More than [`MAX_BYTES`].
+    #[error("the keys are larger than {MAX_BYTES} bytes")]
+    TooLarge,
+    /// No JSON, or not of the form of RFC 7517, section 5.
+    #[error("the keys are not readable")]
+    Json(#[from] serde_json::Error),
+    /// More than any API server has.
+    #[error("there are more than {MAX_KEYS} keys")]
+    TooMany,
+}
+
+/// The keys of one runtime that can be used here; others are left out.
+#[derive(Debug, Default)]
+pub struct Keys(Vec<(String, Key)>);
+
+#[derive(Debug)]
+enum Key {
+    Rsa {
+        modulus: Vec<u8>,
+        exponent: Vec<u8>,
+    },
+    /// An uncompressed point.
+    P256(Vec<u8>),
+}
+
+#[derive(Deserialize)]
+struct Set {
+    keys: Vec<Jwk>,
+}
+
+#[derive(Deserialize)]
+struct Jwk {
+    kty: String,
+    #[serde(default)]
+    kid: String,
+    #[serde(default, rename = "use")]
+    purpose: Option<String>,
+    #[serde(default)]
+    crv: String,
+    #[serde(default)]
+    n: String,
+    #[serde(default)]
+    e: String,
+    #[serde(default)]
+    x: String,
+    #[serde(default)]
+    y: String,
+}
+
+impl Keys {
+    /// Reads a set of keys.
+    ///
+    /// # Errors
+    /// [`ParseKeys`]. A key that is of no use here is none: a set may have others.
+    pub fn parse(bytes: &[u8]) -> Result<Self, ParseKeys> {
+        if bytes.len() > MAX_BYTES {
+            return Err(ParseKeys::TooLarge);
+        }
+        let Set { keys } = serde_json::from_slice(bytes)?;
+        if keys.len() > MAX_KEYS {
+            return Err(ParseKeys::TooMany);
+        }
+        let usable = |jwk: Jwk| Key::of(&jwk).map(|key| (jwk.kid, key));
+        Ok(Self(keys.into_iter().filter_map(usable).collect()))
+    }
+
+    /// Whether a key of this name is here.
+    #[must_use]
+    pub fn has(&self, kid: &str) -> bool {
+        self.0.iter().any(|(name, _)| name == kid)
+    }
+
+    /// Verifies a token by the key that it names.
+    ///
+    /// # Errors
+    /// [`InvalidToken::Key`] when there is none of that name, and [`InvalidToken::Signature`].
+    pub fn verify(&self, token: &Token<'_>) -> Result<(), InvalidToken> {
+        let mut named = self.0.iter().filter(|(name, _)| *name == token.kid).peekable();
+        if named.peek().is_none() {
+            return Err(InvalidToken::Key);
+        }
+        let verifies = named.any(|(_, key)| key.verifies(token));
+        if verifies { Ok(()) } else { Err(InvalidToken::Signature) }
+    }
+}
+
+impl Key {
+    fn of(jwk: &Jwk) -> Option<Self> {
+        if jwk.purpose.as_deref().is_some_and(|purpose| purpose != "sig") {
+            return None;
+        }
+        let bytes = |text: &str| URL_SAFE_NO_PAD.decode(text).ok();
+        match (&*jwk.kty, &*jwk.crv) {
+            ("RSA", _) => {
+                let number = |text, most| {
+                    let bytes = bytes(text)?;
+                    let first = bytes.iter().position(|byte| *byte != 0)?;
+                    Some(bytes[first..].to_vec()).filter(|number| number.len() <= most)
+                };
+                Some(Self::Rsa { modulus: number(&jwk.n, MAX_MODULUS)?, exponent: number(&jwk.e, MAX_EXPONENT)? })
+            }
+            ("EC", "P-256") => {
+                let (x, y) = (bytes(&jwk.x)?, bytes(&jwk.y)?);
+                (x.len() == COORDINATE && y.len() == COORDINATE).then(|| Self::P256([&[4][..], &x, &y].concat()))
+            }
+            _ => None,
+        }
+    }
+
+    /// The key decides which algorithm there can be, never the token.
+    fn verifies(&self, token: &Token<'_>) -> bool {
+        let signed = token.signed.as_bytes();
+        match (self, token.algorithm) {
+            (Self::Rsa { modulus, exponent }, Algorithm::Rs256) => RsaPublicKeyComponents { n: modulus, e: exponent }
+                .verify(&RSA_PKCS1_2048_8192_SHA256, signed, &token.signature)
+                .is_ok(),
+            (Self::P256(point), Algorithm::Es256) => {
+                UnparsedPublicKey::new(&ECDSA_P256_SHA256_FIXED, point).verify(signed, &token.signature).is_ok()
+            }
+            (Self::Rsa { .. } | Self::P256(_), _) => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::ingress::enrolment::tests::testing::{Issuer, NOW, claims};
+
+    #[test]
+    fn both_algorithms_verify_by_their_own_key_alone() {
+        let issuers = [Issuer::rsa("a"), Issuer::p256("b")];
+        let set = Keys::parse(Issuer::set(&issuers).to_string().as_bytes()).unwrap();
+        for (issuer, algorithm) in issuers.iter().zip([Algorithm::Rs256, Algorithm::Es256]) {
+            let text = issuer.sign(&claims(NOW));
+            let token = Token::read(&text, NOW).unwrap();
+            assert_eq!((token.algorithm, set.verify(&token)), (algorithm, Ok(())));
+            let mut tampered = Token::read(&text, NOW).unwrap();
+            tampered.signature[5] ^= 1;
+            assert_eq!(set.verify(&tampered), Err(InvalidToken::Signature));
+        }
+        let impostor = Issuer::rsa("a").sign(&claims(NOW));
+        assert_eq!(set.verify(&Token::read(&impostor, NOW).unwrap()), Err(InvalidToken::Signature));
+        let renamed = Issuer::rsa("b").sign(&claims(NOW));
+        assert_eq!(set.verify(&Token::read(&renamed, NOW).unwrap()), Err(InvalidToken::Signature), "another algorithm");
+        let unknown = Issuer::p256("c").sign(&claims(NOW));
+        assert_eq!(set.verify(&Token::read(&unknown, NOW).unwrap()), Err(InvalidToken::Key));
+    }
+
+    #[test]
+    fn sets_are_bounded_and_keys_of_other_kinds_are_left_out() {
+        let good = Issuer::p256("a").jwk();
+        let parse = |set: serde_json::Value| Keys::parse(set.to_string().as_bytes());
+        let with = |member: &str, value: &str| {
+            let mut key = good.clone();
+            key[member] = json!(value);
+            key
+        };
+        let odd = [with("kty", "oct"), with("crv", "P-384"), with("use", "enc"), with("x", "AAAA"), with("y", "=")];
+        let odd = odd.into_iter().chain([json!({"kty": "RSA", "kid": "a", "n": "AAAA", "e": "AQAB"})]);
+        assert!(!parse(json!({"keys": odd.collect::<Vec<_>>()})).unwrap().has("a"));
+        assert!(parse(json!({"keys": [good]})).unwrap().has("a"));
+        assert!(matches!(parse(json!({"keys": vec![good; MAX_KEYS + 1]})), Err(ParseKeys::TooMany)));
+        assert!(matches!(Keys::parse(&vec![b' '; MAX_BYTES + 1]), Err(ParseKeys::TooLarge)));
+        assert!(matches!(parse(json!([])), Err(ParseKeys::Json(_))));
+        let large = json!({"kty": "RSA", "kid": "a", "n": URL_SAFE_NO_PAD.encode([1; 2_000]), "e": "AQAB"});
+        assert!(!parse(json!({"keys": [large]})).unwrap().has("a"));
+    }
+}

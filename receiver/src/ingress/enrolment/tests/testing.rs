@@ -1,0 +1,306 @@
+//! Parties for the tests of this room and of its port: issuers of tokens, runtimes that answer, and an office.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+    time::{Duration, SystemTime},
+};
+
+use aws_lc_rs::{
+    encoding::{AsDer, PublicKeyX509Der},
+    rand::SystemRandom,
+    rsa::KeySize,
+    signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair as _, RSA_PKCS1_SHA256, RsaKeyPair},
+};
+use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
+use http::StatusCode;
+use kube::Client;
+use rcgen::{CertificateParams, KeyPair};
+use serde_json::{Value, json};
+use tidewatch_shared::{
+    enrolment::CertificateRequest,
+    identity::{Instance, TrustDomain},
+    metrics::Registry,
+    plan::Plan,
+};
+use tokio::time::Instant;
+use x509_parser::{prelude::FromDer, public_key::PublicKey, x509::SubjectPublicKeyInfo};
+
+use crate::{
+    base::key::KymaKey,
+    fleet::hub::{self, Hub},
+    ingress::enrolment::{Enrolments, Flags, Metrics, Office, Revocations, Runtimes, keys},
+    kube::runtime_access::Unusable,
+    pki::{Authority, CA_VALIDITY, Ca, RUNTIME_VALIDITY},
+    testing,
+};
+
+pub(crate) const NOW: i64 = 1_800_000_000;
+
+pub(crate) fn unix_now() -> i64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    i64::try_from(now.as_secs()).unwrap()
+}
+
+pub(crate) fn domain() -> TrustDomain {
+    "kyma.local".parse().unwrap()
+}
+
+/// What a token of the agent says, as Kubernetes writes it.
+pub(crate) fn claims(now: i64) -> Value {
+    json!({
+        "aud": ["tidewatch"], "exp": now + 3_600, "iat": now, "nbf": now, "iss": "https://kubernetes.default.svc",
+        "jti": "j", "sub": "system:serviceaccount:kyma-system:tidewatch-agent",
+        "kubernetes.io": {
+            "namespace": "kyma-system", "node": {"name": "n", "uid": "node-uid"},
+            "pod": {"name": "p", "uid": "pod-uid"}, "serviceaccount": {"name": "tidewatch-agent", "uid": "s"},
+        },
+    })
+}
+
+/// Who signs a cluster's tokens.
+pub(crate) struct Issuer {
+    pub(crate) kid: String,
+    key: Key,
+}
+
+enum Key {
+    Rsa(Box<RsaKeyPair>),
+    P256(EcdsaKeyPair),
+}
+
+impl Issuer {
+    pub(crate) fn rsa(kid: &str) -> Self {
+        Self { kid: kid.to_owned(), key: Key::Rsa(Box::new(RsaKeyPair::generate(KeySize::Rsa2048).unwrap())) }
+    }
+
+    pub(crate) fn p256(kid: &str) -> Self {
+        let key = EcdsaKeyPair::generate(&ECDSA_P256_SHA256_FIXED_SIGNING).unwrap();
+        Self { kid: kid.to_owned(), key: Key::P256(key) }
+    }
+
+    pub(crate) fn sign(&self, claims: &Value) -> String {
+        let algorithm = if let Key::Rsa(_) = self.key { "RS256" } else { "ES256" };
+        self.sign_as(&json!({"alg": algorithm, "kid": self.kid}), claims)
+    }
+
+    pub(crate) fn sign_as(&self, header: &Value, claims: &Value) -> String {
+        let [header, claims] = [header, claims].map(|part| URL_SAFE_NO_PAD.encode(part.to_string()));
+        let signed = format!("{header}.{claims}");
+        let random = SystemRandom::new();
+        let signature = match &self.key {
+            Key::Rsa(key) => {
+                let mut signature = vec![0; key.public_modulus_len()];
+                key.sign(&RSA_PKCS1_SHA256, &random, signed.as_bytes(), &mut signature).unwrap();
+                signature
+            }
+            Key::P256(key) => key.sign(&random, signed.as_bytes()).unwrap().as_ref().to_vec(),
+        };
+        format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature))
+    }
+
+    pub(crate) fn jwk(&self) -> Value {
+        let text = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);
+        match &self.key {
+            Key::Rsa(key) => {
+                let der: PublicKeyX509Der<'_> = key.public_key().as_der().unwrap();
+                let (_, info) = SubjectPublicKeyInfo::from_der(der.as_ref()).unwrap();
+                let Ok(PublicKey::RSA(key)) = info.parsed() else { panic!("an RSA key") };
+                let (n, e) = (text(key.modulus), text(key.exponent));
+                json!({"kty": "RSA", "use": "sig", "alg": "RS256", "kid": self.kid, "n": n, "e": e})
+            }
+            Key::P256(key) => {
+                let (x, y) = key.public_key().as_ref()[1..].split_at(32);
+                let (x, y) = (text(x), text(y));
+                json!({"kty": "EC", "use": "sig", "alg": "ES256", "kid": self.kid, "crv": "P-256", "x": x, "y": y})
+            }
+        }
+    }
+
+    pub(crate) fn set(issuers: &[Self]) -> Value {
+        json!({"keys": issuers.iter().map(Self::jwk).collect::<Vec<_>>()})
+    }
+}
+
+/// How a runtime's API server answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mood {
+    Well,
+    /// An error of this status for everything.
+    Failing(u16),
+    /// It never answers.
+    Hung,
+}
+
+/// A runtime's API server, as far as tokens go. Clones are the same.
+#[derive(Clone)]
+pub(crate) struct Runtime(Arc<Mutex<State>>);
+
+struct State {
+    issuer: Arc<Issuer>,
+    mood: Mood,
+    review: Value,
+    /// Questions about keys, and about tokens.
+    asked: (usize, usize),
+    on_review: Option<Box<dyn FnOnce() + Send>>,
+}
+
+impl Runtime {
+    pub(crate) fn new(issuer: Issuer) -> Self {
+        let review = json!({"authenticated": true, "audiences": ["tidewatch"], "user": {
+            "username": "system:serviceaccount:kyma-system:tidewatch-agent",
+            "extra": {"authentication.kubernetes.io/pod-uid": ["pod-uid"]}}});
+        let (issuer, mood) = (Arc::new(issuer), Mood::Well);
+        Self(Arc::new(Mutex::new(State { issuer, mood, review, asked: (0, 0), on_review: None })))
+    }
+
+    /// A token of its agent, good now.
+    pub(crate) fn token(&self) -> String {
+        self.issuer().sign(&claims(unix_now()))
+    }
+
+    pub(crate) fn issuer(&self) -> Arc<Issuer> {
+        self.0.lock().unwrap().issuer.clone()
+    }
+
+    pub(crate) fn replace_issuer(&self, issuer: Issuer) {
+        self.0.lock().unwrap().issuer = Arc::new(issuer);
+    }
+
+    pub(crate) fn set_mood(&self, mood: Mood) {
+        self.0.lock().unwrap().mood = mood;
+    }
+
+    /// What it says about tokens from now on.
+    pub(crate) fn set_review(&self, review: Value) {
+        self.0.lock().unwrap().review = review;
+    }
+
+    /// Done once, when the next question about a token comes.
+    pub(crate) fn on_review(&self, act: impl FnOnce() + Send + 'static) {
+        self.0.lock().unwrap().on_review = Some(Box::new(act));
+    }
+
+    pub(crate) fn asked(&self) -> (usize, usize) {
+        self.0.lock().unwrap().asked
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        let this = self.clone();
+        testing::client("default", move |parts, body| {
+            let (status, answer) = this.answer(parts.uri.path(), body);
+            Some((StatusCode::from_u16(status).ok()?, answer.to_string()))
+        })
+    }
+
+    /// The status 0 is none at all.
+    fn answer(&self, path: &str, body: &[u8]) -> (u16, Value) {
+        let mut state = self.0.lock().unwrap();
+        let is_review = path == "/apis/authentication.k8s.io/v1/tokenreviews";
+        if is_review {
+            state.asked.1 += 1;
+            let spec = &serde_json::from_slice::<Value>(body).unwrap()["spec"];
+            assert_eq!(spec["audiences"], json!(["tidewatch"]));
+            assert!(spec["token"].as_str().is_some_and(|token| token.contains('.')));
+        } else {
+            assert_eq!(path, keys::PATH);
+            state.asked.0 += 1;
+        }
+        let answer = match state.mood {
+            Mood::Well if is_review => (201, json!({"spec": {}, "status": state.review})),
+            Mood::Well => (200, json!({"keys": [state.issuer.jwk()]})),
+            Mood::Failing(status) => {
+                (status, json!({"kind": "Status", "code": status, "message": "no", "reason": "No"}))
+            }
+            Mood::Hung => (0, Value::Null),
+        };
+        let act = if is_review { state.on_review.take() } else { None };
+        drop(state);
+        if let Some(act) = act {
+            act();
+        }
+        answer
+    }
+}
+
+/// Which runtime a Kyma has, with the number of its kubeconfig.
+#[derive(Clone, Default)]
+pub(crate) struct Landscape(Arc<Mutex<HashMap<KymaKey, (Client, u64)>>>);
+
+impl Landscape {
+    pub(crate) fn set(&self, kyma: &str, runtime: &Runtime, revision: u64) {
+        self.0.lock().unwrap().insert(key(kyma), (runtime.client(), revision));
+    }
+}
+
+impl Runtimes for Landscape {
+    fn client(&self, kyma: &KymaKey) -> Result<(Client, u64), Unusable> {
+        self.0.lock().unwrap().get(kyma).cloned().ok_or(Unusable::Missing)
+    }
+}
+
+pub(crate) fn key(kyma: &str) -> KymaKey {
+    KymaKey::new("kcp-system", kyma)
+}
+
+/// Makes a runtime that of a Kyma.
+pub(crate) fn place(hub: &Hub, kyma: &str, runtime: &str) {
+    let plan = Plan::parse(r#"{"revision": "1", "watches": []}"#).unwrap();
+    hub.place(key(kyma), Some(runtime.parse().unwrap()), Arc::new(plan));
+}
+
+/// Everything that an enrolment meets: two Kymas, `k-1` with the runtime `r-1` and `k-2` with `r-2`.
+pub(crate) struct Room {
+    pub(crate) enrolments: Enrolments,
+    pub(crate) office: Office,
+    pub(crate) hub: Hub,
+    pub(crate) landscape: Landscape,
+    pub(crate) revocations: Revocations,
+    pub(crate) metrics: Metrics,
+    pub(crate) first: Runtime,
+    pub(crate) second: Runtime,
+}
+
+impl Room {
+    pub(crate) fn new() -> Self {
+        Self::limited(None)
+    }
+
+    pub(crate) fn limited(by_address: Option<u32>) -> Self {
+        let counts = hub::Metrics::register(&mut Registry::default());
+        let hub = Hub::new(Instance::new(1), hub::Settings::default(), counts, Instant::now());
+        let (landscape, metrics) = (Landscape::default(), Metrics::default());
+        let [first, second] = ["a", "b"].map(|kid| Runtime::new(Issuer::p256(kid)));
+        for (kyma, runtime, id) in [("k-1", &first, "r-1"), ("k-2", &second, "r-2")] {
+            place(&hub, kyma, id);
+            landscape.set(kyma, runtime, 1);
+        }
+        hub.set_synced();
+        let ca = Ca::generate("test root", unix_now(), CA_VALIDITY).unwrap();
+        let authority = Authority::fixed(ca, domain(), RUNTIME_VALIDITY);
+        let revocations = Revocations::new(metrics.clone());
+        let office = Office::new(authority, hub.clone(), revocations.clone(), metrics.clone());
+        let flags = Flags {
+            enrolment_address: "127.0.0.1:0".parse().unwrap(),
+            enrolment_limit_by_address: by_address.map(|most| most.try_into().unwrap()),
+        };
+        let enrolments = Enrolments::new(&flags, office.clone(), landscape.clone(), metrics.clone());
+        Self { enrolments, office, hub, landscape, revocations, metrics, first, second }
+    }
+}
+
+/// A certificate request for a key, in PEM.
+pub(crate) fn request_for(key: &KeyPair, change: impl FnOnce(&mut CertificateParams)) -> String {
+    let mut params = CertificateParams::default();
+    change(&mut params);
+    params.serialize_request(key).unwrap().pem().unwrap()
+}
+
+/// What an honest agent asks for.
+pub(crate) fn asked(runtime: &str) -> CertificateRequest {
+    let key = KeyPair::generate().unwrap();
+    CertificateRequest { runtime: runtime.parse().unwrap(), request: request_for(&key, |_| {}) }
+}
+
+/// How long one waits for what takes the whole of a deadline.
+pub(crate) const LONG: Duration = Duration::from_secs(120);

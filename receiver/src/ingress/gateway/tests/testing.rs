@@ -1,0 +1,220 @@
+//! Parties for the tests of this room: a PKI, a signing agent, an intake that records.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use http::{HeaderMap, HeaderName, Method, Request, Uri, header, request::Parts};
+use serde_json::{Value, json};
+use tidewatch_shared::{
+    certificate::fingerprint,
+    event::{BATCH_CONTENT_TYPE, OBJECT_CHANGED},
+    exchange::{EVENTS_PATH, EventsResponse, HEARTBEAT_PATH, HeartbeatResponse},
+    heartbeat::Heartbeat,
+    identity::{Epoch, Instance, RuntimeId, TrustDomain},
+    metrics::Registry,
+    signature::{CONTENT_DIGEST, Headers, Message, Nonce, SIGNATURE, SIGNATURE_INPUT, Signer},
+    tls::Identity,
+};
+use tokio::time::Instant;
+
+use crate::ingress::gateway::{Batch, Intake, Metrics, Now, Settings, Verified};
+use crate::{
+    fleet::hub::Unplaced,
+    pki::{CA_VALIDITY, Ca, RUNTIME_VALIDITY},
+};
+
+pub(in crate::ingress::gateway) const NOW: i64 = 1_800_000_000;
+pub(in crate::ingress::gateway) const AUTHORITY: &str = "kcp.test:8443";
+pub(in crate::ingress::gateway) const EPOCH: Epoch = Epoch::new(0xab);
+
+pub(in crate::ingress::gateway) fn domain() -> TrustDomain {
+    "kyma.local".parse().unwrap()
+}
+
+pub(in crate::ingress::gateway) fn at(unix: i64) -> Now {
+    Now { unix, instant: Instant::now() }
+}
+
+pub(in crate::ingress::gateway) fn settings() -> Settings {
+    let settings = Settings::new("127.0.0.1:0".parse().unwrap(), vec![AUTHORITY.parse().unwrap()], domain());
+    // A machine that is busy with other tests lags, and sheds nothing for it.
+    Settings { lag_limit: Duration::from_secs(3_600), ..settings }
+}
+
+pub(in crate::ingress::gateway) fn metrics() -> Metrics {
+    Metrics::register(&mut Registry::default())
+}
+
+pub(in crate::ingress::gateway) fn ca(now: i64) -> Ca {
+    Ca::generate("test root", now, CA_VALIDITY).unwrap()
+}
+
+/// A runtime's agent, as far as requests go.
+pub(in crate::ingress::gateway) struct Agent {
+    pub(in crate::ingress::gateway) identity: Identity,
+    pub(in crate::ingress::gateway) runtime: RuntimeId,
+    signer: Signer,
+}
+
+impl Agent {
+    pub(in crate::ingress::gateway) fn new(ca: &Ca, runtime: &str, now: i64) -> Self {
+        let runtime: RuntimeId = runtime.parse().unwrap();
+        let identity = ca.make_runtime(&runtime, &domain(), now, RUNTIME_VALIDITY).unwrap().identity().unwrap();
+        Self::with(identity, runtime)
+    }
+
+    pub(in crate::ingress::gateway) fn with(identity: Identity, runtime: RuntimeId) -> Self {
+        let signer = Signer::new(&identity.key, fingerprint(&identity.chain[0])).unwrap();
+        Self { identity, runtime, signer }
+    }
+
+    /// A signed request in origin form, as HTTP/1.1 has it.
+    pub(in crate::ingress::gateway) fn sign(&self, say: &Say<'_>) -> Request<Vec<u8>> {
+        let Say { path, content_type, authority, body, epoch, counter, created } = *say;
+        let message = Message { method: "POST", authority, path, content_type };
+        let nonce = Nonce { epoch, counter };
+        let Headers { content_digest, signature_input, signature } =
+            self.signer.sign(&message, body, nonce, created).unwrap();
+        Request::post(path)
+            .header(header::HOST, authority)
+            .header(header::CONTENT_TYPE, content_type)
+            .header(CONTENT_DIGEST, content_digest)
+            .header(SIGNATURE_INPUT, signature_input)
+            .header(SIGNATURE, signature)
+            .body(body.to_vec())
+            .unwrap()
+    }
+
+    /// A batch of one event.
+    pub(in crate::ingress::gateway) fn batch(&self) -> Value {
+        json!([{
+            "specversion": "1.0", "type": OBJECT_CHANGED, "source": format!("/runtimes/{}", self.runtime),
+            "subject": "operator.kyma-project.io/v1beta2/kymas/kyma-system/default", "id": format!("{EPOCH}-1"),
+            "sequence": "1", "data": {"watch": "kyma", "manager": "lifecycle-manager", "kind": "Kyma", "uid": "u",
+            "resourceVersion": "42", "generation": 3, "change": "spec", "delta": "0000000000000000000000000000000a"}
+        }])
+    }
+}
+
+/// What an agent says, and how.
+#[derive(Clone, Copy)]
+pub(in crate::ingress::gateway) struct Say<'a> {
+    pub(in crate::ingress::gateway) path: &'a str,
+    pub(in crate::ingress::gateway) content_type: &'a str,
+    pub(in crate::ingress::gateway) authority: &'a str,
+    pub(in crate::ingress::gateway) body: &'a [u8],
+    pub(in crate::ingress::gateway) epoch: Epoch,
+    pub(in crate::ingress::gateway) counter: u64,
+    pub(in crate::ingress::gateway) created: i64,
+}
+
+impl<'a> Say<'a> {
+    pub(in crate::ingress::gateway) fn events(body: &'a [u8], counter: u64) -> Self {
+        let (path, content_type) = (EVENTS_PATH, BATCH_CONTENT_TYPE);
+        Self { path, content_type, authority: AUTHORITY, body, epoch: EPOCH, counter, created: NOW }
+    }
+
+    pub(in crate::ingress::gateway) fn heartbeat(body: &'a [u8], counter: u64) -> Self {
+        Self { path: HEARTBEAT_PATH, content_type: "application/json", ..Self::events(body, counter) }
+    }
+}
+
+pub(in crate::ingress::gateway) fn heartbeat() -> Value {
+    json!({
+        "epoch": EPOCH, "sequence": 1, "counter": 1, "waiting": 0, "parked": 0, "agentVersion": "0.1.0",
+        "certificate": {"notAfter": "2027-01-01T00:00:00Z", "fingerprint": "00"}, "watches": []
+    })
+}
+
+/// Changes one thing of a head.
+pub(in crate::ingress::gateway) enum Edit {
+    Method(Method),
+    Path(&'static str),
+    Set(HeaderName, &'static str),
+    Add(HeaderName, &'static str),
+    Remove(HeaderName),
+}
+
+impl Edit {
+    pub(in crate::ingress::gateway) fn apply(self, parts: &mut Parts) {
+        let headers: &mut HeaderMap = &mut parts.headers;
+        match self {
+            Self::Method(method) => parts.method = method,
+            Self::Path(path) => parts.uri = Uri::from_static(path),
+            Self::Set(name, value) => drop(headers.insert(name, value.parse().unwrap())),
+            Self::Add(name, value) => drop(headers.append(name, value.parse().unwrap())),
+            Self::Remove(name) => drop(headers.remove(name)),
+        }
+    }
+}
+
+/// Records what reaches it, or cannot place it.
+#[derive(Clone, Default)]
+pub(in crate::ingress::gateway) struct Recorder {
+    pub(in crate::ingress::gateway) said: Arc<Mutex<Vec<(String, usize)>>>,
+    pub(in crate::ingress::gateway) unplaced: Option<Unplaced>,
+    pub(in crate::ingress::gateway) gone: Arc<Mutex<Vec<RuntimeId>>>,
+    pub(in crate::ingress::gateway) closed: Arc<AtomicUsize>,
+}
+
+impl Recorder {
+    fn record(&self, runtime: &RuntimeId, count: usize) -> Result<(), Unplaced> {
+        self.said.lock().unwrap().push((runtime.to_string(), count));
+        self.unplaced.map_or(Ok(()), Err)
+    }
+
+    pub(in crate::ingress::gateway) fn count(&self) -> usize {
+        self.said.lock().unwrap().len()
+    }
+
+    /// How often it was told that a runtime let go of its connection.
+    pub(in crate::ingress::gateway) fn closed(&self) -> usize {
+        self.closed.load(Ordering::Relaxed)
+    }
+}
+
+impl Intake for Recorder {
+    fn closed(&self, _: &RuntimeId, since: Instant) {
+        assert!(since <= Instant::now());
+        self.closed.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn is_gone(&self, runtime: &RuntimeId) -> bool {
+        self.gone.lock().unwrap().contains(runtime)
+    }
+
+    fn events(&self, batch: Verified<Batch>) -> Result<EventsResponse, Unplaced> {
+        let (runtime, _, batch) = batch.into_parts();
+        self.record(&runtime, batch.events.len())?;
+        Ok(EventsResponse {
+            instance: Instance::new(1),
+            accepted: 1,
+            since: 1,
+            settled: BTreeMap::new(),
+            refused: Vec::new(),
+            heartbeat_seconds: 30,
+        })
+    }
+
+    fn heartbeat(&self, heartbeat: Verified<Heartbeat>, _: i64) -> Result<HeartbeatResponse, Unplaced> {
+        let (runtime, _, heartbeat) = heartbeat.into_parts();
+        self.record(&runtime, heartbeat.watches.len())?;
+        Ok(HeartbeatResponse {
+            instance: Instance::new(1),
+            settled: BTreeMap::new(),
+            since: Some(1),
+            heartbeat_seconds: 30,
+            plan_revision: None,
+            trust_revision: None,
+            server_time: "2027-01-01T00:00:00Z".to_owned(),
+            resend: Vec::new(),
+            renew: false,
+        })
+    }
+}

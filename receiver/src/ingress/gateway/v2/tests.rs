@@ -1,0 +1,410 @@
+//! The golden requests and answers, in memory, with certificates that are made here.
+
+mod limits;
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use http::{HeaderMap, Method, Request, header};
+use http_body_util::{BodyExt, Full};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair, SanType, date_time_ymd,
+};
+use rustls_pki_types::{CertificateDer, ServerName};
+use serde::Deserialize;
+use tidewatch_shared::{
+    certificate::fingerprint,
+    forwarded::FORWARDED_CLIENT_CERT,
+    identity::RuntimeId,
+    metrics::Registry,
+    tls::{self, Identity},
+    v2::{Caller, Event, forward},
+};
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+use tokio_util::sync::CancellationToken;
+
+use super::*;
+use crate::{
+    ingress::{
+        enrolment::Revocations,
+        gateway::{Now, connection::Service, refusal::Answer, tests::testing},
+    },
+    pki::{self, PemIdentity, ProxyIdentity, SERVER_VALIDITY, ServerIdentity, TrustBundle},
+    testing::Folder,
+};
+
+/// How long a test waits for what must come; only a failure reaches it.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[derive(Deserialize)]
+struct Golden {
+    about: String,
+    #[serde(default = "post")]
+    method: String,
+    path: String,
+    #[serde(default)]
+    headers: BTreeMap<String, String>,
+    body: String,
+    #[serde(default = "once")]
+    times: usize,
+    #[serde(default = "runtime")]
+    caller: String,
+    answer: u16,
+    #[serde(default)]
+    taken: Option<String>,
+}
+
+fn post() -> String {
+    "POST".into()
+}
+
+fn once() -> usize {
+    1
+}
+
+fn runtime() -> String {
+    "runtime".into()
+}
+
+/// A root as the incumbent has them, and what it issues: no URI, no extended key usage.
+struct Root {
+    certificate: CertificateDer<'static>,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Root {
+    fn new() -> Self {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.self_signed(&key).unwrap().der().clone();
+        Self { certificate, issuer: Issuer::new(params, key) }
+    }
+
+    fn bundle(&self) -> TrustBundle {
+        TrustBundle::of(vec![self.certificate.clone()])
+    }
+
+    fn leaf(&self, name: &str, uri: Option<&str>, last_year: i32) -> CertificateDer<'static> {
+        self.signed(&KeyPair::generate().unwrap(), name, uri, last_year)
+    }
+
+    /// A leaf of a runtime with its key.
+    fn identity(&self, name: &str) -> Identity {
+        let key = KeyPair::generate().unwrap();
+        Identity { chain: vec![self.signed(&key, name, None, 2090)], key: key.serialize_der().into() }
+    }
+
+    fn signed(&self, key: &KeyPair, name: &str, uri: Option<&str>, last_year: i32) -> CertificateDer<'static> {
+        let mut params = CertificateParams::default();
+        params.distinguished_name = DistinguishedName::new();
+        if !name.is_empty() {
+            params.distinguished_name.push(DnType::CommonName, name);
+        }
+        params.subject_alt_names = uri.map(|uri| SanType::URI(uri.try_into().unwrap())).into_iter().collect();
+        params.not_before = date_time_ymd(2020, 1, 1);
+        params.not_after = date_time_ymd(last_year, 1, 1);
+        params.signed_by(key, &self.issuer).unwrap().der().clone()
+    }
+}
+
+/// A manager that is known, takes events, and never says what became of them.
+const HUNG: &str = "hung";
+
+#[derive(Clone, Default)]
+struct Recorder(Arc<Mutex<Vec<String>>>);
+
+impl Take for Recorder {
+    fn is_manager(&self, manager: &str) -> bool {
+        ["lifecycle-manager", "other", HUNG].contains(&manager)
+    }
+
+    fn is_starting(&self, runtime: &RuntimeId) -> bool {
+        runtime.as_str() == "r-2"
+    }
+
+    async fn take(&self, manager: &str, caller: &Caller, event: Event) -> Result<(), NotTaken> {
+        if caller.runtime.as_str() == "r-3" {
+            return Err(NotTaken::Superseded);
+        }
+        if manager == HUNG {
+            return std::future::pending().await;
+        }
+        let Event { namespace, name, group, version, kind } = event;
+        let said = format!("{} {manager} {group}/{version}/{kind} {namespace}/{name}", caller.runtime);
+        self.0.lock().unwrap().push(said);
+        Ok(())
+    }
+}
+
+struct Room {
+    direct: Desk<Recorder>,
+    proxied: Desk<Recorder>,
+    taken: Recorder,
+    leaves: BTreeMap<&'static str, CertificateDer<'static>>,
+    registry: Registry,
+}
+
+impl Room {
+    fn new() -> Self {
+        let (clients, proxies, others) = (Root::new(), Root::new(), Root::new());
+        let identity = "spiffe://proxy";
+        let proxy = Proxy { roots: proxies.bundle(), identity: identity.parse().unwrap() };
+        let leaves = BTreeMap::from([
+            ("runtime", clients.leaf("r-1", None, 2090)),
+            ("early", clients.leaf("r-2", None, 2090)),
+            ("superseded", clients.leaf("r-3", None, 2090)),
+            ("nameless", clients.leaf("", Some("spiffe://a/b"), 2090)),
+            ("expired", clients.leaf("r-1", None, 2021)),
+            ("foreign", others.leaf("r-1", None, 2090)),
+            ("proxy", proxies.leaf("proxy", Some(identity), 2090)),
+            ("impostor", proxies.leaf("r-1", Some("spiffe://other"), 2090)),
+        ]);
+        let (mut registry, taken) = (Registry::default(), Recorder::default());
+        let settings = settings("127.0.0.1:0".parse().unwrap(), testing::domain());
+        let metrics = Metrics::register(&mut registry);
+        let desk = |proxy| {
+            let callers = Callers::new(clients.bundle(), proxy).unwrap();
+            Desk::new(&settings, callers, taken.clone(), metrics.clone(), testing::metrics())
+        };
+        Self { direct: desk(None), proxied: desk(Some(proxy)), taken, leaves, registry }
+    }
+
+    async fn ask(&self, caller: &str, request: Request<Full<bytes::Bytes>>) -> Answer {
+        let desk = if ["proxy", "impostor"].contains(&caller) { &self.proxied } else { &self.direct };
+        desk.answer(request, &desk.peer(&[self.leaves[caller].clone()], None)).await.0
+    }
+
+    fn metric(&self, name: &str) -> f64 {
+        let page = self.registry.encode().unwrap();
+        let values = page.lines().filter(|line| line.starts_with(name) && line.contains("server_name=\"listener\""));
+        values.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
+    }
+}
+
+#[tokio::test]
+async fn golden_requests_get_golden_answers() {
+    let golden: Vec<Golden> =
+        serde_json::from_str(include_str!("../../../../../tests/golden/v2/received.json")).unwrap();
+    let room = Room::new();
+    let (mut refused, mut too_large, mut unverified) = (0.0, 0.0, 0.0);
+    let all = golden.len();
+    for golden in golden {
+        let Golden { about, method, path, headers, body, times, caller, answer: expected, taken } = golden;
+        let mut request = Request::builder().method(method.parse::<Method>().unwrap()).uri(path);
+        for (name, mut value) in headers {
+            for (leaf, der) in &room.leaves {
+                value = value.replace(&format!("{{{leaf}}}"), &forward(der));
+            }
+            request = request.header(name, value);
+        }
+        let request = request.body(Full::new(bytes::Bytes::from(body.repeat(times)))).unwrap();
+        let answer = room.ask(&caller, request).await;
+        assert_eq!(answer.status(), expected, "{about}");
+        refused += f64::from(u8::from(expected != 200));
+        too_large += f64::from(u8::from(expected == 413));
+        unverified += f64::from(u8::from(expected == 401 || caller == "nameless" || about.contains("common name")));
+        let told = answer.headers().get(header::CONTENT_TYPE).cloned();
+        let body = answer.into_body().collect().await.unwrap().to_bytes();
+        if expected == 200 {
+            assert!(body.is_empty() && told.is_none(), "{about}");
+        } else {
+            assert_eq!(told.unwrap(), "application/problem+json", "{about}");
+            assert!(!String::from_utf8_lossy(&body).contains("secret-input"), "{about}: the input is never echoed");
+        }
+        assert_eq!(std::mem::take(&mut *room.taken.0.lock().unwrap()), Vec::from_iter(taken), "{about}");
+    }
+    assert_eq!(room.metric("watcher_listener_requests_total"), all as f64);
+    assert_eq!(room.metric("watcher_listener_request_errors_total"), refused);
+    assert_eq!(room.metric("watcher_listener_exceeding_size_limit_requests_total"), too_large);
+    assert_eq!(room.metric("watcher_listener_failed_verification_requests_total"), unverified);
+    assert_eq!(room.metric("watcher_listener_inflight_requests"), 0.0);
+}
+
+#[tokio::test]
+async fn a_revoked_runtime_or_leaf_says_nothing_more() {
+    let room = Room::new();
+    let revocations = Revocations::default();
+    let settings =
+        Settings { revocations: revocations.clone(), ..settings("127.0.0.1:0".parse().unwrap(), testing::domain()) };
+    let callers = Callers::new(TrustBundle::of(vec![room.leaves["runtime"].clone()]), None).unwrap();
+    let metrics = Metrics::register(&mut Registry::default());
+    let desk = Desk::new(&settings, callers, room.taken.clone(), metrics, testing::metrics());
+    let leaf = fingerprint(&room.leaves["runtime"]);
+    let body = r#"{"watched":{"Namespace":"a","Name":"b"},"watchedGvk":{"group":"g","version":"v","kind":"K"}}"#;
+    for (keys, expected) in [(vec![], 200), (vec!["r-2"], 200), (vec!["r-1"], 401), (vec![&*leaf], 401)] {
+        let data: BTreeMap<_, _> = keys.into_iter().map(|key| (key, "lost")).collect();
+        revocations.set(Some(&serde_json::from_value(serde_json::json!({"data": data})).unwrap()));
+        let request = Request::post("/v2/lifecycle-manager/event").body(Full::new(body.into())).unwrap();
+        let answer = desk.answer(request, &desk.peer(&[room.leaves["runtime"].clone()], None)).await.0;
+        assert_eq!(answer.status(), expected);
+    }
+}
+
+#[tokio::test]
+async fn the_connection_of_a_revoked_leaf_ends_and_no_other() {
+    let (clients, ca, now) = (Root::new(), testing::ca(Now::read().unix), Now::read().unix);
+    let revocations = Revocations::default();
+    let server = ca.make_server(&["kcp.test".parse().unwrap()], now, SERVER_VALIDITY).unwrap().identity().unwrap();
+    let server = ServerIdentity::new(&server, &clients.bundle()).unwrap();
+    let settings =
+        Settings { revocations: revocations.clone(), ..settings("127.0.0.1:0".parse().unwrap(), testing::domain()) };
+    let (tls, callers) = (Arc::new(ArcSwap::new(server.config())), Callers::new(clients.bundle(), None).unwrap());
+    let metrics = Metrics::register(&mut Registry::default());
+    let gateway = Gateway::bind_v2(settings, tls, callers, Recorder::default(), metrics, testing::metrics());
+    let gateway = gateway.await.unwrap();
+    let (address, shutdown) = (gateway.address(), CancellationToken::new());
+    let served = tokio::spawn(gateway.run(shutdown.clone()));
+    let connect = async |identity: &Identity| {
+        let config = tls::client(identity, ca.trust_bundle().store().unwrap()).unwrap();
+        let tcp = TcpStream::connect(address).await.unwrap();
+        let name = ServerName::try_from("kcp.test").unwrap();
+        let stream = TlsConnector::from(Arc::new(config)).connect(name, tcp).await.unwrap();
+        let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
+        (sender, tokio::spawn(connection))
+    };
+    let say = async |sender: &mut http1::SendRequest<Full<bytes::Bytes>>| {
+        let request = Request::post("/v2/lifecycle-manager/event").header(header::HOST, "kcp.test");
+        let mut answer = sender.send_request(request.body(Full::new("{}".into())).unwrap()).await.unwrap();
+        while answer.frame().await.is_some() {}
+        answer.status()
+    };
+    let [old, new] = [clients.identity("r-1"), clients.identity("r-1")];
+    let ((mut first, ended), (mut second, _other)) = (connect(&old).await, connect(&new).await);
+    assert_eq!((say(&mut first).await.as_u16(), say(&mut second).await.as_u16()), (200, 200));
+    let data = BTreeMap::from([(fingerprint(&old.chain[0]), "lost")]);
+    revocations.set(Some(&serde_json::from_value(serde_json::json!({"data": data})).unwrap()));
+    let ended = tokio::time::timeout(PATIENCE, ended).await;
+    assert!(ended.is_ok(), "the connection ends, although nothing is said on it");
+    assert_eq!(say(&mut second).await, 200, "a new certificate of the same runtime is as good as ever");
+    drop(second);
+    shutdown.cancel();
+    served.await.unwrap();
+}
+
+#[test]
+fn with_a_proxy_the_handshake_admits_its_roots_alone() {
+    let (clients, proxies) = (Root::new(), Root::new());
+    let proxy = Proxy { roots: proxies.bundle(), identity: "proxy.test".parse().unwrap() };
+    assert_eq!(Callers::new(clients.bundle(), None).unwrap().bundle(), clients.bundle());
+    assert_eq!(Callers::new(clients.bundle(), Some(proxy)).unwrap().bundle(), proxies.bundle());
+}
+
+/// The files of this port.
+trait Certificates {
+    fn put_server(&self, pair: &PemIdentity);
+    fn put_clients(&self, root: &Root);
+    fn open(&self, proxy: Option<ProxyIdentity>, metrics: &pki::Metrics) -> Files;
+}
+
+impl Certificates for Folder {
+    fn put_server(&self, pair: &PemIdentity) {
+        self.put("chain", &pair.chain);
+        self.put("key", &pair.key);
+    }
+
+    fn put_clients(&self, root: &Root) {
+        self.put("clients", &root.bundle().to_pem());
+    }
+
+    /// Behind a proxy, if there is one.
+    fn open(&self, proxy: Option<ProxyIdentity>, metrics: &pki::Metrics) -> Files {
+        let path = |name| Some(self.0.join(name));
+        let flags = Flags {
+            v2: true,
+            v2_address: "127.0.0.1:0".parse().unwrap(),
+            v2_client_ca: path("clients"),
+            v2_tls_cert: None,
+            v2_tls_key: None,
+            v2_proxy_ca: proxy.as_ref().and_then(|_| path("proxies")),
+            v2_proxy_identity: proxy,
+        };
+        Files::open(&flags, path("chain").as_ref(), path("key").as_ref(), metrics.clone()).unwrap()
+    }
+}
+
+/// The server's certificate that a client with this identity is shown, if it is admitted.
+async fn admitted(files: &Files, identity: &Identity, servers: &TrustBundle) -> Option<String> {
+    let (client, server) = tokio::io::duplex(1 << 16);
+    let config = Arc::new(tls::client(identity, servers.store().unwrap()).unwrap());
+    let accept = TlsAcceptor::from(files.tls().load_full()).accept(server);
+    let connect = TlsConnector::from(config).connect(ServerName::try_from("kcp.test").unwrap(), client);
+    let (accepted, connected) = tokio::join!(accept, connect);
+    accepted.ok()?;
+    Some(fingerprint(&connected.ok()?.get_ref().1.peer_certificates()?[0]))
+}
+
+#[tokio::test]
+async fn files_that_change_are_taken_as_a_whole_and_else_the_last_good_ones_stay() {
+    const DAY: i64 = 86_400;
+    let (folder, now, metrics) = (Folder::new("v2-files"), Now::read().unix, pki::Metrics::default());
+    let [old, new] = [Root::new(), Root::new()];
+    let [agent, newer] = [old.identity("r-1"), new.identity("r-1")];
+    let ca = testing::ca(now - 50 * DAY);
+    let make = |at| ca.make_server(&["kcp.test".parse().unwrap()], at, SERVER_VALIDITY).unwrap();
+    let [first, second] = [make(now), make(now)];
+    folder.put_server(&first);
+    folder.put_clients(&old);
+    let mut files = folder.open(None, &metrics);
+    let shown = admitted(&files, &agent, &ca.trust_bundle()).await.unwrap();
+    assert_eq!(admitted(&files, &newer, &ca.trust_bundle()).await, None);
+
+    for text in ["garbage", ""] {
+        folder.put("clients", text);
+        files.look(now);
+        files.look(now);
+        folder.put_clients(&old);
+    }
+    folder.put("key", &second.key);
+    files.look(now);
+    folder.put_server(&make(now - 40 * DAY));
+    folder.put_clients(&new);
+    files.look(now);
+    fs::remove_file(folder.0.join("chain")).unwrap();
+    files.look(now);
+    assert_eq!(admitted(&files, &agent, &ca.trust_bundle()).await.as_ref(), Some(&shown), "the roots go with the rest");
+    assert_eq!(admitted(&files, &newer, &ca.trust_bundle()).await, None);
+
+    folder.put_server(&second);
+    files.look(now);
+    assert_eq!(admitted(&files, &agent, &ca.trust_bundle()).await, None);
+    assert!(admitted(&files, &newer, &ca.trust_bundle()).await.is_some_and(|other| other != shown));
+    let mut registry = Registry::default();
+    metrics.register(&mut registry);
+    let page = registry.encode().unwrap();
+    for line in ["pki_file_reloads_total{outcome=\"refused\"} 4", "pki_file_reloads_total{outcome=\"taken\"} 1"] {
+        assert!(page.lines().any(|known| known == line), "each is told once: {page}");
+    }
+}
+
+#[test]
+fn what_a_proxy_forwards_is_judged_by_the_roots_of_now() {
+    let (folder, now) = (Folder::new("v2-proxied"), Now::read().unix);
+    let [old, new, proxies] = [Root::new(), Root::new(), Root::new()];
+    folder.put_server(&testing::ca(now).make_server(&["kcp.test".parse().unwrap()], now, SERVER_VALIDITY).unwrap());
+    folder.put_clients(&old);
+    folder.put("proxies", &proxies.bundle().to_pem());
+    let mut files = folder.open(Some("spiffe://proxy".parse().unwrap()), &pki::Metrics::default());
+    let callers = files.callers();
+    let peer = callers.peer(Some(&proxies.leaf("proxy", Some("spiffe://proxy"), 2090)));
+    let leaves = [old.leaf("r-1", None, 2090), new.leaf("r-1", None, 2090)];
+    let judged = || {
+        leaves.each_ref().map(|leaf| {
+            let mut headers = HeaderMap::new();
+            headers.insert(FORWARDED_CLIENT_CERT, forward(leaf).parse().unwrap());
+            callers.caller(&peer, &headers, now).is_ok()
+        })
+    };
+    assert_eq!(judged(), [true, false]);
+    folder.put_clients(&new);
+    files.look(now);
+    assert_eq!(judged(), [false, true]);
+    assert_eq!(callers.bundle(), proxies.bundle());
+}

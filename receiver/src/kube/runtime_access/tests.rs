@@ -1,0 +1,312 @@
+//! Against a small API server with real TLS.
+
+pub(super) mod test_bed;
+
+use std::{sync::Mutex, time::Duration};
+
+use bytes::Bytes;
+use futures::{StreamExt, stream};
+use http::{HeaderMap, Version, header};
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::Api;
+
+use self::test_bed::{ApiServer, Party, chunks, secret, text};
+use super::{addresses::Why, *};
+use crate::base::class::Class;
+
+const H2: &[u8] = b"h2";
+const H1: &[u8] = b"http/1.1";
+const MAP: &str = r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"a"}}"#;
+
+fn key() -> KymaKey {
+    KymaKey::new("kcp-system", "kyma")
+}
+
+fn local() -> Settings {
+    Settings { allow: vec!["127.0.0.0/8".parse().unwrap(), "::1".parse().unwrap()], ..Settings::default() }
+}
+
+fn access(settings: Settings, kubeconfig: Vec<u8>) -> RuntimeAccess {
+    let access = RuntimeAccess::new(settings, Metrics::default());
+    assert!(access.set_secrets(&key(), &[secret("1", kubeconfig)]));
+    access
+}
+
+async fn get(client: Client) -> Result<ConfigMap, kube::Error> {
+    Api::namespaced(client, "default").get("a").await
+}
+
+type Seen = Arc<Mutex<Vec<(HeaderMap, Version, String)>>>;
+
+async fn recording(client: Option<&Party>, protocols: &[&[u8]]) -> (ApiServer, Seen) {
+    let seen: Seen = Arc::default();
+    let log = seen.clone();
+    let server = ApiServer::start(client, protocols, move |request| {
+        log.lock().unwrap().push((request.headers().clone(), request.version(), request.uri().path().to_owned()));
+        text(200, MAP)
+    });
+    (server.await, seen)
+}
+
+#[tokio::test]
+async fn a_token_is_sent_over_http2_and_over_http1() {
+    for (protocols, version) in [(&[H2, H1][..], Version::HTTP_2), (&[H1][..], Version::HTTP_11)] {
+        let (server, seen) = recording(None, protocols).await;
+        let map = get(server.client(local())).await.unwrap();
+        assert_eq!(map.metadata.name.as_deref(), Some("a"));
+        let seen = seen.lock().unwrap();
+        let (headers, used, path) = &seen[0];
+        assert_eq!(headers[header::AUTHORIZATION], "Bearer sesame");
+        assert!(headers[header::USER_AGENT].to_str().unwrap().starts_with("tidewatch-receiver/"));
+        assert_eq!(*used, version);
+        assert_eq!(path, "/api/v1/namespaces/default/configmaps/a");
+    }
+}
+
+#[tokio::test]
+async fn a_name_and_a_path_prefix_are_used() {
+    let (server, seen) = recording(None, &[H2]).await;
+    let kubeconfig = String::from_utf8(server.kubeconfig("localhost", "token: t")).unwrap();
+    let port = server.address.port();
+    let kubeconfig = kubeconfig.replace(&format!("localhost:{port}'"), &format!("localhost:{port}/one/'"));
+    get(access(local(), kubeconfig.into_bytes()).client(&key()).unwrap()).await.unwrap();
+    assert_eq!(seen.lock().unwrap()[0].2, "/one/api/v1/namespaces/default/configmaps/a");
+}
+
+#[tokio::test]
+async fn a_client_certificate_is_shown_and_its_lack_is_an_auth_error() {
+    let runtime_user = Party::new("user");
+    let (server, seen) = recording(Some(&runtime_user), &[H2]).await;
+    let user = format!(
+        "client-certificate-data: {}, client-key-data: {}",
+        runtime_user.certificate_data(),
+        runtime_user.key_data()
+    );
+    let by_certificate = access(local(), server.kubeconfig("127.0.0.1", &user));
+    get(by_certificate.client(&key()).unwrap()).await.unwrap();
+    assert!(!seen.lock().unwrap()[0].0.contains_key(header::AUTHORIZATION));
+
+    let error = get(server.client(local())).await.unwrap_err();
+    assert_eq!(classify(&error), Class::Auth, "{error:?}");
+
+    let other = Party::new("other");
+    let user =
+        format!("client-certificate-data: {}, client-key-data: {}", runtime_user.certificate_data(), other.key_data());
+    let mismatch = access(local(), server.kubeconfig("127.0.0.1", &user));
+    assert_eq!(mismatch.client(&key()).err(), Some(Unusable::Kubeconfig(Refusal::ClientCertificate)));
+}
+
+#[tokio::test]
+async fn a_server_of_another_ca_is_not_trusted() {
+    let (server, seen) = recording(None, &[H2]).await;
+    let kubeconfig = String::from_utf8(server.kubeconfig("127.0.0.1", "token: sesame")).unwrap();
+    let foreign = kubeconfig.replace(&server.party.certificate_data(), &Party::new("runtime").certificate_data());
+    let error = get(access(local(), foreign.into_bytes()).client(&key()).unwrap()).await.unwrap_err();
+    assert_eq!(classify(&error), Class::Auth, "{error:?}");
+    assert!(seen.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn forbidden_addresses_are_refused_by_name_and_by_address() {
+    let (server, seen) = recording(None, &[H2]).await;
+    // DNS cannot cheat: the name looks harmless, its address decides.
+    for host in ["localhost", "127.1"] {
+        let kubeconfig = String::from_utf8(server.kubeconfig(host, "token: sesame")).unwrap();
+        let kubeconfig = kubeconfig.replace("{server:", "{tls-server-name: localhost, server:");
+        let access = access(Settings::default(), kubeconfig.into_bytes());
+        let error = get(access.client(&key()).unwrap()).await.unwrap_err();
+        let forbidden = forbidden_address(&error).unwrap_or_else(|| panic!("{host}: {error:?}"));
+        assert_eq!(forbidden.why, Why::Loopback);
+        assert_eq!(classify(&error), Class::Auth);
+        assert!(describe(&error).contains("is forbidden: it is a loopback address"), "{}", describe(&error));
+    }
+    let literal = access(Settings::default(), server.kubeconfig("127.0.0.1", "token: sesame"));
+    let unusable = literal.client(&key()).err().unwrap();
+    assert_eq!(unusable.to_string(), "the runtime's address 127.0.0.1 is forbidden: it is a loopback address");
+    assert!(seen.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn an_endless_answer_ends_at_its_bytes() {
+    let chunk = Bytes::from(vec![b' '; 1 << 14]);
+    for protocols in [&[H2][..], &[H1][..]] {
+        for (status, limits) in [
+            (200, Limits { bytes: 1 << 17, ..Limits::default() }),
+            (500, Limits { error_bytes: 1 << 15, ..Limits::default() }),
+        ] {
+            let chunk = chunk.clone();
+            let server =
+                ApiServer::start(None, protocols, move |_| chunks(status, stream::repeat(chunk.clone()))).await;
+            let error = get(server.client(Settings { limits, ..local() })).await.unwrap_err();
+            let limit = if status == 200 { limits.bytes } else { limits.error_bytes };
+            assert_eq!(cut_off(&error), Some(CutOff::TooLarge(limit)), "{error:?}");
+            assert_eq!(classify(&error), Class::Refused);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_slow_answer_ends_at_its_deadlines() {
+    let limits = Limits { answer: Duration::from_millis(200), ..Limits::default() };
+    // One byte, then silence for ever.
+    let silent = |_: &_| chunks(200, stream::iter([Bytes::from_static(b"{")]).chain(stream::pending()));
+    let server = ApiServer::start(None, &[H2], silent).await;
+    let error = get(server.client(Settings { limits, ..local() })).await.unwrap_err();
+    assert_eq!(cut_off(&error), Some(CutOff::Late(limits.answer)), "{error:?}");
+    assert_eq!(classify(&error), Class::Transport);
+
+    // A peer that accepts TCP and says nothing.
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let kubeconfig = String::from_utf8(server.kubeconfig("127.0.0.1", "token: sesame")).unwrap();
+    let port = |server: std::net::SocketAddr| format!("127.0.0.1:{}", server.port());
+    let mute = kubeconfig.replace(&port(server.address), &port(listener.local_addr().unwrap())).into_bytes();
+    for (limits, cut) in [
+        (
+            Limits { head: Duration::from_millis(100), ..Limits::default() },
+            Some(CutOff::HeadLate(Duration::from_millis(100))),
+        ),
+        (Limits { connect: Duration::from_millis(100), ..Limits::default() }, None),
+    ] {
+        let client = access(Settings { limits, ..local() }, mute.clone()).client(&key()).unwrap();
+        let error = get(client).await.unwrap_err();
+        assert_eq!(cut_off(&error), cut, "{error:?}");
+        assert_eq!(classify(&error), Class::Transport);
+    }
+}
+
+#[tokio::test]
+async fn answers_that_nobody_reads_hold_their_turn_and_no_client_is_lost_by_it() {
+    let server = ApiServer::start(None, &[H2], |_| text(200, MAP)).await;
+    let limits = Limits { concurrent: 1, head: Duration::from_secs(2), ..Limits::default() };
+    let client = server.client(Settings { limits, ..local() });
+    let request = || http::Request::get("/version").body(kube::client::Body::empty()).unwrap();
+    let held = client.send(request()).await.unwrap();
+    let error = client.send(request()).await.unwrap_err();
+    assert_eq!(cut_off(&error), Some(CutOff::HeadLate(limits.head)));
+    drop(held);
+    client.send(request()).await.unwrap();
+}
+
+#[tokio::test]
+async fn redirects_are_not_followed() {
+    let server = ApiServer::start(None, &[H2], |_| {
+        let mut reply = text(302, MAP);
+        reply.headers_mut().insert(header::LOCATION, "https://169.254.169.254/".parse().unwrap());
+        reply
+    });
+    let error = get(server.await.client(local())).await.unwrap_err();
+    assert!(matches!(cut_off(&error), Some(CutOff::Status(status)) if status.as_u16() == 302), "{error:?}");
+}
+
+#[tokio::test]
+async fn only_a_changed_secret_gives_a_new_client() {
+    let (server, seen) = recording(None, &[H2]).await;
+    let old = server.kubeconfig("127.0.0.1", "token: old");
+    let access = access(local(), old.clone());
+    let (_, first) = access.client_and_revision(&key()).unwrap();
+    assert_eq!(access.client_and_revision(&key()).unwrap().1, first);
+    // A label was written: another version, the same content.
+    assert!(!access.set_secrets(&key(), &[secret("2", old.clone())]));
+    assert_eq!(access.client_and_revision(&key()).unwrap().1, first);
+
+    assert!(access.set_secrets(&key(), &[secret("3", server.kubeconfig("127.0.0.1", "token: new"))]));
+    let (client, second) = access.client_and_revision(&key()).unwrap();
+    assert_ne!(first, second);
+    get(client).await.unwrap();
+    assert_eq!(seen.lock().unwrap()[0].0[header::AUTHORIZATION], "Bearer new");
+
+    let other = AccessSecret { name: "other".into(), ..secret("9", old.clone()) };
+    assert!(access.set_secrets(&key(), &[other.clone(), secret("3", old.clone())]));
+    let several = access.client(&key()).err().unwrap();
+    assert_eq!(several.to_string(), "several access Secrets are labelled with this Kyma's name: access, other");
+    assert!(!access.set_secrets(&key(), &[secret("3", old.clone()), other.clone()]), "the order does not matter");
+    assert!(access.set_secrets(&key(), &[other]));
+    access.client(&key()).unwrap();
+
+    assert!(access.set_secrets(&key(), &[]));
+    assert!(!access.set_secrets(&key(), &[]));
+    assert_eq!(access.client(&key()).err(), Some(Unusable::Missing));
+    access.set_secrets(&key(), &[secret("1", old)]);
+    access.remove(&key());
+    assert_eq!(access.client(&key()).err(), Some(Unusable::Missing));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_nobody_uses_is_dropped_and_the_next_one_is_of_the_same_access() {
+    let (server, _) = recording(None, &[H2]).await;
+    let access = access(local(), server.kubeconfig("127.0.0.1", "token: t"));
+    let is_built = || matches!(access.table().entries[&key()].access, Access::Usable { built: Some(_), .. });
+    let (client, revision) = access.client_and_revision(&key()).unwrap();
+    tokio::time::advance(client::IDLE / 2).await;
+    access.client(&key()).unwrap();
+    tokio::time::advance(client::IDLE / 2).await;
+    access.drop_idle();
+    assert!(is_built(), "it was asked for a moment ago");
+    let held = match &access.table().entries[&key()].access {
+        Access::Usable { built: Some(built), .. } => built.usage.permits.clone().try_acquire_owned().unwrap(),
+        _ => panic!("it is built"),
+    };
+    tokio::time::advance(client::IDLE).await;
+    access.drop_idle();
+    assert!(is_built(), "an answer is under way");
+    drop(held);
+    access.drop_idle();
+    assert!(!is_built());
+    assert_eq!(access.client_and_revision(&key()).unwrap().1, revision);
+    drop(client);
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_the_clients_that_nobody_uses_those_that_were_used_last_stay() {
+    let (server, _) = recording(None, &[H2]).await;
+    let kubeconfig = server.kubeconfig("127.0.0.1", "token: t");
+    let access = RuntimeAccess::new(local(), Metrics::default());
+    let keys: Vec<_> = (0..MAX_RESTING + 2).map(|number| KymaKey::new("kcp-system", number.to_string())).collect();
+    for key in &keys {
+        access.set_secrets(key, &[secret("1", kubeconfig.clone())]);
+        access.client(key).unwrap();
+        tokio::time::advance(client::IDLE / 1_000).await;
+    }
+    access.client(&keys[0]).unwrap();
+    access.drop_idle();
+    let is_built = |key| matches!(access.table().entries[key].access, Access::Usable { built: Some(_), .. });
+    let dropped: Vec<_> = keys.iter().filter(|key| !is_built(key)).collect();
+    assert_eq!(dropped, [&keys[1], &keys[2]], "the first was used again");
+}
+
+#[test]
+fn secrets_are_read_by_their_key_and_never_shown() {
+    let data = |key: &str| {
+        serde_json::from_value::<Secret>(serde_json::json!({
+            "metadata": {"name": "access", "resourceVersion": "7"}, "data": {key: "c2VzYW1l"}
+        }))
+    };
+    let read = AccessSecret::from(&data("config").unwrap());
+    assert_eq!((read.name.as_str(), read.resource_version.as_str()), ("access", "7"));
+    assert_eq!(read.kubeconfig.as_deref(), Some(&b"sesame"[..]));
+    assert!(!format!("{read:?}").contains("sesame") && !format!("{read:?}").contains("115"));
+    let empty = AccessSecret::from(&data("other").unwrap());
+    let access = RuntimeAccess::new(Settings::default(), Metrics::default());
+    assert!(access.set_secrets(&key(), &[empty]));
+    assert_eq!(access.client(&key()).err(), Some(Unusable::Kubeconfig(Refusal::NoKey)));
+}
+
+#[test]
+fn who_read_before_a_secret_came_does_not_forget_it() {
+    let access = RuntimeAccess::new(local(), Metrics::default());
+    let (done, told) = std::sync::mpsc::channel();
+    let other = access.clone();
+    let mut later = None;
+    access.follow_secrets(&key(), || {
+        later = Some(std::thread::spawn(move || {
+            let changed = other.follow_secrets(&key(), || vec![secret("1", b"{}".to_vec())]);
+            done.send(changed)
+        }));
+        // Only somebody who does not wait for us can be done by then.
+        let overtaken = told.recv_timeout(Duration::from_millis(200)).is_ok();
+        assert!(!overtaken, "the other one waits for its turn");
+        Vec::new()
+    });
+    later.expect("it was begun").join().expect("it ended").expect("it was told");
+    assert!(!matches!(access.client(&key()), Err(Unusable::Missing)), "the Secret is known");
+}

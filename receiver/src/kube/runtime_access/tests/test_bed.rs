@@ -1,0 +1,155 @@
+//! A tiny TLS API server for tests: certificates of its own, one function that answers.
+
+use std::{convert::Infallible, io, net::SocketAddr, sync::Arc};
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use bytes::Bytes;
+use futures::{Stream, StreamExt, future, stream};
+use http::{Request, Response};
+use http_body::Frame;
+use http_body_util::{BodyExt, StreamBody, combinators::UnsyncBoxBody};
+use hyper::{body::Incoming, service::service_fn};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo},
+    server::conn::auto,
+};
+use rcgen::{CertificateParams, KeyPair};
+use rustls::{RootCertStore, ServerConfig, server::WebPkiClientVerifier};
+use tidewatch_shared::tls;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    task::JoinSet,
+};
+use tokio_rustls::TlsAcceptor;
+
+use crate::base::key::KymaKey;
+use crate::kube::runtime_access::{AccessSecret, Metrics, RuntimeAccess, Settings};
+
+pub(in crate::kube::runtime_access) type Reply = Response<UnsyncBoxBody<Bytes, Infallible>>;
+
+/// A self-signed certificate, which is its own CA, for a name and for 127.0.0.1.
+pub(in crate::kube::runtime_access) struct Party {
+    certificate: rcgen::Certificate,
+    key: KeyPair,
+}
+
+impl Party {
+    pub(in crate::kube::runtime_access) fn new(name: &str) -> Self {
+        let key = KeyPair::generate().unwrap();
+        let names = [name.to_owned(), "127.0.0.1".to_owned(), "localhost".to_owned()];
+        let certificate = CertificateParams::new(names).unwrap().self_signed(&key).unwrap();
+        Self { certificate, key }
+    }
+
+    pub(in crate::kube::runtime_access) fn certificate_data(&self) -> String {
+        STANDARD.encode(self.certificate.pem())
+    }
+
+    pub(in crate::kube::runtime_access) fn key_data(&self) -> String {
+        STANDARD.encode(self.key.serialize_pem())
+    }
+
+    fn roots(&self) -> RootCertStore {
+        tls::roots(&[self.certificate.der().clone()]).unwrap()
+    }
+}
+
+/// A running API server; it ends with the value.
+pub(in crate::kube::runtime_access) struct ApiServer {
+    pub(in crate::kube::runtime_access) address: SocketAddr,
+    pub(in crate::kube::runtime_access) party: Party,
+    _tasks: JoinSet<()>,
+}
+
+impl ApiServer {
+    /// `client`: whose certificate a client must show; `protocols` in ALPN.
+    pub(in crate::kube::runtime_access) async fn start(
+        client: Option<&Party>,
+        protocols: &[&[u8]],
+        answer: impl Fn(&Request<Incoming>) -> Reply + Send + Sync + 'static,
+    ) -> Self {
+        let party = Party::new("runtime");
+        let builder =
+            ServerConfig::builder_with_provider(tls::provider()).with_safe_default_protocol_versions().unwrap();
+        let builder = match client {
+            Some(client) => {
+                let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(client.roots()), tls::provider());
+                builder.with_client_cert_verifier(verifier.build().unwrap())
+            }
+            None => builder.with_no_client_auth(),
+        };
+        let key = rustls_pki_types::PrivateKeyDer::try_from(party.key.serialize_der()).unwrap();
+        let mut config = builder.with_single_cert(vec![party.certificate.der().clone()], key).unwrap();
+        config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut tasks = JoinSet::new();
+        tasks.spawn(serve(listener, TlsAcceptor::from(Arc::new(config)), Arc::new(answer)));
+        Self { address, party, _tasks: tasks }
+    }
+
+    /// A kubeconfig for this server, with the user's part given.
+    pub(in crate::kube::runtime_access) fn kubeconfig(&self, host: &str, user: &str) -> Vec<u8> {
+        format!(
+            "clusters: [{{name: a, cluster: {{server: 'https://{host}:{}', certificate-authority-data: {}}}}}]\n\
+             users: [{{name: b, user: {{{user}}}}}]\ncontexts: [{{name: c, context: {{cluster: a, user: b}}}}]\n",
+            self.address.port(),
+            self.party.certificate_data()
+        )
+        .into_bytes()
+    }
+
+    /// A client of this server, by address, with the token `sesame`.
+    pub(in crate::kube::runtime_access) fn client(&self, settings: Settings) -> kube::Client {
+        let access = RuntimeAccess::new(settings, Metrics::default());
+        let key = KymaKey::new("kcp-system", "kyma");
+        access.set_secrets(&key, &[secret("1", self.kubeconfig("127.0.0.1", "token: sesame"))]);
+        access.client(&key).unwrap()
+    }
+}
+
+async fn serve<F>(listener: TcpListener, acceptor: TlsAcceptor, answer: Arc<F>)
+where
+    F: Fn(&Request<Incoming>) -> Reply + Send + Sync + 'static,
+{
+    let mut connections = JoinSet::new();
+    while let Ok((tcp, _)) = listener.accept().await {
+        let (acceptor, answer) = (acceptor.clone(), answer.clone());
+        connections.spawn(async move {
+            let tls = match acceptor.accept(tcp).into_fallible().await {
+                Ok(tls) => tls,
+                Err((_, tcp)) => return drain(tcp).await,
+            };
+            let service = service_fn(move |request| future::ready(Ok::<_, Infallible>(answer(&request))));
+            // Clients that give up end their connection with an error here.
+            let _ = auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(tls), service).await;
+        });
+    }
+}
+
+/// Reads to the end: closing with something unread would overtake the alert that says what was wrong.
+async fn drain(tcp: TcpStream) {
+    let mut bytes = [0; 1024];
+    while tcp.readable().await.is_ok() {
+        match tcp.try_read(&mut bytes) {
+            Ok(0) => return,
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => return,
+            _ => {}
+        }
+    }
+}
+
+pub(in crate::kube::runtime_access) fn secret(resource_version: &str, kubeconfig: Vec<u8>) -> AccessSecret {
+    AccessSecret { name: "access".into(), resource_version: resource_version.into(), kubeconfig: Some(kubeconfig) }
+}
+
+/// An answer of one text.
+pub(in crate::kube::runtime_access) fn text(status: u16, text: impl Into<Bytes>) -> Reply {
+    chunks(status, stream::iter([text.into()]))
+}
+
+/// An answer of a stream of texts, without `Content-Length`.
+pub(in crate::kube::runtime_access) fn chunks(status: u16, texts: impl Stream<Item = Bytes> + Send + 'static) -> Reply {
+    let body = StreamBody::new(texts.map(|text| Ok(Frame::data(text)))).boxed_unsync();
+    Response::builder().status(status).body(body).unwrap()
+}
