@@ -1,13 +1,15 @@
 //! The custom resources of `operator.kyma-project.io/v1beta2`, one file per kind.
 //!
-//! An object that was read, changed and written again has every other member as it was read, whoever wrote it:
+//! Reading an object, changing it and writing it back preserves all other members, regardless of their writer:
 //!
-//! * what the CRD requires is a plain field, everything else an [`Option`], so that absent, `[]` and `{}` stay apart; what an
-//!   absent member means is told by a method of the same name or by `is_…`;
-//! * members that these types do not know are kept in a field `other`;
-//! * what is not ours to understand (component descriptors, module CRs, layer sources) stays [`serde_json::Value`].
+//! * Members that the CRD requires are plain fields, all others are an [`Option`], so that absent, `[]` and `{}` remain
+//!   distinct. A method of the same name, or `is_…`, applies the default for an absent member.
+//! * Members unknown to these types are kept in the field `other`.
+//! * Members that this crate does not interpret (component descriptors, module CRs, layer sources) are
+//!   [`serde_json::Value`]s.
 //!
-//! The schemas that come from these types are finished in [`crds`].
+//! The doc comments of the types are the descriptions in the CRDs, as `kubectl explain` shows them. [`crds`] completes
+//! the derived schemas.
 
 pub mod crds;
 mod kyma;
@@ -28,6 +30,6 @@ pub use self::{
         Condition, ConditionStatus, CustomResourcePolicy, Gvk, LastOperation, Manager, Other, PartialMeta,
         TrackingObject,
     },
-    state::{State, UnknownState},
+    state::{State, UnknownStateError},
     watcher::{Gateway, ServiceInfo, WatchField, WatchableGvr, Watcher, WatcherSpec, WatcherStatus},
 };

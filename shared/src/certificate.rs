@@ -1,4 +1,5 @@
-//! What is read from a leaf certificate: the runtime it names, its key, its end.
+//! The fields of a leaf certificate that agent and receiver evaluate: the runtime that it names, its key and its
+//! validity.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -14,33 +15,33 @@ use crate::{
     identity::{RuntimeId, TrustDomain},
 };
 
-/// Why a certificate names no runtime.
+/// The error of reading a certificate.
 #[derive(Debug, Error, PartialEq, Eq)]
-pub enum ReadCertificate {
+pub enum ReadCertificateError {
     /// Not X.509.
     #[error("the certificate is not readable")]
     Parse,
     /// Not an uncompressed P-256 point.
     #[error("the certificate's key is not P-256")]
     Key,
-    /// There must be exactly one URI, and it must be `spiffe://<trust domain>/runtime/<id>`.
+    /// The subject alternative names must contain exactly one URI, `spiffe://<trust domain>/runtime/<id>`.
     #[error("the certificate names no runtime of this trust domain")]
     Uri,
     /// The common name must equal the runtime id.
-    #[error("the certificate's common name is not its runtime id")]
+    #[error("the certificate's common name differs from its runtime id")]
     CommonName,
-    /// clientAuth must stand in the extended key usage.
-    #[error("the certificate is not meant for clients")]
+    /// The extended key usage must include clientAuth.
+    #[error("the certificate lacks the extended key usage clientAuth")]
     Usage,
-    /// A CA's certificate is nobody's identity.
-    #[error("the certificate is that of a certificate authority")]
+    /// The certificate of a CA does not identify a runtime.
+    #[error("the certificate belongs to a certificate authority")]
     Authority,
 }
 
-/// A leaf as far as every side reads it.
+/// The fields of a leaf certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leaf {
-    /// The certificate itself.
+    /// The DER encoding.
     pub der: CertificateDer<'static>,
     /// Hex SHA-256 of the DER: the `keyid` of signatures.
     pub fingerprint: String,
@@ -50,28 +51,29 @@ pub struct Leaf {
     pub not_after: i64,
     /// Start of validity, in Unix seconds.
     pub not_before: i64,
-    /// The key that signed it, as its authority key identifier names it; `None` when it names none.
+    /// The key of the issuer, from the authority key identifier; `None` if the extension is absent.
     pub authority: Option<KeyId>,
 }
 
-/// Names a CA's key, as a subject key identifier or an authority key identifier does (RFC 5280, sections 4.2.1.1 and 4.2.1.2): hex.
+/// The identifier of a CA key, in hex: a subject key identifier or an authority key identifier (RFC 5280, sections
+/// 4.2.1.1 and 4.2.1.2).
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct KeyId(String);
 
 impl KeyId {
-    /// Longer identifiers are not read as one. RFC 7093 knows 20 bytes, and SHA-512 would have 64.
+    /// Limit in bytes; longer identifiers are ignored. RFC 7093 defines 20 bytes, a SHA-512 hash has 64.
     const MAX_BYTES: usize = 64;
 
     fn new(bytes: &[u8]) -> Option<Self> {
         (1..=Self::MAX_BYTES).contains(&bytes.len()).then(|| Self(hex::encode(bytes)))
     }
 
-    /// The id of a certificate's own key; `None` when it names none.
+    /// The subject key identifier of a certificate; `None` if the extension is absent.
     ///
     /// # Errors
-    /// [`ReadCertificate::Parse`].
-    pub fn of_subject(der: &CertificateDer<'_>) -> Result<Option<Self>, ReadCertificate> {
+    /// [`ReadCertificateError::Parse`].
+    pub fn of_subject(der: &CertificateDer<'_>) -> Result<Option<Self>, ReadCertificateError> {
         let certificate = parse(der)?;
         let id = certificate.iter_extensions().find_map(|extension| match extension.parsed_extension() {
             ParsedExtension::SubjectKeyIdentifier(id) => Some(id.0),
@@ -88,7 +90,7 @@ impl KeyId {
         id.and_then(Self::new)
     }
 
-    /// As hex.
+    /// The identifier in hex.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -101,23 +103,23 @@ impl fmt::Display for KeyId {
     }
 }
 
-/// The names in a certificate, as alternatives of its subject.
+/// The subject alternative names of a certificate, as far as they are URIs or DNS names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Names {
-    /// URIs, as they stand.
+pub struct SubjectAltNames {
+    /// The URIs, unmodified.
     pub uris: Vec<String>,
-    /// DNS names, as they stand.
+    /// The DNS names, unmodified.
     pub dns: Vec<String>,
 }
 
-impl Names {
-    /// Reads them; a certificate without alternatives has none.
+impl SubjectAltNames {
+    /// Reads the names of a certificate; both lists are empty if the extension is absent.
     ///
     /// # Errors
-    /// [`ReadCertificate::Parse`].
-    pub fn read(der: &CertificateDer<'_>) -> Result<Self, ReadCertificate> {
+    /// [`ReadCertificateError::Parse`].
+    pub fn read(der: &CertificateDer<'_>) -> Result<Self, ReadCertificateError> {
         let certificate = parse(der)?;
-        let alternatives = certificate.subject_alternative_name().map_err(|_| ReadCertificate::Parse)?;
+        let alternatives = certificate.subject_alternative_name().map_err(|_| ReadCertificateError::Parse)?;
         let mut names = Self::default();
         for name in alternatives.as_ref().map_or(&[][..], |extension| &extension.value.general_names) {
             match name {
@@ -130,28 +132,28 @@ impl Names {
     }
 }
 
-/// A leaf that names a runtime.
+/// A leaf certificate that identifies a runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuntimeCertificate {
-    /// Who.
+    /// The runtime.
     pub runtime: RuntimeId,
-    /// With which certificate.
+    /// The certificate.
     pub leaf: Leaf,
 }
 
-/// Hex SHA-256 of a certificate.
+/// The SHA-256 of a certificate, in hex.
 #[must_use]
 pub fn fingerprint(der: &[u8]) -> String {
     hex::encode(digest::digest(&digest::SHA256, der).as_ref())
 }
 
-/// A certificate as PEM (RFC 7468, section 5).
+/// Encodes a certificate as PEM (RFC 7468, section 5).
 #[must_use]
 pub fn to_pem(der: &[u8]) -> String {
     labelled_pem("CERTIFICATE", der)
 }
 
-/// DER as PEM under a label of RFC 7468, for example `PRIVATE KEY`.
+/// Encodes DER as PEM under a label of RFC 7468, for example `PRIVATE KEY`.
 #[must_use]
 pub fn labelled_pem(label: &str, der: &[u8]) -> String {
     let text = STANDARD.encode(der);
@@ -168,8 +170,9 @@ pub fn labelled_pem(label: &str, der: &[u8]) -> String {
     pem
 }
 
-/// Names a set of roots: 16 hex digits that change with the set and with nothing else, neither order nor doubles. Both sides
-/// compare it, so there is one way to compute it. 64 bits tell one bundle of a fleet from the next; nothing is proved by them.
+/// The revision of a set of roots, in 16 hex digits: independent of order and duplicates, different for different sets.
+/// Agent and receiver compare revisions, so both compute them here. 64 bits distinguish the bundles of a fleet; they
+/// are not a proof of identity.
 #[must_use]
 pub fn trust_revision(roots: &[CertificateDer<'_>]) -> String {
     let roots: BTreeSet<&[u8]> = roots.iter().map(AsRef::as_ref).collect();
@@ -185,12 +188,12 @@ impl Leaf {
     /// Reads a leaf.
     ///
     /// # Errors
-    /// [`ReadCertificate::Parse`] and [`ReadCertificate::Key`].
-    pub fn read(der: &CertificateDer<'_>) -> Result<Self, ReadCertificate> {
+    /// [`ReadCertificateError::Parse`] and [`ReadCertificateError::Key`].
+    pub fn read(der: &CertificateDer<'_>) -> Result<Self, ReadCertificateError> {
         parse(der).and_then(|certificate| Self::of(&certificate, der))
     }
 
-    fn of(certificate: &X509Certificate<'_>, der: &CertificateDer<'_>) -> Result<Self, ReadCertificate> {
+    fn of(certificate: &X509Certificate<'_>, der: &CertificateDer<'_>) -> Result<Self, ReadCertificateError> {
         let public_key = certificate.public_key().subject_public_key.data.to_vec();
         let is_p256_point = public_key.len() == 65 && public_key[0] == 4;
         let validity = certificate.validity();
@@ -203,49 +206,49 @@ impl Leaf {
             not_before,
             authority: KeyId::of_authority(certificate),
         };
-        is_p256_point.then_some(leaf).ok_or(ReadCertificate::Key)
+        is_p256_point.then_some(leaf).ok_or(ReadCertificateError::Key)
     }
 }
 
 impl RuntimeCertificate {
-    /// Reads the runtime from a leaf whose chain was verified: URI, common name and usage, all three.
+    /// Reads the runtime from a leaf of a verified chain: URI, common name and extended key usage must all match.
     ///
     /// # Errors
-    /// [`ReadCertificate`].
-    pub fn read(der: &CertificateDer<'_>, domain: &TrustDomain) -> Result<Self, ReadCertificate> {
+    /// [`ReadCertificateError`].
+    pub fn read(der: &CertificateDer<'_>, domain: &TrustDomain) -> Result<Self, ReadCertificateError> {
         let certificate = parse(der)?;
-        let alternatives = certificate.subject_alternative_name().map_err(|_| ReadCertificate::Parse)?;
+        let alternatives = certificate.subject_alternative_name().map_err(|_| ReadCertificateError::Parse)?;
         let names = alternatives.as_ref().map_or(&[][..], |extension| &extension.value.general_names);
         let mut uris = names.iter().filter_map(|name| match name {
             GeneralName::URI(uri) => Some(*uri),
             _ => None,
         });
         let (Some(uri), None) = (uris.next(), uris.next()) else {
-            return Err(ReadCertificate::Uri);
+            return Err(ReadCertificateError::Uri);
         };
-        let runtime = domain.runtime_of(uri).ok_or(ReadCertificate::Uri)?;
+        let runtime = domain.runtime_of(uri).ok_or(ReadCertificateError::Uri)?;
         let mut common_names = certificate.subject().iter_common_name();
         let (Some(common_name), None) = (common_names.next(), common_names.next()) else {
-            return Err(ReadCertificate::CommonName);
+            return Err(ReadCertificateError::CommonName);
         };
         if common_name.as_str() != Ok(runtime.as_str()) {
-            return Err(ReadCertificate::CommonName);
+            return Err(ReadCertificateError::CommonName);
         }
-        let usage = certificate.extended_key_usage().map_err(|_| ReadCertificate::Parse)?;
+        let usage = certificate.extended_key_usage().map_err(|_| ReadCertificateError::Parse)?;
         if !usage.is_some_and(|usage| usage.value.client_auth) {
-            return Err(ReadCertificate::Usage);
+            return Err(ReadCertificateError::Usage);
         }
         if certificate.is_ca() {
-            return Err(ReadCertificate::Authority);
+            return Err(ReadCertificateError::Authority);
         }
         Ok(Self { runtime, leaf: Leaf::of(&certificate, der)? })
     }
 }
 
-fn parse<'a>(der: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, ReadCertificate> {
+fn parse<'a>(der: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, ReadCertificateError> {
     match X509Certificate::from_der(der) {
         Ok(([], certificate)) => Ok(certificate),
-        _ => Err(ReadCertificate::Parse),
+        _ => Err(ReadCertificateError::Parse),
     }
 }
 
@@ -264,23 +267,23 @@ mod tests {
     }
 
     #[test]
-    fn only_uri_name_and_usage_together_make_an_identity() {
+    fn an_identity_requires_uri_common_name_and_usage() {
         use ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
         let domain: TrustDomain = "kyma.local".parse().unwrap();
         let uri = "spiffe://kyma.local/runtime/r-1";
         let good = leaf(&[uri], "r-1", &[ClientAuth]);
         let read = RuntimeCertificate::read(&good, &domain).unwrap();
         assert_eq!((read.runtime.as_str(), read.leaf.public_key.len()), ("r-1", 65));
-        for (bad, why) in [
-            (leaf(&[], "r-1", &[ClientAuth]), ReadCertificate::Uri),
-            (leaf(&[uri, uri], "r-1", &[ClientAuth]), ReadCertificate::Uri),
-            (leaf(&["spiffe://other/runtime/r-1"], "r-1", &[ClientAuth]), ReadCertificate::Uri),
-            (leaf(&[uri], "r-2", &[ClientAuth]), ReadCertificate::CommonName),
-            (leaf(&[uri], "r-1", &[ServerAuth]), ReadCertificate::Usage),
-            (leaf(&[uri], "r-1", &[]), ReadCertificate::Usage),
-            (CertificateDer::from(vec![0x30, 0x00]), ReadCertificate::Parse),
+        for (bad, expected) in [
+            (leaf(&[], "r-1", &[ClientAuth]), ReadCertificateError::Uri),
+            (leaf(&[uri, uri], "r-1", &[ClientAuth]), ReadCertificateError::Uri),
+            (leaf(&["spiffe://other/runtime/r-1"], "r-1", &[ClientAuth]), ReadCertificateError::Uri),
+            (leaf(&[uri], "r-2", &[ClientAuth]), ReadCertificateError::CommonName),
+            (leaf(&[uri], "r-1", &[ServerAuth]), ReadCertificateError::Usage),
+            (leaf(&[uri], "r-1", &[]), ReadCertificateError::Usage),
+            (CertificateDer::from(vec![0x30, 0x00]), ReadCertificateError::Parse),
         ] {
-            assert_eq!(RuntimeCertificate::read(&bad, &domain), Err(why));
+            assert_eq!(RuntimeCertificate::read(&bad, &domain), Err(expected));
         }
     }
 }

@@ -1,7 +1,7 @@
-//! The set digest of a watch: a sum modulo 2^128 of one keyed hash per object.
+//! The set digest of a watch: the sum modulo 2^128 of one keyed hash per object.
 //!
-//! Addition commutes, so two sides that hold the same objects have the same digest whatever the order of events,
-//! and one change costs one subtraction and one addition.
+//! Addition commutes, so two sides with the same objects have the same digest regardless of the order of events, and
+//! one change costs one subtraction and one addition.
 
 use std::{fmt, ops};
 
@@ -18,7 +18,7 @@ impl Digest {
     /// The digest of the empty set.
     pub const ZERO: Self = Self(0);
 
-    /// Takes a raw value.
+    /// Creates a digest from its value.
     #[must_use]
     pub const fn new(value: u128) -> Self {
         Self(value)
@@ -76,7 +76,7 @@ impl<'de> Deserialize<'de> for Digest {
     }
 }
 
-/// Hashes one object under a key that only depends on the runtime, so that digests compare across restarts.
+/// Hashes objects under a key that depends on the runtime alone, so that digests are comparable across restarts.
 pub struct ObjectHasher(hmac::Key);
 
 impl ObjectHasher {
@@ -86,7 +86,8 @@ impl ObjectHasher {
         Self(hmac::Key::new(hmac::HMAC_SHA256, format!("tidewatch digest v1 {runtime}").as_bytes()))
     }
 
-    /// Hashes the fields of one object. Each is preceded by its length, so that no two lists of fields collide by shifting.
+    /// Hashes the fields of one object. Each field is prefixed with its length, so that lists that are split
+    /// differently do not collide.
     #[must_use]
     pub fn hash(&self, fields: &[&[u8]]) -> Digest {
         let mut context = hmac::Context::with_key(&self.0);
@@ -106,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sums_do_not_depend_on_order_and_fields_do_not_shift() {
+    fn sums_are_independent_of_order_and_field_boundaries_count() {
         let hasher = ObjectHasher::new(&"runtime-1".parse().unwrap());
         let (a, b) = (hasher.hash(&[b"ab", b"c"]), hasher.hash(&[b"a", b"bc"]));
         assert_ne!(a, b);

@@ -1,7 +1,7 @@
-//! How an agent asks for its certificate, and what it gets.
+//! The messages of certificate enrolment and renewal.
 //!
-//! Enrolment and renewal say the same and are answered the same. What proves the runtime differs: on the enrolment port a projected
-//! token, on the event port the certificate that is renewed, and the signature of the request.
+//! Both use the same request and response. They differ in the proof of identity: a projected service account token on
+//! the enrolment port; on the event port the certificate that is being renewed and the signature of the request.
 
 use std::str::FromStr;
 
@@ -10,43 +10,43 @@ use thiserror::Error;
 
 use crate::identity::RuntimeId;
 
-/// `POST`, a certificate request: on the enrolment port with a token, on the event port signed.
+/// `POST`, a certificate request: with a token on the enrolment port, signed on the event port.
 pub const CERTIFICATES_PATH: &str = "/v3/certificates";
-/// `GET`, on the enrolment port: what agents shall trust. Anyone may ask.
+/// `GET` on the enrolment port, without authentication: the trust bundle for agents.
 pub const TRUST_PATH: &str = "/v3/trust";
-/// Content type of requests and answers.
+/// Content type of requests and responses.
 pub const CONTENT_TYPE: &str = "application/json";
-/// Bytes of the body of a request, at most: a P-256 request with names has less than a thousand, in PEM.
+/// Limit of a request's body in bytes. A P-256 certificate request with names takes less than 1,000 in PEM.
 pub const MAX_REQUEST_BYTES: usize = 16 << 10;
-/// Bytes of the body of an answer, at most: a chain, and a trust bundle of the 64 KiB that an agent takes from its settings, with what
-/// JSON adds to both.
-pub const MAX_ANSWER_BYTES: usize = 128 << 10;
-/// Bytes of a token, at most. Those of Kubernetes have about a thousand.
+/// Limit of a response's body in bytes: a chain and a trust bundle of 64 KiB, which is the limit of the agent's
+/// settings, with the overhead of JSON.
+pub const MAX_RESPONSE_BYTES: usize = 128 << 10;
+/// Limit of a token in bytes. Kubernetes' tokens have about 1,000.
 pub const MAX_TOKEN_BYTES: usize = 8 << 10;
 
-/// Why bytes are no request or no answer.
+/// The error of parsing or writing a message.
 #[derive(Debug, Error)]
-pub enum ParseEnrolment {
-    /// More than [`MAX_REQUEST_BYTES`] or [`MAX_ANSWER_BYTES`].
-    #[error("it is larger than {0} bytes")]
+pub enum ParseEnrolmentError {
+    /// More than [`MAX_REQUEST_BYTES`] or [`MAX_RESPONSE_BYTES`].
+    #[error("the body is larger than {0} bytes")]
     TooLarge(usize),
-    /// Not JSON of this shape.
-    #[error("it is not readable")]
+    /// Not JSON of the expected shape.
+    #[error("the body is not valid JSON of its shape")]
     Json(#[from] serde_json::Error),
-    /// The runtime is no runtime id.
-    #[error("it names no runtime")]
-    Runtime(#[from] crate::identity::ParseIdentity),
-    /// Something that must be there is empty.
+    /// The runtime is not a valid runtime id.
+    #[error("the runtime id is invalid")]
+    Runtime(#[from] crate::identity::ParseIdentityError),
+    /// A required member is empty.
     #[error("{0} is empty")]
     Empty(&'static str),
 }
 
-/// Asks for the certificate of a runtime. The request inside is not parsed here.
+/// The request for a certificate of a runtime. Its PKCS#10 content is not parsed here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertificateRequest {
-    /// For which runtime.
+    /// The runtime that the certificate is requested for.
     pub runtime: RuntimeId,
-    /// PKCS#10 in PEM.
+    /// The certificate request, PKCS#10 in PEM.
     pub request: String,
 }
 
@@ -59,83 +59,85 @@ struct Wire<'a> {
 }
 
 impl CertificateRequest {
-    /// Reads a request's body.
+    /// Parses the body of a request.
     ///
     /// # Errors
-    /// [`ParseEnrolment`].
-    pub fn parse(body: &[u8]) -> Result<Self, ParseEnrolment> {
-        let Wire { runtime, request } = read(body, MAX_REQUEST_BYTES)?;
-        filled("the certificate request", &request)?;
+    /// [`ParseEnrolmentError`].
+    pub fn parse(body: &[u8]) -> Result<Self, ParseEnrolmentError> {
+        let Wire { runtime, request } = parse(body, MAX_REQUEST_BYTES)?;
+        require("the certificate request", &request)?;
         Ok(Self { runtime: RuntimeId::from_str(&runtime)?, request: request.into_owned() })
     }
 
-    /// As the body of a request.
+    /// Writes the body of a request.
     ///
     /// # Errors
-    /// [`ParseEnrolment::TooLarge`]; of what an agent makes itself, nothing else fails.
-    pub fn to_json(&self) -> Result<Vec<u8>, ParseEnrolment> {
+    /// [`ParseEnrolmentError::TooLarge`]; requests that an agent builds do not fail otherwise.
+    pub fn to_json(&self) -> Result<Vec<u8>, ParseEnrolmentError> {
         let body =
             serde_json::to_vec(&Wire { runtime: self.runtime.as_str().into(), request: (&*self.request).into() })?;
-        if body.len() > MAX_REQUEST_BYTES { Err(ParseEnrolment::TooLarge(MAX_REQUEST_BYTES)) } else { Ok(body) }
+        if body.len() > MAX_REQUEST_BYTES { Err(ParseEnrolmentError::TooLarge(MAX_REQUEST_BYTES)) } else { Ok(body) }
     }
 }
 
-/// The answer `200` to a [`CertificateRequest`]. Whoever gets it still checks that chain, key and runtime are its own.
+/// The response `200` to a [`CertificateRequest`]. The agent must still check that chain, key and runtime match its
+/// request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct CertificateAnswer {
-    /// Leaf first, in PEM.
+pub struct CertificateResponse {
+    /// The certificate chain in PEM, leaf first.
     pub chain: String,
-    /// What agents shall trust, in PEM.
+    /// The trust bundle for agents, in PEM.
     pub trust_bundle: String,
-    /// The revision of that bundle ([`crate::certificate::trust_revision`]).
+    /// The revision of the trust bundle ([`crate::certificate::trust_revision`]).
     pub trust_revision: String,
 }
 
-impl CertificateAnswer {
-    /// Reads an answer's body.
+impl CertificateResponse {
+    /// Parses the body of a response.
     ///
     /// # Errors
-    /// [`ParseEnrolment`].
-    pub fn parse(body: &[u8]) -> Result<Self, ParseEnrolment> {
-        let answer: Self = read(body, MAX_ANSWER_BYTES)?;
-        filled("the chain", &answer.chain)?;
-        filled("the trust bundle", &answer.trust_bundle)?;
-        Ok(answer)
+    /// [`ParseEnrolmentError`].
+    pub fn parse(body: &[u8]) -> Result<Self, ParseEnrolmentError> {
+        let response: Self = parse(body, MAX_RESPONSE_BYTES)?;
+        require("the chain", &response.chain)?;
+        require("the trust bundle", &response.trust_bundle)?;
+        Ok(response)
     }
 }
 
-/// The answer `200` to `GET /v3/trust`. Whoever asks does not know yet whether to believe it: it is for people and their tools.
+/// The response `200` to `GET /v3/trust`. A client without a trust bundle cannot authenticate it: it is meant for
+/// operators and their tools.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct TrustAnswer {
-    /// What agents shall trust, in PEM.
+pub struct TrustResponse {
+    /// The trust bundle for agents, in PEM.
     pub trust_bundle: String,
-    /// The revision of that bundle.
+    /// The revision of the trust bundle.
     pub trust_revision: String,
 }
 
-impl TrustAnswer {
-    /// Reads an answer's body.
+impl TrustResponse {
+    /// Parses the body of a response.
     ///
     /// # Errors
-    /// [`ParseEnrolment`].
-    pub fn parse(body: &[u8]) -> Result<Self, ParseEnrolment> {
-        let answer: Self = read(body, MAX_ANSWER_BYTES)?;
-        filled("the trust bundle", &answer.trust_bundle)?;
-        Ok(answer)
+    /// [`ParseEnrolmentError`].
+    pub fn parse(body: &[u8]) -> Result<Self, ParseEnrolmentError> {
+        let response: Self = parse(body, MAX_RESPONSE_BYTES)?;
+        require("the trust bundle", &response.trust_bundle)?;
+        Ok(response)
     }
 }
 
-fn read<'a, T: Deserialize<'a>>(body: &'a [u8], most: usize) -> Result<T, ParseEnrolment> {
-    if body.len() > most {
-        return Err(ParseEnrolment::TooLarge(most));
+fn parse<'a, T: Deserialize<'a>>(body: &'a [u8], limit: usize) -> Result<T, ParseEnrolmentError> {
+    if body.len() > limit {
+        return Err(ParseEnrolmentError::TooLarge(limit));
     }
     Ok(serde_json::from_slice(body)?)
 }
 
-fn filled(what: &'static str, text: &str) -> Result<(), ParseEnrolment> {
-    if text.trim().is_empty() { Err(ParseEnrolment::Empty(what)) } else { Ok(()) }
+fn require(name: &'static str, text: &str) -> Result<(), ParseEnrolmentError> {
+    if text.trim().is_empty() { Err(ParseEnrolmentError::Empty(name)) } else { Ok(()) }
 }
 
 #[cfg(test)]
@@ -151,9 +153,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_request_is_refused() {
-        use ParseEnrolment as P;
-        for (body, why) in [
+    fn malformed_requests_are_rejected() {
+        use ParseEnrolmentError as P;
+        for (body, expected) in [
             (&b""[..], "Json"),
             (b"[]", "Json"),
             (br#"{"runtime": "r-1"}"#, "Json"),
@@ -162,34 +164,34 @@ mod tests {
             (br#"{"runtime": "r-1", "request": " "}"#, "Empty"),
             (&[b' '; MAX_REQUEST_BYTES + 1], "TooLarge"),
         ] {
-            let said = match CertificateRequest::parse(body).unwrap_err() {
+            let actual = match CertificateRequest::parse(body).unwrap_err() {
                 P::TooLarge(_) => "TooLarge",
                 P::Json(_) => "Json",
                 P::Runtime(_) => "Runtime",
                 P::Empty(_) => "Empty",
             };
-            assert_eq!(said, why, "{}", String::from_utf8_lossy(body).trim());
+            assert_eq!(actual, expected, "{}", String::from_utf8_lossy(body).trim());
         }
         let long = CertificateRequest { runtime: "r-1".parse().unwrap(), request: "x".repeat(MAX_REQUEST_BYTES) };
         assert!(matches!(long.to_json(), Err(P::TooLarge(MAX_REQUEST_BYTES))));
     }
 
     #[test]
-    fn answers_survive_the_wire() {
-        let answer = CertificateAnswer { chain: "a".into(), trust_bundle: "b".into(), trust_revision: "c".into() };
-        let body = serde_json::to_vec(&answer).unwrap();
+    fn responses_survive_the_wire() {
+        let response = CertificateResponse { chain: "a".into(), trust_bundle: "b".into(), trust_revision: "c".into() };
+        let body = serde_json::to_vec(&response).unwrap();
         assert!(String::from_utf8_lossy(&body).contains("\"trustBundle\""));
-        assert_eq!(CertificateAnswer::parse(&body).unwrap(), answer);
-        assert_eq!(TrustAnswer::parse(&body).unwrap().trust_bundle, "b");
-        assert!(CertificateAnswer::parse(br#"{"chain": "", "trustBundle": "b", "trustRevision": "c"}"#).is_err());
-        assert!(CertificateAnswer::parse(&[b' '; MAX_ANSWER_BYTES + 1]).is_err());
+        assert_eq!(CertificateResponse::parse(&body).unwrap(), response);
+        assert_eq!(TrustResponse::parse(&body).unwrap().trust_bundle, "b");
+        assert!(CertificateResponse::parse(br#"{"chain": "", "trustBundle": "b", "trustRevision": "c"}"#).is_err());
+        assert!(CertificateResponse::parse(&[b' '; MAX_RESPONSE_BYTES + 1]).is_err());
     }
 
     #[test]
-    fn the_largest_trust_bundle_that_an_agent_takes_comes_with_a_certificate() {
+    fn a_response_holds_the_largest_accepted_trust_bundle() {
         let pem = |bytes: usize| format!("{}\n", "x".repeat(64)).repeat(bytes / 65);
-        let answer =
-            CertificateAnswer { chain: pem(16 << 10), trust_bundle: pem(64 << 10), trust_revision: "c".into() };
-        assert_eq!(CertificateAnswer::parse(&serde_json::to_vec(&answer).unwrap()).unwrap(), answer);
+        let response =
+            CertificateResponse { chain: pem(16 << 10), trust_bundle: pem(64 << 10), trust_revision: "c".into() };
+        assert_eq!(CertificateResponse::parse(&serde_json::to_vec(&response).unwrap()).unwrap(), response);
     }
 }

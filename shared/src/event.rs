@@ -1,4 +1,4 @@
-//! Events on the wire: CloudEvents 1.0 in JSON batch format.
+//! Events of contract v3: CloudEvents 1.0 in the JSON batch format.
 
 use std::{fmt, str::FromStr};
 
@@ -13,33 +13,34 @@ use crate::{
 
 /// Content type of a batch (CloudEvents JSON format 1.0.2, section 4).
 pub const BATCH_CONTENT_TYPE: &str = "application/cloudevents-batch+json";
-/// Events of one request, at most; the sender splits above it.
+/// Events per request, at most; the agent splits larger batches.
 pub const MAX_EVENTS: usize = 1_000;
-/// Bytes of one request's body, at most; the sender splits above it.
+/// Bytes of a request's body, at most; the agent splits larger batches.
 pub const MAX_BODY_BYTES: usize = 1 << 20;
 
-/// An object changed.
+/// Type of an event: an object changed.
 pub const OBJECT_CHANGED: &str = "io.kyma-project.tidewatch.object.changed.v1";
-/// An object left the set that its watch selects.
+/// Type of an event: an object left the set that its watch selects.
 pub const OBJECT_DELETED: &str = "io.kyma-project.tidewatch.object.deleted.v1";
-/// Something in a watch moved while nobody looked.
+/// Type of an event: a watch changed in a way that events of single objects do not cover, for example between two watch
+/// connections.
 pub const WATCH_CHANGED: &str = "io.kyma-project.tidewatch.watch.changed.v1";
 
-/// Why bytes are no batch or no event.
+/// The error of parsing a body as a batch.
 #[derive(Debug, Error)]
-pub enum ParseBatch {
-    /// Not a JSON array, or an element without a readable id, which nobody could refuse by name.
-    #[error("the body is not a batch of identified events")]
+pub enum ParseBatchError {
+    /// Not a JSON array, or an element without a readable id, which could not be rejected by its id.
+    #[error("the body is not a batch of events with ids")]
     Malformed(#[source] Option<serde_json::Error>),
     /// More than [`MAX_EVENTS`] events.
     #[error("the batch has more events than a request may carry")]
     TooMany,
 }
 
-/// `<epoch>-<sequence>`, the CloudEvents `id`.
+/// The id of an event: `<epoch>-<sequence>`, the CloudEvents attribute `id`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EventId {
-    /// The life of the agent's sequences.
+    /// The epoch of the agent's sequences.
     pub epoch: Epoch,
     /// 1, 2, 3 … within the epoch.
     pub sequence: u64,
@@ -62,24 +63,24 @@ impl FromStr for EventId {
     }
 }
 
-/// What happened to an object, as far as metadata tells.
+/// The change of an object, as far as its metadata shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Change {
-    /// It came into the set that the watch selects.
+    /// The object entered the set that the watch selects.
     Created,
-    /// Its generation moved.
+    /// The generation changed.
     Spec,
-    /// Labels, annotations, finalizers, deletion timestamp or owners moved.
+    /// Labels, annotations, finalizers, deletion timestamp or owner references changed.
     Metadata,
-    /// Only its resource version moved: status, or something else that metadata does not show.
+    /// Only the resourceVersion changed: the status, or another part that metadata does not show.
     Status,
-    /// It left the set that the watch selects; never a proof of deletion.
+    /// The object left the set that the watch selects, which does not prove its deletion.
     Deleted,
 }
 
 impl Change {
-    /// The change as the wire and logs spell it.
+    /// The spelling on the wire and in logs.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -92,18 +93,18 @@ impl Change {
     }
 }
 
-/// `<group>/<version>/<resource>/<namespace>/<name>`; empty parts stay empty.
+/// The subject of an event: `<group>/<version>/<resource>/<namespace>/<name>`. Empty parts are kept.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Subject {
-    /// API group, empty for the core group.
+    /// API group; empty for the core group.
     pub group: String,
     /// API version.
     pub version: String,
     /// Plural resource name.
     pub resource: String,
-    /// Namespace, empty for cluster-scoped objects and for a whole watch.
+    /// Namespace; empty for cluster-scoped objects and for a whole watch.
     pub namespace: String,
-    /// Name, empty for a whole watch.
+    /// Name; empty for a whole watch.
     pub name: String,
 }
 
@@ -125,7 +126,7 @@ impl FromStr for Subject {
     }
 }
 
-/// One event as CloudEvents JSON spells it. Unknown members are ignored, so that minor versions may differ.
+/// The JSON form of an event. Unknown members are ignored, so that minor versions are compatible.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WireEvent {
     /// Always `1.0`.
@@ -141,7 +142,7 @@ pub struct WireEvent {
     pub id: String,
     /// The sequence of [`EventId`] in decimal.
     pub sequence: String,
-    /// RFC 3339; informational, no decision rests on it.
+    /// RFC 3339; informational, not used for decisions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time: Option<String>,
     /// W3C trace context.
@@ -157,107 +158,107 @@ pub struct WireEvent {
 pub struct WireData {
     /// Name of the watch in the plan.
     pub watch: String,
-    /// Manager that the plan names for that watch.
+    /// Manager of the watch in the plan.
     pub manager: String,
-    /// Kind of the object, empty for a whole watch.
+    /// Kind of the object; empty for a whole watch.
     #[serde(default)]
     pub kind: String,
-    /// Uid of the object, empty for a whole watch.
+    /// Uid of the object; empty for a whole watch.
     #[serde(default)]
     pub uid: String,
-    /// Resource version of the object, empty for a whole watch.
+    /// resourceVersion of the object; empty for a whole watch.
     #[serde(default)]
     pub resource_version: String,
-    /// Generation of the object, absent where the kind has none.
+    /// Generation of the object; absent for kinds without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation: Option<i64>,
-    /// Absent for a whole watch.
+    /// Change of the object; absent for a whole watch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub change: Option<Change>,
-    /// The watch's digest after this event minus before it, against what was last sent.
+    /// The digest of the watch after this event minus the digest before it, relative to the last event sent.
     pub delta: Digest,
-    /// Only of a whole watch that goes to another manager: objects changed or left of which no event tells, because there were too many
-    /// to hold. `kind` is theirs then.
+    /// Set only for a whole watch that is forwarded to another manager: objects changed or left that no event names,
+    /// because there were too many to queue. `kind` is their kind in this case.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unnamed: bool,
 }
 
-/// What an event is about, with no state that cannot be.
+/// The content of an event: [`WireData`] without invalid combinations.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum What {
-    /// An object changed or left.
+pub enum Payload {
+    /// An object changed, or left the set that the watch selects.
     Object(Object),
-    /// Something in the watch moved.
+    /// The watch changed as a whole.
     Watch,
-    /// The same, and it moved objects of which no event tells.
+    /// The watch changed as a whole, including objects that no event names.
     Unnamed {
-        /// Without namespace and name.
+        /// The resource, without namespace and name.
         subject: Subject,
         /// The kind of the objects.
         kind: String,
     },
 }
 
-impl What {
-    /// Whether it is about a watch and not about an object.
+impl Payload {
+    /// True if the event concerns a whole watch, not an object.
     #[must_use]
     pub const fn is_watch(&self) -> bool {
         matches!(self, Self::Watch | Self::Unnamed { .. })
     }
 }
 
-/// An object as an event tells of it.
+/// The object of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Object {
-    /// Which object.
+    /// The resource, namespace and name.
     pub subject: Subject,
-    /// Its kind.
+    /// The kind.
     pub kind: String,
-    /// Its uid.
+    /// The uid.
     pub uid: String,
-    /// Its resource version when the agent saw it.
+    /// The resourceVersion that the agent observed.
     pub resource_version: String,
-    /// Its generation, if the kind has one.
+    /// The generation, if the kind has one.
     pub generation: Option<i64>,
-    /// What happened.
+    /// The change.
     pub change: Change,
 }
 
 /// A well-formed event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Identity and order.
+    /// The id, which also defines the order.
     pub id: EventId,
-    /// The runtime that `source` names; whether it may say so is the gateway's to check.
+    /// The runtime in `source`. The gateway checks that the sender may use it.
     pub source: RuntimeId,
-    /// Name of the watch.
+    /// The name of the watch.
     pub watch: String,
-    /// What it is about.
-    pub what: What,
-    /// Movement of the watch's digest.
+    /// The content.
+    pub payload: Payload,
+    /// The difference of the watch's digest.
     pub delta: Digest,
-    /// When the agent saw it, RFC 3339; informational.
+    /// The time when the agent observed the change, in RFC 3339; informational.
     pub time: Option<String>,
-    /// W3C trace context, if any.
+    /// The W3C trace context, if any.
     pub traceparent: Option<String>,
 }
 
-/// Why one event of a batch is refused (closed set).
+/// The reason for rejecting one event of a batch (closed set).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reason {
-    /// The plan that the receiver knows has no such watch.
+    /// The receiver's plan has no such watch.
     UnknownWatch,
-    /// An event type that this receiver does not know.
+    /// The receiver does not support the type of the event.
     UnknownType,
-    /// Its attributes do not agree with each other or with the contract.
+    /// The attributes contradict each other or the contract.
     Malformed,
-    /// Larger than one event may be.
+    /// Larger than the limit of one event.
     TooLarge,
 }
 
 impl Reason {
-    /// The reason as metrics and logs name it.
+    /// The spelling on the wire, in metrics and in logs.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -269,33 +270,35 @@ impl Reason {
     }
 }
 
-/// One element of a batch: an event, or the name and reason of what is refused.
+/// One element of a batch: an event, or the id and the reason of a rejected one.
 pub type Received = Result<Event, (EventId, Reason)>;
 
-/// Bytes of one event, at most. Names are bounded by Kubernetes; this leaves room for them all.
+/// Limit of one event in bytes. Kubernetes limits the length of names; events with names of maximum length stay below
+/// it.
 const MAX_EVENT_BYTES: usize = 8 << 10;
 
-/// Reads a batch. Each event is judged by itself; only a body without readable ids is refused whole.
+/// Parses a batch. Events are validated independently; a body with an unreadable id is rejected as a whole.
 ///
 /// # Errors
-/// [`ParseBatch`] when the body is no batch.
-pub fn parse_batch(body: &[u8]) -> Result<Vec<Received>, ParseBatch> {
-    let elements: Vec<&RawValue> = serde_json::from_slice(body).map_err(|error| ParseBatch::Malformed(Some(error)))?;
+/// [`ParseBatchError`] if the body is not a batch.
+pub fn parse_batch(body: &[u8]) -> Result<Vec<Received>, ParseBatchError> {
+    let elements: Vec<&RawValue> =
+        serde_json::from_slice(body).map_err(|error| ParseBatchError::Malformed(Some(error)))?;
     if elements.len() > MAX_EVENTS {
-        return Err(ParseBatch::TooMany);
+        return Err(ParseBatchError::TooMany);
     }
     elements.into_iter().map(|element| parse_event(element.get())).collect()
 }
 
-fn parse_event(text: &str) -> Result<Received, ParseBatch> {
+fn parse_event(text: &str) -> Result<Received, ParseBatchError> {
     #[derive(Deserialize)]
     struct Identified {
         id: String,
         #[serde(rename = "type", default)]
         kind: String,
     }
-    let identified: Identified = serde_json::from_str(text).map_err(|error| ParseBatch::Malformed(Some(error)))?;
-    let id: EventId = identified.id.parse().map_err(|()| ParseBatch::Malformed(None))?;
+    let identified: Identified = serde_json::from_str(text).map_err(|error| ParseBatchError::Malformed(Some(error)))?;
+    let id: EventId = identified.id.parse().map_err(|()| ParseBatchError::Malformed(None))?;
     if ![OBJECT_CHANGED, OBJECT_DELETED, WATCH_CHANGED].contains(&identified.kind.as_str()) {
         return Ok(Err((id, Reason::UnknownType)));
     }
@@ -314,18 +317,18 @@ impl Event {
             return None;
         }
         let WireData { watch, kind, uid, resource_version, generation, change, delta, unnamed, .. } = wire.data;
-        let what = match (wire.kind.as_str(), change) {
-            (WATCH_CHANGED, None) if unnamed && subject.name.is_empty() => What::Unnamed { subject, kind },
-            (WATCH_CHANGED, None) => What::Watch,
+        let payload = match (wire.kind.as_str(), change) {
+            (WATCH_CHANGED, None) if unnamed && subject.name.is_empty() => Payload::Unnamed { subject, kind },
+            (WATCH_CHANGED, None) => Payload::Watch,
             (OBJECT_DELETED, Some(change @ Change::Deleted))
             | (OBJECT_CHANGED, Some(change @ (Change::Created | Change::Spec | Change::Metadata | Change::Status)))
                 if !subject.name.is_empty() =>
             {
-                What::Object(Object { subject, kind, uid, resource_version, generation, change })
+                Payload::Object(Object { subject, kind, uid, resource_version, generation, change })
             }
             _ => return None,
         };
-        Some(Self { id, source, watch, what, delta, time: wire.time, traceparent: wire.traceparent })
+        Some(Self { id, source, watch, payload, delta, time: wire.time, traceparent: wire.traceparent })
     }
 }
 
@@ -350,30 +353,32 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_event_is_read_and_unknown_members_are_ignored() {
+    fn an_event_is_parsed_and_unknown_members_are_ignored() {
         let received = parse(&json!([event()])).remove(0).unwrap();
         assert_eq!(received.id.sequence, 7);
         assert_eq!(received.delta, Digest::new(10));
-        let What::Object(object) = received.what else { panic!("an object") };
+        let Payload::Object(object) = received.payload else { panic!("an object") };
         assert_eq!((object.change, object.generation), (Change::Spec, Some(3)));
         assert_eq!(object.subject.to_string(), "operator.kyma-project.io/v1beta2/kymas/kyma-system/default");
     }
 
     #[test]
-    fn objects_that_nobody_can_name_are_told_from_a_watch_that_moved() {
+    fn unnamed_objects_are_distinguished_from_a_changed_watch() {
         let mut whole = event();
         whole["type"] = json!(WATCH_CHANGED);
         whole["subject"] = json!("g/v/things//");
         whole["data"] =
             json!({"watch": "w", "manager": "m", "kind": "Thing", "delta": "0".repeat(32), "unnamed": true});
-        let What::Unnamed { subject, kind } = parse(&json!([whole])).remove(0).unwrap().what else { panic!("unnamed") };
+        let Payload::Unnamed { subject, kind } = parse(&json!([whole])).remove(0).unwrap().payload else {
+            panic!("unnamed")
+        };
         assert_eq!((subject.to_string().as_str(), kind.as_str()), ("g/v/things//", "Thing"));
         whole["data"]["unnamed"] = json!(false);
-        assert_eq!(parse(&json!([whole])).remove(0).unwrap().what, What::Watch);
+        assert_eq!(parse(&json!([whole])).remove(0).unwrap().payload, Payload::Watch);
     }
 
     #[test]
-    fn one_bad_event_is_refused_by_name_and_the_rest_stays() {
+    fn a_malformed_event_is_rejected_by_id_and_the_others_are_kept() {
         let mut wrong = vec![("type", json!("io.other"), Reason::UnknownType)];
         for (member, value) in [
             ("sequence", json!("8")),
@@ -398,11 +403,11 @@ mod tests {
     }
 
     #[test]
-    fn a_body_without_ids_is_refused_whole() {
+    fn a_body_without_ids_is_rejected_as_a_whole() {
         for bad in ["", "{}", "[1]", "[{}]", r#"[{"id":"x"}]"#, r#"[{"id":"00000000000000ab-07"}]"#, "[", "null"] {
-            assert!(matches!(parse_batch(bad.as_bytes()), Err(ParseBatch::Malformed(_))), "{bad}");
+            assert!(matches!(parse_batch(bad.as_bytes()), Err(ParseBatchError::Malformed(_))), "{bad}");
         }
         let many = Value::Array(vec![event(); MAX_EVENTS + 1]);
-        assert!(matches!(parse_batch(many.to_string().as_bytes()), Err(ParseBatch::TooMany)));
+        assert!(matches!(parse_batch(many.to_string().as_bytes()), Err(ParseBatchError::TooMany)));
     }
 }

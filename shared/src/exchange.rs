@@ -1,4 +1,4 @@
-//! The receiver's answers.
+//! The paths of contract v3 and the receiver's responses.
 
 use std::collections::BTreeMap;
 
@@ -6,68 +6,68 @@ use serde::{Deserialize, Serialize};
 
 use crate::{event::Reason, identity::Instance};
 
-/// `POST`, a batch of changes.
+/// `POST`, a batch of events.
 pub const EVENTS_PATH: &str = "/v3/events";
 /// `POST`, a heartbeat.
 pub const HEARTBEAT_PATH: &str = "/v3/heartbeat";
 
-/// Per watch: the sequence up to which all its work has ended.
+/// Per watch, the sequence up to which all events are settled: the reconciles that they triggered have ended.
 pub type Settled = BTreeMap<String, u64>;
 
-/// One refused event.
+/// One rejected event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Refused {
-    /// The event's CloudEvents id.
+pub struct RefusedEvent {
+    /// The CloudEvents id of the event.
     pub id: String,
-    /// Why.
+    /// The reason.
     pub reason: Reason,
 }
 
-/// The answer `202` to a batch.
+/// The response `202` to a batch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct EventsAnswer {
-    /// Which life of the receiver speaks; compared before anything else.
+pub struct EventsResponse {
+    /// The instance of the receiver that responds. The agent compares it before it evaluates any other member.
     pub instance: Instance,
-    /// Every event up to here is verified, recorded, and its work is wanted.
+    /// Every event up to this sequence is verified and recorded, and its work is enqueued.
     pub accepted: u64,
-    /// Where the contiguous run that ends at `accepted` begins.
+    /// The first sequence of the contiguous range that ends at `accepted`.
     pub since: u64,
     /// See [`Settled`].
     pub settled: Settled,
-    /// Events that were refused one by one.
+    /// Events that were rejected one by one.
     #[serde(default)]
-    pub refused: Vec<Refused>,
-    /// The wanted heartbeat interval, in seconds.
+    pub refused: Vec<RefusedEvent>,
+    /// The requested heartbeat interval, in seconds.
     pub heartbeat_seconds: u32,
 }
 
-/// The answer `200` to a heartbeat.
+/// The response `200` to a heartbeat.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct HeartbeatAnswer {
-    /// Which life of the receiver speaks.
+pub struct HeartbeatResponse {
+    /// The instance of the receiver that responds.
     pub instance: Instance,
     /// See [`Settled`].
     pub settled: Settled,
-    /// Where the contiguous run of the heartbeat's epoch begins that [`Self::settled`] speaks of: what was sent below it the receiver has
-    /// forgotten, and nothing is settled. Receivers of before it do not tell.
+    /// The first sequence of the contiguous range of the heartbeat's epoch that [`Self::settled`] refers to: the
+    /// receiver has no record of earlier events, so they are not settled. Absent in responses of older receivers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<u64>,
-    /// The wanted heartbeat interval, in seconds.
+    /// The requested heartbeat interval, in seconds.
     pub heartbeat_seconds: u32,
-    /// The revision of the plan that the receiver wrote last, if it knows one.
+    /// The revision of the plan that the receiver wrote last; absent if the receiver has not written one.
     #[serde(default)]
     pub plan_revision: Option<String>,
-    /// Revision of the trust bundle that agents should have.
+    /// The revision of the trust bundle that agents should have.
     #[serde(default)]
     pub trust_revision: Option<String>,
-    /// RFC 3339.
+    /// The receiver's time in RFC 3339.
     pub server_time: String,
-    /// Watches whose digest did not agree: a `watch.changed` of each is asked for.
+    /// Watches with a differing digest: the agent sends a `watch.changed` for each.
     #[serde(default)]
     pub resend: Vec<String>,
-    /// The agent renews its certificate now, for example because its issuer is being replaced.
+    /// Requests the renewal of the agent's certificate, for example because its issuer is being replaced.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub renew: bool,
 }

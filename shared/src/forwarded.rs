@@ -1,7 +1,8 @@
-//! What a proxy that ends TLS tells of its client's certificate.
+//! Client certificates that a TLS-terminating proxy forwards in header fields.
 //!
-//! Both fields are read strictly: one certificate, one spelling. What could be read in two ways is refused, because somebody
-//! in front of us may have read it in the other one. Nothing here says that the certificate is good, or that the proxy is.
+//! Both fields are parsed strictly: one certificate in one canonical spelling. Ambiguous values are rejected, because
+//! another component on the path may have interpreted them differently. Parsing establishes trust neither in the
+//! certificate nor in the proxy.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use rustls_pki_types::{CertificateDer, pem::PemObject};
@@ -9,74 +10,76 @@ use thiserror::Error;
 
 /// Header field of RFC 9440: a byte sequence of RFC 9651.
 pub const CLIENT_CERT: &str = "client-cert";
-/// Header field of Envoy and those who speak like it.
+/// Header field of Envoy and compatible proxies.
 pub const FORWARDED_CLIENT_CERT: &str = "x-forwarded-client-cert";
-/// Bytes of one field's value, at most. A P-256 leaf takes about 1 KiB.
+/// Limit of a field's value in bytes. A P-256 leaf takes about 1 KiB.
 pub const MAX_BYTES: usize = 8 << 10;
 
 const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
 const END: &str = "-----END CERTIFICATE-----";
 
-/// Why a field tells of no certificate. The text is never quoted.
+/// The error of parsing a field. Messages never quote the value.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-pub enum ParseForwarded {
+pub enum ParseForwardedError {
     /// More than [`MAX_BYTES`].
     #[error("the forwarded certificate has more than {MAX_BYTES} bytes")]
     TooLarge,
-    /// Not the one spelling that the field has.
+    /// Not in the canonical spelling.
     #[error("the field is not well formed")]
     Malformed,
-    /// More than one element: more than one proxy has spoken, and only one is trusted.
+    /// More than one element: more than one proxy added itself, and only one is trusted.
     #[error("the field has more than one element")]
     Several,
     /// No `Cert`, or more than one.
     #[error("the element has not exactly one Cert")]
     Cert,
-    /// Not one certificate in PEM and nothing else.
+    /// Not exactly one PEM certificate.
     #[error("the Cert is not one certificate in PEM")]
     Pem,
 }
 
-/// Reads the value of a `Client-Cert` field: `:<base64 of the DER>:`, padded, without parameters (RFC 9440, section 2.2).
+/// Parses the value of a `Client-Cert` field: `:<base64 of the DER>:`, padded, without parameters (RFC 9440, section
+/// 2.2).
 ///
 /// # Errors
-/// [`ParseForwarded::TooLarge`] and [`ParseForwarded::Malformed`].
-pub fn parse_client_cert(value: &str) -> Result<CertificateDer<'static>, ParseForwarded> {
+/// [`ParseForwardedError::TooLarge`] and [`ParseForwardedError::Malformed`].
+pub fn parse_client_cert(value: &str) -> Result<CertificateDer<'static>, ParseForwardedError> {
     if value.len() > MAX_BYTES {
-        return Err(ParseForwarded::TooLarge);
+        return Err(ParseForwardedError::TooLarge);
     }
     let text = value.strip_prefix(':').and_then(|rest| rest.strip_suffix(':')).filter(|text| !text.is_empty());
-    let der = STANDARD.decode(text.ok_or(ParseForwarded::Malformed)?).map_err(|_| ParseForwarded::Malformed)?;
+    let der =
+        STANDARD.decode(text.ok_or(ParseForwardedError::Malformed)?).map_err(|_| ParseForwardedError::Malformed)?;
     Ok(CertificateDer::from(der))
 }
 
-/// Reads the value of an `X-Forwarded-Client-Cert` field: one element, with one `Cert=` whose value is a URL-encoded PEM
-/// certificate, quoted or not. Other pairs of the element are not looked at.
+/// Parses the value of an `X-Forwarded-Client-Cert` field: one element with one `Cert=`, a URL-encoded PEM certificate,
+/// quoted or not. Other pairs of the element are ignored.
 ///
 /// # Errors
-/// [`ParseForwarded`].
-pub fn parse_xfcc(value: &str) -> Result<CertificateDer<'static>, ParseForwarded> {
+/// [`ParseForwardedError`].
+pub fn parse_xfcc(value: &str) -> Result<CertificateDer<'static>, ParseForwardedError> {
     if value.len() > MAX_BYTES {
-        return Err(ParseForwarded::TooLarge);
+        return Err(ParseForwardedError::TooLarge);
     }
     let mut certificates = Vec::new();
     for pair in pairs(value)? {
-        let (key, value) = pair.split_once('=').ok_or(ParseForwarded::Malformed)?;
+        let (key, value) = pair.split_once('=').ok_or(ParseForwardedError::Malformed)?;
         if key.is_empty() || !key.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
-            return Err(ParseForwarded::Malformed);
+            return Err(ParseForwardedError::Malformed);
         }
         if key.eq_ignore_ascii_case("cert") {
             certificates.push(unquoted(value)?);
         }
     }
     match certificates[..] {
-        [text] => one_pem(&url_decoded(text).ok_or(ParseForwarded::Malformed)?),
-        _ => Err(ParseForwarded::Cert),
+        [text] => one_pem(&url_decoded(text).ok_or(ParseForwardedError::Malformed)?),
+        _ => Err(ParseForwardedError::Cert),
     }
 }
 
-/// Splits the only element at its semicolons. Within quotes a backslash escapes, and separators are text.
-fn pairs(value: &str) -> Result<Vec<&str>, ParseForwarded> {
+/// Splits the only element at its semicolons. In quotes, a backslash escapes and separators are text.
+fn pairs(value: &str) -> Result<Vec<&str>, ParseForwardedError> {
     let (mut pairs, mut start) = (Vec::new(), 0);
     let (mut quoted, mut escaped) = (false, false);
     for (index, byte) in value.bytes().enumerate() {
@@ -84,7 +87,7 @@ fn pairs(value: &str) -> Result<Vec<&str>, ParseForwarded> {
             _ if escaped => escaped = false,
             b'\\' if quoted => escaped = true,
             b'"' => quoted = !quoted,
-            b',' if !quoted => return Err(ParseForwarded::Several),
+            b',' if !quoted => return Err(ParseForwardedError::Several),
             b';' if !quoted => {
                 pairs.push(&value[start..index]);
                 start = index + 1;
@@ -93,19 +96,19 @@ fn pairs(value: &str) -> Result<Vec<&str>, ParseForwarded> {
         }
     }
     if quoted {
-        return Err(ParseForwarded::Malformed);
+        return Err(ParseForwardedError::Malformed);
     }
     pairs.push(&value[start..]);
     Ok(pairs)
 }
 
-/// Without its quotes, if it has them on both ends and nowhere else.
-fn unquoted(value: &str) -> Result<&str, ParseForwarded> {
+/// Removes quotes that enclose the whole value; quotes and escapes elsewhere are malformed.
+fn unquoted(value: &str) -> Result<&str, ParseForwardedError> {
     let inner = value.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')).unwrap_or(value);
-    if inner.contains(['"', '\\']) { Err(ParseForwarded::Malformed) } else { Ok(inner) }
+    if inner.contains(['"', '\\']) { Err(ParseForwardedError::Malformed) } else { Ok(inner) }
 }
 
-/// Percent-encoding undone. A `+` is refused: some write it for a space, some leave it as the digit of base64 that it is.
+/// Decodes percent-encoding. A `+` is rejected: some proxies write it for a space, others leave it as a base64 digit.
 fn url_decoded(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
@@ -124,14 +127,14 @@ fn digit(byte: u8) -> Option<u8> {
     char::from(byte).to_digit(16)?.try_into().ok()
 }
 
-/// One certificate and nothing before, between or behind.
-fn one_pem(text: &str) -> Result<CertificateDer<'static>, ParseForwarded> {
+/// Parses exactly one PEM certificate, without any text before or after it.
+fn one_pem(text: &str) -> Result<CertificateDer<'static>, ParseForwardedError> {
     let text = text.trim();
     let is_one = text.starts_with(BEGIN) && text.ends_with(END) && text.matches("-----BEGIN").count() == 1;
     if !is_one {
-        return Err(ParseForwarded::Pem);
+        return Err(ParseForwardedError::Pem);
     }
-    CertificateDer::from_pem_slice(text.as_bytes()).map_err(|_| ParseForwarded::Pem)
+    CertificateDer::from_pem_slice(text.as_bytes()).map_err(|_| ParseForwardedError::Pem)
 }
 
 #[cfg(test)]
@@ -152,20 +155,20 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_sequence_is_a_certificate() {
+    fn client_cert_is_one_byte_sequence() {
         let (der, _) = certificate();
         let text = STANDARD.encode(&der);
         assert_eq!(parse_client_cert(&format!(":{text}:")), Ok(der));
         for bad in
             [text.clone(), format!(":{text}"), format!(":{text}:;a=1"), format!(":{text}:, :{text}:"), "::".into()]
         {
-            assert_eq!(parse_client_cert(&bad), Err(ParseForwarded::Malformed), "{bad}");
+            assert_eq!(parse_client_cert(&bad), Err(ParseForwardedError::Malformed), "{bad}");
         }
-        assert_eq!(parse_client_cert(&format!(":{}:", "A".repeat(MAX_BYTES))), Err(ParseForwarded::TooLarge));
+        assert_eq!(parse_client_cert(&format!(":{}:", "A".repeat(MAX_BYTES))), Err(ParseForwardedError::TooLarge));
     }
 
     #[test]
-    fn one_element_with_one_cert_is_a_certificate() {
+    fn xfcc_is_one_element_with_one_cert() {
         let (der, pem) = certificate();
         let text = encoded(&pem);
         for good in [
@@ -179,11 +182,11 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_read_in_two_ways_is_refused() {
-        use ParseForwarded as P;
+    fn ambiguous_fields_are_rejected() {
+        use ParseForwardedError as P;
         let (_, pem) = certificate();
         let text = encoded(&pem);
-        for (bad, why) in [
+        for (bad, expected) in [
             (format!("Cert={text},Cert={text}"), P::Several),
             (format!("Hash=1,Cert={text}"), P::Several),
             (format!("Cert={text};Cert={text}"), P::Cert),
@@ -203,7 +206,7 @@ mod tests {
             (String::new(), P::Malformed),
             (format!("Cert={}", "A".repeat(MAX_BYTES)), P::TooLarge),
         ] {
-            assert_eq!(parse_xfcc(&bad), Err(why), "{bad}");
+            assert_eq!(parse_xfcc(&bad), Err(expected), "{bad}");
         }
     }
 }

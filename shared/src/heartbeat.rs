@@ -1,63 +1,65 @@
-//! Heartbeats on the wire.
+//! Heartbeats of contract v3.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::{digest::Digest, identity::Epoch};
 
-/// Watches of one heartbeat, at most; more is malformed.
+/// Watches per heartbeat, at most; a heartbeat with more is malformed.
 pub const MAX_WATCHES: usize = 1_000;
 
-/// Evidence is awaited, and stays good, for so many heartbeat intervals.
+/// Heartbeat intervals for which evidence is awaited and stays valid.
 pub const EVIDENCE_INTERVALS: u32 = 3;
-/// A watch that was last heard so long ago, in seconds, does not stand, whatever its agent thinks of it. API servers send a bookmark about
-/// once a minute, and an agent that misses them lists anew within some 200 seconds, which is a sign of life as well.
-pub const SILENT_AFTER: u64 = 300;
-/// What is said of such a watch.
-pub const SILENT: &str = "nothing was heard of it for more than 300 seconds";
+/// Seconds after which a watch without any message counts as failing, regardless of the agent's own assessment. API
+/// servers send a bookmark about once a minute, and an agent without bookmarks relists within about 200 seconds, which
+/// counts as a message.
+pub const SILENT_AFTER_SECONDS: u64 = 300;
+/// The error reported for such a watch.
+pub const SILENT_MESSAGE: &str = "no event or bookmark for more than 300 seconds";
 
-/// What an agent says of itself, once per heartbeat interval.
+/// The state of an agent, sent once per heartbeat interval.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Heartbeat {
-    /// The life of the agent's sequences.
+    /// The epoch of the agent's sequences.
     pub epoch: Epoch,
-    /// The last sequence given to an event.
+    /// The last sequence assigned to an event.
     pub sequence: u64,
-    /// Per epoch; a heartbeat counts only if it is higher than the last.
+    /// Increases within the epoch; a heartbeat counts only if its counter is higher than that of the last one.
     pub counter: u64,
-    /// Objects that wait to be sent.
+    /// Objects with events that wait to be sent.
     pub waiting: u64,
-    /// Events that cannot be sent.
+    /// Events that the agent parked because they cannot be sent.
     pub parked: u64,
-    /// The plan that the agent follows; `None` before it has read one.
+    /// The revision of the plan that the agent applies; `None` before it has read one.
     #[serde(default)]
     pub plan_revision: Option<String>,
-    /// Why the newest plan, or the settings beside it, was refused, in words; `None` when both were taken.
+    /// The error for which the newest plan or settings were rejected; `None` if both were accepted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub plan_error: Option<String>,
-    /// The agent's version.
+    /// The version of the agent.
     pub agent_version: String,
-    /// The agent's certificate.
+    /// The certificate of the agent.
     pub certificate: CertificateState,
-    /// Revision of the trust bundle that the agent has.
+    /// The revision of the trust bundle that the agent has.
     #[serde(default)]
     pub trust_revision: Option<String>,
-    /// The canary, once it has come back.
+    /// The canary; `None` until its first renewal came back through the watch.
     #[serde(default)]
     pub canary: Option<Canary>,
-    /// Its Lease or its Secret is not there, or the Secret does not keep its identity. The agent may make neither.
+    /// The agent's Lease or Secret is missing, or the Secret does not contain its identity. The agent is not authorised
+    /// to create either.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub incomplete: bool,
-    /// Each watch of the plan.
+    /// The state of each watch of the plan.
     pub watches: Vec<WatchState>,
 }
 
-/// Why bytes are no heartbeat.
+/// The error of parsing a heartbeat.
 #[derive(Debug, Error)]
-pub enum ParseHeartbeat {
+pub enum ParseHeartbeatError {
     /// Not JSON of a heartbeat's shape.
-    #[error("the heartbeat is not readable")]
+    #[error("the heartbeat is not valid JSON of its shape")]
     Json(#[from] serde_json::Error),
     /// More than [`MAX_WATCHES`].
     #[error("the heartbeat has more than {MAX_WATCHES} watches")]
@@ -65,70 +67,71 @@ pub enum ParseHeartbeat {
 }
 
 impl Heartbeat {
-    /// Reads a heartbeat.
+    /// Parses a heartbeat.
     ///
     /// # Errors
-    /// [`ParseHeartbeat`].
-    pub fn parse(body: &[u8]) -> Result<Self, ParseHeartbeat> {
+    /// [`ParseHeartbeatError`].
+    pub fn parse(body: &[u8]) -> Result<Self, ParseHeartbeatError> {
         let heartbeat: Self = serde_json::from_slice(body)?;
-        if heartbeat.watches.len() > MAX_WATCHES { Err(ParseHeartbeat::TooMany) } else { Ok(heartbeat) }
+        if heartbeat.watches.len() > MAX_WATCHES { Err(ParseHeartbeatError::TooMany) } else { Ok(heartbeat) }
     }
 }
 
-/// See [`Heartbeat::certificate`].
+/// The state of the agent's certificate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CertificateState {
-    /// RFC 3339.
+    /// End of validity in RFC 3339.
     pub not_after: String,
-    /// Hex SHA-256 of the leaf.
+    /// SHA-256 of the leaf, in hex.
     pub fingerprint: String,
-    /// Since when its renewal fails, in RFC 3339; `None` while nothing is wrong with that.
+    /// Time of the first failed renewal since the last success, in RFC 3339; `None` while renewals do not fail.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub renewal_failed_since: Option<String>,
 }
 
-/// See [`Heartbeat::canary`].
+/// The end-to-end check of the watch path: the agent renews its Lease and waits for the change to arrive through its
+/// watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Canary {
-    /// Seconds since a renewal of the Lease was last seen to come back through the watch.
+    /// Seconds since a renewal of the Lease last arrived through the watch.
     pub age_seconds: u64,
 }
 
-/// One watch, as it stands.
+/// The state of one watch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WatchState {
-    /// Its name in the plan.
+    /// The name of the watch in the plan.
     pub name: String,
-    /// Objects that it holds.
+    /// The number of objects in the index.
     pub objects: u64,
-    /// Digest of what was sent up to the heartbeat's sequence; absent until the watch is completely listed.
+    /// The digest of all that was sent up to the heartbeat's sequence; absent until the initial list is complete.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<Digest>,
     /// Seconds since the last completed list.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub listed_seconds_ago: Option<u64>,
-    /// Seconds since the watch last said anything, bookmarks included.
+    /// Seconds since the last message of the watch, including bookmarks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alive_seconds_ago: Option<u64>,
-    /// Whether it only tells that something changed, because it holds too many objects.
+    /// True if the watch reports changes without naming objects, because it exceeds its object limit.
     #[serde(default)]
     pub coarse: bool,
-    /// What is wrong with it, in words.
+    /// The error of the watch; absent while there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-/// A watch that does not stand, and what is wrong with it in words; no words while it is only not listed yet. An error says more than a
-/// list that is not complete yet.
+/// A failing watch and its error; no error if its initial list is merely incomplete. A watch with an error takes
+/// precedence over one with an incomplete list.
 #[must_use]
 pub fn failing(watches: &[WatchState]) -> Option<(&str, Option<&str>)> {
-    let is_silent = |watch: &WatchState| watch.alive_seconds_ago.is_some_and(|seconds| seconds > SILENT_AFTER);
+    let is_silent = |watch: &WatchState| watch.alive_seconds_ago.is_some_and(|seconds| seconds > SILENT_AFTER_SECONDS);
     let fails = |watch: &&WatchState| watch.error.is_some() || watch.listed_seconds_ago.is_none() || is_silent(watch);
     let watch = watches.iter().filter(fails).max_by_key(|watch| watch.error.is_some())?;
-    Some((&watch.name, watch.error.as_deref().or_else(|| is_silent(watch).then_some(SILENT))))
+    Some((&watch.name, watch.error.as_deref().or_else(|| is_silent(watch).then_some(SILENT_MESSAGE))))
 }
 
 #[cfg(test)]
@@ -137,11 +140,11 @@ mod tests {
 
     use super::*;
     use crate::{
-        exchange::{EventsAnswer, HeartbeatAnswer},
+        exchange::{EventsResponse, HeartbeatResponse},
         plan::Plan,
     };
 
-    /// What an agent of an earlier minor version says: nothing that came later.
+    /// A heartbeat of an agent of an earlier minor version, without members that were added later.
     fn early() -> Value {
         json!({"epoch": "0000000000000007", "sequence": 1, "counter": 1, "waiting": 0, "parked": 0, "agentVersion": "0.0.9",
                "certificate": {"notAfter": "", "fingerprint": ""},
@@ -149,21 +152,21 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_one_version_apart_is_understood_and_understands() {
+    fn messages_of_adjacent_versions_are_compatible() {
         let mut later = early();
         for at in ["", "/certificate", "/watches/0"] {
             later.pointer_mut(at).unwrap()["later"] = json!({"a": [1]});
         }
-        for said in [early(), later] {
-            let heartbeat = Heartbeat::parse(said.to_string().as_bytes()).unwrap();
+        for message in [early(), later] {
+            let heartbeat = Heartbeat::parse(message.to_string().as_bytes()).unwrap();
             assert_eq!((heartbeat.agent_version.as_str(), heartbeat.watches.len()), ("0.0.9", 1));
         }
-        let answer = json!({"instance": "00000000000000ff", "settled": {}, "heartbeatSeconds": 30, "serverTime": "",
+        let response = json!({"instance": "00000000000000ff", "settled": {}, "heartbeatSeconds": 30, "serverTime": "",
             "later": true, "resend": []});
-        assert!(!serde_json::from_value::<HeartbeatAnswer>(answer).unwrap().renew);
-        let answer = json!({"instance": "00000000000000ff", "accepted": 1, "since": 1, "settled": {}, "refused": [],
+        assert!(!serde_json::from_value::<HeartbeatResponse>(response).unwrap().renew);
+        let response = json!({"instance": "00000000000000ff", "accepted": 1, "since": 1, "settled": {}, "refused": [],
             "heartbeatSeconds": 30, "later": true});
-        assert_eq!(serde_json::from_value::<EventsAnswer>(answer).unwrap().accepted, 1);
+        assert_eq!(serde_json::from_value::<EventsResponse>(response).unwrap().accepted, 1);
         let watch = json!({"name": "w", "version": "v1", "resource": "things", "field": "spec", "manager": "m",
             "work": ["kyma"], "later": 1});
         assert!(Plan::parse(&json!({"revision": "1", "watches": [watch], "later": 1}).to_string()).is_ok());

@@ -1,6 +1,6 @@
-//! Lower-case hexadecimal, fixed width.
+//! Lower-case hexadecimal of fixed width.
 
-/// Writes bytes as lower-case hex.
+/// Encodes bytes as lower-case hex.
 #[must_use]
 pub fn encode(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
@@ -12,13 +12,13 @@ pub fn encode(bytes: &[u8]) -> String {
     text
 }
 
-/// Reads exactly sixteen lower-case digits; anything else is `None`, so that a value has one spelling.
+/// Decodes exactly sixteen lower-case digits; `None` for anything else, so that each value has one spelling.
 #[must_use]
 pub fn decode_u64(text: &str) -> Option<u64> {
     is_lower_hex(text, 16).then(|| u64::from_str_radix(text, 16).ok())?
 }
 
-/// Reads exactly thirty-two lower-case digits.
+/// Decodes exactly thirty-two lower-case digits.
 #[must_use]
 pub fn decode_u128(text: &str) -> Option<u128> {
     is_lower_hex(text, 32).then(|| u128::from_str_radix(text, 16).ok())?

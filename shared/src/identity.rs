@@ -1,4 +1,5 @@
-//! Who speaks: runtime ids, trust domains, and the random tokens that tell one life of a process from the next.
+//! Identities: runtime ids, trust domains, and the random tokens that distinguish the epochs of an agent and the
+//! instances of a receiver.
 
 use std::{fmt, str::FromStr};
 
@@ -7,16 +8,17 @@ use thiserror::Error;
 
 use crate::hex;
 
-/// Why a text is no identity.
+/// The error of parsing an identity.
 #[derive(Debug, Error, PartialEq, Eq)]
-pub enum ParseIdentity {
-    /// Kubernetes label values bound a runtime id, because it stands in the label `kyma-project.io/runtime-id`.
+pub enum ParseIdentityError {
+    /// Not a runtime id, which is limited to the syntax of label values, because it is the value of the label
+    /// `kyma-project.io/runtime-id`.
     #[error("a runtime id has 1 to 63 letters, digits, '-', '_' or '.', and starts and ends with a letter or digit")]
     RuntimeId,
-    /// SPIFFE ID standard, section 2.1.
+    /// Not a trust domain (SPIFFE ID standard, section 2.1).
     #[error("a trust domain has 1 to 255 lower-case letters, digits, '-', '_' or '.'")]
     TrustDomain,
-    /// Epochs and instances.
+    /// Not a token of an [`Epoch`] or an [`Instance`].
     #[error("a token is 16 lower-case hex digits")]
     Token,
 }
@@ -34,19 +36,19 @@ impl RuntimeId {
 }
 
 impl FromStr for RuntimeId {
-    type Err = ParseIdentity;
+    type Err = ParseIdentityError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let inner = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
         let bytes = text.as_bytes();
         let (Some(first), Some(last)) = (bytes.first(), bytes.last()) else {
-            return Err(ParseIdentity::RuntimeId);
+            return Err(ParseIdentityError::RuntimeId);
         };
         let valid = bytes.len() <= 63
             && first.is_ascii_alphanumeric()
             && last.is_ascii_alphanumeric()
             && bytes.iter().copied().all(inner);
-        valid.then(|| Self(text.to_owned())).ok_or(ParseIdentity::RuntimeId)
+        valid.then(|| Self(text.to_owned())).ok_or(ParseIdentityError::RuntimeId)
     }
 }
 
@@ -55,13 +57,13 @@ impl FromStr for RuntimeId {
 pub struct TrustDomain(String);
 
 impl TrustDomain {
-    /// The URI that names a runtime in a certificate's subject alternative names.
+    /// The URI of a runtime in the subject alternative names of a certificate.
     #[must_use]
     pub fn uri(&self, runtime: &RuntimeId) -> String {
         format!("spiffe://{self}/runtime/{runtime}")
     }
 
-    /// The runtime that a URI of this trust domain names; `None` for any other URI.
+    /// The runtime that a URI of this trust domain identifies; `None` for any other URI.
     #[must_use]
     pub fn runtime_of(&self, uri: &str) -> Option<RuntimeId> {
         uri.strip_prefix("spiffe://")?.strip_prefix(&*self.0)?.strip_prefix("/runtime/")?.parse().ok()
@@ -69,25 +71,25 @@ impl TrustDomain {
 }
 
 impl FromStr for TrustDomain {
-    type Err = ParseIdentity;
+    type Err = ParseIdentityError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let allowed = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.');
         let valid = (1..=255).contains(&text.len()) && text.bytes().all(allowed);
-        valid.then(|| Self(text.to_owned())).ok_or(ParseIdentity::TrustDomain)
+        valid.then(|| Self(text.to_owned())).ok_or(ParseIdentityError::TrustDomain)
     }
 }
 
-/// One life of an agent's sequences: drawn at process start and whenever the answering instance changes.
+/// The epoch of an agent's sequences: drawn at process start, and whenever the receiver's instance changes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Epoch(u64);
 
-/// One life of a receiver's process: drawn at its start, never a pod or host name.
+/// The instance of a receiver process: drawn at its start, independent of pod and host names.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Instance(u64);
 
 impl Epoch {
-    /// Takes 64 random bits; the caller owns the source of randomness.
+    /// Creates an epoch from 64 random bits; the caller owns the source of randomness.
     #[must_use]
     pub const fn new(random: u64) -> Self {
         Self(random)
@@ -95,7 +97,7 @@ impl Epoch {
 }
 
 impl Instance {
-    /// Takes 64 random bits; the caller owns the source of randomness.
+    /// Creates an instance from 64 random bits; the caller owns the source of randomness.
     #[must_use]
     pub const fn new(random: u64) -> Self {
         Self(random)
@@ -103,16 +105,16 @@ impl Instance {
 }
 
 impl FromStr for Epoch {
-    type Err = ParseIdentity;
+    type Err = ParseIdentityError;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        hex::decode_u64(text).map(Self).ok_or(ParseIdentity::Token)
+        hex::decode_u64(text).map(Self).ok_or(ParseIdentityError::Token)
     }
 }
 
 impl FromStr for Instance {
-    type Err = ParseIdentity;
+    type Err = ParseIdentityError;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        hex::decode_u64(text).map(Self).ok_or(ParseIdentity::Token)
+        hex::decode_u64(text).map(Self).ok_or(ParseIdentityError::Token)
     }
 }
 
@@ -198,7 +200,7 @@ mod tests {
             assert_eq!(good.parse::<RuntimeId>().unwrap().as_str(), good);
         }
         for bad in ["", "-a", "a-", "a/b", "a b", "ä", &"a".repeat(64)] {
-            assert_eq!(bad.parse::<RuntimeId>(), Err(ParseIdentity::RuntimeId), "{bad}");
+            assert_eq!(bad.parse::<RuntimeId>(), Err(ParseIdentityError::RuntimeId), "{bad}");
         }
     }
 

@@ -1,8 +1,74 @@
-//! The vocabulary of Tidewatch: custom resources, names and identities as types, the wire contract between
-//! agent and receiver, signing and verifying, TLS configurations built from bytes.
+//! The shared vocabulary of Tidewatch's agent and receiver.
 //!
-//! Nothing here does IO, spawns a task, reads the environment or asks for the time, but the exporter of [`trace`] with the feature `otlp`:
-//! callers pass bytes and clocks in.
+//! Tidewatch is the event system and lifecycle core of Kyma. Its predecessors, lifecycle-manager (KLM) and
+//! runtime-watcher, are called *the incumbent*. An *agent* in each *runtime* (a Kyma runtime cluster, SKR) watches the objects of a [plan]
+//! and reports changes to the *receiver* in the control plane (KCP). This crate contains everything that both sides
+//! must agree on:
+//!
+//! | Modules | Content |
+//! |---|---|
+//! | [`names`], [`identity`], `api` | names of objects, labels and annotations; ids of runtimes and processes; the custom resources |
+//! | [`plan`], [`event`], [`heartbeat`], [`exchange`], [`problem`] | contract v3: requests and responses |
+//! | [`v2`] | contract v2, that of the incumbent |
+//! | [`enrolment`], [`certificate`], [`forwarded`], [`tls`], [`signature`] | certificates, TLS, and signatures of requests |
+//! | [`digest`], [`hex`] | set digests, which detect lost events |
+//! | [`trace`], `metrics`, [`table`] | traces, metrics, and the output of the command lines |
+//!
+//! # Design
+//!
+//! The crate performs no IO, spawns no tasks, and reads neither the environment nor the clock: callers pass bytes and
+//! times. The exceptions are the exporter of [`trace`] with the feature `otlp`, and the feature `testing`.
+//!
+//! Parsers of contract messages treat their input as untrusted: they bound its size or number of elements, and they
+//! return an error instead of panicking.
+//!
+//! # Features
+//!
+//! * `api`: the custom resources (module `api`). The agent does without.
+//! * `metrics`: the metric registry and the macro `metric_set!` (module `metrics`).
+//! * `otlp`: exports spans over OTLP (gRPC); without it, [`trace`] does nothing.
+//! * `testing`: test support for the other crates.
+//!
+//! # Example
+//!
+//! An agent receives its plan and reports an object. Both sides maintain the digest of the watch independently; a
+//! difference reveals a lost event.
+//!
+//! ```
+//! use tidewatch_shared::{
+//!     digest::{Digest, ObjectHasher},
+//!     event::{Change, Payload, parse_batch},
+//!     identity::RuntimeId,
+//!     plan::Plan,
+//! };
+//!
+//! let plan = Plan::parse(
+//!     r#"{"revision": "1", "watches": [{
+//!         "name": "kyma", "group": "operator.kyma-project.io", "version": "v1beta2", "resource": "kymas",
+//!         "field": "spec", "manager": "lifecycle-manager", "work": ["kyma"]
+//!     }]}"#,
+//! )?;
+//! assert_eq!(plan.watches()[0].resource, "kymas");
+//!
+//! let runtime: RuntimeId = "0a1b2c3d".parse()?;
+//! let hash = ObjectHasher::new(&runtime).hash(&[b"kyma-system/default", b"42"]);
+//! let agent = Digest::ZERO + hash;
+//!
+//! let batch = format!(
+//!     r#"[{{
+//!         "specversion": "1.0", "type": "io.kyma-project.tidewatch.object.changed.v1",
+//!         "source": "/runtimes/{runtime}", "subject": "operator.kyma-project.io/v1beta2/kymas/kyma-system/default",
+//!         "id": "00000000000000ab-1", "sequence": "1",
+//!         "data": {{"watch": "kyma", "manager": "lifecycle-manager", "kind": "Kyma", "uid": "u",
+//!                   "resourceVersion": "42", "generation": 3, "change": "created", "delta": "{hash}"}}
+//!     }}]"#
+//! );
+//! let event = parse_batch(batch.as_bytes())?.remove(0).expect("the event is well-formed");
+//! assert!(matches!(event.payload, Payload::Object(object) if object.change == Change::Created));
+//! let receiver = Digest::ZERO + event.delta;
+//! assert_eq!(agent, receiver);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 #[cfg(feature = "api")]
 pub mod api;
@@ -22,6 +88,8 @@ pub mod plan;
 pub mod problem;
 pub mod signature;
 pub mod table;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod tls;
 pub mod trace;
 pub mod v2;

@@ -1,18 +1,19 @@
-//! Fixed names: labels, annotations, finalizers, field managers and objects, as the incumbent has them, and our own.
+//! Fixed names of labels, annotations, finalizers, field managers and objects. Those not marked "(Tidewatch)" are
+//! shared with the incumbent.
 
 /// API group of all custom resources.
 pub const GROUP: &str = "operator.kyma-project.io";
 /// The only served version.
 pub const VERSION: &str = "v1beta2";
 
-/// Namespace of Kymas, templates, release metas, Manifests, Watchers and access Secrets in KCP.
+/// Namespace of Kymas, ModuleTemplates, ModuleReleaseMetas, Manifests, Watchers and access Secrets in KCP.
 pub const KCP_NAMESPACE: &str = "kcp-system";
-/// Namespace of everything of ours in a runtime.
+/// Namespace of all objects that are written to a runtime.
 pub const SKR_NAMESPACE: &str = "kyma-system";
 /// Name of the Kyma object in a runtime.
 pub const SKR_KYMA: &str = "default";
 
-/// ConfigMap (with the plan) and Lease (the canary) of the agent in a runtime.
+/// Name of the agent's ConfigMap (the plan and the settings) and Lease (the canary) in a runtime (Tidewatch).
 pub const AGENT_OBJECT: &str = "tidewatch-agent";
 /// Key of the plan in the agent's ConfigMap.
 pub const PLAN_KEY: &str = "plan.json";
@@ -38,24 +39,26 @@ pub const AGENT_CONTAINER: &str = "server";
 pub const AGENT_METRICS_SERVICE: &str = "skr-webhook-metrics";
 /// PriorityClass of the agent in a runtime; the name is the incumbent's.
 pub const AGENT_PRIORITY_CLASS: &str = "skr-webhook-priority";
-/// ConfigMap in a runtime that says which objects of the catalog are ours, and what they were (ours).
+/// ConfigMap in a runtime with the inventory of catalog objects: those that are owned by catalog sync, and their last
+/// applied content (Tidewatch).
 pub const CATALOG_INVENTORY: &str = "tidewatch-catalog";
-/// ConfigMap in KCP that says which releases are accepted, since when, and which removal waits for a confirmation (ours).
+/// ConfigMap in KCP with the history of releases: the accepted releases, since when each is, and a removal that awaits
+/// confirmation (Tidewatch).
 pub const RELEASES: &str = "tidewatch-releases";
-/// Secret in a runtime with which the agent's image is pulled, where that needs one (ours).
+/// Image pull Secret of the agent in a runtime, if its registry requires one (Tidewatch).
 pub const AGENT_PULL_SECRET: &str = "tidewatch-agent-pull";
-/// Audience of the token with which an agent enrols.
+/// Audience of the service account token for enrolment.
 pub const TOKEN_AUDIENCE: &str = "tidewatch";
 
 /// Key of the kubeconfig in an access Secret.
 pub const KUBECONFIG_KEY: &str = "config";
 
-/// The manager name under which the incumbent's Watcher CRs address the lifecycle core itself.
+/// The manager name by which Watchers address the lifecycle manager itself.
 pub const OWN_MANAGER: &str = "lifecycle-manager";
 
 /// Labels.
 pub mod label {
-    /// `lifecycle-manager` in KCP, `kyma` on everything that is written to a runtime.
+    /// `lifecycle-manager` in KCP, `kyma` on every object that is written to a runtime.
     pub const MANAGED_BY: &str = "operator.kyma-project.io/managed-by";
     /// Value of [`MANAGED_BY`] in KCP.
     pub const MANAGED_BY_KCP: &str = "lifecycle-manager";
@@ -71,40 +74,41 @@ pub mod label {
     pub const CONTROLLER_NAME: &str = "operator.kyma-project.io/controller-name";
     /// Marks Manifests of mandatory modules.
     pub const MANDATORY_MODULE: &str = "operator.kyma-project.io/mandatory-module";
-    /// Kubernetes' recommended label; on every object of an agent's installation (ours).
+    /// Kubernetes' recommended label, on every object of an agent's installation (Tidewatch).
     pub const PART_OF: &str = "app.kubernetes.io/part-of";
     /// Value of [`PART_OF`].
     pub const PART_OF_TIDEWATCH: &str = "tidewatch";
-    /// On the Kyma in a runtime.
+    /// Marks the Kyma in a runtime as watched.
     pub const WATCHED_BY: &str = "operator.kyma-project.io/watched-by";
     /// Value of [`WATCHED_BY`].
     pub const WATCHED_BY_KYMA: &str = "kyma";
-    /// `true` freezes a Kyma or a Manifest.
+    /// `true` suspends reconciliation of a Kyma or a Manifest.
     pub const SKIP_RECONCILIATION: &str = "operator.kyma-project.io/skip-reconciliation";
-    /// `true` pauses one runtime: nothing is written to it (ours, not the incumbent's).
+    /// `true` pauses one runtime: nothing is written to it (Tidewatch).
     pub const PAUSE: &str = "operator.kyma-project.io/tidewatch-pause";
-    /// On the KCP Kyma: [`HAND_BACK_ASKED`] asks for the runtime to be left in order, for the way back to the incumbent;
-    /// [`HAND_BACK_DONE`] is the answer, and our last write (ours).
+    /// On the KCP Kyma, hands a runtime back to the incumbent: [`HAND_BACK_REQUESTED`] requests that the runtime is
+    /// left in a consistent state, [`HAND_BACK_DONE`] acknowledges it and is the last write (Tidewatch).
     pub const HAND_BACK: &str = "operator.kyma-project.io/tidewatch-hand-back";
-    /// Value of [`HAND_BACK`] that an operator sets.
-    pub const HAND_BACK_ASKED: &str = "true";
-    /// Value of [`HAND_BACK`] once nothing is written any more: such a Kyma is nobody's until the label goes.
+    /// Value of [`HAND_BACK`] set by an operator.
+    pub const HAND_BACK_REQUESTED: &str = "true";
+    /// Value of [`HAND_BACK`] after the last write: the Kyma is not reconciled until the label is removed.
     pub const HAND_BACK_DONE: &str = "done";
-    /// `true` on the KCP Kyma lets a runtime that has spoken v3 speak v2 again, for the way back to the incumbent's agent (ours).
+    /// `true` on the KCP Kyma permits v2 for a runtime that has already used v3, for the return to the incumbent's
+    /// agent (Tidewatch).
     pub const ALLOW_V2: &str = "operator.kyma-project.io/tidewatch-allow-v2";
-    /// `true` on the KCP Kyma restores the default modules (ours).
+    /// `true` on the KCP Kyma restores the default modules (Tidewatch).
     pub const RESET_MODULES: &str = "operator.kyma-project.io/reset-modules";
-    /// Visibility: only for internal Kymas.
+    /// Visibility: restricts a ModuleTemplate to Kymas with the same label.
     pub const INTERNAL: &str = "operator.kyma-project.io/internal";
-    /// Visibility: only for beta Kymas.
+    /// Visibility: restricts a ModuleTemplate to Kymas with the same label.
     pub const BETA: &str = "operator.kyma-project.io/beta";
-    /// The runtime's id; equal to the common name of its agent's certificate.
+    /// The id of the runtime, equal to the common name of its agent's certificate.
     pub const RUNTIME_ID: &str = "kyma-project.io/runtime-id";
-    /// Account ids that are copied to the runtime's Kyma.
+    /// Account id, copied to the Kyma in the runtime.
     pub const GLOBAL_ACCOUNT_ID: &str = "kyma-project.io/global-account-id";
-    /// See [`GLOBAL_ACCOUNT_ID`].
+    /// Account id, copied to the Kyma in the runtime.
     pub const SUBACCOUNT_ID: &str = "kyma-project.io/subaccount-id";
-    /// Id of the service instance; a label of the incumbent's metrics.
+    /// Id of the service instance, a label of the incumbent's metrics.
     pub const INSTANCE_ID: &str = "kyma-project.io/instance-id";
     /// Istio's injection label on the runtime's namespace.
     pub const ISTIO_INJECTION: &str = "istio-injection";
@@ -116,23 +120,25 @@ pub mod label {
 pub mod annotation {
     /// `<namespace>/<name>` of the KCP object that owns an object in a runtime.
     pub const OWNED_BY: &str = "deprecated-operator.kyma-project.io/owned-by";
-    /// OCM component name (the incumbent's deprecated copy).
+    /// OCM component name; the incumbent's deprecated copy.
     pub const FQDN: &str = "operator.kyma-project.io/fqdn";
     /// OCM component name.
     pub const OCM_COMPONENT_NAME: &str = "operator.kyma-project.io/ocm-component-name";
-    /// `true` on a template whose default module CR is cluster scoped.
+    /// `true` on a ModuleTemplate with a cluster-scoped default module CR.
     pub const CLUSTER_SCOPED: &str = "operator.kyma-project.io/is-cluster-scoped";
-    /// `true` on a Manifest whose module was set to `managed: false`.
+    /// `true` on a Manifest of a module that was set to `managed: false`.
     pub const UNMANAGED: &str = "operator.kyma-project.io/is-unmanaged";
-    /// Domain of the runtime, on the KCP Kyma; its first label names the shoot in the incumbent's metrics.
+    /// On the KCP Kyma, the domain of the runtime; its first label is the shoot in the incumbent's metrics.
     pub const SKR_DOMAIN: &str = "skr-domain";
-    /// The last accepted spec of the runtime's Kyma, as JSON, on the KCP Kyma (ours).
+    /// On the KCP Kyma, the last accepted spec of the runtime's Kyma, as JSON (Tidewatch).
     pub const ACCEPTED_SPEC: &str = "operator.kyma-project.io/tidewatch-accepted-spec";
-    /// Hash of the inputs of the last full pass, on the KCP Kyma (ours).
+    /// On the KCP Kyma, the fingerprint of the inputs of the last full reconcile (Tidewatch).
     pub const INPUTS: &str = "operator.kyma-project.io/tidewatch-inputs";
-    /// An agent image, on the ConfigMap in which its upgrade stands: it goes on although runtimes have failed (ours).
+    /// On the ConfigMap with the state of an agent upgrade, the agent image whose upgrade an operator confirms to
+    /// continue despite failed runtimes (Tidewatch).
     pub const CONFIRM_AGENT_IMAGE: &str = "operator.kyma-project.io/tidewatch-confirm-agent-image";
-    /// On the ConfigMap of releases in KCP: names the removal from many runtimes that somebody confirms (ours).
+    /// On the ConfigMap [`RELEASES`](super::RELEASES), the removal from many runtimes that an operator confirms
+    /// (Tidewatch).
     pub const CONFIRM: &str = "operator.kyma-project.io/tidewatch-confirm";
 }
 
@@ -146,14 +152,14 @@ pub mod finalizer {
 
 /// Field managers of server-side apply.
 pub mod field_manager {
-    /// KCP Kyma status, Manifests, CRDs.
+    /// Status of the KCP Kyma, Manifests and CRDs.
     pub const LIFECYCLE: &str = "lifecycle-manager";
-    /// SKR Kyma "Deleting" status, finalizers.
+    /// Status `Deleting` of the Kyma in a runtime, and finalizers.
     pub const LIFECYCLE_OPERATOR: &str = "operator.kyma-project.io/lifecycle-manager";
-    /// Templates and release metas in a runtime; also the ownership marker.
+    /// ModuleTemplates and ModuleReleaseMetas in a runtime; also marks their ownership.
     pub const CATALOG_SYNC: &str = "catalog-sync";
     /// Namespace, labels and annotations of the Kyma in a runtime.
     pub const SYNC_CONTEXT: &str = "kyma-sync-context";
-    /// The agent's ConfigMap and Lease (ours).
+    /// ConfigMap and Lease of the agent (Tidewatch).
     pub const TIDEWATCH: &str = "tidewatch";
 }

@@ -1,54 +1,54 @@
-//! The plan: what an agent watches, as the receiver writes it to the ConfigMap `kyma-system/tidewatch-agent`.
+//! The plan: the watches of an agent, written by the receiver to the ConfigMap `kyma-system/tidewatch-agent`.
 
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// Watches of one plan, at most.
+/// Watches per plan, at most.
 pub const MAX_WATCHES: usize = 500;
 
-/// Why a plan is refused whole.
+/// The error for which a plan is rejected as a whole.
 #[derive(Debug, Error)]
-pub enum ParsePlan {
-    /// Not JSON of the plan's shape.
-    #[error("the plan is not readable")]
+pub enum ParsePlanError {
+    /// Not JSON of the expected shape.
+    #[error("the plan is not valid JSON of its shape")]
     Json(#[from] serde_json::Error),
     /// More than [`MAX_WATCHES`].
     #[error("the plan has more than {MAX_WATCHES} watches")]
     TooMany,
-    /// Two watches of one name.
+    /// Two watches have the same name.
     #[error("the plan names the watch {0:?} twice")]
-    Doubled(String),
-    /// A name or part that cannot be.
+    DuplicateName(String),
+    /// A member has an invalid value.
     #[error("watch {watch:?}: {field} is not valid")]
     Invalid {
-        /// Which watch.
+        /// The name of the watch; empty for a member of the plan itself.
         watch: String,
-        /// Which member of it.
+        /// The name of the member.
         field: &'static str,
     },
-    /// A kind that carries secrets or tokens.
+    /// The resource carries secrets or tokens.
     #[error("watch {watch:?}: {resource:?} may not be watched")]
     Forbidden {
-        /// Which watch.
+        /// The name of the watch.
         watch: String,
-        /// Which resource.
+        /// The resource.
         resource: String,
     },
 }
 
-/// What a watch reports.
+/// The changes that a watch reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Field {
-    /// Everything but pure status changes.
+    /// Every change except one of the status alone.
     Spec,
     /// Every change.
     Status,
 }
 
-/// The work that a watch stands for: what must have ended before its events are settled.
+/// The work that the events of a watch trigger. An event is settled when all of it has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Work {
@@ -58,57 +58,57 @@ pub enum Work {
     Catalog,
     /// The Manifests of this runtime.
     Manifest,
-    /// What we installed in this runtime.
+    /// The agent's installation in this runtime.
     Installer,
     /// Forwarding to another manager.
     Forward,
 }
 
-/// One watch of the plan.
+/// A watch of the plan.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlannedWatch {
-    /// Unique in the plan: 1 to 253 lower-case letters, digits, '-', '.' or '/'.
+    /// Name, unique in the plan: 1 to 253 lower-case letters, digits, '-', '.' or '/'.
     pub name: String,
-    /// API group, empty for the core group.
+    /// API group; empty for the core group.
     #[serde(default)]
     pub group: String,
-    /// API version, or `*`: the agent asks discovery for the preferred one.
+    /// API version, or `*` for the preferred version, which the agent discovers.
     pub version: String,
     /// Plural resource name.
     pub resource: String,
-    /// Only this namespace; absent for all.
+    /// Restricts the watch to a namespace; absent for all namespaces.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
-    /// Label selector in the API's query syntax; empty for all.
+    /// Label selector in query syntax; empty for all objects.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub label_selector: String,
-    /// Field selector in the API's query syntax; empty for all.
+    /// Field selector in query syntax; empty for all objects.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub field_selector: String,
-    /// What it reports.
+    /// The changes to report.
     pub field: Field,
-    /// Who is told.
+    /// The manager to notify.
     pub manager: String,
-    /// What it stands for.
+    /// The work that events trigger.
     pub work: BTreeSet<Work>,
 }
 
-/// A plan that holds: every watch has a name of its own and a kind that may be watched.
+/// A valid plan: names are unique, and every resource may be watched.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Plan {
-    /// Changes with the content; opaque.
+    /// Opaque; changes with the content.
     revision: String,
     watches: Vec<PlannedWatch>,
 }
 
 impl Plan {
-    /// Reads the plan of a ConfigMap.
+    /// Parses the plan in a ConfigMap.
     ///
     /// # Errors
-    /// [`ParsePlan`]; a plan is taken whole or not at all.
-    pub fn parse(text: &str) -> Result<Self, ParsePlan> {
+    /// [`ParsePlanError`]; an invalid watch invalidates the plan as a whole.
+    pub fn parse(text: &str) -> Result<Self, ParsePlanError> {
         #[derive(Deserialize)]
         struct Wire {
             revision: String,
@@ -118,34 +118,34 @@ impl Plan {
         Self::new(revision, watches)
     }
 
-    /// Checks the watches and makes a plan of them.
+    /// Creates a plan of valid watches.
     ///
     /// # Errors
-    /// [`ParsePlan`]; the revision must have 1 to 128 characters.
-    pub fn new(revision: String, watches: Vec<PlannedWatch>) -> Result<Self, ParsePlan> {
+    /// [`ParsePlanError`]; the revision must have 1 to 128 bytes.
+    pub fn new(revision: String, watches: Vec<PlannedWatch>) -> Result<Self, ParsePlanError> {
         if watches.len() > MAX_WATCHES {
-            return Err(ParsePlan::TooMany);
+            return Err(ParsePlanError::TooMany);
         }
         if revision.is_empty() || revision.len() > 128 {
-            return Err(ParsePlan::Invalid { watch: String::new(), field: "revision" });
+            return Err(ParsePlanError::Invalid { watch: String::new(), field: "revision" });
         }
         let mut names = BTreeSet::new();
         for watch in &watches {
             watch.check()?;
             if !names.insert(&watch.name) {
-                return Err(ParsePlan::Doubled(watch.name.clone()));
+                return Err(ParsePlanError::DuplicateName(watch.name.clone()));
             }
         }
         Ok(Self { revision, watches })
     }
 
-    /// Changes with the content; opaque.
+    /// The revision: opaque, changes with the content.
     #[must_use]
     pub fn revision(&self) -> &str {
         &self.revision
     }
 
-    /// The watches, each name once.
+    /// The watches; names are unique.
     #[must_use]
     pub fn watches(&self) -> &[PlannedWatch] {
         &self.watches
@@ -153,12 +153,12 @@ impl Plan {
 }
 
 impl PlannedWatch {
-    /// Checks one watch by itself.
+    /// Validates one watch independently of the plan.
     ///
     /// # Errors
-    /// [`ParsePlan::Invalid`] and [`ParsePlan::Forbidden`].
-    pub fn check(&self) -> Result<(), ParsePlan> {
-        let invalid = |field| Err(ParsePlan::Invalid { watch: self.name.chars().take(253).collect(), field });
+    /// [`ParsePlanError::Invalid`] and [`ParsePlanError::Forbidden`].
+    pub fn check(&self) -> Result<(), ParsePlanError> {
+        let invalid = |field| Err(ParsePlanError::Invalid { watch: self.name.chars().take(253).collect(), field });
         if !is_name(&self.name, "-./") {
             return invalid("name");
         }
@@ -182,7 +182,7 @@ impl PlannedWatch {
         }
         if carries_secrets(&self.group, &self.resource) {
             let resource = self.resource.chars().take(253).collect();
-            return Err(ParsePlan::Forbidden { watch: self.name.clone(), resource });
+            return Err(ParsePlanError::Forbidden { watch: self.name.clone(), resource });
         }
         if !is_name(&self.resource, "-.") {
             return invalid("resource");
@@ -191,8 +191,8 @@ impl PlannedWatch {
     }
 }
 
-/// Whether a resource carries secrets or tokens, or stands for all resources and so for those too. Subresources are none of a
-/// watch's business either: `serviceaccounts/token` is one of them.
+/// True if a resource carries secrets or tokens, or includes such resources through a wildcard. Subresources are
+/// included, because `serviceaccounts/token` is one of them.
 #[must_use]
 pub fn carries_secrets(group: &str, resource: &str) -> bool {
     const SECRET: &[&str] =
@@ -220,7 +220,7 @@ mod tests {
                "manager": "lifecycle-manager", "work": ["kyma"]})
     }
 
-    fn parse(watches: &[Value]) -> Result<Plan, ParsePlan> {
+    fn parse(watches: &[Value]) -> Result<Plan, ParsePlanError> {
         Plan::parse(&json!({"revision": "r", "watches": watches}).to_string())
     }
 
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_with_secrets_are_refused_also_through_wildcards() {
+    fn resources_with_secrets_are_rejected_also_through_wildcards() {
         for (group, resource) in [
             ("", "secrets"),
             ("", "*"),
@@ -248,8 +248,8 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_with_one_bad_watch_is_refused_whole() {
-        assert!(matches!(parse(&[watch(), watch()]), Err(ParsePlan::Doubled(_))));
+    fn one_invalid_watch_invalidates_the_plan() {
+        assert!(matches!(parse(&[watch(), watch()]), Err(ParsePlanError::DuplicateName(_))));
         for (member, value) in [
             ("name", json!("")),
             ("name", json!("Kyma")),

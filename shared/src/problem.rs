@@ -1,4 +1,4 @@
-//! Problem Details (RFC 9457): how every refusal looks on the wire. The input is never echoed.
+//! Problem Details (RFC 9457), the body of every rejection. Problems never echo input.
 
 use std::borrow::Cow;
 
@@ -6,21 +6,21 @@ use serde::{Deserialize, Serialize};
 
 /// Content type of a problem.
 pub const CONTENT_TYPE: &str = "application/problem+json";
-/// Every `type` begins with this.
+/// Prefix of every `type`.
 const PREFIX: &str = "https://kyma-project.io/tidewatch/problems/";
 
-/// The kinds of refusal that an agent tells apart by more than the status.
+/// The kinds of rejection to which an agent reacts differently, beyond the status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
-    /// 401: the signature's time lies outside the window; the `Date` header has the receiver's.
+    /// 401: the signature's time is outside the window; the `Date` header has the receiver's time.
     Clock,
-    /// 401: the nonce was used.
+    /// 401: the nonce was already used.
     Replay,
-    /// 401: the signature is missing, off the profile, or does not verify.
+    /// 401: the signature is missing, violates the profile, or does not verify.
     Signature,
     /// 401: the certificate is expired, revoked, or of an unknown issuer.
     Certificate,
-    /// Anything that the status alone tells.
+    /// Any kind that the status alone identifies.
     Other,
 }
 
@@ -33,23 +33,23 @@ impl Kind {
     ];
 }
 
-/// A problem as JSON spells it.
+/// A problem in its JSON form.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Problem {
-    /// A URI that names the kind.
+    /// A URI that identifies the kind.
     #[serde(rename = "type")]
     pub uri: Cow<'static, str>,
-    /// The kind in words.
+    /// The kind in human-readable form.
     pub title: Cow<'static, str>,
     /// The HTTP status.
     pub status: u16,
-    /// What this request did wrong, in fixed words.
+    /// The reason for this rejection, a fixed text.
     #[serde(default)]
     pub detail: Cow<'static, str>,
 }
 
 impl Problem {
-    /// Makes a problem of fixed words.
+    /// Creates a problem of fixed texts.
     #[must_use]
     pub fn new(kind: Kind, title: &'static str, status: u16, detail: &'static str) -> Self {
         let uri = match Kind::NAMED.iter().find(|(named, _)| *named == kind) {
@@ -59,7 +59,7 @@ impl Problem {
         Self { uri, title: title.into(), status, detail: detail.into() }
     }
 
-    /// The kind that the URI names.
+    /// The kind that the URI identifies.
     #[must_use]
     pub fn kind(&self) -> Kind {
         let name = self.uri.strip_prefix(PREFIX);

@@ -1,8 +1,8 @@
 //! HTTP Message Signatures (RFC 9421) in one closed profile, over Digest Fields (RFC 9530).
 //!
 //! One signature, label `tidewatch`, over exactly five components in a fixed order, with exactly six parameters. Both
-//! header fields must be their own canonical serialisation (RFC 9651, section 4.1): so nothing can be doubled, added or
-//! hidden in white space, and the bytes that were received are the bytes that were signed.
+//! header fields must be their own canonical serialisation (RFC 9651, section 4.1): nothing can be duplicated, added or
+//! hidden in white space, and the received bytes are the signed bytes.
 
 mod fields;
 mod verify;
@@ -16,45 +16,45 @@ use base64::{Engine, engine::general_purpose::STANDARD};
 use rustls_pki_types::PrivatePkcs8KeyDer;
 use thiserror::Error;
 
-pub use verify::{Refusal, Signed, Verified, verify};
+pub use verify::{SignedRequest, VerifiedSignature, VerifyError, verify};
 
 use crate::identity::Epoch;
 
-/// Header field of the parameters.
+/// Header field of the signature parameters.
 pub const SIGNATURE_INPUT: &str = "signature-input";
 /// Header field of the signature.
 pub const SIGNATURE: &str = "signature";
-/// Header field of the body's hash.
+/// Header field of the digest of the body.
 pub const CONTENT_DIGEST: &str = "content-digest";
 
-/// How far `created` may lie from the receiver's clock, and how long a signature may hold, in seconds.
+/// Maximum difference of `created` from the receiver's clock, and maximum lifetime of a signature, in seconds.
 pub const WINDOW_SECONDS: i64 = 60;
 
 const LABEL: &str = "tidewatch";
 const TAG: &str = "tidewatch-v3";
 const ALGORITHM: &str = "ecdsa-p256-sha256";
 
-/// Why nothing was signed.
+/// The error of signing a request.
 #[derive(Debug, Error)]
-pub enum Sign {
+pub enum SignError {
     /// The key is not PKCS#8 of a P-256 key.
     #[error("the key is not a P-256 key in PKCS#8")]
     Key,
-    /// The crypto library refused.
-    #[error("the signature could not be made")]
+    /// The crypto library failed.
+    #[error("the request could not be signed")]
     Make,
 }
 
-/// `<epoch>-<counter>`: never used twice.
+/// The nonce of a signature: `<epoch>-<counter>`, never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Nonce {
-    /// The life of the agent's sequences.
+    /// The epoch of the agent's sequences.
     pub epoch: Epoch,
-    /// Counts the requests of that epoch.
+    /// The number of the request in that epoch.
     pub counter: u64,
 }
 
-/// What a signature covers, as it stands in the request.
+/// The signed components of a request, without the body.
 #[derive(Clone, Copy, Debug)]
 pub struct Message<'a> {
     /// HTTP method.
@@ -67,7 +67,7 @@ pub struct Message<'a> {
     pub content_type: &'a str,
 }
 
-/// The three header values that a signed request carries.
+/// The three header values of a signed request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Headers {
     /// Value of [`CONTENT_DIGEST`].
@@ -78,7 +78,7 @@ pub struct Headers {
     pub signature: String,
 }
 
-/// The key of a leaf certificate, ready to sign.
+/// Signs requests with the key of a leaf certificate.
 pub struct Signer {
     key: EcdsaKeyPair,
     fingerprint: String,
@@ -86,21 +86,21 @@ pub struct Signer {
 }
 
 impl Signer {
-    /// Takes the leaf's key and the leaf's fingerprint ([`crate::certificate::fingerprint`]).
+    /// Creates a signer from a leaf's key and the leaf's fingerprint ([`crate::certificate::fingerprint`]).
     ///
     /// # Errors
-    /// [`Sign::Key`].
-    pub fn new(key: &PrivatePkcs8KeyDer<'_>, fingerprint: String) -> Result<Self, Sign> {
+    /// [`SignError::Key`].
+    pub fn new(key: &PrivatePkcs8KeyDer<'_>, fingerprint: String) -> Result<Self, SignError> {
         let key = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, key.secret_pkcs8_der())
-            .map_err(|_| Sign::Key)?;
+            .map_err(|_| SignError::Key)?;
         Ok(Self { key, fingerprint, random: SystemRandom::new() })
     }
 
-    /// Signs one request at a time given in Unix seconds.
+    /// Signs a request; `now` is the time in Unix seconds.
     ///
     /// # Errors
-    /// [`Sign::Make`].
-    pub fn sign(&self, message: &Message<'_>, body: &[u8], nonce: Nonce, now: i64) -> Result<Headers, Sign> {
+    /// [`SignError::Make`].
+    pub fn sign(&self, message: &Message<'_>, body: &[u8], nonce: Nonce, now: i64) -> Result<Headers, SignError> {
         let parameters = fields::Parameters {
             created: now,
             expires: now + WINDOW_SECONDS,
@@ -110,7 +110,7 @@ impl Signer {
         let content_digest = content_digest(body);
         let inner_list = parameters.inner_list();
         let base = fields::signature_base(message, &content_digest, &inner_list);
-        let signature = self.key.sign(&self.random, base.as_bytes()).map_err(|_| Sign::Make)?;
+        let signature = self.key.sign(&self.random, base.as_bytes()).map_err(|_| SignError::Make)?;
         Ok(Headers {
             content_digest,
             signature_input: format!("{LABEL}={inner_list}"),

@@ -1,12 +1,12 @@
-//! Text for people, as both command lines print it: aligned columns, short ages, and nothing that a terminal could take for a command.
+//! Text output of both command lines: aligned columns, short ages, and no terminal control sequences.
 
-/// What an agent or a server said, without control characters.
+/// Replaces control characters in text from an agent or a server.
 #[must_use]
-pub fn plain(text: &str) -> String {
+pub fn sanitize(text: &str) -> String {
     text.chars().map(|char| if char.is_control() { '\u{fffd}' } else { char }).collect()
 }
 
-/// Seconds as `45s`, `3m12s`, `2h5m` or `3d4h`; `-` for none.
+/// Formats seconds as `45s`, `3m12s`, `2h5m` or `3d4h`; `-` for `None`.
 #[must_use]
 pub fn age(seconds: Option<u64>) -> String {
     const MINUTE: u64 = 60;
@@ -21,10 +21,10 @@ pub fn age(seconds: Option<u64>) -> String {
     }
 }
 
-/// A line per row, under a head; the last column is as wide as it needs.
+/// Formats one line per row under a header, with columns padded to a common width.
 #[must_use]
 pub fn aligned<const N: usize>(head: [&str; N], rows: Vec<[String; N]>) -> String {
-    let rows: Vec<[String; N]> = rows.into_iter().map(|row| row.map(|cell| plain(&cell))).collect();
+    let rows: Vec<[String; N]> = rows.into_iter().map(|row| row.map(|cell| sanitize(&cell))).collect();
     let widths: Vec<usize> = (0..N)
         .map(|column| rows.iter().map(|row| row[column].chars().count()).fold(head[column].len(), usize::max))
         .collect();

@@ -1,5 +1,6 @@
-//! TLS configurations of our own hop, built from bytes: TLS 1.3 only, client certificate required, hybrid post-quantum
-//! key exchange first, no session resumption (a resumed session would skip revocation and keep an old certificate).
+//! TLS configurations for connections between agent and receiver, built from bytes: TLS 1.3 only, client certificate
+//! required, hybrid post-quantum key exchange preferred, no session resumption (a resumed session would bypass
+//! revocation and keep an old certificate).
 
 use std::sync::Arc;
 
@@ -13,25 +14,25 @@ use rustls::{
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, pem::PemObject};
 use thiserror::Error;
 
-/// Why no configuration was built.
+/// The error of building a configuration.
 #[derive(Debug, Error)]
-pub enum TlsConfig {
-    /// The PEM file of certificates.
+pub enum TlsConfigError {
+    /// The certificates are not valid PEM.
     #[error("the certificates are not readable PEM")]
     Certificates(#[source] rustls_pki_types::pem::Error),
-    /// The PEM file of the key.
+    /// The key is not valid PEM.
     #[error("the key is not readable PKCS#8 PEM")]
     Key(#[source] rustls_pki_types::pem::Error),
-    /// No certificate in the chain, or none in the trust bundle.
+    /// The chain or the trust bundle contains no certificate.
     #[error("{0} is empty")]
     Empty(&'static str),
-    /// A certificate of the trust bundle.
+    /// A certificate of the trust bundle cannot be a root.
     #[error("a root of the trust bundle is not usable")]
     Root(#[source] rustls::Error),
-    /// The verifier of client certificates.
+    /// The verifier of client certificates cannot be built.
     #[error("the client verifier could not be built")]
     Verifier(#[source] rustls::server::VerifierBuilderError),
-    /// Key and certificate do not belong together, or rustls refuses them.
+    /// Key and certificate do not match, or rustls rejects them.
     #[error("certificate and key are not usable together")]
     Pair(#[source] rustls::Error),
 }
@@ -39,23 +40,23 @@ pub enum TlsConfig {
 /// A chain, leaf first, with the leaf's key.
 #[derive(Debug)]
 pub struct Identity {
-    /// Leaf first.
+    /// The certificates, leaf first.
     pub chain: Vec<CertificateDer<'static>>,
-    /// PKCS#8.
+    /// The private key of the leaf, PKCS#8.
     pub key: PrivatePkcs8KeyDer<'static>,
 }
 
 impl Identity {
-    /// Reads a chain and a key from PEM.
+    /// Parses a chain and a key from PEM.
     ///
     /// # Errors
-    /// [`TlsConfig`].
-    pub fn from_pem(chain: &[u8], key: &[u8]) -> Result<Self, TlsConfig> {
+    /// [`TlsConfigError`].
+    pub fn from_pem(chain: &[u8], key: &[u8]) -> Result<Self, TlsConfigError> {
         let chain = certificates(chain)?;
         if chain.is_empty() {
-            return Err(TlsConfig::Empty("the certificate chain"));
+            return Err(TlsConfigError::Empty("the certificate chain"));
         }
-        Ok(Self { chain, key: PrivatePkcs8KeyDer::from_pem_slice(key).map_err(TlsConfig::Key)? })
+        Ok(Self { chain, key: PrivatePkcs8KeyDer::from_pem_slice(key).map_err(TlsConfigError::Key)? })
     }
 
     fn key(&self) -> PrivateKeyDer<'static> {
@@ -69,92 +70,94 @@ impl Clone for Identity {
     }
 }
 
-/// Reads all certificates of a PEM file.
+/// Parses all certificates of a PEM file.
 ///
 /// # Errors
-/// [`TlsConfig::Certificates`].
-pub fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsConfig> {
-    CertificateDer::pem_slice_iter(pem).collect::<Result<_, _>>().map_err(TlsConfig::Certificates)
+/// [`TlsConfigError::Certificates`].
+pub fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsConfigError> {
+    CertificateDer::pem_slice_iter(pem).collect::<Result<_, _>>().map_err(TlsConfigError::Certificates)
 }
 
-/// Makes a trust store of a bundle.
+/// Creates a trust store from a bundle.
 ///
 /// # Errors
-/// [`TlsConfig::Empty`] and [`TlsConfig::Root`]: a bundle is taken whole or not at all.
-pub fn roots(bundle: &[CertificateDer<'static>]) -> Result<RootCertStore, TlsConfig> {
+/// [`TlsConfigError::Empty`] and [`TlsConfigError::Root`]: one invalid root invalidates the bundle as a whole.
+pub fn roots(bundle: &[CertificateDer<'static>]) -> Result<RootCertStore, TlsConfigError> {
     if bundle.is_empty() {
-        return Err(TlsConfig::Empty("the trust bundle"));
+        return Err(TlsConfigError::Empty("the trust bundle"));
     }
     let mut store = RootCertStore::empty();
-    bundle.iter().try_for_each(|root| store.add(root.clone())).map_err(TlsConfig::Root)?;
+    bundle.iter().try_for_each(|root| store.add(root.clone())).map_err(TlsConfigError::Root)?;
     Ok(store)
 }
 
-/// The one crypto provider: passed to builders here, installed by `main` for libraries that ask for the default.
+/// The only crypto provider: passed to the builders here, and installed by `main` for libraries that use the process
+/// default.
 #[must_use]
 pub fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())
 }
 
-/// The agent's side.
+/// The agent's configuration, with a client certificate.
 ///
 /// # Errors
-/// [`TlsConfig`].
-pub fn client(identity: &Identity, roots: RootCertStore) -> Result<ClientConfig, TlsConfig> {
+/// [`TlsConfigError`].
+pub fn client(identity: &Identity, roots: RootCertStore) -> Result<ClientConfig, TlsConfigError> {
     let mut config = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])
-        .map_err(TlsConfig::Pair)?
+        .map_err(TlsConfigError::Pair)?
         .with_root_certificates(roots)
         .with_client_auth_cert(identity.chain.clone(), identity.key())
-        .map_err(TlsConfig::Pair)?;
+        .map_err(TlsConfigError::Pair)?;
     config.resumption = Resumption::disabled();
     Ok(config)
 }
 
-/// A client that shows no certificate, for what is asked with a token.
+/// A client configuration without client certificate, for requests that authenticate with a token.
 ///
 /// # Errors
-/// [`TlsConfig`].
-pub fn client_without_identity(roots: RootCertStore) -> Result<ClientConfig, TlsConfig> {
+/// [`TlsConfigError`].
+pub fn client_without_client_auth(roots: RootCertStore) -> Result<ClientConfig, TlsConfigError> {
     let mut config = ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])
-        .map_err(TlsConfig::Pair)?
+        .map_err(TlsConfigError::Pair)?
         .with_root_certificates(roots)
         .with_no_client_auth();
     config.resumption = Resumption::disabled();
     Ok(config)
 }
 
-/// A server that asks for no certificate, because its clients show a token: HTTP/1.1 alone.
+/// A server configuration without client certificates, for clients that authenticate with a token: HTTP/1.1 only.
 ///
 /// # Errors
-/// [`TlsConfig`].
-pub fn server_without_clients(identity: &Identity) -> Result<ServerConfig, TlsConfig> {
+/// [`TlsConfigError`].
+pub fn server_without_client_auth(identity: &Identity) -> Result<ServerConfig, TlsConfigError> {
     let mut config = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])
-        .map_err(TlsConfig::Pair)?
+        .map_err(TlsConfigError::Pair)?
         .with_no_client_auth()
         .with_single_cert(identity.chain.clone(), identity.key())
-        .map_err(TlsConfig::Pair)?;
+        .map_err(TlsConfigError::Pair)?;
     config.send_tls13_tickets = 0;
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(config)
 }
 
-/// Whose connections a server takes, which decides what is spoken with those who offer both protocols.
+/// The kind of clients of a server, which determines its ALPN preference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Clients {
-    /// Agents: HTTP/1.1. An agent has one request at a time, and a quiet connection costs the receiver 7 KiB less than with HTTP/2.
+pub enum ClientKind {
+    /// Agents: HTTP/1.1. An agent has one request in flight at a time, and an idle connection costs the receiver 7 KiB
+    /// less than with HTTP/2.
     Agents,
-    /// A proxy: HTTP/2, since it needs a connection for each request in flight otherwise.
+    /// A proxy: HTTP/2, because HTTP/1.1 would need one connection per request in flight.
     Proxy,
 }
 
-impl Clients {
-    /// What is offered them. The server's order decides (RFC 7301, section 3.2).
+impl ClientKind {
+    /// The ALPN protocols in order of preference. The server's order decides (RFC 7301, section 3.2).
     #[must_use]
-    pub fn protocols(self) -> Vec<Vec<u8>> {
+    pub fn alpn_protocols(self) -> Vec<Vec<u8>> {
         let (http1, http2) = (b"http/1.1".to_vec(), b"h2".to_vec());
         match self {
             Self::Agents => vec![http1, http2],
@@ -163,23 +166,24 @@ impl Clients {
     }
 }
 
-/// The receiver's side: a client certificate that chains to `roots` is required in the handshake. For [`Clients::Agents`].
+/// The receiver's configuration: the handshake requires a client certificate that chains to `roots`. ALPN is that of
+/// [`ClientKind::Agents`].
 ///
 /// # Errors
-/// [`TlsConfig`].
-pub fn server(identity: &Identity, roots: RootCertStore) -> Result<ServerConfig, TlsConfig> {
+/// [`TlsConfigError`].
+pub fn server(identity: &Identity, roots: RootCertStore) -> Result<ServerConfig, TlsConfigError> {
     let provider = provider();
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
         .build()
-        .map_err(TlsConfig::Verifier)?;
+        .map_err(TlsConfigError::Verifier)?;
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&TLS13])
-        .map_err(TlsConfig::Pair)?
+        .map_err(TlsConfigError::Pair)?
         .with_client_cert_verifier(verifier)
         .with_single_cert(identity.chain.clone(), identity.key())
-        .map_err(TlsConfig::Pair)?;
+        .map_err(TlsConfigError::Pair)?;
     config.send_tls13_tickets = 0;
     config.session_storage = Arc::new(NoServerSessionStorage {});
-    config.alpn_protocols = Clients::Agents.protocols();
+    config.alpn_protocols = ClientKind::Agents.alpn_protocols();
     Ok(config)
 }

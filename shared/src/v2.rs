@@ -1,7 +1,7 @@
-//! Contract v2, the incumbent's, as bytes: path, body, and the certificate that a proxy forwards.
+//! Contract v2, that of the incumbent: path, body, and the certificate that a proxy forwards.
 //!
-//! Reading is lenient where the incumbent's listener is, and writing is exactly what its agent writes, so that either half can be
-//! exchanged alone. An event names an object and nothing of its state; whoever takes it reads the truth itself.
+//! Parsing is as lenient as the incumbent's listener, and writing reproduces its agent's bytes, so that either side can
+//! be replaced independently. An event names an object without its state: the consumer reads the current state itself.
 
 mod forwarded;
 
@@ -13,34 +13,34 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 
 use crate::{certificate::fingerprint, identity::RuntimeId};
 
-pub use forwarded::{ReadForwarded, forward, forwarded};
+pub use forwarded::{ReadForwardedError, forwarded_header, parse_forwarded};
 
 /// Content type of a body.
 pub const CONTENT_TYPE: &str = "application/json";
-/// Bytes of a body, at most.
+/// Limit of a body in bytes.
 pub const MAX_BODY_BYTES: usize = 16 << 10;
-/// Bytes of a forwarded certificate's header value, at most.
+/// Limit of the header value of a forwarded certificate, in bytes.
 pub const MAX_FORWARDED_BYTES: usize = 32 << 10;
 
-/// The bytes are no event.
+/// The error of parsing an event.
 #[derive(Debug, Error)]
-pub enum ParseEvent {
+pub enum ParseEventError {
     /// Not JSON.
     #[error("the body is not JSON")]
     Json(#[from] serde_json::Error),
-    /// JSON of another shape.
-    #[error("the body is not an event: {0} is not what it should be")]
+    /// A member, or the whole body, has the wrong JSON type.
+    #[error("the body is not an event: {0} has the wrong type")]
     Shape(&'static str),
 }
 
-/// An object that changed, by name. Empty parts stay empty.
+/// The reference to an object that changed. Empty parts are kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Event {
-    /// Its namespace, empty for cluster-scoped objects.
+    /// Namespace; empty for cluster-scoped objects.
     pub namespace: String,
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// API group, empty for the core group.
+    /// API group; empty for the core group.
     pub group: String,
     /// API version.
     pub version: String,
@@ -49,13 +49,15 @@ pub struct Event {
 }
 
 impl Event {
-    /// Reads a body. Members in any letter case, as the incumbent's decoder takes them; what is missing counts as empty, and unknown
-    /// members are ignored.
+    /// Parses a body. Like the incumbent's decoder, it matches member names case-insensitively, treats absent members
+    /// as empty, and ignores unknown members.
     ///
     /// # Errors
-    /// [`ParseEvent`].
-    pub fn parse(body: &[u8]) -> Result<Self, ParseEvent> {
-        let Value::Object(body) = serde_json::from_slice(body)? else { return Err(ParseEvent::Shape("the whole")) };
+    /// [`ParseEventError`].
+    pub fn parse(body: &[u8]) -> Result<Self, ParseEventError> {
+        let Value::Object(body) = serde_json::from_slice(body)? else {
+            return Err(ParseEventError::Shape("the root"));
+        };
         let watched = object(&body, "watched")?;
         let kind = object(&body, "watchedGvk")?;
         Ok(Self {
@@ -67,8 +69,8 @@ impl Event {
         })
     }
 
-    /// The body as the incumbent's agent writes it, byte by byte: capitalised members of `watched`, in this order, and its encoder's
-    /// escapes.
+    /// Writes the body byte by byte as the incumbent's agent does: capitalised members of `watched`, in this order, and
+    /// the escapes of Go's JSON encoder.
     #[must_use]
     pub fn to_body(&self) -> String {
         #[derive(Serialize)]
@@ -92,7 +94,8 @@ impl Event {
         let Self { namespace, name, group, version, kind } = self;
         let wire = Wire { watched: Watched { namespace, name }, watched_gvk: Kind { group, version, kind } };
         let body = serde_json::to_string(&wire).expect("texts always serialize");
-        // Go's encoder keeps these out of JSON that may stand in HTML. They can only stand within texts here.
+        // Go's encoder escapes these characters, so that JSON can be embedded in HTML. They occur only within strings
+        // here.
         let escaped = |c| matches!(c, '<' | '>' | '&' | '\u{2028}' | '\u{2029}');
         if !body.contains(escaped) {
             return body;
@@ -105,72 +108,72 @@ impl Event {
     }
 }
 
-/// The member of an object in any letter case; of several the last counts.
+/// The member of an object with this case-insensitive name; the last one if there are several.
 fn member<'a>(object: &'a Map<String, Value>, name: &str) -> &'a Value {
     let mut found = object.iter().filter(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value);
     found.next_back().unwrap_or(&Value::Null)
 }
 
-fn object(parent: &Map<String, Value>, name: &'static str) -> Result<Map<String, Value>, ParseEvent> {
+fn object(parent: &Map<String, Value>, name: &'static str) -> Result<Map<String, Value>, ParseEventError> {
     match member(parent, name) {
         Value::Object(object) => Ok(object.clone()),
         Value::Null => Ok(Map::new()),
-        _ => Err(ParseEvent::Shape(name)),
+        _ => Err(ParseEventError::Shape(name)),
     }
 }
 
-fn text(parent: &Map<String, Value>, name: &'static str) -> Result<String, ParseEvent> {
+fn text(parent: &Map<String, Value>, name: &'static str) -> Result<String, ParseEventError> {
     match member(parent, name) {
         Value::String(text) => Ok(text.clone()),
         Value::Null => Ok(String::new()),
-        _ => Err(ParseEvent::Shape(name)),
+        _ => Err(ParseEventError::Shape(name)),
     }
 }
 
-/// Whether a text may stand as a manager in a path: 1 to 253 letters, digits, '-', '.' or '_', and not dots alone.
+/// True if a text is valid as the manager in a path: 1 to 253 letters, digits, '-', '.' or '_', and not dots alone.
 #[must_use]
 pub fn is_manager(text: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
     (1..=253).contains(&text.len()) && text.bytes().all(allowed) && text.bytes().any(|byte| byte != b'.')
 }
 
-/// `/v2/<manager>/event`.
+/// The path of a manager's events: `/v2/<manager>/event`.
 #[must_use]
 pub fn path(manager: &str) -> String {
     format!("/v2/{manager}/event")
 }
 
-/// The manager of a path; `None` when it is not exactly `/v2/<manager>/event`.
+/// The manager in a path; `None` unless the path is exactly `/v2/<manager>/event`.
 #[must_use]
 pub fn manager_of(path: &str) -> Option<&str> {
     path.strip_prefix("/v2/")?.strip_suffix("/event").filter(|manager| is_manager(manager))
 }
 
-/// Why a certificate names no caller.
+/// The error of reading the caller from a certificate.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-pub enum ReadCaller {
+pub enum ReadCallerError {
     /// Not X.509.
     #[error("the certificate is not readable")]
     Unreadable,
-    /// More than one common name, so nobody knows which is meant.
+    /// More than one common name, which is ambiguous.
     #[error("the certificate has more than one common name")]
     Several,
     /// No common name, or an empty one.
     #[error("the certificate's common name is empty")]
     Empty,
-    /// A common name that no runtime can have.
-    #[error("the certificate's common name is no runtime id")]
+    /// The common name is not a runtime id.
+    #[error("the certificate's common name is not a runtime id")]
     NotId,
 }
 
-/// Who speaks v2: whom a certificate's common name says, whatever its key.
+/// The caller of a v2 request, identified by the common name of its certificate; any type of key is accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
-    /// Which runtime.
+    /// The runtime.
     pub runtime: RuntimeId,
-    /// Its leaf.
+    /// The leaf certificate.
     pub leaf: CertificateDer<'static>,
-    /// Its fingerprint, as [`fingerprint`] makes it.
+    /// The fingerprint of the leaf ([`fingerprint`]).
     pub fingerprint: String,
     /// Start of validity, in Unix seconds.
     pub not_before: i64,
@@ -179,24 +182,24 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// Reads a leaf whose chain was verified, or is to be.
+    /// Reads the caller from a leaf. The chain is verified separately.
     ///
     /// # Errors
-    /// [`ReadCaller`].
-    pub fn read(leaf: &CertificateDer<'_>) -> Result<Self, ReadCaller> {
-        let Ok(([], certificate)) = X509Certificate::from_der(leaf) else { return Err(ReadCaller::Unreadable) };
+    /// [`ReadCallerError`].
+    pub fn read(leaf: &CertificateDer<'_>) -> Result<Self, ReadCallerError> {
+        let Ok(([], certificate)) = X509Certificate::from_der(leaf) else { return Err(ReadCallerError::Unreadable) };
         let mut names = certificate.subject().iter_common_name();
         let (name, more) = (names.next(), names.next());
         if more.is_some() {
-            return Err(ReadCaller::Several);
+            return Err(ReadCallerError::Several);
         }
-        let name = name.map_or(Ok(""), |name| name.as_str()).map_err(|_| ReadCaller::NotId)?;
+        let name = name.map_or(Ok(""), |name| name.as_str()).map_err(|_| ReadCallerError::NotId)?;
         if name.is_empty() {
-            return Err(ReadCaller::Empty);
+            return Err(ReadCallerError::Empty);
         }
         let validity = certificate.validity();
         Ok(Self {
-            runtime: name.parse().map_err(|_| ReadCaller::NotId)?,
+            runtime: name.parse().map_err(|_| ReadCallerError::NotId)?,
             leaf: leaf.clone().into_owned(),
             fingerprint: fingerprint(leaf),
             not_before: validity.not_before.timestamp(),

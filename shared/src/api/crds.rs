@@ -1,4 +1,4 @@
-//! The CRDs as an API server takes them.
+//! The CustomResourceDefinitions in the form that an API server stores.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{CustomResourceDefinition, JSONSchemaProps};
 use kube::CustomResourceExt;
@@ -7,27 +7,27 @@ use serde_json::{Map, Value};
 use super::{Kyma, Manifest, ModuleReleaseMeta, ModuleTemplate, Watcher};
 use crate::names::VERSION;
 
-/// All five, by name: what KCP has.
+/// The five CRDs of the control plane, sorted by name.
 ///
-/// To find out whether an API server has them, read its CRDs as this type too: as bare JSON the bound `0` of the one is the
-/// `0.0` of the other.
+/// To compare them with the CRDs of an API server, deserialize those into the same type: as bare JSON, the bound `0` of
+/// the one is the `0.0` of the other.
 #[must_use]
 pub fn crds() -> Vec<CustomResourceDefinition> {
     let all = [Kyma::crd(), Manifest::crd(), ModuleReleaseMeta::crd(), ModuleTemplate::crd(), Watcher::crd()];
     all.into_iter().map(finish).collect()
 }
 
-/// Those of a runtime: Kyma, ModuleReleaseMeta and ModuleTemplate.
+/// The three CRDs of a runtime: Kyma, ModuleReleaseMeta and ModuleTemplate.
 #[must_use]
 pub fn runtime_crds() -> Vec<CustomResourceDefinition> {
     [Kyma::crd(), ModuleReleaseMeta::crd(), ModuleTemplate::crd()].into_iter().map(finish).collect()
 }
 
-/// What `status.storedVersions` of the incumbent's CRD must become before ours is applied; `None` if it may stay.
+/// The `status.storedVersions` that the incumbent's CRD needs before ours is applied; `None` if no change is needed.
 ///
-/// Ours serves `v1beta2` alone, and the API server refuses a CRD without a version that objects may still be stored in. Where
-/// `v1beta2` itself was not among them, no object was ever written in it: then each must be written again (an update that
-/// changes nothing does it) before the others are dropped, or it can be read no more.
+/// Our CRD serves `v1beta2` alone, and the API server rejects a CRD without a version that is still listed in
+/// `storedVersions`. If `v1beta2` was not listed, no object has been stored in that version yet: every object must be
+/// rewritten (an update without changes suffices) before the other versions are dropped, or it becomes unreadable.
 #[must_use]
 pub fn stored_versions_after_takeover(current: &[String]) -> Option<Vec<String>> {
     let foreign = current.iter().any(|version| version != VERSION);
@@ -35,7 +35,7 @@ pub fn stored_versions_after_takeover(current: &[String]) -> Option<Vec<String>>
 }
 
 fn finish(mut crd: CustomResourceDefinition) -> CustomResourceDefinition {
-    // Defaulted by the API server; said, so that what we apply is what is there.
+    // Defaulted by the API server; set explicitly, so that the applied CRD equals the stored one.
     crd.spec.names.list_kind = Some(format!("{}List", crd.spec.names.kind));
     for version in &mut crd.spec.versions {
         let schema = version.schema.as_mut().and_then(|schema| schema.open_api_v3_schema.as_mut());
@@ -49,7 +49,7 @@ fn finish(mut crd: CustomResourceDefinition) -> CustomResourceDefinition {
 fn finish_root(schema: &mut JSONSchemaProps) {
     let mut value = serde_json::to_value(&*schema).expect("a schema is JSON");
     structural(&mut value);
-    // The type derived for the root has a title and requires `spec`; the incumbent's does neither.
+    // The schema derived for the root has a title and requires `spec`; the incumbent's has neither.
     if let Some(members) = value.as_object_mut() {
         members.remove("required");
         members.remove("title");
@@ -68,8 +68,8 @@ fn describe_root(properties: &mut Map<String, Value>) {
     }
 }
 
-/// Takes out what the generator says beyond the incumbent's schemas: that an optional member may also be null (the API server
-/// drops such nulls before anyone sees them), and line breaks in descriptions.
+/// Removes the differences between the generated and the incumbent's schemas: `nullable` on optional members (the API
+/// server drops such nulls before clients see them), and line breaks in descriptions.
 fn structural(schema: &mut Value) {
     let Value::Object(members) = schema else { return };
     if !members.contains_key("x-kubernetes-preserve-unknown-fields") {
@@ -99,16 +99,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_that_are_not_served_leave_the_stored_ones() {
+    fn unserved_versions_are_removed_from_the_stored_versions() {
         let check = |current: &[&str]| {
             stored_versions_after_takeover(&current.iter().map(|&version| version.to_owned()).collect::<Vec<_>>())
         };
         assert_eq!(check(&["v1beta1", "v1beta2"]), Some(vec!["v1beta2".to_owned()]));
-        assert_eq!(
-            check(&["v1beta1"]),
-            Some(vec!["v1beta2".to_owned()]),
-            "an API server wants the storage version in it"
-        );
+        assert_eq!(check(&["v1beta1"]), Some(vec!["v1beta2".to_owned()]), "the storage version must be listed");
         assert_eq!(check(&["v1beta2"]), None);
         assert_eq!(check(&[]), None);
     }

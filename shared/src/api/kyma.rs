@@ -1,4 +1,4 @@
-//! The Kyma: which modules a runtime shall have, and how far they are.
+//! The Kyma: the modules selected for a runtime, and their observed state.
 
 use kube::CustomResource;
 use schemars::JsonSchema;
@@ -10,7 +10,7 @@ use super::{
     state::State,
 };
 
-/// What the user wants.
+/// spec is the desired state of the Kyma: the channel and the modules that the user selected.
 #[derive(Clone, Debug, Default, PartialEq, CustomResource, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "operator.kyma-project.io",
@@ -21,72 +21,77 @@ use super::{
     status = "KymaStatus",
     derive = "Default",
     derive = "PartialEq",
-    doc = "The modules of one runtime.",
+    doc = "Kyma selects the modules of a runtime and reports their state.",
     printcolumn(name = "State", type_ = "string", json_path = ".status.state"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct KymaSpec {
-    /// The channel that modules follow which name none themselves.
+    /// channel is the desired channel of the Kyma. It applies to every module that sets neither a channel nor a version
+    /// of its own.
     #[schemars(length(min = 3, max = 32), regex(pattern = CHANNEL))]
     pub channel: String,
-    /// The modules to install, each once.
+    /// modules is the list of modules to install. Each name occurs at most once.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub modules: Option<Vec<Module>>,
-    /// Whether updates with a downtime need not wait for a maintenance window.
+    /// skipMaintenanceWindows indicates whether module upgrades that require downtime are applied immediately, without
+    /// waiting for a maintenance window.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub skip_maintenance_windows: Option<bool>,
-    /// What else is there.
+    /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: Other,
 }
 
 impl KymaSpec {
-    /// The modules; absent means none.
+    /// The modules; empty if absent.
     #[must_use]
     pub fn modules(&self) -> &[Module] {
         self.modules.as_deref().unwrap_or_default()
     }
 }
 
-/// A module that the user wants.
+/// Module selects a module to install.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(transform = managed_is_required)]
 pub struct Module {
-    /// Its name, which is also that of its release meta.
+    /// name of the module, equal to the name of its ModuleReleaseMeta.
     pub name: String,
-    /// The channel it follows, if not the Kyma's own; excludes version.
+    /// channel selects the channel that the version of the module is resolved from. Defaults to the channel of the
+    /// Kyma. Mutually exclusive with version.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 3, max = 32), regex(pattern = CHANNEL))]
     pub channel: Option<String>,
-    /// The version it stays at; excludes channel.
+    /// version pins the module to this version. Mutually exclusive with channel.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32), regex(pattern = VERSION))]
     pub version: Option<String>,
-    /// Has no effect.
+    /// controller has no effect. Accepted for compatibility.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub controller: Option<String>,
-    /// Whether the default module CR comes and goes with the module.
+    /// customResourcePolicy determines whether the default module CR is created and deleted together with the module.
+    /// One of CreateAndDelete, Ignore. Defaults to CreateAndDelete.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("default" = "CreateAndDelete"))]
     pub custom_resource_policy: Option<CustomResourcePolicy>,
-    /// Whether the module is looked after. The API server sees to it that this is never absent.
+    /// managed indicates whether the lifecycle of the module is managed. If false, the installed resources are left as
+    /// they are and become the responsibility of the user. Defaulted by the API server, hence never absent.
     #[serde(default = "managed")]
     pub managed: bool,
-    /// Has no effect.
+    /// Deprecated: remoteModuleTemplateRef has no effect.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remote_module_template_ref: Option<String>,
-    /// What else is there.
+    /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: Other,
 }
 
 impl Module {
-    /// What becomes of the default module CR.
+    /// The policy for the default module CR; [`CustomResourcePolicy::CreateAndDelete`] if absent.
     #[must_use]
     pub fn policy(&self) -> CustomResourcePolicy {
         self.custom_resource_policy.unwrap_or_default()
@@ -112,7 +117,8 @@ const fn managed() -> bool {
     true
 }
 
-/// The generator takes a member with a default for an optional one.
+/// Marks `managed` as required: the schema generator treats a member with a default as optional, the incumbent's CRD
+/// does not.
 fn managed_is_required(schema: &mut schemars::Schema) {
     if let Some(required) = schema.get_mut("required").and_then(serde_json::Value::as_array_mut) {
         required.push("managed".into());
@@ -120,95 +126,96 @@ fn managed_is_required(schema: &mut schemars::Schema) {
     }
 }
 
-/// How far the runtime is.
+/// status is the observed state of the Kyma.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct KymaStatus {
-    /// The state of the whole.
+    /// state of the Kyma as a whole, aggregated from its modules and conditions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<State>,
-    /// Its aspects.
+    /// conditions of the Kyma, one per type.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "parts::conditions")]
     pub conditions: Option<Vec<Condition>>,
-    /// The modules, wanted or not yet gone.
+    /// modules is the observed state of the modules: of those in spec.modules, and of removed modules until their
+    /// removal has completed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub modules: Option<Vec<ModuleStatus>>,
-    /// The channel that all modules were last ready with.
+    /// activeChannel is the channel of the Kyma when its state was last Ready or Warning.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub active_channel: Option<String>,
-    /// What was last done.
+    /// lastOperation is the most recent operation on the Kyma.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_operation: Option<LastOperation>,
-    /// What else is there.
+    /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: Other,
 }
 
 impl KymaStatus {
-    /// The state; absent means [`State::Unset`].
+    /// The state; [`State::Unset`] if absent.
     #[must_use]
     pub fn state(&self) -> State {
         self.state.unwrap_or_default()
     }
 
-    /// The conditions; absent means none.
+    /// The conditions; empty if absent.
     #[must_use]
     pub fn conditions(&self) -> &[Condition] {
         self.conditions.as_deref().unwrap_or_default()
     }
 
-    /// The condition of this type.
+    /// The condition of this type, if present.
     #[must_use]
     pub fn condition(&self, type_: &str) -> Option<&Condition> {
         self.conditions().iter().find(|condition| condition.type_ == type_)
     }
 
-    /// The modules; absent means none.
+    /// The modules; empty if absent.
     #[must_use]
     pub fn modules(&self) -> &[ModuleStatus] {
         self.modules.as_deref().unwrap_or_default()
     }
 }
 
-/// How far a module is.
+/// ModuleStatus is the observed state of a module.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ModuleStatus {
-    /// Its name.
+    /// name of the module.
     pub name: String,
-    /// Its state.
+    /// state of the module, one of Processing, Deleting, Ready, Error, Warning, Unmanaged.
     pub state: State,
-    /// Why, in words for people.
+    /// message is a human-readable explanation of the state.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
-    /// The channel it follows.
+    /// channel that the version of the module was resolved from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub channel: Option<String>,
-    /// The version that is installed.
+    /// version of the module that is installed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// Copy of ocmComponentName for older readers.
+    /// Deprecated: fqdn is a copy of ocmComponentName. Use ocmComponentName instead.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fqdn: Option<String>,
-    /// Name of its OCM component.
+    /// ocmComponentName is the name of the OCM (Open Component Model) component of the module.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ocm_component_name: Option<String>,
-    /// Whether an update waits for a maintenance window.
+    /// maintenance indicates whether an upgrade of the module is waiting for a maintenance window.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("default" = false))]
     pub maintenance: Option<bool>,
-    /// The Manifest that installs it.
+    /// manifest references the Manifest that installs the module. Set in the control plane only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub manifest: Option<TrackingObject>,
-    /// Its default module CR.
+    /// resource references the default module CR. Set only if the customResourcePolicy is CreateAndDelete.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resource: Option<TrackingObject>,
-    /// The template it comes from.
+    /// template references the ModuleTemplate that the module was resolved to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub template: Option<TrackingObject>,
-    /// What else is there.
+    /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: Other,
@@ -221,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_absent_has_a_meaning_and_stays_absent() {
+    fn absent_members_have_defaults_and_stay_absent() {
         let spec: KymaSpec = serde_json::from_value(json!({"channel": "fast"})).unwrap();
         assert!(spec.modules().is_empty());
         assert_eq!(serde_json::to_value(&spec).unwrap(), json!({"channel": "fast"}));

@@ -1,4 +1,4 @@
-//! The Manifest: one module to be installed in one runtime, and what came of it.
+//! The Manifest: the installation of one module in one runtime, and its observed state.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::CustomResource;
@@ -12,7 +12,7 @@ use super::{
     state::State,
 };
 
-/// What shall be installed.
+/// spec is the desired state of the Manifest.
 #[derive(Clone, Debug, Default, PartialEq, CustomResource, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "operator.kyma-project.io",
@@ -23,170 +23,173 @@ use super::{
     status = "ManifestStatus",
     derive = "Default",
     derive = "PartialEq",
-    doc = "One module in one runtime.",
+    doc = "Manifest is the installation of a module in a runtime.",
     printcolumn(name = "State", type_ = "string", json_path = ".status.state"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct ManifestSpec {
-    /// Where the module's resources are.
+    /// install specifies the layer that contains the resources of the module.
     pub install: Install,
-    /// Has no effect; true.
+    /// remote has no effect; always true.
     pub remote: bool,
-    /// The module's version.
+    /// version of the module.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
-    /// Whether the default module CR comes and goes with the module.
+    /// customResourcePolicy determines whether the default module CR is created and deleted together with the module.
+    /// One of CreateAndDelete, Ignore. Defaults to CreateAndDelete.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("default" = "CreateAndDelete"))]
     pub custom_resource_policy: Option<CustomResourcePolicy>,
-    /// The default module CR.
+    /// resource is the default module CR.
     #[serde(default, deserialize_with = "present", skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::nullable_embedded_object")]
     pub resource: Option<Value>,
-    /// Images that the runtime pulls from another registry.
+    /// localizedImages is the list of image references that replace the original references in the resources of the
+    /// module, for runtimes that pull from another registry.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub localized_images: Option<Vec<String>>,
-    /// The workload whose readiness is that of the module.
+    /// manager references the workload of the module from which the readiness of the module is derived.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub manager: Option<Manager>,
-    /// Of older Manifests.
+    /// Deprecated: config is the layer with the configuration of the module. Present on older Manifests.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub config: Option<ImageSpec>,
-    /// What else is there.
+    /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: Other,
 }
 
 impl ManifestSpec {
-    /// What becomes of the default module CR.
+    /// The policy for the default module CR; [`CustomResourcePolicy::CreateAndDelete`] if absent.
     #[must_use]
     pub fn policy(&self) -> CustomResourcePolicy {
         self.custom_resource_policy.unwrap_or_default()
     }
 
-    /// The default module CR; absent and null mean none.
+    /// The default module CR; `None` if absent or null.
     #[must_use]
     pub fn resource(&self) -> Option<&Value> {
         self.resource.as_ref().filter(|resource| !resource.is_null())
     }
 }
 
-/// Keeps null apart from absent: the API server stores both.
+/// Distinguishes null from absent: the API server stores both.
 fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
     Value::deserialize(deserializer).map(Some)
 }
 
-/// Where a module's resources are.
+/// install specifies the layer that contains the resources of the module.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Install {
-    /// Name of the layer.
+    /// name of the layer.
     pub name: String,
-    /// The layer, as repo, name, ref and type.
+    /// source is the location of the layer: repo, name, ref and type.
     #[schemars(schema_with = "schema::any_object")]
     pub source: Value,
-    /// What else is there.
+    /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: Other,
 }
 
-/// A layer in a registry.
+/// ImageSpec is the location of a layer in an OCI registry.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ImageSpec {
-    /// The repository.
+    /// repo is the repository that contains the layer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub repo: Option<String>,
-    /// The component.
+    /// name of the component.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Digest or tag.
+    /// ref is the digest or the tag of the layer.
     #[serde(rename = "ref", skip_serializing_if = "Option::is_none")]
     pub reference: Option<String>,
-    /// What the layer holds.
+    /// type of the content of the layer, one of helm-chart, oci-ref, kustomize, or empty.
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     pub type_: Option<ImageType>,
-    /// The Secrets with the registry's credentials.
+    /// credSecretSelector selects the Secrets with the credentials of the registry.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::label_selector")]
     pub cred_secret_selector: Option<LabelSelector>,
-    /// What else is there.
+    /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: Other,
 }
 
-/// What a layer holds.
+/// type of the content of the layer, one of helm-chart, oci-ref, kustomize, or empty.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ImageType {
     /// A Helm chart.
     HelmChart,
-    /// YAML.
+    /// Plain YAML manifests.
     OciRef,
     /// A Kustomize base.
     Kustomize,
-    /// Nobody said; written as an empty text.
+    /// Not specified; serialized as an empty string.
     #[default]
     #[serde(rename = "")]
     Unset,
 }
 
-/// What came of it.
+/// status is the observed state of the Manifest.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ManifestStatus {
-    /// The state of the whole.
+    /// state of the Manifest, one of Processing, Deleting, Ready, Error, Warning, Unmanaged. Empty until it is first
+    /// computed.
     pub state: State,
-    /// Its aspects.
+    /// conditions of the Manifest, one per type.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "parts::conditions")]
     pub conditions: Option<Vec<Condition>>,
-    /// The objects that were installed.
+    /// synced is the list of objects that were applied to the runtime.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub synced: Option<Vec<Resource>>,
-    /// What was last done.
+    /// lastOperation is the most recent operation on the Manifest.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_operation: Option<LastOperation>,
-    /// What else is there.
+    /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: Other,
 }
 
 impl ManifestStatus {
-    /// The conditions; absent means none.
+    /// The conditions; empty if absent.
     #[must_use]
     pub fn conditions(&self) -> &[Condition] {
         self.conditions.as_deref().unwrap_or_default()
     }
 
-    /// The objects that were installed; absent means none.
+    /// The objects that were applied to the runtime; empty if absent.
     #[must_use]
     pub fn synced(&self) -> &[Resource] {
         self.synced.as_deref().unwrap_or_default()
     }
 }
 
-/// An object that was installed.
+/// Resource identifies an object that was applied to the runtime.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Resource {
-    /// API group of its kind.
+    /// group is the API group of the object. Empty for the core group.
     pub group: String,
-    /// Version of its kind.
+    /// version is the API version of the object.
     pub version: String,
-    /// Its kind.
+    /// kind of the object.
     pub kind: String,
-    /// Its name.
+    /// name of the object.
     pub name: String,
-    /// Its namespace; empty for kinds without one.
+    /// namespace of the object. Empty for cluster-scoped kinds.
     pub namespace: String,
-    /// What else is there.
+    /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: Other,

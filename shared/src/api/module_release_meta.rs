@@ -1,4 +1,4 @@
-//! The ModuleReleaseMeta: which versions of a module there are, and for whom.
+//! The ModuleReleaseMeta: the released versions of a module, and the Kymas that may use them.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::CustomResource;
@@ -10,7 +10,7 @@ use super::{
     schema::{self, CHANNEL, COMPONENT, MODULE_NAME, SEMVER, VERSION},
 };
 
-/// How a module is released: in channels, or to everyone.
+/// spec assigns versions of the module to channels, or makes one version mandatory.
 #[derive(Clone, Debug, Default, PartialEq, CustomResource, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "operator.kyma-project.io",
@@ -21,7 +21,7 @@ use super::{
     namespaced,
     derive = "Default",
     derive = "PartialEq",
-    doc = "The releases of a module.",
+    doc = "ModuleReleaseMeta publishes the released versions of a module.",
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
@@ -30,107 +30,112 @@ use super::{
     "message": "exactly one of 'mandatory' or 'channels' must be specified",
 }]))]
 pub struct ModuleReleaseMetaSpec {
-    /// The module; also the name of this object.
+    /// moduleName is the name of the module, equal to the name of this object.
     #[schemars(length(max = 64), regex(pattern = MODULE_NAME))]
     pub module_name: String,
-    /// Name of the module's OCM component; without it nothing can be installed.
+    /// ocmComponentName is the name of the OCM (Open Component Model) component of the module. Optional in the schema,
+    /// but required for installation.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 255), regex(pattern = COMPONENT))]
     pub ocm_component_name: Option<String>,
-    /// The channels, each once.
+    /// channels is the list of channels of the module with the version that each points to. Each channel occurs at most
+    /// once. Mutually exclusive with mandatory.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["channel"]))]
     pub channels: Option<Vec<Channel>>,
-    /// The version that every runtime has.
+    /// mandatory is the version of a mandatory module, which is installed in every runtime. Mutually exclusive with
+    /// channels.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mandatory: Option<Mandatory>,
-    /// Versions of which there is something to say, each once.
+    /// versions is a list of versions with additional information, such as their deprecation. Each version occurs at
+    /// most once.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["version"]))]
     pub versions: Option<Vec<ModuleVersion>>,
-    /// The Kymas that may see the module, if it is a restricted one.
+    /// kymaSelector selects the Kymas that may use the module, by their labels. Evaluated only for restricted modules;
+    /// an absent or empty selector matches no Kyma, and a selector on any other module hides it from every Kyma.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::label_selector")]
     pub kyma_selector: Option<LabelSelector>,
-    /// Has no effect; the label beta has.
+    /// Deprecated: beta has no effect. Use the label operator.kyma-project.io/beta instead.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("default" = false))]
     pub beta: Option<bool>,
-    /// Has no effect; the label internal has.
+    /// Deprecated: internal has no effect. Use the label operator.kyma-project.io/internal instead.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("default" = false))]
     pub internal: Option<bool>,
-    /// What else is there.
+    /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: Other,
 }
 
 impl ModuleReleaseMetaSpec {
-    /// The channels; absent means none.
+    /// The channels; empty if absent.
     #[must_use]
     pub fn channels(&self) -> &[Channel] {
         self.channels.as_deref().unwrap_or_default()
     }
 
-    /// The version that a channel points to.
+    /// The version that the channel points to.
     #[must_use]
     pub fn version_of(&self, channel: &str) -> Option<&str> {
         self.channels().iter().find(|entry| entry.channel == channel).map(|entry| entry.version.as_str())
     }
 
-    /// Versions of which there is something to say; absent means none.
+    /// The versions with additional information; empty if absent.
     #[must_use]
     pub fn versions(&self) -> &[ModuleVersion] {
         self.versions.as_deref().unwrap_or_default()
     }
 }
 
-/// A channel and the version it points to.
+/// Channel assigns a version of the module to a channel.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Channel {
-    /// The channel.
+    /// channel is the name of the channel.
     #[schemars(length(min = 3, max = 32), regex(pattern = CHANNEL))]
     pub channel: String,
-    /// The version.
+    /// version that the channel points to.
     #[schemars(length(max = 32), regex(pattern = VERSION))]
     pub version: String,
-    /// What else is there.
+    /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: Other,
 }
 
-/// The version that every runtime has.
+/// mandatory is the version of a mandatory module.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Mandatory {
-    /// The version.
+    /// version of the mandatory module, in semantic version format.
     #[schemars(length(min = 1), regex(pattern = SEMVER))]
     pub version: String,
-    /// What else is there.
+    /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: Other,
 }
 
-/// What is to be said of a version.
+/// ModuleVersion is additional information about a version of the module.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ModuleVersion {
-    /// The version.
+    /// version of the module.
     #[schemars(length(max = 32), regex(pattern = VERSION))]
     pub version: String,
-    /// The day from which on the version should not be used, as YYYY-MM-DD.
+    /// deprecationDate is the date from which the version is deprecated, in the format YYYY-MM-DD.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "date"))]
     pub deprecation_date: Option<String>,
-    /// Why, and what to use in its place.
+    /// deprecationMessage explains the deprecation and names the replacement.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub deprecation_message: Option<String>,
-    /// What else is there.
+    /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: Other,

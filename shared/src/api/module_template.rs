@@ -11,7 +11,7 @@ use super::{
     state::State,
 };
 
-/// What a version of a module consists of.
+/// spec is the content of a version of the module.
 #[derive(Clone, Debug, Default, PartialEq, CustomResource, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "operator.kyma-project.io",
@@ -22,130 +22,130 @@ use super::{
     namespaced,
     derive = "Default",
     derive = "PartialEq",
-    doc = "One version of a module.",
+    doc = "ModuleTemplate is one version of a module.",
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct ModuleTemplateSpec {
-    /// The module.
+    /// moduleName is the name of the module that the template belongs to.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64), regex(pattern = MODULE_NAME))]
     pub module_name: Option<String>,
-    /// The version.
+    /// version of the module.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32), regex(pattern = VERSION))]
     pub version: Option<String>,
-    /// Of older templates; channels stand in release metas.
+    /// Deprecated: channel is the channel of the module. Channels are defined in the ModuleReleaseMeta.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 32), regex(pattern = "^$|^[a-z]{3,}$"))]
     pub channel: Option<String>,
-    /// Whether every runtime has it, so that nobody may select it.
+    /// mandatory indicates whether the module is mandatory: installed in every runtime and not selectable in a Kyma.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mandatory: Option<bool>,
-    /// The default module CR.
+    /// data is the default module CR.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::embedded_object")]
     pub data: Option<Value>,
-    /// The component's descriptor (Open Component Model).
+    /// descriptor is the component descriptor of the module (Open Component Model).
     #[schemars(schema_with = "schema::any_object")]
     pub descriptor: Value,
-    /// What people may want to know of it.
+    /// info is information about the module for its users.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub info: Option<Info>,
-    /// More that can be fetched, each once.
+    /// resources is a list of additional downloads for the module. Each name occurs at most once.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub resources: Option<Vec<Link>>,
-    /// Kinds of the user's objects that the module works on.
+    /// associatedResources is a list of kinds of user objects that the module operates on. Informational only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub associated_resources: Option<Vec<Gvk>>,
-    /// The workload whose readiness is that of the module.
+    /// manager references the workload of the module from which the readiness of the module is derived.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub manager: Option<Manager>,
-    /// Whether an update to this version interrupts the module's work.
+    /// requiresDowntime indicates whether an upgrade to this version requires a downtime of the module.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub requires_downtime: Option<bool>,
-    /// Has no effect.
+    /// Deprecated: customStateCheck has no effect.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub custom_state_check: Option<Vec<CustomStateCheck>>,
-    /// What else is there.
+    /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: Other,
 }
 
 impl ModuleTemplateSpec {
-    /// Whether every runtime has it; absent means no.
+    /// True if the module is mandatory; false if absent.
     #[must_use]
     pub fn is_mandatory(&self) -> bool {
         self.mandatory.unwrap_or_default()
     }
 
-    /// Whether an update interrupts the module's work; absent means no.
+    /// True if an upgrade requires a downtime of the module; false if absent.
     #[must_use]
     pub fn requires_downtime(&self) -> bool {
         self.requires_downtime.unwrap_or_default()
     }
 }
 
-/// What people may want to know of a module.
+/// info is information about the module for its users.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Info {
-    /// Where its sources are.
+    /// repository is the URL of the source repository of the module.
     pub repository: String,
-    /// Where its documentation is.
+    /// documentation is the URL of the documentation of the module.
     pub documentation: String,
-    /// Its icons, each once.
+    /// icons is the list of icons of the module. Each name occurs at most once.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub icons: Option<Vec<Icon>>,
-    /// What else is there.
+    /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: Other,
 }
 
-/// An icon.
+/// Icon is an icon of the module.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Icon {
-    /// What it is for.
+    /// name identifies the purpose of the icon.
     pub name: String,
-    /// Where it is.
+    /// link is the URL of the icon.
     pub link: String,
-    /// What else is there.
+    /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: Other,
 }
 
-/// Something that can be fetched.
+/// Link is an additional download for the module.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Link {
-    /// What it is.
+    /// name of the download.
     pub name: String,
-    /// Its URI.
+    /// link is the URI of the download.
     #[schemars(extend("format" = "uri"))]
     pub link: String,
-    /// What else is there.
+    /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: Other,
 }
 
-/// A state that a module CR has when one of its fields has a value.
+/// CustomStateCheck maps a value in the module CR to a state.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CustomStateCheck {
-    /// The field.
+    /// jsonPath is the path of the evaluated field in the module CR.
     pub json_path: String,
-    /// The value.
+    /// value of the field that the state applies to.
     pub value: String,
-    /// The state.
+    /// mappedState is the state of a module CR with this value in the field.
     pub mapped_state: State,
-    /// What else is there.
+    /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: Other,

@@ -1,4 +1,4 @@
-//! What several kinds have in common.
+//! Types that several kinds share.
 
 use std::fmt;
 
@@ -9,21 +9,22 @@ use serde_json::{Map, Value};
 
 use super::schema::{self, CONDITION_REASON, CONDITION_TYPE};
 
-/// Members that a type does not know, kept as they are.
+/// Members unknown to a type, preserved on write.
 pub type Other = Map<String, Value>;
 
-/// Whether the default module CR is created and deleted with its module.
+/// customResourcePolicy determines whether the default module CR is created and deleted together with the module. One
+/// of CreateAndDelete, Ignore.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub enum CustomResourcePolicy {
-    /// It is.
+    /// The default module CR is created on installation and deleted on removal of the module.
     #[default]
     CreateAndDelete,
-    /// It is the user's.
+    /// The default module CR is neither created nor deleted; module CRs are managed by the user.
     Ignore,
 }
 
 impl CustomResourcePolicy {
-    /// As the custom resources spell it.
+    /// The spelling in the custom resources.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -39,20 +40,20 @@ impl fmt::Display for CustomResourcePolicy {
     }
 }
 
-/// Whether a condition holds.
+/// status of the condition, one of True, False, Unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub enum ConditionStatus {
-    /// It holds.
+    /// The condition is met.
     True,
-    /// It does not hold.
+    /// The condition is not met.
     False,
-    /// Nobody can tell.
+    /// The condition has not been determined.
     #[default]
     Unknown,
 }
 
 impl ConditionStatus {
-    /// As the custom resources spell it.
+    /// The spelling in the custom resources.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -75,39 +76,40 @@ impl fmt::Display for ConditionStatus {
     }
 }
 
-/// One aspect of an object's state.
+/// Condition describes one aspect of the observed state of an object.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Condition {
-    /// Which aspect; each stands in a list at most once.
+    /// type of the condition in CamelCase. Unique within the list of conditions.
     #[serde(rename = "type")]
     #[schemars(length(max = 316), regex(pattern = CONDITION_TYPE))]
     pub type_: String,
-    /// Whether it holds.
+    /// status of the condition, one of True, False, Unknown.
     pub status: ConditionStatus,
-    /// Why, in one word for programs.
+    /// reason is a machine-readable identifier in CamelCase for the last transition of the condition.
     #[schemars(length(min = 1, max = 1024), regex(pattern = CONDITION_REASON))]
     pub reason: String,
-    /// Why, in words for people; may be empty.
+    /// message is a human-readable description of the last transition of the condition. May be empty.
     #[schemars(length(max = 32768))]
     pub message: String,
-    /// When the status became what it is, in whole seconds.
+    /// lastTransitionTime is the last time the condition transitioned from one status to another, in RFC 3339 with a
+    /// resolution of one second.
     pub last_transition_time: Time,
-    /// Generation of the object that was looked at.
+    /// observedGeneration is the metadata.generation of the object that the condition was computed from.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub observed_generation: Option<i64>,
-    /// What else is there.
+    /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: Other,
 }
 
 impl Condition {
-    /// The reason that the incumbent gives for every condition.
+    /// The reason of every condition that the incumbent writes.
     pub const READY: &str = "Ready";
 
-    /// A condition with the reason [`Self::READY`].
+    /// Creates a condition with the reason [`Self::READY`] and no observed generation.
     #[must_use]
     pub fn new(type_: impl Into<String>, status: ConditionStatus, message: impl Into<String>, since: Time) -> Self {
         Self {
@@ -121,104 +123,105 @@ impl Condition {
         }
     }
 
-    /// Whether it holds.
+    /// True if the status is [`ConditionStatus::True`].
     #[must_use]
     pub fn is_true(&self) -> bool {
         self.status == ConditionStatus::True
     }
 }
 
-/// What was last done to an object.
+/// lastOperation is the most recent operation on the object.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LastOperation {
-    /// In words for people.
+    /// operation is a human-readable description of the operation.
     pub operation: String,
-    /// When, in whole seconds.
+    /// lastUpdateTime is the time of the last change of the operation, in RFC 3339 with a resolution of one second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_update_time: Option<Time>,
-    /// What else is there.
+    /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: Other,
 }
 
-/// Names an object whose state counts.
+/// TrackingObject references an object by kind, namespace and name.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TrackingObject {
-    /// Its API group and version.
+    /// apiVersion is the API group and version of the referenced object.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub api_version: Option<String>,
-    /// Its kind.
+    /// kind of the referenced object.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
-    /// Which one it is.
+    /// metadata identifies the referenced object.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub metadata: Option<PartialMeta>,
-    /// What else is there.
+    /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: Other,
 }
 
-/// As much of an object's metadata as it takes to find it.
+/// PartialMeta is the part of an object's metadata that identifies the object.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PartialMeta {
-    /// Its name.
+    /// name of the referenced object.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Its namespace; absent for kinds without one.
+    /// namespace of the referenced object. Absent for cluster-scoped kinds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
-    /// Its generation when it was looked at.
+    /// generation is the metadata.generation of the referenced object when it was last observed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub generation: Option<i64>,
-    /// What else is there.
+    /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: Other,
 }
 
-/// A kind.
+/// GroupVersionKind identifies a kind.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Gvk {
-    /// Its API group; empty for the core group.
+    /// group is the API group of the kind. Empty for the core group.
     pub group: String,
-    /// Its version.
+    /// version is the API version of the kind.
     pub version: String,
-    /// Its name.
+    /// kind is the name of the kind, for example Deployment.
     pub kind: String,
-    /// What else is there.
+    /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: Other,
 }
 
-/// The workload whose readiness is that of its module.
+/// manager references the workload of the module, usually a Deployment, from which the readiness of the module is
+/// derived.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Manager {
-    /// API group of its kind.
+    /// group is the API group of the workload.
     pub group: String,
-    /// Version of its kind.
+    /// version is the API version of the workload.
     pub version: String,
-    /// Its kind.
+    /// kind of the workload.
     pub kind: String,
-    /// Its namespace; absent if the module's own namespace is meant.
+    /// namespace of the workload. Defaults to the namespace of the module.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
-    /// Its name.
+    /// name of the workload.
     pub name: String,
-    /// What else is there.
+    /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: Other,
 }
 
-/// The schema of a list of [`Condition`]s: one per type.
+/// The schema of a list of [`Condition`]s: a map with the key `type`.
 pub(super) fn conditions(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
     schema::map_list(generator.subschema_for::<Vec<Condition>>(), "type")
 }

@@ -6,29 +6,30 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// A text that names no state.
+/// The error of parsing a text that is not a [`State`].
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("a state is empty or one of Processing, Deleting, Ready, Error, Warning, Unmanaged")]
-pub struct UnknownState;
+pub struct UnknownStateError;
 
-/// How far something is.
+/// state of the object, one of Processing, Deleting, Ready, Error, Warning, Unmanaged. Empty until it is first
+/// computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub enum State {
-    /// Nothing is known of it yet; written as an empty text.
+    /// Not computed yet; serialized as an empty string.
     #[default]
     #[serde(rename = "")]
     Unset,
-    /// Work on it has begun and has not come to an end.
+    /// Being reconciled, not ready yet.
     Processing,
-    /// It is on its way out.
+    /// Being deleted.
     Deleting,
-    /// It is as it shall be.
+    /// The observed state matches the desired state.
     Ready,
-    /// It cannot become ready without a change from outside.
+    /// Cannot become ready without a change of its inputs or its environment.
     Error,
-    /// It works, but not as it shall.
+    /// Operational, but not in the desired state.
     Warning,
-    /// Nobody looks after it, by the user's wish.
+    /// Excluded from reconciliation by the user.
     Unmanaged,
 }
 
@@ -37,7 +38,7 @@ impl State {
     pub const ALL: [Self; 7] =
         [Self::Unset, Self::Processing, Self::Deleting, Self::Ready, Self::Error, Self::Warning, Self::Unmanaged];
 
-    /// As the custom resources spell it.
+    /// The spelling in the custom resources.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -59,10 +60,10 @@ impl fmt::Display for State {
 }
 
 impl FromStr for State {
-    type Err = UnknownState;
+    type Err = UnknownStateError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Self::ALL.into_iter().find(|state| state.as_str() == text).ok_or(UnknownState)
+        Self::ALL.into_iter().find(|state| state.as_str() == text).ok_or(UnknownStateError)
     }
 }
 
@@ -77,6 +78,6 @@ mod tests {
             assert_eq!(serde_json::from_value::<State>(state.as_str().into()).unwrap(), state);
             assert_eq!(state.to_string().parse(), Ok(state));
         }
-        assert_eq!("ready".parse::<State>(), Err(UnknownState));
+        assert_eq!("ready".parse::<State>(), Err(UnknownStateError));
     }
 }

@@ -1,4 +1,4 @@
-//! The Watcher: what is watched in every runtime, and who hears of it.
+//! The Watcher: a resource that agents watch in every runtime, and the manager that is notified of changes.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use super::{
     state::State,
 };
 
-/// What is watched, and who hears of it.
+/// spec selects the objects to watch in every runtime and the manager to notify of changes.
 #[derive(Clone, Debug, Default, PartialEq, CustomResource, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "operator.kyma-project.io",
@@ -24,108 +24,112 @@ use super::{
     status = "WatcherStatus",
     derive = "Default",
     derive = "PartialEq",
-    doc = "A watch in every runtime.",
+    doc = "Watcher configures a watch in every runtime and the manager to notify of changes.",
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct WatcherSpec {
-    /// The resource that is watched.
+    /// resourceToWatch is the resource to watch.
     pub resource_to_watch: WatchableGvr,
-    /// The part of an object whose change counts.
+    /// field determines the changes to report, one of spec, status. With spec, changes of the status alone are not
+    /// reported; with status, every change is reported.
     pub field: WatchField,
-    /// Labels that the watched objects have.
+    /// labelsToWatch selects the objects to watch by their labels. If absent or empty, all objects of the resource are
+    /// watched.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub labels_to_watch: Option<BTreeMap<String, String>>,
-    /// Who hears of changes.
+    /// manager is the name of the manager to notify of changes. Defaults to the label
+    /// operator.kyma-project.io/managed-by of the Watcher.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub manager: Option<String>,
-    /// The service that the manager listens at.
+    /// serviceInfo references the Service at which the manager accepts events.
     pub service_info: ServiceInfo,
-    /// Has no effect; no gateway is needed.
+    /// gateway has no effect, since no Istio gateway is required. Accepted for compatibility.
     pub gateway: Gateway,
-    /// What else is there.
+    /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: Other,
 }
 
-/// A resource; the version may be "*".
+/// WatchableGvr identifies a resource by API group, version and plural name.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WatchableGvr {
-    /// Its API group; empty for the core group.
+    /// group is the API group of the resource. Empty for the core group.
     pub group: String,
-    /// Its version, or "*" for the one that the runtime prefers.
+    /// version is the API version of the resource, or "*" for the version that the API server of the runtime prefers.
     pub version: String,
-    /// Its plural name.
+    /// resource is the plural name of the resource.
     pub resource: String,
-    /// What else is there.
+    /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: Other,
 }
 
-/// The part of an object whose change counts.
+/// field determines the changes to report, one of spec, status.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum WatchField {
-    /// What is wanted.
+    /// Changes of the status alone are not reported.
     #[default]
     Spec,
-    /// What came of it.
+    /// Every change is reported.
     Status,
 }
 
-/// A service in KCP.
+/// ServiceInfo references a Service in the control plane.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ServiceInfo {
-    /// Its name.
+    /// name of the Service.
     pub name: String,
-    /// Its namespace.
+    /// namespace of the Service.
     pub namespace: String,
-    /// Its port; the schema admits any number.
+    /// port of the Service, from 1 to 65535. The range is checked by the controller, not by the schema.
     pub port: i64,
-    /// What else is there.
+    /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: Other,
 }
 
-/// An Istio gateway.
+/// Gateway selects an Istio gateway.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Gateway {
-    /// Its labels.
+    /// selector selects the gateway by its labels.
     #[schemars(schema_with = "schema::label_selector")]
     pub selector: LabelSelector,
-    /// What else is there.
+    /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: Other,
 }
 
-/// Whether it is served.
+/// status is the observed state of the Watcher: whether it is served.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WatcherStatus {
-    /// The state of the whole.
+    /// state of the Watcher, one of Processing, Deleting, Ready, Error, Warning, Unmanaged. Empty until it is first
+    /// computed.
     pub state: State,
-    /// Its aspects.
+    /// conditions of the Watcher, one per type.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "parts::conditions")]
     pub conditions: Option<Vec<Condition>>,
-    /// Generation that was looked at.
+    /// observedGeneration is the metadata.generation of the Watcher that the status was computed from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// What else is there.
+    /// Members unknown to this type, preserved on write.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: Other,
 }
 
 impl WatcherStatus {
-    /// The conditions; absent means none.
+    /// The conditions; empty if absent.
     #[must_use]
     pub fn conditions(&self) -> &[Condition] {
         self.conditions.as_deref().unwrap_or_default()

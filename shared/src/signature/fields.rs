@@ -1,4 +1,4 @@
-//! The two header fields and the signature base, written and read.
+//! Reads and writes the two header fields and the signature base.
 
 use sfv::{BareItem, DictSerializer, Dictionary, Item, ListEntry, Parser};
 
@@ -6,7 +6,7 @@ use super::{ALGORITHM, LABEL, Message, TAG};
 
 const COMPONENTS: [&str; 5] = ["@method", "@authority", "@path", "content-type", "content-digest"];
 
-/// The parameters that vary; algorithm and tag are fixed.
+/// The variable parameters; algorithm and tag are fixed.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Parameters {
     pub(super) created: i64,
@@ -16,7 +16,7 @@ pub(super) struct Parameters {
 }
 
 impl Parameters {
-    /// The inner list with its parameters, as RFC 9421 section 2.3 writes it. No part of ours needs escaping.
+    /// Writes the inner list with its parameters (RFC 9421, section 2.3). No value of the profile needs escaping.
     pub(super) fn inner_list(&self) -> String {
         let Self { created, expires, nonce, keyid } = self;
         let components = COMPONENTS.map(|name| format!("\"{name}\"")).join(" ");
@@ -26,7 +26,7 @@ impl Parameters {
     }
 }
 
-/// RFC 9421, section 2.5. `inner_list` is the text that stands in the header.
+/// Writes the signature base (RFC 9421, section 2.5). `inner_list` is the text in the header field.
 pub(super) fn signature_base(message: &Message<'_>, content_digest: &str, inner_list: &str) -> String {
     let Message { method, authority, path, content_type } = message;
     let values = [method, authority, path, content_type, content_digest];
@@ -38,8 +38,8 @@ pub(super) fn signature_base(message: &Message<'_>, content_digest: &str, inner_
     base
 }
 
-/// Reads `Signature-Input` by the closed profile, parameters in any order; `None` for anything else.
-/// Returns the inner list's text as received.
+/// Parses `Signature-Input` according to the profile, with parameters in any order; `None` for anything else. Returns
+/// the text of the inner list as received.
 pub(super) fn read_input(header: &str) -> Option<(Parameters, &str)> {
     let dictionary = canonical(header)?;
     let (key, ListEntry::InnerList(list)) = dictionary.iter().next()? else { return None };
@@ -70,7 +70,7 @@ pub(super) fn read_input(header: &str) -> Option<(Parameters, &str)> {
     Some((parameters, header.strip_prefix(LABEL)?.strip_prefix('=')?))
 }
 
-/// Reads `Signature`: exactly one byte sequence under our label.
+/// Parses `Signature`: exactly one byte sequence under the label of the profile.
 pub(super) fn read_signature(header: &str) -> Option<Vec<u8>> {
     let dictionary = canonical(header)?;
     let (key, ListEntry::Item(Item { bare_item: BareItem::ByteSequence(bytes), params })) = dictionary.iter().next()?
@@ -80,7 +80,7 @@ pub(super) fn read_signature(header: &str) -> Option<Vec<u8>> {
     (key.as_str() == LABEL && dictionary.len() == 1 && params.is_empty()).then(|| bytes.clone())
 }
 
-/// A dictionary whose canonical serialisation is the very text that was received: no key or parameter was given twice.
+/// Parses a dictionary that is its own canonical serialisation, which excludes duplicate keys and parameters.
 fn canonical(header: &str) -> Option<Dictionary> {
     let dictionary: Dictionary = Parser::new(header).parse().ok()?;
     let mut serializer = DictSerializer::new();

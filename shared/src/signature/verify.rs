@@ -1,4 +1,4 @@
-//! Verifying, by the receiver: on the raw bytes, before anything is parsed.
+//! Verification by the receiver, on the raw bytes and before any parsing of the body.
 
 use aws_lc_rs::{
     constant_time::verify_slices_are_equal,
@@ -9,19 +9,19 @@ use thiserror::Error;
 use super::{Message, Nonce, WINDOW_SECONDS, content_digest, fields};
 use crate::certificate::Leaf;
 
-/// Why a request is not taken as signed (401).
+/// The error of verifying a request (status 401).
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-pub enum Refusal {
-    /// A field is missing, doubled, not canonical, or says something that the profile does not know.
-    #[error("the signature is not of this profile")]
+pub enum VerifyError {
+    /// A field is missing, duplicated, not canonical, or outside of the profile.
+    #[error("the signature violates the profile")]
     Profile,
-    /// `keyid` is not the certificate of this connection.
+    /// `keyid` does not identify the certificate of the connection.
     #[error("the signature names another certificate")]
     KeyId,
-    /// `created` lies too far from our clock, or the signature has expired.
+    /// `created` differs too much from the receiver's clock, or the signature has expired.
     #[error("the signature's time lies outside the window")]
     Clock,
-    /// The body is not what `Content-Digest` says.
+    /// The body does not match `Content-Digest`.
     #[error("the body does not match its digest")]
     Digest,
     /// The signature does not verify.
@@ -29,10 +29,10 @@ pub enum Refusal {
     Signature,
 }
 
-/// A request as received, with its three header values.
+/// A received request with its three header values.
 #[derive(Clone, Copy, Debug)]
-pub struct Signed<'a> {
-    /// What is covered.
+pub struct SignedRequest<'a> {
+    /// The signed components.
     pub message: Message<'a>,
     /// Value of `Content-Digest`.
     pub content_digest: &'a str,
@@ -44,42 +44,55 @@ pub struct Signed<'a> {
     pub body: &'a [u8],
 }
 
-/// What a good signature tells. The nonce is not yet known to be fresh: that is the receiver's replay window to say.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Verified {
-    /// Unix seconds by the signer's clock.
+/// The parameters of a valid signature, which only [`verify`] constructs: holding one proves that a signature was
+/// checked, and it is not `Clone`, so it vouches for one request. The nonce has not been checked for reuse: the
+/// receiver's replay window does that.
+#[derive(Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct VerifiedSignature {
+    /// Time of signing in Unix seconds, by the signer's clock.
     pub created: i64,
-    /// Never used twice by an honest signer.
+    /// Never reused by an honest signer.
     pub nonce: Nonce,
 }
 
-/// Verifies a request against the leaf of its connection, at a time in Unix seconds.
+#[cfg(any(test, feature = "testing"))]
+impl VerifiedSignature {
+    /// Stands for a signature that was not checked.
+    #[must_use]
+    pub const fn unchecked(created: i64, nonce: Nonce) -> Self {
+        Self { created, nonce }
+    }
+}
+
+/// Verifies a request against the leaf of its connection; `now` is the time in Unix seconds.
 ///
 /// # Errors
-/// [`Refusal`]. The time is judged after the signature, so that an unsigned request learns nothing about our clock's window.
-pub fn verify(signed: &Signed<'_>, leaf: &Leaf, now: i64) -> Result<Verified, Refusal> {
-    let (parameters, inner_list) = fields::read_input(signed.signature_input).ok_or(Refusal::Profile)?;
-    let signature = fields::read_signature(signed.signature).ok_or(Refusal::Profile)?;
-    let nonce = read_nonce(&parameters.nonce).ok_or(Refusal::Profile)?;
+/// [`VerifyError`]. The time is checked after the signature, so that unauthenticated requests cannot probe the
+/// receiver's clock.
+pub fn verify(signed: &SignedRequest<'_>, leaf: &Leaf, now: i64) -> Result<VerifiedSignature, VerifyError> {
+    let (parameters, inner_list) = fields::read_input(signed.signature_input).ok_or(VerifyError::Profile)?;
+    let signature = fields::read_signature(signed.signature).ok_or(VerifyError::Profile)?;
+    let nonce = read_nonce(&parameters.nonce).ok_or(VerifyError::Profile)?;
     if parameters.keyid != leaf.fingerprint {
-        return Err(Refusal::KeyId);
+        return Err(VerifyError::KeyId);
     }
     let digest = content_digest(signed.body);
     if verify_slices_are_equal(digest.as_bytes(), signed.content_digest.as_bytes()).is_err() {
-        return Err(Refusal::Digest);
+        return Err(VerifyError::Digest);
     }
     let base = fields::signature_base(&signed.message, signed.content_digest, inner_list);
     UnparsedPublicKey::new(&ECDSA_P256_SHA256_FIXED, &leaf.public_key)
         .verify(base.as_bytes(), &signature)
-        .map_err(|_| Refusal::Signature)?;
+        .map_err(|_| VerifyError::Signature)?;
     let lifetime = parameters.expires.saturating_sub(parameters.created);
     if !(1..=WINDOW_SECONDS).contains(&lifetime) {
-        return Err(Refusal::Profile);
+        return Err(VerifyError::Profile);
     }
     if (parameters.created - now).abs() > WINDOW_SECONDS || parameters.expires < now {
-        return Err(Refusal::Clock);
+        return Err(VerifyError::Clock);
     }
-    Ok(Verified { created: parameters.created, nonce })
+    Ok(VerifiedSignature { created: parameters.created, nonce })
 }
 
 fn read_nonce(text: &str) -> Option<Nonce> {
@@ -118,29 +131,35 @@ mod tests {
         (Signer::new(&der, leaf.fingerprint.clone()).unwrap(), leaf)
     }
 
-    fn check(headers: &Headers, message: Message<'_>, body: &[u8], leaf: &Leaf, now: i64) -> Result<Verified, Refusal> {
+    fn check(
+        headers: &Headers,
+        message: Message<'_>,
+        body: &[u8],
+        leaf: &Leaf,
+        now: i64,
+    ) -> Result<VerifiedSignature, VerifyError> {
         let Headers { content_digest, signature_input, signature } = headers;
-        verify(&Signed { message, content_digest, signature_input, signature, body }, leaf, now)
+        verify(&SignedRequest { message, content_digest, signature_input, signature, body }, leaf, now)
     }
 
     #[test]
-    fn what_was_signed_verifies_and_nothing_else() {
+    fn only_the_signed_message_verifies() {
         let (signer, leaf) = party();
         let headers = signer.sign(&MESSAGE, b"body", NONCE, NOW).unwrap();
-        assert_eq!(check(&headers, MESSAGE, b"body", &leaf, NOW), Ok(Verified { created: NOW, nonce: NONCE }));
-        assert_eq!(check(&headers, MESSAGE, b"Body", &leaf, NOW), Err(Refusal::Digest));
+        assert_eq!(check(&headers, MESSAGE, b"body", &leaf, NOW), Ok(VerifiedSignature { created: NOW, nonce: NONCE }));
+        assert_eq!(check(&headers, MESSAGE, b"Body", &leaf, NOW), Err(VerifyError::Digest));
         for other in [
             Message { method: "PUT", ..MESSAGE },
             Message { authority: "kcp.test", ..MESSAGE },
             Message { path: "/v3/heartbeat", ..MESSAGE },
             Message { content_type: "text/plain", ..MESSAGE },
         ] {
-            assert_eq!(check(&headers, other, b"body", &leaf, NOW), Err(Refusal::Signature));
+            assert_eq!(check(&headers, other, b"body", &leaf, NOW), Err(VerifyError::Signature));
         }
         let (_, stranger) = party();
-        assert_eq!(check(&headers, MESSAGE, b"body", &stranger, NOW), Err(Refusal::KeyId));
+        assert_eq!(check(&headers, MESSAGE, b"body", &stranger, NOW), Err(VerifyError::KeyId));
         let impostor = Leaf { public_key: stranger.public_key, ..leaf };
-        assert_eq!(check(&headers, MESSAGE, b"body", &impostor, NOW), Err(Refusal::Signature));
+        assert_eq!(check(&headers, MESSAGE, b"body", &impostor, NOW), Err(VerifyError::Signature));
     }
 
     #[test]
@@ -148,7 +167,7 @@ mod tests {
         let (signer, leaf) = party();
         let headers = signer.sign(&MESSAGE, b"", NONCE, NOW).unwrap();
         for (offset, good) in [(-61, false), (-60, true), (0, true), (60, true), (61, false)] {
-            let expected = if good { Ok(()) } else { Err(Refusal::Clock) };
+            let expected = if good { Ok(()) } else { Err(VerifyError::Clock) };
             assert_eq!(check(&headers, MESSAGE, b"", &leaf, NOW + offset).map(drop), expected, "{offset}");
         }
     }
@@ -185,14 +204,14 @@ mod tests {
             signature("SIG, b=:AA==:"),
             signature("tidewatch=1"),
         ] {
-            let refused = check(&bad, MESSAGE, b"", &leaf, NOW).unwrap_err();
-            // A changed lifetime is signed text: it fails there before it is judged.
-            assert!(matches!(refused, Refusal::Profile | Refusal::Signature), "{bad:?}: {refused:?}");
-            assert!(refused == Refusal::Profile || bad.signature_input.contains(&format!("expires={}", NOW + 61)));
+            let error = check(&bad, MESSAGE, b"", &leaf, NOW).unwrap_err();
+            // The lifetime is signed: changing it invalidates the signature before the lifetime is checked.
+            assert!(matches!(error, VerifyError::Profile | VerifyError::Signature), "{bad:?}: {error:?}");
+            assert!(error == VerifyError::Profile || bad.signature_input.contains(&format!("expires={}", NOW + 61)));
         }
     }
 
-    /// A good signature over any text of parameters, by one who has the key and not our way of writing.
+    /// Signs parameters of any form with a valid key, bypassing [`Signer`].
     fn signed_over(parameters: &str) -> (Headers, Leaf) {
         let key = KeyPair::generate().unwrap();
         let leaf = Leaf::read(CertificateParams::default().self_signed(&key).unwrap().der()).unwrap();
@@ -206,21 +225,21 @@ mod tests {
     }
 
     #[test]
-    fn a_good_signature_holds_for_a_minute_at_most_and_not_after_its_end() {
+    fn a_valid_signature_is_accepted_for_at_most_a_minute_and_not_after_its_expiry() {
         let components = "(\"@method\" \"@authority\" \"@path\" \"content-type\" \"content-digest\")";
         let rest = "nonce=\"0000000000000001-7\";alg=\"ecdsa-p256-sha256\";keyid=\"KEY\";tag=\"tidewatch-v3\"";
         for (created, expires, expected) in [
             (NOW, NOW + 60, Ok(())),
             (NOW, NOW + 1, Ok(())),
-            (NOW, NOW + 61, Err(Refusal::Profile)),
-            (NOW, NOW, Err(Refusal::Profile)),
-            (NOW, NOW - 1, Err(Refusal::Profile)),
+            (NOW, NOW + 61, Err(VerifyError::Profile)),
+            (NOW, NOW, Err(VerifyError::Profile)),
+            (NOW, NOW - 1, Err(VerifyError::Profile)),
             (NOW - 30, NOW, Ok(())),
-            (NOW - 30, NOW - 1, Err(Refusal::Clock)),
+            (NOW - 30, NOW - 1, Err(VerifyError::Clock)),
             (NOW + 60, NOW + 120, Ok(())),
-            (NOW + 61, NOW + 62, Err(Refusal::Clock)),
-            (999_999_999_999_999, 999_999_999_999_999, Err(Refusal::Profile)),
-            (-999_999_999_999_999, -999_999_999_999_940, Err(Refusal::Clock)),
+            (NOW + 61, NOW + 62, Err(VerifyError::Clock)),
+            (999_999_999_999_999, 999_999_999_999_999, Err(VerifyError::Profile)),
+            (-999_999_999_999_999, -999_999_999_999_940, Err(VerifyError::Clock)),
         ] {
             let (headers, leaf) = signed_over(&format!("{components};created={created};expires={expires};{rest}"));
             assert_eq!(check(&headers, MESSAGE, b"", &leaf, NOW).map(drop), expected, "{created} {expires}");
@@ -228,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_good_signature_of_another_profile_is_refused() {
+    fn a_valid_signature_of_another_profile_is_rejected() {
         let components = "\"@method\" \"@authority\" \"@path\" \"content-type\" \"content-digest\"";
         let times = format!("created={NOW};expires={}", NOW + 60);
         let nonce = "nonce=\"0000000000000001-7\"";
@@ -249,12 +268,12 @@ mod tests {
             format!("({components});{times};{nonce};alg=\"ecdsa-p256-sha256\";keyid=\"KEY\";tag=\"tidewatch-v2\""),
         ] {
             let (headers, leaf) = signed_over(&parameters);
-            assert_eq!(check(&headers, MESSAGE, b"", &leaf, NOW), Err(Refusal::Profile), "{parameters}");
+            assert_eq!(check(&headers, MESSAGE, b"", &leaf, NOW), Err(VerifyError::Profile), "{parameters}");
         }
     }
 
     #[test]
-    fn parameters_may_stand_in_any_order() {
+    fn parameters_may_be_in_any_order() {
         let header = "tidewatch=(\"@method\" \"@authority\" \"@path\" \"content-type\" \"content-digest\");tag=\"tidewatch-v3\";\
                       created=1;nonce=\"0000000000000001-7\";keyid=\"k\";alg=\"ecdsa-p256-sha256\";expires=2";
         let (parameters, inner_list) = fields::read_input(header).unwrap();

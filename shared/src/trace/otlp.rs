@@ -1,4 +1,4 @@
-//! The spans of builds with the feature `otlp`.
+//! Spans in builds with the feature `otlp`.
 
 use std::{
     sync::OnceLock,
@@ -18,55 +18,57 @@ use opentelemetry_sdk::{
 };
 use thiserror::Error;
 
-/// Links of one span, at most.
+/// Links per span, at most.
 const LINKS: usize = 16;
-/// What was not exported by the end is given up after this time.
+/// Time limit of the last export at shutdown; spans not exported by then are dropped.
 const LAST_EXPORT: Duration = Duration::from_secs(2);
 
-/// Set once, when the process starts.
+/// The tracer of the process, set once at start.
 static TRACER: OnceLock<SdkTracer> = OnceLock::new();
 
-/// Why no traces are exported.
+/// The error of starting the exporter.
 #[derive(Debug, Error)]
-pub enum Start {
-    /// The endpoint.
-    #[error("the exporter of traces could not be made")]
+pub enum StartError {
+    /// The endpoint is invalid.
+    #[error("build the trace exporter")]
     Exporter(#[from] ExporterBuildError),
-    /// It was started before.
-    #[error("traces are exported already")]
+    /// An exporter was started before.
+    #[error("a trace exporter is already running")]
     Twice,
 }
 
-/// Exports what ends, in batches and from a thread of its own; what comes faster than it goes is dropped.
+/// Exports ended spans in batches, from a thread of its own. Spans are dropped if they arrive faster than they can be
+/// exported.
 #[derive(Debug)]
 pub struct Exporter(SdkTracerProvider);
 
 impl Exporter {
-    /// Starts to export to `http://host:port`. Must be called within the runtime that the connection shall run on.
+    /// Starts exporting to `http://host:port`. Must be called within the tokio runtime that is to drive the connection.
     ///
     /// # Errors
-    /// [`Start`].
-    pub fn start(service: &'static str, endpoint: &str) -> Result<Self, Start> {
+    /// [`StartError`].
+    pub fn start(service: &'static str, endpoint: &str) -> Result<Self, StartError> {
         let exporter = SpanExporter::builder().with_tonic().with_endpoint(endpoint).build()?;
         let resource = Resource::builder().with_service_name(service).build();
         let provider = SdkTracerProvider::builder().with_resource(resource).with_batch_exporter(exporter).build();
-        TRACER.set(provider.tracer(service)).map_err(|_| Start::Twice)?;
+        TRACER.set(provider.tracer(service)).map_err(|_| StartError::Twice)?;
         Ok(Self(provider))
     }
 
-    /// Exports what is left, and ends. Blocks for two seconds at most, so it is nothing for a thread that the connection runs on.
-    pub fn end(self) {
-        // Traces are for people who look for something; their loss is no reason to fail.
+    /// Exports the remaining spans and shuts down. Blocks for up to two seconds, so it must not run on a thread that
+    /// drives the connection.
+    pub fn shutdown(self) {
+        // Traces are diagnostic: losing spans must not fail the shutdown.
         let _ = self.0.shutdown_with_timeout(LAST_EXPORT);
     }
 }
 
-/// A span that is under way; it ends when it is dropped.
+/// A span in progress, which ends on drop.
 #[derive(Debug)]
 pub struct Span(opentelemetry_sdk::trace::Span);
 
 impl Span {
-    /// The `traceparent` of W3C for what this span causes.
+    /// The W3C `traceparent` for work that this span causes.
     #[must_use]
     pub fn traceparent(&self) -> String {
         let context = self.0.span_context();
@@ -81,7 +83,7 @@ pub(super) fn span<'a>(
 ) -> Option<Span> {
     let tracer = TRACER.get()?;
     let mut causes: Vec<_> = causes.into_iter().filter_map(parse).collect();
-    // One that nobody exports must not hide the others.
+    // An unsampled parent is not exported and must not hide a sampled one.
     if let Some(sampled) = causes.iter().position(SpanContext::is_sampled) {
         causes.swap(0, sampled);
     }
@@ -95,7 +97,7 @@ pub(super) fn span<'a>(
     Some(Span(span.start_with_context(tracer, &parent)))
 }
 
-/// A `traceparent` of version 00, or what a later version has in common with it.
+/// Parses a `traceparent` of version 00, or the part of a later version that has the same format.
 fn parse(text: &str) -> Option<SpanContext> {
     let hex = |text: &str, length| {
         (text.len() == length && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')))
@@ -118,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_span_is_sampled_as_what_it_continues() {
+    fn a_span_inherits_the_sampling_of_its_parent() {
         TRACER.set(SdkTracerProvider::builder().build().tracer("test")).unwrap();
         let (trace, other) = ("0af7651916cd43dd8448eb211c80319c", "1af7651916cd43dd8448eb211c80319c");
         let cause = |trace, flags| format!("00-{trace}-b7ad6b7169203331-{flags}");
@@ -137,12 +139,12 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_a_traceparent_is_read() {
+    fn malformed_traceparents_are_ignored() {
         let good = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
         let context = parse(good).unwrap();
         assert_eq!(context.trace_id().to_string(), "0af7651916cd43dd8448eb211c80319c");
         assert!(context.is_remote() && context.is_sampled());
-        assert!(parse(&format!("01{}-more", &good[2..])).is_some(), "a later version may say more");
+        assert!(parse(&format!("01{}-more", &good[2..])).is_some(), "a later version may have more parts");
         for bad in [
             "",
             "00",

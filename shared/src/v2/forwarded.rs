@@ -1,4 +1,4 @@
-//! `X-Forwarded-Client-Cert` as proxies of the Envoy family write it, read as the incumbent's listener reads it.
+//! `X-Forwarded-Client-Cert` as written by proxies of the Envoy family, parsed like the incumbent's listener does.
 
 use rustls_pki_types::{
     CertificateDer,
@@ -9,42 +9,42 @@ use thiserror::Error;
 use super::MAX_FORWARDED_BYTES;
 use crate::certificate;
 
-/// Where the certificate begins.
+/// Precedes the certificate.
 const CERT: &str = "Cert=";
 
-/// Why a header forwards no certificate.
+/// The error of reading a forwarded certificate.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-pub enum ReadForwarded {
+pub enum ReadForwardedError {
     /// Longer than [`MAX_FORWARDED_BYTES`].
     #[error("the forwarded certificate is too long")]
     TooLong,
-    /// No `Cert=`, or nothing behind it.
+    /// No `Cert=`, or an empty one.
     #[error("no certificate is forwarded")]
     Missing,
-    /// More than one `Cert=`: somebody before the proxy may have written one of them.
+    /// More than one `Cert=`: one of them may have been injected by a client of the proxy.
     #[error("more than one certificate is forwarded")]
     Several,
     /// A percent sign without two hex digits.
     #[error("the forwarded certificate is not URL-encoded")]
     Escape,
-    /// No PEM, or another block than a certificate first.
+    /// Not PEM, or the first block is not a certificate.
     #[error("the forwarded certificate is not PEM")]
     Pem,
 }
 
-/// The certificate that a header value forwards: the text after `Cert=` up to `;` or `,`, URL-decoded (a plus is a space), without
-/// quotes, its first PEM block. Nothing is verified.
+/// Parses the certificate in a header value: the text after `Cert=` up to `;` or `,`, URL-decoded (a plus is a space),
+/// without quotes, first PEM block. The certificate is not verified.
 ///
 /// # Errors
-/// [`ReadForwarded`].
-pub fn forwarded(value: &[u8]) -> Result<CertificateDer<'static>, ReadForwarded> {
+/// [`ReadForwardedError`].
+pub fn parse_forwarded(value: &[u8]) -> Result<CertificateDer<'static>, ReadForwardedError> {
     if value.len() > MAX_FORWARDED_BYTES {
-        return Err(ReadForwarded::TooLong);
+        return Err(ReadForwardedError::TooLong);
     }
-    let value = std::str::from_utf8(value).map_err(|_| ReadForwarded::Escape)?;
-    let (_, rest) = value.split_once(CERT).ok_or(ReadForwarded::Missing)?;
+    let value = std::str::from_utf8(value).map_err(|_| ReadForwardedError::Escape)?;
+    let (_, rest) = value.split_once(CERT).ok_or(ReadForwardedError::Missing)?;
     if rest.contains(CERT) {
-        return Err(ReadForwarded::Several);
+        return Err(ReadForwardedError::Several);
     }
     let text = rest.split([';', ',']).next().unwrap_or_default();
     let decoded = decode(text)?;
@@ -52,17 +52,17 @@ pub fn forwarded(value: &[u8]) -> Result<CertificateDer<'static>, ReadForwarded>
     let pem = pem.strip_prefix(b"\"").unwrap_or(pem);
     let pem = pem.strip_suffix(b"\"").unwrap_or(pem);
     if pem.is_empty() {
-        return Err(ReadForwarded::Missing);
+        return Err(ReadForwardedError::Missing);
     }
     match <(SectionKind, Vec<u8>)>::from_pem_slice(pem) {
         Ok((SectionKind::Certificate, der)) => Ok(der.into()),
-        _ => Err(ReadForwarded::Pem),
+        _ => Err(ReadForwardedError::Pem),
     }
 }
 
-/// The header value that forwards a leaf: `Cert="<URL-encoded PEM>"`.
+/// Writes the header value for a leaf: `Cert="<URL-encoded PEM>"`.
 #[must_use]
-pub fn forward(leaf: &CertificateDer<'_>) -> String {
+pub fn forwarded_header(leaf: &CertificateDer<'_>) -> String {
     let pem = certificate::to_pem(leaf);
     let mut value = String::with_capacity(pem.len() + pem.len() / 4);
     value.push_str("Cert=\"");
@@ -77,15 +77,15 @@ pub fn forward(leaf: &CertificateDer<'_>) -> String {
     value
 }
 
-fn decode(text: &str) -> Result<Vec<u8>, ReadForwarded> {
+fn decode(text: &str) -> Result<Vec<u8>, ReadForwardedError> {
     let mut decoded = Vec::with_capacity(text.len());
     let mut bytes = text.bytes();
     while let Some(byte) = bytes.next() {
         decoded.push(match byte {
             b'%' => {
                 let mut digit = || bytes.next().and_then(|digit| char::from(digit).to_digit(16));
-                let (Some(high), Some(low)) = (digit(), digit()) else { return Err(ReadForwarded::Escape) };
-                u8::try_from(high * 16 + low).map_err(|_| ReadForwarded::Escape)?
+                let (Some(high), Some(low)) = (digit(), digit()) else { return Err(ReadForwardedError::Escape) };
+                u8::try_from(high * 16 + low).map_err(|_| ReadForwardedError::Escape)?
             }
             b'+' => b' ',
             byte => byte,

@@ -5,9 +5,9 @@ use serde::Deserialize;
 use super::*;
 use crate::certificate::to_pem;
 
-/// What the incumbent's agent writes, as files hold it.
+/// A request of the incumbent's agent, from a golden file.
 #[derive(Deserialize)]
-struct Sent {
+struct SentRequest {
     about: String,
     manager: String,
     namespace: String,
@@ -19,7 +19,7 @@ struct Sent {
     body: String,
 }
 
-/// Values of the header, with `{pem}` and `{encoded}` for a certificate, and what they are to the reader.
+/// A header value with the placeholders `{pem}` and `{encoded}` for a certificate, and the expected result.
 #[derive(Deserialize)]
 struct Header {
     about: String,
@@ -38,10 +38,10 @@ fn leaf(names: &[&str]) -> CertificateDer<'static> {
 }
 
 #[test]
-fn what_is_sent_is_what_the_incumbents_agent_sends() {
-    let sent: Vec<Sent> = serde_json::from_str(include_str!("../../../tests/golden/v2/sent.json")).unwrap();
+fn a_written_event_equals_the_incumbents() {
+    let sent: Vec<SentRequest> = serde_json::from_str(include_str!("../../../tests/golden/v2/sent.json")).unwrap();
     assert!(!sent.is_empty());
-    for Sent { about, manager, namespace, name, group, version, kind, path: expected, body } in sent {
+    for SentRequest { about, manager, namespace, name, group, version, kind, path: expected, body } in sent {
         let event = Event { namespace, name, group, version, kind };
         assert_eq!((path(&manager), event.to_body()), (expected, body.clone()), "{about}");
         assert_eq!(Event::parse(body.as_bytes()).unwrap(), event, "{about}");
@@ -49,26 +49,26 @@ fn what_is_sent_is_what_the_incumbents_agent_sends() {
 }
 
 #[test]
-fn headers_are_read_as_the_incumbents_listener_reads_them() {
+fn headers_are_parsed_like_the_incumbents_listener_does() {
     let headers: Vec<Header> = serde_json::from_str(include_str!("../../../tests/golden/v2/forwarded.json")).unwrap();
     let leaf = leaf(&["r-1"]);
     let pem = to_pem(&leaf);
-    let encoded = forward(&leaf);
+    let encoded = forwarded_header(&leaf);
     let encoded = encoded.strip_prefix("Cert=\"").unwrap().strip_suffix('"').unwrap();
     for Header { about, value, refused } in headers {
         let value = value.replace("{encoded}", encoded).replace("{pem}", &pem.replace('\n', "%0A").replace('+', "%2B"));
-        match (forwarded(value.as_bytes()), refused) {
+        match (parse_forwarded(value.as_bytes()), refused) {
             (Ok(read), None) => assert_eq!(read, leaf, "{about}"),
-            (Err(why), Some(refused)) => assert_eq!(format!("{why:?}"), refused, "{about}"),
+            (Err(error), Some(refused)) => assert_eq!(format!("{error:?}"), refused, "{about}"),
             (read, refused) => panic!("{about}: {:?}, but {refused:?} is expected", read.map(drop)),
         }
     }
     let long = format!("Cert={}", "a".repeat(MAX_FORWARDED_BYTES));
-    assert_eq!(forwarded(long.as_bytes()), Err(ReadForwarded::TooLong));
+    assert_eq!(parse_forwarded(long.as_bytes()), Err(ReadForwardedError::TooLong));
 }
 
 #[test]
-fn managers_stand_in_paths_of_this_shape_alone() {
+fn only_event_paths_have_a_manager() {
     assert_eq!(manager_of("/v2/lifecycle-manager/event"), Some("lifecycle-manager"));
     for bad in [
         "/v2//event",
@@ -86,15 +86,15 @@ fn managers_stand_in_paths_of_this_shape_alone() {
 }
 
 #[test]
-fn the_common_name_says_who_calls() {
+fn the_common_name_identifies_the_caller() {
     assert_eq!(Caller::read(&leaf(&["r-1"])).unwrap().runtime.as_str(), "r-1");
-    for (bad, why) in [
-        (leaf(&[]), ReadCaller::Empty),
-        (leaf(&[""]), ReadCaller::Empty),
-        (leaf(&["no id"]), ReadCaller::NotId),
-        (vec![0x30, 0x00].into(), ReadCaller::Unreadable),
+    for (bad, expected) in [
+        (leaf(&[]), ReadCallerError::Empty),
+        (leaf(&[""]), ReadCallerError::Empty),
+        (leaf(&["no id"]), ReadCallerError::NotId),
+        (vec![0x30, 0x00].into(), ReadCallerError::Unreadable),
     ] {
-        assert_eq!(Caller::read(&bad), Err(why));
+        assert_eq!(Caller::read(&bad), Err(expected));
     }
 }
 
@@ -108,10 +108,10 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_of_a_peer_do_harm(bytes in prop::collection::vec(any::<u8>(), 0..200), text in ".{0,60}") {
+    fn arbitrary_bytes_do_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), text in ".{0,60}") {
         let _ = Event::parse(&bytes);
-        let _ = forwarded(&bytes);
-        let _ = forwarded(format!("Cert={text}").as_bytes());
+        let _ = parse_forwarded(&bytes);
+        let _ = parse_forwarded(format!("Cert={text}").as_bytes());
         let _ = manager_of(&text);
         let _ = Caller::read(&bytes.into());
     }
