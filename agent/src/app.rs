@@ -1,5 +1,5 @@
-//! Which tasks there are, and how they end: all that should run for ever run until the end is asked for; if one ends
-//! before, so does the process, with an error.
+//! Wires the agent's tasks and supervises them: tasks that must not end run until shutdown is requested; if one ends
+//! earlier, the process ends with an error.
 
 use std::{
     io,
@@ -20,70 +20,73 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    canary::{LeaseWatch, Renewer, Sightings},
+    canary::{CanaryState, LeaseRenewer, LeaseWatch},
     clock,
-    config::{Config, Contract, Endpoint, Origin},
+    config::{Config, Contract, Endpoint, IdentityOrigin},
     core::Core,
     identity::{
-        Credentials, Current, Enroller, Files, Keeper, Renewals, SecretWatch, Standing, Stop, Tools, Vault, errands,
+        Credentials, CurrentCredentials, Enroller, EnrollerHandle, EnrollerParts, EnrollerStop, FileReloader,
+        IdentityFiles, IdentityStatus, SecretWatch, SecretWriter, renewal_channel,
     },
-    kubernetes::{Cluster, Lane},
-    link::{Dial, Link, Parts, Poster},
-    plan::{CurrentSettings, Followed, PlanSource},
+    kubernetes::{ApiClient, ClientPool},
+    link::{Link, LinkParts, V2Sender},
+    plan::PlanSource,
     random,
-    telemetry::{Guard, Metrics, Readiness, Server, chain},
-    watch::{self as watches, Shared},
+    receiver::Dialer,
+    server::Server,
+    settings::CurrentSettings,
+    telemetry::{Guard, Metrics, Readiness, error_chain},
+    watch::{self as watches, PlanState, WatchContext},
 };
 
-/// A request that is under way when the end is asked for may take this long.
-const LAST_REQUEST: Duration = Duration::from_secs(5);
-/// Pages of lists that are read at the same time.
-const PAGES: usize = 2;
+/// A request in flight at shutdown may take this long.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
+/// List pages read concurrently by all watches.
+const CONCURRENT_PAGES: usize = 2;
 
-/// Why the agent could not start, or did not go on.
+/// Errors that prevent the agent from starting, or end it.
 #[derive(Debug, Error)]
-pub enum Run {
-    /// The API server's address and credentials.
-    #[error("the cluster cannot be used")]
-    Cluster(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// The port of metrics and probes, or that of the status.
-    #[error("metrics, probes or status could not be bound")]
+pub enum RunError {
+    /// Address or credentials of the API server.
+    #[error("failed to set up the API server's client")]
+    ApiServer(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The listener for metrics and probes, or the admin listener.
+    #[error("failed to bind the listener for metrics and probes, or the admin listener")]
     Bind(#[source] io::Error),
     /// `--address-file`.
-    #[error("the address could not be written to {path}")]
+    #[error("failed to write the bound address to {path}")]
     AddressFile {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         #[source]
         error: io::Error,
     },
     /// `--otlp-endpoint`.
     #[cfg(feature = "otlp")]
-    #[error("traces cannot be exported")]
-    Traces(#[from] tidewatch_shared::trace::Start),
-    /// Flags that say neither files nor a token's file; the command line refuses them too.
-    #[error("neither files with an identity nor a token to enrol with are given")]
-    Origin,
-    /// The ConfigMap names another runtime. What is told is told of one runtime, under its name, in its sequences: the agent has to
-    /// start anew.
-    #[error("this agent speaks for runtime {known}, and its ConfigMap names {new} now: it has to start anew")]
+    #[error("failed to start the export of traces")]
+    Traces(#[from] tidewatch_shared::trace::StartError),
+    /// The flags name neither identity files nor a token file; the command line refuses this too.
+    #[error("neither identity files nor an enrolment token configured")]
+    NoIdentity,
+    /// The ConfigMap names another runtime. Events and sequences belong to one runtime, so the process must restart.
+    #[error("restart required: this agent reports for runtime {current}, but its ConfigMap now names {new}")]
     OtherRuntime {
-        /// The one it speaks for.
-        known: RuntimeId,
-        /// The one that the ConfigMap names.
+        /// Runtime that the agent has reported for so far.
+        current: RuntimeId,
+        /// Runtime that the ConfigMap names.
         new: RuntimeId,
     },
-    /// A task that should run for ever.
-    #[error("the task {0} has ended")]
-    Ended(&'static str),
-    /// A task that should run for ever, by a panic.
-    #[error("a task has broken off")]
-    Broken(#[source] tokio::task::JoinError),
+    /// A task that must not end has returned.
+    #[error("task {0} ended unexpectedly")]
+    TaskEnded(&'static str),
+    /// A task has panicked.
+    #[error("a task panicked")]
+    TaskFailed(#[source] tokio::task::JoinError),
 }
 
-impl Run {
-    /// How the process ends: 1, or 3 when it only has to start anew.
+impl RunError {
+    /// Exit code of the process: 1, or 3 if only a restart is needed.
     #[must_use]
     pub const fn exit_code(&self) -> u8 {
         match self {
@@ -93,53 +96,53 @@ impl Run {
     }
 }
 
-/// What everything hangs on.
+/// The agent's components and tasks.
 struct App {
     config: Config,
-    cluster: Cluster,
-    lane: Lane,
+    api_clients: ClientPool,
+    api_client: ApiClient,
     metrics: Metrics,
     readiness: Readiness,
-    sightings: Sightings,
-    standing: Standing,
-    /// What all watches share.
-    shared: Shared,
-    /// Raised to order a rebuild of every watch.
+    canary_state: CanaryState,
+    identity_status: IdentityStatus,
+    /// Shared by all watches.
+    shared: WatchContext,
+    /// Incremented to order a relist of every watch.
     rebuild: watch::Sender<u64>,
-    /// Each ends with the reason why the agent does.
-    tasks: JoinSet<Run>,
+    /// Each returns the error that ends the agent.
+    tasks: JoinSet<RunError>,
 }
 
-/// What the agent speaks with, and where it finds out for whom.
-struct Voice {
-    credentials: Current,
-    /// Carried by the link, when the agent renews its certificate itself.
-    renewals: Option<Renewals>,
-    /// What the ConfigMap says, when that is where it stands.
+/// The identity of the agent and the sources of its runtime ID.
+struct IdentityHandles {
+    credentials: CurrentCredentials,
+    /// The link's end of the renewal channel, if the agent renews its certificate itself.
+    renewals: Option<EnrollerHandle>,
+    /// Settings from the ConfigMap, if the agent enrols.
     settings: Option<CurrentSettings>,
 }
 
 /// Runs until `stop` is cancelled.
 ///
 /// # Errors
-/// [`Run`].
-pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Run> {
-    clock::shift(config.clock_offset_seconds);
+/// [`RunError`].
+pub async fn run(config: Config, stop: CancellationToken) -> Result<(), RunError> {
+    clock::set_offset(config.clock_offset_seconds);
     #[cfg(feature = "otlp")]
-    let traces = config.otlp_endpoint.as_deref().map(|to| Exporter::start("tidewatch-agent", to)).transpose()?;
+    let exporter = config.otlp_endpoint.as_deref().map(|to| Exporter::start("tidewatch-agent", to)).transpose()?;
     let mut app = App::new(config)?;
     let core = Arc::new(OnceLock::new());
     app.serve(core.clone()).await?;
-    // What must be done before the agent is of use; each is dropped by whoever has done it.
+    // Readiness conditions; the component that fulfils one drops its guard.
     let (plan, receiver) = (app.readiness.guard("plan"), app.readiness.guard("receiver"));
-    let (voice, plans) = app.find_voice(plan)?;
+    let (identity, plans) = app.start_identity(plan)?;
     let runtime = tokio::select! {
-        runtime = voice.runtime() => runtime,
-        ended = app.tasks.join_next() => return Err(failure(ended)),
+        runtime = identity.runtime() => runtime,
+        ended = app.tasks.join_next() => return Err(task_failure(ended)),
         () = stop.cancelled() => return Ok(()),
     };
-    let Some(runtime) = runtime else { return Err(Run::Ended("identity")) };
-    tracing::info!(%runtime, "Speaking for a runtime");
+    let Some(runtime) = runtime else { return Err(RunError::TaskEnded("identity")) };
+    tracing::info!(%runtime, "Runtime identified");
     let core = core.get_or_init(|| {
         let Config { max_objects, max_objects_total, .. } = app.config;
         let [cap, total] = [max_objects, max_objects_total].map(|most| usize::try_from(most).unwrap_or(usize::MAX));
@@ -147,20 +150,20 @@ pub async fn run(config: Config, stop: CancellationToken) -> Result<(), Run> {
     });
     let interval = watch::Sender::new(app.config.heartbeat());
     app.watch(core, plans, &runtime, interval.subscribe());
-    let mut link = app.speak(core, voice, interval, receiver, &stop);
-    let ended = app.until_the_end(&mut link, &stop).await;
+    let mut link = app.start_link(core, identity, interval, receiver, &stop);
+    let ended = app.run_until_stopped(&mut link, &stop).await;
     link.abort();
     app.tasks.shutdown().await;
     #[cfg(feature = "otlp")]
-    if let Some(traces) = traces {
-        // A failure is a panic, which has been told.
-        let _ = tokio::task::spawn_blocking(|| traces.end()).await;
+    if let Some(exporter) = exporter {
+        // An error is a panic, which has been logged.
+        let _ = tokio::task::spawn_blocking(|| exporter.shutdown()).await;
     }
     ended
 }
 
-impl Voice {
-    /// The runtime that the settings name, or else the first credentials; `None` if neither will ever come.
+impl IdentityHandles {
+    /// The runtime ID from the settings, or else from the first credentials; `None` if neither can arrive any more.
     async fn runtime(&self) -> Option<RuntimeId> {
         if let Some(settings) = &self.settings {
             let mut settings = settings.clone();
@@ -173,183 +176,198 @@ impl Voice {
     }
 }
 
-fn failure(ended: Option<Result<Run, tokio::task::JoinError>>) -> Run {
+fn task_failure(ended: Option<Result<RunError, tokio::task::JoinError>>) -> RunError {
     match ended {
-        Some(Ok(why)) => why,
-        Some(Err(error)) => Run::Broken(error),
-        None => Run::Ended("all"),
+        Some(Ok(error)) => error,
+        Some(Err(error)) => RunError::TaskFailed(error),
+        None => RunError::TaskEnded("all"),
     }
 }
 
 impl App {
-    fn new(config: Config) -> Result<Self, Run> {
-        let cluster = |error| Run::Cluster(Box::new(error));
-        let api = Cluster::load(config.kubeconfig.as_deref(), &config.service_account_dir).map_err(cluster)?;
-        let lane = api.lane(0).map_err(cluster)?;
-        let (metrics, sightings, rebuild) = (Metrics::default(), Sightings::default(), watch::Sender::new(0));
-        let shared = Shared {
-            pages: Arc::new(Semaphore::new(PAGES)),
+    fn new(config: Config) -> Result<Self, RunError> {
+        let setup = |error| RunError::ApiServer(Box::new(error));
+        let api_clients = ClientPool::load(config.kubeconfig.as_deref(), &config.service_account_dir).map_err(setup)?;
+        let api_client = api_clients.client(0).map_err(setup)?;
+        let (metrics, canary_state, rebuild) = (Metrics::default(), CanaryState::default(), watch::Sender::new(0));
+        let shared = WatchContext {
+            pages: Arc::new(Semaphore::new(CONCURRENT_PAGES)),
             slow: Arc::new(Semaphore::new(1)),
             rebuild: rebuild.subscribe(),
-            sightings: sightings.clone(),
+            watermarks: canary_state.watermarks(),
             namespace: config.namespace.as_str().into(),
             metrics: metrics.clone(),
         };
-        let (readiness, standing, tasks) = (Readiness::default(), Standing::default(), JoinSet::new());
-        Ok(Self { config, cluster: api, lane, metrics, readiness, sightings, standing, shared, rebuild, tasks })
+        let (readiness, identity_status, tasks) = (Readiness::default(), IdentityStatus::default(), JoinSet::new());
+        Ok(Self {
+            config,
+            api_clients,
+            api_client,
+            metrics,
+            readiness,
+            canary_state,
+            identity_status,
+            shared,
+            rebuild,
+            tasks,
+        })
     }
 
-    /// Metrics and probes come first, so that what is pending can be seen from the start.
-    async fn serve(&mut self, core: Arc<OnceLock<Core>>) -> Result<(), Run> {
+    /// Serves metrics and probes before anything else starts, so pending conditions are visible from the beginning.
+    async fn serve(&mut self, core: Arc<OnceLock<Core>>) -> Result<(), RunError> {
         let (metrics, readiness) = (self.metrics.clone(), self.readiness.clone());
-        let (sightings, standing) = (self.sightings.clone(), self.standing.clone());
-        let bound = Server::bind(self.config.metrics_address, metrics, readiness, core, sightings, standing).await;
-        let (server, address) = bound.map_err(Run::Bind)?;
-        let (admin, admin_address) = server.admin(self.config.admin_address).await.map_err(Run::Bind)?;
+        let (canary_state, identity_status) = (self.canary_state.clone(), self.identity_status.clone());
+        let bound =
+            Server::bind(self.config.metrics_address, metrics, readiness, core, canary_state, identity_status).await;
+        let (server, address) = bound.map_err(RunError::Bind)?;
+        let (admin, admin_address) = server.admin(self.config.admin_address).await.map_err(RunError::Bind)?;
         let Config { namespace, trust_domain, heartbeat_seconds, max_objects, .. } = &self.config;
         tracing::info!(metrics_address = %address, %admin_address, identity = ?self.config.origin(), namespace,
             %trust_domain, heartbeat_seconds, max_objects, version = env!("CARGO_PKG_VERSION"), "Started");
         if let Some(path) = &self.config.address_file {
             let written = std::fs::write(path, address.to_string());
-            written.map_err(|error| Run::AddressFile { path: path.clone(), error })?;
+            written.map_err(|error| RunError::AddressFile { path: path.clone(), error })?;
         }
-        self.forever("telemetry", server.run());
-        self.forever("admin", admin.run());
+        self.spawn_critical("telemetry", server.run());
+        self.spawn_critical("admin", admin.run());
         Ok(())
     }
 
-    /// The ConfigMap, and an identity from where the flags say.
-    fn find_voice(&mut self, pending: Guard) -> Result<(Voice, watch::Receiver<Followed>), Run> {
-        let origin = self.config.origin().ok_or(Run::Origin)?;
-        let (publish, plans) = watch::channel(Followed::default());
-        let (tell, settings) = watch::channel(None);
-        let tell = matches!(origin, Origin::Enrolment { .. }).then_some(tell);
-        let source = PlanSource::new(self.config.namespace.clone(), publish, tell, pending, self.metrics.clone());
-        self.forever("plan", watches::run(self.lane.clone(), self.shared.clone(), source));
-        let voice = match origin {
-            Origin::Files { folder, receiver } => self.read_files(folder, receiver),
-            Origin::Enrolment { token } => self.enrol(token, settings),
+    /// Watches the ConfigMap and starts the identity source that the flags select.
+    fn start_identity(&mut self, pending: Guard) -> Result<(IdentityHandles, watch::Receiver<PlanState>), RunError> {
+        let origin = self.config.origin().ok_or(RunError::NoIdentity)?;
+        let (publish, plans) = watch::channel(PlanState::default());
+        let (publish_settings, settings) = watch::channel(None);
+        let publish_settings = matches!(origin, IdentityOrigin::Enrolment { .. }).then_some(publish_settings);
+        let source =
+            PlanSource::new(self.config.namespace.clone(), publish, publish_settings, pending, self.metrics.clone());
+        self.spawn_critical("plan", watches::run(self.api_client.clone(), self.shared.clone(), source));
+        let identity = match origin {
+            IdentityOrigin::Files { folder, receiver } => self.identity_from_files(folder, receiver),
+            IdentityOrigin::Enrolment { token } => self.enrol(token, settings),
         };
-        Ok((voice, plans))
+        Ok((identity, plans))
     }
 
-    fn read_files(&mut self, folder: PathBuf, receiver: Endpoint) -> Voice {
-        let make = match self.config.contract {
+    fn identity_from_files(&mut self, folder: PathBuf, receiver: Endpoint) -> IdentityHandles {
+        let credentials_builder = match self.config.contract {
             Contract::V2 => Credentials::v2(receiver),
             Contract::V3 => Credentials::v3(self.config.trust_domain.clone(), receiver),
         };
-        let (standing, pending, metrics) =
-            (self.standing.clone(), self.readiness.guard("identity"), self.metrics.clone());
-        let (keeper, credentials) = Keeper::new(Files::new(folder), make, standing, pending, metrics);
-        self.forever("identity", keeper.run());
-        Voice { credentials, renewals: None, settings: None }
+        let (identity_status, pending, metrics) =
+            (self.identity_status.clone(), self.readiness.guard("identity"), self.metrics.clone());
+        let (reloader, credentials) =
+            FileReloader::new(IdentityFiles::new(folder), credentials_builder, identity_status, pending, metrics);
+        self.spawn_critical("identity", reloader.run());
+        IdentityHandles { credentials, renewals: None, settings: None }
     }
 
-    fn enrol(&mut self, token: PathBuf, settings: CurrentSettings) -> Voice {
+    fn enrol(&mut self, token: PathBuf, settings: CurrentSettings) -> IdentityHandles {
         let (secret, stored) = SecretWatch::new(self.config.namespace.clone());
-        self.forever("secret", watches::run(self.lane.clone(), self.shared.clone(), secret));
-        let (renewals, errands) = errands(self.standing.clone());
-        let (enroller, credentials) = Enroller::new(Tools {
+        self.spawn_critical("secret", watches::run(self.api_client.clone(), self.shared.clone(), secret));
+        let (renewals, link) = renewal_channel(self.identity_status.clone());
+        let (enroller, credentials) = Enroller::new(EnrollerParts {
             domain: self.config.trust_domain.clone(),
             token,
-            dial: Dial::tcp(),
+            dial: Dialer::tcp(),
             settings: settings.clone(),
             stored,
-            vault: Vault::new(self.lane.clone(), &self.config.namespace),
-            errands,
-            standing: self.standing.clone(),
+            secret_writer: SecretWriter::new(self.api_client.clone(), &self.config.namespace),
+            link,
+            identity_status: self.identity_status.clone(),
             pending: Some(self.readiness.guard("identity")),
             metrics: self.metrics.clone(),
         });
         self.tasks.spawn(async {
             match enroller.run().await {
-                Stop::OtherRuntime { known, new } => Run::OtherRuntime { known, new },
-                Stop::Alone => Run::Ended("identity"),
+                EnrollerStop::OtherRuntime { current, new } => RunError::OtherRuntime { current, new },
+                EnrollerStop::ChannelClosed => RunError::TaskEnded("identity"),
             }
         });
-        Voice { credentials, renewals: Some(renewals), settings: Some(settings) }
+        IdentityHandles { credentials, renewals: Some(renewals), settings: Some(settings) }
     }
 
-    /// Planned watches, and the canary.
+    /// Starts the planned watches and the canary.
     fn watch(
         &mut self,
         core: &Core,
-        plans: watch::Receiver<Followed>,
+        plans: watch::Receiver<PlanState>,
         runtime: &RuntimeId,
         interval: watch::Receiver<Duration>,
     ) {
         let namespace = || self.config.namespace.clone();
-        let lease = LeaseWatch { namespace: namespace(), sightings: self.sightings.clone() };
-        let renewer = Renewer {
-            lane: self.lane.clone(),
+        let lease = LeaseWatch { namespace: namespace(), canary_state: self.canary_state.clone() };
+        let renewer = LeaseRenewer {
+            client: self.api_client.clone(),
             namespace: namespace(),
-            // A holder of its own for each start: two agents of one runtime can be told apart.
+            // The holder is unique per start, so two agents of one runtime are distinguishable.
             holder: format!("{runtime}_{:08x}", random::below(1 << 32)),
             interval,
-            sightings: self.sightings.clone(),
+            canary_state: self.canary_state.clone(),
             rebuild: self.rebuild.clone(),
             metrics: self.metrics.clone(),
         };
-        self.forever("canary watch", watches::run(self.lane.clone(), self.shared.clone(), lease));
-        self.forever("canary", renewer.run());
-        let cluster = self.cluster.clone();
-        let supervised = watches::supervise(move |slot| cluster.lane(slot), self.shared.clone(), core.clone(), plans);
-        self.forever("watches", async {
+        self.spawn_critical("canary watch", watches::run(self.api_client.clone(), self.shared.clone(), lease));
+        self.spawn_critical("canary", renewer.run());
+        let api_clients = self.api_clients.clone();
+        let supervised =
+            watches::supervise(move |slot| api_clients.client(slot), self.shared.clone(), core.clone(), plans);
+        self.spawn_critical("watches", async {
             if let Err(error) = supervised.await {
-                tracing::error!(error = chain(&error), "A watch could not be started");
+                tracing::error!(error = error_chain(&error), "Failed to start a watch");
             }
         });
     }
 
-    /// Events and heartbeats.
-    fn speak(
+    /// Starts the link, which sends events and heartbeats.
+    fn start_link(
         &self,
         core: &Core,
-        voice: Voice,
+        identity: IdentityHandles,
         interval: watch::Sender<Duration>,
         pending: Guard,
         stop: &CancellationToken,
     ) -> JoinHandle<()> {
-        let parts = Parts {
-            dial: Dial::tcp(),
+        let parts = LinkParts {
+            dial: Dialer::tcp(),
             core: core.clone(),
-            credentials: voice.credentials,
-            sightings: self.sightings.clone(),
+            credentials: identity.credentials,
+            canary_state: self.canary_state.clone(),
             interval,
             pending,
             metrics: self.metrics.clone(),
         };
-        match (self.config.contract, voice.renewals) {
-            (Contract::V2, _) => tokio::spawn(Poster::new(parts).run(stop.clone())),
+        match (self.config.contract, identity.renewals) {
+            (Contract::V2, _) => tokio::spawn(V2Sender::new(parts).run(stop.clone())),
             (Contract::V3, None) => tokio::spawn(Link::new(parts).run(stop.clone())),
             (Contract::V3, Some(renewals)) => tokio::spawn(Link::new(parts).renewing(renewals).run(stop.clone())),
         }
     }
 
-    /// Until something that should run for ever does not, or until the end is asked for and the last request is done.
-    async fn until_the_end(&mut self, link: &mut JoinHandle<()>, stop: &CancellationToken) -> Result<(), Run> {
+    /// Waits until a task ends unexpectedly, or until shutdown is requested and the last request has ended.
+    async fn run_until_stopped(&mut self, link: &mut JoinHandle<()>, stop: &CancellationToken) -> Result<(), RunError> {
         tokio::select! {
-            ended = self.tasks.join_next() => Err(failure(ended)),
+            ended = self.tasks.join_next() => Err(task_failure(ended)),
             ended = &mut *link => match ended {
                 Ok(()) if stop.is_cancelled() => Ok(()),
-                Ok(()) => Err(Run::Ended("link")),
-                Err(error) => Err(Run::Broken(error)),
+                Ok(()) => Err(RunError::TaskEnded("link")),
+                Err(error) => Err(RunError::TaskFailed(error)),
             },
             () = stop.cancelled() => {
-                // Nothing that waits is lost: whoever starts next lists, and a list is never silent.
-                tracing::info!("Ending");
-                if timeout(LAST_REQUEST, link).await.is_err() {
-                    tracing::warn!("The last request was given up");
+                // Waiting events are not lost: the next process lists every watch, and each list produces an event.
+                tracing::info!("Shutting down");
+                if timeout(SHUTDOWN_TIMEOUT, link).await.is_err() {
+                    tracing::warn!("Shutdown aborted the last request");
                 }
                 Ok(())
             }
         }
     }
 
-    fn forever(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
+    fn spawn_critical(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
         self.tasks.spawn(async move {
             task.await;
-            Run::Ended(name)
+            RunError::TaskEnded(name)
         });
     }
 }

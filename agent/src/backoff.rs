@@ -1,10 +1,10 @@
-//! Full-jitter exponential backoff: the wait is drawn between nothing and a ceiling that doubles.
+//! Exponential backoff with full jitter: each delay is drawn between zero and a ceiling that doubles.
 
 use std::time::Duration;
 
 use crate::random;
 
-/// Counts failures in a row and says how long to wait after each.
+/// Counts consecutive failures and draws the delay after each.
 #[derive(Debug)]
 pub(crate) struct Backoff {
     base: Duration,
@@ -12,19 +12,19 @@ pub(crate) struct Backoff {
 }
 
 impl Backoff {
-    /// The first ceiling is `base`.
+    /// A backoff with `base` as its first ceiling.
     pub(crate) const fn new(base: Duration) -> Self {
         Self { base, failures: 0 }
     }
 
-    /// One more failure; the wait is at most `cap`.
+    /// Counts a failure and returns the delay, at most `cap`.
     pub(crate) fn fail(&mut self, cap: Duration) -> Duration {
         let ceiling = ceiling(self.base, self.failures, cap);
         self.failures = self.failures.saturating_add(1);
         random::up_to(ceiling)
     }
 
-    /// The row of failures has ended.
+    /// Resets the ceiling after a success.
     pub(crate) const fn reset(&mut self) {
         self.failures = 0;
     }
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_ceiling_doubles_up_to_the_cap() {
+    fn ceiling_doubles_up_to_the_cap() {
         let (base, cap) = (Duration::from_secs(1), Duration::from_secs(15));
         let ceilings: Vec<_> = (0..6).map(|failures| ceiling(base, failures, cap).as_secs()).collect();
         assert_eq!(ceilings, [1, 2, 4, 8, 15, 15]);

@@ -1,10 +1,8 @@
-//! The canary: a Lease of our own, renewed once per heartbeat interval and seen to come back through our own watch. That proves
-//! that writing and watching work; its age stands in the heartbeat, which proves sending.
+//! Canary: a Lease of the agent, renewed once per heartbeat interval and observed again through a watch of the agent.
+//! This proves that writing and watching work; its age is part of the heartbeat, which proves sending.
 //!
-//! A renewal whose answer has a lower resource version than the highest seen tells of an etcd that was restored; one that does
-//! not come back tells of a watch that is dead. Either way every watch is rebuilt from a list.
-
-mod heights;
+//! A renewal with a resourceVersion below the highest observed one indicates a restored etcd; a renewal that the watch
+//! does not deliver indicates a dead watch. Either way, every watch relists.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -19,82 +17,80 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-pub(crate) use heights::Height;
-
 use crate::{
     clock,
-    kubernetes::{Call, Lane},
-    telemetry::{Metrics, chain},
-    watch::{Named, Sink, Target},
+    kubernetes::{ApiClient, ApiError},
+    telemetry::{Metrics, error_chain},
+    watch::{Named, Sink, Target, Watermarks},
 };
-use heights::Heights;
 
-/// A renewal must come back within this time.
-const COMES_BACK: Duration = Duration::from_secs(10);
-/// While it fails for the same reason, rebuilds become rarer: after 1, 2, 4 … 64 intervals.
-const RAREST: u32 = 64;
+/// Longest time between a renewal and its delivery by the watch.
+const ECHO_TIMEOUT: Duration = Duration::from_secs(10);
+/// Largest distance between relists, in consecutive failures: the relists follow 1, 2, 4 … 64 failures and then every
+/// 64th.
+const MAX_REBUILD_INTERVAL: u32 = 64;
 
-/// What the watch of the Lease and the renewals share; clones are the same.
+/// State shared by the watch of the Lease and its renewals; clones share it.
 #[derive(Clone, Default)]
-pub struct Sightings(Arc<Shared>);
+pub struct CanaryState(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
     seen: Notify,
-    heights: Heights,
+    watermarks: Watermarks,
 }
 
 #[derive(Default)]
 struct State {
-    /// The last renewal met no Lease.
+    /// The last renewal found no Lease.
     missing: bool,
-    /// The highest resource version that the watch of the Lease or an answer has told.
+    /// Highest resourceVersion in an answer to a renewal or from the watch of the Lease.
     highest: u64,
-    /// The highest that came through the watch.
+    /// Newest resourceVersion that the watch of the Lease has delivered.
     watched: u64,
-    /// The newest renewal that was answered.
+    /// resourceVersion of the last renewal that was answered.
     renewed: u64,
-    /// When a renewal was last seen to come back.
+    /// Last time at which the watch was found to have delivered the renewal.
     back: Option<Instant>,
 }
 
-/// What a renewal's answer tells.
+/// Result of comparing the resourceVersion of a renewal with earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Renewed {
+enum VersionOrder {
     Forwards,
-    /// The resource version went back.
+    /// The resourceVersion decreased.
     Backwards,
 }
 
-impl Sightings {
+impl CanaryState {
     fn with<R>(&self, work: impl FnOnce(&mut State) -> R) -> R {
         work(&mut self.0.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// As the heartbeat tells it.
+    /// The canary's part of the heartbeat; `None` before the first delivered renewal.
     pub(crate) fn canary(&self, now: Instant) -> Option<Canary> {
         let back = self.with(|state| state.back)?;
         Some(Canary { age_seconds: now.duration_since(back).as_secs() })
     }
 
-    /// Whether the API server said that there is no Lease to renew.
+    /// True if the API server answered the last renewal with 404.
     pub(crate) fn is_missing(&self) -> bool {
         self.with(|state| state.missing)
     }
 
-    /// A place for another watch, whatever it watches.
-    pub(crate) fn enter(&self) -> Height {
-        self.0.heights.enter()
+    /// Watermarks of all watches, which renewals are compared with.
+    pub(crate) fn watermarks(&self) -> Watermarks {
+        self.0.watermarks.clone()
     }
 
-    /// A renewal is about to be sent; gives what its answer must not be lower than.
-    fn before(&self) -> u64 {
-        self.0.heights.mark();
+    /// Prepares a renewal; returns the lower bound for the resourceVersion of its answer.
+    fn begin_renewal(&self) -> u64 {
+        self.0.watermarks.mark();
         self.with(|state| state.highest)
     }
 
-    /// The watch has told a resource version.
+    /// Records a resourceVersion delivered by the watch of the Lease.
     fn watched(&self, version: &str, now: Instant) {
         let Ok(version) = version.parse() else { return };
         self.with(|state| {
@@ -107,13 +103,14 @@ impl Sightings {
         self.0.seen.notify_waiters();
     }
 
-    /// A renewal got this version; `before` is what was seen when it was sent, because what came since may be newer than it.
-    fn renewed(&self, version: u64, before: u64, now: Instant) -> Renewed {
-        let above = self.0.heights.are_above(version);
+    /// Records an answered renewal. `before` is the bound from before its request: a resourceVersion observed since
+    /// then may be newer than the renewal.
+    fn renewed(&self, version: u64, before: u64, now: Instant) -> VersionOrder {
+        let above = self.0.watermarks.any_above(version);
         self.with(|state| {
             let backwards = version < before;
             if backwards {
-                // What was watched belongs to a history that is no more.
+                // Versions observed before belong to a discarded history.
                 (state.highest, state.watched) = (version, 0);
             }
             state.highest = state.highest.max(version);
@@ -121,11 +118,11 @@ impl Sightings {
             if state.watched >= version {
                 state.back = Some(now);
             }
-            if backwards || above { Renewed::Backwards } else { Renewed::Forwards }
+            if backwards || above { VersionOrder::Backwards } else { VersionOrder::Forwards }
         })
     }
 
-    async fn comes_back(&self, version: u64) {
+    async fn await_echo(&self, version: u64) {
         loop {
             let seen = self.0.seen.notified();
             tokio::pin!(seen);
@@ -138,21 +135,12 @@ impl Sightings {
     }
 }
 
-#[cfg(test)]
-impl Sightings {
-    /// Whether a renewal that got this version now would be below what a watch has seen.
-    pub(crate) fn is_above(&self, version: u64) -> bool {
-        self.before();
-        self.0.heights.are_above(version)
-    }
-}
-
-/// The watch of the Lease.
+/// Sink of the watch of the Lease.
 pub(crate) struct LeaseWatch {
     /// Namespace of the Lease.
     pub(crate) namespace: String,
-    /// Where sightings go.
-    pub(crate) sightings: Sightings,
+    /// Receives the delivered resourceVersions.
+    pub(crate) canary_state: CanaryState,
 }
 
 impl LeaseWatch {
@@ -164,7 +152,7 @@ impl LeaseWatch {
 impl Sink for LeaseWatch {
     type Item = Named;
 
-    async fn target(&mut self, _lane: &Lane) -> Result<Target, Call> {
+    async fn target(&mut self, _client: &ApiClient) -> Result<Target, ApiError> {
         Ok(Self::collection(&self.namespace).select("", &format!("metadata.name={AGENT_OBJECT}")))
     }
 
@@ -175,66 +163,67 @@ impl Sink for LeaseWatch {
     }
 
     fn complete(&mut self, version: &str) {
-        self.sightings.watched(version, Instant::now());
+        self.canary_state.watched(version, Instant::now());
     }
 
     fn present(&mut self, item: Named) {
         if item.metadata.name == AGENT_OBJECT {
-            self.sightings.watched(&item.metadata.version, Instant::now());
+            self.canary_state.watched(&item.metadata.version, Instant::now());
         }
     }
 
     fn gone(&mut self, _item: Named) {}
 
     fn bookmark(&mut self, version: &str) {
-        self.sightings.watched(version, Instant::now());
+        self.canary_state.watched(version, Instant::now());
     }
 
-    fn failed(&mut self, why: &Call) {
-        tracing::warn!(error = chain(why), "The canary's Lease cannot be watched");
+    fn failed(&mut self, error: &ApiError) {
+        tracing::warn!(error = error_chain(error), "Failed to watch the canary Lease");
     }
 }
 
-/// Renews the Lease for ever.
-pub(crate) struct Renewer {
-    /// To the API server.
-    pub(crate) lane: Lane,
+/// Renews the Lease periodically.
+pub(crate) struct LeaseRenewer {
+    /// Connection to the API server.
+    pub(crate) client: ApiClient,
     /// Namespace of the Lease.
     pub(crate) namespace: String,
-    /// Told as the Lease's holder.
+    /// `spec.holderIdentity` of the Lease.
     pub(crate) holder: String,
-    /// The heartbeat interval; the receiver may change it.
+    /// Heartbeat interval, which the receiver may change.
     pub(crate) interval: watch::Receiver<Duration>,
-    /// What the watch has seen.
-    pub(crate) sightings: Sightings,
-    /// Raised to order a rebuild of every watch.
+    /// State shared with the watch of the Lease.
+    pub(crate) canary_state: CanaryState,
+    /// Counter that is incremented to make every watch relist.
     pub(crate) rebuild: watch::Sender<u64>,
     /// Counters.
     pub(crate) metrics: Metrics,
 }
 
-impl Renewer {
-    /// See the type.
+impl LeaseRenewer {
+    /// Renews the Lease until cancelled.
     pub(crate) async fn run(mut self) {
         let mut failures = 0;
         loop {
-            let (begun, before) = (Instant::now(), self.sightings.before());
+            let (begun, before) = (Instant::now(), self.canary_state.begin_renewal());
             let renewed = self.renew().await;
             let missing = renewed.as_ref().is_err_and(|error| error.status() == Some(StatusCode::NOT_FOUND));
-            self.sightings.with(|state| state.missing = missing);
+            self.canary_state.with(|state| state.missing = missing);
             match renewed {
-                Ok(version) => failures = self.watch_for(version, before, failures).await,
+                Ok(version) => failures = self.await_renewal(version, before, failures).await,
                 Err(error) => {
                     self.metrics.canary_failed.inc();
-                    tracing::warn!(error = chain(&error), "The canary's Lease cannot be renewed");
+                    tracing::warn!(error = error_chain(&error), "Failed to renew the canary Lease");
                 }
             }
-            self.rest(begun).await;
+            self.wait_for_interval(begun).await;
         }
     }
 
-    /// Waits for the rest of the interval, which may change meanwhile: that alone is no reason to write.
-    async fn rest(&mut self, begun: Instant) {
+    /// Waits for the rest of the interval. A change of the interval only moves the end; it does not cause a renewal by
+    /// itself.
+    async fn wait_for_interval(&mut self, begun: Instant) {
         loop {
             let interval = *self.interval.borrow_and_update();
             tokio::select! {
@@ -244,38 +233,41 @@ impl Renewer {
         }
     }
 
-    /// Says how many renewals in a row have not come back.
-    async fn watch_for(&self, version: u64, before: u64, failures: u32) -> u32 {
-        if self.sightings.renewed(version, before, Instant::now()) == Renewed::Backwards {
-            tracing::warn!(version, "Resource versions went back; every watch is rebuilt");
-            self.order();
+    /// Waits for the delivery of a renewal and orders relists where needed; returns the number of consecutive renewals
+    /// that were not delivered.
+    async fn await_renewal(&self, version: u64, before: u64, failures: u32) -> u32 {
+        if self.canary_state.renewed(version, before, Instant::now()) == VersionOrder::Backwards {
+            tracing::warn!(version, "Resource versions went back; relisting every watch");
+            self.order_rebuild();
         }
-        if timeout(COMES_BACK, self.sightings.comes_back(version)).await.is_ok() {
+        if timeout(ECHO_TIMEOUT, self.canary_state.await_echo(version)).await.is_ok() {
             return 0;
         }
         let failures = failures.saturating_add(1);
-        if failures.is_power_of_two() && failures < RAREST || failures.is_multiple_of(RAREST) {
-            tracing::warn!(failures, "The canary did not come back; every watch is rebuilt");
-            self.order();
+        if failures.is_power_of_two() && failures < MAX_REBUILD_INTERVAL
+            || failures.is_multiple_of(MAX_REBUILD_INTERVAL)
+        {
+            tracing::warn!(failures, "Canary renewal was not delivered; relisting every watch");
+            self.order_rebuild();
         }
         failures
     }
 
-    fn order(&self) {
+    fn order_rebuild(&self) {
         self.metrics.rebuilds.inc();
         self.rebuild.send_modify(|count| *count += 1);
     }
 
-    async fn renew(&self) -> Result<u64, Call> {
+    async fn renew(&self) -> Result<u64, ApiError> {
         let path =
             format!("{}/{AGENT_OBJECT}?fieldManager=tidewatch-agent", LeaseWatch::collection(&self.namespace).path());
         let now = clock::now();
-        // `MicroTime`: exactly six digits, which Timestamp's own form does not promise.
+        // `MicroTime` has exactly six fractional digits; the `Display` of `Timestamp` does not guarantee them.
         let patch = json!({"spec": {"holderIdentity": self.holder, "renewTime": format!("{now:.6}")}});
-        let answer = self.lane.merge_patch(&path, patch.to_string().into_bytes()).await?;
-        let lease: Named = serde_json::from_slice(&answer).map_err(Call::Parse)?;
+        let answer = self.client.merge_patch(&path, patch.to_string().into_bytes()).await?;
+        let lease: Named = serde_json::from_slice(&answer).map_err(ApiError::Parse)?;
         let number = lease.metadata.version.parse();
-        number.map_err(|_| Call::Parse(serde::de::Error::custom("a resource version that is no number")))
+        number.map_err(|_| ApiError::Parse(serde::de::Error::custom("resourceVersion is not a number")))
     }
 }
 
@@ -284,84 +276,87 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_renewal_is_back_when_the_watch_has_told_it_whichever_is_first() {
-        let (sightings, start) = (Sightings::default(), Instant::now());
-        sightings.watched("5", start);
-        assert_eq!(sightings.canary(start), None);
-        assert_eq!(sightings.renewed(7, sightings.before(), start), Renewed::Forwards);
-        assert_eq!(sightings.canary(start), None);
-        assert!(timeout(COMES_BACK, sightings.comes_back(7)).await.is_err());
-        sightings.watched("7", start);
-        sightings.comes_back(7).await;
-        assert_eq!(sightings.canary(start + COMES_BACK), Some(Canary { age_seconds: 10 }));
-        sightings.watched("9", start);
-        sightings.renewed(9, 9, start + COMES_BACK);
-        assert_eq!(sightings.canary(start + COMES_BACK), Some(Canary { age_seconds: 0 }));
+    async fn renewal_is_delivered_regardless_of_the_order_of_answer_and_watch() {
+        let (canary_state, start) = (CanaryState::default(), Instant::now());
+        canary_state.watched("5", start);
+        assert_eq!(canary_state.canary(start), None);
+        assert_eq!(canary_state.renewed(7, canary_state.begin_renewal(), start), VersionOrder::Forwards);
+        assert_eq!(canary_state.canary(start), None);
+        assert!(timeout(ECHO_TIMEOUT, canary_state.await_echo(7)).await.is_err());
+        canary_state.watched("7", start);
+        canary_state.await_echo(7).await;
+        assert_eq!(canary_state.canary(start + ECHO_TIMEOUT), Some(Canary { age_seconds: 10 }));
+        canary_state.watched("9", start);
+        canary_state.renewed(9, 9, start + ECHO_TIMEOUT);
+        assert_eq!(canary_state.canary(start + ECHO_TIMEOUT), Some(Canary { age_seconds: 0 }));
     }
 
     #[test]
-    fn a_lower_version_is_a_restored_etcd() {
-        let (sightings, now) = (Sightings::default(), Instant::now());
-        sightings.watched("50", now);
-        assert_eq!(sightings.renewed(40, sightings.before(), now), Renewed::Backwards);
-        assert_eq!(sightings.canary(now), None);
-        assert_eq!(sightings.renewed(41, sightings.before(), now), Renewed::Forwards);
-        sightings.watched("41", now);
-        assert!(sightings.canary(now).is_some());
+    fn lower_version_indicates_a_restored_etcd() {
+        let (canary_state, now) = (CanaryState::default(), Instant::now());
+        canary_state.watched("50", now);
+        assert_eq!(canary_state.renewed(40, canary_state.begin_renewal(), now), VersionOrder::Backwards);
+        assert_eq!(canary_state.canary(now), None);
+        assert_eq!(canary_state.renewed(41, canary_state.begin_renewal(), now), VersionOrder::Forwards);
+        canary_state.watched("41", now);
+        assert!(canary_state.canary(now).is_some());
     }
 
     #[test]
-    fn any_watch_that_was_further_tells_of_a_restored_etcd_too() {
-        let (sightings, now) = (Sightings::default(), Instant::now());
-        let kymas = sightings.enter();
-        sightings.watched("50", now);
+    fn watermark_of_any_watch_indicates_a_restored_etcd() {
+        let (canary_state, now) = (CanaryState::default(), Instant::now());
+        let kymas = canary_state.watermarks().register();
+        canary_state.watched("50", now);
         kymas.seen("55");
-        assert_eq!(sightings.renewed(53, sightings.before(), now), Renewed::Backwards);
+        assert_eq!(canary_state.renewed(53, canary_state.begin_renewal(), now), VersionOrder::Backwards);
         kymas.listed("54");
-        assert_eq!(sightings.renewed(56, sightings.before(), now), Renewed::Forwards);
+        assert_eq!(canary_state.renewed(56, canary_state.begin_renewal(), now), VersionOrder::Forwards);
     }
 
     #[test]
-    fn a_bookmark_that_overtakes_a_renewals_answer_is_no_restored_etcd() {
-        let (sightings, now) = (Sightings::default(), Instant::now());
-        let before = sightings.before();
-        sightings.watched("60", now);
-        assert_eq!(sightings.renewed(58, before, now), Renewed::Forwards);
-        assert!(sightings.canary(now).is_some(), "the watch is past it");
+    fn bookmark_ahead_of_the_answer_does_not_indicate_a_restored_etcd() {
+        let (canary_state, now) = (CanaryState::default(), Instant::now());
+        let before = canary_state.begin_renewal();
+        canary_state.watched("60", now);
+        assert_eq!(canary_state.renewed(58, before, now), VersionOrder::Forwards);
+        assert!(canary_state.canary(now).is_some(), "the watch has delivered a newer version");
     }
 
-    fn renewer(interval: &watch::Sender<Duration>) -> Renewer {
-        Renewer {
-            lane: Lane::new(Nobody),
+    fn renewer(interval: &watch::Sender<Duration>) -> LeaseRenewer {
+        LeaseRenewer {
+            client: ApiClient::new(Unreachable),
             namespace: String::new(),
             holder: String::new(),
             interval: interval.subscribe(),
-            sightings: Sightings::default(),
+            canary_state: CanaryState::default(),
             rebuild: watch::Sender::new(0),
             metrics: Metrics::default(),
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_restored_etcd_orders_a_rebuild_and_so_does_a_canary_that_does_not_come_back() {
+    async fn restored_etcd_and_undelivered_renewals_order_a_rebuild() {
         let renewer = renewer(&watch::Sender::new(Duration::from_secs(30)));
-        let (sightings, ordered) = (renewer.sightings.clone(), renewer.rebuild.subscribe());
-        sightings.watched("50", Instant::now());
-        let before = sightings.before();
-        let comes_back = async { sightings.watched("41", Instant::now()) };
-        let (failures, ()) = tokio::join!(renewer.watch_for(40, before, 0), comes_back);
-        assert_eq!((failures, *ordered.borrow()), (0, 1), "an older state");
+        let (canary_state, ordered) = (renewer.canary_state.clone(), renewer.rebuild.subscribe());
+        canary_state.watched("50", Instant::now());
+        let before = canary_state.begin_renewal();
+        let await_echo = async { canary_state.watched("41", Instant::now()) };
+        let (failures, ()) = tokio::join!(renewer.await_renewal(40, before, 0), await_echo);
+        assert_eq!((failures, *ordered.borrow()), (0, 1), "the resourceVersion decreased");
         let mut failures = 0;
         for orders in [2, 3, 3, 4, 4] {
-            failures = renewer.watch_for(60, sightings.before(), failures).await;
-            assert_eq!(*ordered.borrow(), orders, "nobody saw it come back, {failures} times");
+            failures = renewer.await_renewal(60, canary_state.begin_renewal(), failures).await;
+            assert_eq!(*ordered.borrow(), orders, "{failures} renewals not delivered");
         }
-        sightings.watched("60", Instant::now());
-        assert_eq!((renewer.watch_for(60, sightings.before(), failures).await, *ordered.borrow()), (0, 4));
+        canary_state.watched("60", Instant::now());
+        assert_eq!(
+            (renewer.await_renewal(60, canary_state.begin_renewal(), failures).await, *ordered.borrow()),
+            (0, 4)
+        );
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_interval_that_changes_costs_no_renewal() {
+    async fn changed_interval_causes_no_renewal() {
         let interval = watch::Sender::new(Duration::from_secs(30));
         let mut renewer = renewer(&interval);
         let begun = Instant::now();
@@ -371,13 +366,13 @@ mod tests {
                 interval.send_replace(Duration::from_secs(seconds));
             }
         };
-        tokio::join!(renewer.rest(begun), change);
+        tokio::join!(renewer.wait_for_interval(begun), change);
         assert_eq!(begun.elapsed(), Duration::from_secs(45));
     }
 
-    struct Nobody;
+    struct Unreachable;
 
-    impl crate::kubernetes::Transport for Nobody {
+    impl crate::kubernetes::Transport for Unreachable {
         fn send(
             &self,
             _request: http::Request<http_body_util::Full<bytes::Bytes>>,
@@ -385,7 +380,7 @@ mod tests {
             'static,
             Result<http::Response<crate::kubernetes::Body>, Box<dyn std::error::Error + Send + Sync>>,
         > {
-            Box::pin(async { Err("nobody is there".into()) })
+            Box::pin(async { Err("connection refused".into()) })
         }
     }
 }

@@ -1,6 +1,6 @@
-//! The wall clock, read in one place.
+//! The wall clock, the only source of calendar time.
 //!
-//! Tests of wrong clocks shift it for the whole process (`--clock-offset-seconds`), before anything reads it.
+//! Tests of wrong clocks offset it for the whole process (`--clock-offset-seconds`) before the first read.
 
 use std::{
     sync::{
@@ -13,45 +13,45 @@ use std::{
 use jiff::{SignedDuration, Timestamp};
 use rustls::{ClientConfig, pki_types::UnixTime, time_provider::TimeProvider};
 
-/// Added to the system's clock, in seconds.
-static SHIFT: AtomicI64 = AtomicI64::new(0);
+/// Offset from the system clock, in seconds.
+static OFFSET: AtomicI64 = AtomicI64::new(0);
 
-/// From now on the clock is wrong by so many seconds.
-pub(crate) fn shift(seconds: i64) {
-    SHIFT.store(seconds, Ordering::Relaxed);
+/// Sets the offset from the system clock.
+pub(crate) fn set_offset(seconds: i64) {
+    OFFSET.store(seconds, Ordering::Relaxed);
 }
 
-/// Now.
+/// The current time.
 pub(crate) fn now() -> Timestamp {
-    shifted(Timestamp::now(), SHIFT.load(Ordering::Relaxed))
+    offset_by(Timestamp::now(), OFFSET.load(Ordering::Relaxed))
 }
 
-/// Milliseconds since 1970.
+/// Milliseconds since the Unix epoch.
 pub(crate) fn unix_millis() -> i64 {
     now().as_millisecond()
 }
 
-/// Seconds since 1970.
+/// Seconds since the Unix epoch.
 pub(crate) fn unix_seconds() -> i64 {
     now().as_second()
 }
 
-/// Lets certificates of peers be judged by this clock.
-pub(crate) fn judge_by(mut config: ClientConfig) -> ClientConfig {
-    config.time_provider = Arc::new(Wall);
+/// Verifies the validity of peer certificates with this clock.
+pub(crate) fn with_wall_clock(mut config: ClientConfig) -> ClientConfig {
+    config.time_provider = Arc::new(WallClock);
     config
 }
 
-fn shifted(time: Timestamp, seconds: i64) -> Timestamp {
+fn offset_by(time: Timestamp, seconds: i64) -> Timestamp {
     let by = SignedDuration::from_secs(seconds);
     time.saturating_add(by).unwrap_or(time)
 }
 
-/// The clock as rustls reads it.
+/// The wall clock as rustls' time provider.
 #[derive(Debug)]
-struct Wall;
+struct WallClock;
 
-impl TimeProvider for Wall {
+impl TimeProvider for WallClock {
     fn current_time(&self) -> Option<UnixTime> {
         let seconds = u64::try_from(unix_seconds()).ok()?;
         Some(UnixTime::since_unix_epoch(Duration::from_secs(seconds)))
@@ -63,10 +63,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shift_moves_the_clock_and_never_out_of_bounds() {
+    fn offset_saturates_at_the_bounds_of_the_clock() {
         let time = Timestamp::from_second(1_000).unwrap();
-        assert_eq!(shifted(time, -300).as_second(), 700);
-        assert_eq!(shifted(time, i64::MAX), Timestamp::MAX);
-        assert_eq!(shifted(time, i64::MIN), Timestamp::MIN);
+        assert_eq!(offset_by(time, -300).as_second(), 700);
+        assert_eq!(offset_by(time, i64::MAX), Timestamp::MAX);
+        assert_eq!(offset_by(time, i64::MIN), Timestamp::MIN);
     }
 }

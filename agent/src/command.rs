@@ -1,4 +1,4 @@
-//! The command line: without a subcommand the agent runs; `status` asks one that runs.
+//! Command line: without a subcommand the agent runs; `status` queries a running agent.
 
 use std::{
     ffi::OsString,
@@ -12,122 +12,124 @@ use clap::{Args, CommandFactory as _, FromArgMatches as _};
 use thiserror::Error;
 
 use crate::{
-    config::{Config, DEFAULT_ADMIN_ADDRESS, loopback},
-    status::{STATUS_PATH, Status as Said},
-    telemetry::chain,
+    config::{Config, DEFAULT_ADMIN_ADDRESS, parse_loopback},
+    status::{STATUS_PATH, Status},
+    telemetry::error_chain,
 };
 
-/// For connecting, and for each read and write.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Bytes of an answer: 500 watches with long names and errors stay below.
-const ANSWER_BYTES: u64 = 4 << 20;
+/// Timeout for connecting, and for each read and write.
+const IO_TIMEOUT: Duration = Duration::from_secs(10);
+/// Limit of a response in bytes, above the status of 500 watches with long names and errors.
+const MAX_RESPONSE_BYTES: u64 = 4 << 20;
 const STATUS: &str = "status";
 
-/// What the process is to do.
+/// Command to execute.
 #[derive(Debug)]
 pub enum Command {
-    /// Run.
+    /// Run the agent.
     Run(Box<Config>),
-    /// Show an agent that runs.
-    Status(Status),
+    /// Show the status of a running agent.
+    Status(StatusCommand),
 }
 
-/// Which agent is shown, and how.
+/// Arguments of `status`.
 #[derive(Clone, Debug, Args)]
-pub struct Status {
-    /// Prints JSON, as the agent says it
+pub struct StatusCommand {
+    /// Print the agent's JSON unchanged
     #[arg(long)]
     pub json: bool,
 
-    /// The agent's admin listener
-    #[arg(long, env = "TIDEWATCH_ADMIN_ADDRESS", default_value = DEFAULT_ADMIN_ADDRESS, value_name = "IP:PORT", value_parser = loopback)]
+    /// Address of the agent's admin listener
+    #[arg(long, env = "TIDEWATCH_ADMIN_ADDRESS", default_value = DEFAULT_ADMIN_ADDRESS, value_name = "IP:PORT", value_parser = parse_loopback)]
     pub admin_address: SocketAddr,
 }
 
-/// Why there is no status.
+/// Errors of `status`.
 #[derive(Debug, Error)]
-enum Ask {
-    #[error("no agent answers at {0}")]
+enum StatusError {
+    #[error("failed to connect to an agent at {0}")]
     Connect(SocketAddr, #[source] io::Error),
-    #[error("the agent's answer broke off")]
+    #[error("failed to read the agent's response")]
     Read(#[source] io::Error),
-    #[error("what answers is no agent")]
+    #[error("the response is not from an agent")]
     Foreign,
-    #[error("the agent says {0}")]
+    #[error("the agent responded with {0}")]
     Refused(String),
-    #[error("the agent's answer is not readable")]
+    #[error("failed to parse the agent's response")]
     Parse(#[source] serde_json::Error),
-    #[error("the status could not be printed")]
+    #[error("failed to print the status")]
     Print(#[source] io::Error),
 }
 
 impl Command {
-    /// Reads the process's arguments and environment. Ends the process with the reasons on stderr when they are not valid.
+    /// Parses arguments and environment of the process. Exits with the errors on stderr if they are invalid.
     #[must_use]
     pub fn parse() -> Self {
         Self::from_arguments(std::env::args_os()).unwrap_or_else(|error| error.exit())
     }
 
     fn from_arguments(arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Self, clap::Error> {
-        let mut matches = grammar().try_get_matches_from(arguments)?;
+        let mut matches = clap_command().try_get_matches_from(arguments)?;
         let read = match matches.remove_subcommand() {
-            Some((_, mut matches)) => Status::from_arg_matches_mut(&mut matches).map(Self::Status),
+            Some((_, mut matches)) => StatusCommand::from_arg_matches_mut(&mut matches).map(Self::Status),
             None => Config::from_arg_matches_mut(&mut matches).map(|config| Self::Run(Box::new(config))),
         };
-        read.map_err(|error| error.format(&mut grammar()))
+        read.map_err(|error| error.format(&mut clap_command()))
     }
 }
 
-/// Flags of the agent stand at the top level; the subcommand needs none of them.
-fn grammar() -> clap::Command {
-    let status = Status::augment_args(clap::Command::new(STATUS)).about("Shows the agent that runs here");
+/// The agent's flags are top-level; the subcommand requires none of them.
+fn clap_command() -> clap::Command {
+    let status =
+        StatusCommand::augment_args(clap::Command::new(STATUS)).about("Shows the status of the agent in this pod");
     Config::command().args_conflicts_with_subcommands(true).subcommand_negates_reqs(true).subcommand(status)
 }
 
-impl Status {
-    /// Asks, and prints the answer. The process ends with 0, or with 1 when there is no answer.
+impl StatusCommand {
+    /// Queries the agent and prints the response. The exit code is 0, or 1 if there is no response.
     #[must_use]
     pub fn run(&self) -> ExitCode {
         match self.show() {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
-                eprintln!("tidewatch-agent {STATUS}: {}", chain(&error));
+                eprintln!("tidewatch-agent {STATUS}: {}", error_chain(&error));
                 ExitCode::FAILURE
             }
         }
     }
 
-    fn show(&self) -> Result<(), Ask> {
-        let body = ask(self.admin_address)?;
-        let said: Said = serde_json::from_slice(&body).map_err(Ask::Parse)?;
-        let text = if self.json { body } else { said.page().into_bytes() };
+    fn show(&self) -> Result<(), StatusError> {
+        let body = fetch(self.admin_address)?;
+        let status: Status = serde_json::from_slice(&body).map_err(StatusError::Parse)?;
+        let text = if self.json { body } else { status.page().into_bytes() };
         let mut out = io::stdout().lock();
-        out.write_all(&text).and_then(|()| out.flush()).map_err(Ask::Print)
+        out.write_all(&text).and_then(|()| out.flush()).map_err(StatusError::Print)
     }
 }
 
-/// One GET on a connection that ends with the answer. Without a runtime and a client: the process is gone in a moment.
-fn ask(address: SocketAddr) -> Result<Vec<u8>, Ask> {
+/// Sends one GET on a connection that closes with the response. Blocking, without an HTTP client: the process ends
+/// right after.
+fn fetch(address: SocketAddr) -> Result<Vec<u8>, StatusError> {
     let connected = || {
-        let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        let mut stream = TcpStream::connect_timeout(&address, IO_TIMEOUT)?;
+        stream.set_read_timeout(Some(IO_TIMEOUT))?;
+        stream.set_write_timeout(Some(IO_TIMEOUT))?;
         write!(stream, "GET {STATUS_PATH} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n")?;
         Ok(stream)
     };
-    let stream = connected().map_err(|error| Ask::Connect(address, error))?;
+    let stream = connected().map_err(|error| StatusError::Connect(address, error))?;
     let mut answer = Vec::new();
-    stream.take(ANSWER_BYTES).read_to_end(&mut answer).map_err(Ask::Read)?;
+    stream.take(MAX_RESPONSE_BYTES).read_to_end(&mut answer).map_err(StatusError::Read)?;
     body(&answer)
 }
 
-/// The body of a whole answer whose end is that of the connection.
-fn body(answer: &[u8]) -> Result<Vec<u8>, Ask> {
-    let end = answer.windows(4).position(|window| window == b"\r\n\r\n").ok_or(Ask::Foreign)?;
-    let head = std::str::from_utf8(&answer[..end]).map_err(|_| Ask::Foreign)?;
-    let status = head.lines().next().and_then(|line| line.strip_prefix("HTTP/1.1 ")).ok_or(Ask::Foreign)?;
+/// Body of a complete response that is delimited by the end of the connection.
+fn body(answer: &[u8]) -> Result<Vec<u8>, StatusError> {
+    let end = answer.windows(4).position(|window| window == b"\r\n\r\n").ok_or(StatusError::Foreign)?;
+    let head = std::str::from_utf8(&answer[..end]).map_err(|_| StatusError::Foreign)?;
+    let status = head.lines().next().and_then(|line| line.strip_prefix("HTTP/1.1 ")).ok_or(StatusError::Foreign)?;
     if !status.starts_with("200") {
-        return Err(Ask::Refused(status.to_owned()));
+        return Err(StatusError::Refused(status.to_owned()));
     }
     Ok(answer[end + 4..].to_vec())
 }
@@ -137,8 +139,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_agent_runs_unless_it_is_asked_for_its_status() {
-        grammar().debug_assert();
+    fn subcommand_status_is_separate_from_running_the_agent() {
+        clap_command().debug_assert();
         let run = ["agent", "--receiver-url", "https://kcp:1", "--identity-dir", "/identity"];
         assert!(matches!(Command::from_arguments(run), Ok(Command::Run(_))));
         assert!(Command::from_arguments(["agent"]).is_err());
@@ -148,10 +150,10 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_taken_apart() {
+    fn body_of_a_successful_response_is_extracted() {
         assert_eq!(body(b"HTTP/1.1 200 OK\r\na: b\r\n\r\n{}").unwrap(), b"{}");
-        assert!(matches!(body(b"HTTP/1.1 503 Unavailable\r\n\r\n"), Err(Ask::Refused(_))));
-        assert!(matches!(body(b"SSH-2.0-x\r\n\r\n"), Err(Ask::Foreign)));
-        assert!(matches!(body(b"HTTP/1.1 200 OK\r\n"), Err(Ask::Foreign)));
+        assert!(matches!(body(b"HTTP/1.1 503 Unavailable\r\n\r\n"), Err(StatusError::Refused(_))));
+        assert!(matches!(body(b"SSH-2.0-x\r\n\r\n"), Err(StatusError::Foreign)));
+        assert!(matches!(body(b"HTTP/1.1 200 OK\r\n"), Err(StatusError::Foreign)));
     }
 }

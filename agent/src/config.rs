@@ -1,38 +1,38 @@
-//! Flags and environment, read once, before anything starts.
+//! Configuration from flags and environment, read once at start.
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::{Parser, ValueEnum};
 use tidewatch_shared::{identity::TrustDomain, names::SKR_NAMESPACE};
 
-pub use crate::link::{Endpoint, ParseEndpoint};
+pub use crate::receiver::{Endpoint, ParseEndpointError};
 
-/// Where `status` asks when it is not told.
-pub(crate) const DEFAULT_ADMIN_ADDRESS: &str = "127.0.0.1:2113";
-/// Where Kubernetes mounts a pod's account.
+/// Default address of the admin listener.
+pub const DEFAULT_ADMIN_ADDRESS: &str = "127.0.0.1:2113";
+/// Mount path of a pod's service account.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// Tells the Kyma control plane about changes in this cluster.
+/// Reports changes in this cluster to the Kyma control plane
 #[derive(Clone, Debug, Parser)]
 #[command(name = "tidewatch-agent", version)]
 pub struct Config {
-    /// Kubeconfig (in JSON) of the cluster to watch; without it, the pod's own account
+    /// Kubeconfig, in JSON, of the cluster to watch; defaults to the pod's service account
     #[arg(long, env = "TIDEWATCH_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// Where the pod's own account lies: token and ca.crt
+    /// Directory of the pod's service account, with token and ca.crt
     #[arg(long, env = "TIDEWATCH_SERVICE_ACCOUNT_DIR", default_value = SERVICE_ACCOUNT, value_name = "FOLDER")]
     pub service_account_dir: PathBuf,
 
-    /// The receiver, https://host:port, for an identity from files; else the agent's ConfigMap says where it is
+    /// Receiver, https://host:port, for an identity from files; otherwise taken from the agent's ConfigMap
     #[arg(long, env = "TIDEWATCH_RECEIVER_URL", value_name = "URL", requires = "identity_dir")]
     pub receiver_url: Option<Endpoint>,
 
-    /// Contract that the receiver speaks: v3, or v2 for the incumbent's listener
+    /// Contract of the receiver: v3, or v2 for the incumbent's listener
     #[arg(long, env = "TIDEWATCH_CONTRACT", default_value = "v3")]
     pub contract: Contract,
 
-    /// Folder with tls.crt, tls.key and ca.crt; without it the agent enrols
+    /// Directory with tls.crt, tls.key and ca.crt; without it the agent enrols
     #[arg(
         long,
         env = "TIDEWATCH_IDENTITY_DIR",
@@ -43,7 +43,7 @@ pub struct Config {
     )]
     pub identity_dir: Option<PathBuf>,
 
-    /// File with the token that the agent enrols with (audience `tidewatch`); it is read anew each time
+    /// File with the enrolment token (audience `tidewatch`), read again for each request
     #[arg(long, env = "TIDEWATCH_TOKEN_FILE", value_name = "FILE", conflicts_with_all = ["identity_dir", "receiver_url"])]
     pub token_file: Option<PathBuf>,
 
@@ -52,99 +52,100 @@ pub struct Config {
     pub trust_domain: TrustDomain,
 
     /// Namespace of the agent's ConfigMap, Lease and Secret
-    #[arg(long, env = "TIDEWATCH_NAMESPACE", default_value = SKR_NAMESPACE, value_parser = namespace)]
+    #[arg(long, env = "TIDEWATCH_NAMESPACE", default_value = SKR_NAMESPACE, value_parser = parse_namespace)]
     pub namespace: String,
 
-    /// Where metrics and probes are served; port 0 takes a free one
+    /// Address of metrics and probes; port 0 selects a free port
     #[arg(long, env = "TIDEWATCH_METRICS_ADDRESS", default_value = "0.0.0.0:2112", value_name = "IP:PORT")]
     pub metrics_address: SocketAddr,
 
-    /// Where `status` asks, on loopback only; port 0 takes a free one
-    #[arg(long, env = "TIDEWATCH_ADMIN_ADDRESS", default_value = DEFAULT_ADMIN_ADDRESS, value_name = "IP:PORT", value_parser = loopback)]
+    /// Loopback address of the admin listener, which serves `status`; port 0 selects a free port
+    #[arg(long, env = "TIDEWATCH_ADMIN_ADDRESS", default_value = DEFAULT_ADMIN_ADDRESS, value_name = "IP:PORT", value_parser = parse_loopback)]
     pub admin_address: SocketAddr,
 
-    /// File that the bound address of metrics and probes is written to
+    /// File to write the bound address of metrics and probes to
     #[arg(long, env = "TIDEWATCH_ADDRESS_FILE", value_name = "FILE")]
     pub address_file: Option<PathBuf>,
 
-    /// Heartbeat interval until the receiver says otherwise, in seconds
+    /// Heartbeat interval in seconds, until the receiver sets another one
     #[arg(long, env = "TIDEWATCH_HEARTBEAT_SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=3_600))]
     pub heartbeat_seconds: u32,
 
-    /// Objects of one watch above which only "something changed" is told
+    /// Objects per watch above which changes are reported without names
     #[arg(long, env = "TIDEWATCH_MAX_OBJECTS", default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub max_objects: u32,
 
-    /// Objects of all watches together, above which the largest watch only tells "something changed"
+    /// Objects of all watches above which the largest watch reports changes without names
     #[arg(long, env = "TIDEWATCH_MAX_OBJECTS_TOTAL", default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1_000..=10_000_000))]
     pub max_objects_total: u32,
 
-    /// Seconds that are added to the clock, for tests of wrong clocks
+    /// Seconds added to the clock, for tests of wrong clocks
     #[arg(long, default_value_t = 0, hide = true, allow_negative_numbers = true)]
     pub clock_offset_seconds: i64,
 
-    /// Where traces are exported to, over OTLP (gRPC) without TLS: http://host:port
+    /// OTLP endpoint (gRPC without TLS) to export traces to: http://host:port
     #[cfg(feature = "otlp")]
     #[arg(long, env = "TIDEWATCH_OTLP_ENDPOINT", value_name = "URL")]
     pub otlp_endpoint: Option<String>,
 
-    /// Log filter: level, or target=level, separated by commas
+    /// Log filter: comma-separated levels, or target=level
     #[arg(long, env = "TIDEWATCH_LOG", default_value = "info")]
     pub log: String,
 }
 
-/// Where the agent has its identity from, and with it the receiver's address.
+/// Source of the agent's identity and of the receiver's address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Origin {
-    /// Files that somebody else brings and renews.
+pub enum IdentityOrigin {
+    /// Files that another component provides and renews.
     Files {
-        /// With `tls.crt`, `tls.key` and `ca.crt`.
+        /// Directory with `tls.crt`, `tls.key` and `ca.crt`.
         folder: PathBuf,
-        /// Where they are shown.
+        /// Receiver to connect to.
         receiver: Endpoint,
     },
-    /// Its own, asked for with a token; the ConfigMap says where.
+    /// Enrolment with a token; the ConfigMap names the receiver.
     Enrolment {
-        /// The file with the token.
+        /// File with the token.
         token: PathBuf,
     },
 }
 
-/// What is spoken with the receiver.
+/// Contract between agent and receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Contract {
-    /// The incumbent's: one unsigned request for each event, and no heartbeats.
+    /// The incumbent's: one unsigned request per event, no heartbeats.
     V2,
-    /// Ours.
+    /// Tidewatch's: signed batches, acknowledgements and heartbeats.
     V3,
 }
 
 impl Config {
-    /// See [`Origin`]; `None` for halves of one, which the command line has refused already.
+    /// Identity origin that the flags select; `None` for incomplete combinations, which the command line has refused
+    /// already.
     #[must_use]
-    pub fn origin(&self) -> Option<Origin> {
+    pub fn origin(&self) -> Option<IdentityOrigin> {
         match (self.identity_dir.clone(), self.receiver_url.clone(), self.token_file.clone()) {
-            (Some(folder), Some(receiver), None) => Some(Origin::Files { folder, receiver }),
-            (None, None, Some(token)) if self.contract == Contract::V3 => Some(Origin::Enrolment { token }),
+            (Some(folder), Some(receiver), None) => Some(IdentityOrigin::Files { folder, receiver }),
+            (None, None, Some(token)) if self.contract == Contract::V3 => Some(IdentityOrigin::Enrolment { token }),
             _ => None,
         }
     }
 
-    /// See [`Config::heartbeat_seconds`].
+    /// [`Config::heartbeat_seconds`] as a duration.
     #[must_use]
     pub fn heartbeat(&self) -> Duration {
         Duration::from_secs(self.heartbeat_seconds.into())
     }
 }
 
-/// What the agent shows there is nobody's but the pod's.
-pub(crate) fn loopback(text: &str) -> Result<SocketAddr, &'static str> {
+/// Parses an address with port on loopback: the status must be reachable from the pod only.
+pub(crate) fn parse_loopback(text: &str) -> Result<SocketAddr, &'static str> {
     let address: SocketAddr = text.parse().map_err(|_| "not an address with a port")?;
-    if address.ip().is_loopback() { Ok(address) } else { Err("not an address of the loopback") }
+    if address.ip().is_loopback() { Ok(address) } else { Err("not a loopback address") }
 }
 
-/// RFC 1123 label, as it stands in paths of the API.
-fn namespace(text: &str) -> Result<String, &'static str> {
+/// Parses an RFC 1123 label, as used in API paths.
+fn parse_namespace(text: &str) -> Result<String, &'static str> {
     let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     let valid = (1..=63).contains(&text.len()) && text.bytes().all(allowed);
     valid.then(|| text.to_owned()).ok_or("not the name of a namespace")
@@ -162,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn little_is_needed_and_nonsense_is_refused() {
+    fn minimal_flags_suffice_and_invalid_values_are_refused() {
         Config::command().debug_assert();
         let config = parse(&[]).unwrap();
         assert_eq!((config.namespace.as_str(), config.heartbeat()), ("kyma-system", Duration::from_secs(30)));
@@ -179,12 +180,12 @@ mod tests {
     }
 
     #[test]
-    fn an_identity_comes_from_files_or_from_enrolment_and_halves_are_named() {
+    fn identity_comes_from_files_or_enrolment_and_incomplete_flags_are_refused() {
         let parse = |more: &[&str]| Config::try_parse_from([&["agent"], more].concat());
         let files = parse(&["--receiver-url", "https://kcp:1", "--identity-dir", "/identity"]).unwrap().origin();
-        assert!(matches!(files, Some(Origin::Files { .. })), "{files:?}");
+        assert!(matches!(files, Some(IdentityOrigin::Files { .. })), "{files:?}");
         let own = parse(&["--token-file", "/token"]).unwrap();
-        assert_eq!(own.origin(), Some(Origin::Enrolment { token: "/token".into() }));
+        assert_eq!(own.origin(), Some(IdentityOrigin::Enrolment { token: "/token".into() }));
         assert_eq!(own.service_account_dir, PathBuf::from(SERVICE_ACCOUNT));
         for (halves, missing) in [
             (&[][..], "--identity-dir"),
@@ -194,8 +195,8 @@ mod tests {
             (&["--token-file", "/token", "--contract", "v2"], "--identity-dir"),
             (&["--token-file", "/t", "--identity-dir", "/i", "--receiver-url", "https://kcp:1"], "cannot be used"),
         ] {
-            let said = parse(halves).unwrap_err().to_string();
-            assert!(said.contains(missing), "{halves:?}: {said}");
+            let error = parse(halves).unwrap_err().to_string();
+            assert!(error.contains(missing), "{halves:?}: {error}");
         }
     }
 }

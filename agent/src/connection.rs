@@ -1,7 +1,7 @@
-//! HTTP over one connection, which is opened when it is needed and again when it broke.
+//! HTTP over a single connection that is opened on demand and reopened after a failure.
 //!
-//! The server chooses what is spoken: our receiver HTTP/1.1, the API server HTTP/2. HTTP/2 is spoken with `h2` itself: a request leaves in
-//! one write, together with its body, and costs no task and no pool of its own.
+//! The server selects the protocol by ALPN: the receiver HTTP/1.1, the API server HTTP/2. HTTP/2 uses `h2` directly: a
+//! request and its body leave in one write, without a task and a pool per connection.
 
 use std::{
     pin::Pin,
@@ -25,65 +25,65 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// Bytes of all header fields of an answer.
+/// Limit of a response's header fields, in bytes.
 const HEADER_BYTES: u32 = 16 << 10;
 
-/// Any error of what carries requests.
+/// Any transport error.
 pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// What a connector opens: bytes in both directions, and what was agreed on for them.
+/// A connected byte stream with its negotiated protocol.
 pub(crate) trait Stream: rt::Read + rt::Write + connect::Connection + Unpin + Send + 'static {}
 
 impl<S: rt::Read + rt::Write + connect::Connection + Unpin + Send + 'static> Stream for S {}
 
-/// Opens connections to the host of an address.
-pub(crate) type Open = Arc<dyn Fn(Uri) -> BoxFuture<'static, Result<Box<dyn Stream>, BoxError>> + Send + Sync>;
+/// Opens streams to the host of a URI.
+pub(crate) type Connector = Arc<dyn Fn(Uri) -> BoxFuture<'static, Result<Box<dyn Stream>, BoxError>> + Send + Sync>;
 
-/// How a connection is used.
+/// Settings of a connection.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Terms {
-    /// Bytes of one answer that a server may send before we read them.
+pub(crate) struct ConnectionSettings {
+    /// Receive window of a stream, in bytes.
     pub(crate) stream_window: u32,
-    /// The same of all answers.
+    /// Receive window of the connection, in bytes.
     pub(crate) connection_window: u32,
-    /// Between two PINGs.
+    /// Interval of PINGs.
     pub(crate) ping: Duration,
-    /// A connection whose PING is not answered for so long is given up.
+    /// Timeout of a PING, after which the connection is closed.
     pub(crate) ping_answer: Duration,
 }
 
-/// Why there is no answer.
+/// Errors of a request without a response.
 #[derive(Debug, Error)]
-pub(crate) enum Speak {
-    #[error("no connection could be opened")]
-    Open(#[source] BoxError),
-    #[error("the connection broke, or does not take the request")]
-    Exchange(#[source] BoxError),
+pub(crate) enum ExchangeError {
+    #[error("failed to open a connection")]
+    Connect(#[source] BoxError),
+    #[error("the connection failed during the request")]
+    Broken(#[source] BoxError),
 }
 
-/// See the module.
+/// A reusable connection.
 pub(crate) struct Connection {
-    open: Open,
-    terms: Terms,
-    kept: Mutex<Option<Sender>>,
+    connector: Connector,
+    settings: ConnectionSettings,
+    pooled: Mutex<Option<Sender>>,
 }
 
-/// The end of a connection that takes requests.
+/// Sending half of a connection.
 enum Sender {
     Http2(http2::SendRequest<Bytes>),
     Http1(http1::SendRequest<Full<Bytes>>),
 }
 
-/// The body of an answer.
+/// Body of a response.
 pub(crate) enum Body {
-    /// A stream of HTTP/2.
+    /// HTTP/2 stream.
     Http2(RecvStream),
-    /// The rest of an answer of HTTP/1.1.
+    /// Body of an HTTP/1.1 response.
     Http1(Incoming),
 }
 
-/// Opens connections with a connector.
-pub(crate) fn over<C>(connector: HttpsConnector<C>) -> Open
+/// Adapts an HTTPS connector.
+pub(crate) fn tls_connector<C>(connector: HttpsConnector<C>) -> Connector
 where
     TowerToHyperService<HttpsConnector<C>>:
         Service<Uri, Error = BoxError, Response: Stream, Future: Send + 'static> + Send + Sync + 'static,
@@ -96,14 +96,14 @@ where
 }
 
 impl Connection {
-    /// Nothing is opened yet.
-    pub(crate) fn new(open: Open, terms: Terms) -> Self {
-        Self { open, terms, kept: Mutex::default() }
+    /// A connection that is not opened yet.
+    pub(crate) fn new(connector: Connector, settings: ConnectionSettings) -> Self {
+        Self { connector, settings, pooled: Mutex::default() }
     }
 
-    /// Sends a request to an absolute address, and waits for the head of its answer. Whoever gives up waiting ends the request; over HTTP/1.1
-    /// the connection as well, over HTTP/2 not.
-    pub(crate) async fn send(&self, mut request: Request<Bytes>) -> Result<Response<Body>, Speak> {
+    /// Sends a request to an absolute URI and returns the response once its head has arrived. Dropping the future
+    /// cancels the request; over HTTP/1.1 this closes the connection, over HTTP/2 only the stream.
+    pub(crate) async fn send(&self, mut request: Request<Bytes>) -> Result<Response<Body>, ExchangeError> {
         match self.sender(request.uri()).await? {
             Sender::Http2(mut sender) => {
                 let (mut head, body) = request.into_parts();
@@ -114,7 +114,7 @@ impl Connection {
                 let head = Request::from_parts(head, ());
                 let (answer, mut stream) = sender.send_request(head, is_empty).map_err(broken)?;
                 if !is_empty {
-                    // Before anybody else can run, so that both leave together.
+                    // Sent before the connection task can run, so head and body leave together.
                     stream.send_data(body, true).map_err(broken)?;
                 }
                 Ok(answer.await.map_err(broken)?.map(Body::Http2))
@@ -122,43 +122,44 @@ impl Connection {
             Sender::Http1(mut sender) => {
                 origin_form(&mut request)?;
                 let answer = sender.send_request(request.map(Full::new)).await.map_err(broken)?;
-                // While the answer is being read it takes no request; whoever comes then opens another connection.
-                *self.kept.lock().await = Some(Sender::Http1(sender));
+                // The connection takes no request while a response is read; a concurrent request opens another
+                // connection.
+                *self.pooled.lock().await = Some(Sender::Http1(sender));
                 Ok(answer.map(Body::Http1))
             }
         }
     }
 
-    /// The kept connection if it takes a request, or else another one.
-    async fn sender(&self, uri: &Uri) -> Result<Sender, Speak> {
-        let mut kept = self.kept.lock().await;
-        match kept.take() {
+    /// The open connection if it accepts requests, or else a new one.
+    async fn sender(&self, uri: &Uri) -> Result<Sender, ExchangeError> {
+        let mut pooled = self.pooled.lock().await;
+        match pooled.take() {
             Some(Sender::Http2(sender)) => {
                 if let Ok(ready) = sender.clone().ready().await {
-                    *kept = Some(Sender::Http2(sender));
+                    *pooled = Some(Sender::Http2(sender));
                     return Ok(Sender::Http2(ready));
                 }
             }
             Some(Sender::Http1(sender)) if sender.is_ready() => return Ok(Sender::Http1(sender)),
             Some(Sender::Http1(_)) | None => {}
         }
-        let stream = (self.open)(uri.clone()).await.map_err(Speak::Open)?;
+        let stream = (self.connector)(uri.clone()).await.map_err(ExchangeError::Connect)?;
         if !stream.connected().is_negotiated_h2() {
             let (sender, connection) = http1::Builder::new()
-                .max_buf_size(self.terms.stream_window as usize)
+                .max_buf_size(self.settings.stream_window as usize)
                 .handshake(stream)
                 .await
                 .map_err(broken)?;
-            tokio::spawn(async { ended(connection.await) });
+            tokio::spawn(async { log_end(connection.await) });
             return Ok(Sender::Http1(sender));
         }
         let sender = self.http2(stream).await.map_err(broken)?;
-        *kept = Some(Sender::Http2(sender.clone()));
+        *pooled = Some(Sender::Http2(sender.clone()));
         Ok(Sender::Http2(sender))
     }
 
     async fn http2(&self, stream: Box<dyn Stream>) -> Result<http2::SendRequest<Bytes>, h2::Error> {
-        let Terms { stream_window, connection_window, ping, ping_answer } = self.terms;
+        let ConnectionSettings { stream_window, connection_window, ping, ping_answer } = self.settings;
         let (sender, mut connection) = http2::Builder::new()
             .initial_window_size(stream_window)
             .initial_connection_window_size(connection_window)
@@ -167,43 +168,43 @@ impl Connection {
             .handshake(TokioIo::new(stream))
             .await?;
         let pings = connection.ping_pong();
-        // It ends when nobody can send requests any more and the last answer was read.
+        // Ends when all senders are dropped and the last response has been read.
         tokio::spawn(async move {
             tokio::select! {
-                end = connection => ended(end),
-                () = silence(pings, ping, ping_answer) => tracing::warn!("A connection is given up: no PING comes back"),
+                end = connection => log_end(end),
+                () = ping_timeout(pings, ping, ping_answer) => tracing::warn!("Closing a connection after a PING timeout"),
             }
         });
         Ok(sender)
     }
 }
 
-/// Until a PING is not answered.
-async fn silence(pings: Option<PingPong>, interval: Duration, answer: Duration) {
+/// Completes when a PING times out.
+async fn ping_timeout(pings: Option<PingPong>, interval: Duration, answer: Duration) {
     let Some(mut pings) = pings else { return std::future::pending().await };
     loop {
         sleep(interval).await;
         match timeout(answer, pings.ping(Ping::opaque())).await {
             Ok(Ok(_)) => {}
-            // The connection has ended, and says why by itself.
+            // The connection has ended and reports its own error.
             Ok(Err(_)) => return std::future::pending().await,
             Err(_) => return,
         }
     }
 }
 
-fn ended<E: std::error::Error>(end: Result<(), E>) {
+fn log_end<E: std::error::Error>(end: Result<(), E>) {
     if let Err(error) = end {
-        tracing::debug!(%error, "A connection has ended");
+        tracing::debug!(%error, "Connection closed with an error");
     }
 }
 
-fn broken(error: impl Into<BoxError>) -> Speak {
-    Speak::Exchange(error.into())
+fn broken(error: impl Into<BoxError>) -> ExchangeError {
+    ExchangeError::Broken(error.into())
 }
 
-/// HTTP/1.1 has the host in a header field (RFC 9112, section 3.2).
-fn origin_form(request: &mut Request<Bytes>) -> Result<(), Speak> {
+/// Converts to origin form with a `Host` field, as HTTP/1.1 requires (RFC 9112, section 3.2).
+fn origin_form(request: &mut Request<Bytes>) -> Result<(), ExchangeError> {
     let authority = request.uri().authority().map_or("", |authority| authority.as_str());
     let host = HeaderValue::from_str(authority).map_err(broken)?;
     let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
@@ -225,10 +226,10 @@ impl http_body::Body for Body {
                     let released = stream.flow_control().release_capacity(data.len());
                     Some(released.map(|()| Frame::data(data)).map_err(Into::into))
                 }
-                // The server is through with us, or was told that we are (RFC 9113, section 8.1).
+                // The server has finished early, or the stream was cancelled (RFC 9113, section 8.1).
                 Some(Err(error)) if matches!(error.reason(), Some(Reason::NO_ERROR | Reason::CANCEL)) => None,
                 Some(Err(error)) => Some(Err(error.into())),
-                // What may come behind the data is of no use here.
+                // Trailers are ignored.
                 None => None,
             }),
         }

@@ -1,11 +1,11 @@
-//! Index and outbox of all watches behind one lock. Watch tasks feed it, the link empties it; nothing is awaited inside, so
-//! a heartbeat describes one instant.
+//! Index and outbox of all watches behind one lock. Watch loops write to it, the link drains it; nothing awaits while
+//! the lock is held, so a heartbeat describes one instant.
 
 mod bounds;
-mod heard;
+mod entry;
+mod heartbeat;
 mod single;
-mod status;
-mod watched;
+mod snapshot;
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +15,7 @@ use std::{
 use tidewatch_shared::{
     digest::{Digest, ObjectHasher},
     event::Change,
-    exchange::{EventsAnswer, HeartbeatAnswer},
+    exchange::{EventsResponse, HeartbeatResponse},
     heartbeat::{Canary, CertificateState, Heartbeat},
     identity::{Epoch, RuntimeId},
     plan::{Plan, PlannedWatch},
@@ -25,71 +25,55 @@ use tokio::{sync::Notify, time::Instant};
 
 use crate::{
     clock,
-    index::{Applied, Index, Rule},
-    outbox::{Announced, Facts, Outbox, What},
+    index::{Applied, ChangeRule, Index},
+    outbox::{AnnouncedLimits, Outbox, Update, WatchInfo},
     random,
     telemetry::Metrics,
 };
 pub use crate::{
-    index::{Seen, Uid, Version},
+    index::{ObjectState, Uid, Version},
     outbox::Batch,
+    telemetry::Stats,
 };
-use heard::Heard;
-pub(crate) use status::Account;
-use watched::Watched;
+use entry::WatchEntry;
+use heartbeat::HeartbeatLog;
+pub use heartbeat::LastHeartbeat;
+pub(crate) use snapshot::Snapshot;
 
-/// What tells a watch of today from an earlier one of the same name: calls of a loop that has been stopped do nothing.
+/// Identifies one run of a watch loop. Calls with the ID of a stopped loop have no effect, even if a watch of the same
+/// name runs again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct WatchId(u64);
 
-/// A watch whose loop must be started.
+/// A watch with a loop to start.
 #[derive(Clone, Debug)]
-pub struct Started {
-    /// For calls of its loop.
+pub struct StartedWatch {
+    /// ID for calls of the loop.
     pub id: WatchId,
-    /// What to watch.
+    /// The watch of the plan.
     pub planned: Arc<PlannedWatch>,
 }
 
-/// What changed with a plan.
+/// Difference between two plans, as loops to stop and to start.
 #[derive(Debug, Default)]
-pub struct Turnover {
+pub struct PlanChanges {
     /// Loops to stop, by name.
     pub stopped: Vec<Arc<str>>,
     /// Loops to start.
-    pub started: Vec<Started>,
+    pub started: Vec<StartedWatch>,
 }
 
-/// What a heartbeat says that the core does not know itself.
+/// Parts of a heartbeat that come from outside the core.
 #[derive(Debug)]
-pub struct Surroundings {
-    /// The agent's certificate.
+pub struct HeartbeatContext {
+    /// State of the agent's certificate.
     pub certificate: CertificateState,
     /// Revision of the trust bundle.
     pub trust_revision: Option<String>,
-    /// The canary, once it has come back.
+    /// The canary; `None` before its first round trip.
     pub canary: Option<Canary>,
     /// See [`Heartbeat::incomplete`].
     pub incomplete: bool,
-}
-
-/// Figures for metrics.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Figures {
-    /// Events that wait to be sent.
-    pub waiting: usize,
-    /// Events that cannot be sent.
-    pub parked: usize,
-    /// Events that were sent and are not settled.
-    pub unsettled: usize,
-    /// Watches of the plan.
-    pub watches: usize,
-    /// Watches that do not work.
-    pub failing: usize,
-    /// Watches that only know that something changed.
-    pub coarse: usize,
-    /// Objects held.
-    pub objects: usize,
 }
 
 /// A handle; clones share the same core.
@@ -103,31 +87,31 @@ struct Shared {
 
 struct State {
     outbox: Outbox,
-    watches: BTreeMap<Arc<str>, Watched>,
+    watches: BTreeMap<Arc<str>, WatchEntry>,
     hasher: Arc<ObjectHasher>,
-    /// Objects of one watch, at most.
+    /// Limit of objects per watch.
     cap: usize,
-    /// Objects of all watches, at most, and events of all watches.
+    /// Limit of objects of all watches, and of unsettled events of all watches.
     total: usize,
     ids: u64,
     plan_revision: Option<String>,
     plan_error: Option<String>,
-    heard: Heard,
+    heartbeats: HeartbeatLog,
 }
 
 impl Core {
-    /// An empty core for one runtime; `cap` is the number of objects above which a watch goes coarse.
+    /// An empty core for one runtime; a watch with more than `cap` objects goes coarse.
     pub fn new(runtime: RuntimeId, cap: usize, metrics: Metrics) -> Self {
         let hasher = Arc::new(ObjectHasher::new(&runtime));
         let outbox = Outbox::new(runtime, Box::new(random::bits), metrics);
         let watches = BTreeMap::new();
         let total = usize::MAX;
-        let (plan_revision, plan_error, heard) = Default::default();
-        let state = State { outbox, watches, hasher, cap, total, ids: 0, plan_revision, plan_error, heard };
+        let (plan_revision, plan_error, heartbeats) = Default::default();
+        let state = State { outbox, watches, hasher, cap, total, ids: 0, plan_revision, plan_error, heartbeats };
         Self(Arc::new(Shared { state: Mutex::new(state), wake: Notify::new() }))
     }
 
-    /// Bounds the objects of all watches together, and the events that are not settled: the largest watch goes coarse, the
+    /// Bounds the objects of all watches and the unsettled events: beyond the limit the largest watch goes coarse, the
     /// others stay exact.
     #[must_use]
     pub fn bounded(self, total: usize) -> Self {
@@ -136,55 +120,55 @@ impl Core {
     }
 
     fn with<R>(&self, work: impl FnOnce(&mut State) -> R) -> R {
-        // A panic elsewhere ends the process; until it does, the state is as good as it was.
+        // A panic in another task ends the process; the state stays consistent until then.
         work(&mut self.0.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Like `with`, for what may leave something to send.
-    fn stir<R>(&self, work: impl FnOnce(&mut State) -> R) -> R {
+    /// Like [`Self::with`], and wakes the sender, because the work may have produced an event.
+    fn with_wake<R>(&self, work: impl FnOnce(&mut State) -> R) -> R {
         let result = self.with(work);
         self.0.wake.notify_one();
         result
     }
 
-    /// Waits until something may have come up to be sent. A call that was made before the wait counts.
-    pub(crate) async fn stirred(&self) {
+    /// Waits until an event may be ready to send. A wake-up before the call counts.
+    pub(crate) async fn woken(&self) {
         self.0.wake.notified().await;
     }
 
-    /// Follows another plan: says which loops to stop and to start. A watch that changed is stopped and started.
-    pub fn follow(&self, plan: &Plan) -> Turnover {
-        self.stir(|state| state.follow(plan))
+    /// Follows a plan and returns the loops to stop and to start. A changed watch is both stopped and started.
+    pub fn follow(&self, plan: &Plan) -> PlanChanges {
+        self.with_wake(|state| state.follow(plan))
     }
 
-    /// What is wrong with the newest plan or settings, in words, while those before are still followed; `None` when nothing is.
-    pub(crate) fn plan_said(&self, error: Option<String>) {
+    /// Sets the error of the newest plan or settings, while the last valid ones stay in force; `None` clears it.
+    pub(crate) fn set_plan_error(&self, error: Option<String>) {
         self.with(|state| state.plan_error = error);
     }
 
-    /// For one more request of this epoch.
+    /// The nonce of another request in this epoch.
     pub(crate) fn nonce(&self) -> Nonce {
         self.with(|state| state.outbox.nonce())
     }
 
-    /// A heartbeat of nobody in particular.
+    /// A heartbeat with default context.
     #[cfg(test)]
     pub(crate) fn plain_heartbeat(&self) -> Heartbeat {
         let (not_after, fingerprint) = Default::default();
         let certificate = CertificateState { not_after, fingerprint, renewal_failed_since: None };
         self.heartbeat(
             Instant::now(),
-            Surroundings { certificate, trust_revision: None, canary: None, incomplete: false },
+            HeartbeatContext { certificate, trust_revision: None, canary: None, incomplete: false },
         )
         .0
     }
 
-    /// Discovery has resolved what the plan names.
+    /// Discovery has resolved version and kind. `every_version` is set for kinds without a status subresource.
     pub fn described(&self, id: WatchId, version: &str, kind: &str, every_version: bool) {
-        self.stir(|state| state.described(id, version, kind, every_version));
+        self.with_wake(|state| state.described(id, version, kind, every_version));
     }
 
-    /// A list of a watch begins.
+    /// A list begins.
     pub fn list_begun(&self, id: WatchId) {
         self.with(|state| {
             if let Some(watched) = state.watched(id) {
@@ -193,62 +177,62 @@ impl Core {
         });
     }
 
-    /// One page of a list. False if no more pages are of use, because the watch is coarse.
-    pub fn listed(&self, id: WatchId, objects: Vec<(Box<str>, Seen)>, now: Instant) -> bool {
-        self.stir(|state| {
+    /// Applies one page of a list. Returns false if further pages are not needed, because the watch is coarse.
+    pub fn listed(&self, id: WatchId, objects: Vec<(Box<str>, ObjectState)>, now: Instant) -> bool {
+        self.with_wake(|state| {
             state.alive(id, now);
             objects.into_iter().all(|(key, seen)| state.apply(id, &key, seen, true))
         })
     }
 
-    /// The list of a watch is complete.
+    /// The list is complete.
     pub fn list_complete(&self, id: WatchId, now: Instant) {
-        self.stir(|state| state.list_complete(id, now));
+        self.with_wake(|state| state.list_complete(id, now));
     }
 
-    /// The watch says that an object is there.
-    pub fn present(&self, id: WatchId, key: &str, seen: Seen, now: Instant) {
-        self.stir(|state| {
+    /// The watch reported an object as added or modified.
+    pub fn present(&self, id: WatchId, key: &str, seen: ObjectState, now: Instant) {
+        self.with_wake(|state| {
             state.alive(id, now);
             state.apply(id, key, seen, false);
         });
     }
 
-    /// The watch says that an object left.
-    pub fn gone(&self, id: WatchId, key: &str, seen: Seen, now: Instant) {
-        self.stir(|state| {
+    /// The watch reported an object as deleted.
+    pub fn gone(&self, id: WatchId, key: &str, seen: ObjectState, now: Instant) {
+        self.with_wake(|state| {
             state.alive(id, now);
             state.delete(id, key, seen);
         });
     }
 
-    /// A watch has said something, if only a bookmark.
+    /// The watch is alive: it delivered an event or a bookmark.
     pub(crate) fn alive(&self, id: WatchId, now: Instant) {
         self.with(|state| state.alive(id, now));
     }
 
-    /// What is wrong with a watch, in words; `None` when it is well again.
-    pub(crate) fn troubled(&self, id: WatchId, why: Option<String>) {
+    /// Sets the error of a watch; `None` clears it.
+    pub(crate) fn set_error(&self, id: WatchId, error: Option<String>) {
         self.with(|state| {
             if let Some(watched) = state.watched(id) {
-                watched.tried |= why.is_some();
-                watched.error = why;
+                watched.attempted |= error.is_some();
+                watched.error = error;
             }
         });
     }
 
-    /// Watches that were neither listed nor refused yet, at most so many.
-    pub(crate) fn untried(&self, most: usize) -> Vec<String> {
+    /// Names of up to `limit` watches that have neither been listed nor failed yet.
+    pub(crate) fn unattempted(&self, limit: usize) -> Vec<String> {
         self.with(|state| {
-            let untried = state.watches.iter().filter(|(_, watched)| !watched.tried);
-            untried.map(|(name, _)| name.to_string()).take(most).collect()
+            let unattempted = state.watches.iter().filter(|(_, watched)| !watched.attempted);
+            unattempted.map(|(name, _)| name.to_string()).take(limit).collect()
         })
     }
 
-    /// When the next batch may be sent; `None` when there is nothing to send.
+    /// Earliest time of the next batch; `None` if there is nothing to send.
     pub fn due(&self, now: Instant) -> Option<Instant> {
         self.with(|state| {
-            // A watch that was refused and waits is no reason that the others do.
+            // A watch in backoff must not delay the sweep of the others.
             if state.outbox.is_free() && state.outbox.due(now).is_none_or(|due| due > now) {
                 state.sweep();
             }
@@ -256,7 +240,7 @@ impl Core {
         })
     }
 
-    /// The next request, or the same once more if it has not been answered; `None` when nothing is due.
+    /// The next batch, or the unanswered one again; `None` if nothing is due.
     pub fn batch(&self, now: Instant) -> Option<Batch> {
         self.with(|state| {
             if state.outbox.is_free() {
@@ -267,58 +251,58 @@ impl Core {
         })
     }
 
-    /// The answer to a batch of an epoch.
-    pub fn answered(&self, now: Instant, epoch: Epoch, answer: &EventsAnswer) {
+    /// Processes the response to a batch.
+    pub fn answered(&self, now: Instant, epoch: Epoch, answer: &EventsResponse) {
         self.with(|state| state.outbox.answered(now, epoch, answer));
     }
 
-    /// A batch of an epoch was refused whole (400, 413): the next one has half of its events, until the one is found.
-    /// True when it was found.
+    /// A batch was refused as a whole (400, 413): halves the next one, until the offending event is isolated. Returns
+    /// true once it is.
     pub fn refused_whole(&self, now: Instant, epoch: Epoch) -> bool {
         self.with(|state| state.outbox.refused_whole(now, epoch))
     }
 
-    /// Like [`Core::refused_whole`], because the batch was too large.
-    pub fn too_large(&self, now: Instant, epoch: Epoch, announced: Announced) -> bool {
+    /// Like [`Core::refused_whole`], for a batch that exceeded the receiver's limits.
+    pub fn too_large(&self, now: Instant, epoch: Epoch, announced: AnnouncedLimits) -> bool {
         self.with(|state| state.outbox.too_large(now, epoch, announced))
     }
 
-    /// The signature or nonce was refused: the counters of this epoch are of no use.
-    pub fn start_over(&self) {
-        self.with(|state| state.outbox.start_over());
+    /// The receiver refused signature or nonce: starts a new epoch with fresh counters.
+    pub fn restart_epoch(&self) {
+        self.with(|state| state.outbox.restart_epoch());
     }
 
-    /// The life of the sequences that new events get.
+    /// Epoch of the sequences of new events.
     #[must_use]
     pub fn epoch(&self) -> Epoch {
-        self.with(|state| state.outbox.whereabouts().1)
+        self.with(|state| state.outbox.position().1)
     }
 
-    /// The next heartbeat, with the nonce of its request.
-    pub fn heartbeat(&self, now: Instant, surroundings: Surroundings) -> (Heartbeat, Nonce) {
+    /// The next heartbeat, and the nonce of its request.
+    pub fn heartbeat(&self, now: Instant, surroundings: HeartbeatContext) -> (Heartbeat, Nonce) {
         self.with(|state| state.heartbeat(now, surroundings))
     }
 
-    /// The answer to a heartbeat of an epoch.
-    pub fn heartbeat_answered(&self, now: Instant, epoch: Epoch, answer: &HeartbeatAnswer) {
+    /// Processes the response to a heartbeat.
+    pub fn heartbeat_answered(&self, now: Instant, epoch: Epoch, answer: &HeartbeatResponse) {
         self.with(|state| {
-            state.heard.answered(now, epoch, answer);
+            state.heartbeats.answered(now, epoch, answer);
             if state.outbox.heartbeat_answered(now, epoch, answer.instance, answer.since, &answer.settled) {
                 answer.resend.iter().for_each(|watch| state.resend(watch));
             }
         });
     }
 
-    /// Objects held, by watch.
+    /// Number of objects per watch.
     pub(crate) fn objects(&self) -> Vec<(Arc<str>, usize)> {
         self.with(|state| state.watches.iter().map(|(name, watched)| (name.clone(), watched.index.len())).collect())
     }
 
-    /// Figures for metrics.
-    pub fn figures(&self) -> Figures {
+    /// Counts for the metrics.
+    pub fn figures(&self) -> Stats {
         self.with(|state| {
             let (outbox, watches) = (&state.outbox, state.watches.values());
-            Figures {
+            Stats {
                 waiting: outbox.waiting(),
                 parked: outbox.parked(),
                 unsettled: outbox.unsettled(),
@@ -332,11 +316,11 @@ impl Core {
 }
 
 impl State {
-    fn watched(&mut self, id: WatchId) -> Option<&mut Watched> {
+    fn watched(&mut self, id: WatchId) -> Option<&mut WatchEntry> {
         self.watches.values_mut().find(|watched| watched.id == id)
     }
 
-    fn named(&self, id: WatchId) -> Option<Arc<str>> {
+    fn name_of(&self, id: WatchId) -> Option<Arc<str>> {
         self.watches.iter().find(|(_, watched)| watched.id == id).map(|(name, _)| name.clone())
     }
 
@@ -346,11 +330,11 @@ impl State {
         }
     }
 
-    fn follow(&mut self, plan: &Plan) -> Turnover {
-        let wanted: BTreeMap<&str, &PlannedWatch> =
+    fn follow(&mut self, plan: &Plan) -> PlanChanges {
+        let planned_by_name: BTreeMap<&str, &PlannedWatch> =
             plan.watches().iter().map(|watch| (watch.name.as_str(), watch)).collect();
-        let left = |(name, watched): (&Arc<str>, &Watched)| {
-            (wanted.get(&**name) != Some(&&*watched.planned)).then(|| name.clone())
+        let left = |(name, watched): (&Arc<str>, &WatchEntry)| {
+            (planned_by_name.get(&**name) != Some(&&*watched.planned)).then(|| name.clone())
         };
         let stopped: Vec<Arc<str>> = self.watches.iter().filter_map(left).collect();
         let mut before = BTreeMap::new();
@@ -358,125 +342,125 @@ impl State {
             before.extend(self.watches.remove(name).map(|watched| (name.clone(), watched)));
             self.outbox.close(name);
         }
-        let new = wanted.into_iter().filter(|(name, _)| !self.watches.contains_key(*name)).collect::<Vec<_>>();
+        let new = planned_by_name.into_iter().filter(|(name, _)| !self.watches.contains_key(*name)).collect::<Vec<_>>();
         let started = new.into_iter().map(|(name, planned)| self.open(name, planned, before.get(name))).collect();
         if self.plan_revision.as_deref() != Some(plan.revision()) {
             self.plan_revision = Some(plan.revision().to_owned());
             self.outbox.plan_changed();
         }
         self.plan_error = None;
-        Turnover { stopped, started }
+        PlanChanges { stopped, started }
     }
 
-    fn open(&mut self, name: &str, planned: &PlannedWatch, before: Option<&Watched>) -> Started {
+    fn open(&mut self, name: &str, planned: &PlannedWatch, before: Option<&WatchEntry>) -> StartedWatch {
         let name: Arc<str> = name.into();
         self.ids += 1;
         let (id, planned) = (WatchId(self.ids), Arc::new(planned.clone()));
-        let rule = Rule { field: planned.field, every_version: false };
+        let rule = ChangeRule { field: planned.field, every_version: false };
         let index = Index::new(self.hasher.clone(), rule, self.cap);
-        self.outbox.open(name.clone(), Facts::of(&planned));
-        let mut watched = Watched::new(id, planned.clone(), index);
-        // What the watch before knew to be gone, or would have known by its next list, this one never does.
+        self.outbox.open(name.clone(), WatchInfo::of(&planned));
+        let mut watched = WatchEntry::new(id, planned.clone(), index);
+        // Deletions that the previous watch knew, or would have found in its next list, are unknown to this one.
         watched.lost = before.is_some_and(|before| watched.forward && before.planned.manager == planned.manager);
         self.watches.insert(name, watched);
-        Started { id, planned }
+        StartedWatch { id, planned }
     }
 
     fn described(&mut self, id: WatchId, version: &str, kind: &str, every_version: bool) {
-        let (Some(name), cap) = (self.named(id), self.cap) else { return };
+        let (Some(name), cap) = (self.name_of(id), self.cap) else { return };
         self.outbox.describe(&name, version, kind);
         let Some(watched) = self.watched(id) else { return };
-        let rule = Rule { every_version, ..watched.index.rule() };
+        let rule = ChangeRule { every_version, ..watched.index.rule() };
         if rule != watched.index.rule() {
-            // Another rule is another digest, and parts of the old one must not be told beside it.
+            // Another rule changes the digest: pending contributions of the old one must not be sent beside it.
             watched.index.follow(rule);
             if watched.index.len() > 0 {
-                self.outbox.forget_objects(&name, cap, clock::unix_millis());
+                self.outbox.drop_objects(&name, cap, clock::unix_millis());
             }
         }
     }
 
-    /// False if the watch is coarse or no longer there.
-    fn apply(&mut self, id: WatchId, key: &str, seen: Seen, listing: bool) -> bool {
-        let (Some(name), at) = (self.named(id), clock::unix_millis()) else { return false };
+    /// Returns false if the watch is coarse or has left the plan.
+    fn apply(&mut self, id: WatchId, key: &str, seen: ObjectState, listing: bool) -> bool {
+        let (Some(name), at) = (self.name_of(id), clock::unix_millis()) else { return false };
         let Some(watched) = self.watches.get_mut(&name) else { return false };
-        // The first list says all at once.
-        let told = watched.index.is_complete();
+        // Before the first complete list, single changes are covered by the `watch.changed` of that list.
+        let is_reported = watched.index.is_complete();
         match watched.index.apply(key, seen.clone()) {
             Applied::Changed(moved) => {
                 let is_new = moved.change == Change::Created && moved.before == Digest::ZERO;
-                let what = What::object(seen, moved.change, moved.after);
-                if told {
+                let update = Update::object(seen, moved.change, moved.after);
+                if is_reported {
                     if is_new && !listing {
-                        self.outbox.mark_born(&name, key, what, at);
+                        self.outbox.mark_created(&name, key, update, at);
                     } else {
-                        self.outbox.mark(&name, key, what, moved.before, at);
+                        self.outbox.mark(&name, key, update, moved.before, at);
                     }
-                    self.bound(&name, at);
+                    self.bound_events(&name, at);
                 }
-                return moved.change != Change::Created || self.thin(&name, at);
+                return moved.change != Change::Created || self.bound_objects(&name, at);
             }
             Applied::Unchanged => {}
             Applied::Coarse => {
                 watched.lost = true;
-                self.outbox.give_up(&name, at);
+                self.outbox.go_coarse(&name, at);
                 return false;
             }
         }
         true
     }
 
-    fn delete(&mut self, id: WatchId, key: &str, seen: Seen) {
-        let (Some(name), at) = (self.named(id), clock::unix_millis()) else { return };
+    fn delete(&mut self, id: WatchId, key: &str, seen: ObjectState) {
+        let (Some(name), at) = (self.name_of(id), clock::unix_millis()) else { return };
         let Some(watched) = self.watches.get_mut(&name) else { return };
         match watched.index.delete(key) {
             Applied::Changed(moved) => {
-                self.outbox.mark(&name, key, What::object(seen, moved.change, moved.after), moved.before, at);
-                self.bound(&name, at);
+                self.outbox.mark(&name, key, Update::object(seen, moved.change, moved.after), moved.before, at);
+                self.bound_events(&name, at);
             }
             Applied::Unchanged => {}
             Applied::Coarse => {
                 watched.lost = true;
-                self.outbox.give_up(&name, at);
+                self.outbox.go_coarse(&name, at);
             }
         }
     }
 
     fn list_complete(&mut self, id: WatchId, now: Instant) {
-        let (Some(name), at) = (self.named(id), clock::unix_millis()) else { return };
+        let (Some(name), at) = (self.name_of(id), clock::unix_millis()) else { return };
         let Some(watched) = self.watches.get_mut(&name) else { return };
         let (forward, lost) = (watched.forward, watched.lost);
-        let told = watched.index.is_complete() || forward;
+        let is_reported = watched.index.is_complete() || forward;
         let gone = watched.index.finish_list();
         watched.lost &= watched.index.is_coarse();
         watched.listed = Some(now);
         watched.alive = Some(now);
-        watched.tried = true;
+        watched.attempted = true;
         watched.error = None;
-        for object in gone.into_iter().filter(|_| told) {
-            let what = What::object(object.seen, Change::Deleted, Digest::ZERO);
-            self.outbox.mark(&name, &object.key, what, object.before, at);
+        for object in gone.into_iter().filter(|_| is_reported) {
+            let update = Update::object(object.seen, Change::Deleted, Digest::ZERO);
+            self.outbox.mark(&name, &object.key, update, object.before, at);
         }
-        self.bound(&name, at);
+        self.bound_events(&name, at);
         if forward {
-            self.outbox.tell_all(&name, at);
+            self.outbox.resend_all(&name, at);
         }
-        // What went while nobody knew the objects, no list tells.
-        if lost { self.outbox.mark_unnamed(&name, at) } else { self.outbox.mark_whole(&name, at) }
+        // A list does not reveal objects that were deleted while the index was lost.
+        if lost { self.outbox.mark_unnamed(&name, at) } else { self.outbox.mark_watch(&name, at) }
     }
 
     fn resend(&mut self, name: &str) {
         let (Some(watched), at) = (self.watches.get(name), clock::unix_millis()) else { return };
-        self.heard.resends += 1;
+        self.heartbeats.resends += 1;
         if watched.forward {
-            self.outbox.tell_all(name, at);
+            self.outbox.resend_all(name, at);
         }
-        if watched.lost { self.outbox.mark_unnamed(name, at) } else { self.outbox.mark_whole(name, at) }
+        if watched.lost { self.outbox.mark_unnamed(name, at) } else { self.outbox.mark_watch(name, at) }
     }
 
-    fn heartbeat(&mut self, now: Instant, surroundings: Surroundings) -> (Heartbeat, Nonce) {
+    fn heartbeat(&mut self, now: Instant, surroundings: HeartbeatContext) -> (Heartbeat, Nonce) {
         let numbers = self.outbox.heartbeat();
-        self.heard.made = true;
+        self.heartbeats.sent = true;
         let Self { outbox, watches, .. } = self;
         let digest = |name: &str| outbox.sent_digest(name, &|watch| watches.get(watch)?.index.digest());
         let heartbeat = Heartbeat {

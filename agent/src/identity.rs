@@ -1,17 +1,17 @@
-//! The agent's identity: key, chain, trust bundle and everything that is made of them, exchanged as one.
+//! Identity of the agent: key, chain, trust bundle and everything derived from them, replaced as one unit.
 //!
-//! It comes from a folder of files that somebody else renews ([`Keeper`]), or the agent asks for it by itself, renews it and keeps it in
-//! its own Secret ([`Enroller`]).
+//! It is read from a folder with files that another component renews ([`FileReloader`]), or requested and renewed by
+//! the agent and stored in the agent's own Secret ([`Enroller`]).
 
-mod agenda;
+mod channel;
 mod enroller;
-mod errands;
 mod files;
 mod legacy;
-mod life;
 mod request;
+mod schedule;
 mod secret;
-mod standing;
+mod status;
+mod validity;
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,131 +19,137 @@ use jiff::Timestamp;
 use rustls::{ClientConfig, pki_types::pem::Error as PemError};
 use thiserror::Error;
 use tidewatch_shared::{
-    certificate::{self, ReadCertificate, RuntimeCertificate},
+    certificate::{self, ReadCertificateError, RuntimeCertificate},
     heartbeat::CertificateState,
     identity::{RuntimeId, TrustDomain},
-    signature::{Sign, Signer},
-    tls::{self, TlsConfig},
-    v2::ReadCaller,
+    signature::{SignError, Signer},
+    tls::{self, TlsConfigError},
+    v2::ReadCallerError,
 };
 use tokio::{sync::watch, time::sleep};
 
-pub(crate) use enroller::{Enroller, Stop, Tools};
-pub(crate) use errands::{Order, Renewals, errands};
-pub(crate) use files::Files;
-pub(crate) use secret::{SecretWatch, Stored, Vault};
-pub(crate) use standing::Standing;
-pub use standing::{Provenance, Told};
+pub(crate) use channel::{EnrollerHandle, RenewalOrder, renewal_channel};
+pub(crate) use enroller::{Enroller, EnrollerParts, EnrollerStop};
+pub(crate) use files::IdentityFiles;
+pub(crate) use secret::{SecretWatch, SecretWriter, Stored};
+pub(crate) use status::IdentityStatus;
+pub use status::{IdentityReport, IdentitySource};
 
 use crate::{
     clock,
-    link::Endpoint,
-    telemetry::{Guard, Metrics, chain},
+    receiver::Endpoint,
+    telemetry::{Guard, Metrics, error_chain},
 };
 
-/// Projected files change by a swap of links; their content is compared this often.
+/// Interval at which the content of the files is compared. Projected files change by a swap of symbolic links.
 const POLL: Duration = Duration::from_secs(5);
 
-/// Why a set of key, chain and bundle is not used.
+/// Reason to reject a set of key, chain and trust bundle.
 #[derive(Debug, Error)]
-pub enum Load {
-    /// A file.
+pub enum CredentialsError {
+    /// A file cannot be read.
     #[error("{name} could not be read")]
     Read {
-        /// Which file.
+        /// Name of the file.
         name: &'static str,
-        /// Why.
+        /// Cause.
         #[source]
         error: std::io::Error,
     },
-    /// Their bytes.
-    #[error("key, chain or trust bundle is not usable")]
-    Tls(#[from] TlsConfig),
-    /// The leaf.
-    #[error("the certificate is not that of a runtime")]
-    Certificate(#[from] ReadCertificate),
-    /// Its kind.
-    #[error("the key cannot sign")]
-    Key(#[from] Sign),
-    /// The leaf, in contract v2.
-    #[error("the certificate is not that of a caller of contract v2")]
-    Caller(#[from] ReadCaller),
-    /// The key, in contract v2.
-    #[error("the key is not readable PEM")]
+    /// The PEM content is invalid.
+    #[error("key, chain or trust bundle is invalid")]
+    Tls(#[from] TlsConfigError),
+    /// The leaf is not the certificate of a runtime (contract v3).
+    #[error("the certificate is not a valid runtime certificate")]
+    Certificate(#[from] ReadCertificateError),
+    /// The key is of an unsupported kind.
+    #[error("the key cannot be used for signatures")]
+    Key(#[from] SignError),
+    /// The leaf does not name a caller of contract v2.
+    #[error("the certificate is not a valid client certificate of contract v2")]
+    Caller(#[from] ReadCallerError),
+    /// The key is invalid PEM (contract v2).
+    #[error("the key is not valid PEM")]
     LegacyKey(#[source] PemError),
-    /// Key and certificate, in contract v2.
-    #[error("certificate and key are not usable together")]
+    /// Key and certificate do not fit together (contract v2).
+    #[error("certificate and key cannot be used together")]
     Pair(#[source] rustls::Error),
-    /// Its end has passed.
-    #[error("the certificate ended at {0}")]
+    /// The certificate has expired.
+    #[error("the certificate expired at {0}")]
     Expired(Timestamp),
-    /// An agent speaks for one runtime as long as it lives.
-    #[error("the certificate names runtime {new}, but this agent speaks for {known}")]
+    /// The certificate names another runtime. An agent process serves exactly one.
+    #[error("the certificate names runtime {new}, but this agent serves {current}")]
     OtherRuntime {
-        /// The one it speaks for.
-        known: RuntimeId,
-        /// The one that the certificate names.
+        /// Runtime that this agent serves.
+        current: RuntimeId,
+        /// Runtime that the certificate names.
         new: RuntimeId,
     },
 }
 
-/// The bytes of an identity, in PEM.
+/// Key, chain and trust bundle, in PEM.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Material {
-    /// Leaf first.
+pub struct KeyMaterial {
+    /// Certificate chain, leaf first.
     pub chain: Vec<u8>,
-    /// PKCS#8.
+    /// Private key; PKCS#8 in contract v3, any PEM form in contract v2.
     pub key: Vec<u8>,
-    /// Roots for the receiver's certificate.
+    /// Trust anchors for the receiver's certificate.
     pub bundle: Vec<u8>,
 }
 
-/// Where an identity comes from.
+/// Origin of an identity.
 pub(crate) trait Source {
-    /// Reads what there is now.
+    /// Reads the current material.
     ///
     /// # Errors
-    /// [`Load::Read`].
-    fn read(&mut self) -> Result<Material, Load>;
+    /// [`CredentialsError::Read`].
+    fn read(&mut self) -> Result<KeyMaterial, CredentialsError>;
 }
 
-/// A valid identity: a connection and the signatures on it are made of one and the same.
+/// A validated identity. A connection and the signatures on it derive from the same credentials.
 pub struct Credentials {
-    /// Whom the certificate names.
+    /// Runtime that the certificate names.
     pub runtime: RuntimeId,
-    /// To whom it is shown. Exchanged together with the trust bundle, so that nobody meets the roots of another.
+    /// Receiver to present the certificate to. Replaced together with the trust bundle, so that a receiver is never
+    /// verified against the roots of another one.
     pub receiver: Endpoint,
-    /// Signs with the leaf's key; `None` in contract v2, where nothing is signed.
+    /// Signs requests with the leaf's key; `None` in contract v2, which has no signatures.
     pub signer: Option<Signer>,
-    /// Presents the chain and trusts the bundle.
+    /// TLS configuration that presents the chain and trusts the bundle.
     pub tls: ClientConfig,
-    /// For heartbeats.
+    /// State of the certificate as reported in heartbeats.
     pub certificate: CertificateState,
-    /// Start of validity, in Unix seconds.
+    /// Start of validity, in Unix seconds; 0 in contract v2, which does not use it.
     pub not_before: i64,
     /// End of validity, in Unix seconds.
     pub not_after: i64,
-    /// Changes with the set of roots.
+    /// Revision of the trust bundle; differs when the set of roots does.
     pub trust_revision: String,
 }
 
-/// How credentials reach whoever uses them; `None` until there are any.
-pub type Current = watch::Receiver<Option<Arc<Credentials>>>;
+/// Credentials in use, for all consumers; `None` until there are any.
+pub type CurrentCredentials = watch::Receiver<Option<Arc<Credentials>>>;
 
 impl Credentials {
-    /// Validates the whole set, at a time in Unix seconds.
+    /// Validates material of contract v3, at a time in Unix seconds.
     ///
     /// # Errors
-    /// [`Load`].
-    pub fn new(material: &Material, domain: &TrustDomain, receiver: Endpoint, now: i64) -> Result<Self, Load> {
+    /// [`CredentialsError`].
+    pub fn new(
+        material: &KeyMaterial,
+        domain: &TrustDomain,
+        receiver: Endpoint,
+        now: i64,
+    ) -> Result<Self, CredentialsError> {
         let identity = tls::Identity::from_pem(&material.chain, &material.key)?;
         let roots = tls::certificates(&material.bundle)?;
-        let tls = clock::judge_by(tls::client(&identity, tls::roots(&roots)?)?);
-        let leaf = identity.chain.first().ok_or(TlsConfig::Empty("the certificate chain"))?;
+        let tls = clock::with_wall_clock(tls::client(&identity, tls::roots(&roots)?)?);
+        let leaf = identity.chain.first().ok_or(TlsConfigError::Empty("the certificate chain"))?;
         let RuntimeCertificate { runtime, leaf } = RuntimeCertificate::read(leaf, domain)?;
         let not_after = Timestamp::from_second(leaf.not_after).unwrap_or(Timestamp::MAX);
         if leaf.not_after <= now {
-            return Err(Load::Expired(not_after));
+            return Err(CredentialsError::Expired(not_after));
         }
         let signer = Some(Signer::new(&identity.key, leaf.fingerprint.clone())?);
         let (not_before, end) = (leaf.not_before, leaf.not_after);
@@ -153,87 +159,98 @@ impl Credentials {
         Ok(Self { runtime, receiver, signer, tls, certificate, not_before, not_after: end, trust_revision })
     }
 
-    /// Tells that these are used from now on, and where they come from.
-    fn used(&self, from: Provenance, standing: &Standing, metrics: &Metrics) {
+    /// Logs and records that these credentials are in use, with their origin.
+    fn announce(&self, from: IdentitySource, identity_status: &IdentityStatus, metrics: &Metrics) {
         let Self { runtime, certificate, trust_revision, not_after, .. } = self;
         tracing::info!(%runtime, fingerprint = %certificate.fingerprint, not_after = %certificate.not_after,
             trust_revision, from = from.as_str(), "Using an identity");
         metrics.certificate_not_after.set(*not_after);
-        standing.has(from);
+        identity_status.set_source(from);
     }
 }
 
-/// How credentials are made: each contract has certificates of its own.
-pub(crate) type Make = Box<dyn Fn(&Material, i64) -> Result<Credentials, Load> + Send>;
+/// Creates credentials from material, at a time in Unix seconds; each contract has certificates of its own.
+pub(crate) type CredentialsBuilder = Box<dyn Fn(&KeyMaterial, i64) -> Result<Credentials, CredentialsError> + Send>;
 
 impl Credentials {
-    /// The certificates of contract v3: the runtime stands in URI and common name, and the key signs.
-    pub(crate) fn v3(domain: TrustDomain, receiver: Endpoint) -> Make {
+    /// Certificates of contract v3: they name the runtime in URI and common name, and the key signs requests.
+    pub(crate) fn v3(domain: TrustDomain, receiver: Endpoint) -> CredentialsBuilder {
         Box::new(move |material, now| Self::new(material, &domain, receiver.clone(), now))
     }
 
-    /// The certificates of contract v2: the runtime stands in the common name alone, and the key is of any kind.
-    pub(crate) fn v2(receiver: Endpoint) -> Make {
+    /// Certificates of contract v2: they name the runtime in the common name alone, and the key is of any kind.
+    pub(crate) fn v2(receiver: Endpoint) -> CredentialsBuilder {
         Box::new(move |material, now| legacy::credentials(material, receiver.clone(), now))
     }
 }
 
-/// Reads a source again and again, and publishes what is new and valid; the last good set stays when something is not.
-pub(crate) struct Keeper<S> {
+/// Polls a source and publishes each new valid identity; while the content is invalid, the last valid one stays.
+pub(crate) struct FileReloader<S> {
     source: S,
-    /// Makes credentials of what the source has, at a time in Unix seconds.
-    make: Make,
+    /// Creates credentials from the material of the source, at a time in Unix seconds.
+    make: CredentialsBuilder,
     publish: watch::Sender<Option<Arc<Credentials>>>,
-    /// What was last looked at, good or bad.
-    seen: Option<Material>,
-    /// What was last looked at has ended by our clock.
+    /// Material read last, valid or not.
+    seen: Option<KeyMaterial>,
+    /// The material read last has expired by the local clock.
     expired: bool,
-    /// The last reading failed; so that it is said once.
+    /// The last read failed; a failure is reported once.
     failing: bool,
-    standing: Standing,
+    identity_status: IdentityStatus,
     pending: Option<Guard>,
     metrics: Metrics,
 }
 
-impl<S: Source> Keeper<S> {
-    /// Nothing is published before the first valid set.
-    pub(crate) fn new(source: S, make: Make, standing: Standing, pending: Guard, metrics: Metrics) -> (Self, Current) {
+impl<S: Source> FileReloader<S> {
+    /// Creates a keeper that publishes nothing before the first valid material.
+    pub(crate) fn new(
+        source: S,
+        make: CredentialsBuilder,
+        identity_status: IdentityStatus,
+        pending: Guard,
+        metrics: Metrics,
+    ) -> (Self, CurrentCredentials) {
         let (publish, current) = watch::channel(None);
         let (seen, pending) = (None, Some(pending));
-        let keeper = Self { source, make, publish, seen, expired: false, failing: false, standing, pending, metrics };
-        (keeper, current)
+        let reloader =
+            Self { source, make, publish, seen, expired: false, failing: false, identity_status, pending, metrics };
+        (reloader, current)
     }
 
-    /// Reads for ever.
+    /// Polls until cancelled.
     pub(crate) async fn run(mut self) {
         loop {
-            self.look(clock::unix_seconds());
+            self.refresh(clock::unix_seconds());
             sleep(POLL).await;
         }
     }
 
     /// Reads once, at a time in Unix seconds.
-    fn look(&mut self, now: i64) {
+    fn refresh(&mut self, now: i64) {
         match self.fresh(now) {
             Ok(None) => {}
             Ok(Some(credentials)) => {
-                credentials.used(Provenance::Files, &self.standing, &self.metrics);
+                credentials.announce(IdentitySource::Files, &self.identity_status, &self.metrics);
                 self.failing = false;
                 self.pending = None;
                 self.publish.send_replace(Some(Arc::new(credentials)));
             }
             Err(error) => {
                 self.metrics.identity_refused.inc();
-                tracing::error!(error = chain(&error), "An identity is refused; the last good one stays");
+                tracing::error!(
+                    error = error_chain(&error),
+                    "Invalid identity rejected; the last valid one stays in use"
+                );
             }
         }
     }
 
-    /// `None` when nothing has changed since the last look.
-    fn fresh(&mut self, now: i64) -> Result<Option<Credentials>, Load> {
+    /// Credentials from new material; `None` if nothing has changed since the last read.
+    fn fresh(&mut self, now: i64) -> Result<Option<Credentials>, CredentialsError> {
         let material = match self.source.read() {
             Ok(material) => material,
-            // A folder that is just being swapped reads well again at the next look; only the first failure is told.
+            // Reading can fail while the folder is swapped and succeed at the next poll; only the first failure is
+            // reported.
             Err(_) if self.failing => return Ok(None),
             Err(error) => {
                 self.failing = true;
@@ -241,26 +258,29 @@ impl<S: Source> Keeper<S> {
             }
         };
         self.failing = false;
-        let looked = self.seen.as_ref() == Some(&material);
-        if looked && !self.expired {
+        let unchanged = self.seen.as_ref() == Some(&material);
+        if unchanged && !self.expired {
             return Ok(None);
         }
         let credentials = (self.make)(&material, now);
         self.seen = Some(material);
-        // What has ended by our clock may be good when the clock is set; that it has ended is said once.
-        self.expired = matches!(credentials, Err(Load::Expired(_)));
-        if looked && self.expired {
+        // Material that has expired by the local clock may be valid once the clock is corrected; expiry is reported
+        // once.
+        self.expired = matches!(credentials, Err(CredentialsError::Expired(_)));
+        if unchanged && self.expired {
             return Ok(None);
         }
         let credentials = credentials?;
-        let known = self.publish.borrow().as_ref().map(|known| known.runtime.clone());
-        match known.filter(|known| *known != credentials.runtime) {
-            // Index, digests and outbox are those of one runtime.
-            Some(known) => Err(Load::OtherRuntime { known, new: credentials.runtime }),
+        let current = self.publish.borrow().as_ref().map(|current| current.runtime.clone());
+        match current.filter(|current| *current != credentials.runtime) {
+            // Index, digests and outbox belong to one runtime.
+            Some(current) => Err(CredentialsError::OtherRuntime { current, new: credentials.runtime }),
             None => Ok(Some(credentials)),
         }
     }
 }
 
+#[cfg(test)]
+pub(crate) use enroller::tests::harness;
 #[cfg(test)]
 pub(crate) mod tests;

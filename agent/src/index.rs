@@ -1,8 +1,9 @@
-//! The index of one watch: what was last seen of each object, in about 200 bytes, and the digest over all of them.
+//! Index of one watch: the last observed state of each object, in about 200 bytes, and the digest of all of them.
 //!
-//! It decides what happened to an object from metadata alone: `created`, `spec` (the generation differs), `metadata` (the hash
-//! of labels, annotations, finalizers, deletion timestamp and owners differs), `status` (only the resource version
-//! differs), `deleted`. "Moved" means differs, not grew: an etcd that was restored goes backwards.
+//! Classifies changes from metadata alone: `created`, `spec` (the generation differs), `metadata` (the hash of labels,
+//! annotations, finalizers, deletion timestamp and owner references differs), `status` (only the resourceVersion
+//! differs), `deleted`. A value counts as changed when it differs, not when it grows, because a restored etcd goes
+//! backwards.
 
 mod object;
 
@@ -18,67 +19,68 @@ use tidewatch_shared::{
     plan::Field,
 };
 
-pub use object::{Seen, Uid, Version};
+pub use object::{ObjectState, Uid, Version};
 
-/// What a watch counts as a change.
+/// Rule by which a watch counts changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Rule {
-    /// What the plan asks for.
+pub(crate) struct ChangeRule {
+    /// Field that the plan selects.
     pub(crate) field: Field,
-    /// The kind has no status subresource, so the generation does not tell spec from status.
+    /// The kind has no status subresource, so the generation does not separate spec changes from status changes.
     pub(crate) every_version: bool,
 }
 
-impl Rule {
-    /// Whether a new resource version alone is a change. Objects without generation have nothing else that tells.
-    fn counts_version(self, seen: &Seen) -> bool {
+impl ChangeRule {
+    /// True if a new resourceVersion alone counts as a change. For objects without a generation there is no other
+    /// signal.
+    fn counts_version(self, seen: &ObjectState) -> bool {
         self.field == Field::Status || self.every_version || seen.generation.is_none()
     }
 }
 
-/// What an observation did.
+/// Result of an observation.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Applied {
-    /// Nothing that this watch reports.
+    /// No change that this watch reports.
     Unchanged,
     /// A change to report.
-    Changed(Moved),
-    /// The watch holds more objects than it may and only knows that something changed.
+    Changed(ObjectChange),
+    /// The watch holds more objects than its cap; only the fact that something changed is known.
     Coarse,
 }
 
-/// One reported change, with the object's part of the digest before and after it.
+/// One reported change, with the object's contribution to the digest before and after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Moved {
-    /// What happened.
+pub(crate) struct ObjectChange {
+    /// Classification of the change.
     pub(crate) change: Change,
-    /// Zero when the object was not there.
+    /// Zero if the object did not exist.
     pub(crate) before: Digest,
-    /// Zero when the object is gone.
+    /// Zero if the object is deleted.
     pub(crate) after: Digest,
 }
 
-/// An object that a list no longer had.
+/// An object that is missing from a list.
 #[derive(Debug)]
-pub(crate) struct Gone {
+pub(crate) struct RemovedObject {
     /// `<namespace>/<name>`.
     pub(crate) key: Box<str>,
-    /// Its last state.
-    pub(crate) seen: Seen,
-    /// Its part of the digest.
+    /// Last observed state.
+    pub(crate) seen: ObjectState,
+    /// Contribution to the digest.
     pub(crate) before: Digest,
 }
 
 struct Entry {
-    seen: Seen,
-    /// The list in which the object was last seen.
+    seen: ObjectState,
+    /// List in which the object was last observed.
     round: u32,
 }
 
-/// See the module.
+/// Index of one watch; see the module.
 pub(crate) struct Index {
     hasher: Arc<ObjectHasher>,
-    rule: Rule,
+    rule: ChangeRule,
     cap: usize,
     objects: BTreeMap<Box<str>, Entry>,
     digest: Digest,
@@ -88,74 +90,74 @@ pub(crate) struct Index {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Never listed to the end; what is here is part of the truth.
+    /// Never listed completely; the content is incomplete.
     Partial,
-    /// Holds exactly what the watch selects, as of the last event.
+    /// Holds exactly the objects that the watch selects, as of the last event.
     Complete,
-    /// Listed to the end before, and being listed again.
+    /// Listed completely before, with another list in progress.
     Relisting,
-    /// Holds nothing, because there were more than `cap` objects.
+    /// Holds no objects, because there were more than `cap`.
     Coarse,
 }
 
 impl Index {
-    /// An empty index; `cap` is the number of objects above which it goes coarse.
-    pub(crate) const fn new(hasher: Arc<ObjectHasher>, rule: Rule, cap: usize) -> Self {
+    /// Creates an empty index; above `cap` objects it becomes coarse.
+    pub(crate) const fn new(hasher: Arc<ObjectHasher>, rule: ChangeRule, cap: usize) -> Self {
         Self { hasher, rule, cap, objects: BTreeMap::new(), digest: Digest::ZERO, round: 0, state: State::Partial }
     }
 
-    /// Whether it was once listed to the end and has been kept up since.
+    /// True if it has been listed completely and kept up to date since.
     pub(crate) fn is_complete(&self) -> bool {
         matches!(self.state, State::Complete | State::Relisting)
     }
 
-    /// Whether it only knows that something changed.
+    /// True if only the fact that something changed is known.
     pub(crate) fn is_coarse(&self) -> bool {
         self.state == State::Coarse
     }
 
-    /// What counts as a change.
-    pub(crate) const fn rule(&self) -> Rule {
+    /// Rule by which changes are counted.
+    pub(crate) const fn rule(&self) -> ChangeRule {
         self.rule
     }
 
-    /// Objects held.
+    /// Number of objects held.
     pub(crate) fn len(&self) -> usize {
         self.objects.len()
     }
 
-    /// The digest over everything that is held; `None` unless that is complete.
+    /// Digest of all objects; `None` unless the index is complete.
     pub(crate) fn digest(&self) -> Option<Digest> {
         self.is_complete().then_some(self.digest)
     }
 
-    /// All objects with their part of the digest.
-    fn iter(&self) -> impl Iterator<Item = (&str, &Seen, Digest)> {
+    /// All objects with their contributions to the digest.
+    fn iter(&self) -> impl Iterator<Item = (&str, &ObjectState, Digest)> {
         self.objects.iter().map(|(key, entry)| (&**key, &entry.seen, self.part(key, &entry.seen)))
     }
 
-    /// The objects behind a key, up to another, in their order.
-    pub(crate) fn behind(&self, key: &str, up_to: Option<&str>) -> impl Iterator<Item = (&str, &Seen, Digest)> {
+    /// Objects with keys above `key` and up to `up_to`, in key order.
+    pub(crate) fn after(&self, key: &str, up_to: Option<&str>) -> impl Iterator<Item = (&str, &ObjectState, Digest)> {
         let up_to = up_to.map(|last| last.max(key)).map_or(Unbounded, Included);
-        let behind = self.objects.range::<str, _>((Excluded(key), up_to));
-        behind.map(|(key, entry)| (&**key, &entry.seen, self.part(key, &entry.seen)))
+        let after = self.objects.range::<str, _>((Excluded(key), up_to));
+        after.map(|(key, entry)| (&**key, &entry.seen, self.part(key, &entry.seen)))
     }
 
-    /// Counts by another rule from now on: another digest over the same objects.
-    pub(crate) fn follow(&mut self, rule: Rule) {
+    /// Applies another rule from now on, which recomputes the digest over the same objects.
+    pub(crate) fn follow(&mut self, rule: ChangeRule) {
         self.rule = rule;
         self.digest = self.iter().fold(Digest::ZERO, |sum, (_, _, part)| sum + part);
     }
 
-    /// A list begins; a coarse index gets another chance.
+    /// Starts a list; a coarse index is filled again.
     pub(crate) fn begin_list(&mut self) {
         self.round = self.round.wrapping_add(1);
         self.state = if self.is_complete() { State::Relisting } else { State::Partial };
     }
 
-    /// An object is there, from a list or from the watch. While listing, a changed resource version counts for every watch,
-    /// because several changes merge there.
-    pub(crate) fn apply(&mut self, key: &str, seen: Seen) -> Applied {
+    /// Records an existing object, from a list or from the watch. While listing, a changed resourceVersion counts for
+    /// every watch, because a list can merge several changes.
+    pub(crate) fn apply(&mut self, key: &str, seen: ObjectState) -> Applied {
         if self.is_coarse() {
             return Applied::Coarse;
         }
@@ -172,28 +174,28 @@ impl Index {
         }
         let (before, after) = (self.part(key, &old), self.part(key, &seen));
         self.digest += after - before;
-        Applied::Changed(Moved { change, before, after })
+        Applied::Changed(ObjectChange { change, before, after })
     }
 
-    fn insert(&mut self, key: &str, seen: Seen) -> Applied {
+    fn insert(&mut self, key: &str, seen: ObjectState) -> Applied {
         if self.objects.len() >= self.cap {
-            self.give_up();
+            self.go_coarse();
             return Applied::Coarse;
         }
         let after = self.part(key, &seen);
         self.digest += after;
         self.objects.insert(key.into(), Entry { seen, round: self.round });
-        Applied::Changed(Moved { change: Change::Created, before: Digest::ZERO, after })
+        Applied::Changed(ObjectChange { change: Change::Created, before: Digest::ZERO, after })
     }
 
-    /// Goes coarse: holds nothing until the next list.
-    pub(crate) fn give_up(&mut self) {
+    /// Makes the index coarse: it holds no objects until the next list.
+    pub(crate) fn go_coarse(&mut self) {
         self.state = State::Coarse;
         self.objects = BTreeMap::new();
         self.digest = Digest::ZERO;
     }
 
-    /// An object left the set that the watch selects.
+    /// Removes an object that was deleted or has left the selection.
     pub(crate) fn delete(&mut self, key: &str) -> Applied {
         if self.is_coarse() {
             return Applied::Coarse;
@@ -203,11 +205,12 @@ impl Index {
         };
         let before = self.part(key, &entry.seen);
         self.digest -= before;
-        Applied::Changed(Moved { change: Change::Deleted, before, after: Digest::ZERO })
+        Applied::Changed(ObjectChange { change: Change::Deleted, before, after: Digest::ZERO })
     }
 
-    /// The list is complete: what it did not have is gone. A coarse index stays so until the next list.
-    pub(crate) fn finish_list(&mut self) -> Vec<Gone> {
+    /// Ends a list: removes and returns the objects that it did not contain. A coarse index stays coarse until the next
+    /// list.
+    pub(crate) fn finish_list(&mut self) -> Vec<RemovedObject> {
         if self.is_coarse() {
             return Vec::new();
         }
@@ -218,16 +221,16 @@ impl Index {
             .extract_if(.., |_, entry| entry.round != round)
             .map(|(key, entry)| (key, entry.seen))
             .collect();
-        let gone = |(key, seen): (Box<str>, Seen)| {
+        let gone = |(key, seen): (Box<str>, ObjectState)| {
             let before = self.part(&key, &seen);
             self.digest -= before;
-            Gone { key, seen, before }
+            RemovedObject { key, seen, before }
         };
         missing.into_iter().map(gone).collect()
     }
 
-    /// One object's part of the digest: over exactly what the watch reports.
-    pub(crate) fn part(&self, key: &str, seen: &Seen) -> Digest {
+    /// One object's contribution to the digest: a hash of exactly the fields that the watch reports.
+    pub(crate) fn part(&self, key: &str, seen: &ObjectState) -> Digest {
         let version = if self.rule.counts_version(seen) { seen.version.to_string() } else { String::new() };
         let generation = seen.generation.map_or(0, i64::from).to_be_bytes();
         let uid = seen.uid.to_string();

@@ -1,12 +1,13 @@
-//! The runtime's API server: requests with a deadline and a byte limit, over HTTP/2 where it is offered.
+//! Client for the runtime's API server: requests with deadlines and size limits, over HTTP/2 where the server offers
+//! it.
 //!
-//! The client is our own, some three hundred lines: the agent speaks four kinds of requests, and what a general client brings
-//! along for the others would be more than half of the memory that the agent may have.
+//! Not a general-purpose client: the agent uses four kinds of requests, and the rest of such a client would take more
+//! than half of the agent's memory budget.
 
 mod access;
-mod call;
+mod client;
+mod error;
 mod kubeconfig;
-mod lane;
 mod transport;
 
 use std::{
@@ -14,50 +15,51 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-pub(crate) use access::{Access, Connect};
-pub(crate) use call::{Accept, Call};
+pub(crate) use access::{Access, ClientSetupError};
 #[cfg(test)]
-pub(crate) use lane::Transport;
-pub(crate) use lane::{Body, Lane};
+pub(crate) use client::Transport;
+pub(crate) use client::{ApiClient, Body};
+pub(crate) use error::{Accept, ApiError};
 use transport::Https;
 
-/// Long requests on one connection. API servers allow 100 streams each; the rest is for lists.
-const WATCHES_PER_LANE: usize = 64;
+/// Watches per connection. API servers allow 100 streams each; the remainder is for lists.
+const WATCHES_PER_CLIENT: usize = 64;
 
-/// Whether a text is a kubeconfig that the agent would use. Client certificates that it names as files are read.
+/// Reports whether `text` is a kubeconfig that the agent accepts. Reads client certificates that it references as
+/// files.
 pub(crate) fn is_kubeconfig(text: &[u8]) -> bool {
     kubeconfig::parse(text, Path::new("")).is_ok()
 }
 
-/// The API server; clones share its connections.
+/// Clients of one API server; clones share the connections.
 #[derive(Clone)]
-pub(crate) struct Cluster(Arc<Inner>);
+pub(crate) struct ClientPool(Arc<Inner>);
 
 struct Inner {
     access: Access,
-    lanes: Mutex<Vec<Lane>>,
+    clients: Mutex<Vec<ApiClient>>,
 }
 
-impl Cluster {
-    /// Reads a kubeconfig, or finds the pod's own account in its folder. Nothing is connected yet.
-    pub(crate) fn load(kubeconfig: Option<&Path>, account: &Path) -> Result<Self, Connect> {
+impl ClientPool {
+    /// Loads the kubeconfig, or else the pod's service account from its directory. Opens no connection.
+    pub(crate) fn load(kubeconfig: Option<&Path>, account: &Path) -> Result<Self, ClientSetupError> {
         let access = match kubeconfig {
             Some(path) => kubeconfig::read(path)?,
             None => Access::in_cluster(account)?,
         };
-        let cluster = Self(Arc::new(Inner { access, lanes: Mutex::default() }));
-        // The first lane is made now, so that a configuration that cannot work ends the start.
-        cluster.lane(0)?;
-        Ok(cluster)
+        let pool = Self(Arc::new(Inner { access, clients: Mutex::default() }));
+        // The first client is created now, so that an invalid configuration fails the start.
+        pool.client(0)?;
+        Ok(pool)
     }
 
-    /// The connection for the watch in a slot; slots are small numbers that are used again.
-    pub(crate) fn lane(&self, slot: usize) -> Result<Lane, Connect> {
-        let number = slot / WATCHES_PER_LANE;
-        let mut lanes = self.0.lanes.lock().unwrap_or_else(PoisonError::into_inner);
-        while lanes.len() <= number {
-            lanes.push(Lane::new(Https::new(self.0.access.clone())?));
+    /// The client for the watch in `slot`; slots are small numbers that are reused.
+    pub(crate) fn client(&self, slot: usize) -> Result<ApiClient, ClientSetupError> {
+        let number = slot / WATCHES_PER_CLIENT;
+        let mut clients = self.0.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        while clients.len() <= number {
+            clients.push(ApiClient::new(Https::new(self.0.access.clone())?));
         }
-        Ok(lanes[number].clone())
+        Ok(clients[number].clone())
     }
 }

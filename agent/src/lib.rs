@@ -1,28 +1,32 @@
-//! The agent of one runtime: it watches what its plan names, keeps a few bytes of each object, and tells the receiver what
-//! moved, until the receiver says that the work is done.
+//! The agent of one runtime: watches the resources of its plan, keeps a compact index of their objects, and reports
+//! changes to the receiver until the receiver confirms that they are settled.
 //!
-//! | room | what it owns |
+//! Modules, lowest layer first; each imports lower layers only (checked by a test):
+//!
+//! | module | responsibility |
 //! |---|---|
-//! | [`app`] | which tasks there are, and how they end |
-//! | [`command`] | what the process is to do: run, or ask one that runs |
-//! | [`config`] | flags and environment, read once |
-//! | `backoff` | how long to wait after failures (pure) |
-//! | `clock` | the wall clock, read in one place |
-//! | `random` | random numbers, drawn in one place |
-//! | [`reading`] | what an API server's bytes come to, for whoever wants to see |
-//! | `connection` | HTTP over one connection, for the receiver and for the API server |
-//! | `plan` | the ConfigMap that names the watches, and where the receiver is |
-//! | `settings` | what it says beside the plan (pure) |
-//! | `watch` | list and watch loops, one for each watch |
-//! | `index` | what was last seen of each object, and the digest (pure) |
-//! | `outbox` | what waits, flies, is accepted or parked (pure) |
+//! | `clock` | wall clock |
+//! | `random` | random numbers |
+//! | `backoff` | exponential backoff with jitter (pure) |
+//! | [`telemetry`] | logs, metrics, readiness |
+//! | `connection` | HTTP over one connection, to the receiver and to the API server |
+//! | `kubernetes` | client for the runtime's API server |
+//! | `index` | last observed state of each object of a watch, and the digest over it (pure) |
+//! | `outbox` | pending, in-flight, accepted and parked events (pure) |
 //! | [`core`] | index and outbox of all watches under one lock |
-//! | [`link`] | the one connection to the receiver |
-//! | [`identity`] | key, chain and trust bundle: from files, or asked for, renewed and kept |
+//! | [`receiver`] | address, responses and refusals of the receiver, retry timers |
+//! | `settings` | receiver, runtime and trust bundle, parsed from the ConfigMap (pure) |
+//! | `watch` | list and watch loops |
+//! | `plan` | the ConfigMap with plan and settings |
 //! | [`canary`] | the Lease that proves writing and watching |
-//! | `kubernetes` | the connection to the runtime's API server |
-//! | [`status`] | what `status` shows |
-//! | [`telemetry`] | logs, metrics, probes, and the admin listener |
+//! | [`identity`] | key, chain and trust bundle, from files or by enrolment and renewal |
+//! | [`link`] | sending of events, heartbeats and renewals |
+//! | [`status`] | the status document and its text form |
+//! | `server` | metrics, probes and admin listener |
+//! | [`config`] | flags and environment |
+//! | [`decode`] | decoders of API server responses for fuzzing and tests |
+//! | [`command`] | command line |
+//! | [`app`] | wiring and supervision of all tasks |
 
 pub mod app;
 mod backoff;
@@ -32,20 +36,25 @@ pub mod command;
 pub mod config;
 mod connection;
 pub mod core;
+pub mod decode;
 pub mod identity;
 mod index;
 mod kubernetes;
+#[cfg(test)]
+mod layers;
 pub mod link;
 mod outbox;
 mod plan;
 mod random;
-pub mod reading;
+pub mod receiver;
+mod server;
 mod settings;
 pub mod status;
 pub mod telemetry;
 mod watch;
 
-/// Whether a text is a kubeconfig, in JSON, that the agent would use. Client certificates that it names as files are read.
+/// Reports whether `text` is a kubeconfig in JSON that the agent accepts. Reads client certificates that it references
+/// as files.
 #[must_use]
 pub fn is_kubeconfig(text: &[u8]) -> bool {
     kubernetes::is_kubeconfig(text)

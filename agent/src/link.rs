@@ -1,17 +1,13 @@
-//! The link to the receiver: one task, one connection, one request at a time, for ever.
+//! The link to the receiver: one task, one connection, one request at a time.
 //!
-//! Events leave at once when anything waits and no request is under way; there is no batch timer. Heartbeats go over the same
-//! connection. Renewals of the certificate go beside it, see [`renewal`]: nothing waits for an issuer. What an answer means is decided in
-//! [`verdict`] and in the outbox; here it is only carried out. Since there is one request at a time, none is under way when another
-//! identity takes over.
+//! Events are sent as soon as any is waiting and no request is in flight; there is no batch timer. Heartbeats share the
+//! connection. Certificate renewals use a connection of their own, see `renewal`, so nothing waits for an issuer.
+//! `receiver` classifies refusals, the outbox processes responses; the link only executes. Since there is one request
+//! at a time, none is in flight when the identity changes.
 
 mod client;
-mod dial;
-mod endpoint;
-mod gate;
 mod renewal;
 mod v2;
-mod verdict;
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,7 +16,7 @@ use http::StatusCode;
 use serde::de::DeserializeOwned;
 use tidewatch_shared::{
     event::BATCH_CONTENT_TYPE,
-    exchange::{EVENTS_PATH, EventsAnswer, HEARTBEAT_PATH, HeartbeatAnswer},
+    exchange::{EVENTS_PATH, EventsResponse, HEARTBEAT_PATH, HeartbeatResponse},
     heartbeat::CertificateState,
     identity::Epoch,
 };
@@ -31,109 +27,101 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-pub use client::Answer;
-pub(crate) use client::{Fault, enrol};
-pub use dial::Dial;
-pub use endpoint::{Endpoint, ParseEndpoint};
-pub(crate) use gate::Gate;
-pub(crate) use v2::Poster;
-pub(crate) use verdict::date;
-pub use verdict::{Verdict, judge};
-
-pub use crate::outbox::Announced;
+pub(crate) use v2::V2Sender;
 
 use crate::{
-    canary::Sightings,
+    canary::CanaryState,
     clock,
-    core::{Core, Surroundings},
-    identity::{Credentials, Current, Order, Renewals},
+    core::{Core, HeartbeatContext},
+    identity::{Credentials, CurrentCredentials, EnrollerHandle, RenewalOrder},
     random,
-    telemetry::{Guard, Metrics, Outcome, Route, chain},
+    receiver::{BufferedResponse, Dialer, RefusalAction, RequestError, RetryTimer, classify_refusal},
+    telemetry::{Guard, Metrics, RequestOutcome, Route, error_chain},
 };
-use client::{Client, Post};
-use renewal::Carrier;
+use client::{Client, PostRequest};
+use renewal::RenewalSender;
 
-/// The receiver may ask for any heartbeat interval between these, in seconds.
+/// Bounds of the heartbeat interval that the receiver may set, in seconds.
 const HEARTBEAT_SECONDS: (u32, u32) = (1, 3_600);
-/// An epoch is drawn for a refused signature or nonce no more often.
-const NEW_EPOCH: Duration = Duration::from_secs(60);
+/// Minimum time between new epochs caused by refused signatures or nonces.
+const EPOCH_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Everything that the link is made of.
-pub struct Parts {
-    /// How it is reached.
-    pub dial: Dial,
-    /// What there is to say.
+/// Dependencies of the link.
+pub struct LinkParts {
+    /// Connects to the receiver.
+    pub dial: Dialer,
+    /// Source of events and heartbeats.
     pub core: Core,
-    /// As whom, and to which receiver.
-    pub credentials: Current,
-    /// For heartbeats.
-    pub sightings: Sightings,
-    /// The interval of heartbeats, as it begins and as the receiver changes it.
+    /// Identity of the agent, and address of the receiver.
+    pub credentials: CurrentCredentials,
+    /// State of the canary, for heartbeats.
+    pub canary_state: CanaryState,
+    /// Heartbeat interval; the receiver may change it.
     pub interval: watch::Sender<Duration>,
-    /// Readiness waits for the first answer that is not a refusal.
+    /// Readiness guard until the first accepted request.
     pub pending: Guard,
-    /// Counters.
+    /// Metrics.
     pub metrics: Metrics,
 }
 
-/// See the module.
+/// Sends events, heartbeats and renewals.
 pub struct Link {
-    dial: Dial,
+    dial: Dialer,
     core: Core,
-    credentials: Current,
-    /// Whoever renews the identity; nobody does when it comes from files.
-    renewals: Option<Renewals>,
-    /// The renewal that is under way, which ends with the link.
-    carried: JoinSet<()>,
-    sightings: Sightings,
+    credentials: CurrentCredentials,
+    /// Renewal orders; `None` if the identity comes from files.
+    renewals: Option<EnrollerHandle>,
+    /// The renewal in flight, which is aborted with the link.
+    renewal_task: JoinSet<()>,
+    canary_state: CanaryState,
     interval: watch::Sender<Duration>,
     pending: Option<Guard>,
     metrics: Metrics,
-    events: Gate,
-    heartbeats: Gate,
+    events: RetryTimer,
+    heartbeats: RetryTimer,
     heartbeat_due: Instant,
-    /// The clock was set by the last answer: a second refusal is not about the clock alone.
+    /// The last response corrected the clock: a second refusal has another cause.
     offset_tried: bool,
-    epoch_drawn: Option<Instant>,
-    /// An epoch was drawn for a refusal, and nothing was taken since: another one would not help.
+    epoch_begun: Option<Instant>,
+    /// A refusal caused a new epoch, and no request was accepted since: another epoch would not help.
     epoch_tried: bool,
 }
 
 impl Link {
-    /// The first heartbeat is due at once: it opens the connection.
-    pub fn new(parts: Parts) -> Self {
-        let Parts { dial, core, credentials, sightings, interval, pending, metrics } = parts;
+    /// A link with its first heartbeat due at once, which opens the connection.
+    pub fn new(parts: LinkParts) -> Self {
+        let LinkParts { dial, core, credentials, canary_state, interval, pending, metrics } = parts;
         Self {
             dial,
             core,
             credentials,
             renewals: None,
-            carried: JoinSet::new(),
-            sightings,
+            renewal_task: JoinSet::new(),
+            canary_state,
             interval,
             pending: Some(pending),
             metrics,
-            events: Gate::default(),
-            heartbeats: Gate::default(),
+            events: RetryTimer::default(),
+            heartbeats: RetryTimer::default(),
             heartbeat_due: Instant::now(),
             offset_tried: false,
-            epoch_drawn: None,
+            epoch_begun: None,
             epoch_tried: false,
         }
     }
 
-    /// Has renewals carried too.
+    /// Sends renewals too.
     #[must_use]
-    pub(crate) fn renewing(self, renewals: Renewals) -> Self {
+    pub(crate) fn renewing(self, renewals: EnrollerHandle) -> Self {
         Self { renewals: Some(renewals), ..self }
     }
 
-    /// Runs until it is told to stop; a request that is under way is finished first, under its own deadline.
+    /// Runs until `stop` is cancelled; a request in flight ends first, under its own deadline.
     pub async fn run(mut self, stop: CancellationToken) {
         while let Some(credentials) = current(&mut self.credentials, &stop).await {
-            self.events.renewed();
-            self.heartbeats.renewed();
-            // What certificate and roots we have now is told at once: a rotation waits for it.
+            self.events.credentials_changed();
+            self.heartbeats.credentials_changed();
+            // Announce certificate and trust revision at once: a CA rotation waits for them.
             self.heartbeat_due = Instant::now();
             let client = Client::new(&self.dial, credentials);
             while !stop.is_cancelled() && !self.credentials.has_changed().unwrap_or(false) {
@@ -142,27 +130,27 @@ impl Link {
         }
     }
 
-    /// One request, or one wait.
+    /// Sends one request, or waits once.
     async fn step(&mut self, client: &Client, stop: &CancellationToken) {
-        // Before anything else: whoever is never at a loss for events has to renew too.
-        if let Some(order) = self.renewals.as_mut().and_then(Renewals::order) {
+        // Before anything else: a constant load of events must not delay the renewal.
+        if let Some(order) = self.renewals.as_mut().and_then(EnrollerHandle::try_next_order) {
             self.renew(client, order);
         }
         let now = Instant::now();
-        let heartbeat = self.heartbeats.opens(self.heartbeat_due);
+        let heartbeat = self.heartbeats.not_before(self.heartbeat_due);
         if heartbeat <= now {
             return self.send_heartbeat(client).await;
         }
-        let events = self.core.due(now).map(|due| self.events.opens(due));
+        let events = self.core.due(now).map(|due| self.events.not_before(due));
         if events.is_some_and(|events| events <= now) {
             return self.send_events(client).await;
         }
         let wake = events.map_or(heartbeat, |events| events.min(heartbeat));
         tokio::select! {
             () = sleep_until(wake) => {}
-            () = self.core.stirred() => {}
+            () = self.core.woken() => {}
             order = ordered(self.renewals.as_mut()) => self.renew(client, order),
-            Some(_) = self.carried.join_next() => {}
+            Some(_) = self.renewal_task.join_next() => {}
             _ = self.credentials.changed() => self.credentials.mark_changed(),
             () = stop.cancelled() => {}
         }
@@ -174,11 +162,11 @@ impl Link {
             self.metrics.retried(Route::Events);
         }
         let request =
-            Post { path: EVENTS_PATH, content_type: BATCH_CONTENT_TYPE, body: batch.body, nonce: batch.nonce };
+            PostRequest { path: EVENTS_PATH, content_type: BATCH_CONTENT_TYPE, body: batch.body, nonce: batch.nonce };
         let answer = post(client, &self.metrics, Route::Events, request).await;
-        let answer = self.react::<EventsAnswer>(client, Route::Events, StatusCode::ACCEPTED, batch.epoch, answer);
+        let answer = self.react::<EventsResponse>(client, Route::Events, StatusCode::ACCEPTED, batch.epoch, answer);
         let Some(answer) = answer else { return };
-        tracing::debug!(events = batch.events, accepted = answer.accepted, "Events were taken");
+        tracing::debug!(events = batch.events, accepted = answer.accepted, "Events accepted");
         self.core.answered(Instant::now(), batch.epoch, &answer);
         self.follow_interval(answer.heartbeat_seconds);
     }
@@ -186,133 +174,135 @@ impl Link {
     async fn send_heartbeat(&mut self, client: &Client) {
         let now = Instant::now();
         let credentials = client.credentials();
-        let renewal_failed_since = self.renewals.as_ref().and_then(Renewals::failed_since);
-        let surroundings = Surroundings {
+        let renewal_failed_since = self.renewals.as_ref().and_then(EnrollerHandle::failed_since);
+        let surroundings = HeartbeatContext {
             certificate: CertificateState { renewal_failed_since, ..credentials.certificate.clone() },
             trust_revision: Some(credentials.trust_revision.clone()),
-            canary: self.sightings.canary(now),
-            incomplete: self.sightings.is_missing() || self.renewals.as_ref().is_some_and(Renewals::is_unkept),
+            canary: self.canary_state.canary(now),
+            incomplete: self.canary_state.is_missing()
+                || self.renewals.as_ref().is_some_and(EnrollerHandle::is_unsaved),
         };
         let (heartbeat, nonce) = self.core.heartbeat(now, surroundings);
         let epoch = heartbeat.epoch;
         let body: Bytes = serde_json::to_vec(&heartbeat).expect("strings and numbers have a JSON form").into();
-        let request = Post { path: HEARTBEAT_PATH, content_type: "application/json", body, nonce };
+        let request = PostRequest { path: HEARTBEAT_PATH, content_type: "application/json", body, nonce };
         let answer = post(client, &self.metrics, Route::Heartbeat, request).await;
-        let answer = self.react::<HeartbeatAnswer>(client, Route::Heartbeat, StatusCode::OK, epoch, answer);
+        let answer = self.react::<HeartbeatResponse>(client, Route::Heartbeat, StatusCode::OK, epoch, answer);
         let Some(answer) = answer else { return };
         self.core.heartbeat_answered(Instant::now(), epoch, &answer);
         if answer.renew {
-            self.demand(client, Renewals::wanted);
+            self.notify_enroller(client, EnrollerHandle::renewal_requested);
         }
         self.follow_interval(answer.heartbeat_seconds);
         let interval = *self.interval.borrow();
         self.heartbeat_due = Instant::now() + jittered(interval);
     }
 
-    /// Has a renewal carried while everything else goes on.
-    fn renew(&mut self, client: &Client, order: Order) {
-        if order.is_given_up() {
+    /// Starts a renewal in the background.
+    fn renew(&mut self, client: &Client, order: RenewalOrder) {
+        if order.is_cancelled() {
             return;
         }
-        let carrier = Carrier::new(client.another(&self.dial), self.core.clone(), self.metrics.clone());
-        // Whoever orders another one no longer waits for the one before.
-        self.carried = JoinSet::new();
-        self.carried.spawn(carrier.carry(order));
+        let sender = RenewalSender::new(client.reconnected(&self.dial), self.core.clone(), self.metrics.clone());
+        // A new order replaces the previous one.
+        self.renewal_task = JoinSet::new();
+        self.renewal_task.spawn(sender.send(order));
     }
 
-    /// Tells whoever renews the identity what the receiver says of it.
-    fn demand(&self, client: &Client, what: impl FnOnce(&Renewals, &str)) {
+    /// Notifies the enroller of the receiver's statements about the certificate.
+    fn notify_enroller(&self, client: &Client, notify: impl FnOnce(&EnrollerHandle, &str)) {
         if let Some(renewals) = &self.renewals {
-            what(renewals, &client.credentials().certificate.fingerprint);
+            notify(renewals, &client.credentials().certificate.fingerprint);
         }
     }
 
-    /// Carries out what an answer means for this side; gives back what a taken request was answered with.
+    /// Processes the outcome of a request; returns the body of a successful response.
     fn react<T: DeserializeOwned>(
         &mut self,
         client: &Client,
         route: Route,
         success: StatusCode,
         epoch: Epoch,
-        answer: Result<Answer, Fault>,
+        answer: Result<BufferedResponse, RequestError>,
     ) -> Option<T> {
         let answer = match answer {
             Ok(answer) if answer.status == success => match serde_json::from_slice(&answer.body) {
                 Ok(body) => {
-                    self.taken(route);
+                    self.accepted(route);
                     return Some(body);
                 }
-                Err(error) => Err(Fault::Unreadable(error)),
+                Err(error) => Err(RequestError::Unreadable(error)),
             },
             answer => answer,
         };
         let now = Instant::now();
         match answer {
             Ok(answer) => self.refused(client, route, epoch, &answer, now),
-            Err(fault) => {
-                tracing::warn!(error = chain(&fault), "The receiver could not be asked");
-                if fault.is_about_certificate() {
-                    self.demand(client, Renewals::refused);
+            Err(error) => {
+                tracing::warn!(error = error_chain(&error), "Request to the receiver failed");
+                if error.is_about_certificate() {
+                    self.notify_enroller(client, EnrollerHandle::certificate_refused);
                 }
-                self.gate(route).fail(now, fault.is_connect());
+                self.timer(route).fail(now, error.is_connect());
             }
         }
         None
     }
 
-    fn taken(&mut self, route: Route) {
+    fn accepted(&mut self, route: Route) {
         (self.offset_tried, self.epoch_tried) = (false, false);
         self.pending = None;
-        self.gate(route).open();
-        // The connection works: what waits only because it did not need not wait any longer.
+        self.timer(route).reset();
+        // The connection works: routes that only waited for a connection need not wait any longer.
         self.events.connected();
         self.heartbeats.connected();
     }
 
-    fn refused(&mut self, client: &Client, route: Route, epoch: Epoch, answer: &Answer, now: Instant) {
-        let verdict = judge(answer, clock::unix_seconds());
-        tracing::warn!(status = answer.status.as_u16(), ?verdict, "The receiver refuses");
-        match verdict {
-            Verdict::Split if route == Route::Events => {
+    fn refused(&mut self, client: &Client, route: Route, epoch: Epoch, answer: &BufferedResponse, now: Instant) {
+        let action = classify_refusal(answer, clock::unix_seconds());
+        tracing::warn!(status = answer.status.as_u16(), ?action, "Request refused by the receiver");
+        match action {
+            RefusalAction::Split if route == Route::Events => {
                 if self.core.refused_whole(now, epoch) {
-                    // The one is found. If it is not the one, but all of them are, this goes on for as long as it takes.
-                    self.gate(route).fail(now, false);
+                    // The offending event is isolated. If every event is refused, the backoff limits the rate.
+                    self.timer(route).fail(now, false);
                 }
             }
-            Verdict::TooLarge(announced) if route == Route::Events => {
+            RefusalAction::TooLarge(announced) if route == Route::Events => {
                 if self.core.too_large(now, epoch, announced) {
-                    self.gate(route).fail(now, false);
+                    self.timer(route).fail(now, false);
                 }
             }
-            Verdict::Clock { offset } => self.set_clock(route, offset, now),
-            Verdict::NewEpoch if !self.epoch_tried && self.epoch_rests(now) => {
-                (self.epoch_drawn, self.epoch_tried) = (Some(now), true);
-                self.core.start_over();
+            RefusalAction::Clock { offset } => self.set_clock(route, offset, now),
+            RefusalAction::NewEpoch if !self.epoch_tried && self.may_begin_epoch(now) => {
+                (self.epoch_begun, self.epoch_tried) = (Some(now), true);
+                self.core.restart_epoch();
             }
-            Verdict::Told(wait) => self.gate(route).told(now, wait),
-            Verdict::Certificate => {
-                self.demand(client, Renewals::refused);
-                self.gate(route).fail(now, false);
+            RefusalAction::RetryAfter(wait) => self.timer(route).retry_after(now, wait),
+            RefusalAction::Certificate => {
+                self.notify_enroller(client, EnrollerHandle::certificate_refused);
+                self.timer(route).fail(now, false);
             }
-            Verdict::Split | Verdict::TooLarge(_) | Verdict::NewEpoch | Verdict::BackOff => {
-                self.gate(route).fail(now, false);
+            RefusalAction::Split | RefusalAction::TooLarge(_) | RefusalAction::NewEpoch | RefusalAction::BackOff => {
+                self.timer(route).fail(now, false);
             }
         }
     }
 
-    fn epoch_rests(&self, now: Instant) -> bool {
-        self.epoch_drawn.is_none_or(|drawn| now.duration_since(drawn) > NEW_EPOCH)
+    fn may_begin_epoch(&self, now: Instant) -> bool {
+        self.epoch_begun.is_none_or(|drawn| now.duration_since(drawn) > EPOCH_INTERVAL)
     }
 
-    /// The receiver's clock counts each time that it is told, ours may have been set meanwhile; at once only the first time.
+    /// Applies every clock offset of the receiver, because the local clock may have been set meanwhile; retries without
+    /// delay only once.
     fn set_clock(&mut self, route: Route, offset: i64, now: Instant) {
-        take_clock(&self.metrics, offset);
+        apply_clock_offset(&self.metrics, offset);
         if std::mem::replace(&mut self.offset_tried, true) {
-            self.gate(route).fail(now, false);
+            self.timer(route).fail(now, false);
         }
     }
 
-    const fn gate(&mut self, route: Route) -> &mut Gate {
+    const fn timer(&mut self, route: Route) -> &mut RetryTimer {
         match route {
             Route::Heartbeat => &mut self.heartbeats,
             Route::Events | Route::Renewal | Route::Enrolment | Route::V2 => &mut self.events,
@@ -323,28 +313,33 @@ impl Link {
         let (least, most) = HEARTBEAT_SECONDS;
         let interval = Duration::from_secs(seconds.clamp(least, most).into());
         if self.interval.send_if_modified(|current| std::mem::replace(current, interval) != interval) {
-            // A shorter interval holds from now on, not from the end of the longer one.
+            // A shorter interval applies from now on, not from the end of the longer one.
             self.heartbeat_due = self.heartbeat_due.min(Instant::now() + jittered(interval));
         }
     }
 }
 
-/// Signs a request by the receiver's clock, as far as that is known, and has it answered.
-async fn post(client: &Client, metrics: &Metrics, route: Route, request: Post) -> Result<Answer, Fault> {
+/// Sends a request, signed at the receiver's time as far as it is known, and records the outcome.
+async fn post(
+    client: &Client,
+    metrics: &Metrics,
+    route: Route,
+    request: PostRequest,
+) -> Result<BufferedResponse, RequestError> {
     let begun = Instant::now();
     let answer = client.post(request, clock::unix_seconds() + metrics.clock_offset.get()).await;
-    metrics.requested(route, Outcome::of(&answer), begun.elapsed());
+    metrics.requested(route, RequestOutcome::of(&answer), begun.elapsed());
     answer
 }
 
-/// The metric is where the offset stands: whoever judges certificates reads it as well.
-fn take_clock(metrics: &Metrics, offset: i64) {
-    tracing::warn!(offset, "Signing with the receiver's clock from now on");
+/// Stores the offset in the metric, which the enroller reads for certificate validity.
+fn apply_clock_offset(metrics: &Metrics, offset: i64) {
+    tracing::warn!(offset, "Correcting the clock for signatures");
     metrics.clock_offset.set(offset);
 }
 
-/// The credentials to use from now on; `None` when it is time to stop.
-async fn current(credentials: &mut Current, stop: &CancellationToken) -> Option<Arc<Credentials>> {
+/// The credentials to use; `None` once `stop` is cancelled.
+async fn current(credentials: &mut CurrentCredentials, stop: &CancellationToken) -> Option<Arc<Credentials>> {
     loop {
         if stop.is_cancelled() {
             return None;
@@ -359,28 +354,15 @@ async fn current(credentials: &mut Current, stop: &CancellationToken) -> Option<
     }
 }
 
-/// The next renewal; never, when nobody renews.
-async fn ordered(renewals: Option<&mut Renewals>) -> Order {
+/// The next renewal order; pending forever without an enroller.
+async fn ordered(renewals: Option<&mut EnrollerHandle>) -> RenewalOrder {
     match renewals {
-        Some(renewals) => renewals.ordered().await,
+        Some(renewals) => renewals.next_order().await,
         None => std::future::pending().await,
     }
 }
 
-impl Outcome {
-    /// As metrics count it.
-    pub(crate) fn of(answer: &Result<Answer, Fault>) -> Self {
-        match answer {
-            Ok(answer) if answer.status.is_success() => Self::Taken,
-            Ok(answer) => Self::Refused(answer.status),
-            Err(fault) if fault.is_connect() => Self::Connect,
-            Err(Fault::Sign(_) | Fault::Request(_)) => Self::Setup,
-            Err(_) => Self::Fault,
-        }
-    }
-}
-
-/// A tenth of jitter, so that thousands of agents that began together do not stay together.
+/// Adds jitter of ten percent, so thousands of agents that started together spread out.
 fn jittered(interval: Duration) -> Duration {
     interval.mul_f64(0.9) + random::up_to(interval.mul_f64(0.2))
 }

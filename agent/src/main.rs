@@ -1,4 +1,4 @@
-//! The agent's process.
+//! Process of the agent.
 
 use std::{process::ExitCode, time::Duration};
 
@@ -6,13 +6,13 @@ use tidewatch_agent::{app, command::Command, config::Config, telemetry};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-/// Names are looked up on a thread of its own, which then ends: a second stack costs memory.
+/// Idle time after which the name resolution thread ends, because a second stack costs memory.
 const IDLE_THREAD: Duration = Duration::from_secs(1);
-/// The end takes no longer, whatever hangs.
+/// Upper bound of the shutdown.
 const HARD_DEADLINE: Duration = Duration::from_secs(8);
 
 fn main() -> ExitCode {
-    // A bad configuration ends here, with exit code 2 and the reasons on stderr.
+    // An invalid configuration exits here, with code 2 and the errors on stderr.
     let config = match Command::parse() {
         Command::Run(config) => config,
         Command::Status(status) => return status.run(),
@@ -20,16 +20,16 @@ fn main() -> ExitCode {
     match start(*config) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            let code = error.downcast_ref().map_or(1, app::Run::exit_code);
-            tracing::error!(error = format!("{error:#}"), code, "The agent ends");
+            let code = error.downcast_ref().map_or(1, app::RunError::exit_code);
+            tracing::error!(error = format!("{error:#}"), code, "Agent terminated");
             ExitCode::from(code)
         }
     }
 }
 
 fn start(config: Config) -> anyhow::Result<()> {
-    telemetry::log(&config.log)?;
-    // Libraries that ask for the default find the one that we pass to all others.
+    telemetry::init_logging(&config.log)?;
+    // Libraries that use the process default get the provider that all other TLS configurations name explicitly.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

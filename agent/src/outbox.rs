@@ -1,27 +1,29 @@
-//! The outbox: the dirty set of all watches, and the rules of contract v3 about sequences, epochs, accepted and settled. Pure: time,
-//! randomness and digests come in as arguments, requests come out as bytes.
+//! Dirty set of all watches, with the rules of contract v3 on sequences, epochs, acceptance and settling. Pure: time,
+//! randomness and digests are arguments, requests are returned as bytes.
 //!
-//! An entry is keyed by (watch, object), newest wins. It is *waiting*, then in flight, then *accepted*, and gone only when
-//! *settled*; it can be sent and waiting again at once. One request is in flight at a time and is repeated until it is
-//! answered, so the sequences of an epoch have no holes.
+//! An entry is keyed by (watch, object) and the newest state wins. It is *waiting*, then in flight, then *accepted*,
+//! and is removed only when *settled*; an object can be sent and waiting again at the same time. One request is in
+//! flight at a time and is retried until it is answered, so the sequences of an epoch have no gaps.
 //!
-//! When there are too many entries of one watch, a `watch.changed` takes their place. Another manager knows objects only: of a watch that
-//! goes to one, every object that is there is told again, as there is room (`sweep`), those that went are kept, and if even they are too
-//! many, the `watch.changed` says that it moved objects which nobody can name.
+//! On overflow of one watch, a single `watch.changed` replaces its entries. The events of a *forwarded* watch go to
+//! another manager, which understands single objects only. So on overflow of a forwarded watch, every object that
+//! exists is sent again as capacity permits (`sweep`), and the deletions are kept; if the deletions alone are too many,
+//! the `watch.changed` is marked *unnamed*: it covers objects with unknown names.
 //!
-//! Invariant of the digests, per watch: index digest less what waits = what was sent = the remembered digest plus nothing,
-//! except between the end of a list and its `watch.changed`, whose delta makes up the difference.
+//! Invariant of the digests, per watch: the index digest minus the deltas that wait equals the digest of everything
+//! sent, which is the remembered digest. The only exception is between the end of a list and its `watch.changed`, which
+//! carries the difference as its delta.
 
-mod facts;
-mod flight;
-mod life;
+mod dirty_set;
+mod epoch;
+mod in_flight;
 mod limits;
-mod mailbox;
-mod pace;
-mod refused;
-mod room;
+mod overflow;
+mod refusal;
+mod resend_backoff;
 mod single;
 mod sweep;
+mod watch_info;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,353 +35,369 @@ use bytes::Bytes;
 use tidewatch_shared::{
     digest::Digest,
     event::{Change, EventId, Reason},
-    exchange::{EventsAnswer, Settled},
+    exchange::{EventsResponse, Settled},
     identity::{Epoch, Instance, RuntimeId},
     signature::Nonce,
 };
 use tokio::time::Instant;
 
-pub(crate) use facts::Facts;
-pub(crate) use life::Renewal;
-pub use limits::Announced;
-pub(crate) use mailbox::What;
-pub(crate) use single::{Next, Opens, Single};
+pub(crate) use dirty_set::Update;
+pub(crate) use epoch::EpochReason;
+pub use limits::AnnouncedLimits;
+pub(crate) use single::{NextSingle, NotBefore, SingleEvent};
+pub(crate) use watch_info::WatchInfo;
 
-use crate::{index::Seen, telemetry::Metrics};
-use flight::{Flight, Flying};
-use life::Life;
-use limits::Most;
-use mailbox::{Mailbox, Parking, WHOLE};
-use pace::Pace;
-use single::Alone;
+use crate::{index::ObjectState, telemetry::Metrics};
+use dirty_set::{DirtySet, Parking, WATCH_KEY};
+use epoch::EpochState;
+use in_flight::{InFlight, SequencedEvent};
+use limits::RequestLimits;
+use resend_backoff::ResendBackoff;
+use single::SingleInFlight;
 
-/// Events of one request. Fewer than the contract allows: a request's bytes are most of what a busy agent allocates.
+/// Events per request. Below the limit of the contract, because request bodies dominate the allocations of a busy
+/// agent.
 const EVENTS_PER_REQUEST: usize = 250;
-/// Names of watches whose digest is remembered, before a new epoch forgets those that left the plan.
+/// Number of watch names with a remembered digest above which a new epoch drops those that have left the plan.
 const REMEMBERED: usize = 1_000;
 
-/// Where the digest of a watch comes from: the index, `None` while it is not completely listed.
+/// Looks up the digest of a watch in the index; `None` until its list is complete.
 pub(crate) type Digests<'a> = &'a dyn Fn(&str) -> Option<Digest>;
 
-/// A request to send: a batch, with what must be known of it when its answer comes.
+/// A batch to send, with the data needed to process its answer.
 #[derive(Debug)]
 pub struct Batch {
-    /// The life that it belongs to.
+    /// Epoch of the events.
     pub epoch: Epoch,
-    /// For the signature.
+    /// Nonce to sign the request with.
     pub nonce: Nonce,
-    /// A JSON array of events.
+    /// Events as a JSON array.
     pub body: Bytes,
-    /// Number of events in it.
+    /// Number of events in the body.
     pub events: usize,
-    /// It was sent before.
+    /// True if its first event has been sent before.
     pub again: bool,
 }
 
-/// The numbers that a heartbeat carries.
+/// Epoch and counters that a heartbeat carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Numbers {
-    /// The life that it belongs to.
+pub(crate) struct HeartbeatNumbers {
+    /// Current epoch.
     pub(crate) epoch: Epoch,
-    /// The last sequence given to an event.
+    /// Last sequence assigned to an event.
     pub(crate) sequence: u64,
-    /// Of heartbeats, in this epoch.
+    /// Number of this heartbeat in the epoch, from 1.
     pub(crate) counter: u64,
-    /// For the signature.
+    /// Nonce to sign the request with.
     pub(crate) nonce: Nonce,
 }
 
-/// See the module.
+/// Dirty set of all watches and state of the current epoch; see the module.
 pub(crate) struct Outbox {
     runtime: RuntimeId,
-    life: Life,
+    epoch_state: EpochState,
     instance: Option<Instance>,
-    boxes: BTreeMap<Arc<str>, Mailbox>,
-    /// What was last sent of each watch, by name, for the whole epoch.
+    watches: BTreeMap<Arc<str>, DirtySet>,
+    /// Digest of everything sent of each watch, by watch name; kept for the whole epoch, also after the watch has left
+    /// the plan.
     remembered: BTreeMap<Arc<str>, Digest>,
-    flight: Option<Flight>,
-    /// The events that are under way in contract v2, one for each manager.
-    alone: BTreeMap<Box<str>, Alone>,
-    /// When those parked events are tried again that nobody has refused by name.
+    in_flight: Option<InFlight>,
+    /// Event in flight of each manager, in contract v2.
+    singles: BTreeMap<Box<str>, SingleInFlight>,
+    /// Time of the next retry of the events that are parked for a limited time ([`dirty_set::Parking::Temporary`]).
     parked_until: Option<Instant>,
-    /// Events of the next request; falls when one is refused as a whole, and grows again.
-    limit: usize,
-    /// What this instance of the receiver takes at once.
-    most: Most,
-    pace: Pace,
-    /// The mailbox that was served last: the next request begins behind it.
+    /// Maximum number of events in the next request: halved when a request is refused as a whole, doubled on success.
+    batch_limit: usize,
+    /// Request limits of the current receiver instance.
+    limits: RequestLimits,
+    resend_backoff: ResendBackoff,
+    /// Watch that was served last; the next request begins with its successor (round-robin).
     served: Option<Arc<str>>,
-    draw: Box<dyn FnMut() -> u64 + Send>,
+    random_bits: Box<dyn FnMut() -> u64 + Send>,
     metrics: Metrics,
 }
 
 impl Outbox {
-    /// An empty outbox in an epoch of its own; `draw` gives 64 random bits.
-    pub(crate) fn new(runtime: RuntimeId, mut draw: Box<dyn FnMut() -> u64 + Send>, metrics: Metrics) -> Self {
-        let life = Life::new(Epoch::new(draw()));
-        let (boxes, remembered) = (BTreeMap::new(), BTreeMap::new());
-        let (pace, limit) = (Pace::default(), EVENTS_PER_REQUEST);
+    /// Creates an empty outbox with a fresh epoch; `random_bits` returns 64 random bits.
+    pub(crate) fn new(runtime: RuntimeId, mut random_bits: Box<dyn FnMut() -> u64 + Send>, metrics: Metrics) -> Self {
+        let epoch_state = EpochState::new(Epoch::new(random_bits()));
+        let (watches, remembered) = (BTreeMap::new(), BTreeMap::new());
+        let (resend_backoff, batch_limit) = (ResendBackoff::default(), EVENTS_PER_REQUEST);
         Self {
             runtime,
-            life,
+            epoch_state,
             instance: None,
-            boxes,
+            watches,
             remembered,
-            flight: None,
-            alone: BTreeMap::new(),
+            in_flight: None,
+            singles: BTreeMap::new(),
             parked_until: None,
-            limit,
-            most: Most::default(),
-            pace,
+            batch_limit,
+            limits: RequestLimits::default(),
+            resend_backoff,
             served: None,
-            draw,
+            random_bits,
             metrics,
         }
     }
 
-    /// A watch begins, or begins anew: nothing is known of its objects, and its first list will say so.
-    pub(crate) fn open(&mut self, watch: Arc<str>, facts: Facts) {
-        self.boxes.insert(watch, Mailbox::new(facts));
+    /// Starts or restarts a watch with an empty dirty set; its first list marks the watch as changed.
+    pub(crate) fn open(&mut self, watch: Arc<str>, info: WatchInfo) {
+        self.watches.insert(watch, DirtySet::new(info));
     }
 
-    /// A watch has left the plan; its events are nobody's any more. What is in flight still goes, so that no hole is left.
+    /// Drops a watch that has left the plan, with its pending events. Events in flight are still sent, so that the
+    /// sequence has no gap.
     pub(crate) fn close(&mut self, watch: &str) {
-        self.boxes.remove(watch);
+        self.watches.remove(watch);
         if self.remembered.len() > REMEMBERED {
-            self.renew(Renewal::Names);
+            self.begin_epoch(EpochReason::Names);
         }
     }
 
-    /// What discovery found out about a watch.
+    /// Sets the version and kind that discovery has resolved for a watch.
     pub(crate) fn describe(&mut self, watch: &str, version: &str, kind: &str) {
-        if let Some(mailbox) = self.boxes.get_mut(watch) {
-            mailbox.describe(version, kind);
+        if let Some(dirty_set) = self.watches.get_mut(watch) {
+            dirty_set.describe(version, kind);
         }
     }
 
-    /// An object changed: it is waiting, whatever becomes of an event that was sent before.
-    pub(crate) fn mark(&mut self, watch: &str, key: &str, object: What, before: Digest, at: i64) {
-        if self.boxes.get_mut(watch).is_some_and(|mailbox| mailbox.mark(key, object, before, at)) {
+    /// Enqueues a changed object, also if an earlier event of it is in flight or accepted.
+    pub(crate) fn mark(&mut self, watch: &str, key: &str, object: Update, before: Digest, at: i64) {
+        if self.watches.get_mut(watch).is_some_and(|dirty_set| dirty_set.mark(key, object, before, at)) {
             self.metrics.coalesced.inc();
         }
     }
 
-    /// The same for an object that came while its watch was followed: nobody knows it yet.
-    pub(crate) fn mark_born(&mut self, watch: &str, key: &str, object: What, at: i64) {
-        let Some(mailbox) = self.boxes.get_mut(watch) else { return };
-        if mailbox.mark(key, object, Digest::ZERO, at) {
+    /// Enqueues an object that was created while its watch was running, so that no event has been sent of it yet.
+    pub(crate) fn mark_created(&mut self, watch: &str, key: &str, object: Update, at: i64) {
+        let Some(dirty_set) = self.watches.get_mut(watch) else { return };
+        if dirty_set.mark(key, object, Digest::ZERO, at) {
             self.metrics.coalesced.inc();
         } else {
-            mailbox.born(key);
+            dirty_set.mark_unannounced(key);
         }
     }
 
-    /// Something in a watch moved while nobody looked.
-    pub(crate) fn mark_whole(&mut self, watch: &str, at: i64) {
-        self.mark(watch, WHOLE, What::Whole, Digest::ZERO, at);
+    /// Enqueues a `watch.changed`, for changes that were not observed one by one.
+    pub(crate) fn mark_watch(&mut self, watch: &str, at: i64) {
+        self.mark(watch, WATCH_KEY, Update::Watch, Digest::ZERO, at);
     }
 
-    /// Whether the next request is still to be made.
+    /// True if no batch is in flight.
     pub(crate) const fn is_free(&self) -> bool {
-        self.flight.is_none()
+        self.in_flight.is_none()
     }
 
-    /// Objects of a watch that wait, or were sent and are not settled.
+    /// Number of objects of a watch that are waiting, parked, or sent and not settled.
     pub(crate) fn dirty(&self, watch: &str) -> usize {
-        self.boxes.get(watch).map_or(0, Mailbox::dirty)
+        self.watches.get(watch).map_or(0, DirtySet::dirty)
     }
 
-    /// The same of all watches.
-    pub(crate) fn dirty_in_all(&self) -> usize {
-        self.boxes.values().map(Mailbox::dirty).sum()
+    /// Number of dirty objects of all watches.
+    pub(crate) fn total_dirty(&self) -> usize {
+        self.watches.values().map(DirtySet::dirty).sum()
     }
 
-    /// The watch that has the most of them.
+    /// Watch with the most dirty objects.
     pub(crate) fn dirtiest(&self) -> Option<Arc<str>> {
-        self.boxes.iter().max_by_key(|(_, mailbox)| mailbox.dirty()).map(|(name, _)| name.clone())
+        self.watches.iter().max_by_key(|(_, dirty_set)| dirty_set.dirty()).map(|(name, _)| name.clone())
     }
 
-    /// Another plan is followed: what waited for that is tried again.
+    /// Retries everything that is parked or delayed, because another plan is in effect.
     pub(crate) fn plan_changed(&mut self) {
         self.parked_until = None;
-        for mailbox in self.boxes.values_mut() {
-            mailbox.release();
+        for dirty_set in self.watches.values_mut() {
+            dirty_set.release();
         }
     }
 
-    /// Events that wait to be sent.
+    /// Number of events that wait to be sent.
     pub(crate) fn waiting(&self) -> usize {
-        self.boxes.values().map(Mailbox::waiting).sum()
+        self.watches.values().map(DirtySet::waiting).sum()
     }
 
-    /// Events that cannot be sent, or not now.
+    /// Number of parked events, which are retried later or under another plan.
     pub(crate) fn parked(&self) -> usize {
-        self.boxes.values().map(Mailbox::parked).sum()
+        self.watches.values().map(DirtySet::parked).sum()
     }
 
-    /// Events that were sent and are not settled.
+    /// Number of events that were sent and are not settled.
     pub(crate) fn unsettled(&self) -> usize {
-        self.boxes.values().map(Mailbox::unsettled).sum()
+        self.watches.values().map(DirtySet::unsettled).sum()
     }
 
-    /// Whose events these are, in which epoch, up to which sequence, and which receiver answered last.
-    pub(crate) fn whereabouts(&self) -> (&RuntimeId, Epoch, u64, Option<Instance>) {
-        (&self.runtime, self.life.epoch, self.life.sequence, self.instance)
+    /// Runtime, epoch, last sequence, and the receiver instance that answered last.
+    pub(crate) fn position(&self) -> (&RuntimeId, Epoch, u64, Option<Instance>) {
+        (&self.runtime, self.epoch_state.epoch, self.epoch_state.sequence, self.instance)
     }
 
-    /// When the next request may be sent; `None` when there is nothing to send.
+    /// Earliest time of the next request; `None` when there is nothing to send.
     pub(crate) fn due(&self, now: Instant) -> Option<Instant> {
-        let after_pace = |at: Instant| self.pace.until().map_or(at, |until| until.max(at));
-        if self.flight.is_some() {
-            return Some(after_pace(now));
+        let after_backoff = |at: Instant| self.resend_backoff.until().map_or(at, |until| until.max(at));
+        if self.in_flight.is_some() {
+            return Some(after_backoff(now));
         }
-        self.ripe(now).map(after_pace)
+        self.next_due(now).map(after_backoff)
     }
 
-    /// The digest of what was sent of a watch, computed from its index less what waits; `None` while it is not completely
-    /// listed, or while the `watch.changed` of its list has not left.
+    /// Digest of everything sent of a watch: its index digest minus the deltas that wait. `None` until its list is
+    /// complete and the `watch.changed` of that list has been sent.
     pub(crate) fn sent_digest(&self, watch: &str, digests: Digests<'_>) -> Option<Digest> {
-        let mailbox = self.boxes.get(watch)?;
-        // A parked whole watch stands for objects too, which may have been forgotten for its sake.
-        let untold = mailbox.waits_whole() || mailbox.parks_whole();
-        (!untold).then(|| digests(watch).map(|digest| digest - mailbox.outstanding())).flatten()
+        let dirty_set = self.watches.get(watch)?;
+        // A parked `watch.changed` covers objects as well: their own entries may have been dropped for it.
+        let is_incomplete = dirty_set.has_watch_waiting() || dirty_set.has_watch_parked();
+        (!is_incomplete).then(|| digests(watch).map(|digest| digest - dirty_set.outstanding())).flatten()
     }
 
-    /// The numbers of the next heartbeat.
-    pub(crate) fn heartbeat(&mut self) -> Numbers {
-        self.life.heartbeats += 1;
+    /// Epoch and counters of the next heartbeat; increments the counters.
+    pub(crate) fn heartbeat(&mut self) -> HeartbeatNumbers {
+        self.epoch_state.heartbeats += 1;
         let nonce = self.nonce();
-        let Life { epoch, sequence, heartbeats: counter, .. } = self.life;
-        Numbers { epoch, sequence, counter, nonce }
+        let EpochState { epoch, sequence, heartbeats: counter, .. } = self.epoch_state;
+        HeartbeatNumbers { epoch, sequence, counter, nonce }
     }
 
-    /// The next request, or the same once more if it has not been answered; `None` when nothing is due.
+    /// Returns the next request, or the unanswered one again; `None` when nothing is due.
     pub(crate) fn request(&mut self, now: Instant, digests: Digests<'_>) -> Option<Batch> {
-        if self.pace.until().is_some_and(|until| until > now) {
+        if self.resend_backoff.until().is_some_and(|until| until > now) {
             return None;
         }
-        if self.flight.is_none() {
+        if self.in_flight.is_none() {
             self.unpark(now);
-            self.flight = self.assemble(now, digests);
+            self.in_flight = self.assemble(now, digests);
         }
-        let flight = self.flight.as_mut()?;
-        let again = flight.begin(self.limit.min(self.most.events), self.most.bytes);
-        let (body, events) = (flight.body(), flight.outstanding());
-        let (epoch, nonce) = (self.life.epoch, self.nonce());
+        let in_flight = self.in_flight.as_mut()?;
+        let again = in_flight.begin(self.batch_limit.min(self.limits.events), self.limits.bytes);
+        let (body, events) = (in_flight.body(), in_flight.outstanding());
+        let (epoch, nonce) = (self.epoch_state.epoch, self.nonce());
         Some(Batch { epoch, nonce, body, events, again })
     }
 
-    /// For one more request of this epoch.
+    /// Draws the nonce of one more signed request of this epoch.
     pub(crate) fn nonce(&mut self) -> Nonce {
-        self.life.nonces += 1;
-        Nonce { epoch: self.life.epoch, counter: self.life.nonces }
+        self.epoch_state.nonces += 1;
+        Nonce { epoch: self.epoch_state.epoch, counter: self.epoch_state.nonces }
     }
 
-    fn assemble(&mut self, now: Instant, digests: Digests<'_>) -> Option<Flight> {
-        let mut flying = Vec::new();
-        for name in self.turns() {
-            let room = EVENTS_PER_REQUEST - flying.len();
+    fn assemble(&mut self, now: Instant, digests: Digests<'_>) -> Option<InFlight> {
+        let mut events = Vec::new();
+        for name in self.round_robin() {
+            let room = EVENTS_PER_REQUEST - events.len();
             if room == 0 {
                 break;
             }
-            self.board(&name, room, now, digests, &mut flying);
+            self.assign_sequences(&name, room, now, digests, &mut events);
         }
-        Flight::new(flying)
+        InFlight::new(events)
     }
 
-    /// All mailboxes, beginning behind the one that was served last.
-    fn turns(&self) -> Vec<Arc<str>> {
+    /// All watches, beginning with the successor of the one that was served last.
+    fn round_robin(&self) -> Vec<Arc<str>> {
         let behind = self.served.clone().map_or(Bound::Unbounded, Bound::Excluded);
-        let names: Vec<Arc<str>> = self.boxes.range((behind, Bound::Unbounded)).map(|(name, _)| name.clone()).collect();
-        let rest = self.boxes.keys().take(self.boxes.len() - names.len()).cloned();
+        let names: Vec<Arc<str>> =
+            self.watches.range((behind, Bound::Unbounded)).map(|(name, _)| name.clone()).collect();
+        let rest = self.watches.keys().take(self.watches.len() - names.len()).cloned();
         names.into_iter().chain(rest).collect()
     }
 
-    /// Gives sequences to what waits in one mailbox.
-    fn board(&mut self, name: &Arc<str>, room: usize, now: Instant, digests: Digests<'_>, flying: &mut Vec<Flying>) {
-        let Some(mailbox) = self.boxes.get_mut(name) else { return };
-        if mailbox.due(now).is_none_or(|due| due > now) {
+    /// Assigns sequences to the waiting events of one watch, at most `room`, and encodes them.
+    fn assign_sequences(
+        &mut self,
+        name: &Arc<str>,
+        room: usize,
+        now: Instant,
+        digests: Digests<'_>,
+        events: &mut Vec<SequencedEvent>,
+    ) {
+        let Some(dirty_set) = self.watches.get_mut(name) else { return };
+        if dirty_set.due(now).is_none_or(|due| due > now) {
             return;
         }
         let remembered = self.remembered.entry(name.clone()).or_default();
         for _ in 0..room {
-            // What waits beside a whole watch is not covered by it: its own event brings its own delta.
-            let others = if mailbox.waits_whole() { Some(mailbox.outstanding()) } else { None };
-            let Some((key, waiting)) = mailbox.next() else { break };
-            let delta = match &waiting.what {
-                What::Object { part, .. } => *part - waiting.base,
-                What::Whole | What::Unnamed => {
+            // The delta of a `watch.changed` excludes objects that wait beside it: their own events carry their deltas.
+            let others = if dirty_set.has_watch_waiting() { Some(dirty_set.outstanding()) } else { None };
+            let Some((key, waiting)) = dirty_set.next() else { break };
+            let delta = match &waiting.update {
+                Update::Object { part, .. } => *part - waiting.base,
+                Update::Watch | Update::Unnamed => {
                     digests(name).map_or(Digest::ZERO, |digest| digest - others.unwrap_or_default() - *remembered)
                 }
             };
             *remembered += delta;
-            self.life.sequence += 1;
-            let id = EventId { epoch: self.life.epoch, sequence: self.life.sequence };
-            let text = flight::encode(&self.runtime, id, name, mailbox.facts(), &key, &waiting, delta);
-            let whole = key.is_empty();
-            flying.push(Flying {
+            self.epoch_state.sequence += 1;
+            let id = EventId { epoch: self.epoch_state.epoch, sequence: self.epoch_state.sequence };
+            let text = in_flight::encode(&self.runtime, id, name, dirty_set.info(), &key, &waiting, delta);
+            let is_watch = key.is_empty();
+            events.push(SequencedEvent {
                 sequence: id.sequence,
                 watch: name.clone(),
                 key: key.clone(),
                 delta,
-                whole,
+                is_watch,
                 since: waiting.since,
                 text,
             });
-            self.metrics.boarded(&waiting.what, waiting.since);
-            mailbox.sent(key, id.sequence, waiting);
+            self.metrics.sequenced(waiting.update.label(), waiting.since);
+            dirty_set.sent(key, id.sequence, waiting);
         }
         self.served = Some(name.clone());
     }
 
-    /// The answer to a batch of an epoch.
-    pub(crate) fn answered(&mut self, now: Instant, epoch: Epoch, answer: &EventsAnswer) {
-        self.hear(now, answer.instance);
-        let ours = epoch == self.life.epoch;
-        let Some(mut flight) = ours.then(|| self.flight.take()).flatten() else { return };
-        let landed = flight.land();
-        let last = landed.last().map_or(0, |event| event.sequence);
-        let refused = refused::by_sequence(epoch, answer);
+    /// Processes the answer to a batch of an epoch.
+    pub(crate) fn answered(&mut self, now: Instant, epoch: Epoch, answer: &EventsResponse) {
+        self.observe_instance(now, answer.instance);
+        let ours = epoch == self.epoch_state.epoch;
+        let Some(mut in_flight) = ours.then(|| self.in_flight.take()).flatten() else { return };
+        let answered = in_flight.take_answered();
+        let last = answered.last().map_or(0, |event| event.sequence);
+        let refused = refusal::by_sequence(epoch, answer);
         let (mut again, mut parked) = (Vec::new(), false);
-        let mut clean: BTreeSet<Arc<str>> = landed.iter().map(|event| event.watch.clone()).collect();
-        for event in landed {
+        let mut clean: BTreeSet<Arc<str>> = answered.iter().map(|event| event.watch.clone()).collect();
+        for event in answered {
             if let Some(reason) = refused.get(&event.sequence) {
                 self.metrics.refused(reason.as_str());
             }
             match refused.get(&event.sequence) {
                 None => self.metrics.accepted(event.since),
                 Some(Reason::UnknownWatch) => {
-                    if let Some(mailbox) = self.boxes.get_mut(&event.watch) {
-                        mailbox.wait_again(&event.key, event.sequence);
+                    if let Some(dirty_set) = self.watches.get_mut(&event.watch) {
+                        dirty_set.requeue(&event.key, event.sequence);
                         if clean.remove(&event.watch) {
-                            mailbox.refused(now);
+                            dirty_set.refused(now);
                         }
                     }
                 }
-                Some(_) => parked |= !self.replace(event, Parking::Named, &mut again),
+                Some(_) => parked |= !self.replace(event, Parking::UntilPlanChange, &mut again),
             }
         }
         for watch in clean {
-            self.boxes.get_mut(&watch).into_iter().for_each(Mailbox::welcomed);
+            self.watches.get_mut(&watch).into_iter().for_each(DirtySet::clear_hold);
         }
-        let whole = again.is_empty();
-        flight.board_first(again);
-        self.flight = flight.unfinished();
-        self.limit = (self.limit * 2).min(EVENTS_PER_REQUEST);
+        let unreplaced = again.is_empty();
+        in_flight.prepend(again);
+        self.in_flight = in_flight.non_empty();
+        self.batch_limit = (self.batch_limit * 2).min(EVENTS_PER_REQUEST);
         if parked {
-            return self.renew(Renewal::Parked);
+            return self.begin_epoch(EpochReason::Parked);
         }
-        // A hole that a refusal left is filled by what is sent again; any other hole was accepted before, or is now forgotten.
-        if answer.accepted < self.life.accepted || (whole && answer.accepted < last) || self.holds_below(answer.since) {
-            self.pace.strike(now);
-            return self.renew(Renewal::Forgotten);
+        // A gap left by a refusal is filled by the replacement event. Any other gap means that the receiver lost an
+        // event that it had accepted.
+        if answer.accepted < self.epoch_state.accepted
+            || (unreplaced && answer.accepted < last)
+            || self.has_unsettled_below(answer.since)
+        {
+            self.resend_backoff.trigger(now);
+            return self.begin_epoch(EpochReason::Forgotten);
         }
-        self.life.accepted = answer.accepted;
+        self.epoch_state.accepted = answer.accepted;
         self.settle(&answer.settled);
     }
 
-    /// The answer to a heartbeat of an epoch; true if it speaks for this one. What is settled there says nothing of what lies below
-    /// `since`: that is forgotten.
+    /// Processes the answer to a heartbeat of an epoch; true if that epoch is the current one. The settled watermarks
+    /// do not cover sequences below `since`, which the receiver has lost: if an unsettled event lies there, a new epoch
+    /// begins.
     pub(crate) fn heartbeat_answered(
         &mut self,
         now: Instant,
@@ -388,58 +406,75 @@ impl Outbox {
         since: Option<u64>,
         settled: &Settled,
     ) -> bool {
-        self.hear(now, instance);
-        let ours = epoch == self.life.epoch;
-        if ours && since.is_some_and(|since| self.holds_below(since)) {
-            self.pace.strike(now);
-            self.renew(Renewal::Forgotten);
+        self.observe_instance(now, instance);
+        let ours = epoch == self.epoch_state.epoch;
+        if ours && since.is_some_and(|since| self.has_unsettled_below(since)) {
+            self.resend_backoff.trigger(now);
+            self.begin_epoch(EpochReason::Forgotten);
         } else if ours {
             self.settle(settled);
         }
         ours
     }
 
-    /// Whether something that was sent and is not settled has a lower sequence.
-    fn holds_below(&self, since: u64) -> bool {
-        self.boxes.values().filter_map(Mailbox::oldest).any(|sequence| sequence < since)
+    /// True if an event below this sequence is sent and not settled.
+    fn has_unsettled_below(&self, since: u64) -> bool {
+        self.watches.values().filter_map(DirtySet::oldest).any(|sequence| sequence < since)
     }
 
-    /// The signature or nonce was refused: the counters of this epoch are of no use.
-    pub(crate) fn start_over(&mut self) {
-        self.renew(Renewal::Refused);
+    /// Begins a new epoch because the receiver refused the signature or the nonce, so the counters of this epoch are
+    /// unusable.
+    pub(crate) fn restart_epoch(&mut self) {
+        self.begin_epoch(EpochReason::Refused);
     }
 
-    /// Compared before anything else that an answer says.
-    fn hear(&mut self, now: Instant, instance: Instance) {
+    /// Compares the receiver instance with the last known one, before any other field of an answer is processed; on a
+    /// change, limits are reset and a new epoch begins.
+    fn observe_instance(&mut self, now: Instant, instance: Instance) {
         if self.instance.replace(instance).is_some_and(|known| known != instance) {
-            self.pace.strike(now);
+            self.resend_backoff.trigger(now);
             self.plan_changed();
-            self.most = Most::default();
-            self.renew(Renewal::Instance);
+            self.limits = RequestLimits::default();
+            self.begin_epoch(EpochReason::Instance);
         }
     }
 
     fn settle(&mut self, settled: &Settled) {
         for (watch, up_to) in settled {
-            if let Some(mailbox) = self.boxes.get_mut(&**watch) {
-                mailbox.settle((*up_to).min(self.life.sequence), |since| self.metrics.settled(since));
+            if let Some(dirty_set) = self.watches.get_mut(&**watch) {
+                dirty_set.settle((*up_to).min(self.epoch_state.sequence), |since| self.metrics.settled(since));
             }
         }
     }
 
-    fn renew(&mut self, why: Renewal) {
-        self.life = Life::new(Epoch::new((self.draw)()));
-        self.flight = None;
-        self.boxes.values_mut().for_each(Mailbox::undo);
-        self.remembered.retain(|watch, _| self.boxes.contains_key(watch));
-        self.metrics.renewed(why);
-        tracing::info!(reason = why.as_str(), epoch = %self.life.epoch, "Began a new epoch");
+    fn begin_epoch(&mut self, error: EpochReason) {
+        self.epoch_state = EpochState::new(Epoch::new((self.random_bits)()));
+        self.in_flight = None;
+        self.watches.values_mut().for_each(DirtySet::requeue_all);
+        self.remembered.retain(|watch, _| self.watches.contains_key(watch));
+        self.metrics.epoch_begun(error.as_str());
+        tracing::info!(reason = error.as_str(), epoch = %self.epoch_state.epoch, "Began a new epoch");
     }
 }
 
-impl What {
-    /// A change of an object, with its part of the digest after it.
-    pub(crate) const fn object(seen: Seen, change: Change, part: Digest) -> Self {
+impl Update {
+    /// Label of the change in metrics.
+    pub(crate) const fn label(&self) -> &'static str {
+        match self {
+            Self::Watch => "whole",
+            Self::Unnamed => "unnamed",
+            Self::Object { change, .. } => match change {
+                Change::Created => "created",
+                Change::Spec => "spec",
+                Change::Metadata => "metadata",
+                Change::Status => "status",
+                Change::Deleted => "deleted",
+            },
+        }
+    }
+
+    /// A change of an object, with the object's contribution to the digest after it.
+    pub(crate) const fn object(seen: ObjectState, change: Change, part: Digest) -> Self {
         Self::Object { seen, change, part }
     }
 }

@@ -1,5 +1,5 @@
-//! The plan and the settings: the ConfigMap `tidewatch-agent`, watched by name. Each is taken whole or refused whole; the last good
-//! one stays, and the heartbeat says so.
+//! Watches the ConfigMap `tidewatch-agent`, which contains the plan and the settings. Each is accepted or refused as a
+//! whole; the last valid one stays in force, and the heartbeat reports the error.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -11,13 +11,13 @@ use tidewatch_shared::{
 use tokio::sync::watch;
 
 use crate::{
-    kubernetes::{Call, Lane},
+    kubernetes::{ApiClient, ApiError},
     settings::Settings,
-    telemetry::{Guard, Metrics, chain},
-    watch::{NamedMetadata, Sink, Target, Versioned},
+    telemetry::{Guard, Metrics, error_chain},
+    watch::{NamedMetadata, PlanState, Sink, Target, Versioned},
 };
 
-/// The ConfigMap, as far as it is read.
+/// The parts of the ConfigMap that the agent reads.
 #[derive(Debug, Deserialize)]
 pub(crate) struct ConfigMap {
     metadata: NamedMetadata,
@@ -31,36 +31,24 @@ impl Versioned for ConfigMap {
     }
 }
 
-/// What is to be followed.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Followed {
-    /// The last good plan.
-    pub(crate) plan: Option<Arc<Plan>>,
-    /// What is wrong with the newest ConfigMap, in words.
-    pub(crate) error: Option<String>,
-}
-
-/// How settings reach whoever follows them; `None` before the first good ones.
-pub(crate) type CurrentSettings = watch::Receiver<Option<Arc<Settings>>>;
-
-/// Reads plan and settings and publishes what is good.
+/// Parses plan and settings, and publishes the valid ones.
 pub(crate) struct PlanSource {
     namespace: String,
-    publish: watch::Sender<Followed>,
-    /// Where settings go; `None` when flags and files say what they would.
+    publish: watch::Sender<PlanState>,
+    /// Publishes the settings; `None` if flags and files take their place.
     settings: Option<watch::Sender<Option<Arc<Settings>>>>,
-    /// The list that is being read has the ConfigMap.
+    /// The current list contains the ConfigMap.
     listed: bool,
-    /// Readiness waits for the first good plan.
+    /// Readiness guard until the first valid plan.
     pending: Option<Guard>,
     metrics: Metrics,
 }
 
 impl PlanSource {
-    /// Nothing is published before the first good plan.
+    /// A source that publishes nothing before the first valid plan.
     pub(crate) const fn new(
         namespace: String,
-        publish: watch::Sender<Followed>,
+        publish: watch::Sender<PlanState>,
         settings: Option<watch::Sender<Option<Arc<Settings>>>>,
         pending: Guard,
         metrics: Metrics,
@@ -75,19 +63,19 @@ impl PlanSource {
         let settings = self.read_settings(map);
         let plan = match map.data.as_ref().and_then(|data| data.get(PLAN_KEY)).map(|text| Plan::parse(text)) {
             Some(Ok(plan)) => Ok(plan),
-            // Where in the JSON, but not what: the heartbeat is no echo of a ConfigMap.
+            // The error has the position in the JSON, but not the content, so heartbeats do not echo the ConfigMap.
             Some(Err(error)) => Err(error.to_string()),
             None => Err(format!("the ConfigMap has no {PLAN_KEY}")),
         };
-        if let Err(why) = &plan {
-            tracing::error!(error = %why, "The plan is refused; the last good one stays");
+        if let Err(error) = &plan {
+            tracing::error!(error = %error, "Plan refused, keeping the last valid one");
             self.metrics.plans_refused.inc();
         } else {
             self.pending = None;
         }
         let (plan, refused) = match plan {
             Ok(plan) => (Some(plan), None),
-            Err(why) => (None, Some(why)),
+            Err(error) => (None, Some(error)),
         };
         let words: Vec<String> = refused.into_iter().chain(settings.err()).collect();
         self.follow(plan, (!words.is_empty()).then(|| words.join("; ")));
@@ -107,14 +95,14 @@ impl PlanSource {
                 Ok(())
             }
             Err(error) => {
-                tracing::error!(error = %error, "The settings are refused; the last good ones stay");
+                tracing::error!(error = %error, "Settings refused, keeping the last valid ones");
                 self.metrics.settings_refused.inc();
                 Err(error.to_string())
             }
         }
     }
 
-    /// Publishes what has changed, and nothing else.
+    /// Publishes only if plan or error changed.
     fn follow(&self, plan: Option<Plan>, error: Option<String>) {
         self.publish.send_if_modified(|current| {
             let other = plan.filter(|plan| current.plan.as_deref() != Some(plan));
@@ -127,9 +115,9 @@ impl PlanSource {
         });
     }
 
-    /// No refusal: at an agent's first start nobody may have written one yet.
+    /// Not counted as a refusal: at the first start of an agent the plan may not be written yet.
     fn missing(&self) {
-        tracing::warn!("There is no plan; the last good one stays");
+        tracing::warn!("ConfigMap with the plan is missing, keeping the last valid plan");
         self.follow(None, Some("there is no ConfigMap".to_owned()));
     }
 }
@@ -137,9 +125,9 @@ impl PlanSource {
 impl Sink for PlanSource {
     type Item = ConfigMap;
 
-    async fn target(&mut self, _lane: &Lane) -> Result<Target, Call> {
+    async fn target(&mut self, _client: &ApiClient) -> Result<Target, ApiError> {
         let target = Target::collection("", "v1", Some(&self.namespace), "configmaps");
-        Ok(target.select("", &format!("metadata.name={AGENT_OBJECT}")).whole())
+        Ok(target.select("", &format!("metadata.name={AGENT_OBJECT}")).full_objects())
     }
 
     fn begin(&mut self) {
@@ -170,8 +158,8 @@ impl Sink for PlanSource {
 
     fn bookmark(&mut self, _version: &str) {}
 
-    fn failed(&mut self, why: &Call) {
-        tracing::warn!(error = chain(why), "The plan cannot be read");
+    fn failed(&mut self, error: &ApiError) {
+        tracing::warn!(error = error_chain(error), "Failed to read the ConfigMap with the plan");
     }
 }
 
@@ -180,7 +168,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::{identity::tests::TestCa, settings, telemetry::Readiness};
+    use crate::{settings, telemetry::Readiness};
 
     const GOOD: &str = r#"{"revision":"1","watches":[]}"#;
 
@@ -191,19 +179,19 @@ mod tests {
 
     fn source(
         settings: Option<watch::Sender<Option<Arc<Settings>>>>,
-    ) -> (PlanSource, watch::Receiver<Followed>, Readiness) {
-        let (publish, followed) = watch::channel(Followed::default());
+    ) -> (PlanSource, watch::Receiver<PlanState>, Readiness) {
+        let (publish, followed) = watch::channel(PlanState::default());
         let readiness = Readiness::default();
         let guard = readiness.guard("plan");
         (PlanSource::new("ns".to_owned(), publish, settings, guard, Metrics::default()), followed, readiness)
     }
 
     #[test]
-    fn a_bad_plan_leaves_the_last_good_one_in_force() {
+    fn invalid_plan_leaves_the_last_valid_one_in_force() {
         let (mut source, mut followed, readiness) = source(None);
         source.present(map(Some("{")));
         source.present(map(None));
-        let Followed { plan, error } = followed.borrow_and_update().clone();
+        let PlanState { plan, error } = followed.borrow_and_update().clone();
         assert_eq!((plan, error.as_deref()), (None, Some("the ConfigMap has no plan.json")));
         assert_eq!(readiness.pending(), ["plan"]);
 
@@ -216,12 +204,12 @@ mod tests {
         source.present(map(Some(r#"{"revision":"","watches":[]}"#)));
         source.gone(map(None));
         source.present(map(Some(GOOD)));
-        let Followed { plan, error } = followed.borrow().clone();
+        let PlanState { plan, error } = followed.borrow().clone();
         assert!(Arc::ptr_eq(&plan.unwrap(), &first) && error.is_none());
     }
 
     #[test]
-    fn a_plan_that_went_while_nobody_looked_is_told_and_the_last_good_one_stays() {
+    fn plan_missing_from_a_list_is_reported_and_the_last_valid_one_stays() {
         let (mut source, followed, _readiness) = source(None);
         let good = || map(Some(GOOD));
         for (items, error) in [(vec![good()], None), (vec![], Some("there is no ConfigMap")), (vec![good()], None)] {
@@ -234,11 +222,11 @@ mod tests {
     }
 
     #[test]
-    fn bad_settings_leave_the_last_good_ones_in_force_and_no_plan_behind() {
+    fn invalid_settings_leave_the_last_valid_ones_in_force_and_do_not_affect_the_plan() {
         let publish = watch::Sender::new(None);
         let mut current = publish.subscribe();
         let (mut source, mut followed, _readiness) = source(Some(publish));
-        let bundle = TestCa::new().pem();
+        let bundle = settings::tests::bundle();
         let with = |receiver: &str, revision: &str| {
             let mut data = settings::tests::data(receiver, "https://kcp:2", "r-1", &bundle);
             data.insert(PLAN_KEY.to_owned(), GOOD.replace("\"1\"", &format!("\"{revision}\"")));
@@ -249,7 +237,7 @@ mod tests {
         source.present(with("ftp://kcp", "2"));
         assert!(!current.has_changed().unwrap());
         assert_eq!(source.metrics.settings_refused.get(), 1);
-        let Followed { plan, error } = followed.borrow_and_update().clone();
+        let PlanState { plan, error } = followed.borrow_and_update().clone();
         assert_eq!(plan.unwrap().revision(), "2", "each is judged by itself");
         assert!(error.unwrap().starts_with("receiver-url: "));
         source.present(with("https://kcp:1", "2"));

@@ -1,4 +1,4 @@
-//! Random numbers: what decisions take as arguments.
+//! Random numbers; decision logic takes them as arguments.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ pub(crate) fn bits() -> u64 {
     u64::from_ne_bytes(bytes)
 }
 
-/// A whole number below a bound; 0 for a bound of 0. The bias of the remainder is far below what jitter needs.
+/// A uniform integer below `bound`; 0 for a bound of 0. The modulo bias is negligible for jitter.
 pub(crate) fn below(bound: u64) -> u64 {
     bits().checked_rem(bound).unwrap_or(0)
 }
 
-/// A time between nothing and a bound, in milliseconds.
+/// A duration between zero and `bound`, in whole milliseconds.
 pub(crate) fn up_to(bound: Duration) -> Duration {
     let millis = u64::try_from(bound.as_millis()).unwrap_or(u64::MAX);
     Duration::from_millis(below(millis.saturating_add(1)))

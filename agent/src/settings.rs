@@ -1,64 +1,68 @@
-//! What the ConfigMap says beside the plan: where the receiver is, what makes it trustworthy, and which runtime this is. Pure.
+//! Settings that accompany the plan in the ConfigMap: addresses of the receiver, trust bundle and runtime ID. Pure.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use thiserror::Error;
 use tidewatch_shared::{
-    identity::{ParseIdentity, RuntimeId},
+    identity::{ParseIdentityError, RuntimeId},
     names::{ENROLMENT_URL_KEY, RECEIVER_URL_KEY, RUNTIME_ID_KEY, TRUST_BUNDLE_KEY},
-    tls::{self, TlsConfig},
+    tls::{self, TlsConfigError},
 };
+use tokio::sync::watch;
 
-use crate::link::{Endpoint, ParseEndpoint};
+use crate::receiver::{Endpoint, ParseEndpointError};
 
-/// Bytes of a trust bundle, at most: some dozens of roots. A rotation needs three.
+/// Limit of a trust bundle in bytes, enough for dozens of roots. A rotation needs three.
 const BUNDLE_BYTES: usize = 64 << 10;
 
-/// Settings that hold, taken whole or not at all.
+/// Valid settings, accepted as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Where events and heartbeats go.
+    /// Endpoint for events and heartbeats.
     pub receiver: Endpoint,
-    /// Where a certificate is asked for with a token.
+    /// Endpoint for certificate requests with a token.
     pub enrolment: Endpoint,
-    /// Which runtime this is.
+    /// ID of this runtime.
     pub runtime: RuntimeId,
     /// Roots of the receiver's certificates, in PEM.
     pub bundle: Vec<u8>,
 }
 
-/// Why settings are refused. The values are not echoed: the words stand in heartbeats.
+/// The current settings; `None` before the first valid ones.
+pub(crate) type CurrentSettings = watch::Receiver<Option<Arc<Settings>>>;
+
+/// Errors of settings. They do not echo values, because the text is part of heartbeats.
 #[derive(Debug, Error)]
-pub(crate) enum ParseSettings {
+pub(crate) enum ParseSettingsError {
     #[error("the ConfigMap has no {0}")]
     Missing(&'static str),
     #[error("{0}: {1}")]
-    Endpoint(&'static str, ParseEndpoint),
+    Endpoint(&'static str, ParseEndpointError),
     #[error("{RUNTIME_ID_KEY}: {0}")]
-    Runtime(ParseIdentity),
+    Runtime(ParseIdentityError),
     #[error("{TRUST_BUNDLE_KEY}: {0}")]
-    Bundle(TlsConfig),
-    #[error("{TRUST_BUNDLE_KEY} has more than {BUNDLE_BYTES} bytes")]
+    Bundle(TlsConfigError),
+    #[error("{TRUST_BUNDLE_KEY} exceeds {BUNDLE_BYTES} bytes")]
     TooLarge,
 }
 
 impl Settings {
-    /// Reads the data of the ConfigMap.
-    pub(crate) fn parse(data: Option<&BTreeMap<String, String>>) -> Result<Self, ParseSettings> {
+    /// Parses the data of the ConfigMap.
+    pub(crate) fn parse(data: Option<&BTreeMap<String, String>>) -> Result<Self, ParseSettingsError> {
         let value = |key| {
             let value = data.and_then(|data| data.get(key)).map(|value| value.trim());
-            value.filter(|value| !value.is_empty()).ok_or(ParseSettings::Missing(key))
+            value.filter(|value| !value.is_empty()).ok_or(ParseSettingsError::Missing(key))
         };
-        let endpoint = |key| value(key)?.parse().map_err(|error| ParseSettings::Endpoint(key, error));
+        let endpoint = |key| value(key)?.parse().map_err(|error| ParseSettingsError::Endpoint(key, error));
         let bundle = value(TRUST_BUNDLE_KEY)?.as_bytes();
         if bundle.len() > BUNDLE_BYTES {
-            return Err(ParseSettings::TooLarge);
+            return Err(ParseSettingsError::TooLarge);
         }
-        tls::certificates(bundle).and_then(|roots| tls::roots(&roots)).map_err(ParseSettings::Bundle)?;
+        tls::certificates(bundle).and_then(|roots| tls::roots(&roots)).map_err(ParseSettingsError::Bundle)?;
         Ok(Self {
             receiver: endpoint(RECEIVER_URL_KEY)?,
             enrolment: endpoint(ENROLMENT_URL_KEY)?,
-            runtime: value(RUNTIME_ID_KEY)?.parse().map_err(ParseSettings::Runtime)?,
+            runtime: value(RUNTIME_ID_KEY)?.parse().map_err(ParseSettingsError::Runtime)?,
             bundle: bundle.to_vec(),
         })
     }
@@ -67,9 +71,13 @@ impl Settings {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::identity::tests::TestCa;
 
-    /// The data of a ConfigMap that holds, but for the plan.
+    /// A trust bundle with one root.
+    pub(crate) fn bundle() -> String {
+        rcgen::generate_simple_self_signed(Vec::new()).unwrap().cert.pem()
+    }
+
+    /// Data of a valid ConfigMap, except for the plan.
     pub(crate) fn data(receiver: &str, enrolment: &str, runtime: &str, bundle: &str) -> BTreeMap<String, String> {
         [
             (RECEIVER_URL_KEY, receiver),
@@ -82,8 +90,8 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn settings_are_taken_whole_or_not_at_all() {
-        let bundle = TestCa::new().pem();
+    fn settings_are_accepted_as_a_whole_or_refused() {
+        let bundle = bundle();
         let good = || data("https://kcp:8443", "https://kcp:8444\n", "r-1", &bundle);
         let settings = Settings::parse(Some(&good())).unwrap();
         assert_eq!((settings.receiver.authority(), settings.enrolment.authority()), ("kcp:8443", "kcp:8444"));
@@ -93,12 +101,14 @@ pub(crate) mod tests {
             for bad in ["", " ", "http://kcp", "a/b", too_long.as_str()] {
                 let mut data = good();
                 data.insert(key.to_owned(), bad.to_owned());
-                let said = Settings::parse(Some(&data)).unwrap_err().to_string();
-                assert!(said.contains(key) && said.len() < 200, "{said}");
+                let error = Settings::parse(Some(&data)).unwrap_err().to_string();
+                assert!(error.contains(key) && error.len() < 200, "{error}");
             }
             let mut data = good();
             data.remove(key);
-            assert!(matches!(Settings::parse(Some(&data)), Err(ParseSettings::Missing(missing)) if missing == key));
+            assert!(
+                matches!(Settings::parse(Some(&data)), Err(ParseSettingsError::Missing(missing)) if missing == key)
+            );
         }
     }
 }

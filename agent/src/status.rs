@@ -1,105 +1,90 @@
-//! What the admin listener shows of this agent, and the text that `status` makes of it.
+//! Status document of the admin listener, and its text form for `status`.
 
-mod path;
+mod event_path;
 
 use serde::{Deserialize, Serialize};
 use tidewatch_shared::{
-    exchange::Settled,
     heartbeat::WatchState,
     identity::{Epoch, Instance},
-    table::{age, aligned, plain},
+    table::{age, aligned, sanitize},
 };
 
-use crate::{core::Account, identity::Told};
+use crate::{core::Snapshot, identity::IdentityReport};
 
-pub use path::{Path, Proof};
+pub use crate::core::LastHeartbeat;
 
-/// The path that shows it.
+pub use event_path::{ConditionStatus, EventPath};
+
+/// Path of the status document.
 pub const STATUS_PATH: &str = "/status";
 
-/// One agent, at one instant.
+/// Status of one agent at one instant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Status {
     /// The agent's version.
     pub version: String,
-    /// What must still happen before it is ready; empty when it is.
+    /// Pending readiness conditions; empty if the agent is ready.
     pub pending: Vec<String>,
-    /// Since the receiver last took a request, in seconds, by the wall clock.
+    /// Time since the last accepted request, in seconds by the wall clock.
     pub answered_seconds_ago: Option<u64>,
-    /// Age of the canary in seconds; absent before it came back.
+    /// Age of the canary in seconds; absent before its first round trip.
     pub canary_age_seconds: Option<u64>,
-    /// End of the certificate, in RFC 3339; absent before there is one.
+    /// Expiry of the certificate, in RFC 3339; absent before there is one.
     pub certificate_not_after: Option<String>,
-    /// Where the certificate is from, and what goes wrong with it.
+    /// Source of the certificate, and errors of its renewal.
     #[serde(default)]
-    pub identity: Told,
-    /// Added to the clock when signing, in seconds.
+    pub identity: IdentityReport,
+    /// Offset added to the clock for signatures, in seconds.
     pub clock_offset_seconds: i64,
-    /// Watches and events; absent until an identity says which runtime this is.
+    /// Watches and events; absent until the runtime ID is known.
     pub runtime: Option<Runtime>,
 }
 
-/// See [`Status::runtime`].
+/// Status of the runtime's watches and events.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Runtime {
-    /// Which it is.
+    /// ID of the runtime.
     pub id: String,
-    /// The life of the sequences.
+    /// Current epoch of the sequences.
     pub epoch: Epoch,
-    /// The last sequence given to an event.
+    /// Last sequence assigned to an event.
     pub sequence: u64,
-    /// Every event of this epoch up to here was accepted.
+    /// Sequence of this epoch up to which all events were accepted.
     pub accepted: u64,
-    /// Which receiver answered last.
+    /// Receiver instance that answered last.
     pub instance: Option<Instance>,
-    /// Whether the event path is proven, by what this agent knows; the receiver's own word is the condition `EventPath`.
-    pub path: Path,
-    /// What the receiver said to the last heartbeat that it answered; absent before.
-    pub heartbeat: Option<Answered>,
-    /// The plan that is followed.
+    /// The event path by this agent's own evidence; the condition `EventPath` has the receiver's.
+    pub path: EventPath,
+    /// Response to the last answered heartbeat; absent before.
+    pub heartbeat: Option<LastHeartbeat>,
+    /// Revision of the plan in force.
     pub plan_revision: Option<String>,
-    /// Why the newest plan, or the settings beside it, was refused.
+    /// Error of the newest plan or settings.
     pub plan_error: Option<String>,
-    /// Events that wait to be sent.
+    /// Events waiting to be sent.
     pub waiting: usize,
-    /// Events that cannot be sent.
+    /// Parked events, which cannot be sent.
     pub parked: usize,
-    /// Events that were sent and are not settled.
+    /// Sent events that are not settled.
     pub unsettled: usize,
-    /// Times that the receiver turned out to lack something that had been sent, since this agent began: then all that is not settled is
-    /// sent again.
+    /// Number of times since start that the receiver had lost accepted events; each causes a resend of all unsettled
+    /// events.
     pub gaps: u64,
-    /// Watches that it asked to be told anew, since this agent began, each as often as it asked.
+    /// Resends since start that the receiver requested, counted per watch.
     pub resends: u64,
-    /// Each watch of the plan.
+    /// State of each watch of the plan.
     pub watches: Vec<WatchState>,
 }
 
-/// See [`Runtime::heartbeat`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Answered {
-    /// How long ago, in seconds.
-    pub seconds_ago: u64,
-    /// The heartbeat interval that it wants, in seconds.
-    pub interval_seconds: u32,
-    /// The plan that it wrote last.
-    pub plan_revision: Option<String>,
-    /// Per watch: the sequence up to which all its work has ended; absent when it was said of an earlier epoch.
-    pub settled: Option<Settled>,
-    /// Watches whose digests it does not agree to, or of which it does not know what was sent: they are told anew. Absent as above.
-    pub resend: Option<Vec<String>>,
-}
-
 impl Runtime {
-    /// `canary` is the age of the canary in seconds.
-    pub(crate) fn new(account: Account, canary: Option<u64>) -> Self {
-        let path = Path::of(&account, canary);
-        let Account { runtime, epoch, sequence, accepted, instance, heartbeat, plan_revision, plan_error, .. } =
-            account;
-        let Account { waiting, parked, unsettled, gaps, resends, watches, .. } = account;
+    /// Builds the status from a snapshot; `canary` is the age of the canary in seconds.
+    pub(crate) fn new(snapshot: Snapshot, canary: Option<u64>) -> Self {
+        let path = EventPath::of(&snapshot, canary);
+        let Snapshot { runtime, epoch, sequence, accepted, instance, heartbeat, plan_revision, plan_error, .. } =
+            snapshot;
+        let Snapshot { waiting, parked, unsettled, gaps, resends, watches, .. } = snapshot;
         Self {
             id: runtime.as_str().to_owned(),
             epoch,
@@ -121,21 +106,21 @@ impl Runtime {
 
     fn lines(&self) -> [String; 6] {
         let Self { id, epoch, sequence, accepted, waiting, parked, unsettled, gaps, resends, .. } = self;
-        let asked = self.heartbeat.as_ref().and_then(|answer| answer.resend.as_deref()).unwrap_or_default();
-        let asked = if asked.is_empty() { String::new() } else { format!(", now of {}", asked.join(", ")) };
+        let pending = self.heartbeat.as_ref().and_then(|answer| answer.resend.as_deref()).unwrap_or_default();
+        let pending = if pending.is_empty() { String::new() } else { format!(", now of {}", pending.join(", ")) };
         [
             format!("runtime      {id}, epoch {epoch}, sequence {sequence}"),
-            format!("path         {} (by what this agent knows)", self.path.line()),
+            format!("path         {} (evidence of this agent)", self.path.line()),
             match &self.heartbeat {
-                Some(Answered { seconds_ago, interval_seconds, .. }) => {
+                Some(LastHeartbeat { seconds_ago, interval_seconds, .. }) => {
                     format!("heartbeat    answered {} ago, every {interval_seconds}s", age(Some(*seconds_ago)))
                 }
-                None => "heartbeat    none was answered yet".to_owned(),
+                None => "heartbeat    none answered yet".to_owned(),
             },
             format!(
                 "events       {waiting} waiting, {parked} parked, {unsettled} unsettled, accepted up to {accepted}"
             ),
-            format!("gaps         {gaps}; asked {resends} times to tell a watch anew{asked}"),
+            format!("gaps         {gaps}; {resends} resends requested{pending}"),
             self.plan(),
         ]
     }
@@ -145,7 +130,8 @@ impl Runtime {
         let newest = self.heartbeat.as_ref().and_then(|answer| answer.plan_revision.as_ref());
         let newest = newest.filter(|newest| Some(*newest) != self.plan_revision.as_ref());
         let newest = newest.map(|newest| format!(", the receiver's is {newest}")).unwrap_or_default();
-        let refused = self.plan_error.as_ref().map(|why| format!(", the newest is refused: {why}")).unwrap_or_default();
+        let refused =
+            self.plan_error.as_ref().map(|error| format!(", the newest is refused: {error}")).unwrap_or_default();
         format!("plan         {followed}{newest}{refused}")
     }
 
@@ -165,8 +151,9 @@ impl Runtime {
 }
 
 impl Status {
-    /// For people: a few lines, and a table of the watches.
-    pub(crate) fn page(&self) -> String {
+    /// Text form: a few lines, and a table of the watches.
+    #[must_use]
+    pub fn page(&self) -> String {
         let state = match &*self.pending.join(", ") {
             "" => "ready".to_owned(),
             pending => format!("not ready: {pending}"),
@@ -187,16 +174,16 @@ impl Status {
 }
 
 fn page(lines: &[String]) -> String {
-    lines.iter().map(|line| plain(line) + "\n").collect()
+    lines.iter().map(|line| sanitize(line) + "\n").collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::identity::Provenance;
+    use crate::identity::IdentitySource;
 
     #[test]
-    fn people_see_watches_and_what_is_wrong() {
+    fn page_shows_watches_and_errors() {
         let watch = |name: &str, error: Option<&str>| WatchState {
             name: name.into(),
             objects: 3,
@@ -212,15 +199,15 @@ mod tests {
             answered_seconds_ago: Some(2),
             canary_age_seconds: None,
             certificate_not_after: None,
-            identity: Told::default(),
+            identity: IdentityReport::default(),
             clock_offset_seconds: -600,
             runtime: None,
         };
         assert!(status.page().starts_with("agent        0.1.0, not ready: plan\n"), "{}", status.page());
         status.pending.clear();
-        status.identity = Told {
-            from: Some(Provenance::Enrolment),
-            unkept: true,
+        status.identity = IdentityReport {
+            from: Some(IdentitySource::Enrolment),
+            unsaved: true,
             failing_since: Some("2026-01-01T00:00:00Z".into()),
             error: Some("503\nlater".into()),
         };
@@ -230,12 +217,12 @@ mod tests {
             sequence: 7,
             accepted: 6,
             instance: Some(Instance::new(1)),
-            path: Path {
-                state: Proof::False,
+            path: EventPath {
+                state: ConditionStatus::False,
                 reason: "FailingWatch".into(),
                 message: Some("pods: 403\nforbidden".into()),
             },
-            heartbeat: Some(Answered {
+            heartbeat: Some(LastHeartbeat {
                 seconds_ago: 61,
                 interval_seconds: 30,
                 plan_revision: Some("def".into()),
@@ -255,12 +242,12 @@ mod tests {
         for line in [
             "agent        0.1.0, ready",
             "receiver     0000000000000001, last took a request 2s ago, clock offset -600s",
-            "certificate  until -, from enrolment, not kept in the agent's Secret, asking fails since 2026-01-01T00:00:00Z: \
+            "certificate  until -, from enrolment, not kept in the agent's Secret, certificate requests fail since 2026-01-01T00:00:00Z: \
              503\u{fffd}later",
-            "path         False, FailingWatch: pods: 403\u{fffd}forbidden (by what this agent knows)",
+            "path         False, FailingWatch: pods: 403\u{fffd}forbidden (evidence of this agent)",
             "heartbeat    answered 1m1s ago, every 30s",
             "events       1 waiting, 2 parked, 3 unsettled, accepted up to 6",
-            "gaps         4; asked 5 times to tell a watch anew, now of kyma, pods",
+            "gaps         4; 5 resends requested, now of kyma, pods",
             "plan         abc, the receiver's is def, the newest is refused: no\u{fffd}[2J",
             "kyma   3        5        1m1s    -      no",
             "pods   3        -        -       -      no      403\u{fffd}forbidden",

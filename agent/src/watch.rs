@@ -1,15 +1,16 @@
-//! List and watch, as often as it takes: the loop that all watches share, with what differs between them in a [`Sink`].
+//! List and watch loop shared by all watches; each kind of watch consumes its objects through a [`Sink`].
 //!
-//! The loop is our own because bookmarks must count as signs of life, a silent watch must be opened again, a rebuild must be
-//! possible from outside, and every page and line must have a limit.
+//! The loop replaces a ready-made reflector for four reasons: bookmarks must count as liveness, a silent watch must be
+//! reopened, a relist must be possible on demand, and every page and every line must have a size limit.
 
-mod body;
 mod discovery;
 mod object;
 mod planned;
 mod reader;
 mod supervisor;
 mod target;
+mod watermarks;
+mod wire;
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,90 +20,95 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-pub(crate) use body::{Buffer, Page};
-pub use discovery::Served;
-pub(crate) use discovery::{find, preferred_of};
+pub use discovery::ServedResource;
+pub(crate) use discovery::{find_resource, preferred_version_of};
 pub(crate) use object::{Named, NamedMetadata, Versioned};
-pub(crate) use planned::Planned;
-pub(crate) use reader::{Listed, Reader};
-pub(crate) use supervisor::supervise;
+pub(crate) use planned::PlannedSink;
+pub(crate) use reader::{ListProgress, Reader};
+pub(crate) use supervisor::{PlanState, supervise};
 pub(crate) use target::Target;
+pub(crate) use watermarks::Watermarks;
+pub(crate) use wire::{LineBuffer, Page};
 
 use crate::{
     backoff::Backoff,
-    canary::Sightings,
-    kubernetes::{Call, Lane},
+    kubernetes::{ApiClient, ApiError},
     random,
     telemetry::Metrics,
 };
-use body::Lines;
-use reader::End;
+use reader::WatchEnd;
+use wire::Lines;
 
-/// Objects of one page.
+/// Number of objects per page.
 const PAGE: usize = 50;
-/// Bytes of one page. When 50 objects are larger, the page is halved.
+/// Maximum size of a page in bytes. If 50 objects exceed it, the page size is halved.
 const PAGE_BYTES: usize = 2 << 20;
-/// A server closes a watch between these times, and it is opened again.
+/// Range of the `timeoutSeconds` of a watch, in seconds: the server closes the watch after that time and the agent
+/// reopens it.
 const WATCH_SECONDS: (u64, u64) = (180, 290);
-/// Bookmarks come about once a minute: silence for longer means that nobody is there.
+/// Longest time without a line before a watch counts as silent. API servers send a bookmark about once a minute.
 const SILENCE: Duration = Duration::from_secs(100);
+/// First ceiling of the backoff (full jitter) after a failed list or watch.
 const BACKOFF: Duration = Duration::from_millis(500);
+/// Highest ceiling of that backoff.
 const BACKOFF_CAP: Duration = Duration::from_secs(30);
-/// An API server that tells us to wait is obeyed up to here.
-const TOLD_CAP: Duration = Duration::from_secs(120);
-/// A watch that ends sooner is a failure, or it would be opened again in a hot loop.
-const TOO_SHORT: Duration = Duration::from_secs(5);
-/// If it had something to say it is opened again after this time at most: there may be more of it.
-const NEWS_CAP: Duration = Duration::from_secs(1);
-/// The least that is waited after a failure.
-const LEAST: Duration = Duration::from_millis(50);
-/// Those who were told the same wait come back spread over this part of it, and never before.
+/// Longest `Retry-After` of an API server that is respected.
+const RETRY_AFTER_CAP: Duration = Duration::from_secs(120);
+/// Shortest normal duration of a watch. One that ends sooner counts as failed, since reopening it at once would be a
+/// hot loop.
+const MIN_WATCH_TIME: Duration = Duration::from_secs(5);
+/// Longest delay before a watch is reopened that ended early but delivered lines, because more of them may follow.
+const REOPEN_CAP: Duration = Duration::from_secs(1);
+/// Shortest delay after a failure.
+const MIN_WAIT: Duration = Duration::from_millis(50);
+/// Jitter on top of a `Retry-After`, as a fraction of it: clients that received the same value return spread over this
+/// part of it, and never early.
 const SPREAD: u32 = 8;
-/// For a whole list: what its pages go on from is kept by API servers for five to fifteen minutes.
-const LIST: Duration = Duration::from_secs(900);
-/// A server that answers so often in a row, but not with anything of use, is asked for a list: perhaps this version is what it
-/// cannot serve.
-const USELESS: u32 = 5;
-/// After so many watches in a row that ended without a word, not even a bookmark, it is asked for a list too: what it says nothing of
-/// may have changed all the same.
-const MUTE: u32 = 2;
+/// Deadline of a whole list: API servers honour continue tokens for five to fifteen minutes.
+const LIST_TIMEOUT: Duration = Duration::from_secs(900);
+/// Number of consecutive unusable answers of a watch after which the loop relists, because the server may be unable to
+/// serve that resourceVersion.
+const UNUSABLE_LIMIT: u32 = 5;
+/// Number of consecutive watches without a single line, not even a bookmark, after which the loop relists: objects may
+/// have changed unobserved.
+const SILENT_LIMIT: u32 = 2;
 
-/// What a kind of watch does with what it is told. Every call is synchronous: the loop alone waits.
+/// Consumer of one kind of watch. All calls but [`Sink::target`] are synchronous: only the loop waits.
 pub(crate) trait Sink {
-    /// An object as far as this watch reads it.
+    /// The part of an object that this watch deserializes.
     type Item: DeserializeOwned + Versioned;
 
-    /// What to list and watch, found out anew before each list.
-    async fn target(&mut self, lane: &Lane) -> Result<Target, Call>;
-    /// A list begins; what an earlier one that broke off has told counts for nothing.
+    /// Collection to list and watch; resolved again before each list.
+    async fn target(&mut self, client: &ApiClient) -> Result<Target, ApiError>;
+    /// Starts a list; the pages of an earlier list that was aborted are void.
     fn begin(&mut self);
-    /// A page of the list. False if no further pages are wanted.
+    /// Consumes one page of the list. False if no further pages are needed.
     fn page(&mut self, items: Vec<Self::Item>) -> bool;
-    /// All pages were told; the watch goes on from this resource version.
+    /// Ends the list; the watch continues from this resourceVersion.
     fn complete(&mut self, version: &str);
-    /// An object is there.
+    /// Consumes an added or modified object.
     fn present(&mut self, item: Self::Item);
-    /// An object left.
+    /// Consumes an object that was deleted or has left the selection.
     fn gone(&mut self, item: Self::Item);
-    /// A bookmark: nothing changed up to this resource version.
+    /// Consumes a bookmark: all changes up to this resourceVersion have been delivered.
     fn bookmark(&mut self, version: &str);
-    /// The list or the watch does not work; it will be tried again.
-    fn failed(&mut self, why: &Call);
-    /// A watch is open.
+    /// Reports that the list or the watch failed; it will be retried.
+    fn failed(&mut self, why: &ApiError);
+    /// Reports that a watch is open.
     fn opened(&mut self) {}
 }
 
-/// What all loops share.
+/// State shared by all loops.
 #[derive(Clone)]
-pub(crate) struct Shared {
-    /// Permits for pages: two at a time, because a page with managed fields is what costs an agent its memory.
+pub(crate) struct WatchContext {
+    /// Permits for reading pages: two at a time, because pages with managed fields dominate the memory of an agent.
     pub(crate) pages: Arc<Semaphore>,
-    /// The one permit of those whose last list hung, so that they keep none but each other waiting.
+    /// Single permit of the loops with a timed-out last list, so that they delay only each other.
     pub(crate) slow: Arc<Semaphore>,
-    /// Counts the rebuilds of all watches that were ordered.
+    /// Number of relists ordered for all watches.
     pub(crate) rebuild: watch::Receiver<u64>,
-    /// How far each watch has seen.
-    pub(crate) sightings: Sightings,
+    /// Newest resourceVersion that each watch has observed.
+    pub(crate) watermarks: Watermarks,
     /// Namespace of the agent's own objects.
     pub(crate) namespace: Arc<str>,
     /// Counters.
@@ -110,31 +116,32 @@ pub(crate) struct Shared {
 }
 
 /// One list and watch loop.
-struct Loop<S> {
-    lane: Lane,
-    shared: Shared,
+struct ListWatch<S> {
+    client: ApiClient,
+    shared: WatchContext,
     reader: Reader<S>,
     backoff: Backoff,
-    /// Of watches that had something to say and ended at once: a server of which that is so is no failing one.
-    news: Backoff,
+    /// Backoff of watches that deliver lines and end early; kept apart from failures, because such a server is working.
+    reopens: Backoff,
     page: usize,
-    /// The API server let the last list hang: one kind's conversion webhook is enough.
+    /// The last list timed out, e.g. because of the conversion webhook of one kind.
     slow: bool,
 }
 
-/// Lists and watches for ever.
-pub(crate) async fn run<S: Sink>(lane: Lane, shared: Shared, sink: S) {
-    let reader = Reader::new(sink, shared.sightings.enter());
-    let [backoff, news] = [(); 2].map(|()| Backoff::new(BACKOFF));
-    let mut watching = Loop { lane, shared, reader, backoff, news, page: PAGE, slow: false };
+/// Lists and watches until cancelled.
+pub(crate) async fn run<S: Sink>(client: ApiClient, shared: WatchContext, sink: S) {
+    let reader = Reader::new(sink, shared.watermarks.register());
+    let [backoff, reopens] = [(); 2].map(|()| Backoff::new(BACKOFF));
+    let mut watching = ListWatch { client, shared, reader, backoff, reopens, page: PAGE, slow: false };
     let mut why = "start";
     loop {
         watching.shared.rebuild.mark_unchanged();
         watching.shared.metrics.listed(why);
-        let listed = timeout(LIST, watching.list()).await;
-        // One that was long, but never hung, is no reason to wait for those who do.
-        watching.slow = matches!(listed, Ok(Err(Call::Deadline)));
-        match listed.unwrap_or(Err(Call::Deadline)) {
+        let listed = timeout(LIST_TIMEOUT, watching.list()).await;
+        // A list that exceeds its deadline page by page does not use the slow permit, which is for lists with a single
+        // request that hangs.
+        watching.slow = matches!(listed, Ok(Err(ApiError::Deadline)));
+        match listed.unwrap_or(Err(ApiError::Deadline)) {
             Ok((target, version)) => why = watching.watch(&target, version).await,
             Err(error) => {
                 why = "retry";
@@ -144,85 +151,85 @@ pub(crate) async fn run<S: Sink>(lane: Lane, shared: Shared, sink: S) {
     }
 }
 
-impl<S: Sink> Loop<S> {
-    async fn list(&mut self) -> Result<(Target, String), Call> {
-        let target = self.reader.sink.target(&self.lane).await?;
+impl<S: Sink> ListWatch<S> {
+    async fn list(&mut self) -> Result<(Target, String), ApiError> {
+        let target = self.reader.sink.target(&self.client).await?;
         self.reader.begin();
         let mut token = String::new();
         loop {
             let page = match self.page(&target, &token).await {
-                Err(Call::TooLarge { .. }) if self.page > 1 => {
+                Err(ApiError::TooLarge { .. }) if self.page > 1 => {
                     self.page = self.page.div_ceil(2).min(self.page - 1);
                     continue;
                 }
                 page => page?,
             };
             match self.reader.page(page, &token)? {
-                Listed::Whole(version) => return Ok((target, version)),
-                Listed::Part(next) => token = next,
+                ListProgress::Complete(version) => return Ok((target, version)),
+                ListProgress::More(next) => token = next,
             }
         }
     }
 
-    async fn page(&self, target: &Target, token: &str) -> Result<Page<S::Item>, Call> {
-        // Nobody closes the semaphore; without a permit the page is read all the same.
+    async fn page(&self, target: &Target, token: &str) -> Result<Page<S::Item>, ApiError> {
+        // The semaphore is never closed; if it were, the page would be read without a permit.
         let pages = if self.slow { &self.shared.slow } else { &self.shared.pages };
         let _permit = pages.acquire().await.ok();
-        let bytes = self.lane.get(&target.list(self.page, token), target.list_accept(), PAGE_BYTES).await?;
+        let bytes = self.client.get(&target.list(self.page, token), target.list_accept(), PAGE_BYTES).await?;
         Page::read(&bytes)
     }
 
-    /// Watches until only a list helps; says why.
+    /// Watches until a relist is required; returns the reason, as a label for metrics.
     async fn watch(&mut self, target: &Target, mut version: String) -> &'static str {
-        let (mut useless, mut mute) = (0, 0);
+        let (mut unusable, mut silent) = (0, 0);
         loop {
             let begun = Instant::now();
-            let mut heard = false;
+            let mut received = false;
             let mut rebuild = self.shared.rebuild.clone();
             let ended = tokio::select! {
-                ended = self.follow(target, &mut version, &mut heard) => ended,
+                ended = self.follow(target, &mut version, &mut received) => ended,
                 Ok(()) = rebuild.changed() => return "rebuild",
             };
-            let went_back = matches!(ended, Ok(End::Backwards));
-            let calm = begun.elapsed() >= TOO_SHORT && (heard || ended.is_ok());
-            let wait = Wait::of(&ended, heard);
-            mute = match (heard, calm) {
-                (true, _) => u32::from(matches!(ended, Ok(End::Silent))),
-                (false, true) => mute + 1,
-                (false, false) => mute,
+            let went_back = matches!(ended, Ok(WatchEnd::Backwards));
+            let calm = begun.elapsed() >= MIN_WATCH_TIME && (received || ended.is_ok());
+            let wait = Wait::of(&ended, received);
+            silent = match (received, calm) {
+                (true, _) => u32::from(matches!(ended, Ok(WatchEnd::Silent))),
+                (false, true) => silent + 1,
+                (false, false) => silent,
             };
-            if (calm || heard) && !went_back {
-                useless = 0;
+            if (calm || received) && !went_back {
+                unusable = 0;
             }
-            if wait == Wait::News {
+            if wait == Wait::Reopen {
                 self.backoff.reset();
             }
             if calm && !went_back {
                 self.backoff.reset();
-                self.news.reset();
-            } else if ended.as_ref().err().is_none_or(Call::is_gone) {
-                // To try again at once could go on like this for ever.
+                self.reopens.reset();
+            } else if ended.as_ref().err().is_none_or(ApiError::is_gone) {
+                // Without this delay, a server that ends every watch early would cause a hot loop.
                 let time = self.backoff_time(wait);
                 self.wait(time).await;
             }
             match ended {
-                Ok(End::Reopen | End::Silent) if mute >= MUTE => {
-                    self.wait_after(&Call::Silent, Wait::Failure).await;
+                Ok(WatchEnd::Reopen | WatchEnd::Silent) if silent >= SILENT_LIMIT => {
+                    self.wait_after(&ApiError::Silent, Wait::Failure).await;
                     return "silent";
                 }
-                Ok(End::Reopen | End::Silent) => {}
-                Ok(End::Gone) => return "gone",
-                Ok(End::Backwards) => return "backwards",
+                Ok(WatchEnd::Reopen | WatchEnd::Silent) => {}
+                Ok(WatchEnd::Expired) => return "gone",
+                Ok(WatchEnd::Backwards) => return "backwards",
                 Err(error) if error.is_gone() => return "gone",
                 Err(error) => {
-                    useless += u32::from(!heard && error.was_answered());
+                    unusable += u32::from(!received && error.was_answered());
                     let refused = error.status().is_some_and(|status| status.is_client_error());
                     self.wait_after(&error, wait).await;
                     if refused && error.retry_after().is_none() {
-                        // Forbidden or no longer served: what may be watched has to be found out again.
+                        // Forbidden or no longer served: discovery has to run again, as part of a list.
                         return "refused";
                     }
-                    if useless >= USELESS {
+                    if unusable >= UNUSABLE_LIMIT {
                         return "useless";
                     }
                 }
@@ -234,45 +241,52 @@ impl<S: Sink> Loop<S> {
         }
     }
 
-    async fn follow(&mut self, target: &Target, version: &mut String, heard: &mut bool) -> Result<End, Call> {
+    async fn follow(
+        &mut self,
+        target: &Target,
+        version: &mut String,
+        received: &mut bool,
+    ) -> Result<WatchEnd, ApiError> {
         let (least, most) = WATCH_SECONDS;
         let seconds = least + random::below(most - least + 1);
-        let body = self.lane.open(&target.watch(version, seconds), target.item_accept()).await?;
+        let body = self.client.open(&target.watch(version, seconds), target.item_accept()).await?;
         self.reader.sink.opened();
         let mut lines = Lines::new(body);
         loop {
             let Ok(line) = timeout(SILENCE, lines.next()).await else {
                 self.shared.metrics.silent.inc();
-                return Ok(End::Silent);
+                return Ok(WatchEnd::Silent);
             };
-            let Some(line) = line? else { return Ok(End::Reopen) };
+            let Some(line) = line? else { return Ok(WatchEnd::Reopen) };
             if let Some(end) = self.reader.line(line, version)? {
                 return Ok(end);
             }
-            *heard = true;
+            *received = true;
         }
     }
 
-    /// `wait` is for when nobody said how long.
-    async fn wait_after(&mut self, error: &Call, wait: Wait) {
+    /// Reports a failure and waits: for the `Retry-After` of the server plus jitter, else for the backoff of `wait`.
+    async fn wait_after(&mut self, error: &ApiError, wait: Wait) {
         self.reader.sink.failed(error);
-        self.shared.metrics.watch_failed(error);
-        // At once, again and again, would be a hot loop.
-        let told = error.retry_after().filter(|told| !told.is_zero()).map(|told| told.min(TOLD_CAP));
-        let time = told.map_or_else(|| self.backoff_time(wait), |told| told + random::up_to(told / SPREAD));
+        self.shared.metrics.watch_failed(error.kind());
+        // A `Retry-After` of zero is ignored, because it would cause a hot loop.
+        let delay = error.retry_after().filter(|delay| !delay.is_zero()).map(|delay| delay.min(RETRY_AFTER_CAP));
+        let time = delay.map_or_else(|| self.backoff_time(wait), |delay| delay + random::up_to(delay / SPREAD));
         self.wait(time).await;
     }
 
     fn backoff_time(&mut self, wait: Wait) -> Duration {
-        // Half of the ceiling at least would be no full jitter, but nothing at all would be a hot loop.
+        // Full jitter may draw zero, which would be a hot loop, hence the minimum; half of the ceiling as the minimum
+        // would no longer be full jitter.
         match wait {
-            // The cap is not that of the ceiling: drawn below a low one, a wait would be half of what it may be, for ever.
-            Wait::News => self.news.fail(BACKOFF_CAP).clamp(LEAST, NEWS_CAP),
-            Wait::Failure => self.backoff.fail(BACKOFF_CAP).max(LEAST),
+            // Clamps the drawn delay instead of lowering the ceiling: under a low ceiling the mean delay would remain
+            // half of the maximum.
+            Wait::Reopen => self.reopens.fail(BACKOFF_CAP).clamp(MIN_WAIT, REOPEN_CAP),
+            Wait::Failure => self.backoff.fail(BACKOFF_CAP).max(MIN_WAIT),
         }
     }
 
-    /// A rebuild does not wait for a backoff.
+    /// Waits for a time, or until a relist is ordered, which does not wait for a backoff.
     async fn wait(&mut self, time: Duration) {
         let mut rebuild = self.shared.rebuild.clone();
         tokio::select! {
@@ -282,23 +296,24 @@ impl<S: Sink> Loop<S> {
     }
 }
 
-/// What is waited for, and so for how long at most.
+/// Kind of a delay, which determines its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wait {
-    /// The next words of a watch that had something to say and ended.
-    News,
-    /// Better times.
+    /// Before reopening a watch that delivered lines and ended early.
+    Reopen,
+    /// After a failure.
     Failure,
 }
 
 impl Wait {
-    /// After a watch: for news if there were some, unless a list comes next, which costs more than another watch.
-    fn of(ended: &Result<End, Call>, heard: bool) -> Self {
+    /// Delay after a watch: the short one if it delivered lines, unless a relist comes next, which costs more than
+    /// another watch.
+    fn of(ended: &Result<WatchEnd, ApiError>, received: bool) -> Self {
         let lists = match ended {
-            Ok(end) => matches!(end, End::Gone | End::Backwards),
+            Ok(end) => matches!(end, WatchEnd::Expired | WatchEnd::Backwards),
             Err(error) => error.status().is_some_and(|status| status.is_client_error()),
         };
-        if heard && !lists { Self::News } else { Self::Failure }
+        if received && !lists { Self::Reopen } else { Self::Failure }
     }
 }
 

@@ -14,14 +14,14 @@ use tokio::{
 
 use super::*;
 
-const TERMS: Terms = Terms {
+const TERMS: ConnectionSettings = ConnectionSettings {
     stream_window: 64 << 10,
     connection_window: 64 << 10,
     ping: Duration::from_secs(15),
     ping_answer: Duration::from_secs(5),
 };
 
-/// Our end of a pipe in memory.
+/// Client end of an in-memory pipe.
 struct Pipe {
     io: TokioIo<DuplexStream>,
     is_http2: bool,
@@ -69,24 +69,24 @@ impl connect::Connection for Pipe {
     }
 }
 
-struct Bench {
+struct Harness {
     connection: Connection,
-    /// The other end of each connection that was opened.
+    /// Server end of each opened connection.
     opened: mpsc::UnboundedReceiver<DuplexStream>,
     writes: Arc<AtomicUsize>,
 }
 
-fn bench(is_http2: bool) -> Bench {
-    let (tell, opened) = mpsc::unbounded_channel();
+fn harness(is_http2: bool) -> Harness {
+    let (sender, opened) = mpsc::unbounded_channel();
     let writes = Arc::<AtomicUsize>::default();
     let count = writes.clone();
-    let open: Open = Arc::new(move |_| {
+    let open: Connector = Arc::new(move |_| {
         let (near, far) = duplex(64 << 10);
         let pipe = Pipe { io: TokioIo::new(near), is_http2, writes: count.clone() };
-        tell.send(far).unwrap();
+        sender.send(far).unwrap();
         Box::pin(async move { Ok(Box::new(pipe) as Box<dyn Stream>) })
     });
-    Bench { connection: Connection::new(open, TERMS), opened, writes }
+    Harness { connection: Connection::new(open, TERMS), opened, writes }
 }
 
 fn request(path: &str) -> Request<Bytes> {
@@ -97,7 +97,7 @@ async fn text(answer: Response<Body>) -> Bytes {
     answer.into_body().collect().await.unwrap().to_bytes()
 }
 
-/// Answers requests with their own bodies, so many.
+/// Echoes the bodies of this many requests.
 async fn echo(far: DuplexStream, requests: usize) {
     let mut connection = h2::server::handshake(far).await.unwrap();
     for _ in 0..requests {
@@ -114,12 +114,12 @@ async fn echo(far: DuplexStream, requests: usize) {
 }
 
 #[tokio::test]
-async fn a_request_leaves_in_one_write_together_with_its_body() {
-    let mut bench = bench(true);
-    let (connection, writes) = (bench.connection, bench.writes);
-    let server = async { echo(bench.opened.recv().await.unwrap(), 3).await };
+async fn request_and_body_leave_in_one_write() {
+    let mut harness = harness(true);
+    let (connection, writes) = (harness.connection, harness.writes);
+    let server = async { echo(harness.opened.recv().await.unwrap(), 3).await };
     let client = async {
-        // The first one brings the settings of both sides, the last one the end.
+        // The first write has the settings of both sides, the last one the shutdown.
         for expected in [None, Some(1), None] {
             let before = writes.load(Ordering::Relaxed);
             assert_eq!(text(connection.send(request("/")).await.unwrap()).await.len(), 500);
@@ -132,19 +132,19 @@ async fn a_request_leaves_in_one_write_together_with_its_body() {
 }
 
 #[tokio::test]
-async fn a_connection_that_ended_is_followed_by_another() {
-    let mut bench = bench(true);
-    let connection = bench.connection;
+async fn closed_connection_is_replaced() {
+    let mut harness = harness(true);
+    let connection = harness.connection;
     let client = async {
         for _ in 0..3 {
-            // What was on its way when the server ended the connection is for the caller to send again.
+            // Requests in flight when the server closed the connection are the caller's to retry.
             while connection.send(request("/")).await.is_err() {}
         }
         drop(connection);
     };
     let server = async {
         let mut opened = 0;
-        while let Some(far) = bench.opened.recv().await {
+        while let Some(far) = harness.opened.recv().await {
             opened += 1;
             echo(far, 1).await;
         }
@@ -154,34 +154,34 @@ async fn a_connection_that_ended_is_followed_by_another() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_answers_no_ping_is_given_up() {
-    let mut bench = bench(true);
+async fn connection_is_closed_after_a_ping_timeout() {
+    let mut harness = harness(true);
     let answered = Arc::new(Notify::new());
     let told = answered.clone();
     tokio::spawn(async move {
-        let mut connection = h2::server::handshake(bench.opened.recv().await.unwrap()).await.unwrap();
+        let mut connection = h2::server::handshake(harness.opened.recv().await.unwrap()).await.unwrap();
         let (_request, mut respond) = connection.accept().await.unwrap().unwrap();
         respond.send_response(Response::new(()), true).unwrap();
         tokio::select! {
             _ = connection.accept() => {}
             () = told.notified() => {}
         }
-        // It stays open, but nobody is there any more.
+        // The connection stays open without a responding peer.
         std::future::pending::<()>().await;
     });
-    bench.connection.send(request("/")).await.unwrap();
+    harness.connection.send(request("/")).await.unwrap();
     answered.notify_one();
-    let lost = timeout(Duration::from_secs(3_600), bench.connection.send(request("/"))).await;
-    assert!(matches!(lost.expect("it is not waited for for ever"), Err(Speak::Exchange(_))));
+    let lost = timeout(Duration::from_secs(3_600), harness.connection.send(request("/"))).await;
+    assert!(matches!(lost.expect("it is not waited for for ever"), Err(ExchangeError::Broken(_))));
 }
 
 #[tokio::test]
-async fn over_http1_a_connection_is_used_again_unless_an_answer_is_still_being_read() {
-    let mut bench = bench(false);
-    let connection = bench.connection;
+async fn http1_connection_is_reused_once_its_response_is_read() {
+    let mut harness = harness(false);
+    let connection = harness.connection;
     let server = tokio::spawn(async move {
         let mut opened = 0;
-        while let Some(far) = bench.opened.recv().await {
+        while let Some(far) = harness.opened.recv().await {
             opened += 1;
             let service = service_fn(async |request: Request<Incoming>| {
                 assert_eq!(
@@ -212,14 +212,14 @@ async fn over_http1_a_connection_is_used_again_unless_an_answer_is_still_being_r
     assert_eq!(server.await.unwrap(), 2);
 }
 
-/// A server that ends a connection for its age says so with an answer: nothing more is sent on it, and so nothing is lost.
+/// A server announces the end of an aged connection in a response: nothing more is sent on it, so no request is lost.
 #[tokio::test]
-async fn over_http1_a_connection_that_is_told_to_end_is_followed_by_another() {
-    let mut bench = bench(false);
-    let connection = bench.connection;
+async fn http1_connection_is_replaced_after_connection_close() {
+    let mut harness = harness(false);
+    let connection = harness.connection;
     let server = tokio::spawn(async move {
         let (mut opened, mut served) = (0, 0);
-        while let Some(far) = bench.opened.recv().await {
+        while let Some(far) = harness.opened.recv().await {
             opened += 1;
             let answered = AtomicUsize::default();
             let service = service_fn(async |_: Request<Incoming>| {

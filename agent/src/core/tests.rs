@@ -2,8 +2,8 @@ use std::num::NonZeroI64;
 
 use serde_json::json;
 use tidewatch_shared::{
-    event::{Event, Reason, What as Told, parse_batch},
-    exchange::Refused,
+    event::{Event, Payload, Reason, parse_batch},
+    exchange::RefusedEvent,
     identity::Instance,
 };
 
@@ -28,8 +28,13 @@ fn started(core: &Core, work: &str) -> WatchId {
     id
 }
 
-fn seen(version: u64, generation: i64) -> Seen {
-    Seen { uid: "u".into(), version: Version::Number(version), generation: NonZeroI64::new(generation), metadata: 0 }
+fn seen(version: u64, generation: i64) -> ObjectState {
+    ObjectState {
+        uid: "u".into(),
+        version: Version::Number(version),
+        generation: NonZeroI64::new(generation),
+        metadata: 0,
+    }
 }
 
 fn list(core: &Core, id: WatchId, names: &[&str]) {
@@ -39,45 +44,47 @@ fn list(core: &Core, id: WatchId, names: &[&str]) {
     core.list_complete(id, Instant::now());
 }
 
-/// Sends what waits and has it accepted and settled; gives names, empty for a whole watch, `?` for objects without a name.
+/// Sends all waiting events, accepted and settled at once; returns their names, empty for a `watch.changed`, `?` for an
+/// unnamed one.
 fn deliver(core: &Core) -> Vec<String> {
-    hand_over(core, true)
+    send_batch(core, true)
 }
 
-fn hand_over(core: &Core, settles: bool) -> Vec<String> {
-    hand_over_at(core, Instant::now(), settles, None)
+fn send_batch(core: &Core, settles: bool) -> Vec<String> {
+    send_batch_at(core, Instant::now(), settles, None)
 }
 
-/// Events of a watch that is not known are refused.
-fn hand_over_at(core: &Core, now: Instant, settles: bool, unknown: Option<&str>) -> Vec<String> {
+/// Sends one batch; events of the watch `unknown` are refused.
+fn send_batch_at(core: &Core, now: Instant, settles: bool, unknown: Option<&str>) -> Vec<String> {
     let Some(batch) = core.batch(now) else { return Vec::new() };
     let events: Vec<Event> = parse_batch(&batch.body).unwrap().into_iter().map(Result::unwrap).collect();
     let accepted = events.last().unwrap().id.sequence;
     let settled = settles.then(|| ("w".to_owned(), accepted)).into_iter().collect();
     let instance = Instance::new(1);
     let refused = events.iter().filter(|event| Some(&*event.watch) == unknown);
-    let refused = refused.map(|event| Refused { id: event.id.to_string(), reason: Reason::UnknownWatch }).collect();
+    let refused =
+        refused.map(|event| RefusedEvent { id: event.id.to_string(), reason: Reason::UnknownWatch }).collect();
     core.answered(
         now,
         batch.epoch,
-        &EventsAnswer { instance, accepted, since: 1, settled, refused, heartbeat_seconds: 30 },
+        &EventsResponse { instance, accepted, since: 1, settled, refused, heartbeat_seconds: 30 },
     );
-    let name = |event: &Event| match &event.what {
-        Told::Object(object) => object.subject.name.clone(),
-        Told::Watch => String::new(),
-        Told::Unnamed { .. } => "?".to_owned(),
+    let name = |event: &Event| match &event.payload {
+        Payload::Object(object) => object.subject.name.clone(),
+        Payload::Watch => String::new(),
+        Payload::Unnamed { .. } => "?".to_owned(),
     };
     events.iter().map(name).collect()
 }
 
 #[test]
-fn a_list_is_one_event_and_a_change_is_one_more() {
+fn list_is_one_event_and_each_change_another() {
     let core = core(100);
     let id = started(&core, "kyma");
-    assert_eq!(core.untried(9), ["w"]);
+    assert_eq!(core.unattempted(9), ["w"]);
     assert_eq!(core.plain_heartbeat().watches[0].digest, None);
     list(&core, id, &["a", "b"]);
-    assert!(core.untried(9).is_empty());
+    assert!(core.unattempted(9).is_empty());
     assert_eq!(deliver(&core), [""]);
     assert!(core.plain_heartbeat().watches[0].digest.is_some());
     core.present(id, "ns/a", seen(2, 1), Instant::now());
@@ -85,11 +92,11 @@ fn a_list_is_one_event_and_a_change_is_one_more() {
     core.present(id, "ns/a", seen(3, 2), Instant::now());
     core.gone(id, "ns/b", seen(4, 1), Instant::now());
     assert_eq!(deliver(&core), ["a", "b"]);
-    assert_eq!(core.figures(), Figures { watches: 1, objects: 1, ..Figures::default() });
+    assert_eq!(core.figures(), Stats { watches: 1, objects: 1, ..Stats::default() });
 }
 
 #[test]
-fn a_relist_names_what_changed_and_what_is_gone() {
+fn relist_reports_changed_and_deleted_objects() {
     let core = core(100);
     let id = started(&core, "kyma");
     list(&core, id, &["a", "b"]);
@@ -99,7 +106,7 @@ fn a_relist_names_what_changed_and_what_is_gone() {
 }
 
 #[test]
-fn a_forwarded_watch_names_every_object_at_each_list_and_resend() {
+fn forwarded_watch_sends_every_object_after_each_list_and_resend() {
     let core = core(100);
     let id = started(&core, "forward");
     for _ in 0..2 {
@@ -108,15 +115,15 @@ fn a_forwarded_watch_names_every_object_at_each_list_and_resend() {
     }
     let heartbeat = core.plain_heartbeat();
     let digest = heartbeat.watches[0].digest;
-    let answer = HeartbeatAnswer { resend: vec!["w".to_owned(), "unknown".to_owned()], ..well() };
+    let answer = HeartbeatResponse { resend: vec!["w".to_owned(), "unknown".to_owned()], ..empty_response() };
     core.heartbeat_answered(Instant::now(), heartbeat.epoch, &answer);
     assert_eq!(deliver(&core), ["", "a", "b"]);
     assert_eq!(core.plain_heartbeat().watches[0].digest, digest);
 }
 
-/// The answer to a heartbeat that asks for nothing.
-fn well() -> HeartbeatAnswer {
-    HeartbeatAnswer {
+/// A heartbeat response without requests.
+fn empty_response() -> HeartbeatResponse {
+    HeartbeatResponse {
         instance: Instance::new(1),
         settled: [].into(),
         since: None,
@@ -130,7 +137,7 @@ fn well() -> HeartbeatAnswer {
 }
 
 #[test]
-fn a_watch_that_was_refused_stops_the_sweep_of_no_other() {
+fn watch_in_backoff_does_not_delay_the_sweep_of_others() {
     let (core, now) = (core(10), Instant::now());
     let followed = core.follow(&plan("1", &[watch("w", "forward"), watch("x", "kyma")]));
     let [w, x] = [0, 1].map(|n| followed.started[n].id);
@@ -138,22 +145,22 @@ fn a_watch_that_was_refused_stops_the_sweep_of_no_other() {
         core.described(id, "v1", "Thing", false);
     }
     list(&core, x, &["x"]);
-    assert_eq!(hand_over_at(&core, now, false, Some("x")), [""]);
+    assert_eq!(send_batch_at(&core, now, false, Some("x")), [""]);
     assert!(core.due(now).is_some_and(|due| due > now), "it is on hold");
     let names: Vec<String> = (0..10).map(|n| n.to_string()).collect();
     list(&core, w, &names.iter().map(String::as_str).collect::<Vec<_>>());
-    let mut told = Vec::new();
+    let mut sent = Vec::new();
     while core.due(now) == Some(now) {
-        told.extend(hand_over_at(&core, now, false, None));
+        sent.extend(send_batch_at(&core, now, false, None));
     }
-    assert!(told.len() < 10, "half of what may be held is under way: {told:?}");
+    assert!(sent.len() < 10, "half of the limit is in flight: {sent:?}");
     let heartbeat = core.plain_heartbeat();
-    let answer = HeartbeatAnswer { settled: [("w".to_owned(), u64::MAX)].into(), ..well() };
+    let answer = HeartbeatResponse { settled: [("w".to_owned(), u64::MAX)].into(), ..empty_response() };
     core.heartbeat_answered(now, heartbeat.epoch, &answer);
     assert_eq!(core.due(now), Some(now));
 }
 
-/// Hands over until nothing is left to send.
+/// Sends batches until nothing is waiting.
 fn drain(core: &Core) -> Vec<String> {
     let mut names = Vec::new();
     while core.due(Instant::now()).is_some() {
@@ -163,31 +170,31 @@ fn drain(core: &Core) -> Vec<String> {
 }
 
 #[test]
-fn a_forwarded_watch_with_more_to_tell_than_it_may_hold_tells_every_object_in_the_end() {
+fn forwarded_watch_beyond_its_limit_sends_every_object_eventually() {
     let core = core(10);
     let id = started(&core, "forward");
     let names: Vec<String> = (0..10).map(|n| n.to_string()).collect();
     list(&core, id, &names.iter().map(String::as_str).collect::<Vec<_>>());
-    // Its manager is dead: what was taken is not settled.
+    // The manager is dead: accepted events are not settled.
     while core.due(Instant::now()).is_some() {
-        hand_over(&core, false);
+        send_batch(&core, false);
     }
     for name in &names {
         core.present(id, &format!("ns/{name}"), seen(2, 2), Instant::now());
-        let Figures { waiting, unsettled, .. } = core.figures();
+        let Stats { waiting, unsettled, .. } = core.figures();
         assert!(waiting + unsettled <= 12, "{waiting} {unsettled}");
     }
-    let mut told = drain(&core);
-    told.retain(|name| !name.is_empty());
-    told.sort();
-    told.dedup();
-    assert_eq!(told, names);
-    assert_eq!(core.figures(), Figures { watches: 1, objects: 10, ..Figures::default() });
+    let mut sent = drain(&core);
+    sent.retain(|name| !name.is_empty());
+    sent.sort();
+    sent.dedup();
+    assert_eq!(sent, names);
+    assert_eq!(core.figures(), Stats { watches: 1, objects: 10, ..Stats::default() });
     assert!(core.plain_heartbeat().watches[0].digest.is_some());
 }
 
 #[test]
-fn a_forwarded_watch_with_more_to_tell_than_it_may_hold_still_tells_what_went() {
+fn forwarded_watch_beyond_its_limit_keeps_announced_deletions() {
     let core = core(4);
     let id = started(&core, "forward");
     list(&core, id, &["a", "b"]);
@@ -198,14 +205,14 @@ fn a_forwarded_watch_with_more_to_tell_than_it_may_hold_still_tells_what_went() 
         core.gone(id, &format!("ns/{n}"), seen(2, 1), Instant::now());
         assert!(core.figures().waiting <= 6);
     }
-    // Nobody ever heard of those that came and went meanwhile.
-    let told = drain(&core);
-    assert!(told.contains(&"a".to_owned()), "{told:?}");
-    assert!(!told.contains(&"?".to_owned()) && !told.contains(&"0".to_owned()), "{told:?}");
+    // Objects that were created and deleted in the meantime were never announced.
+    let sent = drain(&core);
+    assert!(sent.contains(&"a".to_owned()), "{sent:?}");
+    assert!(!sent.contains(&"?".to_owned()) && !sent.contains(&"0".to_owned()), "{sent:?}");
 }
 
 #[test]
-fn more_that_went_than_can_be_held_are_told_without_their_names() {
+fn deletions_beyond_the_limit_are_reported_without_names() {
     let core = core(4);
     let id = started(&core, "forward");
     list(&core, id, &["a", "b", "c", "d"]);
@@ -218,7 +225,7 @@ fn more_that_went_than_can_be_held_are_told_without_their_names() {
 }
 
 #[test]
-fn a_forwarded_watch_that_is_planned_otherwise_says_that_something_may_have_gone() {
+fn replanned_forwarded_watch_reports_possible_deletions() {
     let core = core(100);
     let id = started(&core, "forward");
     list(&core, id, &["a", "b"]);
@@ -232,20 +239,20 @@ fn a_forwarded_watch_that_is_planned_otherwise_says_that_something_may_have_gone
         list(&core, id, &["b"]);
         drain(&core)
     };
-    assert_eq!(otherwise("2", "m", "x=y"), ["?", "b"], "nobody has told yet that `a` went");
-    assert_eq!(otherwise("3", "other", "x=y"), ["", "b"], "who is new has heard of nothing that could have gone");
+    assert_eq!(otherwise("2", "m", "x=y"), ["?", "b"], "the deletion of `a` has not been sent");
+    assert_eq!(otherwise("3", "other", "x=y"), ["", "b"], "a new manager knows no deleted object");
     assert!(core.batch(Instant::now()).is_none());
 }
 
 #[test]
-fn objects_that_nobody_holds_are_told_without_a_name_to_whoever_knows_objects_only() {
+fn coarse_forwarded_watch_reports_changes_without_names() {
     let core = core(2);
     let id = started(&core, "forward");
     list(&core, id, &["a", "b", "c"]);
     assert_eq!(drain(&core), ["?"]);
     core.gone(id, "ns/a", seen(9, 1), Instant::now());
     assert_eq!(drain(&core), ["?"]);
-    // What went before this list nobody can name, but from then on all is known again.
+    // Deletions before this list cannot be named, but from then on the index is complete.
     list(&core, id, &["c"]);
     assert_eq!(drain(&core), ["?", "c"]);
     list(&core, id, &["c"]);
@@ -253,7 +260,7 @@ fn objects_that_nobody_holds_are_told_without_a_name_to_whoever_knows_objects_on
 }
 
 #[test]
-fn another_rule_loses_nothing_that_went_and_is_another_digest() {
+fn changed_rule_keeps_deletions_and_changes_the_digest() {
     let core = core(100);
     let id = started(&core, "forward");
     list(&core, id, &["a", "b"]);
@@ -270,7 +277,7 @@ fn another_rule_loses_nothing_that_went_and_is_another_digest() {
 }
 
 #[test]
-fn a_plan_starts_and_stops_what_changed_and_calls_of_stopped_loops_do_nothing() {
+fn plan_restarts_changed_watches_and_calls_of_stopped_loops_have_no_effect() {
     let core = core(100);
     let old = started(&core, "kyma");
     list(&core, old, &["a"]);
@@ -283,7 +290,7 @@ fn a_plan_starts_and_stops_what_changed_and_calls_of_stopped_loops_do_nothing() 
 }
 
 #[test]
-fn too_many_objects_make_a_watch_coarse_and_the_others_stay_exact() {
+fn watch_above_its_limit_goes_coarse_and_others_stay_exact() {
     let core = core(2);
     let id = started(&core, "kyma");
     list(&core, id, &["a", "b", "c"]);
@@ -297,7 +304,7 @@ fn too_many_objects_make_a_watch_coarse_and_the_others_stay_exact() {
 }
 
 #[test]
-fn all_watches_together_have_a_bound_too_and_the_largest_pays_for_it() {
+fn largest_watch_goes_coarse_beyond_the_total_limit() {
     let core = core(100).bounded(10);
     let started = core.follow(&plan("1", &[watch("small", "kyma"), watch("w", "forward")])).started;
     let (small, large) = (started[0].id, started[1].id);
@@ -305,17 +312,17 @@ fn all_watches_together_have_a_bound_too_and_the_largest_pays_for_it() {
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     list(&core, small, &names[..4]);
     list(&core, large, &names[..6]);
-    // The objects that are to be told in their turn count as one.
-    assert_eq!(core.figures(), Figures { waiting: 3, watches: 2, objects: 10, ..Figures::default() });
+    // Objects that a sweep has not reached count as one event.
+    assert_eq!(core.figures(), Stats { waiting: 3, watches: 2, objects: 10, ..Stats::default() });
     core.present(small, "ns/new", seen(2, 1), Instant::now());
-    assert_eq!(core.figures(), Figures { waiting: 3, watches: 2, objects: 5, coarse: 1, ..Figures::default() });
-    // No object that comes makes a coarse watch larger, and the small one is as exact as before.
+    assert_eq!(core.figures(), Stats { waiting: 3, watches: 2, objects: 5, coarse: 1, ..Stats::default() });
+    // A coarse watch does not grow, and the small one stays exact.
     core.present(large, "ns/other", seen(3, 1), Instant::now());
     let state = |name: &str| core.plain_heartbeat().watches.into_iter().find(|watch| watch.name == name).unwrap();
     assert!(state("w").coarse && !state("small").coarse);
     assert_eq!(deliver(&core), ["", "new", "?"]);
     assert!(state("small").digest.is_some());
-    // A list that is too long is not read to its end.
+    // A list above the limit is not read to its end.
     core.list_begun(large);
     let objects = names.iter().map(|name| (format!("ns/{name}").into(), seen(9, 1))).collect();
     assert!(!core.listed(large, objects, Instant::now()));
@@ -324,7 +331,7 @@ fn all_watches_together_have_a_bound_too_and_the_largest_pays_for_it() {
 }
 
 #[test]
-fn names_that_come_and_go_in_many_watches_do_not_fill_the_outbox() {
+fn outbox_is_bounded_under_churn_of_many_watches() {
     let core = core(50).bounded(60);
     let watches: Vec<_> = (0..10).map(|n| watch(&format!("w{n}"), "kyma")).collect();
     let started = core.follow(&plan("1", &watches)).started;
@@ -333,21 +340,21 @@ fn names_that_come_and_go_in_many_watches_do_not_fill_the_outbox() {
         for started in &started {
             core.present(started.id, &format!("ns/{n}"), seen(1, 1), Instant::now());
             core.gone(started.id, &format!("ns/{n}"), seen(2, 1), Instant::now());
-            let Figures { waiting, unsettled, .. } = core.figures();
+            let Stats { waiting, unsettled, .. } = core.figures();
             assert!(waiting + unsettled <= 60, "{waiting} {unsettled}");
         }
     }
 }
 
 #[test]
-fn in_contract_v2_a_list_names_every_object_that_is_there_and_every_one_that_went() {
+fn contract_v2_sends_every_present_and_deleted_object_after_a_list() {
     let core = core(100);
     let id = started(&core, "kyma");
     let drain = || {
         let mut names = Vec::new();
         while let Some(single) = core.single(Instant::now(), &|_, due| due) {
             names.push(single.event.name);
-            core.single_taken(&single.manager);
+            core.single_accepted(&single.manager);
         }
         names
     };
@@ -357,14 +364,14 @@ fn in_contract_v2_a_list_names_every_object_that_is_there_and_every_one_that_wen
     assert_eq!(drain(), ["b"]);
     list(&core, id, &["b", "c"]);
     assert_eq!(drain(), ["a", "b", "c"]);
-    assert_eq!(core.figures(), Figures { watches: 1, objects: 2, ..Figures::default() });
+    assert_eq!(core.figures(), Stats { watches: 1, objects: 2, ..Stats::default() });
     let many: Vec<String> = (0..200).map(|n| n.to_string()).collect();
     list(&core, id, &many.iter().map(String::as_str).collect::<Vec<_>>());
     assert_eq!(drain(), [""], "nobody knows their names");
 }
 
 #[test]
-fn names_that_come_and_go_do_not_fill_the_outbox() {
+fn outbox_is_bounded_under_churn() {
     let core = core(3);
     let id = started(&core, "kyma");
     list(&core, id, &[]);

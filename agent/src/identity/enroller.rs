@@ -1,10 +1,12 @@
-//! An identity of the agent's own: asked for with a token, renewed with itself, kept in the agent's Secret.
+//! Identity of the agent's own: requested with a token, renewed with the current certificate, stored in the agent's
+//! Secret.
 //!
-//! A certificate is written to the Secret before it is used, so that whoever starts next finds what the receiver has seen last. It is
-//! used also when that fails: what is in the Secret then is an older identity that still works, or none, and whoever starts next
-//! enrols. Neither order could lose anything, since a new certificate ends no older one.
+//! A certificate is written to the Secret before it is used, so that the next agent process starts with the one that
+//! the receiver saw last. It is used even if the write fails: the Secret then holds an older identity that is still
+//! valid, or none, in which case the next process enrols. Neither order loses anything, since a new certificate does
+//! not invalidate older ones.
 
-mod ask;
+mod issue;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -15,344 +17,358 @@ use tokio::{
 };
 
 use super::{
-    Credentials, Current, Load, Material, Provenance, Standing, Stored, Vault,
-    agenda::{Agenda, Step},
-    errands::{Demand, Errands},
-    life::Life,
+    Credentials, CredentialsError, CurrentCredentials, IdentitySource, IdentityStatus, KeyMaterial, SecretWriter,
+    Stored,
+    channel::{CertificateNotice, LinkHandle},
+    schedule::{Schedule, Step},
     secret::Content,
+    validity::Validity,
 };
 use crate::{
-    clock,
-    link::Dial,
-    plan::CurrentSettings,
-    random,
-    settings::Settings,
-    telemetry::{self, Guard, Metrics, chain},
+    clock, random,
+    receiver::Dialer,
+    settings::{CurrentSettings, Settings},
+    telemetry::{self, Guard, Metrics, error_chain},
 };
-use ask::{Ask, Fresh};
+use issue::{CertificateError, IssuedCertificate};
 
-/// The Secret is waited for so long before the agent enrols without it.
-const SECRET: Duration = Duration::from_secs(10);
-/// A write of the Secret holds up a new certificate for so long.
-const WRITE: Duration = Duration::from_secs(5);
-/// Renewals that the receiver asks for are spread over this time.
-const WANTED: Duration = Duration::from_secs(5);
+/// Longest wait for the content of the Secret before the agent enrols without it.
+const SECRET_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest time by which a write of the Secret delays the use of a new certificate.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Jitter of renewals that the receiver demands.
+const RENEWAL_SPREAD: Duration = Duration::from_secs(5);
 
-/// What an enroller works with.
-pub(crate) struct Tools {
+/// Dependencies of an enroller.
+pub(crate) struct EnrollerParts {
     /// Trust domain of the certificates.
     pub(crate) domain: TrustDomain,
-    /// The file with the token.
+    /// Path of the file with the token.
     pub(crate) token: PathBuf,
-    /// How the receiver is reached.
-    pub(crate) dial: Dial,
-    /// What the ConfigMap says.
+    /// Dialer for connections to the receiver.
+    pub(crate) dial: Dialer,
+    /// Settings from the ConfigMap.
     pub(crate) settings: CurrentSettings,
-    /// What the Secret has.
+    /// Content of the Secret.
     pub(crate) stored: watch::Receiver<Stored>,
     /// Writes the Secret.
-    pub(crate) vault: Vault,
-    /// What the link carries, and what it tells.
-    pub(crate) errands: Errands,
-    /// What is told of the identity.
-    pub(crate) standing: Standing,
-    /// Readiness waits for the first identity.
+    pub(crate) secret_writer: SecretWriter,
+    /// Channel to the link, for renewals and demands.
+    pub(crate) link: LinkHandle,
+    /// Status of the identity, for reporting.
+    pub(crate) identity_status: IdentityStatus,
+    /// Holds back readiness until the first identity.
     pub(crate) pending: Option<Guard>,
     /// Counters.
     pub(crate) metrics: Metrics,
 }
 
-/// Why an enroller ends.
+/// Reason for which an enroller ends.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Stop {
-    /// The ConfigMap names another runtime. Digests, sequences and the core's index are those of one runtime.
+pub(crate) enum EnrollerStop {
+    /// The ConfigMap names another runtime. Digests, sequences and the core's index belong to one runtime.
     OtherRuntime {
-        /// The one that the agent speaks for.
-        known: RuntimeId,
-        /// The one that the ConfigMap names.
+        /// Runtime that the agent serves.
+        current: RuntimeId,
+        /// Runtime that the ConfigMap names.
         new: RuntimeId,
     },
-    /// Nobody reads the ConfigMap or the Secret any more.
-    Alone,
+    /// The watch of the ConfigMap or of the Secret has ended.
+    ChannelClosed,
 }
 
-/// The identity in use.
-struct Held {
+/// Identity in use.
+struct ActiveIdentity {
     chain: Vec<u8>,
     key: Vec<u8>,
     fingerprint: String,
-    /// With which it was made: its bundle and its receiver.
+    /// Settings that its credentials were created with: trust bundle and receiver.
     settings: Arc<Settings>,
-    /// The Secret has, or has had it.
-    kept: bool,
+    /// The Secret contains it, or did so before.
+    stored_once: bool,
 }
 
-/// See the module.
+/// Obtains, renews and stores the agent's identity; see the module.
 pub(crate) struct Enroller {
-    tools: Tools,
+    tools: EnrollerParts,
     publish: watch::Sender<Option<Arc<Credentials>>>,
-    agenda: Agenda,
-    held: Option<Held>,
-    /// The version of the Secret that was overwritten with it.
+    schedule: Schedule,
+    active: Option<ActiveIdentity>,
+    /// resourceVersion of the Secret that the identity in use has overwritten.
     overwritten: Option<String>,
-    /// What the Secret had when it was last of no use.
-    useless: Option<Arc<Content>>,
+    /// Last content of the Secret that was unusable.
+    unusable: Option<Arc<Content>>,
 }
 
 impl Enroller {
-    /// Nothing is published before there is a certificate.
-    pub(crate) fn new(tools: Tools) -> (Self, Current) {
+    /// Creates an enroller that publishes nothing before there is a certificate.
+    pub(crate) fn new(tools: EnrollerParts) -> (Self, CurrentCredentials) {
         let (publish, current) = watch::channel(None);
-        (Self { tools, publish, agenda: Agenda::new(), held: None, overwritten: None, useless: None }, current)
+        (Self { tools, publish, schedule: Schedule::new(), active: None, overwritten: None, unusable: None }, current)
     }
 
-    /// Runs until the agent must start anew.
-    pub(crate) async fn run(mut self) -> Stop {
+    /// Runs until the agent has to restart.
+    pub(crate) async fn run(mut self) -> EnrollerStop {
         let Ok(first) = self.tools.settings.wait_for(Option::is_some).await.map(|settings| settings.clone()) else {
-            return Stop::Alone;
+            return EnrollerStop::ChannelClosed;
         };
-        let Some(mut settings) = first else { return Stop::Alone };
-        // Who cannot be told whether there is an identity does without it.
-        let read = |stored: &Stored| matches!(stored, Stored::There(_) | Stored::Missing);
-        let _ = timeout(SECRET, self.tools.stored.wait_for(read)).await;
+        let Some(mut settings) = first else { return EnrollerStop::ChannelClosed };
+        // If the Secret cannot be read in time, the agent proceeds without a stored identity.
+        let read = |stored: &Stored| matches!(stored, Stored::Present(_) | Stored::Missing);
+        let _ = timeout(SECRET_TIMEOUT, self.tools.stored.wait_for(read)).await;
         loop {
             if let Some(newest) = self.tools.settings.borrow_and_update().clone() {
                 if newest.runtime != settings.runtime {
-                    return Stop::OtherRuntime { known: settings.runtime.clone(), new: newest.runtime.clone() };
+                    return EnrollerStop::OtherRuntime {
+                        current: settings.runtime.clone(),
+                        new: newest.runtime.clone(),
+                    };
                 }
                 if !Arc::ptr_eq(&newest, &settings) {
                     let elsewhere = newest.receiver != settings.receiver || newest.enrolment != settings.enrolment;
-                    self.agenda.moved(elsewhere);
+                    self.schedule.target_changed(elsewhere);
                 }
                 settings = newest;
             }
-            self.follow(&settings);
-            self.look(&settings);
-            match self.agenda.next(Instant::now()) {
+            self.apply_settings(&settings);
+            self.sync_secret(&settings);
+            match self.schedule.next(Instant::now()) {
                 Step::Enrol => self.enrol(&settings).await,
                 Step::Renew => self.renew(&settings).await,
-                Step::Keep => self.keep().await,
-                Step::Rest(until) => {
-                    if self.rest(until).await.is_err() {
-                        return Stop::Alone;
+                Step::Store => self.store().await,
+                Step::Wait(until) => {
+                    if self.wait(until).await.is_err() {
+                        return EnrollerStop::ChannelClosed;
                     }
                 }
             }
         }
     }
 
-    /// Another bundle or receiver holds from now on, with the same certificate.
-    fn follow(&mut self, settings: &Arc<Settings>) {
-        let Some(held) = &self.held else { return };
-        if held.settings.receiver == settings.receiver && held.settings.bundle == settings.bundle {
+    /// Applies another trust bundle or receiver, with the same certificate.
+    fn apply_settings(&mut self, settings: &Arc<Settings>) {
+        let Some(active) = &self.active else { return };
+        if active.settings.receiver == settings.receiver && active.settings.bundle == settings.bundle {
             return;
         }
-        // Whether it has ended is the agenda's to say.
-        match self.make(&held.chain, &held.key, settings, i64::MIN) {
+        // Expiry is not judged here: the schedule handles it.
+        match self.credentials(&active.chain, &active.key, settings, i64::MIN) {
             Ok(credentials) => {
                 tracing::info!(
                     receiver = settings.receiver.authority(),
                     trust_revision = credentials.trust_revision,
-                    "Following another receiver or trust bundle"
+                    "Switched to another receiver or trust bundle"
                 );
                 self.publish.send_replace(Some(Arc::new(credentials)));
             }
             Err(error) => {
                 self.tools.metrics.identity_refused.inc();
                 tracing::error!(
-                    error = chain(&error),
+                    error = error_chain(&error),
                     "The identity cannot be used with another receiver or trust bundle"
                 );
             }
         }
-        // Also when it could not: it would not get better by trying again.
-        if let Some(held) = &mut self.held {
-            held.settings = settings.clone();
+        // The settings count as applied after a failure too, because a retry would fail in the same way.
+        if let Some(active) = &mut self.active {
+            active.settings = settings.clone();
         }
     }
 
-    /// Takes an identity out of the Secret when there is none, and sees whether the Secret has what it should.
-    fn look(&mut self, settings: &Arc<Settings>) {
+    /// Reads the identity from the Secret if none is in use, and checks that the Secret contains the one in use.
+    fn sync_secret(&mut self, settings: &Arc<Settings>) {
         let stored = self.tools.stored.borrow_and_update().clone();
-        let Stored::There(content) = stored else {
-            // What is not there cannot be written; whoever creates it is seen at once.
-            self.tools.standing.kept(self.held.is_none());
+        let Stored::Present(content) = stored else {
+            // A missing Secret cannot be written; its creation is observed at once.
+            self.tools.identity_status.set_stored(self.active.is_none());
             self.overwritten = None;
-            return self.agenda.keep(false);
+            return self.schedule.set_store_due(false);
         };
-        // What we have overwritten may still be what is known of the Secret, but only until something else is.
+        // The known content may still be the version that was overwritten; any other version ends that state.
         if self.overwritten.as_ref() != Some(&content.version) {
             self.overwritten = None;
         }
-        let unix = self.unix();
-        if self.held.is_none() && !content.chain.is_empty() {
-            self.find(&content, settings, unix);
+        let unix = self.unix_now();
+        if self.active.is_none() && !content.chain.is_empty() {
+            self.adopt_stored(&content, settings, unix);
         }
-        let Some(held) = &self.held else { return };
-        let same = self.overwritten.is_some() || held.chain == content.chain && held.key == content.key;
-        // What another agent of this runtime has put there is as good: two that overlap do not fight.
-        let good = same || held.kept && self.make(&content.chain, &content.key, settings, unix).is_ok();
-        self.tools.standing.kept(good);
-        self.agenda.keep(!good);
-        if let Some(held) = &mut self.held {
-            held.kept |= same;
+        let Some(active) = &self.active else { return };
+        let same = self.overwritten.is_some() || active.chain == content.chain && active.key == content.key;
+        // A valid identity that another agent of this runtime has stored is accepted, so that two overlapping agents do
+        // not overwrite each other's.
+        let good = same || active.stored_once && self.credentials(&content.chain, &content.key, settings, unix).is_ok();
+        self.tools.identity_status.set_stored(good);
+        self.schedule.set_store_due(!good);
+        if let Some(active) = &mut self.active {
+            active.stored_once |= same;
         }
     }
 
-    /// Takes what an earlier agent has left, if it is of use.
-    fn find(&mut self, content: &Arc<Content>, settings: &Arc<Settings>, unix: i64) {
-        match self.make(&content.chain, &content.key, settings, unix) {
+    /// Uses the identity that an earlier agent process has stored, if it is valid.
+    fn adopt_stored(&mut self, content: &Arc<Content>, settings: &Arc<Settings>, unix: i64) {
+        match self.credentials(&content.chain, &content.key, settings, unix) {
             Ok(credentials) => {
                 let validity = (credentials.not_before, credentials.not_after);
-                let life = Life::found(Instant::now(), unix, validity, random::up_to);
+                let validity = Validity::found(Instant::now(), unix, validity, random::up_to);
                 let material = (content.chain.clone(), content.key.clone());
-                self.take(credentials, material, life, settings, Provenance::Secret);
+                self.activate(credentials, material, validity, settings, IdentitySource::Secret);
             }
             Err(error) => {
-                // Once for each content.
-                if self.useless.replace(content.clone()).is_none_or(|last| last != *content) {
-                    tracing::info!(reason = chain(&error), "What the agent's Secret has is of no use");
+                // Logged once for each content.
+                if self.unusable.replace(content.clone()).is_none_or(|last| last != *content) {
+                    tracing::info!(reason = error_chain(&error), "Ignoring an unusable identity in the agent's Secret");
                 }
             }
         }
     }
 
     async fn enrol(&mut self, settings: &Arc<Settings>) {
-        let Tools { domain, token, dial, metrics, settings: newest, .. } = &self.tools;
+        let EnrollerParts { domain, token, dial, metrics, settings: newest, .. } = &self.tools;
         let mut newest = newest.clone();
-        let asked = tokio::select! {
-            asked = ask::with_token(settings, domain, token, dial, metrics) => asked,
-            // Perhaps the receiver is somewhere else.
+        let outcome = tokio::select! {
+            outcome = issue::enrol(settings, domain, token, dial, metrics) => outcome,
+            // The new settings may name another receiver.
             Ok(()) = newest.changed() => return,
         };
-        self.conclude(Step::Enrol, settings, asked).await;
+        self.finish(Step::Enrol, settings, outcome).await;
     }
 
     async fn renew(&mut self, settings: &Arc<Settings>) {
-        let Tools { domain, errands, settings: newest, .. } = &self.tools;
+        let EnrollerParts { domain, link, settings: newest, .. } = &self.tools;
         let mut newest = newest.clone();
-        let asked = tokio::select! {
-            asked = ask::by_link(settings, domain, errands) => asked,
+        let outcome = tokio::select! {
+            outcome = issue::renew(settings, domain, link) => outcome,
             Ok(()) = newest.changed() => return,
         };
-        self.conclude(Step::Renew, settings, asked).await;
+        self.finish(Step::Renew, settings, outcome).await;
     }
 
-    /// Uses what was issued, or plans what to do without it.
-    async fn conclude(&mut self, step: Step, settings: &Arc<Settings>, asked: Result<Fresh, Ask>) {
-        let made = asked.and_then(|Fresh { chain, key, unix }| {
-            let unix = unix.unwrap_or_else(|| self.unix());
-            let made = self.make(&chain, &key, settings, unix).map_err(Ask::Unusable)?;
+    /// Uses the issued certificate, or schedules a retry.
+    async fn finish(
+        &mut self,
+        step: Step,
+        settings: &Arc<Settings>,
+        outcome: Result<IssuedCertificate, CertificateError>,
+    ) {
+        let made = outcome.and_then(|IssuedCertificate { chain, key, unix }| {
+            let unix = unix.unwrap_or_else(|| self.unix_now());
+            let made = self.credentials(&chain, &key, settings, unix).map_err(CertificateError::Unusable)?;
             Ok((made, chain, key, unix))
         });
         match made {
             Ok((credentials, chain, key, unix)) => {
                 let seconds = credentials.not_after.saturating_sub(unix);
-                let life = Life::issued(Instant::now(), seconds, random::up_to);
+                let validity = Validity::issued(Instant::now(), seconds, random::up_to);
                 self.overwritten = self.write(&chain, &key).await;
-                let from = if step == Step::Enrol { Provenance::Enrolment } else { Provenance::Renewal };
-                self.take(credentials, (chain, key), life, settings, from);
+                let from = if step == Step::Enrol { IdentitySource::Enrolment } else { IdentitySource::Renewal };
+                self.activate(credentials, (chain, key), validity, settings, from);
             }
-            Err(error) => self.fail(step, &error),
+            Err(error) => self.record_failure(step, &error),
         }
     }
 
-    fn fail(&mut self, step: Step, error: &Ask) {
-        let (unix, words) = (self.unix(), chain(error));
-        tracing::warn!(error = words, renewal = step == Step::Renew, "No certificate was to be had");
+    fn record_failure(&mut self, step: Step, error: &CertificateError) {
+        let (unix, error_text) = (self.unix_now(), error_chain(error));
+        tracing::warn!(error = error_text, renewal = step == Step::Renew, "Certificate request failed");
         let metrics = &self.tools.metrics;
         if error.is_unusable() {
             metrics.identity_refused.inc();
         }
-        if self.held.is_some() && metrics.renewal_failed_since.get() == 0 {
+        if self.active.is_some() && metrics.renewal_failed_since.get() == 0 {
             metrics.renewal_failed_since.set(unix);
         }
-        self.tools.standing.fails(unix, words);
+        self.tools.identity_status.record_failure(unix, error_text);
         let now = Instant::now();
         if step == Step::Renew && error.is_about_certificate() {
-            self.agenda.refused(now);
+            self.schedule.certificate_refused(now);
         }
-        self.agenda.failed(step, now, error.is_connect(), error.told());
+        self.schedule.failed(step, now, error.is_connect(), error.retry_after());
     }
 
-    fn take(
+    fn activate(
         &mut self,
         credentials: Credentials,
         (chain, key): (Vec<u8>, Vec<u8>),
-        life: Life,
+        validity: Validity,
         settings: &Arc<Settings>,
-        from: Provenance,
+        from: IdentitySource,
     ) {
-        credentials.used(from, &self.tools.standing, &self.tools.metrics);
+        credentials.announce(from, &self.tools.identity_status, &self.tools.metrics);
         let fingerprint = credentials.certificate.fingerprint.clone();
         self.tools.metrics.renewal_failed_since.set(0);
-        self.agenda.got(life);
-        let (settings, kept) = (settings.clone(), self.overwritten.is_some());
-        self.held = Some(Held { chain, key, fingerprint, settings, kept });
+        self.schedule.certificate_obtained(validity);
+        let (settings, stored_once) = (settings.clone(), self.overwritten.is_some());
+        self.active = Some(ActiveIdentity { chain, key, fingerprint, settings, stored_once });
         self.tools.pending = None;
         self.publish.send_replace(Some(Arc::new(credentials)));
     }
 
-    /// Writes the Secret once more.
-    async fn keep(&mut self) {
-        let Some(held) = &self.held else { return };
-        match self.write(&held.chain, &held.key).await {
+    /// Writes the identity in use to the Secret again.
+    async fn store(&mut self) {
+        let Some(active) = &self.active else { return };
+        match self.write(&active.chain, &active.key).await {
             Some(overwritten) => self.overwritten = Some(overwritten),
-            None => self.agenda.not_kept(Instant::now()),
+            None => self.schedule.store_failed(Instant::now()),
         }
     }
 
-    /// Writes the Secret, if it is there, unless it has changed since it was read. Gives the version that was overwritten; `None` when
-    /// nothing was.
+    /// Writes the Secret if it exists and has not changed since it was read. Returns the resourceVersion that was
+    /// overwritten; `None` if nothing was written.
     async fn write(&self, chain: &[u8], key: &[u8]) -> Option<String> {
-        let Stored::There(content) = self.tools.stored.borrow().clone() else { return None };
-        let write = self.tools.vault.keep(&content.version, chain, key);
-        let why = match timeout(WRITE, write).await {
+        let Stored::Present(content) = self.tools.stored.borrow().clone() else { return None };
+        let write = self.tools.secret_writer.write(&content.version, chain, key);
+        let error = match timeout(WRITE_TIMEOUT, write).await {
             Ok(Ok(())) => return Some(content.version.clone()),
-            Ok(Err(error)) => telemetry::chain(&error),
-            Err(_) => "the API server did not answer in time".to_owned(),
+            Ok(Err(error)) => telemetry::error_chain(&error),
+            Err(_) => "the API server did not respond in time".to_owned(),
         };
         self.tools.metrics.identity_writes_failed.inc();
-        tracing::warn!(error = why, "The identity could not be kept in the agent's Secret");
+        tracing::warn!(error = error, "Failed to store the identity in the agent's Secret");
         None
     }
 
-    /// Until a time, or until something has changed.
-    async fn rest(&mut self, until: Instant) -> Result<(), watch::error::RecvError> {
-        let Tools { settings, stored, errands, .. } = &mut self.tools;
-        let (demand, fingerprint) = tokio::select! {
+    /// Waits until a time, or until settings, Secret or demands change.
+    async fn wait(&mut self, until: Instant) -> Result<(), watch::error::RecvError> {
+        let EnrollerParts { settings, stored, link, .. } = &mut self.tools;
+        let (notice, fingerprint) = tokio::select! {
             () = sleep_until(until) => return Ok(()),
             changed = settings.changed() => return changed,
             changed = stored.changed() => return changed,
-            demand = errands.demanded() => demand,
+            notice = link.notice() => notice,
         };
-        // What is said of an identity that is used no more has been done.
-        if self.held.as_ref().is_some_and(|held| held.fingerprint == fingerprint) {
-            tracing::info!(?demand, "The receiver speaks of the certificate");
+        // A demand concerning a certificate that is no longer in use is already satisfied.
+        if self.active.as_ref().is_some_and(|active| active.fingerprint == fingerprint) {
+            tracing::info!(?notice, "Receiver demands another certificate");
             let now = Instant::now();
-            match demand {
-                Demand::Renew => self.agenda.wanted(now + random::up_to(WANTED)),
-                Demand::Refused => self.agenda.refused(now),
+            match notice {
+                CertificateNotice::Renew => self.schedule.renewal_requested(now + random::up_to(RENEWAL_SPREAD)),
+                CertificateNotice::Refused => self.schedule.certificate_refused(now),
             }
         }
         Ok(())
     }
 
-    /// Credentials of this runtime, judged at a time in Unix seconds.
-    fn make(&self, chain: &[u8], key: &[u8], settings: &Settings, unix: i64) -> Result<Credentials, Load> {
-        let material = Material { chain: chain.to_vec(), key: key.to_vec(), bundle: settings.bundle.clone() };
+    /// Creates credentials of this runtime, judged at a time in Unix seconds.
+    fn credentials(
+        &self,
+        chain: &[u8],
+        key: &[u8],
+        settings: &Settings,
+        unix: i64,
+    ) -> Result<Credentials, CredentialsError> {
+        let material = KeyMaterial { chain: chain.to_vec(), key: key.to_vec(), bundle: settings.bundle.clone() };
         let credentials = Credentials::new(&material, &self.tools.domain, settings.receiver.clone(), unix)?;
         if credentials.runtime == settings.runtime {
             return Ok(credentials);
         }
-        Err(Load::OtherRuntime { known: settings.runtime.clone(), new: credentials.runtime })
+        Err(CredentialsError::OtherRuntime { current: settings.runtime.clone(), new: credentials.runtime })
     }
 
-    /// Now, by the receiver's clock as far as it is known, in Unix seconds.
-    fn unix(&self) -> i64 {
+    /// Current time by the receiver's clock as far as its offset is known, in Unix seconds.
+    fn unix_now(&self) -> i64 {
         clock::unix_seconds().saturating_add(self.tools.metrics.clock_offset.get())
     }
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

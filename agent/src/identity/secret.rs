@@ -1,4 +1,5 @@
-//! The agent's own Secret: key and chain survive the agent there. The installer creates it, empty; nobody else writes it.
+//! The agent's own Secret, in which key and chain survive a restart of the agent. The installer creates it empty; only
+//! the agent writes its content.
 
 use std::sync::Arc;
 
@@ -9,52 +10,53 @@ use tidewatch_shared::names::{CHAIN_KEY, IDENTITY_SECRET, PRIVATE_KEY_KEY};
 use tokio::sync::watch;
 
 use crate::{
-    kubernetes::{Call, Lane},
-    telemetry::chain,
+    kubernetes::{ApiClient, ApiError},
+    telemetry::error_chain,
     watch::{NamedMetadata, Sink, Target, Versioned},
 };
 
-/// What the Secret is known to have.
+/// Known content of the Secret.
 #[derive(Clone, Default)]
 pub(crate) enum Stored {
-    /// It has not been read yet, or could not be.
+    /// Not read yet, or not readable.
     #[default]
     Unknown,
-    /// It is not there.
+    /// The Secret does not exist.
     Missing,
-    /// This, whatever it is worth.
-    There(Arc<Content>),
+    /// The Secret exists; its content may be invalid.
+    Present(Arc<Content>),
 }
 
-/// See [`Stored::There`].
+/// Content of the Secret.
 #[derive(PartialEq, Eq)]
 pub(crate) struct Content {
     /// `metadata.resourceVersion`.
     pub(crate) version: String,
-    /// PEM, leaf first; empty when there is none.
+    /// Certificate chain in PEM, leaf first; empty if absent.
     pub(crate) chain: Vec<u8>,
-    /// PEM, PKCS#8; empty when there is none.
+    /// Private key in PEM, PKCS#8; empty if absent.
     pub(crate) key: Vec<u8>,
 }
 
 /// Writes the Secret.
-pub(crate) struct Vault {
-    lane: Lane,
+pub(crate) struct SecretWriter {
+    client: ApiClient,
     path: String,
 }
 
-impl Vault {
-    /// The Secret of a namespace.
-    pub(crate) fn new(lane: Lane, namespace: &str) -> Self {
+impl SecretWriter {
+    /// Creates a writer for the Secret in a namespace.
+    pub(crate) fn new(client: ApiClient, namespace: &str) -> Self {
         let path = format!("{}/{IDENTITY_SECRET}?fieldManager=tidewatch-agent", collection(namespace).path());
-        Self { lane, path }
+        Self { client, path }
     }
 
-    /// Puts chain and key, in PEM, in the place of what the Secret had in a version; 409 when it has something else by now.
-    pub(super) async fn keep(&self, version: &str, chain: &[u8], key: &[u8]) -> Result<(), Call> {
+    /// Replaces chain and key, in PEM, if the Secret still has the given resourceVersion; else the API server answers
+    /// 409.
+    pub(super) async fn write(&self, version: &str, chain: &[u8], key: &[u8]) -> Result<(), ApiError> {
         let data = json!({CHAIN_KEY: STANDARD.encode(chain), PRIVATE_KEY_KEY: STANDARD.encode(key)});
         let patch = json!({"metadata": {"resourceVersion": version}, "data": data});
-        self.lane.merge_patch(&self.path, patch.to_string().into_bytes()).await.map(drop)
+        self.client.merge_patch(&self.path, patch.to_string().into_bytes()).await.map(drop)
     }
 }
 
@@ -62,15 +64,15 @@ fn collection(namespace: &str) -> Target {
     Target::collection("", "v1", Some(namespace), "secrets")
 }
 
-/// The watch of the Secret.
+/// Sink of the watch of the Secret.
 pub(crate) struct SecretWatch {
     namespace: String,
     publish: watch::Sender<Stored>,
-    /// The list that is being read has it.
+    /// The list in progress contains the Secret.
     listed: bool,
 }
 
-/// The Secret, as far as it is read.
+/// The part of the Secret that is deserialized.
 #[derive(Deserialize)]
 pub(crate) struct Secret {
     metadata: NamedMetadata,
@@ -93,7 +95,7 @@ impl Versioned for Secret {
 }
 
 impl SecretWatch {
-    /// What it reads is published.
+    /// Creates the sink and the channel on which it publishes the content.
     pub(crate) fn new(namespace: String) -> (Self, watch::Receiver<Stored>) {
         let (publish, stored) = watch::channel(Stored::Unknown);
         (Self { namespace, publish, listed: false }, stored)
@@ -104,13 +106,13 @@ impl SecretWatch {
             return;
         }
         let Data { chain, key } = secret.data.unwrap_or_default();
-        // What is no base64 is worth as much as nothing.
+        // Invalid base64 counts as absent.
         let decode = |text: Option<String>| STANDARD.decode(text.unwrap_or_default()).unwrap_or_default();
         let content = Content { version: secret.metadata.version, chain: decode(chain), key: decode(key) };
         self.publish.send_if_modified(|stored| {
-            let same = matches!(stored, Stored::There(known) if **known == content);
+            let same = matches!(stored, Stored::Present(known) if **known == content);
             if !same {
-                *stored = Stored::There(Arc::new(content));
+                *stored = Stored::Present(Arc::new(content));
             }
             !same
         });
@@ -120,8 +122,8 @@ impl SecretWatch {
 impl Sink for SecretWatch {
     type Item = Secret;
 
-    async fn target(&mut self, _lane: &Lane) -> Result<Target, Call> {
-        Ok(collection(&self.namespace).select("", &format!("metadata.name={IDENTITY_SECRET}")).whole())
+    async fn target(&mut self, _client: &ApiClient) -> Result<Target, ApiError> {
+        Ok(collection(&self.namespace).select("", &format!("metadata.name={IDENTITY_SECRET}")).full_objects())
     }
 
     fn begin(&mut self) {
@@ -154,9 +156,9 @@ impl Sink for SecretWatch {
 
     fn bookmark(&mut self, _version: &str) {}
 
-    fn failed(&mut self, why: &Call) {
-        // What was read before is still the best that is known.
-        tracing::warn!(error = chain(why), "The agent's Secret cannot be read");
+    fn failed(&mut self, error: &ApiError) {
+        // The last known content stays in effect.
+        tracing::warn!(error = error_chain(error), "Failed to read the agent's Secret");
     }
 }
 
@@ -170,10 +172,10 @@ mod tests {
     }
 
     #[test]
-    fn what_the_secret_has_is_told_whenever_it_is_something_else() {
+    fn changed_content_of_the_secret_is_published() {
         let (mut watch, mut stored) = SecretWatch::new("ns".to_owned());
-        watch.failed(&Call::Deadline);
-        assert!(!stored.has_changed().unwrap(), "the next list may tell");
+        watch.failed(&ApiError::Deadline);
+        assert!(!stored.has_changed().unwrap(), "a failure does not change the known content");
         watch.begin();
         watch.page(vec![secret("other", "1", json!({CHAIN_KEY: "YQ=="}))]);
         watch.complete("1");
@@ -187,11 +189,11 @@ mod tests {
             (secret(IDENTITY_SECRET, "4", json!({CHAIN_KEY: "no base64"})), (b"", b"")),
         ] {
             watch.present(item);
-            let Stored::There(content) = stored.borrow_and_update().clone() else { panic!("it is there") };
+            let Stored::Present(content) = stored.borrow_and_update().clone() else { panic!("the Secret exists") };
             assert_eq!((&*content.chain, &*content.key), expected);
         }
         watch.present(full());
-        watch.failed(&Call::Deadline);
+        watch.failed(&ApiError::Deadline);
         stored.borrow_and_update();
         watch.page(vec![full()]);
         assert!(!stored.has_changed().unwrap());

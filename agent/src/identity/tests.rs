@@ -11,7 +11,7 @@ use tidewatch_shared::certificate::Leaf;
 use super::*;
 use crate::telemetry::Readiness;
 
-/// A CA of a test, which issues for runtimes and for servers.
+/// Test CA that issues certificates for runtimes and for servers.
 pub(crate) struct TestCa(CertifiedIssuer<'static, KeyPair>);
 
 impl TestCa {
@@ -39,12 +39,12 @@ impl TestCa {
         self.issue(params)
     }
 
-    /// The material of a runtime.
-    pub(crate) fn runtime(&self, id: &str) -> Material {
+    /// Material of a runtime.
+    pub(crate) fn runtime(&self, id: &str) -> KeyMaterial {
         self.runtime_until(id, 4_000)
     }
 
-    /// What a request in PEM asks for, good from now for so many seconds.
+    /// Signs a request in PEM, for a certificate that is valid for `seconds` from now.
     pub(crate) fn sign(&self, request: &str, id: &str, seconds: i64, is_ca: bool) -> String {
         let mut request = CertificateSigningRequestParams::from_pem(request).unwrap();
         request.params = Self::params(id);
@@ -66,28 +66,28 @@ impl TestCa {
         params
     }
 
-    pub(crate) fn runtime_until(&self, id: &str, year: i32) -> Material {
+    pub(crate) fn runtime_until(&self, id: &str, year: i32) -> KeyMaterial {
         let mut params = Self::params(id);
         params.not_after = date_time_ymd(year, 1, 1);
         let (chain, key) = self.issue(params);
-        Material { chain, key, bundle: self.pem().into_bytes() }
+        KeyMaterial { chain, key, bundle: self.pem().into_bytes() }
     }
 
-    /// The material of a runtime as the incumbent has it: an RSA key, and nothing but a common name.
-    pub(crate) fn legacy(&self, id: &str) -> Material {
+    /// Material of a runtime as the incumbent issues it: an RSA key, and a common name only.
+    pub(crate) fn legacy(&self, id: &str) -> KeyMaterial {
         let key = KeyPair::generate_rsa_for(&rcgen::PKCS_RSA_SHA256, rcgen::RsaKeySize::_2048).unwrap();
         self.named(id, &key)
     }
 
-    fn named(&self, id: &str, key: &KeyPair) -> Material {
+    fn named(&self, id: &str, key: &KeyPair) -> KeyMaterial {
         let mut params = CertificateParams::default();
         params.distinguished_name = rcgen::DistinguishedName::new();
         params.distinguished_name.push(DnType::CommonName, id);
         let chain = params.signed_by(key, &self.0).unwrap().pem().into_bytes();
-        Material { chain, key: key.serialize_pem().into_bytes(), bundle: self.pem().into_bytes() }
+        KeyMaterial { chain, key: key.serialize_pem().into_bytes(), bundle: self.pem().into_bytes() }
     }
 
-    /// Valid credentials of a runtime, with the leaf as a handshake tells it.
+    /// Valid credentials of a runtime, with its leaf as read from a handshake.
     pub(crate) fn credentials(&self, id: &str, receiver: SocketAddr) -> (Arc<Credentials>, Leaf) {
         let material = self.runtime(id);
         let leaf = Leaf::read(&tls::certificates(&material.chain).unwrap()[0]).unwrap();
@@ -102,72 +102,77 @@ fn receiver() -> Endpoint {
     "https://kcp:1".parse().unwrap()
 }
 
-struct Fixed(Option<Material>);
+struct Fixed(Option<KeyMaterial>);
 
 impl Source for Fixed {
-    fn read(&mut self) -> Result<Material, Load> {
-        let missing = || Load::Read { name: "tls.crt", error: std::io::ErrorKind::NotFound.into() };
+    fn read(&mut self) -> Result<KeyMaterial, CredentialsError> {
+        let missing = || CredentialsError::Read { name: "tls.crt", error: std::io::ErrorKind::NotFound.into() };
         self.0.clone().ok_or_else(missing)
     }
 }
 
 #[test]
-fn only_a_whole_and_valid_set_replaces_the_last_good_one() {
+fn only_complete_and_valid_material_replaces_the_last_valid_one() {
     let (ca, readiness) = (TestCa::new(), Readiness::default());
     let make = Credentials::v3("kyma.local".parse().unwrap(), receiver());
-    let (mut keeper, current) =
-        Keeper::new(Fixed(None), make, Standing::default(), readiness.guard("identity"), Metrics::default());
+    let (mut reloader, current) = FileReloader::new(
+        Fixed(None),
+        make,
+        IdentityStatus::default(),
+        readiness.guard("identity"),
+        Metrics::default(),
+    );
     let fingerprint = || current.borrow().as_ref().map(|now| now.certificate.fingerprint.clone());
-    keeper.look(NOW);
+    reloader.refresh(NOW);
     assert_eq!((fingerprint(), readiness.pending()), (None, vec!["identity"]));
 
     let good = ca.runtime("r-1");
-    keeper.source.0 = Some(good.clone());
-    keeper.look(NOW);
+    reloader.source.0 = Some(good.clone());
+    reloader.refresh(NOW);
     let first = fingerprint();
     assert!(first.is_some() && readiness.pending().is_empty());
 
     let other = ca.runtime("r-1");
     for bad in [
-        Material { key: other.key.clone(), ..good.clone() },
-        Material { bundle: Vec::new(), ..good.clone() },
-        Material { chain: b"garbage".to_vec(), ..good.clone() },
-        Material { chain: ca.server().0, ..good.clone() },
+        KeyMaterial { key: other.key.clone(), ..good.clone() },
+        KeyMaterial { bundle: Vec::new(), ..good.clone() },
+        KeyMaterial { chain: b"garbage".to_vec(), ..good.clone() },
+        KeyMaterial { chain: ca.server().0, ..good.clone() },
         ca.runtime("r-2"),
         ca.runtime_until("r-1", 2_020),
     ] {
-        keeper.source.0 = Some(bad);
-        keeper.look(NOW);
+        reloader.source.0 = Some(bad);
+        reloader.refresh(NOW);
         assert_eq!(fingerprint(), first);
     }
-    keeper.source.0 = None;
-    keeper.look(NOW);
+    reloader.source.0 = None;
+    reloader.refresh(NOW);
     assert_eq!(fingerprint(), first);
 
-    keeper.source.0 = Some(other);
-    keeper.look(NOW);
+    reloader.source.0 = Some(other);
+    reloader.refresh(NOW);
     assert_ne!(fingerprint(), first);
 }
 
 #[test]
-fn what_has_ended_by_a_wrong_clock_is_good_when_the_clock_is_set() {
+fn certificate_expired_by_a_wrong_clock_is_valid_once_the_clock_is_corrected() {
     let (ca, readiness, metrics) = (TestCa::new(), Readiness::default(), Metrics::default());
     let make = Credentials::v3("kyma.local".parse().unwrap(), receiver());
     let source = Fixed(Some(ca.runtime_until("r-1", 2_030)));
-    let (mut keeper, current) =
-        Keeper::new(source, make, Standing::default(), readiness.guard("identity"), metrics.clone());
+    let (mut reloader, current) =
+        FileReloader::new(source, make, IdentityStatus::default(), readiness.guard("identity"), metrics.clone());
     let wrong = 4_000_000_000;
     for _ in 0..3 {
-        keeper.look(wrong);
+        reloader.refresh(wrong);
     }
     assert!(current.borrow().is_none());
-    assert_eq!(metrics.identity_refused.get(), 1, "said once");
-    keeper.look(NOW);
+    assert_eq!(metrics.identity_refused.get(), 1, "reported once");
+    reloader.refresh(NOW);
     assert!(current.borrow().is_some());
 }
 
 #[test]
-fn contract_v2_takes_the_incumbents_certificates_and_v3_does_not() {
+fn contract_v2_accepts_the_incumbents_certificates_and_v3_does_not() {
     let (ca, v2, v3) =
         (TestCa::new(), Credentials::v2(receiver()), Credentials::v3("kyma.local".parse().unwrap(), receiver()));
     let rsa = ca.legacy("r-1");
@@ -179,34 +184,34 @@ fn contract_v2_takes_the_incumbents_certificates_and_v3_does_not() {
         assert!(v3(&material, NOW).is_err());
         let other = KeyPair::generate().unwrap().serialize_pem().into_bytes();
         for bad in [
-            Material { key: other, ..material.clone() },
-            Material { chain: ca.server().0, ..material.clone() },
-            Material { bundle: Vec::new(), ..material.clone() },
+            KeyMaterial { key: other, ..material.clone() },
+            KeyMaterial { chain: ca.server().0, ..material.clone() },
+            KeyMaterial { bundle: Vec::new(), ..material.clone() },
         ] {
             assert!(v2(&bad, NOW).is_err());
         }
-        assert!(matches!(v2(&material, i64::MAX), Err(Load::Expired(_))));
+        assert!(matches!(v2(&material, i64::MAX), Err(CredentialsError::Expired(_))));
     }
 }
 
-/// The same with the key in PKCS #1, as cert-manager writes RSA keys unless it is told otherwise.
-fn in_pkcs1(material: &Material) -> Material {
-    /// What PKCS #8 writes before a key of 2,048 bits: lengths, a version, and that it is an RSA key.
+/// The same material with the key in PKCS#1, the default of cert-manager for RSA keys.
+fn in_pkcs1(material: &KeyMaterial) -> KeyMaterial {
+    /// Length in bytes of the PKCS#8 prefix of a 2,048-bit RSA key: lengths, version and algorithm.
     const BEFORE: usize = 26;
     let key = PrivatePkcs8KeyDer::from_pem_slice(&material.key).unwrap();
     let inner = STANDARD.encode(&key.secret_pkcs8_der()[BEFORE..]);
     let pem = format!("-----BEGIN RSA PRIVATE KEY-----\n{inner}\n-----END RSA PRIVATE KEY-----\n");
-    Material { key: pem.into_bytes(), ..material.clone() }
+    KeyMaterial { key: pem.into_bytes(), ..material.clone() }
 }
 
 #[test]
-fn a_folder_is_read_as_a_mounted_secret_lays_it_out() {
+fn folder_with_the_layout_of_a_mounted_secret_is_read() {
     let folder = tempfile::tempdir().unwrap();
-    let mut files = Files::new(folder.path().to_owned());
-    assert!(matches!(files.read(), Err(Load::Read { name: "tls.crt", .. })));
+    let mut files = IdentityFiles::new(folder.path().to_owned());
+    assert!(matches!(files.read(), Err(CredentialsError::Read { name: "tls.crt", .. })));
     for (name, content) in [("tls.crt", "a"), ("tls.key", "b"), ("ca.crt", "c")] {
         std::fs::write(folder.path().join(name), content).unwrap();
     }
-    let Ok(Material { chain, key, bundle }) = files.read() else { panic!("readable") };
+    let Ok(KeyMaterial { chain, key, bundle }) = files.read() else { panic!("readable") };
     assert_eq!((&*chain, &*key, &*bundle), (&b"a"[..], &b"b"[..], &b"c"[..]));
 }

@@ -1,24 +1,25 @@
-//! What is kept of one object: 56 bytes beside its key.
+//! State kept of one object: 56 bytes, beside its key.
 
 use std::{fmt, num::NonZeroI64};
 
 use tidewatch_shared::{event::Change, hex};
 
-/// An object as it was last seen.
+/// Last observed state of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub struct ObjectState {
     /// `metadata.uid`.
     pub uid: Uid,
     /// `metadata.resourceVersion`.
     pub version: Version,
-    /// `metadata.generation`; kinds without one leave it out or at 0.
+    /// `metadata.generation`; `None` for kinds that omit it or set it to 0.
     pub generation: Option<NonZeroI64>,
-    /// Hash of labels, annotations, finalizers, deletion timestamp and owners.
+    /// Hash of labels, annotations, finalizers, deletion timestamp and owner references.
     pub metadata: u64,
 }
 
-impl Seen {
-    /// What made `new` of this; `None` for the very same state. Another uid is another object of the same name.
+impl ObjectState {
+    /// Classifies the change to `new`; `None` for the same state. A different uid is a different object of the same
+    /// name.
     pub(crate) fn compare(&self, new: &Self) -> Option<Change> {
         if self.uid != new.uid {
             Some(Change::Created)
@@ -32,12 +33,12 @@ impl Seen {
     }
 }
 
-/// A uid: nearly always a UUID, which takes 16 bytes instead of 36 and an allocation.
+/// Compact uid: nearly all are UUIDs, stored in 16 bytes instead of 36 and an allocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Uid {
-    /// Canonical text form.
+    /// UUID in canonical lowercase form.
     Uuid([u8; 16]),
-    /// Anything else.
+    /// Any other text.
     Text(Box<str>),
 }
 
@@ -68,12 +69,12 @@ impl fmt::Display for Uid {
     }
 }
 
-/// A resource version: opaque to us, but nearly always a decimal number.
+/// Compact resourceVersion: opaque to clients, but nearly all are decimal numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Version {
-    /// Decimal without leading zeros.
+    /// Decimal number without leading zeros.
     Number(u64),
-    /// Anything else.
+    /// Any other text.
     Text(Box<str>),
 }
 
@@ -99,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn compact_forms_give_back_the_text_that_came() {
+    fn compact_forms_round_trip() {
         for uid in ["0a1b2c3d-0000-4000-8000-00000000000f", "0A1B2C3D-0000-4000-8000-00000000000F", "u", "", "a-b"] {
             assert_eq!(Uid::from(uid).to_string(), uid);
         }
@@ -111,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_costs_what_was_planned() {
-        assert!(size_of::<Seen>() <= 56, "{}", size_of::<Seen>());
+    fn object_state_takes_at_most_56_bytes() {
+        assert!(size_of::<ObjectState>() <= 56, "{}", size_of::<ObjectState>());
     }
 }

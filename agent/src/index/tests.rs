@@ -4,16 +4,21 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn seen(version: u64, generation: i64, metadata: u64) -> Seen {
-    Seen { uid: "u".into(), version: Version::Number(version), generation: NonZeroI64::new(generation), metadata }
+fn seen(version: u64, generation: i64, metadata: u64) -> ObjectState {
+    ObjectState {
+        uid: "u".into(),
+        version: Version::Number(version),
+        generation: NonZeroI64::new(generation),
+        metadata,
+    }
 }
 
 fn index(field: Field, every_version: bool) -> Index {
     let hasher = Arc::new(ObjectHasher::new(&"r-1".parse().unwrap()));
-    Index::new(hasher, Rule { field, every_version }, 100)
+    Index::new(hasher, ChangeRule { field, every_version }, 100)
 }
 
-fn listed(mut index: Index, objects: &[(&str, Seen)]) -> Index {
+fn listed(mut index: Index, objects: &[(&str, ObjectState)]) -> Index {
     index.begin_list();
     for (key, seen) in objects {
         index.apply(key, seen.clone());
@@ -31,10 +36,10 @@ fn change(applied: &Applied) -> Option<Change> {
 }
 
 #[test]
-fn metadata_alone_tells_what_happened() {
+fn changes_are_classified_from_metadata_alone() {
     use Change::{Created, Metadata, Spec, Status};
     let table = [
-        // before, after, what a spec watch says, what a status watch says
+        // before, after, change reported by a spec watch, change reported by a status watch
         (seen(1, 1, 1), seen(1, 1, 1), None, None),
         (seen(1, 1, 1), seen(2, 2, 1), Some(Spec), Some(Spec)),
         (seen(1, 1, 1), seen(2, 2, 2), Some(Spec), Some(Spec)),
@@ -42,7 +47,7 @@ fn metadata_alone_tells_what_happened() {
         (seen(1, 1, 1), seen(2, 1, 2), Some(Metadata), Some(Metadata)),
         (seen(1, 1, 1), seen(2, 1, 1), None, Some(Status)),
         (seen(1, 0, 1), seen(2, 0, 1), Some(Status), Some(Status)),
-        (seen(1, 1, 1), Seen { uid: "v".into(), ..seen(2, 1, 1) }, Some(Created), Some(Created)),
+        (seen(1, 1, 1), ObjectState { uid: "v".into(), ..seen(2, 1, 1) }, Some(Created), Some(Created)),
     ];
     for (before, after, spec, status) in table {
         for (field, expected) in [(Field::Spec, spec), (Field::Status, status)] {
@@ -61,14 +66,14 @@ fn without_a_status_subresource_every_version_counts() {
 }
 
 #[test]
-fn a_relist_counts_versions_and_finds_what_is_gone() {
+fn relist_counts_versions_and_finds_deleted_objects() {
     let objects = [("ns/a", seen(1, 1, 1)), ("ns/b", seen(2, 1, 1)), ("ns/c", seen(3, 1, 1))];
     let mut index = listed(index(Field::Spec, false), &objects);
     index.begin_list();
     assert!(index.is_complete());
     assert_eq!(change(&index.apply("ns/a", seen(9, 1, 1))), Some(Change::Status));
     assert_eq!(change(&index.apply("ns/b", seen(2, 1, 1))), None);
-    // A list that broke off proves nothing about what it did not reach.
+    // The objects that an aborted list did not reach are not removed.
     index.begin_list();
     index.apply("ns/a", seen(9, 1, 1));
     index.apply("ns/b", seen(2, 1, 1));
@@ -78,7 +83,7 @@ fn a_relist_counts_versions_and_finds_what_is_gone() {
 }
 
 #[test]
-fn a_digest_needs_a_complete_list() {
+fn digest_requires_a_complete_list() {
     let mut index = index(Field::Spec, false);
     assert_eq!(index.digest(), None);
     index.begin_list();
@@ -89,7 +94,7 @@ fn a_digest_needs_a_complete_list() {
 }
 
 #[test]
-fn a_spec_digest_does_not_move_with_status() {
+fn spec_digest_ignores_status_changes() {
     let mut spec = listed(index(Field::Spec, false), &[("ns/a", seen(1, 1, 1))]);
     let mut status = listed(index(Field::Status, false), &[("ns/a", seen(1, 1, 1))]);
     let before = (spec.digest(), status.digest());
@@ -100,7 +105,7 @@ fn a_spec_digest_does_not_move_with_status() {
 }
 
 #[test]
-fn above_the_cap_only_that_something_changed_is_known() {
+fn index_above_the_cap_is_coarse() {
     let mut index = index(Field::Spec, false);
     index.begin_list();
     let last = (0..=100).map(|n| index.apply(&format!("ns/{n}"), seen(1, 1, 1))).last();
@@ -108,7 +113,7 @@ fn above_the_cap_only_that_something_changed_is_known() {
     assert!(index.finish_list().is_empty());
     assert_eq!((index.len(), index.digest()), (0, None));
     assert_eq!(index.delete("ns/1"), Applied::Coarse);
-    // Fewer objects at the next list: exact again.
+    // The next list has fewer objects, so the index is exact again.
     index.begin_list();
     index.apply("ns/1", seen(1, 1, 1));
     index.finish_list();
@@ -117,7 +122,7 @@ fn above_the_cap_only_that_something_changed_is_known() {
 
 proptest! {
     #[test]
-    fn the_digest_is_that_of_the_set_and_moves_by_what_is_reported(
+    fn digest_matches_the_set_and_changes_by_the_reported_deltas(
         steps in prop::collection::vec((0u8..6, 0u64..4, 1i64..3, 0u64..3, any::<bool>()), 0..60)
     ) {
         let mut index = listed(index(Field::Status, false), &[]);

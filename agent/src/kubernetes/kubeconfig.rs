@@ -1,13 +1,13 @@
-//! A kubeconfig, for an agent outside its cluster. It is data, not code: what would run a command or switch off the
-//! verification is refused. Only its JSON form is read (`kubectl config view --raw --minify --flatten --output json`): a YAML
-//! parser costs an agent in its pod a tenth of its memory, and it never reads a kubeconfig there.
+//! Kubeconfig of an agent outside its cluster. It is untrusted data: entries that would run a command or disable
+//! verification are refused. Only JSON is accepted (`kubectl config view --raw --minify --flatten --output json`): a
+//! YAML parser would cost an agent in its pod, which never reads a kubeconfig, a tenth of its memory.
 
 use std::{fs, path::Path};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use serde::{Deserialize, de::IgnoredAny};
 
-use super::access::{Access, Connect, Content, Person, server};
+use super::access::{Access, ClientSetupError, Content, Credential, server};
 
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -72,57 +72,59 @@ struct User {
     auth_provider: Option<IgnoredAny>,
 }
 
-/// Reads the current context. Relative paths are those of the kubeconfig's folder.
-pub(super) fn read(path: &Path) -> Result<Access, Connect> {
-    let text = fs::read(path).map_err(|error| Connect::Read { path: path.to_owned(), error })?;
+/// Reads the current context. Paths are relative to the kubeconfig's directory.
+pub(super) fn read(path: &Path) -> Result<Access, ClientSetupError> {
+    let text = fs::read(path).map_err(|error| ClientSetupError::Read { path: path.to_owned(), error })?;
     parse(&text, path.parent().unwrap_or(Path::new("")))
 }
 
-pub(super) fn parse(text: &[u8], folder: &Path) -> Result<Access, Connect> {
-    // The cause would echo the text, and with it secrets.
-    let config: Kubeconfig = serde_json::from_slice(text).map_err(|_| Connect::Kubeconfig("it must be in JSON"))?;
+pub(super) fn parse(text: &[u8], folder: &Path) -> Result<Access, ClientSetupError> {
+    // The parser's error would echo secrets.
+    let config: Kubeconfig =
+        serde_json::from_slice(text).map_err(|_| ClientSetupError::Kubeconfig("it must be in JSON"))?;
     let Kubeconfig { clusters, users, contexts, current_context } = config;
     let context = contexts.into_iter().find(|context| context.name == current_context);
-    let context = context.ok_or(Connect::Kubeconfig("no current context"))?.context;
+    let context = context.ok_or(ClientSetupError::Kubeconfig("no current context"))?.context;
     let cluster = clusters.into_iter().find(|cluster| cluster.name == context.cluster);
-    let cluster = cluster.ok_or(Connect::Kubeconfig("no cluster of the current context"))?.cluster;
+    let cluster = cluster.ok_or(ClientSetupError::Kubeconfig("no cluster of the current context"))?.cluster;
     let user = users.into_iter().find(|user| user.name == context.user);
-    let user = user.ok_or(Connect::Kubeconfig("no user of the current context"))?.user;
+    let user = user.ok_or(ClientSetupError::Kubeconfig("no user of the current context"))?.user;
     if cluster.insecure_skip_tls_verify || cluster.proxy_url.is_some() {
-        return Err(Connect::Kubeconfig("insecure-skip-tls-verify and proxy-url are not allowed"));
+        return Err(ClientSetupError::Kubeconfig("insecure-skip-tls-verify and proxy-url are not allowed"));
     }
     let bundle = content(cluster.certificate_authority_data, cluster.certificate_authority, folder)?;
     Ok(Access {
         server: server(&cluster.server)?,
-        bundle: bundle.ok_or(Connect::Kubeconfig("no certificate authority"))?,
+        bundle: bundle.ok_or(ClientSetupError::Kubeconfig("no certificate authority"))?,
         server_name: cluster.tls_server_name,
-        person: person(user, folder)?,
+        credential: credential(user, folder)?,
     })
 }
 
-fn person(user: User, folder: &Path) -> Result<Person, Connect> {
+fn credential(user: User, folder: &Path) -> Result<Credential, ClientSetupError> {
     if user.exec.is_some() || user.auth_provider.is_some() {
-        return Err(Connect::Kubeconfig("exec and auth-provider are not allowed"));
+        return Err(ClientSetupError::Kubeconfig("exec and auth-provider are not allowed"));
     }
     if let Some(token) = user.token {
-        return Ok(Person::Token(Content::Fixed(token.into_bytes())));
+        return Ok(Credential::Token(Content::Fixed(token.into_bytes())));
     }
     if let Some(file) = user.token_file {
-        return Ok(Person::Token(Content::File(folder.join(file))));
+        return Ok(Credential::Token(Content::File(folder.join(file))));
     }
     let chain = content(user.client_certificate_data, user.client_certificate, folder)?;
     let key = content(user.client_key_data, user.client_key, folder)?;
     let (Some(chain), Some(key)) = (chain, key) else {
-        return Err(Connect::Kubeconfig("neither token nor client certificate"));
+        return Err(ClientSetupError::Kubeconfig("neither token nor client certificate"));
     };
-    Ok(Person::Certificate { chain: chain.read()?, key: key.read()? })
+    Ok(Credential::Certificate { chain: chain.read()?, key: key.read()? })
 }
 
-/// Data wins over a path, as in other clients.
-fn content(data: Option<String>, path: Option<String>, folder: &Path) -> Result<Option<Content>, Connect> {
+/// Inline data takes precedence over a path, as in other clients.
+fn content(data: Option<String>, path: Option<String>, folder: &Path) -> Result<Option<Content>, ClientSetupError> {
     match (data, path) {
         (Some(data), _) => {
-            let bytes = STANDARD.decode(data.trim()).map_err(|_| Connect::Kubeconfig("data that is not base64"))?;
+            let bytes =
+                STANDARD.decode(data.trim()).map_err(|_| ClientSetupError::Kubeconfig("data that is not base64"))?;
             Ok(Some(Content::Fixed(bytes)))
         }
         (None, Some(path)) => Ok(Some(Content::File(folder.join(path)))),
@@ -151,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_and_certificates_are_taken() {
+    fn tokens_and_client_certificates_are_accepted() {
         let folder = Path::new("/folder");
         let parse = |user| parse(&config(&cluster(), &user), folder).unwrap();
         let token = parse(json!({"token": "t"}));
@@ -161,13 +163,13 @@ mod tests {
             ("https://127.0.0.1:1/", b"a".to_vec())
         );
         let file = parse(json!({"tokenFile": "token"}));
-        assert!(matches!(file.person, Person::Token(Content::File(path)) if path == folder.join("token")));
+        assert!(matches!(file.credential, Credential::Token(Content::File(path)) if path == folder.join("token")));
         let pair = parse(json!({"client-certificate-data": "YQ==", "client-key-data": "Yg=="}));
-        assert!(matches!(pair.person, Person::Certificate { chain, key } if (&*chain, &*key) == (b"a", b"b")));
+        assert!(matches!(pair.credential, Credential::Certificate { chain, key } if (&*chain, &*key) == (b"a", b"b")));
     }
 
     #[test]
-    fn what_is_code_or_insecure_is_refused() {
+    fn executable_and_insecure_entries_are_refused() {
         let with = |member: &str, value: Value| {
             let mut cluster = cluster();
             cluster[member] = value;

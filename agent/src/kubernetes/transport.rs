@@ -1,4 +1,5 @@
-//! HTTPS to the API server: one connection, credentials that are read anew, and a new client when the trust bundle changes.
+//! HTTPS transport to the API server: one connection, tokens read for each request, and a new client when the trust
+//! bundle changes.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -13,48 +14,48 @@ use hyper_rustls::{FixedServerNameResolver, HttpsConnectorBuilder};
 use hyper_util::client::legacy::connect::HttpConnector;
 
 use super::{
-    access::{Access, Connect},
-    lane::{Body, Transport},
+    access::{Access, ClientSetupError},
+    client::{Body, Transport},
 };
-use crate::connection::{self, BoxError, Connection, Terms};
+use crate::connection::{self, BoxError, Connection, ConnectionSettings};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
-/// Receive windows: what a peer may send before we read it, and so what it may cost us.
+/// Receive windows: the bytes a peer may send before they are read, and so the memory it may occupy.
 const STREAM_WINDOW: u32 = 64 << 10;
 const CONNECTION_WINDOW: u32 = 256 << 10;
 
-/// See the module.
+/// HTTPS transport.
 pub(super) struct Https {
     access: Access,
     current: Mutex<Current>,
 }
 
-/// A client, and the trust bundle that it was made of.
+/// A client, and the trust bundle it was created with.
 struct Current {
     bundle: Vec<u8>,
     http: Arc<Connection>,
 }
 
 impl Https {
-    /// Nothing is connected yet.
-    pub(super) fn new(access: Access) -> Result<Self, Connect> {
+    /// A transport that is not connected yet.
+    pub(super) fn new(access: Access) -> Result<Self, ClientSetupError> {
         let bundle = access.bundle.read()?;
         let http = client(&access, &bundle)?;
         Ok(Self { access, current: Mutex::new(Current { bundle, http }) })
     }
 
-    /// The client for the trust bundle as it is now. A bundle that cannot be used leaves the old client in place.
+    /// The client for the current trust bundle. An invalid bundle leaves the previous client in place.
     fn http(&self) -> Arc<Connection> {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if self.access.bundle.may_change() {
             match self.access.bundle.read() {
                 Ok(bundle) if bundle != current.bundle => match client(&self.access, &bundle) {
                     Ok(http) => *current = Current { bundle, http },
-                    Err(error) => tracing::error!(error = %error, "The cluster's trust bundle is refused"),
+                    Err(error) => tracing::error!(error = %error, "Trust bundle of the API server refused"),
                 },
                 Ok(_) => {}
-                Err(error) => tracing::error!(error = %error, "The cluster's trust bundle cannot be read"),
+                Err(error) => tracing::error!(error = %error, "Failed to read the trust bundle of the API server"),
             }
         }
         current.http.clone()
@@ -84,7 +85,7 @@ impl Transport for Https {
     }
 }
 
-fn client(access: &Access, bundle: &[u8]) -> Result<Arc<Connection>, Connect> {
+fn client(access: &Access, bundle: &[u8]) -> Result<Arc<Connection>, ClientSetupError> {
     let mut http = HttpConnector::new();
     http.enforce_http(false);
     http.set_nodelay(true);
@@ -96,11 +97,11 @@ fn client(access: &Access, bundle: &[u8]) -> Result<Arc<Connection>, Connect> {
         None => builder,
     };
     let https = builder.enable_all_versions().wrap_connector(http);
-    let terms = Terms {
+    let settings = ConnectionSettings {
         stream_window: STREAM_WINDOW,
         connection_window: CONNECTION_WINDOW,
         ping: KEEP_ALIVE,
         ping_answer: KEEP_ALIVE / 2,
     };
-    Ok(Arc::new(Connection::new(connection::over(https), terms)))
+    Ok(Arc::new(Connection::new(connection::tls_connector(https), settings)))
 }

@@ -1,48 +1,49 @@
-//! A renewal of the certificate, beside events and heartbeats: the receiver answers when its issuer does, and an issuer may take its
-//! time, or none at all answer. So it has a connection of its own, which ends with it; nothing of it is held at rest.
+//! Certificate renewal beside events and heartbeats. The receiver responds when its issuer does, which may take long or
+//! fail, so a renewal has a connection of its own, which closes with it; it holds no resources while idle.
 
 use bytes::Bytes;
 use tidewatch_shared::enrolment::{self, CERTIFICATES_PATH};
 
 use super::{
-    client::{Answer, Client, Fault, Post},
-    post, take_clock,
-    verdict::{Verdict, judge},
+    apply_clock_offset,
+    client::{Client, PostRequest},
+    post,
 };
 use crate::{
     clock,
     core::Core,
-    identity::Order,
+    identity::RenewalOrder,
+    receiver::{BufferedResponse, RefusalAction, RequestError, classify_refusal},
     telemetry::{Metrics, Route},
 };
 
-/// Carries one renewal.
-pub(super) struct Carrier {
+/// Sends one renewal.
+pub(super) struct RenewalSender {
     client: Client,
     core: Core,
     metrics: Metrics,
 }
 
-impl Carrier {
-    /// With the identity that is in use, on a connection that nobody else uses.
+impl RenewalSender {
+    /// A sender with the current identity and a dedicated connection.
     pub(super) const fn new(client: Client, core: Core, metrics: Metrics) -> Self {
         Self { client, core, metrics }
     }
 
-    /// What the answer means is not for us to say, but for its clock.
-    pub(super) async fn carry(self, order: Order) {
-        let mut answer = self.ask(&order.body).await;
-        let verdict = answer.as_ref().ok().map(|answer| judge(answer, clock::unix_seconds()));
-        if let Some(Verdict::Clock { offset }) = verdict {
-            take_clock(&self.metrics, offset);
-            answer = self.ask(&order.body).await;
+    /// Sends the renewal and passes the response to the enroller. Only a clock refusal is handled here, by one retry.
+    pub(super) async fn send(self, order: RenewalOrder) {
+        let mut answer = self.post_once(&order.body).await;
+        let action = answer.as_ref().ok().map(|answer| classify_refusal(answer, clock::unix_seconds()));
+        if let Some(RefusalAction::Clock { offset }) = action {
+            apply_clock_offset(&self.metrics, offset);
+            answer = self.post_once(&order.body).await;
         }
         order.answer(answer);
     }
 
-    async fn ask(&self, body: &Bytes) -> Result<Answer, Fault> {
+    async fn post_once(&self, body: &Bytes) -> Result<BufferedResponse, RequestError> {
         let (content_type, nonce) = (enrolment::CONTENT_TYPE, self.core.nonce());
-        let request = Post { path: CERTIFICATES_PATH, content_type, body: body.clone(), nonce };
+        let request = PostRequest { path: CERTIFICATES_PATH, content_type, body: body.clone(), nonce };
         post(&self.client, &self.metrics, Route::Renewal, request).await
     }
 }

@@ -1,3 +1,5 @@
+mod renewal;
+
 use std::{
     collections::{BTreeSet, VecDeque},
     convert::Infallible,
@@ -18,11 +20,11 @@ use serde_json::{Value, json};
 use tidewatch_shared::{
     certificate::Leaf,
     enrolment::CERTIFICATES_PATH,
-    event::{Received, What, parse_batch},
+    event::{Payload, Received, parse_batch},
     identity::Instance,
     plan::Plan,
     problem::{Kind, Problem},
-    signature::{CONTENT_DIGEST, Message, Nonce, SIGNATURE, SIGNATURE_INPUT, Signed, verify},
+    signature::{CONTENT_DIGEST, Message, Nonce, SIGNATURE, SIGNATURE_INPUT, SignedRequest, verify},
     tls,
 };
 use tokio::{net::TcpListener, sync::mpsc, task::JoinHandle, time::timeout};
@@ -31,13 +33,13 @@ use tokio_rustls::TlsAcceptor;
 use super::*;
 use crate::{
     core::WatchId,
-    identity::{Standing, errands, tests::TestCa},
-    index::{Seen, Version},
+    identity::{IdentityStatus, renewal_channel, tests::TestCa},
+    index::{ObjectState, Version},
     telemetry::Readiness,
 };
 
-/// A request as the receiver of a test saw it, its signature verified.
-struct Arrived {
+/// A request as received, with verified signature.
+struct ObservedRequest {
     path: String,
     nonce: Nonce,
     body: Bytes,
@@ -46,13 +48,13 @@ struct Arrived {
     at: Instant,
 }
 
-impl Arrived {
+impl ObservedRequest {
     fn events(&self) -> Vec<Received> {
         parse_batch(&self.body).unwrap()
     }
 
-    fn wholes(&self) -> usize {
-        self.events().iter().filter(|event| event.as_ref().is_ok_and(|event| event.what == What::Watch)).count()
+    fn watch_events(&self) -> usize {
+        self.events().iter().filter(|event| event.as_ref().is_ok_and(|event| event.payload == Payload::Watch)).count()
     }
 
     fn last(&self) -> u64 {
@@ -60,33 +62,33 @@ impl Arrived {
     }
 }
 
-/// What the receiver answers: status, headers, body.
+/// Status, headers and body of a response.
 type Reply = (u16, HeaderMap, Value);
 
-/// Decides about one request; events and heartbeats that it leaves alone are taken.
-type Script = Box<dyn FnMut(&Arrived) -> Option<Reply> + Send>;
+/// Responds to one request; `None` accepts events and heartbeats.
+type Script = Box<dyn FnMut(&ObservedRequest) -> Option<Reply> + Send>;
 
-struct Bench {
+struct Harness {
     core: Core,
-    seen: mpsc::UnboundedReceiver<Arrived>,
-    /// Connections as they end.
+    seen: mpsc::UnboundedReceiver<ObservedRequest>,
+    /// Closed connections.
     ended: mpsc::UnboundedReceiver<SocketAddr>,
     link: JoinHandle<()>,
     server: JoinHandle<()>,
     readiness: Readiness,
     interval: watch::Receiver<Duration>,
-    /// A watch that is completely listed, with nothing waiting but its `watch.changed`.
+    /// A completely listed watch, with nothing waiting but its `watch.changed`.
     id: WatchId,
 }
 
-impl Drop for Bench {
+impl Drop for Harness {
     fn drop(&mut self) {
         self.link.abort();
         self.server.abort();
     }
 }
 
-fn taken(instance: u64, seen: &Arrived) -> Reply {
+fn accepted(instance: u64, seen: &ObservedRequest) -> Reply {
     let instance = Instance::new(instance).to_string();
     if seen.path == HEARTBEAT_PATH {
         let body = json!({"instance": instance, "settled": {}, "heartbeatSeconds": 7, "serverTime": ""});
@@ -101,19 +103,19 @@ fn problem(kind: Kind, status: u16, headers: &[(header::HeaderName, &'static str
     (status, headers, serde_json::to_value(Problem::new(kind, "title", status, "detail")).unwrap())
 }
 
-/// Of a request that is never answered.
+/// Status of a request that gets no response.
 const NEVER: u16 = 0;
 
 fn never() -> Reply {
     (NEVER, HeaderMap::new(), Value::Null)
 }
 
-async fn start(alpn: &[&[u8]], script: Script) -> Bench {
+async fn start(alpn: &[&[u8]], script: Script) -> Harness {
     start_with(alpn, script, |link| link).await
 }
 
-/// With what else the link is told.
-async fn start_with(alpn: &[&[u8]], script: Script, set_up: impl FnOnce(Link) -> Link) -> Bench {
+/// Starts a link after `set_up` has configured it.
+async fn start_with(alpn: &[&[u8]], script: Script, set_up: impl FnOnce(Link) -> Link) -> Harness {
     let ca = TestCa::new();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -122,8 +124,9 @@ async fn start_with(alpn: &[&[u8]], script: Script, set_up: impl FnOnce(Link) ->
     let roots = tls::roots(&tls::certificates(ca.pem().as_bytes()).unwrap()).unwrap();
     let mut config = tls::server(&tls::Identity::from_pem(&chain, &key).unwrap(), roots).unwrap();
     config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
-    let ((tell, seen), (end, ended)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
-    let receiver = Arc::new(Receiver { authority: address.to_string(), leaf, script: Mutex::new(script), tell, end });
+    let ((publish, seen), (end, ended)) = (mpsc::unbounded_channel(), mpsc::unbounded_channel());
+    let receiver =
+        Arc::new(Receiver { authority: address.to_string(), leaf, script: Mutex::new(script), publish, end });
     let server = tokio::spawn(serve(listener, TlsAcceptor::from(Arc::new(config)), receiver));
 
     let core = Core::new("r-1".parse().unwrap(), 100, Metrics::default());
@@ -134,17 +137,17 @@ async fn start_with(alpn: &[&[u8]], script: Script, set_up: impl FnOnce(Link) ->
     core.list_complete(id, Instant::now());
     let interval = watch::Sender::new(Duration::from_secs(30));
     let (readiness, subscribed) = (Readiness::default(), interval.subscribe());
-    let parts = Parts {
-        dial: Dial::tcp(),
+    let parts = LinkParts {
+        dial: Dialer::tcp(),
         core: core.clone(),
         credentials: watch::channel(Some(credentials)).1,
-        sightings: Sightings::default(),
+        canary_state: CanaryState::default(),
         interval,
         pending: readiness.guard("receiver"),
         metrics: Metrics::default(),
     };
     let link = tokio::spawn(set_up(Link::new(parts)).run(CancellationToken::new()));
-    Bench { core, seen, ended, link, server, readiness, interval: subscribed, id }
+    Harness { core, seen, ended, link, server, readiness, interval: subscribed, id }
 }
 
 /// The receiver of a test.
@@ -152,7 +155,7 @@ struct Receiver {
     authority: String,
     leaf: Leaf,
     script: Mutex<Script>,
-    tell: mpsc::UnboundedSender<Arrived>,
+    publish: mpsc::UnboundedSender<ObservedRequest>,
     end: mpsc::UnboundedSender<SocketAddr>,
 }
 
@@ -183,15 +186,16 @@ async fn answer(
     let message = Message { method: head.method.as_str(), authority, path, content_type: header("content-type") };
     let (content_digest, signature_input, signature) =
         (header(CONTENT_DIGEST), header(SIGNATURE_INPUT), header(SIGNATURE));
-    let signed = Signed { message, content_digest, signature_input, signature, body: &body };
-    // The clock of the verifier is the signer's own: what the window means is tested elsewhere.
+    let signed = SignedRequest { message, content_digest, signature_input, signature, body: &body };
+    // The verifier uses the signer's time; tests of the window are elsewhere.
     let created = signature_input.split("created=").nth(1).unwrap().split(';').next().unwrap().parse().unwrap();
     let verified = verify(&signed, &receiver.leaf, created).unwrap();
     let at = Instant::now();
-    let arrived = Arrived { path: path.to_owned(), nonce: verified.nonce, body: body.clone(), created, connection, at };
-    let reply = (receiver.script.lock().unwrap())(&arrived);
-    let (status, headers, body) = reply.unwrap_or_else(|| taken(1, &arrived));
-    let _ = receiver.tell.send(arrived);
+    let request =
+        ObservedRequest { path: path.to_owned(), nonce: verified.nonce, body: body.clone(), created, connection, at };
+    let reply = (receiver.script.lock().unwrap())(&request);
+    let (status, headers, body) = reply.unwrap_or_else(|| accepted(1, &request));
+    let _ = receiver.publish.send(request);
     if status == NEVER {
         std::future::pending::<()>().await;
     }
@@ -201,9 +205,9 @@ async fn answer(
     Ok(response)
 }
 
-impl Bench {
+impl Harness {
     /// The next request to a path.
-    async fn next(&mut self, path: &str) -> Arrived {
+    async fn next(&mut self, path: &str) -> ObservedRequest {
         loop {
             let seen = self.seen.recv().await.unwrap();
             if seen.path == path {
@@ -217,12 +221,12 @@ impl Bench {
     }
 
     fn change_to(&self, name: &str, version: u64) {
-        let seen = Seen { uid: "u".into(), version: Version::Number(version), generation: None, metadata: 0 };
+        let seen = ObjectState { uid: "u".into(), version: Version::Number(version), generation: None, metadata: 0 };
         self.core.present(self.id, &format!("ns/{name}"), seen, Instant::now());
     }
 }
 
-/// Answers events with these replies first.
+/// Responds to event batches with these replies first.
 fn events(replies: Vec<Reply>) -> Script {
     let mut replies = VecDeque::from(replies);
     Box::new(move |seen| if seen.path == EVENTS_PATH { replies.pop_front() } else { None })
@@ -232,85 +236,85 @@ fn is_over<F: Future>(future: &mut Pin<Box<F>>) -> bool {
     future.now_or_never().is_some()
 }
 
-/// More requests than anybody makes who waits.
+/// More requests than a link with backoff sends.
 const MANY: usize = 40;
 
-/// In the order of the receiver, which decides.
+/// In the receiver's order of preference, which decides.
 const BOTH: &[&[u8]] = &[b"http/1.1", b"h2"];
 
 #[tokio::test]
-async fn events_and_heartbeats_share_one_connection_and_events_leave_at_once() {
+async fn events_and_heartbeats_share_one_connection_without_batch_delay() {
     for alpn in [BOTH, &BOTH[1..]] {
-        let mut bench = start(alpn, events(Vec::new())).await;
-        let heartbeat = bench.next(HEARTBEAT_PATH).await;
-        let first = bench.next(EVENTS_PATH).await;
-        assert_eq!((first.events().len(), first.wholes()), (1, 1));
-        bench.change("a");
-        let second = bench.next(EVENTS_PATH).await;
+        let mut harness = start(alpn, events(Vec::new())).await;
+        let heartbeat = harness.next(HEARTBEAT_PATH).await;
+        let first = harness.next(EVENTS_PATH).await;
+        assert_eq!((first.events().len(), first.watch_events()), (1, 1));
+        harness.change("a");
+        let second = harness.next(EVENTS_PATH).await;
         assert_eq!((second.events().len(), second.last()), (1, 2));
         assert_eq!(heartbeat.connection, second.connection);
         assert!(heartbeat.nonce.counter < first.nonce.counter && first.nonce.counter < second.nonce.counter);
-        assert!(bench.readiness.pending().is_empty());
-        assert_eq!(*bench.interval.borrow(), Duration::from_secs(7));
+        assert!(harness.readiness.pending().is_empty());
+        assert_eq!(*harness.interval.borrow(), Duration::from_secs(7));
     }
 }
 
 #[tokio::test]
-async fn a_wait_that_the_receiver_asks_for_is_obeyed_and_what_comes_up_is_coalesced() {
+async fn retry_after_is_respected_and_changes_are_coalesced() {
     let limited = problem(Kind::Other, 429, &[(header::RETRY_AFTER, "1")]);
-    let mut bench = start(BOTH, events(vec![limited])).await;
-    let first = bench.next(EVENTS_PATH).await;
+    let mut harness = start(BOTH, events(vec![limited])).await;
+    let first = harness.next(EVENTS_PATH).await;
     for _ in 0..3 {
-        bench.change("a");
+        harness.change("a");
     }
-    let second = bench.next(EVENTS_PATH).await;
+    let second = harness.next(EVENTS_PATH).await;
     assert!(second.at - first.at >= Duration::from_secs(1));
     assert_eq!(first.body, second.body);
     assert_ne!(first.nonce, second.nonce);
-    assert_eq!(bench.next(EVENTS_PATH).await.events().len(), 1);
+    assert_eq!(harness.next(EVENTS_PATH).await.events().len(), 1);
 }
 
 #[tokio::test]
-async fn a_wrong_clock_is_corrected_by_the_receivers() {
+async fn wrong_clock_is_corrected_from_the_response() {
     let wrong = problem(Kind::Clock, 401, &[(header::DATE, "Tue, 01 Jan 2999 00:00:00 GMT")]);
-    let mut bench = start(BOTH, events(vec![wrong])).await;
-    let first = bench.next(EVENTS_PATH).await;
-    let second = bench.next(EVENTS_PATH).await;
+    let mut harness = start(BOTH, events(vec![wrong])).await;
+    let first = harness.next(EVENTS_PATH).await;
+    let second = harness.next(EVENTS_PATH).await;
     assert_eq!(first.body, second.body);
     let expected = 32_472_144_000;
     assert!((expected..expected + 60).contains(&second.created), "{}", second.created);
 }
 
 #[tokio::test]
-async fn another_instance_is_told_everything_in_a_new_epoch() {
+async fn unsettled_events_are_resent_to_another_instance_in_a_new_epoch() {
     let mut requests = 0;
     let script: Script = Box::new(move |seen| {
         requests += usize::from(seen.path == EVENTS_PATH);
-        Some(taken(if requests < 2 { 1 } else { 2 }, seen))
+        Some(accepted(if requests < 2 { 1 } else { 2 }, seen))
     });
-    let mut bench = start(BOTH, script).await;
-    let first = bench.next(EVENTS_PATH).await;
-    bench.change("a");
-    let second = bench.next(EVENTS_PATH).await;
+    let mut harness = start(BOTH, script).await;
+    let first = harness.next(EVENTS_PATH).await;
+    harness.change("a");
+    let second = harness.next(EVENTS_PATH).await;
     assert_eq!(second.nonce.epoch, first.nonce.epoch);
-    let third = bench.next(EVENTS_PATH).await;
+    let third = harness.next(EVENTS_PATH).await;
     assert_ne!(third.nonce.epoch, first.nonce.epoch);
-    assert_eq!((third.events().len(), third.wholes(), third.last()), (2, 1, 2));
+    assert_eq!((third.events().len(), third.watch_events(), third.last()), (2, 1, 2));
 }
 
 #[tokio::test]
-async fn a_batch_that_is_too_large_is_split() {
+async fn oversized_batch_is_split() {
     let script: Script = Box::new(|seen| {
         let too_large = seen.path == EVENTS_PATH && seen.events().len() > 2;
         too_large.then(|| problem(Kind::Other, 413, &[]))
     });
-    let mut bench = start(BOTH, script).await;
+    let mut harness = start(BOTH, script).await;
     for n in 0..7 {
-        bench.change(&n.to_string());
+        harness.change(&n.to_string());
     }
     let mut last = 0;
     while last < 8 {
-        let seen = bench.next(EVENTS_PATH).await;
+        let seen = harness.next(EVENTS_PATH).await;
         if seen.events().len() <= 2 {
             last = seen.last();
         }
@@ -318,20 +322,20 @@ async fn a_batch_that_is_too_large_is_split() {
 }
 
 #[tokio::test]
-async fn a_limit_that_is_announced_is_kept_from_then_on() {
+async fn announced_limit_applies_to_later_batches() {
     let script: Script = Box::new(|seen| {
         let too_large = seen.path == EVENTS_PATH && seen.body.len() > 1_500;
         too_large.then(|| (413, HeaderMap::new(), json!({"status": 413, "maxBytes": 1_500})))
     });
-    let mut bench = start(BOTH, script).await;
+    let mut harness = start(BOTH, script).await;
     let mut refused = 0;
     for round in 0..3 {
         for n in 0..20 {
-            bench.change(&format!("{round} {n}"));
+            harness.change(&format!("{round} {n}"));
         }
         let mut last = 0;
         while last < (round + 1) * 20 {
-            let seen = bench.next(EVENTS_PATH).await;
+            let seen = harness.next(EVENTS_PATH).await;
             refused += u32::from(seen.body.len() > 1_500);
             if seen.body.len() <= 1_500 {
                 last = seen.last();
@@ -342,99 +346,101 @@ async fn a_limit_that_is_announced_is_kept_from_then_on() {
 }
 
 #[tokio::test]
-async fn a_clock_that_is_set_meanwhile_is_corrected_once_more() {
+async fn clock_changed_after_a_correction_is_corrected_again() {
     let wrong = |date| problem(Kind::Clock, 401, &[(header::DATE, date)]);
     let replies = vec![wrong("Tue, 01 Jan 2999 00:00:00 GMT"), wrong("Tue, 01 Jan 2030 00:00:00 GMT")];
-    let mut bench = start(BOTH, events(replies)).await;
+    let mut harness = start(BOTH, events(replies)).await;
     for _ in 0..2 {
-        bench.next(EVENTS_PATH).await;
+        harness.next(EVENTS_PATH).await;
     }
     let expected = 1_893_456_000;
-    let third = bench.next(EVENTS_PATH).await;
+    let third = harness.next(EVENTS_PATH).await;
     assert!((expected..expected + 60).contains(&third.created), "{}", third.created);
 }
 
 #[tokio::test]
-async fn an_event_that_nobody_takes_is_parked_and_shown_and_the_next_one_goes() {
+async fn event_refused_alone_is_parked_and_the_next_one_is_sent() {
     let refuse_all: Script = Box::new(|seen| {
-        let events = seen.path == EVENTS_PATH && seen.events().iter().flatten().all(|event| event.what == What::Watch);
+        let events =
+            seen.path == EVENTS_PATH && seen.events().iter().flatten().all(|event| event.payload == Payload::Watch);
         events.then(|| problem(Kind::Other, 400, &[]))
     });
-    let mut bench = start(BOTH, refuse_all).await;
-    let first = bench.next(EVENTS_PATH).await;
-    assert_eq!((first.events().len(), first.wholes()), (1, 1));
-    bench.change("a");
-    let seen = bench.next(EVENTS_PATH).await;
-    assert_eq!((seen.events().len(), seen.wholes()), (1, 0));
-    assert_eq!(bench.core.plain_heartbeat().parked, 1);
+    let mut harness = start(BOTH, refuse_all).await;
+    let first = harness.next(EVENTS_PATH).await;
+    assert_eq!((first.events().len(), first.watch_events()), (1, 1));
+    harness.change("a");
+    let seen = harness.next(EVENTS_PATH).await;
+    assert_eq!((seen.events().len(), seen.watch_events()), (1, 0));
+    assert_eq!(harness.core.plain_heartbeat().parked, 1);
 }
 
 #[tokio::test]
-async fn a_foreign_refusal_of_everything_costs_no_change_for_good() {
-    // The whole watch is taken. Then somebody else answers, who knows nothing of events, until what changed is parked.
+async fn general_refusal_by_a_proxy_loses_no_change() {
+    // The `watch.changed` is accepted. Then another instance answers, which rejects every event, until the change is
+    // parked.
     let mut requests = 0;
     let script: Script = Box::new(move |seen| {
         requests += usize::from(seen.path == EVENTS_PATH);
         (seen.path == EVENTS_PATH && (2..4).contains(&requests)).then(|| (400, HeaderMap::new(), Value::Null))
     });
-    let mut bench = start(BOTH, script).await;
-    bench.next(EVENTS_PATH).await;
-    bench.change("a");
-    for wholes in [0, 1] {
-        assert_eq!(bench.next(EVENTS_PATH).await.wholes(), wholes);
+    let mut harness = start(BOTH, script).await;
+    harness.next(EVENTS_PATH).await;
+    harness.change("a");
+    for watch_events in [0, 1] {
+        assert_eq!(harness.next(EVENTS_PATH).await.watch_events(), watch_events);
     }
-    while bench.core.figures().parked == 0 {
+    while harness.core.figures().parked == 0 {
         tokio::task::yield_now().await;
     }
-    // What was taken and is not settled comes again, because an epoch has ended.
-    assert_eq!(bench.next(EVENTS_PATH).await.wholes(), 1);
-    bench.change_to("a", 2);
+    // A new epoch sends accepted and unsettled events again.
+    assert_eq!(harness.next(EVENTS_PATH).await.watch_events(), 1);
+    harness.change_to("a", 2);
     tokio::time::pause();
     tokio::time::advance(Duration::from_secs(300)).await;
     tokio::time::resume();
-    let again = timeout(Duration::from_secs(30), bench.next(EVENTS_PATH)).await.expect("it is tried again");
+    let again = timeout(Duration::from_secs(30), harness.next(EVENTS_PATH)).await.expect("it is tried again");
     let Ok(event) = again.events().remove(0) else { panic!("well-formed") };
-    assert!(matches!(&event.what, What::Object(object) if object.resource_version == "2"), "{event:?}");
-    while bench.core.figures().parked > 0 {
+    assert!(matches!(&event.payload, Payload::Object(object) if object.resource_version == "2"), "{event:?}");
+    while harness.core.figures().parked > 0 {
         tokio::task::yield_now().await;
     }
 }
 
 #[tokio::test]
-async fn a_refused_nonce_means_a_new_epoch_once() {
-    let mut bench = start(BOTH, events(vec![problem(Kind::Replay, 401, &[])])).await;
-    let first = bench.next(EVENTS_PATH).await;
-    let second = bench.next(EVENTS_PATH).await;
+async fn refused_nonce_starts_a_new_epoch_once() {
+    let mut harness = start(BOTH, events(vec![problem(Kind::Replay, 401, &[])])).await;
+    let first = harness.next(EVENTS_PATH).await;
+    let second = harness.next(EVENTS_PATH).await;
     assert_ne!(first.nonce.epoch, second.nonce.epoch);
-    assert_eq!(second.wholes(), 1);
+    assert_eq!(second.watch_events(), 1);
 }
 
 #[tokio::test]
-async fn what_is_refused_again_and_again_costs_one_epoch_and_waits() {
+async fn repeated_refusals_cause_one_epoch_and_backoff() {
     let date = [(header::DATE, "Tue, 01 Jan 2999 00:00:00 GMT")];
     for (kind, headers) in [(Kind::Replay, &[][..]), (Kind::Signature, &[]), (Kind::Clock, &date)] {
         let headers = headers.to_vec();
-        let mut bench = start(BOTH, Box::new(move |_| Some(problem(kind, 401, &headers)))).await;
+        let mut harness = start(BOTH, Box::new(move |_| Some(problem(kind, 401, &headers)))).await;
         let (mut epochs, expected) = (BTreeSet::new(), if kind == Kind::Clock { 1 } else { 2 });
         let begun = async {
             while epochs.len() < expected {
-                epochs.insert(bench.seen.recv().await.unwrap().nonce.epoch.to_string());
+                epochs.insert(harness.seen.recv().await.unwrap().nonce.epoch.to_string());
             }
         };
         timeout(Duration::from_secs(60), begun).await.expect("each of its epochs");
         let spinning = async {
             for _ in 0..MANY {
-                epochs.insert(bench.seen.recv().await.unwrap().nonce.epoch.to_string());
+                epochs.insert(harness.seen.recv().await.unwrap().nonce.epoch.to_string());
             }
         };
-        // With waits of up to 0.2, 0.4, 0.8 seconds and so on between them it is a handful for each of the two routes.
+        // Delays of up to 0.2, 0.4, 0.8 seconds and so on allow a handful of requests per route.
         assert!(timeout(Duration::from_secs(1), spinning).await.is_err(), "{kind:?}: {MANY} requests");
         assert_eq!(epochs.len(), expected, "{kind:?}");
     }
 }
 
 #[tokio::test]
-async fn nothing_waits_for_a_renewal_and_its_connection_ends_with_it() {
+async fn renewal_delays_no_event_and_closes_its_connection() {
     for alpn in [BOTH, &BOTH[1..]] {
         let mut issued = 0;
         let script: Script = Box::new(move |seen| match seen.path.as_str() {
@@ -443,42 +449,42 @@ async fn nothing_waits_for_a_renewal_and_its_connection_ends_with_it() {
                 Some(if issued == 1 { never() } else { problem(Kind::Other, 503, &[]) })
             }
             HEARTBEAT_PATH => {
-                let (status, headers, mut body) = taken(1, seen);
+                let (status, headers, mut body) = accepted(1, seen);
                 body["heartbeatSeconds"] = json!(1);
                 Some((status, headers, body))
             }
             _ => None,
         });
-        let (renewals, errands) = errands(Standing::default());
-        let mut bench = start_with(alpn, script, |link| link.renewing(renewals)).await;
-        let first = bench.next(EVENTS_PATH).await;
-        let mut hangs = Box::pin(errands.carry("a request".into()));
+        let (renewals, enroller) = renewal_channel(IdentityStatus::default());
+        let mut harness = start_with(alpn, script, |link| link.renewing(renewals)).await;
+        let first = harness.next(EVENTS_PATH).await;
+        let mut hangs = Box::pin(enroller.request_renewal("a request".into()));
         assert!(!is_over(&mut hangs));
-        let renewal = bench.next(CERTIFICATES_PATH).await;
-        bench.change("a");
-        let event = bench.next(EVENTS_PATH).await;
-        let heartbeat = bench.next(HEARTBEAT_PATH).await;
+        let renewal = harness.next(CERTIFICATES_PATH).await;
+        harness.change("a");
+        let event = harness.next(EVENTS_PATH).await;
+        let heartbeat = harness.next(HEARTBEAT_PATH).await;
         assert!(!is_over(&mut hangs), "they came after it");
         assert_eq!((event.connection, heartbeat.connection), (first.connection, first.connection));
 
-        // Whoever gives up may order another one, and then nobody waits for the first.
+        // A cancelled order may be followed by another, and the first one is dropped.
         drop(hangs);
-        assert!(errands.carry("another".into()).await.unwrap().is_ok());
-        let another = bench.next(CERTIFICATES_PATH).await;
-        assert_ne!(another.connection, renewal.connection);
-        let ended = [bench.ended.recv().await.unwrap(), bench.ended.recv().await.unwrap()];
-        assert!(ended.contains(&renewal.connection) && ended.contains(&another.connection));
-        bench.change("b");
-        assert_eq!(bench.next(EVENTS_PATH).await.connection, first.connection);
+        assert!(enroller.request_renewal("another".into()).await.unwrap().is_ok());
+        let reconnected = harness.next(CERTIFICATES_PATH).await;
+        assert_ne!(reconnected.connection, renewal.connection);
+        let ended = [harness.ended.recv().await.unwrap(), harness.ended.recv().await.unwrap()];
+        assert!(ended.contains(&renewal.connection) && ended.contains(&reconnected.connection));
+        harness.change("b");
+        assert_eq!(harness.next(EVENTS_PATH).await.connection, first.connection);
     }
 }
 
 #[tokio::test]
-async fn a_receiver_that_is_not_there_is_tried_until_it_is() {
-    let mut bench =
+async fn unreachable_receiver_is_retried() {
+    let mut harness =
         start(BOTH, events(vec![problem(Kind::Other, 500, &[]), problem(Kind::Certificate, 401, &[])])).await;
     for _ in 0..2 {
-        bench.next(EVENTS_PATH).await;
+        harness.next(EVENTS_PATH).await;
     }
-    assert_eq!(bench.next(EVENTS_PATH).await.wholes(), 1);
+    assert_eq!(harness.next(EVENTS_PATH).await.watch_events(), 1);
 }

@@ -1,10 +1,10 @@
-//! Contract v2: one request for each event to the incumbent's listeners, with our outbox and our patience. There are no heartbeats;
-//! the canary is only a sign of life of the watches.
+//! Contract v2: one request per event to the incumbent's listeners, with the same outbox and backoff. There are no
+//! heartbeats; the canary only proves that the watches are alive.
 //!
-//! Each manager has a listener of its own behind the one address, so each is told by itself: one event at a time, with its own waits, and
-//! one that fails or hangs delays no other. Only that no connection can be opened concerns all of them.
+//! Each manager has its own listener behind the one address and therefore its own queue and retry timer: one event at a
+//! time, and a listener that fails or hangs delays no other. Only failed connects affect all of them.
 
-mod gates;
+mod manager_timers;
 
 use std::time::Duration;
 
@@ -18,87 +18,82 @@ use tidewatch_shared::v2;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    Client, Dial, Outcome, Parts,
-    client::{Answer, Fault},
-    current,
-    gate::Gate,
-    verdict,
-};
+use super::{Client, LinkParts, current};
 use crate::{
     clock,
     core::Core,
-    identity::Current,
-    outbox::Single,
-    telemetry::{Metrics, Route, chain},
+    identity::CurrentCredentials,
+    outbox::SingleEvent,
+    receiver::{BufferedResponse, Dialer, RequestError, RetryTimer, wait},
+    telemetry::{Metrics, RequestOutcome, Route, error_chain},
 };
-use gates::Gates;
+use manager_timers::ManagerTimers;
 
-/// Managers that are told something at the same time. So many less one may hang and still delay no other.
+/// Requests in flight at the same time, each to another manager. One less may hang without delaying the rest.
 const AT_ONCE: usize = 8;
 
-/// See the module.
-pub(crate) struct Poster {
-    dial: Dial,
+/// Sends single events of contract v2.
+pub(crate) struct V2Sender {
+    dial: Dialer,
     core: Core,
-    credentials: Current,
+    credentials: CurrentCredentials,
     metrics: Metrics,
-    /// Shut while no connection can be opened.
-    gate: Gate,
-    managers: Gates,
+    /// Retry timer of connects, common to all managers.
+    timer: RetryTimer,
+    managers: ManagerTimers,
 }
 
-/// A request that has ended.
-struct Ended {
+/// A completed request.
+struct CompletedRequest {
     manager: String,
-    answer: Result<Answer, Fault>,
+    answer: Result<BufferedResponse, RequestError>,
 }
 
-/// Requests that are under way, at most one for each manager.
-type Asked<'a> = FuturesUnordered<BoxFuture<'a, Ended>>;
+/// Requests in flight, at most one per manager.
+type Requests<'a> = FuturesUnordered<BoxFuture<'a, CompletedRequest>>;
 
-/// What an answer of the incumbent's listener means.
+/// Classification of a listener's response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Meaning {
-    /// The event is settled: nothing more is ever heard of it.
-    Taken,
-    /// This event is refused, or the listener is set up badly; nobody can tell.
-    Refused,
-    /// Not now.
-    Later,
+enum Disposition {
+    /// The event is settled: contract v2 has no later acknowledgement.
+    Accepted,
+    /// The event is refused, or the listener is misconfigured; contract v2 does not distinguish them.
+    Rejected,
+    /// To be retried later.
+    Retry,
 }
 
-impl Poster {
-    /// Readiness does not wait for the receiver: a quiet runtime sends nothing that could be answered.
-    pub(crate) fn new(parts: Parts) -> Self {
-        let Parts { dial, core, credentials, metrics, .. } = parts;
-        Self { dial, core, credentials, metrics, gate: Gate::default(), managers: Gates::default() }
+impl V2Sender {
+    /// Drops the readiness guard: an idle runtime sends nothing that could be acknowledged.
+    pub(crate) fn new(parts: LinkParts) -> Self {
+        let LinkParts { dial, core, credentials, metrics, .. } = parts;
+        Self { dial, core, credentials, metrics, timer: RetryTimer::default(), managers: ManagerTimers::default() }
     }
 
-    /// Runs until it is told to stop; requests that are under way are finished first, under their own deadlines.
+    /// Runs until `stop` is cancelled; requests in flight end first, under their own deadlines.
     pub(crate) async fn run(mut self, stop: CancellationToken) {
         while let Some(credentials) = current(&mut self.credentials, &stop).await {
-            self.gate.renewed();
-            self.managers.renewed();
+            self.timer.credentials_changed();
+            self.managers.credentials_changed();
             let client = Client::new(&self.dial, credentials);
-            let mut asked = Asked::new();
+            let mut requests = Requests::new();
             while !stop.is_cancelled() && !self.credentials.has_changed().unwrap_or(false) {
-                self.step(&client, &mut asked, &stop).await;
+                self.step(&client, &mut requests, &stop).await;
             }
-            while let Some(ended) = asked.next().await {
+            while let Some(ended) = requests.next().await {
                 self.react(ended);
             }
         }
     }
 
-    /// One request more, or one wait.
-    async fn step<'a>(&mut self, client: &'a Client, asked: &mut Asked<'a>, stop: &CancellationToken) {
+    /// Starts one request, or waits once.
+    async fn step<'a>(&mut self, client: &'a Client, requests: &mut Requests<'a>, stop: &CancellationToken) {
         let now = Instant::now();
-        let due = self.due(now, asked.len());
+        let due = self.due(now, requests.len());
         if due.is_some_and(|due| due <= now) {
             let managers = &self.managers;
-            if let Some(single) = self.core.single(now, &|manager, due| managers.opens(manager, due)) {
-                asked.push(ask(client, self.metrics.clone(), single).boxed());
+            if let Some(single) = self.core.single(now, &|manager, due| managers.not_before(manager, due)) {
+                requests.push(send(client, self.metrics.clone(), single).boxed());
             }
             return;
         }
@@ -109,93 +104,93 @@ impl Poster {
             }
         };
         tokio::select! {
-            Some(ended) = asked.next() => self.react(ended),
+            Some(ended) = requests.next() => self.react(ended),
             () = wake => {}
-            () = self.core.stirred() => {}
+            () = self.core.woken() => {}
             _ = self.credentials.changed() => self.credentials.mark_changed(),
             () = stop.cancelled() => {}
         }
     }
 
-    /// When the next request may leave, beside those that are under way. Whether there is a connection again, one is enough to find out.
-    fn due(&self, now: Instant, asked: usize) -> Option<Instant> {
-        let most = if self.gate.is_shut() { 1 } else { AT_ONCE };
-        if asked >= most {
+    /// Earliest time of another request. After a failed connect, a single request probes the connection.
+    fn due(&self, now: Instant, requests: usize) -> Option<Instant> {
+        let most = if self.timer.is_waiting() { 1 } else { AT_ONCE };
+        if requests >= most {
             return None;
         }
         let managers = &self.managers;
-        let due = self.core.single_due(now, &|manager, due| managers.opens(manager, due))?;
-        Some(self.gate.opens(due))
+        let due = self.core.single_due(now, &|manager, due| managers.not_before(manager, due))?;
+        Some(self.timer.not_before(due))
     }
 
-    fn react(&mut self, Ended { manager, answer }: Ended) {
+    fn react(&mut self, CompletedRequest { manager, answer }: CompletedRequest) {
         let now = Instant::now();
         match answer {
             Ok(answer) => self.answered(manager, &answer, now),
-            Err(fault) => {
-                tracing::warn!(manager, error = chain(&fault), "The listener could not be asked");
+            Err(error) => {
+                tracing::warn!(manager, error = error_chain(&error), "Request to the listener failed");
                 self.core.single_failed(&manager);
-                if fault.is_connect() {
-                    return self.unconnected(now);
+                if error.is_connect() {
+                    return self.connect_failed(now);
                 }
-                self.gate.open();
+                self.timer.reset();
                 self.failed(manager, now, None);
             }
         }
     }
 
-    fn answered(&mut self, manager: String, answer: &Answer, now: Instant) {
-        self.gate.open();
+    fn answered(&mut self, manager: String, answer: &BufferedResponse, now: Instant) {
+        self.timer.reset();
         let status = answer.status.as_u16();
-        match meaning(answer.status) {
-            Meaning::Taken => {
-                self.managers.open(&manager);
-                self.core.single_taken(&manager);
+        match disposition(answer.status) {
+            Disposition::Accepted => {
+                self.managers.accepted(&manager);
+                self.core.single_accepted(&manager);
             }
-            Meaning::Refused => {
-                tracing::warn!(manager, status, "The listener refuses an event");
+            Disposition::Rejected => {
+                tracing::warn!(manager, status, "Event refused by the listener");
                 self.metrics.refused("v2");
                 self.core.single_refused(&manager, now);
                 self.failed(manager, now, None);
             }
-            Meaning::Later => {
-                tracing::warn!(manager, status, "The listener does not take events now");
+            Disposition::Retry => {
+                tracing::warn!(manager, status, "Listener temporarily unavailable");
                 self.core.single_failed(&manager);
-                self.failed(manager, now, verdict::wait(&answer.headers, clock::unix_seconds()));
+                self.failed(manager, now, wait(&answer.headers, clock::unix_seconds()));
             }
         }
     }
 
-    fn failed(&mut self, manager: String, now: Instant, told: Option<Duration>) {
-        self.managers.close(manager, now, told);
+    fn failed(&mut self, manager: String, now: Instant, retry_after: Option<Duration>) {
+        self.managers.failed(manager, now, retry_after);
         self.managers.retain(|manager| self.core.is_manager(manager));
     }
 
-    /// Those who failed together are one failure.
-    fn unconnected(&mut self, now: Instant) {
-        if self.gate.opens(now) == now {
-            self.gate.fail(now, true);
+    /// Concurrent connect failures count as one.
+    fn connect_failed(&mut self, now: Instant) {
+        if self.timer.not_before(now) == now {
+            self.timer.fail(now, true);
         }
     }
 }
 
-async fn ask(client: &Client, metrics: Metrics, single: Single) -> Ended {
-    let Single { manager, event, again } = single;
+async fn send(client: &Client, metrics: Metrics, single: SingleEvent) -> CompletedRequest {
+    let SingleEvent { manager, event, again } = single;
     if again {
         metrics.retried(Route::V2);
     }
     let begun = Instant::now();
     let answer = client.post_plain(&v2::path(&manager), event.to_body().into()).await;
-    metrics.requested(Route::V2, Outcome::of(&answer), begun.elapsed());
-    Ended { manager, answer }
+    metrics.requested(Route::V2, RequestOutcome::of(&answer), begun.elapsed());
+    CompletedRequest { manager, answer }
 }
 
-fn meaning(status: StatusCode) -> Meaning {
+fn disposition(status: StatusCode) -> Disposition {
     match status {
-        StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => Meaning::Later,
-        status if status.is_success() => Meaning::Taken,
-        status if status.is_client_error() => Meaning::Refused,
-        _ => Meaning::Later,
+        StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => Disposition::Retry,
+        status if status.is_success() => Disposition::Accepted,
+        status if status.is_client_error() => Disposition::Rejected,
+        _ => Disposition::Retry,
     }
 }
 

@@ -1,39 +1,40 @@
-//! What one request may carry: the contract's limits, or what the receiver has announced.
+//! Limits of one request: those of the contract, lowered to those that the receiver announces.
 
 use serde::Deserialize;
 use tidewatch_shared::event::MAX_BODY_BYTES;
 
 use super::EVENTS_PER_REQUEST;
 
-/// What a 413 says that the receiver would take: extension members of its problem.
+/// Limits that the receiver announces in a 413, as extension members of its problem (RFC 9457, section 3.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Announced {
-    /// Bytes of a body.
+pub struct AnnouncedLimits {
+    /// Maximum size of a body, in bytes.
     #[serde(default)]
     pub max_bytes: Option<usize>,
-    /// Events of a batch.
+    /// Maximum number of events per batch.
     #[serde(default)]
     pub max_events: Option<usize>,
 }
 
-/// See the module. One event is always sent, whatever the limits.
+/// Limits of one request. One event is always sent, even if it exceeds them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Most {
+pub(super) struct RequestLimits {
     pub(super) bytes: usize,
     pub(super) events: usize,
 }
 
-impl Default for Most {
+impl Default for RequestLimits {
     fn default() -> Self {
         Self { bytes: MAX_BODY_BYTES, events: EVENTS_PER_REQUEST }
     }
 }
 
-impl Most {
-    /// Takes over limits that are lower; `sent` are the bytes of the refused body if it had more than one event.
-    pub(super) fn learn(&mut self, announced: Announced, sent: Option<usize>) {
-        let Announced { max_bytes, max_events } = announced;
+impl RequestLimits {
+    /// Adopts announced limits that are lower than the current ones; without an announcement, halves `sent`, the size
+    /// in bytes of the refused body, which is given if it held more than one event.
+    pub(super) fn lower(&mut self, announced: AnnouncedLimits, sent: Option<usize>) {
+        let AnnouncedLimits { max_bytes, max_events } = announced;
         let silent = max_bytes.is_none() && max_events.is_none();
         let bytes = max_bytes.or(sent.filter(|_| silent).map(|sent| sent / 2));
         self.bytes = self.bytes.min(bytes.unwrap_or(usize::MAX)).max(1);
@@ -46,15 +47,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_only_fall_and_silence_is_learned_from() {
-        let mut most = Most::default();
-        most.learn(Announced { max_bytes: Some(5_000), max_events: None }, Some(9_000));
-        assert_eq!(most, Most { bytes: 5_000, ..Most::default() });
-        most.learn(Announced { max_bytes: Some(usize::MAX), max_events: Some(0) }, Some(9_000));
-        assert_eq!(most, Most { bytes: 5_000, events: 1 });
-        most.learn(Announced::default(), Some(3_000));
-        assert_eq!(most.bytes, 1_500);
-        most.learn(Announced::default(), None);
-        assert_eq!(most.bytes, 1_500);
+    fn limits_only_fall_and_halve_without_an_announcement() {
+        let mut limits = RequestLimits::default();
+        limits.lower(AnnouncedLimits { max_bytes: Some(5_000), max_events: None }, Some(9_000));
+        assert_eq!(limits, RequestLimits { bytes: 5_000, ..RequestLimits::default() });
+        limits.lower(AnnouncedLimits { max_bytes: Some(usize::MAX), max_events: Some(0) }, Some(9_000));
+        assert_eq!(limits, RequestLimits { bytes: 5_000, events: 1 });
+        limits.lower(AnnouncedLimits::default(), Some(3_000));
+        assert_eq!(limits.bytes, 1_500);
+        limits.lower(AnnouncedLimits::default(), None);
+        assert_eq!(limits.bytes, 1_500);
     }
 }

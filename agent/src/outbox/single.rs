@@ -1,10 +1,11 @@
-//! Contract v2: one request for each event, and whatever is taken is settled.
+//! Delivery under contract v2: one request per event, and an event is settled once its manager has accepted it.
 //!
-//! The dirty set is the same. What v2 cannot say is left out: there are no deltas and no watermarks, and since it knows objects
-//! only, a `watch.changed` becomes one event for each object that is there.
+//! The dirty set is the same as under contract v3. Features that v2 lacks are left out: there are no deltas and no
+//! watermarks, and since v2 addresses objects only, a `watch.changed` is expanded into one event for each existing
+//! object.
 //!
-//! One event is under way for each manager, so that none waits for another's word, and of one object the older event has ended before the
-//! newer one leaves. What was not taken waits again, behind the others.
+//! One event is in flight per manager, so no manager waits for the answer of another, and the older event of an object
+//! has completed before its newer one is sent. An event that was not accepted waits again, behind the others.
 
 use std::sync::Arc;
 
@@ -12,151 +13,161 @@ use tidewatch_shared::v2::{self, Event};
 use tokio::time::Instant;
 
 use super::{
-    Outbox, What,
-    mailbox::{Mailbox, Parking},
+    Outbox, Update,
+    dirty_set::{DirtySet, Parking},
 };
 
-/// A refused event is tried so often before it is parked.
+/// Number of refusals after which an event is parked.
 const TRIES: u8 = 5;
 
-/// The first moment at or after the given one at which a manager may be told.
-pub(crate) type Opens<'a> = &'a dyn Fn(&str, Instant) -> Instant;
+/// Returns the earliest time, at or after the given one, at which a request to a manager is permitted.
+pub(crate) type NotBefore<'a> = &'a dyn Fn(&str, Instant) -> Instant;
 
-/// An event to send by itself.
+/// One event to send in a request of its own.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Single {
-    /// Who is told.
+pub(crate) struct SingleEvent {
+    /// Manager that the event is for.
     pub(crate) manager: String,
-    /// What it says.
+    /// Body of the request.
     pub(crate) event: Event,
-    /// It was sent before.
+    /// True if the event has been sent before.
     pub(crate) again: bool,
 }
 
-/// What comes next.
+/// Next step of the delivery.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Next {
-    /// This is to be sent.
-    Event(Single),
-    /// All objects of this watch are to be marked.
-    Whole(Arc<str>),
+pub(crate) enum NextSingle {
+    /// Send this event.
+    Event(SingleEvent),
+    /// Enqueue all objects of this watch.
+    Expand(Arc<str>),
 }
 
-/// An event between its request and its end.
+/// Identity of an event in flight.
 #[derive(Debug)]
-pub(super) struct Alone {
+pub(super) struct SingleInFlight {
     watch: Arc<str>,
     key: Arc<str>,
     sequence: u64,
 }
 
-/// What became of an event that was sent by itself.
+/// Delivery attempts of an event.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Tried {
-    /// It was sent, and not taken.
+pub(super) struct Attempts {
+    /// It was sent at least once, and not accepted.
     again: bool,
-    /// It was refused so often.
+    /// Number of refusals; parking starts the count anew.
     refusals: u8,
 }
 
 impl Outbox {
-    /// When the next event may be sent; `None` when there is nothing to send, or every manager that it is for has one under way.
-    pub(crate) fn single_due(&self, now: Instant, opens: Opens<'_>) -> Option<Instant> {
-        let waiting = self.boxes.values().filter_map(|mailbox| self.due_alone(mailbox, now, opens));
+    /// Earliest time of the next event; `None` when there is nothing to send, or when every manager with waiting events
+    /// has one in flight.
+    pub(crate) fn single_due(&self, now: Instant, not_before: NotBefore<'_>) -> Option<Instant> {
+        let waiting = self.watches.values().filter_map(|dirty_set| self.due_single(dirty_set, now, not_before));
         waiting.chain(self.parked_until.filter(|_| self.parked() > 0)).min()
     }
 
-    fn due_alone(&self, mailbox: &Mailbox, now: Instant, opens: Opens<'_>) -> Option<Instant> {
-        let manager = &*mailbox.facts().manager;
-        let due = mailbox.due(now).filter(|_| !self.alone.contains_key(manager))?;
-        Some(opens(manager, due))
+    fn due_single(&self, dirty_set: &DirtySet, now: Instant, not_before: NotBefore<'_>) -> Option<Instant> {
+        let manager = &*dirty_set.info().manager;
+        let due = dirty_set.due(now).filter(|_| !self.singles.contains_key(manager))?;
+        Some(not_before(manager, due))
     }
 
-    /// The next event, which is under way until it is said what became of it; `None` when nothing is due. Of a watch whose objects nobody
-    /// knows, which `coarse` tells, the event has no name.
-    pub(crate) fn single(&mut self, now: Instant, opens: Opens<'_>, coarse: &dyn Fn(&str) -> bool) -> Option<Next> {
+    /// Takes the next event, which is in flight until its result is reported; `None` when nothing is due. For a watch
+    /// without known object names, as `coarse` decides, the event carries no name.
+    pub(crate) fn single(
+        &mut self,
+        now: Instant,
+        not_before: NotBefore<'_>,
+        coarse: &dyn Fn(&str) -> bool,
+    ) -> Option<NextSingle> {
         self.unpark(now);
         loop {
-            let is_due = |name: &Arc<str>| self.due_alone(&self.boxes[name], now, opens).is_some_and(|due| due <= now);
-            let watch = self.turns().into_iter().find(is_due)?;
+            let is_due =
+                |name: &Arc<str>| self.due_single(&self.watches[name], now, not_before).is_some_and(|due| due <= now);
+            let watch = self.round_robin().into_iter().find(is_due)?;
             self.served = Some(watch.clone());
-            let mailbox = self.boxes.get_mut(&watch)?;
-            let (key, waiting) = mailbox.next()?;
-            if waiting.what == What::Whole && !coarse(&watch) {
-                return Some(Next::Whole(watch));
+            let dirty_set = self.watches.get_mut(&watch)?;
+            let (key, waiting) = dirty_set.next()?;
+            if waiting.update == Update::Watch && !coarse(&watch) {
+                return Some(NextSingle::Expand(watch));
             }
-            let again = waiting.tried.again;
+            let again = waiting.attempts.again;
             if !again {
-                self.metrics.boarded(&waiting.what, waiting.since);
+                self.metrics.sequenced(waiting.update.label(), waiting.since);
             }
-            self.life.sequence += 1;
-            let sequence = self.life.sequence;
-            mailbox.sent(key.clone(), sequence, waiting);
-            let manager = mailbox.facts().manager.clone();
+            self.epoch_state.sequence += 1;
+            let sequence = self.epoch_state.sequence;
+            dirty_set.sent(key.clone(), sequence, waiting);
+            let manager = dirty_set.info().manager.clone();
             if v2::is_manager(&manager) {
-                let single = single(mailbox.facts(), &key, again);
-                self.alone.insert(manager, Alone { watch, key, sequence });
-                return Some(Next::Event(single));
+                let single = single(dirty_set.info(), &key, again);
+                self.singles.insert(manager, SingleInFlight { watch, key, sequence });
+                return Some(NextSingle::Event(single));
             }
-            // No path could name such a manager.
-            mailbox.park(&key, sequence, Parking::ForNow);
+            // The name of this manager cannot be a path segment of a request.
+            dirty_set.park(&key, sequence, Parking::Temporary);
             self.park_until(now);
         }
     }
 
-    /// Whether a watch of the plan is for this manager.
+    /// True if a watch of the plan is for this manager.
     pub(crate) fn is_manager(&self, manager: &str) -> bool {
-        self.boxes.values().any(|mailbox| &*mailbox.facts().manager == manager)
+        self.watches.values().any(|dirty_set| &*dirty_set.info().manager == manager)
     }
 
-    /// A manager has taken its event.
-    pub(crate) fn single_taken(&mut self, manager: &str) {
-        let Some(Alone { watch, sequence, .. }) = self.alone.remove(manager) else { return };
-        if let Some(mailbox) = self.boxes.get_mut(&watch) {
-            mailbox.settle(sequence, |since| {
+    /// Settles the event in flight of a manager, which has accepted it.
+    pub(crate) fn single_accepted(&mut self, manager: &str) {
+        let Some(SingleInFlight { watch, sequence, .. }) = self.singles.remove(manager) else { return };
+        if let Some(dirty_set) = self.watches.get_mut(&watch) {
+            dirty_set.settle(sequence, |since| {
                 self.metrics.accepted(since);
                 self.metrics.settled(since);
             });
         }
     }
 
-    /// A manager did not take its event now.
+    /// Enqueues the event in flight of a manager again, after a failure that is not the event's fault.
     pub(crate) fn single_failed(&mut self, manager: &str) {
-        self.untaken(manager, 0);
+        self.requeue_single(manager, 0);
     }
 
-    /// A manager refused its event. After some tries it is parked.
+    /// Enqueues the event in flight of a manager again, which has refused it; after [`TRIES`] refusals the event is
+    /// parked.
     pub(crate) fn single_refused(&mut self, manager: &str, now: Instant) {
-        if self.untaken(manager, 1) {
+        if self.requeue_single(manager, 1) {
             self.park_until(now);
         }
     }
 
-    /// The event waits again, unless its watch has left the plan or tells all of its objects anew. True if it is parked instead.
-    fn untaken(&mut self, manager: &str, refusals: u8) -> bool {
-        let Some(Alone { watch, key, sequence }) = self.alone.remove(manager) else { return false };
-        let Some(mailbox) = self.boxes.get_mut(&watch) else { return false };
-        let Some(Tried { again, refusals: before }) = mailbox.flying(&key, sequence).map(|waiting| &mut waiting.tried)
+    /// Enqueues the event again, unless its watch has left the plan or the entry was dropped on overflow. True if it is
+    /// parked instead.
+    fn requeue_single(&mut self, manager: &str, refusals: u8) -> bool {
+        let Some(SingleInFlight { watch, key, sequence }) = self.singles.remove(manager) else { return false };
+        let Some(dirty_set) = self.watches.get_mut(&watch) else { return false };
+        let Some(Attempts { again, refusals: before }) =
+            dirty_set.unsettled_entry(&key, sequence).map(|waiting| &mut waiting.attempts)
         else {
             return false;
         };
         (*again, *before) = (true, before.saturating_add(refusals));
-        // v2 does not tell a bad event from a listener that is set up badly.
+        // In v2, an invalid event cannot be distinguished from a misconfigured listener.
         let is_parked = *before >= TRIES;
         if is_parked {
-            mailbox.park(&key, sequence, Parking::ForNow);
+            dirty_set.park(&key, sequence, Parking::Temporary);
         } else {
-            mailbox.wait_again(&key, sequence);
+            dirty_set.requeue(&key, sequence);
         }
         is_parked
     }
 }
 
-fn single(facts: &super::Facts, key: &str, again: bool) -> Single {
+fn single(info: &super::WatchInfo, key: &str, again: bool) -> SingleEvent {
     let (namespace, name) = key.split_once('/').unwrap_or_default();
     let [namespace, name, group, version, kind] =
-        [namespace, name, &*facts.group, &*facts.version, &*facts.kind].map(str::to_owned);
-    Single { manager: facts.manager.clone().into(), event: Event { namespace, name, group, version, kind }, again }
+        [namespace, name, &*info.group, &*info.version, &*info.kind].map(str::to_owned);
+    SingleEvent { manager: info.manager.clone().into(), event: Event { namespace, name, group, version, kind }, again }
 }
 
 #[cfg(test)]

@@ -1,69 +1,70 @@
-//! All objects of a watch that goes to another manager are told, in their turn and as there is room: contract v2 knows objects only, and
-//! the index has their names already.
+//! Sends an event for every object of a forwarded watch, in key order and as capacity permits: its manager understands
+//! single objects only, and the index knows their names.
 //!
-//! It goes round. One that begins anew before it has ended goes on where it stands, so that no object starves.
+//! The sweep is circular. If it is restarted before it has ended, it continues at its current position, so that no
+//! object starves.
 
 use std::sync::Arc;
 
 use tidewatch_shared::digest::Digest;
 
-use crate::index::{Index, Seen};
+use crate::index::{Index, ObjectState};
 
-/// How far it is.
+/// Position of the sweep of one watch.
 #[derive(Debug, Default)]
 pub(super) struct Sweep {
-    /// The key that was told last, in this round or in one before.
+    /// Last key taken, in this round or an earlier one.
     at: Arc<str>,
     round: Option<Round>,
 }
 
 #[derive(Debug)]
 struct Round {
-    /// The last key of it.
+    /// Last key of the round.
     stop: Arc<str>,
-    /// It has come to the end of all keys and begun from the first.
+    /// The round has passed the end of the key space and restarted at the first key.
     wrapped: bool,
-    /// When the objects had to be told, in Unix milliseconds.
+    /// Time at which the objects became dirty, in Unix milliseconds.
     since: i64,
 }
 
-/// One object to tell.
+/// One object to enqueue.
 #[derive(Debug)]
-pub(super) struct Swept {
+pub(super) struct SweepItem {
     pub(super) key: Arc<str>,
-    pub(super) seen: Seen,
-    /// Its part of the digest.
+    pub(super) seen: ObjectState,
+    /// Contribution to the digest.
     pub(super) part: Digest,
-    /// When it had to be told, in Unix milliseconds.
+    /// Time at which the object became dirty, in Unix milliseconds.
     pub(super) since: i64,
 }
 
 impl Sweep {
-    /// From now on every object is to be told, whatever was told before.
+    /// Starts a round over every object, regardless of an earlier round. An unfinished round keeps its start time.
     pub(super) fn begin(&mut self, at: i64) {
         let since = self.round.take().map_or(at, |round| round.since);
         self.round = Some(Round { stop: self.at.clone(), wrapped: false, since });
     }
 
-    /// Nothing is left to tell.
+    /// Ends the round without its remaining objects.
     pub(super) fn end(&mut self) {
         self.round = None;
     }
 
-    /// Whether something may be left to tell.
+    /// True while objects may be left.
     pub(super) const fn is_under_way(&self) -> bool {
         self.round.is_some()
     }
 
-    /// The next objects, at most so many.
-    pub(super) fn take(&mut self, room: usize, index: &Index) -> Vec<Swept> {
+    /// Takes the next objects, at most `room`.
+    pub(super) fn take(&mut self, room: usize, index: &Index) -> Vec<SweepItem> {
         let mut swept = Vec::new();
         while let Some(round) = &mut self.round
             && swept.len() < room
         {
             let (since, up_to) = (round.since, round.wrapped.then_some(&*round.stop));
-            let next = index.behind(&self.at, up_to).take(room - swept.len());
-            swept.extend(next.map(|(key, seen, part)| Swept { key: key.into(), seen: seen.clone(), part, since }));
+            let next = index.after(&self.at, up_to).take(room - swept.len());
+            swept.extend(next.map(|(key, seen, part)| SweepItem { key: key.into(), seen: seen.clone(), part, since }));
             if swept.len() == room {
                 break;
             }
@@ -88,14 +89,18 @@ mod tests {
     use tidewatch_shared::{digest::ObjectHasher, plan::Field};
 
     use super::*;
-    use crate::index::{Rule, Version};
+    use crate::index::{ChangeRule, Version};
 
     fn index(keys: &[&str]) -> Index {
         let hasher = Arc::new(ObjectHasher::new(&"r-1".parse().unwrap()));
-        let mut index = Index::new(hasher, Rule { field: Field::Spec, every_version: false }, 100);
+        let mut index = Index::new(hasher, ChangeRule { field: Field::Spec, every_version: false }, 100);
         for key in keys {
-            let seen =
-                Seen { uid: "u".into(), version: Version::Number(1), generation: NonZeroI64::new(1), metadata: 0 };
+            let seen = ObjectState {
+                uid: "u".into(),
+                version: Version::Number(1),
+                generation: NonZeroI64::new(1),
+                metadata: 0,
+            };
             index.apply(key, seen);
         }
         index
@@ -106,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_round_tells_every_object_once_and_ends() {
+    fn sweep_takes_every_object_once_and_ends() {
         let (mut sweep, index) = (Sweep::default(), index(&["n/a", "n/b", "n/c"]));
         assert!(take(&mut sweep, 9, &index).is_empty());
         sweep.begin(0);
@@ -117,20 +122,20 @@ mod tests {
     }
 
     #[test]
-    fn one_that_begins_anew_goes_on_where_it_stands_and_tells_all() {
+    fn restarted_sweep_continues_at_its_position_and_covers_all() {
         let (mut sweep, all) = (Sweep::default(), index(&["n/a", "n/b", "n/c", "n/d"]));
         for round in [["n/a", "n/b"], ["n/c", "n/d"], ["n/a", "n/b"]] {
             sweep.begin(0);
             assert_eq!(take(&mut sweep, 2, &all), round);
         }
         sweep.begin(0);
-        // What it stood at is gone meanwhile, and something else came.
+        // The object at the current position is deleted meanwhile, and another one is created.
         let other = index(&["n/a", "n/aa", "n/c"]);
         assert_eq!(take(&mut sweep, 9, &other), ["n/c", "n/a", "n/aa"]);
         assert!(!sweep.is_under_way());
         let since = |sweep: &mut Sweep| sweep.take(1, &other)[0].since;
         sweep.begin(5);
         sweep.begin(7);
-        assert_eq!(since(&mut sweep), 5, "late is late");
+        assert_eq!(since(&mut sweep), 5, "a restart keeps the start time");
     }
 }

@@ -2,20 +2,20 @@ use std::{collections::HashMap, num::NonZeroI64, time::Duration};
 
 use proptest::prelude::*;
 use tidewatch_shared::{
-    event::{Event, What as Told, parse_batch},
-    exchange::Refused,
+    event::{Event, Payload, parse_batch},
+    exchange::RefusedEvent,
     names::OWN_MANAGER,
 };
 
-use super::{refused::PARKED, *};
+use super::{refusal::PARKED_RETRY, *};
 use crate::index::Version;
 
 const ONE: Instance = Instance::new(1);
 const TWO: Instance = Instance::new(2);
 const W: &str = "kyma";
 
-fn facts(forward: bool) -> Facts {
-    Facts {
+fn info(forward: bool) -> WatchInfo {
+    WatchInfo {
         group: "operator.kyma-project.io".into(),
         version: "v1beta2".into(),
         resource: "kymas".into(),
@@ -27,18 +27,19 @@ fn facts(forward: bool) -> Facts {
 
 fn outbox(forward: bool) -> Outbox {
     let mut next = 0;
-    let draw = move || {
+    let random_bits = move || {
         next += 1;
         next
     };
-    let mut outbox = Outbox::new("r-1".parse().unwrap(), Box::new(draw), Metrics::default());
-    outbox.open(W.into(), facts(forward));
+    let mut outbox = Outbox::new("r-1".parse().unwrap(), Box::new(random_bits), Metrics::default());
+    outbox.open(W.into(), info(forward));
     outbox
 }
 
-fn object(version: u64, change: Change, part: u128) -> What {
-    let seen = Seen { uid: "u".into(), version: Version::Number(version), generation: NonZeroI64::new(1), metadata: 0 };
-    What::object(seen, change, Digest::new(part))
+fn object(version: u64, change: Change, part: u128) -> Update {
+    let seen =
+        ObjectState { uid: "u".into(), version: Version::Number(version), generation: NonZeroI64::new(1), metadata: 0 };
+    Update::object(seen, change, Digest::new(part))
 }
 
 fn mark(outbox: &mut Outbox, key: &str, before: u128, after: u128) {
@@ -57,20 +58,20 @@ fn sequences(events: &[Event]) -> Vec<u64> {
     events.iter().map(|event| event.id.sequence).collect()
 }
 
-fn answer(instance: Instance, since: u64, accepted: u64) -> EventsAnswer {
-    EventsAnswer { instance, accepted, since, settled: Settled::new(), refused: Vec::new(), heartbeat_seconds: 30 }
+fn answer(instance: Instance, since: u64, accepted: u64) -> EventsResponse {
+    EventsResponse { instance, accepted, since, settled: Settled::new(), refused: Vec::new(), heartbeat_seconds: 30 }
 }
 
 fn settle(n: u64) -> Settled {
     Settled::from([(W.to_owned(), n)])
 }
 
-fn refuse(batch: &Batch, sequence: u64, reason: Reason) -> Vec<Refused> {
-    vec![Refused { id: EventId { epoch: batch.epoch, sequence }.to_string(), reason }]
+fn refuse(batch: &Batch, sequence: u64, reason: Reason) -> Vec<RefusedEvent> {
+    vec![RefusedEvent { id: EventId { epoch: batch.epoch, sequence }.to_string(), reason }]
 }
 
 #[test]
-fn newest_wins_and_a_sent_object_can_wait_again() {
+fn newest_state_wins_and_a_sent_object_can_wait_again() {
     let (mut outbox, now) = (outbox(false), Instant::now());
     assert_eq!(outbox.due(now), None);
     mark(&mut outbox, "ns/a", 0, 1);
@@ -81,7 +82,7 @@ fn newest_wins_and_a_sent_object_can_wait_again() {
     mark(&mut outbox, "ns/a", 2, 5);
     assert_eq!((outbox.waiting(), outbox.unsettled()), (1, 1));
     outbox.answered(now, batch.epoch, &answer(ONE, 1, 1));
-    // A watermark never moves what waits.
+    // A watermark never affects waiting entries.
     outbox.heartbeat_answered(now, batch.epoch, ONE, Some(1), &settle(1));
     assert_eq!((outbox.waiting(), outbox.unsettled()), (1, 0));
     let (_, events) = send(&mut outbox, now).unwrap();
@@ -89,7 +90,7 @@ fn newest_wins_and_a_sent_object_can_wait_again() {
 }
 
 #[test]
-fn a_retry_carries_the_same_events_and_a_new_nonce() {
+fn retry_carries_the_same_events_and_a_new_nonce() {
     let (mut outbox, now) = (outbox(false), Instant::now());
     mark(&mut outbox, "ns/a", 0, 1);
     let (first, _) = send(&mut outbox, now).unwrap();
@@ -100,7 +101,7 @@ fn a_retry_carries_the_same_events_and_a_new_nonce() {
 }
 
 #[test]
-fn another_instance_gets_everything_unsettled_again_in_a_new_epoch() {
+fn another_instance_receives_unsettled_events_again_in_a_new_epoch() {
     let (mut outbox, now) = (outbox(false), Instant::now());
     for key in ["ns/a", "ns/b"] {
         mark(&mut outbox, key, 0, 1);
@@ -111,16 +112,16 @@ fn another_instance_gets_everything_unsettled_again_in_a_new_epoch() {
     outbox.heartbeat_answered(now, epoch, ONE, Some(1), &settle(1));
     outbox.heartbeat_answered(now, epoch, TWO, Some(1), &settle(2));
     assert_ne!(outbox.heartbeat().epoch, epoch);
-    // What the other instance said is about an epoch that is no more.
+    // The watermark of the other instance belongs to an epoch that has ended.
     assert_eq!((outbox.waiting(), outbox.unsettled()), (1, 0));
     let (_, events) = send(&mut outbox, now).unwrap();
-    let What::Object { .. } = object(1, Change::Spec, 0) else { unreachable!() };
+    let Update::Object { .. } = object(1, Change::Spec, 0) else { unreachable!() };
     assert_eq!(sequences(&events), [1]);
     assert_eq!(events[0].delta, Digest::ZERO);
 }
 
 #[test]
-fn instances_that_alternate_are_met_with_patience() {
+fn alternating_instances_cause_backoff() {
     let (mut outbox, now) = (outbox(false), Instant::now());
     mark(&mut outbox, "ns/a", 0, 1);
     for instance in [ONE, TWO, ONE] {
@@ -134,7 +135,7 @@ fn instances_that_alternate_are_met_with_patience() {
 }
 
 #[test]
-fn a_receiver_that_has_forgotten_is_told_again() {
+fn lost_events_are_sent_again_in_a_new_epoch() {
     for (since, accepted) in [(1, 1), (2, 2), (3, 3)] {
         let (mut outbox, now) = (outbox(false), Instant::now());
         for (key, accepted) in [("ns/a", 1), ("ns/b", 2)] {
@@ -151,39 +152,39 @@ fn a_receiver_that_has_forgotten_is_told_again() {
 }
 
 #[test]
-fn a_watch_that_the_receiver_does_not_know_waits_with_new_sequences() {
+fn event_of_a_watch_unknown_to_the_receiver_is_delayed_and_gets_a_new_sequence() {
     let (mut outbox, now) = (outbox(false), Instant::now());
     mark(&mut outbox, "ns/a", 0, 1);
     let (batch, _) = send(&mut outbox, now).unwrap();
     let refused = refuse(&batch, 1, Reason::UnknownWatch);
-    outbox.answered(now, batch.epoch, &EventsAnswer { refused, ..answer(ONE, 1, 1) });
+    outbox.answered(now, batch.epoch, &EventsResponse { refused, ..answer(ONE, 1, 1) });
     assert!(outbox.request(now, NOTHING).is_none());
     let due = outbox.due(now).unwrap();
     assert!(due > now && due <= now + Duration::from_secs(2));
     let (again, events) = send(&mut outbox, due).unwrap();
     assert_eq!((again.epoch, sequences(&events), events[0].delta), (batch.epoch, vec![2], Digest::ZERO));
-    // A new plan does away with the wait.
+    // A new plan ends the delay.
     let refused = refuse(&again, 2, Reason::UnknownWatch);
-    outbox.answered(due, again.epoch, &EventsAnswer { refused, ..answer(ONE, 1, 2) });
+    outbox.answered(due, again.epoch, &EventsResponse { refused, ..answer(ONE, 1, 2) });
     outbox.plan_changed();
     assert_eq!(outbox.due(due), Some(due));
 }
 
 #[test]
-fn what_is_not_taken_goes_as_a_whole_watch_under_its_own_sequence() {
+fn refused_event_is_replaced_by_a_watch_event_with_the_same_sequence() {
     let (mut outbox, now) = (outbox(false), Instant::now());
     mark(&mut outbox, "ns/a", 0, 1);
     mark(&mut outbox, "ns/b", 0, 2);
     let (batch, _) = send(&mut outbox, now).unwrap();
     let refused = refuse(&batch, 1, Reason::TooLarge);
-    outbox.answered(now, batch.epoch, &EventsAnswer { refused, ..answer(ONE, 1, 0) });
+    outbox.answered(now, batch.epoch, &EventsResponse { refused, ..answer(ONE, 1, 0) });
     let (again, events) = send(&mut outbox, now).unwrap();
     assert_eq!(again.epoch, batch.epoch);
     assert_eq!((sequences(&events), events[0].delta), (vec![1], Digest::new(1)));
-    assert_eq!(events[0].what, tidewatch_shared::event::What::Watch);
-    // If not even that is taken it is parked, and a new epoch closes the hole.
+    assert_eq!(events[0].payload, tidewatch_shared::event::Payload::Watch);
+    // If the replacement is refused as well, it is parked, and a new epoch closes the gap.
     let refused = refuse(&again, 1, Reason::Malformed);
-    outbox.answered(now, again.epoch, &EventsAnswer { refused, ..answer(ONE, 1, 0) });
+    outbox.answered(now, again.epoch, &EventsResponse { refused, ..answer(ONE, 1, 0) });
     assert_eq!(outbox.parked(), 1);
     let (last, events) = send(&mut outbox, now).unwrap();
     assert!(last.epoch != batch.epoch && sequences(&events) == [1] && events.len() == 1);
@@ -192,14 +193,14 @@ fn what_is_not_taken_goes_as_a_whole_watch_under_its_own_sequence() {
 }
 
 #[test]
-fn a_forwarded_event_is_parked_because_its_manager_knows_objects_only() {
+fn refused_event_of_a_forwarded_watch_is_parked() {
     let (mut outbox, now) = (outbox(true), Instant::now());
     mark(&mut outbox, "ns/a", 0, 1);
     let (batch, _) = send(&mut outbox, now).unwrap();
     let refused = refuse(&batch, 1, Reason::TooLarge);
-    outbox.answered(now, batch.epoch, &EventsAnswer { refused, ..answer(ONE, 1, 0) });
+    outbox.answered(now, batch.epoch, &EventsResponse { refused, ..answer(ONE, 1, 0) });
     assert_eq!((outbox.parked(), outbox.waiting()), (1, 0));
-    // It changes again while parked: newest wins, and nothing is sent.
+    // It changes again while parked: the newest state wins, and nothing is sent.
     mark(&mut outbox, "ns/a", 1, 2);
     assert_eq!((outbox.parked(), outbox.waiting(), outbox.due(now)), (1, 0, None));
     let epoch = outbox.heartbeat().epoch;
@@ -208,36 +209,36 @@ fn a_forwarded_event_is_parked_because_its_manager_knows_objects_only() {
 }
 
 #[test]
-fn objects_without_a_name_are_told_with_their_kind_and_stay_so_until_they_are_sent() {
+fn unnamed_event_carries_the_kind_and_stays_unnamed_until_sent() {
     let (mut outbox, now) = (outbox(true), Instant::now());
     outbox.mark_unnamed(W, 0);
-    outbox.mark_whole(W, 0);
+    outbox.mark_watch(W, 0);
     let (batch, events) = send(&mut outbox, now).unwrap();
-    let Told::Unnamed { subject, kind } = &events[0].what else { panic!("unnamed") };
+    let Payload::Unnamed { subject, kind } = &events[0].payload else { panic!("unnamed") };
     assert_eq!((subject.to_string().as_str(), kind.as_str()), ("operator.kyma-project.io/v1beta2/kymas//", "Kyma"));
-    // Refused for want of room, and its watch was listed meanwhile.
-    outbox.mark_whole(W, 0);
+    // The event is refused while its watch is unknown, and the watch is listed meanwhile.
+    outbox.mark_watch(W, 0);
     let refused = refuse(&batch, 1, Reason::UnknownWatch);
-    outbox.answered(now, batch.epoch, &EventsAnswer { refused, ..answer(ONE, 1, 1) });
+    outbox.answered(now, batch.epoch, &EventsResponse { refused, ..answer(ONE, 1, 1) });
     outbox.plan_changed();
-    assert!(matches!(send(&mut outbox, now).unwrap().1[0].what, Told::Unnamed { .. }));
+    assert!(matches!(send(&mut outbox, now).unwrap().1[0].payload, Payload::Unnamed { .. }));
 }
 
 #[test]
-fn what_a_heartbeat_calls_settled_is_not_what_the_receiver_has_forgotten() {
+fn watermark_of_a_heartbeat_does_not_settle_lost_events() {
     let (mut outbox, now) = (outbox(true), Instant::now());
     for key in ["ns/a", "ns/b"] {
         mark(&mut outbox, key, 0, 1);
         let (batch, events) = send(&mut outbox, now).unwrap();
         outbox.answered(now, batch.epoch, &answer(ONE, 1, events[0].id.sequence));
     }
-    // The receiver forgets both, takes a third event, and its answer is lost.
+    // The receiver loses both, accepts a third event, and its answer is lost.
     mark(&mut outbox, "ns/c", 0, 1);
     let (batch, _) = send(&mut outbox, now).unwrap();
     outbox.heartbeat_answered(now, batch.epoch, ONE, Some(3), &settle(3));
     assert_eq!((outbox.waiting(), outbox.unsettled()), (3, 0));
     assert_ne!(outbox.heartbeat().epoch, batch.epoch);
-    // A receiver that began there has forgotten nothing of what is left.
+    // A receiver that began at this sequence has lost none of the remaining events.
     let (batch, events) = send(&mut outbox, now).unwrap();
     assert_eq!(events.len(), 3);
     outbox.answered(now, batch.epoch, &answer(ONE, 1, 3));
@@ -246,62 +247,61 @@ fn what_a_heartbeat_calls_settled_is_not_what_the_receiver_has_forgotten() {
 }
 
 #[test]
-fn a_batch_that_is_refused_whole_is_halved_until_the_one_is_found() {
+fn refused_batch_is_bisected_until_the_refused_event_is_isolated() {
     let (mut outbox, now) = (outbox(false), Instant::now());
     for n in 0..8 {
         mark(&mut outbox, &format!("ns/{n}"), 0, 1);
     }
-    let (mut accepted, mut wholes, mut requests) = (0, 0, 0);
+    let (mut accepted, mut watch_entries, mut requests) = (0, 0, 0);
     while let Some((batch, events)) = send(&mut outbox, now) {
         requests += 1;
         assert!(requests < 20);
-        let is_bad =
-            |event: &Event| matches!(&event.what, tidewatch_shared::event::What::Object(o) if o.subject.name == "5");
+        let is_bad = |event: &Event| matches!(&event.payload, tidewatch_shared::event::Payload::Object(o) if o.subject.name == "5");
         if events.iter().any(is_bad) {
             outbox.refused_whole(now, batch.epoch);
             continue;
         }
-        wholes += events.iter().filter(|event| event.what == tidewatch_shared::event::What::Watch).count();
+        watch_entries += events.iter().filter(|event| event.payload == tidewatch_shared::event::Payload::Watch).count();
         accepted = events.last().unwrap().id.sequence;
         outbox.answered(now, batch.epoch, &answer(ONE, 1, accepted));
     }
-    assert_eq!((accepted, wholes, outbox.parked()), (8, 1, 0));
+    assert_eq!((accepted, watch_entries, outbox.parked()), (8, 1, 0));
 }
 
 #[test]
-fn what_a_whole_refusal_has_parked_is_tried_again_as_it_is_by_then() {
+fn event_parked_by_a_refused_batch_is_retried_with_its_newest_state() {
     let (mut outbox, now) = (outbox(false), Instant::now());
     mark(&mut outbox, "ns/a", 0, 1);
-    for whole in [false, true] {
+    for is_watch in [false, true] {
         let (batch, events) = send(&mut outbox, now).unwrap();
-        assert_eq!(events[0].what == Told::Watch, whole);
+        assert_eq!(events[0].payload == Payload::Watch, is_watch);
         assert!(outbox.refused_whole(now, batch.epoch));
     }
     assert_eq!((outbox.parked(), outbox.waiting()), (1, 0));
     mark(&mut outbox, "ns/a", 1, 7);
-    let due = outbox.due(now).expect("it is not parked for ever");
-    assert!(due > now && due <= now + PARKED && send(&mut outbox, now).is_none());
-    // What comes up meanwhile does not wait for it.
+    let due = outbox.due(now).expect("a parked event is due for a retry");
+    assert!(due > now && due <= now + PARKED_RETRY && send(&mut outbox, now).is_none());
+    // A new event does not wait for the retry.
     mark(&mut outbox, "ns/b", 0, 1);
     let (batch, events) = send(&mut outbox, now).unwrap();
-    outbox.answered(now, batch.epoch, &EventsAnswer { settled: settle(1), ..answer(ONE, 1, 1) });
+    outbox.answered(now, batch.epoch, &EventsResponse { settled: settle(1), ..answer(ONE, 1, 1) });
     assert_eq!((events.len(), outbox.due(now)), (1, Some(due)));
     let (batch, events) = send(&mut outbox, due).unwrap();
-    assert!(matches!(&events[0].what, Told::Object(object) if object.subject.name == "a"));
+    assert!(matches!(&events[0].payload, Payload::Object(object) if object.subject.name == "a"));
     assert_eq!((events.len(), events[0].delta), (1, Digest::new(6)));
-    outbox.answered(due, batch.epoch, &EventsAnswer { settled: settle(2), ..answer(ONE, 1, 2) });
+    outbox.answered(due, batch.epoch, &EventsResponse { settled: settle(2), ..answer(ONE, 1, 2) });
     assert_eq!((outbox.parked(), outbox.waiting(), outbox.unsettled(), outbox.due(due)), (0, 0, 0, None));
 }
 
 #[test]
-fn what_was_refused_by_name_stays_parked_when_other_events_are_tried_again() {
+fn event_refused_by_id_stays_parked_while_others_are_retried() {
     let (mut outbox, now) = (outbox(true), Instant::now());
     mark(&mut outbox, "ns/a", 0, 1);
     let (batch, _) = send(&mut outbox, now).unwrap();
     let refused = refuse(&batch, 1, Reason::TooLarge);
-    outbox.answered(now, batch.epoch, &EventsAnswer { refused, ..answer(ONE, 1, 0) });
+    outbox.answered(now, batch.epoch, &EventsResponse { refused, ..answer(ONE, 1, 0) });
     mark(&mut outbox, "ns/b", 0, 1);
-    outbox.mark_whole(W, 0);
+    outbox.mark_watch(W, 0);
     while let Some((batch, _)) = send(&mut outbox, now) {
         outbox.refused_whole(now, batch.epoch);
     }
@@ -310,7 +310,7 @@ fn what_was_refused_by_name_stays_parked_when_other_events_are_tried_again() {
     for sequence in 1..=2 {
         let (batch, events) = send(&mut outbox, due).unwrap();
         assert_eq!((sequences(&events), outbox.parked()), (vec![sequence], 1));
-        outbox.answered(due, batch.epoch, &EventsAnswer { settled: settle(sequence), ..answer(ONE, 1, sequence) });
+        outbox.answered(due, batch.epoch, &EventsResponse { settled: settle(sequence), ..answer(ONE, 1, sequence) });
     }
     assert_eq!((outbox.parked(), outbox.waiting(), outbox.due(due)), (1, 0, None));
     outbox.plan_changed();
@@ -318,14 +318,14 @@ fn what_was_refused_by_name_stays_parked_when_other_events_are_tried_again() {
 }
 
 #[test]
-fn what_was_announced_holds_until_another_instance_answers() {
+fn announced_limits_hold_until_another_instance_answers() {
     let (mut outbox, now) = (outbox(false), Instant::now());
     for n in 0..10 {
         mark(&mut outbox, &format!("ns/{n}"), 0, 1);
     }
     let (batch, events) = send(&mut outbox, now).unwrap();
     assert_eq!(events.len(), 10);
-    let found = outbox.too_large(now, batch.epoch, Announced { max_bytes: None, max_events: Some(3) });
+    let found = outbox.too_large(now, batch.epoch, AnnouncedLimits { max_bytes: None, max_events: Some(3) });
     assert!(!found);
     let mut sizes = Vec::new();
     while let Some((batch, events)) = send(&mut outbox, now) {
@@ -339,13 +339,13 @@ fn what_was_announced_holds_until_another_instance_answers() {
 }
 
 #[test]
-fn a_request_carries_a_bounded_number_and_serves_watches_in_turn() {
+fn request_size_is_bounded_and_watches_are_served_in_turn() {
     let (mut outbox, now) = (outbox(false), Instant::now());
-    outbox.open("other".into(), facts(false));
+    outbox.open("other".into(), info(false));
     for n in 0..EVENTS_PER_REQUEST * 2 {
         mark(&mut outbox, &format!("ns/{n}"), 0, 1);
     }
-    outbox.mark_whole("other", 0);
+    outbox.mark_watch("other", 0);
     let (first, events) = send(&mut outbox, now).unwrap();
     assert_eq!(events.len(), EVENTS_PER_REQUEST);
     outbox.answered(now, first.epoch, &answer(ONE, 1, EVENTS_PER_REQUEST as u64));
@@ -354,10 +354,10 @@ fn a_request_carries_a_bounded_number_and_serves_watches_in_turn() {
 }
 
 #[test]
-fn what_was_sent_has_a_digest_only_when_the_list_is_told() {
+fn sent_digest_exists_once_the_watch_event_of_the_list_is_sent() {
     let (mut outbox, now) = (outbox(false), Instant::now());
     let digests: Digests<'_> = &|_| Some(Digest::new(100));
-    outbox.mark_whole(W, 0);
+    outbox.mark_watch(W, 0);
     assert_eq!(outbox.sent_digest(W, digests), None);
     let batch = outbox.request(now, digests).unwrap();
     let Ok(event) = parse_batch(&batch.body).unwrap().remove(0) else { panic!("well-formed") };
@@ -368,29 +368,29 @@ fn what_was_sent_has_a_digest_only_when_the_list_is_told() {
 }
 
 #[test]
-fn a_watch_that_returns_tells_against_what_was_last_sent_of_it() {
+fn delta_of_a_reopened_watch_is_relative_to_its_last_sent_digest() {
     let (mut outbox, now) = (outbox(false), Instant::now());
-    outbox.mark_whole(W, 0);
+    outbox.mark_watch(W, 0);
     let batch = outbox.request(now, &|_| Some(Digest::new(7))).unwrap();
     outbox.answered(now, batch.epoch, &answer(ONE, 1, 1));
     outbox.close(W);
-    outbox.open(W.into(), facts(false));
-    outbox.mark_whole(W, 0);
+    outbox.open(W.into(), info(false));
+    outbox.mark_watch(W, 0);
     let batch = outbox.request(now, &|_| Some(Digest::new(9))).unwrap();
     let Ok(event) = parse_batch(&batch.body).unwrap().remove(0) else { panic!("well-formed") };
     assert_eq!(event.delta, Digest::new(2));
 }
 
-/// A world of one watch, an agent and a receiver, in which answers are lost and receivers die.
+/// Model of one watch, an agent and a receiver, in which answers are lost and receivers restart.
 struct World {
     outbox: Outbox,
     now: Instant,
     objects: HashMap<u8, u128>,
-    /// Counts changes; the newest is what somebody must have looked at in the end.
+    /// Number of changes; the receiver must have reconciled the newest one in the end.
     changes: u64,
     receiver: Receiver,
-    /// The newest change at the time of a look whose outcome was recorded.
-    looked: u64,
+    /// Newest change as of the start of the last recorded reconcile.
+    reconciled: u64,
 }
 
 #[derive(Default)]
@@ -415,13 +415,13 @@ impl Receiver {
                 self.accepted += 1;
                 self.digest = self.digest.map(|digest| digest + event.delta);
             } else {
-                assert!(event.id.sequence <= self.accepted, "no holes");
+                assert!(event.id.sequence <= self.accepted, "the sequence has no gap");
             }
         }
     }
 
-    fn answer(&self) -> EventsAnswer {
-        EventsAnswer {
+    fn answer(&self) -> EventsResponse {
+        EventsResponse {
             settled: settle(self.settled),
             ..answer(Instance::new(self.instance), self.since, self.accepted)
         }
@@ -431,7 +431,7 @@ impl Receiver {
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Change(u8),
-    /// Something changes while nobody looks, and a list finds it.
+    /// An object changes unobserved, and the next list detects it.
     Relist(u8),
     Send {
         arrives: bool,
@@ -447,7 +447,7 @@ enum Step {
 impl World {
     fn new() -> Self {
         let (receiver, objects) = (Receiver { instance: 1, ..Receiver::default() }, HashMap::new());
-        Self { outbox: outbox(false), now: Instant::now(), objects, changes: 0, receiver, looked: 0 }
+        Self { outbox: outbox(false), now: Instant::now(), objects, changes: 0, receiver, reconciled: 0 }
     }
 
     fn digest(&self) -> Digest {
@@ -468,15 +468,15 @@ impl World {
             }
             Step::Relist(key) => {
                 self.alter(key + 100);
-                self.outbox.mark_whole(W, 0);
+                self.outbox.mark_watch(W, 0);
             }
             Step::Send { arrives, answered } => self.send(arrives, answered),
             Step::Heartbeat { answered } => self.heartbeat(answered),
             Step::Work => {
-                // Snapshot, look, record; a receiver that knows of nothing does nothing.
+                // Snapshot, reconcile, record; a receiver without unsettled events does nothing.
                 if self.receiver.settled < self.receiver.accepted {
                     self.receiver.settled = self.receiver.accepted;
-                    self.looked = self.changes;
+                    self.reconciled = self.changes;
                 }
             }
             Step::Restart => self.receiver = Receiver { instance: self.receiver.instance + 1, ..Receiver::default() },
@@ -535,7 +535,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
     #[test]
-    fn no_schedule_of_faults_loses_a_change_or_never_comes_to_rest(steps in prop::collection::vec(step(), 0..60)) {
+    fn no_schedule_of_faults_loses_a_change_or_prevents_convergence(steps in prop::collection::vec(step(), 0..60)) {
         let mut world = World::new();
         for step in steps {
             world.now += Duration::from_millis(100);
@@ -549,6 +549,6 @@ proptest! {
         }
         world.step(Step::Heartbeat { answered: true });
         prop_assert_eq!((world.outbox.waiting(), world.outbox.unsettled(), world.outbox.parked()), (0, 0, 0));
-        prop_assert_eq!(world.looked, world.changes);
+        prop_assert_eq!(world.reconciled, world.changes);
     }
 }

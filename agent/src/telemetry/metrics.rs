@@ -1,4 +1,4 @@
-//! Counters and gauges. Label values come from closed sets.
+//! Counters, gauges and histograms. Label values come from closed sets.
 
 use std::{
     sync::{
@@ -18,193 +18,208 @@ use prometheus_client::{
         histogram::{Histogram, exponential_buckets},
     },
 };
-use tidewatch_shared::{
-    event::Change,
-    metrics::{Described, Registry},
-};
+use tidewatch_shared::metrics::{MetricDescription, Registry};
 
-use crate::{
-    clock,
-    core::Figures,
-    kubernetes::Call,
-    outbox::{Renewal, What},
-};
+use crate::clock;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfChange {
+struct ChangeLabel {
     change: &'static str,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfRoute {
+struct RouteLabel {
     route: &'static str,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Ended {
+struct RequestLabels {
     route: &'static str,
     outcome: &'static str,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Why {
+struct ReasonLabel {
     reason: &'static str,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfKind {
+struct KindLabel {
     kind: &'static str,
 }
 
-/// A plan has at most 500 watches.
+/// Watch of the plan; a plan has at most 500.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfWatch {
+struct WatchLabel {
     watch: Arc<str>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ErrorReason {
+struct ErrorReasonLabel {
     error_reason: &'static str,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Build {
+struct BuildLabel {
     version: &'static str,
 }
 
-/// An event that waited longer than this before it was first sent is late, in milliseconds.
+/// Delay in milliseconds above which the first send of an event counts as late.
 const LATE: i64 = 1_000;
 
-/// Where a request goes.
+/// Route of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Route {
     /// `/v3/events`.
     Events,
     /// `/v3/heartbeat`.
     Heartbeat,
-    /// `/v3/certificates`, signed.
+    /// `/v3/certificates`, signed with the current certificate.
     Renewal,
-    /// `/v3/certificates`, with a token.
+    /// `/v3/certificates`, authorized by a token.
     Enrolment,
     /// `/v2/<manager>/event`.
     V2,
 }
 
-/// What became of a request.
+/// Outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    /// Taken.
-    Taken,
-    /// Refused with a status.
+pub(crate) enum RequestOutcome {
+    /// Accepted.
+    Accepted,
+    /// Refused with this status.
     Refused(StatusCode),
-    /// The receiver could not be connected to.
+    /// No connection could be opened.
     Connect,
-    /// It was connected to, but there was no answer that is of use.
-    Fault,
-    /// It could not even be made.
+    /// The connection failed before a complete, valid response.
+    NoResponse,
+    /// The request could not be built or signed.
     Setup,
 }
 
-impl Outcome {
+impl RequestOutcome {
     const fn as_str(self) -> &'static str {
         match self {
-            Self::Taken => "taken",
+            Self::Accepted => "taken",
             Self::Connect => "connect",
-            Self::Fault => "fault",
+            Self::NoResponse => "fault",
             Self::Setup => "setup",
-            Self::Refused(status) => match status.as_u16() {
-                400 => "400",
-                401 => "401",
-                403 => "403",
-                404 => "404",
-                409 => "409",
-                413 => "413",
-                429 => "429",
-                503 => "503",
-                500..=599 => "5xx",
-                _ => "other",
-            },
+            Self::Refused(status) => status_label(status),
         }
     }
 }
 
-/// Clones count into the same places.
+/// Label for an HTTP status: the statuses of the contracts by number, server errors as one, and all others as one.
+pub(crate) const fn status_label(status: StatusCode) -> &'static str {
+    match status.as_u16() {
+        400 => "400",
+        401 => "401",
+        403 => "403",
+        404 => "404",
+        409 => "409",
+        413 => "413",
+        429 => "429",
+        503 => "503",
+        500..=599 => "5xx",
+        _ => "other",
+    }
+}
+
+/// Counts of index and outbox at one instant, for the gauges.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Events waiting to be sent.
+    pub waiting: usize,
+    /// Parked events, which cannot be sent.
+    pub parked: usize,
+    /// Sent events that are not settled.
+    pub unsettled: usize,
+    /// Watches of the plan.
+    pub watches: usize,
+    /// Watches with failing list or watch requests.
+    pub failing: usize,
+    /// Watches above their object limit, which report changes without names.
+    pub coarse: usize,
+    /// Objects in the index.
+    pub objects: usize,
+}
+
+/// The agent's metrics; clones share the same values.
 #[derive(Clone)]
 pub struct Metrics {
-    events: Family<OfChange, Counter>,
+    events: Family<ChangeLabel, Counter>,
     late: Counter,
     accepted: Histogram,
     settled: Histogram,
-    requests: Family<Ended, Counter>,
-    retried: Family<OfRoute, Counter>,
-    refused_events: Family<Why, Counter>,
-    epochs: Family<Why, Counter>,
-    lists: Family<Why, Counter>,
-    watch_failures: Family<OfKind, Counter>,
-    watch_objects: Family<OfWatch, Gauge>,
+    requests: Family<RequestLabels, Counter>,
+    retried: Family<RouteLabel, Counter>,
+    refused_events: Family<ReasonLabel, Counter>,
+    epochs: Family<ReasonLabel, Counter>,
+    lists: Family<ReasonLabel, Counter>,
+    watch_failures: Family<KindLabel, Counter>,
+    watch_objects: Family<WatchLabel, Gauge>,
     incumbent: Incumbent,
-    /// Changes of objects whose earlier change had not been sent: both are told by one event.
+    /// Changes merged into an event that had not been sent yet.
     pub(crate) coalesced: Counter,
-    /// Single events that were given up for one `watch.changed`.
+    /// Collapses of single events into one `watch.changed`.
     pub(crate) collapsed: Counter,
-    /// Watches that were opened again.
+    /// Reopened watches.
     pub(crate) reopened: Counter,
-    /// Watches that were silent beyond their deadline.
+    /// Watches that exceeded their silence deadline.
     pub(crate) silent: Counter,
-    /// Rebuilds of every watch.
+    /// Relists of all watches.
     pub(crate) rebuilds: Counter,
-    /// Renewals of the canary's Lease that failed.
+    /// Failed renewals of the canary's Lease.
     pub(crate) canary_failed: Counter,
-    /// Plans that were refused.
+    /// Refused plans.
     pub(crate) plans_refused: Counter,
-    /// Settings that were refused.
+    /// Refused settings.
     pub(crate) settings_refused: Counter,
-    /// Tries to keep the identity in the Secret that failed.
+    /// Failed writes of the identity Secret.
     pub(crate) identity_writes_failed: Counter,
-    /// Sets of key, chain and bundle that were refused.
+    /// Refused sets of key, chain and trust bundle.
     pub(crate) identity_refused: Counter,
     /// End of the certificate's validity, in Unix seconds.
     pub(crate) certificate_not_after: Gauge<i64, AtomicI64>,
-    /// Since when renewals of the certificate fail, in Unix seconds; 0 while they do not.
+    /// Time since which certificate renewals fail, in Unix seconds; 0 if they do not.
     pub(crate) renewal_failed_since: Gauge<i64, AtomicI64>,
-    /// What is added to our clock when signing, in seconds.
+    /// Offset added to the clock for signatures, in seconds.
     pub(crate) clock_offset: Gauge<i64, AtomicI64>,
-    /// When a request was last taken, in Unix seconds.
+    /// Time of the last accepted request, in Unix seconds.
     pub(crate) answered: Gauge<i64, AtomicI64>,
     canary_age: Gauge<i64, AtomicI64>,
     figures: [Gauge<i64, AtomicI64>; 7],
 }
 
-/// The incumbent's metrics, by the names, labels and meanings that dashboards know.
+/// The incumbent's metrics, with the names, labels and semantics that existing dashboards use.
 #[derive(Clone, Default)]
 struct Incumbent {
     requests: Counter,
-    failed: Family<ErrorReason, Counter>,
+    failed: Family<ErrorReasonLabel, Counter>,
     duration: Gauge<f64, AtomicU64>,
 }
 
 impl Incumbent {
     fn register(&self, registry: &mut Registry) {
-        let requests = "Requests with events to the control plane, tries included; heartbeats are no part of it";
+        let requests = "Requests with events to the control plane, including retries, without heartbeats";
         registry.register("watcher_kcp_requests", requests, self.requests.clone());
-        let failed =
-            "Those that failed: request-setup (it could not be made) or failed-request (no answer, or a refusal)";
+        let failed = "Failed requests with events: request-setup (it could not be built) or failed-request (no response, or a refusal)";
         registry.register("watcher_failed_kcp", failed, self.failed.clone());
-        let duration = "Seconds that the last request with events took";
+        let duration = "Duration of the last request with events in seconds";
         registry.register("watcher_request_duration", duration, self.duration.clone());
-        let fips = "Whether cryptography runs in FIPS mode: always 0, which is off";
+        let fips = "FIPS mode of the cryptography: always 0, off";
         registry.register("watcher_fips_mode", fips, <Gauge>::default());
     }
 
-    fn requested(&self, outcome: Outcome, took: Duration) {
+    fn requested(&self, outcome: RequestOutcome, took: Duration) {
         self.requests.inc();
         self.duration.set(took.as_secs_f64());
         let error_reason = match outcome {
-            Outcome::Taken => return,
-            Outcome::Setup => "request-setup",
-            Outcome::Refused(_) | Outcome::Connect | Outcome::Fault => "failed-request",
+            RequestOutcome::Accepted => return,
+            RequestOutcome::Setup => "request-setup",
+            RequestOutcome::Refused(_) | RequestOutcome::Connect | RequestOutcome::NoResponse => "failed-request",
         };
-        self.failed.get_or_create(&ErrorReason { error_reason }).inc();
+        self.failed.get_or_create(&ErrorReasonLabel { error_reason }).inc();
     }
 }
 
@@ -246,95 +261,87 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Every metric that an agent has.
+    /// Descriptions of all metrics of an agent.
     #[must_use]
-    pub fn described() -> Vec<Described> {
+    pub fn described() -> Vec<MetricDescription> {
         Self::default().registry().described()
     }
 
-    /// A registry of everything: ours under a prefix, the incumbent's without.
+    /// A registry of all metrics: Tidewatch's with a prefix, the incumbent's without.
     pub(crate) fn registry(&self) -> Registry {
         let mut registry = Registry::default();
         self.incumbent.register(&mut registry);
         let ours = registry.sub_registry_with_prefix("tidewatch_agent");
-        self.families(ours);
-        self.singles(ours);
+        self.register_families(ours);
+        self.register_counters(ours);
         registry
     }
 
-    fn families(&self, registry: &mut Registry) {
-        let build = Family::<Build, Gauge>::default();
-        build.get_or_create(&Build { version: env!("CARGO_PKG_VERSION") }).set(1);
+    fn register_families(&self, registry: &mut Registry) {
+        let build = Family::<BuildLabel, Gauge>::default();
+        build.get_or_create(&BuildLabel { version: env!("CARGO_PKG_VERSION") }).set(1);
         registry.register("build_info", "Which build this is; always 1", build);
-        let events = "Events that got a sequence, by change; after a new epoch the same change gets another one";
+        let events = "Events with an assigned sequence, by change; in a new epoch an unsettled change gets another one";
         registry.register("events", events, self.events.clone());
-        let help = "Requests that carried the same events once more, by route";
+        let help = "Requests that carried the events of an earlier one, by route";
         registry.register("requests_retried", help, self.retried.clone());
-        let reasons: [(&str, &str, &Family<Why, Counter>); 3] = [
-            ("events_refused", "Events that the receiver refused one by one, by reason", &self.refused_events),
-            ("epochs", "Epochs begun after the first, by reason: all that is not settled is sent again", &self.epochs),
+        let reasons: [(&str, &str, &Family<ReasonLabel, Counter>); 3] = [
+            ("events_refused", "Single events refused by the receiver, by reason", &self.refused_events),
+            ("epochs", "Epochs begun after the first, by reason; each resends all unsettled events", &self.epochs),
             ("lists", "Lists begun, by reason", &self.lists),
         ];
         for (name, help, count) in reasons {
             registry.register(name, help, count.clone());
         }
-        let help = "Lists and watches that failed, by kind of failure";
+        let help = "Failed lists and watches, by kind of failure";
         registry.register("watch_failures", help, self.watch_failures.clone());
         registry.register("requests", "Requests to the receiver, by route and outcome", self.requests.clone());
         let help = "Objects in the index, by watch of the plan";
         registry.register("watch_objects", help, self.watch_objects.clone());
-        let help = "Time from when a change was seen until the receiver had accepted its event";
+        let help = "Time from the observation of a change to the acceptance of its event, in seconds";
         registry.register("event_accepted_seconds", help, self.accepted.clone());
-        let help = "Time from when a change was seen until the receiver had ended all work that it asks for";
+        let help = "Time from the observation of a change to the end of all reconciles of its event, in seconds";
         registry.register("event_settled_seconds", help, self.settled.clone());
     }
 
-    fn singles(&self, registry: &mut Registry) {
+    fn register_counters(&self, registry: &mut Registry) {
         let counters = [
-            ("events_late", "Events first sent more than a second after they were seen", &self.late),
-            ("changes_coalesced", "Changes that went into an event which had not been sent yet", &self.coalesced),
-            ("events_collapsed", "Times that single events were given up for one of the whole watch", &self.collapsed),
-            ("watches_reopened", "Watches that were opened again", &self.reopened),
-            ("watches_silent", "Watches that were silent beyond their deadline", &self.silent),
-            ("rebuilds", "Rebuilds of every watch from a list", &self.rebuilds),
-            ("canary_failures", "Renewals of the Lease that failed", &self.canary_failed),
-            ("plans_refused", "Plans that were refused", &self.plans_refused),
-            ("settings_refused", "Settings of the ConfigMap that were refused", &self.settings_refused),
-            (
-                "identity_writes_failed",
-                "Tries to keep the identity in the agent's Secret that failed",
-                &self.identity_writes_failed,
-            ),
-            ("identities_refused", "Sets of key, chain and trust bundle that were refused", &self.identity_refused),
+            ("events_late", "Events first sent more than a second after their observation", &self.late),
+            ("changes_coalesced", "Changes merged into an event that had not been sent yet", &self.coalesced),
+            ("events_collapsed", "Collapses of single events into one event for the whole watch", &self.collapsed),
+            ("watches_reopened", "Reopened watches", &self.reopened),
+            ("watches_silent", "Watches that exceeded their silence deadline", &self.silent),
+            ("rebuilds", "Relists of all watches", &self.rebuilds),
+            ("canary_failures", "Failed renewals of the canary Lease", &self.canary_failed),
+            ("plans_refused", "Refused plans", &self.plans_refused),
+            ("settings_refused", "Refused settings of the ConfigMap", &self.settings_refused),
+            ("identity_writes_failed", "Failed writes of the agent's identity Secret", &self.identity_writes_failed),
+            ("identities_refused", "Refused sets of key, chain and trust bundle", &self.identity_refused),
         ];
         for (name, help, counter) in counters {
             registry.register(name, help, counter.clone());
         }
         let [waiting, parked, unsettled, watches, failing, coarse, objects] = &self.figures;
         let gauges = [
-            (
-                "certificate_not_after_seconds",
-                "End of the certificate's validity, Unix time",
-                &self.certificate_not_after,
-            ),
+            ("certificate_not_after_seconds", "Expiry of the certificate, Unix time", &self.certificate_not_after),
             (
                 "certificate_renewal_failed_since_seconds",
-                "Since when renewals of the certificate fail, Unix time; 0 while they do not",
+                "Time since which certificate renewals fail, Unix time; 0 if they do not",
                 &self.renewal_failed_since,
             ),
+            ("last_taken_timestamp_seconds", "Time of the last accepted request, Unix time; 0 before", &self.answered),
+            ("clock_offset_seconds", "Offset added to the clock for signatures, in seconds", &self.clock_offset),
             (
-                "last_taken_timestamp_seconds",
-                "When the receiver last took a request, Unix time; 0 before",
-                &self.answered,
+                "canary_age_seconds",
+                "Time since the last round trip of the canary, in seconds; -1 before",
+                &self.canary_age,
             ),
-            ("clock_offset_seconds", "Added to the clock when signing", &self.clock_offset),
-            ("canary_age_seconds", "Since a renewal was seen to come back; -1 before", &self.canary_age),
-            ("events_waiting", "Events that wait to be sent", waiting),
-            ("events_parked", "Events that cannot be sent", parked),
-            ("events_unsettled", "Events that were sent and are not settled", unsettled),
+            ("events_waiting", "Events waiting to be sent", waiting),
+            ("events_parked", "Parked events, which cannot be sent", parked),
+            ("events_unsettled", "Sent events that are not settled", unsettled),
             ("watches", "Watches of the plan", watches),
-            ("watches_failing", "Watches that do not work", failing),
-            ("watches_coarse", "Watches with too many objects", coarse),
+            ("watches_failing", "Watches with failing list or watch requests", failing),
+            ("watches_coarse", "Watches above their object limit", coarse),
             ("objects", "Objects in the index", objects),
         ];
         for (name, help, gauge) in gauges {
@@ -342,93 +349,73 @@ impl Metrics {
         }
     }
 
-    /// An event got its sequence; `since` is when it was seen, in Unix milliseconds.
-    pub(crate) fn boarded(&self, what: &What, since: i64) {
-        let change = match what {
-            What::Whole => "whole",
-            What::Unnamed => "unnamed",
-            What::Object { change, .. } => match change {
-                Change::Created => "created",
-                Change::Spec => "spec",
-                Change::Metadata => "metadata",
-                Change::Status => "status",
-                Change::Deleted => "deleted",
-            },
-        };
-        self.events.get_or_create(&OfChange { change }).inc();
+    /// An event got its sequence; `since` is the time of its observation, in Unix milliseconds.
+    pub(crate) fn sequenced(&self, change: &'static str, since: i64) {
+        self.events.get_or_create(&ChangeLabel { change }).inc();
         if clock::unix_millis() - since > LATE {
             self.late.inc();
         }
     }
 
-    /// A request ended.
-    pub(crate) fn requested(&self, route: Route, outcome: Outcome, took: Duration) {
-        self.requests.get_or_create(&Ended { route: route.as_str(), outcome: outcome.as_str() }).inc();
+    /// A request ended after `took`.
+    pub(crate) fn requested(&self, route: Route, outcome: RequestOutcome, took: Duration) {
+        self.requests.get_or_create(&RequestLabels { route: route.as_str(), outcome: outcome.as_str() }).inc();
         if matches!(route, Route::Events | Route::V2) {
             self.incumbent.requested(outcome, took);
         }
-        if matches!(outcome, Outcome::Taken) {
+        if matches!(outcome, RequestOutcome::Accepted) {
             self.answered.set(clock::unix_seconds());
         }
     }
 
-    /// The receiver accepted an event; `since` is when its change was seen, in Unix milliseconds.
+    /// The receiver accepted an event that was observed at `since`, in Unix milliseconds.
     pub(crate) fn accepted(&self, since: i64) {
         self.accepted.observe(seconds_since(since));
     }
 
-    /// All work that an event asks for has ended; `since` as above.
+    /// All reconciles of an event that was observed at `since`, in Unix milliseconds, have ended.
     pub(crate) fn settled(&self, since: i64) {
         self.settled.observe(seconds_since(since));
     }
 
-    /// A request carries what an earlier one has carried.
+    /// A request carries the events of an earlier one.
     pub(crate) fn retried(&self, route: Route) {
-        self.retried.get_or_create(&OfRoute { route: route.as_str() }).inc();
+        self.retried.get_or_create(&RouteLabel { route: route.as_str() }).inc();
     }
 
-    /// The receiver refused one event.
+    /// The receiver refused a single event.
     pub(crate) fn refused(&self, reason: &'static str) {
-        self.refused_events.get_or_create(&Why { reason }).inc();
+        self.refused_events.get_or_create(&ReasonLabel { reason }).inc();
     }
 
     /// A new epoch began.
-    pub(crate) fn renewed(&self, why: Renewal) {
-        self.epochs.get_or_create(&Why { reason: why.as_str() }).inc();
+    pub(crate) fn epoch_begun(&self, reason: &'static str) {
+        self.epochs.get_or_create(&ReasonLabel { reason }).inc();
     }
 
-    /// Epochs that began for that reason.
-    pub(crate) fn epochs(&self, why: Renewal) -> u64 {
-        self.epochs.get(&Why { reason: why.as_str() }).map_or(0, |count| count.get())
+    /// Number of epochs that began for this reason.
+    pub(crate) fn epochs(&self, reason: &'static str) -> u64 {
+        self.epochs.get(&ReasonLabel { reason }).map_or(0, |count| count.get())
     }
 
-    /// A list begins; `why` is from a closed set.
-    pub(crate) fn listed(&self, why: &'static str) {
-        self.lists.get_or_create(&Why { reason: why }).inc();
+    /// A list begins; `reason` is from a closed set.
+    pub(crate) fn listed(&self, reason: &'static str) {
+        self.lists.get_or_create(&ReasonLabel { reason }).inc();
     }
 
-    /// A list or watch failed.
-    pub(crate) fn watch_failed(&self, why: &Call) {
-        let kind = match why {
-            Call::Status { status, .. } => Outcome::Refused(*status).as_str(),
-            Call::Request(_) | Call::Send(_) | Call::Body(_) => "transport",
-            Call::TooLarge { .. } => "too-large",
-            Call::Deadline => "deadline",
-            Call::Parse(_) => "parse",
-            Call::NotServed(_) => "not-served",
-            Call::Silent => "silent",
-        };
-        self.watch_failures.get_or_create(&OfKind { kind }).inc();
+    /// A list or watch failed; `kind` is from a closed set.
+    pub(crate) fn watch_failed(&self, kind: &'static str) {
+        self.watch_failures.get_or_create(&KindLabel { kind }).inc();
     }
 
-    /// Takes over figures that are read when somebody asks.
-    pub(crate) fn observe(&self, figures: Figures, objects: Vec<(Arc<str>, usize)>, canary_age: Option<u64>) {
-        // What has left the plan is shown no more.
+    /// Sets the gauges whose values are collected on scrape.
+    pub(crate) fn observe(&self, figures: Stats, objects: Vec<(Arc<str>, usize)>, canary_age: Option<u64>) {
+        // Watches that have left the plan must disappear.
         self.watch_objects.clear();
         for (watch, count) in objects {
-            self.watch_objects.get_or_create(&OfWatch { watch }).set(i64::try_from(count).unwrap_or(i64::MAX));
+            self.watch_objects.get_or_create(&WatchLabel { watch }).set(i64::try_from(count).unwrap_or(i64::MAX));
         }
-        let Figures { waiting, parked, unsettled, watches, failing, coarse, objects } = figures;
+        let Stats { waiting, parked, unsettled, watches, failing, coarse, objects } = figures;
         let values = [waiting, parked, unsettled, watches, failing, coarse, objects];
         for (gauge, value) in self.figures.iter().zip(values) {
             gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
@@ -459,19 +446,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_counted_is_shown() {
+    fn recorded_values_are_exposed() {
         let metrics = Metrics::default();
         let registry = metrics.registry();
         let took = Duration::from_millis(250);
-        metrics.requested(Route::Events, Outcome::Refused(StatusCode::TOO_MANY_REQUESTS), took);
-        metrics.requested(Route::V2, Outcome::Taken, took);
-        metrics.requested(Route::Heartbeat, Outcome::Connect, took);
+        metrics.requested(Route::Events, RequestOutcome::Refused(StatusCode::TOO_MANY_REQUESTS), took);
+        metrics.requested(Route::V2, RequestOutcome::Accepted, took);
+        metrics.requested(Route::Heartbeat, RequestOutcome::Connect, took);
         metrics.accepted(0);
         metrics.settled(i64::MAX);
         metrics.refused("unknown-watch");
-        metrics.boarded(&What::Whole, 0);
-        metrics.observe(Figures::default(), vec![("gone".into(), 1)], Some(1));
-        metrics.observe(Figures { objects: 7, ..Figures::default() }, vec![("w".into(), 7)], None);
+        metrics.sequenced("whole", 0);
+        metrics.observe(Stats::default(), vec![("gone".into(), 1)], Some(1));
+        metrics.observe(Stats { objects: 7, ..Stats::default() }, vec![("w".into(), 7)], None);
         let text = registry.encode().unwrap();
         assert!(!text.contains("gone"), "{text}");
         for line in [

@@ -1,28 +1,28 @@
-//! Readiness as a list of named guards: ready when all are dropped, and until then it says which are not.
+//! Readiness as a set of named guards: the agent is ready when all are dropped.
 
 use std::{
     collections::BTreeSet,
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// Clones share the same list.
+/// The pending conditions; clones share the same set.
 #[derive(Clone, Default)]
 pub struct Readiness(Arc<Mutex<BTreeSet<&'static str>>>);
 
-/// Something that is pending; dropping it says that it is done.
+/// A pending condition; dropping the guard fulfils it.
 pub struct Guard {
     name: &'static str,
     list: Readiness,
 }
 
 impl Readiness {
-    /// Adds something that must be done first. Each name is used once.
+    /// Adds a condition. Each name is used once.
     pub fn guard(&self, name: &'static str) -> Guard {
         self.with(|pending| pending.insert(name));
         Guard { name, list: self.clone() }
     }
 
-    /// What is not done yet, in alphabetical order.
+    /// Names of the pending conditions, in alphabetical order.
     pub(crate) fn pending(&self) -> Vec<&'static str> {
         self.with(|pending| pending.iter().copied().collect())
     }

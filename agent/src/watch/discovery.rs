@@ -1,23 +1,23 @@
-//! What the API server says of a group: its preferred version, and of a resource its kind and whether it has a status.
+//! API discovery: preferred version of a group, and kind and status subresource of a resource.
 
 use serde::Deserialize;
 
 use super::target::group_version;
-use crate::kubernetes::{Accept, Call, Lane};
+use crate::kubernetes::{Accept, ApiClient, ApiError};
 
-/// Bytes of a discovery answer. A group with thousands of custom kinds stays far below.
+/// Maximum size of a discovery answer in bytes. A group with thousands of custom kinds stays far below.
 const LIMIT: usize = 2 << 20;
-/// Bytes of a kind or of a version, which are DNS labels: every event says both.
+/// Maximum length in bytes of a kind or a version, which are DNS labels. The limit bounds events, which carry both.
 const NAME: usize = 253;
 
-/// A resource that is served.
+/// A resource that the API server serves.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Served {
-    /// Of the group.
+pub struct ServedResource {
+    /// API version.
     pub version: String,
-    /// Of its objects.
+    /// Kind of its objects.
     pub kind: String,
-    /// It has a status subresource, so its generation tells spec from status.
+    /// True if it has a status subresource, so that the generation separates spec changes from status changes.
     pub has_status: bool,
 }
 
@@ -44,37 +44,47 @@ struct Resource {
     kind: String,
 }
 
-/// Asks for a resource; version `*` is the group's preferred one.
-pub(super) async fn discover(lane: &Lane, group: &str, version: &str, resource: &str) -> Result<Served, Call> {
+/// Resolves a resource; version `*` stands for the preferred one of the group.
+pub(super) async fn discover(
+    client: &ApiClient,
+    group: &str,
+    version: &str,
+    resource: &str,
+) -> Result<ServedResource, ApiError> {
     let version = match version {
-        "*" => preferred(lane, group).await?,
+        "*" => preferred(client, group).await?,
         fixed => fixed.to_owned(),
     };
-    let bytes = lane.get(&group_version(group, &version), Accept::Whole, LIMIT).await?;
-    find(&bytes, version, resource)?.ok_or_else(|| Call::NotServed(format!("{group}/{resource}")))
+    let bytes = client.get(&group_version(group, &version), Accept::Full, LIMIT).await?;
+    find_resource(&bytes, version, resource)?.ok_or_else(|| ApiError::NotServed(format!("{group}/{resource}")))
 }
 
-async fn preferred(lane: &Lane, group: &str) -> Result<String, Call> {
+async fn preferred(client: &ApiClient, group: &str) -> Result<String, ApiError> {
     if group.is_empty() {
         // The core group has one version and no group document.
         return Ok("v1".to_owned());
     }
-    preferred_of(&lane.get(&format!("/apis/{group}"), Accept::Whole, LIMIT).await?)
+    preferred_version_of(&client.get(&format!("/apis/{group}"), Accept::Full, LIMIT).await?)
 }
 
-/// The version that a group's document prefers.
-pub(crate) fn preferred_of(document: &[u8]) -> Result<String, Call> {
-    let group: Group = serde_json::from_slice(document).map_err(Call::Parse)?;
+/// Preferred version in the `APIGroup` document of a group.
+pub(crate) fn preferred_version_of(document: &[u8]) -> Result<String, ApiError> {
+    let group: Group = serde_json::from_slice(document).map_err(ApiError::Parse)?;
     Ok(group.preferred.version)
 }
 
-/// A resource in the document of a group's version; `None` if it is not there, or under names that are none.
-pub(crate) fn find(document: &[u8], version: String, resource: &str) -> Result<Option<Served>, Call> {
-    let found: Resources = serde_json::from_slice(document).map_err(Call::Parse)?;
+/// Finds a resource in the `APIResourceList` document of a group version; `None` if it is absent, or its version or
+/// kind is too long.
+pub(crate) fn find_resource(
+    document: &[u8],
+    version: String,
+    resource: &str,
+) -> Result<Option<ServedResource>, ApiError> {
+    let found: Resources = serde_json::from_slice(document).map_err(ApiError::Parse)?;
     let status = format!("{resource}/status");
     let has_status = found.resources.iter().any(|served| served.name == status);
     let served = found.resources.into_iter().find(|served| served.name == resource);
-    let served = served.map(|served| Served { version, kind: served.kind, has_status });
+    let served = served.map(|served| ServedResource { version, kind: served.kind, has_status });
     Ok(served.filter(|served| served.version.len().max(served.kind.len()) <= NAME))
 }
 
@@ -83,12 +93,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_status_subresource_is_told_by_its_name() {
+    fn status_subresource_is_detected_by_its_name() {
         let answer = r#"{"resources":[{"name":"kymas","kind":"Kyma"},{"name":"kymas/status","kind":"Kyma"},
                          {"name":"others","kind":"Other"}]}"#;
-        let find = |resource| find(answer.as_bytes(), "v1".to_owned(), resource).unwrap();
-        assert_eq!(find("kymas"), Some(Served { version: "v1".into(), kind: "Kyma".into(), has_status: true }));
-        assert_eq!(find("others").map(|served| served.has_status), Some(false));
-        assert_eq!(find("none"), None);
+        let find_resource = |resource| find_resource(answer.as_bytes(), "v1".to_owned(), resource).unwrap();
+        assert_eq!(
+            find_resource("kymas"),
+            Some(ServedResource { version: "v1".into(), kind: "Kyma".into(), has_status: true })
+        );
+        assert_eq!(find_resource("others").map(|served| served.has_status), Some(false));
+        assert_eq!(find_resource("none"), None);
     }
 }

@@ -1,19 +1,20 @@
-//! The metadata of an object, as far as it is read: everything else, managed fields above all, is skipped while parsing.
+//! Decoding of object metadata; all other fields, above all managed fields, are skipped while parsing.
 
 use std::{collections::BTreeMap, num::NonZeroI64};
 
 use aws_lc_rs::digest::{Context, SHA256};
 use serde::{Deserialize, Deserializer, de::Error};
 
-use crate::index::Seen;
+use crate::index::ObjectState;
 
-/// Bytes of a namespace: a DNS label is shorter.
+/// Maximum length of a namespace in bytes; a DNS label is shorter.
 const NAMESPACE: usize = 253;
-/// Bytes of a name. Nearly all are DNS names of at most 253, but those of some kinds, roles among them, have no limit of their own.
+/// Maximum length of a name in bytes. Nearly all names are DNS subdomains of at most 253 characters, but some kinds,
+/// such as roles, set no limit.
 const NAME: usize = 1_024;
-/// Bytes of a uid, which nearly always is a UUID.
+/// Maximum length of a uid in bytes; nearly all are UUIDs.
 const UID: usize = 128;
-/// Bytes of a resource version, which nearly always is a number.
+/// Maximum length of a resourceVersion in bytes; nearly all are decimal numbers.
 pub(super) const VERSION: usize = 128;
 
 /// An object of a metadata-only watch.
@@ -22,7 +23,7 @@ pub(crate) struct Object {
     metadata: Metadata,
 }
 
-/// An object whose resource version can be told.
+/// An object with a readable resourceVersion.
 pub(crate) trait Versioned {
     /// `metadata.resourceVersion`.
     fn version(&self) -> &str;
@@ -40,14 +41,14 @@ impl Versioned for Named {
     }
 }
 
-/// An object of which only name and resource version are read.
+/// An object reduced to name and resourceVersion.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Named {
-    /// Its metadata.
+    /// `metadata`.
     pub(crate) metadata: NamedMetadata,
 }
 
-/// See [`Named`].
+/// Metadata of [`Named`].
 #[derive(Debug, Deserialize)]
 pub(crate) struct NamedMetadata {
     /// `metadata.name`.
@@ -88,20 +89,20 @@ struct Owner {
     block_owner_deletion: Option<bool>,
 }
 
-/// The number of objects is bounded; so that what is kept of them is too, what it says of each has a limit.
+/// Bounds the length of a text in bytes. The number of objects is bounded as well, so their total memory is.
 fn at_most<'de, const BYTES: usize, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     let text = String::deserialize(deserializer)?;
     if text.len() > BYTES {
-        return Err(Error::custom(format_args!("a text of more than {BYTES} bytes")));
+        return Err(Error::custom(format_args!("text exceeds {BYTES} bytes")));
     }
     Ok(text)
 }
 
 impl Object {
-    /// `<namespace>/<name>`, and what the index keeps.
-    pub(crate) fn into_seen(self) -> (Box<str>, Seen) {
+    /// Key `<namespace>/<name>` and the state that the index keeps.
+    pub(crate) fn into_state(self) -> (Box<str>, ObjectState) {
         let Metadata { namespace, name, uid, resource_version, generation, .. } = &self.metadata;
-        let seen = Seen {
+        let seen = ObjectState {
             uid: uid.as_str().into(),
             version: resource_version.as_str().into(),
             generation: NonZeroI64::new(*generation),
@@ -112,7 +113,8 @@ impl Object {
 }
 
 impl Metadata {
-    /// The first 64 bits of a SHA-256: who finds a collision hides a change of their own objects from themselves.
+    /// First 64 bits of a SHA-256. That is enough, because the author of a collision hides only changes of their own
+    /// objects.
     fn hash(&self) -> u64 {
         let Self { labels, annotations, finalizers, deletion_timestamp, owner_references, .. } = self;
         let mut context = Context::new(&SHA256);
@@ -152,8 +154,8 @@ mod tests {
     use super::*;
     use crate::index::Version;
 
-    fn seen(object: Value) -> (Box<str>, Seen) {
-        serde_json::from_value::<Object>(object).unwrap().into_seen()
+    fn seen(object: Value) -> (Box<str>, ObjectState) {
+        serde_json::from_value::<Object>(object).unwrap().into_state()
     }
 
     fn object() -> Value {
@@ -166,14 +168,14 @@ mod tests {
     }
 
     #[test]
-    fn what_matters_is_read_and_cluster_scoped_objects_have_an_empty_namespace() {
+    fn key_and_versions_are_read_and_cluster_scoped_objects_have_an_empty_namespace() {
         let (key, read) = seen(object());
         assert_eq!((&*key, read.generation, read.version), ("ns/a", NonZeroI64::new(2), Version::Number(7)));
         assert_eq!(&*seen(json!({"metadata": {"name": "node"}})).0, "/node");
     }
 
     #[test]
-    fn the_hash_moves_with_what_matters_and_nothing_else() {
+    fn hash_changes_with_relevant_metadata_only() {
         let hash = |object| seen(object).1.metadata;
         for (member, value) in [
             ("labels", json!({"b": "1"})),

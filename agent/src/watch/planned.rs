@@ -1,4 +1,4 @@
-//! A watch of the plan: metadata only, into the core.
+//! Watch defined by the plan: metadata only, its changes go to the core.
 
 use std::sync::Arc;
 
@@ -7,26 +7,27 @@ use tokio::time::Instant;
 
 use super::{Sink, Target, discovery::discover, object::Object};
 use crate::{
-    core::{Core, Started, WatchId},
-    kubernetes::{Call, Lane},
-    telemetry::chain,
+    core::{Core, StartedWatch, WatchId},
+    kubernetes::{ApiClient, ApiError},
+    telemetry::error_chain,
 };
 
-/// See the module.
-pub(crate) struct Planned {
+/// Sink of one watch of the plan.
+pub(crate) struct PlannedSink {
     id: WatchId,
     planned: Arc<PlannedWatch>,
     core: Core,
-    /// Our own Lease, if this watch would see it: its renewals are news to nobody.
+    /// Key of the agent's own Lease if this watch selects it: its renewals are not reported.
     own: Option<Box<str>>,
-    /// The failure that was logged last: a kind that is never served is logged once, not at each try.
+    /// Last failure logged, so that a permanent failure (e.g. a kind that is not served) is logged once and not at each
+    /// retry.
     logged: Option<String>,
 }
 
-impl Planned {
+impl PlannedSink {
     /// `namespace` is that of the agent's own objects.
-    pub(crate) fn new(started: Started, namespace: &str, core: Core) -> Self {
-        let Started { id, planned } = started;
+    pub(crate) fn new(started: StartedWatch, namespace: &str, core: Core) -> Self {
+        let StartedWatch { id, planned } = started;
         let leases = planned.group == "coordination.k8s.io" && planned.resource == "leases";
         let own = leases.then(|| format!("{namespace}/{AGENT_OBJECT}").into());
         Self { id, planned, core, own, logged: None }
@@ -37,12 +38,12 @@ impl Planned {
     }
 }
 
-impl Sink for Planned {
+impl Sink for PlannedSink {
     type Item = Object;
 
-    async fn target(&mut self, lane: &Lane) -> Result<Target, Call> {
+    async fn target(&mut self, client: &ApiClient) -> Result<Target, ApiError> {
         let PlannedWatch { group, version, resource, namespace, label_selector, field_selector, .. } = &*self.planned;
-        let served = discover(lane, group, version, resource).await?;
+        let served = discover(client, group, version, resource).await?;
         self.core.described(self.id, &served.version, &served.kind, !served.has_status);
         let target = Target::collection(group, &served.version, namespace.as_deref(), resource);
         Ok(target.select(label_selector, field_selector))
@@ -53,7 +54,7 @@ impl Sink for Planned {
     }
 
     fn page(&mut self, items: Vec<Object>) -> bool {
-        let objects = items.into_iter().map(Object::into_seen).filter(|(key, _)| !self.is_own(key)).collect();
+        let objects = items.into_iter().map(Object::into_state).filter(|(key, _)| !self.is_own(key)).collect();
         self.core.listed(self.id, objects, Instant::now())
     }
 
@@ -62,7 +63,7 @@ impl Sink for Planned {
     }
 
     fn present(&mut self, item: Object) {
-        let (key, seen) = item.into_seen();
+        let (key, seen) = item.into_state();
         if self.is_own(&key) {
             return self.core.alive(self.id, Instant::now());
         }
@@ -70,7 +71,7 @@ impl Sink for Planned {
     }
 
     fn gone(&mut self, item: Object) {
-        let (key, seen) = item.into_seen();
+        let (key, seen) = item.into_state();
         if self.is_own(&key) {
             return self.core.alive(self.id, Instant::now());
         }
@@ -81,17 +82,17 @@ impl Sink for Planned {
         self.core.alive(self.id, Instant::now());
     }
 
-    fn failed(&mut self, why: &Call) {
+    fn failed(&mut self, why: &ApiError) {
         let text = why.to_string();
         if self.logged.as_ref() != Some(&text) {
-            tracing::warn!(watch = %self.planned.name, error = chain(why), "A watch does not work");
+            tracing::warn!(watch = %self.planned.name, error = error_chain(why), "Watch failed");
         }
         self.logged = Some(text.clone());
-        self.core.troubled(self.id, Some(text));
+        self.core.set_error(self.id, Some(text));
     }
 
     fn opened(&mut self) {
         self.logged = None;
-        self.core.troubled(self.id, None);
+        self.core.set_error(self.id, None);
     }
 }

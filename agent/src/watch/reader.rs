@@ -1,97 +1,99 @@
-//! What lists and watches say, on its way into a [`Sink`]. Nothing is awaited here: what is read comes in, and what follows from it
-//! comes out.
+//! Feeds list pages and watch lines into a [`Sink`]. Free of I/O: pages and lines are arguments, the next step is the
+//! result.
 
 use serde::de::Error as _;
 
 use super::{
     Sink,
-    body::{Kind, Line, Page},
     object::{VERSION, Versioned},
+    watermarks::Watermark,
+    wire::{EventType, Line, Page},
 };
-use crate::{canary::Height, kubernetes::Call};
+use crate::kubernetes::ApiError;
 
-/// Why a watch ended.
+/// Reason for the end of a watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
-    /// Go on from the last resource version.
+pub(crate) enum WatchEnd {
+    /// Ended normally: reopen it from the last resourceVersion.
     Reopen,
-    /// The same: nothing was heard for too long.
+    /// No line for too long: reopen it from the last resourceVersion.
     Silent,
-    /// That version is no longer there: only a list can tell what is there.
-    Gone,
-    /// Versions went back: what was seen belongs to a history that is no more.
+    /// The resourceVersion has expired (410 Gone): relist.
+    Expired,
+    /// resourceVersions decreased, so the observed state belongs to a discarded history (e.g. of a restored etcd):
+    /// relist.
     Backwards,
 }
 
-/// How far a list is.
+/// Progress of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Listed {
-    /// At its end: a watch goes on from this resource version.
-    Whole(String),
-    /// There is another page, behind this token.
-    Part(String),
+pub(crate) enum ListProgress {
+    /// Complete; the watch continues from this resourceVersion.
+    Complete(String),
+    /// More pages follow; this is the continue token.
+    More(String),
 }
 
-/// One watch's sink, and how far it has seen.
+/// Sink of one watch, with the newest resourceVersion it has observed.
 pub(crate) struct Reader<S> {
     pub(super) sink: S,
-    height: Height,
+    watermark: Watermark,
 }
 
 impl<S: Sink> Reader<S> {
-    pub(crate) const fn new(sink: S, height: Height) -> Self {
-        Self { sink, height }
+    pub(crate) const fn new(sink: S, watermark: Watermark) -> Self {
+        Self { sink, watermark }
     }
 
-    /// A list begins; what an earlier one that broke off has told counts for nothing.
+    /// Starts a list; the pages of an earlier list that was aborted are void.
     pub(crate) fn begin(&mut self) {
         self.sink.begin();
     }
 
-    /// A page of a list, the first one or that behind a token.
-    pub(crate) fn page(&mut self, page: Page<S::Item>, token: &str) -> Result<Listed, Call> {
+    /// Processes a page of a list; `token` is the continue token it was requested with, empty for the first page.
+    pub(crate) fn page(&mut self, page: Page<S::Item>, token: &str) -> Result<ListProgress, ApiError> {
         let version = page.metadata.version()?;
         let more = self.sink.page(page.items);
         if !more || page.metadata.token.is_empty() {
-            self.height.listed(version);
+            self.watermark.listed(version);
             self.sink.complete(version);
-            return Ok(Listed::Whole(page.metadata.version));
+            return Ok(ListProgress::Complete(page.metadata.version));
         }
         if page.metadata.token == token {
-            return Err(Call::Parse(serde_json::Error::custom("a list that goes in a circle")));
+            return Err(ApiError::Parse(serde_json::Error::custom("list repeats its continue token")));
         }
-        Ok(Listed::Part(page.metadata.token))
+        Ok(ListProgress::More(page.metadata.token))
     }
 
-    /// A line of a watch; says if it ends the watch. The version moves on only when what came with it was read: what was not is asked
-    /// for again.
-    pub(crate) fn line(&mut self, line: &[u8], version: &mut String) -> Result<Option<End>, Call> {
+    /// Processes a watch line; `Some` if it ends the watch. The resourceVersion advances only once the line has been
+    /// decoded, so that an undecodable line is requested again.
+    pub(crate) fn line(&mut self, line: &[u8], version: &mut String) -> Result<Option<WatchEnd>, ApiError> {
         let line = Line::read(line)?;
         match line.kind()? {
-            Kind::Error => {
+            EventType::Error => {
                 let status = line.status()?;
                 return match status.code {
-                    410 => Ok(Some(End::Gone)),
+                    410 => Ok(Some(WatchEnd::Expired)),
                     _ => Err(status.into()),
                 };
             }
-            Kind::Bookmark => {
+            EventType::Bookmark => {
                 if !self.advance(version, line.version()?)? {
-                    return Ok(Some(End::Backwards));
+                    return Ok(Some(WatchEnd::Backwards));
                 }
                 self.sink.bookmark(version);
             }
-            Kind::Present => {
+            EventType::Present => {
                 let item: S::Item = line.item()?;
                 if !self.advance(version, item.version())? {
-                    return Ok(Some(End::Backwards));
+                    return Ok(Some(WatchEnd::Backwards));
                 }
                 self.sink.present(item);
             }
-            Kind::Gone => {
+            EventType::Deleted => {
                 let item: S::Item = line.item()?;
                 if !self.advance(version, item.version())? {
-                    return Ok(Some(End::Backwards));
+                    return Ok(Some(WatchEnd::Backwards));
                 }
                 self.sink.gone(item);
             }
@@ -99,11 +101,11 @@ impl<S: Sink> Reader<S> {
         Ok(None)
     }
 
-    /// False if the version is lower than the one before it. Versions that are no numbers only differ.
-    fn advance(&self, version: &mut String, next: &str) -> Result<bool, Call> {
+    /// Advances the resourceVersion; false if it decreased. Versions that are not numbers are not compared.
+    fn advance(&self, version: &mut String, next: &str) -> Result<bool, ApiError> {
         if next.is_empty() || next.len() > VERSION {
-            let unfit = "an object without a resource version, or with a long one";
-            return Err(Call::Parse(serde_json::Error::custom(unfit)));
+            let unfit = "object without a resourceVersion, or with one that is too long";
+            return Err(ApiError::Parse(serde_json::Error::custom(unfit)));
         }
         if let (Ok(old), Ok(new)) = (version.parse::<u64>(), next.parse::<u64>())
             && new < old
@@ -112,7 +114,7 @@ impl<S: Sink> Reader<S> {
         }
         version.clear();
         version.push_str(next);
-        self.height.seen(next);
+        self.watermark.seen(next);
         Ok(true)
     }
 }

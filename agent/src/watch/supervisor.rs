@@ -2,39 +2,49 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use tidewatch_shared::plan::Plan;
 use tokio::{
     sync::watch,
     task::{AbortHandle, JoinSet},
 };
 
-use super::{Shared, planned::Planned, run};
+use super::{WatchContext, planned::PlannedSink, run};
 use crate::{
-    core::{Core, Started},
-    kubernetes::{Connect, Lane},
-    plan::Followed,
+    core::{Core, StartedWatch},
+    kubernetes::{ApiClient, ClientSetupError},
 };
 
+/// The plan to follow, as read from the agent's ConfigMap.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PlanState {
+    /// The last valid plan.
+    pub(crate) plan: Option<Arc<Plan>>,
+    /// Error of the newest ConfigMap; the last valid plan stays in force.
+    pub(crate) error: Option<String>,
+}
+
 struct Running {
-    /// Small numbers that are used again, so that connections do not grow with the number of plans.
+    /// Lowest free number, reused so that the number of connections does not grow with the number of plans.
     slot: usize,
     handle: AbortHandle,
 }
 
-/// Follows the plan for ever; `lanes` gives the connection for a slot. Ends only when a loop does, which none should.
+/// Runs one loop per watch of the current plan; `clients` returns the connection of a slot. Returns only when the
+/// plan's sender is dropped or a loop ends by itself, neither of which happens in normal operation.
 ///
 /// # Errors
-/// [`Connect`] when another connection to the API server cannot be made.
+/// [`ClientSetupError`] when another connection to the API server cannot be made.
 pub(crate) async fn supervise(
-    lanes: impl Fn(usize) -> Result<Lane, Connect>,
-    shared: Shared,
+    clients: impl Fn(usize) -> Result<ApiClient, ClientSetupError>,
+    shared: WatchContext,
     core: Core,
-    mut plans: watch::Receiver<Followed>,
-) -> Result<(), Connect> {
+    mut plans: watch::Receiver<PlanState>,
+) -> Result<(), ClientSetupError> {
     let mut running: BTreeMap<Box<str>, Running> = BTreeMap::new();
     let mut loops = JoinSet::new();
     let mut last = None;
     loop {
-        let Followed { plan, error } = plans.borrow_and_update().clone();
+        let PlanState { plan, error } = plans.borrow_and_update().clone();
         if let Some(plan) = plan.filter(|plan| last.as_ref().is_none_or(|last| !Arc::ptr_eq(last, plan))) {
             let turnover = core.follow(&plan);
             for name in turnover.stopped {
@@ -43,12 +53,12 @@ pub(crate) async fn supervise(
                 }
             }
             for started in turnover.started {
-                start(&lanes, &shared, &core, started, &mut running, &mut loops)?;
+                start(&clients, &shared, &core, started, &mut running, &mut loops)?;
             }
-            tracing::info!(revision = plan.revision(), watches = running.len(), "Following a plan");
+            tracing::info!(revision = plan.revision(), watches = running.len(), "Following plan");
             last = Some(plan);
         }
-        core.plan_said(error);
+        core.set_plan_error(error);
         loop {
             tokio::select! {
                 changed = plans.changed() => match changed {
@@ -64,19 +74,19 @@ pub(crate) async fn supervise(
 }
 
 fn start(
-    lanes: &impl Fn(usize) -> Result<Lane, Connect>,
-    shared: &Shared,
+    clients: &impl Fn(usize) -> Result<ApiClient, ClientSetupError>,
+    shared: &WatchContext,
     core: &Core,
-    started: Started,
+    started: StartedWatch,
     running: &mut BTreeMap<Box<str>, Running>,
     loops: &mut JoinSet<()>,
-) -> Result<(), Connect> {
+) -> Result<(), ClientSetupError> {
     let taken = |slot: &usize| running.values().any(|other| other.slot == *slot);
-    // As many slots as there are loops, and one more: one of them is free. Slot 0 is for plan and canary.
+    // One slot more than there are loops, so one of them is free. Slot 0 belongs to plan and canary.
     let slot = (1..=running.len() + 1).find(|slot| !taken(slot)).unwrap_or(running.len() + 1);
-    let lane = lanes(slot)?;
+    let client = clients(slot)?;
     let name = started.planned.name.as_str().into();
-    let handle = loops.spawn(run(lane, shared.clone(), Planned::new(started, &shared.namespace, core.clone())));
+    let handle = loops.spawn(run(client, shared.clone(), PlannedSink::new(started, &shared.namespace, core.clone())));
     running.insert(name, Running { slot, handle });
     Ok(())
 }

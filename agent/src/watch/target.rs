@@ -1,22 +1,22 @@
-//! Paths of lists and watches.
+//! Request paths of lists and watches.
 
 use std::fmt::Write as _;
 
 use crate::kubernetes::Accept;
 
-/// What to list and watch.
+/// Collection to list and watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
     /// Path without query.
     path: String,
-    /// Selectors, each with a `&` before it.
+    /// Selectors as query parameters, each preceded by `&`.
     selectors: String,
-    /// Only metadata is asked for.
+    /// Request metadata only (`PartialObjectMetadata`).
     metadata_only: bool,
 }
 
 impl Target {
-    /// A collection: all namespaces, or one.
+    /// Collection of a resource in all namespaces, or in one.
     pub(crate) fn collection(group: &str, version: &str, namespace: Option<&str>, resource: &str) -> Self {
         let mut path = group_version(group, version);
         if let Some(namespace) = namespace {
@@ -28,7 +28,7 @@ impl Target {
         Self { path, selectors: String::new(), metadata_only: true }
     }
 
-    /// Narrows it by selectors in the API's query syntax; an empty one selects all.
+    /// Adds selectors in the API's query syntax; an empty selector matches all objects.
     #[must_use]
     pub(crate) fn select(mut self, labels: &str, fields: &str) -> Self {
         for (name, selector) in [("labelSelector", labels), ("fieldSelector", fields)] {
@@ -42,9 +42,9 @@ impl Target {
         self
     }
 
-    /// Asks for whole objects.
+    /// Requests whole objects instead of metadata.
     #[must_use]
-    pub(crate) fn whole(self) -> Self {
+    pub(crate) fn full_objects(self) -> Self {
         Self { metadata_only: false, ..self }
     }
 
@@ -53,7 +53,7 @@ impl Target {
         &self.path
     }
 
-    /// One page. No resource version: the list is read by quorum.
+    /// Path of one page. Without a resourceVersion, the list is a quorum read.
     pub(super) fn list(&self, limit: usize, token: &str) -> String {
         let mut path = format!("{}?limit={limit}{}", self.path, self.selectors);
         if !token.is_empty() {
@@ -63,7 +63,7 @@ impl Target {
         path
     }
 
-    /// A watch from a resource version, closed by the server after a time.
+    /// Path of a watch from a resourceVersion; the server closes it after `seconds`.
     pub(super) fn watch(&self, version: &str, seconds: u64) -> String {
         let mut path = format!("{}?watch=true&allowWatchBookmarks=true&timeoutSeconds={seconds}", self.path);
         path.push_str(&self.selectors);
@@ -73,20 +73,20 @@ impl Target {
     }
 
     pub(super) const fn list_accept(&self) -> Accept {
-        if self.metadata_only { Accept::MetadataList } else { Accept::Whole }
+        if self.metadata_only { Accept::MetadataList } else { Accept::Full }
     }
 
     pub(super) const fn item_accept(&self) -> Accept {
-        if self.metadata_only { Accept::Metadata } else { Accept::Whole }
+        if self.metadata_only { Accept::Metadata } else { Accept::Full }
     }
 }
 
-/// Root path of a group and version; the core group has its own.
+/// Root path of a group version; the core group is under `/api`.
 pub(super) fn group_version(group: &str, version: &str) -> String {
     if group.is_empty() { format!("/api/{version}") } else { format!("/apis/{group}/{version}") }
 }
 
-/// RFC 3986: everything but unreserved characters is escaped.
+/// Percent-encodes everything but unreserved characters (RFC 3986, section 2.3).
 fn encode_into(path: &mut String, text: &str) {
     for byte in text.bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_are_those_of_the_api() {
+    fn paths_match_the_kubernetes_api() {
         let core = Target::collection("", "v1", None, "configmaps");
         assert_eq!(core.list(50, ""), "/api/v1/configmaps?limit=50");
         let kymas = Target::collection("operator.kyma-project.io", "v1beta2", Some("kyma-system"), "kymas")

@@ -30,16 +30,16 @@ use tokio_rustls::TlsAcceptor;
 
 use super::*;
 use crate::{
-    canary::Sightings,
-    connection::Speak,
+    canary::CanaryState,
+    connection::ExchangeError,
     core::WatchId,
     identity::{Credentials, tests::TestCa},
-    index::{Seen, Version},
+    index::{ObjectState, Version},
     telemetry::Readiness,
 };
 
-/// A request as the incumbent's listener sees it.
-struct Arrived {
+/// A request as the incumbent's listener receives it.
+struct ObservedRequest {
     path: String,
     headers: HeaderMap,
     body: Bytes,
@@ -47,24 +47,24 @@ struct Arrived {
     reply: Reply,
 }
 
-struct Bench {
+struct Harness {
     core: Core,
-    seen: mpsc::UnboundedReceiver<Arrived>,
+    seen: mpsc::UnboundedReceiver<ObservedRequest>,
     tasks: Vec<JoinHandle<()>>,
     readiness: Readiness,
-    /// One watch for each manager.
+    /// One watch per manager.
     ids: BTreeMap<&'static str, WatchId>,
 }
 
-impl Drop for Bench {
+impl Drop for Harness {
     fn drop(&mut self) {
         self.tasks.iter().for_each(JoinHandle::abort);
     }
 }
 
-impl Bench {
-    async fn next(&mut self) -> Arrived {
-        timeout(PATIENCE, self.seen.recv()).await.expect("a request").unwrap()
+impl Harness {
+    async fn next(&mut self) -> ObservedRequest {
+        timeout(EVENT_TIMEOUT, self.seen.recv()).await.expect("a request").unwrap()
     }
 
     async fn name(&mut self) -> String {
@@ -80,7 +80,7 @@ impl Bench {
     }
 }
 
-impl Arrived {
+impl ObservedRequest {
     fn name(&self) -> String {
         v2::Event::parse(&self.body).unwrap().name
     }
@@ -90,30 +90,30 @@ impl Arrived {
     }
 }
 
-fn seen(version: u64) -> Seen {
-    Seen { uid: "u".into(), version: Version::Number(version), generation: None, metadata: 0 }
+fn seen(version: u64) -> ObjectState {
+    ObjectState { uid: "u".into(), version: Version::Number(version), generation: None, metadata: 0 }
 }
 
-/// A status, and what `Retry-After` says. `None` is no answer at all.
+/// Status and `Retry-After` of a response; `None` for no response.
 type Reply = Option<(u16, Option<&'static str>)>;
 
-/// How the events of a manager are answered.
+/// Responses by manager.
 type Script = Arc<Mutex<dyn FnMut(&str) -> Reply + Send>>;
 
 const TAKEN: Reply = Some((200, None));
 
-/// Answers with these statuses first, then with 200.
-async fn start(alpn: &[&[u8]], objects: &[&str], replies: &[(u16, Option<&'static str>)]) -> Bench {
+/// Responds with these statuses first, then with 200.
+async fn start(alpn: &[&[u8]], objects: &[&str], replies: &[(u16, Option<&'static str>)]) -> Harness {
     let mut replies: VecDeque<_> = replies.iter().copied().collect();
     start_for(alpn, &[(OURS, objects)], move |_| replies.pop_front().or(TAKEN)).await
 }
 
-/// With the objects of each manager.
+/// Starts a link for the objects of each manager.
 async fn start_for(
     alpn: &[&[u8]],
     managers: &[(&'static str, &[&str])],
     script: impl FnMut(&str) -> Reply + Send + 'static,
-) -> Bench {
+) -> Harness {
     let ca = TestCa::new();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -121,30 +121,31 @@ async fn start_for(
     let roots = tls::roots(&tls::certificates(ca.pem().as_bytes()).unwrap()).unwrap();
     let mut config = tls::server(&tls::Identity::from_pem(&chain, &key).unwrap(), roots).unwrap();
     config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
-    let (tell, seen) = mpsc::unbounded_channel();
-    let server = tokio::spawn(serve(listener, TlsAcceptor::from(Arc::new(config)), Arc::new(Mutex::new(script)), tell));
+    let (publish, seen) = mpsc::unbounded_channel();
+    let server =
+        tokio::spawn(serve(listener, TlsAcceptor::from(Arc::new(config)), Arc::new(Mutex::new(script)), publish));
 
     let core = Core::new("r-1".parse().unwrap(), 100, Metrics::default());
     let ids = follow(&core, managers);
     let readiness = Readiness::default();
-    // Its client certificate is verified by the server, as the incumbent's listener would have it verified.
+    // The server verifies the client certificate, as the incumbent's listener does.
     let material = ca.legacy("r-1");
     let receiver = format!("https://{address}").parse().unwrap();
-    let parts = Parts {
-        dial: Dial::tcp(),
+    let parts = LinkParts {
+        dial: Dialer::tcp(),
         core: core.clone(),
         credentials: watch::channel(Some(Arc::new(Credentials::v2(receiver)(&material, 1_800_000_000).ok().unwrap())))
             .1,
-        sightings: Sightings::default(),
+        canary_state: CanaryState::default(),
         interval: watch::Sender::new(Duration::from_secs(30)),
         pending: readiness.guard("receiver"),
         metrics: Metrics::default(),
     };
-    let poster = tokio::spawn(Poster::new(parts).run(CancellationToken::new()));
-    Bench { core, seen, tasks: vec![server, poster], readiness, ids }
+    let sender = tokio::spawn(V2Sender::new(parts).run(CancellationToken::new()));
+    Harness { core, seen, tasks: vec![server, sender], readiness, ids }
 }
 
-/// A watch for each manager.
+/// A plan with one watch per manager.
 fn plan<'a>(managers: impl IntoIterator<Item = &'a str>) -> Plan {
     let watch = |manager: &str| {
         json!({"name": manager, "group": "g", "version": "v1", "resource": "things", "field": "spec",
@@ -154,7 +155,7 @@ fn plan<'a>(managers: impl IntoIterator<Item = &'a str>) -> Plan {
     Plan::parse(&json!({"revision": "1", "watches": watches}).to_string()).unwrap()
 }
 
-/// Follows a watch for each manager, with these objects.
+/// Follows one watch per manager, with these objects.
 fn follow(core: &Core, managers: &[(&'static str, &[&str])]) -> BTreeMap<&'static str, WatchId> {
     let started = core.follow(&plan(managers.iter().map(|(manager, _)| *manager))).started;
     let id = |manager: &str| started.iter().find(|started| started.planned.manager == manager).unwrap().id;
@@ -169,13 +170,18 @@ fn follow(core: &Core, managers: &[(&'static str, &[&str])]) -> BTreeMap<&'stati
     ids
 }
 
-async fn serve(listener: TcpListener, acceptor: TlsAcceptor, script: Script, tell: mpsc::UnboundedSender<Arrived>) {
+async fn serve(
+    listener: TcpListener,
+    acceptor: TlsAcceptor,
+    script: Script,
+    publish: mpsc::UnboundedSender<ObservedRequest>,
+) {
     loop {
         let (stream, _) = listener.accept().await.unwrap();
-        let (acceptor, script, tell) = (acceptor.clone(), script.clone(), tell.clone());
+        let (acceptor, script, publish) = (acceptor.clone(), script.clone(), publish.clone());
         tokio::spawn(async move {
             let stream = acceptor.accept(stream).await.unwrap();
-            let service = service_fn(move |request| answer(request, script.clone(), tell.clone()));
+            let service = service_fn(move |request| answer(request, script.clone(), publish.clone()));
             let _ = auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await;
         });
     }
@@ -184,14 +190,14 @@ async fn serve(listener: TcpListener, acceptor: TlsAcceptor, script: Script, tel
 async fn answer(
     request: Request<Incoming>,
     script: Script,
-    tell: mpsc::UnboundedSender<Arrived>,
+    publish: mpsc::UnboundedSender<ObservedRequest>,
 ) -> Result<Response<Full<Bytes>>, Infallible> {
     let (head, body) = request.into_parts();
     let body = body.collect().await.unwrap().to_bytes();
     assert_eq!(head.method, http::Method::POST);
     let path = head.uri.path().to_owned();
     let reply = (script.lock().unwrap())(v2::manager_of(&path).unwrap());
-    let _ = tell.send(Arrived { path, headers: head.headers, body, at: Instant::now(), reply });
+    let _ = publish.send(ObservedRequest { path, headers: head.headers, body, at: Instant::now(), reply });
     let Some((status, wait)) = reply else { return std::future::pending().await };
     let mut response = Response::new(Full::default());
     *response.status_mut() = StatusCode::from_u16(status).unwrap();
@@ -202,136 +208,136 @@ async fn answer(
 }
 
 const BOTH: &[&[u8]] = &[b"h2", b"http/1.1"];
-/// How long a test waits for what must come; only a failure reaches it.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Timeout for an expected event; only a failing test reaches it.
+const EVENT_TIMEOUT: Duration = Duration::from_secs(30);
 const OURS: &str = "lifecycle-manager";
 const OTHER: &str = "other";
 
 #[tokio::test]
 async fn each_object_is_one_unsigned_request_in_the_incumbents_form() {
     for alpn in [BOTH, &BOTH[1..]] {
-        let mut bench = start(alpn, &["a", "b"], &[]).await;
-        assert!(bench.readiness.pending().is_empty(), "a quiet runtime must become ready");
-        let first = bench.next().await;
+        let mut harness = start(alpn, &["a", "b"], &[]).await;
+        assert!(harness.readiness.pending().is_empty(), "a quiet runtime must become ready");
+        let first = harness.next().await;
         assert_eq!(first.path, "/v2/lifecycle-manager/event");
         assert_eq!(first.headers[header::CONTENT_TYPE], "application/json");
         assert!(!first.headers.contains_key("signature") && !first.headers.contains_key("signature-input"));
         let body =
             br#"{"watched":{"Namespace":"ns","Name":"a"},"watchedGvk":{"group":"g","version":"v1","kind":"Thing"}}"#;
         assert_eq!(&first.body[..], &body[..]);
-        assert_eq!(bench.name().await, "b");
-        // What was taken is forgotten, so what comes next is the next change.
-        bench.change("a", 2);
-        assert_eq!(bench.name().await, "a");
+        assert_eq!(harness.name().await, "b");
+        // An accepted event is removed, so the next one is the next change.
+        harness.change("a", 2);
+        assert_eq!(harness.name().await, "a");
     }
 }
 
 #[tokio::test]
-async fn a_listener_that_fails_or_limits_gets_the_same_event_until_it_takes_it() {
+async fn failed_or_limited_event_is_retried_until_accepted() {
     let replies = [(500, None), (503, None), (429, Some("1")), (408, None), (500, None), (502, None)];
-    let mut bench = start(BOTH, &["a"], &replies).await;
+    let mut harness = start(BOTH, &["a"], &replies).await;
     let mut times = Vec::new();
     for _ in 0..=replies.len() {
-        let arrived = bench.next().await;
-        assert_eq!(v2::Event::parse(&arrived.body).unwrap().name, "a");
-        times.push(arrived.at);
+        let request = harness.next().await;
+        assert_eq!(v2::Event::parse(&request.body).unwrap().name, "a");
+        times.push(request.at);
     }
-    assert!(times[3] - times[2] >= Duration::from_secs(1), "told to wait");
-    bench.change("b", 1);
-    assert_eq!(bench.name().await, "b");
-    assert_eq!(bench.core.figures().parked, 0);
+    assert!(times[3] - times[2] >= Duration::from_secs(1), "Retry-After is respected");
+    harness.change("b", 1);
+    assert_eq!(harness.name().await, "b");
+    assert_eq!(harness.core.figures().parked, 0);
 }
 
 #[tokio::test]
-async fn an_event_that_is_refused_stops_no_other() {
-    let mut bench = start_for(BOTH, &[(OURS, &["b", "c"]), (OTHER, &["a"])], |manager| match manager {
+async fn refused_event_delays_no_other() {
+    let mut harness = start_for(BOTH, &[(OURS, &["b", "c"]), (OTHER, &["a"])], |manager| match manager {
         OTHER => Some((400, None)),
         _ => TAKEN,
     })
     .await;
     let mut names = Vec::new();
     while names.len() < 7 {
-        names.push(bench.name().await);
+        names.push(harness.name().await);
     }
     names.sort();
     assert_eq!(names, ["a", "a", "a", "a", "a", "b", "c"], "each of the others once");
-    bench.change_for(OTHER, "d", 1);
-    assert_eq!(bench.name().await, "d", "what is parked is not tried now");
-    assert_eq!(bench.core.figures().parked, 1);
+    harness.change_for(OTHER, "d", 1);
+    assert_eq!(harness.name().await, "d", "what is parked is not tried now");
+    assert_eq!(harness.core.figures().parked, 1);
 }
 
-/// The other manager's next request; until then ours is told every change.
-async fn next_of_other(bench: &mut Bench, version: &mut u64) -> Arrived {
+/// The other manager's next request; until then the first manager gets every change.
+async fn next_of_other(harness: &mut Harness, version: &mut u64) -> ObservedRequest {
     loop {
-        let arrived = bench.next().await;
-        if arrived.manager() == OTHER {
-            return arrived;
+        let request = harness.next().await;
+        if request.manager() == OTHER {
+            return request;
         }
         *version += 1;
-        bench.change(&arrived.name(), *version);
+        harness.change(&request.name(), *version);
     }
 }
 
 #[tokio::test]
-async fn a_manager_that_fails_delays_no_other_and_is_told_when_it_is_well() {
+async fn failing_manager_delays_no_other_and_recovers() {
     for wait in [None, Some("2")] {
         let well = Arc::new(AtomicBool::new(false));
         let is_well = well.clone();
         let managers: &[(_, &[&str])] = &[(OTHER, &["x", "y"]), (OURS, &["a"])];
-        let mut bench = start_for(BOTH, managers, move |manager| match manager {
+        let mut harness = start_for(BOTH, managers, move |manager| match manager {
             OTHER if !is_well.load(Ordering::Relaxed) => Some((503, wait)),
             _ => TAKEN,
         })
         .await;
         let mut version = 1;
-        let first = next_of_other(&mut bench, &mut version).await;
-        // It goes on failing, and ours is told all the while.
+        let first = next_of_other(&mut harness, &mut version).await;
+        // It keeps failing while the first manager gets all changes.
         let before = version;
         while version < before + 10 {
-            let arrived = bench.next().await;
-            if arrived.manager() == OURS {
+            let request = harness.next().await;
+            if request.manager() == OURS {
                 version += 1;
-                bench.change("a", version);
+                harness.change("a", version);
             }
         }
         well.store(true, Ordering::Relaxed);
-        let mut told = BTreeSet::new();
-        while told.len() < 2 {
-            let arrived = next_of_other(&mut bench, &mut version).await;
+        let mut names = BTreeSet::new();
+        while names.len() < 2 {
+            let request = next_of_other(&mut harness, &mut version).await;
             if wait.is_some() {
-                assert!(arrived.at - first.at >= Duration::from_secs(2), "told to wait");
+                assert!(request.at - first.at >= Duration::from_secs(2), "Retry-After is respected");
             }
-            if arrived.reply == TAKEN {
-                assert!(told.insert(arrived.name()), "none is told twice");
+            if request.reply == TAKEN {
+                assert!(names.insert(request.name()), "no event is sent twice");
             }
         }
-        assert!(told.iter().eq(["x", "y"]), "{told:?}");
+        assert!(names.iter().eq(["x", "y"]), "{names:?}");
     }
 }
 
 #[tokio::test]
-async fn a_manager_that_never_answers_delays_no_other() {
+async fn hanging_manager_delays_no_other() {
     for alpn in [BOTH, &BOTH[1..]] {
         let managers: &[(_, &[&str])] = &[(OTHER, &["x", "y"]), (OURS, &["a"])];
-        let mut bench = start_for(alpn, managers, |manager| if manager == OTHER { None } else { TAKEN }).await;
-        let first = BTreeSet::from([bench.name().await, bench.name().await]);
+        let mut harness = start_for(alpn, managers, |manager| if manager == OTHER { None } else { TAKEN }).await;
+        let first = BTreeSet::from([harness.name().await, harness.name().await]);
         assert_eq!(first, BTreeSet::from(["a", "x"].map(str::to_owned)));
         for version in 2..5 {
-            bench.change("a", version);
-            assert_eq!(bench.name().await, "a");
+            harness.change("a", version);
+            assert_eq!(harness.name().await, "a");
         }
     }
 }
 
-/// A poster that runs nowhere.
-fn idle(managers: &[(&'static str, &[&str])]) -> Poster {
+/// A sender that is not running.
+fn idle(managers: &[(&'static str, &[&str])]) -> V2Sender {
     let core = Core::new("r-1".parse().unwrap(), 100, Metrics::default());
     follow(&core, managers);
-    Poster::new(Parts {
-        dial: Dial::tcp(),
+    V2Sender::new(LinkParts {
+        dial: Dialer::tcp(),
         core,
         credentials: watch::channel(None).1,
-        sightings: Sightings::default(),
+        canary_state: CanaryState::default(),
         interval: watch::Sender::new(Duration::from_secs(30)),
         pending: Readiness::default().guard("receiver"),
         metrics: Metrics::default(),
@@ -339,60 +345,60 @@ fn idle(managers: &[(&'static str, &[&str])]) -> Poster {
 }
 
 #[tokio::test(start_paused = true)]
-async fn that_nobody_can_be_connected_to_is_one_wait_for_all_and_one_finds_out_when_it_is_over() {
-    let unconnected = || Err(Fault::Send(Speak::Open("nobody listens".into())));
-    let mut poster = idle(&[(OURS, &["a", "b"]), (OTHER, &["x"])]);
-    let begin = |poster: &mut Poster| poster.core.single(Instant::now(), &|_, due| due).unwrap().manager;
-    // Until a wait was drawn that is none of zero milliseconds.
+async fn connect_failures_share_one_backoff_and_a_single_probe() {
+    let connect_failed = || Err(RequestError::Send(ExchangeError::Connect("nobody listens".into())));
+    let mut sender = idle(&[(OURS, &["a", "b"]), (OTHER, &["x"])]);
+    let begin = |sender: &mut V2Sender| sender.core.single(Instant::now(), &|_, due| due).unwrap().manager;
+    // Until a delay above zero milliseconds is drawn.
     let (due, now) = loop {
-        for manager in [begin(&mut poster), begin(&mut poster)] {
-            poster.react(Ended { manager, answer: unconnected() });
+        for manager in [begin(&mut sender), begin(&mut sender)] {
+            sender.react(CompletedRequest { manager, answer: connect_failed() });
         }
         let now = Instant::now();
-        if let Some(due) = poster.due(now, 0).filter(|due| *due > now) {
+        if let Some(due) = sender.due(now, 0).filter(|due| *due > now) {
             break (due, now);
         }
     };
-    poster.react(Ended { manager: OURS.to_owned(), answer: unconnected() });
-    assert_eq!(poster.due(now, 0), Some(due), "those who failed together are one failure");
-    assert_eq!((poster.due(due, 0), poster.due(due, 1)), (Some(due), None), "one at a time");
-    assert_eq!(poster.managers.len(), 0, "it was none of theirs");
-    let manager = begin(&mut poster);
-    poster.react(Ended { manager, answer: Err(Fault::Deadline) });
+    sender.react(CompletedRequest { manager: OURS.to_owned(), answer: connect_failed() });
+    assert_eq!(sender.due(now, 0), Some(due), "those who failed together are one failure");
+    assert_eq!((sender.due(due, 0), sender.due(due, 1)), (Some(due), None), "one at a time");
+    assert_eq!(sender.managers.len(), 0, "it was none of theirs");
+    let manager = begin(&mut sender);
+    sender.react(CompletedRequest { manager, answer: Err(RequestError::Deadline) });
     assert_eq!(
-        (poster.due(now, 1), poster.managers.len()),
+        (sender.due(now, 1), sender.managers.len()),
         (Some(now), 1),
         "there is somebody: that manager alone waits"
     );
 }
 
 #[test]
-fn waits_are_kept_of_no_more_managers_than_the_plan_has() {
-    let mut poster = idle(&[(OURS, &["a"]), (OTHER, &["x"])]);
+fn retry_timers_are_bounded_by_the_managers_of_the_plan() {
+    let mut sender = idle(&[(OURS, &["a"]), (OTHER, &["x"])]);
     for manager in [OURS, OTHER] {
-        poster.failed(manager.to_owned(), Instant::now(), None);
+        sender.failed(manager.to_owned(), Instant::now(), None);
     }
-    assert_eq!(poster.managers.len(), 2);
-    poster.core.follow(&plan([OURS]));
-    poster.failed(OURS.to_owned(), Instant::now(), None);
-    assert_eq!(poster.managers.len(), 1);
+    assert_eq!(sender.managers.len(), 2);
+    sender.core.follow(&plan([OURS]));
+    sender.failed(OURS.to_owned(), Instant::now(), None);
+    assert_eq!(sender.managers.len(), 1);
 }
 
 #[test]
-fn only_what_a_retry_may_help_is_retried_for_ever() {
+fn only_transient_failures_are_retried_forever() {
     for (status, expected) in [
-        (200, Meaning::Taken),
-        (202, Meaning::Taken),
-        (400, Meaning::Refused),
-        (401, Meaning::Refused),
-        (404, Meaning::Refused),
-        (413, Meaning::Refused),
-        (408, Meaning::Later),
-        (429, Meaning::Later),
-        (302, Meaning::Later),
-        (500, Meaning::Later),
-        (503, Meaning::Later),
+        (200, Disposition::Accepted),
+        (202, Disposition::Accepted),
+        (400, Disposition::Rejected),
+        (401, Disposition::Rejected),
+        (404, Disposition::Rejected),
+        (413, Disposition::Rejected),
+        (408, Disposition::Retry),
+        (429, Disposition::Retry),
+        (302, Disposition::Retry),
+        (500, Disposition::Retry),
+        (503, Disposition::Retry),
     ] {
-        assert_eq!(meaning(StatusCode::from_u16(status).unwrap()), expected, "{status}");
+        assert_eq!(disposition(StatusCode::from_u16(status).unwrap()), expected, "{status}");
     }
 }

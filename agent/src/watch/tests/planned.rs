@@ -1,16 +1,16 @@
-//! Planned watches against an API server that answers each resource by a script of its own.
+//! Planned watches against an API server with scripted replies for each resource.
 
 use tidewatch_shared::{
-    event::{Event, What, parse_batch},
-    exchange::EventsAnswer,
+    event::{Event, Payload, parse_batch},
+    exchange::EventsResponse,
     identity::Instance,
     plan::Plan,
 };
 
 use super::*;
-use crate::{core::Core, plan::Followed, watch::supervisor::supervise};
+use crate::{core::Core, watch::supervisor::supervise};
 
-/// Replies in their order, by the first part that a path has. When there are no more, the server is silent.
+/// Replies in their order, by the first matching part of the path. When they are used up, the server is silent.
 struct Server(Mutex<Vec<(&'static str, VecDeque<Reply>)>>);
 
 impl Transport for Server {
@@ -23,31 +23,31 @@ impl Transport for Server {
     }
 }
 
-struct Bench {
+struct Harness {
     core: Core,
-    plans: watch::Sender<Followed>,
+    plans: watch::Sender<PlanState>,
     running: JoinHandle<()>,
 }
 
-impl Drop for Bench {
+impl Drop for Harness {
     fn drop(&mut self) {
         self.running.abort();
     }
 }
 
-fn start(routes: Vec<(&'static str, Vec<Reply>)>, plan: Plan) -> Bench {
+fn start(routes: Vec<(&'static str, Vec<Reply>)>, plan: Plan) -> Harness {
     let routes = routes.into_iter().map(|(part, replies)| (part, replies.into())).collect();
-    let lane = Lane::new(Server(Mutex::new(routes)));
+    let client = ApiClient::new(Server(Mutex::new(routes)));
     let core = Core::new("r-1".parse().unwrap(), 100, Metrics::default());
-    let plans = watch::Sender::new(Followed { plan: Some(Arc::new(plan)), error: None });
+    let plans = watch::Sender::new(PlanState { plan: Some(Arc::new(plan)), error: None });
     let (following, subscribed) = (core.clone(), plans.subscribe());
     let (rebuild, rebuilds) = watch::channel(0);
     let shared = shared(rebuilds);
     let running = tokio::spawn(async move {
         let _rebuild = rebuild;
-        supervise(|_| Ok(lane.clone()), shared, following, subscribed).await.unwrap();
+        supervise(|_| Ok(client.clone()), shared, following, subscribed).await.unwrap();
     });
-    Bench { core, plans, running }
+    Harness { core, plans, running }
 }
 
 fn planned(resource: &str, group: &str) -> Value {
@@ -59,8 +59,8 @@ fn plan(revision: &str, watches: &[Value]) -> Plan {
     Plan::parse(&json!({"revision": revision, "watches": watches}).to_string()).unwrap()
 }
 
-/// One watch: `things` of the group `g`, whose path tells discovery from the rest.
-fn things(discovery: Vec<Reply>, rest: Vec<Reply>) -> Bench {
+/// One watch, of `things` in the group `g`, with separate replies for discovery and for everything else.
+fn things(discovery: Vec<Reply>, rest: Vec<Reply>) -> Harness {
     start(vec![("/apis/g/v1/things", rest), ("/apis/g/v1", discovery)], plan("1", &[planned("things", "g")]))
 }
 
@@ -83,16 +83,16 @@ fn event(kind: &str, object: Value) -> Value {
     json!({"type": kind, "object": object})
 }
 
-impl Bench {
-    /// Waits until something holds, for at most an hour of the test's time.
-    async fn until(&self, what: &str, holds: impl Fn(&Core) -> bool) {
+impl Harness {
+    /// Waits until a condition holds, for at most an hour of simulated time.
+    async fn until(&self, condition: &str, holds: impl Fn(&Core) -> bool) {
         for _ in 0..36_000 {
             if holds(&self.core) {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
-        panic!("{what}: {:?} {:?}", self.core.figures(), self.errors());
+        panic!("{condition}: {:?} {:?}", self.core.figures(), self.errors());
     }
 
     fn errors(&self) -> Vec<(String, String)> {
@@ -100,8 +100,8 @@ impl Bench {
         heartbeat.watches.into_iter().filter_map(|watch| Some((watch.name, watch.error?))).collect()
     }
 
-    /// Takes everything up to the request with the last of these events.
-    async fn told(&self, expected: &[&str]) -> Vec<String> {
+    /// Takes events until all expected ones have been taken.
+    async fn expect_accepted(&self, expected: &[&str]) -> Vec<String> {
         let mut seen = Vec::new();
         for _ in 0..36_000 {
             seen.extend(self.take());
@@ -113,7 +113,7 @@ impl Bench {
         panic!("{expected:?} are not all in {seen:?}; {:?}", self.errors());
     }
 
-    /// Everything that waits, as if a receiver had taken and settled it.
+    /// Takes all waiting events, as if a receiver had accepted and settled them.
     fn take(&self) -> Vec<String> {
         let now = Instant::now();
         let Some(batch) = self.core.batch(now) else { return Vec::new() };
@@ -121,11 +121,11 @@ impl Bench {
         let accepted = events.last().unwrap().id.sequence;
         let settled = events.iter().map(|event| (event.watch.clone(), accepted)).collect();
         let (instance, refused) = (Instance::new(1), Vec::new());
-        let answer = EventsAnswer { instance, accepted, since: 1, settled, refused, heartbeat_seconds: 30 };
+        let answer = EventsResponse { instance, accepted, since: 1, settled, refused, heartbeat_seconds: 30 };
         self.core.answered(now, batch.epoch, &answer);
-        let text = |event: &Event| match &event.what {
-            What::Object(object) => format!("{} {} {}", event.watch, object.change.as_str(), object.subject.name),
-            What::Watch | What::Unnamed { .. } => format!("{} whole", event.watch),
+        let text = |event: &Event| match &event.payload {
+            Payload::Object(object) => format!("{} {} {}", event.watch, object.change.as_str(), object.subject.name),
+            Payload::Watch | Payload::Unnamed { .. } => format!("{} whole", event.watch),
         };
         events.iter().map(text).collect()
     }
@@ -137,19 +137,19 @@ impl Bench {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_kind_that_is_not_there_yet_is_watched_when_it_is_installed() {
+async fn missing_kind_is_watched_once_it_is_installed() {
     let missing = [Reply::Status(404), Reply::Json(json!({"resources": []})), Reply::Status(404), served()];
-    let bench = things(missing.into(), vec![list(10, &[object("a", 9, 1)])]);
-    bench.until("reported", |core| core.figures().failing == 1).await;
-    assert_eq!(bench.core.figures().objects, 0);
-    assert!(bench.core.untried(9).is_empty(), "readiness does not wait for it");
-    bench.told(&["things whole"]).await;
-    bench.until("well", |core| core.figures().failing == 0).await;
-    assert_eq!(bench.core.figures().objects, 1);
+    let harness = things(missing.into(), vec![list(10, &[object("a", 9, 1)])]);
+    harness.until("reported", |core| core.figures().failing == 1).await;
+    assert_eq!(harness.core.figures().objects, 0);
+    assert!(harness.core.unattempted(9).is_empty(), "readiness does not depend on it");
+    harness.expect_accepted(&["things whole"]).await;
+    harness.until("recovered", |core| core.figures().failing == 0).await;
+    assert_eq!(harness.core.figures().objects, 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_kind_that_is_deleted_is_reported_and_only_a_list_says_that_objects_are_gone() {
+async fn deleted_kind_is_reported_and_only_a_list_removes_its_objects() {
     let rest = vec![
         list(10, &[object("a", 9, 1)]),
         Reply::Lines(vec![event("MODIFIED", object("a", 11, 2))]),
@@ -157,16 +157,16 @@ async fn a_kind_that_is_deleted_is_reported_and_only_a_list_says_that_objects_ar
         list(30, &[]),
     ];
     let (deleted, again) = ([Reply::Status(404), Reply::Status(500), Reply::Refused], served());
-    let bench = things([served()].into_iter().chain(deleted).chain([again]).collect(), rest);
-    bench.told(&["things spec a"]).await;
-    bench.until("reported", |core| core.figures().failing == 1).await;
-    assert_eq!((bench.core.figures().objects, bench.take()), (1, vec![]), "no error is read as absence");
-    bench.told(&["things deleted a"]).await;
-    assert_eq!(bench.core.figures().objects, 0);
+    let harness = things([served()].into_iter().chain(deleted).chain([again]).collect(), rest);
+    harness.expect_accepted(&["things spec a"]).await;
+    harness.until("reported", |core| core.figures().failing == 1).await;
+    assert_eq!((harness.core.figures().objects, harness.take()), (1, vec![]), "an error does not count as absence");
+    harness.expect_accepted(&["things deleted a"]).await;
+    assert_eq!(harness.core.figures().objects, 0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_forbidden_kind_stops_no_other() {
+async fn forbidden_kind_does_not_affect_other_watches() {
     let (send, lines) = mpsc::unbounded_channel();
     let forbidden = (0..1_000).map(|_| Reply::Status(403)).collect();
     let routes = vec![
@@ -174,26 +174,26 @@ async fn a_forbidden_kind_stops_no_other() {
         ("/others", vec![list(10, &[]), Reply::Live(lines)]),
         ("/apis/g/v1", (0..1_000).map(|_| served()).collect()),
     ];
-    let bench = start(routes, plan("1", &[planned("things", "g"), planned("others", "g")]));
-    bench.told(&["others whole"]).await;
-    bench.until("reported", |core| core.figures().failing == 1).await;
+    let harness = start(routes, plan("1", &[planned("things", "g"), planned("others", "g")]));
+    harness.expect_accepted(&["others whole"]).await;
+    harness.until("reported", |core| core.figures().failing == 1).await;
     for version in 11..20 {
         send.send(event("MODIFIED", object("a", version, version as i64))).unwrap();
         tokio::time::sleep(Duration::from_secs(60)).await;
-        assert_eq!(bench.take().len(), 1);
+        assert_eq!(harness.take().len(), 1);
     }
-    assert_eq!(bench.errors(), [("things".to_owned(), "the API server answered 403 Forbidden".to_owned())]);
+    assert_eq!(harness.errors(), [("things".to_owned(), "the API server responded with 403 Forbidden".to_owned())]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_version_counts_where_the_generation_tells_nothing() {
+async fn every_version_counts_without_a_meaningful_generation() {
     let with_status = || json!([{"name": "things", "kind": "T"}, {"name": "things/status", "kind": "T"}]);
     let without = || json!([{"name": "things", "kind": "T"}]);
     for (resources, generation, counts) in [(with_status(), 1, false), (without(), 1, true), (with_status(), 0, true)] {
         let changes = vec![event("MODIFIED", object("a", 11, generation)), event("ADDED", object("z", 12, 1))];
         let rest = vec![list(10, &[object("a", 9, generation)]), Reply::Silence(changes)];
-        let bench = things(vec![Reply::Json(json!({"resources": resources}))], rest);
-        let seen = bench.told(&["things created z"]).await;
+        let harness = things(vec![Reply::Json(json!({"resources": resources}))], rest);
+        let seen = harness.expect_accepted(&["things created z"]).await;
         assert_eq!(seen.contains(&"things status a".to_owned()), counts, "{resources} {generation} {seen:?}");
     }
 }
@@ -204,35 +204,35 @@ async fn objects_enter_and_leave_a_selection() {
     let mut selecting = planned("things", "g");
     selecting["labelSelector"] = json!("watched=true");
     let rest = vec![list(10, &[object("a", 9, 1)]), Reply::Live(lines)];
-    // Only a request with the selector finds its reply.
-    let bench =
+    // Only a request with the selector matches this reply.
+    let harness =
         start(vec![("labelSelector=watched%3Dtrue", rest), ("/apis/g/v1", vec![served()])], plan("1", &[selecting]));
-    bench.told(&["things whole"]).await;
-    let before = bench.digest("things");
+    harness.expect_accepted(&["things whole"]).await;
+    let before = harness.digest("things");
     send.send(event("ADDED", object("b", 11, 5))).unwrap();
-    bench.told(&["things created b"]).await;
-    assert_ne!(bench.digest("things"), before);
+    harness.expect_accepted(&["things created b"]).await;
+    assert_ne!(harness.digest("things"), before);
     send.send(event("DELETED", object("b", 12, 5))).unwrap();
-    bench.told(&["things deleted b"]).await;
-    assert_eq!(bench.digest("things"), before, "equal sets have equal digests");
+    harness.expect_accepted(&["things deleted b"]).await;
+    assert_eq!(harness.digest("things"), before, "equal sets have equal digests");
     send.send(event("ADDED", object("b", 13, 5))).unwrap();
-    bench.told(&["things created b"]).await;
+    harness.expect_accepted(&["things created b"]).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn changes_that_a_relist_merges_are_told_also_by_a_watch_of_the_spec() {
+async fn spec_watch_reports_changes_merged_by_a_relist() {
     let rest = vec![
         list(10, &[object("a", 9, 1), object("b", 8, 1), object("c", 7, 1)]),
         Reply::Status(410),
         list(50, &[object("a", 40, 1), object("b", 8, 1), object("c", 41, 3)]),
     ];
-    let bench = things(vec![served(), served()], rest);
-    let seen = bench.told(&["things whole", "things status a", "things spec c"]).await;
+    let harness = things(vec![served(), served()], rest);
+    let seen = harness.expect_accepted(&["things whole", "things status a", "things spec c"]).await;
     assert!(seen.iter().all(|text| !text.ends_with(" b")), "{seen:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn large_metadata_is_read_and_what_is_larger_fails_its_own_watch_alone() {
+async fn oversized_metadata_fails_its_own_watch_only() {
     let annotated = |size: usize, version| {
         let mut large = object("large", version, 2);
         large["metadata"]["annotations"] = json!({"large": "x".repeat(size)});
@@ -241,8 +241,8 @@ async fn large_metadata_is_read_and_what_is_larger_fails_its_own_watch_alone() {
     };
     let too_large = || Reply::Lines(vec![event("MODIFIED", annotated(3 << 20, 12))]);
     let mut rest = vec![list(10, &[]), Reply::Lines(vec![event("ADDED", annotated(1 << 20, 11))])];
-    rest.extend((0..USELESS).map(|_| too_large()));
-    // Then it is listed, down to pages of one object, and that is too large as well.
+    rest.extend((0..UNUSABLE_LIMIT).map(|_| too_large()));
+    // The relist halves the page down to one object, which exceeds the limit as well.
     rest.extend((0..7).map(|_| Reply::Large));
     let (send, lines) = mpsc::unbounded_channel();
     let routes = vec![
@@ -250,24 +250,24 @@ async fn large_metadata_is_read_and_what_is_larger_fails_its_own_watch_alone() {
         ("/others", vec![list(10, &[]), Reply::Live(lines)]),
         ("/apis/g/v1", (0..1_000).map(|_| served()).collect()),
     ];
-    let bench = start(routes, plan("1", &[planned("things", "g"), planned("others", "g")]));
-    bench.told(&["things created large"]).await;
-    let limited = "the API server's answer has more than 2097152 bytes";
+    let harness = start(routes, plan("1", &[planned("things", "g"), planned("others", "g")]));
+    harness.expect_accepted(&["things created large"]).await;
+    let limited = "the API server's response exceeds 2097152 bytes";
     let reported = |core: &Core| {
         let watches = core.plain_heartbeat().watches;
         watches.iter().any(|watch| watch.name == "things" && watch.error.as_deref() == Some(limited))
     };
-    bench.until("reported", reported).await;
+    harness.until("reported", reported).await;
     send.send(event("ADDED", object("a", 11, 1))).unwrap();
-    bench.told(&["others created a"]).await;
-    assert_eq!(bench.core.figures().objects, 2, "what was known stays");
+    harness.expect_accepted(&["others created a"]).await;
+    assert_eq!(harness.core.figures().objects, 2, "known objects are kept");
 }
 
-/// With the least wait after each it is longer than [`Bench::until`] looks away.
+/// Number of failures with enough total delay for [`Harness::until`] to observe them, even at the shortest delay.
 const OFTEN: usize = 4;
 
 #[tokio::test(start_paused = true)]
-async fn names_that_no_api_server_gives_are_not_kept() {
+async fn oversized_names_are_refused() {
     for (member, most) in [("namespace", 253), ("name", 1_024), ("uid", 128), ("resourceVersion", 128)] {
         let with = |bytes: usize| {
             let mut object = object("a", 9, 1);
@@ -276,36 +276,36 @@ async fn names_that_no_api_server_gives_are_not_kept() {
         };
         let mut lists: Vec<_> = (0..OFTEN).map(|_| list(10, &[with(most + 1)])).collect();
         lists.push(list(20, &[with(most)]));
-        let bench = things((0..=OFTEN).map(|_| served()).collect(), lists);
-        bench.until("reported", |core| core.figures().failing == 1).await;
-        assert_eq!(bench.errors(), [("things".to_owned(), "the API server's answer is not readable".to_owned())]);
-        assert_eq!(bench.core.figures().objects, 0, "{member}");
-        bench.until("well", |core| core.figures().objects == 1).await;
+        let harness = things((0..=OFTEN).map(|_| served()).collect(), lists);
+        harness.until("reported", |core| core.figures().failing == 1).await;
+        assert_eq!(harness.errors(), [("things".to_owned(), "failed to parse the API server's response".to_owned())]);
+        assert_eq!(harness.core.figures().objects, 0, "{member}");
+        harness.until("recovered", |core| core.figures().objects == 1).await;
     }
     let of_kind = |bytes: usize| Reply::Json(json!({"resources": [{"name": "things", "kind": "K".repeat(bytes)}]}));
     let kinds = (0..OFTEN).map(|_| of_kind(254)).chain([of_kind(253)]).collect();
-    let bench = things(kinds, vec![list(10, &[object("a", 9, 1)])]);
-    bench.until("reported", |core| core.figures().failing == 1).await;
-    assert_eq!(bench.errors(), [("things".to_owned(), "the API server does not serve g/things".to_owned())]);
-    bench.until("well", |core| core.figures().objects == 1).await;
+    let harness = things(kinds, vec![list(10, &[object("a", 9, 1)])]);
+    harness.until("reported", |core| core.figures().failing == 1).await;
+    assert_eq!(harness.errors(), [("things".to_owned(), "the API server does not serve g/things".to_owned())]);
+    harness.until("recovered", |core| core.figures().objects == 1).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn versions_that_no_api_server_gives_are_not_followed() {
+async fn oversized_versions_are_refused() {
     let long = "7".repeat(129);
     let listed = || Reply::Json(json!({"metadata": {"resourceVersion": long}, "items": []}));
     let bookmark = || Reply::Lines(vec![event("BOOKMARK", json!({"metadata": {"resourceVersion": long}}))]);
     let lists = (0..OFTEN).map(|_| listed()).collect();
     let watches = [list(10, &[])].into_iter().chain((0..OFTEN).map(|_| bookmark())).collect();
     for rest in [lists, watches] {
-        let bench = things((0..OFTEN).map(|_| served()).collect(), rest);
-        let unreadable = ("things".to_owned(), "the API server's answer is not readable".to_owned());
-        bench.until("reported", |_| bench.errors().contains(&unreadable)).await;
+        let harness = things((0..OFTEN).map(|_| served()).collect(), rest);
+        let unreadable = ("things".to_owned(), "failed to parse the API server's response".to_owned());
+        harness.until("reported", |_| harness.errors().contains(&unreadable)).await;
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn plans_change_live_and_those_that_stay_lose_nothing() {
+async fn watches_kept_by_a_new_plan_lose_no_changes() {
     let (send, lines) = mpsc::unbounded_channel();
     let routes = vec![
         ("/things", vec![list(10, &[object("a", 9, 1)]), Reply::Live(lines)]),
@@ -314,24 +314,24 @@ async fn plans_change_live_and_those_that_stay_lose_nothing() {
         ("/apis/g/v1", (0..10).map(|_| served()).collect()),
     ];
     let (stays, leaves, comes) = (planned("things", "g"), planned("others", "g"), planned("third", "g"));
-    let bench = start(routes, plan("1", &[stays.clone(), leaves.clone()]));
-    bench.told(&["things whole", "others whole"]).await;
+    let harness = start(routes, plan("1", &[stays.clone(), leaves.clone()]));
+    harness.expect_accepted(&["things whole", "others whole"]).await;
     for (version, watches) in [(11, [&stays, &comes]), (12, [&stays, &leaves]), (13, [&stays, &comes])] {
-        // One change before the plan, one after it, and neither is told before both are there.
+        // One change before the new plan and one after it; neither is sent before both are pending.
         send.send(event("MODIFIED", object("a", version * 2, version as i64 * 2))).unwrap();
         let plan = plan(&version.to_string(), &watches.map(Value::clone));
-        bench.plans.send_replace(Followed { plan: Some(Arc::new(plan)), error: None });
-        bench.until("followed", |core| core.plain_heartbeat().plan_revision == Some(version.to_string())).await;
+        harness.plans.send_replace(PlanState { plan: Some(Arc::new(plan)), error: None });
+        harness.until("followed", |core| core.plain_heartbeat().plan_revision == Some(version.to_string())).await;
         send.send(event("ADDED", object(&format!("new {version}"), version * 2 + 1, 1))).unwrap();
-        bench.until("both", |core| core.figures().objects >= version as usize - 9).await;
-        let seen = bench.told(&["things spec a", &format!("things created new {version}")]).await;
-        assert!(!seen.contains(&"things whole".to_owned()), "its loop went on");
+        harness.until("both", |core| core.figures().objects >= version as usize - 9).await;
+        let seen = harness.expect_accepted(&["things spec a", &format!("things created new {version}")]).await;
+        assert!(!seen.contains(&"things whole".to_owned()), "its loop was not restarted");
     }
-    assert_eq!(bench.core.figures().watches, 2);
+    assert_eq!(harness.core.figures().watches, 2);
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_agents_own_lease_is_news_to_nobody() {
+async fn renewals_of_the_agents_own_lease_are_not_reported() {
     let lease = |name: &str, namespace: &str, version: u64| json!({"metadata": {"namespace": namespace, "name": name, "uid": name, "resourceVersion": version.to_string()}});
     let listed = [lease("tidewatch-agent", "kyma-system", 8), lease("tidewatch-agent", "elsewhere", 9)];
     let changes = vec![
@@ -343,18 +343,18 @@ async fn the_agents_own_lease_is_news_to_nobody() {
         ("/coordination.k8s.io/v1/leases", vec![list(10, &listed), Reply::Silence(changes)]),
         ("/coordination.k8s.io/v1", vec![resources]),
     ];
-    let bench = start(routes, plan("1", &[planned("leases", "coordination.k8s.io")]));
-    let seen = bench.told(&["leases whole", "leases status tidewatch-agent"]).await;
+    let harness = start(routes, plan("1", &[planned("leases", "coordination.k8s.io")]));
+    let seen = harness.expect_accepted(&["leases whole", "leases status tidewatch-agent"]).await;
     assert_eq!(seen.len(), 2, "{seen:?}");
-    assert_eq!(bench.core.figures().objects, 1);
+    assert_eq!(harness.core.figures().objects, 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_object_that_was_made_anew_while_nobody_looked_is_told() {
+async fn object_recreated_during_an_outage_is_reported() {
     let mut anew = object("a", 40, 1);
     anew["metadata"]["uid"] = json!("another");
     let rest = vec![list(10, &[object("a", 9, 1)]), Reply::Status(410), list(50, &[anew])];
-    let bench = things(vec![served(), served()], rest);
-    bench.told(&["things created a"]).await;
-    assert_eq!(bench.core.figures().objects, 1);
+    let harness = things(vec![served(), served()], rest);
+    harness.expect_accepted(&["things created a"]).await;
+    assert_eq!(harness.core.figures().objects, 1);
 }

@@ -1,41 +1,41 @@
-//! Where the receiver is.
+//! Address of the receiver.
 
 use std::str::FromStr;
 
 use http::{Uri, uri::Authority};
 use thiserror::Error;
 
-/// Why a text is no endpoint.
+/// The text is not an endpoint.
 #[derive(Debug, Error, PartialEq, Eq)]
-#[error("the receiver's address is not of the form https://host:port")]
-pub struct ParseEndpoint;
+#[error("the receiver's address does not have the form https://host:port")]
+pub struct ParseEndpointError;
 
-/// Host and port of the receiver, lower case; the port is left out where it is the default, as in `:authority`.
+/// Host and port in lower case; the default port is omitted, as in `:authority`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint(Authority);
 
 impl Endpoint {
-    /// As it stands in requests and signatures.
+    /// The authority, as used in requests and signatures.
     #[must_use]
     pub fn authority(&self) -> &str {
         self.0.as_str()
     }
 
-    /// The address of a route.
+    /// The URI of a path.
     ///
     /// # Errors
-    /// The path is none.
-    pub(super) fn uri(&self, path: &str) -> Result<Uri, http::Error> {
+    /// The path is invalid.
+    pub(crate) fn uri(&self, path: &str) -> Result<Uri, http::Error> {
         Uri::builder().scheme("https").authority(self.0.clone()).path_and_query(path).build()
     }
 }
 
 impl FromStr for Endpoint {
-    type Err = ParseEndpoint;
+    type Err = ParseEndpointError;
 
-    fn from_str(text: &str) -> Result<Self, ParseEndpoint> {
-        let uri: Uri = text.to_ascii_lowercase().parse().map_err(|_| ParseEndpoint)?;
-        let authority = uri.authority().ok_or(ParseEndpoint)?;
+    fn from_str(text: &str) -> Result<Self, ParseEndpointError> {
+        let uri: Uri = text.to_ascii_lowercase().parse().map_err(|_| ParseEndpointError)?;
+        let authority = uri.authority().ok_or(ParseEndpointError)?;
         let plain = uri.scheme_str() == Some("https")
             && matches!(uri.path(), "" | "/")
             && uri.query().is_none()
@@ -43,7 +43,7 @@ impl FromStr for Endpoint {
             && !authority.host().is_empty();
         let text = authority.as_str();
         let text = if authority.port_u16() == Some(443) { text.trim_end_matches(":443") } else { text };
-        plain.then(|| text.parse().ok()).flatten().map(Self).ok_or(ParseEndpoint)
+        plain.then(|| text.parse().ok()).flatten().map(Self).ok_or(ParseEndpointError)
     }
 }
 
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_plain_https_address_is_one() {
+    fn only_a_plain_https_address_is_an_endpoint() {
         for (text, authority) in [
             ("https://KCP.example:8443", "kcp.example:8443"),
             ("https://kcp.example/", "kcp.example"),
@@ -66,7 +66,7 @@ mod tests {
         for bad in
             ["", "kcp.example", "http://kcp.example", "https://a@kcp", "https://kcp/x", "https://kcp?x", "https://"]
         {
-            assert_eq!(bad.parse::<Endpoint>(), Err(ParseEndpoint), "{bad}");
+            assert_eq!(bad.parse::<Endpoint>(), Err(ParseEndpointError), "{bad}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What lists and watches say, read with limits and without keeping what is not of use.
+//! Decoding of list pages and watch lines, with size limits and without retaining unused fields.
 
 use http::StatusCode;
 use http_body_util::BodyExt;
@@ -6,14 +6,14 @@ use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
 
 use super::object::VERSION;
-use crate::kubernetes::{Body, Call};
+use crate::kubernetes::{ApiError, Body};
 
-/// Bytes of one line of a watch: an object is at most 1.5 MiB in etcd, and its managed fields are part of that.
+/// Maximum size of one watch line in bytes: an object is at most 1.5 MiB in etcd, managed fields included.
 const LINE_BYTES: usize = 2 << 20;
-/// A buffer that a large line has grown is given back.
+/// Capacity in bytes above which an empty buffer is freed, after a large line has grown it.
 const KEPT_BYTES: usize = 16 << 10;
 
-/// A page of a list.
+/// One page of a list.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Page<T> {
     pub(super) metadata: PageMeta,
@@ -21,7 +21,7 @@ pub(crate) struct Page<T> {
     pub(super) items: Vec<T>,
 }
 
-/// Some servers write `null` for no items.
+/// Reads `null` as an empty list, because some servers encode no items so.
 fn null_is_empty<'de, D: serde::Deserializer<'de>, T: Deserialize<'de>>(deserializer: D) -> Result<Vec<T>, D::Error> {
     Option::<Vec<T>>::deserialize(deserializer).map(Option::unwrap_or_default)
 }
@@ -35,29 +35,31 @@ pub(super) struct PageMeta {
 }
 
 impl<T: DeserializeOwned> Page<T> {
-    pub(crate) fn read(bytes: &[u8]) -> Result<Self, Call> {
-        serde_json::from_slice(bytes).map_err(Call::Parse)
+    pub(crate) fn read(bytes: &[u8]) -> Result<Self, ApiError> {
+        serde_json::from_slice(bytes).map_err(ApiError::Parse)
     }
 }
 
 impl PageMeta {
-    /// Where a watch goes on. Without one it would begin anywhere.
-    pub(super) fn version(&self) -> Result<&str, Call> {
-        let missing = || Call::Parse(serde::de::Error::custom("a list without a resource version, or with a long one"));
+    /// The resourceVersion to watch from. An absent one is an error, since the watch would start at an arbitrary point.
+    pub(super) fn version(&self) -> Result<&str, ApiError> {
+        let missing = || {
+            ApiError::Parse(serde::de::Error::custom("list without a resourceVersion, or with one that is too long"))
+        };
         (1..=VERSION).contains(&self.version.len()).then_some(&*self.version).ok_or_else(missing)
     }
 }
 
-/// What a line of a watch is about.
+/// Type of a watch line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum EventType {
     Present,
-    Gone,
+    Deleted,
     Bookmark,
     Error,
 }
 
-/// A line of a watch; its object is read when it is known what it is.
+/// One watch line; its object is decoded once its type is known.
 #[derive(Debug, Deserialize)]
 pub(super) struct Line<'a> {
     #[serde(rename = "type")]
@@ -66,14 +68,14 @@ pub(super) struct Line<'a> {
     object: &'a RawValue,
 }
 
-/// The part of a `Status` that decides.
+/// The part of a `Status` that determines the error.
 #[derive(Debug, Deserialize)]
 pub(super) struct Status {
     #[serde(default)]
     pub(super) code: u16,
 }
 
-impl From<Status> for Call {
+impl From<Status> for ApiError {
     fn from(status: Status) -> Self {
         let status = StatusCode::from_u16(status.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         Self::Status { status, retry_after: None }
@@ -81,30 +83,30 @@ impl From<Status> for Call {
 }
 
 impl<'a> Line<'a> {
-    pub(super) fn read(bytes: &'a [u8]) -> Result<Self, Call> {
-        serde_json::from_slice(bytes).map_err(Call::Parse)
+    pub(super) fn read(bytes: &'a [u8]) -> Result<Self, ApiError> {
+        serde_json::from_slice(bytes).map_err(ApiError::Parse)
     }
 
-    pub(super) fn kind(&self) -> Result<Kind, Call> {
+    pub(super) fn kind(&self) -> Result<EventType, ApiError> {
         match self.kind {
-            "ADDED" | "MODIFIED" => Ok(Kind::Present),
-            "DELETED" => Ok(Kind::Gone),
-            "BOOKMARK" => Ok(Kind::Bookmark),
-            "ERROR" => Ok(Kind::Error),
-            _ => Err(Call::Parse(serde::de::Error::custom("a watch event of an unknown type"))),
+            "ADDED" | "MODIFIED" => Ok(EventType::Present),
+            "DELETED" => Ok(EventType::Deleted),
+            "BOOKMARK" => Ok(EventType::Bookmark),
+            "ERROR" => Ok(EventType::Error),
+            _ => Err(ApiError::Parse(serde::de::Error::custom("unknown type of a watch event"))),
         }
     }
 
-    pub(super) fn item<T: DeserializeOwned>(&self) -> Result<T, Call> {
-        serde_json::from_str(self.object.get()).map_err(Call::Parse)
+    pub(super) fn item<T: DeserializeOwned>(&self) -> Result<T, ApiError> {
+        serde_json::from_str(self.object.get()).map_err(ApiError::Parse)
     }
 
-    pub(super) fn status(&self) -> Result<Status, Call> {
+    pub(super) fn status(&self) -> Result<Status, ApiError> {
         self.item()
     }
 
-    /// The object's resource version; nothing else of it is read.
-    pub(super) fn version(&self) -> Result<&str, Call> {
+    /// The object's resourceVersion; nothing else of the object is decoded.
+    pub(super) fn version(&self) -> Result<&str, ApiError> {
         #[derive(Deserialize)]
         struct Versioned<'a> {
             #[serde(borrow)]
@@ -115,58 +117,60 @@ impl<'a> Line<'a> {
             #[serde(rename = "resourceVersion")]
             version: &'a str,
         }
-        let object: Versioned<'_> = serde_json::from_str(self.object.get()).map_err(Call::Parse)?;
+        let object: Versioned<'_> = serde_json::from_str(self.object.get()).map_err(ApiError::Parse)?;
         Ok(object.metadata.version)
     }
 }
 
-/// The lines of a body.
+/// Splits a body into lines.
 pub(super) struct Lines {
     body: Body,
-    buffer: Buffer,
+    buffer: LineBuffer,
 }
 
-/// Bytes as they come, and the lines in them.
+/// Bytes received so far, split into lines.
 #[derive(Default)]
-pub(crate) struct Buffer {
+pub(crate) struct LineBuffer {
     bytes: Vec<u8>,
-    /// What was given out already.
+    /// Offset behind the lines already returned.
     consumed: usize,
-    /// Up to here there is no end of another line.
+    /// Offset up to which no further line end was found.
     scanned: usize,
 }
 
 impl Lines {
     pub(super) const fn new(body: Body) -> Self {
-        Self { body, buffer: Buffer::new() }
+        Self { body, buffer: LineBuffer::new() }
     }
 
-    /// The next line without its end; `None` at the end of the body. A last line without an end is half a line.
-    pub(super) async fn next(&mut self) -> Result<Option<&[u8]>, Call> {
+    /// The next line without its end; `None` at the end of the body. A last line without a line end is incomplete and
+    /// is dropped.
+    pub(super) async fn next(&mut self) -> Result<Option<&[u8]>, ApiError> {
         while !self.buffer.has_line() {
             let Some(frame) = self.body.frame().await else { return Ok(None) };
-            let Ok(data) = frame.map_err(Call::Body)?.into_data() else { continue };
+            let Ok(data) = frame.map_err(ApiError::Body)?.into_data() else { continue };
             self.buffer.push(&data)?;
         }
         Ok(self.buffer.line())
     }
 }
 
-impl Buffer {
+impl LineBuffer {
     pub(crate) const fn new() -> Self {
         Self { bytes: Vec::new(), consumed: 0, scanned: 0 }
     }
 
-    /// More bytes. They are refused when what they would be a part of may be no line any more.
-    pub(crate) fn push(&mut self, data: &[u8]) -> Result<(), Call> {
+    /// Appends bytes. [`ApiError::TooLarge`] if the buffer would exceed [`LINE_BYTES`], so that a line can no longer
+    /// fit.
+    pub(crate) fn push(&mut self, data: &[u8]) -> Result<(), ApiError> {
         if self.bytes.len() + data.len() > LINE_BYTES {
-            return Err(Call::TooLarge { limit: LINE_BYTES });
+            return Err(ApiError::TooLarge { limit: LINE_BYTES });
         }
         self.bytes.extend_from_slice(data);
         Ok(())
     }
 
-    /// Takes the next line, without its end; `None` when there is none that has one.
+    /// Takes the next line without its end; `None` if no complete line is buffered.
     pub(crate) fn line(&mut self) -> Option<&[u8]> {
         if !self.has_line() {
             return None;
@@ -176,7 +180,7 @@ impl Buffer {
         Some(&self.bytes[start..end])
     }
 
-    /// Nothing that was given out is held while more is waited for.
+    /// True if a complete line is buffered. If not, returned lines are freed before more bytes are awaited.
     fn has_line(&mut self) -> bool {
         let end = self.bytes[self.scanned..].iter().position(|byte| *byte == b'\n');
         self.scanned = end.map_or(self.bytes.len(), |end| self.scanned + end);
@@ -186,7 +190,7 @@ impl Buffer {
         end.is_some()
     }
 
-    /// Many lines may come in one frame: what was given out is dropped once for all of them.
+    /// Frees the returned lines, once for all lines of a frame.
     fn drop_consumed(&mut self) {
         self.bytes.drain(..self.consumed);
         self.scanned -= self.consumed;
@@ -218,13 +222,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_line_has_a_limit() {
+    async fn line_size_is_limited() {
         let mut lines = Lines::new(body(vec![b'x'; LINE_BYTES + 1]));
-        assert!(matches!(lines.next().await, Err(Call::TooLarge { .. })));
+        assert!(matches!(lines.next().await, Err(ApiError::TooLarge { .. })));
     }
 
     #[test]
-    fn a_page_may_have_no_items() {
+    fn page_without_items_is_read() {
         for text in [r#"{"metadata":{"resourceVersion":"7"}}"#, r#"{"metadata":{"resourceVersion":"7"},"items":null}"#]
         {
             let page: Page<u8> = serde_json::from_str(text).unwrap();

@@ -1,5 +1,5 @@
-//! Metrics and probes on a port of their own: `/metrics`, `/healthz`, `/readyz`. And on loopback, for `status`, what people want to
-//! know.
+//! HTTP servers: metrics and probes (`/metrics`, `/healthz`, `/readyz`) on one port, and the status on the loopback
+//! admin listener.
 
 use std::{
     convert::Infallible,
@@ -22,51 +22,51 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use super::{Metrics, Readiness};
 use crate::{
-    canary::Sightings,
+    canary::CanaryState,
     clock,
     core::Core,
-    identity::Standing,
+    identity::IdentityStatus,
     status::{Runtime, STATUS_PATH, Status},
+    telemetry::{Metrics, Readiness},
 };
 
-/// Connections at a time: a scraper, two probes, and room for a curious person.
+/// Concurrent connections: a scraper, two probes, and some spare ones for operators.
 const CONNECTIONS: usize = 8;
-/// Until the head of a request.
+/// Deadline for the head of a request.
 const HEAD: Duration = Duration::from_secs(5);
-/// Until a connection is closed, whatever is going on in it.
+/// Maximum lifetime of a connection.
 const CONNECTION: Duration = Duration::from_secs(60);
-/// Names of watches that a probe's answer lists.
+/// Watches that a readiness response names.
 const NAMED: usize = 20;
 
-/// Bound, and ready to serve.
+/// A bound server.
 pub(crate) struct Server {
     listener: TcpListener,
-    view: Arc<View>,
-    shows: Shows,
+    state: Arc<ServerState>,
+    endpoints: Endpoints,
 }
 
-/// Which of two servers it is.
+/// Set of endpoints that a server exposes.
 #[derive(Clone, Copy)]
-enum Shows {
+enum Endpoints {
     Probes,
     Status,
 }
 
-/// What is shown.
-struct View {
+/// Data sources of all endpoints.
+struct ServerState {
     registry: Registry,
     metrics: Metrics,
     readiness: Readiness,
-    /// Empty until an identity tells which runtime this is.
+    /// Empty until the runtime ID is known.
     core: Arc<OnceLock<Core>>,
-    sightings: Sightings,
-    standing: Standing,
+    canary_state: CanaryState,
+    identity_status: IdentityStatus,
 }
 
 impl Server {
-    /// Binds; port 0 takes a free one.
+    /// Binds the server for metrics and probes; port 0 selects a free port.
     ///
     /// # Errors
     /// The address cannot be bound.
@@ -75,42 +75,42 @@ impl Server {
         metrics: Metrics,
         readiness: Readiness,
         core: Arc<OnceLock<Core>>,
-        sightings: Sightings,
-        standing: Standing,
+        canary_state: CanaryState,
+        identity_status: IdentityStatus,
     ) -> io::Result<(Self, SocketAddr)> {
         let listener = TcpListener::bind(address).await?;
         let bound = listener.local_addr()?;
         let registry = metrics.registry();
-        let view = Arc::new(View { registry, metrics, readiness, core, sightings, standing });
-        Ok((Self { listener, view, shows: Shows::Probes }, bound))
+        let state = Arc::new(ServerState { registry, metrics, readiness, core, canary_state, identity_status });
+        Ok((Self { listener, state, endpoints: Endpoints::Probes }, bound))
     }
 
-    /// Binds one more server, which shows what this one knows to whoever asks for the status.
+    /// Binds the admin server, with the same data sources.
     ///
     /// # Errors
     /// The address cannot be bound.
     pub(crate) async fn admin(&self, address: SocketAddr) -> io::Result<(Self, SocketAddr)> {
         let listener = TcpListener::bind(address).await?;
         let bound = listener.local_addr()?;
-        Ok((Self { listener, view: self.view.clone(), shows: Shows::Status }, bound))
+        Ok((Self { listener, state: self.state.clone(), endpoints: Endpoints::Status }, bound))
     }
 
-    /// Serves for ever.
+    /// Serves connections until dropped.
     pub(crate) async fn run(self) {
         let permits = Arc::new(Semaphore::new(CONNECTIONS));
         let mut connections = JoinSet::new();
         loop {
-            // Nobody closes the semaphore.
+            // The semaphore is never closed.
             let Ok(permit) = permits.clone().acquire_owned().await else { return };
             match self.listener.accept().await {
                 Ok((stream, _)) => {
-                    let (view, shows) = (self.view.clone(), self.shows);
+                    let (state, endpoints) = (self.state.clone(), self.endpoints);
                     connections.spawn(async move {
-                        serve(stream, view, shows).await;
+                        serve(stream, state, endpoints).await;
                         drop(permit);
                     });
                 }
-                // No more files, or the peer is gone already: neither gets better by trying at once.
+                // File descriptors are exhausted, or the peer has disconnected: an immediate retry would not help.
                 Err(_) => sleep(Duration::from_millis(100)).await,
             }
             while connections.try_join_next().is_some() {}
@@ -118,11 +118,11 @@ impl Server {
     }
 }
 
-async fn serve(stream: TcpStream, view: Arc<View>, shows: Shows) {
+async fn serve(stream: TcpStream, state: Arc<ServerState>, endpoints: Endpoints) {
     let service = service_fn(|request| {
-        let answer = match shows {
-            Shows::Probes => view.answer(&request),
-            Shows::Status => view.admin(&request),
+        let answer = match endpoints {
+            Endpoints::Probes => state.answer(&request),
+            Endpoints::Status => state.admin(&request),
         };
         std::future::ready(Ok::<_, Infallible>(answer))
     });
@@ -131,11 +131,11 @@ async fn serve(stream: TcpStream, view: Arc<View>, shows: Shows) {
         .header_read_timeout(HEAD)
         .max_buf_size(16 << 10)
         .serve_connection(TokioIo::new(stream), service);
-    // A peer that leaves early or never does is no concern of ours.
+    // A peer that disconnects early, or holds the connection to the deadline, is not an error.
     let _ = timeout(CONNECTION, connection).await;
 }
 
-impl View {
+impl ServerState {
     fn answer<B>(&self, request: &Request<B>) -> Response<Full<Bytes>> {
         let plain = "text/plain; charset=utf-8";
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
@@ -145,7 +145,7 @@ impl View {
             "/healthz" => respond(StatusCode::OK, plain, "ok\n".to_owned()),
             "/readyz" => self.ready(),
             "/metrics" => {
-                let age = self.sightings.canary(Instant::now()).map(|canary| canary.age_seconds);
+                let age = self.canary_state.canary(Instant::now()).map(|canary| canary.age_seconds);
                 let figures = self.core.get().map(Core::figures).unwrap_or_default();
                 let objects = self.core.get().map(Core::objects).unwrap_or_default();
                 self.metrics.observe(figures, objects, age);
@@ -174,26 +174,31 @@ impl View {
 
     fn status(&self) -> Status {
         let now = Instant::now();
-        // Zero is what a gauge says before it is set.
+        // A gauge is zero until it is set.
         let set = |seconds: i64| (seconds != 0).then_some(seconds);
         let ago = |at: i64| u64::try_from(clock::unix_seconds() - at).unwrap_or(0);
         let not_after = set(self.metrics.certificate_not_after.get()).and_then(|at| Timestamp::from_second(at).ok());
-        let canary_age_seconds = self.sightings.canary(now).map(|canary| canary.age_seconds);
+        let canary_age_seconds = self.canary_state.canary(now).map(|canary| canary.age_seconds);
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pending: self.pending(),
             answered_seconds_ago: set(self.metrics.answered.get()).map(ago),
             canary_age_seconds,
             certificate_not_after: not_after.map(|at| at.to_string()),
-            identity: self.standing.told(),
+            identity: self.identity_status.report(),
             clock_offset_seconds: self.metrics.clock_offset.get(),
-            runtime: self.core.get().map(|core| Runtime::new(core.account(now), canary_age_seconds)),
+            runtime: self.core.get().map(|core| Runtime::new(core.snapshot(now), canary_age_seconds)),
         }
     }
 
     fn pending(&self) -> Vec<String> {
-        let watches =
-            self.core.get().map(|core| core.untried(NAMED)).into_iter().flatten().map(|name| format!("watch {name}"));
+        let watches = self
+            .core
+            .get()
+            .map(|core| core.unattempted(NAMED))
+            .into_iter()
+            .flatten()
+            .map(|name| format!("watch {name}"));
         self.readiness.pending().into_iter().map(str::to_owned).chain(watches).collect()
     }
 
@@ -208,8 +213,8 @@ impl View {
     }
 }
 
-/// Whether the request names this machine by an address of the loopback: a page in a browser can send requests here by a name of
-/// its own, and must not read the answers.
+/// Reports whether `Host` is a loopback address. Protects against DNS rebinding: a web page can send requests under a
+/// name of its own, and must not be able to read the responses.
 fn is_local<B>(request: &Request<B>) -> bool {
     let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
     let local = |host: &str| host.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_loopback());
@@ -230,7 +235,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn readiness_says_what_is_pending() {
+    async fn readiness_lists_pending_conditions() {
         let (metrics, readiness) = (Metrics::default(), Readiness::default());
         let address = "127.0.0.1:0".parse().unwrap();
         let bound = Server::bind(
@@ -238,12 +243,12 @@ mod tests {
             metrics,
             readiness.clone(),
             Arc::default(),
-            Sightings::default(),
-            Standing::default(),
+            CanaryState::default(),
+            IdentityStatus::default(),
         )
         .await;
-        let view = bound.unwrap().0.view;
-        let get = |path: &str| view.answer(&Request::get(path).body(()).unwrap()).status().as_u16();
+        let state = bound.unwrap().0.state;
+        let get = |path: &str| state.answer(&Request::get(path).body(()).unwrap()).status().as_u16();
         let (plan, identity) = (readiness.guard("plan"), readiness.guard("identity"));
         assert_eq!(readiness.pending(), ["identity", "plan"]);
         drop(plan);
@@ -254,7 +259,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_status_is_shown_to_whoever_is_here_and_to_nobody_else() {
+    async fn status_is_served_to_loopback_hosts_only() {
         let local = || "127.0.0.1:0".parse().unwrap();
         let readiness = Readiness::default();
         let _plan = readiness.guard("plan");
@@ -263,13 +268,14 @@ mod tests {
             Metrics::default(),
             readiness,
             Arc::default(),
-            Sightings::default(),
-            Standing::default(),
+            CanaryState::default(),
+            IdentityStatus::default(),
         )
         .await;
         let (admin, _) = bound.unwrap().0.admin(local()).await.unwrap();
-        let ask =
-            |host: &str, path: &str| admin.view.admin(&Request::get(path).header(header::HOST, host).body(()).unwrap());
+        let get = |host: &str, path: &str| {
+            admin.state.admin(&Request::get(path).header(header::HOST, host).body(()).unwrap())
+        };
         for (host, path, expected) in [
             ("127.0.0.1:2113", "/status", 200),
             ("[::1]:2113", "/status", 200),
@@ -278,9 +284,9 @@ mod tests {
             ("localhost.evil.example", "/status", 421),
             ("127.0.0.1:2113", "/metrics", 404),
         ] {
-            assert_eq!(ask(host, path).status().as_u16(), expected, "{host} {path}");
+            assert_eq!(get(host, path).status().as_u16(), expected, "{host} {path}");
         }
-        let body = ask("localhost", "/status").into_body().collect().await.unwrap().to_bytes();
+        let body = get("localhost", "/status").into_body().collect().await.unwrap().to_bytes();
         let status: Status = serde_json::from_slice(&body).unwrap();
         assert_eq!(
             (status.pending, status.runtime, status.answered_seconds_ago),

@@ -1,4 +1,4 @@
-//! The one batch between its first request and its answer, and how its events are written.
+//! The one batch in flight, from its first request to its answer, and the encoding of its events.
 
 use std::{
     sync::Arc,
@@ -15,41 +15,41 @@ use tidewatch_shared::{
 };
 
 use super::{
-    Facts,
-    mailbox::{Waiting, What},
+    WatchInfo,
+    dirty_set::{Entry, Update},
 };
 
-/// An event with a sequence.
+/// Encoded event with its sequence.
 #[derive(Debug)]
-pub(super) struct Flying {
+pub(super) struct SequencedEvent {
     pub(super) sequence: u64,
     pub(super) watch: Arc<str>,
     pub(super) key: Arc<str>,
     pub(super) delta: Digest,
-    /// Its text is a `watch.changed`.
-    pub(super) whole: bool,
-    /// When it was seen, in Unix milliseconds.
+    /// True if the event is a `watch.changed`.
+    pub(super) is_watch: bool,
+    /// Time at which the change was observed, in Unix milliseconds.
     pub(super) since: i64,
     pub(super) text: String,
 }
 
-/// Events in the order of their sequences; the first `outstanding` of them are in the request that is under way.
+/// Events ordered by sequence; the first `outstanding` of them are in the current request.
 #[derive(Debug)]
-pub(super) struct Flight {
-    events: Vec<Flying>,
+pub(super) struct InFlight {
+    events: Vec<SequencedEvent>,
     outstanding: usize,
 }
 
-impl Flight {
-    pub(super) fn new(events: Vec<Flying>) -> Option<Self> {
+impl InFlight {
+    pub(super) fn new(events: Vec<SequencedEvent>) -> Option<Self> {
         (!events.is_empty()).then_some(Self { events, outstanding: 0 })
     }
 
-    /// Decides what the next request carries: so many events and bytes at most, but one at least. True if the first of
-    /// them has been sent before.
+    /// Selects the events of the next request: at most `limit` events and `bytes` bytes, but at least one event. True
+    /// if this is a retry.
     pub(super) fn begin(&mut self, limit: usize, bytes: usize) -> bool {
         let mut size = 1;
-        let fits = |event: &&Flying| {
+        let fits = |event: &&SequencedEvent| {
             size += event.text.len() + 1;
             size <= bytes
         };
@@ -73,43 +73,43 @@ impl Flight {
         body.into()
     }
 
-    /// Takes out what the answered request carried.
-    pub(super) fn land(&mut self) -> Vec<Flying> {
-        let landed = self.events.drain(..self.outstanding).collect();
+    /// Removes and returns the events of the answered request.
+    pub(super) fn take_answered(&mut self) -> Vec<SequencedEvent> {
+        let answered = self.events.drain(..self.outstanding).collect();
         self.outstanding = 0;
-        landed
+        answered
     }
 
-    /// Puts events before the rest.
-    pub(super) fn board_first(&mut self, events: Vec<Flying>) {
+    /// Inserts events before all others.
+    pub(super) fn prepend(&mut self, events: Vec<SequencedEvent>) {
         self.events.splice(..0, events);
     }
 
-    /// `None` when nothing is left to send.
-    pub(super) fn unfinished(self) -> Option<Self> {
+    /// The rest of the batch; `None` when every event has been answered.
+    pub(super) fn non_empty(self) -> Option<Self> {
         (!self.events.is_empty()).then_some(self)
     }
 }
 
-/// Writes one event as CloudEvents JSON.
+/// Encodes one event as CloudEvents JSON.
 pub(super) fn encode(
     runtime: &RuntimeId,
     id: EventId,
     watch: &str,
-    facts: &Facts,
+    info: &WatchInfo,
     key: &str,
-    waiting: &Waiting,
+    waiting: &Entry,
     delta: Digest,
 ) -> String {
     let (namespace, name) = key.split_once('/').unwrap_or_default();
     let [group, version, resource, namespace, name] =
-        [&*facts.group, &*facts.version, &*facts.resource, namespace, name].map(str::to_owned);
+        [&*info.group, &*info.version, &*info.resource, namespace, name].map(str::to_owned);
     let subject = Subject { group, version, resource, namespace, name }.to_string();
-    let (watch, manager) = (watch.to_owned(), facts.manager.clone().into());
-    let (kind, data) = match &waiting.what {
-        What::Whole | What::Unnamed => {
-            let unnamed = waiting.what == What::Unnamed;
-            let kind = if unnamed { facts.kind.clone().into() } else { String::new() };
+    let (watch, manager) = (watch.to_owned(), info.manager.clone().into());
+    let (kind, data) = match &waiting.update {
+        Update::Watch | Update::Unnamed => {
+            let unnamed = waiting.update == Update::Unnamed;
+            let kind = if unnamed { info.kind.clone().into() } else { String::new() };
             let (uid, resource_version) = (String::new(), String::new());
             let data = WireData {
                 watch,
@@ -124,9 +124,9 @@ pub(super) fn encode(
             };
             (WATCH_CHANGED, data)
         }
-        What::Object { seen, change, .. } => {
+        Update::Object { seen, change, .. } => {
             let (kind, uid, resource_version) =
-                (facts.kind.clone().into(), seen.uid.to_string(), seen.version.to_string());
+                (info.kind.clone().into(), seen.uid.to_string(), seen.version.to_string());
             let generation = seen.generation.map(i64::from);
             let (change, unnamed) = (Some(*change), false);
             let data = WireData { watch, manager, kind, uid, resource_version, generation, change, delta, unnamed };
@@ -147,7 +147,8 @@ pub(super) fn encode(
     serde_json::to_string(&event).expect("strings and numbers have a JSON form")
 }
 
-/// The trace that begins with a change, seen at a time in Unix milliseconds: its first span is the wait until now.
+/// Starts the trace of a change observed at a time in Unix milliseconds; its first span is the wait until now. `None`
+/// without an exporter.
 fn trace(since: i64) -> Option<String> {
     let seen = SystemTime::UNIX_EPOCH + Duration::from_millis(u64::try_from(since).unwrap_or(0));
     trace::span("wait to be sent", Some(seen), []).map(|span| span.traceparent())
@@ -160,8 +161,8 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn each_event_begins_a_trace_of_its_own() {
-        assert_eq!(trace(0), None, "nothing is exported");
+    async fn each_event_starts_its_own_trace() {
+        assert_eq!(trace(0), None, "no trace without an exporter");
         let _exporter = Exporter::start("test", "http://127.0.0.1:1").unwrap();
         let (one, other) = (trace(0).unwrap(), trace(i64::MIN).unwrap());
         for traceparent in [&one, &other] {

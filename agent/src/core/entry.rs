@@ -1,4 +1,4 @@
-//! One watch of the plan, as far as the core knows it.
+//! State of one watch of the plan.
 
 use std::sync::Arc;
 
@@ -12,30 +12,30 @@ use tokio::time::Instant;
 use super::WatchId;
 use crate::index::Index;
 
-pub(super) struct Watched {
+pub(super) struct WatchEntry {
     pub(super) id: WatchId,
     pub(super) planned: Arc<PlannedWatch>,
-    /// Its events go to another manager, which knows objects only.
+    /// The events go to another manager; its protocol has objects only.
     pub(super) forward: bool,
     pub(super) index: Index,
-    /// Objects changed while nobody could name them, and no list has told since which are there.
+    /// Objects changed while the index was coarse, and no complete list has followed.
     pub(super) lost: bool,
-    /// When its last list was complete.
+    /// Time of the last complete list.
     pub(super) listed: Option<Instant>,
-    /// When it last said anything.
+    /// Time of the last event or bookmark.
     pub(super) alive: Option<Instant>,
     pub(super) error: Option<String>,
-    /// It has been listed or refused at least once.
-    pub(super) tried: bool,
+    /// A list has completed or failed.
+    pub(super) attempted: bool,
 }
 
-impl Watched {
+impl WatchEntry {
     pub(super) fn new(id: WatchId, planned: Arc<PlannedWatch>, index: Index) -> Self {
         let forward = planned.work.contains(&Work::Forward);
-        Self { id, planned, forward, index, lost: false, listed: None, alive: None, error: None, tried: false }
+        Self { id, planned, forward, index, lost: false, listed: None, alive: None, error: None, attempted: false }
     }
 
-    /// As a heartbeat says it.
+    /// The state of this watch for a heartbeat.
     pub(super) fn state(&self, name: &str, digest: Option<Digest>, now: Instant) -> WatchState {
         let ago = |at: Option<Instant>| at.map(|at| now.duration_since(at).as_secs());
         WatchState {

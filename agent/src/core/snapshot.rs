@@ -1,4 +1,4 @@
-//! What `status` shows of index and outbox. Looks and changes nothing.
+//! Read-only view of index and outbox for `status`.
 
 use tidewatch_shared::{
     heartbeat::WatchState,
@@ -6,57 +6,56 @@ use tidewatch_shared::{
 };
 use tokio::time::Instant;
 
-use super::Core;
-use crate::status::Answered;
+use super::{Core, LastHeartbeat};
 
 /// Index and outbox at one instant.
 #[derive(Debug)]
-pub(crate) struct Account {
+pub(crate) struct Snapshot {
     pub(crate) runtime: RuntimeId,
     pub(crate) epoch: Epoch,
     pub(crate) sequence: u64,
-    /// Every event up to here was accepted.
+    /// Sequence up to which all events were accepted.
     pub(crate) accepted: u64,
-    /// Which receiver answered last.
+    /// Receiver instance that answered last.
     pub(crate) instance: Option<Instance>,
-    /// A heartbeat was made.
-    pub(crate) beats: bool,
-    /// What was said to the last one that was answered.
-    pub(crate) heartbeat: Option<Answered>,
+    /// A heartbeat has been sent.
+    pub(crate) heartbeat_sent: bool,
+    /// The last answered heartbeat.
+    pub(crate) heartbeat: Option<LastHeartbeat>,
     pub(crate) plan_revision: Option<String>,
     pub(crate) plan_error: Option<String>,
     pub(crate) waiting: usize,
     pub(crate) parked: usize,
     pub(crate) unsettled: usize,
-    /// Times that the receiver lacked something that had been sent.
+    /// Number of times that the receiver had lost accepted events.
     pub(crate) gaps: u64,
-    /// Watches that it asked to be told anew.
+    /// Resends that the receiver requested.
     pub(crate) resends: u64,
-    /// Without their digests.
+    /// State of each watch, without digests.
     pub(crate) watches: Vec<WatchState>,
 }
 
 impl Core {
-    /// What there is to tell people.
-    pub(crate) fn account(&self, now: Instant) -> Account {
+    /// The state at `now`.
+    pub(crate) fn snapshot(&self, now: Instant) -> Snapshot {
         self.with(|state| {
-            let (outbox, heard) = (&state.outbox, &state.heard);
-            let (runtime, epoch, sequence, instance) = outbox.whereabouts();
-            Account {
+            let (outbox, heartbeats) = (&state.outbox, &state.heartbeats);
+            let (runtime, epoch, sequence, instance) = outbox.position();
+            Snapshot {
                 runtime: runtime.clone(),
                 epoch,
                 sequence,
                 accepted: outbox.accepted(),
                 instance,
-                beats: heard.made,
-                heartbeat: heard.told(epoch, now),
+                heartbeat_sent: heartbeats.sent,
+                heartbeat: heartbeats.last_response(epoch, now),
                 plan_revision: state.plan_revision.clone(),
                 plan_error: state.plan_error.clone(),
                 waiting: outbox.waiting(),
                 parked: outbox.parked(),
                 unsettled: outbox.unsettled(),
                 gaps: outbox.gaps(),
-                resends: heard.resends,
+                resends: heartbeats.resends,
                 watches: state.watches.iter().map(|(name, watched)| watched.state(name, None, now)).collect(),
             }
         })

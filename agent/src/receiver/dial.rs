@@ -1,4 +1,4 @@
-//! How the receiver is reached: over TLS, over whatever opens connections.
+//! Connections to the receiver: TLS over a pluggable transport.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,33 +11,33 @@ use hyper_util::{
 };
 use rustls::ClientConfig;
 
-use crate::connection::{self, BoxError, Connection, Open, Terms};
+use crate::connection::{self, BoxError, Connection, ConnectionSettings, Connector};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// A connection whose other end is gone without a word is noticed after a PING and the wait for its answer: well within the half
-/// minute in which an agent that was cut off shall be back.
+/// Interval of PINGs. A dead peer is detected after a PING and its timeout, well within the half minute in which a
+/// disconnected agent must be back.
 const PING: Duration = Duration::from_secs(15);
 const PING_ANSWER: Duration = Duration::from_secs(5);
-/// Over HTTP/1.1 there are no PINGs but probes of TCP; so many go unanswered before a connection is given up. They reach as far as TCP does: a
-/// proxy that ends it answers them itself, and who is gone behind it is noticed by the next request, which is not answered in time.
+/// Unanswered TCP keepalive probes before an HTTP/1.1 connection is closed, since HTTP/1.1 has no PINGs. A proxy that
+/// terminates TCP answers them itself; a dead peer behind it is detected by the deadline of the next request.
 const PROBES: u32 = 2;
-/// There are no probes while a request waits to be acknowledged: it may do so for as long.
+/// TCP user timeout: no keepalive probes are sent while data is unacknowledged, so this bounds it to the same time.
 #[cfg(target_os = "linux")]
 const ACKNOWLEDGED: Duration = Duration::from_secs(PING.as_secs() + PING_ANSWER.as_secs() * PROBES as u64);
 const WINDOW: u32 = 64 << 10;
 
-/// Makes connections, one for each identity.
+/// Opens one connection per identity.
 #[derive(Clone)]
-pub struct Dial(Arc<dyn Fn(ClientConfig) -> Open + Send + Sync>);
+pub struct Dialer(Arc<dyn Fn(ClientConfig) -> Connector + Send + Sync>);
 
-impl Dial {
-    /// Over TCP.
+impl Dialer {
+    /// A dialer over TCP.
     #[must_use]
     pub fn tcp() -> Self {
         Self::over(connector())
     }
 
-    /// Over what a connector opens; TLS comes on top of it.
+    /// A dialer over the streams of `connector`, with TLS on top.
     pub fn over<C>(connector: C) -> Self
     where
         C: Clone + Send + Sync + 'static,
@@ -51,7 +51,7 @@ impl Dial {
             + 'static,
     {
         Self(Arc::new(move |tls| {
-            connection::over(
+            connection::tls_connector(
                 HttpsConnectorBuilder::new()
                     .with_tls_config(tls)
                     .https_only()
@@ -61,10 +61,15 @@ impl Dial {
         }))
     }
 
-    /// Nothing is opened yet.
-    pub(super) fn client(&self, tls: ClientConfig) -> Connection {
-        let terms = Terms { stream_window: WINDOW, connection_window: WINDOW, ping: PING, ping_answer: PING_ANSWER };
-        Connection::new((self.0)(tls), terms)
+    /// A connection that is not opened yet.
+    pub(crate) fn client(&self, tls: ClientConfig) -> Connection {
+        let settings = ConnectionSettings {
+            stream_window: WINDOW,
+            connection_window: WINDOW,
+            ping: PING,
+            ping_answer: PING_ANSWER,
+        };
+        Connection::new((self.0)(tls), settings)
     }
 }
 
@@ -90,7 +95,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[tokio::test]
-    async fn a_dialled_socket_notices_who_is_gone() {
+    async fn dialled_socket_has_keepalive_and_user_timeout() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("https://{}", listener.local_addr().unwrap()).parse().unwrap();
         let stream = TowerToHyperService::new(connector()).call(address).await.unwrap().into_inner();

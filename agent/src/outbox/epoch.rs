@@ -1,48 +1,48 @@
-//! One life of the sequences, and why another one begins.
+//! State of one epoch, and the causes for which a new epoch begins.
 
 use tidewatch_shared::identity::Epoch;
 
 use super::Outbox;
 
-/// One life of the sequences.
+/// Counters of one epoch; all of them start at zero.
 #[derive(Debug)]
-pub(super) struct Life {
+pub(super) struct EpochState {
     pub(super) epoch: Epoch,
-    /// The last sequence given to an event.
+    /// Last sequence assigned to an event.
     pub(super) sequence: u64,
-    /// Every event up to here was accepted.
+    /// Highest sequence up to which the receiver has accepted every event.
     pub(super) accepted: u64,
-    /// Signed requests.
+    /// Number of signed requests.
     pub(super) nonces: u64,
     pub(super) heartbeats: u64,
 }
 
-impl Life {
+impl EpochState {
     pub(super) const fn new(epoch: Epoch) -> Self {
         Self { epoch, sequence: 0, accepted: 0, nonces: 0, heartbeats: 0 }
     }
 }
 
 impl Outbox {
-    /// Every event up to here was accepted.
+    /// Highest sequence up to which the receiver has accepted every event of this epoch.
     pub(crate) const fn accepted(&self) -> u64 {
-        self.life.accepted
+        self.epoch_state.accepted
     }
 
-    /// Times that the receiver lacked something that had been sent.
+    /// Number of times that the receiver lacked an event that had been sent.
     pub(crate) fn gaps(&self) -> u64 {
-        self.metrics.epochs(Renewal::Forgotten)
+        self.metrics.epochs(EpochReason::Forgotten.as_str())
     }
 }
 
-/// Why a new epoch was drawn.
+/// Cause of a new epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Renewal {
+pub(crate) enum EpochReason {
     /// Another instance of the receiver answered.
     Instance,
-    /// The receiver does not know what it had accepted.
+    /// The receiver lost events that it had accepted.
     Forgotten,
-    /// An event that was parked left a hole in the sequence.
+    /// A parked event left a gap in the sequence.
     Parked,
     /// The receiver refused the signature or the nonce.
     Refused,
@@ -50,8 +50,8 @@ pub(crate) enum Renewal {
     Names,
 }
 
-impl Renewal {
-    /// As metrics and logs name it.
+impl EpochReason {
+    /// Label value in metrics and logs.
     pub(crate) const fn as_str(self) -> &'static str {
         match self {
             Self::Instance => "instance",

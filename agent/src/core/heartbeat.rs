@@ -1,0 +1,127 @@
+//! Record of the receiver's responses to heartbeats, for the status of the event path.
+
+use serde::{Deserialize, Serialize};
+use tidewatch_shared::{
+    exchange::{HeartbeatResponse, Settled},
+    identity::Epoch,
+};
+use tokio::time::Instant;
+
+/// The receiver's response to the last answered heartbeat.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LastHeartbeat {
+    /// Age of the response, in seconds.
+    pub seconds_ago: u64,
+    /// Heartbeat interval that the receiver requests, in seconds.
+    pub interval_seconds: u32,
+    /// Revision of the plan that the receiver wrote last.
+    pub plan_revision: Option<String>,
+    /// Per watch, the sequence up to which all reconciles have ended; absent if the response is from an earlier epoch.
+    pub settled: Option<Settled>,
+    /// Watches to resend, because their digest differs or their sent events are unknown to the receiver; absent if the
+    /// response is from an earlier epoch.
+    pub resend: Option<Vec<String>>,
+}
+
+/// Heartbeats sent and answered.
+#[derive(Debug, Default)]
+pub(super) struct HeartbeatLog {
+    /// A heartbeat has been sent; contract v2 has none.
+    pub(super) sent: bool,
+    last: Option<LastResponse>,
+    /// Resends that the receiver requested, counted per watch.
+    pub(super) resends: u64,
+}
+
+/// The last response, with its time and epoch.
+#[derive(Debug)]
+struct LastResponse {
+    at: Instant,
+    epoch: Epoch,
+    answer: HeartbeatResponse,
+}
+
+impl HeartbeatLog {
+    /// Records the response to a heartbeat.
+    pub(super) fn answered(&mut self, now: Instant, epoch: Epoch, answer: &HeartbeatResponse) {
+        self.last = Some(LastResponse { at: now, epoch, answer: answer.clone() });
+    }
+
+    /// The last response. Its statements about events hold in their own epoch only.
+    pub(super) fn last_response(&self, epoch: Epoch, now: Instant) -> Option<LastHeartbeat> {
+        let LastResponse { at, epoch: of, answer } = self.last.as_ref()?;
+        let is_current = *of == epoch;
+        Some(LastHeartbeat {
+            seconds_ago: now.saturating_duration_since(*at).as_secs(),
+            interval_seconds: answer.heartbeat_seconds,
+            plan_revision: answer.plan_revision.clone(),
+            settled: is_current.then(|| answer.settled.clone()),
+            resend: is_current.then(|| answer.resend.clone()),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use serde_json::{Value, json};
+    use tidewatch_shared::{exchange::EventsResponse, plan::Plan};
+
+    use super::*;
+    use crate::{core::Core, telemetry::Metrics};
+
+    fn answer(more: &Value) -> HeartbeatResponse {
+        let mut answer = json!({"instance": "00000000000000ff", "settled": {"w": 7}, "heartbeatSeconds": 30,
+            "planRevision": "p", "serverTime": ""});
+        answer.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        serde_json::from_value(answer).unwrap()
+    }
+
+    #[test]
+    fn settled_and_resend_hold_in_their_own_epoch_only() {
+        let (mut heartbeats, at) = (HeartbeatLog::default(), Instant::now());
+        assert_eq!(heartbeats.last_response(Epoch::new(1), at), None);
+        heartbeats.answered(at, Epoch::new(1), &answer(&json!({"resend": ["v"]})));
+        let response = LastHeartbeat {
+            seconds_ago: 5,
+            interval_seconds: 30,
+            plan_revision: Some("p".into()),
+            settled: Some([("w".to_owned(), 7)].into()),
+            resend: Some(vec!["v".into()]),
+        };
+        let now = at + Duration::from_secs(5);
+        assert_eq!(heartbeats.last_response(Epoch::new(1), now), Some(response.clone()));
+        assert_eq!(
+            heartbeats.last_response(Epoch::new(2), now),
+            Some(LastHeartbeat { settled: None, resend: None, ..response })
+        );
+    }
+
+    #[test]
+    fn resends_and_lost_events_are_counted() {
+        let (core, now) = (Core::new("r-1".parse().unwrap(), 100, Metrics::default()), Instant::now());
+        let watch = json!({"name": "w", "group": "g", "version": "v1", "resource": "things", "field": "spec",
+            "manager": "m", "work": ["kyma"]});
+        let plan = Plan::parse(&json!({"revision": "p", "watches": [watch]}).to_string()).unwrap();
+        let id = core.follow(&plan).started[0].id;
+        core.list_begun(id);
+        core.list_complete(id, now);
+        assert!(!core.snapshot(now).heartbeat_sent);
+        let epoch = core.plain_heartbeat().epoch;
+        core.heartbeat_answered(now, epoch, &answer(&json!({"settled": {}, "resend": ["w", "of another plan"]})));
+        let snapshot = core.snapshot(now);
+        assert_eq!((snapshot.heartbeat_sent, snapshot.resends, snapshot.gaps, snapshot.accepted), (true, 1, 0, 0));
+
+        let batch = core.batch(now).unwrap();
+        let (instance, settled, refused) = (answer(&json!({})).instance, [].into(), Vec::new());
+        let accepted = EventsResponse { instance, accepted: 1, since: 1, settled, refused, heartbeat_seconds: 30 };
+        core.answered(now, batch.epoch, &accepted);
+        assert_eq!(core.snapshot(now).accepted, 1);
+        core.heartbeat_answered(now, batch.epoch, &answer(&json!({"settled": {}, "since": 2})));
+        let snapshot = core.snapshot(now);
+        assert_eq!((snapshot.resends, snapshot.gaps, snapshot.accepted), (1, 1, 0), "a new epoch has begun");
+        assert!(snapshot.heartbeat.is_some_and(|heartbeat| heartbeat.resend.is_none()));
+    }
+}

@@ -1,0 +1,202 @@
+//! Requests a certificate and checks the answer, before the certificate is validated.
+
+use std::{
+    fs::File,
+    io::{self, Read as _},
+    path::Path,
+    time::Duration,
+};
+
+use aws_lc_rs::error::Unspecified;
+use bytes::Bytes;
+use http::{HeaderValue, StatusCode, header};
+use thiserror::Error;
+use tidewatch_shared::{
+    enrolment::{CertificateRequest, CertificateResponse, MAX_TOKEN_BYTES, ParseEnrolmentError},
+    identity::TrustDomain,
+    problem::Problem,
+    tls::{self, TlsConfigError},
+};
+use tokio::time::{Instant, timeout};
+
+use crate::{
+    clock,
+    identity::{
+        CredentialsError,
+        channel::LinkHandle,
+        request::{self, KeyAndRequest},
+    },
+    receiver::{self, BufferedResponse, Dialer, RefusalAction, RequestError},
+    settings::Settings,
+    telemetry::{Metrics, RequestOutcome, Route},
+};
+
+/// Deadline of a renewal through the link: the request that it had in flight before, and at most two attempts.
+const RENEWAL_TIMEOUT: Duration = Duration::from_secs(50);
+/// Maximum number of characters of the receiver's error detail that is logged.
+const WORDS: usize = 200;
+
+/// Reason for which no certificate was obtained.
+#[derive(Debug, Error)]
+pub(super) enum CertificateError {
+    #[error("the token could not be read")]
+    Token(#[source] io::Error),
+    #[error("the token file contains no valid token")]
+    NoToken,
+    #[error("key and certificate request could not be generated")]
+    KeyAndRequest(#[source] Unspecified),
+    #[error("the certificate request could not be encoded")]
+    Write(#[source] ParseEnrolmentError),
+    #[error("the trust bundle is invalid")]
+    Tls(#[from] TlsConfigError),
+    #[error("the certificate request failed")]
+    RequestError(#[from] RequestError),
+    #[error("the receiver refused the certificate request: {status}, {message}")]
+    Refused {
+        status: StatusCode,
+        message: String,
+        /// The receiver's `Retry-After`.
+        retry_after: Option<Duration>,
+        /// The receiver refused the client certificate that was presented.
+        certificate: bool,
+    },
+    #[error("the link did not send the renewal in time")]
+    TimedOut,
+    #[error("the receiver's answer could not be parsed")]
+    BufferedResponse(#[source] ParseEnrolmentError),
+    #[error("the issued certificate is invalid")]
+    Unusable(#[source] CredentialsError),
+}
+
+impl CertificateError {
+    /// True if the receiver refused the client certificate that was presented.
+    pub(super) fn is_about_certificate(&self) -> bool {
+        match self {
+            Self::Refused { certificate, .. } => *certificate,
+            Self::RequestError(error) => error.is_about_certificate(),
+            _ => false,
+        }
+    }
+
+    /// True if no connection was established.
+    pub(super) fn is_connect(&self) -> bool {
+        matches!(self, Self::RequestError(error) if error.is_connect())
+    }
+
+    /// The receiver's `Retry-After`, if it sent one.
+    pub(super) const fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Refused { retry_after, .. } => *retry_after,
+            _ => None,
+        }
+    }
+
+    /// True if a certificate was issued but is invalid.
+    pub(super) const fn is_unusable(&self) -> bool {
+        matches!(self, Self::BufferedResponse(_) | Self::Unusable(_))
+    }
+}
+
+/// An issued chain with the key that was generated for it; not validated yet.
+pub(super) struct IssuedCertificate {
+    pub(super) chain: Vec<u8>,
+    pub(super) key: Vec<u8>,
+    /// The receiver's clock at the time of its answer, in Unix seconds, if it sent a `Date`: its certificates are
+    /// judged by its clock, not by the local one.
+    pub(super) unix: Option<i64>,
+}
+
+/// Requests a certificate with a token, over a connection that only a server trusted by the bundle can terminate.
+pub(super) async fn enrol(
+    settings: &Settings,
+    domain: &TrustDomain,
+    token: &Path,
+    dial: &Dialer,
+    metrics: &Metrics,
+) -> Result<IssuedCertificate, CertificateError> {
+    let authorization = authorization(token)?;
+    let roots = tls::roots(&tls::certificates(&settings.bundle)?)?;
+    let tls = clock::with_wall_clock(tls::client_without_client_auth(roots)?);
+    let (generate, body) = body(settings, domain)?;
+    let begun = Instant::now();
+    let answer = receiver::enrol(dial, tls, &settings.enrolment, authorization, body).await;
+    metrics.requested(Route::Enrolment, RequestOutcome::of(&answer), begun.elapsed());
+    read(&answer?, generate)
+}
+
+/// Requests a certificate with the current identity, through the link.
+pub(super) async fn renew(
+    settings: &Settings,
+    domain: &TrustDomain,
+    link: &LinkHandle,
+) -> Result<IssuedCertificate, CertificateError> {
+    let (generate, body) = body(settings, domain)?;
+    let renewed = timeout(RENEWAL_TIMEOUT, link.request_renewal(body)).await;
+    let answer = renewed.ok().flatten().ok_or(CertificateError::TimedOut)??;
+    read(&answer, generate)
+}
+
+fn body(settings: &Settings, domain: &TrustDomain) -> Result<(KeyAndRequest, Bytes), CertificateError> {
+    let generate = request::generate(&settings.runtime, domain).map_err(CertificateError::KeyAndRequest)?;
+    let wire = CertificateRequest { runtime: settings.runtime.clone(), request: generate.request.clone() };
+    let body = wire.to_json().map_err(CertificateError::Write)?.into();
+    Ok((generate, body))
+}
+
+fn read(answer: &BufferedResponse, generate: KeyAndRequest) -> Result<IssuedCertificate, CertificateError> {
+    if answer.status != StatusCode::OK {
+        return Err(refusal(answer));
+    }
+    let CertificateResponse { chain, .. } =
+        CertificateResponse::parse(&answer.body).map_err(CertificateError::BufferedResponse)?;
+    let unix = receiver::date(&answer.headers, &header::DATE);
+    Ok(IssuedCertificate { chain: chain.into_bytes(), key: generate.key.into_bytes(), unix })
+}
+
+fn refusal(answer: &BufferedResponse) -> CertificateError {
+    let action = receiver::classify_refusal(answer, clock::unix_seconds());
+    let problem = serde_json::from_slice::<Problem>(&answer.body).ok();
+    let message =
+        problem.map_or_else(|| "no detail".to_owned(), |problem| problem.detail.chars().take(WORDS).collect());
+    let retry_after = if let RefusalAction::RetryAfter(wait) = action { Some(wait) } else { None };
+    CertificateError::Refused {
+        status: answer.status,
+        message,
+        retry_after,
+        certificate: action == RefusalAction::Certificate,
+    }
+}
+
+/// Value of the `Authorization` header. The token is read from the file each time, because the kubelet renews it.
+fn authorization(token: &Path) -> Result<HeaderValue, CertificateError> {
+    let mut value = b"Bearer ".to_vec();
+    let limit = MAX_TOKEN_BYTES as u64 + 1;
+    let read =
+        File::open(token).and_then(|file| file.take(limit).read_to_end(&mut value)).map_err(CertificateError::Token)?;
+    value.truncate(value.trim_ascii_end().len());
+    if read > MAX_TOKEN_BYTES || value.len() <= b"Bearer ".len() {
+        return Err(CertificateError::NoToken);
+    }
+    let mut value = HeaderValue::from_maybe_shared(Bytes::from(value)).map_err(|_| CertificateError::NoToken)?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn token_must_be_a_valid_header_value() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("token");
+        assert!(matches!(authorization(&file), Err(CertificateError::Token(_))));
+        std::fs::write(&file, "a.b.c\n").unwrap();
+        let value = authorization(&file).unwrap();
+        assert_eq!((value.as_bytes(), value.is_sensitive()), (&b"Bearer a.b.c"[..], true));
+        for bad in [String::new(), "\n".to_owned(), "a\nb".to_owned(), "x".repeat(MAX_TOKEN_BYTES + 1)] {
+            std::fs::write(&file, bad).unwrap();
+            assert!(matches!(authorization(&file), Err(CertificateError::NoToken)));
+        }
+    }
+}

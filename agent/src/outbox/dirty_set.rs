@@ -1,0 +1,431 @@
+//! Dirty set of one watch.
+
+use std::{
+    collections::BTreeMap,
+    ops::Bound::{Excluded, Unbounded},
+    sync::Arc,
+    time::Duration,
+};
+
+use tidewatch_shared::{digest::Digest, event::Change};
+use tokio::time::Instant;
+
+use super::{
+    WatchInfo,
+    single::Attempts,
+    sweep::{Sweep, SweepItem},
+};
+use crate::{
+    index::{Index, ObjectState},
+    random,
+};
+
+/// Key of the watch itself, for `watch.changed`. It cannot collide with an object, because the key of an object
+/// contains a `/`.
+pub(super) const WATCH_KEY: &str = "";
+/// Longest delay before the next retry of a watch that the receiver refuses as unknown.
+const UNKNOWN_WATCH_CAP: Duration = Duration::from_secs(300);
+
+/// Subject of an event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Update {
+    /// The watch as a whole: any of its objects may have changed.
+    Watch,
+    /// The watch as a whole, including objects with unknown names. Only for forwarded watches.
+    Unnamed,
+    /// One object.
+    Object {
+        /// Newest state; the last one if the object is deleted.
+        seen: ObjectState,
+        /// Most significant change since the last settled one.
+        change: Change,
+        /// The object's current contribution to the digest.
+        part: Digest,
+    },
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    pub(super) update: Update,
+    /// The object's contribution to the digest as of the last event sent of it.
+    pub(super) base: Digest,
+    /// Time at which the agent first observed the change, in Unix milliseconds.
+    pub(super) since: i64,
+    /// The object was created while the watch was running and no event has been sent of it, so its deletion need not be
+    /// sent either.
+    pub(super) unannounced: bool,
+    /// Delivery attempts; contract v2 only.
+    pub(super) attempts: Attempts,
+}
+
+impl Entry {
+    /// Creates an entry that has not been sent.
+    pub(super) fn new(update: Update, base: Digest, since: i64) -> Self {
+        Self { update, base, since, unannounced: false, attempts: Attempts::default() }
+    }
+
+    fn is_deleted(&self) -> bool {
+        matches!(self.update, Update::Object { change: Change::Deleted, .. })
+    }
+}
+
+/// Result of dropping the entries of single objects on overflow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct DroppedObjects {
+    /// At least one entry was dropped.
+    pub(super) any: bool,
+    /// Deletions were dropped and their names are lost; the `watch.changed` must be marked unnamed.
+    pub(super) unnamed: bool,
+}
+
+/// Duration for which a refused event is parked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Parking {
+    /// Until another plan is in effect or another receiver instance answers: the receiver has parsed the event and
+    /// refused it by its id.
+    UntilPlanChange,
+    /// For a limited time ([`super::refusal::PARKED_RETRY`]): the request was refused as a whole, so the event may not
+    /// be at fault.
+    Temporary,
+}
+
+#[derive(Debug)]
+struct Parked {
+    parking: Parking,
+    waiting: Entry,
+}
+
+#[derive(Debug)]
+struct Sent {
+    sequence: u64,
+    waiting: Entry,
+}
+
+/// Dirty set of one watch: entries that wait, are parked, or are sent and not settled.
+#[derive(Debug)]
+pub(super) struct DirtySet {
+    info: WatchInfo,
+    waiting: BTreeMap<Arc<str>, Entry>,
+    /// The newest event of each key that is in flight or accepted, until it is settled.
+    sent: BTreeMap<Arc<str>, Sent>,
+    /// Index of `sent` by sequence.
+    order: BTreeMap<u64, Arc<str>>,
+    /// Refused entries; disjoint from `waiting`.
+    parked: BTreeMap<Arc<str>, Parked>,
+    sweep: Sweep,
+    /// Key that was taken last; the next one is its successor, so that no key starves.
+    cursor: Arc<str>,
+    hold: Option<Instant>,
+    refusals: u32,
+}
+
+impl DirtySet {
+    pub(super) fn new(info: WatchInfo) -> Self {
+        Self {
+            info,
+            waiting: BTreeMap::new(),
+            sent: BTreeMap::new(),
+            order: BTreeMap::new(),
+            parked: BTreeMap::new(),
+            sweep: Sweep::default(),
+            cursor: WATCH_KEY.into(),
+            hold: None,
+            refusals: 0,
+        }
+    }
+
+    pub(super) const fn info(&self) -> &WatchInfo {
+        &self.info
+    }
+
+    pub(super) fn describe(&mut self, version: &str, kind: &str) {
+        self.info.version = version.into();
+        self.info.kind = kind.into();
+    }
+
+    /// Number of events that wait; the objects that a sweep still has to enqueue count as one.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.len() + usize::from(self.sweep.is_under_way())
+    }
+
+    pub(super) fn parked(&self) -> usize {
+        self.parked.len()
+    }
+
+    pub(super) fn unsettled(&self) -> usize {
+        self.sent.len()
+    }
+
+    pub(super) fn dirty(&self) -> usize {
+        self.waiting.len() + self.sent.len() + self.parked.len()
+    }
+
+    pub(super) fn has_watch_waiting(&self) -> bool {
+        self.waiting.contains_key(WATCH_KEY)
+    }
+
+    pub(super) fn has_watch_parked(&self) -> bool {
+        self.parked.contains_key(WATCH_KEY)
+    }
+
+    /// Earliest time at which an event may be sent; `None` when none waits.
+    pub(super) fn due(&self, now: Instant) -> Option<Instant> {
+        (!self.waiting.is_empty()).then(|| self.hold.map_or(now, |hold| hold.max(now)))
+    }
+
+    /// Digest delta between the index and everything sent.
+    pub(super) fn outstanding(&self) -> Digest {
+        let beyond = |waiting: &Entry| match &waiting.update {
+            Update::Watch | Update::Unnamed => Digest::ZERO,
+            Update::Object { part, .. } => *part - waiting.base,
+        };
+        self.unsent().map(beyond).fold(Digest::ZERO, |sum, part| sum + part)
+    }
+
+    fn unsent(&self) -> impl Iterator<Item = &Entry> {
+        self.waiting.values().chain(self.parked.values().map(|parked| &parked.waiting))
+    }
+
+    /// Entry of a key that is parked or waiting.
+    fn unsent_entry(&mut self, key: &str) -> Option<&mut Entry> {
+        match self.parked.get_mut(key) {
+            Some(parked) => Some(&mut parked.waiting),
+            None => self.waiting.get_mut(key),
+        }
+    }
+
+    /// See [`super::Outbox::mark`]. `before` is the object's contribution to the digest before this change. True if the
+    /// change was merged into an event that had not been sent.
+    pub(super) fn mark(&mut self, key: &str, update: Update, before: Digest, at: i64) -> bool {
+        match self.unsent_entry(key) {
+            Some(waiting) => {
+                waiting.update = merge(&waiting.update, update);
+                true
+            }
+            None => {
+                self.waiting.insert(key.into(), Entry::new(update, before, at));
+                false
+            }
+        }
+    }
+
+    /// Records that the object just enqueued was created while the watch was running.
+    pub(super) fn mark_unannounced(&mut self, key: &str) {
+        if let Some(waiting) = self.waiting.get_mut(key).filter(|_| !self.sent.contains_key(key)) {
+            waiting.unannounced = true;
+        }
+    }
+
+    /// Starts a sweep, which enqueues every existing object as capacity permits.
+    pub(super) fn resend_all(&mut self, at: i64) {
+        self.sweep.begin(at);
+    }
+
+    pub(super) fn is_sweeping(&self) -> bool {
+        self.sweep.is_under_way()
+    }
+
+    /// Enqueues the next objects of the sweep, at most `room`.
+    pub(super) fn sweep(&mut self, room: usize, index: &Index) {
+        for SweepItem { key, seen, part, since } in self.sweep.take(room, index) {
+            if !self.parked.contains_key(&key) {
+                let update = Update::object(seen, Change::Status, part);
+                self.waiting.entry(key).or_insert(Entry::new(update, part, since));
+            }
+        }
+    }
+
+    /// Takes the next event to send; a `watch.changed` goes first.
+    pub(super) fn next(&mut self) -> Option<(Arc<str>, Entry)> {
+        let behind = || self.waiting.range::<str, _>((Excluded(&*self.cursor), Unbounded)).next();
+        let watch_entry = || self.waiting.get_key_value(WATCH_KEY);
+        let key =
+            watch_entry().or_else(behind).or_else(|| self.waiting.first_key_value()).map(|(key, _)| key.clone())?;
+        let waiting = self.waiting.remove(&key)?;
+        self.cursor = key.clone();
+        Some((key, waiting))
+    }
+
+    /// Records the sequence of an event. It supersedes an older unsettled event of the same key.
+    pub(super) fn sent(&mut self, key: Arc<str>, sequence: u64, mut waiting: Entry) {
+        if let Some(older) = self.sent.remove(&key) {
+            self.order.remove(&older.sequence);
+            waiting.update = merge(&older.waiting.update, waiting.update);
+        }
+        if let Update::Object { part, .. } = waiting.update {
+            waiting.base = part;
+        }
+        waiting.unannounced = false;
+        self.order.insert(sequence, key.clone());
+        self.sent.insert(key, Sent { sequence, waiting });
+    }
+
+    /// Entry of exactly this event, if it is sent and not settled.
+    pub(super) fn unsettled_entry(&mut self, key: &str, sequence: u64) -> Option<&mut Entry> {
+        self.sent.get_mut(key).filter(|sent| sent.sequence == sequence).map(|sent| &mut sent.waiting)
+    }
+
+    /// Lowest sequence that is sent and not settled.
+    pub(super) fn oldest(&self) -> Option<u64> {
+        self.order.first_key_value().map(|(sequence, _)| *sequence)
+    }
+
+    /// Removes every sent event up to a sequence; waiting entries stay. Calls `each` with the time at which the change
+    /// was observed, in Unix milliseconds.
+    pub(super) fn settle(&mut self, up_to: u64, mut each: impl FnMut(i64)) {
+        let rest = self.order.split_off(&up_to.saturating_add(1));
+        for key in std::mem::replace(&mut self.order, rest).into_values() {
+            if let Some(sent) = self.sent.remove(&key) {
+                each(sent.waiting.since);
+            }
+        }
+    }
+
+    /// Enqueues everything that is sent and not settled again, for a new epoch.
+    pub(super) fn requeue_all(&mut self) {
+        self.order.clear();
+        for (key, sent) in std::mem::take(&mut self.sent) {
+            self.restore(key, sent.waiting);
+        }
+    }
+
+    /// Enqueues an event again that was sent but not processed (in contract v3, because the receiver does not know its
+    /// watch yet); it will get a new sequence.
+    pub(super) fn requeue(&mut self, key: &str, sequence: u64) {
+        if let Some((key, waiting)) = self.take_sent(key, sequence) {
+            self.restore(key, waiting);
+        }
+    }
+
+    /// Parks a sent event, so that it is not retried with the others.
+    pub(super) fn park(&mut self, key: &str, sequence: u64, parking: Parking) {
+        if let Some((key, sent)) = self.take_sent(key, sequence) {
+            self.restore(key.clone(), sent);
+            if let Some(mut waiting) = self.waiting.remove(&key) {
+                waiting.attempts = Attempts::default();
+                self.parked.insert(key, Parked { parking, waiting });
+            }
+        }
+    }
+
+    fn take_sent(&mut self, key: &str, sequence: u64) -> Option<(Arc<str>, Entry)> {
+        self.sent.get(key).filter(|sent| sent.sequence == sequence)?;
+        self.order.remove(&sequence);
+        self.sent.remove_entry(key).map(|(key, sent)| (key, sent.waiting))
+    }
+
+    /// Enqueues a sent entry again. A newer state that already waits wins; its delta remains relative to the last state
+    /// sent.
+    fn restore(&mut self, key: Arc<str>, old: Entry) {
+        match self.unsent_entry(&key) {
+            Some(newer) => {
+                newer.update = merge(&old.update, newer.update.clone());
+                newer.since = old.since;
+                newer.unannounced = false;
+                newer.attempts = old.attempts;
+            }
+            None => {
+                self.waiting.insert(key, old);
+            }
+        }
+    }
+
+    /// Delays the watch because the receiver does not know it; the delay doubles up to five minutes.
+    pub(super) fn refused(&mut self, now: Instant) {
+        self.refusals = self.refusals.saturating_add(1);
+        let wait = Duration::from_secs(1 << self.refusals.min(10)).min(UNKNOWN_WATCH_CAP);
+        // Jitter over the upper half of the delay. It is never zero, since an agent and a receiver with different plans
+        // would otherwise retry in a tight loop.
+        self.hold = Some(now + wait / 2 + random::up_to(wait / 2));
+    }
+
+    /// Resets the delay because the receiver accepted events of this watch.
+    pub(super) fn clear_hold(&mut self) {
+        self.refusals = 0;
+        self.hold = None;
+    }
+
+    /// Enqueues everything that is parked and ends the delay.
+    pub(super) fn release(&mut self) {
+        self.clear_hold();
+        self.waiting.extend(std::mem::take(&mut self.parked).into_iter().map(|(key, parked)| (key, parked.waiting)));
+    }
+
+    /// Enqueues the events that were parked for a limited time. The delay of the watch stays.
+    pub(super) fn unpark(&mut self) {
+        let parked = self.parked.extract_if(.., |_, parked| parked.parking == Parking::Temporary);
+        self.waiting.extend(parked.map(|(key, parked)| (key, parked.waiting)));
+    }
+
+    /// Drops deletions of objects of which no event has ever been sent. True if at most `enough` entries of objects are
+    /// left. Always false for a watch that is not forwarded: its overflow is handled by [`Self::drop_objects`].
+    pub(super) fn drop_unannounced(&mut self, enough: usize) -> bool {
+        if self.info.forward {
+            self.waiting.retain(|_, waiting| !(waiting.unannounced && waiting.is_deleted()));
+        }
+        let watch_entries = usize::from(self.has_watch_waiting()) + usize::from(self.has_watch_parked());
+        let watch_entries = watch_entries + usize::from(self.sent.contains_key(WATCH_KEY));
+        self.info.forward && self.dirty() - watch_entries <= enough
+    }
+
+    /// Drops all entries except that of the watch itself. For a forwarded watch, a sweep then enqueues every existing
+    /// object again, and deletions stay unless there are more than `keep`.
+    pub(super) fn drop_objects(&mut self, keep: usize, at: i64) -> DroppedObjects {
+        let before = self.dirty();
+        let mut unnamed = false;
+        if self.info.forward {
+            unnamed = self.deleted_entries() > keep;
+            self.sweep.begin(at);
+        }
+        let keeps_deleted = self.info.forward && !unnamed;
+        let stays = |key: &str, waiting: &Entry| key == WATCH_KEY || (keeps_deleted && waiting.is_deleted());
+        self.waiting.retain(|key, waiting| stays(key, waiting));
+        self.parked.retain(|key, parked| stays(key, &parked.waiting));
+        self.sent.retain(|key, sent| stays(key, &sent.waiting));
+        let sent = &self.sent;
+        self.order.retain(|_, key| sent.contains_key(key));
+        DroppedObjects { any: self.dirty() < before, unnamed }
+    }
+
+    /// Drops all entries except that of the watch itself, without a sweep, because the names of the objects are no
+    /// longer known. True if an entry was dropped.
+    pub(super) fn drop_all_objects(&mut self, at: i64) -> bool {
+        let forgotten = self.drop_objects(0, at);
+        self.sweep.end();
+        forgotten.any
+    }
+
+    /// Number of entries that are deletions.
+    fn deleted_entries(&self) -> usize {
+        self.unsent().chain(self.sent.values().map(|sent| &sent.waiting)).filter(|waiting| waiting.is_deleted()).count()
+    }
+}
+
+/// Merges a newer subject into an older one that is not settled: the newer state wins, but a more significant change is
+/// not hidden by a less significant one.
+fn merge(old: &Update, new: Update) -> Update {
+    if matches!((old, &new), (Update::Unnamed, Update::Watch)) {
+        return Update::Unnamed;
+    }
+    let (Update::Object { change: before, .. }, Update::Object { seen, change, part }) = (old, &new) else {
+        return new;
+    };
+    Update::Object { seen: seen.clone(), change: weightier(*before, *change), part: *part }
+}
+
+fn weightier(old: Change, new: Change) -> Change {
+    let weight = |change| match change {
+        Change::Status => 0,
+        Change::Metadata => 1,
+        Change::Spec => 2,
+        Change::Created => 3,
+        Change::Deleted => 4,
+    };
+    match (old, new) {
+        // A deletion replaces any other change and is replaced by any: an existing object is never reported as deleted,
+        // nor a deleted one as existing.
+        (Change::Deleted, _) | (_, Change::Deleted) => new,
+        _ if weight(old) > weight(new) => old,
+        _ => new,
+    }
+}

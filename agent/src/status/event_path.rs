@@ -1,0 +1,171 @@
+//! Condition of the event path by the agent's own evidence: its heartbeats and their responses.
+
+use serde::{Deserialize, Serialize};
+use tidewatch_shared::heartbeat::{EVIDENCE_INTERVALS, failing};
+
+use crate::core::Snapshot;
+
+/// Condition of the event path. The reasons are those of the condition `EventPath` that the receiver writes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EventPath {
+    /// Status of the condition.
+    pub state: ConditionStatus,
+    /// Reason in CamelCase.
+    pub reason: String,
+    /// Details of the reason.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+}
+
+/// Status of a condition, spelled as in the Kubernetes API.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ConditionStatus {
+    /// The event path is proven.
+    True,
+    /// There is evidence against it.
+    False,
+    /// No heartbeat has been sent; contract v2 has none.
+    Unknown,
+}
+
+impl ConditionStatus {
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            Self::True => "True",
+            Self::False => "False",
+            Self::Unknown => "Unknown",
+        }
+    }
+}
+
+impl EventPath {
+    /// Evaluates the evidence in the receiver's order and returns the first finding; `canary` is the age of the canary
+    /// in seconds. Reports at once where the receiver waits for better evidence.
+    pub(super) fn of(snapshot: &Snapshot, canary: Option<u64>) -> Self {
+        let Some(answer) = &snapshot.heartbeat else {
+            return if snapshot.heartbeat_sent {
+                Self::broken("NoHeartbeat", Some("none was answered yet".to_owned()))
+            } else {
+                Self { state: ConditionStatus::Unknown, reason: "Unknown".to_owned(), message: None }
+            };
+        };
+        let allowed = u64::from(answer.interval_seconds.max(1)) * u64::from(EVIDENCE_INTERVALS);
+        if answer.seconds_ago > allowed {
+            return Self::broken("NoHeartbeat", None);
+        }
+        if answer.plan_revision.is_some() && snapshot.plan_revision != answer.plan_revision {
+            let refused = snapshot.plan_error.as_ref();
+            return Self::broken("OldPlan", refused.map(|error| format!("the agent refuses the plan: {error}")));
+        }
+        if let Some((watch, error)) = failing(&snapshot.watches) {
+            let message = error.map_or_else(|| format!("{watch} is not listed"), |error| format!("{watch}: {error}"));
+            return Self::broken("FailingWatch", Some(message));
+        }
+        if let Some(watch) = answer.resend.iter().flatten().next() {
+            return Self::broken("Diverged", Some(watch.clone()));
+        }
+        match canary {
+            None => Self::broken("StaleCanary", Some("the canary never came back".to_owned())),
+            Some(age) if age > allowed => Self::broken("StaleCanary", None),
+            Some(_) => Self { state: ConditionStatus::True, reason: "Proven".to_owned(), message: None },
+        }
+    }
+
+    fn broken(reason: &str, message: Option<String>) -> Self {
+        Self { state: ConditionStatus::False, reason: reason.to_owned(), message }
+    }
+
+    /// Text form.
+    pub(super) fn line(&self) -> String {
+        let Self { state, reason, message } = self;
+        let message = message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
+        format!("{}, {reason}{message}", state.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidewatch_shared::{heartbeat::WatchState, identity::Epoch};
+
+    use super::*;
+    use crate::core::LastHeartbeat;
+
+    fn snapshot() -> Snapshot {
+        Snapshot {
+            runtime: "r-1".parse().unwrap(),
+            epoch: Epoch::new(1),
+            sequence: 7,
+            accepted: 7,
+            instance: None,
+            heartbeat_sent: true,
+            heartbeat: Some(LastHeartbeat {
+                seconds_ago: 90,
+                interval_seconds: 30,
+                plan_revision: Some("p".into()),
+                settled: None,
+                resend: Some(Vec::new()),
+            }),
+            plan_revision: Some("p".into()),
+            plan_error: None,
+            waiting: 0,
+            parked: 0,
+            unsettled: 0,
+            gaps: 0,
+            resends: 0,
+            watches: vec![WatchState {
+                name: "pods".into(),
+                objects: 1,
+                digest: None,
+                listed_seconds_ago: Some(5),
+                alive_seconds_ago: Some(5),
+                coarse: false,
+                error: None,
+            }],
+        }
+    }
+
+    fn evaluate(change: impl FnOnce(&mut Snapshot), canary: Option<u64>) -> String {
+        let mut snapshot = snapshot();
+        change(&mut snapshot);
+        EventPath::of(&snapshot, canary).line()
+    }
+
+    #[test]
+    fn first_finding_is_reported() {
+        assert_eq!(evaluate(|_| {}, Some(90)), "True, Proven");
+        assert_eq!(evaluate(|_| {}, Some(91)), "False, StaleCanary");
+        assert_eq!(evaluate(|_| {}, None), "False, StaleCanary: the canary never came back");
+        let resend = |snapshot: &mut Snapshot| {
+            snapshot.heartbeat.as_mut().unwrap().resend = Some(vec!["pods".into()]);
+        };
+        assert_eq!(evaluate(resend, None), "False, Diverged: pods");
+        let fails = |snapshot: &mut Snapshot| snapshot.watches[0].error = Some("403".into());
+        let both = |snapshot: &mut Snapshot| (resend(snapshot), fails(snapshot)).0;
+        assert_eq!(evaluate(both, Some(0)), "False, FailingWatch: pods: 403");
+        let unlisted = |snapshot: &mut Snapshot| snapshot.watches[0].listed_seconds_ago = None;
+        assert_eq!(evaluate(unlisted, Some(0)), "False, FailingWatch: pods is not listed");
+        let old = |snapshot: &mut Snapshot| snapshot.plan_revision = None;
+        assert_eq!(evaluate(|snapshot| (old(snapshot), fails(snapshot)).0, Some(0)), "False, OldPlan");
+        let refused = |snapshot: &mut Snapshot| (old(snapshot), snapshot.plan_error = Some("no".into())).0;
+        assert_eq!(evaluate(refused, Some(0)), "False, OldPlan: the agent refuses the plan: no");
+        let silent = |snapshot: &mut Snapshot| snapshot.heartbeat.as_mut().unwrap().seconds_ago = 91;
+        assert_eq!(evaluate(|snapshot| (silent(snapshot), old(snapshot)).0, Some(0)), "False, NoHeartbeat");
+    }
+
+    #[test]
+    fn path_is_unproven_without_a_response_and_unknown_without_a_heartbeat() {
+        let unanswered = |snapshot: &mut Snapshot| snapshot.heartbeat = None;
+        assert_eq!(evaluate(unanswered, Some(0)), "False, NoHeartbeat: none was answered yet");
+        assert_eq!(
+            evaluate(|snapshot| (unanswered(snapshot), snapshot.heartbeat_sent = false).0, Some(0)),
+            "Unknown, Unknown"
+        );
+    }
+
+    #[test]
+    fn missing_plan_revision_of_the_receiver_is_no_mismatch() {
+        let unnamed = |snapshot: &mut Snapshot| snapshot.heartbeat.as_mut().unwrap().plan_revision = None;
+        assert_eq!(evaluate(unnamed, Some(0)), "True, Proven");
+    }
+}
