@@ -1,4 +1,5 @@
-//! Waits until this receiver is the active one, builds the rooms, connects them, and runs them until a signal or a fault.
+//! The receiver's process: acquires the Lease, builds the components of the active receiver and runs them until a
+//! signal or a failure.
 
 mod build;
 pub mod changes;
@@ -18,7 +19,7 @@ use rustls::ServerConfig;
 use tidewatch_shared::trace::Exporter;
 use tidewatch_shared::{identity::Instance, metrics::MetricDescription};
 use tokio::{
-    runtime::{self, Runtime},
+    runtime::{self, Runtime as Executor},
     task::JoinSet,
     time::timeout,
 };
@@ -28,144 +29,153 @@ use crate::{
     config::Config,
     controllers::forward,
     ingress::{
-        admin::{Admin, Fleet},
-        gateway::{Bind, Gateway, Service},
+        admin::{self, FleetHandle},
+        gateway::{BindError, Gateway, Service, V3Handler},
+        probes,
     },
-    kube::leader::{self, Fence, Seat},
-    pki::{self, Standing},
-    telemetry::{self, Metrics, Page, Pending, Readiness},
+    kube::leader::{self, LeaderElector, WriteFence},
+    pki::{self, TlsState},
+    telemetry::{self, Metrics, MetricsPage, Pending, Readiness},
 };
-use build::Before;
 use signals::Signals;
 
-/// The gateway answers in microseconds and never waits for work: two threads carry what one control plane can ask for.
+/// Threads of the gateway: requests take microseconds and never wait for reconciles, so two threads serve the largest
+/// control plane.
 const GATEWAY_THREADS: usize = 2;
-/// After a signal: what is at work may end within this time.
+/// After a signal, time for running reconciles and open connections to end.
 const DRAIN: Duration = Duration::from_secs(20);
+/// At the end, time for responses of the probes and the admin listener, and for blocking tasks of each executor.
+const LAST_RESPONSES: Duration = Duration::from_secs(1);
 
-/// Every metric that an active receiver has.
+/// Descriptions of all metrics of an active receiver.
 #[must_use]
 pub fn metrics() -> Vec<MetricDescription> {
     counters::described()
 }
 
-/// Runs the receiver until it is told to end.
+/// Runs the receiver until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// What could not be built, or which part ended that never should.
+/// A component could not be built, one that runs forever ended, or the Lease was lost.
 pub fn run(config: Config) -> Result<()> {
     telemetry::init_logs(&config.log)?;
-    // Two runtimes, so that reconciles never delay an answer, and so that their cost can be told apart.
-    let gateway = runtime("gateway", GATEWAY_THREADS)?;
+    // Separate executors, so that reconciles never delay responses, and CPU time is attributable by thread name.
+    let gateway = executor("gateway", GATEWAY_THREADS)?;
     let threads = thread::available_parallelism().map_or(2, usize::from);
-    let reconcile = runtime("reconcile", threads)?;
-    let enrolment = runtime("enrolment", 1)?;
-    let ended = reconcile.block_on(serve(config, Ports { gateway: &gateway, enrolment: &enrolment }));
+    let reconcile = executor("reconcile", threads)?;
+    let enrolment = executor("enrolment", 1)?;
+    let ended = reconcile.block_on(serve(config, Executors { gateway: &gateway, enrolment: &enrolment }));
     if ended.is_err() {
-        // Nothing of what failed goes on while the rest is waited for; least of all when another receiver is active already.
+        // After a failure nothing is drained: another receiver may be active already.
         gateway.shutdown_background();
         enrolment.shutdown_background();
         reconcile.shutdown_background();
         return ended;
     }
-    reconcile.shutdown_timeout(Duration::from_secs(1));
-    gateway.shutdown_timeout(Duration::from_secs(1));
-    enrolment.shutdown_timeout(Duration::from_secs(1));
+    reconcile.shutdown_timeout(LAST_RESPONSES);
+    gateway.shutdown_timeout(LAST_RESPONSES);
+    enrolment.shutdown_timeout(LAST_RESPONSES);
     ended
 }
 
-fn runtime(name: &str, threads: usize) -> Result<Runtime> {
+fn executor(name: &str, threads: usize) -> Result<Executor> {
     let mut builder = runtime::Builder::new_multi_thread();
     builder.worker_threads(threads).thread_name(name).enable_all();
-    builder.build().with_context(|| format!("build the runtime {name}"))
+    builder.build().with_context(|| format!("build the executor {name}"))
 }
 
-/// Where ports are served. Whoever enrols is nobody yet, and so gets one thread of its own.
+/// Executors of the listeners. Enrolment has a single thread of its own, since its clients are unauthenticated.
 #[derive(Clone, Copy)]
-struct Ports<'a> {
-    gateway: &'a Runtime,
-    enrolment: &'a Runtime,
+struct Executors<'a> {
+    gateway: &'a Executor,
+    enrolment: &'a Executor,
 }
 
-/// What is there from the start to the end, active or not.
-struct Frame {
+/// State of the process, before and after it becomes active.
+struct Process {
     config: Config,
-    fence: Fence,
+    instance: Instance,
+    fence: WriteFence,
     lease: leader::Metrics,
     pki: pki::Metrics,
-    standing: Standing,
-    page: Page,
+    tls_state: TlsState,
+    metrics: MetricsPage,
     readiness: Readiness,
-    fleet: Fleet,
-    /// Pending until this receiver is active and its caches are named as pending in its place.
-    turn: Pending,
+    fleet: FleetHandle,
+    /// Keeps `lease` pending in `/readyz` until this receiver is active and has registered its caches as pending.
+    standby: Pending,
 }
 
-async fn serve(config: Config, ports: Ports<'_>) -> Result<()> {
+async fn serve(config: Config, executors: Executors<'_>) -> Result<()> {
     #[cfg(feature = "otlp")]
     let traces = config.otlp_endpoint.as_deref().map(|to| Exporter::start("tidewatch-receiver", to)).transpose()?;
     let mut signals = Signals::listen()?;
     let instance = build::instance()?;
-    let (fence, lease, readiness) = (Fence::shut(), leader::Metrics::default(), Readiness::default());
-    let access = build::access(config.kubeconfig.as_deref()).await?;
-    let client =
-        crate::kube::client::client(&access, &Fence::default()).context("build the client of the control plane")?;
-    // What is wrong with files or the CA is said now, and not when this receiver has to take over. Whoever is first makes the CA.
+    let (fence, lease, readiness) = (WriteFence::closed(), leader::Metrics::default(), Readiness::default());
+    let access = build::kube_config(config.kubeconfig.as_deref()).await?;
+    let client = crate::kube::client::client(&access, &WriteFence::default())
+        .context("build the client of the control plane")?;
+    // Opened before the Lease is acquired, so that defects of files or of the CA show at start and not at a take-over.
+    // The first receiver creates the CA.
     let pki = pki::Metrics::default();
-    let (standing, upkeep) = build::standing(&config, client.clone(), pki.clone()).await?;
-    // The Lease is read and written on a client of its own, which is never behind the fence or behind work.
-    let own = crate::kube::client::client_of_lease(access).context("build the client of the Lease")?;
-    let mut seat = Seat::new(own, &config.namespace, &config.lease, instance, fence.clone(), lease.clone());
+    let (tls_state, reloader) = build::tls_state(&config, client.clone(), pki.clone()).await?;
+    // The Lease has a client of its own, which neither the fence nor other requests hold up.
+    let own = crate::kube::client::lease_client(access).context("build the client of the Lease")?;
+    let mut elector = LeaderElector::new(own, &config.namespace, &config.lease, instance, fence.clone(), lease.clone());
     let mut metrics = Metrics::new();
-    lease.register(metrics.rooms());
-    pki.register(metrics.rooms());
-    let (page, fleet) = (Page::new(ArcSwap::from_pointee(metrics)), Fleet::new(instance));
-    let turn = readiness.pending("lease");
-    let tokens = standing.tokens();
-    let frame = Frame { config, fence, lease, pki, standing, page, readiness, fleet, turn };
+    lease.register(metrics.tidewatch());
+    pki.register(metrics.tidewatch());
+    let (metrics, fleet) = (MetricsPage::new(ArcSwap::from_pointee(metrics)), FleetHandle::new(instance));
+    let standby = readiness.pending("lease");
+    let tls = tls_state.tokens();
+    let process = Process { config, instance, fence, lease, pki, tls_state, metrics, readiness, fleet, standby };
 
-    let mut listeners = JoinSet::new();
-    listeners.spawn(upkeep.run());
-    show(&frame, tokens, client, &mut listeners).await?;
+    let (mut listeners, stop) = (JoinSet::new(), CancellationToken::new());
+    let stopped = stop.clone();
+    listeners.spawn(async move { stopped.run_until_cancelled(reloader.run()).await.unwrap_or("certificate reloader") });
+    start_status_listeners(&process, tls, client, &stop, &mut listeners).await?;
     let ended = tokio::select! {
-        () = signals.ending() => Ok(()),
-        part = ended(&mut listeners) => Err(part),
-        () = seat.acquire() => {
-            // Even if every other thread hangs, this one ends the process before another receiver may begin.
-            let guarded = frame.fence.guard(|| {
-                tracing::error!("The lease has lapsed; the receiver ends at once");
+        () = signals.shutdown() => Ok(()),
+        error = unexpected_end(&mut listeners) => Err(error),
+        () = elector.acquire() => {
+            // The guard is a thread: even if all other threads hang, it ends the process before another receiver can
+            // become active.
+            let guarded = process.fence.guard(|| {
+                tracing::error!("Lease expired, exiting at once");
                 process::exit(1);
             });
-            guarded.context("start the guard of the lease")?;
+            guarded.context("start the guard of the Lease")?;
             tokio::select! {
-                // Everything is dropped as it is, requests that are under way included; nothing is drained or given back.
-                lost = seat.hold() => return Err(lost).context("this receiver is not the active one any more"),
-                part = ended(&mut listeners) => Err(part),
-                worked = work(frame, instance, ports, &mut signals) => worked,
+                // Drops everything at once, pending requests included; neither drains nor releases the Lease.
+                lost = elector.hold() => return Err(lost).context("this receiver lost the Lease"),
+                error = unexpected_end(&mut listeners) => Err(error),
+                ended = run_active(process, executors, &mut signals) => ended,
             }
         }
     };
-    // Last of all: from here on another one works.
-    seat.release().await;
-    listeners.shutdown().await;
+    // Only after all work has ended, because another receiver may become active from here on.
+    elector.release().await;
+    stop.cancel();
+    let _ = timeout(LAST_RESPONSES, async { while listeners.join_next().await.is_some() {} }).await;
     #[cfg(feature = "otlp")]
     if let Some(traces) = traces {
-        // A failure is a panic, which has been told.
-        let _ = tokio::task::spawn_blocking(|| traces.end()).await;
+        // A failure is a panic, which is logged already.
+        let _ = tokio::task::spawn_blocking(|| traces.shutdown()).await;
     }
     ended
 }
 
-/// Metrics, probes and the admin listener are there from the start, so that a receiver that waits can be seen.
-async fn show(
-    frame: &Frame,
+/// Starts the probes and the admin listener, which serve candidates as well.
+async fn start_status_listeners(
+    process: &Process,
     tls: Arc<ArcSwap<ServerConfig>>,
     kcp: Client,
+    stop: &CancellationToken,
     tasks: &mut JoinSet<&'static str>,
 ) -> Result<()> {
-    let Frame { config, page, readiness, fleet, .. } = frame;
-    let probes = crate::ingress::probes::Probes::bind(config.metrics_address, page.clone(), readiness.clone()).await?;
-    let admin = Admin::bind(&config.admin, tls, kcp, fleet.clone()).await?;
+    let Process { config, metrics, readiness, fleet, .. } = process;
+    let probes = probes::bind(config.metrics_address, metrics.clone(), readiness.clone()).await?;
+    let admin = admin::bind(&config.admin, tls, kcp, fleet.clone()).await?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         pid = process::id(),
@@ -173,111 +183,111 @@ async fn show(
         admin_address = %admin.address(),
         namespace = config.namespace,
         lease = config.lease.lease_name,
-        lease_seconds = config.lease.lease_seconds,
+        lease_seconds = config.lease.lease_duration.as_secs(),
         "Receiver started"
     );
-    tasks.spawn(async move {
-        probes.run(CancellationToken::new()).await;
-        "probes"
-    });
-    tasks.spawn(async move {
-        admin.run().await;
-        "admin"
-    });
+    for (name, server) in [("probes", probes), ("admin listener", admin)] {
+        let stop = stop.clone();
+        tasks.spawn(async move {
+            server.run(stop).await;
+            name
+        });
+    }
     Ok(())
 }
 
-/// Waits until a part ended, which none should.
-async fn ended(tasks: &mut JoinSet<&'static str>) -> anyhow::Error {
+/// Waits for the first task that ends, although all of them run forever.
+async fn unexpected_end(tasks: &mut JoinSet<&'static str>) -> anyhow::Error {
     match tasks.join_next().await {
-        Some(Ok(part)) => anyhow!("{part} ended, which it never should"),
-        Some(Err(error)) => anyhow::Error::new(error).context("a part of the receiver failed"),
-        None => anyhow!("every part has ended"),
+        Some(Ok(task)) => anyhow!("task ended unexpectedly: {task}"),
+        Some(Err(error)) => anyhow::Error::new(error).context("a task of the receiver failed"),
+        None => anyhow!("all tasks of the receiver ended"),
     }
 }
 
-/// The work of the active receiver: builds the rooms, runs them, and drains them after a signal.
-async fn work(frame: Frame, instance: Instance, ports: Ports<'_>, signals: &mut Signals) -> Result<()> {
-    let Ports { gateway, enrolment } = ports;
-    let Frame { config, fence, lease, pki, standing, page, readiness, fleet, turn } = frame;
-    let before = Before { instance, fence: &fence, lease: &lease, standing: &standing, pki: &pki };
-    let built = build::build(&config, before).await?;
+/// Builds and runs the components of the active receiver, and drains them after a signal.
+async fn run_active(process: Process, executors: Executors<'_>, signals: &mut Signals) -> Result<()> {
+    let Executors { gateway, enrolment } = executors;
+    let built = build::build(&process).await?;
+    let Process { config, metrics, readiness, fleet, standby, .. } = process;
     let shutdown = CancellationToken::new();
     let (mut tasks, mut gateways) = (JoinSet::new(), JoinSet::new());
-    page.store(Arc::new(built.metrics));
-    fleet.is_of(built.hub.clone(), built.rotations);
+    metrics.store(Arc::new(built.metrics));
+    fleet.activate(built.fleet.clone(), built.rotations);
 
-    let (settings, tls, hub, metrics) = (built.gateway, built.tls, built.hub.clone(), built.gateway_metrics);
-    let binding = Gateway::bind(settings, tls, hub, metrics);
-    let event_address = start(gateway, binding, "gateway", &shutdown, &mut gateways).await?;
+    let (settings, tls, fleet, metrics) = (built.gateway, built.tls, built.fleet.clone(), built.gateway_metrics);
+    let port = metrics.port.clone();
+    let binding = Gateway::bind(settings, tls, port, move |settings| V3Handler::new(settings, fleet, metrics));
+    let event_address = start_listener(gateway, binding, "gateway", &shutdown, &mut gateways).await?;
     let v2_address = match built.v2 {
         Some(port) => {
             let (binding, files) = port.bind();
             tasks.spawn(files.run());
-            Some(start(gateway, binding, "gateway of contract v2", &shutdown, &mut gateways).await?)
+            Some(start_listener(gateway, binding, "gateway of contract v2", &shutdown, &mut gateways).await?)
         }
         None => None,
     };
     let enrolment_address = match built.enrolment {
-        Some(port) => Some(start(enrolment, port.bind(), "enrolment port", &shutdown, &mut gateways).await?),
+        Some(port) => Some(start_listener(enrolment, port.bind(), "enrolment port", &shutdown, &mut gateways).await?),
         None => None,
     };
     let synced = CancellationToken::new();
-    built.follow.start(built.writers, &readiness, synced.clone(), &mut tasks);
-    tasks.spawn(built.access.run());
-    tasks.spawn(built.paths.run(synced.clone()));
+    built.watches.start(built.writers, &readiness, synced.clone(), &mut tasks);
+    tasks.spawn(built.runtime_access.run());
+    tasks.spawn(built.event_path.run(synced.clone()));
     tasks.spawn(built.rotation.run(synced.clone()));
-    tasks.spawn(built.record.run(built.client));
+    tasks.spawn(built.recorder.run(built.client));
     if let Some(agents) = built.agents {
         tasks.spawn(agents.upgrade.run(synced.clone()));
-        if let Some(pull) = agents.pull {
-            tasks.spawn(pull.run(synced.clone()));
+        if let Some(pull_secret) = agents.pull_secret {
+            tasks.spawn(pull_secret.run(synced.clone()));
         }
     }
-    tasks.spawn(forward::run(built.hub.clone(), built.forward, shutdown.clone()));
-    turn.done();
-    let workers = workers::Workers::start(&built.context, &built.hub, config.concurrency, &synced, &shutdown);
+    tasks.spawn(forward::run(built.fleet.clone(), built.forward, shutdown.clone()));
+    // The caches are pending now.
+    standby.done();
+    let workers = workers::Workers::start(&built.context, &built.fleet, config.concurrency, &synced, &shutdown);
     tracing::info!(
         %event_address,
         v2_address = v2_address.map(tracing::field::display),
         enrolment_address = enrolment_address.map(tracing::field::display),
         kyma_selector = config.kyma_selector,
         concurrency = config.concurrency,
-        heartbeat_seconds = config.heartbeat_seconds,
+        heartbeat_seconds = config.heartbeat.as_secs(),
         paused = config.pause,
-        "Receiver runs"
+        "Receiver is active"
     );
     let ended = tokio::select! {
-        () = signals.ending() => Ok(()),
-        part = ended(&mut tasks) => Err(part),
-        part = ended(&mut gateways) => Err(part),
+        () = signals.shutdown() => Ok(()),
+        error = unexpected_end(&mut tasks) => Err(error),
+        error = unexpected_end(&mut gateways) => Err(error),
         error = workers.failed() => Err(error),
     };
-    tracing::info!("Receiver drains");
+    tracing::info!("Draining");
     shutdown.cancel();
     if timeout(DRAIN, workers.drained()).await.is_err() {
-        tracing::warn!("Work outlived the drain deadline");
+        tracing::warn!("Reconciles exceeded the drain deadline");
     }
-    // The gateways' last answers have deadlines of their own; the watches of KCP end here.
+    // Connections of the listeners have shorter deadlines of their own.
     let _ = timeout(DRAIN, async { while gateways.join_next().await.is_some() {} }).await;
     tasks.shutdown().await;
     ended
 }
 
-/// Starts a gateway on its own runtime; its end is a task of ours. Nothing listens before this receiver is active, so that no event is
-/// taken by one that does not work.
-async fn start<S: Service>(
-    runtime: &Runtime,
-    binding: impl Future<Output = Result<Gateway<S>, Bind>> + Send + 'static,
+/// Starts a listener on its executor, with a task that ends when it ends. Only an active receiver listens, so that no
+/// event is accepted by one that does not reconcile.
+async fn start_listener<S: Service>(
+    executor: &Executor,
+    binding: impl Future<Output = Result<Gateway<S>, BindError>> + Send + 'static,
     name: &'static str,
     shutdown: &CancellationToken,
     tasks: &mut JoinSet<&'static str>,
 ) -> Result<SocketAddr> {
-    let bound = runtime.spawn(binding).await.with_context(|| format!("start the {name}"))??;
+    let bound = executor.spawn(binding).await.with_context(|| format!("start the {name}"))??;
     let (address, stop) = (bound.address(), shutdown.clone());
-    let serving = runtime.spawn(bound.run(stop));
+    let serving = executor.spawn(bound.run(stop));
     tasks.spawn(async move {
-        // A panic of the accept loop ends the process like its return does.
+        // A panic of the accept loop ends the process as its return does.
         let _ = serving.await;
         name
     });

@@ -1,6 +1,8 @@
-//! Vocabulary of all layers: keys, pause, take-over, caches of the control plane, error classes, limits and small maps. No IO.
+//! Shared types of all layers: keys, pause, take-over, caches of the control plane, error classes, limits and small
+//! maps. No IO.
 
-pub mod class;
+pub mod error_class;
+pub(crate) mod flags;
 pub mod key;
 pub mod labels;
 pub mod limits;

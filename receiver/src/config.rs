@@ -1,11 +1,12 @@
-//! Flags and environment, read once, before anything starts.
+//! Configuration from flags and environment, read once at start.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::Parser;
 use tidewatch_shared::{identity::TrustDomain, names};
 
 use crate::{
+    base::flags::seconds,
     controllers::{catalog, event_path, installer},
     fleet::forward::UrlTemplate,
     ingress::{
@@ -13,124 +14,242 @@ use crate::{
         gateway::{OwnAuthority, v2},
     },
     kube::{leader, runtime_access::Cidr},
-    pki::{self},
+    pki,
 };
 
-/// Receives the signed events of Kyma runtimes and reconciles the runtimes they come from.
+/// Receives the signed events of Kyma runtimes and reconciles the runtimes they come from
 #[derive(Clone, Debug, Parser)]
-#[command(name = "tidewatch-receiver", version)]
+#[command(name = "tidewatch-receiver", version, next_help_heading = "Control plane")]
 pub struct Config {
-    /// Kubeconfig of the control plane; without it the account of the pod is used.
-    #[arg(long, env = "TIDEWATCH_KUBECONFIG")]
+    /// Kubeconfig of the control plane; defaults to the pod's service account
+    #[arg(long, env = "TIDEWATCH_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// Namespace of Kymas, templates, release metas, Manifests, Watchers and access Secrets.
+    /// Namespace of Kymas, ModuleTemplates, ModuleReleaseMetas, Manifests, Watchers and access Secrets
     #[arg(long, env = "TIDEWATCH_NAMESPACE", default_value = names::KCP_NAMESPACE)]
     pub namespace: String,
 
-    /// Only the Kymas that this label selector selects, for a gradual take-over. The API server judges its syntax.
-    #[arg(long, env = "TIDEWATCH_KYMA_SELECTOR", default_value = "")]
+    /// Label selector of the Kymas that this receiver manages, for a gradual take-over; validated by the API server
+    #[arg(long, env = "TIDEWATCH_KYMA_SELECTOR", default_value = "", value_name = "SELECTOR")]
     pub kyma_selector: String,
 
-    /// A Kyma that an incumbent has worked on is taken over once nobody has written to it for so long, in seconds: what is under way
-    /// there may end. 0 waits for nobody.
-    #[arg(long, env = "TIDEWATCH_TAKEOVER_QUIET_SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(0..=3_600))]
-    pub takeover_quiet_seconds: u32,
+    /// Time in seconds without writes to a Kyma of an incumbent before it is taken over, so that a running reconcile
+    /// there can end; 0 disables it
+    #[arg(long = "takeover-quiet-seconds", env = "TIDEWATCH_TAKEOVER_QUIET_SECONDS", default_value = "60", value_name = "SECONDS", value_parser = seconds(0..=3_600))]
+    pub takeover_quiet: Duration,
 
-    /// Where agents connect: mTLS only.
-    #[arg(long, env = "TIDEWATCH_EVENT_ADDRESS", default_value = "0.0.0.0:8443")]
-    pub event_address: SocketAddr,
+    /// Concurrent reconciles of Kymas
+    #[arg(long, env = "TIDEWATCH_CONCURRENCY", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub concurrency: u16,
 
-    /// Where metrics and probes are served, in plain HTTP.
-    #[arg(long, env = "TIDEWATCH_METRICS_ADDRESS", default_value = "0.0.0.0:8080")]
-    pub metrics_address: SocketAddr,
+    /// Write nothing to any runtime; events stay accepted and unsettled
+    #[arg(long, env = "TIDEWATCH_PAUSE")]
+    pub pause: bool,
 
-    /// Where and to whom the fleet is shown.
-    #[command(flatten)]
-    pub admin: admin::Flags,
-
-    /// How one receiver of several is the active one.
+    /// Leader election.
     #[command(flatten)]
     pub lease: leader::Flags,
 
-    /// Host and port under which agents know this receiver; signatures name one of them.
-    #[arg(long, env = "TIDEWATCH_AUTHORITY", value_delimiter = ',', required = true)]
+    /// Listen address for agents: mTLS only
+    #[arg(
+        long,
+        env = "TIDEWATCH_EVENT_ADDRESS",
+        default_value = "0.0.0.0:8443",
+        value_name = "IP:PORT",
+        help_heading = "Event port"
+    )]
+    pub event_address: SocketAddr,
+
+    /// Hosts and ports under which agents reach this receiver; each signature names one of them
+    #[arg(
+        long,
+        env = "TIDEWATCH_AUTHORITY",
+        value_name = "HOST:PORT",
+        value_delimiter = ',',
+        required = true,
+        help_heading = "Event port"
+    )]
     pub authority: Vec<OwnAuthority>,
 
-    /// Certificates, key and roots of the event port.
+    /// TLS of the event port.
     #[command(flatten)]
     pub tls: pki::TlsFlags,
+
+    /// Listen address of metrics and probes: plain HTTP
+    #[arg(
+        long,
+        env = "TIDEWATCH_METRICS_ADDRESS",
+        default_value = "0.0.0.0:8080",
+        value_name = "IP:PORT",
+        help_heading = "Metrics and probes"
+    )]
+    pub metrics_address: SocketAddr,
+
+    /// Admin listener.
+    #[command(flatten)]
+    pub admin: admin::Flags,
 
     /// Contract v2, the incumbent's.
     #[command(flatten)]
     pub v2: v2::Flags,
 
-    /// URL of another manager's service, to which events are forwarded in contract v2: http, without a path.
-    #[arg(long, env = "TIDEWATCH_FORWARD_URL_TEMPLATE", default_value = "http://{service}.{namespace}.svc:{port}")]
+    /// URL template of other managers' services, to which events are forwarded in contract v2: http, without a path
+    #[arg(
+        long,
+        env = "TIDEWATCH_FORWARD_URL_TEMPLATE",
+        default_value = "http://{service}.{namespace}.svc:{port}",
+        value_name = "URL",
+        help_heading = "Forwarding"
+    )]
     pub forward_url_template: UrlTemplate,
 
-    /// Trust domain of the runtimes' certificates.
-    #[arg(long, env = "TIDEWATCH_TRUST_DOMAIN", default_value = "kyma.local")]
-    pub trust_domain: TrustDomain,
-
-    /// Registry that Manifests pull their layers from, as host with optional port.
-    #[arg(long, env = "TIDEWATCH_OCI_REGISTRY_HOST", required = true)]
+    /// Registry of the modules' layers in Manifests, as host with optional port
+    #[arg(long, env = "TIDEWATCH_OCI_REGISTRY_HOST", value_name = "HOST", required = true, help_heading = "Catalog")]
     pub oci_registry_host: String,
 
-    /// Modules that only runtimes selected by their release meta's `kymaSelector` may see.
-    #[arg(long, env = "TIDEWATCH_RESTRICTED_DEFAULT_MODULES", value_delimiter = ',')]
+    /// Modules that only runtimes selected by their ModuleReleaseMeta's `kymaSelector` may see
+    #[arg(
+        long,
+        env = "TIDEWATCH_RESTRICTED_DEFAULT_MODULES",
+        value_name = "MODULE",
+        value_delimiter = ',',
+        help_heading = "Catalog"
+    )]
     pub restricted_default_modules: Vec<String>,
 
-    /// How changes of the catalog reach the runtimes.
+    /// Roll-out of catalog changes.
     #[command(flatten)]
     pub catalog: catalog::Flags,
 
-    /// Networks in which runtimes may stand although they are refused by default.
-    #[arg(long, env = "TIDEWATCH_ALLOW_RUNTIME_ADDRESSES", value_delimiter = ',')]
+    /// Networks in which runtimes' API servers are permitted although they are refused by default, in CIDR notation
+    #[arg(
+        long,
+        env = "TIDEWATCH_ALLOW_RUNTIME_ADDRESSES",
+        value_name = "CIDR",
+        value_delimiter = ',',
+        help_heading = "Runtime access"
+    )]
     pub allow_runtime_addresses: Vec<Cidr>,
 
-    /// Further networks in which no runtime may stand, for example the control plane's own.
-    #[arg(long, env = "TIDEWATCH_DENY_RUNTIME_ADDRESSES", value_delimiter = ',')]
+    /// Further networks in which runtimes' API servers are refused, for example the control plane's own, in CIDR
+    /// notation
+    #[arg(
+        long,
+        env = "TIDEWATCH_DENY_RUNTIME_ADDRESSES",
+        value_name = "CIDR",
+        value_delimiter = ',',
+        help_heading = "Runtime access"
+    )]
     pub deny_runtime_addresses: Vec<Cidr>,
 
-    /// Kymas that are worked on at the same time.
-    #[arg(long, env = "TIDEWATCH_CONCURRENCY", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub concurrency: u16,
+    /// Heartbeat interval of the agents in seconds, longer in large fleets
+    #[arg(long = "heartbeat-seconds", env = "TIDEWATCH_HEARTBEAT_SECONDS", default_value = "30", value_name = "SECONDS", value_parser = seconds(1..=3_600), help_heading = "Event path")]
+    pub heartbeat: Duration,
 
-    /// Wanted heartbeat interval of the agents, in seconds.
-    #[arg(long, env = "TIDEWATCH_HEARTBEAT_SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=3600))]
-    pub heartbeat_seconds: u32,
-
-    /// Writes nothing to any runtime; events stay accepted and unsettled.
-    #[arg(long, env = "TIDEWATCH_PAUSE")]
-    pub pause: bool,
-
-    /// How proven and unproven event paths are treated.
+    /// Polls and verifications of event paths.
     #[command(flatten)]
     pub path: event_path::Flags,
 
-    /// Whether and how agents are installed in the runtimes.
+    /// Installation of agents.
     #[command(flatten)]
     pub installer: installer::Flags,
 
-    /// Where agents enrol.
+    /// Enrolment port.
     #[command(flatten)]
     pub enrolment: enrolment::Flags,
 
-    /// Who issues certificates, and how long they hold.
+    /// Trust domain of the runtimes' certificates
+    #[arg(
+        long,
+        env = "TIDEWATCH_TRUST_DOMAIN",
+        default_value = "kyma.local",
+        value_name = "DOMAIN",
+        help_heading = "Certificates"
+    )]
+    pub trust_domain: TrustDomain,
+
+    /// Issuer and validity of certificates.
     #[command(flatten)]
     pub pki: pki::Flags,
 
-    /// What is logged, as directives: `info`, or `info,tidewatch_receiver::controllers::kyma=debug`.
-    #[arg(long, env = "RUST_LOG", default_value = "info,kube_client=error")]
+    /// Log filter: comma-separated levels, or target=level, such as `info,tidewatch_receiver::controllers::kyma=debug`
+    #[arg(
+        long,
+        env = "RUST_LOG",
+        default_value = "info,kube_client=error",
+        value_name = "FILTER",
+        help_heading = "Logging and tracing"
+    )]
     pub log: String,
 
-    /// Where traces are exported to, over OTLP (gRPC) without TLS: http://host:port
+    /// OTLP endpoint (gRPC without TLS) to export traces to: http://host:port
     #[cfg(feature = "otlp")]
-    #[arg(long, env = "TIDEWATCH_OTLP_ENDPOINT")]
+    #[arg(long, env = "TIDEWATCH_OTLP_ENDPOINT", value_name = "URL", help_heading = "Logging and tracing")]
     pub otlp_endpoint: Option<String>,
 
-    /// Appends one line with a time stamp for every event that makes a Kyma wanted, for measurements.
-    #[arg(long)]
+    /// File to append a timestamp to for each event that enqueues a Kyma, for measurements
+    #[cfg(feature = "stamps")]
+    #[arg(long, value_name = "FILE", help_heading = "Measurement", hide = true)]
     pub stamp_file: Option<PathBuf>,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    const REQUIRED: [&str; 3] = ["receiver", "--authority=kcp:8443", "--oci-registry-host=r"];
+
+    #[test]
+    fn each_flag_has_a_heading_and_a_description() {
+        Config::command().debug_assert();
+        for flag in Config::command().get_arguments() {
+            let help = flag.get_help().map(ToString::to_string).unwrap_or_default();
+            assert!(flag.get_help_heading().is_some(), "{flag} has no heading");
+            assert!(!help.is_empty() && !help.ends_with('.'), "{flag}: {help:?}");
+            let is_duration = flag.get_long().is_some_and(|long| long.ends_with("-seconds"));
+            assert!(!is_duration || help.contains("seconds"), "{flag} states no unit");
+        }
+        let heading = |id: &str| {
+            Config::command()
+                .get_arguments()
+                .find(|flag| flag.get_id() == id)
+                .unwrap()
+                .get_help_heading()
+                .map(str::to_owned)
+        };
+        assert_eq!(heading("agent_upgrade_stages").as_deref(), Some("Upgrade of agents"));
+        assert_eq!(heading("metrics_address").as_deref(), Some("Metrics and probes"));
+    }
+
+    #[test]
+    fn durations_are_whole_seconds_within_their_limits() {
+        let parse = |flags: &[&str]| Config::try_parse_from([&REQUIRED[..], flags].concat());
+        let config = parse(&["--lease-seconds", "3"]).unwrap();
+        assert_eq!((config.lease.lease_duration, config.heartbeat), (Duration::from_secs(3), Duration::from_secs(30)));
+        let (parsed, default) = (config.catalog, catalog::Flags::default());
+        assert_eq!(parsed.module_upgrade_rollout_max_delay, default.module_upgrade_rollout_max_delay);
+        for bad in [
+            ["--lease-seconds", "2"],
+            ["--lease-seconds", "301"],
+            ["--heartbeat-seconds", "1.5"],
+            ["--away-seconds", "1h"],
+        ] {
+            assert!(parse(&bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn operator_commands_are_refused() {
+        assert!(Config::try_parse_from(REQUIRED).is_ok());
+        assert!(Config::try_parse_from(["receiver"]).is_err());
+        assert!(Config::try_parse_from([&REQUIRED[..], &["--tls-cert", "c"]].concat()).is_err());
+        for command in ["fleet", "rotate-ca", "catalog"] {
+            for arguments in [vec!["receiver", command], [&REQUIRED[..], &[command]].concat()] {
+                let error = Config::try_parse_from(arguments).err().unwrap();
+                assert_eq!(error.kind(), clap::error::ErrorKind::UnknownArgument, "{error}");
+            }
+        }
+    }
 }

@@ -6,5 +6,6 @@ pub mod event_path;
 pub mod forward;
 pub mod installer;
 pub mod kyma;
-pub(crate) mod wait;
+pub(crate) mod pending_removal;
+pub mod status;
 pub mod watcher;

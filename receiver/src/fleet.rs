@@ -1,21 +1,24 @@
-//! What is known of each runtime: its sequences per epoch, what is settled, its digests, and whether its path is proven.
+//! State of the runtimes: sequences per epoch, settled watermarks, digests, and the state of the event path.
 //!
-//! Pure and in memory: no events are kept, only watermarks, so memory is bounded by the number of
-//! runtimes. `hub` holds it in one lock with the queue, so that recording an event and wanting its work is one step.
+//! Pure and in memory: it keeps watermarks, not events, so memory is bounded by the number of runtimes. The [runtime
+//! table](table) holds it and the work queue under one lock, so that an event is recorded and its work enqueued in one
+//! step. Events and heartbeats of contract v3 enter as [`Verified`] input only.
 
 mod compare;
 pub mod forward;
-pub mod hub;
 mod ledger;
 mod path;
-mod planned;
+mod plan_index;
 pub mod queue;
-mod run;
 mod runtime;
+mod sequences;
+pub mod table;
+mod verified;
 
 pub use ledger::EpochView;
 pub use path::{Contract, PathState, Unproven};
+pub use verified::{EventBatch, Verified};
 
-pub(crate) use path::{Inherited, Pulse, SPOKE_V3, Terms, has_spoken_v3};
-pub(crate) use planned::Planned;
-pub(crate) use runtime::{Beat, Counted, Forward, Recorded, Runtime, Snapshot};
+pub(crate) use path::{Inherited, LastHeartbeat, PathThresholds, USED_V3_SUFFIX, condition_shows_v3};
+pub(crate) use plan_index::PlanIndex;
+pub(crate) use runtime::{EventsRecord, ForwardedEvent, HeartbeatRecord, HeartbeatStatus, Runtime, Snapshot};

@@ -4,4 +4,7 @@ pub mod admin;
 mod bearer;
 pub mod enrolment;
 pub mod gateway;
+mod http;
 pub mod probes;
+
+pub use self::http::{HttpServer, ListenError};

@@ -1,27 +1,24 @@
-//! The receiver's process: crypto provider, command line, run.
+//! Process of the receiver: crypto provider, configuration, run.
 
 use std::process::ExitCode;
 
-use tidewatch_receiver::{app, command::Command};
+use clap::Parser as _;
+use tidewatch_receiver::{app, config::Config};
 
-/// With the system's, what thousands of handshakes and passes took and gave back stays with the process.
+/// Returns memory of finished bursts (thousands of handshakes and reconciles) to the system, which the default
+/// allocator keeps.
 #[cfg(feature = "jemalloc")]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 fn main() -> ExitCode {
-    // An error only says that a provider is installed already; there is one provider in this binary.
+    // An error means that a provider is installed already; this binary has only one.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
-    let config = match Command::parse() {
-        Command::Run(config) => config,
-        Command::Catalog(catalog) => return catalog.run(),
-        Command::Fleet(fleet) => return fleet.run(),
-        Command::RotateCa(rotate) => return rotate.run(),
-    };
-    match app::run(*config) {
+    // An invalid configuration exits here, with code 2 and the errors on stderr.
+    match app::run(Config::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // Logs may be what failed, so the last word goes to stderr as it is.
+            // Written to stderr directly, because logging itself may be the cause.
             eprintln!("tidewatch-receiver: {error:#}");
             ExitCode::FAILURE
         }

@@ -1,4 +1,4 @@
-//! What operators see: logs on stderr, metrics and probes on a port of their own.
+//! Logs on stderr, the metrics registry, and readiness.
 
 mod readiness;
 
@@ -15,38 +15,38 @@ use tracing_subscriber::{EnvFilter, util::SubscriberInitExt};
 
 pub use readiness::{Pending, Readiness};
 
-/// Why there are no logs.
+/// Failure to set up logging.
 #[derive(Debug, Error)]
-pub enum InitLogs {
-    /// The filter's directives.
+pub enum InitLogsError {
+    /// The filter directives are not valid.
     #[error("the log filter is not valid")]
     Filter(#[source] tracing_subscriber::filter::ParseError),
-    /// Somebody has set up logs before.
-    #[error("logs are set up already")]
+    /// A global subscriber is set already.
+    #[error("logging is set up already")]
     Twice(#[source] tracing_subscriber::util::TryInitError),
 }
 
-/// Sends logs to stderr, one JSON object a line, filtered by directives such as `info,tidewatch_receiver=debug`.
+/// Writes logs to stderr, one JSON object per line, filtered by directives such as `info,tidewatch_receiver=debug`.
 ///
 /// # Errors
-/// [`InitLogs`].
-pub fn init_logs(filter: &str) -> Result<(), InitLogs> {
+/// [`InitLogsError`].
+pub fn init_logs(filter: &str) -> Result<(), InitLogsError> {
     tracing_subscriber::fmt()
         .json()
         .flatten_event(true)
         .with_current_span(true)
         .with_span_list(false)
         .with_writer(io::stderr)
-        .with_env_filter(EnvFilter::try_new(filter).map_err(InitLogs::Filter)?)
+        .with_env_filter(EnvFilter::try_new(filter).map_err(InitLogsError::Filter)?)
         .finish()
         .try_init()
-        .map_err(InitLogs::Twice)
+        .map_err(InitLogsError::Twice)
 }
 
-/// The metrics that are shown now: those of a receiver that waits, and then those of the one that works.
-pub type Page = Arc<ArcSwap<Metrics>>;
+/// Registry that `/metrics` serves: first that of a candidate, later that of the active receiver.
+pub type MetricsPage = Arc<ArcSwap<Metrics>>;
 
-/// All metrics of the process. Rooms register theirs at the start; then it is only read.
+/// Metrics of the process. All are registered at start; afterwards the registry is only read.
 #[derive(Debug)]
 pub struct Metrics(Registry);
 
@@ -56,34 +56,34 @@ struct Build {
 }
 
 impl Metrics {
-    /// A registry that knows the build.
+    /// Makes a registry with `tidewatch_build_info`.
     #[must_use]
     pub fn new() -> Self {
         let mut registry = Registry::default();
         let build = Family::<Build, Gauge>::default();
         build.get_or_create(&Build { version: env!("CARGO_PKG_VERSION") }).set(1);
         let ours = registry.sub_registry_with_prefix("tidewatch");
-        ours.register("build_info", "Which build this is; always 1", build);
+        ours.register("build_info", "Version of this build; always 1", build);
         Self(registry)
     }
 
-    /// Where rooms register theirs; everything there begins with `tidewatch_`.
-    pub fn rooms(&mut self) -> &mut Registry {
+    /// Registry of Tidewatch's own metrics, with the prefix `tidewatch_`.
+    pub fn tidewatch(&mut self) -> &mut Registry {
         self.0.sub_registry_with_prefix("tidewatch")
     }
 
-    /// Where metrics stand that keep the incumbent's names: without a prefix.
+    /// Registry of the metrics with the incumbent's names, without a prefix.
     pub fn incumbent(&mut self) -> &mut Registry {
         &mut self.0
     }
 
-    /// All of it as OpenMetrics text; `None` when a metric cannot be written, which is a defect.
+    /// Encodes all metrics as OpenMetrics text; `None` if a metric cannot be encoded, which is a defect.
     #[must_use]
     pub fn encode(&self) -> Option<String> {
         self.0.encode()
     }
 
-    /// What there is, whether it was counted yet or not.
+    /// Descriptions of all registered metrics, also of those without samples.
     #[must_use]
     pub fn described(&self) -> Vec<MetricDescription> {
         self.0.described()

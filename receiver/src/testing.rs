@@ -1,4 +1,4 @@
-//! What the tests of several rooms share: a control plane, or a runtime's API server, that is a function; a folder of files.
+//! Shared test fixtures: a client of an API server that is a function, and a temporary folder.
 
 use std::{convert::Infallible, fs, future, path::PathBuf, sync::Arc};
 
@@ -7,7 +7,7 @@ use http::{Request, Response, StatusCode, request::Parts};
 use http_body_util::{BodyExt as _, Full};
 use kube::{Client, client::Body};
 
-/// A client of a server that answers each request from its head and its body, and never where there is no answer.
+/// Client of a server that computes each response from the request's head and body; `None` never responds.
 pub(crate) fn client<A, T>(namespace: &str, answer: A) -> Client
 where
     A: Fn(&Parts, &[u8]) -> Option<(StatusCode, T)> + Send + Sync + 'static,
@@ -19,7 +19,7 @@ where
         async move {
             let (parts, body) = request.into_parts();
             let body = body.collect().await.unwrap().to_bytes();
-            // Others may come in between any two calls.
+            // Lets other tasks run between any two requests.
             tokio::task::yield_now().await;
             let Some((status, text)) = answer(&parts, &body) else { return future::pending().await };
             Ok::<_, Infallible>(Response::builder().status(status).body(Full::new(text.into())).unwrap())
@@ -28,18 +28,18 @@ where
     Client::new(service, namespace)
 }
 
-/// Files of one test, in a folder of their own until dropped.
+/// Temporary folder of one test, removed on drop.
 pub(crate) struct Folder(pub(crate) PathBuf);
 
 impl Folder {
-    /// Empty. No two tests of the crate may use the same name.
+    /// Makes an empty folder. The name must be unique among the tests of the crate.
     pub(crate) fn new(name: &str) -> Self {
         let path = std::env::temp_dir().join(format!("tidewatch-{name}-{}", std::process::id()));
         fs::create_dir_all(&path).unwrap();
         Self(path)
     }
 
-    /// Writes a file, and tells where it is.
+    /// Writes a file, and returns its path.
     pub(crate) fn put(&self, name: &str, text: &str) -> PathBuf {
         let path = self.0.join(name);
         fs::write(&path, text).unwrap();

@@ -1,14 +1,15 @@
-//! What the receiver sees of KCP: caches of the custom resources and access Secrets, and who wakes when one changes.
+//! Watches of KCP: caches of its objects, and the event handlers that enqueue affected runtimes.
 //!
-//! `follow` keeps one cache and tells of each change, `essence` says what of an object matters, `concern` says whom a
-//! change concerns, `wakes` acts on it, `placing` keeps who is placed. Our own status writes move no essence, so they wake nobody.
+//! `kube::watch` keeps one cache and reports each change, `fingerprint` reduces an object to the fields that matter,
+//! `affected` computes the Kymas that a change affects, `handlers` enqueues them, `placer` keeps the runtime table's
+//! entries current. The receiver's own status writes change no fingerprint, so they enqueue nothing.
 
-mod concern;
-mod essence;
+mod affected;
+mod debounce;
+mod fingerprint;
+mod handlers;
 mod owners;
-mod placing;
-mod settle;
-mod wakes;
+mod placer;
 mod watchers;
 
 use std::sync::Arc;
@@ -27,16 +28,16 @@ use tidewatch_shared::{
 use tokio::{sync::Notify, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
-pub use wakes::Rooms;
+pub use handlers::Components;
 
 use crate::{
     base::{pause::CONFIG_MAP, stores::Stores},
     ingress::enrolment,
-    kube::{Metrics, follow, record::Record},
+    kube::{Metrics, recorder::EventRecorder, watch},
     telemetry::Readiness,
 };
 
-/// The writing ends of [`Stores`], each for exactly one watch.
+/// Write halves of [`Stores`], each for exactly one watch.
 pub struct Writers {
     kymas: Writer<Kyma>,
     templates: Writer<ModuleTemplate>,
@@ -46,7 +47,7 @@ pub struct Writers {
     secrets: Writer<Secret>,
 }
 
-/// Makes empty caches and the ends that fill them.
+/// Makes empty caches and their write halves.
 #[must_use]
 pub fn stores() -> (Stores, Writers) {
     let writers = Writers {
@@ -68,21 +69,21 @@ pub fn stores() -> (Stores, Writers) {
     (stores, writers)
 }
 
-/// What the watches of KCP need to start.
-pub struct Follow {
+/// Watches of KCP, not started yet.
+pub struct Watches {
     /// Client of KCP.
     pub client: Client,
-    /// Namespace of everything.
+    /// Namespace of all watched objects.
     pub namespace: String,
-    /// Whom changes wake.
-    pub rooms: Rooms,
-    /// Counts what cannot be read; [`Rooms::record`] tells of it.
+    /// Components that react to changes.
+    pub components: Components,
+    /// Metrics of the watches.
     pub metrics: Metrics,
 }
 
-impl Follow {
-    /// Starts one watch per kind and the upkeep of Watchers. Each runs until the set is dropped; each holds a readiness guard until it
-    /// has listed. `synced` is cancelled when all have.
+impl Watches {
+    /// Spawns one watch per kind, the task of the Watchers, and the debouncer of the catalog. Each watch is pending in
+    /// `readiness` until its first list is complete; `synced` is cancelled when all lists and the first plan are.
     pub fn start(
         self,
         writers: Writers,
@@ -90,72 +91,73 @@ impl Follow {
         synced: CancellationToken,
         tasks: &mut JoinSet<&'static str>,
     ) {
-        let Self { client, namespace, rooms, metrics } = self;
-        let record = rooms.record.clone();
-        let place = Place { client: client.clone(), namespace: namespace.clone(), metrics, record };
-        let settle = Arc::new(settle::Settle::default());
-        let wakes = wakes::Wakes::new(rooms.clone(), settle.clone(), Arc::new(Notify::new()));
-        let whole = synced.clone();
-        let gate = follow::Gate::new(readiness, {
-            let hub = rooms.hub.clone();
+        let Self { client, namespace, components, metrics } = self;
+        let recorder = components.recorder.clone();
+        let start = WatchStarter { client: client.clone(), namespace: namespace.clone(), metrics, recorder };
+        let debouncer = Arc::new(debounce::CatalogDebouncer::default());
+        let handlers = handlers::EventHandlers::new(components.clone(), debouncer.clone(), Arc::new(Notify::new()));
+        let caches_synced = synced.clone();
+        let gate = watch::SyncGate::new(readiness, {
+            let fleet = components.fleet.clone();
             move || {
-                hub.set_synced();
+                fleet.set_synced();
                 synced.cancel();
             }
         });
         let Writers { kymas, templates, release_metas, manifests, watchers, secrets } = writers;
         let everything = watcher::Config::default();
-        // Whether all are paused must be known before anything is worked on.
+        // A pause must be known before the first reconcile.
         let pausing = everything.clone().fields(&format!("metadata.name={CONFIG_MAP}"));
         let maps = Writer::<ConfigMap>::default();
-        place.follow("configmaps", maps, pausing, gate.guard("configmaps"), wakes.pause(), tasks);
-        // Before anybody is served, it is known who is revoked.
+        start.watch("configmaps", maps, pausing, gate.guard("configmaps"), handlers.pause(), tasks);
+        // Revocations must be known before the first connection.
         let revoked = everything.clone().fields(&format!("metadata.name={}", enrolment::CONFIG_MAP));
         let maps = Writer::<ConfigMap>::default();
-        place.follow("revocations", maps, revoked, gate.guard("revocations"), wakes.revocations(), tasks);
-        // Before anything is compared, it is known what was accepted.
+        start.watch("revocations", maps, revoked, gate.guard("revocations"), handlers.revocations(), tasks);
+        // The accepted releases must be known before the catalog is compared with them.
         let releases = everything.clone().fields(&format!("metadata.name={RELEASES}"));
         let maps = Writer::<ConfigMap>::default();
-        place.follow("releases", maps, releases, gate.guard("releases"), wakes.releases(), tasks);
-        // Watchers and Secrets first: a Kyma that is placed finds its plan and its access.
-        place.follow("watchers", watchers, everything.clone(), gate.guard("watchers"), wakes.watchers(), tasks);
+        start.watch("releases", maps, releases, gate.guard("releases"), handlers.releases(), tasks);
+        // Watchers and Secrets before Kymas: a Kyma that is placed mostly finds its plan and its access.
+        start.watch("watchers", watchers, everything.clone(), gate.guard("watchers"), handlers.watchers(), tasks);
         let labelled = everything.clone().labels(label::KYMA_NAME);
-        place.follow("secrets", secrets, labelled, gate.guard("secrets"), wakes.secrets(), tasks);
-        place.follow(
+        start.watch("secrets", secrets, labelled, gate.guard("secrets"), handlers.secrets(), tasks);
+        start.watch(
             "moduletemplates",
             templates,
             everything.clone(),
             gate.guard("moduletemplates"),
-            wakes.templates(),
+            handlers.templates(),
             tasks,
         );
         let guard = gate.guard("modulereleasemetas");
-        place.follow("modulereleasemetas", release_metas, everything.clone(), guard, wakes.release_metas(), tasks);
-        place.follow("manifests", manifests, everything.clone(), gate.guard("manifests"), wakes.manifests(), tasks);
-        let selected = everything.labels(&rooms.takeover.query());
-        place.follow("kymas", kymas, selected, gate.guard("kymas"), wakes.kymas(), tasks);
+        start.watch("modulereleasemetas", release_metas, everything.clone(), guard, handlers.release_metas(), tasks);
+        start.watch("manifests", manifests, everything.clone(), gate.guard("manifests"), handlers.manifests(), tasks);
+        let selected = everything.labels(&components.takeover.query());
+        start.watch("kymas", kymas, selected, gate.guard("kymas"), handlers.kymas(), tasks);
         let planned = gate.guard("plan");
-        let of = (rooms.clone(), wakes.placing());
-        tasks.spawn(watchers::run(client.clone(), namespace.clone(), of, wakes.watchers_changed(), planned));
-        tasks.spawn(async move { settle.run(&rooms, (&client, &namespace), whole).await });
+        let targets = (components.clone(), handlers.placer());
+        tasks.spawn(watchers::run(client.clone(), namespace.clone(), targets, handlers.watchers_changed(), planned));
+        tasks.spawn(async move { debouncer.run(&components, (&client, &namespace), caches_synced).await });
     }
 }
 
-struct Place {
+/// Parameters of all watches.
+struct WatchStarter {
     client: Client,
     namespace: String,
     metrics: Metrics,
-    record: Record,
+    recorder: EventRecorder,
 }
 
-impl Place {
-    fn follow<K>(
+impl WatchStarter {
+    fn watch<K>(
         &self,
         kind: &'static str,
         writer: Writer<K>,
         config: watcher::Config,
-        gate: follow::Guard,
-        sink: impl FnMut(follow::Change<'_, K>) + Send + 'static,
+        gate: watch::SyncGuard,
+        sink: impl FnMut(watch::Change<'_, K>) + Send + 'static,
         tasks: &mut JoinSet<&'static str>,
     ) where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
@@ -167,8 +169,8 @@ impl Place {
             + 'static,
     {
         let api: Api<DeserializeGuard<K>> = Api::namespaced(self.client.clone(), &self.namespace);
-        tasks.spawn(follow::follow(
-            follow::Watch { kind, api, config, gate, metrics: self.metrics.clone(), record: self.record.clone() },
+        tasks.spawn(watch::run(
+            watch::Watch { kind, api, config, gate, metrics: self.metrics.clone(), recorder: self.recorder.clone() },
             writer,
             sink,
         ));

@@ -1,4 +1,5 @@
-//! Every metric of the active receiver, registered in one place, so that what runs and what is described are the same.
+//! Registration of all metrics of the active receiver, in one place, so that the reference in the docs describes those
+//! that run.
 
 use kube::runtime::reflector::Store;
 use prometheus_client::metrics::gauge::Gauge;
@@ -10,35 +11,35 @@ use tidewatch_shared::{
 use crate::{
     app::changes,
     controllers::{catalog, event_path, installer, kyma},
-    fleet::hub,
+    fleet::table,
     ingress::{
         enrolment,
         gateway::{self, v2},
     },
-    kube::{leader, record, runtime_access},
+    kube::{leader, recorder, runtime_access},
     pki,
     telemetry::Metrics,
 };
 
-/// What each room counts with.
+/// Metrics of each component.
 pub(super) struct Counters {
-    pub(super) hub: hub::Metrics,
+    pub(super) fleet: table::Metrics,
     pub(super) access: runtime_access::Metrics,
     pub(super) catalog: catalog::Metrics,
     pub(super) kcp: crate::kube::Metrics,
-    pub(super) paths: event_path::Metrics,
+    pub(super) event_path: event_path::Metrics,
     pub(super) kyma: kyma::Metrics,
     pub(super) installer: installer::Metrics,
     pub(super) gateway: gateway::Metrics,
     pub(super) enrolment: enrolment::Metrics,
-    /// Of the enrolment port's connections and requests.
-    pub(super) enrolment_port: gateway::Metrics,
+    /// Connections and requests of the enrolment port.
+    pub(super) enrolment_port: gateway::PortMetrics,
     pub(super) v2: v2::Metrics,
-    pub(super) record: record::Metrics,
+    pub(super) recorder: recorder::Metrics,
 }
 
 impl Counters {
-    /// Makes and registers all of it.
+    /// Makes and registers all metrics.
     pub(super) fn register(
         metrics: &mut Metrics,
         lease: &leader::Metrics,
@@ -46,40 +47,40 @@ impl Counters {
         kymas: Store<Kyma>,
     ) -> Self {
         let incumbent = metrics.incumbent();
-        record::register_states(incumbent, kymas);
+        recorder::register_states(incumbent, kymas);
         let requeues = kyma::Requeues::register(incumbent);
-        let v2 = v2::Metrics::register(incumbent);
+        let v2 = v2::Metrics::register(incumbent.sub_registry_with_prefix("watcher_listener"));
         fips(incumbent);
         pki.register_incumbent(incumbent);
-        let rooms = metrics.rooms();
-        lease.register(rooms);
-        pki.register(rooms);
+        let registry = metrics.tidewatch();
+        lease.register(registry);
+        pki.register(registry);
         let counters = Self {
-            hub: hub::Metrics::register(rooms),
-            access: runtime_access::Metrics::register(rooms),
-            catalog: catalog::Metrics::register(rooms),
-            kcp: crate::kube::Metrics::register(rooms),
-            paths: event_path::Metrics::register(rooms),
-            kyma: kyma::Metrics::register(rooms, requeues),
-            installer: installer::Metrics::register(rooms),
-            gateway: gateway::Metrics::register(rooms),
-            enrolment: enrolment::Metrics::register(rooms),
-            enrolment_port: gateway::Metrics::register_port(rooms.sub_registry_with_prefix("enrolment")),
+            fleet: table::Metrics::register(registry),
+            access: runtime_access::Metrics::register(registry),
+            catalog: catalog::Metrics::register(registry),
+            kcp: crate::kube::Metrics::register(registry),
+            event_path: event_path::Metrics::register(registry),
+            kyma: kyma::Metrics::register(registry, requeues),
+            installer: installer::Metrics::register(registry),
+            gateway: gateway::Metrics::register(registry.sub_registry_with_prefix("gateway")),
+            enrolment: enrolment::Metrics::register(registry),
+            enrolment_port: gateway::PortMetrics::register(registry.sub_registry_with_prefix("enrolment")),
             v2,
-            record: record::Metrics::register(rooms),
+            recorder: recorder::Metrics::register(registry),
         };
-        counters.hub.register_incumbent(metrics.incumbent());
+        counters.fleet.register_incumbent(metrics.incumbent());
         counters
     }
 }
 
-/// The incumbent tells by it in which mode its cryptography runs; ours has no such mode.
+/// Registers the incumbent's gauge of its cryptography's FIPS mode; the receiver has no such mode.
 fn fips(registry: &mut Registry) {
     let help = "Whether cryptography runs in FIPS mode: always 0, which is off";
     registry.register("lifecycle_mgr_fips_mode", help, <Gauge>::default());
 }
 
-/// Every metric that an active receiver has.
+/// Descriptions of all metrics of an active receiver.
 pub(super) fn described() -> Vec<MetricDescription> {
     let (mut metrics, (stores, _)) = (Metrics::new(), changes::stores());
     Counters::register(&mut metrics, &leader::Metrics::default(), &pki::Metrics::default(), stores.kymas);

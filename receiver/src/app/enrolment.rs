@@ -1,4 +1,4 @@
-//! The enrolment port, if this receiver issues certificates.
+//! Enrolment port, if this receiver issues certificates.
 
 use std::sync::Arc;
 
@@ -7,37 +7,38 @@ use arc_swap::ArcSwap;
 use crate::{
     config::Config,
     ingress::{
-        enrolment::{Enrolments, Metrics, Office},
-        gateway::{self, Bind, Gateway, enrol},
+        enrolment::{CertificateIssuer, EnrolmentService, Metrics},
+        gateway::{self, BindError, Gateway, enrol},
     },
     kube::runtime_access::RuntimeAccess,
 };
 
-/// The port, built and not yet listening.
+/// Port that does not listen yet.
 pub(super) struct Port {
     settings: gateway::Settings,
     tls: Arc<ArcSwap<rustls::ServerConfig>>,
-    enrolments: Enrolments,
-    metrics: gateway::Metrics,
+    enrolments: EnrolmentService,
+    metrics: gateway::PortMetrics,
 }
 
 impl Port {
-    /// `tls` asks for no client certificate; `office` issues, and `access` reaches the runtimes that vouch for tokens.
+    /// `tls` requests no client certificate. `access` provides clients of the runtimes, which review the tokens.
     pub(super) fn build(
         config: &Config,
         tls: Arc<ArcSwap<rustls::ServerConfig>>,
-        office: Office,
+        certificate_issuer: CertificateIssuer,
         access: RuntimeAccess,
-        (room, port): (Metrics, gateway::Metrics),
+        (metrics, port_metrics): (Metrics, gateway::PortMetrics),
     ) -> Self {
         let settings = enrol::settings(config.enrolment.enrolment_address, config.trust_domain.clone());
-        let enrolments = Enrolments::new(&config.enrolment, office, access, room);
-        Self { settings, tls, enrolments, metrics: port }
+        let enrolments = EnrolmentService::new(&config.enrolment, certificate_issuer, access, metrics);
+        Self { settings, tls, enrolments, metrics: port_metrics }
     }
 
-    /// Listens, on the runtime that polls this.
-    pub(super) async fn bind(self) -> Result<Gateway<enrol::Desk>, Bind> {
+    /// Listens, on the executor that polls the future.
+    pub(super) async fn bind(self) -> Result<Gateway<enrol::EnrolmentHandler>, BindError> {
         let Self { settings, tls, enrolments, metrics } = self;
-        Gateway::bind_enrolment(settings, tls, enrolments, metrics).await
+        let port = metrics.clone();
+        Gateway::bind(settings, tls, port, |settings| enrol::EnrolmentHandler::new(settings, enrolments, metrics)).await
     }
 }

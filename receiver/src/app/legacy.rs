@@ -1,46 +1,50 @@
-//! The port of contract v2, if it is wanted.
+//! Port of contract v2, if `--v2` is given.
 
 use crate::{
     config::Config,
     ingress::{
         enrolment::Revocations,
-        gateway::{self, Bind, Gateway, v2},
+        gateway::{self, BindError, Gateway, v2},
     },
     pki,
 };
 
-/// The port, built and not yet listening.
+/// Port that does not listen yet.
 pub(super) struct Port {
     settings: gateway::Settings,
-    files: v2::Files,
-    take: v2::Legacy,
+    files: v2::TlsFiles,
+    adapter: v2::V2Adapter,
     metrics: v2::Metrics,
-    shared: gateway::Metrics,
+    shared: gateway::PortMetrics,
 }
 
 impl Port {
-    /// `None` unless `--v2` is given.
+    /// Builds the port; `None` without `--v2`.
     pub(super) fn build(
         config: &Config,
-        take: v2::Legacy,
+        adapter: v2::V2Adapter,
         revocations: Revocations,
-        (metrics, shared): (v2::Metrics, gateway::Metrics),
+        (metrics, shared): (v2::Metrics, gateway::PortMetrics),
         pki: pki::Metrics,
     ) -> anyhow::Result<Option<Self>> {
         let flags = &config.v2;
         if !flags.v2 {
             return Ok(None);
         }
-        let files = v2::Files::open(flags, config.tls.tls_cert.as_ref(), config.tls.tls_key.as_ref(), pki)?;
+        let files = v2::TlsFiles::open(flags, config.tls.tls_cert.as_ref(), config.tls.tls_key.as_ref(), pki)?;
         let settings = v2::settings(flags.v2_address, config.trust_domain.clone());
         let settings = gateway::Settings { revocations, ..settings };
-        Ok(Some(Self { settings, files, take, metrics, shared }))
+        Ok(Some(Self { settings, files, adapter, metrics, shared }))
     }
 
-    /// Listens, on the runtime that polls what is returned; and what keeps its certificates up to date.
-    pub(super) fn bind(self) -> (impl Future<Output = Result<Gateway<v2::Desk<v2::Legacy>>, Bind>>, v2::Files) {
-        let Self { settings, files, take, metrics, shared } = self;
+    /// Returns a future that listens, on the executor that polls it, and the reloader of the port's TLS files.
+    pub(super) fn bind(
+        self,
+    ) -> (impl Future<Output = Result<Gateway<v2::V2Handler<v2::V2Adapter>>, BindError>>, v2::TlsFiles) {
+        let Self { settings, files, adapter, metrics, shared } = self;
         let (tls, callers) = (files.tls(), files.callers());
-        (Gateway::bind_v2(settings, tls, callers, take, metrics, shared), files)
+        let port = shared.clone();
+        let handler = move |settings: &_| v2::V2Handler::new(settings, callers, adapter, metrics, shared);
+        (Gateway::bind(settings, tls, port, handler), files)
     }
 }

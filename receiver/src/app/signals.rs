@@ -1,4 +1,4 @@
-//! The signals that ask for an orderly end.
+//! Signals that request an orderly shutdown.
 
 use anyhow::{Context as _, Result};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -17,8 +17,8 @@ impl Signals {
         })
     }
 
-    /// Waits for one of them.
-    pub(super) async fn ending(&mut self) {
+    /// Waits for the first of them.
+    pub(super) async fn shutdown(&mut self) {
         tokio::select! {
             _ = self.term.recv() => {}
             _ = self.interrupt.recv() => {}

@@ -1,4 +1,4 @@
-//! The workers: each takes the next wanted Kyma from the queue, works on it, and says how it ended.
+//! Workers: each takes the next Kyma from the queue, reconciles it, and reports the outcome.
 
 use std::{panic::AssertUnwindSafe, sync::Arc};
 
@@ -8,66 +8,67 @@ use tokio::{sync::Mutex, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    base::class::Class,
+    base::error_class::ErrorClass,
     controllers::kyma::{self, Context},
-    fleet::{hub::Hub, queue::Outcome},
+    fleet::{queue::ReconcileOutcome, table::RuntimeTable},
 };
 
-/// All workers; they end at shutdown, each after the pass that it is in.
+/// Worker tasks; at shutdown each ends after its current reconcile.
 pub(super) struct Workers(Mutex<JoinSet<()>>);
 
 impl Workers {
     pub(super) fn start(
         context: &Arc<Context>,
-        hub: &Hub,
+        fleet: &RuntimeTable,
         count: u16,
         synced: &CancellationToken,
         shutdown: &CancellationToken,
     ) -> Self {
         let mut tasks = JoinSet::new();
         for _ in 0..count {
-            let (context, hub, synced, shutdown) = (context.clone(), hub.clone(), synced.clone(), shutdown.clone());
+            let (context, fleet, synced, shutdown) = (context.clone(), fleet.clone(), synced.clone(), shutdown.clone());
             tasks.spawn(async move {
-                // What a cache does not hold yet must not look as if it did not exist.
+                // An object missing from a cache that is not synced would look deleted.
                 if shutdown.run_until_cancelled(synced.cancelled()).await.is_some() {
-                    work(context, hub, shutdown).await;
+                    work(context, fleet, shutdown).await;
                 }
             });
         }
         Self(Mutex::new(tasks))
     }
 
-    /// Waits until a worker ended although nobody told it to.
+    /// Waits for a worker that ends unexpectedly, and returns the cause.
     pub(super) async fn failed(&self) -> Error {
         match self.0.lock().await.join_next().await {
             Some(Err(error)) => Error::new(error).context("a worker failed"),
-            Some(Ok(())) | None => anyhow!("a worker ended, which it never should"),
+            Some(Ok(())) | None => anyhow!("a worker ended unexpectedly"),
         }
     }
 
-    /// Waits until every worker has ended its pass.
+    /// Waits until all workers have ended.
     pub(super) async fn drained(&self) {
         while self.0.lock().await.join_next().await.is_some() {}
     }
 }
 
-async fn work(context: Arc<Context>, hub: Hub, shutdown: CancellationToken) {
-    while let Some(job) = shutdown.run_until_cancelled(hub.next()).await {
-        let works = job.wanted.works;
-        // A defect in one pass costs that pass, not the process: it is told, and tried again with backoff.
-        let pass = AssertUnwindSafe(kyma::pass(&context, &job)).catch_unwind();
-        let outcome = match job.gone().run_until_cancelled(pass).await {
+async fn work(context: Arc<Context>, fleet: RuntimeTable, shutdown: CancellationToken) {
+    while let Some(job) = shutdown.run_until_cancelled(fleet.next()).await {
+        let work = job.queued.work;
+        // A panic ends this reconcile, not the process: it is logged, and retried with backoff.
+        let reconcile = AssertUnwindSafe(kyma::pass(&context, &job)).catch_unwind();
+        let outcome = match job.cancellation().run_until_cancelled(reconcile).await {
             Some(Ok(outcome)) => outcome,
             Some(Err(_)) => {
-                tracing::error!(kyma = %job.key, "A pass panicked");
-                Outcome::failed(works, Class::Ours)
+                tracing::error!(kyma = %job.key, "Reconcile panicked");
+                ReconcileOutcome::failed(work, ErrorClass::Ours)
             }
-            // Somebody else's now, perhaps: what is not sent yet never is.
+            // Cancelled because the Kyma was removed or deselected: another controller may manage it now, so nothing
+            // more is sent.
             None => {
                 context.forget(&job.key);
-                Outcome::default()
+                ReconcileOutcome::default()
             }
         };
-        hub.done(job, outcome);
+        fleet.done(job, outcome);
     }
 }

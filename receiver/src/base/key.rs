@@ -1,23 +1,23 @@
-//! The name of a Kyma in KCP.
+//! Key of a Kyma.
 
 use std::{fmt, ops::Deref, sync::Arc};
 
-/// Namespace and name of a Kyma in KCP: the key of the queue and of all that is kept per runtime. Clones share their text, as each
-/// runtime has its key in a dozen tables.
+/// Namespace and name of a Kyma in KCP: the key of the queue and of all state of a runtime. Clones share their text,
+/// since a dozen tables hold the key of each runtime.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct KymaKey(Arc<Name>);
 
-/// What a [`KymaKey`] says.
+/// Fields of a [`KymaKey`].
 #[derive(Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Name {
-    /// Its namespace.
+    /// Namespace in KCP.
     pub namespace: String,
-    /// Its name.
+    /// Name in KCP.
     pub name: String,
 }
 
 impl KymaKey {
-    /// Makes a key of namespace and name.
+    /// Makes a key from namespace and name.
     #[must_use]
     pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
         Self(Arc::new(Name { namespace: namespace.into(), name: name.into() }))

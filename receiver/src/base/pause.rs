@@ -1,4 +1,4 @@
-//! Whose runtime is left alone: nothing is written to it, and its events stay accepted and unsettled.
+//! Pausing of runtimes: nothing is written to a paused runtime, and its events stay accepted and unsettled.
 
 use std::sync::{
     Arc,
@@ -11,22 +11,22 @@ use tidewatch_shared::{api::Kyma, names::label};
 
 use crate::base::labels::is_true;
 
-/// Name of the ConfigMap in the receiver's namespace whose key `pause` with the value `true` pauses all runtimes.
+/// Name of the ConfigMap in the receiver's namespace that pauses all runtimes if its key `pause` is `true`.
 pub const CONFIG_MAP: &str = "tidewatch";
 const KEY: &str = "pause";
 
-/// Why a runtime is left alone; the first that holds.
+/// Reason for which a runtime is paused; if several apply, the first of this list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum PauseReason {
     /// The flag `--pause`.
     Flag,
     /// The key `pause` of the ConfigMap `tidewatch`.
     ConfigMap,
-    /// The label `operator.kyma-project.io/tidewatch-pause` of its Kyma.
+    /// The label `operator.kyma-project.io/tidewatch-pause` of the Kyma.
     Label,
 }
 
-impl Why {
+impl PauseReason {
     pub(crate) const fn reason(self) -> &'static str {
         match self {
             Self::Flag => "Flag",
@@ -35,7 +35,7 @@ impl Why {
         }
     }
 
-    pub(crate) const fn words(self) -> &'static str {
+    pub(crate) const fn message(self) -> &'static str {
         match self {
             Self::Flag => "the receiver was started with --pause",
             Self::ConfigMap => "the ConfigMap tidewatch pauses all runtimes",
@@ -44,7 +44,7 @@ impl Why {
     }
 }
 
-/// Who is paused. Clones share one state.
+/// Pause switches: the flag, the ConfigMap and the Kymas' labels. Clones share one state.
 #[derive(Clone, Debug, Default)]
 pub struct Pause {
     flag: bool,
@@ -58,25 +58,25 @@ impl Pause {
         Self { flag, map: Arc::default() }
     }
 
-    /// Whether and why a Kyma's runtime is left alone.
+    /// Reason for which a Kyma's runtime is paused, if any.
     #[must_use]
-    pub fn of(&self, kyma: &Kyma) -> Option<Why> {
+    pub fn of(&self, kyma: &Kyma) -> Option<PauseReason> {
         if self.flag {
-            Some(Why::Flag)
+            Some(PauseReason::Flag)
         } else if self.map.load(Ordering::Acquire) {
-            Some(Why::ConfigMap)
+            Some(PauseReason::ConfigMap)
         } else {
-            is_true(Some(kyma.labels()), label::PAUSE).then_some(Why::Label)
+            is_true(Some(kyma.labels()), label::PAUSE).then_some(PauseReason::Label)
         }
     }
 
-    /// Takes the ConfigMap as it is now; `None` if there is none. Returns whether all runtimes are paused no longer.
+    /// Applies the current ConfigMap, `None` if it does not exist. Returns true if this ended a pause of all runtimes.
     pub fn set(&self, map: Option<&ConfigMap>) -> bool {
         let value = map.and_then(|map| map.data.as_ref()?.get(KEY));
         let paused = value.is_some_and(|value| value.trim().eq_ignore_ascii_case("true"));
         let was = self.map.swap(paused, Ordering::AcqRel);
         if was != paused {
-            tracing::info!(paused, "The ConfigMap pauses all runtimes, or no longer");
+            tracing::info!(paused, "Pause of all runtimes changed");
         }
         was && !paused
     }
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_flag_the_map_and_the_label_pause() {
+    fn flag_configmap_and_label_pause() {
         let kyma = |labels| -> Kyma {
             serde_json::from_value(json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
                 "metadata": {"name": "k", "labels": labels}, "spec": {"channel": "regular"}}))
@@ -97,15 +97,15 @@ mod tests {
         };
         let map = |value: &str| -> ConfigMap { serde_json::from_value(json!({"data": {"pause": value}})).unwrap() };
         let (plain, labelled) = (kyma(json!({})), kyma(json!({label::PAUSE: "true"})));
-        assert_eq!(Pause::new(true).of(&plain), Some(Why::Flag));
+        assert_eq!(Pause::new(true).of(&plain), Some(PauseReason::Flag));
         let pause = Pause::default();
-        assert_eq!((pause.of(&plain), pause.of(&labelled)), (None, Some(Why::Label)));
+        assert_eq!((pause.of(&plain), pause.of(&labelled)), (None, Some(PauseReason::Label)));
         assert!(!pause.clone().set(Some(&map("true"))));
-        assert_eq!(pause.of(&plain), Some(Why::ConfigMap));
+        assert_eq!(pause.of(&plain), Some(PauseReason::ConfigMap));
         assert!(pause.set(Some(&map("false"))));
         assert!(!pause.set(None));
         assert_eq!(pause.of(&plain), None);
         pause.set(Some(&map("True")));
-        assert!(pause.set(None), "a map that is gone pauses nobody");
+        assert!(pause.set(None), "a deleted ConfigMap pauses no runtime");
     }
 }

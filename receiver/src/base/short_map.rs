@@ -1,9 +1,10 @@
-//! A map of few entries in one piece of memory, as large as they are. A tree has room for eleven from the first one on, and a hash
-//! table for four; both times thousands of runtimes that is most of what they hold.
+//! A map of few entries in one allocation of exact size. With thousands of runtimes the spare capacity of the standard
+//! maps would dominate: a B-tree node has room for eleven entries, a hash table for at least four.
 
 use std::borrow::Borrow;
 
-/// Sorted by key. Looking up halves, adding and removing moves what is behind: for what is read far more often than it changes.
+/// Map as a sorted vector: lookups are binary searches, insertions and removals move the entries behind. For maps that
+/// are read far more often than changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShortMap<K, V>(Vec<(K, V)>);
 
@@ -21,7 +22,7 @@ impl<K: Ord, V> ShortMap<K, V> {
         self.0.binary_search_by(|(at, _)| at.borrow().cmp(key))
     }
 
-    /// The value of a key.
+    /// Returns the value of a key.
     pub fn get<Q: Ord + ?Sized>(&self, key: &Q) -> Option<&V>
     where
         K: Borrow<Q>,
@@ -29,7 +30,7 @@ impl<K: Ord, V> ShortMap<K, V> {
         self.find(key).ok().map(|at| &self.0[at].1)
     }
 
-    /// The same, to change it.
+    /// Returns the value of a key, to change it.
     pub fn get_mut<Q: Ord + ?Sized>(&mut self, key: &Q) -> Option<&mut V>
     where
         K: Borrow<Q>,
@@ -37,7 +38,7 @@ impl<K: Ord, V> ShortMap<K, V> {
         self.find(key).ok().map(|at| &mut self.0[at].1)
     }
 
-    /// Whether a key has a value.
+    /// Returns true if the map contains the key.
     pub fn contains_key<Q: Ord + ?Sized>(&self, key: &Q) -> bool
     where
         K: Borrow<Q>,
@@ -45,7 +46,7 @@ impl<K: Ord, V> ShortMap<K, V> {
         self.find(key).is_ok()
     }
 
-    /// The value of a key, which is the default one if there was none.
+    /// Returns the value of a key, and inserts the default value if there is none.
     pub fn entry<Q: Ord + ToOwned<Owned = K> + ?Sized>(&mut self, key: &Q) -> &mut V
     where
         K: Borrow<Q>,
@@ -58,7 +59,7 @@ impl<K: Ord, V> ShortMap<K, V> {
         &mut self.0[at].1
     }
 
-    /// Gives a key a value, and gives back the one before.
+    /// Sets the value of a key, and returns the previous one.
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {
         match self.find(&key) {
             Ok(at) => Some(std::mem::replace(&mut self.0[at].1, value)),
@@ -69,7 +70,7 @@ impl<K: Ord, V> ShortMap<K, V> {
         }
     }
 
-    /// Takes a key away, and gives back its value.
+    /// Removes a key, and returns its value.
     pub fn remove<Q: Ord + ?Sized>(&mut self, key: &Q) -> Option<V>
     where
         K: Borrow<Q>,
@@ -79,35 +80,35 @@ impl<K: Ord, V> ShortMap<K, V> {
         Some(value)
     }
 
-    /// Keeps only some.
+    /// Removes all entries that the predicate refuses.
     pub fn retain(&mut self, mut keep: impl FnMut(&K, &V) -> bool) {
         self.0.retain(|(key, value)| keep(key, value));
         self.0.shrink_to_fit();
     }
 
-    /// How many there are.
+    /// Number of entries.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no entries.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// All, by key.
+    /// Entries, by key.
     pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
         self.0.iter().map(|(key, value)| (key, value))
     }
 
-    /// The same, to change the values.
+    /// Entries with mutable values, by key.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (&K, &mut V)> {
         self.0.iter_mut().map(|(key, value)| (&*key, value))
     }
 
-    /// All keys, in order.
+    /// Keys, in order.
     pub fn keys(&self) -> impl Iterator<Item = &K> {
         self.0.iter().map(|(key, _)| key)
     }
@@ -144,10 +145,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_a_map(steps in vec((0..4_u8, 0..12_u8, any::<u8>()), 0..60)) {
+        fn behaves_like_btree_map_and_allocates_exactly(steps in vec((0..4_u8, 0..12_u8, any::<u8>()), 0..60)) {
             let (mut short, mut tree) = (ShortMap::default(), BTreeMap::new());
-            for (what, key, value) in steps {
-                match what {
+            for (operation, key, value) in steps {
+                match operation {
                     0 => prop_assert_eq!(short.insert(key, value), tree.insert(key, value)),
                     1 => prop_assert_eq!(short.remove(&key), tree.remove(&key)),
                     2 => {
@@ -161,7 +162,7 @@ mod tests {
                 }
                 prop_assert!(short.iter().eq(tree.iter()) && short.keys().eq(tree.keys()) && short.len() == tree.len());
                 prop_assert_eq!((short.get(&key), short.contains_key(&key)), (tree.get(&key), tree.contains_key(&key)));
-                prop_assert_eq!(short.0.capacity(), short.0.len(), "no room that nobody uses");
+                prop_assert_eq!(short.0.capacity(), short.0.len(), "no spare capacity");
             }
         }
     }

@@ -1,19 +1,20 @@
-//! What API servers make of what is written, so that what is read back can be compared with it.
+//! The form in which API servers store objects, for comparing an object to write with the stored one.
 
 use serde_json::Value;
 
-/// Nulls and empty lists are not kept by API servers. Empty objects are, and say something: `subresources.status`, or `ingress: [{}]`,
-/// which lets everybody in. Of a number like `0.0` they make `0`.
-pub(crate) fn without_nothing(value: &Value) -> Value {
+/// Returns the value as API servers store it: without nulls and empty lists, and with integral floats such as `0.0` as
+/// integers. Empty objects stay, because they have a meaning: `subresources.status`, or `ingress: [{}]`, which permits
+/// all traffic.
+pub(crate) fn canonical(value: &Value) -> Value {
     let is_nothing = |value: &Value| value.is_null() || value.as_array().is_some_and(Vec::is_empty);
     match value {
         Value::Object(members) => {
             let members = members.iter().filter(|(_, value)| !is_nothing(value));
-            Value::Object(members.map(|(key, value)| (key.clone(), without_nothing(value))).collect())
+            Value::Object(members.map(|(key, value)| (key.clone(), canonical(value))).collect())
         }
-        Value::Array(elements) => Value::Array(elements.iter().map(without_nothing).collect()),
+        Value::Array(elements) => Value::Array(elements.iter().map(canonical).collect()),
         Value::Number(number) => match number.as_f64() {
-            // Beyond 2^53 not every integer is a float; no bound of ours is there.
+            // Not every integer above 2^53 is a float; no bound in the receiver's objects is that large.
             Some(float) if number.is_f64() && float.fract() == 0.0 && float.abs() < 9.0e15 => Value::from(float as i64),
             _ => value.clone(),
         },
@@ -28,16 +29,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whole_numbers_are_the_same_however_they_are_written() {
+    fn integral_floats_become_integers() {
         assert_eq!(
-            without_nothing(&json!({"minimum": 0.0, "maximum": -2.0, "x": 0.5})),
+            canonical(&json!({"minimum": 0.0, "maximum": -2.0, "x": 0.5})),
             json!({"minimum": 0, "maximum": -2, "x": 0.5})
         );
     }
 
     #[test]
-    fn what_is_nothing_goes_and_empty_objects_stay() {
+    fn nulls_and_empty_lists_are_removed_and_empty_objects_stay() {
         let written = json!({"a": null, "b": [], "c": [{}], "d": {"e": {}, "f": null}});
-        assert_eq!(without_nothing(&written), json!({"c": [{}], "d": {"e": {}}}));
+        assert_eq!(canonical(&written), json!({"c": [{}], "d": {"e": {}}}));
     }
 }

@@ -10,10 +10,10 @@ use tidewatch_shared::{
     plan::Plan,
 };
 
-/// The caches of KCP. Readers get what the watch has seen; whoever decides on a Kyma reads that Kyma itself by a quorum read.
+/// Caches of KCP. They may lag behind the API server: a reconcile reads its Kyma by a quorum read.
 #[derive(Clone)]
 pub struct Stores {
-    /// Kymas that are this receiver's; see [`crate::base::takeover`].
+    /// Kymas that this receiver manages; see [`crate::base::takeover`].
     pub kymas: Store<Kyma>,
     /// ModuleTemplates.
     pub templates: Store<ModuleTemplate>,
@@ -23,9 +23,9 @@ pub struct Stores {
     pub manifests: Store<Manifest>,
     /// Watchers.
     pub watchers: Store<Watcher>,
-    /// Access Secrets: those with the label `operator.kyma-project.io/kyma-name`.
+    /// Access Secrets, selected by the label `operator.kyma-project.io/kyma-name`.
     pub secrets: Store<Secret>,
 }
 
-/// The plan that all runtimes get, replaced as a whole when a Watcher changes.
+/// Plan of all runtimes, replaced as a whole when a Watcher changes.
 pub type CurrentPlan = Arc<ArcSwap<Plan>>;

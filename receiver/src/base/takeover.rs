@@ -1,9 +1,10 @@
-//! Which Kymas are this receiver's, beside an incumbent that works on the others.
+//! Selection of the Kymas that this receiver manages, beside an incumbent that manages the others.
 //!
-//! Both write with the same field managers, so at no moment may both work on one Kyma. `--kyma-selector` says whose it is. Whoever is
-//! new here may still be in the midst of a pass of the incumbent's: it is left alone until nobody has written to its Kyma for a while.
-//! The way back is asked for by a label; its other value is our last write, and whoever bears that is not selected any more. A label
-//! that is taken off instead ends the pass that is under way, and leaves everything as it stands.
+//! Both write with the same field managers, so they must never reconcile one Kyma concurrently. `--kyma-selector`
+//! decides. The incumbent may still be reconciling a Kyma that is selected anew, so this receiver leaves it alone until
+//! the Kyma has not been written for a quiet period. The label `tidewatch-hand-back` requests the way back: this
+//! receiver's last write sets the label to `done`, and Kymas with that value are not selected. Removing a selected
+//! label instead cancels the running reconcile and leaves everything in place.
 
 use std::{
     collections::HashMap,
@@ -20,7 +21,8 @@ use tokio::time::Instant;
 
 use crate::base::key::KymaKey;
 
-/// Who is selected, and who of them is waited for. Clones share one state; the default selects all and waits for none.
+/// Selection of Kymas and pending takeovers. Clones share one state; the default selects all Kymas without a quiet
+/// period.
 #[derive(Clone, Debug, Default)]
 pub struct Takeover(Arc<Inner>);
 
@@ -29,96 +31,100 @@ struct Inner {
     selector: String,
     quiet: Duration,
     /// Bounded by the number of Kymas.
-    newcomers: Mutex<HashMap<KymaKey, Newcomer>>,
+    pending: Mutex<HashMap<KymaKey, PendingTakeover>>,
 }
 
-/// A Kyma that somebody else may still be working on.
+/// A selected Kyma that another controller may still reconcile.
 #[derive(Debug)]
-struct Newcomer {
-    /// The resource version that it was last seen at: another one means that somebody wrote.
+struct PendingTakeover {
+    /// resourceVersion last read; another one means that the Kyma was written.
     version: String,
     until: Instant,
 }
 
 impl Takeover {
-    /// `selector` is `--kyma-selector`, `quiet` how long nobody must have written to a Kyma that comes from somebody else.
+    /// `selector` is `--kyma-selector`, `quiet` the period without writes before a Kyma of another controller is taken
+    /// over.
     #[must_use]
     pub fn new(selector: &str, quiet: Duration) -> Self {
-        Self(Arc::new(Inner { selector: selector.trim().to_owned(), quiet, newcomers: Mutex::default() }))
+        Self(Arc::new(Inner { selector: selector.trim().to_owned(), quiet, pending: Mutex::default() }))
     }
 
-    /// The label selector of the Kymas that are this receiver's.
+    /// Label selector of the Kymas that this receiver manages.
     #[must_use]
     pub fn query(&self) -> String {
         let back = format!("{}!={}", label::HAND_BACK, label::HAND_BACK_DONE);
         if self.0.selector.is_empty() { back } else { format!("{},{back}", self.0.selector) }
     }
 
-    /// Whether only some Kymas are selected, so that a read has to ask for it.
+    /// Returns true if only some Kymas are selected, so that a read by name has to check the selector.
     pub(crate) fn is_limited(&self) -> bool {
         !self.0.selector.is_empty()
     }
 
-    /// Whether `skip-reconciliation` is what selects: it keeps the incumbent off, and so does not stop this receiver.
+    /// Returns true if the selector uses the label `skip-reconciliation`: then the label keeps the incumbent away, and
+    /// does not stop this receiver.
     pub(crate) fn selects_skipped(&self) -> bool {
         self.0.selector.contains(label::SKIP_RECONCILIATION)
     }
 
-    /// A Kyma is selected that was not before; `found` if it stood in the first list of this process.
-    pub(crate) fn entered(&self, key: &KymaKey, kyma: &Kyma, found: bool, now: Instant) {
+    /// Records a newly selected Kyma; `found` if it was in the first list of this process. New Kymas, and those found
+    /// that this receiver managed before, need no quiet period.
+    pub(crate) fn selected(&self, key: &KymaKey, kyma: &Kyma, found: bool, now: Instant) {
         let was_worked_on = kyma.finalizers().iter().any(|name| name == finalizer::KYMA);
-        if self.0.quiet.is_zero() || !was_worked_on || (found && is_held(kyma)) {
+        if self.0.quiet.is_zero() || !was_worked_on || (found && is_managed(kyma)) {
             return;
         }
-        tracing::info!(kyma = %key, quiet_seconds = self.0.quiet.as_secs(), "Kyma is taken over, once nobody writes to it");
+        tracing::info!(kyma = %key, quiet_seconds = self.0.quiet.as_secs(), "Takeover of Kyma begins after a quiet period");
         let version = kyma.resource_version().unwrap_or_default();
-        self.lock().insert(key.clone(), Newcomer { version, until: now + self.0.quiet });
+        self.lock().insert(key.clone(), PendingTakeover { version, until: now + self.0.quiet });
     }
 
-    /// A Kyma is selected no longer.
-    pub(crate) fn left(&self, key: &KymaKey) {
+    /// Records that a Kyma is deleted or no longer selected.
+    pub(crate) fn deselected(&self, key: &KymaKey) {
         self.lock().remove(key);
     }
 
-    /// Whether a Kyma is still waited for.
-    pub(crate) fn awaits(&self, key: &KymaKey) -> bool {
+    /// Returns true while the takeover of a Kyma is pending.
+    pub(crate) fn is_pending(&self, key: &KymaKey) -> bool {
         self.lock().contains_key(key)
     }
 
-    /// How long a Kyma, as it was just read, is to be left alone; `None` once it is ours. Whoever wrote to it since is waited for anew.
-    pub(crate) fn wait(&self, key: &KymaKey, kyma: &Kyma, now: Instant) -> Option<Duration> {
-        let mut newcomers = self.lock();
-        let newcomer = newcomers.get_mut(key)?;
+    /// Remaining quiet period of a Kyma that was just read; `None` once this receiver manages it. A write since the
+    /// last call restarts the period.
+    pub(crate) fn remaining_quiet_period(&self, key: &KymaKey, kyma: &Kyma, now: Instant) -> Option<Duration> {
+        let mut pending = self.lock();
+        let takeover = pending.get_mut(key)?;
         let version = kyma.resource_version().unwrap_or_default();
-        if newcomer.version != version {
-            *newcomer = Newcomer { version, until: now + self.0.quiet };
+        if takeover.version != version {
+            *takeover = PendingTakeover { version, until: now + self.0.quiet };
         }
-        let rest = newcomer.until.saturating_duration_since(now);
+        let rest = takeover.until.saturating_duration_since(now);
         if !rest.is_zero() {
             return Some(rest);
         }
-        newcomers.remove(key);
-        tracing::info!(kyma = %key, "Kyma is taken over");
+        pending.remove(key);
+        tracing::info!(kyma = %key, "Kyma taken over");
         None
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<KymaKey, Newcomer>> {
-        // Each change is whole in itself.
-        self.0.newcomers.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, HashMap<KymaKey, PendingTakeover>> {
+        // Consistent after a panic, since every change is a single operation.
+        self.0.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Whether a Kyma has been worked on by Tidewatch, and was not handed back since.
-pub(crate) fn is_held(kyma: &Kyma) -> bool {
+/// Returns true if Tidewatch has reconciled the Kyma and has not handed it back since.
+pub(crate) fn is_managed(kyma: &Kyma) -> bool {
     kyma.annotations().contains_key(annotation::INPUTS)
 }
 
-/// Whether the way back is asked for.
-pub(crate) fn is_asked_back(kyma: &Kyma) -> bool {
+/// Returns true if the Kyma's label requests the hand-back.
+pub(crate) fn is_hand_back_requested(kyma: &Kyma) -> bool {
     kyma.labels().get(label::HAND_BACK).is_some_and(|value| value.eq_ignore_ascii_case(label::HAND_BACK_REQUESTED))
 }
 
-/// Whether a Kyma was handed back.
+/// Returns true if the Kyma was handed back.
 pub(crate) fn is_handed_back(kyma: &Kyma) -> bool {
     kyma.labels().get(label::HAND_BACK).is_some_and(|value| value == label::HAND_BACK_DONE)
 }
@@ -144,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_handed_back_is_selected_by_nobody() {
+    fn query_excludes_kymas_that_were_handed_back() {
         let back = "operator.kyma-project.io/tidewatch-hand-back!=done";
         assert_eq!(Takeover::default().query(), back);
         assert_eq!(Takeover::new("a=b,c", QUIET).query(), format!("a=b,c,{back}"));
@@ -153,48 +159,56 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_from_an_incumbent_is_left_alone_until_nobody_writes() {
+    fn kyma_of_an_incumbent_is_left_alone_until_a_quiet_period_without_writes() {
         let (takeover, key, start) = (Takeover::new("a=b", QUIET), KymaKey::new("ns", "k"), Instant::now());
-        takeover.entered(&key, &incumbents(1), false, start);
-        assert!(takeover.awaits(&key));
-        assert_eq!(takeover.wait(&key, &incumbents(1), start + QUIET / 4), Some(QUIET * 3 / 4));
+        takeover.selected(&key, &incumbents(1), false, start);
+        assert!(takeover.is_pending(&key));
+        assert_eq!(takeover.remaining_quiet_period(&key, &incumbents(1), start + QUIET / 4), Some(QUIET * 3 / 4));
         let later = start + QUIET * 2;
-        assert_eq!(takeover.wait(&key, &incumbents(2), later), Some(QUIET), "somebody wrote");
-        assert_eq!(takeover.wait(&key, &incumbents(2), later + QUIET), None);
-        assert!(!takeover.awaits(&key));
-        assert_eq!(takeover.wait(&key, &incumbents(3), later + QUIET), None, "from then on we write");
+        assert_eq!(
+            takeover.remaining_quiet_period(&key, &incumbents(2), later),
+            Some(QUIET),
+            "another write restarts the quiet period"
+        );
+        assert_eq!(takeover.remaining_quiet_period(&key, &incumbents(2), later + QUIET), None);
+        assert!(!takeover.is_pending(&key));
+        assert_eq!(
+            takeover.remaining_quiet_period(&key, &incumbents(3), later + QUIET),
+            None,
+            "the Kyma is managed by this receiver now"
+        );
 
-        takeover.entered(&key, &incumbents(4), false, start);
-        takeover.left(&key);
-        assert!(!takeover.awaits(&key));
+        takeover.selected(&key, &incumbents(4), false, start);
+        takeover.deselected(&key);
+        assert!(!takeover.is_pending(&key));
     }
 
     #[test]
-    fn nobody_waits_for_a_new_kyma_nor_for_ones_own_after_a_restart() {
+    fn new_kymas_and_own_kymas_after_a_restart_need_no_quiet_period() {
         let (takeover, key, now) = (Takeover::new("", QUIET), KymaKey::new("ns", "k"), Instant::now());
         let held = kyma(1, json!({"finalizers": [finalizer::KYMA], "annotations": {annotation::INPUTS: "a.b"}}));
-        for (kyma, found, awaited) in [
+        for (kyma, found, pending) in [
             (kyma(1, json!({})), false, false),
             (kyma(1, json!({})), true, false),
             (held.clone(), true, false),
-            // Taken away and given back: somebody had it meanwhile.
+            // Deselected and selected again: another controller may have reconciled it in between.
             (held, false, true),
             (incumbents(1), true, true),
         ] {
-            takeover.entered(&key, &kyma, found, now);
-            assert_eq!(takeover.awaits(&key), awaited, "{:?} {found}", kyma.metadata);
-            takeover.left(&key);
+            takeover.selected(&key, &kyma, found, now);
+            assert_eq!(takeover.is_pending(&key), pending, "{:?} {found}", kyma.metadata);
+            takeover.deselected(&key);
         }
-        let hurried = Takeover::default();
-        hurried.entered(&key, &incumbents(1), false, now);
-        assert!(!hurried.awaits(&key));
+        let immediate = Takeover::default();
+        immediate.selected(&key, &incumbents(1), false, now);
+        assert!(!immediate.is_pending(&key));
     }
 
     #[test]
-    fn the_label_asks_and_answers() {
+    fn label_requests_and_confirms_the_hand_back() {
         let labelled = |value: &str| kyma(1, json!({"labels": {label::HAND_BACK: value}}));
-        let says = |value: &str| (is_asked_back(&labelled(value)), is_handed_back(&labelled(value)));
-        assert_eq!((says("true"), says("True")), ((true, false), (true, false)));
-        assert_eq!((says("done"), says("false")), ((false, true), (false, false)));
+        let states = |value: &str| (is_hand_back_requested(&labelled(value)), is_handed_back(&labelled(value)));
+        assert_eq!((states("true"), states("True")), ((true, false), (true, false)));
+        assert_eq!((states("done"), states("false")), ((false, true), (false, false)));
     }
 }

@@ -1,5 +1,5 @@
-//! Carries a rotation out: one task of the active receiver looks, decides by `rotation`, and writes the next phase into the Secret.
-//! The phase takes effect when the watch of the Secret brings it back, here as in every other replica.
+//! Carries a rotation of the built-in CA out: one task of the active receiver reconciles, decides by `decide`, and writes the next
+//! phase into the CA's Secret. The phase takes effect when the watch returns the Secret, here as in every other replica.
 
 mod decide;
 
@@ -12,101 +12,104 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use decide::{Next, Terms};
+use decide::{RotationPolicy, Transition};
 
 use crate::{
     fleet::{
-        hub::{Follower, Hub, Told},
-        queue::{Priority, Works},
+        queue::{Priority, WorkSet},
+        table::{RuntimeTable, RuntimeTrust, TrustAnnouncement},
     },
     pki::{
-        Behind, Flags, Laggards, Metrics, NotOrdered, Order, Ordered, PendingOrder, Progress, Rotations, SecretState,
-        Standing, Straggler, Trust,
-        laggards::{self, Waits},
-        progress::NAMED,
-        rotations,
-        standing::{Held, make_root},
-        store::{Kept, Store},
-        stored::Stored,
+        Flags, Metrics, PendingRotation, RotationError, RotationHandle, RotationProgress, RotationRequest,
+        RotationResponse, SecretState, Straggler, StragglerReason, Stragglers, TlsState, Trust,
+        ca_state::CaState,
+        progress::MAX_NAMED_STRAGGLERS,
+        rotation_handle,
+        store::{CaSecret, Store},
+        stragglers::{self, StragglerTracker},
+        tls_state::{CaSecretStatus, generate_root},
     },
 };
 
-/// How often it looks.
-const LOOK: Duration = Duration::from_secs(1);
-/// After a write that failed.
-const RETRY: Duration = Duration::from_secs(5);
-/// One write takes no longer.
-const WRITE_DEADLINE: Duration = Duration::from_secs(10);
-/// A Secret that is gone is made anew after this long: somebody may be about to restore it.
-const LOST: Duration = Duration::from_secs(3);
-/// Runtimes in one second that are brought a new trust bundle.
+/// Interval between two reconciles.
+const RECONCILE_INTERVAL: Duration = Duration::from_secs(1);
+/// Pause after a failed write.
+const RETRY_DELAY: Duration = Duration::from_secs(5);
+/// Timeout of one write.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Delay before a deleted Secret is created anew, because an operator may be about to restore it.
+const RECREATE_DELAY: Duration = Duration::from_secs(3);
+/// Runtimes per second that are enqueued to receive a new trust bundle.
 const BUNDLES_PER_SECOND: u32 = 50;
 
-/// The task of the active receiver.
-pub struct Rotation {
-    standing: Standing,
+/// The rotation task of the active receiver.
+pub struct CaRotation {
+    tls_state: TlsState,
     store: Store,
-    hub: Hub,
-    leaf: Duration,
-    age: Duration,
+    fleet: RuntimeTable,
+    leaf_validity: Duration,
+    max_root_age: Duration,
     ca_validity: Duration,
     renewals_per_second: u32,
-    orders: mpsc::Receiver<PendingOrder>,
-    progress: watch::Sender<Option<Arc<Progress>>>,
-    laggards: watch::Sender<Option<Arc<Laggards>>>,
-    waits: Waits,
+    requests: mpsc::Receiver<PendingRotation>,
+    progress: watch::Sender<Option<Arc<RotationProgress>>>,
+    stragglers: watch::Sender<Option<Arc<Stragglers>>>,
+    tracker: StragglerTracker,
     metrics: Metrics,
-    /// The version over which was written: nothing is written until the watch brings another.
-    written: Option<String>,
+    /// resourceVersion that the last write replaced: nothing is written until the watch returns another one.
+    written_over: Option<String>,
     lost_since: Option<Instant>,
     not_before: Instant,
 }
 
-impl Rotation {
-    /// Tells the hub at once what is trusted. The client must be behind the fence: only the active receiver carries a rotation on.
+impl CaRotation {
+    /// Creates the task and announces the current trust to the runtime table. The client must be behind the write fence: only the active
+    /// receiver advances a rotation.
     #[must_use]
     pub fn new(
-        standing: Standing,
+        tls_state: TlsState,
         client: Client,
         namespace: &str,
         flags: &Flags,
-        hub: Hub,
+        fleet: RuntimeTable,
         metrics: Metrics,
-    ) -> (Self, Rotations) {
-        let (orders, taken) = mpsc::channel(4);
-        let (progress, shown) = watch::channel(None);
-        let (laggards, told) = watch::channel(None);
+    ) -> (Self, RotationHandle) {
+        let (request_sender, requests) = mpsc::channel(4);
+        let (progress, progress_receiver) = watch::channel(None);
+        let (stragglers, straggler_receiver) = watch::channel(None);
         let rotation = Self {
             store: Store::new(client, namespace),
-            leaf: flags.runtime_validity(),
-            age: flags.ca_rotation(),
-            ca_validity: flags.ca_validity(),
+            leaf_validity: flags.certificate_validity,
+            max_root_age: flags.ca_rotation_age,
+            ca_validity: flags.ca_validity,
             renewals_per_second: flags.renewals_per_second.get(),
-            orders: taken,
+            requests,
             progress,
-            laggards,
-            waits: Waits::default(),
+            stragglers,
+            tracker: StragglerTracker::default(),
             metrics,
-            written: None,
+            written_over: None,
             lost_since: None,
             not_before: Instant::now(),
-            standing,
-            hub,
+            tls_state,
+            fleet,
         };
-        rotation.tell(&rotation.standing.trust().borrow());
-        (rotation, Rotations { orders, progress: shown, laggards: told })
+        rotation.announce_trust(&rotation.tls_state.trust().borrow());
+        let handle =
+            RotationHandle { requests: request_sender, progress: progress_receiver, stragglers: straggler_receiver };
+        (rotation, handle)
     }
 
-    /// Runs for ever, from when the caches of KCP are full: before, nobody knows whom to wait for.
+    /// Runs for ever, once the caches of KCP are synced: before, the runtimes to wait for are unknown.
     pub async fn run(mut self, synced: CancellationToken) -> &'static str {
         synced.cancelled().await;
-        let (mut trust, mut look) = (self.standing.trust(), time::interval(LOOK));
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        // What a receiver that was killed stored may not have reached everybody.
-        let mut spreads = matches!(&*self.standing.held().borrow(), Held::Good(kept) if kept.stored.is_rotating());
+        let (mut trust, mut ticks) = (self.tls_state.trust(), time::interval(RECONCILE_INTERVAL));
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // A receiver that was killed after it stored a phase may not have enqueued every runtime.
+        let mut enqueue_all = matches!(&*self.tls_state.secret_status().borrow(), CaSecretStatus::Good(secret) if secret.state.is_rotating());
         loop {
-            if std::mem::take(&mut spreads) {
-                self.hub.want_all(Works::INSTALLER, Priority::Catalog, BUNDLES_PER_SECOND);
+            if std::mem::take(&mut enqueue_all) {
+                self.fleet.enqueue_all(WorkSet::INSTALLER, Priority::Catalog, BUNDLES_PER_SECOND);
             }
             tokio::select! {
                 changed = trust.changed() => {
@@ -114,191 +117,186 @@ impl Rotation {
                         return "trust";
                     }
                     let now = trust.borrow_and_update().clone();
-                    self.tell(&now);
-                    spreads = true;
+                    self.announce_trust(&now);
+                    enqueue_all = true;
                 }
-                Some((order, answer)) = self.orders.recv() => {
-                    // Whoever asked may have gone.
-                    let _ = answer.send(self.order(order).await);
+                Some((request, response)) = self.requests.recv() => {
+                    // The requester may have given up.
+                    let _ = response.send(self.request(request).await);
                 }
-                _ = look.tick() => self.look().await,
+                _ = ticks.tick() => self.reconcile().await,
             }
         }
     }
 
-    fn tell(&self, trust: &Trust) {
-        self.hub.tell_trust(Told {
+    fn announce_trust(&self, trust: &Trust) {
+        self.fleet.announce_trust(TrustAnnouncement {
             revision: trust.agents.revision().to_owned(),
             issuer: trust.issuer.clone(),
             renewals_per_second: self.renewals_per_second,
         });
     }
 
-    async fn look(&mut self) {
-        let held = self.standing.held().borrow().clone();
-        match &held {
-            Held::None => {
-                self.waits = Waits::default();
-                self.tell_laggards(Laggards::default());
+    async fn reconcile(&mut self) {
+        let status = self.tls_state.secret_status().borrow().clone();
+        match &status {
+            CaSecretStatus::Unused => {
+                self.tracker = StragglerTracker::default();
+                self.publish_stragglers(Stragglers::default());
             }
-            Held::Good(kept) => {
+            CaSecretStatus::Good(secret) => {
                 self.lost_since = None;
-                let followers = self.hub.followers();
-                self.show(&kept.stored, SecretState::Good, &followers);
-                if self.may_write(kept) {
-                    let next = self.step(&kept.stored, &followers, false);
-                    // A failure is told and tried again.
-                    let _ = self.advance(kept, next, None).await;
+                let followers = self.fleet.runtime_trust();
+                self.publish_progress(&secret.state, SecretState::Good, &followers);
+                if Instant::now() >= self.not_before && !self.is_write_pending(secret) {
+                    let transition = self.next_transition(&secret.state, &followers, false);
+                    // A failure is logged, and the next reconcile tries again.
+                    let _ = self.advance(secret, transition, None).await;
                 }
             }
-            Held::Lost => self.replace_lost().await,
-            Held::Refused => self.show_state(SecretState::Refused),
+            CaSecretStatus::Lost => self.replace_lost().await,
+            CaSecretStatus::Refused => self.publish_secret_state(SecretState::Refused),
         }
     }
 
-    fn may_write(&self, kept: &Kept) -> bool {
-        Instant::now() >= self.not_before && self.written.as_deref() != Some(kept.version())
+    /// True until the watch returns the Secret that was written over this one.
+    fn is_write_pending(&self, secret: &CaSecret) -> bool {
+        self.written_over.as_deref() == Some(secret.version())
     }
 
-    fn step(&self, stored: &Stored, followers: &[Follower], ordered: bool) -> Next {
-        let trust = self.standing.trust().borrow().clone();
-        decide::step(stored, self.terms(trust.agents.revision()), followers, ordered, unix())
+    fn next_transition(&self, state: &CaState, followers: &[RuntimeTrust], requested: bool) -> Transition {
+        let trust = self.tls_state.trust().borrow().clone();
+        decide::next_transition(state, self.policy(trust.agents.revision()), followers, requested, unix())
     }
 
-    const fn terms<'a>(&self, revision: &'a str) -> Terms<'a> {
-        Terms { leaf: self.leaf, age: self.age, revision }
+    const fn policy<'a>(&self, revision: &'a str) -> RotationPolicy<'a> {
+        RotationPolicy { leaf_validity: self.leaf_validity, max_root_age: self.max_root_age, revision }
     }
 
-    /// Stores the phase that comes next, before anything of it happens.
-    async fn advance(&mut self, kept: &Kept, next: Next, order: Option<Order>) -> Result<Option<Stored>, NotOrdered> {
+    /// Stores the next phase before any of it takes effect.
+    async fn advance(
+        &mut self,
+        secret: &CaSecret,
+        transition: Transition,
+        request: Option<RotationRequest>,
+    ) -> Result<Option<CaState>, RotationError> {
         let (now, validity) = (unix(), self.ca_validity);
-        let force_after = order.and_then(|order| order.force_after_seconds);
-        let made = decide::after(&kept.stored, next, self.leaf, force_after, now, || make_root(validity, now));
-        let stored = match made {
-            Ok(Some(stored)) => stored,
-            Ok(None) => return Ok(None),
-            Err(error) => {
-                self.failed(&error);
-                return Err(NotOrdered::Write);
-            }
+        let force_after = request.and_then(|request| request.force_after_seconds);
+        let generate = || generate_root(validity, now);
+        let next = decide::apply_transition(&secret.state, transition, self.leaf_validity, force_after, now, generate);
+        let Some(state) = next.map_err(|error| self.record_failure(&error))? else { return Ok(None) };
+        self.write(secret, &state).await?;
+        tracing::info!(phase = %state.name(), target = %state.target().id, "The rotation of the CA goes on");
+        Ok(Some(state))
+    }
+
+    async fn write(&mut self, secret: &CaSecret, state: &CaState) -> Result<(), RotationError> {
+        let is_written = match timeout(WRITE_TIMEOUT, self.store.replace(secret, state)).await {
+            Ok(Ok(replaced)) => replaced.is_some(),
+            Ok(Err(error)) => return Err(self.record_failure(&error)),
+            Err(elapsed) => return Err(self.record_failure(&elapsed)),
         };
-        self.write(kept, &stored).await?;
-        tracing::info!(phase = %stored.name(), target = %stored.target().id, "The rotation of the CA goes on");
-        Ok(Some(stored))
+        self.metrics.wrote(if is_written { "written" } else { "conflict" });
+        self.written_over = Some(secret.version().to_owned());
+        if is_written { Ok(()) } else { Err(RotationError::Write) }
     }
 
-    async fn write(&mut self, kept: &Kept, stored: &Stored) -> Result<(), NotOrdered> {
-        match timeout(WRITE_DEADLINE, self.store.replace(kept, stored)).await {
-            Ok(Ok(Some(_))) => {
-                self.metrics.wrote("written");
-                self.written = Some(kept.version().to_owned());
-                Ok(())
-            }
-            Ok(Ok(None)) => {
-                self.metrics.wrote("conflict");
-                self.written = Some(kept.version().to_owned());
-                Err(NotOrdered::Write)
-            }
-            Ok(Err(error)) => {
-                self.failed(&error);
-                Err(NotOrdered::Write)
-            }
-            Err(late) => {
-                self.failed(&late);
-                Err(NotOrdered::Write)
-            }
-        }
-    }
-
-    fn failed(&mut self, error: &(dyn std::error::Error + 'static)) {
+    fn record_failure(&mut self, error: &(dyn std::error::Error + 'static)) -> RotationError {
         self.metrics.wrote("failed");
-        self.not_before = Instant::now() + RETRY;
+        self.not_before = Instant::now() + RETRY_DELAY;
         tracing::warn!(error, "The rotation of the CA could not be carried on; it is tried again");
+        RotationError::Write
     }
 
-    /// Nothing that hangs on the CA that is lost can be renewed by another replica, so a new one is made and all enrol again.
+    /// Creates a new CA after [`RECREATE_DELAY`]. No replica can renew certificates of the lost CA, so all runtimes enrol again.
     async fn replace_lost(&mut self) {
-        self.show_state(SecretState::Lost);
-        let since = *self.lost_since.get_or_insert_with(Instant::now);
+        self.publish_secret_state(SecretState::Lost);
         let now = Instant::now();
-        if now < since + LOST || now < self.not_before {
+        let since = *self.lost_since.get_or_insert(now);
+        if now < since + RECREATE_DELAY || now < self.not_before {
             return;
         }
         let unix = unix();
-        let made = match make_root(self.ca_validity, unix) {
-            Ok(root) => Stored::steady(root, unix),
-            Err(error) => return self.failed(&error),
+        let state = match generate_root(self.ca_validity, unix) {
+            Ok(root) => CaState::steady(root, unix),
+            Err(error) => {
+                self.record_failure(&error);
+                return;
+            }
         };
-        match timeout(WRITE_DEADLINE, self.store.create(&made)).await {
+        match timeout(WRITE_TIMEOUT, self.store.create(&state)).await {
             Ok(Ok(created)) => {
                 let outcome = if created.is_some() { "written" } else { "conflict" };
                 self.metrics.wrote(outcome);
                 self.lost_since = None;
-                tracing::warn!(outcome, target = %made.target().id, "The CA was lost; a new one takes its place");
+                tracing::warn!(outcome, target = %state.target().id, "The CA was lost; a new one takes its place");
             }
-            Ok(Err(error)) => self.failed(&error),
-            Err(late) => self.failed(&late),
+            Ok(Err(error)) => {
+                self.record_failure(&error);
+            }
+            Err(elapsed) => {
+                self.record_failure(&elapsed);
+            }
         }
     }
 
-    async fn order(&mut self, order: Order) -> Result<Ordered, NotOrdered> {
-        let until = Instant::now() + rotations::ORDER_DEADLINE;
-        let mut held = self.standing.held();
+    async fn request(&mut self, request: RotationRequest) -> Result<RotationResponse, RotationError> {
+        let deadline = Instant::now() + rotation_handle::REQUEST_TIMEOUT;
+        let mut status = self.tls_state.secret_status();
         loop {
-            let now = held.borrow_and_update().clone();
-            let kept = match now {
-                Held::None => return Err(NotOrdered::NoCa),
-                Held::Lost | Held::Refused => return Err(NotOrdered::Secret),
-                Held::Good(kept) => kept,
+            let secret = match status.borrow_and_update().clone() {
+                CaSecretStatus::Unused => return Err(RotationError::NoCa),
+                CaSecretStatus::Lost | CaSecretStatus::Refused => return Err(RotationError::Secret),
+                CaSecretStatus::Good(secret) => secret,
             };
-            // What was written last has to come back first.
-            if self.written.as_deref() == Some(kept.version()) {
-                let changed = time::timeout_at(until, held.changed()).await;
-                if !matches!(changed, Ok(Ok(()))) {
-                    return Err(NotOrdered::Late);
+            if self.is_write_pending(&secret) {
+                if !matches!(time::timeout_at(deadline, status.changed()).await, Ok(Ok(()))) {
+                    return Err(RotationError::Timeout);
                 }
                 continue;
             }
-            if kept.stored.is_rotating() {
-                return self.join(&kept, order).await;
+            if secret.state.is_rotating() {
+                return self.join(&secret, request).await;
             }
-            let next = self.step(&kept.stored, &[], true);
-            let stored = self.advance(&kept, next, Some(order)).await?;
-            return stored.map(|stored| Ordered { target: stored.target().id.clone() }).ok_or(NotOrdered::Write);
+            let transition = self.next_transition(&secret.state, &[], true);
+            let state = self.advance(&secret, transition, Some(request)).await?.ok_or(RotationError::Write)?;
+            return Ok(RotationResponse { target: state.target().id.clone() });
         }
     }
 
-    /// A rotation is under way; it may be told not to wait for ever.
-    async fn join(&mut self, kept: &Kept, order: Order) -> Result<Ordered, NotOrdered> {
-        let ordered = Ordered { target: kept.stored.target().id.clone() };
-        if order.force_after_seconds.is_some() && order.force_after_seconds != kept.stored.force_after {
-            let stored = Stored { force_after: order.force_after_seconds, ..kept.stored.clone() };
-            self.write(kept, &stored).await?;
+    /// Joins the rotation that is under way, and stores `force_after_seconds` if the request sets another value.
+    async fn join(&mut self, secret: &CaSecret, request: RotationRequest) -> Result<RotationResponse, RotationError> {
+        let response = RotationResponse { target: secret.state.target().id.clone() };
+        if request.force_after_seconds.is_some() && request.force_after_seconds != secret.state.force_after {
+            let state = CaState { force_after: request.force_after_seconds, ..secret.state.clone() };
+            self.write(secret, &state).await?;
         }
-        Ok(ordered)
+        Ok(response)
     }
 
-    fn show(&mut self, stored: &Stored, secret: SecretState, followers: &[Follower]) {
-        let (now, trust) = (unix(), self.standing.trust().borrow().clone());
-        let terms = self.terms(trust.agents.revision());
-        let behind = |follower| decide::behind(stored, terms, follower, now).map(|behind| (follower, behind));
-        let mut behind: Vec<_> = followers.iter().filter_map(behind).collect();
+    fn publish_progress(&mut self, state: &CaState, secret: SecretState, followers: &[RuntimeTrust]) {
+        let (now, trust) = (unix(), self.tls_state.trust().borrow().clone());
+        let policy = self.policy(trust.agents.revision());
+        let reason = |follower| decide::straggler_reason(state, policy, follower, now).map(|reason| (follower, reason));
+        let mut behind: Vec<_> = followers.iter().filter_map(reason).collect();
         behind.sort_unstable_by(|(a, _), (b, _)| a.kyma.cmp(&b.kyma));
         let waiting_for = behind.len();
-        self.metrics.rotation(stored.name(), waiting_for);
-        let stragglers = behind.iter().take(NAMED).map(|(follower, behind)| straggler(follower, *behind)).collect();
+        self.metrics.rotation(state.name(), waiting_for);
+        let stragglers = behind.iter().take(MAX_NAMED_STRAGGLERS);
+        let stragglers = stragglers.map(|(follower, reason)| straggler(follower, *reason)).collect();
         let per_second = self.renewals_per_second.min(BUNDLES_PER_SECOND);
-        let patience = laggards::patience(self.hub.heartbeat_interval().get(), followers.len(), per_second);
-        let behind = behind.into_iter().map(|(follower, behind)| (follower.kyma.clone(), behind));
-        let laggards = self.waits.look(behind, patience, Instant::now());
-        self.tell_laggards(laggards);
-        let target = stored.target();
-        self.progress.send_replace(Some(Arc::new(Progress {
-            phase: stored.name(),
-            since: stored.since,
+        let overdue_after =
+            stragglers::overdue_after(self.fleet.heartbeat_interval().get(), followers.len(), per_second);
+        let behind = behind.into_iter().map(|(follower, reason)| (follower.kyma.clone(), reason));
+        let tracked = self.tracker.update(behind, overdue_after, Instant::now());
+        self.publish_stragglers(tracked);
+        let target = state.target();
+        self.progress.send_replace(Some(Arc::new(RotationProgress {
+            phase: state.name(),
+            since: state.since,
             target: target.id.clone(),
             target_not_after: target.ca.not_after(),
-            force_after_seconds: stored.force_after,
+            force_after_seconds: state.force_after,
             secret,
             runtimes: followers.len(),
             waiting_for,
@@ -306,26 +304,26 @@ impl Rotation {
         })));
     }
 
-    fn tell_laggards(&self, laggards: Laggards) {
-        self.laggards.send_if_modified(|known| {
-            let is_news = known.as_deref() != Some(&laggards);
-            if is_news {
-                *known = Some(Arc::new(laggards));
+    fn publish_stragglers(&self, stragglers: Stragglers) {
+        self.stragglers.send_if_modified(|published| {
+            let is_changed = published.as_deref() != Some(&stragglers);
+            if is_changed {
+                *published = Some(Arc::new(stragglers));
             }
-            is_news
+            is_changed
         });
     }
 
-    fn show_state(&self, secret: SecretState) {
+    fn publish_secret_state(&self, secret: SecretState) {
         self.progress.send_if_modified(|progress| {
             let Some(known) = progress.as_ref().filter(|known| known.secret != secret) else { return false };
-            *progress = Some(Arc::new(Progress { secret, ..Progress::clone(known) }));
+            *progress = Some(Arc::new(RotationProgress { secret, ..RotationProgress::clone(known) }));
             true
         });
     }
 }
 
-fn straggler(follower: &Follower, behind: Behind) -> Straggler {
+fn straggler(follower: &RuntimeTrust, behind: StragglerReason) -> Straggler {
     Straggler {
         kyma: follower.kyma.to_string(),
         runtime_id: follower.runtime.as_str().to_owned(),

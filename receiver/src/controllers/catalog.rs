@@ -1,29 +1,32 @@
-//! The module catalog of each runtime: the templates and release metas that it may see, as KCP has them.
+//! Module catalog sync: copies the templates and release metas of KCP that a Kyma may see into its runtime.
 //!
-//! `visibility` says who sees what, `snapshot` what a class of Kymas has of KCP's catalog, `desired` what that looks like in a
-//! runtime, `inventory` what a runtime has of us, `diff` what is to be done, `facts` whether a change may be and when it reaches
-//! whom; all of these are pure. `sync` does it, `releases` writes down what is accepted. What shall be is computed once per
-//! visibility class and kept until KCP's catalog changes; what is there is remembered per runtime, so that a pass without news
-//! makes no call at all.
+//! Pure parts: `visibility` holds the visibility rules, `snapshot` the catalog of each visibility class, `desired` the form of an
+//! object in a runtime, `inventory` the record of the objects written to one runtime, `diff` the comparison of desired and observed
+//! state, `removal_guard` the limit on mass removals, `rollout` the jittered roll-out of moved channels. `sync` executes the
+//! difference, `releases` persists the accepted state.
+//!
+//! The desired state is computed once per visibility class and cached until KCP's catalog changes; the observed state is cached per
+//! runtime. A sync without changes therefore makes no call.
 
 pub mod check;
+mod controller;
 pub mod desired;
 pub mod diff;
 mod error;
 mod events;
-pub mod facts;
 mod flags;
 pub mod inventory;
 mod metrics;
 pub mod preview;
 mod releases;
+pub mod removal_guard;
+pub mod rollout;
 mod runtime;
 pub mod selector;
 pub mod snapshot;
 mod sync;
 #[cfg(test)]
 mod tests;
-mod turn;
 pub mod view;
 pub mod visibility;
 
@@ -36,29 +39,30 @@ use std::{
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Client, ResourceExt};
+use tokio::time::timeout;
 
-pub use error::{Attempt, Failure, Failures, SyncError, Target};
+pub(crate) use controller::{CatalogError, CatalogReconcile, CatalogReconciled};
+pub use error::{Attempt, ObjectFailure, ObjectsError, SyncError, Target};
 pub use flags::Flags;
 pub use metrics::{Metrics, Operation};
 pub use sync::Synced;
 
-pub(crate) use releases::write as write_releases;
-pub(crate) use turn::Turn;
+pub(crate) use rollout::RolloutSlot;
 
 use self::{
-    facts::{Held, Pointer, Ruling, Terms},
     inventory::Inventory,
     releases::Ledger,
+    removal_guard::{ChannelTarget, GuardDecision, HeldRemoval, RemovalPolicy},
     runtime::Runtime,
-    snapshot::{LeftOut, Snapshot},
-    sync::Look,
+    snapshot::{Omission, Snapshot},
+    sync::ReadScope,
 };
 use crate::{
     base::{key::KymaKey, stores::Stores},
     fleet::queue::Drift,
 };
 
-/// What catalog sync is told at start.
+/// Configuration of catalog sync.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
     /// `--restricted-default-modules`: modules that only the Kymas selected by their release meta see.
@@ -67,87 +71,86 @@ pub struct Settings {
     pub flags: Flags,
 }
 
-/// Catalog sync for all runtimes. Clones share everything.
+/// Catalog sync of all runtimes. Clones share all state.
 #[derive(Clone)]
 pub struct Catalog(Arc<Inner>);
 
 struct Inner {
     settings: Settings,
     metrics: Metrics,
-    source: Mutex<Source>,
+    kcp: Mutex<KcpState>,
     runtimes: Mutex<Runtimes>,
 }
 
-/// KCP's catalog as last read, and what of it is accepted.
+/// KCP's catalog as last read, and its accepted state.
 #[derive(Default)]
-struct Source {
+struct KcpState {
     ledger: Ledger,
     snapshot: Option<Arc<Snapshot>>,
-    /// Modules of which something moved that is not ruled on yet.
-    unruled: BTreeSet<String>,
-    held: Option<Held>,
-    /// A confirmation let something through, and is to be taken off its ConfigMap: it is good for once.
-    spent: bool,
-    /// What [`Catalog::renew`] has told of.
-    told: Told,
+    /// Modules that changed since the removal guard last decided.
+    undecided: BTreeSet<String>,
+    held: Option<HeldRemoval>,
+    /// A confirmation was used and must be removed from its ConfigMap: it is valid for one change only.
+    confirmation_used: bool,
+    reported: Reported,
 }
 
-impl Source {
-    fn pointer(&self, module: &str, channel: &str) -> Option<&Pointer> {
+impl KcpState {
+    fn channel_target(&self, module: &str, channel: &str) -> Option<&ChannelTarget> {
         self.ledger.accepted.as_ref()?.get(module)?.channels.get(channel)
     }
 }
 
+/// State that [`Catalog::refresh`] has already reported.
 #[derive(Default)]
-struct Told {
-    left_out: BTreeSet<LeftOut>,
-    held: Option<String>,
+struct Reported {
+    omissions: BTreeSet<Omission>,
+    held_change: Option<String>,
 }
 
 #[derive(Default)]
 struct Runtimes {
-    /// Tells one stay of a runtime here from the next.
-    passes: u64,
+    /// Number of syncs begun; identifies the sync that owns a slot.
+    syncs: u64,
     slots: HashMap<KymaKey, Slot>,
 }
 
-/// The memory of one runtime. While a pass has it, it is not here: a pass that is dropped half-way leaves no memory, and the
-/// next one reads what is written down.
+/// Cached inventory of one runtime. A running sync takes the inventory out, so a sync that is dropped half-way leaves none and the
+/// next one loads the inventory from the runtime.
 struct Slot {
-    pass: u64,
+    sync: u64,
     inventory: Option<Inventory>,
 }
 
-/// What a change of KCP's catalog came to.
-pub struct Renewed {
-    /// What was before; nothing in a process that has just begun.
+/// Result of recomputing KCP's catalog after a change.
+pub struct CatalogUpdate {
+    /// Snapshot before the change; `None` right after start.
     before: Option<Arc<Snapshot>>,
     now: Arc<Snapshot>,
-    /// A removal that waits for a confirmation, and of which nothing was told yet.
-    pub held: Option<Held>,
-    /// Modules whose removal was held before and is not any more: it was confirmed, or taken back.
-    pub released: BTreeSet<String>,
-    /// What is left out, and of which nothing was told yet.
-    pub left_out: Vec<LeftOut>,
+    /// Removal that waits for a confirmation, if it was not reported before.
+    pub held: Option<HeldRemoval>,
+    /// Modules with a held removal that this change confirmed or reverted.
+    pub no_longer_held: BTreeSet<String>,
+    /// Omissions that were not reported before.
+    pub left_out: Vec<Omission>,
 }
 
-impl Renewed {
-    /// Whether a Kyma with these labels shall have something else in its runtime than before.
+impl CatalogUpdate {
+    /// Returns whether the desired catalog of a Kyma with these labels changed.
     #[must_use]
-    pub fn concerns(&self, kyma_labels: &BTreeMap<String, String>) -> bool {
-        let content = |snapshot: &Snapshot| snapshot.wanted(&snapshot.class(kyma_labels)).content().to_owned();
-        self.before.as_deref().is_some_and(|before| content(before) != content(&self.now))
+    pub fn affects(&self, kyma_labels: &BTreeMap<String, String>) -> bool {
+        self.before.as_ref().is_some_and(|before| before.fingerprint(kyma_labels) != self.now.fingerprint(kyma_labels))
     }
 }
 
 impl Catalog {
-    /// Knows no runtime yet.
+    /// Creates catalog sync without any runtime.
     #[must_use]
     pub fn new(settings: Settings, metrics: Metrics) -> Self {
-        Self(Arc::new(Inner { settings, metrics, source: Mutex::default(), runtimes: Mutex::default() }))
+        Self(Arc::new(Inner { settings, metrics, kcp: Mutex::default(), runtimes: Mutex::default() }))
     }
 
-    /// What catalog sync counts.
+    /// Metrics of catalog sync.
     pub(crate) fn metrics(&self) -> &Metrics {
         &self.0.metrics
     }
@@ -157,137 +160,155 @@ impl Catalog {
         &self.0.settings.restricted_modules
     }
 
-    /// What the flags say.
+    /// Values of the command-line flags.
     #[must_use]
     pub fn flags(&self) -> &Flags {
         &self.0.settings.flags
     }
 
-    /// Computes anew what KCP's catalog comes to, after a template, a release meta or a confirmation moved.
+    /// Recomputes KCP's catalog after a template, a release meta or a confirmation changed.
     #[must_use]
-    pub fn renew(&self, stores: &Stores) -> Renewed {
-        let mut source = lock(&self.0.source);
-        // Before the caches are read: what moves from here on is told again.
-        source.unruled.clear();
-        let before = source.snapshot.take();
-        let held_before = source.held.take().map(|held| held.modules).unwrap_or_default();
-        let now = self.read(&mut source, stores);
-        let is_held = |module: &String| source.held.as_ref().is_some_and(|held| held.modules.contains(module));
-        let released = held_before.into_iter().filter(|module| !is_held(module)).collect();
-        let told = Told {
-            left_out: now.left_out().iter().cloned().collect(),
-            held: source.held.as_ref().map(|held| held.change.clone()),
+    pub fn refresh(&self, stores: &Stores) -> CatalogUpdate {
+        let mut kcp = lock(&self.0.kcp);
+        // Cleared before the caches are read: a change from here on marks its module again.
+        kcp.undecided.clear();
+        let before = kcp.snapshot.take();
+        let held_before = kcp.held.take().map(|held| held.modules).unwrap_or_default();
+        let now = self.read(&mut kcp, stores);
+        let is_held = |module: &String| kcp.held.as_ref().is_some_and(|held| held.modules.contains(module));
+        let no_longer_held = held_before.into_iter().filter(|module| !is_held(module)).collect();
+        let reported = Reported {
+            omissions: now.omissions().iter().cloned().collect(),
+            held_change: kcp.held.as_ref().map(|held| held.change.clone()),
         };
-        let left_out = told.left_out.difference(&source.told.left_out).cloned().collect();
-        let held = source.held.clone().filter(|_| told.held != source.told.held);
-        source.told = told;
-        Renewed { before, now, held, released, left_out }
+        let left_out = reported.omissions.difference(&kcp.reported.omissions).cloned().collect();
+        let held = kcp.held.clone().filter(|_| reported.held_change != kcp.reported.held_change);
+        kcp.reported = reported;
+        CatalogUpdate { before, now, held, no_longer_held, left_out }
     }
 
-    /// Forgets what is in a runtime, because its client was replaced or its Kyma is gone. The next sync reads what is written down
-    /// there.
+    /// Drops the cached inventory of a runtime because its client was replaced or its Kyma is gone. The next sync loads the inventory
+    /// from the runtime.
     pub fn forget(&self, key: &KymaKey) {
         lock(&self.0.runtimes).slots.remove(key);
     }
 
-    /// KCP's catalog as it is now, with what each class sees.
+    /// Current snapshot of KCP's catalog, with the desired catalog of each visibility class.
     #[must_use]
     pub fn snapshot(&self, stores: &Stores) -> Arc<Snapshot> {
-        let mut source = lock(&self.0.source);
-        match &source.snapshot {
+        let mut kcp = lock(&self.0.kcp);
+        match &kcp.snapshot {
             Some(snapshot) => Arc::clone(snapshot),
-            None => self.read(&mut source, stores),
+            None => self.read(&mut kcp, stores),
         }
     }
 
-    /// Stands for what a Kyma with these labels shall have: the same content has the same text.
+    /// Fingerprint of the desired catalog of a Kyma with these labels: equal catalogs have equal fingerprints.
     #[must_use]
-    pub fn content(&self, kyma_labels: &BTreeMap<String, String>, stores: &Stores) -> String {
-        let snapshot = self.snapshot(stores);
-        snapshot.wanted(&snapshot.class(kyma_labels)).content().to_owned()
+    pub fn fingerprint(&self, kyma_labels: &BTreeMap<String, String>, stores: &Stores) -> String {
+        self.snapshot(stores).fingerprint(kyma_labels)
     }
 
-    /// Something of a module moved. Until [`Catalog::renew`] has ruled on it, nobody loses the module, or has the turn of a channel that is
-    /// new.
-    pub(crate) fn moved(&self, module: &str) {
-        lock(&self.0.source).unruled.insert(module.to_owned());
+    /// Marks a module as changed. Until [`Catalog::refresh`] has decided on the change, no runtime loses the module, and the roll-out
+    /// of a new channel stays undecided.
+    pub(crate) fn mark_undecided(&self, module: &str) {
+        lock(&self.0.kcp).undecided.insert(module.to_owned());
     }
 
-    /// Whether the removal of a module, or of a part of it, waits for a ruling or for a confirmation: then nobody loses it.
+    /// Returns whether the removal of a module, or of a part of it, waits for a decision or a confirmation. No runtime loses the module while
+    /// it does.
     #[must_use]
-    pub fn holds(&self, module: &str) -> bool {
-        let source = lock(&self.0.source);
-        source.unruled.contains(module) || source.held.as_ref().is_some_and(|held| held.modules.contains(module))
+    pub fn is_held(&self, module: &str) -> bool {
+        let kcp = lock(&self.0.kcp);
+        kcp.undecided.contains(module) || kcp.held.as_ref().is_some_and(|held| held.modules.contains(module))
     }
 
-    /// The removal that waits for a confirmation.
+    /// Removal that waits for a confirmation.
     #[must_use]
-    pub fn held(&self) -> Option<Held> {
-        lock(&self.0.source).held.clone()
+    pub fn held(&self) -> Option<HeldRemoval> {
+        lock(&self.0.kcp).held.clone()
     }
 
-    /// Where a channel of a module points, as it is accepted.
+    /// Accepted target of a module's channel.
     #[must_use]
-    pub fn pointer(&self, module: &str, channel: &str) -> Option<Pointer> {
-        lock(&self.0.source).pointer(module, channel).cloned()
+    pub fn channel_target(&self, module: &str, channel: &str) -> Option<ChannelTarget> {
+        lock(&self.0.kcp).channel_target(module, channel).cloned()
     }
 
-    /// When the version that a channel of a module points to in KCP's caches is a Kyma's to have.
-    pub(crate) fn turn(&self, kyma_uid: &str, module: &str, channel: &str, version: &str) -> Turn {
-        let source = lock(&self.0.source);
-        let pointer = source.pointer(module, channel);
-        if pointer.is_none() && source.unruled.contains(module) {
-            // The channel may be new: nobody has said yet since when it points there.
-            return Turn::Undecided;
+    /// Roll-out slot in which a Kyma gets the version that a module's channel points to in KCP's caches.
+    pub(crate) fn rollout_slot(&self, kyma_uid: &str, module: &str, channel: &str, version: &str) -> RolloutSlot {
+        let kcp = lock(&self.0.kcp);
+        let target = kcp.channel_target(module, channel);
+        if target.is_none() && kcp.undecided.contains(module) {
+            // The channel may be new: the time since when it points there is recorded with the decision.
+            return RolloutSlot::Undecided;
         }
-        Turn::of((kyma_uid, module, version), pointer, self.window(), Timestamp::now())
+        RolloutSlot::of((kyma_uid, module, version), target, self.rollout_window(), Timestamp::now())
     }
 
-    /// How long a Kyma waits after a channel moved just now, wherever it points.
+    /// Delay of a Kyma after a channel moved just now, counted from the move.
     #[must_use]
-    pub fn roll_out_delay(&self, kyma_uid: &str, module: &str, channel: &str) -> Duration {
-        let to = self.pointer(module, channel).map_or_else(|| channel.to_owned(), |pointer| pointer.version);
-        facts::delay(kyma_uid, module, &to, self.window())
+    pub fn rollout_delay(&self, kyma_uid: &str, module: &str, channel: &str) -> Duration {
+        // A channel without an accepted target still gets a stable delay of its own.
+        let to = self.channel_target(module, channel).map_or_else(|| channel.to_owned(), |target| target.version);
+        rollout::delay(kyma_uid, module, &to, self.rollout_window())
     }
 
-    /// Within which everybody has the version to which a channel moved.
-    fn window(&self) -> Duration {
-        Duration::from_secs(self.0.settings.flags.module_upgrade_rollout_max_delay_seconds.into())
+    /// Time within which a moved channel reaches all Kymas that follow it.
+    fn rollout_window(&self) -> Duration {
+        self.0.settings.flags.module_upgrade_rollout_max_delay
     }
 
-    /// Takes the ConfigMap of releases as KCP has it. Whether somebody confirmed something.
-    pub(crate) fn take_releases(&self, map: Option<&ConfigMap>) -> bool {
-        lock(&self.0.source).ledger.take(map)
+    /// Observes the ConfigMap of releases, `None` if there is none. Returns whether it carries a new confirmation.
+    pub(crate) fn observe_releases(&self, map: Option<&ConfigMap>) -> bool {
+        lock(&self.0.kcp).ledger.observe(map)
     }
 
-    /// What the ConfigMap of releases should hold, if that is not what it holds.
-    pub(crate) fn unwritten_releases(&self) -> Option<BTreeMap<String, String>> {
-        let source = lock(&self.0.source);
-        source.ledger.unwritten(source.held.as_ref())
+    /// Writes the ConfigMap of releases if it is out of date. Returns false if that failed; the accepted state then stays pending.
+    pub(crate) async fn persist_releases(&self, kcp: &Client, namespace: &str) -> bool {
+        let Some(data) = self.pending_releases() else { return true };
+        let write = releases::write(kcp, namespace, &data, self.is_confirmation_used());
+        let cause = match timeout(releases::WRITE_DEADLINE, write).await {
+            Ok(Ok(())) => {
+                self.releases_written(data);
+                return true;
+            }
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "no response in time".to_owned(),
+        };
+        tracing::warn!(cause, "Accepted releases are not persisted");
+        false
     }
 
-    /// Whether a confirmation is to be taken off the ConfigMap of releases, because it was used.
-    pub(crate) fn is_spent(&self) -> bool {
-        lock(&self.0.source).spent
+    /// Data to write to the ConfigMap of releases; `None` if it is up to date.
+    fn pending_releases(&self) -> Option<BTreeMap<String, String>> {
+        let kcp = lock(&self.0.kcp);
+        kcp.ledger.pending(kcp.held.as_ref())
     }
 
-    /// Takes note that this stands in the ConfigMap of releases, and that a confirmation that was used does not any more.
-    pub(crate) fn wrote_releases(&self, data: BTreeMap<String, String>) {
-        let mut source = lock(&self.0.source);
-        source.ledger.wrote(data);
-        source.spent = false;
+    /// Returns whether a used confirmation must be removed from the ConfigMap of releases.
+    fn is_confirmation_used(&self) -> bool {
+        lock(&self.0.kcp).confirmation_used
     }
 
-    /// Brings the catalog of one runtime to what its Kyma may see.
+    /// Records that the ConfigMap of releases holds this data, and that a used confirmation was removed from it.
+    fn releases_written(&self, data: BTreeMap<String, String>) {
+        let mut kcp = lock(&self.0.kcp);
+        kcp.ledger.mark_written(data);
+        kcp.confirmation_used = false;
+    }
+
+    /// Reconciles the catalog of one runtime with the desired catalog of its Kyma's visibility class.
     ///
-    /// The first sync, and one after [`Catalog::forget`], goes by the inventory that stands in the runtime; where that is lost, or
-    /// with [`Drift::All`], it lists the runtime's catalog and compares. Any other reads only the objects that `drift` tells
-    /// something new of, and writes those whose desired content has changed since, one apply each. Without either it makes no call.
+    /// The first sync, and one after [`Catalog::forget`], loads the inventory from the runtime. If that is missing or unreadable, or
+    /// with [`Drift::All`], it lists both kinds and compares. Any other sync reads only the objects that `drift` reports, except for
+    /// echoes of its own writes, and applies the objects with changed desired content, one call each. Without either it makes no
+    /// call.
     ///
-    /// A sync that is dropped before its end, or that fails in a list, is as good as [`Catalog::forget`].
+    /// A sync that is dropped before its end, or that fails in a list, has the effect of [`Catalog::forget`].
     ///
     /// # Errors
-    /// [`SyncError`]; one object that fails stops no other. What failed is read again by the next sync.
+    /// [`SyncError`]; one failing object stops no other. The next sync reads failed objects again.
     pub async fn sync(
         &self,
         key: &KymaKey,
@@ -297,36 +318,35 @@ impl Catalog {
         drift: &Drift,
     ) -> Result<Synced, SyncError> {
         let snapshot = self.snapshot(stores);
-        let wanted = snapshot.wanted(&snapshot.class(kyma_labels));
-        let (pass, remembered) = self.begin(key);
+        let desired = snapshot.desired(&snapshot.class(kyma_labels));
+        let (sync, cached) = self.begin(key);
         let runtime = Runtime::new(client.clone(), self.0.metrics.clone());
-        let (mut inventory, is_whole) = match (remembered, drift) {
+        let (mut inventory, is_complete) = match (cached, drift) {
             (Some(inventory), Drift::None | Drift::Objects(_)) => (inventory, true),
-            (remembered, _) => load(&runtime, remembered).await?,
+            (cached, _) => load(&runtime, cached).await?,
         };
-        let look = match drift {
-            Drift::All => Look::Everywhere,
-            _ if !is_whole => Look::Everywhere,
-            Drift::None => Look::At(&[]),
-            Drift::Objects(events) => Look::At(events),
+        let scope = match drift {
+            Drift::None if is_complete => ReadScope::Changed(&[]),
+            Drift::Objects(events) if is_complete => ReadScope::Changed(events),
+            _ => ReadScope::All,
         };
-        let result = sync::pass(&runtime, &self.0.metrics, &wanted, &mut inventory, look).await;
-        self.end(key, pass, inventory, result)
+        let result = sync::run(&runtime, &self.0.metrics, &desired, &mut inventory, scope).await;
+        self.end(key, sync, inventory, result)
     }
 
-    /// Deletes what is ours from a runtime whose Kyma is being deleted, release metas before templates.
+    /// Deletes the managed objects from the runtime of a Kyma that is being deleted, release metas before templates.
     ///
     /// # Errors
     /// [`SyncError`], as [`Catalog::sync`].
     pub async fn remove_all(&self, key: &KymaKey, client: &Client) -> Result<Synced, SyncError> {
-        let (_, remembered) = self.begin(key);
+        let (_, cached) = self.begin(key);
         self.forget(key);
         let runtime = Runtime::new(client.clone(), self.0.metrics.clone());
-        let (mut inventory, _) = load(&runtime, remembered).await?;
+        let (mut inventory, _) = load(&runtime, cached).await?;
         sync::remove_all(&runtime, &mut inventory).await
     }
 
-    /// Deletes the inventory from a runtime, after all that it tells of.
+    /// Deletes the inventory from a runtime; to be called after all objects listed in it are gone.
     ///
     /// # Errors
     /// [`SyncError::Inventory`].
@@ -335,85 +355,72 @@ impl Catalog {
         runtime.delete_inventory().await.map_err(SyncError::Inventory)
     }
 
-    /// Reads KCP's catalog from its caches, and rules on what changed.
-    fn read(&self, source: &mut Source, stores: &Stores) -> Arc<Snapshot> {
+    /// Computes the snapshot from KCP's caches and lets the removal guard decide on the changes.
+    fn read(&self, kcp: &mut KcpState, stores: &Stores) -> Arc<Snapshot> {
         let restricted = &self.0.settings.restricted_modules;
-        let of = |held| Snapshot::new(stores.templates.state(), stores.release_metas.state(), restricted, held);
-        let free = of(BTreeSet::new());
+        let with_held = |held| Snapshot::new(stores.templates.state(), stores.release_metas.state(), restricted, held);
+        let unheld = with_held(BTreeSet::new());
         let kymas = stores.kymas.state();
-        let terms = Terms {
+        let policy = RemovalPolicy {
             percent: self.0.settings.flags.removal_limit_percent,
-            confirmed: source.ledger.confirmed.as_deref(),
+            confirmed: kcp.ledger.confirmed.as_deref(),
             now: Timestamp::now().as_second(),
         };
         let labels = kymas.iter().map(|kyma| kyma.labels());
-        let ruling = facts::rule(source.ledger.accepted.as_ref(), free.facts(), labels, terms);
-        let Ruling { accepted, held, spent } = ruling;
-        if spent {
-            (source.ledger.confirmed, source.spent) = (None, true);
+        let decision = removal_guard::evaluate(kcp.ledger.accepted.as_ref(), unheld.releases(), labels, policy);
+        let GuardDecision { accepted, held, confirmation_used } = decision;
+        if confirmation_used {
+            (kcp.ledger.confirmed, kcp.confirmation_used) = (None, true);
         }
         let snapshot = Arc::new(match &held {
-            Some(held) => of(held.modules.clone()),
-            None => free,
+            Some(held) => with_held(held.modules.clone()),
+            None => unheld,
         });
-        self.0.metrics.renewed(snapshot.left_out(), held.as_ref());
-        (source.ledger.accepted, source.held) = (Some(accepted), held);
-        source.snapshot = Some(Arc::clone(&snapshot));
+        self.0.metrics.update_gauges(snapshot.omissions(), held.as_ref());
+        (kcp.ledger.accepted, kcp.held) = (Some(accepted), held);
+        kcp.snapshot = Some(Arc::clone(&snapshot));
         snapshot
     }
 
     fn begin(&self, key: &KymaKey) -> (u64, Option<Inventory>) {
         let mut runtimes = lock(&self.0.runtimes);
-        runtimes.passes += 1;
-        let pass = runtimes.passes;
-        let before = runtimes.slots.insert(key.clone(), Slot { pass, inventory: None });
-        (pass, before.and_then(|slot| slot.inventory))
+        runtimes.syncs += 1;
+        let sync = runtimes.syncs;
+        let before = runtimes.slots.insert(key.clone(), Slot { sync, inventory: None });
+        (sync, before.and_then(|slot| slot.inventory))
     }
 
     fn end(
         &self,
         key: &KymaKey,
-        pass: u64,
+        sync: u64,
         inventory: Inventory,
         result: Result<Synced, SyncError>,
     ) -> Result<Synced, SyncError> {
-        let keeps = matches!(&result, Ok(_) | Err(SyncError::Objects(_)));
+        let is_valid = matches!(&result, Ok(_) | Err(SyncError::Objects(_)));
         let mut runtimes = lock(&self.0.runtimes);
-        // Forgotten meanwhile, or taken over by a later pass: then this memory is nobody's.
-        if let Some(slot) = runtimes.slots.get_mut(key).filter(|slot| slot.pass == pass && keeps) {
+        // A slot that was forgotten or taken over by a later sync meanwhile must not receive this inventory.
+        if let Some(slot) = runtimes.slots.get_mut(key).filter(|slot| slot.sync == sync && is_valid) {
             slot.inventory = Some(inventory);
         }
         result
     }
 }
 
-/// What is written down in the runtime, and whether that is all there is to know. What is remembered is newer than what is
-/// written down.
-async fn load(runtime: &Runtime, remembered: Option<Inventory>) -> Result<(Inventory, bool), SyncError> {
-    let written = runtime.inventory().await.map_err(SyncError::Inventory)?;
-    let read = written.as_ref().and_then(Inventory::read);
-    let is_whole = read.is_some();
-    let mut inventory = match (remembered, &read) {
-        (Some(remembered), Some(read)) if remembered.version() == read.version() => return Ok((remembered, true)),
-        (Some(remembered), _) => remembered,
-        (None, _) => return Ok((read.unwrap_or_else(|| anew(written.as_ref())), is_whole)),
+/// Loads the inventory from the runtime. Returns it with whether it is complete, so that no list is needed. A cached inventory is newer
+/// than the stored one, but incomplete once another writer has changed that.
+async fn load(runtime: &Runtime, cached: Option<Inventory>) -> Result<(Inventory, bool), SyncError> {
+    let stored = runtime.inventory().await.map_err(SyncError::Inventory)?;
+    let mut inventory = match (cached, stored.as_ref().and_then(Inventory::read)) {
+        (Some(cached), Some(read)) if cached.version() == read.version() => return Ok((cached, true)),
+        (None, Some(read)) => return Ok((read, true)),
+        (cached, _) => cached.unwrap_or_default(),
     };
-    match &written {
-        Some(written) => inventory.replaces(written),
-        None => inventory.is_lost(),
-    }
+    inventory.mark_foreign(stored.as_ref());
     Ok((inventory, false))
 }
 
-fn anew(written: Option<&ConfigMap>) -> Inventory {
-    let mut inventory = Inventory::default();
-    if let Some(written) = written {
-        inventory.replaces(written);
-    }
-    inventory
-}
-
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What a panic elsewhere leaves half done here is computed again.
+    // State that a panic left inconsistent is recomputed by the next refresh or sync.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

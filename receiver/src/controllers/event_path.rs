@@ -1,16 +1,16 @@
-//! What follows from whether a path is proven: the condition that says so, polls of those that are not,
-//! slow verification of those that are.
+//! Acts on the state of event paths: writes conditions, polls runtimes with an unproven path, and verifies the others
+//! slowly.
 //!
-//! `hub` judges the paths; here one loop acts on it, about once a second. `verdict` says what a condition shall say, `rounds` who is
-//! looked at when, `damper` how often one Kyma may be written: all pure. `write` writes. `pause` says whose runtime is left alone,
-//! `restart` who goes first when this process begins.
+//! The runtime table determines the state of each path; one loop acts on it once a second. Pure modules: `condition`
+//! computes the conditions, `poll_scheduler` the times of polls, `write_backoff` the spacing of writes per Kyma.
+//! `write` writes a condition, `restart` orders the reconciles after a start.
 
-mod damper;
+mod condition;
 mod metrics;
+mod poll_scheduler;
 mod restart;
-mod rounds;
-mod verdict;
 mod write;
+mod write_backoff;
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -28,13 +28,14 @@ use tokio_util::sync::CancellationToken;
 pub use metrics::Metrics;
 
 use self::{
-    damper::Damper,
-    rounds::{Rounds, Tokens},
+    poll_scheduler::{PollScheduler, TokenBucket},
+    write_backoff::WriteBackoff,
 };
 use crate::{
-    base::limits::CONNECTION_LOST_AFTER,
     base::{
+        flags::seconds,
         key::KymaKey,
+        limits::CONNECTION_LOST_AFTER,
         pause::Pause,
         stores::{CurrentPlan, Stores},
         takeover::{self, Takeover},
@@ -42,239 +43,245 @@ use crate::{
     controllers::{catalog::Catalog, kyma::REFUSED_AGAIN},
     fleet::{
         PathState, Unproven,
-        hub::Hub,
-        queue::{Priority, Works},
+        queue::{Priority, WorkSet},
+        table::RuntimeTable,
     },
-    pki::Rotations,
+    pki::RotationHandle,
 };
 
-/// How often paths are looked at.
+/// Interval of the loop.
 const TICK: Duration = Duration::from_secs(1);
-/// An agent that is well comes back sooner after its connection ended.
+/// Time within which a healthy agent reconnects after its connection ended.
 const LOST_AFTER: Duration = Duration::from_secs(5);
-/// Whoever says nothing any more, and not even that, is missed within this time.
-const MISSED_WITHIN: Duration = Duration::from_secs(30);
-const _: () =
-    assert!(CONNECTION_LOST_AFTER.as_secs() + LOST_AFTER.as_secs() + TICK.as_secs() < MISSED_WITHIN.as_secs());
-/// Conditions that are written in one second, of all Kymas.
+/// Upper limit of the time in which a silent agent is detected, also if its connection ends without notice.
+const SILENCE_DETECTED_WITHIN: Duration = Duration::from_secs(30);
+const _: () = assert!(
+    CONNECTION_LOST_AFTER.as_secs() + LOST_AFTER.as_secs() + TICK.as_secs() < SILENCE_DETECTED_WITHIN.as_secs()
+);
+/// Maximum number of written conditions per second, over all Kymas.
 const WRITES_PER_SECOND: u32 = 20;
-/// The condition that tells whether an agent is installed.
+/// Condition of the installation of the agent.
 const INSTALLED: &str = "SKRWebhook";
-/// Conditions that are written at the same time.
-const WRITERS: usize = 8;
+/// Maximum number of concurrent writes of conditions.
+const WRITE_CONCURRENCY: usize = 8;
 
-/// How proven and unproven paths are treated.
+/// Flags for proven and unproven event paths.
 #[derive(Clone, Debug, Args)]
+#[group(skip)]
+#[command(next_help_heading = "Event path")]
 pub struct Flags {
-    /// How often a runtime is polled whose event path is not proven, in seconds, on average.
-    #[arg(long, env = "TIDEWATCH_FALLBACK_POLL_SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=86_400))]
-    pub fallback_poll_seconds: u32,
+    /// Average interval in seconds between two polls of a runtime whose event path is not proven
+    #[arg(long = "fallback-poll-seconds", env = "TIDEWATCH_FALLBACK_POLL_SECONDS", default_value = "300", value_name = "SECONDS", value_parser = seconds(1..=86_400))]
+    pub fallback_poll_interval: Duration,
 
-    /// Polls and verifications in one second, of all runtimes.
+    /// Maximum number of polls and verifications per second, over all runtimes
     #[arg(long, env = "TIDEWATCH_FALLBACK_POLLS_PER_SECOND", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub fallback_polls_per_second: u32,
 
-    /// How often a runtime is verified whose event path is proven, in seconds, on average: no watch shows a right that was revoked.
-    #[arg(long, env = "TIDEWATCH_VERIFICATION_SECONDS", default_value_t = 21_600, value_parser = clap::value_parser!(u32).range(1..=2_592_000))]
-    pub verification_seconds: u32,
+    /// Average interval in seconds between two verifications of a runtime whose event path is proven, since no watch
+    /// reports a revoked permission
+    #[arg(long = "verification-seconds", env = "TIDEWATCH_VERIFICATION_SECONDS", default_value = "21600", value_name = "SECONDS", value_parser = seconds(1..=2_592_000))]
+    pub verification_interval: Duration,
 
-    /// After a start, the runtimes of which nothing changed are verified within this time, in seconds.
-    #[arg(long, env = "TIDEWATCH_RESTART_SPREAD_SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u32).range(0..=86_400))]
-    pub restart_spread_seconds: u32,
+    /// Time in seconds over which the runtimes without changes are verified after a start
+    #[arg(long = "restart-spread-seconds", env = "TIDEWATCH_RESTART_SPREAD_SECONDS", default_value = "300", value_name = "SECONDS", value_parser = seconds(0..=86_400))]
+    pub restart_spread: Duration,
 
-    /// A runtime that says nothing for so long, in seconds, and cannot be reached either, is called away: no alarm, no polls.
-    #[arg(long, env = "TIDEWATCH_AWAY_SECONDS", default_value_t = 7_200, value_parser = clap::value_parser!(u32).range(1..=2_592_000))]
-    pub away_seconds: u32,
+    /// Time in seconds after which a silent runtime that cannot be reached either is away: neither alerted on nor
+    /// polled
+    #[arg(long = "away-seconds", env = "TIDEWATCH_AWAY_SECONDS", default_value = "7200", value_name = "SECONDS", value_parser = seconds(1..=2_592_000))]
+    pub away_after: Duration,
 
-    /// Heartbeats in one second, of all runtimes: with more runtimes the interval that they are told grows, up to an hour.
+    /// Maximum number of heartbeats per second, over all runtimes; with more runtimes their interval grows, up to an
+    /// hour
     #[arg(long, env = "TIDEWATCH_MAX_HEARTBEATS_PER_SECOND", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub max_heartbeats_per_second: u32,
 }
 
-/// What the loop needs.
-pub struct Paths {
-    /// See [`Flags`].
+/// Controller of event paths.
+pub struct EventPathController {
+    /// Flags of the controller.
     pub flags: Flags,
     /// Client of KCP.
     pub client: Client,
     /// Caches of KCP.
     pub stores: Stores,
-    /// Judges the paths, and takes the polls.
-    pub hub: Hub,
-    /// What each runtime shall have: an input of its passes.
+    /// States of the paths, and the queue of reconciles.
+    pub fleet: RuntimeTable,
+    /// Desired catalog of each runtime, an input of its reconciles.
     pub catalog: Catalog,
-    /// The plan of all runtimes: another input.
+    /// Plan of all runtimes, another input.
     pub plan: CurrentPlan,
-    /// Whose runtimes are left alone.
+    /// Paused runtimes.
     pub pause: Pause,
-    /// Whose Kymas are ours, and since when.
+    /// Kymas that belong to this receiver.
     pub takeover: Takeover,
-    /// Knows whom a rotation of the CA waits for.
-    pub rotations: Rotations,
-    /// Whether agents are installed, and so mended when nothing is heard of them.
+    /// Stragglers of a CA rotation.
+    pub rotations: RotationHandle,
+    /// Set if agents are installed, and so repaired when they are silent.
     pub installs: bool,
-    /// Counts what is done.
+    /// Metrics of the controller.
     pub metrics: Metrics,
 }
 
-impl Paths {
-    /// Waits until the caches are whole, says who goes first, and then runs for ever.
+impl EventPathController {
+    /// Runs for ever once the caches have synced, after enqueuing all Kymas.
     pub async fn run(self, synced: CancellationToken) -> &'static str {
         synced.cancelled().await;
-        let Self { stores, catalog, hub, .. } = &self;
-        let spread = Duration::from_secs(self.flags.restart_spread_seconds.into());
-        restart::order(&restart::Order { spread, stores, plan: &self.plan.load_full(), catalog, hub });
-        let mut known = Known::new(&self.flags, Instant::now());
+        let Self { stores, catalog, fleet, .. } = &self;
+        let spread = self.flags.restart_spread;
+        restart::enqueue_all(&restart::StartInputs { spread, stores, plan: &self.plan.load_full(), catalog, fleet });
+        let mut state = LoopState::new(&self.flags, Instant::now());
         let mut tick = time::interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let now = tick.tick().await;
-            for (key, path) in self.hub.moved_paths() {
-                self.metrics.moved(&path);
-                tracing::info!(kyma = %key, path = path.as_str(), "Event path moved");
-                known.rounds.moved(&key, &path, now);
-                self.moved(&mut known, &key, &path);
-                known.paths.insert(key, path);
+            for (key, path) in self.fleet.changed_paths() {
+                self.metrics.transitioned(&path);
+                tracing::info!(kyma = %key, path = path.as_str(), "Event path changed");
+                state.scheduler.path_changed(&key, &path, now);
+                self.path_changed(&mut state, &key, &path);
+                state.paths.insert(key, path);
             }
             let kymas = self.stores.kymas.state();
-            known.forget_who_is_gone(&kymas);
+            state.forget_deleted(&kymas);
             if self.installs {
-                known.broken.extend(self.hub.lost(LOST_AFTER));
+                state.suspects.extend(self.fleet.lost(LOST_AFTER));
             }
-            // Without an installer too, since whoever prepared the agent by hand gets its Lease from here.
-            known.broken.extend(self.hub.incomplete(REFUSED_AGAIN));
-            self.mend(&mut known, now);
-            self.poll(&mut known, now);
-            self.tell(&mut known, &kymas, now).await;
+            // Also without an installer: a manually installed agent gets its Lease from this receiver.
+            state.suspects.extend(self.fleet.incomplete(REFUSED_AGAIN));
+            self.repair_installations(&mut state, now);
+            self.poll(&mut state, now);
+            self.write_conditions(&mut state, &kymas, now).await;
         }
     }
 
-    /// A path that is lost may be the agent's, and that one cannot say so itself; one that is proven may be what an installation waited for.
-    fn moved(&self, known: &mut Known, key: &KymaKey, path: &PathState) {
+    /// Verifies the installation after the loss of a path, which the agent may be unable to report, and after the proof
+    /// of a path, for which an installation may wait.
+    fn path_changed(&self, state: &mut LoopState, key: &KymaKey, path: &PathState) {
         if !self.installs {
             return;
         }
         match path {
             PathState::Unproven(flaw) if !matches!(flaw, Unproven::Away | Unproven::LegacyAgent) => {
-                known.broken.insert(key.clone());
+                state.suspects.insert(key.clone());
             }
             PathState::Proven => {
-                let kyma = self.stores.kymas.get(&ObjectRef::new(&key.name).within(&key.namespace));
-                let is_told = |kyma: Arc<Kyma>| verdict::shown(&kyma, INSTALLED).is_some_and(Condition::is_true);
-                if !kyma.is_some_and(is_told) {
-                    self.hub.want(key, Works::INSTALLER, Priority::Catalog);
+                let is_installed = |kyma: Arc<Kyma>| condition::shown(&kyma, INSTALLED).is_some_and(Condition::is_true);
+                if !self.kyma(key).is_some_and(is_installed) {
+                    self.fleet.enqueue(key, WorkSet::INSTALLER, Priority::Catalog);
                 }
             }
             PathState::Unknown | PathState::Unproven(_) => {}
         }
     }
 
-    /// Whether something may be wanted of a Kyma that nobody asked for.
-    fn may_work_on(&self, key: &KymaKey, kyma: &Kyma) -> bool {
-        self.pause.of(kyma).is_none() && !self.is_others(key, kyma)
+    /// Returns whether a reconcile may be enqueued without a request.
+    fn may_reconcile(&self, key: &KymaKey) -> bool {
+        self.kyma(key).is_some_and(|kyma| self.pause.of(&kyma).is_none() && !self.is_foreign(key, &kyma))
     }
 
-    /// Whether a Kyma comes from somebody else or goes there, and so is told nothing.
-    fn is_others(&self, key: &KymaKey, kyma: &Kyma) -> bool {
-        takeover::is_asked_back(kyma) || takeover::is_handed_back(kyma) || self.takeover.awaits(key)
+    fn kyma(&self, key: &KymaKey) -> Option<Arc<Kyma>> {
+        self.stores.kymas.get(&ObjectRef::new(&key.name).within(&key.namespace))
     }
 
-    /// Wants the installations compared of those that went silent or miss something, within the rate of all polls.
-    fn mend(&self, known: &mut Known, now: Instant) {
-        let most = known.polls.take(known.broken.len(), now);
-        for _ in 0..most {
-            let Some(key) = known.broken.pop_first() else { break };
-            let kyma = self.stores.kymas.get(&ObjectRef::new(&key.name).within(&key.namespace));
-            if kyma.is_some_and(|kyma| self.may_work_on(&key, &kyma)) {
-                tracing::info!(kyma = %key, "The agent is not heard of, or misses something of its own: its installation is looked at");
-                self.metrics.mended();
-                self.hub.repair(&key);
+    /// Returns whether a Kyma is being taken over or handed back, and so gets no conditions.
+    fn is_foreign(&self, key: &KymaKey, kyma: &Kyma) -> bool {
+        takeover::is_hand_back_requested(kyma) || takeover::is_handed_back(kyma) || self.takeover.is_pending(key)
+    }
+
+    /// Enqueues verifications of the installations of suspect agents, within the rate of all polls.
+    fn repair_installations(&self, state: &mut LoopState, now: Instant) {
+        let limit = state.polls.take(state.suspects.len(), now);
+        for _ in 0..limit {
+            let Some(key) = state.suspects.pop_first() else { break };
+            if self.may_reconcile(&key) {
+                tracing::info!(kyma = %key, "Agent is silent or lacks an object, its installation is verified");
+                self.metrics.repaired();
+                self.fleet.repair(&key);
             }
         }
     }
 
-    /// Wants those whose turn has come verified. Whoever is paused has his turn and nothing happens: what was paused waits for its
-    /// end anyway.
-    fn poll(&self, known: &mut Known, now: Instant) {
-        let most = known.polls.take(usize::MAX, now);
-        let due = known.rounds.due(now, most);
-        known.polls.give_back(most - due.len());
+    /// Enqueues the due verifications. A paused runtime is skipped: its work is enqueued when the pause ends.
+    fn poll(&self, state: &mut LoopState, now: Instant) {
+        let limit = state.polls.take(usize::MAX, now);
+        let due = state.scheduler.due(now, limit);
+        state.polls.put_back(limit - due.len());
         for (key, kind) in due {
-            let kyma = self.stores.kymas.get(&ObjectRef::new(&key.name).within(&key.namespace));
-            if kyma.is_some_and(|kyma| self.may_work_on(&key, &kyma)) {
+            if self.may_reconcile(&key) {
                 self.metrics.polled(kind);
-                self.hub.verify(&key);
+                self.fleet.verify(&key);
             }
         }
     }
 
-    /// Writes the conditions that say something else than they shall.
-    async fn tell(&self, known: &mut Known, kymas: &[Arc<Kyma>], now: Instant) {
-        let laggards = self.rotations.laggards();
-        let mut wrong = Vec::new();
+    /// Writes the conditions that differ from the cached ones.
+    async fn write_conditions(&self, state: &mut LoopState, kymas: &[Arc<Kyma>], now: Instant) {
+        let stragglers = self.rotations.stragglers();
+        let mut pending = Vec::new();
         for kyma in kymas {
             let Some((name, namespace)) = kyma.metadata.name.as_ref().zip(kyma.metadata.namespace.as_ref()) else {
                 continue;
             };
             let key = KymaKey::new(namespace, name);
-            if self.is_others(&key, kyma) {
+            if self.is_foreign(&key, kyma) {
                 continue;
             }
-            let said = verdict::event_path(known.paths.get(&key), || self.hub.has_spoken_v3(&key), kyma)
+            let change = condition::event_path(state.paths.get(&key), || self.fleet.kyma_has_used_v3(&key), kyma)
                 .into_iter()
-                .chain(verdict::paused(self.pause.of(kyma), kyma))
-                .chain(verdict::rotation(laggards.as_ref().map(|laggards| laggards.of(&key)), kyma));
-            wrong.extend(said.map(|said| (key.clone(), kyma.clone(), said)));
+                .chain(condition::paused(self.pause.of(kyma), kyma))
+                .chain(condition::rotation(stragglers.as_ref().map(|stragglers| stragglers.of(&key)), kyma));
+            pending.extend(change.map(|change| (key.clone(), kyma.clone(), change)));
         }
-        self.metrics.waiting(wrong.len());
-        known.damper.choose(&mut wrong, now);
-        // Cut off, it comes again with the next tick.
-        wrong.truncate(known.writes.take(wrong.len(), now));
-        let writes = wrong.into_iter().map(async |(key, kyma, said)| {
-            let result = write::condition(&self.client, &kyma, &said).await;
-            (key, said, result)
+        self.metrics.waiting(pending.len());
+        state.write_backoff.select(&mut pending, now);
+        // The rest follows with the next ticks.
+        pending.truncate(state.writes.take(pending.len(), now));
+        let writes = pending.into_iter().map(async |(key, kyma, change)| {
+            let result = write::condition(&self.client, &kyma, &change).await;
+            (key, change, result)
         });
-        let mut written = stream::iter(writes).buffer_unordered(WRITERS);
-        while let Some((key, said, result)) = written.next().await {
-            self.metrics.written(&result);
-            if matches!(result, Err(write::Write::Moved)) {
-                // The cache shows it by the next tick, and then it may be said, or may not.
+        let mut written = stream::iter(writes).buffer_unordered(WRITE_CONCURRENCY);
+        while let Some((key, change, result)) = written.next().await {
+            self.metrics.wrote_condition(&result);
+            if matches!(result, Err(write::WriteError::Conflict)) {
+                // The next tick decides anew, from the updated cache.
                 continue;
             }
             if let Err(error) = result {
-                tracing::warn!(kyma = %key, condition = said.kind(), error = &error as &dyn std::error::Error, "Condition could not be written");
+                tracing::warn!(kyma = %key, condition = change.kind(), error = &error as &dyn std::error::Error, "Condition could not be written");
             }
-            known.damper.wrote(key, &said, now);
+            state.write_backoff.record(key, &change, now);
         }
     }
 }
 
-/// What the loop remembers; bounded by the number of Kymas.
-struct Known {
+/// State of the loop, bounded by the number of Kymas.
+struct LoopState {
     paths: HashMap<KymaKey, PathState>,
-    /// Whose agent may be broken.
-    broken: BTreeSet<KymaKey>,
-    rounds: Rounds,
-    polls: Tokens,
-    damper: Damper,
-    writes: Tokens,
+    /// Kymas with an agent that may be broken.
+    suspects: BTreeSet<KymaKey>,
+    scheduler: PollScheduler,
+    polls: TokenBucket,
+    write_backoff: WriteBackoff,
+    writes: TokenBucket,
 }
 
-impl Known {
+impl LoopState {
     fn new(flags: &Flags, now: Instant) -> Self {
-        let seconds = |seconds: u32| Duration::from_secs(seconds.into());
         Self {
             paths: HashMap::new(),
-            broken: BTreeSet::new(),
-            rounds: Rounds::new(seconds(flags.fallback_poll_seconds), seconds(flags.verification_seconds)),
-            polls: Tokens::new(flags.fallback_polls_per_second, now),
-            damper: Damper::default(),
-            writes: Tokens::new(WRITES_PER_SECOND, now),
+            suspects: BTreeSet::new(),
+            scheduler: PollScheduler::new(flags.fallback_poll_interval, flags.verification_interval),
+            polls: TokenBucket::new(flags.fallback_polls_per_second, now),
+            write_backoff: WriteBackoff::default(),
+            writes: TokenBucket::new(WRITES_PER_SECOND, now),
         }
     }
 
-    fn forget_who_is_gone(&mut self, kymas: &[Arc<Kyma>]) {
-        if self.paths.len() <= kymas.len() && self.damper.len() <= 2 * kymas.len() {
+    fn forget_deleted(&mut self, kymas: &[Arc<Kyma>]) {
+        if self.paths.len() <= kymas.len() && self.write_backoff.len() <= 2 * kymas.len() {
             return;
         }
         let present: HashSet<_> = kymas
@@ -283,8 +290,8 @@ impl Known {
             .collect();
         let is_present = |key: &KymaKey| present.contains(&(key.namespace.as_str(), key.name.as_str()));
         self.paths.retain(|key, _| is_present(key));
-        self.broken.retain(is_present);
-        self.rounds.retain(is_present);
-        self.damper.retain(is_present);
+        self.suspects.retain(is_present);
+        self.scheduler.retain(is_present);
+        self.write_backoff.retain(is_present);
     }
 }

@@ -4,16 +4,17 @@
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use tokio_util::sync::CancellationToken;
 
-use crate::fleet::{forward::Client, hub::Hub};
+use crate::fleet::{forward::Client, table::RuntimeTable};
 
-/// Runs until `shutdown`; what is on its way then is dropped, and the agents keep it. Requests at once are bounded by the lanes.
-pub async fn run(hub: Hub, client: Client, shutdown: CancellationToken) -> &'static str {
+/// Runs until `shutdown`, and then drops pending requests: the agents still have their events. The lanes of the targets
+/// bound the concurrency.
+pub async fn run(fleet: RuntimeTable, client: Client, shutdown: CancellationToken) -> &'static str {
     let mut sending = FuturesUnordered::new();
     loop {
         tokio::select! {
             () = shutdown.cancelled() => return "forwarding",
-            Some((delivery, outcome)) = sending.next() => hub.forwarded(&delivery, outcome),
-            delivery = hub.next_delivery() => sending.push({
+            Some((delivery, outcome)) = sending.next() => fleet.forwarded(&delivery, outcome),
+            delivery = fleet.next_delivery() => sending.push({
                 let client = client.clone();
                 async move {
                     let outcome = client.send(&delivery.target, &delivery.leaf, &delivery.event).await;

@@ -1,32 +1,35 @@
-//! The agent in each runtime: everything it needs to run with the least rights that work, kept exactly as it shall be.
+//! Installs, repairs, upgrades and removes the agent of each runtime, with the least rights that work.
 //!
-//! `objects` says what is installed, `rights` what of it the plan decides, `watches` what of it the agent itself watches, `form` whether a
-//! read object is as it shall be: all pure. `apply` writes what differs, `removal` takes all of it away, `readiness` says what keeps an
-//! agent from running, `upgrade` which image it gets. Nothing here reads the agent's Secret: its key stays where it is.
+//! Pure modules: `component` enumerates the objects, `objects` builds them, `rbac` derives the agent's rights from the
+//! plan, `watches` adds the watches on the installation itself, `compare` decides how a found object is repaired.
+//! `apply` writes the objects that differ, `removal` deletes all of them, `readiness` computes the condition
+//! `SKRWebhook`, `upgrade` assigns images in stages. No code in this module reads the content of the agent's identity
+//! Secret: the key stays in the runtime.
 
 mod apply;
+mod compare;
+mod component;
+mod desired;
 mod error;
 mod flags;
-mod form;
-mod kit;
 mod metrics;
 mod objects;
-mod part;
-pub mod pull;
+pub mod pull_secret;
+mod rbac;
 mod readiness;
 mod removal;
-mod rights;
 mod state;
 pub mod upgrade;
 mod url;
 mod watches;
 
-pub use error::{Error, Failure};
-pub use flags::{Flags, MemoryLimit, ParseMemoryLimit, Settings};
+pub use component::Component;
+pub use error::{ComponentError, Error};
+pub use flags::{Flags, MemoryLimit, ParseMemoryLimitError, Settings};
 pub use metrics::Metrics;
-pub use part::Part;
-pub use state::Installed;
-pub use url::{ParsePublicUrl, PublicUrl};
+pub use objects::pod_selector;
+pub use state::InstallationState;
+pub use url::{ParsePublicUrlError, PublicUrl};
 pub use watches::watches;
 
 pub(crate) use readiness::{Readiness, was_ready};
@@ -37,91 +40,99 @@ use arc_swap::ArcSwapOption;
 use kube::Client;
 use tidewatch_shared::{identity::RuntimeId, plan::Plan};
 
-use self::kit::Kit;
-use crate::{base::key::KymaKey, controllers::wait::Wait, fleet::PathState, pki::Trust};
+use self::desired::DesiredObjects;
+use crate::{base::key::KymaKey, controllers::pending_removal::PendingRemoval, fleet::PathState, pki::Trust};
 
-/// What is trusted at this moment.
-pub type Trusted = Box<dyn Fn() -> Arc<Trust> + Send + Sync>;
-/// Whether the path from a runtime is proven; `None` for an unknown Kyma.
-pub type PathOf = Box<dyn Fn(&KymaKey) -> Option<PathState> + Send + Sync>;
+/// Returns the current trust bundles.
+pub type TrustSource = Box<dyn Fn() -> Arc<Trust> + Send + Sync>;
+/// Returns the state of a runtime's event path; `None` for an unknown Kyma.
+pub type EventPathOf = Box<dyn Fn(&KymaKey) -> Option<PathState> + Send + Sync>;
 
-/// Installs agents. One for all runtimes.
+/// Installer of agents, shared by all runtimes.
 pub struct Installer {
     settings: Settings,
-    trusted: Trusted,
-    path: PathOf,
-    course: upgrade::Course,
-    pulled: pull::Pulled,
+    trust_source: TrustSource,
+    path: EventPathOf,
+    upgrade: upgrade::UpgradeHandle,
+    pull_secret: pull_secret::PullSecret,
     metrics: Metrics,
-    /// Nearly all of what is installed is the same in all runtimes that have the same plan.
-    kit: ArcSwapOption<Kit>,
+    /// Cache: runtimes with the same plan, roots and pull secret have the same objects, except for [`desired::Params`].
+    desired: ArcSwapOption<DesiredObjects>,
 }
 
-/// What became of an installation.
+/// Result of one installation.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// Parts that were written.
-    pub written: BTreeSet<Part>,
-    /// Parts that could not be brought to what they shall be, and why.
-    pub failures: Vec<Failure>,
-    /// Parts that wait for others that failed.
-    pub held: BTreeSet<Part>,
+    /// Components that were written.
+    pub written: BTreeSet<Component>,
+    /// Components that could not be reconciled, with the error.
+    pub failures: Vec<ComponentError>,
+    /// Components that were skipped because a component they depend on failed.
+    pub blocked: BTreeSet<Component>,
 }
 
 impl Installer {
-    /// Knows no runtime yet.
+    /// Creates an installer without image pull secret.
     #[must_use]
-    pub fn new(settings: Settings, trusted: Trusted, path: PathOf, course: upgrade::Course, metrics: Metrics) -> Self {
-        let pulled = pull::Pulled::default();
-        Self { settings, trusted, path, course, pulled, metrics, kit: ArcSwapOption::empty() }
+    pub fn new(
+        settings: Settings,
+        trust_source: TrustSource,
+        path: EventPathOf,
+        upgrade: upgrade::UpgradeHandle,
+        metrics: Metrics,
+    ) -> Self {
+        let pull_secret = pull_secret::PullSecret::default();
+        Self { settings, trust_source, path, upgrade, pull_secret, metrics, desired: ArcSwapOption::empty() }
     }
 
-    /// Brings what the image is pulled with to the runtimes too.
+    /// Copies the image pull secret to every runtime as well.
     #[must_use]
-    pub fn with_pull_secret(self, pulled: pull::Pulled) -> Self {
-        Self { pulled, ..self }
+    pub fn with_pull_secret(self, pull_secret: pull_secret::PullSecret) -> Self {
+        Self { pull_secret, ..self }
     }
 
-    /// Brings a runtime to what an agent needs. Asks only for what `installed` does not know, writes only what differs, and notes what it
-    /// proved. What is refused is named and stops nothing that does not depend on it.
+    /// Reconciles the installation in a runtime. Reads only the objects that `installed` does not list as verified,
+    /// writes only those that differ, and marks in `installed` those that were verified. A refused object is reported
+    /// and blocks only its dependents.
     pub async fn install(
         &self,
         client: &Client,
         key: &KymaKey,
         runtime: &RuntimeId,
         plan: &Arc<Plan>,
-        installed: &mut Installed,
+        installed: &mut InstallationState,
     ) -> Report {
-        let (kit, image) = (self.kit(plan), self.course.image_of(runtime));
-        let report = apply::Run::new(client, runtime, image, &kit, installed).run().await;
+        let (desired, image) = (self.desired(plan), self.upgrade.image_for(runtime));
+        let report = apply::InstallRun::new(client, runtime, image, &desired, installed).run().await;
         self.metrics.installed(&report);
-        self.note(key, installed);
+        self.report_image(key, installed);
         report
     }
 
-    /// Takes away what was installed, by us or by the incumbent: its webhooks first, then the agent, and its objects after it. `Some` while the
-    /// runtime is still deleting.
+    /// Deletes the installation of this receiver or of the incumbent: its webhook configurations, then the agent, then
+    /// its other objects. Returns `Some` while the runtime is still deleting.
     ///
     /// # Errors
-    /// [`Failure`].
-    pub(crate) async fn remove(&self, client: &Client) -> Result<Option<Wait>, Failure> {
+    /// [`ComponentError`].
+    pub(crate) async fn remove(&self, client: &Client) -> Result<Option<PendingRemoval>, ComponentError> {
         removal::step(client).await
     }
 
-    /// What the upgrade of agents is judged by.
-    fn note(&self, key: &KymaKey, installed: &Installed) {
+    /// Reports the image and availability of the agent to the upgrade.
+    fn report_image(&self, key: &KymaKey, installed: &InstallationState) {
         if let Some(image) = &installed.image {
-            self.course.saw(key, image, !installed.settling);
+            self.upgrade.observe(key, image, !installed.awaiting_pod);
         }
     }
 
-    fn kit(&self, plan: &Arc<Plan>) -> Arc<Kit> {
-        let (trust, pulled) = ((self.trusted)(), self.pulled.content());
-        if let Some(kit) = self.kit.load_full().filter(|kit| kit.is_of(plan, &trust.agents, pulled.as_ref())) {
-            return kit;
+    fn desired(&self, plan: &Arc<Plan>) -> Arc<DesiredObjects> {
+        let (trust, pull_secret) = ((self.trust_source)(), self.pull_secret.content());
+        let is_current = |cached: &Arc<DesiredObjects>| cached.is_current(plan, &trust.agents, pull_secret.as_ref());
+        if let Some(cached) = self.desired.load_full().filter(is_current) {
+            return cached;
         }
-        let kit = Arc::new(Kit::new(&self.settings, plan.clone(), &trust.agents, pulled.as_ref()));
-        self.kit.store(Some(kit.clone()));
-        kit
+        let desired = Arc::new(DesiredObjects::new(&self.settings, plan.clone(), &trust.agents, pull_secret.as_ref()));
+        self.desired.store(Some(desired.clone()));
+        desired
     }
 }

@@ -1,7 +1,8 @@
-//! The reconcile of one Kyma: fetch → validate → build → apply → status, and its end.
+//! The reconcile of one Kyma: fetch → validate → build → apply → status, and its removal.
 //!
-//! A pass reads the Kyma in KCP and the one in its runtime, and whatever `memory` does not know to be as it shall be. It writes
-//! only what differs. What `validate`, `lookup`, `build`, `modules` and `status` decide is pure.
+//! A reconcile reads the Kyma in KCP and in its runtime cluster, and any object that `verified_cache` does not hold as
+//! verified. It writes only differences. The decisions of `validate`, `lookup`, `build`, `modules` and `status` are
+//! pure.
 
 mod apply;
 mod base;
@@ -14,23 +15,23 @@ mod hand_back;
 mod inputs;
 mod leave;
 mod lookup;
-mod memory;
+mod verified_cache;
 mod metrics;
+mod module_status;
 mod modules;
 mod remote;
 mod requeues;
-mod status;
 #[cfg(test)]
 mod tests;
 mod validate;
-mod written;
+mod pending_writes;
 
 use std::{collections::BTreeSet, time::Duration};
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{Client, ResourceExt, runtime::reflector::ObjectRef};
-use tidewatch_shared::{api::Kyma, identity::RuntimeId, names::label, plan::Work, trace};
+use tidewatch_shared::{api::{ConditionStatus, Kyma, KymaStatus}, identity::RuntimeId, names::label, plan::Work};
 use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
 
@@ -41,17 +42,15 @@ pub use requeues::Requeues;
 pub(crate) use inputs::{Inputs, is_our_note};
 
 use self::{
-    error::unusable,
     lookup::Sources,
-    memory::{Memory, Verified},
+    verified_cache::{VerifiedCache, Verified},
     remote::Both,
-    status::{Access, Findings},
     validate::validate,
-    written::Written,
+    pending_writes::PendingWrites,
 };
 use crate::{
     base::{
-        class::Class,
+        error_class::ErrorClass,
         key::KymaKey,
         labels::is_true,
         pause::Pause,
@@ -59,33 +58,32 @@ use crate::{
         takeover::{self, Takeover},
     },
     controllers::{
-        catalog::Catalog,
-        installer::{self, Installer, Readiness, Report},
+        catalog::{Catalog, CatalogError, CatalogReconcile, CatalogReconciled},
+        installer::{Installer, was_ready, Readiness, Report},
+        status::{Access, Findings, StatusWriter, write_runtime},
     },
     fleet::{
-        hub::Job,
-        queue::{Outcome, Wanted, Works},
+        table::Job,
+        queue::{QueuedWork, ReconcileOutcome, WorkSet},
     },
-    kube::runtime_access::{RuntimeAccess, Unusable, describe},
+    kube::runtime_access::{RuntimeAccess, RuntimeAccessError, describe},
 };
 
-/// Until an installation that a runtime refuses is tried again.
+/// Delay before an installation that the runtime cluster refused is retried.
 pub(crate) const REFUSED_AGAIN: Duration = Duration::from_secs(60);
-/// The reason of the condition about access when there is no Secret.
-const SECRET_MISSING: &str = "AccessSecretMissing";
 
-/// What flags decide about Kymas.
+/// Settings of the Kyma reconcile.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The registry that Manifests pull from: host with optional port and path.
+    /// Registry from which Manifests pull: host with optional port and path.
     pub registry: String,
     /// `--restricted-default-modules`.
     pub restricted_modules: BTreeSet<String>,
-    /// Whose runtime nothing is written to.
+    /// Paused runtime clusters, to which nothing is written.
     pub pause: Pause,
-    /// Which Kymas are this receiver's.
+    /// Selection of the Kymas that this receiver manages.
     pub takeover: Takeover,
-    /// How long a new definition is waited for in a runtime.
+    /// Deadline for a new CRD to become established in a runtime cluster.
     pub established_within: Duration,
 }
 
@@ -101,7 +99,7 @@ impl Default for Settings {
     }
 }
 
-/// Everything that a pass touches.
+/// The dependencies of a reconcile.
 pub struct Context {
     kcp: Client,
     stores: Stores,
@@ -111,15 +109,15 @@ pub struct Context {
     installer: Option<Installer>,
     settings: Settings,
     metrics: Metrics,
-    memory: Memory,
-    written: Written,
+    verified: VerifiedCache,
+    pending_writes: PendingWrites,
 }
 
-/// The client of a runtime with its number, or why there is none.
-type Clients = Box<dyn Fn(&KymaKey) -> Result<(Client, u64), Unusable> + Send + Sync>;
+/// Returns the client of a runtime cluster with its revision.
+type Clients = Box<dyn Fn(&KymaKey) -> Result<(Client, u64), RuntimeAccessError> + Send + Sync>;
 
 impl Context {
-    /// Knows no runtime yet.
+    /// A context with empty caches.
     #[must_use]
     pub fn new(
         kcp: Client,
@@ -140,47 +138,46 @@ impl Context {
             installer: None,
             settings,
             metrics,
-            memory: Memory::default(),
-            written: Written::default(),
+            verified: VerifiedCache::default(),
+            pending_writes: PendingWrites::default(),
         }
     }
 
-    /// Installs the agents too.
+    fn status(&self) -> StatusWriter {
+        StatusWriter::new(self.kcp.clone(), self.installer.is_some())
+    }
+
+    /// Also installs the agent in runtime clusters.
     #[must_use]
     pub fn with_installer(self, installer: Installer) -> Self {
         Self { installer: Some(installer), ..self }
     }
 
-    /// Forgets what was verified in a runtime whose Kyma is gone.
+    /// Drops all cached state of a deleted Kyma.
     pub fn forget(&self, key: &KymaKey) {
-        self.memory.forget(key);
-        self.written.forget(key);
+        self.verified.forget(key);
+        self.pending_writes.forget(key);
         self.catalog.forget(key);
     }
 }
 
-/// Works on one Kyma as far as its job wants. Never fails: what went wrong stands in the outcome, in the status where it
-/// concerns the user, and in the log.
-pub async fn pass(ctx: &Context, job: &Job) -> Outcome {
-    let _span = traced(job);
-    work(ctx, &job.key, &job.wanted, job.patience()).await
+/// Reconciles one Kyma for the work of its job. Failures are part of the outcome; they are logged, and reported in the
+/// status where they concern the user.
+pub async fn pass(ctx: &Context, job: &Job) -> ReconcileOutcome {
+    let _span = job.span();
+    work(ctx, &job.key, &job.queued, job.time_limit()).await
 }
 
-/// The span of a pass: it continues the trace of the wait for it.
-pub(crate) fn traced(job: &Job) -> Option<trace::Span> {
-    trace::span("reconcile", None, job.traceparent())
-}
-
-async fn work(ctx: &Context, key: &KymaKey, wanted: &Wanted, patience: Duration) -> Outcome {
+async fn work(ctx: &Context, key: &KymaKey, queued: &QueuedWork, patience: Duration) -> ReconcileOutcome {
     let start = Instant::now();
-    // Forwarding is another worker's: it stays as it is.
-    let works = wanted.works.minus(Works::of(&[Work::Forward]));
-    let outcome = match timeout(patience, reconcile(ctx, key, wanted, works)).await {
+    // Forwarding has its own worker.
+    let works = queued.work.minus(WorkSet::of(&[Work::Forward]));
+    let outcome = match timeout(patience, reconcile(ctx, key, queued, works)).await {
         Ok(Ok(outcome)) => outcome,
         Ok(Err(error)) => failed(ctx, key, works, &error),
         Err(_) => {
-            // What was sent last may land or not: the next pass reads everything.
-            ctx.memory.forget(key);
+            // The last request may or may not take effect: the next reconcile reads everything.
+            ctx.verified.forget(key);
             ctx.catalog.forget(key);
             failed(ctx, key, works, &Error::TooLong(patience))
         }
@@ -189,7 +186,7 @@ async fn work(ctx: &Context, key: &KymaKey, wanted: &Wanted, patience: Duration)
     outcome
 }
 
-fn failed(ctx: &Context, key: &KymaKey, works: Works, error: &Error) -> Outcome {
+fn failed(ctx: &Context, key: &KymaKey, works: WorkSet, error: &Error) -> ReconcileOutcome {
     let class = error.class();
     ctx.metrics.requeues.failed(error);
     if error.is_conflict() {
@@ -201,70 +198,70 @@ fn failed(ctx: &Context, key: &KymaKey, works: Works, error: &Error) -> Outcome 
         });
         warn!(kyma = %key, %error, cause, class = class.as_str(), "work failed");
     }
-    Outcome::failed(works, class)
+    ReconcileOutcome::failed(works, class)
 }
 
-/// What may be done about a Kyma.
+/// How a Kyma may be reconciled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
-    /// Everything.
+    /// In full.
     Active,
-    /// Nothing, by pause or `skip-reconciliation`.
+    /// Not at all: paused or `skip-reconciliation`.
     Parked,
-    /// Its end.
+    /// It has a deletion timestamp.
     Deleting,
-    /// The way back to the incumbent.
+    /// It is handed back to the incumbent.
     HandBack,
 }
 
-/// A deletion goes on although the Kyma is skipped, but not while it is paused; so does a hand-back. A Kyma that is being deleted is
-/// handed to nobody.
+/// Returns the mode of a Kyma. `skip-reconciliation` stops neither a deletion nor a hand-back, a pause stops both. A
+/// Kyma with a deletion timestamp is not handed back.
 fn mode(settings: &Settings, kyma: &Kyma) -> Mode {
     let labelled = |key| is_true(Some(kyma.labels()), key);
     match kyma.metadata.deletion_timestamp {
         _ if settings.pause.of(kyma).is_some() => Mode::Parked,
         Some(_) => Mode::Deleting,
-        None if takeover::is_asked_back(kyma) => Mode::HandBack,
+        None if takeover::is_hand_back_requested(kyma) => Mode::HandBack,
         None if labelled(label::SKIP_RECONCILIATION) && !settings.takeover.selects_skipped() => Mode::Parked,
         None => Mode::Active,
     }
 }
 
-async fn reconcile(ctx: &Context, key: &KymaKey, wanted: &Wanted, works: Works) -> Result<Outcome, Error> {
+async fn reconcile(ctx: &Context, key: &KymaKey, queued: &QueuedWork, works: WorkSet) -> Result<ReconcileOutcome, Error> {
     let Some(kyma) = fetch::kcp_kyma(ctx, key).await? else {
         ctx.forget(key);
-        return Ok(Outcome::ended(wanted.works));
+        return Ok(ReconcileOutcome::ended(queued.work));
     };
     let mode = mode(&ctx.settings, &kyma);
     if mode == Mode::Parked {
-        return Ok(Outcome::default());
+        return Ok(ReconcileOutcome::default());
     }
-    if let Some(rest) = ctx.settings.takeover.wait(key, &kyma, Instant::now()) {
-        // It settles nothing, and is looked at again.
-        return Ok(Outcome { again_in: Some(rest), ..Outcome::failed(works, Class::Refused) });
+    if let Some(rest) = ctx.settings.takeover.remaining_quiet_period(key, &kyma, Instant::now()) {
+        // Settles nothing; the Kyma is requeued.
+        return Ok(ReconcileOutcome { requeue_after: Some(rest), ..ReconcileOutcome::failed(works, ErrorClass::Refused) });
     }
     match mode {
         Mode::Deleting => return deletion::step(ctx, key, kyma, works).await.map(|outcome| waiting(ctx, outcome)),
         Mode::HandBack => return hand_back::step(ctx, key, kyma, works).await.map(|outcome| waiting(ctx, outcome)),
         Mode::Active | Mode::Parked => {}
     }
-    let only = |of: &[Work]| works.minus(Works::of(of)).is_empty();
-    let (only_catalog, is_whole) = (only(&[Work::Catalog]), !only(&[Work::Catalog, Work::Installer]));
+    let (catalog, others) = (works.contains(Work::Catalog), works.minus(WorkSet::of(&[Work::Catalog])));
     let kyma = base::mark(ctx, kyma).await?;
-    // Taken before anything is read, so that what changes meanwhile is not noted as worked on.
-    let inputs = Inputs::of(&kyma, &ctx.plan.load(), &ctx.catalog.content(kyma.labels(), &ctx.stores));
+    // Taken before anything is read: a change in between is not recorded as reconciled.
+    let inputs = Inputs::of(&kyma, &ctx.plan.load(), &ctx.catalog.fingerprint(kyma.labels(), &ctx.stores));
+    let before = kyma.status.clone();
     let (installed, findings) = (Ok(None), Findings::default());
-    let mut pass = Pass { ctx, key, kyma, is_whole, runtime: None, installed, turn: None, findings };
-    let worked = if only_catalog { Ok(()) } else { pass.base(wanted).await };
-    let mut outcome = Outcome::ended(works);
-    if worked.is_ok() && works.contains(Work::Catalog) {
-        outcome = pass.catalog(wanted, works).await;
+    let mut pass = Pass { ctx, key, kyma, before, runtime: None, installed, rollout_after: None, findings };
+    let prepared = if others.is_empty() { Ok(()) } else { pass.prepare(queued, others).await };
+    let mut outcome = ReconcileOutcome::ended(works);
+    if catalog && prepared.is_ok() {
+        outcome = pass.catalog(queued, works).await?;
     }
-    let worked = match worked {
-        Ok(()) if pass.is_whole => pass.modules().await,
-        worked => worked,
+    let reconciled = match prepared {
+        Ok(()) => pass.modules().await,
+        failed => failed,
     };
-    if let Err(error) = worked {
+    if let Err(error) = reconciled {
         if !error.is_conflict() {
             pass.findings.failure = Some(error.line());
             pass.findings.conditions.access = error.access().or(pass.findings.conditions.access.take());
@@ -273,17 +270,27 @@ async fn reconcile(ctx: &Context, key: &KymaKey, wanted: &Wanted, works: Works) 
         return Err(error);
     }
     pass.record().await?;
-    let outcome = Outcome { turn: pass.turn, ..with_installer(outcome, pass.installed) };
+    let outcome = ReconcileOutcome { rollout_after: pass.rollout_after, ..with_installer(outcome, pass.installed) };
     inputs::note(ctx, &pass.kyma, &inputs, outcome.ended).await;
     Ok(outcome)
 }
 
-/// What became of the installation besides: tried again with backoff, or looked at again after a time.
-fn with_installer(outcome: Outcome, installed: Result<Option<Duration>, Class>) -> Outcome {
-    let installer = Works::INSTALLER;
+/// Returns true if the last reconcile failed on the runtime cluster itself: then state and modules report that failure, and only a
+/// reconcile of the modules resolves it.
+fn failed_on_runtime(kyma: &Kyma) -> bool {
+    let is_false = |kind| {
+        let condition = kyma.status.as_ref().and_then(|status| status.condition(kind));
+        condition.is_some_and(|condition| condition.status == ConditionStatus::False)
+    };
+    is_false("RuntimeAccess") || is_false("CRDsSync")
+}
+
+/// Adds the result of the installation to an outcome: failed work backs off, pending work is requeued.
+fn with_installer(outcome: ReconcileOutcome, installed: Result<Option<Duration>, ErrorClass>) -> ReconcileOutcome {
+    let installer = WorkSet::INSTALLER;
     match installed {
-        Ok(again_in) => Outcome { again_in: outcome.again_in.or(again_in), ..outcome },
-        Err(class) => Outcome {
+        Ok(requeue_after) => ReconcileOutcome { requeue_after: outcome.requeue_after.or(requeue_after), ..outcome },
+        Err(class) => ReconcileOutcome {
             ended: outcome.ended.minus(installer),
             failed: outcome.failed | installer,
             class: outcome.class.or(Some(class)),
@@ -292,37 +299,37 @@ fn with_installer(outcome: Outcome, installed: Result<Option<Duration>, Class>) 
     }
 }
 
-/// Counts what is looked at again because it is not gone yet.
-fn waiting(ctx: &Context, outcome: Outcome) -> Outcome {
-    if outcome.again_in.is_some() {
+/// Counts a requeue for objects that are still being deleted.
+fn waiting(ctx: &Context, outcome: ReconcileOutcome) -> ReconcileOutcome {
+    if outcome.requeue_after.is_some() {
         ctx.metrics.requeues.waits();
     }
     outcome
 }
 
-/// One pass over one Kyma.
+/// One reconcile of one Kyma.
 struct Pass<'a> {
     ctx: &'a Context,
     key: &'a KymaKey,
-    /// The Kyma in KCP as it was last read or written.
+    /// The Kyma in KCP as last read or written.
     kyma: Kyma,
-    /// It is about the Kyma in the runtime too.
-    is_whole: bool,
-    /// The client, and the Kyma in the runtime, as far as it was looked at.
+    /// Its status when the reconcile began.
+    before: Option<KymaStatus>,
+    /// Client of the runtime cluster and its Kyma, if the reconcile covers the modules.
     runtime: Option<(Client, Kyma)>,
-    /// When to look at the installation again, or how it failed.
-    installed: Result<Option<Duration>, Class>,
-    /// After how long a module may have the version to which its channel moved.
-    turn: Option<Duration>,
+    /// Time until the installation is checked again, or the class of its failure.
+    installed: Result<Option<Duration>, ErrorClass>,
+    /// Time until the rollout slot of a module's new version.
+    rollout_after: Option<Duration>,
     findings: Findings,
 }
 
 impl Pass<'_> {
-    /// Brings the runtime to what every runtime has; its Kyma too, if the pass is about it.
-    async fn base(&mut self, wanted: &Wanted) -> Result<(), Error> {
+    /// Applies the objects that every runtime cluster has; if the work covers the modules, also reads or creates its Kyma.
+    async fn prepare(&mut self, queued: &QueuedWork, works: WorkSet) -> Result<(), Error> {
         let Self { ctx, key, .. } = *self;
         let (client, revision) = (ctx.clients)(key).map_err(Error::Access)?;
-        let mut verified = ctx.memory.take(key, revision, &wanted.drift);
+        let mut verified = ctx.verified.take(key, revision, &queued.drift);
         base::ensure(ctx, &client, &mut verified).await.inspect_err(|error| {
             if matches!(error, Error::Crd { .. } | Error::NotEstablished(_) | Error::CrdTerminating(_)) {
                 self.findings.conditions.crds = Some(Err(error.line()));
@@ -330,20 +337,21 @@ impl Pass<'_> {
         })?;
         self.findings.conditions.crds = Some(Ok(None));
         self.install(&client, &mut verified).await;
-        if !self.is_whole {
-            ctx.memory.keep(key, verified);
+        let became_ready = self.findings.conditions.webhook == Some(Readiness::Ready) && !was_ready(&self.kyma);
+        if works.minus(WorkSet::INSTALLER).is_empty() && !became_ready && !failed_on_runtime(&self.kyma) {
+            ctx.verified.keep(key, verified);
             self.findings.conditions.access = Some(Access::Usable);
             return Ok(());
         }
         let Both { kcp, runtime } = remote::ensure(ctx, &client, self.kyma.clone()).await?;
-        ctx.memory.keep(key, verified);
+        ctx.verified.keep(key, verified);
         self.findings.conditions.access = Some(Access::Usable);
         self.kyma = kcp;
         self.runtime = Some((client, runtime));
         Ok(())
     }
 
-    /// Brings the agent to the runtime. Its failure stops nothing else.
+    /// Installs the agent. Its failure stops no other work.
     async fn install(&mut self, client: &Client, verified: &mut Verified) {
         let Self { ctx, key, .. } = *self;
         let Some(installer) = &ctx.installer else { return };
@@ -356,20 +364,18 @@ impl Pass<'_> {
         };
         let plan = ctx.plan.load_full();
         let report = installer.install(client, key, &id, &plan, installed).await;
-        let Report { failures, written, held } = &report;
+        let Report { failures, written, blocked } = &report;
         if !written.is_empty() {
-            debug!(kyma = %key, ?written, "the agent's installation was mended");
+            debug!(kyma = %key, ?written, "Agent installation repaired");
         }
         for failure in failures {
             let cause = failure.error.call().map(describe);
-            warn!(kyma = %key, error = %failure.error, cause, ?held, "the agent is not installed as it shall be");
+            warn!(kyma = %key, error = %failure.error, cause, ?blocked, "Agent is not installed as desired");
         }
         let (readiness, look) = installer.readiness(client, key, &self.kyma, &report, installed).await;
-        // What the Kyma waited for is there: its state may be another one.
-        self.is_whole |= readiness == Some(Readiness::Ready) && !installer::was_ready(&self.kyma);
         self.findings.conditions.webhook = readiness;
-        // What the user's cluster refuses is the user's to see, and ends the work; the rest is tried again with backoff.
-        let class = failures.iter().map(|failure| failure.error.class()).find(|class| *class != Class::Refused);
+        // A refusal by the user's cluster is reported in the status and ends the work; other failures back off.
+        let class = failures.iter().map(|failure| failure.error.class()).find(|class| *class != ErrorClass::Refused);
         self.installed = match class {
             Some(class) => Err(class),
             None if failures.is_empty() => Ok(look),
@@ -377,45 +383,34 @@ impl Pass<'_> {
         };
     }
 
-    /// Brings the catalog to the runtime. Its failure stops nothing else.
-    async fn catalog(&mut self, wanted: &Wanted, works: Works) -> Outcome {
+    /// Reconciles the catalog. Its failure stops no other work.
+    async fn catalog(&mut self, queued: &QueuedWork, works: WorkSet) -> Result<ReconcileOutcome, Error> {
         let Self { ctx, key, .. } = *self;
         let client = match &self.runtime {
             Some((client, _)) => Ok(client.clone()),
             None => (ctx.clients)(key).map(|(client, _)| client),
         };
-        let synced = match client {
-            Ok(client) => {
-                let labels = self.kyma.labels();
-                ctx.catalog.sync(key, &client, labels, &ctx.stores, &wanted.drift).await.map_err(Error::Catalog)
-            }
-            Err(unusable) => Err(Error::Access(unusable)),
+        let (catalog, stores, status, kyma) = (&ctx.catalog, &ctx.stores, ctx.status(), &self.kyma);
+        let reconcile = CatalogReconcile { catalog, stores, status, key, kyma, client, drift: &queued.drift };
+        let CatalogReconciled { result, status } = reconcile.run(&now()).await?;
+        self.stored(status);
+        let work = WorkSet::of(&[Work::Catalog]);
+        let error = match result {
+            Ok(()) => return Ok(ReconcileOutcome::ended(works)),
+            Err(CatalogError::Access(error)) => Error::Access(error),
+            Err(CatalogError::Sync(error)) => Error::Catalog(error),
         };
-        let catalog = Works::of(&[Work::Catalog]);
-        match synced {
-            Ok(_) => {
-                self.findings.conditions.catalog = Some(Ok(ctx.catalog.held().map(|held| held.to_string())));
-                Outcome::ended(works)
+        let outcome = ReconcileOutcome { ended: works.minus(work), ..failed(ctx, key, work, &error) };
+        // A failure of the catalog alone delays no other work of the runtime cluster.
+        Ok(match &error {
+            Error::Catalog(error) if error.is_catalog_only() => {
+                ReconcileOutcome { failed: WorkSet::EMPTY, deferred: work, ..outcome }
             }
-            Err(error) => {
-                self.findings.conditions.access = error.access().or(self.findings.conditions.access.take());
-                let outcome = failed(ctx, key, catalog, &error);
-                let ended = works.minus(catalog);
-                let (words, is_alone) = match &error {
-                    Error::Catalog(error) => (error.words(), error.is_of_catalog_alone()),
-                    error => (error.line(), false),
-                };
-                self.findings.conditions.catalog = Some(Err(words));
-                // What one runtime does not take of the catalog holds up nothing else of it.
-                match is_alone {
-                    true => Outcome { ended, failed: Works::EMPTY, put_off: catalog, ..outcome },
-                    false => Outcome { ended, ..outcome },
-                }
-            }
-        }
+            _ => outcome,
+        })
     }
 
-    /// Brings the Manifests to what the runtime's Kyma wants.
+    /// Applies the Manifests that the runtime cluster's Kyma selects.
     async fn modules(&mut self) -> Result<(), Error> {
         let Some((_, runtime)) = &self.runtime else { return Ok(()) };
         let wanted = match validate(&runtime.spec) {
@@ -434,53 +429,64 @@ impl Pass<'_> {
             restricted: &ctx.settings.restricted_modules,
             release_meta: &|name| stores.release_metas.get(&ObjectRef::new(name).within(&namespace)),
             template: &|name| stores.templates.get(&ObjectRef::new(name).within(&namespace)),
-            held: &|module| ctx.catalog.holds(module),
-            turn: &|module, channel, version| ctx.catalog.turn(&uid, module, channel, version),
+            held: &|module| ctx.catalog.is_held(module),
+            turn: &|module, channel, version| ctx.catalog.rollout_slot(&uid, module, channel, version),
         };
         let owned = fetch::owned_manifests(ctx, self.key, kyma).await?;
         let decisions = modules::decide(kyma, &wanted.modules, &owned, &sources, &ctx.settings.registry);
-        self.turn = decisions.turn;
+        self.rollout_after = decisions.turn;
         let old = kyma.status.clone().unwrap_or_default();
         self.findings.modules = Some(apply::apply(ctx, self.key, kyma, decisions, &old).await?);
         self.findings.channel = Some(wanted.channel);
         Ok(())
     }
 
-    /// Writes what was found out to both Kymas, where it says something new.
-    async fn record(&self) -> Result<(), Error> {
-        let (status, _) = status::write_kcp(self.ctx, &self.kyma, &self.findings, &now()).await?;
+    /// Writes the findings to both Kymas, each only if its status differs.
+    async fn record(&mut self) -> Result<(), Error> {
+        let status = match self.findings.covers_modules() {
+            true => self.ctx.status().write(&self.kyma, &self.findings, &now()).await?,
+            false => self.ctx.status().write_conditions(&self.kyma, &self.findings.conditions, &now()).await?,
+        };
+        self.stored(status);
+        let status = self.kyma.status.clone().unwrap_or_default();
         match &self.runtime {
-            Some((client, runtime)) => status::write_runtime(client, runtime, &status).await,
-            None if Some(&status) != self.kyma.status.as_ref() => self.show(&status).await,
+            Some((client, runtime)) => Ok(write_runtime(client, runtime, &status).await?),
+            None if self.kyma.status != self.before => self.show(&status).await,
             None => Ok(()),
         }
     }
 
-    /// As [`Self::record`], but what fails in the runtime is no news.
+    /// As [`Self::record`], but a further failure in the runtime cluster is only logged.
     async fn record_failure(&self) -> Result<(), Error> {
-        let (status, _) = status::write_kcp(self.ctx, &self.kyma, &self.findings, &now()).await?;
+        let (status, _) = self.ctx.status().write(&self.kyma, &self.findings, &now()).await?;
         if let Some((client, runtime)) = &self.runtime
-            && let Err(error) = status::write_runtime(client, runtime, &status).await
+            && let Err(error) = write_runtime(client, runtime, &status).await
         {
-            debug!(kyma = %self.key, %error, "the runtime does not see the failure");
+            debug!(kyma = %self.key, %error, "Failure is not shown in the runtime");
         }
         Ok(())
     }
 
-    /// Shows a status that changed in a pass which had no need of the runtime's Kyma.
-    async fn show(&self, status: &tidewatch_shared::api::KymaStatus) -> Result<(), Error> {
-        // Without access there is nobody to show it to.
+    /// Takes over the status of the Kyma as stored in the control plane.
+    fn stored(&mut self, (status, version): (KymaStatus, Option<String>)) {
+        self.kyma.status = Some(status);
+        self.kyma.metadata.resource_version = version.or_else(|| self.kyma.resource_version());
+    }
+
+    /// Writes a changed status to the runtime cluster's Kyma, which the reconcile had no need to read until now.
+    async fn show(&self, status: &KymaStatus) -> Result<(), Error> {
+        // Without access there is no Kyma to write to.
         if let (Ok((client, _)), Some(Access::Usable) | None) =
             ((self.ctx.clients)(self.key), &self.findings.conditions.access)
             && let Some(runtime) = fetch::runtime_kyma(&client).await?
         {
-            status::write_runtime(&client, &runtime, status).await?;
+            write_runtime(&client, &runtime, status).await?;
         }
         Ok(())
     }
 }
 
-/// The time in whole seconds, as statuses keep it.
+/// The current time in whole seconds, the precision of a status.
 fn now() -> Time {
     Time(Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default())
 }

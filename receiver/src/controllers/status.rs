@@ -1,7 +1,6 @@
-//! The status of both Kymas: computed purely, written only when it says something else than before.
+//! The status of both Kymas: computed purely, written only if it differs.
 
 mod condition;
-mod module;
 mod write;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -11,28 +10,35 @@ use tidewatch_shared::{
     names::SKR_NAMESPACE,
 };
 
-pub(crate) use condition::{Access, Conditions, unreachable_since};
-pub(crate) use module::{removed, resolved, unresolved};
-pub(crate) use write::{withdraw, write_kcp, write_runtime};
+pub(crate) use condition::{Access, Conditions, SECRET_MISSING, unreachable_since};
+pub use write::WriteStatusError;
+pub(crate) use write::{StatusWriter, write_runtime};
 
-/// What a pass found out. What it did not look at stays as it was.
+/// The observations of a reconcile. Unobserved parts keep their current status.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Findings {
-    /// The channel that holds for this Kyma.
+    /// Channel of the Kyma.
     pub(crate) channel: Option<String>,
-    /// All its modules, in order of their names.
+    /// Status of all its modules, sorted by name.
     pub(crate) modules: Option<Vec<ModuleStatus>>,
     /// See [`Conditions`].
     pub(crate) conditions: Conditions,
-    /// Why the pass could not be ended: the Kyma is in error.
+    /// Failure that ended the reconcile; the Kyma's state is Error.
     pub(crate) failure: Option<String>,
-    /// What is waited for besides, as one sentence.
+    /// Objects that block a removal, as one sentence.
     pub(crate) waits: Option<String>,
     /// The Kyma is being deleted.
     pub(crate) deleting: bool,
 }
 
-/// The whole status of the KCP Kyma; `old` is the one that was read.
+impl Findings {
+    /// Returns true if the reconcile looked at the modules, or failed before it could.
+    pub(crate) const fn covers_modules(&self) -> bool {
+        self.modules.is_some() || self.failure.is_some() || self.deleting
+    }
+}
+
+/// Computes the status of the KCP Kyma from the current one and the findings.
 pub(crate) fn compute(old: &KymaStatus, findings: &Findings, now: &Time) -> KymaStatus {
     let mut modules = findings.modules.clone().unwrap_or_else(|| old.modules().to_vec());
     if let (Some(message), Some(Access::Unusable { .. }), false) =
@@ -46,15 +52,11 @@ pub(crate) fn compute(old: &KymaStatus, findings: &Findings, now: &Time) -> Kyma
     modules.sort_by(|a, b| a.name.cmp(&b.name));
     let all_ready = modules.iter().all(|module| matches!(module.state, State::Ready | State::Unmanaged));
     let is_well = all_ready && (findings.failure.is_none() || findings.deleting);
-    let conditions = findings.conditions.merge(old, is_well, now);
-    let settled = conditions.iter().filter(|condition| condition::counts(condition)).all(Condition::is_true);
+    let conditions = findings.conditions.merge(old, Some(is_well), now);
     let (state, usual) = match &findings.failure {
         _ if findings.deleting => (State::Deleting, "waiting for modules to be deleted"),
         Some(_) => (State::Error, ""),
-        None => match aggregate(&modules, settled) {
-            State::Ready => (State::Ready, "kyma is ready"),
-            state => (state, "waiting for all modules to become ready"),
-        },
+        None => aggregate(&modules, &conditions),
     };
     let operation = findings.failure.as_deref().or(findings.waits.as_deref()).unwrap_or(usual);
     let active_channel = match (&findings.channel, state) {
@@ -71,18 +73,39 @@ pub(crate) fn compute(old: &KymaStatus, findings: &Findings, now: &Time) -> Kyma
     }
 }
 
-/// What the worst module and the conditions make of the whole.
-fn aggregate(modules: &[ModuleStatus], settled: bool) -> State {
-    let is = |state| modules.iter().any(|module| known(module.state) == state);
-    match [State::Error, State::Warning, State::Processing].into_iter().find(|state| is(*state)) {
-        Some(state) => state,
-        None if settled => State::Ready,
-        None => State::Processing,
+/// The status after a reconcile that looked at the given conditions but not at the modules. As long as `Modules` is False, state and
+/// last operation stay: they explain a failure that only a reconcile of the modules can find resolved.
+pub(crate) fn compute_conditions(old: &KymaStatus, conditions: &Conditions, now: &Time) -> KymaStatus {
+    let conditions = conditions.merge(old, None, now);
+    let (modules, active_channel) = (old.modules().to_vec(), old.active_channel.clone());
+    let (state, last_operation) = if condition::modules_failed(&conditions) {
+        (old.state, old.last_operation.clone())
+    } else {
+        let (state, operation) = aggregate(&modules, &conditions);
+        (Some(state), Some(last_operation(old, state, operation, now)))
+    };
+    KymaStatus {
+        state,
+        last_operation,
+        conditions: Some(conditions),
+        modules: Some(modules),
+        active_channel,
+        ..KymaStatus::default()
     }
 }
 
-/// What has no state yet is on its way.
-const fn known(state: State) -> State {
+/// The state that the worst module and the conditions amount to, with the text of the last operation.
+fn aggregate(modules: &[ModuleStatus], conditions: &[Condition]) -> (State, &'static str) {
+    let is = |state| modules.iter().any(|module| known(module.state) == state);
+    let all_true = conditions.iter().filter(|condition| condition::counts(condition)).all(Condition::is_true);
+    match [State::Error, State::Warning, State::Processing].into_iter().find(|state| is(*state)) {
+        None if all_true => (State::Ready, "kyma is ready"),
+        state => (state.unwrap_or(State::Processing), "waiting for all modules to become ready"),
+    }
+}
+
+/// A module without state counts as Processing.
+pub(crate) const fn known(state: State) -> State {
     match state {
         State::Unset => State::Processing,
         state => state,
@@ -95,10 +118,11 @@ fn last_operation(old: &KymaStatus, state: State, operation: &str, now: &Time) -
     LastOperation { operation: operation.to_owned(), last_update_time: Some(since), ..LastOperation::default() }
 }
 
-/// The status as the runtime's Kyma shows it: templates are in the runtime's own namespace, Manifests are not there.
+/// The status in the form of the runtime cluster's Kyma: templates are in its own namespace, Manifests do not exist
+/// there.
 pub(crate) fn for_runtime(status: &KymaStatus) -> KymaStatus {
     let mut status = status.clone();
-    // Written when they move, without a pass: here they would be old most of the time.
+    // They change without a reconcile, and would be outdated there most of the time.
     status
         .conditions
         .iter_mut()
@@ -112,7 +136,7 @@ pub(crate) fn for_runtime(status: &KymaStatus) -> KymaStatus {
     status
 }
 
-/// Whether two statuses say the same, whatever API servers add or leave out by themselves.
+/// Returns true if two statuses are equal except for values that API servers add or omit.
 pub(crate) fn same(a: &KymaStatus, b: &KymaStatus) -> bool {
     let essence = |status: &KymaStatus| serde_json::to_value(status).map(|value| essence(&value)).ok();
     essence(a) == essence(b)
@@ -177,7 +201,7 @@ mod tests {
         (&operation.operation, operation.last_update_time.as_ref().unwrap().0.as_second())
     }
 
-    /// Status, message and age of a condition.
+    /// Status, message and transition time of a condition.
     fn condition<'a>(status: &'a KymaStatus, kind: &str) -> (&'a str, &'a str, i64) {
         let condition = status.condition(kind).unwrap();
         (condition.status.as_str(), &condition.message, condition.last_transition_time.0.as_second())
@@ -229,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn times_move_only_with_what_they_describe() {
+    fn times_change_only_with_their_state() {
         let before = compute(&KymaStatus::default(), &findings(&[State::Ready]), &now(10));
         assert!(same(&compute(&before, &findings(&[State::Ready]), &now(20)), &before));
         let worse = compute(&before, &findings(&[State::Processing]), &now(30));
@@ -279,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_waited_for_besides_changes_no_state() {
+    fn blocking_objects_change_no_state() {
         let status = first(&Findings { waits: Some("waiting for x".into()), ..findings(&[State::Ready]) });
         assert_eq!((status.state(), operation(&status).0), (State::Ready, "waiting for x"));
     }

@@ -1,10 +1,10 @@
-//! What the agents watch: Watcher objects of KCP made into the plan, the plan written to each runtime, and each Watcher told
-//! in its status whether it is served.
+//! Watches of the agents: builds the plan from the Watchers in KCP, writes it to each runtime, and writes the status of
+//! each Watcher.
 
 mod apply;
 mod plan;
 mod status;
 
-pub use apply::{Applied, ApplyError, apply};
-pub use plan::{Rejected, Why, builtin, plan, plan_with, routes, watch_name};
-pub use status::{ReportError, Serving, report};
+pub use apply::{ApplyError, ApplyOutcome, apply};
+pub use plan::{RejectedWatcher, WatcherError, builtin_watches, plan, plan_with, routes, watch_name};
+pub use status::{ServingMode, WriteStatusError, write_status};

@@ -1,29 +1,30 @@
-//! Events of other managers: a Watcher may name a manager and a service of its own, and what its watch tells is sent there in
-//! contract v2, at least once, with the runtime's certificate.
+//! Forwarding of events to other managers: a Watcher may name a manager and a service of its own; events of its watch
+//! are delivered there in contract v2, at least once, with the runtime's certificate.
 //!
-//! [`Outbox`] is pure and stands in the hub's lock: an event is recorded and put here in one step. It is keyed by runtime, watch and
-//! object, so it is bounded by objects, and newest wins (v2 carries no state, so a later event of an object is the same event).
-//! Of a `watch.changed` nothing is sent, because the agent tells each object of such a watch as well; one that says that it moved
-//! objects which nobody can name is sent as an event without a name.
-//! Each service has a lane of its own with its own backoff, so a dead one delays nobody else. [`run`] does the sending.
+//! [`Outbox`] is pure and lives under the runtime table's lock, so that an event is recorded and put here in one step.
+//! It is keyed by runtime, watch and object, hence bounded by objects, and the newest event wins (v2 carries no state,
+//! so a later event of an object is the same event). A `watch.changed` is not delivered, because the agent also sends
+//! each object of such a watch; a `watch.changed` for objects that cannot be named is delivered as an event without a
+//! name. Each service has a lane with its own backoff, so a dead service delays no other.
 //!
-//! A watch is settled up to what was accepted when everything that its mailbox held then has been taken by the manager. What finds no
-//! room is not recorded as settled either: it is refused one by one as `unknown-watch`, so the agent keeps it and tries again with
-//! backoff, and until the agent is known to have seen that refusal nothing of that epoch is settled. Memory stays bounded here, and
-//! nothing is lost, whichever answer gets lost.
+//! A watch is settled up to the accepted sequence once the manager has taken everything that its queue held at that
+//! point. An event that finds no room is not recorded as settled either: it is refused individually as `unknown-watch`,
+//! so that the agent keeps it and retries with backoff. Until the agent is known to have seen that refusal, nothing of
+//! that epoch is settled. Memory stays bounded here and no event is lost, whichever response is lost.
 //!
-//! A manager that refuses an event (4xx other than 408 and 429, or a redirect) may be one that is just rolled out, or it was its mesh that
-//! spoke. The event is *parked*: tried again after about a second, then two, and after the third time every five minutes, unsettled all the
-//! while; the others go on, and the Watcher's condition tells. Only what is refused for five minutes with a word about the event itself (400,
-//! 413, 422) is given up, and counted. A service that has refused as many objects as can be parked counts as one that fails.
-//! When a Watcher names another service, what was parked is tried there at once.
+//! A manager that refuses an event (4xx other than 408 and 429, or a redirect) may be in the middle of a rollout, or
+//! its mesh may have answered. The event is *parked*: retried after up to one second, then two, and from the third
+//! refusal on every five minutes. It stays unsettled meanwhile, other events continue, and the Watcher's condition
+//! reports it. Only an event refused throughout five minutes with a status about the event itself (400, 413, 422) is
+//! given up and counted. A service that has refused as many objects as can be parked is treated as failing. When a
+//! Watcher names another service, parked events are retried there at once.
 
 mod client;
 mod lane;
-mod mailbox;
 mod metrics;
 mod outbox;
 mod route;
+mod watch_queue;
 
 use std::time::Duration;
 
@@ -31,18 +32,18 @@ pub use client::Client;
 pub use lane::Health;
 pub use metrics::Metrics;
 pub use outbox::Delivery;
-pub use route::{InvalidTemplate, Routes, Service, Target, UrlTemplate};
+pub use route::{ParseTemplateError, Routes, Service, Target, UrlTemplate};
 
-pub(crate) use mailbox::Settled;
 pub(crate) use outbox::{Limits, Outbox};
+pub(crate) use watch_queue::Settlement;
 
-/// What became of a request.
+/// Result of one delivery attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// The manager took it (2xx).
+pub enum DeliveryOutcome {
+    /// The manager took the event (2xx).
     Delivered,
-    /// Whoever answers there refuses it, with this status: 4xx other than 408 and 429, or a redirect, which is never followed.
+    /// The service refused it with this status: 4xx other than 408 and 429, or a redirect, which is never followed.
     Refused(u16),
-    /// It may succeed later; the service may have said when.
+    /// The attempt failed and may succeed later; carries the `Retry-After` of the response, if any.
     Failed(Option<Duration>),
 }

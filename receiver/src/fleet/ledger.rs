@@ -1,4 +1,4 @@
-//! One epoch of one runtime: what came, for which watches, and how far their work has ended.
+//! Ledger of one epoch of a runtime: sequences received, their watches, and how far the work of each watch is settled.
 
 use tidewatch_shared::{
     digest::Digest,
@@ -9,75 +9,75 @@ use tidewatch_shared::{
 };
 
 use super::{
-    Planned,
+    PlanIndex,
     compare::Compare,
-    run::{Run, Seen},
+    sequences::{SequenceStatus, SequenceTracker},
 };
-use crate::{base::short_map::ShortMap, fleet::queue::Works};
+use crate::{base::short_map::ShortMap, fleet::queue::WorkSet};
 
-/// One watch of one epoch.
+/// Watermarks of one watch in one epoch.
 #[derive(Clone, Debug, Default)]
-struct Marks {
-    /// The highest sequence recorded for it.
+struct Watermarks {
+    /// Highest recorded sequence of the watch.
     last: u64,
-    /// Per work: what was accepted when the last pass that ended it began.
-    ended: [u64; Works::COUNT],
-    /// The lowest of `ended` over the works it stands for; never lowered.
+    /// Per kind of work: the accepted sequence at the start of the last reconcile that ended it.
+    ended: [u64; WorkSet::COUNT],
+    /// Lowest of `ended` over the watch's work; never decreases.
     settled: u64,
 }
 
-impl Marks {
-    /// The works that must still end for a sequence.
-    fn missing(&self, works: Works, sequence: u64) -> Works {
+impl Watermarks {
+    /// Work that has not ended for a sequence.
+    fn missing(&self, work: WorkSet, sequence: u64) -> WorkSet {
         if sequence <= self.settled {
-            return Works::EMPTY;
+            return WorkSet::EMPTY;
         }
-        works.iter().filter(|work| self.ended[Works::index(*work)] < sequence).collect()
+        work.iter().filter(|work| self.ended[WorkSet::index(*work)] < sequence).collect()
     }
 
-    fn settle(&mut self, works: Works) {
-        let lowest = works.iter().map(|work| self.ended[Works::index(work)]).min();
+    fn settle(&mut self, work: WorkSet) {
+        let lowest = work.iter().map(|work| self.ended[WorkSet::index(work)]).min();
         self.settled = self.settled.max(lowest.unwrap_or(0));
     }
 }
 
-/// An event as the ledger needs it.
+/// Event in the form that the ledger records.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Entry<'a> {
+pub(super) struct LedgerEntry<'a> {
     pub(super) sequence: u64,
     pub(super) watch: &'a str,
-    /// Whether it is a `watch.changed`.
+    /// True for a `watch.changed`.
     pub(super) listed: bool,
     pub(super) delta: Digest,
 }
 
-/// What recording an event means.
+/// Effects of recording one event.
 #[derive(Debug)]
-pub(super) struct Taken {
-    pub(super) seen: Seen,
-    /// Works that the event itself wants; `None` if no watch of the plan has its name.
-    pub(super) wants: Option<Works>,
-    /// Works of events that had come before and were accepted only now.
-    pub(super) joined: Works,
-    /// Watches whose digest was found to differ.
+pub(super) struct RecordedEvent {
+    pub(super) status: SequenceStatus,
+    /// Work of the event itself; `None` if the plan has no watch of its name.
+    pub(super) work: Option<WorkSet>,
+    /// Work of events received earlier that are accepted only now, because this event closed a gap.
+    pub(super) unblocked: WorkSet,
+    /// Watches with a digest mismatch.
     pub(super) differing: Vec<String>,
 }
 
 /// Ledger of one epoch.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ledger {
-    run: Run,
-    watches: ShortMap<String, Marks>,
+    sequences: SequenceTracker,
+    watches: ShortMap<String, Watermarks>,
     compare: Compare,
-    /// The newest `created` of any signature of this epoch, unix seconds.
+    /// Newest `created` of the epoch's signatures, Unix seconds.
     pub(super) newest: i64,
-    /// Counts epochs in the order in which they came; decides between equal `newest`.
+    /// Position of the epoch in the order of arrival; breaks ties of `newest`.
     pub(super) order: u64,
-    /// The highest of the lowest sequences of its requests. An agent has one request on its way, so what lies below was answered and
-    /// the answer heard.
-    pub(super) reached: u64,
-    /// A request of events has come since the last heartbeat that counted.
-    spoke: bool,
+    /// Highest of the lowest sequences of the epoch's requests. An agent has one request in flight, so every sequence
+    /// below was answered and the agent has received the response.
+    pub(super) answered_below: u64,
+    /// A request of events arrived since the last counted heartbeat.
+    events_since_heartbeat: bool,
     counter: Option<u64>,
     duplicates: u64,
     reordered: u64,
@@ -90,107 +90,123 @@ impl Ledger {
     }
 
     pub(super) fn accepted(&self) -> u64 {
-        self.run.accepted()
+        self.sequences.accepted()
     }
 
     pub(super) fn since(&self) -> u64 {
-        self.run.since()
+        self.sequences.since()
     }
 
-    /// Begins at the lowest sequence of the first request, whether it is refused or not: a refused one is still to come.
+    /// Starts the ledger at the lowest sequence of the first request, even if that event is refused: the agent sends a
+    /// refused event again.
     pub(super) fn begin(&mut self, first: u64) {
-        self.spoke = true;
-        if self.run.begin(first) && first != 1 {
-            self.compare.begin_anew();
+        self.events_since_heartbeat = true;
+        if self.sequences.begin(first) && first != 1 {
+            self.compare.reset();
         }
     }
 
     /// Records an event.
-    pub(super) fn record(&mut self, entry: Entry<'_>, planned: &Planned) -> Taken {
-        let before = self.run.accepted();
-        let seen = self.run.record(entry.sequence);
-        match seen {
-            Seen::Next { joined } => {
-                self.reordered += u64::from(joined || !self.run.is_whole());
-                self.compare.moved(entry.watch, entry.delta);
+    pub(super) fn record(&mut self, event: LedgerEntry<'_>, planned: &PlanIndex) -> RecordedEvent {
+        let before = self.sequences.accepted();
+        let status = self.sequences.record(event.sequence);
+        match status {
+            SequenceStatus::Next { closed_gap } => {
+                self.reordered += u64::from(closed_gap || !self.sequences.is_whole());
+                self.compare.apply_delta(event.watch, event.delta);
             }
-            Seen::Again => self.duplicates += 1,
-            Seen::Below => self.reordered += 1,
-            Seen::Ahead | Seen::TooFar => self.gaps += 1,
+            SequenceStatus::Duplicate => self.duplicates += 1,
+            SequenceStatus::Below => self.reordered += 1,
+            SequenceStatus::Ahead | SequenceStatus::TooFar => self.gaps += 1,
         }
-        if matches!(seen, Seen::Ahead | Seen::Below | Seen::TooFar) {
-            self.compare.begin_anew();
+        if matches!(status, SequenceStatus::Ahead | SequenceStatus::Below | SequenceStatus::TooFar) {
+            self.compare.reset();
         }
-        if entry.listed && seen != Seen::TooFar {
-            self.compare.listed(entry.watch, entry.sequence);
+        if event.listed && status != SequenceStatus::TooFar {
+            self.compare.relisted(event.watch, event.sequence);
         }
-        let wants = planned.works(entry.watch).map(|works| {
-            let marks = self.watches.entry(entry.watch);
-            if seen != Seen::TooFar {
-                marks.last = marks.last.max(entry.sequence);
+        let work = planned.work(event.watch).map(|work| {
+            let watermarks = self.watches.entry(event.watch);
+            if status != SequenceStatus::TooFar {
+                watermarks.last = watermarks.last.max(event.sequence);
             }
-            // What is new wants all its work, also where the ledger cannot tell; what was seen, only what has not ended.
-            if seen == Seen::Again { marks.missing(works, entry.sequence) } else { works }
+            // A new event enqueues all its work, also where the ledger cannot classify it; a duplicate only the work
+            // that has not ended.
+            if status == SequenceStatus::Duplicate { watermarks.missing(work, event.sequence) } else { work }
         });
-        let joined = if seen == (Seen::Next { joined: true }) { self.missing(planned, before) } else { Works::EMPTY };
+        let closes_gap = status == SequenceStatus::Next { closed_gap: true };
+        let unblocked = if closes_gap { self.missing(planned, before) } else { WorkSet::EMPTY };
         let differing = self.check(planned);
-        Taken { seen, wants, joined, differing }
+        RecordedEvent { status, work, unblocked, differing }
     }
 
-    /// Works that unsettled events of the plan's watches stand for, of watches whose last event is above a sequence.
-    pub(super) fn missing(&self, planned: &Planned, above: u64) -> Works {
-        let recorded = self.watches.iter().filter(|(_, marks)| marks.last > above);
-        let missing = recorded.filter_map(|(name, marks)| Some(marks.missing(planned.works(name)?, marks.last)));
-        missing.fold(Works::EMPTY, |sum, works| sum | works)
+    /// Unsettled work of planned watches with a last event above a sequence.
+    pub(super) fn missing(&self, planned: &PlanIndex, above: u64) -> WorkSet {
+        let recorded = self.watches.iter().filter(|(_, watermarks)| watermarks.last > above);
+        let missing =
+            recorded.filter_map(|(name, watermarks)| Some(watermarks.missing(planned.work(name)?, watermarks.last)));
+        missing.fold(WorkSet::EMPTY, |sum, work| sum | work)
     }
 
-    /// Watches of which a recorded event waits for a work.
-    pub(super) fn unended<'a>(&'a self, work: Work, planned: &'a Planned) -> impl Iterator<Item = String> + 'a {
-        let waits = move |(name, marks): &(&String, &Marks)| {
-            planned.works(name).is_some_and(|works| marks.missing(works, marks.last).contains(work))
+    /// Watches with a recorded event for which this kind of work has not ended.
+    pub(super) fn watches_pending<'a>(
+        &'a self,
+        kind: Work,
+        planned: &'a PlanIndex,
+    ) -> impl Iterator<Item = String> + 'a {
+        let waits = move |(name, watermarks): &(&String, &Watermarks)| {
+            planned.work(name).is_some_and(|work| watermarks.missing(work, watermarks.last).contains(kind))
         };
         self.watches.iter().filter(waits).map(|(name, _)| name.clone())
     }
 
-    /// Works have ended that began when `accepted` was so and the plan was `began`.
-    pub(super) fn ended(&mut self, works: Works, accepted: u64, began: &Planned, current: &Planned) {
-        for (name, marks) in self.watches.iter_mut() {
-            end(name, marks, works, accepted, began, current);
+    /// Advances the watermarks after work ended. `accepted` and `plan_at_start` are those of the reconcile's start.
+    pub(super) fn ended(&mut self, work: WorkSet, accepted: u64, plan_at_start: &PlanIndex, current: &PlanIndex) {
+        for (name, watermarks) in self.watches.iter_mut() {
+            advance(name, watermarks, work, accepted, plan_at_start, current);
         }
     }
 
-    /// The same for one watch alone.
-    pub(super) fn ended_of(&mut self, watch: &str, works: Works, accepted: u64, began: &Planned, current: &Planned) {
-        if let Some(marks) = self.watches.get_mut(watch) {
-            end(watch, marks, works, accepted, began, current);
+    /// Same as [`Self::ended`] for one watch.
+    pub(super) fn ended_of(
+        &mut self,
+        watch: &str,
+        work: WorkSet,
+        accepted: u64,
+        plan_at_start: &PlanIndex,
+        current: &PlanIndex,
+    ) {
+        if let Some(watermarks) = self.watches.get_mut(watch) {
+            advance(watch, watermarks, work, accepted, plan_at_start, current);
         }
     }
 
-    /// Another plan: a watch may now stand for less. Names that are in no plan any more go when there are too many.
-    pub(super) fn replan(&mut self, current: &Planned) {
+    /// Applies another plan: a watch may have less work now. Unplanned names are removed when there are too many.
+    pub(super) fn replan(&mut self, current: &PlanIndex) {
         if self.watches.len() > MAX_WATCHES {
-            self.watches.retain(|name, _| current.works(name).is_some());
+            self.watches.retain(|name, _| current.work(name).is_some());
         }
-        for (name, marks) in self.watches.iter_mut() {
-            if let Some(works) = current.works(name) {
-                marks.settle(works);
+        for (name, watermarks) in self.watches.iter_mut() {
+            if let Some(work) = current.work(name) {
+                watermarks.settle(work);
             }
         }
-        self.compare.replan(|name| current.works(name).is_some());
+        self.compare.replan(|name| current.work(name).is_some());
     }
 
-    /// Per watch of which something was recorded. One that has left the plan counts as settled, as far as anything of it was recorded:
-    /// what was refused since then is the agent's to send again.
-    pub(super) fn settled(&self, planned: &Planned) -> Settled {
-        let settled = |(name, marks): (&String, &Marks)| {
-            let settled = planned.works(name).map_or(marks.last.min(self.run.accepted()), |_| marks.settled);
+    /// Settled watermark per watch with a recorded event. A watch that left the plan counts as settled as far as it was
+    /// recorded; events refused since then are for the agent to send again.
+    pub(super) fn settled(&self, planned: &PlanIndex) -> Settled {
+        let settled = |(name, watermarks): (&String, &Watermarks)| {
+            let settled =
+                planned.work(name).map_or(watermarks.last.min(self.sequences.accepted()), |_| watermarks.settled);
             (settled > 0).then(|| (name.clone(), settled))
         };
         self.watches.iter().filter_map(settled).collect()
     }
 
-    /// Whether the counter of a heartbeat is higher than the last; if so, it is now the last.
-    pub(super) fn counts(&mut self, counter: u64) -> bool {
+    /// Advances the heartbeat counter. Returns false, without effect, if it is not higher than the last.
+    pub(super) fn advance_counter(&mut self, counter: u64) -> bool {
         let higher = self.counter.is_none_or(|last| counter > last);
         if higher {
             self.counter = Some(counter);
@@ -198,22 +214,24 @@ impl Ledger {
         higher
     }
 
-    /// Takes a heartbeat that counts. Returns the watches whose digest was found to differ.
+    /// Processes a counted heartbeat. Returns the watches with a digest mismatch.
     ///
-    /// Events that an earlier life of this ledger accepted will not be sent again by themselves, and nothing here can settle them. An
-    /// agent that has sent something of which nothing is known may be one of those. With `placed_late` that life may have ended in this
-    /// process, and an old request may have come since: then also one that says twice that it has sent more, and sends nothing between.
-    pub(super) fn heartbeat(&mut self, heartbeat: &Heartbeat, placed_late: bool, planned: &Planned) -> Vec<String> {
-        let accepted = self.run.accepted();
-        let silent = !std::mem::take(&mut self.spoke) && self.compare.is_behind(accepted);
-        if heartbeat.sequence > accepted && (self.run.is_empty() || (placed_late && silent)) {
-            self.compare.forgotten(heartbeat, |name| planned.works(name).is_some());
+    /// An agent does not resend events that an earlier ledger of this epoch accepted, and this ledger cannot settle
+    /// them. An agent that has sent sequences which this empty ledger has not seen may hold such events, so its watches
+    /// are requested again. If the runtime was placed while events were already received (`placed_late`), the earlier
+    /// ledger may have belonged to this process and a delayed request may have filled this one meanwhile; then the same
+    /// applies to an agent that reports twice that it has sent more, and sends no events in between.
+    pub(super) fn heartbeat(&mut self, heartbeat: &Heartbeat, placed_late: bool, planned: &PlanIndex) -> Vec<String> {
+        let accepted = self.sequences.accepted();
+        let stalled = !std::mem::take(&mut self.events_since_heartbeat) && self.compare.is_behind(accepted);
+        if heartbeat.sequence > accepted && (self.sequences.is_empty() || (placed_late && stalled)) {
+            self.compare.request_unknown(heartbeat, |name| planned.work(name).is_some());
         }
-        self.compare.said(heartbeat);
+        self.compare.set_pending(heartbeat);
         self.check(planned)
     }
 
-    /// Heartbeats of this epoch do not count any more.
+    /// Drops the digests of an epoch that no longer counts.
     pub(super) fn forget_digests(&mut self) {
         self.compare = Compare::default();
     }
@@ -222,21 +240,21 @@ impl Ledger {
         self.compare.resend()
     }
 
-    /// The first of [`Self::resend`] whose digest did not agree.
+    /// First watch of [`Self::resend`] with a digest mismatch.
     pub(super) fn diverged(&self) -> Option<&str> {
         self.compare.diverged()
     }
 
-    fn check(&mut self, planned: &Planned) -> Vec<String> {
-        self.compare.check(self.run.accepted(), self.run.is_whole(), |name| planned.works(name).is_some())
+    fn check(&mut self, planned: &PlanIndex) -> Vec<String> {
+        self.compare.check(self.sequences.accepted(), self.sequences.is_whole(), |name| planned.work(name).is_some())
     }
 
-    pub(super) fn view(&self, epoch: Epoch, planned: &Planned) -> EpochView {
+    pub(super) fn view(&self, epoch: Epoch, planned: &PlanIndex) -> EpochView {
         EpochView {
             epoch,
-            accepted: self.run.accepted(),
-            since: self.run.since(),
-            missing: self.run.missing(),
+            accepted: self.sequences.accepted(),
+            since: self.sequences.since(),
+            missing: self.sequences.missing(),
             settled: self.settled(planned),
             unsettled: self.missing(planned, 0),
             resend: self.resend(),
@@ -247,38 +265,46 @@ impl Ledger {
     }
 }
 
-fn end(watch: &str, marks: &mut Marks, works: Works, accepted: u64, began: &Planned, current: &Planned) {
-    let Some(stood_for) = began.works(watch) else { return };
-    for work in stood_for.both(works).iter() {
-        let mark = &mut marks.ended[Works::index(work)];
+fn advance(
+    watch: &str,
+    watermarks: &mut Watermarks,
+    work: WorkSet,
+    accepted: u64,
+    plan_at_start: &PlanIndex,
+    current: &PlanIndex,
+) {
+    let Some(before) = plan_at_start.work(watch) else { return };
+    for work in before.both(work).iter() {
+        let mark = &mut watermarks.ended[WorkSet::index(work)];
         *mark = accepted.max(*mark);
     }
-    if let Some(stands_for) = current.works(watch) {
-        marks.settle(stands_for);
+    if let Some(now) = current.work(watch) {
+        watermarks.settle(now);
     }
 }
 
-/// One epoch of a runtime, for summaries.
+/// Summary of one epoch of a runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EpochView {
-    /// Which epoch.
+    /// The epoch.
     pub epoch: Epoch,
-    /// Every sequence from `since` up to here was recorded.
+    /// Every sequence from `since` to this one was recorded.
     pub accepted: u64,
-    /// Where that run begins; 1 before anything came.
+    /// Start of that run; 1 before the first event.
     pub since: u64,
-    /// Sequences that are missing now, below one that was recorded.
+    /// Number of missing sequences below the highest recorded.
     pub missing: u64,
-    /// Per watch: up to where all its work has ended.
+    /// Per watch: sequence up to which all work has ended.
     pub settled: Settled,
-    /// Works that recorded events still wait for.
-    pub unsettled: Works,
-    /// Watches of which a `watch.changed` is awaited: their digest did not agree, or what their agent sent is not known here.
+    /// Work that recorded events still wait for.
+    pub unsettled: WorkSet,
+    /// Watches for which a `watch.changed` is awaited, after a digest mismatch or because events sent earlier are
+    /// unknown here.
     pub resend: Vec<String>,
-    /// Events that came again.
+    /// Events received more than once.
     pub duplicates: u64,
-    /// Events that came after a later one.
+    /// Events received after a later one.
     pub reordered: u64,
-    /// Events that came while an earlier one was missing.
+    /// Events received while an earlier one was missing.
     pub gaps: u64,
 }

@@ -1,4 +1,4 @@
-//! Whether the way from a runtime to here is proven: the input of the condition `EventPath`.
+//! State of the event path from a runtime to this receiver, the input of the condition `EventPath`.
 
 use std::time::Duration;
 
@@ -9,62 +9,64 @@ use tidewatch_shared::{
 };
 use tokio::time::Instant;
 
-/// Words of an agent are cut to so many characters.
-const MAX_WORDS: usize = 256;
+/// Maximum length of texts from an agent, in characters.
+const MAX_TEXT_CHARS: usize = 256;
 
-/// What the evidence says. No numbers that move stand in it, so two that differ are a transition.
+/// State of the event path. It contains no continuously changing value, so that any difference is a transition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PathState {
-    /// No evidence yet, and none is due: this process, the plan or the agent is too new. Writes nothing.
+    /// No evidence yet, and none is due: the process, the plan or the agent is too new. No condition is written.
     Unknown,
-    /// The canary comes through, and every watch of the current plan is listed and lives.
+    /// The canary comes through, and every watch of the current plan is listed and alive.
     Proven,
-    /// It is not proven; the reason in words.
+    /// The path is not proven, for this reason.
     Unproven(Unproven),
 }
 
-/// Why a path is not proven; the first that holds.
+/// Reason of an unproven path; the first that applies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unproven {
-    /// No heartbeat came for three intervals.
+    /// No heartbeat for three intervals.
     NoHeartbeat,
-    /// Nothing was heard for hours, and its API server does not answer either: hibernated, or switched off. No alarm.
+    /// No request for hours, and the API server does not answer: the cluster is hibernated or switched off. Not an
+    /// alarm.
     Away,
-    /// The agent speaks contract v2, which has no heartbeat.
+    /// The agent uses contract v2, which has no heartbeat.
     LegacyAgent,
-    /// The agent follows another plan than ours.
+    /// The agent follows another plan than the current one.
     OldPlan {
-        /// Why it refused ours, in its words, at most 256 characters.
+        /// The agent's reason to refuse the current plan, at most 256 characters.
         refused: Option<String>,
     },
-    /// A watch does not stand.
+    /// A watch is not established.
     FailingWatch {
-        /// Its name in the plan.
+        /// Name of the watch in the plan.
         watch: String,
-        /// In the agent's words, at most 256 characters, or in ours when it is silent; `None` while it is not listed.
+        /// Error text of the agent, at most 256 characters, or the receiver's text for a silent watch; `None` while it
+        /// is not listed.
         error: Option<String>,
     },
-    /// The digest of a watch did not agree, and the agent has not told of that watch anew yet.
+    /// Digest mismatch of a watch that the agent has not resent yet.
     Diverged {
-        /// Its name in the plan.
+        /// Name of the watch in the plan.
         watch: String,
     },
-    /// The canary did not come back for three intervals.
+    /// The canary did not return for three intervals.
     StaleCanary {
-        /// Whether it ever came back.
+        /// True if it has ever returned.
         came_back: bool,
     },
 }
 
 impl PathState {
-    /// Whether the agent's heartbeats come.
+    /// Returns true if the agent's heartbeats arrive.
     #[must_use]
-    pub const fn is_heard(&self) -> bool {
+    pub const fn receives_heartbeats(&self) -> bool {
         use Unproven::{Away, LegacyAgent, NoHeartbeat};
         !matches!(self, Self::Unknown | Self::Unproven(NoHeartbeat | Away | LegacyAgent))
     }
 
-    /// What the condition `EventPath` says, and so everybody who is asked. `Unknown` where nobody claims that something is broken.
+    /// Status of the condition `EventPath`; `Unknown` for states that are no failure.
     #[must_use]
     pub const fn status(&self) -> ConditionStatus {
         match self {
@@ -74,7 +76,7 @@ impl PathState {
         }
     }
 
-    /// Every name that [`Self::as_str`] can give.
+    /// All values of [`Self::as_str`].
     pub const NAMES: [&'static str; 9] = [
         "Unknown",
         "Proven",
@@ -87,7 +89,7 @@ impl PathState {
         "StaleCanary",
     ];
 
-    /// The state as the reason of the condition, metrics and logs name it.
+    /// The state as the reason of the condition, and in metrics and logs.
     #[must_use]
     pub const fn as_str(&self) -> &'static str {
         match self {
@@ -104,31 +106,32 @@ impl PathState {
     }
 }
 
-/// The contract in which an agent last spoke to this process.
+/// Contract of an agent's last request to this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Contract {
-    /// It has not spoken yet.
+    /// No request yet.
     #[default]
-    Unheard,
-    /// The incumbent's.
+    Unknown,
+    /// The incumbent's contract.
     V2,
-    /// Ours.
+    /// This receiver's contract.
     V3,
 }
 
 impl Contract {
-    /// The contract as tables and logs name it.
+    /// The contract in tables and logs.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
-            Self::Unheard => "unheard",
+            Self::Unknown => "unheard",
             Self::V2 => "v2",
             Self::V3 => "v3",
         }
     }
 }
 
-/// What an earlier process saw and a new one cannot see at once: thousands that are away would otherwise be alarms at each start.
+/// State recorded by an earlier process that a new one cannot observe at once. Without it, thousands of absent runtimes
+/// would raise an alarm at each start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Inherited {
     /// See [`Unproven::Away`].
@@ -137,17 +140,19 @@ pub(crate) enum Inherited {
     LegacyAgent,
 }
 
-/// Ends the condition's message while an agent is not heard of that has spoken contract v3: so that it is known after a restart as well.
-pub(crate) const SPOKE_V3: &str = "; it has spoken contract v3 before";
+/// Suffix of the condition's message while an agent that has used contract v3 sends no requests, so that this is known
+/// after a restart.
+pub(crate) const USED_V3_SUFFIX: &str = "; it has spoken contract v3 before";
 
-/// Whether a condition in KCP says that the agent has spoken contract v3: by a reason that nobody else can have, or in its message.
-pub(crate) fn has_spoken_v3(reason: &str, message: &str) -> bool {
-    let heartbeats = ["Proven", "OldPlan", "FailingWatch", "Diverged", "StaleCanary"];
-    heartbeats.contains(&reason) || message.ends_with(SPOKE_V3)
+/// Returns true if a condition in KCP proves that the agent has used contract v3: by a reason that only v3 agents
+/// reach, or by its message.
+pub(crate) fn condition_shows_v3(reason: &str, message: &str) -> bool {
+    let reported_by_v3 = ["Proven", "OldPlan", "FailingWatch", "Diverged", "StaleCanary"];
+    reported_by_v3.contains(&reason) || message.ends_with(USED_V3_SUFFIX)
 }
 
 impl Inherited {
-    /// From the reason of the condition in KCP.
+    /// Parses the reason of the condition in KCP.
     pub(crate) fn of(reason: &str) -> Option<Self> {
         match reason {
             "Away" => Some(Self::Away),
@@ -157,20 +162,20 @@ impl Inherited {
     }
 }
 
-/// By what all paths are judged.
+/// Thresholds that apply to all paths.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Terms {
-    /// When this process began to serve.
+pub(crate) struct PathThresholds {
+    /// Start of this process's service.
     pub(crate) started: Instant,
-    /// The heartbeat interval that agents are told now.
+    /// Heartbeat interval announced to agents now.
     pub(crate) interval: Duration,
-    /// Who is silent and out of reach for so long is away.
+    /// Silence after which an unreachable runtime is away.
     pub(crate) away_after: Duration,
 }
 
-/// What stays of the last heartbeat that counted.
+/// Data of the last counted heartbeat.
 #[derive(Clone, Debug)]
-pub(crate) struct Pulse {
+pub(crate) struct LastHeartbeat {
     pub(super) at: Instant,
     pub(super) epoch: Epoch,
     canary: Option<Duration>,
@@ -181,75 +186,75 @@ pub(crate) struct Pulse {
     pub(crate) parked: u64,
     pub(crate) agent_version: String,
     pub(crate) certificate_not_after: String,
-    /// The same in unix seconds, if it is a time.
+    /// `certificate_not_after` in Unix seconds, if it is a valid time.
     pub(crate) certificate_ends: Option<i64>,
-    /// Since when its renewal fails, in unix seconds.
+    /// Start of the agent's failure to renew, Unix seconds.
     pub(crate) renewal_failed_since: Option<u32>,
 }
 
-impl Pulse {
+impl LastHeartbeat {
     pub(super) fn of(heartbeat: &Heartbeat, at: Instant) -> Self {
         Self {
             at,
             epoch: heartbeat.epoch,
             canary: heartbeat.canary.map(|canary| Duration::from_secs(canary.age_seconds)),
-            failing: failing(&heartbeat.watches).map(|(watch, error)| (cut(watch), error.map(cut))),
-            plan_error: heartbeat.plan_error.as_deref().map(cut),
-            plan_revision: heartbeat.plan_revision.as_deref().map(cut),
+            failing: failing(&heartbeat.watches).map(|(watch, error)| (truncate(watch), error.map(truncate))),
+            plan_error: heartbeat.plan_error.as_deref().map(truncate),
+            plan_revision: heartbeat.plan_revision.as_deref().map(truncate),
             waiting: heartbeat.waiting,
             parked: heartbeat.parked,
-            agent_version: cut(&heartbeat.agent_version),
-            certificate_not_after: cut(&heartbeat.certificate.not_after),
+            agent_version: truncate(&heartbeat.agent_version),
+            certificate_not_after: truncate(&heartbeat.certificate.not_after),
             certificate_ends: unix(&heartbeat.certificate.not_after),
             renewal_failed_since: heartbeat.certificate.renewal_failed_since.as_deref().map(failed_since),
         }
     }
 
-    /// Whether the agent itself said that nothing is missing.
-    pub(super) fn is_well(&self, plan_revision: &str) -> bool {
+    /// Returns true if the agent itself reports that nothing is missing.
+    pub(super) fn is_healthy(&self, plan_revision: &str) -> bool {
         self.canary.is_some() && self.failing.is_none() && self.plan_revision.as_deref() == Some(plan_revision)
     }
 
-    /// When it came.
+    /// Time of arrival.
     pub(crate) const fn at(&self) -> Instant {
         self.at
     }
 
-    /// How old the canary is by now; `None` if it never came back.
+    /// Current age of the canary; `None` if it never returned.
     pub(crate) fn canary_age(&self, now: Instant) -> Option<Duration> {
         self.canary.map(|age| age.saturating_add(now.saturating_duration_since(self.at)))
     }
 }
 
-/// What is judged.
+/// Evidence about one path.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Evidence<'a> {
-    /// When this process started, the runtime was placed, its plan changed, or its agent began anew: the latest.
+    /// Latest of: start of the process, placement, change of the plan, start of the agent.
     pub(super) since: Instant,
-    /// The longest heartbeat interval that the agent may follow.
+    /// Longest heartbeat interval that the agent may follow.
     pub(super) interval: Duration,
     pub(super) away_after: Duration,
-    /// When the runtime was last heard of, or could first have been.
-    pub(super) heard: Instant,
-    /// What was last heard of it was contract v2.
+    /// Time of the runtime's last request, or from which one was possible.
+    pub(super) last_request: Instant,
+    /// The last request used contract v2.
     pub(super) legacy: bool,
-    /// The last pass did not reach its API server.
+    /// The last reconcile did not reach its API server.
     pub(super) unreachable: bool,
-    /// An earlier process saw it away, and nothing speaks against it since.
+    /// An earlier process recorded it as away, and nothing contradicts that since.
     pub(super) was_away: bool,
-    /// The plan that the runtime should follow.
+    /// Revision of the plan that the agent should follow.
     pub(super) plan_revision: &'a str,
-    /// A watch whose digest did not agree.
+    /// Watch with a digest mismatch.
     pub(super) diverged: Option<&'a str>,
-    pub(super) pulse: Option<&'a Pulse>,
+    pub(super) last_heartbeat: Option<&'a LastHeartbeat>,
 }
 
 impl Evidence<'_> {
-    /// Good evidence counts at once; its absence only when it is due.
-    pub(super) fn judge(self, now: Instant) -> PathState {
+    /// Evaluates the evidence. Positive evidence counts at once, missing evidence only when it is due.
+    pub(super) fn evaluate(self, now: Instant) -> PathState {
         match self.flaw(now) {
             None => PathState::Proven,
-            // Known, and not concluded from an absence.
+            // These are observed states, not conclusions from missing evidence.
             Some(flaw @ (Unproven::LegacyAgent | Unproven::Away)) => PathState::Unproven(flaw),
             Some(_) if now < self.since + self.interval * INTERVALS => PathState::Unknown,
             Some(flaw) => PathState::Unproven(flaw),
@@ -258,25 +263,27 @@ impl Evidence<'_> {
 
     fn flaw(self, now: Instant) -> Option<Unproven> {
         let allowed = self.interval * INTERVALS;
-        let Some(pulse) = self.pulse.filter(|pulse| now.saturating_duration_since(pulse.at) <= allowed) else {
-            return Some(self.silence(now));
+        let Some(last_heartbeat) =
+            self.last_heartbeat.filter(|last_heartbeat| now.saturating_duration_since(last_heartbeat.at) <= allowed)
+        else {
+            return Some(self.classify_silence(now));
         };
-        if pulse.plan_revision.as_deref() != Some(self.plan_revision) {
-            return Some(Unproven::OldPlan { refused: pulse.plan_error.clone() });
+        if last_heartbeat.plan_revision.as_deref() != Some(self.plan_revision) {
+            return Some(Unproven::OldPlan { refused: last_heartbeat.plan_error.clone() });
         }
-        if let Some((watch, error)) = pulse.failing.clone() {
+        if let Some((watch, error)) = last_heartbeat.failing.clone() {
             return Some(Unproven::FailingWatch { watch, error });
         }
         if let Some(watch) = self.diverged {
             return Some(Unproven::Diverged { watch: watch.to_owned() });
         }
-        let age = pulse.canary_age(now);
+        let age = last_heartbeat.canary_age(now);
         age.is_none_or(|age| age > allowed).then_some(Unproven::StaleCanary { came_back: age.is_some() })
     }
 
-    /// A runtime whose API server answers is not away, whatever became of its agent.
-    fn silence(self, now: Instant) -> Unproven {
-        let long = self.was_away || now.saturating_duration_since(self.heard) >= self.away_after;
+    /// Classifies missing heartbeats. A runtime with a reachable API server is not away, regardless of its agent.
+    fn classify_silence(self, now: Instant) -> Unproven {
+        let long = self.was_away || now.saturating_duration_since(self.last_request) >= self.away_after;
         match (self.legacy, self.unreachable && long) {
             (true, _) => Unproven::LegacyAgent,
             (false, true) => Unproven::Away,
@@ -289,13 +296,14 @@ fn unix(time: &str) -> Option<i64> {
     time.parse().ok().map(jiff::Timestamp::as_second)
 }
 
-/// That something fails counts, whatever an agent with a strange clock thinks since when: 0 for what is no time.
+/// Parses the start of a failure into Unix seconds; 0 for an invalid time, because a failure counts even if the agent's
+/// clock is wrong.
 fn failed_since(time: &str) -> u32 {
     u32::try_from(unix(time).unwrap_or(0).max(0)).unwrap_or(u32::MAX)
 }
 
-fn cut(words: &str) -> String {
-    words.chars().filter(|c| !c.is_control()).take(MAX_WORDS).collect()
+fn truncate(words: &str) -> String {
+    words.chars().filter(|c| !c.is_control()).take(MAX_TEXT_CHARS).collect()
 }
 
 #[cfg(test)]
@@ -309,8 +317,8 @@ mod tests {
     const AWAY: Duration = Duration::from_secs(7_200);
     const S: Duration = Duration::from_secs(1);
 
-    fn pulse(at: Instant) -> Pulse {
-        Pulse {
+    fn last_heartbeat(at: Instant) -> LastHeartbeat {
+        LastHeartbeat {
             at,
             epoch: Epoch::new(1),
             canary: Some(S),
@@ -326,38 +334,41 @@ mod tests {
         }
     }
 
-    fn evidence(start: Instant, pulse: Option<&Pulse>) -> Evidence<'_> {
+    fn evidence(start: Instant, last_heartbeat: Option<&LastHeartbeat>) -> Evidence<'_> {
         Evidence {
             since: start,
             interval: INTERVAL,
             away_after: AWAY,
-            heard: start,
+            last_request: start,
             legacy: false,
             unreachable: false,
             was_away: false,
             plan_revision: "r2",
             diverged: None,
-            pulse,
+            last_heartbeat,
         }
     }
 
     #[test]
-    fn good_evidence_counts_at_once_and_its_absence_when_it_is_due() {
+    fn positive_evidence_counts_at_once_and_missing_evidence_when_due() {
         let start = Instant::now();
-        let judge = |pulse: Option<&Pulse>, now| evidence(start, pulse).judge(now);
+        let evaluate = |last_heartbeat: Option<&LastHeartbeat>, now| evidence(start, last_heartbeat).evaluate(now);
         let (due, early) = (start + INTERVAL * 3, start + INTERVAL * 3 - S);
-        assert_eq!(judge(None, early), PathState::Unknown);
-        assert_eq!(judge(None, due), PathState::Unproven(Unproven::NoHeartbeat));
-        assert_eq!(judge(Some(&pulse(start)), start + S), PathState::Proven);
-        assert_eq!(judge(Some(&pulse(due)), due + INTERVAL * 2), PathState::Proven);
-        assert_eq!(judge(Some(&pulse(due)), due + INTERVAL * 3 + S), PathState::Unproven(Unproven::NoHeartbeat));
+        assert_eq!(evaluate(None, early), PathState::Unknown);
+        assert_eq!(evaluate(None, due), PathState::Unproven(Unproven::NoHeartbeat));
+        assert_eq!(evaluate(Some(&last_heartbeat(start)), start + S), PathState::Proven);
+        assert_eq!(evaluate(Some(&last_heartbeat(due)), due + INTERVAL * 2), PathState::Proven);
+        assert_eq!(
+            evaluate(Some(&last_heartbeat(due)), due + INTERVAL * 3 + S),
+            PathState::Unproven(Unproven::NoHeartbeat)
+        );
 
-        let flawed = |change: fn(&mut Pulse)| {
-            let mut pulse = pulse(due);
-            change(&mut pulse);
-            pulse
+        let flawed = |change: fn(&mut LastHeartbeat)| {
+            let mut last_heartbeat = last_heartbeat(due);
+            change(&mut last_heartbeat);
+            last_heartbeat
         };
-        for (pulse, flaw) in [
+        for (last_heartbeat, flaw) in [
             (flawed(|p| p.plan_revision = Some("r1".into())), Unproven::OldPlan { refused: None }),
             (
                 flawed(|p| (p.plan_revision, p.plan_error) = (None, Some("no".into()))),
@@ -370,22 +381,22 @@ mod tests {
             (flawed(|p| p.canary = Some(INTERVAL * 3 + S)), Unproven::StaleCanary { came_back: true }),
             (flawed(|p| p.canary = None), Unproven::StaleCanary { came_back: false }),
         ] {
-            assert_eq!(judge(Some(&pulse), early), PathState::Unknown, "{flaw:?}");
-            assert_eq!(judge(Some(&pulse), due + S), PathState::Unproven(flaw));
+            assert_eq!(evaluate(Some(&last_heartbeat), early), PathState::Unknown, "{flaw:?}");
+            assert_eq!(evaluate(Some(&last_heartbeat), due + S), PathState::Unproven(flaw));
         }
-        let well = pulse(due);
+        let well = last_heartbeat(due);
         let diverged = Evidence { diverged: Some("w"), ..evidence(start, Some(&well)) };
-        assert_eq!(diverged.judge(due), PathState::Unproven(Unproven::Diverged { watch: "w".into() }));
+        assert_eq!(diverged.evaluate(due), PathState::Unproven(Unproven::Diverged { watch: "w".into() }));
     }
 
     #[test]
-    fn a_watch_that_was_not_heard_of_for_long_does_not_stand() {
+    fn watch_silent_for_long_fails() {
         let failing = |watches: Value| {
             let heartbeat = json!({
                 "epoch": "0000000000000007", "sequence": 1, "counter": 1, "waiting": 0, "parked": 0, "agentVersion": "1",
                 "certificate": {"notAfter": "", "fingerprint": ""}, "watches": watches,
             });
-            Pulse::of(&serde_json::from_value(heartbeat).unwrap(), Instant::now()).failing
+            LastHeartbeat::of(&serde_json::from_value(heartbeat).unwrap(), Instant::now()).failing
         };
         fn watch(name: &str, alive: Option<u64>, error: Option<&str>) -> Value {
             json!({"name": name, "objects": 1, "listedSecondsAgo": 900, "aliveSecondsAgo": alive, "error": error})
@@ -393,33 +404,33 @@ mod tests {
         let (living, silent) =
             (watch("a", Some(SILENT_AFTER_SECONDS), None), watch("b", Some(SILENT_AFTER_SECONDS + 1), None));
         let words = |name: &str, words: &str| Some((name.to_owned(), Some(words.to_owned())));
-        assert_eq!(failing(json!([living, watch("c", None, None)])), None, "not every agent says it");
+        assert_eq!(failing(json!([living, watch("c", None, None)])), None, "not every agent reports it");
         assert_eq!(failing(json!([living, silent])), words("b", SILENT_MESSAGE));
         assert_eq!(failing(json!([watch("c", Some(900), Some("403")), silent])), words("c", "403"));
     }
 
     #[test]
-    fn silence_has_three_names() {
+    fn silence_is_classified_into_three_states() {
         let start = Instant::now();
         let silent = evidence(start, None);
         fn state(evidence: Evidence<'_>, after: Duration) -> PathState {
-            evidence.judge(evidence.since + after)
+            evidence.evaluate(evidence.since + after)
         }
         let unreachable = Evidence { unreachable: true, ..silent };
         assert_eq!(state(unreachable, AWAY - S), PathState::Unproven(Unproven::NoHeartbeat));
         assert_eq!(state(unreachable, AWAY), PathState::Unproven(Unproven::Away));
         assert_eq!(state(silent, AWAY * 9), PathState::Unproven(Unproven::NoHeartbeat), "its API server answers");
         let was_away = Evidence { was_away: true, ..unreachable };
-        assert_eq!(state(was_away, S), PathState::Unproven(Unproven::Away), "known from before, so at once");
+        assert_eq!(state(was_away, S), PathState::Unproven(Unproven::Away), "inherited, so at once");
         let legacy = Evidence { legacy: true, ..was_away };
         assert_eq!(state(legacy, S), PathState::Unproven(Unproven::LegacyAgent), "it has no heartbeat to miss");
-        let spoke = pulse(start);
-        let both = Evidence { pulse: Some(&spoke), ..legacy };
-        assert_eq!(state(both, S), PathState::Proven, "a heartbeat says more");
+        let heartbeat = last_heartbeat(start);
+        let both = Evidence { last_heartbeat: Some(&heartbeat), ..legacy };
+        assert_eq!(state(both, S), PathState::Proven, "a heartbeat takes precedence");
     }
 
     #[test]
-    fn a_renewal_that_fails_counts_whatever_the_agents_clock_says() {
+    fn renewal_failure_counts_regardless_of_the_agents_clock() {
         for (time, since) in [
             ("2026-01-01T00:00:00Z", 1_767_225_600),
             ("1969-01-01T00:00:00Z", 0),
@@ -431,20 +442,20 @@ mod tests {
     }
 
     #[test]
-    fn a_condition_tells_who_has_spoken_v3() {
+    fn condition_shows_the_use_of_v3() {
         use Unproven::{Away, Diverged, FailingWatch, LegacyAgent, NoHeartbeat, OldPlan, StaleCanary};
-        let heard = [
+        let last_request = [
             OldPlan { refused: None },
             FailingWatch { watch: String::new(), error: None },
             Diverged { watch: String::new() },
             StaleCanary { came_back: false },
         ];
-        for state in heard.map(PathState::Unproven).into_iter().chain([PathState::Proven]) {
-            assert!(state.is_heard() && has_spoken_v3(state.as_str(), "words"), "{state:?}");
+        for state in last_request.map(PathState::Unproven).into_iter().chain([PathState::Proven]) {
+            assert!(state.receives_heartbeats() && condition_shows_v3(state.as_str(), "words"), "{state:?}");
         }
         for state in [NoHeartbeat, Away, LegacyAgent].map(PathState::Unproven).into_iter().chain([PathState::Unknown]) {
-            assert!(!state.is_heard() && !has_spoken_v3(state.as_str(), "words"), "{state:?}");
-            assert!(has_spoken_v3(state.as_str(), &format!("words{SPOKE_V3}")));
+            assert!(!state.receives_heartbeats() && !condition_shows_v3(state.as_str(), "words"), "{state:?}");
+            assert!(condition_shows_v3(state.as_str(), &format!("words{USED_V3_SUFFIX}")));
         }
     }
 
@@ -461,6 +472,6 @@ mod tests {
         ] {
             assert!(PathState::NAMES.contains(&PathState::Unproven(flaw).as_str()));
         }
-        assert_eq!(cut("a\nb\u{7}c"), "abc");
+        assert_eq!(truncate("a\nb\u{7}c"), "abc");
     }
 }

@@ -1,14 +1,16 @@
-//! Which Kyma is worked on next: keyed by Kyma, each at most once in work, coalescing, fair, with priorities and backoff.
+//! Work queue keyed by Kyma: each Kyma is reconciled at most once at a time; coalescing, fair, with priorities and
+//! backoff.
 //!
-//! Pure: time comes in as an argument and randomness from a seed. `hub` holds the queue in one lock with the fleet.
+//! Pure: time is an argument and randomness comes from a seed. The runtime table holds the queue and the fleet under
+//! one lock.
 
 mod outcome;
+mod queued_work;
 mod schedule;
-mod wanted;
-mod works;
+mod work_set;
 
-pub use outcome::Outcome;
-pub use wanted::{Drift, MAX_DRIFT, Priority, Wanted};
-pub use works::Works;
+pub use outcome::ReconcileOutcome;
+pub use queued_work::{Drift, MAX_DRIFTED_OBJECTS, Priority, QueuedWork};
+pub use work_set::WorkSet;
 
-pub(crate) use schedule::{Later, Queue};
+pub(crate) use schedule::{DelayReason, Queue};

@@ -1,4 +1,4 @@
-//! One runtime: its epochs, its plan, its last heartbeat.
+//! State of one runtime: its epochs, plan and last heartbeat.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,141 +14,142 @@ use tidewatch_shared::{
 use tokio::time::Instant;
 
 use super::{
-    Contract, EpochView, Inherited, PathState, Planned, Pulse, Terms,
-    ledger::{Entry, Ledger},
+    Contract, EpochView, Inherited, LastHeartbeat, PathState, PathThresholds, PlanIndex,
+    ledger::{Ledger, LedgerEntry},
     path::Evidence,
-    run::Seen,
+    sequences::SequenceStatus,
 };
-use crate::fleet::queue::{Drift, Priority, Wanted, Works};
+use crate::fleet::queue::{Drift, Priority, QueuedWork, WorkSet};
 
-/// Epochs that are remembered of one runtime.
+/// Maximum number of epochs kept per runtime.
 const MAX_EPOCHS: usize = 4;
 
-/// How many events of a request were what.
+/// Number of events of a request by classification.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Tally {
-    /// Next of the run.
+pub(crate) struct EventCounts {
+    /// Next of the contiguous run.
     pub(crate) recorded: u64,
-    /// Seen before.
+    /// Received before.
     pub(crate) duplicates: u64,
-    /// New, above something that is missing.
+    /// New, above a gap.
     pub(crate) ahead: u64,
-    /// Below where the ledger begins.
+    /// Below the start of the ledger.
     pub(crate) below: u64,
-    /// Not recorded, because too much is missing.
+    /// Not recorded, beyond the maximum number of gaps.
     pub(crate) too_far: u64,
-    /// Watches whose digest was found to differ.
+    /// Watches with a digest mismatch.
     pub(crate) differing: u64,
-    /// Events that go to other managers had come before and were accepted only now.
-    pub(crate) joined: bool,
+    /// Forwarded events received earlier were accepted only now.
+    pub(crate) forwards_unblocked: bool,
 }
 
-/// Characters of a trust bundle's revision, at most.
-const MAX_REVISION: usize = 64;
+/// Maximum length of a trust bundle's revision, in bytes.
+const MAX_REVISION_BYTES: usize = 64;
 
-/// What a request of events came to.
+/// Effects of a request of events.
 #[derive(Debug)]
-pub(crate) struct Recorded {
+pub(crate) struct EventsRecord {
     pub(crate) accepted: u64,
     pub(crate) since: u64,
     pub(crate) settled: Settled,
     pub(crate) refused: Vec<(EventId, Reason)>,
-    pub(crate) wanted: Option<Wanted>,
-    /// The lowest sequence of a request, in that request of the epoch where it was highest: what lies below is answered.
-    pub(crate) reached: u64,
-    /// What goes to other managers.
-    pub(crate) forwards: Vec<Forward>,
-    pub(crate) tally: Tally,
+    pub(crate) queued: Option<QueuedWork>,
+    /// Sequences below this one were answered, see the ledger.
+    pub(crate) answered_below: u64,
+    /// Events for other managers.
+    pub(crate) forwards: Vec<ForwardedEvent>,
+    pub(crate) counts: EventCounts,
 }
 
-/// An event of a watch that is another manager's.
+/// Event of a watch that belongs to another manager.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Forward {
+pub(crate) struct ForwardedEvent {
     pub(crate) id: EventId,
     pub(crate) watch: String,
-    /// Its object, without a name if nobody knows which; `None` for the watch as a whole, whose objects have events of their own.
+    /// The object, without a name if it cannot be named; `None` for the watch as a whole, since its objects have events
+    /// of their own.
     pub(crate) event: Option<v2::Event>,
 }
 
-impl Recorded {
-    /// The refusals as the answer spells them.
+impl EventsRecord {
+    /// Refusals in the form of the response.
     pub(crate) fn refused(&self) -> Vec<RefusedEvent> {
         self.refused.iter().map(|(id, reason)| RefusedEvent { id: id.to_string(), reason: *reason }).collect()
     }
 }
 
-/// Whether a heartbeat counted.
+/// Classification of a heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Counted {
-    Yes,
+pub(crate) enum HeartbeatStatus {
+    Counted,
     /// Its counter is not higher than the last.
     Late,
-    /// A later epoch has spoken.
+    /// It is not of the newest epoch.
     OldEpoch,
 }
 
-/// What a heartbeat came to.
+/// Effects of a heartbeat.
 #[derive(Debug)]
-pub(crate) struct Beat {
-    pub(crate) counted: Counted,
+pub(crate) struct HeartbeatRecord {
+    pub(crate) status: HeartbeatStatus,
     pub(crate) settled: Settled,
-    /// Where the run begins that `settled` speaks of.
+    /// Start of the run that `settled` refers to.
     pub(crate) since: u64,
     pub(crate) resend: Vec<String>,
-    pub(crate) wanted: Option<Wanted>,
+    pub(crate) queued: Option<QueuedWork>,
     pub(crate) differing: u64,
 }
 
-/// What a pass begins from: taken in the same step as what is wanted, before the pass reads anything.
+/// State at the start of a reconcile, taken in the same step as its work and before it reads anything.
 #[derive(Clone, Debug)]
 pub(crate) struct Snapshot {
     accepted: Vec<(Epoch, u64)>,
-    planned: Arc<Planned>,
+    planned: Arc<PlanIndex>,
 }
 
-/// Bounded: at most [`MAX_EPOCHS`] ledgers, each by the watches of the plan.
+/// State of one runtime. Bounded: at most [`MAX_EPOCHS`] ledgers, each by the watches of the plan.
 #[derive(Debug)]
 pub(crate) struct Runtime {
-    planned: Arc<Planned>,
-    /// It was placed when events were taken already: its agent may have sent what an earlier life has accepted.
+    planned: Arc<PlanIndex>,
+    /// Placed while events were already received: the agent may have sent events that an earlier entry accepted.
     placed_late: bool,
-    /// When it was placed or its plan changed.
+    /// Time of the placement or of the last change of the plan.
     since: Instant,
     epochs: Vec<(Epoch, Ledger)>,
     order: u64,
-    pulse: Option<Pulse>,
-    /// When the agent began anew, while it has not told once that all is well since then.
-    anew: Option<Instant>,
-    /// When it was last heard of; when it was placed, before.
-    heard: Instant,
+    last_heartbeat: Option<LastHeartbeat>,
+    /// Start of a new epoch, until the agent has reported once that nothing is missing.
+    restarting_since: Option<Instant>,
+    /// Time of the last request, initially of the placement.
+    last_request: Instant,
     contract: Contract,
-    /// To this process, or to an earlier one as far as its condition in KCP tells.
-    spoke_v3: bool,
-    /// The two heartbeat intervals that it was told last: an answer may have been lost.
-    told: [Duration; 2],
-    /// The last pass could not reach the runtime's API server.
+    /// To this process, or to an earlier one according to the condition in KCP.
+    used_v3: bool,
+    /// The last two heartbeat intervals announced to the agent; the later response may have been lost.
+    announced_intervals: [Duration; 2],
+    /// The last reconcile could not reach the runtime's API server.
     unreachable: bool,
     inherited: Option<Inherited>,
-    /// The bundle that its agent has, by its last heartbeat that counted.
+    /// Revision of the agent's trust bundle, by its last counted heartbeat.
     trust_revision: Option<String>,
-    /// The key that signed the certificate of that heartbeat.
+    /// Key that issued the certificate of that heartbeat.
     authority: Option<KeyId>,
 }
 
 impl Runtime {
-    pub(crate) fn new(planned: Arc<Planned>, placed_late: bool, now: Instant) -> Self {
+    pub(crate) fn new(planned: Arc<PlanIndex>, placed_late: bool, now: Instant) -> Self {
         Self {
             planned,
             placed_late,
             since: now,
             epochs: Vec::new(),
             order: 0,
-            pulse: None,
-            anew: None,
-            heard: now,
-            contract: Contract::Unheard,
-            spoke_v3: false,
-            told: [Duration::ZERO; 2],
+            last_heartbeat: None,
+            restarting_since: None,
+            last_request: now,
+            contract: Contract::Unknown,
+            used_v3: false,
+            announced_intervals: [Duration::ZERO; 2],
             unreachable: false,
             inherited: None,
             trust_revision: None,
@@ -156,56 +157,56 @@ impl Runtime {
         }
     }
 
-    /// A heartbeat counted: what it says of its roots, and who signed the certificate that it came with.
-    pub(crate) fn shows(&mut self, heartbeat: &Heartbeat, authority: Option<&KeyId>) {
-        // A revision has 16 characters; a longer word is none of ours.
-        let revision = heartbeat.trust_revision.as_ref().filter(|revision| revision.len() <= MAX_REVISION);
+    /// Stores the trust bundle that a counted heartbeat reports and the issuer of its certificate.
+    pub(crate) fn set_trust(&mut self, heartbeat: &Heartbeat, authority: Option<&KeyId>) {
+        // A revision has 16 characters; a longer one was not issued by a receiver.
+        let revision = heartbeat.trust_revision.as_ref().filter(|revision| revision.len() <= MAX_REVISION_BYTES);
         self.trust_revision = revision.cloned();
         self.authority = authority.cloned();
     }
 
-    /// What [`Self::shows`] was told last.
-    pub(crate) fn shown(&self) -> (Option<String>, Option<KeyId>) {
+    /// Returns revision and authority of the last [`Self::set_trust`].
+    pub(crate) fn trust(&self) -> (Option<String>, Option<KeyId>) {
         (self.trust_revision.clone(), self.authority.clone())
     }
 
-    /// How long nothing was heard of it.
-    pub(crate) fn silent(&self, now: Instant) -> Duration {
-        now.saturating_duration_since(self.heard)
+    /// Time since the last request.
+    pub(crate) fn silence(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.last_request)
     }
 
-    /// Continues what the condition in KCP says that an earlier process saw: where it stands, until something is heard of the runtime, and for
-    /// ever that it has spoken v3.
-    pub(crate) fn inherit(&mut self, inherited: Option<Inherited>, spoke_v3: bool) {
+    /// Continues the state that an earlier process recorded in KCP's condition: the path until the next request of the
+    /// runtime, and the use of contract v3 permanently.
+    pub(crate) fn inherit(&mut self, inherited: Option<Inherited>, used_v3: bool) {
         self.inherited = inherited;
         self.unreachable |= inherited == Some(Inherited::Away);
-        self.spoke_v3 |= spoke_v3;
+        self.used_v3 |= used_v3;
     }
 
-    /// A request came, in this contract, and its answer tells this heartbeat interval.
-    pub(crate) fn heard(&mut self, contract: Contract, told: Duration, now: Instant) {
-        (self.heard, self.contract, self.inherited) = (now, contract, None);
-        self.spoke_v3 |= contract == Contract::V3;
-        self.told = [told, self.told[0]];
+    /// Notes a request in this contract and the heartbeat interval that its response announces.
+    pub(crate) fn request_received(&mut self, contract: Contract, interval: Duration, now: Instant) {
+        (self.last_request, self.contract, self.inherited) = (now, contract, None);
+        self.used_v3 |= contract == Contract::V3;
+        self.announced_intervals = [interval, self.announced_intervals[0]];
     }
 
-    /// When its last request came, or could first have come.
-    pub(crate) fn last_heard(&self) -> Instant {
-        self.heard
+    /// Time of the last request, initially of the placement.
+    pub(crate) fn last_request(&self) -> Instant {
+        self.last_request
     }
 
-    /// Whether a request in contract v3 ever came, as far as is known.
-    pub(crate) fn speaks_v3(&self) -> bool {
-        self.spoke_v3
+    /// Returns true if a request in contract v3 is known.
+    pub(crate) fn has_used_v3(&self) -> bool {
+        self.used_v3
     }
 
-    /// The contract of its last request.
+    /// Contract of the last request.
     pub(crate) fn contract(&self) -> Contract {
         self.contract
     }
 
-    /// Whether a pass could reach the runtime's API server.
-    pub(crate) fn reached(&mut self, reached: bool) {
+    /// Stores if the last reconcile could reach the runtime's API server.
+    pub(crate) fn set_api_server_reached(&mut self, reached: bool) {
         self.unreachable = !reached;
         if reached && self.inherited == Some(Inherited::Away) {
             self.inherited = None;
@@ -216,13 +217,13 @@ impl Runtime {
         self.planned.plan().revision()
     }
 
-    /// Gives it another plan. Returns the works that its unsettled events stand for now.
-    pub(crate) fn replan(&mut self, planned: Arc<Planned>, now: Instant) -> Works {
+    /// Applies another plan. Returns the unsettled work of its watches.
+    pub(crate) fn replan(&mut self, planned: Arc<PlanIndex>, now: Instant) -> WorkSet {
         if self.planned.plan() == planned.plan() {
-            return Works::EMPTY;
+            return WorkSet::EMPTY;
         }
         (self.planned, self.since) = (planned, now);
-        let mut missing = Works::EMPTY;
+        let mut missing = WorkSet::EMPTY;
         for (_, ledger) in &mut self.epochs {
             ledger.replan(&self.planned);
             missing |= ledger.missing(&self.planned, 0);
@@ -230,8 +231,8 @@ impl Runtime {
         missing.minus(FORWARD)
     }
 
-    /// Records a request. Nothing of it is kept but watermarks; what it wants must be wanted in the same step.
-    pub(crate) fn events(&mut self, epoch: Epoch, created: i64, events: Vec<Received>) -> Recorded {
+    /// Records a request, of which it keeps watermarks only; the caller enqueues the resulting work in the same step.
+    pub(crate) fn events(&mut self, epoch: Epoch, created: i64, events: Vec<Received>) -> EventsRecord {
         let planned = self.planned.clone();
         let ledger = self.ledger(epoch, created);
         let id = |received: &Received| received.as_ref().map_or_else(|(id, _)| *id, |event| event.id);
@@ -239,17 +240,17 @@ impl Runtime {
         let first = sequences.min();
         if let Some(first) = first {
             ledger.begin(first);
-            ledger.reached = ledger.reached.max(first);
+            ledger.answered_below = ledger.answered_below.max(first);
         }
-        let reached = ledger.reached;
-        let (mut refused, mut wanted, mut tally) = (Vec::new(), None, Tally::default());
+        let answered_below = ledger.answered_below;
+        let (mut refused, mut queued, mut counts) = (Vec::new(), None, EventCounts::default());
         let mut forwards = Vec::new();
         for received in events {
             match received {
                 Err(refusal) => refused.push(refusal),
                 Ok(event) if event.id.epoch != epoch => refused.push((event.id, Reason::Malformed)),
-                Ok(event) => match record(ledger, &planned, &event, &mut wanted, &mut tally) {
-                    Ok(works) if works.contains(Work::Forward) => forwards.push(Forward::of(event)),
+                Ok(event) => match record(ledger, &planned, &event, &mut queued, &mut counts) {
+                    Ok(work) if work.contains(Work::Forward) => forwards.push(ForwardedEvent::of(event)),
                     Ok(_) => {}
                     Err(reason) => refused.push((event.id, reason)),
                 },
@@ -257,43 +258,43 @@ impl Runtime {
         }
         let (accepted, since, settled) = (ledger.accepted(), ledger.since(), ledger.settled(&planned));
         self.bound();
-        Recorded { accepted, since, settled, refused, wanted, reached, forwards, tally }
+        EventsRecord { accepted, since, settled, refused, queued, answered_below, forwards, counts }
     }
 
-    /// Takes a heartbeat.
-    pub(crate) fn heartbeat(&mut self, heartbeat: &Heartbeat, created: i64, now: Instant) -> Beat {
+    /// Records a heartbeat.
+    pub(crate) fn heartbeat(&mut self, heartbeat: &Heartbeat, created: i64, now: Instant) -> HeartbeatRecord {
         let (planned, placed_late) = (self.planned.clone(), self.placed_late);
         self.ledger(heartbeat.epoch, created);
         let newest =
             self.epochs.iter().max_by_key(|(_, ledger)| (ledger.newest, ledger.order)).map(|(epoch, _)| *epoch);
         let is_newest = newest == Some(heartbeat.epoch);
         let ledger = self.ledger(heartbeat.epoch, created);
-        let counted = match (is_newest, is_newest && ledger.counts(heartbeat.counter)) {
-            (false, _) => Counted::OldEpoch,
-            (true, false) => Counted::Late,
-            (true, true) => Counted::Yes,
+        let status = match (is_newest, is_newest && ledger.advance_counter(heartbeat.counter)) {
+            (false, _) => HeartbeatStatus::OldEpoch,
+            (true, false) => HeartbeatStatus::Late,
+            (true, true) => HeartbeatStatus::Counted,
         };
-        let (mut wanted, mut differing) = (None, Vec::new());
-        if counted == Counted::Yes {
+        let (mut queued, mut differing) = (None, Vec::new());
+        if status == HeartbeatStatus::Counted {
             differing = ledger.heartbeat(heartbeat, placed_late, &planned);
-            want_differing(&differing, &planned, &mut wanted);
+            enqueue_differing(&differing, &planned, &mut queued);
         }
         let (settled, since) = (ledger.settled(&planned), ledger.since());
         let resend = if is_newest { ledger.resend() } else { Vec::new() };
-        if counted == Counted::Yes {
-            let pulse = Pulse::of(heartbeat, now);
-            let same = self.pulse.as_ref().is_some_and(|before| before.epoch == pulse.epoch);
-            match (pulse.is_well(planned.plan().revision()), self.anew) {
-                (true, _) => self.anew = None,
-                (false, None) if !same => self.anew = Some(now),
+        if status == HeartbeatStatus::Counted {
+            let last_heartbeat = LastHeartbeat::of(heartbeat, now);
+            let same = self.last_heartbeat.as_ref().is_some_and(|before| before.epoch == last_heartbeat.epoch);
+            match (last_heartbeat.is_healthy(planned.plan().revision()), self.restarting_since) {
+                (true, _) => self.restarting_since = None,
+                (false, None) if !same => self.restarting_since = Some(now),
                 (false, _) => {}
             }
-            self.pulse = Some(pulse);
+            self.last_heartbeat = Some(last_heartbeat);
             let others = self.epochs.iter_mut().filter(|(epoch, _)| *epoch != heartbeat.epoch);
             others.for_each(|(_, ledger)| ledger.forget_digests());
         }
         self.bound();
-        Beat { counted, settled, since, resend, wanted, differing: differing.len() as u64 }
+        HeartbeatRecord { status, settled, since, resend, queued, differing: differing.len() as u64 }
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {
@@ -301,21 +302,22 @@ impl Runtime {
         Snapshot { accepted, planned: self.planned.clone() }
     }
 
-    /// Works that began from the snapshot have ended, with their outcome recorded.
-    pub(crate) fn ended(&mut self, snapshot: &Snapshot, works: Works) {
+    /// Advances the watermarks after work that started from the snapshot has ended and its result is recorded.
+    pub(crate) fn ended(&mut self, snapshot: &Snapshot, work: WorkSet) {
         for (epoch, ledger) in &mut self.epochs {
             if let Some((_, accepted)) = snapshot.accepted.iter().find(|(known, _)| known == epoch) {
-                ledger.ended(works, *accepted, &snapshot.planned, &self.planned);
+                ledger.ended(work, *accepted, &snapshot.planned, &self.planned);
             }
         }
     }
 
-    /// Watches of which something is not known to be with its manager.
-    pub(crate) fn unforwarded(&self) -> Vec<String> {
-        self.epochs.iter().flat_map(|(_, ledger)| ledger.unended(Work::Forward, &self.planned)).collect()
+    /// Watches with events that are not known to be forwarded.
+    pub(crate) fn watches_pending_forward(&self) -> Vec<String> {
+        self.epochs.iter().flat_map(|(_, ledger)| ledger.watches_pending(Work::Forward, &self.planned)).collect()
     }
 
-    /// All events of a watch that the snapshot knows are with its manager, but of these epochs nobody knows.
+    /// Notes that the watch's manager has taken all events up to the snapshot, except in these epochs, for which that
+    /// is unknown.
     pub(crate) fn forwarded(&mut self, snapshot: &Snapshot, watch: &str, except: &[Epoch]) {
         for (epoch, ledger) in self.epochs.iter_mut().filter(|(epoch, _)| !except.contains(epoch)) {
             if let Some((_, accepted)) = snapshot.accepted.iter().find(|(known, _)| known == epoch) {
@@ -324,49 +326,51 @@ impl Runtime {
         }
     }
 
-    /// Whether its path is proven.
-    pub(crate) fn path(&self, terms: Terms, now: Instant) -> PathState {
-        let since = self.since.max(terms.started);
+    /// Evaluates the state of the event path.
+    pub(crate) fn path(&self, thresholds: PathThresholds, now: Instant) -> PathState {
+        let since = self.since.max(thresholds.started);
         Evidence {
-            since: self.anew.map_or(since, |anew| since.max(anew)),
-            interval: self.interval(terms),
-            away_after: terms.away_after,
-            heard: self.heard.max(terms.started),
+            since: self.restarting_since.map_or(since, |restarting_since| since.max(restarting_since)),
+            interval: self.interval(thresholds),
+            away_after: thresholds.away_after,
+            last_request: self.last_request.max(thresholds.started),
             legacy: self.contract == Contract::V2 || self.inherited == Some(Inherited::LegacyAgent),
             unreachable: self.unreachable,
             was_away: self.inherited == Some(Inherited::Away),
             plan_revision: self.plan_revision(),
             diverged: self.diverged(),
-            pulse: self.pulse.as_ref(),
+            last_heartbeat: self.last_heartbeat.as_ref(),
         }
-        .judge(now)
+        .evaluate(now)
     }
 
-    /// The longest heartbeat interval that its agent may follow.
-    pub(crate) fn interval(&self, terms: Terms) -> Duration {
-        terms.interval.max(self.told[0]).max(self.told[1])
+    /// Longest heartbeat interval that the agent may follow.
+    pub(crate) fn interval(&self, thresholds: PathThresholds) -> Duration {
+        thresholds.interval.max(self.announced_intervals[0]).max(self.announced_intervals[1])
     }
 
-    /// A watch whose digest did not agree, in the epoch that counts.
+    /// Watch with a digest mismatch in the epoch that counts.
     fn diverged(&self) -> Option<&str> {
-        let counts = self.pulse.as_ref()?.epoch;
+        let counts = self.last_heartbeat.as_ref()?.epoch;
         self.epochs.iter().find(|(epoch, _)| *epoch == counts)?.1.diverged()
     }
 
-    /// The last heartbeat that counted, and how long ago it came.
-    pub(crate) fn pulse(&self, now: Instant) -> Option<(&Pulse, Duration)> {
-        self.pulse.as_ref().map(|pulse| (pulse, now.saturating_duration_since(pulse.at)))
+    /// The last counted heartbeat and its age.
+    pub(crate) fn last_heartbeat(&self, now: Instant) -> Option<(&LastHeartbeat, Duration)> {
+        self.last_heartbeat
+            .as_ref()
+            .map(|last_heartbeat| (last_heartbeat, now.saturating_duration_since(last_heartbeat.at)))
     }
 
     pub(crate) fn epochs(&self) -> Vec<EpochView> {
         self.epochs.iter().map(|(epoch, ledger)| ledger.view(*epoch, &self.planned)).collect()
     }
 
-    /// The ledger of an epoch, which a signature of this time has just named.
+    /// Ledger of the epoch that a signature of this time names.
     fn ledger(&mut self, epoch: Epoch, created: i64) -> &mut Ledger {
         let at = self.epochs.iter().position(|(known, _)| *known == epoch).unwrap_or_else(|| {
             self.order += 1;
-            // Nearly always the only one.
+            // A runtime has almost always one epoch.
             self.epochs.reserve_exact(1);
             self.epochs.push((epoch, Ledger::new(created, self.order)));
             self.epochs.len() - 1
@@ -376,7 +380,7 @@ impl Runtime {
         ledger
     }
 
-    /// The epoch whose newest signature is the oldest goes; it may be the one that has just spoken.
+    /// Evicts the epoch with the oldest newest signature if there are too many; it may be the one just recorded.
     fn bound(&mut self) {
         if self.epochs.len() > MAX_EPOCHS {
             let oldest = self.epochs.iter().enumerate().min_by_key(|(_, (_, ledger))| (ledger.newest, ledger.order));
@@ -389,50 +393,50 @@ impl Runtime {
 
 fn record(
     ledger: &mut Ledger,
-    planned: &Planned,
+    planned: &PlanIndex,
     event: &Event,
-    wanted: &mut Option<Wanted>,
-    tally: &mut Tally,
-) -> Result<Works, Reason> {
+    queued: &mut Option<QueuedWork>,
+    counts: &mut EventCounts,
+) -> Result<WorkSet, Reason> {
     let listed = event.payload.is_watch();
-    let taken =
-        ledger.record(Entry { sequence: event.id.sequence, watch: &event.watch, listed, delta: event.delta }, planned);
-    *match taken.seen {
-        Seen::Next { .. } => &mut tally.recorded,
-        Seen::Again => &mut tally.duplicates,
-        Seen::Ahead => &mut tally.ahead,
-        Seen::Below => &mut tally.below,
-        Seen::TooFar => &mut tally.too_far,
+    let recorded = ledger
+        .record(LedgerEntry { sequence: event.id.sequence, watch: &event.watch, listed, delta: event.delta }, planned);
+    *match recorded.status {
+        SequenceStatus::Next { .. } => &mut counts.recorded,
+        SequenceStatus::Duplicate => &mut counts.duplicates,
+        SequenceStatus::Ahead => &mut counts.ahead,
+        SequenceStatus::Below => &mut counts.below,
+        SequenceStatus::TooFar => &mut counts.too_far,
     } += 1;
-    tally.differing += taken.differing.len() as u64;
-    want_differing(&taken.differing, planned, wanted);
-    want(wanted, taken.joined, Drift::None);
-    tally.joined |= taken.joined.contains(Work::Forward);
-    // Its sequence is taken and its delta counts, but nothing here knows what to do about it.
-    let works = taken.wants.ok_or(Reason::UnknownWatch)?;
-    if !works.is_empty() {
+    counts.differing += recorded.differing.len() as u64;
+    enqueue_differing(&recorded.differing, planned, queued);
+    enqueue(queued, recorded.unblocked, Drift::None);
+    counts.forwards_unblocked |= recorded.unblocked.contains(Work::Forward);
+    // The sequence and the delta are recorded, but this plan has no work for the watch.
+    let work = recorded.work.ok_or(Reason::UnknownWatch)?;
+    if !work.is_empty() {
         let drift = match &event.payload {
             Payload::Object(object) => Drift::of(object.clone()),
             Payload::Watch | Payload::Unnamed { .. } => Drift::All,
         };
-        want(wanted, works, drift);
+        enqueue(queued, work, drift);
     }
-    Ok(works)
+    Ok(work)
 }
 
-fn want_differing(watches: &[String], planned: &Planned, wanted: &mut Option<Wanted>) {
-    for works in watches.iter().filter_map(|watch| planned.works(watch)) {
-        want(wanted, works, Drift::All);
+fn enqueue_differing(watches: &[String], planned: &PlanIndex, queued: &mut Option<QueuedWork>) {
+    for work in watches.iter().filter_map(|watch| planned.work(watch)) {
+        enqueue(queued, work, Drift::All);
     }
 }
 
-impl Forward {
+impl ForwardedEvent {
     fn of(event: Event) -> Self {
         let object = match event.payload {
             Payload::Object(Object { subject: Subject { group, version, namespace, name, .. }, kind, .. }) => {
                 Some(v2::Event { namespace, name, group, version, kind })
             }
-            // Contract v2 knows objects only; one without a name says that it was none of those that are named.
+            // Contract v2 has object events only; one without a name stands for objects that the agent could not name.
             Payload::Unnamed { subject: Subject { group, version, .. }, kind } => {
                 Some(v2::Event { group, version, kind, ..v2::Event::default() })
             }
@@ -442,18 +446,18 @@ impl Forward {
     }
 }
 
-/// What no pass does: events for other managers are put into the outbox in the step that records them.
-const FORWARD: Works = Works::FORWARD;
+/// No reconcile does this work: forwarded events are put into the outbox in the step that records them.
+const FORWARD: WorkSet = WorkSet::FORWARD;
 
-fn want(wanted: &mut Option<Wanted>, works: Works, drift: Drift) {
-    let works = works.minus(FORWARD);
-    if works.is_empty() {
+fn enqueue(queued: &mut Option<QueuedWork>, work: WorkSet, drift: Drift) {
+    let work = work.minus(FORWARD);
+    if work.is_empty() {
         return;
     }
-    let more = Wanted { works, priority: Priority::User, drift };
-    match wanted {
-        Some(wanted) => wanted.merge(more),
-        None => *wanted = Some(more),
+    let more = QueuedWork { work, priority: Priority::User, drift };
+    match queued {
+        Some(queued) => queued.merge(more),
+        None => *queued = Some(more),
     }
 }
 

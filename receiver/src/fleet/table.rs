@@ -1,13 +1,15 @@
-//! Fleet and queue in one lock: an event is recorded and its work wanted in one step, and a pass takes what is wanted together with a
-//! snapshot of what is accepted.
+//! Runtime table: state of all runtimes and the work queue under one lock. An event is recorded and its work enqueued
+//! in one step, and a reconcile takes its work together with a snapshot of the accepted sequences.
 //!
-//! Everything here is in memory and answers at once; only [`Hub::next`] waits.
+//! In memory and non-blocking; only [`RuntimeTable::next`], [`RuntimeTable::next_delivery`] and
+//! [`RuntimeTable::forward_health_changed`] wait. The table is an instance without statics: a process, or a test, can
+//! hold several.
 
-mod follower;
 mod forward;
+mod heartbeat_interval;
 mod job;
 mod metrics;
-mod pace;
+mod runtime_trust;
 mod stamps;
 mod state;
 mod traces;
@@ -16,71 +18,67 @@ mod view;
 
 use std::{
     hash::{BuildHasher as _, RandomState},
-    io,
-    path::Path,
     pin::pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use jiff::Timestamp;
-use rustls_pki_types::CertificateDer;
 use thiserror::Error;
 use tidewatch_shared::{
-    certificate::KeyId,
-    event,
     exchange::{EventsResponse, HeartbeatResponse},
     heartbeat::Heartbeat,
-    identity::{Epoch, Instance, RuntimeId},
+    identity::{Instance, RuntimeId},
     plan::{Plan, Work},
 };
 use tokio::{sync::Notify, time, time::Instant};
 
-pub use follower::Follower;
+pub use heartbeat_interval::HeartbeatInterval;
 pub use job::Job;
 pub use metrics::Metrics;
-pub use pace::Interval;
-pub use trust::Told;
-pub(crate) use view::Stand;
-pub use view::View;
+pub use runtime_trust::RuntimeTrust;
+pub use trust::TrustAnnouncement;
+pub(crate) use view::PathReport;
+pub use view::RuntimeView;
 
 use crate::{
     base::key::KymaKey,
     fleet::{
-        self, Inherited, PathState, Runtime,
-        queue::{Drift, Later, Outcome, Priority, Wanted, Works},
+        self, EventBatch, Inherited, PathState, Runtime, Verified,
+        queue::{DelayReason, Drift, Priority, QueuedWork, ReconcileOutcome, WorkSet},
     },
 };
-use job::Begun;
-use pace::Pace;
-use stamps::Stamps;
-use state::{Heard, State};
+use heartbeat_interval::HeartbeatPacing;
+use job::ReconcileStart;
+use state::{EventsReply, HeartbeatReply, State};
 
-/// What the installer made, as if nobody knew anything.
-const REPAIR: Wanted = Wanted { works: Works::INSTALLER, priority: Priority::Catalog, drift: Drift::All };
-/// Everything, as if nobody knew anything.
-const VERIFICATION: Wanted = Wanted { works: Works::RUNTIME, priority: Priority::Verification, drift: Drift::All };
+/// Repairs the agent's installation without trusting any cache.
+const REPAIR: QueuedWork = QueuedWork { work: WorkSet::INSTALLER, priority: Priority::Catalog, drift: Drift::All };
+/// Verifies the runtime without trusting any cache.
+const VERIFICATION: QueuedWork =
+    QueuedWork { work: WorkSet::RUNTIME, priority: Priority::Verification, drift: Drift::All };
 
-/// How the hub is set.
+/// Settings of the runtime table.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// The wanted heartbeat interval; answers say it in whole seconds.
+    /// Heartbeat interval; responses announce it in whole seconds.
     pub heartbeat: Duration,
-    /// Heartbeats of all runtimes in one second, at most: the interval grows with their number, up to an hour.
+    /// Maximum rate of heartbeats of all runtimes, per second: the interval grows with their number, up to an hour.
     pub max_heartbeats_per_second: u32,
-    /// A runtime that says nothing for so long, and cannot be reached either, is called away.
+    /// Silence after which a runtime with an unreachable API server is away.
     pub away_after: Duration,
-    /// One request to a runtime or to KCP takes no longer: what a dead predecessor began has landed by then.
+    /// Upper bound of one request to a runtime or to KCP; after it, the writes of the previous lease holder have
+    /// landed.
     pub request_deadline: Duration,
-    /// How many workers call [`Hub::next`]; a quarter of them serves runtimes that could not be reached.
+    /// Number of workers that call [`RuntimeTable::next`]; a quarter of them serves slow and unreachable runtimes.
     pub slots: usize,
-    /// Any number; jitter is drawn from it. Not for secrets.
+    /// Seed of the jitter. Not for secrets.
     pub seed: u64,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        let Pace { heartbeat, per_second, away_after } = Pace::default();
+        let HeartbeatPacing { heartbeat, per_second, away_after } = HeartbeatPacing::default();
         Self {
             heartbeat,
             max_heartbeats_per_second: per_second,
@@ -92,10 +90,10 @@ impl Default for Settings {
     }
 }
 
-/// Why a runtime cannot be served now.
+/// Error of a request that belongs to no single Kyma.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-pub enum Unplaced {
-    /// The caches of KCP have not synced, so nobody knows; 503.
+pub enum PlacementError {
+    /// KCP's caches have not synced, so the runtime's Kyma is not known yet; 503.
     #[error("the receiver is starting")]
     NotSynced,
     /// No Kyma has this runtime id; 404.
@@ -106,8 +104,8 @@ pub enum Unplaced {
     Ambiguous,
 }
 
-impl Unplaced {
-    /// The reason as metrics and logs name it.
+impl PlacementError {
+    /// The error in metrics and logs.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -118,181 +116,149 @@ impl Unplaced {
     }
 }
 
-/// What comes beside the events of one request.
-#[derive(Debug, Default)]
-pub struct Beside<'a> {
-    /// The certificate that the runtime showed. Without one nothing goes to other managers: they must be told who speaks.
-    pub leaf: Option<&'a CertificateDer<'static>>,
-    /// The `traceparent` of the request, as far as traces are exported.
-    pub traceparent: Option<String>,
-}
-
-/// Who is alive, what is accepted and settled, and who is worked on next. Clones share one state.
+/// Table of all runtimes: path state, accepted and settled events, and queued work. Clones share one state.
 #[derive(Clone)]
-pub struct Hub(Arc<Inner>);
+pub struct RuntimeTable(Arc<Inner>);
 
 struct Inner {
     instance: Instance,
     settings: Settings,
     started: Instant,
     metrics: Metrics,
-    interval: Interval,
+    interval: HeartbeatInterval,
     notify: Notify,
-    forward: forward::Notes,
+    forward: forward::Wakeups,
     state: Mutex<State>,
 }
 
-impl Hub {
-    /// Makes an empty hub; `started` is when this process began.
+impl RuntimeTable {
+    /// Creates an empty runtime table; `started` is the start of this process.
     #[must_use]
     pub fn new(instance: Instance, settings: Settings, metrics: Metrics, started: Instant) -> Self {
         let mut state = State::new(settings.slots, settings.seed);
         let Settings { heartbeat, max_heartbeats_per_second: per_second, away_after, .. } = settings;
-        state.pace = Pace { heartbeat, per_second, away_after };
-        let interval = Interval::default();
+        state.pace = HeartbeatPacing { heartbeat, per_second, away_after };
+        let interval = HeartbeatInterval::default();
         interval.set(state.interval());
         let (notify, state) = (Notify::new(), Mutex::new(state));
-        let forward = forward::Notes::default();
+        let forward = forward::Wakeups::default();
         Self(Arc::new(Inner { instance, settings, started, metrics, interval, notify, forward, state }))
     }
 
-    /// Says which runtime a Kyma is and which plan that runtime has: a new Kyma, or a change of either. Another runtime id forgets
-    /// what was known of the one before. Wants nothing by itself but what a new plan leaves unsettled.
+    /// Sets runtime id and plan of a Kyma. Another runtime id resets the runtime's state. Enqueues only work that
+    /// becomes unsettled by a new plan.
     pub fn place(&self, key: KymaKey, runtime: Option<RuntimeId>, plan: Arc<Plan>) {
         let now = Instant::now();
         self.with(|state| state.place(key, runtime, plan, now));
     }
 
-    /// Forgets a Kyma.
+    /// Removes a Kyma.
     pub fn remove(&self, key: &KymaKey) {
         self.with(|state| {
             state.remove(key);
-            self.tell_targets(state);
+            self.update_target_metrics(state);
         });
     }
 
-    /// Wants works of a Kyma because of something in KCP. An unknown Kyma is ignored.
-    pub fn want(&self, key: &KymaKey, works: Works, priority: Priority) {
+    /// Enqueues work of a Kyma after a change in KCP. Unknown Kymas are ignored.
+    pub fn enqueue(&self, key: &KymaKey, work: WorkSet, priority: Priority) {
         let now = Instant::now();
-        self.with(|state| state.queue.want(key, Wanted::new(works, priority), now));
+        self.with(|state| state.queue.enqueue(key, QueuedWork::new(work, priority), now));
     }
 
-    /// Wants a Kyma reconciled and everything that we wrote to its runtime compared with what is there, as verification. An unknown
-    /// Kyma is ignored.
+    /// Enqueues a verification: a reconcile of the Kyma that compares every object written to its runtime. Unknown
+    /// Kymas are ignored.
     pub fn verify(&self, key: &KymaKey) {
         let now = Instant::now();
-        self.with(|state| state.queue.want(key, VERIFICATION, now));
+        self.with(|state| state.queue.enqueue(key, VERIFICATION, now));
     }
 
-    /// Wants what was installed in a runtime compared with what is there. An unknown Kyma is ignored.
+    /// Enqueues a comparison of the agent's installation. Unknown Kymas are ignored.
     pub fn repair(&self, key: &KymaKey) {
         let now = Instant::now();
-        self.with(|state| state.queue.want(key, REPAIR, now));
+        self.with(|state| state.queue.enqueue(key, REPAIR, now));
     }
 
-    /// A runtime let go of its last connection, or lost it, or missed a heartbeat over one: nothing came over it since then.
-    pub fn closed(&self, runtime: &RuntimeId, since: Instant) {
-        self.lock().closed(runtime, since);
+    /// Notes that a runtime closed or lost its last connection, or that a heartbeat over one is overdue; nothing
+    /// arrived over it after `since`.
+    pub fn connection_lost(&self, runtime: &RuntimeId, since: Instant) {
+        self.lock().connection_lost(runtime, since);
     }
 
-    /// Those over whose connection nothing came for so long and who were not heard of since; each is told once for each end.
+    /// Kymas with a connection lost for this long and no request since; each lost connection is reported once.
     #[must_use]
     pub fn lost(&self, after: Duration) -> Vec<KymaKey> {
         let now = Instant::now();
         self.lock().lost(after, now)
     }
 
-    /// Those whose agents said since they were told before that they miss something of their own: a Lease or a Secret. Each is told
-    /// again no sooner than after `again`.
+    /// Kymas with agents that reported, since the last call that returned them, that an object of their installation is
+    /// missing: a Lease or a Secret. Each is returned at most once per `again`.
     #[must_use]
     pub fn incomplete(&self, again: Duration) -> Vec<KymaKey> {
         let now = Instant::now();
         self.lock().incomplete(again, now)
     }
 
-    /// As [`Self::verify`], at a random time within `spread`.
+    /// Same as [`Self::verify`], at a random time within `spread`.
     pub fn verify_within(&self, key: &KymaKey, spread: Duration) {
         let now = Instant::now();
         self.with(|state| {
             let at = now + state.queue.jitter(spread);
-            state.queue.want_later(key, Later::Spread, at, VERIFICATION, now);
+            state.queue.enqueue_after(key, DelayReason::Spread, at, VERIFICATION, now);
         });
     }
 
-    /// Wants at once all that was paused, each at its own priority.
+    /// Resumes all paused work at once, each at its own priority.
     pub fn unpause(&self) {
         let now = Instant::now();
         self.with(|state| state.queue.unpark_all(now));
     }
 
-    /// Continues the path of a runtime as its condition `EventPath` in KCP tells it, until something is heard of it. Only what a new
-    /// process cannot see at once is continued; that the agent has spoken contract v3 stays.
+    /// Continues a path from reason and message of the condition `EventPath` in KCP until the runtime's next request.
+    /// Restores only state that a new process cannot observe at once; the use of contract v3 is restored permanently.
     pub fn inherit(&self, key: &KymaKey, reason: &str, message: &str) {
-        let (inherited, spoke_v3) = (Inherited::of(reason), fleet::has_spoken_v3(reason, message));
-        if inherited.is_some() || spoke_v3 {
-            self.with(|state| state.inherit(key, inherited, spoke_v3));
+        let (inherited, used_v3) = (Inherited::of(reason), fleet::condition_shows_v3(reason, message));
+        if inherited.is_some() || used_v3 {
+            self.with(|state| state.inherit(key, inherited, used_v3));
         }
     }
 
-    /// From now on an unknown runtime is called unknown.
+    /// Declares KCP's caches synced; from now on a runtime without Kyma is [`PlacementError::Unknown`].
     pub fn set_synced(&self) {
         self.with(|state| state.synced = true);
     }
 
-    /// Appends one line to a file for every event that makes a Kyma wanted, for measurements: nanoseconds since 1970 on a clock that
-    /// is monotonic within this process, runtime id, watch, change, resource version, when the agent saw it. The file is written by a thread of its own; lines that
-    /// it cannot keep up with are dropped and counted.
+    /// Appends one line per event that enqueues work to a file, for measurements: Unix time in nanoseconds (monotonic
+    /// within this process), runtime id, watch, change, resourceVersion, and the time at which the agent observed the
+    /// change. A thread of its own writes the file; lines that it cannot keep up with are dropped, counted and logged.
     ///
     /// # Errors
     /// The file cannot be opened, or the thread cannot start.
-    pub fn set_stamps(&self, path: &Path) -> io::Result<()> {
-        let stamps = Stamps::append(path, self.0.metrics.dropped_stamps())?;
-        self.with(|state| state.stamps = Some(stamps));
+    #[cfg(feature = "stamps")]
+    pub fn set_stamps(&self, path: &std::path::Path) -> std::io::Result<()> {
+        let stamps = stamps::Stamps::append(path)?;
+        self.with(|state| state.stamps = stamps);
         Ok(())
     }
 
-    /// Records a verified request of events and wants their work, in one step. `epoch` and `created` (unix seconds) are those of the
-    /// request's signature; every event must name that epoch.
+    /// Records a verified request of events and enqueues their work, in one step. Events of another epoch than the signature's
+    /// are refused as malformed.
     ///
     /// # Errors
-    /// [`Unplaced`]; then nothing was recorded.
-    pub fn events(
-        &self,
-        runtime: &RuntimeId,
-        epoch: Epoch,
-        created: i64,
-        events: Vec<event::Received>,
-    ) -> Result<EventsResponse, Unplaced> {
-        self.events_with(runtime, epoch, created, events, Beside::default())
-    }
-
-    /// The same with what came beside the events.
-    ///
-    /// # Errors
-    /// [`Unplaced`]; then nothing was recorded.
-    pub fn events_with(
-        &self,
-        runtime: &RuntimeId,
-        epoch: Epoch,
-        created: i64,
-        events: Vec<event::Received>,
-        beside: Beside<'_>,
-    ) -> Result<EventsResponse, Unplaced> {
+    /// [`PlacementError`]; nothing was recorded.
+    pub fn events(&self, batch: Verified<EventBatch>) -> Result<EventsResponse, PlacementError> {
         let now = Instant::now();
-        // One of each request will do.
-        let seen = events.iter().flatten().next().and_then(|event| event.time.as_deref()?.parse::<Timestamp>().ok());
-        let Beside { leaf, traceparent } = beside;
-        let taken = self.with(|state| {
-            let taken = state.events(runtime, epoch, created, events, leaf, now)?;
-            if let (Some(traceparent), Some((key, _))) = (traceparent, &taken.received) {
-                state.traces.add(key, traceparent);
-            }
-            self.tell_forwarded(state, &taken.forwarded);
-            Ok(taken)
+        // The first event represents the request.
+        let first = batch.payload.events.iter().flatten().next();
+        let seen = first.and_then(|event| event.time.as_deref()?.parse::<Timestamp>().ok());
+        let result = self.with(|state| {
+            let reply = state.events(batch, now)?;
+            self.record_outbox_changes(state, &reply.forwarded);
+            Ok(reply)
         });
-        let taken = taken.inspect_err(|unplaced| self.0.metrics.unplaced(*unplaced))?;
-        log_received(taken.received);
-        let recorded = taken.recorded;
+        let EventsReply { recorded, enqueued, .. } = self.count_error(result)?;
+        log_received(enqueued);
         self.0.metrics.events(&recorded);
         if let Some(after) = seen.and_then(|seen| Duration::try_from(Timestamp::now().duration_since(seen)).ok()) {
             self.0.metrics.accepted(after);
@@ -307,229 +273,216 @@ impl Hub {
         })
     }
 
-    /// Takes a verified heartbeat. `created` (unix seconds) is that of the request's signature, `now_unix` the time of this process.
+    /// Records a verified heartbeat. `now_unix` is the current time in Unix seconds.
     ///
     /// # Errors
-    /// [`Unplaced`]; then nothing was taken.
+    /// [`PlacementError`]; nothing was recorded.
+    #[expect(clippy::needless_pass_by_value, reason = "a verified heartbeat is recorded once")]
     pub fn heartbeat(
         &self,
-        runtime: &RuntimeId,
-        created: i64,
-        heartbeat: Heartbeat,
+        heartbeat: Verified<Heartbeat>,
         now_unix: i64,
-    ) -> Result<HeartbeatResponse, Unplaced> {
-        self.heartbeat_with(runtime, created, heartbeat, None, now_unix)
-    }
-
-    /// The same with the key that signed the certificate which the runtime showed.
-    ///
-    /// # Errors
-    /// [`Unplaced`]; then nothing was taken.
-    #[expect(clippy::needless_pass_by_value, reason = "a heartbeat that was taken is used up")]
-    pub fn heartbeat_with(
-        &self,
-        runtime: &RuntimeId,
-        created: i64,
-        heartbeat: Heartbeat,
-        authority: Option<&KeyId>,
-        now_unix: i64,
-    ) -> Result<HeartbeatResponse, Unplaced> {
+    ) -> Result<HeartbeatResponse, PlacementError> {
         let now = Instant::now();
-        let heard = self.with(|state| state.heartbeat(runtime, created, &heartbeat, authority, now));
-        let heard = heard.inspect_err(|unplaced| self.0.metrics.unplaced(*unplaced))?;
-        let Heard { beat, plan_revision, trust_revision, renew } = heard;
-        self.0.metrics.renewal_asked(renew);
-        self.0.metrics.heartbeat(&beat);
-        if beat.differing > 0 {
-            let (differing, asked) = (beat.differing, &beat.resend);
-            tracing::warn!(%runtime, differing, ?asked, "Digests of watches do not agree");
+        let result = self.with(|state| state.heartbeat(&heartbeat, now));
+        let HeartbeatReply { record, plan_revision, trust_revision, renew } = self.count_error(result)?;
+        self.0.metrics.renewal_requested(renew);
+        self.0.metrics.heartbeat(&record);
+        if record.differing > 0 {
+            let (runtime, differing, resend) = (heartbeat.runtime(), record.differing, &record.resend);
+            tracing::warn!(%runtime, differing, ?resend, "Digests of watches differ");
         }
         Ok(HeartbeatResponse {
             instance: self.0.instance,
-            settled: beat.settled,
-            since: Some(beat.since),
+            settled: record.settled,
+            since: Some(record.since),
             heartbeat_seconds: self.heartbeat_seconds(),
             plan_revision: Some(plan_revision),
             trust_revision,
             server_time: rfc3339(now_unix),
-            resend: beat.resend,
+            resend: record.resend,
             renew,
         })
     }
 
-    /// Takes an event in contract v2: something happened in that runtime, nobody says what. Wants all its work, in the same step.
+    /// Records an event of contract v2, which identifies no object, and enqueues all work of the runtime in the same
+    /// step.
     ///
     /// # Errors
-    /// [`Unplaced`]; then nothing was taken.
-    pub fn legacy_event(&self, runtime: &RuntimeId) -> Result<(), Unplaced> {
+    /// [`PlacementError`]; nothing was recorded.
+    pub fn legacy_event(&self, runtime: &RuntimeId) -> Result<(), PlacementError> {
         let now = Instant::now();
-        let taken = self.with(|state| state.legacy_event(runtime, now));
-        let received = taken.inspect_err(|unplaced| self.0.metrics.unplaced(*unplaced))?;
-        log_received(Some(received));
+        let result = self.with(|state| state.legacy_event(runtime, now));
+        log_received(Some(self.count_error(result)?));
         Ok(())
     }
 
-    /// The one Kyma of a runtime.
+    /// Returns the Kyma of a runtime.
     ///
     /// # Errors
-    /// [`Unplaced`].
-    pub fn placed(&self, runtime: &RuntimeId) -> Result<KymaKey, Unplaced> {
+    /// [`PlacementError`].
+    pub fn kyma_of(&self, runtime: &RuntimeId) -> Result<KymaKey, PlacementError> {
         self.lock().key_of(runtime)
     }
 
-    /// Whether no Kyma has that runtime id, for certain.
+    /// Returns true if it is certain that no Kyma has this runtime id.
     #[must_use]
     pub fn is_unknown(&self, runtime: &RuntimeId) -> bool {
-        self.placed(runtime) == Err(Unplaced::Unknown)
+        self.kyma_of(runtime) == Err(PlacementError::Unknown)
     }
 
-    /// From now on heartbeats are told this of roots and certificates.
-    pub fn tell_trust(&self, told: Told) {
-        self.lock().trust.tell(told);
+    /// Sets the trust bundle and issuer that heartbeats announce from now on.
+    pub fn announce_trust(&self, announcement: TrustAnnouncement) {
+        self.lock().trust.set(announcement);
     }
 
-    /// What is known of the identity of each runtime that is served, in no order.
+    /// Trust state of each served runtime, in no order.
     #[must_use]
-    pub fn followers(&self) -> Vec<Follower> {
-        self.lock().followers(self.0.started, Instant::now())
+    pub fn runtime_trust(&self) -> Vec<RuntimeTrust> {
+        self.lock().runtime_trust(self.0.started, Instant::now())
     }
 
-    /// How the path of each runtime that is served stands, in no order.
+    /// Path state of each served runtime, in no order.
     #[must_use]
-    pub(crate) fn stands(&self) -> Vec<Stand> {
-        self.lock().stands(self.0.started, Instant::now())
+    pub(crate) fn path_reports(&self) -> Vec<PathReport> {
+        self.lock().path_reports(self.0.started, Instant::now())
     }
 
-    /// Wants works of every Kyma, about so many Kymas a second.
-    pub fn want_all(&self, works: Works, priority: Priority, per_second: u32) {
+    /// Enqueues work of every Kyma, spread to about this many Kymas per second.
+    pub fn enqueue_all(&self, work: WorkSet, priority: Priority, per_second: u32) {
         let now = Instant::now();
-        self.with(|state| state.want_all(works, priority, per_second, now));
+        self.with(|state| state.enqueue_all(work, priority, per_second, now));
     }
 
-    /// Wants works of these Kymas because of something in KCP, so many Kymas a second, in turn: those who wait for their turn
-    /// already keep it. Unknown Kymas are ignored.
-    pub fn want_paced(&self, keys: Vec<KymaKey>, works: Works, per_second: u32) {
+    /// Enqueues work of these Kymas after a change in KCP, this many per second; Kymas that already wait keep their
+    /// turn. Unknown Kymas are ignored.
+    pub fn enqueue_paced(&self, keys: Vec<KymaKey>, work: WorkSet, per_second: u32) {
         if !keys.is_empty() {
             let now = Instant::now();
-            self.with(|state| state.want_paced(keys, works, per_second, now));
+            self.with(|state| state.enqueue_paced(keys, work, per_second, now));
         }
     }
 
-    /// Wants a Kyma reconciled after a time, because a version is rolled out. Of several the soonest counts.
+    /// Enqueues a reconcile of a Kyma after a delay, for the rollout of a version. The earliest of several delays
+    /// applies.
     pub fn roll_out(&self, key: &KymaKey, after: Duration) {
         let now = Instant::now();
-        let wanted = Wanted::new(Works::of(&[Work::Kyma]), Priority::Catalog);
-        self.with(|state| state.queue.want_later(key, Later::RollOut, now + after, wanted, now));
+        let queued = QueuedWork::new(WorkSet::of(&[Work::Kyma]), Priority::Catalog);
+        self.with(|state| state.queue.enqueue_after(key, DelayReason::Rollout, now + after, queued, now));
     }
 
-    /// Whether this process took a request in contract v3 of this runtime, or its Kyma tells that an earlier one did.
+    /// Returns true if the runtime has used contract v3, with this process or, according to its Kyma, with an earlier
+    /// one.
     #[must_use]
-    pub fn speaks_v3(&self, runtime: &RuntimeId) -> bool {
-        self.lock().speaks_v3(runtime)
+    pub fn has_used_v3(&self, runtime: &RuntimeId) -> bool {
+        self.lock().has_used_v3(runtime)
     }
 
-    /// The same of a Kyma's runtime.
+    /// Same as [`Self::has_used_v3`] for the runtime of a Kyma.
     #[must_use]
-    pub fn has_spoken_v3(&self, key: &KymaKey) -> bool {
-        self.lock().runtime(key).is_some_and(Runtime::speaks_v3)
+    pub fn kyma_has_used_v3(&self, key: &KymaKey) -> bool {
+        self.lock().runtime(key).is_some_and(Runtime::has_used_v3)
     }
 
-    /// The heartbeat interval that agents are told now: it follows the number of runtimes.
+    /// Heartbeat interval announced to agents; it follows the number of runtimes.
     #[must_use]
-    pub fn heartbeat_interval(&self) -> Interval {
+    pub fn heartbeat_interval(&self) -> HeartbeatInterval {
         self.0.interval.clone()
     }
 
-    /// Waits for the next Kyma to work on: by priority, fair between them, none in backoff, and none that is already in work. Dropping
-    /// the future loses nothing.
+    /// Waits for the next Kyma to reconcile: fair, by priority, none in backoff or in progress. Cancel safe.
     pub async fn next(&self) -> Job {
         loop {
-            let mut told = pin!(self.0.notify.notified());
-            // Registered before looking, so that no want falls between.
-            told.as_mut().enable();
+            let mut wakeup = pin!(self.0.notify.notified());
+            // Registered before the check, so that no enqueue in between is missed.
+            wakeup.as_mut().enable();
             let now = Instant::now();
-            let (begun, earliest) = self.with(|state| (state.begin(now), state.queue.earliest()));
-            match (begun, earliest) {
-                (Some(begun), earliest) => {
-                    // Whoever leaves with work may have been the one to wait for that time.
+            let (start, earliest) = self.with(|state| (state.begin(now), state.queue.earliest()));
+            match (start, earliest) {
+                (Some(start), earliest) => {
+                    // The worker that leaves with work may have been the one waiting for that time.
                     if earliest.is_some() {
                         self.0.notify.notify_one();
                     }
-                    return Job::new(self.clone(), begun);
+                    return Job::new(self.clone(), start);
                 }
-                (None, None) => told.await,
+                (None, None) => wakeup.await,
                 (None, Some(at)) => {
-                    // Whichever it was, time or word, look again.
-                    let _ = time::timeout_at(at, told).await;
+                    // Check again after a timeout as well as after a notification.
+                    let _ = time::timeout_at(at, wakeup).await;
                 }
             }
         }
     }
 
-    /// Ends a pass: settles what ended, and wants again what failed or came in meanwhile.
-    #[expect(clippy::needless_pass_by_value, reason = "a pass that has ended is used up, as is its outcome")]
-    pub fn done(&self, mut job: Job, outcome: Outcome) {
-        if let Some(begun) = job.take() {
-            self.finish(&job.key, &job.wanted, &begun, &outcome);
+    /// Ends a reconcile: settles ended work and requeues failed work and work enqueued meanwhile.
+    #[expect(clippy::needless_pass_by_value, reason = "an ended job and its outcome must not be used again")]
+    pub fn done(&self, mut job: Job, outcome: ReconcileOutcome) {
+        if let Some(start) = job.take() {
+            self.finish(&job.key, &job.queued, &start, &outcome);
         }
     }
 
-    /// Whether the path from a runtime is proven; `None` for an unknown Kyma.
+    /// Path state of a Kyma's runtime; `None` for an unknown Kyma.
     #[must_use]
     pub fn path(&self, key: &KymaKey, now: Instant) -> Option<PathState> {
         let state = self.lock();
-        let terms = state.terms(self.0.started);
-        state.runtime(key).map(|runtime| runtime.path(terms, now))
+        let thresholds = state.thresholds(self.0.started);
+        state.runtime(key).map(|runtime| runtime.path(thresholds, now))
     }
 
-    /// Kymas whose path is not as when this was last asked; all of them the first time. Metrics that move with the time alone are
-    /// brought up to date with it. For one caller, about once a second.
+    /// Kymas with a path that changed since the last call; all of them at the first call. Also updates metrics that
+    /// change with time alone. Supports one caller, about once per second.
     #[must_use]
-    pub fn moved_paths(&self) -> Vec<(KymaKey, PathState)> {
+    pub fn changed_paths(&self) -> Vec<(KymaKey, PathState)> {
         let (started, now) = (self.0.started, Instant::now());
-        let mut sum = metrics::Sum::default();
+        let mut totals = metrics::FleetTotals::default();
         let mut state = self.lock();
-        let moved = state.moved_paths(started, now, &mut sum);
-        self.0.metrics.aged(&state.queue, now);
+        let changed = state.changed_paths(started, now, &mut totals);
+        self.0.metrics.observe_ages(&state.queue, now);
         drop(state);
-        self.0.metrics.summed(&sum);
-        moved
+        self.0.metrics.set_totals(&totals);
+        changed
     }
 
-    /// A summary of each Kyma, in no order.
+    /// Summary of each Kyma, in no order.
     #[must_use]
-    pub fn view(&self) -> Vec<View> {
-        self.lock().view(self.0.started, Instant::now())
+    pub fn views(&self) -> Vec<RuntimeView> {
+        self.lock().views(self.0.started, Instant::now())
     }
 
-    fn finish(&self, key: &KymaKey, wanted: &Wanted, begun: &Begun, outcome: &Outcome) {
+    fn count_error<T>(&self, result: Result<T, PlacementError>) -> Result<T, PlacementError> {
+        result.inspect_err(|error| self.0.metrics.placement_failed(*error))
+    }
+
+    fn finish(&self, key: &KymaKey, queued: &QueuedWork, start: &ReconcileStart, outcome: &ReconcileOutcome) {
         let now = Instant::now();
         let safe = self.0.started + self.0.settings.request_deadline;
-        self.0.metrics.pass(outcome);
-        let accepted = self.with(|state| state.finish(key, wanted, begun, outcome, safe, now));
+        self.0.metrics.reconciled(outcome);
+        let accepted = self.with(|state| state.finish(key, queued, start, outcome, safe, now));
         if let Some(accepted) = accepted {
             self.0.metrics.settled(now.saturating_duration_since(accepted));
         }
     }
 
-    /// One step. Somebody who waits looks again if there is something to take, or if the time to wait for is an earlier one.
+    /// Runs one step under the lock. Wakes a waiting worker if work is ready or the earliest due time moved forward.
     fn with<T>(&self, step: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.lock();
         let before = state.queue.earliest();
         let result = step(&mut state);
         let sooner = state.queue.earliest().is_some_and(|at| before.is_none_or(|before| at < before));
-        let tell = sooner || state.queue.has_ready();
+        let wake = sooner || state.queue.has_ready();
         self.0.metrics.queue(&state.queue);
         self.0.interval.set(state.interval());
         drop(state);
-        if tell {
+        if wake {
             self.0.notify.notify_one();
         }
         result
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic cannot leave it half changed in a way that a later event or pass would not repair.
+        // A panic cannot leave a partial change that a later event or reconcile would not repair.
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -538,8 +491,8 @@ impl Hub {
     }
 }
 
-/// The incumbent's line for an event, which dashboards and people look for. At most one at this level for each pass: what joins a
-/// Kyma that is wanted already is told to those who look closer.
+/// Logs an event with the incumbent's line, which dashboards search for. At info level at most once per reconcile: an
+/// event that joins queued work is logged at debug level.
 fn log_received(received: Option<(KymaKey, bool)>) {
     match received {
         Some((key, true)) => tracing::info!("event received from SKR, adding {key} to queue"),

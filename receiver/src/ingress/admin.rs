@@ -1,11 +1,11 @@
-//! The admin listener: what shows the fleet, to people and their tools. One thing can be done there: ask for a rotation of the CA.
+//! The admin listener: a report of the fleet, the progress of a CA rotation, and requests for one.
 //!
-//! On loopback it speaks plain HTTP and trusts whoever reaches it. Anywhere else it speaks TLS and asks KCP about the bearer token of
-//! each request (`auth`). `report` is what it shows, `server` is how.
+//! On a loopback address it serves plain HTTP to every client. On other addresses it serves TLS and authorizes each
+//! request's bearer token in KCP (`auth`). `report` is the JSON of the fleet, `routes` serves it.
 
 mod auth;
 pub mod report;
-mod server;
+mod routes;
 
 use std::{
     net::SocketAddr,
@@ -19,133 +19,122 @@ use kube::Client;
 use rustls::ServerConfig;
 use thiserror::Error;
 use tidewatch_shared::identity::Instance;
-use tokio::{net::TcpListener, time::Instant};
+use tokio::time::Instant;
 
 use crate::{
-    fleet::hub::Hub,
-    pki::{NotOrdered, Order, Ordered, Progress, Rotations},
+    fleet::table::RuntimeTable,
+    ingress::http::{HttpServer, Limits, ListenError},
+    pki::{RotationError, RotationHandle, RotationProgress, RotationRequest, RotationResponse},
 };
-use auth::Reviewer;
+use auth::TokenReviewer;
 
-/// The path that shows the fleet; also the `nonResourceURL` that must be granted, with the verb `get`, for access by token.
+/// Path of the fleet's report; also the `nonResourceURL` to grant, with the verb `get`, for access by token.
 pub const FLEET_PATH: &str = "/fleet";
-/// The path that shows how far a rotation of the CA is; granted by the same name.
+/// Path of the progress of a CA rotation; also the `nonResourceURL` to grant, with the verb `get`.
 pub const ROTATION_PATH: &str = "/rotation";
-/// The path that asks for a rotation of the CA; granted by the same name, with the verb `post`.
+/// Path that requests a CA rotation; also the `nonResourceURL` to grant, with the verb `post`.
 pub const ROTATE_PATH: &str = "/rotate-ca";
 
-/// Where and to whom the fleet is shown.
+/// Enough for a few operators; the deadline lets slow clients read the report of a large fleet.
+const LIMITS: Limits = Limits { connections: 8, deadline: Duration::from_secs(30) };
+
+/// Flags of the admin listener.
 #[derive(Clone, Debug, Args)]
 #[group(skip)]
+#[command(next_help_heading = "Admin")]
 pub struct Flags {
-    /// Where the fleet is shown: on loopback in plain HTTP, or anywhere over TLS with `--admin-auth`.
-    #[arg(long, env = "TIDEWATCH_ADMIN_ADDRESS", default_value = "127.0.0.1:8085")]
+    /// Listen address of the fleet's report and of CA rotations: plain HTTP on loopback; other addresses require
+    /// --admin-auth
+    #[arg(long, env = "TIDEWATCH_ADMIN_ADDRESS", default_value = "127.0.0.1:8085", value_name = "IP:PORT")]
     pub admin_address: SocketAddr,
 
-    /// Shows the fleet over TLS, with the event port's certificate, to bearers of a token whom the control plane allows to get the
-    /// nonResourceURL `/fleet`; to get `/rotation` and to post `/rotate-ca` are granted likewise.
+    /// Serve the admin listener over TLS, with the event port's certificate, and authorize bearer tokens in the control
+    /// plane: to get the nonResourceURLs `/fleet` and `/rotation`, and to post `/rotate-ca`
     #[arg(long, env = "TIDEWATCH_ADMIN_AUTH")]
     pub admin_auth: bool,
 }
 
-/// Why the admin listener does not listen.
+/// Failure to start the admin listener.
 #[derive(Debug, Error)]
-pub enum Bind {
-    /// Anybody could read it.
+pub enum BindError {
+    /// Clients outside this machine could connect without authentication.
     #[error("the admin address {0} is not on loopback, which needs --admin-auth")]
     Exposed(SocketAddr),
-    /// The address is taken or not ours.
-    #[error("could not listen on {address}")]
-    Listen {
-        /// Which one.
-        address: SocketAddr,
-        /// The system's reason.
-        source: std::io::Error,
-    },
+    /// The address cannot be bound.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
 }
 
-/// Who may see the fleet.
+/// Authorization of requests.
 #[derive(Clone)]
-enum Door {
-    /// Whoever reaches it, which is whoever is on this machine or in this pod.
+enum AccessPolicy {
+    /// Every client on the loopback interface, that is, in this pod or on this machine.
     Loopback,
-    /// Whose token KCP knows and allows.
-    Tokens(Arc<ArcSwap<ServerConfig>>, Reviewer),
+    /// Bearers of a token that KCP authenticates and authorizes.
+    Token(TokenReviewer),
 }
 
-/// What is shown; clones are the same. Empty until this receiver is the active one.
+/// Access to the fleet and to CA rotations, inactive until this receiver holds the Lease. Clones share one state.
 #[derive(Clone)]
-pub struct Fleet(Arc<Shown>);
+pub struct FleetHandle(Arc<Inner>);
 
-struct Shown {
+struct Inner {
     instance: Instance,
     started: Instant,
-    active: OnceLock<(Hub, Rotations)>,
+    active: OnceLock<(RuntimeTable, RotationHandle)>,
 }
 
-impl Fleet {
-    /// Shows a receiver that waits.
+impl FleetHandle {
+    /// Makes the handle of a receiver that does not hold the Lease yet.
     #[must_use]
     pub fn new(instance: Instance) -> Self {
-        Self(Arc::new(Shown { instance, started: Instant::now(), active: OnceLock::new() }))
+        Self(Arc::new(Inner { instance, started: Instant::now(), active: OnceLock::new() }))
     }
 
-    /// Shows the fleet of a receiver that has become active.
-    pub fn is_of(&self, hub: Hub, rotations: Rotations) {
-        // There is one of each in a process's life.
-        let _ = self.0.active.set((hub, rotations));
+    /// Connects the runtime table and the CA of the receiver that became active. Only the first call has an effect: a
+    /// process becomes active once.
+    pub fn activate(&self, fleet: RuntimeTable, rotations: RotationHandle) {
+        let _ = self.0.active.set((fleet, rotations));
     }
 
-    /// How far the rotation of the CA is; `None` without a built-in CA, and while this receiver waits.
-    fn rotation(&self) -> Option<Arc<Progress>> {
+    /// Progress of the CA rotation; `None` without a built-in CA, and while this receiver is inactive.
+    fn rotation(&self) -> Option<Arc<RotationProgress>> {
         self.0.active.get()?.1.progress()
     }
 
-    /// Begins a rotation of the CA; `None` while this receiver waits.
-    async fn rotate(&self, order: Order) -> Option<Result<Ordered, NotOrdered>> {
+    /// Requests a CA rotation; `None` while this receiver is inactive.
+    async fn rotate(&self, request: RotationRequest) -> Option<Result<RotationResponse, RotationError>> {
         let (_, rotations) = self.0.active.get()?;
-        Some(rotations.order(order).await)
+        Some(rotations.request(request).await)
     }
 
-    /// As it stands now.
+    /// Report of the fleet now, without runtimes while this receiver is inactive.
     fn report(&self) -> report::Report {
-        let views = self.0.active.get().map(|(hub, _)| hub.view());
+        let views = self.0.active.get().map(|(fleet, _)| fleet.views());
         report::Report::new(self.0.instance, self.0.started.elapsed(), views)
     }
 }
 
-/// The listener, bound and not yet serving.
-pub struct Admin {
-    listener: TcpListener,
-    address: SocketAddr,
-    door: Door,
-    fleet: Fleet,
+/// Binds the admin listener, with port 0 to any free port. With `--admin-auth` it serves with `tls` and reviews tokens
+/// in `kcp`.
+///
+/// # Errors
+/// [`BindError`].
+pub async fn bind(
+    flags: &Flags,
+    tls: Arc<ArcSwap<ServerConfig>>,
+    kcp: Client,
+    fleet: FleetHandle,
+) -> Result<HttpServer, BindError> {
+    let address = flags.admin_address;
+    let (policy, tls) = match (flags.admin_auth, address.ip().is_loopback()) {
+        (true, _) => (AccessPolicy::Token(TokenReviewer::new(kcp)), Some(tls)),
+        (false, true) => (AccessPolicy::Loopback, None),
+        (false, false) => return Err(BindError::Exposed(address)),
+    };
+    let server = HttpServer::bind(address, LIMITS, tls, move |request| {
+        let (policy, fleet) = (policy.clone(), fleet.clone());
+        async move { routes::respond(&policy, &fleet, request).await }
+    });
+    Ok(server.await?)
 }
-
-impl Admin {
-    /// Listens; port 0 for any. `tls` is what is presented, and `kcp` is asked about tokens, with `--admin-auth`.
-    ///
-    /// # Errors
-    /// [`Bind`].
-    pub async fn bind(flags: &Flags, tls: Arc<ArcSwap<ServerConfig>>, kcp: Client, fleet: Fleet) -> Result<Self, Bind> {
-        let address = flags.admin_address;
-        let door = match (flags.admin_auth, address.ip().is_loopback()) {
-            (true, _) => Door::Tokens(tls, Reviewer::new(kcp)),
-            (false, true) => Door::Loopback,
-            (false, false) => return Err(Bind::Exposed(address)),
-        };
-        let failed = |source| Bind::Listen { address, source };
-        let listener = TcpListener::bind(address).await.map_err(failed)?;
-        let address = listener.local_addr().map_err(failed)?;
-        Ok(Self { listener, address, door, fleet })
-    }
-
-    /// Where it listens.
-    #[must_use]
-    pub fn address(&self) -> SocketAddr {
-        self.address
-    }
-}
-
-/// A table's answer must have left within this time, however slow its reader.
-const DEADLINE: Duration = Duration::from_secs(30);

@@ -1,8 +1,8 @@
-//! The token of a request.
+//! Bearer tokens of requests.
 
 use http::{HeaderMap, header::AUTHORIZATION};
 
-/// The token of a request that has exactly one (RFC 6750, section 2.1).
+/// Returns the bearer token of a request that has exactly one (RFC 6750, section 2.1).
 pub(crate) fn bearer(headers: &HeaderMap) -> Option<&str> {
     let mut values = headers.get_all(AUTHORIZATION).iter();
     let (value, None) = (values.next()?, values.next()) else { return None };
@@ -18,7 +18,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_token_and_not_less_or_more() {
+    fn exactly_one_bearer_token_is_accepted() {
         let read = |values: &[&'static str]| {
             let mut headers = HeaderMap::new();
             for value in values {

@@ -1,27 +1,27 @@
-//! Who gets a certificate: enrolment by a token that the runtime's own API server vouches for, renewal
-//! over the certificate that is renewed, and the revocation of either.
+//! Certificates for agents: enrolment by a token that the runtime's own API server verifies, renewal authenticated by
+//! the current certificate, and revocation of certificates and runtimes.
 //!
-//! An enrolment goes this way, and the first refusal ends it. What anybody could send costs the runtime nothing: it is asked for its
-//! keys at most once a minute, and about a token only if one of those keys has signed it.
+//! An enrolment passes these checks; the first failure ends it. Unauthenticated requests cost the runtime nothing: its
+//! keys are fetched at most once a minute, and a token is reviewed only if one of those keys signed it.
 //!
 //! 1. the request: route, length, one bearer token, JSON (`gateway`)
-//! 2. the runtime is a Kyma's, and not revoked ([`Office`])
-//! 3. the token says the right things: algorithm, audience, time, account, pod (`token`)
-//! 4. the token is signed by that runtime's issuer (`keys`)
-//! 5. the rate of that runtime, which so only its own agent uses up
-//! 6. the certificate request is signed by its own key, which is on P-256, and asks for no CA
-//! 7. that runtime's API server says whose token it is (`review`)
-//! 8. the certificate, and a record of it
+//! 2. the runtime belongs to a Kyma, and is not revoked ([`CertificateIssuer`])
+//! 3. the claims of the token: algorithm, audience, time, account, pod (`token`)
+//! 4. the signature of the token, by that runtime's issuer (`keys`)
+//! 5. the rate limit of that runtime, which only its own agent can use up
+//! 6. the certificate request is signed by its own key, which is on P-256, and is not for a CA
+//! 7. the TokenReview of that runtime's API server (`review`)
+//! 8. the certificate is issued and logged
 //!
-//! The same request with the same token may come again, for example because the first answer was lost, or because somebody has read both.
-//! It is served again: the certificate names the same runtime and the same key, and without that key it is of no use. All that can be
-//! gained by it is work for this receiver and that runtime, which the rate bounds.
+//! The same request with the same token may be repeated, for example because the response was lost, or by an attacker
+//! that read both. It is served again: the certificate has the same runtime and the same key, and is useless without
+//! that key. A replay only costs this receiver and that runtime some work, within the rate limit.
 
+mod issuer;
 mod jwks;
 mod keys;
 mod metrics;
-mod office;
-mod rates;
+mod rate_limiter;
 mod review;
 mod revocations;
 mod token;
@@ -40,79 +40,80 @@ use tidewatch_shared::enrolment::{CertificateRequest, CertificateResponse};
 use tokio::{runtime::Handle, sync::Semaphore, time::Instant};
 use tokio_util::task::AbortOnDropHandle;
 
-pub use jwks::{Keys, MAX_BYTES as MAX_KEYS_BYTES, ParseKeys};
+pub use issuer::{CertificateIssuer, IssuanceKind};
+pub use jwks::{KeySet, MAX_BYTES as MAX_KEY_SET_BYTES, ParseKeySetError};
 pub use metrics::Metrics;
-pub use office::{By, Office};
 pub use revocations::{CONFIG_MAP, Revocations};
-pub use token::{InvalidToken, Token};
+pub use token::{Token, TokenError};
 
 use crate::{
     base::key::KymaKey,
-    fleet::hub::Unplaced,
-    kube::runtime_access::{RuntimeAccess, Unusable},
-    pki::ParseRequest,
+    fleet::table::PlacementError,
+    kube::runtime_access::{RuntimeAccess, RuntimeAccessError},
+    pki::{ParseRequestError, SigningRequest},
 };
 use keys::KeyCache;
-use rates::Rates;
+use rate_limiter::RateLimiter;
 
-/// Runtimes that are asked about keys and tokens at the same time.
-const CALLS: usize = 256;
-/// Enrolments of one address at once, after a silence, where addresses are limited.
-const BURST_OF_ADDRESS: u32 = 20;
-/// Addresses that are counted.
-const ADDRESSES: usize = 50_000;
+/// Concurrent calls to runtimes for keys and token reviews.
+const MAX_CONCURRENT_CALLS: usize = 256;
+/// Burst of enrolments of one address, where addresses are limited.
+const ADDRESS_BURST: u32 = 20;
+/// Capacity of the rate limiter for addresses.
+const MAX_ADDRESSES: usize = 50_000;
 
-/// Where runtimes enrol.
+/// Flags of the enrolment port.
 #[derive(Clone, Debug, Args)]
 #[group(skip)]
+#[command(next_help_heading = "Enrolment")]
 pub struct Flags {
-    /// Where agents enrol, if this receiver issues their certificates: TLS, without client certificates.
+    /// Listen address for enrolment, if this receiver issues the agents' certificates: TLS without client certificates
     #[arg(long, env = "TIDEWATCH_ENROLMENT_ADDRESS", default_value = "0.0.0.0:8444")]
     pub enrolment_address: SocketAddr,
 
-    /// Enrolments of one address in one minute, at most (of a /64 with IPv6). Only where the source address is real: behind a load
-    /// balancer or NAT that hides it, one could lock out all.
+    /// Maximum number of enrolments per minute of one address, or /64 network with IPv6; unset where a load balancer or
+    /// NAT hides the source address, since one client could lock out all others
     #[arg(long, env = "TIDEWATCH_ENROLMENT_LIMIT_BY_ADDRESS")]
     pub enrolment_limit_by_address: Option<NonZeroU32>,
 }
 
-/// Why a runtime gets no certificate: a closed set.
+/// Reason for which a runtime gets no certificate, of a closed set.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-pub enum Refused {
-    /// The runtime is no Kyma's, or nobody knows yet.
+pub enum EnrolmentError {
+    /// The runtime belongs to no Kyma, or that is not known yet.
     #[error(transparent)]
-    Unplaced(#[from] Unplaced),
-    /// The runtime stands in the revocation list.
+    Placement(#[from] PlacementError),
+    /// The runtime is in the revocation list.
     #[error("the runtime is revoked")]
     Revoked,
-    /// The token proves nothing.
+    /// The token is invalid.
     #[error(transparent)]
-    Token(#[from] InvalidToken),
-    /// Nobody can be asked about the token: the runtime has no usable kubeconfig.
+    Token(#[from] TokenError),
+    /// The token cannot be reviewed: the runtime has no usable kubeconfig.
     #[error("this receiver has no access to the runtime")]
     NoAccess,
-    /// The runtime could not be asked about the token, or was replaced meanwhile.
-    #[error("the runtime could not be asked")]
+    /// The call to the runtime failed, or the runtime was replaced in the meantime.
+    #[error("the call to the runtime failed")]
     Unreachable,
-    /// More certificates than one runtime may get; how long until the next.
-    #[error("the runtime asks for too many certificates")]
+    /// The runtime exceeds its rate of certificates; the time to wait.
+    #[error("the runtime requests too many certificates")]
     Rate(Duration),
-    /// More enrolments than one address may begin; how long until the next.
+    /// The address exceeds its rate of enrolments; the time to wait.
     #[error("too many enrolments come from this address")]
     Address(Duration),
-    /// The certificate request is no PKCS#10, or too large.
+    /// The certificate request is not PKCS#10, or too large.
     #[error("the certificate request is not readable")]
     Request,
     /// The certificate request is for a key that is not on P-256.
     #[error("the certificate request's key is not P-256")]
     RequestKey,
-    /// Whoever asks does not hold the key.
+    /// The requester does not hold the key.
     #[error("the certificate request's signature does not verify")]
     RequestSignature,
-    /// The certificate request asks for a certificate that could sign others.
-    #[error("the certificate request asks for a certificate authority")]
+    /// The certificate request is for a certificate that could sign others.
+    #[error("the certificate request is for a certificate authority")]
     RequestAuthority,
-    /// The certificate request names somebody else, and the issuer signs what it says.
+    /// The certificate request has other names than its runtime's, which the issuer would sign.
     #[error("the certificate request does not name exactly its runtime")]
     RequestNames,
     /// The issuer did not issue.
@@ -120,131 +121,131 @@ pub enum Refused {
     Issuer,
 }
 
-impl From<ParseRequest> for Refused {
-    fn from(error: ParseRequest) -> Self {
+impl From<ParseRequestError> for EnrolmentError {
+    fn from(error: ParseRequestError) -> Self {
         match error {
-            ParseRequest::Key => Self::RequestKey,
-            ParseRequest::Signature => Self::RequestSignature,
-            ParseRequest::Authority => Self::RequestAuthority,
-            ParseRequest::TooLarge | ParseRequest::Parse => Self::Request,
+            ParseRequestError::Key => Self::RequestKey,
+            ParseRequestError::Signature => Self::RequestSignature,
+            ParseRequestError::Authority => Self::RequestAuthority,
+            ParseRequestError::TooLarge | ParseRequestError::Parse => Self::Request,
         }
     }
 }
 
-/// How runtimes are asked.
-pub trait Runtimes: Send + Sync + 'static {
-    /// The client of a Kyma's runtime, with a number that is another one for each kubeconfig.
+/// Provides the clients of runtimes.
+pub trait RuntimeClients: Send + Sync + 'static {
+    /// The client of a Kyma's runtime, with a revision that is unique for each kubeconfig.
     ///
     /// # Errors
-    /// [`Unusable`].
-    fn client(&self, kyma: &KymaKey) -> Result<(Client, u64), Unusable>;
+    /// [`RuntimeAccessError`].
+    fn client(&self, kyma: &KymaKey) -> Result<(Client, u64), RuntimeAccessError>;
 }
 
-impl Runtimes for RuntimeAccess {
-    fn client(&self, kyma: &KymaKey) -> Result<(Client, u64), Unusable> {
+impl RuntimeClients for RuntimeAccess {
+    fn client(&self, kyma: &KymaKey) -> Result<(Client, u64), RuntimeAccessError> {
         self.client_and_revision(kyma)
     }
 }
 
-/// Judges enrolments; clones are the same.
+/// Handles enrolments; clones share it.
 #[derive(Clone)]
-pub struct Enrolments(Arc<Inner>);
+pub struct EnrolmentService(Arc<Inner>);
 
 struct Inner {
-    office: Office,
-    runtimes: Box<dyn Runtimes>,
+    issuer: CertificateIssuer,
+    runtimes: Box<dyn RuntimeClients>,
     keys: KeyCache,
     calls: Semaphore,
-    addresses: Option<Rates<IpAddr>>,
+    addresses: Option<RateLimiter<IpAddr>>,
     metrics: Metrics,
-    /// Where runtimes are asked: whoever is first to ask one starts what serves its client from then on, and the threads of a port that
-    /// anybody can flood are no place for that.
+    /// Executor of the calls to runtimes: the first call spawns the task that serves the runtime's client from then on,
+    /// which must not run on the threads of a port that any client can flood.
     handle: Handle,
 }
 
-impl Enrolments {
-    /// `office` issues, `runtimes` are asked about tokens, on the runtime that calls this.
+impl EnrolmentService {
+    /// Creates the service. `issuer` issues; calls to `runtimes` run on the current tokio executor.
     #[must_use]
-    pub fn new(flags: &Flags, office: Office, runtimes: impl Runtimes, metrics: Metrics) -> Self {
-        let addresses = flags
-            .enrolment_limit_by_address
-            .map(|most| Rates::new(Duration::from_secs(60) / most.get(), BURST_OF_ADDRESS.min(most.get()), ADDRESSES));
+    pub fn new(flags: &Flags, issuer: CertificateIssuer, runtimes: impl RuntimeClients, metrics: Metrics) -> Self {
+        let addresses = flags.enrolment_limit_by_address.map(|most| {
+            RateLimiter::new(Duration::from_secs(60) / most.get(), ADDRESS_BURST.min(most.get()), MAX_ADDRESSES)
+        });
         Self(Arc::new(Inner {
-            office,
+            issuer,
             runtimes: Box::new(runtimes),
             keys: KeyCache::new(metrics.clone()),
-            calls: Semaphore::new(CALLS),
+            calls: Semaphore::new(MAX_CONCURRENT_CALLS),
             addresses,
             metrics,
             handle: Handle::current(),
         }))
     }
 
-    /// Who issues.
+    /// The issuer of the certificates.
     #[must_use]
-    pub fn office(&self) -> &Office {
-        &self.0.office
+    pub fn certificate_issuer(&self) -> &CertificateIssuer {
+        &self.0.issuer
     }
 
-    /// Counts an enrolment of an address, before anything else is looked at.
+    /// Counts an enrolment against the rate limit of its address, before any other check.
     ///
     /// # Errors
-    /// [`Refused::Address`].
-    pub fn admit(&self, address: Option<IpAddr>) -> Result<(), Refused> {
+    /// [`EnrolmentError::Address`].
+    pub fn admit(&self, address: Option<IpAddr>) -> Result<(), EnrolmentError> {
         match (&self.0.addresses, address) {
             (Some(addresses), Some(address)) => {
-                addresses.take(network(address), Instant::now()).map_err(Refused::Address)
+                addresses.take(network(address), Instant::now()).map_err(EnrolmentError::Address)
             }
             _ => Ok(()),
         }
     }
 
-    /// Judges an enrolment and issues. Ends within half a minute.
+    /// Checks an enrolment and issues the certificate. Ends within half a minute.
     ///
     /// # Errors
-    /// [`Refused`].
+    /// [`EnrolmentError`].
     pub async fn enrol(
         &self,
         token: &str,
-        asked: &CertificateRequest,
+        request: &CertificateRequest,
         address: Option<IpAddr>,
-    ) -> Result<CertificateResponse, Refused> {
-        // What needs nobody else is judged here.
-        let kyma = self.0.office.kyma(&asked.runtime)?;
+    ) -> Result<CertificateResponse, EnrolmentError> {
+        // Checks without any call are made on the current executor.
+        let kyma = self.0.issuer.kyma(&request.runtime)?;
         Token::read(token, jiff::Timestamp::now().as_second())?;
-        let (this, token, asked) = (self.clone(), token.to_owned(), asked.clone());
-        let judging = self.0.handle.spawn(async move { this.judge(kyma, &token, &asked, address).await });
-        AbortOnDropHandle::new(judging).await.unwrap_or_else(|error| {
-            tracing::error!(%error, "An enrolment was not judged");
-            Err(Refused::Unreachable)
+        let (this, token, request) = (self.clone(), token.to_owned(), request.clone());
+        let evaluation = self.0.handle.spawn(async move { this.evaluate(kyma, &token, &request, address).await });
+        AbortOnDropHandle::new(evaluation).await.unwrap_or_else(|error| {
+            tracing::error!(%error, "The task of an enrolment failed");
+            Err(EnrolmentError::Unreachable)
         })
     }
 
-    async fn judge(
+    async fn evaluate(
         &self,
         kyma: KymaKey,
         token: &str,
-        asked: &CertificateRequest,
+        request: &CertificateRequest,
         address: Option<IpAddr>,
-    ) -> Result<CertificateResponse, Refused> {
-        let Inner { office, runtimes, keys, calls, metrics, .. } = &*self.0;
+    ) -> Result<CertificateResponse, EnrolmentError> {
+        let Inner { issuer, runtimes, keys, calls, metrics, .. } = &*self.0;
         let read = Token::read(token, jiff::Timestamp::now().as_second())?;
         let (client, revision) = keys.verify(&**runtimes, &kyma, &read, calls).await?;
-        office.count(&asked.runtime)?;
-        // Before the runtime is asked, because a request that nobody can serve is not worth it.
-        let request = office.request(&asked.request)?;
+        issuer.count(&request.runtime)?;
+        // Before the token review, because a request that cannot be served is not worth a call to the runtime.
+        let signing_request = SigningRequest::from_pem(request.request.as_bytes())?;
         review::review(&kyma, client, token, &read.pod, calls, metrics).await?;
-        // What was asked is an answer only if it is still the same Kyma's same cluster.
-        let is_same = office.kyma(&asked.runtime)? == kyma
+        // The review counts only if the Kyma and its cluster are still the same.
+        let is_same = issuer.kyma(&request.runtime)? == kyma
             && runtimes.client(&kyma).is_ok_and(|(_, current)| current == revision);
         if !is_same {
-            return Err(Refused::Unreachable);
+            return Err(EnrolmentError::Unreachable);
         }
-        office.issue(&asked.runtime, &request, By::Enrolment, address).await
+        issuer.issue(&request.runtime, &signing_request, IssuanceKind::Enrolment, address).await
     }
 }
 
-/// What one customer has of addresses: one of version 4, 64 bits of version 6.
+/// The addresses of one customer: one of IPv4, a /64 of IPv6.
 fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => IpAddr::V4(address),

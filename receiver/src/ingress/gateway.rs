@@ -1,40 +1,41 @@
-//! The gateway: TLS, identity, limits, signature, replay, and what comes out is [`Verified`].
+//! The gateway: a TLS listener that authenticates, limits and verifies requests of agents. Its result is
+//! [`Verified`](crate::fleet::Verified) input.
 //!
-//! Runs on a runtime of its own, so that reconciles never delay an answer; everything it awaits has a deadline, and everything
-//! it keeps has a bound. A request goes this way, and the first refusal ends it:
+//! It runs on an executor of its own, so that reconciles never delay a response. Everything it awaits has a deadline,
+//! and everything it stores has a bound. A request passes these steps in order, and the first refusal ends it:
 //!
-//! 1. connection cap, TLS 1.3 with a client certificate, deadline (`connection`)
-//! 2. the certificate names a runtime (403) and holds now (401)
-//! 3. rate and requests in flight of that runtime (429), before anything that costs (`peers`)
-//! 4. route, method, authority, content type, length (`head`)
-//! 5. the body, within its limit, its deadline, and the budget of all bodies (`body`)
+//! 1. connection limit, TLS 1.3 handshake with a client certificate, deadline (`connection`)
+//! 2. the certificate identifies a runtime (403) and is valid and not revoked (401)
+//! 3. rate and concurrency limits of that runtime (429), before any expensive step (`request_limiter`)
+//! 4. route, method, authority, content type, announced length (`head`)
+//! 5. the body, within its size limit, its deadline and the memory budget of all bodies (`body`)
 //! 6. the signature over the raw bytes, then its nonce (401; `replay`)
-//! 7. only now JSON, and whether it speaks for whom the certificate names (403)
+//! 7. the JSON, whose source must be the runtime of the certificate (403)
 //! 8. the [`Intake`]
 
 mod authority;
 mod body;
 mod connection;
-mod desk;
+mod connection_limiter;
 pub mod enrol;
-mod frames;
+mod frame_limiter;
+mod handler;
 mod handshakes;
 mod head;
-mod heads;
+mod head_deadline;
 mod intake;
-mod life;
+mod lifecycle;
+mod limited_stream;
 mod listen;
-mod metered;
+mod load_shedder;
 mod metrics;
-mod peers;
-mod pressure;
 mod proxy;
 mod refusal;
 mod replay;
-mod seats;
+mod request_limiter;
 pub mod v2;
 
-use std::{hash::RandomState, net::SocketAddr, sync::Arc, time::Duration};
+use std::{hash::RandomState, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use rustls::ServerConfig;
@@ -51,78 +52,77 @@ use tokio_util::{
 };
 
 use crate::{
-    fleet::hub::Interval,
-    ingress::enrolment::{Office, Revocations},
+    fleet::table::HeartbeatInterval,
+    ingress::enrolment::{CertificateIssuer, Revocations},
 };
 
-pub use authority::{InvalidAuthority, OwnAuthority};
-pub use connection::{Holder, Service};
-pub use desk::Desk;
-pub use intake::{Batch, Intake, Verified};
+pub use authority::{OwnAuthority, ParseAuthorityError};
+pub use connection::{Owner, Service};
+pub use handler::V3Handler;
+pub use intake::Intake;
 pub use listen::Listen;
-pub use metrics::Metrics;
-pub use peers::Limits;
+pub use metrics::{Metrics, PortMetrics};
+pub use request_limiter::{Limits, RequestLimiter};
 
-/// When the system cannot hand over a connection (no file handle, no memory), the next try comes after this long.
+/// Pause after a failed `accept` (no file descriptor, no memory), so that the loop does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How often the lag is measured: a few times within what anybody would notice.
+/// Interval of lag measurements: several within the default limit of one second.
 const LAG_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How the gateway behaves. All durations and sizes are bounds.
+/// Limits and deadlines of one gateway port.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where it listens; port 0 for any.
+    /// Address to listen on; port 0 selects any free port.
     pub address: SocketAddr,
-    /// The authorities it answers for (`--authority`); port 0 stands for the port that was bound.
+    /// Authorities the port accepts in requests (`--authority`); port 0 stands for the bound port.
     pub authorities: Vec<OwnAuthority>,
-    /// Whose runtimes it knows.
+    /// Trust domain of the runtimes' certificates.
     pub domain: TrustDomain,
-    /// Connections, handshakes included. Beyond it the system's backlog holds them.
+    /// Open connections at most, handshakes included. Further ones wait in the kernel's backlog.
     pub max_connections: usize,
-    /// Handshakes at the same time. Beyond it the system's backlog holds them.
+    /// Concurrent handshakes at most. Further ones wait in the kernel's backlog.
     pub max_handshakes: usize,
-    /// Steps of handshakes that may run at the same time: fewer than the threads that serve, so that requests have the others.
-    pub handshake_share: usize,
-    /// From accept to the end of the handshake; less when nearly all places are taken.
+    /// Time from accept to the end of the handshake; reduced when more than half of `max_handshakes` are in progress.
     pub handshake_deadline: Duration,
-    /// From the end of the handshake to the first request; over HTTP/1.1 also from the first byte of each later head to its last.
+    /// Time from the end of the handshake to the first request; over HTTP/1.1 also from the first to the last byte of
+    /// each later head.
     pub head_deadline: Duration,
-    /// From a request's head to the end of its body.
+    /// Time from the head of a request to the end of its body.
     pub body_deadline: Duration,
-    /// Until what was written is taken: an answer by its reader, bytes by the network.
-    pub answer_deadline: Duration,
-    /// Between PINGs on HTTP/2, so that a peer that is gone is noticed; one may go a third of it without an answer. On HTTP/1.1 there are
-    /// probes of TCP, and the next heartbeat.
+    /// Time until the client has read a response, and until the network has taken written bytes.
+    pub response_deadline: Duration,
+    /// Interval of HTTP/2 PINGs, which detect a lost peer; it has a third of the interval to acknowledge one. HTTP/1.1
+    /// relies on TCP keepalive and the next heartbeat.
     pub ping_interval: Duration,
-    /// Without a request in flight; longer while the heartbeat interval is.
+    /// Time without a request in flight after which a connection closes; at least three heartbeat intervals.
     pub idle: Duration,
-    /// After it a connection ends, over HTTP/1.1 with its next answer, and the next one sees the newest certificates and roots; longer while
-    /// the heartbeat interval is.
+    /// Age at which a connection closes, over HTTP/1.1 with its next response, so that clients reconnect with the
+    /// newest certificates and roots; at least six heartbeat intervals.
     pub max_age: Duration,
-    /// The heartbeat interval that agents are told.
-    pub interval: Interval,
-    /// What is in flight may take this long when a connection, or the gateway, ends.
+    /// Heartbeat interval announced to agents.
+    pub heartbeat_interval: HeartbeatInterval,
+    /// Time for requests in flight when a connection or the gateway closes.
     pub drain_deadline: Duration,
-    /// Bytes of one request's head.
+    /// Bytes of a request's head at most.
     pub max_head: u32,
-    /// Bytes of one body; 413 tells it.
+    /// Bytes of a request's body at most; a refusal with 413 states it.
     pub max_body: usize,
-    /// Bytes of all bodies in memory.
+    /// Bytes of all bodies in memory at most.
     pub body_budget: usize,
-    /// How much one runtime may ask.
+    /// Limits of each runtime.
     pub limits: Limits,
-    /// Answers may lag by so much before requests are shed, heartbeats first.
+    /// Executor lag above which requests are shed, heartbeats first.
     pub lag_limit: Duration,
-    /// The proxy that ends TLS in front of this port, if one does: then nobody else may connect.
+    /// Proxy that terminates TLS in front of the port. If set, only the proxy may connect.
     pub proxy: Option<crate::pki::Proxy>,
-    /// Whose certificates hold no longer.
+    /// Revoked runtimes and certificates.
     pub revocations: Revocations,
-    /// Who serves renewals; without one there is no such route.
-    pub office: Option<Office>,
+    /// Issuer of renewed certificates. Without it the renewal route does not exist.
+    pub issuer: Option<CertificateIssuer>,
 }
 
 impl Settings {
-    /// The settings as they are without flags.
+    /// Returns the defaults of the event port.
     #[must_use]
     pub fn new(address: SocketAddr, authorities: Vec<OwnAuthority>, domain: TrustDomain) -> Self {
         Self {
@@ -131,15 +131,14 @@ impl Settings {
             domain,
             max_connections: 20_000,
             max_handshakes: 1_024,
-            handshake_share: 1,
             handshake_deadline: Duration::from_secs(5),
             head_deadline: Duration::from_secs(10),
             body_deadline: Duration::from_secs(10),
-            answer_deadline: Duration::from_secs(10),
+            response_deadline: Duration::from_secs(10),
             ping_interval: Duration::from_secs(30),
             idle: Duration::from_secs(5 * 60),
             max_age: Duration::from_secs(10 * 60),
-            interval: Interval::default(),
+            heartbeat_interval: HeartbeatInterval::default(),
             drain_deadline: Duration::from_secs(10),
             max_head: 16 << 10,
             max_body: MAX_BODY_BYTES,
@@ -148,25 +147,20 @@ impl Settings {
             lag_limit: Duration::from_secs(1),
             proxy: None,
             revocations: Revocations::default(),
-            office: None,
+            issuer: None,
         }
     }
 }
 
-/// Why the gateway does not listen.
+/// Error of [`Gateway::bind`]: the address is in use or does not belong to this host.
 #[derive(Debug, Error)]
-pub enum Bind {
-    /// The address is taken or not ours.
-    #[error("could not listen on {address}")]
-    Listen {
-        /// Which one.
-        address: SocketAddr,
-        /// The system's reason.
-        source: std::io::Error,
-    },
+#[error("could not listen on {address}")]
+pub struct BindError {
+    address: SocketAddr,
+    source: io::Error,
 }
 
-/// A gateway that listens and does not serve yet.
+/// A gateway that is bound and does not serve yet.
 pub struct Gateway<S, L = TcpListener> {
     listener: L,
     address: SocketAddr,
@@ -174,7 +168,7 @@ pub struct Gateway<S, L = TcpListener> {
     context: Arc<connection::Context<S>>,
 }
 
-/// The time, read once per step: the wall clock for certificates and signatures, the steady one for rates.
+/// Current time, read once per step: wall clock for certificates and signatures, monotonic clock for rates.
 #[derive(Clone, Copy, Debug)]
 struct Now {
     /// Unix seconds.
@@ -188,63 +182,36 @@ impl Now {
     }
 }
 
-impl<I: Intake> Gateway<Desk<I>> {
-    /// Listens for what v3 says. Call it on the runtime that is to serve. Each connection takes the TLS configuration that is newest when it comes.
+impl<S: Service> Gateway<S> {
+    /// Binds a TCP listener. Must run on the executor that will serve. Each connection uses the TLS configuration that
+    /// is current when it is accepted. `service` creates the handler of requests from the settings with the authorities
+    /// as bound.
     ///
     /// # Errors
-    /// [`Bind`].
+    /// [`BindError`].
     pub async fn bind(
         settings: Settings,
         tls: Arc<ArcSwap<ServerConfig>>,
-        intake: I,
-        metrics: Metrics,
-    ) -> Result<Self, Bind> {
-        let desk = |settings: &Settings| Desk::new(settings, intake, metrics.clone());
-        Self::listen(settings, tls, desk, metrics.clone()).await
-    }
-}
-
-impl<S: Service> Gateway<S> {
-    /// Listens; the service is made with the authorities as they are bound.
-    async fn listen(
-        settings: Settings,
-        tls: Arc<ArcSwap<ServerConfig>>,
+        metrics: PortMetrics,
         service: impl FnOnce(&Settings) -> S,
-        metrics: Metrics,
-    ) -> Result<Self, Bind> {
-        let wanted = settings.address;
-        let listen = |source| Bind::Listen { address: wanted, source };
-        let listener = TcpListener::bind(wanted).await.map_err(listen)?;
-        let address = listener.local_addr().map_err(listen)?;
-        Ok(Self::serve(listener, address, settings, tls, service, metrics))
-    }
-}
-
-impl<I: Intake, L: Listen> Gateway<Desk<I>, L> {
-    /// Serves what v3 says through another listener, which is bound to `address`.
-    pub fn over(
-        listener: L,
-        address: SocketAddr,
-        settings: Settings,
-        tls: Arc<ArcSwap<ServerConfig>>,
-        intake: I,
-        metrics: Metrics,
-    ) -> Self {
-        let desk = |settings: &Settings| Desk::new(settings, intake, metrics.clone());
-        Self::serve(listener, address, settings, tls, desk, metrics.clone())
+    ) -> Result<Self, BindError> {
+        let failed = |source| BindError { address: settings.address, source };
+        let listener = TcpListener::bind(settings.address).await.map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        Ok(Self::with_listener(listener, address, settings, tls, metrics, service))
     }
 }
 
 impl<S: Service, L: Listen> Gateway<S, L> {
-    fn serve(
+    /// Uses another listener, which is bound to `address`.
+    pub fn with_listener(
         listener: L,
         address: SocketAddr,
         mut settings: Settings,
         tls: Arc<ArcSwap<ServerConfig>>,
+        metrics: PortMetrics,
         service: impl FnOnce(&Settings) -> S,
-        metrics: Metrics,
     ) -> Self {
-        let handshake_share = settings.handshake_share.clamp(1, Semaphore::MAX_PERMITS);
         for authority in &mut settings.authorities {
             *authority = authority.at(address.port());
         }
@@ -254,50 +221,53 @@ impl<S: Service, L: Listen> Gateway<S, L> {
             metrics,
             drain: CancellationToken::new(),
             kill: CancellationToken::new(),
-            spread: RandomState::new(),
-            seats: Arc::default(),
-            handshakes: Arc::new(Semaphore::new(handshake_share)),
+            jitter: RandomState::new(),
+            connections: Arc::default(),
+            handshake_steps: Arc::new(Semaphore::new(handshakes::MAX_STEPS)),
         };
         Self { listener, address, tls, context: Arc::new(context) }
     }
 
-    /// Where it listens.
+    /// Returns the bound address.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Serves until `shutdown`, then lets what is in flight end, within the drain deadline. A request that is on its way to a connection of
-    /// HTTP/1.1 on which nothing is in flight finds it closed, and is for its agent to send again.
+    /// Serves until `shutdown`, then drains requests in flight within the drain deadline. A request on its way to an
+    /// HTTP/1.1 connection without a request in flight finds it closed; its agent retries it.
     pub async fn run(self, shutdown: CancellationToken) {
         let Self { listener, tls, context, .. } = self;
-        let connections = TaskTracker::new();
-        let places = |most: usize| Arc::new(Semaphore::new(most.clamp(1, Semaphore::MAX_PERMITS)));
-        let (room, shaking) = (places(context.settings.max_connections), places(context.settings.max_handshakes));
-        let _watch = AbortOnDropHandle::new(tokio::spawn(watch_lag(context.clone())));
-        let _out = AbortOnDropHandle::new(tokio::spawn(connection::watch_out(context.clone())));
-        while let Some((tcp, permit, place)) = next(&listener, &room, &shaking, &context.metrics, &shutdown).await {
+        let tasks = TaskTracker::new();
+        let slots = |max: usize| Arc::new(Semaphore::new(max.clamp(1, Semaphore::MAX_PERMITS)));
+        let (connections, handshakes) =
+            (slots(context.settings.max_connections), slots(context.settings.max_handshakes));
+        let _lag = AbortOnDropHandle::new(tokio::spawn(measure_lag(context.clone())));
+        let _revoked = AbortOnDropHandle::new(tokio::spawn(connection::close_revoked(context.clone())));
+        while let Some((tcp, connection, handshake)) =
+            accept(&listener, &connections, &handshakes, &context.metrics, &shutdown).await
+        {
             let (context, config) = (context.clone(), tls.load_full());
-            connections.spawn(async move {
-                let _permit = permit;
+            tasks.spawn(async move {
+                let _connection = connection;
                 let source = L::source(&tcp);
-                connection::run(context, (tcp, source), config, place).await;
+                connection::run(context, (tcp, source), config, handshake).await;
             });
         }
-        // No new connection; GOAWAY, or `Connection: close` with the answer that is awaited, on the open ones.
+        // From here on no new connections; open ones get GOAWAY, or `Connection: close` with the pending response.
         drop(listener);
-        connections.close();
+        tasks.close();
         context.drain.cancel();
-        if timeout(context.settings.drain_deadline, connections.wait()).await.is_err() {
-            tracing::warn!(open = connections.len(), "Connections outlived the drain deadline");
+        if timeout(context.settings.drain_deadline, tasks.wait()).await.is_err() {
+            tracing::warn!(open = tasks.len(), "Connections outlived the drain deadline");
             context.kill.cancel();
-            connections.wait().await;
+            tasks.wait().await;
         }
     }
 }
 
-/// Measures how much later than it should something comes to run here: a request would, too.
-async fn watch_lag<S: Service>(context: Arc<connection::Context<S>>) {
+/// Measures how late the executor runs a due task: a request is delayed as much.
+async fn measure_lag<S: Service>(context: Arc<connection::Context<S>>) {
     loop {
         let due = Instant::now() + LAG_INTERVAL;
         sleep_until(due).await;
@@ -307,21 +277,21 @@ async fn watch_lag<S: Service>(context: Arc<connection::Context<S>>) {
     }
 }
 
-/// The next connection, with its place among them; `None` at shutdown. The place is taken first, so that nobody is accepted
-/// whom nobody serves.
-async fn next<L: Listen>(
+/// Accepts the next connection; `None` at shutdown. Acquires its slots first, so that no accepted connection waits
+/// unserved.
+async fn accept<L: Listen>(
     listener: &L,
-    room: &Arc<Semaphore>,
-    shaking: &Arc<Semaphore>,
-    metrics: &Metrics,
+    connections: &Arc<Semaphore>,
+    handshakes: &Arc<Semaphore>,
+    metrics: &PortMetrics,
     shutdown: &CancellationToken,
 ) -> Option<(L::Stream, OwnedSemaphorePermit, OwnedSemaphorePermit)> {
     let accept = async {
-        let permit = place(room, "connections", metrics).await?;
-        let place = place(shaking, "handshakes", metrics).await?;
+        let connection = acquire(connections, "connections", metrics).await?;
+        let handshake = acquire(handshakes, "handshakes", metrics).await?;
         loop {
             match listener.next().await {
-                Ok(stream) => return Some((stream, permit, place)),
+                Ok(stream) => return Some((stream, connection, handshake)),
                 Err(error) => {
                     metrics.accepts_failed.inc();
                     tracing::warn!(%error, "Could not accept a connection");
@@ -336,13 +306,13 @@ async fn next<L: Listen>(
     }
 }
 
-/// One of the places there are, at once or when one is free; `None` never, as nobody closes them.
-async fn place(places: &Arc<Semaphore>, of: &'static str, metrics: &Metrics) -> Option<OwnedSemaphorePermit> {
-    if let Ok(place) = places.clone().try_acquire_owned() {
-        return Some(place);
+/// Acquires a slot, waiting for a free one if necessary. Never `None`, as the semaphores are never closed.
+async fn acquire(slots: &Arc<Semaphore>, reason: &'static str, metrics: &PortMetrics) -> Option<OwnedSemaphorePermit> {
+    if let Ok(slot) = slots.clone().try_acquire_owned() {
+        return Some(slot);
     }
-    metrics.accepts_paused.get_or_create(&metrics::Why { reason: of }).inc();
-    places.clone().acquire_owned().await.ok()
+    metrics.accepts_paused.get_or_create(&metrics::ReasonLabel { reason }).inc();
+    slots.clone().acquire_owned().await.ok()
 }
 
 #[cfg(test)]

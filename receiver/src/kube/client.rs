@@ -1,4 +1,4 @@
-//! How KCP is reached.
+//! Clients of the control plane.
 
 use std::{path::Path, time::Duration};
 
@@ -21,48 +21,50 @@ use tower::{
     timeout::{Timeout, TimeoutLayer},
 };
 
-use crate::{base::limits::REQUEST_DEADLINE, kube::leader::Fence};
+use crate::{base::limits::REQUEST_DEADLINE, kube::leader::WriteFence};
 
-/// A connection to KCP is opened in this time, TLS included, or not at all.
+/// Deadline for opening a connection to KCP, TLS handshake included.
 const CONNECT: Duration = Duration::from_secs(5);
-/// While a call or a watch waits, a connection that has been silent for so long is asked whether it lives, and has as long to answer. A
-/// path that was lost without a word, such as one that a firewall forgot, is so noticed in twice this time.
+/// Interval and timeout of HTTP/2 pings on a silent connection while a request or watch is pending. A path that was
+/// lost without a FIN or RST, for example in a firewall, is detected within twice this time.
 const PING: Duration = Duration::from_secs(10);
-/// The same for TCP, where a proxy in the path speaks no HTTP/2: silence is probed, and what was sent is acknowledged in the same time.
+/// Keepalive interval of TCP, for proxies in the path that do not speak HTTP/2; also bounds how long sent data may stay
+/// unacknowledged.
 const PROBE: Duration = Duration::from_secs(10);
 const PROBES: u32 = 2;
 
-/// What a client of KCP is made of: from a kubeconfig, or else from what is `found`. It retries nothing by itself.
+/// Configuration of a client of KCP: from the kubeconfig, or from `default` without one. Requests are not retried by
+/// the client.
 ///
 /// # Errors
-/// The kubeconfig cannot be read, or nothing is found.
-pub(crate) async fn config(kubeconfig: Option<&Path>, found: impl Future<Output = Result<Config>>) -> Result<Config> {
+/// The kubeconfig cannot be read, or `default` fails.
+pub async fn config(kubeconfig: Option<&Path>, default: impl Future<Output = Result<Config>>) -> Result<Config> {
     let mut config = match kubeconfig {
         Some(path) => {
             let kubeconfig = Kubeconfig::read_from(path).with_context(|| format!("read {}", path.display()))?;
             Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?
         }
-        None => found.await?,
+        None => default.await?,
     };
     config.default_retry = false;
     config.connect_timeout = Some(CONNECT);
     Ok(config)
 }
 
-/// A client that retries nothing by itself: reconciles have their own backoff, and a retried write would hide a conflict. It writes only
-/// as long as the fence holds.
+/// Makes a client without retries of its own, because reconciles have their own backoff, and a retried write would hide
+/// a conflict. Its writes need an open fence.
 ///
-/// All calls and watches share one HTTP/2 connection, which asks for a sign of life: kube's own stack speaks HTTP/1.1, where a watch on
-/// a connection that is lost without a word stands still for five minutes.
+/// All requests and watches share one HTTP/2 connection with pings. kube's own stack speaks HTTP/1.1, where a watch on
+/// a silently lost connection stalls for five minutes.
 ///
 /// # Errors
-/// The configuration cannot be used, or asks for a proxy.
-pub(crate) fn client(config: &Config, fence: &Fence) -> Result<Client> {
+/// The configuration cannot be used, or requires a proxy.
+pub(crate) fn client(config: &Config, fence: &WriteFence) -> Result<Client> {
     client_within(config, fence, REQUEST_DEADLINE)
 }
 
-/// The head of an answer comes within `head`, that of a watch included; a body that stops is the end of its connection.
-fn client_within(config: &Config, fence: &Fence, head: Duration) -> Result<Client> {
+/// `head` is the deadline of the response's head, also for watches. A stalled body is ended by the pings.
+fn client_within(config: &Config, fence: &WriteFence, head: Duration) -> Result<Client> {
     ensure!(config.proxy_url.is_none(), "the control plane cannot be reached through a proxy");
     let mut http = HttpConnector::new();
     http.enforce_http(false);
@@ -75,7 +77,7 @@ fn client_within(config: &Config, fence: &Fence, head: Duration) -> Result<Clien
     let https = HttpsConnectorBuilder::new().with_tls_config(config.rustls_client_config()?).https_or_http();
     let https = match &config.tls_server_name {
         Some(name) => {
-            let name = ServerName::try_from(name.clone()).context("the name of the control plane's server")?;
+            let name = ServerName::try_from(name.clone()).context("parse the server name of the control plane")?;
             https.with_server_name_resolver(FixedServerNameResolver::new(name))
         }
         None => https,
@@ -93,18 +95,18 @@ fn client_within(config: &Config, fence: &Fence, head: Duration) -> Result<Clien
         .layer(config.base_uri_layer())
         .option_layer(config.auth_layer()?)
         .layer(config.extra_headers_layer()?)
-        // Last: a token that is read or asked for takes its time.
+        // Innermost, because obtaining a token takes time in which the fence may close.
         .layer(fence.layer())
         .service(client);
     Ok(Client::new(service, config.default_namespace.clone()))
 }
 
-/// A client for nothing but the Lease: HTTP/1.1, so that a call that is given up closes its connection and the next one opens another.
-/// A Lease has no time to wait for a [`PING`].
+/// Makes a client for the Lease only. It speaks HTTP/1.1, so that a cancelled request closes its connection and the
+/// next one opens another: a Lease cannot wait for a [`PING`].
 ///
 /// # Errors
 /// The configuration cannot be used.
-pub(crate) fn client_of_lease(config: Config) -> Result<Client> {
+pub(crate) fn lease_client(config: Config) -> Result<Client> {
     Ok(Client::try_from(config)?)
 }
 
@@ -116,32 +118,34 @@ mod tests {
 
     use super::*;
 
-    /// A client of a server that takes connections and never says a word.
-    async fn of_the_silent(head: Duration, fence: &Fence) -> (Api<ConfigMap>, TcpListener) {
+    /// Client of a server that accepts connections and never responds.
+    async fn silent_server(head: Duration, fence: &WriteFence) -> (Api<ConfigMap>, TcpListener) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let config = Config::new(format!("http://{}", listener.local_addr().unwrap()).parse().unwrap());
         (Api::namespaced(client_within(&config, fence, head).unwrap(), "kcp-system"), listener)
     }
 
     #[tokio::test]
-    async fn a_call_that_is_not_answered_ends() {
-        let (maps, _listener) = of_the_silent(Duration::from_millis(50), &Fence::default()).await;
-        let Err(kube::Error::Service(error)) = maps.get("a").await else { panic!("a word") };
+    async fn request_without_response_times_out() {
+        let (maps, _listener) = silent_server(Duration::from_millis(50), &WriteFence::default()).await;
+        let Err(kube::Error::Service(error)) = maps.get("a").await else { panic!("a response") };
         assert!(error.is::<tower::timeout::error::Elapsed>(), "{error}");
     }
 
     #[tokio::test]
-    async fn nothing_is_written_behind_a_fence_that_is_shut() {
-        let (maps, _listener) = of_the_silent(REQUEST_DEADLINE, &Fence::shut()).await;
-        let Err(kube::Error::Service(error)) = maps.delete("a", &Default::default()).await else { panic!("a word") };
-        assert!(error.is::<crate::kube::leader::Lapsed>(), "{error}");
+    async fn closed_fence_refuses_writes() {
+        let (maps, _listener) = silent_server(REQUEST_DEADLINE, &WriteFence::closed()).await;
+        let Err(kube::Error::Service(error)) = maps.delete("a", &Default::default()).await else {
+            panic!("a response")
+        };
+        assert!(error.is::<crate::kube::leader::NotLeaderError>(), "{error}");
     }
 
     #[test]
-    fn a_proxy_is_refused_by_name() {
+    fn proxy_is_refused_with_its_reason() {
         let mut config = Config::new("https://kcp.test".parse().unwrap());
         config.proxy_url = Some("http://proxy.test".parse().unwrap());
-        let refused = client(&config, &Fence::default()).err().unwrap().to_string();
+        let refused = client(&config, &WriteFence::default()).err().unwrap().to_string();
         assert!(refused.contains("proxy"), "{refused}");
     }
 }

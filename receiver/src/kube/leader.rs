@@ -1,60 +1,62 @@
-//! One active receiver of several, by a fail-stop Lease in KCP.
+//! Leader election: one active receiver of several replicas, by a fail-stop Lease in KCP.
 //!
-//! Whoever wants to work takes the Lease, renews it, and stops all work when it could not renew it in time. `election` decides,
-//! purely; `seat` reads and writes the Lease; `fence` refuses every write of a receiver whose time is over, and its guard ends
-//! the process. No clock is compared with that of another machine: a Lease has expired when its record has not changed for as
-//! long as it says, on the clock of whoever watches it.
+//! A candidate acquires the Lease, renews it, and stops all work when a renewal is late. `election` decides purely;
+//! `elector` reads and writes the Lease; `fence` refuses every write of a receiver with an expired Lease, and its
+//! guard ends the process. Clocks of different machines are never compared: a Lease has expired when its record has not
+//! changed for its duration on the clock of the observer.
 //!
-//! A write that was sent before the end may still land after it; what that could spoil is worked on once more by the
-//! successor (`hub`).
+//! A write that was sent before the expiry may still arrive after it; the successor's runtime table reconciles every
+//! runtime that such a write could affect once more.
 
 mod election;
+mod elector;
 mod fence;
 mod metrics;
-mod seat;
 
 use std::time::Duration;
 
 use clap::Args;
 
-pub use fence::{Fence, FenceLayer, Fenced, Lapsed};
+use crate::base::flags::seconds;
+pub use elector::{LeaderElector, LeadershipLostError};
+pub use fence::{FencedService, NotLeaderError, WriteFence, WriteFenceLayer};
 pub use metrics::Metrics;
-pub use seat::{Lost, Seat};
 
-/// How one receiver of several is the active one.
+/// Flags of the leader election.
 #[derive(Clone, Debug, Args)]
 #[group(skip)]
+#[command(next_help_heading = "Lease")]
 pub struct Flags {
-    /// Name of the Lease, in the receiver's namespace.
+    /// Name of the Lease in the receiver's namespace
     #[arg(long, env = "TIDEWATCH_LEASE_NAME", default_value = "tidewatch-receiver")]
     pub lease_name: String,
 
-    /// How long the Lease holds without a renewal, in seconds: so long nobody takes over from a receiver that was killed.
-    #[arg(long, env = "TIDEWATCH_LEASE_SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u16).range(3..=300))]
-    pub lease_seconds: u16,
+    /// Duration of the Lease in seconds; another replica takes over from a killed receiver only after it
+    #[arg(long = "lease-seconds", env = "TIDEWATCH_LEASE_SECONDS", default_value = "15", value_name = "SECONDS", value_parser = seconds(3..=300))]
+    pub lease_duration: Duration,
 
-    /// Name of a place that never runs two receivers at a time, such as a pod's uid. A Lease that was taken from the same place is a
-    /// dead predecessor's, and is not waited for.
+    /// Name of a place that never runs two receivers concurrently, such as the pod's uid; a Lease whose holder ran in
+    /// the same place is taken over without waiting
     #[arg(long, env = "TIDEWATCH_LEASE_PLACE")]
     pub lease_place: Option<String>,
 }
 
-/// The times that follow from the length of a Lease.
+/// Durations derived from the Lease's duration.
 #[derive(Clone, Copy, Debug)]
 struct Timings {
-    /// What the Lease says.
+    /// Duration in the Lease.
     lease: Duration,
-    /// From the start of a write that succeeded to the end of all work, unless another succeeds. The rest up to `lease` is for
-    /// what was sent at the last moment.
+    /// From the start of a successful write to the end of all work, unless another write succeeds. The rest up to
+    /// `lease` is for requests that were sent at the last moment.
     valid: Duration,
-    /// From the start of a write that succeeded to the next.
+    /// From the start of a successful write to the next.
     renew: Duration,
-    /// From a write that failed to the next.
+    /// From a failed write to the next.
     retry: Duration,
-    /// One call takes no longer.
+    /// Timeout of one call.
     call: Duration,
-    /// How often a candidate looks.
-    look: Duration,
+    /// Interval in which a candidate polls the Lease.
+    poll: Duration,
 }
 
 impl Timings {
@@ -65,7 +67,7 @@ impl Timings {
             renew: lease / 3,
             retry: lease / 15,
             call: lease / 5,
-            look: (lease / 5).min(Duration::from_secs(1)),
+            poll: (lease / 5).min(Duration::from_secs(1)),
         }
     }
 }

@@ -11,7 +11,7 @@ struct Kind {
     kind: &'static str,
 }
 
-/// Counts per followed kind.
+/// Metrics of the watches, by kind.
 #[derive(Clone)]
 pub struct Metrics {
     objects: Family<Kind, Gauge>,
@@ -33,7 +33,7 @@ impl Metrics {
         self.objects.get_or_create(&Kind { kind }).set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
-    pub(super) fn unreadable(&self, kind: &'static str) {
+    pub(super) fn invalid(&self, kind: &'static str) {
         self.unreadable.get_or_create(&Kind { kind }).inc();
     }
 

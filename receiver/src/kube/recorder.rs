@@ -1,12 +1,13 @@
-//! What operators read of Kymas, Watchers and the catalog besides statuses: Kubernetes Events, and the incumbent's gauges of states.
+//! Kubernetes Events about Kymas, Watchers and the catalog, and the incumbent's gauges of states.
 //!
-//! Both follow what the caches of KCP say, so no pass ever waits for them. `news` compares what was with what is, `board` keeps what
-//! is to be told: both pure. `publish` writes, one Event after the other and not too many; what finds no room is counted and
-//! forgotten, for the status says it too. `states` is computed when somebody asks for it.
+//! Both derive from the caches of KCP, so no reconcile waits for them. `event_diff` compares the previous state of an
+//! object with the current one, `event_queue` holds the resulting Events; both are pure. `publish` writes one Event
+//! after another, rate limited; an Event that finds the queue full is counted and dropped, since the status contains it
+//! too. `states` computes its gauges at scrape.
 
-mod board;
+mod event_diff;
+mod event_queue;
 mod metrics;
-mod news;
 mod publish;
 mod states;
 #[cfg(test)]
@@ -25,121 +26,123 @@ use tokio::{sync::Notify, time::Instant};
 pub use metrics::Metrics;
 pub use states::register as register_states;
 
-use self::{board::Board, news::Facet};
+use self::{event_diff::KymaSnapshot, event_queue::EventQueue};
 use crate::base::key::KymaKey;
-pub(crate) use news::{About, News};
+pub(crate) use event_diff::{PendingEvent, Regarding};
 
-/// The handle; clones share what is known and what is to be told.
+/// Records changes of the caches as Events. Clones share one state.
 #[derive(Clone)]
-pub struct Record(Arc<Shared>);
+pub struct EventRecorder(Arc<Shared>);
 
 struct Shared {
-    known: Mutex<Known>,
-    stirred: Notify,
+    state: Mutex<RecorderState>,
+    posted: Notify,
     metrics: Metrics,
 }
 
-/// Bounded by the number of Kymas and Watchers; the board has a bound of its own.
+/// Last observed states, bounded by the number of Kymas and Watchers, and the bounded queue.
 #[derive(Default)]
-struct Known {
-    kymas: HashMap<KymaKey, Facet>,
+struct RecorderState {
+    kymas: HashMap<KymaKey, KymaSnapshot>,
     watchers: HashMap<KymaKey, State>,
-    board: Board,
+    queue: EventQueue,
 }
 
-impl Record {
-    /// Nothing is known, and nothing is written before [`Record::run`].
+impl EventRecorder {
+    /// Makes a recorder; nothing is written before [`EventRecorder::run`].
     #[must_use]
     pub fn new(metrics: Metrics) -> Self {
-        Self(Arc::new(Shared { known: Mutex::default(), stirred: Notify::new(), metrics }))
+        Self(Arc::new(Shared { state: Mutex::default(), posted: Notify::new(), metrics }))
     }
 
-    /// A Kyma that stood there when this process began: what it says is no news.
-    pub(crate) fn found_kyma(&self, key: &KymaKey, kyma: &Kyma) {
-        self.lock().kymas.insert(key.clone(), Facet::of(kyma));
+    /// Observes a Kyma of the first list of this process, without posting Events.
+    pub(crate) fn initial_kyma(&self, key: &KymaKey, kyma: &Kyma) {
+        self.lock().kymas.insert(key.clone(), KymaSnapshot::of(kyma));
     }
 
-    /// A Kyma as it is now.
+    /// Observes a new or changed Kyma.
     pub(crate) fn kyma(&self, key: &KymaKey, kyma: &Kyma) {
-        let now = Facet::of(kyma);
-        let mut known = self.lock();
-        let before = known.kymas.get(key).filter(|before| before.is_same_object(&now));
-        let news = news::of_kyma(before, &now, kyma);
-        known.kymas.insert(key.clone(), now);
-        self.post(known, news);
+        let now = KymaSnapshot::of(kyma);
+        let mut state = self.lock();
+        let before = state.kymas.get(key).filter(|before| before.is_same_object(&now));
+        let events = event_diff::of_kyma(before, &now, kyma);
+        state.kymas.insert(key.clone(), now);
+        self.post(state, events);
     }
 
-    /// A Kyma that is gone, or is not selected any more.
-    pub(crate) fn lost_kyma(&self, key: &KymaKey, kyma: &Kyma) {
-        let mut known = self.lock();
-        known.kymas.remove(key);
-        self.post(known, news::of_lost_kyma(kyma).into_iter().collect());
+    /// Observes a Kyma that was deleted or is no longer selected.
+    pub(crate) fn deleted_kyma(&self, key: &KymaKey, kyma: &Kyma) {
+        let mut state = self.lock();
+        state.kymas.remove(key);
+        self.post(state, event_diff::of_deleted_kyma(kyma).into_iter().collect());
     }
 
-    /// Posts Events that a controller has composed. The queue is bounded; those beyond its capacity are dropped and counted.
-    pub(crate) fn publish(&self, news: Vec<News>) {
-        self.post(self.lock(), news);
+    /// Posts Events that a controller has composed. The queue is bounded; those beyond its capacity are dropped and
+    /// counted.
+    pub(crate) fn publish(&self, events: Vec<PendingEvent>) {
+        self.post(self.lock(), events);
     }
 
-    /// An object of our group in KCP cannot be read; `known` if it could be before. The object is namespace, name and uid.
-    pub(crate) fn unreadable(
+    /// Posts an Event about an invalid object of Kyma's API group, given by namespace, name and uid; `known` if the
+    /// cache has a valid state of it.
+    pub(crate) fn report_invalid(
         &self,
         kind: &'static str,
         object: (String, String, String),
         known: bool,
         cause: &impl fmt::Display,
     ) {
-        self.post(self.lock(), vec![news::of_unreadable(kind, object, known, cause)]);
+        self.post(self.lock(), vec![event_diff::of_invalid(kind, object, known, cause)]);
     }
 
-    /// A Watcher that stood there when this process began.
-    pub(crate) fn found_watcher(&self, key: &KymaKey, watcher: &Watcher) {
-        self.lock().watchers.insert(key.clone(), news::state_of(watcher));
+    /// Observes a Watcher of the first list of this process, without posting Events.
+    pub(crate) fn initial_watcher(&self, key: &KymaKey, watcher: &Watcher) {
+        self.lock().watchers.insert(key.clone(), event_diff::state_of(watcher));
     }
 
-    /// A Watcher as it is now.
+    /// Observes a new or changed Watcher.
     pub(crate) fn watcher(&self, key: &KymaKey, watcher: &Watcher) {
-        let now = news::state_of(watcher);
-        let mut known = self.lock();
-        let before = known.watchers.insert(key.clone(), now).unwrap_or_default();
-        self.post(known, news::of_watcher(before, watcher).into_iter().collect());
+        let now = event_diff::state_of(watcher);
+        let mut state = self.lock();
+        let before = state.watchers.insert(key.clone(), now).unwrap_or_default();
+        self.post(state, event_diff::of_watcher(before, watcher).into_iter().collect());
     }
 
-    /// A Watcher that is gone.
-    pub(crate) fn lost_watcher(&self, key: &KymaKey) {
+    /// Observes a deleted Watcher.
+    pub(crate) fn deleted_watcher(&self, key: &KymaKey) {
         self.lock().watchers.remove(key);
     }
 
-    /// The upgrade of agents goes on, or has halted; it stands in this ConfigMap.
-    pub(crate) fn upgrade(&self, namespace: &str, name: &str, uid: &str, halted: bool, note: String) {
-        self.post(self.lock(), vec![news::of_upgrade(namespace, name, uid, halted, note)]);
+    /// Posts an Event about progress or halt of the agents' upgrade; it regards the ConfigMap of the upgrade's state.
+    pub(crate) fn report_upgrade(&self, namespace: &str, name: &str, uid: &str, halted: bool, note: String) {
+        self.post(self.lock(), vec![event_diff::of_upgrade(namespace, name, uid, halted, note)]);
     }
 
-    /// Writes what there is to tell, for ever.
+    /// Writes posted Events, forever.
     pub async fn run(self, client: Client) -> &'static str {
         publish::run(&self, &client).await
     }
 
-    fn post(&self, mut known: MutexGuard<'_, Known>, news: Vec<News>) {
-        if news.is_empty() {
+    fn post(&self, mut state: MutexGuard<'_, RecorderState>, events: Vec<PendingEvent>) {
+        if events.is_empty() {
             return;
         }
-        let dropped = news.into_iter().map(|news| known.board.post(news)).filter(|posted| !posted).count();
+        let dropped = events.into_iter().map(|event| state.queue.post(event)).filter(|posted| !posted).count();
         self.0.metrics.dropped(dropped);
-        self.0.metrics.waiting(known.board.waiting());
-        drop(known);
-        self.0.stirred.notify_one();
+        self.0.metrics.waiting(state.queue.len());
+        drop(state);
+        self.0.posted.notify_one();
     }
 
-    fn next(&self) -> Option<board::Write> {
-        let mut known = self.lock();
-        let next = known.board.next(Instant::now());
-        self.0.metrics.waiting(known.board.waiting());
+    fn next(&self) -> Option<event_queue::EventWrite> {
+        let mut state = self.lock();
+        let next = state.queue.next(Instant::now());
+        self.0.metrics.waiting(state.queue.len());
         next
     }
 
-    fn lock(&self) -> MutexGuard<'_, Known> {
-        // Every change is whole before the lock is let go.
-        self.0.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, RecorderState> {
+        // Consistent after a panic, since every change is a single operation.
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

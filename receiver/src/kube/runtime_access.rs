@@ -1,12 +1,11 @@
-//! Access to runtimes: from the kubeconfig Secrets in KCP to one bounded client per Kyma.
+//! Access to runtimes: turns the kubeconfig Secrets in KCP into one bounded client per Kyma.
 //!
-//! No kubeconfig can make the receiver run a command, read a file or reach an address that it should not: it is read as
-//! data ([`kubeconfig`]), and every resolved address is judged ([`addresses`]). No runtime can hold the receiver up: every
-//! answer has a limit of bytes and of time ([`CutOff`]), and every list an end ([`list_all`]). Tokens and keys show in no
-//! message and in no `Debug`.
+//! No kubeconfig can make the receiver run a command, read a file or connect to a forbidden address: it is parsed as
+//! plain data ([`kubeconfig`]), and every resolved address is checked ([`addresses`]). No runtime can block the
+//! receiver: every response is limited in bytes and time ([`LimitError`]), and every list ends ([`list_all`]).
+//! Tokens and keys appear in no message and in no `Debug`.
 
 pub mod addresses;
-mod answer;
 mod chain;
 mod classify;
 mod client;
@@ -14,6 +13,8 @@ mod connector;
 pub mod kubeconfig;
 mod list;
 mod metrics;
+mod response;
+mod upgrade;
 
 use std::{
     collections::HashMap,
@@ -29,33 +30,33 @@ use thiserror::Error;
 use tidewatch_shared::tls;
 use tokio::time::sleep;
 
-pub use addresses::{Cidr, Forbidden};
-pub use answer::{CutOff, Limits};
-pub use classify::{classify, cut_off, describe, forbidden_address};
-pub use kubeconfig::Refusal;
+pub use addresses::{Cidr, ForbiddenAddressError};
+pub use classify::{classify, describe, forbidden_address, limit_error};
+pub use kubeconfig::KubeconfigError;
 pub use list::{ListError, ListLimits, list_all};
 pub use metrics::Metrics;
+pub use response::{LimitError, Limits};
 
-use crate::{base::key::KymaKey, kube::leader::Fence};
-use addresses::Rules;
-use client::{Built, Parts};
-use connector::Guard;
+use crate::{base::key::KymaKey, kube::leader::WriteFence};
+use addresses::AddressRules;
+use client::{CachedClient, ClientParts};
+use connector::AddressGuard;
 use kubeconfig::RuntimeKubeconfig;
 
-/// What flags decide about access.
+/// Settings of the access to runtimes, from flags.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
-    /// `--allow-runtime-addresses`; wins over everything that is refused.
+    /// `--allow-runtime-addresses`; takes precedence over everything that is refused.
     pub allow: Vec<Cidr>,
     /// `--deny-runtime-addresses`.
     pub deny: Vec<Cidr>,
-    /// Limits of each runtime's answers.
+    /// Limits of each runtime's responses.
     pub limits: Limits,
-    /// Until when runtimes may be written to.
-    pub fence: Fence,
+    /// Write fence of all requests to runtimes.
+    pub fence: WriteFence,
 }
 
-/// What of an access Secret matters.
+/// The relevant parts of an access Secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct AccessSecret {
     /// Its name.
@@ -89,22 +90,22 @@ impl fmt::Debug for AccessSecret {
     }
 }
 
-/// Why a Kyma has no client. The text is one sentence for the condition `RuntimeAccess`.
+/// Reason for which a Kyma has no client. The text is one sentence for the condition `RuntimeAccess`.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum Unusable {
-    /// No Secret bears the Kyma's name. Alone it never means that the runtime is gone.
+pub enum RuntimeAccessError {
+    /// No Secret is labelled with the Kyma's name. Alone it never means that the runtime is gone.
     #[error("no access Secret is labelled with this Kyma's name")]
     Missing,
-    /// Which one is right cannot be known; their names, at most five of them.
+    /// The right Secret is ambiguous; their names, at most five.
     #[error("several access Secrets are labelled with this Kyma's name: {}", .0.join(", "))]
     Several(Vec<String>),
     /// The only Secret's kubeconfig is refused.
     #[error(transparent)]
-    Kubeconfig(#[from] Refusal),
+    Kubeconfig(#[from] KubeconfigError),
 }
 
-impl Unusable {
-    /// A label of a closed set.
+impl RuntimeAccessError {
+    /// Metric label, of a closed set.
     #[must_use]
     pub const fn label(&self) -> &'static str {
         match self {
@@ -115,55 +116,55 @@ impl Unusable {
     }
 }
 
-/// How many Secrets [`Unusable::Several`] names.
-const MAX_NAMED: usize = 5;
+/// Limit of Secrets that [`RuntimeAccessError::Several`] names.
+const MAX_NAMED_SECRETS: usize = 5;
 
-/// Clients that nothing uses at the moment, over all runtimes. After a start all are looked at within a minute or two: were the clients
-/// of thousands kept, they would need more memory than all else, and leave it in pieces when they go.
-const MAX_RESTING: usize = 64;
-/// How often clients that rest are looked for.
-const ROUND: Duration = Duration::from_secs(1);
+/// Limit of cached idle clients, over all runtimes. After a start all runtimes are reconciled within a minute or two:
+/// caching thousands of clients would need more memory than everything else, and fragment it when they are dropped.
+const MAX_IDLE_CLIENTS: usize = 64;
+/// Interval between two evictions of idle clients.
+const EVICTION_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The clients of all runtimes. One entry per Kyma with a Secret; a client is built when it is asked for, and dropped when it was
-/// idle for half a minute, or earlier when more than 64 others were used since: a client costs more memory than all else that is known
-/// of a quiet runtime.
+/// The clients of all runtimes. One entry per Kyma with a Secret; a client is built on demand, and evicted when it was
+/// idle for half a minute, or earlier when 64 others were used more recently: a client needs more memory than all other
+/// state of a quiet runtime.
 #[derive(Clone)]
 pub struct RuntimeAccess(Arc<Inner>);
 
 struct Inner {
-    parts: Parts,
-    // Held while somebody reads which Secrets there are and says so.
-    turn: Mutex<()>,
-    // Held for a lookup or the building of one client (about 0.2 ms), never across an await.
+    parts: ClientParts,
+    // Held while a caller reads the Secrets and stores them.
+    refresh: Mutex<()>,
+    // Held for a lookup or for building one client (about 0.2 ms), never across an await.
     table: Mutex<Table>,
 }
 
 #[derive(Default)]
 struct Table {
     entries: HashMap<KymaKey, Entry>,
-    last: u64,
+    last_revision: u64,
 }
 
 struct Entry {
-    prints: Vec<Print>,
+    fingerprints: Vec<SecretFingerprint>,
     revision: u64,
     access: Access,
 }
 
 enum Access {
-    Usable { kubeconfig: Box<RuntimeKubeconfig>, built: Option<Built> },
-    Unusable(Unusable),
+    Usable { kubeconfig: Box<RuntimeKubeconfig>, cached: Option<CachedClient> },
+    Unusable(RuntimeAccessError),
 }
 
-/// What tells two Secrets apart without keeping either.
-struct Print {
+/// Distinguishes Secrets without keeping their content.
+struct SecretFingerprint {
     name: String,
     resource_version: String,
     content: Option<digest::Digest>,
 }
 
-impl Print {
-    fn is(&self, secret: &AccessSecret) -> bool {
+impl SecretFingerprint {
+    fn matches(&self, secret: &AccessSecret) -> bool {
         self.name == secret.name
             && (self.resource_version == secret.resource_version
                 || self.content.as_ref().map(AsRef::as_ref) == content(secret).as_ref().map(AsRef::as_ref))
@@ -184,21 +185,21 @@ impl RuntimeAccess {
     #[must_use]
     pub fn new(settings: Settings, metrics: Metrics) -> Self {
         let Settings { allow, deny, limits, fence } = settings;
-        let guard = Guard { rules: Arc::new(Rules::new(allow, deny)), metrics };
-        let parts = Parts { guard, limits, provider: tls::provider(), fence };
-        Self(Arc::new(Inner { parts, turn: Mutex::default(), table: Mutex::default() }))
+        let guard = AddressGuard { rules: Arc::new(AddressRules::new(allow, deny)), metrics };
+        let parts = ClientParts { guard, limits, provider: tls::provider(), fence };
+        Self(Arc::new(Inner { parts, refresh: Mutex::default(), table: Mutex::default() }))
     }
 
-    /// As [`set_secrets`](Self::set_secrets), with the Secrets as `read` finds them: of two who read and say at the same time, what
-    /// was read last is what stays. Without this, who read before a Secret came could forget it again.
-    pub fn follow_secrets(&self, key: &KymaKey, read: impl FnOnce() -> Vec<AccessSecret>) -> bool {
-        let _turn = self.0.turn.lock().unwrap_or_else(PoisonError::into_inner);
+    /// As [`set_secrets`](Self::set_secrets), with the Secrets that `read` returns. Concurrent callers are serialized,
+    /// so the latest read wins: otherwise a caller that read before a Secret was added could remove it again.
+    pub fn refresh_secrets(&self, key: &KymaKey, read: impl FnOnce() -> Vec<AccessSecret>) -> bool {
+        let _refreshing = self.0.refresh.lock().unwrap_or_else(PoisonError::into_inner);
         self.set_secrets(key, &read())
     }
 
-    /// Says which Secrets bear this Kyma's name now, in any order. Tells whether access changed: then the old client is
-    /// forgotten at once (calls under way end with it), and the next [`client`](Self::client) is a new one. A Secret of the
-    /// same name and content is no change, whatever its version.
+    /// Sets the Secrets that are labelled with this Kyma's name, in any order. Returns true if access changed: then the
+    /// old client is dropped at once (its pending calls fail), and the next [`client`](Self::client) is a new one. A
+    /// Secret of the same name and content is no change, whatever its resourceVersion.
     pub fn set_secrets(&self, key: &KymaKey, secrets: &[AccessSecret]) -> bool {
         let mut table = self.table();
         if secrets.is_empty() {
@@ -207,99 +208,112 @@ impl RuntimeAccess {
         let mut secrets: Vec<_> = secrets.iter().collect();
         secrets.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         if let Some(entry) = table.entries.get_mut(key)
-            && entry.prints.len() == secrets.len()
-            && entry.prints.iter().zip(&secrets).all(|(print, secret)| print.is(secret))
+            && entry.fingerprints.len() == secrets.len()
+            && entry.fingerprints.iter().zip(&secrets).all(|(fingerprint, secret)| fingerprint.matches(secret))
         {
-            for (print, secret) in entry.prints.iter_mut().zip(secrets) {
-                print.resource_version.clone_from(&secret.resource_version);
+            for (fingerprint, secret) in entry.fingerprints.iter_mut().zip(secrets) {
+                fingerprint.resource_version.clone_from(&secret.resource_version);
             }
             return false;
         }
-        let access = match judge(&secrets) {
-            Ok(kubeconfig) => Access::Usable { kubeconfig: Box::new(kubeconfig), built: None },
+        let access = match parse_only_kubeconfig(&secrets) {
+            Ok(kubeconfig) => Access::Usable { kubeconfig: Box::new(kubeconfig), cached: None },
             Err(unusable) => {
                 self.0.parts.guard.metrics.unusable(unusable.label());
                 Access::Unusable(unusable)
             }
         };
-        table.last += 1;
-        let revision = table.last;
-        let prints = secrets.into_iter().map(Print::of).collect();
-        table.entries.insert(key.clone(), Entry { prints, revision, access });
+        table.last_revision += 1;
+        let revision = table.last_revision;
+        let fingerprints = secrets.into_iter().map(SecretFingerprint::of).collect();
+        table.entries.insert(key.clone(), Entry { fingerprints, revision, access });
         true
     }
 
-    /// Forgets a Kyma.
+    /// Removes a Kyma.
     pub fn remove(&self, key: &KymaKey) {
         self.table().entries.remove(key);
     }
 
-    /// The client of a Kyma's runtime. Cheap after the first time; must be called inside a tokio runtime.
+    /// Returns the client of a Kyma's runtime; cached. Must be called inside a tokio executor.
     ///
     /// # Errors
-    /// [`Unusable`].
-    pub fn client(&self, key: &KymaKey) -> Result<Client, Unusable> {
+    /// [`RuntimeAccessError`].
+    pub fn client(&self, key: &KymaKey) -> Result<Client, RuntimeAccessError> {
         self.client_and_revision(key).map(|(client, _)| client)
     }
 
-    /// As [`client`](Self::client), with a number that is different for each change of access: what was verified with
-    /// another one has to be verified again.
+    /// As [`client`](Self::client), with a revision that is unique for each change of access: results that were
+    /// verified with another revision must be verified again.
     ///
     /// # Errors
-    /// [`Unusable`].
-    pub fn client_and_revision(&self, key: &KymaKey) -> Result<(Client, u64), Unusable> {
+    /// [`RuntimeAccessError`].
+    pub fn client_and_revision(&self, key: &KymaKey) -> Result<(Client, u64), RuntimeAccessError> {
         let mut table = self.table();
-        let entry = table.entries.get_mut(key).ok_or(Unusable::Missing)?;
-        let built = match &mut entry.access {
+        let entry = table.entries.get_mut(key).ok_or(RuntimeAccessError::Missing)?;
+        let cached = match &mut entry.access {
             Access::Unusable(unusable) => return Err(unusable.clone()),
-            Access::Usable { built: Some(built), .. } => Ok(&*built),
-            Access::Usable { kubeconfig, built } => {
-                client::build(&self.0.parts, kubeconfig).map(|new| &*built.insert(new))
+            Access::Usable { cached: Some(cached), .. } => Ok(&*cached),
+            Access::Usable { kubeconfig, cached } => {
+                client::build(&self.0.parts, kubeconfig).map(|new| &*cached.insert(new))
             }
         };
-        match built {
-            Ok(built) => {
-                built.usage.now();
-                Ok((built.client.clone(), entry.revision))
+        match cached {
+            Ok(cached) => {
+                cached.usage.touch();
+                Ok((cached.client.clone(), entry.revision))
             }
             Err(refusal) => {
                 self.0.parts.guard.metrics.unusable(refusal.label());
-                let unusable = Unusable::from(refusal);
+                let unusable = RuntimeAccessError::from(refusal);
                 entry.access = Access::Unusable(unusable.clone());
                 Err(unusable)
             }
         }
     }
 
-    /// Drops the clients that nobody uses, for ever.
-    pub async fn run(self) -> &'static str {
-        loop {
-            sleep(ROUND).await;
-            self.drop_idle();
+    /// Builds a client of a Kyma's runtime over HTTP/1.1, whose connections can be upgraded to WebSocket: for port-forwards.
+    /// The rules for kubeconfigs, addresses and writes are those of [`client`](Self::client); the limits of responses do
+    /// not apply. Must be called inside a tokio executor.
+    ///
+    /// # Errors
+    /// [`RuntimeAccessError`].
+    pub fn upgrade_client(&self, key: &KymaKey) -> Result<Client, RuntimeAccessError> {
+        match &self.table().entries.get(key).ok_or(RuntimeAccessError::Missing)?.access {
+            Access::Unusable(unusable) => Err(unusable.clone()),
+            Access::Usable { kubeconfig, .. } => Ok(upgrade::build(&self.0.parts, kubeconfig)?),
         }
     }
 
-    fn drop_idle(&self) {
+    /// Evicts idle clients, for ever.
+    pub async fn run(self) -> &'static str {
+        loop {
+            sleep(EVICTION_INTERVAL).await;
+            self.evict_idle();
+        }
+    }
+
+    fn evict_idle(&self) {
         let mut table = self.table();
-        let rests = |entry: &Entry| match &entry.access {
-            Access::Usable { built: Some(built), .. } => built.usage.rests_since(),
-            Access::Usable { built: None, .. } | Access::Unusable(_) => None,
+        let idle_since = |entry: &Entry| match &entry.access {
+            Access::Usable { cached: Some(cached), .. } => cached.usage.idle_since(),
+            Access::Usable { cached: None, .. } | Access::Unusable(_) => None,
         };
-        let mut resting: Vec<_> = table.entries.values().filter_map(rests).collect();
-        resting.sort_unstable_by(|a, b| b.cmp(a));
-        // What was used last before this goes.
-        let full = resting.get(MAX_RESTING - 1).copied();
-        let idle = |built: &mut Built| {
-            let since = built.usage.rests_since();
-            since.is_some_and(|since| since.elapsed() >= client::IDLE || full.is_some_and(|full| since < full))
+        let mut idle_times: Vec<_> = table.entries.values().filter_map(idle_since).collect();
+        idle_times.sort_unstable_by(|a, b| b.cmp(a));
+        // Clients that were last used before this are evicted.
+        let full = idle_times.get(MAX_IDLE_CLIENTS - 1).copied();
+        let idle = |cached: &mut CachedClient| {
+            let since = cached.usage.idle_since();
+            since.is_some_and(|since| since.elapsed() >= client::IDLE_TIMEOUT || full.is_some_and(|full| since < full))
         };
         let idle = |entry: &mut Entry| match &mut entry.access {
-            Access::Usable { built, .. } => built.take_if(idle),
+            Access::Usable { cached, .. } => cached.take_if(idle),
             Access::Unusable(_) => None,
         };
         let idle: Vec<_> = table.entries.values_mut().filter_map(idle).collect();
         drop(table);
-        // Their connections close here, without the lock.
+        // Closes their connections, after the lock is released.
         drop(idle);
     }
 
@@ -308,15 +322,17 @@ impl RuntimeAccess {
     }
 }
 
-/// `secrets` is sorted and not empty.
-fn judge(secrets: &[&AccessSecret]) -> Result<RuntimeKubeconfig, Unusable> {
+/// Parses the kubeconfig of the only Secret. `secrets` is sorted and not empty.
+fn parse_only_kubeconfig(secrets: &[&AccessSecret]) -> Result<RuntimeKubeconfig, RuntimeAccessError> {
     match secrets {
-        [] => Err(Unusable::Missing),
+        [] => Err(RuntimeAccessError::Missing),
         [secret] => {
-            let bytes = secret.kubeconfig.as_deref().ok_or(Refusal::NoKey)?;
+            let bytes = secret.kubeconfig.as_deref().ok_or(KubeconfigError::NoKey)?;
             Ok(RuntimeKubeconfig::parse(bytes)?)
         }
-        several => Err(Unusable::Several(several.iter().take(MAX_NAMED).map(|secret| secret.name.clone()).collect())),
+        several => Err(RuntimeAccessError::Several(
+            several.iter().take(MAX_NAMED_SECRETS).map(|secret| secret.name.clone()).collect(),
+        )),
     }
 }
 

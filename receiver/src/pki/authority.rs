@@ -1,4 +1,4 @@
-//! Who issues certificates to runtimes, and what is trusted: as it stands now.
+//! Issues certificates to runtimes by the current CA or through another issuer, and publishes the current trust.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,89 +11,85 @@ use tidewatch_shared::{
 };
 use tokio::sync::watch;
 
-use super::{Ca, CertManager, Pki, Request, TrustBundle};
+use super::{Ca, CertManager, PkiError, SigningRequest, TrustBundle};
 
-/// What is trusted, and whose leaves are new: replaced as a whole.
+/// Trust anchors of both sides and the current issuer; replaced as a unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trust {
-    /// What agents shall trust: the roots of this receiver's own certificate. Stands in their ConfigMaps.
+    /// Roots that agents trust: those of this receiver's own certificate. Distributed in the agents' ConfigMaps.
     pub agents: TrustBundle,
-    /// What this receiver accepts: the roots of the agents' certificates.
+    /// Roots that this receiver accepts: those of the agents' certificates.
     pub clients: TrustBundle,
-    /// The key that signs new leaves; `None` when somebody else issues and it is not known.
+    /// Key that signs new leaves; `None` with another issuer, since its key is unknown.
     pub issuer: Option<KeyId>,
 }
 
-/// A certificate that was issued.
+/// An issued certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Issued {
     /// PEM, leaf first, without the root.
     pub chain: String,
     /// Hex SHA-256 of the leaf.
     pub fingerprint: String,
-    /// End of the leaf, in Unix seconds.
+    /// notAfter of the leaf, in Unix seconds.
     pub not_after: i64,
 }
 
-/// Why nothing was issued.
+/// Failure to issue a certificate.
 #[derive(Debug, Error)]
-pub enum Issue {
-    /// The built-in CA could not.
+pub enum IssueError {
+    /// The built-in CA failed.
     #[error("the built-in CA did not issue")]
-    Builtin(#[from] Pki),
-    /// The request must name exactly its runtime, because the issuer signs what it says.
+    Builtin(#[from] PkiError),
+    /// The request must name exactly its runtime, because the issuer signs all names in it.
     #[error("the certificate request does not name exactly its runtime")]
     Names,
-    /// The request cannot be handed to another issuer.
-    #[error("the certificate request is not one that another issuer can be given")]
-    Request,
-    /// The issuer refused, in its words.
+    /// The issuer refused, with its message.
     #[error("the issuer refused: {0}")]
     Refused(String),
-    /// The issuer did not answer in time.
-    #[error("the issuer did not answer within {0:?}")]
-    Late(Duration),
+    /// The issuer did not respond in time.
+    #[error("the issuer did not respond within {0:?}")]
+    Timeout(Duration),
     /// Too many requests wait for the issuer.
     #[error("too many certificate requests wait for the issuer")]
     Busy,
-    /// The control plane did not take the request or did not give the answer.
-    #[error("the control plane could not be asked")]
+    /// The control plane rejected the request, or did not return the result.
+    #[error("the call to the control plane failed")]
     Api(#[source] Box<kube::Error>),
-    /// What came back is not readable.
-    #[error("the issuer's answer is not a chain of certificates")]
+    /// The issuer's response is not readable.
+    #[error("the issuer's response is not a chain of certificates")]
     Chain(#[source] TlsConfigError),
-    /// What came back is no certificate of this runtime.
+    /// The issued certificate is not one of this runtime.
     #[error("the issuer's certificate does not name the runtime")]
     Certificate(#[from] ReadCertificateError),
-    /// What came back is of another key, does not hold now, or does not chain to the roots that are accepted.
+    /// The issued certificate has another key, is not valid now, or does not chain to the accepted roots.
     #[error("the issuer's certificate {0}")]
     Foreign(&'static str),
 }
 
-impl Issue {
-    /// The reason as metrics and logs name it: one of a closed set.
+impl IssueError {
+    /// Reason label of metrics and logs, of a closed set.
     #[must_use]
     pub const fn as_str(&self) -> &'static str {
         match self {
             Self::Builtin(_) => "builtin",
             Self::Names => "names",
-            Self::Request => "request",
             Self::Refused(_) => "refused",
-            Self::Late(_) => "late",
+            Self::Timeout(_) => "late",
             Self::Busy => "busy",
             Self::Api(_) => "api",
             Self::Chain(_) | Self::Certificate(_) | Self::Foreign(_) => "foreign",
         }
     }
 
-    /// Whether the request is at fault: asking again with the same one is of no use.
+    /// True if the request is at fault: retrying with the same one is of no use.
     #[must_use]
-    pub const fn is_of_request(&self) -> bool {
-        matches!(self, Self::Names | Self::Request)
+    pub const fn is_request_fault(&self) -> bool {
+        matches!(self, Self::Names)
     }
 }
 
-/// Issues certificates to runtimes; clones are the same.
+/// Issues certificates to runtimes; clones share it.
 #[derive(Clone)]
 pub struct Authority(Arc<Inner>);
 
@@ -105,7 +101,7 @@ struct Inner {
 }
 
 pub(super) enum Issuer {
-    /// The CA is replaced in a rotation.
+    /// The built-in CA, replaced in a rotation.
     Builtin(ArcSwap<Ca>),
     CertManager(Box<CertManager>),
 }
@@ -120,7 +116,7 @@ impl Authority {
         Self(Arc::new(Inner { domain, validity, issuer, trust }))
     }
 
-    /// A built-in CA that stays as it is, in memory.
+    /// A built-in CA in memory that never changes.
     #[must_use]
     pub fn fixed(ca: Ca, domain: TrustDomain, validity: Duration) -> Self {
         let bundle = ca.trust_bundle();
@@ -130,12 +126,12 @@ impl Authority {
 
     /// Issues the certificate of a runtime for the key of a request. Ends within ten seconds.
     ///
-    /// The built-in CA takes nothing from the request but its key. Another issuer signs the names that the request says, so there it
-    /// must name exactly this runtime.
+    /// The built-in CA takes only the key from the request. Another issuer signs the names in the request, so it must
+    /// name exactly this runtime.
     ///
     /// # Errors
-    /// [`Issue`].
-    pub async fn issue(&self, runtime: &RuntimeId, request: &Request) -> Result<Issued, Issue> {
+    /// [`IssueError`].
+    pub async fn issue(&self, runtime: &RuntimeId, request: &SigningRequest) -> Result<Issued, IssueError> {
         let Inner { domain, validity, issuer, trust } = &*self.0;
         let now = jiff::Timestamp::now().as_second();
         let chain = match issuer {
@@ -145,19 +141,19 @@ impl Authority {
                 issuer.issue(runtime, domain, request, *validity, &clients).await?
             }
         };
-        let leaf = tls::certificates(chain.as_bytes()).map_err(Issue::Chain)?.into_iter().next();
-        let leaf = Leaf::read(&leaf.ok_or(Issue::Foreign("is missing"))?)?;
+        let leaf = tls::certificates(chain.as_bytes()).map_err(IssueError::Chain)?.into_iter().next();
+        let leaf = Leaf::read(&leaf.ok_or(IssueError::Foreign("is missing"))?)?;
         Ok(Issued { chain, fingerprint: leaf.fingerprint, not_after: leaf.not_after })
     }
 
-    /// What is trusted, now and after every change.
+    /// Current trust, and every change of it.
     #[must_use]
     pub fn trust(&self) -> watch::Receiver<Arc<Trust>> {
         self.0.trust.subscribe()
     }
 
-    /// From now on this CA issues. Nothing changes where somebody else issues.
-    pub(super) fn issue_by(&self, ca: Arc<Ca>) {
+    /// Replaces the CA that issues. Has no effect with another issuer.
+    pub(super) fn set_ca(&self, ca: Arc<Ca>) {
         if let Issuer::Builtin(current) = &self.0.issuer {
             current.store(ca);
         }
@@ -173,7 +169,7 @@ mod tests {
     use crate::pki::{CA_VALIDITY, RUNTIME_VALIDITY};
 
     #[tokio::test]
-    async fn what_is_issued_says_by_whom_and_a_replaced_ca_issues_at_once() {
+    async fn issued_leaf_names_its_issuer_and_a_replaced_ca_issues_at_once() {
         let now = jiff::Timestamp::now().as_second();
         let [first, second] = ["a", "b"].map(|name| Ca::generate(name, now, CA_VALIDITY).unwrap());
         let ids = [&first, &second].map(|ca| ca.key_id().cloned().unwrap());
@@ -182,10 +178,10 @@ mod tests {
         let authority = Authority::fixed(first, domain.clone(), RUNTIME_VALIDITY);
         assert_eq!(authority.trust().borrow().issuer.as_ref(), Some(&ids[0]));
         let request = CertificateParams::default().serialize_request(&KeyPair::generate().unwrap()).unwrap();
-        let request = Request::from_der(request.der()).unwrap();
+        let request = SigningRequest::from_der(request.der()).unwrap();
         for (second, id) in [(None, &ids[0]), (Some(second), &ids[1])] {
             if let Some(second) = second {
-                authority.issue_by(Arc::new(second));
+                authority.set_ca(Arc::new(second));
             }
             let issued = authority.issue(&runtime, &request).await.unwrap();
             let leaf = tls::certificates(issued.chain.as_bytes()).unwrap().remove(0);

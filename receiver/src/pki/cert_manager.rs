@@ -1,7 +1,8 @@
-//! Issuing through `CertificateRequest`s of cert-manager.io/v1: one is made, answered by the issuer, checked, and deleted.
+//! Issues through `CertificateRequest`s of cert-manager.io/v1: creates one, polls for the issuer's result, checks it,
+//! and deletes it.
 //!
-//! cert-manager signs what a request says. So the request must say exactly who asks, and what comes back is believed only as far as
-//! this receiver would believe it from a runtime.
+//! cert-manager signs the names in a request. So the request must name exactly its runtime, and the result is checked
+//! like a certificate that a runtime presents.
 
 use std::{sync::Arc, time::Duration};
 
@@ -26,30 +27,30 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{Issue, Request, TrustBundle};
+use super::{IssueError, SigningRequest, TrustBundle};
 
-/// From the request to the certificate.
-const DEADLINE: Duration = Duration::from_secs(10);
-/// Requests that wait for the issuer at the same time.
-const AT_ONCE: usize = 64;
-/// A request that finds no place within this time is refused.
-const PLACE_DEADLINE: Duration = Duration::from_secs(2);
-/// First pause between two looks; each next one is twice as long.
-const FIRST_LOOK: Duration = Duration::from_millis(50);
-/// Longest pause between two looks.
-const LONGEST_LOOK: Duration = Duration::from_secs(1);
-/// A certificate may hold so much longer than was asked for.
-const SLACK: Duration = Duration::from_secs(60 * 60);
-/// Characters of an issuer's words that are passed on.
-const MAX_WORDS: usize = 256;
+/// Timeout from the request to the certificate.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Requests that wait for the issuer concurrently.
+const MAX_CONCURRENT_REQUESTS: usize = 64;
+/// A request that gets no permit within this time is refused.
+const PERMIT_TIMEOUT: Duration = Duration::from_secs(2);
+/// Delay before the first poll; doubled for each further one.
+const FIRST_POLL_DELAY: Duration = Duration::from_millis(50);
+/// Longest delay between two polls.
+const MAX_POLL_DELAY: Duration = Duration::from_secs(1);
+/// A certificate may be valid for this much longer than requested.
+const MAX_EXTRA_VALIDITY: Duration = Duration::from_secs(60 * 60);
+/// Longest issuer message that is passed on, in characters.
+const MAX_MESSAGE_CHARS: usize = 256;
 
-/// An issuer of cert-manager.
+/// A cert-manager issuer.
 pub(super) struct CertManager {
     api: Api<DynamicObject>,
     resource: ApiResource,
     kind: String,
     name: String,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
 #[derive(Default, Deserialize)]
@@ -75,49 +76,48 @@ impl CertManager {
         let kind_of_request = GroupVersionKind::gvk("cert-manager.io", "v1", "CertificateRequest");
         let resource = ApiResource::from_gvk(&kind_of_request);
         let api = Api::namespaced_with(kcp, namespace, &resource);
-        let places = Arc::new(Semaphore::new(AT_ONCE));
-        Self { api, resource, kind: kind.to_owned(), name: name.to_owned(), places }
+        let permits = Arc::new(Semaphore::new(MAX_CONCURRENT_REQUESTS));
+        Self { api, resource, kind: kind.to_owned(), name: name.to_owned(), permits }
     }
 
-    /// The chain for the key of a request, in PEM, checked against the roots that this receiver accepts.
+    /// Issues the chain for the key of a request, in PEM, checked against the roots that this receiver accepts.
     pub(super) async fn issue(
         &self,
         runtime: &RuntimeId,
         domain: &TrustDomain,
-        request: &Request,
+        request: &SigningRequest,
         validity: Duration,
         clients: &TrustBundle,
-    ) -> Result<String, Issue> {
+    ) -> Result<String, IssueError> {
         if !request.names_exactly(runtime, domain) {
-            return Err(Issue::Names);
+            return Err(IssueError::Names);
         }
-        let place = timeout(PLACE_DEADLINE, self.places.acquire()).await;
-        // Nobody closes the semaphore.
-        let _place = place.ok().and_then(Result::ok).ok_or(Issue::Busy)?;
-        let chain =
-            timeout(DEADLINE, self.ask(runtime, request, validity)).await.map_err(|_| Issue::Late(DEADLINE))??;
+        let permit = timeout(PERMIT_TIMEOUT, self.permits.acquire()).await;
+        // The semaphore is never closed.
+        let _permit = permit.ok().and_then(Result::ok).ok_or(IssueError::Busy)?;
+        let submitted = timeout(TIMEOUT, self.submit(&self.object(runtime, request, validity))).await;
+        let chain = submitted.map_err(|_| IssueError::Timeout(TIMEOUT))??;
         check(&chain, runtime, domain, request, clients)?;
         check_end(&chain, validity)?;
         Ok(chain)
     }
 
-    async fn ask(&self, runtime: &RuntimeId, request: &Request, validity: Duration) -> Result<String, Issue> {
-        let api = |error: kube::Error| Issue::Api(Box::new(error));
-        let wanted = self.object(runtime, request, validity);
-        let made = self.api.create(&PostParams::default(), &wanted).await.map_err(api)?;
-        let made = Made { api: self.api.clone(), name: made.name_any() };
-        let mut pause = FIRST_LOOK;
+    async fn submit(&self, request: &DynamicObject) -> Result<String, IssueError> {
+        let api = |error: kube::Error| IssueError::Api(Box::new(error));
+        let created = self.api.create(&PostParams::default(), request).await.map_err(api)?;
+        let created = CreatedRequest { api: self.api.clone(), name: created.name_any() };
+        let mut pause = FIRST_POLL_DELAY;
         loop {
             sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_LOOK);
-            let object = self.api.get(&made.name).await.map_err(api)?;
-            if let Some(chain) = answer(&object)? {
+            pause = (pause * 2).min(MAX_POLL_DELAY);
+            let object = self.api.get(&created.name).await.map_err(api)?;
+            if let Some(chain) = issued_chain(&object)? {
                 return Ok(chain);
             }
         }
     }
 
-    fn object(&self, runtime: &RuntimeId, request: &Request, validity: Duration) -> DynamicObject {
+    fn object(&self, runtime: &RuntimeId, request: &SigningRequest, validity: Duration) -> DynamicObject {
         let mut object = DynamicObject::new("", &self.resource).data(json!({"spec": {
             "request": STANDARD.encode(request.to_pem()),
             "duration": format!("{}s", validity.as_secs()),
@@ -135,18 +135,18 @@ impl CertManager {
     }
 }
 
-/// A request that was made: deleted when it is of no more use, however that came.
-struct Made {
+/// A created request; dropping it deletes the object, also on timeout or error.
+struct CreatedRequest {
     api: Api<DynamicObject>,
     name: String,
 }
 
-impl Drop for Made {
+impl Drop for CreatedRequest {
     fn drop(&mut self) {
         let (api, name) = (self.api.clone(), std::mem::take(&mut self.name));
-        // Nobody waits for it; what stays behind is a record of a certificate, and no secret.
+        // Detached. An object that stays behind is a record of a certificate, not a secret.
         tokio::spawn(async move {
-            let deleted = timeout(DEADLINE, api.delete(&name, &DeleteParams::default())).await;
+            let deleted = timeout(TIMEOUT, api.delete(&name, &DeleteParams::default())).await;
             if !matches!(deleted, Ok(Ok(_))) {
                 tracing::warn!(name, "A CertificateRequest could not be deleted");
             }
@@ -154,8 +154,8 @@ impl Drop for Made {
     }
 }
 
-/// What the issuer has said by now.
-fn answer(object: &DynamicObject) -> Result<Option<String>, Issue> {
+/// Parses the issuer's result; `None` while it is pending.
+fn issued_chain(object: &DynamicObject) -> Result<Option<String>, IssueError> {
     let status = object.data.get("status").cloned().unwrap_or_default();
     let status: Status = serde_json::from_value(status).unwrap_or_default();
     let is = |condition: &&Condition, kind: &str, state: &str| condition.r#type == kind && condition.status == state;
@@ -164,48 +164,53 @@ fn answer(object: &DynamicObject) -> Result<Option<String>, Issue> {
         find("Ready", "False").filter(|condition| matches!(condition.reason.as_str(), "Failed" | "Denied"))
     });
     if let Some(condition) = failed {
-        let words = condition.message.chars().filter(|char| !char.is_control()).take(MAX_WORDS).collect();
-        return Err(Issue::Refused(words));
+        let message = condition.message.chars().filter(|char| !char.is_control()).take(MAX_MESSAGE_CHARS).collect();
+        return Err(IssueError::Refused(message));
     }
     if find("Ready", "True").is_none() {
         return Ok(None);
     }
     let chain =
         status.certificate.and_then(|text| STANDARD.decode(text).ok()).and_then(|pem| String::from_utf8(pem).ok());
-    chain.map(Some).ok_or(Issue::Foreign("is missing"))
+    chain.map(Some).ok_or(IssueError::Foreign("is missing"))
 }
 
-/// Whether a chain is one with which that runtime could connect here.
+/// Checks that the runtime could connect here with this chain.
 fn check(
     chain: &str,
     runtime: &RuntimeId,
     domain: &TrustDomain,
-    request: &Request,
+    request: &SigningRequest,
     clients: &TrustBundle,
-) -> Result<(), Issue> {
-    let chain = tls::certificates(chain.as_bytes()).map_err(Issue::Chain)?;
-    let (leaf, rest) = chain.split_first().ok_or(Issue::Foreign("is missing"))?;
+) -> Result<(), IssueError> {
+    let chain = tls::certificates(chain.as_bytes()).map_err(IssueError::Chain)?;
+    let (leaf, rest) = chain.split_first().ok_or(IssueError::Foreign("is missing"))?;
     let read = RuntimeCertificate::read(leaf, domain)?;
     if read.runtime != *runtime {
-        return Err(Issue::Foreign("is another runtime's"));
+        return Err(IssueError::Foreign("is another runtime's"));
     }
     if read.leaf.public_key != rcgen::PublicKeyData::der_bytes(request.key()) {
-        return Err(Issue::Foreign("is of another key"));
+        return Err(IssueError::Foreign("is of another key"));
     }
-    let roots = clients.store().map_err(Issue::Chain)?;
+    let roots = clients.store().map_err(IssueError::Chain)?;
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), tls::provider());
-    let verifier = verifier.build().map_err(|_| Issue::Foreign("cannot be checked"))?;
+    let verifier = verifier.build().map_err(|_| IssueError::Foreign("cannot be checked"))?;
     verifier
         .verify_client_cert(leaf, rest, UnixTime::now())
-        .map_err(|_| Issue::Foreign("does not hold now, or does not chain to the roots that are accepted"))?;
+        .map_err(|_| IssueError::Foreign("is not valid now, or does not chain to the accepted roots"))?;
     Ok(())
 }
 
-/// What holds far longer than was asked for would outlive what it stands for.
-fn check_end(chain: &str, validity: Duration) -> Result<(), Issue> {
-    let latest = UnixTime::now().as_secs().saturating_add((validity + SLACK).as_secs());
+/// Rejects a certificate that is valid for far longer than requested, because it would outlive the runtime's
+/// entitlement.
+fn check_end(chain: &str, validity: Duration) -> Result<(), IssueError> {
+    let last_good = UnixTime::now().as_secs().saturating_add((validity + MAX_EXTRA_VALIDITY).as_secs());
     let end = super::sources::end_of(chain).and_then(|end| u64::try_from(end).ok());
-    if end.is_some_and(|end| end <= latest) { Ok(()) } else { Err(Issue::Foreign("holds longer than was asked for")) }
+    if end.is_some_and(|end| end <= last_good) {
+        Ok(())
+    } else {
+        Err(IssueError::Foreign("is valid for longer than requested"))
+    }
 }
 
 #[cfg(test)]
@@ -226,19 +231,19 @@ mod tests {
         jiff::Timestamp::now().as_second()
     }
 
-    fn request(name: &str, key: &KeyPair) -> Request {
+    fn request(name: &str, key: &KeyPair) -> SigningRequest {
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
         params.distinguished_name.push(DnType::CommonName, name);
         let uri = format!("spiffe://kyma.local/runtime/{name}");
         params.subject_alt_names = vec![SanType::URI(uri.try_into().unwrap())];
-        Request::from_der(params.serialize_request(key).unwrap().der()).unwrap()
+        SigningRequest::from_der(params.serialize_request(key).unwrap().der()).unwrap()
     }
 
-    /// The request, how often it was looked at, and all calls.
+    /// The request, the number of polls, and all calls.
     type Object = (Option<Value>, usize, Vec<String>);
 
-    /// Plays cert-manager: what it says of the one request that it is given, on the second look.
+    /// Fake cert-manager: returns the status of its one request on the second poll.
     #[derive(Clone)]
     struct Signer {
         status: Arc<dyn Fn(&Value) -> Value + Send + Sync>,
@@ -265,10 +270,10 @@ mod tests {
             calls.push(format!("{method}{rest}"));
             match *method {
                 Method::POST => {
-                    let mut made: Value = serde_json::from_slice(body).unwrap();
-                    made["metadata"]["name"] = json!("tidewatch-abc");
-                    *object = Some(made.clone());
-                    (StatusCode::CREATED, made)
+                    let mut created: Value = serde_json::from_slice(body).unwrap();
+                    created["metadata"]["name"] = json!("tidewatch-abc");
+                    *object = Some(created.clone());
+                    (StatusCode::CREATED, created)
                 }
                 Method::GET => {
                     let mut known = object.clone().unwrap();
@@ -289,26 +294,26 @@ mod tests {
                "certificate": STANDARD.encode(chain)})
     }
 
-    async fn ask(signer: &Signer, asked: &Request, clients: &TrustBundle) -> Result<String, Issue> {
+    async fn submit(signer: &Signer, csr: &SigningRequest, clients: &TrustBundle) -> Result<String, IssueError> {
         let (runtime, domain) = ("r-1".parse().unwrap(), "kyma.local".parse().unwrap());
-        signer.issuer().issue(&runtime, &domain, asked, RUNTIME_VALIDITY, clients).await
+        signer.issuer().issue(&runtime, &domain, csr, RUNTIME_VALIDITY, clients).await
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_request_is_made_answered_checked_and_deleted() {
+    async fn request_is_created_polled_checked_and_deleted() {
         let ca = Arc::new(Ca::generate("cert-manager", now(), CA_VALIDITY).unwrap());
         let key = KeyPair::generate().unwrap();
-        let (asked, clients) = (request("r-1", &key), ca.trust_bundle());
+        let (csr, clients) = (request("r-1", &key), ca.trust_bundle());
         let signer = Signer::new(move |object| {
             let spec = &object["spec"];
             assert_eq!(spec["issuerRef"], json!({"group": "cert-manager.io", "kind": "ClusterIssuer", "name": "kyma"}));
             assert_eq!((&spec["duration"], &spec["isCA"]), (&json!("86400s"), &json!(false)));
             let pem = STANDARD.decode(spec["request"].as_str().unwrap()).unwrap();
-            let request = Request::from_pem(&pem).unwrap();
+            let request = SigningRequest::from_pem(&pem).unwrap();
             let (runtime, domain) = ("r-1".parse().unwrap(), "kyma.local".parse().unwrap());
             ready(&ca.issue_runtime(&runtime, &domain, &request, now(), RUNTIME_VALIDITY).unwrap())
         });
-        let chain = ask(&signer, &asked, &clients).await.unwrap();
+        let chain = submit(&signer, &csr, &clients).await.unwrap();
         assert!(chain.starts_with("-----BEGIN CERTIFICATE-----"));
         while signer.object.lock().unwrap().0.is_some() {
             tokio::task::yield_now().await;
@@ -318,10 +323,10 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_not_that_runtimes_certificate_is_not_handed_out() {
+    async fn certificate_that_does_not_match_the_request_is_rejected() {
         let ca = Arc::new(Ca::generate("cert-manager", now(), CA_VALIDITY).unwrap());
         let [key, other] = [(); 2].map(|()| KeyPair::generate().unwrap());
-        let (asked, clients) = (request("r-1", &key), ca.trust_bundle());
+        let (csr, clients) = (request("r-1", &key), ca.trust_bundle());
         let domain: TrustDomain = "kyma.local".parse().unwrap();
         let issue = |ca: &Ca, name: &str, key: &KeyPair, at: i64| {
             ca.issue_runtime(&name.parse().unwrap(), &domain, &request(name, key), at, RUNTIME_VALIDITY).unwrap()
@@ -329,7 +334,7 @@ mod tests {
         let strange = Ca::generate("strange", now(), CA_VALIDITY).unwrap();
         let past = Ca::generate("cert-manager", now() - 200_000, CA_VALIDITY).unwrap();
         let long = RUNTIME_VALIDITY * 2;
-        let long = ca.issue_runtime(&"r-1".parse().unwrap(), &domain, &asked, now(), long).unwrap();
+        let long = ca.issue_runtime(&"r-1".parse().unwrap(), &domain, &csr, now(), long).unwrap();
         let server = ca.make_server(&["r-1".parse().unwrap()], now(), RUNTIME_VALIDITY).unwrap();
         for (chain, clients) in [
             (issue(&ca, "r-2", &key, now()), clients.clone()),
@@ -343,36 +348,36 @@ mod tests {
             ("garbage".to_owned(), clients.clone()),
         ] {
             let signer = Signer::new(move |_| ready(&chain));
-            let refused = ask(&signer, &asked, &clients).await.unwrap_err();
+            let refused = submit(&signer, &csr, &clients).await.unwrap_err();
             assert_eq!(refused.as_str(), "foreign", "{refused:?}");
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn refusals_and_silence_of_the_issuer_end_in_time() {
+    async fn refusing_and_silent_issuers_end_in_time() {
         let clients = Ca::generate("cert-manager", now(), CA_VALIDITY).unwrap().trust_bundle();
         let key = KeyPair::generate().unwrap();
-        let says = |kind: &'static str, status: &'static str, reason: &'static str| {
+        let responding = |kind: &'static str, status: &'static str, reason: &'static str| {
             Signer::new(
                 move |_| json!({"conditions": [{"type": kind, "status": status, "reason": reason, "message": "no\u{7}"}]}),
             )
         };
         for signer in [
-            says("Denied", "True", "policy"),
-            says("InvalidRequest", "True", "x"),
-            says("Ready", "False", "Failed"),
-            says("Ready", "False", "Denied"),
+            responding("Denied", "True", "policy"),
+            responding("InvalidRequest", "True", "x"),
+            responding("Ready", "False", "Failed"),
+            responding("Ready", "False", "Denied"),
         ] {
-            let refused = ask(&signer, &request("r-1", &key), &clients).await.unwrap_err();
-            assert!(matches!(&refused, Issue::Refused(words) if words == "no"), "{refused:?}");
+            let refused = submit(&signer, &request("r-1", &key), &clients).await.unwrap_err();
+            assert!(matches!(&refused, IssueError::Refused(words) if words == "no"), "{refused:?}");
         }
-        let silent = says("Ready", "False", "Pending");
-        assert!(matches!(ask(&silent, &request("r-1", &key), &clients).await, Err(Issue::Late(_))));
+        let silent = responding("Ready", "False", "Pending");
+        assert!(matches!(submit(&silent, &request("r-1", &key), &clients).await, Err(IssueError::Timeout(_))));
         while silent.object.lock().unwrap().0.is_some() {
             tokio::task::yield_now().await;
         }
-        let never = Signer::new(|_| panic!("it must not be asked"));
-        assert!(matches!(ask(&never, &request("r-2", &key), &clients).await, Err(Issue::Names)));
-        assert!(never.object.lock().unwrap().2.is_empty());
+        let unused = Signer::new(|_| panic!("the issuer must not be called"));
+        assert!(matches!(submit(&unused, &request("r-2", &key), &clients).await, Err(IssueError::Names)));
+        assert!(unused.object.lock().unwrap().2.is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! Flags of this room.
+//! Flags of the certificates.
 
 use std::{fmt, num::NonZeroU32, path::PathBuf, str::FromStr, time::Duration};
 
@@ -6,74 +6,59 @@ use clap::Args;
 use thiserror::Error;
 
 use super::ProxyIdentity;
+use crate::base::flags::seconds;
 
-/// Who issues certificates, and how long they hold.
+/// Issuer and validity of certificates.
 #[derive(Clone, Debug, Args)]
 #[group(skip)]
+#[command(next_help_heading = "Certificates")]
 pub struct Flags {
-    /// Who issues the runtimes' certificates when their roots are not given as a file: `builtin`, or
-    /// `cert-manager:<kind>/<name>` of an issuer of cert-manager.io.
+    /// Issuer of the runtimes' certificates unless --client-ca is given: `builtin`, or `cert-manager:<kind>/<name>` of
+    /// an issuer of cert-manager.io
     #[arg(long, env = "TIDEWATCH_ISSUER", default_value = "builtin")]
     pub issuer: IssuerName,
 
-    /// The roots of the certificates that cert-manager issues, in PEM; needed with it.
+    /// PEM file with the roots of the certificates that cert-manager issues; required with it
     #[arg(long, env = "TIDEWATCH_ISSUER_CA")]
     pub issuer_ca: Option<PathBuf>,
 
-    /// The roots of the event port's certificate when that is given as files and the agents' roots are not: what agents shall trust.
+    /// PEM file with the roots of the event port's certificate, for agents to trust, with --tls-cert and without
+    /// --client-ca
     #[arg(long, env = "TIDEWATCH_SERVER_CA", requires = "tls_cert", conflicts_with = "client_ca")]
     pub server_ca: Option<PathBuf>,
 
-    /// Further names and addresses of this receiver for the certificate that the built-in CA issues to it; those of --authority and of
-    /// the URLs that agents get are in it already.
+    /// Further names and addresses in the receiver's certificate that the built-in CA issues, besides those of
+    /// --authority and of the URLs for agents
     #[arg(long, env = "TIDEWATCH_SERVER_NAMES", value_delimiter = ',')]
     pub server_names: Vec<super::ServerName>,
 
-    /// How long a runtime's certificate holds, in seconds.
-    #[arg(long, env = "TIDEWATCH_CERTIFICATE_VALIDITY_SECONDS", default_value_t = 86_400, value_parser = clap::value_parser!(u32).range(5..=31_536_000))]
-    pub certificate_validity_seconds: u32,
+    /// Validity of a runtime's certificate, in seconds
+    #[arg(long = "certificate-validity-seconds", env = "TIDEWATCH_CERTIFICATE_VALIDITY_SECONDS", default_value = "86400", value_name = "SECONDS", value_parser = seconds(5..=31_536_000))]
+    pub certificate_validity: Duration,
 
-    /// How long the receiver's own certificate holds when the built-in CA issues it, in seconds.
-    #[arg(long, env = "TIDEWATCH_SERVER_CERTIFICATE_VALIDITY_SECONDS", default_value_t = 2_592_000, value_parser = clap::value_parser!(u32).range(5..=31_536_000))]
-    pub server_certificate_validity_seconds: u32,
+    /// Validity of the receiver's own certificate that the built-in CA issues, in seconds
+    #[arg(long = "server-certificate-validity-seconds", env = "TIDEWATCH_SERVER_CERTIFICATE_VALIDITY_SECONDS", default_value = "2592000", value_name = "SECONDS", value_parser = seconds(5..=31_536_000))]
+    pub server_certificate_validity: Duration,
 
-    /// How long a root of the built-in CA holds, in seconds.
-    #[arg(long, env = "TIDEWATCH_CA_VALIDITY_SECONDS", default_value_t = 157_680_000, value_parser = clap::value_parser!(u32).range(60..=1_576_800_000))]
-    pub ca_validity_seconds: u32,
+    /// Validity of a root of the built-in CA, in seconds
+    #[arg(long = "ca-validity-seconds", env = "TIDEWATCH_CA_VALIDITY_SECONDS", default_value = "157680000", value_name = "SECONDS", value_parser = seconds(60..=1_576_800_000))]
+    pub ca_validity: Duration,
 
-    /// At which age the root of the built-in CA is replaced by itself, in seconds.
-    #[arg(long, env = "TIDEWATCH_CA_ROTATION_SECONDS", default_value_t = 63_072_000, value_parser = clap::value_parser!(u32).range(10..=1_576_800_000))]
-    pub ca_rotation_seconds: u32,
+    /// Age in seconds at which the built-in CA replaces its root automatically
+    #[arg(long = "ca-rotation-seconds", env = "TIDEWATCH_CA_ROTATION_SECONDS", default_value = "63072000", value_name = "SECONDS", value_parser = seconds(10..=1_576_800_000))]
+    pub ca_rotation_age: Duration,
 
-    /// Agents in one second that are asked to renew a certificate whose issuer was replaced.
+    /// Maximum number of agents per second that are requested to renew a certificate whose issuer was replaced
     #[arg(long, env = "TIDEWATCH_RENEWALS_PER_SECOND", default_value = "20")]
     pub renewals_per_second: NonZeroU32,
 }
 
-impl Flags {
-    pub(crate) const fn runtime_validity(&self) -> Duration {
-        Duration::from_secs(self.certificate_validity_seconds as u64)
-    }
-
-    pub(crate) const fn server_validity(&self) -> Duration {
-        Duration::from_secs(self.server_certificate_validity_seconds as u64)
-    }
-
-    pub(crate) const fn ca_validity(&self) -> Duration {
-        Duration::from_secs(self.ca_validity_seconds as u64)
-    }
-
-    pub(crate) const fn ca_rotation(&self) -> Duration {
-        Duration::from_secs(self.ca_rotation_seconds as u64)
-    }
-}
-
-/// Who issues the runtimes' certificates.
+/// Issuer of the runtimes' certificates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum IssuerName {
     /// The built-in CA.
     Builtin,
-    /// An issuer of cert-manager.io.
+    /// A cert-manager.io issuer.
     CertManager {
         /// `Issuer` in the receiver's namespace, or `ClusterIssuer`.
         kind: String,
@@ -82,27 +67,27 @@ pub enum IssuerName {
     },
 }
 
-/// The text names no issuer.
+/// The text names no issuer: neither `builtin` nor `cert-manager:<kind>/<name>`.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("an issuer is builtin or cert-manager:<kind>/<name>")]
-pub struct InvalidIssuer;
+pub struct ParseIssuerError;
 
 impl FromStr for IssuerName {
-    type Err = InvalidIssuer;
+    type Err = ParseIssuerError;
 
-    fn from_str(text: &str) -> Result<Self, InvalidIssuer> {
+    fn from_str(text: &str) -> Result<Self, ParseIssuerError> {
         if text == "builtin" {
             return Ok(Self::Builtin);
         }
         let (kind, name) =
-            text.strip_prefix("cert-manager:").and_then(|rest| rest.split_once('/')).ok_or(InvalidIssuer)?;
+            text.strip_prefix("cert-manager:").and_then(|rest| rest.split_once('/')).ok_or(ParseIssuerError)?;
         let is_kind = !kind.is_empty() && kind.len() <= 63 && kind.bytes().all(|byte| byte.is_ascii_alphanumeric());
         let is_name = (1..=253).contains(&name.len())
             && name.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.'));
         if is_kind && is_name {
             Ok(Self::CertManager { kind: kind.to_owned(), name: name.to_owned() })
         } else {
-            Err(InvalidIssuer)
+            Err(ParseIssuerError)
         }
     }
 }
@@ -121,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_issuer_is_ours_or_one_of_cert_manager() {
+    fn issuer_is_builtin_or_of_cert_manager() {
         for good in ["builtin", "cert-manager:Issuer/a", "cert-manager:ClusterIssuer/kyma.root-1"] {
             assert_eq!(good.parse::<IssuerName>().unwrap().to_string(), good);
         }
@@ -134,27 +119,31 @@ mod tests {
             "cert-manager:Issuer/",
             "cert-manager:Issuer/A b",
         ] {
-            assert_eq!(bad.parse::<IssuerName>(), Err(InvalidIssuer), "{bad}");
+            assert_eq!(bad.parse::<IssuerName>(), Err(ParseIssuerError), "{bad}");
         }
     }
 }
-/// See [`Config::tls`].
+/// TLS of the event port. See [`Config::tls`].
 #[derive(Clone, Debug, Args)]
+#[group(skip)]
+#[command(next_help_heading = "Event port")]
 pub struct TlsFlags {
-    /// Certificate chain of the event port, leaf first, in PEM; without it the built-in CA issues one. A changed file is taken at once.
+    /// PEM file with the certificate chain of the event port, leaf first, reloaded on change; without it the built-in
+    /// CA issues one
     #[arg(long, env = "TIDEWATCH_TLS_CERT", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
-    /// Its key, PKCS#8 in PEM.
+    /// PEM file with the key of --tls-cert, in PKCS#8, reloaded on change
     #[arg(long, env = "TIDEWATCH_TLS_KEY", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
-    /// The roots of the agents' certificates, in PEM; then agents have them from elsewhere, and nothing is issued here.
+    /// PEM file with the roots of the agents' certificates, which another issuer provides: the receiver issues none
+    /// then
     #[arg(long, env = "TIDEWATCH_CLIENT_CA", requires = "tls_cert")]
     pub client_ca: Option<PathBuf>,
-    /// The roots of a proxy that ends TLS in front of the event port, in PEM; then nobody but that proxy may connect. It must
-    /// replace what clients write into Client-Cert and X-Forwarded-Client-Cert.
+    /// PEM file with the roots of a proxy that terminates TLS in front of the event port; only that proxy may connect
+    /// then, and must overwrite Client-Cert and X-Forwarded-Client-Cert of client requests
     #[arg(long, env = "TIDEWATCH_PROXY_CA", requires = "proxy_identity")]
     pub proxy_ca: Option<PathBuf>,
-    /// SPIFFE URI or DNS name in that proxy's own certificate.
+    /// SPIFFE URI or DNS name in the certificate of the proxy of --proxy-ca
     #[arg(long, env = "TIDEWATCH_PROXY_IDENTITY", requires = "proxy_ca")]
     pub proxy_identity: Option<ProxyIdentity>,
 }

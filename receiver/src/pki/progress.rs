@@ -1,47 +1,47 @@
-//! How far a rotation is, as the admin listener and the command line show it.
+//! Progress of a rotation, as the admin listener and the command line show it.
 
 use serde::{Deserialize, Serialize};
 use tidewatch_shared::certificate::KeyId;
 
-use super::stored::PhaseName;
+use super::ca_state::PhaseName;
 
-/// How many runtimes are named, at most.
-pub(crate) const NAMED: usize = 100;
+/// Limit of stragglers that are named.
+pub(crate) const MAX_NAMED_STRAGGLERS: usize = 100;
 
-/// How far the rotation of the built-in CA is.
+/// Progress of the rotation of the built-in CA.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Progress {
-    /// The phase.
+pub struct RotationProgress {
+    /// Current phase.
     pub phase: PhaseName,
-    /// When it began, in Unix seconds.
+    /// Begin of the phase, in Unix seconds.
     pub since: i64,
-    /// The newest root: the one that a rotation leads to.
+    /// Newest root, to which a rotation leads.
     pub target: KeyId,
-    /// End of that root, in Unix seconds.
+    /// notAfter of that root, in Unix seconds.
     pub target_not_after: i64,
-    /// After so many seconds in one phase it goes on without those who did not follow; `None` waits.
+    /// Seconds in one phase after which the rotation proceeds without the stragglers; `None` waits for all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub force_after_seconds: Option<u32>,
-    /// Whether the CA's Secret is there and is what is used.
+    /// State of the CA's Secret.
     pub secret: SecretState,
-    /// Runtimes.
+    /// Number of runtimes.
     pub runtimes: usize,
-    /// How many of them the phase waits for.
+    /// Number of runtimes that the phase waits for.
     pub waiting_for: usize,
-    /// Which, by name; the first hundred.
+    /// Their names, sorted by Kyma; at most a hundred.
     pub stragglers: Vec<Straggler>,
 }
 
-/// See [`Progress::secret`].
+/// State of the CA's Secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum SecretState {
-    /// It is what is used.
+    /// Its content is in use.
     Good,
-    /// It is gone.
+    /// The Secret is gone.
     Lost,
-    /// Its content is refused.
+    /// Its content is rejected.
     Refused,
 }
 
@@ -55,41 +55,41 @@ pub struct Straggler {
     pub runtime_id: String,
     /// The state of its event path.
     pub path: String,
-    /// What it has not done yet.
-    pub behind: Behind,
+    /// Step that it has not completed yet.
+    pub behind: StragglerReason,
 }
 
-/// What is asked for.
+/// Request for a rotation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Order {
-    /// See [`Progress::force_after_seconds`].
+pub struct RotationRequest {
+    /// See [`RotationProgress::force_after_seconds`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub force_after_seconds: Option<u32>,
 }
 
-/// The answer to it.
+/// Response to a [`RotationRequest`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Ordered {
-    /// The root to which the rotation leads that is under way now.
+pub struct RotationResponse {
+    /// Root to which the current rotation leads.
     pub target: KeyId,
 }
 
-/// Why a runtime holds a rotation up.
+/// Reason for which a rotation waits for a runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Behind {
-    /// It has said nothing since this receiver started.
+pub enum StragglerReason {
+    /// No heartbeat since this receiver started.
     Unheard,
     /// It has not confirmed the newest bundle.
     Bundle,
-    /// Its certificate is not one of the new root.
+    /// Its certificate was not issued by the new root.
     Certificate,
 }
 
-impl Behind {
-    /// In words.
+impl StragglerReason {
+    /// Text for people.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -99,7 +99,7 @@ impl Behind {
         }
     }
 
-    /// As the condition on the Kyma names it.
+    /// Reason of the condition on the Kyma.
     #[must_use]
     pub const fn reason(self) -> &'static str {
         match self {

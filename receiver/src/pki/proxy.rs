@@ -11,24 +11,24 @@ use tidewatch_shared::{
     tls::{self, TlsConfigError},
 };
 
-/// The text names no proxy.
+/// The text is neither a SPIFFE URI nor a DNS name.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("a proxy is named by a SPIFFE URI or a DNS name")]
-pub struct InvalidProxyIdentity;
+pub struct ParseProxyIdentityError;
 
-/// Whom the proxy's certificate must name (`--proxy-identity`).
+/// Name that the proxy's certificate must carry (`--proxy-identity`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProxyIdentity(Name);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Name {
-    /// It must be the only URI of the certificate (X509-SVID, section 2).
+    /// Must be the only URI of the certificate (X509-SVID, section 2).
     Uri(String),
     Dns(String),
 }
 
 impl ProxyIdentity {
-    /// Whether a certificate, whose chain was verified, names this proxy.
+    /// True if the certificate names this proxy. The caller has verified its chain.
     #[must_use]
     pub fn is_named_by(&self, leaf: &CertificateDer<'_>) -> bool {
         let Ok(names) = SubjectAltNames::read(leaf) else { return false };
@@ -40,15 +40,15 @@ impl ProxyIdentity {
 }
 
 impl FromStr for ProxyIdentity {
-    type Err = InvalidProxyIdentity;
+    type Err = ParseProxyIdentityError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let name = match text.strip_prefix("spiffe://") {
             Some(rest) if !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_graphic()) => {
                 Name::Uri(text.to_owned())
             }
-            Some(_) => return Err(InvalidProxyIdentity),
-            None => DnsName::try_from(text).map(|_| Name::Dns(text.to_owned())).map_err(|_| InvalidProxyIdentity)?,
+            Some(_) => return Err(ParseProxyIdentityError),
+            None => DnsName::try_from(text).map(|_| Name::Dns(text.to_owned())).map_err(|_| ParseProxyIdentityError)?,
         };
         Ok(Self(name))
     }
@@ -61,18 +61,18 @@ impl fmt::Display for ProxyIdentity {
     }
 }
 
-/// The proxy that ends TLS in front of this port.
+/// The proxy that terminates TLS in front of the event port.
 #[derive(Clone, Debug)]
 pub struct Proxy {
     identity: ProxyIdentity,
     verifier: Arc<ArcSwap<Verifier>>,
 }
 
-/// Verifies chains of agents' certificates.
+/// Verifier of the chains of agents' certificates.
 pub(crate) type Verifier = Arc<dyn ClientCertVerifier>;
 
 impl Proxy {
-    /// Takes the proxy's name, and the roots of the agents that it speaks for.
+    /// Takes the proxy's name, and the roots of the agents behind it.
     ///
     /// # Errors
     /// [`TlsConfigError::Verifier`].
@@ -81,7 +81,8 @@ impl Proxy {
         Ok(Self { identity, verifier })
     }
 
-    /// From now on the agents that it speaks for must chain to these roots, those too that chained to others just before.
+    /// Replaces the roots to which agents behind the proxy must chain, at once also for agents with certificates of
+    /// other roots.
     ///
     /// # Errors
     /// [`TlsConfigError::Verifier`]; then nothing has changed.
@@ -94,7 +95,7 @@ impl Proxy {
         &self.identity
     }
 
-    /// The verifier of forwarded client certificates; another one after each change of the roots.
+    /// Verifier of forwarded client certificates; replaced with each change of the roots.
     pub(crate) fn verifier(&self) -> Arc<Verifier> {
         self.verifier.load_full()
     }
@@ -118,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proxy_is_named_by_its_certificate_exactly() {
+    fn proxy_certificate_must_match_exactly() {
         let uri = |text: &str| SanType::URI(text.try_into().unwrap());
         let dns = |text: &str| SanType::DnsName(text.try_into().unwrap());
         let spiffe: ProxyIdentity = "spiffe://kcp/ns/istio-system/sa/gateway".parse().unwrap();
@@ -145,9 +146,9 @@ mod tests {
     }
 
     #[test]
-    fn what_names_no_proxy_is_refused() {
+    fn invalid_proxy_identities_are_refused() {
         for bad in ["", "spiffe://", "https://a", "a b", "spiffe://a b"] {
-            assert_eq!(bad.parse::<ProxyIdentity>(), Err(InvalidProxyIdentity), "{bad}");
+            assert_eq!(bad.parse::<ProxyIdentity>(), Err(ParseProxyIdentityError), "{bad}");
         }
     }
 }

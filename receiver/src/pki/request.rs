@@ -1,5 +1,5 @@
-//! Certificate requests (PKCS#10, RFC 2986). The built-in CA takes the key alone; only for an issuer that signs what a request says is
-//! the rest looked at. Whoever asks to become a CA is no agent, and gets nothing from either.
+//! Certificate requests (PKCS#10, RFC 2986). The built-in CA reads only the key; the rest matters only for an issuer
+//! that signs all of a request. A request for a CA certificate does not come from an agent, and both refuse it.
 
 use aws_lc_rs::signature::{ECDSA_P256_SHA256_ASN1, UnparsedPublicKey};
 use rcgen::{PKCS_ECDSA_P256_SHA256, PublicKeyData, SubjectPublicKeyInfo};
@@ -15,58 +15,58 @@ use x509_parser::{
     prelude::{FromDer, GeneralName, ParsedCriAttribute, ParsedExtension, X509CertificationRequest, X509Extension},
 };
 
-/// Bytes of one request, at most: a P-256 request with names has a few hundred.
+/// Longest request, in bytes; a P-256 request with names has a few hundred.
 const MAX_BYTES: usize = 16 << 10;
 
-/// Why a request is refused.
+/// Reason for which a request is refused.
 #[derive(Debug, Error, PartialEq, Eq)]
-pub enum ParseRequest {
-    /// Larger than 16 KiB.
+pub enum ParseRequestError {
+    /// More than 16 KiB.
     #[error("the certificate request is too large")]
     TooLarge,
-    /// Not PEM or not PKCS#10.
+    /// Neither PEM nor PKCS#10.
     #[error("the certificate request is not readable")]
     Parse,
-    /// Another key than P-256.
+    /// A key other than P-256.
     #[error("the certificate request's key is not P-256")]
     Key,
-    /// Whoever sent it does not hold the key.
+    /// The signature does not verify, so the sender does not hold the key.
     #[error("the certificate request's signature does not verify")]
     Signature,
-    /// It asks for a certificate that could sign others.
-    #[error("the certificate request asks for a certificate authority")]
+    /// A request for a certificate that could sign others.
+    #[error("the certificate request is for a certificate authority")]
     Authority,
 }
 
-/// A request whose sender holds the key.
+/// A request with a verified signature, so its sender holds the key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct SigningRequest {
     key: SubjectPublicKeyInfo,
     der: Vec<u8>,
 }
 
-impl Request {
+impl SigningRequest {
     /// Reads a request from DER.
     ///
     /// # Errors
-    /// [`ParseRequest`].
-    pub fn from_der(der: &[u8]) -> Result<Self, ParseRequest> {
+    /// [`ParseRequestError`].
+    pub fn from_der(der: &[u8]) -> Result<Self, ParseRequestError> {
         if der.len() > MAX_BYTES {
-            return Err(ParseRequest::TooLarge);
+            return Err(ParseRequestError::TooLarge);
         }
         let Ok(([], request)) = X509CertificationRequest::from_der(der) else {
-            return Err(ParseRequest::Parse);
+            return Err(ParseRequestError::Parse);
         };
         let info = &request.certification_request_info;
-        let key = SubjectPublicKeyInfo::from_der(info.subject_pki.raw).map_err(|_| ParseRequest::Key)?;
+        let key = SubjectPublicKeyInfo::from_der(info.subject_pki.raw).map_err(|_| ParseRequestError::Key)?;
         if key.algorithm() != &PKCS_ECDSA_P256_SHA256 || key.der_bytes().len() != 65 || key.der_bytes()[0] != 4 {
-            return Err(ParseRequest::Key);
+            return Err(ParseRequestError::Key);
         }
         UnparsedPublicKey::new(&ECDSA_P256_SHA256_ASN1, key.der_bytes())
             .verify(info.raw, &request.signature_value.data)
-            .map_err(|_| ParseRequest::Signature)?;
-        if asked(info).any(asks_for_ca) {
-            return Err(ParseRequest::Authority);
+            .map_err(|_| ParseRequestError::Signature)?;
+        if requested_extensions(info).any(requests_ca) {
+            return Err(ParseRequestError::Authority);
         }
         Ok(Self { key, der: der.to_vec() })
     }
@@ -74,12 +74,12 @@ impl Request {
     /// Reads a request from PEM.
     ///
     /// # Errors
-    /// [`ParseRequest`].
-    pub fn from_pem(pem: &[u8]) -> Result<Self, ParseRequest> {
+    /// [`ParseRequestError`].
+    pub fn from_pem(pem: &[u8]) -> Result<Self, ParseRequestError> {
         if pem.len() > 2 * MAX_BYTES {
-            return Err(ParseRequest::TooLarge);
+            return Err(ParseRequestError::TooLarge);
         }
-        let der = CertificateSigningRequestDer::from_pem_slice(pem).map_err(|_| ParseRequest::Parse)?;
+        let der = CertificateSigningRequestDer::from_pem_slice(pem).map_err(|_| ParseRequestError::Parse)?;
         Self::from_der(&der)
     }
 
@@ -87,12 +87,13 @@ impl Request {
         &self.key
     }
 
-    /// As PEM.
+    /// Serializes it as PEM.
     pub(super) fn to_pem(&self) -> String {
         labelled_pem("CERTIFICATE REQUEST", &self.der)
     }
 
-    /// Whether it asks for exactly one runtime's identity and for nothing else: what an issuer that signs what it is told may be given.
+    /// True if it requests exactly one runtime's identity and nothing else, so that it is safe for an issuer that signs
+    /// all of it.
     pub(super) fn names_exactly(&self, runtime: &RuntimeId, domain: &TrustDomain) -> bool {
         let Ok((_, request)) = X509CertificationRequest::from_der(&self.der) else { return false };
         let info = &request.certification_request_info;
@@ -103,9 +104,11 @@ impl Request {
         }
         let mut attributes = info.attributes().iter();
         let (Some(attribute), None) = (attributes.next(), attributes.next()) else { return false };
-        let ParsedCriAttribute::ExtensionRequest(asked) = attribute.parsed_attribute() else { return false };
+        let ParsedCriAttribute::ExtensionRequest(request) = attribute.parsed_attribute() else {
+            return false;
+        };
         let mut is_named = false;
-        for extension in &asked.extensions {
+        for extension in &request.extensions {
             match extension.parsed_extension() {
                 ParsedExtension::SubjectAlternativeName(names) if !is_named => {
                     let [GeneralName::URI(uri)] = names.general_names.as_slice() else { return false };
@@ -122,16 +125,16 @@ impl Request {
     }
 }
 
-/// The extensions that a request asks for (RFC 2985, section 5.4.2).
-fn asked<'a>(info: &'a X509CertificationRequestInfo<'a>) -> impl Iterator<Item = &'a X509Extension<'a>> {
+/// Requested extensions (RFC 2985, section 5.4.2).
+fn requested_extensions<'a>(info: &'a X509CertificationRequestInfo<'a>) -> impl Iterator<Item = &'a X509Extension<'a>> {
     info.attributes().iter().flat_map(|attribute| match attribute.parsed_attribute() {
-        ParsedCriAttribute::ExtensionRequest(asked) => asked.extensions.as_slice(),
+        ParsedCriAttribute::ExtensionRequest(request) => request.extensions.as_slice(),
         _ => &[],
     })
 }
 
-/// Whether an extension is the flag of a CA (RFC 5280, section 4.2.1.9), or cannot be read as its absence.
-fn asks_for_ca(extension: &X509Extension<'_>) -> bool {
+/// True if an extension requests a CA certificate (RFC 5280, section 4.2.1.9); one that is not parsable counts as such.
+fn requests_ca(extension: &X509Extension<'_>) -> bool {
     let is_leaf =
         matches!(extension.parsed_extension(), ParsedExtension::BasicConstraints(constraints) if !constraints.ca);
     extension.oid == OID_X509_EXT_BASIC_CONSTRAINTS && !is_leaf
@@ -147,7 +150,7 @@ mod tests {
     use super::*;
     use crate::pki::{CA_VALIDITY, Ca, RUNTIME_VALIDITY};
 
-    const CA: Result<(), ParseRequest> = Err(ParseRequest::Authority);
+    const CA: Result<(), ParseRequestError> = Err(ParseRequestError::Authority);
 
     fn request(key: &KeyPair) -> Vec<u8> {
         let mut params = CertificateParams::default();
@@ -158,9 +161,9 @@ mod tests {
     }
 
     #[test]
-    fn names_in_a_request_are_ignored_and_its_key_is_kept() {
+    fn names_in_a_request_are_ignored_and_its_key_is_used() {
         let key = KeyPair::generate().unwrap();
-        let read = Request::from_der(&request(&key)).unwrap();
+        let read = SigningRequest::from_der(&request(&key)).unwrap();
         let ca = Ca::generate("root", 1_800_000_000, CA_VALIDITY).unwrap();
         let (runtime, domain) = ("r-1".parse().unwrap(), "kyma.local".parse().unwrap());
         let chain = ca.issue_runtime(&runtime, &domain, &read, 1_800_000_000, RUNTIME_VALIDITY).unwrap();
@@ -170,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_request_for_exactly_one_identity_may_be_handed_on() {
+    fn only_a_request_for_exactly_one_identity_is_forwarded() {
         let (runtime, domain): (RuntimeId, TrustDomain) = ("r-1".parse().unwrap(), "kyma.local".parse().unwrap());
         let uri = |text: &str| SanType::URI(text.try_into().unwrap());
         let good = || {
@@ -180,13 +183,13 @@ mod tests {
             params.subject_alt_names = vec![uri("spiffe://kyma.local/runtime/r-1")];
             params
         };
-        let judge = |change: fn(&mut CertificateParams)| {
+        let parse = |change: fn(&mut CertificateParams)| {
             let mut params = good();
             change(&mut params);
             let request = params.serialize_request(&KeyPair::generate().unwrap()).unwrap();
-            Request::from_der(request.der()).unwrap().names_exactly(&runtime, &domain)
+            SigningRequest::from_der(request.der()).unwrap().names_exactly(&runtime, &domain)
         };
-        assert!(judge(|_| {}));
+        assert!(parse(|_| {}));
         let bad: [fn(&mut CertificateParams); 7] = [
             |params| params.subject_alt_names.clear(),
             |params| {
@@ -199,19 +202,19 @@ mod tests {
             |params| params.distinguished_name.push(DnType::CommonName, "r-2"),
         ];
         for (at, change) in bad.into_iter().enumerate() {
-            assert!(!judge(change), "{at}");
+            assert!(!parse(change), "{at}");
         }
     }
 
     #[test]
-    fn whoever_asks_to_become_a_ca_is_refused_and_whoever_says_that_he_does_not_is_not() {
-        let judge = |change: &dyn Fn(&mut CertificateParams)| {
+    fn request_for_a_ca_is_refused_and_an_explicit_non_ca_is_accepted() {
+        let parse = |change: &dyn Fn(&mut CertificateParams)| {
             let mut params = CertificateParams::default();
             change(&mut params);
             let request = params.serialize_request(&KeyPair::generate().unwrap()).unwrap();
-            Request::from_der(request.der()).map(drop)
+            SigningRequest::from_der(request.der()).map(drop)
         };
-        // RFC 5280, section 4.2.1.9, as any library may write it.
+        // RFC 5280, section 4.2.1.9, in the encodings of various libraries.
         let flag = |content: &'static [u8]| {
             move |params: &mut CertificateParams| {
                 let mut extension = CustomExtension::from_oid_content(&[2, 5, 29, 19], content.to_vec());
@@ -219,27 +222,27 @@ mod tests {
                 params.custom_extensions = vec![extension];
             }
         };
-        assert_eq!(judge(&|params| params.is_ca = IsCa::ExplicitNoCa), Ok(()));
-        assert_eq!(judge(&flag(&[0x30, 0x00])), Ok(()), "the default is FALSE");
-        assert_eq!(judge(&|params| params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0))), CA);
-        assert_eq!(judge(&flag(&[0x30, 0x03, 0x01, 0x01, 0xff])), CA);
-        assert_eq!(judge(&flag(&[0x30, 0x05, 0x01])), CA, "what cannot be read is not believed");
+        assert_eq!(parse(&|params| params.is_ca = IsCa::ExplicitNoCa), Ok(()));
+        assert_eq!(parse(&flag(&[0x30, 0x00])), Ok(()), "the default is FALSE");
+        assert_eq!(parse(&|params| params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0))), CA);
+        assert_eq!(parse(&flag(&[0x30, 0x03, 0x01, 0x01, 0xff])), CA);
+        assert_eq!(parse(&flag(&[0x30, 0x05, 0x01])), CA, "an unreadable flag counts as CA");
     }
 
     #[test]
-    fn only_a_p256_key_that_signed_the_request_is_taken() {
+    fn only_a_p256_key_that_signed_the_request_is_accepted() {
         let other = KeyPair::generate_for(&PKCS_ECDSA_P384_SHA384).unwrap();
-        assert_eq!(Request::from_der(&request(&other)), Err(ParseRequest::Key));
+        assert_eq!(SigningRequest::from_der(&request(&other)), Err(ParseRequestError::Key));
         let good = request(&KeyPair::generate().unwrap());
         let at = good.windows(7).position(|window| window == b"another").unwrap();
         let mut tampered = good.clone();
         tampered[at] = b'A';
-        assert_eq!(Request::from_der(&tampered), Err(ParseRequest::Signature));
+        assert_eq!(SigningRequest::from_der(&tampered), Err(ParseRequestError::Signature));
         let mut longer = good.clone();
         longer.push(0);
-        assert_eq!(Request::from_der(&longer), Err(ParseRequest::Parse));
-        assert_eq!(Request::from_der(&good[..good.len() - 1]), Err(ParseRequest::Parse));
-        assert_eq!(Request::from_der(&vec![0x30; MAX_BYTES + 1]), Err(ParseRequest::TooLarge));
-        assert_eq!(Request::from_pem(b"nothing"), Err(ParseRequest::Parse));
+        assert_eq!(SigningRequest::from_der(&longer), Err(ParseRequestError::Parse));
+        assert_eq!(SigningRequest::from_der(&good[..good.len() - 1]), Err(ParseRequestError::Parse));
+        assert_eq!(SigningRequest::from_der(&vec![0x30; MAX_BYTES + 1]), Err(ParseRequestError::TooLarge));
+        assert_eq!(SigningRequest::from_pem(b"nothing"), Err(ParseRequestError::Parse));
     }
 }

@@ -1,4 +1,4 @@
-//! What the gateway presents and demands.
+//! TLS configuration of the gateway: its certificate, and the client certificates that it requires.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use tidewatch_shared::{
 
 use super::TrustBundle;
 
-/// The end of a certificate is close so many seconds before it, at most: 14 days.
-const CLOSE: i64 = 14 * 86_400;
+/// Seconds before notAfter from which a certificate counts as close to expiry, at most: 14 days.
+const CLOSE_TO_EXPIRY: i64 = 14 * 86_400;
 
-/// A server's chain and key with the bundle that clients must chain to: checked together, published together.
+/// A server's chain and key with the bundle to which clients must chain: validated together, published together.
 #[derive(Clone)]
 pub struct ServerIdentity {
     config: Arc<ServerConfig>,
@@ -26,12 +26,12 @@ impl ServerIdentity {
     /// Builds it from PEM bytes.
     ///
     /// # Errors
-    /// [`TlsConfigError`]: also when key and certificate do not belong together. Whoever reloads keeps the last good one.
+    /// [`TlsConfigError`]: also when key and certificate do not belong together. A reload then keeps the last good one.
     pub fn from_pem(chain: &[u8], key: &[u8], clients: &TrustBundle) -> Result<Self, TlsConfigError> {
         Self::new(&Identity::from_pem(chain, key)?, clients)
     }
 
-    /// Builds it from what was read.
+    /// Builds it from a parsed identity.
     ///
     /// # Errors
     /// [`TlsConfigError`].
@@ -47,20 +47,20 @@ impl ServerIdentity {
         })
     }
 
-    /// The same for a proxy, which speaks for many.
+    /// Offers a proxy the ALPN protocols of a connection that carries many clients.
     #[must_use]
     pub fn behind_proxy(mut self) -> Self {
         Arc::make_mut(&mut self.config).alpn_protocols = ClientKind::Proxy.alpn_protocols();
         self
     }
 
-    /// The TLS configuration: TLS 1.3, a client certificate required, HTTP/1.1 and HTTP/2 by ALPN.
+    /// TLS configuration: TLS 1.3, client certificate required, HTTP/1.1 and HTTP/2 by ALPN.
     #[must_use]
     pub fn config(&self) -> Arc<ServerConfig> {
         self.config.clone()
     }
 
-    /// The same certificate for clients that show a token: TLS 1.3, no client certificate, HTTP/1.1.
+    /// TLS configuration with the same certificate for clients with a token: TLS 1.3, no client certificate, HTTP/1.1.
     #[must_use]
     pub fn config_for_tokens(&self) -> Arc<ServerConfig> {
         self.for_tokens.clone()
@@ -80,16 +80,18 @@ impl ServerIdentity {
         &self.fingerprint
     }
 
-    /// End of the server's certificate in Unix seconds; `None` when its key is not P-256 (a certificate of somebody else's CA).
+    /// notAfter of the server's certificate in Unix seconds; `None` when its key is not P-256, as may be with a foreign
+    /// CA.
     #[must_use]
     pub fn not_after(&self) -> Option<i64> {
         self.validity.map(|(_, end)| end)
     }
 
-    /// From when on its end is called close, in Unix seconds; `None` as above. Two weeks before it, as with the incumbent; a certificate of
-    /// short life is renewed later than that, so for it no more than a sixth of its life.
+    /// Unix time from which the certificate counts as close to expiry; `None` like [`not_after`](Self::not_after). Two
+    /// weeks before notAfter, as with the incumbent; at most a sixth of the validity, because a short-lived certificate
+    /// is renewed later than that.
     #[must_use]
     pub fn close_from(&self) -> Option<i64> {
-        self.validity.map(|(begin, end)| end - CLOSE.min((end - begin) / 6))
+        self.validity.map(|(begin, end)| end - CLOSE_TO_EXPIRY.min((end - begin) / 6))
     }
 }

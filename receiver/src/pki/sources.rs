@@ -1,4 +1,4 @@
-//! From where the receiver's own certificate, the roots of the agents and their issuer come, and what follows from them together.
+//! Sources of the receiver's own certificate, the agents' roots and their issuer, and their combination.
 
 use std::{fs, path::PathBuf};
 
@@ -13,57 +13,59 @@ use tidewatch_shared::{
     tls::{self, Identity, TlsConfigError},
 };
 
-use super::{Flags, IssuerName, PemIdentity, ServerIdentity, ServerName, TlsFlags, Trust, TrustBundle, stored::Stored};
+use super::{
+    Flags, IssuerName, PemIdentity, ServerIdentity, ServerName, TlsFlags, Trust, TrustBundle, ca_state::CaState,
+};
 
-/// Flags that do not go together.
+/// Flags that contradict each other.
 #[derive(Debug, Error, PartialEq, Eq)]
-pub enum Inconsistent {
-    /// Files of the agents' roots mean that nothing is issued here.
+pub enum FlagsError {
+    /// With files of the agents' roots this receiver issues nothing.
     #[error("with --client-ca no certificates are issued, so --issuer and --issuer-ca are of no use")]
     Issuer,
-    /// Agents could not be told whom to trust.
+    /// The roots that agents shall trust are unknown.
     #[error("--tls-cert without --client-ca needs --server-ca: the roots that agents shall trust")]
     ServerCa,
-    /// Somebody else's CA issues no server certificate.
+    /// A cert-manager issuer issues no server certificate.
     #[error("--issuer cert-manager:… needs --issuer-ca, --tls-cert and --tls-key")]
     CertManager,
     /// The built-in CA has its roots in a Secret.
     #[error("--issuer-ca is of no use with the built-in CA")]
     IssuerCa,
-    /// A certificate needs a name.
+    /// A certificate needs at least one name.
     #[error("--authority gives no name that a certificate could have")]
     NoName,
-    /// A root must outlive what it signs.
+    /// A root must outlive the leaves that it signs.
     #[error(
         "--ca-rotation-seconds and --certificate-validity-seconds together must be less than --ca-validity-seconds"
     )]
     Rotation,
 }
 
-/// Why a server certificate, a key or roots are refused.
+/// Reason for which a server certificate, a key or roots are rejected.
 #[derive(Debug, Error)]
-pub enum Refused {
-    /// A file.
+pub enum SourceError {
+    /// A file is not readable.
     #[error("read {path}")]
     Read {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// Error of the read.
         source: std::io::Error,
     },
-    /// The file with these roots.
+    /// The file of the named flag holds no usable roots.
     #[error("{0} has no usable roots")]
     Roots(&'static str, #[source] TlsConfigError),
-    /// Certificate and key.
+    /// The certificate and its key are not usable.
     #[error("the certificate and its key are not usable")]
     Server(#[source] TlsConfigError),
-    /// The certificate has ended.
-    #[error("the certificate has ended")]
-    Ended,
-    /// Agents would not accept it.
-    #[error("agents would not accept the certificate for {0}")]
+    /// The certificate has expired.
+    #[error("the certificate has expired")]
+    Expired,
+    /// Agents would reject the certificate for a name.
+    #[error("agents would reject the certificate for {0}")]
     Verify(String, #[source] rustls::Error),
-    /// The verifier.
+    /// The verifier cannot be built from the agents' roots.
     #[error("the roots that agents shall trust are not usable")]
     Verifier(#[source] VerifierBuilderError),
     /// There is no CA yet.
@@ -71,16 +73,16 @@ pub enum Refused {
     NoCa,
 }
 
-/// Where the receiver's own certificate comes from.
+/// Source of the receiver's own certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Server {
+pub(super) enum ServerSource {
     Files { chain: PathBuf, key: PathBuf },
     Issued,
 }
 
-/// Where the roots of the agents come from.
+/// Source of the agents' roots.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Clients {
+pub(super) enum ClientRoots {
     File(PathBuf),
     Builtin,
     CertManager { kind: String, name: String, ca: PathBuf },
@@ -88,103 +90,103 @@ pub(super) enum Clients {
 
 #[derive(Clone, Debug)]
 pub(super) struct Sources {
-    pub(super) server: Server,
-    pub(super) clients: Clients,
+    pub(super) server: ServerSource,
+    pub(super) clients: ClientRoots,
     server_ca: Option<PathBuf>,
     proxy_ca: Option<PathBuf>,
-    /// Under which the receiver is reached.
+    /// Names and addresses of the receiver.
     pub(super) names: Vec<ServerName>,
 }
 
-/// What the files hold.
+/// Contents of the files.
 #[derive(Clone, Default, PartialEq, Eq)]
-pub(super) struct Contents {
+pub(super) struct FileContents {
     server: Option<(Vec<u8>, Vec<u8>)>,
     clients: Option<Vec<u8>>,
     server_ca: Option<Vec<u8>>,
     proxy_ca: Option<Vec<u8>>,
 }
 
-/// What is published, all of it checked.
-pub(super) struct Whole {
+/// Validated configuration, to be published as a unit.
+pub(super) struct TlsSnapshot {
     pub(super) identity: ServerIdentity,
     pub(super) trust: Trust,
 }
 
 impl Sources {
-    pub(super) fn new(flags: &Flags, tls: &TlsFlags, names: Vec<ServerName>) -> Result<Self, Inconsistent> {
+    pub(super) fn new(flags: &Flags, tls: &TlsFlags, names: Vec<ServerName>) -> Result<Self, FlagsError> {
         let server = match (&tls.tls_cert, &tls.tls_key) {
-            (Some(chain), Some(key)) => Server::Files { chain: chain.clone(), key: key.clone() },
-            _ => Server::Issued,
+            (Some(chain), Some(key)) => ServerSource::Files { chain: chain.clone(), key: key.clone() },
+            _ => ServerSource::Issued,
         };
         let clients = match (&tls.client_ca, &flags.issuer, &flags.issuer_ca) {
-            (Some(path), IssuerName::Builtin, None) => Clients::File(path.clone()),
-            (Some(_), ..) => return Err(Inconsistent::Issuer),
-            (None, IssuerName::Builtin, None) => Clients::Builtin,
-            (None, IssuerName::Builtin, Some(_)) => return Err(Inconsistent::IssuerCa),
-            (None, IssuerName::CertManager { kind, name }, Some(ca)) if server != Server::Issued => {
-                Clients::CertManager { kind: kind.clone(), name: name.clone(), ca: ca.clone() }
+            (Some(path), IssuerName::Builtin, None) => ClientRoots::File(path.clone()),
+            (Some(_), ..) => return Err(FlagsError::Issuer),
+            (None, IssuerName::Builtin, None) => ClientRoots::Builtin,
+            (None, IssuerName::Builtin, Some(_)) => return Err(FlagsError::IssuerCa),
+            (None, IssuerName::CertManager { kind, name }, Some(ca)) if server != ServerSource::Issued => {
+                ClientRoots::CertManager { kind: kind.clone(), name: name.clone(), ca: ca.clone() }
             }
-            (None, IssuerName::CertManager { .. }, _) => return Err(Inconsistent::CertManager),
+            (None, IssuerName::CertManager { .. }, _) => return Err(FlagsError::CertManager),
         };
-        let is_foreign = server != Server::Issued && !matches!(clients, Clients::File(_));
+        let is_foreign = server != ServerSource::Issued && !matches!(clients, ClientRoots::File(_));
         if is_foreign && flags.server_ca.is_none() {
-            return Err(Inconsistent::ServerCa);
+            return Err(FlagsError::ServerCa);
         }
-        if names.is_empty() && server == Server::Issued {
-            return Err(Inconsistent::NoName);
+        if names.is_empty() && server == ServerSource::Issued {
+            return Err(FlagsError::NoName);
         }
-        if clients == Clients::Builtin && flags.ca_rotation() + flags.runtime_validity() >= flags.ca_validity() {
-            return Err(Inconsistent::Rotation);
+        if clients == ClientRoots::Builtin && flags.ca_rotation_age + flags.certificate_validity >= flags.ca_validity {
+            return Err(FlagsError::Rotation);
         }
         Ok(Self { server, clients, server_ca: flags.server_ca.clone(), proxy_ca: tls.proxy_ca.clone(), names })
     }
 
-    /// Whether the built-in CA has a part in it.
-    pub(super) fn need_ca(&self) -> bool {
-        self.clients == Clients::Builtin
+    /// True if the built-in CA issues the agents' certificates.
+    pub(super) fn uses_builtin_ca(&self) -> bool {
+        self.clients == ClientRoots::Builtin
     }
 
-    /// Whether the receiver's own certificate comes from files.
+    /// True if the receiver's own certificate comes from files.
     pub(super) fn has_server_files(&self) -> bool {
-        self.server != Server::Issued
+        self.server != ServerSource::Issued
     }
 
-    pub(super) fn read(&self) -> Result<Contents, Refused> {
+    pub(super) fn read(&self) -> Result<FileContents, SourceError> {
         let server = match &self.server {
-            Server::Files { chain, key } => Some((read(chain)?, read(key)?)),
-            Server::Issued => None,
+            ServerSource::Files { chain, key } => Some((read(chain)?, read(key)?)),
+            ServerSource::Issued => None,
         };
         let clients = match &self.clients {
-            Clients::File(path) | Clients::CertManager { ca: path, .. } => Some(read(path)?),
-            Clients::Builtin => None,
+            ClientRoots::File(path) | ClientRoots::CertManager { ca: path, .. } => Some(read(path)?),
+            ClientRoots::Builtin => None,
         };
         let optional = |path: &Option<PathBuf>| path.as_ref().map(read).transpose();
-        Ok(Contents { server, clients, server_ca: optional(&self.server_ca)?, proxy_ca: optional(&self.proxy_ca)? })
+        Ok(FileContents { server, clients, server_ca: optional(&self.server_ca)?, proxy_ca: optional(&self.proxy_ca)? })
     }
 
-    /// Makes one whole of the files, the CA and the leaf that it made for this receiver. `now` is in Unix seconds.
+    /// Combines the files, the CA and the leaf that the CA issued to this receiver. `now` is in Unix seconds.
     pub(super) fn combine(
         &self,
-        contents: &Contents,
-        stored: Option<&Stored>,
-        own: Option<&PemIdentity>,
+        contents: &FileContents,
+        state: Option<&CaState>,
+        server_leaf: Option<&PemIdentity>,
         now: i64,
-    ) -> Result<Whole, Refused> {
-        let mut trust = match (&contents.clients, stored) {
+    ) -> Result<TlsSnapshot, SourceError> {
+        let mut trust = match (&contents.clients, state) {
             (Some(pem), _) => {
                 let clients = bundle("--client-ca or --issuer-ca", pem)?;
                 Trust { agents: clients.clone(), clients, issuer: None }
             }
-            (None, Some(stored)) => stored.trust(),
-            (None, None) => return Err(Refused::NoCa),
+            (None, Some(state)) => state.trust(),
+            (None, None) => return Err(SourceError::NoCa),
         };
-        let server = match (&contents.server, own) {
+        let server = match (&contents.server, server_leaf) {
             (Some((chain, key)), _) => Identity::from_pem(chain, key),
-            (None, Some(own)) => own.identity(),
-            (None, None) => return Err(Refused::NoCa),
+            (None, Some(server_leaf)) => server_leaf.identity(),
+            (None, None) => return Err(SourceError::NoCa),
         }
-        .map_err(Refused::Server)?;
+        .map_err(SourceError::Server)?;
         if let Some(pem) = &contents.server_ca {
             trust.agents = bundle("--server-ca", pem)?;
             self.verify(&server, &trust.agents, now)?;
@@ -193,43 +195,43 @@ impl Sources {
             Some(pem) => ServerIdentity::new(&server, &bundle("--proxy-ca", pem)?).map(ServerIdentity::behind_proxy),
             None => ServerIdentity::new(&server, &trust.clients),
         };
-        Ok(Whole { identity: identity.map_err(Refused::Server)?, trust })
+        Ok(TlsSnapshot { identity: identity.map_err(SourceError::Server)?, trust })
     }
 
-    /// A certificate that agents refuse would silence all of them.
-    fn verify(&self, server: &Identity, agents: &TrustBundle, now: i64) -> Result<(), Refused> {
-        let roots = agents.store().map_err(|why| Refused::Roots("--server-ca", why))?;
+    /// Verifies the server's certificate as agents do: one that they reject would cut off all of them.
+    fn verify(&self, server: &Identity, agents: &TrustBundle, now: i64) -> Result<(), SourceError> {
+        let roots = agents.store().map_err(|error| SourceError::Roots("--server-ca", error))?;
         let verifier = WebPkiServerVerifier::builder_with_provider(roots.into(), tls::provider())
             .build()
-            .map_err(Refused::Verifier)?;
+            .map_err(SourceError::Verifier)?;
         let (leaf, rest) =
-            server.chain.split_first().ok_or(Refused::Server(TlsConfigError::Empty("the certificate chain")))?;
+            server.chain.split_first().ok_or(SourceError::Server(TlsConfigError::Empty("the certificate chain")))?;
         let now = UnixTime::since_unix_epoch(std::time::Duration::from_secs(now.max(0).cast_unsigned()));
         for name in &self.names {
             let verified = verifier.verify_server_cert(leaf, rest, &name.for_tls(), &[], now);
-            verified.map_err(|why| Refused::Verify(name.to_string(), why))?;
+            verified.map_err(|error| SourceError::Verify(name.to_string(), error))?;
         }
         Ok(())
     }
 }
 
-impl Whole {
-    /// Whether the certificate holds now; one whose end cannot be read does.
-    pub(super) fn check_end(&self, now: i64) -> Result<(), Refused> {
-        if self.identity.not_after().is_some_and(|end| end <= now) { Err(Refused::Ended) } else { Ok(()) }
+impl TlsSnapshot {
+    /// Rejects an expired certificate; one with an unreadable notAfter passes.
+    pub(super) fn check_end(&self, now: i64) -> Result<(), SourceError> {
+        if self.identity.not_after().is_some_and(|end| end <= now) { Err(SourceError::Expired) } else { Ok(()) }
     }
 }
 
-/// End of the first certificate of a chain in PEM.
+/// notAfter of the first certificate of a PEM chain.
 pub(super) fn end_of(chain: &str) -> Option<i64> {
     let leaf = tls::certificates(chain.as_bytes()).ok()?.into_iter().next()?;
     Leaf::read(&leaf).ok().map(|leaf| leaf.not_after)
 }
 
-fn bundle(name: &'static str, pem: &[u8]) -> Result<TrustBundle, Refused> {
-    TrustBundle::from_pem(pem).map_err(|why| Refused::Roots(name, why))
+fn bundle(name: &'static str, pem: &[u8]) -> Result<TrustBundle, SourceError> {
+    TrustBundle::from_pem(pem).map_err(|error| SourceError::Roots(name, error))
 }
 
-fn read(path: &PathBuf) -> Result<Vec<u8>, Refused> {
-    fs::read(path).map_err(|source| Refused::Read { path: path.clone(), source })
+fn read(path: &PathBuf) -> Result<Vec<u8>, SourceError> {
+    fs::read(path).map_err(|source| SourceError::Read { path: path.clone(), source })
 }

@@ -1,4 +1,4 @@
-//! The CA's Secret in KCP: made by whoever is first, changed only as it was read.
+//! The CA's Secret in KCP: created by the first replica, replaced only at the resourceVersion that was read.
 
 use std::collections::BTreeMap;
 
@@ -9,59 +9,59 @@ use kube::{
 };
 use thiserror::Error;
 
-use super::stored::{ReadStored, Stored};
+use super::ca_state::{CaState, CaStateError};
 
 /// Name of the Secret that holds the built-in CA, in the receiver's namespace.
 pub const CA_SECRET: &str = "tidewatch-ca";
 
-/// Why the Secret was not read or not written.
+/// Failure to read or write the Secret.
 #[derive(Debug, Error)]
-pub enum Keep {
-    /// The control plane refused or did not answer.
-    #[error("the control plane could not be asked for the Secret {CA_SECRET}")]
+pub enum CaSecretError {
+    /// The control plane refused or did not respond.
+    #[error("the call for the Secret {CA_SECRET} failed")]
     Api(#[source] Box<kube::Error>),
-    /// What stands in it is not a CA; it is never written over.
+    /// The content is not a CA; it is never overwritten.
     #[error("the Secret {CA_SECRET} holds no usable CA")]
-    Content(#[from] ReadStored),
-    /// It was deleted again and again between a create and a read.
-    #[error("the Secret {CA_SECRET} comes and goes")]
+    Content(#[from] CaStateError),
+    /// The Secret was deleted repeatedly between a create and a read.
+    #[error("the Secret {CA_SECRET} is deleted repeatedly")]
     Unsteady,
 }
 
-impl From<kube::Error> for Keep {
+impl From<kube::Error> for CaSecretError {
     fn from(error: kube::Error) -> Self {
         Self::Api(Box::new(error))
     }
 }
 
-/// The content of the Secret, as it was read.
+/// Content of the Secret, as read.
 #[derive(Clone, Debug)]
-pub(crate) struct Kept {
-    pub(crate) stored: Stored,
-    /// What others have noted on it stays when it is written.
+pub(crate) struct CaSecret {
+    pub(crate) state: CaState,
+    /// Preserved by a replace, with the labels and annotations of other writers.
     metadata: ObjectMeta,
 }
 
-impl Kept {
-    pub(crate) fn of(secret: &Secret) -> Result<Self, ReadStored> {
-        let stored = Stored::read(secret.data.as_ref().unwrap_or(&BTreeMap::new()))?;
+impl CaSecret {
+    pub(crate) fn of(secret: &Secret) -> Result<Self, CaStateError> {
+        let state = CaState::read(secret.data.as_ref().unwrap_or(&BTreeMap::new()))?;
         let metadata = ObjectMeta { managed_fields: None, ..secret.metadata.clone() };
-        Ok(Self { stored, metadata })
+        Ok(Self { state, metadata })
     }
 
-    /// The version that it was read at.
+    /// resourceVersion of the read.
     pub(crate) fn version(&self) -> &str {
         self.metadata.resource_version.as_deref().unwrap_or_default()
     }
 }
 
-/// Reads and writes it.
+/// Reads and writes the Secret.
 #[derive(Clone)]
 pub(crate) struct Store {
     api: Api<Secret>,
 }
 
-/// How often a create that found a Secret and a read that found none may alternate.
+/// Limit of alternations between a create that found a Secret and a read that found none.
 const ATTEMPTS: usize = 5;
 
 impl Store {
@@ -73,54 +73,58 @@ impl Store {
         &self.api
     }
 
-    /// What stands there, or else this, which is then written. Of several replicas that begin at once one writes, and all have the same.
-    pub(crate) async fn read_or_create(&self, make: impl Fn() -> Result<Stored, super::Pki>) -> Result<Kept, Create> {
+    /// Returns the stored state, or creates the Secret with a new one. Of several replicas that start at once one
+    /// creates it, and all use it.
+    pub(crate) async fn read_or_create(
+        &self,
+        make: impl Fn() -> Result<CaState, super::PkiError>,
+    ) -> Result<CaSecret, CreateCaError> {
         for _ in 0..ATTEMPTS {
-            if let Some(secret) = self.api.get_opt(CA_SECRET).await.map_err(Keep::from)? {
-                return Ok(Kept::of(&secret).map_err(Keep::from)?);
+            if let Some(secret) = self.api.get_opt(CA_SECRET).await.map_err(CaSecretError::from)? {
+                return Ok(CaSecret::of(&secret).map_err(CaSecretError::from)?);
             }
-            if let Some(kept) = self.create(&make()?).await? {
-                tracing::info!(root = %kept.stored.target().id, "Made a CA");
-                return Ok(kept);
+            if let Some(secret) = self.create(&make()?).await? {
+                tracing::info!(root = %secret.state.target().id, "CA created");
+                return Ok(secret);
             }
         }
-        Err(Keep::Unsteady.into())
+        Err(CaSecretError::Unsteady.into())
     }
 
-    /// Writes it where there is none; `None` when there is one.
-    pub(crate) async fn create(&self, stored: &Stored) -> Result<Option<Kept>, Keep> {
+    /// Creates the Secret; `None` when one exists.
+    pub(crate) async fn create(&self, state: &CaState) -> Result<Option<CaSecret>, CaSecretError> {
         let metadata = ObjectMeta { name: Some(CA_SECRET.to_owned()), ..ObjectMeta::default() };
-        match self.api.create(&PostParams::default(), &secret(stored, metadata)).await {
-            Ok(secret) => Ok(Some(Kept::of(&secret)?)),
+        match self.api.create(&PostParams::default(), &manifest(state, metadata)).await {
+            Ok(secret) => Ok(Some(CaSecret::of(&secret)?)),
             Err(kube::Error::Api(status)) if status.code == 409 => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Writes it over what was read; `None` when that is not there any more.
-    pub(crate) async fn replace(&self, kept: &Kept, stored: &Stored) -> Result<Option<Kept>, Keep> {
-        let secret = secret(stored, kept.metadata.clone());
+    /// Replaces the Secret at the resourceVersion that was read; `None` on a conflict, or when it is gone.
+    pub(crate) async fn replace(&self, secret: &CaSecret, state: &CaState) -> Result<Option<CaSecret>, CaSecretError> {
+        let secret = manifest(state, secret.metadata.clone());
         match self.api.replace(CA_SECRET, &PostParams::default(), &secret).await {
-            Ok(secret) => Ok(Some(Kept::of(&secret)?)),
+            Ok(secret) => Ok(Some(CaSecret::of(&secret)?)),
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
 }
 
-/// Why there is no CA to begin with.
+/// Failure to read or create the CA at the start.
 #[derive(Debug, Error)]
-pub enum Create {
-    /// The Secret.
+pub enum CreateCaError {
+    /// Reading or writing the Secret failed.
     #[error(transparent)]
-    Keep(#[from] Keep),
-    /// A new root.
-    #[error("no root could be made")]
-    Make(#[from] super::Pki),
+    Secret(#[from] CaSecretError),
+    /// Generating a root failed.
+    #[error("a root could not be generated")]
+    Make(#[from] super::PkiError),
 }
 
-fn secret(stored: &Stored, metadata: ObjectMeta) -> Secret {
-    Secret { metadata, data: Some(stored.write()), ..Secret::default() }
+fn manifest(state: &CaState, metadata: ObjectMeta) -> Secret {
+    Secret { metadata, data: Some(state.write()), ..Secret::default() }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! A fake API server that keeps one Secret, for the tests of this room; and a rotation to go through, for those of others.
+//! A fake API server that keeps one Secret, and a rotation that tests of other modules step through.
 
 use std::sync::{Arc, Mutex};
 
@@ -8,9 +8,9 @@ use kube::Client;
 use serde_json::json;
 
 use super::{
-    CA_VALIDITY, Ca, Flags, Metrics, PhaseName, Setup, Standing, Upkeep,
-    standing::make_root,
-    stored::{Phase, Root, Stored},
+    CA_VALIDITY, Ca, CertificateReloader, Flags, Metrics, PhaseName, Setup, TlsState,
+    ca_state::{CaState, Phase, Root},
+    tls_state::generate_root,
 };
 use crate::{
     pki::{ProxyIdentity, TlsFlags},
@@ -21,11 +21,11 @@ fn now() -> i64 {
     jiff::Timestamp::now().as_second()
 }
 
-/// The certificates of a receiver behind a proxy, while its CA rotates.
+/// Certificates of a receiver behind a proxy while its CA rotates.
 pub(crate) struct Rotating {
     fake: Fake,
-    pub(crate) standing: Standing,
-    upkeep: Upkeep,
+    pub(crate) tls_state: TlsState,
+    reloader: CertificateReloader,
     old: Root,
     new: Root,
 }
@@ -36,17 +36,17 @@ impl Rotating {
         let tls = TlsFlags { tls_cert: None, tls_key: None, client_ca: None, proxy_ca: None, proxy_identity: None };
         let (names, proxy) = (vec!["kcp.test".parse().unwrap()], Some(proxy));
         let setup = Setup { flags: &flags, tls: &tls, names, domain: &domain, namespace: "kcp-system", proxy };
-        let (standing, upkeep) = Standing::open(setup, fake.client(), Metrics::default()).await.unwrap();
-        let (old, new) = (fake.stored().target().clone(), make_root(CA_VALIDITY, now()).unwrap());
-        Self { fake, standing, upkeep, old, new }
+        let (tls_state, reloader) = TlsState::open(setup, fake.client(), Metrics::default()).await.unwrap();
+        let (old, new) = (fake.ca_state().target().clone(), generate_root(CA_VALIDITY, now()).unwrap());
+        Self { fake, tls_state, reloader, old, new }
     }
 
-    /// The root that there is at first, and the one that takes over.
+    /// The initial root, and the one that replaces it.
     pub(crate) fn roots(&self) -> [&Ca; 2] {
         [&self.old.ca, &self.new.ca]
     }
 
-    /// The phase is stored, and the watch brings it. The last one is [`PhaseName::Steady`], with the new root alone.
+    /// Stores a phase and returns it through the watch. The last one is [`PhaseName::Steady`], with the new root alone.
     pub(crate) fn enter(&mut self, phase: PhaseName) {
         let (root, next, leaves_end) = (self.old.clone(), self.new.clone(), now() + 86_400);
         let phase = match phase {
@@ -55,20 +55,20 @@ impl Rotating {
             PhaseName::Retire => Phase::Retire { root: next, old: root.ca.trust_bundle(), leaves_end },
             PhaseName::Steady => Phase::Steady { root: next },
         };
-        let stored = Stored { phase, since: now(), force_after: None };
-        self.fake.edit(|secret| secret.data = Some(stored.write()));
-        self.upkeep.take(self.fake.secret().as_ref(), now());
+        let ca_state = CaState { phase, since: now(), force_after: None };
+        self.fake.edit(|secret| secret.data = Some(ca_state.write()));
+        self.reloader.apply_secret(self.fake.secret().as_ref(), now());
     }
 }
 
-/// The flags of this room as they are by default.
+/// The flags with their defaults.
 pub(crate) fn flags() -> Flags {
     #[derive(clap::Parser)]
     struct Line {
         #[command(flatten)]
         flags: Flags,
     }
-    // `--server-ca` names flags of another room.
+    // `--server-ca` refers to these flags of [`TlsFlags`].
     let line = <Line as clap::CommandFactory>::command()
         .arg(clap::Arg::new("tls_cert"))
         .arg(clap::Arg::new("client_ca").long("client-ca"));
@@ -84,7 +84,7 @@ struct State {
     refuses: bool,
 }
 
-/// The server; clones are the same server.
+/// Handle of the fake server; clones share it.
 #[derive(Clone, Default)]
 pub(crate) struct Fake(Arc<Mutex<State>>);
 
@@ -127,11 +127,11 @@ impl Fake {
         self.0.lock().unwrap().secret.clone()
     }
 
-    pub(crate) fn stored(&self) -> Stored {
-        Stored::read(&self.secret().unwrap().data.unwrap()).unwrap()
+    pub(crate) fn ca_state(&self) -> CaState {
+        CaState::read(&self.secret().unwrap().data.unwrap()).unwrap()
     }
 
-    /// As somebody else changes it.
+    /// Changes the Secret like another writer.
     pub(crate) fn edit(&self, change: impl FnOnce(&mut Secret)) {
         let state = &mut *self.0.lock().unwrap();
         let mut secret = state.secret.clone().unwrap_or_default();
@@ -153,7 +153,7 @@ impl Fake {
         self.0.lock().unwrap().refuses = refuses;
     }
 
-    /// The calls since the last time.
+    /// Drains the recorded calls.
     pub(crate) fn calls(&self) -> Vec<String> {
         std::mem::take(&mut self.0.lock().unwrap().calls)
     }

@@ -1,4 +1,4 @@
-//! What is trusted, and which revision of it.
+//! Trust bundles and their revision.
 
 use rustls::RootCertStore;
 use rustls_pki_types::CertificateDer;
@@ -12,7 +12,7 @@ pub struct TrustBundle {
 }
 
 impl TrustBundle {
-    /// Makes a bundle; order and doubles do not matter.
+    /// Builds a bundle; order and duplicates do not matter.
     #[must_use]
     pub fn of(mut roots: Vec<CertificateDer<'static>>) -> Self {
         roots.sort_by(|a, b| a.as_ref().cmp(b.as_ref()));
@@ -21,23 +21,23 @@ impl TrustBundle {
         Self { roots, revision }
     }
 
-    /// Reads a bundle.
+    /// Reads a bundle from PEM.
     ///
     /// # Errors
-    /// [`tls::TlsConfigError`]: also when it is empty or a root cannot be one. A bundle is taken whole or not at all.
+    /// [`tls::TlsConfigError`]: also when it is empty or a root is unusable. A bundle is taken completely or not at all.
     pub fn from_pem(pem: &[u8]) -> Result<Self, tls::TlsConfigError> {
         let roots = tls::certificates(pem)?;
         tls::roots(&roots)?;
         Ok(Self::of(roots))
     }
 
-    /// This bundle and another one together, as during a rotation.
+    /// Union of this bundle and another one, as during a rotation.
     #[must_use]
     pub fn with(&self, other: &Self) -> Self {
         Self::of(self.roots.iter().chain(&other.roots).cloned().collect())
     }
 
-    /// Changes with the set of roots and with nothing else: 16 hex digits.
+    /// Revision of the set of roots: 16 hex digits that change with the set and with nothing else.
     #[must_use]
     pub fn revision(&self) -> &str {
         &self.revision
@@ -49,13 +49,13 @@ impl TrustBundle {
         &self.roots
     }
 
-    /// The bundle as PEM, the same text for the same set.
+    /// The bundle as PEM; equal sets give equal text.
     #[must_use]
     pub fn to_pem(&self) -> String {
         self.roots.iter().map(|root| certificate::to_pem(root)).collect()
     }
 
-    /// A trust store of it.
+    /// Builds a trust store.
     ///
     /// # Errors
     /// [`tls::TlsConfigError`].
@@ -70,7 +70,7 @@ mod tests {
     use crate::pki::{CA_VALIDITY, Ca};
 
     #[test]
-    fn the_revision_is_that_of_the_set() {
+    fn revision_depends_only_on_the_set_of_roots() {
         let [a, b] = ["a", "b"].map(|name| Ca::generate(name, 1_800_000_000, CA_VALIDITY).unwrap().trust_bundle());
         assert_ne!(a.revision(), b.revision());
         let (both, reversed) = (a.with(&b), b.with(&a).with(&a));

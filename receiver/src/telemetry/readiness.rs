@@ -1,4 +1,4 @@
-//! What must still happen before this process is ready.
+//! Conditions that are pending before the process is ready.
 
 use std::{
     collections::BTreeMap,
@@ -6,25 +6,26 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// A list of named things that are pending. Ready means: none. Take all guards before the probes are served.
+/// Pending conditions by name; the process is ready when there are none. Take all guards before the probes are served,
+/// otherwise the process is ready too early.
 #[derive(Clone, Default)]
 pub struct Readiness(Arc<Mutex<BTreeMap<&'static str, usize>>>);
 
-/// One thing that is pending, until dropped.
-#[must_use = "what is dropped is no longer pending"]
+/// Guard of one pending condition, met when dropped.
+#[must_use = "the condition is met as soon as its guard is dropped"]
 pub struct Pending {
     list: Readiness,
     name: &'static str,
 }
 
 impl Readiness {
-    /// Adds a thing that must happen; dropping the guard says that it has.
+    /// Adds a condition, which is pending until the guard is dropped. Guards of the same name are counted.
     pub fn pending(&self, name: &'static str) -> Pending {
         *self.lock().entry(name).or_default() += 1;
         Pending { list: self.clone(), name }
     }
 
-    /// What is pending, each name once, in the order of the alphabet.
+    /// Names of the pending conditions, in alphabetical order, without duplicates.
     #[must_use]
     pub fn missing(&self) -> Vec<&'static str> {
         self.lock().keys().copied().collect()
@@ -36,7 +37,7 @@ impl Readiness {
 }
 
 impl Pending {
-    /// Says that it has happened.
+    /// Marks the condition as met.
     pub fn done(self) {}
 }
 
@@ -63,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_pending_is_named_until_the_last_guard_goes() {
+    fn condition_is_pending_until_its_last_guard_is_dropped() {
         let readiness = Readiness::default();
         let (kcp, tls, tls_again) =
             (readiness.pending("kcp caches"), readiness.pending("tls"), readiness.pending("tls"));

@@ -1,5 +1,5 @@
-//! Changes of templates and release metas that come together are taken together: a release meta that the cache sees before its new
-//! template would else take a channel away for a moment.
+//! Debounces changes of templates and release metas: a release meta that the cache receives before its new template
+//! would otherwise remove a channel for a moment.
 
 use std::{
     mem,
@@ -11,68 +11,50 @@ use kube::Client;
 use tokio::{sync::Notify, time};
 use tokio_util::sync::CancellationToken;
 
-use super::{concern::Concerned, wakes::Rooms};
-use crate::controllers::catalog;
+use super::{affected::Affected, handlers::Components};
 
-/// From the first change until all that came meanwhile is acted on.
-const SETTLE: Duration = Duration::from_millis(300);
-/// How soon what could not be written down is tried again.
+/// Delay from the first change until all changes received so far take effect together.
+const DEBOUNCE: Duration = Duration::from_millis(300);
+/// Delay of the next attempt to persist the accepted releases after a failure.
 const RETRY: Duration = Duration::from_secs(15);
-/// A write takes no longer: what it is about goes on without it.
-const DEADLINE: Duration = Duration::from_secs(5);
 
-/// Whom changes of the catalog concern that are not acted on yet; bounded by the number of Kymas and their modules.
+/// Kymas affected by catalog changes that have not taken effect yet; bounded by the number of Kymas and their modules.
 #[derive(Default)]
-pub(super) struct Settle {
-    concerned: Mutex<Concerned>,
-    told: Notify,
+pub(super) struct CatalogDebouncer {
+    affected: Mutex<Affected>,
+    changed: Notify,
 }
 
-impl Settle {
-    /// Something in the catalog moved, which concerns these Kymas besides those who see it.
-    pub(super) fn moved(&self, concerned: Concerned) {
-        self.concerned.lock().unwrap_or_else(PoisonError::into_inner).add(concerned);
-        self.told.notify_one();
+impl CatalogDebouncer {
+    /// Records a change that affects these Kymas besides those that see the changed object.
+    pub(super) fn record(&self, affected: Affected) {
+        self.affected.lock().unwrap_or_else(PoisonError::into_inner).add(affected);
+        self.changed.notify_one();
     }
 
-    /// Runs for ever, from when all caches are whole: what is missing in one of them would look as if it had been removed.
-    pub(super) async fn run(&self, rooms: &Rooms, kcp: (&Client, &str), synced: CancellationToken) -> &'static str {
+    /// Runs forever. Waits until all caches are synced: an object missing from a cache would look removed.
+    pub(super) async fn run(
+        &self,
+        components: &Components,
+        kcp: (&Client, &str),
+        synced: CancellationToken,
+    ) -> &'static str {
         synced.cancelled().await;
-        // What moved while nobody looked is ruled on as well.
-        self.told.notify_one();
+        // Changes since the previous process take effect as well.
+        self.changed.notify_one();
         loop {
-            self.told.notified().await;
-            time::sleep(SETTLE).await;
-            let concerned = mem::take(&mut *self.concerned.lock().unwrap_or_else(PoisonError::into_inner));
-            let renewed = rooms.catalog.renew(&rooms.stores);
-            // First, so that a process that comes after this one knows since when channels point where they do.
-            let written = write(rooms, kcp).await;
-            rooms.catalog_moved(kcp.1, &renewed, concerned);
-            if !written {
-                // Whichever comes first: a change, or the time to try again.
-                let _ = time::timeout(RETRY, self.told.notified()).await;
-                self.told.notify_one();
+            self.changed.notified().await;
+            time::sleep(DEBOUNCE).await;
+            let affected = mem::take(&mut *self.affected.lock().unwrap_or_else(PoisonError::into_inner));
+            let renewed = components.catalog.refresh(&components.stores);
+            // Persisted first, so that the next process knows since when channels have pointed to their versions.
+            let persisted = components.catalog.persist_releases(kcp.0, kcp.1).await;
+            components.apply_catalog_update(kcp.1, &renewed, affected);
+            if !persisted {
+                // The next change or the retry, whichever comes first.
+                let _ = time::timeout(RETRY, self.changed.notified()).await;
+                self.changed.notify_one();
             }
         }
     }
-}
-
-/// Writes down what is accepted. Whether it stands there.
-async fn write(rooms: &Rooms, (client, namespace): (&Client, &str)) -> bool {
-    let Some(data) = rooms.catalog.unwritten_releases() else { return true };
-    let cause = match time::timeout(
-        DEADLINE,
-        catalog::write_releases(client, namespace, &data, rooms.catalog.is_spent()),
-    )
-    .await
-    {
-        Ok(Ok(())) => {
-            rooms.catalog.wrote_releases(data);
-            return true;
-        }
-        Ok(Err(error)) => error.to_string(),
-        Err(_) => "no answer in time".to_owned(),
-    };
-    tracing::warn!(cause, "What is accepted of the releases could not be written down");
-    false
 }

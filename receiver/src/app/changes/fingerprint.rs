@@ -1,4 +1,4 @@
-//! What of an object matters to those whom it concerns. Equal essences wake nobody.
+//! Fingerprints: the fields of an object that matter. Events with an equal fingerprint enqueue nothing.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -15,29 +15,29 @@ use crate::{
     },
 };
 
-/// Essences of one kind, by name.
-pub(super) struct Essences<E>(HashMap<KymaKey, E>);
+/// Fingerprints of one kind, by key.
+pub(super) struct Fingerprints<E>(HashMap<KymaKey, E>);
 
-/// How an essence moved.
+/// Change of a fingerprint.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Moved<E> {
-    /// It was not known before.
+pub(super) enum FingerprintChange<E> {
+    /// The object is new.
     New,
-    /// It was another one.
-    From(E),
+    /// The fingerprint changed; the previous one.
+    Changed(E),
 }
 
-impl<E: PartialEq> Essences<E> {
+impl<E: PartialEq> Fingerprints<E> {
     pub(super) fn new() -> Self {
         Self(HashMap::new())
     }
 
-    /// Takes the object as it is now; `None` if nothing that matters moved.
-    pub(super) fn apply(&mut self, key: KymaKey, essence: E) -> Option<Moved<E>> {
-        match self.0.insert(key.clone(), essence) {
-            None => Some(Moved::New),
+    /// Records the current fingerprint of an object; `None` if it did not change.
+    pub(super) fn apply(&mut self, key: KymaKey, fingerprint: E) -> Option<FingerprintChange<E>> {
+        match self.0.insert(key.clone(), fingerprint) {
+            None => Some(FingerprintChange::New),
             Some(old) if Some(&old) == self.0.get(&key) => None,
-            Some(old) => Some(Moved::From(old)),
+            Some(old) => Some(FingerprintChange::Changed(old)),
         }
     }
 
@@ -51,11 +51,12 @@ pub(super) fn key_of<K: Resource>(object: &K) -> KymaKey {
     KymaKey::new(object.namespace().unwrap_or_default(), object.name_any())
 }
 
-/// Metadata and generation: what a user or another controller of KCP decides. Hashes, because there is one for each object of KCP.
+/// Fingerprint of the metadata and the generation, which users and other controllers of KCP write. Consists of hashes,
+/// because there is one for each object of KCP.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Decided {
+pub(super) struct ObjectFingerprint {
     labels: Hash,
-    /// Generation, annotations that are not ours, and whether it is being deleted.
+    /// Generation, annotations except the receiver's own, and the presence of a deletion timestamp.
     rest: Hash,
 }
 
@@ -68,9 +69,9 @@ fn hash(value: &impl Serialize) -> Hash {
     hash
 }
 
-impl Decided {
+impl ObjectFingerprint {
     pub(super) fn of<K: Resource>(object: &K) -> Self {
-        // Ours are written by the very passes that they would wake.
+        // Reconciles write the receiver's own annotations, and must not enqueue themselves.
         let annotations: Vec<_> = object.annotations().iter().filter(|(key, _)| !is_our_note(key)).collect();
         let meta = object.meta();
         Self {
@@ -79,45 +80,45 @@ impl Decided {
         }
     }
 
-    /// Whether labels differ, which decide what a Kyma may see.
-    pub(super) fn labels_moved(&self, other: &Self) -> bool {
+    /// Returns true if the labels differ; they determine the visibility of modules to a Kyma.
+    pub(super) fn labels_differ(&self, other: &Self) -> bool {
         self.labels != other.labels
     }
 }
 
-/// A release meta: all that somebody decided of it, and what of that matters to the modules of Kymas.
+/// Fingerprint of a release meta: of the whole object, and of the fields that matter to the modules of Kymas.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Release {
-    /// Labels and annotations of a release meta matter to catalogs alone.
-    decided: Decided,
-    /// Where its channels point.
+pub(super) struct ReleaseFingerprint {
+    /// Whole object; labels and annotations of a release meta matter only to catalogs.
+    object: ObjectFingerprint,
+    /// Versions of the channels, by channel.
     channels: BTreeMap<String, String>,
-    /// Whom it admits.
+    /// Selection of the Kymas that may use the module.
     admission: Admission,
-    /// What else a Kyma is told of the module.
+    /// Component name, versions and mandatory flag of the module.
     rest: Hash,
 }
 
-impl Release {
+impl ReleaseFingerprint {
     /// `restricted` are the modules of `--restricted-default-modules`.
     pub(super) fn of(meta: &ModuleReleaseMeta, restricted: &BTreeSet<String>) -> Self {
         let channels = meta.spec.channels.iter().flatten();
         let channels = channels.map(|entry| (entry.channel.clone(), entry.version.clone())).collect();
         let rest = hash(&(&meta.spec.ocm_component_name, &meta.spec.versions, &meta.spec.mandatory));
-        Self { decided: Decided::of(meta), channels, admission: Admission::of(meta, restricted), rest }
+        Self { object: ObjectFingerprint::of(meta), channels, admission: Admission::of(meta, restricted), rest }
     }
 
-    /// Whether it says something else than before of whether a Kyma with these labels may have the module, or why not.
-    pub(super) fn admits_otherwise(&self, old: &Self, kyma_labels: &BTreeMap<String, String>) -> bool {
-        verdict(&self.admission, kyma_labels) != verdict(&old.admission, kyma_labels)
+    /// Returns true if the admission of a Kyma with these labels, or the reason for its exclusion, differs.
+    pub(super) fn admission_differs(&self, old: &Self, kyma_labels: &BTreeMap<String, String>) -> bool {
+        admission_result(&self.admission, kyma_labels) != admission_result(&old.admission, kyma_labels)
     }
 
-    /// Whether it says something else of the module or of its versions.
-    pub(super) fn rest_moved(&self, old: &Self) -> bool {
+    /// Returns true if the module's other fields or its versions differ.
+    pub(super) fn rest_differs(&self, old: &Self) -> bool {
         self.rest != old.rest
     }
 
-    /// Channels that came, went or point elsewhere.
+    /// Channels that were added, removed, or changed to another version.
     pub(super) fn moved_channels(&self, old: &Self) -> Vec<String> {
         let names = self.channels.keys().chain(old.channels.keys());
         let mut moved: Vec<_> =
@@ -128,28 +129,32 @@ impl Release {
     }
 }
 
-/// Whether a Kyma with these labels is admitted, and why not where nobody is.
-fn verdict<'a>(admission: &'a Admission, kyma_labels: &BTreeMap<String, String>) -> Result<(), Option<&'a Exclusion>> {
+/// Admission of a Kyma with these labels; the error holds the reason if the module is excluded for all.
+fn admission_result<'a>(
+    admission: &'a Admission,
+    kyma_labels: &BTreeMap<String, String>,
+) -> Result<(), Option<&'a Exclusion>> {
     match admission {
-        Admission::Everyone => Ok(()),
+        Admission::All => Ok(()),
         Admission::Selected(by) if by.matches(kyma_labels) => Ok(()),
         Admission::Selected(_) => Err(None),
-        Admission::Nobody(why) => Err(Some(why)),
+        Admission::Excluded(why) => Err(Some(why)),
     }
 }
 
-/// What a module of a Kyma follows, as the Kyma's status tells: it lists every module of its runtime's spec, resolved or not.
+/// Source of a module's version, according to the Kyma's status, which lists every module of the runtime's spec,
+/// resolved or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Follows<'a> {
-    /// This channel.
+    /// The Kyma follows this channel.
     Channel(&'a str),
-    /// A version of its own.
+    /// The Kyma has a fixed version.
     Version,
-    /// It did not resolve: any movement may be what it waits for.
+    /// The module is not resolved: every change may resolve it.
     Unresolved,
 }
 
-/// What a Kyma follows of a module; `None` if it does not use it.
+/// Source of the version of a Kyma's module; `None` if the Kyma does not use the module.
 pub(super) fn follows<'a>(kyma: &'a Kyma, module: &str) -> Option<Follows<'a>> {
     let status = status_of(kyma, module)?;
     Some(match (status.channel.as_deref().filter(|channel| !channel.is_empty()), &status.template) {
@@ -159,8 +164,8 @@ pub(super) fn follows<'a>(kyma: &'a Kyma, module: &str) -> Option<Follows<'a>> {
     })
 }
 
-/// Whether a module of a Kyma rests on this template, or may wait for it.
-pub(super) fn rests_on(kyma: &Kyma, module: &str, template: &str) -> bool {
+/// Returns true if a module of a Kyma uses this template, or may wait for it.
+pub(super) fn may_use_template(kyma: &Kyma, module: &str, template: &str) -> bool {
     status_of(kyma, module).is_some_and(|status| {
         let name = status.template.as_ref().and_then(|template| template.metadata.as_ref()?.name.as_deref());
         name.is_none_or(|name| name == template)

@@ -1,4 +1,5 @@
-//! One sink per kind: keeps the other rooms' indexes current and wakes whom a change concerns.
+//! Event handlers, one per kind: each keeps the indexes of other components current, and enqueues the Kymas that a
+//! change affects.
 
 use std::sync::Arc;
 
@@ -12,11 +13,11 @@ use tidewatch_shared::{
 use tokio::{sync::Notify, time::Instant};
 
 use super::{
-    concern::{self, Concerned, Follower},
-    essence::{Decided, Essences, Moved, Release, key_of},
-    owners::Owners,
-    placing::Placing,
-    settle::Settle,
+    affected::{self, Affected, Follower},
+    debounce::CatalogDebouncer,
+    fingerprint::{FingerprintChange, Fingerprints, ObjectFingerprint, ReleaseFingerprint, key_of},
+    owners::SecretOwners,
+    placer::KymaPlacer,
 };
 use crate::{
     base::{
@@ -25,158 +26,160 @@ use crate::{
         stores::{CurrentPlan, Stores},
         takeover::Takeover,
     },
-    controllers::catalog::{Catalog, Renewed},
+    controllers::catalog::{Catalog, CatalogUpdate},
     fleet::{
-        hub::Hub,
-        queue::{Priority, Works},
+        queue::{Priority, WorkSet},
+        table::RuntimeTable,
     },
     ingress::{enrolment::Revocations, gateway::v2},
-    kube::{follow::Change, record::Record, runtime_access::RuntimeAccess},
+    kube::{recorder::EventRecorder, runtime_access::RuntimeAccess, watch::Change},
 };
 
-/// The rooms that changes of KCP reach.
+/// Components that react to changes of KCP.
 #[derive(Clone)]
-pub struct Rooms {
+pub struct Components {
     /// Caches of KCP.
     pub stores: Stores,
-    /// Who is placed, and who is wanted.
-    pub hub: Hub,
+    /// Runtime table and work queue.
+    pub fleet: RuntimeTable,
     /// Clients of the runtimes.
     pub access: RuntimeAccess,
     /// Catalogs per visibility class.
     pub catalog: Catalog,
     /// The plan of all runtimes.
     pub plan: CurrentPlan,
-    /// What a plan has besides, where agents are installed.
+    /// Watches that the installation of agents adds to the plan.
     pub installed: Arc<[PlannedWatch]>,
-    /// Whose runtimes are left alone.
+    /// Pause of runtimes.
     pub pause: Pause,
-    /// Whose Kymas are ours, and since when.
+    /// Selection of the Kymas that this receiver manages.
     pub takeover: Takeover,
-    /// Runtimes that may speak v2 again.
-    pub allowed: v2::Allowed,
-    /// Whose certificates hold no longer.
+    /// Runtimes that may use contract v2 although they have used v3.
+    pub v2_allowed: v2::V2AllowList,
+    /// Revoked certificates.
     pub revocations: Revocations,
-    /// Tells operators what becomes of Kymas and Watchers.
-    pub record: Record,
+    /// Recorder of Kubernetes Events about Kymas, Watchers and the catalog.
+    pub recorder: EventRecorder,
 }
 
-/// Makes the sinks.
-pub(super) struct Wakes {
-    rooms: Rooms,
-    settle: Arc<Settle>,
+/// Factory of the handlers, and the state that they share.
+pub(super) struct EventHandlers {
+    components: Components,
+    debouncer: Arc<CatalogDebouncer>,
     watchers_changed: Arc<Notify>,
-    owners: Arc<Owners>,
-    placing: Placing,
+    owners: Arc<SecretOwners>,
+    placer: KymaPlacer,
 }
 
-impl Wakes {
-    pub(super) fn new(rooms: Rooms, settle: Arc<Settle>, watchers_changed: Arc<Notify>) -> Self {
-        let placing = Placing::new(rooms.hub.clone(), rooms.plan.clone(), rooms.stores.kymas.clone());
-        Self { rooms, settle, watchers_changed, owners: Arc::default(), placing }
+impl EventHandlers {
+    pub(super) fn new(components: Components, debouncer: Arc<CatalogDebouncer>, watchers_changed: Arc<Notify>) -> Self {
+        let placer =
+            KymaPlacer::new(components.fleet.clone(), components.plan.clone(), components.stores.kymas.clone());
+        Self { components, debouncer, watchers_changed, owners: Arc::default(), placer }
     }
 
-    /// For whoever makes the plan.
-    pub(super) fn placing(&self) -> Placing {
-        self.placing.clone()
+    /// Placer of the Kymas, for the task that replaces the plan.
+    pub(super) fn placer(&self) -> KymaPlacer {
+        self.placer.clone()
     }
 
-    /// The ConfigMap that pauses all. The end of a pause wakes at once who waited for it.
+    /// Handler of the ConfigMap that pauses all runtimes. The end of a pause enqueues the paused Kymas at once.
     pub(super) fn pause(&self) -> impl FnMut(Change<'_, ConfigMap>) + Send + 'static + use<> {
-        let rooms = self.rooms.clone();
+        let components = self.components.clone();
         move |change| {
             let map = match change {
-                Change::Found(map) | Change::Applied(map) => Some(map),
+                Change::Initial(map) | Change::Applied(map) => Some(map),
                 Change::Deleted(_) => None,
                 Change::Listed => return,
             };
-            if rooms.pause.set(map) {
-                rooms.hub.unpause();
+            if components.pause.set(map) {
+                components.fleet.unpause();
             }
         }
     }
 
-    /// The ConfigMap of releases. A confirmation is acted on at once.
+    /// Handler of the ConfigMap of releases. A confirmation takes effect at once.
     pub(super) fn releases(&self) -> impl FnMut(Change<'_, ConfigMap>) + Send + 'static + use<> {
-        let (catalog, settle) = (self.rooms.catalog.clone(), self.settle.clone());
+        let (catalog, debouncer) = (self.components.catalog.clone(), self.debouncer.clone());
         move |change| {
             let map = match change {
-                Change::Found(map) | Change::Applied(map) => Some(map),
+                Change::Initial(map) | Change::Applied(map) => Some(map),
                 Change::Deleted(_) => None,
                 Change::Listed => return,
             };
-            // One that was deleted is written again.
-            if catalog.take_releases(map) || map.is_none() {
-                settle.moved(Concerned::default());
+            // A deleted ConfigMap is created again.
+            if catalog.observe_releases(map) || map.is_none() {
+                debouncer.record(Affected::default());
             }
         }
     }
 
-    /// The list of revocations.
+    /// Handler of the ConfigMap of revocations.
     pub(super) fn revocations(&self) -> impl FnMut(Change<'_, ConfigMap>) + Send + 'static + use<> {
-        let revocations = self.rooms.revocations.clone();
+        let revocations = self.components.revocations.clone();
         move |change| match change {
-            Change::Found(map) | Change::Applied(map) => revocations.set(Some(map)),
+            Change::Initial(map) | Change::Applied(map) => revocations.set(Some(map)),
             Change::Deleted(_) => revocations.set(None),
             Change::Listed => {}
         }
     }
 
-    /// Told when a Watcher changed.
+    /// Notified when a Watcher changed.
     pub(super) fn watchers_changed(&self) -> Arc<Notify> {
         self.watchers_changed.clone()
     }
 
     pub(super) fn kymas(&self) -> impl FnMut(Change<'_, Kyma>) + Send + 'static + use<> {
-        let (rooms, owners, placing) = (self.rooms.clone(), self.owners.clone(), self.placing.clone());
-        let mut essences = Essences::new();
+        let (components, owners, placer) = (self.components.clone(), self.owners.clone(), self.placer.clone());
+        let mut fingerprints = Fingerprints::new();
         move |change| {
-            let found = matches!(change, Change::Found(_));
-            // Before anything else: statuses are what operators look at, and they wake nobody.
+            let initial = matches!(change, Change::Initial(_));
+            // Events record status changes as well, which change no fingerprint and are skipped below.
             match change {
-                Change::Found(kyma) => rooms.record.found_kyma(&key_of(kyma), kyma),
-                Change::Applied(kyma) => rooms.record.kyma(&key_of(kyma), kyma),
-                Change::Deleted(kyma) => rooms.record.lost_kyma(&key_of(kyma), kyma),
+                Change::Initial(kyma) => components.recorder.initial_kyma(&key_of(kyma), kyma),
+                Change::Applied(kyma) => components.recorder.kyma(&key_of(kyma), kyma),
+                Change::Deleted(kyma) => components.recorder.deleted_kyma(&key_of(kyma), kyma),
                 Change::Listed => {}
             }
             match change {
-                Change::Found(kyma) | Change::Applied(kyma) => {
-                    let (key, now) = (key_of(kyma), Decided::of(kyma));
-                    let Some(moved) = essences.apply(key.clone(), now.clone()) else { return };
-                    if moved == Moved::New {
-                        rooms.takeover.entered(&key, kyma, found, Instant::now());
+                Change::Initial(kyma) | Change::Applied(kyma) => {
+                    let (key, now) = (key_of(kyma), ObjectFingerprint::of(kyma));
+                    let Some(fingerprint_change) = fingerprints.apply(key.clone(), now.clone()) else { return };
+                    if fingerprint_change == FingerprintChange::New {
+                        components.takeover.selected(&key, kyma, initial, Instant::now());
                     }
-                    rooms.allowed.apply(&key, kyma);
-                    placing.place(key.clone(), kyma);
-                    if matches!(&moved, Moved::From(old) if now.labels_moved(old)) {
-                        // Perhaps it was another runtime before, whose connections end.
-                        rooms.revocations.moved();
+                    components.v2_allowed.apply(&key, kyma);
+                    placer.place(key.clone(), kyma);
+                    if matches!(&fingerprint_change, FingerprintChange::Changed(old) if now.labels_differ(old)) {
+                        // The runtime id may have changed: connections of the previous runtime are closed.
+                        components.revocations.notify_changed();
                     }
-                    if moved == Moved::New {
-                        // Its Secrets may have come before it.
-                        rooms.set_secrets(&key, &owners);
+                    if fingerprint_change == FingerprintChange::New {
+                        // Its Secrets may have been applied before it.
+                        components.set_secrets(&key, &owners);
                     }
-                    if found {
-                        // It is nothing new, this process is: who goes first is said when all caches are whole.
+                    if initial {
+                        // Unchanged since the previous process; enqueued in order of priority when all caches are
+                        // synced.
                         let path = kyma.status.as_ref().and_then(|status| status.condition("EventPath"));
-                        path.into_iter().for_each(|path| rooms.hub.inherit(&key, &path.reason, &path.message));
+                        path.into_iter().for_each(|path| components.fleet.inherit(&key, &path.reason, &path.message));
                         return;
                     }
-                    let works = match concern::kyma(&now, &moved) {
-                        concern::KymaMoved::Reconcile => Works::of(&[Work::Kyma]),
-                        concern::KymaMoved::Everything => Works::of(&[Work::Kyma, Work::Catalog]),
+                    let work = match affected::kyma(&now, &fingerprint_change) {
+                        affected::KymaWork::Reconcile => WorkSet::of(&[Work::Kyma]),
+                        affected::KymaWork::Everything => WorkSet::of(&[Work::Kyma, Work::Catalog]),
                     };
-                    rooms.hub.want(&key, works, Priority::User);
+                    components.fleet.enqueue(&key, work, Priority::User);
                 }
                 Change::Deleted(kyma) => {
                     let key = key_of(kyma);
-                    essences.delete(&key);
-                    placing.remove(&key);
-                    rooms.takeover.left(&key);
-                    rooms.revocations.moved();
-                    rooms.allowed.remove(&key);
-                    rooms.access.remove(&key);
-                    rooms.catalog.forget(&key);
+                    fingerprints.delete(&key);
+                    placer.remove(&key);
+                    components.takeover.deselected(&key);
+                    components.revocations.notify_changed();
+                    components.v2_allowed.remove(&key);
+                    components.access.remove(&key);
+                    components.catalog.forget(&key);
                 }
                 Change::Listed => {}
             }
@@ -184,141 +187,143 @@ impl Wakes {
     }
 
     pub(super) fn templates(&self) -> impl FnMut(Change<'_, ModuleTemplate>) + Send + 'static + use<> {
-        let (rooms, settle) = (self.rooms.clone(), self.settle.clone());
-        let mut essences = Essences::new();
+        let (components, debouncer) = (self.components.clone(), self.debouncer.clone());
+        let mut fingerprints = Fingerprints::new();
         move |change| {
             let template = match change {
-                Change::Found(template) => {
-                    essences.apply(key_of(template), Decided::of(template));
+                Change::Initial(template) => {
+                    fingerprints.apply(key_of(template), ObjectFingerprint::of(template));
                     return;
                 }
-                Change::Applied(template) if essences.apply(key_of(template), Decided::of(template)).is_some() => {
+                Change::Applied(template)
+                    if fingerprints.apply(key_of(template), ObjectFingerprint::of(template)).is_some() =>
+                {
                     template
                 }
-                Change::Deleted(template) if essences.delete(&key_of(template)).is_some() => template,
+                Change::Deleted(template) if fingerprints.delete(&key_of(template)).is_some() => template,
                 _ => return,
             };
             let module = template.spec.module_name.clone().unwrap_or_default();
-            rooms.catalog.moved(&module);
-            settle.moved(concern::template(&rooms.stores.kymas.state(), &module, &template.name_any()));
+            components.catalog.mark_undecided(&module);
+            debouncer.record(affected::template(&components.stores.kymas.state(), &module, &template.name_any()));
         }
     }
 
     pub(super) fn release_metas(&self) -> impl FnMut(Change<'_, ModuleReleaseMeta>) + Send + 'static + use<> {
-        let (rooms, settle) = (self.rooms.clone(), self.settle.clone());
-        let mut essences = Essences::new();
+        let (components, debouncer) = (self.components.clone(), self.debouncer.clone());
+        let mut fingerprints = Fingerprints::new();
         move |change| {
-            let of = |meta| Release::of(meta, rooms.catalog.restricted_modules());
+            let of = |meta| ReleaseFingerprint::of(meta, components.catalog.restricted_modules());
             let (meta, now, old) = match change {
-                Change::Found(meta) => {
-                    essences.apply(key_of(meta), of(meta));
+                Change::Initial(meta) => {
+                    fingerprints.apply(key_of(meta), of(meta));
                     return;
                 }
-                Change::Applied(meta) => match essences.apply(key_of(meta), of(meta)) {
-                    Some(Moved::From(old)) => (meta, Some(of(meta)), Some(old)),
-                    Some(Moved::New) => (meta, Some(of(meta)), None),
+                Change::Applied(meta) => match fingerprints.apply(key_of(meta), of(meta)) {
+                    Some(FingerprintChange::Changed(old)) => (meta, Some(of(meta)), Some(old)),
+                    Some(FingerprintChange::New) => (meta, Some(of(meta)), None),
                     None => return,
                 },
-                Change::Deleted(meta) => (meta, None, essences.delete(&key_of(meta))),
+                Change::Deleted(meta) => (meta, None, fingerprints.delete(&key_of(meta))),
                 Change::Listed => return,
             };
-            rooms.catalog.moved(&meta.name_any());
-            let kymas = rooms.stores.kymas.state();
-            settle.moved(concern::release(&kymas, &meta.name_any(), now.as_ref(), old.as_ref()));
+            components.catalog.mark_undecided(&meta.name_any());
+            let kymas = components.stores.kymas.state();
+            debouncer.record(affected::release(&kymas, &meta.name_any(), now.as_ref(), old.as_ref()));
         }
     }
 
     pub(super) fn manifests(&self) -> impl FnMut(Change<'_, Manifest>) + Send + 'static + use<> {
-        let rooms = self.rooms.clone();
-        let mut essences = Essences::new();
+        let components = self.components.clone();
+        let mut fingerprints = Fingerprints::new();
         move |change| {
             let manifest = match change {
-                Change::Found(manifest) => {
-                    essences.apply(key_of(manifest), manifest.resource_version());
+                Change::Initial(manifest) => {
+                    fingerprints.apply(key_of(manifest), manifest.resource_version());
                     return;
                 }
                 Change::Applied(manifest) => {
-                    // Status is what a Kyma waits for, so here every version counts.
-                    essences.apply(key_of(manifest), manifest.resource_version()).map(|_| manifest)
+                    // The Kyma's reconcile waits for the status, so every resourceVersion counts.
+                    fingerprints.apply(key_of(manifest), manifest.resource_version()).map(|_| manifest)
                 }
-                Change::Deleted(manifest) => essences.delete(&key_of(manifest)).map(|_| manifest),
+                Change::Deleted(manifest) => fingerprints.delete(&key_of(manifest)).map(|_| manifest),
                 Change::Listed => None,
             };
             let Some(manifest) = manifest else { return };
             if let Some(kyma) = manifest.labels().get(label::KYMA_NAME) {
                 let key = KymaKey::new(manifest.namespace().unwrap_or_default(), kyma);
-                rooms.hub.want(&key, Works::of(&[Work::Kyma]), Priority::User);
+                components.fleet.enqueue(&key, WorkSet::of(&[Work::Kyma]), Priority::User);
             }
         }
     }
 
     pub(super) fn secrets(&self) -> impl FnMut(Change<'_, Secret>) + Send + 'static + use<> {
-        let rooms = self.rooms.clone();
+        let components = self.components.clone();
         let owners = self.owners.clone();
         move |change| {
-            let found = matches!(change, Change::Found(_));
-            let concerned = match change {
-                Change::Found(secret) | Change::Applied(secret) => owners.apply(secret),
+            let initial = matches!(change, Change::Initial(_));
+            let affected = match change {
+                Change::Initial(secret) | Change::Applied(secret) => owners.apply(secret),
                 Change::Deleted(secret) => owners.delete(secret),
                 Change::Listed => return,
             };
-            for kyma in concerned {
-                if rooms.set_secrets(&kyma, &owners) && !found {
-                    rooms.hub.want(&kyma, Works::of(&[Work::Kyma, Work::Catalog]), Priority::User);
+            for kyma in affected {
+                if components.set_secrets(&kyma, &owners) && !initial {
+                    components.fleet.enqueue(&kyma, WorkSet::of(&[Work::Kyma, Work::Catalog]), Priority::User);
                 }
             }
         }
     }
 
     pub(super) fn watchers(&self) -> impl FnMut(Change<'_, Watcher>) + Send + 'static + use<> {
-        let (changed, record) = (self.watchers_changed.clone(), self.rooms.record.clone());
-        let mut essences = Essences::new();
+        let (changed, recorder) = (self.watchers_changed.clone(), self.components.recorder.clone());
+        let mut fingerprints = Fingerprints::new();
         move |change| {
             match change {
-                Change::Found(watcher) => record.found_watcher(&key_of(watcher), watcher),
-                Change::Applied(watcher) => record.watcher(&key_of(watcher), watcher),
-                Change::Deleted(watcher) => record.lost_watcher(&key_of(watcher)),
+                Change::Initial(watcher) => recorder.initial_watcher(&key_of(watcher), watcher),
+                Change::Applied(watcher) => recorder.watcher(&key_of(watcher), watcher),
+                Change::Deleted(watcher) => recorder.deleted_watcher(&key_of(watcher)),
                 Change::Listed => {}
             }
-            let moved = match change {
-                Change::Found(watcher) | Change::Applied(watcher) => {
-                    essences.apply(key_of(watcher), Decided::of(watcher)).is_some()
+            let is_changed = match change {
+                Change::Initial(watcher) | Change::Applied(watcher) => {
+                    fingerprints.apply(key_of(watcher), ObjectFingerprint::of(watcher)).is_some()
                 }
-                Change::Deleted(watcher) => essences.delete(&key_of(watcher)).is_some(),
+                Change::Deleted(watcher) => fingerprints.delete(&key_of(watcher)).is_some(),
                 Change::Listed => true,
             };
-            if moved {
+            if is_changed {
                 changed.notify_one();
             }
         }
     }
 }
 
-impl Rooms {
-    /// Templates or release metas moved, or a removal was confirmed: who uses them is reconciled, whoever shall see something else gets
-    /// it, and who follows a channel that moved has time.
-    /// `namespace` is that of KCP's catalog.
-    pub(super) fn catalog_moved(&self, namespace: &str, renewed: &Renewed, mut concerned: Concerned) {
+impl Components {
+    /// Applies a changed catalog: enqueues the catalog of all Kymas that see the change, and the reconcile of the
+    /// affected users, rate limited, and schedules the followers of moved channels within the roll-out delay.
+    /// `namespace` is that of the catalog in KCP.
+    pub(super) fn apply_catalog_update(&self, namespace: &str, update: &CatalogUpdate, mut affected: Affected) {
         let per_second = self.catalog.flags().catalog_sync_rate;
-        self.record.publish(renewed.events(namespace));
+        self.recorder.publish(update.events(namespace));
         let kymas = self.stores.kymas.state();
-        let seers = kymas.iter().filter(|kyma| renewed.concerns(kyma.labels()));
-        let seers: Vec<_> = seers.map(|kyma| key_of(kyma.as_ref())).collect();
-        self.catalog.metrics().woken(seers.len());
-        self.hub.want_paced(seers, Works::of(&[Work::Catalog]), per_second);
-        renewed.released.iter().for_each(|module| concerned.add(concern::released(&kymas, module)));
-        let Concerned { users, followers } = concerned;
-        self.hub.want_paced(users.into_iter().collect(), Works::of(&[Work::Kyma]), per_second);
+        let viewers = kymas.iter().filter(|kyma| update.affects(kyma.labels()));
+        let viewers: Vec<_> = viewers.map(|kyma| key_of(kyma.as_ref())).collect();
+        self.catalog.metrics().count_enqueued(viewers.len());
+        self.fleet.enqueue_paced(viewers, WorkSet::of(&[Work::Catalog]), per_second);
+        update.no_longer_held.iter().for_each(|module| affected.add(affected::hold_ended(&kymas, module)));
+        let Affected { users, followers } = affected;
+        self.fleet.enqueue_paced(users.into_iter().collect(), WorkSet::of(&[Work::Kyma]), per_second);
         for Follower { key, uid, module, channel } in followers {
-            self.hub.roll_out(&key, self.catalog.roll_out_delay(&uid, &module, &channel));
+            self.fleet.roll_out(&key, self.catalog.rollout_delay(&uid, &module, &channel));
         }
     }
 
-    /// Gives a Kyma its access Secrets as the cache has them, and tells whether that changed its access. A changed access replaces
-    /// the client at once, and everything that was known about that runtime is read again.
-    fn set_secrets(&self, key: &KymaKey, owners: &Owners) -> bool {
-        // Kymas and Secrets are followed by tasks of their own, and both come here.
-        let changed = self.access.follow_secrets(key, || owners.read(key, &self.stores.secrets));
+    /// Updates the access Secrets of a Kyma from the cache, and returns true if its access changed. A changed access
+    /// replaces the client at once and invalidates the cached state of the runtime.
+    fn set_secrets(&self, key: &KymaKey, owners: &SecretOwners) -> bool {
+        // Called concurrently by the watches of Kymas and of Secrets.
+        let changed = self.access.refresh_secrets(key, || owners.read(key, &self.stores.secrets));
         if changed {
             self.catalog.forget(key);
         }

@@ -1,4 +1,4 @@
-//! Which access Secrets bear a Kyma's name, so that nobody looks through all of them for one Kyma.
+//! Index of the access Secrets by Kyma, so that a lookup does not scan all Secrets.
 
 use std::{
     collections::HashMap,
@@ -12,43 +12,43 @@ use kube::{
 };
 use tidewatch_shared::names::label;
 
-use super::essence::key_of;
+use super::fingerprint::key_of;
 use crate::{base::key::KymaKey, kube::runtime_access::AccessSecret};
 
-/// Bounded by the Secrets in the cache.
+/// Index of the access Secrets; bounded by the Secrets in the cache.
 #[derive(Debug, Default)]
-pub(super) struct Owners(Mutex<State>);
+pub(super) struct SecretOwners(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// The Kyma that a Secret was last seen to belong to: its label may move it from one to another.
+    /// Kyma of each Secret at its last event; a changed label moves a Secret to another Kyma.
     kymas: HashMap<KymaKey, KymaKey>,
-    /// The same by Kyma: names of Secrets, sorted. Nearly always one.
+    /// Sorted names of the Secrets of each Kyma, nearly always one.
     secrets: HashMap<KymaKey, Vec<String>>,
 }
 
-/// The Kyma whose name a Secret bears.
+/// Kyma that the label of a Secret names.
 fn owner(secret: &Secret) -> Option<KymaKey> {
     let name = secret.labels().get(label::KYMA_NAME)?;
     Some(KymaKey::new(secret.namespace().unwrap_or_default(), name.clone()))
 }
 
-impl Owners {
-    /// A Secret is there. Returns the Kymas that it concerns: the one it belongs to, and the one it belonged to before.
+impl SecretOwners {
+    /// Records a Secret. Returns the Kymas that it concerns: the one it belongs to, and the one it belonged to before.
     pub(super) fn apply(&self, secret: &Secret) -> Vec<KymaKey> {
-        self.lock().put(key_of(secret), owner(secret))
+        self.lock().set(key_of(secret), owner(secret))
     }
 
-    /// A Secret is gone. Returns the Kyma that it belonged to.
+    /// Records the deletion of a Secret. Returns the Kyma that it belonged to.
     pub(super) fn delete(&self, secret: &Secret) -> Vec<KymaKey> {
-        self.lock().put(key_of(secret), None)
+        self.lock().set(key_of(secret), None)
     }
 
-    /// The Secrets of a Kyma as the cache has them. Looks at no others.
+    /// Returns the Secrets of a Kyma from the cache, without scanning the others.
     pub(super) fn read(&self, kyma: &KymaKey, cache: &Store<Secret>) -> Vec<AccessSecret> {
         let names = self.lock().secrets.get(kyma).cloned().unwrap_or_default();
         let cached = names.iter().filter_map(|name| cache.get(&ObjectRef::new(name).within(&kyma.namespace)));
-        // The cache may be ahead: then the label has moved already.
+        // The cache may be ahead of this index: the label may have changed already.
         cached
             .filter(|secret| owner(secret).as_ref() == Some(kyma))
             .map(|secret| AccessSecret::from(&*secret))
@@ -56,34 +56,34 @@ impl Owners {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Each change is whole in itself.
+        // No change panics half-way.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl State {
-    fn put(&mut self, secret: KymaKey, now: Option<KymaKey>) -> Vec<KymaKey> {
-        let before = match &now {
-            Some(now) => self.kymas.insert(secret.clone(), now.clone()),
+    fn set(&mut self, secret: KymaKey, owner: Option<KymaKey>) -> Vec<KymaKey> {
+        let previous = match &owner {
+            Some(owner) => self.kymas.insert(secret.clone(), owner.clone()),
             None => self.kymas.remove(&secret),
         };
-        let before = before.filter(|before| Some(before) != now.as_ref());
-        if let Some(before) = &before
-            && let Some(names) = self.secrets.get_mut(before)
+        let previous = previous.filter(|previous| Some(previous) != owner.as_ref());
+        if let Some(previous) = &previous
+            && let Some(names) = self.secrets.get_mut(previous)
         {
             names.retain(|name| *name != secret.name);
             if names.is_empty() {
-                self.secrets.remove(before);
+                self.secrets.remove(previous);
             }
         }
-        if let Some(now) = &now {
-            let names = self.secrets.entry(now.clone()).or_default();
+        if let Some(owner) = &owner {
+            let names = self.secrets.entry(owner.clone()).or_default();
             if let Err(at) = names.binary_search(&secret.name) {
                 names.reserve_exact(1);
                 names.insert(at, secret.name.clone());
             }
         }
-        now.into_iter().chain(before).collect()
+        owner.into_iter().chain(previous).collect()
     }
 }
 
@@ -104,8 +104,8 @@ mod tests {
     }
 
     #[test]
-    fn secrets_are_found_by_the_name_that_they_bear_now() {
-        let (owners, mut writer) = (Owners::default(), Writer::<Secret>::default());
+    fn secrets_are_found_by_their_current_label() {
+        let (owners, mut writer) = (SecretOwners::default(), Writer::<Secret>::default());
         let cache = writer.as_reader();
         let mut apply = |secret: &Secret| {
             writer.apply_watcher_event(&Event::Apply(secret.clone()));
@@ -120,19 +120,19 @@ mod tests {
             (vec!["s1".into(), "s2".into()], vec!["other".into()], vec![])
         );
 
-        assert_eq!(apply(&secret("s2", Some("b"))), [kyma("b"), kyma("a")], "both are concerned");
+        assert_eq!(apply(&secret("s2", Some("b"))), [kyma("b"), kyma("a")], "both Kymas are affected");
         assert_eq!((names("a"), names("b")), (vec!["s1".to_owned()], vec!["other".to_owned(), "s2".to_owned()]));
         assert_eq!(apply(&secret("s2", None)), [kyma("b")]);
         assert_eq!(names("b"), ["other"]);
         assert_eq!(owners.delete(&secret("s1", Some("a"))), [kyma("a")]);
-        assert!(names("a").is_empty(), "though the cache still has it");
+        assert!(names("a").is_empty(), "although the cache still has it");
         assert!(owners.delete(&secret("s1", Some("a"))).is_empty());
-        assert_eq!(owners.lock().secrets.len(), 1, "nothing is left behind");
+        assert_eq!(owners.lock().secrets.len(), 1, "no entry is leaked");
     }
 
     #[test]
-    fn a_cache_that_is_ahead_gives_nobody_the_secret_of_another() {
-        let (owners, mut writer) = (Owners::default(), Writer::<Secret>::default());
+    fn secret_whose_label_changed_in_the_cache_is_not_returned() {
+        let (owners, mut writer) = (SecretOwners::default(), Writer::<Secret>::default());
         owners.apply(&secret("s", Some("a")));
         writer.apply_watcher_event(&Event::Apply(secret("s", Some("b"))));
         assert!(owners.read(&kyma("a"), &writer.as_reader()).is_empty());

@@ -1,44 +1,43 @@
-//! Upkeep of Watchers: the plan follows them, and each is told in its status whether it is served.
+//! Task of the Watchers: derives plan and routes from them, and writes the status of each.
 
 use std::{collections::HashMap, error::Error as _, sync::Arc, time::Duration};
 
 use kube::Client;
 use tokio::{sync::Notify, time};
 
-use super::{essence::key_of, placing::Placing, wakes::Rooms};
+use super::{fingerprint::key_of, handlers::Components, placer::KymaPlacer};
 use crate::{
-    controllers::watcher::{self, Serving},
-    kube::follow::Guard,
+    controllers::watcher::{self, ServingMode},
+    kube::watch::SyncGuard,
 };
 
-/// Several Watchers that change together make one plan.
-const SETTLE: Duration = Duration::from_millis(50);
-/// How soon a status that could not be written is tried again.
+/// Debounce delay: Watchers that change together cause one new plan.
+const DEBOUNCE: Duration = Duration::from_millis(50);
+/// Delay of the retry after a status write that failed.
 const RETRY: Duration = Duration::from_secs(15);
 
-/// Runs for ever.
+/// Runs forever. `pending` is hold_ended when the first plan is in place.
 pub(super) async fn run(
     client: Client,
     namespace: String,
-    (rooms, placing): (Rooms, Placing),
+    (components, placer): (Components, KymaPlacer),
     changed: Arc<Notify>,
-    pending: Guard,
+    pending: SyncGuard,
 ) -> &'static str {
-    // Until the first plan is made.
     let mut pending = Some(pending);
     loop {
         tokio::select! {
             () = changed.notified() => {}
-            () = rooms.hub.forward_health_moved() => {}
+            () = components.fleet.forward_health_changed() => {}
         }
-        time::sleep(SETTLE).await;
-        let mut watchers = rooms.stores.watchers.state();
+        time::sleep(DEBOUNCE).await;
+        let mut watchers = components.stores.watchers.state();
         watchers.sort_unstable_by_key(|watcher| key_of(watcher.as_ref()));
-        let (plan, rejected) = watcher::plan_with(rooms.installed.to_vec(), &watchers);
-        // First, so that no event of a new watch finds none.
-        rooms.hub.set_routes(watcher::routes(&watchers, &plan));
-        placing.replan(plan);
-        let health = rooms.hub.forward_health();
+        let (plan, rejected) = watcher::plan_with(components.installed.to_vec(), &watchers);
+        // Routes before the plan, so that an event of a new watch finds its route.
+        components.fleet.set_routes(watcher::routes(&watchers, &plan));
+        placer.replan(plan);
+        let health = components.fleet.forward_health();
         drop(pending.take());
         let mut rejected: HashMap<_, _> =
             rejected.into_iter().map(|rejected| (rejected.watcher.clone(), rejected)).collect();
@@ -47,18 +46,18 @@ pub(super) async fn run(
             let key = key_of(watcher.as_ref());
             let (rejected, route) = (rejected.remove(&key), health.get(watcher::watch_name(&key).as_str()));
             let serving = match (&rejected, route) {
-                (Some(rejected), _) => Serving::Rejected(rejected),
-                (None, Some((target, health))) => Serving::Forwarded(target, *health),
-                (None, None) => Serving::Here,
+                (Some(rejected), _) => ServingMode::Rejected(rejected),
+                (None, Some((target, health))) => ServingMode::Forwarded(target, *health),
+                (None, None) => ServingMode::Local,
             };
-            if let Err(error) = watcher::report(&client, &namespace, watcher, &serving).await {
+            if let Err(error) = watcher::write_status(&client, &namespace, watcher, &serving).await {
                 let cause = error.source().map(tracing::field::display);
-                tracing::warn!(watcher = %key, %error, cause, "Status of a Watcher could not be written");
+                tracing::warn!(watcher = %key, %error, cause, "Watcher status write failed");
                 failed = true;
             }
         }
         if failed {
-            // Whichever comes first starts the next round: a change, or the time to try again.
+            // A change or the retry, whichever comes first.
             let _ = time::timeout(RETRY, changed.notified()).await;
             changed.notify_one();
         }

@@ -1,130 +1,139 @@
-//! The order of a rotation, purely: who has not followed yet, and which phase comes next.
+//! Pure decisions of a rotation: the stragglers of a phase, and the next transition.
 //!
-//! Every phase is stored before it takes effect, and what takes effect follows from what is stored alone, so that a receiver that
-//! ends anywhere is continued by the next one.
+//! Every phase is stored before it takes effect, and follows from the stored state alone, so that another receiver continues after a
+//! crash at any point.
 
 use std::time::Duration;
 
 use crate::{
-    fleet::{PathState, hub::Follower},
+    fleet::{PathState, table::RuntimeTrust},
     pki::{
-        Behind, Pki,
-        stored::{Phase, Root, Stored},
+        PkiError, StragglerReason,
+        ca_state::{CaState, Phase, Root},
     },
 };
 
-/// What happens next.
+/// Allowance for leaves that the old root was issuing when the issuer changed, in seconds.
+const GRACE: i64 = 60;
+
+/// Transition to the next phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Next {
-    /// Nothing, yet.
-    Stay,
-    /// A new root is made and goes to everybody.
+pub(super) enum Transition {
+    /// No transition yet.
+    Wait,
+    /// Generates a new root and distributes it to all runtimes.
     Spread,
     /// The new root signs the agents' leaves.
     Reissue,
-    /// It signs everything, and the old one leaves the agents' bundles.
+    /// The new root signs everything, and the old one leaves the agents' bundles.
     Retire,
-    /// The old root is forgotten.
-    Settle,
-    /// The roots have ended: a new one at once. Nothing that holds hangs on the old ones.
+    /// Drops the old root.
+    Complete,
+    /// Replaces expired roots at once: no valid certificate depends on them.
     Replace,
 }
 
-/// By what a rotation is judged.
+/// Parameters of a rotation.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Terms<'a> {
-    /// How long a runtime's leaf holds.
-    pub(super) leaf: Duration,
-    /// The age at which a root is replaced by itself.
-    pub(super) age: Duration,
-    /// The revision of the bundle that agents are to have in this phase.
+pub(super) struct RotationPolicy<'a> {
+    /// Validity of a runtime's leaf.
+    pub(super) leaf_validity: Duration,
+    /// Age at which a root is replaced without a request.
+    pub(super) max_root_age: Duration,
+    /// Revision of the bundle that agents confirm in this phase.
     pub(super) revision: &'a str,
 }
 
-/// Why a runtime holds the phase up; `None` when it does not.
-pub(super) fn behind(stored: &Stored, terms: Terms<'_>, follower: &Follower, now: i64) -> Option<Behind> {
+/// Returns the reason for which the phase waits for a runtime; `None` if it does not.
+pub(super) fn straggler_reason(
+    state: &CaState,
+    policy: RotationPolicy<'_>,
+    follower: &RuntimeTrust,
+    now: i64,
+) -> Option<StragglerReason> {
     use crate::fleet::Unproven::{Away, LegacyAgent};
     let is_away = matches!(follower.path, PathState::Unproven(Away | LegacyAgent));
-    // Whose leaf must have ended enrols again, with whatever root there is then.
-    if is_away || follower.silent >= terms.leaf {
+    // An agent that was silent for the validity of its leaf enrols again, with the root of that time.
+    if is_away || follower.silent >= policy.leaf_validity {
         return None;
     }
-    let (wanted, leaves_end) = match &stored.phase {
+    let (required, leaves_end) = match &state.phase {
         Phase::Steady { .. } => return None,
         Phase::Spread { .. } => (None, i64::MAX),
         Phase::Reissue { next, leaves_end, .. } => (Some(&next.id), *leaves_end),
         Phase::Retire { root, leaves_end, .. } => (Some(&root.id), *leaves_end),
     };
     if follower.trust_revision.is_none() && follower.authority.is_none() {
-        return Some(Behind::Unheard);
+        return Some(StragglerReason::Unheard);
     }
-    if follower.trust_revision.as_deref() != Some(terms.revision) {
-        return Some(Behind::Bundle);
+    if follower.trust_revision.as_deref() != Some(policy.revision) {
+        return Some(StragglerReason::Bundle);
     }
-    let hangs = wanted.is_some() && follower.authority.as_ref() != wanted && now < leaves_end;
-    hangs.then_some(Behind::Certificate)
+    let has_old_leaf = required.is_some() && follower.authority.as_ref() != required && now < leaves_end;
+    has_old_leaf.then_some(StragglerReason::Certificate)
 }
 
-/// Which phase comes next. `ordered` is whether a rotation was asked for; during one that changes nothing.
-pub(super) fn step(stored: &Stored, terms: Terms<'_>, followers: &[Follower], ordered: bool, now: i64) -> Next {
-    if stored.has_ended(now) {
-        return Next::Replace;
+/// Returns the next transition. `requested` begins a rotation; while one is under way it has no effect.
+pub(super) fn next_transition(
+    state: &CaState,
+    policy: RotationPolicy<'_>,
+    followers: &[RuntimeTrust],
+    requested: bool,
+    now: i64,
+) -> Transition {
+    if state.has_expired(now) {
+        return Transition::Replace;
     }
-    let on = match &stored.phase {
+    // No certificate outlives the root that signed it, so an expired old root ends the wait.
+    let (next, is_expired) = match &state.phase {
         Phase::Steady { root } => {
-            let is_old = now.saturating_sub(root.ca.made_at()) >= seconds(terms.age);
-            return if ordered || is_old { Next::Spread } else { Next::Stay };
+            let is_old = now.saturating_sub(root.ca.generated_at()) >= seconds(policy.max_root_age);
+            return if requested || is_old { Transition::Spread } else { Transition::Wait };
         }
-        Phase::Spread { .. } => Next::Reissue,
-        Phase::Reissue { .. } => Next::Retire,
-        Phase::Retire { .. } => Next::Settle,
+        Phase::Spread { root, .. } => (Transition::Reissue, root.ca.not_after() <= now),
+        Phase::Reissue { root, .. } => (Transition::Retire, root.ca.not_after() <= now),
+        Phase::Retire { .. } => (Transition::Complete, false),
     };
-    // What an old root has signed does not hold longer than that root.
-    let is_over = match &stored.phase {
-        Phase::Spread { root, .. } | Phase::Reissue { root, .. } => root.ca.not_after() <= now,
-        Phase::Steady { .. } | Phase::Retire { .. } => false,
-    };
-    let waited = now.saturating_sub(stored.since);
-    let is_forced = stored.force_after.is_some_and(|after| waited >= i64::from(after));
-    let all_follow = || !followers.iter().any(|follower| behind(stored, terms, follower, now).is_some());
-    if is_over || is_forced || all_follow() { on } else { Next::Stay }
+    let waited = now.saturating_sub(state.since);
+    let is_forced = state.force_after.is_some_and(|after| waited >= i64::from(after));
+    let all_follow = || followers.iter().all(|follower| straggler_reason(state, policy, follower, now).is_none());
+    if is_expired || is_forced || all_follow() { next } else { Transition::Wait }
 }
 
-/// The content after a step; `None` for [`Next::Stay`], and for a step that does not follow from this phase. `make` makes a root.
+/// Returns the state after a transition; `None` for [`Transition::Wait`] and for a transition that is not possible in this phase.
+/// `generate` generates a root.
 ///
 /// # Errors
-/// Whatever `make` says.
-pub(super) fn after(
-    stored: &Stored,
-    next: Next,
-    leaf: Duration,
+/// The error of `generate`.
+pub(super) fn apply_transition(
+    state: &CaState,
+    transition: Transition,
+    leaf_validity: Duration,
     force_after: Option<u32>,
     now: i64,
-    make: impl FnOnce() -> Result<Root, Pki>,
-) -> Result<Option<Stored>, Pki> {
-    let phase = match (next, stored.phase.clone()) {
-        (Next::Spread, Phase::Steady { root }) => Phase::Spread { root, next: make()? },
-        (Next::Reissue, Phase::Spread { root, next }) => {
-            // A leaf that is being issued by the old root at this moment ends no later, give or take a clock.
-            let leaves_end = now.saturating_add(seconds(leaf)).saturating_add(GRACE);
+    generate: impl FnOnce() -> Result<Root, PkiError>,
+) -> Result<Option<CaState>, PkiError> {
+    use Transition as T;
+    let phase = match (transition, state.phase.clone()) {
+        (T::Spread, Phase::Steady { root }) => Phase::Spread { root, next: generate()? },
+        (T::Reissue, Phase::Spread { root, next }) => {
+            // A leaf that the old root issues right now expires by then, clock differences included.
+            let leaves_end = now.saturating_add(seconds(leaf_validity)).saturating_add(GRACE);
             Phase::Reissue { root, next, leaves_end }
         }
-        (Next::Retire, Phase::Reissue { root, next, leaves_end }) => {
+        (T::Retire, Phase::Reissue { root, next, leaves_end }) => {
             Phase::Retire { root: next, old: root.ca.trust_bundle(), leaves_end }
         }
-        (Next::Settle, Phase::Retire { root, .. }) => Phase::Steady { root },
-        (Next::Replace, _) => Phase::Steady { root: make()? },
-        (Next::Stay | Next::Spread | Next::Reissue | Next::Retire | Next::Settle, _) => return Ok(None),
+        (T::Complete, Phase::Retire { root, .. }) => Phase::Steady { root },
+        (T::Replace, _) => Phase::Steady { root: generate()? },
+        (T::Wait | T::Spread | T::Reissue | T::Retire | T::Complete, _) => return Ok(None),
     };
     let force_after = match &phase {
         Phase::Steady { .. } => None,
-        _ => force_after.or(stored.force_after),
+        _ => force_after.or(state.force_after),
     };
-    Ok(Some(Stored { phase, since: now, force_after }))
+    Ok(Some(CaState { phase, since: now, force_after }))
 }
-
-/// Seconds for what was under way when the issuer changed.
-const GRACE: i64 = 60;
 
 fn seconds(duration: Duration) -> i64 {
     i64::try_from(duration.as_secs()).unwrap_or(i64::MAX)

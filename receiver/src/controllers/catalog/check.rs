@@ -1,7 +1,7 @@
-//! Whether templates and release metas are what they should be, before anybody has them: offline, from files.
+//! Offline check of templates and release metas in files, before they are applied. Pure.
 //!
-//! `document` reads text with places, `schema` says what the CRDs say, `rules` what they cannot: how objects fit each other, and what
-//! differs from a state before. All of it is pure.
+//! `document` parses text with positions, `schema` checks objects against the CRDs, `rules` checks the rest: the
+//! relations between the objects of a catalog, and the change from an earlier state.
 
 mod advice;
 mod document;
@@ -23,55 +23,57 @@ pub use finding::{Code, Finding, Report, Severity, Summary};
 use self::{object::Typed, schema::Schemas};
 use super::desired::Kind;
 
-/// What helps where only the types of what the API server itself writes can be wrong.
-const PLAIN: &str = "keep of metadata its name, namespace, labels and annotations, and remove status";
+/// Advice for an object that fails to deserialize without any other finding: only fields maintained by the API server
+/// can be the cause.
+const METADATA_ADVICE: &str = "keep of metadata its name, namespace, labels and annotations, and remove status";
 
-/// A text with documents in YAML or JSON.
+/// A text with YAML or JSON documents.
 #[derive(Clone, Debug)]
 pub struct Source {
-    /// How findings call it.
+    /// Name of the text in findings.
     pub name: Arc<str>,
-    /// What stands in it.
+    /// Content of the text.
     pub text: String,
 }
 
-/// By what is judged.
+/// Options of a check.
 #[derive(Clone, Debug)]
-pub struct Terms {
-    /// The modules of `--restricted-default-modules`, where they are known.
+pub struct CheckOptions {
+    /// Modules of `--restricted-default-modules`; `None` if unknown.
     pub restricted: Option<BTreeSet<String>>,
-    /// The day on which a deprecation is a past one.
+    /// Current day; deprecation dates before it are past.
     pub today: Date,
-    /// The texts are the whole catalog, so that what only the state before has is removed. Without a state before they always are.
+    /// The texts are the whole catalog, so objects that only the earlier state has are removed. Implied if there is no
+    /// earlier state.
     pub whole: bool,
 }
 
-/// A text that is not YAML.
+/// Error of a text that is not valid YAML.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
-#[error("{file}:{line}:{column}: {why}")]
-pub struct Unreadable {
-    /// The text.
+#[error("{file}:{line}:{column}: {reason}")]
+pub struct ParseError {
+    /// Name of the text.
     pub file: Arc<str>,
-    /// Where, from 1; 0 where nobody can say.
+    /// Line from 1; 0 if unknown.
     pub line: u64,
-    /// Where, from 1; 0 where nobody can say.
+    /// Column from 1, in characters; 0 if unknown.
     pub column: u64,
-    /// What the parser says.
-    pub why: String,
+    /// Message of the parser.
+    pub reason: String,
 }
 
-/// Why texts are no catalog.
+/// Error of texts that cannot be read as a catalog.
 #[derive(Clone, Debug, Error)]
-pub enum NoCatalog {
-    /// One is not YAML.
+pub enum ReadError {
+    /// A text is not valid YAML.
     #[error(transparent)]
-    Unreadable(#[from] Unreadable),
-    /// An object in one cannot be taken.
+    Parse(#[from] ParseError),
+    /// An object has no name, or does not deserialize.
     #[error("{0}")]
     Object(Box<Finding>),
 }
 
-/// The objects of texts.
+/// Objects of the texts.
 #[derive(Clone, Debug, Default)]
 pub struct Objects {
     /// ModuleTemplates.
@@ -80,52 +82,52 @@ pub struct Objects {
     pub release_metas: Vec<Arc<ModuleReleaseMeta>>,
 }
 
-/// Checks texts, and the way to them from a state before, if one is given. Of that only what differs is judged.
+/// Checks texts, and the change to them from an earlier state, if given. The earlier state itself is not checked.
 ///
 /// # Errors
-/// [`Unreadable`], for the state before too.
-pub fn check(files: &[Source], against: Option<&[Source]>, terms: &Terms) -> Result<Report, Unreadable> {
+/// [`ParseError`], also of the earlier state.
+pub fn check(files: &[Source], against: Option<&[Source]>, options: &CheckOptions) -> Result<Report, ParseError> {
     let mut findings = Vec::new();
     let objects = object::objects(files, &mut findings)?;
     let before = against.map(|before| object::objects(before, &mut Vec::new())).transpose()?;
     let schemas = Schemas::new();
     for object in &objects {
-        let faults = schemas.check(object.kind, &object.node);
-        let found = faults
-            .into_iter()
-            .map(|fault| object.finding(&fault.path, fault.code, fault.message).suggest(fault.suggestion));
+        let violations = schemas.check(object.kind, &object.node);
+        let found = violations.into_iter().map(|violation| {
+            object.finding(&violation.path, violation.code, violation.message).suggest(violation.suggestion)
+        });
         let known = findings.len();
         findings.extend(found);
         rules::metadata(object, &mut findings);
-        let is_told = findings[known..].iter().any(|finding| finding.severity == Severity::Error);
-        if let (Typed::Broken(why), false) = (&object.typed, is_told) {
-            findings.push(object.finding(&[], Code::Type, why.clone()).suggest(PLAIN));
+        let has_error = findings[known..].iter().any(|finding| finding.severity == Severity::Error);
+        if let (Typed::Invalid(error), false) = (&object.typed, has_error) {
+            findings.push(object.finding(&[], Code::Type, error.clone()).suggest(METADATA_ADVICE));
         }
     }
-    findings.extend(rules::check(&objects, before.as_deref(), terms));
+    findings.extend(rules::check(&objects, before.as_deref(), options));
     let count = |kind| objects.iter().filter(|object| object.kind == kind).count();
     let (templates, release_metas) = (count(Kind::Template), count(Kind::ReleaseMeta));
     Ok(Report::new(findings, Summary { files: files.len(), templates, release_metas, ..Summary::default() }))
 }
 
-/// The templates and release metas of texts, whatever else is in them, as an API server would store them.
+/// Reads the templates and release metas of texts as an API server would store them; other objects are ignored.
 ///
 /// # Errors
-/// [`NoCatalog`].
-pub fn read(files: &[Source]) -> Result<Objects, NoCatalog> {
+/// [`ReadError`].
+pub fn read(files: &[Source]) -> Result<Objects, ReadError> {
     let mut read = Objects::default();
     let schemas = Schemas::new();
     for object in object::objects(files, &mut Vec::new())? {
         match object.stored(&schemas) {
             _ if object.name.is_empty() => {
                 let finding = object.finding(&[], Code::Metadata, "it has no name");
-                return Err(NoCatalog::Object(Box::new(finding.suggest(rules::name_advice(&object)))));
+                return Err(ReadError::Object(Box::new(finding.suggest(rules::name_advice(&object)))));
             }
             Typed::Template(template) => read.templates.push(template),
             Typed::ReleaseMeta(meta) => read.release_metas.push(meta),
-            Typed::Broken(why) => {
-                let finding = object.finding(&[], Code::Type, why).suggest("catalog check says what to write");
-                return Err(NoCatalog::Object(Box::new(finding)));
+            Typed::Invalid(error) => {
+                let finding = object.finding(&[], Code::Type, error).suggest("catalog check says what to write");
+                return Err(ReadError::Object(Box::new(finding)));
             }
         }
     }

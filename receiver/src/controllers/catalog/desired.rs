@@ -1,4 +1,4 @@
-//! What the catalog of a runtime shall hold, computed once per class.
+//! Desired catalog of a runtime, computed once per visibility class.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,25 +17,25 @@ use tidewatch_shared::{
     names::{GROUP, SKR_NAMESPACE, VERSION, label},
 };
 
-/// kubectl's copy of what was applied in KCP; it means nothing in a runtime.
+/// kubectl's copy of the object applied in KCP; it has no meaning in a runtime.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// Bytes of an object as JSON, at most: API servers and their stores take no more than one and a half MiB, and what they note
-/// about fields comes on top.
-pub const MAX_OBJECT: usize = 1 << 20;
+/// Maximum bytes of an object as JSON. API servers and etcd accept about 1.5 MiB, which must also hold the managed
+/// fields.
+pub const MAX_OBJECT_BYTES: usize = 1 << 20;
 
-/// Why an object of KCP has no form in a runtime.
+/// Error of an object of KCP that cannot be written to a runtime.
 #[derive(Debug, Error)]
-pub enum Unfit {
-    /// The custom resource does not turn into JSON.
+pub enum UnfitObjectError {
+    /// The custom resource does not serialize to JSON.
     #[error("it has no JSON form: {0}")]
     Serialize(serde_json::Error),
-    /// More than [`MAX_OBJECT`] bytes.
-    #[error("it has {0} bytes, more than {MAX_OBJECT}")]
+    /// More than [`MAX_OBJECT_BYTES`] bytes.
+    #[error("it has {0} bytes, more than {MAX_OBJECT_BYTES}")]
     TooLarge(usize),
 }
 
-/// The two kinds of a catalog. Templates come first: they go in before the release metas that point to them.
+/// Kinds of the catalog. Templates come first: they are applied before the release metas that reference them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
     /// ModuleTemplate.
@@ -45,10 +45,10 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Both, in the order in which they go in.
+    /// Both kinds, in the order of their application.
     pub const ALL: [Self; 2] = [Self::Template, Self::ReleaseMeta];
 
-    /// The plural name in the API's paths.
+    /// Plural resource name in API paths.
     #[must_use]
     pub const fn resource(self) -> &'static str {
         match self {
@@ -57,7 +57,7 @@ impl Kind {
         }
     }
 
-    /// The kind in `kind`.
+    /// Value of the field `kind`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -66,13 +66,13 @@ impl Kind {
         }
     }
 
-    /// How kube addresses it.
+    /// API resource for the client.
     #[must_use]
     pub fn api_resource(self) -> ApiResource {
         ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(GROUP, VERSION, self.name()), self.resource())
     }
 
-    /// The kind with this plural name.
+    /// Returns the kind with this plural resource name.
     #[must_use]
     pub fn of_resource(resource: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.resource() == resource)
@@ -85,33 +85,34 @@ impl fmt::Display for Kind {
     }
 }
 
-/// An object of the catalog in a runtime; its namespace is always [`SKR_NAMESPACE`].
+/// Object of the catalog in a runtime; its namespace is always [`SKR_NAMESPACE`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectId {
-    /// Its kind.
+    /// Kind of the object.
     pub kind: Kind,
-    /// Its name. Shared: thousands of runtimes remember the same names.
+    /// Name of the object, shared because the inventories of thousands of runtimes hold the same names.
     pub name: Arc<str>,
 }
 
 impl ObjectId {
-    /// An id.
+    /// Creates an identifier.
     #[must_use]
     pub fn new(kind: Kind, name: &str) -> Self {
         Self { kind, name: name.into() }
     }
 
-    /// Reads what [`fmt::Display`] writes.
+    /// Parses the form written by [`fmt::Display`].
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (resource, name) = text.split_once('/')?;
-        let named = !name.is_empty() && !name.contains(char::is_whitespace);
-        Kind::of_resource(resource).filter(|_| named).map(|kind| Self::new(kind, name))
+        let is_named = !name.is_empty() && !name.contains(char::is_whitespace);
+        Kind::of_resource(resource).filter(|_| is_named).map(|kind| Self::new(kind, name))
     }
 
-    /// Whether it is the release meta of a module, or by its name a template of it: versions begin with a digit.
+    /// Returns whether the object is the release meta of a module, or by its name a template of it: versions begin with
+    /// a digit.
     #[must_use]
-    pub fn is_of(&self, module: &str) -> bool {
+    pub fn belongs_to(&self, module: &str) -> bool {
         match self.kind {
             Kind::ReleaseMeta => *self.name == *module,
             Kind::Template => {
@@ -128,18 +129,18 @@ impl fmt::Display for ObjectId {
     }
 }
 
-/// SHA-256 of what an object shall be, as JSON with sorted keys.
+/// SHA-256 of an object's desired content as JSON with sorted keys.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ContentHash([u8; 32]);
 
 impl ContentHash {
-    /// Of nothing that can be: an object that is ours, of which nobody knows what it holds.
+    /// Placeholder for a managed object with unknown content.
     pub const UNKNOWN: Self = Self([0; 32]);
 
-    /// Hashes a value: the same content has the same hash, whatever the order of its keys was.
+    /// Hashes a value independently of the order of its keys.
     #[must_use]
     pub fn of(value: &Value) -> Self {
-        // `Value` keeps its keys sorted (no `preserve_order` anywhere) and prints each value in one way.
+        // `Value` keeps its keys sorted (no crate enables `preserve_order`) and prints each value in one way.
         Self::of_text(&value.to_string())
     }
 
@@ -149,7 +150,7 @@ impl ContentHash {
         Self(hash)
     }
 
-    /// From its 64 hex digits.
+    /// Parses 64 hex digits.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (high, low) = text.split_at_checked(32)?;
@@ -172,89 +173,92 @@ impl fmt::Debug for ContentHash {
     }
 }
 
-/// An object as it shall be in a runtime.
+/// Desired state of an object in a runtime.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Desired {
-    /// Which object.
+pub struct DesiredObject {
+    /// Identity of the object.
     pub id: ObjectId,
-    /// The whole body of a server-side apply: type, name, namespace, labels, annotations and everything else that the
-    /// object holds in KCP, less what belongs to KCP's copy alone.
+    /// Complete body of the server-side apply: type, name, namespace, labels, annotations and all other fields that the
+    /// object has in KCP, without the metadata and status that belong to KCP's copy only.
     pub body: Value,
-    /// Of `body`.
+    /// Hash of `body`.
     pub hash: ContentHash,
-    /// The templates that a release meta's channels point to.
-    pub needs: Vec<Arc<str>>,
+    /// Templates that the channels of a release meta point to.
+    pub requires: Vec<Arc<str>>,
 }
 
-/// What all runtimes of one class shall have.
+impl DesiredObject {
+    fn new(kind: Kind, body: Value, hash: ContentHash, requires: Vec<Arc<str>>) -> Self {
+        let id = ObjectId::new(kind, body["metadata"]["name"].as_str().unwrap_or_default());
+        Self { id, body, hash, requires }
+    }
+}
+
+/// Desired catalog of all runtimes of one visibility class.
 #[derive(Debug)]
-pub struct Wanted {
-    objects: BTreeMap<ObjectId, Arc<Desired>>,
-    /// Modules whose objects stay in each runtime as they are.
+pub struct DesiredCatalog {
+    objects: BTreeMap<ObjectId, Arc<DesiredObject>>,
+    /// Modules with a held removal: their objects are neither written nor deleted.
     held: BTreeSet<String>,
-    /// Hash of all objects' hashes, in their order, and of what is held.
-    content: String,
+    /// Hash of the objects' hashes in order, and of the held modules.
+    fingerprint: String,
 }
 
-/// How one catalog differs from another.
+/// Difference between two catalogs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Difference {
-    /// Objects that only the later one has.
+    /// Objects of the later catalog only.
     pub added: Vec<ObjectId>,
-    /// Objects of both with another content.
+    /// Objects of both catalogs with different content.
     pub changed: Vec<ObjectId>,
-    /// Objects that only the earlier one has.
+    /// Objects of the earlier catalog only.
     pub removed: Vec<ObjectId>,
 }
 
-impl Wanted {
-    /// Makes a catalog of its objects.
+impl DesiredCatalog {
+    /// Creates a catalog without held modules.
     #[must_use]
-    pub fn new(objects: impl IntoIterator<Item = Arc<Desired>>) -> Self {
-        Self::with_held(objects, BTreeSet::new())
+    pub fn new(objects: impl IntoIterator<Item = Arc<DesiredObject>>) -> Self {
+        Self::with_held_modules(objects, BTreeSet::new())
     }
 
-    /// The same, with modules whose objects are neither written nor deleted, in whatever form a runtime has them.
+    /// Creates a catalog with held modules: their objects are neither written nor deleted, whatever form a runtime has
+    /// them in.
     #[must_use]
-    pub fn with_held(objects: impl IntoIterator<Item = Arc<Desired>>, held: BTreeSet<String>) -> Self {
+    pub fn with_held_modules(objects: impl IntoIterator<Item = Arc<DesiredObject>>, held: BTreeSet<String>) -> Self {
         let objects: BTreeMap<_, _> = objects.into_iter().map(|object| (object.id.clone(), object)).collect();
         let mut hash = digest::Context::new(&digest::SHA256);
         objects.values().for_each(|object| hash.update(&object.hash.0));
         for module in &held {
             hash.update(format!("held {module}\n").as_bytes());
         }
-        Self { content: hex::encode(hash.finish().as_ref()), objects, held }
+        Self { fingerprint: hex::encode(hash.finish().as_ref()), objects, held }
     }
 
-    /// The objects, templates first.
-    pub fn objects(&self) -> impl Iterator<Item = &Arc<Desired>> {
+    /// Objects, templates first.
+    pub fn objects(&self) -> impl Iterator<Item = &Arc<DesiredObject>> {
         self.objects.values()
     }
 
-    /// The same for the same objects: names are part of their content.
+    /// Fingerprint of the catalog: equal for equal objects (names are part of the content) and equal held modules.
     #[must_use]
-    pub fn content(&self) -> &str {
-        &self.content
+    pub fn fingerprint(&self) -> &str {
+        &self.fingerprint
     }
 
-    /// One of them.
+    /// Returns the desired state of an object.
     #[must_use]
-    pub fn get(&self, id: &ObjectId) -> Option<&Arc<Desired>> {
+    pub fn get(&self, id: &ObjectId) -> Option<&Arc<DesiredObject>> {
         self.objects.get(id)
     }
 
-    /// Whether an object belongs to a module whose objects stay as they are.
+    /// Returns whether an object belongs to a held module.
     #[must_use]
-    pub fn holds(&self, id: &ObjectId) -> bool {
-        self.held.iter().any(|module| id.is_of(module))
+    pub fn is_held(&self, id: &ObjectId) -> bool {
+        self.held.iter().any(|module| id.belongs_to(module))
     }
 
-    /// Modules whose objects stay as they are.
-    pub fn held(&self) -> impl Iterator<Item = &str> {
-        self.held.iter().map(String::as_str)
-    }
-
-    /// What `later` has, lacks or has otherwise.
+    /// Computes the difference from this catalog to a later one.
     #[must_use]
     pub fn difference(&self, later: &Self) -> Difference {
         let mut difference = Difference::default();
@@ -270,34 +274,34 @@ impl Wanted {
     }
 }
 
-/// A template as it shall be in a runtime.
+/// Converts a template to its desired state in a runtime.
 ///
 /// # Errors
-/// [`Unfit`].
-pub fn template(template: &ModuleTemplate) -> Result<Desired, Unfit> {
-    sealed(Kind::Template, carried(Kind::Template, template.metadata.name.as_deref(), template)?, Vec::new())
+/// [`UnfitObjectError`].
+pub fn template(template: &ModuleTemplate) -> Result<DesiredObject, UnfitObjectError> {
+    let body = runtime_body(Kind::Template, template)?;
+    let hash = ContentHash::of_text(&checked_text(&body)?);
+    Ok(DesiredObject::new(Kind::Template, body, hash, Vec::new()))
 }
 
-/// A release meta as it could be in a runtime: with all its channels.
+/// Body of a release meta for a runtime, with all its channels.
 #[derive(Clone, Debug)]
-pub struct Release(Value);
+pub struct ReleaseBody(Value);
 
-impl Release {
-    /// Of a release meta.
+impl ReleaseBody {
+    /// Converts a release meta.
     ///
     /// # Errors
-    /// [`Unfit`].
-    pub fn of(meta: &ModuleReleaseMeta) -> Result<Self, Unfit> {
-        let body = carried(Kind::ReleaseMeta, meta.metadata.name.as_deref(), meta)?;
-        match body.to_string().len() {
-            bytes if bytes > MAX_OBJECT => Err(Unfit::TooLarge(bytes)),
-            _ => Ok(Self(body)),
-        }
+    /// [`UnfitObjectError`].
+    pub fn of(meta: &ModuleReleaseMeta) -> Result<Self, UnfitObjectError> {
+        let body = runtime_body(Kind::ReleaseMeta, meta)?;
+        checked_text(&body).map(|_| Self(body))
     }
 
-    /// As it shall be in a runtime: with these channels only (channel → template), and with what is said of these versions.
+    /// Desired state of the release meta with only these channels (channel → template) and the `versions` entries of
+    /// these versions.
     #[must_use]
-    pub fn with(&self, channels: &BTreeMap<&str, String>, versions: &BTreeSet<&str>) -> Desired {
+    pub fn restricted_to(&self, channels: &BTreeMap<&str, String>, versions: &BTreeSet<&str>) -> DesiredObject {
         let mut body = self.0.clone();
         if let Some(Value::Array(entries)) = body.pointer_mut("/spec/channels") {
             entries.retain(|entry| entry["channel"].as_str().is_some_and(|channel| channels.contains_key(channel)));
@@ -305,34 +309,28 @@ impl Release {
         if let Some(Value::Array(entries)) = body.pointer_mut("/spec/versions") {
             entries.retain(|entry| entry["version"].as_str().is_some_and(|version| versions.contains(version)));
         }
-        let needs = channels.values().map(|name| name.as_str().into()).collect();
-        desired(Kind::ReleaseMeta, body, ContentHash::of, needs)
+        let requires = channels.values().map(|name| name.as_str().into()).collect();
+        let hash = ContentHash::of(&body);
+        DesiredObject::new(Kind::ReleaseMeta, body, hash, requires)
     }
 }
 
-fn sealed(kind: Kind, body: Value, needs: Vec<Arc<str>>) -> Result<Desired, Unfit> {
+/// Serializes a body and checks its size.
+fn checked_text(body: &Value) -> Result<String, UnfitObjectError> {
     let text = body.to_string();
-    if text.len() > MAX_OBJECT {
-        return Err(Unfit::TooLarge(text.len()));
-    }
-    Ok(desired(kind, body, |_| ContentHash::of_text(&text), needs))
+    if text.len() > MAX_OBJECT_BYTES { Err(UnfitObjectError::TooLarge(text.len())) } else { Ok(text) }
 }
 
-fn desired(kind: Kind, body: Value, hash: impl FnOnce(&Value) -> ContentHash, needs: Vec<Arc<str>>) -> Desired {
-    let id = ObjectId::new(kind, body["metadata"]["name"].as_str().unwrap_or_default());
-    Desired { id, hash: hash(&body), body, needs }
-}
-
-/// The object as JSON, so that no field is lost, with metadata made anew: nothing that KCP's API server or KCP's
-/// controllers keep on it (versions, owners, finalizers, managed fields) has a meaning elsewhere.
-fn carried(kind: Kind, name: Option<&str>, object: &impl Serialize) -> Result<Value, Unfit> {
-    let name = name.unwrap_or_default();
-    let mut body = serde_json::to_value(object).map_err(Unfit::Serialize)?;
+/// Converts an object to JSON, so that no field is lost, with new metadata: the metadata that KCP's API server and
+/// controllers maintain (versions, owners, finalizers, managed fields) has no meaning in another cluster.
+fn runtime_body(kind: Kind, object: &impl Serialize) -> Result<Value, UnfitObjectError> {
+    let mut body = serde_json::to_value(object).map_err(UnfitObjectError::Serialize)?;
     let strings = |value: &Value| value.as_object().cloned().unwrap_or_default();
     let mut labels: Map<String, Value> = strings(&body["metadata"]["labels"]);
     labels.insert(label::MANAGED_BY.to_owned(), label::MANAGED_BY_SKR.into());
     let mut annotations = strings(&body["metadata"]["annotations"]);
     annotations.remove(LAST_APPLIED);
+    let name = body["metadata"]["name"].as_str().unwrap_or_default();
     let mut metadata = json!({"name": name, "namespace": SKR_NAMESPACE, "labels": labels});
     if !annotations.is_empty() {
         metadata["annotations"] = Value::Object(annotations);
@@ -358,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_and_annotations_travel_and_what_is_kcps_own_does_not() {
+    fn labels_and_annotations_are_copied_without_kcp_metadata() {
         let full =
             meta(json!({"name": "m", "namespace": "kcp-system", "uid": "u", "resourceVersion": "1", "generation": 4,
             "creationTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["f"], "managedFields": [{"manager": "x"}],
@@ -366,7 +364,7 @@ mod tests {
             "labels": {"l": "1", "operator.kyma-project.io/managed-by": "lifecycle-manager"},
             "annotations": {"a": "1", LAST_APPLIED: "{}"}}));
         let channels = BTreeMap::from([("fast", "m-2.0.0".to_owned())]);
-        let desired = Release::of(&full).unwrap().with(&channels, &BTreeSet::new());
+        let desired = ReleaseBody::of(&full).unwrap().restricted_to(&channels, &BTreeSet::new());
         assert_eq!(
             desired.body,
             json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleReleaseMeta",
@@ -375,44 +373,50 @@ mod tests {
                 "spec": {"moduleName": "m", "ocmComponentName": "kyma-project.io/module/m",
                     "channels": [{"channel": "fast", "version": "2.0.0"}]}})
         );
-        assert_eq!(desired.needs, [Arc::from("m-2.0.0")]);
+        assert_eq!(desired.requires, [Arc::from("m-2.0.0")]);
         assert_eq!(desired.id.to_string(), "modulereleasemetas/m");
     }
 
     #[test]
-    fn the_hash_follows_the_content_and_nothing_else() {
+    fn hash_depends_on_content_only() {
         let channels = BTreeMap::from([("fast", "m-2.0.0".to_owned())]);
-        let hash = |metadata| Release::of(&meta(metadata)).unwrap().with(&channels, &BTreeSet::new()).hash;
+        let hash = |metadata| ReleaseBody::of(&meta(metadata)).unwrap().restricted_to(&channels, &BTreeSet::new()).hash;
         let plain = hash(json!({"name": "m", "resourceVersion": "1"}));
         assert_eq!(plain, hash(json!({"resourceVersion": "2", "name": "m", "finalizers": ["f"]})));
         assert_ne!(plain, hash(json!({"name": "m", "labels": {"l": "1"}})));
         assert_ne!(plain, hash(json!({"name": "m", "annotations": {"a": "1"}})));
-        let none = Release::of(&meta(json!({"name": "m"}))).unwrap().with(&BTreeMap::new(), &BTreeSet::new()).hash;
+        let none = ReleaseBody::of(&meta(json!({"name": "m"})))
+            .unwrap()
+            .restricted_to(&BTreeMap::new(), &BTreeSet::new())
+            .hash;
         assert_ne!(plain, none);
         assert_eq!(ContentHash::parse(&plain.to_string()), Some(plain));
         assert_eq!(ContentHash::parse("12"), None);
     }
 
     #[test]
-    fn what_is_said_of_versions_travels_with_those_that_are_seen() {
+    fn version_entries_are_limited_to_visible_versions() {
         let mut meta = meta(json!({"name": "m"}));
         let versions = json!([{"version": "1.0.0", "deprecationMessage": "old"}, {"version": "0.9.0"}]);
         meta.spec.versions = serde_json::from_value(versions).unwrap();
-        let desired = Release::of(&meta).unwrap().with(&BTreeMap::new(), &BTreeSet::from(["1.0.0", "2.0.0"]));
+        let desired =
+            ReleaseBody::of(&meta).unwrap().restricted_to(&BTreeMap::new(), &BTreeSet::from(["1.0.0", "2.0.0"]));
         assert_eq!(desired.body["spec"]["versions"], json!([{"version": "1.0.0", "deprecationMessage": "old"}]));
     }
 
     #[test]
-    fn an_object_above_the_limit_is_named_as_such() {
+    fn object_above_the_size_limit_is_rejected() {
         let mut template = ModuleTemplate::default();
-        template.spec.descriptor = json!({"text": "x".repeat(MAX_OBJECT)});
-        assert!(matches!(super::template(&template), Err(Unfit::TooLarge(bytes)) if bytes > MAX_OBJECT));
+        template.spec.descriptor = json!({"text": "x".repeat(MAX_OBJECT_BYTES)});
+        assert!(
+            matches!(super::template(&template), Err(UnfitObjectError::TooLarge(bytes)) if bytes > MAX_OBJECT_BYTES)
+        );
     }
 
     #[test]
-    fn objects_belong_to_modules_by_their_names() {
+    fn objects_belong_to_modules_by_name() {
         let id = |text| ObjectId::parse(text).unwrap();
-        for (text, module, is_of) in [
+        for (text, module, belongs) in [
             ("modulereleasemetas/api", "api", true),
             ("modulereleasemetas/api-gateway", "api", false),
             ("moduletemplates/api-1.0.0", "api", true),
@@ -420,7 +424,7 @@ mod tests {
             ("moduletemplates/api-gateway-1.0.0", "api-gateway", true),
             ("moduletemplates/api", "api", false),
         ] {
-            assert_eq!(id(text).is_of(module), is_of, "{text} {module}");
+            assert_eq!(id(text).belongs_to(module), belongs, "{text} {module}");
             assert_eq!(id(text).to_string(), text);
         }
         assert_eq!(ObjectId::parse("others/x"), None);
@@ -428,25 +432,25 @@ mod tests {
     }
 
     #[test]
-    fn two_catalogs_differ_by_objects_and_by_what_is_held() {
+    fn catalogs_differ_by_objects_and_held_modules() {
         let template = |name: &str, text: &str| {
             let mut template = ModuleTemplate::default();
             template.metadata.name = Some(name.to_owned());
             template.spec.descriptor = json!({"text": text});
             Arc::new(super::template(&template).unwrap())
         };
-        let before = Wanted::new([template("a-1", "1"), template("b-1", "1"), template("c-1", "1")]);
-        let later = Wanted::new([template("a-1", "1"), template("b-1", "2"), template("d-1", "1")]);
+        let before = DesiredCatalog::new([template("a-1", "1"), template("b-1", "1"), template("c-1", "1")]);
+        let later = DesiredCatalog::new([template("a-1", "1"), template("b-1", "2"), template("d-1", "1")]);
         let difference = before.difference(&later);
         let names = |ids: &[ObjectId]| ids.iter().map(|id| id.name.to_string()).collect::<Vec<_>>();
         assert_eq!(names(&difference.added), ["d-1"]);
         assert_eq!(names(&difference.changed), ["b-1"]);
         assert_eq!(names(&difference.removed), ["c-1"]);
-        assert_ne!(before.content(), later.content());
-        let held = Wanted::with_held([template("a-1", "1")], BTreeSet::from(["b".into()]));
-        assert_ne!(held.content(), Wanted::new([template("a-1", "1")]).content());
+        assert_ne!(before.fingerprint(), later.fingerprint());
+        let held = DesiredCatalog::with_held_modules([template("a-1", "1")], BTreeSet::from(["b".into()]));
+        assert_ne!(held.fingerprint(), DesiredCatalog::new([template("a-1", "1")]).fingerprint());
         assert!(
-            held.holds(&ObjectId::new(Kind::Template, "b-1")) && !held.holds(&ObjectId::new(Kind::Template, "a-1"))
+            held.is_held(&ObjectId::new(Kind::Template, "b-1")) && !held.is_held(&ObjectId::new(Kind::Template, "a-1"))
         );
     }
 }

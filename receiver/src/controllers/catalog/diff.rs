@@ -1,4 +1,4 @@
-//! What to do with the catalog of a runtime: desired against what is there, or against what we remember. Pure.
+//! Difference between the desired catalog and a runtime's observed objects, or its inventory. Pure.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,152 +13,129 @@ use tidewatch_shared::{
 };
 
 use super::{
-    desired::{ContentHash, Desired, Kind, ObjectId, Wanted},
-    inventory::Inventory,
+    desired::{ContentHash, DesiredCatalog, DesiredObject, Kind, ObjectId},
+    inventory::{Inventory, InventoryEntry},
 };
-
-/// An object as our last write of it, or our last look at it, left it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Known {
-    /// What it shall be; it was that.
-    pub hash: ContentHash,
-    /// Its uid.
-    pub uid: Box<str>,
-    /// Its generation; zero where the kind has none.
-    pub generation: i64,
-    /// Its resource version.
-    pub resource_version: Box<str>,
-}
-
-impl Known {
-    /// Remembers an object that is as it shall be.
-    #[must_use]
-    pub fn new(hash: ContentHash, object: &DynamicObject) -> Self {
-        let text = |text: &Option<String>| text.as_deref().unwrap_or_default().into();
-        Self {
-            hash,
-            uid: text(&object.metadata.uid),
-            generation: object.metadata.generation.unwrap_or_default(),
-            resource_version: text(&object.metadata.resource_version),
-        }
-    }
-}
 
 /// An object to apply.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Put {
-    /// As it shall be.
-    pub desired: Arc<Desired>,
-    /// Whether the runtime has it in some form.
+pub struct Apply {
+    /// Desired state.
+    pub desired: Arc<DesiredObject>,
+    /// The runtime has the object, in whatever form.
     pub present: bool,
 }
 
-/// An object to delete: this one, and not another that took its name.
+/// An object to delete. The uid is a precondition, so that an object recreated under the same name survives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Delete {
-    /// Which.
+    /// Object to delete.
     pub id: ObjectId,
-    /// The uid that it must have.
+    /// UID that the object must have.
     pub uid: Box<str>,
 }
 
-/// What a pass does.
+/// Writes and deletions of one sync.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Steps {
     /// Objects to apply.
-    pub puts: Vec<Put>,
+    pub applies: Vec<Apply>,
     /// Objects to delete.
     pub deletes: Vec<Delete>,
 }
 
-/// What one object of a runtime asks for.
+/// Action that brings one object of a runtime to its desired state.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Verdict {
-    /// It is as it shall be.
-    Same(Known),
-    /// It is wanted and differs, or is not there.
-    Put(Put),
-    /// It is ours and nobody wants it.
+pub enum Action {
+    /// None: the object matches its desired state, or its removal is held.
+    UpToDate(InventoryEntry),
+    /// Apply: the object is desired, and missing or different.
+    Apply(Apply),
+    /// Delete: the object is managed and not desired.
     Delete(Delete),
-    /// It is not ours, or on its way out already.
-    Leave,
+    /// None: the object is not managed, or is terminating already.
+    Ignore,
 }
 
-/// Judges one object that was read; `None` when it is not there. What is remembered of it makes it ours as well.
+/// Decides on one object that was read; `observed` is `None` if it does not exist. An object is managed if it has the
+/// field manager of catalog sync, or if the inventory has an entry with its uid.
 #[must_use]
-pub fn judge(id: &ObjectId, wanted: &Wanted, observed: Option<&DynamicObject>, known: Option<&Known>) -> Verdict {
-    let is_going = |object: &DynamicObject| object.metadata.deletion_timestamp.is_some();
-    let is_known = |object: &DynamicObject| {
-        known.filter(|known| Some(&*known.uid) == object.metadata.uid.as_deref().filter(|uid| !uid.is_empty()))
+pub fn action_for(
+    id: &ObjectId,
+    catalog: &DesiredCatalog,
+    observed: Option<&DynamicObject>,
+    entry: Option<&InventoryEntry>,
+) -> Action {
+    let apply = |desired, present| Action::Apply(Apply { desired: Arc::clone(desired), present });
+    let Some(object) = observed else {
+        return catalog.get(id).map_or(Action::Ignore, |desired| apply(desired, false));
     };
-    match (wanted.get(id), observed) {
-        // It stays as it is, and ours.
-        (_, Some(object))
-            if wanted.holds(id) && !is_going(object) && (is_ours(object) || is_known(object).is_some()) =>
-        {
-            // What somebody changed meanwhile is not what it was: it is written again once it is not held any more.
-            let version = object.metadata.resource_version.as_deref();
-            let same = is_known(object).filter(|known| Some(&*known.resource_version) == version);
-            Verdict::Same(Known::new(same.map_or(ContentHash::UNKNOWN, |known| known.hash), object))
-        }
-        (Some(desired), Some(object)) if holds(desired, object) => Verdict::Same(Known::new(desired.hash, object)),
-        (Some(desired), object) => Verdict::Put(Put { desired: Arc::clone(desired), present: object.is_some() }),
-        (None, Some(object)) if !is_going(object) => {
-            let uid: Box<str> = object.metadata.uid.as_deref().unwrap_or_default().into();
-            let ours = is_ours(object) || is_known(object).is_some();
-            if ours && !wanted.holds(id) { Verdict::Delete(Delete { id: id.clone(), uid }) } else { Verdict::Leave }
-        }
-        (None, _) => Verdict::Leave,
+    let uid = object.metadata.uid.as_deref().unwrap_or_default();
+    let recorded = entry.filter(|entry| *entry.uid == *uid && !uid.is_empty());
+    let is_owned = object.metadata.deletion_timestamp.is_none() && (is_managed(object) || recorded.is_some());
+    if is_owned && catalog.is_held(id) {
+        // An edit during the hold makes the hash unknown, so the object is written again once the removal is decided.
+        let version = object.metadata.resource_version.as_deref();
+        let unedited = recorded.filter(|entry| Some(&*entry.resource_version) == version);
+        let hash = unedited.map_or(ContentHash::UNKNOWN, |entry| entry.hash);
+        return Action::UpToDate(InventoryEntry::new(hash, object));
+    }
+    match catalog.get(id) {
+        Some(desired) if is_up_to_date(desired, object) => Action::UpToDate(InventoryEntry::new(desired.hash, object)),
+        Some(desired) => apply(desired, true),
+        None if is_owned => Action::Delete(Delete { id: id.clone(), uid: uid.into() }),
+        None => Action::Ignore,
     }
 }
 
-/// An object as it is, when it is ours and not as it shall be: so that it is not lost sight of before that is mended.
+/// Entry of a managed object that differs from its desired state, so that the inventory keeps it until it is repaired.
 #[must_use]
-pub fn of_ours(object: &DynamicObject, known: Option<&Known>) -> Option<Known> {
-    let now = Known::new(ContentHash::UNKNOWN, object);
-    (is_ours(object) || known.is_some_and(|known| known.uid == now.uid)).then_some(now)
+pub fn owned_entry(object: &DynamicObject, entry: Option<&InventoryEntry>) -> Option<InventoryEntry> {
+    let now = InventoryEntry::new(ContentHash::UNKNOWN, object);
+    (is_managed(object) || entry.is_some_and(|entry| entry.uid == now.uid)).then_some(now)
 }
 
-/// What the change of the desired catalog asks for, by memory alone.
+/// Computes the steps from the inventory alone, without any read.
 #[must_use]
-pub fn against_inventory(wanted: &Wanted, inventory: &Inventory) -> Steps {
-    let changed = wanted.objects().filter_map(|desired| match inventory.known.get(&desired.id) {
-        Some(known) if known.hash == desired.hash => None,
-        known => Some(Put { desired: Arc::clone(desired), present: known.is_some() }),
+pub fn diff_inventory(catalog: &DesiredCatalog, inventory: &Inventory) -> Steps {
+    let changed = catalog.objects().filter_map(|desired| match inventory.entries.get(&desired.id) {
+        Some(entry) if entry.hash == desired.hash => None,
+        entry => Some(Apply { desired: Arc::clone(desired), present: entry.is_some() }),
     });
-    let gone = inventory.known.iter().filter(|(id, _)| wanted.get(id).is_none() && !wanted.holds(id));
-    let gone = gone.map(|(id, known)| Delete { id: id.clone(), uid: known.uid.clone() });
-    Steps { puts: changed.collect(), deletes: gone.collect() }
+    let gone = inventory.entries.iter().filter(|(id, _)| catalog.get(id).is_none() && !catalog.is_held(id));
+    let gone = gone.map(|(id, entry)| Delete { id: id.clone(), uid: entry.uid.clone() });
+    Steps { applies: changed.collect(), deletes: gone.collect() }
 }
 
-/// The objects that a runtime's events tell something new of. An event is the echo of our own write when it tells of the
-/// uid and resource version that the write's answer carried, or of the end of an object that we deleted. The generation, which
-/// the inventory holds as well, proves nothing here: labels and annotations change without one, and an event carries no content.
+/// Selects the objects that a runtime's events report a change of, leaving out echoes of own writes. An event is an
+/// echo if it carries the uid and resourceVersion of the last write's response, or reports the deletion of an object
+/// that this sync deleted. The generation, which the inventory has as well, proves nothing: labels and annotations
+/// change without one, and an event carries no content.
 #[must_use]
-pub fn news(events: &[Object], wanted: &Wanted, inventory: &Inventory) -> BTreeSet<ObjectId> {
-    let told = events.iter().filter_map(|event| {
+pub fn changed_objects(events: &[Object], catalog: &DesiredCatalog, inventory: &Inventory) -> BTreeSet<ObjectId> {
+    let changed = events.iter().filter_map(|event| {
         let subject = &event.subject;
-        let ours = subject.group == GROUP && subject.namespace == SKR_NAMESPACE && !subject.name.is_empty();
-        let kind = Kind::of_resource(&subject.resource).filter(|_| ours)?;
+        let is_synced = subject.group == GROUP && subject.namespace == SKR_NAMESPACE && !subject.name.is_empty();
+        let kind = Kind::of_resource(&subject.resource).filter(|_| is_synced)?;
         let id = ObjectId::new(kind, &subject.name);
-        let echo = match (inventory.known.get(&id), event.change) {
-            (None, Change::Deleted) => wanted.get(&id).is_none(),
+        let is_echo = match (inventory.entries.get(&id), event.change) {
+            (None, Change::Deleted) => catalog.get(&id).is_none(),
             (Some(_), Change::Deleted) | (None, _) => false,
-            (Some(known), _) => *known.uid == *event.uid && *known.resource_version == *event.resource_version,
+            (Some(entry), _) => *entry.uid == *event.uid && *entry.resource_version == *event.resource_version,
         };
-        (!echo).then_some(id)
+        (!is_echo).then_some(id)
     });
-    told.collect()
+    changed.collect()
 }
 
-/// Whether an object is as it shall be: the same spec (equal as JSON), the same labels, and the annotations that we carry,
-/// among others' perhaps, but none that we once set and no longer want.
+/// Returns whether an object matches its desired state: equal content (as JSON), equal labels, all desired annotations,
+/// and no annotation that catalog sync once set and no longer desires. Annotations of other field managers are allowed.
 #[must_use]
-pub fn holds(desired: &Desired, object: &DynamicObject) -> bool {
+pub fn is_up_to_date(desired: &DesiredObject, object: &DynamicObject) -> bool {
     let metadata = &desired.body["metadata"];
     let labels = object.metadata.labels.iter().flatten();
-    let same_labels = metadata["labels"].as_object().is_some_and(|wanted| {
-        labels.clone().count() == wanted.len() && labels.clone().all(|(key, value)| is_text(wanted.get(key), value))
+    let same_labels = metadata["labels"].as_object().is_some_and(|desired| {
+        labels.clone().count() == desired.len() && labels.clone().all(|(key, value)| is_text(desired.get(key), value))
     });
     let annotations = object.metadata.annotations.as_ref();
     let same_annotations = metadata["annotations"].as_object().into_iter().flatten().all(|(key, value)| {
@@ -168,10 +145,10 @@ pub fn holds(desired: &Desired, object: &DynamicObject) -> bool {
     same_labels && same_annotations && stale_annotations(desired, object).is_empty() && same_content(desired, object)
 }
 
-/// The object, once it was applied and something that does not belong to it is still there, as a PUT makes it right:
-/// it keeps its versions, its finalizers and others' annotations.
+/// Builds the PUT that removes foreign additions left after an apply. It keeps resourceVersion, finalizers and the
+/// annotations of other field managers.
 #[must_use]
-pub fn purged(desired: &Desired, mut object: DynamicObject) -> DynamicObject {
+pub fn replacement(desired: &DesiredObject, mut object: DynamicObject) -> DynamicObject {
     let stale = stale_annotations(desired, &object);
     let strings = |value: &Value| -> BTreeMap<String, String> {
         let members = value.as_object().into_iter().flatten();
@@ -185,53 +162,55 @@ pub fn purged(desired: &Desired, mut object: DynamicObject) -> DynamicObject {
     object
 }
 
-/// Whether catalog sync, ours or the incumbent's, has written an object: the ownership marker that both share.
+/// Returns whether catalog sync, this one or the incumbent's, has written an object. Both use the same field manager as
+/// ownership marker.
 #[must_use]
-pub fn is_ours(object: &DynamicObject) -> bool {
+pub fn is_managed(object: &DynamicObject) -> bool {
     let mut managers = object.metadata.managed_fields.iter().flatten();
     managers.any(|entry| entry.manager.as_deref() == Some(field_manager::CATALOG_SYNC))
 }
 
-/// Annotations that catalog sync owns and the desired object does not have.
-fn stale_annotations(desired: &Desired, object: &DynamicObject) -> BTreeSet<String> {
+/// Annotations that catalog sync owns and that are not desired.
+fn stale_annotations(desired: &DesiredObject, object: &DynamicObject) -> BTreeSet<String> {
     let entries = object.metadata.managed_fields.iter().flatten();
-    let ours = entries.filter(|entry| entry.manager.as_deref() == Some(field_manager::CATALOG_SYNC));
-    let fields = ours.filter_map(|entry| entry.fields_v1.as_ref()?.0["f:metadata"]["f:annotations"].as_object());
+    let owned = entries.filter(|entry| entry.manager.as_deref() == Some(field_manager::CATALOG_SYNC));
+    let fields = owned.filter_map(|entry| entry.fields_v1.as_ref()?.0["f:metadata"]["f:annotations"].as_object());
     let keys = fields.flat_map(|fields| fields.keys()).filter_map(|key| key.strip_prefix("f:"));
     let present = object.metadata.annotations.as_ref();
     let stale = keys.filter(|key| {
-        let wanted = desired.body["metadata"]["annotations"].get(key).is_some();
-        !wanted && present.is_some_and(|present| present.contains_key(*key))
+        let is_desired = desired.body["metadata"]["annotations"].get(key).is_some();
+        !is_desired && present.is_some_and(|present| present.contains_key(*key))
     });
     stale.map(str::to_owned).collect()
 }
 
-/// Everything but type and metadata.
+/// Members of an object other than type, metadata and status.
 fn content(body: &Value) -> impl Iterator<Item = (&String, &Value)> {
     let members = body.as_object().into_iter().flatten();
     members.filter(|(key, _)| !matches!(key.as_str(), "apiVersion" | "kind" | "metadata" | "status"))
 }
 
-fn same_content(desired: &Desired, object: &DynamicObject) -> bool {
+fn same_content(desired: &DesiredObject, object: &DynamicObject) -> bool {
     let present = |(_, value): &(&String, &Value)| !value.is_null();
-    let wanted = content(&desired.body).filter(present).count();
+    let members = content(&desired.body).filter(present).count();
     let found = content(&object.data).filter(present).count();
-    wanted == found && content(&desired.body).all(|(key, value)| same(value, &object.data[key]))
+    members == found && content(&desired.body).all(|(key, value)| json_eq(value, &object.data[key]))
 }
 
 fn is_text(value: Option<&Value>, text: &str) -> bool {
     value.and_then(Value::as_str) == Some(text)
 }
 
-/// Equality as JSON; a member that is null is one that is not there, since API servers drop those of typed fields.
-fn same(a: &Value, b: &Value) -> bool {
+/// Equality as JSON. A null member equals a missing one, since API servers drop nulls of typed fields.
+fn json_eq(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Object(a), Value::Object(b)) => {
             let rest = |map: &serde_json::Map<String, Value>| map.values().filter(|value| !value.is_null()).count();
             let members = a.iter().filter(|(_, value)| !value.is_null());
-            rest(a) == rest(b) && members.clone().all(|(key, value)| b.get(key).is_some_and(|other| same(value, other)))
+            rest(a) == rest(b)
+                && members.clone().all(|(key, value)| b.get(key).is_some_and(|other| json_eq(value, other)))
         }
-        (Value::Array(a), Value::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b)),
+        (Value::Array(a), Value::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| json_eq(a, b)),
         (a, b) => a == b,
     }
 }
@@ -243,10 +222,10 @@ mod tests {
 
     use super::*;
 
-    fn desired(kind: Kind, name: &str, spec: Value) -> Desired {
+    fn desired(kind: Kind, name: &str, spec: Value) -> DesiredObject {
         let body = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": kind.name(), "spec": spec,
             "metadata": {"name": name, "namespace": "kyma-system", "labels": {"l": "1"}, "annotations": {"a": "1"}}});
-        Desired { id: ObjectId::new(kind, name), hash: ContentHash::of(&body), body, needs: Vec::new() }
+        DesiredObject { id: ObjectId::new(kind, name), hash: ContentHash::of(&body), body, requires: Vec::new() }
     }
 
     fn observed(change: impl FnOnce(&mut Value)) -> DynamicObject {
@@ -257,17 +236,17 @@ mod tests {
         serde_json::from_value(object).unwrap()
     }
 
-    fn wanted() -> Wanted {
-        Wanted::new([Arc::new(desired(Kind::Template, "t", json!({"n": 1, "list": [{"name": "x"}]})))])
+    fn catalog() -> DesiredCatalog {
+        DesiredCatalog::new([Arc::new(desired(Kind::Template, "t", json!({"n": 1, "list": [{"name": "x"}]})))])
     }
 
     #[test]
-    fn an_object_differs_by_edits_and_by_additions_but_not_by_others_annotations() {
-        let wanted = wanted();
+    fn edits_and_additions_differ_but_foreign_annotations_do_not() {
+        let catalog = catalog();
         let id = ObjectId::new(Kind::Template, "t");
         let owned =
             json!([{"manager": "catalog-sync", "fieldsV1": {"f:metadata": {"f:annotations": {".": {}, "f:b": {}}}}}]);
-        for (same, object) in [
+        for (is_same, object) in [
             (true, observed(|_| ())),
             (true, observed(|object| object["metadata"]["annotations"]["b"] = json!("2"))),
             (
@@ -284,77 +263,77 @@ mod tests {
             (false, observed(|object| object["spec"]["m"] = json!(false))),
             (false, observed(|object| object["spec"]["list"].as_array_mut().unwrap().push(json!({"name": "y"})))),
         ] {
-            let verdict = judge(&id, &wanted, Some(&object), None);
-            assert_eq!(matches!(verdict, Verdict::Same(_)), same, "{object:?}");
-            let desired = wanted.get(&id).unwrap();
-            let purged = purged(desired, object);
-            assert!(holds(desired, &purged), "{purged:?}");
-            assert_eq!(purged.metadata.resource_version.as_deref(), Some("7"));
+            let action = action_for(&id, &catalog, Some(&object), None);
+            assert_eq!(matches!(action, Action::UpToDate(_)), is_same, "{object:?}");
+            let desired = catalog.get(&id).unwrap();
+            let replacement = replacement(desired, object);
+            assert!(is_up_to_date(desired, &replacement), "{replacement:?}");
+            assert_eq!(replacement.metadata.resource_version.as_deref(), Some("7"));
         }
     }
 
     #[test]
-    fn only_what_is_ours_and_unwanted_is_deleted() {
-        let nothing = Wanted::new([]);
+    fn only_owned_undesired_objects_are_deleted() {
+        let nothing = DesiredCatalog::new([]);
         let id = ObjectId::new(Kind::Template, "t");
-        let users = observed(|_| ());
-        let ours = observed(|object| object["metadata"]["managedFields"] = json!([{"manager": "catalog-sync"}]));
-        let going = observed(|object| {
+        let foreign = observed(|_| ());
+        let managed = observed(|object| object["metadata"]["managedFields"] = json!([{"manager": "catalog-sync"}]));
+        let terminating = observed(|object| {
             object["metadata"]["managedFields"] = json!([{"manager": "catalog-sync"}]);
             object["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
         });
-        let known = Known::new(ContentHash::of(&json!(1)), &users);
-        let other = Known { uid: "other".into(), ..known.clone() };
-        assert_eq!(judge(&id, &nothing, Some(&users), None), Verdict::Leave);
-        assert_eq!(judge(&id, &nothing, Some(&users), Some(&other)), Verdict::Leave);
-        assert!(matches!(judge(&id, &nothing, Some(&users), Some(&known)), Verdict::Delete(_)));
+        let entry = InventoryEntry::new(ContentHash::of(&json!(1)), &foreign);
+        let other = InventoryEntry { uid: "other".into(), ..entry.clone() };
+        assert_eq!(action_for(&id, &nothing, Some(&foreign), None), Action::Ignore);
+        assert_eq!(action_for(&id, &nothing, Some(&foreign), Some(&other)), Action::Ignore);
+        assert!(matches!(action_for(&id, &nothing, Some(&foreign), Some(&entry)), Action::Delete(_)));
         assert_eq!(
-            judge(&id, &nothing, Some(&ours), None),
-            Verdict::Delete(Delete { id: id.clone(), uid: "u".into() })
+            action_for(&id, &nothing, Some(&managed), None),
+            Action::Delete(Delete { id: id.clone(), uid: "u".into() })
         );
-        assert_eq!(judge(&id, &nothing, Some(&going), Some(&known)), Verdict::Leave);
-        assert_eq!(judge(&id, &nothing, None, Some(&known)), Verdict::Leave);
+        assert_eq!(action_for(&id, &nothing, Some(&terminating), Some(&entry)), Action::Ignore);
+        assert_eq!(action_for(&id, &nothing, None, Some(&entry)), Action::Ignore);
     }
 
     #[test]
-    fn what_is_held_is_neither_written_nor_deleted_and_stays_ours() {
-        let held = Wanted::with_held([], BTreeSet::from(["m".into()]));
+    fn held_objects_are_neither_written_nor_deleted_and_stay_owned() {
+        let held = DesiredCatalog::with_held_modules([], BTreeSet::from(["m".into()]));
         let id = ObjectId::new(Kind::Template, "m-1.0.0");
         let object = observed(|object| object["spec"]["n"] = json!(7));
         let hash = ContentHash::of(&json!(1));
-        let known = Known::new(hash, &object);
-        assert_eq!(judge(&id, &held, Some(&object), Some(&known)), Verdict::Same(known.clone()));
-        assert_eq!(judge(&id, &held, Some(&object), None), Verdict::Leave, "a user's own");
-        let ours = observed(|object| object["metadata"]["managedFields"] = json!([{"manager": "catalog-sync"}]));
-        let unknown = Known::new(ContentHash::UNKNOWN, &ours);
-        assert_eq!(judge(&id, &held, Some(&ours), None), Verdict::Same(unknown));
-        assert_eq!(judge(&id, &held, None, Some(&known)), Verdict::Leave);
-        let inventory = Inventory::of([(id, known)].into_iter().collect());
-        assert_eq!(against_inventory(&held, &inventory), Steps::default());
+        let entry = InventoryEntry::new(hash, &object);
+        assert_eq!(action_for(&id, &held, Some(&object), Some(&entry)), Action::UpToDate(entry.clone()));
+        assert_eq!(action_for(&id, &held, Some(&object), None), Action::Ignore, "an object of the user");
+        let managed = observed(|object| object["metadata"]["managedFields"] = json!([{"manager": "catalog-sync"}]));
+        let unknown = InventoryEntry::new(ContentHash::UNKNOWN, &managed);
+        assert_eq!(action_for(&id, &held, Some(&managed), None), Action::UpToDate(unknown));
+        assert_eq!(action_for(&id, &held, None, Some(&entry)), Action::Ignore);
+        let inventory = Inventory::with_entries([(id, entry)].into_iter().collect());
+        assert_eq!(diff_inventory(&held, &inventory), Steps::default());
     }
 
     #[test]
-    fn memory_alone_finds_what_changed() {
+    fn inventory_diff_finds_changes_without_a_read() {
         let [same, changed, new] = ["a", "b", "c"].map(|name| desired(Kind::Template, name, json!({"n": 1})));
-        let known = |hash| Known { hash, uid: "u".into(), generation: 1, resource_version: "1".into() };
-        let known = BTreeMap::from([
-            (same.id.clone(), known(same.hash)),
-            (changed.id.clone(), known(ContentHash::of(&json!("old")))),
-            (ObjectId::new(Kind::ReleaseMeta, "gone"), known(same.hash)),
+        let entry_with = |hash| InventoryEntry { hash, uid: "u".into(), generation: 1, resource_version: "1".into() };
+        let entries = BTreeMap::from([
+            (same.id.clone(), entry_with(same.hash)),
+            (changed.id.clone(), entry_with(ContentHash::of(&json!("old")))),
+            (ObjectId::new(Kind::ReleaseMeta, "gone"), entry_with(same.hash)),
         ]);
-        let inventory = Inventory::of(known.into_iter().collect());
-        let steps = against_inventory(&Wanted::new([same, changed, new].map(Arc::new)), &inventory);
-        let puts: Vec<_> = steps.puts.iter().map(|put| (&*put.desired.id.name, put.present)).collect();
-        assert_eq!(puts, [("b", true), ("c", false)]);
+        let inventory = Inventory::with_entries(entries.into_iter().collect());
+        let steps = diff_inventory(&DesiredCatalog::new([same, changed, new].map(Arc::new)), &inventory);
+        let applies: Vec<_> = steps.applies.iter().map(|apply| (&*apply.desired.id.name, apply.present)).collect();
+        assert_eq!(applies, [("b", true), ("c", false)]);
         assert_eq!(steps.deletes, [Delete { id: ObjectId::new(Kind::ReleaseMeta, "gone"), uid: "u".into() }]);
     }
 
     #[test]
-    fn echoes_of_our_own_writes_are_no_news() {
-        let wanted = wanted();
+    fn echoes_of_own_writes_are_ignored() {
+        let catalog = catalog();
         let id = ObjectId::new(Kind::Template, "t");
-        let known = Known::new(wanted.get(&id).unwrap().hash, &observed(|_| ()));
-        let inventory = Inventory::of([(id, known)].into_iter().collect());
+        let entry = InventoryEntry::new(catalog.get(&id).unwrap().hash, &observed(|_| ()));
+        let inventory = Inventory::with_entries([(id, entry)].into_iter().collect());
         let event = |resource: &str, namespace: &str, name: &str, version: &str, uid: &str, change| Object {
             subject: Subject {
                 group: GROUP.to_owned(),
@@ -369,7 +348,7 @@ mod tests {
             generation: Some(1),
             change,
         };
-        for (is_news, event) in [
+        for (is_change, event) in [
             (false, event("moduletemplates", SKR_NAMESPACE, "t", "7", "u", Change::Created)),
             (false, event("moduletemplates", SKR_NAMESPACE, "t", "7", "u", Change::Metadata)),
             (true, event("moduletemplates", SKR_NAMESPACE, "t", "8", "u", Change::Spec)),
@@ -380,7 +359,11 @@ mod tests {
             (false, event("moduletemplates", "default", "t", "8", "u", Change::Spec)),
             (false, event("kymas", SKR_NAMESPACE, "t", "8", "u", Change::Spec)),
         ] {
-            assert_eq!(!news(std::slice::from_ref(&event), &wanted, &inventory).is_empty(), is_news, "{event:?}");
+            assert_eq!(
+                !changed_objects(std::slice::from_ref(&event), &catalog, &inventory).is_empty(),
+                is_change,
+                "{event:?}"
+            );
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What can fail in a sync, object by object.
+//! Errors of a sync, per object.
 
 use std::fmt;
 
@@ -6,44 +6,44 @@ use thiserror::Error;
 
 use super::desired::{Kind, ObjectId};
 use crate::{
-    base::class::Class,
+    base::error_class::ErrorClass,
     kube::runtime_access::{self, ListError, describe},
 };
 
-/// Failures that are named in words; the others are counted.
+/// Failures named in the message; further ones are counted.
 const NAMED: usize = 3;
 
-/// Why a sync, or a removal, did not come to its end. What succeeded is done and remembered.
+/// Error of a sync or a removal. Successful steps are kept and recorded in the inventory.
 #[derive(Debug, Error)]
 pub enum SyncError {
-    /// The inventory could not be read, or somebody else wrote it meanwhile; nothing was written.
+    /// The inventory could not be read, or was written concurrently by another process.
     #[error("keep the inventory of the catalog in the runtime")]
     Inventory(#[source] kube::Error),
-    /// A list failed, so nothing is known of that kind; nothing was written.
+    /// A list failed, so the objects of that kind are unknown; no object was written.
     #[error("list {kind} in the runtime")]
     List {
-        /// Which kind.
+        /// Kind that was listed.
         kind: Kind,
-        /// Why.
+        /// Error of the list.
         source: ListError,
     },
-    /// Some objects failed; the others were done.
+    /// Some objects failed; all others were synced.
     #[error(transparent)]
-    Objects(Failures),
+    Objects(ObjectsError),
 }
 
-/// What was tried with an object.
+/// Call that was attempted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Attempt {
-    /// To read it.
+    /// Read.
     Read,
-    /// To apply it.
+    /// Apply.
     Apply,
-    /// To delete it.
+    /// Delete.
     Delete,
 }
 
-/// What something was tried with.
+/// Subject of a failed call.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Target {
     /// An object of the catalog.
@@ -61,43 +61,44 @@ impl fmt::Display for Target {
     }
 }
 
-/// One object that failed.
+/// Failure of one call.
 #[derive(Debug)]
-pub struct Failure {
-    /// Which.
+pub struct ObjectFailure {
+    /// Subject of the call.
     pub target: Target,
-    /// What was tried.
+    /// Call that was attempted.
     pub attempt: Attempt,
-    /// Why.
+    /// Error of the call.
     pub source: kube::Error,
 }
 
-/// The objects that failed, at least one.
+/// Failures of a sync, at least one.
 #[derive(Debug)]
-pub struct Failures {
-    first: Box<Failure>,
-    others: Vec<Failure>,
-    held: usize,
+pub struct ObjectsError {
+    first: Box<ObjectFailure>,
+    others: Vec<ObjectFailure>,
+    blocked: usize,
 }
 
-impl Failures {
-    /// `None` when nothing failed. `held` counts the objects that waited for one that failed.
+impl ObjectsError {
+    /// Collects failures; `None` if there are none. `blocked` counts the objects skipped because one they depend on
+    /// failed.
     #[must_use]
-    pub fn new(mut failures: Vec<Failure>, held: usize) -> Option<Self> {
-        // In one order, so that the same failures have the same words.
+    pub fn new(mut failures: Vec<ObjectFailure>, blocked: usize) -> Option<Self> {
+        // Sorted, so that equal failures have equal messages.
         failures.sort_by(|a, b| a.target.cmp(&b.target));
         let mut failures = failures.into_iter();
         let first = Box::new(failures.next()?);
-        Some(Self { first, others: failures.collect(), held })
+        Some(Self { first, others: failures.collect(), blocked })
     }
 
-    /// Each of them.
-    pub fn iter(&self) -> impl Iterator<Item = &Failure> {
+    /// All failures.
+    pub fn iter(&self) -> impl Iterator<Item = &ObjectFailure> {
         std::iter::once(&*self.first).chain(&self.others)
     }
 }
 
-impl fmt::Display for Failures {
+impl fmt::Display for ObjectsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, failure) in self.iter().take(NAMED).enumerate() {
             let attempt = match failure.attempt {
@@ -111,49 +112,50 @@ impl fmt::Display for Failures {
             0 => {}
             more => write!(f, " and {more} more")?,
         }
-        match self.held {
+        match self.blocked {
             0 => Ok(()),
-            held => write!(f, "; {held} wait for them"),
+            blocked => write!(f, "; {blocked} wait for them"),
         }
     }
 }
 
-impl std::error::Error for Failures {
+impl std::error::Error for ObjectsError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         Some(&self.first.source)
     }
 }
 
 impl SyncError {
-    /// What decides on the delay before the next try. A kind that the runtime does not serve yet comes by itself.
+    /// Error class, which determines the retry delay. A kind that is not served yet is a transport error: it appears by
+    /// itself.
     #[must_use]
-    pub fn class(&self) -> Class {
+    pub fn class(&self) -> ErrorClass {
         match self {
             Self::Inventory(source) => class_of(source),
             Self::List { source: ListError::Page(source), .. } => class_of(source),
-            Self::List { source: ListError::Late(_), .. } => Class::Transport,
-            Self::List { source: ListError::Pages(_) | ListError::Objects(_), .. } => Class::User,
+            Self::List { source: ListError::Timeout(_), .. } => ErrorClass::Transport,
+            Self::List { source: ListError::Pages(_) | ListError::Objects(_), .. } => ErrorClass::User,
             Self::Objects(failures) => class_of_object(&failures.first.source),
         }
     }
 
-    /// Whether the runtime does not serve a kind: then it has no objects of it.
-    pub(super) fn says_not_found(&self) -> bool {
+    /// Returns whether the runtime does not serve the listed kind, and therefore has no objects of it.
+    pub(super) fn is_not_served(&self) -> bool {
         match self {
             Self::List { source: ListError::Page(kube::Error::Api(status)), .. } => status.is_not_found(),
             Self::List { .. } | Self::Inventory(_) | Self::Objects(_) => false,
         }
     }
 
-    /// Whether the runtime itself is well: nothing but the catalog has to wait for the next try.
+    /// Returns whether the runtime itself is reachable, so that only the catalog has to wait for the retry.
     #[must_use]
-    pub fn is_of_catalog_alone(&self) -> bool {
-        !matches!(self.class(), Class::Transport | Class::Auth)
+    pub fn is_catalog_only(&self) -> bool {
+        !matches!(self.class(), ErrorClass::Transport | ErrorClass::Auth)
     }
 
-    /// What failed and why, in one line: the same while the fault is the same.
+    /// Error with its cause in one line; equal as long as the cause is the same.
     #[must_use]
-    pub fn words(&self) -> String {
+    pub fn describe(&self) -> String {
         let why = match self {
             Self::Inventory(source) | Self::List { source: ListError::Page(source), .. } => describe(source),
             Self::List { source, .. } => source.to_string(),
@@ -163,23 +165,24 @@ impl SyncError {
     }
 }
 
-/// An API server that answers about one object is there. Any other status is the word of something that has a say in that object: a
-/// webhook of the user's that says no (403, or what it likes), or that cannot be reached (500), a schema, a quota.
-fn class_of_object(error: &kube::Error) -> Class {
+/// Classifies an error of a call on one object, which proves that the API server is reachable. Most other statuses come
+/// from admission: a user's webhook that denies (403 or any other code) or is unreachable (500), schema validation, or
+/// a quota.
+fn class_of_object(error: &kube::Error) -> ErrorClass {
     match error {
-        kube::Error::Api(status) if !matches!(status.code, 401 | 404 | 409 | 429 | 503 | 504) => Class::Refused,
+        kube::Error::Api(status) if !matches!(status.code, 401 | 404 | 409 | 429 | 503 | 504) => ErrorClass::Refused,
         error => class_of(error),
     }
 }
 
-fn class_of(error: &kube::Error) -> Class {
+fn class_of(error: &kube::Error) -> ErrorClass {
     match error {
-        // A custom resource definition that is not established yet.
-        kube::Error::Api(status) if status.is_not_found() => Class::Transport,
-        // Who may list may not write this one: a webhook of the user's, a quota, a right that was taken away.
-        kube::Error::Api(status) if status.code == 403 => Class::Refused,
-        // Somebody else wrote meanwhile, or made what was not there.
-        kube::Error::Api(status) if status.code == 409 => Class::Ours,
+        // The CRD is not established yet.
+        kube::Error::Api(status) if status.is_not_found() => ErrorClass::Transport,
+        // The list was allowed, so this is a denial of one object: a user's webhook, a quota, or a revoked permission.
+        kube::Error::Api(status) if status.code == 403 => ErrorClass::Refused,
+        // A concurrent write or creation.
+        kube::Error::Api(status) if status.code == 409 => ErrorClass::Ours,
         error => runtime_access::classify(error),
     }
 }

@@ -1,36 +1,37 @@
-//! Kubernetes Events about the catalog of the control plane: objects left out of it, and removals that wait for a confirmation.
+//! Kubernetes Events regarding the control plane's catalog: objects left out of it, and removals that wait for a
+//! confirmation.
 
 use super::{
-    Renewed,
+    CatalogUpdate,
     desired::{Kind, ObjectId},
-    facts::Held,
-    snapshot::LeftOut,
+    removal_guard::HeldRemoval,
+    snapshot::Omission,
 };
-use crate::kube::record::{About, News};
+use crate::kube::recorder::{PendingEvent, Regarding};
 
-impl Renewed {
-    /// The Events of this change. `namespace` is that of the objects.
-    pub(crate) fn events(&self, namespace: &str) -> Vec<News> {
+impl CatalogUpdate {
+    /// Events of this change; `namespace` is that of KCP's catalog.
+    pub(crate) fn events(&self, namespace: &str) -> Vec<PendingEvent> {
         compose(namespace, &self.left_out, self.held.as_ref())
     }
 }
 
-/// What is new of the catalog: what was left out of it, and what waits for a confirmation. `namespace` is that of the objects.
-fn compose(namespace: &str, left_out: &[LeftOut], held: Option<&Held>) -> Vec<News> {
-    let tell = |id: &ObjectId, uid: &str, reason, note| {
-        let about = About {
+/// Composes one Event per new omission and per module of a newly held removal.
+fn compose(namespace: &str, left_out: &[Omission], held: Option<&HeldRemoval>) -> Vec<PendingEvent> {
+    let event = |id: &ObjectId, uid: &str, reason, note| {
+        let regarding = Regarding {
             kind: id.kind.name(),
             namespace: namespace.to_owned(),
             name: id.name.to_string(),
             uid: uid.to_owned(),
         };
-        News { about, warning: true, reason, note }
+        PendingEvent { regarding, warning: true, reason, note }
     };
-    let left_out = left_out.iter().map(|left| tell(&left.id, &left.uid, "LeftOutOfCatalog", left.fault.to_string()));
+    let left_out = left_out.iter().map(|left| event(&left.id, &left.uid, "LeftOutOfCatalog", left.reason.to_string()));
     let held = held.into_iter().flat_map(|held| {
         held.modules.iter().map(|module| {
             let id = ObjectId::new(Kind::ReleaseMeta, module);
-            tell(&id, "", "RemovalHeld", held.to_string())
+            event(&id, "", "RemovalHeld", held.to_string())
         })
     });
     left_out.chain(held).collect()
@@ -39,31 +40,37 @@ fn compose(namespace: &str, left_out: &[LeftOut], held: Option<&Held>) -> Vec<Ne
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controllers::catalog::snapshot::Fault;
+    use crate::controllers::catalog::snapshot::OmissionReason;
 
     #[test]
     fn omissions_and_held_removals_are_reported_on_their_objects() {
-        let left = LeftOut {
+        let left = Omission {
             id: ObjectId::new(Kind::Template, "keda-wrong"),
             uid: "u-1".to_owned(),
-            fault: Fault::Name { expected: "keda-1.0.0".to_owned() },
+            reason: OmissionReason::Name { expected: "keda-1.0.0".to_owned() },
         };
         let modules = ["keda", "warden"].map(str::to_owned).into();
-        let held = Held { change: "c0ffee".to_owned(), modules, runtimes: 4, of: 9 };
-        let told = compose("kcp-system", std::slice::from_ref(&left), Some(&held));
-        let seen: Vec<_> =
-            told.iter().map(|news| (news.about.kind, &*news.about.name, &*news.about.uid, news.reason)).collect();
+        let held = HeldRemoval { change: "c0ffee".to_owned(), modules, runtimes: 4, of: 9 };
+        let events = compose("kcp-system", std::slice::from_ref(&left), Some(&held));
+        let reported: Vec<_> = events
+            .iter()
+            .map(|event| (event.regarding.kind, &*event.regarding.name, &*event.regarding.uid, event.reason))
+            .collect();
         assert_eq!(
-            seen,
+            reported,
             [
                 ("ModuleTemplate", "keda-wrong", "u-1", "LeftOutOfCatalog"),
                 ("ModuleReleaseMeta", "keda", "", "RemovalHeld"),
                 ("ModuleReleaseMeta", "warden", "", "RemovalHeld"),
             ]
         );
-        assert!(told.iter().all(|news| news.warning && news.about.namespace == "kcp-system"));
-        assert_eq!(told[0].note, "it is left out: its name should be keda-1.0.0");
-        assert!(told[1].note.contains("4 of 9 runtimes") && told[1].note.ends_with("says c0ffee"), "{}", told[1].note);
+        assert!(events.iter().all(|event| event.warning && event.regarding.namespace == "kcp-system"));
+        assert_eq!(events[0].note, "it is left out: its name should be keda-1.0.0");
+        assert!(
+            events[1].note.contains("4 of 9 runtimes") && events[1].note.ends_with("says c0ffee"),
+            "{}",
+            events[1].note
+        );
         assert!(compose("kcp-system", &[], None).is_empty());
     }
 }

@@ -1,27 +1,36 @@
-//! The flags of catalog sync.
+//! Command-line flags of catalog sync.
+
+use std::time::Duration;
 
 use clap::Args;
 
-/// How changes of the catalog reach the runtimes.
+use crate::base::flags::seconds;
+
+/// Roll-out of catalog changes to the runtimes.
 #[derive(Clone, Debug, Args)]
 #[group(skip)]
+#[command(next_help_heading = "Catalog")]
 pub struct Flags {
-    /// Runtimes whose catalog a change of the catalog wakes in one second, at most.
+    /// Maximum number of runtimes per second that a change of the catalog enqueues
     #[arg(long, env = "TIDEWATCH_CATALOG_SYNC_RATE", default_value_t = Flags::default().catalog_sync_rate, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub catalog_sync_rate: u32,
 
-    /// A moved channel reaches the Kymas that follow it within so many seconds, each at its own time.
-    #[arg(long = "module-upgrade-rollout-max-delay", value_name = "SECONDS", env = "TIDEWATCH_MODULE_UPGRADE_ROLLOUT_MAX_DELAY", default_value_t = Flags::default().module_upgrade_rollout_max_delay_seconds, value_parser = clap::value_parser!(u32).range(0..=86_400))]
-    pub module_upgrade_rollout_max_delay_seconds: u32,
+    /// Time in seconds within which a moved channel reaches the Kymas that follow it, each after its own stable delay
+    #[arg(long, value_name = "SECONDS", env = "TIDEWATCH_MODULE_UPGRADE_ROLLOUT_MAX_DELAY", default_value = "300", value_parser = seconds(0..=86_400))]
+    pub module_upgrade_rollout_max_delay: Duration,
 
-    /// A change of the catalog that takes a module, a channel or a version from more than so many per cent of the runtimes (and from
-    /// more than three) waits until somebody confirms it; 100 never waits.
+    /// Percentage of the runtimes above which a change of the catalog that removes a module, channel or version from
+    /// them waits for a confirmation, if they are also more than three; 100 disables the limit
     #[arg(long, env = "TIDEWATCH_REMOVAL_LIMIT_PERCENT", default_value_t = Flags::default().removal_limit_percent, value_parser = clap::value_parser!(u8).range(0..=100))]
     pub removal_limit_percent: u8,
 }
 
 impl Default for Flags {
     fn default() -> Self {
-        Self { catalog_sync_rate: 200, module_upgrade_rollout_max_delay_seconds: 300, removal_limit_percent: 5 }
+        Self {
+            catalog_sync_rate: 200,
+            module_upgrade_rollout_max_delay: Duration::from_secs(300),
+            removal_limit_percent: 5,
+        }
     }
 }

@@ -1,7 +1,8 @@
-//! What we remember of a runtime's catalog, and its written form: the ConfigMap `kyma-system/tidewatch-catalog`.
+//! Inventory of one runtime's catalog, and its stored form: the ConfigMap `kyma-system/tidewatch-catalog`. Pure.
 //!
-//! It says of each object that is ours what it was when we last wrote or read it, and for which content of the class all of it was
-//! whole. It grows before an object is made and shrinks after one is deleted, so that a crash never loses track. Pure.
+//! It records the last written or read state of each managed object, and the fingerprint of the desired catalog that
+//! the runtime was last fully synced to. An object is added before it is created and removed after it is deleted, so a
+//! crash never loses track of one.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,54 +10,79 @@ use std::{
 };
 
 use k8s_openapi::api::core::v1::ConfigMap;
+use kube::core::DynamicObject;
 
-use super::{
-    desired::{ContentHash, ObjectId},
-    diff::Known,
-};
+use super::desired::{ContentHash, ObjectId};
 use crate::base::short_map::ShortMap;
 
-/// The content of the class.
+/// Key of the fingerprint of the class's desired catalog.
 const CLASS: &str = "class";
-/// One line per object: `<plural>/<name> <hash> <uid> <generation>`.
+/// Key of the objects, one line each: `<plural>/<name> <hash> <uid> <generation>`.
 const OBJECTS: &str = "objects";
-/// Stands for what is not known.
-const NOTHING: &str = "-";
+/// Placeholder of an unknown value.
+const UNKNOWN: &str = "-";
 
-/// See the module.
+/// State of a managed object after the last write or read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InventoryEntry {
+    /// Hash of the desired content that the object had.
+    pub hash: ContentHash,
+    /// UID of the object.
+    pub uid: Box<str>,
+    /// Generation of the object; zero if the kind has none.
+    pub generation: i64,
+    /// resourceVersion of the object; empty if the entry was loaded from the runtime.
+    pub resource_version: Box<str>,
+}
+
+impl InventoryEntry {
+    /// Records an object with content of this hash.
+    #[must_use]
+    pub fn new(hash: ContentHash, object: &DynamicObject) -> Self {
+        let text = |text: &Option<String>| text.as_deref().unwrap_or_default().into();
+        Self {
+            hash,
+            uid: text(&object.metadata.uid),
+            generation: object.metadata.generation.unwrap_or_default(),
+            resource_version: text(&object.metadata.resource_version),
+        }
+    }
+}
+
+/// Managed objects of one runtime.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inventory {
-    /// Objects that were as they shall be when we last wrote or read them.
-    pub known: ShortMap<ObjectId, Known>,
-    /// Objects that something failed with, or that may have been made: the next pass reads them before anything else.
-    pub unsure: BTreeSet<ObjectId>,
-    /// The content of the class that all of it was brought to; `None` while something is missing.
-    pub class: Option<Box<str>>,
+    /// Managed objects as last written or read.
+    pub entries: ShortMap<ObjectId, InventoryEntry>,
+    /// Objects with a failed call or an unconfirmed creation. The next sync reads them first.
+    pub unverified: BTreeSet<ObjectId>,
+    /// Fingerprint of the desired catalog that the last complete sync reached; `None` while an object is missing.
+    pub fingerprint: Option<Box<str>>,
     stored: Option<Stored>,
 }
 
-/// What stands in the runtime.
+/// State of the stored form in the runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Stored {
     version: String,
-    /// Of the data; `None` when what stands there is not what we wrote.
+    /// Hash of the data; `None` if the stored data differs from this inventory's.
     hash: Option<ContentHash>,
 }
 
 impl Inventory {
-    /// Of these objects, with nothing written down.
+    /// Creates an inventory of these entries that is not stored yet.
     #[must_use]
-    pub fn of(known: ShortMap<ObjectId, Known>) -> Self {
-        Self { known, ..Self::default() }
+    pub fn with_entries(entries: ShortMap<ObjectId, InventoryEntry>) -> Self {
+        Self { entries, ..Self::default() }
     }
 
-    /// Reads the written form; `None` if it cannot be read, in part or as a whole. Then it is made anew of what is there, in the
-    /// place of what stands there.
+    /// Parses the stored form. Returns `None` if any part of it is malformed; the inventory is then rebuilt from the
+    /// runtime's objects and overwrites the stored form.
     #[must_use]
     pub fn read(map: &ConfigMap) -> Option<Self> {
         let data = map.data.as_ref()?;
         let class = data.get(CLASS)?.as_str();
-        let mut inventory = Self { class: (class != NOTHING).then(|| class.into()), ..Self::default() };
+        let mut inventory = Self { fingerprint: (class != UNKNOWN).then(|| class.into()), ..Self::default() };
         for line in data.get(OBJECTS)?.lines() {
             let mut words = line.split(' ');
             let id = ObjectId::parse(words.next()?)?;
@@ -65,87 +91,82 @@ impl Inventory {
             if words.next().is_some() {
                 return None;
             }
-            let known = match hash {
-                NOTHING => ContentHash::UNKNOWN,
-                hash => ContentHash::parse(hash)?,
+            let hash = if hash == UNKNOWN {
+                inventory.unverified.insert(id.clone());
+                ContentHash::UNKNOWN
+            } else {
+                ContentHash::parse(hash)?
             };
-            if hash == NOTHING {
-                inventory.unsure.insert(id.clone());
-            }
-            if uid != NOTHING {
-                // Versions move with what others note on an object: they are for this process alone.
-                let known = Known { hash: known, uid: uid.into(), generation, resource_version: "".into() };
-                inventory.known.insert(id, known);
+            if uid != UNKNOWN {
+                // A resourceVersion is not stored: any write of another controller, such as to a status, changes it.
+                let entry = InventoryEntry { hash, uid: uid.into(), generation, resource_version: "".into() };
+                inventory.entries.insert(id, entry);
             }
         }
-        inventory.stored_as(map.metadata.resource_version.clone().unwrap_or_default(), data);
+        inventory.mark_stored(map.metadata.resource_version.clone().unwrap_or_default(), data);
         Some(inventory)
     }
 
-    /// Takes note of the version of a written form that says something else than this.
-    pub fn replaces(&mut self, map: &ConfigMap) {
-        self.stored = Some(Stored { version: map.metadata.resource_version.clone().unwrap_or_default(), hash: None });
+    /// Records that the runtime holds a stored form with other contents, or none. The next write replaces it.
+    pub fn mark_foreign(&mut self, map: Option<&ConfigMap>) {
+        let version = |map: &ConfigMap| map.metadata.resource_version.clone().unwrap_or_default();
+        self.stored = map.map(|map| Stored { version: version(map), hash: None });
     }
 
-    /// Takes note that no written form is there.
-    pub fn is_lost(&mut self) {
-        self.stored = None;
-    }
-
-    /// Takes note that a write of it failed, and may have landed all the same: the next pass writes again. A process that believed
-    /// what stands there until then would miss what went since.
-    pub fn is_in_doubt(&mut self) {
-        self.class = None;
+    /// Records that a write failed but may have been persisted, so that the next sync writes again. A process that
+    /// trusted the stored form until then would miss objects deleted since.
+    pub fn mark_unconfirmed(&mut self) {
+        self.fingerprint = None;
         if let Some(stored) = &mut self.stored {
             stored.hash = None;
         }
     }
 
-    /// Whether everything was brought to this content, and nothing happened since.
+    /// Returns whether the last complete sync reached this fingerprint and no object is unverified.
     #[must_use]
-    pub fn is_of(&self, content: &str) -> bool {
-        self.class.as_deref() == Some(content) && self.unsure.is_empty()
+    pub fn is_current(&self, content: &str) -> bool {
+        self.fingerprint.as_deref() == Some(content) && self.unverified.is_empty()
     }
 
-    /// Adds what is about to be made. Whether something was added.
-    pub fn grow<'a>(&mut self, ids: impl IntoIterator<Item = &'a ObjectId>) -> bool {
-        let new: Vec<_> = ids.into_iter().filter(|id| !self.known.contains_key(*id)).cloned().collect();
+    /// Adds objects that are about to be created. Returns whether any was new.
+    pub fn add_unverified<'a>(&mut self, ids: impl IntoIterator<Item = &'a ObjectId>) -> bool {
+        let new: Vec<_> = ids.into_iter().filter(|id| !self.entries.contains_key(*id)).cloned().collect();
         let grows = !new.is_empty();
-        self.unsure.extend(new);
+        self.unverified.extend(new);
         grows
     }
 
-    /// The written form.
+    /// Data of the stored form.
     #[must_use]
     pub fn data(&self) -> BTreeMap<String, String> {
         let mut objects = String::new();
-        let ids: BTreeSet<_> = self.known.keys().chain(&self.unsure).collect();
+        let ids: BTreeSet<_> = self.entries.keys().chain(&self.unverified).collect();
         for id in ids {
-            let known = self.known.get(id);
-            let hash = known.filter(|known| known.hash != ContentHash::UNKNOWN && !self.unsure.contains(id));
-            let hash = hash.map_or_else(|| NOTHING.to_owned(), |known| known.hash.to_string());
-            let word = |text: Option<&str>| text.filter(|text| !text.is_empty()).unwrap_or(NOTHING).to_owned();
-            let uid = word(known.map(|known| &*known.uid));
-            let generation = known.map_or(0, |known| known.generation);
-            // Writing to a String does not fail.
+            let entry = self.entries.get(id);
+            let hash = entry.filter(|entry| entry.hash != ContentHash::UNKNOWN && !self.unverified.contains(id));
+            let hash = hash.map_or_else(|| UNKNOWN.to_owned(), |entry| entry.hash.to_string());
+            let word = |text: Option<&str>| text.filter(|text| !text.is_empty()).unwrap_or(UNKNOWN).to_owned();
+            let uid = word(entry.map(|entry| &*entry.uid));
+            let generation = entry.map_or(0, |entry| entry.generation);
+            // Writing to a `String` cannot fail.
             let _ = writeln!(objects, "{id} {hash} {uid} {generation}");
         }
-        let class = self.class.as_deref().unwrap_or(NOTHING).to_owned();
+        let class = self.fingerprint.as_deref().unwrap_or(UNKNOWN).to_owned();
         BTreeMap::from([(CLASS.to_owned(), class), (OBJECTS.to_owned(), objects)])
     }
 
-    /// Whether exactly this stands in the runtime already, as far as we know.
+    /// Returns whether the stored form is known to hold exactly this data.
     #[must_use]
     pub fn is_stored_as(&self, data: &BTreeMap<String, String>) -> bool {
         self.stored.as_ref().is_some_and(|stored| stored.hash == Some(hash(data)))
     }
 
-    /// Takes note of what was written or read.
-    pub fn stored_as(&mut self, version: String, data: &BTreeMap<String, String>) {
+    /// Records the data and resourceVersion of the stored form after a read or write.
+    pub fn mark_stored(&mut self, version: String, data: &BTreeMap<String, String>) {
         self.stored = Some(Stored { version, hash: Some(hash(data)) });
     }
 
-    /// The version of what stands in the runtime; `None` if nothing does.
+    /// resourceVersion of the stored form; `None` if there is none.
     #[must_use]
     pub fn version(&self) -> Option<&str> {
         self.stored.as_ref().map(|stored| stored.version.as_str())
@@ -169,11 +190,15 @@ mod tests {
     }
 
     fn inventory() -> Inventory {
-        let known =
-            Known { hash: ContentHash::of(&json!(1)), uid: "u-1".into(), generation: 3, resource_version: "".into() };
+        let entry = InventoryEntry {
+            hash: ContentHash::of(&json!(1)),
+            uid: "u-1".into(),
+            generation: 3,
+            resource_version: "".into(),
+        };
         Inventory {
-            known: [(id("a-1.0.0"), known)].into_iter().collect(),
-            class: Some("c1".into()),
+            entries: [(id("a-1.0.0"), entry)].into_iter().collect(),
+            fingerprint: Some("c1".into()),
             ..Inventory::default()
         }
     }
@@ -184,31 +209,31 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn stored_form_round_trips() {
         let mut written = inventory();
-        written.unsure.insert(id("b-1.0.0"));
-        written.stored_as("5".to_owned(), &written.data());
+        written.unverified.insert(id("b-1.0.0"));
+        written.mark_stored("5".to_owned(), &written.data());
         let read = Inventory::read(&map(written.data())).unwrap();
         assert_eq!(read, written);
         assert!(read.is_stored_as(&written.data()) && read.version() == Some("5"));
-        assert!(!read.is_of("c1"), "something is not known to be well");
-        assert!(inventory().is_of("c1") && !inventory().is_of("c2"));
+        assert!(!read.is_current("c1"), "an object is unverified");
+        assert!(inventory().is_current("c1") && !inventory().is_current("c2"));
         let empty = Inventory::default();
-        assert_eq!(Inventory::read(&map(empty.data())).unwrap().class, None);
+        assert_eq!(Inventory::read(&map(empty.data())).unwrap().fingerprint, None);
     }
 
     #[test]
-    fn what_failed_keeps_its_uid_and_is_read_first() {
+    fn failed_object_keeps_its_uid_and_is_unverified() {
         let mut failed = inventory();
-        failed.unsure.insert(id("a-1.0.0"));
+        failed.unverified.insert(id("a-1.0.0"));
         let read = Inventory::read(&map(failed.data())).unwrap();
-        let known = read.known.get(&id("a-1.0.0")).unwrap();
-        assert_eq!((&*known.uid, known.hash), ("u-1", ContentHash::UNKNOWN));
-        assert!(read.unsure.contains(&id("a-1.0.0")));
+        let entry = read.entries.get(&id("a-1.0.0")).unwrap();
+        assert_eq!((&*entry.uid, entry.hash), ("u-1", ContentHash::UNKNOWN));
+        assert!(read.unverified.contains(&id("a-1.0.0")));
     }
 
     #[test]
-    fn what_was_tampered_with_is_no_inventory() {
+    fn tampered_inventory_is_rejected() {
         let data = inventory().data();
         for objects in [
             "moduletemplates/a",
@@ -229,10 +254,10 @@ mod tests {
     }
 
     #[test]
-    fn it_grows_by_what_is_new_alone() {
+    fn only_new_objects_are_added_as_unverified() {
         let mut inventory = inventory();
-        assert!(!inventory.grow([&id("a-1.0.0")]));
-        assert!(inventory.grow([&id("a-1.0.0"), &id("b-1.0.0")]));
+        assert!(!inventory.add_unverified([&id("a-1.0.0")]));
+        assert!(inventory.add_unverified([&id("a-1.0.0"), &id("b-1.0.0")]));
         assert!(inventory.data()[OBJECTS].contains("moduletemplates/b-1.0.0 - - 0\n"));
     }
 }

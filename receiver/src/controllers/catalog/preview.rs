@@ -1,4 +1,5 @@
-//! What a change of KCP's catalog would do: to each visibility class, to how many runtimes, and whether it would be held. Pure.
+//! Preview of a change of KCP's catalog: its effect on each visibility class, the number of affected runtimes, and the
+//! removal that would be held. Pure.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,175 +18,164 @@ use tidewatch_shared::{
 use super::{
     check::Objects,
     desired::{Difference, ObjectId},
-    facts::{self, Held, Terms},
     releases::Ledger,
-    snapshot::{LeftOut, Snapshot},
-    visibility::Class,
+    removal_guard::{self, HeldRemoval, RemovalPolicy},
+    snapshot::{Omission, Snapshot},
+    visibility::VisibilityClass,
 };
 
-/// KCP as it is.
+/// Current state of KCP.
 #[derive(Clone, Debug, Default)]
 pub struct Live {
-    /// Its templates and release metas.
+    /// Templates and release metas.
     pub objects: Objects,
-    /// The labels of each Kyma.
+    /// Labels of each Kyma.
     pub kymas: Vec<BTreeMap<String, String>>,
-    /// The ConfigMap of releases.
+    /// ConfigMap of releases.
     pub releases: Option<ConfigMap>,
 }
 
-/// How a change is judged.
+/// Options of a preview.
 #[derive(Clone, Debug)]
-pub struct Judge {
-    /// The modules of `--restricted-default-modules`.
+pub struct PreviewOptions {
+    /// Modules of `--restricted-default-modules`.
     pub restricted: BTreeSet<String>,
-    /// `--removal-limit-percent`.
+    /// Value of `--removal-limit-percent`.
     pub removal_limit_percent: u8,
-    /// The texts are the whole catalog: what they do not name goes.
+    /// The given objects are the whole catalog: objects that only KCP has are removed.
     pub whole: bool,
-    /// Now, in unix seconds.
+    /// Current time in Unix seconds.
     pub now: i64,
 }
 
-/// What a change would do.
+/// Effect of a change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Preview {
-    /// All runtimes.
+    /// Number of all runtimes.
     pub runtimes: usize,
-    /// Those whose catalog would be another one.
+    /// Number of runtimes with a changed catalog.
     pub affected: usize,
-    /// What the classes would see, those with most runtimes first. Classes without a runtime are those of the two labels.
+    /// Changes per class, sorted by the number of runtimes, largest first. The four classes without restricted modules
+    /// are always included.
     pub classes: Vec<ClassChange>,
-    /// The removal that would wait for a confirmation.
+    /// Removal that would wait for a confirmation.
     pub guard: Option<Guard>,
-    /// What would be left out because of a mistake in it, and is not now.
-    pub left_out: Vec<Mistake>,
+    /// Objects that the change would newly leave out because of a mistake in them.
+    pub left_out: Vec<OmissionView>,
 }
 
-/// What one class would see.
+/// Effect of a change on one class.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClassChange {
-    /// What of a Kyma's labels counts now.
-    pub class: Seer,
-    /// What would count, if a selector moves its Kymas to another class.
+    /// Current class.
+    pub class: VisibilityClass,
+    /// Class after the change, if a selector moves the Kymas to another one.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub becomes: Option<Seer>,
-    /// Its runtimes.
+    pub becomes: Option<VisibilityClass>,
+    /// Number of runtimes of the class.
     pub runtimes: usize,
-    /// Objects that it would see, and does not.
+    /// Objects that would become visible.
     pub added: Vec<String>,
-    /// Objects that it would see otherwise.
+    /// Visible objects with changed content.
     pub changed: Vec<String>,
-    /// Objects that it sees, and would not.
+    /// Objects that would no longer be visible.
     pub removed: Vec<String>,
 }
 
-/// A visibility class, for people and programs.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Seer {
-    /// Beta modules are seen.
-    pub beta: bool,
-    /// Internal modules are seen.
-    pub internal: bool,
-    /// Restricted modules that are seen.
-    pub restricted: BTreeSet<String>,
-}
-
-/// A removal that would wait.
+/// A removal that would be held.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Guard {
-    /// What a confirmation names.
-    pub change: String,
-    /// Modules that would be removed, or channels of which would be.
-    pub modules: BTreeSet<String>,
-    /// Runtimes that would lose something.
-    pub runtimes: usize,
-    /// All runtimes.
-    pub of: usize,
-    /// The same in words.
+    /// The removal, flattened.
+    #[serde(flatten)]
+    pub removal: HeldRemoval,
+    /// Summary as text.
     pub message: String,
 }
 
-/// A mistake in an object.
+/// An omission in text and JSON output.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Mistake {
-    /// Plural kind and name.
+pub struct OmissionView {
+    /// Plural kind and name of the object.
     pub object: String,
-    /// One word of a closed set.
+    /// Kind of the mistake, one value of a closed set.
     pub fault: &'static str,
-    /// The same in words.
+    /// Explanation of the mistake.
     pub message: String,
 }
 
-/// What the objects of texts, applied to KCP, would do.
+/// Computes the effect of applying these objects to KCP.
 #[must_use]
-pub fn preview(live: &Live, objects: &Objects, judge: &Judge) -> Preview {
+pub fn preview(live: &Live, objects: &Objects, options: &PreviewOptions) -> Preview {
     let snapshot = |objects: &Objects| {
         let (templates, metas) = (objects.templates.iter().cloned(), objects.release_metas.iter().cloned());
-        Snapshot::new(templates, metas, &judge.restricted, BTreeSet::new())
+        Snapshot::new(templates, metas, &options.restricted, BTreeSet::new())
     };
     let before = snapshot(&live.objects);
-    let later = snapshot(&if judge.whole { objects.clone() } else { over(&live.objects, objects) });
-    let mut members: BTreeMap<(Class, Class), usize> = BTreeMap::new();
+    let later = snapshot(&if options.whole { objects.clone() } else { overlay(&live.objects, objects) });
+    let mut members: BTreeMap<(VisibilityClass, VisibilityClass), usize> = BTreeMap::new();
     for labels in &live.kymas {
         *members.entry((before.class(labels), later.class(labels))).or_default() += 1;
     }
     for (beta, internal) in [(false, false), (true, false), (false, true), (true, true)] {
-        let class = Class { beta, internal, restricted: BTreeSet::new() };
+        let class = VisibilityClass { beta, internal, restricted: BTreeSet::new() };
         members.entry((class.clone(), class)).or_default();
     }
     let mut classes: Vec<_> =
-        members.into_iter().map(|(pair, runtimes)| change(&before, &later, pair, runtimes)).collect();
+        members.into_iter().map(|(pair, runtimes)| class_change(&before, &later, pair, runtimes)).collect();
     classes.sort_by_key(|class| usize::MAX - class.runtimes);
-    let known: BTreeSet<_> = mistakes(&before).into_iter().collect();
+    let known: BTreeSet<_> = omissions(&before).into_iter().collect();
     Preview {
         runtimes: live.kymas.len(),
-        affected: classes.iter().filter(|class| class.is_some()).map(|class| class.runtimes).sum(),
-        guard: guard(live, &before, &later, judge),
-        left_out: mistakes(&later).into_iter().filter(|mistake| !known.contains(mistake)).collect(),
+        affected: classes.iter().filter(|class| class.is_change()).map(|class| class.runtimes).sum(),
+        guard: guard(live, &before, &later, options),
+        left_out: omissions(&later).into_iter().filter(|omission| !known.contains(omission)).collect(),
         classes,
     }
 }
 
 impl Preview {
-    /// Whether anything would be otherwise for anybody, now or later.
+    /// Returns whether any class would be changed, or any object newly left out.
     #[must_use]
     pub fn is_change(&self) -> bool {
-        self.classes.iter().any(ClassChange::is_some) || !self.left_out.is_empty()
+        self.classes.iter().any(ClassChange::is_change) || !self.left_out.is_empty()
     }
 }
 
 impl ClassChange {
-    /// Whether the class would see anything else.
+    /// Returns whether the class's catalog would change.
     #[must_use]
-    pub const fn is_some(&self) -> bool {
+    pub const fn is_change(&self) -> bool {
         !(self.added.is_empty() && self.changed.is_empty() && self.removed.is_empty())
     }
 }
 
-/// KCP's objects, and in the place of those with the same name those of the texts.
-fn over(live: &Objects, objects: &Objects) -> Objects {
-    fn over<K: kube::Resource<DynamicType = ()>>(live: &[Arc<K>], objects: &[Arc<K>]) -> Vec<Arc<K>> {
+/// KCP's objects, overlaid with the given ones of the same name.
+fn overlay(live: &Objects, objects: &Objects) -> Objects {
+    fn merge<K: kube::Resource<DynamicType = ()>>(live: &[Arc<K>], objects: &[Arc<K>]) -> Vec<Arc<K>> {
         let both = live.iter().chain(objects).map(|object| (object.name_any(), Arc::clone(object)));
         both.collect::<BTreeMap<_, _>>().into_values().collect()
     }
     Objects {
-        templates: over::<ModuleTemplate>(&live.templates, &objects.templates),
-        release_metas: over::<ModuleReleaseMeta>(&live.release_metas, &objects.release_metas),
+        templates: merge::<ModuleTemplate>(&live.templates, &objects.templates),
+        release_metas: merge::<ModuleReleaseMeta>(&live.release_metas, &objects.release_metas),
     }
 }
 
-fn change(before: &Snapshot, later: &Snapshot, (from, to): (Class, Class), runtimes: usize) -> ClassChange {
-    let Difference { added, changed, removed } = before.wanted(&from).difference(&later.wanted(&to));
+fn class_change(
+    before: &Snapshot,
+    later: &Snapshot,
+    (from, to): (VisibilityClass, VisibilityClass),
+    runtimes: usize,
+) -> ClassChange {
+    let Difference { added, changed, removed } = before.desired(&from).difference(&later.desired(&to));
     let names = |ids: Vec<ObjectId>| ids.iter().map(ObjectId::to_string).collect();
     ClassChange {
-        becomes: (from != to).then(|| Seer::of(&to)),
-        class: Seer::of(&from),
+        becomes: (from != to).then_some(to),
+        class: from,
         runtimes,
         added: names(added),
         changed: names(changed),
@@ -193,61 +183,40 @@ fn change(before: &Snapshot, later: &Snapshot, (from, to): (Class, Class), runti
     }
 }
 
-/// What the guard against mass removal would say. What was accepted stands in KCP; where nothing does, what KCP has is taken for it.
-fn guard(live: &Live, before: &Snapshot, later: &Snapshot, judge: &Judge) -> Option<Guard> {
+/// Decision of the removal guard. Without an accepted state in KCP, the current objects count as accepted.
+fn guard(live: &Live, before: &Snapshot, later: &Snapshot, options: &PreviewOptions) -> Option<Guard> {
     let mut ledger = Ledger::default();
-    ledger.take(live.releases.as_ref());
-    let accepted = ledger.accepted.take().unwrap_or_else(|| before.facts());
-    let terms = Terms { percent: judge.removal_limit_percent, confirmed: ledger.confirmed.as_deref(), now: judge.now };
-    facts::rule(Some(&accepted), later.facts(), live.kymas.iter(), terms).held.map(Guard::of)
+    ledger.observe(live.releases.as_ref());
+    let accepted = ledger.accepted.take().unwrap_or_else(|| before.releases());
+    let (percent, confirmed) = (options.removal_limit_percent, ledger.confirmed.as_deref());
+    let policy = RemovalPolicy { percent, confirmed, now: options.now };
+    let held = removal_guard::evaluate(Some(&accepted), later.releases(), live.kymas.iter(), policy).held;
+    held.map(|removal| Guard { message: removal.to_string(), removal })
 }
 
-fn mistakes(snapshot: &Snapshot) -> Vec<Mistake> {
-    snapshot.left_out().iter().map(Mistake::of).collect()
+fn omissions(snapshot: &Snapshot) -> Vec<OmissionView> {
+    snapshot.omissions().iter().map(OmissionView::of).collect()
 }
 
-impl Mistake {
-    pub(super) fn of(left: &LeftOut) -> Self {
-        Self { object: left.id.to_string(), fault: left.fault.as_str(), message: left.fault.to_string() }
-    }
-}
-
-impl Guard {
-    pub(super) fn of(held: Held) -> Self {
-        let message = held.to_string();
-        let Held { change, modules, runtimes, of } = held;
-        Self { change, modules, runtimes, of, message }
-    }
-}
-
-impl Seer {
-    pub(super) fn of(class: &Class) -> Self {
-        let Class { beta, internal, restricted } = class.clone();
-        Self { beta, internal, restricted }
-    }
-}
-
-impl fmt::Display for Seer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let flags = [(self.beta, "beta"), (self.internal, "internal")];
-        let mut words: Vec<_> = flags.into_iter().filter(|(set, _)| *set).map(|(_, word)| word.to_owned()).collect();
-        words.extend(self.restricted.iter().map(|module| format!("selected for {module}")));
-        f.write_str(&if words.is_empty() { "plain".to_owned() } else { words.join(", ") })
+impl OmissionView {
+    pub(super) fn of(omission: &Omission) -> Self {
+        let Omission { id, reason, .. } = omission;
+        Self { object: id.to_string(), fault: reason.as_str(), message: reason.to_string() }
     }
 }
 
 impl fmt::Display for Preview {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut page = String::new();
-        for class in self.classes.iter().filter(|class| class.runtimes > 0 || class.is_some()) {
+        for class in self.classes.iter().filter(|class| class.runtimes > 0 || class.is_change()) {
             let becomes = class.becomes.iter().map(|becomes| format!(" → {becomes}")).collect::<String>();
-            let what = if class.is_some() { "" } else { ": no change" };
-            page.push_str(&format!("{}{becomes}: {} runtimes{what}\n", class.class, class.runtimes));
+            let suffix = if class.is_change() { "" } else { ": no change" };
+            page.push_str(&format!("{}{becomes}: {} runtimes{suffix}\n", class.class, class.runtimes));
             for (sign, names) in [('+', &class.added), ('~', &class.changed), ('-', &class.removed)] {
                 names.iter().for_each(|name| page.push_str(&format!("  {sign} {name}\n")));
             }
         }
-        for Mistake { object, message, .. } in &self.left_out {
+        for OmissionView { object, message, .. } in &self.left_out {
             page.push_str(&format!("{object}: {message}\n"));
         }
         if let Some(guard) = &self.guard {
@@ -305,31 +274,31 @@ mod tests {
         }
     }
 
-    fn judge(whole: bool) -> Judge {
-        Judge { restricted: BTreeSet::new(), removal_limit_percent: 5, whole, now: 100 }
+    fn options(whole: bool) -> PreviewOptions {
+        PreviewOptions { restricted: BTreeSet::new(), removal_limit_percent: 5, whole, now: 100 }
     }
 
     #[test]
-    fn what_is_there_already_changes_nothing() {
+    fn unchanged_catalog_has_no_effect() {
         let live = live();
-        let preview = super::preview(&live, &live.objects, &judge(true));
+        let preview = super::preview(&live, &live.objects, &options(true));
         assert!(!preview.is_change() && preview.guard.is_none(), "{preview:?}");
         assert_eq!((preview.runtimes, preview.affected, preview.classes.len()), (10, 0, 4));
-        assert!(!super::preview(&live, &Objects::default(), &judge(false)).is_change());
+        assert!(!super::preview(&live, &Objects::default(), &options(false)).is_change());
     }
 
     #[test]
-    fn each_class_sees_its_part_of_a_change() {
+    fn change_is_reported_per_class() {
         let moved = objects(
             &[("keda", "1.1.0", true)],
             &[json!({"moduleName": "keda", "channels": [
             {"channel": "regular", "version": "1.0.0"}, {"channel": "fast", "version": "1.1.0"}]})],
         );
-        let preview = super::preview(&live(), &moved, &judge(false));
+        let preview = super::preview(&live(), &moved, &options(false));
         let of = |beta: bool| {
             preview.classes.iter().find(|class| class.class.beta == beta && !class.class.internal).unwrap()
         };
-        assert_eq!((of(false).runtimes, of(false).is_some()), (8, false));
+        assert_eq!((of(false).runtimes, of(false).is_change()), (8, false));
         assert_eq!(of(true).added, ["moduletemplates/keda-1.1.0"]);
         assert_eq!(of(true).changed, ["modulereleasemetas/keda"]);
         assert_eq!((of(true).runtimes, preview.affected, preview.guard.is_none()), (2, 2, true));
@@ -339,19 +308,22 @@ mod tests {
     }
 
     #[test]
-    fn a_removal_from_many_would_wait() {
+    fn removal_from_many_runtimes_would_be_held() {
         let less = objects(&[("keda", "1.0.0", false)], &[regular("keda", "1.0.0")]);
-        let preview = super::preview(&live(), &less, &judge(true));
+        let preview = super::preview(&live(), &less, &options(true));
         let guard = preview.guard.as_ref().unwrap();
-        assert_eq!((guard.runtimes, guard.of, &guard.modules), (10, 10, &BTreeSet::from(["nats".to_owned()])));
+        assert_eq!(
+            (guard.removal.runtimes, guard.removal.of, &guard.removal.modules),
+            (10, 10, &BTreeSet::from(["nats".to_owned()]))
+        );
         assert_eq!(preview.classes[0].removed, ["moduletemplates/nats-1.0.0", "modulereleasemetas/nats"]);
-        let free = Judge { removal_limit_percent: 100, ..judge(true) };
+        let free = PreviewOptions { removal_limit_percent: 100, ..options(true) };
         assert_eq!(super::preview(&live(), &less, &free).guard, None);
-        assert!(!super::preview(&live(), &less, &judge(false)).is_change(), "nothing goes that is not said to");
+        assert!(!super::preview(&live(), &less, &options(false)).is_change(), "objects absent from the files stay");
     }
 
     #[test]
-    fn a_selector_moves_kymas_from_class_to_class() {
+    fn selector_moves_kymas_between_classes() {
         let selected = |team: &str| {
             json!({"moduleName": "nats", "channels": [{"channel": "regular", "version": "1.0.0"}],
             "kymaSelector": {"matchLabels": {"team": team}}})
@@ -359,18 +331,18 @@ mod tests {
         let mut live = live();
         live.objects.release_metas = objects(&[], &[regular("keda", "1.0.0"), selected("a")]).release_metas;
         live.kymas = ["a", "b", "b"].map(|team| BTreeMap::from([("team".to_owned(), team.to_owned())])).to_vec();
-        let judge = Judge { restricted: BTreeSet::from(["nats".to_owned()]), ..judge(false) };
-        let preview = super::preview(&live, &objects(&[], &[selected("b")]), &judge);
+        let options = PreviewOptions { restricted: BTreeSet::from(["nats".to_owned()]), ..options(false) };
+        let preview = super::preview(&live, &objects(&[], &[selected("b")]), &options);
         assert_eq!(preview.affected, 3);
         let first = &preview.classes[0];
         assert_eq!((first.runtimes, first.added.len(), first.removed.len()), (2, 2, 0));
-        assert_eq!(first.becomes.as_ref().unwrap().restricted, judge.restricted);
+        assert_eq!(first.becomes.as_ref().unwrap().restricted, options.restricted);
     }
 
     #[test]
-    fn a_mistake_is_told() {
+    fn new_omission_is_reported() {
         let wrong = objects(&[], &[regular("keda", "9.0.0")]);
-        let preview = super::preview(&live(), &wrong, &judge(false));
+        let preview = super::preview(&live(), &wrong, &options(false));
         assert_eq!(preview.left_out.len(), 1);
         assert_eq!(
             (&*preview.left_out[0].object, preview.left_out[0].fault),

@@ -1,7 +1,8 @@
-//! What of KCP's releases is accepted, written down in KCP: so that a process that begins knows what changed while nobody looked,
-//! and neither begins a roll-out again nor forgets it. Its ConfigMap is also where a removal is confirmed.
+//! Accepted state of KCP's releases, persisted in a ConfigMap of KCP. A new process thereby detects changes that
+//! happened while none was running, and neither restarts a roll-out nor drops it. A held removal is confirmed by an
+//! annotation of the same ConfigMap.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{
@@ -11,27 +12,29 @@ use kube::{
 use serde_json::json;
 use tidewatch_shared::names::{RELEASES, annotation, field_manager};
 
-use super::facts::{Held, Releases};
+use super::removal_guard::{HeldRemoval, Releases};
 
-/// Facts by module, as JSON.
+/// Deadline of a write; the catalog takes effect without it.
+pub(super) const WRITE_DEADLINE: Duration = Duration::from_secs(5);
+/// Key of the accepted state, [`Releases`] as JSON.
 const ACCEPTED: &str = "accepted";
-/// The removal that waits for a confirmation, as JSON.
+/// Key of the removal that waits for a confirmation, as JSON.
 const HELD: &str = "held";
 
-/// What is accepted, and what of it is written down.
+/// Accepted state, and the data last seen in the ConfigMap.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
-    /// `None` where nothing was ever accepted.
+    /// `None` as long as no state was accepted.
     pub(super) accepted: Option<Releases>,
-    /// The change that the ConfigMap's annotation names.
+    /// Change that the ConfigMap's annotation confirms.
     pub(super) confirmed: Option<String>,
     written: Option<BTreeMap<String, String>>,
 }
 
 impl Ledger {
-    /// Takes the ConfigMap as it is. What it says is accepted counts only in a process that has accepted nothing itself. Whether
-    /// somebody confirmed something.
-    pub(super) fn take(&mut self, map: Option<&ConfigMap>) -> bool {
+    /// Observes the ConfigMap. Its accepted state is adopted only by a process that has none of its own yet. Returns
+    /// whether it carries a new confirmation.
+    pub(super) fn observe(&mut self, map: Option<&ConfigMap>) -> bool {
         self.written = map.map(|map| map.data.clone().unwrap_or_default());
         if self.accepted.is_none()
             && let Some(text) = self.written.as_ref().and_then(|data| data.get(ACCEPTED))
@@ -39,7 +42,7 @@ impl Ledger {
             match serde_json::from_str(text) {
                 Ok(accepted) => self.accepted = Some(accepted),
                 Err(error) => {
-                    tracing::warn!(%error, "what was accepted of the releases cannot be read: it begins anew")
+                    tracing::warn!(%error, "The accepted state of the releases is unreadable, starting from the current one")
                 }
             }
         }
@@ -49,8 +52,8 @@ impl Ledger {
         moved
     }
 
-    /// What the ConfigMap should hold, if that is something else than it holds.
-    pub(super) fn unwritten(&self, held: Option<&Held>) -> Option<BTreeMap<String, String>> {
+    /// Data to write to the ConfigMap; `None` if it is up to date, or while no state was accepted.
+    pub(super) fn pending(&self, held: Option<&HeldRemoval>) -> Option<BTreeMap<String, String>> {
         let accepted = self.accepted.as_ref()?;
         let text = |value: serde_json::Result<String>| value.expect("plain data with string keys");
         let mut data = BTreeMap::from([(ACCEPTED.to_owned(), text(serde_json::to_string(accepted)))]);
@@ -60,29 +63,29 @@ impl Ledger {
         (self.written.as_ref() != Some(&data)).then_some(data)
     }
 
-    /// The removal that waits for a confirmation, as the ConfigMap says it.
-    pub(super) fn held(map: Option<&ConfigMap>) -> Option<Held> {
+    /// Held removal as stored in the ConfigMap.
+    pub(super) fn held(map: Option<&ConfigMap>) -> Option<HeldRemoval> {
         serde_json::from_str(map?.data.as_ref()?.get(HELD)?).ok()
     }
 
-    pub(super) fn wrote(&mut self, data: BTreeMap<String, String>) {
+    pub(super) fn mark_written(&mut self, data: BTreeMap<String, String>) {
         self.written = Some(data);
     }
 }
 
-/// Writes the ConfigMap, and takes a confirmation that was `spent` off it; annotations of others stay.
-pub(crate) async fn write(
+/// Writes the ConfigMap, after removing a confirmation that was `used`; foreign annotations stay.
+pub(super) async fn write(
     kcp: &Client,
     namespace: &str,
     data: &BTreeMap<String, String>,
-    spent: bool,
+    used: bool,
 ) -> kube::Result<()> {
     let api: Api<ConfigMap> = Api::namespaced(kcp.clone(), namespace);
-    if spent {
-        // First: one that a crash leaves there would let the same change through once more.
+    if used {
+        // Removed first: if a crash left it behind, it would confirm the same change a second time.
         let off = json!({"metadata": {"annotations": {annotation::CONFIRM: null}}});
         match api.patch(RELEASES, &PatchParams::default(), &Patch::Merge(off)).await {
-            // It went with its ConfigMap, which is made again.
+            // The confirmation is gone with its ConfigMap, which the apply recreates.
             Err(kube::Error::Api(status)) if status.is_not_found() => {}
             taken => drop(taken?),
         }
@@ -101,7 +104,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        controllers::catalog::facts::{Facts, Marks, Pointer, Whom},
+        controllers::catalog::removal_guard::{Audience, ChannelTarget, ModuleState, VisibilityLabels},
         testing,
     };
 
@@ -113,28 +116,30 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_where_the_next_process_begins() {
-        let to = Pointer { version: "1.0.0".to_owned(), beta: false, internal: false, since: Some(7) };
-        let versions = BTreeMap::from([("1.0.0".to_owned(), Marks::default())]);
-        let facts = Facts { whom: Whom::Everyone, channels: BTreeMap::from([("fast".to_owned(), to)]), versions };
+    fn next_process_continues_from_the_stored_state() {
+        let to = ChannelTarget { version: "1.0.0".to_owned(), beta: false, internal: false, since: Some(7) };
+        let versions = BTreeMap::from([("1.0.0".to_owned(), VisibilityLabels::default())]);
+        let facts =
+            ModuleState { audience: Audience::All, channels: BTreeMap::from([("fast".to_owned(), to)]), versions };
         let mut ledger = Ledger { accepted: Some(Releases::from([("a".to_owned(), facts)])), ..Ledger::default() };
-        let data = ledger.unwritten(None).unwrap();
-        ledger.wrote(data.clone());
-        assert_eq!(ledger.unwritten(None), None);
-        let held = Held { change: "c".to_owned(), modules: ["a".into()].into(), runtimes: 4, of: 9 };
-        assert!(ledger.unwritten(Some(&held)).unwrap().contains_key(HELD));
+        let data = ledger.pending(None).unwrap();
+        ledger.mark_written(data.clone());
+        assert_eq!(ledger.pending(None), None);
+        let held = HeldRemoval { change: "c".to_owned(), modules: ["a".into()].into(), runtimes: 4, of: 9 };
+        assert!(ledger.pending(Some(&held)).unwrap().contains_key(HELD));
 
         let mut next = Ledger::default();
-        assert!(!next.take(Some(&map(data.clone(), None))));
-        assert_eq!((&next.accepted, next.unwritten(None)), (&ledger.accepted, None));
-        assert!(next.take(Some(&map(data.clone(), Some("c")))));
-        assert!(!next.take(Some(&map(data, Some("c")))), "that is known");
-        assert!(!next.take(None));
-        assert!(next.accepted.is_some() && next.unwritten(None).is_some(), "it is written again");
+        assert!(!next.observe(Some(&map(data.clone(), None))));
+        assert_eq!((&next.accepted, next.pending(None)), (&ledger.accepted, None));
+        assert!(next.observe(Some(&map(data.clone(), Some("c")))));
+        assert!(!next.observe(Some(&map(data, Some("c")))), "the confirmation was already observed");
+        assert!(!next.observe(None));
+        assert!(next.accepted.is_some() && next.pending(None).is_some(), "the ConfigMap is written again");
     }
 
-    /// KCP, where a merge finds the ConfigMap or this failure, and an apply makes it.
-    async fn written(failure: StatusCode) -> (kube::Result<()>, Option<Value>) {
+    /// Runs `write` against a KCP where the merge patch fails with this status and the apply succeeds. Returns the
+    /// applied ConfigMap.
+    async fn write_after(failure: StatusCode) -> (kube::Result<()>, Option<Value>) {
         let kept = Arc::<Mutex<Option<Value>>>::default();
         let state = kept.clone();
         let client = testing::client("kcp-system", move |parts, body| {
@@ -154,19 +159,19 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_used_confirmation_that_is_gone_with_its_map_holds_nothing_up() {
-        let (result, map) = written(StatusCode::NOT_FOUND).await;
+    async fn missing_config_map_does_not_block_the_write() {
+        let (result, map) = write_after(StatusCode::NOT_FOUND).await;
         result.unwrap();
         assert_eq!(map.unwrap()["data"][ACCEPTED], "{}");
-        let (result, map) = written(StatusCode::FORBIDDEN).await;
-        assert!(result.is_err() && map.is_none(), "it may still stand there");
+        let (result, map) = write_after(StatusCode::FORBIDDEN).await;
+        assert!(result.is_err() && map.is_none(), "the confirmation may still be there");
     }
 
     #[test]
-    fn what_cannot_be_read_is_as_if_nothing_was_accepted() {
+    fn unreadable_state_counts_as_absent() {
         let mut ledger = Ledger::default();
-        ledger.take(Some(&map(BTreeMap::from([(ACCEPTED.to_owned(), "{".to_owned())]), None)));
+        ledger.observe(Some(&map(BTreeMap::from([(ACCEPTED.to_owned(), "{".to_owned())]), None)));
         assert_eq!(ledger.accepted, None);
-        assert_eq!(ledger.unwritten(None), None);
+        assert_eq!(ledger.pending(None), None);
     }
 }

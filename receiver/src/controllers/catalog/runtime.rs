@@ -1,4 +1,4 @@
-//! The calls that catalog sync makes to one runtime's API server. Deadlines and byte limits are the client's.
+//! Calls of catalog sync to one runtime's API server. The client enforces deadlines and byte limits.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use kube::{
 use tidewatch_shared::names::{CATALOG_INVENTORY, SKR_NAMESPACE, field_manager, label};
 
 use super::{
-    desired::{Desired, Kind, ObjectId},
+    desired::{DesiredObject, Kind, ObjectId},
     diff,
     metrics::{Metrics, Operation},
 };
@@ -20,15 +20,15 @@ use crate::{
     kube::runtime_access::{ListError, ListLimits, list_all},
 };
 
-/// How an object went in.
-pub(super) struct Written {
-    /// As the last answer showed it.
+/// Result of applying one object.
+pub(super) struct WriteResult {
+    /// Object as in the last response.
     pub(super) object: DynamicObject,
-    /// Calls that wrote.
+    /// Writing calls made.
     pub(super) writes: usize,
 }
 
-/// One runtime, as catalog sync uses it.
+/// API of one runtime.
 #[derive(Clone)]
 pub(super) struct Runtime {
     client: Client,
@@ -49,7 +49,7 @@ impl Runtime {
         result
     }
 
-    /// Every object of a kind, within the limits of a list.
+    /// Lists all objects of a kind within [`ListLimits::default`].
     pub(super) async fn list(&self, kind: Kind) -> Result<Vec<DynamicObject>, ListError> {
         let listed = list_all(&self.api(kind), &ListParams::default(), &ListLimits::default()).await;
         self.count(Operation::List, listed)
@@ -59,29 +59,31 @@ impl Runtime {
         self.count(Operation::Get, self.api(id.kind).get_opt(&id.name).await)
     }
 
-    /// Brings an object to what it shall be. Server-side apply takes back edits and what we no longer set; what others
-    /// added stays in its answer, and a PUT of that answer's version removes it. An object that still differs is kept by its
-    /// runtime (an older schema, an admission webhook): writing again would change nothing.
-    pub(super) async fn put(&self, desired: &Desired) -> kube::Result<Written> {
+    /// Writes the desired state of an object. Server-side apply reverts edits and removes fields that are no longer
+    /// desired; additions of other field managers remain in its response, and a PUT at that resourceVersion removes
+    /// them. An object that still differs is changed by its runtime (an older schema, a mutating webhook): writing
+    /// again would not help.
+    pub(super) async fn apply(&self, desired: &DesiredObject) -> kube::Result<WriteResult> {
         let api = self.api(desired.id.kind);
         let name = &*desired.id.name;
         let apply = PatchParams::apply(field_manager::CATALOG_SYNC).force();
         let applied = api.patch(name, &apply, &Patch::Apply(&desired.body)).await;
         let object = self.count(Operation::Apply, applied)?;
-        if diff::holds(desired, &object) {
-            return Ok(Written { object, writes: 1 });
+        if diff::is_up_to_date(desired, &object) {
+            return Ok(WriteResult { object, writes: 1 });
         }
         let params =
             PostParams { field_manager: Some(field_manager::CATALOG_SYNC.to_owned()), ..PostParams::default() };
-        let replaced = api.replace(name, &params, &diff::purged(desired, object)).await;
+        let replaced = api.replace(name, &params, &diff::replacement(desired, object)).await;
         let object = self.count(Operation::Replace, replaced)?;
-        if !diff::holds(desired, &object) {
-            tracing::warn!(object = %desired.id, "the runtime keeps a catalog object different from what was written");
+        if !diff::is_up_to_date(desired, &object) {
+            tracing::warn!(object = %desired.id, "Runtime changed a catalog object that was written");
         }
-        Ok(Written { object, writes: 2 })
+        Ok(WriteResult { object, writes: 2 })
     }
 
-    /// Deletes the object with this uid; one that is gone already is well deleted. `false`: another object has its name.
+    /// Deletes the object with this uid; success if it is gone already. Returns `false` if another object has taken the
+    /// name.
     pub(super) async fn delete(&self, id: &ObjectId, uid: &str) -> kube::Result<bool> {
         let preconditions = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
         let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::background() };
@@ -98,12 +100,13 @@ impl Runtime {
         Api::namespaced(self.client.clone(), SKR_NAMESPACE)
     }
 
-    /// The ConfigMap that holds the inventory.
+    /// Reads the ConfigMap that stores the inventory.
     pub(super) async fn inventory(&self) -> kube::Result<Option<ConfigMap>> {
         self.count(Operation::GetInventory, self.inventories().get_opt(CATALOG_INVENTORY).await)
     }
 
-    /// Writes the inventory, if it is still at this version, or still absent. Returns its new version.
+    /// Writes the inventory if it still has this resourceVersion, or with `None` if it does not exist. Returns the new
+    /// resourceVersion.
     pub(super) async fn write_inventory(
         &self,
         data: BTreeMap<String, String>,
@@ -128,7 +131,7 @@ impl Runtime {
         Ok(written.metadata.resource_version.unwrap_or_default())
     }
 
-    /// Deletes the inventory; one that is not there is well deleted.
+    /// Deletes the inventory; success if it does not exist.
     pub(super) async fn delete_inventory(&self) -> kube::Result<()> {
         match self.inventories().delete(CATALOG_INVENTORY, &DeleteParams::background()).await {
             Ok(_) => Ok(()),

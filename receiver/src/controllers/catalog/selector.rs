@@ -1,39 +1,41 @@
-//! Label selectors, read once and matched often.
+//! Label selectors, parsed once and matched often.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use thiserror::Error;
 
-/// Why a selector cannot be read.
+use crate::base::labels::{is_label_key, is_label_value};
+
+/// Error of a label selector that cannot be parsed.
 #[derive(Debug, Error, PartialEq, Eq)]
-pub enum MalformedSelector {
+pub enum SelectorError {
     /// None of `In`, `NotIn`, `Exists`, `DoesNotExist`.
     #[error("the operator {0:?} is none of In, NotIn, Exists, DoesNotExist")]
     Operator(String),
-    /// `In` and `NotIn` need values, the others must have none.
+    /// `In` and `NotIn` require values, `Exists` and `DoesNotExist` forbid them.
     #[error("the values for the key {0:?} do not fit its operator")]
     Values(String),
-    /// Not `[prefix/]name` as labels have it.
+    /// Not a label key, `[prefix/]name`.
     #[error("{0:?} is no label key")]
     Key(String),
-    /// Not at most 63 characters of what label values may hold.
+    /// Not a label value, or longer than 63 characters.
     #[error("{0:?} is no label value")]
     Value(String),
 }
 
-/// A label selector that holds; its requirements are ANDed.
+/// A valid label selector; its requirements are ANDed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selector(Vec<Requirement>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Requirement {
     key: String,
-    test: Test,
+    operator: Operator,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Test {
+enum Operator {
     In(BTreeSet<String>),
     NotIn(BTreeSet<String>),
     Exists,
@@ -41,79 +43,61 @@ enum Test {
 }
 
 impl Selector {
-    /// Reads a `LabelSelector` (meta/v1) as the API server would.
+    /// Parses a `LabelSelector` (meta/v1) as the API server does.
     ///
     /// # Errors
-    /// [`MalformedSelector`]; a selector is taken whole or not at all.
-    pub fn parse(selector: &LabelSelector) -> Result<Self, MalformedSelector> {
+    /// [`SelectorError`] of the first invalid requirement.
+    pub fn parse(selector: &LabelSelector) -> Result<Self, SelectorError> {
         let exact = selector.match_labels.iter().flatten().map(|(key, value)| {
-            let test = Test::In(BTreeSet::from([checked_value(value)?]));
-            Ok(Requirement { key: checked_key(key)?, test })
+            let operator = Operator::In(BTreeSet::from([checked_value(value)?]));
+            Ok(Requirement { key: checked_key(key)?, operator })
         });
         let expressions = selector.match_expressions.iter().flatten().map(|expression| {
             let key = checked_key(&expression.key)?;
             let values = expression.values.iter().flatten().map(|value| checked_value(value));
             let values = values.collect::<Result<BTreeSet<_>, _>>()?;
-            let test = match (expression.operator.as_str(), values.is_empty()) {
-                ("In", false) => Test::In(values),
-                ("NotIn", false) => Test::NotIn(values),
-                ("Exists", true) => Test::Exists,
-                ("DoesNotExist", true) => Test::DoesNotExist,
-                ("In" | "NotIn" | "Exists" | "DoesNotExist", _) => return Err(MalformedSelector::Values(key)),
-                (other, _) => return Err(MalformedSelector::Operator(other.chars().take(63).collect())),
+            let operator = match (expression.operator.as_str(), values.is_empty()) {
+                ("In", false) => Operator::In(values),
+                ("NotIn", false) => Operator::NotIn(values),
+                ("Exists", true) => Operator::Exists,
+                ("DoesNotExist", true) => Operator::DoesNotExist,
+                ("In" | "NotIn" | "Exists" | "DoesNotExist", _) => return Err(SelectorError::Values(key)),
+                (other, _) => return Err(SelectorError::Operator(other.chars().take(63).collect())),
             };
-            Ok(Requirement { key, test })
+            Ok(Requirement { key, operator })
         });
         exact.chain(expressions).collect::<Result<_, _>>().map(Self)
     }
 
-    /// Whether it has no requirement at all.
+    /// Returns whether the selector has no requirement.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether every requirement holds for these labels. An empty selector matches everything here; what it means is the
-    /// caller's to say.
+    /// Returns whether all requirements match these labels. An empty selector matches everything here; the caller
+    /// decides on its meaning.
     #[must_use]
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
-        self.0.iter().all(|Requirement { key, test }| match (test, labels.get(key)) {
-            (Test::In(values), Some(value)) => values.contains(value),
-            (Test::NotIn(values), Some(value)) => !values.contains(value),
-            (Test::Exists, found) => found.is_some(),
-            (Test::DoesNotExist, found) => found.is_none(),
-            (Test::In(_), None) => false,
-            (Test::NotIn(_), None) => true,
+        self.0.iter().all(|Requirement { key, operator }| match (operator, labels.get(key)) {
+            (Operator::In(values), Some(value)) => values.contains(value),
+            (Operator::NotIn(values), Some(value)) => !values.contains(value),
+            (Operator::Exists, found) => found.is_some(),
+            (Operator::DoesNotExist, found) => found.is_none(),
+            (Operator::In(_), None) => false,
+            (Operator::NotIn(_), None) => true,
         })
     }
 }
 
-/// Whether a text is a label key: a name, or a DNS prefix of at most 253 characters, a slash and a name.
-#[must_use]
-pub fn is_label_key(key: &str) -> bool {
-    let (prefix, name) = key.split_once('/').map_or((None, key), |(prefix, name)| (Some(prefix), name));
-    let dns = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
-    let prefix_holds = prefix.is_none_or(|prefix| (1..=253).contains(&prefix.len()) && prefix.chars().all(dns));
-    prefix_holds && !name.is_empty() && is_label_value(name)
+fn checked_key(key: &str) -> Result<String, SelectorError> {
+    is_label_key(key).then(|| key.to_owned()).ok_or_else(|| SelectorError::Key(key.chars().take(63).collect()))
 }
 
-/// Whether a text is a label value: empty, or at most 63 letters, digits, `-`, `_`, `.` between two letters or digits.
-#[must_use]
-pub fn is_label_value(value: &str) -> bool {
-    let edge = |byte: Option<u8>| byte.is_none_or(|byte| byte.is_ascii_alphanumeric());
-    let inner = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
-    let bytes = value.as_bytes();
-    bytes.len() <= 63 && bytes.iter().copied().all(inner) && edge(bytes.first().copied()) && edge(bytes.last().copied())
-}
-
-fn checked_key(key: &str) -> Result<String, MalformedSelector> {
-    is_label_key(key).then(|| key.to_owned()).ok_or_else(|| MalformedSelector::Key(key.chars().take(63).collect()))
-}
-
-fn checked_value(value: &str) -> Result<String, MalformedSelector> {
+fn checked_value(value: &str) -> Result<String, SelectorError> {
     is_label_value(value)
         .then(|| value.to_owned())
-        .ok_or_else(|| MalformedSelector::Value(value.chars().take(63).collect()))
+        .ok_or_else(|| SelectorError::Value(value.chars().take(63).collect()))
 }
 
 #[cfg(test)]
@@ -122,7 +106,7 @@ mod tests {
 
     use super::*;
 
-    fn parse(selector: serde_json::Value) -> Result<Selector, MalformedSelector> {
+    fn parse(selector: serde_json::Value) -> Result<Selector, SelectorError> {
         Selector::parse(&serde_json::from_value(selector).unwrap())
     }
 

@@ -1,4 +1,4 @@
-//! KCP's catalog as read at one time, and what each visibility class gets of it.
+//! Snapshot of KCP's catalog, and the desired catalog of each visibility class.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -10,76 +10,76 @@ use kube::ResourceExt;
 use tidewatch_shared::api::{ModuleReleaseMeta, ModuleTemplate};
 
 use super::{
-    desired::{self, Desired, Kind, ObjectId, Release, Unfit, Wanted},
-    facts::Releases,
-    visibility::{self, Admission, Class, Exclusion, Hidden, template_name},
+    desired::{self, DesiredCatalog, DesiredObject, Kind, ObjectId, ReleaseBody},
+    removal_guard::{ModuleState, Releases},
+    visibility::{self, Admission, Exclusion, HidingRule, VisibilityClass, template_name},
 };
 
-/// Classes whose catalog is kept. Two labels and the restricted modules make the classes, and KCP sets all of them; above
-/// this a catalog is computed for each pass.
+/// Maximum number of cached catalogs, one per class. Two labels and the restricted modules make up the classes, and
+/// KCP controls all of them; above this number a catalog is computed for each sync.
 const MAX_CLASSES: usize = 256;
 
-/// Templates and release metas of KCP, by name, and the catalogs computed from them. What cannot be part of any catalog is
-/// left out by name.
+/// Valid templates and release metas of KCP by name, and the catalogs computed from them. Invalid objects are listed as
+/// omissions.
 pub struct Snapshot {
     templates: BTreeMap<String, Template>,
     metas: BTreeMap<String, Meta>,
-    left_out: Vec<LeftOut>,
+    left_out: Vec<Omission>,
     held: BTreeSet<String>,
-    classes: Mutex<HashMap<Class, Arc<Wanted>>>,
+    classes: Mutex<HashMap<VisibilityClass, Arc<DesiredCatalog>>>,
 }
 
 struct Template {
     object: Arc<ModuleTemplate>,
     module: String,
     version: String,
-    desired: Arc<Desired>,
+    desired: Arc<DesiredObject>,
 }
 
 struct Meta {
     object: Arc<ModuleReleaseMeta>,
     admission: Admission,
-    release: Release,
+    body: ReleaseBody,
 }
 
-/// An object, or a part of one, that is in no catalog because of a mistake in it.
+/// An object, or a channel of one, that is left out of every catalog because of a mistake in it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct LeftOut {
-    /// Which object.
+pub struct Omission {
+    /// The object.
     pub id: ObjectId,
-    /// Its uid.
+    /// UID of the object.
     pub uid: String,
-    /// What is wrong.
-    pub fault: Fault,
+    /// Mistake in the object.
+    pub reason: OmissionReason,
 }
 
-/// A mistake in a template or release meta.
+/// Mistake in a template or release meta.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Fault {
-    /// Its name is not what its module, and for a template its version, make it.
+pub enum OmissionReason {
+    /// The name is not the one derived from the module, and for a template from the version.
     Name {
-        /// What it should be.
+        /// Derived name.
         expected: String,
     },
-    /// It does not say of which module, or for a template of which version it is.
+    /// The module name, or for a template the version, is missing.
     Nameless,
-    /// Its selector cannot be read; why.
+    /// The selector is malformed, with the reason.
     Selector(String),
-    /// It has a selector although its module is not restricted: nobody sees it.
+    /// The release meta has a selector although its module is not restricted, so no Kyma sees the module.
     NotRestricted,
-    /// A channel points to a version without a template; the channel alone is left out.
+    /// A channel points to a version without a template; only the channel is left out.
     UnknownVersion {
-        /// The channel.
+        /// Name of the channel.
         channel: String,
-        /// The version.
+        /// Version without a template.
         version: String,
     },
-    /// It has no form in a runtime, or too many bytes; which.
+    /// The object cannot be written to a runtime, with the reason; see [`desired::UnfitObjectError`].
     Unfit(String),
 }
 
-impl Fault {
-    /// One word of a closed set.
+impl OmissionReason {
+    /// Value of the metric label `fault` and of the JSON field `fault`.
     #[must_use]
     pub const fn as_str(&self) -> &'static str {
         match self {
@@ -92,44 +92,44 @@ impl Fault {
         }
     }
 
-    /// Every word of [`Fault::as_str`].
+    /// All values of [`OmissionReason::as_str`].
     pub const WORDS: [&'static str; 6] = ["name", "nameless", "selector", "not-restricted", "unknown-version", "unfit"];
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for OmissionReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Name { expected } => write!(f, "it is left out: its name should be {expected}"),
             Self::Nameless => f.write_str("it is left out: it names no module or no version"),
-            Self::Selector(why) => write!(f, "nobody sees the module: its kymaSelector cannot be read: {why}"),
+            Self::Selector(error) => write!(f, "nobody sees the module: its kymaSelector cannot be read: {error}"),
             Self::NotRestricted => f.write_str(
                 "nobody sees the module: it has a kymaSelector but is not in the list of restricted modules",
             ),
             Self::UnknownVersion { channel, version } => {
                 write!(f, "the channel {channel} is left out: there is no template of the version {version}")
             }
-            Self::Unfit(why) => write!(f, "it is left out: {why}"),
+            Self::Unfit(error) => write!(f, "it is left out: {error}"),
         }
     }
 }
 
-/// What a class sees of one module.
+/// Visibility of one module to a class.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seen {
-    /// The module.
+pub struct ModuleVisibility {
+    /// Name of the module.
     pub module: String,
-    /// The rule that hides it whole, if one does.
-    pub hidden: Option<Hidden>,
-    /// Its channels: the template that each points to, or the rule that hides it.
-    pub channels: BTreeMap<String, Result<String, Hidden>>,
-    /// The versions that have a template, each with the rule that hides it, if one does. Where the module is not hidden, those
-    /// that are not hidden can be installed, with a channel or without.
-    pub versions: BTreeMap<String, Option<Hidden>>,
+    /// Rule that hides the whole module, if any.
+    pub hidden: Option<HidingRule>,
+    /// Channels by name: the template that each points to, or the rule that hides it.
+    pub channels: BTreeMap<String, Result<String, HidingRule>>,
+    /// Versions with a template, each with the rule that hides it, if any. The unhidden versions of an unhidden module
+    /// are installable, with or without a channel.
+    pub versions: BTreeMap<String, Option<HidingRule>>,
 }
 
 impl Snapshot {
-    /// Of these objects; `restricted` are the modules of `--restricted-default-modules`, `held` those whose objects stay in
-    /// each runtime as they are.
+    /// Validates the objects. `restricted` are the modules of `--restricted-default-modules`, `held` those with
+    /// a held removal.
     #[must_use]
     pub fn new(
         templates: impl IntoIterator<Item = Arc<ModuleTemplate>>,
@@ -138,83 +138,89 @@ impl Snapshot {
         held: BTreeSet<String>,
     ) -> Self {
         let mut left_out = Vec::new();
-        let templates = templates.into_iter().filter_map(|template| fit_template(template, &mut left_out)).collect();
+        let templates = templates.into_iter().filter_map(|template| accept_template(template, &mut left_out)).collect();
         let mut admitted = BTreeMap::new();
         for meta in metas {
             let name = meta.name_any();
-            admitted.extend(fit_meta(meta, restricted, &templates, &mut left_out).map(|meta| (name, meta)));
+            admitted.extend(accept_release_meta(meta, restricted, &templates, &mut left_out).map(|meta| (name, meta)));
         }
         left_out.sort_unstable();
         Self { templates, metas: admitted, left_out, held, classes: Mutex::default() }
     }
 
-    /// The class of a Kyma with these labels.
+    /// Visibility class of a Kyma with these labels.
     #[must_use]
-    pub fn class(&self, kyma_labels: &BTreeMap<String, String>) -> Class {
-        Class::of(kyma_labels, self.metas.iter().map(|(module, meta)| (module.as_str(), &meta.admission)))
+    pub fn class(&self, kyma_labels: &BTreeMap<String, String>) -> VisibilityClass {
+        VisibilityClass::of(kyma_labels, self.metas.iter().map(|(module, meta)| (module.as_str(), &meta.admission)))
     }
 
-    /// What is in no catalog because of a mistake in it, in order.
+    /// Omissions, sorted.
     #[must_use]
-    pub fn left_out(&self) -> &[LeftOut] {
+    pub fn omissions(&self) -> &[Omission] {
         &self.left_out
     }
 
-    /// Whether a module's objects stay in each runtime as they are.
+    /// Returns whether the removal of a module is held.
     #[must_use]
-    pub fn holds(&self, module: &str) -> bool {
+    pub fn is_held(&self, module: &str) -> bool {
         self.held.contains(module)
     }
 
-    /// What decides on who sees which module and channel.
+    /// State of all modules for the removal guard.
     #[must_use]
-    pub fn facts(&self) -> Releases {
-        let facts = |(module, meta): (&String, &Meta)| {
+    pub fn releases(&self) -> Releases {
+        let state = |(module, meta): (&String, &Meta)| {
             let templates = self.templates_of(module).map(|found| (found.version.as_str(), &*found.object));
-            (module.clone(), super::facts::Facts::of(&meta.object, &meta.admission, templates))
+            (module.clone(), ModuleState::of(&meta.object, &meta.admission, templates))
         };
-        self.metas.iter().map(facts).collect()
+        self.metas.iter().map(state).collect()
     }
 
-    /// Every module of a well-formed release meta, and what a class sees of it.
+    /// Visibility of every module with a valid release meta to a class.
     #[must_use]
-    pub fn modules(&self, class: &Class) -> Vec<Seen> {
-        let seen = |(module, meta): (&String, &Meta)| {
+    pub fn modules(&self, class: &VisibilityClass) -> Vec<ModuleVisibility> {
+        let visibility = |(module, meta): (&String, &Meta)| {
             let channels = self.channels(class, meta);
-            let hidden = class.excludes(module, &meta.admission).or_else(|| visibility::hides_all(&channels));
+            let hidden = class.exclusion_rule(module, &meta.admission).or_else(|| visibility::module_rule(&channels));
             let versions = self.templates_of(module);
-            let versions = versions.map(|found| (found.version.clone(), class.hides_template(&found.object)));
-            Seen {
+            let versions = versions.map(|found| (found.version.clone(), class.hidden_template_rule(&found.object)));
+            ModuleVisibility {
                 module: module.clone(),
                 hidden,
                 versions: versions.collect(),
                 channels: channels.into_iter().map(|(channel, found)| (channel.to_owned(), found)).collect(),
             }
         };
-        self.metas.iter().map(seen).collect()
+        self.metas.iter().map(visibility).collect()
     }
 
-    /// The catalog of a class, computed once.
+    /// Desired catalog of a class, cached.
     #[must_use]
-    pub fn wanted(&self, class: &Class) -> Arc<Wanted> {
+    pub fn desired(&self, class: &VisibilityClass) -> Arc<DesiredCatalog> {
         let classes = || self.classes.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(wanted) = classes().get(class) {
-            return Arc::clone(wanted);
+        if let Some(catalog) = classes().get(class) {
+            return Arc::clone(catalog);
         }
-        let wanted = Arc::new(self.compute(class));
+        let catalog = Arc::new(self.compute(class));
         let mut classes = classes();
         if classes.len() < MAX_CLASSES {
-            classes.insert(class.clone(), Arc::clone(&wanted));
+            classes.insert(class.clone(), Arc::clone(&catalog));
         }
-        wanted
+        catalog
     }
 
-    /// Release metas that admit the class, with the channels that it may see, if any; and every template of theirs that it may see,
-    /// whether a channel points to it or not.
-    fn compute(&self, class: &Class) -> Wanted {
+    /// Fingerprint of the desired catalog of a Kyma with these labels.
+    #[must_use]
+    pub fn fingerprint(&self, kyma_labels: &BTreeMap<String, String>) -> String {
+        self.desired(&self.class(kyma_labels)).fingerprint().to_owned()
+    }
+
+    /// Computes the release metas that admit the class and have a visible channel, limited to the visible channels,
+    /// with all visible templates of their modules, whether a channel points to them or not.
+    fn compute(&self, class: &VisibilityClass) -> DesiredCatalog {
         let mut objects = Vec::new();
         for (module, meta) in &self.metas {
-            if self.holds(module) || class.excludes(module, &meta.admission).is_some() {
+            if self.is_held(module) || class.exclusion_rule(module, &meta.admission).is_some() {
                 continue;
             }
             let channels = self.channels(class, meta).into_iter();
@@ -224,90 +230,80 @@ impl Snapshot {
             }
             let templates = || self.templates_of(module).filter(|found| class.sees_template(&found.object));
             let versions = templates().map(|found| found.version.as_str()).collect();
-            objects.push(Arc::new(meta.release.with(&channels, &versions)));
+            objects.push(Arc::new(meta.body.restricted_to(&channels, &versions)));
             objects.extend(templates().map(|found| Arc::clone(&found.desired)));
         }
-        Wanted::with_held(objects, self.held.clone())
+        DesiredCatalog::with_held_modules(objects, self.held.clone())
     }
 
-    fn channels<'a>(&'a self, class: &Class, meta: &'a Meta) -> BTreeMap<&'a str, Result<String, Hidden>> {
+    fn channels<'a>(
+        &'a self,
+        class: &VisibilityClass,
+        meta: &'a Meta,
+    ) -> BTreeMap<&'a str, Result<String, HidingRule>> {
         visibility::channels(class, &meta.object, |name| self.templates.get(name).map(|found| &found.object))
     }
 
     fn templates_of(&self, module: &str) -> impl Iterator<Item = &Template> {
-        // Names begin with the module's; others' that do so too are told apart by what they say.
+        // Template names begin with the module's name; those of other modules with the same prefix are filtered by
+        // their `moduleName`.
         let from = self.templates.range(format!("{module}-")..);
         let near = from.take_while(move |(name, _)| name.starts_with(module)).map(|(_, template)| template);
         near.filter(move |template| template.module == module)
     }
 }
 
-fn fit_template(object: Arc<ModuleTemplate>, left_out: &mut Vec<LeftOut>) -> Option<(String, Template)> {
+fn accept_template(object: Arc<ModuleTemplate>, left_out: &mut Vec<Omission>) -> Option<(String, Template)> {
     let name = object.name_any();
-    let mut leave = |fault| {
+    let mut omit = |reason| {
         let (id, uid) = (ObjectId::new(Kind::Template, &name), object.uid().unwrap_or_default());
-        left_out.push(LeftOut { id, uid, fault });
+        left_out.push(Omission { id, uid, reason });
     };
-    let said = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
-    let (Some(module), Some(version)) = (said(&object.spec.module_name), said(&object.spec.version)) else {
-        leave(Fault::Nameless);
+    let non_empty = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+    let (Some(module), Some(version)) = (non_empty(&object.spec.module_name), non_empty(&object.spec.version)) else {
+        omit(OmissionReason::Nameless);
         return None;
     };
     let expected = template_name(&module, &version);
     if name != expected {
-        leave(Fault::Name { expected });
+        omit(OmissionReason::Name { expected });
         return None;
     }
-    match desired::template(&object) {
-        Ok(desired) => Some((name, Template { module, version, desired: Arc::new(desired), object })),
-        Err(unfit) => {
-            leave(fault_of(&unfit));
-            None
-        }
-    }
+    let desired = desired::template(&object).inspect_err(|error| omit(OmissionReason::Unfit(error.to_string())));
+    let desired = Arc::new(desired.ok()?);
+    Some((name, Template { module, version, desired, object }))
 }
 
-fn fit_meta(
+fn accept_release_meta(
     object: Arc<ModuleReleaseMeta>,
     restricted: &BTreeSet<String>,
     templates: &BTreeMap<String, Template>,
-    left_out: &mut Vec<LeftOut>,
+    left_out: &mut Vec<Omission>,
 ) -> Option<Meta> {
     let name = object.name_any();
-    let mut leave = |fault| {
+    let mut omit = |reason| {
         let (id, uid) = (ObjectId::new(Kind::ReleaseMeta, &name), object.uid().unwrap_or_default());
-        left_out.push(LeftOut { id, uid, fault });
+        left_out.push(Omission { id, uid, reason });
     };
     if name != object.spec.module_name {
         let expected = object.spec.module_name.clone();
-        leave(if expected.is_empty() { Fault::Nameless } else { Fault::Name { expected } });
+        omit(if expected.is_empty() { OmissionReason::Nameless } else { OmissionReason::Name { expected } });
         return None;
     }
-    let release = match Release::of(&object) {
-        Ok(release) => release,
-        Err(unfit) => {
-            leave(fault_of(&unfit));
-            return None;
-        }
-    };
+    let body = ReleaseBody::of(&object).inspect_err(|error| omit(OmissionReason::Unfit(error.to_string()))).ok()?;
     let admission = Admission::of(&object, restricted);
     match &admission {
-        Admission::Nobody(Exclusion::Malformed(why)) => leave(Fault::Selector(why.clone())),
-        Admission::Nobody(Exclusion::NotRestricted) => leave(Fault::NotRestricted),
-        Admission::Nobody(Exclusion::Mandatory | Exclusion::SelectsNobody)
-        | Admission::Everyone
-        | Admission::Selected(_) => {}
+        Admission::Excluded(Exclusion::Malformed(error)) => omit(OmissionReason::Selector(error.clone())),
+        Admission::Excluded(Exclusion::NotRestricted) => omit(OmissionReason::NotRestricted),
+        Admission::Excluded(Exclusion::Mandatory | Exclusion::NoSelector) | Admission::All | Admission::Selected(_) => {
+        }
     }
     for entry in object.spec.channels() {
         if !templates.contains_key(&template_name(&name, &entry.version)) {
-            leave(Fault::UnknownVersion { channel: entry.channel.clone(), version: entry.version.clone() });
+            omit(OmissionReason::UnknownVersion { channel: entry.channel.clone(), version: entry.version.clone() });
         }
     }
-    Some(Meta { object, admission, release })
-}
-
-fn fault_of(unfit: &Unfit) -> Fault {
-    Fault::Unfit(unfit.to_string())
+    Some(Meta { object, admission, body })
 }
 
 #[cfg(test)]
@@ -337,12 +333,12 @@ mod tests {
 
     fn names(snapshot: &Snapshot, labels: &[(&str, &str)]) -> Vec<String> {
         let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-        let wanted = snapshot.wanted(&snapshot.class(&labels));
-        wanted.objects().map(|object| object.id.to_string()).collect()
+        let catalog = snapshot.desired(&snapshot.class(&labels));
+        catalog.objects().map(|object| object.id.to_string()).collect()
     }
 
     #[test]
-    fn every_visible_version_of_a_visible_module_can_be_installed() {
+    fn every_visible_version_of_a_visible_module_is_included() {
         let snapshot = Snapshot::new(
             [
                 template("a-1.0.0", "a", "1.0.0", None),
@@ -360,17 +356,17 @@ mod tests {
         let beta = names(&snapshot, &[(label::BETA, "true")]);
         assert_eq!(beta[2], "moduletemplates/a-3.0.0");
         assert_eq!(beta.len(), 4);
-        let seen = snapshot.modules(&snapshot.class(&BTreeMap::new()));
+        let modules = snapshot.modules(&snapshot.class(&BTreeMap::new()));
         assert_eq!(
-            seen.iter().map(|seen| (&*seen.module, seen.hidden.clone())).collect::<Vec<_>>(),
-            [("a", None), ("a-b", Some(Hidden::NoTemplate))]
+            modules.iter().map(|module| (&*module.module, module.hidden.clone())).collect::<Vec<_>>(),
+            [("a", None), ("a-b", Some(HidingRule::NoTemplate))]
         );
-        assert_eq!(seen[0].versions["3.0.0"], Some(Hidden::Beta));
-        assert_eq!(seen[0].channels["regular"], Ok("a-1.0.0".to_owned()));
+        assert_eq!(modules[0].versions["3.0.0"], Some(HidingRule::Beta));
+        assert_eq!(modules[0].channels["regular"], Ok("a-1.0.0".to_owned()));
     }
 
     #[test]
-    fn what_has_a_mistake_is_left_out_by_name_and_the_rest_goes_on() {
+    fn invalid_objects_are_left_out_and_the_rest_is_kept() {
         let restricted = BTreeSet::from(["s".to_owned()]);
         let bad = json!({"moduleName": "s", "channels": [], "kymaSelector": {"matchExpressions": [{"key": "a", "operator": "Like"}]}});
         let snapshot = Snapshot::new(
@@ -392,7 +388,8 @@ mod tests {
             &restricted,
             BTreeSet::new(),
         );
-        let said: Vec<_> = snapshot.left_out().iter().map(|left| (left.id.to_string(), left.fault.as_str())).collect();
+        let omitted: Vec<_> =
+            snapshot.omissions().iter().map(|left| (left.id.to_string(), left.reason.as_str())).collect();
         let expected = [
             ("moduletemplates/old-regular", "nameless"),
             ("moduletemplates/wrong", "name"),
@@ -401,23 +398,23 @@ mod tests {
             ("modulereleasemetas/n", "not-restricted"),
             ("modulereleasemetas/s", "selector"),
         ];
-        assert_eq!(said, expected.map(|(id, fault)| (id.to_owned(), fault)));
-        assert!(said.iter().all(|(_, fault)| Fault::WORDS.contains(fault)));
+        assert_eq!(omitted, expected.map(|(id, reason)| (id.to_owned(), reason)));
+        assert!(omitted.iter().all(|(_, reason)| OmissionReason::WORDS.contains(reason)));
         assert_eq!(names(&snapshot, &[]), ["moduletemplates/a-1.0.0", "modulereleasemetas/a"]);
     }
 
     #[test]
-    fn a_class_is_computed_once_and_what_is_held_is_nobodys() {
+    fn class_is_computed_once_and_excludes_held_modules() {
         let objects = || ([template("a-1.0.0", "a", "1.0.0", None)], [regular("a", "1.0.0")]);
         let (templates, metas) = objects();
         let snapshot = Snapshot::new(templates, metas, &BTreeSet::new(), BTreeSet::new());
         let class = snapshot.class(&BTreeMap::new());
-        assert!(Arc::ptr_eq(&snapshot.wanted(&class), &snapshot.wanted(&class)));
+        assert!(Arc::ptr_eq(&snapshot.desired(&class), &snapshot.desired(&class)));
         let (templates, metas) = objects();
         let held = Snapshot::new(templates, metas, &BTreeSet::new(), BTreeSet::from(["a".into()]));
-        let wanted = held.wanted(&class);
-        assert_eq!(wanted.objects().count(), 0);
-        assert!(wanted.holds(&ObjectId::new(Kind::Template, "a-1.0.0")));
-        assert_ne!(wanted.content(), snapshot.wanted(&class).content());
+        let catalog = held.desired(&class);
+        assert_eq!(catalog.objects().count(), 0);
+        assert!(catalog.is_held(&ObjectId::new(Kind::Template, "a-1.0.0")));
+        assert_ne!(catalog.fingerprint(), snapshot.desired(&class).fingerprint());
     }
 }

@@ -1,7 +1,8 @@
-//! One pass over the catalog of one runtime.
+//! One sync of one runtime's catalog.
 //!
-//! Order: templates in, release metas in, release metas out, templates out; so a reader never sees a channel that points to
-//! nothing. What fails stops nothing but what depends on it. What cannot be read may be missing, or may be there as it was.
+//! Order: apply templates, apply release metas, delete release metas, delete templates; so no reader ever observes a
+//! channel that points to a missing template. A failure blocks only its dependents. An object that could not be read
+//! counts as missing where a reference to it would dangle, and as unchanged where it may itself hold references.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -9,95 +10,103 @@ use futures::{StreamExt, stream};
 use tidewatch_shared::event::Object;
 
 use super::{
-    desired::{Kind, ObjectId, Wanted},
-    diff::{self, Delete, Known, Put, Steps, Verdict},
-    error::{Attempt, Failure, Failures, SyncError, Target},
-    inventory::Inventory,
+    desired::{DesiredCatalog, Kind, ObjectId},
+    diff::{self, Action, Apply, Delete, Steps},
+    error::{Attempt, ObjectFailure, ObjectsError, SyncError, Target},
+    inventory::{Inventory, InventoryEntry},
     metrics::Metrics,
-    runtime::{Runtime, Written},
+    runtime::{Runtime, WriteResult},
 };
 use crate::base::short_map::ShortMap;
 
-/// Calls at a time to one runtime.
+/// Concurrent calls to one runtime.
 const CONCURRENCY: usize = 4;
 
-/// What a pass did.
+/// Work done by one sync.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Synced {
-    /// Calls that wrote an object.
+    /// Writing calls.
     pub written: usize,
-    /// Objects that were deleted.
+    /// Deleted objects.
     pub deleted: usize,
 }
 
-/// What a pass looks at in the runtime.
+/// Objects that a sync reads from the runtime.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Look<'a> {
-    /// Everything.
-    Everywhere,
-    /// What these events tell something new of, perhaps nothing.
-    At(&'a [Object]),
+pub(super) enum ReadScope<'a> {
+    /// All objects of both kinds, by a list.
+    All,
+    /// Only the objects that these events report a change of, possibly none.
+    Changed(&'a [Object]),
 }
 
-/// Brings the runtime's catalog to what is wanted. The inventory follows each step, so that it holds after a failure too.
-pub(super) async fn pass(
+/// Reconciles the runtime's catalog with the desired one. The inventory is updated with each step, so it is accurate
+/// after a failure too.
+pub(super) async fn run(
     runtime: &Runtime,
     metrics: &Metrics,
-    wanted: &Wanted,
+    desired: &DesiredCatalog,
     inventory: &mut Inventory,
-    look: Look<'_>,
+    scope: ReadScope<'_>,
 ) -> Result<Synced, SyncError> {
-    if matches!(look, Look::At([])) && inventory.is_of(wanted.content()) {
+    if matches!(scope, ReadScope::Changed([])) && inventory.is_current(desired.fingerprint()) {
         return Ok(Synced::default());
     }
-    let mut pass = Pass { runtime, inventory, failures: Vec::new(), held: 0, done: Synced::default() };
-    let (steps, blind) = match look {
-        Look::Everywhere => (pass.look_everywhere(wanted).await?, BTreeSet::new()),
-        Look::At(events) => pass.look_at(wanted, diff::news(events, wanted, pass.inventory)).await,
+    let mut run = SyncRun::new(runtime, inventory);
+    let (steps, unread) = match scope {
+        ReadScope::All => (run.relist(desired).await?, BTreeSet::new()),
+        ReadScope::Changed(events) => run.read_changed(desired, events).await,
     };
-    // Before anything is written, so that a crash never loses track of what was made.
-    let put = steps.puts.iter().map(|put| &put.desired.id);
-    if pass.inventory.grow(put) {
-        pass.write_inventory().await?;
+    // Before the first write, so that a crash never loses track of a created object.
+    if run.inventory.add_unverified(steps.applies.iter().map(|apply| &apply.desired.id)) {
+        run.write_inventory().await?;
     }
-    pass.carry_out(steps, &blind, metrics).await;
-    if pass.failures.iter().any(|failure| is_not_found(&failure.source)) {
-        // A kind or the namespace was taken away under our feet, and more with it: nothing that we know holds any more.
-        pass.inventory.unsure.extend(pass.inventory.known.keys().cloned());
+    run.execute(steps, &unread, metrics).await;
+    if run.failures.iter().any(|failure| is_not_found(&failure.source)) {
+        // The CRD or the namespace was deleted during the sync, and other objects with it: no entry can be relied on.
+        run.inventory.unverified.extend(run.inventory.entries.keys().cloned());
     }
-    let is_failed = |failure: &Failure| failure.target != Target::Inventory;
-    let whole = !pass.failures.iter().any(is_failed) && pass.held == 0;
-    pass.inventory.class = whole.then(|| wanted.content().into());
-    pass.write_inventory().await?;
-    let Pass { failures, held, done, .. } = pass;
-    Failures::new(failures, held).map_or(Ok(done), |failures| Err(SyncError::Objects(failures)))
+    let is_object = |failure: &ObjectFailure| failure.target != Target::Inventory;
+    let is_complete = !run.failures.iter().any(is_object) && run.blocked == 0;
+    run.inventory.fingerprint = is_complete.then(|| desired.fingerprint().into());
+    run.write_inventory().await?;
+    run.finish()
 }
 
-struct Pass<'a> {
+struct SyncRun<'a> {
     runtime: &'a Runtime,
     inventory: &'a mut Inventory,
-    failures: Vec<Failure>,
-    held: usize,
+    failures: Vec<ObjectFailure>,
+    blocked: usize,
     done: Synced,
 }
 
-impl Pass<'_> {
-    /// Lists both kinds and judges each object. What we remembered gives way to what is there.
-    async fn look_everywhere(&mut self, wanted: &Wanted) -> Result<Steps, SyncError> {
-        let mut survey = Survey::default();
+impl<'a> SyncRun<'a> {
+    fn new(runtime: &'a Runtime, inventory: &'a mut Inventory) -> Self {
+        Self { runtime, inventory, failures: Vec::new(), blocked: 0, done: Synced::default() }
+    }
+
+    fn finish(self) -> Result<Synced, SyncError> {
+        let Self { failures, blocked, done, .. } = self;
+        ObjectsError::new(failures, blocked).map_or(Ok(done), |error| Err(SyncError::Objects(error)))
+    }
+
+    /// Lists both kinds and decides on each object. The observed entries replace the cached ones.
+    async fn relist(&mut self, desired: &DesiredCatalog) -> Result<Steps, SyncError> {
+        let mut listing = Listing::default();
         for kind in Kind::ALL {
-            self.survey(kind, wanted, &mut survey).await?;
+            self.list_kind(kind, desired, &mut listing).await?;
         }
-        let Survey { mut steps, known, seen } = survey;
-        let missing = wanted.objects().filter(|desired| !seen.contains(&desired.id));
-        steps.puts.extend(missing.map(|desired| Put { desired: Arc::clone(desired), present: false }));
-        (self.inventory.known, self.inventory.unsure) = (known, BTreeSet::new());
+        let Listing { mut steps, entries, seen } = listing;
+        let missing = desired.objects().filter(|object| !seen.contains(&object.id));
+        steps.applies.extend(missing.map(|object| Apply { desired: Arc::clone(object), present: false }));
+        (self.inventory.entries, self.inventory.unverified) = (entries, BTreeSet::new());
         Ok(steps)
     }
 
-    /// Writes the inventory where it says something new, or where objects were written: only so does who undoes what another process
-    /// did find out that it wrote the inventory as well. Who cannot write it goes on all the same: what is ours bears our mark as
-    /// well. But if somebody else wrote it, somebody else works here.
+    /// Persists the inventory if its content or any object changed. The write after an object change has the effect
+    /// that a process that reverts the work of another one gets a conflict. A conflict aborts the sync, since another
+    /// writer is at work; any other failure does not, since managed objects also carry the field manager.
     async fn write_inventory(&mut self) -> Result<(), SyncError> {
         let data = self.inventory.data();
         if self.inventory.is_stored_as(&data) && self.done == Synced::default() {
@@ -112,47 +121,49 @@ impl Pass<'_> {
             written => written,
         };
         match written {
-            Ok(version) => self.inventory.stored_as(version, &data),
+            Ok(version) => self.inventory.mark_stored(version, &data),
             Err(error) if is_conflict(&error) => return Err(SyncError::Inventory(error)),
             Err(source) => {
-                self.inventory.is_in_doubt();
-                self.failures.push(Failure { target: Target::Inventory, attempt: Attempt::Apply, source });
+                self.inventory.mark_unconfirmed();
+                self.failures.push(ObjectFailure { target: Target::Inventory, attempt: Attempt::Apply, source });
             }
         }
         Ok(())
     }
 
-    async fn survey(&self, kind: Kind, wanted: &Wanted, survey: &mut Survey) -> Result<(), SyncError> {
+    async fn list_kind(&self, kind: Kind, desired: &DesiredCatalog, listing: &mut Listing) -> Result<(), SyncError> {
         let objects = self.runtime.list(kind).await.map_err(|source| SyncError::List { kind, source })?;
         for object in objects {
             let id = ObjectId::new(kind, object.metadata.name.as_deref().unwrap_or_default());
-            let known = self.inventory.known.get(&id);
-            let ours = diff::of_ours(&object, known);
-            match diff::judge(&id, wanted, Some(&object), known) {
-                Verdict::Same(known) => drop(survey.known.insert(id.clone(), known)),
-                Verdict::Put(put) => {
-                    survey.known.extend(ours.map(|ours| (id.clone(), ours)));
-                    survey.steps.puts.push(put);
+            let entry = self.inventory.entries.get(&id);
+            let owned = diff::owned_entry(&object, entry);
+            match diff::action_for(&id, desired, Some(&object), entry) {
+                Action::UpToDate(entry) => drop(listing.entries.insert(id.clone(), entry)),
+                Action::Apply(apply) => {
+                    listing.entries.extend(owned.map(|owned| (id.clone(), owned)));
+                    listing.steps.applies.push(apply);
                 }
-                Verdict::Delete(delete) => {
-                    survey.known.extend(ours.map(|ours| (id.clone(), ours)));
-                    survey.steps.deletes.push(delete);
+                Action::Delete(delete) => {
+                    listing.entries.extend(owned.map(|owned| (id.clone(), owned)));
+                    listing.steps.deletes.push(delete);
                 }
-                Verdict::Leave => continue,
+                Action::Ignore => continue,
             }
-            survey.seen.insert(id);
+            listing.seen.insert(id);
         }
         Ok(())
     }
 
-    /// Reads the objects that there is news of; all others go by memory. Those that could not be read come with the steps.
-    async fn look_at(&mut self, wanted: &Wanted, mut news: BTreeSet<ObjectId>) -> (Steps, BTreeSet<ObjectId>) {
-        let mut blind = BTreeSet::new();
-        news.append(&mut self.inventory.unsure);
-        let mut steps = diff::against_inventory(wanted, self.inventory);
-        steps.puts.retain(|put| !news.contains(&put.desired.id));
-        steps.deletes.retain(|delete| !news.contains(&delete.id));
-        let reads = stream::iter(news).map(|id| {
+    /// Reads the objects with changes and takes all others from the inventory. Returns the steps, and the objects that
+    /// could not be read.
+    async fn read_changed(&mut self, desired: &DesiredCatalog, events: &[Object]) -> (Steps, BTreeSet<ObjectId>) {
+        let mut unread = BTreeSet::new();
+        let mut changed = diff::changed_objects(events, desired, self.inventory);
+        changed.append(&mut self.inventory.unverified);
+        let mut steps = diff::diff_inventory(desired, self.inventory);
+        steps.applies.retain(|apply| !changed.contains(&apply.desired.id));
+        steps.deletes.retain(|delete| !changed.contains(&delete.id));
+        let reads = stream::iter(changed).map(|id| {
             let runtime = self.runtime.clone();
             async move {
                 let read = runtime.get(&id).await;
@@ -165,81 +176,81 @@ impl Pass<'_> {
                 Ok(object) => object,
                 Err(source) => {
                     self.fail(id.clone(), Attempt::Read, source);
-                    blind.insert(id);
+                    unread.insert(id);
                     continue;
                 }
             };
-            match diff::judge(&id, wanted, object.as_ref(), self.inventory.known.get(&id)) {
-                Verdict::Same(known) => drop(self.inventory.known.insert(id, known)),
-                Verdict::Put(put) => steps.puts.push(put),
-                Verdict::Delete(delete) => {
-                    let known = self.inventory.known.get(&id);
-                    let ours = object.as_ref().and_then(|object| diff::of_ours(object, known));
-                    self.inventory.known.extend(ours.map(|ours| (id, ours)));
+            match diff::action_for(&id, desired, object.as_ref(), self.inventory.entries.get(&id)) {
+                Action::UpToDate(entry) => drop(self.inventory.entries.insert(id, entry)),
+                Action::Apply(apply) => steps.applies.push(apply),
+                Action::Delete(delete) => {
+                    let entry = self.inventory.entries.get(&id);
+                    let owned = object.as_ref().and_then(|object| diff::owned_entry(object, entry));
+                    self.inventory.entries.extend(owned.map(|owned| (id, owned)));
                     steps.deletes.push(delete);
                 }
-                Verdict::Leave => drop(self.inventory.known.remove(&id)),
+                Action::Ignore => drop(self.inventory.entries.remove(&id)),
             }
         }
-        (steps, blind)
+        (steps, unread)
     }
 
-    async fn carry_out(&mut self, steps: Steps, blind: &BTreeSet<ObjectId>, metrics: &Metrics) {
+    async fn execute(&mut self, steps: Steps, unread: &BTreeSet<ObjectId>, metrics: &Metrics) {
         let (templates, metas): (Vec<_>, Vec<_>) =
-            steps.puts.into_iter().partition(|put| put.desired.id.kind == Kind::Template);
+            steps.applies.into_iter().partition(|apply| apply.desired.id.kind == Kind::Template);
         let (old_templates, old_metas): (Vec<_>, Vec<_>) =
             steps.deletes.into_iter().partition(|delete| delete.id.kind == Kind::Template);
 
-        let failed = self.put(templates).await;
-        let absent = failed.iter().filter(|put| !put.present).map(|put| &put.desired.id);
-        let unseen = blind.iter().filter(|id| id.kind == Kind::Template);
-        let missing: BTreeSet<_> = absent.chain(unseen).map(|id| &id.name).collect();
-        let (held, metas): (Vec<_>, Vec<_>) =
-            metas.into_iter().partition(|put| put.desired.needs.iter().any(|name| missing.contains(name)));
-        metrics.held(held.len());
+        let failed = self.apply(templates).await;
+        let absent = failed.iter().filter(|apply| !apply.present).map(|apply| &apply.desired.id);
+        let unread_templates = unread.iter().filter(|id| id.kind == Kind::Template);
+        let missing: BTreeSet<_> = absent.chain(unread_templates).map(|id| &id.name).collect();
+        let (blocked, metas): (Vec<_>, Vec<_>) =
+            metas.into_iter().partition(|apply| apply.desired.requires.iter().any(|name| missing.contains(name)));
+        metrics.blocked(blocked.len());
 
-        let mut stuck: Vec<_> = held.into_iter().map(|put| put.desired.id.clone()).collect();
-        self.hold(&stuck);
-        stuck.extend(blind.iter().filter(|id| id.kind == Kind::ReleaseMeta).cloned());
-        stuck.extend(self.put(metas).await.into_iter().map(|put| put.desired.id.clone()));
-        stuck.extend(self.delete(old_metas).await.into_iter().map(|delete| delete.id));
+        let mut outdated: Vec<_> = blocked.into_iter().map(|apply| apply.desired.id.clone()).collect();
+        self.block(&outdated);
+        outdated.extend(unread.iter().filter(|id| id.kind == Kind::ReleaseMeta).cloned());
+        outdated.extend(self.apply(metas).await.into_iter().map(|apply| apply.desired.id.clone()));
+        outdated.extend(self.delete(old_metas).await.into_iter().map(|delete| delete.id));
 
-        // A release meta that could not be brought forward, or not be read, may still point to the templates of its module.
-        let pointed_to = |template: &Delete| stuck.iter().any(|meta| template.id.is_of(&meta.name));
-        let (waiting, free): (Vec<_>, Vec<_>) = old_templates.into_iter().partition(pointed_to);
-        self.hold(&waiting.into_iter().map(|delete| delete.id).collect::<Vec<_>>());
-        self.delete(free).await;
+        // A release meta that was not updated, or not read, may still reference templates of its module.
+        let is_referenced = |template: &Delete| outdated.iter().any(|meta| template.id.belongs_to(&meta.name));
+        let (referenced, unreferenced): (Vec<_>, Vec<_>) = old_templates.into_iter().partition(is_referenced);
+        self.block(&referenced.into_iter().map(|delete| delete.id).collect::<Vec<_>>());
+        self.delete(unreferenced).await;
     }
 
-    /// Applies objects; those that failed come back. A write that failed may have landed all the same.
-    async fn put(&mut self, puts: Vec<Put>) -> Vec<Put> {
-        let writes = stream::iter(puts).map(|put| {
+    /// Applies objects and returns the failed ones. A failed write may have been persisted all the same.
+    async fn apply(&mut self, applies: Vec<Apply>) -> Vec<Apply> {
+        let writes = stream::iter(applies).map(|apply| {
             let runtime = self.runtime.clone();
             async move {
-                let written = runtime.put(&put.desired).await;
-                (put, written)
+                let written = runtime.apply(&apply.desired).await;
+                (apply, written)
             }
         });
         let writes: Vec<_> = writes.buffer_unordered(CONCURRENCY).collect().await;
         let mut failed = Vec::new();
-        for (put, written) in writes {
-            let id = put.desired.id.clone();
+        for (apply, written) in writes {
+            let id = apply.desired.id.clone();
             match written {
-                Ok(Written { object, writes }) => {
+                Ok(WriteResult { object, writes }) => {
                     self.done.written += writes;
-                    self.inventory.unsure.remove(&id);
-                    self.inventory.known.insert(id, Known::new(put.desired.hash, &object));
+                    self.inventory.unverified.remove(&id);
+                    self.inventory.entries.insert(id, InventoryEntry::new(apply.desired.hash, &object));
                 }
                 Err(source) => {
                     self.fail(id, Attempt::Apply, source);
-                    failed.push(put);
+                    failed.push(apply);
                 }
             }
         }
         failed
     }
 
-    /// Deletes objects; those that failed come back.
+    /// Deletes objects and returns the failed ones.
     async fn delete(&mut self, deletes: Vec<Delete>) -> Vec<Delete> {
         let calls = stream::iter(deletes).map(|delete| {
             let runtime = self.runtime.clone();
@@ -252,13 +263,15 @@ impl Pass<'_> {
         let mut failed = Vec::new();
         for (delete, deleted) in calls {
             match deleted {
-                Ok(was_it) => {
-                    self.inventory.known.remove(&delete.id);
-                    self.inventory.unsure.remove(&delete.id);
-                    self.done.deleted += usize::from(was_it);
-                    if !was_it {
-                        self.inventory.unsure.insert(delete.id);
-                    }
+                Ok(true) => {
+                    self.inventory.entries.remove(&delete.id);
+                    self.inventory.unverified.remove(&delete.id);
+                    self.done.deleted += 1;
+                }
+                // Another object took the name: the next sync reads it.
+                Ok(false) => {
+                    self.inventory.entries.remove(&delete.id);
+                    self.inventory.unverified.insert(delete.id);
                 }
                 Err(source) => {
                     self.fail(delete.id.clone(), Attempt::Delete, source);
@@ -270,17 +283,17 @@ impl Pass<'_> {
     }
 
     fn fail(&mut self, id: ObjectId, attempt: Attempt, source: kube::Error) {
-        self.inventory.unsure.insert(id.clone());
-        self.failures.push(Failure { target: Target::Object(id), attempt, source });
+        self.inventory.unverified.insert(id.clone());
+        self.failures.push(ObjectFailure { target: Target::Object(id), attempt, source });
     }
 
-    fn hold(&mut self, ids: &[ObjectId]) {
-        self.held += ids.len();
-        self.inventory.unsure.extend(ids.iter().cloned());
+    fn block(&mut self, ids: &[ObjectId]) {
+        self.blocked += ids.len();
+        self.inventory.unverified.extend(ids.iter().cloned());
     }
 }
 
-/// Another version is there, or one where none was.
+/// Returns whether the resourceVersion is outdated, or the object to create exists already (409).
 fn is_conflict(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 409)
 }
@@ -289,26 +302,25 @@ fn is_not_found(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.is_not_found())
 }
 
-/// What a list of everything found.
+/// Result of listing both kinds.
 #[derive(Default)]
-struct Survey {
+struct Listing {
     steps: Steps,
-    known: ShortMap<ObjectId, Known>,
+    entries: ShortMap<ObjectId, InventoryEntry>,
     seen: BTreeSet<ObjectId>,
 }
 
-/// Deletes everything that is ours, release metas first. A kind that the runtime does not serve has no objects.
+/// Deletes all managed objects, release metas first. A kind that the runtime does not serve has no objects.
 pub(super) async fn remove_all(runtime: &Runtime, inventory: &mut Inventory) -> Result<Synced, SyncError> {
-    let nothing = Wanted::new([]);
-    let mut pass = Pass { runtime, inventory, failures: Vec::new(), held: 0, done: Synced::default() };
+    let nothing = DesiredCatalog::new([]);
+    let mut run = SyncRun::new(runtime, inventory);
     for kind in Kind::ALL.into_iter().rev() {
-        let mut survey = Survey::default();
-        match pass.survey(kind, &nothing, &mut survey).await {
-            Ok(()) => drop(pass.delete(survey.steps.deletes).await),
-            Err(error) if error.says_not_found() => {}
+        let mut listing = Listing::default();
+        match run.list_kind(kind, &nothing, &mut listing).await {
+            Ok(()) => drop(run.delete(listing.steps.deletes).await),
+            Err(error) if error.is_not_served() => {}
             Err(error) => return Err(error),
         }
     }
-    let Pass { failures, done, .. } = pass;
-    Failures::new(failures, 0).map_or(Ok(done), |failures| Err(SyncError::Objects(failures)))
+    run.finish()
 }

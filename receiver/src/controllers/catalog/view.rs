@@ -1,4 +1,4 @@
-//! What one runtime may see of KCP's catalog, and by which rule the rest is hidden. Pure.
+//! Visibility of KCP's catalog to one Kyma, with the rule that hides each hidden part. Pure.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,93 +11,93 @@ use tidewatch_shared::table;
 
 use super::{
     check::Objects,
-    facts::Held,
-    preview::{Mistake, Seer},
+    preview::OmissionView,
     releases::Ledger,
-    snapshot::{Seen, Snapshot},
-    visibility::Hidden,
+    snapshot::{ModuleVisibility, Snapshot},
+    visibility::{HidingRule, VisibilityClass},
 };
 
-/// The rule of a template whose module has no release meta.
+/// Rule of a module without a valid release meta, and of its templates.
 const NO_RELEASE_META: &str = "no-release-meta";
 
-/// What a Kyma may see.
+/// Visibility of KCP's catalog to one Kyma.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct View {
-    /// The Kyma.
+    /// Name of the Kyma.
     pub kyma: String,
-    /// Its namespace in KCP.
+    /// Namespace of the Kyma in KCP.
     pub namespace: String,
-    /// What of its labels counts.
-    pub class: Seer,
-    /// Every module of KCP, by name.
+    /// Visibility class of the Kyma.
+    pub class: VisibilityClass,
+    /// All modules of KCP, by name.
     pub modules: Vec<ModuleView>,
-    /// What is in nobody's catalog because of a mistake in it.
-    pub left_out: Vec<Mistake>,
-    /// Modules of which a removal waits for a confirmation: until then runtimes keep what they have of them.
+    /// Objects left out of every catalog because of a mistake in them.
+    pub left_out: Vec<OmissionView>,
+    /// Modules with a held removal: until it is confirmed, runtimes keep the objects they have of them.
     pub held: BTreeSet<String>,
 }
 
-/// A module.
+/// Visibility of a module.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ModuleView {
-    /// Its name.
+    /// Name of the module.
     pub module: String,
-    /// Whether it is seen, and if not, why.
+    /// Visibility of the module, flattened.
     #[serde(flatten)]
-    pub sight: Sight,
-    /// Its channels, by name.
+    pub visibility: Visibility,
+    /// Channels, by name.
     pub channels: Vec<ChannelView>,
-    /// Its versions that have a template.
+    /// Versions with a template.
     pub versions: Vec<VersionView>,
 }
 
-/// A channel of a module.
+/// Visibility of a channel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ChannelView {
-    /// Its name.
+    /// Name of the channel.
     pub channel: String,
-    /// The template it points to; absent where it is hidden.
+    /// Template that the channel points to; absent if hidden.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub template: Option<String>,
-    /// Whether it is seen, and if not, why.
+    /// Visibility of the channel, flattened.
     #[serde(flatten)]
-    pub sight: Sight,
+    pub visibility: Visibility,
 }
 
-/// A version of a module.
+/// Visibility of a version.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct VersionView {
     /// The version.
     pub version: String,
-    /// Whether it is seen, and if not, why.
+    /// Visibility of the version, flattened.
     #[serde(flatten)]
-    pub sight: Sight,
+    pub visibility: Visibility,
 }
 
-/// Whether something is seen.
+/// Visibility of one item, with the rule if it is hidden.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Sight {
-    /// It is.
+pub struct Visibility {
+    /// The item is visible.
     pub visible: bool,
-    /// The rule that hides it: one word of a closed set.
+    /// Hiding rule, one value of a closed set; absent if visible.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule: Option<&'static str>,
-    /// The same in words.
+    /// Explanation of the rule; absent if visible.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
 
-impl Sight {
-    fn of(hidden: Option<&Hidden>) -> Self {
-        match hidden {
-            None => Self { visible: true, rule: None, reason: None },
-            Some(hidden) => Self { visible: false, rule: Some(hidden.as_str()), reason: Some(hidden.to_string()) },
+impl Visibility {
+    fn of(hidden: Option<&HidingRule>) -> Self {
+        Self {
+            visible: hidden.is_none(),
+            rule: hidden.map(HidingRule::as_str),
+            reason: hidden.map(HidingRule::to_string),
         }
     }
 
@@ -107,20 +107,21 @@ impl Sight {
     }
 }
 
-/// A Kyma, as far as its catalog goes.
+/// Metadata of a Kyma in KCP that determine its catalog.
 #[derive(Clone, Debug)]
-pub struct Viewer {
-    /// Its name.
+pub struct KymaMeta {
+    /// Name of the Kyma.
     pub name: String,
-    /// Its namespace in KCP.
+    /// Namespace of the Kyma.
     pub namespace: String,
-    /// Its labels in KCP.
+    /// Labels of the Kyma.
     pub labels: BTreeMap<String, String>,
 }
 
-/// What a Kyma may see of these objects; `restricted` are the modules of `--restricted-default-modules`.
+/// Computes the visibility of these objects to a Kyma; `restricted` are the modules of `--restricted-default-modules`,
+/// `releases` is the ConfigMap of releases.
 #[must_use]
-pub fn view(kyma: &Viewer, objects: &Objects, restricted: &BTreeSet<String>, releases: Option<&ConfigMap>) -> View {
+pub fn view(kyma: &KymaMeta, objects: &Objects, restricted: &BTreeSet<String>, releases: Option<&ConfigMap>) -> View {
     let (templates, metas) = (objects.templates.iter().cloned(), objects.release_metas.iter().cloned());
     let snapshot = Snapshot::new(templates, metas, restricted, BTreeSet::new());
     let class = snapshot.class(&kyma.labels);
@@ -130,14 +131,14 @@ pub fn view(kyma: &Viewer, objects: &Objects, restricted: &BTreeSet<String>, rel
     View {
         kyma: kyma.name.clone(),
         namespace: kyma.namespace.clone(),
-        class: Seer::of(&class),
+        class,
         modules,
-        left_out: snapshot.left_out().iter().map(Mistake::of).collect(),
-        held: Ledger::held(releases).map(|held: Held| held.modules).unwrap_or_default(),
+        left_out: snapshot.omissions().iter().map(OmissionView::of).collect(),
+        held: Ledger::held(releases).map(|held| held.modules).unwrap_or_default(),
     }
 }
 
-/// Modules that have templates alone.
+/// Modules with templates but without a valid release meta.
 fn unreleased(objects: &Objects, released: &[ModuleView]) -> Vec<ModuleView> {
     let mut modules: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for template in &objects.templates {
@@ -150,29 +151,29 @@ fn unreleased(objects: &Objects, released: &[ModuleView]) -> Vec<ModuleView> {
     }
     let view = |(module, versions): (&str, BTreeSet<&str>)| ModuleView {
         module: module.to_owned(),
-        sight: Sight::no_release_meta(),
+        visibility: Visibility::no_release_meta(),
         channels: Vec::new(),
         versions: versions
             .into_iter()
-            .map(|version| VersionView { version: version.to_owned(), sight: Sight::no_release_meta() })
+            .map(|version| VersionView { version: version.to_owned(), visibility: Visibility::no_release_meta() })
             .collect(),
     };
     modules.into_iter().map(view).collect()
 }
 
 impl ModuleView {
-    /// What hides a module hides its channels and versions too, unless something else hides them anyway.
-    fn of(seen: Seen) -> Self {
-        let Seen { module, hidden, channels, versions } = seen;
-        let or_whole = |own: Option<&Hidden>| Sight::of(own.or(hidden.as_ref()));
+    /// Channels and versions without a rule of their own inherit the rule that hides the module.
+    fn of(module: ModuleVisibility) -> Self {
+        let ModuleVisibility { module, hidden, channels, versions } = module;
+        let own_or_module = |own: Option<&HidingRule>| Visibility::of(own.or(hidden.as_ref()));
         let channels = channels.into_iter().map(|(channel, found)| {
-            let sight = or_whole(found.as_ref().err());
-            ChannelView { channel, template: found.ok().filter(|_| sight.visible), sight }
+            let visibility = own_or_module(found.as_ref().err());
+            ChannelView { channel, template: found.ok().filter(|_| visibility.visible), visibility }
         });
         let channels = channels.collect();
         let versions =
-            versions.into_iter().map(|(version, own)| VersionView { version, sight: or_whole(own.as_ref()) });
-        Self { module, versions: versions.collect(), channels, sight: Sight::of(hidden.as_ref()) }
+            versions.into_iter().map(|(version, own)| VersionView { version, visibility: own_or_module(own.as_ref()) });
+        Self { module, versions: versions.collect(), channels, visibility: Visibility::of(hidden.as_ref()) }
     }
 }
 
@@ -180,22 +181,28 @@ impl fmt::Display for View {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let head = format!("Kyma {}/{}: {}\n\n", self.namespace, self.kyma, self.class);
         f.write_str(&head)?;
-        let row = |module: &str, channel: &str, what: &str, sight: &Sight| {
-            let rule = sight.rule.unwrap_or("visible").to_owned();
-            [module.to_owned(), channel.to_owned(), what.to_owned(), rule, sight.reason.clone().unwrap_or_default()]
+        let row = |module: &str, channel: &str, version: &str, visibility: &Visibility| {
+            let rule = visibility.rule.unwrap_or("visible").to_owned();
+            [
+                module.to_owned(),
+                channel.to_owned(),
+                version.to_owned(),
+                rule,
+                visibility.reason.clone().unwrap_or_default(),
+            ]
         };
         let mut rows = Vec::new();
         for module in &self.modules {
-            rows.push(row(&module.module, "-", "-", &module.sight));
+            rows.push(row(&module.module, "-", "-", &module.visibility));
             for channel in &module.channels {
-                rows.push(row("", &channel.channel, channel.template.as_deref().unwrap_or("-"), &channel.sight));
+                rows.push(row("", &channel.channel, channel.template.as_deref().unwrap_or("-"), &channel.visibility));
             }
             for version in &module.versions {
-                rows.push(row("", "-", &version.version, &version.sight));
+                rows.push(row("", "-", &version.version, &version.visibility));
             }
         }
         f.write_str(&table::aligned(["MODULE", "CHANNEL", "VERSION", "RULE", "WHY"], rows))?;
-        for Mistake { object, message, .. } in &self.left_out {
+        for OmissionView { object, message, .. } in &self.left_out {
             writeln!(f, "{}", table::sanitize(&format!("{object}: {message}")))?;
         }
         for module in &self.held {
@@ -235,13 +242,13 @@ mod tests {
         Objects { templates: templates.iter().map(template).collect(), release_metas: metas.iter().map(meta).collect() }
     }
 
-    fn viewer(labels: &[(&str, &str)]) -> Viewer {
+    fn kyma(labels: &[(&str, &str)]) -> KymaMeta {
         let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-        Viewer { name: "k".to_owned(), namespace: "kcp-system".to_owned(), labels }
+        KymaMeta { name: "k".to_owned(), namespace: "kcp-system".to_owned(), labels }
     }
 
     #[test]
-    fn every_module_says_by_which_rule_it_is_hidden() {
+    fn hidden_modules_report_their_rule() {
         let channels = |module: &str, channels: &[(&str, &str)]| {
             let channels: Vec<_> =
                 channels.iter().map(|(channel, version)| json!({"channel": channel, "version": version})).collect();
@@ -264,9 +271,9 @@ mod tests {
             ],
         );
         let restricted = BTreeSet::from(["secret".to_owned()]);
-        let view = super::view(&viewer(&[]), &objects, &restricted, None);
-        let said = |sight: &Sight| sight.rule.unwrap_or("visible");
-        let modules: Vec<_> = view.modules.iter().map(|module| (&*module.module, said(&module.sight))).collect();
+        let view = super::view(&kyma(&[]), &objects, &restricted, None);
+        let rule = |visibility: &Visibility| visibility.rule.unwrap_or("visible");
+        let modules: Vec<_> = view.modules.iter().map(|module| (&*module.module, rule(&module.visibility))).collect();
         assert_eq!(
             modules,
             [
@@ -277,12 +284,14 @@ mod tests {
             ]
         );
         let keda = &view.modules[0];
-        let channels: Vec<_> = keda.channels.iter().map(|channel| (&*channel.channel, said(&channel.sight))).collect();
+        let channels: Vec<_> =
+            keda.channels.iter().map(|channel| (&*channel.channel, rule(&channel.visibility))).collect();
         assert_eq!(channels, [("fast", "beta"), ("next", "no-template"), ("regular", "visible")]);
         assert_eq!(keda.channels[2].template.as_deref(), Some("keda-1.0.0"));
-        let versions: Vec<_> = keda.versions.iter().map(|version| (&*version.version, said(&version.sight))).collect();
+        let versions: Vec<_> =
+            keda.versions.iter().map(|version| (&*version.version, rule(&version.visibility))).collect();
         assert_eq!(versions, [("1.0.0", "visible"), ("1.1.0", "beta")]);
-        assert_eq!(said(&view.modules[2].channels[0].sight), "restricted-not-matching", "hidden with its module");
+        assert_eq!(rule(&view.modules[2].channels[0].visibility), "restricted-not-matching", "hidden with its module");
         assert_eq!(view.left_out.len(), 1);
 
         let json = serde_json::to_value(&view).unwrap();
@@ -296,8 +305,8 @@ mod tests {
         assert!(page.starts_with("Kyma kcp-system/k: plain\n\nMODULE"), "{page}");
         assert!(page.lines().any(|line| line.contains("fast") && line.contains("beta")), "{page}");
 
-        let other = super::view(&viewer(&[(label::BETA, "true"), ("team", "a")]), &objects, &restricted, None);
-        assert!(other.modules[0].channels[0].sight.visible && other.modules[2].sight.visible);
+        let other = super::view(&kyma(&[(label::BETA, "true"), ("team", "a")]), &objects, &restricted, None);
+        assert!(other.modules[0].channels[0].visibility.visible && other.modules[2].visibility.visible);
         assert_eq!(other.class.to_string(), "beta, selected for secret");
     }
 }

@@ -1,70 +1,72 @@
-//! Who sees which module: the incumbent's rule, as pure functions.
+//! Visibility rules of modules, the same as the incumbent's. Pure.
 //!
-//! Visibility depends on three things of a Kyma only, its *class*: whether it is beta, whether it is internal, and which
-//! restricted modules select it by its labels. Mandatory modules are in nobody's catalog.
+//! The visibility of a module to a Kyma depends on three properties only, the Kyma's *visibility class*: the label
+//! `beta`, the label `internal`, and the restricted modules that select it by its labels. Mandatory modules are in no
+//! catalog.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
 };
 
+use serde::Serialize;
 use tidewatch_shared::{
     api::{ModuleReleaseMeta, ModuleTemplate},
     names::label,
 };
 
-use super::selector::{MalformedSelector, Selector};
+use super::selector::Selector;
 use crate::base::labels::is_true;
 
-/// What of a Kyma decides on its catalog.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Class {
-    /// Label `beta` is `true`.
+/// Properties of a Kyma that determine its catalog.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+pub struct VisibilityClass {
+    /// The label `beta` is `true`.
     pub beta: bool,
-    /// Label `internal` is `true`.
+    /// The label `internal` is `true`.
     pub internal: bool,
-    /// Restricted modules whose `kymaSelector` matches the Kyma's labels.
+    /// Restricted modules with a `kymaSelector` that matches the Kyma's labels.
     pub restricted: BTreeSet<String>,
 }
 
-/// Whom a release meta admits.
+/// Kymas that a release meta admits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Admission {
-    /// Every Kyma.
-    Everyone,
-    /// The Kymas whose labels match; the module is restricted.
+    /// All Kymas.
+    All,
+    /// Kymas with matching labels; the module is restricted.
     Selected(Selector),
-    /// Nobody, and why.
-    Nobody(Exclusion),
+    /// No Kyma, for this reason.
+    Excluded(Exclusion),
 }
 
-/// The rule that hides a module, one of its channels or one of its versions. The first that applies decides.
+/// Rule that hides a module, a channel or a version. The first matching rule decides.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Hidden {
-    /// Every runtime has it, so nobody selects it.
+pub enum HidingRule {
+    /// The module is mandatory: every runtime has it, so no Kyma selects it.
     Mandatory,
-    /// Only Kymas with the label `beta` see it.
+    /// Visible only to Kymas with the label `beta`.
     Beta,
-    /// Only Kymas with the label `internal` see it.
+    /// Visible only to Kymas with the label `internal`.
     Internal,
     /// The module is restricted, and its release meta has no `kymaSelector` or an empty one.
     RestrictedWithoutSelector,
     /// The module is restricted, and its `kymaSelector` does not match the Kyma's labels.
     RestrictedNotMatching,
-    /// The module is restricted, and its `kymaSelector` cannot be read; why.
+    /// The module is restricted, and its `kymaSelector` is malformed, with the reason.
     MalformedSelector(String),
-    /// It has a `kymaSelector` although it is not restricted.
+    /// The release meta has a `kymaSelector` although the module is not restricted.
     SelectorWithoutRestriction,
-    /// Its release meta names no channel.
+    /// The release meta has no channel.
     NoChannel,
-    /// No template stands for the version.
+    /// The version has no template.
     NoTemplate,
-    /// Of its channels none may be seen, for several reasons.
+    /// All channels are hidden, by different rules.
     NoVisibleChannel,
 }
 
-impl Hidden {
-    /// One word of a closed set.
+impl HidingRule {
+    /// Value of the JSON field `rule`.
     #[must_use]
     pub const fn as_str(&self) -> &'static str {
         match self {
@@ -82,7 +84,7 @@ impl Hidden {
     }
 }
 
-impl fmt::Display for Hidden {
+impl fmt::Display for HidingRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Mandatory => f.write_str("it is mandatory: every runtime has it, so it is in no catalog"),
@@ -94,8 +96,8 @@ impl fmt::Display for Hidden {
             Self::RestrictedNotMatching => {
                 f.write_str("the module is restricted and its kymaSelector does not match the Kyma's labels")
             }
-            Self::MalformedSelector(why) => {
-                write!(f, "the module is restricted and its kymaSelector cannot be read: {why}")
+            Self::MalformedSelector(error) => {
+                write!(f, "the module is restricted and its kymaSelector cannot be read: {error}")
             }
             Self::SelectorWithoutRestriction => {
                 f.write_str("it has a kymaSelector but is not in the list of restricted modules")
@@ -107,21 +109,21 @@ impl fmt::Display for Hidden {
     }
 }
 
-/// Why a release meta admits nobody.
+/// Reason for which a release meta admits no Kyma.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Exclusion {
-    /// Its module is mandatory.
+    /// The module is mandatory.
     Mandatory,
-    /// Its module is restricted and it selects no Kyma.
-    SelectsNobody,
-    /// Its module is restricted and its selector cannot be read.
+    /// The module is restricted, and the selector is absent or empty.
+    NoSelector,
+    /// The module is restricted, and the selector is malformed, with the reason.
     Malformed(String),
-    /// It has a selector although its module is not restricted.
+    /// The release meta has a selector although the module is not restricted.
     NotRestricted,
 }
 
-impl Class {
-    /// The class of a Kyma with these labels, given the admissions of all modules.
+impl VisibilityClass {
+    /// Computes the class of a Kyma from its labels and the admissions of all modules.
     pub fn of<'a>(
         labels: &BTreeMap<String, String>,
         admissions: impl IntoIterator<Item = (&'a str, &'a Admission)>,
@@ -135,109 +137,114 @@ impl Class {
         }
     }
 
-    /// Whether a template may be seen: not mandatory, and beta or internal only to those who are.
+    /// Returns whether a template is visible: not mandatory, and beta or internal only to Kymas of that label.
     #[must_use]
     pub fn sees_template(&self, template: &ModuleTemplate) -> bool {
-        self.hides_template(template).is_none()
+        self.hidden_template_rule(template).is_none()
     }
 
-    /// The rule that hides a template from this class.
+    /// Rule that hides a template from this class, if any.
     #[must_use]
-    pub fn hides_template(&self, template: &ModuleTemplate) -> Option<Hidden> {
+    pub fn hidden_template_rule(&self, template: &ModuleTemplate) -> Option<HidingRule> {
         let labels = template.metadata.labels.as_ref();
         if template.spec.is_mandatory() {
-            return Some(Hidden::Mandatory);
+            return Some(HidingRule::Mandatory);
         }
         if !self.beta && is_true(labels, label::BETA) {
-            return Some(Hidden::Beta);
+            return Some(HidingRule::Beta);
         }
-        (!self.internal && is_true(labels, label::INTERNAL)).then_some(Hidden::Internal)
+        (!self.internal && is_true(labels, label::INTERNAL)).then_some(HidingRule::Internal)
     }
 
-    /// Whether a module with this admission may be seen.
+    /// Returns whether the class is admitted to a module.
     #[must_use]
     pub fn admits(&self, module: &str, admission: &Admission) -> bool {
-        self.excludes(module, admission).is_none()
+        self.exclusion_rule(module, admission).is_none()
     }
 
-    /// The rule by which a module with this admission is hidden whatever its templates are.
+    /// Rule that hides a module with this admission, independent of its templates.
     #[must_use]
-    pub fn excludes(&self, module: &str, admission: &Admission) -> Option<Hidden> {
+    pub fn exclusion_rule(&self, module: &str, admission: &Admission) -> Option<HidingRule> {
         match admission {
-            Admission::Everyone => None,
+            Admission::All => None,
             Admission::Selected(_) if self.restricted.contains(module) => None,
-            Admission::Selected(_) => Some(Hidden::RestrictedNotMatching),
-            Admission::Nobody(why) => Some(match why {
-                Exclusion::Mandatory => Hidden::Mandatory,
-                Exclusion::SelectsNobody => Hidden::RestrictedWithoutSelector,
-                Exclusion::Malformed(why) => Hidden::MalformedSelector(why.clone()),
-                Exclusion::NotRestricted => Hidden::SelectorWithoutRestriction,
+            Admission::Selected(_) => Some(HidingRule::RestrictedNotMatching),
+            Admission::Excluded(exclusion) => Some(match exclusion {
+                Exclusion::Mandatory => HidingRule::Mandatory,
+                Exclusion::NoSelector => HidingRule::RestrictedWithoutSelector,
+                Exclusion::Malformed(error) => HidingRule::MalformedSelector(error.clone()),
+                Exclusion::NotRestricted => HidingRule::SelectorWithoutRestriction,
             }),
         }
     }
 }
 
-impl Admission {
-    /// Whom this release meta admits; `restricted` are the modules of `--restricted-default-modules`. A selector that is
-    /// absent or empty selects nobody.
-    #[must_use]
-    pub fn of(meta: &ModuleReleaseMeta, restricted: &BTreeSet<String>) -> Self {
-        if meta.spec.mandatory.is_some() {
-            return Self::Nobody(Exclusion::Mandatory);
-        }
-        match (&meta.spec.kyma_selector, restricted.contains(&meta.spec.module_name)) {
-            (None, false) => Self::Everyone,
-            (Some(_), false) => Self::Nobody(Exclusion::NotRestricted),
-            (None, true) => Self::Nobody(Exclusion::SelectsNobody),
-            (Some(selector), true) => match Selector::parse(selector) {
-                Ok(selector) if selector.is_empty() => Self::Nobody(Exclusion::SelectsNobody),
-                Ok(selector) => Self::Selected(selector),
-                Err(error) => Self::malformed(&error),
-            },
-        }
-    }
-
-    fn malformed(error: &MalformedSelector) -> Self {
-        Self::Nobody(Exclusion::Malformed(error.to_string()))
+impl fmt::Display for VisibilityClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let flags = [(self.beta, "beta"), (self.internal, "internal")];
+        let mut words: Vec<_> = flags.into_iter().filter(|(set, _)| *set).map(|(_, word)| word.to_owned()).collect();
+        words.extend(self.restricted.iter().map(|module| format!("selected for {module}")));
+        f.write_str(&if words.is_empty() { "plain".to_owned() } else { words.join(", ") })
     }
 }
 
-/// The name that a template of this module and version has: what channels resolve to.
+impl Admission {
+    /// Computes the admission of a release meta; `restricted` are the modules of `--restricted-default-modules`. An
+    /// absent or empty selector of a restricted module selects no Kyma.
+    #[must_use]
+    pub fn of(meta: &ModuleReleaseMeta, restricted: &BTreeSet<String>) -> Self {
+        if meta.spec.mandatory.is_some() {
+            return Self::Excluded(Exclusion::Mandatory);
+        }
+        match (&meta.spec.kyma_selector, restricted.contains(&meta.spec.module_name)) {
+            (None, false) => Self::All,
+            (Some(_), false) => Self::Excluded(Exclusion::NotRestricted),
+            (None, true) => Self::Excluded(Exclusion::NoSelector),
+            (Some(selector), true) => match Selector::parse(selector) {
+                Ok(selector) if selector.is_empty() => Self::Excluded(Exclusion::NoSelector),
+                Ok(selector) => Self::Selected(selector),
+                Err(error) => Self::Excluded(Exclusion::Malformed(error.to_string())),
+            },
+        }
+    }
+}
+
+/// Name of the template of a module's version, to which channels resolve.
 #[must_use]
 pub fn template_name(module: &str, version: &str) -> String {
     format!("{module}-{version}")
 }
 
-/// The channels of a release meta, each with the name of its template, or with the rule that hides it. A channel is seen if
-/// its template exists under its conventional name and may be seen.
+/// Resolves the channels of a release meta, each to the name of its template or to the rule that hides it. A channel is
+/// visible if a template of that conventional name exists and is visible.
 #[must_use]
 pub fn channels<'a, T: AsRef<ModuleTemplate>>(
-    class: &Class,
+    class: &VisibilityClass,
     meta: &'a ModuleReleaseMeta,
     templates: impl Fn(&str) -> Option<T>,
-) -> BTreeMap<&'a str, Result<String, Hidden>> {
+) -> BTreeMap<&'a str, Result<String, HidingRule>> {
     let channels = meta.spec.channels().iter().map(|entry| {
         let name = template_name(&meta.spec.module_name, &entry.version);
         let hidden = match templates(&name) {
-            Some(template) => class.hides_template(template.as_ref()),
-            None => Some(Hidden::NoTemplate),
+            Some(template) => class.hidden_template_rule(template.as_ref()),
+            None => Some(HidingRule::NoTemplate),
         };
         (entry.channel.as_str(), hidden.map_or(Ok(name), Err))
     });
     channels.collect()
 }
 
-/// The rule that hides a module all of whose channels are hidden; `None` if one is seen.
+/// Rule that hides a module because all its channels are hidden; `None` if one is visible.
 #[must_use]
-pub fn hides_all(channels: &BTreeMap<&str, Result<String, Hidden>>) -> Option<Hidden> {
+pub fn module_rule(channels: &BTreeMap<&str, Result<String, HidingRule>>) -> Option<HidingRule> {
     let mut rules = channels.values().map(|channel| channel.as_ref().err());
-    let Some(first) = rules.next() else { return Some(Hidden::NoChannel) };
+    let Some(first) = rules.next() else { return Some(HidingRule::NoChannel) };
     let first = first?;
     let mut same = true;
     for rule in rules {
         same &= rule? == first;
     }
-    Some(if same { first.clone() } else { Hidden::NoVisibleChannel })
+    Some(if same { first.clone() } else { HidingRule::NoVisibleChannel })
 }
 
 #[cfg(test)]
@@ -264,18 +271,18 @@ mod tests {
         .unwrap()
     }
 
-    fn class(beta: bool, internal: bool) -> Class {
-        Class { beta, internal, restricted: BTreeSet::new() }
+    fn class(beta: bool, internal: bool) -> VisibilityClass {
+        VisibilityClass { beta, internal, restricted: BTreeSet::new() }
     }
 
     #[test]
-    fn beta_and_internal_are_seen_by_those_who_are() {
+    fn beta_and_internal_templates_need_a_matching_label() {
         for bits in 0..16_u8 {
             let [beta, internal, kyma_beta, kyma_internal] = [1, 2, 4, 8].map(|bit| bits & bit != 0);
             let text = |set| if set { "True" } else { "false" };
             let of_template = labels(&[(label::BETA, text(beta)), (label::INTERNAL, text(internal))]);
             let of_kyma = labels(&[(label::BETA, text(kyma_beta)), (label::INTERNAL, text(kyma_internal))]);
-            let class = Class::of(&of_kyma, []);
+            let class = VisibilityClass::of(&of_kyma, []);
             assert_eq!(class, super::tests::class(kyma_beta, kyma_internal));
             let seen = (!beta || kyma_beta) && (!internal || kyma_internal);
             assert_eq!(class.sees_template(&template("t", &of_template, false)), seen, "{bits:04b}");
@@ -284,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn restricted_modules_are_admitted_by_their_selector_only() {
+    fn restricted_modules_are_admitted_only_by_their_selector() {
         let restricted = BTreeSet::from(["m".to_owned()]);
         let selector = |selector: Value| meta(json!({"moduleName": "m", "channels": [], "kymaSelector": selector}));
         let plain = meta(json!({"moduleName": "m", "channels": []}));
@@ -312,7 +319,7 @@ mod tests {
             (super::tests::meta(json!({"moduleName": "m", "mandatory": {"version": "1.0.0"}})), false, false),
         ] {
             let admission = Admission::of(&meta, if is_restricted { &restricted } else { const { &BTreeSet::new() } });
-            let class = Class::of(&matching, [("m", &admission)]);
+            let class = VisibilityClass::of(&matching, [("m", &admission)]);
             assert_eq!(
                 class.admits("m", &admission),
                 admitted,
@@ -323,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn only_channels_whose_template_is_seen_remain_and_the_others_say_why() {
+    fn hidden_channels_report_their_rule() {
         let (beta, internal) = (labels(&[(label::BETA, "true")]), labels(&[(label::INTERNAL, "TRUE")]));
         let templates: BTreeMap<_, _> = [
             template("m-1.0.0", &BTreeMap::new(), false),
@@ -341,22 +348,23 @@ mod tests {
         let all =
             meta(&[("regular", "1.0.0"), ("fast", "2.0.0"), ("rapid", "3.0.0"), ("next", "4.0.0"), ("dev", "5.0.0")]);
         let found = |name: &str| templates.get(name).cloned();
-        let said = |class: &Class, meta: &ModuleReleaseMeta| -> Vec<(String, String)> {
-            let said = |channel: Result<String, Hidden>| channel.unwrap_or_else(|hidden| hidden.as_str().to_owned());
-            channels(class, meta, found).into_iter().map(|(name, channel)| (name.to_owned(), said(channel))).collect()
+        let results = |class: &VisibilityClass, meta: &ModuleReleaseMeta| -> Vec<(String, String)> {
+            let result =
+                |channel: Result<String, HidingRule>| channel.unwrap_or_else(|hidden| hidden.as_str().to_owned());
+            channels(class, meta, found).into_iter().map(|(name, channel)| (name.to_owned(), result(channel))).collect()
         };
         let expect = |pairs: &[(&str, &str)]| -> Vec<(String, String)> {
-            pairs.iter().map(|(channel, said)| ((*channel).to_owned(), (*said).to_owned())).collect()
+            pairs.iter().map(|(channel, result)| ((*channel).to_owned(), (*result).to_owned())).collect()
         };
         let rest = [("next", "no-template"), ("rapid", "mandatory"), ("regular", "m-1.0.0")];
         let plain = [&[("dev", "internal"), ("fast", "beta")][..], &rest[..]].concat();
-        assert_eq!(said(&class(false, false), &all), expect(&plain));
+        assert_eq!(results(&class(false, false), &all), expect(&plain));
         let whole = [&[("dev", "m-5.0.0"), ("fast", "m-2.0.0")][..], &rest[..]].concat();
-        assert_eq!(said(&class(true, true), &all), expect(&whole));
+        assert_eq!(results(&class(true, true), &all), expect(&whole));
 
         let hidden = |entries: &[(&str, &str)]| {
             let meta = meta(entries);
-            hides_all(&channels(&class(false, false), &meta, found)).map(|hidden| hidden.as_str())
+            module_rule(&channels(&class(false, false), &meta, found)).map(|hidden| hidden.as_str())
         };
         assert_eq!(hidden(&[("regular", "1.0.0"), ("fast", "2.0.0")]), None);
         assert_eq!(hidden(&[("fast", "2.0.0"), ("regular", "1.0.0")]), None);
@@ -368,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn each_excluded_module_has_its_rule() {
+    fn excluded_modules_report_their_rule() {
         let restricted = BTreeSet::from(["m".to_owned()]);
         let selector = |selector: Value| json!({"moduleName": "m", "channels": [], "kymaSelector": selector});
         let bad = json!({"matchExpressions": [{"key": "team", "operator": "Like", "values": ["a"]}]});
@@ -385,9 +393,9 @@ mod tests {
         ] {
             let meta = meta(spec.clone());
             let admission = Admission::of(&meta, if is_restricted { &restricted } else { const { &BTreeSet::new() } });
-            let class = Class::of(&labels(&[("team", "a")]), [("m", &admission)]);
-            let hidden = class.excludes("m", &admission);
-            assert_eq!(hidden.as_ref().map(Hidden::as_str), rule, "restricted {is_restricted}: {spec}");
+            let class = VisibilityClass::of(&labels(&[("team", "a")]), [("m", &admission)]);
+            let hidden = class.exclusion_rule("m", &admission);
+            assert_eq!(hidden.as_ref().map(HidingRule::as_str), rule, "restricted {is_restricted}: {spec}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Counts of transitions, polls and written conditions.
+//! Metrics of transitions, polls and written conditions.
 
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -6,95 +6,74 @@ use prometheus_client::{
 };
 use tidewatch_shared::metrics::Registry;
 
-use super::{rounds::Kind, write::Write};
+use super::{poll_scheduler::PollKind, write::WriteError};
 use crate::fleet::PathState;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct To {
+struct TransitionLabels {
     state: &'static str,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Reason {
+struct PollLabels {
     reason: &'static str,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Result {
+struct WriteLabels {
     result: &'static str,
 }
 
-/// What the loop over the paths does.
-#[derive(Clone)]
+/// Metrics of the event path controller.
+#[derive(Clone, Default)]
 pub struct Metrics {
-    transitions: Family<To, Counter>,
-    polls: Family<Reason, Counter>,
-    mended: Counter,
-    conditions: Family<Result, Counter>,
+    transitions: Family<TransitionLabels, Counter>,
+    polls: Family<PollLabels, Counter>,
+    repairs: Counter,
+    conditions: Family<WriteLabels, Counter>,
     waiting: Gauge,
 }
 
 impl Metrics {
-    /// Makes and registers the metrics.
+    /// Creates and registers the metrics.
     pub fn register(registry: &mut Registry) -> Self {
-        let metrics = Self {
-            transitions: Family::default(),
-            polls: Family::default(),
-            mended: Counter::default(),
-            conditions: Family::default(),
-            waiting: Gauge::default(),
-        };
-        registry.register(
-            "path_transitions",
-            "Event paths that moved to a state; the first state after a start counts too",
-            metrics.transitions.clone(),
-        );
-        registry.register(
-            "path_polls",
-            "Runtimes looked at although nothing is known to have changed: fallback while the path is not proven, verification else",
-            metrics.polls.clone(),
-        );
-        registry.register(
-            "path_mended",
-            "Installations looked at because nothing was heard of their agent, or because it misses something of its own",
-            metrics.mended.clone(),
-        );
-        registry.register(
-            "path_conditions",
-            "Writes of the conditions EventPath, Paused and CARotation by their result; moved means that somebody wrote the Kyma meanwhile",
-            metrics.conditions.clone(),
-        );
-        registry.register(
-            "path_conditions_waiting",
-            "Conditions that do not yet say what they shall, because of the rate, of flapping, or of failures",
-            metrics.waiting.clone(),
-        );
+        let metrics = Self::default();
+        let help = "Transitions of event paths by their new state, including the first state after a start";
+        registry.register("path_transitions", help, metrics.transitions.clone());
+        let help = "Reconciles enqueued without a known change: fallback while the event path is not proven, verification otherwise";
+        registry.register("path_polls", help, metrics.polls.clone());
+        let help = "Installations verified because their agent is silent or lacks an object of its own";
+        registry.register("path_mended", help, metrics.repairs.clone());
+        let help = "Writes of the conditions EventPath, Paused and CARotation by result; moved means that the Kyma had changed since it was read";
+        registry.register("path_conditions", help, metrics.conditions.clone());
+        let help = "Conditions whose write is pending because of the rate limit, backoff or failures";
+        registry.register("path_conditions_waiting", help, metrics.waiting.clone());
         metrics
     }
 
-    pub(super) fn moved(&self, path: &PathState) {
-        self.transitions.get_or_create(&To { state: path.as_str() }).inc();
+    pub(super) fn transitioned(&self, path: &PathState) {
+        self.transitions.get_or_create(&TransitionLabels { state: path.as_str() }).inc();
     }
 
-    pub(super) fn polled(&self, kind: Kind) {
+    pub(super) fn polled(&self, kind: PollKind) {
         let reason = match kind {
-            Kind::Fallback => "fallback",
-            Kind::Verification => "verification",
+            PollKind::Fallback => "fallback",
+            PollKind::Verification => "verification",
         };
-        self.polls.get_or_create(&Reason { reason }).inc();
+        self.polls.get_or_create(&PollLabels { reason }).inc();
     }
 
-    pub(super) fn mended(&self) {
-        self.mended.inc();
+    pub(super) fn repaired(&self) {
+        self.repairs.inc();
     }
 
-    pub(super) fn written(&self, result: &std::result::Result<(), Write>) {
+    pub(super) fn wrote_condition(&self, result: &Result<(), WriteError>) {
         let result = match result {
             Ok(()) => "written",
-            Err(Write::Moved) => "moved",
-            Err(Write::Apply(_) | Write::Slow) => "failed",
+            Err(WriteError::Conflict) => "moved",
+            Err(WriteError::Apply(_) | WriteError::Timeout) => "failed",
         };
-        self.conditions.get_or_create(&Result { result }).inc();
+        self.conditions.get_or_create(&WriteLabels { result }).inc();
     }
 
     pub(super) fn waiting(&self, count: usize) {

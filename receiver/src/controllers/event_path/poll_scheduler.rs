@@ -1,4 +1,4 @@
-//! Who is looked at when: one time per Kyma, and one rate for all.
+//! Schedules polls and verifications: one due time per Kyma, and one rate limit for all.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -13,17 +13,17 @@ use crate::{
     fleet::{PathState, Unproven},
 };
 
-/// Why a runtime is looked at although nothing is known to have changed.
+/// Reason for a reconcile without a known change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// Its path is not proven: what changes there may not be told.
+pub(super) enum PollKind {
+    /// The path is not proven, so changes may not be reported.
     Fallback,
-    /// No path shows everything.
+    /// No event path reports every change.
     Verification,
 }
 
-impl Kind {
-    /// Who is away is not polled; the slow round comes by all the same, in case only its agent is gone.
+impl PollKind {
+    /// A runtime that is away is only verified, in case just its agent is gone.
     fn of(path: &PathState) -> Self {
         match path {
             PathState::Unknown | PathState::Proven | PathState::Unproven(Unproven::Away) => Self::Verification,
@@ -32,37 +32,38 @@ impl Kind {
     }
 }
 
-/// One entry per Kyma, so bounded by their number.
-pub(super) struct Rounds {
+/// Scheduler with one entry per Kyma, so bounded by their number.
+pub(super) struct PollScheduler {
     fallback: Duration,
     verification: Duration,
     due: BTreeSet<(Instant, KymaKey)>,
-    slots: HashMap<KymaKey, (Instant, Kind)>,
+    slots: HashMap<KymaKey, (Instant, PollKind)>,
     random: Random,
 }
 
-impl Rounds {
+impl PollScheduler {
     pub(super) fn new(fallback: Duration, verification: Duration) -> Self {
         let random = Random::new(RandomState::new().hash_one(()));
         Self { fallback, verification, due: BTreeSet::new(), slots: HashMap::new(), random }
     }
 
-    /// A path is in this state now. The first turn of a kind comes at any time within its interval, so that those who moved together
-    /// are not looked at together.
-    pub(super) fn moved(&mut self, key: &KymaKey, path: &PathState, now: Instant) {
-        let kind = Kind::of(path);
-        let known = self.slots.get(key).copied();
-        if known.is_some_and(|(_, known)| known == kind) {
+    /// Updates the state of a path. The first due time of a kind is random within its interval, so that paths that
+    /// change together are spread.
+    pub(super) fn path_changed(&mut self, key: &KymaKey, path: &PathState, now: Instant) {
+        let kind = PollKind::of(path);
+        let current = self.slots.get(key).copied();
+        if current.is_some_and(|(_, current)| current == kind) {
             return;
         }
         let first = now + self.draw(self.interval(kind));
-        self.put(key, known.map_or(first, |(at, _)| if kind == Kind::Fallback { at.min(first) } else { first }), kind);
+        let earlier = current.filter(|_| kind == PollKind::Fallback).map_or(first, |(at, _)| at.min(first));
+        self.put(key, earlier, kind);
     }
 
-    /// Takes those whose turn has come, at most so many, the longest due first; each gets its next turn.
-    pub(super) fn due(&mut self, now: Instant, most: usize) -> Vec<(KymaKey, Kind)> {
+    /// Takes up to `limit` due entries, the longest due first, and reschedules each.
+    pub(super) fn due(&mut self, now: Instant, limit: usize) -> Vec<(KymaKey, PollKind)> {
         let mut taken = Vec::new();
-        while taken.len() < most
+        while taken.len() < limit
             && let Some((_, key)) = self.due.first().filter(|(at, _)| *at <= now).cloned()
         {
             let Some((_, kind)) = self.slots.get(&key).copied() else { break };
@@ -74,24 +75,24 @@ impl Rounds {
         taken
     }
 
-    /// Forgets all others.
+    /// Retains only these Kymas.
     pub(super) fn retain(&mut self, keep: impl Fn(&KymaKey) -> bool) {
         self.slots.retain(|key, _| keep(key));
         self.due.retain(|(_, key)| keep(key));
     }
 
-    fn interval(&self, kind: Kind) -> Duration {
+    fn interval(&self, kind: PollKind) -> Duration {
         match kind {
-            Kind::Fallback => self.fallback,
-            Kind::Verification => self.verification,
+            PollKind::Fallback => self.fallback,
+            PollKind::Verification => self.verification,
         }
     }
 
-    fn draw(&mut self, most: Duration) -> Duration {
-        Duration::from_millis(self.random.up_to(u64::try_from(most.as_millis()).unwrap_or(u64::MAX)))
+    fn draw(&mut self, limit: Duration) -> Duration {
+        Duration::from_millis(self.random.up_to(u64::try_from(limit.as_millis()).unwrap_or(u64::MAX)))
     }
 
-    fn put(&mut self, key: &KymaKey, at: Instant, kind: Kind) {
+    fn put(&mut self, key: &KymaKey, at: Instant, kind: PollKind) {
         if let Some((before, _)) = self.slots.insert(key.clone(), (at, kind)) {
             self.due.remove(&(before, key.clone()));
         }
@@ -99,34 +100,34 @@ impl Rounds {
     }
 }
 
-/// So many a second; a second's worth can be saved.
-pub(super) struct Tokens {
+/// Rate limiter with a burst of one second.
+pub(super) struct TokenBucket {
     per_second: f64,
-    has: f64,
+    available: f64,
     at: Instant,
 }
 
-impl Tokens {
+impl TokenBucket {
     pub(super) fn new(per_second: u32, now: Instant) -> Self {
-        Self { per_second: per_second.into(), has: per_second.into(), at: now }
+        Self { per_second: per_second.into(), available: per_second.into(), at: now }
     }
 
-    /// Takes as many as there are, up to `most`.
-    pub(super) fn take(&mut self, most: usize, now: Instant) -> usize {
+    /// Takes up to `limit` available tokens.
+    pub(super) fn take(&mut self, limit: usize, now: Instant) -> usize {
         let passed = now.saturating_duration_since(std::mem::replace(&mut self.at, now));
-        self.has = (self.has + passed.as_secs_f64() * self.per_second).min(self.per_second);
+        self.available = (self.available + passed.as_secs_f64() * self.per_second).min(self.per_second);
         let mut taken = 0;
-        while taken < most && self.has >= 1.0 {
-            self.has -= 1.0;
+        while taken < limit && self.available >= 1.0 {
+            self.available -= 1.0;
             taken += 1;
         }
         taken
     }
 
-    /// Puts back what was taken in vain.
-    pub(super) fn give_back(&mut self, unused: usize) {
+    /// Returns unused tokens.
+    pub(super) fn put_back(&mut self, unused: usize) {
         let unused = u32::try_from(unused).unwrap_or(u32::MAX);
-        self.has = (self.has + f64::from(unused)).min(self.per_second);
+        self.available = (self.available + f64::from(unused)).min(self.per_second);
     }
 }
 
@@ -141,22 +142,22 @@ mod tests {
         KymaKey::new("ns", format!("k{n}"))
     }
 
-    fn rounds() -> Rounds {
-        Rounds::new(S * 100, S * 10_000)
+    fn scheduler() -> PollScheduler {
+        PollScheduler::new(S * 100, S * 10_000)
     }
 
     #[test]
-    fn who_is_not_proven_comes_often_and_the_others_seldom() {
-        let (mut rounds, start) = (rounds(), Instant::now());
+    fn unproven_paths_are_polled_often_and_the_others_seldom() {
+        let (mut scheduler, start) = (scheduler(), Instant::now());
         let states = [PathState::Unknown, PathState::Proven, LOST, PathState::Unproven(Unproven::Away)];
         for (n, path) in (0..).zip(&states) {
-            rounds.moved(&key(n), path, start);
+            scheduler.path_changed(&key(n), path, start);
         }
         let mut counts = [0u32; 4];
         for second in 0..100_000 {
-            for (key, kind) in rounds.due(start + S * second, usize::MAX) {
+            for (key, kind) in scheduler.due(start + S * second, usize::MAX) {
                 let n: usize = key.name[1..].parse().unwrap();
-                assert_eq!(kind == Kind::Fallback, n == 2);
+                assert_eq!(kind == PollKind::Fallback, n == 2);
                 counts[n] += 1;
             }
         }
@@ -167,38 +168,38 @@ mod tests {
     }
 
     #[test]
-    fn those_who_are_lost_together_are_spread_and_none_waits_longer_than_before() {
-        let (mut rounds, start) = (rounds(), Instant::now());
+    fn paths_lost_together_are_spread_and_none_is_due_later_than_before() {
+        let (mut scheduler, start) = (scheduler(), Instant::now());
         for n in 0..1_000 {
-            rounds.moved(&key(n), &PathState::Proven, start);
-            rounds.moved(&key(n), &LOST, start);
-            rounds.moved(&key(n), &LOST, start);
+            scheduler.path_changed(&key(n), &PathState::Proven, start);
+            scheduler.path_changed(&key(n), &LOST, start);
+            scheduler.path_changed(&key(n), &LOST, start);
         }
-        assert!(rounds.due(start + S * 10, usize::MAX).len() < 200);
-        assert_eq!(rounds.slots.len(), rounds.due.len());
+        assert!(scheduler.due(start + S * 10, usize::MAX).len() < 200);
+        assert_eq!(scheduler.slots.len(), scheduler.due.len());
         let mut rest = 0;
         for second in 11..=100 {
-            rest += rounds.due(start + S * second, usize::MAX).len();
+            rest += scheduler.due(start + S * second, usize::MAX).len();
         }
         assert!(rest >= 800);
-        rounds.retain(|key| key.name == "k1");
-        assert_eq!((rounds.slots.len(), rounds.due.len()), (1, 1));
+        scheduler.retain(|key| key.name == "k1");
+        assert_eq!((scheduler.slots.len(), scheduler.due.len()), (1, 1));
     }
 
     #[test]
-    fn more_than_the_rate_allows_wait_in_the_order_of_their_turns() {
-        let (mut rounds, start) = (rounds(), Instant::now());
-        (0..50).for_each(|n| rounds.moved(&key(n), &LOST, start));
+    fn polls_above_the_rate_wait_in_due_order() {
+        let (mut scheduler, start) = (scheduler(), Instant::now());
+        (0..50).for_each(|n| scheduler.path_changed(&key(n), &LOST, start));
         let late = start + S * 101;
-        let turns: Vec<_> = rounds.due.iter().map(|(_, key)| key.clone()).collect();
-        let mut tokens = Tokens::new(20, start);
-        let most = tokens.take(usize::MAX, late);
-        assert_eq!(most, 20);
-        let taken: Vec<_> = rounds.due(late, most).into_iter().map(|(key, _)| key).collect();
+        let turns: Vec<_> = scheduler.due.iter().map(|(_, key)| key.clone()).collect();
+        let mut tokens = TokenBucket::new(20, start);
+        let limit = tokens.take(usize::MAX, late);
+        assert_eq!(limit, 20);
+        let taken: Vec<_> = scheduler.due(late, limit).into_iter().map(|(key, _)| key).collect();
         assert_eq!(taken, turns[..20]);
         assert_eq!(tokens.take(usize::MAX, late), 0);
         assert_eq!(tokens.take(3, late + S / 2), 3);
-        tokens.give_back(100);
+        tokens.put_back(100);
         assert_eq!(tokens.take(usize::MAX, late + S / 2), 20);
     }
 }

@@ -1,5 +1,5 @@
-//! Who goes first when this process begins: those of whom something changed while nobody looked. The others are verified later, spread
-//! over minutes, so that a start is no storm.
+//! Orders the reconciles after a start: Kymas with changed inputs first, all others verified over minutes, so that a
+//! start causes no load peak.
 
 use std::time::Duration;
 
@@ -12,99 +12,101 @@ use tidewatch_shared::{
 use crate::{
     base::{key::KymaKey, stores::Stores},
     controllers::{
-        catalog::{Catalog, Turn, facts::Pointer},
+        catalog::{Catalog, RolloutSlot, removal_guard::ChannelTarget},
         kyma::Inputs,
     },
     fleet::{
-        hub::Hub,
-        queue::{Priority, Works},
+        queue::{Priority, WorkSet},
+        table::RuntimeTable,
     },
 };
 
-/// What an order is made from.
-pub(super) struct Order<'a> {
-    /// The others are verified within this time.
+/// Inputs of the order.
+pub(super) struct StartInputs<'a> {
+    /// Time over which the other Kymas are verified.
     pub(super) spread: Duration,
-    /// Caches of KCP, which must be whole.
+    /// Synced caches of KCP.
     pub(super) stores: &'a Stores,
-    /// The plan of all runtimes, which must be made.
+    /// Current plan of all runtimes.
     pub(super) plan: &'a Plan,
-    /// What each runtime shall have, and since when channels point where they do.
+    /// Desired catalogs, and the age of each channel's target.
     pub(super) catalog: &'a Catalog,
-    /// Where Kymas are wanted.
-    pub(super) hub: &'a Hub,
+    /// Queue of reconciles.
+    pub(super) fleet: &'a RuntimeTable,
 }
 
-/// Wants every Kyma of the caches, now or within the spread.
-pub(super) fn order(order: &Order<'_>) {
-    let Order { spread, stores, plan, catalog, hub } = *order;
+/// Enqueues every cached Kyma, immediately or within the spread.
+pub(super) fn enqueue_all(inputs: &StartInputs<'_>) {
+    let StartInputs { spread, stores, plan, catalog, fleet } = *inputs;
     let (mut first, mut later, mut moved) = (0u32, 0u32, Vec::new());
     for kyma in stores.kymas.state() {
         let namespace = kyma.namespace().unwrap_or_default();
         let key = KymaKey::new(&namespace, kyma.name_any());
-        let inputs = Inputs::of(&kyma, plan, &catalog.content(kyma.labels(), stores));
-        if let Some(rest) = turn(catalog, &kyma) {
-            hub.roll_out(&key, rest);
+        let inputs = Inputs::of(&kyma, plan, &catalog.fingerprint(kyma.labels(), stores));
+        if let Some(rest) = rollout_delay(catalog, &kyma) {
+            fleet.roll_out(&key, rest);
         }
         let manifest = |name: &str| stores.manifests.get(&ObjectRef::new(name).within(&namespace));
         let state = |name: &str| manifest(name).map(|manifest| state_of(&manifest));
         match urgency(&kyma, &inputs, state) {
-            Some((Works::RUNTIME, priority)) => {
-                hub.want(&key, Works::RUNTIME, priority);
+            Some((WorkSet::RUNTIME, priority)) => {
+                fleet.enqueue(&key, WorkSet::RUNTIME, priority);
                 first += 1;
             }
             catalog => {
                 moved.extend(catalog.map(|_| key.clone()));
-                hub.verify_within(&key, spread);
+                fleet.verify_within(&key, spread);
                 later += 1;
             }
         }
     }
     let moved_catalogs = moved.len();
-    hub.want_paced(moved, Works::of(&[Work::Catalog]), catalog.flags().catalog_sync_rate);
-    tracing::info!(first, later, moved_catalogs, spread_seconds = spread.as_secs(), "Kymas are ordered");
+    fleet.enqueue_paced(moved, WorkSet::of(&[Work::Catalog]), catalog.flags().catalog_sync_rate);
+    tracing::info!(first, later, moved_catalogs, spread_seconds = spread.as_secs(), "Kymas enqueued at start");
 }
 
 fn state_of(manifest: &Manifest) -> State {
     manifest.status.as_ref().map(|status| status.state).unwrap_or_default()
 }
 
-/// After how long the first of the roll-outs that have not reached this Kyma does: at once where its time has passed. Whatever it is worked
-/// on for before, it keeps what it has till then.
-fn turn(catalog: &Catalog, kyma: &Kyma) -> Option<Duration> {
+/// Delay until the first pending roll-out reaches this Kyma, zero if it is overdue. Earlier reconciles keep the
+/// installed version.
+fn rollout_delay(catalog: &Catalog, kyma: &Kyma) -> Option<Duration> {
     let uid = kyma.uid().unwrap_or_default();
     let rest = |module: &ModuleStatus| {
         let channel = module.channel.as_deref()?;
-        let Pointer { version, since, .. } = catalog.pointer(&module.name, channel)?;
+        let ChannelTarget { version, since, .. } = catalog.channel_target(&module.name, channel)?;
         if module.version.as_ref() == Some(&version) || since.is_none() {
             return None;
         }
-        match catalog.turn(&uid, &module.name, channel, &version) {
-            Turn::Now => Some(Duration::ZERO),
-            Turn::After(rest) => Some(rest),
-            Turn::Undecided => None,
+        match catalog.rollout_slot(&uid, &module.name, channel, &version) {
+            RolloutSlot::Now => Some(Duration::ZERO),
+            RolloutSlot::After(rest) => Some(rest),
+            RolloutSlot::Undecided => None,
         }
     };
     kyma.status.iter().flat_map(|status| status.modules()).filter_map(rest).min()
 }
 
-/// What is wanted of a Kyma at once, and how urgently; `None` if nothing of it has changed since its last pass.
-fn urgency(kyma: &Kyma, inputs: &Inputs, manifest: impl Fn(&str) -> Option<State>) -> Option<(Works, Priority)> {
+/// Returns the work that is enqueued immediately, and its priority; `None` if no input has changed since the last
+/// reconcile.
+fn urgency(kyma: &Kyma, inputs: &Inputs, manifest: impl Fn(&str) -> Option<State>) -> Option<(WorkSet, Priority)> {
     let status = kyma.status.as_ref().filter(|status| status.state.is_some());
     let Some(status) = status.filter(|_| kyma.metadata.deletion_timestamp.is_none()) else {
-        return Some((Works::RUNTIME, Priority::User));
+        return Some((WorkSet::RUNTIME, Priority::User));
     };
     let moved = status.modules().iter().any(|module| {
         let name = module.manifest.as_ref().and_then(|manifest| manifest.metadata.as_ref()?.name.as_deref());
         name.is_some_and(|name| match (manifest(name), module.state) {
             (None, _) => true,
             (Some(State::Unset), state) => state == State::Ready,
-            // A version that is deprecated, or that could not follow, is shown so although it is well.
+            // A deprecated version, or one that could not follow its channel, has a warning although its Manifest is
+            // ready.
             (Some(State::Ready), State::Warning) => module.message.is_none(),
             (Some(state), shown) => state != shown,
         })
     });
-    let works = if moved { Works::RUNTIME } else { inputs.unnoted_at(kyma) };
+    let works = if moved { WorkSet::RUNTIME } else { inputs.unnoted_at(kyma) };
     (!works.is_empty()).then_some((works, Priority::Catalog))
 }
 
@@ -144,15 +146,15 @@ mod tests {
                 {"name": "keda", "state": "Ready", "manifest": {"metadata": {"name": "m"}}}]}});
         let plain: Kyma = serde_json::from_value(value.clone()).unwrap();
         value["metadata"]["annotations"][annotation::INPUTS] =
-            inputs(&plain).after(&plain, Works::RUNTIME).unwrap().into();
+            inputs(&plain).after(&plain, WorkSet::RUNTIME).unwrap().into();
         change(&mut value);
         serde_json::from_value(value).unwrap()
     }
 
     #[test]
-    fn changed_ones_go_first_and_the_others_wait() {
+    fn changed_kymas_are_enqueued_first() {
         let ready = |_: &str| Some(State::Ready);
-        let (changed, urgent) = (Some((Works::RUNTIME, Priority::Catalog)), Some((Works::RUNTIME, Priority::User)));
+        let (changed, urgent) = (Some((WorkSet::RUNTIME, Priority::Catalog)), Some((WorkSet::RUNTIME, Priority::User)));
         let at = |kyma: &Kyma| urgency(kyma, &inputs(kyma), ready);
         assert_eq!(at(&kyma(|_| ())), None);
         assert_eq!(at(&kyma(|kyma| kyma["metadata"]["generation"] = json!(2))), changed);
@@ -166,7 +168,7 @@ mod tests {
         let other_plan = Inputs::of(&same, &Plan::new("s".into(), Vec::new()).unwrap(), "catalog");
         assert_eq!(urgency(&same, &other_plan, ready), changed);
         let other_catalog = Inputs::of(&same, &plan(), "other");
-        let catalog_alone = Some((Works::of(&[Work::Catalog]), Priority::Catalog));
+        let catalog_alone = Some((WorkSet::of(&[Work::Catalog]), Priority::Catalog));
         assert_eq!(urgency(&same, &other_catalog, ready), catalog_alone, "its modules have time");
         for state in [None, Some(State::Error), Some(State::Unset)] {
             assert_eq!(urgency(&same, &inputs(&same), |_| state), changed, "{state:?}");
@@ -181,13 +183,14 @@ mod tests {
         assert_eq!(at(&warned(Value::Null)), changed, "it was its Manifest's");
     }
 
-    const WINDOW: u32 = 3_600;
+    const WINDOW: Duration = Duration::from_secs(3_600);
 
-    /// KCP with the Kyma of [`kyma`], on which nothing has changed, and a channel of its module that moved to 1.1.0 so many seconds ago.
+    /// KCP with the unchanged Kyma of [`kyma`], and a channel of its module that moved to 1.1.0 the given number of
+    /// seconds ago.
     struct Bed {
         stores: Stores,
         catalog: Catalog,
-        hub: Hub,
+        fleet: RuntimeTable,
         key: KymaKey,
     }
 
@@ -225,16 +228,14 @@ mod tests {
             watchers: filled(&[]),
             secrets: filled(&[]),
         };
-        let flags = crate::controllers::catalog::Flags {
-            module_upgrade_rollout_max_delay_seconds: WINDOW,
-            ..Default::default()
-        };
+        let flags =
+            crate::controllers::catalog::Flags { module_upgrade_rollout_max_delay: WINDOW, ..Default::default() };
         let settings = crate::controllers::catalog::Settings { flags, ..Default::default() };
         let catalog = Catalog::new(settings, crate::controllers::catalog::Metrics::default());
         let pointer = json!({"version": "1.1.0", "since": Timestamp::now().as_second() - moved});
         let accepted = json!({"keda": {"whom": "everyone", "channels": {"regular": pointer}}}).to_string();
         let map: ConfigMap = serde_json::from_value(json!({"data": {"accepted": accepted}})).unwrap();
-        catalog.take_releases(Some(&map));
+        catalog.observe_releases(Some(&map));
 
         let mut value = serde_json::to_value(kyma(|kyma| {
             let metadata = &mut kyma["metadata"];
@@ -244,56 +245,55 @@ mod tests {
         }))
         .unwrap();
         let is: Kyma = serde_json::from_value(value.clone()).unwrap();
-        let inputs = Inputs::of(&is, &plan(), &catalog.content(is.labels(), &stores));
-        value["metadata"]["annotations"][annotation::INPUTS] = inputs.after(&is, Works::RUNTIME).unwrap().into();
+        let inputs = Inputs::of(&is, &plan(), &catalog.fingerprint(is.labels(), &stores));
+        value["metadata"]["annotations"][annotation::INPUTS] = inputs.after(&is, WorkSet::RUNTIME).unwrap().into();
         stores.kymas = filled(&[value]);
 
-        let metrics = crate::fleet::hub::Metrics::register(&mut Registry::default());
-        let settings = crate::fleet::hub::Settings { seed: 1, ..Default::default() };
-        let hub = Hub::new(Instance::new(1), settings, metrics, Instant::now());
+        let metrics = crate::fleet::table::Metrics::register(&mut Registry::default());
+        let settings = crate::fleet::table::Settings { seed: 1, ..Default::default() };
+        let fleet = RuntimeTable::new(Instance::new(1), settings, metrics, Instant::now());
         let key = KymaKey::new("kcp-system", "k");
-        hub.place(key.clone(), Some("r-1".parse().unwrap()), Arc::new(plan()));
-        hub.set_synced();
-        Bed { stores, catalog, hub, key }
+        fleet.place(key.clone(), Some("r-1".parse().unwrap()), Arc::new(plan()));
+        fleet.set_synced();
+        Bed { stores, catalog, fleet, key }
     }
 
     impl Bed {
-        /// What comes of a start, and after how long: the others are verified within a year.
-        async fn first(&self) -> (Works, Priority, Duration) {
+        /// First job after a start, and its delay; other Kymas are verified within a year.
+        async fn first(&self) -> (WorkSet, Priority, Duration) {
             let (spread, plan, started) = (Duration::from_secs(365 * 86_400), plan(), Instant::now());
-            let Self { stores, catalog, hub, .. } = self;
-            order(&Order { spread, stores, plan: &plan, catalog, hub });
-            let job = hub.next().await;
+            let Self { stores, catalog, fleet, .. } = self;
+            enqueue_all(&StartInputs { spread, stores, plan: &plan, catalog, fleet });
+            let job = fleet.next().await;
             assert_eq!(job.key, self.key);
-            (job.wanted.works, job.wanted.priority, started.elapsed())
+            (job.queued.work, job.queued.priority, started.elapsed())
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_roll_out_goes_on_where_the_last_process_left_it() {
-        let reconcile = Works::of(&[Work::Kyma]);
-        let delay =
-            crate::controllers::catalog::facts::delay("uid", "keda", "1.1.0", Duration::from_secs(WINDOW.into()));
-        assert!(delay > Duration::from_secs(60), "or this test says nothing");
+    async fn roll_out_resumes_after_a_restart() {
+        let reconcile = WorkSet::of(&[Work::Kyma]);
+        let delay = crate::controllers::catalog::rollout::delay("uid", "keda", "1.1.0", WINDOW);
+        assert!(delay > Duration::from_secs(60), "the delay must be observable");
         let (works, priority, after) = bed(40).first().await;
         assert_eq!((works, priority), (reconcile, Priority::Catalog));
         let rest = delay - Duration::from_secs(40);
-        // What passes between a second and the next one in the real clock is no part of it.
+        // Tolerates the passage of real time.
         assert!(
             after <= rest + Duration::from_millis(2) && after + Duration::from_secs(5) > rest,
             "{after:?} {rest:?}"
         );
-        let (works, _, after) = bed(WINDOW.into()).first().await;
+        let (works, _, after) = bed(WINDOW.as_secs().try_into().unwrap()).first().await;
         assert!(works == reconcile && after < Duration::from_millis(2), "its time has passed: {after:?}");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_has_the_version_is_in_no_roll_out() {
+    async fn kyma_with_the_version_is_in_no_roll_out() {
         let mut bed = bed(0);
         let mut kyma = serde_json::to_value(bed.stores.kymas.state().remove(0).as_ref()).unwrap();
         kyma["status"]["modules"][0]["version"] = json!("1.1.0");
         bed.stores.kymas = filled(&[kyma]);
         let (works, priority, _) = bed.first().await;
-        assert_eq!((works, priority), (Works::RUNTIME, Priority::Verification));
+        assert_eq!((works, priority), (WorkSet::RUNTIME, Priority::Verification));
     }
 }

@@ -1,4 +1,5 @@
-//! Writes one condition of a Kyma in KCP, each under a field manager of its own, so that it touches nothing else of the status.
+//! Writes one condition of a Kyma in KCP. Each condition has its own field manager, so that a write touches no other
+//! part of the status.
 
 use std::time::Duration;
 
@@ -15,51 +16,51 @@ use tidewatch_shared::{
     names::{GROUP, VERSION},
 };
 
-use super::verdict::{CA_ROTATION, EVENT_PATH, Said, shown};
+use super::condition::{CA_ROTATION, Change, EVENT_PATH, shown};
 use crate::kube::object;
 
-/// A write takes no longer.
+/// Timeout of a write.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Why a condition was not written.
+/// Failure to write a condition.
 #[derive(Debug, Error)]
-pub(super) enum Write {
-    /// KCP refused it, or could not be asked.
-    #[error("the condition could not be applied")]
-    Apply(#[source] Box<kube::Error>),
-    /// The Kyma is not as it was when this was decided: perhaps it is another one's now.
-    #[error("the Kyma has moved on")]
-    Moved,
-    /// No answer in time.
+pub(super) enum WriteError {
+    /// KCP refused the write or did not respond.
+    #[error("apply the condition")]
+    Apply(#[source] kube::Error),
+    /// The Kyma has changed since the decision, and may belong to another process now.
+    #[error("the Kyma has changed since it was read")]
+    Conflict,
+    /// No response in time.
     #[error("the control plane did not answer in {DEADLINE:?}")]
-    Slow,
+    Timeout,
 }
 
-/// Writes it, unless somebody wrote since. The Kyma's uid goes along: one that was made anew under the same name is not meant.
-pub(super) async fn condition(client: &Client, kyma: &Kyma, said: &Said) -> Result<(), Write> {
+/// Writes the condition unless the Kyma has changed. The uid excludes a new Kyma of the same name.
+pub(super) async fn condition(client: &Client, kyma: &Kyma, change: &Change) -> Result<(), WriteError> {
     let api: Api<Kyma> = Api::namespaced(client.clone(), &kyma.namespace().unwrap_or_default());
-    let manager = match said.kind() {
+    let manager = match change.kind() {
         EVENT_PATH => "tidewatch-event-path",
         CA_ROTATION => "tidewatch-ca-rotation",
         _ => "tidewatch-pause",
     };
     let params = PatchParams::apply(manager).force();
-    let body = body(kyma, said, Timestamp::now());
+    let body = body(kyma, change, Timestamp::now());
     let name = kyma.name_any();
     let patch = Patch::Apply(&body);
     let writing = api.patch_status(&name, &params, &patch);
     match tokio::time::timeout(DEADLINE, writing).await {
-        Ok(Err(error)) if object::is_conflict(&error) => Err(Write::Moved),
-        Ok(written) => written.map(drop).map_err(|error| Write::Apply(Box::new(error))),
-        Err(_) => Err(Write::Slow),
+        Ok(Err(error)) if object::is_conflict(&error) => Err(WriteError::Conflict),
+        Ok(written) => written.map(drop).map_err(WriteError::Apply),
+        Err(_) => Err(WriteError::Timeout),
     }
 }
 
-/// Server-side apply removes what its manager does not repeat: a condition that shall not be there is left out.
-fn body(kyma: &Kyma, said: &Said, now: Timestamp) -> Value {
-    let conditions = match said {
-        Said::Gone(_) => Vec::new(),
-        Said::Is { kind, status, reason, message, .. } => {
+/// Server-side apply removes fields that the manager omits, so a removed condition is left out.
+fn body(kyma: &Kyma, change: &Change, now: Timestamp) -> Value {
+    let conditions = match change {
+        Change::Remove(_) => Vec::new(),
+        Change::Set { kind, status, reason, message, .. } => {
             let same = shown(kyma, kind).filter(|shown| shown.status == *status && shown.reason == *reason);
             let now = Time(Timestamp::from_second(now.as_second()).unwrap_or_default());
             let since = same.map_or(now, |shown| shown.last_transition_time.clone());

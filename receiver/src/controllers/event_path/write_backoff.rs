@@ -1,4 +1,5 @@
-//! How often the conditions of one Kyma are written: a path that flaps, by itself or by its agent's will, is told ever more seldom.
+//! Limits writes of the conditions of one Kyma: a path that flaps, even by intent of its agent, is written with growing
+//! spacing.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -7,72 +8,72 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::verdict::Said;
+use super::condition::Change;
 use crate::base::key::KymaKey;
 
-/// From one transition to the next, at least.
-const FIRST: Duration = Duration::from_secs(2);
-/// However often it flaps, and between two sentences of one reason.
-const LONGEST: Duration = Duration::from_secs(300);
-/// Whoever was still for so many spacings is trusted again.
-const STILL: u32 = 10;
+/// Minimum spacing of two transitions.
+const MIN_SPACING: Duration = Duration::from_secs(2);
+/// Maximum spacing of transitions, and the spacing of two messages with the same reason.
+const MAX_SPACING: Duration = Duration::from_secs(300);
+/// Number of quiet spacings after which the spacing is reset.
+const QUIET_SPACINGS: u32 = 10;
 
-/// The last write of each condition; bounded by the number of Kymas, and what is old enough to mean nothing could be forgotten.
+/// Last write of each condition, bounded by the number of Kymas.
 #[derive(Default)]
-pub(super) struct Damper(HashMap<KymaKey, Vec<Last>>);
+pub(super) struct WriteBackoff(HashMap<KymaKey, Vec<LastWrite>>);
 
-struct Last {
+struct LastWrite {
     kind: &'static str,
     at: Instant,
     spacing: Duration,
 }
 
-impl Damper {
-    /// Whether a condition may be written now.
-    pub(super) fn allows(&self, key: &KymaKey, said: &Said, now: Instant) -> bool {
-        self.find(key, said.kind()).is_none_or(|last| {
-            let spacing = if said.only_words() { LONGEST } else { last.spacing };
+impl WriteBackoff {
+    /// Returns whether a condition may be written now.
+    pub(super) fn allows(&self, key: &KymaKey, change: &Change, now: Instant) -> bool {
+        self.find(key, change.kind()).is_none_or(|last| {
+            let spacing = if change.message_only() { MAX_SPACING } else { last.spacing };
             now.saturating_duration_since(last.at) >= spacing
         })
     }
 
-    /// Leaves what may be written now, in its order: one condition of each Kyma, and whoever has waited longest first.
-    pub(super) fn choose<T>(&self, wrong: &mut Vec<(KymaKey, T, Said)>, now: Instant) {
-        wrong.retain(|(key, _, said)| self.allows(key, said, now));
-        wrong.sort_by_key(|(key, ..)| self.last(key));
-        // One write moves the Kyma on; the others of it have their turn with the next tick.
+    /// Retains the writes that are allowed now: one per Kyma, the longest waiting first.
+    pub(super) fn select<T>(&self, pending: &mut Vec<(KymaKey, T, Change)>, now: Instant) {
+        pending.retain(|(key, _, change)| self.allows(key, change, now));
+        pending.sort_by_key(|(key, ..)| self.last_write(key));
+        // A write changes the resourceVersion, so the other conditions of the Kyma follow with the next ticks.
         let mut once = HashSet::new();
-        wrong.retain(|(key, ..)| once.insert(key.clone()));
+        pending.retain(|(key, ..)| once.insert(key.clone()));
     }
 
-    /// A condition was written, or the attempt failed: both cost the same.
-    pub(super) fn wrote(&mut self, key: KymaKey, said: &Said, now: Instant) {
-        let lasts = self.0.entry(key).or_default();
-        match lasts.iter_mut().find(|last| last.kind == said.kind()) {
+    /// Records a write; a failed attempt counts as well.
+    pub(super) fn record(&mut self, key: KymaKey, change: &Change, now: Instant) {
+        let writes = self.0.entry(key).or_default();
+        match writes.iter_mut().find(|last| last.kind == change.kind()) {
             Some(last) => {
-                let still = now.saturating_duration_since(last.at) >= last.spacing * STILL;
-                last.spacing = if still { FIRST } else { (last.spacing * 2).min(LONGEST) };
+                let still = now.saturating_duration_since(last.at) >= last.spacing * QUIET_SPACINGS;
+                last.spacing = if still { MIN_SPACING } else { (last.spacing * 2).min(MAX_SPACING) };
                 last.at = now;
             }
-            None => lasts.push(Last { kind: said.kind(), at: now, spacing: FIRST }),
+            None => writes.push(LastWrite { kind: change.kind(), at: now, spacing: MIN_SPACING }),
         }
     }
 
-    /// When a Kyma was last written to; those that never were come first.
-    pub(super) fn last(&self, key: &KymaKey) -> Option<Instant> {
-        self.0.get(key).and_then(|lasts| lasts.iter().map(|last| last.at).max())
+    /// Time of the last write to a Kyma; `None`, which sorts first, if there was none.
+    pub(super) fn last_write(&self, key: &KymaKey) -> Option<Instant> {
+        self.0.get(key).and_then(|writes| writes.iter().map(|last| last.at).max())
     }
 
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Forgets all others.
+    /// Retains only these Kymas.
     pub(super) fn retain(&mut self, keep: impl Fn(&KymaKey) -> bool) {
         self.0.retain(|key, _| keep(key));
     }
 
-    fn find(&self, key: &KymaKey, kind: &str) -> Option<&Last> {
+    fn find(&self, key: &KymaKey, kind: &str) -> Option<&LastWrite> {
         self.0.get(key)?.iter().find(|last| last.kind == kind)
     }
 }
@@ -80,54 +81,54 @@ impl Damper {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controllers::event_path::verdict::{EVENT_PATH, PAUSED};
+    use crate::controllers::event_path::condition::{EVENT_PATH, PAUSED};
     use tidewatch_shared::api::ConditionStatus;
 
     const S: Duration = Duration::from_secs(1);
 
-    fn said(only_words: bool) -> Said {
+    fn change(message_only: bool) -> Change {
         let (status, reason) = (ConditionStatus::False, "NoHeartbeat");
-        Said::Is { kind: EVENT_PATH, status, reason, message: String::new(), only_words }
+        Change::Set { kind: EVENT_PATH, status, reason, message: String::new(), message_only }
     }
 
     #[test]
-    fn who_flaps_is_told_ever_more_seldom_until_he_was_still() {
-        let (mut damper, key, mut now) = (Damper::default(), KymaKey::new("ns", "k"), Instant::now());
+    fn flapping_condition_backs_off_until_it_is_quiet() {
+        let (mut backoff, key, mut now) = (WriteBackoff::default(), KymaKey::new("ns", "k"), Instant::now());
         let mut writes = 0;
         for _ in 0..3_600 {
-            if damper.allows(&key, &said(false), now) {
-                damper.wrote(key.clone(), &said(false), now);
+            if backoff.allows(&key, &change(false), now) {
+                backoff.record(key.clone(), &change(false), now);
                 writes += 1;
             }
             now += S;
         }
         assert!((10..=22).contains(&writes), "{writes} in an hour");
-        assert!(damper.allows(&key, &Said::Gone(PAUSED), now), "another condition");
-        now += LONGEST * STILL;
-        damper.wrote(key.clone(), &said(false), now);
-        assert!(!damper.allows(&key, &said(false), now + S));
-        assert!(damper.allows(&key, &said(false), now + FIRST));
-        assert!(!damper.allows(&key, &said(true), now + FIRST), "words alone are no transition");
-        assert!(damper.allows(&key, &said(true), now + LONGEST));
+        assert!(backoff.allows(&key, &Change::Remove(PAUSED), now), "another condition");
+        now += MAX_SPACING * QUIET_SPACINGS;
+        backoff.record(key.clone(), &change(false), now);
+        assert!(!backoff.allows(&key, &change(false), now + S));
+        assert!(backoff.allows(&key, &change(false), now + MIN_SPACING));
+        assert!(!backoff.allows(&key, &change(true), now + MIN_SPACING), "a changed message is no transition");
+        assert!(backoff.allows(&key, &change(true), now + MAX_SPACING));
     }
 
     #[test]
-    fn one_condition_of_a_kyma_at_a_time_and_whoever_waits_longest_first() {
-        let (mut damper, now) = (Damper::default(), Instant::now());
+    fn one_condition_per_kyma_is_chosen_and_the_longest_waiting_first() {
+        let (mut backoff, now) = (WriteBackoff::default(), Instant::now());
         let [late, never] = ["late", "never"].map(|name| KymaKey::new("ns", name));
-        damper.wrote(late.clone(), &said(false), now);
-        let wrong = || {
-            let both = |key: &KymaKey| [(key.clone(), (), said(false)), (key.clone(), (), Said::Gone(PAUSED))];
+        backoff.record(late.clone(), &change(false), now);
+        let pending = || {
+            let both = |key: &KymaKey| [(key.clone(), (), change(false)), (key.clone(), (), Change::Remove(PAUSED))];
             [both(&late), both(&never)].concat()
         };
-        let mut chosen = wrong();
-        damper.choose(&mut chosen, now);
-        let kinds: Vec<_> = chosen.iter().map(|(key, (), said)| (key.name.as_str(), said.kind())).collect();
+        let mut chosen = pending();
+        backoff.select(&mut chosen, now);
+        let kinds: Vec<_> = chosen.iter().map(|(key, (), change)| (key.name.as_str(), change.kind())).collect();
         assert_eq!(kinds, [("never", EVENT_PATH), ("late", PAUSED)]);
-        damper.wrote(never.clone(), &said(false), now);
-        let mut chosen = wrong();
-        damper.choose(&mut chosen, now);
-        assert!(chosen.iter().all(|(_, (), said)| said.kind() == PAUSED), "the other one has its turn");
+        backoff.record(never.clone(), &change(false), now);
+        let mut chosen = pending();
+        backoff.select(&mut chosen, now);
+        assert!(chosen.iter().all(|(_, (), change)| change.kind() == PAUSED), "the other condition is next");
         assert_eq!(chosen.len(), 2);
     }
 }

@@ -1,4 +1,5 @@
-//! Brings one runtime to what an agent needs: reads what nobody has looked at, and writes what differs, in the order of the parts.
+//! Reconciles the installation of one runtime: reads the objects that are not verified, and writes those that differ,
+//! in the order of [`Component`].
 
 use std::collections::BTreeMap;
 
@@ -15,297 +16,288 @@ use tidewatch_shared::{
 use tokio::time::Instant;
 
 use super::{
-    Error, Failure, Installed, Part, Report,
-    error::Object,
-    form::{self, LEFT, Verdict, judge},
-    kit::{Kit, Wanted, Whose},
-    part::{Kind, POLICIES, SECRETS, SERVICES, WEBHOOKS},
-    readiness, rights,
-    upgrade::{Decided, Image},
+    Component, ComponentError, Error, InstallationState, Report,
+    compare::{self, IGNORED_FIELDS, Repair, compare},
+    component::{Kind, POLICIES, SECRETS, SERVICES, WEBHOOKS},
+    desired::{DesiredObject, DesiredObjects, Params},
+    error::ObjectName,
+    rbac, readiness,
+    upgrade::{Image, ImageDecision},
 };
 use crate::kube::object;
 
-/// Objects that are read at the same time.
-const AT_ONCE: usize = 6;
+/// Maximum number of concurrent reads of one runtime.
+const READ_CONCURRENCY: usize = 6;
 
-/// Objects of the incumbent that have no part any more, besides its webhook configuration.
-pub(super) const OBSOLETE: [(Part, Kind, &str); 2] =
-    [(Part::MetricsService, SERVICES, AGENT_DEPLOYMENT), (Part::DenyAll, POLICIES, "kyma-project.io--seed-to-watcher")];
+/// Objects of the incumbent that correspond to no component, apart from its webhook configuration.
+pub(super) const OBSOLETE: [(Component, Kind, &str); 2] = [
+    (Component::MetricsService, SERVICES, AGENT_DEPLOYMENT),
+    (Component::DenyAll, POLICIES, "kyma-project.io--seed-to-watcher"),
+];
 
-/// Without these a webhook configuration of the incumbent's that is still there would make users wait for nobody.
-const BEHIND_WEBHOOKS: [Part; 6] =
-    [Part::DenyAll, Part::ApiServerPolicy, Part::DnsPolicy, Part::MetricsPolicy, Part::Secret, Part::Deployment];
-/// Without one of these nothing else may be denied.
-const ALLOWED: [Part; 3] = [Part::ApiServerPolicy, Part::DnsPolicy, Part::MetricsPolicy];
-/// A plan must not name what its agent may not read yet.
-const RIGHTS: [Part; 5] = [Part::Account, Part::ClusterRole, Part::ClusterRoleBinding, Part::Role, Part::RoleBinding];
-
-/// One installation, from its reads to its report.
-pub(super) struct Run<'a> {
+/// State of one installation.
+pub(super) struct InstallRun<'a> {
     client: &'a Client,
     runtime: &'a RuntimeId,
-    /// The image that it gets.
+    /// Image for the Deployment.
     image: Image,
-    /// What it has already goes before.
-    keeps: bool,
-    kit: &'a Kit,
-    installed: &'a mut Installed,
+    /// An image that the Deployment already has takes precedence over `image`.
+    keeps_image: bool,
+    desired: &'a DesiredObjects,
+    installed: &'a mut InstallationState,
     report: Report,
-    /// A role that has more rights than it shall keep, until the plan is there.
-    wide: BTreeMap<Part, DynamicObject>,
+    /// Roles that keep more rights than desired until the plan is written.
+    widened_roles: BTreeMap<Component, DynamicObject>,
 }
 
-impl<'a> Run<'a> {
+impl<'a> InstallRun<'a> {
     pub(super) fn new(
         client: &'a Client,
         runtime: &'a RuntimeId,
-        decided: Decided,
-        kit: &'a Kit,
-        installed: &'a mut Installed,
+        decision: ImageDecision,
+        desired: &'a DesiredObjects,
+        installed: &'a mut InstallationState,
     ) -> Self {
-        let (image, keeps) = match (decided, &installed.image) {
-            (Decided::Is(image), _) => (image, false),
-            // What was found once is what it keeps, also when somebody puts another one there.
-            (Decided::KeepOr(_), Some(image)) => (image.clone(), false),
-            (Decided::KeepOr(image), None) => (image, true),
+        let (image, keeps_image) = match (decision, &installed.image) {
+            (ImageDecision::Use(image), _) => (image, false),
+            // The image found first stays, even if another field manager replaces it later.
+            (ImageDecision::KeepOr(_), Some(image)) => (image.clone(), false),
+            (ImageDecision::KeepOr(image), None) => (image, true),
         };
-        Self { client, runtime, image, keeps, kit, installed, report: Report::default(), wide: BTreeMap::new() }
+        let (report, widened_roles) = (Report::default(), BTreeMap::new());
+        Self { client, runtime, image, keeps_image, desired, installed, report, widened_roles }
     }
 
-    fn is_known(&self, wanted: &Wanted) -> bool {
-        let whose = Whose { runtime: self.runtime, image: &self.image };
-        !(self.keeps && wanted.part == Part::Deployment) && self.installed.is(wanted, whose)
+    fn is_verified(&self, desired: &DesiredObject) -> bool {
+        let needs_image = self.keeps_image && desired.component == Component::Deployment;
+        !needs_image && self.installed.is_verified(desired, self.params())
+    }
+
+    fn params(&self) -> Params<'_> {
+        Params { runtime: self.runtime, image: &self.image }
     }
 
     pub(super) async fn run(mut self) -> Report {
-        let unknown: Vec<_> = self.kit.wanted().filter(|wanted| !self.is_known(wanted)).collect();
-        if unknown.is_empty() && self.installed.cleared {
+        let unverified: Vec<_> = self.desired.iter().filter(|desired| !self.is_verified(desired)).collect();
+        if unverified.is_empty() && self.installed.obsolete_removed {
             return self.report;
         }
-        let mut found = match self.read(&unknown).await {
-            Some(found) => found,
-            None => return self.report,
-        };
-        if !self.installed.cleared && !self.kit.compat_webhooks {
-            self.clear(Part::Webhooks, WEBHOOKS, AGENT_DEPLOYMENT).await;
+        let Some(mut found) = self.read(&unverified).await else { return self.report };
+        if !self.installed.obsolete_removed && !self.desired.compat_webhooks {
+            self.delete_obsolete(Component::Webhooks, WEBHOOKS, AGENT_DEPLOYMENT).await;
         }
-        for wanted in unknown {
-            let Some(found) = found.remove(&wanted.part) else { continue };
-            if self.is_over() {
+        for desired in unverified {
+            let Some(found) = found.remove(&desired.component) else { continue };
+            if self.runtime_is_unavailable() {
                 return self.report;
             }
-            if self.waits(wanted.part) {
-                self.report.held.insert(wanted.part);
+            if self.is_blocked(desired.component) {
+                self.report.blocked.insert(desired.component);
             } else {
-                self.ensure(wanted, found).await;
+                self.ensure(desired, found).await;
             }
-            if wanted.part == Part::ConfigMap {
-                self.narrow().await;
+            if desired.component == Component::ConfigMap {
+                self.narrow_roles().await;
             }
         }
-        self.narrow().await;
-        if !self.installed.cleared && self.report.failures.is_empty() && self.report.held.is_empty() {
-            for (part, kind, name) in OBSOLETE {
-                self.clear(part, kind, name).await;
+        self.narrow_roles().await;
+        if !self.installed.obsolete_removed && self.report.failures.is_empty() && self.report.blocked.is_empty() {
+            for (component, kind, name) in OBSOLETE {
+                self.delete_obsolete(component, kind, name).await;
             }
-            if !self.kit.pulls {
-                self.clear(Part::PullSecret, SECRETS, AGENT_PULL_SECRET).await;
+            if !self.desired.has_pull_secret {
+                self.delete_obsolete(Component::PullSecret, SECRETS, AGENT_PULL_SECRET).await;
             }
-            self.installed.cleared = self.report.failures.is_empty();
+            self.installed.obsolete_removed = self.report.failures.is_empty();
         }
         self.report
     }
 
-    /// What is there now. `None` when the runtime cannot be asked at all.
-    async fn read(&mut self, unknown: &[&'a Wanted]) -> Option<BTreeMap<Part, Option<DynamicObject>>> {
-        let reads: Vec<_> = unknown.iter().map(|wanted| read(self.client, wanted.part)).collect();
-        let mut reads = stream::iter(reads).buffered(AT_ONCE);
+    /// Reads the current objects. Returns `None` if the runtime cannot be reached or refuses all requests.
+    async fn read(&mut self, unverified: &[&'a DesiredObject]) -> Option<BTreeMap<Component, Option<DynamicObject>>> {
+        let reads: Vec<_> = unverified.iter().map(|desired| read(self.client, desired.component)).collect();
+        let mut reads = stream::iter(reads).buffered(READ_CONCURRENCY);
         let mut found = BTreeMap::new();
-        while let Some((part, result)) = reads.next().await {
+        while let Some((component, result)) = reads.next().await {
             match result {
-                Ok(object) => {
-                    found.insert(part, object);
-                }
-                Err(source) => {
-                    self.report.failures.push(Failure { part, error: Error::Read { object: Object::of(part), source } })
-                }
+                Ok(object) => drop(found.insert(component, object)),
+                Err(error) => self.fail(component, Error::request("read", ObjectName::of(component))(error)),
             }
-            if self.is_over() {
+            if self.runtime_is_unavailable() {
                 return None;
             }
         }
         Some(found)
     }
 
-    fn is_over(&self) -> bool {
-        self.report.failures.last().is_some_and(|failure| failure.error.is_of_all())
+    fn runtime_is_unavailable(&self) -> bool {
+        self.report.failures.last().is_some_and(|failure| failure.error.affects_all())
     }
 
-    fn failed(&self, part: Part) -> bool {
-        self.report.failures.iter().any(|failure| failure.part == part)
+    fn failed(&self, component: Component) -> bool {
+        self.report.failures.iter().any(|failure| failure.component == component)
     }
 
-    /// Whether a part needs another one that failed.
-    fn waits(&self, part: Part) -> bool {
-        (BEHIND_WEBHOOKS.contains(&part) && self.failed(Part::Webhooks))
-            || (part == Part::ConfigMap && RIGHTS.into_iter().any(|right| self.failed(right)))
-            || (part == Part::DenyAll && ALLOWED.into_iter().any(|allowed| self.failed(allowed)))
+    /// Returns whether a failed component blocks this one.
+    fn is_blocked(&self, component: Component) -> bool {
+        component.dependencies().iter().any(|dependency| self.failed(*dependency))
     }
 
-    async fn ensure(&mut self, wanted: &Wanted, found: Option<DynamicObject>) {
-        let part = wanted.part;
-        if part == Part::Deployment && self.keeps {
-            self.image = found.as_ref().and_then(our_image).unwrap_or_else(|| self.image.clone());
+    fn fail(&mut self, component: Component, error: Error) {
+        self.report.failures.push(ComponentError { component, error });
+    }
+
+    async fn ensure(&mut self, desired: &DesiredObject, found: Option<DynamicObject>) {
+        let component = desired.component;
+        if component == Component::Deployment && self.keeps_image {
+            self.image = found.as_ref().and_then(image_set_by_us).unwrap_or_else(|| self.image.clone());
         }
-        let body = wanted.body(Whose { runtime: self.runtime, image: &self.image });
-        let (shall, later) = match &found {
-            Some(found) if matches!(part, Part::ClusterRole | Part::Role) => widen(&body, found),
+        let body = desired.body(self.params());
+        let (body, is_widened) = match &found {
+            Some(found) if matches!(component, Component::ClusterRole | Component::Role) => widen(&body, found),
             _ => (body, false),
         };
-        match self.settle(part, &shall, found).await {
-            Ok(object) if later => {
-                self.wide.insert(part, object);
-            }
-            Ok(object) => self.saw(wanted, &object),
-            Err(error) => self.report.failures.push(Failure { part, error }),
+        match self.reconcile(component, &body, found).await {
+            Ok(object) if is_widened => drop(self.widened_roles.insert(component, object)),
+            result => self.record(desired, result),
         }
     }
 
-    fn saw(&mut self, wanted: &Wanted, object: &DynamicObject) {
-        if wanted.part == Part::Deployment {
-            self.installed.settling |= !readiness::is_available(object);
+    fn record(&mut self, desired: &DesiredObject, result: Result<DynamicObject, Error>) {
+        let object = match result {
+            Ok(object) => object,
+            Err(error) => return self.fail(desired.component, error),
+        };
+        if desired.component == Component::Deployment {
+            self.installed.awaiting_pod |= !readiness::is_available(&object);
             self.installed.image = Some(self.image.clone());
         }
-        self.installed.saw(wanted, Whose { runtime: self.runtime, image: &self.image });
+        self.installed.mark_verified(desired, Params { runtime: self.runtime, image: &self.image });
     }
 
-    /// Takes from roles what the plan before needed and this one does not.
-    async fn narrow(&mut self) {
-        if self.failed(Part::ConfigMap) || self.report.held.contains(&Part::ConfigMap) {
+    /// Removes the rights that only the previous plan needed, once the new plan is written.
+    async fn narrow_roles(&mut self) {
+        if self.failed(Component::ConfigMap) || self.report.blocked.contains(&Component::ConfigMap) {
             return;
         }
-        for (part, found) in std::mem::take(&mut self.wide) {
-            let Some(wanted) = self.kit.of(part) else { continue };
-            let body = wanted.body(Whose { runtime: self.runtime, image: &self.image });
-            match self.settle(part, &body, Some(found)).await {
-                Ok(object) => self.saw(wanted, &object),
-                Err(error) => self.report.failures.push(Failure { part, error }),
-            }
+        for (component, found) in std::mem::take(&mut self.widened_roles) {
+            let Some(desired) = self.desired.get(component) else { continue };
+            let body = desired.body(self.params());
+            let result = self.reconcile(component, &body, Some(found)).await;
+            self.record(desired, result);
         }
     }
 
-    /// Writes an object if it is not as it shall be. Returns it as it is then.
-    async fn settle(
+    /// Repairs an object if it differs from the desired one, and returns its current state.
+    async fn reconcile(
         &mut self,
-        part: Part,
-        shall: &Value,
+        component: Component,
+        body: &Value,
         found: Option<DynamicObject>,
     ) -> Result<DynamicObject, Error> {
-        let known = self.installed.forms.get(&part).copied();
+        let object = ObjectName::of(component);
+        let accepted = self.installed.accepted_forms.get(&component).copied();
         let found = match found {
             Some(found) if found.metadata.deletion_timestamp.is_some() => {
-                self.let_go(part, &found).await?;
+                self.release_terminating(component, &found).await?;
                 None
             }
             found => found,
         };
-        let verdict = found.as_ref().map_or(Verdict::Changed, |found| judge(part, shall, found, known));
-        let found = match (verdict, found) {
-            (Verdict::Same, Some(found)) => return Ok(found),
+        let repair = found.as_ref().map_or(Repair::Apply, |found| compare(component, body, found, accepted));
+        let found = match (repair, found) {
+            (Repair::None, Some(found)) => return Ok(found),
             (_, found) => found,
         };
         if !self.installed.may_write(Instant::now()) {
-            return Err(Error::Contested(Object::of(part)));
+            return Err(Error::Contested(object));
         }
-        let api = part.kind().api(self.client);
-        let error = |source| Error::Write { object: Object::of(part), source };
-        let written = match (verdict, found) {
-            (Verdict::Added, Some(found)) => put(&api, part, shall, &found).await.map_err(error)?,
-            (Verdict::Held, Some(found)) => release(&api, part.name(), &found).await.map_err(error)?,
-            (Verdict::Anew, Some(found)) => {
-                delete(&api, part.name(), found.uid())
-                    .await
-                    .map_err(|source| Error::Delete { object: Object::of(part), source })?;
-                apply(&api, part, shall).await.map_err(error)?
+        let api = component.kind().api(self.client);
+        let error = Error::request("write", object);
+        let written = match (repair, found) {
+            (Repair::Replace, Some(found)) => replace(&api, component, body, &found).await.map_err(&error)?,
+            (Repair::Release, Some(found)) => release(&api, component.name(), &found).await.map_err(&error)?,
+            (Repair::Recreate, Some(found)) => {
+                let deleted = delete(&api, component.name(), found.uid()).await;
+                deleted.map_err(Error::request("delete", object))?;
+                apply(&api, component, body).await.map_err(&error)?
             }
-            _ => apply(&api, part, shall).await.map_err(error)?,
+            _ => apply(&api, component, body).await.map_err(&error)?,
         };
-        self.report.written.insert(part);
-        if part == Part::Deployment {
-            (self.installed.settling, self.installed.looks) = (true, 0);
+        self.report.written.insert(component);
+        if component == Component::Deployment {
+            (self.installed.awaiting_pod, self.installed.rechecks) = (true, 0);
         }
         if written.metadata.deletion_timestamp.is_some() {
-            return Err(Error::Terminating(Object::of(part)));
+            return Err(Error::Terminating(object));
         }
-        let written = match judge(part, shall, &written, None) {
-            Verdict::Same => {
-                self.installed.forms.remove(&part);
+        let written = match compare(component, body, &written, None) {
+            Repair::None => {
+                self.installed.accepted_forms.remove(&component);
                 return Ok(written);
             }
-            // What is in these is the agent's: they are never replaced.
-            Verdict::Changed if part.is_agents() => return apply(&api, part, shall).await.map_err(error),
-            _ if part.is_agents() => return Ok(written),
-            // An apply leaves what others added. What is still different after a PUT is this API server's own doing.
-            _ if verdict == Verdict::Added => written,
-            _ => put(&api, part, shall, &written).await.map_err(error)?,
+            // The agent owns the content of these objects, so they are never replaced.
+            Repair::Apply if component.is_agent_managed() => return apply(&api, component, body).await.map_err(&error),
+            _ if component.is_agent_managed() => return Ok(written),
+            // An apply keeps fields of other managers. A difference that remains after a PUT is a default of this API
+            // server.
+            _ if repair == Repair::Replace => written,
+            _ => replace(&api, component, body, &written).await.map_err(&error)?,
         };
-        if judge(part, shall, &written, None) == Verdict::Same {
-            self.installed.forms.remove(&part);
+        if compare(component, body, &written, None) == Repair::None {
+            self.installed.accepted_forms.remove(&component);
         } else {
-            self.installed.forms.insert(part, form::known(part, shall, &written));
+            self.installed.accepted_forms.insert(component, compare::accepted_form(component, body, &written));
         }
         Ok(written)
     }
 
-    /// Lets an object go that somebody deletes, so that it can be made again.
-    async fn let_go(&mut self, part: Part, found: &DynamicObject) -> Result<(), Error> {
-        let object = Object::of(part);
-        if !form::is_held(&found.metadata) || !self.installed.may_write(Instant::now()) {
+    /// Removes foreign finalizers and owners from an object that is being deleted, so that it can be created again.
+    async fn release_terminating(&mut self, component: Component, found: &DynamicObject) -> Result<(), Error> {
+        let object = ObjectName::of(component);
+        if !compare::has_foreign_lifecycle(&found.metadata) || !self.installed.may_write(Instant::now()) {
             return Err(Error::Terminating(object));
         }
-        let left = release(&part.kind().api(self.client), part.name(), found).await;
-        let left = left.map_err(|source| Error::Write { object, source })?;
-        self.report.written.insert(part);
-        if left.finalizers().is_empty() { Ok(()) } else { Err(Error::Terminating(object)) }
+        let released = release(&component.kind().api(self.client), component.name(), found).await;
+        let released = released.map_err(Error::request("write", object))?;
+        self.report.written.insert(component);
+        if released.finalizers().is_empty() { Ok(()) } else { Err(Error::Terminating(object)) }
     }
 
-    /// Deletes an object of the incumbent's, if it is there and bears its mark.
-    async fn clear(&mut self, part: Part, kind: Kind, name: &'static str) {
+    /// Deletes an object of the incumbent if it exists and has the incumbent's label.
+    async fn delete_obsolete(&mut self, component: Component, kind: Kind, name: &'static str) {
         let api = kind.api(self.client);
-        let object = Object::new(kind, name);
-        let error = match metadata(&api, name).await {
-            Ok(Some(found)) if found.labels().get(label::MANAGED_BY).is_some_and(|by| by == label::MANAGED_BY_SKR) => {
-                match delete(&api, name, found.uid()).await {
-                    Ok(()) => {
-                        self.report.written.insert(part);
-                        return;
-                    }
-                    Err(source) => Error::Delete { object, source },
-                }
-            }
-            Ok(_) => return,
-            Err(source) => Error::Read { object, source },
+        let object = ObjectName::new(kind, name);
+        let found = match metadata(&api, name).await {
+            Ok(found) => found,
+            Err(error) => return self.fail(component, Error::request("read", object)(error)),
         };
-        self.report.failures.push(Failure { part, error });
+        let is_managed = |by: &String| by == label::MANAGED_BY_SKR;
+        let Some(found) = found.filter(|it| it.labels().get(label::MANAGED_BY).is_some_and(is_managed)) else { return };
+        match delete(&api, name, found.uid()).await {
+            Ok(()) => drop(self.report.written.insert(component)),
+            Err(error) => self.fail(component, Error::request("delete", object)(error)),
+        }
     }
 }
 
-/// What a role shall be until the plan is there, and whether that is more than it shall keep.
+/// Returns the role to write before the plan, and whether it has more rights than desired.
 fn widen(body: &Value, found: &DynamicObject) -> (Value, bool) {
     let rules = |value: &Value| value["rules"].as_array().cloned().unwrap_or_default();
-    let (wanted, is) = (rules(body), rules(&found.data));
-    let wide = rights::widened(&wanted, &is);
-    if wide.len() == wanted.len() {
+    let (desired, current) = (rules(body), rules(&found.data));
+    let widened = rbac::widened(&desired, &current);
+    if widened.len() == desired.len() {
         return (body.clone(), false);
     }
-    let mut shall = body.clone();
-    // Where all that is wanted is there already, nothing is written before the plan.
-    shall["rules"] = if rights::cover(&is, &wanted) { is.into() } else { wide.into() };
-    (shall, true)
+    let mut body = body.clone();
+    // A role that already covers the desired rules is not written before the plan.
+    body["rules"] = if rbac::covers(&current, &desired) { current.into() } else { widened.into() };
+    (body, true)
 }
 
-/// The image of a Deployment, if we put it there: an API server notes who did, and whoever puts another one there takes it over.
-fn our_image(deployment: &DynamicObject) -> Option<Image> {
+/// Returns the image of a Deployment if this receiver's field manager owns the field; a different writer would have
+/// taken the ownership over.
+fn image_set_by_us(deployment: &DynamicObject) -> Option<Image> {
     let container = format!("k:{{\"name\":\"{AGENT_CONTAINER}\"}}");
     let entries = deployment.metadata.managed_fields.iter().flatten();
     let ours = entries.filter(|entry| entry.manager.as_deref() == Some(field_manager::TIDEWATCH));
@@ -317,13 +309,17 @@ fn our_image(deployment: &DynamicObject) -> Option<Image> {
     is_noted.then(|| image.into())
 }
 
-async fn read(client: &Client, part: Part) -> (Part, kube::Result<Option<DynamicObject>>) {
-    let api = part.kind().api(client);
-    let found = if part.is_agents() { metadata(&api, part.name()).await } else { object::get(&api, part.name()).await };
-    (part, found)
+async fn read(client: &Client, component: Component) -> (Component, kube::Result<Option<DynamicObject>>) {
+    let api = component.kind().api(client);
+    let found = if component.is_agent_managed() {
+        metadata(&api, component.name()).await
+    } else {
+        object::get(&api, component.name()).await
+    };
+    (component, found)
 }
 
-/// An object without its content.
+/// Reads only the metadata of an object.
 pub(super) async fn metadata(api: &Api<DynamicObject>, name: &str) -> kube::Result<Option<DynamicObject>> {
     match api.get_metadata(name).await {
         Ok(found) => Ok(Some(bare(found.metadata))),
@@ -336,53 +332,55 @@ fn bare(metadata: ObjectMeta) -> DynamicObject {
     DynamicObject { types: None, metadata, data: Value::Null }
 }
 
-async fn apply(api: &Api<DynamicObject>, part: Part, shall: &Value) -> kube::Result<DynamicObject> {
+async fn apply(api: &Api<DynamicObject>, component: Component, body: &Value) -> kube::Result<DynamicObject> {
     let params = PatchParams::apply(field_manager::TIDEWATCH).force();
-    if part.is_agents() {
-        // Not even the answer to a write shows what is in it.
-        let written = api.patch_metadata(part.name(), &params, &Patch::Apply(shall)).await?;
+    if component.is_agent_managed() {
+        // A metadata-only response does not reveal the content either.
+        let written = api.patch_metadata(component.name(), &params, &Patch::Apply(body)).await?;
         return Ok(bare(written.metadata));
     }
-    api.patch(part.name(), &params, &Patch::Apply(shall)).await
+    api.patch(component.name(), &params, &Patch::Apply(body)).await
 }
 
-/// Replaces an object unless somebody wrote since it was read: what others added goes, but for labels and annotations of its head.
-async fn put(
+/// Replaces an object if it has not changed since it was read. This removes fields of other managers, except labels and
+/// annotations of the object.
+async fn replace(
     api: &Api<DynamicObject>,
-    part: Part,
-    shall: &Value,
+    component: Component,
+    body: &Value,
     found: &DynamicObject,
 ) -> kube::Result<DynamicObject> {
-    let mut object: DynamicObject = serde_json::from_value(shall.clone()).map_err(kube::Error::SerdeError)?;
+    let mut object: DynamicObject = serde_json::from_value(body.clone()).map_err(kube::Error::SerdeError)?;
     let marks = object.metadata.labels.take();
-    object.metadata = form::released(&found.metadata);
+    object.metadata = compare::without_foreign_lifecycle(&found.metadata);
     object.metadata.managed_fields = None;
     object.metadata.labels.get_or_insert_default().extend(marks.into_iter().flatten());
-    for (_, place, member) in LEFT.iter().filter(|(of, ..)| *of == part) {
+    for (_, place, member) in IGNORED_FIELDS.iter().filter(|(of, ..)| *of == component) {
         let kept = found.data.pointer(place).and_then(|value| value.get(*member));
         if let (Some(kept), Some(members)) = (kept, object.data.pointer_mut(place).and_then(Value::as_object_mut)) {
             members.insert((*member).to_owned(), kept.clone());
         }
     }
     let params = PostParams { field_manager: Some(field_manager::TIDEWATCH.to_owned()), ..PostParams::default() };
-    api.replace(part.name(), &params, &object).await
+    api.replace(component.name(), &params, &object).await
 }
 
-/// Takes off what holds an object, or lets it go with another one, if it is still this one. What is in it stays, and is not read.
+/// Removes foreign finalizers and owner references from an object if it is still the same one. Its content stays, and
+/// is not read.
 pub(super) async fn release(
     api: &Api<DynamicObject>,
     name: &str,
     found: &DynamicObject,
 ) -> kube::Result<DynamicObject> {
-    let finalizers = form::released(&found.metadata).finalizers;
+    let finalizers = compare::without_foreign_lifecycle(&found.metadata).finalizers;
     let patch = json!({"metadata": {"uid": found.uid(), "finalizers": finalizers, "ownerReferences": null}});
     let params = PatchParams { field_manager: Some(field_manager::TIDEWATCH.to_owned()), ..PatchParams::default() };
     let released = api.patch_metadata(name, &params, &Patch::Merge(patch)).await?;
-    // Content that is known is still so.
+    // The content is unchanged if it was known.
     Ok(DynamicObject { metadata: released.metadata, ..found.clone() })
 }
 
-/// Deletes an object, if it is still this one.
+/// Deletes an object if it is still the same one.
 pub(super) async fn delete(api: &Api<DynamicObject>, name: &str, uid: Option<String>) -> kube::Result<()> {
     let params = DeleteParams {
         preconditions: Some(Preconditions { uid, ..Preconditions::default() }),

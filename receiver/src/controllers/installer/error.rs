@@ -1,111 +1,103 @@
-//! What can keep a part from being installed.
+//! Errors of installing or removing a component.
 
 use std::fmt;
 
 use thiserror::Error;
 
-use super::{Part, part::Kind};
+use super::{Component, component::Kind};
 use crate::{
-    base::class::Class,
+    base::error_class::ErrorClass,
     kube::object,
     kube::runtime_access::{classify, describe},
 };
 
-/// An object, as texts name it.
+/// Kind and name of an object, as shown in messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Object {
+pub struct ObjectName {
     kind: &'static str,
     name: &'static str,
 }
 
-impl Object {
+impl ObjectName {
     pub(super) const fn new(kind: Kind, name: &'static str) -> Self {
         Self { kind: kind.kind, name }
     }
 
-    pub(super) const fn of(part: Part) -> Self {
-        Self::new(part.kind(), part.name())
+    pub(super) const fn of(component: Component) -> Self {
+        Self::new(component.kind(), component.name())
     }
 }
 
-impl fmt::Display for Object {
+impl fmt::Display for ObjectName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.kind, self.name)
     }
 }
 
-/// Why an object is not as it shall be.
+/// Failure to reconcile or delete an object.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// It could not be read.
-    #[error("read the {object} in the runtime")]
-    Read {
-        /// Which.
-        object: Object,
-        /// Why not.
+    /// A request failed.
+    #[error("{verb} the {object} in the runtime")]
+    Request {
+        /// The operation: read, write or delete.
+        verb: &'static str,
+        /// The object.
+        object: ObjectName,
+        /// Cause.
         source: kube::Error,
     },
-    /// It could not be written.
-    #[error("write the {object} in the runtime")]
-    Write {
-        /// Which.
-        object: Object,
-        /// Why not.
-        source: kube::Error,
-    },
-    /// It could not be deleted.
-    #[error("delete the {object} in the runtime")]
-    Delete {
-        /// Which.
-        object: Object,
-        /// Why not.
-        source: kube::Error,
-    },
-    /// Somebody deletes it and a finalizer holds it; when it is gone, it is made again.
+    /// The object is being deleted and a finalizer blocks it; it is created again once it is gone.
     #[error("the {0} is being deleted in the runtime")]
-    Terminating(Object),
-    /// It was mended too often in a short time.
+    Terminating(ObjectName),
+    /// The object was repaired too often within a short time.
     #[error("the {0} is changed again and again in the runtime")]
-    Contested(Object),
+    Contested(ObjectName),
 }
 
-/// A part that could not be installed.
+/// Failure of one component.
 #[derive(Debug, Error)]
 #[error("install the agent")]
-pub struct Failure {
-    /// Which.
-    pub part: Part,
-    /// Why not.
+pub struct ComponentError {
+    /// The component.
+    pub component: Component,
+    /// Cause.
     #[source]
     pub error: Error,
 }
 
 impl Error {
-    /// The failed call; `None` when it was none.
+    /// Maps the error of a request on an object.
+    pub(super) const fn request(verb: &'static str, object: ObjectName) -> impl Fn(kube::Error) -> Self {
+        move |source| Self::Request { verb, object, source }
+    }
+
+    /// Returns the failed request, if a request failed.
     #[must_use]
     pub const fn call(&self) -> Option<&kube::Error> {
         match self {
-            Self::Read { source, .. } | Self::Write { source, .. } | Self::Delete { source, .. } => Some(source),
+            Self::Request { source, .. } => Some(source),
             Self::Terminating(_) | Self::Contested(_) => None,
         }
     }
 
-    /// What decides on the delay before the next try.
+    /// Class of the error, which selects the delay before the next attempt.
     #[must_use]
-    pub fn class(&self) -> Class {
+    pub fn class(&self) -> ErrorClass {
         match self.call() {
-            Some(call) if object::is_conflict(call) => Class::Ours,
-            // A kind that is not served, or a namespace that went.
-            Some(kube::Error::Api(status)) if status.code == 404 => Class::Transport,
-            // A right that the control plane's account has not, or a policy of the user's: its words are for the user.
-            Some(kube::Error::Api(status)) if status.code == 403 => Class::Refused,
+            Some(call) if object::is_conflict(call) => ErrorClass::Ours,
+            // The API does not serve the kind, or the namespace was deleted.
+            Some(kube::Error::Api(status)) if status.code == 404 => ErrorClass::Transport,
+            // The account in the access Secret lacks a right, or a policy of the user denies the request: the user sees
+            // the message.
+            Some(kube::Error::Api(status)) if status.code == 403 => ErrorClass::Refused,
             Some(call) => classify(call),
-            None => Class::Refused,
+            None => ErrorClass::Refused,
         }
     }
 
-    /// Whether it is of no use to ask this runtime for anything else now.
-    pub(super) fn is_of_all(&self) -> bool {
+    /// Returns whether further requests to this runtime would fail as well.
+    pub(super) fn affects_all(&self) -> bool {
         match self.call() {
             Some(kube::Error::Api(status)) => matches!(status.code, 401 | 429 | 503 | 504),
             Some(_) => true,
@@ -121,7 +113,7 @@ impl Error {
         }
     }
 
-    /// Why, as a word of a closed set.
+    /// Reason for the condition `SKRWebhook`, from a closed set.
     pub(super) fn reason(&self) -> &'static str {
         let quota = |call: &kube::Error| matches!(call, kube::Error::Api(status) if status.code == 403 && status.message.contains("exceeded quota"));
         match self {

@@ -1,4 +1,4 @@
-//! What flags decide about agents.
+//! Flags of the installation of agents.
 
 use std::{fmt, str::FromStr};
 
@@ -8,70 +8,72 @@ use tidewatch_shared::identity::TrustDomain;
 
 use super::{PublicUrl, upgrade};
 
-/// MiB that an agent needs at least.
-const LEAST_MEMORY: u32 = 64;
+/// Smallest memory limit of an agent, in MiB.
+const MIN_MEMORY_MIB: u32 = 64;
 
-/// Whether and how agents are installed.
+/// Flags for the installation of agents.
 #[derive(Clone, Debug, Args)]
 #[group(skip)]
+#[command(next_help_heading = "Agents")]
 pub struct Flags {
-    /// Image of the agent; with it agents are installed in every runtime. Another one reaches those that have an agent in stages.
+    /// Image of the agent to install in every runtime; without it no agents are installed, and a changed image is
+    /// rolled out in stages
     #[arg(long, env = "TIDEWATCH_AGENT_IMAGE", value_parser = image, requires_all = ["receiver_url", "enrolment_url"])]
     pub agent_image: Option<String>,
 
-    /// The event port as agents know it, https://host:port
+    /// URL at which agents reach the event port: https://host:port
     #[arg(long, env = "TIDEWATCH_RECEIVER_URL", value_name = "URL")]
     pub receiver_url: Option<PublicUrl>,
 
-    /// The enrolment port as agents know it, https://host:port
+    /// URL at which agents reach the enrolment port: https://host:port
     #[arg(long, env = "TIDEWATCH_ENROLMENT_URL", value_name = "URL")]
     pub enrolment_url: Option<PublicUrl>,
 
-    /// Memory limit of an agent, in Mi or Gi, 64Mi or more.
+    /// Memory limit of an agent's container, in Mi or Gi; at least 64Mi
     #[arg(long, env = "TIDEWATCH_AGENT_MEMORY_LIMIT", default_value = "64Mi")]
     pub agent_memory_limit: MemoryLimit,
 
-    /// Secret of the type kubernetes.io/dockerconfigjson in the receiver's namespace with which agents' images are pulled; every runtime
-    /// gets a copy of it.
+    /// Name of the agents' image pull secret, of type kubernetes.io/dockerconfigjson in the receiver's namespace, which
+    /// is copied to every runtime
     #[arg(long, env = "TIDEWATCH_AGENT_IMAGE_PULL_SECRET", value_parser = object_name)]
     pub agent_image_pull_secret: Option<String>,
 
-    /// Ports of the runtimes' API servers, as NetworkPolicies see them.
+    /// Ports of the runtimes' API servers, for the agents' NetworkPolicy
     #[arg(long, env = "TIDEWATCH_AGENT_API_SERVER_PORTS", value_delimiter = ',', default_value = "443,6443", value_parser = clap::value_parser!(u16).range(1..))]
     pub agent_api_server_ports: Vec<u16>,
 
-    /// Leaves an empty ValidatingWebhookConfiguration `skr-webhook` in each runtime, for tools that look for it.
+    /// Keep an empty ValidatingWebhookConfiguration `skr-webhook` in each runtime, for tools that depend on it
     #[arg(long, env = "TIDEWATCH_COMPAT_WEBHOOK_CONFIGURATION", requires = "agent_image")]
     pub compat_webhook_configuration: bool,
 
-    /// How another image reaches the runtimes.
+    /// Stages of an upgrade.
     #[command(flatten)]
     pub upgrade: upgrade::Flags,
 }
 
-/// The same, where agents are installed.
+/// Settings of the installation, from [`Flags`].
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Image of the agent.
     pub image: String,
-    /// Where agents send events.
+    /// Event port for agents.
     pub receiver: PublicUrl,
-    /// Where agents enrol.
+    /// Enrolment port for agents.
     pub enrolment: PublicUrl,
-    /// Limit of the agent's container.
+    /// Memory limit of the agent's container.
     pub memory: MemoryLimit,
-    /// With which Secret of KCP its image is pulled.
+    /// Name of the image pull secret in KCP.
     pub pull_secret: Option<String>,
-    /// Ports of API servers.
+    /// Ports of the runtimes' API servers.
     pub api_server_ports: Vec<u16>,
-    /// Whether the incumbent's webhook configuration stays, empty.
+    /// Keeps the incumbent's webhook configuration, empty.
     pub compat_webhooks: bool,
     /// Trust domain of the certificates.
     pub trust_domain: TrustDomain,
 }
 
 impl Flags {
-    /// `None` where no agents are installed.
+    /// Returns the settings; `None` without an agent image, when no agents are installed.
     #[must_use]
     pub fn settings(&self, trust_domain: &TrustDomain) -> Option<Settings> {
         Some(Settings {
@@ -87,18 +89,18 @@ impl Flags {
     }
 }
 
-/// Why a text is no [`MemoryLimit`].
+/// Failure to parse a [`MemoryLimit`].
 #[derive(Debug, Error, PartialEq, Eq)]
-pub enum ParseMemoryLimit {
-    /// Not whole Mi or Gi.
+pub enum ParseMemoryLimitError {
+    /// Not a whole number of Mi or Gi.
     #[error("not a whole number of Mi or Gi")]
     Quantity,
     /// Less than an agent needs.
-    #[error("an agent needs {LEAST_MEMORY}Mi or more")]
+    #[error("an agent needs {MIN_MEMORY_MIB}Mi or more")]
     TooLittle,
 }
 
-/// Memory of a container in MiB, in the form that API servers give to quantities.
+/// Memory limit of a container in MiB, displayed as a canonical Kubernetes quantity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct MemoryLimit(u32);
 
@@ -109,27 +111,27 @@ impl fmt::Display for MemoryLimit {
 }
 
 impl FromStr for MemoryLimit {
-    type Err = ParseMemoryLimit;
+    type Err = ParseMemoryLimitError;
 
-    fn from_str(text: &str) -> Result<Self, ParseMemoryLimit> {
+    fn from_str(text: &str) -> Result<Self, ParseMemoryLimitError> {
         let (number, unit) = match (text.strip_suffix("Mi"), text.strip_suffix("Gi")) {
             (Some(number), _) => (number, 1),
             (_, Some(number)) => (number, 1024),
-            (None, None) => return Err(ParseMemoryLimit::Quantity),
+            (None, None) => return Err(ParseMemoryLimitError::Quantity),
         };
-        let number: u32 = number.parse().map_err(|_| ParseMemoryLimit::Quantity)?;
-        let mebibytes = number.checked_mul(unit).ok_or(ParseMemoryLimit::Quantity)?;
-        if mebibytes < LEAST_MEMORY { Err(ParseMemoryLimit::TooLittle) } else { Ok(Self(mebibytes)) }
+        let number: u32 = number.parse().map_err(|_| ParseMemoryLimitError::Quantity)?;
+        let mebibytes = number.checked_mul(unit).ok_or(ParseMemoryLimitError::Quantity)?;
+        if mebibytes < MIN_MEMORY_MIB { Err(ParseMemoryLimitError::TooLittle) } else { Ok(Self(mebibytes)) }
     }
 }
 
-/// An image reference that can stand in a pod: the registry judges the rest.
+/// Parses an image reference that a pod spec accepts; the registry validates the rest.
 fn image(text: &str) -> Result<String, &'static str> {
     let fits = (1..=512).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic());
     fits.then(|| text.to_owned()).ok_or("not an image reference")
 }
 
-/// RFC 1123 subdomain.
+/// Parses the name of an object, an RFC 1123 subdomain.
 fn object_name(text: &str) -> Result<String, &'static str> {
     let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.');
     let fits = (1..=253).contains(&text.len()) && text.bytes().all(allowed);
@@ -143,17 +145,17 @@ mod tests {
     use super::*;
 
     #[derive(Parser)]
-    struct Line {
+    struct Cli {
         #[command(flatten)]
         flags: Flags,
     }
 
     fn parse(line: &[&str]) -> Result<Flags, clap::Error> {
-        Line::try_parse_from(["x"].iter().chain(line)).map(|line| line.flags)
+        Cli::try_parse_from(["x"].iter().chain(line)).map(|line| line.flags)
     }
 
     #[test]
-    fn an_image_needs_the_addresses_that_agents_get() {
+    fn agent_image_requires_receiver_and_enrolment_urls() {
         let urls = ["--receiver-url", "https://a:1", "--enrolment-url", "https://a:2"];
         let domain = "kyma.local".parse().unwrap();
         assert!(parse(&[]).unwrap().settings(&domain).is_none());
@@ -170,13 +172,13 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_written_as_api_servers_write_it() {
+    fn memory_limit_has_the_canonical_quantity_form() {
         for (text, written) in [("64Mi", "64Mi"), ("1024Mi", "1Gi"), ("1Gi", "1Gi"), ("1536Mi", "1536Mi")] {
             assert_eq!(text.parse::<MemoryLimit>().unwrap().to_string(), written);
         }
-        assert_eq!("63Mi".parse::<MemoryLimit>(), Err(ParseMemoryLimit::TooLittle));
+        assert_eq!("63Mi".parse::<MemoryLimit>(), Err(ParseMemoryLimitError::TooLittle));
         for bad in ["64", "64M", "Mi", "-1Gi", "4194304Gi"] {
-            assert_eq!(bad.parse::<MemoryLimit>(), Err(ParseMemoryLimit::Quantity), "{bad}");
+            assert_eq!(bad.parse::<MemoryLimit>(), Err(ParseMemoryLimitError::Quantity), "{bad}");
         }
     }
 }

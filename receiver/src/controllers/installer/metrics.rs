@@ -1,4 +1,4 @@
-//! Counts of what is written to runtimes, and of what they refuse.
+//! Metrics of the installation of agents.
 
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -9,34 +9,34 @@ use tidewatch_shared::metrics::Registry;
 use super::{Report, upgrade};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Written {
+struct WriteLabels {
     kind: &'static str,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Failed {
+struct FailureLabels {
     kind: &'static str,
     class: &'static str,
 }
 
-/// Of all installations; clones count together.
+/// Metrics of all installations; clones share the counters.
 #[derive(Clone, Debug, Default)]
 pub struct Metrics {
-    written: Family<Written, Counter>,
-    failed: Family<Failed, Counter>,
+    written: Family<WriteLabels, Counter>,
+    failed: Family<FailureLabels, Counter>,
     pull_secret: Gauge,
     pub(crate) upgrade: upgrade::Metrics,
 }
 
 impl Metrics {
-    /// Registers them.
+    /// Registers the metrics.
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self { upgrade: upgrade::Metrics::register(registry), ..Self::default() };
-        let help = "Objects of agents' installations that were made or mended in runtimes, by kind";
+        let help = "Objects of agents' installations that were created or repaired in runtimes, by kind";
         registry.register("installer_writes", help, metrics.written.clone());
-        let help = "Objects of agents' installations that could not be brought to what they shall be, by kind and class of the error";
+        let help = "Objects of agents' installations that could not be reconciled, by kind and class of the error";
         registry.register("installer_failures", help, metrics.failed.clone());
-        let help = "Whether the Secret that agents' images are pulled with is there and holds what is used: 1 or 0; 0 without one";
+        let help = "1 if the image pull secret exists and is valid, 0 otherwise and without one";
         registry.register("installer_pull_secret_good", help, metrics.pull_secret.clone());
         metrics
     }
@@ -46,12 +46,12 @@ impl Metrics {
     }
 
     pub(super) fn installed(&self, report: &Report) {
-        for part in &report.written {
-            self.written.get_or_create(&Written { kind: part.as_str() }).inc();
+        for component in &report.written {
+            self.written.get_or_create(&WriteLabels { kind: component.as_str() }).inc();
         }
         for failure in &report.failures {
             let class = failure.error.class().as_str();
-            self.failed.get_or_create(&Failed { kind: failure.part.as_str(), class }).inc();
+            self.failed.get_or_create(&FailureLabels { kind: failure.component.as_str(), class }).inc();
         }
     }
 }

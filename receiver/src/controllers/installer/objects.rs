@@ -1,6 +1,6 @@
-//! The content of every object. What API servers fill in by themselves is written out, so that what is read can be compared.
+//! Content of every object. Server-side defaults are spelled out, so that a found object equals the desired one.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use tidewatch_shared::{
     names::{
         AGENT_CONTAINER, AGENT_DEPLOYMENT, AGENT_OBJECT, AGENT_PRIORITY_CLASS, AGENT_PULL_SECRET, ENROLMENT_URL_KEY,
@@ -9,104 +9,106 @@ use tidewatch_shared::{
     plan::Plan,
 };
 
-use super::{Part, Settings, rights};
+use super::{Component, Settings, rbac};
 use crate::pki::TrustBundle;
 
 const RBAC: &str = "rbac.authorization.k8s.io";
-/// The label that the Deployment, the Service and the policies select the pod by: the incumbent's.
+/// Label by which the Deployment, the Service and the policies select the pod; the incumbent's.
 const APP: &str = "app";
 const METRICS_PORT: u16 = 2112;
-/// Name of that port.
-const METRICS: &str = "http-metrics";
-/// User and group of the process: the incumbent's.
+/// Name of [`METRICS_PORT`].
+const METRICS_PORT_NAME: &str = "http-metrics";
+/// User and group of the process; the incumbent's.
 const USER: u32 = 10_001;
 const GROUP: u32 = 30_001;
-/// Where the account lies in every pod, which ours lays out itself.
-const ACCOUNT_DIR: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-const TOKEN_DIR: &str = "/var/run/secrets/tidewatch";
-/// Seconds of the token for the runtime's own API server; the kubelet renews it. Kubernetes' own default.
-const ACCOUNT_SECONDS: u32 = 3_607;
-/// Seconds of the token for enrolment.
-const TOKEN_SECONDS: u32 = 3_600;
+/// Directory of the service account in the pod, where Kubernetes mounts it by default.
+const SERVICE_ACCOUNT_DIR: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+const ENROLMENT_TOKEN_DIR: &str = "/var/run/secrets/tidewatch";
+/// Lifetime in seconds of the token for the runtime's own API server, renewed by the kubelet; the default of
+/// Kubernetes.
+const SERVICE_ACCOUNT_TOKEN_SECONDS: u32 = 3_607;
+/// Lifetime in seconds of the token for enrolment.
+const ENROLMENT_TOKEN_SECONDS: u32 = 3_600;
 
-/// Every object, in order. The ConfigMap lacks the runtime's id, which is all that differs between runtimes of one plan.
-/// `pulled` is type and data of the Secret that the image is pulled with.
+/// Builds every object in order. The ConfigMap lacks the runtime id, the only difference between runtimes of one plan
+/// and image. `pull_secret` contains type and data of the image pull secret.
 pub(super) fn objects(
     settings: &Settings,
     plan: &Plan,
     trust: &TrustBundle,
-    pulled: Option<&Value>,
-) -> Vec<(Part, Value)> {
-    let is_wanted = |part: &Part| match part {
-        Part::Webhooks => settings.compat_webhooks,
-        Part::PullSecret => pulled.is_some(),
+    pull_secret: Option<&Value>,
+) -> Vec<(Component, Value)> {
+    let is_wanted = |component: &Component| match component {
+        Component::Webhooks => settings.compat_webhooks,
+        Component::PullSecret => pull_secret.is_some(),
         _ => true,
     };
-    let made = |part| match pulled {
-        Some(pulled) if part == Part::PullSecret => (part, named(part, pulled.clone())),
-        _ => (part, object(part, settings, plan, trust)),
+    let made = |component| match pull_secret {
+        Some(pull_secret) if component == Component::PullSecret => (component, named(component, pull_secret.clone())),
+        _ => (component, object(component, settings, plan, trust)),
     };
-    Part::ALL.into_iter().filter(is_wanted).map(made).collect()
+    Component::ALL.into_iter().filter(is_wanted).map(made).collect()
 }
 
-fn object(part: Part, settings: &Settings, plan: &Plan, trust: &TrustBundle) -> Value {
-    let body = match part {
-        // The content of the second is not known here.
-        Part::Webhooks | Part::PullSecret => json!({}),
-        Part::Account => json!({"automountServiceAccountToken": false}),
-        Part::ClusterRole => json!({"rules": rights::of_cluster(plan)}),
-        Part::Role => json!({"rules": rights::of_namespace(plan)}),
-        Part::ClusterRoleBinding => binding("ClusterRole"),
-        Part::RoleBinding => binding("Role"),
-        Part::Lease => json!({}),
-        Part::Secret => json!({"type": "Opaque"}),
-        Part::ConfigMap => config_map(settings, plan, trust),
-        Part::PriorityClass => json!({
+fn object(component: Component, settings: &Settings, plan: &Plan, trust: &TrustBundle) -> Value {
+    let body = match component {
+        // The pull secret's content is not available here.
+        Component::Webhooks | Component::PullSecret | Component::Lease => json!({}),
+        Component::Account => json!({"automountServiceAccountToken": false}),
+        Component::ClusterRole => json!({"rules": rbac::of_cluster(plan)}),
+        Component::Role => json!({"rules": rbac::of_namespace(plan)}),
+        Component::ClusterRoleBinding => binding("ClusterRole"),
+        Component::RoleBinding => binding("Role"),
+        Component::Secret => json!({"type": "Opaque"}),
+        Component::ConfigMap => config_map(settings, plan, trust),
+        Component::PriorityClass => json!({
             "value": 1_000_000_000, "preemptionPolicy": "PreemptLowerPriority",
             "description": "For the agent that tells the Kyma control plane what changes in this cluster",
         }),
-        Part::DenyAll => policy(json!({"policyTypes": ["Ingress", "Egress"]})),
-        Part::ApiServerPolicy => policy(json!({"policyTypes": ["Egress"], "egress": [{"ports": egress(settings)}]})),
-        Part::DnsPolicy => policy(names()),
-        Part::MetricsPolicy => {
+        Component::DenyAll => policy(json!({"policyTypes": ["Ingress", "Egress"]})),
+        Component::ApiServerPolicy => {
+            policy(json!({"policyTypes": ["Egress"], "egress": [{"ports": egress_ports(settings)}]}))
+        }
+        Component::DnsPolicy => policy(dns_egress()),
+        Component::MetricsPolicy => {
             policy(json!({"policyTypes": ["Ingress"], "ingress": [{"ports": [port("TCP", METRICS_PORT)]}]}))
         }
-        Part::MetricsService => service(),
-        Part::Deployment => deployment(settings),
+        Component::MetricsService => service(),
+        Component::Deployment => deployment(settings),
     };
-    named(part, body)
+    named(component, body)
 }
 
-fn named(part: Part, mut object: Value) -> Value {
-    let kind = part.kind();
+fn named(component: Component, mut object: Value) -> Value {
+    let kind = component.kind();
     object["apiVersion"] = kind.api_version().into();
     object["kind"] = kind.kind.into();
-    object["metadata"] = metadata(part);
+    object["metadata"] = metadata(component);
     object
 }
 
-fn metadata(part: Part) -> Value {
-    let mut labels = Map::new();
-    for (key, value) in marks() {
-        labels.insert(key.to_owned(), value.into());
+fn metadata(component: Component) -> Value {
+    let mut metadata = json!({"name": component.name()});
+    for (key, value) in common_labels() {
+        metadata["labels"][key] = value.into();
     }
-    if part == Part::Deployment || part == Part::MetricsService {
-        labels.insert(APP.to_owned(), AGENT_DEPLOYMENT.into());
+    if component == Component::Deployment || component == Component::MetricsService {
+        metadata["labels"][APP] = AGENT_DEPLOYMENT.into();
     }
-    let mut metadata = json!({"name": part.name(), "labels": labels});
-    if part.kind().namespaced {
+    if component.kind().namespaced {
         metadata["namespace"] = SKR_NAMESPACE.into();
     }
     metadata
 }
 
-/// Labels of everything that is installed.
-pub(super) const fn marks() -> [(&'static str, &'static str); 2] {
+/// Labels of every object of the installation.
+pub(super) const fn common_labels() -> [(&'static str, &'static str); 2] {
     [(label::MANAGED_BY, label::MANAGED_BY_SKR), (label::PART_OF, label::PART_OF_TIDEWATCH)]
 }
 
-/// Selects the agent's pod, in the API's query syntax.
-pub(super) fn pod_selector() -> String {
+/// Label selector of the agent's pod, in the query syntax of the API.
+#[must_use]
+pub fn pod_selector() -> String {
     format!("{APP}={AGENT_DEPLOYMENT}")
 }
 
@@ -118,7 +120,7 @@ fn binding(kind: &str) -> Value {
 }
 
 fn config_map(settings: &Settings, plan: &Plan, trust: &TrustBundle) -> Value {
-    // A plan is plain data with string keys: it always has a JSON form.
+    // A plan is plain data with string keys and always serializes.
     let plan = serde_json::to_string(plan).unwrap_or_default();
     json!({"data": {
         PLAN_KEY: plan, RECEIVER_URL_KEY: settings.receiver.to_string(), ENROLMENT_URL_KEY: settings.enrolment.to_string(),
@@ -131,9 +133,9 @@ fn policy(mut spec: Value) -> Value {
     json!({ "spec": spec })
 }
 
-/// Policies see ports behind a Service, so the API server's are what its endpoints have. Addresses are not limited: API servers and
-/// receivers move.
-fn egress(settings: &Settings) -> Vec<Value> {
+/// Policies apply to ports behind a Service, so these are the ports of the API server's endpoints. Addresses are not
+/// restricted, because API servers and receivers move.
+fn egress_ports(settings: &Settings) -> Vec<Value> {
     let mut ports = settings.api_server_ports.clone();
     ports.extend([settings.receiver.port(), settings.enrolment.port()]);
     ports.sort_unstable();
@@ -141,8 +143,8 @@ fn egress(settings: &Settings) -> Vec<Value> {
     ports.into_iter().map(|number| port("TCP", number)).collect()
 }
 
-/// Names are asked for on port 53 of anything; behind it, cluster DNS may listen on 8053.
-fn names() -> Value {
+/// Allows DNS queries on port 53 of any address, and on port 8053, on which pods of the cluster DNS may listen.
+fn dns_egress() -> Value {
     let cluster = json!({
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}},
         "podSelector": {"matchExpressions": [{"key": "k8s-app", "operator": "In", "values": ["kube-dns", "node-local-dns"]}]},
@@ -161,12 +163,12 @@ fn service() -> Value {
     json!({"spec": {
         "type": "ClusterIP", "sessionAffinity": "None", "internalTrafficPolicy": "Cluster",
         "selector": {APP: AGENT_DEPLOYMENT},
-        "ports": [{"name": METRICS, "protocol": "TCP", "port": METRICS_PORT, "targetPort": METRICS_PORT}],
+        "ports": [{"name": METRICS_PORT_NAME, "protocol": "TCP", "port": METRICS_PORT, "targetPort": METRICS_PORT}],
     }})
 }
 
 fn deployment(settings: &Settings) -> Value {
-    // Two agents would tell everything twice: the old one goes before the new one comes.
+    // Recreate stops the old agent before the new one starts: two agents would send every event twice.
     json!({"spec": {
         "replicas": 1, "revisionHistoryLimit": 1, "progressDeadlineSeconds": 600, "strategy": {"type": "Recreate"},
         "selector": {"matchLabels": {APP: AGENT_DEPLOYMENT}},
@@ -189,7 +191,7 @@ fn pod(settings: &Settings) -> Value {
             "runAsNonRoot": true, "runAsUser": USER, "runAsGroup": GROUP, "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [container(settings)],
-        "volumes": [account(), token()],
+        "volumes": [service_account_volume(), enrolment_token_volume()],
     });
     if settings.pull_secret.is_some() {
         pod["imagePullSecrets"] = json!([{ "name": AGENT_PULL_SECRET }]);
@@ -201,13 +203,13 @@ fn container(settings: &Settings) -> Value {
     json!({
         "name": AGENT_CONTAINER, "image": settings.image, "imagePullPolicy": "IfNotPresent",
         "args": [
-            format!("--service-account-dir={ACCOUNT_DIR}"),
-            format!("--token-file={TOKEN_DIR}/token"),
+            format!("--service-account-dir={SERVICE_ACCOUNT_DIR}"),
+            format!("--token-file={ENROLMENT_TOKEN_DIR}/token"),
             format!("--namespace={SKR_NAMESPACE}"),
             format!("--metrics-address=0.0.0.0:{METRICS_PORT}"),
             format!("--trust-domain={}", settings.trust_domain),
         ],
-        "ports": [{"name": METRICS, "containerPort": METRICS_PORT, "protocol": "TCP"}],
+        "ports": [{"name": METRICS_PORT_NAME, "containerPort": METRICS_PORT, "protocol": "TCP"}],
         "resources": {
             "requests": {"cpu": "5m", "memory": "10Mi"}, "limits": {"memory": settings.memory.to_string()},
         },
@@ -218,23 +220,23 @@ fn container(settings: &Settings) -> Value {
         "livenessProbe": probe("/healthz", 6), "readinessProbe": probe("/readyz", 3),
         "terminationMessagePath": "/dev/termination-log", "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [
-            {"name": "account", "mountPath": ACCOUNT_DIR, "readOnly": true},
-            {"name": "token", "mountPath": TOKEN_DIR, "readOnly": true},
+            {"name": "account", "mountPath": SERVICE_ACCOUNT_DIR, "readOnly": true},
+            {"name": "token", "mountPath": ENROLMENT_TOKEN_DIR, "readOnly": true},
         ],
     })
 }
 
 fn probe(path: &str, failures: u32) -> Value {
     json!({
-        "httpGet": {"path": path, "port": METRICS, "scheme": "HTTP"},
+        "httpGet": {"path": path, "port": METRICS_PORT_NAME, "scheme": "HTTP"},
         "periodSeconds": 10, "timeoutSeconds": 5, "successThreshold": 1, "failureThreshold": failures,
     })
 }
 
-/// What a pod has of its account anyway, laid out here because it is not mounted by itself.
-fn account() -> Value {
+/// Service account as Kubernetes would mount it, declared here because automounting is off.
+fn service_account_volume() -> Value {
     json!({"name": "account", "projected": {"defaultMode": 420, "sources": [
-        {"serviceAccountToken": {"path": "token", "expirationSeconds": ACCOUNT_SECONDS}},
+        {"serviceAccountToken": {"path": "token", "expirationSeconds": SERVICE_ACCOUNT_TOKEN_SECONDS}},
         {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
         {"downwardAPI": {"items": [
             {"path": "namespace", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}},
@@ -242,10 +244,10 @@ fn account() -> Value {
     ]}})
 }
 
-/// What proves to the receiver who enrols; no API server takes it.
-fn token() -> Value {
+/// Token by which the receiver identifies an enrolling agent; its audience is not accepted by any API server.
+fn enrolment_token_volume() -> Value {
     json!({"name": "token", "projected": {"defaultMode": 420, "sources": [
-        {"serviceAccountToken": {"path": "token", "audience": TOKEN_AUDIENCE, "expirationSeconds": TOKEN_SECONDS}},
+        {"serviceAccountToken": {"path": "token", "audience": TOKEN_AUDIENCE, "expirationSeconds": ENROLMENT_TOKEN_SECONDS}},
     ]}})
 }
 
@@ -256,53 +258,53 @@ mod tests {
     use super::*;
     use crate::{
         controllers::{
-            installer::{kit::tests::settings, watches},
+            installer::{desired::tests::settings, watches},
             watcher,
         },
         pki::{CA_VALIDITY, Ca},
     };
 
-    fn all(settings: &Settings) -> Vec<(Part, Value)> {
+    fn all_objects(settings: &Settings) -> Vec<(Component, Value)> {
         let (plan, _) = watcher::plan_with::<Arc<tidewatch_shared::api::Watcher>>(watches(), &[]);
-        let pulled = settings.pull_secret.is_some().then(|| json!({"type": "t", "data": {"k": "v"}}));
+        let pull_secret = settings.pull_secret.is_some().then(|| json!({"type": "t", "data": {"k": "v"}}));
         objects(
             settings,
             &plan,
             &Ca::generate("a", 1_800_000_000, CA_VALIDITY).unwrap().trust_bundle(),
-            pulled.as_ref(),
+            pull_secret.as_ref(),
         )
     }
 
-    fn one(settings: &Settings, part: Part) -> Value {
-        all(settings).into_iter().find(|(is, _)| *is == part).unwrap().1
+    fn object_of(settings: &Settings, component: Component) -> Value {
+        all_objects(settings).into_iter().find(|(is, _)| *is == component).unwrap().1
     }
 
     #[test]
-    fn every_object_is_marked_and_in_its_place() {
-        for (part, object) in all(&settings()) {
-            assert_eq!(object["metadata"]["labels"]["operator.kyma-project.io/managed-by"], "kyma", "{part:?}");
-            assert_eq!(object["metadata"]["name"], part.name());
-            assert_eq!(object["metadata"]["namespace"].is_string(), part.kind().namespaced, "{part:?}");
+    fn every_object_has_its_labels_name_and_namespace() {
+        for (component, object) in all_objects(&settings()) {
+            assert_eq!(object["metadata"]["labels"]["operator.kyma-project.io/managed-by"], "kyma", "{component:?}");
+            assert_eq!(object["metadata"]["name"], component.name());
+            assert_eq!(object["metadata"]["namespace"].is_string(), component.kind().namespaced, "{component:?}");
         }
-        let parts: Vec<_> = all(&settings()).into_iter().map(|(part, _)| part).collect();
-        assert_eq!(parts, Part::ALL[2..], "in order, no webhook configuration, and nothing to pull with");
+        let components: Vec<_> = all_objects(&settings()).into_iter().map(|(component, _)| component).collect();
+        assert_eq!(components, Component::ALL[2..], "in order, no webhook configuration, and nothing to pull with");
         let compat = Settings { compat_webhooks: true, ..settings() };
-        assert!(one(&compat, Part::Webhooks)["webhooks"].is_null());
+        assert!(object_of(&compat, Component::Webhooks)["webhooks"].is_null());
     }
 
     #[test]
-    fn a_pull_secret_is_named_where_the_image_needs_one() {
-        let pulled = Settings { pull_secret: Some("pull".into()), ..settings() };
+    fn pull_secret_is_referenced_where_configured() {
+        let pull_secret = Settings { pull_secret: Some("pull".into()), ..settings() };
         assert_eq!(
-            one(&pulled, Part::Deployment)["spec"]["template"]["spec"]["imagePullSecrets"],
+            object_of(&pull_secret, Component::Deployment)["spec"]["template"]["spec"]["imagePullSecrets"],
             json!([{"name": "tidewatch-agent-pull"}])
         );
-        let secret = one(&pulled, Part::PullSecret);
+        let secret = object_of(&pull_secret, Component::PullSecret);
         assert_eq!((&secret["type"], &secret["data"]), (&json!("t"), &json!({"k": "v"})));
     }
 
     #[test]
-    fn the_deployment_is_this_and_nothing_else() {
+    fn deployment_has_exactly_this_content() {
         let labels = json!({"app": "skr-webhook"});
         let marked = json!({
             "app": "skr-webhook", "app.kubernetes.io/part-of": "tidewatch", "operator.kyma-project.io/managed-by": "kyma",
@@ -352,7 +354,7 @@ mod tests {
             "containers": [container], "volumes": [account, token],
         });
         assert_eq!(
-            one(&settings(), Part::Deployment),
+            object_of(&settings(), Component::Deployment),
             json!({
                 "apiVersion": "apps/v1", "kind": "Deployment",
                 "metadata": {"name": "skr-webhook", "namespace": "kyma-system", "labels": marked},
@@ -366,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_asked_for_where_cluster_dns_listens() {
+    fn dns_policy_allows_the_ports_of_cluster_dns() {
         let ports = |number: u16| json!([{"protocol": "UDP", "port": number}, {"protocol": "TCP", "port": number}]);
         let dns = json!({
             "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}},
@@ -374,7 +376,7 @@ mod tests {
                 {"key": "k8s-app", "operator": "In", "values": ["kube-dns", "node-local-dns"]}]},
         });
         assert_eq!(
-            one(&settings(), Part::DnsPolicy)["spec"],
+            object_of(&settings(), Component::DnsPolicy)["spec"],
             json!({
                 "policyTypes": ["Egress"], "podSelector": {"matchLabels": {"app": "skr-webhook"}},
                 "egress": [{"ports": ports(53)}, {"to": [dns], "ports": ports(8053)}],
@@ -383,21 +385,26 @@ mod tests {
     }
 
     #[test]
-    fn the_agent_reaches_what_it_needs_and_only_metrics_reach_it() {
-        let policy = |part| one(&settings(), part)["spec"].clone();
-        let deny = policy(Part::DenyAll);
+    fn policies_allow_required_egress_and_only_metrics_ingress() {
+        let policy = |component| object_of(&settings(), component)["spec"].clone();
+        let deny = policy(Component::DenyAll);
         assert_eq!(deny["policyTypes"], json!(["Ingress", "Egress"]));
         assert!(deny["ingress"].is_null() && deny["egress"].is_null());
-        let ports: Vec<_> = policy(Part::ApiServerPolicy)["egress"][0]["ports"]
+        let ports: Vec<_> = policy(Component::ApiServerPolicy)["egress"][0]["ports"]
             .as_array()
             .unwrap()
             .iter()
             .map(|port| port["port"].clone())
             .collect();
         assert_eq!(ports, [443, 6443, 8443, 8444]);
-        assert_eq!(policy(Part::MetricsPolicy)["ingress"], json!([{"ports": [{"protocol": "TCP", "port": 2112}]}]));
-        for part in [Part::DenyAll, Part::ApiServerPolicy, Part::DnsPolicy, Part::MetricsPolicy] {
-            assert_eq!(policy(part)["podSelector"], json!({"matchLabels": {"app": "skr-webhook"}}));
+        assert_eq!(
+            policy(Component::MetricsPolicy)["ingress"],
+            json!([{"ports": [{"protocol": "TCP", "port": 2112}]}])
+        );
+        for component in
+            [Component::DenyAll, Component::ApiServerPolicy, Component::DnsPolicy, Component::MetricsPolicy]
+        {
+            assert_eq!(policy(component)["podSelector"], json!({"matchLabels": {"app": "skr-webhook"}}));
         }
     }
 }

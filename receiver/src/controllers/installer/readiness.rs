@@ -1,4 +1,4 @@
-//! The condition `SKRWebhook`: whether the agent is installed and has been proven, and if not, what is wrong.
+//! Condition `SKRWebhook`: the agent is installed and its event path was proven; otherwise the fault.
 
 use std::time::Duration;
 
@@ -7,30 +7,30 @@ use kube::{
     api::{DynamicObject, ListParams},
 };
 use serde_json::Value;
-use tidewatch_shared::api::{ConditionStatus, Kyma};
+use tidewatch_shared::api::{Condition, ConditionStatus, Kyma};
 
-use super::{Installed, Installer, Part, Report, objects::pod_selector, part::PODS};
+use super::{Component, InstallationState, Installer, Report, component::PODS, objects::pod_selector};
 use crate::{
-    base::{class::Class, key::KymaKey},
+    base::{error_class::ErrorClass, key::KymaKey},
     fleet::{PathState, Unproven},
     kube::object,
 };
 
-/// Until an agent that does not run yet is looked at again; doubles with each look.
-const FIRST_LOOK: Duration = Duration::from_secs(2);
-/// The longest of these waits.
-const LAST_LOOK: Duration = Duration::from_secs(300);
-/// Characters of others' words in a condition.
-const MAX_WORDS: usize = 512;
+/// First delay until an agent that is not running is checked again; it doubles with each check.
+const MIN_RECHECK: Duration = Duration::from_secs(2);
+/// Upper limit of that delay.
+const MAX_RECHECK: Duration = Duration::from_secs(300);
+/// Maximum length in characters of a message with text from the runtime.
+const MAX_MESSAGE_CHARS: usize = 512;
 
-/// What the condition says.
+/// State of the condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Readiness {
-    /// Installed, and its path was proven.
+    /// The agent is installed, and its path was proven.
     Ready,
-    /// Not yet, or not any more.
+    /// Not yet, or no longer.
     Not {
-        /// A CamelCase word of a closed set.
+        /// CamelCase word of a closed set.
         reason: &'static str,
         /// One sentence, stable while the fault is the same.
         message: String,
@@ -40,70 +40,74 @@ pub(crate) enum Readiness {
 impl Readiness {
     fn not(reason: &'static str, message: impl Into<String>) -> Self {
         let message: String = message.into();
-        Self::Not { reason, message: message.chars().take(MAX_WORDS).collect() }
+        Self::Not { reason, message: message.chars().take(MAX_MESSAGE_CHARS).collect() }
     }
 }
 
-/// How the Deployment stands.
+/// Status of the Deployment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Standing {
+enum DeploymentStatus {
     Available,
-    /// Its pod could not even be made.
+    /// The pod could not be created.
     Refused(String),
     Pending,
 }
 
 impl Installer {
-    /// What the condition shall say, if it is to say anything now, and when to look again. `kyma` is the one in KCP. Asks the runtime only
-    /// while there is a doubt.
+    /// Computes the condition and the delay until the next check; `None` for the condition leaves it as it is. `kyma`
+    /// is the Kyma in KCP. Sends requests to the runtime only if the report, the path or an earlier check leaves a
+    /// doubt.
     pub(crate) async fn readiness(
         &self,
         client: &Client,
         key: &KymaKey,
         kyma: &Kyma,
         report: &Report,
-        installed: &mut Installed,
+        installed: &mut InstallationState,
     ) -> (Option<Readiness>, Option<Duration>) {
         if let Some(failure) = report.failures.first() {
             let error = &failure.error;
-            // Who cannot be reached is told by another condition.
-            let told = error.class() == Class::Refused;
-            return (told.then(|| Readiness::not(error.reason(), error.line())), None);
+            // The condition `RuntimeAccess` reports an unreachable runtime.
+            let is_reported = error.class() == ErrorClass::Refused;
+            return (is_reported.then(|| Readiness::not(error.reason(), error.line())), None);
         }
         let path = (self.path)(key);
         let was_ready = was_ready(kyma);
-        if !installed.settling && was_ready && !is_lost(path.as_ref()) {
+        if !installed.awaiting_pod && was_ready && !is_lost(path.as_ref()) {
             return (Some(Readiness::Ready), None);
         }
-        let standing = match object::get(&Part::Deployment.kind().api(client), Part::Deployment.name()).await {
-            Ok(Some(deployment)) => standing(&deployment),
-            // Its deletion is told, and mended, by the next pass.
-            Ok(None) => Standing::Pending,
+        let deployments = Component::Deployment.kind().api(client);
+        let status = match object::get(&deployments, Component::Deployment.name()).await {
+            Ok(Some(deployment)) => deployment_status(&deployment),
+            // The next reconcile reports and repairs a deleted Deployment.
+            Ok(None) => DeploymentStatus::Pending,
             Err(_) => return (None, None),
         };
         let proven = path == Some(PathState::Proven);
-        let says = match standing {
-            Standing::Available => {
-                installed.settling = false;
-                self.note(key, installed);
+        let readiness = match status {
+            DeploymentStatus::Available => {
+                installed.awaiting_pod = false;
+                self.report_image(key, installed);
                 if proven || was_ready {
-                    installed.looks = 0;
+                    installed.rechecks = 0;
                     return (Some(Readiness::Ready), None);
                 }
                 unproven(kyma)
             }
-            Standing::Refused(words) if words.contains("exceeded quota") => Readiness::not("Quota", words),
-            Standing::Refused(words) => Readiness::not("Refused", words),
-            Standing::Pending => self.pending(client).await,
+            DeploymentStatus::Refused(message) if message.contains("exceeded quota") => {
+                Readiness::not("Quota", message)
+            }
+            DeploymentStatus::Refused(message) => Readiness::not("Refused", message),
+            DeploymentStatus::Pending => self.pending(client).await,
         };
-        let wait = FIRST_LOOK.saturating_mul(2u32.saturating_pow(installed.looks.into())).min(LAST_LOOK);
-        installed.looks = installed.looks.saturating_add(1);
-        // An agent that is on its way is no news where it was ready before.
-        let is_fault = !matches!(&says, Readiness::Not { reason: "Pending" | "NoCertificate", .. });
-        ((is_fault || !was_ready).then_some(says), Some(wait))
+        let wait = MIN_RECHECK.saturating_mul(2u32.saturating_pow(installed.rechecks.into())).min(MAX_RECHECK);
+        installed.rechecks = installed.rechecks.saturating_add(1);
+        // A restart of an agent that was ready is no fault.
+        let is_fault = !matches!(&readiness, Readiness::Not { reason: "Pending" | "NoCertificate", .. });
+        ((is_fault || !was_ready).then_some(readiness), Some(wait))
     }
 
-    /// What keeps the pod from being ready.
+    /// Finds the reason for which the pod is not ready.
     async fn pending(&self, client: &Client) -> Readiness {
         let params = ListParams::default().labels(&pod_selector()).limit(5);
         if let Ok(pods) = PODS.api(client).list(&params).await
@@ -111,7 +115,7 @@ impl Installer {
         {
             return fault;
         }
-        match super::apply::metadata(&Part::Secret.kind().api(client), Part::Secret.name()).await {
+        match super::apply::metadata(&Component::Secret.kind().api(client), Component::Secret.name()).await {
             Ok(Some(secret)) if !has_certificate(&secret) => {
                 Readiness::not("NoCertificate", "the agent has no certificate yet")
             }
@@ -120,12 +124,12 @@ impl Installer {
     }
 }
 
-/// Whether the condition says that the agent is installed and was proven.
+/// Returns whether the condition is True.
 pub(crate) fn was_ready(kyma: &Kyma) -> bool {
-    shown(kyma, "SKRWebhook").is_some_and(|(status, _)| status == ConditionStatus::True)
+    shown(kyma, "SKRWebhook").is_some_and(Condition::is_true)
 }
 
-/// Whether events do not come although they should.
+/// Returns whether an expected event path is known to be broken.
 fn is_lost(path: Option<&PathState>) -> bool {
     match path {
         None | Some(PathState::Unknown | PathState::Proven) => false,
@@ -133,16 +137,14 @@ fn is_lost(path: Option<&PathState>) -> bool {
     }
 }
 
-fn shown<'a>(kyma: &'a Kyma, kind: &str) -> Option<(ConditionStatus, &'a tidewatch_shared::api::Condition)> {
-    let condition = kyma.status.as_ref()?.condition(kind)?;
-    Some((condition.status, condition))
+fn shown<'a>(kyma: &'a Kyma, kind: &str) -> Option<&'a Condition> {
+    kyma.status.as_ref()?.condition(kind)
 }
 
-/// The pod runs, and nothing is heard of it, or not what should be.
+/// Fault of a running pod without a proven event path.
 fn unproven(kyma: &Kyma) -> Readiness {
-    let since = shown(kyma, "EventPath").filter(|(status, _)| *status == ConditionStatus::False);
-    let message = match since {
-        Some((_, condition)) => {
+    let message = match shown(kyma, "EventPath").filter(|condition| condition.status == ConditionStatus::False) {
+        Some(condition) => {
             format!("the agent runs, but its event path is not proven since {}", condition.last_transition_time.0)
         }
         None => "the agent runs, but its event path has not been proven yet".to_owned(),
@@ -150,70 +152,74 @@ fn unproven(kyma: &Kyma) -> Readiness {
     Readiness::not("PathNotProven", message)
 }
 
-/// Whether the pod of a Deployment runs as it says now.
+/// Returns whether a pod of the current generation of the Deployment runs.
 pub(super) fn is_available(deployment: &DynamicObject) -> bool {
-    standing(deployment) == Standing::Available
+    deployment_status(deployment) == DeploymentStatus::Available
 }
 
-fn standing(deployment: &DynamicObject) -> Standing {
+fn deployment_status(deployment: &DynamicObject) -> DeploymentStatus {
     let status = &deployment.data["status"];
     let observed = status["observedGeneration"].as_i64() >= deployment.metadata.generation;
     if observed && status["availableReplicas"].as_i64() >= Some(1) && status["updatedReplicas"].as_i64() >= Some(1) {
-        return Standing::Available;
+        return DeploymentStatus::Available;
     }
     let conditions = status["conditions"].as_array().into_iter().flatten();
     let refused =
         conditions.into_iter().find(|condition| condition["type"] == "ReplicaFailure" && condition["status"] == "True");
     match refused.filter(|_| observed).and_then(|condition| condition["message"].as_str()) {
-        Some(words) => Standing::Refused(words.to_owned()),
-        None => Standing::Pending,
+        Some(message) => DeploymentStatus::Refused(message.to_owned()),
+        None => DeploymentStatus::Pending,
     }
 }
 
-/// What is wrong with a pod, as its status says.
+/// Derives the fault of a pod from its status.
 fn fault(pod: &DynamicObject) -> Option<Readiness> {
     let status = &pod.data["status"];
     let containers = status["containerStatuses"].as_array().into_iter().flatten();
     let waiting = containers.map(|container| &container["state"]["waiting"]).find(|waiting| waiting.is_object());
-    if let Some((reason, words)) = waiting.and_then(|waiting| Some((waiting["reason"].as_str()?, &waiting["message"])))
+    if let Some((reason, message)) =
+        waiting.and_then(|waiting| Some((waiting["reason"].as_str()?, &waiting["message"])))
     {
-        let words = words.as_str().unwrap_or_default();
+        let message = message.as_str().unwrap_or_default();
         match reason {
             "ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull" => {
                 let image = pod.data["spec"]["containers"][0]["image"].as_str().unwrap_or_default();
-                // The kubelet's words move from try to try.
+                // The kubelet's message differs between attempts.
                 return Some(Readiness::not("ImagePull", format!("the agent's image {image} cannot be pulled")));
             }
             "CrashLoopBackOff" => return Some(Readiness::not("CrashLoop", crashed(pod))),
             "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError" => {
-                return Some(Readiness::not("Container", format!("the agent's container cannot be started: {words}")));
+                return Some(Readiness::not(
+                    "Container",
+                    format!("the agent's container cannot be started: {message}"),
+                ));
             }
             _ => {}
         }
     }
     let unscheduled = |condition: &&Value| condition["type"] == "PodScheduled" && condition["status"] == "False";
     let condition = status["conditions"].as_array().into_iter().flatten().find(unscheduled)?;
-    let words = condition["message"].as_str().unwrap_or_default();
-    Some(Readiness::not("Unschedulable", format!("no node takes the agent: {words}")))
+    let message = condition["message"].as_str().unwrap_or_default();
+    Some(Readiness::not("Unschedulable", format!("no node takes the agent: {message}")))
 }
 
-/// The last words of a process that ends again and again.
+/// Message for a process that terminates repeatedly.
 fn crashed(pod: &DynamicObject) -> String {
     let ended = &pod.data["status"]["containerStatuses"][0]["lastState"]["terminated"];
-    let words = ended["message"].as_str().unwrap_or_default().trim();
+    let message = ended["message"].as_str().unwrap_or_default().trim();
     match ended["exitCode"].as_i64() {
-        Some(code) if words.is_empty() => format!("the agent ends again and again with code {code}"),
+        Some(code) if message.is_empty() => format!("the agent ends again and again with code {code}"),
         Some(code) => {
-            // How a program says why it ends; what it logged before has times in it.
+            // The error line of the process; other log lines contain timestamps.
             let is_error = |line: &&str| line.get(..6).is_some_and(|start| start.eq_ignore_ascii_case("error:"));
-            let line = words.lines().find(is_error).or_else(|| words.lines().last()).unwrap_or_default();
+            let line = message.lines().find(is_error).or_else(|| message.lines().last()).unwrap_or_default();
             format!("the agent ends again and again with code {code}: {line}")
         }
         None => "the agent ends again and again".to_owned(),
     }
 }
 
-/// Whether the Secret has a certificate, told by who owns which of its members: what is in them is not looked at.
+/// Returns whether the Secret contains a certificate, according to its managed fields: the content is not read.
 fn has_certificate(secret: &DynamicObject) -> bool {
     let fields = secret.metadata.managed_fields.iter().flatten().filter_map(|entry| entry.fields_v1.as_ref());
     fields.into_iter().any(|fields| fields.0["f:data"].get("f:tls.crt").is_some())
@@ -230,20 +236,20 @@ mod tests {
     }
 
     #[test]
-    fn a_deployment_is_available_when_this_generation_is() {
+    fn deployment_is_available_when_its_current_generation_is() {
         let deployment = |observed: i64, available: i64| {
-            standing(&object(json!({"metadata": {"generation": 2}, "status": {"observedGeneration": observed,
+            deployment_status(&object(json!({"metadata": {"generation": 2}, "status": {"observedGeneration": observed,
                 "availableReplicas": available, "updatedReplicas": 1,
                 "conditions": [{"type": "ReplicaFailure", "status": "True", "message": "pods \"x\" is forbidden"}]}})))
         };
-        assert_eq!(deployment(2, 1), Standing::Available);
-        assert_eq!(deployment(1, 1), Standing::Pending);
-        assert_eq!(deployment(2, 0), Standing::Refused("pods \"x\" is forbidden".into()));
-        assert_eq!(standing(&object(json!({"metadata": {"generation": 1}}))), Standing::Pending);
+        assert_eq!(deployment(2, 1), DeploymentStatus::Available);
+        assert_eq!(deployment(1, 1), DeploymentStatus::Pending);
+        assert_eq!(deployment(2, 0), DeploymentStatus::Refused("pods \"x\" is forbidden".into()));
+        assert_eq!(deployment_status(&object(json!({"metadata": {"generation": 1}}))), DeploymentStatus::Pending);
     }
 
     #[test]
-    fn a_pods_fault_is_named() {
+    fn pod_fault_maps_to_reason_and_message() {
         let waiting = |reason: &str| {
             fault(&object(
                 json!({"metadata": {}, "spec": {"containers": [{"image": "i:1"}]}, "status": {"containerStatuses": [
@@ -267,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_is_seen_without_being_read() {
+    fn certificate_is_detected_from_managed_fields() {
         let secret = |fields: Value| {
             has_certificate(&object(json!({"metadata": {"managedFields": [{"manager": "m", "fieldsV1": fields}]}})))
         };

@@ -1,61 +1,61 @@
-//! What is known of the installation in one runtime.
+//! State of the installation in one runtime, as known from earlier reconciles.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use tokio::time::Instant;
 
 use super::{
-    Part,
-    kit::{Wanted, Whose},
+    Component,
+    desired::{DesiredObject, Params},
     upgrade::Image,
 };
 
-/// Writes to one runtime in one [`WINDOW`], at most: a whole installation seven times over. Who keeps changing what we keep mending is named,
-/// and waited for.
+/// Maximum number of writes to one runtime per [`WINDOW`], seven times a whole installation. Above it the competing
+/// writer is reported, and the repair waits.
 const MAX_WRITES: u16 = 120;
-/// See [`MAX_WRITES`].
+/// Window of [`MAX_WRITES`].
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// What earlier passes proved. About 200 bytes.
+/// Verified state of one installation, about 200 bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Installed {
-    /// By [`Part::index`], the hash of what it was seen to be; 0 for what nobody has looked at.
-    seen: [u64; Part::ALL.len()],
-    /// What of the incumbent has no part any more is gone.
-    pub(super) cleared: bool,
-    /// Forms in which this API server keeps objects that it, or somebody's admission, adds something to.
-    pub(super) forms: BTreeMap<Part, u64>,
-    /// The image in the Deployment, as it was last seen to be what it shall be.
+pub struct InstallationState {
+    /// Hash of the verified object by [`Component::index`]; 0 if it is not verified.
+    verified: [u64; Component::ALL.len()],
+    /// The incumbent's objects that have no component are deleted.
+    pub(super) obsolete_removed: bool,
+    /// Hashes of the forms in which this API server stores objects to which it, or an admission webhook, adds fields.
+    pub(super) accepted_forms: BTreeMap<Component, u64>,
+    /// Image of the Deployment when it was last verified.
     pub(super) image: Option<Image>,
-    /// The Deployment was written or found not available, and has not been seen available since.
-    pub(super) settling: bool,
-    /// Looks at an agent that does not run yet.
-    pub(super) looks: u8,
+    /// The Deployment was written or found unavailable, and has not been available since.
+    pub(super) awaiting_pod: bool,
+    /// Checks of an agent that is not running yet.
+    pub(super) rechecks: u8,
     writes: Option<(Instant, u16)>,
 }
 
-impl Installed {
-    /// Somebody may have changed an object.
-    pub(crate) fn doubt(&mut self, plural: &str, name: &str) {
-        if let Some(part) = Part::of(plural, name) {
-            self.seen[part.index()] = 0;
+impl InstallationState {
+    /// Marks one object as possibly changed.
+    pub(crate) fn invalidate(&mut self, plural: &str, name: &str) {
+        if let Some(component) = Component::of(plural, name) {
+            self.verified[component.index()] = 0;
         }
     }
 
-    /// Anything may have changed.
-    pub(crate) fn doubt_all(&mut self) {
-        (self.seen, self.cleared) = (Default::default(), false);
+    /// Marks all objects as possibly changed.
+    pub(crate) fn invalidate_all(&mut self) {
+        (self.verified, self.obsolete_removed) = (Default::default(), false);
     }
 
-    pub(super) fn is(&self, wanted: &Wanted, whose: Whose<'_>) -> bool {
-        self.seen[wanted.part.index()] == wanted.hash(whose)
+    pub(super) fn is_verified(&self, desired: &DesiredObject, params: Params<'_>) -> bool {
+        self.verified[desired.component.index()] == desired.hash(params)
     }
 
-    pub(super) fn saw(&mut self, wanted: &Wanted, whose: Whose<'_>) {
-        self.seen[wanted.part.index()] = wanted.hash(whose);
+    pub(super) fn mark_verified(&mut self, desired: &DesiredObject, params: Params<'_>) {
+        self.verified[desired.component.index()] = desired.hash(params);
     }
 
-    /// Whether one more write is allowed; it is counted.
+    /// Counts a write, and returns whether it is allowed.
     pub(super) fn may_write(&mut self, now: Instant) -> bool {
         let (since, count) = self.writes.filter(|(since, _)| now < *since + WINDOW).unwrap_or((now, 0));
         self.writes = Some((since, count.saturating_add(1)));
@@ -68,8 +68,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn writes_have_a_bound_that_time_lifts() {
-        let (mut installed, now) = (Installed::default(), Instant::now());
+    fn writes_are_limited_per_window() {
+        let (mut installed, now) = (InstallationState::default(), Instant::now());
         assert_eq!((0..200).filter(|_| installed.may_write(now)).count(), usize::from(MAX_WRITES));
         assert!(!installed.may_write(now + WINDOW / 2));
         assert!(installed.may_write(now + WINDOW));

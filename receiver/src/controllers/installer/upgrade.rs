@@ -1,23 +1,24 @@
-//! Upgrades of agents in stages: a new image reaches a share of the runtimes, then a larger one, and stops by itself when those that have
-//! it do worse than the others.
+//! Upgrades agents in stages: a new image reaches a growing share of the runtimes, and halts by itself when upgraded
+//! runtimes fare worse than the others.
 //!
-//! `rollout` is how far it is, and what each runtime gets in it; `decide` is what comes next: both pure. `table` remembers how each
-//! runtime stands, `store` keeps the roll-out in a ConfigMap of KCP, and `task` carries it on. What a step changes is stored before it
-//! takes effect, so that a receiver that ends anywhere is continued by the next one.
+//! Pure modules: `state` is the progress of an upgrade and the image of each runtime in it, `decide` computes the next
+//! step. `table` assesses each runtime over time, `store` persists the state in a ConfigMap of KCP, `handle` shares it
+//! with the installer, and `task` drives the upgrade. A step is stored before it takes effect, so that another receiver
+//! can continue from any point.
 
-mod course;
 mod decide;
 mod flags;
+mod handle;
 mod metrics;
-mod rollout;
+mod state;
 mod store;
 mod table;
 mod task;
 
-pub use course::Course;
-pub use flags::{Flags, InvalidShare, InvalidStages, Share, Stages};
+pub use flags::{Flags, ParseShareError, ParseStagesError, Share, Stages};
+pub use handle::UpgradeHandle;
 pub use metrics::Metrics;
-pub use store::{CONFIG_MAP, Keep};
-pub use task::{Rooms, Upgrade};
+pub use store::{CONFIG_MAP, StoreError};
+pub use task::{Dependencies, UpgradeTask};
 
-pub(super) use rollout::{Decided, Image, Rollout};
+pub(super) use state::{Image, ImageDecision, UpgradeState};

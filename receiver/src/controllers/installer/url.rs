@@ -1,16 +1,16 @@
-//! The address of a port as agents know it.
+//! Address of a port as agents reach it.
 
 use std::{fmt, str::FromStr};
 
 use http::Uri;
 use thiserror::Error;
 
-/// Why a text is no [`PublicUrl`].
+/// Failure to parse a [`PublicUrl`].
 #[derive(Debug, Error, PartialEq, Eq)]
 #[error("not https://host or https://host:port")]
-pub struct ParsePublicUrl;
+pub struct ParsePublicUrlError;
 
-/// `https://host:port`, without a path.
+/// An origin `https://host:port`, without a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PublicUrl {
     host: String,
@@ -18,13 +18,13 @@ pub struct PublicUrl {
 }
 
 impl PublicUrl {
-    /// The host: a name, or an address without brackets.
+    /// Host name, or an IP address without brackets.
     #[must_use]
     pub fn host(&self) -> &str {
         self.host.trim_start_matches('[').trim_end_matches(']')
     }
 
-    /// The port, 443 where the URL names none.
+    /// Port, 443 if the URL contains none.
     #[must_use]
     pub const fn port(&self) -> u16 {
         self.port
@@ -38,11 +38,11 @@ impl fmt::Display for PublicUrl {
 }
 
 impl FromStr for PublicUrl {
-    type Err = ParsePublicUrl;
+    type Err = ParsePublicUrlError;
 
-    fn from_str(text: &str) -> Result<Self, ParsePublicUrl> {
-        let uri: Uri = text.to_ascii_lowercase().parse().map_err(|_| ParsePublicUrl)?;
-        let authority = uri.authority().ok_or(ParsePublicUrl)?;
+    fn from_str(text: &str) -> Result<Self, ParsePublicUrlError> {
+        let uri: Uri = text.to_ascii_lowercase().parse().map_err(|_| ParsePublicUrlError)?;
+        let authority = uri.authority().ok_or(ParsePublicUrlError)?;
         let plain = uri.scheme_str() == Some("https")
             && matches!(uri.path(), "" | "/")
             && uri.query().is_none()
@@ -50,10 +50,10 @@ impl FromStr for PublicUrl {
             && !authority.host().is_empty();
         let port = match authority.port() {
             None if !authority.as_str().ends_with(':') => 443,
-            None => return Err(ParsePublicUrl),
-            Some(port) => port.as_str().parse().map_err(|_| ParsePublicUrl)?,
+            None => return Err(ParsePublicUrlError),
+            Some(port) => port.as_str().parse().map_err(|_| ParsePublicUrlError)?,
         };
-        (plain && port != 0).then(|| Self { host: authority.host().to_owned(), port }).ok_or(ParsePublicUrl)
+        (plain && port != 0).then(|| Self { host: authority.host().to_owned(), port }).ok_or(ParsePublicUrlError)
     }
 }
 
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_plain_https_address_is_one() {
+    fn only_plain_https_origins_are_accepted() {
         for (text, shown, host) in [
             ("https://KCP.example:8443", "https://kcp.example:8443", "kcp.example"),
             ("https://kcp.example/", "https://kcp.example:443", "kcp.example"),
@@ -74,7 +74,7 @@ mod tests {
         for bad in
             ["http://a", "https://", "https://a/b", "https://a?b", "https://u@a", "a:1", "https://a:0", "https://a:"]
         {
-            assert_eq!(bad.parse::<PublicUrl>(), Err(ParsePublicUrl), "{bad}");
+            assert_eq!(bad.parse::<PublicUrl>(), Err(ParsePublicUrlError), "{bad}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What of an installation its own agent watches, so that whatever somebody breaks comes back at once.
+//! Watches of the agent on its own installation, so that changed or deleted objects are repaired at once.
 
 use std::collections::BTreeSet;
 
@@ -7,24 +7,24 @@ use tidewatch_shared::{
     plan::{Field, PlannedWatch, Work},
 };
 
-use super::{Part, part::POLICIES};
+use super::{Component, component::POLICIES};
 
-/// The watches that the plan of an installed agent has besides the others. Its Lease and Secrets are in no plan.
+/// Returns the watches for the plan of installed agents. The Lease and the Secrets are in no plan.
 #[must_use]
 pub fn watches() -> Vec<PlannedWatch> {
     let mut seen = BTreeSet::new();
-    let parts = Part::ALL.into_iter().filter(|part| part.is_watched());
-    parts.filter(|part| seen.insert(part.kind().plural)).map(watch).collect()
+    let components = Component::ALL.into_iter().filter(|component| component.is_watched());
+    components.filter(|component| seen.insert(component.kind().plural)).map(watch).collect()
 }
 
-fn watch(part: Part) -> PlannedWatch {
-    let kind = part.kind();
-    // By name, so that nobody can hide an object by taking a label off; where there are several, by the label: what loses it has left the
-    // set, and that is told too.
+fn watch(component: Component) -> PlannedWatch {
+    let kind = component.kind();
+    // Single objects are selected by name, so that removing a label hides none. Several objects of one resource are
+    // selected by label: an object that loses the label leaves the set, which is an event too.
     let (label_selector, field_selector) = if kind == POLICIES {
         (format!("{}={}", label::PART_OF, label::PART_OF_TIDEWATCH), String::new())
     } else {
-        (String::new(), format!("metadata.name={}", part.name()))
+        (String::new(), format!("metadata.name={}", component.name()))
     };
     PlannedWatch {
         name: format!("installer/{}", kind.plural),
@@ -47,17 +47,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_part_but_the_agents_own_is_watched_by_a_plan_that_holds() {
+    fn every_watched_component_has_a_valid_planned_watch() {
         let watches = watches();
         let plan = Plan::new("1".into(), watches.clone()).unwrap();
         Plan::parse(&serde_json::to_string(&plan).unwrap()).unwrap();
-        for part in Part::ALL {
-            let by = watches.iter().find(|watch| watch.resource == part.kind().plural);
-            assert_eq!(by.is_some(), part.is_watched(), "{part:?}");
+        for component in Component::ALL {
+            let by = watches.iter().find(|watch| watch.resource == component.kind().plural);
+            assert_eq!(by.is_some(), component.is_watched(), "{component:?}");
             let selects = |watch: &PlannedWatch| {
-                watch.field_selector == format!("metadata.name={}", part.name()) || !watch.label_selector.is_empty()
+                watch.field_selector == format!("metadata.name={}", component.name())
+                    || !watch.label_selector.is_empty()
             };
-            assert!(by.is_none_or(selects), "{part:?}");
+            assert!(by.is_none_or(selects), "{component:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Manifests written and deleted in KCP, as was decided.
+//! Applies and deletes the Manifests of a Kyma in KCP.
 
 use futures::{StreamExt, stream};
 use kube::{
@@ -15,15 +15,16 @@ use super::{
     build::Desired,
     error, fetch,
     modules::{self, Decision, Decisions},
-    status,
+    module_status,
 };
 use crate::base::key::KymaKey;
 use crate::kube::object;
 
-/// Manifests of one Kyma that are written at the same time.
+/// Manifests of one Kyma that are written concurrently.
 const AT_ONCE: usize = 4;
 
-/// Carries out what was decided and tells how the modules are then. One that fails stops no other; the first failure is told.
+/// Carries out the decisions and returns the resulting module statuses. A failing Manifest stops no other; the first
+/// failure is returned.
 pub(super) async fn apply(
     ctx: &Context,
     key: &KymaKey,
@@ -33,7 +34,8 @@ pub(super) async fn apply(
 ) -> Result<Vec<ModuleStatus>, Error> {
     let api: Api<Manifest> = fetch::in_kcp(ctx, &kyma.namespace().unwrap_or_default());
     let before = |name: &str| old.modules().iter().find(|module| module.name == name);
-    // Futures are made before the stream: made inside it, their lifetimes are too general for the compiler to call them `Send`.
+    // The futures are created before the stream: created inside it, their lifetimes are too general for the compiler to
+    // infer `Send`.
     let writes: Vec<_> = decisions.wanted.into_iter().map(|decision| write(ctx, key, &api, decision)).collect();
     let written: Vec<_> = stream::iter(writes).buffered(AT_ONCE).collect().await;
     let mut statuses = Vec::new();
@@ -41,10 +43,10 @@ pub(super) async fn apply(
     for result in written {
         match result {
             Ok((Decision { module, found: Ok(found), .. }, manifest)) => {
-                statuses.push(status::resolved(module, &found, manifest.as_ref()));
+                statuses.push(module_status::resolved(module, &found, manifest.as_ref()));
             }
             Ok((Decision { module, found: Err(error), .. }, manifest)) => {
-                statuses.push(status::unresolved(module, &error, before(&module.name), manifest.as_ref()));
+                statuses.push(module_status::unresolved(module, &error, before(&module.name), manifest.as_ref()));
             }
             Err(error) => failed = failed.or(Some(error)),
         }
@@ -56,9 +58,9 @@ pub(super) async fn apply(
             Ok(None) => {}
             Ok(Some(manifest)) => {
                 let name = manifest.labels().get(label::MODULE_NAME).cloned().unwrap_or_default();
-                // A module that is wanted but may not be had tells of that, not of its removal.
+                // A selected module that cannot be resolved reports that error, not its removal.
                 if !statuses.iter().any(|status| status.name == name) {
-                    statuses.push(status::removed(&manifest, before(&name)));
+                    statuses.push(module_status::removed(&manifest, before(&name)));
                 }
             }
             Err(error) => failed = failed.or(Some(error)),
@@ -77,10 +79,10 @@ async fn write<'a>(
         let manifest = decision.manifest.as_deref().cloned();
         return Ok((decision, manifest));
     };
-    ctx.written.begins(key, &desired.name);
+    ctx.pending_writes.begins(key, &desired.name);
     let written = put(api, desired).await;
     let written = written.map_err(|source| Error::Manifest { doing: "apply", name: desired.name.clone(), source })?;
-    ctx.written.is(key, &written);
+    ctx.pending_writes.is(key, &written);
     Ok((decision, Some(written)))
 }
 
@@ -91,11 +93,11 @@ async fn remove(
     manifest: &Manifest,
 ) -> Result<Option<Manifest>, Error> {
     let (name, uid) = (manifest.name_any(), manifest.uid());
-    ctx.written.begins(key, &name);
+    ctx.pending_writes.begins(key, &name);
     let left = delete(api, manifest.clone()).await?;
     match &left {
-        Some(left) => ctx.written.is(key, left),
-        None => ctx.written.is_gone(key, &name, uid),
+        Some(left) => ctx.pending_writes.is(key, left),
+        None => ctx.pending_writes.is_gone(key, &name, uid),
     }
     Ok(left)
 }
@@ -119,7 +121,8 @@ async fn put(api: &Api<Manifest>, desired: &Desired) -> kube::Result<Manifest> {
     api.replace(&desired.name, &params, &written).await
 }
 
-/// Deletes a Manifest, this one and no later one of its name. Returns what is still there of it.
+/// Deletes a Manifest by uid, so that a later one of the same name stays. Returns the Manifest if it is still being
+/// deleted.
 pub(super) async fn delete(api: &Api<Manifest>, manifest: Manifest) -> Result<Option<Manifest>, Error> {
     if manifest.metadata.deletion_timestamp.is_some() {
         return Ok(Some(manifest));

@@ -1,5 +1,5 @@
-//! What a runtime needs before it can have a Kyma: the namespace, our CRDs, the agent's plan; and the marks on the KCP Kyma that
-//! let us clean up after ourselves.
+//! Prerequisites of a Kyma in its runtime cluster (namespace, CRDs, plan of the agent), and the finalizer and labels of
+//! the KCP Kyma.
 
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{
@@ -13,17 +13,18 @@ use tidewatch_shared::{
     plan::Plan,
 };
 
-use super::{Context, Error, crd, error, fetch, inputs, memory::Verified};
+use super::{Context, Error, crd, error, fetch, inputs, verified_cache::Verified};
 use crate::{base::takeover, controllers::watcher, kube::object};
 
-/// Kubernetes' own finalizer: while it is there, the garbage collector deletes what the Kyma owns, and nothing is to be added.
+/// Finalizer of Kubernetes' foreground deletion: while it is present, the garbage collector deletes the dependents and
+/// rejects new finalizers.
 const FOREGROUND: &str = "foregroundDeletion";
 
-/// Puts our finalizer and label on the KCP Kyma, and the note that it is ours, if one is missing. Returns the Kyma as it is then.
+/// Adds our finalizer, label and management annotation to the KCP Kyma if one is missing. Returns the Kyma as stored.
 pub(super) async fn mark(ctx: &Context, kyma: Kyma) -> Result<Kyma, Error> {
     let marked = kyma.finalizers().iter().any(|name| name == finalizer::KYMA)
         && kyma.labels().get(label::MANAGED_BY).is_some_and(|by| by == label::MANAGED_BY_KCP)
-        && takeover::is_held(&kyma);
+        && takeover::is_managed(&kyma);
     if marked || kyma.finalizers().iter().any(|name| name == FOREGROUND) {
         return Ok(kyma);
     }
@@ -32,13 +33,13 @@ pub(super) async fn mark(ctx: &Context, kyma: Kyma) -> Result<Kyma, Error> {
         finalizers.push(finalizer::KYMA.to_owned());
     }
     let mut metadata = json!({"finalizers": finalizers, "labels": {label::MANAGED_BY: label::MANAGED_BY_KCP}});
-    if !takeover::is_held(&kyma) {
+    if !takeover::is_managed(&kyma) {
         metadata["annotations"] = json!({annotation::INPUTS: inputs::NOTHING});
     }
     patch_metadata(ctx, &kyma, metadata).await
 }
 
-/// Merges into the metadata of the KCP Kyma, unless somebody else wrote since it was read.
+/// Merges into the metadata of the KCP Kyma; fails with a conflict if it was written since it was read.
 pub(super) async fn patch_metadata(ctx: &Context, kyma: &Kyma, mut metadata: Value) -> Result<Kyma, Error> {
     metadata["resourceVersion"] = kyma.resource_version().unwrap_or_default().into();
     let api: Api<Kyma> = fetch::in_kcp(ctx, &kyma.namespace().unwrap_or_default());
@@ -48,7 +49,7 @@ pub(super) async fn patch_metadata(ctx: &Context, kyma: &Kyma, mut metadata: Val
     api.patch(&kyma.name_any(), &params, &patch).await.map_err(Error::kcp(error::MARK_KYMA))
 }
 
-/// Brings a runtime to what every runtime has. Asks only for what `verified` does not know, and remembers there what it proved.
+/// Applies the prerequisites. Reads only objects that `verified` does not hold, and records there the verified ones.
 pub(super) async fn ensure(ctx: &Context, client: &Client, verified: &mut Verified) -> Result<(), Error> {
     if !verified.namespace {
         ensure_namespace(client).await?;
@@ -61,7 +62,7 @@ pub(super) async fn ensure(ctx: &Context, client: &Client, verified: &mut Verifi
         }
     }
     if ctx.installer.is_some() {
-        // The plan is part of what is installed.
+        // The installation contains the plan.
         return Ok(());
     }
     let plan: std::sync::Arc<Plan> = ctx.plan.load_full();

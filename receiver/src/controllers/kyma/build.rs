@@ -1,4 +1,4 @@
-//! The Manifests that a Kyma shall have: pure, one per resolved module.
+//! Builds the desired Manifests of a Kyma, one per resolved module. Pure.
 
 use kube::ResourceExt;
 use serde_json::{Map, Value, json};
@@ -9,28 +9,28 @@ use tidewatch_shared::{
 
 use super::{lookup::Resolved, validate::WantedModule};
 
-/// The layer of a module's component that holds its resources, and the name of the install in a Manifest.
+/// Name of the component's layer with the module's resources, and of the install in a Manifest.
 const RAW_MANIFEST: &str = "raw-manifest";
-/// Where components lie below a registry.
+/// Path of component descriptors below a registry.
 const DESCRIPTORS: &str = "component-descriptors";
-/// Names must be shorter than this.
+/// Exclusive upper bound of the length of a name.
 const NAME_LIMIT: usize = 63;
 
-/// A Manifest as it shall be.
+/// A desired Manifest.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Desired {
-    /// Its name.
+    /// Name of the Manifest.
     pub(crate) name: String,
-    /// The module it installs.
+    /// Module that it installs.
     pub(crate) module: String,
-    /// Whether we look after that module.
+    /// False for an unmanaged module.
     pub(crate) managed: bool,
-    /// The whole body of a server-side apply.
+    /// Body of the server-side apply.
     pub(crate) body: Value,
 }
 
 impl Desired {
-    /// Whether the module follows a channel, and has no version of the user's.
+    /// Returns true if the module follows a channel instead of a fixed version.
     pub(super) fn follows_channel(&self) -> bool {
         !self.body["metadata"]["labels"][label::CHANNEL].is_null()
     }
@@ -69,8 +69,8 @@ pub(crate) fn manifest(kyma: &Kyma, module: &WantedModule, resolved: &Resolved, 
     Desired { name, module: module.name.clone(), managed: module.managed, body }
 }
 
-/// `<kyma>-<last segment of the component's name>-<hash>`, cut so that it is a legal name; the hash keeps modules apart that
-/// share a component's last segment.
+/// `<kyma>-<last segment of the component's name>-<hash>`, truncated to a valid name; the hash distinguishes modules
+/// whose components share the last segment.
 pub(crate) fn name(kyma: &str, component: &str, module: &str) -> String {
     let last = component.rsplit('/').next().unwrap_or(component);
     let mut name = format!("{kyma}-{last}-{}", fnv1([component.as_bytes(), module.as_bytes()].iter().copied()));
@@ -82,7 +82,7 @@ pub(crate) fn name(kyma: &str, component: &str, module: &str) -> String {
     name
 }
 
-/// FNV-1 in 32 bits: multiply, then xor. The incumbent's; nothing rests on its strength.
+/// 32-bit FNV-1 (multiply, then xor) as the incumbent computes it; not used for security.
 fn fnv1<'a>(parts: impl Iterator<Item = &'a [u8]>) -> u32 {
     parts.flatten().fold(0x811c_9dc5, |hash: u32, byte| hash.wrapping_mul(0x0100_0193) ^ u32::from(*byte))
 }
@@ -119,7 +119,7 @@ fn owner(kyma: &Kyma) -> Value {
     })
 }
 
-/// Where the module's resources lie: by digest if the template carries its component's descriptor, else by version.
+/// Reference of the module's resources: by digest if the template embeds its component descriptor, else by version.
 fn source(template: &ModuleTemplate, resolved: &Resolved, registry: &str) -> Value {
     let layer = resources(template).find(|resource| resource["name"] == RAW_MANIFEST);
     let access = layer.map(|layer| &layer["access"]);
@@ -138,7 +138,7 @@ fn localized_images(template: &ModuleTemplate) -> Vec<String> {
     images.filter_map(|resource| resource["access"]["imageReference"].as_str()).map(str::to_owned).collect()
 }
 
-/// The resources of an embedded component descriptor, in either form of the Open Component Model (v2 `component`, v3 `spec`).
+/// Resources of an embedded component descriptor of the Open Component Model, v2 (`component`) or v3 (`spec`).
 fn resources(template: &ModuleTemplate) -> impl Iterator<Item = &Value> {
     let descriptor: &Value = &template.spec.descriptor;
     [&descriptor["component"]["resources"], &descriptor["spec"]["resources"]]
@@ -147,7 +147,7 @@ fn resources(template: &ModuleTemplate) -> impl Iterator<Item = &Value> {
         .flatten()
 }
 
-/// The default module CR, with a name and a namespace.
+/// The default module CR with name and namespace.
 fn resource(template: &ModuleTemplate, name: &str) -> Option<Value> {
     let mut data =
         template.spec.data.clone().filter(|data| data.as_object().is_some_and(|members| !members.is_empty()))?;
@@ -162,8 +162,8 @@ fn resource(template: &ModuleTemplate, name: &str) -> Option<Value> {
     Some(data)
 }
 
-/// Whether an object has everything that shall be in it. Objects may have more members, lists may not have more elements; what
-/// shall be absent or empty may be absent.
+/// Returns true if `is` contains everything in `shall`. Objects may have further members, lists no further elements; an
+/// absent member equals null or an empty value.
 pub(crate) fn covers(is: &Value, shall: &Value) -> bool {
     match (is, shall) {
         (Value::Object(is), Value::Object(shall)) => {
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn the_hash_is_fnv_1() {
-        // Published answers of FNV-1 with 32 bits.
+        // Published test vectors of 32-bit FNV-1.
         for (input, hash) in [("", 0x811c_9dc5_u32), ("a", 0x050c_5d7e), ("foobar", 0x31f0_b262)] {
             assert_eq!(fnv1([input.as_bytes()].into_iter()), hash);
         }
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_covers_what_it_has_all_of() {
+    fn object_covers_its_subset() {
         for (is, shall, covered) in [
             (json!({"a": 1, "b": 2}), json!({"a": 1}), true),
             (json!({"a": 1}), json!({"a": 2}), false),

@@ -1,4 +1,4 @@
-//! Our custom resource definitions in a runtime: exactly ours, whatever others changed or added, and established before use.
+//! Our CRDs in a runtime cluster: equal to ours in all fields, and established before use.
 
 use std::{
     collections::BTreeMap,
@@ -22,33 +22,33 @@ use tidewatch_shared::{
 use tokio::time::{Instant, sleep};
 
 use super::Error;
-use crate::base::stored_form::without_nothing;
+use crate::base::stored_form::canonical;
 use crate::kube::object;
 
-/// Between two looks whether a definition is established.
+/// Interval of polls for the condition Established.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// A definition as it shall be.
+/// A desired CRD.
 #[derive(Debug)]
 pub(super) struct Wanted {
-    /// Its name, `<plural>.<group>`.
+    /// `<plural>.<group>`.
     pub(super) name: String,
-    /// Its kind.
+    /// Kind of the custom resource.
     pub(super) kind: String,
-    /// Its `spec`, as we write it.
+    /// `spec` as applied.
     spec: Value,
-    /// The same with what an API server fills in by itself.
+    /// `spec` with the defaults that API servers fill in.
     form: Value,
 }
 
-/// The definitions of a runtime.
+/// The CRDs of every runtime cluster.
 pub(super) fn wanted() -> &'static [Wanted] {
     static WANTED: LazyLock<Vec<Wanted>> =
         LazyLock::new(|| crds::runtime_crds().iter().filter_map(Wanted::of).collect());
     &WANTED
 }
 
-/// Stands for all of them: other definitions have another text, in every process.
+/// Hash of all desired CRDs; equal in every process of this version.
 pub(super) fn fingerprint() -> &'static str {
     static FINGERPRINT: LazyLock<String> = LazyLock::new(|| {
         let specs: Vec<_> = wanted().iter().map(|wanted| (&wanted.name, &wanted.spec)).collect();
@@ -68,7 +68,8 @@ impl Wanted {
             "metadata": {"name": self.name, "labels": {label::MANAGED_BY: label::MANAGED_BY_SKR}}, "spec": self.spec})
     }
 
-    /// Whether a definition is this one: in our form, or in the form that this API server made of it before.
+    /// Returns true if a CRD equals the desired one, in its normal form or in the form that this API server stored
+    /// after an earlier apply.
     fn is(&self, found: &DynamicObject, known: Option<&u64>) -> bool {
         let spec = &found.data["spec"];
         let marked = found.labels().get(label::MANAGED_BY).is_some_and(|by| by == label::MANAGED_BY_SKR);
@@ -78,7 +79,7 @@ impl Wanted {
 
 /// A spec with the defaults that every API server fills in.
 fn form(spec: &Value) -> Value {
-    let mut spec = without_nothing(spec);
+    let mut spec = canonical(spec);
     if spec["conversion"].is_null() {
         spec["conversion"] = json!({"strategy": "None"});
     }
@@ -96,7 +97,7 @@ fn form(spec: &Value) -> Value {
     spec
 }
 
-/// Only compared within this process.
+/// Compared within this process only.
 fn hash(spec: &Value) -> u64 {
     let mut hasher = DefaultHasher::new();
     spec.to_string().hash(&mut hasher);
@@ -107,7 +108,8 @@ pub(super) fn definitions(client: &Client) -> Api<DynamicObject> {
     Api::all_with(client.clone(), &ApiResource::erase::<CustomResourceDefinition>(&()))
 }
 
-/// Sees to it that a runtime has this definition, and waits until it is served. `forms` learns what the API server makes of it.
+/// Applies a CRD that differs, and waits until it is established. Records in `forms` the form in which the API server
+/// stores it.
 pub(super) async fn ensure(
     client: &Client,
     wanted: &Wanted,
@@ -147,14 +149,14 @@ async fn write(
     if form(&applied.data["spec"]) == wanted.form {
         return Ok(applied);
     }
-    // An apply leaves what others added.
+    // A server-side apply keeps fields that other field managers added.
     applied.data["spec"] = wanted.spec.clone();
     applied.metadata.managed_fields = None;
     let params = PostParams { field_manager: Some(field_manager::LIFECYCLE.to_owned()), ..PostParams::default() };
     api.replace(&wanted.name, &params, &applied).await
 }
 
-/// The API server admits no definition without a version that its status calls stored.
+/// The API server rejects a CRD that lacks a version listed in `status.storedVersions`.
 async fn leave_old_versions(api: &Api<DynamicObject>, found: &DynamicObject) -> kube::Result<()> {
     let stored: Vec<String> =
         serde_json::from_value(found.data["status"]["storedVersions"].clone()).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! The end of a Kyma: its Manifests first, waited for with what blocks them named; then what we put into the runtime; our
-//! finalizer last. Every pass does as much as it can and begins again from what is there.
+//! Deletion of a Kyma: first its Manifests, reporting the objects that block it; then our objects in the runtime
+//! cluster; our finalizer last. Each reconcile progresses as far as possible and starts from the observed state.
 
 use std::{ops::ControlFlow, time::Duration};
 
@@ -19,37 +19,37 @@ use tidewatch_shared::{
 use super::{
     Context, Error, apply, base, crd, error, fetch,
     leave::{self, Way},
-    status::{self, Access, Conditions, Findings},
+    module_status,
 };
-use crate::{
+use crate::{controllers::status::{Access, Conditions, Findings, SECRET_MISSING, unreachable_since, write_runtime}, 
     base::key::KymaKey,
-    controllers::wait::Wait,
-    fleet::queue::{Outcome, Works},
+    controllers::pending_removal::PendingRemoval,
+    fleet::queue::{ReconcileOutcome, WorkSet},
     kube::object,
-    kube::runtime_access::Unusable,
+    kube::runtime_access::RuntimeAccessError,
 };
 
-/// Manifests that are deleted at the same time.
+/// Manifests that are deleted concurrently.
 const AT_ONCE: usize = 4;
-/// Manifests that go wake their Kyma; this is for the case that nobody deletes them.
+/// Interval of checks for Manifests without progress; a deleted Manifest enqueues its Kyma.
 const REMIND: Duration = Duration::from_secs(60);
-/// A runtime without an access Secret for so long, while its Kyma is being deleted, is gone. A Secret that is deleted and made
-/// again within it was rotated.
+/// A runtime cluster without an access Secret for this long, while its Kyma is being deleted, counts as gone. A Secret
+/// recreated earlier was rotated.
 const GONE_AFTER: Duration = Duration::from_secs(600);
 
-/// Goes on with the deletion of a Kyma that has a deletion timestamp.
-pub(super) async fn step(ctx: &Context, key: &KymaKey, kyma: Kyma, works: Works) -> Result<Outcome, Error> {
+/// Continues the deletion of a Kyma with a deletion timestamp.
+pub(super) async fn step(ctx: &Context, key: &KymaKey, kyma: Kyma, works: WorkSet) -> Result<ReconcileOutcome, Error> {
     if !kyma.finalizers().iter().any(|name| name == finalizer::KYMA) {
-        return Ok(Outcome::ended(works));
+        return Ok(ReconcileOutcome::ended(works));
     }
     let left = delete_manifests(ctx, &kyma).await?;
     let access = (ctx.clients)(key).map(|(client, _)| client);
     let kyma = record(ctx, kyma, &left, access.as_ref().err()).await?;
     let came = match access {
         Ok(client) if left.is_empty() => clean(ctx, key, &client, &kyma).await,
-        Ok(client) => show(&client, &kyma).await.map(|()| Some(Wait::of(REMIND))),
-        Err(_) if !left.is_empty() => Ok(Some(Wait::of(REMIND))),
-        Err(Unusable::Missing) => until_gone(ctx, &kyma).await,
+        Ok(client) => show(&client, &kyma).await.map(|()| Some(PendingRemoval::after(REMIND))),
+        Err(_) if !left.is_empty() => Ok(Some(PendingRemoval::after(REMIND))),
+        Err(RuntimeAccessError::Missing) => until_gone(ctx, &kyma).await,
         Err(unusable) => Err(Error::Access(unusable)),
     };
     let kyma = match leave::after(ctx, kyma, works, Way::Deletion, came).await? {
@@ -59,10 +59,10 @@ pub(super) async fn step(ctx: &Context, key: &KymaKey, kyma: Kyma, works: Works)
     let others: Vec<_> = kyma.finalizers().iter().filter(|name| *name != finalizer::KYMA).collect();
     base::patch_metadata(ctx, &kyma, json!({"finalizers": others})).await?;
     ctx.forget(key);
-    Ok(Outcome::ended(works))
+    Ok(ReconcileOutcome::ended(works))
 }
 
-/// Deletes all Manifests of the Kyma, mandatory ones included, and tells which are still there, as KCP says and not our cache.
+/// Deletes all Manifests of the Kyma, mandatory ones included. Returns those that still exist in KCP by a quorum read.
 async fn delete_manifests(ctx: &Context, kyma: &Kyma) -> Result<Vec<Manifest>, Error> {
     let api: Api<Manifest> = fetch::in_kcp(ctx, &kyma.namespace().unwrap_or_default());
     let manifests = fetch::list_manifests(ctx, kyma).await?;
@@ -72,33 +72,33 @@ async fn delete_manifests(ctx: &Context, kyma: &Kyma) -> Result<Vec<Manifest>, E
     Ok(left?.into_iter().flatten().collect())
 }
 
-/// Says in KCP that the Kyma is going, what blocks it, and whether its runtime can be reached.
-async fn record(ctx: &Context, mut kyma: Kyma, left: &[Manifest], unusable: Option<&Unusable>) -> Result<Kyma, Error> {
+/// Writes state Deleting to the KCP Kyma, with the objects that block it and the reachability of the runtime cluster.
+async fn record(ctx: &Context, mut kyma: Kyma, left: &[Manifest], unusable: Option<&RuntimeAccessError>) -> Result<Kyma, Error> {
     let old = kyma.status.clone().unwrap_or_default();
-    // A Secret that came back is said at once: should it go again, the wait for it begins anew.
-    let is_back = unusable.is_none() && status::unreachable_since(&old, super::SECRET_MISSING).is_some();
-    let access = unusable.map(super::unusable).or(is_back.then_some(Access::Usable));
+    // A returned Secret is reported at once: if it disappears again, the wait restarts.
+    let is_back = unusable.is_none() && unreachable_since(&old, SECRET_MISSING).is_some();
+    let access = unusable.map(Access::from).or(is_back.then_some(Access::Usable));
     let before = |manifest: &Manifest| {
         let module = manifest.labels().get(label::MODULE_NAME)?;
         old.modules().iter().find(|status| status.name == *module)
     };
-    // Whoever said last what holds the deletion up says so again when it does no longer.
+    // Keeps the last blocking reason; the step that reported it removes it.
     let said = old.last_operation.as_ref().filter(|_| old.state() == State::Deleting);
     let waits = said.map(|said| said.operation.clone());
     let findings = Findings {
-        modules: Some(left.iter().map(|manifest| status::removed(manifest, before(manifest))).collect()),
+        modules: Some(left.iter().map(|manifest| module_status::removed(manifest, before(manifest))).collect()),
         conditions: Conditions { access, ..Conditions::default() },
         waits,
         deleting: true,
         ..Findings::default()
     };
-    let (status, version) = status::write_kcp(ctx, &kyma, &findings, &super::now()).await?;
+    let (status, version) = ctx.status().write(&kyma, &findings, &super::now()).await?;
     kyma.status = Some(status);
     kyma.metadata.resource_version = version;
     Ok(kyma)
 }
 
-/// Shows the same in the runtime, if its Kyma is still there.
+/// Writes the same status to the runtime cluster's Kyma if that still exists.
 async fn show(client: &Client, kyma: &Kyma) -> Result<(), Error> {
     let Some(definition) = crd::wanted().iter().find(|wanted| wanted.kind == "Kyma") else { return Ok(()) };
     let found =
@@ -107,13 +107,14 @@ async fn show(client: &Client, kyma: &Kyma) -> Result<(), Error> {
         return Ok(());
     }
     match (fetch::runtime_kyma(client).await?, &kyma.status) {
-        (Some(runtime), Some(status)) => status::write_runtime(client, &runtime, status).await,
+        (Some(runtime), Some(status)) => write_runtime(client, &runtime, status).await.map_err(Error::from),
         _ => Ok(()),
     }
 }
 
-/// Takes what is ours out of the runtime: catalog, its definitions, the Kyma, its definition, the agent. `None` when all of it is gone.
-async fn clean(ctx: &Context, key: &KymaKey, client: &Client, kyma: &Kyma) -> Result<Option<Wait>, Error> {
+/// Deletes our objects from the runtime cluster: catalog, its CRDs, the Kyma, its CRD, the agent. `None` once all are
+/// gone.
+async fn clean(ctx: &Context, key: &KymaKey, client: &Client, kyma: &Kyma) -> Result<Option<PendingRemoval>, Error> {
     let api = crd::definitions(client);
     let (mut of_kyma, mut of_catalog) = (None, Vec::new());
     for wanted in crd::wanted() {
@@ -124,7 +125,7 @@ async fn clean(ctx: &Context, key: &KymaKey, client: &Client, kyma: &Kyma) -> Re
         }
     }
     let served = |definition: &DynamicObject| definition.metadata.deletion_timestamp.is_none();
-    // Where one of the two kinds is not served any more, its objects go with it.
+    // Without one of the two kinds, its objects are gone as well.
     if of_catalog.len() == 2 && of_catalog.iter().all(served) {
         ctx.catalog.remove_all(key, client).await.map_err(Error::Catalog)?;
     }
@@ -139,7 +140,7 @@ async fn clean(ctx: &Context, key: &KymaKey, client: &Client, kyma: &Kyma) -> Re
             Some(runtime) if runtime.metadata.deletion_timestamp.is_some() => held.push("the Kyma".to_owned()),
             Some(runtime) => {
                 if let Some(status) = &kyma.status {
-                    status::write_runtime(client, &runtime, status).await?;
+                    write_runtime(client, &runtime, status).await?;
                 }
                 delete(&fetch::in_runtime(client), SKR_KYMA.to_owned(), runtime.uid()).await?;
             }
@@ -150,9 +151,9 @@ async fn clean(ctx: &Context, key: &KymaKey, client: &Client, kyma: &Kyma) -> Re
         }
     }
     if waits {
-        return Ok(Some(Wait::for_these(&held)));
+        return Ok(Some(PendingRemoval::of_objects(&held)));
     }
-    // Last of all: it told of everything that went before.
+    // Last, because the agent reports the preceding deletions.
     match &ctx.installer {
         Some(installer) => installer.remove(client).await.map_err(|failure| Error::Agent(failure.error)),
         None => Ok(None),
@@ -174,23 +175,23 @@ where
     }
 }
 
-/// How long a runtime without an access Secret is still waited for; `None` once it is a fact that it is gone. That rests on
-/// when the condition turned to this reason, on the deletion of the Kyma, and on a read of the Secrets themselves.
-async fn until_gone(ctx: &Context, kyma: &Kyma) -> Result<Option<Wait>, Error> {
-    let missing = kyma.status.as_ref().and_then(|status| status::unreachable_since(status, super::SECRET_MISSING));
+/// Remaining wait for a runtime cluster without an access Secret; `None` once it counts as gone. That requires the
+/// condition's reason for long enough, the deletion of the Kyma, and a quorum read of the Secrets.
+async fn until_gone(ctx: &Context, kyma: &Kyma) -> Result<Option<PendingRemoval>, Error> {
+    let missing = kyma.status.as_ref().and_then(|status| unreachable_since(status, SECRET_MISSING));
     let deleted = kyma.metadata.deletion_timestamp.as_ref().map(|time| time.0);
     let left =
         missing.zip(deleted).map_or(GONE_AFTER, |(missing, deleted)| left(missing.max(deleted), Timestamp::now()));
     if !left.is_zero() {
-        return Ok(Some(Wait::of(left)));
+        return Ok(Some(PendingRemoval::after(left)));
     }
     let api: Api<Secret> = fetch::in_kcp(ctx, &kyma.namespace().unwrap_or_default());
     let params = ListParams::default().labels(&format!("{}={}", label::KYMA_NAME, kyma.name_any()));
     let secrets = api.list_metadata(&params).await.map_err(Error::kcp(error::LIST_SECRETS))?;
-    Ok((!secrets.items.is_empty()).then(|| Wait::for_these(&[])))
+    Ok((!secrets.items.is_empty()).then(|| PendingRemoval::of_objects(&[])))
 }
 
-/// What is left of the wait that began then.
+/// Remainder of the wait that began at `since`.
 fn left(since: Timestamp, now: Timestamp) -> Duration {
     let waited = Duration::from_secs(u64::try_from(now.as_second() - since.as_second()).unwrap_or(0));
     GONE_AFTER.saturating_sub(waited)

@@ -1,4 +1,4 @@
-//! Reads: the Kyma in KCP and in its runtime by quorum reads, Manifests from a cache that is not behind our own writes.
+//! Reads: both Kymas by quorum reads; Manifests from the cache if that shows all our own writes.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::{
     kube::object,
 };
 
-/// Objects of one kind in the Kyma's namespace of KCP.
+/// Objects of one kind in the Kyma's namespace in KCP.
 pub(super) fn in_kcp<K>(ctx: &Context, namespace: &str) -> Api<K>
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
@@ -26,16 +26,16 @@ where
     Api::namespaced(ctx.kcp.clone(), namespace)
 }
 
-/// The Kymas of a runtime.
+/// The Kymas of a runtime cluster.
 pub(super) fn in_runtime(client: &Client) -> Api<Kyma> {
     Api::namespaced(client.clone(), SKR_NAMESPACE)
 }
 
-/// The Kyma in KCP, if it is this receiver's: the cache may not show yet that it is not any more.
+/// The Kyma in KCP if this receiver manages it; the cache may lag behind a hand-back.
 pub(super) async fn kcp_kyma(ctx: &Context, key: &KymaKey) -> Result<Option<Kyma>, Error> {
     let (api, takeover) = (in_kcp::<Kyma>(ctx, &key.namespace), &ctx.settings.takeover);
     let read = if takeover.is_limited() {
-        // Whether it is selected is the API server's to say. Without a version this is a quorum read.
+        // The API server evaluates the selector. Without a resourceVersion this is a quorum read.
         let params = ListParams::default().fields(&format!("metadata.name={}", key.name)).labels(&takeover.query());
         api.list(&params).await.map(|list| list.items.into_iter().next())
     } else {
@@ -45,24 +45,23 @@ pub(super) async fn kcp_kyma(ctx: &Context, key: &KymaKey) -> Result<Option<Kyma
     Ok(kyma.filter(|kyma| !takeover::is_handed_back(kyma)))
 }
 
-/// The Kyma in its runtime.
+/// The Kyma in its runtime cluster.
 pub(super) async fn runtime_kyma(client: &Client) -> Result<Option<Kyma>, Error> {
     object::get(&in_runtime(client), SKR_KYMA).await.map_err(Error::runtime("read the Kyma in the runtime"))
 }
 
-/// The Manifests of a Kyma, those that carry its name or that it owns: as the cache has them, if it shows all that we did to them,
-/// else as KCP has them.
+/// The Manifests of a Kyma, by label or owner reference: from the cache if it shows all our own writes, else from KCP.
 pub(super) async fn owned_manifests(ctx: &Context, key: &KymaKey, kyma: &Kyma) -> Result<Vec<Arc<Manifest>>, Error> {
     let cached = ctx.stores.manifests.state_filter(|manifest| is_owned(manifest, kyma));
-    if ctx.written.is_shown(key, &cached) {
+    if ctx.pending_writes.is_shown(key, &cached) {
         return Ok(cached);
     }
     let listed = list_manifests(ctx, kyma).await?;
-    ctx.written.listed(key, &listed, &cached);
+    ctx.pending_writes.listed(key, &listed, &cached);
     Ok(listed.into_iter().map(Arc::new).collect())
 }
 
-/// The Manifests of a Kyma as KCP has them: what a deletion rests on.
+/// The Manifests of a Kyma in KCP by a quorum read; a deletion relies on it.
 pub(super) async fn list_manifests(ctx: &Context, kyma: &Kyma) -> Result<Vec<Manifest>, Error> {
     let api: Api<Manifest> = in_kcp(ctx, &kyma.namespace().unwrap_or_default());
     let params = ListParams::default().labels(&format!("{}={}", label::KYMA_NAME, kyma.name_any()));

@@ -1,9 +1,10 @@
-//! The way back to the incumbent, asked for by a label: what only we have in the runtime goes, then what only we say of the Kyma; the
-//! answer in that label is our last write. What both have, the incumbent finds as it would have left it: the Kymas with their
-//! finalizer, the Manifests, the definitions and the catalog.
+//! Hand-back of a Kyma to the incumbent, requested by a label: removes our agent from the runtime cluster, then our own
+//! conditions and annotations; the label's new value is our last write. Shared objects stay as the incumbent leaves
+//! them: both Kymas with their finalizer, Manifests, CRDs and catalog.
 //!
-//! The agent's objects go although some bear names of the incumbent's: it applies all of its own with each pass, and could not apply
-//! them over ours (the type of a Secret never changes, and fields of ours in a Deployment would stay).
+//! The agent's objects are removed although some bear names of the incumbent's: it applies all of its own in each
+//! reconcile, and could not apply them over ours (the type of a Secret is immutable, and our fields in a Deployment
+//! would remain).
 
 use std::ops::ControlFlow;
 
@@ -17,25 +18,24 @@ use tracing::info;
 use super::{
     Context, Error, base,
     leave::{self, Way},
-    status,
 };
 use crate::{
     base::{key::KymaKey, takeover},
-    controllers::wait::Wait,
-    fleet::queue::{Outcome, Works},
+    controllers::pending_removal::PendingRemoval,
+    fleet::queue::{ReconcileOutcome, WorkSet},
 };
 
-/// Goes on with the hand-back of a Kyma.
-pub(super) async fn step(ctx: &Context, key: &KymaKey, mut kyma: Kyma, works: Works) -> Result<Outcome, Error> {
-    // Of one that was never ours, the incumbent's objects are what stands there.
-    if takeover::is_held(&kyma) {
+/// Continues the hand-back of a Kyma.
+pub(super) async fn step(ctx: &Context, key: &KymaKey, mut kyma: Kyma, works: WorkSet) -> Result<ReconcileOutcome, Error> {
+    // The objects of a Kyma that was never managed here are the incumbent's.
+    if takeover::is_managed(&kyma) {
         let came = clear(ctx, key).await;
         kyma = match leave::after(ctx, kyma, works, Way::HandBack, came).await? {
             ControlFlow::Break(outcome) => return Ok(outcome),
             ControlFlow::Continue(kyma) => kyma,
         };
     }
-    let kyma = status::withdraw(ctx, kyma).await?;
+    let kyma = ctx.status().withdraw(kyma).await?;
     let metadata = json!({
         "labels": {label::HAND_BACK: label::HAND_BACK_DONE},
         "annotations": {annotation::ACCEPTED_SPEC: null, annotation::INPUTS: null},
@@ -43,14 +43,14 @@ pub(super) async fn step(ctx: &Context, key: &KymaKey, mut kyma: Kyma, works: Wo
     base::patch_metadata(ctx, &kyma, metadata).await?;
     info!(kyma = %key, "Kyma is handed back");
     ctx.forget(key);
-    Ok(Outcome::ended(works))
+    Ok(ReconcileOutcome::ended(works))
 }
 
-/// Takes the agent out of the runtime, and the notes of what was put there. `None` when all of it is gone.
-async fn clear(ctx: &Context, key: &KymaKey) -> Result<Option<Wait>, Error> {
+/// Removes the agent and the inventory from the runtime cluster. `None` once all are gone.
+async fn clear(ctx: &Context, key: &KymaKey) -> Result<Option<PendingRemoval>, Error> {
     let (client, _) = (ctx.clients)(key).map_err(Error::Access)?;
-    // Nothing of what was verified is so any more, should the hand-back be called off.
-    ctx.memory.forget(key);
+    // A cancelled hand-back verifies everything again.
+    ctx.verified.forget(key);
     ctx.catalog.forget(key);
     if let Some(installer) = &ctx.installer {
         let waits = installer.remove(&client).await.map_err(|failure| Error::Agent(failure.error))?;

@@ -1,8 +1,9 @@
-//! What a pass works from, as a hash on the KCP Kyma, so that a process that begins knows whom to look at first.
+//! The inputs of a reconcile as a hash in an annotation of the KCP Kyma, by which a starting receiver finds the changed
+//! Kymas and reconciles them first.
 //!
-//! Two parts, since a pass may end one work and not the other: what the Kyma itself decides, with the plan and the definitions that a
-//! runtime has of us; and what the catalog holds for it. A change of the first part means both works: what the catalog holds goes in under
-//! the definitions that belong to it.
+//! The hash has two parts, because a reconcile may end one kind of work and not the other: the Kyma's own fields with
+//! plan and CRDs, and the content of its catalog. A change of the first part requires both kinds of work, because the
+//! catalog is applied under those CRDs.
 
 use std::collections::BTreeMap;
 
@@ -20,28 +21,28 @@ use tidewatch_shared::{
 };
 
 use super::{Context, crd, fetch};
-use crate::fleet::queue::Works;
+use crate::fleet::queue::WorkSet;
 
-/// Stands for what no pass has ended yet.
+/// Part of the hash before the first reconcile has ended.
 const NEVER: &str = "-";
 
-/// What is noted of a Kyma over which no pass has ended.
+/// Hash before the first reconcile has ended.
 pub(super) const NOTHING: &str = "-.-";
 
-/// The inputs of the passes over one Kyma.
+/// The inputs of one Kyma's reconcile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Inputs {
     kyma: String,
     catalog: String,
 }
 
-/// Whether an annotation is one of those that passes write.
+/// Returns true for the annotations that a reconcile writes.
 pub(crate) fn is_our_note(key: &str) -> bool {
     key == annotation::ACCEPTED_SPEC || key == annotation::INPUTS
 }
 
 impl Inputs {
-    /// `catalog` stands for the content of the Kyma's catalog.
+    /// `catalog` is the content hash of the Kyma's catalog.
     pub(crate) fn of(kyma: &Kyma, plan: &Plan, catalog: &str) -> Self {
         Self::with(kyma, plan, crd::fingerprint(), catalog)
     }
@@ -52,18 +53,18 @@ impl Inputs {
         Self { kyma: hash(&decided.to_string()), catalog: hash(catalog) }
     }
 
-    /// The works of a runtime over which no pass from exactly these inputs has ended.
-    pub(crate) fn unnoted_at(&self, kyma: &Kyma) -> Works {
+    /// The work that no reconcile has ended with exactly these inputs.
+    pub(crate) fn unnoted_at(&self, kyma: &Kyma) -> WorkSet {
         let (worked, catalog) = noted(kyma);
         match (worked == self.kyma, catalog == self.catalog) {
-            (true, true) => Works::EMPTY,
-            (true, false) => Works::of(&[Work::Catalog]),
-            (false, _) => Works::RUNTIME,
+            (true, true) => WorkSet::EMPTY,
+            (true, false) => WorkSet::of(&[Work::Catalog]),
+            (false, _) => WorkSet::RUNTIME,
         }
     }
 
-    /// The annotation after these works have ended, if it is another one than it was.
-    pub(crate) fn after(&self, kyma: &Kyma, ended: Works) -> Option<String> {
+    /// The annotation after this work has ended, if it differs.
+    pub(crate) fn after(&self, kyma: &Kyma, ended: WorkSet) -> Option<String> {
         let before = noted(kyma);
         let worked = if ended.contains(Work::Kyma) { &self.kyma } else { before.0 };
         let catalog = if ended.contains(Work::Catalog) { &self.catalog } else { before.1 };
@@ -71,13 +72,13 @@ impl Inputs {
     }
 }
 
-/// Notes what a pass has ended. It is only a hint for the next start: what cannot be written is written after the next pass.
-pub(super) async fn note(ctx: &Context, kyma: &Kyma, inputs: &Inputs, ended: Works) {
+/// Records the ended work. It is only a hint for the next start: after a failure the next reconcile records it.
+pub(super) async fn note(ctx: &Context, kyma: &Kyma, inputs: &Inputs, ended: WorkSet) {
     let Some(noted) = inputs.after(kyma, ended) else { return };
     let api: Api<Kyma> = fetch::in_kcp(ctx, &kyma.namespace().unwrap_or_default());
     let params =
         PatchParams { field_manager: Some(field_manager::LIFECYCLE_OPERATOR.to_owned()), ..PatchParams::default() };
-    // With the uid, and without the version: whatever else was written meanwhile, this pass had these inputs.
+    // With the uid but without the resourceVersion: this reconcile had these inputs, whatever was written meanwhile.
     let metadata = json!({"uid": kyma.uid(), "annotations": {annotation::INPUTS: noted}});
     let patch = Patch::Merge(json!({"metadata": metadata}));
     if let Err(error) = api.patch_metadata(&kyma.name_any(), &params, &patch).await {
@@ -105,11 +106,11 @@ mod tests {
             .unwrap();
         let plan = Plan::new("r".into(), Vec::new()).unwrap();
         let inputs = |kyma: &Kyma, definitions: &str, catalog: &str| Inputs::with(kyma, &plan, definitions, catalog);
-        let noted = inputs(&kyma, "old", "old").after(&kyma, Works::RUNTIME).unwrap();
+        let noted = inputs(&kyma, "old", "old").after(&kyma, WorkSet::RUNTIME).unwrap();
         kyma.annotations_mut().insert(annotation::INPUTS.to_owned(), noted);
-        assert_eq!(inputs(&kyma, "old", "old").unnoted_at(&kyma), Works::EMPTY);
-        assert_eq!(inputs(&kyma, "old", "new").unnoted_at(&kyma), Works::of(&[Work::Catalog]));
-        assert_eq!(inputs(&kyma, "new", "new").unnoted_at(&kyma), Works::RUNTIME, "definitions go first");
+        assert_eq!(inputs(&kyma, "old", "old").unnoted_at(&kyma), WorkSet::EMPTY);
+        assert_eq!(inputs(&kyma, "old", "new").unnoted_at(&kyma), WorkSet::of(&[Work::Catalog]));
+        assert_eq!(inputs(&kyma, "new", "new").unnoted_at(&kyma), WorkSet::RUNTIME, "definitions go first");
         assert_eq!(inputs(&kyma, crd::fingerprint(), "old"), Inputs::of(&kyma, &plan, "old"));
     }
 }

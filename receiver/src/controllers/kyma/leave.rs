@@ -1,5 +1,4 @@
-//! The way of a Kyma out of our hands, by its deletion or back to the incumbent: what holds it up is said in KCP, and what is waited for
-//! is looked for again.
+//! Common steps of deletion and hand-back: writes the blocking objects to the status in KCP and requeues.
 
 use std::ops::ControlFlow;
 
@@ -8,53 +7,52 @@ use tidewatch_shared::api::Kyma;
 
 use super::{
     Context, Error,
-    status::{self, Conditions, Findings},
 };
-use crate::{
-    controllers::wait::Wait,
-    fleet::queue::{Outcome, Works},
+use crate::{controllers::status::{Conditions, Findings}, 
+    controllers::pending_removal::PendingRemoval,
+    fleet::queue::{ReconcileOutcome, WorkSet},
 };
 
-/// How a Kyma goes.
+/// Kind of removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// For good.
+    /// The Kyma is deleted.
     Deletion,
-    /// To the incumbent.
+    /// The incumbent takes over.
     HandBack,
 }
 
-/// Ends a pass on the way out, or lets it take the last step: with the Kyma as it is then, if nothing is waited for any more.
+/// Ends the reconcile while objects block the removal; otherwise returns the Kyma as stored for the last step.
 pub(super) async fn after(
     ctx: &Context,
     kyma: Kyma,
-    works: Works,
+    works: WorkSet,
     way: Way,
-    came: Result<Option<Wait>, Error>,
-) -> Result<ControlFlow<Outcome, Kyma>, Error> {
+    came: Result<Option<PendingRemoval>, Error>,
+) -> Result<ControlFlow<ReconcileOutcome, Kyma>, Error> {
     match came {
         Ok(Some(wait)) => {
-            let findings = Findings { waits: wait.what, ..Findings::default() };
-            say(ctx, kyma, way, findings).await?;
-            Ok(ControlFlow::Break(Outcome { again_in: Some(wait.again_in), ..Outcome::ended(works) }))
+            let findings = Findings { waits: wait.message, ..Findings::default() };
+            write_status(ctx, kyma, way, findings).await?;
+            Ok(ControlFlow::Break(ReconcileOutcome { requeue_after: Some(wait.requeue_after), ..ReconcileOutcome::ended(works) }))
         }
-        // What goes with its status needs no last word in it.
+        // A Kyma that is about to be deleted needs no final status.
         Ok(None) if way == Way::Deletion => Ok(ControlFlow::Continue(kyma)),
-        Ok(None) => say(ctx, kyma, way, Findings::default()).await.map(ControlFlow::Continue),
+        Ok(None) => write_status(ctx, kyma, way, Findings::default()).await.map(ControlFlow::Continue),
         Err(error) => {
             if !error.is_conflict() {
                 let conditions = Conditions { access: error.access(), ..Conditions::default() };
                 let findings = Findings { conditions, failure: Some(error.line()), ..Findings::default() };
-                say(ctx, kyma, way, findings).await?;
+                write_status(ctx, kyma, way, findings).await?;
             }
             Err(error)
         }
     }
 }
 
-async fn say(ctx: &Context, mut kyma: Kyma, way: Way, findings: Findings) -> Result<Kyma, Error> {
+async fn write_status(ctx: &Context, mut kyma: Kyma, way: Way, findings: Findings) -> Result<Kyma, Error> {
     let findings = Findings { deleting: way == Way::Deletion, ..findings };
-    let (status, version) = status::write_kcp(ctx, &kyma, &findings, &super::now()).await?;
+    let (status, version) = ctx.status().write(&kyma, &findings, &super::now()).await?;
     kyma.status = Some(status);
     kyma.metadata.resource_version = version.or_else(|| kyma.resource_version());
     Ok(kyma)

@@ -1,7 +1,7 @@
-//! From a wanted module to the template that is to be installed: release meta → channel → version → template.
+//! Resolves a selected module to the template to install: release meta → channel → version → template.
 //!
-//! What follows a channel stays at the version that is installed until it is this Kyma's turn to have the one to which the channel moved,
-//! whatever else a pass was made for.
+//! A module that follows a channel keeps its installed version until the Kyma's rollout slot for the version that the
+//! channel now names, whatever else triggered the reconcile.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,89 +16,89 @@ use tidewatch_shared::{
     names::label,
 };
 
-use super::validate::{Follow, InvalidModule, WantedModule};
+use super::validate::{Follow, InvalidModuleError, WantedModule};
 use crate::{
     base::labels::is_true,
     controllers::catalog::{
-        Turn,
+        RolloutSlot,
         visibility::{Admission, Exclusion, template_name},
     },
 };
 
-/// Why a module has no template that may be installed. The messages are the incumbent's.
+/// The error of resolving a module. The messages are the incumbent's.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub(crate) enum LookupError {
-    /// The entry in the spec cannot be.
+    /// The entry in the spec is invalid.
     #[error(transparent)]
-    Invalid(#[from] InvalidModule),
-    /// No release meta of the module's name.
+    Invalid(#[from] InvalidModuleError),
+    /// No release meta has the module's name.
     #[error("no ModuleReleaseMeta found for module {module:?} in namespace {namespace:?}")]
     NoReleaseMeta {
-        /// The module.
+        /// Name of the module.
         module: String,
-        /// KCP's namespace.
+        /// Namespace of the catalog in KCP.
         namespace: String,
     },
-    /// A release meta without any channel.
+    /// The release meta has no channel.
     #[error("no channels found for module: {0}")]
     NoChannels(String),
-    /// The module is not in this channel.
+    /// The module has no such channel.
     #[error("no versions found for channel: {channel} in module {module}")]
     NoSuchChannel {
-        /// The channel.
+        /// Name of the channel.
         channel: String,
-        /// The module.
+        /// Name of the module.
         module: String,
     },
-    /// Without it no component can be named.
+    /// The release meta names no OCM component.
     #[error("failed to create OCM Component Identity: the ModuleReleaseMeta of {0} names no component or no version")]
     NoIdentity(String),
-    /// The channel points to a template that does not exist.
+    /// The template that the channel names does not exist.
     #[error("failed to get module template: ModuleTemplate.operator.kyma-project.io {0:?} not found")]
     NoTemplate(String),
-    /// This Kyma may not have it: what is installed goes.
+    /// The Kyma is not allowed to use the module: an installed one is removed.
     #[error("module template not allowed{}", .0.suffix())]
     NotAllowed(NotAllowed),
-    /// Mandatory modules cannot be selected.
+    /// The module is mandatory and cannot be selected.
     #[error("no templates were found: for module {template} in channel {channel}")]
     Mandatory {
-        /// The template.
+        /// Name of the template.
         template: String,
-        /// The channel.
+        /// Name of the channel.
         channel: String,
     },
-    /// A lower version than the installed one.
+    /// The version is lower than the installed one.
     #[error(
         "module template update not allowed: ignore channel skew (from {from} to {to}), as a higher version ({installed}) of the \
          module was previously installed"
     )]
     Downgrade {
-        /// Channel of what is installed.
+        /// Channel of the installed version.
         from: String,
-        /// Wanted channel, or version.
+        /// Selected channel or version.
         to: String,
         /// Installed version.
         installed: String,
     },
-    /// A version that is no semantic version, so that nobody can tell whether this is a downgrade.
+    /// A version is not a semantic version, so that a downgrade cannot be excluded.
     #[error("module template update not allowed: could not handle channel skew as {0} contains invalid version")]
     UnknownVersion(&'static str),
 }
 
-/// Why a Kyma may not have a module.
+/// The rule that excludes a Kyma from a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotAllowed {
-    /// Only internal Kymas.
+    /// For internal Kymas only.
     Internal,
-    /// Only beta Kymas.
+    /// For beta Kymas only.
     Beta,
-    /// A selector on a module that is not restricted.
+    /// The module has a selector but is not restricted.
     NotRestricted,
-    /// A restricted module that selects nobody.
+    /// The module is restricted and has no selector.
     SelectsNobody,
-    /// A restricted module that does not select this Kyma.
+    /// The selector of the restricted module does not match.
     NotSelected,
-    /// A selector that cannot be read.
+    /// The selector is invalid.
     Malformed,
 }
 
@@ -115,55 +115,55 @@ impl NotAllowed {
     }
 }
 
-/// What a module resolved to.
+/// A resolved module.
 #[derive(Clone, Debug)]
 pub(crate) struct Resolved {
-    /// The template to install.
+    /// Template to install.
     pub(crate) template: Arc<ModuleTemplate>,
-    /// The channel that led to it; `None` for a version that the user has fixed.
+    /// Channel that named it; `None` for a version fixed by the user.
     pub(crate) channel: Option<String>,
-    /// The version that the channel names, or the user.
+    /// Version that the channel or the user names.
     pub(crate) version: String,
-    /// What is said of the module's versions.
+    /// Release meta of the module.
     pub(crate) meta: Arc<ModuleReleaseMeta>,
-    /// The OCM component.
+    /// OCM component.
     pub(crate) component: String,
 }
 
-/// What of the module is installed, as its Manifest tells.
+/// The installed version of a module, from its Manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Installed {
-    /// Channel it came from.
+    /// Channel of the installed version.
     pub(crate) channel: String,
-    /// Its version.
+    /// Installed version.
     pub(crate) version: String,
 }
 
-/// What a lookup reads.
+/// The inputs of a lookup.
 pub(crate) struct Sources<'a> {
-    /// KCP's namespace.
+    /// Namespace of the catalog in KCP.
     pub(crate) namespace: &'a str,
-    /// Labels of the KCP Kyma: they decide what it may have.
+    /// Labels of the KCP Kyma, which decide on visibility.
     pub(crate) kyma_labels: &'a BTreeMap<String, String>,
     /// Modules of `--restricted-default-modules`.
     pub(crate) restricted: &'a BTreeSet<String>,
-    /// A release meta by name.
+    /// Returns a release meta by name.
     pub(crate) release_meta: &'a (dyn Fn(&str) -> Option<Arc<ModuleReleaseMeta>> + Sync),
-    /// A template by name.
+    /// Returns a template by name.
     pub(crate) template: &'a (dyn Fn(&str) -> Option<Arc<ModuleTemplate>> + Sync),
-    /// Whether the removal of a module waits for a confirmation.
+    /// Returns true if the removal of a module waits for a confirmation.
     pub(crate) held: &'a (dyn Fn(&str) -> bool + Sync),
-    /// When this Kyma may have the version to which a channel of a module points: module, channel, version.
-    pub(crate) turn: &'a (dyn Fn(&str, &str, &str) -> Turn + Sync),
+    /// Returns the Kyma's rollout slot for a module, channel and version.
+    pub(crate) turn: &'a (dyn Fn(&str, &str, &str) -> RolloutSlot + Sync),
 }
 
-/// What stays installed of a module because the channel that it follows has moved and this Kyma's turn has not come; with when it comes.
-/// `None` where there is nothing to wait with: the user has changed what the module follows, or what is installed may be had no more.
+/// The installed version that stays because the rollout slot for the channel's new version has not come, with the time
+/// until then. `None` if the user changed the selection, or the installed version is no longer available.
 pub(crate) fn not_yet(
     sources: &Sources<'_>,
     module: &WantedModule,
     installed: Option<&Installed>,
-) -> Option<(Resolved, Turn)> {
+) -> Option<(Resolved, RolloutSlot)> {
     let (Ok(follows @ Follow::Channel(channel)), Some(installed)) = (&module.follows, installed) else { return None };
     let meta = (sources.release_meta)(&module.name)?;
     let target = version_of(&meta, &module.name, channel).ok()?;
@@ -171,7 +171,7 @@ pub(crate) fn not_yet(
         return None;
     }
     let turn = (sources.turn)(&module.name, channel, &target);
-    if turn == Turn::Now {
+    if turn == RolloutSlot::Now {
         return None;
     }
     let found = at_version(sources, &module.name, meta, follows, installed.version.clone()).ok()?;
@@ -252,17 +252,17 @@ fn allowed(
         return mandatory();
     }
     match Admission::of(meta, sources.restricted) {
-        Admission::Everyone => Ok(()),
+        Admission::All => Ok(()),
         Admission::Selected(selector) if selector.matches(sources.kyma_labels) => Ok(()),
         Admission::Selected(_) => refused(NotAllowed::NotSelected),
-        Admission::Nobody(Exclusion::Mandatory) => mandatory(),
-        Admission::Nobody(Exclusion::SelectsNobody) => refused(NotAllowed::SelectsNobody),
-        Admission::Nobody(Exclusion::Malformed(_)) => refused(NotAllowed::Malformed),
-        Admission::Nobody(Exclusion::NotRestricted) => refused(NotAllowed::NotRestricted),
+        Admission::Excluded(Exclusion::Mandatory) => mandatory(),
+        Admission::Excluded(Exclusion::NoSelector) => refused(NotAllowed::SelectsNobody),
+        Admission::Excluded(Exclusion::Malformed(_)) => refused(NotAllowed::Malformed),
+        Admission::Excluded(Exclusion::NotRestricted) => refused(NotAllowed::NotRestricted),
     }
 }
 
-/// Major, minor and patch decide; what follows them does not.
+/// Compares major, minor and patch; pre-release and build are ignored.
 fn not_a_downgrade(installed: &Installed, to: &str, version: &str) -> Result<(), LookupError> {
     let core = |text: &str| Version::parse(text).ok().map(|version| (version.major, version.minor, version.patch));
     let new = core(version).ok_or(LookupError::UnknownVersion("descriptor from template"))?;
@@ -343,7 +343,7 @@ mod tests {
             release_meta: &|_| meta.clone(),
             template: &|name| template.clone().filter(|template| template.name_any() == name),
             held: &|_| false,
-            turn: &|_, _, _| Turn::Now,
+            turn: &|_, _, _| RolloutSlot::Now,
         };
         let module = WantedModule {
             name: "template-operator".into(),
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_exist_or_is_not_allowed_says_so_in_the_incumbents_words() {
+    fn lookup_errors_have_the_incumbents_messages() {
         let selector = json!({"channels": [{"channel": "regular", "version": "1.2.3"}], "kymaSelector": {"matchLabels": {"a": "b"}}});
         let fast = json!({"channels": [{"channel": "fast", "version": "1.2.3"}]});
         let unnamed = json!({"channels": [{"channel": "regular", "version": "1.2.3"}], "ocmComponentName": null});
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_a_moved_channel_stays_until_its_turn_unless_there_is_nothing_to_wait_with() {
+    fn moved_channel_takes_effect_in_the_rollout_slot() {
         let templates = |beta: &'static str| {
             move |name: &str| {
                 let labels = if name == beta { json!({label::BETA: "true"}) } else { json!({}) };
@@ -454,8 +454,8 @@ mod tests {
                 })
             }
         };
-        let later = Turn::After(std::time::Duration::from_secs(7));
-        let at = |follows: Follow, (channel, version): (&str, &str), turn: Turn, beta: &'static str| {
+        let later = RolloutSlot::After(std::time::Duration::from_secs(7));
+        let at = |follows: Follow, (channel, version): (&str, &str), turn: RolloutSlot, beta: &'static str| {
             let (labels, restricted, meta) = (BTreeMap::new(), BTreeSet::new(), Arc::new(meta(regular())));
             let asked = |module: &str, channel: &str, version: &str| {
                 assert_eq!((module, channel, version), ("template-operator", "regular", "1.2.3"));
@@ -478,14 +478,14 @@ mod tests {
         let channel = || Follow::Channel("regular".into());
         let kept = |turn| Some(("1.2.2".to_owned(), Some("regular".to_owned()), turn));
         assert_eq!(at(channel(), ("regular", "1.2.2"), later, ""), kept(later));
-        assert_eq!(at(channel(), ("regular", "1.2.2"), Turn::Undecided, ""), kept(Turn::Undecided));
+        assert_eq!(at(channel(), ("regular", "1.2.2"), RolloutSlot::Undecided, ""), kept(RolloutSlot::Undecided));
         let new = "template-operator-1.2.3";
         assert_eq!(
             at(channel(), ("regular", "1.2.2"), later, new),
             kept(later),
             "what it may not have comes in time too"
         );
-        assert_eq!(at(channel(), ("regular", "1.2.2"), Turn::Now, ""), None);
+        assert_eq!(at(channel(), ("regular", "1.2.2"), RolloutSlot::Now, ""), None);
         assert_eq!(at(channel(), ("regular", "1.2.3"), later, ""), None, "it is there");
         assert_eq!(at(channel(), ("fast", "1.2.2"), later, ""), None, "the user has changed the channel");
         assert_eq!(at(channel(), ("", "1.2.2"), later, ""), None, "it had a version of its own");

@@ -1,4 +1,4 @@
-//! Counters and times of passes.
+//! Metrics of the Kyma reconcile.
 
 use std::time::Duration;
 
@@ -13,14 +13,14 @@ use prometheus_client::{
 use tidewatch_shared::metrics::Registry;
 
 use super::Requeues;
-use crate::fleet::queue::Outcome;
+use crate::fleet::queue::ReconcileOutcome;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Labels {
     outcome: &'static str,
 }
 
-/// How passes over Kymas end, and how long they take.
+/// Outcomes and durations of Kyma reconciles.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     passes: Family<Labels, Counter>,
@@ -29,18 +29,18 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Registers them.
+    /// Registers the metrics.
     pub fn register(registry: &mut Registry, requeues: Requeues) -> Self {
         let passes = Family::default();
         registry.register("kyma_passes", "Passes over Kymas by how they ended", passes.clone());
-        // 1 ms to about half a minute: from two reads to a runtime that does not answer.
+        // 1 ms to about half a minute: from two reads to an unresponsive runtime cluster.
         let duration = Histogram::new(exponential_buckets(0.001, 2.0, 16));
         registry.register("kyma_pass_duration_seconds", "Time that passes over Kymas took", duration.clone());
         Self { passes, duration, requeues }
     }
 
-    pub(super) fn ended(&self, outcome: &Outcome, took: Duration) {
-        let outcome = match (outcome.failed.is_empty() && outcome.put_off.is_empty(), outcome.class) {
+    pub(super) fn ended(&self, outcome: &ReconcileOutcome, took: Duration) {
+        let outcome = match (outcome.failed.is_empty() && outcome.deferred.is_empty(), outcome.class) {
             (false, Some(class)) => class.as_str(),
             (false, None) => "ours",
             (true, _) if outcome.ended.is_empty() => "parked",

@@ -1,4 +1,4 @@
-//! The status of one module.
+//! Status entries of modules.
 
 use kube::{Resource, ResourceExt};
 use serde_json::Value;
@@ -7,13 +7,13 @@ use tidewatch_shared::{
     names::{GROUP, SKR_NAMESPACE, VERSION, annotation, label},
 };
 
-use super::known;
-use crate::controllers::kyma::{
+use super::{
     lookup::{LookupError, Resolved},
     validate::WantedModule,
 };
+use crate::controllers::status::known;
 
-/// A module that resolved. `manifest` is its Manifest as it is now; without one nothing is installed yet.
+/// The status of a resolved module. `manifest` is its current Manifest; without one the module is not installed yet.
 pub(crate) fn resolved(module: &WantedModule, found: &Resolved, manifest: Option<&Manifest>) -> ModuleStatus {
     let status = ModuleStatus {
         name: module.name.clone(),
@@ -30,7 +30,7 @@ pub(crate) fn resolved(module: &WantedModule, found: &Resolved, manifest: Option
     let state = manifest.map_or(State::Processing, state_of);
     let message = status.version.as_deref().and_then(|running| deprecated(&found.meta, running));
     ModuleStatus {
-        // It works, and somebody should look at it.
+        // It works, but its version is deprecated.
         state: if message.is_some() && state == State::Ready { State::Warning } else { state },
         message,
         manifest: manifest.map(|manifest| tracking("Manifest", manifest)),
@@ -40,7 +40,7 @@ pub(crate) fn resolved(module: &WantedModule, found: &Resolved, manifest: Option
     }
 }
 
-/// A module that did not resolve; `old` is its entry in the status, `manifest` what is installed of it.
+/// The status of a module that did not resolve; `old` is its current entry, `manifest` its installed Manifest.
 pub(crate) fn unresolved(
     module: &WantedModule,
     error: &LookupError,
@@ -52,7 +52,7 @@ pub(crate) fn unresolved(
         error,
         LookupError::Downgrade { .. } | LookupError::UnknownVersion(_) | LookupError::NoReleaseMeta { .. }
     );
-    // Only what was installed once can be kept: without it there is nothing to warn of but the error itself.
+    // Only an installed module keeps its entry; without one the error itself is reported.
     if let (true, Some(manifest)) = (keeps, manifest) {
         let old = old.cloned().unwrap_or_default();
         let manifest = Some(tracking("Manifest", manifest));
@@ -62,7 +62,7 @@ pub(crate) fn unresolved(
     ModuleStatus { name: module.name.clone(), state, message, ..ModuleStatus::default() }
 }
 
-/// A module that nobody wants any more, as long as its Manifest is there.
+/// The status of a deselected module as long as its Manifest exists.
 pub(crate) fn removed(manifest: &Manifest, old: Option<&ModuleStatus>) -> ModuleStatus {
     let component = manifest.annotations().get(annotation::OCM_COMPONENT_NAME).cloned();
     let waits_for = manifest.status.as_ref().and_then(|status| status.last_operation.as_ref());
@@ -72,7 +72,7 @@ pub(crate) fn removed(manifest: &Manifest, old: Option<&ModuleStatus>) -> Module
         ocm_component_name: component,
         channel: manifest.labels().get(label::CHANNEL).cloned(),
         version: manifest.spec.version.clone(),
-        // What the Manifest waits for is what blocks.
+        // The last operation of the Manifest names the blocking objects.
         message: waits_for.map(|operation| operation.operation.clone()),
         state: State::Deleting,
         manifest: Some(tracking("Manifest", manifest)),
@@ -80,7 +80,7 @@ pub(crate) fn removed(manifest: &Manifest, old: Option<&ModuleStatus>) -> Module
     }
 }
 
-/// What is said of a version that should not be used any more. The date is told and never compared with the clock.
+/// The deprecation message of a version. The date is printed and never compared with the clock.
 fn deprecated(meta: &ModuleReleaseMeta, version: &str) -> Option<String> {
     let said = meta.spec.versions().iter().find(|said| said.version == version)?;
     let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
@@ -114,7 +114,7 @@ fn tracking<K: Resource>(kind: &str, object: &K) -> TrackingObject {
     }
 }
 
-/// The default module CR, where it is ours to create.
+/// The default module CR if the policy creates it.
 fn resource(module: &WantedModule, found: &Resolved, manifest: Option<&Manifest>) -> Option<TrackingObject> {
     let data = found.template.spec.data.as_ref().filter(|_| module.policy == CustomResourcePolicy::CreateAndDelete)?;
     let text = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_manifest_that_nobody_processes_yet_is_processing() {
+    fn manifest_without_state_is_processing() {
         for (status, state) in [
             (Value::Null, State::Processing),
             (json!({"state": ""}), State::Processing),
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resolved_module_names_what_it_rests_on() {
+    fn resolved_module_references_template_and_manifest() {
         let status = resolved(&wanted(true), &found(), Some(&manifest(json!({"state": "Ready"}))));
         assert_eq!(
             serde_json::to_value(status).unwrap(),
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn who_runs_a_deprecated_version_is_warned_and_nothing_else() {
+    fn deprecated_version_is_only_a_warning() {
         let spec = json!({"moduleName": "keda", "channels": [], "versions": [
             {"version": "1.0.0", "deprecationDate": "2031-01-31", "deprecationMessage": "use 2.0.0"}, {"version": "2.0.0"}]});
         let meta = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleReleaseMeta",
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removed_module_says_what_it_waits_for() {
+    fn removed_module_reports_its_blocking_objects() {
         let waiting =
             manifest(json!({"state": "Deleting", "lastOperation": {"operation": "waiting for module crs deletion"}}));
         let status = removed(&waiting, None);

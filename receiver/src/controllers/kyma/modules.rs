@@ -1,4 +1,4 @@
-//! What is to be done about each module: pure. Deletion is desired minus owned; a lookup that failed deletes nothing.
+//! Decides on each module of a Kyma: pure. Deletes owned minus selected; a failed lookup deletes nothing.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -14,33 +14,33 @@ use super::{
     lookup::{self, Installed, LookupError, Resolved, Sources},
     validate::WantedModule,
 };
-use crate::controllers::catalog::Turn;
+use crate::controllers::catalog::RolloutSlot;
 
-/// What becomes of one wanted module.
+/// The decision on one selected module.
 #[derive(Debug)]
 pub(super) struct Decision<'a> {
-    /// The module.
+    /// Selected module.
     pub(super) module: &'a WantedModule,
-    /// What it resolved to.
+    /// Result of the lookup.
     pub(super) found: Result<Resolved, LookupError>,
-    /// Its Manifest as the cache has it.
+    /// Its Manifest in the cache.
     pub(super) manifest: Option<Arc<Manifest>>,
-    /// The Manifest to write, if it is not there as it shall be.
+    /// Manifest to apply, if it differs.
     pub(super) write: Option<Desired>,
 }
 
-/// What is to be done about all modules of one Kyma.
+/// The decisions on all modules of one Kyma.
 #[derive(Debug)]
 pub(super) struct Decisions<'a> {
-    /// Every wanted module, in order of their names.
+    /// Selected modules by name.
     pub(super) wanted: Vec<Decision<'a>>,
-    /// Manifests that nobody wants any more, those on their way out included.
+    /// Manifests of deselected modules, those being deleted included.
     pub(super) unwanted: Vec<Arc<Manifest>>,
-    /// After how long the first of those that wait for their turn has it.
+    /// Time until the first rollout slot.
     pub(super) turn: Option<Duration>,
 }
 
-/// Decides about the modules of a Kyma; `owned` are its Manifests.
+/// Decides on the modules of a Kyma; `owned` are its Manifests.
 pub(super) fn decide<'a>(
     kyma: &Kyma,
     wanted: &'a [WantedModule],
@@ -73,7 +73,8 @@ pub(super) fn decide<'a>(
                 Decision { module, found: Ok(found), manifest, write }
             }
             Err(error) => {
-                // Who may not have a module loses it, unless too many would; any other error leaves what is installed as it is.
+                // An excluded Kyma loses the module unless the removal guard holds that; any other error keeps the
+                // installed version.
                 if !matches!(error, LookupError::NotAllowed(_)) || (sources.held)(&module.name) {
                     unresolved.insert(module.name.as_str());
                 }
@@ -85,7 +86,7 @@ pub(super) fn decide<'a>(
     let unwanted = |manifest: &&&Arc<Manifest>| {
         let stays = match module_of(manifest) {
             Some(module) => unresolved.contains(module),
-            // Whose it is cannot be known: it may be that of a module which did not resolve.
+            // Its module is unknown: it may belong to one that did not resolve.
             None => !unresolved.is_empty(),
         };
         !stays && !kept.contains(&manifest.name_any())
@@ -94,14 +95,14 @@ pub(super) fn decide<'a>(
     Decisions { wanted: decisions, unwanted, turn }
 }
 
-fn sooner(turn: Option<Duration>, its: Turn) -> Option<Duration> {
+fn sooner(turn: Option<Duration>, its: RolloutSlot) -> Option<Duration> {
     match its {
-        Turn::After(its) => Some(turn.map_or(its, |turn| turn.min(its))),
-        Turn::Now | Turn::Undecided => turn,
+        RolloutSlot::After(its) => Some(turn.map_or(its, |turn| turn.min(its))),
+        RolloutSlot::Now | RolloutSlot::Undecided => turn,
     }
 }
 
-/// Whether a Manifest has to be written. One that is on its way out, or that was given to the user, is left alone.
+/// Returns true if a Manifest must be applied. One that is being deleted or unmanaged is left unchanged.
 fn is_due(desired: &Desired, manifest: Option<&Manifest>) -> bool {
     let Some(manifest) = manifest else { return desired.managed };
     let unmanaged = manifest.annotations().get(annotation::UNMANAGED).is_some_and(|value| value == "true");
@@ -119,8 +120,8 @@ fn is_due(desired: &Desired, manifest: Option<&Manifest>) -> bool {
     !whole || has_surplus(manifest, desired)
 }
 
-/// Whether a Manifest installs something that its template does not name, or says that it follows a channel and does not. An apply leaves
-/// what others added.
+/// Returns true if a Manifest installs something that its template does not name, or has a channel label without
+/// following a channel. A server-side apply would keep both.
 pub(super) fn has_surplus(manifest: &Manifest, desired: &Desired) -> bool {
     let (spec, shall) = (&manifest.spec, &desired.body["spec"]);
     let value = |part: serde_json::Result<Value>| part.unwrap_or_default();
@@ -130,8 +131,8 @@ pub(super) fn has_surplus(manifest: &Manifest, desired: &Desired) -> bool {
         || (manifest.labels().contains_key(label::CHANNEL) && !desired.follows_channel())
 }
 
-/// Whether something has members or elements that shall not be in it, at any depth. Nulls and empty lists are as good as absent; values
-/// that are others than they shall be are for [`covers`] to see.
+/// Returns true if `is` has members or elements that `shall` lacks, at any depth. Nulls and empty lists equal absence;
+/// different values are the task of [`covers`].
 fn has_more(is: &Value, shall: &Value) -> bool {
     match (is, shall) {
         (Value::Null, _) => false,
@@ -146,7 +147,7 @@ fn has_more(is: &Value, shall: &Value) -> bool {
     }
 }
 
-/// A Manifest without a version tells nothing of what is installed.
+/// The installed version; `None` for a Manifest without version.
 fn installed_of(manifest: &Manifest) -> Option<Installed> {
     let version = manifest.spec.version.clone().filter(|version| !version.is_empty())?;
     Some(Installed { channel: manifest.labels().get(label::CHANNEL).cloned().unwrap_or_default(), version })
@@ -187,23 +188,23 @@ mod tests {
         }
     }
 
-    /// Modules `a` and `b` exist; `b` is beta.
+    /// Decides with the modules `a` and `b`, of which `b` is beta.
     fn check(wanted: &[WantedModule], owned: &[Manifest]) -> (Vec<String>, Vec<String>) {
         check_held(wanted, owned, false)
     }
 
-    /// The same while removals are held.
+    /// As `check`, with removals held.
     fn check_held(wanted: &[WantedModule], owned: &[Manifest], held: bool) -> (Vec<String>, Vec<String>) {
-        let (written, unwanted, _) = check_turn(wanted, owned, held, Turn::Now);
+        let (written, unwanted, _) = check_turn(wanted, owned, held, RolloutSlot::Now);
         (written, unwanted)
     }
 
-    /// The same when it is some Kyma's turn: what is written, what is unwanted, and what is waited for.
+    /// As `check`, with a rollout slot; returns applied and deleted Manifests and the time until the slot.
     fn check_turn(
         wanted: &[WantedModule],
         owned: &[Manifest],
         held: bool,
-        turn: Turn,
+        turn: RolloutSlot,
     ) -> (Vec<String>, Vec<String>, Option<Duration>) {
         let release_meta = |name: &str| {
             let meta: ModuleReleaseMeta = serde_json::from_value(json!({
@@ -238,7 +239,7 @@ mod tests {
         )
     }
 
-    /// With a default module CR, whose list has an object.
+    /// A template with a default module CR that contains a list.
     fn template(name: &str, labels: &Value) -> Arc<ModuleTemplate> {
         let data = json!({"kind": "Sample", "spec": {"replicas": 2, "parts": [{"name": "x"}], "unset": null}});
         let template = json!({
@@ -248,7 +249,7 @@ mod tests {
         Arc::new(serde_json::from_value(template).unwrap())
     }
 
-    /// The Manifest of a module as a decision about it would have written it.
+    /// The Manifest that a decision on the module writes.
     fn manifest(module: &WantedModule) -> Manifest {
         let channel = match &module.follows {
             Ok(Follow::Channel(channel)) => Some(channel.clone()),
@@ -269,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_as_it_shall_be_is_written() {
+    fn missing_or_different_manifest_is_applied() {
         let (a, none) = (wanted("a", true), Vec::<String>::new());
         let is = manifest(&a);
         assert_eq!(check(std::slice::from_ref(&a), &[]), (vec!["a".into()], none.clone()));
@@ -296,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_besides_is_written_away() {
+    fn surplus_fields_are_removed() {
         let (a, none) = (wanted("a", true), Vec::<String>::new());
         let is = manifest(&a);
         let with = |pointer: &str, member: &str, value: Value| {
@@ -313,7 +314,7 @@ mod tests {
         ] {
             assert_eq!(check(std::slice::from_ref(&a), std::slice::from_ref(&changed)).0, ["a"], "{changed:?}");
         }
-        // Nulls say nothing, and what others say of the Manifest itself is theirs.
+        // Nulls equal absence; metadata of other writers stays.
         let mut same = with("/spec", "logging", Value::Null);
         same.spec.localized_images = Some(Vec::new());
         same.labels_mut().insert("theirs".into(), "x".into());
@@ -325,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_for_its_turn_is_kept_as_it_is_and_not_as_it_will_be() {
+    fn waiting_module_keeps_its_installed_version() {
         let (a, none) = (wanted("a", true), Vec::<String>::new());
         let mut older = manifest(&a);
         older.spec.version = Some("0.9.0".into());
@@ -337,19 +338,19 @@ mod tests {
         };
         let rest = Duration::from_secs(9);
         let waits = Some(rest);
-        assert_eq!(check(&a, &older, Turn::After(rest)), (none.clone(), none.clone(), waits));
+        assert_eq!(check(&a, &older, RolloutSlot::After(rest)), (none.clone(), none.clone(), waits));
         assert_eq!(
-            check(&a, &tampered, Turn::After(rest)),
+            check(&a, &tampered, RolloutSlot::After(rest)),
             (vec!["a".into()], none.clone(), waits),
             "repaired all the same"
         );
-        assert_eq!(check(&a, &older, Turn::Undecided), (none.clone(), none.clone(), None), "whoever decides wakes it");
-        assert_eq!(check(&a, &older, Turn::Now), (vec!["a".into()], none.clone(), None));
+        assert_eq!(check(&a, &older, RolloutSlot::Undecided), (none.clone(), none.clone(), None), "whoever decides wakes it");
+        assert_eq!(check(&a, &older, RolloutSlot::Now), (vec!["a".into()], none.clone(), None));
         let elsewhere = WantedModule { follows: Ok(Follow::Channel("regular".into())), ..a.clone() };
-        assert_eq!(check(&elsewhere, &older, Turn::After(rest)).2, None, "the user has changed what it follows");
-        let first = check_turn(std::slice::from_ref(&a), &[], false, Turn::After(rest));
+        assert_eq!(check(&elsewhere, &older, RolloutSlot::After(rest)).2, None, "the user has changed what it follows");
+        let first = check_turn(std::slice::from_ref(&a), &[], false, RolloutSlot::After(rest));
         assert_eq!(first, (vec!["a".into()], none, None), "what is new has no version to stay at");
-        assert_eq!(sooner(sooner(None, Turn::After(rest * 2)), Turn::After(rest)), waits);
+        assert_eq!(sooner(sooner(None, RolloutSlot::After(rest * 2)), RolloutSlot::After(rest)), waits);
     }
 
     #[test]
@@ -363,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_wants_goes_and_lookup_errors_delete_nothing() {
+    fn deselected_modules_are_deleted_and_lookup_errors_delete_nothing() {
         let (a, b, c) = (wanted("a", true), wanted("b", true), wanted("c", true));
         let of_a = manifest(&a);
         assert_eq!(check(&[], std::slice::from_ref(&of_a)).1, named(&of_a));

@@ -1,4 +1,4 @@
-//! What we did last to each Manifest, so that a cache which does not show it yet is noticed: no work is settled on a stale read.
+//! Tracks the last write to each Manifest until the cache shows it, so that no work settles on a stale read.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -10,14 +10,14 @@ use tidewatch_shared::api::Manifest;
 
 use crate::base::key::KymaKey;
 
-/// How one Manifest was left.
+/// State of a Manifest after the last write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Left {
-    /// A write was begun, and nobody knows how it ended.
+    /// The write began and its result is unknown.
     Unknown,
-    /// It is there, at least in this version.
+    /// It exists, at this resourceVersion or a later one.
     There { uid: String, version: Option<u64> },
-    /// The one with this uid, or whichever there was, is gone.
+    /// The one with this uid, or any, is deleted.
     Gone { uid: Option<String> },
 }
 
@@ -29,7 +29,7 @@ impl Left {
     fn is_shown(&self, cached: Option<&Manifest>) -> bool {
         match (self, cached) {
             (Self::Unknown, _) | (Self::There { .. }, None) => false,
-            // Another one of its name came after it; versions that are no numbers prove nothing.
+            // A later one of the same name; a version that is not a number proves nothing.
             (Self::There { uid, version: left }, Some(cached)) => {
                 cached.uid().as_ref() != Some(uid) || left.is_some_and(|left| version(cached) >= Some(left))
             }
@@ -43,27 +43,27 @@ fn version(manifest: &Manifest) -> Option<u64> {
     manifest.metadata.resource_version.as_deref()?.parse().ok()
 }
 
-/// Of every Kyma the Manifests whose last write the cache has not shown yet; an entry goes as soon as it has.
+/// Manifests per Kyma with writes that the cache does not show yet. An entry is removed once the cache shows it.
 #[derive(Debug, Default)]
-pub(super) struct Written(Mutex<HashMap<KymaKey, BTreeMap<String, Left>>>);
+pub(super) struct PendingWrites(Mutex<HashMap<KymaKey, BTreeMap<String, Left>>>);
 
-impl Written {
-    /// A write of a Manifest begins.
+impl PendingWrites {
+    /// Records that a write of a Manifest begins.
     pub(super) fn begins(&self, key: &KymaKey, name: &str) {
         self.leave(key, name, Left::Unknown);
     }
 
-    /// A write has ended, and this is the Manifest then.
+    /// Records the Manifest as stored by a write.
     pub(super) fn is(&self, key: &KymaKey, manifest: &Manifest) {
         self.leave(key, &manifest.name_any(), Left::there(manifest));
     }
 
-    /// A Manifest was deleted and is gone.
+    /// Records that a Manifest is deleted.
     pub(super) fn is_gone(&self, key: &KymaKey, name: &str, uid: Option<String>) {
         self.leave(key, name, Left::Gone { uid });
     }
 
-    /// KCP was asked: what is not among these is gone, whatever `cached` says.
+    /// Records a list from KCP: Manifests missing from it are deleted, even if `cached` has them.
     pub(super) fn listed(&self, key: &KymaKey, listed: &[Manifest], cached: &[Arc<Manifest>]) {
         if let Some(left) = self.lock().get_mut(key) {
             for (name, left) in left {
@@ -74,7 +74,7 @@ impl Written {
         }
     }
 
-    /// Whether the cache shows all that was done to the Manifests of a Kyma.
+    /// Returns true if the cache shows all writes to the Manifests of a Kyma.
     pub(super) fn is_shown(&self, key: &KymaKey, cached: &[Arc<Manifest>]) -> bool {
         let mut all = self.lock();
         let Some(left) = all.get_mut(key) else { return true };
@@ -89,7 +89,7 @@ impl Written {
         is_shown
     }
 
-    /// Forgets a Kyma.
+    /// Drops the entries of a Kyma.
     pub(super) fn forget(&self, key: &KymaKey) {
         self.lock().remove(key);
     }
@@ -99,7 +99,7 @@ impl Written {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<KymaKey, BTreeMap<String, Left>>> {
-        // Every change is whole in itself: a panic elsewhere leaves nothing half done.
+        // Each change is a single step: a panic of another thread leaves no partial state.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -117,8 +117,8 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_is_believed_once_it_shows_what_was_done() {
-        let (written, key) = (Written::default(), KymaKey::new("n", "k"));
+    fn cache_is_used_once_it_shows_all_writes() {
+        let (written, key) = (PendingWrites::default(), KymaKey::new("n", "k"));
         let shown = |cached: &[Manifest]| {
             let cached: Vec<_> = cached.iter().cloned().map(Arc::new).collect();
             written.is_shown(&key, &cached)

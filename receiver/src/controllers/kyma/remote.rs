@@ -1,4 +1,5 @@
-//! The Kyma in the runtime: made from KCP's, or from what the user last had; its labels kept, its spec remembered in KCP.
+//! The Kyma in the runtime cluster: created from KCP's, or from the last accepted spec of the user; labels
+//! synchronized, its spec stored in KCP.
 
 use std::collections::BTreeMap;
 
@@ -15,18 +16,19 @@ use tracing::warn;
 
 use super::{Context, Error, base, fetch};
 
-/// A spec in JSON that is kept in KCP, in bytes at most: all annotations of an object together may have 256 KiB.
+/// Maximal size of the spec stored in KCP as JSON, in bytes; all annotations of an object together are limited to 256
+/// KiB.
 const MAX_ACCEPTED: usize = 128 << 10;
 
-/// Both Kymas, each as it was last read or written.
+/// Both Kymas as last read or written.
 pub(super) struct Both {
-    /// The one in KCP.
+    /// The Kyma in KCP.
     pub(super) kcp: Kyma,
-    /// The one in the runtime.
+    /// The Kyma in the runtime cluster.
     pub(super) runtime: Kyma,
 }
 
-/// Reads the runtime's Kyma or makes it, and brings both to agree on what is not the user's.
+/// Reads or creates the runtime cluster's Kyma, and synchronizes the fields that the user does not own.
 pub(super) async fn ensure(ctx: &Context, client: &Client, kcp: Kyma) -> Result<Both, Error> {
     let reset = kcp.labels().get(label::RESET_MODULES).is_some_and(|value| value.eq_ignore_ascii_case("true"));
     let runtime = match fetch::runtime_kyma(client).await? {
@@ -39,7 +41,7 @@ pub(super) async fn ensure(ctx: &Context, client: &Client, kcp: Kyma) -> Result<
     Ok(Both { kcp, runtime })
 }
 
-/// The spec that the runtime's Kyma is made with: what the user last had, else KCP's defaults.
+/// The spec of a new Kyma in the runtime cluster: the last accepted spec of the user, else KCP's.
 fn initial_spec(kcp: &Kyma, reset: bool) -> KymaSpec {
     let accepted = kcp.annotations().get(annotation::ACCEPTED_SPEC).filter(|_| !reset);
     match accepted.map(|text| serde_json::from_str(text)) {
@@ -71,7 +73,7 @@ async fn replace_spec(client: &Client, mut found: Kyma, kcp: &Kyma) -> Result<Ky
         .map_err(Error::runtime("reset the Kyma in the runtime"))
 }
 
-/// Labels and annotations come from KCP, whatever the user made of them.
+/// Overwrites labels and annotations with KCP's.
 async fn sync_metadata(client: &Client, kcp: &Kyma, runtime: Kyma) -> Result<Kyma, Error> {
     let (labels, annotations) = (labels(kcp), annotations(kcp));
     let holds = |is: &BTreeMap<String, String>, shall: &BTreeMap<String, String>| {
@@ -105,7 +107,7 @@ fn annotations(kcp: &Kyma) -> BTreeMap<String, String> {
     BTreeMap::from([(annotation::OWNED_BY.to_owned(), owner)])
 }
 
-/// Keeps the user's spec in KCP, so that a deleted Kyma comes back as it was; ends a reset.
+/// Stores the user's spec in KCP, so that a deleted Kyma is recreated with it; ends a reset.
 async fn remember(ctx: &Context, kcp: Kyma, spec: &KymaSpec, reset: bool) -> Result<Kyma, Error> {
     let now = json_of(spec);
     let before =

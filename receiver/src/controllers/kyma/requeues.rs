@@ -1,4 +1,4 @@
-//! The incumbent's count of reasons for which a Kyma is worked on again, with those of its reasons that exist here.
+//! The incumbent's counter of requeues by reason, with the reasons that exist here.
 
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -14,12 +14,12 @@ struct Why {
     requeue_type: &'static str,
 }
 
-/// Counts of requeues; clones count together.
+/// Counter of requeues; clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Requeues(Family<Why, Counter>);
 
 impl Requeues {
-    /// Makes and registers the count; the caller gives no prefix.
+    /// Creates and registers the counter; the caller sets no prefix.
     #[must_use]
     pub fn register(registry: &mut Registry) -> Self {
         let requeues = Self::default();
@@ -31,13 +31,13 @@ impl Requeues {
         requeues
     }
 
-    /// Something failed.
+    /// Counts a failed reconcile.
     pub(super) fn failed(&self, error: &Error) {
         let requeue_type = "unexpected";
         self.0.get_or_create(&Why { requeue_reason: error.requeue_reason(), requeue_type }).inc();
     }
 
-    /// What is being deleted is not gone yet.
+    /// Counts a requeue for objects that are still being deleted.
     pub(super) fn waits(&self) {
         self.0.get_or_create(&Why { requeue_reason: "kyma_deletion", requeue_type: "intended" }).inc();
     }

@@ -1,9 +1,9 @@
-//! Passes against a fake KCP and a fake runtime: which calls are made, and what is there afterwards.
+//! Reconciles against a fake KCP and a fake runtime cluster: requests and resulting objects.
 
 mod fake;
 mod installer;
 mod takeover;
-mod turn;
+mod rollout;
 
 use std::sync::Arc;
 
@@ -24,6 +24,7 @@ use tidewatch_shared::{
 use self::fake::Fake;
 use super::*;
 use crate::{
+    controllers::status::SECRET_MISSING,
     controllers::catalog,
     fleet::queue::{Drift, Priority},
 };
@@ -106,17 +107,17 @@ impl Bed {
             installer: None,
             settings: Settings { registry: "registry.example".into(), ..Settings::default() },
             metrics: Metrics::register(&mut Registry::default(), Requeues::default()),
-            memory: Memory::default(),
-            written: Written::default(),
+            verified: VerifiedCache::default(),
+            pending_writes: PendingWrites::default(),
         };
         Self { ctx, kcp, runtime, manifests: writer, key: KymaKey::new("kcp-system", "k") }
     }
 
-    /// One whose first pass is over.
+    /// A fixture whose first reconcile has ended.
     async fn settled() -> Self {
         let mut bed = Self::new();
-        let works = Works::of(&[Work::Kyma, Work::Catalog]);
-        assert_eq!(bed.pass(works, Drift::None).await, Outcome::ended(works));
+        let works = WorkSet::of(&[Work::Kyma, Work::Catalog]);
+        assert_eq!(bed.pass(works, Drift::None).await, ReconcileOutcome::ended(works));
         bed.forget_calls();
         bed
     }
@@ -134,13 +135,13 @@ impl Bed {
         self.runtime.edit("kymas/default", |kyma| kyma["spec"]["modules"] = json!([{"name": "keda", "managed": true}]));
     }
 
-    async fn pass(&mut self, works: Works, drift: Drift) -> Outcome {
+    async fn pass(&mut self, works: WorkSet, drift: Drift) -> ReconcileOutcome {
         fill(&mut self.manifests, &self.kcp.all("manifests"));
-        work(&self.ctx, &self.key, &Wanted { works, priority: Priority::User, drift }, PATIENCE).await
+        work(&self.ctx, &self.key, &QueuedWork { work: works, priority: Priority::User, drift }, PATIENCE).await
     }
 
-    async fn kyma(&mut self) -> Outcome {
-        self.pass(Works::of(&[Work::Kyma]), Drift::None).await
+    async fn kyma(&mut self) -> ReconcileOutcome {
+        self.pass(WorkSet::of(&[Work::Kyma]), Drift::None).await
     }
 
     fn forget_calls(&self) {
@@ -191,10 +192,10 @@ fn drift(subject: &str) -> Drift {
 }
 
 #[tokio::test]
-async fn a_new_runtime_gets_everything_and_an_idle_pass_makes_two_reads() {
+async fn new_runtime_gets_all_objects_and_an_idle_reconcile_makes_two_reads() {
     let mut bed = Bed::new();
-    let works = Works::of(&[Work::Kyma, Work::Catalog]);
-    assert_eq!(bed.pass(works, Drift::None).await, Outcome::ended(works));
+    let works = WorkSet::of(&[Work::Kyma, Work::Catalog]);
+    assert_eq!(bed.pass(works, Drift::None).await, ReconcileOutcome::ended(works));
     let kcp = bed.kcp.object("kymas/k").unwrap();
     assert_eq!(kcp["metadata"]["finalizers"], json!(["operator.kyma-project.io/Kyma"]));
     assert_eq!(kcp["metadata"]["labels"]["operator.kyma-project.io/managed-by"], "lifecycle-manager");
@@ -216,13 +217,13 @@ async fn a_new_runtime_gets_everything_and_an_idle_pass_makes_two_reads() {
     assert_eq!(kyma["metadata"]["annotations"]["deprecated-operator.kyma-project.io/owned-by"], "kcp-system/k");
     assert_eq!(bed.shown()["state"], "Ready");
     bed.forget_calls();
-    assert_eq!(bed.pass(works, Drift::None).await, Outcome::ended(works));
+    assert_eq!(bed.pass(works, Drift::None).await, ReconcileOutcome::ended(works));
     assert_eq!(bed.kcp.calls(), ["GET kymas/k"]);
     assert_eq!(bed.runtime.calls(), ["GET kymas/default"]);
 }
 
 #[tokio::test]
-async fn an_enabled_module_gets_its_manifest_and_both_statuses_tell() {
+async fn enabled_module_gets_a_manifest_and_appears_in_both_statuses() {
     let mut bed = Bed::settled().await;
     bed.enable();
     assert!(bed.kyma().await.failed.is_empty());
@@ -248,7 +249,7 @@ async fn an_enabled_module_gets_its_manifest_and_both_statuses_tell() {
 }
 
 #[tokio::test]
-async fn what_a_manifest_has_besides_is_taken_away_and_then_nothing_is_written() {
+async fn surplus_fields_of_a_manifest_are_removed_once() {
     let mut bed = Bed::with_keda().await;
     let with = |spec: Value| {
         let manager =
@@ -260,14 +261,14 @@ async fn what_a_manifest_has_besides_is_taken_away_and_then_nothing_is_written()
     bed.ctx.stores.templates = with(json!({"replicas": 2, "logging": {"level": "debug"}, "of": "kyma-system"}));
     bed.kyma().await;
     bed.forget_calls();
-    // Its template says less of the same version.
+    // Its template defines fewer fields for the same version.
     bed.ctx.stores.templates = with(json!({"replicas": 2}));
     bed.kyma().await;
     let (id, manifest) = bed.manifest().unwrap();
     assert_eq!(manifest["spec"]["resource"]["spec"], json!({"replicas": 2}));
     assert!(manifest["spec"]["manager"]["name"] == "m" && manifest["spec"]["manager"]["namespace"].is_null());
     assert_eq!(bed.kcp.writes()[..2], [format!("PATCH {id}"), format!("PUT {id}")]);
-    // Somebody adds to it.
+    // Another writer adds a field.
     bed.kcp.edit(&id, |manifest| manifest["spec"]["resource"]["spec"]["evil"] = json!(true));
     bed.kyma().await;
     assert_eq!(bed.manifest().unwrap().1["spec"], manifest["spec"]);
@@ -285,7 +286,7 @@ async fn what_a_manifest_has_besides_is_taken_away_and_then_nothing_is_written()
 }
 
 #[tokio::test]
-async fn a_disabled_module_loses_its_manifest_and_says_so_until_it_is_gone() {
+async fn disabled_module_is_deleting_until_its_manifest_is_gone() {
     let mut bed = Bed::with_keda().await;
     let (id, _) = bed.manifest().unwrap();
     bed.kcp.edit(&id, |manifest| manifest["metadata"]["finalizers"] = json!(["declarative.kyma-project.io/finalizer"]));
@@ -304,12 +305,12 @@ async fn a_disabled_module_loses_its_manifest_and_says_so_until_it_is_gone() {
 }
 
 #[tokio::test]
-async fn a_module_that_does_not_exist_is_the_users_error_and_ends_the_work() {
+async fn unknown_module_is_a_user_error_and_ends_the_work() {
     let mut bed = Bed::with_keda().await;
     bed.runtime.edit("kymas/default", |kyma| {
         kyma["spec"]["modules"] = json!([{"name": "keda", "channel": "rapid"}, {"name": "serverless"}, {"name": "x", "version": "1.0.0"}]);
     });
-    assert_eq!(bed.kyma().await, Outcome::ended(Works::of(&[Work::Kyma])));
+    assert_eq!(bed.kyma().await, ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma])));
     let modules = bed.status()["modules"].clone();
     let message = |n: usize| modules[n]["message"].as_str().unwrap().to_owned();
     assert_eq!(message(0), "no versions found for channel: rapid in module keda");
@@ -323,7 +324,7 @@ async fn a_module_that_does_not_exist_is_the_users_error_and_ends_the_work() {
 }
 
 #[tokio::test]
-async fn a_deleted_kyma_comes_back_as_the_user_had_it_and_a_reset_restores_the_defaults() {
+async fn deleted_kyma_is_recreated_with_the_users_spec_and_a_reset_restores_the_defaults() {
     let mut bed = Bed::with_keda().await;
     bed.runtime.remove("kymas/default");
     bed.kyma().await;
@@ -340,10 +341,10 @@ async fn a_deleted_kyma_comes_back_as_the_user_had_it_and_a_reset_restores_the_d
 }
 
 #[tokio::test]
-async fn only_what_the_agent_speaks_of_is_read_again_and_additions_are_undone() {
+async fn only_reported_objects_are_read_again_and_surplus_fields_are_removed() {
     let mut bed = Bed::settled().await;
     let id = "customresourcedefinitions/kymas.operator.kyma-project.io";
-    let works = Works::of(&[Work::Kyma]);
+    let works = WorkSet::of(&[Work::Kyma]);
     let subject = "apiextensions.k8s.io/v1/customresourcedefinitions//kymas.operator.kyma-project.io";
     bed.pass(works, drift(subject)).await;
     assert_eq!(bed.runtime.calls(), [format!("GET {id}"), "GET kymas/default".to_owned()], "an echo writes nothing");
@@ -354,23 +355,23 @@ async fn only_what_the_agent_speaks_of_is_read_again_and_additions_are_undone() 
 }
 
 #[tokio::test]
-async fn a_definition_that_somebody_deletes_is_told_and_made_again_when_it_is_gone() {
+async fn deleted_crd_is_reported_and_recreated_once_it_is_gone() {
     let mut bed = Bed::settled().await;
     let id = "customresourcedefinitions/moduletemplates.operator.kyma-project.io";
-    let works = Works::of(&[Work::Kyma]);
+    let works = WorkSet::of(&[Work::Kyma]);
     let subject = "apiextensions.k8s.io/v1/customresourcedefinitions//moduletemplates.operator.kyma-project.io";
     bed.runtime.edit(id, |crd| {
         crd["metadata"]["finalizers"] = json!(["customresourcecleanup.apiextensions.k8s.io"]);
         crd["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
     });
-    assert_eq!(bed.pass(works, drift(subject)).await, Outcome::failed(works, Class::Transport));
+    assert_eq!(bed.pass(works, drift(subject)).await, ReconcileOutcome::failed(works, ErrorClass::Transport));
     let said = bed.condition("CRDsSync");
     let line = "the CRD moduletemplates.operator.kyma-project.io is being deleted in the runtime";
     let words = format!("CRDs are not synchronized to the SKR: {line}");
     assert_eq!((&said["status"], &said["message"]), (&json!("False"), &json!(words)));
     assert_eq!(bed.status()["lastOperation"]["operation"], line);
     bed.runtime.remove(id);
-    assert_eq!(bed.pass(works, drift(subject)).await, Outcome::ended(works));
+    assert_eq!(bed.pass(works, drift(subject)).await, ReconcileOutcome::ended(works));
     assert!(bed.runtime.object(id).is_some());
     assert_eq!(bed.condition("CRDsSync")["status"], "True");
 
@@ -379,13 +380,13 @@ async fn a_definition_that_somebody_deletes_is_told_and_made_again_when_it_is_go
         namespace["metadata"]["finalizers"] = json!(["kubernetes"]);
         namespace["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
     });
-    assert_eq!(bed.pass(works, drift("/v1/namespaces//kyma-system")).await.class, Some(Class::Transport));
+    assert_eq!(bed.pass(works, drift("/v1/namespaces//kyma-system")).await.class, Some(ErrorClass::Transport));
     assert_eq!(bed.condition("CRDsSync")["status"], "True");
     assert_eq!(bed.status()["lastOperation"]["operation"], "kyma-system is being deleted in the runtime");
 }
 
 #[tokio::test]
-async fn old_stored_versions_go_before_the_incumbents_definition_is_replaced() {
+async fn old_stored_versions_are_dropped_before_the_incumbents_crd_is_replaced() {
     let mut bed = Bed::new();
     let id = "customresourcedefinitions/kymas.operator.kyma-project.io";
     bed.runtime.edit(id, |crd| {
@@ -400,11 +401,11 @@ async fn old_stored_versions_go_before_the_incumbents_definition_is_replaced() {
 }
 
 #[tokio::test]
-async fn without_access_the_condition_says_why() {
+async fn missing_access_is_explained_by_the_condition() {
     let mut bed = Bed::with_keda().await;
-    let usable = std::mem::replace(&mut bed.ctx.clients, Box::new(|_| Err(Unusable::Missing)));
+    let usable = std::mem::replace(&mut bed.ctx.clients, Box::new(|_| Err(RuntimeAccessError::Missing)));
     let outcome = bed.kyma().await;
-    assert_eq!(outcome, Outcome::failed(Works::of(&[Work::Kyma]), Class::Auth));
+    assert_eq!(outcome, ReconcileOutcome::failed(WorkSet::of(&[Work::Kyma]), ErrorClass::Auth));
     let sentence = "no access Secret is labelled with this Kyma's name";
     let access = bed.condition("RuntimeAccess");
     assert_eq!(
@@ -426,39 +427,39 @@ async fn without_access_the_condition_says_why() {
 }
 
 #[tokio::test]
-async fn an_error_is_never_read_as_absence() {
+async fn errors_are_never_read_as_absence() {
     let mut bed = Bed::with_keda().await;
     bed.runtime.refuse("GET kymas/default", 404);
     let outcome = bed.kyma().await;
-    assert_eq!((outcome.class, bed.runtime.writes()), (Some(Class::Transport), vec![]), "a 404 that names nothing");
+    assert_eq!((outcome.class, bed.runtime.writes()), (Some(ErrorClass::Transport), vec![]), "a 404 that names nothing");
     assert!(bed.manifest().is_some());
     bed.runtime.refuse("GET kymas/default", 503);
-    assert_eq!(bed.kyma().await.class, Some(Class::Transport));
+    assert_eq!(bed.kyma().await.class, Some(ErrorClass::Transport));
     assert_eq!(bed.condition("RuntimeAccess")["reason"], "Unreachable");
     bed.runtime.refuse("GET kymas/default", 401);
-    assert_eq!(bed.kyma().await.class, Some(Class::Auth));
+    assert_eq!(bed.kyma().await.class, Some(ErrorClass::Auth));
     assert_eq!(bed.condition("RuntimeAccess")["reason"], "Unauthorized");
 }
 
 #[tokio::test]
-async fn a_conflict_begins_the_work_anew_and_is_not_shown() {
+async fn conflict_restarts_the_reconcile_without_a_status() {
     let mut bed = Bed::settled().await;
     bed.enable();
     bed.kcp.refuse("PATCH kymas/k/status", 409);
     let before = bed.status();
-    assert_eq!(bed.kyma().await, Outcome::failed(Works::of(&[Work::Kyma]), Class::Ours));
+    assert_eq!(bed.kyma().await, ReconcileOutcome::failed(WorkSet::of(&[Work::Kyma]), ErrorClass::Ours));
     assert_eq!((bed.status(), bed.runtime.writes()), (before, vec![]));
 }
 
 #[tokio::test]
-async fn what_somebody_else_wrote_while_a_pass_read_is_not_written_over() {
+async fn concurrent_writes_are_not_overwritten() {
     // Another receiver that still thinks it is the active one, for example: the fence's other half.
     let other: fn(&mut Value) = |kyma| kyma["metadata"]["labels"]["other"] = json!("was here");
     let mut bed = Bed::settled().await;
     bed.enable();
     let before = bed.status();
     bed.kcp.meanwhile("PATCH kymas/k/status", "kymas/k", other);
-    assert_eq!(bed.kyma().await, Outcome::failed(Works::of(&[Work::Kyma]), Class::Ours));
+    assert_eq!(bed.kyma().await, ReconcileOutcome::failed(WorkSet::of(&[Work::Kyma]), ErrorClass::Ours));
     assert_eq!(bed.status(), before);
     assert_eq!(bed.kyma().await.class, None, "the next pass has read what the other wrote");
     assert_ne!(bed.status(), before);
@@ -466,7 +467,7 @@ async fn what_somebody_else_wrote_while_a_pass_read_is_not_written_over() {
     let mut bed = Bed::new();
     bed.enable_default();
     bed.kcp.meanwhile("PATCH kymas/k", "kymas/k", other);
-    assert_eq!(bed.kyma().await, Outcome::failed(Works::of(&[Work::Kyma]), Class::Ours));
+    assert_eq!(bed.kyma().await, ReconcileOutcome::failed(WorkSet::of(&[Work::Kyma]), ErrorClass::Ours));
     let finalizers = |bed: &Bed| bed.kcp.object("kymas/k").unwrap()["metadata"]["finalizers"].clone();
     assert_eq!(finalizers(&bed), Value::Null);
     bed.kyma().await;
@@ -474,16 +475,16 @@ async fn what_somebody_else_wrote_while_a_pass_read_is_not_written_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pass_that_takes_too_long_is_cut_and_the_next_one_believes_nothing() {
+async fn reconcile_beyond_its_time_limit_is_aborted_and_the_next_one_reads_everything() {
     let mut bed = Bed::settled().await;
-    let works = Works::of(&[Work::Kyma, Work::Catalog]);
+    let works = WorkSet::of(&[Work::Kyma, Work::Catalog]);
     bed.runtime.hang(true);
     let begun = Instant::now();
-    assert_eq!(bed.pass(works, Drift::None).await, Outcome::failed(works, Class::Transport));
+    assert_eq!(bed.pass(works, Drift::None).await, ReconcileOutcome::failed(works, ErrorClass::Transport));
     assert_eq!(begun.elapsed(), PATIENCE);
     bed.runtime.hang(false);
     bed.forget_calls();
-    assert_eq!(bed.pass(works, Drift::None).await, Outcome::ended(works));
+    assert_eq!(bed.pass(works, Drift::None).await, ReconcileOutcome::ended(works));
     let calls = bed.runtime.calls();
     for read in [
         "namespaces/kyma-system",
@@ -495,13 +496,13 @@ async fn a_pass_that_takes_too_long_is_cut_and_the_next_one_believes_nothing() {
 }
 
 #[tokio::test]
-async fn a_failing_catalog_fails_alone() {
+async fn failing_catalog_stops_no_other_work() {
     let mut bed = Bed::new();
     bed.runtime.refuse("PATCH moduletemplates/keda-1.0.0", 422);
     bed.enable_default();
-    let outcome = bed.pass(Works::of(&[Work::Kyma, Work::Catalog]), Drift::None).await;
-    let (kyma, catalog) = (Works::of(&[Work::Kyma]), Works::of(&[Work::Catalog]));
-    assert_eq!((outcome.ended, outcome.failed, outcome.put_off), (kyma, Works::EMPTY, catalog));
+    let outcome = bed.pass(WorkSet::of(&[Work::Kyma, Work::Catalog]), Drift::None).await;
+    let (kyma, catalog) = (WorkSet::of(&[Work::Kyma]), WorkSet::of(&[Work::Catalog]));
+    assert_eq!((outcome.ended, outcome.failed, outcome.deferred), (kyma, WorkSet::EMPTY, catalog));
     assert_eq!(bed.condition("ModuleCatalog")["status"], "False");
     let message = bed.condition("ModuleCatalog")["message"].as_str().unwrap().to_owned();
     assert!(message.contains(": apply moduletemplates/keda-1.0.0; 1 wait for them: "), "{message}");
@@ -515,22 +516,45 @@ impl Bed {
 }
 
 #[tokio::test]
-async fn a_pass_for_the_catalog_alone_reads_the_kyma_and_nothing_else() {
+async fn catalog_only_reconcile_reads_only_the_kyma() {
     let mut bed = Bed::settled().await;
-    let works = Works::of(&[Work::Catalog]);
-    assert_eq!(bed.pass(works, Drift::None).await, Outcome::ended(works));
+    let works = WorkSet::of(&[Work::Catalog]);
+    assert_eq!(bed.pass(works, Drift::None).await, ReconcileOutcome::ended(works));
     assert_eq!((bed.kcp.calls(), bed.runtime.calls()), (vec!["GET kymas/k".to_owned()], vec![]));
 }
 
+/// Review finding D4: a Kyma in error was reported Ready by a reconcile that had not looked at the modules.
 #[tokio::test]
-async fn skipped_and_paused_kymas_are_left_alone() {
+async fn catalog_or_installation_reconcile_keeps_the_error_of_the_kyma() {
+    for works in [WorkSet::of(&[Work::Catalog]), WorkSet::INSTALLER, WorkSet::INSTALLER | WorkSet::of(&[Work::Catalog])] {
+        let mut bed = Bed::settled().await;
+        bed.runtime.edit("kymas/default", |kyma| kyma["spec"]["channel"] = "none".into());
+        bed.kyma().await;
+        let failed = bed.status();
+        assert_eq!(failed["state"], "Error");
+        bed.runtime.remove("moduletemplates/keda-1.0.0");
+        bed.runtime.refuse("PATCH moduletemplates/keda-1.0.0", 422);
+        bed.pass(works, Drift::All).await;
+        let status = bed.status();
+        assert_eq!((&status["state"], &status["lastOperation"]), (&failed["state"], &failed["lastOperation"]), "{works:?}");
+        let is_synced = !works.contains(Work::Catalog);
+        assert_eq!(bed.condition("ModuleCatalog")["status"] == "True", is_synced, "{works:?}");
+        assert_eq!(bed.condition("Modules")["status"], "False");
+        bed.runtime.edit("kymas/default", |kyma| kyma["spec"]["channel"] = "regular".into());
+        bed.kyma().await;
+        assert_eq!(bed.status()["state"], if is_synced { "Ready" } else { "Processing" });
+    }
+}
+
+#[tokio::test]
+async fn skipped_and_paused_kymas_are_not_reconciled() {
     for (label, value) in [("skip-reconciliation", "TRUE"), ("tidewatch-pause", "true")] {
         let mut bed = Bed::settled().await;
         bed.enable();
         bed.kcp.edit("kymas/k", |kyma| {
             kyma["metadata"]["labels"][format!("operator.kyma-project.io/{label}")] = value.into()
         });
-        assert_eq!(bed.kyma().await, Outcome::default(), "neither ended nor failed");
+        assert_eq!(bed.kyma().await, ReconcileOutcome::default(), "neither ended nor failed");
         assert_eq!((bed.kcp.writes(), bed.runtime.calls()), (vec![], vec![]));
         bed.delete();
         bed.kyma().await;
@@ -539,7 +563,7 @@ async fn skipped_and_paused_kymas_are_left_alone() {
 }
 
 #[tokio::test]
-async fn what_passes_worked_from_is_noted_when_it_is_something_else() {
+async fn changed_inputs_are_recorded_once_reconciled() {
     let mut bed = Bed::new();
     let noted = |bed: &Bed| {
         let kyma = bed.kcp.object("kymas/k").unwrap();
@@ -549,12 +573,12 @@ async fn what_passes_worked_from_is_noted_when_it_is_something_else() {
     bed.kyma().await;
     let (first, never) = noted(&bed);
     assert_eq!((first.len(), never.as_str()), (16, "-"), "nobody has looked at the catalog");
-    bed.pass(Works::of(&[Work::Catalog]), Drift::None).await;
+    bed.pass(WorkSet::of(&[Work::Catalog]), Drift::None).await;
     let (same, catalog) = noted(&bed);
     assert_eq!((same, catalog.len()), (first.clone(), 16));
-    bed.pass(Works::RUNTIME, Drift::All).await;
+    bed.pass(WorkSet::RUNTIME, Drift::All).await;
     bed.forget_calls();
-    bed.pass(Works::RUNTIME, Drift::All).await;
+    bed.pass(WorkSet::RUNTIME, Drift::All).await;
     assert_eq!(bed.kcp.writes(), Vec::<String>::new());
 
     bed.kcp.edit("kymas/k", |kyma| kyma["metadata"]["labels"]["team"] = "a".into());
@@ -570,19 +594,19 @@ async fn what_passes_worked_from_is_noted_when_it_is_something_else() {
 }
 
 #[tokio::test]
-async fn a_kyma_that_is_not_there_ends_its_work() {
+async fn missing_kyma_ends_its_work() {
     let mut bed = Bed::settled().await;
     bed.kcp.remove("kymas/k");
-    assert_eq!(bed.kyma().await, Outcome::ended(Works::of(&[Work::Kyma])));
+    assert_eq!(bed.kyma().await, ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma])));
     assert_eq!(bed.runtime.calls(), Vec::<String>::new());
 }
 
 #[tokio::test]
-async fn a_cache_that_is_behind_our_own_writes_is_not_believed() {
+async fn cache_behind_our_own_writes_is_bypassed() {
     let mut bed = Bed::with_keda().await;
     // As `Bed::pass`, but the cache stays as it is: the Manifest watch hangs.
     let behind = async |bed: &Bed| {
-        let wanted = Wanted { works: Works::of(&[Work::Kyma]), priority: Priority::User, drift: Drift::None };
+        let wanted = QueuedWork { work: WorkSet::of(&[Work::Kyma]), priority: Priority::User, drift: Drift::None };
         assert!(work(&bed.ctx, &bed.key, &wanted, PATIENCE).await.failed.is_empty());
     };
     let disable = |bed: &Bed| bed.runtime.edit("kymas/default", |kyma| kyma["spec"]["modules"] = json!([]));
@@ -602,7 +626,7 @@ async fn a_cache_that_is_behind_our_own_writes_is_not_believed() {
 }
 
 #[tokio::test]
-async fn a_deletion_takes_manifests_first_and_the_finalizer_last() {
+async fn deletion_removes_manifests_first_and_the_finalizer_last() {
     let mut bed = Bed::with_keda().await;
     let (id, _) = bed.manifest().unwrap();
     bed.kcp.edit(&id, |manifest| {
@@ -612,7 +636,7 @@ async fn a_deletion_takes_manifests_first_and_the_finalizer_last() {
     });
     bed.delete();
     let outcome = bed.kyma().await;
-    assert!(outcome.again_in.is_some() && outcome.failed.is_empty());
+    assert!(outcome.requeue_after.is_some() && outcome.failed.is_empty());
     assert_eq!(bed.kcp.writes(), [format!("DELETE {id}"), "PATCH kymas/k/status".to_owned()]);
     for status in [bed.status(), bed.shown()] {
         assert_eq!(
@@ -644,12 +668,12 @@ async fn a_deletion_takes_manifests_first_and_the_finalizer_last() {
 }
 
 #[tokio::test]
-async fn a_lost_runtime_is_gone_only_when_its_secret_was_away_long_enough() {
+async fn runtime_counts_as_gone_only_after_its_secret_was_missing_long_enough() {
     let mut bed = Bed::settled().await;
-    bed.ctx.clients = Box::new(|_| Err(Unusable::Missing));
+    bed.ctx.clients = Box::new(|_| Err(RuntimeAccessError::Missing));
     bed.delete();
     let outcome = bed.kyma().await;
-    assert!(outcome.again_in.is_some_and(|wait| wait > Duration::from_secs(590)), "{outcome:?}");
+    assert!(outcome.requeue_after.is_some_and(|wait| wait > Duration::from_secs(590)), "{outcome:?}");
     assert_eq!(bed.condition("RuntimeAccess")["reason"], SECRET_MISSING);
     let away = std::mem::replace(&mut bed.ctx.clients, {
         let client = bed.runtime.client();
@@ -660,7 +684,7 @@ async fn a_lost_runtime_is_gone_only_when_its_secret_was_away_long_enough() {
     assert_eq!(bed.condition("RuntimeAccess")["reason"], "Unreachable", "a Secret that came back ends the wait");
     bed.ctx.clients = away;
     let outcome = bed.kyma().await;
-    assert!(outcome.again_in.is_some_and(|wait| wait > Duration::from_secs(590)), "{outcome:?}");
+    assert!(outcome.requeue_after.is_some_and(|wait| wait > Duration::from_secs(590)), "{outcome:?}");
     let long_ago = |bed: &Bed| {
         bed.kcp.edit("kymas/k", |kyma| {
             for condition in kyma["status"]["conditions"].as_array_mut().unwrap() {
@@ -680,11 +704,11 @@ async fn a_lost_runtime_is_gone_only_when_its_secret_was_away_long_enough() {
 }
 
 #[tokio::test]
-async fn an_unreachable_runtime_holds_a_deletion_up_and_is_named() {
+async fn unreachable_runtime_blocks_a_deletion_and_is_reported() {
     let mut bed = Bed::settled().await;
     bed.delete();
     bed.runtime.refuse("GET customresourcedefinitions/kymas.operator.kyma-project.io", 503);
-    assert_eq!(bed.kyma().await.class, Some(Class::Transport));
+    assert_eq!(bed.kyma().await.class, Some(ErrorClass::Transport));
     assert_eq!(
         (&bed.status()["state"], &bed.condition("RuntimeAccess")["reason"]),
         (&json!("Deleting"), &json!("Unreachable"))

@@ -1,57 +1,57 @@
-//! What the user wants: the runtime's spec where it speaks, KCP's for the rest.
+//! Validates the user's selection: spec of the runtime cluster's Kyma, with KCP's for absent fields.
 
 use std::collections::BTreeMap;
 
 use thiserror::Error;
 use tidewatch_shared::api::{CustomResourcePolicy, KymaSpec};
 
-/// The channel that is followed when neither the module nor the Kyma names one.
+/// Channel if neither module nor Kyma names one.
 const DEFAULT_CHANNEL: &str = "regular";
-/// The CRD admits this channel, nobody may use it.
+/// Channel that the CRD admits but that is reserved.
 const NO_CHANNEL: &str = "none";
-/// Modules of one Kyma, at most: a runtime's spec must not be able to fill KCP's status.
+/// Maximal number of modules of one Kyma: a runtime cluster's spec must not fill the status in KCP.
 const MAX_MODULES: usize = 500;
 
-/// Characters of a module's name or of a channel, at most. The CRD bounds channels; what a runtime's API server answers need not
-/// keep to it.
+/// Maximal length of a module's name or a channel, in characters. The CRD limits channels, but the response of a
+/// runtime cluster's API server may violate the CRD.
 const MAX_NAME: usize = 253;
 
-/// Why nothing of a spec can be acted on.
+/// The reason to reject a whole spec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub(crate) enum InvalidKyma {
+pub(crate) enum InvalidKymaError {
     /// Channel `none`.
     #[error("invalid Kyma: the value \"none\" is not allowed for the channel")]
     NoChannel,
-    /// More than [`MAX_MODULES`].
+    /// More than [`MAX_MODULES`] modules.
     #[error("invalid Kyma: more than {MAX_MODULES} modules")]
     TooMany,
-    /// A name, a channel or a version of more than [`MAX_NAME`].
+    /// A name, channel or version longer than [`MAX_NAME`].
     #[error("invalid Kyma: a module's name, channel or version has more than {MAX_NAME} characters")]
     TooLong,
 }
 
-/// Why one module's entry cannot be acted on.
+/// The reason to reject one module's entry.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub(crate) enum InvalidModule {
+pub(crate) enum InvalidModuleError {
     /// Channel `none`.
     #[error("invalid module in spec: the value \"none\" is not allowed for the channel")]
     NoChannel,
-    /// Both say what to install.
+    /// Version and channel exclude each other.
     #[error("invalid module in spec: version and channel are mutually exclusive")]
     VersionAndChannel,
 }
 
-/// What decides on a module's version.
+/// The source of a module's version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Follow {
-    /// Where this channel points.
+    /// The version that this channel names.
     Channel(String),
-    /// Nothing: it stays at this version.
+    /// This fixed version.
     Version(String),
 }
 
 impl Follow {
-    /// As messages name it.
+    /// Channel or version as messages name it.
     pub(crate) fn as_str(&self) -> &str {
         match self {
             Self::Channel(text) | Self::Version(text) => text,
@@ -59,41 +59,42 @@ impl Follow {
     }
 }
 
-/// One module that the user wants.
+/// One selected module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct WantedModule {
-    /// Its name, which is that of its release meta.
+    /// Name of the module and of its release meta.
     pub(crate) name: String,
-    /// What it follows.
-    pub(crate) follows: Result<Follow, InvalidModule>,
-    /// Whether we look after it.
+    /// Source of its version.
+    pub(crate) follows: Result<Follow, InvalidModuleError>,
+    /// False for an unmanaged module.
     pub(crate) managed: bool,
-    /// Whether the default module CR is ours to create and delete.
+    /// Whether the default module CR is created.
     pub(crate) policy: CustomResourcePolicy,
 }
 
-/// A spec that can be acted on.
+/// A valid spec.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Validated {
-    /// The Kyma's own channel.
+    /// Channel of the Kyma.
     pub(crate) channel: String,
-    /// Its modules, each name once, in order of their names.
+    /// Selected modules, unique by name and sorted.
     pub(crate) modules: Vec<WantedModule>,
 }
 
-/// Judges the spec of a runtime's Kyma. Of two entries of one name the first counts; the API server admits only one.
-pub(crate) fn validate(spec: &KymaSpec) -> Result<Validated, InvalidKyma> {
+/// Validates the spec of a runtime cluster's Kyma. Of duplicate names the first entry counts; the API server rejects
+/// duplicates.
+pub(crate) fn validate(spec: &KymaSpec) -> Result<Validated, InvalidKymaError> {
     if spec.channel == NO_CHANNEL {
-        return Err(InvalidKyma::NoChannel);
+        return Err(InvalidKymaError::NoChannel);
     }
     let entries = spec.modules();
     if entries.len() > MAX_MODULES {
-        return Err(InvalidKyma::TooMany);
+        return Err(InvalidKymaError::TooMany);
     }
     let names = entries.iter();
     let names = names.flat_map(|entry| [Some(&entry.name), entry.channel.as_ref(), entry.version.as_ref()]).flatten();
     if names.chain([&spec.channel]).any(|name| name.len() > MAX_NAME) {
-        return Err(InvalidKyma::TooLong);
+        return Err(InvalidKymaError::TooLong);
     }
     let mut modules = BTreeMap::new();
     for entry in entries {
@@ -111,10 +112,10 @@ fn given(text: &Option<String>) -> Option<&str> {
     text.as_deref().filter(|text| !text.is_empty())
 }
 
-fn follows(own: Option<&str>, version: Option<&str>, kymas: &str) -> Result<Follow, InvalidModule> {
+fn follows(own: Option<&str>, version: Option<&str>, kymas: &str) -> Result<Follow, InvalidModuleError> {
     match (own, version) {
-        (Some(NO_CHANNEL), _) => Err(InvalidModule::NoChannel),
-        (Some(_), Some(_)) => Err(InvalidModule::VersionAndChannel),
+        (Some(NO_CHANNEL), _) => Err(InvalidModuleError::NoChannel),
+        (Some(_), Some(_)) => Err(InvalidModuleError::VersionAndChannel),
         (None, Some(version)) => Ok(Follow::Version(version.to_owned())),
         (Some(channel), None) => Ok(Follow::Channel(channel.to_owned())),
         (None, None) if kymas.is_empty() => Ok(Follow::Channel(DEFAULT_CHANNEL.to_owned())),
@@ -130,7 +131,7 @@ mod tests {
 
     use CustomResourcePolicy as Policy;
 
-    fn check(spec: Value) -> Result<Validated, InvalidKyma> {
+    fn check(spec: Value) -> Result<Validated, InvalidKymaError> {
         validate(&serde_json::from_value(spec).unwrap())
     }
 
@@ -140,12 +141,12 @@ mod tests {
             ("fast", json!({"name": "a"}), Ok(Follow::Channel("fast".to_owned()))),
             ("fast", json!({"name": "a", "channel": "regular"}), Ok(Follow::Channel("regular".to_owned()))),
             ("", json!({"name": "a"}), Ok(Follow::Channel("regular".to_owned()))),
-            ("fast", json!({"name": "a", "channel": "none"}), Err(InvalidModule::NoChannel)),
+            ("fast", json!({"name": "a", "channel": "none"}), Err(InvalidModuleError::NoChannel)),
             ("fast", json!({"name": "a", "version": "1.0.0"}), Ok(Follow::Version("1.0.0".into()))),
             (
                 "fast",
                 json!({"name": "a", "version": "1.0.0", "channel": "fast"}),
-                Err(InvalidModule::VersionAndChannel),
+                Err(InvalidModuleError::VersionAndChannel),
             ),
         ] {
             let validated = check(json!({"channel": kyma, "modules": [module]})).unwrap();
@@ -165,11 +166,11 @@ mod tests {
     }
 
     #[test]
-    fn a_kyma_without_a_usable_channel_or_with_too_many_modules_is_refused_whole() {
-        assert_eq!(check(json!({"channel": "none"})), Err(InvalidKyma::NoChannel));
+    fn invalid_channel_or_too_many_modules_reject_the_whole_kyma() {
+        assert_eq!(check(json!({"channel": "none"})), Err(InvalidKymaError::NoChannel));
         let many: Vec<Value> = (0..=MAX_MODULES).map(|n| json!({"name": format!("m{n}")})).collect();
-        assert_eq!(check(json!({"channel": "fast", "modules": many})), Err(InvalidKyma::TooMany));
+        assert_eq!(check(json!({"channel": "fast", "modules": many})), Err(InvalidKymaError::TooMany));
         let long = "m".repeat(MAX_NAME + 1);
-        assert_eq!(check(json!({"channel": "fast", "modules": [{"name": long}]})), Err(InvalidKyma::TooLong));
+        assert_eq!(check(json!({"channel": "fast", "modules": [{"name": long}]})), Err(InvalidKymaError::TooLong));
     }
 }

@@ -1,4 +1,5 @@
-//! What was verified in each runtime, so that a pass without news reads the two Kymas and nothing else.
+//! Caches the verified objects of each runtime cluster, so that a reconcile without reported drift reads only the two
+//! Kymas.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -7,38 +8,39 @@ use std::{
 
 use tidewatch_shared::names::AGENT_OBJECT;
 
-use crate::{base::key::KymaKey, controllers::installer::Installed, fleet::queue::Drift};
+use crate::{base::key::KymaKey, controllers::installer::InstallationState, fleet::queue::Drift};
 
-/// What is known of one runtime. Everything in it is proved again when the runtime's agent speaks of it.
+/// The verified objects of one runtime cluster. Drift reported by its agent removes an object, so that the next
+/// reconcile reads it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Verified {
-    /// The client that it was verified through, by its number.
+    /// Revision of the client used for the verification.
     pub(super) client: u64,
-    /// The namespace has its labels.
+    /// True if the namespace has its labels.
     pub(super) namespace: bool,
-    /// CRDs that are as they shall be.
+    /// CRDs that equal the desired ones.
     pub(super) crds: BTreeSet<String>,
-    /// Forms in which this API server keeps our CRDs, where it adds something of its own: hash by name.
+    /// Hash by name of CRDs in the form that this API server stores, if it adds fields.
     pub(super) forms: BTreeMap<String, u64>,
-    /// Revision of the plan that stands in the agent's ConfigMap, where nobody installs the agent.
+    /// Plan revision in the agent's ConfigMap, where the receiver does not install agents.
     pub(super) plan: Option<String>,
-    /// What is known of the agent's installation.
-    pub(super) installed: Installed,
+    /// State of the agent's installation.
+    pub(super) installed: InstallationState,
 }
 
 impl Verified {
-    /// Forgets what `drift` casts doubt on.
+    /// Removes the objects that `drift` names.
     fn doubt(&mut self, drift: &Drift) {
         match drift {
             Drift::None => {}
             Drift::All => {
                 let (forms, mut installed) = (std::mem::take(&mut self.forms), std::mem::take(&mut self.installed));
-                installed.doubt_all();
+                installed.invalidate_all();
                 *self = Self { client: self.client, forms, installed, ..Self::default() };
             }
             Drift::Objects(objects) => {
                 for object in objects {
-                    self.installed.doubt(&object.subject.resource, &object.subject.name);
+                    self.installed.invalidate(&object.subject.resource, &object.subject.name);
                     match (object.subject.resource.as_str(), object.subject.name.as_str()) {
                         ("namespaces", _) => self.namespace = false,
                         ("customresourcedefinitions", name) => {
@@ -53,13 +55,14 @@ impl Verified {
     }
 }
 
-/// The memory of all runtimes; an entry is as large as a runtime has CRDs of ours, and goes with its Kyma.
+/// Entries of all runtime clusters; the size of an entry is bounded by the number of our CRDs, and it is removed with
+/// its Kyma.
 #[derive(Debug, Default)]
-pub(super) struct Memory(Mutex<HashMap<KymaKey, Verified>>);
+pub(super) struct VerifiedCache(Mutex<HashMap<KymaKey, Verified>>);
 
-impl Memory {
-    /// Takes what is known of a runtime out, less what a changed client or drift casts doubt on. A pass puts back what it proved: one
-    /// that fails or is dropped leaves nothing, and the next one reads everything.
+impl VerifiedCache {
+    /// Takes the entry of a runtime cluster, without objects invalidated by a changed client or drift. A successful
+    /// reconcile puts the entry back; after a failed or aborted one the next reconcile reads everything.
     pub(super) fn take(&self, key: &KymaKey, client: u64, drift: &Drift) -> Verified {
         let known = self.lock().remove(key).filter(|known| known.client == client);
         let mut known = known.unwrap_or_else(|| Verified { client, ..Verified::default() });
@@ -67,18 +70,18 @@ impl Memory {
         known
     }
 
-    /// Keeps what a pass proved.
+    /// Stores the entry after a reconcile.
     pub(super) fn keep(&self, key: &KymaKey, verified: Verified) {
         self.lock().insert(key.clone(), verified);
     }
 
-    /// Forgets a runtime.
+    /// Drops the entry of a runtime cluster.
     pub(super) fn forget(&self, key: &KymaKey) {
         self.lock().remove(key);
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<KymaKey, Verified>> {
-        // Every change is a single insertion or removal: a panic elsewhere leaves nothing half done.
+        // Each change is a single insertion or removal: a panic of another thread leaves no partial state.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -107,17 +110,17 @@ mod tests {
             crds: ["kymas.x".to_owned(), "others.x".to_owned()].into(),
             forms: BTreeMap::new(),
             plan: Some("1".into()),
-            installed: Installed::default(),
+            installed: InstallationState::default(),
         }
     }
 
     #[test]
-    fn drift_and_a_changed_client_cast_doubt_on_what_they_concern() {
+    fn drift_and_a_changed_client_invalidate_entries() {
         let key = KymaKey::new("ns", "k");
         let take = |client: u64, drift: &Drift| {
-            let memory = Memory::default();
-            memory.keep(&key, proved());
-            memory.take(&key, client, drift)
+            let verified = VerifiedCache::default();
+            verified.keep(&key, proved());
+            verified.take(&key, client, drift)
         };
         assert_eq!(take(1, &Drift::None), proved());
         assert_eq!(take(2, &Drift::None), Verified { client: 2, ..Verified::default() });
@@ -131,10 +134,10 @@ mod tests {
     }
 
     #[test]
-    fn what_was_taken_and_not_kept_is_unknown() {
-        let (memory, key) = (Memory::default(), KymaKey::new("ns", "k"));
-        memory.keep(&key, proved());
-        memory.take(&key, 1, &Drift::None);
-        assert_eq!(memory.take(&key, 1, &Drift::None), Verified { client: 1, ..Verified::default() });
+    fn entry_taken_and_not_kept_is_dropped() {
+        let (verified, key) = (VerifiedCache::default(), KymaKey::new("ns", "k"));
+        verified.keep(&key, proved());
+        verified.take(&key, 1, &Drift::None);
+        assert_eq!(verified.take(&key, 1, &Drift::None), Verified { client: 1, ..Verified::default() });
     }
 }

@@ -1,71 +1,91 @@
-//! Conditions of a Kyma: the incumbent's four, which count for its state, and ours, which never do.
+//! Conditions of a Kyma: the incumbent's four, which count for its state, and our own, which do not.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tidewatch_shared::api::{Condition, ConditionStatus, KymaStatus};
 
-use crate::controllers::installer::Readiness;
+use crate::{controllers::installer::Readiness, kube::runtime_access::RuntimeAccessError};
 
 const CRDS: &str = "CRDsSync";
 const MODULES: &str = "Modules";
 const CATALOG: &str = "ModuleCatalog";
 const ACCESS: &str = "RuntimeAccess";
-/// The incumbent's name for the installation of the agent.
+/// The incumbent's condition type for the agent's installation.
 const WEBHOOK: &str = "SKRWebhook";
-/// Conditions that other rooms write, with field managers of their own.
+/// Conditions that other controllers write with their own field managers.
 const OTHERS: [&str; 3] = ["EventPath", "Paused", "CARotation"];
 
-/// Whether and why the runtime can be reached.
+/// Reachability of the runtime cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// It answered.
+    /// Its API server responded.
     Usable,
-    /// It cannot be.
+    /// It cannot be reached.
     Unusable {
-        /// A CamelCase word of a closed set.
+        /// Reason from a closed set, in CamelCase.
         reason: &'static str,
-        /// One sentence.
+        /// Message, one sentence.
         message: String,
     },
 }
 
-/// It holds, perhaps with a remark, or it does not hold and why.
-pub(crate) type Said = Result<Option<String>, String>;
+/// Reason of the condition `RuntimeAccess` if there is no access Secret.
+pub(crate) const SECRET_MISSING: &str = "AccessSecretMissing";
 
-/// What was found out; `None` is what nobody looked at.
+impl From<&RuntimeAccessError> for Access {
+    fn from(error: &RuntimeAccessError) -> Self {
+        let reason = match error {
+            RuntimeAccessError::Missing => SECRET_MISSING,
+            RuntimeAccessError::Several(_) => "SeveralAccessSecrets",
+            RuntimeAccessError::Kubeconfig(_) => "KubeconfigRefused",
+        };
+        Self::Unusable { reason, message: error.to_string() }
+    }
+}
+
+/// True with an optional remark, or False with its cause.
+pub(crate) type Observation = Result<Option<String>, String>;
+
+/// Observed conditions; `None` keeps the current one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Conditions {
-    /// The runtime has our CRDs.
-    pub(crate) crds: Option<Said>,
-    /// The runtime has its catalog.
-    pub(crate) catalog: Option<Said>,
+    /// The runtime cluster has our CRDs.
+    pub(crate) crds: Option<Observation>,
+    /// The runtime cluster has its catalog.
+    pub(crate) catalog: Option<Observation>,
     /// See [`Access`].
     pub(crate) access: Option<Access>,
-    /// The runtime has its agent; never found where agents are not installed.
+    /// The runtime cluster has its agent; always `None` if the receiver does not install agents.
     pub(crate) webhook: Option<Readiness>,
 }
 
-/// Whether a condition counts for the Kyma's state.
+/// Returns true for conditions that count for the Kyma's state.
 pub(super) fn counts(condition: &Condition) -> bool {
     [CRDS, MODULES, CATALOG, WEBHOOK].contains(&condition.type_.as_str())
 }
 
-/// Whether another room writes this condition.
+/// Returns true if a module is not ready, or a failure of the Kyma prevents that.
+pub(super) fn modules_failed(conditions: &[Condition]) -> bool {
+    conditions.iter().any(|condition| condition.type_ == MODULES && condition.status == ConditionStatus::False)
+}
+
+/// Returns true for conditions of other controllers.
 pub(super) fn is_anothers(condition: &Condition) -> bool {
     OTHERS.contains(&condition.type_.as_str())
 }
 
-/// Whether the incumbent would not say this: it knows no such condition, or has no agent of ours to say it of.
+/// Returns true for conditions that the incumbent does not write: it does not know them, or they concern our agent.
 pub(super) fn is_ours_alone(condition: &Condition) -> bool {
     is_anothers(condition) || [ACCESS, WEBHOOK].contains(&condition.type_.as_str())
 }
 
 impl Conditions {
-    /// All conditions of this room. Those of others are not ours to repeat; those of features that do not run are left out.
-    pub(super) fn merge(&self, old: &KymaStatus, modules: bool, now: &Time) -> Vec<Condition> {
+    /// Merges the observations into the current conditions. Conditions of other controllers and of disabled features
+    /// are omitted.
+    pub(super) fn merge(&self, old: &KymaStatus, modules: Option<bool>, now: &Time) -> Vec<Condition> {
         let mut conditions = Vec::new();
-        let all_modules = if modules { Ok(None) } else { Err(String::new()) };
-        for (kind, found) in [(CRDS, &self.crds), (MODULES, &Some(all_modules)), (CATALOG, &self.catalog)] {
+        let all_modules = modules.map(|ready| if ready { Ok(None) } else { Err(String::new()) });
+        for (kind, found) in [(CRDS, &self.crds), (MODULES, &all_modules), (CATALOG, &self.catalog)] {
             conditions.push(match (found, old.condition(kind)) {
                 (Some(found), _) => {
                     let status = ConditionStatus::from(found.is_ok());
@@ -105,7 +125,7 @@ impl Conditions {
     }
 }
 
-/// The time moves with the status or the reason, so that it tells since when this is so.
+/// Builds a condition; lastTransitionTime changes only with status or reason.
 fn condition(
     old: &KymaStatus,
     kind: &str,
@@ -134,12 +154,12 @@ fn message(kind: &str, status: ConditionStatus) -> &'static str {
     }
 }
 
-/// The status without what nobody looks after where agents are not installed.
+/// Removes the condition about the agent, which no controller updates if agents are not installed.
 pub(super) fn without_installer(status: &mut KymaStatus) {
     status.conditions.iter_mut().for_each(|conditions| conditions.retain(|condition| condition.type_ != WEBHOOK));
 }
 
-/// Since when the runtime has been unreachable for this reason, as the status tells.
+/// Time since when the status reports this reason for the unreachable runtime cluster.
 pub(crate) fn unreachable_since(status: &KymaStatus, reason: &str) -> Option<Timestamp> {
     let condition = status.condition(ACCESS)?;
     let holds = condition.status == ConditionStatus::False && condition.reason == reason;

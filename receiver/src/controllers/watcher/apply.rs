@@ -1,4 +1,4 @@
-//! The plan in a runtime: the agent's ConfigMap, and the Lease that the agent renews.
+//! Writes the plan to a runtime: the agent's ConfigMap, and the Lease that the agent renews.
 
 use std::collections::BTreeMap;
 
@@ -14,10 +14,10 @@ use tidewatch_shared::{
     plan::Plan,
 };
 
-/// What failed on the way of a plan into a runtime.
+/// Failure to write a plan to a runtime.
 #[derive(Debug, Error)]
 pub enum ApplyError {
-    /// The plan has no JSON form.
+    /// The plan does not serialize.
     #[error("serialize the plan")]
     Serialize(#[source] serde_json::Error),
     /// The ConfigMap could not be read.
@@ -35,7 +35,7 @@ pub enum ApplyError {
 }
 
 impl ApplyError {
-    /// The failed call; `None` when it was none.
+    /// Returns the failed request, if a request failed.
     #[must_use]
     pub fn call(&self) -> Option<&kube::Error> {
         match self {
@@ -47,24 +47,24 @@ impl ApplyError {
     }
 }
 
-/// What a plan's way into a runtime took.
+/// Writes that were necessary.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Applied {
+pub struct ApplyOutcome {
     /// The ConfigMap was written.
     pub plan_written: bool,
     /// The Lease was created.
     pub lease_created: bool,
 }
 
-/// Brings the ConfigMap to exactly this plan, and sees to it that the Lease is there. Reads both and writes only what differs:
-/// by server-side apply, and by a PUT where others added something. The Lease, once there, is the agent's.
+/// Reconciles the ConfigMap to exactly this plan, and creates a missing Lease. Reads both and writes only differences:
+/// with server-side apply, or with a PUT if other managers added keys. The agent owns an existing Lease.
 ///
 /// # Errors
-/// [`ApplyError`]; the Lease is seen to even if the plan fails.
-pub async fn apply(client: &Client, plan: &Plan) -> Result<Applied, ApplyError> {
+/// [`ApplyError`]; a missing Lease is created even if the plan fails.
+pub async fn apply(client: &Client, plan: &Plan) -> Result<ApplyOutcome, ApplyError> {
     let plan_written = apply_plan(client, plan).await;
     let lease_created = ensure_lease(client).await;
-    Ok(Applied { plan_written: plan_written?, lease_created: lease_created? })
+    Ok(ApplyOutcome { plan_written: plan_written?, lease_created: lease_created? })
 }
 
 async fn apply_plan(client: &Client, plan: &Plan) -> Result<bool, ApplyError> {
@@ -82,7 +82,7 @@ async fn apply_plan(client: &Client, plan: &Plan) -> Result<bool, ApplyError> {
         applied.data = Some(BTreeMap::from([(PLAN_KEY.to_owned(), text)]));
         applied.binary_data = None;
         applied.metadata.labels.get_or_insert_default().extend(labels());
-        api.replace(AGENT_OBJECT, &creation(), &applied).await.map_err(ApplyError::WritePlan)?;
+        api.replace(AGENT_OBJECT, &post_params(), &applied).await.map_err(ApplyError::WritePlan)?;
     }
     Ok(true)
 }
@@ -93,14 +93,14 @@ async fn ensure_lease(client: &Client) -> Result<bool, ApplyError> {
         return Ok(false);
     }
     let metadata = ObjectMeta { name: Some(AGENT_OBJECT.to_owned()), labels: Some(labels()), ..ObjectMeta::default() };
-    match api.create(&creation(), &Lease { metadata, ..Lease::default() }).await {
+    match api.create(&post_params(), &Lease { metadata, ..Lease::default() }).await {
         Ok(_) => Ok(true),
         Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(false),
         Err(error) => Err(ApplyError::CreateLease(error)),
     }
 }
 
-/// Whether the ConfigMap is this plan and nothing else. Others' labels and annotations do no harm.
+/// Returns whether the ConfigMap contains exactly this plan. Further labels and annotations are accepted.
 fn holds(found: &ConfigMap, text: &str) -> bool {
     let data = found.data.iter().flatten();
     let only_plan = data.clone().count() == 1 && data.clone().all(|(key, value)| key == PLAN_KEY && value == text);
@@ -112,7 +112,7 @@ fn labels() -> BTreeMap<String, String> {
     BTreeMap::from([(label::MANAGED_BY.to_owned(), label::MANAGED_BY_SKR.to_owned())])
 }
 
-fn creation() -> PostParams {
+fn post_params() -> PostParams {
     PostParams { field_manager: Some(field_manager::TIDEWATCH.to_owned()), ..PostParams::default() }
 }
 
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
     use crate::{controllers::watcher, testing};
 
-    /// A server that keeps what is written under each path, merges an apply's data, and lists the calls.
+    /// A server that stores written objects by path, merges the data of an apply, and records the requests.
     #[derive(Clone, Default)]
     struct Fake(Arc<Mutex<State>>);
 
@@ -175,15 +175,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_plan_is_written_once_and_kept_as_it_is() {
+    async fn plan_is_written_once_and_repaired() {
         let fake = Fake::default();
         let (plan, _) = watcher::plan::<Arc<tidewatch_shared::api::Watcher>>(&[]);
         let applied = apply(&fake.client(), &plan).await.unwrap();
-        assert_eq!(applied, Applied { plan_written: true, lease_created: true });
+        assert_eq!(applied, ApplyOutcome { plan_written: true, lease_created: true });
         assert_eq!(fake.calls(), ["GET configmaps", "PATCH configmaps", "GET leases", "POST leases"]);
 
         let idle = ["GET configmaps", "GET leases"];
-        assert_eq!(apply(&fake.client(), &plan).await.unwrap(), Applied::default());
+        assert_eq!(apply(&fake.client(), &plan).await.unwrap(), ApplyOutcome::default());
         assert_eq!(fake.calls(), idle);
         fake.map(|map| assert_eq!(Plan::parse(map["data"][PLAN_KEY].as_str().unwrap()).unwrap(), plan));
 

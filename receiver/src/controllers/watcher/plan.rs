@@ -1,4 +1,4 @@
-//! Watchers to plan, as a pure function.
+//! Builds the plan from the Watchers, as a pure function.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,51 +14,51 @@ use tidewatch_shared::{
 
 use crate::{
     base::key::KymaKey,
-    controllers::catalog::selector::{is_label_key, is_label_value},
+    base::labels::{is_label_key, is_label_value},
     fleet::forward::{Routes, Service, Target},
 };
 
-/// A Watcher that is not served, and why.
+/// A Watcher that is not served.
 #[derive(Debug)]
-pub struct Rejected {
-    /// Which.
+pub struct RejectedWatcher {
+    /// Its key.
     pub watcher: KymaKey,
-    /// Why.
-    pub why: Why,
+    /// Cause.
+    pub error: WatcherError,
 }
 
-/// Why a Watcher is not served. The text goes into its status.
+/// Reason for which a Watcher is not served, shown in its status.
 #[derive(Debug, Error)]
-pub enum Why {
-    /// Neither `spec.manager` nor the label `managed-by` names one.
+pub enum WatcherError {
+    /// Neither `spec.manager` nor the label `managed-by` names a manager.
     #[error("neither spec.manager nor the label operator.kyma-project.io/managed-by names a manager")]
     NoManager,
-    /// A part of the service's name is empty.
+    /// Name or namespace of the service is empty.
     #[error("serviceInfo must have a name and a namespace")]
     NoService,
-    /// Not a TCP port.
+    /// The number is not a TCP port.
     #[error("serviceInfo.port {0} is not in 1..65535")]
     Port(i64),
-    /// A label to watch that no object can have.
+    /// The label is invalid.
     #[error("labelsToWatch: {0:?} is no label")]
     Label(String),
-    /// What it asks for cannot be watched.
+    /// The watch is not allowed in a plan.
     #[error("{0}")]
     Watch(ParsePlanError),
-    /// A manager that cannot stand in a path.
+    /// The manager cannot be a path segment.
     #[error("the manager {0:?} is no name: letters, digits, '-', '.' and '_'")]
     Manager(String),
-    /// A service of another manager that cannot stand in a URL.
+    /// The service of another manager cannot be part of a URL.
     #[error("serviceInfo must have a name and a namespace that are DNS labels")]
     Service,
-    /// The plan is full; Watchers are taken in the order of their names.
+    /// The plan is full; Watchers are added in the order of their keys.
     #[error("the plan already has {MAX_WATCHES} watches")]
     Full,
 }
 
-/// The watches that every runtime has, whatever Watchers say.
+/// Watches of every runtime, independent of Watchers.
 #[must_use]
-pub fn builtin() -> Vec<PlannedWatch> {
+pub fn builtin_watches() -> Vec<PlannedWatch> {
     let ours = format!("{}={}", label::MANAGED_BY, label::MANAGED_BY_SKR);
     let base = |name: &str, resource: &str, work: Work| PlannedWatch {
         name: name.to_owned(),
@@ -73,7 +73,7 @@ pub fn builtin() -> Vec<PlannedWatch> {
         work: BTreeSet::from([work]),
     };
     vec![
-        // By its name and not by a label: a user may take the label off.
+        // Selected by name, since a user can remove a label.
         PlannedWatch {
             label_selector: String::new(),
             field_selector: format!("metadata.name={SKR_KYMA}"),
@@ -90,27 +90,27 @@ pub fn builtin() -> Vec<PlannedWatch> {
     ]
 }
 
-/// Makes the plan of all runtimes. A Watcher that cannot be served is named and stops no other; one that is being deleted
-/// is left out.
+/// Builds the plan of all runtimes. An invalid Watcher is rejected individually; one that is being deleted is omitted.
 #[must_use]
-pub fn plan<W: AsRef<Watcher>>(watchers: &[W]) -> (Plan, Vec<Rejected>) {
+pub fn plan<W: AsRef<Watcher>>(watchers: &[W]) -> (Plan, Vec<RejectedWatcher>) {
     plan_with(Vec::new(), watchers)
 }
 
-/// The same with further watches of our own, as where agents are installed.
+/// Builds the plan with additional built-in watches, such as those on the agent's installation.
 #[must_use]
-pub fn plan_with<W: AsRef<Watcher>>(more: Vec<PlannedWatch>, watchers: &[W]) -> (Plan, Vec<Rejected>) {
-    let mut watches = builtin();
+pub fn plan_with<W: AsRef<Watcher>>(more: Vec<PlannedWatch>, watchers: &[W]) -> (Plan, Vec<RejectedWatcher>) {
+    let mut watches = builtin_watches();
     watches.extend(more);
     let mut rejected = Vec::new();
+    let mut reject = |watcher, error| rejected.push(RejectedWatcher { watcher, error });
     let present = watchers.iter().map(AsRef::as_ref).filter(|watcher| watcher.meta().deletion_timestamp.is_none());
     let by_name: BTreeMap<_, _> = present.map(|watcher| (key_of(watcher), watcher)).collect();
     for (key, watcher) in by_name {
         match watch_of(&key, watcher).map(|(watch, _)| watch) {
             Ok(watch) if is_covered(&watch) => {}
-            Ok(_) if watches.len() >= MAX_WATCHES => rejected.push(Rejected { watcher: key, why: Why::Full }),
+            Ok(_) if watches.len() >= MAX_WATCHES => reject(key, WatcherError::Full),
             Ok(watch) => watches.push(watch),
-            Err(why) => rejected.push(Rejected { watcher: key, why }),
+            Err(error) => reject(key, error),
         }
     }
     let content = serde_json::to_vec(&watches).expect("watches are plain data with string keys");
@@ -120,7 +120,7 @@ pub fn plan_with<W: AsRef<Watcher>>(more: Vec<PlannedWatch>, watchers: &[W]) -> 
     (plan, rejected)
 }
 
-/// Where the events of other managers' watches go. To be asked of the same Watchers as the plan.
+/// Returns the targets of the events of other managers' watches, from the same Watchers as the plan.
 #[must_use]
 pub fn routes<W: AsRef<Watcher>>(watchers: &[W], plan: &Plan) -> Routes {
     let planned: BTreeSet<_> = plan.watches().iter().map(|watch| watch.name.as_str()).collect();
@@ -132,28 +132,27 @@ pub fn routes<W: AsRef<Watcher>>(watchers: &[W], plan: &Plan) -> Routes {
     targets.collect()
 }
 
-/// The name that a Watcher's watch has in the plan.
+/// Name of a Watcher's watch in the plan.
 #[must_use]
 pub fn watch_name(key: &KymaKey) -> String {
     format!("watcher/{}/{}", key.namespace, key.name)
 }
 
-/// The name of a Watcher in KCP.
+/// Key of a Watcher in KCP.
 pub(super) fn key_of(watcher: &Watcher) -> KymaKey {
     KymaKey::new(watcher.namespace().unwrap_or_default(), watcher.name_any())
 }
 
-fn watch_of(key: &KymaKey, watcher: &Watcher) -> Result<(PlannedWatch, Option<Target>), Why> {
-    let spec = &watcher.spec;
+fn watch_of(key: &KymaKey, watcher: &Watcher) -> Result<(PlannedWatch, Option<Target>), WatcherError> {
+    let (spec, info) = (&watcher.spec, &watcher.spec.service_info);
     let named = |manager: &&str| !manager.is_empty();
     let manager = spec.manager.as_deref().filter(named);
     let manager = manager.or_else(|| watcher.labels().get(label::MANAGED_BY).map(String::as_str).filter(named));
-    let manager = manager.ok_or(Why::NoManager)?;
-    if spec.service_info.name.is_empty() || spec.service_info.namespace.is_empty() {
-        return Err(Why::NoService);
+    let manager = manager.ok_or(WatcherError::NoManager)?;
+    if info.name.is_empty() || info.namespace.is_empty() {
+        return Err(WatcherError::NoService);
     }
-    let port = spec.service_info.port;
-    let port = u16::try_from(port).ok().filter(|port| *port > 0).ok_or(Why::Port(port))?;
+    let port = u16::try_from(info.port).ok().filter(|port| *port > 0).ok_or(WatcherError::Port(info.port))?;
     let watch = PlannedWatch {
         name: watch_name(key),
         group: spec.resource_to_watch.group.clone(),
@@ -169,16 +168,17 @@ fn watch_of(key: &KymaKey, watcher: &Watcher) -> Result<(PlannedWatch, Option<Ta
         manager: manager.to_owned(),
         work: BTreeSet::from([if manager == OWN_MANAGER { Work::Kyma } else { Work::Forward }]),
     };
-    watch.check().map_err(Why::Watch)?;
+    watch.check().map_err(WatcherError::Watch)?;
     if manager == OWN_MANAGER {
         return Ok((watch, None));
     }
-    let service = Service::new(&spec.service_info.name, &spec.service_info.namespace, port).ok_or(Why::Service)?;
-    let target = Target::new(manager, service).ok_or_else(|| Why::Manager(manager.chars().take(120).collect()))?;
+    let service = Service::new(&info.name, &info.namespace, port).ok_or(WatcherError::Service)?;
+    let invalid_manager = || WatcherError::Manager(manager.chars().take(120).collect());
+    let target = Target::new(manager, service).ok_or_else(invalid_manager)?;
     Ok((watch, Some(target)))
 }
 
-/// Whether the built-in watch of the Kyma tells it all: the only Kyma that matters in a runtime is that one.
+/// Returns whether the built-in watch of the Kyma covers a watch: a runtime has only that one Kyma of interest.
 fn is_covered(watch: &PlannedWatch) -> bool {
     watch.manager == OWN_MANAGER
         && watch.group == GROUP
@@ -187,12 +187,13 @@ fn is_covered(watch: &PlannedWatch) -> bool {
         && matches!(&*watch.version, "*" | VERSION)
 }
 
-/// Labels in the API's query syntax. Each part is checked, so that none can say more than itself.
-fn selector<'a>(labels: impl Iterator<Item = (&'a String, &'a String)>) -> Result<String, Why> {
+/// Builds a label selector in the query syntax of the API. Every key and value is validated, so that none injects
+/// further requirements.
+fn selector<'a>(labels: impl Iterator<Item = (&'a String, &'a String)>) -> Result<String, WatcherError> {
     let requirements = labels.map(|(key, value)| {
         let requirement = format!("{key}={value}");
         let holds = is_label_key(key) && is_label_value(value);
-        if holds { Ok(requirement) } else { Err(Why::Label(requirement.chars().take(120).collect())) }
+        if holds { Ok(requirement) } else { Err(WatcherError::Label(requirement.chars().take(120).collect())) }
     });
     Ok(requirements.collect::<Result<Vec<_>, _>>()?.join(","))
 }
@@ -213,16 +214,16 @@ mod tests {
         serde_json::from_value(watcher).unwrap()
     }
 
-    fn planned(watchers: &[Watcher]) -> (Plan, Vec<Rejected>) {
+    fn planned(watchers: &[Watcher]) -> (Plan, Vec<RejectedWatcher>) {
         let watchers: Vec<_> = watchers.iter().cloned().map(std::sync::Arc::new).collect();
         plan(&watchers)
     }
 
     #[test]
-    fn every_runtime_watches_its_kyma_its_catalog_and_our_crds() {
+    fn builtin_watches_cover_kyma_catalog_and_crds() {
         let (plan, rejected) = planned(&[]);
         assert!(rejected.is_empty());
-        let told: Vec<_> = plan
+        let summary: Vec<_> = plan
             .watches()
             .iter()
             .map(|watch| {
@@ -238,7 +239,7 @@ mod tests {
         let ours = "operator.kyma-project.io/managed-by=kyma";
         let system = Some("kyma-system");
         assert_eq!(
-            told,
+            summary,
             [
                 ("kyma", "kymas", system, "", "metadata.name=default"),
                 ("catalog/moduletemplates", "moduletemplates", system, ours, ""),
@@ -251,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_watcher_becomes_a_watch_of_its_own() {
+    fn watcher_becomes_a_planned_watch() {
         let (plan, rejected) = planned(&[watcher("w", |_| ())]);
         assert!(rejected.is_empty());
         let watch = plan.watches().last().unwrap();
@@ -272,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn the_incumbents_own_watcher_is_covered_and_one_on_its_way_out_is_not_planned() {
+    fn covered_and_deleted_watchers_are_not_planned() {
         let kymas = watcher("kyma", |watcher| {
             watcher["spec"]["field"] = json!("spec");
             watcher["spec"]["labelsToWatch"] = json!({"operator.kyma-project.io/watched-by": "kyma"});
@@ -287,11 +288,11 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_served_is_named_and_stops_no_other() {
+    fn invalid_watchers_are_rejected_individually() {
         let spec = |member: &'static str, value: Value| {
             move |watcher: &mut Value| *watcher["spec"].pointer_mut(member).unwrap() = value
         };
-        for (why, bad) in [
+        for (error, bad) in [
             ("no manager", watcher("bad", |watcher| drop(watcher["spec"].as_object_mut().unwrap().remove("manager")))),
             ("other manager without a path", watcher("bad", spec("/manager", json!("a/b")))),
             (
@@ -324,13 +325,13 @@ mod tests {
         ] {
             let name = bad.name_any();
             let (plan, rejected) = planned(&[watcher("good", |_| ()), bad]);
-            assert_eq!(plan, planned(&[watcher("good", |_| ())]).0, "{why}");
+            assert_eq!(plan, planned(&[watcher("good", |_| ())]).0, "{error}");
             assert_eq!(
                 rejected.iter().map(|rejected| rejected.watcher.name.as_str()).collect::<Vec<_>>(),
                 [name],
-                "{why}"
+                "{error}"
             );
-            assert!(!rejected[0].why.to_string().is_empty());
+            assert!(!rejected[0].error.to_string().is_empty());
         }
     }
 
@@ -357,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn the_plan_is_bounded_and_its_revision_follows_its_content() {
+    fn plan_is_bounded_and_its_revision_depends_on_its_content() {
         let many: Vec<_> = (0..=MAX_WATCHES).map(|n| watcher(&format!("w{n:04}"), |_| ())).collect();
         let (full, rejected) = planned(&many);
         assert_eq!(full.watches().len(), MAX_WATCHES);

@@ -1,4 +1,4 @@
-//! One request to a manager.
+//! HTTP client for the managers' services.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,22 +13,23 @@ use hyper_util::{
 use rustls_pki_types::CertificateDer;
 use tidewatch_shared::{
     forwarded::FORWARDED_CLIENT_CERT,
-    v2::{CONTENT_TYPE, Event, forward},
+    v2::{CONTENT_TYPE, Event, forwarded_header},
 };
 use tokio::time::timeout;
 
-use super::{Outcome, Target, UrlTemplate};
+use super::{DeliveryOutcome, Target, UrlTemplate};
 
-/// From the name to the connection.
-const CONNECT: Duration = Duration::from_secs(3);
-/// From the first byte to the whole answer.
-const DEADLINE: Duration = Duration::from_secs(10);
-/// Connections that wait for the next request are kept for so long.
-const IDLE: Duration = Duration::from_secs(60);
-/// Bytes of an answer that are read so that the connection can be used again; nobody looks at them.
-const ANSWER: usize = 16 << 10;
+/// Limit from name resolution to the established connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// Limit of one exchange, connection setup and response body included.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// Lifetime of an idle pooled connection.
+const POOL_IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Bytes of a response body that are read and discarded so that the connection can be reused.
+const MAX_RESPONSE_BYTES: usize = 16 << 10;
 
-/// Sends events in contract v2, in plain HTTP, as the incumbent's listeners behind their mesh take them. Clones share connections.
+/// Sends events in contract v2 over plain HTTP, as the incumbent's listeners behind their mesh expect them. Clones
+/// share connections.
 #[derive(Clone)]
 pub struct Client {
     http: legacy::Client<HttpConnector, Full<Bytes>>,
@@ -36,37 +37,37 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client that finds services by this template.
+    /// Creates a client that resolves services with this template.
     #[must_use]
     pub fn new(template: UrlTemplate) -> Self {
         let mut connector = HttpConnector::new();
-        connector.set_connect_timeout(Some(CONNECT));
+        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
         connector.set_nodelay(true);
         let http = legacy::Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(IDLE)
+            .pool_idle_timeout(POOL_IDLE_TIMEOUT)
             .pool_max_idle_per_host(4)
             .build(connector);
         Self { http, template: Arc::new(template) }
     }
 
-    /// Sends one event with the certificate of the runtime that it is from.
-    pub async fn send(&self, target: &Target, leaf: &CertificateDer<'_>, event: &Event) -> Outcome {
-        let Some(request) = self.request(target, leaf, event) else { return Outcome::Failed(None) };
+    /// Sends one event with the certificate of its runtime.
+    pub async fn send(&self, target: &Target, leaf: &CertificateDer<'_>, event: &Event) -> DeliveryOutcome {
+        let Some(request) = self.request(target, leaf, event) else { return DeliveryOutcome::Failed(None) };
         let exchange = async {
-            let answer = self.http.request(request).await.ok()?;
-            let (status, wait) = (answer.status(), retry_after(&answer));
-            // Only so that the connection can be used again.
-            let _ = Limited::new(answer.into_body(), ANSWER).collect().await;
-            Some(judge(status, wait))
+            let response = self.http.request(request).await.ok()?;
+            let (status, retry_after) = (response.status(), retry_after(&response));
+            // Draining the body makes the connection reusable.
+            let _ = Limited::new(response.into_body(), MAX_RESPONSE_BYTES).collect().await;
+            Some(classify(status, retry_after))
         };
-        timeout(DEADLINE, exchange).await.ok().flatten().unwrap_or(Outcome::Failed(None))
+        timeout(REQUEST_TIMEOUT, exchange).await.ok().flatten().unwrap_or(DeliveryOutcome::Failed(None))
     }
 
     fn request(&self, target: &Target, leaf: &CertificateDer<'_>, event: &Event) -> Option<Request<Full<Bytes>>> {
         let url = self.template.url(target).ok()?;
-        let mut forwarded = HeaderValue::try_from(forward(leaf)).ok()?;
-        // It would fill tables that are kept per connection.
+        let mut forwarded = HeaderValue::try_from(forwarded_header(leaf)).ok()?;
+        // Sensitive headers stay out of the connection's header compression table.
         forwarded.set_sensitive(true);
         Request::post(url)
             .header(header::CONTENT_TYPE, CONTENT_TYPE)
@@ -76,18 +77,18 @@ impl Client {
     }
 }
 
-fn judge(status: StatusCode, wait: Option<Duration>) -> Outcome {
+fn classify(status: StatusCode, retry_after: Option<Duration>) -> DeliveryOutcome {
     match status {
-        status if status.is_success() => Outcome::Delivered,
-        StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => Outcome::Failed(wait),
-        status if status.is_client_error() || status.is_redirection() => Outcome::Refused(status.as_u16()),
-        _ => Outcome::Failed(wait),
+        status if status.is_success() => DeliveryOutcome::Delivered,
+        StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => DeliveryOutcome::Failed(retry_after),
+        status if status.is_client_error() || status.is_redirection() => DeliveryOutcome::Refused(status.as_u16()),
+        _ => DeliveryOutcome::Failed(retry_after),
     }
 }
 
-/// In seconds; the form with a date is not worth a calendar.
-fn retry_after(answer: &Response<Incoming>) -> Option<Duration> {
-    answer.headers().get(header::RETRY_AFTER)?.to_str().ok()?.parse().ok().map(Duration::from_secs)
+/// Reads `Retry-After` in seconds (RFC 9110, section 10.2.3); the date form is ignored.
+fn retry_after(response: &Response<Incoming>) -> Option<Duration> {
+    response.headers().get(header::RETRY_AFTER)?.to_str().ok()?.parse().ok().map(Duration::from_secs)
 }
 
 #[cfg(test)]
@@ -95,21 +96,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_may_succeed_later_is_told_from_what_is_refused() {
-        let wait = Some(Duration::from_secs(7));
+    fn retryable_statuses_are_distinguished_from_refusals() {
+        let retry_after = Some(Duration::from_secs(7));
         for (status, outcome) in [
-            (200, Outcome::Delivered),
-            (204, Outcome::Delivered),
-            (302, Outcome::Refused(302)),
-            (400, Outcome::Refused(400)),
-            (401, Outcome::Refused(401)),
-            (404, Outcome::Refused(404)),
-            (408, Outcome::Failed(wait)),
-            (429, Outcome::Failed(wait)),
-            (500, Outcome::Failed(wait)),
-            (503, Outcome::Failed(wait)),
+            (200, DeliveryOutcome::Delivered),
+            (204, DeliveryOutcome::Delivered),
+            (302, DeliveryOutcome::Refused(302)),
+            (400, DeliveryOutcome::Refused(400)),
+            (401, DeliveryOutcome::Refused(401)),
+            (404, DeliveryOutcome::Refused(404)),
+            (408, DeliveryOutcome::Failed(retry_after)),
+            (429, DeliveryOutcome::Failed(retry_after)),
+            (500, DeliveryOutcome::Failed(retry_after)),
+            (503, DeliveryOutcome::Failed(retry_after)),
         ] {
-            assert_eq!(judge(StatusCode::from_u16(status).unwrap(), wait), outcome, "{status}");
+            assert_eq!(classify(StatusCode::from_u16(status).unwrap(), retry_after), outcome, "{status}");
         }
     }
 }

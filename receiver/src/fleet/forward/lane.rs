@@ -1,4 +1,4 @@
-//! How one service does, and who waits for it.
+//! State of one service: backoff, health, and the queues that wait for it.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -7,60 +7,61 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{Outcome, mailbox::Stands, outbox::Place};
+use super::{DeliveryOutcome, outbox::QueueKey, watch_queue::LanePosition};
 use crate::base::random::Random;
 
-/// Requests on their way to one service, while it answers.
+/// Concurrent requests to one healthy service.
 const CONCURRENCY: usize = 8;
-/// Upper bound of the first wait after a failure; it doubles with each failure in a row.
-const FIRST_WAIT: Duration = Duration::from_secs(1);
-/// No wait of ours is longer.
-const LONGEST_WAIT: Duration = Duration::from_secs(60);
-/// Nor does a service's own word keep us for longer.
-const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(300);
-/// Failures in a row after which a service is called unreachable.
-const UNREACHABLE: u32 = 3;
-/// For so long after it refused an event for good, or once more, a service is called refusing, so that a condition does not flap: longer than
-/// what was refused waits for its next try.
-const REFUSING: Duration = Duration::from_secs(600);
-/// What a service has refused so often in a row waits for long.
+/// Upper bound of the backoff after the first failure; it doubles with each consecutive failure.
+const INITIAL_BACKOFF: Duration = Duration::from_secs(1);
+/// Upper bound of every computed backoff.
+const MAX_BACKOFF: Duration = Duration::from_secs(60);
+/// Upper bound of a `Retry-After` that is honoured.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
+/// Consecutive failures after which a service is reported as unreachable.
+const UNREACHABLE_AFTER: u32 = 3;
+/// Time after its last final or repeated refusal during which a service is reported as refusing. It exceeds
+/// [`PARK_PERIOD`], so that the condition does not flap between two attempts at a parked event.
+const REFUSING_PERIOD: Duration = Duration::from_secs(600);
+/// Consecutive refusals after which an event is parked for [`PARK_PERIOD`].
 pub(super) const MAX_REFUSALS: u32 = 3;
-/// For so long, and up to a tenth longer: who set the service right need not wait for more.
-pub(super) const PARKED: Duration = Duration::from_secs(300);
+/// Delay of a parked event, plus up to a tenth of jitter; after a fix of the service the operator waits no longer than
+/// this.
+pub(super) const PARK_PERIOD: Duration = Duration::from_secs(300);
 
-/// How a service does, as its Watchers' conditions tell.
+/// Health of a service, as the conditions of its Watchers report it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Health {
-    /// Nothing speaks against it.
+    /// No failures or refusals to report.
     #[default]
-    Fine,
-    /// The last three requests or more failed.
+    Healthy,
+    /// At least the last three requests failed.
     Unreachable,
-    /// It refused an event three times or more, with this HTTP status.
+    /// It refused an event at least three times, with this HTTP status.
     Refusing(u16),
 }
 
-/// Where a mailbox shall stand.
+/// State of a queue that determines its position in the lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Shall {
-    /// It has nothing to send, or what it has is on its way.
-    Rest,
-    Send,
-    /// All that it has to send waits until then.
-    Wait(Instant),
+pub(super) enum Disposition {
+    /// Nothing to send, or everything is in flight.
+    Idle,
+    Ready,
+    /// Every event to send is parked until then.
+    Delayed(Instant),
 }
 
-/// See the module.
+/// Requests, backoff and queues of one service.
 #[derive(Debug, Default)]
 pub(super) struct Lane {
-    /// Mailboxes with something to send, each once, served in turn.
-    pub(super) queue: VecDeque<Place>,
-    /// Mailboxes all of whose events wait for a time.
-    held: BTreeMap<(Instant, u64), Place>,
+    /// Queues with something to send, each once, served round-robin.
+    pub(super) queue: VecDeque<QueueKey>,
+    /// Queues with parked events only, by the earliest retry.
+    delayed: BTreeMap<(Instant, u64), QueueKey>,
     tickets: u64,
-    /// Objects in all its mailboxes.
+    /// Objects in all queues of the lane.
     pub(super) objects: usize,
-    /// Those of them that it refused and that wait for their time.
+    /// Objects that the service refused and that await a retry.
     pub(super) parked: usize,
     in_flight: usize,
     failures: u32,
@@ -70,7 +71,8 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    /// Whether a request may leave: after a failure one at a time, as a probe, and not before its time.
+    /// Returns true if a request may be sent: after a failure one at a time, as a probe, and not before the backoff
+    /// ends.
     fn is_open(&self, now: Instant) -> bool {
         self.in_flight < self.allowed() && self.until.is_none_or(|until| until <= now)
     }
@@ -79,59 +81,59 @@ impl Lane {
         if self.failures == 0 { CONCURRENCY } else { 1 }
     }
 
-    /// Puts a mailbox where it shall stand, from where it stands.
-    pub(super) fn stand(&mut self, place: &Place, stands: &mut Stands, shall: Shall) {
-        match (*stands, shall) {
-            // If it shall not stand there any more, it is put elsewhere when its turn comes: to look for it is not worth it.
-            (Stands::Queued, _) => return,
-            (Stands::Held(until, _), Shall::Wait(shall)) if until == shall => return,
-            (Stands::Held(until, ticket), _) => drop(self.held.remove(&(until, ticket))),
-            (Stands::Nowhere, _) => {}
+    /// Moves a queue from its current position to the one that its disposition requires.
+    pub(super) fn reposition(&mut self, key: &QueueKey, position: &mut LanePosition, disposition: Disposition) {
+        match (*position, disposition) {
+            // A queue that no longer belongs here is repositioned when its turn comes; searching for it costs more.
+            (LanePosition::Queued, _) => return,
+            (LanePosition::Delayed(until, _), Disposition::Delayed(disposition)) if until == disposition => return,
+            (LanePosition::Delayed(until, ticket), _) => drop(self.delayed.remove(&(until, ticket))),
+            (LanePosition::Idle, _) => {}
         }
-        *stands = match shall {
-            Shall::Rest => Stands::Nowhere,
-            Shall::Send => {
-                self.queue.push_back(place.clone());
-                Stands::Queued
+        *position = match disposition {
+            Disposition::Idle => LanePosition::Idle,
+            Disposition::Ready => {
+                self.queue.push_back(key.clone());
+                LanePosition::Queued
             }
-            Shall::Wait(until) => {
+            Disposition::Delayed(until) => {
                 self.tickets += 1;
-                self.held.insert((until, self.tickets), place.clone());
-                Stands::Held(until, self.tickets)
+                self.delayed.insert((until, self.tickets), key.clone());
+                LanePosition::Delayed(until, self.tickets)
             }
         };
     }
 
-    /// Mailboxes whose time has come.
-    pub(super) fn due(&mut self, now: Instant) -> Option<Place> {
-        let first = self.held.first_entry().filter(|first| first.key().0 <= now)?;
+    /// Removes the first queue that is due for a retry.
+    pub(super) fn take_due(&mut self, now: Instant) -> Option<QueueKey> {
+        let first = self.delayed.first_entry().filter(|first| first.key().0 <= now)?;
         Some(first.remove())
     }
 
-    /// Whether it is open and something is due.
+    /// Returns true if the lane is open and has an event due.
     pub(super) fn may_send(&self, now: Instant) -> bool {
-        let due = self.held.first_key_value().is_some_and(|((at, _), _)| *at <= now);
+        let due = self.delayed.first_key_value().is_some_and(|((at, _), _)| *at <= now);
         self.is_open(now) && (due || !self.queue.is_empty())
     }
 
-    /// When it is worth to look again, apart from answers that come.
+    /// Time of the next possible request, apart from responses that arrive earlier.
     pub(super) fn wake(&self, now: Instant) -> Option<Instant> {
         if self.in_flight >= self.allowed() {
             return None;
         }
-        let first = if self.queue.is_empty() { self.held.first_key_value().map(|((at, _), _)| *at)? } else { now };
+        let first = if self.queue.is_empty() { self.delayed.first_key_value().map(|((at, _), _)| *at)? } else { now };
         Some(self.until.map_or(first, |until| until.max(first)))
     }
 
-    pub(super) fn forget(&mut self, place: &Place) {
-        self.queue.retain(|queued| queued != place);
-        self.held.retain(|_, held| held != place);
+    pub(super) fn forget(&mut self, key: &QueueKey) {
+        self.queue.retain(|queued| queued != key);
+        self.delayed.retain(|_, delayed| delayed != key);
     }
 
-    /// Everything but how the service does.
+    /// Removes all queues and keeps backoff and health.
     pub(super) fn clear(&mut self) {
         self.queue.clear();
-        self.held.clear();
+        self.delayed.clear();
         (self.objects, self.parked) = (0, 0);
     }
 
@@ -139,27 +141,34 @@ impl Lane {
         self.in_flight += 1;
     }
 
-    /// A request has ended. `refuses` tells the status by which an event was refused too often. Returns whether its health moved.
-    pub(super) fn ended(&mut self, outcome: Outcome, refuses: Option<u16>, random: &mut Random, now: Instant) -> bool {
+    /// Completes a request. `refusing` is the status of an event that was refused too often. Returns true if the health
+    /// changed.
+    pub(super) fn complete(
+        &mut self,
+        outcome: DeliveryOutcome,
+        refusing: Option<u16>,
+        random: &mut Random,
+        now: Instant,
+    ) -> bool {
         self.in_flight = self.in_flight.saturating_sub(1);
-        if let Outcome::Failed(told) = outcome {
+        if let DeliveryOutcome::Failed(retry_after) = outcome {
             self.failures = self.failures.saturating_add(1);
-            let wait = wait(self.failures, random);
-            self.until = Some(now + wait.max(told.unwrap_or_default().min(LONGEST_RETRY_AFTER)));
+            let backoff = backoff(self.failures, random);
+            self.until = Some(now + backoff.max(retry_after.unwrap_or_default().min(MAX_RETRY_AFTER)));
         } else {
-            // It refuses, so it lives.
+            // A refusal proves that the service is reachable.
             (self.failures, self.until) = (0, None);
         }
-        if refuses.is_some() {
+        if refusing.is_some() {
             self.refused = Some(now);
         }
-        let is_refusing = self.refused.is_some_and(|at| now.saturating_duration_since(at) < REFUSING);
-        let health = match (refuses, self.health) {
+        let is_refusing = self.refused.is_some_and(|at| now.saturating_duration_since(at) < REFUSING_PERIOD);
+        let health = match (refusing, self.health) {
             (Some(status), _) => Health::Refusing(status),
-            _ if self.failures >= UNREACHABLE => Health::Unreachable,
+            _ if self.failures >= UNREACHABLE_AFTER => Health::Unreachable,
             (None, Health::Unreachable) if self.failures > 0 => Health::Unreachable,
             (None, refusing @ Health::Refusing(_)) if is_refusing => refusing,
-            (None, _) => Health::Fine,
+            (None, _) => Health::Healthy,
         };
         std::mem::replace(&mut self.health, health) != health
     }
@@ -169,18 +178,18 @@ impl Lane {
     }
 }
 
-/// How long an event waits that was refused so often in a row.
-pub(super) fn wait_refused(refusals: u32, random: &mut Random) -> Duration {
+/// Delay of an event after this many consecutive refusals.
+pub(super) fn park_delay(refusals: u32, random: &mut Random) -> Duration {
     if refusals < MAX_REFUSALS {
-        return wait(refusals, random);
+        return backoff(refusals, random);
     }
-    let tenth = u64::try_from(PARKED.as_millis() / 10).unwrap_or(u64::MAX);
-    PARKED + Duration::from_millis(random.up_to(tenth))
+    let tenth = u64::try_from(PARK_PERIOD.as_millis() / 10).unwrap_or(u64::MAX);
+    PARK_PERIOD + Duration::from_millis(random.up_to(tenth))
 }
 
-/// Full jitter up to a bound that doubles, so that those who failed together do not return together.
-pub(super) fn wait(failures: u32, random: &mut Random) -> Duration {
-    let bound = FIRST_WAIT.saturating_mul(2u32.saturating_pow(failures.saturating_sub(1))).min(LONGEST_WAIT);
+/// Full jitter with a doubling bound, so that simultaneous failures do not retry simultaneously.
+pub(super) fn backoff(failures: u32, random: &mut Random) -> Duration {
+    let bound = INITIAL_BACKOFF.saturating_mul(2u32.saturating_pow(failures.saturating_sub(1))).min(MAX_BACKOFF);
     let millis = u64::try_from(bound.as_millis()).unwrap_or(u64::MAX);
     Duration::from_millis(random.up_to(millis).max(50))
 }

@@ -1,4 +1,4 @@
-//! All mailboxes and lanes.
+//! All queues and lanes of forwarded events.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,71 +14,72 @@ use tidewatch_shared::{
 use tokio::time::Instant;
 
 use super::{
-    Health, Outcome, Routes, Target,
-    lane::{Lane, MAX_REFUSALS, PARKED, Shall, wait_refused},
-    mailbox::{Mailbox, Settled, Stands},
+    DeliveryOutcome, Health, Routes, Target,
+    lane::{Disposition, Lane, MAX_REFUSALS, PARK_PERIOD, park_delay},
+    watch_queue::{LanePosition, Settlement, WatchQueue},
 };
 use crate::base::random::Random;
 
-/// A watch of a runtime.
-pub(super) type Place = (RuntimeId, Arc<str>);
+/// A runtime and one of its watches.
+pub(super) type QueueKey = (RuntimeId, Arc<str>);
 
-/// How much is kept.
+/// Capacity of the outbox.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// Objects for one service.
     pub(crate) per_service: usize,
-    /// Objects of one watch of one runtime, so that nobody fills a service's queue alone.
+    /// Objects of one watch of one runtime, so that a single runtime cannot fill a service's share.
     pub(crate) per_watch: usize,
-    /// Objects that one service has refused and that wait to be tried again. Beyond it the service counts as one that fails.
+    /// Objects refused by one service that await a retry. Beyond it the service is treated as failing.
     pub(crate) parked: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        // About 300 bytes each: 20 MB for a service that is dead while everything changes.
-        // What is parked comes again every five minutes: three or four requests a second to a service that goes on refusing.
+        // An object takes about 300 bytes: 20 MB for a service that is down while everything changes. Parked objects
+        // are retried every five minutes: three or four requests per second to a service that keeps refusing.
         Self { per_service: 65_536, per_watch: 4_096, parked: 1_024 }
     }
 }
 
-/// There is no room, or no route.
+/// The outbox has no room for the event, or no route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Full;
+pub(crate) struct NoRoomError;
 
-/// One request that is to be made.
+/// One request to a manager.
 #[derive(Clone, Debug)]
 pub struct Delivery {
-    place: Place,
-    life: u64,
+    key: QueueKey,
+    generation: u64,
     /// The object.
     pub event: Arc<Event>,
-    /// To whom.
+    /// The manager and its service.
     pub target: Arc<Target>,
     /// The runtime's certificate.
     pub leaf: Arc<CertificateDer<'static>>,
 }
 
-/// What became of a delivery.
+/// Effects of a completed delivery.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Ended {
-    /// The manager refused it for what it is, often and for long; it is not tried again.
+pub(crate) struct DeliveryResult {
+    /// The event was given up after repeated refusals about its content.
     pub(crate) gave_up: bool,
-    /// The health of the service moved.
-    pub(crate) moved: bool,
+    /// The health of the service changed.
+    pub(crate) health_changed: bool,
 }
 
-/// See `forward`. Generic over what the hub settles by, so that a model can stand in for the hub.
+/// Pending forwarded events, see the parent module. Generic over the watermark `S`, so that tests can replace the
+/// runtime table.
 #[derive(Debug)]
 pub(crate) struct Outbox<S> {
     limits: Limits,
     routes: Arc<Routes>,
-    boxes: BTreeMap<Place, Mailbox<S>>,
-    frozen: BTreeSet<Place>,
+    queues: BTreeMap<QueueKey, WatchQueue<S>>,
+    blocked: BTreeSet<QueueKey>,
     lanes: BTreeMap<Arc<Target>, Lane>,
-    /// The lane that was served last: the next one is behind it.
-    turn: Option<Arc<Target>>,
-    lives: u64,
+    /// Target served last; the round-robin continues behind it.
+    last_served: Option<Arc<Target>>,
+    generations: u64,
     random: Random,
 }
 
@@ -87,11 +88,11 @@ impl<S> Outbox<S> {
         Self {
             limits,
             routes: Arc::default(),
-            boxes: BTreeMap::new(),
-            frozen: BTreeSet::new(),
+            queues: BTreeMap::new(),
+            blocked: BTreeSet::new(),
             lanes: BTreeMap::new(),
-            turn: None,
-            lives: 0,
+            last_served: None,
+            generations: 0,
             random: Random::new(seed),
         }
     }
@@ -100,58 +101,59 @@ impl<S> Outbox<S> {
         &self.routes
     }
 
-    /// Replaces the routes: mailboxes without one go, others move to their new lane, where nothing of theirs has been refused yet.
+    /// Replaces the routes: queues without a route are dropped, others move to their new lane, where their refusals are
+    /// reset.
     pub(crate) fn set_routes(&mut self, routes: Arc<Routes>) {
         if self.routes == routes {
             return;
         }
         let before = std::mem::replace(&mut self.routes, routes);
         let routes = self.routes.clone();
-        self.boxes.retain(|(_, watch), _| routes.of(watch).is_some());
-        self.frozen.retain(|place| self.boxes.contains_key(place));
+        self.queues.retain(|(_, watch), _| routes.of(watch).is_some());
+        self.blocked.retain(|key| self.queues.contains_key(key));
         let targets: BTreeSet<_> = routes.iter().map(|(_, target)| target.clone()).collect();
         self.lanes.retain(|target, _| targets.contains(target));
         self.lanes.values_mut().for_each(Lane::clear);
         for target in targets {
             self.lanes.entry(target).or_default();
         }
-        for (place, mailbox) in &mut self.boxes {
-            mailbox.stands = Stands::Nowhere;
-            if before.of(&place.1) != routes.of(&place.1) {
-                mailbox.forgive();
+        for (key, queue) in &mut self.queues {
+            queue.position = LanePosition::Idle;
+            if before.of(&key.1) != routes.of(&key.1) {
+                queue.reset_refusals();
             }
-            if let Some(lane) = routes.of(&place.1).and_then(|target| self.lanes.get_mut(target)) {
-                lane.objects += mailbox.len();
-                lane.parked += mailbox.parked();
-                stand(lane, place, mailbox);
+            if let Some(lane) = routes.of(&key.1).and_then(|target| self.lanes.get_mut(target)) {
+                lane.objects += queue.len();
+                lane.parked += queue.parked();
+                reposition(lane, key, queue);
             }
         }
     }
 
-    /// Puts an event of a runtime's watch, with the certificate that the runtime showed.
+    /// Puts an event of a runtime's watch, with the certificate that the runtime presented.
     pub(crate) fn put(
         &mut self,
         runtime: &RuntimeId,
         watch: &str,
         leaf: &Arc<CertificateDer<'static>>,
         event: Event,
-    ) -> Result<(), Full> {
-        let target = self.routes.of(watch).ok_or(Full)?;
-        let lane = self.lanes.get_mut(target).ok_or(Full)?;
-        let place = (runtime.clone(), Arc::from(watch));
-        let (held, known) = self.boxes.get(&place).map_or((0, false), |mailbox| (mailbox.len(), mailbox.has(&event)));
-        if !known && (held >= self.limits.per_watch || lane.objects >= self.limits.per_service) {
-            return Err(Full);
+    ) -> Result<(), NoRoomError> {
+        let target = self.routes.of(watch).ok_or(NoRoomError)?;
+        let lane = self.lanes.get_mut(target).ok_or(NoRoomError)?;
+        let key = (runtime.clone(), Arc::from(watch));
+        let (objects, known) = self.queues.get(&key).map_or((0, false), |queue| (queue.len(), queue.contains(&event)));
+        if !known && (objects >= self.limits.per_watch || lane.objects >= self.limits.per_service) {
+            return Err(NoRoomError);
         }
         lane.objects += usize::from(!known);
-        let mailbox = open(&mut self.boxes, &mut self.lives, &place, leaf);
-        mailbox.put(event);
-        stand(lane, &place, mailbox);
+        let queue = get_or_create(&mut self.queues, &mut self.generations, &key, leaf);
+        queue.put(event);
+        reposition(lane, &key, queue);
         Ok(())
     }
 
-    /// An event found no room: nothing of that epoch is settled until the agent has seen so.
-    pub(crate) fn freeze(
+    /// Blocks the settlement of an epoch because an event found no room, until the agent has seen the refusal.
+    pub(crate) fn block(
         &mut self,
         runtime: &RuntimeId,
         watch: &str,
@@ -159,57 +161,59 @@ impl<S> Outbox<S> {
         epoch: Epoch,
         sequence: u64,
     ) {
-        let place = (runtime.clone(), Arc::from(watch));
-        open(&mut self.boxes, &mut self.lives, &place, leaf).freeze(epoch, sequence);
-        self.frozen.insert(place);
+        let key = (runtime.clone(), Arc::from(watch));
+        get_or_create(&mut self.queues, &mut self.generations, &key, leaf).block(epoch, sequence);
+        self.blocked.insert(key);
     }
 
-    /// An event found room: if it was refused before, the agent need not have seen so.
+    /// Removes the block of an event that found room now; the agent need not have seen its earlier refusal.
     pub(crate) fn found_room(&mut self, runtime: &RuntimeId, watch: &str, epoch: Epoch, sequence: u64) {
-        if self.frozen.is_empty() {
+        if self.blocked.is_empty() {
             return;
         }
-        let place = (runtime.clone(), Arc::from(watch));
-        let Some(mailbox) = self.boxes.get_mut(&place) else { return };
-        mailbox.found_room(epoch, sequence);
-        if !mailbox.is_frozen() {
-            self.frozen.remove(&place);
+        let key = (runtime.clone(), Arc::from(watch));
+        let Some(queue) = self.queues.get_mut(&key) else { return };
+        queue.found_room(epoch, sequence);
+        if !queue.is_blocked() {
+            self.blocked.remove(&key);
         }
     }
 
-    /// A request of a runtime's epoch has come, with this lowest sequence. Returns the watches that thawed; each may progress.
-    pub(crate) fn heard(&mut self, runtime: &RuntimeId, epoch: Epoch, first: u64) -> Vec<Arc<str>> {
+    /// Releases refusals below `first`, the lowest sequence of a new request. Returns the released watches; call
+    /// [`Self::progress`] for each.
+    pub(crate) fn answered_below(&mut self, runtime: &RuntimeId, epoch: Epoch, first: u64) -> Vec<Arc<str>> {
         let from = (runtime.clone(), Arc::from(""));
-        let mine = self.frozen.range(from..).take_while(|(id, _)| id == runtime);
+        let mine = self.blocked.range(from..).take_while(|(id, _)| id == runtime);
         let mut thawed = Vec::new();
-        for place in mine.cloned().collect::<Vec<_>>() {
-            let Some(mailbox) = self.boxes.get_mut(&place) else { continue };
-            if mailbox.heard(epoch, first) {
-                thawed.push(place.1.clone());
+        for key in mine.cloned().collect::<Vec<_>>() {
+            let Some(queue) = self.queues.get_mut(&key) else { continue };
+            if queue.answered_below(epoch, first) {
+                thawed.push(key.1.clone());
             }
-            if !mailbox.is_frozen() {
-                self.frozen.remove(&place);
+            if !queue.is_blocked() {
+                self.blocked.remove(&key);
             }
         }
         thawed
     }
 
-    /// What can be settled of a watch now; `accepted` is what has been accepted by now. To be asked after every put, thaw and end.
+    /// Returns the new settlement of a watch, if any; `accepted` returns the current watermark. Call it after every
+    /// put, release and completion.
     pub(crate) fn progress(
         &mut self,
         runtime: &RuntimeId,
         watch: &str,
         accepted: impl FnOnce() -> S,
-    ) -> Option<Settled<S>> {
+    ) -> Option<Settlement<S>> {
         self.routes.of(watch)?;
-        let place = (runtime.clone(), Arc::from(watch));
-        let Some(mailbox) = self.boxes.get_mut(&place) else {
-            // Nothing of it is with us.
-            return Some(Settled { accepted: accepted(), except: Vec::new() });
+        let key = (runtime.clone(), Arc::from(watch));
+        let Some(queue) = self.queues.get_mut(&key) else {
+            // The outbox holds nothing of this watch.
+            return Some(Settlement { accepted: accepted(), except: Vec::new() });
         };
-        let settled = mailbox.progress(accepted)?;
-        if mailbox.is_done() {
-            self.boxes.remove(&place);
+        let settled = queue.progress(accepted)?;
+        if queue.is_empty() {
+            self.queues.remove(&key);
         }
         Some(settled)
     }
@@ -217,32 +221,32 @@ impl<S> Outbox<S> {
     /// Forgets a runtime.
     pub(crate) fn forget(&mut self, runtime: &RuntimeId) {
         let from = (runtime.clone(), Arc::from(""));
-        let mine: Vec<_> = self.boxes.range(from..).take_while(|((id, _), _)| id == runtime).collect();
-        let mine: Vec<_> = mine.into_iter().map(|(place, _)| place.clone()).collect();
-        for place in mine {
-            let Some(mailbox) = self.boxes.remove(&place) else { continue };
-            self.frozen.remove(&place);
-            if let Some(lane) = self.routes.of(&place.1).and_then(|target| self.lanes.get_mut(target)) {
-                lane.objects -= mailbox.len();
-                lane.parked -= mailbox.parked();
-                lane.forget(&place);
+        let mine: Vec<_> = self.queues.range(from..).take_while(|((id, _), _)| id == runtime).collect();
+        let mine: Vec<_> = mine.into_iter().map(|(key, _)| key.clone()).collect();
+        for key in mine {
+            let Some(queue) = self.queues.remove(&key) else { continue };
+            self.blocked.remove(&key);
+            if let Some(lane) = self.routes.of(&key.1).and_then(|target| self.lanes.get_mut(target)) {
+                lane.objects -= queue.len();
+                lane.parked -= queue.parked();
+                lane.forget(&key);
             }
         }
     }
 
-    /// The next request: services in turn, and at each the mailboxes in turn.
+    /// Takes the next request: services round-robin, and within a service its queues round-robin.
     pub(crate) fn take(&mut self, now: Instant) -> Option<Delivery> {
         let may_send = |(target, lane): (&Arc<Target>, &Lane)| lane.may_send(now).then(|| target.clone());
-        let all: Vec<_> = match &self.turn {
-            Some(turn) => {
-                let after = self.lanes.range::<Arc<Target>, _>((Excluded(turn), Unbounded));
-                after.chain(self.lanes.range::<Arc<Target>, _>(..=turn)).filter_map(may_send).collect()
+        let all: Vec<_> = match &self.last_served {
+            Some(last) => {
+                let after = self.lanes.range::<Arc<Target>, _>((Excluded(last), Unbounded));
+                after.chain(self.lanes.range::<Arc<Target>, _>(..=last)).filter_map(may_send).collect()
             }
             None => self.lanes.iter().filter_map(may_send).collect(),
         };
         for target in all {
             if let Some(delivery) = self.take_for(&target, now) {
-                self.turn = Some(target);
+                self.last_served = Some(target);
                 return Some(delivery);
             }
         }
@@ -251,154 +255,158 @@ impl<S> Outbox<S> {
 
     fn take_for(&mut self, target: &Arc<Target>, now: Instant) -> Option<Delivery> {
         let lane = self.lanes.get_mut(target)?;
-        while let Some(place) = lane.due(now) {
-            if let Some(mailbox) = self.boxes.get_mut(&place) {
-                mailbox.stands = Stands::Nowhere;
-                lane.parked -= mailbox.unpark(now);
-                stand(lane, &place, mailbox);
+        while let Some(key) = lane.take_due(now) {
+            if let Some(queue) = self.queues.get_mut(&key) {
+                queue.position = LanePosition::Idle;
+                lane.parked -= queue.unpark(now);
+                reposition(lane, &key, queue);
             }
         }
-        while let Some(place) = lane.queue.pop_front() {
-            let Some(mailbox) = self.boxes.get_mut(&place) else { continue };
-            mailbox.stands = Stands::Nowhere;
-            let taken = mailbox.take();
-            let (life, leaf) = (mailbox.life, mailbox.leaf.clone());
-            stand(lane, &place, mailbox);
+        while let Some(key) = lane.queue.pop_front() {
+            let Some(queue) = self.queues.get_mut(&key) else { continue };
+            queue.position = LanePosition::Idle;
+            let taken = queue.take();
+            let (generation, leaf) = (queue.generation, queue.leaf.clone());
+            reposition(lane, &key, queue);
             let Some(event) = taken else { continue };
             lane.sent();
-            return Some(Delivery { place, life, event, target: target.clone(), leaf });
+            return Some(Delivery { key, generation, event, target: target.clone(), leaf });
         }
         None
     }
 
-    /// Ends a delivery. The watch may progress.
-    pub(crate) fn ended(&mut self, delivery: &Delivery, outcome: Outcome, now: Instant) -> Ended {
-        let Self { limits, boxes, lanes, routes, random, .. } = self;
-        let target = routes.of(&delivery.place.1);
+    /// Completes a delivery; call [`Self::progress`] for its watch afterwards.
+    pub(crate) fn complete(&mut self, delivery: &Delivery, outcome: DeliveryOutcome, now: Instant) -> DeliveryResult {
+        let Self { limits, queues, lanes, routes, random, .. } = self;
+        let target = routes.of(&delivery.key.1);
         let lane = target.and_then(|target| lanes.get_mut(target));
-        let mailbox = boxes.get_mut(&delivery.place).filter(|mailbox| mailbox.life == delivery.life);
-        let mut verdict = Verdict { outcome, refuses: None, gave_up: false };
-        if let (Some(mailbox), Some(lane)) = (mailbox, lane) {
-            let (objects, parked) = (mailbox.len(), mailbox.parked());
+        let queue = queues.get_mut(&delivery.key).filter(|queue| queue.generation == delivery.generation);
+        let mut result = RefusalResult { outcome, refusing: None, gave_up: false };
+        if let (Some(queue), Some(lane)) = (queue, lane) {
+            let (objects, parked) = (queue.len(), queue.parked());
             match outcome {
-                Outcome::Delivered => mailbox.close(&delivery.event),
-                Outcome::Refused(status) if target == Some(&delivery.target) => {
+                DeliveryOutcome::Delivered => queue.complete(&delivery.event),
+                DeliveryOutcome::Refused(status) if target == Some(&delivery.target) => {
                     let room = limits.parked.saturating_sub(lane.parked);
-                    verdict = refused(mailbox, &delivery.event, status, room, random, now);
+                    result = refuse(queue, &delivery.event, status, room, random, now);
                 }
-                // What another service refused says nothing about this one.
-                Outcome::Refused(_) | Outcome::Failed(_) => mailbox.reopen(&delivery.event),
+                // A refusal by a former service does not count against the current one.
+                DeliveryOutcome::Refused(_) | DeliveryOutcome::Failed(_) => queue.retry(&delivery.event),
             }
-            lane.objects = lane.objects + mailbox.len() - objects;
-            lane.parked = lane.parked + mailbox.parked() - parked;
-            stand(lane, &delivery.place, mailbox);
+            lane.objects = lane.objects + queue.len() - objects;
+            lane.parked = lane.parked + queue.parked() - parked;
+            reposition(lane, &delivery.key, queue);
         }
-        let Verdict { outcome, refuses, gave_up } = verdict;
+        let RefusalResult { outcome, refusing, gave_up } = result;
         let lane = lanes.get_mut(&delivery.target);
-        let moved = lane.is_some_and(|lane| lane.ended(outcome, refuses, random, now));
-        Ended { gave_up, moved }
+        let health_changed = lane.is_some_and(|lane| lane.complete(outcome, refusing, random, now));
+        DeliveryResult { gave_up, health_changed }
     }
 
-    /// When it is worth to look again, apart from what comes in.
+    /// Time of the next possible request, apart from new events and responses.
     pub(crate) fn wake(&self, now: Instant) -> Option<Instant> {
         self.lanes.values().filter_map(|lane| lane.wake(now)).min()
     }
 
-    /// Objects that a service has refused and that wait to be tried again.
+    /// Number of objects that await a retry after the target refused them.
     pub(crate) fn parked(&self, target: &Target) -> usize {
         self.lanes.get(target).map_or(0, |lane| lane.parked)
     }
 
-    /// Objects that wait for a service or are on their way.
+    /// Number of objects queued for the target or in flight to it.
     pub(crate) fn objects(&self, target: &Target) -> usize {
         self.lanes.get(target).map_or(0, |lane| lane.objects)
     }
 
-    /// How the service of each forwarded watch does.
+    /// Health of the service of each forwarded watch.
     pub(crate) fn health(&self) -> BTreeMap<Arc<str>, (Arc<Target>, Health)> {
-        let health = |target: &Arc<Target>| self.lanes.get(target).map_or(Health::Fine, Lane::health);
+        let health = |target: &Arc<Target>| self.lanes.get(target).map_or(Health::Healthy, Lane::health);
         self.routes.iter().map(|(watch, target)| (watch.clone(), (target.clone(), health(target)))).collect()
     }
 }
 
 impl Delivery {
-    /// Whose object it is.
+    /// Runtime of the object.
     #[must_use]
     pub fn runtime(&self) -> &RuntimeId {
-        &self.place.0
+        &self.key.0
     }
 
-    /// Of which watch.
+    /// Name of the watch.
     #[must_use]
     pub fn watch(&self) -> &str {
-        &self.place.1
+        &self.key.1
     }
 }
 
-fn open<'a, S>(
-    boxes: &'a mut BTreeMap<Place, Mailbox<S>>,
-    lives: &mut u64,
-    place: &Place,
+fn get_or_create<'a, S>(
+    queues: &'a mut BTreeMap<QueueKey, WatchQueue<S>>,
+    generations: &mut u64,
+    key: &QueueKey,
     leaf: &Arc<CertificateDer<'static>>,
-) -> &'a mut Mailbox<S> {
-    let mailbox = boxes.entry(place.clone()).or_insert_with(|| {
-        *lives += 1;
-        Mailbox::new(*lives, leaf.clone())
+) -> &'a mut WatchQueue<S> {
+    let queue = queues.entry(key.clone()).or_insert_with(|| {
+        *generations += 1;
+        WatchQueue::new(*generations, leaf.clone())
     });
-    mailbox.leaf = leaf.clone();
-    mailbox
+    queue.leaf = leaf.clone();
+    queue
 }
 
-/// What a refusal comes to.
-struct Verdict {
-    /// How the service does by it.
-    outcome: Outcome,
-    /// The status, if it has refused too often.
-    refuses: Option<u16>,
+/// Effects of one refusal.
+struct RefusalResult {
+    /// Outcome as it counts for the lane.
+    outcome: DeliveryOutcome,
+    /// The status, if the event was refused too often.
+    refusing: Option<u16>,
     gave_up: bool,
 }
 
-/// Whether a status is a word about the event itself. Any other may be the word of a mesh, or of a service that is not itself yet.
-const fn is_own(status: u16) -> bool {
+/// Returns true for a status about the event itself. Any other may come from a mesh, or from a service that is not
+/// ready.
+const fn is_unprocessable(status: u16) -> bool {
     matches!(status, 400 | 413 | 422)
 }
 
-/// An event was refused: it waits, longer after several times, and is given up only if it was refused all along for what it is. `room` is how
-/// many can still be parked.
-fn refused<S>(
-    mailbox: &mut Mailbox<S>,
+/// Handles a refused event: parks it, with growing delays, and gives it up only if every refusal of the whole period
+/// was about the event itself. `room` is the remaining capacity for parked objects.
+fn refuse<S>(
+    queue: &mut WatchQueue<S>,
     event: &Arc<Event>,
     status: u16,
     room: usize,
     random: &mut Random,
     now: Instant,
-) -> Verdict {
-    let (outcome, refusals) = (Outcome::Refused(status), mailbox.refused(event, is_own(status), now));
-    let refuses = (refusals.count >= MAX_REFUSALS).then_some(status);
-    let for_long = refusals.own_since.is_some_and(|since| now.saturating_duration_since(since) >= PARKED);
-    if refuses.is_some() && for_long {
-        mailbox.close(event);
-        return Verdict { outcome, refuses, gave_up: true };
+) -> RefusalResult {
+    let (outcome, refusals) =
+        (DeliveryOutcome::Refused(status), queue.count_refusal(event, is_unprocessable(status), now));
+    let refusing = (refusals.count >= MAX_REFUSALS).then_some(status);
+    let for_whole_period =
+        refusals.unprocessable_since.is_some_and(|since| now.saturating_duration_since(since) >= PARK_PERIOD);
+    if refusing.is_some() && for_whole_period {
+        queue.complete(event);
+        return RefusalResult { outcome, refusing, gave_up: true };
     }
     match room {
-        0 => mailbox.reopen(event),
-        _ => mailbox.park(event, now + wait_refused(refusals.count, random)),
+        0 => queue.retry(event),
+        _ => queue.park(event, now + park_delay(refusals.count, random)),
     }
     if room > 1 {
-        return Verdict { outcome, refuses, gave_up: false };
+        return RefusalResult { outcome, refusing, gave_up: false };
     }
-    // Whoever refuses so much refuses everything: it is asked again as if it could not be reached, one event at a time.
-    Verdict { outcome: Outcome::Failed(None), refuses: Some(status), gave_up: false }
+    // A service that refuses this many objects probably refuses all: it backs off as if it were unreachable and is
+    // probed with one event at a time.
+    RefusalResult { outcome: DeliveryOutcome::Failed(None), refusing: Some(status), gave_up: false }
 }
 
-/// Puts a mailbox where it belongs in its lane.
-fn stand<S>(lane: &mut Lane, place: &Place, mailbox: &mut Mailbox<S>) {
-    let shall = match mailbox.due() {
-        _ if mailbox.can_take() => Shall::Send,
-        Some(until) => Shall::Wait(until),
-        None => Shall::Rest,
+/// Moves a queue to its place in the lane.
+fn reposition<S>(lane: &mut Lane, key: &QueueKey, queue: &mut WatchQueue<S>) {
+    let disposition = match queue.next_retry() {
+        _ if queue.can_take() => Disposition::Ready,
+        Some(until) => Disposition::Delayed(until),
+        None => Disposition::Idle,
     };
-    lane.stand(place, &mut mailbox.stands, shall);
+    lane.reposition(key, &mut queue.position, disposition);
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Which watch's events go where.
+//! Routes from watches to the services of their managers.
 
 use std::{collections::BTreeMap, fmt, str::FromStr, sync::Arc};
 
@@ -6,7 +6,7 @@ use http::Uri;
 use thiserror::Error;
 use tidewatch_shared::v2;
 
-/// A service in KCP: two DNS labels (RFC 1123) and a port, so that it can stand in a URL as nothing but itself.
+/// Service in KCP: two DNS labels (RFC 1123) and a port, so that it cannot inject anything into a URL.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Service {
     name: String,
@@ -15,7 +15,7 @@ pub struct Service {
 }
 
 impl Service {
-    /// `None` when a name is no DNS label, or the port is 0.
+    /// Returns `None` if a name is no DNS label or the port is 0.
     #[must_use]
     pub fn new(name: &str, namespace: &str, port: u16) -> Option<Self> {
         let valid = is_label(name) && is_label(namespace) && port > 0;
@@ -34,7 +34,7 @@ fn is_label(text: &str) -> bool {
     (1..=63).contains(&text.len()) && text.bytes().all(allowed) && !text.starts_with('-') && !text.ends_with('-')
 }
 
-/// A manager at a service: one lane of its own.
+/// Manager at a service; each target has a lane of its own.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Target {
     manager: String,
@@ -42,37 +42,37 @@ pub struct Target {
 }
 
 impl Target {
-    /// `None` when the manager cannot stand in a path.
+    /// Returns `None` if the manager's name cannot be a path segment.
     #[must_use]
     pub fn new(manager: &str, service: Service) -> Option<Self> {
         v2::is_manager(manager).then(|| Self { manager: manager.to_owned(), service })
     }
 
-    /// The manager's name.
+    /// Name of the manager.
     #[must_use]
     pub fn manager(&self) -> &str {
         &self.manager
     }
 
-    /// Where it listens.
+    /// Service at which the manager listens.
     #[must_use]
     pub fn service(&self) -> &Service {
         &self.service
     }
 }
 
-/// The target of each forwarded watch, by the watch's name in the plan.
+/// Target of each forwarded watch, by the watch's name in the plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Routes(BTreeMap<Arc<str>, Arc<Target>>);
 
 impl Routes {
-    /// The target of a watch.
+    /// Returns the target of a watch.
     #[must_use]
     pub fn of(&self, watch: &str) -> Option<&Arc<Target>> {
         self.0.get(watch)
     }
 
-    /// The first target of a manager.
+    /// Returns the first target of a manager.
     #[must_use]
     pub fn of_manager(&self, manager: &str) -> Option<&Arc<Target>> {
         self.0.values().find(|target| target.manager == manager)
@@ -82,7 +82,7 @@ impl Routes {
         self.0.iter()
     }
 
-    /// All targets; one may stand several times.
+    /// Iterates over the targets; a target of several watches is repeated.
     pub(crate) fn targets(&self) -> impl Iterator<Item = &Arc<Target>> {
         self.0.values()
     }
@@ -94,27 +94,27 @@ impl FromIterator<(String, Target)> for Routes {
     }
 }
 
-/// The text is no template.
+/// The text is not a valid URL template.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("a template is an http URL without path, for example http://{{service}}.{{namespace}}.svc:{{port}}")]
-pub struct InvalidTemplate;
+pub struct ParseTemplateError;
 
-/// How the URL of a service is made: `{service}`, `{namespace}` and `{port}` stand for its parts.
+/// Template of a service's URL with the placeholders `{service}`, `{namespace}` and `{port}`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UrlTemplate(String);
 
 impl UrlTemplate {
-    /// The URL of a target's events.
-    pub(crate) fn url(&self, target: &Target) -> Result<Uri, InvalidTemplate> {
+    /// Returns the URL that receives a target's events.
+    pub(crate) fn url(&self, target: &Target) -> Result<Uri, ParseTemplateError> {
         let Service { name, namespace, port } = &target.service;
         let base = self.0.replace("{service}", name).replace("{namespace}", namespace);
         let base = base.replace("{port}", &port.to_string());
-        format!("{base}{}", v2::path(&target.manager)).parse().map_err(|_| InvalidTemplate)
+        format!("{base}{}", v2::path(&target.manager)).parse().map_err(|_| ParseTemplateError)
     }
 }
 
 impl FromStr for UrlTemplate {
-    type Err = InvalidTemplate;
+    type Err = ParseTemplateError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let template = Self(text.strip_suffix('/').unwrap_or(text).to_owned());
@@ -123,7 +123,7 @@ impl FromStr for UrlTemplate {
         let url = template.url(&target)?;
         let plain = url.scheme_str() == Some("http") && url.path() == "/v2/m/event" && url.query().is_none();
         let host = url.authority().is_some_and(|authority| !authority.as_str().contains('@'));
-        (plain && host).then_some(template).ok_or(InvalidTemplate)
+        (plain && host).then_some(template).ok_or(ParseTemplateError)
     }
 }
 
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    pub(crate) fn urls_are_made_of_a_template_and_can_say_nothing_else() {
+    fn urls_contain_only_the_template_and_its_parts() {
         let target = Target::new("other", Service::new("events", "team-a", 8082).unwrap()).unwrap();
         for (template, url) in [
             ("http://{service}.{namespace}.svc:{port}", "http://events.team-a.svc:8082/v2/other/event"),
@@ -143,7 +143,7 @@ mod tests {
         for bad in
             ["", "{service}", "https://{service}", "http://{service}/x", "http://a@{service}", "http://{service}?"]
         {
-            assert_eq!(bad.parse::<UrlTemplate>(), Err(InvalidTemplate), "{bad}");
+            assert_eq!(bad.parse::<UrlTemplate>(), Err(ParseTemplateError), "{bad}");
         }
         for (name, namespace, port) in [
             ("", "n", 1),

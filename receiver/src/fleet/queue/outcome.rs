@@ -1,39 +1,38 @@
-//! How a pass ended, and what that means for the next one.
+//! Result of a reconcile and its effect on the next one.
 
 use std::time::Duration;
 
-use super::Works;
-use crate::base::class::Class;
+use super::WorkSet;
+use crate::base::error_class::ErrorClass;
 
-/// How a pass over one Kyma ended. Wanted works that stand in neither set were paused: they stay accepted and unsettled, and wait for
-/// a wake.
+/// Result of one reconcile of a Kyma. Queued work in none of the sets was paused: its events stay accepted and
+/// unsettled, and it is parked until the next enqueue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
-    /// Works with a recorded outcome: success, or an error of the user's that a status shows.
-    pub ended: Works,
-    /// Works that failed in passing: wanted again with backoff, they settle nothing. Wins over `ended`.
-    pub failed: Works,
-    /// Works that failed in passing, in a way that is nobody else's: wanted again with a backoff of their own, which holds up no
-    /// other work. They settle nothing.
-    pub put_off: Works,
-    /// What kind of failure it was; `None` counts as [`Class::Ours`] when something failed.
-    pub class: Option<Class>,
-    /// Work on it again after this long: as verification when all ended, or no sooner than this when something failed.
-    pub again_in: Option<Duration>,
-    /// Reconcile after this long whatever failed: then a version has its turn, which no other work waits for.
-    pub turn: Option<Duration>,
+pub struct ReconcileOutcome {
+    /// Work with a recorded result: success, or a user error that a status shows.
+    pub ended: WorkSet,
+    /// Work that failed transiently: requeued with backoff, settles nothing. Wins over `ended`.
+    pub failed: WorkSet,
+    /// Work that failed transiently without affecting other work: requeued with its own backoff, settles nothing.
+    pub deferred: WorkSet,
+    /// ErrorClass of the failure; `None` counts as [`ErrorClass::Ours`] if work failed.
+    pub class: Option<ErrorClass>,
+    /// Delay of the next reconcile: a verification if all work ended, or a lower bound of the backoff if work failed.
+    pub requeue_after: Option<Duration>,
+    /// Delay until the Kyma's rollout slot, when it is reconciled even if other work failed.
+    pub rollout_after: Option<Duration>,
 }
 
-impl Outcome {
-    /// All these works ended.
+impl ReconcileOutcome {
+    /// All of this work ended.
     #[must_use]
-    pub fn ended(works: Works) -> Self {
-        Self { ended: works, ..Self::default() }
+    pub fn ended(work: WorkSet) -> Self {
+        Self { ended: work, ..Self::default() }
     }
 
-    /// All these works failed in passing.
+    /// All of this work failed transiently.
     #[must_use]
-    pub fn failed(works: Works, class: Class) -> Self {
-        Self { failed: works, class: Some(class), ..Self::default() }
+    pub fn failed(work: WorkSet, class: ErrorClass) -> Self {
+        Self { failed: work, class: Some(class), ..Self::default() }
     }
 }

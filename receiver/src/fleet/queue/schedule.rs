@@ -1,4 +1,4 @@
-//! The queue itself.
+//! Scheduling of queued work: lanes, priorities, delays and backoff.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -9,21 +9,22 @@ use std::{
 use tidewatch_shared::plan::Work;
 use tokio::time::Instant;
 
-use super::{Outcome, Priority, Wanted, Works, wanted::merge_into};
-use crate::base::{class::Class, random::Random};
+use super::{Priority, QueuedWork, ReconcileOutcome, WorkSet, queued_work::merge_into};
+use crate::base::{error_class::ErrorClass, random::Random};
 
-/// A user's change of a Kyma in backoff is tried no more often than this.
+/// Minimum interval between two attempts for user changes of a Kyma in backoff.
 const USER_SPACING: Duration = Duration::from_secs(5);
 
-/// A pass that takes longer tells that its runtime is slow, however well the pass ended.
+/// Duration from which a reconcile marks its runtime as slow, even if it succeeded.
 const SLOW: Duration = Duration::from_secs(10);
-/// How long a pass may take beside all others: longer than any call to a runtime, shorter than anybody else should wait for a slot.
-const PATIENCE: Duration = Duration::from_secs(45);
-/// How long it may take apart from them.
-const PATIENCE_WITH_SLOW: Duration = Duration::from_secs(300);
+/// Time limit of a reconcile in the normal lane: longer than any call to a runtime, and short enough that other Kymas
+/// do not wait too long for a slot.
+const TIME_LIMIT: Duration = Duration::from_secs(45);
+/// Time limit of a reconcile in the slow lane.
+const SLOW_TIME_LIMIT: Duration = Duration::from_secs(300);
 
-/// In what order one pop in eight looks at the priorities: the lower two come first once each, so nothing starves them.
-const TURNS: [[Priority; 3]; 8] = {
+/// Order of priorities of eight consecutive takes: each lower priority comes first once, so neither starves.
+const PRIORITY_ROTATION: [[Priority; 3]; 8] = {
     use Priority::{Catalog, User, Verification};
     const URGENT: [Priority; 3] = [User, Catalog, Verification];
     const CATALOG: [Priority; 3] = [Catalog, User, Verification];
@@ -31,7 +32,8 @@ const TURNS: [[Priority; 3]; 8] = {
     [URGENT, URGENT, URGENT, CATALOG, URGENT, URGENT, URGENT, VERIFICATION]
 };
 
-/// Runtimes that the last pass could not reach, or took long for, wait apart, so that they cannot occupy all slots.
+/// Lane of a Kyma. Runtimes that the last reconcile could not reach, or that were slow, wait in a lane of their own, so
+/// that they cannot occupy all slots.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Lane {
     #[default]
@@ -39,29 +41,29 @@ enum Lane {
     Slow,
 }
 
-/// Why a Kyma is wanted at a later time; one time per reason.
+/// Reason of a delay; an entry holds one due time per reason.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Later {
-    /// The pass asked for it.
-    Again,
-    /// What a dead predecessor wrote last may have landed after our pass.
-    Restart,
-    /// This process has begun: all are verified, but not at once.
+pub(crate) enum DelayReason {
+    /// The last reconcile requested it ([`ReconcileOutcome::requeue_after`]).
+    Requeue,
+    /// A last write of the previous lease holder may land after our reconcile.
+    StartupGrace,
+    /// All Kymas are verified after startup, spread over time.
     Spread,
-    /// Many are concerned, so many a second.
+    /// Many Kymas are affected by one change, at a limited rate.
     Paced,
-    /// A version is rolled out: each at its own time.
-    RollOut,
-    /// It was put off.
-    PutOff,
+    /// A version is rolled out; each Kyma has its own time.
+    Rollout,
+    /// The work failed on its own ([`ReconcileOutcome::deferred`]).
+    Deferred,
 }
 
-/// How many reasons there are.
-const LATER: usize = 6;
+/// Number of reasons.
+const DELAY_REASONS: usize = 6;
 
-/// Where an entry stands; kept so that it can be taken out exactly.
+/// Position of an entry, kept so that it can be removed directly.
 #[derive(Clone, Copy, Debug, Default)]
-enum Place {
+enum Position {
     #[default]
     Idle,
     Ready(Lane, Priority, u64),
@@ -70,52 +72,52 @@ enum Place {
 
 #[derive(Debug, Default)]
 struct Entry {
-    wanted: Option<Wanted>,
-    /// What was paused: wanted again with the next wake.
-    parked: Option<Wanted>,
-    /// In work, and since when.
+    queued: Option<QueuedWork>,
+    /// Paused work; resumes with the next enqueue.
+    parked: Option<QueuedWork>,
+    /// Lane and start of the running reconcile.
     running: Option<(Lane, Instant)>,
-    /// What is paused was wanted again while this was in work.
-    woken: bool,
-    /// Removed while in work: forgotten when that ends.
+    /// The end of a pause was signalled while the reconcile ran.
+    enqueued_meanwhile: bool,
+    /// Removed while its reconcile runs; forgotten when that ends.
     gone: bool,
     lane: Lane,
     failures: u32,
-    /// In backoff until then; the second is when it failed.
+    /// End of the backoff, and the time of the failure.
     backoff: Option<(Instant, Instant)>,
-    /// Since when it is ready, while it is.
+    /// Time since which it has been ready.
     since: Option<Instant>,
-    later: [Option<(Instant, Wanted)>; LATER],
-    /// Works that were put off, and how often in a row.
-    put_off: (Works, u32),
-    place: Place,
+    delayed: [Option<(Instant, QueuedWork)>; DELAY_REASONS],
+    /// Deferred work and the number of consecutive deferrals.
+    deferred: (WorkSet, u32),
+    position: Position,
 }
 
-/// Bounded by the number of Kymas: each has one entry, and each entry at most one place.
+/// The queue. Bounded by the number of Kymas: each has one entry, and each entry at most one position.
 #[derive(Debug)]
 pub(crate) struct Queue<K> {
     entries: HashMap<K, Entry>,
     ready: [[BTreeMap<u64, K>; 3]; 2],
     delayed: BTreeMap<(Instant, u64), K>,
     tickets: u64,
-    turns: [usize; 2],
+    rotations: [usize; 2],
     running: usize,
     slow_running: usize,
     slow_slots: usize,
-    /// Wants that found the same Kyma wanted already.
+    /// Enqueues that merged into work already queued.
     coalesced: u64,
     random: Random,
 }
 
 impl<K: Clone + Eq + Hash> Queue<K> {
-    /// For as many workers as `slots`.
+    /// Creates a queue for this number of workers.
     pub(crate) fn new(slots: usize, seed: u64) -> Self {
         Self {
             entries: HashMap::new(),
             ready: Default::default(),
             delayed: BTreeMap::new(),
             tickets: 0,
-            turns: [0; 2],
+            rotations: [0; 2],
             running: 0,
             slow_running: 0,
             slow_slots: (slots / 4).max(1),
@@ -124,12 +126,12 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         }
     }
 
-    /// Any time up to this one.
+    /// Random duration up to `most`.
     pub(crate) fn jitter(&mut self, most: Duration) -> Duration {
         Duration::from_millis(self.random.up_to(u64::try_from(most.as_millis()).unwrap_or(u64::MAX)))
     }
 
-    /// Makes a Kyma known; only then it can be wanted.
+    /// Registers a Kyma; only registered Kymas can be enqueued.
     pub(crate) fn insert(&mut self, key: K) {
         let entry = self.entries.entry(key).or_default();
         if entry.gone {
@@ -137,8 +139,8 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         }
     }
 
-    /// Forgets a Kyma and all that is wanted of it. If it is in work, it stays so until that ends, so that a new one of that name is
-    /// not worked on at the same time.
+    /// Removes a Kyma and its work. While its reconcile runs, the entry is kept, so that a new Kyma of that name is not
+    /// reconciled concurrently.
     pub(crate) fn remove(&mut self, key: &K) {
         self.displace(key);
         let Some(entry) = self.entries.get_mut(key) else { return };
@@ -148,79 +150,92 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         }
     }
 
-    /// Wants something now, with whatever was paused. An unknown Kyma is ignored.
-    pub(crate) fn want(&mut self, key: &K, wanted: Wanted, now: Instant) {
+    /// Enqueues work now, together with any paused work. Unknown Kymas are ignored.
+    pub(crate) fn enqueue(&mut self, key: &K, queued: QueuedWork, now: Instant) {
         let Some(entry) = self.entries.get_mut(key).filter(|entry| !entry.gone) else { return };
-        if wanted.works.is_empty() {
+        if queued.work.is_empty() {
             return;
         }
-        if let (Priority::User, Some((until, failed))) = (wanted.priority, entry.backoff.as_mut()) {
+        if let (Priority::User, Some((until, failed))) = (queued.priority, entry.backoff.as_mut()) {
             *until = (*until).min(*failed + USER_SPACING);
         }
         if let Some(parked) = entry.parked.take() {
-            merge_into(&mut entry.wanted, Wanted { priority: wanted.priority, ..parked });
+            merge_into(&mut entry.queued, QueuedWork { priority: queued.priority, ..parked });
         }
-        self.coalesced += u64::from(entry.wanted.is_some());
-        merge_into(&mut entry.wanted, wanted);
+        self.coalesced += u64::from(entry.queued.is_some());
+        merge_into(&mut entry.queued, queued);
         self.arrange(key, now);
     }
 
-    /// Wants all that was paused, each at its own priority.
+    /// Resumes all paused work, each at its own priority.
     pub(crate) fn unpark_all(&mut self, now: Instant) {
-        self.entries.values_mut().for_each(|entry| entry.woken |= entry.running.is_some());
+        self.entries.values_mut().for_each(|entry| entry.enqueued_meanwhile |= entry.running.is_some());
         let parked = self.entries.iter().filter(|(_, entry)| entry.parked.is_some());
         let parked: Vec<_> = parked.map(|(key, _)| key.clone()).collect();
         for key in parked {
-            let wanted = self.entries.get_mut(&key).and_then(|entry| entry.parked.take());
-            wanted.into_iter().for_each(|wanted| self.want(&key, wanted, now));
+            let queued = self.entries.get_mut(&key).and_then(|entry| entry.parked.take());
+            queued.into_iter().for_each(|queued| self.enqueue(&key, queued, now));
         }
     }
 
-    /// Wants something at a later time; of one reason the earlier time and all works stay.
-    pub(crate) fn want_later(&mut self, key: &K, reason: Later, at: Instant, wanted: Wanted, now: Instant) {
+    /// Enqueues work at a later time; per reason the earlier time and the union of the work apply.
+    pub(crate) fn enqueue_after(
+        &mut self,
+        key: &K,
+        reason: DelayReason,
+        at: Instant,
+        queued: QueuedWork,
+        now: Instant,
+    ) {
         let Some(entry) = self.entries.get_mut(key).filter(|entry| !entry.gone) else { return };
-        match &mut entry.later[reason as usize] {
-            Some((known, works)) => {
+        match &mut entry.delayed[reason as usize] {
+            Some((known, work)) => {
                 *known = (*known).min(at);
-                works.merge(wanted);
+                work.merge(queued);
             }
-            slot => *slot = Some((at, wanted)),
+            slot => *slot = Some((at, queued)),
         }
         self.arrange(key, now);
     }
 
-    /// Whether something is wanted later for this reason.
-    pub(crate) fn is_later(&self, key: &K, reason: Later) -> bool {
-        self.entries.get(key).is_some_and(|entry| entry.later[reason as usize].is_some())
+    /// Returns true if work is delayed for this reason.
+    pub(crate) fn is_delayed(&self, key: &K, reason: DelayReason) -> bool {
+        self.entries.get(key).is_some_and(|entry| entry.delayed[reason as usize].is_some())
     }
 
-    /// Takes the next Kyma into work: fair between them, by priority, and never one that waits or is in work.
-    pub(crate) fn take(&mut self, now: Instant) -> Option<(K, Wanted)> {
+    /// Takes the next Kyma: fair, by priority, and never one in backoff or in progress.
+    pub(crate) fn take(&mut self, now: Instant) -> Option<(K, QueuedWork)> {
         self.promote(now);
         let (lane, priority, ticket) = self.pick()?;
         let key = self.ready[lane as usize][priority as usize].remove(&ticket)?;
-        self.turns[lane as usize] += 1;
+        self.rotations[lane as usize] += 1;
         let entry = self.entries.get_mut(&key)?;
-        (entry.place, entry.since) = (Place::Idle, None);
-        let wanted = entry.wanted.take()?;
-        (entry.running, entry.woken) = (Some((lane, now)), false);
+        (entry.position, entry.since) = (Position::Idle, None);
+        let queued = entry.queued.take()?;
+        (entry.running, entry.enqueued_meanwhile) = (Some((lane, now)), false);
         self.running += 1;
         self.slow_running += usize::from(lane == Lane::Slow);
-        Some((key, wanted))
+        Some((key, queued))
     }
 
-    /// Whether [`Self::take`] could succeed at once, apart from what becomes due.
+    /// Returns true if [`Self::take`] would succeed now, apart from delayed work that is due.
     pub(crate) fn has_ready(&self) -> bool {
         self.candidates().next().is_some()
     }
 
-    /// When something becomes due, if anything waits.
+    /// Earliest due time of delayed work.
     pub(crate) fn earliest(&self) -> Option<Instant> {
         self.delayed.first_key_value().map(|((at, _), _)| *at)
     }
 
-    /// Ends what [`Self::take`] began. Returns how long a failure waits.
-    pub(crate) fn finish(&mut self, key: &K, begun: &Wanted, outcome: &Outcome, now: Instant) -> Option<Duration> {
+    /// Ends the reconcile that [`Self::take`] started. Returns the backoff of a failure.
+    pub(crate) fn finish(
+        &mut self,
+        key: &K,
+        taken: &QueuedWork,
+        outcome: &ReconcileOutcome,
+        now: Instant,
+    ) -> Option<Duration> {
         let entry = self.entries.get_mut(key)?;
         let (lane, since) = entry.running.take()?;
         self.running -= 1;
@@ -231,196 +246,204 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         }
         match (outcome.class, outcome.failed.is_empty()) {
             _ if now.saturating_duration_since(since) >= SLOW => entry.lane = Lane::Slow,
-            (Some(Class::Transport), _) => entry.lane = Lane::Slow,
+            (Some(ErrorClass::Transport), _) => entry.lane = Lane::Slow,
             (Some(_), _) | (None, false) => entry.lane = Lane::Normal,
             (None, true) if !outcome.ended.is_empty() => entry.lane = Lane::Normal,
             (None, true) => {}
         }
-        let put_off = outcome.put_off.both(begun.works).minus(outcome.failed);
-        let parked = begun.works.minus(outcome.ended | outcome.failed | put_off);
+        let deferred = outcome.deferred.both(taken.work).minus(outcome.failed);
+        let parked = taken.work.minus(outcome.ended | outcome.failed | deferred);
         if !parked.is_empty() {
-            // A wake that came meanwhile may be the end of the pause, which this pass had not seen. If it was not, the next one parks again.
-            let woken = entry.woken || entry.wanted.is_some();
-            let slot = if woken { &mut entry.wanted } else { &mut entry.parked };
-            merge_into(slot, Wanted { works: parked, ..begun.clone() });
+            // An enqueue during the reconcile may signal the end of the pause, which the reconcile had not seen. If it
+            // did not, the next reconcile parks the work again.
+            let enqueued_meanwhile = entry.enqueued_meanwhile || entry.queued.is_some();
+            let slot = if enqueued_meanwhile { &mut entry.queued } else { &mut entry.parked };
+            merge_into(slot, QueuedWork { work: parked, ..taken.clone() });
         }
-        let (before, times) = entry.put_off;
-        if !put_off.is_empty() {
-            entry.put_off = (before | put_off, times.saturating_add(1));
+        let (before, times) = entry.deferred;
+        if !deferred.is_empty() {
+            entry.deferred = (before | deferred, times.saturating_add(1));
         } else if !before.both(outcome.ended).is_empty() {
-            // They are well again.
-            entry.put_off = (Works::EMPTY, 0);
-            entry.later[Later::PutOff as usize] = None;
+            // The deferred work succeeded.
+            entry.deferred = (WorkSet::EMPTY, 0);
+            entry.delayed[DelayReason::Deferred as usize] = None;
         }
-        if !put_off.is_empty() {
-            let delay = outcome.class.unwrap_or(Class::Ours).wait(entry.put_off.1, &mut self.random);
-            let priority = begun.priority.max(Priority::Catalog);
-            self.want_later(key, Later::PutOff, now + delay, Wanted { works: put_off, priority, ..begun.clone() }, now);
+        if !deferred.is_empty() {
+            let delay = outcome.class.unwrap_or(ErrorClass::Ours).delay(entry.deferred.1, &mut self.random);
+            let priority = taken.priority.max(Priority::Catalog);
+            self.enqueue_after(
+                key,
+                DelayReason::Deferred,
+                now + delay,
+                QueuedWork { work: deferred, priority, ..taken.clone() },
+                now,
+            );
         }
         let entry = self.entries.get_mut(key)?;
         let mut wait = None;
         if outcome.failed.is_empty() {
             (entry.failures, entry.backoff) = (0, None);
-            if let Some(after) = outcome.again_in {
-                let works = Wanted::new(outcome.ended.both(begun.works), Priority::Verification);
-                self.want_later(key, Later::Again, now + after, works, now);
+            if let Some(after) = outcome.requeue_after {
+                let work = QueuedWork::new(outcome.ended.both(taken.work), Priority::Verification);
+                self.enqueue_after(key, DelayReason::Requeue, now + after, work, now);
             }
         } else {
             entry.failures = entry.failures.saturating_add(1);
-            let mut delay = outcome.class.unwrap_or(Class::Ours).wait(entry.failures, &mut self.random);
-            delay = delay.max(outcome.again_in.unwrap_or_default());
-            if entry.wanted.as_ref().is_some_and(|wanted| wanted.priority == Priority::User) {
+            let mut delay = outcome.class.unwrap_or(ErrorClass::Ours).delay(entry.failures, &mut self.random);
+            delay = delay.max(outcome.requeue_after.unwrap_or_default());
+            if entry.queued.as_ref().is_some_and(|queued| queued.priority == Priority::User) {
                 delay = delay.min(USER_SPACING);
             }
             entry.backoff = Some((now + delay, now));
-            merge_into(&mut entry.wanted, Wanted { works: outcome.failed, ..begun.clone() });
+            merge_into(&mut entry.queued, QueuedWork { work: outcome.failed, ..taken.clone() });
             wait = Some(delay);
         }
-        if let Some(turn) = outcome.turn {
-            let kyma = Wanted::new(Works::of(&[Work::Kyma]), Priority::Catalog);
-            self.want_later(key, Later::RollOut, now + turn, kyma, now);
+        if let Some(after) = outcome.rollout_after {
+            let kyma = QueuedWork::new(WorkSet::of(&[Work::Kyma]), Priority::Catalog);
+            self.enqueue_after(key, DelayReason::Rollout, now + after, kyma, now);
         }
         self.arrange(key, now);
         wait
     }
 
-    /// What is wanted of a Kyma now or after its backoff, for summaries.
-    pub(crate) fn wanted(&self, key: &K) -> Works {
-        self.entries.get(key).and_then(|entry| entry.wanted.as_ref()).map_or(Works::EMPTY, |wanted| wanted.works)
+    /// Work of a Kyma that is ready or in backoff, for summaries.
+    pub(crate) fn queued(&self, key: &K) -> WorkSet {
+        self.entries.get(key).and_then(|entry| entry.queued.as_ref()).map_or(WorkSet::EMPTY, |queued| queued.work)
     }
 
-    /// What waits for the end of a pause.
-    pub(crate) fn parked(&self, key: &K) -> Works {
-        self.entries.get(key).and_then(|entry| entry.parked.as_ref()).map_or(Works::EMPTY, |parked| parked.works)
+    /// Paused work of a Kyma.
+    pub(crate) fn parked(&self, key: &K) -> WorkSet {
+        self.entries.get(key).and_then(|entry| entry.parked.as_ref()).map_or(WorkSet::EMPTY, |parked| parked.work)
     }
 
-    /// Passes of a Kyma that failed in a row.
+    /// Consecutive failures of a Kyma.
     pub(crate) fn failures(&self, key: &K) -> u32 {
         self.entries.get(key).map_or(0, |entry| entry.failures)
     }
 
-    /// Wants that found the same Kyma wanted already, since the start.
+    /// Enqueues since startup that merged into work already queued.
     pub(crate) const fn coalesced(&self) -> u64 {
         self.coalesced
     }
 
-    /// Since when the Kyma is ready that has been so for the longest, of one priority.
+    /// Time since which the longest waiting Kyma of a priority has been ready.
     pub(crate) fn oldest(&self, priority: Priority) -> Option<Instant> {
         let first = self.ready.iter().filter_map(|lane| lane[priority as usize].first_key_value());
         first.filter_map(|(_, key)| self.entries.get(key)?.since).min()
     }
 
-    /// Whether a Kyma is in work.
-    pub(crate) fn in_work(&self, key: &K) -> bool {
+    /// Returns true while a reconcile of the Kyma runs.
+    pub(crate) fn in_progress(&self, key: &K) -> bool {
         self.entries.get(key).is_some_and(|entry| entry.running.is_some())
     }
 
-    /// How long the work on a Kyma may take that was just taken.
-    pub(crate) fn patience(&self, key: &K) -> Duration {
+    /// Time limit of the reconcile that was just taken.
+    pub(crate) fn time_limit(&self, key: &K) -> Duration {
         match self.entries.get(key).and_then(|entry| entry.running) {
-            Some((Lane::Slow, _)) => PATIENCE_WITH_SLOW,
-            Some((Lane::Normal, _)) | None => PATIENCE,
+            Some((Lane::Slow, _)) => SLOW_TIME_LIMIT,
+            Some((Lane::Normal, _)) | None => TIME_LIMIT,
         }
     }
 
-    /// Kymas in work.
+    /// Number of Kymas in progress.
     pub(crate) const fn running(&self) -> usize {
         self.running
     }
 
-    /// Kymas that are ready, of one priority.
+    /// Number of ready Kymas of a priority.
     pub(crate) fn ready(&self, priority: Priority) -> usize {
         self.ready.iter().map(|lane| lane[priority as usize].len()).sum()
     }
 
-    /// Kymas that wait for a time.
+    /// Number of delayed Kymas.
     pub(crate) fn waiting(&self) -> usize {
         self.delayed.len()
     }
 
-    /// The next of each lane, in the order of that lane's turn.
+    /// First Kyma of each lane, by the lane's priority rotation.
     fn candidates(&self) -> impl Iterator<Item = (Lane, Priority, u64)> {
         let slow = (self.slow_running < self.slow_slots).then_some(Lane::Slow);
         [Some(Lane::Normal), slow].into_iter().flatten().filter_map(|lane| {
-            let turn = TURNS[self.turns[lane as usize] % TURNS.len()];
-            turn.into_iter().find_map(|priority| {
+            let order = PRIORITY_ROTATION[self.rotations[lane as usize] % PRIORITY_ROTATION.len()];
+            order.into_iter().find_map(|priority| {
                 let first = self.ready[lane as usize][priority as usize].first_key_value();
                 first.map(|(ticket, _)| (lane, priority, *ticket))
             })
         })
     }
 
-    /// Between the lanes, whoever has waited longer.
+    /// Picks the candidate that has waited longer.
     fn pick(&self) -> Option<(Lane, Priority, u64)> {
         self.candidates().min_by_key(|(_, _, ticket)| *ticket)
     }
 
-    /// Brings what has become due to where it is ready.
+    /// Makes delayed entries ready that are due.
     fn promote(&mut self, now: Instant) {
         while let Some(due) = self.delayed.first_entry().filter(|due| due.key().0 <= now) {
             let key = due.remove();
             if let Some(entry) = self.entries.get_mut(&key) {
-                entry.place = Place::Idle;
+                entry.position = Position::Idle;
             }
             self.arrange(&key, now);
         }
     }
 
-    /// Puts an entry where it belongs now. One that is ready at the same priority keeps its turn.
+    /// Moves an entry to the position that its state requires. An entry that stays ready at the same priority keeps its
+    /// turn.
     fn arrange(&mut self, key: &K, now: Instant) {
         let Some(entry) = self.entries.get_mut(key) else { return };
-        for slot in &mut entry.later {
-            if let Some((_, wanted)) = slot.take_if(|(at, _)| *at <= now) {
-                merge_into(&mut entry.wanted, wanted);
+        for slot in &mut entry.delayed {
+            if let Some((_, queued)) = slot.take_if(|(at, _)| *at <= now) {
+                merge_into(&mut entry.queued, queued);
             }
         }
         let until = entry.backoff.map(|(until, _)| until).filter(|until| *until > now);
-        let place = match (&entry.wanted, until) {
-            _ if entry.running.is_some() => Place::Idle,
-            (Some(wanted), None) => Place::Ready(entry.lane, wanted.priority, self.tickets),
-            (wanted, until) => {
-                let until = until.filter(|_| wanted.is_some());
-                let later = entry.later.iter().flatten().map(|(at, _)| *at).chain(until).min();
-                later.map_or(Place::Idle, |at| Place::Delayed(at, self.tickets))
+        let position = match (&entry.queued, until) {
+            _ if entry.running.is_some() => Position::Idle,
+            (Some(queued), None) => Position::Ready(entry.lane, queued.priority, self.tickets),
+            (queued, until) => {
+                let until = until.filter(|_| queued.is_some());
+                let due = entry.delayed.iter().flatten().map(|(at, _)| *at).chain(until).min();
+                due.map_or(Position::Idle, |at| Position::Delayed(at, self.tickets))
             }
         };
-        match (entry.place, place) {
-            (Place::Ready(lane, priority, _), Place::Ready(new_lane, new_priority, _))
+        match (entry.position, position) {
+            (Position::Ready(lane, priority, _), Position::Ready(new_lane, new_priority, _))
                 if lane == new_lane && priority == new_priority => {}
-            (Place::Delayed(at, _), Place::Delayed(new, _)) if at == new => {}
+            (Position::Delayed(at, _), Position::Delayed(new, _)) if at == new => {}
             _ => {
-                let since = matches!(place, Place::Ready(..)).then(|| entry.since.unwrap_or(now));
+                let since = matches!(position, Position::Ready(..)).then(|| entry.since.unwrap_or(now));
                 entry.since = since;
                 self.displace(key);
                 self.tickets += 1;
-                self.put(key, place);
+                self.put(key, position);
             }
         }
     }
 
-    fn put(&mut self, key: &K, place: Place) {
-        match place {
-            Place::Idle => {}
-            Place::Ready(lane, priority, ticket) => {
+    fn put(&mut self, key: &K, position: Position) {
+        match position {
+            Position::Idle => {}
+            Position::Ready(lane, priority, ticket) => {
                 self.ready[lane as usize][priority as usize].insert(ticket, key.clone());
             }
-            Place::Delayed(at, ticket) => {
+            Position::Delayed(at, ticket) => {
                 self.delayed.insert((at, ticket), key.clone());
             }
         }
         if let Some(entry) = self.entries.get_mut(key) {
-            entry.place = place;
+            entry.position = position;
         }
     }
 
     fn displace(&mut self, key: &K) {
         let Some(entry) = self.entries.get_mut(key) else { return };
-        match std::mem::take(&mut entry.place) {
-            Place::Idle => {}
-            Place::Ready(lane, priority, ticket) => {
+        match std::mem::take(&mut entry.position) {
+            Position::Idle => {}
+            Position::Ready(lane, priority, ticket) => {
                 self.ready[lane as usize][priority as usize].remove(&ticket);
             }
-            Place::Delayed(at, ticket) => {
+            Position::Delayed(at, ticket) => {
                 self.delayed.remove(&(at, ticket));
             }
         }

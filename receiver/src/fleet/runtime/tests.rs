@@ -10,7 +10,7 @@ use super::*;
 const E1: Epoch = Epoch::new(1);
 const E2: Epoch = Epoch::new(2);
 
-fn plan(revision: &str, watches: &[(&str, &[&str])]) -> Arc<Planned> {
+fn plan(revision: &str, watches: &[(&str, &[&str])]) -> Arc<PlanIndex> {
     let watches: Vec<_> = watches
         .iter()
         .map(|(name, work)| {
@@ -18,10 +18,10 @@ fn plan(revision: &str, watches: &[(&str, &[&str])]) -> Arc<Planned> {
         })
         .collect();
     let text = json!({"revision": revision, "watches": watches}).to_string();
-    Arc::new(Planned::new(Arc::new(Plan::parse(&text).unwrap())))
+    Arc::new(PlanIndex::new(Arc::new(Plan::parse(&text).unwrap())))
 }
 
-/// `kyma` stands for one work, `both` for two.
+/// Watch `kyma` has one kind of work, `both` has two.
 fn runtime() -> Runtime {
     Runtime::new(plan("1", &[("kyma", &["kyma"]), ("both", &["kyma", "catalog"])]), true, Instant::now())
 }
@@ -57,16 +57,16 @@ fn heartbeat(epoch: Epoch, sequence: u64, counter: u64, digest: u128) -> Heartbe
     .unwrap()
 }
 
-fn kyma() -> Works {
-    Works::of(&[Work::Kyma])
+fn kyma() -> WorkSet {
+    WorkSet::of(&[Work::Kyma])
 }
 
-fn both() -> Works {
-    Works::of(&[Work::Kyma, Work::Catalog])
+fn both() -> WorkSet {
+    WorkSet::of(&[Work::Kyma, Work::Catalog])
 }
 
-fn works(recorded: &Recorded) -> Works {
-    recorded.wanted.as_ref().map_or(Works::EMPTY, |wanted| wanted.works)
+fn work(recorded: &EventsRecord) -> WorkSet {
+    recorded.queued.as_ref().map_or(WorkSet::EMPTY, |queued| queued.work)
 }
 
 fn settled(runtime: &Runtime, watch: &str) -> u64 {
@@ -74,19 +74,19 @@ fn settled(runtime: &Runtime, watch: &str) -> u64 {
 }
 
 #[test]
-fn recording_wants_the_works_of_the_watch_and_tells_what_moved() {
+fn event_enqueues_the_work_and_drift_of_its_watch() {
     let mut runtime = runtime();
     let recorded = runtime.events(E1, 1, vec![event(E1, 1, "kyma"), event(E1, 2, "both")]);
     assert_eq!((recorded.accepted, recorded.since), (2, 1));
-    let wanted = recorded.wanted.unwrap();
-    assert_eq!((wanted.works, wanted.priority), (both(), Priority::User));
-    assert!(matches!(wanted.drift, Drift::Objects(objects) if objects.len() == 2));
+    let queued = recorded.queued.unwrap();
+    assert_eq!((queued.work, queued.priority), (both(), Priority::User));
+    assert!(matches!(queued.drift, Drift::Objects(objects) if objects.len() == 2));
     let recorded = runtime.events(E1, 1, vec![listed(E1, 3, "kyma")]);
-    assert_eq!(recorded.wanted, Some(Wanted { works: kyma(), priority: Priority::User, drift: Drift::All }));
+    assert_eq!(recorded.queued, Some(QueuedWork { work: kyma(), priority: Priority::User, drift: Drift::All }));
 }
 
 #[test]
-fn an_unknown_watch_takes_its_sequence_and_other_refusals_leave_a_hole() {
+fn unknown_watch_uses_its_sequence_and_other_refusals_leave_a_gap() {
     let mut runtime = runtime();
     let recorded = runtime.events(
         E1,
@@ -98,14 +98,14 @@ fn an_unknown_watch_takes_its_sequence_and_other_refusals_leave_a_hole() {
         recorded.refused,
         [(id(E1, 1), Reason::UnknownWatch), (id(E1, 2), Reason::TooLarge), (id(E2, 4), Reason::Malformed)]
     );
-    assert_eq!(works(&recorded), kyma(), "what is above the hole is not left waiting");
+    assert_eq!(work(&recorded), kyma(), "what is above the hole is not left waiting");
     let recorded = runtime.events(E1, 1, vec![listed(E1, 2, "kyma")]);
     assert_eq!(recorded.accepted, 3);
-    assert_eq!(recorded.tally.recorded, 1);
+    assert_eq!(recorded.counts.recorded, 1);
 }
 
 #[test]
-fn a_refused_first_event_is_where_the_ledger_begins() {
+fn ledger_starts_at_a_refused_first_event() {
     let mut runtime = runtime();
     let recorded = runtime.events(E1, 1, vec![Err((id(E1, 1), Reason::Malformed)), event(E1, 2, "kyma")]);
     assert_eq!((recorded.accepted, recorded.since), (0, 1));
@@ -115,7 +115,7 @@ fn a_refused_first_event_is_where_the_ledger_begins() {
 }
 
 #[test]
-fn a_watch_is_settled_when_all_its_works_have_ended() {
+fn watch_is_settled_when_all_its_work_has_ended() {
     let mut runtime = runtime();
     runtime.events(E1, 1, vec![event(E1, 1, "kyma"), event(E1, 2, "both")]);
     let first = runtime.snapshot();
@@ -123,7 +123,7 @@ fn a_watch_is_settled_when_all_its_works_have_ended() {
     runtime.ended(&first, kyma());
     assert_eq!((settled(&runtime, "kyma"), settled(&runtime, "both")), (2, 0));
     let second = runtime.snapshot();
-    runtime.ended(&second, Works::of(&[Work::Catalog]));
+    runtime.ended(&second, WorkSet::of(&[Work::Catalog]));
     assert_eq!(settled(&runtime, "both"), 2, "the other work saw only so much");
     runtime.ended(&second, kyma());
     assert_eq!(settled(&runtime, "both"), 3);
@@ -132,35 +132,35 @@ fn a_watch_is_settled_when_all_its_works_have_ended() {
 }
 
 #[test]
-fn a_duplicate_is_wanted_again_only_while_it_is_unsettled() {
+fn duplicate_enqueues_work_only_while_unsettled() {
     let mut runtime = runtime();
     runtime.events(E1, 1, vec![event(E1, 1, "both")]);
     let snapshot = runtime.snapshot();
-    assert_eq!(works(&runtime.events(E1, 1, vec![event(E1, 1, "both")])), both());
+    assert_eq!(work(&runtime.events(E1, 1, vec![event(E1, 1, "both")])), both());
     runtime.ended(&snapshot, kyma());
     let again = runtime.events(E1, 1, vec![event(E1, 1, "both")]);
-    assert_eq!(works(&again), Works::of(&[Work::Catalog]), "what has ended is not done again");
-    assert_eq!(again.tally.duplicates, 1);
+    assert_eq!(work(&again), WorkSet::of(&[Work::Catalog]), "what has ended is not done again");
+    assert_eq!(again.counts.duplicates, 1);
     runtime.ended(&snapshot, both());
     let again = runtime.events(E1, 1, vec![event(E1, 1, "both")]);
-    assert_eq!(again.wanted, None);
+    assert_eq!(again.queued, None);
     assert_eq!(again.settled["both"], 1);
 }
 
 #[test]
-fn a_duplicate_of_a_watch_that_was_refused_before_is_taken_up() {
+fn duplicate_of_a_formerly_unknown_watch_is_recorded() {
     let mut runtime = runtime();
     assert_eq!(runtime.events(E1, 1, vec![event(E1, 1, "new")]).refused.len(), 1);
     runtime.replan(plan("2", &[("new", &["kyma"])]), Instant::now());
     let recorded = runtime.events(E1, 1, vec![event(E1, 1, "new")]);
-    assert_eq!((works(&recorded), recorded.refused.len()), (kyma(), 0));
+    assert_eq!((work(&recorded), recorded.refused.len()), (kyma(), 0));
     let snapshot = runtime.snapshot();
     runtime.ended(&snapshot, kyma());
     assert_eq!(settled(&runtime, "new"), 1);
 }
 
 #[test]
-fn events_that_joined_the_run_late_are_looked_at_once_more() {
+fn events_behind_a_closed_gap_are_enqueued_again() {
     let mut runtime = runtime();
     runtime.events(E1, 1, vec![event(E1, 1, "kyma")]);
     runtime.events(E1, 1, vec![event(E1, 3, "both")]);
@@ -168,21 +168,21 @@ fn events_that_joined_the_run_late_are_looked_at_once_more() {
     runtime.ended(&snapshot, both());
     assert_eq!(settled(&runtime, "both"), 1);
     let recorded = runtime.events(E1, 1, vec![event(E1, 2, "kyma")]);
-    assert_eq!((recorded.accepted, works(&recorded)), (3, both()), "or the third would never be settled");
+    assert_eq!((recorded.accepted, work(&recorded)), (3, both()), "or the third would never be settled");
 }
 
 #[test]
-fn a_pass_settles_only_watches_of_the_plan_it_began_with() {
+fn reconcile_settles_only_watches_of_its_plan() {
     let mut runtime = runtime();
     runtime.events(E1, 1, vec![event(E1, 1, "kyma")]);
     let before = runtime.snapshot();
     let missing = runtime.replan(plan("2", &[("kyma", &["kyma", "installer"]), ("new", &["kyma"])]), Instant::now());
-    assert_eq!(missing, Works::of(&[Work::Kyma, Work::Installer]));
+    assert_eq!(missing, WorkSet::of(&[Work::Kyma, Work::Installer]));
     runtime.events(E1, 1, vec![event(E1, 2, "new")]);
-    runtime.ended(&before, Works::ALL_KNOWN);
+    runtime.ended(&before, WorkSet::ALL_KNOWN);
     assert_eq!((settled(&runtime, "kyma"), settled(&runtime, "new")), (0, 0));
     let after = runtime.snapshot();
-    runtime.ended(&after, Works::ALL_KNOWN);
+    runtime.ended(&after, WorkSet::ALL_KNOWN);
     assert_eq!((settled(&runtime, "kyma"), settled(&runtime, "new")), (2, 2));
     runtime.events(E1, 1, vec![event(E1, 3, "new")]);
     assert!(runtime.replan(plan("3", &[("kyma", &["kyma"])]), Instant::now()).is_empty());
@@ -190,58 +190,62 @@ fn a_pass_settles_only_watches_of_the_plan_it_began_with() {
 }
 
 #[test]
-fn only_the_newest_epoch_beats_and_four_are_remembered() {
+fn only_the_newest_epochs_heartbeats_count_and_four_epochs_are_kept() {
     let mut runtime = runtime();
     let now = Instant::now();
-    assert_eq!(runtime.heartbeat(&heartbeat(E1, 0, 1, 0), 100, now).counted, Counted::Yes);
-    assert_eq!(runtime.heartbeat(&heartbeat(E1, 0, 1, 0), 100, now).counted, Counted::Late);
-    assert_eq!(runtime.heartbeat(&heartbeat(E2, 0, 1, 0), 100, now).counted, Counted::Yes, "as new, but came later");
-    assert_eq!(runtime.heartbeat(&heartbeat(E1, 0, 2, 0), 100, now).counted, Counted::OldEpoch);
+    assert_eq!(runtime.heartbeat(&heartbeat(E1, 0, 1, 0), 100, now).status, HeartbeatStatus::Counted);
+    assert_eq!(runtime.heartbeat(&heartbeat(E1, 0, 1, 0), 100, now).status, HeartbeatStatus::Late);
+    assert_eq!(
+        runtime.heartbeat(&heartbeat(E2, 0, 1, 0), 100, now).status,
+        HeartbeatStatus::Counted,
+        "as new, but came later"
+    );
+    assert_eq!(runtime.heartbeat(&heartbeat(E1, 0, 2, 0), 100, now).status, HeartbeatStatus::OldEpoch);
     let old = runtime.events(E1, 90, vec![event(E1, 1, "kyma")]);
-    assert_eq!((old.accepted, works(&old)), (1, kyma()), "events of older epochs still wake");
-    assert_eq!(runtime.heartbeat(&heartbeat(E1, 1, 3, 0), 101, now).counted, Counted::Yes);
+    assert_eq!((old.accepted, work(&old)), (1, kyma()), "events of older epochs still wake");
+    assert_eq!(runtime.heartbeat(&heartbeat(E1, 1, 3, 0), 101, now).status, HeartbeatStatus::Counted);
     for n in 3..9 {
         runtime.events(Epoch::new(n), 200 + n as i64, vec![event(Epoch::new(n), 1, "kyma")]);
     }
     let late = runtime.events(Epoch::new(99), 50, vec![event(Epoch::new(99), 4, "kyma")]);
-    assert_eq!((late.accepted, works(&late)), (4, kyma()));
+    assert_eq!((late.accepted, work(&late)), (4, kyma()));
     let epochs: Vec<_> = runtime.epochs().iter().map(|view| view.epoch).collect();
     assert_eq!(epochs, [5, 6, 7, 8].map(Epoch::new));
 }
 
 #[test]
-fn a_digest_that_differs_wants_everything_and_asks_again_until_a_list() {
+fn digest_mismatch_enqueues_everything_and_requests_a_resend() {
     let mut runtime = runtime();
     let now = Instant::now();
     runtime.events(E1, 1, vec![event(E1, 1, "both")]);
     assert_eq!(runtime.heartbeat(&heartbeat(E1, 1, 1, 10), 1, now).differing, 0);
-    // Each event moves the digest by one; the duplicate does not.
+    // Each event adds one to the digest; the duplicate does not.
     runtime.events(E1, 1, vec![event(E1, 2, "both"), event(E1, 2, "both")]);
     assert_eq!(runtime.heartbeat(&heartbeat(E1, 2, 2, 11), 1, now).differing, 0);
-    let beat = runtime.heartbeat(&heartbeat(E1, 2, 3, 12), 1, now);
-    assert_eq!((beat.differing, beat.resend.as_slice()), (1, &["both".to_owned()][..]));
-    assert_eq!(beat.wanted, Some(Wanted { works: both(), priority: Priority::User, drift: Drift::All }));
-    let beat = runtime.heartbeat(&heartbeat(E1, 2, 4, 12), 1, now);
-    assert_eq!((beat.differing, beat.resend.len(), beat.wanted), (0, 1, None));
+    let record = runtime.heartbeat(&heartbeat(E1, 2, 3, 12), 1, now);
+    assert_eq!((record.differing, record.resend.as_slice()), (1, &["both".to_owned()][..]));
+    assert_eq!(record.queued, Some(QueuedWork { work: both(), priority: Priority::User, drift: Drift::All }));
+    let record = runtime.heartbeat(&heartbeat(E1, 2, 4, 12), 1, now);
+    assert_eq!((record.differing, record.resend.len(), record.queued), (0, 1, None));
     runtime.events(E1, 1, vec![listed(E1, 3, "both")]);
-    let beat = runtime.heartbeat(&heartbeat(E1, 3, 5, 50), 1, now);
-    assert_eq!((beat.differing, beat.resend.len()), (0, 0));
+    let record = runtime.heartbeat(&heartbeat(E1, 3, 5, 50), 1, now);
+    assert_eq!((record.differing, record.resend.len()), (0, 0));
 }
 
 #[test]
-fn a_heartbeat_that_is_ahead_is_compared_when_its_events_have_come() {
+fn heartbeat_ahead_is_compared_when_its_events_are_accepted() {
     let mut runtime = runtime();
     let now = Instant::now();
     runtime.events(E1, 1, vec![event(E1, 1, "both")]);
     runtime.heartbeat(&heartbeat(E1, 1, 1, 10), 1, now);
     runtime.heartbeat(&heartbeat(E1, 3, 2, 99), 1, now);
     let recorded = runtime.events(E1, 1, (2..6).map(|n| event(E1, n, "both")).collect());
-    assert_eq!(recorded.tally.differing, 1, "in the middle of the request");
-    assert_eq!(recorded.wanted.unwrap().drift, Drift::All);
+    assert_eq!(recorded.counts.differing, 1, "in the middle of the request");
+    assert_eq!(recorded.queued.unwrap().drift, Drift::All);
 }
 
 #[test]
-fn a_skipped_sequence_begins_the_comparison_anew() {
+fn skipped_sequence_resets_the_comparison() {
     let mut runtime = runtime();
     let now = Instant::now();
     runtime.events(E1, 1, vec![event(E1, 1, "both")]);
@@ -253,29 +257,29 @@ fn a_skipped_sequence_begins_the_comparison_anew() {
 }
 
 #[test]
-fn what_an_agent_sent_and_nobody_knows_of_is_asked_for() {
+fn resend_is_requested_for_events_that_are_unknown() {
     let mut runtime = runtime();
     let now = Instant::now();
-    assert!(runtime.heartbeat(&heartbeat(E1, 0, 1, 0), 1, now).resend.is_empty(), "nothing was sent");
-    let beat = runtime.heartbeat(&heartbeat(E1, 7, 2, 0), 1, now);
-    assert_eq!((beat.resend.as_slice(), beat.differing, beat.wanted), (&["both".to_owned()][..], 0, None));
+    assert!(runtime.heartbeat(&heartbeat(E1, 0, 1, 0), 1, now).resend.is_empty(), "no event was sent");
+    let record = runtime.heartbeat(&heartbeat(E1, 7, 2, 0), 1, now);
+    assert_eq!((record.resend.as_slice(), record.differing, record.queued), (&["both".to_owned()][..], 0, None));
     assert!(!runtime.epochs()[0].resend.is_empty() && runtime.diverged().is_none());
     runtime.events(E1, 1, vec![listed(E1, 8, "both")]);
     assert!(runtime.heartbeat(&heartbeat(E1, 8, 3, 5), 1, now).resend.is_empty());
-    assert_eq!(runtime.heartbeat(&heartbeat(E1, 8, 4, 6), 1, now).differing, 1, "from then on digests are compared");
+    assert_eq!(runtime.heartbeat(&heartbeat(E1, 8, 4, 6), 1, now).differing, 1, "digests are compared from then on");
 }
 
 #[test]
-fn who_says_twice_that_more_was_sent_and_sends_nothing_is_asked_if_it_may_be_forgotten() {
-    for (placed_late, sends, asked) in [(true, false, 1), (true, true, 0), (false, false, 0)] {
+fn late_placed_runtime_must_resend_after_two_stalled_heartbeats() {
+    for (placed_late, sends, requested) in [(true, false, 1), (true, true, 0), (false, false, 0)] {
         let now = Instant::now();
         let mut runtime = Runtime::new(plan("1", &[("both", &["kyma"])]), placed_late, now);
-        // An old request that came late.
+        // A delayed duplicate request.
         runtime.events(E1, 1, vec![event(E1, 1, "both")]);
-        assert!(runtime.heartbeat(&heartbeat(E1, 7, 1, 0), 1, now).resend.is_empty(), "its events may be on their way");
+        assert!(runtime.heartbeat(&heartbeat(E1, 7, 1, 0), 1, now).resend.is_empty(), "its events may be in flight");
         if sends {
             runtime.events(E1, 1, vec![event(E1, 2, "both")]);
         }
-        assert_eq!(runtime.heartbeat(&heartbeat(E1, 7, 2, 0), 1, now).resend.len(), asked, "{placed_late} {sends}");
+        assert_eq!(runtime.heartbeat(&heartbeat(E1, 7, 2, 0), 1, now).resend.len(), requested, "{placed_late} {sends}");
     }
 }

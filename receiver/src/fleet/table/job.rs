@@ -1,94 +1,106 @@
-//! One pass that is to be made.
+//! One reconcile, from the queue to its result.
 
 use std::{fmt, time::Duration};
 
+use tidewatch_shared::trace;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{Hub, traces::Waiting};
+use super::{RuntimeTable, traces::TraceLinks};
 use crate::{
-    base::{class::Class, key::KymaKey},
+    base::{error_class::ErrorClass, key::KymaKey},
     fleet::{
         Snapshot,
-        queue::{Outcome, Wanted},
+        queue::{QueuedWork, ReconcileOutcome},
     },
 };
 
-/// What a pass began from, for when it ends.
+/// State at the start of a reconcile, needed when it ends.
 #[derive(Debug)]
-pub(super) struct Begun {
+pub(super) struct ReconcileStart {
     pub(super) generation: u64,
     pub(super) snapshot: Snapshot,
-    /// When the oldest event that it began with was accepted.
+    /// Acceptance time of its oldest event.
     pub(super) accepted: Option<Instant>,
     pub(super) at: Instant,
-    /// How long it may take.
-    pub(super) patience: Duration,
-    /// The traces of what it began with.
-    pub(super) traces: Waiting,
+    /// Time limit of the reconcile.
+    pub(super) time_limit: Duration,
+    /// Traces of the events that caused it.
+    pub(super) traces: TraceLinks,
     /// Cancelled when the Kyma is removed.
-    pub(super) gone: CancellationToken,
+    pub(super) cancellation: CancellationToken,
 }
 
-/// A Kyma in work, until it is given to [`Hub::done`]. One that is dropped instead counts as failed, so that no Kyma stays in work for
-/// ever.
+/// A Kyma in progress, to be returned to [`RuntimeTable::done`]. A dropped job counts as failed, so that no Kyma stays
+/// in progress forever.
 pub struct Job {
-    /// Which Kyma.
+    /// The Kyma.
     pub key: KymaKey,
-    /// What is wanted of it.
-    pub wanted: Wanted,
-    /// Absent once it has ended.
-    begun: Option<(Hub, Begun)>,
+    /// Work to do.
+    pub queued: QueuedWork,
+    /// `None` once the job has ended.
+    start: Option<(RuntimeTable, ReconcileStart)>,
     traceparent: Option<String>,
-    gone: CancellationToken,
-    patience: Duration,
+    cancellation: CancellationToken,
+    time_limit: Duration,
 }
 
 impl Job {
-    pub(super) fn new(hub: Hub, (key, wanted, begun): (KymaKey, Wanted, Begun)) -> Self {
-        let (traceparent, gone, patience) = (begun.traces.end(), begun.gone.clone(), begun.patience);
-        Self { key, wanted, begun: Some((hub, begun)), traceparent, gone, patience }
+    pub(super) fn new(fleet: RuntimeTable, (key, queued, start): (KymaKey, QueuedWork, ReconcileStart)) -> Self {
+        let (traceparent, cancellation, time_limit) =
+            (start.traces.end_wait(), start.cancellation.clone(), start.time_limit);
+        Self { key, queued, start: Some((fleet, start)), traceparent, cancellation, time_limit }
     }
 
-    /// A job that no hub knows, to try a pass with.
+    /// Creates a job without runtime table, for tests of a single reconcile.
     #[must_use]
-    pub fn detached(key: KymaKey, wanted: Wanted) -> Self {
-        let gone = CancellationToken::new();
-        Self { key, wanted, begun: None, traceparent: None, gone, patience: Duration::MAX }
+    pub fn detached(key: KymaKey, queued: QueuedWork) -> Self {
+        let cancellation = CancellationToken::new();
+        Self { key, queued, start: None, traceparent: None, cancellation, time_limit: Duration::MAX }
     }
 
-    /// The `traceparent` of its wait in the queue, if events caused it and traces are exported.
+    /// `traceparent` of its wait in the queue, if events caused it and traces are exported.
     pub(crate) fn traceparent(&self) -> Option<&str> {
         self.traceparent.as_deref()
     }
 
-    /// How long the pass may take, before it counts as one whose runtime does not answer.
-    #[must_use]
-    pub const fn patience(&self) -> Duration {
-        self.patience
+    /// Starts the span of its reconcile, which continues the trace of its wait in the queue.
+    pub(crate) fn span(&self) -> Option<trace::Span> {
+        trace::span("reconcile", None, self.traceparent())
     }
 
-    /// Cancelled when its Kyma is deleted or not selected any more: then nothing may be written for it.
+    /// Time limit of the reconcile; beyond it the runtime counts as unresponsive.
     #[must_use]
-    pub fn gone(&self) -> CancellationToken {
-        self.gone.clone()
+    pub const fn time_limit(&self) -> Duration {
+        self.time_limit
     }
 
-    pub(super) fn take(&mut self) -> Option<Begun> {
-        self.begun.take().map(|(_, begun)| begun)
+    /// Cancelled when the Kyma is deleted or no longer selected; nothing may be written for it afterwards.
+    #[must_use]
+    pub fn cancellation(&self) -> CancellationToken {
+        self.cancellation.clone()
+    }
+
+    pub(super) fn take(&mut self) -> Option<ReconcileStart> {
+        self.start.take().map(|(_, start)| start)
     }
 }
 
 impl Drop for Job {
     fn drop(&mut self) {
-        if let Some((hub, begun)) = self.begun.take() {
-            hub.finish(&self.key, &self.wanted, &begun, &Outcome::failed(self.wanted.works, Class::Ours));
+        if let Some((fleet, start)) = self.start.take() {
+            fleet.finish(
+                &self.key,
+                &self.queued,
+                &start,
+                &ReconcileOutcome::failed(self.queued.work, ErrorClass::Ours),
+            );
         }
     }
 }
 
 impl fmt::Debug for Job {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Job").field("key", &self.key).field("wanted", &self.wanted).finish_non_exhaustive()
+        f.debug_struct("Job").field("key", &self.key).field("queued", &self.queued).finish_non_exhaustive()
     }
 }

@@ -1,101 +1,93 @@
-//! What the one lock holds.
+//! State under the runtime table's lock.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use rustls_pki_types::CertificateDer;
 use tidewatch_shared::{
-    certificate::KeyId,
-    event,
     heartbeat::Heartbeat,
-    identity::{Epoch, RuntimeId},
+    identity::RuntimeId,
     plan::{Plan, Work},
 };
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::Follower;
 use super::{
-    Stand, Unplaced, View,
-    job::Begun,
-    metrics::Sum,
-    pace::Pace,
-    stamps::{Stamps, Told},
-    traces::Traces,
-    trust::Telling,
+    PathReport, PlacementError, RuntimeTrust, RuntimeView, heartbeat_interval::HeartbeatPacing, job::ReconcileStart,
+    metrics::FleetTotals, stamps::Stamps, traces::PendingTraces, trust::TrustAnnouncer,
 };
 use crate::{
-    base::{class::Class, key::KymaKey},
+    base::{error_class::ErrorClass, key::KymaKey},
     fleet::{
-        Beat, Contract, Counted, Inherited, PathState, Planned, Recorded, Runtime, Snapshot, Terms, Unproven,
+        Contract, EventBatch, EventsRecord, HeartbeatRecord, HeartbeatStatus, Inherited, PathState, PathThresholds,
+        PlanIndex, Runtime, Snapshot, Unproven, Verified,
         forward::{self, Outbox},
-        queue::{Drift, Later, Outcome, Priority, Queue, Wanted, Works},
+        queue::{DelayReason, Drift, Priority, Queue, QueuedWork, ReconcileOutcome, WorkSet},
     },
 };
 
-/// A runtime that is away is tried again after one to two of these: its agent's first word wakes it sooner.
+/// Probe interval of a runtime that is away, plus up to the same again of jitter; a request of its agent ends the wait.
 const AWAY_PROBE: Duration = Duration::from_secs(15 * 60);
 
-/// Which Kyma an event made wanted, and whether nothing was wanted of it before.
-pub(super) type Received = (KymaKey, bool);
+/// Kyma with work enqueued by an event; true if none was queued before.
+pub(super) type Enqueued = (KymaKey, bool);
 
-/// What became of a request of events.
-pub(super) struct Taken {
-    pub(super) recorded: Recorded,
-    pub(super) received: Option<Received>,
-    /// What other managers are told.
-    pub(super) forwarded: super::forward::Told,
+/// Result of a request of events.
+pub(super) struct EventsReply {
+    pub(super) recorded: EventsRecord,
+    pub(super) enqueued: Option<Enqueued>,
+    /// Changes of the outbox.
+    pub(super) forwarded: super::forward::OutboxChanges,
 }
 
-/// What became of a heartbeat.
-pub(super) struct Heard {
-    pub(super) beat: Beat,
+/// Result of a heartbeat.
+pub(super) struct HeartbeatReply {
+    pub(super) record: HeartbeatRecord,
     pub(super) plan_revision: String,
     pub(super) trust_revision: Option<String>,
-    /// The agent is to renew its certificate.
+    /// The response requests a renewal of the agent's certificate.
     pub(super) renew: bool,
 }
 
-/// A Kyma and what is known of its runtime.
-pub(super) struct Placed {
+/// A Kyma and the state of its runtime.
+pub(super) struct Entry {
     id: Option<RuntimeId>,
-    /// Tells one life of a Kyma's name from the next: a pass that began in an earlier one settles nothing.
+    /// Distinguishes successive Kymas of one name: a reconcile of an earlier one settles nothing.
     generation: u64,
     pub(super) runtime: Runtime,
-    /// The state of its path when it was last asked for; `None` before.
-    told: Option<PathState>,
-    /// When the oldest event that no pass has begun with was accepted.
+    /// Path state at the last [`State::changed_paths`].
+    reported_path: Option<PathState>,
+    /// Acceptance time of the oldest event that no reconcile has started with.
     accepted: Option<Instant>,
     /// Cancelled when the Kyma is removed.
-    gone: CancellationToken,
+    cancellation: CancellationToken,
 }
 
-/// An agent that misses something of its own.
+/// An agent with a missing object of its own.
 #[derive(Default)]
 struct Incomplete {
-    /// A heartbeat has said so since it was taken.
-    said: bool,
+    /// A heartbeat reported it since the last [`State::incomplete`].
+    reported: bool,
     taken: Option<Instant>,
 }
 
 pub(super) struct State {
     pub(super) synced: bool,
-    pub(super) pace: Pace,
-    pub(super) kymas: HashMap<KymaKey, Placed>,
-    /// Nearly always one Kyma each.
+    pub(super) pace: HeartbeatPacing,
+    pub(super) kymas: HashMap<KymaKey, Entry>,
+    /// Index by runtime id; almost always one Kyma each.
     runtimes: HashMap<RuntimeId, Vec<KymaKey>>,
     pub(super) queue: Queue<KymaKey>,
     pub(super) outbox: Outbox<Snapshot>,
-    pub(super) stamps: Option<Stamps>,
-    pub(super) traces: Traces,
-    pub(super) trust: Telling,
-    /// Whose connection ended when; bounded by the number of Kymas.
-    closed: HashMap<KymaKey, Instant>,
-    /// Whose agents miss something of their own, by their last heartbeats; bounded by the number of Kymas.
+    pub(super) stamps: Stamps,
+    pub(super) traces: PendingTraces,
+    pub(super) trust: TrustAnnouncer,
+    /// Time of the last arrival over a lost connection; bounded by the number of Kymas.
+    lost_connections: HashMap<KymaKey, Instant>,
+    /// Agents with missing objects, by their last heartbeats; bounded by the number of Kymas.
     incomplete: HashMap<KymaKey, Incomplete>,
-    /// Most runtimes have the same plan.
-    planned: Option<Arc<Planned>>,
+    /// Index of the last plan; most runtimes share one plan.
+    planned: Option<Arc<PlanIndex>>,
     generations: u64,
-    /// When the next of those who are woken at a pace has its turn.
+    /// Time of the next Kyma of [`State::enqueue_paced`].
     paced: Option<Instant>,
 }
 
@@ -103,15 +95,15 @@ impl State {
     pub(super) fn new(slots: usize, seed: u64) -> Self {
         Self {
             synced: false,
-            pace: Pace::default(),
+            pace: HeartbeatPacing::default(),
             kymas: HashMap::new(),
             runtimes: HashMap::new(),
             queue: Queue::new(slots, seed),
             outbox: Outbox::new(forward::Limits::default(), seed),
-            stamps: None,
-            traces: Traces::default(),
-            trust: Telling::default(),
-            closed: HashMap::new(),
+            stamps: Stamps::default(),
+            traces: PendingTraces::default(),
+            trust: TrustAnnouncer::default(),
+            lost_connections: HashMap::new(),
             incomplete: HashMap::new(),
             planned: None,
             generations: 0,
@@ -121,9 +113,9 @@ impl State {
 
     pub(super) fn place(&mut self, key: KymaKey, id: Option<RuntimeId>, plan: Arc<Plan>, now: Instant) {
         let planned = self.planned(plan);
-        if let Some(placed) = self.kymas.get_mut(&key).filter(|placed| placed.id == id) {
-            let missing = placed.runtime.replan(planned, now);
-            self.queue.want(&key, Wanted::new(missing, Priority::Catalog), now);
+        if let Some(entry) = self.kymas.get_mut(&key).filter(|entry| entry.id == id) {
+            let missing = entry.runtime.replan(planned, now);
+            self.queue.enqueue(&key, QueuedWork::new(missing, Priority::Catalog), now);
             return;
         }
         self.unindex(&key);
@@ -135,57 +127,58 @@ impl State {
         self.generations += 1;
         self.queue.insert(key.clone());
         let runtime = Runtime::new(planned, self.synced, now);
-        let gone = self.kymas.get(&key).map(|placed| placed.gone.clone()).unwrap_or_default();
-        let placed = Placed { id, generation: self.generations, runtime, told: None, accepted: None, gone };
-        self.kymas.insert(key, placed);
+        let cancellation = self.kymas.get(&key).map(|entry| entry.cancellation.clone()).unwrap_or_default();
+        let entry =
+            Entry { id, generation: self.generations, runtime, reported_path: None, accepted: None, cancellation };
+        self.kymas.insert(key, entry);
     }
 
     pub(super) fn remove(&mut self, key: &KymaKey) {
         self.unindex(key);
-        if let Some(placed) = self.kymas.remove(key) {
-            placed.gone.cancel();
+        if let Some(entry) = self.kymas.remove(key) {
+            entry.cancellation.cancel();
         }
         self.queue.remove(key);
         self.traces.forget(key);
-        self.closed.remove(key);
+        self.lost_connections.remove(key);
         self.incomplete.remove(key);
     }
 
     pub(super) fn runtime(&self, key: &KymaKey) -> Option<&Runtime> {
-        self.kymas.get(key).map(|placed| &placed.runtime)
+        self.kymas.get(key).map(|entry| &entry.runtime)
     }
 
-    /// The heartbeat interval that agents are told now.
+    /// Heartbeat interval announced to agents now.
     pub(super) fn interval(&self) -> Duration {
         self.pace.interval(self.runtimes.len())
     }
 
-    /// By what paths are judged, in a process that began to serve at `started`.
-    pub(super) fn terms(&self, started: Instant) -> Terms {
-        Terms { started, interval: self.interval(), away_after: self.pace.away_after }
+    /// Thresholds for paths in a process that serves since `started`.
+    pub(super) fn thresholds(&self, started: Instant) -> PathThresholds {
+        PathThresholds { started, interval: self.interval(), away_after: self.pace.away_after }
     }
 
-    pub(super) fn inherit(&mut self, key: &KymaKey, inherited: Option<Inherited>, spoke_v3: bool) {
-        if let Some(placed) = self.kymas.get_mut(key) {
-            placed.runtime.inherit(inherited, spoke_v3);
+    pub(super) fn inherit(&mut self, key: &KymaKey, inherited: Option<Inherited>, used_v3: bool) {
+        if let Some(entry) = self.kymas.get_mut(key) {
+            entry.runtime.inherit(inherited, used_v3);
         }
     }
 
-    /// Nothing came over a runtime's connection since then.
-    pub(super) fn closed(&mut self, id: &RuntimeId, since: Instant) {
+    /// Notes a lost connection; nothing arrived over it after `since`.
+    pub(super) fn connection_lost(&mut self, id: &RuntimeId, since: Instant) {
         if let Ok(key) = self.key_of(id) {
-            // One that was used later may have ended before.
-            let last = self.closed.entry(key).or_insert(since);
+            // A connection used later may have been lost earlier.
+            let last = self.lost_connections.entry(key).or_insert(since);
             *last = since.max(*last);
         }
     }
 
-    /// Takes those whose connection ended so long ago, and who were not heard of since.
+    /// Takes the Kymas with a connection lost for this long and no request since.
     pub(super) fn lost(&mut self, after: Duration, now: Instant) -> Vec<KymaKey> {
         let kymas = &self.kymas;
         let mut lost = Vec::new();
-        self.closed.retain(|key, at| {
-            let is_silent = kymas.get(key).is_some_and(|placed| placed.runtime.last_heard() <= *at);
+        self.lost_connections.retain(|key, at| {
+            let is_silent = kymas.get(key).is_some_and(|entry| entry.runtime.last_request() <= *at);
             let waits = is_silent && now < *at + after;
             if is_silent && !waits {
                 lost.push(key.clone());
@@ -195,276 +188,286 @@ impl State {
         lost
     }
 
-    /// Takes those whose agents miss something of their own, each no sooner than so long after it was taken before.
+    /// Takes the Kymas with incomplete agents, each at most once per `again`.
     pub(super) fn incomplete(&mut self, again: Duration, now: Instant) -> Vec<KymaKey> {
         let mut taken = Vec::new();
         for (key, incomplete) in &mut self.incomplete {
-            if incomplete.said && incomplete.taken.is_none_or(|at| now >= at + again) {
-                *incomplete = Incomplete { said: false, taken: Some(now) };
+            if incomplete.reported && incomplete.taken.is_none_or(|at| now >= at + again) {
+                *incomplete = Incomplete { reported: false, taken: Some(now) };
                 taken.push(key.clone());
             }
         }
         taken
     }
 
-    /// Something happened in a runtime whose agent speaks contract v2: nobody says what.
-    pub(super) fn legacy_event(&mut self, id: &RuntimeId, now: Instant) -> Result<Received, Unplaced> {
+    /// Records an event of contract v2 and enqueues all work of the runtime.
+    pub(super) fn legacy_event(&mut self, id: &RuntimeId, now: Instant) -> Result<Enqueued, PlacementError> {
         let (key, interval) = (self.key_of(id)?, self.interval());
-        let placed = self.kymas.get_mut(&key).ok_or(Unplaced::Unknown)?;
-        placed.runtime.heard(Contract::V2, interval, now);
-        placed.accepted.get_or_insert(now);
-        let works = Works::of(&[Work::Kyma, Work::Catalog]);
-        let is_new = self.queue.wanted(&key).is_empty();
-        self.queue.want(&key, Wanted { works, priority: Priority::User, drift: Drift::All }, now);
+        let entry = self.kymas.get_mut(&key).ok_or(PlacementError::Unknown)?;
+        entry.runtime.request_received(Contract::V2, interval, now);
+        entry.accepted.get_or_insert(now);
+        let work = WorkSet::of(&[Work::Kyma, Work::Catalog]);
+        let is_new = self.queue.queued(&key).is_empty();
+        self.queue.enqueue(&key, QueuedWork { work, priority: Priority::User, drift: Drift::All }, now);
         Ok((key, is_new))
     }
 
-    /// Whether a request in contract v3 of this runtime was ever taken, as far as is known.
-    pub(super) fn speaks_v3(&self, id: &RuntimeId) -> bool {
+    /// Returns true if a request in contract v3 of this runtime is known.
+    pub(super) fn has_used_v3(&self, id: &RuntimeId) -> bool {
         let keys = self.runtimes.get(id).into_iter().flatten();
-        keys.filter_map(|key| self.kymas.get(key)).any(|placed| placed.runtime.speaks_v3())
+        keys.filter_map(|key| self.kymas.get(key)).any(|entry| entry.runtime.has_used_v3())
     }
 
-    /// Kymas whose path is not as when this was last asked. All are summed up.
-    pub(super) fn moved_paths(&mut self, started: Instant, now: Instant, sum: &mut Sum) -> Vec<(KymaKey, PathState)> {
-        let terms = self.terms(started);
-        let mut moved = Vec::new();
-        for (key, placed) in &mut self.kymas {
-            let path = placed.runtime.path(terms, now);
-            sum.add(key, &path, placed.runtime.pulse(now).map(|(pulse, _)| pulse));
-            if placed.told.as_ref() != Some(&path) {
-                placed.told = Some(path.clone());
-                moved.push((key.clone(), path));
-            }
-        }
-        moved
-    }
-
-    pub(super) fn events(
+    /// Kymas with a path that changed since the last call. Adds all runtimes to the totals.
+    pub(super) fn changed_paths(
         &mut self,
-        id: &RuntimeId,
-        epoch: Epoch,
-        created: i64,
-        events: Vec<event::Received>,
-        leaf: Option<&CertificateDer<'static>>,
+        started: Instant,
         now: Instant,
-    ) -> Result<Taken, Unplaced> {
-        let (key, interval) = (self.key_of(id)?, self.interval());
-        let stamped = if self.stamps.is_some() { events.iter().flatten().map(Told::of).collect() } else { Vec::new() };
-        let placed = self.kymas.get_mut(&key).ok_or(Unplaced::Unknown)?;
-        placed.runtime.heard(Contract::V3, interval, now);
-        let mut recorded = placed.runtime.events(epoch, created, events);
-        let forwarded = super::forward::take(&mut self.outbox, placed, id, epoch, &mut recorded, leaf);
-        let mut received = None;
-        if let Some(wanted) = recorded.wanted.take() {
-            placed.accepted.get_or_insert(now);
-            received = Some((key.clone(), self.queue.wanted(&key).is_empty()));
-            self.queue.want(&key, wanted, now);
-            if let Some(stamps) = &self.stamps {
-                stamps.wanted(id, stamped);
+        totals: &mut FleetTotals,
+    ) -> Vec<(KymaKey, PathState)> {
+        let thresholds = self.thresholds(started);
+        let mut changed = Vec::new();
+        for (key, entry) in &mut self.kymas {
+            let path = entry.runtime.path(thresholds, now);
+            totals.add(key, &path, entry.runtime.last_heartbeat(now).map(|(last_heartbeat, _)| last_heartbeat));
+            if entry.reported_path.as_ref() != Some(&path) {
+                entry.reported_path = Some(path.clone());
+                changed.push((key.clone(), path));
             }
         }
-        Ok(Taken { recorded, received, forwarded })
+        changed
+    }
+
+    pub(super) fn events(&mut self, batch: Verified<EventBatch>, now: Instant) -> Result<EventsReply, PlacementError> {
+        let Verified { runtime: id, signature, payload: EventBatch { events, traceparent }, leaf, .. } = batch;
+        let (epoch, created) = (signature.nonce.epoch, signature.created);
+        let (key, interval) = (self.key_of(&id)?, self.interval());
+        let stamped = self.stamps.capture(events.iter().flatten());
+        let entry = self.kymas.get_mut(&key).ok_or(PlacementError::Unknown)?;
+        entry.runtime.request_received(Contract::V3, interval, now);
+        let mut recorded = entry.runtime.events(epoch, created, events);
+        let forwarded = super::forward::take(&mut self.outbox, entry, &id, epoch, &mut recorded, leaf.as_ref());
+        let mut enqueued = None;
+        if let Some(work) = recorded.queued.take() {
+            entry.accepted.get_or_insert(now);
+            enqueued = Some((key.clone(), self.queue.queued(&key).is_empty()));
+            self.queue.enqueue(&key, work, now);
+            self.stamps.record(&id, stamped);
+            if let Some(traceparent) = traceparent {
+                self.traces.add(&key, traceparent);
+            }
+        }
+        Ok(EventsReply { recorded, enqueued, forwarded })
     }
 
     pub(super) fn heartbeat(
         &mut self,
-        id: &RuntimeId,
-        created: i64,
-        heartbeat: &Heartbeat,
-        authority: Option<&KeyId>,
+        heartbeat: &Verified<Heartbeat>,
         now: Instant,
-    ) -> Result<Heard, Unplaced> {
+    ) -> Result<HeartbeatReply, PlacementError> {
+        let Verified { runtime: id, signature, payload: heartbeat, authority, .. } = heartbeat;
         let (key, interval) = (self.key_of(id)?, self.interval());
-        let placed = self.kymas.get_mut(&key).ok_or(Unplaced::Unknown)?;
-        let was_away = placed.told == Some(PathState::Unproven(Unproven::Away));
-        placed.runtime.heard(Contract::V3, interval, now);
-        let mut beat = placed.runtime.heartbeat(heartbeat, created, now);
+        let entry = self.kymas.get_mut(&key).ok_or(PlacementError::Unknown)?;
+        let was_away = entry.reported_path == Some(PathState::Unproven(Unproven::Away));
+        entry.runtime.request_received(Contract::V3, interval, now);
+        let mut record = entry.runtime.heartbeat(heartbeat, signature.created, now);
         if was_away {
-            // It is back: what waits for its next probe waits no longer.
-            placed.told = None;
-            let works = self.queue.wanted(&key);
-            self.queue.want(&key, Wanted::new(works, Priority::User), now);
+            // The agent is back: work that waits for the next probe is due now.
+            entry.reported_path = None;
+            let work = self.queue.queued(&key);
+            self.queue.enqueue(&key, QueuedWork::new(work, Priority::User), now);
         }
-        if let Some(wanted) = beat.wanted.take() {
-            self.queue.want(&key, wanted, now);
+        if let Some(work) = record.queued.take() {
+            self.queue.enqueue(&key, work, now);
         }
-        let plan_revision = placed.runtime.plan_revision().to_owned();
+        let plan_revision = entry.runtime.plan_revision().to_owned();
         let mut renew = false;
-        if beat.counted == Counted::Yes {
-            placed.runtime.shows(heartbeat, authority);
+        if record.status == HeartbeatStatus::Counted {
+            entry.runtime.set_trust(heartbeat, authority.as_ref());
             if heartbeat.incomplete {
-                self.incomplete.entry(key).or_default().said = true;
+                self.incomplete.entry(key).or_default().reported = true;
             } else {
                 self.incomplete.remove(&key);
             }
-            renew = self.trust.asks(authority, now);
+            renew = self.trust.requests_renewal(authority.as_ref(), now);
         }
-        Ok(Heard { beat, plan_revision, trust_revision: self.trust.revision(), renew })
+        Ok(HeartbeatReply { record, plan_revision, trust_revision: self.trust.revision(), renew })
     }
 
-    /// Takes the next Kyma into work, with a snapshot of what is accepted.
-    pub(super) fn begin(&mut self, now: Instant) -> Option<(KymaKey, Wanted, Begun)> {
-        let (key, wanted) = self.queue.take(now)?;
+    /// Takes the next Kyma to reconcile, with a snapshot of its accepted sequences.
+    pub(super) fn begin(&mut self, now: Instant) -> Option<(KymaKey, QueuedWork, ReconcileStart)> {
+        let (key, queued) = self.queue.take(now)?;
         let traces = self.traces.take(&key);
-        let placed = self.kymas.get_mut(&key)?;
-        let (snapshot, accepted) = (placed.runtime.snapshot(), placed.accepted.take());
-        let gone = placed.gone.clone();
-        let patience = self.queue.patience(&key);
-        let begun = Begun { generation: placed.generation, snapshot, accepted, at: now, patience, traces, gone };
-        Some((key, wanted, begun))
+        let entry = self.kymas.get_mut(&key)?;
+        let (snapshot, accepted) = (entry.runtime.snapshot(), entry.accepted.take());
+        let cancellation = entry.cancellation.clone();
+        let time_limit = self.queue.time_limit(&key);
+        let start = ReconcileStart {
+            generation: entry.generation,
+            snapshot,
+            accepted,
+            at: now,
+            time_limit,
+            traces,
+            cancellation,
+        };
+        Some((key, queued, start))
     }
 
-    /// Ends what [`Self::begin`] began. What began before `safe` is worked on once more then: until that time the last write of a
-    /// receiver that died may still land. Returns when the oldest event that it settles was accepted.
+    /// Ends a reconcile. One that started before `safe` is repeated then, because until that time a last write of the
+    /// previous lease holder may land. Returns the acceptance time of the oldest event that it settles.
     pub(super) fn finish(
         &mut self,
         key: &KymaKey,
-        wanted: &Wanted,
-        begun: &Begun,
-        outcome: &Outcome,
+        queued: &QueuedWork,
+        start: &ReconcileStart,
+        outcome: &ReconcileOutcome,
         safe: Instant,
         now: Instant,
     ) -> Option<Instant> {
-        let terms = self.terms(safe);
-        let ended = outcome.ended.both(wanted.works).minus(outcome.failed);
+        let thresholds = self.thresholds(safe);
+        let ended = outcome.ended.both(queued.work).minus(outcome.failed);
         let (mut settled, mut probe) = (None, None);
-        if let Some(placed) = self.kymas.get_mut(key).filter(|placed| placed.generation == begun.generation) {
-            placed.runtime.ended(&begun.snapshot, ended);
+        if let Some(entry) = self.kymas.get_mut(key).filter(|entry| entry.generation == start.generation) {
+            entry.runtime.ended(&start.snapshot, ended);
             match outcome.class {
-                Some(Class::Transport) => placed.runtime.reached(false),
-                // Only this work is known to have asked the runtime something.
-                _ if ended.contains(Work::Kyma) => placed.runtime.reached(true),
+                Some(ErrorClass::Transport) => entry.runtime.set_api_server_reached(false),
+                // Only this work certainly called the runtime's API server.
+                _ if ended.contains(Work::Kyma) => entry.runtime.set_api_server_reached(true),
                 _ => {}
             }
-            if wanted.works.minus(ended).is_empty() {
-                settled = begun.accepted;
-            } else if let Some(accepted) = begun.accepted {
-                placed.accepted = Some(placed.accepted.map_or(accepted, |since| since.min(accepted)));
+            if queued.work.minus(ended).is_empty() {
+                settled = start.accepted;
+            } else if let Some(accepted) = start.accepted {
+                entry.accepted = Some(entry.accepted.map_or(accepted, |since| since.min(accepted)));
             }
-            let away = placed.runtime.path(terms, now) == PathState::Unproven(Unproven::Away);
+            let away = entry.runtime.path(thresholds, now) == PathState::Unproven(Unproven::Away);
             probe = away.then(|| AWAY_PROBE + self.queue.jitter(AWAY_PROBE));
         }
-        let again_in = outcome.again_in.max(probe.filter(|_| !outcome.failed.is_empty()));
-        self.queue.finish(key, wanted, &Outcome { again_in, ..outcome.clone() }, now);
-        if begun.at < safe {
-            let again = Wanted { works: wanted.works, priority: Priority::Catalog, drift: Drift::All };
-            self.queue.want_later(key, Later::Restart, safe, again, now);
+        let requeue_after = outcome.requeue_after.max(probe.filter(|_| !outcome.failed.is_empty()));
+        self.queue.finish(key, queued, &ReconcileOutcome { requeue_after, ..outcome.clone() }, now);
+        if start.at < safe {
+            let again = QueuedWork { work: queued.work, priority: Priority::Catalog, drift: Drift::All };
+            self.queue.enqueue_after(key, DelayReason::StartupGrace, safe, again, now);
         }
         settled
     }
 
-    pub(super) fn view(&self, started: Instant, now: Instant) -> Vec<View> {
-        let terms = self.terms(started);
-        let view = |(key, placed): (&KymaKey, &Placed)| {
-            let pulse = placed.runtime.pulse(now);
-            let epochs = placed.runtime.epochs();
-            View {
+    pub(super) fn views(&self, started: Instant, now: Instant) -> Vec<RuntimeView> {
+        let thresholds = self.thresholds(started);
+        let view = |(key, entry): (&KymaKey, &Entry)| {
+            let (heartbeat, last_seen) = entry.runtime.last_heartbeat(now).unzip();
+            let plan_revision = heartbeat.and_then(|heartbeat| heartbeat.plan_revision.clone());
+            let epochs = entry.runtime.epochs();
+            RuntimeView {
                 key: key.clone(),
-                runtime: placed.id.clone(),
-                ambiguous: self.is_ambiguous(placed),
-                path: placed.runtime.path(terms, now),
-                contract: placed.runtime.contract(),
-                last_seen: pulse.map(|(_, ago)| ago),
-                heartbeat: placed.runtime.interval(terms),
-                canary_age: pulse.and_then(|(pulse, _)| pulse.canary_age(now)),
-                agent_version: pulse.map(|(pulse, _)| pulse.agent_version.clone()),
-                plan_revision: pulse.and_then(|(pulse, _)| pulse.plan_revision.clone()),
-                plan_is_current: pulse
-                    .is_some_and(|(pulse, _)| pulse.plan_revision.as_deref() == Some(placed.runtime.plan_revision())),
-                certificate_not_after: pulse.map(|(pulse, _)| pulse.certificate_not_after.clone()),
-                renewal_failed_since: pulse.and_then(|(pulse, _)| pulse.renewal_failed_since),
-                waiting: pulse.map_or(0, |(pulse, _)| pulse.waiting),
-                parked: pulse.map_or(0, |(pulse, _)| pulse.parked),
+                runtime: entry.id.clone(),
+                ambiguous: self.is_ambiguous(entry),
+                path: entry.runtime.path(thresholds, now),
+                contract: entry.runtime.contract(),
+                last_seen,
+                heartbeat: entry.runtime.interval(thresholds),
+                canary_age: heartbeat.and_then(|heartbeat| heartbeat.canary_age(now)),
+                agent_version: heartbeat.map(|heartbeat| heartbeat.agent_version.clone()),
+                plan_is_current: plan_revision.as_deref() == Some(entry.runtime.plan_revision()),
+                plan_revision,
+                certificate_not_after: heartbeat.map(|heartbeat| heartbeat.certificate_not_after.clone()),
+                renewal_failed_since: heartbeat.and_then(|heartbeat| heartbeat.renewal_failed_since),
+                waiting: heartbeat.map_or(0, |heartbeat| heartbeat.waiting),
+                parked: heartbeat.map_or(0, |heartbeat| heartbeat.parked),
                 gaps: epochs.iter().map(|epoch| epoch.gaps).sum(),
                 duplicates: epochs.iter().map(|epoch| epoch.duplicates).sum(),
                 epochs,
-                wanted: self.queue.wanted(key),
+                queued: self.queue.queued(key),
                 paused: self.queue.parked(key),
-                in_work: self.queue.in_work(key),
+                in_progress: self.queue.in_progress(key),
                 failures: self.queue.failures(key),
             }
         };
         self.kymas.iter().map(view).collect()
     }
 
-    /// What is known of the identity of each runtime that is served.
-    pub(super) fn followers(&self, started: Instant, now: Instant) -> Vec<Follower> {
-        let terms = self.terms(started);
-        let placed = self.kymas.iter().filter(|(_, placed)| !self.is_ambiguous(placed));
-        let follower = |(key, placed): (&KymaKey, &Placed)| {
-            let (trust_revision, authority) = placed.runtime.shown();
-            Some(Follower {
+    /// Trust state of each served runtime.
+    pub(super) fn runtime_trust(&self, started: Instant, now: Instant) -> Vec<RuntimeTrust> {
+        let thresholds = self.thresholds(started);
+        let trust_of = |(key, id, runtime): (&KymaKey, &RuntimeId, &Runtime)| {
+            let (trust_revision, authority) = runtime.trust();
+            RuntimeTrust {
                 kyma: key.clone(),
-                runtime: placed.id.clone()?,
-                path: placed.runtime.path(terms, now),
+                runtime: id.clone(),
+                path: runtime.path(thresholds, now),
                 trust_revision,
                 authority,
-                silent: placed.runtime.silent(now),
-            })
+                silent: runtime.silence(now),
+            }
         };
-        placed.filter_map(follower).collect()
+        self.served().map(trust_of).collect()
     }
 
-    /// How the path of each runtime that is served stands.
-    pub(super) fn stands(&self, started: Instant, now: Instant) -> Vec<Stand> {
-        let terms = self.terms(started);
-        let placed = self.kymas.iter().filter(|(_, placed)| !self.is_ambiguous(placed));
-        let stand = |(key, placed): (&KymaKey, &Placed)| {
-            let path = placed.runtime.path(terms, now);
-            let beat = placed.runtime.pulse(now).map(|(pulse, _)| pulse.at());
-            Some(Stand { kyma: key.clone(), runtime: placed.id.clone()?, path, beat })
+    /// Path state of each served runtime.
+    pub(super) fn path_reports(&self, started: Instant, now: Instant) -> Vec<PathReport> {
+        let thresholds = self.thresholds(started);
+        let report = |(key, id, runtime): (&KymaKey, &RuntimeId, &Runtime)| {
+            let path = runtime.path(thresholds, now);
+            let last_heartbeat = runtime.last_heartbeat(now).map(|(heartbeat, _)| heartbeat.at());
+            PathReport { kyma: key.clone(), runtime: id.clone(), path, last_heartbeat }
         };
-        placed.filter_map(stand).collect()
+        self.served().map(report).collect()
     }
 
-    /// Wants works of every Kyma, so many of them a second. How long that takes follows from their number.
-    pub(super) fn want_all(&mut self, works: Works, priority: Priority, per_second: u32, now: Instant) {
+    /// Kymas with an unambiguous runtime id.
+    fn served(&self) -> impl Iterator<Item = (&KymaKey, &RuntimeId, &Runtime)> {
+        let served = self.kymas.iter().filter(|(_, entry)| !self.is_ambiguous(entry));
+        served.filter_map(|(key, entry)| Some((key, entry.id.as_ref()?, &entry.runtime)))
+    }
+
+    /// Enqueues work of every Kyma at random times, on average this many per second.
+    pub(super) fn enqueue_all(&mut self, work: WorkSet, priority: Priority, per_second: u32, now: Instant) {
         let count = u32::try_from(self.kymas.len()).unwrap_or(u32::MAX);
         // As many as one second takes need not wait.
         let spread = Duration::from_secs((count / per_second.max(1)).into());
         for key in self.kymas.keys() {
             let at = now + self.queue.jitter(spread);
-            self.queue.want_later(key, Later::Spread, at, Wanted::new(works, priority), now);
+            self.queue.enqueue_after(key, DelayReason::Spread, at, QueuedWork::new(work, priority), now);
         }
     }
 
-    /// Wants works of these Kymas, so many of them a second, after those who wait already. Who waits already keeps the turn.
-    pub(super) fn want_paced(&mut self, mut keys: Vec<KymaKey>, works: Works, per_second: u32, now: Instant) {
+    /// Enqueues work of these Kymas, this many per second, behind those that already wait and keep their turn.
+    pub(super) fn enqueue_paced(&mut self, mut keys: Vec<KymaKey>, work: WorkSet, per_second: u32, now: Instant) {
         let step = Duration::from_secs(1) / per_second.max(1);
-        // To be the first is nobody's right.
+        // A random rotation, so that the same Kyma is not always first.
         let first = self.queue.jitter(Duration::from_millis(u64::try_from(keys.len()).unwrap_or(u64::MAX)));
         let first = usize::try_from(first.as_millis()).unwrap_or(0).min(keys.len());
         keys.rotate_left(first);
         let mut at = self.paced.filter(|at| *at > now).unwrap_or(now);
         for key in keys {
-            let waits = self.queue.is_later(&key, Later::Paced);
-            self.queue.want_later(&key, Later::Paced, at, Wanted::new(works, Priority::Catalog), now);
-            if !waits {
+            let is_waiting = self.queue.is_delayed(&key, DelayReason::Paced);
+            self.queue.enqueue_after(&key, DelayReason::Paced, at, QueuedWork::new(work, Priority::Catalog), now);
+            if !is_waiting {
                 at += step;
             }
         }
         self.paced = Some(at);
     }
 
-    fn is_ambiguous(&self, placed: &Placed) -> bool {
-        placed.id.as_ref().is_some_and(|id| self.runtimes.get(id).is_some_and(|keys| keys.len() > 1))
+    fn is_ambiguous(&self, entry: &Entry) -> bool {
+        entry.id.as_ref().is_some_and(|id| self.runtimes.get(id).is_some_and(|keys| keys.len() > 1))
     }
 
-    pub(super) fn key_of(&self, id: &RuntimeId) -> Result<KymaKey, Unplaced> {
+    pub(super) fn key_of(&self, id: &RuntimeId) -> Result<KymaKey, PlacementError> {
         if !self.synced {
-            return Err(Unplaced::NotSynced);
+            return Err(PlacementError::NotSynced);
         }
-        let keys = self.runtimes.get(id).ok_or(Unplaced::Unknown)?;
+        let keys = self.runtimes.get(id).ok_or(PlacementError::Unknown)?;
         match keys.first() {
             Some(key) if keys.len() == 1 => Ok(key.clone()),
-            Some(_) => Err(Unplaced::Ambiguous),
-            None => Err(Unplaced::Unknown),
+            Some(_) => Err(PlacementError::Ambiguous),
+            None => Err(PlacementError::Unknown),
         }
     }
 
     fn unindex(&mut self, key: &KymaKey) {
-        let Some(id) = self.kymas.get(key).and_then(|placed| placed.id.as_ref()) else { return };
+        let Some(id) = self.kymas.get(key).and_then(|entry| entry.id.as_ref()) else { return };
         if let Some(keys) = self.runtimes.get_mut(id) {
             keys.retain(|known| known != key);
             if keys.is_empty() {
@@ -474,10 +477,10 @@ impl State {
         }
     }
 
-    fn planned(&mut self, plan: Arc<Plan>) -> Arc<Planned> {
+    fn planned(&mut self, plan: Arc<Plan>) -> Arc<PlanIndex> {
         match &self.planned {
             Some(planned) if Arc::ptr_eq(planned.plan(), &plan) || *planned.plan() == plan => planned.clone(),
-            _ => self.planned.insert(Arc::new(Planned::new(plan))).clone(),
+            _ => self.planned.insert(Arc::new(PlanIndex::new(plan))).clone(),
         }
     }
 }

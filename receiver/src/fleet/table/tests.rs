@@ -1,4 +1,4 @@
-//! The hub as its callers see it, and the rules of the contract as a model.
+//! The runtime table through its public interface, and the rules of the contract as a model.
 
 mod forward;
 mod model;
@@ -10,20 +10,25 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use futures::FutureExt as _;
 use serde_json::json;
-use tidewatch_shared::{digest::Digest, event::Payload, plan::Work};
+use tidewatch_shared::{
+    digest::Digest,
+    event::{self, Payload},
+    identity::Epoch,
+    plan::Work,
+};
 
 use super::*;
 use crate::{
-    base::class::Class,
+    base::error_class::ErrorClass,
     fleet::{Contract, Unproven},
 };
 
 const EPOCH: Epoch = Epoch::new(7);
 
-fn hub(slots: usize) -> Hub {
+fn fleet(slots: usize) -> RuntimeTable {
     let settings = Settings { slots, seed: 1, ..Settings::default() };
     let metrics = Metrics::register(&mut tidewatch_shared::metrics::Registry::default());
-    Hub::new(Instance::new(1), settings, metrics, Instant::now())
+    RuntimeTable::new(Instance::new(1), settings, metrics, Instant::now())
 }
 
 fn plan(revision: &str) -> Arc<Plan> {
@@ -40,14 +45,14 @@ fn id(n: u32) -> RuntimeId {
     format!("r-{n}").parse().unwrap()
 }
 
-fn placed(slots: usize, kymas: u32) -> Hub {
-    let hub = hub(slots);
-    (0..kymas).for_each(|n| hub.place(key(n), Some(id(n)), plan("1")));
-    hub.set_synced();
-    hub
+fn table_with(slots: usize, kymas: u32) -> RuntimeTable {
+    let fleet = fleet(slots);
+    (0..kymas).for_each(|n| fleet.place(key(n), Some(id(n)), plan("1")));
+    fleet.set_synced();
+    fleet
 }
 
-fn send(hub: &Hub, n: u32, sequence: u64) -> Result<EventsResponse, Unplaced> {
+fn send(fleet: &RuntimeTable, n: u32, sequence: u64) -> Result<EventsResponse, PlacementError> {
     let event = event::Event {
         id: event::EventId { epoch: EPOCH, sequence },
         source: id(n),
@@ -57,147 +62,156 @@ fn send(hub: &Hub, n: u32, sequence: u64) -> Result<EventsResponse, Unplaced> {
         time: None,
         traceparent: None,
     };
-    hub.events(&id(n), EPOCH, 1, vec![Ok(event)])
+    fleet.events(Verified::unchecked(&id(n), EPOCH, 1, EventBatch::new(vec![Ok(event)])))
 }
 
-fn beat(hub: &Hub, n: u32, counter: u64) -> HeartbeatResponse {
-    beat_with(hub, n, counter, &json!({"notAfter": "", "fingerprint": ""}))
+fn send_heartbeat(fleet: &RuntimeTable, n: u32, counter: u64) -> HeartbeatResponse {
+    send_heartbeat_with(fleet, n, counter, &json!({"notAfter": "", "fingerprint": ""}))
 }
 
-fn beat_with(hub: &Hub, n: u32, counter: u64, certificate: &serde_json::Value) -> HeartbeatResponse {
+fn send_heartbeat_with(
+    fleet: &RuntimeTable,
+    n: u32,
+    counter: u64,
+    certificate: &serde_json::Value,
+) -> HeartbeatResponse {
     let heartbeat = json!({
         "epoch": EPOCH, "sequence": 1, "counter": counter, "waiting": 0, "parked": 0, "agentVersion": "1", "planRevision": "1",
         "certificate": certificate, "canary": {"ageSeconds": 1},
         "watches": [{"name": "w", "objects": 1, "listedSecondsAgo": 1}],
     });
-    hub.heartbeat(&id(n), 1, serde_json::from_value(heartbeat).unwrap(), 1_700_000_000).unwrap()
+    let heartbeat = serde_json::from_value(heartbeat).unwrap();
+    fleet.heartbeat(Verified::unchecked(&id(n), EPOCH, 1, heartbeat), 1_700_000_000).unwrap()
 }
 
-fn works() -> Works {
-    Works::of(&[Work::Kyma, Work::Catalog])
+fn work() -> WorkSet {
+    WorkSet::of(&[Work::Kyma, Work::Catalog])
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_accepted_event_is_wanted_and_settled_when_its_pass_ends() {
-    let hub = placed(4, 1);
-    let answer = send(&hub, 0, 1).unwrap();
+async fn accepted_event_is_settled_when_its_reconcile_ends() {
+    let fleet = table_with(4, 1);
+    let answer = send(&fleet, 0, 1).unwrap();
     assert_eq!((answer.accepted, answer.since, answer.settled.len(), answer.heartbeat_seconds), (1, 1, 0, 30));
-    let job = hub.next().await;
-    assert_eq!((&job.key, job.wanted.works), (&key(0), works()));
-    send(&hub, 0, 2).unwrap();
-    hub.done(job, Outcome::ended(works()));
-    let answer = beat(&hub, 0, 1);
+    let job = fleet.next().await;
+    assert_eq!((&job.key, job.queued.work), (&key(0), work()));
+    send(&fleet, 0, 2).unwrap();
+    fleet.done(job, ReconcileOutcome::ended(work()));
+    let answer = send_heartbeat(&fleet, 0, 1);
     assert_eq!(answer.settled, BTreeMap::from([("w".to_owned(), 1)]));
     assert_eq!((answer.plan_revision.as_deref(), answer.server_time.as_str()), (Some("1"), "2023-11-14T22:13:20Z"));
-    let job = hub.next().await;
-    hub.done(job, Outcome::failed(works(), Class::Ours));
-    assert_eq!(beat(&hub, 0, 2).settled["w"], 1, "a passing failure settles nothing");
-    let job = hub.next().await;
-    hub.done(job, Outcome::ended(works()));
-    assert_eq!(beat(&hub, 0, 3).settled["w"], 2);
+    let job = fleet.next().await;
+    fleet.done(job, ReconcileOutcome::failed(work(), ErrorClass::Ours));
+    assert_eq!(send_heartbeat(&fleet, 0, 2).settled["w"], 1, "a passing failure settles nothing");
+    let job = fleet.next().await;
+    fleet.done(job, ReconcileOutcome::ended(work()));
+    assert_eq!(send_heartbeat(&fleet, 0, 3).settled["w"], 2);
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_accepted_by_a_kyma_that_was_placed_again_is_asked_for_and_settled() {
-    let hub = placed(4, 1);
-    send(&hub, 0, 1).unwrap();
-    hub.remove(&key(0));
-    hub.place(key(0), Some(id(0)), plan("1"));
-    let answer = beat(&hub, 0, 1);
+async fn kyma_placed_again_requests_a_resend_of_accepted_events() {
+    let fleet = table_with(4, 1);
+    send(&fleet, 0, 1).unwrap();
+    fleet.remove(&key(0));
+    fleet.place(key(0), Some(id(0)), plan("1"));
+    let answer = send_heartbeat(&fleet, 0, 1);
     assert_eq!((answer.resend.as_slice(), answer.settled.len()), (&["w".to_owned()][..], 0));
-    assert!(hub.next().now_or_never().is_none(), "only an event wants work");
-    assert_eq!(hub.path(&key(0), Instant::now()), Some(PathState::Proven), "nothing differs");
-    assert_eq!(send(&hub, 0, 2).unwrap().since, 2);
-    hub.done(hub.next().await, Outcome::ended(works()));
-    let answer = beat(&hub, 0, 2);
+    assert!(fleet.next().now_or_never().is_none(), "only an event enqueues work");
+    assert_eq!(fleet.path(&key(0), Instant::now()), Some(PathState::Proven), "no digest mismatch");
+    assert_eq!(send(&fleet, 0, 2).unwrap().since, 2);
+    fleet.done(fleet.next().await, ReconcileOutcome::ended(work()));
+    let answer = send_heartbeat(&fleet, 0, 2);
     assert_eq!((answer.resend.len(), answer.settled["w"]), (0, 2));
 }
 
 #[tokio::test(start_paused = true)]
-async fn runtimes_are_placed_by_exactly_one_kyma() {
-    let hub = hub(4);
-    hub.place(key(0), Some(id(0)), plan("1"));
-    assert_eq!(send(&hub, 0, 1), Err(Unplaced::NotSynced));
-    hub.set_synced();
-    assert_eq!(send(&hub, 1, 1), Err(Unplaced::Unknown));
-    assert_eq!(send(&hub, 0, 1).unwrap().accepted, 1);
-    hub.place(key(1), Some(id(0)), plan("1"));
-    assert_eq!(send(&hub, 0, 2), Err(Unplaced::Ambiguous));
-    hub.place(key(1), None, plan("1"));
-    assert_eq!(send(&hub, 0, 2).unwrap().since, 1, "nothing was forgotten");
-    hub.remove(&key(0));
-    assert_eq!(send(&hub, 0, 3), Err(Unplaced::Unknown));
-    hub.place(key(0), Some(id(0)), plan("1"));
-    assert_eq!(send(&hub, 0, 3).unwrap().since, 3, "all was forgotten, and the answer shows it");
+async fn runtime_id_must_belong_to_exactly_one_kyma() {
+    let fleet = fleet(4);
+    fleet.place(key(0), Some(id(0)), plan("1"));
+    assert_eq!(send(&fleet, 0, 1), Err(PlacementError::NotSynced));
+    fleet.set_synced();
+    assert_eq!(send(&fleet, 1, 1), Err(PlacementError::Unknown));
+    assert_eq!(send(&fleet, 0, 1).unwrap().accepted, 1);
+    fleet.place(key(1), Some(id(0)), plan("1"));
+    assert_eq!(send(&fleet, 0, 2), Err(PlacementError::Ambiguous));
+    fleet.place(key(1), None, plan("1"));
+    assert_eq!(send(&fleet, 0, 2).unwrap().since, 1, "the state was kept");
+    fleet.remove(&key(0));
+    assert_eq!(send(&fleet, 0, 3), Err(PlacementError::Unknown));
+    fleet.place(key(0), Some(id(0)), plan("1"));
+    assert_eq!(send(&fleet, 0, 3).unwrap().since, 3, "the state was reset, and the response shows it");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pass_of_an_earlier_life_of_a_name_settles_nothing() {
-    let hub = placed(4, 1);
-    send(&hub, 0, 1).unwrap();
-    let job = hub.next().await;
-    hub.remove(&key(0));
-    hub.place(key(0), Some(id(0)), plan("1"));
-    send(&hub, 0, 1).unwrap();
-    assert!(hub.next().now_or_never().is_none(), "the earlier life is still in work");
-    hub.done(job, Outcome::ended(works()));
-    assert!(beat(&hub, 0, 1).settled.is_empty());
-    hub.done(hub.next().await, Outcome::ended(works()));
-    assert_eq!(beat(&hub, 0, 2).settled["w"], 1);
+async fn reconcile_of_a_removed_kyma_settles_nothing_of_its_successor() {
+    let fleet = table_with(4, 1);
+    send(&fleet, 0, 1).unwrap();
+    let job = fleet.next().await;
+    fleet.remove(&key(0));
+    fleet.place(key(0), Some(id(0)), plan("1"));
+    send(&fleet, 0, 1).unwrap();
+    assert!(fleet.next().now_or_never().is_none(), "the earlier Kyma is still in progress");
+    fleet.done(job, ReconcileOutcome::ended(work()));
+    assert!(send_heartbeat(&fleet, 0, 1).settled.is_empty());
+    fleet.done(fleet.next().await, ReconcileOutcome::ended(work()));
+    assert_eq!(send_heartbeat(&fleet, 0, 2).settled["w"], 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_worked_on_right_after_the_start_is_worked_on_once_more() {
-    let hub = placed(4, 2);
+async fn reconcile_right_after_the_start_is_repeated() {
+    let fleet = table_with(4, 2);
     let start = Instant::now();
-    hub.want(&key(0), works(), Priority::User);
-    hub.done(hub.next().await, Outcome::ended(works()));
-    let job = hub.next().await;
+    fleet.enqueue(&key(0), work(), Priority::User);
+    fleet.done(fleet.next().await, ReconcileOutcome::ended(work()));
+    let job = fleet.next().await;
     assert_eq!(Instant::now() - start, Duration::from_secs(20));
-    assert_eq!(job.wanted, Wanted { works: works(), priority: Priority::Catalog, drift: Drift::All });
-    hub.done(job, Outcome::ended(works()));
-    hub.want(&key(1), works(), Priority::User);
-    hub.done(hub.next().await, Outcome::ended(works()));
+    assert_eq!(job.queued, QueuedWork { work: work(), priority: Priority::Catalog, drift: Drift::All });
+    fleet.done(job, ReconcileOutcome::ended(work()));
+    fleet.enqueue(&key(1), work(), Priority::User);
+    fleet.done(fleet.next().await, ReconcileOutcome::ended(work()));
     assert!(
-        time::timeout(Duration::from_secs(3_600), hub.next()).await.is_err(),
-        "only once, and not what began later"
+        time::timeout(Duration::from_secs(3_600), fleet.next()).await.is_err(),
+        "only once, and only reconciles that started early"
     );
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_job_that_is_dropped_counts_as_failed() {
-    let hub = placed(4, 1);
-    send(&hub, 0, 1).unwrap();
-    drop(hub.next().await);
-    assert!(hub.next().now_or_never().is_none(), "in backoff");
-    let job = hub.next().await;
-    assert_eq!(job.wanted.works, works());
-    drop(Job::detached(key(0), job.wanted.clone()));
-    assert!(hub.view()[0].in_work);
+async fn dropped_job_counts_as_failed() {
+    let fleet = table_with(4, 1);
+    send(&fleet, 0, 1).unwrap();
+    drop(fleet.next().await);
+    assert!(fleet.next().now_or_never().is_none(), "in backoff");
+    let job = fleet.next().await;
+    assert_eq!(job.queued.work, work());
+    drop(Job::detached(key(0), job.queued.clone()));
+    assert!(fleet.views()[0].in_progress);
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_worker_finds_work_and_nobody_sleeps_past_a_time() {
-    let hub = placed(8, 100);
+async fn no_worker_misses_ready_or_due_work() {
+    let fleet = table_with(8, 100);
     let mut workers = tokio::task::JoinSet::new();
     let (sender, mut ended) = tokio::sync::mpsc::unbounded_channel();
     for _ in 0..8 {
-        let (hub, sender) = (hub.clone(), sender.clone());
+        let (fleet, sender) = (fleet.clone(), sender.clone());
         workers.spawn(async move {
             loop {
-                let job = hub.next().await;
+                let job = fleet.next().await;
                 time::sleep(Duration::from_secs(1)).await;
-                let first = job.wanted.drift == Drift::All;
-                let outcome =
-                    if first { Outcome::failed(job.wanted.works, Class::Ours) } else { Outcome::ended(works()) };
+                let first = job.queued.drift == Drift::All;
+                let outcome = if first {
+                    ReconcileOutcome::failed(job.queued.work, ErrorClass::Ours)
+                } else {
+                    ReconcileOutcome::ended(work())
+                };
                 let _ = sender.send((job.key.clone(), first, Instant::now()));
-                hub.done(job, outcome);
+                fleet.done(job, outcome);
             }
         });
     }
     tokio::task::yield_now().await;
     let start = Instant::now();
-    (0..100).for_each(|n| drop(send(&hub, n, 1).unwrap()));
+    (0..100).for_each(|n| drop(send(&fleet, n, 1).unwrap()));
     let mut first = 0;
     while first < 100 {
         let (_, drifted, at) = ended.recv().await.unwrap();
@@ -208,135 +222,137 @@ async fn every_worker_finds_work_and_nobody_sleeps_past_a_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_path_is_proven_by_heartbeats() {
-    let hub = placed(4, 1);
-    assert_eq!(hub.path(&key(1), Instant::now()), None);
-    assert_eq!(hub.path(&key(0), Instant::now()), Some(PathState::Unknown));
-    beat(&hub, 0, 1);
-    assert_eq!(hub.path(&key(0), Instant::now()), Some(PathState::Proven));
-    hub.place(key(0), Some(id(0)), plan("2"));
-    assert_eq!(hub.path(&key(0), Instant::now()), Some(PathState::Unknown));
+async fn path_is_proven_by_heartbeats() {
+    let fleet = table_with(4, 1);
+    assert_eq!(fleet.path(&key(1), Instant::now()), None);
+    assert_eq!(fleet.path(&key(0), Instant::now()), Some(PathState::Unknown));
+    send_heartbeat(&fleet, 0, 1);
+    assert_eq!(fleet.path(&key(0), Instant::now()), Some(PathState::Proven));
+    fleet.place(key(0), Some(id(0)), plan("2"));
+    assert_eq!(fleet.path(&key(0), Instant::now()), Some(PathState::Unknown));
     time::advance(Duration::from_secs(90)).await;
-    assert!(matches!(hub.path(&key(0), Instant::now()), Some(PathState::Unproven(_))));
-    let view = hub.view().remove(0);
+    assert!(matches!(fleet.path(&key(0), Instant::now()), Some(PathState::Unproven(_))));
+    let view = fleet.views().remove(0);
     assert_eq!((view.runtime, view.ambiguous, view.epochs.len()), (Some(id(0)), false, 1));
     assert_eq!(view.last_seen, Some(Duration::from_secs(90)));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_work_that_ended_and_failed_has_failed() {
-    let hub = placed(4, 1);
-    send(&hub, 0, 1).unwrap();
-    let outcome = Outcome { ended: works(), ..Outcome::failed(Works::of(&[Work::Catalog]), Class::Ours) };
-    hub.done(hub.next().await, outcome);
-    assert!(beat(&hub, 0, 1).settled.is_empty(), "one of two works is missing");
-    let job = hub.next().await;
-    assert_eq!(job.wanted.works, Works::of(&[Work::Catalog]), "only that is tried again");
-    let ended = Outcome::ended(job.wanted.works);
-    hub.done(job, ended);
-    assert_eq!(beat(&hub, 0, 2).settled["w"], 1);
+async fn work_that_ended_and_failed_counts_as_failed() {
+    let fleet = table_with(4, 1);
+    send(&fleet, 0, 1).unwrap();
+    let outcome =
+        ReconcileOutcome { ended: work(), ..ReconcileOutcome::failed(WorkSet::of(&[Work::Catalog]), ErrorClass::Ours) };
+    fleet.done(fleet.next().await, outcome);
+    assert!(send_heartbeat(&fleet, 0, 1).settled.is_empty(), "one of two kinds of work has not ended");
+    let job = fleet.next().await;
+    assert_eq!(job.queued.work, WorkSet::of(&[Work::Catalog]), "only that is retried");
+    let ended = ReconcileOutcome::ended(job.queued.work);
+    fleet.done(job, ended);
+    assert_eq!(send_heartbeat(&fleet, 0, 2).settled["w"], 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_new_plan_leaves_unsettled_is_wanted() {
-    let stands_for = |revision: &str, work: &[&str]| {
+async fn new_plan_enqueues_work_that_becomes_unsettled() {
+    let work_of = |revision: &str, work: &[&str]| {
         let watch =
             json!({"name": "w", "version": "v1", "resource": "things", "field": "spec", "manager": "m", "work": work});
         Arc::new(Plan::parse(&json!({"revision": revision, "watches": [watch]}).to_string()).unwrap())
     };
-    let hub = hub(4);
-    hub.place(key(0), Some(id(0)), stands_for("1", &["kyma"]));
-    hub.set_synced();
-    send(&hub, 0, 1).unwrap();
-    let job = hub.next().await;
-    hub.place(key(0), Some(id(0)), stands_for("2", &["kyma", "catalog"]));
-    hub.done(job, Outcome::ended(Works::of(&[Work::Kyma])));
-    let job = hub.next().await;
-    assert!(job.wanted.works.contains(Work::Catalog), "the watch stands for more now");
-    assert_eq!(job.wanted.priority, Priority::Catalog);
-    hub.done(job, Outcome::ended(works()));
-    assert_eq!(beat(&hub, 0, 1).settled["w"], 1);
-    hub.place(key(0), Some(id(0)), stands_for("3", &["kyma"]));
-    hub.place(key(0), Some(id(0)), stands_for("4", &["kyma", "catalog"]));
-    let again = time::timeout(Duration::from_secs(10), hub.next()).await;
-    assert!(again.is_err(), "what is settled stays so: {again:?}");
+    let fleet = fleet(4);
+    fleet.place(key(0), Some(id(0)), work_of("1", &["kyma"]));
+    fleet.set_synced();
+    send(&fleet, 0, 1).unwrap();
+    let job = fleet.next().await;
+    fleet.place(key(0), Some(id(0)), work_of("2", &["kyma", "catalog"]));
+    fleet.done(job, ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma])));
+    let job = fleet.next().await;
+    assert!(job.queued.work.contains(Work::Catalog), "the watch has more work now");
+    assert_eq!(job.queued.priority, Priority::Catalog);
+    fleet.done(job, ReconcileOutcome::ended(work()));
+    assert_eq!(send_heartbeat(&fleet, 0, 1).settled["w"], 1);
+    fleet.place(key(0), Some(id(0)), work_of("3", &["kyma"]));
+    fleet.place(key(0), Some(id(0)), work_of("4", &["kyma", "catalog"]));
+    let again = time::timeout(Duration::from_secs(10), fleet.next()).await;
+    assert!(again.is_err(), "settled events stay settled: {again:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_legacy_event_wants_everything_and_marks_the_path() {
-    let hub = placed(4, 1);
-    assert_eq!(hub.legacy_event(&id(9)), Err(Unplaced::Unknown));
-    assert!(!hub.speaks_v3(&id(0)) && !hub.speaks_v3(&id(9)));
-    hub.legacy_event(&id(0)).unwrap();
-    let job = hub.next().await;
-    assert_eq!(job.wanted, Wanted { works: works(), priority: Priority::User, drift: Drift::All });
-    hub.done(job, Outcome::ended(works()));
+async fn legacy_event_enqueues_all_work_and_marks_the_path() {
+    let fleet = table_with(4, 1);
+    assert_eq!(fleet.legacy_event(&id(9)), Err(PlacementError::Unknown));
+    assert!(!fleet.has_used_v3(&id(0)) && !fleet.has_used_v3(&id(9)));
+    fleet.legacy_event(&id(0)).unwrap();
+    let job = fleet.next().await;
+    assert_eq!(job.queued, QueuedWork { work: work(), priority: Priority::User, drift: Drift::All });
+    fleet.done(job, ReconcileOutcome::ended(work()));
     time::advance(Duration::from_secs(86_400)).await;
-    assert_eq!(hub.path(&key(0), Instant::now()), Some(PathState::Unproven(Unproven::LegacyAgent)));
-    assert_eq!(hub.view()[0].contract, Contract::V2);
-    beat(&hub, 0, 1);
-    assert_eq!(hub.path(&key(0), Instant::now()), Some(PathState::Proven));
-    assert!(hub.speaks_v3(&id(0)));
-    hub.legacy_event(&id(0)).unwrap();
-    assert!(hub.speaks_v3(&id(0)), "once is enough");
+    assert_eq!(fleet.path(&key(0), Instant::now()), Some(PathState::Unproven(Unproven::LegacyAgent)));
+    assert_eq!(fleet.views()[0].contract, Contract::V2);
+    send_heartbeat(&fleet, 0, 1);
+    assert_eq!(fleet.path(&key(0), Instant::now()), Some(PathState::Proven));
+    assert!(fleet.has_used_v3(&id(0)));
+    fleet.legacy_event(&id(0)).unwrap();
+    assert!(fleet.has_used_v3(&id(0)), "it is permanent");
 }
 
 #[tokio::test(start_paused = true)]
-async fn moved_paths_are_told_once() {
-    let hub = placed(4, 2);
+async fn changed_paths_are_returned_once() {
+    let fleet = table_with(4, 2);
     let moved = || {
         let mut moved: Vec<_> =
-            hub.moved_paths().into_iter().map(|(key, path)| (key.name.clone(), path.as_str())).collect();
+            fleet.changed_paths().into_iter().map(|(key, path)| (key.name.clone(), path.as_str())).collect();
         moved.sort_unstable();
         moved
     };
     assert_eq!(moved(), [("kyma-0".to_owned(), "Unknown"), ("kyma-1".to_owned(), "Unknown")]);
-    beat(&hub, 0, 1);
+    send_heartbeat(&fleet, 0, 1);
     assert_eq!(moved(), [("kyma-0".to_owned(), "Proven")]);
-    beat(&hub, 0, 2);
+    send_heartbeat(&fleet, 0, 2);
     assert_eq!(moved(), []);
     time::advance(Duration::from_secs(91)).await;
     assert_eq!(moved(), [("kyma-0".to_owned(), "NoHeartbeat"), ("kyma-1".to_owned(), "NoHeartbeat")]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_fails_to_renew_is_counted_and_shown_until_it_succeeds_or_is_heard_no_more() {
+async fn renewal_failures_are_counted_while_heartbeats_report_them() {
     let mut registry = tidewatch_shared::metrics::Registry::default();
-    let hub = Hub::new(Instance::new(1), Settings::default(), Metrics::register(&mut registry), Instant::now());
-    (0..3).for_each(|n| hub.place(key(n), Some(id(n)), plan("1")));
-    hub.set_synced();
+    let fleet =
+        RuntimeTable::new(Instance::new(1), Settings::default(), Metrics::register(&mut registry), Instant::now());
+    (0..3).for_each(|n| fleet.place(key(n), Some(id(n)), plan("1")));
+    fleet.set_synced();
     let failing = || {
-        let _ = hub.moved_paths();
+        let _ = fleet.changed_paths();
         let page = registry.encode().unwrap();
         let line = page.lines().find_map(|line| line.strip_prefix("fleet_renewals_failing "));
         line.unwrap_or_else(|| panic!("{page}")).to_owned()
     };
     let shown = |n| {
-        let view = hub.view().into_iter().find(|view| view.key == key(n)).unwrap();
+        let view = fleet.views().into_iter().find(|view| view.key == key(n)).unwrap();
         view.renewal_failed_since.map(i64::from)
     };
     let (since, since_unix) = ("2026-11-21T20:00:00Z", 1_795_291_200);
     let fails = json!({"notAfter": "", "fingerprint": "", "renewalFailedSince": since});
     assert_eq!(failing(), "0");
-    (0..2).for_each(|n| drop(beat_with(&hub, n, 1, &fails)));
-    beat(&hub, 2, 1);
+    (0..2).for_each(|n| drop(send_heartbeat_with(&fleet, n, 1, &fails)));
+    send_heartbeat(&fleet, 2, 1);
     assert_eq!((failing().as_str(), shown(0), shown(2)), ("2", Some(since_unix), None));
-    beat(&hub, 0, 2);
+    send_heartbeat(&fleet, 0, 2);
     assert_eq!((failing().as_str(), shown(0), shown(1)), ("1", None, Some(since_unix)));
     time::advance(Duration::from_secs(91)).await;
-    assert_eq!(failing(), "0", "what was said long ago may be over");
+    assert_eq!(failing(), "0", "an outdated report does not count");
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_fails_to_renew_has_the_incumbents_gauge_and_nobody_else() {
+async fn incumbents_gauge_has_a_series_per_failing_renewal() {
     let (mut ours, mut incumbents) = Default::default();
     let metrics = Metrics::register(&mut ours);
     metrics.register_incumbent(&mut incumbents);
-    let hub = Hub::new(Instance::new(1), Settings::default(), metrics, Instant::now());
-    (0..3).for_each(|n| hub.place(key(n), Some(id(n)), plan("1")));
-    hub.set_synced();
+    let fleet = RuntimeTable::new(Instance::new(1), Settings::default(), metrics, Instant::now());
+    (0..3).for_each(|n| fleet.place(key(n), Some(id(n)), plan("1")));
+    fleet.set_synced();
     let shown = || {
-        let _ = hub.moved_paths();
+        let _ = fleet.changed_paths();
         let page = incumbents.encode().unwrap();
         let lines = page.lines().filter_map(|line| line.strip_prefix("lifecycle_mgr_self_signed_cert_not_renew"));
         lines.map(str::to_owned).collect::<BTreeSet<_>>()
@@ -344,182 +360,186 @@ async fn who_fails_to_renew_has_the_incumbents_gauge_and_nobody_else() {
     let fails = json!({"notAfter": "", "fingerprint": "", "renewalFailedSince": "2026-11-21T20:00:00Z"});
     let failing = |n| format!("{{kyma_name=\"kyma-{n}\"}} 1");
     assert_eq!(shown(), BTreeSet::new());
-    (0..2).for_each(|n| drop(beat_with(&hub, n, 1, &fails)));
-    beat(&hub, 2, 1);
+    (0..2).for_each(|n| drop(send_heartbeat_with(&fleet, n, 1, &fails)));
+    send_heartbeat(&fleet, 2, 1);
     assert_eq!(shown(), [failing(0), failing(1)].into());
-    beat(&hub, 0, 2);
+    send_heartbeat(&fleet, 0, 2);
     assert_eq!(shown(), [failing(1)].into());
-    hub.remove(&key(1));
+    fleet.remove(&key(1));
     assert_eq!(shown(), BTreeSet::new());
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_away_is_probed_seldom_and_woken_by_its_first_word() {
-    let hub = placed(4, 1);
-    let silent = |hub: &Hub| hub.path(&key(0), Instant::now()).unwrap().as_str();
-    let lost = || Outcome::failed(works(), Class::Transport);
-    hub.want(&key(0), works(), Priority::User);
+async fn away_runtime_is_probed_rarely_and_reconciled_on_its_first_heartbeat() {
+    let fleet = table_with(4, 1);
+    let path = |fleet: &RuntimeTable| fleet.path(&key(0), Instant::now()).unwrap().as_str();
+    let lost = || ReconcileOutcome::failed(work(), ErrorClass::Transport);
+    fleet.enqueue(&key(0), work(), Priority::User);
     let start = Instant::now();
     let mut probes = 0;
     let mut last = start;
     while last - start < Duration::from_secs(9 * 3_600) {
-        let job = hub.next().await;
+        let job = fleet.next().await;
         last = Instant::now();
         probes += u32::from(last - start > Duration::from_secs(3 * 3_600));
-        hub.done(job, lost());
-        let _ = hub.moved_paths();
+        fleet.done(job, lost());
+        let _ = fleet.changed_paths();
     }
-    assert_eq!(silent(&hub), "Away");
+    assert_eq!(path(&fleet), "Away");
     assert!((10..=25).contains(&probes), "{probes} in six hours");
-    assert!(hub.next().now_or_never().is_none());
-    beat(&hub, 0, 1);
-    let job = time::timeout(Duration::from_secs(6), hub.next()).await.unwrap();
-    assert_eq!(silent(&hub), "Proven");
-    hub.done(job, Outcome::ended(works()));
+    assert!(fleet.next().now_or_never().is_none());
+    send_heartbeat(&fleet, 0, 1);
+    let job = time::timeout(Duration::from_secs(6), fleet.next()).await.unwrap();
+    assert_eq!(path(&fleet), "Proven");
+    fleet.done(job, ReconcileOutcome::ended(work()));
     time::advance(Duration::from_secs(86_400)).await;
-    assert_eq!(silent(&hub), "NoHeartbeat", "its API server was reached: it is not away");
+    assert_eq!(path(&fleet), "NoHeartbeat", "its API server was reached: it is not away");
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_an_earlier_process_saw_goes_on_until_something_is_heard() {
-    let hub = placed(4, 3);
+async fn inherited_path_state_lasts_until_the_first_request() {
+    let fleet = table_with(4, 3);
     for (n, reason) in [(0, "Away"), (1, "LegacyAgent"), (2, "NoHeartbeat")] {
-        hub.inherit(&key(n), reason, "words");
+        fleet.inherit(&key(n), reason, "words");
     }
-    let path = |n| hub.path(&key(n), Instant::now()).unwrap().as_str();
+    let path = |n| fleet.path(&key(n), Instant::now()).unwrap().as_str();
     assert_eq!([path(0), path(1), path(2)], ["Away", "LegacyAgent", "Unknown"]);
     time::advance(Duration::from_secs(100)).await;
     assert_eq!([path(0), path(1), path(2)], ["Away", "LegacyAgent", "NoHeartbeat"]);
-    hub.want(&key(0), works(), Priority::User);
-    hub.done(hub.next().await, Outcome::ended(works()));
-    assert_eq!(path(0), "NoHeartbeat", "it was reached");
-    assert!((0..3).all(|n| !hub.speaks_v3(&id(n))));
-    beat(&hub, 1, 1);
+    fleet.enqueue(&key(0), work(), Priority::User);
+    fleet.done(fleet.next().await, ReconcileOutcome::ended(work()));
+    assert_eq!(path(0), "NoHeartbeat", "its API server was reached");
+    assert!((0..3).all(|n| !fleet.has_used_v3(&id(n))));
+    send_heartbeat(&fleet, 1, 1);
     assert_eq!(path(1), "Proven");
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_spoke_v3_to_an_earlier_process_has_spoken_it() {
-    let hub = placed(4, 4);
+async fn use_of_v3_is_inherited_permanently() {
+    let fleet = table_with(4, 4);
     for (n, reason, message) in [
         (0, "StaleCanary", "words".to_owned()),
-        (1, "NoHeartbeat", format!("words{}", fleet::SPOKE_V3)),
+        (1, "NoHeartbeat", format!("words{}", fleet::USED_V3_SUFFIX)),
         (2, "LegacyAgent", "words".to_owned()),
     ] {
-        hub.inherit(&key(n), reason, &message);
+        fleet.inherit(&key(n), reason, &message);
     }
-    let spoke = || [0, 1, 2, 3].map(|n| hub.speaks_v3(&id(n)));
-    assert_eq!(spoke(), [true, true, false, false]);
-    let path = |n| hub.path(&key(n), Instant::now()).unwrap().as_str();
-    assert_eq!([path(0), path(1), path(2)], ["Unknown", "Unknown", "LegacyAgent"], "it says nothing of how they are");
-    (0..4).for_each(|n| hub.legacy_event(&id(n)).unwrap());
-    assert_eq!(spoke(), [true, true, false, false], "nothing takes it back");
+    let used_v3 = || [0, 1, 2, 3].map(|n| fleet.has_used_v3(&id(n)));
+    assert_eq!(used_v3(), [true, true, false, false]);
+    let path = |n| fleet.path(&key(n), Instant::now()).unwrap().as_str();
+    assert_eq!(
+        [path(0), path(1), path(2)],
+        ["Unknown", "Unknown", "LegacyAgent"],
+        "the path state is not inherited from it"
+    );
+    (0..4).for_each(|n| fleet.legacy_event(&id(n)).unwrap());
+    assert_eq!(used_v3(), [true, true, false, false], "it is permanent");
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_told_interval_follows_the_number_of_runtimes_and_so_does_patience() {
+async fn announced_interval_and_its_tolerance_follow_the_number_of_runtimes() {
     let settings = Settings { max_heartbeats_per_second: 1, seed: 1, ..Settings::default() };
     let metrics = Metrics::register(&mut tidewatch_shared::metrics::Registry::default());
-    let hub = Hub::new(Instance::new(1), settings, metrics, Instant::now());
-    (0..60).for_each(|n| hub.place(key(n), Some(id(n)), plan("1")));
-    hub.set_synced();
-    assert_eq!(beat(&hub, 0, 1).heartbeat_seconds, 60);
-    assert_eq!(hub.heartbeat_interval().get(), Duration::from_secs(60));
-    (1..60).for_each(|n| hub.remove(&key(n)));
-    assert_eq!(hub.heartbeat_interval().get(), Duration::from_secs(30));
+    let fleet = RuntimeTable::new(Instance::new(1), settings, metrics, Instant::now());
+    (0..60).for_each(|n| fleet.place(key(n), Some(id(n)), plan("1")));
+    fleet.set_synced();
+    assert_eq!(send_heartbeat(&fleet, 0, 1).heartbeat_seconds, 60);
+    assert_eq!(fleet.heartbeat_interval().get(), Duration::from_secs(60));
+    (1..60).for_each(|n| fleet.remove(&key(n)));
+    assert_eq!(fleet.heartbeat_interval().get(), Duration::from_secs(30));
     time::advance(Duration::from_secs(170)).await;
-    assert_eq!(hub.path(&key(0), Instant::now()).unwrap().as_str(), "Proven", "its agent was told 60 s");
-    assert_eq!(beat(&hub, 0, 2).heartbeat_seconds, 30);
+    assert_eq!(fleet.path(&key(0), Instant::now()).unwrap().as_str(), "Proven", "its agent follows the announced 60 s");
+    assert_eq!(send_heartbeat(&fleet, 0, 2).heartbeat_seconds, 30);
     time::advance(Duration::from_secs(170)).await;
-    assert_eq!(hub.path(&key(0), Instant::now()).unwrap().as_str(), "Proven", "that answer may have been lost");
-    beat(&hub, 0, 3);
-    beat(&hub, 0, 4);
+    assert_eq!(fleet.path(&key(0), Instant::now()).unwrap().as_str(), "Proven", "the last response may have been lost");
+    send_heartbeat(&fleet, 0, 3);
+    send_heartbeat(&fleet, 0, 4);
     time::advance(Duration::from_secs(170)).await;
-    assert_eq!(hub.path(&key(0), Instant::now()).unwrap().as_str(), "NoHeartbeat", "it follows the new one");
+    assert_eq!(fleet.path(&key(0), Instant::now()).unwrap().as_str(), "NoHeartbeat", "it follows the new one");
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_end_of_a_pause_wakes_who_waited_and_nobody_else() {
-    let hub = placed(4, 2);
-    send(&hub, 0, 1).unwrap();
-    hub.done(hub.next().await, Outcome::default());
-    assert_eq!(hub.view().iter().filter(|view| view.paused == works()).count(), 1);
-    assert!(hub.next().now_or_never().is_none());
-    assert!(beat(&hub, 0, 1).settled.is_empty(), "a pause settles nothing");
-    hub.unpause();
-    let job = hub.next().now_or_never().unwrap();
-    assert_eq!((&job.key, job.wanted.works, job.wanted.priority), (&key(0), works(), Priority::User));
-    assert!(hub.next().now_or_never().is_none());
-    hub.done(job, Outcome::ended(works()));
-    assert_eq!(beat(&hub, 0, 2).settled["w"], 1);
+async fn end_of_a_pause_resumes_paused_work_only() {
+    let fleet = table_with(4, 2);
+    send(&fleet, 0, 1).unwrap();
+    fleet.done(fleet.next().await, ReconcileOutcome::default());
+    assert_eq!(fleet.views().iter().filter(|view| view.paused == work()).count(), 1);
+    assert!(fleet.next().now_or_never().is_none());
+    assert!(send_heartbeat(&fleet, 0, 1).settled.is_empty(), "a pause settles nothing");
+    fleet.unpause();
+    let job = fleet.next().now_or_never().unwrap();
+    assert_eq!((&job.key, job.queued.work, job.queued.priority), (&key(0), work(), Priority::User));
+    assert!(fleet.next().now_or_never().is_none());
+    fleet.done(job, ReconcileOutcome::ended(work()));
+    assert_eq!(send_heartbeat(&fleet, 0, 2).settled["w"], 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_verification_is_spread_and_comes_once() {
-    let hub = placed(4, 50);
+async fn verification_is_spread_and_runs_once() {
+    let fleet = table_with(4, 50);
     time::advance(Duration::from_secs(30)).await;
-    (0..50).for_each(|n| hub.verify_within(&key(n), Duration::from_secs(300)));
+    (0..50).for_each(|n| fleet.verify_within(&key(n), Duration::from_secs(300)));
     let start = Instant::now();
     let mut early = 0;
     for _ in 0..50 {
-        let job = hub.next().await;
-        assert_eq!((job.wanted.priority, &job.wanted.drift), (Priority::Verification, &Drift::All));
+        let job = fleet.next().await;
+        assert_eq!((job.queued.priority, &job.queued.drift), (Priority::Verification, &Drift::All));
         early += u32::from(Instant::now() - start < Duration::from_secs(100));
-        hub.done(job, Outcome::ended(works()));
+        fleet.done(job, ReconcileOutcome::ended(work()));
     }
     assert!((5..=30).contains(&early), "{early} of 50 in the first third");
     assert!(Instant::now() - start <= Duration::from_secs(301));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pass_is_told_when_its_kyma_goes_and_only_then() {
-    let hub = placed(4, 2);
-    send(&hub, 0, 1).unwrap();
-    let job = hub.next().await;
-    let gone = job.gone();
+async fn job_is_cancelled_when_its_kyma_is_removed() {
+    let fleet = table_with(4, 2);
+    send(&fleet, 0, 1).unwrap();
+    let job = fleet.next().await;
+    let cancellation = job.cancellation();
     // Another runtime under the same name is still this Kyma.
-    hub.place(key(0), Some(id(9)), plan("1"));
-    hub.remove(&key(1));
-    assert!(!gone.is_cancelled());
-    hub.remove(&key(0));
-    assert!(gone.is_cancelled());
-    hub.done(job, Outcome::default());
-    hub.place(key(0), Some(id(0)), plan("1"));
-    send(&hub, 0, 2).unwrap();
-    assert!(!hub.next().await.gone().is_cancelled(), "the next one begins anew");
+    fleet.place(key(0), Some(id(9)), plan("1"));
+    fleet.remove(&key(1));
+    assert!(!cancellation.is_cancelled());
+    fleet.remove(&key(0));
+    assert!(cancellation.is_cancelled());
+    fleet.done(job, ReconcileOutcome::default());
+    fleet.place(key(0), Some(id(0)), plan("1"));
+    send(&fleet, 0, 2).unwrap();
+    assert!(!fleet.next().await.cancellation().is_cancelled(), "the new Kyma has a token of its own");
 }
 
 #[tokio::test(start_paused = true)]
-async fn those_who_are_woken_at_a_pace_come_so_many_a_second_and_each_once() {
-    let hub = placed(100, 50);
-    let (catalog, begun) = (Works::of(&[Work::Catalog]), Instant::now());
+async fn paced_work_follows_the_rate_and_runs_once() {
+    let fleet = table_with(100, 50);
+    let (catalog, start) = (WorkSet::of(&[Work::Catalog]), Instant::now());
     let keys = || (0..50).map(key).collect();
-    hub.want_paced(keys(), catalog, 10);
-    // A second change finds all of them waiting, but for who was the first.
-    hub.done(hub.next().await, Outcome::ended(catalog));
-    hub.want_paced(keys(), catalog, 10);
+    fleet.enqueue_paced(keys(), catalog, 10);
+    // At a second change all of them still wait, except the first.
+    fleet.done(fleet.next().await, ReconcileOutcome::ended(catalog));
+    fleet.enqueue_paced(keys(), catalog, 10);
     let mut counts = BTreeMap::new();
     for n in 1..=50 {
-        let job = hub.next().await;
-        assert_eq!(job.wanted.priority, Priority::Catalog);
+        let job = fleet.next().await;
+        assert_eq!(job.queued.priority, Priority::Catalog);
         *counts.entry(job.key.clone()).or_insert(0) += 1;
-        let passed = begun.elapsed();
+        let passed = start.elapsed();
         assert!(passed >= Duration::from_millis(100) * n - Duration::from_millis(10), "{n} after {passed:?}");
-        hub.done(job, Outcome::ended(catalog));
+        fleet.done(job, ReconcileOutcome::ended(catalog));
     }
     assert!(counts.len() == 50 && counts.values().all(|count| *count == 1), "{counts:?}");
-    assert!(begun.elapsed() <= Duration::from_secs(6));
-    assert!(hub.next().now_or_never().is_none());
+    assert!(start.elapsed() <= Duration::from_secs(6));
+    assert!(fleet.next().now_or_never().is_none());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_roll_out_comes_at_its_time_and_the_soonest_counts() {
-    let (hub, begun) = (placed(4, 1), Instant::now());
-    hub.roll_out(&key(0), Duration::from_secs(90));
-    hub.roll_out(&key(0), Duration::from_secs(40));
-    hub.roll_out(&key(0), Duration::from_secs(60));
-    let job = hub.next().await;
-    assert_eq!((begun.elapsed().as_secs(), job.wanted.works), (40, Works::of(&[Work::Kyma])));
-    hub.done(job, Outcome::ended(works()));
-    assert!(hub.next().now_or_never().is_none());
+async fn earliest_rollout_delay_applies() {
+    let (fleet, start) = (table_with(4, 1), Instant::now());
+    fleet.roll_out(&key(0), Duration::from_secs(90));
+    fleet.roll_out(&key(0), Duration::from_secs(40));
+    fleet.roll_out(&key(0), Duration::from_secs(60));
+    let job = fleet.next().await;
+    assert_eq!((start.elapsed().as_secs(), job.queued.work), (40, WorkSet::of(&[Work::Kyma])));
+    fleet.done(job, ReconcileOutcome::ended(work()));
+    assert!(fleet.next().now_or_never().is_none());
 }

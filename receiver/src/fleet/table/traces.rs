@@ -1,4 +1,4 @@
-//! Which traces of events wait for a pass over a Kyma. Empty in builds that export none.
+//! Traces of events that wait for a reconcile of their Kyma. Empty in builds without trace export.
 
 use std::{collections::HashMap, time::SystemTime};
 
@@ -6,49 +6,49 @@ use tidewatch_shared::trace;
 
 use crate::base::key::KymaKey;
 
-/// Traces that one pass is caused by, at most; what is beyond is worked on all the same.
-const OF_ONE: usize = 16;
-/// Kymas with traces.
-const KYMAS: usize = 10_000;
+/// Maximum number of traces per reconcile; events beyond it are processed untraced.
+const MAX_PER_KYMA: usize = 16;
+/// Maximum number of Kymas with traces.
+const MAX_KYMAS: usize = 10_000;
 
-/// What waits, by Kyma.
+/// Waiting traces by Kyma.
 #[derive(Debug, Default)]
-pub(super) struct Traces(HashMap<KymaKey, Waiting>);
+pub(super) struct PendingTraces(HashMap<KymaKey, TraceLinks>);
 
-/// The traces that wait with one Kyma.
+/// Waiting traces of one Kyma.
 #[derive(Debug, Default)]
-pub(super) struct Waiting {
+pub(super) struct TraceLinks {
     since: Option<SystemTime>,
     causes: Vec<String>,
 }
 
-impl Traces {
-    /// One more, if there is room: the `traceparent` of a request that makes this Kyma wanted.
+impl PendingTraces {
+    /// Adds the `traceparent` of a request that enqueued work of this Kyma, if there is room.
     pub(super) fn add(&mut self, key: &KymaKey, traceparent: String) {
-        if self.0.len() < KYMAS || self.0.contains_key(key) {
-            let waiting = self.0.entry(key.clone()).or_default();
-            waiting.since.get_or_insert_with(SystemTime::now);
-            if waiting.causes.len() < OF_ONE {
-                waiting.causes.push(traceparent);
+        if self.0.len() < MAX_KYMAS || self.0.contains_key(key) {
+            let links = self.0.entry(key.clone()).or_default();
+            links.since.get_or_insert_with(SystemTime::now);
+            if links.causes.len() < MAX_PER_KYMA {
+                links.causes.push(traceparent);
             }
         }
     }
 
-    /// Those that the pass which begins now is caused by.
-    pub(super) fn take(&mut self, key: &KymaKey) -> Waiting {
+    /// Takes the traces for the reconcile that starts now.
+    pub(super) fn take(&mut self, key: &KymaKey) -> TraceLinks {
         self.0.remove(key).unwrap_or_default()
     }
 
-    /// Nobody will work on this Kyma any more.
+    /// Drops the traces of a removed Kyma.
     pub(super) fn forget(&mut self, key: &KymaKey) {
         self.0.remove(key);
     }
 }
 
-impl Waiting {
-    /// Ends the wait: its span continues one of the traces and links to the others. Returns the `traceparent` for what comes next.
-    pub(super) fn end(&self) -> Option<String> {
-        let span = trace::span("wait for a pass", Some(self.since?), self.causes.iter().map(String::as_str));
+impl TraceLinks {
+    /// Ends the wait: its span continues one trace and links to the others. Returns its `traceparent`.
+    pub(super) fn end_wait(&self) -> Option<String> {
+        let span = trace::span("wait for a reconcile", Some(self.since?), self.causes.iter().map(String::as_str));
         span.map(|span| span.traceparent())
     }
 }
@@ -58,13 +58,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn traces_are_taken_once_and_have_bounds() {
-        let (mut traces, key) = (Traces::default(), KymaKey::new("n", "k"));
-        (0..=OF_ONE).for_each(|trace| traces.add(&key, trace.to_string()));
+    fn traces_are_taken_once_and_bounded() {
+        let (mut traces, key) = (PendingTraces::default(), KymaKey::new("n", "k"));
+        (0..=MAX_PER_KYMA).for_each(|trace| traces.add(&key, trace.to_string()));
         let (all, none) = (traces.take(&key), traces.take(&key));
-        assert_eq!((all.causes.len(), all.since.is_some()), (OF_ONE, true));
-        assert_eq!((none.causes.len(), none.since, none.end()), (0, None, None));
-        (0..=KYMAS).for_each(|kyma| traces.add(&KymaKey::new("n", kyma.to_string()), String::new()));
-        assert_eq!(traces.0.len(), KYMAS);
+        assert_eq!((all.causes.len(), all.since.is_some()), (MAX_PER_KYMA, true));
+        assert_eq!((none.causes.len(), none.since, none.end_wait()), (0, None, None));
+        (0..=MAX_KYMAS).for_each(|kyma| traces.add(&KymaKey::new("n", kyma.to_string()), String::new()));
+        assert_eq!(traces.0.len(), MAX_KYMAS);
     }
 }

@@ -1,54 +1,57 @@
-//! What agents are told of roots and certificates.
+//! Trust bundle and issuer that responses to heartbeats announce.
 
 use std::time::Duration;
 
 use tidewatch_shared::certificate::KeyId;
 use tokio::time::Instant;
 
-/// Agents may be asked to renew so much ahead of the rate, after a while without.
+/// Burst of renewal requests ahead of the rate after an idle period.
 const BURST: Duration = Duration::from_secs(1);
 
-/// What heartbeats are answered.
+/// Trust data for the responses to heartbeats.
 #[derive(Clone, Debug, Default)]
-pub struct Told {
-    /// Revision of the bundle that agents should have.
+pub struct TrustAnnouncement {
+    /// Revision of the current bundle.
     pub revision: String,
-    /// The key that signs new certificates: who has one of another is asked to renew. `None` asks nobody.
+    /// Key that issues new certificates: agents with a certificate of another key are requested to renew. `None`
+    /// requests no renewal.
     pub issuer: Option<KeyId>,
-    /// Agents in one second that are asked.
+    /// Maximum rate of renewal requests, per second.
     pub renewals_per_second: u32,
 }
 
-/// The same with the rate that is used up.
+/// Announcement and the rate limit of its renewal requests.
 #[derive(Debug, Default)]
-pub(super) struct Telling {
-    told: Option<Told>,
-    /// When all that were asked are paid for (GCRA's theoretical arrival time).
-    paid: Option<Instant>,
+pub(super) struct TrustAnnouncer {
+    announcement: Option<TrustAnnouncement>,
+    /// Theoretical arrival time of the rate limit (GCRA).
+    paid_until: Option<Instant>,
 }
 
-impl Telling {
-    pub(super) fn tell(&mut self, told: Told) {
-        self.told = Some(told);
+impl TrustAnnouncer {
+    pub(super) fn set(&mut self, announcement: TrustAnnouncement) {
+        self.announcement = Some(announcement);
     }
 
     pub(super) fn revision(&self) -> Option<String> {
-        self.told.as_ref().map(|told| told.revision.clone())
+        self.announcement.as_ref().map(|announcement| announcement.revision.clone())
     }
 
-    /// Whether an agent with a certificate of this authority is asked to renew it now.
-    pub(super) fn asks(&mut self, authority: Option<&KeyId>, now: Instant) -> bool {
-        let Some(Told { issuer: Some(issuer), renewals_per_second, .. }) = &self.told else { return false };
+    /// Returns true, and charges the rate limit, if an agent with a certificate of this authority is to renew it now.
+    pub(super) fn requests_renewal(&mut self, authority: Option<&KeyId>, now: Instant) -> bool {
+        let Some(TrustAnnouncement { issuer: Some(issuer), renewals_per_second, .. }) = &self.announcement else {
+            return false;
+        };
         let rate = (*renewals_per_second).max(1);
-        // Nothing can be concluded from a certificate that does not say who signed it.
+        // A certificate without authority key identifier proves nothing about its issuer.
         if authority.is_none_or(|authority| authority == issuer) {
             return false;
         }
-        let paid = self.paid.map_or(now, |paid| paid.max(now));
-        if paid.duration_since(now) >= BURST {
+        let paid_until = self.paid_until.map_or(now, |paid_until| paid_until.max(now));
+        if paid_until.duration_since(now) >= BURST {
             return false;
         }
-        self.paid = Some(paid + Duration::from_secs(1) / rate);
+        self.paid_until = Some(paid_until + Duration::from_secs(1) / rate);
         true
     }
 }
@@ -62,18 +65,20 @@ mod tests {
     }
 
     #[test]
-    fn only_those_of_another_issuer_are_asked_and_at_the_rate() {
-        let (now, mut telling) = (Instant::now(), Telling::default());
-        assert!(!telling.asks(Some(&key("aa")), now), "nobody has said anything");
-        let told = |issuer| Told { revision: "r".into(), issuer, renewals_per_second: 2 };
-        telling.tell(told(None));
-        assert!(!telling.asks(Some(&key("aa")), now));
-        telling.tell(told(Some(key("bb"))));
-        assert!(!telling.asks(Some(&key("bb")), now) && !telling.asks(None, now));
-        let asked = |telling: &mut Telling, at| (0..9).filter(|_| telling.asks(Some(&key("aa")), at)).count();
-        assert_eq!(asked(&mut telling, now), 2);
-        assert_eq!(asked(&mut telling, now + Duration::from_millis(500)), 1);
-        assert_eq!(asked(&mut telling, now + Duration::from_secs(60)), 2);
-        assert_eq!(telling.revision().as_deref(), Some("r"));
+    fn renewals_are_requested_of_other_issuers_at_the_rate() {
+        let (now, mut announcer) = (Instant::now(), TrustAnnouncer::default());
+        assert!(!announcer.requests_renewal(Some(&key("aa")), now), "nothing was announced yet");
+        let announcement = |issuer| TrustAnnouncement { revision: "r".into(), issuer, renewals_per_second: 2 };
+        announcer.set(announcement(None));
+        assert!(!announcer.requests_renewal(Some(&key("aa")), now));
+        announcer.set(announcement(Some(key("bb"))));
+        assert!(!announcer.requests_renewal(Some(&key("bb")), now) && !announcer.requests_renewal(None, now));
+        let requested = |announcer: &mut TrustAnnouncer, at| {
+            (0..9).filter(|_| announcer.requests_renewal(Some(&key("aa")), at)).count()
+        };
+        assert_eq!(requested(&mut announcer, now), 2);
+        assert_eq!(requested(&mut announcer, now + Duration::from_millis(500)), 1);
+        assert_eq!(requested(&mut announcer, now + Duration::from_secs(60)), 2);
+        assert_eq!(announcer.revision().as_deref(), Some("r"));
     }
 }

@@ -1,4 +1,4 @@
-//! A summary of one Kyma for logs, metrics and tests.
+//! Summaries of runtimes for the admin API, rollouts and tests.
 
 use std::time::Duration;
 
@@ -7,67 +7,67 @@ use tokio::time::Instant;
 
 use crate::{
     base::key::KymaKey,
-    fleet::{Contract, EpochView, PathState, queue::Works},
+    fleet::{Contract, EpochView, PathState, queue::WorkSet},
 };
 
-/// What is known of one Kyma and its runtime.
+/// Summary of one Kyma and its runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct View {
-    /// Which Kyma.
+pub struct RuntimeView {
+    /// The Kyma.
     pub key: KymaKey,
     /// Its runtime id, if it has one.
     pub runtime: Option<RuntimeId>,
-    /// Whether another Kyma has the same runtime id.
+    /// Another Kyma has the same runtime id.
     pub ambiguous: bool,
-    /// Whether its path is proven.
+    /// State of its event path.
     pub path: PathState,
-    /// The contract of its last request.
+    /// Contract of its last request.
     pub contract: Contract,
-    /// How long ago the last heartbeat came that counted.
+    /// Age of the last counted heartbeat.
     pub last_seen: Option<Duration>,
-    /// The heartbeat interval that it follows at most.
+    /// Longest heartbeat interval that the agent may follow.
     pub heartbeat: Duration,
-    /// How old the canary is by now; `None` if it never came back.
+    /// Current age of the canary; `None` if it never returned.
     pub canary_age: Option<Duration>,
-    /// The agent's version, as it said, at most 256 characters.
+    /// Version that the agent reports, at most 256 characters.
     pub agent_version: Option<String>,
-    /// The plan that the agent follows, as it said, at most 256 characters.
+    /// Plan revision that the agent reports, at most 256 characters.
     pub plan_revision: Option<String>,
-    /// Whether that is the plan that it should follow.
+    /// True if that is the current plan.
     pub plan_is_current: bool,
-    /// The end of the agent's certificate, as it said: RFC 3339 from an honest one, at most 256 characters.
+    /// End of the agent's certificate as it reports it: RFC 3339 from an honest agent, at most 256 characters.
     pub certificate_not_after: Option<String>,
-    /// Since when its renewal fails, as the agent said, in unix seconds; `None` while it does not.
+    /// Start of the agent's failure to renew, as it reports it, Unix seconds; `None` while renewals succeed.
     pub renewal_failed_since: Option<u32>,
-    /// Objects that waited in the agent at the last heartbeat.
+    /// Objects pending in the agent at the last heartbeat.
     pub waiting: u64,
-    /// Events that it could not send.
+    /// Events that the agent could not send.
     pub parked: u64,
-    /// Events that came while an earlier one was missing, in the epochs that are remembered.
+    /// Events received above a gap, in the epochs kept.
     pub gaps: u64,
-    /// Events that came again, in the epochs that are remembered.
+    /// Events received more than once, in the epochs kept.
     pub duplicates: u64,
-    /// Its epochs, in the order in which they came; at most four.
+    /// Its epochs in the order of arrival; at most four.
     pub epochs: Vec<EpochView>,
-    /// What is wanted of it, now or after its backoff.
-    pub wanted: Works,
-    /// What waits for the end of a pause.
-    pub paused: Works,
-    /// Whether it is in work.
-    pub in_work: bool,
-    /// Passes that failed in a row.
+    /// Work that is ready or in backoff.
+    pub queued: WorkSet,
+    /// Paused work.
+    pub paused: WorkSet,
+    /// A reconcile runs.
+    pub in_progress: bool,
+    /// Consecutive failed reconciles.
     pub failures: u32,
 }
 
-/// How the path of one runtime stands: what the upgrade of its agent is judged by.
+/// Path state of one runtime, the basis of its agent's upgrade.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Stand {
+pub(crate) struct PathReport {
     /// Its Kyma.
     pub(crate) kyma: KymaKey,
-    /// Its id.
+    /// Its runtime id.
     pub(crate) runtime: RuntimeId,
-    /// Whether it is proven.
+    /// State of its event path.
     pub(crate) path: PathState,
-    /// When the last heartbeat came that counted.
-    pub(crate) beat: Option<Instant>,
+    /// Time of the last counted heartbeat.
+    pub(crate) last_heartbeat: Option<Instant>,
 }

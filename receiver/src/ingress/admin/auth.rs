@@ -1,4 +1,5 @@
-//! Who bears a token, and whether they have the right for what they ask: KCP is asked both, and its answers are kept for a moment.
+//! Token authentication and authorization in KCP, as the API server's delegated authentication does it: a TokenReview,
+//! then a SubjectAccessReview of a `nonResourceURL`. Results are cached for a short time.
 
 use std::{
     collections::HashMap,
@@ -20,116 +21,116 @@ use tokio::{
 
 use crate::ingress::bearer::bearer;
 
-/// What must be granted for a request, as a `nonResourceURL` and a verb.
+/// Permission that a request needs: a verb on a `nonResourceURL`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Right {
+pub(super) struct Permission {
     pub(super) path: &'static str,
     pub(super) verb: &'static str,
 }
 
-/// A good answer holds so long, at most: a right that is taken away works on until then.
-const ALLOWED_FOR: Duration = Duration::from_secs(30);
-/// A bad one: whoever was granted it meanwhile need not wait long.
-const REFUSED_FOR: Duration = Duration::from_secs(5);
-/// Answers that are kept.
-const KEPT: usize = 256;
-/// Both questions together.
+/// Time to live of an allowed request; a revoked permission stays effective for at most this long.
+const ALLOWED_TTL: Duration = Duration::from_secs(30);
+/// Time to live of a refusal, shorter so that a new permission takes effect soon.
+const REFUSED_TTL: Duration = Duration::from_secs(5);
+/// Maximum number of cached results.
+const MAX_CACHED: usize = 256;
+/// Deadline of both reviews together.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// Questions that are asked at the same time.
-const AT_ONCE: usize = 4;
+/// Concurrent reviews.
+const MAX_CONCURRENT: usize = 4;
 
-/// What may be done with a request.
+/// Result of an authorization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
-    /// It is answered.
+pub(super) enum Authorization {
+    /// The token's user has the permission.
     Allowed,
-    /// No token, or one that KCP does not know; 401.
-    Unknown,
-    /// KCP knows who it is and does not allow it; 403.
+    /// No token, or one that KCP does not authenticate; 401.
+    Unauthenticated,
+    /// KCP authenticates the token, and its user lacks the permission; 403.
     Forbidden,
-    /// KCP could not be asked; 503.
-    Unasked,
+    /// The reviews in KCP failed or exceeded their deadline; 503.
+    Unavailable,
 }
 
-/// Asks KCP; clones share what they know.
+/// Authorizes requests by reviews in KCP. Clones share one cache.
 #[derive(Clone)]
-pub(super) struct Reviewer(Arc<Inner>);
+pub(super) struct TokenReviewer(Arc<Inner>);
 
 struct Inner {
     kcp: Client,
-    asking: Semaphore,
-    known: Mutex<Known>,
+    slots: Semaphore,
+    cache: Mutex<Cache>,
 }
 
-/// By the hash of a token with what was asked: tokens themselves are not kept.
-type Known = HashMap<Vec<u8>, (Verdict, Instant)>;
+/// Results with their expiry, by the SHA-256 of verb, path and token: tokens themselves are not kept.
+type Cache = HashMap<Vec<u8>, (Authorization, Instant)>;
 
-impl Reviewer {
+impl TokenReviewer {
     pub(super) fn new(kcp: Client) -> Self {
-        Self(Arc::new(Inner { kcp, asking: Semaphore::new(AT_ONCE), known: Mutex::default() }))
+        Self(Arc::new(Inner { kcp, slots: Semaphore::new(MAX_CONCURRENT), cache: Mutex::default() }))
     }
 
-    /// Judges whether the bearer of a request's token has a right.
-    pub(super) async fn judge(&self, headers: &HeaderMap, right: Right) -> Verdict {
-        let Some(token) = bearer(headers) else { return Verdict::Unknown };
-        // Neither a path nor a verb has a space.
-        let asked = format!("{} {} {token}", right.verb, right.path);
-        let hash = digest(&SHA256, asked.as_bytes()).as_ref().to_vec();
-        if let Some(verdict) = self.known(&hash, Instant::now()) {
-            return verdict;
+    /// Checks that the user of the request's bearer token has a permission.
+    pub(super) async fn authorize(&self, headers: &HeaderMap, permission: Permission) -> Authorization {
+        let Some(token) = bearer(headers) else { return Authorization::Unauthenticated };
+        // Unambiguous, since neither paths nor verbs contain spaces.
+        let key = format!("{} {} {token}", permission.verb, permission.path);
+        let key = digest(&SHA256, key.as_bytes()).as_ref().to_vec();
+        if let Some(cached) = self.cached(&key, Instant::now()) {
+            return cached;
         }
-        match timeout(DEADLINE, self.ask(token, right)).await {
-            Ok(Ok(verdict)) => {
-                self.keep(hash, verdict, Instant::now());
-                verdict
+        match timeout(DEADLINE, self.review(token, permission)).await {
+            Ok(Ok(authorization)) => {
+                self.cache(key, authorization, Instant::now());
+                authorization
             }
             Ok(Err(error)) => {
-                tracing::warn!(error = &error as &dyn std::error::Error, "The bearer of a token could not be reviewed");
-                Verdict::Unasked
+                tracing::warn!(error = &error as &dyn std::error::Error, "Token review failed");
+                Authorization::Unavailable
             }
             Err(_) => {
-                tracing::warn!("The bearer of a token could not be reviewed in time");
-                Verdict::Unasked
+                tracing::warn!("Token review timed out");
+                Authorization::Unavailable
             }
         }
     }
 
-    fn known(&self, hash: &[u8], now: Instant) -> Option<Verdict> {
-        self.lock().get(hash).filter(|(_, until)| now < *until).map(|(verdict, _)| *verdict)
+    fn cached(&self, key: &[u8], now: Instant) -> Option<Authorization> {
+        self.lock().get(key).filter(|(_, expiry)| now < *expiry).map(|(authorization, _)| *authorization)
     }
 
-    fn keep(&self, hash: Vec<u8>, verdict: Verdict, now: Instant) {
-        let mut known = self.lock();
-        known.retain(|_, (_, until)| now < *until);
-        // Whoever tries many tokens makes room for none of them.
-        if known.len() < KEPT {
-            let lasts = if verdict == Verdict::Allowed { ALLOWED_FOR } else { REFUSED_FOR };
-            known.insert(hash, (verdict, now + lasts));
+    fn cache(&self, key: Vec<u8>, authorization: Authorization, now: Instant) {
+        let mut cache = self.lock();
+        cache.retain(|_, (_, expiry)| now < *expiry);
+        // A full cache takes no further results, so that a client that tries many tokens evicts nothing.
+        if cache.len() < MAX_CACHED {
+            let ttl = if authorization == Authorization::Allowed { ALLOWED_TTL } else { REFUSED_TTL };
+            cache.insert(key, (authorization, now + ttl));
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Known> {
-        self.0.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Cache> {
+        self.0.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn ask(&self, token: &str, right: Right) -> kube::Result<Verdict> {
-        // Nobody closes the semaphore.
-        let Ok(_permit) = self.0.asking.acquire().await else { return Ok(Verdict::Unasked) };
+    async fn review(&self, token: &str, permission: Permission) -> kube::Result<Authorization> {
+        // The semaphore is never closed.
+        let Ok(_permit) = self.0.slots.acquire().await else { return Ok(Authorization::Unavailable) };
         let spec = TokenReviewSpec { token: Some(token.to_owned()), ..TokenReviewSpec::default() };
         let review = TokenReview { spec, ..TokenReview::default() };
         let review = Api::<TokenReview>::all(self.0.kcp.clone()).create(&PostParams::default(), &review).await?;
         let user = review.status.filter(|status| status.authenticated == Some(true)).and_then(|status| status.user);
-        let Some(user) = user else { return Ok(Verdict::Unknown) };
+        let Some(user) = user else { return Ok(Authorization::Unauthenticated) };
         let review = Api::<SubjectAccessReview>::all(self.0.kcp.clone());
-        let review = review.create(&PostParams::default(), &may(user, right)).await?;
-        // A denial wins over a permission; what is neither is refused.
+        let review = review.create(&PostParams::default(), &access_review(user, permission)).await?;
+        // `denied` overrides `allowed`; with neither, the request is refused.
         let allowed = review.status.is_some_and(|status| status.allowed && status.denied != Some(true));
-        Ok(if allowed { Verdict::Allowed } else { Verdict::Forbidden })
+        Ok(if allowed { Authorization::Allowed } else { Authorization::Forbidden })
     }
 }
 
-fn may(user: UserInfo, right: Right) -> SubjectAccessReview {
-    let path = NonResourceAttributes { path: Some(right.path.to_owned()), verb: Some(right.verb.to_owned()) };
+fn access_review(user: UserInfo, permission: Permission) -> SubjectAccessReview {
+    let path = NonResourceAttributes { path: Some(permission.path.to_owned()), verb: Some(permission.verb.to_owned()) };
     SubjectAccessReview {
         spec: SubjectAccessReviewSpec {
             user: user.username,
@@ -153,83 +154,89 @@ mod tests {
     use super::*;
     use crate::testing;
 
-    const SEE: Right = Right { path: "/fleet", verb: "get" };
+    const READ: Permission = Permission { path: "/fleet", verb: "get" };
 
-    /// A KCP that knows `good` and `poor` and allows `good` alone; counts what it is asked.
-    fn reviewer(asked: &Arc<AtomicUsize>) -> Reviewer {
-        let asked = asked.clone();
-        Reviewer::new(testing::client("default", move |parts, body| {
-            asked.fetch_add(1, Ordering::Relaxed);
+    /// A KCP that authenticates `good` and `poor` and allows `good` alone; counts the reviews.
+    fn reviewer(reviews: &Arc<AtomicUsize>) -> TokenReviewer {
+        let reviews = reviews.clone();
+        TokenReviewer::new(testing::client("default", move |parts, body| {
+            reviews.fetch_add(1, Ordering::Relaxed);
             let body: Value = serde_json::from_slice(body).unwrap();
-            let (status, answer) = match parts.uri.path() {
+            let (status, response) = match parts.uri.path() {
                 "/apis/authentication.k8s.io/v1/tokenreviews" => {
                     let token = body["spec"]["token"].as_str().unwrap();
                     let user = json!({"username": token, "groups": ["g"], "extra": {"a": ["b"]}});
-                    let known = ["good", "poor"].contains(&token);
-                    (StatusCode::CREATED, json!({"spec": {}, "status": {"authenticated": known, "user": user}}))
+                    let authenticated = ["good", "poor"].contains(&token);
+                    (StatusCode::CREATED, json!({"spec": {}, "status": {"authenticated": authenticated, "user": user}}))
                 }
                 "/apis/authorization.k8s.io/v1/subjectaccessreviews" => {
                     let spec = &body["spec"];
-                    let sees = spec["nonResourceAttributes"] == json!({"path": "/fleet", "verb": "get"});
-                    let allowed = sees && spec["user"] == "good";
+                    let granted = spec["nonResourceAttributes"] == json!({"path": "/fleet", "verb": "get"});
+                    let allowed = granted && spec["user"] == "good";
                     assert_eq!((&spec["groups"], &spec["extra"]), (&json!(["g"]), &json!({"a": ["b"]})));
                     (StatusCode::CREATED, json!({"spec": {}, "status": {"allowed": allowed}}))
                 }
                 other => panic!("{other}"),
             };
-            Some((status, answer.to_string()))
+            Some((status, response.to_string()))
         }))
     }
 
-    fn with(token: &str) -> HeaderMap {
+    fn authorization(token: &str) -> HeaderMap {
         HeaderMap::from_iter([(AUTHORIZATION, HeaderValue::from_str(token).unwrap())])
     }
 
     #[tokio::test(start_paused = true)]
-    async fn kcp_decides_and_is_asked_once_in_a_while() {
-        let asked = Arc::new(AtomicUsize::new(0));
-        let reviewer = reviewer(&asked);
+    async fn results_of_kcp_are_cached_until_they_expire() {
+        let reviews = Arc::new(AtomicUsize::new(0));
+        let reviewer = reviewer(&reviews);
         for _ in 0..3 {
-            assert_eq!(reviewer.judge(&with("Bearer good"), SEE).await, Verdict::Allowed);
+            assert_eq!(reviewer.authorize(&authorization("Bearer good"), READ).await, Authorization::Allowed);
         }
-        assert_eq!(asked.load(Ordering::Relaxed), 2);
-        assert_eq!(reviewer.judge(&with("bearer poor"), SEE).await, Verdict::Forbidden);
-        assert_eq!(reviewer.judge(&with("Bearer bad"), SEE).await, Verdict::Unknown);
-        assert_eq!(asked.load(Ordering::Relaxed), 5);
-        tokio::time::advance(ALLOWED_FOR).await;
-        assert_eq!(reviewer.judge(&with("Bearer good"), SEE).await, Verdict::Allowed);
-        assert_eq!(asked.load(Ordering::Relaxed), 7);
-        let other = Right { path: "/rotate-ca", verb: "post" };
-        assert_eq!(reviewer.judge(&with("Bearer good"), other).await, Verdict::Forbidden, "one right is not another");
+        assert_eq!(reviews.load(Ordering::Relaxed), 2);
+        assert_eq!(reviewer.authorize(&authorization("bearer poor"), READ).await, Authorization::Forbidden);
+        assert_eq!(reviewer.authorize(&authorization("Bearer bad"), READ).await, Authorization::Unauthenticated);
+        assert_eq!(reviews.load(Ordering::Relaxed), 5);
+        tokio::time::advance(ALLOWED_TTL).await;
+        assert_eq!(reviewer.authorize(&authorization("Bearer good"), READ).await, Authorization::Allowed);
+        assert_eq!(reviews.load(Ordering::Relaxed), 7);
+        let other = Permission { path: "/rotate-ca", verb: "post" };
+        assert_eq!(
+            reviewer.authorize(&authorization("Bearer good"), other).await,
+            Authorization::Forbidden,
+            "each permission is reviewed"
+        );
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_no_token_costs_kcp_nothing() {
-        let asked = Arc::new(AtomicUsize::new(0));
-        let reviewer = reviewer(&asked);
-        let mut twice = with("Bearer good");
+    async fn requests_without_one_bearer_token_cause_no_review() {
+        let reviews = Arc::new(AtomicUsize::new(0));
+        let reviewer = reviewer(&reviews);
+        let mut twice = authorization("Bearer good");
         twice.append(AUTHORIZATION, HeaderValue::from_static("Bearer good"));
-        for headers in [HeaderMap::new(), with("Basic good"), with("Bearer "), with("good"), twice] {
-            assert_eq!(reviewer.judge(&headers, SEE).await, Verdict::Unknown);
+        for headers in
+            [HeaderMap::new(), authorization("Basic good"), authorization("Bearer "), authorization("good"), twice]
+        {
+            assert_eq!(reviewer.authorize(&headers, READ).await, Authorization::Unauthenticated);
         }
-        assert_eq!(asked.load(Ordering::Relaxed), 0);
+        assert_eq!(reviews.load(Ordering::Relaxed), 0);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn memory_is_bounded() {
+    async fn cache_is_bounded_and_expires() {
         let reviewer = reviewer(&Arc::default());
-        for token in 0..KEPT * 2 {
-            reviewer.judge(&with(&format!("Bearer {token}")), SEE).await;
+        for token in 0..MAX_CACHED * 2 {
+            reviewer.authorize(&authorization(&format!("Bearer {token}")), READ).await;
         }
-        assert_eq!(reviewer.lock().len(), KEPT);
-        tokio::time::advance(REFUSED_FOR).await;
-        assert_eq!(reviewer.judge(&with("Bearer good"), SEE).await, Verdict::Allowed);
+        assert_eq!(reviewer.lock().len(), MAX_CACHED);
+        tokio::time::advance(REFUSED_TTL).await;
+        assert_eq!(reviewer.authorize(&authorization("Bearer good"), READ).await, Authorization::Allowed);
         assert_eq!(reviewer.lock().len(), 1);
     }
 
     #[tokio::test]
-    async fn a_control_plane_that_cannot_be_asked_lets_nobody_in() {
-        let reviewer = Reviewer::new(testing::client("default", |_, _| Some((StatusCode::FORBIDDEN, "{}"))));
-        assert_eq!(reviewer.judge(&with("Bearer good"), SEE).await, Verdict::Unasked);
+    async fn failing_review_refuses_the_request() {
+        let reviewer = TokenReviewer::new(testing::client("default", |_, _| Some((StatusCode::FORBIDDEN, "{}"))));
+        assert_eq!(reviewer.authorize(&authorization("Bearer good"), READ).await, Authorization::Unavailable);
     }
 }

@@ -1,4 +1,4 @@
-//! What the admin listener shows, as JSON, and what the command line reads again.
+//! Report of the fleet as JSON, served by the admin listener and read by the command line.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -10,53 +10,53 @@ use tidewatch_shared::{
     plan::Work,
 };
 
-use crate::fleet::{EpochView, PathState, Unproven, hub::View, queue::Works};
+use crate::fleet::{EpochView, PathState, Unproven, queue::WorkSet, table::RuntimeView};
 
-/// The whole fleet.
+/// Report of the fleet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
-    /// Who says it.
+    /// Receiver that made the report.
     pub receiver: Receiver,
-    /// Figures of all runtimes together.
+    /// Totals of all runtimes.
     pub summary: Summary,
-    /// Each Kyma: those whose path is broken first, then those of which nobody knows, each by name.
+    /// Kymas, those with a broken event path first, then those in an unknown state, each group by namespace and name.
     pub runtimes: Vec<Runtime>,
 }
 
-/// See [`Report::receiver`].
+/// Receiver of a report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Receiver {
-    /// Drawn at every start.
+    /// Random instance of the process.
     pub instance: Instance,
-    /// Its version.
+    /// Version of the program.
     pub version: String,
-    /// Whether it is the active one; else it knows no runtimes.
+    /// True if this receiver holds the Lease; otherwise the report has no runtimes.
     pub active: bool,
-    /// Since its process started, in seconds.
+    /// Time since the start of the process, in seconds.
     pub uptime_seconds: u64,
 }
 
-/// See [`Report::summary`].
+/// Totals of a report.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Summary {
-    /// Kymas.
+    /// Number of Kymas.
     pub kymas: usize,
-    /// How many of them have a path of which [`Path::reason`].
+    /// Number of Kymas by [`Path::reason`].
     pub paths: BTreeMap<String, usize>,
-    /// Objects that wait in agents.
+    /// Objects pending in agents.
     pub waiting: u64,
     /// Events that agents could not send.
     pub parked: u64,
-    /// Events that came while an earlier one was missing.
+    /// Events received above a gap.
     pub gaps: u64,
-    /// Events that came again.
+    /// Events received more than once.
     pub duplicates: u64,
-    /// Kymas of which recorded events still wait for work.
+    /// Kymas with recorded events that are not settled.
     pub unsettled: usize,
-    /// Kymas whose agents fail to renew their certificates.
+    /// Kymas with agents that fail to renew their certificates.
     #[serde(default)]
     pub renewals_failing: usize,
 }
@@ -65,97 +65,98 @@ pub struct Summary {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Runtime {
-    /// Its name in KCP.
+    /// Name in KCP.
     pub kyma: String,
-    /// Its namespace in KCP.
+    /// Namespace in KCP.
     pub namespace: String,
-    /// Its runtime id, if it has one.
+    /// Runtime id, if the Kyma has one.
     pub runtime_id: Option<String>,
-    /// Whether another Kyma has the same runtime id: then neither is served.
+    /// True if another Kyma has the same runtime id: then neither is served.
     pub ambiguous: bool,
-    /// Whether its event path is proven: what the condition `EventPath` says, or will say.
+    /// State of the event path, as the condition `EventPath` has it or will have it.
     pub path: Path,
-    /// The contract in which its agent spoke last: `unheard`, `v2` or `v3`.
+    /// Contract of the agent's last request: `unheard`, `v2` or `v3`.
     pub contract: String,
-    /// Since the last heartbeat that counted, in seconds.
+    /// Age of the last counted heartbeat, in seconds.
     pub last_seen_seconds: Option<u64>,
-    /// The heartbeat interval that the agent follows at most, in seconds.
+    /// Longest heartbeat interval that the agent may follow, in seconds.
     pub heartbeat_seconds: u64,
-    /// Age of the canary in seconds.
+    /// Age of the canary, in seconds.
     pub canary_age_seconds: Option<u64>,
-    /// The agent's version, in its words.
+    /// Version that the agent reports.
     pub agent_version: Option<String>,
-    /// The plan that the agent follows, in its words.
+    /// Plan revision that the agent reports.
     pub plan_revision: Option<String>,
-    /// Whether that is the plan that it should follow.
+    /// True if that is the current plan.
     pub plan_is_current: bool,
-    /// The end of the agent's certificate, in its words.
+    /// End of the agent's certificate, as the agent reports it.
     pub certificate_not_after: Option<String>,
-    /// Since when its renewal fails, in RFC 3339; absent while it does not.
+    /// Start of the agent's failure to renew its certificate, in RFC 3339; absent while renewals succeed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub renewal_failed_since: Option<String>,
-    /// Objects that waited in the agent at the last heartbeat.
+    /// Objects pending in the agent at the last heartbeat.
     pub waiting: u64,
-    /// Events that it could not send.
+    /// Events that the agent could not send.
     pub parked: u64,
-    /// Events that came while an earlier one was missing, in the epochs below.
+    /// Events received above a gap, in the epochs below.
     pub gaps: u64,
-    /// Events that came again, in the epochs below.
+    /// Events received more than once, in the epochs below.
     pub duplicates: u64,
-    /// Works that recorded events still wait for.
+    /// Work for which recorded events are not settled.
     pub unsettled: Vec<Work>,
-    /// Works that are wanted, now or after a backoff.
+    /// Work that is ready or in backoff.
     pub wanted: Vec<Work>,
-    /// Works that wait for the end of a pause.
+    /// Paused work.
     pub paused: Vec<Work>,
-    /// Whether it is in work.
+    /// True while a reconcile runs.
     pub in_work: bool,
-    /// Passes that failed in a row.
+    /// Consecutive failed reconciles.
     pub failures: u32,
-    /// Its epochs, in the order in which they came; at most four.
+    /// Epochs of the agent in the order of arrival; at most four.
     pub epochs: Vec<EpochState>,
 }
 
-/// See [`Runtime::path`].
+/// State of an event path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Path {
-    /// Whether it is proven. `Unknown` where nobody claims that something is broken.
+    /// True if the path is proven, False if it is broken, Unknown without proof of either.
     pub state: ConditionStatus,
-    /// Why, or why not: one word. `Unknown` while there is no evidence and none is due yet; the condition says then what it said before.
+    /// Reason of the state. `Unknown` while no evidence is due yet; the condition keeps its previous reason then.
     pub reason: String,
-    /// What more is known of it; parts of it are an agent's words.
+    /// Details; parts of them come from the agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }
 
-/// One life of an agent's sequences.
+/// One epoch of an agent's sequences.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EpochState {
-    /// Which.
+    /// Number of the epoch.
     pub epoch: Epoch,
-    /// Every sequence from `since` up to here was recorded.
+    /// Upper end of the contiguous recorded sequences that begin at `since`.
     pub accepted: u64,
-    /// Where that run begins.
+    /// Lower end of these sequences.
     pub since: u64,
-    /// Sequences that are missing now, below one that was recorded.
+    /// Missing sequences below a recorded one.
     pub missing: u64,
-    /// Works that recorded events still wait for.
+    /// Work for which recorded events are not settled.
     pub unsettled: Vec<Work>,
-    /// Watches of which news is awaited: their digest did not agree, or what their agent sent is not known here.
+    /// Watches that the agent is requested to resend, because their digest differs, or because their state is unknown
+    /// here.
     pub resend: Vec<String>,
-    /// Events that came again.
+    /// Events received more than once.
     pub duplicates: u64,
-    /// Events that came after a later one.
+    /// Events received after a later one.
     pub reordered: u64,
-    /// Events that came while an earlier one was missing.
+    /// Events received above a gap.
     pub gaps: u64,
 }
 
 impl Report {
-    /// Of what the hub knows; `None` when this receiver is not active.
-    pub(super) fn new(instance: Instance, uptime: Duration, views: Option<Vec<View>>) -> Self {
+    /// Makes the report from the views of the runtime table; `None` if this receiver is not active.
+    pub(super) fn new(instance: Instance, uptime: Duration, views: Option<Vec<RuntimeView>>) -> Self {
         let receiver = Receiver {
             instance,
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -201,11 +202,11 @@ fn rfc3339(unix_seconds: u32) -> String {
     Timestamp::from_second(unix_seconds.into()).unwrap_or(Timestamp::MAX).to_string()
 }
 
-/// What the reason alone does not say.
+/// Details that the reason does not contain.
 fn message(path: &PathState) -> Option<String> {
     let PathState::Unproven(flaw) = path else { return None };
     match flaw {
-        Unproven::OldPlan { refused } => refused.as_ref().map(|why| format!("the agent refuses the plan: {why}")),
+        Unproven::OldPlan { refused } => refused.as_ref().map(|error| format!("the agent refuses the plan: {error}")),
         Unproven::FailingWatch { watch, error: Some(error) } => Some(format!("{watch}: {error}")),
         Unproven::FailingWatch { watch, error: None } => Some(format!("{watch} is not listed")),
         Unproven::Diverged { watch } => Some(watch.clone()),
@@ -214,10 +215,10 @@ fn message(path: &PathState) -> Option<String> {
     }
 }
 
-impl From<View> for Runtime {
-    fn from(view: View) -> Self {
+impl From<RuntimeView> for Runtime {
+    fn from(view: RuntimeView) -> Self {
         let epochs: Vec<_> = view.epochs.into_iter().map(EpochState::from).collect();
-        let unsettled: Works = epochs.iter().flat_map(|epoch| epoch.unsettled.iter().copied()).collect();
+        let unsettled: WorkSet = epochs.iter().flat_map(|epoch| epoch.unsettled.iter().copied()).collect();
         let seconds = |age: Option<Duration>| age.map(|age| age.as_secs());
         Self {
             kyma: view.key.name.clone(),
@@ -239,9 +240,9 @@ impl From<View> for Runtime {
             gaps: view.gaps,
             duplicates: view.duplicates,
             unsettled: unsettled.iter().collect(),
-            wanted: view.wanted.iter().collect(),
+            wanted: view.queued.iter().collect(),
             paused: view.paused.iter().collect(),
-            in_work: view.in_work,
+            in_work: view.in_progress,
             failures: view.failures,
             epochs,
         }
@@ -271,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_is_told_as_the_condition_tells_it() {
+    fn path_has_the_state_and_reason_of_the_condition() {
         let watch = || "pods".to_owned();
         for (path, state) in [
             (PathState::Unknown, "Unknown"),
@@ -284,8 +285,8 @@ mod tests {
             (PathState::Unproven(Unproven::Diverged { watch: watch() }), "False"),
             (PathState::Unproven(Unproven::StaleCanary { came_back: true }), "False"),
         ] {
-            let told = json!(Path::from(&path));
-            assert_eq!((&told["state"], &told["reason"]), (&json!(state), &json!(path.as_str())));
+            let path_json = json!(Path::from(&path));
+            assert_eq!((&path_json["state"], &path_json["reason"]), (&json!(state), &json!(path.as_str())));
         }
     }
 }

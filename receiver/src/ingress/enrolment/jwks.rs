@@ -1,4 +1,4 @@
-//! The public keys of a runtime's issuer of tokens (JWK Set, RFC 7517), and what they verify.
+//! Public keys of a runtime's token issuer (JWK Set, RFC 7517), and the verification of signatures.
 
 use aws_lc_rs::signature::{
     ECDSA_P256_SHA256_FIXED, RSA_PKCS1_2048_8192_SHA256, RsaPublicKeyComponents, UnparsedPublicKey,
@@ -7,36 +7,36 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use serde::Deserialize;
 use thiserror::Error;
 
-use super::token::{Algorithm, InvalidToken, Token};
+use super::token::{Algorithm, Token, TokenError};
 
-/// Bytes of one set. A key of 4,096 bits takes less than a thousand.
+/// Largest set, in bytes. A key of 4,096 bits takes less than a thousand.
 pub const MAX_BYTES: usize = 64 << 10;
-/// Keys of one set; an API server has the one that signs and those that it still accepts.
+/// Keys of one set; an API server has the signing key and those that it still accepts.
 const MAX_KEYS: usize = 32;
-/// Bytes of an RSA modulus: 8,192 bits.
+/// Longest RSA modulus in bytes: 8,192 bits.
 const MAX_MODULUS: usize = 1_024;
-/// Bytes of an RSA exponent. Longer ones only cost time.
+/// Longest RSA exponent in bytes. Longer ones only cost time.
 const MAX_EXPONENT: usize = 4;
-/// Bytes of a coordinate on P-256.
+/// Length of a coordinate on P-256 in bytes.
 const COORDINATE: usize = 32;
 
-/// Why bytes are no set of keys.
+/// Reason for which bytes are not a key set.
 #[derive(Debug, Error)]
-pub enum ParseKeys {
+pub enum ParseKeySetError {
     /// More than [`MAX_BYTES`].
     #[error("the keys are larger than {MAX_BYTES} bytes")]
     TooLarge,
-    /// No JSON, or not of the form of RFC 7517, section 5.
+    /// Not JSON, or not in the format of RFC 7517, section 5.
     #[error("the keys are not readable")]
     Json(#[from] serde_json::Error),
-    /// More than any API server has.
+    /// More than 32 keys, which no API server has.
     #[error("there are more than {MAX_KEYS} keys")]
     TooMany,
 }
 
-/// The keys of one runtime that can be used here; others are left out.
+/// The usable keys of one runtime; others are left out.
 #[derive(Debug, Default)]
-pub struct Keys(Vec<(String, Key)>);
+pub struct KeySet(Vec<(String, Key)>);
 
 #[derive(Debug)]
 enum Key {
@@ -49,7 +49,7 @@ enum Key {
 }
 
 #[derive(Deserialize)]
-struct Set {
+struct KeySetDocument {
     keys: Vec<Jwk>,
 }
 
@@ -72,40 +72,40 @@ struct Jwk {
     y: String,
 }
 
-impl Keys {
-    /// Reads a set of keys.
+impl KeySet {
+    /// Parses a key set.
     ///
     /// # Errors
-    /// [`ParseKeys`]. A key that is of no use here is none: a set may have others.
-    pub fn parse(bytes: &[u8]) -> Result<Self, ParseKeys> {
+    /// [`ParseKeySetError`]. An unusable key is no error, but left out.
+    pub fn parse(bytes: &[u8]) -> Result<Self, ParseKeySetError> {
         if bytes.len() > MAX_BYTES {
-            return Err(ParseKeys::TooLarge);
+            return Err(ParseKeySetError::TooLarge);
         }
-        let Set { keys } = serde_json::from_slice(bytes)?;
+        let KeySetDocument { keys } = serde_json::from_slice(bytes)?;
         if keys.len() > MAX_KEYS {
-            return Err(ParseKeys::TooMany);
+            return Err(ParseKeySetError::TooMany);
         }
         let usable = |jwk: Jwk| Key::of(&jwk).map(|key| (jwk.kid, key));
         Ok(Self(keys.into_iter().filter_map(usable).collect()))
     }
 
-    /// Whether a key of this name is here.
+    /// True if the set has a key with this id.
     #[must_use]
     pub fn has(&self, kid: &str) -> bool {
         self.0.iter().any(|(name, _)| name == kid)
     }
 
-    /// Verifies a token by the key that it names.
+    /// Verifies a token with the key that it names.
     ///
     /// # Errors
-    /// [`InvalidToken::Key`] when there is none of that name, and [`InvalidToken::Signature`].
-    pub fn verify(&self, token: &Token<'_>) -> Result<(), InvalidToken> {
+    /// [`TokenError::Key`] when the set has no key with that id, and [`TokenError::Signature`].
+    pub fn verify(&self, token: &Token<'_>) -> Result<(), TokenError> {
         let mut named = self.0.iter().filter(|(name, _)| *name == token.kid).peekable();
         if named.peek().is_none() {
-            return Err(InvalidToken::Key);
+            return Err(TokenError::Key);
         }
         let verifies = named.any(|(_, key)| key.verifies(token));
-        if verifies { Ok(()) } else { Err(InvalidToken::Signature) }
+        if verifies { Ok(()) } else { Err(TokenError::Signature) }
     }
 }
 
@@ -132,7 +132,7 @@ impl Key {
         }
     }
 
-    /// The key decides which algorithm there can be, never the token.
+    /// Verifies a signature. The key determines the algorithm, never the token.
     fn verifies(&self, token: &Token<'_>) -> bool {
         let signed = token.signed.as_bytes();
         match (self, token.algorithm) {
@@ -155,29 +155,29 @@ mod tests {
     use crate::ingress::enrolment::tests::testing::{Issuer, NOW, claims};
 
     #[test]
-    fn both_algorithms_verify_by_their_own_key_alone() {
+    fn each_algorithm_verifies_only_with_its_own_key() {
         let issuers = [Issuer::rsa("a"), Issuer::p256("b")];
-        let set = Keys::parse(Issuer::set(&issuers).to_string().as_bytes()).unwrap();
+        let set = KeySet::parse(Issuer::set(&issuers).to_string().as_bytes()).unwrap();
         for (issuer, algorithm) in issuers.iter().zip([Algorithm::Rs256, Algorithm::Es256]) {
             let text = issuer.sign(&claims(NOW));
             let token = Token::read(&text, NOW).unwrap();
             assert_eq!((token.algorithm, set.verify(&token)), (algorithm, Ok(())));
             let mut tampered = Token::read(&text, NOW).unwrap();
             tampered.signature[5] ^= 1;
-            assert_eq!(set.verify(&tampered), Err(InvalidToken::Signature));
+            assert_eq!(set.verify(&tampered), Err(TokenError::Signature));
         }
         let impostor = Issuer::rsa("a").sign(&claims(NOW));
-        assert_eq!(set.verify(&Token::read(&impostor, NOW).unwrap()), Err(InvalidToken::Signature));
+        assert_eq!(set.verify(&Token::read(&impostor, NOW).unwrap()), Err(TokenError::Signature));
         let renamed = Issuer::rsa("b").sign(&claims(NOW));
-        assert_eq!(set.verify(&Token::read(&renamed, NOW).unwrap()), Err(InvalidToken::Signature), "another algorithm");
+        assert_eq!(set.verify(&Token::read(&renamed, NOW).unwrap()), Err(TokenError::Signature), "another algorithm");
         let unknown = Issuer::p256("c").sign(&claims(NOW));
-        assert_eq!(set.verify(&Token::read(&unknown, NOW).unwrap()), Err(InvalidToken::Key));
+        assert_eq!(set.verify(&Token::read(&unknown, NOW).unwrap()), Err(TokenError::Key));
     }
 
     #[test]
-    fn sets_are_bounded_and_keys_of_other_kinds_are_left_out() {
+    fn key_sets_are_bounded_and_other_kinds_are_left_out() {
         let good = Issuer::p256("a").jwk();
-        let parse = |set: serde_json::Value| Keys::parse(set.to_string().as_bytes());
+        let parse = |set: serde_json::Value| KeySet::parse(set.to_string().as_bytes());
         let with = |member: &str, value: &str| {
             let mut key = good.clone();
             key[member] = json!(value);
@@ -187,9 +187,9 @@ mod tests {
         let odd = odd.into_iter().chain([json!({"kty": "RSA", "kid": "a", "n": "AAAA", "e": "AQAB"})]);
         assert!(!parse(json!({"keys": odd.collect::<Vec<_>>()})).unwrap().has("a"));
         assert!(parse(json!({"keys": [good]})).unwrap().has("a"));
-        assert!(matches!(parse(json!({"keys": vec![good; MAX_KEYS + 1]})), Err(ParseKeys::TooMany)));
-        assert!(matches!(Keys::parse(&vec![b' '; MAX_BYTES + 1]), Err(ParseKeys::TooLarge)));
-        assert!(matches!(parse(json!([])), Err(ParseKeys::Json(_))));
+        assert!(matches!(parse(json!({"keys": vec![good; MAX_KEYS + 1]})), Err(ParseKeySetError::TooMany)));
+        assert!(matches!(KeySet::parse(&vec![b' '; MAX_BYTES + 1]), Err(ParseKeySetError::TooLarge)));
+        assert!(matches!(parse(json!([])), Err(ParseKeySetError::Json(_))));
         let large = json!({"kty": "RSA", "kid": "a", "n": URL_SAFE_NO_PAD.encode([1; 2_000]), "e": "AQAB"});
         assert!(!parse(json!({"keys": [large]})).unwrap().has("a"));
     }

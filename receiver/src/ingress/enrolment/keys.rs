@@ -1,7 +1,8 @@
-//! The keys of each runtime's issuer of tokens, fetched from the runtime itself and kept.
+//! Cache of the keys of each runtime's token issuer, fetched from the runtime itself.
 //!
-//! Forged tokens must cost a runtime nothing. A token whose key is known is judged here alone; one that names an unknown key makes
-//! this receiver ask again, because keys are replaced, but for each runtime at most once a minute, whoever and how many ask.
+//! Forged tokens must cost a runtime nothing. A token with a cached key is verified locally; one with an unknown key
+//! id triggers a fetch, because keys are rotated, but for each runtime at most once a minute, regardless of the number
+//! of clients.
 
 use std::{
     collections::HashMap,
@@ -18,56 +19,56 @@ use tokio::{
 };
 
 use super::{
-    Refused, Runtimes,
-    jwks::{Keys, MAX_BYTES, ParseKeys},
+    EnrolmentError, RuntimeClients,
+    jwks::{KeySet, MAX_BYTES, ParseKeySetError},
     metrics::Metrics,
     token::Token,
 };
 use crate::{base::key::KymaKey, kube::runtime_access::describe};
 
-/// Where an API server tells the keys of its tokens.
+/// Path of the key set of an API server.
 pub(super) const PATH: &str = "/openid/v1/jwks";
-/// From the call to the last byte of the answer.
+/// Timeout from the call to the last byte of the response.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// After an answer, the next question comes no sooner.
-const PAUSE: Duration = Duration::from_secs(60);
-/// After a first failure; doubled with each further one, up to [`PAUSE`].
+/// Minimum interval to the next fetch after a response.
+const MIN_REFETCH_INTERVAL: Duration = Duration::from_secs(60);
+/// Backoff after a first failure; doubled with each further one, up to [`MIN_REFETCH_INTERVAL`].
 const RETRY: Duration = Duration::from_secs(5);
-/// Runtimes whose keys are kept.
-const MOST: usize = 50_000;
+/// Capacity of the cache, in runtimes.
+const MAX_RUNTIMES: usize = 50_000;
 
-/// Why there are no keys.
+/// Failure to fetch the keys.
 #[derive(Debug, Error)]
-enum Fetch {
-    #[error("the runtime could not be asked: {}", describe(.0))]
+enum FetchKeysError {
+    #[error("the call to the runtime failed: {}", describe(.0))]
     Call(#[source] kube::Error),
-    #[error("the runtime answered with the status {0}")]
+    #[error("the runtime responded with status {0}")]
     Status(http::StatusCode),
-    #[error("the runtime's answer broke off or is too large")]
+    #[error("the runtime's response broke off or is too large")]
     Body(#[source] Box<dyn std::error::Error + Send + Sync>),
-    #[error("the runtime did not answer within {DEADLINE:?}")]
-    Late,
+    #[error("the runtime did not respond within {DEADLINE:?}")]
+    Timeout,
     #[error("the runtime's keys are not usable")]
-    Parse(#[from] ParseKeys),
+    Parse(#[from] ParseKeySetError),
 }
 
-/// All that is known; one entry per runtime that was claimed and exists.
+/// The cache; one entry per existing runtime that a token was presented for.
 pub(super) struct KeyCache {
     entries: Mutex<HashMap<KymaKey, Arc<Entry>>>,
     metrics: Metrics,
 }
 
 struct Entry {
-    /// Of the client that was asked: another kubeconfig is another cluster, whose keys are others.
+    /// Revision of the client: another kubeconfig is another cluster with other keys.
     revision: u64,
-    keys: Mutex<Arc<Keys>>,
-    /// Held by the one who asks, so that all who wait get one answer.
-    asking: tokio::sync::Mutex<Asked>,
+    keys: Mutex<Arc<KeySet>>,
+    /// Locked during a fetch, so that concurrent callers share one.
+    fetching: tokio::sync::Mutex<FetchState>,
 }
 
 #[derive(Default)]
-struct Asked {
-    /// Not before this time, and whether the last question was answered.
+struct FetchState {
+    /// Earliest time of the next fetch, and whether the last one succeeded.
     next: Option<(Instant, bool)>,
     failures: u32,
 }
@@ -77,23 +78,23 @@ impl KeyCache {
         Self { entries: Mutex::default(), metrics }
     }
 
-    /// Verifies a token by the keys of a runtime, and returns the client whose keys they are, with its revision. `calls` bounds the
-    /// questions to runtimes at the same time.
+    /// Verifies a token with the keys of a runtime, and returns the client that they were fetched with, and its
+    /// revision. `calls` limits concurrent calls to runtimes.
     pub(super) async fn verify(
         &self,
-        runtimes: &dyn Runtimes,
+        runtimes: &dyn RuntimeClients,
         kyma: &KymaKey,
         token: &Token<'_>,
         calls: &Semaphore,
-    ) -> Result<(Client, u64), Refused> {
+    ) -> Result<(Client, u64), EnrolmentError> {
         let (client, revision) = runtimes.client(kyma).map_err(|unusable| {
-            tracing::debug!(%kyma, %unusable, "A runtime cannot be asked about a token");
-            Refused::NoAccess
+            tracing::debug!(%kyma, %unusable, "No access to the runtime of a token");
+            EnrolmentError::NoAccess
         })?;
         let entry = self.entry(kyma, revision);
         let mut keys = entry.keys();
         if !keys.has(&token.kid) {
-            keys = self.ask(&entry, kyma, &client, &token.kid, calls).await?;
+            keys = self.refresh(&entry, kyma, &client, &token.kid, calls).await?;
         }
         keys.verify(token)?;
         Ok((client, revision))
@@ -104,74 +105,75 @@ impl KeyCache {
         if let Some(entry) = entries.get(kyma).filter(|entry| entry.revision == revision) {
             return entry.clone();
         }
-        if entries.len() >= MOST {
-            // Runtimes come and go, and what is forgotten is asked again.
+        if entries.len() >= MAX_RUNTIMES {
+            // Runtimes come and go; evicted keys are fetched again.
             entries.clear();
         }
-        let entry = Arc::new(Entry { revision, keys: Mutex::default(), asking: tokio::sync::Mutex::default() });
+        let entry = Arc::new(Entry { revision, keys: Mutex::default(), fetching: tokio::sync::Mutex::default() });
         entries.insert(kyma.clone(), entry.clone());
         entry
     }
 
-    /// Asks the runtime, unless somebody has just done so.
-    async fn ask(
+    /// Fetches the keys, unless a concurrent caller has just done so or the next fetch is not due.
+    async fn refresh(
         &self,
         entry: &Entry,
         kyma: &KymaKey,
         client: &Client,
         kid: &str,
         calls: &Semaphore,
-    ) -> Result<Arc<Keys>, Refused> {
-        let mut asked = entry.asking.lock().await;
+    ) -> Result<Arc<KeySet>, EnrolmentError> {
+        let mut fetch_state = entry.fetching.lock().await;
         let (keys, now) = (entry.keys(), Instant::now());
         if keys.has(kid) {
             return Ok(keys);
         }
-        match asked.next {
-            Some((next, answered)) if now < next => {
-                // Without an answer nobody knows whether the key is the runtime's.
-                return if answered { Ok(keys) } else { Err(Refused::Unreachable) };
-            }
-            _ => {}
+        if let Some((next, was_answered)) = fetch_state.next
+            && now < next
+        {
+            // Without a response it is unknown whether the key belongs to the runtime.
+            return if was_answered { Ok(keys) } else { Err(EnrolmentError::Unreachable) };
         }
         let fetched = timeout(DEADLINE, async {
-            // Nobody closes the semaphore.
+            // The semaphore is never closed.
             let _call = calls.acquire().await;
             fetch(client).await
         });
-        match fetched.await.unwrap_or(Err(Fetch::Late)) {
+        match fetched.await.unwrap_or(Err(FetchKeysError::Timeout)) {
             Ok(keys) => {
                 self.metrics.called("keys", "answered");
-                *asked = Asked { next: Some((Instant::now() + PAUSE, true)), failures: 0 };
+                *fetch_state = FetchState { next: Some((Instant::now() + MIN_REFETCH_INTERVAL, true)), failures: 0 };
                 let keys = Arc::new(keys);
                 *entry.keys.lock().unwrap_or_else(PoisonError::into_inner) = keys.clone();
                 Ok(keys)
             }
             Err(error) => {
                 self.metrics.called("keys", "failed");
-                let wait = (RETRY * 2_u32.saturating_pow(asked.failures.min(8))).min(PAUSE);
-                *asked =
-                    Asked { next: Some((Instant::now() + wait, false)), failures: asked.failures.saturating_add(1) };
+                let wait = (RETRY * 2_u32.saturating_pow(fetch_state.failures.min(8))).min(MIN_REFETCH_INTERVAL);
+                *fetch_state = FetchState {
+                    next: Some((Instant::now() + wait, false)),
+                    failures: fetch_state.failures.saturating_add(1),
+                };
                 tracing::warn!(%kyma, error = &error as &dyn std::error::Error, "The keys of a runtime's tokens could not be read");
-                Err(Refused::Unreachable)
+                Err(EnrolmentError::Unreachable)
             }
         }
     }
 }
 
 impl Entry {
-    fn keys(&self) -> Arc<Keys> {
+    fn keys(&self) -> Arc<KeySet> {
         self.keys.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-async fn fetch(client: &Client) -> Result<Keys, Fetch> {
+async fn fetch(client: &Client) -> Result<KeySet, FetchKeysError> {
     let request = http::Request::get(PATH).body(Body::empty());
-    let answer =
-        client.send(request.map_err(|error| Fetch::Call(kube::Error::HttpError(error)))?).await.map_err(Fetch::Call)?;
-    if answer.status() != http::StatusCode::OK {
-        return Err(Fetch::Status(answer.status()));
+    let request = request.map_err(|error| FetchKeysError::Call(kube::Error::HttpError(error)))?;
+    let response = client.send(request).await.map_err(FetchKeysError::Call)?;
+    if response.status() != http::StatusCode::OK {
+        return Err(FetchKeysError::Status(response.status()));
     }
-    let body = Limited::new(answer.into_body(), MAX_BYTES).collect().await.map_err(Fetch::Body)?;
-    Ok(Keys::parse(&body.to_bytes())?)
+    let body = Limited::new(response.into_body(), MAX_BYTES).collect().await.map_err(FetchKeysError::Body)?;
+    Ok(KeySet::parse(&body.to_bytes())?)
 }

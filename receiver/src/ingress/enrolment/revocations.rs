@@ -1,7 +1,7 @@
-//! Whose certificates hold no longer: fingerprints of leaves, and runtimes, which may not enrol either.
+//! Revocation list: fingerprints of leaves, and runtimes, which may not enrol either.
 //!
-//! The list is a ConfigMap of the receiver's namespace: each key is a fingerprint (hex SHA-256 of the leaf, as logs and heartbeats have
-//! it) or a runtime id, its value is the reason, for people.
+//! The list is a ConfigMap in the receiver's namespace: each key is a fingerprint (hex SHA-256 of the leaf, as in logs
+//! and heartbeats) or a runtime id; its value is the reason, for operators.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -14,23 +14,23 @@ use super::Metrics;
 
 /// Name of the ConfigMap in the receiver's namespace.
 pub const CONFIG_MAP: &str = "tidewatch-revocations";
-/// Hex digits of a fingerprint: one more than a runtime id may have, so that no key is both.
+/// Hex digits of a fingerprint: one more than the longest runtime id, so that no key is both.
 const FINGERPRINT: usize = 64;
 
-/// The list as it stands; clones share it.
+/// The current list; clones share it.
 #[derive(Clone, Debug)]
 pub struct Revocations(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    list: ArcSwap<List>,
-    /// Counts what may end a connection: a change of the list, and Kymas that are gone.
-    moved: watch::Sender<u64>,
+    list: ArcSwap<RevocationList>,
+    /// Counts events that may end a connection: a change of the list, and Kymas that are gone.
+    changes: watch::Sender<u64>,
     metrics: Metrics,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
-struct List {
+struct RevocationList {
     leaves: HashSet<String>,
     runtimes: HashSet<RuntimeId>,
     malformed: usize,
@@ -46,54 +46,54 @@ impl Revocations {
     /// An empty list.
     #[must_use]
     pub fn new(metrics: Metrics) -> Self {
-        Self(Arc::new(Inner { list: ArcSwap::default(), moved: watch::Sender::new(0), metrics }))
+        Self(Arc::new(Inner { list: ArcSwap::default(), changes: watch::Sender::new(0), metrics }))
     }
 
-    /// Takes the ConfigMap as it is now; `None` if there is none, which revokes nothing. Keys that are neither are refused one by one.
+    /// Replaces the list by the ConfigMap; `None` revokes nothing. Malformed keys are skipped one by one.
     pub fn set(&self, map: Option<&ConfigMap>) {
-        let list = map.map(List::of).unwrap_or_default();
-        let List { leaves, runtimes, malformed } = &list;
+        let list = map.map(RevocationList::of).unwrap_or_default();
+        let RevocationList { leaves, runtimes, malformed } = &list;
         self.0.metrics.revoked(leaves.len(), runtimes.len(), *malformed);
         if **self.0.list.load() == list {
             return;
         }
         tracing::info!(leaves = leaves.len(), runtimes = runtimes.len(), malformed, "The list of revocations changed");
         self.0.list.store(Arc::new(list));
-        self.moved();
+        self.notify_changed();
     }
 
-    /// Whether a certificate holds no longer: it, or its runtime, stands in the list.
+    /// True if a certificate is revoked: the list has its fingerprint or its runtime.
     #[must_use]
-    pub fn cover(&self, certificate: &RuntimeCertificate) -> bool {
-        self.cover_leaf(&certificate.runtime, &certificate.leaf.fingerprint)
+    pub fn covers(&self, certificate: &RuntimeCertificate) -> bool {
+        self.covers_leaf(&certificate.runtime, &certificate.leaf.fingerprint)
     }
 
-    /// The same, of a runtime and a fingerprint as logs have it.
+    /// As [`covers`](Self::covers), for a runtime and a lower-case hex fingerprint.
     #[must_use]
-    pub fn cover_leaf(&self, runtime: &RuntimeId, fingerprint: &str) -> bool {
+    pub fn covers_leaf(&self, runtime: &RuntimeId, fingerprint: &str) -> bool {
         let list = self.0.list.load();
         list.leaves.contains(fingerprint) || list.runtimes.contains(runtime)
     }
 
-    /// Whether a runtime may have no certificate.
+    /// True if the runtime itself is revoked.
     #[must_use]
-    pub fn names_runtime(&self, runtime: &RuntimeId) -> bool {
+    pub fn revokes_runtime(&self, runtime: &RuntimeId) -> bool {
         self.0.list.load().runtimes.contains(runtime)
     }
 
-    /// Says that a Kyma is gone, or has another runtime id: whoever keeps connections looks which may stay.
-    pub fn moved(&self) {
-        self.0.moved.send_modify(|count| *count = count.wrapping_add(1));
+    /// Notifies that a Kyma is gone, or has another runtime id, so that connections are checked again.
+    pub fn notify_changed(&self) {
+        self.0.changes.send_modify(|count| *count = count.wrapping_add(1));
     }
 
-    /// Told whenever connections may have to end.
+    /// Changes whenever connections may have to end.
     #[must_use]
     pub fn watch(&self) -> watch::Receiver<u64> {
-        self.0.moved.subscribe()
+        self.0.changes.subscribe()
     }
 }
 
-impl List {
+impl RevocationList {
     /// A ConfigMap has at most 1 MiB, which bounds the list.
     fn of(map: &ConfigMap) -> Self {
         let mut list = Self::default();
@@ -123,24 +123,24 @@ mod tests {
     }
 
     #[test]
-    fn leaves_and_runtimes_are_told_apart_and_the_rest_is_refused_one_by_one() {
+    fn leaves_runtimes_and_malformed_keys_are_distinguished() {
         let revocations = Revocations::default();
-        let mut moved = revocations.watch();
+        let mut changes = revocations.watch();
         let (leaf, other) = ("AB".repeat(32), "cd".repeat(32));
         let [a, b] = ["r-1", "r-2"].map(|id| id.parse::<RuntimeId>().unwrap());
         let bad = [".", "-r", &"a".repeat(65), &"g".repeat(64)];
         revocations.set(Some(&map(&[&[&*leaf, "r-1"][..], &bad].concat())));
-        assert!(moved.has_changed().unwrap());
-        moved.mark_unchanged();
+        assert!(changes.has_changed().unwrap());
+        changes.mark_unchanged();
         let (lower, list) = (leaf.to_ascii_lowercase(), revocations.0.list.load_full());
         assert_eq!((list.leaves.len(), list.runtimes.len(), list.malformed), (1, 1, bad.len()));
-        assert!(revocations.cover_leaf(&b, &lower) && revocations.cover_leaf(&a, &other));
-        assert!(!revocations.cover_leaf(&b, &other));
-        assert!(revocations.names_runtime(&a) && !revocations.names_runtime(&b), "a lost leaf may be replaced");
+        assert!(revocations.covers_leaf(&b, &lower) && revocations.covers_leaf(&a, &other));
+        assert!(!revocations.covers_leaf(&b, &other));
+        assert!(revocations.revokes_runtime(&a) && !revocations.revokes_runtime(&b), "a lost leaf may be replaced");
 
         revocations.set(Some(&map(&[&[&*lower, "r-1"][..], &bad].concat())));
-        assert!(!moved.has_changed().unwrap(), "nothing changed");
+        assert!(!changes.has_changed().unwrap(), "nothing changed");
         revocations.set(None);
-        assert!(moved.has_changed().unwrap() && !revocations.cover_leaf(&a, &lower));
+        assert!(changes.has_changed().unwrap() && !revocations.covers_leaf(&a, &lower));
     }
 }

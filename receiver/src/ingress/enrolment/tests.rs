@@ -1,4 +1,4 @@
-//! Who gets a certificate and who does not, in memory. The whole table of refusals is in the tests of the port.
+//! Enrolment and renewal in memory. The complete table of refusals is in the tests of the port.
 
 pub(crate) mod testing;
 
@@ -14,10 +14,12 @@ use tidewatch_shared::{
 };
 use tokio::task::JoinSet;
 
-use self::testing::{Issuer, LONG, Mood, Room, asked, claims, domain, key, place, request_for, unix_now};
+use self::testing::{
+    Behavior, Issuer, LONG, TestBed, claims, domain, honest_request, key, place, request_for, unix_now,
+};
 use super::*;
 
-/// The runtime and the key that a chain names, which must hold by its own bundle.
+/// Parses the leaf of a response, and checks its bundle.
 fn read(answer: &CertificateResponse) -> RuntimeCertificate {
     let chain = certificates(answer.chain.as_bytes()).unwrap();
     let bundle = certificates(answer.trust_bundle.as_bytes()).unwrap();
@@ -27,52 +29,55 @@ fn read(answer: &CertificateResponse) -> RuntimeCertificate {
 }
 
 #[tokio::test]
-async fn an_agent_gets_the_certificate_of_its_own_runtime() {
-    let room = Room::new();
-    let answer = room.enrolments.enrol(&room.first.token(), &asked("r-1"), None).await.unwrap();
+async fn agent_gets_the_certificate_of_its_own_runtime() {
+    let bed = TestBed::new();
+    let answer = bed.enrolments.enrol(&bed.first.token(), &honest_request("r-1"), None).await.unwrap();
     assert_eq!(read(&answer).runtime.as_str(), "r-1");
-    assert_eq!((room.first.asked(), room.second.asked()), ((1, 1), (0, 0)));
-    assert_eq!((room.metrics.count_issued(By::Enrolment), room.metrics.count_issued(By::Renewal)), (1, 0));
+    assert_eq!((bed.first.call_counts(), bed.second.call_counts()), ((1, 1), (0, 0)));
+    assert_eq!(
+        (bed.metrics.count_issued(IssuanceKind::Enrolment), bed.metrics.count_issued(IssuanceKind::Renewal)),
+        (1, 0)
+    );
 }
 
 #[tokio::test]
-async fn nobody_gets_anothers_certificate() {
-    let room = Room::new();
-    let refused = room.enrolments.enrol(&room.first.token(), &asked("r-2"), None).await;
-    assert_eq!(refused, Err(Refused::Token(InvalidToken::Key)));
-    // The same name of a key proves nothing either.
-    room.second.replace_issuer(Issuer::p256("a"));
-    room.landscape.set("k-2", &room.second, 2);
-    let refused = room.enrolments.enrol(&room.first.token(), &asked("r-2"), None).await;
-    assert_eq!(refused, Err(Refused::Token(InvalidToken::Signature)));
-    assert_eq!((room.first.asked(), room.second.asked().1), ((0, 0), 0), "nobody was asked about the token");
+async fn token_of_another_runtime_is_refused() {
+    let bed = TestBed::new();
+    let refused = bed.enrolments.enrol(&bed.first.token(), &honest_request("r-2"), None).await;
+    assert_eq!(refused, Err(EnrolmentError::Token(TokenError::Key)));
+    // A key of the same id is not sufficient either.
+    bed.second.replace_issuer(Issuer::p256("a"));
+    bed.runtime_clients.set("k-2", &bed.second, 2);
+    let refused = bed.enrolments.enrol(&bed.first.token(), &honest_request("r-2"), None).await;
+    assert_eq!(refused, Err(EnrolmentError::Token(TokenError::Signature)));
+    assert_eq!((bed.first.call_counts(), bed.second.call_counts().1), ((0, 0), 0), "no token review");
 }
 
 #[tokio::test]
-async fn names_and_uses_in_a_request_are_not_taken_over() {
-    let room = Room::new();
+async fn names_in_a_request_are_ignored() {
+    let bed = TestBed::new();
     let pair = KeyPair::generate().unwrap();
     let greedy = |params: &mut CertificateParams| {
         params.distinguished_name.push(DnType::CommonName, "r-2");
         params.subject_alt_names = vec![SanType::URI(domain().uri(&"r-2".parse().unwrap()).try_into().unwrap())];
     };
     let request = CertificateRequest { runtime: "r-1".parse().unwrap(), request: request_for(&pair, greedy) };
-    let answer = room.enrolments.enrol(&room.first.token(), &request, None).await.unwrap();
+    let answer = bed.enrolments.enrol(&bed.first.token(), &request, None).await.unwrap();
     let certificate = read(&answer);
     assert_eq!((certificate.runtime.as_str(), &*certificate.leaf.public_key), ("r-1", pair.public_key_raw()));
 }
 
-/// Whoever asks to sign, or to serve, gets the certificate of a client.
+/// A request for signing or server usages gets a client certificate.
 #[tokio::test]
-async fn uses_that_a_request_asks_for_are_not_taken_over() {
-    let room = Room::new();
+async fn requested_usages_are_ignored() {
+    let bed = TestBed::new();
     let greedy = |params: &mut CertificateParams| {
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::Any];
     };
     let request = request_for(&KeyPair::generate().unwrap(), greedy);
     let request = CertificateRequest { runtime: "r-1".parse().unwrap(), request };
-    let answer = room.enrolments.enrol(&room.first.token(), &request, None).await.unwrap();
+    let answer = bed.enrolments.enrol(&bed.first.token(), &request, None).await.unwrap();
     let leaf = certificates(answer.chain.as_bytes()).unwrap().remove(0);
     let (_, leaf) = x509_parser::parse_x509_certificate(&leaf).unwrap();
     let usage = leaf.key_usage().unwrap().unwrap().value;
@@ -82,193 +87,200 @@ async fn uses_that_a_request_asks_for_are_not_taken_over() {
 }
 
 #[tokio::test]
-async fn a_request_for_a_ca_gets_nothing_and_the_runtime_is_not_asked() {
-    let room = Room::new();
+async fn request_for_a_ca_is_refused_without_a_token_review() {
+    let bed = TestBed::new();
     let pair = KeyPair::generate().unwrap();
     let request = request_for(&pair, |params| params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained));
-    let asked = CertificateRequest { runtime: "r-1".parse().unwrap(), request: request.clone() };
-    let refused = room.enrolments.enrol(&room.first.token(), &asked, None).await;
-    assert_eq!(refused, Err(Refused::RequestAuthority));
-    assert_eq!(room.first.asked(), (1, 0), "its keys, and not its word");
-    let renewal = room.enrolments.office().renew(&asked.runtime, &request).await;
-    assert_eq!(renewal, Err(Refused::RequestAuthority));
-    assert_eq!((room.metrics.count_issued(By::Enrolment), room.metrics.count_issued(By::Renewal)), (0, 0));
+    let certificate_request = CertificateRequest { runtime: "r-1".parse().unwrap(), request: request.clone() };
+    let refused = bed.enrolments.enrol(&bed.first.token(), &certificate_request, None).await;
+    assert_eq!(refused, Err(EnrolmentError::RequestAuthority));
+    assert_eq!(bed.first.call_counts(), (1, 0), "its keys, and not its word");
+    let renewal = bed.enrolments.certificate_issuer().renew(&certificate_request.runtime, &request).await;
+    assert_eq!(renewal, Err(EnrolmentError::RequestAuthority));
+    assert_eq!(
+        (bed.metrics.count_issued(IssuanceKind::Enrolment), bed.metrics.count_issued(IssuanceKind::Renewal)),
+        (0, 0)
+    );
 }
 
 #[tokio::test]
-async fn weak_and_stolen_keys_get_nothing_and_the_runtime_is_not_asked() {
-    let room = Room::new();
+async fn weak_and_stolen_keys_are_refused_without_a_token_review() {
+    let bed = TestBed::new();
     let weak = KeyPair::generate_for(&rcgen::PKCS_ECDSA_P384_SHA384).unwrap();
-    let good = asked("r-1").request;
-    let other = asked("r-1").request;
+    let good = honest_request("r-1").request;
+    let other = honest_request("r-1").request;
     let lines = |pem: &str| pem.lines().map(str::to_owned).collect::<Vec<_>>();
-    // The key of one request under the signature of another.
+    // The key of one request with the signature of another.
     let (mut mixed, last) = (lines(&good), lines(&other).len() - 2);
     mixed[last] = lines(&other)[last].clone();
-    for (request, why) in [
-        (request_for(&weak, |_| {}), Refused::RequestKey),
-        (mixed.join("\n"), Refused::RequestSignature),
-        ("nothing".to_owned(), Refused::Request),
-        (good.replace("CERTIFICATE REQUEST", "CERTIFICATE"), Refused::Request),
+    for (request, expected) in [
+        (request_for(&weak, |_| {}), EnrolmentError::RequestKey),
+        (mixed.join("\n"), EnrolmentError::RequestSignature),
+        ("nothing".to_owned(), EnrolmentError::Request),
+        (good.replace("CERTIFICATE REQUEST", "CERTIFICATE"), EnrolmentError::Request),
     ] {
-        let asked = CertificateRequest { runtime: "r-1".parse().unwrap(), request };
-        let refused = room.enrolments.enrol(&room.first.token(), &asked, None).await;
+        let certificate_request = CertificateRequest { runtime: "r-1".parse().unwrap(), request };
+        let refused = bed.enrolments.enrol(&bed.first.token(), &certificate_request, None).await;
         assert!(
-            refused == Err(why) || (why == Refused::RequestSignature && refused == Err(Refused::Request)),
+            refused == Err(expected)
+                || (expected == EnrolmentError::RequestSignature && refused == Err(EnrolmentError::Request)),
             "{refused:?}"
         );
     }
-    assert_eq!(room.first.asked(), (1, 0));
+    assert_eq!(bed.first.call_counts(), (1, 0));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_flood_of_forgeries_costs_a_runtime_nothing_and_locks_nobody_out() {
-    let room = Room::new();
+async fn flood_of_forged_tokens_costs_a_runtime_one_fetch_and_locks_no_agent_out() {
+    let bed = TestBed::new();
     let forger = Issuer::p256("a");
     let unknown = Issuer::p256("b");
     let mut tasks = JoinSet::new();
     for turn in 0..1_000 {
         let token = if turn % 2 == 0 { forger.sign(&claims(unix_now())) } else { unknown.sign(&claims(unix_now())) };
-        let enrolments = room.enrolments.clone();
-        tasks.spawn(async move { enrolments.enrol(&token, &asked("r-1"), None).await });
+        let enrolments = bed.enrolments.clone();
+        tasks.spawn(async move { enrolments.enrol(&token, &honest_request("r-1"), None).await });
     }
     let refused: Vec<_> = tasks.join_all().await.into_iter().map(Result::unwrap_err).collect();
     let kinds: HashSet<_> = refused.iter().map(ToString::to_string).collect();
     assert_eq!((refused.len(), kinds.len()), (1_000, 2), "{kinds:?}");
-    assert_eq!(room.first.asked(), (1, 0), "one question about keys, and none about a token");
-    room.enrolments.enrol(&room.first.token(), &asked("r-1"), None).await.unwrap();
-    assert_eq!(room.first.asked(), (1, 1));
+    assert_eq!(bed.first.call_counts(), (1, 0), "one question about keys, and none about a token");
+    bed.enrolments.enrol(&bed.first.token(), &honest_request("r-1"), None).await.unwrap();
+    assert_eq!(bed.first.call_counts(), (1, 1));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_new_key_of_the_runtime_is_found_within_a_minute() {
-    let room = Room::new();
-    room.enrolments.enrol(&room.first.token(), &asked("r-1"), None).await.unwrap();
-    room.first.replace_issuer(Issuer::rsa("new"));
+async fn rotated_key_of_the_runtime_is_found_within_a_minute() {
+    let bed = TestBed::new();
+    bed.enrolments.enrol(&bed.first.token(), &honest_request("r-1"), None).await.unwrap();
+    bed.first.replace_issuer(Issuer::rsa("new"));
     for _ in 0..3 {
-        let refused = room.enrolments.enrol(&room.first.token(), &asked("r-1"), None).await;
-        assert_eq!(refused, Err(Refused::Token(InvalidToken::Key)));
+        let refused = bed.enrolments.enrol(&bed.first.token(), &honest_request("r-1"), None).await;
+        assert_eq!(refused, Err(EnrolmentError::Token(TokenError::Key)));
     }
-    assert_eq!(room.first.asked(), (1, 1));
+    assert_eq!(bed.first.call_counts(), (1, 1));
     tokio::time::advance(Duration::from_secs(60)).await;
-    room.enrolments.enrol(&room.first.token(), &asked("r-1"), None).await.unwrap();
-    assert_eq!(room.first.asked(), (2, 2));
+    bed.enrolments.enrol(&bed.first.token(), &honest_request("r-1"), None).await.unwrap();
+    assert_eq!(bed.first.call_counts(), (2, 2));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_runtime_that_does_not_answer_is_asked_less_and_less() {
-    let room = Room::new();
-    for mood in [Mood::Hung, Mood::Failing(500), Mood::Failing(403)] {
-        room.first.set_mood(mood);
+async fn calls_to_an_unresponsive_runtime_back_off() {
+    let bed = TestBed::new();
+    for behavior in [Behavior::Hung, Behavior::Failing(500), Behavior::Failing(403)] {
+        bed.first.set_behavior(behavior);
         for _ in 0..3 {
-            let refused = room.enrolments.enrol(&room.first.token(), &asked("r-1"), None).await;
-            assert_eq!(refused, Err(Refused::Unreachable), "{mood:?}");
+            let refused = bed.enrolments.enrol(&bed.first.token(), &honest_request("r-1"), None).await;
+            assert_eq!(refused, Err(EnrolmentError::Unreachable), "{behavior:?}");
         }
         tokio::time::advance(LONG).await;
     }
-    assert_eq!(room.first.asked(), (3, 0));
-    assert!(room.enrolments.enrol(&room.second.token(), &asked("r-2"), None).await.is_ok(), "nobody else is disturbed");
-    room.first.set_mood(Mood::Well);
-    room.enrolments.enrol(&room.first.token(), &asked("r-1"), None).await.unwrap();
-    room.first.set_mood(Mood::Hung);
-    let refused = room.enrolments.enrol(&room.first.token(), &asked("r-1"), None).await;
-    assert_eq!(refused, Err(Refused::Unreachable), "the question about the token has a deadline, too");
+    assert_eq!(bed.first.call_counts(), (3, 0));
+    assert!(
+        bed.enrolments.enrol(&bed.second.token(), &honest_request("r-2"), None).await.is_ok(),
+        "other runtimes are not affected"
+    );
+    bed.first.set_behavior(Behavior::Well);
+    bed.enrolments.enrol(&bed.first.token(), &honest_request("r-1"), None).await.unwrap();
+    bed.first.set_behavior(Behavior::Hung);
+    let refused = bed.enrolments.enrol(&bed.first.token(), &honest_request("r-1"), None).await;
+    assert_eq!(refused, Err(EnrolmentError::Unreachable), "the question about the token has a deadline, too");
 }
 
 #[tokio::test]
-async fn the_runtimes_word_on_the_token_is_the_last() {
-    let room = Room::new();
-    for (review, why) in [
-        (json!({"authenticated": false, "error": "pod is gone"}), InvalidToken::Unauthenticated),
-        (
-            json!({"authenticated": true, "audiences": ["tidewatch"], "user": {"username": "admin"}}),
-            InvalidToken::Other,
-        ),
+async fn token_review_is_decisive() {
+    let bed = TestBed::new();
+    for (review, expected) in [
+        (json!({"authenticated": false, "error": "pod is gone"}), TokenError::Unauthenticated),
+        (json!({"authenticated": true, "audiences": ["tidewatch"], "user": {"username": "admin"}}), TokenError::Other),
     ] {
-        room.first.set_review(review);
-        let refused = room.enrolments.enrol(&room.first.token(), &asked("r-1"), None).await;
-        assert_eq!(refused, Err(Refused::Token(why)));
+        bed.first.set_review(review);
+        let refused = bed.enrolments.enrol(&bed.first.token(), &honest_request("r-1"), None).await;
+        assert_eq!(refused, Err(EnrolmentError::Token(expected)));
     }
-    assert_eq!(room.metrics.count_issued(By::Enrolment), 0);
+    assert_eq!(bed.metrics.count_issued(IssuanceKind::Enrolment), 0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_same_request_may_come_again_within_the_rate_of_its_runtime() {
-    let room = Room::new();
-    let (token, request) = (room.first.token(), asked("r-1"));
+async fn repeated_request_is_served_within_the_runtimes_rate() {
+    let bed = TestBed::new();
+    let (token, request) = (bed.first.token(), honest_request("r-1"));
     let mut keys = HashSet::new();
     for _ in 0..10 {
-        let answer = room.enrolments.enrol(&token, &request, None).await.unwrap();
+        let answer = bed.enrolments.enrol(&token, &request, None).await.unwrap();
         keys.insert(read(&answer).leaf.public_key);
     }
-    assert_eq!(keys.len(), 1, "whoever replays gets nothing but certificates of a key that it has not");
-    let refused = room.enrolments.enrol(&token, &request, None).await;
-    assert!(matches!(refused, Err(Refused::Rate(_))), "{refused:?}");
-    assert_eq!(room.first.asked(), (1, 10));
-    assert!(room.enrolments.enrol(&room.second.token(), &asked("r-2"), None).await.is_ok());
+    assert_eq!(keys.len(), 1, "a replay only yields certificates of the same key");
+    let refused = bed.enrolments.enrol(&token, &request, None).await;
+    assert!(matches!(refused, Err(EnrolmentError::Rate(_))), "{refused:?}");
+    assert_eq!(bed.first.call_counts(), (1, 10));
+    assert!(bed.enrolments.enrol(&bed.second.token(), &honest_request("r-2"), None).await.is_ok());
     tokio::time::advance(Duration::from_secs(2)).await;
-    assert!(room.enrolments.enrol(&token, &request, None).await.is_ok());
+    assert!(bed.enrolments.enrol(&token, &request, None).await.is_ok());
 }
 
 #[tokio::test]
-async fn only_a_runtime_of_exactly_one_kyma_that_is_not_revoked_is_served() {
-    let room = Room::new();
+async fn only_unrevoked_runtimes_of_exactly_one_kyma_are_served() {
+    let bed = TestBed::new();
     let map = json!({"data": {"r-1": "stolen cluster"}});
-    room.revocations.set(Some(&serde_json::from_value(map).unwrap()));
-    let token = room.first.token();
-    assert_eq!(room.enrolments.enrol(&token, &asked("r-1"), None).await, Err(Refused::Revoked));
-    assert_eq!(room.office.renew(&"r-1".parse().unwrap(), &asked("r-1").request).await, Err(Refused::Revoked));
-    room.revocations.set(None);
-    room.enrolments.enrol(&token, &asked("r-1"), None).await.unwrap();
-    place(&room.hub, "k-3", "r-1");
-    let refused = room.enrolments.enrol(&token, &asked("r-1"), None).await;
-    assert_eq!(refused, Err(Refused::Unplaced(Unplaced::Ambiguous)));
-    room.hub.remove(&key("k-3"));
-    room.hub.remove(&key("k-1"));
-    let refused = room.enrolments.enrol(&token, &asked("r-1"), None).await;
-    assert_eq!(refused, Err(Refused::Unplaced(Unplaced::Unknown)));
-    place(&room.hub, "k-4", "r-1");
-    let refused = room.enrolments.enrol(&token, &asked("r-1"), None).await;
-    assert_eq!(refused, Err(Refused::NoAccess), "a Kyma without a usable Secret");
+    bed.revocations.set(Some(&serde_json::from_value(map).unwrap()));
+    let token = bed.first.token();
+    assert_eq!(bed.enrolments.enrol(&token, &honest_request("r-1"), None).await, Err(EnrolmentError::Revoked));
+    assert_eq!(
+        bed.certificate_issuer.renew(&"r-1".parse().unwrap(), &honest_request("r-1").request).await,
+        Err(EnrolmentError::Revoked)
+    );
+    bed.revocations.set(None);
+    bed.enrolments.enrol(&token, &honest_request("r-1"), None).await.unwrap();
+    place(&bed.fleet, "k-3", "r-1");
+    let refused = bed.enrolments.enrol(&token, &honest_request("r-1"), None).await;
+    assert_eq!(refused, Err(EnrolmentError::Placement(PlacementError::Ambiguous)));
+    bed.fleet.remove(&key("k-3"));
+    bed.fleet.remove(&key("k-1"));
+    let refused = bed.enrolments.enrol(&token, &honest_request("r-1"), None).await;
+    assert_eq!(refused, Err(EnrolmentError::Placement(PlacementError::Unknown)));
+    place(&bed.fleet, "k-4", "r-1");
+    let refused = bed.enrolments.enrol(&token, &honest_request("r-1"), None).await;
+    assert_eq!(refused, Err(EnrolmentError::NoAccess), "a Kyma without a usable Secret");
 }
 
 #[tokio::test]
-async fn a_kubeconfig_of_another_cluster_leaves_the_old_ones_tokens_worthless() {
-    let room = Room::new();
-    let old = room.first.token();
-    room.enrolments.enrol(&old, &asked("r-1"), None).await.unwrap();
-    let other = testing::Runtime::new(Issuer::p256("a"));
-    room.landscape.set("k-1", &other, 2);
-    let refused = room.enrolments.enrol(&old, &asked("r-1"), None).await;
-    assert_eq!(refused, Err(Refused::Token(InvalidToken::Signature)), "the other cluster's keys are asked for");
-    assert_eq!((room.first.asked(), other.asked()), ((1, 1), (1, 0)));
-    room.enrolments.enrol(&other.token(), &asked("r-1"), None).await.unwrap();
+async fn new_cluster_invalidates_tokens_of_the_old_one() {
+    let bed = TestBed::new();
+    let old = bed.first.token();
+    bed.enrolments.enrol(&old, &honest_request("r-1"), None).await.unwrap();
+    let other = testing::FakeRuntime::new(Issuer::p256("a"));
+    bed.runtime_clients.set("k-1", &other, 2);
+    let refused = bed.enrolments.enrol(&old, &honest_request("r-1"), None).await;
+    assert_eq!(refused, Err(EnrolmentError::Token(TokenError::Signature)), "the other cluster's keys are fetched");
+    assert_eq!((bed.first.call_counts(), other.call_counts()), ((1, 1), (1, 0)));
+    bed.enrolments.enrol(&other.token(), &honest_request("r-1"), None).await.unwrap();
 
-    // Swapped while the old cluster is asked: its word counts no longer.
-    let (landscape, third) = (room.landscape.clone(), testing::Runtime::new(Issuer::p256("a")));
-    other.on_review(move || landscape.set("k-1", &third, 3));
-    let refused = room.enrolments.enrol(&other.token(), &asked("r-1"), None).await;
-    assert_eq!(refused, Err(Refused::Unreachable));
-    assert_eq!(room.metrics.count_issued(By::Enrolment), 2);
+    // Replaced during the review by the old cluster, which no longer counts.
+    let (runtime_clients, third) = (bed.runtime_clients.clone(), testing::FakeRuntime::new(Issuer::p256("a")));
+    other.on_review(move || runtime_clients.set("k-1", &third, 3));
+    let refused = bed.enrolments.enrol(&other.token(), &honest_request("r-1"), None).await;
+    assert_eq!(refused, Err(EnrolmentError::Unreachable));
+    assert_eq!(bed.metrics.count_issued(IssuanceKind::Enrolment), 2);
 }
 
 #[tokio::test]
-async fn a_renewal_is_served_for_the_same_key_and_for_a_new_one() {
-    let room = Room::new();
+async fn renewal_is_served_for_the_same_and_for_a_new_key() {
+    let bed = TestBed::new();
     let (runtime, pair) = ("r-1".parse().unwrap(), KeyPair::generate().unwrap());
-    for request in [request_for(&pair, |_| {}), request_for(&pair, |_| {}), asked("r-1").request] {
-        let answer = room.office.renew(&runtime, &request).await.unwrap();
+    for request in [request_for(&pair, |_| {}), request_for(&pair, |_| {}), honest_request("r-1").request] {
+        let answer = bed.certificate_issuer.renew(&runtime, &request).await.unwrap();
         assert_eq!(read(&answer).runtime, runtime);
     }
-    assert_eq!((room.metrics.count_issued(By::Renewal), room.first.asked()), (3, (0, 0)));
+    assert_eq!((bed.metrics.count_issued(IssuanceKind::Renewal), bed.first.call_counts()), (3, (0, 0)));
 }
 
 #[tokio::test(start_paused = true)]
-async fn addresses_are_limited_only_where_that_is_wanted() {
-    let (limited, free) = (Room::limited(Some(2)), Room::new());
+async fn addresses_are_limited_only_if_configured() {
+    let (limited, free) = (TestBed::limited(Some(2)), TestBed::new());
     let [a, b, c] = ["2001:db8::1", "2001:db8::2", "2001:db8:0:1::1"].map(|text| Some(text.parse().unwrap()));
     assert!((0..2).all(|_| limited.enrolments.admit(a).is_ok()));
-    assert!(matches!(limited.enrolments.admit(b), Err(Refused::Address(_))), "the same network");
+    assert!(matches!(limited.enrolments.admit(b), Err(EnrolmentError::Address(_))), "the same network");
     assert!(limited.enrolments.admit(c).is_ok() && limited.enrolments.admit(None).is_ok());
     let mapped = Some("::ffff:192.0.2.1".parse().unwrap());
     assert!((0..2).all(|_| limited.enrolments.admit(mapped).is_ok()));

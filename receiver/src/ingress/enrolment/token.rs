@@ -1,7 +1,7 @@
-//! Tokens of Kubernetes ServiceAccounts (JWT, RFC 7519 and RFC 7515), as far as enrolment judges them before it asks anybody.
+//! Tokens of Kubernetes ServiceAccounts (JWT, RFC 7519 and RFC 7515), as far as enrolment checks them without a call.
 //!
-//! Read by hand: two algorithms, one form, limits on everything. Whether the account and the pod still exist is not for us to know;
-//! the runtime's own API server says so in a TokenReview.
+//! Parsed by hand: two algorithms, one form, limits on everything. The existence of account and pod is left to the
+//! TokenReview of the runtime's own API server.
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use serde::Deserialize;
@@ -11,40 +11,40 @@ use tidewatch_shared::{
     names::{AGENT_OBJECT, SKR_NAMESPACE, TOKEN_AUDIENCE},
 };
 
-/// Clocks of an API server and of this receiver may differ by so many seconds.
+/// Tolerated clock difference between an API server and this receiver, in seconds.
 const LEEWAY_SECONDS: i64 = 60;
-/// Characters of a key's name; those of Kubernetes have 43.
+/// Longest key id; those of Kubernetes have 43 characters.
 const MAX_KID: usize = 256;
-/// Audiences of one token.
+/// Limit of audiences of one token.
 const MAX_AUDIENCES: usize = 16;
-/// Bytes of a signature: RSA with 8,192 bits.
+/// Longest signature, in bytes: RSA with 8,192 bits.
 const MAX_SIGNATURE: usize = 1_024;
 
-/// Why a token proves nothing.
+/// Reason for which a token is rejected.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-pub enum InvalidToken {
-    /// None, more than one, or not a bearer's.
+pub enum TokenError {
+    /// No token, more than one, or not a bearer token.
     #[error("the request needs exactly one bearer token")]
     Missing,
-    /// Not a signed token of Kubernetes' shape.
+    /// Not a signed Kubernetes token.
     #[error("the token is not readable")]
     Malformed,
-    /// Another algorithm than RS256 and ES256; above all none.
-    #[error("the token's algorithm is not taken")]
+    /// An algorithm other than RS256 and ES256, in particular `none`.
+    #[error("the token's algorithm is not supported")]
     Algorithm,
-    /// Meant for somebody else.
+    /// Another audience.
     #[error("the token is meant for another audience")]
     Audience,
-    /// Its time has passed.
+    /// Expired.
     #[error("the token has expired")]
     Expired,
-    /// Its time has not come.
+    /// Not valid yet.
     #[error("the token is not valid yet")]
     NotYet,
-    /// Not that of the agent.
+    /// Not the agent's account.
     #[error("the token is that of another account")]
     Account,
-    /// Of no pod.
+    /// Not bound to a pod.
     #[error("the token is not bound to a pod")]
     Unbound,
     /// The runtime's issuer has no such key.
@@ -53,16 +53,16 @@ pub enum InvalidToken {
     /// The signature does not verify.
     #[error("the token's signature does not verify")]
     Signature,
-    /// The runtime's API server does not know it, for our audience.
+    /// The runtime's API server does not authenticate it for the receiver's audience.
     #[error("the runtime's API server does not know the token")]
     Unauthenticated,
-    /// The runtime's API server says that it is somebody else's.
-    #[error("the runtime's API server says that the token is that of another account or pod")]
+    /// The runtime's API server attributes it to another account or pod.
+    #[error("the runtime's API server attributes the token to another account or pod")]
     Other,
 }
 
-impl InvalidToken {
-    /// The reason as metrics and logs name it.
+impl TokenError {
+    /// Reason label of metrics and logs.
     #[must_use]
     pub const fn label(self) -> &'static str {
         match self {
@@ -82,7 +82,7 @@ impl InvalidToken {
     }
 }
 
-/// How a token is signed (RFC 7518, section 3.1).
+/// Signature algorithm of a token (RFC 7518, section 3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Algorithm {
     /// RSASSA-PKCS1-v1_5 with SHA-256.
@@ -91,16 +91,16 @@ pub(super) enum Algorithm {
     Es256,
 }
 
-/// A token that says the right things. Its signature is not yet verified.
+/// A token with valid claims. Its signature is not verified yet.
 #[derive(Debug)]
 pub struct Token<'a> {
     pub(super) algorithm: Algorithm,
-    /// The name of the key.
+    /// Key id.
     pub(super) kid: String,
-    /// What is signed, as it stands.
+    /// The signed part, as received.
     pub(super) signed: &'a str,
     pub(super) signature: Vec<u8>,
-    /// The uid of the pod that it is bound to.
+    /// UID of the pod that it is bound to.
     pub(super) pod: String,
 }
 
@@ -108,7 +108,7 @@ pub struct Token<'a> {
 struct Header {
     alg: String,
     kid: String,
-    /// Extensions that must be understood; none is.
+    /// Extensions that must be understood; none is supported.
     #[serde(default)]
     crit: Option<serde::de::IgnoredAny>,
 }
@@ -149,64 +149,64 @@ struct Bound {
 }
 
 impl<'a> Token<'a> {
-    /// Reads a token and judges what it says, at a time in Unix seconds.
+    /// Parses a token and checks its claims at a time in Unix seconds.
     ///
     /// # Errors
-    /// [`InvalidToken`].
-    pub fn read(text: &'a str, now: i64) -> Result<Self, InvalidToken> {
+    /// [`TokenError`].
+    pub fn read(text: &'a str, now: i64) -> Result<Self, TokenError> {
         if text.len() > MAX_TOKEN_BYTES {
-            return Err(InvalidToken::Malformed);
+            return Err(TokenError::Malformed);
         }
-        let (signed, signature) = text.rsplit_once('.').ok_or(InvalidToken::Malformed)?;
-        let (header, claims) = signed.split_once('.').ok_or(InvalidToken::Malformed)?;
+        let (signed, signature) = text.rsplit_once('.').ok_or(TokenError::Malformed)?;
+        let (header, claims) = signed.split_once('.').ok_or(TokenError::Malformed)?;
         let header: Header = part(header)?;
         let algorithm = match &*header.alg {
             "RS256" => Algorithm::Rs256,
             "ES256" => Algorithm::Es256,
-            _ => return Err(InvalidToken::Algorithm),
+            _ => return Err(TokenError::Algorithm),
         };
-        let signature = URL_SAFE_NO_PAD.decode(signature).map_err(|_| InvalidToken::Malformed)?;
+        let signature = URL_SAFE_NO_PAD.decode(signature).map_err(|_| TokenError::Malformed)?;
         if header.crit.is_some()
             || header.kid.is_empty()
             || header.kid.len() > MAX_KID
             || signature.len() > MAX_SIGNATURE
         {
-            return Err(InvalidToken::Malformed);
+            return Err(TokenError::Malformed);
         }
-        let pod = part::<Claims>(claims)?.judge(now)?;
+        let pod = part::<Claims>(claims)?.evaluate(now)?;
         Ok(Self { algorithm, kid: header.kid, signed, signature, pod })
     }
 }
 
 impl Claims {
-    /// The uid of the pod, if everything is as it should be.
-    fn judge(self, now: i64) -> Result<String, InvalidToken> {
+    /// Returns the UID of the pod if all claims are valid.
+    fn evaluate(self, now: i64) -> Result<String, TokenError> {
         let is_ours = |audience: &String| audience == TOKEN_AUDIENCE;
-        let meant = match &self.aud {
+        let is_for_us = match &self.aud {
             Audience::One(audience) => is_ours(audience),
             Audience::Many(audiences) => audiences.len() <= MAX_AUDIENCES && audiences.iter().any(is_ours),
         };
-        if !meant {
-            return Err(InvalidToken::Audience);
+        if !is_for_us {
+            return Err(TokenError::Audience);
         }
         if self.exp.saturating_add(LEEWAY_SECONDS) <= now {
-            return Err(InvalidToken::Expired);
+            return Err(TokenError::Expired);
         }
         if self.nbf.is_some_and(|begin| begin.saturating_sub(LEEWAY_SECONDS) > now) {
-            return Err(InvalidToken::NotYet);
+            return Err(TokenError::NotYet);
         }
         let Kubernetes { namespace, serviceaccount, pod } = self.kubernetes;
         if namespace != SKR_NAMESPACE || serviceaccount.name != AGENT_OBJECT {
-            return Err(InvalidToken::Account);
+            return Err(TokenError::Account);
         }
-        pod.map(|pod| pod.uid).filter(|uid| !uid.is_empty()).ok_or(InvalidToken::Unbound)
+        pod.map(|pod| pod.uid).filter(|uid| !uid.is_empty()).ok_or(TokenError::Unbound)
     }
 }
 
-fn part<T: for<'de> Deserialize<'de>>(text: &str) -> Result<T, InvalidToken> {
-    let bytes = URL_SAFE_NO_PAD.decode(text).map_err(|_| InvalidToken::Malformed)?;
-    // Members that stand twice are refused: two readers might take another one each.
-    serde_json::from_slice(&bytes).map_err(|_| InvalidToken::Malformed)
+fn part<T: for<'de> Deserialize<'de>>(text: &str) -> Result<T, TokenError> {
+    let bytes = URL_SAFE_NO_PAD.decode(text).map_err(|_| TokenError::Malformed)?;
+    // serde rejects duplicate members, which two parsers might read differently.
+    serde_json::from_slice(&bytes).map_err(|_| TokenError::Malformed)
 }
 
 #[cfg(test)]
@@ -226,7 +226,7 @@ mod tests {
         json!({"alg": "RS256", "kid": "k", "typ": "JWT"})
     }
 
-    fn with(path: &str, value: Value) -> Result<String, InvalidToken> {
+    fn with(path: &str, value: Value) -> Result<String, TokenError> {
         let mut claims = claims(NOW);
         let (parent, member) = path.rsplit_once('/').unwrap();
         claims.pointer_mut(parent).unwrap()[member] = value;
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn the_agents_token_is_read() {
+    fn agent_token_is_accepted() {
         let text = token(&header(), &claims(NOW));
         let read = Token::read(&text, NOW).unwrap();
         assert_eq!((read.algorithm, &*read.kid, &*read.pod), (Algorithm::Rs256, "k", "pod-uid"));
@@ -245,9 +245,9 @@ mod tests {
     }
 
     #[test]
-    fn what_it_must_not_say() {
-        use InvalidToken as I;
-        for (path, value, why) in [
+    fn invalid_claims_are_refused() {
+        use TokenError as I;
+        for (path, value, expected) in [
             ("/aud", json!(["https://kubernetes.default.svc"]), I::Audience),
             ("/aud", json!([]), I::Audience),
             ("/aud", json!(vec!["tidewatch"; 17]), I::Audience),
@@ -262,15 +262,15 @@ mod tests {
             ("/kubernetes.io/pod", json!({"uid": ""}), I::Unbound),
             ("/kubernetes.io", Value::Null, I::Malformed),
         ] {
-            assert_eq!(with(path, value.clone()), Err(why), "{path}: {value}");
+            assert_eq!(with(path, value.clone()), Err(expected), "{path}: {value}");
         }
         assert!(with("/exp", json!(NOW - 59)).is_ok());
         assert!(with("/nbf", json!(NOW + 60)).is_ok());
     }
 
     #[test]
-    fn what_is_no_token_of_ours() {
-        use InvalidToken as I;
+    fn malformed_tokens_are_refused() {
+        use TokenError as I;
         let read = |text: &str| Token::read(text, NOW).err();
         for algorithm in ["none", "HS256", "RS512", "ES384", "rs256", ""] {
             assert_eq!(read(&token(&json!({"alg": algorithm, "kid": "k"}), &claims(NOW))), Some(I::Algorithm));
@@ -302,7 +302,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_makes_it_panic(text in "[A-Za-z0-9_.-]{0,300}", header in "[ -~]{0,80}", claims in "[ -~]{0,200}") {
+        fn parsing_never_panics(text in "[A-Za-z0-9_.-]{0,300}", header in "[ -~]{0,80}", claims in "[ -~]{0,200}") {
             prop_assert!(Token::read(&text, NOW).is_err());
             let [header, claims] = [header, claims].map(|part| URL_SAFE_NO_PAD.encode(part));
             let text = format!("{header}.{claims}.AAAA");

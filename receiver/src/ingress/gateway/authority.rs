@@ -1,4 +1,4 @@
-//! Which authorities this receiver answers for (`--authority`).
+//! Authorities of this receiver (`--authority`).
 
 use std::{fmt, str::FromStr};
 
@@ -7,49 +7,47 @@ use thiserror::Error;
 
 use super::refusal::Refusal;
 
-/// The text is no authority.
+/// Error of parsing an [`OwnAuthority`].
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("an authority is <host> or <host>:<port>, without user or scheme")]
-pub struct InvalidAuthority;
+pub struct ParseAuthorityError;
 
-/// `Host` or `:authority` as signatures cover it: lower case, and without the port when that is 443 (RFC 9421, section 2.2.3).
+/// `Host` or `:authority` as signatures cover it: lower case, without port 443 (RFC 9421, section 2.2.3).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct OwnAuthority(String);
 
 impl OwnAuthority {
-    /// As it stands in a signature base.
+    /// Returns the form of a signature base.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The host without the port: a name, or an address without brackets.
+    /// Returns the host without the port: a name, or an address without brackets.
     #[must_use]
     pub fn host(&self) -> &str {
         let port = self.0.rfind(':').filter(|at| !self.0[*at..].contains(']'));
         self.0[..port.unwrap_or(self.0.len())].trim_start_matches('[').trim_end_matches(']')
     }
-}
 
-impl FromStr for OwnAuthority {
-    type Err = InvalidAuthority;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let authority: Authority = text.parse().map_err(|_| InvalidAuthority)?;
-        let has_user = authority.as_str().contains('@');
-        // A port that is empty or no number is not what anybody meant.
-        let has_bad_port = authority.port_u16().is_none() && authority.host().len() != authority.as_str().len();
-        if has_user || has_bad_port || authority.host().is_empty() {
-            return Err(InvalidAuthority);
-        }
-        Ok(Self(normal(authority.as_str())))
+    /// Replaces port 0 by the bound port.
+    pub(super) fn at(&self, port: u16) -> Self {
+        self.0.strip_suffix(":0").map_or_else(|| self.clone(), |host| Self(normalize(&format!("{host}:{port}"))))
     }
 }
 
-impl OwnAuthority {
-    /// The same host at the port that was bound, where port 0 stood.
-    pub(super) fn at(&self, port: u16) -> Self {
-        self.0.strip_suffix(":0").map_or_else(|| self.clone(), |host| Self(normal(&format!("{host}:{port}"))))
+impl FromStr for OwnAuthority {
+    type Err = ParseAuthorityError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let authority: Authority = text.parse().map_err(|_| ParseAuthorityError)?;
+        let has_user = authority.as_str().contains('@');
+        // An empty or non-numeric port is certainly a mistake.
+        let has_bad_port = authority.port_u16().is_none() && authority.host().len() != authority.as_str().len();
+        if has_user || has_bad_port || authority.host().is_empty() {
+            return Err(ParseAuthorityError);
+        }
+        Ok(Self(normalize(authority.as_str())))
     }
 }
 
@@ -59,12 +57,12 @@ impl fmt::Display for OwnAuthority {
     }
 }
 
-fn normal(text: &str) -> String {
+fn normalize(text: &str) -> String {
     let lower = text.to_ascii_lowercase();
     lower.strip_suffix(":443").map_or(lower.clone(), str::to_owned)
 }
 
-/// Finds the authority of a request among our own. `Host` may be absent only where `:authority` stands.
+/// Finds the authority of a request among the own ones. `Host` may be absent only if `:authority` is present.
 pub(super) fn find<'a>(own: &'a [OwnAuthority], uri: &Uri, headers: &HeaderMap) -> Result<&'a OwnAuthority, Refusal> {
     let mut hosts = headers.get_all(header::HOST).iter();
     let host = hosts.next().map(|host| host.to_str().map_err(|_| Refusal::Host)).transpose()?;
@@ -72,12 +70,12 @@ pub(super) fn find<'a>(own: &'a [OwnAuthority], uri: &Uri, headers: &HeaderMap) 
         return Err(Refusal::Host);
     }
     let authority = match (uri.authority().map(Authority::as_str), host) {
-        (Some(authority), Some(host)) if normal(authority) != normal(host) => return Err(Refusal::Host),
+        (Some(authority), Some(host)) if normalize(authority) != normalize(host) => return Err(Refusal::Host),
         (Some(authority), _) => authority,
         (None, Some(host)) => host,
         (None, None) => return Err(Refusal::Host),
     };
-    let authority = normal(authority);
+    let authority = normalize(authority);
     own.iter().find(|own| own.0 == authority).ok_or(Refusal::Authority)
 }
 
@@ -86,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn authorities_are_compared_in_normal_form() {
+    fn authorities_are_normalized() {
         for (text, expected) in
             [("KCP.test:8443", "kcp.test:8443"), ("kcp.test:443", "kcp.test"), ("[::1]:1", "[::1]:1")]
         {
@@ -95,12 +93,12 @@ mod tests {
         let any: OwnAuthority = "kcp.test:0".parse().unwrap();
         assert_eq!((any.at(8443).as_str(), any.at(443).as_str()), ("kcp.test:8443", "kcp.test"));
         for bad in ["", "https://kcp.test", "user@kcp.test", "kcp.test:", "kcp.test:99999", "a b", ":80"] {
-            assert_eq!(bad.parse::<OwnAuthority>(), Err(InvalidAuthority), "{bad}");
+            assert_eq!(bad.parse::<OwnAuthority>(), Err(ParseAuthorityError), "{bad}");
         }
     }
 
     #[test]
-    fn a_request_has_one_authority_and_it_is_ours() {
+    fn request_needs_exactly_one_own_authority() {
         let own = ["kcp.test:8443".parse().unwrap(), "127.0.0.1:8443".parse().unwrap()];
         let check = |uri: &str, hosts: &[&str]| {
             let mut headers = HeaderMap::new();

@@ -1,4 +1,4 @@
-//! Reading bodies: bounded for each request, and for all of them together.
+//! Reads request bodies, within a limit for each and a memory budget for all.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -14,95 +14,102 @@ use tokio::{
 
 use super::refusal::Refusal;
 
-/// Bytes of one permit of the [`Budget`]: semaphores count to less than bodies do.
+/// Bytes per permit of the [`BodyBudget`]: a semaphore has fewer permits than a budget may have bytes.
 const UNIT: usize = 1 << 10;
 
-/// Bytes of a refused body that are read and thrown away: more than a body may have, so that who has just passed the limit hears so.
-const LEFTOVER: usize = 2 * MAX_BODY_BYTES;
-/// How long that may take.
-const LEFTOVER_DEADLINE: Duration = Duration::from_secs(2);
+/// Bytes of a refused body that are discarded at most: above the limit of a body, so that a client that barely exceeds
+/// it gets its response.
+const MAX_DISCARD_BYTES: usize = 2 * MAX_BODY_BYTES;
+/// Deadline of discarding.
+const DISCARD_DEADLINE: Duration = Duration::from_secs(2);
 
-/// What became of the rest of a refused body.
+/// Result of [`discard`].
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Discarded {
-    /// Bytes that were read and thrown away.
+    /// Bytes discarded.
     pub(super) bytes: usize,
-    /// Something is left, so that the connection has to end.
-    pub(super) is_over: bool,
+    /// True if bytes are left, so that the connection cannot be reused.
+    pub(super) must_close: bool,
 }
 
-/// Reads what is left of a refused body over HTTP/1.1, within bounds: a server that closes over unread bytes resets the connection, and
-/// the answer that tells why may be lost with it (RFC 9112, section 9.6). Over HTTP/2 a body is no other request's concern, and nothing is
-/// read.
+/// Reads and discards the rest of a refused body over HTTP/1.1, within bounds: a server that closes a connection with
+/// unread bytes resets it, and the response with the reason may be lost (RFC 9112, section 9.6). Over HTTP/2 a body
+/// affects no other request, and nothing is read.
 ///
-/// Nor is anything read in vain: of a body that is too long or has been `slow` already, or of one that is sent only when it is
-/// asked for and was not (RFC 9110, section 10.1.1), which shows by as much being left as was `announced`.
+/// Nothing is read either of a body that is too long or already exceeded its deadline (`is_slow`), or of one that the
+/// client holds back until a `100 Continue` that was not sent (RFC 9110, section 10.1.1), recognised by as many bytes
+/// left as were `announced`.
 pub(super) async fn discard<B: Body>(parts: &Parts, mut body: Pin<&mut B>, announced: u64, is_slow: bool) -> Discarded {
     if parts.version >= Version::HTTP_2 || body.is_end_stream() {
-        return Discarded { bytes: 0, is_over: false };
+        return Discarded { bytes: 0, must_close: false };
     }
     let left = body.size_hint().lower();
     let is_held_back = parts.headers.contains_key(header::EXPECT) && left == announced;
-    if is_slow || is_held_back || left > LEFTOVER as u64 {
-        return Discarded { bytes: 0, is_over: true };
+    if is_slow || is_held_back || left > MAX_DISCARD_BYTES as u64 {
+        return Discarded { bytes: 0, must_close: true };
     }
     let mut bytes = 0;
     let reading = async {
-        while bytes <= LEFTOVER {
-            // That it broke off is the peer's doing.
+        while bytes <= MAX_DISCARD_BYTES {
+            // An error is the client's doing: it has closed the connection by itself.
             let Some(Ok(frame)) = body.frame().await else { return true };
             bytes += frame.data_ref().map_or(0, Buf::remaining);
         }
         false
     };
-    let is_over = timeout(LEFTOVER_DEADLINE, reading).await != Ok(true);
-    Discarded { bytes, is_over }
+    let must_close = timeout(DISCARD_DEADLINE, reading).await != Ok(true);
+    Discarded { bytes, must_close }
 }
 
-/// Memory for all bodies that are being read or judged. What a sender announces costs nothing, only what it sends; and nobody
-/// waits for room, because those who wait would be held up by those who are slow.
+/// Memory budget of all bodies that are being read or processed. Only received bytes count, not announced ones. No
+/// request waits for budget, as it would wait for slow clients.
 #[derive(Clone)]
-pub(super) struct Budget(Arc<Semaphore>);
+pub(super) struct BodyBudget(Arc<Semaphore>);
 
-/// A body as it was sent, with its share of the budget.
-pub(super) struct Whole {
+/// A complete body with its share of the budget, which is released on drop.
+pub(super) struct BufferedBody {
     bytes: Vec<u8>,
-    /// Given back when the body is dropped.
     share: Option<OwnedSemaphorePermit>,
 }
 
-impl Budget {
+impl BodyBudget {
     pub(super) fn new(bytes: usize) -> Self {
         Self(Arc::new(Semaphore::new((bytes / UNIT).min(Semaphore::MAX_PERMITS))))
     }
 
-    /// Reads a body of at most `limit` bytes, and counts all that came of it, however it ends. The caller sets the deadline.
-    pub(super) async fn read<B>(&self, mut body: Pin<&mut B>, limit: usize, came: &mut usize) -> Result<Whole, Refusal>
+    /// Reads a body of at most `limit` bytes. Adds all received bytes to `received`, also on errors. The caller sets
+    /// the deadline.
+    pub(super) async fn read<B>(
+        &self,
+        mut body: Pin<&mut B>,
+        limit: usize,
+        received: &mut usize,
+    ) -> Result<BufferedBody, Refusal>
     where
         B: Body<Data = Bytes>,
     {
-        let mut whole = Whole { bytes: Vec::new(), share: None };
+        let mut buffered = BufferedBody { bytes: Vec::new(), share: None };
         while let Some(frame) = body.frame().await {
-            let Ok(data) = frame.map_err(|_| Refusal::Broken)?.into_data() else {
-                // Trailers are not signed; nothing reads them.
+            let Ok(data) = frame.map_err(|_| Refusal::BodyAborted)?.into_data() else {
+                // Trailers are not signed, and are ignored.
                 continue;
             };
-            *came = came.saturating_add(data.len());
-            if data.len() > limit - whole.bytes.len() {
+            *received = received.saturating_add(data.len());
+            if data.len() > limit - buffered.bytes.len() {
                 return Err(Refusal::TooLarge(limit));
             }
-            self.share(&mut whole, data.len())?;
-            whole.bytes.extend_from_slice(&data);
+            self.reserve(&mut buffered, data.len())?;
+            buffered.bytes.extend_from_slice(&data);
         }
-        Ok(whole)
+        Ok(buffered)
     }
 
-    fn share(&self, whole: &mut Whole, more: usize) -> Result<(), Refusal> {
-        let held = whole.bytes.len().div_ceil(UNIT);
-        let wanted = (whole.bytes.len() + more).div_ceil(UNIT);
-        let missing = u32::try_from(wanted - held).map_err(|_| Refusal::Busy)?;
+    fn reserve(&self, body: &mut BufferedBody, more: usize) -> Result<(), Refusal> {
+        let reserved = body.bytes.len().div_ceil(UNIT);
+        let needed = (body.bytes.len() + more).div_ceil(UNIT);
+        let missing = u32::try_from(needed - reserved).map_err(|_| Refusal::Busy)?;
         let permit = self.0.clone().try_acquire_many_owned(missing).map_err(|_| Refusal::Busy)?;
-        match &mut whole.share {
+        match &mut body.share {
             Some(share) => share.merge(permit),
             none => *none = Some(permit),
         }
@@ -110,7 +117,7 @@ impl Budget {
     }
 }
 
-impl std::ops::Deref for Whole {
+impl std::ops::Deref for BufferedBody {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -129,42 +136,42 @@ mod tests {
 
     use super::*;
 
-    async fn read(budget: &Budget, pieces: &[usize], limit: usize) -> Result<Whole, Refusal> {
+    async fn read(budget: &BodyBudget, pieces: &[usize], limit: usize) -> Result<BufferedBody, Refusal> {
         let frames: Vec<_> =
             pieces.iter().map(|length| Ok::<_, std::io::Error>(Frame::data(vec![7; *length].into()))).collect();
-        let mut came = 0;
-        let result = budget.read(pin!(StreamBody::new(stream::iter(frames))), limit, &mut came).await;
-        assert!(result.is_err() || came == pieces.iter().sum::<usize>(), "all that is taken was counted");
+        let mut received = 0;
+        let result = budget.read(pin!(StreamBody::new(stream::iter(frames))), limit, &mut received).await;
+        assert!(result.is_err() || received == pieces.iter().sum::<usize>(), "all bytes were counted");
         result
     }
 
     #[tokio::test]
-    async fn a_body_may_reach_its_limit_and_not_pass_it() {
-        let budget = Budget::new(1 << 20);
+    async fn body_may_reach_its_limit_and_not_exceed_it() {
+        let budget = BodyBudget::new(1 << 20);
         assert_eq!(read(&budget, &[60, 0, 40], 100).await.ok().unwrap().len(), 100);
         assert_eq!(read(&budget, &[60, 41], 100).await.err(), Some(Refusal::TooLarge(100)));
         assert_eq!(read(&budget, &[101], 100).await.err(), Some(Refusal::TooLarge(100)));
     }
 
     #[tokio::test]
-    async fn what_came_is_counted_even_if_nobody_waits_for_the_rest() {
-        let (budget, mut came) = (Budget::new(1 << 20), 0);
+    async fn received_bytes_are_counted_also_of_an_incomplete_body() {
+        let (budget, mut received) = (BodyBudget::new(1 << 20), 0);
         let piece = || Ok::<_, std::io::Error>(Frame::data(Bytes::from_static(&[0; 60])));
         let stuck = pin!(StreamBody::new(stream::iter([piece(), piece()]).chain(stream::pending())));
-        assert!(budget.read(stuck, 200, &mut came).now_or_never().is_none());
-        assert_eq!(came, 120);
+        assert!(budget.read(stuck, 200, &mut received).now_or_never().is_none());
+        assert_eq!(received, 120);
         let long = pin!(StreamBody::new(stream::iter([piece(), piece()])));
-        assert_eq!(budget.read(long, 100, &mut came).await.err(), Some(Refusal::TooLarge(100)));
-        assert_eq!(came, 240, "what is too much has come all the same");
+        assert_eq!(budget.read(long, 100, &mut received).await.err(), Some(Refusal::TooLarge(100)));
+        assert_eq!(received, 240, "excess bytes count as well");
     }
 
     #[tokio::test]
-    async fn all_bodies_together_are_bounded() {
-        let budget = Budget::new(3 * UNIT);
-        let held = read(&budget, &[UNIT, 1], 1 << 20).await.ok().unwrap();
+    async fn all_bodies_share_a_budget() {
+        let budget = BodyBudget::new(3 * UNIT);
+        let reserved = read(&budget, &[UNIT, 1], 1 << 20).await.ok().unwrap();
         assert_eq!(read(&budget, &[UNIT, 1], 1 << 20).await.err(), Some(Refusal::Busy));
         assert!(read(&budget, &[10, 20], 1 << 20).await.is_ok());
-        drop(held);
+        drop(reserved);
         assert!(read(&budget, &[UNIT; 3], 1 << 20).await.is_ok());
     }
 
@@ -175,18 +182,26 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_rest_of_a_refused_body_is_read_within_bounds_and_never_in_vain() {
-        let discarded = |bytes, is_over| Discarded { bytes, is_over };
+    async fn rest_of_a_refused_body_is_discarded_within_bounds() {
+        let discarded = |bytes, must_close| Discarded { bytes, must_close };
         let (old, new) = (Version::HTTP_11, Version::HTTP_2);
         for (case, version, expects, length, announced, is_slow, expected) in [
             ("a body", old, false, 500_000, 500_000, false, discarded(500_000, false)),
             ("none", old, false, 0, 0, true, discarded(0, false)),
-            ("the longest", old, false, LEFTOVER, LEFTOVER, false, discarded(LEFTOVER, false)),
-            ("too long", old, false, LEFTOVER + 1, LEFTOVER + 1, false, discarded(0, true)),
+            (
+                "the longest",
+                old,
+                false,
+                MAX_DISCARD_BYTES,
+                MAX_DISCARD_BYTES,
+                false,
+                discarded(MAX_DISCARD_BYTES, false),
+            ),
+            ("too long", old, false, MAX_DISCARD_BYTES + 1, MAX_DISCARD_BYTES + 1, false, discarded(0, true)),
             ("slow", old, false, 5, 9, true, discarded(0, true)),
-            ("not asked for", old, true, 9, 9, false, discarded(0, true)),
-            ("asked for", old, true, 5, 9, false, discarded(5, false)),
-            ("a stream's", new, false, 9, 9, true, discarded(0, false)),
+            ("held back until 100 Continue", old, true, 9, 9, false, discarded(0, true)),
+            ("sent after 100 Continue", old, true, 5, 9, false, discarded(5, false)),
+            ("over HTTP/2", new, false, 9, 9, true, discarded(0, false)),
         ] {
             let body = pin!(Full::<Bytes>::from(vec![b' '; length]));
             assert_eq!(discard(&parts(version, expects), body, announced as u64, is_slow).await, expected, "{case}");
@@ -194,7 +209,10 @@ mod tests {
 
         let piece = || Ok::<_, std::io::Error>(Frame::data(Bytes::from_static(&[0; 1 << 10])));
         let endless = pin!(StreamBody::new(stream::repeat_with(piece)));
-        assert_eq!(discard(&parts(old, false), endless, 0, false).await, discarded(LEFTOVER + (1 << 10), true));
+        assert_eq!(
+            discard(&parts(old, false), endless, 0, false).await,
+            discarded(MAX_DISCARD_BYTES + (1 << 10), true)
+        );
         let stuck = pin!(StreamBody::new(stream::iter([piece()]).chain(stream::pending())));
         assert_eq!(discard(&parts(old, false), stuck, 0, false).await, discarded(1 << 10, true));
         let broken = pin!(StreamBody::new(stream::iter([piece(), Err(std::io::ErrorKind::BrokenPipe.into())])));

@@ -1,4 +1,4 @@
-//! One connection, from its handshake to its end.
+//! Serves one connection, from its handshake to its end.
 
 use std::{
     convert::Infallible,
@@ -23,7 +23,7 @@ use rustls::ServerConfig;
 use rustls_pki_types::CertificateDer;
 use tidewatch_shared::identity::RuntimeId;
 use tokio::{
-    sync::{OwnedSemaphorePermit, Semaphore, watch},
+    sync::{OwnedSemaphorePermit, Semaphore},
     time::{Instant, sleep, sleep_until, timeout},
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
@@ -31,160 +31,142 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Now, Settings,
-    frames::Meter,
+    connection_limiter::{Closing, ConnectionLimiter, ConnectionSlot},
+    frame_limiter::FrameLimiter,
     handshakes,
-    heads::Heads,
-    life::{Held, Life, Look},
+    head_deadline::HeadDeadline,
+    lifecycle::{ConnectionLifecycle, Liveness, TrackedBody},
+    limited_stream::{FLOOD, LimitedStream, ReadLimit},
     listen::Stream,
-    metered::{FLOOD, Limit, Metered},
-    metrics::{Metrics, Why},
-    refusal::{Answer, http_date},
-    seats::{Seat, Seats},
+    metrics::{PortMetrics, ReasonLabel},
+    refusal::{HttpResponse, http_date},
+    request_limiter::RequestLimiter,
 };
 
-/// Requests at once on one HTTP/2 connection: more than one runtime may have in flight, so that it is told so.
+/// Concurrent HTTP/2 streams of one runtime's connection: more than its requests in flight may be, so that excess
+/// requests get a 429.
 const STREAMS: u32 = 32;
-/// On a connection that many share behind a proxy.
-const STREAMS_OF_MANY: u32 = 1_024;
-/// Bytes on their way, per stream and per connection: the least that the protocol has. What arrives is read at once and then
-/// counts against the budget of all bodies, so that this is what a connection can hold beside it.
+/// The same on a proxy's connection, which many runtimes share.
+const SHARED_STREAMS: u32 = 1_024;
+/// HTTP/2 flow-control window in bytes, per stream and per connection: the protocol's minimum. Received bytes are read
+/// at once and then count against the budget of all bodies, so a connection can occupy at most this much in addition.
 const WINDOW: u32 = (64 << 10) - 1;
-/// On a connection that many share.
-const WINDOW_OF_MANY: u32 = 1 << 20;
-/// Bytes of header fields that HTTP/2 keeps of a peer to compress the next ones by (RFC 9113, section 6.5.2). What is large in an
-/// agent's requests is another one each time; to keep it, and the buffers that it came in, is most of what a quiet connection costs.
+/// The same on a shared connection.
+const SHARED_WINDOW: u32 = 1 << 20;
+/// Size of the HPACK dynamic table in bytes (RFC 9113, section 6.5.2). The large fields of an agent's requests differ
+/// each time; a table of them, with the buffers they arrived in, would be most of the memory of an idle connection.
 const HEADER_TABLE: u32 = 0;
-/// On a connection that many share.
-const HEADER_TABLE_OF_MANY: u32 = 4 << 10;
-/// HTTP/2 frames a second that carry no body: a few for each request that the rate allows.
+/// The same on a shared connection.
+const SHARED_HEADER_TABLE: u32 = 4 << 10;
+/// HTTP/2 frames without body bytes per second: several for each request that the rate limit admits.
 const FRAMES: u32 = 1_000;
-/// On a connection that many share.
-const FRAMES_OF_MANY: u32 = 50_000;
-/// The reason when the protocol was broken, or the network.
-const BROKEN: &str = "error";
-/// The reason when the peer ended it, unless we had decided to.
-const PEER: &str = "peer";
-/// Who is refused for good may still read why.
-const LAST_WORDS: Duration = Duration::from_secs(2);
-/// Fields of one request's head, over HTTP/1.1.
+/// The same on a shared connection.
+const SHARED_FRAMES: u32 = 50_000;
+/// Header fields of one request over HTTP/1.1.
 const HEAD_FIELDS: usize = 32;
-/// On a connection that many share: proxies add some.
-const HEAD_FIELDS_OF_MANY: usize = 100;
-/// Bytes of answers that wait for a reader, per stream. Ours have a few hundred, or some 64 KiB with a thousand refusals.
+/// The same on a shared connection: proxies add some.
+const SHARED_HEAD_FIELDS: usize = 100;
+/// Bytes of unread responses per stream. A response has a few hundred bytes, or some 64 KiB with a thousand refused
+/// events.
 const SEND_BYTES: usize = 64 << 10;
-/// Streams that a peer may open and reset before they were served (CVE-2023-44487).
+/// Streams that a client may open and reset before they are served (CVE-2023-44487).
 const RESETS: usize = 20;
-/// Streams that we may reset for a peer's faults.
+/// Streams that the server may reset for protocol errors of the client.
 const LOCAL_RESETS: usize = 128;
+/// Label of a protocol violation or network error.
+const BROKEN: &str = "error";
+/// Label of a close by the client, unless the server had announced one.
+const PEER: &str = "peer";
+/// Drain deadline of a connection closed with a refusal: time to read the response.
+const REFUSED_DRAIN: Duration = Duration::from_secs(2);
+/// Minimum interval between searches for revoked connections: many Kymas may be deleted at once.
+const REVOCATION_PAUSE: Duration = Duration::from_millis(500);
 
-/// Who answers what connections bring. Connections are the same on every port of ours; what is said on them is not.
+/// Handler of a port's requests. Connections work the same on every port; authentication and requests differ.
 pub trait Service: Send + Sync + 'static {
-    /// Who holds the other end.
+    /// Identity of a connection's client.
     type Peer: Send + Sync + 'static;
 
-    /// Whether the handshake must have brought a certificate.
+    /// Closes connections without a client certificate.
     const NEEDS_CERTIFICATE: bool = true;
 
-    /// Reads, once per connection, whom its certificates name: leaf first, verified by the handshake. With the address from where the
-    /// connection comes, where that is known.
-    fn peer(&self, chain: &[CertificateDer<'_>], from: Option<SocketAddr>) -> Self::Peer;
+    /// Identifies the client once per connection, by its certificate chain (leaf first, verified by the handshake) and
+    /// its address, if known.
+    fn identify(&self, chain: &[CertificateDer<'_>], source: Option<SocketAddr>) -> Self::Peer;
 
-    /// Answers one request, and tells whether the connection has no more to say.
-    fn answer(&self, request: Request<Incoming>, peer: &Self::Peer) -> impl Future<Output = (Answer, bool)> + Send;
+    /// Handles one request. The flag is true if the connection must close after the response.
+    fn handle(
+        &self,
+        request: Request<Incoming>,
+        peer: &Self::Peer,
+    ) -> impl Future<Output = (HttpResponse, bool)> + Send;
 
-    /// Whose connection it is.
-    fn holder<'a>(&self, _: &'a Self::Peer) -> Holder<'a> {
-        Holder::Many
+    /// Returns the owner of a connection.
+    fn owner<'a>(&self, _: &'a Self::Peer) -> Owner<'a> {
+        Owner::Shared
     }
 
-    /// The fingerprint of the certificate that it was opened with, if one runtime has it.
-    fn leaf<'a>(&self, _: &'a Self::Peer) -> Option<&'a str> {
-        None
-    }
-
-    /// Told whenever somebody with a connection may have to go.
-    fn moves(&self) -> Option<watch::Receiver<u64>> {
-        None
-    }
-
-    /// Whether a runtime with that certificate may speak no longer.
-    fn is_out(&self, _: &RuntimeId, _leaf: Option<&str>) -> bool {
+    /// True if definitely no Kyma has that runtime id; then its connections close.
+    fn is_unknown(&self, _: &RuntimeId) -> bool {
         false
     }
 
-    /// Until when a runtime is shut out, if it is.
-    fn shut_until(&self, _: &RuntimeId, _now: Instant) -> Option<Instant> {
+    /// Returns the limiter that blocks runtimes for abuse of their connections.
+    fn limiter(&self) -> Option<&RequestLimiter> {
         None
     }
 
-    /// Shuts a runtime out that flooded its connection with what is no request.
-    fn shut(&self, _: &RuntimeId, _now: Instant) {}
+    /// Reports that a runtime closed or lost its last connection at this time, or that the next heartbeat over one is
+    /// overdue since then. Not called for connections that the receiver closes.
+    fn connection_lost(&self, _: &RuntimeId, _since: Instant) {}
 
-    /// Holds it against a runtime that its connection broke; a network that breaks will not do it often enough to matter.
-    fn strike(&self, _: &RuntimeId, _now: Instant) {}
-
-    /// Told that a runtime let go of its last connection, or lost it, or that its next heartbeat did not come over one: nothing came since
-    /// then. Not told of what this receiver ends.
-    fn closed(&self, _: &RuntimeId, _since: Instant) {}
-
-    /// Takes how much later than it should something came to run.
+    /// Takes a measurement of the executor's lag.
     fn observe_lag(&self, _: Duration) {}
 }
 
-/// Whose a connection is, which decides what it may cost.
+/// Owner of a connection, which decides its limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Holder<'a> {
-    /// One runtime's, which has few connections.
-    One(&'a RuntimeId),
-    /// Of many behind a proxy, which has as many as it wants.
-    Many,
-    /// Of somebody who is told so and ends, or who brings no certificate.
-    Nobody,
+pub enum Owner<'a> {
+    /// A single runtime, with the fingerprint of its client certificate. The number of its connections is limited.
+    Runtime(&'a RuntimeId, &'a str),
+    /// A proxy on behalf of many runtimes. The number of connections is not limited.
+    Shared,
+    /// A client without a certificate, or with one that is refused with its first request.
+    Unidentified,
 }
 
-/// Everything a connection needs.
+/// State that all connections of a port share.
 pub(super) struct Context<S> {
     pub(super) service: S,
     pub(super) settings: Settings,
-    pub(super) metrics: Metrics,
-    /// Asks connections to end after what is in flight.
+    pub(super) metrics: PortMetrics,
+    /// Closes connections after their requests in flight.
     pub(super) drain: CancellationToken,
-    /// Ends them at once.
+    /// Closes connections at once.
     pub(super) kill: CancellationToken,
-    pub(super) spread: RandomState,
-    /// Of each runtime's connections.
-    pub(super) seats: Arc<Seats>,
-    /// Steps of handshakes that may run at the same time.
-    pub(super) handshakes: Arc<Semaphore>,
+    /// Spreads the maximum ages.
+    pub(super) jitter: RandomState,
+    pub(super) connections: Arc<ConnectionLimiter>,
+    /// Handshake steps that may run concurrently.
+    pub(super) handshake_steps: Arc<Semaphore>,
 }
 
-/// After a look at who may stay, the next one comes no sooner: many Kymas may go at once.
-const LOOK_PAUSE: Duration = Duration::from_millis(500);
-
-/// Ends the connections of those who may speak no longer, whenever that may have changed. Runs for ever.
-pub(super) async fn watch_out<S: Service>(context: Arc<Context<S>>) {
-    let Some(mut moves) = context.service.moves() else { return };
-    while moves.changed().await.is_ok() {
-        context.seats.end(|runtime, leaf| context.service.is_out(runtime, leaf));
-        sleep(LOOK_PAUSE).await;
+/// Closes connections of revoked certificates, and of revoked or unknown runtimes, after each change, forever.
+pub(super) async fn close_revoked<S: Service>(context: Arc<Context<S>>) {
+    let Context { service, connections, settings: Settings { revocations, .. }, .. } = &*context;
+    let mut changes = revocations.watch();
+    while changes.changed().await.is_ok() {
+        connections.close(|runtime, leaf| revocations.covers_leaf(runtime, leaf) || service.is_unknown(runtime));
+        sleep(REVOCATION_PAUSE).await;
     }
 }
 
-/// What ends one runtime's connection.
-#[derive(Default)]
-struct End {
-    /// The runtime has newer ones.
-    gone: CancellationToken,
-    /// It may speak no longer.
-    out: CancellationToken,
-}
-
-/// Serves one connection until it ends.
+/// Serves one connection until it ends, and counts it.
 pub(super) async fn run<S: Service>(
     context: Arc<Context<S>>,
     (tcp, source): (impl Stream, Option<SocketAddr>),
     config: Arc<ServerConfig>,
-    place: OwnedSemaphorePermit,
+    slot: OwnedSemaphorePermit,
 ) {
     let metrics = &context.metrics;
     metrics.connections.inc();
@@ -193,41 +175,42 @@ pub(super) async fn run<S: Service>(
     });
     let stream = tokio::select! {
         () = context.drain.cancelled() => return,
-        // Not in the connection's own future, which would keep the room that it takes.
-        result = Box::pin(shake(&context, tcp, config, place)) => result,
+        // Boxed: as part of the connection's own future it would occupy memory for the life of the connection.
+        result = Box::pin(handshake(&context, tcp, config, slot)) => result,
     };
     match stream {
         Ok(stream) => {
             let reason = serve(&context, stream, source).await;
-            metrics.connections_ended.get_or_create(&Why { reason }).inc();
+            metrics.connections_ended.get_or_create(&ReasonLabel { reason }).inc();
         }
         Err(reason) => {
-            metrics.handshakes_failed.get_or_create(&Why { reason }).inc();
+            metrics.handshakes_failed.get_or_create(&ReasonLabel { reason }).inc();
             tracing::debug!(reason, "TLS handshake failed");
         }
     }
 }
 
-/// The handshake, within its share and its deadline. Its place is free again when it has ended.
-async fn shake<S: Service, T: Stream>(
+/// Performs the handshake within its deadline, and releases its slot. The error is a metric label.
+async fn handshake<S: Service, T: Stream>(
     context: &Context<S>,
     tcp: T,
     config: Arc<ServerConfig>,
-    place: OwnedSemaphorePermit,
+    slot: OwnedSemaphorePermit,
 ) -> Result<Box<TlsStream<T>>, &'static str> {
     let Settings { handshake_deadline, max_handshakes, .. } = context.settings;
-    let deadline = handshakes::patience(handshake_deadline, place.semaphore().available_permits(), max_handshakes);
+    let free = slot.semaphore().available_permits();
+    let deadline = handshakes::adaptive_deadline(handshake_deadline, free, max_handshakes);
     context.metrics.handshakes.inc();
     let _begun = OnDrop(|| {
         context.metrics.handshakes.dec();
     });
-    let accept = handshakes::within(context.handshakes.clone(), TlsAcceptor::from(config).accept(tcp));
+    let accept = handshakes::with_permits(context.handshake_steps.clone(), TlsAcceptor::from(config).accept(tcp));
     let result = timeout(deadline, accept).await;
-    drop(place);
-    result.map_err(|_| "timeout")?.map(Box::new).map_err(|error| reason(&error))
+    drop(slot);
+    result.map_err(|_| "timeout")?.map(Box::new).map_err(|error| handshake_failure(&error))
 }
 
-/// Returns why it ended, from a closed set.
+/// Serves the requests of a connection. Returns the reason of its end, as metrics label it.
 async fn serve<S: Service>(
     context: &Arc<Context<S>>,
     stream: Box<TlsStream<impl Stream>>,
@@ -236,103 +219,104 @@ async fn serve<S: Service>(
     let session = stream.get_ref().1;
     let chain = session.peer_certificates().unwrap_or_default();
     if S::NEEDS_CERTIFICATE && chain.is_empty() {
-        // The verifier demands one; without it nobody is served.
+        // The verifier already demands a certificate; this is defence in depth.
         return "no-certificate";
     }
-    let peer = Arc::new(context.service.peer(chain, source));
+    let peer = Arc::new(context.service.identify(chain, source));
     let is_http2 = session.alpn_protocol() == Some(b"h2");
-    let holder = context.service.holder(&peer);
-    let seat = take_seat(context, &peer);
-    let End { gone, out } =
-        &seat.as_ref().map_or_else(End::default, |seat| End { gone: seat.gone.clone(), out: seat.out.clone() });
-    if let Holder::One(runtime) = holder
-        && let Some(until) = context.service.shut_until(runtime, Instant::now())
-    {
-        // Ended at once, it would be back at once, for one more handshake.
-        return hold(context, (gone, out), until).await;
-    }
-    let is_many = holder == Holder::Many;
-    let now = Instant::now();
-    let life = Arc::new(Life::new(&context.settings, is_http2, now, context.spread.hash_one(now)));
-    let limit = match is_http2 {
-        true => Limit::Frames(Meter::new(if is_many { FRAMES_OF_MANY } else { FRAMES })),
-        false => Limit::Heads(Heads::new(life.clone(), context.settings.head_deadline)),
+    let owner = context.service.owner(&peer);
+    let slot = match owner {
+        Owner::Runtime(runtime, leaf) => {
+            Some(context.connections.acquire(runtime, leaf, context.settings.limits.connections))
+        }
+        Owner::Shared | Owner::Unidentified => None,
     };
-    let (stream, fault) = Metered::new(stream, limit, context.settings.answer_deadline);
+    let closing = &slot.as_ref().map_or_else(Closing::default, |slot| slot.closing.clone());
+    if let (Owner::Runtime(runtime, _), Some(limiter)) = (owner, context.service.limiter())
+        && let Some(until) = limiter.blocked_until(runtime, Instant::now())
+    {
+        return tarpit(context, closing, until).await;
+    }
+    let is_shared = owner == Owner::Shared;
+    let now = Instant::now();
+    let lifecycle = Arc::new(ConnectionLifecycle::new(&context.settings, is_http2, now, context.jitter.hash_one(now)));
+    let limit = match is_http2 {
+        true => ReadLimit::Frames(FrameLimiter::new(if is_shared { SHARED_FRAMES } else { FRAMES })),
+        false => ReadLimit::Head(HeadDeadline::new(lifecycle.clone(), context.settings.head_deadline)),
+    };
+    let (stream, fault) = LimitedStream::new(stream, limit, context.settings.response_deadline);
     let service = service_fn({
-        let (context, life, peer) = (context.clone(), life.clone(), peer.clone());
+        let (context, lifecycle, peer) = (context.clone(), lifecycle.clone(), peer.clone());
         move |request| {
-            let (context, life, peer) = (context.clone(), life.clone(), peer.clone());
-            // Before anything more is read.
-            let busy = life.begin(Instant::now());
+            let (context, lifecycle, peer) = (context.clone(), lifecycle.clone(), peer.clone());
+            // Outside the future, so that the request has begun before more bytes are read.
+            let active = lifecycle.begin(Instant::now());
             async move {
-                let (mut answer, is_last) = context.service.answer(request, &peer).await;
-                conclude(&mut answer, is_last, &life, is_http2);
-                let busy = if answer.status().is_success() { busy.taken() } else { busy };
-                Ok::<_, Infallible>(answer.map(|body| Held::new(body, busy)))
+                let (mut response, is_last) = context.service.handle(request, &peer).await;
+                finish(&mut response, is_last, &lifecycle, is_http2);
+                let active = if response.status().is_success() { active.accepted() } else { active };
+                Ok::<_, Infallible>(response.map(|body| TrackedBody::new(body, active)))
             }
         }
     });
-    // ALPN has told which; guessing from the first bytes would wait for them without a deadline. Each is as large as it is, and
-    // lies nowhere else: a future would keep room for where it comes from, too.
+    // ALPN has selected the protocol; detecting it from the first bytes would wait for them without a deadline. Each
+    // branch boxes its connection, so that it occupies only its own size.
     let reason = if is_http2 {
-        let connection = http2(&context.settings, is_many).serve_connection(TokioIo::new(stream), service);
-        drive(context, Box::pin(connection), (&*life, &*peer), (gone, out)).await
+        let connection = http2(&context.settings, is_shared).serve_connection(TokioIo::new(stream), service);
+        drive(context, Box::pin(connection), (&*lifecycle, &*peer), closing).await
     } else {
-        let connection = http1(&context.settings, is_many).serve_connection(TokioIo::new(stream), service);
-        drive(context, Box::pin(connection), (&*life, &*peer), (gone, out)).await
+        let connection = http1(&context.settings, is_shared).serve_connection(TokioIo::new(stream), service);
+        drive(context, Box::pin(connection), (&*lifecycle, &*peer), closing).await
     };
-    let reason = match (fault.reason(), life.ends()) {
+    let reason = match (fault.reason(), lifecycle.close_reason()) {
         (Some(fault), _) => fault,
-        // Who is told that it ends does so as well, over HTTP/1.1 always at once.
-        (None, Some(ends)) if reason == PEER => ends,
+        // The client closes after an announced end, over HTTP/1.1 always at once.
+        (None, Some(announced)) if reason == PEER => announced,
         _ => reason,
     };
-    if let Holder::One(runtime) = context.service.holder(&peer) {
-        // An agent has a connection of its own for each renewal: whoever still has another one is not gone. Nor is it told twice.
-        let was_last = seat.is_none_or(Seat::leave);
-        note(&context.service, runtime, reason, was_last && !life.has_missed());
+    if let Owner::Runtime(runtime, _) = context.service.owner(&peer) {
+        // An agent renews its certificate over a second connection: with another one open it is not lost. Nor is a loss
+        // reported twice.
+        let was_last = slot.is_none_or(ConnectionSlot::release);
+        report_end(&context.service, runtime, reason, was_last && !lifecycle.has_missed_heartbeat());
     }
     reason
 }
 
-/// What an answer says besides: the date, and over HTTP/1.1 whether the connection ends with it, which is decided here.
-fn conclude(answer: &mut Answer, is_last: bool, life: &Life, is_http2: bool) {
+/// Adds the date to a response, and over HTTP/1.1 `Connection: close` if the connection ends with it, which is decided
+/// here.
+fn finish(response: &mut HttpResponse, is_last: bool, lifecycle: &ConnectionLifecycle, is_http2: bool) {
     let now = Now::read();
-    leave_nothing(answer, now.unix);
+    prevent_hpack_indexing(response, now.unix);
     if is_last {
-        life.end("refused");
-        life.last.notify_one();
-    } else if !is_http2 && life.is_old(now.instant) {
-        life.end("age");
+        lifecycle.close_after_response("refused");
+        lifecycle.close.notify_one();
+    } else if !is_http2 && lifecycle.is_past_max_age(now.instant) {
+        lifecycle.close_after_response("age");
     }
-    if !is_http2 && life.ends().is_some() {
-        answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    if !is_http2 && lifecycle.close_reason().is_some() {
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
 }
 
-/// The seat of a runtime's connection; others need none.
-fn take_seat<S: Service>(context: &Context<S>, peer: &S::Peer) -> Option<Seat> {
-    let Holder::One(runtime) = context.service.holder(peer) else { return None };
-    Some(context.seats.take(runtime, context.service.leaf(peer), context.settings.limits.connections))
-}
-
-/// Notes how the connection of a runtime ended: who floods or breaks is remembered, and who went by itself may be gone.
-fn note<S: Service>(service: &S, runtime: &RuntimeId, reason: &'static str, tells: bool) {
-    match reason {
-        FLOOD => service.shut(runtime, Instant::now()),
-        BROKEN => service.strike(runtime, Instant::now()),
+/// Reports the end of a runtime's connection: floods and protocol errors count towards a block, and a close by the
+/// agent may mean that it is lost.
+fn report_end<S: Service>(service: &S, runtime: &RuntimeId, reason: &'static str, may_be_lost: bool) {
+    match (reason, service.limiter()) {
+        (FLOOD, Some(limiter)) => limiter.block(runtime, Instant::now()),
+        (BROKEN, Some(limiter)) => limiter.strike(runtime, Instant::now()),
         _ => {}
     }
-    if tells && [PEER, "timeout", "incomplete", BROKEN].contains(&reason) {
-        service.closed(runtime, Instant::now());
+    if may_be_lost && [PEER, "timeout", "incomplete", BROKEN].contains(&reason) {
+        service.connection_lost(runtime, Instant::now());
     }
 }
 
-/// HTTP/2 keeps the fields of answers to compress the next ones by, as long as a connection lives (RFC 7541, section 4.1). Ours are
-/// short, and the date is another one each time: it would be kept some sixty times. What is marked as sensitive is not kept.
-fn leave_nothing(answer: &mut Answer, now: i64) {
-    let fields = answer.headers_mut();
+/// Adds the date and marks all fields as sensitive, which keeps them out of the HPACK dynamic table. The table would
+/// live as long as the connection (RFC 7541, section 4.1); the fields are short, and it would hold some sixty past
+/// dates.
+fn prevent_hpack_indexing(response: &mut HttpResponse, now: i64) {
+    let fields = response.headers_mut();
     if !fields.contains_key(header::DATE)
         && let Some(date) = http_date(now)
     {
@@ -341,63 +325,58 @@ fn leave_nothing(answer: &mut Answer, now: i64) {
     fields.values_mut().for_each(|value| value.set_sensitive(true));
 }
 
-/// Keeps a connection that is not served, until somebody may connect again.
-async fn hold<S>(
-    context: &Context<S>,
-    (gone, out): (&CancellationToken, &CancellationToken),
-    until: Instant,
-) -> &'static str {
+/// Keeps the connection of a blocked runtime open, unserved, until the block ends: closed at once, it would be back at
+/// once with another handshake.
+async fn tarpit<S>(context: &Context<S>, closing: &Closing, until: Instant) -> &'static str {
     tokio::select! {
         () = sleep_until(until) => FLOOD,
-        () = gone.cancelled() => "crowded",
-        () = out.cancelled() => "out",
+        reason = closing.ordered() => reason,
         () = context.drain.cancelled() => "drain",
     }
 }
 
-/// Drives a connection to its end, and ends it when it has lived long enough.
+/// Drives a connection to its end, and shuts it down when its lifecycle has expired. Returns the reason of the end.
 async fn drive<S: Service, C: GracefulConnection<Error = hyper::Error>>(
     context: &Context<S>,
     mut connection: Pin<Box<C>>,
-    (life, peer): (&Life, &S::Peer),
-    (gone, out): (&CancellationToken, &CancellationToken),
+    (lifecycle, peer): (&ConnectionLifecycle, &S::Peer),
+    closing: &Closing,
 ) -> &'static str {
     let mut ending: Option<(&'static str, Instant)> = None;
     loop {
-        let wake = ending.map_or_else(|| life.next_look(Instant::now()), |(_, end)| end);
-        let why = tokio::select! {
+        let wake = ending.map_or_else(|| lifecycle.next_check(Instant::now()), |(_, end)| end);
+        let reason = tokio::select! {
             result = connection.as_mut() => {
-                let ended = result.map_or_else(|error| broken(&error), |()| PEER);
-                return ending.map_or(ended, |(why, _)| why);
+                let ended = result.map_or_else(|error| error_reason(&error), |()| PEER);
+                return ending.map_or(ended, |(reason, _)| reason);
             }
             () = context.kill.cancelled() => return "killed",
-            () = gone.cancelled() => return "crowded",
-            () = out.cancelled() => return "out",
+            reason = closing.ordered() => return reason,
             () = context.drain.cancelled(), if ending.is_none() => "drain",
-            () = life.last.notified(), if ending.is_none() => "refused",
-            () = sleep_until(wake) => match (ending, life.look(Instant::now())) {
-                (Some((why, _)), _) => return why,
-                (None, Look::Silent) => return "silent",
-                (None, Look::Over(why)) => why,
-                (None, Look::Missed(since)) => {
-                    if let Holder::One(runtime) = context.service.holder(peer) {
-                        context.service.closed(runtime, since);
+            () = lifecycle.close.notified(), if ending.is_none() => "refused",
+            () = sleep_until(wake) => match (ending, lifecycle.check(Instant::now())) {
+                (Some((reason, _)), _) => return reason,
+                (None, Liveness::Silent) => return "silent",
+                (None, Liveness::Expired(reason)) => reason,
+                (None, Liveness::MissedHeartbeat(since)) => {
+                    if let Owner::Runtime(runtime, _) = context.service.owner(peer) {
+                        context.service.connection_lost(runtime, since);
                     }
                     continue;
                 }
-                (None, Look::Alive) => continue,
+                (None, Liveness::Alive) => continue,
             },
         };
         connection.as_mut().graceful_shutdown();
-        let last_words = context.settings.drain_deadline;
-        // Who is refused for good has nothing in flight that anybody waits for.
-        let last_words = if why == "refused" { last_words.min(LAST_WORDS) } else { last_words };
-        ending = Some((why, Instant::now() + last_words));
+        let drain = context.settings.drain_deadline;
+        // After a final refusal no request in flight matters.
+        let drain = if reason == "refused" { drain.min(REFUSED_DRAIN) } else { drain };
+        ending = Some((reason, Instant::now() + drain));
     }
 }
 
-/// Why the HTTP library ended a connection.
-fn broken(error: &hyper::Error) -> &'static str {
+/// Returns the metric label of an error of the HTTP library.
+fn error_reason(error: &hyper::Error) -> &'static str {
     match error {
         error if error.is_timeout() => "timeout",
         error if error.is_parse_too_large() => "head",
@@ -407,19 +386,19 @@ fn broken(error: &hyper::Error) -> &'static str {
     }
 }
 
-fn http1(settings: &Settings, is_many: bool) -> http1::Builder {
+fn http1(settings: &Settings, is_shared: bool) -> http1::Builder {
     let mut builder = http1::Builder::new();
     builder
-        // It would hold for the rest between two requests as well, and cost each one a timer: see `heads`.
+        // It would also limit the time between two requests, and cost each of them a timer: see `head_deadline`.
         .header_read_timeout(None)
         .max_buf_size(settings.max_head as usize)
-        .max_headers(if is_many { HEAD_FIELDS_OF_MANY } else { HEAD_FIELDS });
+        .max_headers(if is_shared { SHARED_HEAD_FIELDS } else { HEAD_FIELDS });
     builder
 }
 
-fn http2(settings: &Settings, is_many: bool) -> http2::Builder<TokioExecutor> {
-    let (streams, window, table) = match is_many {
-        true => (STREAMS_OF_MANY, WINDOW_OF_MANY, HEADER_TABLE_OF_MANY),
+fn http2(settings: &Settings, is_shared: bool) -> http2::Builder<TokioExecutor> {
+    let (streams, window, table) = match is_shared {
+        true => (SHARED_STREAMS, SHARED_WINDOW, SHARED_HEADER_TABLE),
         false => (STREAMS, WINDOW, HEADER_TABLE),
     };
     let mut builder = http2::Builder::new(TokioExecutor::new());
@@ -438,8 +417,8 @@ fn http2(settings: &Settings, is_many: bool) -> http2::Builder<TokioExecutor> {
     builder
 }
 
-/// What went wrong in a handshake, as metrics name it.
-fn reason(error: &std::io::Error) -> &'static str {
+/// Returns the metric label of a failed handshake.
+fn handshake_failure(error: &std::io::Error) -> &'static str {
     use rustls::{CertificateError as C, Error as E};
     let Some(error) = error.get_ref().and_then(|error| error.downcast_ref::<E>()) else { return "transport" };
     match error {
@@ -469,12 +448,12 @@ mod tests {
     use super::{super::refusal::Refusal, *};
 
     #[test]
-    fn an_answer_tells_the_date_and_http2_keeps_nothing_of_it() {
-        let mut answer = Refusal::Method.answer(0);
-        leave_nothing(&mut answer, 784_111_777);
-        assert_eq!(answer.headers()[header::DATE], "Sun, 06 Nov 1994 08:49:37 GMT");
-        assert!(answer.headers().len() > 2 && answer.headers().values().all(http::HeaderValue::is_sensitive));
-        leave_nothing(&mut answer, 0);
-        assert_eq!(answer.headers()[header::DATE], "Sun, 06 Nov 1994 08:49:37 GMT", "who tells a time knows why");
+    fn response_has_a_date_and_its_fields_are_never_indexed() {
+        let mut response = Refusal::Method.response(0);
+        prevent_hpack_indexing(&mut response, 784_111_777);
+        assert_eq!(response.headers()[header::DATE], "Sun, 06 Nov 1994 08:49:37 GMT");
+        assert!(response.headers().len() > 2 && response.headers().values().all(http::HeaderValue::is_sensitive));
+        prevent_hpack_indexing(&mut response, 0);
+        assert_eq!(response.headers()[header::DATE], "Sun, 06 Nov 1994 08:49:37 GMT", "an existing date is kept");
     }
 }

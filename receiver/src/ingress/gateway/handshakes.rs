@@ -1,26 +1,29 @@
-//! Handshakes are asymmetric crypto, and whoever connects decides how many there are. They get a share of the threads, so that
-//! requests on open connections are answered whoever knocks.
+//! Limits the CPU that TLS handshakes take. Clients decide how many there are, and each costs asymmetric cryptography;
+//! a limited share of the threads keeps the others free for requests on open connections.
 
 use std::{future::poll_fn, pin::pin, sync::Arc, task::ready, time::Duration};
 
 use tokio::sync::Semaphore;
 use tokio_util::sync::PollSemaphore;
 
-/// Drives a future, each step of it with a permit: at most as many steps run at the same time as there are permits. Whoever
-/// waits for its peer holds none, so that those who stall hold nobody up.
-pub(super) async fn within<F: Future>(share: Arc<Semaphore>, future: F) -> F::Output {
-    let (mut share, mut future) = (PollSemaphore::new(share), pin!(future));
+/// Handshake steps that may run concurrently: fewer than the threads that serve, so that requests have the others.
+pub(super) const MAX_STEPS: usize = 1;
+
+/// Drives a future and holds a permit during each poll, so that at most as many polls run concurrently as there are
+/// permits. A future that waits for its peer holds none; a stalled peer therefore delays no other.
+pub(super) async fn with_permits<F: Future>(permits: Arc<Semaphore>, future: F) -> F::Output {
+    let (mut permits, mut future) = (PollSemaphore::new(permits), pin!(future));
     poll_fn(|context| {
-        let _permit = ready!(share.poll_acquire(context));
+        let _permit = ready!(permits.poll_acquire(context));
         future.as_mut().poll(context)
     })
     .await
 }
 
-/// How long a handshake may take when so many of the places are free: the whole deadline while half of them are, down to a
-/// fifth of it when none is, so that those who stall make room for those who do not.
-pub(super) fn patience(deadline: Duration, free: usize, places: usize) -> Duration {
-    let half = (places / 2).max(1);
+/// Returns the deadline of a handshake by the number of free slots: the full deadline while at least half of them are
+/// free, then linearly down to a fifth when none is, so that stalled handshakes free their slots sooner under load.
+pub(super) fn adaptive_deadline(deadline: Duration, free: usize, slots: usize) -> Duration {
+    let half = (slots / 2).max(1);
     let share = free.min(half) as f64 / half as f64;
     deadline.mul_f64(0.2 + 0.8 * share)
 }
@@ -37,25 +40,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_deadline_shrinks_as_places_are_taken() {
+    fn deadline_shrinks_as_slots_fill() {
         let deadline = Duration::from_secs(5);
         for (free, seconds) in [(100, 5), (50, 5), (25, 3), (0, 1)] {
-            assert_eq!(patience(deadline, free, 100), Duration::from_secs(seconds), "{free}");
+            assert_eq!(adaptive_deadline(deadline, free, 100), Duration::from_secs(seconds), "{free}");
         }
-        assert_eq!(patience(deadline, 0, 1), Duration::from_secs(1));
+        assert_eq!(adaptive_deadline(deadline, 0, 1), Duration::from_secs(1));
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-    async fn steps_run_within_the_share_and_waiting_takes_none_of_it() {
-        let (share, running) = (Arc::new(Semaphore::new(1)), Arc::new(AtomicUsize::new(0)));
+    async fn polls_run_within_the_permits_and_pending_futures_hold_none() {
+        let (permits, running) = (Arc::new(Semaphore::new(1)), Arc::new(AtomicUsize::new(0)));
         let mut tasks = JoinSet::new();
         let (release, hold) = tokio::sync::oneshot::channel::<()>();
-        tasks.spawn(within(share.clone(), async move {
+        tasks.spawn(with_permits(permits.clone(), async move {
             let _ = hold.await;
         }));
         for _ in 0..8 {
             let running = running.clone();
-            tasks.spawn(within(share.clone(), async move {
+            tasks.spawn(with_permits(permits.clone(), async move {
                 for _ in 0..50 {
                     assert_eq!(running.fetch_add(1, Ordering::SeqCst), 0, "one step at a time");
                     thread::yield_now();

@@ -1,11 +1,11 @@
-//! What is judged before a byte of the body is read.
+//! Checks of a request's head, before any byte of its body is read.
 
 use http::{HeaderMap, HeaderName, Method, header, request::Parts};
 use tidewatch_shared::{
     enrolment::{self, CERTIFICATES_PATH},
     event::BATCH_CONTENT_TYPE,
     exchange::{EVENTS_PATH, HEARTBEAT_PATH},
-    signature::{self, CONTENT_DIGEST, Message, SIGNATURE, SIGNATURE_INPUT, SignedRequest},
+    signature::{CONTENT_DIGEST, Message, SIGNATURE, SIGNATURE_INPUT, SignedRequest, VerifyError},
 };
 
 use super::{
@@ -13,7 +13,7 @@ use super::{
     refusal::Refusal,
 };
 
-/// The routes of this port.
+/// Route of the event port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Route {
     /// `POST /v3/events`.
@@ -34,7 +34,7 @@ impl Route {
         }
     }
 
-    /// The route as metrics name it.
+    /// Returns the metric label.
     pub(super) const fn label(route: Option<Self>) -> &'static str {
         match route {
             Some(Self::Events) => "events",
@@ -60,16 +60,16 @@ impl Route {
         }
     }
 
-    /// Bytes of its body, at most, where bodies may have `most`.
-    pub(super) fn max_body(self, most: usize) -> usize {
+    /// Returns the limit of the route's bodies in bytes; `max` is the limit of the port.
+    pub(super) fn max_body(self, max: usize) -> usize {
         match self {
-            Self::Events | Self::Heartbeat => most,
-            Self::Certificates => most.min(enrolment::MAX_REQUEST_BYTES),
+            Self::Events | Self::Heartbeat => max,
+            Self::Certificates => max.min(enrolment::MAX_REQUEST_BYTES),
         }
     }
 }
 
-/// A request whose head is as it should be: only the body and its signature are missing.
+/// A valid head. Body and signature are yet to be checked.
 #[derive(Debug)]
 pub(super) struct Head<'a> {
     pub(super) route: Route,
@@ -86,20 +86,20 @@ impl<'a> Head<'a> {
         if parts.method != Method::POST {
             return Err(Refusal::Method);
         }
-        plain(parts)?;
+        check_plain(parts)?;
         let authority = authority::find(own, &parts.uri, headers)?;
-        if single(headers, &header::CONTENT_TYPE) != Some(route.content_type()) {
+        if single_value(headers, &header::CONTENT_TYPE) != Some(route.content_type()) {
             return Err(Refusal::ContentType);
         }
-        fits(headers, route.max_body(max_body))?;
+        check_length(headers, route.max_body(max_body))?;
         let field = |name: &'static str| {
-            single(headers, &HeaderName::from_static(name)).ok_or(Refusal::Signature(signature::VerifyError::Profile))
+            single_value(headers, &HeaderName::from_static(name)).ok_or(Refusal::Signature(VerifyError::Profile))
         };
         let (content_digest, signature_input) = (field(CONTENT_DIGEST)?, field(SIGNATURE_INPUT)?);
         Ok(Self { route, authority, content_digest, signature_input, signature: field(SIGNATURE)? })
     }
 
-    /// What the signature must cover.
+    /// Returns the components that the signature must cover.
     pub(super) fn signed<'b>(&'b self, body: &'b [u8]) -> SignedRequest<'b> {
         let Self { route, authority, content_digest, signature_input, signature } = self;
         let message = Message {
@@ -112,8 +112,8 @@ impl<'a> Head<'a> {
     }
 }
 
-/// What no request on our own ports may have, whatever its route.
-pub(super) fn plain(parts: &Parts) -> Result<(), Refusal> {
+/// Refuses a query string, content encodings and transfer encodings, which no route of v3 accepts.
+pub(super) fn check_plain(parts: &Parts) -> Result<(), Refusal> {
     if parts.uri.query().is_some() {
         return Err(Refusal::Query);
     }
@@ -121,24 +121,21 @@ pub(super) fn plain(parts: &Parts) -> Result<(), Refusal> {
         return Err(Refusal::Encoding);
     }
     if parts.headers.contains_key(header::TRANSFER_ENCODING) {
-        return Err(Refusal::Length);
+        return Err(Refusal::TransferEncoding);
     }
     Ok(())
 }
 
-/// Whether the length that the sender announces, if it does, is at most so many bytes. What is sent is counted anyway.
-pub(super) fn fits(headers: &HeaderMap, most: usize) -> Result<(), Refusal> {
-    if announced(headers).is_some_and(|length| length > most as u64) { Err(Refusal::TooLarge(most)) } else { Ok(()) }
+/// Refuses an announced length above `max` bytes. Received bytes are counted in any case. The HTTP library has already
+/// checked that the field is a single number.
+pub(super) fn check_length(headers: &HeaderMap, max: usize) -> Result<(), Refusal> {
+    let length = single_value(headers, &header::CONTENT_LENGTH).and_then(|length| length.parse::<u64>().ok());
+    if length.is_some_and(|length| length > max as u64) { Err(Refusal::TooLarge(max)) } else { Ok(()) }
 }
 
-/// The value of a field that stands once; `None` when it is missing, doubled, or no text.
-pub(super) fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
+/// Returns the value of a field that occurs once; `None` if it is missing, repeated, or not text.
+pub(super) fn single_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     let mut values = headers.get_all(name).iter();
     let value = values.next()?.to_str().ok()?;
     values.next().is_none().then_some(value)
-}
-
-/// The HTTP library has checked that it is one number.
-fn announced(headers: &HeaderMap) -> Option<u64> {
-    single(headers, &header::CONTENT_LENGTH)?.parse().ok()
 }

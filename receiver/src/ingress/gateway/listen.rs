@@ -1,4 +1,4 @@
-//! Where connections come from: TCP, or what a simulation has instead.
+//! Sources of connections: TCP, or the network of a simulation.
 
 use std::{io, net::SocketAddr};
 
@@ -10,23 +10,23 @@ use tokio::{
 
 use crate::base::limits::{CONNECTION_LOST_AFTER, KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES};
 
-/// A connection, before TLS.
+/// A connection before TLS.
 pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
 
 impl<S: AsyncRead + AsyncWrite + Unpin + Send + 'static> Stream for S {}
 
-/// Hands over connections, one by one.
+/// A listener that accepts connections.
 pub trait Listen: Send + 'static {
-    /// What it hands over.
+    /// Accepted connection.
     type Stream: Stream;
 
-    /// The next connection. Dropping the future loses none.
+    /// Accepts the next connection. Cancel safe.
     ///
     /// # Errors
-    /// The system's; the next call may succeed.
+    /// The system's error; the next call may succeed.
     fn next(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
 
-    /// From where a connection comes, where that is known.
+    /// Returns the client's address, if known.
     fn source(_: &Self::Stream) -> Option<SocketAddr> {
         None
     }
@@ -37,17 +37,17 @@ impl Listen for TcpListener {
 
     async fn next(&self) -> io::Result<TcpStream> {
         let (stream, _) = self.accept().await?;
-        // Answers are small; waiting for more to send only delays them.
+        // Responses are small; Nagle's algorithm would only delay them.
         let _ = stream.set_nodelay(true);
-        // A peer that is gone without a word is noticed by the system, whatever is spoken, as far as its TCP reaches: what ends TCP in
-        // between answers for it. Then the next heartbeat does not come.
+        // The kernel detects a lost peer as far as its own TCP connection reaches: a load balancer in between answers
+        // the probes, and only the missing heartbeat reveals the loss.
         let keepalive = TcpKeepalive::new()
             .with_time(KEEPALIVE_IDLE)
             .with_interval(KEEPALIVE_INTERVAL)
             .with_retries(KEEPALIVE_PROBES);
         let socket = SockRef::from(&stream);
         let _ = socket.set_tcp_keepalive(&keepalive);
-        // There are no probes while an answer waits to be acknowledged.
+        // There are no probes while a response is unacknowledged.
         #[cfg(target_os = "linux")]
         let _ = socket.set_tcp_user_timeout(Some(CONNECTION_LOST_AFTER));
         Ok(stream)
@@ -64,7 +64,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[tokio::test]
-    async fn an_accepted_socket_notices_who_is_gone() {
+    async fn accepted_socket_has_keepalive_and_a_user_timeout() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (_dialled, stream) =
             tokio::join!(TcpStream::connect(listener.local_addr().unwrap()), Listen::next(&listener));

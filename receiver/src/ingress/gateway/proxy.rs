@@ -1,7 +1,8 @@
 //! Client certificates that a TLS-terminating proxy forwards in a header field.
 //!
-//! The proxy authenticates by its own certificate in the handshake. Each forwarded certificate is verified again against the roots of
-//! the agents, and the request's signature proves possession of the key: a proxy can withhold requests but not forge them.
+//! The proxy authenticates by its own certificate in the handshake. Each forwarded certificate is verified again
+//! against the roots of the agents, and the request's signature proves possession of the key: a proxy can withhold
+//! requests but not forge them.
 
 use std::{
     collections::HashMap,
@@ -21,60 +22,62 @@ use tokio::time::Instant;
 use super::{Now, refusal::Refusal};
 use crate::pki::{Proxy, Verifier};
 
-/// Leaves that were verified are remembered so long, so that a flood through the proxy costs no verification each time.
-const REMEMBERED: Duration = Duration::from_secs(60);
-/// Leaves that are remembered; when there are more, all are forgotten.
-const REMEMBERED_LEAVES: usize = 16_384;
+/// Lifetime of a verified certificate in the cache, which spares a flood through the proxy the repeated verification.
+const CACHE_TTL: Duration = Duration::from_secs(60);
+/// Certificates in the cache at most; beyond it the cache is cleared.
+const CACHE_CAPACITY: usize = 16_384;
 
-/// Reads and judges the certificates that the proxy tells.
-pub(super) struct Clients {
+/// Reads and verifies forwarded certificates.
+pub(super) struct ForwardedClients {
     proxy: Proxy,
     domain: TrustDomain,
-    known: Mutex<HashMap<String, Known>>,
+    /// Verified certificates by fingerprint.
+    cache: Mutex<HashMap<String, VerifiedCertificate>>,
 }
 
-/// A leaf that was verified.
-struct Known {
+struct VerifiedCertificate {
     certificate: Arc<RuntimeCertificate>,
-    until: Instant,
-    /// By whom: with other roots it says nothing.
+    expires: Instant,
+    /// Verifier with the roots of that time; the entry is invalid with other ones.
     verifier: Arc<Verifier>,
 }
 
-impl Clients {
+impl ForwardedClients {
     pub(super) fn new(proxy: Proxy, domain: TrustDomain) -> Self {
-        Self { proxy, domain, known: Mutex::default() }
+        Self { proxy, domain, cache: Mutex::default() }
     }
 
     pub(super) const fn proxy(&self) -> &Proxy {
         &self.proxy
     }
 
-    /// Who speaks in a request that came through the proxy.
+    /// Returns the verified certificate of a request that the proxy forwarded.
     pub(super) fn read(&self, headers: &HeaderMap, now: Now) -> Result<Arc<RuntimeCertificate>, Refusal> {
-        let leaf = told(headers).ok_or(Refusal::Proxy)?;
+        let leaf = forwarded_leaf(headers).ok_or(Refusal::Proxy)?;
         let (name, verifier) = (fingerprint(&leaf), self.proxy.verifier());
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let holds = |known: &&Known| now.instant < known.until && Arc::ptr_eq(&known.verifier, &verifier);
-        if let Some(known) = known.get(&name).filter(holds) {
-            return Ok(known.certificate.clone());
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_valid =
+            |entry: &&VerifiedCertificate| now.instant < entry.expires && Arc::ptr_eq(&entry.verifier, &verifier);
+        if let Some(entry) = cache.get(&name).filter(is_valid) {
+            return Ok(entry.certificate.clone());
         }
-        drop(known);
+        drop(cache);
         let time = UnixTime::since_unix_epoch(Duration::from_secs(now.unix.try_into().unwrap_or(0)));
         verifier.verify_client_cert(&leaf, &[], time).map_err(|_| Refusal::Certificate)?;
         let certificate = RuntimeCertificate::read(&leaf, &self.domain).map_err(|_| Refusal::Identity)?;
         let certificate = Arc::new(certificate);
-        known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.len() >= REMEMBERED_LEAVES {
-            known.clear();
+        cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        if cache.len() >= CACHE_CAPACITY {
+            cache.clear();
         }
-        known.insert(name, Known { certificate: certificate.clone(), until: now.instant + REMEMBERED, verifier });
+        let expires = now.instant + CACHE_TTL;
+        cache.insert(name, VerifiedCertificate { certificate: certificate.clone(), expires, verifier });
         Ok(certificate)
     }
 }
 
-/// The certificate in the only field of both.
-fn told(headers: &HeaderMap) -> Option<CertificateDer<'static>> {
+/// Returns the certificate if exactly one of the two fields occurs, and occurs once.
+fn forwarded_leaf(headers: &HeaderMap) -> Option<CertificateDer<'static>> {
     let all = |name| headers.get_all(name).iter();
     let (mut plain, mut envoy) = (all(CLIENT_CERT), all(FORWARDED_CLIENT_CERT));
     match (plain.next(), plain.next(), envoy.next(), envoy.next()) {

@@ -1,4 +1,5 @@
-//! Every way to be refused, as one closed set: status, words, label. The input is never echoed.
+//! Refusals of requests as one closed set, with status, problem document (RFC 9457) and metric label. Input is never
+//! echoed.
 
 use std::time::Duration;
 
@@ -7,124 +8,130 @@ use http::{HeaderValue, Response, StatusCode, header};
 use http_body_util::Full;
 use serde::Serialize;
 use tidewatch_shared::{
-    event::MAX_EVENTS,
+    event::{MAX_EVENTS, ParseBatchError},
     problem::{CONTENT_TYPE, Kind, Problem},
-    signature,
+    signature::{self, VerifyError},
 };
 
-use crate::{fleet::hub::Unplaced, ingress::enrolment::Refused};
+use crate::{
+    fleet::table::PlacementError,
+    ingress::enrolment::{EnrolmentError, TokenError},
+};
 
-/// A body as this server answers.
-pub(super) type Answer = Response<Full<Bytes>>;
+/// A response of this server.
+pub(super) type HttpResponse = Response<Full<Bytes>>;
 
-/// How long an agent whose Kyma is unknown or ambiguous waits; a new runtime appears within it, and agents wait five minutes at most.
+/// Wait of an agent with an unknown or ambiguous Kyma: new Kymas appear within it, and agents wait five minutes at
+/// most.
 const UNPLACED_WAIT: Duration = Duration::from_secs(60);
-/// A proxy's mistake, or that of who set it up, is mended by hand.
+/// Wait after a misconfiguration of the proxy, which needs an operator.
 const PROXY_WAIT: Duration = Duration::from_secs(30);
-/// A runtime that cannot be asked, or an issuer that does not issue, may be well again soon.
-const ASKED_WAIT: Duration = Duration::from_secs(10);
-/// Caches sync in seconds, and a full table or budget empties as fast.
+/// Wait for an unreachable runtime or a failing certificate issuer, which may recover soon.
+const DEPENDENCY_WAIT: Duration = Duration::from_secs(10);
+/// Wait for caches to sync, or for space in a full table or memory budget: a matter of seconds.
 const SHORT_WAIT: Duration = Duration::from_secs(2);
-/// What epochs are kept for; one that is out of the window makes room.
+/// Wait for an epoch to leave the signature window, which makes room for another one.
 const EPOCHS_WAIT: Duration = Duration::from_secs(signature::WINDOW_SECONDS.cast_unsigned());
 
-/// Why a request is refused.
+/// Reason of a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// The certificate of this connection names no runtime.
+    /// The client certificate identifies no runtime of the trust domain.
     Identity,
-    /// The certificate of this connection, or the one that the proxy tells, does not hold at this time, or chains to nobody's.
+    /// The client certificate, or the forwarded one, is not valid at this time or does not chain to a trusted root.
     Certificate,
-    /// The certificate, or its runtime, stands in the revocation list.
+    /// The certificate or its runtime is revoked.
     Revoked,
-    /// The connection is not the proxy's, or the proxy tells not exactly one certificate.
+    /// The connection is not the proxy's, or the proxy did not forward exactly one certificate.
     Proxy,
-    /// More requests than one runtime may make; how long until the next.
+    /// The runtime exceeds its rate; with the time until its next request is admitted.
     Rate(Duration),
-    /// More requests at once than one runtime may make.
+    /// The runtime exceeds its requests in flight.
     Concurrency,
-    /// The runtime did not wait as it was told; how long it is shut out.
+    /// The runtime ignores `Retry-After`; with the rest of its block.
     Flood(Duration),
-    /// Answers lag, and this request is not the most urgent one.
-    Late,
-    /// More epochs than are kept for one runtime.
+    /// The executor lags, and the request is shed.
+    Overloaded,
+    /// The runtime has too many epochs in the signature window.
     Epochs,
-    /// No room for the body or for one more runtime.
+    /// The memory budget of bodies or the table of runtimes is full.
     Busy,
-    /// No such route.
+    /// Unknown route.
     Route,
-    /// The route has `POST` only.
+    /// The route accepts POST only.
     Method,
-    /// A query string.
+    /// The request has a query string.
     Query,
-    /// A content encoding.
+    /// The request has a content encoding.
     Encoding,
-    /// A transfer encoding: two who disagree on where a body ends disagree on what the next request is.
-    Length,
-    /// `Host` is missing or doubled, or does not agree with `:authority`.
+    /// The request has a transfer encoding. Parties that disagree on the end of a body disagree on the next request
+    /// (request smuggling).
+    TransferEncoding,
+    /// `Host` is missing or repeated, or contradicts `:authority`.
     Host,
-    /// An authority that is not ours.
+    /// The authority is not one of this receiver.
     Authority,
-    /// A content type that is missing, doubled, or not that of the route.
+    /// The content type is missing, repeated, or not that of the route.
     ContentType,
-    /// A body above the limit, in bytes.
+    /// The body exceeds this limit in bytes.
     TooLarge(usize),
-    /// More events than a batch may have.
+    /// The batch exceeds this limit of events.
     TooManyEvents(usize),
-    /// The body did not come in time.
-    Slow,
-    /// The body broke off.
-    Broken,
-    /// What the signature says.
-    Signature(signature::VerifyError),
-    /// The nonce was used.
+    /// The body did not arrive within its deadline.
+    BodyTimeout,
+    /// The body ended prematurely.
+    BodyAborted,
+    /// The signature was not verified.
+    Signature(VerifyError),
+    /// The nonce was already used.
     Replay,
-    /// The body is not what the route takes.
+    /// The body does not parse.
     Malformed,
-    /// The body names another runtime, or another life of it than the signature.
+    /// The body names another runtime than the certificate, or another epoch than the signature.
     Source,
-    /// The receiver cannot place the runtime.
-    Unplaced(Unplaced),
-    /// The route has `GET` only.
-    NotGet,
-    /// There is no certificate for whoever asks.
-    Certificates(Refused),
-    /// A defect of ours.
-    Fault,
+    /// The runtime has no place in the table of runtimes.
+    Placement(PlacementError),
+    /// The route accepts GET only.
+    GetOnly,
+    /// Enrolment or renewal was refused.
+    Enrolment(EnrolmentError),
+    /// A defect of the receiver.
+    Internal,
 }
 
-/// How long somebody who is refused should wait.
+/// Time after which a refused client should retry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wait {
-    /// What it owes itself, and nobody else.
-    Exactly(Duration),
-    /// So long, more or less: many may be told it, at different times.
-    About(Duration),
-    /// At least so long, and then one after the other: many are told it at once.
-    InTurn(Duration),
+pub(super) enum RetryAfter {
+    /// Specific to the client, as computed from its own debt.
+    Exact(Duration),
+    /// Approximate: many clients may be refused, at different times.
+    Jittered(Duration),
+    /// At least this long, and then one client after the other: many are refused at once.
+    Staggered(Duration),
 }
 
-struct Told {
+struct ProblemSpec {
     status: StatusCode,
     kind: Kind,
     label: &'static str,
     detail: &'static str,
 }
 
-const fn told(status: StatusCode, label: &'static str, detail: &'static str) -> Told {
-    Told { status, kind: Kind::Other, label, detail }
+const fn problem(status: StatusCode, label: &'static str, detail: &'static str) -> ProblemSpec {
+    ProblemSpec { status, kind: Kind::Other, label, detail }
 }
 
-const fn unauthorized(kind: Kind, label: &'static str, detail: &'static str) -> Told {
-    Told { status: StatusCode::UNAUTHORIZED, kind, label, detail }
+const fn unauthorized(kind: Kind, label: &'static str, detail: &'static str) -> ProblemSpec {
+    ProblemSpec { status: StatusCode::UNAUTHORIZED, kind, label, detail }
 }
 
 impl Refusal {
-    fn told(self) -> Told {
+    fn problem(self) -> ProblemSpec {
+        use PlacementError as P;
         use StatusCode as S;
         match self {
             Self::Identity => {
-                told(S::FORBIDDEN, "identity", "the client certificate names no runtime of this trust domain")
+                problem(S::FORBIDDEN, "identity", "the client certificate names no runtime of this trust domain")
             }
             Self::Certificate => {
                 unauthorized(Kind::Certificate, "certificate", "the client certificate is not valid at this time")
@@ -135,213 +142,218 @@ impl Refusal {
                 "proxy",
                 "the request did not come through the trusted proxy with one client certificate",
             ),
-            Self::Flood(_) => told(S::TOO_MANY_REQUESTS, "flood", "this runtime does not wait as it is told"),
-            Self::Late => told(S::SERVICE_UNAVAILABLE, "late", "the receiver has too much to do now"),
-            Self::Length => told(S::LENGTH_REQUIRED, "length", "transfer encodings are not taken; say the length"),
-            Self::Rate(_) => told(S::TOO_MANY_REQUESTS, "rate", "this runtime makes too many requests"),
-            Self::Concurrency => {
-                told(S::TOO_MANY_REQUESTS, "concurrency", "this runtime makes too many requests at the same time")
+            Self::Flood(_) => problem(S::TOO_MANY_REQUESTS, "flood", "this runtime ignores Retry-After"),
+            Self::Overloaded => problem(S::SERVICE_UNAVAILABLE, "late", "the receiver is overloaded"),
+            Self::TransferEncoding => {
+                problem(S::LENGTH_REQUIRED, "length", "transfer encodings are not accepted; send Content-Length")
             }
-            Self::Epochs => told(S::TOO_MANY_REQUESTS, "epochs", "this runtime has begun too many epochs"),
-            Self::Busy => told(S::SERVICE_UNAVAILABLE, "busy", "the receiver has no room for this request now"),
-            Self::Route => told(S::NOT_FOUND, "route", "there is no such route"),
-            Self::Method => told(S::METHOD_NOT_ALLOWED, "method", "this route takes POST only"),
-            Self::Query => told(S::BAD_REQUEST, "query", "this route takes no query string"),
-            Self::Encoding => told(S::BAD_REQUEST, "encoding", "content encodings are not taken"),
-            Self::Host => told(S::BAD_REQUEST, "host", "the request needs one authority, and Host must agree with it"),
+            Self::Rate(_) => problem(S::TOO_MANY_REQUESTS, "rate", "this runtime makes too many requests"),
+            Self::Concurrency => {
+                problem(S::TOO_MANY_REQUESTS, "concurrency", "this runtime makes too many requests at the same time")
+            }
+            Self::Epochs => problem(S::TOO_MANY_REQUESTS, "epochs", "this runtime has begun too many epochs"),
+            Self::Busy => problem(S::SERVICE_UNAVAILABLE, "busy", "the receiver has no room for this request now"),
+            Self::Route => problem(S::NOT_FOUND, "route", "there is no such route"),
+            Self::Method => problem(S::METHOD_NOT_ALLOWED, "method", "this route accepts POST only"),
+            Self::Query => problem(S::BAD_REQUEST, "query", "this route accepts no query string"),
+            Self::Encoding => problem(S::BAD_REQUEST, "encoding", "content encodings are not accepted"),
+            Self::Host => {
+                problem(S::BAD_REQUEST, "host", "the request needs one authority, and Host must agree with it")
+            }
             Self::Authority => {
-                told(S::MISDIRECTED_REQUEST, "authority", "this receiver does not answer for that authority")
+                problem(S::MISDIRECTED_REQUEST, "authority", "this receiver does not serve that authority")
             }
             Self::ContentType => {
-                told(S::UNSUPPORTED_MEDIA_TYPE, "content-type", "this route takes another content type")
+                problem(S::UNSUPPORTED_MEDIA_TYPE, "content-type", "this route accepts another content type")
             }
-            Self::TooLarge(_) => told(S::PAYLOAD_TOO_LARGE, "too-large", "the body is larger than a request may be"),
+            Self::TooLarge(_) => problem(S::PAYLOAD_TOO_LARGE, "too-large", "the body is larger than a request may be"),
             Self::TooManyEvents(_) => {
-                told(S::PAYLOAD_TOO_LARGE, "too-many-events", "the batch has more events than a request may carry")
+                problem(S::PAYLOAD_TOO_LARGE, "too-many-events", "the batch has more events than a request may carry")
             }
-            Self::Slow => told(S::REQUEST_TIMEOUT, "slow", "the body did not arrive in time"),
-            Self::Broken => told(S::BAD_REQUEST, "broken", "the body broke off"),
-            Self::Signature(refusal) => signature_told(refusal),
-            Self::Replay => unauthorized(Kind::Replay, "replay", "the nonce was used"),
-            Self::Malformed => told(S::BAD_REQUEST, "malformed", "the body is not what this route takes"),
-            Self::Source => told(S::FORBIDDEN, "source", "the body speaks for another runtime or epoch"),
-            Self::Unplaced(Unplaced::NotSynced) => {
-                told(S::SERVICE_UNAVAILABLE, "not-synced", "the receiver is starting")
+            Self::BodyTimeout => problem(S::REQUEST_TIMEOUT, "slow", "the body did not arrive in time"),
+            Self::BodyAborted => problem(S::BAD_REQUEST, "broken", "the body ended prematurely"),
+            Self::Signature(error) => signature_problem(error),
+            Self::Replay => unauthorized(Kind::Replay, "replay", "the nonce was already used"),
+            Self::Malformed => problem(S::BAD_REQUEST, "malformed", "the body is not valid for this route"),
+            Self::Source => problem(S::FORBIDDEN, "source", "the body names another runtime or epoch"),
+            Self::Placement(P::NotSynced) => problem(S::SERVICE_UNAVAILABLE, "not-synced", "the receiver is starting"),
+            Self::Placement(P::Unknown) => problem(S::NOT_FOUND, "unknown-runtime", "no Kyma has this runtime id"),
+            Self::Placement(P::Ambiguous) => {
+                problem(S::CONFLICT, "ambiguous-runtime", "more than one Kyma has this runtime id")
             }
-            Self::Unplaced(Unplaced::Unknown) => told(S::NOT_FOUND, "unknown-runtime", "no Kyma has this runtime id"),
-            Self::Unplaced(Unplaced::Ambiguous) => {
-                told(S::CONFLICT, "ambiguous-runtime", "more than one Kyma has this runtime id")
-            }
-            Self::NotGet => told(S::METHOD_NOT_ALLOWED, "method", "this route takes GET only"),
-            Self::Certificates(refused) => certificates_told(refused),
-            Self::Fault => told(S::INTERNAL_SERVER_ERROR, "fault", "the receiver could not answer"),
+            Self::GetOnly => problem(S::METHOD_NOT_ALLOWED, "method", "this route accepts GET only"),
+            Self::Enrolment(error) => enrolment_problem(error),
+            Self::Internal => problem(S::INTERNAL_SERVER_ERROR, "fault", "the receiver failed to handle the request"),
         }
     }
 
-    /// The reason as metrics name it.
+    /// Returns the metric label.
     pub(super) fn label(self) -> &'static str {
-        self.told().label
+        self.problem().label
     }
 
-    /// Whether nothing that this connection's certificate says can ever be taken.
-    pub(super) const fn ends_connection(self) -> bool {
-        matches!(self, Self::Identity | Self::Certificate | Self::Revoked | Self::Proxy | Self::Flood(_) | Self::Length)
+    /// True if no further request on the connection can be accepted.
+    pub(super) const fn closes_connection(self) -> bool {
+        matches!(
+            self,
+            Self::Identity | Self::Certificate | Self::Revoked | Self::Proxy | Self::Flood(_) | Self::TransferEncoding
+        )
     }
 
-    /// The same for a runtime that came to owe more meanwhile: who waits as it is told is let in.
-    pub(super) const fn dearer_by(self, price: Duration) -> Self {
-        if let Self::Rate(wait) = self { Self::Rate(wait.saturating_add(price)) } else { self }
+    /// Adds a charge made since the refusal to the wait, so that a client that honours `Retry-After` is admitted.
+    pub(super) const fn extended_by(self, cost: Duration) -> Self {
+        if let Self::Rate(wait) = self { Self::Rate(wait.saturating_add(cost)) } else { self }
     }
 
-    /// How long to wait is told where waiting helps.
-    pub(super) const fn wait(self) -> Option<Wait> {
-        match self {
-            Self::Rate(wait) | Self::Flood(wait) => Some(Wait::Exactly(wait)),
-            Self::Busy | Self::Late | Self::Unplaced(Unplaced::NotSynced) => Some(Wait::InTurn(SHORT_WAIT)),
-            Self::Concurrency => Some(Wait::About(SHORT_WAIT)),
-            Self::Epochs => Some(Wait::Exactly(EPOCHS_WAIT)),
-            Self::Unplaced(Unplaced::Unknown | Unplaced::Ambiguous) => Some(Wait::About(UNPLACED_WAIT)),
-            Self::Proxy => Some(Wait::About(PROXY_WAIT)),
-            Self::Certificates(Refused::Rate(wait) | Refused::Address(wait)) => Some(Wait::Exactly(wait)),
-            Self::Certificates(Refused::NoAccess | Refused::Unreachable | Refused::Issuer) => {
-                Some(Wait::About(ASKED_WAIT))
+    /// Returns the wait, if a retry can succeed after one.
+    pub(super) const fn retry_after(self) -> Option<RetryAfter> {
+        use EnrolmentError as E;
+        use PlacementError as P;
+        Some(match self {
+            Self::Rate(wait) | Self::Flood(wait) | Self::Enrolment(E::Rate(wait) | E::Address(wait)) => {
+                RetryAfter::Exact(wait)
             }
-            Self::Certificates(Refused::Revoked) => Some(Wait::About(UNPLACED_WAIT)),
-            _ => None,
-        }
-    }
-
-    /// The answer, at a time in Unix seconds, with the wait as it is for one alone.
-    pub(super) fn answer(self, now: i64) -> Answer {
-        self.answer_after(now, self.wait_alone())
-    }
-
-    /// The same for somebody who tries again what failed (5xx) and never what was refused (4xx): what is only too much for now has failed.
-    pub(super) fn answer_as_failure(self, now: i64) -> Answer {
-        let told = self.told();
-        if !matches!(told.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT) {
-            return self.answer(now);
-        }
-        let told = Told { status: StatusCode::SERVICE_UNAVAILABLE, ..told };
-        self.write(&told, now, self.wait_alone().or(Some(SHORT_WAIT)))
-    }
-
-    fn wait_alone(self) -> Option<Duration> {
-        self.wait().map(|wait| match wait {
-            Wait::Exactly(wait) | Wait::About(wait) | Wait::InTurn(wait) => wait,
+            Self::Epochs => RetryAfter::Exact(EPOCHS_WAIT),
+            Self::Busy | Self::Overloaded | Self::Placement(P::NotSynced) => RetryAfter::Staggered(SHORT_WAIT),
+            Self::Concurrency => RetryAfter::Jittered(SHORT_WAIT),
+            Self::Placement(P::Unknown | P::Ambiguous) | Self::Enrolment(E::Revoked) => {
+                RetryAfter::Jittered(UNPLACED_WAIT)
+            }
+            Self::Proxy => RetryAfter::Jittered(PROXY_WAIT),
+            Self::Enrolment(E::NoAccess | E::Unreachable | E::Issuer) => RetryAfter::Jittered(DEPENDENCY_WAIT),
+            _ => return None,
         })
     }
 
-    /// The answer, at a time in Unix seconds, with a wait that was decided.
-    pub(super) fn answer_after(self, now: i64, wait: Option<Duration>) -> Answer {
-        self.write(&self.told(), now, wait)
+    /// Returns the response at a time in Unix seconds, with the wait as is, without jitter.
+    pub(super) fn response(self, now: i64) -> HttpResponse {
+        self.response_with_wait(now, self.nominal_wait())
     }
 
-    fn write(self, told: &Told, now: i64, wait: Option<Duration>) -> Answer {
-        let Told { status, kind, detail, .. } = *told;
+    /// Returns the response to a client that retries 5xx and drops 4xx: temporary refusals become a 503.
+    pub(super) fn response_as_unavailable(self, now: i64) -> HttpResponse {
+        let spec = self.problem();
+        if !matches!(spec.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT) {
+            return self.response(now);
+        }
+        let spec = ProblemSpec { status: StatusCode::SERVICE_UNAVAILABLE, ..spec };
+        self.write(&spec, now, self.nominal_wait().or(Some(SHORT_WAIT)))
+    }
+
+    fn nominal_wait(self) -> Option<Duration> {
+        self.retry_after().map(|wait| match wait {
+            RetryAfter::Exact(wait) | RetryAfter::Jittered(wait) | RetryAfter::Staggered(wait) => wait,
+        })
+    }
+
+    /// Returns the response at a time in Unix seconds, with this wait.
+    pub(super) fn response_with_wait(self, now: i64, wait: Option<Duration>) -> HttpResponse {
+        self.write(&self.problem(), now, wait)
+    }
+
+    fn write(self, spec: &ProblemSpec, now: i64, wait: Option<Duration>) -> HttpResponse {
+        let ProblemSpec { status, kind, detail, .. } = *spec;
         let title = status.canonical_reason().unwrap_or("refused");
-        let problem = Limited {
+        let problem = LimitProblem {
             problem: Problem::new(kind, title, status.as_u16(), detail),
             max_bytes: if let Self::TooLarge(limit) = self { Some(limit) } else { None },
             max_events: if let Self::TooManyEvents(limit) = self { Some(limit) } else { None },
         };
-        let mut answer = json(status, CONTENT_TYPE, &problem);
-        let headers = answer.headers_mut();
+        let mut response = json(status, CONTENT_TYPE, &problem);
+        let headers = response.headers_mut();
         if let Some(wait) = wait {
-            headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds_up(wait)));
+            headers.insert(header::RETRY_AFTER, HeaderValue::from(ceil_seconds(wait)));
         }
-        if matches!(self, Self::Method | Self::NotGet) {
+        if matches!(self, Self::Method | Self::GetOnly) {
             let allowed = if self == Self::Method { "POST" } else { "GET" };
             headers.insert(header::ALLOW, HeaderValue::from_static(allowed));
         }
-        if self == Self::Signature(signature::VerifyError::Clock)
+        if self == Self::Signature(VerifyError::Clock)
             && let Some(date) = http_date(now)
         {
             headers.insert(header::DATE, date);
         }
-        answer
+        response
     }
 }
 
-impl From<signature::VerifyError> for Refusal {
-    fn from(refusal: signature::VerifyError) -> Self {
-        Self::Signature(refusal)
+impl From<VerifyError> for Refusal {
+    fn from(error: VerifyError) -> Self {
+        Self::Signature(error)
     }
 }
 
-impl From<Unplaced> for Refusal {
-    fn from(unplaced: Unplaced) -> Self {
-        Self::Unplaced(unplaced)
+impl From<PlacementError> for Refusal {
+    fn from(error: PlacementError) -> Self {
+        Self::Placement(error)
     }
 }
 
-impl From<Refused> for Refusal {
-    fn from(refused: Refused) -> Self {
-        if let Refused::Unplaced(unplaced) = refused { unplaced.into() } else { Self::Certificates(refused) }
+impl From<EnrolmentError> for Refusal {
+    fn from(error: EnrolmentError) -> Self {
+        if let EnrolmentError::Placement(error) = error { error.into() } else { Self::Enrolment(error) }
     }
 }
 
-impl From<tidewatch_shared::event::ParseBatchError> for Refusal {
-    fn from(error: tidewatch_shared::event::ParseBatchError) -> Self {
+impl From<ParseBatchError> for Refusal {
+    fn from(error: ParseBatchError) -> Self {
         match error {
-            tidewatch_shared::event::ParseBatchError::TooMany => Self::TooManyEvents(MAX_EVENTS),
-            tidewatch_shared::event::ParseBatchError::Malformed(_) => Self::Malformed,
+            ParseBatchError::TooMany => Self::TooManyEvents(MAX_EVENTS),
+            ParseBatchError::Malformed(_) => Self::Malformed,
         }
     }
 }
 
-fn signature_told(refusal: signature::VerifyError) -> Told {
-    use signature::VerifyError as R;
-    match refusal {
-        R::Profile => {
+fn signature_problem(error: VerifyError) -> ProblemSpec {
+    use VerifyError as E;
+    match error {
+        E::Profile => {
             unauthorized(Kind::Signature, "signature-profile", "the signature is missing or not of this profile")
         }
-        R::KeyId => unauthorized(Kind::Signature, "signature-keyid", "the signature names another certificate"),
-        R::Clock => unauthorized(Kind::Clock, "clock", "the signature's time lies outside the window"),
-        R::Digest => unauthorized(Kind::Signature, "digest", "the body does not match its digest"),
-        R::Signature => unauthorized(Kind::Signature, "signature", "the signature does not verify"),
+        E::KeyId => unauthorized(Kind::Signature, "signature-keyid", "the signature names another certificate"),
+        E::Clock => unauthorized(Kind::Clock, "clock", "the signature's time lies outside the window"),
+        E::Digest => unauthorized(Kind::Signature, "digest", "the body does not match its digest"),
+        E::Signature => unauthorized(Kind::Signature, "signature", "the signature does not verify"),
     }
 }
 
-fn certificates_told(refused: Refused) -> Told {
-    use crate::ingress::enrolment::InvalidToken as T;
-    use Refused as R;
+fn enrolment_problem(error: EnrolmentError) -> ProblemSpec {
+    use EnrolmentError as E;
     use StatusCode as S;
-    match refused {
-        R::Unplaced(unplaced) => Refusal::Unplaced(unplaced).told(),
-        R::Revoked => told(S::FORBIDDEN, "revoked", "the runtime is revoked"),
-        // Who it is, is known; it may not have what it asks for.
-        R::Token(token @ (T::Account | T::Unbound | T::Other)) => {
-            told(S::FORBIDDEN, token.label(), "the token is not that of a pod of the agent")
+    use TokenError as T;
+    match error {
+        E::Placement(error) => Refusal::Placement(error).problem(),
+        E::Revoked => problem(S::FORBIDDEN, "revoked", "the runtime is revoked"),
+        // The token is authentic; its subject lacks the permission.
+        E::Token(token @ (T::Account | T::Unbound | T::Other)) => {
+            problem(S::FORBIDDEN, token.label(), "the token is not that of a pod of the agent")
         }
-        R::Token(token) => unauthorized(
-            Kind::Other,
-            token.label(),
-            "the token is missing, does not hold, or is meant for somebody else",
-        ),
-        R::NoAccess => told(S::SERVICE_UNAVAILABLE, "no-access", "the receiver has no access to the runtime"),
-        R::Unreachable => told(S::SERVICE_UNAVAILABLE, "unreachable", "the runtime could not be asked about the token"),
-        R::Rate(_) => told(S::TOO_MANY_REQUESTS, "certificates-rate", "this runtime asks for too many certificates"),
-        R::Address(_) => told(S::TOO_MANY_REQUESTS, "address-rate", "too many enrolments come from this address"),
-        R::Request => told(S::BAD_REQUEST, "request-malformed", "the certificate request is not readable"),
-        R::RequestKey => told(S::BAD_REQUEST, "request-key", "the certificate request's key must be on P-256"),
-        R::RequestSignature => {
-            told(S::BAD_REQUEST, "request-signature", "the certificate request is not signed by its own key")
+        E::Token(token) => {
+            unauthorized(Kind::Other, token.label(), "the token is missing, invalid, or meant for another audience")
         }
-        R::RequestAuthority => {
-            told(S::BAD_REQUEST, "request-ca", "the certificate request must not ask for a certificate authority")
+        E::NoAccess => problem(S::SERVICE_UNAVAILABLE, "no-access", "the receiver has no access to the runtime"),
+        E::Unreachable => problem(S::SERVICE_UNAVAILABLE, "unreachable", "the runtime could not review the token"),
+        E::Rate(_) => problem(S::TOO_MANY_REQUESTS, "certificates-rate", "this runtime requests too many certificates"),
+        E::Address(_) => problem(S::TOO_MANY_REQUESTS, "address-rate", "too many enrolments come from this address"),
+        E::Request => problem(S::BAD_REQUEST, "request-malformed", "the certificate request is not readable"),
+        E::RequestKey => problem(S::BAD_REQUEST, "request-key", "the certificate request's key must be on P-256"),
+        E::RequestSignature => {
+            problem(S::BAD_REQUEST, "request-signature", "the certificate request is not signed by its own key")
         }
-        R::RequestNames => {
-            told(S::BAD_REQUEST, "request-names", "the certificate request must name its runtime and nothing else")
+        E::RequestAuthority => {
+            problem(S::BAD_REQUEST, "request-ca", "the certificate request must not be for a certificate authority")
         }
-        R::Issuer => told(S::SERVICE_UNAVAILABLE, "issuer", "no certificate could be issued"),
+        E::RequestNames => {
+            problem(S::BAD_REQUEST, "request-names", "the certificate request must name its runtime and nothing else")
+        }
+        E::Issuer => problem(S::SERVICE_UNAVAILABLE, "issuer", "no certificate could be issued"),
     }
 }
 
-/// A problem that tells the limits as well (RFC 9457, section 3.2: extension members).
+/// A problem with the exceeded limit as extension member (RFC 9457, section 3.2).
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Limited {
+struct LimitProblem {
     #[serde(flatten)]
     problem: Problem,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -350,24 +362,25 @@ struct Limited {
     max_events: Option<usize>,
 }
 
-/// An answer of JSON. What we answer always serialises; were it not so, the peer sees an empty 500.
-pub(super) fn json(status: StatusCode, content_type: &'static str, value: &impl Serialize) -> Answer {
+/// Returns a JSON response. Serialisation of our own types does not fail; if it did, the client would get an empty 500.
+pub(super) fn json(status: StatusCode, content_type: &'static str, value: &impl Serialize) -> HttpResponse {
     let Ok(body) = serde_json::to_vec(value) else {
-        let mut answer = Response::new(Full::default());
-        *answer.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
-        return answer;
+        let mut response = Response::new(Full::default());
+        *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+        return response;
     };
-    let mut answer = Response::new(Full::from(body));
-    *answer.status_mut() = status;
-    answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
-    answer
+    let mut response = Response::new(Full::from(body));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
 }
 
-fn seconds_up(wait: Duration) -> u64 {
+/// Rounds up, to one second at least.
+fn ceil_seconds(wait: Duration) -> u64 {
     (wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(1)
 }
 
-/// RFC 9110, section 5.6.7.
+/// Formats a time in Unix seconds (RFC 9110, section 5.6.7).
 pub(super) fn http_date(now: i64) -> Option<HeaderValue> {
     let now = jiff::Timestamp::from_second(now).ok()?;
     let text = jiff::fmt::rfc2822::DateTimePrinter::new().timestamp_to_rfc9110_string(&now).ok()?;
@@ -379,21 +392,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_for_the_clock_tells_the_time() {
-        let answer = Refusal::Signature(signature::VerifyError::Clock).answer(784_111_777);
-        assert_eq!(answer.headers()[header::DATE], "Sun, 06 Nov 1994 08:49:37 GMT");
-        assert_eq!(answer.status(), 401);
+    fn clock_refusal_has_a_date() {
+        let response = Refusal::Signature(signature::VerifyError::Clock).response(784_111_777);
+        assert_eq!(response.headers()[header::DATE], "Sun, 06 Nov 1994 08:49:37 GMT");
+        assert_eq!(response.status(), 401);
     }
 
     #[test]
-    fn waits_are_told_in_whole_seconds_and_never_as_none() {
-        for (wait, told) in [(0, "1"), (1, "1"), (1_000, "1"), (1_001, "2")] {
-            let answer = Refusal::Rate(Duration::from_millis(wait)).answer(0);
-            assert_eq!(answer.headers()[header::RETRY_AFTER], told);
+    fn retry_after_is_in_whole_seconds_and_at_least_one() {
+        for (wait, expected) in [(0, "1"), (1, "1"), (1_000, "1"), (1_001, "2")] {
+            let response = Refusal::Rate(Duration::from_millis(wait)).response(0);
+            assert_eq!(response.headers()[header::RETRY_AFTER], expected);
         }
-        for unplaced in [Unplaced::Unknown, Unplaced::Ambiguous] {
-            let answer = Refusal::Unplaced(unplaced).answer(0);
-            let wait: u64 = answer.headers()[header::RETRY_AFTER].to_str().unwrap().parse().unwrap();
+        for unplaced in [PlacementError::Unknown, PlacementError::Ambiguous] {
+            let response = Refusal::Placement(unplaced).response(0);
+            let wait: u64 = response.headers()[header::RETRY_AFTER].to_str().unwrap().parse().unwrap();
             assert!(wait <= 300);
         }
     }

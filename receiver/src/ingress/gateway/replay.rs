@@ -1,49 +1,49 @@
-//! Which nonces of one runtime were used: per epoch a sliding bitmap, epochs kept while a signature of
-//! theirs can still be in the window.
+//! Replay protection for one runtime: a sliding bitmap of used nonces per epoch. An epoch expires when no signature of
+//! it can be in the signature window any more.
 
 use tidewatch_shared::{
     identity::Epoch,
     signature::{Nonce, VerifiedSignature, WINDOW_SECONDS},
 };
 
-/// Counters that may arrive out of order, per epoch.
+/// Counters per epoch that may arrive out of order.
 const COUNTERS: u64 = 1_024;
 const WORDS: usize = (COUNTERS / 64) as usize;
-/// Epochs of one runtime within a window. An honest agent that crashes at every start makes a handful.
-const EPOCHS: usize = 16;
+/// Epochs of one runtime at most. An honest agent in a crash loop starts a handful within the signature window.
+const MAX_EPOCHS: usize = 16;
 
-/// Why a nonce is not taken.
+/// Refusal of a nonce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stale {
-    /// It was used, or lies so far back that nobody knows.
+pub(super) enum NonceError {
+    /// The nonce was used, or is too old to be in the bitmap.
     Used,
-    /// The epoch is new and there are too many; forgetting one would let its signatures be used again.
+    /// The epoch is new and the limit is reached; to evict another epoch would permit replays of its signatures.
     TooManyEpochs,
 }
 
-/// The nonces of one runtime.
+/// Used nonces of one runtime.
 #[derive(Debug, Default)]
-pub(super) struct Nonces(Vec<Window>);
+pub(super) struct ReplayWindows(Vec<Window>);
 
 #[derive(Debug)]
 struct Window {
     epoch: Epoch,
-    /// Unix seconds: the newest signature's.
+    /// Creation time of the newest signature, Unix seconds.
     newest: i64,
     highest: u64,
     seen: [u64; WORDS],
 }
 
-impl Nonces {
-    /// Takes the nonce of a signature that verified at `now`, in Unix seconds.
-    pub(super) fn take(&mut self, verified: &VerifiedSignature, now: i64) -> Result<(), Stale> {
-        self.forget(now);
-        let VerifiedSignature { created, nonce: Nonce { epoch, counter } } = *verified;
+impl ReplayWindows {
+    /// Uses the nonce of a signature that was verified at `now` (Unix seconds).
+    pub(super) fn take(&mut self, verified: &VerifiedSignature, now: i64) -> Result<(), NonceError> {
+        self.expire(now);
+        let VerifiedSignature { created, nonce: Nonce { epoch, counter }, .. } = *verified;
         if let Some(window) = self.0.iter_mut().find(|window| window.epoch == epoch) {
-            return window.take(counter, created).then_some(()).ok_or(Stale::Used);
+            return window.take(counter, created).then_some(()).ok_or(NonceError::Used);
         }
-        if self.0.len() >= EPOCHS {
-            return Err(Stale::TooManyEpochs);
+        if self.0.len() >= MAX_EPOCHS {
+            return Err(NonceError::TooManyEpochs);
         }
         let mut window = Window { epoch, newest: created, highest: counter, seen: [0; WORDS] };
         window.mark(counter);
@@ -53,10 +53,13 @@ impl Nonces {
         Ok(())
     }
 
-    /// Drops the epochs whose every signature has left the window, and tells whether any is left.
-    pub(super) fn forget(&mut self, now: i64) -> bool {
+    /// Removes epochs without any signature left in the signature window.
+    pub(super) fn expire(&mut self, now: i64) {
         self.0.retain(|window| window.newest.saturating_add(WINDOW_SECONDS) >= now);
-        !self.0.is_empty()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 }
 
@@ -65,7 +68,7 @@ impl Window {
         if counter > self.highest {
             let steps = (counter - self.highest).min(COUNTERS);
             for step in 0..steps {
-                // The slots that come into the window; the last ones, when all of them do.
+                // Clears the slots that enter the window, at most all of them.
                 let (word, bit) = slot(counter - step);
                 self.seen[word] &= !bit;
             }
@@ -89,7 +92,7 @@ impl Window {
     }
 }
 
-/// A remainder of 1,024 fits every `usize`.
+/// Returns word and bit of a counter. A remainder of 1,024 fits every `usize`.
 const fn slot(counter: u64) -> (usize, u64) {
     let index = counter % COUNTERS;
     ((index / 64) as usize, 1 << (index % 64))
@@ -104,12 +107,12 @@ mod tests {
     use super::*;
 
     fn verified(epoch: u64, counter: u64, created: i64) -> VerifiedSignature {
-        VerifiedSignature { created, nonce: Nonce { epoch: Epoch::new(epoch), counter } }
+        VerifiedSignature::unchecked(created, Nonce { epoch: Epoch::new(epoch), counter })
     }
 
     #[test]
-    fn a_nonce_is_taken_once_in_any_order() {
-        let mut nonces = Nonces::default();
+    fn nonce_is_taken_once_in_any_order() {
+        let mut nonces = ReplayWindows::default();
         for (counter, taken) in
             [(5, true), (5, false), (3, true), (3, false), (7, true), (6, true), (0, true), (0, false)]
         {
@@ -119,8 +122,8 @@ mod tests {
     }
 
     #[test]
-    fn what_left_the_window_is_refused() {
-        let mut nonces = Nonces::default();
+    fn counter_below_the_window_is_refused() {
+        let mut nonces = ReplayWindows::default();
         for (counter, taken) in [(1_024, true), (1, true), (0, false), (2_048, true), (1_024, false), (1_025, true)] {
             assert_eq!(nonces.take(&verified(1, counter, 100), 100).is_ok(), taken, "{counter}");
         }
@@ -129,21 +132,22 @@ mod tests {
     }
 
     #[test]
-    fn epochs_are_kept_while_they_can_be_replayed_and_no_longer() {
-        let mut nonces = Nonces::default();
+    fn epoch_expires_once_it_cannot_be_replayed() {
+        let mut nonces = ReplayWindows::default();
         for epoch in 0..16 {
             assert_eq!(nonces.take(&verified(epoch, 1, 100), 100), Ok(()));
         }
-        assert_eq!(nonces.take(&verified(16, 1, 100), 100), Err(Stale::TooManyEpochs));
-        assert_eq!(nonces.take(&verified(0, 1, 100), 160), Err(Stale::Used));
+        assert_eq!(nonces.take(&verified(16, 1, 100), 100), Err(NonceError::TooManyEpochs));
+        assert_eq!(nonces.take(&verified(0, 1, 100), 160), Err(NonceError::Used));
         assert_eq!(nonces.take(&verified(16, 1, 161), 161), Ok(()));
-        assert!(!nonces.forget(222));
+        nonces.expire(222);
+        assert!(nonces.is_empty());
     }
 
     proptest! {
         #[test]
-        fn the_bitmap_agrees_with_a_set(counters in prop::collection::vec(prop_oneof![0u64..3_000, 0u64..64], 1..400)) {
-            let mut nonces = Nonces::default();
+        fn bitmap_agrees_with_a_set(counters in prop::collection::vec(prop_oneof![0u64..3_000, 0u64..64], 1..400)) {
+            let mut nonces = ReplayWindows::default();
             let mut set = BTreeSet::new();
             for counter in counters {
                 let highest = set.last().copied().unwrap_or(counter);

@@ -1,4 +1,4 @@
-//! Real TLS on loopback: who gets in, what is refused on the way, how connections end.
+//! Real TLS on loopback: admission, refusals, ends of connections.
 
 mod abuse;
 mod ends;
@@ -34,11 +34,11 @@ use tokio::{
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
-use self::testing::{Agent, Recorder, Say, ca, domain, settings};
+use self::testing::{Agent, RecordingIntake, RequestSpec, ca, domain, settings};
 use super::*;
 use crate::pki::{Ca, RUNTIME_VALIDITY, SERVER_VALIDITY, ServerIdentity, TrustBundle};
 
-/// How long a test waits for what must come; only a failure reaches it.
+/// Upper bound of waits; only a failing test reaches it.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn unix_now() -> i64 {
@@ -46,24 +46,24 @@ fn unix_now() -> i64 {
     i64::try_from(now.as_secs()).unwrap()
 }
 
-/// A gateway that serves, and the CA that its clients must chain to.
-struct Bed {
+/// A running gateway, and the CA that its clients must chain to.
+struct TestGateway {
     ca: Ca,
     address: SocketAddr,
     authority: String,
-    intake: Recorder,
-    metrics: Metrics,
+    intake: RecordingIntake,
+    metrics: PortMetrics,
     tls: Arc<ArcSwap<ServerConfig>>,
     shutdown: CancellationToken,
     served: JoinHandle<()>,
 }
 
-impl Bed {
+impl TestGateway {
     async fn start(change: impl FnOnce(&mut Settings)) -> Self {
         Self::with(None, |settings, _| change(settings)).await
     }
 
-    /// The handshake may demand others than those whom the CA issues for.
+    /// `handshake` are the roots that the handshake demands, if they differ from the CA.
     async fn with(handshake: Option<TrustBundle>, change: impl FnOnce(&mut Settings, &Ca)) -> Self {
         let ca = ca(unix_now());
         let names = ["kcp.test".parse().unwrap()];
@@ -75,14 +75,16 @@ impl Bed {
         .config();
         let mut settings = Settings { authorities: vec!["kcp.test:0".parse().unwrap()], ..settings() };
         change(&mut settings, &ca);
-        let (intake, metrics) = (Recorder::default(), testing::metrics());
+        let (intake, metrics) = (RecordingIntake::default(), testing::metrics());
         let tls = Arc::new(ArcSwap::new(tls));
         let served_tls = tls.clone();
-        let gateway = Gateway::bind(settings, served_tls, intake.clone(), metrics.clone()).await.unwrap();
-        let (address, shutdown) = (gateway.address(), CancellationToken::new());
-        let served = tokio::spawn(gateway.run(shutdown.clone()));
+        let port = metrics.port.clone();
+        let handler = |settings: &Settings| V3Handler::new(settings, intake.clone(), metrics);
+        let listening = Gateway::bind(settings, served_tls, port.clone(), handler).await.unwrap();
+        let (address, shutdown) = (listening.address(), CancellationToken::new());
+        let served = tokio::spawn(listening.run(shutdown.clone()));
         let authority = format!("kcp.test:{}", address.port());
-        Self { ca, address, authority, intake, metrics, tls, shutdown, served }
+        Self { ca, address, authority, intake, metrics: port, tls, shutdown, served }
     }
 
     fn client(&self, identity: &Identity) -> ClientConfig {
@@ -101,7 +103,7 @@ impl Bed {
         TlsConnector::from(Arc::new(config)).connect(name, tcp).await
     }
 
-    /// A handshake that the server refuses shows at the client's first read, since TLS 1.3 lets the client finish first.
+    /// With TLS 1.3 the client may finish its handshake first; a refusal by the server then shows at the first read.
     async fn is_refused(&self, config: ClientConfig) -> bool {
         match self.connect(config).await {
             Ok(mut stream) => stream.read(&mut [0]).await.is_err(),
@@ -131,17 +133,21 @@ impl Bed {
         Sender::Http1(sender)
     }
 
-    /// Sends a request of an agent, which must be taken.
-    async fn says(&self, sender: &mut Sender, agent: &Agent, counter: u64) -> Response<Bytes> {
-        let answer = sender.send(self.request(agent, counter, sender.is_http2())).await.unwrap();
-        assert_eq!(answer.status(), StatusCode::ACCEPTED);
-        answer
+    /// Sends a request of an agent and asserts that it is accepted.
+    async fn send_accepted(&self, sender: &mut Sender, agent: &Agent, counter: u64) -> Response<Bytes> {
+        let response = sender.send(self.request(agent, counter, sender.is_http2())).await.unwrap();
+        assert_eq!(response.status(), StatusCode::ACCEPTED);
+        response
     }
 
     fn request(&self, agent: &Agent, counter: u64, is_http2: bool) -> Request<Full<Bytes>> {
         let body = agent.batch().to_string();
-        let say = Say { authority: &self.authority, created: unix_now(), ..Say::events(body.as_bytes(), counter) };
-        let (mut parts, body) = agent.sign(&say).into_parts();
+        let spec = RequestSpec {
+            authority: &self.authority,
+            created: unix_now(),
+            ..RequestSpec::events(body.as_bytes(), counter)
+        };
+        let (mut parts, body) = agent.sign(&spec).into_parts();
         if is_http2 {
             parts.headers.remove(header::HOST);
             parts.version = Version::HTTP_2;
@@ -157,7 +163,7 @@ impl Bed {
     }
 }
 
-/// An agent's connection, in one of the two protocols.
+/// An agent's connection in one of the two protocols.
 enum Sender {
     Http1(http1::SendRequest<Full<Bytes>>),
     Http2(http2::SendRequest<Full<Bytes>>),
@@ -168,16 +174,16 @@ impl Sender {
         matches!(self, Self::Http2(_))
     }
 
-    /// Sends a request when the answer before was read, and reads the whole answer.
+    /// Sends a request once the connection is ready, and reads the whole response.
     async fn send(&mut self, request: Request<Full<Bytes>>) -> hyper::Result<Response<Bytes>> {
-        let answer = match self {
+        let response = match self {
             Self::Http1(sender) => {
                 sender.ready().await?;
                 sender.send_request(request).await?
             }
             Self::Http2(sender) => sender.send_request(request).await?,
         };
-        let (parts, body) = answer.into_parts();
+        let (parts, body) = response.into_parts();
         Ok(Response::from_parts(parts, body.collect().await?.to_bytes()))
     }
 
@@ -200,13 +206,13 @@ impl Sender {
     }
 }
 
-async fn problem(answer: Response<hyper::body::Incoming>) -> (StatusCode, Value) {
-    let status = answer.status();
-    let body = answer.into_body().collect().await.unwrap().to_bytes();
+async fn problem(response: Response<hyper::body::Incoming>) -> (StatusCode, Value) {
+    let status = response.status();
+    let body = response.into_body().collect().await.unwrap().to_bytes();
     (status, serde_json::from_slice(&body).unwrap())
 }
 
-/// All that the server says until it ends the connection.
+/// Reads until the server ends the connection.
 async fn rest(mut stream: TlsStream<TcpStream>) -> String {
     let mut bytes = Vec::new();
     let _ = timeout(PATIENCE, stream.read_to_end(&mut bytes)).await.expect("the server ends the connection");
@@ -215,67 +221,67 @@ async fn rest(mut stream: TlsStream<TcpStream>) -> String {
 
 #[tokio::test]
 async fn events_arrive_over_http2_and_http1() {
-    let bed = Bed::start(|_| {}).await;
-    let agent = bed.agent("r-1");
-    let mut sender = bed.http2(&agent).await;
+    let gateway = TestGateway::start(|_| {}).await;
+    let agent = gateway.agent("r-1");
+    let mut sender = gateway.http2(&agent).await;
     for counter in 1..=2 {
-        let answer = sender.send_request(bed.request(&agent, counter, true)).await.unwrap();
-        assert_eq!((answer.status(), answer.version()), (StatusCode::ACCEPTED, Version::HTTP_2));
+        let response = sender.send_request(gateway.request(&agent, counter, true)).await.unwrap();
+        assert_eq!((response.status(), response.version()), (StatusCode::ACCEPTED, Version::HTTP_2));
     }
-    let (mut sender, connection) = http1::handshake(TokioIo::new(bed.http1(&agent).await)).await.unwrap();
+    let (mut sender, connection) = http1::handshake(TokioIo::new(gateway.http1(&agent).await)).await.unwrap();
     tokio::spawn(connection);
-    let answer = sender.send_request(bed.request(&agent, 3, false)).await.unwrap();
-    assert_eq!((answer.status(), answer.version()), (StatusCode::ACCEPTED, Version::HTTP_11));
-    assert_eq!(bed.intake.count(), 3);
-    bed.stop().await;
+    let response = sender.send_request(gateway.request(&agent, 3, false)).await.unwrap();
+    assert_eq!((response.status(), response.version()), (StatusCode::ACCEPTED, Version::HTTP_11));
+    assert_eq!(gateway.intake.count(), 3);
+    gateway.stop().await;
 }
 
 #[tokio::test]
-async fn a_replay_a_tampered_body_and_a_late_one_are_refused_on_the_wire() {
-    let bed = Bed::start(|_| {}).await;
-    let agent = bed.agent("r-1");
-    let mut sender = bed.http2(&agent).await;
-    let request = bed.request(&agent, 1, true);
+async fn replayed_tampered_and_late_requests_are_refused_on_the_wire() {
+    let gateway = TestGateway::start(|_| {}).await;
+    let agent = gateway.agent("r-1");
+    let mut sender = gateway.http2(&agent).await;
+    let request = gateway.request(&agent, 1, true);
     assert_eq!(sender.send_request(request.clone()).await.unwrap().status(), StatusCode::ACCEPTED);
-    let (status, told) = problem(sender.send_request(request.clone()).await.unwrap()).await;
-    assert_eq!((status.as_u16(), told["type"].as_str().unwrap().ends_with("/replay")), (401, true));
+    let (status, problem_body) = problem(sender.send_request(request.clone()).await.unwrap()).await;
+    assert_eq!((status.as_u16(), problem_body["type"].as_str().unwrap().ends_with("/replay")), (401, true));
     let tampered = request.map(|_| Full::from("[]"));
-    let (status, told) = problem(sender.send_request(tampered).await.unwrap()).await;
-    assert_eq!((status.as_u16(), told["type"].as_str().unwrap().ends_with("/signature")), (401, true));
+    let (status, problem_body) = problem(sender.send_request(tampered).await.unwrap()).await;
+    assert_eq!((status.as_u16(), problem_body["type"].as_str().unwrap().ends_with("/signature")), (401, true));
 
     let body = agent.batch().to_string();
     let created = unix_now() - 120;
-    let say = Say { authority: &bed.authority, created, ..Say::events(body.as_bytes(), 2) };
-    let (mut parts, body) = agent.sign(&say).into_parts();
+    let spec = RequestSpec { authority: &gateway.authority, created, ..RequestSpec::events(body.as_bytes(), 2) };
+    let (mut parts, body) = agent.sign(&spec).into_parts();
     parts.headers.remove(header::HOST);
-    parts.uri = format!("https://{}/v3/events", bed.authority).parse().unwrap();
-    let answer = sender.send_request(Request::from_parts(parts, Full::from(body))).await.unwrap();
-    assert!(answer.headers().contains_key(header::DATE));
-    let (status, told) = problem(answer).await;
-    assert_eq!((status.as_u16(), told["type"].as_str().unwrap().ends_with("/clock")), (401, true));
-    assert_eq!(bed.intake.count(), 1);
-    bed.stop().await;
+    parts.uri = format!("https://{}/v3/events", gateway.authority).parse().unwrap();
+    let response = sender.send_request(Request::from_parts(parts, Full::from(body))).await.unwrap();
+    assert!(response.headers().contains_key(header::DATE));
+    let (status, problem_body) = problem(response).await;
+    assert_eq!((status.as_u16(), problem_body["type"].as_str().unwrap().ends_with("/clock")), (401, true));
+    assert_eq!(gateway.intake.count(), 1);
+    gateway.stop().await;
 }
 
 #[tokio::test]
-async fn without_a_good_certificate_nobody_gets_in() {
-    let bed = Bed::start(|_| {}).await;
+async fn handshake_without_a_valid_certificate_fails() {
+    let gateway = TestGateway::start(|_| {}).await;
     let (now, runtime) = (unix_now(), "r-1".parse().unwrap());
-    let roots = || bed.ca.trust_bundle().store().unwrap();
-    let leaf = |now, validity| bed.ca.make_runtime(&runtime, &domain(), now, validity).unwrap().identity().unwrap();
+    let roots = || gateway.ca.trust_bundle().store().unwrap();
+    let leaf = |now, validity| gateway.ca.make_runtime(&runtime, &domain(), now, validity).unwrap().identity().unwrap();
     let none = ClientConfig::builder_with_provider(tls::provider())
         .with_protocol_versions(&[&TLS13])
         .unwrap()
         .with_root_certificates(roots())
         .with_no_client_auth();
-    let good = bed.agent("r-1").identity;
+    let good = gateway.agent("r-1").identity;
     let old_protocol = ClientConfig::builder_with_provider(tls::provider())
         .with_protocol_versions(&[&TLS12])
         .unwrap()
         .with_root_certificates(roots())
         .with_client_auth_cert(good.chain.clone(), PrivateKeyDer::Pkcs8(good.key.clone_key()))
         .unwrap();
-    let server = bed.ca.make_server(&["kcp.test".parse().unwrap()], now, SERVER_VALIDITY).unwrap();
+    let server = gateway.ca.make_server(&["kcp.test".parse().unwrap()], now, SERVER_VALIDITY).unwrap();
     let another_alpn = |mut config: ClientConfig| {
         config.alpn_protocols = vec![b"spdy".to_vec()];
         config
@@ -283,187 +289,187 @@ async fn without_a_good_certificate_nobody_gets_in() {
     for (config, reason) in [
         (none, "no-certificate"),
         (old_protocol, "incompatible"),
-        (bed.client(&Agent::new(&ca(now), "r-1", now).identity), "unknown-issuer"),
-        (bed.client(&leaf(now - 500, Duration::from_secs(60))), "expired"),
-        (bed.client(&leaf(now + 3_600, RUNTIME_VALIDITY)), "not-yet-valid"),
-        (bed.client(&server.identity().unwrap()), "purpose"),
-        (another_alpn(bed.client(&good)), "protocol"),
+        (gateway.client(&Agent::new(&ca(now), "r-1", now).identity), "unknown-issuer"),
+        (gateway.client(&leaf(now - 500, Duration::from_secs(60))), "expired"),
+        (gateway.client(&leaf(now + 3_600, RUNTIME_VALIDITY)), "not-yet-valid"),
+        (gateway.client(&server.identity().unwrap()), "purpose"),
+        (another_alpn(gateway.client(&good)), "protocol"),
     ] {
-        assert!(bed.is_refused(config).await, "{reason}");
-        let failed = bed.metrics.handshakes_failed.get_or_create(&metrics::Why { reason }).get();
+        assert!(gateway.is_refused(config).await, "{reason}");
+        let failed = gateway.metrics.handshakes_failed.get_or_create(&metrics::ReasonLabel { reason }).get();
         assert_eq!(failed, 1, "{reason}");
     }
-    let agent = bed.agent("r-1");
-    let answer = bed.http2(&agent).await.send_request(bed.request(&agent, 1, true)).await.unwrap();
-    assert_eq!(answer.status(), StatusCode::ACCEPTED, "nobody else is disturbed");
-    bed.stop().await;
+    let agent = gateway.agent("r-1");
+    let response = gateway.http2(&agent).await.send_request(gateway.request(&agent, 1, true)).await.unwrap();
+    assert_eq!(response.status(), StatusCode::ACCEPTED, "other clients are unaffected");
+    gateway.stop().await;
 }
 
 #[tokio::test]
-async fn a_certificate_that_names_no_runtime_of_ours_is_told_so_once() {
-    let bed = Bed::start(|_| {}).await;
+async fn certificate_of_a_foreign_trust_domain_gets_one_403_and_the_connection_ends() {
+    let gateway = TestGateway::start(|_| {}).await;
     let runtime: RuntimeId = "r-1".parse().unwrap();
-    let leaf = bed.ca.make_runtime(&runtime, &"other".parse().unwrap(), unix_now(), RUNTIME_VALIDITY).unwrap();
+    let leaf = gateway.ca.make_runtime(&runtime, &"other".parse().unwrap(), unix_now(), RUNTIME_VALIDITY).unwrap();
     let agent = Agent::with(leaf.identity().unwrap(), runtime);
     for is_http2 in [true, false] {
-        let mut sender = bed.open(&agent, is_http2).await;
-        let answer = sender.send(bed.request(&agent, 1, is_http2)).await.unwrap();
-        assert_eq!(answer.status(), StatusCode::FORBIDDEN);
-        assert_eq!(answer.headers().get(header::CONNECTION).is_none(), is_http2, "HTTP/2 knows no such field");
+        let mut sender = gateway.open(&agent, is_http2).await;
+        let response = sender.send(gateway.request(&agent, 1, is_http2)).await.unwrap();
+        assert_eq!(response.status(), StatusCode::FORBIDDEN);
+        assert_eq!(response.headers().get(header::CONNECTION).is_none(), is_http2, "HTTP/2 knows no such field");
         sender.ends().await;
     }
-    assert_eq!(bed.intake.count(), 0);
-    bed.stop().await;
+    assert_eq!(gateway.intake.count(), 0);
+    gateway.stop().await;
 }
 
 #[tokio::test]
-async fn bodies_above_the_limit_are_refused_with_and_without_a_length() {
-    let bed = Bed::start(|settings| settings.max_body = 10_000).await;
-    let agent = bed.agent("r-1");
-    let mut sender = bed.http2(&agent).await;
-    let (mut parts, _) = bed.request(&agent, 1, true).into_parts();
+async fn body_above_the_limit_is_refused_with_and_without_a_length() {
+    let gateway = TestGateway::start(|settings| settings.max_body = 10_000).await;
+    let agent = gateway.agent("r-1");
+    let mut sender = gateway.http2(&agent).await;
+    let (mut parts, _) = gateway.request(&agent, 1, true).into_parts();
     parts.headers.remove(header::CONTENT_LENGTH);
     let pieces = || (0..20).map(|_| Ok::<_, std::io::Error>(Frame::data(Bytes::from(vec![b' '; 1_000]))));
     let without = Request::from_parts(parts.clone(), StreamBody::new(stream::iter(pieces())).boxed());
-    let stream = bed.connect(bed.client(&agent.identity)).await.unwrap();
+    let stream = gateway.connect(gateway.client(&agent.identity)).await.unwrap();
     let (mut streaming, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
     tokio::spawn(connection);
-    let (status, told) = problem(streaming.send_request(without).await.unwrap()).await;
-    assert_eq!((status, &told["maxBytes"]), (StatusCode::PAYLOAD_TOO_LARGE, &10_000.into()));
+    let (status, problem_body) = problem(streaming.send_request(without).await.unwrap()).await;
+    assert_eq!((status, &problem_body["maxBytes"]), (StatusCode::PAYLOAD_TOO_LARGE, &10_000.into()));
 
     let with = Request::from_parts(parts, Full::from(vec![b' '; 10_001]));
     let (status, _) = problem(sender.send_request(with).await.unwrap()).await;
     assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE);
-    let answer = sender.send_request(bed.request(&agent, 1, true)).await.unwrap();
-    assert_eq!(answer.status(), StatusCode::ACCEPTED);
+    let response = sender.send_request(gateway.request(&agent, 1, true)).await.unwrap();
+    assert_eq!(response.status(), StatusCode::ACCEPTED);
 
-    // Nor does the refusal get lost behind a body that nobody read, and the connection lives.
-    let (mut sender, connection) = http1::handshake(TokioIo::new(bed.http1(&agent).await)).await.unwrap();
+    // Over HTTP/1.1 the response is not lost behind an unread body, and the connection stays usable.
+    let (mut sender, connection) = http1::handshake(TokioIo::new(gateway.http1(&agent).await)).await.unwrap();
     tokio::spawn(connection);
-    let (parts, _) = bed.request(&agent, 2, false).into_parts();
+    let (parts, _) = gateway.request(&agent, 2, false).into_parts();
     let with = Request::from_parts(parts, Full::from(vec![b' '; 500_000]));
-    let (status, told) = problem(sender.send_request(with).await.unwrap()).await;
-    assert_eq!((status, &told["maxBytes"]), (StatusCode::PAYLOAD_TOO_LARGE, &10_000.into()));
+    let (status, problem_body) = problem(sender.send_request(with).await.unwrap()).await;
+    assert_eq!((status, &problem_body["maxBytes"]), (StatusCode::PAYLOAD_TOO_LARGE, &10_000.into()));
     sender.ready().await.unwrap();
-    let answer = sender.send_request(bed.request(&agent, 2, false)).await.unwrap();
-    assert_eq!(answer.status(), StatusCode::ACCEPTED);
+    let response = sender.send_request(gateway.request(&agent, 2, false)).await.unwrap();
+    assert_eq!(response.status(), StatusCode::ACCEPTED);
 
-    let mut chunked = bed.http1(&agent).await;
-    let head = head(&bed.request(&agent, 3, false), "transfer-encoding: chunked");
+    let mut chunked = gateway.http1(&agent).await;
+    let head = head(&gateway.request(&agent, 3, false), "transfer-encoding: chunked");
     chunked.write_all(head.as_bytes()).await.unwrap();
     assert!(rest(chunked).await.starts_with("HTTP/1.1 411 "));
-    bed.stop().await;
+    gateway.stop().await;
 }
 
-/// Over HTTP/1.1, what is left of a refused body is read, and that is work like any other.
+/// Over HTTP/1.1 the rest of a refused body is read, which costs as much as reading an accepted one.
 #[tokio::test]
-async fn a_refused_body_costs_its_runtime_as_much_as_one_that_is_taken() {
-    let bed = Bed::start(|settings| {
+async fn refused_body_is_charged_like_an_accepted_one() {
+    let gateway = TestGateway::start(|settings| {
         let limits = &mut settings.limits;
         (limits.per_second, limits.burst, limits.bytes_per_request) = (1, 1_000, 1_000);
     })
     .await;
-    let (agent, other) = (bed.agent("r-1"), bed.agent("r-2"));
-    let mut sender = bed.open(&agent, false).await;
-    bed.says(&mut sender, &agent, 1).await;
+    let (agent, other) = (gateway.agent("r-1"), gateway.agent("r-2"));
+    let mut sender = gateway.open(&agent, false).await;
+    gateway.send_accepted(&mut sender, &agent, 1).await;
     for _ in 0..2 {
-        let (mut parts, _) = bed.request(&agent, 2, false).into_parts();
+        let (mut parts, _) = gateway.request(&agent, 2, false).into_parts();
         parts.headers.remove(header::CONTENT_TYPE);
         let refused = sender.send(Request::from_parts(parts, Full::from(vec![b' '; 900_000]))).await.unwrap();
         assert_eq!(refused.status(), StatusCode::UNSUPPORTED_MEDIA_TYPE);
     }
-    let answer = sender.send(bed.request(&agent, 2, false)).await.unwrap();
-    assert_eq!(answer.status(), StatusCode::TOO_MANY_REQUESTS);
-    let mut others = bed.open(&other, false).await;
-    bed.says(&mut others, &other, 1).await;
-    bed.stop().await;
+    let response = sender.send(gateway.request(&agent, 2, false)).await.unwrap();
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    let mut others = gateway.open(&other, false).await;
+    gateway.send_accepted(&mut others, &other, 1).await;
+    gateway.stop().await;
 }
 
-/// Each bed has one short deadline, so that the one that is meant cuts.
+/// Each gateway has a single short deadline, which must be the one that applies.
 #[tokio::test]
-async fn who_is_slow_is_cut_off() {
+async fn slow_client_is_disconnected_over_http1() {
     let short = Duration::from_millis(100);
-    let bed = Bed::start(|settings| settings.handshake_deadline = short).await;
-    let mut silent = TcpStream::connect(bed.address).await.unwrap();
+    let gateway = TestGateway::start(|settings| settings.handshake_deadline = short).await;
+    let mut silent = TcpStream::connect(gateway.address).await.unwrap();
     let ended = timeout(PATIENCE, silent.read(&mut [0])).await.unwrap();
     assert!(matches!(ended, Ok(0) | Err(_)), "a handshake that never begins");
-    bed.stop().await;
+    gateway.stop().await;
 
-    let bed = Bed::start(|settings| settings.head_deadline = short).await;
-    let agent = bed.agent("r-1");
-    let mut slow_head = bed.http1(&agent).await;
+    let gateway = TestGateway::start(|settings| settings.head_deadline = short).await;
+    let agent = gateway.agent("r-1");
+    let mut slow_head = gateway.http1(&agent).await;
     slow_head.write_all(b"POST /v3/events HTTP/1.1\r\nhost: ").await.unwrap();
     assert!(!rest(slow_head).await.contains("HTTP/1.1 2"));
-    let mut no_preface = bed.connect(bed.client(&agent.identity)).await.unwrap();
+    let mut no_preface = gateway.connect(gateway.client(&agent.identity)).await.unwrap();
     no_preface.write_all(b"PRI * HTTP/2.0").await.unwrap();
     rest(no_preface).await;
-    bed.stop().await;
+    gateway.stop().await;
 
-    let bed = Bed::start(|settings| settings.body_deadline = short).await;
-    let agent = bed.agent("r-1");
-    let mut slow_body = bed.http1(&agent).await;
-    let head = head(&bed.request(&agent, 1, false), "content-length: 100");
+    let gateway = TestGateway::start(|settings| settings.body_deadline = short).await;
+    let agent = gateway.agent("r-1");
+    let mut slow_body = gateway.http1(&agent).await;
+    let head = head(&gateway.request(&agent, 1, false), "content-length: 100");
     slow_body.write_all(format!("{head}[").as_bytes()).await.unwrap();
     assert!(rest(slow_body).await.starts_with("HTTP/1.1 408 "));
-    assert_eq!(bed.intake.count(), 0);
-    bed.stop().await;
+    assert_eq!(gateway.intake.count(), 0);
+    gateway.stop().await;
 }
 
 #[tokio::test]
-async fn a_new_configuration_holds_from_the_next_connection_on() {
-    let bed = Bed::start(|_| {}).await;
-    let (old, next_ca) = (bed.agent("r-1"), ca(unix_now()));
+async fn new_tls_configuration_applies_from_the_next_connection_on() {
+    let gateway = TestGateway::start(|_| {}).await;
+    let (old, next_ca) = (gateway.agent("r-1"), ca(unix_now()));
     let new = Agent::new(&next_ca, "r-2", unix_now());
-    let mut open = bed.http2(&old).await;
-    assert!(bed.is_refused(bed.client(&new.identity)).await);
-    let server = bed.ca.make_server(&["kcp.test".parse().unwrap()], unix_now(), SERVER_VALIDITY).unwrap();
+    let mut open = gateway.http2(&old).await;
+    assert!(gateway.is_refused(gateway.client(&new.identity)).await);
+    let server = gateway.ca.make_server(&["kcp.test".parse().unwrap()], unix_now(), SERVER_VALIDITY).unwrap();
     let server = server.identity().unwrap();
-    bed.tls.store(ServerIdentity::new(&server, &next_ca.trust_bundle()).unwrap().config());
-    let answer = bed.http2(&new).await.send_request(bed.request(&new, 1, true)).await.unwrap();
-    assert_eq!(answer.status(), StatusCode::ACCEPTED);
-    assert!(bed.is_refused(bed.client(&old.identity)).await);
-    let answer = open.send_request(bed.request(&old, 1, true)).await.unwrap();
-    assert_eq!(answer.status(), StatusCode::ACCEPTED, "what is open lives until its age");
-    bed.stop().await;
+    gateway.tls.store(ServerIdentity::new(&server, &next_ca.trust_bundle()).unwrap().config());
+    let response = gateway.http2(&new).await.send_request(gateway.request(&new, 1, true)).await.unwrap();
+    assert_eq!(response.status(), StatusCode::ACCEPTED);
+    assert!(gateway.is_refused(gateway.client(&old.identity)).await);
+    let response = open.send_request(gateway.request(&old, 1, true)).await.unwrap();
+    assert_eq!(response.status(), StatusCode::ACCEPTED, "an open connection lives until its maximum age");
+    gateway.stop().await;
 }
 
 #[tokio::test]
-async fn connections_beyond_the_cap_wait_for_a_place() {
-    let bed = Bed::start(|settings| settings.max_connections = 1).await;
-    let (first, second) = (bed.agent("r-1"), bed.agent("r-2"));
-    let mut held = bed.http2(&first).await;
-    assert!(held.send_request(bed.request(&first, 1, true)).await.unwrap().status().is_success());
-    let mut waiting = Box::pin(bed.http2(&second));
+async fn connections_beyond_the_limit_wait_for_a_slot() {
+    let gateway = TestGateway::start(|settings| settings.max_connections = 1).await;
+    let (first, second) = (gateway.agent("r-1"), gateway.agent("r-2"));
+    let mut held = gateway.http2(&first).await;
+    assert!(held.send_request(gateway.request(&first, 1, true)).await.unwrap().status().is_success());
+    let mut waiting = Box::pin(gateway.http2(&second));
     let is_waiting = futures::poll!(&mut waiting).is_pending();
-    assert!(is_waiting && bed.metrics.connections.get() == 1);
-    assert_eq!(bed.metrics.accepts_paused.get_or_create(&metrics::Why { reason: "connections" }).get(), 1);
+    assert!(is_waiting && gateway.metrics.connections.get() == 1);
+    assert_eq!(gateway.metrics.accepts_paused.get_or_create(&metrics::ReasonLabel { reason: "connections" }).get(), 1);
     drop(held);
     let mut sender = timeout(PATIENCE, waiting).await.unwrap();
-    assert!(sender.send_request(bed.request(&second, 1, true)).await.unwrap().status().is_success());
-    bed.stop().await;
+    assert!(sender.send_request(gateway.request(&second, 1, true)).await.unwrap().status().is_success());
+    gateway.stop().await;
 }
 
 #[tokio::test]
-async fn shutdown_lets_a_request_in_flight_end_and_takes_no_other() {
-    let bed = Bed::start(|_| {}).await;
-    let agent = bed.agent("r-1");
-    let mut stream = bed.http1(&agent).await;
-    let (parts, body) = bed.request(&agent, 1, false).into_parts();
+async fn shutdown_completes_a_request_in_flight_and_accepts_no_connection() {
+    let gateway = TestGateway::start(|_| {}).await;
+    let agent = gateway.agent("r-1");
+    let mut stream = gateway.http1(&agent).await;
+    let (parts, body) = gateway.request(&agent, 1, false).into_parts();
     let body = body.collect().await.unwrap().to_bytes();
     let head = head(&Request::from_parts(parts, Full::default()), &format!("content-length: {}", body.len()));
     stream.write_all(head.as_bytes()).await.unwrap();
-    // The server holds the head once it counts the request as one of this runtime.
-    let path = metrics::Path { route: "events" };
+    // The server has the head once it counts the request.
+    let path = metrics::RouteLabel { route: "events" };
     timeout(PATIENCE, async {
-        while bed.metrics.begun.get_or_create(&path).get() == 0 {
+        while gateway.metrics.begun.get_or_create(&path).get() == 0 {
             tokio::task::yield_now().await
         }
     })
     .await
     .unwrap();
-    bed.shutdown.cancel();
+    gateway.shutdown.cancel();
     timeout(PATIENCE, async {
-        while TcpStream::connect(bed.address).await.is_ok() {
+        while TcpStream::connect(gateway.address).await.is_ok() {
             tokio::task::yield_now().await
         }
     })
@@ -471,10 +477,10 @@ async fn shutdown_lets_a_request_in_flight_end_and_takes_no_other() {
     .unwrap();
     stream.write_all(&body).await.unwrap();
     assert!(rest(stream).await.starts_with("HTTP/1.1 202 "));
-    bed.stop().await;
+    gateway.stop().await;
 }
 
-/// A request's head as it goes over HTTP/1.1, with one field more.
+/// A request's head in HTTP/1.1 with a further field.
 fn head(request: &Request<Full<Bytes>>, more: &str) -> String {
     let mut text = format!("POST {} HTTP/1.1\r\n", request.uri().path());
     for (name, value) in request.headers() {

@@ -1,93 +1,93 @@
-//! Who may take the Lease, and when. Pure: it is told what was read and what time it is.
+//! Decides when a candidate may acquire the Lease. Pure: record and time are arguments.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
 use tokio::time::Instant;
 
-/// No Lease is waited for longer, whatever it says.
-const LONGEST: Duration = Duration::from_secs(300);
+/// Upper bound of the time that a candidate waits for a Lease, whatever its duration.
+const MAX_LEASE_DURATION: Duration = Duration::from_secs(300);
 
-/// What a Lease says, as far as it matters here. Two that are equal say that nothing was renewed meanwhile.
+/// The relevant fields of a Lease. Equal records mean that the Lease was not renewed in between.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Record {
-    /// Who has it; `None` when it was given back.
+pub(super) struct LeaseRecord {
+    /// Identity of the holder; `None` when the Lease was released.
     pub(super) holder: Option<String>,
-    /// For how long, after each renewal.
+    /// Validity after each renewal.
     pub(super) duration: Option<Duration>,
-    /// The holder's wall clock at the last renewal. Only compared for being the same.
+    /// The holder's wall clock at the last renewal. Compared for equality only.
     pub(super) renewed: Option<Timestamp>,
-    /// How often it went from one holder to another.
+    /// Number of changes of the holder.
     pub(super) transitions: i32,
 }
 
-/// What a candidate does now.
+/// Next step of a candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Step {
-    /// Write itself into the Lease that was read, or make it.
-    Take(Why),
-    /// Look again. If nothing changes, the Lease expires then.
+pub(super) enum Decision {
+    /// Write its identity into the Lease that was read, or create it.
+    Acquire(AcquireReason),
+    /// Poll again. Without a renewal, the Lease expires at this instant.
     Wait(Instant),
 }
 
-/// Why a Lease may be taken.
+/// Reason for which a Lease may be acquired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Why {
-    /// Nobody has it.
+pub(super) enum AcquireReason {
+    /// It has no holder.
     Free,
-    /// An earlier write of ours landed although its answer was lost.
+    /// An earlier write of this candidate succeeded although its response was lost.
     Ours,
-    /// Its holder ran where we run now, where there is one at a time.
+    /// Its holder ran in this candidate's place, which runs one receiver at a time.
     Predecessor,
-    /// It was not renewed.
+    /// It was not renewed in time.
     Expired,
 }
 
-/// One candidate's memory.
+/// State of one candidate.
 #[derive(Debug)]
 pub(super) struct Election {
-    me: String,
+    identity: String,
     place: Option<String>,
-    own: Duration,
-    seen: Option<(Record, Instant)>,
+    default_duration: Duration,
+    observed: Option<(LeaseRecord, Instant)>,
 }
 
 impl Election {
-    /// `own` is how long a Lease holds that does not say it. `place` never runs two candidates at a time.
-    pub(super) fn new(instance: &str, place: Option<&str>, host: &str, own: Duration) -> Self {
-        let me = format!("{}_{instance}", place.unwrap_or(host));
-        Self { me, place: place.map(str::to_owned), own, seen: None }
+    /// `default_duration` applies to a Lease without a duration. `place` never runs two candidates concurrently.
+    pub(super) fn new(instance: &str, place: Option<&str>, host: &str, default_duration: Duration) -> Self {
+        let identity = format!("{}_{instance}", place.unwrap_or(host));
+        Self { identity, place: place.map(str::to_owned), default_duration, observed: None }
     }
 
-    /// The identity of this candidate: no other has it, nor has its own successor.
-    pub(super) fn me(&self) -> &str {
-        &self.me
+    /// Identity of this candidate, unique also against its own successor.
+    pub(super) fn identity(&self) -> &str {
+        &self.identity
     }
 
-    /// Judges what was just read; `None` when there is no Lease.
-    pub(super) fn look(&mut self, record: Option<Record>, now: Instant) -> Step {
+    /// Evaluates the record that was just read; `None` when there is no Lease.
+    pub(super) fn observe(&mut self, record: Option<LeaseRecord>, now: Instant) -> Decision {
         let Some(record) = record else {
-            self.seen = None;
-            return Step::Take(Why::Free);
+            self.observed = None;
+            return Decision::Acquire(AcquireReason::Free);
         };
-        let Some(holder) = record.holder.as_deref() else { return Step::Take(Why::Free) };
-        if holder == self.me {
-            return Step::Take(Why::Ours);
+        let Some(holder) = record.holder.as_deref() else { return Decision::Acquire(AcquireReason::Free) };
+        if holder == self.identity {
+            return Decision::Acquire(AcquireReason::Ours);
         }
         let from = holder.rsplit_once('_').map(|(place, _)| place);
         if self.place.is_some() && from == self.place.as_deref() {
-            return Step::Take(Why::Predecessor);
+            return Decision::Acquire(AcquireReason::Predecessor);
         }
-        let duration = record.duration.unwrap_or(self.own).min(LONGEST);
-        let since = match &self.seen {
-            Some((seen, since)) if *seen == record => *since,
+        let duration = record.duration.unwrap_or(self.default_duration).min(MAX_LEASE_DURATION);
+        let since = match &self.observed {
+            Some((observed, since)) if *observed == record => *since,
             _ => {
-                self.seen = Some((record, now));
+                self.observed = Some((record, now));
                 now
             }
         };
         let expires = since + duration;
-        if now >= expires { Step::Take(Why::Expired) } else { Step::Wait(expires) }
+        if now >= expires { Decision::Acquire(AcquireReason::Expired) } else { Decision::Wait(expires) }
     }
 }
 
@@ -98,8 +98,8 @@ mod tests {
     const S: Duration = Duration::from_secs(1);
     const LEASE: Duration = Duration::from_secs(15);
 
-    fn held(by: &str, renewed: i64) -> Option<Record> {
-        Some(Record {
+    fn held_by(by: &str, renewed: i64) -> Option<LeaseRecord> {
+        Some(LeaseRecord {
             holder: Some(by.to_owned()),
             duration: Some(LEASE),
             renewed: Some(Timestamp::from_second(renewed).unwrap()),
@@ -108,47 +108,53 @@ mod tests {
     }
 
     #[test]
-    fn what_is_free_or_ours_or_left_behind_is_taken_at_once() {
+    fn free_own_and_predecessors_leases_are_acquired_at_once() {
         let now = Instant::now();
         let mut election = Election::new("2", Some("pod"), "host", LEASE);
-        assert_eq!(election.me(), "pod_2");
-        assert_eq!(election.look(None, now), Step::Take(Why::Free));
-        assert_eq!(election.look(Some(Record::default()), now), Step::Take(Why::Free));
-        assert_eq!(election.look(held("pod_2", 1), now), Step::Take(Why::Ours));
-        assert_eq!(election.look(held("pod_1", 1), now), Step::Take(Why::Predecessor));
-        assert_eq!(election.look(held("pod", 1), now), Step::Wait(now + LEASE));
-        assert_eq!(election.look(held("pod-2_1", 1), now), Step::Wait(now + LEASE));
+        assert_eq!(election.identity(), "pod_2");
+        assert_eq!(election.observe(None, now), Decision::Acquire(AcquireReason::Free));
+        assert_eq!(election.observe(Some(LeaseRecord::default()), now), Decision::Acquire(AcquireReason::Free));
+        assert_eq!(election.observe(held_by("pod_2", 1), now), Decision::Acquire(AcquireReason::Ours));
+        assert_eq!(election.observe(held_by("pod_1", 1), now), Decision::Acquire(AcquireReason::Predecessor));
+        assert_eq!(election.observe(held_by("pod", 1), now), Decision::Wait(now + LEASE));
+        assert_eq!(election.observe(held_by("pod-2_1", 1), now), Decision::Wait(now + LEASE));
     }
 
     #[test]
-    fn without_a_place_even_the_same_host_is_waited_for() {
+    fn without_a_place_even_the_same_host_waits() {
         let now = Instant::now();
         let mut election = Election::new("2", None, "host", LEASE);
-        assert_eq!(election.look(held("host_1", 1), now), Step::Wait(now + LEASE));
+        assert_eq!(election.observe(held_by("host_1", 1), now), Decision::Wait(now + LEASE));
     }
 
     #[test]
-    fn it_expires_by_our_clock_since_the_record_last_changed() {
+    fn lease_expires_by_the_observers_clock_since_the_last_change() {
         let start = Instant::now();
         let mut election = Election::new("2", None, "host", S);
-        // Renewed in another century: no matter.
-        assert_eq!(election.look(held("other_1", -1_000_000_000), start), Step::Wait(start + LEASE));
-        assert_eq!(election.look(held("other_1", -1_000_000_000), start + LEASE - S), Step::Wait(start + LEASE));
+        // The holder's clock is a century off, which does not matter.
+        assert_eq!(election.observe(held_by("other_1", -1_000_000_000), start), Decision::Wait(start + LEASE));
+        assert_eq!(
+            election.observe(held_by("other_1", -1_000_000_000), start + LEASE - S),
+            Decision::Wait(start + LEASE)
+        );
         let renewed = start + LEASE - S;
-        assert_eq!(election.look(held("other_1", 4_000_000_000), renewed), Step::Wait(renewed + LEASE));
-        assert_eq!(election.look(held("other_1", 4_000_000_000), renewed + LEASE), Step::Take(Why::Expired));
-        // Another holder, seen for the first time, has its whole time.
+        assert_eq!(election.observe(held_by("other_1", 4_000_000_000), renewed), Decision::Wait(renewed + LEASE));
+        assert_eq!(
+            election.observe(held_by("other_1", 4_000_000_000), renewed + LEASE),
+            Decision::Acquire(AcquireReason::Expired)
+        );
+        // A new holder gets its full duration.
         let later = renewed + LEASE;
-        assert_eq!(election.look(held("third_1", 4_000_000_000), later), Step::Wait(later + LEASE));
+        assert_eq!(election.observe(held_by("third_1", 4_000_000_000), later), Decision::Wait(later + LEASE));
     }
 
     #[test]
-    fn no_record_can_be_waited_for_without_end() {
+    fn wait_for_any_record_is_bounded() {
         let start = Instant::now();
         let mut election = Election::new("2", None, "host", S);
-        let endless = || Some(Record { duration: Some(Duration::MAX), ..held("other_1", 1).unwrap() });
-        assert_eq!(election.look(endless(), start), Step::Wait(start + LONGEST));
-        let silent = Some(Record { duration: None, ..held("other_1", 2).unwrap() });
-        assert_eq!(election.look(silent, start), Step::Wait(start + S));
+        let endless = || Some(LeaseRecord { duration: Some(Duration::MAX), ..held_by("other_1", 1).unwrap() });
+        assert_eq!(election.observe(endless(), start), Decision::Wait(start + MAX_LEASE_DURATION));
+        let silent = Some(LeaseRecord { duration: None, ..held_by("other_1", 2).unwrap() });
+        assert_eq!(election.observe(silent, start), Decision::Wait(start + S));
     }
 }

@@ -1,5 +1,5 @@
-//! The fence: until when this process may write. Every client that writes asks it right before a request leaves, so that a process
-//! that was frozen writes nothing when it goes on, whichever of its threads wakes first.
+//! Write fence: the time until which this process may write. Every client that writes checks it right before a request
+//! leaves, so that a process that was frozen writes nothing when it resumes, whichever of its threads wakes first.
 
 use std::{
     fmt, io,
@@ -17,23 +17,23 @@ use http::{Method, Request};
 use thiserror::Error;
 use tower::{BoxError, Layer, Service};
 
-/// It has not begun.
-const SHUT: u64 = 0;
-/// It is over, and never begins again.
-const OVER: u64 = 1;
-/// There is no end.
-const ALWAYS: u64 = u64::MAX;
-/// The guard looks at least so often, for an end that came early.
-const LOOK: Duration = Duration::from_secs(1);
+/// Not opened yet.
+const UNOPENED: u64 = 0;
+/// Closed for good.
+const CLOSED: u64 = 1;
+/// Open without end.
+const UNBOUNDED: u64 = u64::MAX;
+/// Longest pause between two checks of the guard, for an end that was moved forward.
+const GUARD_INTERVAL: Duration = Duration::from_secs(1);
 
-/// A write was refused because this process may not write (any more).
+/// A write was refused because this process may not write, or no longer.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("this receiver is not the active one")]
-pub struct Lapsed;
+pub struct NotLeaderError;
 
-/// See the module. Clones are the same fence.
+/// Deadline of all writes. Clones share it.
 #[derive(Clone)]
-pub struct Fence(Arc<Inner>);
+pub struct WriteFence(Arc<Inner>);
 
 struct Inner {
     base: Instant,
@@ -41,18 +41,18 @@ struct Inner {
     until: AtomicU64,
 }
 
-impl Default for Fence {
-    /// One that lets everything through, for a process that is alone by other means.
+impl Default for WriteFence {
+    /// An open fence, for a process that is the only writer by other means.
     fn default() -> Self {
-        Self::at(ALWAYS)
+        Self::at(UNBOUNDED)
     }
 }
 
-impl Fence {
-    /// One that lets nothing through yet.
+impl WriteFence {
+    /// A fence that is not open yet.
     #[must_use]
-    pub fn shut() -> Self {
-        Self::at(SHUT)
+    pub fn closed() -> Self {
+        Self::at(UNOPENED)
     }
 
     fn at(until: u64) -> Self {
@@ -64,91 +64,91 @@ impl Fence {
 
     fn nanos(&self, at: Instant) -> u64 {
         let nanos = at.saturating_duration_since(self.0.base).as_nanos();
-        u64::try_from(nanos).unwrap_or(ALWAYS - 1).clamp(OVER + 1, ALWAYS - 1)
+        u64::try_from(nanos).unwrap_or(UNBOUNDED - 1).clamp(CLOSED + 1, UNBOUNDED - 1)
     }
 
-    /// Whether a write may leave now.
+    /// True if a write may leave now.
     #[must_use]
-    pub fn holds(&self) -> bool {
+    pub fn is_open(&self) -> bool {
         match self.0.until.load(Ordering::Acquire) {
-            SHUT | OVER => false,
-            ALWAYS => true,
+            UNOPENED | CLOSED => false,
+            UNBOUNDED => true,
             until => self.nanos(Instant::now()) < until,
         }
     }
 
-    /// Opens it, or moves its end. False, and nothing moves, when it has ended already.
+    /// Opens the fence, or moves its end. Returns false, without any change, when it has ended already.
     pub(super) fn extend(&self, until: Instant) -> bool {
         let (now, until) = (self.nanos(Instant::now()), self.nanos(until));
-        let moved = |current| (current == SHUT || now < current).then_some(until);
+        let moved = |current| (current == UNOPENED || now < current).then_some(until);
         self.0.until.fetch_update(Ordering::AcqRel, Ordering::Acquire, moved).is_ok()
     }
 
-    /// Ends it for good.
+    /// Closes the fence for good.
     pub fn close(&self) {
-        self.0.until.store(OVER, Ordering::Release);
+        self.0.until.store(CLOSED, Ordering::Release);
     }
 
-    /// Watches the end on a thread of its own, which no blocked runtime can hold up, and calls `ended` when it comes by itself.
-    /// After [`Fence::close`] it is not called.
+    /// Watches the end on a dedicated thread, which no blocked executor can delay, and calls `ended` when the fence
+    /// expires. Not called after [`WriteFence::close`].
     ///
     /// # Errors
-    /// No thread can be started.
+    /// The thread cannot be started.
     pub fn guard(&self, ended: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let fence = self.clone();
         let watch = move || loop {
             let now = fence.nanos(Instant::now());
             match fence.0.until.load(Ordering::Acquire) {
-                OVER => return,
-                SHUT | ALWAYS => thread::sleep(LOOK),
-                until if now < until => thread::sleep(Duration::from_nanos(until - now).min(LOOK)),
+                CLOSED => return,
+                UNOPENED | UNBOUNDED => thread::sleep(GUARD_INTERVAL),
+                until if now < until => thread::sleep(Duration::from_nanos(until - now).min(GUARD_INTERVAL)),
                 _ => return ended(),
             }
         };
         thread::Builder::new().name("lease".to_owned()).spawn(watch).map(drop)
     }
 
-    /// Puts it before a client's requests.
+    /// Layer that puts the fence in front of a client's requests.
     #[must_use]
-    pub fn layer(&self) -> FenceLayer {
-        FenceLayer(self.clone())
+    pub fn layer(&self) -> WriteFenceLayer {
+        WriteFenceLayer(self.clone())
     }
 
-    /// Whether a request may leave now: what only reads always may.
+    /// Checks that a request may leave now; reads always may.
     ///
     /// # Errors
-    /// [`Lapsed`].
-    pub fn check(&self, method: &Method) -> Result<(), Lapsed> {
-        if matches!(*method, Method::GET | Method::HEAD) || self.holds() { Ok(()) } else { Err(Lapsed) }
+    /// [`NotLeaderError`].
+    pub fn check(&self, method: &Method) -> Result<(), NotLeaderError> {
+        if matches!(*method, Method::GET | Method::HEAD) || self.is_open() { Ok(()) } else { Err(NotLeaderError) }
     }
 }
 
-impl fmt::Debug for Fence {
+impl fmt::Debug for WriteFence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Fence").field("holds", &self.holds()).finish()
+        f.debug_struct("WriteFence").field("holds", &self.is_open()).finish()
     }
 }
 
-/// See [`Fence::layer`].
+/// Layer of [`WriteFence::layer`].
 #[derive(Clone, Debug)]
-pub struct FenceLayer(Fence);
+pub struct WriteFenceLayer(WriteFence);
 
-impl<S> Layer<S> for FenceLayer {
-    type Service = Fenced<S>;
+impl<S> Layer<S> for WriteFenceLayer {
+    type Service = FencedService<S>;
 
-    fn layer(&self, inner: S) -> Fenced<S> {
-        Fenced { inner, fence: self.0.clone() }
+    fn layer(&self, inner: S) -> FencedService<S> {
+        FencedService { inner, fence: self.0.clone() }
     }
 }
 
-/// A client's service behind a [`Fence`].
+/// A client's service behind a [`WriteFence`].
 #[derive(Clone, Debug)]
-pub struct Fenced<S> {
+pub struct FencedService<S> {
     inner: S,
-    fence: Fence,
+    fence: WriteFence,
 }
 
-impl<S, B> Service<Request<B>> for Fenced<S>
+impl<S, B> Service<Request<B>> for FencedService<S>
 where
     S: Service<Request<B>>,
     S::Error: Into<BoxError>,
@@ -180,49 +180,49 @@ mod tests {
     const SOON: Duration = Duration::from_secs(30);
 
     #[test]
-    fn it_opens_moves_and_never_opens_again() {
-        let fence = Fence::shut();
-        assert!(!fence.holds() && fence.extend(Instant::now() + SOON) && fence.holds());
-        assert!(fence.extend(Instant::now() + SOON * 2) && fence.holds());
+    fn fence_opens_extends_and_never_reopens() {
+        let fence = WriteFence::closed();
+        assert!(!fence.is_open() && fence.extend(Instant::now() + SOON) && fence.is_open());
+        assert!(fence.extend(Instant::now() + SOON * 2) && fence.is_open());
         fence.close();
-        assert!(!fence.extend(Instant::now() + SOON) && !fence.holds());
-        assert!(Fence::default().holds());
+        assert!(!fence.extend(Instant::now() + SOON) && !fence.is_open());
+        assert!(WriteFence::default().is_open());
     }
 
     #[test]
-    fn an_end_that_came_by_itself_is_told_and_is_final() {
-        let fence = Fence::shut();
-        let (tell, told) = mpsc::channel();
-        fence.guard(move || tell.send(()).unwrap_or_default()).unwrap();
+    fn expiry_runs_the_callback_and_is_final() {
+        let fence = WriteFence::closed();
+        let (sender, receiver) = mpsc::channel();
+        fence.guard(move || sender.send(()).unwrap_or_default()).unwrap();
         assert!(fence.extend(Instant::now() + Duration::from_millis(20)));
-        told.recv_timeout(SOON).unwrap();
-        assert!(!fence.holds() && !fence.extend(Instant::now() + SOON));
+        receiver.recv_timeout(SOON).unwrap();
+        assert!(!fence.is_open() && !fence.extend(Instant::now() + SOON));
     }
 
     #[test]
-    fn an_orderly_end_is_not_told() {
-        let fence = Fence::shut();
-        let (tell, told) = mpsc::channel();
+    fn close_does_not_run_the_callback() {
+        let fence = WriteFence::closed();
+        let (sender, receiver) = mpsc::channel();
         fence.extend(Instant::now() + SOON);
-        fence.guard(move || tell.send(()).unwrap_or_default()).unwrap();
+        fence.guard(move || sender.send(()).unwrap_or_default()).unwrap();
         fence.close();
-        // The guard ends and drops what it would have called.
-        assert_eq!(told.recv_timeout(SOON), Err(mpsc::RecvTimeoutError::Disconnected));
+        // The guard ends and drops its callback.
+        assert_eq!(receiver.recv_timeout(SOON), Err(mpsc::RecvTimeoutError::Disconnected));
     }
 
     #[tokio::test]
     async fn writes_are_refused_and_reads_are_not() {
-        let fence = Fence::shut();
+        let fence = WriteFence::closed();
         let inner = service_fn(async |request: Request<()>| Ok::<_, BoxError>(request.method().clone()));
-        let ask = async |method: Method| {
+        let send = async |method: Method| {
             let request = Request::builder().method(method).body(()).unwrap();
             fence.layer().layer(inner).oneshot(request).await
         };
-        assert!(ask(Method::GET).await.is_ok());
+        assert!(send(Method::GET).await.is_ok());
         for method in [Method::POST, Method::PUT, Method::PATCH, Method::DELETE] {
-            assert!(ask(method).await.unwrap_err().is::<Lapsed>());
+            assert!(send(method).await.unwrap_err().is::<NotLeaderError>());
         }
         fence.extend(Instant::now() + SOON);
-        assert!(ask(Method::PATCH).await.is_ok());
+        assert!(send(Method::PATCH).await.is_ok());
     }
 }

@@ -7,29 +7,29 @@ use prometheus_client::{
 use tidewatch_shared::metrics::Registry;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Outcome {
+struct OutcomeLabel {
     outcome: &'static str,
 }
 
-/// What happens to the Lease. Clones are the same.
+/// Counters of the Lease. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Metrics {
     pub(super) active: Gauge,
-    writes: Family<Outcome, Counter>,
+    writes: Family<OutcomeLabel, Counter>,
 }
 
 impl Metrics {
-    /// Registers them.
+    /// Registers the metrics.
     pub fn register(&self, registry: &mut Registry) {
-        registry.register("active", "Whether this receiver is the active one: 1 or 0", self.active.clone());
+        registry.register("active", "1 if this receiver is the active one, else 0", self.active.clone());
         registry.register(
             "lease_writes",
-            "Writes of the Lease by which one receiver is active: written, conflict (somebody else wrote), or failed",
+            "Writes of the leader election Lease: written, conflict (another writer was first), or failed",
             self.writes.clone(),
         );
     }
 
     pub(super) fn wrote(&self, outcome: &'static str) {
-        self.writes.get_or_create(&Outcome { outcome }).inc();
+        self.writes.get_or_create(&OutcomeLabel { outcome }).inc();
     }
 }

@@ -1,4 +1,4 @@
-//! What is worth telling: the difference between what a Kyma or Watcher said before and what it says now.
+//! Events from the difference between the previous and the current state of a Kyma or Watcher.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -7,48 +7,48 @@ use tidewatch_shared::api::{Condition, ConditionStatus, Kyma, State, Watcher};
 
 use super::states;
 
-/// The one kind among those that Events are about which is not of our group.
+/// The only kind that Events regard outside of Kyma's API group.
 pub(super) const CONFIG_MAP: &str = "ConfigMap";
 
-/// Whom an Event is about.
+/// Object that an Event regards.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct About {
+pub(crate) struct Regarding {
     pub(crate) kind: &'static str,
     pub(crate) namespace: String,
     pub(crate) name: String,
     pub(crate) uid: String,
 }
 
-/// Something to tell.
+/// Event that is not written yet.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct News {
-    pub(crate) about: About,
-    /// Somebody should look at it.
+pub(crate) struct PendingEvent {
+    pub(crate) regarding: Regarding,
+    /// True for the type `Warning`, for an operator to investigate; false for `Normal`.
     pub(crate) warning: bool,
-    /// A CamelCase word of a closed set.
+    /// CamelCase reason of a closed set.
     pub(crate) reason: &'static str,
-    /// In words for people.
+    /// Human-readable message.
     pub(crate) note: String,
 }
 
-/// What matters of a Kyma here.
+/// Fields of a Kyma that cause Events when they change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Facet {
+pub(super) struct KymaSnapshot {
     uid: String,
     state: State,
     modules: BTreeMap<Box<str>, State>,
-    /// What the conditions say, where they are there.
+    /// Status of the conditions `RuntimeAccess`, `ModuleCatalog` and `CRDsSync`, if present.
     access: Option<ConditionStatus>,
     catalog: Option<ConditionStatus>,
     crds: Option<ConditionStatus>,
-    /// Status and reason.
+    /// Status and reason of the condition `EventPath`.
     path: Option<(ConditionStatus, Box<str>)>,
     paused: bool,
-    /// It lacks what the labels of the state metrics come from.
+    /// True if the Kyma lacks a label or annotation from which the state metrics take their labels.
     unlabelled: bool,
 }
 
-impl Facet {
+impl KymaSnapshot {
     pub(super) fn of(kyma: &Kyma) -> Self {
         let status = |kind| condition(kyma, kind).map(|condition| condition.status);
         let modules = kyma.status.iter().flat_map(|status| status.modules());
@@ -65,7 +65,7 @@ impl Facet {
         }
     }
 
-    /// Whether it is the same Kyma, and not one that was made anew under its name.
+    /// Returns true if both are of the same Kyma, and not of one that was recreated under the same name.
     pub(super) fn is_same_object(&self, other: &Self) -> bool {
         self.uid == other.uid
     }
@@ -79,98 +79,100 @@ fn condition<'a>(kyma: &'a Kyma, kind: &str) -> Option<&'a Condition> {
     kyma.status.as_ref()?.condition(kind)
 }
 
-/// Collects what is told of one object.
-struct Teller {
-    about: About,
-    news: Vec<News>,
+/// Collects the Events of one object.
+struct EventCollector {
+    regarding: Regarding,
+    events: Vec<PendingEvent>,
 }
 
-impl Teller {
+impl EventCollector {
     fn new<K: Resource<DynamicType = ()>>(kind: &'static str, object: &K) -> Self {
         let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
-        let about = About { kind, namespace, name, uid: object.uid().unwrap_or_default() };
-        Self { about, news: Vec::new() }
+        let regarding = Regarding { kind, namespace, name, uid: object.uid().unwrap_or_default() };
+        Self { regarding, events: Vec::new() }
     }
 
-    fn well(&mut self, reason: &'static str, note: impl Into<String>) {
-        self.tell(false, reason, note.into());
+    fn normal(&mut self, reason: &'static str, note: impl Into<String>) {
+        self.push(false, reason, note.into());
     }
 
-    fn badly(&mut self, reason: &'static str, note: impl Into<String>) {
-        self.tell(true, reason, note.into());
+    fn warning(&mut self, reason: &'static str, note: impl Into<String>) {
+        self.push(true, reason, note.into());
     }
 
-    fn tell(&mut self, warning: bool, reason: &'static str, note: String) {
-        self.news.push(News { about: self.about.clone(), warning, reason, note });
+    fn push(&mut self, warning: bool, reason: &'static str, note: String) {
+        self.events.push(PendingEvent { regarding: self.regarding.clone(), warning, reason, note });
     }
 }
 
-/// What is new of a Kyma; without a `before` it was not there.
-pub(super) fn of_kyma(before: Option<&Facet>, now: &Facet, kyma: &Kyma) -> Vec<News> {
-    let nothing = Facet::default();
+/// Events of a changed Kyma; `before` is `None` for a new one.
+pub(super) fn of_kyma(before: Option<&KymaSnapshot>, now: &KymaSnapshot, kyma: &Kyma) -> Vec<PendingEvent> {
+    let nothing = KymaSnapshot::default();
     let before = before.unwrap_or(&nothing);
     if before == now {
         return Vec::new();
     }
-    let mut teller = Teller::new("Kyma", kyma);
+    let mut events = EventCollector::new("Kyma", kyma);
     if now.unlabelled && !before.unlabelled {
         let note = "metrics leave this Kyma out: it has no annotation skr-domain with a domain of a runtime, or no label kyma-project.io/instance-id";
-        teller.badly("MetricsError", note);
+        events.warning("MetricsError", note);
     }
-    conditions(&mut teller, before, now, kyma);
-    // Without access every module is in error, for the one reason that was told.
+    conditions(&mut events, before, now, kyma);
+    // Without access every module is in state Error for the reason of the condition's Event.
     if now.access != Some(ConditionStatus::False) && before.access != Some(ConditionStatus::False) {
-        modules(&mut teller, before, now, kyma);
+        modules(&mut events, before, now, kyma);
     }
     if before.state != now.state {
-        whole(&mut teller, now.state, kyma);
+        state_event(&mut events, now.state, kyma);
     }
-    teller.news
+    events.events
 }
 
-fn whole(teller: &mut Teller, state: State, kyma: &Kyma) {
+fn state_event(events: &mut EventCollector, state: State, kyma: &Kyma) {
     let operation = kyma.status.as_ref().and_then(|status| status.last_operation.as_ref());
     let note = operation.map_or_else(String::new, |operation| operation.operation.clone());
     match state {
-        State::Ready => teller.well("KymaReady", note),
-        State::Warning => teller.badly("KymaWarning", note),
-        State::Error => teller.badly("KymaError", note),
-        State::Deleting => teller.well("KymaDeleting", note),
+        State::Ready => events.normal("KymaReady", note),
+        State::Warning => events.warning("KymaWarning", note),
+        State::Error => events.warning("KymaError", note),
+        State::Deleting => events.normal("KymaDeleting", note),
         State::Unset | State::Processing | State::Unmanaged => {}
     }
 }
 
-fn modules(teller: &mut Teller, before: &Facet, now: &Facet, kyma: &Kyma) {
-    let moved = |name: &str, state| before.modules.get(name) != Some(&state);
+fn modules(events: &mut EventCollector, before: &KymaSnapshot, now: &KymaSnapshot, kyma: &Kyma) {
+    let changed = |name: &str, state| before.modules.get(name) != Some(&state);
     let modules = kyma.status.iter().flat_map(|status| status.modules());
-    for module in modules.filter(|module| moved(&module.name, module.state)) {
+    for module in modules.filter(|module| changed(&module.name, module.state)) {
         let note = match &module.message {
             Some(message) => format!("module {}: {message}", module.name),
             None => format!("module {} is in state {}", module.name, module.state),
         };
         match module.state {
-            State::Ready => teller.well("ModuleReady", note),
-            State::Warning => teller.badly("ModuleWarning", note),
-            State::Error => teller.badly("ModuleError", note),
-            State::Deleting => teller.well("ModuleDeleting", note),
-            State::Unmanaged => teller.well("ModuleUnmanaged", note),
+            State::Ready => events.normal("ModuleReady", note),
+            State::Warning => events.warning("ModuleWarning", note),
+            State::Error => events.warning("ModuleError", note),
+            State::Deleting => events.normal("ModuleDeleting", note),
+            State::Unmanaged => events.normal("ModuleUnmanaged", note),
             State::Unset | State::Processing => {}
         }
     }
     for name in before.modules.keys().filter(|name| !now.modules.contains_key(*name)) {
-        teller.well("ModuleRemoved", format!("module {name} is gone"));
+        events.normal("ModuleRemoved", format!("module {name} is gone"));
     }
 }
 
-fn conditions(teller: &mut Teller, before: &Facet, now: &Facet, kyma: &Kyma) {
+fn conditions(events: &mut EventCollector, before: &KymaSnapshot, now: &KymaSnapshot, kyma: &Kyma) {
     use ConditionStatus::{False, True};
-    let said =
-        |kind| condition(kyma, kind).map_or_else(String::new, |said| format!("{}: {}", said.reason, said.message));
-    let words = |kind| condition(kyma, kind).map_or_else(String::new, |said| said.message.clone());
+    let reason_and_message = |kind| {
+        condition(kyma, kind)
+            .map_or_else(String::new, |condition| format!("{}: {}", condition.reason, condition.message))
+    };
+    let message = |kind| condition(kyma, kind).map_or_else(String::new, |condition| condition.message.clone());
     if before.access != now.access {
         match (now.access, before.access) {
-            (Some(False), _) => teller.badly("RuntimeAccessLost", said("RuntimeAccess")),
-            (Some(True), Some(False)) => teller.well("RuntimeAccessRestored", words("RuntimeAccess")),
+            (Some(False), _) => events.warning("RuntimeAccessLost", reason_and_message("RuntimeAccess")),
+            (Some(True), Some(False)) => events.normal("RuntimeAccessRestored", message("RuntimeAccess")),
             _ => {}
         }
     }
@@ -179,73 +181,80 @@ fn conditions(teller: &mut Teller, before: &Facet, now: &Facet, kyma: &Kyma) {
         (before.catalog, now.catalog, "ModuleCatalog", "CatalogOutOfSync", "CatalogSynced"),
     ] {
         match (before == now, now, before) {
-            (false, Some(False), _) => teller.badly(lost, words(kind)),
-            (false, Some(True), Some(False)) => teller.well(restored, words(kind)),
+            (false, Some(False), _) => events.warning(lost, message(kind)),
+            (false, Some(True), Some(False)) => events.normal(restored, message(kind)),
             _ => {}
         }
     }
     if before.path != now.path {
         match now.path {
-            Some((True, _)) => teller.well("EventPathProven", words("EventPath")),
-            Some((False, _)) => teller.badly("EventPathLost", said("EventPath")),
-            // Nobody claims that something is broken.
-            Some(_) => teller.well("EventPathUnknown", said("EventPath")),
+            Some((True, _)) => events.normal("EventPathProven", message("EventPath")),
+            Some((False, _)) => events.warning("EventPathLost", reason_and_message("EventPath")),
+            // No failure is proven.
+            Some(_) => events.normal("EventPathUnknown", reason_and_message("EventPath")),
             None => {}
         }
     }
     match (before.paused, now.paused) {
-        (false, true) => teller.well("Paused", said("Paused")),
-        (true, false) => teller.well("Resumed", "what waited for the end of the pause is worked on"),
+        (false, true) => events.normal("Paused", reason_and_message("Paused")),
+        (true, false) => events.normal("Resumed", "what waited for the end of the pause is worked on"),
         _ => {}
     }
 }
 
-/// What becomes of the upgrade of agents, told about the ConfigMap in which it stands.
-pub(super) fn of_upgrade(namespace: &str, name: &str, uid: &str, halted: bool, note: String) -> News {
-    let about = About { kind: CONFIG_MAP, namespace: namespace.to_owned(), name: name.to_owned(), uid: uid.to_owned() };
+/// Event about the agents' upgrade; it regards the ConfigMap of the upgrade's state.
+pub(super) fn of_upgrade(namespace: &str, name: &str, uid: &str, halted: bool, note: String) -> PendingEvent {
+    let regarding =
+        Regarding { kind: CONFIG_MAP, namespace: namespace.to_owned(), name: name.to_owned(), uid: uid.to_owned() };
     let reason = if halted { "AgentUpgradeHalted" } else { "AgentUpgrade" };
-    News { about, warning: halted, reason, note }
+    PendingEvent { regarding, warning: halted, reason, note }
 }
 
-/// The end of a Kyma. One that is only not selected any more is no news.
-pub(super) fn of_lost_kyma(kyma: &Kyma) -> Option<News> {
+/// Event of a deleted Kyma; none for one that is only no longer selected.
+pub(super) fn of_deleted_kyma(kyma: &Kyma) -> Option<PendingEvent> {
     kyma.metadata.deletion_timestamp.as_ref()?;
-    let mut teller = Teller::new("Kyma", kyma);
-    teller.well("KymaDeleted", "the Kyma, its modules and what was put into its runtime are gone");
-    teller.news.pop()
+    let mut events = EventCollector::new("Kyma", kyma);
+    events.normal("KymaDeleted", "the Kyma, its modules and what was put into its runtime are gone");
+    events.events.pop()
 }
 
-/// An object that cannot be read: what it said before holds, where it was `known`. The object is namespace, name and uid.
-pub(super) fn of_unreadable(
+/// Event of an invalid object, given by namespace, name and uid; its last valid state stays in effect if it is `known`.
+pub(super) fn of_invalid(
     kind: &'static str,
     (namespace, name, uid): (String, String, String),
     known: bool,
     cause: &impl fmt::Display,
-) -> News {
-    let about = About { kind, namespace, name, uid };
-    let till_then = if known { "what it said before holds" } else { "it is as if it were not there" };
-    News { about, warning: true, reason: "Unreadable", note: format!("it cannot be read, and {till_then}: {cause}") }
+) -> PendingEvent {
+    let regarding = Regarding { kind, namespace, name, uid };
+    let effect = if known { "its last valid state stays in effect" } else { "it is ignored" };
+    PendingEvent {
+        regarding,
+        warning: true,
+        reason: "Unreadable",
+        note: format!("the object is invalid, and {effect}: {cause}"),
+    }
 }
 
 pub(super) fn state_of(watcher: &Watcher) -> State {
     watcher.status.as_ref().map(|status| status.state).unwrap_or_default()
 }
 
-/// What is new of a Watcher.
-pub(super) fn of_watcher(before: State, watcher: &Watcher) -> Option<News> {
+/// Event of a changed Watcher.
+pub(super) fn of_watcher(before: State, watcher: &Watcher) -> Option<PendingEvent> {
     let now = state_of(watcher);
     if before == now {
         return None;
     }
     let conditions = watcher.status.as_ref().and_then(|status| status.conditions.as_ref());
-    let note =
-        conditions.and_then(|conditions| conditions.first()).map_or_else(String::new, |said| said.message.clone());
-    let mut teller = Teller::new("Watcher", watcher);
+    let note = conditions
+        .and_then(|conditions| conditions.first())
+        .map_or_else(String::new, |condition| condition.message.clone());
+    let mut events = EventCollector::new("Watcher", watcher);
     match now {
-        State::Ready => teller.well("WatcherServed", note),
-        State::Warning => teller.badly("ManagerFailing", note),
-        State::Error => teller.badly("WatcherRefused", note),
+        State::Ready => events.normal("WatcherServed", note),
+        State::Warning => events.warning("ManagerFailing", note),
+        State::Error => events.warning("WatcherRefused", note),
         State::Unset | State::Processing | State::Deleting | State::Unmanaged => {}
     }
-    teller.news.pop()
+    events.events.pop()
 }

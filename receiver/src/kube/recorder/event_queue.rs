@@ -1,4 +1,4 @@
-//! What is to be told: bounded, in order, and the same thing twice as one Event with a count.
+//! Bounded queue of Events. Equal Events within half an hour become one Event with a series count.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -8,81 +8,84 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::news::News;
+use super::event_diff::PendingEvent;
 
-/// News that wait to be told.
-const WAITING: usize = 1_000;
-/// Events that are remembered.
-const REMEMBERED: usize = 4_096;
-/// The same news within this time of the last are told by the same Event; API servers keep Events for an hour.
+/// Maximum number of pending Events.
+const CAPACITY: usize = 1_000;
+/// Maximum number of written Events that are remembered for a series.
+const MAX_REMEMBERED: usize = 4_096;
+/// Longest interval between two equal Events of one series; API servers delete Events after an hour by default.
 const SERIES: Duration = Duration::from_secs(1_800);
 
-/// See the module.
+/// See the module documentation.
 #[derive(Default)]
-pub(super) struct Board {
-    waiting: VecDeque<News>,
-    told: HashMap<u64, Told>,
+pub(super) struct EventQueue {
+    pending: VecDeque<PendingEvent>,
+    /// Written Events by the hash of their content.
+    published: HashMap<u64, Published>,
     hasher: RandomState,
-    written: u64,
+    /// Number of the last write.
+    number: u64,
 }
 
-struct Told {
+struct Published {
     name: String,
     count: i32,
     last: Instant,
 }
 
-/// What to write.
+/// Next write.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Write {
-    /// What it tells.
-    pub(super) news: News,
-    /// The number of this write, which tells Events of one object apart.
+pub(super) struct EventWrite {
+    /// Content of the Event.
+    pub(super) event: PendingEvent,
+    /// Number of this write, which distinguishes the names of Events about one object.
     pub(super) number: u64,
-    /// The Event that has told it before, and how often it is told now.
-    pub(super) again: Option<(String, i32)>,
+    /// Name and new count of the existing Event, if this write continues its series.
+    pub(super) series: Option<(String, i32)>,
 }
 
-impl Board {
-    /// False if there is no room, and it is forgotten.
-    pub(super) fn post(&mut self, news: News) -> bool {
-        let room = self.waiting.len() < WAITING;
-        if room {
-            self.waiting.push_back(news);
+impl EventQueue {
+    /// Appends an Event; returns false if the queue is full, and drops it.
+    pub(super) fn post(&mut self, event: PendingEvent) -> bool {
+        let has_room = self.pending.len() < CAPACITY;
+        if has_room {
+            self.pending.push_back(event);
         }
-        room
+        has_room
     }
 
-    pub(super) fn waiting(&self) -> usize {
-        self.waiting.len()
+    /// Number of pending Events.
+    pub(super) fn len(&self) -> usize {
+        self.pending.len()
     }
 
-    /// The next thing to write.
-    pub(super) fn next(&mut self, now: Instant) -> Option<Write> {
-        let news = self.waiting.pop_front()?;
-        self.written += 1;
-        let told = self.told.get_mut(&self.hasher.hash_one(&news)).filter(|told| now - told.last < SERIES);
-        let again = told.map(|told| {
-            (told.count, told.last) = (told.count.saturating_add(1), now);
-            (told.name.clone(), told.count)
+    /// Removes the first Event and returns its write.
+    pub(super) fn next(&mut self, now: Instant) -> Option<EventWrite> {
+        let event = self.pending.pop_front()?;
+        self.number += 1;
+        let published = self.published.get_mut(&self.hasher.hash_one(&event));
+        let series = published.filter(|published| now - published.last < SERIES).map(|published| {
+            (published.count, published.last) = (published.count.saturating_add(1), now);
+            (published.name.clone(), published.count)
         });
-        Some(Write { news, number: self.written, again })
+        Some(EventWrite { event, number: self.number, series })
     }
 
-    /// An Event of this name tells these news now.
-    pub(super) fn told(&mut self, news: &News, name: String, now: Instant) {
-        if self.told.len() >= REMEMBERED {
-            self.told.retain(|_, told| now - told.last < SERIES);
+    /// Records the name of a created Event, for later writes of its series.
+    pub(super) fn published(&mut self, event: &PendingEvent, name: String, now: Instant) {
+        if self.published.len() >= MAX_REMEMBERED {
+            self.published.retain(|_, published| now - published.last < SERIES);
         }
-        if self.told.len() >= REMEMBERED {
-            // Whoever comes again gets a new Event.
-            self.told.clear();
+        if self.published.len() >= MAX_REMEMBERED {
+            // Later equal Events begin a new series.
+            self.published.clear();
         }
-        self.told.insert(self.hasher.hash_one(news), Told { name, count: 1, last: now });
+        self.published.insert(self.hasher.hash_one(event), Published { name, count: 1, last: now });
     }
 
-    /// The Event that has told these news is not there any more.
-    pub(super) fn forget(&mut self, news: &News) {
-        self.told.remove(&self.hasher.hash_one(news));
+    /// Ends the series of an Event after a failed write; the Event may not exist.
+    pub(super) fn forget(&mut self, event: &PendingEvent) {
+        self.published.remove(&self.hasher.hash_one(event));
     }
 }

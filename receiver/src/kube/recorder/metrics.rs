@@ -1,4 +1,4 @@
-//! What becomes of Kubernetes Events.
+//! Metrics of the Kubernetes Events.
 
 use prometheus_client::{
     encoding::EncodeLabelSet,

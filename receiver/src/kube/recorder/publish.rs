@@ -1,4 +1,4 @@
-//! Writes Events, one after the other. One that fails is not tried again: the status says it too.
+//! Writes Events, one after another. A failed write is not retried, since the status contains the same information.
 
 use std::time::Duration;
 
@@ -16,74 +16,74 @@ use tidewatch_shared::names::{GROUP, VERSION};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use super::{
-    Record,
-    board::Write,
-    news::{About, CONFIG_MAP, News},
+    EventRecorder,
+    event_diff::{CONFIG_MAP, PendingEvent, Regarding},
+    event_queue::EventWrite,
 };
 
-/// Between two Events: a landslide of news must not be one of writes.
+/// Interval between two writes: the rate limit of 20 per second bounds the load of many simultaneous changes on KCP.
 const PACE: Duration = Duration::from_millis(50);
-/// A write takes no longer.
+/// Deadline of a write.
 const DEADLINE: Duration = Duration::from_secs(5);
-/// Bytes of a note, as API servers take them.
-const NOTE: usize = 1_024;
-/// Bytes of an object's name in the name of its Event: with the number, it must not exceed 253.
-const NAME: usize = 200;
-/// Who tells, as operators know it.
+/// Maximum length of a note in bytes (`note` of events.k8s.io/v1).
+const MAX_NOTE: usize = 1_024;
+/// Maximum length of the object's name in the Event's name, in bytes: with the number, that must not exceed 253.
+const MAX_NAME: usize = 200;
+/// Reporting controller; the name of the incumbent, which operators know.
 const CONTROLLER: &str = "lifecycle-manager";
 const INSTANCE: &str = "tidewatch-receiver";
 
-pub(super) async fn run(record: &Record, client: &Client) -> &'static str {
+pub(super) async fn run(recorder: &EventRecorder, client: &Client) -> &'static str {
     let mut pace = interval(PACE);
     pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // Names of Events differ from those of an earlier process.
-    let begun = Timestamp::now().as_microsecond();
+    // Distinguishes the names of Events from those of previous processes.
+    let start = Timestamp::now().as_microsecond();
     loop {
-        let Some(write) = record.next() else {
-            record.0.stirred.notified().await;
+        let Some(write) = recorder.next() else {
+            recorder.0.posted.notified().await;
             continue;
         };
         pace.tick().await;
-        let done = timeout(DEADLINE, send(client, &write, begun)).await;
-        let written = matches!(done, Ok(Ok(_)));
-        record.0.metrics.ended(written);
-        let mut known = record.lock();
-        match done {
-            Ok(Ok(Some(name))) => known.board.told(&write.news, name, Instant::now()),
+        let result = timeout(DEADLINE, send(client, &write, start)).await;
+        let written = matches!(result, Ok(Ok(_)));
+        recorder.0.metrics.ended(written);
+        let mut state = recorder.lock();
+        match result {
+            Ok(Ok(Some(name))) => state.queue.published(&write.event, name, Instant::now()),
             Ok(Ok(None)) => {}
             Ok(Err(error)) => {
-                known.board.forget(&write.news);
-                drop(known);
-                tracing::debug!(error = &error as &dyn std::error::Error, "Event could not be written");
+                state.queue.forget(&write.event);
+                drop(state);
+                tracing::debug!(error = &error as &dyn std::error::Error, "Event write failed");
             }
-            Err(_) => known.board.forget(&write.news),
+            Err(_) => state.queue.forget(&write.event),
         }
     }
 }
 
-/// The name of the Event if it is a new one.
-async fn send(client: &Client, write: &Write, begun: i64) -> kube::Result<Option<String>> {
+/// Patches the series of an existing Event, or creates one. Returns the name of a created Event.
+async fn send(client: &Client, write: &EventWrite, start: i64) -> kube::Result<Option<String>> {
     let now = MicroTime(Timestamp::now());
-    let api: Api<Event> = Api::namespaced(client.clone(), &write.news.about.namespace);
-    if let Some((name, count)) = &write.again {
+    let api: Api<Event> = Api::namespaced(client.clone(), &write.event.regarding.namespace);
+    if let Some((name, count)) = &write.series {
         let series = json!({"series": {"count": count, "lastObservedTime": now}});
         match api.patch(name, &PatchParams::default(), &Patch::Merge(&series)).await {
             Ok(_) => return Ok(None),
-            // It has lived its hour.
+            // API servers delete Events after an hour by default.
             Err(kube::Error::Api(status)) if status.is_not_found() => {}
             Err(error) => return Err(error),
         }
     }
-    let event = event(&write.news, begun.wrapping_add_unsigned(write.number), now);
+    let event = event(&write.event, start.wrapping_add_unsigned(write.number), now);
     api.create(&PostParams::default(), &event).await?;
     Ok(event.metadata.name)
 }
 
-fn event(news: &News, number: i64, now: MicroTime) -> Event {
-    let News { about: About { kind, namespace, name, uid }, warning, reason, note } = news;
+fn event(pending: &PendingEvent, number: i64, now: MicroTime) -> Event {
+    let PendingEvent { regarding: Regarding { kind, namespace, name, uid }, warning, reason, note } = pending;
     Event {
         metadata: ObjectMeta {
-            name: Some(format!("{}.{number:016x}", cut(name, NAME).trim_end_matches(['.', '-']))),
+            name: Some(format!("{}.{number:016x}", truncate(name, MAX_NAME).trim_end_matches(['.', '-']))),
             namespace: Some(namespace.clone()),
             ..ObjectMeta::default()
         },
@@ -93,7 +93,7 @@ fn event(news: &News, number: i64, now: MicroTime) -> Event {
         action: Some("Reconcile".to_owned()),
         reason: Some((*reason).to_owned()),
         type_: Some(if *warning { "Warning" } else { "Normal" }.to_owned()),
-        note: Some(cut(note, NOTE).to_owned()),
+        note: Some(truncate(note, MAX_NOTE).to_owned()),
         regarding: Some(ObjectReference {
             api_version: Some(if *kind == CONFIG_MAP { "v1".to_owned() } else { format!("{GROUP}/{VERSION}") }),
             kind: Some((*kind).to_owned()),
@@ -106,7 +106,7 @@ fn event(news: &News, number: i64, now: MicroTime) -> Event {
     }
 }
 
-/// The first bytes of a text, without half a character.
-fn cut(text: &str, bytes: usize) -> &str {
+/// Truncates a text to a length in bytes, at a character boundary.
+fn truncate(text: &str, bytes: usize) -> &str {
     &text[..text.floor_char_boundary(bytes)]
 }

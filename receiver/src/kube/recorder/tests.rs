@@ -1,4 +1,4 @@
-//! What is told of which change, and what a scraper sees.
+//! Events of changes, and the gauges of a scrape.
 
 use std::time::Duration;
 
@@ -36,10 +36,10 @@ fn module(name: &str, state: &str, message: Option<&str>) -> Value {
     json!({"name": name, "state": state, "message": message})
 }
 
-/// What is told when one status follows another.
-fn told(before: &Kyma, now: &Kyma) -> Vec<(bool, &'static str, String)> {
-    let news = news::of_kyma(Some(&Facet::of(before)), &Facet::of(now), now);
-    news.into_iter().map(|news| (news.warning, news.reason, news.note)).collect()
+/// Events of a change of the status.
+fn events(before: &Kyma, now: &Kyma) -> Vec<(bool, &'static str, String)> {
+    let events = event_diff::of_kyma(Some(&KymaSnapshot::of(before)), &KymaSnapshot::of(now), now);
+    events.into_iter().map(|event| (event.warning, event.reason, event.note)).collect()
 }
 
 fn one(warning: bool, reason: &'static str, note: &str) -> Vec<(bool, &'static str, String)> {
@@ -47,7 +47,7 @@ fn one(warning: bool, reason: &'static str, note: &str) -> Vec<(bool, &'static s
 }
 
 #[test]
-fn each_transition_is_told_once_and_in_words() {
+fn each_transition_causes_one_event() {
     let bare = kyma(json!({"state": "Processing"}));
     let conditions = |list: Value| kyma(json!({"state": "Processing", "conditions": list}));
     let path = |status, reason| conditions(json!([condition("EventPath", status, reason, "words")]));
@@ -89,12 +89,12 @@ fn each_transition_is_told_once_and_in_words() {
             one(true, "CatalogOutOfSync", "out of sync"),
         ),
     ] {
-        assert_eq!(told(before, &now), expected);
+        assert_eq!(events(before, &now), expected);
     }
 }
 
 #[test]
-fn a_lost_access_is_one_event_and_not_one_for_each_module() {
+fn lost_access_causes_one_event_and_none_per_module() {
     let status = |access: &str, state: &str| {
         kyma(
             json!({"state": state, "conditions": [condition("RuntimeAccess", access, "KubeconfigRefused", "no server")],
@@ -102,41 +102,42 @@ fn a_lost_access_is_one_event_and_not_one_for_each_module() {
         )
     };
     let (usable, lost) = (status("True", "Ready"), status("False", "Error"));
-    let reasons = |news: Vec<(bool, &'static str, String)>| news.into_iter().map(|news| news.1).collect::<Vec<_>>();
-    assert_eq!(reasons(told(&usable, &lost)), ["RuntimeAccessLost", "KymaError"]);
-    assert_eq!(told(&usable, &lost)[0].2, "KubeconfigRefused: no server");
-    assert_eq!(reasons(told(&lost, &usable)), ["RuntimeAccessRestored", "KymaReady"]);
+    let reasons =
+        |events: Vec<(bool, &'static str, String)>| events.into_iter().map(|event| event.1).collect::<Vec<_>>();
+    assert_eq!(reasons(events(&usable, &lost)), ["RuntimeAccessLost", "KymaError"]);
+    assert_eq!(events(&usable, &lost)[0].2, "KubeconfigRefused: no server");
+    assert_eq!(reasons(events(&lost, &usable)), ["RuntimeAccessRestored", "KymaReady"]);
 }
 
 #[test]
-fn what_stood_there_at_the_start_is_no_news_and_a_kyma_made_anew_is() {
-    let record = Record::new(Metrics::default());
+fn initial_kymas_cause_no_event_and_recreated_ones_do() {
+    let recorder = EventRecorder::new(Metrics::default());
     let ready = kyma(json!({"state": "Ready"}));
-    record.found_kyma(&key(), &ready);
-    record.kyma(&key(), &ready);
-    assert_eq!(record.next(), None);
+    recorder.initial_kyma(&key(), &ready);
+    recorder.kyma(&key(), &ready);
+    assert_eq!(recorder.next(), None);
 
     let mut anew = ready.clone();
     anew.metadata.uid = Some("another".into());
-    record.kyma(&key(), &anew);
-    assert_eq!(record.next().unwrap().news.reason, "KymaReady");
+    recorder.kyma(&key(), &anew);
+    assert_eq!(recorder.next().unwrap().event.reason, "KymaReady");
 
-    record.lost_kyma(&key(), &anew);
-    assert_eq!(record.next(), None, "it is only not selected any more");
+    recorder.deleted_kyma(&key(), &anew);
+    assert_eq!(recorder.next(), None, "it is no longer selected, and not deleted");
     anew.metadata.deletion_timestamp = Some(serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap());
-    record.lost_kyma(&key(), &anew);
-    assert_eq!(record.next().unwrap().news.reason, "KymaDeleted");
+    recorder.deleted_kyma(&key(), &anew);
+    assert_eq!(recorder.next().unwrap().event.reason, "KymaDeleted");
 
     let mut unlabelled = kyma(json!({}));
     unlabelled.metadata.annotations = None;
-    record.kyma(&key(), &unlabelled);
-    record.kyma(&key(), &unlabelled);
-    assert_eq!(record.next().unwrap().news.reason, "MetricsError");
-    assert_eq!(record.next(), None);
+    recorder.kyma(&key(), &unlabelled);
+    recorder.kyma(&key(), &unlabelled);
+    assert_eq!(recorder.next().unwrap().event.reason, "MetricsError");
+    assert_eq!(recorder.next(), None);
 }
 
 #[test]
-fn a_watcher_that_is_refused_is_told() {
+fn rejected_watcher_causes_a_warning() {
     let watcher = |state: &str| -> Watcher {
         serde_json::from_value(json!({
             "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Watcher", "metadata": {"name": "w", "namespace": "n"},
@@ -146,81 +147,81 @@ fn a_watcher_that_is_refused_is_told() {
         }))
         .unwrap()
     };
-    let told = news::of_watcher(State::Unset, &watcher("Error")).unwrap();
+    let event = event_diff::of_watcher(State::Unset, &watcher("Error")).unwrap();
     assert_eq!(
-        (told.about.kind, told.warning, told.reason, &*told.note),
+        (event.regarding.kind, event.warning, event.reason, &*event.note),
         ("Watcher", true, "WatcherRefused", "secrets are not watched")
     );
-    assert_eq!(news::of_watcher(State::Error, &watcher("Error")), None);
-    assert_eq!(news::of_watcher(State::Error, &watcher("Ready")).unwrap().reason, "WatcherServed");
+    assert_eq!(event_diff::of_watcher(State::Error, &watcher("Error")), None);
+    assert_eq!(event_diff::of_watcher(State::Error, &watcher("Ready")).unwrap().reason, "WatcherServed");
 }
 
 #[test]
-fn what_cannot_be_read_is_told_and_what_holds_meanwhile() {
-    let record = Record::new(Metrics::default());
-    for (known, holds) in [(true, "what it said before holds"), (false, "it is as if it were not there")] {
+fn invalid_object_causes_a_warning_that_states_the_effect() {
+    let recorder = EventRecorder::new(Metrics::default());
+    for (known, effect) in [(true, "its last valid state stays in effect"), (false, "it is ignored")] {
         let object = ("kcp-system".to_owned(), "keda".to_owned(), "u".to_owned());
-        record.unreadable("ModuleReleaseMeta", object, known, &"expected a string");
-        let News { about, warning, reason, note } = record.next().unwrap().news;
+        recorder.report_invalid("ModuleReleaseMeta", object, known, &"expected a string");
+        let PendingEvent { regarding, warning, reason, note } = recorder.next().unwrap().event;
         assert_eq!(
-            (about.kind, &*about.name, &*about.uid, warning, reason),
+            (regarding.kind, &*regarding.name, &*regarding.uid, warning, reason),
             ("ModuleReleaseMeta", "keda", "u", true, "Unreadable")
         );
-        assert_eq!(note, format!("it cannot be read, and {holds}: expected a string"));
+        assert_eq!(note, format!("the object is invalid, and {effect}: expected a string"));
     }
 }
 
 #[test]
-fn the_board_is_bounded_and_joins_what_it_has_told() {
-    let (mut board, now) = (Board::default(), Instant::now());
+fn queue_is_bounded_and_joins_equal_events_into_a_series() {
+    let (mut queue, now) = (EventQueue::default(), Instant::now());
     let after = |seconds| now + Duration::from_secs(seconds);
-    let news = |reason| {
+    let pending = |reason| {
         let ready = kyma(json!({"state": "Error"}));
-        News { reason, ..news::of_kyma(None, &Facet::of(&ready), &ready).pop().unwrap() }
+        PendingEvent { reason, ..event_diff::of_kyma(None, &KymaSnapshot::of(&ready), &ready).pop().unwrap() }
     };
-    let posted = (0..1_001).filter(|_| board.post(news("a"))).count();
-    assert_eq!((posted, board.waiting()), (1_000, 1_000));
-    assert_eq!(board.next(now).unwrap().again, None);
-    board.told(&news("a"), "e".into(), now);
-    assert_eq!(board.next(after(1)).unwrap().again, Some(("e".into(), 2)));
-    assert_eq!(board.next(after(1_800)).unwrap().again, Some(("e".into(), 3)));
-    assert_eq!(board.next(after(3_600)).unwrap().again, None, "half an hour without it");
-    board.told(&news("a"), "f".into(), after(3_600));
-    board.forget(&news("a"));
-    assert_eq!(board.next(after(3_601)).unwrap().again, None);
-    assert!(board.post(news("b")));
+    let posted = (0..1_001).filter(|_| queue.post(pending("a"))).count();
+    assert_eq!((posted, queue.len()), (1_000, 1_000));
+    assert_eq!(queue.next(now).unwrap().series, None);
+    queue.published(&pending("a"), "e".into(), now);
+    assert_eq!(queue.next(after(1)).unwrap().series, Some(("e".into(), 2)));
+    assert_eq!(queue.next(after(1_800)).unwrap().series, Some(("e".into(), 3)));
+    assert_eq!(queue.next(after(3_600)).unwrap().series, None, "half an hour without it");
+    queue.published(&pending("a"), "f".into(), after(3_600));
+    queue.forget(&pending("a"));
+    assert_eq!(queue.next(after(3_601)).unwrap().series, None);
+    assert!(queue.post(pending("b")));
 }
 
-/// Answers one request, and gives back its method, path and body.
-async fn answer(
+/// Responds to one request, and returns its method, path and body.
+async fn respond(
     server: &mut tower_test::mock::Handle<http::Request<Body>, http::Response<Body>>,
     status: u16,
 ) -> (String, Value) {
     let (request, respond) = server.next_request().await.unwrap();
     let (head, body) = request.into_parts();
     let body: Value = serde_json::from_slice(&body.collect().await.unwrap().to_bytes()).unwrap();
-    let said = if status == 404 {
+    let content = if status == 404 {
         json!({"kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound"})
     } else {
         body.clone()
     };
-    let said = Body::from(serde_json::to_vec(&said).unwrap());
-    respond.send_response(http::Response::builder().status(status).body(said).unwrap());
+    let content = Body::from(serde_json::to_vec(&content).unwrap());
+    respond.send_response(http::Response::builder().status(status).body(content).unwrap());
     (format!("{} {}", head.method, head.uri.path()), body)
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_event_is_made_counted_again_and_made_anew_when_it_is_gone() {
+async fn event_is_created_counted_and_recreated_after_its_deletion() {
     let (service, mut server) = tower_test::mock::pair();
-    let record = Record::new(Metrics::default());
-    let writer = tokio::spawn(record.clone().run(Client::new(service, "default")));
-    let flip = |record: &Record| {
-        record.kyma(&key(), &kyma(json!({"state": "Processing"})));
-        record.kyma(&key(), &kyma(json!({"state": "Error", "lastOperation": {"operation": "x".repeat(2_000)}})));
+    let recorder = EventRecorder::new(Metrics::default());
+    let writer = tokio::spawn(recorder.clone().run(Client::new(service, "default")));
+    let flip = |recorder: &EventRecorder| {
+        recorder.kyma(&key(), &kyma(json!({"state": "Processing"})));
+        recorder.kyma(&key(), &kyma(json!({"state": "Error", "lastOperation": {"operation": "x".repeat(2_000)}})));
     };
-    flip(&record);
+    flip(&recorder);
     let events = "/apis/events.k8s.io/v1/namespaces/kcp-system/events";
-    let (request, event) = answer(&mut server, 201).await;
+    let (request, event) = respond(&mut server, 201).await;
     assert_eq!(request, format!("POST {events}"));
     assert_eq!((&event["reason"], &event["type"]), (&json!("KymaError"), &json!("Warning")));
     assert_eq!(event["reportingController"], "lifecycle-manager");
@@ -228,27 +229,27 @@ async fn an_event_is_made_counted_again_and_made_anew_when_it_is_gone() {
     assert_eq!((&event["regarding"]["uid"], &event["regarding"]["kind"]), (&json!("u"), &json!("Kyma")));
     let name = event["metadata"]["name"].as_str().unwrap().to_owned();
 
-    flip(&record);
-    let (request, series) = answer(&mut server, 200).await;
+    flip(&recorder);
+    let (request, series) = respond(&mut server, 200).await;
     assert_eq!((request, &series["series"]["count"]), (format!("PATCH {events}/{name}"), &json!(2)));
 
-    flip(&record);
-    assert_eq!(answer(&mut server, 404).await.0, format!("PATCH {events}/{name}"));
-    let (request, event) = answer(&mut server, 201).await;
+    flip(&recorder);
+    assert_eq!(respond(&mut server, 404).await.0, format!("PATCH {events}/{name}"));
+    let (request, event) = respond(&mut server, 201).await;
     assert_eq!(request, format!("POST {events}"));
     assert_ne!(event["metadata"]["name"], json!(name));
     writer.abort();
 }
 
 #[test]
-fn states_are_shown_as_the_incumbent_shows_them_and_go_with_the_kyma() {
+fn states_match_the_incumbents_metrics_and_vanish_with_the_kyma() {
     let (mut registry, mut writer) = (Registry::default(), Writer::<Kyma>::default());
     register_states(&mut registry, writer.as_reader());
-    let told = kyma(json!({"state": "Warning", "modules": [module("keda", "Unmanaged", None)]}));
-    let mut unlabelled = told.clone();
+    let labelled = kyma(json!({"state": "Warning", "modules": [module("keda", "Unmanaged", None)]}));
+    let mut unlabelled = labelled.clone();
     unlabelled.metadata.name = Some("unlabelled".into());
     unlabelled.metadata.labels = None;
-    writer.apply_watcher_event(&Event::Apply(told.clone()));
+    writer.apply_watcher_event(&Event::Apply(labelled.clone()));
     writer.apply_watcher_event(&Event::Apply(unlabelled));
     let page = registry.encode().unwrap();
     let samples: Vec<_> = page.lines().filter(|line| !line.starts_with('#')).collect();
@@ -260,6 +261,6 @@ fn states_are_shown_as_the_incumbent_shows_them_and_go_with_the_kyma() {
     ] {
         assert!(samples.contains(&line), "{line}\n{page}");
     }
-    writer.apply_watcher_event(&Event::Delete(told));
+    writer.apply_watcher_event(&Event::Delete(labelled));
     assert!(!registry.encode().unwrap().contains("kyma_name"));
 }

@@ -1,4 +1,5 @@
-//! Where a runtime may stand: networks, what is refused by default, what flags allow and deny. Pure.
+//! Allowed addresses of runtimes: networks, the ranges that are refused by default, and the flags that allow and deny.
+//! Pure.
 
 use std::{
     fmt,
@@ -9,26 +10,27 @@ use std::{
 
 use thiserror::Error;
 
-/// A network: an address and how many of its leading bits count. Bits beyond the prefix are zero.
+/// A network: an address and its prefix length. Bits beyond the prefix are zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Cidr {
     network: IpAddr,
     prefix: u8,
 }
 
-/// Why a text is no network.
+/// Reason for which a text is not a network.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum ParseCidr {
-    /// The part before the slash.
+pub enum ParseCidrError {
+    /// The part before the slash is not an address.
     #[error("`{0}` has no IP address before the slash")]
     Address(String, #[source] AddrParseError),
-    /// The part after the slash.
+    /// The part after the slash is not a number.
     #[error("`{0}` has no number after the slash")]
     Prefix(String, #[source] ParseIntError),
-    /// More than 32 or 128 bits.
+    /// The prefix has more than 32 or 128 bits.
     #[error("the prefix of `{0}` is longer than the address")]
     TooLong(String),
-    /// `10.0.0.1/8` may be a typing error for one address; guessing would open or close a whole network.
+    /// Bits beyond the prefix. `10.0.0.1/8` may be a typing error for one address; guessing would allow or deny a whole
+    /// network.
     #[error("`{0}` has bits beyond its prefix")]
     HostBits(String),
 }
@@ -42,7 +44,8 @@ impl Cidr {
         Self { network: IpAddr::V6(Ipv6Addr::from_bits(network)), prefix }
     }
 
-    /// Whether the address lies in this network. IPv4 and IPv6 never contain each other; [`Rules`] unwraps mapped addresses.
+    /// True if the address is in this network. IPv4 and IPv6 never contain each other; [`AddressRules`] unwraps mapped
+    /// addresses.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
         match (self.network, address) {
@@ -66,28 +69,28 @@ fn mask6(prefix: u8) -> u128 {
 }
 
 impl FromStr for Cidr {
-    type Err = ParseCidr;
+    type Err = ParseCidrError;
 
-    /// Reads `address/prefix`; an address alone is a network of one.
-    fn from_str(text: &str) -> Result<Self, ParseCidr> {
+    /// Parses `address/prefix`; an address alone is a network of one.
+    fn from_str(text: &str) -> Result<Self, ParseCidrError> {
         let (address, prefix) = match text.split_once('/') {
             Some((address, prefix)) => (address, Some(prefix)),
             None => (text, None),
         };
-        let network: IpAddr = address.parse().map_err(|source| ParseCidr::Address(text.to_owned(), source))?;
+        let network: IpAddr = address.parse().map_err(|source| ParseCidrError::Address(text.to_owned(), source))?;
         let bits = if network.is_ipv4() { 32 } else { 128 };
         let prefix = match prefix {
-            Some(prefix) => prefix.parse().map_err(|source| ParseCidr::Prefix(text.to_owned(), source))?,
+            Some(prefix) => prefix.parse().map_err(|source| ParseCidrError::Prefix(text.to_owned(), source))?,
             None => bits,
         };
         if prefix > bits {
-            return Err(ParseCidr::TooLong(text.to_owned()));
+            return Err(ParseCidrError::TooLong(text.to_owned()));
         }
-        let beyond = match network {
+        let has_host_bits = match network {
             IpAddr::V4(network) => network.to_bits() & !mask4(prefix) != 0,
             IpAddr::V6(network) => network.to_bits() & !mask6(prefix) != 0,
         };
-        if beyond { Err(ParseCidr::HostBits(text.to_owned())) } else { Ok(Self { network, prefix }) }
+        if has_host_bits { Err(ParseCidrError::HostBits(text.to_owned())) } else { Ok(Self { network, prefix }) }
     }
 }
 
@@ -97,27 +100,27 @@ impl fmt::Display for Cidr {
     }
 }
 
-/// Why an address is refused.
+/// Reason for which an address is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum ForbiddenReason {
     /// The receiver's own host.
     Loopback,
     /// The receiver's own network segment.
     LinkLocal,
-    /// No address at all; many systems take it for the own host.
+    /// The unspecified address; many systems take it for the own host.
     Unspecified,
     /// A group of hosts.
     Multicast,
-    /// Everybody, or reserved for later.
+    /// Broadcast, or reserved for future use.
     Reserved,
-    /// Where clouds hand out credentials to whoever asks.
+    /// Metadata services of clouds, which issue credentials without authentication.
     Metadata,
     /// A network of `--deny-runtime-addresses`.
     Denied,
 }
 
-impl Why {
-    /// A label of a closed set.
+impl ForbiddenReason {
+    /// Metric label, of a closed set.
     #[must_use]
     pub const fn label(self) -> &'static str {
         match self {
@@ -132,7 +135,7 @@ impl Why {
     }
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for ForbiddenReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Loopback => "it is a loopback address",
@@ -146,75 +149,73 @@ impl fmt::Display for Why {
     }
 }
 
-/// An address that no runtime may have. It travels in the source chain of a [`kube::Error`].
+/// A forbidden address of a runtime, in the source chain of a [`kube::Error`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("the runtime's address {address} is forbidden: {why}")]
-pub struct Forbidden {
-    /// As it was resolved.
+#[error("the runtime's address {address} is forbidden: {reason}")]
+pub struct ForbiddenAddressError {
+    /// The resolved address.
     pub address: IpAddr,
     /// The first rule that refused it.
-    pub why: Why,
+    pub reason: ForbiddenReason,
 }
 
-/// Metadata services stand first: their reason says more than "link-local".
-const FORBIDDEN: &[(Cidr, Why)] = &[
-    (Cidr::v4(169, 254, 169, 254, 32), Why::Metadata),
-    (Cidr::v4(169, 254, 170, 2, 32), Why::Metadata), // task credentials, AWS
-    (Cidr::v4(168, 63, 129, 16, 32), Why::Metadata), // platform host, Azure
-    (Cidr::v4(100, 100, 100, 200, 32), Why::Metadata), // Alibaba
-    (Cidr::v4(192, 0, 0, 192, 32), Why::Metadata),   // Oracle
-    (Cidr::v6(0xfd00_0ec2_0000_0000_0000_0000_0000_0254, 128), Why::Metadata), // AWS
-    (Cidr::v6(0xfd20_00ce_0000_0000_0000_0000_0000_0254, 128), Why::Metadata), // GCP
-    (Cidr::v4(127, 0, 0, 0, 8), Why::Loopback),
-    (Cidr::v6(1, 128), Why::Loopback),
-    (Cidr::v4(169, 254, 0, 0, 16), Why::LinkLocal),
-    (Cidr::v6(0xfe80 << 112, 10), Why::LinkLocal),
-    (Cidr::v4(0, 0, 0, 0, 8), Why::Unspecified),
-    (Cidr::v6(0, 128), Why::Unspecified),
-    (Cidr::v4(224, 0, 0, 0, 4), Why::Multicast),
-    (Cidr::v6(0xff00 << 112, 8), Why::Multicast),
-    (Cidr::v4(240, 0, 0, 0, 4), Why::Reserved),
+/// Refused ranges. Metadata services come first, because their reason is more specific than "link-local".
+const FORBIDDEN: &[(Cidr, ForbiddenReason)] = &[
+    (Cidr::v4(169, 254, 169, 254, 32), ForbiddenReason::Metadata),
+    (Cidr::v4(169, 254, 170, 2, 32), ForbiddenReason::Metadata), // task credentials, AWS
+    (Cidr::v4(168, 63, 129, 16, 32), ForbiddenReason::Metadata), // platform host, Azure
+    (Cidr::v4(100, 100, 100, 200, 32), ForbiddenReason::Metadata), // Alibaba
+    (Cidr::v4(192, 0, 0, 192, 32), ForbiddenReason::Metadata),   // Oracle
+    (Cidr::v6(0xfd00_0ec2_0000_0000_0000_0000_0000_0254, 128), ForbiddenReason::Metadata), // AWS
+    (Cidr::v6(0xfd20_00ce_0000_0000_0000_0000_0000_0254, 128), ForbiddenReason::Metadata), // GCP
+    (Cidr::v4(127, 0, 0, 0, 8), ForbiddenReason::Loopback),
+    (Cidr::v6(1, 128), ForbiddenReason::Loopback),
+    (Cidr::v4(169, 254, 0, 0, 16), ForbiddenReason::LinkLocal),
+    (Cidr::v6(0xfe80 << 112, 10), ForbiddenReason::LinkLocal),
+    (Cidr::v4(0, 0, 0, 0, 8), ForbiddenReason::Unspecified),
+    (Cidr::v6(0, 128), ForbiddenReason::Unspecified),
+    (Cidr::v4(224, 0, 0, 0, 4), ForbiddenReason::Multicast),
+    (Cidr::v6(0xff00 << 112, 8), ForbiddenReason::Multicast),
+    (Cidr::v4(240, 0, 0, 0, 4), ForbiddenReason::Reserved),
 ];
 
-/// Decides on addresses. What is allowed wins over what is denied, because it is the narrower, deliberate word; private
-/// networks are not refused by default, because runtimes may well stand in a peered one.
+/// Rules for addresses. An allowed network takes precedence over a denied one, because it is the narrower, deliberate
+/// choice; private networks are not refused by default, because runtimes may be in a peered one.
 #[derive(Clone, Debug, Default)]
-pub struct Rules {
+pub struct AddressRules {
     allow: Vec<Cidr>,
     deny: Vec<Cidr>,
 }
 
-impl Rules {
+impl AddressRules {
     /// Takes `--allow-runtime-addresses` and `--deny-runtime-addresses`.
     #[must_use]
     pub fn new(allow: Vec<Cidr>, deny: Vec<Cidr>) -> Self {
         Self { allow, deny }
     }
 
-    /// Judges one resolved address. An IPv6 address that carries an IPv4 address is judged as both, because it ends there.
+    /// Checks one resolved address. An IPv6 address that embeds an IPv4 address is checked as both, because the
+    /// connection ends at the latter.
     ///
     /// # Errors
-    /// [`Forbidden`].
-    pub fn check(&self, address: IpAddr) -> Result<(), Forbidden> {
-        let carried = carried(address);
-        let faces = [Some(address), carried];
-        let faces = || faces.into_iter().flatten();
-        if faces().any(|face| self.allow.iter().any(|network| network.contains(face))) {
+    /// [`ForbiddenAddressError`].
+    pub fn check(&self, address: IpAddr) -> Result<(), ForbiddenAddressError> {
+        let embedded = embedded_ipv4(address);
+        let is_in =
+            |network: &Cidr| network.contains(address) || embedded.is_some_and(|address| network.contains(address));
+        if self.allow.iter().any(is_in) {
             return Ok(());
         }
-        let denied = self.deny.iter().map(|network| (network, Why::Denied));
-        let all = FORBIDDEN.iter().map(|(network, why)| (network, *why)).chain(denied);
-        for (network, why) in all {
-            if faces().any(|face| network.contains(face)) {
-                return Err(Forbidden { address, why });
-            }
+        let denied = self.deny.iter().map(|network| (*network, ForbiddenReason::Denied));
+        match FORBIDDEN.iter().copied().chain(denied).find(|(network, _)| is_in(network)) {
+            Some((_, reason)) => Err(ForbiddenAddressError { address, reason }),
+            None => Ok(()),
         }
-        Ok(())
     }
 }
 
-/// The IPv4 address in a mapped, compatible, NAT64 (RFC 6052) or 6to4 (RFC 3056) address.
-fn carried(address: IpAddr) -> Option<IpAddr> {
+/// The IPv4 address that is embedded in a mapped, compatible, NAT64 (RFC 6052) or 6to4 (RFC 3056) address.
+fn embedded_ipv4(address: IpAddr) -> Option<IpAddr> {
     const LOW: [Cidr; 3] = [
         Cidr::v6(0xffff_0000_0000, 96),                          // ::ffff:0:0/96
         Cidr::v6(0, 96),                                         // ::/96
@@ -222,7 +223,7 @@ fn carried(address: IpAddr) -> Option<IpAddr> {
     ];
     const SIX_TO_FOUR: Cidr = Cidr::v6(0x2002 << 112, 16);
     let IpAddr::V6(v6) = address else { return None };
-    // `::` and `::1` are addresses of their own.
+    // `::` and `::1` do not embed an IPv4 address.
     if v6.is_unspecified() || v6.is_loopback() {
         return None;
     }
@@ -250,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_contain_what_their_prefix_says() {
+    fn networks_contain_addresses_of_their_prefix() {
         for (network, address, inside) in [
             ("10.0.0.0/8", "10.255.255.255", true),
             ("10.0.0.0/8", "11.0.0.0", false),
@@ -269,8 +270,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_network_is_named() {
-        for (text, says) in [
+    fn parse_errors_name_the_fault() {
+        for (text, expected) in [
             ("", "has no IP address"),
             ("localhost/8", "has no IP address"),
             ("10.0.0.0/x", "has no number"),
@@ -280,40 +281,44 @@ mod tests {
             ("2001:db8::1/32", "bits beyond its prefix"),
         ] {
             let error = text.parse::<Cidr>().unwrap_err().to_string();
-            assert!(error.contains(says), "{text}: {error}");
+            assert!(error.contains(expected), "{text}: {error}");
         }
     }
 
     #[test]
     fn addresses_of_the_receiver_and_of_clouds_are_forbidden() {
-        let rules = Rules::new(vec![], vec![cidr("10.96.0.0/12"), cidr("fd00:1::/32")]);
-        for (address, why) in [
-            ("127.0.0.1", Why::Loopback),
-            ("127.255.255.254", Why::Loopback),
-            ("::1", Why::Loopback),
-            ("::ffff:127.0.0.1", Why::Loopback),
-            ("::127.0.0.1", Why::Loopback),
-            ("64:ff9b::127.0.0.1", Why::Loopback),
-            ("2002:7f00:1::", Why::Loopback),
-            ("169.254.1.1", Why::LinkLocal),
-            ("fe80::1", Why::LinkLocal),
-            ("febf::1", Why::LinkLocal),
-            ("169.254.169.254", Why::Metadata),
-            ("::ffff:169.254.169.254", Why::Metadata),
-            ("fd00:ec2::254", Why::Metadata),
-            ("fd20:ce::254", Why::Metadata),
-            ("168.63.129.16", Why::Metadata),
-            ("0.0.0.0", Why::Unspecified),
-            ("0.1.2.3", Why::Unspecified),
-            ("::", Why::Unspecified),
-            ("224.0.0.1", Why::Multicast),
-            ("ff02::1", Why::Multicast),
-            ("255.255.255.255", Why::Reserved),
-            ("10.96.0.1", Why::Denied),
-            ("::ffff:10.111.0.1", Why::Denied),
-            ("fd00:1::1", Why::Denied),
+        let rules = AddressRules::new(vec![], vec![cidr("10.96.0.0/12"), cidr("fd00:1::/32")]);
+        for (address, reason) in [
+            ("127.0.0.1", ForbiddenReason::Loopback),
+            ("127.255.255.254", ForbiddenReason::Loopback),
+            ("::1", ForbiddenReason::Loopback),
+            ("::ffff:127.0.0.1", ForbiddenReason::Loopback),
+            ("::127.0.0.1", ForbiddenReason::Loopback),
+            ("64:ff9b::127.0.0.1", ForbiddenReason::Loopback),
+            ("2002:7f00:1::", ForbiddenReason::Loopback),
+            ("169.254.1.1", ForbiddenReason::LinkLocal),
+            ("fe80::1", ForbiddenReason::LinkLocal),
+            ("febf::1", ForbiddenReason::LinkLocal),
+            ("169.254.169.254", ForbiddenReason::Metadata),
+            ("::ffff:169.254.169.254", ForbiddenReason::Metadata),
+            ("fd00:ec2::254", ForbiddenReason::Metadata),
+            ("fd20:ce::254", ForbiddenReason::Metadata),
+            ("168.63.129.16", ForbiddenReason::Metadata),
+            ("0.0.0.0", ForbiddenReason::Unspecified),
+            ("0.1.2.3", ForbiddenReason::Unspecified),
+            ("::", ForbiddenReason::Unspecified),
+            ("224.0.0.1", ForbiddenReason::Multicast),
+            ("ff02::1", ForbiddenReason::Multicast),
+            ("255.255.255.255", ForbiddenReason::Reserved),
+            ("10.96.0.1", ForbiddenReason::Denied),
+            ("::ffff:10.111.0.1", ForbiddenReason::Denied),
+            ("fd00:1::1", ForbiddenReason::Denied),
         ] {
-            assert_eq!(rules.check(ip(address)), Err(Forbidden { address: ip(address), why }), "{address}");
+            assert_eq!(
+                rules.check(ip(address)),
+                Err(ForbiddenAddressError { address: ip(address), reason }),
+                "{address}"
+            );
         }
         for address in
             ["10.0.0.1", "192.168.1.1", "172.16.0.1", "203.0.113.9", "2001:db8::1", "fd00:2::1", "::ffff:10.0.0.1"]
@@ -323,8 +328,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_allowed_wins() {
-        let rules = Rules::new(vec![cidr("127.0.0.1"), cidr("10.96.0.10")], vec![cidr("10.96.0.0/12")]);
+    fn allowed_networks_take_precedence() {
+        let rules = AddressRules::new(vec![cidr("127.0.0.1"), cidr("10.96.0.10")], vec![cidr("10.96.0.0/12")]);
         for address in ["127.0.0.1", "::ffff:127.0.0.1", "10.96.0.10"] {
             assert_eq!(rules.check(ip(address)), Ok(()), "{address}");
         }

@@ -1,65 +1,66 @@
-//! What a failed call to a runtime means: how soon to try again, and what to tell people.
+//! Classifies failed calls to a runtime, which determines the backoff, and describes them for conditions and logs.
 
 use std::{error::Error, fmt::Write, io};
 
 use kube::core::Status;
 use rustls::AlertDescription;
 
-use super::{addresses::Forbidden, answer::CutOff, chain};
-use crate::base::class::Class;
+use super::{addresses::ForbiddenAddressError, chain, response::LimitError};
+use crate::base::error_class::ErrorClass;
 
-/// Characters of a runtime's words that we pass on; they end in conditions and logs.
-const MAX_WORDS: usize = 300;
+/// Longest description, in characters. It contains text of the runtime, and ends up in conditions and logs.
+const MAX_DESCRIPTION_CHARS: usize = 300;
 
-/// The class of a failed call to a runtime.
+/// ErrorClass of a failed call to a runtime.
 #[must_use]
-pub fn classify(error: &kube::Error) -> Class {
+pub fn classify(error: &kube::Error) -> ErrorClass {
     use kube::Error as E;
     match error {
         E::Api(status) => of_status(status),
         E::Service(_) | E::HyperError(_) | E::ReadEvents(_) => of_transport(error),
-        // The runtime's words make no sense to us; saying the same again soon will not change that.
-        E::SerdeError(_) | E::FromUtf8(_) | E::LinesCodecMaxLineLengthExceeded | E::Discovery(_) => Class::Refused,
-        E::Auth(_) => Class::Auth,
-        // The others can only come from a request that we built wrongly.
-        _ => Class::Ours,
+        // The response cannot be parsed; repeating the request soon will not change that.
+        E::SerdeError(_) | E::FromUtf8(_) | E::LinesCodecMaxLineLengthExceeded | E::Discovery(_) => ErrorClass::Refused,
+        E::Auth(_) => ErrorClass::Auth,
+        // The others only result from a request that this receiver built wrongly.
+        _ => ErrorClass::Ours,
     }
 }
 
-fn of_status(status: &Status) -> Class {
+fn of_status(status: &Status) -> ErrorClass {
     match status.code {
-        401 | 403 => Class::Auth,
-        // The API server is there but not well, which is no better than not being there.
-        408 | 500..=599 => Class::Transport,
-        _ => Class::Refused,
+        401 | 403 => ErrorClass::Auth,
+        // The API server is unhealthy, which counts as unreachable.
+        408 | 500..=599 => ErrorClass::Transport,
+        _ => ErrorClass::Refused,
     }
 }
 
-fn of_transport(error: &kube::Error) -> Class {
-    // Like credentials that are not accepted: only a changed Secret helps.
+fn of_transport(error: &kube::Error) -> ErrorClass {
+    // Like rejected credentials: only a changed Secret helps.
     if forbidden_address(error).is_some() {
-        return Class::Auth;
+        return ErrorClass::Auth;
     }
-    match cut_off(error) {
-        Some(CutOff::TooLarge(_) | CutOff::Status(_)) => return Class::Refused,
-        Some(CutOff::HeadLate(_) | CutOff::Late(_)) => return Class::Transport,
+    match limit_error(error) {
+        Some(LimitError::TooLarge(_) | LimitError::UnexpectedStatus(_)) => return ErrorClass::Refused,
+        Some(LimitError::HeadTimeout(_) | LimitError::Timeout(_)) => return ErrorClass::Transport,
         None => {}
     }
-    // One side does not accept the other's certificate: only a changed Secret or certificate helps.
+    // One side rejects the other's certificate: only a changed Secret or certificate helps.
     let refused = chain::causes(error).any(|cause| match cause.downcast_ref::<rustls::Error>() {
         Some(rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented) => true,
         Some(rustls::Error::AlertReceived(alert)) => ALERTS.contains(alert),
         Some(_) => false,
-        // With TLS 1.3 the server judges us after our handshake has ended, and HTTP/2 keeps only the text of what it read.
+        // With TLS 1.3 the server verifies the client certificate after the client's handshake has ended, and HTTP/2
+        // keeps only the text of the alert.
         None => {
             cause.is::<io::Error>()
                 && ALERTS.iter().any(|a| cause.to_string() == rustls::Error::AlertReceived(*a).to_string())
         }
     });
-    if refused { Class::Auth } else { Class::Transport }
+    if refused { ErrorClass::Auth } else { ErrorClass::Transport }
 }
 
-/// What a server says of a certificate that it does not accept.
+/// TLS alerts of a server that rejects the client certificate.
 const ALERTS: [AlertDescription; 8] = [
     AlertDescription::BadCertificate,
     AlertDescription::UnsupportedCertificate,
@@ -71,48 +72,49 @@ const ALERTS: [AlertDescription; 8] = [
     AlertDescription::AccessDenied,
 ];
 
-/// The forbidden address that a call would have gone to.
+/// The forbidden address of the call, if that is the cause.
 #[must_use]
-pub fn forbidden_address(error: &kube::Error) -> Option<Forbidden> {
-    chain::find::<Forbidden>(error).copied()
+pub fn forbidden_address(error: &kube::Error) -> Option<ForbiddenAddressError> {
+    chain::find::<ForbiddenAddressError>(error).copied()
 }
 
-/// Whether and why the answer was cut off.
+/// The violated limit of the response, if that is the cause.
 #[must_use]
-pub fn cut_off(error: &kube::Error) -> Option<CutOff> {
-    chain::find::<CutOff>(error).copied()
+pub fn limit_error(error: &kube::Error) -> Option<LimitError> {
+    chain::find::<LimitError>(error).copied()
 }
 
-/// One bounded line about a failed call, for conditions and logs: a runtime's words can be of any length and kind.
+/// Describes a failed call in one bounded line, for conditions and logs: text of a runtime can have any length and
+/// content.
 #[must_use]
 pub fn describe(error: &kube::Error) -> String {
-    let mut words = String::new();
+    let mut text = String::new();
     match error {
         kube::Error::Api(status) => {
-            // Writing to a String does not fail.
-            let _ = write!(words, "{} ({} {})", status.message, status.code, status.reason);
+            // Writing to a `String` is infallible.
+            let _ = write!(text, "{} ({} {})", status.message, status.code, status.reason);
         }
-        // The others print their source themselves.
-        kube::Error::Service(source) => join(&mut words, source.as_ref()),
-        kube::Error::HyperError(source) => join(&mut words, source),
-        other => words = other.to_string(),
+        // The other variants include their source in their text.
+        kube::Error::Service(source) => append_chain(&mut text, source.as_ref()),
+        kube::Error::HyperError(source) => append_chain(&mut text, source),
+        other => text = other.to_string(),
     }
-    let clean = words.chars().map(|c| if c.is_control() { ' ' } else { c });
-    clean.take(MAX_WORDS).collect()
+    let clean = text.chars().map(|c| if c.is_control() { ' ' } else { c });
+    clean.take(MAX_DESCRIPTION_CHARS).collect()
 }
 
-fn join(words: &mut String, first: &(dyn Error + 'static)) {
+fn append_chain(text: &mut String, first: &(dyn Error + 'static)) {
     let mut next = Some(first);
     while let Some(error) = next {
-        let text = error.to_string();
-        if !words.ends_with(&text) {
-            if !words.is_empty() {
-                words.push_str(": ");
+        let cause = error.to_string();
+        if !text.ends_with(&cause) {
+            if !text.is_empty() {
+                text.push_str(": ");
             }
-            words.push_str(&text);
+            text.push_str(&cause);
         }
-        // A chain is short; this only ends one that is not.
-        next = if words.len() > 4 * MAX_WORDS { None } else { error.source() };
+        // Bounds the loop; real chains are shorter.
+        next = if text.len() > 4 * MAX_DESCRIPTION_CHARS { None } else { error.source() };
     }
 }
 
@@ -121,7 +123,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::kube::runtime_access::addresses::Why;
+    use crate::kube::runtime_access::addresses::ForbiddenReason;
 
     fn api(code: u16) -> kube::Error {
         kube::Error::Api(Status::failure("no", "Reason").with_code(code).boxed())
@@ -133,34 +135,35 @@ mod tests {
 
     #[test]
     fn each_failure_has_its_class() {
-        let forbidden = Forbidden { address: "127.0.0.1".parse().unwrap(), why: Why::Loopback };
+        let forbidden =
+            ForbiddenAddressError { address: "127.0.0.1".parse().unwrap(), reason: ForbiddenReason::Loopback };
         for (error, class) in [
-            (api(401), Class::Auth),
-            (api(403), Class::Auth),
-            (api(400), Class::Refused),
-            (api(404), Class::Refused),
-            (api(422), Class::Refused),
-            (api(409), Class::Refused),
-            (api(429), Class::Refused),
-            (api(500), Class::Transport),
-            (api(503), Class::Transport),
-            (service(forbidden), Class::Auth),
-            (service(io::Error::other(forbidden)), Class::Auth),
-            (service(CutOff::TooLarge(1)), Class::Refused),
-            (service(CutOff::HeadLate(Duration::from_secs(1))), Class::Transport),
-            (service(CutOff::Late(Duration::from_secs(1))), Class::Transport),
-            (service(io::Error::from(io::ErrorKind::ConnectionRefused)), Class::Transport),
-            (service(io::Error::other(rustls::Error::NoCertificatesPresented)), Class::Auth),
+            (api(401), ErrorClass::Auth),
+            (api(403), ErrorClass::Auth),
+            (api(400), ErrorClass::Refused),
+            (api(404), ErrorClass::Refused),
+            (api(422), ErrorClass::Refused),
+            (api(409), ErrorClass::Refused),
+            (api(429), ErrorClass::Refused),
+            (api(500), ErrorClass::Transport),
+            (api(503), ErrorClass::Transport),
+            (service(forbidden), ErrorClass::Auth),
+            (service(io::Error::other(forbidden)), ErrorClass::Auth),
+            (service(LimitError::TooLarge(1)), ErrorClass::Refused),
+            (service(LimitError::HeadTimeout(Duration::from_secs(1))), ErrorClass::Transport),
+            (service(LimitError::Timeout(Duration::from_secs(1))), ErrorClass::Transport),
+            (service(io::Error::from(io::ErrorKind::ConnectionRefused)), ErrorClass::Transport),
+            (service(io::Error::other(rustls::Error::NoCertificatesPresented)), ErrorClass::Auth),
             (
                 service(io::Error::other(rustls::Error::AlertReceived(AlertDescription::CertificateRequired))),
-                Class::Auth,
+                ErrorClass::Auth,
             ),
             (
                 service(io::Error::other(rustls::Error::AlertReceived(AlertDescription::InternalError))),
-                Class::Transport,
+                ErrorClass::Transport,
             ),
-            (kube::Error::SerdeError(serde_json::from_str::<()>("x").unwrap_err()), Class::Refused),
-            (kube::Error::TlsRequired, Class::Ours),
+            (kube::Error::SerdeError(serde_json::from_str::<()>("x").unwrap_err()), ErrorClass::Refused),
+            (kube::Error::TlsRequired, ErrorClass::Ours),
         ] {
             assert_eq!(classify(&error), class, "{error:?}");
         }
@@ -170,10 +173,10 @@ mod tests {
     fn descriptions_are_short_and_plain() {
         assert_eq!(describe(&api(403)), "no (403 Reason)");
         let long = kube::Error::Api(Status::failure(&"x\n\u{1b}".repeat(1000), "").with_code(500).boxed());
-        let words = describe(&long);
-        assert_eq!(words.chars().count(), MAX_WORDS);
-        assert!(!words.contains(char::is_control));
-        let late = service(io::Error::other(CutOff::HeadLate(Duration::from_secs(20))));
+        let text = describe(&long);
+        assert_eq!(text.chars().count(), MAX_DESCRIPTION_CHARS);
+        assert!(!text.contains(char::is_control));
+        let late = service(io::Error::other(LimitError::HeadTimeout(Duration::from_secs(20))));
         assert_eq!(describe(&late), "the runtime did not answer within 20s");
     }
 }

@@ -1,13 +1,14 @@
-//! Builds the client of one runtime: HTTP/2 where the server offers it, over our own connector and bounds.
+//! Builds the client of one runtime: HTTP/2 where the server offers it, over its own connector and response limits.
 //!
 //! kube's own stack is not used here: it retries every method, reads without limits, opens one HTTP/1.1 connection per
-//! call, and cannot judge resolved addresses.
+//! call, and cannot check resolved addresses.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
+use http::HeaderValue;
 use hyper_util::{
     client::legacy,
     rt::{TokioExecutor, TokioTimer},
@@ -18,38 +19,39 @@ use tokio::{sync::Semaphore, time::Instant};
 use tower::Layer;
 
 use super::{
-    answer::{Bounded, Limits},
-    connector::{Connector, Guard},
-    kubeconfig::{Credentials, Refusal, RuntimeKubeconfig},
+    connector::{AddressGuard, Connector, Protocols},
+    kubeconfig::{Credentials, KubeconfigError, RuntimeKubeconfig},
+    response::{BoundedService, Limits},
 };
-use crate::kube::leader::Fence;
+use crate::kube::leader::WriteFence;
 
-/// Idle connections close after this, and idle clients are dropped: with thousands of quiet runtimes they are what costs memory.
-pub(super) const IDLE: Duration = Duration::from_secs(30);
+/// Idle connections are closed and idle clients evicted after this: with thousands of quiet runtimes they dominate the
+/// memory.
+pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// While a request waits, a silent HTTP/2 connection is asked whether it lives, so that one whose path was lost fails well
-/// before the head's deadline and leaves the pool.
-const PING: Duration = Duration::from_secs(5);
+/// Interval and timeout of HTTP/2 pings while a request is pending on a silent connection, so that a broken one fails
+/// well before the timeout of the response's head, and leaves the pool.
+const PING_INTERVAL: Duration = Duration::from_secs(5);
 
-/// What one runtime may have under way towards us, in bytes, before we have read it.
+/// HTTP/2 flow-control windows: bytes that a runtime may send before they are read, per stream and per connection.
 const STREAM_WINDOW: u32 = 1 << 20;
 const CONNECTION_WINDOW: u32 = 2 << 20;
 
-/// What all clients share.
-pub(super) struct Parts {
-    pub(super) guard: Guard,
+/// Parts that all clients share.
+pub(super) struct ClientParts {
+    pub(super) guard: AddressGuard,
     pub(super) limits: Limits,
     pub(super) provider: Arc<CryptoProvider>,
-    pub(super) fence: Fence,
+    pub(super) fence: WriteFence,
 }
 
-/// A client, and when it was last of use.
-pub(super) struct Built {
+/// A client with its usage.
+pub(super) struct CachedClient {
     pub(super) client: Client,
     pub(super) usage: Arc<Usage>,
 }
 
-/// When something was last asked of a runtime, and whether an answer is still under way.
+/// Time of the last request to a runtime, and the permits of its pending requests.
 pub(super) struct Usage {
     pub(super) permits: Arc<Semaphore>,
     concurrent: usize,
@@ -61,54 +63,37 @@ impl Usage {
         Self { permits: Arc::new(Semaphore::new(concurrent)), concurrent, last: Mutex::new(Instant::now()) }
     }
 
-    /// It is of use now.
-    pub(super) fn now(&self) {
+    /// Records a use now.
+    pub(super) fn touch(&self) {
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
-    /// When something was last asked; `None` while something is under way.
-    pub(super) fn rests_since(&self) -> Option<Instant> {
+    /// Time of the last use; `None` while a request is pending.
+    pub(super) fn idle_since(&self) -> Option<Instant> {
         let last = *self.last.lock().unwrap_or_else(PoisonError::into_inner);
         (self.permits.available_permits() == self.concurrent).then_some(last)
     }
 }
 
-/// Builds a client. It connects only when used. Must be called inside a tokio runtime, whose task it starts.
+/// Builds a client, which connects on its first use. Must be called inside a tokio executor, on which it spawns a task.
 ///
 /// # Errors
-/// [`Refusal::ForbiddenAddress`] and [`Refusal::ClientCertificate`].
-pub(super) fn build(parts: &Parts, kubeconfig: &RuntimeKubeconfig) -> Result<Built, Refusal> {
-    let Parts { guard, limits, provider, fence } = parts;
-    if let Some(address) = kubeconfig.address() {
-        guard.rules.check(address).map_err(Refusal::ForbiddenAddress)?;
-    }
-    let RuntimeKubeconfig { server, server_name, ca, credentials } = kubeconfig;
-    let roots = ClientConfig::builder_with_provider(provider.clone())
-        .with_safe_default_protocol_versions()
-        .map_err(|_| Refusal::Ca)?
-        .with_root_certificates(ca.clone());
-    let (mut tls, authorization) = match credentials {
-        Credentials::Token(value) => (roots.with_no_client_auth(), Some(value.clone())),
-        Credentials::Certificate(chain, key) => {
-            let paired = roots.with_client_auth_cert(chain.clone(), key.clone_key());
-            (paired.map_err(|_| Refusal::ClientCertificate)?, None)
-        }
-    };
-    // A client lives as long as its credentials, so a resumed session never outlives them.
-    tls.resumption = Resumption::in_memory_sessions(4);
-    let connector = Connector::new(guard.clone(), tls, server_name.clone(), limits.connect);
+/// [`KubeconfigError::ForbiddenAddress`] and [`KubeconfigError::ClientCertificate`].
+pub(super) fn build(parts: &ClientParts, kubeconfig: &RuntimeKubeconfig) -> Result<CachedClient, KubeconfigError> {
+    let ClientParts { guard, limits, fence, .. } = parts;
+    let (connector, authorization) = connector(parts, kubeconfig, Protocols::All)?;
     let client = legacy::Client::builder(TokioExecutor::new())
         .timer(TokioTimer::new())
         .pool_timer(TokioTimer::new())
-        .pool_idle_timeout(IDLE)
+        .pool_idle_timeout(IDLE_TIMEOUT)
         .pool_max_idle_per_host(2)
         .http2_initial_stream_window_size(STREAM_WINDOW)
         .http2_initial_connection_window_size(CONNECTION_WINDOW)
-        .http2_keep_alive_interval(PING)
-        .http2_keep_alive_timeout(PING)
+        .http2_keep_alive_interval(PING_INTERVAL)
+        .http2_keep_alive_timeout(PING_INTERVAL)
         .build(connector);
     let usage = Arc::new(Usage::new(limits.concurrent));
-    let bounded = Bounded {
+    let service = BoundedService {
         client,
         authorization,
         usage: usage.clone(),
@@ -117,5 +102,39 @@ pub(super) fn build(parts: &Parts, kubeconfig: &RuntimeKubeconfig) -> Result<Bui
         fence: fence.clone(),
     };
     guard.metrics.client_built();
-    Ok(Built { client: Client::new(BaseUriLayer::new(server.clone()).layer(bounded), "default"), usage })
+    Ok(CachedClient {
+        client: Client::new(BaseUriLayer::new(kubeconfig.server.clone()).layer(service), "default"),
+        usage,
+    })
+}
+
+/// Builds the connector, and the value of the header `Authorization` if the credentials are a token.
+///
+/// # Errors
+/// [`KubeconfigError::ForbiddenAddress`] and [`KubeconfigError::ClientCertificate`].
+pub(super) fn connector(
+    parts: &ClientParts,
+    kubeconfig: &RuntimeKubeconfig,
+    protocols: Protocols,
+) -> Result<(Connector, Option<HeaderValue>), KubeconfigError> {
+    let ClientParts { guard, limits, provider, .. } = parts;
+    if let Some(address) = kubeconfig.address() {
+        guard.rules.check(address).map_err(KubeconfigError::ForbiddenAddress)?;
+    }
+    let RuntimeKubeconfig { server_name, ca, credentials, .. } = kubeconfig;
+    let roots = ClientConfig::builder_with_provider(provider.clone())
+        .with_safe_default_protocol_versions()
+        .map_err(|_| KubeconfigError::Ca)?
+        .with_root_certificates(ca.clone());
+    let (mut tls, authorization) = match credentials {
+        Credentials::Token(value) => (roots.with_no_client_auth(), Some(value.clone())),
+        Credentials::Certificate(chain, key) => {
+            let paired = roots.with_client_auth_cert(chain.clone(), key.clone_key());
+            (paired.map_err(|_| KubeconfigError::ClientCertificate)?, None)
+        }
+    };
+    // A client is dropped with its credentials, so a resumed session never outlives them.
+    tls.resumption = Resumption::in_memory_sessions(4);
+    let connector = Connector::new(guard.clone(), tls, server_name.clone(), limits.connect, protocols);
+    Ok((connector, authorization))
 }

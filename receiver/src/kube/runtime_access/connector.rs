@@ -1,7 +1,7 @@
 //! Connects to a runtime: resolves its name, refuses forbidden addresses, and only then opens TCP and TLS.
 //!
-//! The check stands on the resolved address and the connection goes to exactly that address, so a name cannot first
-//! show a harmless address and then lead elsewhere. Connecting ends at one deadline, whatever part of it hangs.
+//! The resolved address is checked, and the connection goes to exactly that address, so DNS rebinding cannot lead it
+//! elsewhere. One deadline covers all parts of connecting.
 
 use std::{
     io,
@@ -27,50 +27,50 @@ use tower::{BoxError, Service};
 
 use super::{
     Metrics,
-    addresses::{Forbidden, Rules},
+    addresses::{AddressRules, ForbiddenAddressError},
     kubeconfig::literal,
 };
 
-/// Addresses of one name that are tried; a name with thousands would make one connect endless work.
+/// Limit of addresses of one name that are tried; thousands would make one connect take for ever.
 const MAX_ADDRESSES: usize = 8;
 
-/// Lookups of one runtime at a time. A lookup occupies a thread until the system's resolver gives up, also when nobody
-/// waits for it any more: one runtime with a silent name server must not take all of them.
+/// Concurrent lookups of one runtime. A lookup occupies a thread until the system's resolver gives up, even when the
+/// caller is gone: one runtime with a silent name server must not occupy all of them.
 const MAX_LOOKUPS: usize = 2;
 
-/// Dead peers are noticed by TCP after about this long, even when nothing is sent.
+/// TCP keepalive, which detects dead peers after about twice this time even when nothing is sent.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
-/// Why there is no connection; a [`Forbidden`] address is an error of its own.
+/// Failure to connect; a [`ForbiddenAddressError`] is an error of its own.
 #[derive(Debug, Error)]
-pub(super) enum Connecting {
+pub(super) enum ConnectError {
     #[error("the runtime's name `{0}` could not be resolved")]
     Resolve(String, #[source] io::Error),
     #[error("the runtime's name `{0}` has no address")]
     NoAddress(String),
     #[error("the resolver has stopped")]
-    Stopped,
+    ResolverStopped,
     #[error("no connection to the runtime within {0:?}")]
-    Late(Duration),
+    Timeout(Duration),
 }
 
-/// Judges and counts.
+/// Checks addresses and counts refusals.
 #[derive(Clone)]
-pub(super) struct Guard {
-    pub(super) rules: Arc<Rules>,
+pub(super) struct AddressGuard {
+    pub(super) rules: Arc<AddressRules>,
     pub(super) metrics: Metrics,
 }
 
-impl Guard {
-    fn check(&self, address: IpAddr) -> Result<(), Forbidden> {
-        self.rules.check(address).inspect_err(|forbidden| self.metrics.forbidden(forbidden.why.label()))
+impl AddressGuard {
+    fn check(&self, address: IpAddr) -> Result<(), ForbiddenAddressError> {
+        self.rules.check(address).inspect_err(|forbidden| self.metrics.forbidden(forbidden.reason.label()))
     }
 }
 
 /// Resolves names to allowed addresses only.
 #[derive(Clone)]
 pub(super) struct Resolver {
-    guard: Guard,
+    guard: AddressGuard,
     lookups: Arc<Semaphore>,
 }
 
@@ -86,43 +86,60 @@ impl Service<Name> for Resolver {
     fn call(&mut self, name: Name) -> Self::Future {
         let Self { guard, lookups } = self.clone();
         async move {
-            let permit = lookups.acquire_owned().await.map_err(|_| Connecting::Stopped)?;
+            let permit = lookups.acquire_owned().await.map_err(|_| ConnectError::ResolverStopped)?;
             let host = name.to_string();
-            let asked = host.clone();
+            let queried = host.clone();
             let found = spawn_blocking(move || {
                 let _permit = permit;
-                (&*asked, 0).to_socket_addrs().map(|found| found.take(MAX_ADDRESSES).collect::<Vec<_>>())
+                (&*queried, 0).to_socket_addrs().map(|found| found.take(MAX_ADDRESSES).collect::<Vec<_>>())
             });
-            let found =
-                found.await.map_err(|_| Connecting::Stopped)?.map_err(|e| Connecting::Resolve(host.clone(), e))?;
+            let found = found
+                .await
+                .map_err(|_| ConnectError::ResolverStopped)?
+                .map_err(|e| ConnectError::Resolve(host.clone(), e))?;
             Ok(allowed(&guard, &host, found)?.into_iter())
         }
         .boxed()
     }
 }
 
-/// Keeps the allowed addresses; if none is left, the first refusal is the error.
-fn allowed(guard: &Guard, host: &str, found: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, BoxError> {
-    let (good, bad): (Vec<_>, Vec<_>) =
+/// Keeps the allowed addresses; if none is left, returns the first refusal.
+fn allowed(guard: &AddressGuard, host: &str, found: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, BoxError> {
+    let (accepted, refused): (Vec<_>, Vec<_>) =
         found.into_iter().map(|to| guard.check(to.ip()).map(|()| to)).partition(Result::is_ok);
-    match bad.into_iter().find_map(Result::err) {
-        Some(forbidden) if good.is_empty() => Err(forbidden.into()),
-        None if good.is_empty() => Err(Connecting::NoAddress(host.to_owned()).into()),
-        _ => Ok(good.into_iter().flatten().collect()),
+    match refused.into_iter().find_map(Result::err) {
+        Some(forbidden) if accepted.is_empty() => Err(forbidden.into()),
+        None if accepted.is_empty() => Err(ConnectError::NoAddress(host.to_owned()).into()),
+        _ => Ok(accepted.into_iter().flatten().collect()),
     }
 }
 
-/// The way to one runtime.
+/// HTTP versions that a connector offers in ALPN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Protocols {
+    /// HTTP/2 and HTTP/1.1.
+    All,
+    /// HTTP/1.1 only, as an upgrade to WebSocket requires.
+    Http1,
+}
+
+/// Connector to one runtime.
 #[derive(Clone)]
 pub(super) struct Connector {
     https: HttpsConnector<HttpConnector<Resolver>>,
-    guard: Guard,
+    guard: AddressGuard,
     deadline: Duration,
 }
 
 impl Connector {
-    /// `deadline` covers name, TCP and TLS together.
-    pub(super) fn new(guard: Guard, tls: ClientConfig, name: ServerName<'static>, deadline: Duration) -> Self {
+    /// `deadline` covers name resolution, TCP and TLS together.
+    pub(super) fn new(
+        guard: AddressGuard,
+        tls: ClientConfig,
+        name: ServerName<'static>,
+        deadline: Duration,
+        protocols: Protocols,
+    ) -> Self {
         let lookups = Arc::new(Semaphore::new(MAX_LOOKUPS));
         let mut http = HttpConnector::new_with_resolver(Resolver { guard: guard.clone(), lookups });
         http.enforce_http(false);
@@ -130,11 +147,15 @@ impl Connector {
         http.set_keepalive(Some(KEEPALIVE));
         http.set_keepalive_interval(Some(KEEPALIVE / 3));
         http.set_keepalive_retries(Some(3));
-        // Shared among the addresses, so that a dead one leaves time for the next.
+        // Split among the addresses, so that a dead one leaves time for the next.
         http.set_connect_timeout(Some(deadline));
         let https = HttpsConnectorBuilder::new().with_tls_config(tls).https_only();
         let https = https.with_server_name_resolver(FixedServerNameResolver::new(name));
-        Self { https: https.enable_all_versions().wrap_connector(http), guard, deadline }
+        let https = match protocols {
+            Protocols::All => https.enable_all_versions().wrap_connector(http),
+            Protocols::Http1 => https.enable_http1().wrap_connector(http),
+        };
+        Self { https, guard, deadline }
     }
 }
 
@@ -148,12 +169,12 @@ impl Service<Uri> for Connector {
     }
 
     fn call(&mut self, to: Uri) -> Self::Future {
-        // An address in the URL never reaches the resolver.
+        // An IP address in the URL never reaches the resolver.
         if let Some(Err(forbidden)) = literal(&to).map(|address| self.guard.check(address)) {
             return async move { Err(forbidden.into()) }.boxed();
         }
         let (connecting, deadline) = (self.https.call(to), self.deadline);
-        async move { timeout(deadline, connecting).await.map_err(|_| Connecting::Late(deadline))? }.boxed()
+        async move { timeout(deadline, connecting).await.map_err(|_| ConnectError::Timeout(deadline))? }.boxed()
     }
 }
 
@@ -161,9 +182,9 @@ impl Service<Uri> for Connector {
 mod tests {
     use super::*;
 
-    fn guard(allow: &[&str]) -> Guard {
+    fn guard(allow: &[&str]) -> AddressGuard {
         let allow = allow.iter().map(|network| network.parse().unwrap()).collect();
-        Guard { rules: Arc::new(Rules::new(allow, vec![])), metrics: Metrics::default() }
+        AddressGuard { rules: Arc::new(AddressRules::new(allow, vec![])), metrics: Metrics::default() }
     }
 
     fn to(text: &str) -> SocketAddr {
@@ -171,20 +192,20 @@ mod tests {
     }
 
     #[test]
-    fn a_name_may_have_forbidden_addresses_if_one_is_allowed() {
-        let good = allowed(&guard(&[]), "h", vec![to("127.0.0.1:0"), to("203.0.113.1:0")]).unwrap();
-        assert_eq!(good, [to("203.0.113.1:0")]);
+    fn forbidden_addresses_of_a_name_are_skipped_if_one_is_allowed() {
+        let accepted = allowed(&guard(&[]), "h", vec![to("127.0.0.1:0"), to("203.0.113.1:0")]).unwrap();
+        assert_eq!(accepted, [to("203.0.113.1:0")]);
         let error = allowed(&guard(&[]), "h", vec![to("127.0.0.1:0"), to("[::1]:0")]).unwrap_err();
-        assert_eq!(error.downcast_ref::<Forbidden>().unwrap().address, to("127.0.0.1:0").ip());
+        assert_eq!(error.downcast_ref::<ForbiddenAddressError>().unwrap().address, to("127.0.0.1:0").ip());
         assert!(allowed(&guard(&[]), "h", vec![]).unwrap_err().to_string().contains("has no address"));
     }
 
     #[tokio::test]
-    async fn a_name_that_leads_to_the_own_host_is_refused() {
+    async fn name_that_resolves_to_loopback_is_refused() {
         let lookups = Arc::new(Semaphore::new(1));
         let mut resolver = Resolver { guard: guard(&[]), lookups: lookups.clone() };
         let error = resolver.call("localhost".parse().unwrap()).await.unwrap_err();
-        assert!(error.is::<Forbidden>(), "{error}");
+        assert!(error.is::<ForbiddenAddressError>(), "{error}");
         let mut resolver = Resolver { guard: guard(&["127.0.0.0/8", "::1"]), lookups };
         assert!(resolver.call("localhost".parse().unwrap()).await.unwrap().all(|to| to.ip().is_loopback()));
     }

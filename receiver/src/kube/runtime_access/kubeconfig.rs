@@ -1,7 +1,8 @@
-//! From the bytes of an access Secret to what a connection needs, or to the one reason why not.
+//! Parses the kubeconfig of an access Secret into the parameters of a connection, or rejects it with one reason.
 //!
-//! A kubeconfig can make a client run commands, read files, trust anybody and go through anybody. Here it is data: one
-//! https server, its CA, and a token or a client certificate, all in the text itself. Everything else is refused by name.
+//! A kubeconfig can make a client run commands, read files, trust any server and use any proxy. Here it is plain data:
+//! one https server, its CA, and a token or a client certificate, all inline. Everything else is rejected with a
+//! specific error.
 
 mod wire;
 
@@ -14,17 +15,18 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject
 use thiserror::Error;
 use tidewatch_shared::tls;
 
-use super::addresses::Forbidden;
+use super::addresses::ForbiddenAddressError;
 
 /// The key of an access Secret that holds the kubeconfig.
 pub const SECRET_KEY: &str = "config";
 
-/// No kubeconfig is larger, in bytes. A usual one has about 5 KiB; large CA bundles are what needs more.
+/// Largest kubeconfig, in bytes. A typical one has about 5 KiB; large CA bundles need more.
 pub const MAX_BYTES: usize = 256 * 1024;
 
-/// Why a kubeconfig is refused. The text is one sentence for the condition `RuntimeAccess`; it never quotes the kubeconfig.
+/// Reason for which a kubeconfig is rejected. The text is one sentence for the condition `RuntimeAccess`; it never
+/// quotes the kubeconfig.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum Refusal {
+pub enum KubeconfigError {
     /// The Secret lacks the key, or it is empty.
     #[error("the access Secret has no kubeconfig under the key `config`")]
     NoKey,
@@ -34,7 +36,7 @@ pub enum Refusal {
     /// Not YAML, or not a kubeconfig.
     #[error("the kubeconfig is malformed (near line {line})")]
     Malformed {
-        /// Counted from 1; 0 if unknown.
+        /// Line of the error, from 1; 0 if unknown.
         line: u64,
     },
     /// More than one entry in `clusters`.
@@ -49,7 +51,7 @@ pub enum Refusal {
     /// More than one entry in `contexts`.
     #[error("the kubeconfig has {0} contexts, only one is allowed")]
     SeveralContexts(usize),
-    /// No context, or one that names a cluster or user which is not there, or is not the current one.
+    /// No context, one that refers to a missing cluster or user, or one that is not the current context.
     #[error("the kubeconfig's current context does not name its cluster and its user")]
     Context,
     /// `exec`.
@@ -64,7 +66,7 @@ pub enum Refusal {
     /// `username` or `password`.
     #[error("the kubeconfig uses a user name and password, which is not allowed")]
     BasicAuth,
-    /// `as` and its kin.
+    /// `as` and related fields.
     #[error("the kubeconfig impersonates another user, which is not allowed")]
     Impersonation,
     /// `proxy-url`.
@@ -93,7 +95,7 @@ pub enum Refusal {
     /// Neither token nor client certificate.
     #[error("the kubeconfig has neither a token nor a client certificate with key")]
     NoCredentials,
-    /// Both: the API server would decide who we are.
+    /// Both, of which the API server would choose the identity.
     #[error("the kubeconfig has both a token and a client certificate, only one is allowed")]
     SeveralCredentials,
     /// Characters that no header can carry.
@@ -102,13 +104,13 @@ pub enum Refusal {
     /// Not base64, not PEM, or key and certificate do not belong together.
     #[error("the kubeconfig's client certificate and key are not usable together")]
     ClientCertificate,
-    /// The server is given as an address that no runtime may have.
+    /// The server is a forbidden IP address.
     #[error("{0}")]
-    ForbiddenAddress(Forbidden),
+    ForbiddenAddress(ForbiddenAddressError),
 }
 
-impl Refusal {
-    /// A label of a closed set.
+impl KubeconfigError {
+    /// Metric label, of a closed set.
     #[must_use]
     pub const fn label(&self) -> &'static str {
         match self {
@@ -141,23 +143,23 @@ impl Refusal {
     }
 }
 
-/// A kubeconfig that is only data. Its `Debug` shows where it leads and by which kind of credentials, never the credentials.
+/// A validated kubeconfig. Its `Debug` shows the server and the kind of credentials, never the credentials.
 pub struct RuntimeKubeconfig {
     /// `https`, with host, optional port and path prefix.
     pub server: Uri,
-    /// The name or address that the server's certificate must bear: `tls-server-name`, or the host.
+    /// The name or address that the server's certificate must carry: `tls-server-name`, or the host.
     pub server_name: ServerName<'static>,
-    /// Whom to trust: these roots and no others.
+    /// The only trusted roots.
     pub ca: Arc<RootCertStore>,
-    /// Who we are.
+    /// Credentials of the receiver in the runtime.
     pub credentials: Credentials,
 }
 
-/// Who we are in the runtime.
+/// Credentials of the receiver in the runtime.
 pub enum Credentials {
     /// The value of the header `Authorization`, marked as sensitive.
     Token(HeaderValue),
-    /// Chain, leaf first, with the leaf's key.
+    /// Chain, leaf first, and the leaf's key.
     Certificate(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>),
 }
 
@@ -180,117 +182,122 @@ impl fmt::Debug for Credentials {
 }
 
 impl RuntimeKubeconfig {
-    /// Reads and judges a kubeconfig, in YAML or JSON.
+    /// Parses and validates a kubeconfig, in YAML or JSON.
     ///
     /// # Errors
-    /// The first [`Refusal`]; what would be dangerous is looked for before what is merely missing.
-    pub fn parse(bytes: &[u8]) -> Result<Self, Refusal> {
+    /// The first [`KubeconfigError`]; dangerous fields are checked before missing ones.
+    pub fn parse(bytes: &[u8]) -> Result<Self, KubeconfigError> {
         if bytes.iter().all(u8::is_ascii_whitespace) {
-            return Err(Refusal::NoKey);
+            return Err(KubeconfigError::NoKey);
         }
         if bytes.len() > MAX_BYTES {
-            return Err(Refusal::TooLarge);
+            return Err(KubeconfigError::TooLarge);
         }
-        // The parser's own message can quote the text, tokens included: only the line leaves this function.
-        let raw: wire::Kubeconfig = serde_saphyr::from_slice(bytes)
-            .map_err(|error| Refusal::Malformed { line: error.location().map_or(0, |location| location.line()) })?;
+        // The parser's message may quote the text, including tokens, so only the line is kept.
+        let raw: wire::Kubeconfig = serde_saphyr::from_slice(bytes).map_err(|error| KubeconfigError::Malformed {
+            line: error.location().map_or(0, |location| location.line()),
+        })?;
         let (cluster, user) = select(raw)?;
-        refuse_dangers(&cluster, &user)?;
+        reject_dangers(&cluster, &user)?;
         let server = server(cluster.server.as_deref())?;
-        let server_name = match filled(cluster.tls_server_name) {
-            Some(name) => ServerName::try_from(name).map_err(|_| Refusal::TlsServerName)?,
+        let server_name = match non_empty(cluster.tls_server_name) {
+            Some(name) => ServerName::try_from(name).map_err(|_| KubeconfigError::TlsServerName)?,
             None => ServerName::try_from(bare(server.host().unwrap_or_default()).to_owned())
-                .map_err(|_| Refusal::ServerUrl)?,
+                .map_err(|_| KubeconfigError::ServerUrl)?,
         };
-        let ca = filled(cluster.certificate_authority_data).ok_or(Refusal::NoCa)?;
+        let ca = non_empty(cluster.certificate_authority_data).ok_or(KubeconfigError::NoCa)?;
         Ok(Self { server, server_name, ca: roots(&ca)?.into(), credentials: credentials(user)? })
     }
 
-    /// The server's address, if the URL holds one instead of a name.
+    /// IP address of the server, if the URL has one instead of a name.
     #[must_use]
     pub fn address(&self) -> Option<IpAddr> {
         literal(&self.server)
     }
 }
 
-/// The address in a URL whose host is one. Other spellings of addresses (`127.1`) are names, which the resolver judges.
+/// IP address of a URL's host. Other spellings of addresses (`127.1`) are names; their resolved address is checked.
 pub(super) fn literal(uri: &Uri) -> Option<IpAddr> {
     bare(uri.host()?).parse().ok()
 }
 
-/// An IPv6 address stands in brackets in a URL.
+/// Strips the brackets of an IPv6 address in a URL.
 fn bare(host: &str) -> &str {
     host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
 }
 
-/// The only cluster and the only user, if the only context names them.
-fn select(raw: wire::Kubeconfig) -> Result<(wire::Cluster, wire::User), Refusal> {
+/// Selects the only cluster and the only user, which the only context must refer to.
+fn select(raw: wire::Kubeconfig) -> Result<(wire::Cluster, wire::User), KubeconfigError> {
     let wire::Kubeconfig { clusters, users, contexts, current_context } = raw;
-    let cluster = only(clusters, Refusal::NoServer, Refusal::SeveralServers)?;
-    let user = only(users, Refusal::NoCredentials, Refusal::SeveralUsers)?;
-    let context = only(contexts, Refusal::Context, Refusal::SeveralContexts)?;
-    let current = filled(current_context).is_none_or(|name| name == context.name);
-    let names = context.context.cluster.as_deref() == Some(&*cluster.name)
+    let cluster = only(clusters, KubeconfigError::NoServer, KubeconfigError::SeveralServers)?;
+    let user = only(users, KubeconfigError::NoCredentials, KubeconfigError::SeveralUsers)?;
+    let context = only(contexts, KubeconfigError::Context, KubeconfigError::SeveralContexts)?;
+    let current = non_empty(current_context).is_none_or(|name| name == context.name);
+    let is_named = context.context.cluster.as_deref() == Some(&*cluster.name)
         && context.context.user.as_deref() == Some(&*user.name);
-    if current && names { Ok((cluster.cluster, user.user)) } else { Err(Refusal::Context) }
+    if current && is_named { Ok((cluster.cluster, user.user)) } else { Err(KubeconfigError::Context) }
 }
 
-fn only<T>(mut list: Vec<T>, none: Refusal, several: fn(usize) -> Refusal) -> Result<T, Refusal> {
+fn only<T>(
+    mut list: Vec<T>,
+    none: KubeconfigError,
+    several: fn(usize) -> KubeconfigError,
+) -> Result<T, KubeconfigError> {
     match list.len() {
         0 | 1 => list.pop().ok_or(none),
         many => Err(several(many)),
     }
 }
 
-fn refuse_dangers(cluster: &wire::Cluster, user: &wire::User) -> Result<(), Refusal> {
+fn reject_dangers(cluster: &wire::Cluster, user: &wire::User) -> Result<(), KubeconfigError> {
     let path = |path: &Option<String>, field| match path {
-        Some(path) if !path.is_empty() => Err(Refusal::FilePath(field)),
+        Some(path) if !path.is_empty() => Err(KubeconfigError::FilePath(field)),
         _ => Ok(()),
     };
-    let refuse = |is: bool, refusal| if is { Err(refusal) } else { Ok(()) };
-    refuse(user.exec.is_some(), Refusal::Exec)?;
-    refuse(user.auth_provider.is_some(), Refusal::AuthProvider)?;
+    let reject = |is: bool, refusal| if is { Err(refusal) } else { Ok(()) };
+    reject(user.exec.is_some(), KubeconfigError::Exec)?;
+    reject(user.auth_provider.is_some(), KubeconfigError::AuthProvider)?;
     path(&user.token_file, "tokenFile")?;
     path(&user.client_certificate, "client-certificate")?;
     path(&user.client_key, "client-key")?;
     path(&cluster.certificate_authority, "certificate-authority")?;
-    refuse(user.username.is_some() || user.password.is_some(), Refusal::BasicAuth)?;
+    reject(user.username.is_some() || user.password.is_some(), KubeconfigError::BasicAuth)?;
     let impersonation = [&user.impersonate, &user.as_uid, &user.as_groups, &user.as_user_extra];
-    refuse(impersonation.into_iter().any(Option::is_some), Refusal::Impersonation)?;
-    refuse(cluster.proxy_url.as_deref().is_some_and(|url| !url.is_empty()), Refusal::Proxy)?;
-    refuse(cluster.insecure_skip_tls_verify == Some(true), Refusal::Insecure)
+    reject(impersonation.into_iter().any(Option::is_some), KubeconfigError::Impersonation)?;
+    reject(cluster.proxy_url.as_deref().is_some_and(|url| !url.is_empty()), KubeconfigError::Proxy)?;
+    reject(cluster.insecure_skip_tls_verify == Some(true), KubeconfigError::Insecure)
 }
 
-fn server(text: Option<&str>) -> Result<Uri, Refusal> {
-    let text = text.map(str::trim).filter(|text| !text.is_empty()).ok_or(Refusal::NoServer)?;
-    let uri: Uri = text.parse().map_err(|_| Refusal::ServerUrl)?;
+fn server(text: Option<&str>) -> Result<Uri, KubeconfigError> {
+    let text = text.map(str::trim).filter(|text| !text.is_empty()).ok_or(KubeconfigError::NoServer)?;
+    let uri: Uri = text.parse().map_err(|_| KubeconfigError::ServerUrl)?;
     if uri.scheme() != Some(&Scheme::HTTPS) {
-        return Err(Refusal::NotHttps);
+        return Err(KubeconfigError::NotHttps);
     }
-    // The pool and the `Host` header take the authority as it is: user info would travel along.
-    let authority = uri.authority().ok_or(Refusal::ServerUrl)?;
+    // The connection pool and the `Host` header use the whole authority, including user info.
+    let authority = uri.authority().ok_or(KubeconfigError::ServerUrl)?;
     let usable = !authority.host().is_empty() && !authority.as_str().contains('@') && uri.query().is_none();
-    if usable { Ok(uri) } else { Err(Refusal::ServerUrl) }
+    if usable { Ok(uri) } else { Err(KubeconfigError::ServerUrl) }
 }
 
-fn roots(data: &str) -> Result<RootCertStore, Refusal> {
-    let certificates = tls::certificates(&decode(data).ok_or(Refusal::Ca)?).map_err(|_| Refusal::Ca)?;
-    tls::roots(&certificates).map_err(|_| Refusal::Ca)
+fn roots(data: &str) -> Result<RootCertStore, KubeconfigError> {
+    let certificates = tls::certificates(&decode(data).ok_or(KubeconfigError::Ca)?).map_err(|_| KubeconfigError::Ca)?;
+    tls::roots(&certificates).map_err(|_| KubeconfigError::Ca)
 }
 
-fn credentials(user: wire::User) -> Result<Credentials, Refusal> {
+fn credentials(user: wire::User) -> Result<Credentials, KubeconfigError> {
     let token = user.token.map(|token| token.0.trim().to_owned()).filter(|token| !token.is_empty());
-    let certificate = filled(user.client_certificate_data);
+    let certificate = non_empty(user.client_certificate_data);
     let key = user.client_key_data.map(|key| key.0).filter(|key| !key.is_empty());
     match (token, certificate, key) {
         (Some(token), None, None) => {
-            let mut value = HeaderValue::try_from(format!("Bearer {token}")).map_err(|_| Refusal::Token)?;
+            let mut value = HeaderValue::try_from(format!("Bearer {token}")).map_err(|_| KubeconfigError::Token)?;
             value.set_sensitive(true);
             Ok(Credentials::Token(value))
         }
-        (None, Some(certificate), Some(key)) => pair(&certificate, &key).ok_or(Refusal::ClientCertificate),
-        (Some(_), Some(_), _) | (Some(_), _, Some(_)) => Err(Refusal::SeveralCredentials),
-        (None, _, _) => Err(Refusal::NoCredentials),
+        (None, Some(certificate), Some(key)) => pair(&certificate, &key).ok_or(KubeconfigError::ClientCertificate),
+        (Some(_), Some(_), _) | (Some(_), _, Some(_)) => Err(KubeconfigError::SeveralCredentials),
+        (None, _, _) => Err(KubeconfigError::NoCredentials),
     }
 }
 
@@ -300,13 +307,13 @@ fn pair(certificate: &str, key: &str) -> Option<Credentials> {
     Some(Credentials::Certificate(chain, key))
 }
 
-/// Go's decoder skips line breaks, and YAML block texts have them.
+/// Ignores line breaks like Go's decoder; YAML block scalars contain them.
 fn decode(data: &str) -> Option<Vec<u8>> {
     let packed: String = data.split_ascii_whitespace().collect();
     STANDARD.decode(packed).ok()
 }
 
-fn filled(text: Option<String>) -> Option<String> {
+fn non_empty(text: Option<String>) -> Option<String> {
     text.filter(|text| !text.is_empty())
 }
 
@@ -315,7 +322,7 @@ mod tests {
     use super::*;
     use crate::kube::runtime_access::tests::test_bed::Party;
 
-    /// A usable kubeconfig with each part replaceable.
+    /// A usable kubeconfig with a replaceable cluster and user.
     fn kubeconfig(cluster: &str, user: &str) -> String {
         format!(
             "apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{{name: a, cluster: {{{cluster}}}}}]\n\
@@ -323,12 +330,12 @@ mod tests {
         )
     }
 
-    fn parse(text: &str) -> Result<RuntimeKubeconfig, Refusal> {
+    fn parse(text: &str) -> Result<RuntimeKubeconfig, KubeconfigError> {
         RuntimeKubeconfig::parse(text.as_bytes())
     }
 
     #[test]
-    fn a_token_or_a_certificate_is_enough() {
+    fn token_or_certificate_is_sufficient() {
         let party = Party::new("runtime");
         let (ca, cert, key) = (party.certificate_data(), party.certificate_data(), party.key_data());
         let cluster = format!("server: 'https://runtime:6443/prefix', certificate-authority-data: {ca}, extra: 1");
@@ -347,25 +354,25 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_holds_no_secret() {
+    fn debug_and_errors_contain_no_secret() {
         let party = Party::new("runtime");
         let cluster = format!("server: 'https://[::1]:6443', certificate-authority-data: {}", party.certificate_data());
         let parsed = parse(&kubeconfig(&cluster, "token: sesame")).unwrap();
-        let shown = format!("{parsed:?}");
-        assert!(shown.contains("[::1]") && !shown.contains("sesame"), "{shown}");
+        let debug = format!("{parsed:?}");
+        assert!(debug.contains("[::1]") && !debug.contains("sesame"), "{debug}");
         assert_eq!(parsed.address(), Some("::1".parse().unwrap()));
         let broken = parse("users: [{name: b, user: {token: sesame, exec: [}}]").unwrap_err();
         assert!(!format!("{broken} {broken:?}").contains("sesame"));
     }
 
     #[test]
-    fn each_danger_and_each_gap_is_refused_by_name() {
+    fn each_dangerous_or_missing_field_has_its_own_error() {
         let party = Party::new("runtime");
         let (ca, key) = (party.certificate_data(), party.key_data());
         let good = format!("server: 'https://runtime', certificate-authority-data: {ca}");
         let certificate = format!("client-certificate-data: {ca}, client-key-data: {key}");
         let refused = |cluster: &str, user: &str| parse(&kubeconfig(cluster, user)).unwrap_err();
-        for (user, says) in [
+        for (user, expected) in [
             ("exec: {command: rm}", "run a command (exec)"),
             ("token: t, exec: {command: rm}", "run a command (exec)"),
             ("token: t, auth-provider: {name: gcp}", "auth-provider"),
@@ -386,10 +393,10 @@ mod tests {
             ("client-certificate-data: aGk=, client-key-data: aGk=", "not usable together"),
         ] {
             let refusal = refused(&good, user).to_string();
-            assert!(refusal.contains(says), "{user}: {refusal}");
+            assert!(refusal.contains(expected), "{user}: {refusal}");
         }
         let data = format!("certificate-authority-data: {ca}");
-        for (cluster, says) in [
+        for (cluster, expected) in [
             (format!("{good}, insecure-skip-tls-verify: true"), "insecure-skip-tls-verify"),
             (format!("{good}, proxy-url: 'http://proxy'"), "uses a proxy"),
             (format!("{good}, certificate-authority: /ca.crt"), "names a file (certificate-authority)"),
@@ -412,43 +419,43 @@ mod tests {
             ),
         ] {
             let refusal = refused(&cluster, "token: t").to_string();
-            assert!(refusal.contains(says), "{cluster}: {refusal}");
+            assert!(refusal.contains(expected), "{cluster}: {refusal}");
         }
     }
 
     #[test]
-    fn only_one_of_each_may_be_named() {
+    fn only_one_cluster_user_and_context_are_allowed() {
         let whole =
             "clusters: [{name: a}]\nusers: [{name: b}]\ncontexts: [{name: c, context: {cluster: a, user: b}}]\n";
         let long = format!("# {}", "x".repeat(MAX_BYTES));
         for (text, refusal) in [
-            ("", Refusal::NoKey),
-            (" \n", Refusal::NoKey),
-            (long.as_str(), Refusal::TooLarge),
-            ("{}", Refusal::NoServer),
-            ("clusters: null", Refusal::NoServer),
-            ("clusters: [{name: a}, {name: b}]", Refusal::SeveralServers(2)),
-            ("clusters: [{name: a}]", Refusal::NoCredentials),
-            ("clusters: [{name: a}]\nusers: [{name: a}, {name: b}, {name: c}]", Refusal::SeveralUsers(3)),
-            ("clusters: [{name: a}]\nusers: [{name: a}]", Refusal::Context),
+            ("", KubeconfigError::NoKey),
+            (" \n", KubeconfigError::NoKey),
+            (long.as_str(), KubeconfigError::TooLarge),
+            ("{}", KubeconfigError::NoServer),
+            ("clusters: null", KubeconfigError::NoServer),
+            ("clusters: [{name: a}, {name: b}]", KubeconfigError::SeveralServers(2)),
+            ("clusters: [{name: a}]", KubeconfigError::NoCredentials),
+            ("clusters: [{name: a}]\nusers: [{name: a}, {name: b}, {name: c}]", KubeconfigError::SeveralUsers(3)),
+            ("clusters: [{name: a}]\nusers: [{name: a}]", KubeconfigError::Context),
             (
                 "clusters: [{name: a}]\nusers: [{name: a}]\ncontexts: [{name: a}, {name: b}]",
-                Refusal::SeveralContexts(2),
+                KubeconfigError::SeveralContexts(2),
             ),
             (
                 "clusters: [{name: a}]\nusers: [{name: b}]\ncontexts: [{name: c, context: {cluster: a, user: x}}]",
-                Refusal::Context,
+                KubeconfigError::Context,
             ),
-            (&format!("{whole}current-context: other"), Refusal::Context),
-            (whole, Refusal::NoServer),
+            (&format!("{whole}current-context: other"), KubeconfigError::Context),
+            (whole, KubeconfigError::NoServer),
         ] {
             assert_eq!(parse(text).unwrap_err(), refusal, "{text:.200}");
         }
         for text in
             ["[", "plain words", "clusters: 1", "clusters: []\nclusters: []", "- a", "clusters: [{name: a}]\n---\n{}"]
         {
-            assert!(matches!(parse(text), Err(Refusal::Malformed { .. })), "{text}");
+            assert!(matches!(parse(text), Err(KubeconfigError::Malformed { .. })), "{text}");
         }
-        assert!(matches!(RuntimeKubeconfig::parse(&[0xff, 0xfe, 0x00]), Err(Refusal::Malformed { .. })));
+        assert!(matches!(RuntimeKubeconfig::parse(&[0xff, 0xfe, 0x00]), Err(KubeconfigError::Malformed { .. })));
     }
 }

@@ -1,4 +1,4 @@
-//! Lists a kind in pages, with an end: pages, objects, bytes and time are limited, so nobody can feed an endless list.
+//! Lists a kind in pages, bounded in pages, objects, bytes and time, so that no server can return an endless list.
 
 use std::{fmt, marker::PhantomData, time::Duration};
 
@@ -17,29 +17,30 @@ use serde::{
 use thiserror::Error;
 use tokio::time::timeout;
 
-use super::{answer::CutOff, chain};
+use super::{chain, response::LimitError};
 
-/// Objects asked for per page of a runtime.
+/// Default number of objects per page.
 const PAGE: u32 = 100;
 
-/// Pages are asked for with fewer objects when one was larger than an answer may be, down to this.
+/// Smallest page. After a page that exceeded the response limit, the following ones are requested with fewer objects,
+/// down to this.
 const SMALLEST_PAGE: u32 = 1;
 
 /// Objects accepted in one page. A server that ignores the limit is not a Kubernetes API server.
 const MAX_PER_PAGE: usize = 1000;
 
-/// Where a list ends at the latest.
+/// Limits of a list.
 #[derive(Clone, Copy, Debug)]
 pub struct ListLimits {
-    /// Objects asked for per page, at most a thousand.
+    /// Requested objects per page, at most a thousand.
     pub page: u32,
-    /// Answers, the refused ones included.
+    /// Responses, including failed ones that are repeated.
     pub pages: usize,
-    /// Objects in all.
+    /// Objects of all pages.
     pub objects: usize,
     /// Bytes of all pages.
     pub bytes: usize,
-    /// All pages.
+    /// Timeout of all pages together.
     pub deadline: Duration,
 }
 
@@ -49,7 +50,7 @@ impl Default for ListLimits {
     }
 }
 
-/// Why there is no list. Never read as "nothing there".
+/// Failure of a list. Must never be treated as an empty list.
 #[derive(Debug, Error)]
 pub enum ListError {
     /// One request failed.
@@ -63,21 +64,21 @@ pub enum ListError {
     Objects(usize),
     /// Longer than [`ListLimits::deadline`].
     #[error("the list was not complete within {0:?}")]
-    Late(Duration),
+    Timeout(Duration),
 }
 
-/// Reads all objects that `selection` selects (its `limit` and `continue_token` are set here). A list whose token expires
-/// is begun anew, within the same limits. Of a kind of `PartialObjectMeta` only the metadata is sent.
+/// Lists all objects that match `selection` (its `limit` and `continue_token` are set here). After its continue
+/// token expired, a list starts again, within the same limits. For a kind of `PartialObjectMeta` only metadata is transferred.
 ///
 /// # Errors
-/// [`ListError`]; a part of a list is never given out.
+/// [`ListError`]; a partial list is never returned.
 pub async fn list_all<K>(api: &Api<K>, selection: &ListParams, limits: &ListLimits) -> Result<Vec<K>, ListError>
 where
     K: kube::Resource + Clone + DeserializeOwned,
 {
     timeout(limits.deadline, pages(api, selection.clone(), limits))
         .await
-        .map_err(|_| ListError::Late(limits.deadline))?
+        .map_err(|_| ListError::Timeout(limits.deadline))?
 }
 
 async fn pages<K>(api: &Api<K>, mut params: ListParams, limits: &ListLimits) -> Result<Vec<K>, ListError>
@@ -114,9 +115,9 @@ where
     Err(ListError::Pages(limits.pages))
 }
 
-/// The answer of the server was too large for one answer; the budget of the whole list is no such case.
+/// True if one response exceeded its limit; exceeding the budget of the whole list does not count.
 fn too_large(error: &kube::Error) -> bool {
-    chain::find::<CutOff>(error).is_some_and(|cut| matches!(cut, CutOff::TooLarge(_)))
+    chain::find::<LimitError>(error).is_some_and(|cut| matches!(cut, LimitError::TooLarge(_)))
 }
 
 async fn page<K: kube::Resource + Clone + DeserializeOwned>(
@@ -132,7 +133,7 @@ async fn page<K: kube::Resource + Clone + DeserializeOwned>(
     let body = collect(response, *left).await?;
     *left = left.saturating_sub(body.len());
     if status.is_success() {
-        // kube would log a body that it cannot read, whole.
+        // kube would log the whole body when it cannot parse it.
         return serde_json::from_slice(&body).map_err(kube::Error::SerdeError);
     }
     Err(kube::Error::Api(failure(status, &body).boxed()))
@@ -146,7 +147,7 @@ async fn collect(response: Response<Body>, limit: usize) -> Result<bytes::Bytes,
     })
 }
 
-/// The status that the body holds, with the code of the head: the head decides.
+/// The `Status` in the body, with the code of the head, which takes precedence.
 fn failure(status: StatusCode, body: &[u8]) -> Status {
     let failure = serde_json::from_slice(body).unwrap_or_else(|_| Status::failure("no readable status", ""));
     failure.with_code(status.as_u16())
@@ -165,13 +166,13 @@ struct PageMetadata {
     token: Option<String>,
 }
 
-/// Objects of a page, at most [`MAX_PER_PAGE`]: a page of the smallest texts would be the largest in memory.
+/// Objects of a page, at most [`MAX_PER_PAGE`]: the smallest objects in a page need the most memory per byte.
 struct Items<K>(Vec<K>);
 
 impl<'de, K: Deserialize<'de>> Deserialize<'de> for Items<K> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Counting<K>(PhantomData<K>);
-        impl<'de, K: Deserialize<'de>> Visitor<'de> for Counting<K> {
+        struct BoundedItems<K>(PhantomData<K>);
+        impl<'de, K: Deserialize<'de>> Visitor<'de> for BoundedItems<K> {
             type Value = Items<K>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -186,14 +187,14 @@ impl<'de, K: Deserialize<'de>> Deserialize<'de> for Items<K> {
                 let mut items = Vec::new();
                 while let Some(item) = seq.next_element()? {
                     if items.len() == MAX_PER_PAGE {
-                        return Err(A::Error::custom("the page has more objects than were asked for"));
+                        return Err(A::Error::custom("the page has more objects than requested"));
                     }
                     items.push(item);
                 }
                 Ok(Items(items))
             }
         }
-        deserializer.deserialize_any(Counting(PhantomData))
+        deserializer.deserialize_any(BoundedItems(PhantomData))
     }
 }
 
@@ -211,12 +212,12 @@ mod tests {
 
     use super::*;
 
-    /// An API server that answers by a function of the query, and what it was asked.
+    /// Fake API server that responds by a function of the query, and the log of its queries.
     fn server(
         answer: impl Fn(&str) -> (u16, Value) + Send + Sync + 'static,
     ) -> (Api<ConfigMap>, Arc<Mutex<Vec<String>>>) {
-        let asked = Arc::new(Mutex::new(Vec::new()));
-        let (log, answer) = (asked.clone(), Arc::new(answer));
+        let queries = Arc::new(Mutex::new(Vec::new()));
+        let (log, answer) = (queries.clone(), Arc::new(answer));
         let service = service_fn(move |request: http::Request<Body>| {
             let query = request.uri().query().unwrap_or_default().to_owned();
             let (code, body) = answer(&query);
@@ -224,7 +225,7 @@ mod tests {
             let response = Response::builder().status(code).body(Body::from(body.to_string().into_bytes())).unwrap();
             async move { Ok::<_, Infallible>(response) }
         });
-        (Api::namespaced(Client::new(service, "default"), "a"), asked)
+        (Api::namespaced(Client::new(service, "default"), "a"), queries)
     }
 
     fn list(names: std::ops::Range<u32>, token: &str) -> Value {
@@ -234,21 +235,21 @@ mod tests {
 
     #[tokio::test]
     async fn pages_are_joined() {
-        let (api, asked) =
+        let (api, queries) =
             server(|query| (200, if query.contains("continue=t") { list(2..3, "") } else { list(0..2, "t") }));
         let all = list_all(&api, &ListParams::default().labels("a=b"), &ListLimits::default()).await.unwrap();
         let names: Vec<_> = all.iter().filter_map(|map| map.metadata.name.as_deref()).collect();
         assert_eq!(names, ["n0", "n1", "n2"]);
-        let asked = asked.lock().unwrap();
-        assert_eq!(asked.len(), 2);
+        let queries = queries.lock().unwrap();
+        assert_eq!(queries.len(), 2);
         assert!(
-            asked.iter().all(|query| query.contains("limit=100") && query.contains("labelSelector=a%3Db")),
-            "{asked:?}"
+            queries.iter().all(|query| query.contains("limit=100") && query.contains("labelSelector=a%3Db")),
+            "{queries:?}"
         );
     }
 
     #[tokio::test]
-    async fn an_endless_list_ends_at_each_limit() {
+    async fn endless_list_ends_at_each_limit() {
         let endless = || server(|_| (200, list(0..10, "more"))).0;
         let limits = ListLimits::default();
         let by = |limits| async move { list_all(&endless(), &ListParams::default(), &limits).await.unwrap_err() };
@@ -261,15 +262,15 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_list_that_stalls_ends_in_time() {
+    async fn stalled_list_times_out() {
         let service = service_fn(|_: http::Request<Body>| std::future::pending::<Result<Response<Body>, Infallible>>());
         let api: Api<ConfigMap> = Api::namespaced(Client::new(service, "default"), "a");
         let error = list_all(&api, &ListParams::default(), &ListLimits::default()).await.unwrap_err();
-        assert!(matches!(error, ListError::Late(_)), "{error:?}");
+        assert!(matches!(error, ListError::Timeout(_)), "{error:?}");
     }
 
     #[tokio::test]
-    async fn of_metadata_nothing_else_is_asked_for() {
+    async fn metadata_lists_request_only_metadata() {
         let accepted = Arc::new(Mutex::new(Vec::new()));
         let log = accepted.clone();
         let service = service_fn(move |request: http::Request<Body>| {
@@ -290,28 +291,28 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn pages_that_are_too_large_are_asked_for_smaller() {
-        let asked = Arc::new(Mutex::new(Vec::new()));
-        let log = asked.clone();
+    async fn too_large_pages_are_requested_smaller() {
+        let queries = Arc::new(Mutex::new(Vec::new()));
+        let log = queries.clone();
         let service = service_fn(move |request: http::Request<Body>| {
             let query = request.uri().query().unwrap_or_default().to_owned();
             let fits = !query.contains("limit=100");
             log.lock().unwrap().push(query);
             let body = Body::from(list(0..3, "").to_string().into_bytes());
-            async move { if fits { Ok(Response::new(body)) } else { Err(CutOff::TooLarge(16)) } }
+            async move { if fits { Ok(Response::new(body)) } else { Err(LimitError::TooLarge(16)) } }
         });
         let api: Api<ConfigMap> = Api::namespaced(Client::new(service, "default"), "a");
         assert_eq!(list_all(&api, &ListParams::default(), &ListLimits::default()).await.unwrap().len(), 3);
-        let asked = asked.lock().unwrap();
+        let queries = queries.lock().unwrap();
         let limits: Vec<_> =
-            asked.iter().flat_map(|query| query.split('&')).filter(|pair| pair.starts_with("limit=")).collect();
+            queries.iter().flat_map(|query| query.split('&')).filter(|pair| pair.starts_with("limit=")).collect();
         assert_eq!(limits, ["limit=100", "limit=10"]);
     }
 
     #[tokio::test]
-    async fn what_was_read_before_a_token_expired_is_read_again() {
+    async fn list_restarts_after_an_expired_token() {
         let tries = Mutex::new(0);
-        let (api, asked) = server(move |query| {
+        let (api, queries) = server(move |query| {
             let mut tries = tries.lock().unwrap();
             *tries += 1;
             match (*tries, query.contains("continue=")) {
@@ -324,20 +325,20 @@ mod tests {
         let all = list_all(&api, &ListParams::default(), &ListLimits::default()).await.unwrap();
         let names: Vec<_> = all.iter().filter_map(|map| map.metadata.name.as_deref()).collect();
         assert_eq!(names, ["n0", "n1", "n2"], "each once");
-        assert_eq!(asked.lock().unwrap().len(), 4);
+        assert_eq!(queries.lock().unwrap().len(), 4);
     }
 
     #[tokio::test]
-    async fn an_expired_token_begins_anew_and_errors_are_no_empty_list() {
+    async fn repeated_expiry_ends_at_the_page_limit_and_errors_are_not_empty_lists() {
         let expired = json!({"kind": "Status", "code": 410, "reason": "Expired"});
-        let (api, asked) = server(move |query| match query {
+        let (api, queries) = server(move |query| match query {
             query if query.contains("continue=old") => (410, expired.clone()),
             _ => (200, list(0..1, "old")),
         });
         let error = list_all(&api, &ListParams::default(), &ListLimits { pages: 5, ..ListLimits::default() }).await;
         assert!(matches!(error, Err(ListError::Pages(5))));
-        assert_eq!(asked.lock().unwrap().iter().filter(|query| query.contains("continue")).count(), 2);
-        // The body claims another code than the head.
+        assert_eq!(queries.lock().unwrap().iter().filter(|query| query.contains("continue")).count(), 2);
+        // The body has another code than the head.
         let (api, _) = server(|_| (500, json!({"code": 404, "reason": "NotFound"})));
         let error = list_all(&api, &ListParams::default(), &ListLimits::default()).await.unwrap_err();
         assert!(matches!(error, ListError::Page(kube::Error::Api(status)) if status.code == 500));

@@ -1,4 +1,4 @@
-//! What is counted about access to runtimes. Labels come from closed sets, never from names or texts.
+//! Metrics of the access to runtimes. Labels come from closed sets, never from names or texts.
 
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -7,33 +7,33 @@ use prometheus_client::{
 use tidewatch_shared::metrics::Registry;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Reason {
+struct ReasonLabel {
     reason: &'static str,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OfAnswer {
+struct ResponseLabel {
     answer: &'static str,
 }
 
-/// See [`Metrics::register`].
+/// Counters of clients, refused addresses and responses.
 #[derive(Clone, Debug, Default)]
 pub struct Metrics {
     clients: Counter,
-    unusable: Family<Reason, Counter>,
-    forbidden: Family<Reason, Counter>,
-    answers: Family<OfAnswer, Counter>,
-    refused: Family<Reason, Counter>,
+    unusable: Family<ReasonLabel, Counter>,
+    forbidden: Family<ReasonLabel, Counter>,
+    responses: Family<ResponseLabel, Counter>,
+    refused: Family<ReasonLabel, Counter>,
 }
 
 impl Metrics {
-    /// Registers all families; the caller gives the prefix.
+    /// Registers all families; the registry adds the prefix.
     pub fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
         registry.register("runtime_clients", "Clients built for runtimes", metrics.clients.clone());
         registry.register(
             "runtime_access_unusable",
-            "Access Secrets, new or changed, that gave no client, by reason",
+            "Access Secrets, new or changed, without a usable client, by reason",
             metrics.unusable.clone(),
         );
         registry.register(
@@ -41,10 +41,10 @@ impl Metrics {
             "Resolved addresses of runtimes that were not connected to, by reason",
             metrics.forbidden.clone(),
         );
-        registry.register("runtime_answers", "Requests to runtimes, by class of answer", metrics.answers.clone());
+        registry.register("runtime_answers", "Requests to runtimes, by class of response", metrics.responses.clone());
         registry.register(
             "runtime_answers_refused",
-            "Answers of runtimes that were cut off, by reason",
+            "Responses of runtimes that violated a limit, by reason",
             metrics.refused.clone(),
         );
         metrics
@@ -55,18 +55,18 @@ impl Metrics {
     }
 
     pub(super) fn unusable(&self, reason: &'static str) {
-        self.unusable.get_or_create(&Reason { reason }).inc();
+        self.unusable.get_or_create(&ReasonLabel { reason }).inc();
     }
 
     pub(super) fn forbidden(&self, reason: &'static str) {
-        self.forbidden.get_or_create(&Reason { reason }).inc();
+        self.forbidden.get_or_create(&ReasonLabel { reason }).inc();
     }
 
-    pub(super) fn answer(&self, answer: &'static str) {
-        self.answers.get_or_create(&OfAnswer { answer }).inc();
+    pub(super) fn responded(&self, answer: &'static str) {
+        self.responses.get_or_create(&ResponseLabel { answer }).inc();
     }
 
     pub(super) fn refused(&self, reason: &'static str) {
-        self.refused.get_or_create(&Reason { reason }).inc();
+        self.refused.get_or_create(&ReasonLabel { reason }).inc();
     }
 }

@@ -1,4 +1,4 @@
-//! Against a small API server with real TLS.
+//! Tests against a small API server with real TLS.
 
 pub(super) mod test_bed;
 
@@ -11,8 +11,8 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
 
 use self::test_bed::{ApiServer, Party, chunks, secret, text};
-use super::{addresses::Why, *};
-use crate::base::class::Class;
+use super::{addresses::ForbiddenReason, *};
+use crate::base::error_class::ErrorClass;
 
 const H2: &[u8] = b"h2";
 const H1: &[u8] = b"http/1.1";
@@ -49,7 +49,7 @@ async fn recording(client: Option<&Party>, protocols: &[&[u8]]) -> (ApiServer, S
 }
 
 #[tokio::test]
-async fn a_token_is_sent_over_http2_and_over_http1() {
+async fn token_is_sent_over_http2_and_http1() {
     for (protocols, version) in [(&[H2, H1][..], Version::HTTP_2), (&[H1][..], Version::HTTP_11)] {
         let (server, seen) = recording(None, protocols).await;
         let map = get(server.client(local())).await.unwrap();
@@ -64,7 +64,25 @@ async fn a_token_is_sent_over_http2_and_over_http1() {
 }
 
 #[tokio::test]
-async fn a_name_and_a_path_prefix_are_used() {
+async fn upgrade_client_uses_http1_under_the_same_rules() {
+    let (server, seen) = recording(None, &[H2, H1]).await;
+    let kubeconfig = server.kubeconfig("127.0.0.1", "token: sesame");
+    get(access(local(), kubeconfig.clone()).upgrade_client(&key()).unwrap()).await.unwrap();
+    {
+        let seen = seen.lock().unwrap();
+        assert_eq!(
+            (&seen[0].0[header::AUTHORIZATION], seen[0].1),
+            (&"Bearer sesame".parse().unwrap(), Version::HTTP_11)
+        );
+    }
+    let refused = access(Settings::default(), kubeconfig).upgrade_client(&key());
+    assert!(matches!(refused.err(), Some(RuntimeAccessError::Kubeconfig(KubeconfigError::ForbiddenAddress(_)))));
+    let none = RuntimeAccess::new(local(), Metrics::default()).upgrade_client(&key());
+    assert_eq!(none.err(), Some(RuntimeAccessError::Missing));
+}
+
+#[tokio::test]
+async fn host_name_and_path_prefix_are_used() {
     let (server, seen) = recording(None, &[H2]).await;
     let kubeconfig = String::from_utf8(server.kubeconfig("localhost", "token: t")).unwrap();
     let port = server.address.port();
@@ -74,7 +92,7 @@ async fn a_name_and_a_path_prefix_are_used() {
 }
 
 #[tokio::test]
-async fn a_client_certificate_is_shown_and_its_lack_is_an_auth_error() {
+async fn client_certificate_is_presented_and_its_lack_is_an_auth_error() {
     let runtime_user = Party::new("user");
     let (server, seen) = recording(Some(&runtime_user), &[H2]).await;
     let user = format!(
@@ -87,37 +105,37 @@ async fn a_client_certificate_is_shown_and_its_lack_is_an_auth_error() {
     assert!(!seen.lock().unwrap()[0].0.contains_key(header::AUTHORIZATION));
 
     let error = get(server.client(local())).await.unwrap_err();
-    assert_eq!(classify(&error), Class::Auth, "{error:?}");
+    assert_eq!(classify(&error), ErrorClass::Auth, "{error:?}");
 
     let other = Party::new("other");
     let user =
         format!("client-certificate-data: {}, client-key-data: {}", runtime_user.certificate_data(), other.key_data());
     let mismatch = access(local(), server.kubeconfig("127.0.0.1", &user));
-    assert_eq!(mismatch.client(&key()).err(), Some(Unusable::Kubeconfig(Refusal::ClientCertificate)));
+    assert_eq!(mismatch.client(&key()).err(), Some(RuntimeAccessError::Kubeconfig(KubeconfigError::ClientCertificate)));
 }
 
 #[tokio::test]
-async fn a_server_of_another_ca_is_not_trusted() {
+async fn server_of_another_ca_is_not_trusted() {
     let (server, seen) = recording(None, &[H2]).await;
     let kubeconfig = String::from_utf8(server.kubeconfig("127.0.0.1", "token: sesame")).unwrap();
     let foreign = kubeconfig.replace(&server.party.certificate_data(), &Party::new("runtime").certificate_data());
     let error = get(access(local(), foreign.into_bytes()).client(&key()).unwrap()).await.unwrap_err();
-    assert_eq!(classify(&error), Class::Auth, "{error:?}");
+    assert_eq!(classify(&error), ErrorClass::Auth, "{error:?}");
     assert!(seen.lock().unwrap().is_empty());
 }
 
 #[tokio::test]
 async fn forbidden_addresses_are_refused_by_name_and_by_address() {
     let (server, seen) = recording(None, &[H2]).await;
-    // DNS cannot cheat: the name looks harmless, its address decides.
+    // The name looks harmless, but its resolved address decides.
     for host in ["localhost", "127.1"] {
         let kubeconfig = String::from_utf8(server.kubeconfig(host, "token: sesame")).unwrap();
         let kubeconfig = kubeconfig.replace("{server:", "{tls-server-name: localhost, server:");
         let access = access(Settings::default(), kubeconfig.into_bytes());
         let error = get(access.client(&key()).unwrap()).await.unwrap_err();
         let forbidden = forbidden_address(&error).unwrap_or_else(|| panic!("{host}: {error:?}"));
-        assert_eq!(forbidden.why, Why::Loopback);
-        assert_eq!(classify(&error), Class::Auth);
+        assert_eq!(forbidden.reason, ForbiddenReason::Loopback);
+        assert_eq!(classify(&error), ErrorClass::Auth);
         assert!(describe(&error).contains("is forbidden: it is a loopback address"), "{}", describe(&error));
     }
     let literal = access(Settings::default(), server.kubeconfig("127.0.0.1", "token: sesame"));
@@ -127,7 +145,7 @@ async fn forbidden_addresses_are_refused_by_name_and_by_address() {
 }
 
 #[tokio::test]
-async fn an_endless_answer_ends_at_its_bytes() {
+async fn endless_response_ends_at_its_byte_limit() {
     let chunk = Bytes::from(vec![b' '; 1 << 14]);
     for protocols in [&[H2][..], &[H1][..]] {
         for (status, limits) in [
@@ -139,23 +157,23 @@ async fn an_endless_answer_ends_at_its_bytes() {
                 ApiServer::start(None, protocols, move |_| chunks(status, stream::repeat(chunk.clone()))).await;
             let error = get(server.client(Settings { limits, ..local() })).await.unwrap_err();
             let limit = if status == 200 { limits.bytes } else { limits.error_bytes };
-            assert_eq!(cut_off(&error), Some(CutOff::TooLarge(limit)), "{error:?}");
-            assert_eq!(classify(&error), Class::Refused);
+            assert_eq!(limit_error(&error), Some(LimitError::TooLarge(limit)), "{error:?}");
+            assert_eq!(classify(&error), ErrorClass::Refused);
         }
     }
 }
 
 #[tokio::test]
-async fn a_slow_answer_ends_at_its_deadlines() {
-    let limits = Limits { answer: Duration::from_millis(200), ..Limits::default() };
+async fn slow_response_ends_at_its_timeouts() {
+    let limits = Limits { response: Duration::from_millis(200), ..Limits::default() };
     // One byte, then silence for ever.
     let silent = |_: &_| chunks(200, stream::iter([Bytes::from_static(b"{")]).chain(stream::pending()));
     let server = ApiServer::start(None, &[H2], silent).await;
     let error = get(server.client(Settings { limits, ..local() })).await.unwrap_err();
-    assert_eq!(cut_off(&error), Some(CutOff::Late(limits.answer)), "{error:?}");
-    assert_eq!(classify(&error), Class::Transport);
+    assert_eq!(limit_error(&error), Some(LimitError::Timeout(limits.response)), "{error:?}");
+    assert_eq!(classify(&error), ErrorClass::Transport);
 
-    // A peer that accepts TCP and says nothing.
+    // A peer that accepts TCP connections and sends nothing.
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let kubeconfig = String::from_utf8(server.kubeconfig("127.0.0.1", "token: sesame")).unwrap();
     let port = |server: std::net::SocketAddr| format!("127.0.0.1:{}", server.port());
@@ -163,26 +181,26 @@ async fn a_slow_answer_ends_at_its_deadlines() {
     for (limits, cut) in [
         (
             Limits { head: Duration::from_millis(100), ..Limits::default() },
-            Some(CutOff::HeadLate(Duration::from_millis(100))),
+            Some(LimitError::HeadTimeout(Duration::from_millis(100))),
         ),
         (Limits { connect: Duration::from_millis(100), ..Limits::default() }, None),
     ] {
         let client = access(Settings { limits, ..local() }, mute.clone()).client(&key()).unwrap();
         let error = get(client).await.unwrap_err();
-        assert_eq!(cut_off(&error), cut, "{error:?}");
-        assert_eq!(classify(&error), Class::Transport);
+        assert_eq!(limit_error(&error), cut, "{error:?}");
+        assert_eq!(classify(&error), ErrorClass::Transport);
     }
 }
 
 #[tokio::test]
-async fn answers_that_nobody_reads_hold_their_turn_and_no_client_is_lost_by_it() {
+async fn unread_response_holds_its_permit_and_the_client_survives() {
     let server = ApiServer::start(None, &[H2], |_| text(200, MAP)).await;
     let limits = Limits { concurrent: 1, head: Duration::from_secs(2), ..Limits::default() };
     let client = server.client(Settings { limits, ..local() });
     let request = || http::Request::get("/version").body(kube::client::Body::empty()).unwrap();
     let held = client.send(request()).await.unwrap();
     let error = client.send(request()).await.unwrap_err();
-    assert_eq!(cut_off(&error), Some(CutOff::HeadLate(limits.head)));
+    assert_eq!(limit_error(&error), Some(LimitError::HeadTimeout(limits.head)));
     drop(held);
     client.send(request()).await.unwrap();
 }
@@ -195,7 +213,10 @@ async fn redirects_are_not_followed() {
         reply
     });
     let error = get(server.await.client(local())).await.unwrap_err();
-    assert!(matches!(cut_off(&error), Some(CutOff::Status(status)) if status.as_u16() == 302), "{error:?}");
+    assert!(
+        matches!(limit_error(&error), Some(LimitError::UnexpectedStatus(status)) if status.as_u16() == 302),
+        "{error:?}"
+    );
 }
 
 #[tokio::test]
@@ -205,7 +226,7 @@ async fn only_a_changed_secret_gives_a_new_client() {
     let access = access(local(), old.clone());
     let (_, first) = access.client_and_revision(&key()).unwrap();
     assert_eq!(access.client_and_revision(&key()).unwrap().1, first);
-    // A label was written: another version, the same content.
+    // Only a label was written: another resourceVersion, the same content.
     assert!(!access.set_secrets(&key(), &[secret("2", old.clone())]));
     assert_eq!(access.client_and_revision(&key()).unwrap().1, first);
 
@@ -225,57 +246,57 @@ async fn only_a_changed_secret_gives_a_new_client() {
 
     assert!(access.set_secrets(&key(), &[]));
     assert!(!access.set_secrets(&key(), &[]));
-    assert_eq!(access.client(&key()).err(), Some(Unusable::Missing));
+    assert_eq!(access.client(&key()).err(), Some(RuntimeAccessError::Missing));
     access.set_secrets(&key(), &[secret("1", old)]);
     access.remove(&key());
-    assert_eq!(access.client(&key()).err(), Some(Unusable::Missing));
+    assert_eq!(access.client(&key()).err(), Some(RuntimeAccessError::Missing));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_nobody_uses_is_dropped_and_the_next_one_is_of_the_same_access() {
+async fn idle_client_is_evicted_and_rebuilt_with_the_same_revision() {
     let (server, _) = recording(None, &[H2]).await;
     let access = access(local(), server.kubeconfig("127.0.0.1", "token: t"));
-    let is_built = || matches!(access.table().entries[&key()].access, Access::Usable { built: Some(_), .. });
+    let is_built = || matches!(access.table().entries[&key()].access, Access::Usable { cached: Some(_), .. });
     let (client, revision) = access.client_and_revision(&key()).unwrap();
-    tokio::time::advance(client::IDLE / 2).await;
+    tokio::time::advance(client::IDLE_TIMEOUT / 2).await;
     access.client(&key()).unwrap();
-    tokio::time::advance(client::IDLE / 2).await;
-    access.drop_idle();
-    assert!(is_built(), "it was asked for a moment ago");
+    tokio::time::advance(client::IDLE_TIMEOUT / 2).await;
+    access.evict_idle();
+    assert!(is_built(), "it was used a moment ago");
     let held = match &access.table().entries[&key()].access {
-        Access::Usable { built: Some(built), .. } => built.usage.permits.clone().try_acquire_owned().unwrap(),
+        Access::Usable { cached: Some(cached), .. } => cached.usage.permits.clone().try_acquire_owned().unwrap(),
         _ => panic!("it is built"),
     };
-    tokio::time::advance(client::IDLE).await;
-    access.drop_idle();
+    tokio::time::advance(client::IDLE_TIMEOUT).await;
+    access.evict_idle();
     assert!(is_built(), "an answer is under way");
     drop(held);
-    access.drop_idle();
+    access.evict_idle();
     assert!(!is_built());
     assert_eq!(access.client_and_revision(&key()).unwrap().1, revision);
     drop(client);
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_the_clients_that_nobody_uses_those_that_were_used_last_stay() {
+async fn least_recently_used_clients_are_evicted_first() {
     let (server, _) = recording(None, &[H2]).await;
     let kubeconfig = server.kubeconfig("127.0.0.1", "token: t");
     let access = RuntimeAccess::new(local(), Metrics::default());
-    let keys: Vec<_> = (0..MAX_RESTING + 2).map(|number| KymaKey::new("kcp-system", number.to_string())).collect();
+    let keys: Vec<_> = (0..MAX_IDLE_CLIENTS + 2).map(|number| KymaKey::new("kcp-system", number.to_string())).collect();
     for key in &keys {
         access.set_secrets(key, &[secret("1", kubeconfig.clone())]);
         access.client(key).unwrap();
-        tokio::time::advance(client::IDLE / 1_000).await;
+        tokio::time::advance(client::IDLE_TIMEOUT / 1_000).await;
     }
     access.client(&keys[0]).unwrap();
-    access.drop_idle();
-    let is_built = |key| matches!(access.table().entries[key].access, Access::Usable { built: Some(_), .. });
+    access.evict_idle();
+    let is_built = |key| matches!(access.table().entries[key].access, Access::Usable { cached: Some(_), .. });
     let dropped: Vec<_> = keys.iter().filter(|key| !is_built(key)).collect();
     assert_eq!(dropped, [&keys[1], &keys[2]], "the first was used again");
 }
 
 #[test]
-fn secrets_are_read_by_their_key_and_never_shown() {
+fn secrets_are_read_by_their_key_and_debug_hides_them() {
     let data = |key: &str| {
         serde_json::from_value::<Secret>(serde_json::json!({
             "metadata": {"name": "access", "resourceVersion": "7"}, "data": {key: "c2VzYW1l"}
@@ -288,25 +309,25 @@ fn secrets_are_read_by_their_key_and_never_shown() {
     let empty = AccessSecret::from(&data("other").unwrap());
     let access = RuntimeAccess::new(Settings::default(), Metrics::default());
     assert!(access.set_secrets(&key(), &[empty]));
-    assert_eq!(access.client(&key()).err(), Some(Unusable::Kubeconfig(Refusal::NoKey)));
+    assert_eq!(access.client(&key()).err(), Some(RuntimeAccessError::Kubeconfig(KubeconfigError::NoKey)));
 }
 
 #[test]
-fn who_read_before_a_secret_came_does_not_forget_it() {
+fn concurrent_refreshes_do_not_lose_a_secret() {
     let access = RuntimeAccess::new(local(), Metrics::default());
-    let (done, told) = std::sync::mpsc::channel();
+    let (sender, received) = std::sync::mpsc::channel();
     let other = access.clone();
     let mut later = None;
-    access.follow_secrets(&key(), || {
+    access.refresh_secrets(&key(), || {
         later = Some(std::thread::spawn(move || {
-            let changed = other.follow_secrets(&key(), || vec![secret("1", b"{}".to_vec())]);
-            done.send(changed)
+            let changed = other.refresh_secrets(&key(), || vec![secret("1", b"{}".to_vec())]);
+            sender.send(changed)
         }));
-        // Only somebody who does not wait for us can be done by then.
-        let overtaken = told.recv_timeout(Duration::from_millis(200)).is_ok();
+        // The other thread can only be done by then if it did not wait.
+        let overtaken = received.recv_timeout(Duration::from_millis(200)).is_ok();
         assert!(!overtaken, "the other one waits for its turn");
         Vec::new()
     });
-    later.expect("it was begun").join().expect("it ended").expect("it was told");
-    assert!(!matches!(access.client(&key()), Err(Unusable::Missing)), "the Secret is known");
+    later.expect("it was begun").join().expect("it ended").expect("the result is received");
+    assert!(!matches!(access.client(&key()), Err(RuntimeAccessError::Missing)), "the Secret is known");
 }

@@ -1,12 +1,12 @@
-//! What to write in the place of what is wrong.
+//! Suggestions that repair a finding.
 
 use jiff::civil::Date;
 use serde_json::Value;
 
 use super::document::Content;
 
-/// Fields whose texts the CRDs restrict: what stands there, and one that would do.
-pub(super) const FORMS: [(&str, &str, &str); 6] = [
+/// Fields with a pattern or format in the CRDs: name, description and a valid example.
+pub(super) const FIELD_FORMATS: [(&str, &str, &str); 6] = [
     ("moduleName", "words of at least three lower-case letters with hyphens between them", "api-gateway"),
     ("version", "three numbers with dots between them, and a word after a hyphen if need be", "1.2.3-rc"),
     ("channel", "at least three lower-case letters", "regular"),
@@ -15,16 +15,16 @@ pub(super) const FORMS: [(&str, &str, &str); 6] = [
     ("link", "a URI", "https://example.com/docs"),
 ];
 
-/// What stands in a field, in words, with an example.
-pub(super) fn form(field: &str) -> Option<String> {
-    let (_, words, example) = FORMS.iter().find(|(name, ..)| *name == field)?;
+/// Description of a field's format, with an example.
+pub(super) fn field_format(field: &str) -> Option<String> {
+    let (_, words, example) = FIELD_FORMATS.iter().find(|(name, ..)| *name == field)?;
     Some(format!("{words}, as {example}"))
 }
 
-/// What to do with a value of the wrong type.
-pub(super) fn retyped(wanted: &str, found: &Content) -> String {
-    match (wanted, found) {
-        (_, Content::Null) => format!("remove it, or write {wanted}"),
+/// Suggestion for a value of the wrong type.
+pub(super) fn type_advice(expected: &str, found: &Content) -> String {
+    match (expected, found) {
+        (_, Content::Null) => format!("remove it, or write {expected}"),
         ("a string", Content::Number(_) | Content::Bool(_)) => "put it in quotes".to_owned(),
         ("a boolean", Content::Text(text)) if matches!(text.as_str(), "true" | "false") => {
             format!("write {text} without quotes")
@@ -36,12 +36,12 @@ pub(super) fn retyped(wanted: &str, found: &Content) -> String {
         ("a list", Content::Object(_)) => "begin each entry with a hyphen".to_owned(),
         ("a list", _) => "begin it with a hyphen, as the only entry".to_owned(),
         ("an object", _) => "write each of its fields as name: value, and no hyphen before".to_owned(),
-        _ => format!("write {wanted}"),
+        _ => format!("write {expected}"),
     }
 }
 
-/// A text that is nearly the same and right, by the mistakes that people make.
-pub(super) fn repaired(text: &str, is_right: impl Fn(&str) -> bool) -> Option<String> {
+/// Finds a valid text that differs from an invalid one by a common mistake.
+pub(super) fn repair(text: &str, is_right: impl Fn(&str) -> bool) -> Option<String> {
     let text = text.trim();
     let begins_with_digit = |text: &str| text.starts_with(|char: char| char.is_ascii_digit());
     let bare = text.strip_prefix(['v', 'V']).filter(|rest| begins_with_digit(rest)).unwrap_or(text);
@@ -63,7 +63,7 @@ pub(super) fn repaired(text: &str, is_right: impl Fn(&str) -> bool) -> Option<St
     others.into_iter().find(|other| !other.is_empty() && is_right(other))
 }
 
-/// Versions that a number or a semantic version with more in it can stand for.
+/// Candidates for a version given as a bare number, or as a semantic version with more parts than allowed.
 fn numbers(text: &str) -> Vec<String> {
     let released = text.split_once('+').map_or(text, |(released, _)| released);
     let mut versions = vec![released.to_owned()];
@@ -77,7 +77,7 @@ fn numbers(text: &str) -> Vec<String> {
     versions
 }
 
-/// The day that a text can only mean: year, month and day, in this order, however they are written.
+/// Date given as year, month and day, in this order, with any separators; `None` if it is ambiguous.
 fn day(text: &str) -> Option<String> {
     let text = text.split_once(['T', ' ']).map_or(text, |(day, _)| day);
     let is_compact = text.len() == 8 && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -88,18 +88,18 @@ fn day(text: &str) -> Option<String> {
     (year.len() == 4).then(|| date.to_string())
 }
 
-/// One of a few names that differs so little that it can be meant, letter case counted for nothing.
-pub(super) fn near<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    // Of a short one more than half would be another.
-    let differ = |known: &str| distance(name, known) <= if known.len() > 3 { 2 } else { 1 };
-    known.into_iter().filter(|known| differ(known)).min_by_key(|known| distance(name, known))
+/// Closest of a few names, if it is close enough to be a misspelling; letter case is ignored.
+pub(super) fn closest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    // Two differences in a name of three letters or fewer would make another name.
+    let is_close = |known: &str| distance(name, known) <= if known.len() > 3 { 2 } else { 1 };
+    known.into_iter().filter(|known| is_close(known)).min_by_key(|known| distance(name, known))
 }
 
-/// How many characters differ, with letter case counted for nothing (Levenshtein).
+/// Levenshtein distance, ignoring ASCII letter case.
 fn distance(a: &str, b: &str) -> usize {
     let (a, b) = (a.to_ascii_lowercase(), b.to_ascii_lowercase());
     let b: Vec<char> = b.chars().collect();
-    // A misspelt name is short; what is longer is no misspelling.
+    // Names are short; a longer text is not a misspelt one.
     if a.len() > 64 {
         return usize::MAX;
     }
@@ -117,7 +117,7 @@ fn distance(a: &str, b: &str) -> usize {
     row[b.len()]
 }
 
-/// The field that makes most of an object, as a path, and its bytes as JSON.
+/// Path and size, in bytes of JSON, of an object's largest field.
 pub(super) fn largest(object: &Value) -> Option<(String, usize)> {
     let fields = ["metadata", "spec"].into_iter().flat_map(|part| {
         let members = object.get(part).and_then(Value::as_object).into_iter().flatten();
@@ -134,23 +134,23 @@ mod tests {
     use crate::controllers::catalog::check::schema::date;
 
     #[test]
-    fn misspelt_names_are_near() {
+    fn misspelt_names_have_a_closest_match() {
         assert_eq!(distance("chanels", "channels"), 1);
         assert_eq!(distance("modulename", "moduleName"), 0);
         assert_eq!(distance("abc", ""), 3);
         assert!(distance("descriptor", "data") > 2);
         let operators = ["In", "NotIn", "Exists", "DoesNotExist"];
-        assert_eq!(near("in", operators), Some("In"));
-        assert_eq!(near("Exist", operators), Some("Exists"));
-        assert_eq!(near("!=", operators), None);
-        assert_eq!(near("Like", operators), None);
+        assert_eq!(closest("in", operators), Some("In"));
+        assert_eq!(closest("Exist", operators), Some("Exists"));
+        assert_eq!(closest("!=", operators), None);
+        assert_eq!(closest("Like", operators), None);
     }
 
     #[test]
-    fn what_people_meant_is_found() {
+    fn common_mistakes_are_repaired() {
         let version = |text: &str| {
             let dotted = |text: &str| text.split('.').count() == 3 && semver::Version::parse(text).is_ok();
-            repaired(text, |text| {
+            repair(text, |text| {
                 dotted(text.split_once('-').map_or(text, |(numbers, _)| numbers)) && !text.contains('+')
             })
         };
@@ -166,7 +166,7 @@ mod tests {
             assert_eq!(version(text).as_deref(), meant, "{text}");
         }
         let no_dots = |text: &str| text.starts_with("1.0.0-") && !text[6..].contains('.');
-        assert_eq!(repaired("1.0.0-rc.1", no_dots).as_deref(), Some("1.0.0-rc-1"));
+        assert_eq!(repair("1.0.0-rc.1", no_dots).as_deref(), Some("1.0.0-rc-1"));
         for (text, meant) in [
             ("2026-2-3", Some("2026-02-03")),
             ("20260203", Some("2026-02-03")),
@@ -176,17 +176,17 @@ mod tests {
             ("2026-02-30", None),
             ("soon", None),
         ] {
-            assert_eq!(repaired(text, |text| date(text).is_some()).as_deref(), meant, "{text}");
+            assert_eq!(repair(text, |text| date(text).is_some()).as_deref(), meant, "{text}");
         }
         let lower = |text: &str| text.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-');
-        assert_eq!(repaired("Api_Gateway", lower).as_deref(), Some("api-gateway"));
-        assert_eq!(repaired("example.com/x", |text| text.contains("://")).as_deref(), Some("https://example.com/x"));
+        assert_eq!(repair("Api_Gateway", lower).as_deref(), Some("api-gateway"));
+        assert_eq!(repair("example.com/x", |text| text.contains("://")).as_deref(), Some("https://example.com/x"));
     }
 
     #[test]
-    fn a_wrong_type_has_a_right_one() {
+    fn type_advice_depends_on_the_found_value() {
         let text = |text: &str| Content::Text(text.to_owned());
-        for (wanted, found, advice) in [
+        for (expected, found, advice) in [
             ("a string", Content::Bool(true), "put it in quotes"),
             ("a string", Content::List(Vec::new()), "write a string"),
             ("a boolean", text("true"), "write true without quotes"),
@@ -197,12 +197,12 @@ mod tests {
             ("a list", text("x"), "begin it with a hyphen, as the only entry"),
             ("an object", Content::Null, "remove it, or write an object"),
         ] {
-            assert_eq!(retyped(wanted, &found), advice);
+            assert_eq!(type_advice(expected, &found), advice);
         }
     }
 
     #[test]
-    fn the_largest_field_is_named() {
+    fn largest_field_is_found() {
         let object = json!({"metadata": {"name": "a"}, "spec": {"version": "1.0.0", "descriptor": {"x": "yyyyyyyy"}}});
         assert_eq!(largest(&object), Some(("spec.descriptor".to_owned(), 16)));
         assert_eq!(largest(&json!({})), None);

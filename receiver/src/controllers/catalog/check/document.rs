@@ -1,4 +1,4 @@
-//! YAML and JSON as text has them: each value with the place where it stands.
+//! YAML and JSON documents with the position of each value.
 
 use std::fmt;
 
@@ -9,34 +9,34 @@ use serde::{
 use serde_json::{Map, Number, Value};
 use serde_saphyr::{Location, Options, Spanned, budget, options};
 
-/// Depth of a value, at most.
+/// Maximum nesting depth of a value.
 const MAX_DEPTH: usize = 256;
-/// Documents of one text, at most.
+/// Maximum number of documents per text.
 const MAX_DOCUMENTS: usize = 20_000;
-/// Values of one text, at most.
+/// Maximum number of values per text.
 const MAX_NODES: usize = 4_000_000;
 
-/// A place in a text; both count from 1, columns in characters.
+/// Position in a text; both count from 1, columns in characters. Zero is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct At {
+pub(super) struct Position {
     pub(super) line: u64,
     pub(super) column: u64,
 }
 
-impl At {
+impl Position {
     pub(super) fn of(location: Location) -> Self {
         Self { line: location.line(), column: location.column() }
     }
 }
 
-/// A value, and where it stands: a member of an object where its key does.
+/// A value with its position; for a member of an object, the position of its key.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Node {
-    pub(super) at: At,
+    pub(super) at: Position,
     pub(super) content: Content,
 }
 
-/// What a value is.
+/// Content of a value.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Content {
     Null,
@@ -47,14 +47,14 @@ pub(super) enum Content {
     Object(Vec<(String, Node)>),
 }
 
-/// A step from a value to one within it.
+/// Step of a path: a member of an object or an item of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step<'a> {
     Key(&'a str),
     Index(usize),
 }
 
-/// A path as people write it.
+/// Formats a path, as in `spec.channels[0].version`.
 pub(super) fn path(steps: &[Step<'_>]) -> String {
     let mut path = String::new();
     for step in steps {
@@ -68,17 +68,17 @@ pub(super) fn path(steps: &[Step<'_>]) -> String {
     path
 }
 
-/// Reads every document of a text; empty ones are none.
+/// Parses every document of a text; empty documents are skipped.
 ///
 /// # Errors
-/// Where and why it is not YAML, or is more than [`MAX_DEPTH`], [`MAX_DOCUMENTS`] and [`MAX_NODES`] let be.
-pub(super) fn read(text: &str) -> Result<Vec<Node>, (At, String)> {
-    let documents = serde_saphyr::from_multiple_with_options::<Node>(text, rules());
-    documents.map_err(|error| (error.location().map(At::of).unwrap_or_default(), error.to_string()))
+/// Position and message, if the text is not valid YAML, or exceeds [`MAX_DEPTH`], [`MAX_DOCUMENTS`] or [`MAX_NODES`].
+pub(super) fn read(text: &str) -> Result<Vec<Node>, (Position, String)> {
+    let documents = serde_saphyr::from_multiple_with_options::<Node>(text, yaml_options());
+    documents.map_err(|error| (error.location().map(Position::of).unwrap_or_default(), error.to_string()))
 }
 
-/// YAML as kubectl reads it: `0644` is an octal number, `yes` is a boolean.
-fn rules() -> Options {
+/// Parser options equal to kubectl's: `0644` is an octal number, `yes` is a boolean.
+fn yaml_options() -> Options {
     options! {
         budget: budget! {
             max_depth: MAX_DEPTH, max_documents: MAX_DOCUMENTS, max_nodes: MAX_NODES, max_events: 4 * MAX_NODES,
@@ -89,13 +89,13 @@ fn rules() -> Options {
 }
 
 impl Node {
-    /// A member of an object.
+    /// Member of an object.
     pub(super) fn get(&self, key: &str) -> Option<&Self> {
         let Content::Object(members) = &self.content else { return None };
         members.iter().find(|(name, _)| name == key).map(|(_, node)| node)
     }
 
-    /// What a member of an object says, if it is a text.
+    /// Member of an object, if it is a string.
     pub(super) fn text(&self, key: &str) -> Option<&str> {
         match &self.get(key)?.content {
             Content::Text(text) => Some(text),
@@ -103,8 +103,8 @@ impl Node {
         }
     }
 
-    /// Where the value at a path stands, or the last one on the way to it that is there.
-    pub(super) fn place(&self, steps: &[Step<'_>]) -> At {
+    /// Position of the value at a path, or of the last existing value on the way to it.
+    pub(super) fn position_of(&self, steps: &[Step<'_>]) -> Position {
         let mut node = self;
         for step in steps {
             let next = match (step, &node.content) {
@@ -118,7 +118,7 @@ impl Node {
         node.at
     }
 
-    /// The same without places. Of members with the same key the last one counts, but the reader refuses such objects.
+    /// The value without positions. The last of several equal keys would win, but the parser rejects those.
     pub(super) fn to_value(&self) -> Value {
         match &self.content {
             Content::Null => Value::Null,
@@ -132,7 +132,7 @@ impl Node {
         }
     }
 
-    /// The objects of a document: those of a `List`, or itself.
+    /// Objects of a document: the items of a `List`, or the document itself.
     pub(super) fn into_objects(self) -> Vec<Self> {
         let is_list = self.text("kind").is_some_and(|kind| kind.ends_with("List"))
             && self.get("items").is_some_and(|items| matches!(items.content, Content::List(_)));
@@ -147,7 +147,7 @@ impl Node {
 }
 
 impl Content {
-    /// What it is, in one word.
+    /// Type of the value, for messages.
     pub(super) const fn kind(&self) -> &'static str {
         match self {
             Self::Null => "null",
@@ -163,7 +163,7 @@ impl Content {
 impl<'de> Deserialize<'de> for Node {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let Spanned { value, referenced, .. } = Spanned::<Content>::deserialize(deserializer)?;
-        Ok(Self { at: At::of(referenced), content: value })
+        Ok(Self { at: Position::of(referenced), content: value })
     }
 }
 
@@ -233,7 +233,7 @@ impl<'de> Visitor<'de> for Any {
             if key.referenced.line() == 0 {
                 return Err(A::Error::custom(format!("the key {:?} has no place", key.value)));
             }
-            node.at = At::of(key.referenced);
+            node.at = Position::of(key.referenced);
             members.push((key.value, node));
         }
         Ok(Content::Object(members))
@@ -246,46 +246,46 @@ mod tests {
 
     use super::*;
 
-    fn at(line: u64, column: u64) -> At {
-        At { line, column }
+    fn at(line: u64, column: u64) -> Position {
+        Position { line, column }
     }
 
     #[test]
-    fn every_value_knows_where_it_stands() {
+    fn every_value_has_its_position() {
         let text = "# head\na: 1\nb:\n  - c: x\n    d: [true, null]\n---\n---\n{\"e\": {\"f\": 1.5}}\n";
         let documents = read(text).unwrap();
         assert_eq!(documents.len(), 2);
         assert_eq!(documents[0].to_value(), json!({"a": 1, "b": [{"c": "x", "d": [true, null]}]}));
         assert_eq!(documents[1].to_value(), json!({"e": {"f": 1.5}}));
         let first = [Step::Key("b"), Step::Index(0), Step::Key("d"), Step::Index(1)];
-        assert_eq!(documents[0].place(&first[..1]), at(3, 1));
-        assert_eq!(documents[0].place(&first[..2]), at(4, 5));
-        assert_eq!(documents[0].place(&first[..3]), at(5, 5));
-        assert_eq!(documents[0].place(&first), at(5, 15));
-        assert_eq!(documents[0].place(&[Step::Key("b"), Step::Index(0), Step::Key("no")]), at(4, 5));
-        assert_eq!(documents[1].place(&[Step::Key("e"), Step::Key("f")]), at(8, 8));
+        assert_eq!(documents[0].position_of(&first[..1]), at(3, 1));
+        assert_eq!(documents[0].position_of(&first[..2]), at(4, 5));
+        assert_eq!(documents[0].position_of(&first[..3]), at(5, 5));
+        assert_eq!(documents[0].position_of(&first), at(5, 15));
+        assert_eq!(documents[0].position_of(&[Step::Key("b"), Step::Index(0), Step::Key("no")]), at(4, 5));
+        assert_eq!(documents[1].position_of(&[Step::Key("e"), Step::Key("f")]), at(8, 8));
         assert_eq!(path(&first), "b[0].d[1]");
         assert_eq!(path(&[Step::Key("metadata"), Step::Key("x.y/z")]), "metadata[\"x.y/z\"]");
     }
 
     #[test]
-    fn values_are_those_that_kubectl_sends() {
+    fn values_match_those_of_kubectl() {
         let value = read("mode: 0644\nflag: yes\nversion: 1.0\ntext: '1.0'\nmore: \"yes\"\n").unwrap()[0].to_value();
         assert_eq!(value, json!({"mode": 420, "flag": true, "version": 1.0, "text": "1.0", "more": "yes"}));
     }
 
     #[test]
-    fn what_is_not_yaml_says_where() {
+    fn yaml_errors_have_a_position() {
         for (text, line) in [("a: 1\nb: [1,\n", 3), ("a: 1\na: 2\n", 2), ("a: \"x\n\n", 3)] {
-            let (at, why) = read(text).unwrap_err();
-            assert!((1..=line).contains(&at.line) && !why.is_empty(), "{text:?}: {at:?} {why}");
+            let (at, reason) = read(text).unwrap_err();
+            assert!((1..=line).contains(&at.line) && !reason.is_empty(), "{text:?}: {at:?} {reason}");
         }
         let deep = format!("{}1{}", "[".repeat(300), "]".repeat(300));
         assert!(read(&deep).is_err());
     }
 
     #[test]
-    fn a_list_is_its_items() {
+    fn list_is_expanded_to_its_items() {
         let objects = |text: &str| read(text).unwrap().into_iter().flat_map(Node::into_objects).collect::<Vec<_>>();
         assert_eq!(objects("kind: List\nitems:\n- a: 1\n- a: 2\n").len(), 2);
         assert_eq!(objects("kind: ModuleTemplateList\nitems: []\n").len(), 0);

@@ -1,93 +1,93 @@
-//! What a check says.
+//! Findings of a check.
 
 use std::{fmt, sync::Arc};
 
 use serde::{Serialize, Serializer};
 use tidewatch_shared::table;
 
-/// How bad it is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// It is refused, left out of every catalog, or nobody can have it.
+    /// The object is refused, left out of every catalog, or unavailable to all Kymas.
     Error,
-    /// It works, but hardly as it is meant.
+    /// The object works, but probably not as intended.
     Warning,
 }
 
-/// What is wrong: a closed set, whose words do not change.
+/// Kind of a finding: a closed set with stable names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Code {
-    /// An object of the group, but of a version that is not served.
+    /// The version of the object's API group is not served.
     ApiVersion,
-    /// A value of another type than the field's.
+    /// The value has a type other than the field's.
     Type,
-    /// A field that must be there is not.
+    /// A required field is missing.
     Required,
-    /// A field that the CRD does not have.
+    /// The CRD has no such field.
     UnknownField,
-    /// A text that the field's pattern does not match.
+    /// The text does not match the field's pattern.
     Pattern,
-    /// A text or list that is too long or too short, or a number out of bounds.
+    /// The text or list is too long or too short.
     Bounds,
-    /// A value that is none of those that the field may have.
+    /// The value is not one of the allowed values.
     Enum,
-    /// A text that is not of the field's format.
+    /// The text does not have the field's format.
     Format,
-    /// An entry of a list whose key another entry has.
+    /// Two entries of a list have the same key.
     DuplicateEntry,
-    /// A name, label or annotation that the API server refuses.
+    /// The API server refuses the name, label or annotation.
     Metadata,
-    /// The name is not what the module, and for a template the version, make it.
+    /// The name is not the one derived from the module, and for a template from the version.
     Name,
-    /// It does not say of which module, or for a template of which version it is.
+    /// The module name, or for a template the version, is missing.
     Nameless,
     /// Another object has the same kind and name.
     DuplicateObject,
-    /// A version without a template.
+    /// The version has no template.
     UnknownVersion,
-    /// Both `mandatory` and `channels`, or neither.
+    /// The release meta has both `mandatory` and `channels`, or neither.
     MandatoryAndChannels,
-    /// A channel points to a mandatory template, which nobody may select.
+    /// The channel points to a mandatory template, which no Kyma may select.
     MandatoryTemplate,
-    /// A selector that cannot be read.
+    /// The selector is malformed.
     Selector,
-    /// Without the name of its component nothing can be installed.
+    /// The component name is missing, so nothing can be installed.
     NoComponent,
-    /// A channel by a name that nobody can choose.
+    /// The channel has a reserved name.
     ReservedChannel,
-    /// A channel moves to a lower version, which runtimes refuse.
+    /// The channel moves to a lower version, which runtimes refuse.
     Downgrade,
-    /// More bytes than go into a runtime.
+    /// The object is too large for a runtime.
     TooLarge,
-    /// Another kind: not looked at.
+    /// The object is of another kind and not checked.
     OtherKind,
-    /// A selector without a requirement.
+    /// The selector has no requirement.
     SelectsNobody,
-    /// A selector although the module is not restricted.
+    /// The release meta has a selector although the module is not restricted.
     NotRestricted,
-    /// A release meta without a channel.
+    /// The release meta has no channel.
     NoChannel,
-    /// A template that no channel points to.
+    /// No channel points to the template.
     UnreachedTemplate,
-    /// A template of a module without a release meta.
+    /// The module of the template has no release meta.
     NoReleaseMeta,
-    /// A deprecation whose day has come.
+    /// The deprecation date has passed.
     PastDeprecation,
-    /// A deprecation of a version without a template.
+    /// The deprecated version has no template.
     DeprecationWithoutTemplate,
-    /// A field that does nothing.
+    /// The field has no effect.
     NoEffect,
-    /// A label of ours with a value that counts as absent.
+    /// The value of a visibility label counts as false.
     LabelValue,
-    /// A channel that was there before.
+    /// The channel of the earlier state is removed.
     ChannelRemoved,
-    /// A release meta that was there before.
+    /// The release meta of the earlier state is removed.
     ModuleRemoved,
 }
 
 impl Code {
-    /// All of them; errors first.
+    /// All codes, errors first.
     pub const ALL: [Self; 33] = [
         Self::ApiVersion,
         Self::Type,
@@ -124,7 +124,7 @@ impl Code {
         Self::ModuleRemoved,
     ];
 
-    /// Its word.
+    /// Stable name of the code.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -164,7 +164,7 @@ impl Code {
         }
     }
 
-    /// Always the same for the same code.
+    /// Severity of the code.
     #[must_use]
     pub const fn severity(self) -> Severity {
         match self {
@@ -191,28 +191,28 @@ impl Serialize for Code {
     }
 }
 
-/// One thing that is wrong, and where.
+/// A mistake and its position.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Finding {
-    /// The file, as it was named; `-` is the standard input.
+    /// Name of the text as given; `-` is the standard input.
     #[serde(serialize_with = "text")]
     pub file: Arc<str>,
-    /// From 1.
+    /// Line, from 1.
     pub line: u64,
-    /// From 1, in characters.
+    /// Column, from 1, in characters.
     pub column: u64,
-    /// Kind and name.
+    /// Kind and name of the object.
     pub object: String,
-    /// The field; empty for the whole object.
+    /// Path of the field; empty for the whole object.
     pub path: String,
-    /// How bad it is.
+    /// Severity of the finding.
     pub severity: Severity,
-    /// What it is.
+    /// Code of the finding.
     pub code: Code,
-    /// The same for people.
+    /// Explanation of the mistake.
     pub message: String,
-    /// What to do, or to write instead.
+    /// Suggested repair.
     pub suggestion: String,
 }
 
@@ -236,25 +236,25 @@ impl fmt::Display for Finding {
     }
 }
 
-/// What a check came to.
+/// Result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
-    /// By file, line and column.
+    /// Findings, sorted by file, line and column.
     pub findings: Vec<Finding>,
-    /// Figures.
+    /// Summary of the check.
     pub summary: Summary,
 }
 
-/// The figures of a [`Report`].
+/// Numbers of a [`Report`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Summary {
-    /// Texts that were read.
+    /// Texts read.
     pub files: usize,
-    /// ModuleTemplates in them.
+    /// ModuleTemplates found.
     pub templates: usize,
-    /// ModuleReleaseMetas in them.
+    /// ModuleReleaseMetas found.
     pub release_metas: usize,
     /// Findings that are errors.
     pub errors: usize,
@@ -271,7 +271,7 @@ impl Report {
         Self { findings, summary }
     }
 
-    /// Whether nothing is wrong, or only what warnings are about unless those count.
+    /// Returns whether there are no errors, and with `deny_warnings` no warnings either.
     #[must_use]
     pub const fn is_clean(&self, deny_warnings: bool) -> bool {
         self.summary.errors == 0 && (!deny_warnings || self.summary.warnings == 0)
@@ -298,10 +298,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_have_words_of_their_own() {
-        let words: BTreeSet<_> = Code::ALL.iter().map(|code| code.as_str()).collect();
-        assert_eq!(words.len(), Code::ALL.len());
-        assert!(words.iter().all(|word| word.chars().all(|char| char.is_ascii_lowercase() || char == '-')));
+    fn code_names_are_unique() {
+        let names: BTreeSet<_> = Code::ALL.iter().map(|code| code.as_str()).collect();
+        assert_eq!(names.len(), Code::ALL.len());
+        assert!(names.iter().all(|name| name.chars().all(|char| char.is_ascii_lowercase() || char == '-')));
         assert!(Code::ALL.is_sorted_by_key(|code| code.severity()), "errors come first");
     }
 }

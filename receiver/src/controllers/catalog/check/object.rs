@@ -1,4 +1,4 @@
-//! The objects of texts, and where each stands.
+//! Objects of the texts, with their positions.
 
 use std::sync::Arc;
 
@@ -9,29 +9,29 @@ use tidewatch_shared::{
 };
 
 use super::{
-    Source, Unreadable, advice,
+    ParseError, Source, advice,
     document::{self, Content, Node, Step},
     finding::{Code, Finding},
     schema::Schemas,
 };
 use crate::controllers::catalog::{desired::Kind, visibility::template_name};
 
-/// A template or release meta of a text.
+/// A template or release meta in a text.
 pub(super) struct Object {
     pub(super) file: Arc<str>,
     pub(super) kind: Kind,
-    /// Empty if it has none.
+    /// Name of the object; empty if missing.
     pub(super) name: String,
     pub(super) node: Node,
     pub(super) typed: Typed,
 }
 
-/// The object as the receiver takes it.
+/// The deserialized object.
 pub(super) enum Typed {
     Template(Arc<ModuleTemplate>),
     ReleaseMeta(Arc<ModuleReleaseMeta>),
-    /// It cannot be taken; why.
-    Broken(String),
+    /// The object does not deserialize, with the error.
+    Invalid(String),
 }
 
 impl Typed {
@@ -40,7 +40,7 @@ impl Typed {
             Kind::Template => serde_json::from_value(value).map(|object| Self::Template(Arc::new(object))),
             Kind::ReleaseMeta => serde_json::from_value(value).map(|object| Self::ReleaseMeta(Arc::new(object))),
         };
-        typed.unwrap_or_else(|error| Self::Broken(error.to_string()))
+        typed.unwrap_or_else(|error| Self::Invalid(error.to_string()))
     }
 }
 
@@ -51,7 +51,7 @@ impl Object {
         Self { file: Arc::clone(file), kind, name, node, typed }
     }
 
-    /// As an API server would store it.
+    /// The object as an API server would store it.
     pub(super) fn stored(&self, schemas: &Schemas) -> Typed {
         let mut value = self.node.to_value();
         schemas.store(self.kind, &mut value);
@@ -66,26 +66,26 @@ impl Object {
         if let Typed::ReleaseMeta(meta) = &self.typed { Some(meta) } else { None }
     }
 
-    /// Something that is wrong with the field at a path.
-    pub(super) fn finding(&self, path: &[Step<'_>], code: Code, message: impl Into<String>) -> Unadvised {
+    /// Creates a finding at the field of this path.
+    pub(super) fn finding(&self, path: &[Step<'_>], code: Code, message: impl Into<String>) -> FindingDraft {
         let name = if self.name.is_empty() { "?" } else { &self.name };
         finding(&self.file, &self.node, &format!("{}/{name}", self.kind.name()), path, code, message.into())
     }
 
-    /// What it should be called, by what it says of itself.
+    /// Name derived from the spec; `None` if the spec lacks a part of it.
     pub(super) fn proper_name(&self) -> Option<String> {
         let spec = self.node.get("spec")?;
-        let said = |field| spec.text(field).filter(|text| !text.is_empty());
+        let non_empty = |field| spec.text(field).filter(|text| !text.is_empty());
         match self.kind {
-            Kind::Template => Some(template_name(said("moduleName")?, said("version")?)),
-            Kind::ReleaseMeta => said("moduleName").map(str::to_owned),
+            Kind::Template => Some(template_name(non_empty("moduleName")?, non_empty("version")?)),
+            Kind::ReleaseMeta => non_empty("moduleName").map(str::to_owned),
         }
     }
 }
 
-fn finding(file: &Arc<str>, node: &Node, object: &str, path: &[Step<'_>], code: Code, message: String) -> Unadvised {
-    let at = node.place(path);
-    Unadvised(Finding {
+fn finding(file: &Arc<str>, node: &Node, object: &str, path: &[Step<'_>], code: Code, message: String) -> FindingDraft {
+    let at = node.position_of(path);
+    FindingDraft(Finding {
         file: Arc::clone(file),
         line: at.line,
         column: at.column,
@@ -98,30 +98,30 @@ fn finding(file: &Arc<str>, node: &Node, object: &str, path: &[Step<'_>], code: 
     })
 }
 
-/// A finding that does not say yet what to do.
+/// A finding without its suggestion.
 #[must_use]
-pub(super) struct Unadvised(Finding);
+pub(super) struct FindingDraft(Finding);
 
-impl Unadvised {
+impl FindingDraft {
     pub(super) fn suggest(self, suggestion: impl Into<String>) -> Finding {
         Finding { suggestion: suggestion.into(), ..self.0 }
     }
 }
 
-/// Reads texts: the templates and release metas, and what is to be said of everything else.
-pub(super) fn objects(sources: &[Source], findings: &mut Vec<Finding>) -> Result<Vec<Object>, Unreadable> {
+/// Parses texts into templates and release metas, and adds findings on all other objects.
+pub(super) fn objects(sources: &[Source], findings: &mut Vec<Finding>) -> Result<Vec<Object>, ParseError> {
     let mut objects = Vec::new();
     for Source { name, text } in sources {
-        let documents = document::read(text).map_err(|(at, why)| Unreadable {
+        let documents = document::read(text).map_err(|(at, reason)| ParseError {
             file: Arc::clone(name),
             line: at.line,
             column: at.column,
-            why,
+            reason,
         })?;
         for node in documents.into_iter().flat_map(Node::into_objects) {
             match kind(&node) {
                 Ok(kind) => objects.push(Object::new(name, kind, node)),
-                Err(Foreign { code, message, suggestion }) => {
+                Err(ForeignObject { code, message, suggestion }) => {
                     let label = node.text("kind").unwrap_or("?").to_owned();
                     findings.push(finding(name, &node, &label, &[], code, message).suggest(suggestion));
                 }
@@ -131,43 +131,43 @@ pub(super) fn objects(sources: &[Source], findings: &mut Vec<Finding>) -> Result
     Ok(objects)
 }
 
-/// An object that is none of ours.
-struct Foreign {
+/// An object of neither kind.
+struct ForeignObject {
     code: Code,
     message: String,
     suggestion: String,
 }
 
-/// Of which kind of ours an object is.
-fn kind(node: &Node) -> Result<Kind, Foreign> {
+/// Kind of an object, or the finding on an object of neither kind.
+fn kind(node: &Node) -> Result<Kind, ForeignObject> {
     let foreign =
-        |code, message: &str, suggestion: String| Err(Foreign { code, message: message.to_owned(), suggestion });
-    let written = || format!("write apiVersion: {GROUP}/{VERSION}");
+        |code, message: &str, suggestion: String| Err(ForeignObject { code, message: message.to_owned(), suggestion });
+    let api_version = || format!("write apiVersion: {GROUP}/{VERSION}");
     if !matches!(node.content, Content::Object(_)) {
         let message = format!("must be an object, and is {}", node.content.kind());
         return foreign(Code::Type, &message, "write each object after a line with ---".to_owned());
     }
-    let named = |kind: &str| Kind::ALL.into_iter().find(|ours| ours.name() == kind);
+    let kind_named = |kind: &str| Kind::ALL.into_iter().find(|known| known.name() == kind);
     let (version, kind) = match (node.text("apiVersion"), node.text("kind")) {
         (Some(version), Some(kind)) => (version, kind),
         (version, kind) => {
-            let suggestion = match (version, kind.and_then(named)) {
-                (None, Some(_)) => written(),
+            let suggestion = match (version, kind.and_then(kind_named)) {
+                (None, Some(_)) => api_version(),
                 (Some(_), _) => "add the kind, ModuleTemplate or ModuleReleaseMeta".to_owned(),
                 (None, None) => format!("add apiVersion: {GROUP}/{VERSION} and the kind"),
             };
             return foreign(Code::Required, "an object must have an apiVersion and a kind", suggestion);
         }
     };
-    match (named(kind), version.split_once('/')) {
+    match (kind_named(kind), version.split_once('/')) {
         (Some(kind), Some((GROUP, VERSION))) => Ok(kind),
         (Some(_), Some((GROUP, other))) => {
-            foreign(Code::ApiVersion, &format!("the version {other} is not served, {VERSION} is"), written())
+            foreign(Code::ApiVersion, &format!("the version {other} is not served, {VERSION} is"), api_version())
         }
-        (ours, _) => {
-            let suggestion = match (ours, advice::near(kind, Kind::ALL.map(Kind::name))) {
-                (Some(_), _) => written(),
-                (None, Some(near)) => format!("write kind: {near}, if it shall be one"),
+        (known, _) => {
+            let suggestion = match (known, advice::closest(kind, Kind::ALL.map(Kind::name))) {
+                (Some(_), _) => api_version(),
+                (None, Some(closest)) => format!("write kind: {closest}, if it shall be one"),
                 (None, None) => "leave it out here".to_owned(),
             };
             foreign(Code::OtherKind, "neither a ModuleTemplate nor a ModuleReleaseMeta: not looked at", suggestion)

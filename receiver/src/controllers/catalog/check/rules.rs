@@ -1,4 +1,4 @@
-//! What no schema says: names, and how the objects of a catalog fit each other.
+//! Rules beyond the schemas: metadata, and the relations between the objects of a catalog.
 
 mod history;
 mod release;
@@ -13,47 +13,46 @@ use tidewatch_shared::{
 };
 
 use super::{
-    Terms, advice,
+    CheckOptions, advice,
     document::{Content, Node, Step},
     finding::{Code, Finding},
     object::Object,
 };
-use crate::controllers::catalog::{
-    desired::Kind,
-    selector::{is_label_key, is_label_value},
-    visibility::template_name,
+use crate::{
+    base::labels::{is_label_key, is_label_value},
+    controllers::catalog::{desired::Kind, visibility::template_name},
 };
 
-/// All objects that an object may have to do with. One that cannot be taken is there by its name only, so that nothing else is
-/// said to lack it.
-struct Around<'a> {
+/// All objects that a checked object may refer to. An object that does not deserialize is kept by name only, so that no
+/// other object is reported to lack it.
+struct Context<'a> {
     templates: BTreeMap<&'a str, Option<&'a ModuleTemplate>>,
     modules: BTreeMap<&'a str, Option<&'a ModuleReleaseMeta>>,
-    /// Names of templates that a channel or `mandatory` names.
-    reached: BTreeSet<String>,
-    terms: &'a Terms,
+    /// Names of templates that a channel or `mandatory` points to.
+    referenced: BTreeSet<String>,
+    options: &'a CheckOptions,
 }
 
-impl<'a> Around<'a> {
-    fn new(objects: &'a [Object], before: Option<&'a [Object]>, terms: &'a Terms) -> Self {
-        let background = before.filter(|_| !terms.whole).unwrap_or_default();
+impl<'a> Context<'a> {
+    fn new(objects: &'a [Object], before: Option<&'a [Object]>, options: &'a CheckOptions) -> Self {
+        let background = before.filter(|_| !options.whole).unwrap_or_default();
         let (mut templates, mut modules) = (BTreeMap::new(), BTreeMap::new());
-        // What the texts say takes the place of what was.
+        // Objects of the texts replace those of the earlier state.
         for object in background.iter().chain(objects) {
             match object.kind {
                 Kind::Template => drop(templates.insert(&*object.name, object.template().map(|object| &**object))),
                 Kind::ReleaseMeta => drop(modules.insert(&*object.name, object.release_meta().map(|object| &**object))),
             }
         }
-        let reached = modules.values().flatten().flat_map(|meta| {
+        let referenced = modules.values().flatten().flat_map(|meta| {
             let channels = meta.spec.channels().iter().map(|entry| &entry.version);
             let mandatory = meta.spec.mandatory.iter().map(|mandatory| &mandatory.version);
             channels.chain(mandatory).map(|version| template_name(&meta.spec.module_name, version))
         });
-        Self { reached: reached.collect(), templates, modules, terms }
+        Self { referenced: referenced.collect(), templates, modules, options }
     }
 
-    /// The versions of a module that have a template, for people.
+    /// Versions of a module with a template, at most the last five by name, for a message.
     fn versions(&self, module: &str) -> Option<String> {
         const NAMED: usize = 5;
         let named = |(name, template): (&&str, &Option<&'a ModuleTemplate>)| {
@@ -66,7 +65,7 @@ impl<'a> Around<'a> {
         (!versions.is_empty()).then(|| format!("there are templates of {more}{}", versions[last..].join(", ")))
     }
 
-    /// The highest version of a module that has a template which somebody may select.
+    /// Highest version of a module with a selectable template.
     fn latest(&self, module: &str) -> Option<&'a str> {
         let selectable = |(name, template): (&&str, &Option<&'a ModuleTemplate>)| {
             let version = template.filter(|template| !template.spec.is_mandatory())?.spec.version.as_deref()?;
@@ -77,34 +76,34 @@ impl<'a> Around<'a> {
     }
 }
 
-/// What is wrong with objects, and with the way to them from those `before`.
-pub(super) fn check(objects: &[Object], before: Option<&[Object]>, terms: &Terms) -> Vec<Finding> {
-    let around = Around::new(objects, before, terms);
+/// Checks objects, and the change to them from those `before`.
+pub(super) fn check(objects: &[Object], before: Option<&[Object]>, options: &CheckOptions) -> Vec<Finding> {
+    let context = Context::new(objects, before, options);
     let mut findings = Vec::new();
     let mut seen = BTreeMap::new();
     for object in objects {
         if !object.name.is_empty()
             && let Some(first) = seen.insert((object.kind, &*object.name), object)
         {
-            let line = first.node.place(&NAME).line;
+            let line = first.node.position_of(&NAME).line;
             let message = format!("another object has the same kind and name ({}:{line})", first.file);
             findings.push(object.finding(&NAME, Code::DuplicateObject, message).suggest("keep one of them"));
         }
         if let Some(template) = object.template() {
-            template::check(object, template, &around, &mut findings);
+            template::check(object, template, &context, &mut findings);
         }
         if let Some(meta) = object.release_meta() {
-            release::check(object, meta, &around, &mut findings);
+            release::check(object, meta, &context, &mut findings);
         }
     }
     if let Some(before) = before {
-        history::check(objects, before, terms, &mut findings);
+        history::check(objects, before, options, &mut findings);
     }
     findings
 }
 
-/// How an object that is too large becomes smaller.
-fn shorter(object: &Object) -> String {
+/// Suggestion for an object that is too large.
+fn size_advice(object: &Object) -> String {
     match advice::largest(&object.node.to_value()) {
         Some((field, bytes)) => format!("shorten {field}, which has {bytes} of them"),
         None => "shorten it".to_owned(),
@@ -113,7 +112,7 @@ fn shorter(object: &Object) -> String {
 
 const NAME: [Step<'static>; 2] = [Step::Key("metadata"), Step::Key("name")];
 
-/// What every object has, and no CRD describes.
+/// Checks the metadata, which no CRD describes.
 pub(super) fn metadata(object: &Object, findings: &mut Vec<Finding>) {
     let Some(metadata) = object.node.get("metadata") else {
         findings.push(object.finding(&[], Code::Metadata, "it has no metadata").suggest(name_advice(object)));
@@ -142,20 +141,20 @@ pub(super) fn metadata(object: &Object, findings: &mut Vec<Finding>) {
     }
 }
 
-/// What to call an object: by what it says of itself, or at least so that it is a name.
+/// Suggested name of an object: derived from its spec, or else its own name repaired.
 pub(super) fn name_advice(object: &Object) -> String {
-    let said = object.proper_name();
-    let wanted = said.as_deref().unwrap_or(&object.name);
-    match (is_subdomain(wanted), advice::repaired(wanted, is_subdomain), object.kind) {
-        (true, ..) => format!("write metadata.name: {wanted}"),
-        (false, Some(name), _) if said.is_none() => format!("write metadata.name: {name}"),
+    let proper = object.proper_name();
+    let name = proper.as_deref().unwrap_or(&object.name);
+    match (is_subdomain(name), advice::repair(name, is_subdomain), object.kind) {
+        (true, ..) => format!("write metadata.name: {name}"),
+        (false, Some(name), _) if proper.is_none() => format!("write metadata.name: {name}"),
         (false, Some(name), _) => format!("write metadata.name: {name}, and in spec what fits it"),
         (false, None, Kind::Template) => "write metadata.name: <module>-<version>".to_owned(),
         (false, None, Kind::ReleaseMeta) => "write metadata.name: <module>".to_owned(),
     }
 }
 
-/// Labels or annotations.
+/// Checks labels or annotations.
 fn pairs(object: &Object, field: &str, texts: &Node, is_value: fn(&str) -> bool, findings: &mut Vec<Finding>) {
     let root = Step::Key("metadata");
     let members = match &texts.content {
@@ -164,7 +163,7 @@ fn pairs(object: &Object, field: &str, texts: &Node, is_value: fn(&str) -> bool,
         other => {
             let message = format!("must be an object, and is {}", other.kind());
             let finding = object.finding(&[root, Step::Key(field)], Code::Type, message);
-            findings.push(finding.suggest(advice::retyped("an object", other)));
+            findings.push(finding.suggest(advice::type_advice("an object", other)));
             return;
         }
     };
@@ -172,7 +171,7 @@ fn pairs(object: &Object, field: &str, texts: &Node, is_value: fn(&str) -> bool,
         let path = [root, Step::Key(field), Step::Key(key)];
         if !is_label_key(key) {
             let finding = object.finding(&path, Code::Metadata, format!("{key:?} is no key"));
-            findings.push(finding.suggest(match advice::repaired(key, is_label_key) {
+            findings.push(finding.suggest(match advice::repair(key, is_label_key) {
                 Some(other) => format!("write {other:?}"),
                 None => {
                     "write at most 63 letters, digits, '-', '_' and '.', after a domain and a slash if need be".into()
@@ -182,7 +181,7 @@ fn pairs(object: &Object, field: &str, texts: &Node, is_value: fn(&str) -> bool,
         match &value.content {
             Content::Text(text) if !is_value(text) => {
                 let finding = object.finding(&path, Code::Metadata, format!("{text:?} is no value of a label"));
-                findings.push(finding.suggest(match advice::repaired(text, is_label_value) {
+                findings.push(finding.suggest(match advice::repair(text, is_label_value) {
                     Some(other) => format!("write {other:?}, or make it an annotation"),
                     None => "write at most 63 letters, digits, '-', '_' and '.', or make it an annotation".into(),
                 }));
@@ -198,13 +197,13 @@ fn pairs(object: &Object, field: &str, texts: &Node, is_value: fn(&str) -> bool,
             other => {
                 let message = format!("must be a string, and is {}", other.kind());
                 let finding = object.finding(&path, Code::Type, message);
-                findings.push(finding.suggest(advice::retyped("a string", other)));
+                findings.push(finding.suggest(advice::type_advice("a string", other)));
             }
         }
     }
 }
 
-/// Whether an object may have this name (RFC 1123 subdomain).
+/// Returns whether a text is an RFC 1123 subdomain, as object names must be.
 fn is_subdomain(name: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let label = |label: &str| {

@@ -1,4 +1,4 @@
-//! What the CRDs say of an object, without an API server: their schemas, as far as ours go.
+//! Check against the schemas of the CRDs, without an API server, limited to the keywords that these CRDs use.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,16 +17,16 @@ use super::{
 };
 use crate::controllers::catalog::desired::Kind;
 
-/// Something that a schema does not allow.
+/// Violation of a schema.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Fault<'a> {
+pub(super) struct SchemaViolation<'a> {
     pub(super) path: Vec<Step<'a>>,
     pub(super) code: Code,
     pub(super) message: String,
     pub(super) suggestion: String,
 }
 
-/// The schemas of the catalog's two kinds.
+/// Schemas of the catalog's two kinds.
 pub(super) struct Schemas {
     template: JSONSchemaProps,
     release_meta: JSONSchemaProps,
@@ -34,14 +34,14 @@ pub(super) struct Schemas {
 }
 
 impl Schemas {
-    /// Those of our own CRDs.
+    /// Loads the schemas of the bundled CRDs.
     pub(super) fn new() -> Self {
-        let (template, release_meta) = (of(Kind::Template), of(Kind::ReleaseMeta));
+        let (template, release_meta) = (schema_of(Kind::Template), schema_of(Kind::ReleaseMeta));
         let mut texts = BTreeSet::new();
-        collect(&template, &mut texts);
-        collect(&release_meta, &mut texts);
+        collect_patterns(&template, &mut texts);
+        collect_patterns(&release_meta, &mut texts);
         let patterns = texts.into_iter().filter_map(|text| {
-            // As the API server's: classes are ASCII. A test compiles each of them.
+            // Character classes are ASCII, as in the API server. A test compiles every pattern.
             let pattern = RegexBuilder::new(&text).unicode(false).build().ok()?;
             Some((text, pattern))
         });
@@ -55,31 +55,31 @@ impl Schemas {
         }
     }
 
-    /// Makes of an object what an API server would store: with defaults, without nulls and unknown fields, and with numbers as it
-    /// writes them. Only then it can be compared with one that it returned.
+    /// Converts an object to the form that an API server stores: with defaults, without nulls and unknown fields, and
+    /// with normalized numbers. Only then it compares equal to an object returned by one.
     pub(super) fn store(&self, kind: Kind, object: &mut Value) {
         store(object, self.of(kind));
-        whole_numbers(object);
+        normalize_numbers(object);
     }
 
-    /// All that is wrong with an object.
-    pub(super) fn check<'a>(&'a self, kind: Kind, object: &'a Node) -> Vec<Fault<'a>> {
+    /// All violations of an object.
+    pub(super) fn check<'a>(&'a self, kind: Kind, object: &'a Node) -> Vec<SchemaViolation<'a>> {
         let schema = self.of(kind);
         let name = object.get("metadata").and_then(|metadata| metadata.text("name"));
-        let mut check = Check { patterns: &self.patterns, name, path: Vec::new(), faults: Vec::new() };
+        let mut check = Check { patterns: &self.patterns, name, path: Vec::new(), violations: Vec::new() };
         check.node(object, schema);
         if object.get("spec").is_none_or(|spec| spec.content == Content::Null) {
             let fields = match kind {
                 Kind::Template => "moduleName, version and descriptor",
                 Kind::ReleaseMeta => "moduleName, ocmComponentName and channels",
             };
-            check.fault(Code::Required, "the object has no spec".to_owned(), format!("add spec with {fields}"));
+            check.violation(Code::Required, "the object has no spec".to_owned(), format!("add spec with {fields}"));
         }
-        check.faults
+        check.violations
     }
 }
 
-fn of(kind: Kind) -> JSONSchemaProps {
+fn schema_of(kind: Kind) -> JSONSchemaProps {
     let crd = crds::crds().into_iter().find(|crd| crd.spec.names.plural == kind.resource());
     let version = crd.and_then(|crd| crd.spec.versions.into_iter().next());
     version
@@ -87,22 +87,22 @@ fn of(kind: Kind) -> JSONSchemaProps {
         .expect("each of our CRDs has a version with a schema")
 }
 
-/// The schemas within a schema.
-fn within(schema: &JSONSchemaProps) -> Vec<&JSONSchemaProps> {
-    let mut within: Vec<_> = schema.properties.iter().flat_map(BTreeMap::values).collect();
+/// Direct subschemas of a schema.
+fn subschemas(schema: &JSONSchemaProps) -> Vec<&JSONSchemaProps> {
+    let mut subschemas: Vec<_> = schema.properties.iter().flat_map(BTreeMap::values).collect();
     if let Some(JSONSchemaPropsOrArray::Schema(items)) = &schema.items {
-        within.push(items);
+        subschemas.push(items);
     }
     if let Some(JSONSchemaPropsOrBool::Schema(values)) = &schema.additional_properties {
-        within.push(values);
+        subschemas.push(values);
     }
-    within
+    subschemas
 }
 
-fn collect(schema: &JSONSchemaProps, patterns: &mut BTreeSet<String>) {
+fn collect_patterns(schema: &JSONSchemaProps, patterns: &mut BTreeSet<String>) {
     patterns.extend(schema.pattern.clone());
-    for schema in within(schema) {
-        collect(schema, patterns);
+    for schema in subschemas(schema) {
+        collect_patterns(schema, patterns);
     }
 }
 
@@ -132,9 +132,9 @@ fn store(value: &mut Value, schema: &JSONSchemaProps) {
     }
 }
 
-/// `1.0` comes back as `1`.
-fn whole_numbers(value: &mut Value) {
-    /// Up to here a floating-point number can be any whole one (2^53).
+/// Converts whole floating-point numbers to integers: API servers return `1.0` as `1`.
+fn normalize_numbers(value: &mut Value) {
+    /// Up to 2^53, a floating-point number represents every integer.
     const EXACT: f64 = 9_007_199_254_740_992.0;
     match value {
         Value::Number(number) if number.is_f64() => {
@@ -142,23 +142,23 @@ fn whole_numbers(value: &mut Value) {
                 *value = (whole as i64).into();
             }
         }
-        Value::Array(values) => values.iter_mut().for_each(whole_numbers),
-        Value::Object(members) => members.values_mut().for_each(whole_numbers),
+        Value::Array(values) => values.iter_mut().for_each(normalize_numbers),
+        Value::Object(members) => members.values_mut().for_each(normalize_numbers),
         _ => {}
     }
 }
 
 struct Check<'a> {
     patterns: &'a BTreeMap<String, Regex>,
-    /// Of the object.
+    /// Name of the object.
     name: Option<&'a str>,
     path: Vec<Step<'a>>,
-    faults: Vec<Fault<'a>>,
+    violations: Vec<SchemaViolation<'a>>,
 }
 
 impl<'a> Check<'a> {
-    fn fault(&mut self, code: Code, message: String, suggestion: impl Into<String>) {
-        self.faults.push(Fault { path: self.path.clone(), code, message, suggestion: suggestion.into() });
+    fn violation(&mut self, code: Code, message: String, suggestion: impl Into<String>) {
+        self.violations.push(SchemaViolation { path: self.path.clone(), code, message, suggestion: suggestion.into() });
     }
 
     fn node(&mut self, node: &'a Node, schema: &'a JSONSchemaProps) {
@@ -168,10 +168,10 @@ impl<'a> Check<'a> {
             (Some("string"), Content::Text(text)) => self.text(text, schema),
             (Some("integer"), Content::Number(number)) if number.is_i64() || number.is_u64() => {}
             (Some("number"), Content::Number(_)) | (Some("boolean"), Content::Bool(_)) | (None, _) => {}
-            (Some(wanted), found) => {
-                let wanted = in_words(wanted);
-                let message = format!("must be {wanted}, and is {}", found.kind());
-                self.fault(Code::Type, message, advice::retyped(wanted, found));
+            (Some(expected), found) => {
+                let expected = type_name(expected);
+                let message = format!("must be {expected}, and is {}", found.kind());
+                self.violation(Code::Type, message, advice::type_advice(expected, found));
             }
         }
     }
@@ -181,15 +181,15 @@ impl<'a> Check<'a> {
         let properties = schema.properties.as_ref().unwrap_or(&empty);
         for name in schema.required.iter().flatten() {
             if node.get(name).is_none_or(|node| node.content == Content::Null) {
-                let suggestion = self.add(name, properties.get(name));
-                self.fault(Code::Required, format!("the field {name} is required"), suggestion);
+                let suggestion = self.field_advice(name, properties.get(name));
+                self.violation(Code::Required, format!("the field {name} is required"), suggestion);
             }
         }
         if schema.x_kubernetes_embedded_resource == Some(true) {
             for name in ["apiVersion", "kind"] {
                 if node.text(name).is_none_or(str::is_empty) {
                     let message = format!("the field {name} is required of an object");
-                    self.fault(Code::Required, message, format!("add the {name} of the object that stands here"));
+                    self.violation(Code::Required, message, format!("add the {name} of the object that stands here"));
                 }
             }
         }
@@ -201,7 +201,7 @@ impl<'a> Check<'a> {
                     (Some(known), _) => self.node(node, known),
                     (None, Some(JSONSchemaPropsOrBool::Schema(values))) => self.node(node, values),
                     (None, Some(JSONSchemaPropsOrBool::Bool(true))) => {}
-                    // `metadata` has no properties in a CRD; the API server knows them.
+                    // The CRD has no properties for `metadata`; the API server validates it.
                     (None, _) if schema.x_kubernetes_preserve_unknown_fields == Some(true) || properties.is_empty() => {
                     }
                     (None, _) => self.unknown(name, properties),
@@ -211,37 +211,41 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// What to do about a field that is not there.
-    fn add(&self, name: &str, schema: Option<&JSONSchemaProps>) -> String {
+    /// Suggestion for a missing field.
+    fn field_advice(&self, name: &str, schema: Option<&JSONSchemaProps>) -> String {
         let Some(schema) = schema else { return format!("add {name}") };
         let own = self.name.filter(|own| name == "moduleName" && !own.is_empty() && self.fits(own, schema));
         let is_restricted = schema.pattern.is_some() || schema.format.is_some();
-        match (own, advice::form(name).filter(|_| is_restricted), &schema.enum_, schema.type_.as_deref()) {
+        match (own, advice::field_format(name).filter(|_| is_restricted), &schema.enum_, schema.type_.as_deref()) {
             (Some(own), ..) => format!("add {name}: {own}"),
             (None, Some(form), ..) => format!("add {name}: {form}"),
             (None, None, Some(values), _) => format!("add {name}: one of {}", joined(values)),
-            (None, None, None, Some(kind)) => format!("add {name}: {}", in_words(kind)),
+            (None, None, None, Some(kind)) => format!("add {name}: {}", type_name(kind)),
             (None, None, None, None) => format!("add {name}"),
         }
     }
 
     fn unknown(&mut self, name: &str, properties: &BTreeMap<String, JSONSchemaProps>) {
         let known = || properties.keys().map(String::as_str);
-        let suggestion = match advice::near(name, known()) {
+        let suggestion = match advice::closest(name, known()) {
             Some(known) => format!("perhaps {known} is meant"),
             None => format!("remove it; the fields are {}", known().collect::<Vec<_>>().join(", ")),
         };
-        self.fault(Code::UnknownField, "there is no such field".to_owned(), suggestion);
+        self.violation(Code::UnknownField, "there is no such field".to_owned(), suggestion);
     }
 
     fn list(&mut self, items: &'a [Node], schema: &'a JSONSchemaProps) {
         let length = i64::try_from(items.len()).unwrap_or(i64::MAX);
         if let Some(max) = schema.max_items.filter(|max| length > *max) {
-            self.fault(Code::Bounds, format!("has {length} entries, more than {max}"), format!("keep {max} of them"));
+            self.violation(
+                Code::Bounds,
+                format!("has {length} entries, more than {max}"),
+                format!("keep {max} of them"),
+            );
         }
         if let Some(min) = schema.min_items.filter(|min| length < *min) {
             let suggestion = format!("add {} more", min - length);
-            self.fault(Code::Bounds, format!("has {length} entries, fewer than {min}"), suggestion);
+            self.violation(Code::Bounds, format!("has {length} entries, fewer than {min}"), suggestion);
         }
         let Some(JSONSchemaPropsOrArray::Schema(of_items)) = &schema.items else { return };
         let keys = schema.x_kubernetes_list_map_keys.as_deref().unwrap_or_default();
@@ -252,7 +256,7 @@ impl<'a> Check<'a> {
             let key: Vec<_> = keys.iter().map(|key| item.get(key).map(|node| node.to_value().to_string())).collect();
             if !keys.is_empty() && !seen.insert(key) {
                 let message = format!("another entry has the same {}", keys.join(" and "));
-                self.fault(Code::DuplicateEntry, message, "remove one of them");
+                self.violation(Code::DuplicateEntry, message, "remove one of them");
             }
             self.path.pop();
         }
@@ -262,25 +266,25 @@ impl<'a> Check<'a> {
         let length = characters(text);
         if let Some(max) = schema.max_length.filter(|max| length > *max) {
             let message = format!("has {length} characters, more than {max}");
-            self.fault(Code::Bounds, message, format!("shorten it to {max} characters"));
+            self.violation(Code::Bounds, message, format!("shorten it to {max} characters"));
         }
         if let Some(min) = schema.min_length.filter(|min| length < *min) {
             let message = format!("has {length} characters, fewer than {min}");
-            self.fault(Code::Bounds, message, format!("write {min} characters or more"));
+            self.violation(Code::Bounds, message, format!("write {min} characters or more"));
         }
         if let Some(pattern) = schema.pattern.as_deref().filter(|pattern| !self.matches(text, pattern)) {
-            self.fault(Code::Pattern, format!("{text:?} does not match {pattern}"), self.instead(text, schema));
+            self.violation(Code::Pattern, format!("{text:?} does not match {pattern}"), self.text_advice(text, schema));
         }
         if let Some(values) = schema.enum_.as_deref().filter(|values| !values.iter().any(|value| value.0 == *text)) {
             let known = values.iter().filter_map(|value| value.0.as_str()).filter(|value| !value.is_empty());
-            let suggestion = match advice::near(text, known) {
-                Some(near) => format!("write {near:?}"),
+            let suggestion = match advice::closest(text, known) {
+                Some(closest) => format!("write {closest:?}"),
                 None => "write one of them".to_owned(),
             };
-            self.fault(Code::Enum, format!("{text:?} is none of {}", joined(values)), suggestion);
+            self.violation(Code::Enum, format!("{text:?} is none of {}", joined(values)), suggestion);
         }
-        if let Some(kind) = schema.format.as_deref().and_then(|format| misformed(text, format)) {
-            self.fault(Code::Format, format!("{text:?} is no {kind}"), self.instead(text, schema));
+        if let Some(kind) = schema.format.as_deref().and_then(|format| format_mismatch(text, format)) {
+            self.violation(Code::Format, format!("{text:?} is no {kind}"), self.text_advice(text, schema));
         }
     }
 
@@ -288,19 +292,19 @@ impl<'a> Check<'a> {
         self.patterns.get(pattern).is_none_or(|regex| regex.is_match(text))
     }
 
-    /// Whether a text is all that a field wants.
+    /// Returns whether a text meets all restrictions of a field.
     fn fits(&self, text: &str, schema: &JSONSchemaProps) -> bool {
         let length = characters(text);
         schema.max_length.is_none_or(|max| length <= max)
             && schema.min_length.is_none_or(|min| length >= min)
             && schema.pattern.as_deref().is_none_or(|pattern| self.matches(text, pattern))
-            && schema.format.as_deref().is_none_or(|format| misformed(text, format).is_none())
+            && schema.format.as_deref().is_none_or(|format| format_mismatch(text, format).is_none())
     }
 
-    /// What to write in the place of a text that does not fit the field in which it stands.
-    fn instead(&self, text: &str, schema: &JSONSchemaProps) -> String {
+    /// Suggestion for a text that does not meet the restrictions of its field.
+    fn text_advice(&self, text: &str, schema: &JSONSchemaProps) -> String {
         let field = self.path.iter().rev().find_map(|step| if let Step::Key(key) = step { Some(*key) } else { None });
-        match (advice::repaired(text, |other| self.fits(other, schema)), field.and_then(advice::form)) {
+        match (advice::repair(text, |other| self.fits(other, schema)), field.and_then(advice::field_format)) {
             (Some(other), _) => format!("write {other:?}"),
             (None, Some(form)) => format!("write {form}"),
             (None, None) => "write a text that does".to_owned(),
@@ -308,8 +312,8 @@ impl<'a> Check<'a> {
     }
 }
 
-/// A type of a schema.
-fn in_words(kind: &str) -> &str {
+/// Schema type in a message.
+fn type_name(kind: &str) -> &str {
     match kind {
         "object" => "an object",
         "array" => "a list",
@@ -329,8 +333,8 @@ fn characters(text: &str) -> i64 {
     i64::try_from(text.chars().count()).unwrap_or(i64::MAX)
 }
 
-/// What a text should be by its format, if it is not.
-fn misformed(text: &str, format: &str) -> Option<&'static str> {
+/// Name of the format that a text does not have; `None` if it does.
+fn format_mismatch(text: &str, format: &str) -> Option<&'static str> {
     match format {
         "date" if date(text).is_none() => Some("date"),
         "uri" if !is_uri(text) => Some("URI"),
@@ -338,7 +342,7 @@ fn misformed(text: &str, format: &str) -> Option<&'static str> {
     }
 }
 
-/// A day as RFC 3339 has it (`full-date`).
+/// Parses a `full-date` of RFC 3339.
 pub(super) fn date(text: &str) -> Option<Date> {
     text.parse().ok().filter(|date: &Date| date.to_string() == text)
 }
@@ -359,7 +363,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_stored_has_defaults_and_nothing_unknown() {
+    fn stored_object_has_defaults_and_no_unknown_fields() {
         let mut meta = json!({"apiVersion": "x", "metadata": {"name": "a", "labels": null}, "status": {}, "spec": {
             "moduleName": "a", "ocmComponentName": null, "channel": [], "internal": true,
             "channels": [{"channel": "fast", "version": "1.0.0", "more": 1}]}});
@@ -373,21 +377,21 @@ mod tests {
     }
 
     #[test]
-    fn nothing_that_our_crds_say_is_overlooked() {
+    fn every_keyword_of_the_crds_is_supported() {
         let schemas = Schemas::new();
         let mut patterns = BTreeSet::new();
         for schema in [&schemas.template, &schemas.release_meta] {
-            collect(schema, &mut patterns);
-            known(schema);
+            collect_patterns(schema, &mut patterns);
+            assert_supported(schema);
         }
         assert!(patterns.len() >= 4 && patterns.iter().all(|pattern| schemas.patterns.contains_key(pattern)));
         let rules = serde_json::to_string(&[&schemas.template, &schemas.release_meta]).unwrap();
-        // That of `mandatory` and `channels`, which the rules of a release meta check.
+        // The one rule, on `mandatory` and `channels`, is checked with the release metas.
         assert_eq!(rules.matches("\"rule\":").count(), 1, "{rules}");
     }
 
-    fn known(schema: &JSONSchemaProps) {
-        const KNOWN: [&str; 20] = [
+    fn assert_supported(schema: &JSONSchemaProps) {
+        const SUPPORTED: [&str; 20] = [
             "additionalProperties",
             "default",
             "description",
@@ -411,41 +415,41 @@ mod tests {
         ];
         let Value::Object(members) = serde_json::to_value(schema).unwrap() else { panic!() };
         for (key, value) in &members {
-            assert!(KNOWN.contains(&key.as_str()), "{key}: {value}");
+            assert!(SUPPORTED.contains(&key.as_str()), "{key}: {value}");
         }
         if let Some(format) = &schema.format {
             assert!(["date", "uri"].contains(&format.as_str()), "{format}");
         }
-        within(schema).into_iter().for_each(known);
+        subschemas(schema).into_iter().for_each(assert_supported);
     }
 
-    /// The fields of a schema whose texts it restricts.
+    /// Fields with a pattern or format.
     fn restricted(schema: &JSONSchemaProps, fields: &mut Vec<(String, JSONSchemaProps)>) {
         for (name, field) in schema.properties.iter().flatten() {
             if field.pattern.is_some() || field.format.is_some() {
                 fields.push((name.clone(), field.clone()));
             }
         }
-        within(schema).into_iter().for_each(|schema| restricted(schema, fields));
+        subschemas(schema).into_iter().for_each(|schema| restricted(schema, fields));
     }
 
     #[test]
-    fn what_a_field_wants_is_known_in_words() {
+    fn every_restricted_field_has_a_format() {
         let schemas = Schemas::new();
         let mut fields = Vec::new();
         restricted(&schemas.template, &mut fields);
         restricted(&schemas.release_meta, &mut fields);
-        let check = Check { patterns: &schemas.patterns, name: None, path: Vec::new(), faults: Vec::new() };
+        let check = Check { patterns: &schemas.patterns, name: None, path: Vec::new(), violations: Vec::new() };
         for (name, schema) in &fields {
-            let (.., example) = advice::FORMS.iter().find(|(field, ..)| field == name).unwrap();
+            let (.., example) = advice::FIELD_FORMATS.iter().find(|(field, ..)| field == name).unwrap();
             assert!(check.fits(example, schema), "{name}: {example}");
         }
         let names: BTreeSet<_> = fields.iter().map(|(name, _)| name.as_str()).collect();
-        assert_eq!(names, advice::FORMS.iter().map(|(field, ..)| *field).collect());
+        assert_eq!(names, advice::FIELD_FORMATS.iter().map(|(field, ..)| *field).collect());
     }
 
     #[test]
-    fn dates_and_uris() {
+    fn dates_and_uris_are_recognised() {
         assert!(date("2026-02-28").is_some());
         for text in ["2026-02-30", "2026-2-3", "20260203", "2026-02-03T00:00:00Z", ""] {
             assert!(date(text).is_none(), "{text}");

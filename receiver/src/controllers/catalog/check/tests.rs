@@ -9,21 +9,25 @@ fn source(name: &str, text: &str) -> Source {
 }
 
 fn data(name: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/catalog/check/tests").join(name);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/controllers/catalog/check/tests").join(name);
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-fn terms() -> Terms {
-    Terms { restricted: Some(BTreeSet::from(["keda".to_owned()])), today: jiff::civil::date(2026, 6, 1), whole: false }
+fn options() -> CheckOptions {
+    CheckOptions {
+        restricted: Some(BTreeSet::from(["keda".to_owned()])),
+        today: jiff::civil::date(2026, 6, 1),
+        whole: false,
+    }
 }
 
-fn said(report: &Report) -> Vec<(&'static str, u64)> {
+fn codes(report: &Report) -> Vec<(&'static str, u64)> {
     report.findings.iter().map(|finding| (finding.code.as_str(), finding.line)).collect()
 }
 
 #[test]
-fn nothing_is_said_of_what_is_right() {
-    let report = check(&[source("good.yaml", &data("good.yaml"))], None, &terms()).unwrap();
+fn valid_files_have_no_findings() {
+    let report = check(&[source("good.yaml", &data("good.yaml"))], None, &options()).unwrap();
     assert_eq!(report.findings, []);
     let summary = Summary { files: 1, templates: 3, release_metas: 2, errors: 0, warnings: 0 };
     assert_eq!(report.summary, summary);
@@ -33,38 +37,38 @@ fn nothing_is_said_of_what_is_right() {
 }
 
 #[test]
-fn each_mistake_has_its_place_its_code_and_what_to_do() {
-    let report = check(&[source("wrong.yaml", &data("wrong.yaml"))], None, &terms()).unwrap();
+fn each_mistake_has_a_position_a_code_and_advice() {
+    let report = check(&[source("wrong.yaml", &data("wrong.yaml"))], None, &options()).unwrap();
     let golden: Value = serde_json::from_str(&data("wrong.json")).unwrap();
     let found = serde_json::to_value(&report).unwrap();
     assert_eq!(found, golden, "{found:#}");
     assert!(report.findings.iter().all(|finding| !finding.suggestion.is_empty()), "{report}");
     assert!(!report.is_clean(false));
-    // What the other tests of this file are about.
+    // Codes covered by other tests of this file.
     let elsewhere = [Code::Downgrade, Code::TooLarge, Code::NotRestricted, Code::ChannelRemoved, Code::ModuleRemoved];
     let codes: BTreeSet<_> = report.findings.iter().map(|finding| finding.code).chain(elsewhere).collect();
     let missing: Vec<_> = Code::ALL.into_iter().filter(|code| !codes.contains(code)).collect();
     assert_eq!(missing, []);
 }
 
-/// An object of the catalog, as text.
+/// An object of the catalog as JSON.
 fn object(kind: Kind, name: &str, spec: Value) -> Value {
     json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": kind.name(), "metadata": {"name": name}, "spec": spec})
 }
 
-/// The templates 1.0.0 and 1.1.0 of a module.
+/// Templates 1.0.0 and 1.1.0 of a module.
 fn templates() -> [Value; 2] {
     ["1.0.0", "1.1.0"].map(|version| template("keda", version, json!({})))
 }
 
-/// A template that is right but for this.
+/// A valid template with these changes to its spec.
 fn template(module: &str, version: &str, wrong: Value) -> Value {
     let mut spec = json!({"moduleName": module, "version": version, "descriptor": {}});
     merge(&mut spec, wrong);
     object(Kind::Template, &format!("{module}-{version}"), spec)
 }
 
-/// A release meta that is right beside [`templates`] but for this.
+/// A release meta that is valid beside [`templates`], with these changes to its spec.
 fn meta(wrong: Value) -> Value {
     let mut spec = json!({"moduleName": "keda", "ocmComponentName": "kyma-project.io/module/keda",
         "channels": [{"channel": "regular", "version": "1.0.0"}, {"channel": "fast", "version": "1.1.0"}]});
@@ -72,7 +76,7 @@ fn meta(wrong: Value) -> Value {
     object(Kind::ReleaseMeta, "keda", spec)
 }
 
-/// Members take the place of those with the same name; null removes one.
+/// Replaces members of the same name; null removes one.
 fn merge(into: &mut Value, change: Value) {
     let Value::Object(change) = change else { panic!("{change}") };
     for (key, value) in change {
@@ -83,16 +87,16 @@ fn merge(into: &mut Value, change: Value) {
     }
 }
 
-/// What is said of objects beside [`templates`].
-fn found_in(objects: &[Value]) -> Vec<Finding> {
+/// Findings on objects beside [`templates`].
+fn findings_in(objects: &[Value]) -> Vec<Finding> {
     let texts = templates().iter().chain(objects).map(|object| format!("{object}\n---\n")).collect::<String>();
-    let report = check(&[source("a", &texts)], None, &Terms { restricted: None, ..terms() }).unwrap();
+    let report = check(&[source("a", &texts)], None, &CheckOptions { restricted: None, ..options() }).unwrap();
     assert!(report.findings.iter().all(|finding| !finding.suggestion.is_empty()), "{report}");
     report.findings
 }
 
 #[test]
-fn what_to_write_instead_is_said_where_it_is_known() {
+fn advice_names_the_replacement_where_possible() {
     let bare = |change: Value| {
         let mut object = meta(json!({}));
         merge(&mut object, change);
@@ -225,16 +229,16 @@ fn what_to_write_instead_is_said_where_it_is_known() {
         (bare(json!({"kind": null})), Code::Required, "add the kind, ModuleTemplate or ModuleReleaseMeta"),
         (json!([1]), Code::Type, "write each object after a line with ---"),
     ] {
-        let found = found_in(slice::from_ref(&object));
-        let is_said = |finding: &Finding| finding.code == code && finding.suggestion.contains(advice);
-        assert!(found.iter().any(is_said), "{code:?} {advice:?}: {found:#?}");
+        let found = findings_in(slice::from_ref(&object));
+        let is_match = |finding: &Finding| finding.code == code && finding.suggestion.contains(advice);
+        assert!(found.iter().any(is_match), "{code:?} {advice:?}: {found:#?}");
     }
 }
 
 #[test]
-fn a_template_that_nobody_can_have_says_what_would_reach_it() {
+fn unreachable_template_has_advice_to_reach_it() {
     let unreached = |objects: &[Value]| {
-        let found = found_in(objects).into_iter().filter(|finding| finding.code == Code::UnreachedTemplate);
+        let found = findings_in(objects).into_iter().filter(|finding| finding.code == Code::UnreachedTemplate);
         found.map(|finding| finding.suggestion).collect::<Vec<_>>()
     };
     let everyone = meta(json!({"channels": null, "mandatory": {"version": "1.1.0"}}));
@@ -248,20 +252,20 @@ fn a_template_that_nobody_can_have_says_what_would_reach_it() {
 }
 
 #[test]
-fn a_selector_says_which_requirement_is_wrong() {
+fn selector_finding_names_the_invalid_requirement() {
     let requirements = json!([{"key": "a", "operator": "Exists"}, {"key": "b", "operator": "Like"}]);
-    let found = found_in(&[meta(json!({"kymaSelector": {"matchExpressions": requirements}}))]);
+    let found = findings_in(&[meta(json!({"kymaSelector": {"matchExpressions": requirements}}))]);
     assert_eq!(found[0].path, "spec.kymaSelector.matchExpressions[1]");
     let found =
-        found_in(&[meta(json!({"kymaSelector": {"matchLabels": {"a": "!"}, "matchExpressions": requirements}}))]);
+        findings_in(&[meta(json!({"kymaSelector": {"matchLabels": {"a": "!"}, "matchExpressions": requirements}}))]);
     assert_eq!(found[0].path, "spec.kymaSelector", "the labels are wrong as well");
 }
 
 #[test]
-fn people_read_one_line_for_each() {
+fn text_report_has_one_line_per_finding() {
     let text = "apiVersion: operator.kyma-project.io/v1beta2\nkind: ModuleReleaseMeta\nmetadata: {name: keda}\nspec:\n  \
                 moduleName: keda\n  ocmComponentName: kyma-project.io/module/keda\n  channels:\n  - channel: fast\n    version: 1.0.0\n";
-    let report = check(&[source("a.yaml", text)], None, &Terms { restricted: None, ..terms() }).unwrap();
+    let report = check(&[source("a.yaml", text)], None, &CheckOptions { restricted: None, ..options() }).unwrap();
     let lines = report.to_string();
     assert_eq!(
         lines,
@@ -287,10 +291,10 @@ fn catalog(regular: &str, fast: Option<&str>) -> String {
 }
 
 #[test]
-fn a_channel_must_not_move_down() {
+fn channel_downgrade_is_an_error() {
     let codes = |from: &str, to: &str| {
         let (before, now) = (source("before", &catalog(from, None)), source("now", &catalog(to, None)));
-        let report = check(&[now], Some(&[before]), &terms()).unwrap();
+        let report = check(&[now], Some(&[before]), &options()).unwrap();
         let moved = report.findings.iter().filter(|finding| finding.severity == Severity::Error);
         moved.map(|finding| (finding.code, finding.path.clone())).collect::<Vec<_>>()
     };
@@ -298,49 +302,54 @@ fn a_channel_must_not_move_down() {
     assert_eq!(codes("2.0.0", "1.0.0"), down);
     assert_eq!(codes("1.1.0", "1.0.0"), down);
     assert_eq!(codes("1.0.0", "2.0.0"), []);
-    assert_eq!(codes("1.1.0", "1.1.0-rc"), [], "runtimes do not look at what follows the numbers");
+    assert_eq!(codes("1.1.0", "1.1.0-rc"), [], "pre-release parts are not compared");
 }
 
 #[test]
-fn what_is_new_is_judged_beside_what_is_there() {
+fn new_objects_are_checked_against_the_existing_ones() {
     let before = || source("before", &catalog("1.0.0", Some("1.1.0")));
-    let whole = |files: &[Source], whole| check(files, Some(&[before()]), &Terms { whole, ..terms() }).unwrap();
+    let whole =
+        |files: &[Source], whole| check(files, Some(&[before()]), &CheckOptions { whole, ..options() }).unwrap();
     let meta = catalog("2.0.0", None).lines().last().unwrap().to_owned();
     let alone = source("now", &meta);
-    assert_eq!(said(&check(slice::from_ref(&alone), None, &terms()).unwrap()), [("unknown-version", 1)]);
-    assert_eq!(said(&whole(slice::from_ref(&alone), false)), [("channel-removed", 1)], "its template is there");
-    assert_eq!(said(&whole(&[alone], true)), [("channel-removed", 1), ("unknown-version", 1)]);
+    assert_eq!(codes(&check(slice::from_ref(&alone), None, &options()).unwrap()), [("unknown-version", 1)]);
+    assert_eq!(
+        codes(&whole(slice::from_ref(&alone), false)),
+        [("channel-removed", 1)],
+        "its template is in the earlier state"
+    );
+    assert_eq!(codes(&whole(&[alone], true)), [("channel-removed", 1), ("unknown-version", 1)]);
     let gone = whole(&[], true);
-    assert_eq!(said(&gone), [("module-removed", 9)]);
+    assert_eq!(codes(&gone), [("module-removed", 9)]);
     assert_eq!((&*gone.findings[0].file, gone.is_clean(false), gone.is_clean(true)), ("before", true, false));
 }
 
 #[test]
-fn a_selector_of_a_module_that_is_not_restricted_hides_it() {
+fn selector_of_an_unrestricted_module_is_reported() {
     let files = [source("good.yaml", &data("good.yaml"))];
-    let found = |restricted| said(&check(&files, None, &Terms { restricted, ..terms() }).unwrap());
+    let found = |restricted| codes(&check(&files, None, &CheckOptions { restricted, ..options() }).unwrap());
     assert_eq!(found(Some(BTreeSet::new())), [("not-restricted", 49)]);
-    assert_eq!(found(None), [], "nobody said what is restricted");
+    assert_eq!(found(None), [], "the restricted modules are unknown");
 }
 
 #[test]
-fn an_object_that_is_too_large_is_named() {
+fn oversized_object_is_reported() {
     let text = catalog("1.0.0", None).replacen(
         "\"descriptor\":{}",
         &format!("\"descriptor\":{{\"x\":\"{}\"}}", "y".repeat(1 << 20)),
         1,
     );
-    let report = check(&[source("a", &text)], None, &terms()).unwrap();
-    assert!(said(&report).contains(&("too-large", 1)), "{:?}", said(&report));
+    let report = check(&[source("a", &text)], None, &options()).unwrap();
+    assert!(codes(&report).contains(&("too-large", 1)), "{:?}", codes(&report));
 }
 
 #[test]
-fn what_cannot_be_read_says_where() {
+fn parse_errors_have_a_position() {
     let broken = source("b.yaml", "a: 1\nb: [\n");
-    let error = check(&[source("good", &data("good.yaml")), broken.clone()], None, &terms()).unwrap_err();
+    let error = check(&[source("good", &data("good.yaml")), broken.clone()], None, &options()).unwrap_err();
     assert_eq!(&*error.file, "b.yaml");
     assert!(error.line >= 2 && error.to_string().starts_with("b.yaml:"), "{error}");
-    assert!(check(&[], Some(&[broken]), &terms()).is_err());
+    assert!(check(&[], Some(&[broken]), &options()).is_err());
     let error = read(&[source("wrong.yaml", &data("wrong.yaml"))]).unwrap_err().to_string();
     assert!(error.starts_with("wrong.yaml:1:1: error[type] ModuleTemplate/keda-1.0"), "{error}");
     assert!(

@@ -1,5 +1,5 @@
-//! A fake API server of one runtime, for the tests: two kinds in one namespace, server-side apply with one applier, uids,
-//! versions and preconditions, and a list of the calls made.
+//! Fake API server of one runtime: two kinds in one namespace, server-side apply with one field manager, uids,
+//! resourceVersions, preconditions, and a record of the calls made.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,76 +22,76 @@ const INVENTORY: &str = "configmaps/tidewatch-catalog";
 struct State {
     objects: BTreeMap<String, Value>,
     applied: BTreeMap<String, Value>,
-    /// What is refused, and how: a resource, an object, or a verb and an object.
+    /// Status of refused calls, by resource, object, or verb and object.
     refused: BTreeMap<String, StatusCode>,
     absent: BTreeSet<String>,
     calls: Vec<String>,
     inventory_calls: Vec<&'static str>,
     version: u64,
     faults: Vec<Fault>,
-    /// Calls since there are faults.
+    /// Number of calls since the faults were set.
     at: usize,
-    /// Nobody hears an answer any more.
+    /// The receiver has crashed: no response reaches it.
     dead: bool,
-    late: Vec<Late>,
-    changes: BTreeMap<String, Told>,
-    /// What somebody else did that makes channels point to nothing, of which the receiver knows nothing yet: templates that were
-    /// taken away, release metas that were written.
+    delayed: Vec<DelayedCall>,
+    changes: BTreeMap<String, AgentEvent>,
+    /// Foreign changes that leave channels dangling and that the receiver has not observed yet: deleted templates and
+    /// written release metas.
     unknown: BTreeSet<String>,
     watched: bool,
 }
 
-/// Something is wrong with a call.
+/// Fault of one call.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fault {
-    /// Calls before it.
+    /// Number of calls before the faulty one.
     pub(super) after: usize,
-    /// When the server does what it asks for: never, or after so many further calls.
+    /// Number of further calls after which the server executes the call; `None` if it never does.
     pub(super) lands: Option<usize>,
-    /// What the receiver hears.
-    pub(super) heard: Heard,
+    /// Response that the receiver gets.
+    pub(super) response: Response,
 }
 
-/// What the receiver hears of a call.
+/// Response to a faulty call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Heard {
-    /// Nothing ever again: it is dead. Calls that it makes beside this one do not land unless their own fault says so.
-    Nothing,
-    /// That the server is not available.
+pub(super) enum Response {
+    /// None, ever again: the receiver crashes. Concurrent calls are not executed unless their own fault specifies it.
+    Lost,
+    /// 503 Service Unavailable.
     Unavailable,
 }
 
-/// A call that lands later.
-struct Late {
+/// A call that is executed later.
+struct DelayedCall {
     after: usize,
     method: Method,
     uri: Uri,
     body: Vec<u8>,
 }
 
-/// How an agent tells of an object: the last change of it.
+/// Last change of an object, as an agent reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Told {
+pub(super) struct AgentEvent {
     pub(super) uid: String,
     pub(super) resource_version: String,
     pub(super) change: Change,
 }
 
-/// Draws numbers, the same ones for the same seed.
-struct Dice(u64);
+/// Linear congruential generator: equal seeds give equal numbers.
+struct SeededRng(u64);
 
-impl Dice {
+impl SeededRng {
     fn draw(&mut self, below: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % below
     }
 }
 
-/// The server; clones are the same server.
+/// The server; clones share its state.
 #[derive(Clone, Default)]
-pub(super) struct Fake(Arc<Mutex<State>>);
+pub(super) struct FakeRuntime(Arc<Mutex<State>>);
 
-impl Fake {
+impl FakeRuntime {
     pub(super) fn client(&self) -> Client {
         let fake = self.clone();
         testing::client("default", move |parts, body| {
@@ -100,11 +100,12 @@ impl Fake {
         })
     }
 
-    /// A client whose calls take their time, each another one: those of two clients come in any order.
+    /// Client that delays each call by a random number of yields, so that the calls of two clients interleave in any
+    /// order.
     pub(super) fn slow_client(&self, seed: u64) -> Client {
-        let (client, dice) = (self.client(), Arc::new(Mutex::new(Dice(seed))));
+        let (client, rng) = (self.client(), Arc::new(Mutex::new(SeededRng(seed))));
         let service = service_fn(move |request: Request<Body>| {
-            let (client, turns) = (client.clone(), dice.lock().unwrap().draw(12));
+            let (client, turns) = (client.clone(), rng.lock().unwrap().draw(12));
             async move {
                 for _ in 0..turns {
                     tokio::task::yield_now().await;
@@ -115,93 +116,98 @@ impl Fake {
         Client::new(service, "default")
     }
 
-    /// One call, with whatever is wrong with it; `None`: no answer.
+    /// Executes one call with its fault, if any. Returns `None` if there is no response.
     fn call(&self, method: &Method, uri: &Uri, body: &[u8]) -> Option<(StatusCode, Value)> {
-        self.land(|late| {
-            late.after = late.after.saturating_sub(1);
-            late.after == 0
+        self.land(|delayed| {
+            delayed.after = delayed.after.saturating_sub(1);
+            delayed.after == 0
         });
         let state = &mut *self.0.lock().unwrap();
         let at = state.at;
         state.at += 1;
         let fault = state.faults.iter().find(|fault| fault.after == at).copied();
-        let Some(Fault { lands, heard, .. }) = fault else {
+        let Some(Fault { lands, response, .. }) = fault else {
             return (!state.dead).then(|| state.watched(method, uri, body));
         };
-        state.dead |= heard == Heard::Nothing;
+        state.dead |= response == Response::Lost;
         match lands {
             None => {}
             Some(0) => drop(state.watched(method, uri, body)),
             Some(after) => {
-                state.late.push(Late { after, method: method.clone(), uri: uri.clone(), body: body.to_vec() });
+                state.delayed.push(DelayedCall {
+                    after,
+                    method: method.clone(),
+                    uri: uri.clone(),
+                    body: body.to_vec(),
+                });
             }
         }
         (!state.dead).then(|| failure(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable"))
     }
 
-    /// What is wrong with the receiver's calls from now on. Whether it was dead.
+    /// Sets the faults of the following calls. Returns whether the receiver had crashed.
     pub(super) fn faults(&self, faults: &[Fault]) -> bool {
         let state = &mut *self.0.lock().unwrap();
         (state.faults, state.at) = (faults.to_vec(), 0);
         std::mem::take(&mut state.dead)
     }
 
-    /// Calls that are still on their way arrive, if they are due.
-    fn land(&self, mut is_due: impl FnMut(&mut Late) -> bool) {
+    /// Executes the delayed calls that are due.
+    fn land(&self, mut is_due: impl FnMut(&mut DelayedCall) -> bool) {
         let state = &mut *self.0.lock().unwrap();
-        let due: Vec<_> = state.late.extract_if(.., |late| is_due(late)).collect();
-        for Late { method, uri, body, .. } in due {
-            // It was no call of now.
+        let due: Vec<_> = state.delayed.extract_if(.., |delayed| is_due(delayed)).collect();
+        for DelayedCall { method, uri, body, .. } in due {
+            // A delayed call is not recorded again.
             let calls = state.calls.len();
             state.by_others(|state| drop(state.answer(&method, &uri, &body)));
             state.calls.truncate(calls);
         }
     }
 
-    /// Every call that is still on its way arrives.
+    /// Executes all delayed calls.
     pub(super) fn land_all(&self) {
         self.land(|_| true);
     }
 
-    /// From now on no write of the receiver makes a channel point to nothing, unless by what somebody else did and it could not
-    /// know; or that is not watched for a while.
+    /// Enables or disables the check that no write of the receiver leaves a channel dangling, unless a foreign change
+    /// that it could not know of is the cause.
     pub(super) fn watch(&self, watched: bool) {
         self.0.lock().unwrap().watched = watched;
     }
 
-    /// What an agent tells: the last change of each object, whoever made it.
-    pub(super) fn changes(&self) -> BTreeMap<String, Told> {
+    /// Unsettled events: the last change of each object, own or foreign.
+    pub(super) fn changes(&self) -> BTreeMap<String, AgentEvent> {
         self.0.lock().unwrap().changes.clone()
     }
 
-    /// The receiver knows of these, as far as they tell how things are.
-    pub(super) fn hears(&self, told: &BTreeMap<String, Told>) {
+    /// Records that the receiver has observed these events, as far as they match the current state.
+    pub(super) fn observe(&self, events: &BTreeMap<String, AgentEvent>) {
         let State { objects, unknown, .. } = &mut *self.0.lock().unwrap();
-        let is_now = |id: &str, told: &Told| match objects.get(id) {
-            Some(object) => object["metadata"]["resourceVersion"] == *told.resource_version,
-            None => told.change == Change::Deleted,
+        let is_now = |id: &str, event: &AgentEvent| match objects.get(id) {
+            Some(object) => object["metadata"]["resourceVersion"] == *event.resource_version,
+            None => event.change == Change::Deleted,
         };
-        unknown.retain(|id| !told.get(id).is_some_and(|told| is_now(id, told)));
+        unknown.retain(|id| !events.get(id).is_some_and(|event| is_now(id, event)));
     }
 
-    /// The work for these has ended: they are not told again.
-    pub(super) fn settle(&self, told: &BTreeMap<String, Told>) {
-        self.0.lock().unwrap().changes.retain(|id, change| told.get(id) != Some(change));
+    /// Settles these events: they are not sent again.
+    pub(super) fn settle(&self, events: &BTreeMap<String, AgentEvent>) {
+        self.0.lock().unwrap().changes.retain(|id, change| events.get(id) != Some(change));
     }
 
-    /// Somebody does something of which the agent does not tell.
-    pub(super) fn unheard(&self, deed: impl FnOnce(&Self)) {
+    /// Runs a foreign change that the agent does not report.
+    pub(super) fn without_event(&self, action: impl FnOnce(&Self)) {
         let before = self.changes();
-        deed(self);
+        action(self);
         self.0.lock().unwrap().changes = before;
     }
 
-    /// The calls about the inventory since the last time.
+    /// Takes the recorded calls on the inventory.
     pub(super) fn inventory_calls(&self) -> Vec<&'static str> {
         std::mem::take(&mut self.0.lock().unwrap().inventory_calls)
     }
 
-    /// The inventory's lines.
+    /// Lines of the stored inventory.
     pub(super) fn inventory(&self) -> Vec<String> {
         let object = self.object(INVENTORY).unwrap_or_default();
         object["data"]["objects"].as_str().unwrap_or_default().lines().map(str::to_owned).collect()
@@ -213,12 +219,12 @@ impl Fake {
         objects
     }
 
-    /// The calls since the last time, in order: `<verb> <resource>/<name>`.
+    /// Takes the recorded calls, in order: `<verb> <resource>/<name>`.
     pub(super) fn calls(&self) -> Vec<String> {
         std::mem::take(&mut self.0.lock().unwrap().calls)
     }
 
-    /// An object as somebody else writes it, addressed as `<resource>/<name>`.
+    /// Edits an object as a foreign field manager; `id` is `<resource>/<name>`.
     pub(super) fn edit(&self, id: &str, change: impl FnOnce(&mut Value)) {
         let state = &mut *self.0.lock().unwrap();
         let (resource, name) = id.split_once('/').unwrap();
@@ -243,26 +249,27 @@ impl Fake {
         self.0.lock().unwrap().by_others(|state| drop(state.take(id)));
     }
 
-    /// Writes of this object, or of all of this resource if it has no slash, are refused from now on, or not any more.
+    /// Refuses writes of this object, or of the whole resource if `id` has no slash; or stops refusing them.
     pub(super) fn refuse(&self, id: &str, refused: bool) {
-        self.answers(id, refused.then_some(StatusCode::FORBIDDEN));
+        self.respond_with(id, refused.then_some(StatusCode::FORBIDDEN));
     }
 
-    /// The same with another status, also for `<verb> <resource>/<name>` alone; `None`: as it shall.
-    pub(super) fn answers(&self, what: &str, status: Option<StatusCode>) {
+    /// Responds with this status to writes of the target, or only to one verb if it is `<verb> <resource>/<name>`;
+    /// `None` restores it.
+    pub(super) fn respond_with(&self, target: &str, status: Option<StatusCode>) {
         let refused = &mut self.0.lock().unwrap().refused;
         match status {
-            Some(status) => drop(refused.insert(what.to_owned(), status)),
-            None => drop(refused.remove(what)),
+            Some(status) => drop(refused.insert(target.to_owned(), status)),
+            None => drop(refused.remove(target)),
         }
     }
 
-    /// Nothing is refused any more.
+    /// Accepts all calls again.
     pub(super) fn refuse_nothing(&self) {
         self.0.lock().unwrap().refused.clear();
     }
 
-    /// A resource that is not served.
+    /// Stops or restarts serving a resource.
     pub(super) fn unserve(&self, resource: &str, absent: bool) {
         let set = &mut self.0.lock().unwrap().absent;
         if absent {
@@ -274,7 +281,7 @@ impl Fake {
 }
 
 impl State {
-    /// A call of the receiver, of which no channel may come to point to nothing.
+    /// Executes a call of the receiver and checks that it leaves no channel dangling.
     fn watched(&mut self, method: &Method, uri: &Uri, body: &[u8]) -> (StatusCode, Value) {
         let before = dangling(&self.objects);
         let answer = self.answer(method, uri, body);
@@ -285,10 +292,10 @@ impl State {
         answer
     }
 
-    /// What somebody else does, the receiver does not know of.
-    fn by_others(&mut self, deed: impl FnOnce(&mut Self)) {
+    /// Runs a foreign change and records it as not observed by the receiver.
+    fn by_others(&mut self, action: impl FnOnce(&mut Self)) {
         let before = self.objects.clone();
-        deed(self);
+        action(self);
         let is_gone = |id: &String| id.starts_with("moduletemplates/") && !self.objects.contains_key(id);
         self.unknown.extend(before.keys().filter(|id| is_gone(id)).cloned());
         let is_other = |(id, object): &(&String, &Value)| {
@@ -335,7 +342,7 @@ impl State {
     }
 
     fn refuses(&self, verb: &str, id: &str, resource: &str) -> Option<StatusCode> {
-        let written = [id, resource].into_iter().find_map(|what| self.refused.get(what));
+        let written = [id, resource].into_iter().find_map(|target| self.refused.get(target));
         let written = written.filter(|_| !matches!(verb, "list" | "get"));
         written.or_else(|| self.refused.get(&format!("{verb} {id}"))).copied()
     }
@@ -362,7 +369,7 @@ impl State {
         }
     }
 
-    /// Pages of two, so that every list is continued.
+    /// Returns pages of two objects, so that every list is continued.
     fn list(&self, resource: &str, query: &str) -> (StatusCode, Value) {
         let all: Vec<_> = self.objects.iter().filter(|(id, _)| id.starts_with(&format!("{resource}/"))).collect();
         let token = query.split('&').find_map(|pair| pair.strip_prefix("continue="));
@@ -400,25 +407,25 @@ impl State {
         (StatusCode::OK, self.take(id).unwrap())
     }
 
-    /// Takes an object away, with all that is known of it.
+    /// Removes an object and its applied state.
     fn take(&mut self, id: &str) -> Option<Value> {
         self.applied.remove(id);
         let taken = self.objects.remove(id)?;
-        self.tell(id, Change::Deleted);
+        self.record_event(id, Change::Deleted);
         Some(taken)
     }
 
-    fn tell(&mut self, id: &str, change: Change) {
+    fn record_event(&mut self, id: &str, change: Change) {
         if id == INVENTORY {
             return;
         }
         let metadata = self.objects.get(id).map_or(&Value::Null, |object| &object["metadata"]);
         let text = |member: &str| metadata[member].as_str().unwrap_or_default().to_owned();
-        let told = Told { uid: text("uid"), resource_version: text("resourceVersion"), change };
-        self.changes.insert(id.to_owned(), told);
+        let event = AgentEvent { uid: text("uid"), resource_version: text("resourceVersion"), change };
+        self.changes.insert(id.to_owned(), event);
     }
 
-    /// Stores what differs, with a new version; a new object has a uid of its own.
+    /// Stores a changed object with a new resourceVersion; a new object gets a new uid.
     fn store(&mut self, id: &str, mut object: Value) -> Value {
         if self.objects.get(id) == Some(&object) {
             return object;
@@ -429,7 +436,7 @@ impl State {
         }
         object["metadata"]["resourceVersion"] = json!(self.version.to_string());
         self.objects.insert(id.to_owned(), object.clone());
-        self.tell(id, Change::Spec);
+        self.record_event(id, Change::Spec);
         self.unknown.remove(id);
         object
     }
@@ -446,7 +453,7 @@ fn not_found() -> (StatusCode, Value) {
     failure(StatusCode::NOT_FOUND, "NotFound")
 }
 
-/// The templates that channels point to and that are not there, each with the release meta.
+/// Pairs of a release meta and a missing template that one of its channels points to.
 fn dangling(objects: &BTreeMap<String, Value>) -> BTreeSet<(String, String)> {
     let mut found = BTreeSet::new();
     for (id, object) in objects {
@@ -461,13 +468,13 @@ fn dangling(objects: &BTreeMap<String, Value>) -> BTreeSet<(String, String)> {
     found
 }
 
-/// What one applier's server-side apply does: sets what it says, removes what it said before and no longer says, and leaves
-/// the rest. Lists of channels are maps by `channel`; other lists are atomic.
+/// Server-side apply of one field manager: sets the applied fields, removes the ones applied before and no longer, and
+/// keeps the rest. Lists of channels are maps by `channel`; other lists are atomic.
 fn merge(before: &Value, now: &Value, live: &mut Value) {
     match (now, &mut *live) {
         (Value::Object(now), Value::Object(live)) => {
-            let said = before.as_object().into_iter().flatten();
-            for key in said.map(|(key, _)| key).filter(|key| !now.contains_key(*key)) {
+            let previous = before.as_object().into_iter().flatten();
+            for key in previous.map(|(key, _)| key).filter(|key| !now.contains_key(*key)) {
                 live.remove(key);
             }
             for (key, value) in now {
@@ -483,7 +490,7 @@ fn merge(before: &Value, now: &Value, live: &mut Value) {
             let before = Value::Object(by_channel(before.as_array().map_or(&[], Vec::as_slice)));
             let mut merged = Value::Object(by_channel(live_items));
             merge(&before, &Value::Object(by_channel(now_items)), &mut merged);
-            // Applied entries come first and in their order, others' follow.
+            // Applied entries come first and in their order, foreign ones follow.
             let order = now_items.iter().map(|item| item["channel"].as_str().unwrap().to_owned());
             let Value::Object(mut merged) = merged else { unreachable!("made of an object") };
             let mut items: Vec<_> = order.filter_map(|channel| merged.remove(&channel)).collect();

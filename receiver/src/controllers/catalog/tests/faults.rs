@@ -1,124 +1,125 @@
-//! What fails in a pass, and what that means for the rest of it and for the next one.
+//! Failures during a sync, and their effect on the rest of it and on the next one.
 
 use http::StatusCode;
 
 use super::*;
-use crate::base::class::Class;
+use crate::base::error_class::ErrorClass;
 
 const UNAVAILABLE: Option<StatusCode> = Some(StatusCode::SERVICE_UNAVAILABLE);
 
 #[tokio::test]
-async fn a_template_that_cannot_be_read_may_be_missing() {
-    let bed = Bed::new();
-    bed.runtime.refuse("moduletemplates/omega-1.0.0", true);
-    bed.try_sync(Drift::None).await.unwrap_err();
-    bed.runtime.refuse("moduletemplates/omega-1.0.0", false);
-    bed.runtime.answers("get moduletemplates/omega-1.0.0", UNAVAILABLE);
-    let error = bed.try_sync(Drift::None).await.unwrap_err();
-    assert_eq!(bed.runtime.object("modulereleasemetas/omega"), None);
+async fn unreadable_template_counts_as_missing() {
+    let fixture = Fixture::new();
+    fixture.runtime.refuse("moduletemplates/omega-1.0.0", true);
+    fixture.try_sync(Drift::None).await.unwrap_err();
+    fixture.runtime.refuse("moduletemplates/omega-1.0.0", false);
+    fixture.runtime.respond_with("get moduletemplates/omega-1.0.0", UNAVAILABLE);
+    let error = fixture.try_sync(Drift::None).await.unwrap_err();
+    assert_eq!(fixture.runtime.object("modulereleasemetas/omega"), None);
     assert_eq!(error.to_string(), "read moduletemplates/omega-1.0.0; 1 wait for them");
-    bed.runtime.answers("get moduletemplates/omega-1.0.0", None);
-    bed.sync(Drift::None).await;
-    assert_eq!(bed.runtime.ids(), ALL);
+    fixture.runtime.respond_with("get moduletemplates/omega-1.0.0", None);
+    fixture.sync(Drift::None).await;
+    assert_eq!(fixture.runtime.ids(), ALL);
 }
 
 #[tokio::test]
-async fn a_release_meta_that_cannot_be_read_may_point_to_its_templates() {
-    let mut bed = Bed::synced().await;
-    bed.meta("omega", &[]);
-    bed.runtime.refuse("modulereleasemetas/omega", true);
-    bed.try_sync(Drift::None).await.unwrap_err();
-    bed.runtime.refuse("modulereleasemetas/omega", false);
-    bed.runtime.answers("get modulereleasemetas/omega", UNAVAILABLE);
-    let error = bed.try_sync(Drift::None).await.unwrap_err();
-    assert_eq!(bed.runtime.ids(), ALL);
+async fn unreadable_release_meta_keeps_its_templates() {
+    let mut fixture = Fixture::synced().await;
+    fixture.meta("omega", &[]);
+    fixture.runtime.refuse("modulereleasemetas/omega", true);
+    fixture.try_sync(Drift::None).await.unwrap_err();
+    fixture.runtime.refuse("modulereleasemetas/omega", false);
+    fixture.runtime.respond_with("get modulereleasemetas/omega", UNAVAILABLE);
+    let error = fixture.try_sync(Drift::None).await.unwrap_err();
+    assert_eq!(fixture.runtime.ids(), ALL);
     assert_eq!(error.to_string(), "read modulereleasemetas/omega; 1 wait for them");
-    bed.runtime.answers("get modulereleasemetas/omega", None);
-    bed.sync(Drift::None).await;
-    assert_eq!(bed.runtime.ids(), [ALL[0], ALL[2], ALL[3]]);
+    fixture.runtime.respond_with("get modulereleasemetas/omega", None);
+    fixture.sync(Drift::None).await;
+    assert_eq!(fixture.runtime.ids(), [ALL[0], ALL[2], ALL[3]]);
 }
 
 #[tokio::test]
-async fn a_webhook_of_the_users_that_cannot_be_reached_holds_up_the_catalog_alone() {
-    let bed = Bed::new();
-    bed.runtime.answers("moduletemplates/alpha-2.0.0", Some(StatusCode::INTERNAL_SERVER_ERROR));
-    let error = bed.try_sync(Drift::None).await.unwrap_err();
-    assert_eq!((error.class(), error.is_of_catalog_alone()), (Class::Refused, true), "{error:?}");
-    assert!(bed.runtime.object("modulereleasemetas/omega").is_some(), "the others are done");
-    // But an API server that cannot even list is not well.
-    bed.runtime.answers("list moduletemplates", Some(StatusCode::INTERNAL_SERVER_ERROR));
-    let error = bed.try_sync(Drift::All).await.unwrap_err();
-    assert_eq!((error.class(), error.is_of_catalog_alone()), (Class::Transport, false), "{error:?}");
+async fn unreachable_user_webhook_delays_only_the_catalog() {
+    let fixture = Fixture::new();
+    fixture.runtime.respond_with("moduletemplates/alpha-2.0.0", Some(StatusCode::INTERNAL_SERVER_ERROR));
+    let error = fixture.try_sync(Drift::None).await.unwrap_err();
+    assert_eq!((error.class(), error.is_catalog_only()), (ErrorClass::Refused, true), "{error:?}");
+    assert!(fixture.runtime.object("modulereleasemetas/omega").is_some(), "other objects are written");
+    // An API server that cannot list is not healthy.
+    fixture.runtime.respond_with("list moduletemplates", Some(StatusCode::INTERNAL_SERVER_ERROR));
+    let error = fixture.try_sync(Drift::All).await.unwrap_err();
+    assert_eq!((error.class(), error.is_catalog_only()), (ErrorClass::Transport, false), "{error:?}");
 }
 
 #[tokio::test]
-async fn what_has_too_many_bytes_is_left_out_and_the_rest_arrives() {
-    let mut bed = Bed::new();
-    let long = "x".repeat(desired::MAX_OBJECT);
+async fn oversized_objects_are_left_out_and_the_rest_is_synced() {
+    let mut fixture = Fixture::new();
+    let long = "x".repeat(desired::MAX_OBJECT_BYTES);
     let template = read(json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleTemplate",
         "metadata": {"name": "alpha-3.0.0", "namespace": "kcp-system"},
         "spec": {"moduleName": "alpha", "version": "3.0.0", "descriptor": {"text": &long}}}));
-    bed.templates.apply_watcher_event(&Event::Apply(template));
-    bed.meta("alpha", &[("fast", "3.0.0"), ("regular", "1.0.0")]);
+    fixture.templates.apply_watcher_event(&Event::Apply(template));
+    fixture.meta("alpha", &[("fast", "3.0.0"), ("regular", "1.0.0")]);
     let meta = read(json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleReleaseMeta",
         "metadata": {"name": "omega", "namespace": "kcp-system"},
         "spec": {"moduleName": "omega", "channels": [{"channel": "regular", "version": "1.0.0"}],
                  "versions": [{"version": "1.0.0", "deprecationMessage": &long}]}}));
-    bed.metas.apply_watcher_event(&Event::Apply(meta));
-    let renewed = bed.catalog.renew(&bed.stores);
-    let left_out = bed.catalog.snapshot(&bed.stores);
-    let said: Vec<_> = left_out.left_out().iter().map(|left| (left.id.to_string(), left.fault.as_str())).collect();
+    fixture.metas.apply_watcher_event(&Event::Apply(meta));
+    let update = fixture.catalog.refresh(&fixture.stores);
+    let snapshot = fixture.catalog.snapshot(&fixture.stores);
+    let omitted: Vec<_> = snapshot.omissions().iter().map(|left| (left.id.to_string(), left.reason.as_str())).collect();
     let expected = [
         ("moduletemplates/alpha-3.0.0", "unfit"),
         ("modulereleasemetas/alpha", "unknown-version"),
         ("modulereleasemetas/omega", "unfit"),
     ];
-    assert_eq!(said, expected.map(|(id, fault)| (id.to_owned(), fault)));
-    let told: Vec<_> = renewed.left_out.iter().map(|left| left.id.to_string()).collect();
-    assert_eq!(told, ["modulereleasemetas/omega"], "the others were told before");
-    assert!(renewed.left_out[0].fault.to_string().ends_with("more than 1048576"), "{}", renewed.left_out[0].fault);
-    bed.sync(Drift::None).await;
-    assert_eq!(bed.runtime.ids(), [ALL[0], ALL[2], ALL[3]]);
-    assert_eq!(bed.spec(ALL[0])["channels"], json!([{"channel": "regular", "version": "1.0.0"}]));
+    assert_eq!(omitted, expected.map(|(id, fault)| (id.to_owned(), fault)));
+    let reported: Vec<_> = update.left_out.iter().map(|omission| omission.id.to_string()).collect();
+    assert_eq!(reported, ["modulereleasemetas/omega"], "the others were reported before");
+    assert!(update.left_out[0].reason.to_string().ends_with("more than 1048576"), "{}", update.left_out[0].reason);
+    fixture.sync(Drift::None).await;
+    assert_eq!(fixture.runtime.ids(), [ALL[0], ALL[2], ALL[3]]);
+    assert_eq!(fixture.spec(ALL[0])["channels"], json!([{"channel": "regular", "version": "1.0.0"}]));
 }
 
 #[tokio::test]
-async fn a_new_process_without_an_inventory_goes_by_what_is_there() {
-    let mut bed = Bed::synced().await;
-    let uid = |bed: &Bed, id: &str| bed.runtime.object(id).map(|object| object["metadata"]["uid"].clone());
-    let before: Vec<_> = ALL.iter().map(|id| uid(&bed, id)).collect();
-    bed.runtime.edit("moduletemplates/users-1.0.0", |object| object["spec"] = json!({"own": true}));
-    bed.runtime.remove("configmaps/tidewatch-catalog");
-    bed.catalog = Catalog::new(Settings::default(), Metrics::default());
-    // While nobody was there, a channel moved and a template went.
-    bed.meta("alpha", &[("regular", "2.0.0")]);
-    bed.delete_template("alpha-1.0.0");
-    bed.runtime.inventory_calls();
-    let calls = bed.sync(Drift::None).await;
+async fn new_process_without_an_inventory_adopts_existing_objects() {
+    let mut fixture = Fixture::synced().await;
+    let uid = |fixture: &Fixture, id: &str| fixture.runtime.object(id).map(|object| object["metadata"]["uid"].clone());
+    let before: Vec<_> = ALL.iter().map(|id| uid(&fixture, id)).collect();
+    fixture.runtime.edit("moduletemplates/users-1.0.0", |object| object["spec"] = json!({"own": true}));
+    fixture.runtime.remove("configmaps/tidewatch-catalog");
+    fixture.catalog = Catalog::new(Settings::default(), Metrics::default());
+    // A channel moves and a template is deleted while no process runs.
+    fixture.meta("alpha", &[("regular", "2.0.0")]);
+    fixture.delete_template("alpha-1.0.0");
+    fixture.runtime.inventory_calls();
+    let calls = fixture.sync(Drift::None).await;
     let writes: Vec<_> = calls.iter().filter(|call| !call.starts_with("list ")).collect();
     assert_eq!(writes, ["apply modulereleasemetas/alpha", "delete moduletemplates/alpha-1.0.0"]);
     let kept = [0, 1, 3, 4];
-    assert!(kept.into_iter().all(|at| uid(&bed, ALL[at]) == before[at]), "nothing is made anew");
-    assert!(bed.runtime.object("moduletemplates/users-1.0.0").is_some());
-    let ids: Vec<_> = bed.runtime.inventory().iter().map(|line| line.split(' ').next().unwrap().to_owned()).collect();
+    assert!(kept.into_iter().all(|at| uid(&fixture, ALL[at]) == before[at]), "no object is recreated");
+    assert!(fixture.runtime.object("moduletemplates/users-1.0.0").is_some());
+    let ids: Vec<_> =
+        fixture.runtime.inventory().iter().map(|line| line.split(' ').next().unwrap().to_owned()).collect();
     assert_eq!(ids, [ALL[3], ALL[4], ALL[0], ALL[1]]);
-    assert!(bed.sync(Drift::None).await.is_empty());
+    assert!(fixture.sync(Drift::None).await.is_empty());
 }
 
 #[tokio::test]
-async fn an_inventory_that_could_not_be_written_is_written_by_the_next_pass() {
-    let mut bed = Bed::synced().await;
-    bed.meta("omega", &[]);
-    bed.runtime.answers("configmaps", UNAVAILABLE);
-    bed.try_sync(Drift::None).await.unwrap_err();
-    bed.try_sync(Drift::None).await.unwrap_err();
-    bed.runtime.answers("configmaps", None);
-    assert_eq!(bed.runtime.inventory().len(), 5, "it tells of what is gone");
-    bed.sync(Drift::None).await;
-    assert_eq!(bed.runtime.inventory().len(), 3);
-    // A process that believed the old one would not bring back what is wanted again.
-    bed.meta("omega", &[("regular", "1.0.0")]);
-    bed.catalog.forget(&bed.key);
-    bed.sync(Drift::None).await;
-    assert_eq!(bed.runtime.ids(), ALL);
+async fn failed_inventory_write_is_retried_by_the_next_sync() {
+    let mut fixture = Fixture::synced().await;
+    fixture.meta("omega", &[]);
+    fixture.runtime.respond_with("configmaps", UNAVAILABLE);
+    fixture.try_sync(Drift::None).await.unwrap_err();
+    fixture.try_sync(Drift::None).await.unwrap_err();
+    fixture.runtime.respond_with("configmaps", None);
+    assert_eq!(fixture.runtime.inventory().len(), 5, "the stored inventory still lists deleted objects");
+    fixture.sync(Drift::None).await;
+    assert_eq!(fixture.runtime.inventory().len(), 3);
+    // A process that trusted the outdated inventory would not recreate the objects.
+    fixture.meta("omega", &[("regular", "1.0.0")]);
+    fixture.catalog.forget(&fixture.key);
+    fixture.sync(Drift::None).await;
+    assert_eq!(fixture.runtime.ids(), ALL);
 }

@@ -1,29 +1,30 @@
-//! What comes next in an upgrade, purely.
+//! Computes the next step of an upgrade, without side effects.
 //!
-//! A stage goes on when it has lasted long enough, fewer in its share are awaited than may fail, and too few have failed. In a large fleet
-//! somebody is always awaited, if only because he is new: waiting for everybody would be waiting for ever. Who has failed is judged beside
-//! those who still have the other image: what they suffer from too is not the image's fault, and only waited for.
+//! A stage ends when it has lasted long enough, fewer runtimes of its share are pending than may fail, and too few have
+//! failed. A large fleet always has pending runtimes, if only new ones, so waiting for all of them would never end.
+//! Failures are compared with those of runtimes that still have another image: a fault that both have is not the
+//! image's, and the upgrade only waits.
 
 use super::{
-    Image, Rollout,
+    Image, UpgradeState,
     flags::{Share, Stages},
-    rollout::{Decided, Progress, Stage, Under},
+    state::{ImageDecision, Ongoing, Progress, Stage},
 };
 use crate::base::key::KymaKey;
 
-/// Runtimes that a text names, at most.
-const NAMED: usize = 5;
+/// Maximum number of runtimes in a message.
+const MAX_NAMED: usize = 5;
 
-/// How a runtime stands with the image that it has.
+/// Assessment of a runtime with its current image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Standing {
-    /// Its event path is proven.
+pub(super) enum Assessment {
+    /// The event path is proven.
     Proven,
-    /// Nobody can say yet, or it does not have yet what it is to get.
+    /// The evidence is incomplete, or the runtime does not have its image yet.
     Pending,
-    /// It was not proven for longer than it may take.
+    /// The path has not been proven within the deadline.
     Failing,
-    /// It tells nothing about the image: it was not well before, or could not be given it in time.
+    /// The runtime is no evidence for or against the image: it was unwell before, or could not be upgraded in time.
     Unfit,
 }
 
@@ -31,152 +32,154 @@ pub(super) enum Standing {
 #[derive(Clone, Debug)]
 pub(super) struct Member {
     pub(super) kyma: KymaKey,
-    /// Its place in the order; see [`super::rollout::rank`].
+    /// Position in the order of the upgrade; see [`super::state::rank`].
     pub(super) rank: u64,
-    /// The image that it has; `None` when nobody has looked yet.
+    /// Observed image, `None` if it has not been observed yet.
     pub(super) image: Option<Image>,
-    pub(super) standing: Standing,
+    pub(super) assessment: Assessment,
 }
 
-/// All that is known of the runtimes.
+/// All runtimes as assessed.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Fleet {
     pub(super) members: Vec<Member>,
-    /// Those that do not count.
-    pub(super) others: usize,
+    /// Number of runtimes that do not count.
+    pub(super) excluded: usize,
 }
 
-/// By what an upgrade is judged.
+/// Parameters of a step.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Terms<'a> {
+pub(super) struct Criteria<'a> {
     pub(super) stages: &'a Stages,
-    /// Seconds.
+    /// Shortest duration of a stage in seconds.
     pub(super) pause: i64,
     pub(super) max_failures: Share,
-    /// An operator said that it shall go on whatever fails.
+    /// An operator confirmed that the upgrade continues in spite of failures.
     pub(super) confirmed: bool,
-    /// Unix seconds.
+    /// Current time in Unix seconds.
     pub(super) now: i64,
 }
 
-/// How many stand how; those that have the image already, and the others.
+/// Number of runtimes by image and assessment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Count {
-    /// Proven with the image.
+pub(super) struct Counts {
+    /// Proven with the target image.
     pub(super) proven: usize,
-    /// With it, or about to get it: awaited.
+    /// With the target image, or assigned to it, and not assessed yet.
     pub(super) pending: usize,
-    /// Failed with it.
+    /// Failing with the target image.
     pub(super) failing: usize,
-    /// They tell nothing.
+    /// Unfit, with either image.
     pub(super) unfit: usize,
-    /// Well with another image.
+    /// With another image, not failing.
     pub(super) waiting: usize,
     /// Failing with another image.
     pub(super) failing_before: usize,
-    /// Those that have the image and tell something.
+    /// With the target image and not unfit.
     upgraded: usize,
 }
 
-impl Count {
-    pub(super) fn of(rollout: &Rollout, members: &[Member]) -> Self {
-        let mut count = Self::default();
+impl Counts {
+    pub(super) fn of(state: &UpgradeState, members: &[Member]) -> Self {
+        let mut counts = Self::default();
         for member in members {
-            let has = member.image.as_ref() == Some(&rollout.target);
-            let gets = has || rollout.image_at_rank(member.rank) == Decided::Is(rollout.target.clone());
-            let place = match (member.standing, gets) {
-                (Standing::Unfit, _) => &mut count.unfit,
-                (Standing::Proven, true) if has => &mut count.proven,
-                (Standing::Failing, true) if has => &mut count.failing,
-                (_, true) => &mut count.pending,
-                (Standing::Failing, false) => &mut count.failing_before,
-                (_, false) => &mut count.waiting,
+            let has = member.image.as_ref() == Some(&state.target);
+            let gets = has || state.image_for_rank(member.rank) == ImageDecision::Use(state.target.clone());
+            let place = match (member.assessment, gets) {
+                (Assessment::Unfit, _) => &mut counts.unfit,
+                (Assessment::Proven, true) if has => &mut counts.proven,
+                (Assessment::Failing, true) if has => &mut counts.failing,
+                (_, true) => &mut counts.pending,
+                (Assessment::Failing, false) => &mut counts.failing_before,
+                (_, false) => &mut counts.waiting,
             };
             *place += 1;
-            count.upgraded += usize::from(has && member.standing != Standing::Unfit);
+            counts.upgraded += usize::from(has && member.assessment != Assessment::Unfit);
         }
-        count
+        counts
     }
 
-    fn too_many(&self, max_failures: Share) -> bool {
+    fn exceeds_max_failures(&self, max_failures: Share) -> bool {
         self.failing >= max_failures.ceiling_of(self.upgraded)
     }
 
-    /// Whether what those will show who are still awaited may decide: so many of them, or nobody else who tells anything good.
-    fn is_open(&self, max_failures: Share) -> bool {
+    /// Returns whether the pending runtimes could still change the decision: there are as many as may fail, or none is
+    /// proven.
+    fn is_undecided(&self, max_failures: Share) -> bool {
         self.pending > 0 && (self.proven == 0 || self.pending >= max_failures.ceiling_of(self.upgraded))
     }
 
-    /// Whether those that have the image do worse than the others.
-    const fn is_worse(&self) -> bool {
+    /// Returns whether upgraded runtimes fail more often than the others.
+    const fn upgraded_fare_worse(&self) -> bool {
         let others = self.waiting + self.failing_before;
         self.failing * others > self.failing_before * self.upgraded || others == 0
     }
 }
 
-/// What the upgrade becomes now; `None` while it stays as it is.
-pub(super) fn step(rollout: &Rollout, fleet: &Fleet, terms: Terms<'_>) -> Option<Rollout> {
-    let Progress::Under(under) = &rollout.progress else { return None };
+/// Returns the next state of the upgrade; `None` if it does not change.
+pub(super) fn step(state: &UpgradeState, fleet: &Fleet, criteria: Criteria<'_>) -> Option<UpgradeState> {
+    let Progress::Ongoing(ongoing) = &state.progress else { return None };
     let members = &fleet.members;
-    let become_ = |progress| Some(Rollout { since: terms.now, progress, ..rollout.clone() });
+    let becomes = |progress| Some(UpgradeState { since: criteria.now, progress, ..state.clone() });
     if members.is_empty() {
-        // All are away: they come back together, and are not to be the first to try an image.
-        return if fleet.others == 0 { become_(Progress::Done) } else { None };
+        // If every runtime is away, the upgrade waits: returning runtimes must not all try a new image first.
+        return if fleet.excluded == 0 { becomes(Progress::Done) } else { None };
     }
-    let Some(stage) = &under.stage else { return first(rollout, under, members, terms).and_then(become_) };
-    if under.halted.is_some() {
-        let goes_on = || Progress::Under(Under { halted: None, ..under.clone() });
-        return if terms.confirmed { become_(goes_on()) } else { None };
+    let Some(stage) = &ongoing.stage else { return begin(state, ongoing, members, criteria).and_then(becomes) };
+    if ongoing.halted.is_some() {
+        let goes_on = || Progress::Ongoing(Ongoing { halted: None, ..ongoing.clone() });
+        return if criteria.confirmed { becomes(goes_on()) } else { None };
     }
-    let count = Count::of(rollout, members);
-    if !terms.confirmed && count.too_many(terms.max_failures) {
-        let why = count.is_worse().then(|| why(rollout, &count, members))?;
-        return become_(Progress::Under(Under { halted: Some(why), ..under.clone() }));
+    let counts = Counts::of(state, members);
+    if !criteria.confirmed && counts.exceeds_max_failures(criteria.max_failures) {
+        let reason = counts.upgraded_fare_worse().then(|| halt_reason(state, &counts, members))?;
+        return becomes(Progress::Ongoing(Ongoing { halted: Some(reason), ..ongoing.clone() }));
     }
-    if count.is_open(terms.max_failures) {
+    if counts.is_undecided(criteria.max_failures) {
         return None;
     }
     if stage.through == u64::MAX {
-        return become_(Progress::Done);
+        return becomes(Progress::Done);
     }
-    if count.proven == 0 && !terms.confirmed {
-        // Nobody in the share can tell anything: others must.
-        let (_, share) = terms.stages.from(stage.number).next()?;
-        let through = through(share, members).filter(|through| *through > stage.through)?;
-        return become_(Progress::Under(Under { stage: Some(Stage { through, ..*stage }), ..under.clone() }));
+    if counts.proven == 0 && !criteria.confirmed {
+        // No runtime of the share is evidence, so the stage extends to more runtimes.
+        let (_, share) = criteria.stages.from(stage.number).next()?;
+        let through = rank_through(share, members).filter(|through| *through > stage.through)?;
+        return becomes(Progress::Ongoing(Ongoing { stage: Some(Stage { through, ..*stage }), ..ongoing.clone() }));
     }
-    if terms.now < rollout.since.saturating_add(terms.pause) {
+    if criteria.now < state.since.saturating_add(criteria.pause) {
         return None;
     }
-    let next = next(stage.number + 1, stage.through, members, terms.stages)?;
-    become_(Progress::Under(Under { stage: Some(next), ..under.clone() }))
+    let next = next_stage(stage.number + 1, stage.through, members, criteria.stages)?;
+    becomes(Progress::Ongoing(Ongoing { stage: Some(next), ..ongoing.clone() }))
 }
 
-/// The first stage, as soon as it is known of most who may be in it; and of all what they have, where that tells what others get.
-fn first(rollout: &Rollout, under: &Under, members: &[Member], terms: Terms<'_>) -> Option<Progress> {
-    let pending = || members.iter().filter(|member| member.standing == Standing::Pending);
-    let unseen = under.previous.is_none() && pending().any(|member| member.image.is_none());
-    if unseen || pending().count() >= terms.max_failures.ceiling_of(members.len()) {
+/// Starts the first stage once few runtimes are pending. If the previous image is unknown, every image must be observed
+/// first.
+fn begin(state: &UpgradeState, ongoing: &Ongoing, members: &[Member], criteria: Criteria<'_>) -> Option<Progress> {
+    let pending = || members.iter().filter(|member| member.assessment == Assessment::Pending);
+    let unseen = ongoing.previous.is_none() && pending().any(|member| member.image.is_none());
+    if unseen || pending().count() >= criteria.max_failures.ceiling_of(members.len()) {
         return None;
     }
-    let others = || members.iter().filter(|member| member.image.as_ref() != Some(&rollout.target));
-    let mut previous = under.previous.clone();
+    let others = || members.iter().filter(|member| member.image.as_ref() != Some(&state.target));
+    let mut previous = ongoing.previous.clone();
     if previous.is_none() {
-        let mut known = others().filter_map(|member| member.image.as_ref());
-        let one = known.next();
-        if one.is_none() {
+        let mut images = others().filter_map(|member| member.image.as_ref());
+        let first = images.next();
+        if first.is_none() {
             return Some(Progress::Done);
         }
-        // Where all the others have the same, that is what they are to have.
-        previous = one.filter(|one| known.all(|other| other == *one)).cloned();
+        // If all other runtimes have the same image, it is the previous image.
+        previous = first.filter(|first| images.all(|other| other == *first)).cloned();
     }
-    let stage = next(1, 0, members, terms.stages)?;
-    Some(Progress::Under(Under { previous, stage: Some(stage), halted: None }))
+    let stage = next_stage(1, 0, members, criteria.stages)?;
+    Some(Progress::Ongoing(Ongoing { previous, stage: Some(stage), halted: None }))
 }
 
-/// The first stage from this one on in which somebody is new.
-fn next(number: u32, before: u64, members: &[Member], stages: &Stages) -> Option<Stage> {
-    let mut stages = stages.from(number).map(|(number, share)| (number, share, through(share, members)));
+/// Returns the first stage from `number` on that admits a further runtime.
+fn next_stage(number: u32, before: u64, members: &[Member], stages: &Stages) -> Option<Stage> {
+    let mut stages = stages.from(number).map(|(number, share)| (number, share, rank_through(share, members)));
     let stage = stages.find(|(_, share, through)| share.is_whole() || through.is_some_and(|through| through > before));
     stage.map(|(number, share, through)| Stage {
         number,
@@ -184,25 +187,25 @@ fn next(number: u32, before: u64, members: &[Member], stages: &Stages) -> Option
     })
 }
 
-/// The rank up to which a share goes: so far that somebody in it can tell something, if anybody can.
-fn through(share: Share, members: &[Member]) -> Option<u64> {
-    let mut order: Vec<_> = members.iter().map(|member| (member.rank, member.standing)).collect();
+/// Returns the highest rank of a share, extended up to the first proven runtime, if there is one.
+fn rank_through(share: Share, members: &[Member]) -> Option<u64> {
+    let mut order: Vec<_> = members.iter().map(|member| (member.rank, member.assessment)).collect();
     order.sort_unstable_by_key(|(rank, _)| *rank);
     let last = share.floor_of(order.len()).min(order.len()).checked_sub(1)?;
-    let can_tell = |(_, standing): &(u64, Standing)| *standing == Standing::Proven;
+    let can_tell = |(_, assessment): &(u64, Assessment)| *assessment == Assessment::Proven;
     let at = order.iter().position(can_tell).map_or(last, |first| last.max(first));
     order.get(at).map(|(rank, _)| *rank)
 }
 
-fn why(rollout: &Rollout, count: &Count, members: &[Member]) -> String {
+fn halt_reason(state: &UpgradeState, counts: &Counts, members: &[Member]) -> String {
     let failing = members
         .iter()
-        .filter(|member| member.standing == Standing::Failing && member.image.as_ref() == Some(&rollout.target));
+        .filter(|member| member.assessment == Assessment::Failing && member.image.as_ref() == Some(&state.target));
     let mut names: Vec<_> = failing.map(|member| member.kyma.to_string()).collect();
     names.sort_unstable();
-    let more = if names.len() > NAMED { ", …" } else { "" };
-    names.truncate(NAMED);
-    let Count { failing, upgraded, .. } = count;
+    let more = if names.len() > MAX_NAMED { ", …" } else { "" };
+    names.truncate(MAX_NAMED);
+    let Counts { failing, upgraded, .. } = counts;
     format!("{failing} of {upgraded} upgraded runtimes are not proven: {}{more}", names.join(", "))
 }
 

@@ -1,4 +1,4 @@
-//! How far an upgrade is, in figures.
+//! Metrics of the upgrade of agents.
 
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -6,59 +6,58 @@ use prometheus_client::{
 };
 use tidewatch_shared::metrics::Registry;
 
-use super::{Rollout, decide::Count};
+use super::{UpgradeState, decide::Counts};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Standing {
+struct AssessmentLabels {
     standing: &'static str,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Outcome {
+struct OutcomeLabels {
     outcome: &'static str,
 }
 
-/// Of the upgrade of agents; clones count together.
+/// Metrics of the upgrade; clones share the values.
 #[derive(Clone, Debug, Default)]
 pub struct Metrics {
     stage: Gauge,
     under_way: Gauge,
     halted: Gauge,
     refused: Gauge,
-    runtimes: Family<Standing, Gauge>,
-    writes: Family<Outcome, Counter>,
+    runtimes: Family<AssessmentLabels, Gauge>,
+    writes: Family<OutcomeLabels, Counter>,
 }
 
 impl Metrics {
-    /// Registers them.
+    /// Registers the metrics.
     pub(in crate::controllers::installer) fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
-        let help = "Whether agents are being upgraded to another image, halted or not: 1 or 0";
+        let help = "1 while agents are being upgraded to another image, also when halted; 0 otherwise";
         registry.register("agent_upgrade_under_way", help, metrics.under_way.clone());
-        let help = "The stage of the upgrade of agents, from 1; 0 before the first and when there is none";
+        let help = "Stage of the agent upgrade, from 1; 0 before the first stage and without an upgrade";
         registry.register("agent_upgrade_stage", help, metrics.stage.clone());
-        let help =
-            "Whether the upgrade of agents has halted because too many of the upgraded ones are not proven: 1 or 0";
+        let help = "1 if the agent upgrade has halted because too many upgraded runtimes are not proven, 0 otherwise";
         registry.register("agent_upgrade_halted", help, metrics.halted.clone());
-        let help = "Whether the ConfigMap in which the upgrade of agents stands cannot be read, so that nobody is upgraded: 1 or 0";
+        let help = "1 if the ConfigMap with the state of the agent upgrade is invalid, so that no agent is upgraded; 0 otherwise";
         registry.register("agent_upgrade_state_refused", help, metrics.refused.clone());
-        let help = "Runtimes during an upgrade of agents: proven, pending (awaited) and failing with the new image, waiting and failing-before with \
-                    another one, unfit (they could not be upgraded, or were not well before) and uncounted (away, paused, being deleted)";
+        let help = "Runtimes during an agent upgrade: proven, pending and failing with the new image, waiting and failing-before with another one, \
+                    unfit (could not be upgraded, or were unwell before) and uncounted (away, paused, being deleted)";
         registry.register("agent_upgrade_runtimes", help, metrics.runtimes.clone());
-        let help = "Writes of the ConfigMap in which the upgrade of agents stands: written, conflict (it was changed meanwhile), or failed";
+        let help = "Writes of the ConfigMap with the state of the agent upgrade, by outcome: written, conflict (changed since it was read) or failed";
         registry.register("agent_upgrade_writes", help, metrics.writes.clone());
         metrics
     }
 
-    pub(super) fn shows(&self, rollout: &Rollout, is_refused: bool) {
+    pub(super) fn set_state(&self, rollout: &UpgradeState, is_refused: bool) {
         self.stage.set(rollout.stage().into());
         self.under_way.set((!rollout.is_done()).into());
         self.halted.set(rollout.halted().is_some().into());
         self.refused.set(is_refused.into());
     }
 
-    pub(super) fn counted(&self, count: &Count, uncounted: usize) {
-        let Count { proven, pending, failing, unfit, waiting, failing_before, .. } = *count;
+    pub(super) fn set_counts(&self, count: &Counts, uncounted: usize) {
+        let Counts { proven, pending, failing, unfit, waiting, failing_before, .. } = *count;
         for (standing, number) in [
             ("proven", proven),
             ("pending", pending),
@@ -68,11 +67,11 @@ impl Metrics {
             ("failing-before", failing_before),
             ("uncounted", uncounted),
         ] {
-            self.runtimes.get_or_create(&Standing { standing }).set(i64::try_from(number).unwrap_or(i64::MAX));
+            self.runtimes.get_or_create(&AssessmentLabels { standing }).set(i64::try_from(number).unwrap_or(i64::MAX));
         }
     }
 
-    pub(super) fn wrote(&self, outcome: &'static str) {
-        self.writes.get_or_create(&Outcome { outcome }).inc();
+    pub(super) fn count_write(&self, outcome: &'static str) {
+        self.writes.get_or_create(&OutcomeLabels { outcome }).inc();
     }
 }

@@ -1,4 +1,4 @@
-//! The ConfigMap of KCP in which the upgrade stands: changed only as it was read.
+//! ConfigMap in KCP with the state of the upgrade, replaced only at the resourceVersion that was read.
 
 use std::collections::BTreeMap;
 
@@ -10,76 +10,67 @@ use kube::{
 use thiserror::Error;
 use tidewatch_shared::names::annotation;
 
-use super::{Rollout, rollout::ReadRollout};
+use super::{UpgradeState, state::ParseStateError};
 
 /// Name of the ConfigMap in the receiver's namespace.
 pub const CONFIG_MAP: &str = "tidewatch-agent-upgrade";
 
-/// Why it was not read or not written.
+/// Failure to read or write the ConfigMap.
 #[derive(Debug, Error)]
-pub enum Keep {
-    /// The control plane refused or did not answer.
-    #[error("the control plane could not be asked for the ConfigMap {CONFIG_MAP}")]
-    Api(#[source] Box<kube::Error>),
-}
+#[error("read or write the ConfigMap {CONFIG_MAP} in the control plane")]
+pub struct StoreError(#[from] kube::Error);
 
-impl From<kube::Error> for Keep {
-    fn from(error: kube::Error) -> Self {
-        Self::Api(Box::new(error))
-    }
-}
-
-/// What stands there.
+/// ConfigMap as last read.
 #[derive(Clone, Debug)]
-pub(super) enum Held {
-    /// Nothing.
-    None,
-    /// What can be read.
-    Good(Box<Kept>),
-    /// Something else; it is never written over.
-    Refused,
+pub(super) enum Snapshot {
+    /// It does not exist.
+    Absent,
+    /// It contains a valid state.
+    Valid(Box<StoredState>),
+    /// It contains an invalid state, and is never overwritten.
+    Invalid,
 }
 
-/// The content, as it was read.
+/// Valid state as it was read.
 #[derive(Clone, Debug)]
-pub(super) struct Kept {
-    pub(super) rollout: Rollout,
-    /// What others have noted on it stays when it is written.
+pub(super) struct StoredState {
+    pub(super) state: UpgradeState,
+    /// Metadata of others is preserved by a write.
     metadata: ObjectMeta,
 }
 
-impl Held {
+impl Snapshot {
     pub(super) fn of(map: Option<&ConfigMap>) -> Self {
-        let Some(map) = map else { return Self::None };
-        match Kept::of(map) {
-            Ok(kept) => Self::Good(Box::new(kept)),
+        let Some(map) = map else { return Self::Absent };
+        match StoredState::of(map) {
+            Ok(stored) => Self::Valid(Box::new(stored)),
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
                 tracing::error!(
                     error,
-                    "The ConfigMap {CONFIG_MAP} is refused; agents stay as they are until it is mended or deleted"
+                    "ConfigMap {CONFIG_MAP} is invalid, agents keep their images until it is corrected or deleted"
                 );
-                Self::Refused
+                Self::Invalid
             }
         }
     }
 
-    /// The version that it was read at; empty where there is none.
+    /// resourceVersion of a valid state; otherwise empty.
     pub(super) fn version(&self) -> &str {
         match self {
-            Self::Good(kept) => kept.metadata.resource_version.as_deref().unwrap_or_default(),
-            Self::None | Self::Refused => "",
+            Self::Valid(stored) => stored.metadata.resource_version.as_deref().unwrap_or_default(),
+            Self::Absent | Self::Invalid => "",
         }
     }
 }
 
-impl Kept {
-    fn of(map: &ConfigMap) -> Result<Self, ReadRollout> {
-        let rollout = Rollout::read(map.data.as_ref().unwrap_or(&BTreeMap::new()))?;
-        Ok(Self { rollout, metadata: ObjectMeta { managed_fields: None, ..map.metadata.clone() } })
+impl StoredState {
+    fn of(map: &ConfigMap) -> Result<Self, ParseStateError> {
+        let state = UpgradeState::from_data(map.data.as_ref().unwrap_or(&BTreeMap::new()))?;
+        Ok(Self { state, metadata: ObjectMeta { managed_fields: None, ..map.metadata.clone() } })
     }
 
-    /// Whether an operator has confirmed that everybody shall get this image, whatever fails.
+    /// Returns whether an operator confirmed this image for all runtimes in spite of failures.
     pub(super) fn confirms(&self, target: &str) -> bool {
         let annotations = self.metadata.annotations.as_ref();
         annotations.and_then(|all| all.get(annotation::CONFIRM_AGENT_IMAGE)).is_some_and(|image| image == target)
@@ -90,7 +81,7 @@ impl Kept {
     }
 }
 
-/// Reads and writes it.
+/// Client of the ConfigMap.
 #[derive(Clone)]
 pub(super) struct Store {
     api: Api<ConfigMap>,
@@ -105,20 +96,20 @@ impl Store {
         &self.api
     }
 
-    /// What stands there now. By a list, which needs no more rights than the watch that follows.
-    pub(super) async fn read(&self) -> Result<Held, Keep> {
+    /// Reads the ConfigMap with a list request, which needs the same right as the watch that follows.
+    pub(super) async fn read(&self) -> Result<Snapshot, StoreError> {
         let params = ListParams::default().fields(&format!("metadata.name={CONFIG_MAP}"));
         let found = self.api.list(&params).await?;
-        Ok(Held::of(found.items.iter().find(|map| map.name_any() == CONFIG_MAP)))
+        Ok(Snapshot::of(found.items.iter().find(|map| map.name_any() == CONFIG_MAP)))
     }
 
-    /// Writes it over what was read, or where nothing was; false when something else is there by now.
-    pub(super) async fn write(&self, held: &Held, rollout: &Rollout) -> Result<bool, Keep> {
-        let map = |metadata| ConfigMap { metadata, data: Some(rollout.write()), ..ConfigMap::default() };
+    /// Replaces the state that was read, or creates the ConfigMap. Returns `false` on a conflict.
+    pub(super) async fn write(&self, snapshot: &Snapshot, state: &UpgradeState) -> Result<bool, StoreError> {
+        let map = |metadata| ConfigMap { metadata, data: Some(state.to_data()), ..ConfigMap::default() };
         let params = PostParams::default();
-        let written = match held {
-            Held::Good(kept) => self.api.replace(CONFIG_MAP, &params, &map(kept.metadata.clone())).await,
-            Held::None | Held::Refused => {
+        let written = match snapshot {
+            Snapshot::Valid(stored) => self.api.replace(CONFIG_MAP, &params, &map(stored.metadata.clone())).await,
+            Snapshot::Absent | Snapshot::Invalid => {
                 let metadata = ObjectMeta { name: Some(CONFIG_MAP.to_owned()), ..ObjectMeta::default() };
                 self.api.create(&params, &map(metadata)).await
             }

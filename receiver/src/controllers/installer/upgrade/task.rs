@@ -1,5 +1,5 @@
-//! Carries an upgrade on: one task of the active receiver looks, decides by `decide`, and writes what comes next into the ConfigMap. It
-//! takes effect when the watch of the ConfigMap brings it back.
+//! Task of the active receiver that drives an upgrade: it assesses the runtimes, computes the next step, and writes it
+//! to the ConfigMap. A step takes effect when the watch returns it.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -18,10 +18,10 @@ use tokio::time::{self, Instant, MissedTickBehavior, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    CONFIG_MAP, Course, Decided, Flags, Keep, Metrics, Rollout,
-    decide::{self, Count, Fleet, Terms},
-    store::{Held, Store},
-    table::{Look, Table},
+    CONFIG_MAP, Flags, ImageDecision, Metrics, StoreError, UpgradeHandle, UpgradeState,
+    decide::{self, Counts, Criteria, Fleet},
+    store::{Snapshot, Store},
+    table::{AssessmentTable, Observation},
 };
 use crate::{
     base::{
@@ -33,274 +33,276 @@ use crate::{
     },
     fleet::{
         PathState, Unproven,
-        hub::{Hub, Stand},
-        queue::{Priority, Works},
+        queue::{Priority, WorkSet},
+        table::{PathReport, RuntimeTable},
     },
-    kube::record::Record,
+    kube::recorder::EventRecorder,
 };
 
-/// How often it looks while agents are being upgraded.
-const LOOK: Duration = Duration::from_secs(1);
-/// So many looks are left out when nothing is under way.
-const IDLE: u32 = 10;
-/// Runtimes in one look whose agents are to become others: each restart of an agent is a pass over its runtime.
-const AT_ONCE: usize = 20;
-/// After a write that failed.
+/// Interval between ticks during an upgrade.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// Number of ticks per evaluation while nothing can progress.
+const IDLE_TICKS: u32 = 10;
+/// Maximum number of runtimes enqueued per tick: the restart of an agent causes a reconcile of its runtime.
+const MAX_ENQUEUED: usize = 20;
+/// Delay after a failed write.
 const RETRY: Duration = Duration::from_secs(5);
-/// One call of KCP takes no longer.
-const DEADLINE: Duration = Duration::from_secs(10);
+/// Timeout of one request to KCP.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What the task needs of other rooms.
-pub struct Rooms {
-    /// How paths stand, and who is to be worked on.
-    pub hub: Hub,
+/// Dependencies of the task.
+pub struct Dependencies {
+    /// States of event paths, and the queue of reconciles.
+    pub fleet: RuntimeTable,
     /// Caches of KCP.
     pub stores: Stores,
-    /// Whose runtimes are left alone.
+    /// Paused runtimes.
     pub pause: Pause,
-    /// Which Kymas are this receiver's.
+    /// Kymas that belong to this receiver.
     pub takeover: Takeover,
-    /// Tells of it.
-    pub record: Record,
-    /// Shows it.
+    /// Records the progress as Kubernetes Events.
+    pub recorder: EventRecorder,
+    /// Metrics of the upgrade.
     pub metrics: Metrics,
 }
 
-/// The task of the active receiver.
-pub struct Upgrade {
+/// Task that drives the upgrade.
+pub struct UpgradeTask {
     flags: Flags,
     image: String,
     namespace: String,
     store: Store,
-    held: Held,
-    course: Course,
-    rooms: Rooms,
-    table: Table,
-    /// Who was asked to become another one, in this content of the ConfigMap.
-    asked: HashSet<KymaKey>,
-    /// The version over which was written: nothing is written until the watch brings another.
-    written: Option<String>,
+    snapshot: Snapshot,
+    handle: UpgradeHandle,
+    dependencies: Dependencies,
+    table: AssessmentTable,
+    /// Runtimes enqueued since the state last changed.
+    enqueued: HashSet<KymaKey>,
+    /// resourceVersion that was replaced: the next write waits for the watch to return another one.
+    written_version: Option<String>,
     not_before: Instant,
     idle: u32,
 }
 
-impl Upgrade {
-    /// Reads how far it is. The client must be behind the fence: only the active receiver carries an upgrade on. The task ends by itself
-    /// never; what it decides stands in its [`Course`].
+impl UpgradeTask {
+    /// Reads the stored state. The client must be fenced, so that only the active receiver writes. Decisions are
+    /// published in the [`UpgradeHandle`].
     ///
     /// # Errors
-    /// [`Keep`].
+    /// [`StoreError`].
     pub async fn open(
         client: Client,
         namespace: &str,
         image: &str,
         flags: Flags,
-        rooms: Rooms,
-    ) -> Result<(Self, Course), Keep> {
+        dependencies: Dependencies,
+    ) -> Result<(Self, UpgradeHandle), StoreError> {
         let store = Store::new(client, namespace);
-        let held = store.read().await?;
-        let course = Course::new(match &held {
-            Held::Good(kept) => kept.rollout.clone(),
-            Held::None | Held::Refused => Rollout::unknown(image, Timestamp::now().as_second()),
+        let snapshot = store.read().await?;
+        let handle = UpgradeHandle::new(match &snapshot {
+            Snapshot::Valid(stored) => stored.state.clone(),
+            Snapshot::Absent | Snapshot::Invalid => UpgradeState::unknown(image, Timestamp::now().as_second()),
         });
         let upgrade = Self {
             flags,
             image: image.to_owned(),
             namespace: namespace.to_owned(),
             store,
-            held,
-            course: course.clone(),
-            rooms,
-            table: Table::default(),
-            asked: HashSet::new(),
-            written: None,
+            snapshot,
+            handle: handle.clone(),
+            dependencies,
+            table: AssessmentTable::default(),
+            enqueued: HashSet::new(),
+            written_version: None,
             not_before: Instant::now(),
             idle: 0,
         };
-        Ok((upgrade, course))
+        Ok((upgrade, handle))
     }
 
-    /// Runs for ever, from when the caches of KCP are full; returns only if the watch ends, which it never should.
+    /// Runs once the caches of KCP have synced; returns only if the watch ends, which it never does by itself.
     pub async fn run(mut self, synced: CancellationToken) -> &'static str {
         synced.cancelled().await;
         let mut maps = watcher::watch_object(self.store.api().clone(), CONFIG_MAP).default_backoff().boxed();
-        let mut look = time::interval(LOOK);
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut ticks = time::interval(INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 map = maps.next() => match map {
-                    Some(Ok(map)) => self.take(map.as_ref()),
+                    Some(Ok(map)) => self.observe(map.as_ref()),
                     Some(Err(error)) => {
                         tracing::warn!(error = &error as &dyn std::error::Error, "Watch of the ConfigMap {CONFIG_MAP} failed");
                     }
                     None => return "watch of the agents' upgrade",
                 },
-                now = look.tick() => {
-                    if self.is_turn() {
-                        self.look(now).await;
+                now = ticks.tick() => {
+                    if self.is_due() {
+                        self.tick(now).await;
                     }
                 }
             }
         }
     }
 
-    /// While nothing is under way, or nothing can go on before somebody changes the ConfigMap, it looks more seldom.
-    fn is_turn(&mut self) -> bool {
-        let rollout = self.course.rollout();
-        let rests = match &self.held {
-            Held::None => false,
-            Held::Refused => true,
-            Held::Good(_) => *rollout.target == *self.image && (rollout.is_done() || rollout.halted().is_some()),
+    /// Evaluates only every [`IDLE_TICKS`] ticks while no upgrade is in progress, or only a change of the ConfigMap can
+    /// resume it.
+    fn is_due(&mut self) -> bool {
+        let state = self.handle.state();
+        let rests = match &self.snapshot {
+            Snapshot::Absent => false,
+            Snapshot::Invalid => true,
+            Snapshot::Valid(_) => *state.target == *self.image && (state.is_done() || state.halted().is_some()),
         };
-        self.idle = if rests { (self.idle + 1) % IDLE } else { 0 };
+        self.idle = if rests { (self.idle + 1) % IDLE_TICKS } else { 0 };
         self.idle == 0
     }
 
-    /// The ConfigMap as the watch saw it.
-    fn take(&mut self, map: Option<&ConfigMap>) {
-        let held = Held::of(map);
-        if let Held::Good(kept) = &held
-            && *self.course.rollout() != kept.rollout
+    /// Takes over the ConfigMap from the watch.
+    fn observe(&mut self, map: Option<&ConfigMap>) {
+        let snapshot = Snapshot::of(map);
+        if let Snapshot::Valid(stored) = &snapshot
+            && *self.handle.state() != stored.state
         {
-            self.tell(&kept.rollout, kept.uid());
-            self.course.turn(kept.rollout.clone());
-            self.asked.clear();
+            self.announce(&stored.state, stored.uid());
+            self.handle.set(stored.state.clone());
+            self.enqueued.clear();
         }
-        if let Held::None = &held {
-            if matches!(self.held, Held::Good(_)) {
-                tracing::warn!("The ConfigMap {CONFIG_MAP} is gone; it is made again");
+        if let Snapshot::Absent = &snapshot {
+            if matches!(self.snapshot, Snapshot::Valid(_)) {
+                tracing::warn!("ConfigMap {CONFIG_MAP} was deleted, it is created again");
             }
-            self.written = None;
+            self.written_version = None;
         }
-        self.held = held;
-        // What is written there, as a confirmation, is acted on at the next tick.
-        self.idle = IDLE - 1;
+        self.snapshot = snapshot;
+        // A changed ConfigMap, such as a confirmation, is evaluated at the next tick.
+        self.idle = IDLE_TICKS - 1;
     }
 
-    fn tell(&self, rollout: &Rollout, uid: &str) {
-        let (target, stage) = (&rollout.target, rollout.stage());
-        let note = match (rollout.halted(), rollout.is_done()) {
-            (Some(why), _) => {
-                tracing::error!(%target, stage, why, "The upgrade of agents has halted");
-                format!("the upgrade to {target} has halted in stage {stage}: {why}")
+    fn announce(&self, state: &UpgradeState, uid: &str) {
+        let (target, stage) = (&state.target, state.stage());
+        let note = match (state.halted(), state.is_done()) {
+            (Some(reason), _) => {
+                tracing::error!(%target, stage, reason, "Agent upgrade halted");
+                format!("the upgrade to {target} has halted in stage {stage}: {reason}")
             }
             (None, true) => {
-                tracing::info!(%target, "Every runtime gets this agent");
+                tracing::info!(%target, "Agent image applies to every runtime");
                 format!("every runtime gets {target}")
             }
             (None, false) => {
-                tracing::info!(%target, stage, of = self.flags.agent_upgrade_stages.count(), "The upgrade of agents goes on");
+                tracing::info!(%target, stage, of = self.flags.agent_upgrade_stages.count(), "Agent upgrade progressed");
                 format!("the upgrade to {target} is in stage {stage} of {}", self.flags.agent_upgrade_stages.count())
             }
         };
-        self.rooms.record.upgrade(&self.namespace, CONFIG_MAP, uid, rollout.halted().is_some(), note);
+        self.dependencies.recorder.report_upgrade(&self.namespace, CONFIG_MAP, uid, state.halted().is_some(), note);
     }
 
-    async fn look(&mut self, now: Instant) {
-        let before = self.course.rollout();
-        let is_refused = matches!(self.held, Held::Refused);
-        self.rooms.metrics.shows(&before, is_refused);
+    async fn tick(&mut self, now: Instant) {
+        let current = self.handle.state();
+        let is_refused = matches!(self.snapshot, Snapshot::Invalid);
+        self.dependencies.metrics.set_state(&current, is_refused);
         let unix = Timestamp::now().as_second();
-        let wanted = before.towards(&self.image, unix);
-        let fleet = self.fleet(&before, &wanted, now);
-        self.rooms.metrics.counted(&Count::of(&wanted, &fleet.members), fleet.others);
-        if before.target == wanted.target {
-            self.ask(&before, &fleet);
+        let retargeted = current.retarget(&self.image, unix);
+        let fleet = self.fleet(&current, &retargeted, now);
+        self.dependencies.metrics.set_counts(&Counts::of(&retargeted, &fleet.members), fleet.excluded);
+        if current.target == retargeted.target {
+            self.enqueue_outdated(&current, &fleet);
         }
-        if is_refused || now < self.not_before || self.written.as_deref() == Some(self.held.version()) {
+        if is_refused || now < self.not_before || self.written_version.as_deref() == Some(self.snapshot.version()) {
             return;
         }
-        let next = decide::step(&wanted, &fleet, self.terms(&wanted, unix)).unwrap_or(wanted);
-        if next != *before || matches!(self.held, Held::None) {
+        let next = decide::step(&retargeted, &fleet, self.criteria(&retargeted, unix)).unwrap_or(retargeted);
+        if next != *current || matches!(self.snapshot, Snapshot::Absent) {
             self.write(&next).await;
         }
     }
 
-    fn terms(&self, rollout: &Rollout, now: i64) -> Terms<'_> {
-        let confirmed = matches!(&self.held, Held::Good(kept) if kept.confirms(&rollout.target));
-        Terms {
+    fn criteria(&self, state: &UpgradeState, now: i64) -> Criteria<'_> {
+        let confirmed = matches!(&self.snapshot, Snapshot::Valid(stored) if stored.confirms(&state.target));
+        Criteria {
             stages: &self.flags.agent_upgrade_stages,
-            pause: i64::try_from(self.flags.pause().as_secs()).unwrap_or(i64::MAX),
+            pause: i64::try_from(self.flags.agent_upgrade_pause.as_secs()).unwrap_or(i64::MAX),
             max_failures: self.flags.agent_upgrade_max_failures,
             confirmed,
             now,
         }
     }
 
-    /// How everybody stands. `before` is what is in effect, `wanted` what is to come.
-    fn fleet(&mut self, before: &Rollout, wanted: &Rollout, now: Instant) -> Fleet {
-        let stands = self.rooms.hub.stands();
-        let known: BTreeSet<_> = stands.iter().map(|stand| &stand.kyma).collect();
+    /// Assesses all runtimes. `current` is the state in effect, `retargeted` the next one.
+    fn fleet(&mut self, current: &UpgradeState, retargeted: &UpgradeState, now: Instant) -> Fleet {
+        let reports = self.dependencies.fleet.path_reports();
+        let known: BTreeSet<_> = reports.iter().map(|report| &report.kyma).collect();
         self.table.retain(|key| known.contains(key));
-        self.course.retain(|key| known.contains(key));
-        self.asked.retain(|key| known.contains(key));
-        self.table.target(&wanted.target);
+        self.handle.retain(|key| known.contains(key));
+        self.enqueued.retain(|key| known.contains(key));
+        self.table.set_target(&retargeted.target);
         let mut fleet = Fleet::default();
-        for stand in &stands {
-            if !self.counts(stand) {
-                fleet.others += 1;
-                self.table.rests(&stand.kyma);
+        for report in &reports {
+            if !self.is_eligible(report) {
+                fleet.excluded += 1;
+                self.table.suspend(&report.kyma);
                 continue;
             }
-            let rank = self.table.rank(&stand.kyma, &stand.runtime);
-            let decided = if before.target == wanted.target {
-                before.image_at_rank(rank)
+            let rank = self.table.rank(&report.kyma, &report.runtime);
+            let decision = if current.target == retargeted.target {
+                current.image_for_rank(rank)
             } else {
-                before.image_of(&stand.runtime)
+                current.image_for(&report.runtime)
             };
-            let look = Look { stand, fact: self.course.fact(&stand.kyma), decided };
-            fleet.members.extend(self.table.look(look, self.flags.deadline(), now));
+            let observation = Observation { report, observed: self.handle.observed_image(&report.kyma), decision };
+            fleet.members.extend(self.table.assess(observation, self.flags.agent_upgrade_deadline, now));
         }
         fleet
     }
 
-    /// Whether something may be concluded from a runtime.
-    fn counts(&self, stand: &Stand) -> bool {
-        if matches!(stand.path, PathState::Unproven(Unproven::Away | Unproven::LegacyAgent)) {
+    /// Returns whether a runtime counts.
+    fn is_eligible(&self, report: &PathReport) -> bool {
+        if matches!(report.path, PathState::Unproven(Unproven::Away | Unproven::LegacyAgent)) {
             return false;
         }
-        let key = &stand.kyma;
-        let kyma = self.rooms.stores.kymas.get(&ObjectRef::new(&key.name).within(&key.namespace));
-        kyma.is_some_and(|kyma| self.is_worked_on(&kyma)) && !self.rooms.takeover.awaits(key)
+        let key = &report.kyma;
+        let kyma = self.dependencies.stores.kymas.get(&ObjectRef::new(&key.name).within(&key.namespace));
+        kyma.is_some_and(|kyma| self.is_reconciled(&kyma)) && !self.dependencies.takeover.is_pending(key)
     }
 
-    fn is_worked_on(&self, kyma: &Kyma) -> bool {
+    fn is_reconciled(&self, kyma: &Kyma) -> bool {
         kyma.metadata.deletion_timestamp.is_none()
-            && self.rooms.pause.of(kyma).is_none()
-            && !takeover::is_asked_back(kyma)
-            && (self.rooms.takeover.selects_skipped()
+            && self.dependencies.pause.of(kyma).is_none()
+            && !takeover::is_hand_back_requested(kyma)
+            && (self.dependencies.takeover.selects_skipped()
                 || !is_true(kyma.metadata.labels.as_ref(), label::SKIP_RECONCILIATION))
     }
 
-    /// Wants those looked at that have not what is in effect, each once: whatever fails is tried again by the queue.
-    fn ask(&mut self, rollout: &Rollout, fleet: &Fleet) {
-        let lacks = |member: &&decide::Member| match rollout.image_at_rank(member.rank) {
-            Decided::Is(image) => match &member.image {
+    /// Enqueues, once each, runtimes that do not have their assigned image; the queue retries failed reconciles.
+    fn enqueue_outdated(&mut self, state: &UpgradeState, fleet: &Fleet) {
+        let lacks = |member: &&decide::Member| match state.image_for_rank(member.rank) {
+            ImageDecision::Use(image) => match &member.image {
                 Some(has) => *has != image,
-                // Others are verified some time after a start; for these an upgrade waits.
-                None => !rollout.is_done() && image == rollout.target,
+                // Images are observed by verifications within minutes after a start; an upgrade does not wait for them.
+                None => !state.is_done() && image == state.target,
             },
-            Decided::KeepOr(_) => member.image.is_none(),
+            ImageDecision::KeepOr(_) => member.image.is_none(),
         };
-        let asked = &self.asked;
-        let next = fleet.members.iter().filter(lacks).filter(|member| !asked.contains(&member.kyma)).take(AT_ONCE);
+        let enqueued = &self.enqueued;
+        let next =
+            fleet.members.iter().filter(lacks).filter(|member| !enqueued.contains(&member.kyma)).take(MAX_ENQUEUED);
         let next: Vec<_> = next.map(|member| member.kyma.clone()).collect();
         for key in next {
-            self.rooms.hub.want(&key, Works::INSTALLER, Priority::Catalog);
-            self.asked.insert(key);
+            self.dependencies.fleet.enqueue(&key, WorkSet::INSTALLER, Priority::Catalog);
+            self.enqueued.insert(key);
         }
     }
 
-    async fn write(&mut self, rollout: &Rollout) {
-        let written = timeout(DEADLINE, self.store.write(&self.held, rollout)).await;
+    async fn write(&mut self, state: &UpgradeState) {
+        let written = timeout(REQUEST_TIMEOUT, self.store.write(&self.snapshot, state)).await;
         let outcome = match &written {
             Ok(Ok(true)) => "written",
             Ok(Ok(false)) => "conflict",
             Ok(Err(_)) | Err(_) => "failed",
         };
-        self.rooms.metrics.wrote(outcome);
+        self.dependencies.metrics.count_write(outcome);
         match written {
-            Ok(Ok(_)) => self.written = Some(self.held.version().to_owned()),
+            Ok(Ok(_)) => self.written_version = Some(self.snapshot.version().to_owned()),
             Ok(Err(error)) => self.failed(&error),
             Err(late) => self.failed(&late),
         }
@@ -308,7 +310,7 @@ impl Upgrade {
 
     fn failed(&mut self, error: &(dyn std::error::Error + 'static)) {
         self.not_before = Instant::now() + RETRY;
-        tracing::warn!(error, "The upgrade of agents could not be carried on; it is tried again");
+        tracing::warn!(error, "Agent upgrade state could not be written, the write is retried");
     }
 }
 

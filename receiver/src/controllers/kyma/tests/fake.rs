@@ -1,5 +1,5 @@
-//! A fake API server: any kind, versions, uids, finalizers, preconditions, definitions that decide what is served, and a list
-//! of the calls made.
+//! A fake API server: any kind, resourceVersions, uids, finalizers, preconditions, CRDs that decide on the served
+//! kinds, and a list of requests.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -37,8 +37,8 @@ const PLURALS: [&str; 20] = [
 
 type Answer = (StatusCode, String);
 
-/// An object, and what is done to it.
-type Meddling = (String, fn(&mut Value));
+/// Id of an object and a change of it.
+type ConcurrentWrite = (String, fn(&mut Value));
 
 #[derive(Default)]
 struct State {
@@ -46,8 +46,8 @@ struct State {
     calls: Vec<String>,
     hangs: bool,
     refused: BTreeMap<String, StatusCode>,
-    /// What somebody else writes just before a call.
-    meanwhile: BTreeMap<String, Meddling>,
+    /// Concurrent writes, each just before a request.
+    meanwhile: BTreeMap<String, ConcurrentWrite>,
     version: u64,
     served_by_definition: bool,
 }
@@ -79,7 +79,7 @@ impl Fake {
         })
     }
 
-    /// Whether from now on no call is answered, although each is done.
+    /// From now on requests take effect without a response.
     pub(super) fn hang(&self, hangs: bool) {
         self.0.lock().unwrap().hangs = hangs;
     }
@@ -94,7 +94,7 @@ impl Fake {
         self.calls().into_iter().filter(|call| !call.starts_with("GET")).collect()
     }
 
-    /// An object as somebody else writes it.
+    /// Changes an object as another writer does.
     pub(super) fn edit(&self, id: &str, change: impl FnOnce(&mut Value)) {
         let state = &mut *self.0.lock().unwrap();
         let mut object = state.objects.get(id).cloned().unwrap_or(Value::Null);
@@ -117,12 +117,12 @@ impl Fake {
         state.objects.iter().filter(|(id, _)| of_kind(id)).map(|(_, object)| object.clone()).collect()
     }
 
-    /// From now on this call, as [`Fake::calls`] tells it, is answered with this status.
+    /// From now on this request, in the notation of [`Fake::calls`], fails with this status.
     pub(super) fn refuse(&self, call: &str, status: u16) {
         self.0.lock().unwrap().refused.insert(call.to_owned(), StatusCode::from_u16(status).unwrap());
     }
 
-    /// Just before the next such call somebody else changes an object.
+    /// Just before the next such request another writer changes an object.
     pub(super) fn meanwhile(&self, call: &str, id: &str, change: fn(&mut Value)) {
         self.0.lock().unwrap().meanwhile.insert(call.to_owned(), (id.to_owned(), change));
     }
@@ -235,8 +235,8 @@ impl State {
         (StatusCode::OK, json!({"kind": "Status", "apiVersion": "v1", "status": "Success"}).to_string())
     }
 
-    /// Stores what differs, with a new version; a new object has a uid of its own, a new definition is established at once, and
-    /// what is being deleted goes with its last finalizer.
+    /// Stores a differing object with a new resourceVersion. A new object gets a uid, a new CRD is established at once,
+    /// and an object being deleted is removed with its last finalizer.
     fn store(&mut self, id: &str, mut object: Value) -> Value {
         if self.objects.get(id) == Some(&object) {
             return object;
@@ -275,7 +275,7 @@ fn failure(code: StatusCode, reason: &str, name: &str) -> Answer {
     (code, status.to_string())
 }
 
-/// Sets what the patch says and removes what it says is null. Conditions are a map by type; other lists are atomic.
+/// Applies a merge patch. Conditions are a map by type; other lists are atomic.
 fn merge(patch: &Value, live: &mut Value) {
     match (patch, &mut *live) {
         (Value::Object(patch), Value::Object(live)) => {

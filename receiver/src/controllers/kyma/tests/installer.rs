@@ -5,14 +5,14 @@ use tidewatch_shared::names::label;
 use super::*;
 use crate::{
     controllers::{
-        installer::{self, Installer, Part, upgrade::Course},
+        installer::{self, Installer, Component, upgrade::UpgradeHandle},
         watcher,
     },
     fleet::{PathState, Unproven},
     pki::{CA_VALIDITY, Ca, Trust},
 };
 
-/// What a runtime has after the first pass: each as `<plural>/<name>`, in the order of their making.
+/// Objects of a runtime cluster after the first reconcile, as `<plural>/<name>` in creation order.
 const OBJECTS: [&str; 15] = [
     "serviceaccounts/tidewatch-agent",
     "clusterroles/tidewatch-agent",
@@ -41,10 +41,10 @@ impl Bed {
     }
 
     fn installing_with(path: PathState, flags: &[&str]) -> Self {
-        Self::installing_on(Course::steady("i:1"), path, flags)
+        Self::installing_on(UpgradeHandle::fixed("i:1"), path, flags)
     }
 
-    fn installing_on(course: Course, path: PathState, flags: &[&str]) -> Self {
+    fn installing_on(upgrade: UpgradeHandle, path: PathState, flags: &[&str]) -> Self {
         #[derive(clap::Parser)]
         struct Line {
             #[command(flatten)]
@@ -56,7 +56,7 @@ impl Bed {
         let roots = Ca::generate("a", 1_800_000_000, CA_VALIDITY).unwrap().trust_bundle();
         let trust = Arc::new(Trust { agents: roots.clone(), clients: roots, issuer: None });
         let (trusted, path) = (Box::new(move || trust.clone()), Box::new(move |_: &KymaKey| Some(path.clone())));
-        let installer = Installer::new(settings, trusted, path, course, installer::Metrics::default());
+        let installer = Installer::new(settings, trusted, path, upgrade, installer::Metrics::default());
         let mut bed = Self::new();
         bed.ctx = bed.ctx.with_installer(installer);
         bed.replan(&[]);
@@ -70,8 +70,8 @@ impl Bed {
         self.ctx.plan.store(Arc::new(plan));
     }
 
-    async fn install(&mut self, drift: Drift) -> Outcome {
-        self.pass(Works::of(&INSTALLER), drift).await
+    async fn install(&mut self, drift: Drift) -> ReconcileOutcome {
+        self.pass(WorkSet::of(&INSTALLER), drift).await
     }
 
     /// The Deployment as its controller leaves it.
@@ -83,20 +83,20 @@ impl Bed {
 
     pub(super) async fn installed(path: PathState) -> Self {
         let mut bed = Self::installing(path);
-        assert!(bed.pass(Works::RUNTIME, Drift::None).await.failed.is_empty());
+        assert!(bed.pass(WorkSet::RUNTIME, Drift::None).await.failed.is_empty());
         bed.available();
         bed.install(Drift::All).await;
         bed.forget_calls();
         bed
     }
 
-    /// What the status says is going on.
+    /// Last operation of the status.
     pub(super) fn operation(&self) -> String {
         self.status()["lastOperation"]["operation"].as_str().unwrap_or_default().to_owned()
     }
 
-    /// Passes until the Kyma is gone, or is not ours any more; gives what was deleted in the runtime, in order. After each pass somebody
-    /// may do something.
+    /// Reconciles until the Kyma is deleted or handed back; returns the deletions in the runtime cluster in order.
+    /// `after` runs after each reconcile.
     pub(super) async fn leaves(&mut self, mut after: impl FnMut(&Self, &[String])) -> Vec<String> {
         let mut deleted = Vec::new();
         for _ in 0..20 {
@@ -104,7 +104,7 @@ impl Bed {
             assert!(outcome.failed.is_empty(), "{}", self.operation());
             let writes = self.runtime.writes();
             deleted.extend(writes.iter().filter_map(|write| write.strip_prefix("DELETE ").map(str::to_owned)));
-            if outcome.again_in.is_none() {
+            if outcome.requeue_after.is_none() {
                 return deleted;
             }
             after(self, &deleted);
@@ -119,10 +119,10 @@ impl Bed {
 }
 
 #[tokio::test]
-async fn an_agent_is_installed_with_its_rights_first_and_proved_once() {
+async fn agent_is_installed_after_its_rbac_and_verified_once() {
     let mut bed = Bed::installing(PathState::Proven);
-    let outcome = bed.pass(Works::RUNTIME, Drift::None).await;
-    assert!(outcome.failed.is_empty() && outcome.again_in.is_some(), "its pod does not run yet: {outcome:?}");
+    let outcome = bed.pass(WorkSet::RUNTIME, Drift::None).await;
+    assert!(outcome.failed.is_empty() && outcome.requeue_after.is_some(), "its pod does not run yet: {outcome:?}");
     let of_agent = |call: &String| OBJECTS.iter().any(|object| call.ends_with(object));
     let writes: Vec<_> = bed.runtime.writes().into_iter().filter(of_agent).collect();
     assert_eq!(writes, OBJECTS.map(|object| format!("PATCH {object}")));
@@ -133,11 +133,11 @@ async fn an_agent_is_installed_with_its_rights_first_and_proved_once() {
     assert_eq!(bed.status()["state"], "Processing");
 
     bed.available();
-    assert_eq!(bed.install(Drift::None).await, Outcome::ended(Works::of(&INSTALLER)));
+    assert_eq!(bed.install(Drift::None).await, ReconcileOutcome::ended(WorkSet::of(&INSTALLER)));
     assert_eq!(bed.webhook(), (json!("True"), json!("Ready"), json!("skrwebhook is synchronized")));
     assert_eq!(bed.status()["state"], "Ready");
     bed.forget_calls();
-    assert_eq!(bed.pass(Works::RUNTIME | Works::of(&INSTALLER), Drift::None).await.again_in, None);
+    assert_eq!(bed.pass(WorkSet::RUNTIME | WorkSet::of(&INSTALLER), Drift::None).await.requeue_after, None);
     assert_eq!(
         (bed.kcp.calls(), bed.runtime.calls()),
         (vec!["GET kymas/k".to_owned()], vec!["GET kymas/default".to_owned()])
@@ -145,7 +145,7 @@ async fn an_agent_is_installed_with_its_rights_first_and_proved_once() {
 }
 
 #[tokio::test]
-async fn a_verification_reads_everything_and_writes_nothing() {
+async fn verification_reads_everything_and_writes_nothing() {
     let mut bed = Bed::installed(PathState::Proven).await;
     bed.install(Drift::All).await;
     let calls = bed.runtime.calls();
@@ -155,15 +155,15 @@ async fn a_verification_reads_everything_and_writes_nothing() {
 }
 
 #[tokio::test]
-async fn what_is_edited_added_to_or_deleted_comes_back() {
+async fn edited_extended_and_deleted_objects_are_restored() {
     let mut bed = Bed::installed(PathState::Proven).await;
     for object in OBJECTS {
         let group = object
             .split('/')
             .next()
-            .map(|plural| Part::ALL.into_iter().find(|part| object == format!("{plural}/{}", part.name())));
-        let part = group.unwrap().unwrap();
-        let subject = format!("g/v1/{}/kyma-system/{}", object.split('/').next().unwrap(), part.name());
+            .map(|plural| Component::ALL.into_iter().find(|component| object == format!("{plural}/{}", component.name())));
+        let component = group.unwrap().unwrap();
+        let subject = format!("g/v1/{}/kyma-system/{}", object.split('/').next().unwrap(), component.name());
         let before = bed.runtime.object(object).unwrap();
         let content = |object: &Value| {
             let mut object = object.clone();
@@ -192,7 +192,7 @@ async fn what_is_edited_added_to_or_deleted_comes_back() {
         }
         bed.available();
     }
-    // What the agent keeps there is its own.
+    // The agent owns its data.
     bed.runtime.edit("secrets/skr-webhook-tls", |secret| secret["data"] = json!({"tls.key": "x"}));
     bed.install(Drift::All).await;
     assert_eq!(bed.runtime.object("secrets/skr-webhook-tls").unwrap()["data"]["tls.key"], "x");
@@ -209,39 +209,39 @@ fn give(bed: &Bed, image: &str) {
 }
 
 #[tokio::test]
-async fn a_runtime_has_the_image_that_is_decided_for_it_and_no_other() {
-    let course = Course::steady("i:1");
-    let mut bed = Bed::installing_on(course.clone(), PathState::Proven, &[]);
-    bed.pass(Works::RUNTIME, Drift::None).await;
+async fn runtime_gets_exactly_the_image_decided_for_it() {
+    let upgrade = UpgradeHandle::fixed("i:1");
+    let mut bed = Bed::installing_on(upgrade.clone(), PathState::Proven, &[]);
+    bed.pass(WorkSet::RUNTIME, Drift::None).await;
     bed.available();
     bed.install(Drift::All).await;
     bed.forget_calls();
-    course.give("i:2");
+    upgrade.set_image("i:2");
     bed.install(Drift::None).await;
     assert_eq!((bed.runtime.calls()[0].as_str(), image(&bed)), ("GET deployments/skr-webhook", json!("i:2")));
     give(&bed, "mine");
     bed.install(drift("apps/v1/deployments/kyma-system/skr-webhook")).await;
     assert_eq!(image(&bed), "i:2");
-    course.give("i:1");
+    upgrade.set_image("i:1");
     bed.install(Drift::None).await;
     assert_eq!(image(&bed), "i:1");
 }
 
 #[tokio::test]
-async fn where_nobody_knows_what_runtimes_had_what_we_gave_them_stays() {
+async fn unknown_rollout_state_keeps_the_current_image() {
     let ours = json!([{"manager": "tidewatch", "operation": "Apply", "fieldsV1": {"f:spec": {"f:template": {"f:spec": {
         "f:containers": {"k:{\"name\":\"server\"}": {"f:image": {}}}}}}}}]);
     let others = json!([{"manager": "kubectl", "operation": "Update", "fieldsV1": ours[0]["fieldsV1"]}]);
     for (noted, expected) in [(Some(ours), "i:0"), (Some(others), "i:1"), (None, "i:1")] {
         let mut bed = Bed::installing(PathState::Proven);
-        bed.pass(Works::RUNTIME, Drift::None).await;
+        bed.pass(WorkSet::RUNTIME, Drift::None).await;
         assert_eq!(image(&bed), "i:1", "a new one gets the wanted one");
         give(&bed, "i:0");
         bed.runtime
             .edit("deployments/skr-webhook", |deployment| deployment["metadata"]["managedFields"] = noted.into());
         // Another process.
         let (runtime, kcp) = (bed.runtime.clone(), bed.kcp.clone());
-        let mut bed = Bed::installing_on(Course::unknown("i:1"), PathState::Proven, &[]);
+        let mut bed = Bed::installing_on(UpgradeHandle::unknown("i:1"), PathState::Proven, &[]);
         let client = runtime.client();
         bed.ctx.kcp = kcp.client();
         bed.ctx.clients = Box::new(move |_| Ok((client.clone(), 1)));
@@ -255,7 +255,7 @@ async fn where_nobody_knows_what_runtimes_had_what_we_gave_them_stays() {
 }
 
 #[tokio::test]
-async fn rights_are_there_before_a_plan_needs_them_and_go_after_it() {
+async fn rbac_is_granted_before_and_revoked_after_a_plan() {
     let mut bed = Bed::installed(PathState::Proven).await;
     let watch = |name: &str, resource: &str| {
         json!({"name": name, "group": "apps", "version": "v1", "resource": resource, "field": "spec",
@@ -288,13 +288,13 @@ async fn rights_are_there_before_a_plan_needs_them_and_go_after_it() {
 }
 
 #[tokio::test]
-async fn what_is_refused_is_named_and_stops_no_other() {
+async fn refused_object_is_reported_and_stops_no_other() {
     let mut bed = Bed::installing(PathState::Unknown);
     bed.runtime.refuse("PATCH priorityclasses/skr-webhook-priority", 403);
-    let works = Works::RUNTIME | Works::of(&INSTALLER);
+    let works = WorkSet::RUNTIME | WorkSet::of(&INSTALLER);
     let outcome = bed.pass(works, Drift::None).await;
-    assert_eq!((outcome.ended, outcome.failed), (works, Works::EMPTY), "a status shows it");
-    assert!(outcome.again_in.is_some());
+    assert_eq!((outcome.ended, outcome.failed), (works, WorkSet::EMPTY), "a status shows it");
+    assert!(outcome.requeue_after.is_some());
     let (status, reason, message) = bed.webhook();
     assert_eq!((status, reason), (json!("False"), json!("Refused")));
     assert!(message.as_str().unwrap().contains("PriorityClass skr-webhook-priority"), "{message}");
@@ -303,12 +303,12 @@ async fn what_is_refused_is_named_and_stops_no_other() {
 
     let mut bed = Bed::installing(PathState::Unknown);
     bed.runtime.refuse("GET services/skr-webhook-metrics", 503);
-    let outcome = bed.pass(Works::RUNTIME, Drift::None).await;
-    assert_eq!((outcome.failed, outcome.class), (Works::of(&INSTALLER), Some(Class::Transport)));
+    let outcome = bed.pass(WorkSet::RUNTIME, Drift::None).await;
+    assert_eq!((outcome.failed, outcome.class), (WorkSet::of(&INSTALLER), Some(ErrorClass::Transport)));
     assert!(bed.runtime.object("kymas/default").is_some(), "the rest of the pass went on");
 }
 
-/// What the incumbent has in a runtime.
+/// Objects of the incumbent in a runtime cluster.
 pub(super) fn incumbent(bed: &Bed) {
     let marked = json!({"operator.kyma-project.io/managed-by": "kyma"});
     for (id, kind) in [
@@ -334,10 +334,10 @@ pub(super) fn incumbent(bed: &Bed) {
 }
 
 #[tokio::test]
-async fn the_incumbents_webhook_goes_first_and_the_rest_is_taken_over_in_place() {
+async fn incumbents_webhook_is_deleted_first_and_the_rest_is_taken_over_in_place() {
     let mut bed = Bed::installing(PathState::Unknown);
     incumbent(&bed);
-    bed.pass(Works::RUNTIME, Drift::None).await;
+    bed.pass(WorkSet::RUNTIME, Drift::None).await;
     let writes = bed.runtime.writes();
     let at =
         |call: &str| writes.iter().position(|write| write == call).unwrap_or_else(|| panic!("{call} in {writes:?}"));
@@ -353,7 +353,7 @@ async fn the_incumbents_webhook_goes_first_and_the_rest_is_taken_over_in_place()
     let mut bed = Bed::installing(PathState::Unknown);
     incumbent(&bed);
     bed.runtime.refuse("DELETE validatingwebhookconfigurations/skr-webhook", 403);
-    bed.pass(Works::RUNTIME, Drift::None).await;
+    bed.pass(WorkSet::RUNTIME, Drift::None).await;
     let writes = bed.runtime.writes();
     assert!(
         !writes.iter().any(|write| write.contains("deployments")
@@ -364,7 +364,7 @@ async fn the_incumbents_webhook_goes_first_and_the_rest_is_taken_over_in_place()
     let mut bed = Bed::installing_with(PathState::Unknown, &["--compat-webhook-configuration"]);
     incumbent(&bed);
     bed.runtime.edit("validatingwebhookconfigurations/skr-webhook", |found| found["webhooks"] = json!([{"name": "x"}]));
-    bed.pass(Works::RUNTIME, Drift::None).await;
+    bed.pass(WorkSet::RUNTIME, Drift::None).await;
     let left = bed.runtime.object("validatingwebhookconfigurations/skr-webhook").unwrap();
     assert!(left["webhooks"].is_null(), "{left}");
     let writes = bed.runtime.writes();
@@ -376,7 +376,7 @@ async fn the_incumbents_webhook_goes_first_and_the_rest_is_taken_over_in_place()
 }
 
 #[tokio::test]
-async fn what_the_incumbent_left_goes_webhooks_first_and_what_has_no_part_after_its_agent() {
+async fn incumbents_leftovers_are_deleted_webhooks_first() {
     for hand_back in [false, true] {
         let mut bed = Bed::installing(PathState::Unknown);
         incumbent(&bed);
@@ -408,7 +408,7 @@ async fn what_the_incumbent_left_goes_webhooks_first_and_what_has_no_part_after_
             "networkpolicies/kyma-project.io--seed-to-watcher",
             "secrets/skr-webhook-tls",
         ];
-        // Of a hand-back, what was noted in the runtime is the last.
+        // A hand-back removes the inventory last.
         let last = hand_back.then_some("configmaps/tidewatch-catalog");
         assert_eq!(deleted, expected.into_iter().chain(last).collect::<Vec<_>>());
     }
@@ -423,17 +423,17 @@ async fn what_the_incumbent_left_goes_webhooks_first_and_what_has_no_part_after_
 }
 
 #[tokio::test]
-async fn objects_of_those_names_that_are_not_the_incumbents_are_left_alone() {
+async fn foreign_objects_with_the_incumbents_names_stay() {
     let mut bed = Bed::installing(PathState::Unknown);
     for id in ["validatingwebhookconfigurations/skr-webhook", "services/skr-webhook"] {
         bed.runtime.edit(id, |object| *object = json!({"metadata": {"name": "skr-webhook"}}));
     }
-    bed.pass(Works::RUNTIME, Drift::None).await;
+    bed.pass(WorkSet::RUNTIME, Drift::None).await;
     assert!(bed.runtime.writes().iter().all(|write| !write.starts_with("DELETE")));
 }
 
 #[tokio::test]
-async fn what_is_changed_again_and_again_is_named_and_waits() {
+async fn repeatedly_changed_object_is_reported_and_rate_limited() {
     let mut bed = Bed::installed(PathState::Proven).await;
     for n in 0..130 {
         bed.runtime.edit("deployments/skr-webhook", |deployment| deployment["spec"]["replicas"] = (n + 2).into());
@@ -444,15 +444,15 @@ async fn what_is_changed_again_and_again_is_named_and_waits() {
 }
 
 #[tokio::test]
-async fn without_a_runtime_id_nothing_is_installed_and_the_condition_says_so() {
+async fn missing_runtime_id_prevents_the_installation_and_is_reported() {
     let mut bed = Bed::installing(PathState::Unknown);
     bed.kcp.edit("kymas/k", |kyma| kyma["metadata"]["labels"] = json!({}));
-    assert!(bed.pass(Works::RUNTIME, Drift::None).await.failed.is_empty());
+    assert!(bed.pass(WorkSet::RUNTIME, Drift::None).await.failed.is_empty());
     assert_eq!((bed.webhook().1, bed.runtime.object("deployments/skr-webhook")), (json!("NoRuntimeId"), None));
 }
 
 #[tokio::test]
-async fn a_deletion_takes_the_agent_last_and_its_objects_after_it() {
+async fn deletion_removes_the_agent_last_and_its_objects_afterwards() {
     let mut bed = Bed::installed(PathState::Proven).await;
     bed.runtime.edit("pods/skr-webhook-1", |pod| {
         *pod = json!({"metadata": {"name": "skr-webhook-1", "labels": {"app": "skr-webhook", label::PART_OF: "tidewatch"}}});
@@ -475,7 +475,7 @@ async fn a_deletion_takes_the_agent_last_and_its_objects_after_it() {
 }
 
 #[tokio::test]
-async fn a_deletion_waits_for_no_process_but_the_agents_and_for_a_lost_one_not_for_ever() {
+async fn deletion_waits_only_for_the_agents_pods_and_not_for_lost_ones() {
     let mut bed = Bed::installed(PathState::Proven).await;
     bed.runtime.edit("pods/mine", |pod| {
         *pod = json!({"metadata": {"name": "mine", "labels": {"app": "skr-webhook"}}});
@@ -495,7 +495,7 @@ async fn a_deletion_waits_for_no_process_but_the_agents_and_for_a_lost_one_not_f
         let writes = bed.kcp.writes();
         assert_eq!(writes.iter().any(|write| write.ends_with("/status")), passes == 1, "said once: {writes:?}");
         if passes == 3 {
-            // Its node does not say that it has ended.
+            // Its node does not report its end.
             bed.runtime.edit("pods/skr-webhook-1", |pod| {
                 pod["metadata"]["deletionTimestamp"] = "2020-01-01T00:00:00Z".into();
                 pod["metadata"]["finalizers"] = json!(["example.test/held"]);
@@ -508,7 +508,7 @@ async fn a_deletion_waits_for_no_process_but_the_agents_and_for_a_lost_one_not_f
 }
 
 #[tokio::test]
-async fn what_a_removal_is_refused_is_named_and_keeps_nothing_else() {
+async fn refused_removal_is_reported_and_keeps_no_other_object() {
     let mut bed = Bed::installed(PathState::Proven).await;
     bed.runtime.refuse("DELETE secrets/skr-webhook-tls", 403);
     bed.delete();
@@ -522,12 +522,12 @@ async fn what_a_removal_is_refused_is_named_and_keeps_nothing_else() {
         assert_eq!(bed.runtime.object(object).is_some(), object == "secrets/skr-webhook-tls", "{object}");
     }
     bed.forget_calls();
-    assert_eq!(bed.kyma().await.failed, Works::of(&[Work::Kyma]));
+    assert_eq!(bed.kyma().await.failed, WorkSet::of(&[Work::Kyma]));
     assert_eq!(bed.kcp.writes(), Vec::<String>::new(), "it is said once");
 }
 
 #[tokio::test]
-async fn what_lost_its_labels_and_what_others_hold_goes_too() {
+async fn objects_without_labels_or_with_foreign_finalizers_are_removed() {
     let mut bed = Bed::installed(PathState::Proven).await;
     for object in OBJECTS {
         bed.runtime.edit(object, |found| {
@@ -536,7 +536,7 @@ async fn what_lost_its_labels_and_what_others_hold_goes_too() {
             found["metadata"]["finalizers"] = json!(["example.test/held"]);
         });
     }
-    // All that is left of ours on it is what the agent wrote.
+    // Only the agent's fields remain on it.
     bed.runtime.edit("leases/tidewatch-agent", |lease| {
         lease["metadata"]["managedFields"] = json!([{"manager": "tidewatch-agent", "operation": "Update"}]);
     });
@@ -550,7 +550,7 @@ async fn what_lost_its_labels_and_what_others_hold_goes_too() {
 }
 
 #[tokio::test]
-async fn nobody_else_decides_when_our_objects_go() {
+async fn foreign_owner_references_do_not_delete_our_objects() {
     let mut bed = Bed::installed(PathState::Proven).await;
     bed.runtime.edit("secrets/skr-webhook-tls", |secret| secret["data"] = json!({"tls.key": "x"}));
     let hold = |found: &mut Value| {
@@ -584,9 +584,9 @@ async fn nobody_else_decides_when_our_objects_go() {
 }
 
 #[tokio::test]
-async fn why_an_agent_is_not_ready_is_said_by_its_deployment_and_by_its_path() {
+async fn unready_agent_is_explained_by_its_deployment_and_event_path() {
     let mut bed = Bed::installing(PathState::Unproven(Unproven::NoHeartbeat));
-    bed.pass(Works::RUNTIME, Drift::None).await;
+    bed.pass(WorkSet::RUNTIME, Drift::None).await;
     bed.runtime.edit(DEPLOYMENT, |deployment| {
         deployment["status"] = json!({"observedGeneration": 9, "conditions": [{"type": "ReplicaFailure", "status": "True",
             "message": "pods \"skr-webhook-5d4-\" is forbidden: violates the policy of this cluster"}]});
@@ -612,7 +612,7 @@ async fn why_an_agent_is_not_ready_is_said_by_its_deployment_and_by_its_path() {
 }
 
 #[tokio::test]
-async fn without_the_installer_the_condition_is_not_set() {
+async fn condition_is_absent_without_the_installer() {
     let mut bed = Bed::settled().await;
     bed.kcp.edit("kymas/k", |kyma| {
         let conditions = kyma["status"]["conditions"].as_array_mut().unwrap();

@@ -4,10 +4,10 @@ use k8s_openapi::api::core::v1::ConfigMap;
 
 use super::*;
 
-/// A day, so that nobody's turn comes while a test runs.
-const WINDOW: u32 = 86_400;
+/// One day, so that no rollout slot begins during a test.
+const WINDOW: Duration = Duration::from_secs(86_400);
 
-/// One where `keda` is installed at 1.0.0 and its channel has moved to 1.1.0, `since` so many seconds ago as KCP's releases say.
+/// A fixture with `keda` 1.0.0 whose channel moved to 1.1.0 `since` seconds ago, according to KCP's releases.
 async fn moved(since: Option<i64>) -> Bed {
     let mut bed = Bed::with_keda().await;
     let version = |version: &str| {
@@ -22,7 +22,7 @@ async fn moved(since: Option<i64>) -> Bed {
     );
     bed.ctx.stores.templates = filled::<ModuleTemplate>(&[version("1.0.0"), version("1.1.0")]).0;
     bed.ctx.stores.release_metas = filled::<ModuleReleaseMeta>(&[meta]).0;
-    let flags = catalog::Flags { module_upgrade_rollout_max_delay_seconds: WINDOW, ..catalog::Flags::default() };
+    let flags = catalog::Flags { module_upgrade_rollout_max_delay: WINDOW, ..catalog::Flags::default() };
     let settings = catalog::Settings { flags, ..catalog::Settings::default() };
     bed.ctx.catalog = Catalog::new(settings, catalog::Metrics::default());
     let pointer = match since {
@@ -32,7 +32,7 @@ async fn moved(since: Option<i64>) -> Bed {
     let accepted =
         json!({"keda": {"whom": "everyone", "channels": {"regular": pointer, "fast": {"version": "1.1.0"}}}});
     let map: ConfigMap = serde_json::from_value(json!({"data": {"accepted": accepted.to_string()}})).unwrap();
-    bed.ctx.catalog.take_releases(Some(&map));
+    bed.ctx.catalog.observe_releases(Some(&map));
     bed
 }
 
@@ -41,19 +41,19 @@ fn installed(bed: &Bed) -> String {
 }
 
 #[tokio::test]
-async fn a_pass_for_another_reason_does_not_bring_the_version_early_and_says_when_to_come_again() {
-    // Nobody saw it move before this process, which begins to count.
+async fn unrelated_reconcile_keeps_the_version_and_requeues_for_the_slot() {
+    // Without a recorded time the window begins with this process.
     for since in [None, Some(0)] {
         let mut bed = moved(since).await;
         let outcome = bed.kyma().await;
-        assert_eq!((outcome.ended, outcome.failed), (Works::of(&[Work::Kyma]), Works::EMPTY));
-        let turn = outcome.turn.unwrap();
-        assert!(turn > Duration::ZERO && turn <= Duration::from_secs(WINDOW.into()), "{turn:?}");
-        assert_eq!(outcome.again_in, None);
+        assert_eq!((outcome.ended, outcome.failed), (WorkSet::of(&[Work::Kyma]), WorkSet::EMPTY));
+        let turn = outcome.rollout_after.unwrap();
+        assert!(turn > Duration::ZERO && turn <= WINDOW, "{turn:?}");
+        assert_eq!(outcome.requeue_after, None);
         assert_eq!(installed(&bed), "1.0.0");
         bed.forget_calls();
         // As a verification does, or a start.
-        bed.pass(Works::RUNTIME, Drift::All).await;
+        bed.pass(WorkSet::RUNTIME, Drift::All).await;
         assert_eq!(installed(&bed), "1.0.0");
         assert_eq!(bed.status()["modules"][0]["version"], "1.0.0");
         assert_eq!(bed.status()["modules"][0]["template"]["metadata"]["name"], "keda-1.0.0");
@@ -61,28 +61,28 @@ async fn a_pass_for_another_reason_does_not_bring_the_version_early_and_says_whe
 }
 
 #[tokio::test]
-async fn it_comes_with_its_turn() {
-    let mut bed = moved(Some(WINDOW.into())).await;
-    assert_eq!(bed.kyma().await, Outcome::ended(Works::of(&[Work::Kyma])));
+async fn version_is_installed_in_its_rollout_slot() {
+    let mut bed = moved(Some(WINDOW.as_secs().try_into().unwrap())).await;
+    assert_eq!(bed.kyma().await, ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma])));
     assert_eq!(installed(&bed), "1.1.0");
 }
 
 #[tokio::test]
-async fn a_user_who_changes_the_channel_waits_for_nobody() {
+async fn channel_change_by_the_user_takes_effect_at_once() {
     let mut bed = moved(Some(0)).await;
     bed.runtime.edit("kymas/default", |kyma| {
         kyma["spec"]["modules"] = json!([{"name": "keda", "managed": true, "channel": "fast"}]);
     });
-    assert_eq!(bed.kyma().await, Outcome::ended(Works::of(&[Work::Kyma])));
+    assert_eq!(bed.kyma().await, ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma])));
     assert_eq!(installed(&bed), "1.1.0");
 }
 
 #[tokio::test]
-async fn a_failing_catalog_is_tried_again_long_before_the_turn_which_comes_all_the_same() {
+async fn failing_catalog_is_retried_before_the_rollout_slot() {
     let mut bed = moved(Some(0)).await;
     bed.runtime.refuse("GET configmaps/tidewatch-catalog", 503);
-    let outcome = bed.pass(Works::of(&[Work::Kyma, Work::Catalog]), Drift::None).await;
-    assert_eq!((outcome.failed, outcome.again_in), (Works::of(&[Work::Catalog]), None));
-    assert!(outcome.turn.is_some());
+    let outcome = bed.pass(WorkSet::of(&[Work::Kyma, Work::Catalog]), Drift::None).await;
+    assert_eq!((outcome.failed, outcome.requeue_after), (WorkSet::of(&[Work::Catalog]), None));
+    assert!(outcome.rollout_after.is_some());
     assert_eq!(installed(&bed), "1.0.0");
 }

@@ -4,7 +4,7 @@ use kube::ResourceExt as _;
 use tidewatch_shared::names::label;
 
 use super::*;
-use crate::{base::takeover::is_held, fleet::PathState};
+use crate::{base::takeover::is_managed, fleet::PathState};
 
 const QUIET: Duration = Duration::from_secs(60);
 
@@ -22,10 +22,10 @@ impl Bed {
         self.labelled(label::HAND_BACK, "true");
         let mut writes = Vec::new();
         for _ in 0..20 {
-            let outcome = self.pass(Works::RUNTIME, Drift::None).await;
-            assert_eq!((outcome.failed, outcome.ended), (Works::EMPTY, Works::RUNTIME));
+            let outcome = self.pass(WorkSet::RUNTIME, Drift::None).await;
+            assert_eq!((outcome.failed, outcome.ended), (WorkSet::EMPTY, WorkSet::RUNTIME));
             writes.extend(self.runtime.writes());
-            if outcome.again_in.is_none() {
+            if outcome.requeue_after.is_none() {
                 break;
             }
         }
@@ -34,25 +34,25 @@ impl Bed {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_written_before_the_incumbent_is_quiet() {
+async fn nothing_is_written_before_the_incumbent_is_idle() {
     let mut bed = Bed::new();
     bed.ctx.settings.takeover = Takeover::new("", QUIET);
     bed.kcp.edit("kymas/k", |kyma| kyma["metadata"]["finalizers"] = json!(["operator.kyma-project.io/Kyma"]));
-    bed.ctx.settings.takeover.entered(&bed.key, &bed.read(), false, Instant::now());
+    bed.ctx.settings.takeover.selected(&bed.key, &bed.read(), false, Instant::now());
     for delete in [false, true] {
         let outcome = bed.kyma().await;
-        assert_eq!((outcome.ended, outcome.failed), (Works::EMPTY, Works::of(&[Work::Kyma])), "it settles nothing");
-        assert!(outcome.again_in.is_some_and(|rest| rest > QUIET / 2), "{outcome:?}");
+        assert_eq!((outcome.ended, outcome.failed), (WorkSet::EMPTY, WorkSet::of(&[Work::Kyma])), "it settles nothing");
+        assert!(outcome.requeue_after.is_some_and(|rest| rest > QUIET / 2), "{outcome:?}");
         assert_eq!((bed.kcp.writes(), bed.runtime.calls()), (vec![], vec![]), "{delete}");
         tokio::time::advance(QUIET / 4).await;
     }
     tokio::time::advance(QUIET).await;
-    assert!(bed.pass(Works::RUNTIME, Drift::None).await.failed.is_empty());
+    assert!(bed.pass(WorkSet::RUNTIME, Drift::None).await.failed.is_empty());
     assert_eq!(bed.status()["state"], "Ready");
 }
 
 #[tokio::test]
-async fn a_hand_back_takes_away_what_only_we_have_and_its_answer_is_the_last_write() {
+async fn hand_back_removes_our_objects_and_confirms_last() {
     let mut bed = Bed::installed(PathState::Proven).await;
     bed.enable();
     bed.kyma().await;
@@ -74,7 +74,7 @@ async fn a_hand_back_takes_away_what_only_we_have_and_its_answer_is_the_last_wri
     assert_eq!(calls, ["PATCH kymas/k/status", "PATCH kymas/k"]);
     let kyma = bed.read();
     assert_eq!(kyma.labels()[label::HAND_BACK], "done");
-    assert!(!is_held(&kyma) && kyma.finalizers() == ["operator.kyma-project.io/Kyma"]);
+    assert!(!is_managed(&kyma) && kyma.finalizers() == ["operator.kyma-project.io/Kyma"]);
     let status = kyma.status.unwrap();
     let kinds: Vec<_> = status.conditions().iter().map(|condition| condition.type_.as_str()).collect();
     assert_eq!(kinds, ["CRDsSync", "Modules", "ModuleCatalog"]);
@@ -82,14 +82,14 @@ async fn a_hand_back_takes_away_what_only_we_have_and_its_answer_is_the_last_wri
 
     // Whatever comes late finds no Kyma of ours.
     bed.forget_calls();
-    assert_eq!(bed.kyma().await, Outcome::ended(Works::of(&[Work::Kyma])));
+    assert_eq!(bed.kyma().await, ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma])));
     bed.delete();
-    assert_eq!(bed.kyma().await, Outcome::ended(Works::of(&[Work::Kyma])));
+    assert_eq!(bed.kyma().await, ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma])));
     assert_eq!((bed.kcp.writes(), bed.runtime.calls()), (vec![], vec![]));
 }
 
 #[tokio::test]
-async fn what_was_never_ours_is_not_taken_away() {
+async fn unmanaged_objects_are_not_removed() {
     let mut bed = Bed::installing(PathState::Proven);
     bed.runtime.edit("deployments/skr-webhook", |deployment| {
         *deployment = json!({"metadata": {"name": "skr-webhook", "labels": {label::MANAGED_BY: "kyma"}}});
@@ -99,31 +99,31 @@ async fn what_was_never_ours_is_not_taken_away() {
 }
 
 #[tokio::test]
-async fn what_holds_a_hand_back_up_is_said_and_nothing_is_answered() {
+async fn blocked_hand_back_is_reported_and_not_confirmed() {
     let mut bed = Bed::installed(PathState::Proven).await;
     bed.runtime.refuse("DELETE deployments/skr-webhook", 403);
     bed.labelled(label::HAND_BACK, "true");
     let outcome = bed.kyma().await;
-    assert_eq!(outcome.failed, Works::of(&[Work::Kyma]));
+    assert_eq!(outcome.failed, WorkSet::of(&[Work::Kyma]));
     assert_eq!((&bed.status()["state"], bed.read().labels()[label::HAND_BACK].as_str()), (&json!("Error"), "true"));
 }
 
 #[tokio::test]
-async fn a_kyma_that_is_skipped_is_worked_on_where_that_selects_it() {
+async fn skipped_kyma_is_reconciled_if_the_selector_names_that_label() {
     let mut bed = Bed::settled().await;
     bed.ctx.settings.takeover = Takeover::new(&format!("{}=true", label::SKIP_RECONCILIATION), QUIET);
     bed.enable();
     bed.labelled(label::SKIP_RECONCILIATION, "true");
-    assert_eq!(bed.kyma().await, Outcome::ended(Works::of(&[Work::Kyma])));
+    assert_eq!(bed.kyma().await, ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma])));
     assert!(bed.manifest().is_some());
 }
 
 #[tokio::test]
-async fn what_is_not_selected_any_more_is_not_there() {
+async fn deselected_kyma_counts_as_absent() {
     let mut bed = Bed::settled().await;
     bed.ctx.settings.takeover = Takeover::new("lifecycle=tidewatch", QUIET);
     bed.enable();
     bed.labelled("lifecycle", "incumbent");
-    assert_eq!(bed.kyma().await, Outcome::ended(Works::of(&[Work::Kyma])));
+    assert_eq!(bed.kyma().await, ReconcileOutcome::ended(WorkSet::of(&[Work::Kyma])));
     assert_eq!((bed.kcp.calls(), bed.runtime.calls()), (vec!["GET kymas".to_owned()], vec![]));
 }

@@ -1,6 +1,6 @@
-//! Forwarding as a game: an agent of the test's own, answers that get lost, managers that fail, queues that are too small, restarts of
-//! both sides. An object that its manager has not seen as it is now is never forgotten by the agent, and in quiet times all have been
-//! seen and nothing is left.
+//! Simulation of forwarding with a model agent, lost responses, failing managers, small queues, and restarts of both
+//! sides. The agent never forgets an object that its manager has not seen in its current state; without further faults
+//! the managers have seen all objects and nothing is left.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,11 +11,11 @@ use tidewatch_shared::{
 };
 
 use super::*;
-use crate::fleet::forward::{Delivery, Limits, Outbox, Outcome, Routes, Service, Target};
+use crate::fleet::forward::{Delivery, DeliveryOutcome, Limits, Outbox, Routes, Service, Target};
 
 const OBJECTS: usize = 6;
 const WATCH: &str = "f";
-/// Events of one request: fewer than there are objects.
+/// Events per request: fewer than there are objects.
 const BATCH: usize = 3;
 
 fn forward_plan() -> Arc<Plan> {
@@ -23,19 +23,19 @@ fn forward_plan() -> Arc<Plan> {
     Arc::new(Plan::parse(&json!({"revision": "1", "watches": [watch]}).to_string()).unwrap())
 }
 
-fn receiver(instance: u64, limits: Limits) -> Hub {
+fn receiver(instance: u64, limits: Limits) -> RuntimeTable {
     counted(&mut Registry::default(), instance, limits)
 }
 
-fn counted(registry: &mut Registry, instance: u64, limits: Limits) -> Hub {
+fn counted(registry: &mut Registry, instance: u64, limits: Limits) -> RuntimeTable {
     let metrics = Metrics::register(registry);
     let settings = Settings { seed: instance, ..Settings::default() };
-    let hub = Hub::new(Instance::new(instance), settings, metrics, Instant::now());
-    hub.lock().outbox = Outbox::new(limits, instance);
-    hub.set_routes(routes());
-    hub.place(key(0), Some(id(0)), forward_plan());
-    hub.set_synced();
-    hub
+    let fleet = RuntimeTable::new(Instance::new(instance), settings, metrics, Instant::now());
+    fleet.lock().outbox = Outbox::new(limits, instance);
+    fleet.set_routes(routes());
+    fleet.place(key(0), Some(id(0)), forward_plan());
+    fleet.set_synced();
+    fleet
 }
 
 fn routes() -> Routes {
@@ -43,43 +43,47 @@ fn routes() -> Routes {
     [(WATCH.to_owned(), target)].into_iter().collect()
 }
 
-/// The agent's rules of contract v3, as far as they decide what it keeps.
+fn batch(epoch: u64, events: Vec<Received>) -> Verified<EventBatch> {
+    Verified::unchecked(&id(0), Epoch::new(epoch), 1, EventBatch::new(events)).with_leaf(vec![0x30].into())
+}
+
+/// Contract v3 rules of the agent that determine which events it keeps.
 #[derive(Default)]
 struct Agent {
     epoch: u64,
     sequence: u64,
     instance: Option<Instance>,
     waiting: BTreeSet<usize>,
-    waits_whole: bool,
+    relist_pending: bool,
     /// Unsettled events by sequence; `None` is the watch as a whole.
     sent: BTreeMap<u64, Option<usize>>,
     in_flight: Vec<u64>,
 }
 
 impl Agent {
-    fn begin_anew(&mut self) {
+    fn renew_epoch(&mut self) {
         self.epoch += 1;
         self.sequence = 0;
         self.in_flight.clear();
         for (_, object) in std::mem::take(&mut self.sent) {
             match object {
                 Some(object) => drop(self.waiting.insert(object)),
-                None => self.waits_whole = true,
+                None => self.relist_pending = true,
             }
         }
     }
 
-    /// A list: whatever was known before, everything is told.
+    /// Restarts the agent, which lists and sends everything again.
     fn restart(&mut self) {
-        self.begin_anew();
+        self.renew_epoch();
         self.instance = None;
-        self.waits_whole = true;
+        self.relist_pending = true;
         self.waiting = (0..OBJECTS).collect();
     }
 
     fn request(&mut self) -> Option<Vec<Received>> {
         if self.in_flight.is_empty() {
-            let whole = std::mem::take(&mut self.waits_whole).then_some(None);
+            let whole = std::mem::take(&mut self.relist_pending).then_some(None);
             let objects: Vec<_> = self.waiting.iter().copied().take(BATCH).collect();
             for object in whole.into_iter().chain(objects.into_iter().map(Some)) {
                 self.sequence += 1;
@@ -119,23 +123,23 @@ impl Agent {
         }
     }
 
-    fn hear(&mut self, epoch: u64, answer: &EventsResponse) {
+    fn receive(&mut self, epoch: u64, response: &EventsResponse) {
         if epoch != self.epoch {
             return;
         }
-        if self.instance.replace(answer.instance).is_some_and(|before| before != answer.instance) {
-            return self.begin_anew();
+        if self.instance.replace(response.instance).is_some_and(|before| before != response.instance) {
+            return self.renew_epoch();
         }
         self.in_flight.clear();
-        for refused in &answer.refused {
+        for refused in &response.refused {
             let refused: EventId = refused.id.parse().unwrap();
             match self.sent.remove(&refused.sequence) {
                 Some(Some(object)) => drop(self.waiting.insert(object)),
-                Some(None) => self.waits_whole = true,
+                Some(None) => self.relist_pending = true,
                 None => {}
             }
         }
-        self.settle(answer.settled.get(WATCH).copied().unwrap_or(0));
+        self.settle(response.settled.get(WATCH).copied().unwrap_or(0));
     }
 
     fn settle(&mut self, settled: u64) {
@@ -144,29 +148,30 @@ impl Agent {
     }
 }
 
-struct Game {
-    hub: Hub,
+struct Simulation {
+    fleet: RuntimeTable,
     limits: Limits,
     instances: u64,
     agent: Agent,
-    truth: [u64; OBJECTS],
+    versions: [u64; OBJECTS],
     seen: [u64; OBJECTS],
     deliveries: Vec<Delivery>,
     last: Option<(u64, Vec<Received>)>,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Move {
+enum Step {
     Change(usize),
-    /// A request, with whether it comes, whether its answer comes, and whether an old one comes again behind it.
+    /// Sends a request. `comes`: the request arrives; `delivered`: its response arrives; `again`: an earlier request
+    /// arrives once more after it.
     Send {
         comes: bool,
-        heard: bool,
+        delivered: bool,
         again: bool,
     },
-    /// The answer of a heartbeat: what is settled, alone.
-    Beat,
-    /// One is taken; the manager may look at once.
+    /// Response to a heartbeat: settled watermarks only.
+    Heartbeat,
+    /// Takes a delivery; with `early` the manager reads the object at once.
     Take {
         early: bool,
     },
@@ -175,99 +180,96 @@ enum Move {
     RestartReceiver,
 }
 
-fn moves() -> impl Strategy<Value = Move> {
+fn steps() -> impl Strategy<Value = Step> {
     let coin = any::<bool>;
     prop_oneof![
-        6 => (0..OBJECTS).prop_map(Move::Change),
+        6 => (0..OBJECTS).prop_map(Step::Change),
         8 => (prop::bool::weighted(0.9), prop::bool::weighted(0.7), prop::bool::weighted(0.1))
-            .prop_map(|(comes, heard, again)| Move::Send { comes, heard, again }),
-        3 => Just(Move::Beat),
-        6 => coin().prop_map(|early| Move::Take { early }),
-        6 => (0..8usize, 0..8u8).prop_map(|(at, how)| Move::End(at, how)),
-        1 => Just(Move::RestartAgent),
-        1 => Just(Move::RestartReceiver),
+            .prop_map(|(comes, delivered, again)| Step::Send { comes, delivered, again }),
+        3 => Just(Step::Heartbeat),
+        6 => coin().prop_map(|early| Step::Take { early }),
+        6 => (0..8usize, 0..8u8).prop_map(|(at, how)| Step::End(at, how)),
+        1 => Just(Step::RestartAgent),
+        1 => Just(Step::RestartReceiver),
     ]
 }
 
-impl Game {
+impl Simulation {
     fn new(per_watch: usize) -> Self {
         let limits = Limits { per_service: 16, per_watch, parked: 2 };
         let mut agent = Agent::default();
         agent.restart();
         Self {
-            hub: receiver(1, limits),
+            fleet: receiver(1, limits),
             limits,
             instances: 1,
             agent,
-            truth: [1; OBJECTS],
+            versions: [1; OBJECTS],
             seen: [0; OBJECTS],
             deliveries: Vec::new(),
             last: None,
         }
     }
 
-    fn play(&mut self, play: Move) {
-        match play {
-            Move::Change(object) => {
-                self.truth[object] += 1;
+    fn apply(&mut self, step: Step) {
+        match step {
+            Step::Change(object) => {
+                self.versions[object] += 1;
                 self.agent.waiting.insert(object);
             }
-            Move::Send { comes, heard, again } => self.send(comes, heard, again),
-            Move::Beat => self.beat(),
-            Move::Take { early } => {
+            Step::Send { comes, delivered, again } => self.send(comes, delivered, again),
+            Step::Heartbeat => self.heartbeat(),
+            Step::Take { early } => {
                 let later = Instant::now() + Duration::from_secs(3_600);
-                let taken = self.hub.lock().outbox.take(later);
+                let taken = self.fleet.lock().outbox.take(later);
                 if let Some(delivery) = taken {
                     if early {
-                        self.look(&delivery);
+                        self.observe(&delivery);
                     }
                     self.deliveries.push(delivery);
                 }
             }
-            Move::End(at, how) => self.end(at, how),
-            Move::RestartAgent => self.agent.restart(),
-            Move::RestartReceiver => {
+            Step::End(at, how) => self.end(at, how),
+            Step::RestartAgent => self.agent.restart(),
+            Step::RestartReceiver => {
                 self.instances += 1;
-                self.hub = receiver(self.instances, self.limits);
+                self.fleet = receiver(self.instances, self.limits);
                 self.deliveries.clear();
             }
         }
     }
 
-    fn look(&mut self, delivery: &Delivery) {
+    fn observe(&mut self, delivery: &Delivery) {
         let object: usize = delivery.event.name.strip_prefix('o').unwrap().parse().unwrap();
-        self.seen[object] = self.truth[object];
+        self.seen[object] = self.versions[object];
     }
 
-    fn send(&mut self, comes: bool, heard: bool, again: bool) {
+    fn send(&mut self, comes: bool, delivered: bool, again: bool) {
         let old = self.last.clone().filter(|_| again);
         let epoch = self.agent.epoch;
         let Some(events) = self.agent.request() else { return };
         if comes {
-            let answer = self.give(epoch, events.clone());
-            if heard {
-                self.agent.hear(epoch, &answer);
+            let response = self.post(epoch, events.clone());
+            if delivered {
+                self.agent.receive(epoch, &response);
             }
             self.last = Some((epoch, events));
         }
         if let Some((epoch, events)) = old {
-            self.give(epoch, events);
+            self.post(epoch, events);
         }
     }
 
-    fn give(&self, epoch: u64, events: Vec<Received>) -> EventsResponse {
-        let leaf = vec![0x30].into();
-        self.hub
-            .events_with(&id(0), Epoch::new(epoch), 1, events, Beside { leaf: Some(&leaf), ..Beside::default() })
-            .unwrap()
+    fn post(&self, epoch: u64, events: Vec<Received>) -> EventsResponse {
+        self.fleet.events(batch(epoch, events)).unwrap()
     }
 
-    fn beat(&mut self) {
+    fn heartbeat(&mut self) {
         let instance = Instance::new(self.instances);
         if self.agent.instance.replace(instance).is_some_and(|before| before != instance) {
-            return self.agent.begin_anew();
+            return self.agent.renew_epoch();
         }
-        let view = self.hub.view().remove(0);
+        let view = self.fleet.views().remove(0);
         let epoch = view.epochs.iter().find(|view| view.epoch == Epoch::new(self.agent.epoch));
         let settled = epoch.and_then(|epoch| epoch.settled.get(WATCH).copied());
         self.agent.settle(settled.unwrap_or(0));
@@ -279,122 +281,121 @@ impl Game {
         }
         let delivery = self.deliveries.remove(at % self.deliveries.len());
         let outcome = match how {
-            0 => Outcome::Failed(None),
+            0 => DeliveryOutcome::Failed(None),
             1 => {
-                // It came, and the answer got lost.
-                self.look(&delivery);
-                Outcome::Failed(Some(Duration::from_secs(1)))
+                // The event arrived, but its response is lost.
+                self.observe(&delivery);
+                DeliveryOutcome::Failed(Some(Duration::from_secs(1)))
             }
-            2 | 3 => Outcome::Refused(404),
+            2 | 3 => DeliveryOutcome::Refused(404),
             _ => {
-                self.look(&delivery);
-                Outcome::Delivered
+                self.observe(&delivery);
+                DeliveryOutcome::Delivered
             }
         };
-        self.hub.forwarded(&delivery, outcome);
+        self.fleet.forwarded(&delivery, outcome);
     }
 
-    /// What the manager has not seen as it is now, the agent still has.
+    /// Asserts that the agent keeps every object that the manager has not seen in its current state.
     fn check(&self) {
         for object in 0..OBJECTS {
             let kept =
                 self.agent.waiting.contains(&object) || self.agent.sent.values().any(|sent| *sent == Some(object));
-            assert!(kept || self.seen[object] == self.truth[object], "o{object} is forgotten");
+            assert!(kept || self.seen[object] == self.versions[object], "o{object} is forgotten");
         }
-        assert!(self.hub.lock().outbox.objects(routes().of(WATCH).unwrap()) <= self.limits.per_watch);
+        assert!(self.fleet.lock().outbox.objects(routes().of(WATCH).unwrap()) <= self.limits.per_watch);
     }
 
-    fn come_to_rest(&mut self) {
+    fn settle(&mut self) {
         for _ in 0..200 {
             self.send(true, true, false);
-            self.play(Move::Take { early: false });
+            self.apply(Step::Take { early: false });
             self.end(0, 5);
-            self.beat();
+            self.heartbeat();
             self.check();
         }
-        assert_eq!(self.seen, self.truth);
-        assert!(self.agent.waiting.is_empty() && self.agent.sent.is_empty(), "work that never ends");
-        assert_eq!(self.hub.view()[0].wanted, Works::EMPTY, "no pass is wanted for other managers");
+        assert_eq!(self.seen, self.versions);
+        assert!(self.agent.waiting.is_empty() && self.agent.sent.is_empty(), "events are never settled");
+        assert_eq!(self.fleet.views()[0].queued, WorkSet::EMPTY, "forwarding enqueues no reconcile");
     }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
     #[test]
-    fn every_manager_ends_with_the_last_state_of_every_object(
+    fn every_manager_receives_the_last_state_of_every_object(
         per_watch in 1..=OBJECTS,
-        game in prop::collection::vec(moves(), 0..120),
+        steps in prop::collection::vec(steps(), 0..120),
     ) {
-        let mut state = Game::new(per_watch);
-        for play in game {
-            state.play(play);
-            state.check();
+        let mut simulation = Simulation::new(per_watch);
+        for step in steps {
+            simulation.apply(step);
+            simulation.check();
         }
-        state.come_to_rest();
+        simulation.settle();
     }
 }
 
 #[tokio::test]
-async fn objects_that_nobody_can_name_are_told_without_a_name_and_settled_with_their_delivery() {
+async fn unnamed_objects_are_forwarded_without_a_name_and_settled_on_delivery() {
     let limits = Limits { per_service: 9, per_watch: 9, parked: 9 };
-    let game = Game { hub: receiver(1, limits), ..Game::new(1) };
-    let event = |payload| Event { payload, ..game.agent.event(1) };
+    let simulation = Simulation { fleet: receiver(1, limits), ..Simulation::new(1) };
+    let event = |payload| Event { payload, ..simulation.agent.event(1) };
     let unnamed = Payload::Unnamed { subject: "g/v1/things//".parse().unwrap(), kind: "Thing".into() };
-    assert!(game.give(1, vec![Ok(event(unnamed))]).settled.is_empty());
-    let delivery = game.hub.next_delivery().await;
+    assert!(simulation.post(1, vec![Ok(event(unnamed))]).settled.is_empty());
+    let delivery = simulation.fleet.next_delivery().await;
     let body = r#"{"watched":{"Namespace":"","Name":""},"watchedGvk":{"group":"g","version":"v1","kind":"Thing"}}"#;
     assert_eq!(delivery.event.to_body(), body);
-    game.hub.forwarded(&delivery, Outcome::Delivered);
-    assert_eq!(game.hub.view()[0].epochs[0].settled[WATCH], 1);
+    simulation.fleet.forwarded(&delivery, DeliveryOutcome::Delivered);
+    assert_eq!(simulation.fleet.views()[0].epochs[0].settled[WATCH], 1);
 }
 
 #[tokio::test]
-async fn what_is_put_is_due_at_once_and_settled_with_its_delivery() {
-    let hub = receiver(1, Limits::default());
+async fn forwarded_event_is_due_at_once_and_settled_on_delivery() {
+    let fleet = receiver(1, Limits::default());
     let mut agent = Agent::default();
     agent.restart();
     agent.waiting = BTreeSet::from([0]);
-    assert!(hub.next_delivery().now_or_never().is_none());
+    assert!(fleet.next_delivery().now_or_never().is_none());
     let waiter = tokio::spawn({
-        let hub = hub.clone();
-        async move { hub.next_delivery().await }
+        let fleet = fleet.clone();
+        async move { fleet.next_delivery().await }
     });
     tokio::task::yield_now().await;
     let events = agent.request().unwrap();
-    let beside = Beside { leaf: Some(&vec![0x30].into()), ..Beside::default() };
-    let answer = hub.events_with(&id(0), Epoch::new(agent.epoch), 1, events, beside).unwrap();
-    assert!(answer.refused.is_empty());
+    let response = fleet.events(batch(agent.epoch, events)).unwrap();
+    assert!(response.refused.is_empty());
     let delivery = waiter.await.unwrap();
     assert_eq!((delivery.runtime(), delivery.watch(), &*delivery.event.kind), (&id(0), WATCH, "Thing"));
-    assert_eq!(hub.view()[0].epochs[0].settled.get(WATCH), None);
-    hub.forwarded(&delivery, Outcome::Delivered);
-    assert_eq!(hub.view()[0].epochs[0].settled.get(WATCH), Some(&2));
-    assert!(hub.next().now_or_never().is_none(), "no pass is wanted");
+    assert_eq!(fleet.views()[0].epochs[0].settled.get(WATCH), None);
+    fleet.forwarded(&delivery, DeliveryOutcome::Delivered);
+    assert_eq!(fleet.views()[0].epochs[0].settled.get(WATCH), Some(&2));
+    assert!(fleet.next().now_or_never().is_none(), "no reconcile is queued");
 }
 
 #[tokio::test]
-async fn a_target_that_nobody_names_any_more_is_counted_no_more() {
+async fn removed_target_has_no_metrics() {
     let mut registry = Registry::default();
-    let hub = counted(&mut registry, 1, Limits::default());
+    let fleet = counted(&mut registry, 1, Limits::default());
     let mut agent = Agent::default();
     agent.restart();
-    let beside = Beside { leaf: Some(&vec![0x30].into()), ..Beside::default() };
-    hub.events_with(&id(0), Epoch::new(agent.epoch), 1, agent.request().unwrap(), beside).unwrap();
-    let delivery = hub.next_delivery().await;
+    fleet.events(batch(agent.epoch, agent.request().unwrap())).unwrap();
+    let delivery = fleet.next_delivery().await;
     let is_counted = || registry.encode().unwrap().contains(r#"manager="m""#);
     assert!(is_counted());
-    // It is on its way.
-    hub.set_routes([].into_iter().collect());
+    // The delivery is in flight.
+    fleet.set_routes([].into_iter().collect());
     assert!(!is_counted());
-    hub.forwarded(&delivery, Outcome::Delivered);
+    fleet.forwarded(&delivery, DeliveryOutcome::Delivered);
     assert!(!is_counted());
 }
 
 #[test]
-fn without_a_certificate_nothing_goes_to_other_managers() {
-    let hub = receiver(1, Limits::default());
+fn without_a_certificate_nothing_is_forwarded() {
+    let fleet = receiver(1, Limits::default());
     let mut agent = Agent::default();
     agent.restart();
-    let answer = hub.events(&id(0), Epoch::new(agent.epoch), 1, agent.request().unwrap()).unwrap();
-    assert_eq!(answer.refused.len(), BATCH);
+    let batch = EventBatch::new(agent.request().unwrap());
+    let response = fleet.events(Verified::unchecked(&id(0), Epoch::new(agent.epoch), 1, batch)).unwrap();
+    assert_eq!(response.refused.len(), BATCH);
 }

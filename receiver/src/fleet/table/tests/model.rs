@@ -1,5 +1,6 @@
-//! The rules of contract v3 as a game: an agent of the test's own, a network that loses, delays and doubles, and the real state of the hub.
-//! Whatever happens, an event that the agent forgets was worked on, and in quiet times everything comes to rest without a false alarm.
+//! Simulation of contract v3: a model agent, a network that loses, delays and duplicates, and the real state of the
+//! runtime table. Every event that the agent forgets was reconciled, and without further faults everything settles
+//! without a false digest mismatch.
 
 mod agent;
 
@@ -9,19 +10,19 @@ use proptest::prelude::*;
 use serde_json::json;
 use tidewatch_shared::{event::Reason, plan::Work};
 
-use agent::{Agent, Answer, Body, Request, World};
+use agent::{Agent, Body, Request, Response, World};
 
 use super::super::*;
-use crate::base::class::Class;
+use crate::base::error_class::ErrorClass;
 
-/// A pass that has read and not yet ended.
-struct Pass {
-    wanted: Wanted,
-    begun: Begun,
+/// A reconcile that has read and not ended yet.
+struct Reconcile {
+    queued: QueuedWork,
+    start: ReconcileStart,
     read: BTreeMap<&'static str, u64>,
 }
 
-struct Game {
+struct Simulation {
     world: World,
     agent: Agent,
     state: State,
@@ -29,45 +30,45 @@ struct Game {
     epochs: u64,
     tick: u64,
     now: Instant,
-    /// When `b` last left the receiver's plan: what was sent before is settled by that.
+    /// Tick at which `b` last left the receiver's plan, which settles everything sent before.
     left: u64,
     with_b: bool,
     requests: Vec<Request>,
-    answers: Vec<Answer>,
-    passes: Vec<Pass>,
-    known: BTreeMap<(Work, &'static str), u64>,
+    responses: Vec<Response>,
+    reconciles: Vec<Reconcile>,
+    observed: BTreeMap<(Work, &'static str), u64>,
     differing: u64,
-    /// What was paused and not woken since.
-    paused: Works,
+    /// Work that is paused and has not been enqueued since.
+    paused: WorkSet,
 }
 
 const KEY: fn() -> KymaKey = || KymaKey::new("ns", "kyma");
 
-fn stands_for(watch: &str) -> &'static [Work] {
+fn work_of(watch: &str) -> &'static [Work] {
     if watch == "a" { &[Work::Kyma] } else { &[Work::Kyma, Work::Catalog] }
 }
 
 fn plan_of(with_b: bool) -> Arc<Plan> {
-    let watch = |name: &str| json!({"name": name, "version": "v1", "resource": "things", "field": "spec", "manager": "m", "work": stands_for(name)});
+    let watch = |name: &str| json!({"name": name, "version": "v1", "resource": "things", "field": "spec", "manager": "m", "work": work_of(name)});
     let watches: Vec<_> = ["a", "b"].into_iter().take(1 + usize::from(with_b)).map(watch).collect();
     Arc::new(Plan::parse(&json!({"revision": with_b.to_string(), "watches": watches}).to_string()).unwrap())
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Move {
+enum Step {
     Change(bool, u8),
     Send,
-    GiveUp,
-    Beat,
-    /// Delivers one request; `spoil` makes one of its events unreadable on the way, `keep` leaves a copy behind.
+    Timeout,
+    Heartbeat,
+    /// Delivers one request; `corrupt` makes one of its events unreadable, `keep` leaves a copy in the network.
     Deliver {
         at: usize,
-        spoil: Option<usize>,
+        corrupt: Option<usize>,
         keep: bool,
     },
     Lose(usize),
-    Hear(usize),
-    LoseAnswer(usize),
+    Respond(usize),
+    LoseResponse(usize),
     Begin,
     End(u8),
     RestartAgent,
@@ -77,31 +78,31 @@ enum Move {
     Wait(u8),
 }
 
-fn moves() -> impl Strategy<Value = Move> {
+fn steps() -> impl Strategy<Value = Step> {
     let at = 0usize..4;
-    let spoil = prop_oneof![5 => Just(None), 1 => (0usize..3).prop_map(Some)];
+    let corrupt = prop_oneof![5 => Just(None), 1 => (0usize..3).prop_map(Some)];
     prop_oneof![
-        6 => (any::<bool>(), 0u8..3).prop_map(|(b, object)| Move::Change(b, object)),
-        8 => Just(Move::Send),
-        2 => Just(Move::GiveUp),
-        3 => Just(Move::Beat),
-        10 => (at.clone(), spoil, prop::bool::weighted(0.2)).prop_map(|(at, spoil, keep)| Move::Deliver { at, spoil, keep }),
-        2 => at.clone().prop_map(Move::Lose),
-        8 => at.clone().prop_map(Move::Hear),
-        2 => at.prop_map(Move::LoseAnswer),
-        6 => Just(Move::Begin),
-        6 => (0u8..6).prop_map(Move::End),
-        1 => Just(Move::RestartAgent),
-        1 => Just(Move::RestartReceiver),
-        1 => any::<bool>().prop_map(Move::PlanReceiver),
-        1 => Just(Move::PlanAgent),
-        2 => (1u8..10).prop_map(Move::Wait),
+        6 => (any::<bool>(), 0u8..3).prop_map(|(b, object)| Step::Change(b, object)),
+        8 => Just(Step::Send),
+        2 => Just(Step::Timeout),
+        3 => Just(Step::Heartbeat),
+        10 => (at.clone(), corrupt, prop::bool::weighted(0.2)).prop_map(|(at, corrupt, keep)| Step::Deliver { at, corrupt, keep }),
+        2 => at.clone().prop_map(Step::Lose),
+        8 => at.clone().prop_map(Step::Respond),
+        2 => at.prop_map(Step::LoseResponse),
+        6 => Just(Step::Begin),
+        6 => (0u8..6).prop_map(Step::End),
+        1 => Just(Step::RestartAgent),
+        1 => Just(Step::RestartReceiver),
+        1 => any::<bool>().prop_map(Step::PlanReceiver),
+        1 => Just(Step::PlanAgent),
+        2 => (1u8..10).prop_map(Step::Wait),
     ]
 }
 
-impl Game {
+impl Simulation {
     fn new() -> Self {
-        let mut game = Self {
+        let mut simulation = Self {
             world: World::default(),
             agent: Agent::new(1, &["a", "b"]),
             state: State::new(4, 1),
@@ -112,27 +113,28 @@ impl Game {
             left: 0,
             with_b: true,
             requests: Vec::new(),
-            answers: Vec::new(),
-            passes: Vec::new(),
-            known: BTreeMap::new(),
+            responses: Vec::new(),
+            reconciles: Vec::new(),
+            observed: BTreeMap::new(),
             differing: 0,
-            paused: Works::EMPTY,
+            paused: WorkSet::EMPTY,
         };
-        game.restart_receiver();
-        game
+        simulation.restart_receiver();
+        simulation
     }
 
     fn restart_receiver(&mut self) {
         self.instance += 1;
-        self.passes.clear();
-        self.paused = Works::EMPTY;
+        self.reconciles.clear();
+        self.paused = WorkSet::EMPTY;
         self.state = State::new(4, self.instance);
         self.state.synced = true;
         self.state.place(KEY(), Some("r-1".parse().unwrap()), plan_of(self.with_b), self.now);
-        // Every start verifies everything. Only what a watch settled by leaving the plan needs it: with the process, the memory that it
-        // was never worked on is gone. Elsewhere the agent alone must be enough.
+        // A real start verifies everything. Here only events that settled by leaving the plan need it, because with the
+        // process the knowledge is lost that they were never reconciled; all others must be restored by the agent
+        // alone.
         if self.left > 0 {
-            self.state.queue.want(&KEY(), Wanted::new(Works::ALL_KNOWN, Priority::Verification), self.now);
+            self.state.queue.enqueue(&KEY(), QueuedWork::new(WorkSet::ALL_KNOWN, Priority::Verification), self.now);
         }
     }
 
@@ -152,15 +154,19 @@ impl Game {
 
     fn deliver(&mut self, request: Request) {
         let id: RuntimeId = "r-1".parse().unwrap();
-        let Request { epoch, created, known, number, body } = request;
-        let answer = match body {
+        let Request { epoch, created, accepted, number, body } = request;
+        let response = match body {
             Body::Events(events) => {
-                let recorded = self.state.events(&id, epoch, created, events, None, self.now).unwrap().recorded;
-                self.differing += recorded.tally.differing;
+                let recorded = self
+                    .state
+                    .events(Verified::unchecked(&id, epoch, created, EventBatch::new(events)), self.now)
+                    .unwrap()
+                    .recorded;
+                self.differing += recorded.counts.differing;
                 let run = Some((recorded.accepted, recorded.since));
-                Answer {
+                Response {
                     epoch,
-                    known,
+                    accepted,
                     number,
                     instance: self.instance,
                     settled: recorded.settled,
@@ -169,13 +175,17 @@ impl Game {
                     resend: Vec::new(),
                 }
             }
-            Body::Beat(beat) => {
-                let beat = self.state.heartbeat(&id, created, &beat, None, self.now).unwrap().beat;
-                self.differing += beat.differing;
-                let (settled, resend) = (beat.settled, beat.resend);
-                Answer {
+            Body::Heartbeat(heartbeat) => {
+                let heartbeat = self
+                    .state
+                    .heartbeat(&Verified::unchecked(&id, epoch, created, *heartbeat), self.now)
+                    .unwrap()
+                    .record;
+                self.differing += heartbeat.differing;
+                let (settled, resend) = (heartbeat.settled, heartbeat.resend);
+                Response {
                     epoch,
-                    known,
+                    accepted,
                     number,
                     instance: self.instance,
                     settled,
@@ -185,60 +195,60 @@ impl Game {
                 }
             }
         };
-        self.answers.push(answer);
+        self.responses.push(response);
     }
 
-    fn hear(&mut self, at: usize) {
-        if at >= self.answers.len() {
+    fn receive(&mut self, at: usize) {
+        if at >= self.responses.len() {
             return;
         }
-        let answer = self.answers.remove(at);
+        let response = self.responses.remove(at);
         let epoch = self.epoch();
-        for forgotten in self.agent.hear(answer, epoch) {
+        for forgotten in self.agent.receive(response, epoch) {
             if forgotten.watch == "b" && forgotten.tick <= self.left {
                 continue;
             }
-            for work in stands_for(forgotten.watch) {
-                let known = self.known.get(&(*work, forgotten.watch)).copied().unwrap_or(0);
-                assert!(known >= forgotten.version, "{work:?} never saw {} {}", forgotten.watch, forgotten.version);
+            for work in work_of(forgotten.watch) {
+                let observed = self.observed.get(&(*work, forgotten.watch)).copied().unwrap_or(0);
+                assert!(observed >= forgotten.version, "{work:?} never saw {} {}", forgotten.watch, forgotten.version);
             }
         }
     }
 
     fn begin(&mut self) -> bool {
-        let Some((_, wanted, begun)) = self.state.begin(self.now) else { return false };
-        assert!(self.passes.is_empty(), "one at a time");
-        self.passes.push(Pass { wanted, begun, read: self.world.versions.clone() });
+        let Some((_, queued, start)) = self.state.begin(self.now) else { return false };
+        assert!(self.reconciles.is_empty(), "one at a time");
+        self.reconciles.push(Reconcile { queued, start, read: self.world.versions.clone() });
         true
     }
 
     fn end(&mut self, how: u8) {
-        let Some(Pass { wanted, begun, read }) = self.passes.pop() else { return };
-        let catalog = Works::of(&[Work::Catalog]);
+        let Some(Reconcile { queued, start, read }) = self.reconciles.pop() else { return };
+        let catalog = WorkSet::of(&[Work::Catalog]);
         let outcome = match how {
-            0 => Outcome::failed(wanted.works, Class::Ours),
-            1 => Outcome {
-                ended: wanted.works.minus(catalog),
-                ..Outcome::failed(wanted.works.both(catalog), Class::Refused)
+            0 => ReconcileOutcome::failed(queued.work, ErrorClass::Ours),
+            1 => ReconcileOutcome {
+                ended: queued.work.minus(catalog),
+                ..ReconcileOutcome::failed(queued.work.both(catalog), ErrorClass::Refused)
             },
-            2 => Outcome::ended(wanted.works.minus(catalog)),
-            3 => Outcome::default(),
-            4 => Outcome {
-                ended: wanted.works.minus(catalog),
-                put_off: wanted.works.both(catalog),
-                class: Some(Class::Refused),
-                ..Outcome::default()
+            2 => ReconcileOutcome::ended(queued.work.minus(catalog)),
+            3 => ReconcileOutcome::default(),
+            4 => ReconcileOutcome {
+                ended: queued.work.minus(catalog),
+                deferred: queued.work.both(catalog),
+                class: Some(ErrorClass::Refused),
+                ..ReconcileOutcome::default()
             },
-            _ => Outcome::ended(wanted.works),
+            _ => ReconcileOutcome::ended(queued.work),
         };
         for work in outcome.ended.iter() {
             for (watch, version) in &read {
-                let known = self.known.entry((work, watch)).or_default();
-                *known = (*known).max(*version);
+                let observed = self.observed.entry((work, watch)).or_default();
+                *observed = (*observed).max(*version);
             }
         }
-        self.paused |= wanted.works.minus(outcome.ended | outcome.failed | outcome.put_off);
-        self.state.finish(&KEY(), &wanted, &begun, &outcome, self.now, self.now);
+        self.paused |= queued.work.minus(outcome.ended | outcome.failed | outcome.deferred);
+        self.state.finish(&KEY(), &queued, &start, &outcome, self.now, self.now);
     }
 
     fn plan_receiver(&mut self, with_b: bool) {
@@ -249,7 +259,7 @@ impl Game {
         self.state.place(KEY(), Some("r-1".parse().unwrap()), plan_of(with_b), self.now);
     }
 
-    /// The agent takes the plan that the receiver has.
+    /// The agent adopts the receiver's plan.
     fn plan_agent(&mut self) {
         let had = self.agent.watches.contains(&"b");
         self.agent.watches.retain(|watch| *watch == "a");
@@ -263,64 +273,64 @@ impl Game {
         }
     }
 
-    fn play(&mut self, step: Move) {
+    fn apply(&mut self, step: Step) {
         self.tick += 1;
         match step {
-            Move::Change(b, object) => self.change(if b { "b" } else { "a" }, object),
-            Move::Send => self.requests.extend(self.agent.request(&self.world, self.tick)),
-            Move::GiveUp => self.agent.in_flight = None,
-            Move::Beat => {
-                let beat = self.agent.beat(self.tick);
-                self.requests.push(beat);
+            Step::Change(b, object) => self.change(if b { "b" } else { "a" }, object),
+            Step::Send => self.requests.extend(self.agent.request(&self.world, self.tick)),
+            Step::Timeout => self.agent.in_flight = None,
+            Step::Heartbeat => {
+                let heartbeat = self.agent.heartbeat(self.tick);
+                self.requests.push(heartbeat);
             }
-            Move::Deliver { at, spoil, keep } if at < self.requests.len() => {
+            Step::Deliver { at, corrupt, keep } if at < self.requests.len() => {
                 let mut request = self.requests[at].clone();
                 if !keep {
                     self.requests.remove(at);
                 }
-                if let (Some(spoil), Body::Events(events)) = (spoil, &mut request.body)
-                    && let Some(event @ Ok(_)) = events.get_mut(spoil)
+                if let (Some(corrupt), Body::Events(events)) = (corrupt, &mut request.body)
+                    && let Some(event @ Ok(_)) = events.get_mut(corrupt)
                 {
                     *event = Err((event.as_ref().unwrap().id, Reason::TooLarge));
                 }
                 self.deliver(request);
             }
-            Move::Lose(at) if at < self.requests.len() => drop(self.requests.remove(at)),
-            Move::Hear(at) => self.hear(at),
-            Move::LoseAnswer(at) if at < self.answers.len() => drop(self.answers.remove(at)),
-            Move::Begin => drop(self.begin()),
-            Move::End(how) => self.end(how),
-            Move::RestartAgent => {
+            Step::Lose(at) if at < self.requests.len() => drop(self.requests.remove(at)),
+            Step::Respond(at) => self.receive(at),
+            Step::LoseResponse(at) if at < self.responses.len() => drop(self.responses.remove(at)),
+            Step::Begin => drop(self.begin()),
+            Step::End(how) => self.end(how),
+            Step::RestartAgent => {
                 let epoch = self.epoch();
                 self.agent = Agent::new(epoch, &["a"]);
                 self.plan_agent();
             }
-            Move::RestartReceiver => self.restart_receiver(),
-            Move::PlanReceiver(with_b) => self.plan_receiver(with_b),
-            Move::PlanAgent => self.plan_agent(),
-            Move::Wait(seconds) => self.now += Duration::from_secs(seconds.into()),
-            Move::Deliver { .. } | Move::Lose(_) | Move::LoseAnswer(_) => {}
+            Step::RestartReceiver => self.restart_receiver(),
+            Step::PlanReceiver(with_b) => self.plan_receiver(with_b),
+            Step::PlanAgent => self.plan_agent(),
+            Step::Wait(seconds) => self.now += Duration::from_secs(seconds.into()),
+            Step::Deliver { .. } | Step::Lose(_) | Step::LoseResponse(_) => {}
         }
     }
 
-    /// Nothing fails any more; whatever is under way arrives.
-    fn rest(&mut self) {
+    /// Runs without faults until everything in flight has arrived, and asserts that all is settled.
+    fn settle(&mut self) {
         self.plan_receiver(true);
         self.plan_agent();
-        // Whoever ends a pause changes something in KCP, and that wakes.
-        let woken = Wanted::new(self.paused, Priority::Verification);
-        self.state.queue.want(&KEY(), woken, self.now);
+        // The end of a pause is a change in KCP, which enqueues the work.
+        let resumed = QueuedWork::new(self.paused, Priority::Verification);
+        self.state.queue.enqueue(&KEY(), resumed, self.now);
         for _ in 0..20 {
             self.tick += 1;
             self.agent.in_flight = None;
             self.requests.extend(self.agent.request(&self.world, self.tick));
-            let beat = self.agent.beat(self.tick);
-            self.requests.push(beat);
+            let heartbeat = self.agent.heartbeat(self.tick);
+            self.requests.push(heartbeat);
             for request in std::mem::take(&mut self.requests) {
                 self.deliver(request);
             }
-            while !self.answers.is_empty() {
-                self.hear(0);
+            while !self.responses.is_empty() {
+                self.receive(0);
             }
             self.now += Duration::from_secs(3_600);
             self.end(9);
@@ -328,30 +338,30 @@ impl Game {
                 self.end(9);
             }
         }
-        assert!(self.agent.sent.is_empty() && self.agent.waiting.is_empty(), "something is never settled");
+        assert!(self.agent.sent.is_empty() && self.agent.waiting.is_empty(), "an event is never settled");
         for watch in ["a", "b"] {
             let version = self.world.versions.get(watch).copied().unwrap_or(0);
-            for work in stands_for(watch) {
+            for work in work_of(watch) {
                 assert!(
-                    self.known.get(&(*work, watch)).copied().unwrap_or(0) >= version,
+                    self.observed.get(&(*work, watch)).copied().unwrap_or(0) >= version,
                     "{work:?} of {watch} is behind"
                 );
             }
         }
-        let wanted = self.state.queue.wanted(&KEY());
-        assert!(wanted.is_empty() && !self.state.queue.in_work(&KEY()), "no rest: {wanted:?}");
-        assert_eq!(self.differing, 0, "a false alarm");
+        let queued = self.state.queue.queued(&KEY());
+        assert!(queued.is_empty() && !self.state.queue.in_progress(&KEY()), "work remains: {queued:?}");
+        assert_eq!(self.differing, 0, "false digest mismatch");
     }
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2_000, failure_persistence: None, max_shrink_iters: 50_000, ..ProptestConfig::default() })]
     #[test]
-    fn no_change_is_lost_and_all_comes_to_rest(moves in prop::collection::vec(moves(), 1..150)) {
-        let mut game = Game::new();
-        for step in moves {
-            game.play(step);
+    fn no_change_is_lost_and_everything_settles(steps in prop::collection::vec(steps(), 1..150)) {
+        let mut simulation = Simulation::new();
+        for step in steps {
+            simulation.apply(step);
         }
-        game.rest();
+        simulation.settle();
     }
 }

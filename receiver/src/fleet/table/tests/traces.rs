@@ -1,4 +1,4 @@
-//! A trace from a request to the pass that it causes, as a collector sees it.
+//! A trace from a request to the reconcile that it causes, as exported to a collector.
 
 use std::convert::Infallible;
 
@@ -20,7 +20,7 @@ use super::*;
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const PARENT: &str = "b7ad6b7169203331";
 
-/// Takes what is exported to it by gRPC, and passes the bodies on.
+/// gRPC collector that reconciles on the bodies it receives.
 async fn collect(listener: TcpListener, bodies: mpsc::UnboundedSender<Bytes>) {
     while let Ok((tcp, _)) = listener.accept().await {
         let bodies = bodies.clone();
@@ -29,7 +29,7 @@ async fn collect(listener: TcpListener, bodies: mpsc::UnboundedSender<Bytes>) {
             async move {
                 let body = request.into_body().collect().await.map(|body| body.to_bytes()).unwrap_or_default();
                 let _ = bodies.send(body);
-                // An empty message, and the status.
+                // An empty message and the status.
                 let trailers = HeaderMap::from_iter([("grpc-status".parse().unwrap(), HeaderValue::from_static("0"))]);
                 let frames = [Frame::data(Bytes::from_static(&[0; 5])), Frame::trailers(trailers)];
                 let answer = StreamBody::new(stream::iter(frames.map(Ok::<_, Infallible>)));
@@ -51,14 +51,14 @@ fn has(body: &[u8], part: &[u8]) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_trace_goes_from_the_request_through_the_queue_to_the_pass() {
+async fn trace_continues_from_the_request_through_the_queue_to_the_reconcile() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
     let (sender, mut bodies) = mpsc::unbounded_channel();
     tokio::spawn(collect(listener, sender));
     let exporter = Exporter::start("test", &endpoint).unwrap();
 
-    let hub = placed(4, 1);
+    let fleet = table_with(4, 1);
     let event = event::Event {
         id: event::EventId { epoch: EPOCH, sequence: 1 },
         source: id(0),
@@ -68,22 +68,23 @@ async fn a_trace_goes_from_the_request_through_the_queue_to_the_pass() {
         time: None,
         traceparent: None,
     };
-    let beside = Beside { traceparent: Some(format!("00-{TRACE}-{PARENT}-01")), ..Beside::default() };
-    hub.events_with(&id(0), EPOCH, 1, vec![Ok(event)], beside).unwrap();
-    let job = hub.next().await;
+    let traceparent = Some(format!("00-{TRACE}-{PARENT}-01"));
+    let batch = EventBatch { events: vec![Ok(event)], traceparent };
+    fleet.events(Verified::unchecked(&id(0), EPOCH, 1, batch)).unwrap();
+    let job = fleet.next().await;
     let traceparent = job.traceparent().unwrap();
     assert!(traceparent.starts_with(&format!("00-{TRACE}-")) && !traceparent.contains(PARENT), "{traceparent}");
     let waited = traceparent.split('-').nth(2).unwrap().to_owned();
-    let pass = crate::controllers::kyma::traced(&job).unwrap();
-    assert!(pass.traceparent().starts_with(&format!("00-{TRACE}-")));
-    drop(pass);
-    tokio::task::spawn_blocking(|| exporter.end()).await.unwrap();
+    let span = job.span().unwrap();
+    assert!(span.traceparent().starts_with(&format!("00-{TRACE}-")));
+    drop(span);
+    tokio::task::spawn_blocking(|| exporter.shutdown()).await.unwrap();
 
     let mut exported = Vec::new();
     while let Ok(body) = bodies.try_recv() {
         exported.extend(body);
     }
-    for part in [&b"wait for a pass"[..], b"reconcile", &bytes(TRACE), &bytes(PARENT), &bytes(&waited)] {
+    for part in [&b"wait for a reconcile"[..], b"reconcile", &bytes(TRACE), &bytes(PARENT), &bytes(&waited)] {
         assert!(has(&exported, part), "{:?}", String::from_utf8_lossy(part));
     }
 }

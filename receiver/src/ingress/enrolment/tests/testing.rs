@@ -1,4 +1,4 @@
-//! Parties for the tests of this room and of its port: issuers of tokens, runtimes that answer, and an office.
+//! Fixtures for the tests of enrolment and of its port: token issuers, runtimes that respond, and a certificate issuer.
 
 use std::{
     collections::HashMap,
@@ -28,9 +28,9 @@ use x509_parser::{prelude::FromDer, public_key::PublicKey, x509::SubjectPublicKe
 
 use crate::{
     base::key::KymaKey,
-    fleet::hub::{self, Hub},
-    ingress::enrolment::{Enrolments, Flags, Metrics, Office, Revocations, Runtimes, keys},
-    kube::runtime_access::Unusable,
+    fleet::table::{self, RuntimeTable},
+    ingress::enrolment::{CertificateIssuer, EnrolmentService, Flags, Metrics, Revocations, RuntimeClients, keys},
+    kube::runtime_access::RuntimeAccessError,
     pki::{Authority, CA_VALIDITY, Ca, RUNTIME_VALIDITY},
     testing,
 };
@@ -46,7 +46,7 @@ pub(crate) fn domain() -> TrustDomain {
     "kyma.local".parse().unwrap()
 }
 
-/// What a token of the agent says, as Kubernetes writes it.
+/// Claims of the agent's token, as Kubernetes writes them.
 pub(crate) fn claims(now: i64) -> Value {
     json!({
         "aud": ["tidewatch"], "exp": now + 3_600, "iat": now, "nbf": now, "iss": "https://kubernetes.default.svc",
@@ -58,7 +58,7 @@ pub(crate) fn claims(now: i64) -> Value {
     })
 }
 
-/// Who signs a cluster's tokens.
+/// Signs the tokens of a cluster.
 pub(crate) struct Issuer {
     pub(crate) kid: String,
     key: Key,
@@ -122,39 +122,39 @@ impl Issuer {
     }
 }
 
-/// How a runtime's API server answers.
+/// Behavior of a runtime's API server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mood {
+pub(crate) enum Behavior {
     Well,
-    /// An error of this status for everything.
+    /// Responds to everything with an error of this status.
     Failing(u16),
-    /// It never answers.
+    /// Never responds.
     Hung,
 }
 
-/// A runtime's API server, as far as tokens go. Clones are the same.
+/// Fake API server of a runtime for keys and token reviews. Clones share it.
 #[derive(Clone)]
-pub(crate) struct Runtime(Arc<Mutex<State>>);
+pub(crate) struct FakeRuntime(Arc<Mutex<State>>);
 
 struct State {
     issuer: Arc<Issuer>,
-    mood: Mood,
+    behavior: Behavior,
     review: Value,
-    /// Questions about keys, and about tokens.
-    asked: (usize, usize),
+    /// Numbers of key fetches and of token reviews.
+    call_counts: (usize, usize),
     on_review: Option<Box<dyn FnOnce() + Send>>,
 }
 
-impl Runtime {
+impl FakeRuntime {
     pub(crate) fn new(issuer: Issuer) -> Self {
         let review = json!({"authenticated": true, "audiences": ["tidewatch"], "user": {
             "username": "system:serviceaccount:kyma-system:tidewatch-agent",
             "extra": {"authentication.kubernetes.io/pod-uid": ["pod-uid"]}}});
-        let (issuer, mood) = (Arc::new(issuer), Mood::Well);
-        Self(Arc::new(Mutex::new(State { issuer, mood, review, asked: (0, 0), on_review: None })))
+        let (issuer, behavior) = (Arc::new(issuer), Behavior::Well);
+        Self(Arc::new(Mutex::new(State { issuer, behavior, review, call_counts: (0, 0), on_review: None })))
     }
 
-    /// A token of its agent, good now.
+    /// A currently valid token of its agent.
     pub(crate) fn token(&self) -> String {
         self.issuer().sign(&claims(unix_now()))
     }
@@ -167,22 +167,22 @@ impl Runtime {
         self.0.lock().unwrap().issuer = Arc::new(issuer);
     }
 
-    pub(crate) fn set_mood(&self, mood: Mood) {
-        self.0.lock().unwrap().mood = mood;
+    pub(crate) fn set_behavior(&self, behavior: Behavior) {
+        self.0.lock().unwrap().behavior = behavior;
     }
 
-    /// What it says about tokens from now on.
+    /// Sets the status of further token reviews.
     pub(crate) fn set_review(&self, review: Value) {
         self.0.lock().unwrap().review = review;
     }
 
-    /// Done once, when the next question about a token comes.
+    /// Runs `act` once, on the next token review.
     pub(crate) fn on_review(&self, act: impl FnOnce() + Send + 'static) {
         self.0.lock().unwrap().on_review = Some(Box::new(act));
     }
 
-    pub(crate) fn asked(&self) -> (usize, usize) {
-        self.0.lock().unwrap().asked
+    pub(crate) fn call_counts(&self) -> (usize, usize) {
+        self.0.lock().unwrap().call_counts
     }
 
     pub(crate) fn client(&self) -> Client {
@@ -193,26 +193,26 @@ impl Runtime {
         })
     }
 
-    /// The status 0 is none at all.
+    /// Returns status and body; status 0 means no response.
     fn answer(&self, path: &str, body: &[u8]) -> (u16, Value) {
         let mut state = self.0.lock().unwrap();
         let is_review = path == "/apis/authentication.k8s.io/v1/tokenreviews";
         if is_review {
-            state.asked.1 += 1;
+            state.call_counts.1 += 1;
             let spec = &serde_json::from_slice::<Value>(body).unwrap()["spec"];
             assert_eq!(spec["audiences"], json!(["tidewatch"]));
             assert!(spec["token"].as_str().is_some_and(|token| token.contains('.')));
         } else {
             assert_eq!(path, keys::PATH);
-            state.asked.0 += 1;
+            state.call_counts.0 += 1;
         }
-        let answer = match state.mood {
-            Mood::Well if is_review => (201, json!({"spec": {}, "status": state.review})),
-            Mood::Well => (200, json!({"keys": [state.issuer.jwk()]})),
-            Mood::Failing(status) => {
+        let answer = match state.behavior {
+            Behavior::Well if is_review => (201, json!({"spec": {}, "status": state.review})),
+            Behavior::Well => (200, json!({"keys": [state.issuer.jwk()]})),
+            Behavior::Failing(status) => {
                 (status, json!({"kind": "Status", "code": status, "message": "no", "reason": "No"}))
             }
-            Mood::Hung => (0, Value::Null),
+            Behavior::Hung => (0, Value::Null),
         };
         let act = if is_review { state.on_review.take() } else { None };
         drop(state);
@@ -223,19 +223,19 @@ impl Runtime {
     }
 }
 
-/// Which runtime a Kyma has, with the number of its kubeconfig.
+/// Client and kubeconfig revision of each Kyma's runtime.
 #[derive(Clone, Default)]
-pub(crate) struct Landscape(Arc<Mutex<HashMap<KymaKey, (Client, u64)>>>);
+pub(crate) struct FakeRuntimeClients(Arc<Mutex<HashMap<KymaKey, (Client, u64)>>>);
 
-impl Landscape {
-    pub(crate) fn set(&self, kyma: &str, runtime: &Runtime, revision: u64) {
+impl FakeRuntimeClients {
+    pub(crate) fn set(&self, kyma: &str, runtime: &FakeRuntime, revision: u64) {
         self.0.lock().unwrap().insert(key(kyma), (runtime.client(), revision));
     }
 }
 
-impl Runtimes for Landscape {
-    fn client(&self, kyma: &KymaKey) -> Result<(Client, u64), Unusable> {
-        self.0.lock().unwrap().get(kyma).cloned().ok_or(Unusable::Missing)
+impl RuntimeClients for FakeRuntimeClients {
+    fn client(&self, kyma: &KymaKey) -> Result<(Client, u64), RuntimeAccessError> {
+        self.0.lock().unwrap().get(kyma).cloned().ok_or(RuntimeAccessError::Missing)
     }
 }
 
@@ -243,49 +243,50 @@ pub(crate) fn key(kyma: &str) -> KymaKey {
     KymaKey::new("kcp-system", kyma)
 }
 
-/// Makes a runtime that of a Kyma.
-pub(crate) fn place(hub: &Hub, kyma: &str, runtime: &str) {
+/// Assigns a runtime to a Kyma.
+pub(crate) fn place(fleet: &RuntimeTable, kyma: &str, runtime: &str) {
     let plan = Plan::parse(r#"{"revision": "1", "watches": []}"#).unwrap();
-    hub.place(key(kyma), Some(runtime.parse().unwrap()), Arc::new(plan));
+    fleet.place(key(kyma), Some(runtime.parse().unwrap()), Arc::new(plan));
 }
 
-/// Everything that an enrolment meets: two Kymas, `k-1` with the runtime `r-1` and `k-2` with `r-2`.
-pub(crate) struct Room {
-    pub(crate) enrolments: Enrolments,
-    pub(crate) office: Office,
-    pub(crate) hub: Hub,
-    pub(crate) landscape: Landscape,
+/// An enrolment service with its environment: two Kymas, `k-1` with the runtime `r-1` and `k-2` with `r-2`.
+pub(crate) struct TestBed {
+    pub(crate) enrolments: EnrolmentService,
+    pub(crate) certificate_issuer: CertificateIssuer,
+    pub(crate) fleet: RuntimeTable,
+    pub(crate) runtime_clients: FakeRuntimeClients,
     pub(crate) revocations: Revocations,
     pub(crate) metrics: Metrics,
-    pub(crate) first: Runtime,
-    pub(crate) second: Runtime,
+    pub(crate) first: FakeRuntime,
+    pub(crate) second: FakeRuntime,
 }
 
-impl Room {
+impl TestBed {
     pub(crate) fn new() -> Self {
         Self::limited(None)
     }
 
     pub(crate) fn limited(by_address: Option<u32>) -> Self {
-        let counts = hub::Metrics::register(&mut Registry::default());
-        let hub = Hub::new(Instance::new(1), hub::Settings::default(), counts, Instant::now());
-        let (landscape, metrics) = (Landscape::default(), Metrics::default());
-        let [first, second] = ["a", "b"].map(|kid| Runtime::new(Issuer::p256(kid)));
+        let counts = table::Metrics::register(&mut Registry::default());
+        let fleet = RuntimeTable::new(Instance::new(1), table::Settings::default(), counts, Instant::now());
+        let (runtime_clients, metrics) = (FakeRuntimeClients::default(), Metrics::default());
+        let [first, second] = ["a", "b"].map(|kid| FakeRuntime::new(Issuer::p256(kid)));
         for (kyma, runtime, id) in [("k-1", &first, "r-1"), ("k-2", &second, "r-2")] {
-            place(&hub, kyma, id);
-            landscape.set(kyma, runtime, 1);
+            place(&fleet, kyma, id);
+            runtime_clients.set(kyma, runtime, 1);
         }
-        hub.set_synced();
+        fleet.set_synced();
         let ca = Ca::generate("test root", unix_now(), CA_VALIDITY).unwrap();
         let authority = Authority::fixed(ca, domain(), RUNTIME_VALIDITY);
         let revocations = Revocations::new(metrics.clone());
-        let office = Office::new(authority, hub.clone(), revocations.clone(), metrics.clone());
+        let certificate_issuer = CertificateIssuer::new(authority, fleet.clone(), revocations.clone(), metrics.clone());
         let flags = Flags {
             enrolment_address: "127.0.0.1:0".parse().unwrap(),
             enrolment_limit_by_address: by_address.map(|most| most.try_into().unwrap()),
         };
-        let enrolments = Enrolments::new(&flags, office.clone(), landscape.clone(), metrics.clone());
-        Self { enrolments, office, hub, landscape, revocations, metrics, first, second }
+        let enrolments =
+            EnrolmentService::new(&flags, certificate_issuer.clone(), runtime_clients.clone(), metrics.clone());
+        Self { enrolments, certificate_issuer, fleet, runtime_clients, revocations, metrics, first, second }
     }
 }
 
@@ -296,11 +297,11 @@ pub(crate) fn request_for(key: &KeyPair, change: impl FnOnce(&mut CertificatePar
     params.serialize_request(key).unwrap().pem().unwrap()
 }
 
-/// What an honest agent asks for.
-pub(crate) fn asked(runtime: &str) -> CertificateRequest {
+/// A valid request of an agent.
+pub(crate) fn honest_request(runtime: &str) -> CertificateRequest {
     let key = KeyPair::generate().unwrap();
     CertificateRequest { runtime: runtime.parse().unwrap(), request: request_for(&key, |_| {}) }
 }
 
-/// How long one waits for what takes the whole of a deadline.
+/// Longer than any timeout.
 pub(crate) const LONG: Duration = Duration::from_secs(120);

@@ -1,4 +1,4 @@
-//! Whoever abuses a connection loses it within a limit, counted by a reason, while everybody else is served.
+//! Abusive connections are closed within a limit and counted by reason, while other clients are served.
 
 use super::{
     raw::{
@@ -9,27 +9,27 @@ use super::{
 };
 
 const SHORT: Duration = Duration::from_millis(100);
-/// Bytes of a frame, unless its reader allows more (RFC 9113, section 4.2).
+/// Maximum frame size in bytes, unless the reader allows more (RFC 9113, section 4.2).
 pub(super) const LONGEST_FRAME: usize = 16 << 10;
 
-impl Bed {
+impl TestGateway {
     pub(super) fn refused(&self, reason: &'static str) -> u64 {
-        self.metrics.refused.get_or_create(&metrics::RefusedAs { route: "events", reason }).get()
+        self.metrics.refused.get_or_create(&metrics::RefusalLabels { route: "events", reason }).get()
     }
 
-    /// Somebody else's request is answered on a connection that was open all the time.
+    /// Asserts that a request of another client is served on a connection that has been open all the time.
     async fn serves(&self, sender: &mut http2::SendRequest<Full<Bytes>>, agent: &Agent, counter: u64) {
-        let answer = sender.send_request(self.request(agent, counter, true)).await.unwrap();
-        assert_eq!(answer.status(), StatusCode::ACCEPTED);
+        let response = sender.send_request(self.request(agent, counter, true)).await.unwrap();
+        assert_eq!(response.status(), StatusCode::ACCEPTED);
     }
 }
 
 #[tokio::test]
-async fn floods_of_frames_end_the_connection() {
-    let bed = Bed::start(|_| {}).await;
-    let other = bed.agent("other");
-    let mut open = bed.http2(&other).await;
-    let head = unsigned(&bed);
+async fn flood_of_frames_ends_the_connection() {
+    let gateway = TestGateway::start(|_| {}).await;
+    let other = gateway.agent("other");
+    let mut open = gateway.http2(&other).await;
+    let head = unsigned(&gateway);
     let opened = || frame(HEADERS, END_HEADERS, 1, &head);
     let large = fields(&[("x-large", &"x".repeat(1_000))]).repeat(20);
     assert!(large.len() > LONGEST_FRAME);
@@ -51,160 +51,161 @@ async fn floods_of_frames_end_the_connection() {
         ("huge frames", each(&|number| frame(HEADERS, END_HEADERS | END_STREAM, 2 * number + 1, &large), 5_000)),
     ];
     for (number, (case, frames)) in (1..).zip(cases) {
-        let mut raw = Raw::open(&bed, &bed.agent(&format!("r-{number}")), &[]).await;
+        let mut raw = Raw::open(&gateway, &gateway.agent(&format!("r-{number}")), &[]).await;
         raw.send(&frames).await;
         raw.ended().await;
-        // Ours, the HTTP library's, or the rate of requests: whichever comes first.
-        bed.until_ended(&["flood", "error", "refused"], number).await;
-        bed.serves(&mut open, &other, number).await;
-        assert_eq!(bed.metrics.connections.get(), 1, "{case}");
+        // The limit of frames, of the HTTP library, or of requests: the earliest one closes the connection.
+        gateway.until_ended(&["flood", "error", "refused"], number).await;
+        gateway.serves(&mut open, &other, number).await;
+        assert_eq!(gateway.metrics.connections.get(), 1, "{case}");
     }
-    assert!(bed.ended("flood") >= 5, "frames that are no requests have a rate");
-    bed.stop().await;
+    assert!(gateway.ended("flood") >= 5, "frames without a request have a rate");
+    gateway.stop().await;
 }
 
 #[tokio::test]
-async fn who_floods_is_shut_out_and_held_at_the_door() {
+async fn flooding_runtime_is_blocked_and_tarpitted() {
     for is_http2 in [true, false] {
-        let bed = Bed::start(|settings| (settings.limits.per_second, settings.limits.burst) = (1, 10)).await;
-        let (agent, other) = (bed.agent("r-1"), bed.agent("r-2"));
-        let mut open = bed.open(&other, is_http2).await;
-        bed.flood(&agent, is_http2).await;
-        bed.until_ended(&["refused"], 1).await;
-        assert!(bed.refused("rate") >= 100 && bed.refused("flood") > 0);
-        let said = if is_http2 {
-            let mut again = Raw::open(&bed, &agent, &[]).await;
-            again.send(&frame(HEADERS, END_HEADERS | END_STREAM, 1, &unsigned(&bed))).await;
-            bed.says(&mut open, &other, 1).await;
+        let gateway =
+            TestGateway::start(|settings| (settings.limits.per_second, settings.limits.burst) = (1, 10)).await;
+        let (agent, other) = (gateway.agent("r-1"), gateway.agent("r-2"));
+        let mut open = gateway.open(&other, is_http2).await;
+        gateway.flood(&agent, is_http2).await;
+        gateway.until_ended(&["refused"], 1).await;
+        assert!(gateway.refused("rate") >= 100 && gateway.refused("flood") > 0);
+        let received = if is_http2 {
+            let mut again = Raw::open(&gateway, &agent, &[]).await;
+            again.send(&frame(HEADERS, END_HEADERS | END_STREAM, 1, &unsigned(&gateway))).await;
+            gateway.send_accepted(&mut open, &other, 1).await;
             again.ended().await.len()
         } else {
-            let mut again = bed.http1(&agent).await;
-            again.write_all(head(&bed.request(&agent, 2, false), "content-length: 0").as_bytes()).await.unwrap();
-            bed.says(&mut open, &other, 1).await;
+            let mut again = gateway.http1(&agent).await;
+            again.write_all(head(&gateway.request(&agent, 2, false), "content-length: 0").as_bytes()).await.unwrap();
+            gateway.send_accepted(&mut open, &other, 1).await;
             rest(again).await.len()
         };
-        assert_eq!((said, bed.ended("flood")), (0, 1), "nobody has looked at what it said");
-        bed.stop().await;
+        assert_eq!((received, gateway.ended("flood")), (0, 1), "its request was never read");
+        gateway.stop().await;
     }
 }
 
 #[tokio::test]
-async fn a_runtime_has_few_connections_and_the_oldest_goes() {
+async fn oldest_connection_beyond_the_limit_is_closed() {
     for is_http2 in [true, false] {
-        let bed = Bed::start(|settings| settings.limits.connections = 2).await;
-        let (agent, other) = (bed.agent("r-1"), bed.agent("r-2"));
-        let mut open = bed.open(&other, is_http2).await;
-        bed.says(&mut open, &other, 1).await;
-        let mut first = bed.open(&agent, is_http2).await;
-        bed.says(&mut first, &agent, 1).await;
-        let mut second = bed.open(&agent, is_http2).await;
-        bed.says(&mut second, &agent, 2).await;
-        let mut third = bed.open(&agent, is_http2).await;
-        bed.says(&mut third, &agent, 3).await;
+        let gateway = TestGateway::start(|settings| settings.limits.connections = 2).await;
+        let (agent, other) = (gateway.agent("r-1"), gateway.agent("r-2"));
+        let mut open = gateway.open(&other, is_http2).await;
+        gateway.send_accepted(&mut open, &other, 1).await;
+        let mut first = gateway.open(&agent, is_http2).await;
+        gateway.send_accepted(&mut first, &agent, 1).await;
+        let mut second = gateway.open(&agent, is_http2).await;
+        gateway.send_accepted(&mut second, &agent, 2).await;
+        let mut third = gateway.open(&agent, is_http2).await;
+        gateway.send_accepted(&mut third, &agent, 3).await;
         first.ends().await;
-        bed.until_ended(&["crowded"], 1).await;
-        bed.says(&mut second, &agent, 4).await;
-        bed.says(&mut open, &other, 2).await;
-        bed.stop().await;
+        gateway.until_ended(&["crowded"], 1).await;
+        gateway.send_accepted(&mut second, &agent, 4).await;
+        gateway.send_accepted(&mut open, &other, 2).await;
+        gateway.stop().await;
     }
 }
 
 #[tokio::test]
-async fn answers_that_nobody_takes_end_the_connection() {
-    let bed = Bed::start(|settings| {
-        (settings.body_deadline, settings.answer_deadline, settings.drain_deadline) = (SHORT, SHORT, SHORT);
+async fn unread_response_ends_the_connection() {
+    let gateway = TestGateway::start(|settings| {
+        (settings.body_deadline, settings.response_deadline, settings.drain_deadline) = (SHORT, SHORT, SHORT);
     })
     .await;
-    let agent = bed.agent("r-1");
-    // SETTINGS_INITIAL_WINDOW_SIZE = 0, and no update ever.
-    let mut raw = Raw::open(&bed, &agent, &[0, 4, 0, 0, 0, 0]).await;
-    let request = bed.request(&agent, 1, true);
-    let head = signed(&bed, &request);
+    let agent = gateway.agent("r-1");
+    // SETTINGS_INITIAL_WINDOW_SIZE = 0, without any update.
+    let mut raw = Raw::open(&gateway, &agent, &[0, 4, 0, 0, 0, 0]).await;
+    let request = gateway.request(&agent, 1, true);
+    let head = signed(&gateway, &request);
     let body = request.into_body().collect().await.unwrap().to_bytes();
     raw.send(&[frame(HEADERS, END_HEADERS, 1, &head), frame(DATA, END_STREAM, 1, &body)].concat()).await;
     raw.ended().await;
-    bed.until_ended(&["stalled"], 1).await;
-    assert_eq!(bed.intake.count(), 1, "it was a good request");
-    bed.stop().await;
+    gateway.until_ended(&["stalled"], 1).await;
+    assert_eq!(gateway.intake.count(), 1, "the request itself was valid");
+    gateway.stop().await;
 }
 
 #[tokio::test]
-async fn who_pipelines_and_never_reads_is_cut_off() {
-    let bed = Bed::start(|settings| {
+async fn pipelining_client_that_never_reads_is_disconnected() {
+    let gateway = TestGateway::start(|settings| {
         (settings.limits.per_second, settings.limits.burst) = (1_000_000, 1_000_000);
-        settings.answer_deadline = SHORT;
+        settings.response_deadline = SHORT;
     })
     .await;
-    let mut stream = bed.http1(&bed.agent("r-1")).await;
+    let mut stream = gateway.http1(&gateway.agent("r-1")).await;
     let request =
-        format!("POST /v3/events HTTP/1.1\r\nhost: {}\r\ncontent-length: 0\r\n\r\n", bed.authority).repeat(100);
+        format!("POST /v3/events HTTP/1.1\r\nhost: {}\r\ncontent-length: 0\r\n\r\n", gateway.authority).repeat(100);
     timeout(PATIENCE, async { while stream.write_all(request.as_bytes()).await.is_ok() {} }).await.unwrap();
-    bed.until_ended(&["slow-reader"], 1).await;
-    bed.stop().await;
+    gateway.until_ended(&["slow-reader"], 1).await;
+    gateway.stop().await;
 }
 
 #[tokio::test]
-async fn who_is_slow_over_http2_is_cut_off() {
-    let bed = Bed::start(|settings| settings.head_deadline = SHORT).await;
-    let mut half_a_head = Raw::open(&bed, &bed.agent("r-1"), &[]).await;
-    half_a_head.send(&frame(HEADERS, 0, 1, &unsigned(&bed))).await;
-    half_a_head.ended().await;
-    bed.until_ended(&["silent"], 1).await;
-    bed.stop().await;
+async fn slow_client_is_disconnected_over_http2() {
+    let gateway = TestGateway::start(|settings| settings.head_deadline = SHORT).await;
+    let mut partial_head = Raw::open(&gateway, &gateway.agent("r-1"), &[]).await;
+    partial_head.send(&frame(HEADERS, 0, 1, &unsigned(&gateway))).await;
+    partial_head.ended().await;
+    gateway.until_ended(&["silent"], 1).await;
+    gateway.stop().await;
 
-    let bed = Bed::start(|settings| settings.body_deadline = SHORT).await;
-    let agent = bed.agent("r-1");
-    let mut half_a_body = Raw::open(&bed, &agent, &[]).await;
-    half_a_body.send(&frame(HEADERS, END_HEADERS, 1, &signed(&bed, &bed.request(&agent, 1, true)))).await;
+    let gateway = TestGateway::start(|settings| settings.body_deadline = SHORT).await;
+    let agent = gateway.agent("r-1");
+    let mut partial_body = Raw::open(&gateway, &agent, &[]).await;
+    partial_body.send(&frame(HEADERS, END_HEADERS, 1, &signed(&gateway, &gateway.request(&agent, 1, true)))).await;
     timeout(PATIENCE, async {
-        while bed.refused("slow") == 0 {
+        while gateway.refused("slow") == 0 {
             tokio::task::yield_now().await;
         }
     })
     .await
     .unwrap();
-    bed.stop().await;
+    gateway.stop().await;
 
-    let bed = Bed::start(|settings| settings.ping_interval = SHORT).await;
-    // Never reads nor answers a PING, as if its machine were gone.
-    let gone = Raw::open(&bed, &bed.agent("r-2"), &[]).await;
+    let gateway = TestGateway::start(|settings| settings.ping_interval = SHORT).await;
+    // Never reads nor acknowledges a PING, like a client on a lost machine.
+    let gone = Raw::open(&gateway, &gateway.agent("r-2"), &[]).await;
     gone.ended().await;
-    bed.until_ended(&["timeout"], 1).await;
-    bed.stop().await;
+    gateway.until_ended(&["timeout"], 1).await;
+    gateway.stop().await;
 }
 
 #[tokio::test]
-async fn handshakes_that_stall_make_room() {
-    let bed = Bed::start(|settings| {
+async fn stalled_handshake_frees_its_slot() {
+    let gateway = TestGateway::start(|settings| {
         settings.max_handshakes = 1;
         settings.handshake_deadline = SHORT * 5;
     })
     .await;
-    let _stalled = TcpStream::connect(bed.address).await.unwrap();
+    let _stalled = TcpStream::connect(gateway.address).await.unwrap();
     timeout(PATIENCE, async {
-        while bed.metrics.handshakes.get() == 0 {
+        while gateway.metrics.handshakes.get() == 0 {
             tokio::task::yield_now().await;
         }
     })
     .await
     .unwrap();
-    let agent = bed.agent("r-1");
-    let mut sender = timeout(PATIENCE, bed.http2(&agent)).await.unwrap();
-    bed.serves(&mut sender, &agent, 1).await;
-    assert_eq!(bed.metrics.handshakes_failed.get_or_create(&metrics::Why { reason: "timeout" }).get(), 1);
-    assert!(bed.metrics.accepts_paused.get_or_create(&metrics::Why { reason: "handshakes" }).get() >= 1);
-    bed.stop().await;
+    let agent = gateway.agent("r-1");
+    let mut sender = timeout(PATIENCE, gateway.http2(&agent)).await.unwrap();
+    gateway.serves(&mut sender, &agent, 1).await;
+    assert_eq!(gateway.metrics.handshakes_failed.get_or_create(&metrics::ReasonLabel { reason: "timeout" }).get(), 1);
+    assert!(gateway.metrics.accepts_paused.get_or_create(&metrics::ReasonLabel { reason: "handshakes" }).get() >= 1);
+    gateway.stop().await;
 }
 
 #[tokio::test]
-async fn what_http1_can_be_read_in_two_ways_is_one_refusal_and_the_end() {
-    let bed = Bed::start(|_| {}).await;
-    let agent = bed.agent("r-1");
-    let authority = bed.authority.clone();
+async fn ambiguous_http1_request_is_refused_once_and_ends_the_connection() {
+    let gateway = TestGateway::start(|_| {}).await;
+    let agent = gateway.agent("r-1");
+    let authority = gateway.authority.clone();
     let smuggled = "GET /smuggled HTTP/1.1\r\nhost: x\r\n\r\n";
     let post =
         |fields: &str, body: &str| format!("POST /v3/events HTTP/1.1\r\nhost: {authority}\r\n{fields}\r\n{body}");
-    for (case, said, answer) in [
+    for (case, received, response) in [
         (
             "both lengths",
             post("content-length: 5\r\ntransfer-encoding: chunked\r\n", &format!("0\r\n\r\n{smuggled}")),
@@ -224,27 +225,31 @@ async fn what_http1_can_be_read_in_two_ways_is_one_refusal_and_the_end() {
         ("another encoding", post("transfer-encoding: identity, gzip\r\n", ""), "400"),
         ("no version", "POST /v3/events\r\n\r\n".to_owned(), "400"),
     ] {
-        let mut stream = bed.http1(&agent).await;
-        stream.write_all(said.as_bytes()).await.unwrap();
-        let said = rest(stream).await;
-        assert!(said.starts_with(&format!("HTTP/1.1 {answer} ")), "{case}: {said}");
-        assert_eq!(said.matches("HTTP/1.1 ").count(), 1, "{case}: the rest is never a request: {said}");
+        let mut stream = gateway.http1(&agent).await;
+        stream.write_all(received.as_bytes()).await.unwrap();
+        let received = rest(stream).await;
+        assert!(received.starts_with(&format!("HTTP/1.1 {response} ")), "{case}: {received}");
+        assert_eq!(
+            received.matches("HTTP/1.1 ").count(),
+            1,
+            "{case}: the rest is never taken for a request: {received}"
+        );
     }
-    assert_eq!((bed.refused("length"), bed.intake.count()), (3, 0));
-    bed.until_ended(&["malformed"], 7).await;
+    assert_eq!((gateway.refused("length"), gateway.intake.count()), (3, 0));
+    gateway.until_ended(&["malformed"], 7).await;
 
-    // Two hosts and lines that end in a bare LF are requests like any other, and refused like any other.
-    for (said, reason) in [
+    // Two hosts, and lines that end in a bare LF, parse as requests and are refused as such.
+    for (received, reason) in [
         (post(&format!("host: {authority}\r\ncontent-length: 0\r\n"), ""), "host"),
         (post("content-length: 0\r\n", "").replace('\r', ""), "content-type"),
     ] {
-        let mut stream = bed.http1(&agent).await;
-        stream.write_all(said.as_bytes()).await.unwrap();
+        let mut stream = gateway.http1(&agent).await;
+        stream.write_all(received.as_bytes()).await.unwrap();
         stream.write_all(b"GARBAGE\r\n\r\n").await.unwrap();
-        let said = rest(stream).await;
-        assert_eq!((said.matches("HTTP/1.1 4").count(), bed.refused(reason)), (2, 1), "{said}");
+        let received = rest(stream).await;
+        assert_eq!((received.matches("HTTP/1.1 4").count(), gateway.refused(reason)), (2, 1), "{received}");
     }
-    let mut sender = bed.http2(&agent).await;
-    bed.serves(&mut sender, &agent, 1).await;
-    bed.stop().await;
+    let mut sender = gateway.http2(&agent).await;
+    gateway.serves(&mut sender, &agent, 1).await;
+    gateway.stop().await;
 }

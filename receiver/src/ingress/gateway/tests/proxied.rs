@@ -1,4 +1,5 @@
-//! Behind a proxy that ends TLS, over real TLS: who may connect, and what the proxy must tell.
+//! A gateway behind a TLS-terminating proxy, over real TLS: admission of the proxy, and the certificates that it
+//! forwards.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use http::HeaderName;
@@ -10,47 +11,47 @@ use tidewatch_shared::{
 use super::*;
 use crate::pki::{PhaseName, Proxy, ProxyIdentity, testing::Rotating};
 
-/// What the proxy's certificate names.
+/// Identity in the proxy's certificate.
 const PROXY: &str = "spiffe://kyma.local/runtime/proxy";
 
-/// A gateway behind a proxy. The proxy's certificate is one of a CA of its own, and so is the name in it.
-struct Behind {
-    bed: Bed,
+/// A gateway behind a proxy with a certificate of a separate CA.
+struct BehindProxy {
+    gateway: TestGateway,
     proxies: Ca,
     proxy: Agent,
 }
 
-impl Behind {
+impl BehindProxy {
     async fn start() -> Self {
         let proxies = ca(unix_now());
-        let bed = Bed::behind(&proxies).await;
+        let gateway = TestGateway::behind(&proxies).await;
         let proxy = Agent::new(&proxies, "proxy", unix_now());
-        Self { bed, proxies, proxy }
+        Self { gateway, proxies, proxy }
     }
 
-    /// Sends a request of an agent as the proxy, with these fields in addition.
-    async fn say(&self, agent: &Agent, counter: u64, fields: &[(&'static str, String)]) -> (u16, Value) {
-        let mut sender = self.bed.http2(&self.proxy).await;
-        self.say_over(&mut sender, agent, counter, fields).await
+    /// Sends a request of an agent through the proxy, with these additional fields.
+    async fn send(&self, agent: &Agent, counter: u64, fields: &[(&'static str, String)]) -> (u16, Value) {
+        let mut sender = self.gateway.http2(&self.proxy).await;
+        self.send_over(&mut sender, agent, counter, fields).await
     }
 
-    async fn say_over(
+    async fn send_over(
         &self,
         sender: &mut http2::SendRequest<Full<Bytes>>,
         agent: &Agent,
         counter: u64,
         fields: &[(&'static str, String)],
     ) -> (u16, Value) {
-        let mut request = self.bed.request(agent, counter, true);
+        let mut request = self.gateway.request(agent, counter, true);
         for (name, value) in fields {
             request.headers_mut().append(HeaderName::from_static(name), value.parse().unwrap());
         }
-        let (status, told) = problem(sender.send_request(request).await.unwrap()).await;
-        (status.as_u16(), told)
+        let (status, problem_body) = problem(sender.send_request(request).await.unwrap()).await;
+        (status.as_u16(), problem_body)
     }
 }
 
-impl Bed {
+impl TestGateway {
     async fn behind(proxies: &Ca) -> Self {
         let identity: ProxyIdentity = PROXY.parse().unwrap();
         Self::with(Some(proxies.trust_bundle()), |settings, ca| {
@@ -61,33 +62,33 @@ impl Bed {
     }
 }
 
-/// Each gets what costs it and us the least.
+/// Each client gets the cheaper protocol for its use: multiplexing for a proxy, little memory for an agent.
 #[tokio::test]
-async fn of_both_protocols_a_proxy_gets_http2_and_an_agent_http1() {
-    let (behind, bed) = (Behind::start().await, Bed::start(|_| {}).await);
-    for (bed, identity, protocol) in
-        [(&behind.bed, &behind.proxy.identity, &b"h2"[..]), (&bed, &bed.agent("r-1").identity, b"http/1.1")]
+async fn alpn_selects_http2_for_a_proxy_and_http1_for_an_agent() {
+    let (behind, gateway) = (BehindProxy::start().await, TestGateway::start(|_| {}).await);
+    for (gateway, identity, protocol) in
+        [(&behind.gateway, &behind.proxy.identity, &b"h2"[..]), (&gateway, &gateway.agent("r-1").identity, b"http/1.1")]
     {
         for turned in [false, true] {
-            let mut config = bed.client(identity);
+            let mut config = gateway.client(identity);
             config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
             if turned {
                 config.alpn_protocols.reverse();
             }
-            assert_eq!(bed.connect(config).await.unwrap().get_ref().1.alpn_protocol(), Some(protocol));
+            assert_eq!(gateway.connect(config).await.unwrap().get_ref().1.alpn_protocol(), Some(protocol));
         }
     }
-    behind.bed.stop().await;
-    bed.stop().await;
+    behind.gateway.stop().await;
+    gateway.stop().await;
 }
 
-/// A proxy may speak HTTP/1.1 all the same, and adds fields of its own.
+/// A proxy may use HTTP/1.1 nevertheless, and adds fields.
 #[tokio::test]
-async fn over_http1_a_proxy_may_send_many_fields() {
-    let behind = Behind::start().await;
-    let one = behind.bed.agent("r-1");
-    let mut sender = behind.bed.open(&behind.proxy, false).await;
-    let mut request = behind.bed.request(&one, 1, false);
+async fn proxy_may_send_many_fields_over_http1() {
+    let behind = BehindProxy::start().await;
+    let one = behind.gateway.agent("r-1");
+    let mut sender = behind.gateway.open(&behind.proxy, false).await;
+    let mut request = behind.gateway.request(&one, 1, false);
     let fields = request.headers_mut();
     fields.insert(HeaderName::from_static(CLIENT_CERT), plain(&one).parse().unwrap());
     for number in 0..80 {
@@ -95,7 +96,7 @@ async fn over_http1_a_proxy_may_send_many_fields() {
     }
     assert_eq!(sender.send(request).await.unwrap().status(), StatusCode::ACCEPTED);
     drop(sender);
-    behind.bed.stop().await;
+    behind.gateway.stop().await;
 }
 
 fn plain(agent: &Agent) -> String {
@@ -115,39 +116,40 @@ fn envoy(agent: &Agent) -> String {
 }
 
 #[tokio::test]
-async fn either_field_tells_who_speaks_and_many_share_the_connection() {
-    let behind = Behind::start().await;
-    let (one, two) = (behind.bed.agent("r-1"), behind.bed.agent("r-2"));
-    let mut sender = behind.bed.http2(&behind.proxy).await;
+async fn either_field_identifies_the_runtime_and_many_share_the_connection() {
+    let behind = BehindProxy::start().await;
+    let (one, two) = (behind.gateway.agent("r-1"), behind.gateway.agent("r-2"));
+    let mut sender = behind.gateway.http2(&behind.proxy).await;
     for (agent, counter, field) in [
         (&one, 1, (CLIENT_CERT, plain(&one))),
         (&two, 1, (FORWARDED_CLIENT_CERT, envoy(&two))),
         (&one, 2, (FORWARDED_CLIENT_CERT, envoy(&one))),
     ] {
-        assert_eq!(behind.say_over(&mut sender, agent, counter, &[field]).await.0, 202);
+        assert_eq!(behind.send_over(&mut sender, agent, counter, &[field]).await.0, 202);
     }
-    let replayed = behind.say_over(&mut sender, &one, 2, &[(CLIENT_CERT, plain(&one))]).await;
+    let replayed = behind.send_over(&mut sender, &one, 2, &[(CLIENT_CERT, plain(&one))]).await;
     assert_eq!(replayed.0, 401);
-    let stolen = behind.say_over(&mut sender, &one, 3, &[(CLIENT_CERT, plain(&two))]).await;
-    assert_eq!(stolen.0, 401, "whoever has no key of the certificate speaks for nobody");
-    let fine = behind.say_over(&mut sender, &two, 2, &[(CLIENT_CERT, plain(&two))]).await;
+    let stolen = behind.send_over(&mut sender, &one, 3, &[(CLIENT_CERT, plain(&two))]).await;
+    assert_eq!(stolen.0, 401, "the signature must be by the key of the forwarded certificate");
+    let fine = behind.send_over(&mut sender, &two, 2, &[(CLIENT_CERT, plain(&two))]).await;
     assert_eq!(fine.0, 202, "the connection outlives refusals");
-    let said: Vec<_> = behind.bed.intake.said.lock().unwrap().iter().map(|(runtime, _)| runtime.clone()).collect();
-    assert_eq!(said, ["r-1", "r-2", "r-1", "r-2"]);
+    let received: Vec<_> =
+        behind.gateway.intake.received.lock().unwrap().iter().map(|(runtime, _)| runtime.clone()).collect();
+    assert_eq!(received, ["r-1", "r-2", "r-1", "r-2"]);
     drop(sender);
-    behind.bed.stop().await;
+    behind.gateway.stop().await;
 }
 
 #[tokio::test]
-async fn anything_but_one_certificate_in_one_field_is_refused() {
-    let behind = Behind::start().await;
-    let (one, now) = (behind.bed.agent("r-1"), unix_now());
+async fn requests_without_exactly_one_forwarded_certificate_are_refused() {
+    let behind = BehindProxy::start().await;
+    let (one, now) = (behind.gateway.agent("r-1"), unix_now());
     let (plain_one, envoy_one) = (plain(&one), envoy(&one));
     let stranger = Agent::new(&ca(now), "r-1", now);
     let runtime: RuntimeId = "r-1".parse().unwrap();
-    let old = behind.bed.ca.make_runtime(&runtime, &domain(), now - 500, Duration::from_secs(60)).unwrap();
+    let old = behind.gateway.ca.make_runtime(&runtime, &domain(), now - 500, Duration::from_secs(60)).unwrap();
     let old = Agent::with(old.identity().unwrap(), runtime.clone());
-    let foreign = behind.bed.ca.make_runtime(&runtime, &"other".parse().unwrap(), now, RUNTIME_VALIDITY).unwrap();
+    let foreign = behind.gateway.ca.make_runtime(&runtime, &"other".parse().unwrap(), now, RUNTIME_VALIDITY).unwrap();
     let foreign = Agent::with(foreign.identity().unwrap(), runtime);
     for (counter, (case, agent, fields, status, reason)) in (1..).zip([
         ("none", &one, vec![], 401, "proxy"),
@@ -165,48 +167,59 @@ async fn anything_but_one_certificate_in_one_field_is_refused() {
         ("expired", &old, vec![(CLIENT_CERT, plain(&old))], 401, "certificate"),
         ("another domain", &foreign, vec![(CLIENT_CERT, plain(&foreign))], 403, "identity"),
     ]) {
-        let before = behind.bed.refused(reason);
-        let (told, _) = behind.say(agent, counter, &fields).await;
-        assert_eq!((told, behind.bed.refused(reason)), (status, before + 1), "{case}");
+        let before = behind.gateway.refused(reason);
+        let (actual, _) = behind.send(agent, counter, &fields).await;
+        assert_eq!((actual, behind.gateway.refused(reason)), (status, before + 1), "{case}");
     }
-    assert_eq!(behind.bed.intake.count(), 0);
-    behind.bed.stop().await;
+    assert_eq!(behind.gateway.intake.count(), 0);
+    behind.gateway.stop().await;
 }
 
 #[tokio::test]
-async fn nobody_but_the_proxy_may_connect() {
-    let behind = Behind::start().await;
-    let one = behind.bed.agent("r-1");
-    assert!(behind.bed.is_refused(behind.bed.client(&one.identity)).await, "a runtime itself");
-    let failed = behind.bed.metrics.handshakes_failed.get_or_create(&metrics::Why { reason: "unknown-issuer" }).get();
-    assert_eq!(failed, 1, "nobody has heard of its CA there");
+async fn only_the_proxy_may_connect() {
+    let behind = BehindProxy::start().await;
+    let one = behind.gateway.agent("r-1");
+    assert!(behind.gateway.is_refused(behind.gateway.client(&one.identity)).await, "a runtime itself");
+    let failed = behind
+        .gateway
+        .metrics
+        .handshakes_failed
+        .get_or_create(&metrics::ReasonLabel { reason: "unknown-issuer" })
+        .get();
+    assert_eq!(failed, 1, "its CA is not trusted there");
     let another = Agent::new(&behind.proxies, "another", unix_now());
-    let mut sender = behind.bed.http2(&another).await;
-    let (status, told) = behind.say_over(&mut sender, &one, 1, &[(CLIENT_CERT, plain(&one))]).await;
-    assert_eq!((status, &told["status"]), (401, &401.into()), "somebody else of the proxy's CA");
-    assert_eq!((behind.bed.refused("proxy"), behind.bed.intake.count()), (1, 0));
-    behind.bed.stop().await;
+    let mut sender = behind.gateway.http2(&another).await;
+    let (status, problem_body) = behind.send_over(&mut sender, &one, 1, &[(CLIENT_CERT, plain(&one))]).await;
+    assert_eq!((status, &problem_body["status"]), (401, &401.into()), "another client of the proxy's CA");
+    assert_eq!((behind.gateway.refused("proxy"), behind.gateway.intake.count()), (1, 0));
+    behind.gateway.stop().await;
 
-    let bed = Bed::start(|_| {}).await;
-    let (one, two) = (bed.agent("r-1"), bed.agent("r-2"));
-    let mut request = bed.request(&two, 1, true);
+    let gateway = TestGateway::start(|_| {}).await;
+    let (one, two) = (gateway.agent("r-1"), gateway.agent("r-2"));
+    let mut request = gateway.request(&two, 1, true);
     request.headers_mut().insert(HeaderName::from_static(CLIENT_CERT), plain(&two).parse().unwrap());
-    let answer = bed.http2(&one).await.send_request(request).await.unwrap();
-    assert_eq!(answer.status(), 401, "where there is no proxy, the fields say nothing");
-    assert_eq!((bed.refused("signature-keyid"), bed.intake.count()), (1, 0), "who signs is not who has connected");
-    bed.stop().await;
+    let response = gateway.http2(&one).await.send_request(request).await.unwrap();
+    assert_eq!(response.status(), 401, "without a proxy the fields are ignored");
+    assert_eq!(
+        (gateway.refused("signature-keyid"), gateway.intake.count()),
+        (1, 0),
+        "the signer's certificate is not that of the connection"
+    );
+    gateway.stop().await;
 }
 
-/// The proxy's connection outlives the phases; whom it speaks for is judged by the roots of the phase at once, also whoever was heard
-/// a moment before.
+/// The proxy's connection outlives the rotation phases, and every change of roots applies at once, also to certificates
+/// verified shortly before.
 #[tokio::test]
-async fn whoever_the_proxy_tells_of_is_trusted_as_the_rotation_of_the_ca_says() {
+async fn forwarded_certificates_are_verified_by_the_roots_of_the_rotation_phase() {
     let proxies = ca(unix_now());
     let mut rotating = Rotating::behind(&PROXY.parse().unwrap()).await;
-    let bed = Bed::with(Some(proxies.trust_bundle()), |settings, _| settings.proxy = rotating.standing.proxy()).await;
+    let gateway =
+        TestGateway::with(Some(proxies.trust_bundle()), |settings, _| settings.proxy = rotating.tls_state.proxy())
+            .await;
     let proxy = Agent::new(&proxies, "proxy", unix_now());
-    let behind = Behind { bed, proxies, proxy };
-    let mut sender = behind.bed.http2(&behind.proxy).await;
+    let behind = BehindProxy { gateway, proxies, proxy };
+    let mut sender = behind.gateway.http2(&behind.proxy).await;
     let [old, new] = rotating.roots();
     let (old, new) = (Agent::new(old, "r-1", unix_now()), Agent::new(new, "r-2", unix_now()));
     for (counter, (phase, expected)) in (1..).zip([
@@ -217,11 +230,12 @@ async fn whoever_the_proxy_tells_of_is_trusted_as_the_rotation_of_the_ca_says() 
         (Some(PhaseName::Steady), [401, 202]),
     ]) {
         phase.into_iter().for_each(|phase| rotating.enter(phase));
-        let (old_told, _) = behind.say_over(&mut sender, &old, counter, &[(CLIENT_CERT, plain(&old))]).await;
-        let (new_told, _) = behind.say_over(&mut sender, &new, counter, &[(FORWARDED_CLIENT_CERT, envoy(&new))]).await;
-        assert_eq!([old_told, new_told], expected, "{phase:?}");
+        let (old_status, _) = behind.send_over(&mut sender, &old, counter, &[(CLIENT_CERT, plain(&old))]).await;
+        let (new_status, _) =
+            behind.send_over(&mut sender, &new, counter, &[(FORWARDED_CLIENT_CERT, envoy(&new))]).await;
+        assert_eq!([old_status, new_status], expected, "{phase:?}");
     }
-    assert_eq!(behind.bed.refused("certificate"), 2);
+    assert_eq!(behind.gateway.refused("certificate"), 2);
     drop(sender);
-    behind.bed.stop().await;
+    behind.gateway.stop().await;
 }

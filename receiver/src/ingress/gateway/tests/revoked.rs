@@ -1,4 +1,4 @@
-//! Live connections of those who may speak no longer.
+//! Revocation closes open connections.
 
 use serde_json::json;
 
@@ -6,15 +6,15 @@ use super::*;
 use crate::ingress::enrolment::Revocations;
 
 #[tokio::test]
-async fn a_revoked_certificate_loses_its_connection_and_gets_no_other() {
+async fn connection_of_a_revoked_certificate_is_closed_and_a_new_one_refused() {
     for is_http2 in [true, false] {
         let revocations = Revocations::default();
-        let bed = Bed::start(|settings| settings.revocations = revocations.clone()).await;
-        let (old, new, other) = (bed.agent("r-1"), bed.agent("r-1"), bed.agent("r-2"));
-        let open = async |agent: &Agent| bed.open(agent, is_http2).await;
+        let gateway = TestGateway::start(|settings| settings.revocations = revocations.clone()).await;
+        let (old, new, other) = (gateway.agent("r-1"), gateway.agent("r-1"), gateway.agent("r-2"));
+        let open = async |agent: &Agent| gateway.open(agent, is_http2).await;
         let [mut first, mut second, mut third] = [open(&old).await, open(&new).await, open(&other).await];
         for (counter, (sender, agent)) in (1..).zip([(&mut first, &old), (&mut second, &new), (&mut third, &other)]) {
-            bed.says(sender, agent, counter).await;
+            gateway.send_accepted(sender, agent, counter).await;
         }
         let revoke = |keys: &[&str]| {
             let data: serde_json::Map<_, _> = keys.iter().map(|key| ((*key).to_owned(), json!("lost"))).collect();
@@ -23,68 +23,74 @@ async fn a_revoked_certificate_loses_its_connection_and_gets_no_other() {
         let leaf = tidewatch_shared::certificate::fingerprint(&old.identity.chain[0]);
         revoke(&[&leaf]);
         first.ends().await;
-        // A new certificate of the same runtime is as good as ever.
-        bed.says(&mut second, &new, 11).await;
+        // Another certificate of the same runtime stays valid.
+        gateway.send_accepted(&mut second, &new, 11).await;
 
         let mut again = open(&old).await;
-        let answer = again.send(bed.request(&old, 12, is_http2)).await.unwrap();
-        let told: Value = serde_json::from_slice(answer.body()).unwrap();
-        assert_eq!((answer.status().as_u16(), told["type"].as_str().unwrap().ends_with("/certificate")), (401, true));
+        let response = again.send(gateway.request(&old, 12, is_http2)).await.unwrap();
+        let problem: Value = serde_json::from_slice(response.body()).unwrap();
+        assert_eq!(
+            (response.status().as_u16(), problem["type"].as_str().unwrap().ends_with("/certificate")),
+            (401, true)
+        );
         again.ends().await;
 
         revoke(&[&leaf, "r-1"]);
         second.ends().await;
-        // Nobody else is disturbed.
-        bed.says(&mut third, &other, 13).await;
-        bed.until_ended(&["out"], 2).await;
-        assert_eq!((bed.ended("refused"), bed.intake.closed()), (1, 0), "we have ended them");
+        // Other clients are unaffected.
+        gateway.send_accepted(&mut third, &other, 13).await;
+        gateway.until_ended(&["out"], 2).await;
+        assert_eq!((gateway.ended("refused"), gateway.intake.lost_connections()), (1, 0), "the receiver closed them");
         drop(third);
-        bed.stop().await;
+        gateway.stop().await;
     }
 }
 
 #[tokio::test]
-async fn who_is_held_at_the_door_loses_its_place_when_it_is_revoked() {
+async fn tarpitted_connection_is_closed_when_its_certificate_is_revoked() {
     for is_http2 in [true, false] {
         let revocations = Revocations::default();
-        let bed = Bed::start(|settings| {
+        let gateway = TestGateway::start(|settings| {
             settings.revocations = revocations.clone();
             (settings.limits.per_second, settings.limits.burst) = (1, 10);
         })
         .await;
-        let agent = bed.agent("r-1");
-        bed.flood(&agent, is_http2).await;
-        let held =
-            if is_http2 { bed.connect(bed.client(&agent.identity)).await.unwrap() } else { bed.http1(&agent).await };
+        let agent = gateway.agent("r-1");
+        gateway.flood(&agent, is_http2).await;
+        let held = if is_http2 {
+            gateway.connect(gateway.client(&agent.identity)).await.unwrap()
+        } else {
+            gateway.http1(&agent).await
+        };
         timeout(PATIENCE, async {
-            while (bed.metrics.connections.get(), bed.metrics.handshakes.get()) != (1, 0) {
+            while (gateway.metrics.connections.get(), gateway.metrics.handshakes.get()) != (1, 0) {
                 tokio::task::yield_now().await;
             }
         })
         .await
-        .expect("it is held");
+        .expect("the connection is tarpitted");
         let leaf = tidewatch_shared::certificate::fingerprint(&agent.identity.chain[0]);
         revocations.set(Some(&serde_json::from_value(json!({"data": {leaf: "lost"}})).unwrap()));
         rest(held).await;
-        assert_eq!((bed.ended("out"), bed.ended("flood")), (1, 0));
-        bed.stop().await;
+        assert_eq!((gateway.ended("out"), gateway.ended("flood")), (1, 0));
+        gateway.stop().await;
     }
 }
 
 #[tokio::test]
-async fn the_connections_of_a_kyma_that_is_gone_end() {
+async fn connections_of_a_deleted_kyma_are_closed() {
     for is_http2 in [true, false] {
         let revocations = Revocations::default();
-        let bed = Bed::start(|settings| settings.revocations = revocations.clone()).await;
-        let (agent, other) = (bed.agent("r-1"), bed.agent("r-2"));
-        let [mut first, mut second] = [bed.open(&agent, is_http2).await, bed.open(&other, is_http2).await];
-        bed.says(&mut first, &agent, 1).await;
-        bed.says(&mut second, &other, 1).await;
-        bed.intake.gone.lock().unwrap().push(agent.runtime.clone());
-        revocations.moved();
+        let gateway = TestGateway::start(|settings| settings.revocations = revocations.clone()).await;
+        let (agent, other) = (gateway.agent("r-1"), gateway.agent("r-2"));
+        let [mut first, mut second] = [gateway.open(&agent, is_http2).await, gateway.open(&other, is_http2).await];
+        gateway.send_accepted(&mut first, &agent, 1).await;
+        gateway.send_accepted(&mut second, &other, 1).await;
+        gateway.intake.unknown.lock().unwrap().push(agent.runtime.clone());
+        revocations.notify_changed();
         first.ends().await;
-        bed.says(&mut second, &other, 2).await;
+        gateway.send_accepted(&mut second, &other, 2).await;
         drop(second);
-        bed.stop().await;
+        gateway.stop().await;
     }
 }

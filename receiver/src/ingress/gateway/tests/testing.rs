@@ -1,4 +1,4 @@
-//! Parties for the tests of this room: a PKI, a signing agent, an intake that records.
+//! Fixtures of the gateway's tests: a PKI, a signing agent, a recording intake.
 
 use std::{
     collections::BTreeMap,
@@ -23,9 +23,9 @@ use tidewatch_shared::{
 };
 use tokio::time::Instant;
 
-use crate::ingress::gateway::{Batch, Intake, Metrics, Now, Settings, Verified};
+use crate::ingress::gateway::{Intake, Metrics, Now, Settings};
 use crate::{
-    fleet::hub::Unplaced,
+    fleet::{EventBatch, Verified, table::PlacementError},
     pki::{CA_VALIDITY, Ca, RUNTIME_VALIDITY},
 };
 
@@ -43,7 +43,7 @@ pub(in crate::ingress::gateway) fn at(unix: i64) -> Now {
 
 pub(in crate::ingress::gateway) fn settings() -> Settings {
     let settings = Settings::new("127.0.0.1:0".parse().unwrap(), vec![AUTHORITY.parse().unwrap()], domain());
-    // A machine that is busy with other tests lags, and sheds nothing for it.
+    // A machine busy with other tests lags, which must not shed requests here.
     Settings { lag_limit: Duration::from_secs(3_600), ..settings }
 }
 
@@ -55,7 +55,7 @@ pub(in crate::ingress::gateway) fn ca(now: i64) -> Ca {
     Ca::generate("test root", now, CA_VALIDITY).unwrap()
 }
 
-/// A runtime's agent, as far as requests go.
+/// An agent that signs requests.
 pub(in crate::ingress::gateway) struct Agent {
     pub(in crate::ingress::gateway) identity: Identity,
     pub(in crate::ingress::gateway) runtime: RuntimeId,
@@ -74,9 +74,9 @@ impl Agent {
         Self { identity, runtime, signer }
     }
 
-    /// A signed request in origin form, as HTTP/1.1 has it.
-    pub(in crate::ingress::gateway) fn sign(&self, say: &Say<'_>) -> Request<Vec<u8>> {
-        let Say { path, content_type, authority, body, epoch, counter, created } = *say;
+    /// A signed request in origin form, as over HTTP/1.1.
+    pub(in crate::ingress::gateway) fn sign(&self, spec: &RequestSpec<'_>) -> Request<Vec<u8>> {
+        let RequestSpec { path, content_type, authority, body, epoch, counter, created } = *spec;
         let message = Message { method: "POST", authority, path, content_type };
         let nonce = Nonce { epoch, counter };
         let Headers { content_digest, signature_input, signature } =
@@ -102,9 +102,9 @@ impl Agent {
     }
 }
 
-/// What an agent says, and how.
+/// Content of a request to sign.
 #[derive(Clone, Copy)]
-pub(in crate::ingress::gateway) struct Say<'a> {
+pub(in crate::ingress::gateway) struct RequestSpec<'a> {
     pub(in crate::ingress::gateway) path: &'a str,
     pub(in crate::ingress::gateway) content_type: &'a str,
     pub(in crate::ingress::gateway) authority: &'a str,
@@ -114,7 +114,7 @@ pub(in crate::ingress::gateway) struct Say<'a> {
     pub(in crate::ingress::gateway) created: i64,
 }
 
-impl<'a> Say<'a> {
+impl<'a> RequestSpec<'a> {
     pub(in crate::ingress::gateway) fn events(body: &'a [u8], counter: u64) -> Self {
         let (path, content_type) = (EVENTS_PATH, BATCH_CONTENT_TYPE);
         Self { path, content_type, authority: AUTHORITY, body, epoch: EPOCH, counter, created: NOW }
@@ -132,7 +132,7 @@ pub(in crate::ingress::gateway) fn heartbeat() -> Value {
     })
 }
 
-/// Changes one thing of a head.
+/// A single change of a head.
 pub(in crate::ingress::gateway) enum Edit {
     Method(Method),
     Path(&'static str),
@@ -154,44 +154,43 @@ impl Edit {
     }
 }
 
-/// Records what reaches it, or cannot place it.
+/// Records verified input, or fails with a placement error.
 #[derive(Clone, Default)]
-pub(in crate::ingress::gateway) struct Recorder {
-    pub(in crate::ingress::gateway) said: Arc<Mutex<Vec<(String, usize)>>>,
-    pub(in crate::ingress::gateway) unplaced: Option<Unplaced>,
-    pub(in crate::ingress::gateway) gone: Arc<Mutex<Vec<RuntimeId>>>,
-    pub(in crate::ingress::gateway) closed: Arc<AtomicUsize>,
+pub(in crate::ingress::gateway) struct RecordingIntake {
+    pub(in crate::ingress::gateway) received: Arc<Mutex<Vec<(String, usize)>>>,
+    pub(in crate::ingress::gateway) unplaced: Option<PlacementError>,
+    pub(in crate::ingress::gateway) unknown: Arc<Mutex<Vec<RuntimeId>>>,
+    pub(in crate::ingress::gateway) lost_connections: Arc<AtomicUsize>,
 }
 
-impl Recorder {
-    fn record(&self, runtime: &RuntimeId, count: usize) -> Result<(), Unplaced> {
-        self.said.lock().unwrap().push((runtime.to_string(), count));
+impl RecordingIntake {
+    fn record(&self, runtime: &RuntimeId, count: usize) -> Result<(), PlacementError> {
+        self.received.lock().unwrap().push((runtime.to_string(), count));
         self.unplaced.map_or(Ok(()), Err)
     }
 
     pub(in crate::ingress::gateway) fn count(&self) -> usize {
-        self.said.lock().unwrap().len()
+        self.received.lock().unwrap().len()
     }
 
-    /// How often it was told that a runtime let go of its connection.
-    pub(in crate::ingress::gateway) fn closed(&self) -> usize {
-        self.closed.load(Ordering::Relaxed)
+    /// Number of lost connections reported.
+    pub(in crate::ingress::gateway) fn lost_connections(&self) -> usize {
+        self.lost_connections.load(Ordering::Relaxed)
     }
 }
 
-impl Intake for Recorder {
-    fn closed(&self, _: &RuntimeId, since: Instant) {
+impl Intake for RecordingIntake {
+    fn connection_lost(&self, _: &RuntimeId, since: Instant) {
         assert!(since <= Instant::now());
-        self.closed.fetch_add(1, Ordering::Relaxed);
+        self.lost_connections.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn is_gone(&self, runtime: &RuntimeId) -> bool {
-        self.gone.lock().unwrap().contains(runtime)
+    fn is_unknown(&self, runtime: &RuntimeId) -> bool {
+        self.unknown.lock().unwrap().contains(runtime)
     }
 
-    fn events(&self, batch: Verified<Batch>) -> Result<EventsResponse, Unplaced> {
-        let (runtime, _, batch) = batch.into_parts();
-        self.record(&runtime, batch.events.len())?;
+    fn events(&self, batch: Verified<EventBatch>) -> Result<EventsResponse, PlacementError> {
+        self.record(batch.runtime(), batch.payload().events.len())?;
         Ok(EventsResponse {
             instance: Instance::new(1),
             accepted: 1,
@@ -202,9 +201,8 @@ impl Intake for Recorder {
         })
     }
 
-    fn heartbeat(&self, heartbeat: Verified<Heartbeat>, _: i64) -> Result<HeartbeatResponse, Unplaced> {
-        let (runtime, _, heartbeat) = heartbeat.into_parts();
-        self.record(&runtime, heartbeat.watches.len())?;
+    fn heartbeat(&self, heartbeat: Verified<Heartbeat>, _: i64) -> Result<HeartbeatResponse, PlacementError> {
+        self.record(heartbeat.runtime(), heartbeat.payload().watches.len())?;
         Ok(HeartbeatResponse {
             instance: Instance::new(1),
             settled: BTreeMap::new(),

@@ -1,4 +1,4 @@
-//! Who holds the other end: a runtime itself, or the proxy that speaks for runtimes.
+//! Authentication of callers: a runtime by its own connection, or through a proxy that forwards its certificate.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,85 +9,89 @@ use rustls_pki_types::{CertificateDer, UnixTime};
 use tidewatch_shared::{
     forwarded::FORWARDED_CLIENT_CERT,
     tls::{self, TlsConfigError},
-    v2::{Caller, ReadCallerError, forwarded},
+    v2::{Caller, ReadCallerError, parse_forwarded},
 };
 
 use super::refusal::Refusal;
 use crate::pki::{ProxyIdentity, TrustBundle};
 
-/// A proxy that ends TLS in front of this port.
+/// A proxy that terminates TLS in front of this port.
 pub struct Proxy {
-    /// The roots of its certificate.
+    /// Roots of its certificate.
     pub roots: TrustBundle,
-    /// Whom its certificate names.
+    /// Identity in its certificate.
     pub identity: ProxyIdentity,
 }
 
-/// Who may call. Clones share one state, which [`Self::replace`] exchanges.
+/// Verifies callers. Clones share one state, which [`Self::replace`] exchanges.
 #[derive(Clone)]
-pub struct Callers(Arc<ArcSwap<Admitted>>);
+pub struct CallerVerifier(Arc<ArcSwap<Trust>>);
 
-struct Admitted {
+struct Trust {
     bundle: TrustBundle,
-    /// The proxy, and what verifies the certificates that it forwards.
+    /// Identity of the proxy, and verifier of the certificates that it forwards.
     proxy: Option<(ProxyIdentity, Arc<dyn ClientCertVerifier>)>,
 }
 
-/// Who holds the other end of a connection.
-pub struct Peer(pub(super) Who);
+/// Client of a connection.
+pub struct Peer(pub(super) PeerKind);
 
-pub(super) enum Who {
+pub(super) enum PeerKind {
     /// A runtime.
     Runtime(Caller),
-    /// The trusted proxy: each request names its runtime.
+    /// The trusted proxy, which forwards a certificate with each request.
     Proxy,
-    /// Somebody who is refused whatever they say.
-    Nobody(Refusal),
+    /// A client without a valid identity; its requests are refused.
+    Rejected(Refusal),
 }
 
-impl Callers {
-    /// Clients that chain to a bundle. With a proxy nobody else may connect, and the leaves that it forwards must chain to that bundle.
+impl CallerVerifier {
+    /// Trusts clients that chain to a bundle. With a proxy only the proxy may connect, and the certificates that it
+    /// forwards must chain to that bundle.
     ///
     /// # Errors
-    /// [`TlsConfigError`]: a bundle that cannot be used.
+    /// [`TlsConfigError`] if a bundle is unusable.
     pub fn new(clients: TrustBundle, proxy: Option<Proxy>) -> Result<Self, TlsConfigError> {
-        let admitted = match proxy {
-            None => Admitted { bundle: clients, proxy: None },
+        let trust = match proxy {
+            None => Trust { bundle: clients, proxy: None },
             Some(Proxy { roots, identity }) => {
                 let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(clients.store()?), tls::provider());
                 let verifier = builder.build().map_err(TlsConfigError::Verifier)?;
-                Admitted { bundle: roots, proxy: Some((identity, verifier)) }
+                Trust { bundle: roots, proxy: Some((identity, verifier)) }
             }
         };
-        Ok(Self(Arc::new(ArcSwap::from_pointee(admitted))))
+        Ok(Self(Arc::new(ArcSwap::from_pointee(trust))))
     }
 
-    /// From now on, and in all clones, those of the other one may call and nobody else.
+    /// Replaces the trust of this verifier and all its clones.
     pub(super) fn replace(&self, by: &Self) {
         self.0.store(by.0.load_full());
     }
 
-    /// What the handshake demands: a chain to one of these roots.
+    /// Returns the roots that the handshake demands.
     #[must_use]
     pub fn bundle(&self) -> TrustBundle {
         self.0.load().bundle.clone()
     }
 
-    /// Reads the leaf of a connection, whose chain the handshake has verified.
-    pub(super) fn peer(&self, leaf: Option<&CertificateDer<'_>>) -> Peer {
+    /// Identifies the client by the leaf of a connection, after the handshake has verified the chain.
+    pub(super) fn identify(&self, leaf: Option<&CertificateDer<'_>>) -> Peer {
         Peer(match (leaf, &self.0.load().proxy) {
-            (Some(leaf), Some((identity, _))) if identity.is_named_by(leaf) => Who::Proxy,
-            (Some(leaf), None) => Caller::read(leaf).map_or_else(|why| Who::Nobody(why.into()), Who::Runtime),
-            _ => Who::Nobody(Refusal::Certificate),
+            (Some(leaf), Some((identity, _))) if identity.is_named_by(leaf) => PeerKind::Proxy,
+            (Some(leaf), None) => {
+                Caller::read(leaf).map_or_else(|error| PeerKind::Rejected(error.into()), PeerKind::Runtime)
+            }
+            _ => PeerKind::Rejected(Refusal::Certificate),
         })
     }
 
-    /// Who makes this request at a time in Unix seconds. The header counts on the proxy's connection alone.
+    /// Returns the caller of a request at a time in Unix seconds. The header field is trusted on the proxy's connection
+    /// alone.
     pub(super) fn caller(&self, peer: &Peer, headers: &HeaderMap, now: i64) -> Result<Caller, Refusal> {
         let caller = match &peer.0 {
-            Who::Nobody(refusal) => return Err(*refusal),
-            Who::Runtime(caller) => caller.clone(),
-            Who::Proxy => self.forwarded(headers, now)?,
+            PeerKind::Rejected(refusal) => return Err(*refusal),
+            PeerKind::Runtime(caller) => caller.clone(),
+            PeerKind::Proxy => self.forwarded(headers, now)?,
         };
         let valid = caller.not_before <= now && now <= caller.not_after;
         valid.then_some(caller).ok_or(Refusal::Certificate)
@@ -95,11 +99,11 @@ impl Callers {
 
     fn forwarded(&self, headers: &HeaderMap, now: i64) -> Result<Caller, Refusal> {
         let mut values = headers.get_all(FORWARDED_CLIENT_CERT).iter();
-        // A second value may be what the client itself wrote.
+        // The client itself may have sent a second value.
         let (Some(value), None) = (values.next(), values.next()) else { return Err(Refusal::Certificate) };
-        let leaf = forwarded(value.as_bytes()).map_err(|_| Refusal::Certificate)?;
-        let admitted = self.0.load();
-        let (_, verifier) = admitted.proxy.as_ref().ok_or(Refusal::Certificate)?;
+        let leaf = parse_forwarded(value.as_bytes()).map_err(|_| Refusal::Certificate)?;
+        let trust = self.0.load();
+        let (_, verifier) = trust.proxy.as_ref().ok_or(Refusal::Certificate)?;
         let since = Duration::from_secs(u64::try_from(now).unwrap_or_default());
         let verified = verifier.verify_client_cert(&leaf, &[], UnixTime::since_unix_epoch(since));
         verified.map_err(|_| Refusal::Certificate)?;
@@ -108,8 +112,8 @@ impl Callers {
 }
 
 impl From<ReadCallerError> for Refusal {
-    fn from(why: ReadCallerError) -> Self {
-        match why {
+    fn from(error: ReadCallerError) -> Self {
+        match error {
             ReadCallerError::Empty | ReadCallerError::NotId => Self::Name,
             ReadCallerError::Unreadable | ReadCallerError::Several => Self::Certificate,
         }

@@ -1,74 +1,73 @@
-//! Every way to be refused on this port, as one closed set. The input is never echoed.
+//! Refusals of this port as one closed set. Input is never echoed.
 //!
-//! The incumbent's agent tries again what failed (5xx), and drops for good what was refused (4xx). So whatever may be taken later is told as a
-//! failure here, also where other ports say 429 or 408.
+//! The incumbent's agent retries 5xx and drops events for good on 4xx. Temporary refusals are therefore a 5xx here,
+//! also where other ports respond with 429 or 408.
 
 use http::{HeaderValue, StatusCode, header};
 use tidewatch_shared::problem::{CONTENT_TYPE, Kind, Problem};
 
-use super::take::NotTaken;
-use crate::ingress::gateway::refusal::{self as gateway, Answer, json};
+use super::intake::IntakeError;
+use crate::{
+    fleet::table::PlacementError,
+    ingress::gateway::refusal::{self as gateway, HttpResponse, json},
+};
 
-/// Why a request of v2 is refused.
+/// Reason of a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// No certificate that counts, on the connection or forwarded.
+    /// There is no usable client certificate, neither on the connection nor forwarded.
     Certificate,
-    /// A certificate whose common name is empty, or no runtime id.
+    /// The certificate's common name is empty or not a runtime id.
     Name,
-    /// A manager that nobody here knows.
+    /// Unknown manager.
     Manager,
-    /// The runtime has spoken v3 and may not go back.
+    /// The runtime has used v3 and may not go back.
     Superseded,
-    /// The other manager did not take the event.
+    /// The delivery to another manager failed.
     Unreachable,
-    /// What every port of the gateway refuses alike.
+    /// A refusal common to all ports.
     Gateway(gateway::Refusal),
 }
 
 impl Refusal {
-    const fn told(self) -> Option<(StatusCode, &'static str, &'static str)> {
+    /// Returns status, metric label and detail, unless the refusal is a common one.
+    const fn problem(self) -> Result<(StatusCode, &'static str, &'static str), gateway::Refusal> {
         use StatusCode as S;
-        match self {
-            Self::Certificate => Some((S::UNAUTHORIZED, "certificate", "there is no usable client certificate")),
-            Self::Name => Some((S::BAD_REQUEST, "name", "the client certificate's common name is no runtime id")),
-            Self::Manager => Some((S::NOT_FOUND, "manager", "there is no such manager")),
+        Ok(match self {
+            Self::Certificate => (S::UNAUTHORIZED, "certificate", "there is no usable client certificate"),
+            Self::Name => (S::BAD_REQUEST, "name", "the client certificate's common name is no runtime id"),
+            Self::Manager => (S::NOT_FOUND, "manager", "there is no such manager"),
             Self::Superseded => {
-                Some((S::FORBIDDEN, "superseded", "this runtime speaks a newer contract and is not allowed back"))
+                (S::FORBIDDEN, "superseded", "this runtime uses a newer contract and is not allowed to go back")
             }
-            Self::Unreachable => Some((S::BAD_GATEWAY, "unreachable", "the manager did not take the event")),
-            Self::Gateway(_) => None,
-        }
+            Self::Unreachable => (S::BAD_GATEWAY, "unreachable", "the manager did not accept the event"),
+            Self::Gateway(refusal) => return Err(refusal),
+        })
     }
 
-    /// The reason as metrics name it.
+    /// Returns the metric label.
     pub(super) fn label(self) -> &'static str {
-        match self {
-            Self::Gateway(refusal) => refusal.label(),
-            refusal => refusal.told().map_or("other", |(_, label, _)| label),
-        }
+        self.problem().map_or_else(gateway::Refusal::label, |(_, label, _)| label)
     }
 
-    /// Whether it was the caller who could not be verified.
+    /// True if the caller could not be verified.
     pub(super) const fn is_unverified(self) -> bool {
         matches!(self, Self::Certificate | Self::Name)
     }
 
-    /// The answer, at a time in Unix seconds.
-    pub(super) fn answer(self, now: i64) -> Answer {
-        let Some((status, _, detail)) = self.told() else {
-            return match self {
-                Self::Gateway(refusal) => refusal.answer_as_failure(now),
-                _ => gateway::Refusal::Fault.answer(now),
-            };
+    /// Returns the response at a time in Unix seconds.
+    pub(super) fn response(self, now: i64) -> HttpResponse {
+        let (status, detail) = match self.problem() {
+            Ok((status, _, detail)) => (status, detail),
+            Err(refusal) => return refusal.response_as_unavailable(now),
         };
         let kind = if status == StatusCode::UNAUTHORIZED { Kind::Certificate } else { Kind::Other };
         let title = status.canonical_reason().unwrap_or("refused");
-        let mut answer = json(status, CONTENT_TYPE, &Problem::new(kind, title, status.as_u16(), detail));
+        let mut response = json(status, CONTENT_TYPE, &Problem::new(kind, title, status.as_u16(), detail));
         if self == Self::Unreachable {
-            answer.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("2"));
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("2"));
         }
-        answer
+        response
     }
 }
 
@@ -78,12 +77,12 @@ impl From<gateway::Refusal> for Refusal {
     }
 }
 
-impl From<NotTaken> for Refusal {
-    fn from(why: NotTaken) -> Self {
-        match why {
-            NotTaken::NotSynced => Self::Gateway(gateway::Refusal::Unplaced(crate::fleet::hub::Unplaced::NotSynced)),
-            NotTaken::Superseded => Self::Superseded,
-            NotTaken::Unreachable => Self::Unreachable,
+impl From<IntakeError> for Refusal {
+    fn from(error: IntakeError) -> Self {
+        match error {
+            IntakeError::NotSynced => Self::Gateway(PlacementError::NotSynced.into()),
+            IntakeError::Superseded => Self::Superseded,
+            IntakeError::Unreachable => Self::Unreachable,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The golden requests and answers, in memory, with certificates that are made here.
+//! Golden requests and responses, in memory, with generated certificates.
 
 mod limits;
 
@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use arc_swap::ArcSwap;
 use http::{HeaderMap, Method, Request, header};
 use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http1;
@@ -24,7 +25,7 @@ use tidewatch_shared::{
     identity::RuntimeId,
     metrics::Registry,
     tls::{self, Identity},
-    v2::{Caller, Event, forward},
+    v2::{Caller, Event, forwarded_header},
 };
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
@@ -34,13 +35,13 @@ use super::*;
 use crate::{
     ingress::{
         enrolment::Revocations,
-        gateway::{Now, connection::Service, refusal::Answer, tests::testing},
+        gateway::{Gateway, Now, connection::Service, refusal::HttpResponse, tests::testing},
     },
     pki::{self, PemIdentity, ProxyIdentity, SERVER_VALIDITY, ServerIdentity, TrustBundle},
     testing::Folder,
 };
 
-/// How long a test waits for what must come; only a failure reaches it.
+/// Upper bound of waits; only a failing test reaches it.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Deserialize)]
@@ -73,7 +74,7 @@ fn runtime() -> String {
     "runtime".into()
 }
 
-/// A root as the incumbent has them, and what it issues: no URI, no extended key usage.
+/// A CA like the incumbent's, which issues leaves without URI and extended key usage.
 struct Root {
     certificate: CertificateDer<'static>,
     issuer: Issuer<'static, KeyPair>,
@@ -115,44 +116,44 @@ impl Root {
     }
 }
 
-/// A manager that is known, takes events, and never says what became of them.
-const HUNG: &str = "hung";
+/// A known manager that never responds.
+const HUNG_MANAGER: &str = "hung";
 
 #[derive(Clone, Default)]
-struct Recorder(Arc<Mutex<Vec<String>>>);
+struct RecordingIntake(Arc<Mutex<Vec<String>>>);
 
-impl Take for Recorder {
+impl V2Intake for RecordingIntake {
     fn is_manager(&self, manager: &str) -> bool {
-        ["lifecycle-manager", "other", HUNG].contains(&manager)
+        ["lifecycle-manager", "other", HUNG_MANAGER].contains(&manager)
     }
 
     fn is_starting(&self, runtime: &RuntimeId) -> bool {
         runtime.as_str() == "r-2"
     }
 
-    async fn take(&self, manager: &str, caller: &Caller, event: Event) -> Result<(), NotTaken> {
+    async fn take(&self, manager: &str, caller: &Caller, event: Event) -> Result<(), IntakeError> {
         if caller.runtime.as_str() == "r-3" {
-            return Err(NotTaken::Superseded);
+            return Err(IntakeError::Superseded);
         }
-        if manager == HUNG {
+        if manager == HUNG_MANAGER {
             return std::future::pending().await;
         }
         let Event { namespace, name, group, version, kind } = event;
-        let said = format!("{} {manager} {group}/{version}/{kind} {namespace}/{name}", caller.runtime);
-        self.0.lock().unwrap().push(said);
+        let event = format!("{} {manager} {group}/{version}/{kind} {namespace}/{name}", caller.runtime);
+        self.0.lock().unwrap().push(event);
         Ok(())
     }
 }
 
-struct Room {
-    direct: Desk<Recorder>,
-    proxied: Desk<Recorder>,
-    taken: Recorder,
+struct Fixture {
+    direct: V2Handler<RecordingIntake>,
+    proxied: V2Handler<RecordingIntake>,
+    intake: RecordingIntake,
     leaves: BTreeMap<&'static str, CertificateDer<'static>>,
     registry: Registry,
 }
 
-impl Room {
+impl Fixture {
     fn new() -> Self {
         let (clients, proxies, others) = (Root::new(), Root::new(), Root::new());
         let identity = "spiffe://proxy";
@@ -167,19 +168,19 @@ impl Room {
             ("proxy", proxies.leaf("proxy", Some(identity), 2090)),
             ("impostor", proxies.leaf("r-1", Some("spiffe://other"), 2090)),
         ]);
-        let (mut registry, taken) = (Registry::default(), Recorder::default());
+        let (mut registry, intake) = (Registry::default(), RecordingIntake::default());
         let settings = settings("127.0.0.1:0".parse().unwrap(), testing::domain());
-        let metrics = Metrics::register(&mut registry);
-        let desk = |proxy| {
-            let callers = Callers::new(clients.bundle(), proxy).unwrap();
-            Desk::new(&settings, callers, taken.clone(), metrics.clone(), testing::metrics())
+        let metrics = Metrics::register(registry.sub_registry_with_prefix("watcher_listener"));
+        let handler = |proxy| {
+            let callers = CallerVerifier::new(clients.bundle(), proxy).unwrap();
+            V2Handler::new(&settings, callers, intake.clone(), metrics.clone(), testing::metrics().port)
         };
-        Self { direct: desk(None), proxied: desk(Some(proxy)), taken, leaves, registry }
+        Self { direct: handler(None), proxied: handler(Some(proxy)), intake, leaves, registry }
     }
 
-    async fn ask(&self, caller: &str, request: Request<Full<bytes::Bytes>>) -> Answer {
-        let desk = if ["proxy", "impostor"].contains(&caller) { &self.proxied } else { &self.direct };
-        desk.answer(request, &desk.peer(&[self.leaves[caller].clone()], None)).await.0
+    async fn send(&self, caller: &str, request: Request<Full<bytes::Bytes>>) -> HttpResponse {
+        let handler = if ["proxy", "impostor"].contains(&caller) { &self.proxied } else { &self.direct };
+        handler.handle(request, &handler.identify(&[self.leaves[caller].clone()], None)).await.0
     }
 
     fn metric(&self, name: &str) -> f64 {
@@ -190,76 +191,79 @@ impl Room {
 }
 
 #[tokio::test]
-async fn golden_requests_get_golden_answers() {
+async fn golden_requests_get_golden_responses() {
     let golden: Vec<Golden> =
         serde_json::from_str(include_str!("../../../../../tests/golden/v2/received.json")).unwrap();
-    let room = Room::new();
+    let fixture = Fixture::new();
     let (mut refused, mut too_large, mut unverified) = (0.0, 0.0, 0.0);
     let all = golden.len();
     for golden in golden {
         let Golden { about, method, path, headers, body, times, caller, answer: expected, taken } = golden;
         let mut request = Request::builder().method(method.parse::<Method>().unwrap()).uri(path);
         for (name, mut value) in headers {
-            for (leaf, der) in &room.leaves {
-                value = value.replace(&format!("{{{leaf}}}"), &forward(der));
+            for (leaf, der) in &fixture.leaves {
+                value = value.replace(&format!("{{{leaf}}}"), &forwarded_header(der));
             }
             request = request.header(name, value);
         }
         let request = request.body(Full::new(bytes::Bytes::from(body.repeat(times)))).unwrap();
-        let answer = room.ask(&caller, request).await;
-        assert_eq!(answer.status(), expected, "{about}");
+        let response = fixture.send(&caller, request).await;
+        assert_eq!(response.status(), expected, "{about}");
         refused += f64::from(u8::from(expected != 200));
         too_large += f64::from(u8::from(expected == 413));
         unverified += f64::from(u8::from(expected == 401 || caller == "nameless" || about.contains("common name")));
-        let told = answer.headers().get(header::CONTENT_TYPE).cloned();
-        let body = answer.into_body().collect().await.unwrap().to_bytes();
+        let content_type = response.headers().get(header::CONTENT_TYPE).cloned();
+        let body = response.into_body().collect().await.unwrap().to_bytes();
         if expected == 200 {
-            assert!(body.is_empty() && told.is_none(), "{about}");
+            assert!(body.is_empty() && content_type.is_none(), "{about}");
         } else {
-            assert_eq!(told.unwrap(), "application/problem+json", "{about}");
+            assert_eq!(content_type.unwrap(), "application/problem+json", "{about}");
             assert!(!String::from_utf8_lossy(&body).contains("secret-input"), "{about}: the input is never echoed");
         }
-        assert_eq!(std::mem::take(&mut *room.taken.0.lock().unwrap()), Vec::from_iter(taken), "{about}");
+        assert_eq!(std::mem::take(&mut *fixture.intake.0.lock().unwrap()), Vec::from_iter(taken), "{about}");
     }
-    assert_eq!(room.metric("watcher_listener_requests_total"), all as f64);
-    assert_eq!(room.metric("watcher_listener_request_errors_total"), refused);
-    assert_eq!(room.metric("watcher_listener_exceeding_size_limit_requests_total"), too_large);
-    assert_eq!(room.metric("watcher_listener_failed_verification_requests_total"), unverified);
-    assert_eq!(room.metric("watcher_listener_inflight_requests"), 0.0);
+    assert_eq!(fixture.metric("watcher_listener_requests_total"), all as f64);
+    assert_eq!(fixture.metric("watcher_listener_request_errors_total"), refused);
+    assert_eq!(fixture.metric("watcher_listener_exceeding_size_limit_requests_total"), too_large);
+    assert_eq!(fixture.metric("watcher_listener_failed_verification_requests_total"), unverified);
+    assert_eq!(fixture.metric("watcher_listener_inflight_requests"), 0.0);
 }
 
 #[tokio::test]
-async fn a_revoked_runtime_or_leaf_says_nothing_more() {
-    let room = Room::new();
+async fn requests_of_a_revoked_runtime_or_leaf_are_refused() {
+    let fixture = Fixture::new();
     let revocations = Revocations::default();
     let settings =
         Settings { revocations: revocations.clone(), ..settings("127.0.0.1:0".parse().unwrap(), testing::domain()) };
-    let callers = Callers::new(TrustBundle::of(vec![room.leaves["runtime"].clone()]), None).unwrap();
+    let callers = CallerVerifier::new(TrustBundle::of(vec![fixture.leaves["runtime"].clone()]), None).unwrap();
     let metrics = Metrics::register(&mut Registry::default());
-    let desk = Desk::new(&settings, callers, room.taken.clone(), metrics, testing::metrics());
-    let leaf = fingerprint(&room.leaves["runtime"]);
+    let handler = V2Handler::new(&settings, callers, fixture.intake.clone(), metrics, testing::metrics().port);
+    let leaf = fingerprint(&fixture.leaves["runtime"]);
     let body = r#"{"watched":{"Namespace":"a","Name":"b"},"watchedGvk":{"group":"g","version":"v","kind":"K"}}"#;
     for (keys, expected) in [(vec![], 200), (vec!["r-2"], 200), (vec!["r-1"], 401), (vec![&*leaf], 401)] {
         let data: BTreeMap<_, _> = keys.into_iter().map(|key| (key, "lost")).collect();
         revocations.set(Some(&serde_json::from_value(serde_json::json!({"data": data})).unwrap()));
         let request = Request::post("/v2/lifecycle-manager/event").body(Full::new(body.into())).unwrap();
-        let answer = desk.answer(request, &desk.peer(&[room.leaves["runtime"].clone()], None)).await.0;
-        assert_eq!(answer.status(), expected);
+        let response = handler.handle(request, &handler.identify(&[fixture.leaves["runtime"].clone()], None)).await.0;
+        assert_eq!(response.status(), expected);
     }
 }
 
 #[tokio::test]
-async fn the_connection_of_a_revoked_leaf_ends_and_no_other() {
+async fn only_the_connection_of_a_revoked_leaf_is_closed() {
     let (clients, ca, now) = (Root::new(), testing::ca(Now::read().unix), Now::read().unix);
     let revocations = Revocations::default();
     let server = ca.make_server(&["kcp.test".parse().unwrap()], now, SERVER_VALIDITY).unwrap().identity().unwrap();
     let server = ServerIdentity::new(&server, &clients.bundle()).unwrap();
     let settings =
         Settings { revocations: revocations.clone(), ..settings("127.0.0.1:0".parse().unwrap(), testing::domain()) };
-    let (tls, callers) = (Arc::new(ArcSwap::new(server.config())), Callers::new(clients.bundle(), None).unwrap());
+    let (tls, callers) =
+        (Arc::new(ArcSwap::new(server.config())), CallerVerifier::new(clients.bundle(), None).unwrap());
     let metrics = Metrics::register(&mut Registry::default());
-    let gateway = Gateway::bind_v2(settings, tls, callers, Recorder::default(), metrics, testing::metrics());
-    let gateway = gateway.await.unwrap();
+    let port = testing::metrics().port;
+    let handler =
+        |settings: &Settings| V2Handler::new(settings, callers, RecordingIntake::default(), metrics, port.clone());
+    let gateway = Gateway::bind(settings, tls, port.clone(), handler).await.unwrap();
     let (address, shutdown) = (gateway.address(), CancellationToken::new());
     let served = tokio::spawn(gateway.run(shutdown.clone()));
     let connect = async |identity: &Identity| {
@@ -270,38 +274,38 @@ async fn the_connection_of_a_revoked_leaf_ends_and_no_other() {
         let (sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
         (sender, tokio::spawn(connection))
     };
-    let say = async |sender: &mut http1::SendRequest<Full<bytes::Bytes>>| {
+    let send = async |sender: &mut http1::SendRequest<Full<bytes::Bytes>>| {
         let request = Request::post("/v2/lifecycle-manager/event").header(header::HOST, "kcp.test");
-        let mut answer = sender.send_request(request.body(Full::new("{}".into())).unwrap()).await.unwrap();
-        while answer.frame().await.is_some() {}
-        answer.status()
+        let mut response = sender.send_request(request.body(Full::new("{}".into())).unwrap()).await.unwrap();
+        while response.frame().await.is_some() {}
+        response.status()
     };
     let [old, new] = [clients.identity("r-1"), clients.identity("r-1")];
     let ((mut first, ended), (mut second, _other)) = (connect(&old).await, connect(&new).await);
-    assert_eq!((say(&mut first).await.as_u16(), say(&mut second).await.as_u16()), (200, 200));
+    assert_eq!((send(&mut first).await.as_u16(), send(&mut second).await.as_u16()), (200, 200));
     let data = BTreeMap::from([(fingerprint(&old.chain[0]), "lost")]);
     revocations.set(Some(&serde_json::from_value(serde_json::json!({"data": data})).unwrap()));
     let ended = tokio::time::timeout(PATIENCE, ended).await;
-    assert!(ended.is_ok(), "the connection ends, although nothing is said on it");
-    assert_eq!(say(&mut second).await, 200, "a new certificate of the same runtime is as good as ever");
+    assert!(ended.is_ok(), "the idle connection is closed");
+    assert_eq!(send(&mut second).await, 200, "another certificate of the same runtime stays valid");
     drop(second);
     shutdown.cancel();
     served.await.unwrap();
 }
 
 #[test]
-fn with_a_proxy_the_handshake_admits_its_roots_alone() {
+fn handshake_behind_a_proxy_trusts_the_proxy_roots_alone() {
     let (clients, proxies) = (Root::new(), Root::new());
     let proxy = Proxy { roots: proxies.bundle(), identity: "proxy.test".parse().unwrap() };
-    assert_eq!(Callers::new(clients.bundle(), None).unwrap().bundle(), clients.bundle());
-    assert_eq!(Callers::new(clients.bundle(), Some(proxy)).unwrap().bundle(), proxies.bundle());
+    assert_eq!(CallerVerifier::new(clients.bundle(), None).unwrap().bundle(), clients.bundle());
+    assert_eq!(CallerVerifier::new(clients.bundle(), Some(proxy)).unwrap().bundle(), proxies.bundle());
 }
 
-/// The files of this port.
+/// Certificate files of this port.
 trait Certificates {
     fn put_server(&self, pair: &PemIdentity);
     fn put_clients(&self, root: &Root);
-    fn open(&self, proxy: Option<ProxyIdentity>, metrics: &pki::Metrics) -> Files;
+    fn open(&self, proxy: Option<ProxyIdentity>, metrics: &pki::Metrics) -> TlsFiles;
 }
 
 impl Certificates for Folder {
@@ -314,8 +318,8 @@ impl Certificates for Folder {
         self.put("clients", &root.bundle().to_pem());
     }
 
-    /// Behind a proxy, if there is one.
-    fn open(&self, proxy: Option<ProxyIdentity>, metrics: &pki::Metrics) -> Files {
+    /// Opens the files, with those of a proxy if one is given.
+    fn open(&self, proxy: Option<ProxyIdentity>, metrics: &pki::Metrics) -> TlsFiles {
         let path = |name| Some(self.0.join(name));
         let flags = Flags {
             v2: true,
@@ -326,12 +330,12 @@ impl Certificates for Folder {
             v2_proxy_ca: proxy.as_ref().and_then(|_| path("proxies")),
             v2_proxy_identity: proxy,
         };
-        Files::open(&flags, path("chain").as_ref(), path("key").as_ref(), metrics.clone()).unwrap()
+        TlsFiles::open(&flags, path("chain").as_ref(), path("key").as_ref(), metrics.clone()).unwrap()
     }
 }
 
-/// The server's certificate that a client with this identity is shown, if it is admitted.
-async fn admitted(files: &Files, identity: &Identity, servers: &TrustBundle) -> Option<String> {
+/// Returns the fingerprint of the server certificate if a client with this identity is admitted.
+async fn admitted(files: &TlsFiles, identity: &Identity, servers: &TrustBundle) -> Option<String> {
     let (client, server) = tokio::io::duplex(1 << 16);
     let config = Arc::new(tls::client(identity, servers.store().unwrap()).unwrap());
     let accept = TlsAcceptor::from(files.tls().load_full()).accept(server);
@@ -342,7 +346,7 @@ async fn admitted(files: &Files, identity: &Identity, servers: &TrustBundle) -> 
 }
 
 #[tokio::test]
-async fn files_that_change_are_taken_as_a_whole_and_else_the_last_good_ones_stay() {
+async fn changed_files_are_applied_as_a_whole_or_the_last_good_ones_stay() {
     const DAY: i64 = 86_400;
     let (folder, now, metrics) = (Folder::new("v2-files"), Now::read().unix, pki::Metrics::default());
     let [old, new] = [Root::new(), Root::new()];
@@ -358,34 +362,38 @@ async fn files_that_change_are_taken_as_a_whole_and_else_the_last_good_ones_stay
 
     for text in ["garbage", ""] {
         folder.put("clients", text);
-        files.look(now);
-        files.look(now);
+        files.reload(now);
+        files.reload(now);
         folder.put_clients(&old);
     }
     folder.put("key", &second.key);
-    files.look(now);
+    files.reload(now);
     folder.put_server(&make(now - 40 * DAY));
     folder.put_clients(&new);
-    files.look(now);
+    files.reload(now);
     fs::remove_file(folder.0.join("chain")).unwrap();
-    files.look(now);
-    assert_eq!(admitted(&files, &agent, &ca.trust_bundle()).await.as_ref(), Some(&shown), "the roots go with the rest");
+    files.reload(now);
+    assert_eq!(
+        admitted(&files, &agent, &ca.trust_bundle()).await.as_ref(),
+        Some(&shown),
+        "the roots are not applied without the rest"
+    );
     assert_eq!(admitted(&files, &newer, &ca.trust_bundle()).await, None);
 
     folder.put_server(&second);
-    files.look(now);
+    files.reload(now);
     assert_eq!(admitted(&files, &agent, &ca.trust_bundle()).await, None);
     assert!(admitted(&files, &newer, &ca.trust_bundle()).await.is_some_and(|other| other != shown));
     let mut registry = Registry::default();
     metrics.register(&mut registry);
     let page = registry.encode().unwrap();
     for line in ["pki_file_reloads_total{outcome=\"refused\"} 4", "pki_file_reloads_total{outcome=\"taken\"} 1"] {
-        assert!(page.lines().any(|known| known == line), "each is told once: {page}");
+        assert!(page.lines().any(|known| known == line), "each is counted once: {page}");
     }
 }
 
 #[test]
-fn what_a_proxy_forwards_is_judged_by_the_roots_of_now() {
+fn forwarded_certificate_is_verified_by_the_current_roots() {
     let (folder, now) = (Folder::new("v2-proxied"), Now::read().unix);
     let [old, new, proxies] = [Root::new(), Root::new(), Root::new()];
     folder.put_server(&testing::ca(now).make_server(&["kcp.test".parse().unwrap()], now, SERVER_VALIDITY).unwrap());
@@ -393,18 +401,18 @@ fn what_a_proxy_forwards_is_judged_by_the_roots_of_now() {
     folder.put("proxies", &proxies.bundle().to_pem());
     let mut files = folder.open(Some("spiffe://proxy".parse().unwrap()), &pki::Metrics::default());
     let callers = files.callers();
-    let peer = callers.peer(Some(&proxies.leaf("proxy", Some("spiffe://proxy"), 2090)));
+    let peer = callers.identify(Some(&proxies.leaf("proxy", Some("spiffe://proxy"), 2090)));
     let leaves = [old.leaf("r-1", None, 2090), new.leaf("r-1", None, 2090)];
-    let judged = || {
+    let is_accepted = || {
         leaves.each_ref().map(|leaf| {
             let mut headers = HeaderMap::new();
-            headers.insert(FORWARDED_CLIENT_CERT, forward(leaf).parse().unwrap());
+            headers.insert(FORWARDED_CLIENT_CERT, forwarded_header(leaf).parse().unwrap());
             callers.caller(&peer, &headers, now).is_ok()
         })
     };
-    assert_eq!(judged(), [true, false]);
+    assert_eq!(is_accepted(), [true, false]);
     folder.put_clients(&new);
-    files.look(now);
-    assert_eq!(judged(), [false, true]);
+    files.reload(now);
+    assert_eq!(is_accepted(), [false, true]);
     assert_eq!(callers.bundle(), proxies.bundle());
 }

@@ -1,5 +1,5 @@
-//! The kubeconfig as it stands in the Secret: only the fields that we use or refuse. What would make a client act on
-//! the receiver's own machine is read as "present or not" and never further.
+//! Wire format of the kubeconfig: only the fields that are used or rejected. Of fields that would make a client act on
+//! the receiver's own machine, only the presence is parsed.
 
 use std::fmt;
 
@@ -83,7 +83,7 @@ pub(super) struct Context {
     pub(super) user: Option<String>,
 }
 
-/// A text that never shows.
+/// A text that `Debug` hides.
 #[derive(Deserialize)]
 #[serde(transparent)]
 pub(super) struct Hidden(pub(super) String);
@@ -94,7 +94,7 @@ impl fmt::Debug for Hidden {
     }
 }
 
-/// Go writes empty lists and structs as `null`.
+/// Accepts `null`, which Go writes for empty lists and structs.
 fn nullable<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,

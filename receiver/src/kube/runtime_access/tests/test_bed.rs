@@ -1,4 +1,4 @@
-//! A tiny TLS API server for tests: certificates of its own, one function that answers.
+//! A small TLS API server for tests, with its own certificates and one function that responds.
 
 use std::{convert::Infallible, io, net::SocketAddr, sync::Arc};
 
@@ -54,7 +54,7 @@ impl Party {
     }
 }
 
-/// A running API server; it ends with the value.
+/// A running API server; stops on drop.
 pub(in crate::kube::runtime_access) struct ApiServer {
     pub(in crate::kube::runtime_access) address: SocketAddr,
     pub(in crate::kube::runtime_access) party: Party,
@@ -62,7 +62,7 @@ pub(in crate::kube::runtime_access) struct ApiServer {
 }
 
 impl ApiServer {
-    /// `client`: whose certificate a client must show; `protocols` in ALPN.
+    /// `client` is the certificate that clients must present; `protocols` are those of ALPN.
     pub(in crate::kube::runtime_access) async fn start(
         client: Option<&Party>,
         protocols: &[&[u8]],
@@ -88,7 +88,7 @@ impl ApiServer {
         Self { address, party, _tasks: tasks }
     }
 
-    /// A kubeconfig for this server, with the user's part given.
+    /// A kubeconfig for this server, with the given user.
     pub(in crate::kube::runtime_access) fn kubeconfig(&self, host: &str, user: &str) -> Vec<u8> {
         format!(
             "clusters: [{{name: a, cluster: {{server: 'https://{host}:{}', certificate-authority-data: {}}}}}]\n\
@@ -127,7 +127,7 @@ where
     }
 }
 
-/// Reads to the end: closing with something unread would overtake the alert that says what was wrong.
+/// Reads to the end: closing with unread data would reset the connection before the client reads the alert.
 async fn drain(tcp: TcpStream) {
     let mut bytes = [0; 1024];
     while tcp.readable().await.is_ok() {
@@ -143,12 +143,12 @@ pub(in crate::kube::runtime_access) fn secret(resource_version: &str, kubeconfig
     AccessSecret { name: "access".into(), resource_version: resource_version.into(), kubeconfig: Some(kubeconfig) }
 }
 
-/// An answer of one text.
+/// A response with one text.
 pub(in crate::kube::runtime_access) fn text(status: u16, text: impl Into<Bytes>) -> Reply {
     chunks(status, stream::iter([text.into()]))
 }
 
-/// An answer of a stream of texts, without `Content-Length`.
+/// A response with a stream of texts, without `Content-Length`.
 pub(in crate::kube::runtime_access) fn chunks(status: u16, texts: impl Stream<Item = Bytes> + Send + 'static) -> Reply {
     let body = StreamBody::new(texts.map(|text| Ok(Frame::data(text)))).boxed_unsync();
     Response::builder().status(status).body(body).unwrap()

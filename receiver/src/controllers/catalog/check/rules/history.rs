@@ -1,4 +1,4 @@
-//! The way from one state to the next.
+//! Change from an earlier state.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use tidewatch_shared::api::ModuleReleaseMeta;
 
 use crate::controllers::catalog::{
     check::{
-        Terms,
+        CheckOptions,
         document::Step::{Index, Key},
         finding::{Code, Finding},
         object::Object,
@@ -15,30 +15,30 @@ use crate::controllers::catalog::{
     desired::Kind,
 };
 
-pub(super) fn check(objects: &[Object], before: &[Object], terms: &Terms, findings: &mut Vec<Finding>) {
+pub(super) fn check(objects: &[Object], before: &[Object], options: &CheckOptions, findings: &mut Vec<Finding>) {
     let metas = before.iter().filter_map(|object| Some((object.name.as_str(), object.release_meta()?)));
     let metas: BTreeMap<_, _> = metas.collect();
     for object in objects {
         if let (Some(meta), Some(before)) = (object.release_meta(), metas.get(object.name.as_str())) {
-            moves(object, meta, before, findings);
+            check_channels(object, meta, before, findings);
         }
     }
-    if terms.whole {
+    if options.whole {
         let stays = |name: &str| objects.iter().any(|object| object.kind == Kind::ReleaseMeta && object.name == name);
         let gone = before.iter().filter(|object| object.kind == Kind::ReleaseMeta && !stays(&object.name));
         findings.extend(gone.map(|object| {
-            // It stands in the state before only.
+            // The position is in the earlier state, the only one with the object.
             let finding = object.finding(&[], Code::ModuleRemoved, "the module is removed: its runtimes lose it");
             finding.suggest("catalog diff says from how many")
         }));
     }
 }
 
-/// Channels that move down, or go.
-fn moves(object: &Object, meta: &ModuleReleaseMeta, before: &ModuleReleaseMeta, findings: &mut Vec<Finding>) {
+/// Reports channels that move to a lower version or are removed.
+fn check_channels(object: &Object, meta: &ModuleReleaseMeta, before: &ModuleReleaseMeta, findings: &mut Vec<Finding>) {
     for (index, entry) in meta.spec.channels().iter().enumerate() {
         let Some(from) = before.spec.version_of(&entry.channel) else { continue };
-        if numbers(&entry.version).zip(numbers(from)).is_some_and(|(to, from)| to < from) {
+        if core_version(&entry.version).zip(core_version(from)).is_some_and(|(to, from)| to < from) {
             let path = [Key("spec"), Key("channels"), Index(index), Key("version")];
             let message = format!("the channel {} moves down from {from} to {}", entry.channel, entry.version);
             let finding = object.finding(&path, Code::Downgrade, message);
@@ -60,7 +60,7 @@ fn moves(object: &Object, meta: &ModuleReleaseMeta, before: &ModuleReleaseMeta, 
     }
 }
 
-/// What the receiver compares of two versions before it lets a module go from one to the other: not what follows a hyphen.
-fn numbers(version: &str) -> Option<(u64, u64, u64)> {
+/// Part of a version that the receiver compares before an upgrade: the numbers, without a pre-release.
+fn core_version(version: &str) -> Option<(u64, u64, u64)> {
     Version::parse(version).ok().map(|version| (version.major, version.minor, version.patch))
 }

@@ -1,29 +1,32 @@
-//! Release metas.
+//! Rules of release metas.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 use tidewatch_shared::api::ModuleReleaseMeta;
 
-use super::{Around, NAME, shorter};
-use crate::controllers::catalog::{
-    check::{
-        advice,
-        document::Step::{Index, Key},
-        finding::{Code, Finding},
-        object::Object,
-        schema::date,
+use super::{Context, NAME, size_advice};
+use crate::{
+    base::labels::{is_label_key, is_label_value},
+    controllers::catalog::{
+        check::{
+            advice,
+            document::Step::{Index, Key},
+            finding::{Code, Finding},
+            object::Object,
+            schema::date,
+        },
+        desired::ReleaseBody,
+        selector::{Selector, SelectorError},
+        visibility::template_name,
     },
-    desired::Release,
-    selector::{MalformedSelector, Selector, is_label_key, is_label_value},
-    visibility::template_name,
 };
 
-/// The word with which a user leaves a module without a channel.
+/// Reserved channel name, with which a user selects no channel.
 const RESERVED: &str = "none";
 
-pub(super) fn check(object: &Object, meta: &ModuleReleaseMeta, around: &Around<'_>, findings: &mut Vec<Finding>) {
+pub(super) fn check(object: &Object, meta: &ModuleReleaseMeta, context: &Context<'_>, findings: &mut Vec<Finding>) {
     let spec = &meta.spec;
-    if let Err(unfit) = Release::of(meta) {
-        findings.push(object.finding(&[], Code::TooLarge, unfit.to_string()).suggest(shorter(object)));
+    if let Err(unfit) = ReleaseBody::of(meta) {
+        findings.push(object.finding(&[], Code::TooLarge, unfit.to_string()).suggest(size_advice(object)));
     }
     if spec.module_name.is_empty() {
         let finding = object.finding(&[Key("spec"), Key("moduleName")], Code::Nameless, "it names no module");
@@ -47,16 +50,16 @@ pub(super) fn check(object: &Object, meta: &ModuleReleaseMeta, around: &Around<'
             findings.push(finding.suggest(format!("set the label operator.kyma-project.io/{field} of the templates")));
         }
     }
-    forms(object, meta, around, findings);
-    channels(object, meta, around, findings);
-    selector(object, meta, around, findings);
-    deprecations(object, meta, around, findings);
+    check_kind(object, meta, context, findings);
+    check_channels(object, meta, context, findings);
+    check_selector(object, meta, context, findings);
+    check_deprecations(object, meta, context, findings);
 }
 
-/// Whether it is released in channels, or to everyone.
-fn forms(object: &Object, meta: &ModuleReleaseMeta, around: &Around<'_>, findings: &mut Vec<Finding>) {
+/// Checks that exactly one of `mandatory` and `channels` is set.
+fn check_kind(object: &Object, meta: &ModuleReleaseMeta, context: &Context<'_>, findings: &mut Vec<Finding>) {
     let spec = &meta.spec;
-    let latest = around.latest(&spec.module_name);
+    let latest = context.latest(&spec.module_name);
     let channel = latest.map(|version| format!("{{channel: regular, version: {version}}}"));
     let both = |message: &str| object.finding(&[Key("spec")], Code::MandatoryAndChannels, message);
     match (&spec.mandatory, &spec.channels) {
@@ -79,19 +82,19 @@ fn forms(object: &Object, meta: &ModuleReleaseMeta, around: &Around<'_>, finding
     }
 }
 
-fn channels(object: &Object, meta: &ModuleReleaseMeta, around: &Around<'_>, findings: &mut Vec<Finding>) {
+fn check_channels(object: &Object, meta: &ModuleReleaseMeta, context: &Context<'_>, findings: &mut Vec<Finding>) {
     let spec = &meta.spec;
     let module = &spec.module_name;
     let unknown = |path: &[_], version: &str| {
         let name = template_name(module, version);
         let finding = object.finding(path, Code::UnknownVersion, format!("there is no template {name}"));
-        match around.versions(module) {
+        match context.versions(module) {
             Some(versions) => finding.suggest(format!("point to another version: {versions}")),
             None => finding.suggest("add it, or point to another version"),
         }
     };
     if let Some(mandatory) = &spec.mandatory
-        && !around.templates.contains_key(&*template_name(module, &mandatory.version))
+        && !context.templates.contains_key(&*template_name(module, &mandatory.version))
     {
         findings.push(unknown(&[Key("spec"), Key("mandatory"), Key("version")], &mandatory.version));
     }
@@ -102,7 +105,7 @@ fn channels(object: &Object, meta: &ModuleReleaseMeta, around: &Around<'_>, find
                 object.finding(&path("channel"), Code::ReservedChannel, "nobody can choose a channel of this name");
             findings.push(finding.suggest("give it another name"));
         }
-        match around.templates.get(&*template_name(module, &entry.version)) {
+        match context.templates.get(&*template_name(module, &entry.version)) {
             None => findings.push(unknown(&path("version"), &entry.version)),
             Some(Some(template)) if template.spec.is_mandatory() => {
                 let message = format!(
@@ -117,19 +120,20 @@ fn channels(object: &Object, meta: &ModuleReleaseMeta, around: &Around<'_>, find
     }
 }
 
-fn selector(object: &Object, meta: &ModuleReleaseMeta, around: &Around<'_>, findings: &mut Vec<Finding>) {
+fn check_selector(object: &Object, meta: &ModuleReleaseMeta, context: &Context<'_>, findings: &mut Vec<Finding>) {
     let Some(selector) = &meta.spec.kyma_selector else { return };
     let path = [Key("spec"), Key("kymaSelector")];
     match Selector::parse(selector) {
         Err(error) => {
             let message = format!("it cannot be read, so nobody sees the module: {error}");
             let expressions = selector.match_expressions.iter().flatten();
-            let broken = expressions.zip(0..).find(|(expression, _)| Selector::parse(&only(expression)).is_err());
+            let broken =
+                expressions.zip(0..).find(|(expression, _)| Selector::parse(&expression_only(expression)).is_err());
             let place = broken.map(|(_, index)| [path[0], path[1], Key("matchExpressions"), Index(index)]);
-            // Labels are read before expressions.
-            let place = place.filter(|_| Selector::parse(&labels_of(selector)).is_ok());
+            // Labels are parsed before expressions.
+            let place = place.filter(|_| Selector::parse(&labels_only(selector)).is_ok());
             let finding = object.finding(place.as_ref().map_or(&path[..], |place| &place[..]), Code::Selector, message);
-            findings.push(finding.suggest(mended(&error, broken.map(|(expression, _)| expression))));
+            findings.push(finding.suggest(selector_advice(&error, broken.map(|(expression, _)| expression))));
         }
         Ok(selector) if selector.is_empty() => {
             let message = "a selector without a requirement selects nobody";
@@ -140,7 +144,7 @@ fn selector(object: &Object, meta: &ModuleReleaseMeta, around: &Around<'_>, find
         }
         Ok(_) => {}
     }
-    let restricted = around.terms.restricted.as_ref();
+    let restricted = context.options.restricted.as_ref();
     if restricted.is_some_and(|restricted| !restricted.contains(&meta.spec.module_name)) {
         let message = "nobody sees the module: it has a selector, but is not restricted";
         let finding = object.finding(&path, Code::NotRestricted, message);
@@ -148,48 +152,49 @@ fn selector(object: &Object, meta: &ModuleReleaseMeta, around: &Around<'_>, find
     }
 }
 
-fn only(expression: &LabelSelectorRequirement) -> LabelSelector {
+fn expression_only(expression: &LabelSelectorRequirement) -> LabelSelector {
     LabelSelector { match_expressions: Some(vec![expression.clone()]), match_labels: None }
 }
 
-fn labels_of(selector: &LabelSelector) -> LabelSelector {
+fn labels_only(selector: &LabelSelector) -> LabelSelector {
     LabelSelector { match_labels: selector.match_labels.clone(), match_expressions: None }
 }
 
-/// What to write in the place of what cannot be read.
-fn mended(error: &MalformedSelector, expression: Option<&LabelSelectorRequirement>) -> String {
-    let text = |wrong: &str, is_right: fn(&str) -> bool| match advice::repaired(wrong, is_right) {
+/// Suggestion for a malformed selector.
+fn selector_advice(error: &SelectorError, expression: Option<&LabelSelectorRequirement>) -> String {
+    let text = |wrong: &str, is_valid: fn(&str) -> bool| match advice::repair(wrong, is_valid) {
         Some(other) => format!("write {other:?}"),
         None => "write at most 63 letters, digits, '-', '_' and '.', a letter or digit at either end".to_owned(),
     };
     match error {
-        MalformedSelector::Operator(operator) => {
-            match advice::near(operator, ["In", "NotIn", "Exists", "DoesNotExist"]) {
+        SelectorError::Operator(operator) => {
+            match advice::closest(operator, ["In", "NotIn", "Exists", "DoesNotExist"]) {
                 Some(operator) => format!("write operator: {operator}"),
                 None => "write In or NotIn with values, or Exists or DoesNotExist without".to_owned(),
             }
         }
-        MalformedSelector::Values(key) => match expression.map(|expression| expression.operator.as_str()) {
+        SelectorError::Values(key) => match expression.map(|expression| expression.operator.as_str()) {
             Some("In") => format!("add values, or write Exists, if any value of {key} will do"),
             Some("NotIn") => format!("add values, or write DoesNotExist, if {key} must not be there"),
             Some("Exists") => "remove the values, or write In".to_owned(),
             _ => "remove the values, or write NotIn".to_owned(),
         },
-        MalformedSelector::Key(key) => text(key, is_label_key),
-        MalformedSelector::Value(value) => text(value, is_label_value),
+        SelectorError::Key(key) => text(key, is_label_key),
+        SelectorError::Value(value) => text(value, is_label_value),
     }
 }
 
-fn deprecations(object: &Object, meta: &ModuleReleaseMeta, around: &Around<'_>, findings: &mut Vec<Finding>) {
+fn check_deprecations(object: &Object, meta: &ModuleReleaseMeta, context: &Context<'_>, findings: &mut Vec<Finding>) {
     for (index, entry) in meta.spec.versions().iter().enumerate() {
         let path = |field| [Key("spec"), Key("versions"), Index(index), Key(field)];
         let module = &meta.spec.module_name;
-        if !around.templates.contains_key(&*template_name(module, &entry.version)) {
+        if !context.templates.contains_key(&*template_name(module, &entry.version)) {
             let message = format!("there is no template {}", template_name(module, &entry.version));
             let finding = object.finding(&path("version"), Code::DeprecationWithoutTemplate, message);
             findings.push(finding.suggest("remove the entry once no runtime has the version"));
         }
-        let Some(day) = entry.deprecation_date.as_deref().and_then(date).filter(|day| *day < around.terms.today) else {
+        let Some(day) = entry.deprecation_date.as_deref().and_then(date).filter(|day| *day < context.options.today)
+        else {
             continue;
         };
         let channels = meta.spec.channels().iter().filter(|channel| channel.version == entry.version);
@@ -202,7 +207,7 @@ fn deprecations(object: &Object, meta: &ModuleReleaseMeta, around: &Around<'_>, 
             let is_deprecated = |version: &str| {
                 meta.spec.versions().iter().any(|entry| entry.version == version && entry.deprecation_date.is_some())
             };
-            let other = around.latest(module).filter(|latest| !is_deprecated(latest)).unwrap_or("another version");
+            let other = context.latest(module).filter(|latest| !is_deprecated(latest)).unwrap_or("another version");
             finding.suggest(format!("move {} to {other}", channels.join(", ")))
         });
     }

@@ -1,4 +1,4 @@
-//! The task at work: a hub that hears heartbeats, a control plane that is a function, and passes that the test makes.
+//! Tests of the task with a runtime table, a fake control plane, and simulated reconciles.
 
 use std::sync::{Arc, Mutex};
 
@@ -9,15 +9,20 @@ use kube::runtime::{
 };
 use serde_json::{Value, json};
 use tidewatch_shared::{
-    identity::{Instance, RuntimeId},
+    identity::{Epoch, Instance, RuntimeId},
     names::annotation,
     plan::Plan,
 };
 
 use super::*;
-use crate::{base::pause::Pause, fleet::hub, kube::record, testing};
+use crate::{
+    base::pause::Pause,
+    fleet::{Verified, table},
+    kube::recorder,
+    testing,
+};
 
-/// The ConfigMap in KCP.
+/// ConfigMap in KCP.
 #[derive(Clone, Default)]
 struct Kcp(Arc<Mutex<State>>);
 
@@ -32,10 +37,10 @@ struct State {
 impl Kcp {
     fn client(&self) -> Client {
         let state = self.0.clone();
-        testing::client("kcp-system", move |parts, body| {
+        testing::client("kcp-system", move |components, body| {
             let state = &mut *state.lock().unwrap();
             let body: Value = serde_json::from_slice(body).unwrap_or_default();
-            let (status, answer) = state.answer(&parts.method, body);
+            let (status, answer) = state.answer(&components.method, body);
             Some((status, answer.to_string()))
         })
     }
@@ -95,14 +100,14 @@ impl State {
     }
 }
 
-/// Runtimes whose agents are all well at first.
+/// Runtimes with initially healthy agents.
 struct Bed {
     kcp: Kcp,
-    hub: Hub,
+    fleet: RuntimeTable,
     stores: Stores,
     kymas: Writer<Kyma>,
     count: u32,
-    /// Agents with it say nothing.
+    /// Agents with this image send no heartbeats.
     bad: Option<&'static str>,
     counter: u64,
 }
@@ -132,53 +137,61 @@ impl Bed {
             watchers: reflector::store().0,
             secrets: reflector::store().0,
         };
-        let mut bed =
-            Self { kcp: Kcp::default(), hub: Self::hub(count), stores, kymas: writer, count, bad: None, counter: 0 };
+        let mut bed = Self {
+            kcp: Kcp::default(),
+            fleet: Self::fleet(count),
+            stores,
+            kymas: writer,
+            count,
+            bad: None,
+            counter: 0,
+        };
         (0..count).for_each(|n| bed.kymas.apply_watcher_event(&Event::Apply(kyma(n, json!({})))));
         bed
     }
 
-    fn hub(count: u32) -> Hub {
-        let metrics = hub::Metrics::register(&mut tidewatch_shared::metrics::Registry::default());
-        let hub = Hub::new(Instance::new(1), hub::Settings::default(), metrics, Instant::now());
+    fn fleet(count: u32) -> RuntimeTable {
+        let metrics = table::Metrics::register(&mut tidewatch_shared::metrics::Registry::default());
+        let fleet = RuntimeTable::new(Instance::new(1), table::Settings::default(), metrics, Instant::now());
         let plan = Arc::new(Plan::new("1".into(), Vec::new()).unwrap());
-        (0..count).for_each(|n| hub.place(key(n), Some(id(n)), plan.clone()));
-        hub.set_synced();
-        hub
+        (0..count).for_each(|n| fleet.place(key(n), Some(id(n)), plan.clone()));
+        fleet.set_synced();
+        fleet
     }
 
-    /// A receiver that is told of this image, as it begins.
-    async fn receiver(&mut self, image: &str) -> Upgrade {
+    /// Starts a receiver that is configured with this image.
+    async fn start_receiver(&mut self, image: &str) -> UpgradeTask {
         #[derive(clap::Parser)]
-        struct Line {
+        struct Cli {
             #[command(flatten)]
             flags: Flags,
         }
-        self.hub = Self::hub(self.count);
-        let rooms = Rooms {
-            hub: self.hub.clone(),
+        self.fleet = Self::fleet(self.count);
+        let dependencies = Dependencies {
+            fleet: self.fleet.clone(),
             stores: self.stores.clone(),
             pause: Pause::default(),
             takeover: Takeover::default(),
-            record: Record::new(record::Metrics::default()),
+            recorder: EventRecorder::new(recorder::Metrics::default()),
             metrics: Metrics::default(),
         };
-        let line = ["x", "--agent-upgrade-stages", "1%,50%,100%", "--agent-upgrade-pause-seconds", "0"];
-        let Line { flags } = <Line as clap::Parser>::parse_from(line);
-        let (upgrade, _) = Upgrade::open(self.kcp.client(), "kcp-system", image, flags, rooms).await.unwrap();
+        let args = ["x", "--agent-upgrade-stages", "1%,50%,100%", "--agent-upgrade-pause-seconds", "0"];
+        let Cli { flags } = <Cli as clap::Parser>::parse_from(args);
+        let (upgrade, _) =
+            UpgradeTask::open(self.kcp.client(), "kcp-system", image, flags, dependencies).await.unwrap();
         upgrade
     }
 
-    /// Half a minute: passes where they are wanted, heartbeats of those whose agents are well, looks of the task.
-    async fn go_on(&mut self, upgrade: &mut Upgrade, has: &mut [String]) {
+    /// Simulates 30 seconds: reconciles, heartbeats of agents that are well, and one tick.
+    async fn advance(&mut self, upgrade: &mut UpgradeTask, has: &mut [String]) {
         self.counter += 1;
         for (n, has) in (0..).zip(has.iter_mut()) {
-            match upgrade.course.image_of(&id(n)) {
-                Decided::Is(image) => *has = image.to_string(),
-                Decided::KeepOr(image) if has.is_empty() => *has = image.to_string(),
-                Decided::KeepOr(_) => {}
+            match upgrade.handle.image_for(&id(n)) {
+                ImageDecision::Use(image) => *has = image.to_string(),
+                ImageDecision::KeepOr(image) if has.is_empty() => *has = image.to_string(),
+                ImageDecision::KeepOr(_) => {}
             }
-            upgrade.course.saw(&key(n), &has.as_str().into(), self.bad != Some(has.as_str()));
+            upgrade.handle.observe(&key(n), &has.as_str().into(), self.bad != Some(has.as_str()));
         }
         time::advance(Duration::from_secs(1)).await;
         let well = (0..).zip(has.iter()).filter(|(_, has)| self.bad != Some(has.as_str()));
@@ -186,48 +199,50 @@ impl Bed {
             let heartbeat = json!({"epoch": "0000000000000001", "sequence": 0, "counter": self.counter, "waiting": 0, "parked": 0,
                 "agentVersion": "1", "planRevision": "1", "certificate": {"notAfter": "", "fingerprint": ""},
                 "canary": {"ageSeconds": 1}, "watches": []});
-            self.hub.heartbeat(&id(n), 1, serde_json::from_value(heartbeat).unwrap(), 1_700_000_000).unwrap();
+            let heartbeat = serde_json::from_value(heartbeat).unwrap();
+            let heartbeat = Verified::unchecked(&id(n), Epoch::new(1), 1, heartbeat);
+            self.fleet.heartbeat(heartbeat, 1_700_000_000).unwrap();
         }
-        upgrade.look(Instant::now()).await;
-        upgrade.take(self.kcp.map().as_ref());
+        upgrade.tick(Instant::now()).await;
+        upgrade.observe(self.kcp.map().as_ref());
         time::advance(Duration::from_secs(29)).await;
     }
 
-    async fn settle(&mut self, upgrade: &mut Upgrade, has: &mut [String]) {
+    async fn run_to_end(&mut self, upgrade: &mut UpgradeTask, has: &mut [String]) {
         for _ in 0..60 {
-            self.go_on(upgrade, has).await;
+            self.advance(upgrade, has).await;
         }
     }
 }
 
-fn all(count: usize, image: &str) -> Vec<String> {
+fn all_with(count: usize, image: &str) -> Vec<String> {
     vec![image.to_owned(); count]
 }
 
-fn with(has: &[String], image: &str) -> usize {
+fn count_with(has: &[String], image: &str) -> usize {
     has.iter().filter(|has| *has == image).count()
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_first_image_is_everybodys_and_the_next_one_comes_in_stages() {
+async fn first_image_goes_to_all_runtimes_and_the_next_one_in_stages() {
     let mut bed = Bed::new(9);
-    let mut has = all(9, "");
-    let mut upgrade = bed.receiver("a").await;
-    bed.settle(&mut upgrade, &mut has).await;
-    assert_eq!((has.clone(), bed.kcp.data("stage").as_deref()), (all(9, "a"), Some("done")));
+    let mut has = all_with(9, "");
+    let mut upgrade = bed.start_receiver("a").await;
+    bed.run_to_end(&mut upgrade, &mut has).await;
+    assert_eq!((has.clone(), bed.kcp.data("stage").as_deref()), (all_with(9, "a"), Some("done")));
     let writes = bed.kcp.writes();
-    bed.settle(&mut upgrade, &mut has).await;
-    assert_eq!(bed.kcp.writes(), writes, "who rests writes nothing");
+    bed.run_to_end(&mut upgrade, &mut has).await;
+    assert_eq!(bed.kcp.writes(), writes, "an idle task writes nothing");
 
-    let mut upgrade = bed.receiver("b").await;
+    let mut upgrade = bed.start_receiver("b").await;
     let mut seen = vec![0];
     for _ in 0..60 {
-        bed.go_on(&mut upgrade, &mut has).await;
-        let upgraded = with(&has, "b");
+        bed.advance(&mut upgrade, &mut has).await;
+        let upgraded = count_with(&has, "b");
         if seen.last() != Some(&upgraded) {
             seen.push(upgraded);
-            // Whoever comes after a receiver that was killed does not draw anew.
-            upgrade = bed.receiver("b").await;
+            // The successor of a killed receiver keeps the order.
+            upgrade = bed.start_receiver("b").await;
         }
     }
     assert_eq!(seen, [0, 1, 4, 9]);
@@ -235,154 +250,154 @@ async fn the_first_image_is_everybodys_and_the_next_one_comes_in_stages() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_bad_image_halts_stays_halted_and_goes_back_at_once() {
+async fn bad_image_halts_and_reverts_without_stages() {
     let mut bed = Bed::new(9);
     bed.bad = Some("b");
-    let mut has = all(9, "a");
-    let mut upgrade = bed.receiver("a").await;
-    bed.settle(&mut upgrade, &mut has).await;
+    let mut has = all_with(9, "a");
+    let mut upgrade = bed.start_receiver("a").await;
+    bed.run_to_end(&mut upgrade, &mut has).await;
     for _ in 0..2 {
-        let mut upgrade = bed.receiver("b").await;
-        bed.settle(&mut upgrade, &mut has).await;
-        assert_eq!((with(&has, "b"), bed.kcp.data("halted").is_some()), (1, true));
+        let mut upgrade = bed.start_receiver("b").await;
+        bed.run_to_end(&mut upgrade, &mut has).await;
+        assert_eq!((count_with(&has, "b"), bed.kcp.data("halted").is_some()), (1, true));
     }
-    let mut upgrade = bed.receiver("a").await;
-    bed.go_on(&mut upgrade, &mut has).await;
-    bed.go_on(&mut upgrade, &mut has).await;
-    assert_eq!((has.clone(), bed.kcp.data("halted")), (all(9, "a"), None));
+    let mut upgrade = bed.start_receiver("a").await;
+    bed.advance(&mut upgrade, &mut has).await;
+    bed.advance(&mut upgrade, &mut has).await;
+    assert_eq!((has.clone(), bed.kcp.data("halted")), (all_with(9, "a"), None));
 
-    let mut upgrade = bed.receiver("b").await;
-    bed.settle(&mut upgrade, &mut has).await;
+    let mut upgrade = bed.start_receiver("b").await;
+    bed.run_to_end(&mut upgrade, &mut has).await;
     let confirm = |image: &str| {
         bed.kcp.edit(|map| {
             map.as_mut().unwrap()["metadata"]["annotations"] = json!({annotation::CONFIRM_AGENT_IMAGE: image})
         });
     };
     confirm("another");
-    bed.settle(&mut upgrade, &mut has).await;
-    assert_eq!(with(&has, "b"), 1, "who confirms another image says nothing of this one");
+    bed.run_to_end(&mut upgrade, &mut has).await;
+    assert_eq!(count_with(&has, "b"), 1, "a confirmation applies to one image");
     let confirm = |image: &str| {
         bed.kcp.edit(|map| {
             map.as_mut().unwrap()["metadata"]["annotations"] = json!({annotation::CONFIRM_AGENT_IMAGE: image})
         });
     };
     confirm("b");
-    bed.settle(&mut upgrade, &mut has).await;
-    assert_eq!(with(&has, "b"), 9);
+    bed.run_to_end(&mut upgrade, &mut has).await;
+    assert_eq!(count_with(&has, "b"), 9);
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_paused_is_not_waited_for_and_makes_no_start() {
+async fn paused_runtimes_are_excluded() {
     let mut bed = Bed::new(3);
-    let mut has = all(3, "a");
-    let mut upgrade = bed.receiver("a").await;
-    bed.settle(&mut upgrade, &mut has).await;
+    let mut has = all_with(3, "a");
+    let mut upgrade = bed.start_receiver("a").await;
+    bed.run_to_end(&mut upgrade, &mut has).await;
     let paused = json!({label::PAUSE: "true"});
     (0..3).for_each(|n| bed.kymas.apply_watcher_event(&Event::Apply(kyma(n, paused.clone()))));
-    let mut upgrade = bed.receiver("b").await;
-    bed.settle(&mut upgrade, &mut has).await;
-    assert_eq!(bed.kcp.data("stage").as_deref(), Some("0"), "nobody is there to try it");
+    let mut upgrade = bed.start_receiver("b").await;
+    bed.run_to_end(&mut upgrade, &mut has).await;
+    assert_eq!(bed.kcp.data("stage").as_deref(), Some("0"), "no runtime counts");
     bed.kymas.apply_watcher_event(&Event::Apply(kyma(1, json!({}))));
-    bed.settle(&mut upgrade, &mut has).await;
+    bed.run_to_end(&mut upgrade, &mut has).await;
     assert_eq!(bed.kcp.data("stage").as_deref(), Some("done"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pause_is_no_time_to_fail_in() {
+async fn deadline_restarts_after_a_pause() {
     let mut bed = Bed::new(9);
-    let mut has = all(9, "a");
-    let mut upgrade = bed.receiver("a").await;
-    bed.settle(&mut upgrade, &mut has).await;
-    let mut upgrade = bed.receiver("b").await;
+    let mut has = all_with(9, "a");
+    let mut upgrade = bed.start_receiver("a").await;
+    bed.run_to_end(&mut upgrade, &mut has).await;
+    let mut upgrade = bed.start_receiver("b").await;
     bed.bad = Some("b");
-    while with(&has, "b") == 0 {
-        bed.go_on(&mut upgrade, &mut has).await;
+    while count_with(&has, "b") == 0 {
+        bed.advance(&mut upgrade, &mut has).await;
     }
-    bed.go_on(&mut upgrade, &mut has).await;
-    // The first one has it for a minute, and all are paused for longer than it may be unwell.
+    bed.advance(&mut upgrade, &mut has).await;
+    // The first runtime has had the image for a minute; the pause lasts longer than the deadline.
     (0..9).for_each(|n| bed.kymas.apply_watcher_event(&Event::Apply(kyma(n, json!({label::PAUSE: "true"})))));
     let since = Instant::now();
-    while since.elapsed() < 2 * upgrade.flags.deadline() {
-        bed.go_on(&mut upgrade, &mut has).await;
+    while since.elapsed() < 2 * upgrade.flags.agent_upgrade_deadline {
+        bed.advance(&mut upgrade, &mut has).await;
     }
     assert_eq!(bed.kcp.data("halted"), None);
     (0..9).for_each(|n| bed.kymas.apply_watcher_event(&Event::Apply(kyma(n, json!({})))));
-    bed.go_on(&mut upgrade, &mut has).await;
-    assert_eq!((with(&has, "b"), bed.kcp.data("halted")), (1, None), "it has its time anew");
+    bed.advance(&mut upgrade, &mut has).await;
+    assert_eq!((count_with(&has, "b"), bed.kcp.data("halted")), (1, None), "it has its time anew");
     bed.bad = None;
-    bed.settle(&mut upgrade, &mut has).await;
-    assert_eq!((with(&has, "b"), bed.kcp.data("stage").as_deref()), (9, Some("done")));
+    bed.run_to_end(&mut upgrade, &mut has).await;
+    assert_eq!((count_with(&has, "b"), bed.kcp.data("stage").as_deref()), (9, Some("done")));
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_lost_is_made_again_what_cannot_be_read_is_left_and_what_others_wrote_counts() {
+async fn config_map_is_recreated_but_never_overwritten_blindly() {
     let mut bed = Bed::new(3);
-    let mut has = all(3, "a");
-    let mut upgrade = bed.receiver("a").await;
-    bed.settle(&mut upgrade, &mut has).await;
+    let mut has = all_with(3, "a");
+    let mut upgrade = bed.start_receiver("a").await;
+    bed.run_to_end(&mut upgrade, &mut has).await;
     bed.kcp.edit(|map| *map = None);
-    upgrade.take(None);
-    bed.go_on(&mut upgrade, &mut has).await;
+    upgrade.observe(None);
+    bed.advance(&mut upgrade, &mut has).await;
     assert_eq!(bed.kcp.data("target").as_deref(), Some("a"));
 
     bed.kcp.edit(|map| map.as_mut().unwrap()["data"] = json!({"target": "b"}));
     let writes = bed.kcp.writes();
-    let mut upgrade = bed.receiver("b").await;
-    bed.settle(&mut upgrade, &mut has).await;
-    assert_eq!((bed.kcp.writes(), has.clone()), (writes, all(3, "a")), "each keeps what it has");
+    let mut upgrade = bed.start_receiver("b").await;
+    bed.run_to_end(&mut upgrade, &mut has).await;
+    assert_eq!((bed.kcp.writes(), has.clone()), (writes, all_with(3, "a")), "each runtime keeps its image");
     bed.kcp.edit(|map| *map = None);
-    upgrade.take(None);
-    bed.settle(&mut upgrade, &mut has).await;
-    assert_eq!((has.clone(), bed.kcp.data("stage").as_deref()), (all(3, "b"), Some("done")));
+    upgrade.observe(None);
+    bed.run_to_end(&mut upgrade, &mut has).await;
+    assert_eq!((has.clone(), bed.kcp.data("stage").as_deref()), (all_with(3, "b"), Some("done")));
 
-    // Somebody wrote since this one has read.
-    let mut upgrade = bed.receiver("c").await;
+    // The ConfigMap changed after this receiver read it.
+    let mut upgrade = bed.start_receiver("c").await;
     bed.kcp.edit(|_| ());
     let writes = bed.kcp.writes();
     bed.counter += 1;
-    upgrade.look(Instant::now()).await;
+    upgrade.tick(Instant::now()).await;
     assert_eq!((bed.kcp.writes(), bed.kcp.data("target").as_deref()), (writes, Some("b")));
-    bed.settle(&mut upgrade, &mut has).await;
+    bed.run_to_end(&mut upgrade, &mut has).await;
     assert_eq!(bed.kcp.data("target").as_deref(), Some("c"));
 }
 
-/// After how many ticks it looks.
-fn ticks(upgrade: &mut Upgrade) -> Option<u32> {
-    (1..=2 * IDLE).find(|_| upgrade.is_turn())
+/// Number of ticks until the next evaluation.
+fn ticks(upgrade: &mut UpgradeTask) -> Option<u32> {
+    (1..=2 * IDLE_TICKS).find(|_| upgrade.is_due())
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_can_do_nothing_looks_seldom_but_at_once_when_somebody_has_written() {
+async fn idle_task_ticks_seldom_until_the_config_map_changes() {
     let mut bed = Bed::new(3);
     bed.bad = Some("b");
-    let mut has = all(3, "a");
-    let mut upgrade = bed.receiver("a").await;
-    bed.settle(&mut upgrade, &mut has).await;
-    assert_eq!((ticks(&mut upgrade), ticks(&mut upgrade)), (Some(1), Some(IDLE)), "it is over");
+    let mut has = all_with(3, "a");
+    let mut upgrade = bed.start_receiver("a").await;
+    bed.run_to_end(&mut upgrade, &mut has).await;
+    assert_eq!((ticks(&mut upgrade), ticks(&mut upgrade)), (Some(1), Some(IDLE_TICKS)), "it is over");
 
-    let mut upgrade = bed.receiver("b").await;
-    assert_eq!((ticks(&mut upgrade), ticks(&mut upgrade)), (Some(1), Some(1)), "another image is wanted");
-    bed.settle(&mut upgrade, &mut has).await;
+    let mut upgrade = bed.start_receiver("b").await;
+    assert_eq!((ticks(&mut upgrade), ticks(&mut upgrade)), (Some(1), Some(1)), "a new image");
+    bed.run_to_end(&mut upgrade, &mut has).await;
     assert!(bed.kcp.data("halted").is_some());
-    assert_eq!((ticks(&mut upgrade), ticks(&mut upgrade)), (Some(1), Some(IDLE)), "it has halted");
+    assert_eq!((ticks(&mut upgrade), ticks(&mut upgrade)), (Some(1), Some(IDLE_TICKS)), "it has halted");
     bed.kcp
         .edit(|map| map.as_mut().unwrap()["metadata"]["annotations"] = json!({annotation::CONFIRM_AGENT_IMAGE: "b"}));
-    upgrade.take(bed.kcp.map().as_ref());
+    upgrade.observe(bed.kcp.map().as_ref());
     assert_eq!(ticks(&mut upgrade), Some(1), "it is confirmed");
 
     bed.kcp.edit(|map| map.as_mut().unwrap()["data"] = json!({"target": "b"}));
-    upgrade.take(bed.kcp.map().as_ref());
-    assert_eq!((ticks(&mut upgrade), ticks(&mut upgrade)), (Some(1), Some(IDLE)), "it cannot be read");
-    upgrade.take(None);
+    upgrade.observe(bed.kcp.map().as_ref());
+    assert_eq!((ticks(&mut upgrade), ticks(&mut upgrade)), (Some(1), Some(IDLE_TICKS)), "it cannot be read");
+    upgrade.observe(None);
     assert_eq!((ticks(&mut upgrade), ticks(&mut upgrade)), (Some(1), Some(1)), "it is to be made");
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_gone_is_forgotten() {
+async fn deleted_runtimes_are_forgotten() {
     let mut bed = Bed::new(2);
-    let mut upgrade = bed.receiver("a").await;
-    upgrade.asked.extend([key(0), key(1)]);
-    bed.hub.remove(&key(0));
-    upgrade.look(Instant::now()).await;
-    assert_eq!(upgrade.asked, HashSet::from([key(1)]), "should it come back, it is asked anew");
+    let mut upgrade = bed.start_receiver("a").await;
+    upgrade.enqueued.extend([key(0), key(1)]);
+    bed.fleet.remove(&key(0));
+    upgrade.tick(Instant::now()).await;
+    assert_eq!(upgrade.enqueued, HashSet::from([key(1)]), "should it come back, it is enqueued anew");
 }

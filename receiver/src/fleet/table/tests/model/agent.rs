@@ -1,4 +1,4 @@
-//! The model's agent: as little of one as the rules of contract v3 allow.
+//! Minimal agent that follows the rules of contract v3.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ use tidewatch_shared::{
 /// `None` stands for the whole watch.
 pub(super) type Subject = (&'static str, Option<u8>);
 
-/// What is there, with a version for each watch that every change raises.
+/// Objects, and a version per watch that increases with every change.
 #[derive(Default)]
 pub(super) struct World {
     pub(super) versions: BTreeMap<&'static str, u64>,
@@ -25,7 +25,7 @@ pub(super) struct Sent {
     pub(super) watch: &'static str,
     pub(super) subject: Option<u8>,
     pub(super) delta: Digest,
-    /// Version of the watch that it tells of.
+    /// Version of the watch at the time of sending.
     pub(super) version: u64,
     pub(super) accepted: bool,
     pub(super) tick: u64,
@@ -35,7 +35,7 @@ pub(super) struct Sent {
 pub(super) struct Request {
     pub(super) epoch: Epoch,
     pub(super) created: i64,
-    pub(super) known: u64,
+    pub(super) accepted: u64,
     pub(super) number: u64,
     pub(super) body: Body,
 }
@@ -43,12 +43,12 @@ pub(super) struct Request {
 #[derive(Clone)]
 pub(super) enum Body {
     Events(Vec<Received>),
-    Beat(Box<Heartbeat>),
+    Heartbeat(Box<Heartbeat>),
 }
 
-pub(super) struct Answer {
+pub(super) struct Response {
     pub(super) epoch: Epoch,
-    pub(super) known: u64,
+    pub(super) accepted: u64,
     pub(super) number: u64,
     pub(super) instance: u64,
     pub(super) settled: Settled,
@@ -65,11 +65,11 @@ pub(super) struct Agent {
     pub(super) counter: u64,
     pub(super) sent: BTreeMap<u64, Sent>,
     pub(super) waiting: BTreeSet<Subject>,
-    /// Number of the request whose answer is awaited; the answer to one that was given up reaches nobody.
+    /// Number of the request in flight; the response to an abandoned request is ignored.
     pub(super) in_flight: Option<u64>,
     pub(super) requests: u64,
     pub(super) watches: Vec<&'static str>,
-    pub(super) told: BTreeMap<(&'static str, u8), u64>,
+    pub(super) reported: BTreeMap<(&'static str, u8), u64>,
 }
 
 pub(super) fn hash(subject: (&'static str, u8), version: u64) -> Digest {
@@ -89,21 +89,21 @@ impl Agent {
             in_flight: None,
             requests: 0,
             watches: watches.to_vec(),
-            told: BTreeMap::new(),
+            reported: BTreeMap::new(),
         }
     }
 
     pub(super) fn digest(&self, watch: &str) -> Digest {
-        let mine = self.told.iter().filter(|((name, _), _)| *name == watch);
+        let mine = self.reported.iter().filter(|((name, _), _)| *name == watch);
         mine.fold(Digest::ZERO, |sum, (subject, version)| sum + hash(*subject, *version))
     }
 
-    /// What is sent of a watch now, as the digest sees it.
-    pub(super) fn tell(&mut self, world: &World, watch: &'static str, object: Option<u8>) -> Digest {
+    /// Marks the watch, or one object, as sent and returns the delta of the digest.
+    pub(super) fn send(&mut self, world: &World, watch: &'static str, object: Option<u8>) -> Digest {
         let before = self.digest(watch);
         for (subject, version) in &world.objects {
             if subject.0 == watch && object.is_none_or(|object| object == subject.1) {
-                self.told.insert(*subject, *version);
+                self.reported.insert(*subject, *version);
             }
         }
         self.digest(watch) - before
@@ -117,7 +117,7 @@ impl Agent {
             if !self.watches.contains(&watch) {
                 continue;
             }
-            let delta = self.tell(world, watch, subject);
+            let delta = self.send(world, watch, subject);
             self.sequence += 1;
             let version = world.versions.get(watch).copied().unwrap_or(0);
             self.sent.insert(self.sequence, Sent { watch, subject, delta, version, accepted: false, tick });
@@ -133,7 +133,7 @@ impl Agent {
 
     pub(super) fn signed(&mut self, tick: u64, body: Body) -> Request {
         self.requests += 1;
-        Request { epoch: self.epoch, created: tick as i64, known: self.accepted, number: self.requests - 1, body }
+        Request { epoch: self.epoch, created: tick as i64, accepted: self.accepted, number: self.requests - 1, body }
     }
 
     pub(super) fn event(&self, sequence: u64, sent: &Sent) -> Received {
@@ -156,13 +156,13 @@ impl Agent {
         })
     }
 
-    pub(super) fn beat(&mut self, tick: u64) -> Request {
+    pub(super) fn heartbeat(&mut self, tick: u64) -> Request {
         self.counter += 1;
         let watches: Vec<_> =
             self.watches.iter().map(|w| json!({"name": w, "objects": 1, "digest": self.digest(w)})).collect();
-        let beat = json!({"epoch": self.epoch, "sequence": self.sequence, "counter": self.counter, "waiting": 0, "parked": 0,
+        let heartbeat = json!({"epoch": self.epoch, "sequence": self.sequence, "counter": self.counter, "waiting": 0, "parked": 0,
             "agentVersion": "1", "certificate": {"notAfter": "", "fingerprint": ""}, "watches": watches});
-        self.signed(tick, Body::Beat(Box::new(serde_json::from_value(beat).unwrap())))
+        self.signed(tick, Body::Heartbeat(Box::new(serde_json::from_value(heartbeat).unwrap())))
     }
 
     pub(super) fn renew(&mut self, epoch: u64) {
@@ -171,25 +171,25 @@ impl Agent {
         self.in_flight = None;
     }
 
-    /// Returns what it forgets.
-    pub(super) fn hear(&mut self, answer: Answer, next_epoch: u64) -> Vec<Sent> {
-        if answer.epoch != self.epoch || (answer.run.is_some() && self.in_flight != Some(answer.number)) {
+    /// Processes a response; returns the events that the agent forgets.
+    pub(super) fn receive(&mut self, response: Response, next_epoch: u64) -> Vec<Sent> {
+        if response.epoch != self.epoch || (response.run.is_some() && self.in_flight != Some(response.number)) {
             return Vec::new();
         }
-        if *self.instance.get_or_insert(answer.instance) != answer.instance {
-            self.instance = Some(answer.instance);
+        if *self.instance.get_or_insert(response.instance) != response.instance {
+            self.instance = Some(response.instance);
             self.renew(next_epoch);
             return Vec::new();
         }
-        if let Some((accepted, since)) = answer.run {
+        if let Some((accepted, since)) = response.run {
             self.in_flight = None;
             let below = self.sent.iter().any(|(n, sent)| sent.accepted && *n < since);
-            if accepted < answer.known || below {
+            if accepted < response.accepted || below {
                 self.renew(next_epoch);
                 return Vec::new();
             }
             self.accepted = self.accepted.max(accepted);
-            for (id, reason) in &answer.refused {
+            for (id, reason) in &response.refused {
                 let Some(sent) = self.sent.get_mut(&id.sequence).filter(|sent| !sent.accepted) else { continue };
                 if *reason == Reason::UnknownWatch {
                     let again = (sent.watch, sent.subject);
@@ -199,17 +199,18 @@ impl Agent {
                     sent.subject = None;
                 }
             }
-            // What is refused is not accepted, also where its sequence is taken already.
-            let refused = |n: u64| answer.refused.iter().any(|(id, _)| id.sequence == n);
+            // A refused event is not accepted, even if its sequence already is.
+            let refused = |n: u64| response.refused.iter().any(|(id, _)| id.sequence == n);
             self.sent.range_mut(..=accepted).for_each(|(n, sent)| sent.accepted |= !refused(*n));
         }
-        for watch in answer.resend {
+        for watch in response.resend {
             if let Some(watch) = self.watches.iter().find(|known| **known == watch) {
                 self.waiting.insert((watch, None));
             }
         }
-        let done =
-            |n: &u64, sent: &Sent| sent.accepted && answer.settled.get(sent.watch).is_some_and(|settled| n <= settled);
+        let done = |n: &u64, sent: &Sent| {
+            sent.accepted && response.settled.get(sent.watch).is_some_and(|settled| n <= settled)
+        };
         let done: Vec<_> = self.sent.iter().filter(|(n, sent)| done(n, sent)).map(|(n, _)| *n).collect();
         done.into_iter().filter_map(|n| self.sent.remove(&n)).collect()
     }

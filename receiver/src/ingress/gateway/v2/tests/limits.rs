@@ -1,4 +1,4 @@
-//! What is too much for now, and whom it concerns. The incumbent's agent tries again what failed (5xx) and drops what was refused (4xx).
+//! Temporary refusals and their scope. The incumbent's agent retries 5xx and drops events on 4xx.
 
 use futures::{StreamExt as _, poll, stream::FuturesUnordered};
 use http_body_util::{BodyExt as _, Full, StreamBody};
@@ -11,86 +11,90 @@ fn event(manager: &str) -> Request<Full<bytes::Bytes>> {
     Request::post(format!("/v2/{manager}/event")).body(Full::new("{}".into())).unwrap()
 }
 
-/// A request whose body never comes.
+/// A request without the end of its body.
 fn unfinished() -> Request<impl hyper::body::Body<Data = bytes::Bytes, Error = std::io::Error>> {
     let body = StreamBody::new(futures::stream::pending::<Result<Frame<bytes::Bytes>, std::io::Error>>());
     Request::post("/v2/lifecycle-manager/event").body(body).unwrap()
 }
 
-/// The seconds after which it is to be tried again.
-async fn is_for_later(answer: Answer, about: &str) -> u64 {
-    assert_eq!(answer.status(), 503, "{about}");
-    let wait = answer.headers()[header::RETRY_AFTER].to_str().unwrap().parse().unwrap();
-    let body = answer.into_body().collect().await.unwrap().to_bytes();
+/// Asserts a 503 and returns its `Retry-After` in seconds.
+async fn assert_unavailable(response: HttpResponse, about: &str) -> u64 {
+    assert_eq!(response.status(), 503, "{about}");
+    let wait = response.headers()[header::RETRY_AFTER].to_str().unwrap().parse().unwrap();
+    let body = response.into_body().collect().await.unwrap().to_bytes();
     let problem: serde_json::Value = serde_json::from_slice(&body).unwrap();
     assert_eq!((&problem["status"], &problem["title"]), (&503.into(), &"Service Unavailable".into()), "{about}");
     wait
 }
 
 #[tokio::test]
-async fn each_runtime_has_a_rate() {
-    let room = Room::new();
+async fn rate_limit_applies_to_each_runtime() {
+    let fixture = Fixture::new();
     tokio::time::pause();
     for _ in 0..Limits::default().burst {
-        assert_eq!(room.ask("runtime", event("lifecycle-manager")).await.status(), 200);
+        assert_eq!(fixture.send("runtime", event("lifecycle-manager")).await.status(), 200);
     }
     for _ in 0..5 {
-        is_for_later(room.ask("runtime", event("lifecycle-manager")).await, "rate").await;
+        assert_unavailable(fixture.send("runtime", event("lifecycle-manager")).await, "rate").await;
     }
-    assert_eq!(room.ask("nameless", event("lifecycle-manager")).await.status(), 400, "what is wrong stays so");
+    assert_eq!(
+        fixture.send("nameless", event("lifecycle-manager")).await.status(),
+        400,
+        "a permanent refusal stays one"
+    );
 }
 
 #[tokio::test]
-async fn each_runtime_has_few_requests_in_flight_and_each_has_a_time() {
-    let room = Room::new();
+async fn requests_in_flight_are_limited_by_runtime_and_time_out() {
+    let fixture = Fixture::new();
     tokio::time::pause();
-    let peer = room.direct.peer(&[room.leaves["runtime"].clone()], None);
+    let peer = fixture.direct.identify(&[fixture.leaves["runtime"].clone()], None);
     let mut open = FuturesUnordered::new();
     for _ in 0..Limits::default().in_flight {
-        open.push(room.direct.answer(unfinished(), &peer));
+        open.push(fixture.direct.handle(unfinished(), &peer));
     }
     assert!(poll!(open.next()).is_pending());
-    is_for_later(room.ask("runtime", event("lifecycle-manager")).await, "concurrency").await;
-    while let Some((answer, _)) = open.next().await {
-        is_for_later(answer, "slow").await;
+    assert_unavailable(fixture.send("runtime", event("lifecycle-manager")).await, "concurrency").await;
+    while let Some((response, _)) = open.next().await {
+        assert_unavailable(response, "slow").await;
     }
-    assert_eq!(room.ask("runtime", event("lifecycle-manager")).await.status(), 200);
+    assert_eq!(fixture.send("runtime", event("lifecycle-manager")).await.status(), 200);
 }
 
 #[tokio::test]
-async fn a_manager_that_hangs_delays_nobody() {
-    let room = Room::new();
+async fn hung_manager_delays_no_other_request() {
+    let fixture = Fixture::new();
     let mut hung = FuturesUnordered::new();
-    // More than one runtime may have in flight.
+    // More than the requests in flight of one runtime.
     for _ in 0..Limits::default().in_flight * 2 {
-        hung.push(room.ask("runtime", event(HUNG)));
+        hung.push(fixture.send("runtime", event(HUNG_MANAGER)));
     }
     for manager in ["lifecycle-manager", "other"] {
-        let ended = poll!(hung.next()).map(|answer| answer.unwrap().status());
-        assert!(ended.is_pending(), "each waits for the manager's word: {ended:?}");
-        assert_eq!(room.ask("runtime", event(manager)).await.status(), 200, "{manager}");
+        let ended = poll!(hung.next()).map(|response| response.unwrap().status());
+        assert!(ended.is_pending(), "each waits for the manager's response: {ended:?}");
+        assert_eq!(fixture.send("runtime", event(manager)).await.status(), 200, "{manager}");
     }
-    assert_eq!(room.taken.0.lock().unwrap().len(), 2);
+    assert_eq!(fixture.intake.0.lock().unwrap().len(), 2);
 }
 
 #[tokio::test]
-async fn what_may_be_taken_later_is_never_told_as_somebodys_fault() {
+async fn temporary_refusal_is_a_503_and_permanent_ones_stay_4xx() {
     let wait = Duration::from_secs(7);
-    for (refusal, told) in [
+    for (refusal, seconds) in [
         (Shared::Rate(wait), 7),
         (Shared::Flood(wait), 7),
         (Shared::Concurrency, 2),
-        (Shared::Late, 2),
+        (Shared::Overloaded, 2),
         (Shared::Busy, 2),
-        (Shared::Slow, 2),
-        (Shared::Unplaced(crate::fleet::hub::Unplaced::NotSynced), 2),
+        (Shared::BodyTimeout, 2),
+        (Shared::Placement(crate::fleet::table::PlacementError::NotSynced), 2),
     ] {
         let ours = refusal::Refusal::from(refusal);
         assert_eq!(ours.label(), refusal.label());
-        assert_eq!(is_for_later(ours.answer(0), ours.label()).await, told);
+        assert_eq!(assert_unavailable(ours.response(0), ours.label()).await, seconds);
     }
     for refusal in [Shared::Revoked, Shared::Route, Shared::Method, Shared::TooLarge(1), Shared::Malformed] {
-        let [ours, theirs] = [refusal::Refusal::from(refusal).answer(0), refusal.answer(0)];
+        let [ours, theirs] = [refusal::Refusal::from(refusal).response(0), refusal.response(0)];
         assert!(ours.status().is_client_error() && ours.status() == theirs.status(), "{}", refusal.label());
     }
 }

@@ -1,0 +1,156 @@
+//! Placement of Kymas and their plan in the runtime table. The tasks of Kymas and of Watchers run concurrently, so this
+//! serializes them: otherwise a Kyma could be placed in a state from before its change or deletion, or with a previous
+//! plan.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use kube::{ResourceExt as _, runtime::reflector::Store};
+use tidewatch_shared::{
+    api::Kyma,
+    names::label,
+    plan::{Plan, Work},
+};
+
+use super::fingerprint::key_of;
+use crate::base::stores::CurrentPlan;
+use crate::{
+    base::key::KymaKey,
+    fleet::{
+        queue::{Priority, WorkSet},
+        table::RuntimeTable,
+    },
+};
+
+/// See the module documentation. Clones share the lock.
+#[derive(Clone)]
+pub(super) struct KymaPlacer {
+    fleet: RuntimeTable,
+    plan: CurrentPlan,
+    /// The watch of Kymas updates this cache before it calls [`KymaPlacer::place`] or [`KymaPlacer::remove`].
+    kymas: Store<Kyma>,
+    lock: Arc<Mutex<()>>,
+}
+
+impl KymaPlacer {
+    pub(super) fn new(fleet: RuntimeTable, plan: CurrentPlan, kymas: Store<Kyma>) -> Self {
+        Self { fleet, plan, kymas, lock: Arc::default() }
+    }
+
+    /// Places a new or changed Kyma.
+    pub(super) fn place(&self, key: KymaKey, kyma: &Kyma) {
+        let _lock = self.lock();
+        self.place_locked(key, kyma);
+    }
+
+    /// Removes a deleted or deselected Kyma.
+    pub(super) fn remove(&self, key: &KymaKey) {
+        let _lock = self.lock();
+        self.fleet.remove(key);
+    }
+
+    /// Replaces the plan of all runtimes and enqueues them; an equal plan changes nothing.
+    pub(super) fn replan(&self, plan: Plan) {
+        let _lock = self.lock();
+        if *self.plan.load_full() == plan {
+            return;
+        }
+        self.plan.store(Arc::new(plan));
+        // A Kyma that changes during this loop is in the cache already, or its event waits for the lock and is placed
+        // afterwards.
+        for kyma in self.kymas.state() {
+            let key = key_of(kyma.as_ref());
+            self.place_locked(key.clone(), &kyma);
+            self.fleet.enqueue(&key, WorkSet::of(&[Work::Kyma]), Priority::Catalog);
+        }
+    }
+
+    fn place_locked(&self, key: KymaKey, kyma: &Kyma) {
+        let runtime = kyma.labels().get(label::RUNTIME_ID).and_then(|id| id.parse().ok());
+        self.fleet.place(key, runtime, self.plan.load_full());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        self.lock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Barrier, thread};
+
+    use arc_swap::ArcSwap;
+    use kube::runtime::{reflector::store::Writer, watcher::Event};
+    use serde_json::json;
+    use tidewatch_shared::{
+        identity::{Epoch, Instance, RuntimeId},
+        metrics::Registry,
+    };
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::fleet::{
+        EventBatch, Verified,
+        table::{self, PlacementError},
+    };
+
+    const KYMAS: usize = 400;
+    const ROUNDS: usize = 40;
+
+    fn kyma(n: usize, runtime: &str) -> Kyma {
+        serde_json::from_value(json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
+            "metadata": {"name": format!("kyma-{n}"), "namespace": "kcp-system", "labels": {label::RUNTIME_ID: runtime}},
+            "spec": {"channel": "regular"}}))
+        .unwrap()
+    }
+
+    fn plan(revision: usize) -> Plan {
+        let watch = json!({"name": "w", "version": "v1", "resource": "things", "field": "spec", "manager": "m", "work": ["kyma"]});
+        Plan::parse(&json!({"revision": revision.to_string(), "watches": [watch]}).to_string()).unwrap()
+    }
+
+    /// Returns an error unless the table has a Kyma for the runtime's events.
+    fn accepts_events(fleet: &RuntimeTable, runtime: &str) -> Result<(), PlacementError> {
+        let runtime: RuntimeId = runtime.parse().unwrap();
+        fleet.events(Verified::unchecked(&runtime, Epoch::new(1), 1, EventBatch::new(Vec::new()))).map(drop)
+    }
+
+    #[test]
+    fn concurrent_plan_change_neither_restores_nor_reverts_a_kyma() {
+        let counters = table::Metrics::register(&mut Registry::default());
+        let fleet = RuntimeTable::new(Instance::new(1), table::Settings::default(), counters, Instant::now());
+        fleet.set_synced();
+        let mut writer = Writer::<Kyma>::default();
+        let current = Arc::new(ArcSwap::from_pointee(plan(0)));
+        let placer = KymaPlacer::new(fleet.clone(), current, writer.as_reader());
+        for round in 0..ROUNDS {
+            // As the watch does: first the cache, then the handler.
+            let (here, there) = (format!("here-{round}"), format!("there-{round}"));
+            let known: Vec<_> =
+                (0..KYMAS).map(|n| kyma(n, &format!("r-{round}-{n}"))).chain([kyma(KYMAS, &here)]).collect();
+            for kyma in &known {
+                writer.apply_watcher_event(&Event::Apply(kyma.clone()));
+                placer.place(key_of(kyma), kyma);
+            }
+            let (gone, moved) = (&known[KYMAS / 2], kyma(KYMAS, &there));
+            let together = Barrier::new(2);
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    together.wait();
+                    placer.replan(plan(round + 1));
+                });
+                together.wait();
+                writer.apply_watcher_event(&Event::Delete(gone.clone()));
+                placer.remove(&key_of(gone));
+                writer.apply_watcher_event(&Event::Apply(moved.clone()));
+                placer.place(key_of(&moved), &moved);
+            });
+            assert_eq!(
+                accepts_events(&fleet, &format!("r-{round}-{}", KYMAS / 2)),
+                Err(PlacementError::Unknown),
+                "round {round}"
+            );
+            assert_eq!(accepts_events(&fleet, &here), Err(PlacementError::Unknown), "round {round}");
+            assert_eq!(accepts_events(&fleet, &there), Ok(()), "round {round}");
+        }
+    }
+}

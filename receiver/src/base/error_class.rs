@@ -1,0 +1,82 @@
+//! Error classes and the backoff of each.
+
+use std::time::Duration;
+
+use super::random::Random;
+
+/// Class of a failed reconcile; it determines the backoff.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ErrorClass {
+    /// The runtime was unreachable, or did not respond in time.
+    Transport,
+    /// The runtime refused the receiver's credentials, or there are none. A changed access Secret enqueues the Kyma at
+    /// once.
+    Auth,
+    /// The runtime or KCP refused a request: conflict, quota, admission.
+    Refused,
+    /// The user's spec cannot be applied. The user's next change enqueues the Kyma at once.
+    User,
+    /// KCP failed, or the receiver has a defect.
+    Ours,
+}
+
+impl ErrorClass {
+    /// Value of the label `class` in metrics and logs.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Transport => "transport",
+            Self::Auth => "auth",
+            Self::Refused => "refused",
+            Self::User => "user",
+            Self::Ours => "ours",
+        }
+    }
+
+    /// Upper bound of the first delay, and of all delays.
+    const fn bounds(self) -> (Duration, Duration) {
+        let (first, cap) = match self {
+            Self::Transport => (1, 300),
+            Self::Auth => (5, 600),
+            Self::Refused => (1, 300),
+            Self::User => (10, 600),
+            Self::Ours => (1, 60),
+        };
+        (Duration::from_secs(first), Duration::from_secs(cap))
+    }
+
+    /// Delay of the next retry, with full jitter: between [`MIN_DELAY`] and a bound that doubles with each consecutive
+    /// failure, up to the cap.
+    pub(crate) fn delay(self, failures: u32, random: &mut Random) -> Duration {
+        let (first, cap) = self.bounds();
+        let bound = first.saturating_mul(2u32.saturating_pow(failures.saturating_sub(1))).min(cap);
+        let millis = u64::try_from(bound.as_millis()).unwrap_or(u64::MAX);
+        Duration::from_millis(random.up_to(millis)).max(MIN_DELAY)
+    }
+}
+
+/// Shortest delay between two reconciles of a failing Kyma.
+pub(crate) const MIN_DELAY: Duration = Duration::from_millis(100);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_double_up_to_the_cap_and_stay_above_the_minimum() {
+        let mut random = Random::new(7);
+        for class in [ErrorClass::Transport, ErrorClass::Auth, ErrorClass::Refused, ErrorClass::User, ErrorClass::Ours]
+        {
+            let (first, cap) = class.bounds();
+            let mut longest = Duration::ZERO;
+            for failures in 1..200 {
+                let delay = class.delay(failures, &mut random);
+                assert!((MIN_DELAY..=cap).contains(&delay), "{class:?} {failures}");
+                assert!(failures > 1 || delay <= first);
+                longest = longest.max(delay);
+            }
+            assert!(longest > cap / 2, "{class:?} spreads up to its cap");
+        }
+        assert_eq!(ErrorClass::Ours.delay(3, &mut Random::new(1)), ErrorClass::Ours.delay(3, &mut Random::new(1)));
+    }
+}

@@ -1,0 +1,478 @@
+//! Guard against mass removal. Pure.
+//!
+//! It compares the state of all modules, reduced to the facts that decide on visibility and small enough to persist,
+//! with the last accepted state, which may come from an earlier process. A change that takes something from too many
+//! runtimes is held until it is confirmed. The state also records since when a channel points to its version, which is
+//! the start of its roll-out.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
+
+use aws_lc_rs::digest;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use serde::{Deserialize, Serialize};
+use tidewatch_shared::{
+    api::{Channel, ModuleReleaseMeta, ModuleTemplate},
+    hex,
+    names::{RELEASES, annotation, label},
+};
+
+use super::{selector::Selector, visibility::Admission};
+use crate::base::labels::is_true;
+
+/// Maximum number of runtimes that may lose something without the percentage limit.
+pub const MAX_UNGUARDED_RUNTIMES: usize = 3;
+
+/// State of each module, by name.
+pub type Releases = BTreeMap<String, ModuleState>;
+
+/// Facts that decide on the visibility of a module.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ModuleState {
+    /// Kymas that its release meta admits.
+    #[serde(rename = "whom")]
+    pub audience: Audience,
+    /// Channels with an existing template, by name.
+    pub channels: BTreeMap<String, ChannelTarget>,
+    /// Installable versions: those with a template, whether a channel points to them or not. Empty in a state persisted
+    /// by a receiver that recorded channels only.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub versions: BTreeMap<String, VisibilityLabels>,
+}
+
+/// Labels that limit the visibility of a version, or the ones of a Kyma that lift this limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VisibilityLabels {
+    /// Visible to beta Kymas only.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub beta: bool,
+    /// Visible to internal Kymas only.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub internal: bool,
+}
+
+/// Kymas that a release meta admits.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Audience {
+    /// Every Kyma.
+    #[serde(rename = "everyone")]
+    All,
+    /// Kymas with matching labels.
+    #[serde(rename = "selected")]
+    Selected(LabelSelector),
+    /// No Kyma.
+    #[serde(rename = "nobody")]
+    Excluded,
+}
+
+/// Version that a channel points to, and its visibility.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ChannelTarget {
+    /// Target version.
+    pub version: String,
+    /// Visible to beta Kymas only.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub beta: bool,
+    /// Visible to internal Kymas only.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub internal: bool,
+    /// Time of the move to this version, in Unix seconds; absent if no move was observed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<i64>,
+}
+
+impl ModuleState {
+    /// Derives the state from a release meta and the well-formed templates of its module, each with its version.
+    pub(super) fn of<'a>(
+        meta: &ModuleReleaseMeta,
+        admission: &Admission,
+        templates: impl Iterator<Item = (&'a str, &'a ModuleTemplate)>,
+    ) -> Self {
+        let audience = match (admission, &meta.spec.kyma_selector) {
+            (Admission::All, _) => Audience::All,
+            (Admission::Selected(_), Some(selector)) => Audience::Selected(selector.clone()),
+            (Admission::Selected(_), None) | (Admission::Excluded(_), _) => Audience::Excluded,
+        };
+        let optional = templates.filter(|(_, template)| !template.spec.is_mandatory());
+        let versions: BTreeMap<_, _> = optional
+            .map(|(version, template)| (version.to_owned(), VisibilityLabels::of(template.metadata.labels.as_ref())))
+            .collect();
+        let target = |entry: &Channel| {
+            let VisibilityLabels { beta, internal } = *versions.get(&entry.version)?;
+            Some((entry.channel.clone(), ChannelTarget { version: entry.version.clone(), beta, internal, since: None }))
+        };
+        Self { audience, channels: meta.spec.channels().iter().filter_map(target).collect(), versions }
+    }
+
+    /// Channels that an admitted Kyma with these labels sees, and its visible versions, which require a visible
+    /// channel.
+    fn visible_to(&self, kyma: VisibilityLabels) -> (BTreeSet<&str>, BTreeSet<&str>) {
+        let channels =
+            self.channels.iter().filter(|(_, to)| kyma.sees(VisibilityLabels { beta: to.beta, internal: to.internal }));
+        let channels: BTreeSet<_> = channels.map(|(channel, _)| channel.as_str()).collect();
+        let versions = self.versions.iter().filter(|(_, labels)| !channels.is_empty() && kyma.sees(**labels));
+        let versions = versions.map(|(version, _)| version.as_str()).collect();
+        (channels, versions)
+    }
+
+    /// Carries over the times of unchanged channels and sets that of moved ones to `now`. A channel counts as moved too
+    /// if it is new, or had no template or no release meta for a while: its followers still run the version it pointed
+    /// to before. A Kyma without an installed version does not wait for its roll-out slot.
+    fn carry_over_times(&mut self, before: Option<&Self>, now: i64) {
+        for (channel, target) in &mut self.channels {
+            let before = before.and_then(|before| before.channels.get(channel));
+            let same = before.filter(|before| before.version == target.version);
+            target.since = same.map_or(Some(now), |before| before.since);
+        }
+    }
+
+    fn without_times(&self) -> Self {
+        let mut state = self.clone();
+        state.channels.values_mut().for_each(|target| target.since = None);
+        state
+    }
+}
+
+impl VisibilityLabels {
+    fn of(labels: Option<&BTreeMap<String, String>>) -> Self {
+        Self { beta: is_true(labels, label::BETA), internal: is_true(labels, label::INTERNAL) }
+    }
+
+    /// Returns whether a Kyma with these labels sees an object with those.
+    const fn sees(self, object: Self) -> bool {
+        (self.beta || !object.beta) && (self.internal || !object.internal)
+    }
+
+    /// All combinations, each at its [`VisibilityLabels::index`].
+    const ALL: [Self; 4] = [
+        Self { beta: false, internal: false },
+        Self { beta: true, internal: false },
+        Self { beta: false, internal: true },
+        Self { beta: true, internal: true },
+    ];
+
+    const fn index(self) -> usize {
+        self.beta as usize + 2 * self.internal as usize
+    }
+}
+
+impl Audience {
+    /// Returns a predicate on a Kyma's labels; the selector is parsed once.
+    fn admits(&self) -> impl Fn(&BTreeMap<String, String>) -> bool + use<> {
+        let (all, selector) = match self {
+            Self::All => (true, None),
+            Self::Excluded => (false, None),
+            Self::Selected(selector) => (false, Selector::parse(selector).ok()),
+        };
+        move |labels| all || selector.as_ref().is_some_and(|selector| selector.matches(labels))
+    }
+}
+
+/// Returns a predicate on a Kyma's labels: whether the change takes a channel or version of the module from it. The
+/// comparison is done once per combination of visibility labels, since there are thousands of Kymas.
+fn loses_access(before: &ModuleState, now: &ModuleState) -> impl Fn(&BTreeMap<String, String>) -> bool + use<> {
+    let (admitted, admits) = (before.audience.admits(), now.audience.admits());
+    let losses = VisibilityLabels::ALL.map(|labels| {
+        let ((channels, versions), later) = (before.visible_to(labels), now.visible_to(labels));
+        // The loss of a Kyma that is no longer admitted, and of one that still is.
+        (!channels.is_empty(), !channels.is_subset(&later.0) || !versions.is_subset(&later.1))
+    });
+    move |labels| {
+        let (all, some) = losses[VisibilityLabels::of(Some(labels)).index()];
+        all && admitted(labels) && (some || !admits(labels))
+    }
+}
+
+/// Removal that waits for a confirmation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HeldRemoval {
+    /// Identifier of the change, derived from its content; a confirmation names it.
+    pub change: String,
+    /// Modules that would be removed, or would lose channels or versions.
+    pub modules: BTreeSet<String>,
+    /// Number of runtimes that would lose something.
+    pub runtimes: usize,
+    /// Number of all runtimes.
+    pub of: usize,
+}
+
+impl fmt::Display for HeldRemoval {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { change, modules, runtimes, of } = self;
+        let modules = modules.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+        write!(
+            f,
+            "a removal of {modules}, or of some of its channels or versions, from {runtimes} of {of} runtimes waits until the \
+             annotation {} of the ConfigMap {RELEASES} says {change}",
+            annotation::CONFIRM
+        )
+    }
+}
+
+/// Decision on a change of the releases.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GuardDecision {
+    /// New accepted state; held modules keep their previous state.
+    pub accepted: Releases,
+    /// Held removal, if any.
+    pub held: Option<HeldRemoval>,
+    /// The change exceeded the limit and was let through by its confirmation.
+    pub confirmation_used: bool,
+}
+
+/// Decides on the change from the `accepted` state to the `next`. It holds the modules concerned if more than `percent`
+/// of all runtimes, and more than [`MAX_UNGUARDED_RUNTIMES`], would lose a module, a channel or a version, unless
+/// `confirmed` names this change. Without an accepted state everything is accepted. `kymas` are the labels of all
+/// Kymas.
+#[must_use]
+pub fn evaluate<'a>(
+    accepted: Option<&Releases>,
+    mut next: Releases,
+    kymas: impl IntoIterator<Item = &'a BTreeMap<String, String>>,
+    policy: RemovalPolicy<'_>,
+) -> GuardDecision {
+    let Some(before) = accepted else { return GuardDecision { accepted: next, held: None, confirmation_used: false } };
+    for (module, state) in &mut next {
+        state.carry_over_times(before.get(module), policy.now);
+    }
+    let removed = ModuleState { audience: Audience::Excluded, channels: BTreeMap::new(), versions: BTreeMap::new() };
+    let is_changed = |(module, state): &(&String, &ModuleState)| {
+        next.get(*module).is_none_or(|next| next.without_times() != state.without_times())
+    };
+    let changed = before.iter().filter(is_changed);
+    let changed: Vec<_> =
+        changed.map(|(module, state)| (module, loses_access(state, next.get(module).unwrap_or(&removed)))).collect();
+    let (mut runtimes, mut of, mut modules) = (0, 0, BTreeSet::new());
+    for labels in kymas {
+        of += 1;
+        let lost: Vec<_> = changed.iter().filter(|(_, loses)| loses(labels)).map(|(module, _)| *module).collect();
+        runtimes += usize::from(!lost.is_empty());
+        modules.extend(lost.into_iter().cloned());
+    }
+    let held = HeldRemoval { change: change_id(before, &next, &modules), modules, runtimes, of };
+    let is_few = runtimes <= limit(of, policy.percent);
+    if is_few || policy.confirmed == Some(held.change.as_str()) {
+        return GuardDecision { accepted: next, held: None, confirmation_used: !is_few };
+    }
+    let kept = before.iter().filter(|(module, _)| held.modules.contains(*module));
+    next.extend(kept.map(|(module, state)| (module.clone(), state.clone())));
+    GuardDecision { accepted: next, held: Some(held), confirmation_used: false }
+}
+
+/// Limits and time by which a change is decided.
+#[derive(Clone, Copy, Debug)]
+pub struct RemovalPolicy<'a> {
+    /// Percentage of runtimes that may lose something by one change.
+    pub percent: u8,
+    /// Identifier of the confirmed change.
+    pub confirmed: Option<&'a str>,
+    /// Current time in Unix seconds.
+    pub now: i64,
+}
+
+fn limit(of: usize, percent: u8) -> usize {
+    (of.saturating_mul(percent.into()) / 100).max(MAX_UNGUARDED_RUNTIMES)
+}
+
+fn change_id(before: &Releases, now: &Releases, modules: &BTreeSet<String>) -> String {
+    let of = |releases: &Releases, module: &str| releases.get(module).map(ModuleState::without_times);
+    let changes: Vec<_> = modules.iter().map(|module| (module, of(before, module), of(now, module))).collect();
+    let text = serde_json::to_vec(&changes).expect("module states are plain data with string keys");
+    hex::encode(&digest::digest(&digest::SHA256, &text).as_ref()[..5])
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    type Labels = BTreeMap<String, String>;
+
+    fn target(version: &str, beta: bool) -> ChannelTarget {
+        ChannelTarget { version: version.to_owned(), beta, internal: false, since: None }
+    }
+
+    fn state(audience: Audience, channels: &[(&str, ChannelTarget)]) -> ModuleState {
+        let channels: BTreeMap<_, _> = channels.iter().map(|(name, to)| ((*name).to_owned(), to.clone())).collect();
+        let labels = |to: &ChannelTarget| VisibilityLabels { beta: to.beta, internal: to.internal };
+        let versions = channels.values().map(|to| (to.version.clone(), labels(to))).collect();
+        ModuleState { audience, channels, versions }
+    }
+
+    fn releases(modules: &[(&str, ModuleState)]) -> Releases {
+        modules.iter().map(|(module, state)| ((*module).to_owned(), state.clone())).collect()
+    }
+
+    fn module(channels: &[(&str, ChannelTarget)]) -> ModuleState {
+        state(Audience::All, channels)
+    }
+
+    /// Labels of `all` Kymas, of which the first `beta` are beta.
+    fn kymas(all: usize, beta: usize) -> Vec<Labels> {
+        let labels =
+            |at| if at < beta { Labels::from([(label::BETA.to_owned(), "true".to_owned())]) } else { Labels::new() };
+        (0..all).map(labels).collect()
+    }
+
+    fn policy(confirmed: Option<&str>) -> RemovalPolicy<'_> {
+        RemovalPolicy { percent: 5, confirmed, now: 100 }
+    }
+
+    #[test]
+    fn removal_above_the_limit_is_held_until_it_is_confirmed() {
+        let before = releases(&[
+            ("a", module(&[("fast", target("2", false)), ("regular", target("1", false))])),
+            ("b", module(&[("regular", target("1", true))])),
+        ]);
+        let gone =
+            |name: &str| -> Releases { before.clone().into_iter().filter(|(module, _)| module != name).collect() };
+        let (many, few) = (kymas(100, 5), kymas(3, 0));
+        let decide = |now: &Releases, kymas: &[Labels], confirmed| {
+            evaluate(Some(&before), now.clone(), kymas, policy(confirmed))
+        };
+
+        let held = decide(&gone("a"), &many, None);
+        assert_eq!(held.accepted, before);
+        let removal = held.held.unwrap();
+        assert_eq!((removal.runtimes, removal.of, removal.modules.len()), (100, 100, 1));
+        assert!(decide(&gone("a"), &many, Some("another")).held.is_some());
+        let confirmed = decide(&gone("a"), &many, Some(&removal.change));
+        assert_eq!((confirmed.accepted, confirmed.held, confirmed.confirmation_used), (gone("a"), None, true));
+        assert_eq!(
+            decide(&Releases::new(), &many, Some(&removal.change)).held.unwrap().runtimes,
+            100,
+            "more than the confirmed change"
+        );
+
+        assert_eq!(decide(&gone("a"), &few, None).held, None, "three runtimes are never guarded");
+        assert_eq!(decide(&gone("b"), &many, None).held, None, "five of a hundred Kymas see it");
+        assert!(decide(&gone("b"), &kymas(100, 6), None).held.is_some());
+        let mut less = before.clone();
+        less.get_mut("a").unwrap().channels.remove("fast");
+        assert!(decide(&less, &many, None).held.is_some(), "a removed channel is a loss");
+        let mut beta = before.clone();
+        beta.get_mut("a").unwrap().channels.get_mut("regular").unwrap().beta = true;
+        assert_eq!(decide(&beta, &many, None).held.unwrap().runtimes, 95);
+        let restricted = releases(&[("a", state(Audience::Excluded, &[])), ("b", before["b"].clone())]);
+        assert!(decide(&restricted, &many, None).held.is_some());
+        assert_eq!(evaluate(None, Releases::new(), &many, policy(None)).held, None, "there was no accepted state");
+    }
+
+    #[test]
+    fn removing_a_version_without_a_channel_counts_as_a_loss() {
+        let with = |versions: &[(&str, VisibilityLabels)]| {
+            let mut state = module(&[("regular", target("2", false))]);
+            state.versions.extend(versions.iter().map(|(version, labels)| ((*version).to_owned(), *labels)));
+            releases(&[("a", state)])
+        };
+        let (plain, beta) = (VisibilityLabels::default(), VisibilityLabels { beta: true, internal: false });
+        let lost =
+            |before: &Releases, now: &Releases| evaluate(Some(before), now.clone(), &kymas(100, 10), policy(None)).held;
+        let held = lost(&with(&[("1", plain)]), &with(&[])).unwrap();
+        assert_eq!((held.runtimes, held.modules.len()), (100, 1));
+        assert!(held.to_string().contains("or versions, from 100 of 100 runtimes"), "{held}");
+        assert_eq!(lost(&with(&[("1", beta)]), &with(&[])).unwrap().runtimes, 10);
+        assert_eq!(lost(&with(&[("1", plain)]), &with(&[("1", beta)])).unwrap().runtimes, 90);
+        assert_eq!(lost(&with(&[("1", beta)]), &with(&[("1", plain)])), None);
+        // No Kyma sees the versions of a module without a channel.
+        let mut unseen = with(&[("1", plain)]);
+        unseen.get_mut("a").unwrap().channels.clear();
+        assert_eq!(lost(&unseen, &releases(&[("a", module(&[]))])), None);
+    }
+
+    #[test]
+    fn state_without_versions_from_an_older_receiver_loses_nothing() {
+        let text = r#"{"a": {"whom": "everyone", "channels": {"regular": {"version": "1", "since": 7}}}}"#;
+        let before: Releases = serde_json::from_str(text).unwrap();
+        let mut now = releases(&[("a", module(&[("regular", target("1", false))]))]);
+        now.get_mut("a").unwrap().versions.insert("0".to_owned(), VisibilityLabels::default());
+        let GuardDecision { accepted, held, .. } = evaluate(Some(&before), now, &kymas(100, 0), policy(None));
+        assert_eq!((held, accepted["a"].versions.len()), (None, 2));
+        assert_eq!(accepted["a"].channels["regular"].since, Some(7));
+        let less = releases(&[("a", module(&[("regular", target("1", false))]))]);
+        assert!(evaluate(Some(&accepted), less, &kymas(100, 0), policy(None)).held.is_some());
+    }
+
+    #[test]
+    fn large_catalog_fits_into_a_config_map() {
+        let module = |n: usize| {
+            let to =
+                |minor: usize| ChannelTarget { since: Some(1_764_000_000), ..target(&format!("1.{minor}.{n}"), false) };
+            let mut state = module(&[("regular", to(18)), ("fast", to(19)), ("experimental", to(20))]);
+            state.versions.extend(
+                (0..20)
+                    .map(|minor| (format!("1.{minor}.{n}-rc.1"), VisibilityLabels { beta: n > 50, internal: false })),
+            );
+            (format!("module-with-a-name-{n}"), state)
+        };
+        let all: Releases = (0..100).map(module).collect();
+        let text = serde_json::to_string(&all).unwrap();
+        assert!(text.len() < 100 << 10, "{} of 1 MiB", text.len());
+        assert_eq!(serde_json::from_str::<Releases>(&text).unwrap(), all);
+    }
+
+    #[test]
+    fn unheld_changes_are_accepted_and_moved_channels_record_the_time() {
+        let before = releases(&[
+            ("a", module(&[("regular", target("1", false))])),
+            (
+                "b",
+                module(&[
+                    ("regular", target("1", false)),
+                    ("same", ChannelTarget { since: Some(7), ..target("1", false) }),
+                ]),
+            ),
+        ]);
+        let now = releases(&[(
+            "b",
+            module(&[("regular", target("2", false)), ("same", target("1", false)), ("new", target("1", false))]),
+        )]);
+        let decision = evaluate(Some(&before), now, &kymas(10, 0), policy(None));
+        assert_eq!(decision.accepted["a"], before["a"]);
+        let since = |channel: &str| decision.accepted["b"].channels[channel].since;
+        assert_eq!((since("regular"), since("same"), since("new")), (Some(100), Some(7), Some(100)));
+        assert_eq!(decision.held.unwrap().modules, BTreeSet::from(["a".into()]));
+    }
+
+    #[test]
+    fn channel_moves_once_its_template_exists() {
+        let at =
+            |version| releases(&[("a", module(&[("fast", target("1", false)), ("regular", target(version, false))]))]);
+        let before = at("1");
+        let mut nowhere = before.clone();
+        nowhere.get_mut("a").unwrap().channels.remove("regular");
+        // Few enough Kymas for the change to be unguarded.
+        let passed = |before: &Releases, now: Releases| {
+            let decision = evaluate(Some(before), now, &kymas(2, 0), policy(None));
+            assert_eq!(decision.held, None);
+            decision.accepted
+        };
+        let accepted = passed(&passed(&before, nowhere), at("2"));
+        assert_eq!(accepted["a"].channels["regular"].since, Some(100));
+        assert_eq!(accepted["a"].channels["fast"].since, None, "it was not observed to move");
+        // A release meta is deleted and recreated.
+        let again = passed(&Releases::new(), at("2"));
+        assert!(again["a"].channels.values().all(|target| target.since == Some(100)), "{again:?}");
+        assert_eq!(
+            evaluate(None, at("2"), &kymas(2, 0), policy(None)).accepted,
+            at("2"),
+            "there was no accepted state"
+        );
+    }
+
+    #[test]
+    fn kymas_that_a_selector_drops_lose_the_module() {
+        let audience =
+            |team: &str| Audience::Selected(serde_json::from_value(json!({"matchLabels": {"team": team}})).unwrap());
+        let with = |team| releases(&[("a", state(audience(team), &[("regular", target("1", false))]))]);
+        let team = |of: &str| Labels::from([("team".to_owned(), of.to_owned())]);
+        let kymas: Vec<_> = (0..10).map(|n| team(if n < 4 { "x" } else { "y" })).collect();
+        let held = evaluate(Some(&with("x")), with("y"), &kymas, policy(None)).held.unwrap();
+        assert_eq!((held.runtimes, held.of), (4, 10));
+        let text = serde_json::to_string(&with("x")).unwrap();
+        assert_eq!(serde_json::from_str::<Releases>(&text).unwrap(), with("x"));
+    }
+}

@@ -1,0 +1,134 @@
+//! Rights of an agent: to read the kinds of its plan, and to update two objects of its own.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
+use tidewatch_shared::{
+    names::{AGENT_OBJECT, IDENTITY_SECRET, SKR_NAMESPACE},
+    plan::{Plan, PlannedWatch},
+};
+
+const READ_VERBS: [&str; 3] = ["get", "list", "watch"];
+/// Verbs on the Lease and the identity Secret, which exist before the agent starts.
+const OWN_VERBS: [&str; 3] = ["list", "watch", "patch"];
+
+/// Group, resource, and the name if a watch selects a single object.
+type ReadRule = (String, String, Option<String>);
+
+/// Rules of the ClusterRole: watches outside the agent's namespace.
+pub(super) fn of_cluster(plan: &Plan) -> Vec<Value> {
+    reads(plan, false).iter().map(rule).collect()
+}
+
+/// Rules of the Role in the agent's namespace.
+pub(super) fn of_namespace(plan: &Plan) -> Vec<Value> {
+    let (everywhere, mut here) = (reads(plan, false), reads(plan, true));
+    here.retain(|(group, resource, _)| !everywhere.contains(&(group.clone(), resource.clone(), None)));
+    // An agent without a plan reads its ConfigMap too.
+    here.insert((String::new(), "configmaps".to_owned(), Some(AGENT_OBJECT.to_owned())));
+    let own = [
+        json!({"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "resourceNames": [AGENT_OBJECT], "verbs": OWN_VERBS}),
+        json!({"apiGroups": [""], "resources": ["secrets"], "resourceNames": [IDENTITY_SECRET], "verbs": OWN_VERBS}),
+    ];
+    here.iter().map(rule).chain(own).collect()
+}
+
+fn reads(plan: &Plan, here: bool) -> BTreeSet<ReadRule> {
+    let watches = plan.watches().iter().filter(|watch| (watch.namespace.as_deref() == Some(SKR_NAMESPACE)) == here);
+    let all: BTreeSet<ReadRule> =
+        watches.map(|watch| (watch.group.clone(), watch.resource.clone(), name(watch).map(str::to_owned))).collect();
+    // The right to read all objects includes each one.
+    let wider = |read: &&ReadRule| read.2.is_none() || !all.contains(&(read.0.clone(), read.1.clone(), None));
+    all.iter().filter(wider).cloned().collect()
+}
+
+/// Returns the name of the only object that a watch selects. RBAC restricts list and watch by name with such a field
+/// selector.
+fn name(watch: &PlannedWatch) -> Option<&str> {
+    let name = watch.field_selector.strip_prefix("metadata.name=")?;
+    (!name.is_empty() && !name.contains([',', '=', '!'])).then_some(name)
+}
+
+fn rule((group, resource, name): &ReadRule) -> Value {
+    let mut rule = json!({"apiGroups": [group], "resources": [resource], "verbs": READ_VERBS});
+    if let Some(name) = name {
+        rule["resourceNames"] = json!([name]);
+    }
+    rule
+}
+
+/// Rules of a role until the plan is written: the desired ones, and those that the previous plan may still need.
+pub(super) fn widened(desired: &[Value], found: &[Value]) -> Vec<Value> {
+    let more = found.iter().filter(|rule| !desired.contains(rule)).cloned();
+    desired.iter().cloned().chain(more).collect()
+}
+
+/// Returns whether every desired rule exists.
+pub(super) fn covers(found: &[Value], desired: &[Value]) -> bool {
+    desired.iter().all(|rule| found.contains(rule))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::controllers::{installer::watches, watcher};
+
+    fn plan(mut more: Vec<Value>) -> Plan {
+        for (n, watch) in more.iter_mut().enumerate() {
+            watch["name"] = json!(format!("w{n}"));
+            watch["manager"] = json!("m");
+            watch["field"] = json!("spec");
+            watch["work"] = json!(["kyma"]);
+        }
+        let watches = serde_json::from_value(Value::Array(more)).unwrap();
+        Plan::new("1".into(), watches).unwrap()
+    }
+
+    #[test]
+    fn rules_grant_read_on_exactly_the_planned_kinds() {
+        let plan = plan(vec![
+            json!({"group": "apps", "version": "*", "resource": "deployments"}),
+            json!({"group": "apps", "version": "v1", "resource": "deployments", "namespace": "kyma-system"}),
+            json!({"group": "", "version": "v1", "resource": "services", "namespace": "kyma-system",
+                   "fieldSelector": "metadata.name=one"}),
+            json!({"group": "", "version": "v1", "resource": "nodes", "fieldSelector": "metadata.name=a,spec.x=b"}),
+            json!({"group": "", "version": "v1", "resource": "pods", "namespace": "elsewhere"}),
+        ]);
+        let read =
+            |group: &str, resource: &str| json!({"apiGroups": [group], "resources": [resource], "verbs": READ_VERBS});
+        assert_eq!(of_cluster(&plan), [read("", "nodes"), read("", "pods"), read("apps", "deployments")]);
+        let namespaced = of_namespace(&plan);
+        let named: Vec<_> = namespaced.iter().map(|rule| (&rule["resources"][0], &rule["resourceNames"][0])).collect();
+        assert_eq!(
+            named,
+            [
+                (&json!("configmaps"), &json!("tidewatch-agent")),
+                (&json!("services"), &json!("one")),
+                (&json!("leases"), &json!("tidewatch-agent")),
+                (&json!("secrets"), &json!("skr-webhook-tls")),
+            ]
+        );
+    }
+
+    #[test]
+    fn rules_grant_no_secret_reads_and_writes_to_own_objects_only() {
+        let (plan, _) = watcher::plan_with::<std::sync::Arc<tidewatch_shared::api::Watcher>>(watches(), &[]);
+        let rules = [of_cluster(&plan), of_namespace(&plan)].concat();
+        for rule in &rules {
+            let writes = rule["verbs"] != json!(READ_VERBS);
+            let own = ["leases", "secrets"].contains(&rule["resources"][0].as_str().unwrap());
+            assert_eq!(writes, own, "{rule}");
+            assert!(!own || !rule["resourceNames"].is_null(), "{rule}");
+        }
+        assert!(of_cluster(&plan).iter().all(|rule| rule["resources"] != json!(["secrets"])));
+    }
+
+    #[test]
+    fn rules_widen_before_a_plan_and_narrow_after_it() {
+        let [a, b, c] = ["a", "b", "c"].map(|resource| json!({"resources": [resource]}));
+        let (desired, found) = ([a.clone(), b.clone()], [b.clone(), c.clone()]);
+        assert!(!covers(&found, &desired));
+        assert_eq!(widened(&desired, &found), [a, b, c]);
+        assert!(covers(&widened(&desired, &found), &desired));
+    }
+}

@@ -1,0 +1,108 @@
+//! Shared state between reconciles and the upgrade: the assigned images and the observed ones.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use arc_swap::ArcSwap;
+use tidewatch_shared::identity::RuntimeId;
+use tokio::time::Instant;
+
+use super::{Image, ImageDecision, UpgradeState};
+use crate::base::key::KymaKey;
+
+/// Handle on the upgrade; clones share the state.
+#[derive(Clone, Debug)]
+pub struct UpgradeHandle {
+    state: Arc<ArcSwap<UpgradeState>>,
+    /// Observed images, bounded by the number of Kymas.
+    observed: Arc<Mutex<HashMap<KymaKey, ObservedImage>>>,
+}
+
+/// Image that a reconcile observed in a runtime.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ObservedImage {
+    /// Image in the Deployment.
+    pub(super) image: Image,
+    /// First time at which its pod was observed to run.
+    pub(super) running_since: Option<Instant>,
+}
+
+impl UpgradeHandle {
+    /// Assigns the same image to every runtime.
+    #[must_use]
+    pub fn fixed(image: &str) -> Self {
+        Self::new(UpgradeState::done(image))
+    }
+
+    /// Starts without knowledge of earlier images.
+    #[cfg(test)]
+    pub(crate) fn unknown(image: &str) -> Self {
+        Self::new(UpgradeState::unknown(image, 0))
+    }
+
+    /// Assigns this image to every runtime from now on.
+    #[cfg(test)]
+    pub(crate) fn set_image(&self, image: &str) {
+        self.set(UpgradeState::done(image));
+    }
+
+    pub(super) fn new(state: UpgradeState) -> Self {
+        Self { state: Arc::new(ArcSwap::from_pointee(state)), observed: Arc::default() }
+    }
+
+    pub(in crate::controllers::installer) fn image_for(&self, runtime: &RuntimeId) -> ImageDecision {
+        self.state.load().image_for(runtime)
+    }
+
+    pub(super) fn state(&self) -> Arc<UpgradeState> {
+        self.state.load_full()
+    }
+
+    pub(super) fn set(&self, state: UpgradeState) {
+        self.state.store(Arc::new(state));
+    }
+
+    /// Records the image that a reconcile found or wrote in a runtime, and whether its pod runs.
+    pub(in crate::controllers::installer) fn observe(&self, key: &KymaKey, image: &Image, is_running: bool) {
+        let mut observed = self.lock();
+        let before = observed.get(key).filter(|before| before.image == *image).and_then(|before| before.running_since);
+        let running_since = is_running.then(|| before.unwrap_or_else(Instant::now));
+        observed.insert(key.clone(), ObservedImage { image: image.clone(), running_since });
+    }
+
+    pub(super) fn observed_image(&self, key: &KymaKey) -> Option<ObservedImage> {
+        self.lock().get(key).cloned()
+    }
+
+    pub(super) fn retain(&self, keep: impl Fn(&KymaKey) -> bool) {
+        self.lock().retain(|key, _| keep(key));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<KymaKey, ObservedImage>> {
+        // Every change is a single insertion or removal, so a panic of another thread leaves the map consistent.
+        self.observed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn running_since_is_kept_until_the_image_or_availability_changes() {
+        let (handle, key) = (UpgradeHandle::fixed("a"), KymaKey::new("ns", "k"));
+        let observe = |image: &str, is_running| {
+            handle.observe(&key, &image.into(), is_running);
+            handle.observed_image(&key).unwrap()
+        };
+        let first = observe("a", true);
+        assert!(first.running_since.is_some());
+        assert_eq!(observe("a", true), first);
+        assert_eq!(observe("a", false).running_since, None);
+        assert_eq!(observe("b", false), ObservedImage { image: "b".into(), running_since: None });
+        handle.retain(|_| false);
+        assert_eq!(handle.observed_image(&key), None);
+    }
+}

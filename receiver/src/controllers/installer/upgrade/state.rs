@@ -1,0 +1,282 @@
+//! Progress of an upgrade, and the image of each runtime in it.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use aws_lc_rs::digest::{SHA256, digest};
+use jiff::Timestamp;
+use thiserror::Error;
+use tidewatch_shared::identity::RuntimeId;
+
+/// Image reference.
+pub(in crate::controllers::installer) type Image = Arc<str>;
+
+/// Keys of the ConfigMap.
+const TARGET: &str = "target";
+const PREVIOUS: &str = "previous";
+const STAGE: &str = "stage";
+const THROUGH: &str = "through";
+const SINCE: &str = "since";
+const HALTED: &str = "halted";
+/// Value of [`STAGE`] after the upgrade.
+const DONE: &str = "done";
+
+/// Upgrade of all runtimes to one image.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::controllers::installer) struct UpgradeState {
+    /// Image of every runtime in the end.
+    pub(super) target: Image,
+    /// Start of the stage, or end of the upgrade, in Unix seconds.
+    pub(super) since: i64,
+    pub(super) progress: Progress,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    /// Every runtime is assigned to the target.
+    Done,
+    /// Runtimes within the stage are assigned to the target.
+    Ongoing(Ongoing),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Ongoing {
+    /// Last image that was assigned to all runtimes, and stays assigned to those outside the stage. `None` if unknown:
+    /// then each runtime keeps its image.
+    pub(super) previous: Option<Image>,
+    /// `None` until the first stage starts.
+    pub(super) stage: Option<Stage>,
+    /// Reason for which the upgrade has halted.
+    pub(super) halted: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stage {
+    /// Number in the list of shares, from 1.
+    pub(super) number: u32,
+    /// Highest [`rank`] that is assigned to the target. It is stored, so that added or deleted runtimes do not move
+    /// others.
+    pub(super) through: u64,
+}
+
+/// Image assigned to a runtime.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::controllers::installer) enum ImageDecision {
+    /// Exactly this image.
+    Use(Image),
+    /// The image that this receiver assigned before; this one if there is no agent of ours yet.
+    KeepOr(Image),
+}
+
+/// Failure to parse the stored state.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub(super) enum ParseStateError {
+    /// A key is missing.
+    #[error("the key {0} is missing")]
+    Missing(&'static str),
+    /// The value of a key is invalid.
+    #[error("the key {0} is not readable")]
+    Value(&'static str),
+}
+
+/// Position of a runtime in the order of an upgrade: equal in every process, different for every image, and effectively
+/// random.
+pub(super) fn rank(target: &str, runtime: &RuntimeId) -> u64 {
+    let text = [target.as_bytes(), b"\0", runtime.as_str().as_bytes()].concat();
+    let mut first = [0; 8];
+    first.copy_from_slice(&digest(&SHA256, &text).as_ref()[..8]);
+    u64::from_be_bytes(first)
+}
+
+impl UpgradeState {
+    /// State if nothing is stored: the images of the runtimes are unknown.
+    pub(super) fn unknown(target: &str, now: i64) -> Self {
+        Self::ongoing(target.into(), None, now)
+    }
+
+    /// State with one image for every runtime, without an earlier one.
+    pub(super) fn done(target: &str) -> Self {
+        Self { target: target.into(), since: 0, progress: Progress::Done }
+    }
+
+    fn ongoing(target: Image, previous: Option<Image>, since: i64) -> Self {
+        let ongoing = Ongoing { previous, stage: None, halted: None };
+        Self { target, since, progress: Progress::Ongoing(ongoing) }
+    }
+
+    /// Returns the state for another target. The previous image is assigned to all runtimes at once, since upgraded
+    /// runtimes may need it urgently.
+    pub(super) fn retarget(&self, target: &str, now: i64) -> Self {
+        if *self.target == *target {
+            return self.clone();
+        }
+        let previous = match &self.progress {
+            Progress::Done => Some(self.target.clone()),
+            Progress::Ongoing(ongoing) => ongoing.previous.clone(),
+        };
+        if previous.as_deref() == Some(target) {
+            return Self { since: now, ..Self::done(target) };
+        }
+        Self::ongoing(target.into(), previous, now)
+    }
+
+    /// Returns the image assigned to a runtime.
+    pub(in crate::controllers::installer) fn image_for(&self, runtime: &RuntimeId) -> ImageDecision {
+        // Without an upgrade no rank is computed.
+        let Progress::Ongoing(ongoing) = &self.progress else { return ImageDecision::Use(self.target.clone()) };
+        self.image_within(ongoing, || rank(&self.target, runtime))
+    }
+
+    /// Returns the image assigned to a runtime of known rank.
+    pub(super) fn image_for_rank(&self, rank: u64) -> ImageDecision {
+        match &self.progress {
+            Progress::Done => ImageDecision::Use(self.target.clone()),
+            Progress::Ongoing(ongoing) => self.image_within(ongoing, || rank),
+        }
+    }
+
+    fn image_within(&self, ongoing: &Ongoing, rank: impl FnOnce() -> u64) -> ImageDecision {
+        match (&ongoing.stage, &ongoing.previous) {
+            (Some(stage), _) if rank() <= stage.through => ImageDecision::Use(self.target.clone()),
+            (_, Some(previous)) => ImageDecision::Use(previous.clone()),
+            (_, None) => ImageDecision::KeepOr(self.target.clone()),
+        }
+    }
+
+    pub(super) fn halted(&self) -> Option<&str> {
+        match &self.progress {
+            Progress::Ongoing(ongoing) => ongoing.halted.as_deref(),
+            Progress::Done => None,
+        }
+    }
+
+    pub(super) const fn is_done(&self) -> bool {
+        matches!(self.progress, Progress::Done)
+    }
+
+    /// Number of the current stage, 0 if there is none.
+    pub(super) fn stage(&self) -> u32 {
+        match &self.progress {
+            Progress::Ongoing(Ongoing { stage: Some(stage), .. }) => stage.number,
+            _ => 0,
+        }
+    }
+
+    /// Serializes the state as data of the ConfigMap.
+    pub(super) fn to_data(&self) -> BTreeMap<String, String> {
+        let mut data = BTreeMap::new();
+        let mut put = |key: &str, value: String| drop(data.insert(key.to_owned(), value));
+        put(TARGET, self.target.to_string());
+        put(SINCE, Timestamp::from_second(self.since).unwrap_or_default().to_string());
+        match &self.progress {
+            Progress::Done => put(STAGE, DONE.to_owned()),
+            Progress::Ongoing(Ongoing { previous, stage, halted }) => {
+                put(STAGE, stage.map_or(0, |stage| stage.number).to_string());
+                if let Some(stage) = stage {
+                    put(THROUGH, format!("{:016x}", stage.through));
+                }
+                if let Some(previous) = previous {
+                    put(PREVIOUS, previous.to_string());
+                }
+                if let Some(halted) = halted {
+                    put(HALTED, halted.clone());
+                }
+            }
+        }
+        data
+    }
+
+    /// Parses the data of the ConfigMap.
+    pub(super) fn from_data(data: &BTreeMap<String, String>) -> Result<Self, ParseStateError> {
+        let text = |key: &'static str| data.get(key).map(String::as_str);
+        let needed = |key| text(key).filter(|text| !text.is_empty()).ok_or(ParseStateError::Missing(key));
+        let since: Timestamp = needed(SINCE)?.parse().map_err(|_| ParseStateError::Value(SINCE))?;
+        let progress = match needed(STAGE)? {
+            DONE => Progress::Done,
+            number => {
+                let number: u32 = number.parse().map_err(|_| ParseStateError::Value(STAGE))?;
+                let through = || u64::from_str_radix(needed(THROUGH)?, 16).map_err(|_| ParseStateError::Value(THROUGH));
+                let stage = if number == 0 { None } else { Some(Stage { number, through: through()? }) };
+                let previous = text(PREVIOUS).filter(|previous| !previous.is_empty()).map(Image::from);
+                Progress::Ongoing(Ongoing { previous, stage, halted: text(HALTED).map(str::to_owned) })
+            }
+        };
+        Ok(Self { target: needed(TARGET)?.into(), since: since.as_second(), progress })
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// Upgrade from `a` to `b` in this stage.
+    pub(in crate::controllers::installer::upgrade) fn upgrade(stage: Option<(u32, u64)>) -> UpgradeState {
+        let stage = stage.map(|(number, through)| Stage { number, through });
+        let ongoing = Ongoing { previous: Some("a".into()), stage, halted: None };
+        UpgradeState { target: "b".into(), since: 1_800_000_000, progress: Progress::Ongoing(ongoing) }
+    }
+
+    fn id(text: &str) -> RuntimeId {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn runtimes_within_the_stage_get_the_target_and_the_others_the_previous_image() {
+        let (runtime, rank) = (id("r-1"), rank("b", &id("r-1")));
+        let image = |state: &UpgradeState| state.image_for(&runtime);
+        assert_eq!(image(&upgrade(None)), ImageDecision::Use("a".into()));
+        assert_eq!(image(&upgrade(Some((1, rank - 1)))), ImageDecision::Use("a".into()));
+        assert_eq!(image(&upgrade(Some((1, rank)))), ImageDecision::Use("b".into()));
+        assert_eq!(image(&UpgradeState::done("b")), ImageDecision::Use("b".into()));
+        assert_eq!(image(&UpgradeState::unknown("b", 0)), ImageDecision::KeepOr("b".into()));
+        assert_ne!(super::rank("c", &runtime), rank, "each image has another order");
+    }
+
+    #[test]
+    fn new_target_restarts_the_upgrade_and_the_previous_image_ends_it() {
+        let towards = |state: &UpgradeState, target: &str| state.retarget(target, 7);
+        let begun = towards(&UpgradeState::done("a"), "b");
+        assert_eq!(begun, UpgradeState { since: 7, ..upgrade(None) });
+        let halted = |mut state: UpgradeState| {
+            let Progress::Ongoing(ongoing) = &mut state.progress else { panic!() };
+            ongoing.halted = Some("why".into());
+            state
+        };
+        for state in [upgrade(Some((2, 9))), halted(upgrade(Some((1, 9))))] {
+            assert_eq!(towards(&state, "b"), state);
+            assert_eq!(towards(&state, "a"), UpgradeState { since: 7, ..UpgradeState::done("a") });
+            let other = towards(&state, "c");
+            assert_eq!(
+                (other.image_for(&id("r")), other.halted()),
+                (ImageDecision::Use("a".into()), None),
+                "no runtime keeps the halted image"
+            );
+        }
+    }
+
+    #[test]
+    fn state_round_trips_through_config_map_data() {
+        let mut halted = upgrade(Some((3, u64::MAX)));
+        let Progress::Ongoing(ongoing) = &mut halted.progress else { panic!() };
+        ongoing.halted = Some("2 of 3".into());
+        for state in [
+            UpgradeState::done("x:1"),
+            UpgradeState::unknown("x", 5),
+            upgrade(None),
+            upgrade(Some((1, 0))),
+            halted.clone(),
+        ] {
+            assert_eq!(UpgradeState::from_data(&state.to_data()), Ok(state));
+        }
+        let data = halted.to_data();
+        for (key, value) in [(SINCE, "now"), (STAGE, "two"), (STAGE, "-1"), (THROUGH, "xyz")] {
+            let mut bad = data.clone();
+            bad.insert(key.to_owned(), value.to_owned());
+            assert_eq!(UpgradeState::from_data(&bad), Err(ParseStateError::Value(key)), "{value}");
+        }
+        for key in [TARGET, SINCE, STAGE, THROUGH] {
+            let mut bad = data.clone();
+            bad.remove(key);
+            assert_eq!(UpgradeState::from_data(&bad), Err(ParseStateError::Missing(key)));
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! Queued work of a Kyma and the drift that its runtime reported.
+
+use tidewatch_shared::event::Object;
+
+use super::WorkSet;
+
+/// Maximum number of objects that [`Drift`] lists; beyond it becomes [`Drift::All`].
+pub const MAX_DRIFTED_OBJECTS: usize = 64;
+
+/// Urgency of work, most urgent first. The lower priorities have a guaranteed share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Priority {
+    /// A user's change.
+    User,
+    /// A change of the catalog or of a template.
+    Catalog,
+    /// A periodic comparison without a known change.
+    Verification,
+}
+
+/// Objects that the runtime's agent reported as changed; a reconcile reads them again instead of trusting its caches.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Drift {
+    /// No object.
+    #[default]
+    None,
+    /// These objects, at most [`MAX_DRIFTED_OBJECTS`], each once, as last reported.
+    Objects(Vec<Object>),
+    /// Any object may have changed.
+    All,
+}
+
+impl Drift {
+    /// Drift of one object.
+    #[must_use]
+    pub fn of(object: Object) -> Self {
+        Self::Objects(vec![object])
+    }
+
+    /// Adds another drift, which replaces the reports of objects in both.
+    pub fn merge(&mut self, other: Self) {
+        match (&mut *self, other) {
+            (Self::All, _) | (_, Self::None) => {}
+            (Self::None, other) => *self = other,
+            (_, Self::All) => *self = Self::All,
+            (Self::Objects(mine), Self::Objects(theirs)) => {
+                for object in theirs {
+                    match mine.iter_mut().find(|known| known.subject == object.subject) {
+                        Some(known) => *known = object,
+                        None => mine.push(object),
+                    }
+                }
+                if mine.len() > MAX_DRIFTED_OBJECTS {
+                    *self = Self::All;
+                }
+            }
+        }
+    }
+}
+
+/// Pending work of one Kyma.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueuedWork {
+    /// Kinds of work; all start from one snapshot.
+    pub work: WorkSet,
+    /// Highest priority of the merged requests.
+    pub priority: Priority,
+    /// Objects to read again.
+    pub drift: Drift,
+}
+
+impl QueuedWork {
+    /// Work without drift.
+    #[must_use]
+    pub const fn new(work: WorkSet, priority: Priority) -> Self {
+        Self { work, priority, drift: Drift::None }
+    }
+
+    /// Merges other work: union of the kinds, the more urgent priority, both drifts.
+    pub fn merge(&mut self, other: Self) {
+        self.work |= other.work;
+        self.priority = self.priority.min(other.priority);
+        self.drift.merge(other.drift);
+    }
+}
+
+/// Merges work into an optional slot.
+pub(crate) fn merge_into(slot: &mut Option<QueuedWork>, other: QueuedWork) {
+    match slot {
+        Some(queued) => queued.merge(other),
+        None => *slot = Some(other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidewatch_shared::event::Change;
+
+    use super::*;
+
+    fn object(name: &str, version: &str) -> Object {
+        Object {
+            subject: format!("g/v1/things/ns/{name}").parse().unwrap(),
+            kind: "Thing".into(),
+            uid: String::new(),
+            resource_version: version.into(),
+            generation: None,
+            change: Change::Spec,
+        }
+    }
+
+    #[test]
+    fn drift_keeps_the_last_report_of_each_object_and_is_bounded() {
+        let mut drift = Drift::None;
+        drift.merge(Drift::of(object("a", "1")));
+        drift.merge(Drift::of(object("b", "1")));
+        drift.merge(Drift::of(object("a", "2")));
+        drift.merge(Drift::None);
+        assert_eq!(drift, Drift::Objects(vec![object("a", "2"), object("b", "1")]));
+        for n in 0..MAX_DRIFTED_OBJECTS {
+            drift.merge(Drift::of(object(&n.to_string(), "1")));
+        }
+        assert_eq!(drift, Drift::All);
+        drift.merge(Drift::of(object("a", "3")));
+        assert_eq!(drift, Drift::All);
+    }
+
+    #[test]
+    fn merge_keeps_the_more_urgent_priority() {
+        let mut queued = QueuedWork::new(WorkSet::EMPTY, Priority::Verification);
+        for (priority, expected) in [
+            (Priority::Catalog, Priority::Catalog),
+            (Priority::User, Priority::User),
+            (Priority::Catalog, Priority::User),
+        ] {
+            queued.merge(QueuedWork::new(WorkSet::ALL_KNOWN, priority));
+            assert_eq!(queued.priority, expected);
+        }
+        assert_eq!(queued.work, WorkSet::ALL_KNOWN);
+    }
+}

@@ -1,0 +1,130 @@
+//! Sets of kinds of work.
+
+use std::{
+    collections::BTreeSet,
+    fmt,
+    ops::{BitOr, BitOrAssign},
+};
+
+use tidewatch_shared::plan::Work;
+
+/// Every kind of work, in the order of its bit.
+const KNOWN: [Work; WorkSet::COUNT] = [Work::Kyma, Work::Catalog, Work::Manifest, Work::Installer, Work::Forward];
+
+/// Set of kinds of work, one byte.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct WorkSet(u8);
+
+impl WorkSet {
+    /// The empty set.
+    pub const EMPTY: Self = Self(0);
+    /// Every kind of work that this receiver knows.
+    pub const ALL_KNOWN: Self = Self((1 << Self::COUNT) - 1);
+    /// Work of every runtime regardless of its plan: Kyma and catalog.
+    pub const RUNTIME: Self = Self(Self::bit(Work::Kyma) | Self::bit(Work::Catalog));
+    /// Installation of the agent in the runtime.
+    pub(crate) const INSTALLER: Self = Self(Self::bit(Work::Installer));
+    /// Forwarding to other managers.
+    pub(crate) const FORWARD: Self = Self(Self::bit(Work::Forward));
+    /// Number of kinds of work.
+    pub(crate) const COUNT: usize = 5;
+
+    /// Returns the set of the given kinds.
+    #[must_use]
+    pub fn of(work: &[Work]) -> Self {
+        work.iter().copied().collect()
+    }
+
+    /// Returns true if the set contains the kind.
+    #[must_use]
+    pub fn contains(self, work: Work) -> bool {
+        self.0 & Self::bit(work) != 0
+    }
+
+    /// Returns true if the set is empty.
+    #[must_use]
+    pub const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    /// Difference: the kinds in this set that are not in the other.
+    #[must_use]
+    pub const fn minus(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
+    /// Intersection of both sets.
+    #[must_use]
+    pub const fn both(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    /// Iterates over the kinds in a fixed order.
+    pub fn iter(self) -> impl Iterator<Item = Work> {
+        KNOWN.into_iter().filter(move |work| self.contains(*work))
+    }
+
+    /// Index of a kind in an array of [`Self::COUNT`].
+    pub(crate) const fn index(work: Work) -> usize {
+        match work {
+            Work::Kyma => 0,
+            Work::Catalog => 1,
+            Work::Manifest => 2,
+            Work::Installer => 3,
+            Work::Forward => 4,
+        }
+    }
+
+    const fn bit(work: Work) -> u8 {
+        1 << Self::index(work)
+    }
+}
+
+impl FromIterator<Work> for WorkSet {
+    fn from_iter<I: IntoIterator<Item = Work>>(work: I) -> Self {
+        Self(work.into_iter().fold(0, |bits, work| bits | Self::bit(work)))
+    }
+}
+
+impl From<&BTreeSet<Work>> for WorkSet {
+    fn from(work: &BTreeSet<Work>) -> Self {
+        work.iter().copied().collect()
+    }
+}
+
+impl BitOr for WorkSet {
+    type Output = Self;
+    fn bitor(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+impl BitOrAssign for WorkSet {
+    fn bitor_assign(&mut self, other: Self) {
+        self.0 |= other.0;
+    }
+}
+
+impl fmt::Debug for WorkSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.iter()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bits_map_to_kinds_of_work() {
+        assert_eq!(WorkSet::ALL_KNOWN.iter().collect::<Vec<_>>(), KNOWN);
+        for (at, work) in KNOWN.into_iter().enumerate() {
+            assert_eq!(WorkSet::index(work), at);
+            assert!(WorkSet::of(&[work]).contains(work));
+            assert!(!WorkSet::ALL_KNOWN.minus(WorkSet::of(&[work])).contains(work));
+        }
+        let both = WorkSet::of(&[Work::Kyma]) | WorkSet::from(&BTreeSet::from([Work::Catalog]));
+        assert_eq!(both.both(WorkSet::of(&[Work::Catalog, Work::Forward])), WorkSet::of(&[Work::Catalog]));
+        assert!(both.minus(both).is_empty());
+    }
+}

@@ -1,0 +1,124 @@
+//! Issues certificates to runtimes that a token or a certificate has authenticated, and logs each.
+
+use std::{fmt, net::IpAddr, sync::Arc, time::Duration};
+
+use jiff::Timestamp;
+use tidewatch_shared::{
+    enrolment::{CertificateResponse, TrustResponse},
+    identity::RuntimeId,
+};
+use tokio::time::Instant;
+
+use super::{EnrolmentError, Metrics, Revocations, rate_limiter::RateLimiter};
+use crate::{
+    base::key::KymaKey,
+    fleet::table::RuntimeTable,
+    pki::{Authority, SigningRequest},
+};
+
+/// Sustained interval between two certificates of a runtime; with the shortest validity it needs one every few seconds.
+const COST: Duration = Duration::from_secs(2);
+/// Burst of certificates of a runtime, for agents that restart repeatedly.
+const BURST: u32 = 10;
+/// Capacity of the rate limiter for runtimes.
+const RUNTIMES: usize = 50_000;
+
+/// Kind of an issuance, by the authentication of the runtime.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IssuanceKind {
+    /// Authenticated by a token.
+    Enrolment,
+    /// Authenticated by the certificate that is renewed.
+    Renewal,
+}
+
+impl IssuanceKind {
+    /// Label of metrics and logs.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Enrolment => "enrolment",
+            Self::Renewal => "renewal",
+        }
+    }
+}
+
+/// Checks, rate-limits and issues certificates of runtimes. Clones share it.
+#[derive(Clone)]
+pub struct CertificateIssuer(Arc<Inner>);
+
+struct Inner {
+    authority: Authority,
+    fleet: RuntimeTable,
+    revocations: Revocations,
+    rate_limiter: RateLimiter<RuntimeId>,
+    metrics: Metrics,
+}
+
+impl fmt::Debug for CertificateIssuer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CertificateIssuer").finish_non_exhaustive()
+    }
+}
+
+impl CertificateIssuer {
+    /// Creates the issuer. `fleet` provides the runtimes, `authority` issues.
+    #[must_use]
+    pub fn new(authority: Authority, fleet: RuntimeTable, revocations: Revocations, metrics: Metrics) -> Self {
+        let rate_limiter = RateLimiter::new(COST, BURST, RUNTIMES);
+        Self(Arc::new(Inner { authority, fleet, revocations, rate_limiter, metrics }))
+    }
+
+    /// Serves a renewal of a runtime that its current certificate authenticates.
+    ///
+    /// # Errors
+    /// [`EnrolmentError`].
+    pub async fn renew(&self, runtime: &RuntimeId, request: &str) -> Result<CertificateResponse, EnrolmentError> {
+        self.kyma(runtime)?;
+        self.count(runtime)?;
+        // Names and usages in the request are ignored; one for a CA is refused.
+        let request = SigningRequest::from_pem(request.as_bytes())?;
+        self.issue(runtime, &request, IssuanceKind::Renewal, None).await
+    }
+
+    /// Current roots for agents to trust.
+    #[must_use]
+    pub fn trust(&self) -> TrustResponse {
+        let trust = self.0.authority.trust().borrow().clone();
+        TrustResponse { trust_bundle: trust.agents.to_pem(), trust_revision: trust.agents.revision().to_owned() }
+    }
+
+    /// The Kyma of a runtime that is not revoked.
+    pub(super) fn kyma(&self, runtime: &RuntimeId) -> Result<KymaKey, EnrolmentError> {
+        let kyma = self.0.fleet.kyma_of(runtime)?;
+        if self.0.revocations.revokes_runtime(runtime) { Err(EnrolmentError::Revoked) } else { Ok(kyma) }
+    }
+
+    /// Counts a certificate against the rate limit of an authenticated runtime, so that other clients cannot use it up.
+    pub(super) fn count(&self, runtime: &RuntimeId) -> Result<(), EnrolmentError> {
+        self.0.rate_limiter.take(runtime.clone(), Instant::now()).map_err(EnrolmentError::Rate)
+    }
+
+    /// Issues a certificate, and logs it.
+    pub(super) async fn issue(
+        &self,
+        runtime: &RuntimeId,
+        request: &SigningRequest,
+        by: IssuanceKind,
+        address: Option<IpAddr>,
+    ) -> Result<CertificateResponse, EnrolmentError> {
+        let Inner { authority, metrics, .. } = &*self.0;
+        let by = by.as_str();
+        let issued = authority.issue(runtime, request).await.map_err(|error| {
+            metrics.failed(error.as_str());
+            tracing::warn!(%runtime, by, error = &error as &dyn std::error::Error, "A certificate was not issued");
+            if error.is_request_fault() { EnrolmentError::RequestNames } else { EnrolmentError::Issuer }
+        })?;
+        metrics.issued(by);
+        let not_after = Timestamp::from_second(issued.not_after).unwrap_or_default();
+        let (fingerprint, address) = (&*issued.fingerprint, address.map(tracing::field::display));
+        tracing::info!(%runtime, fingerprint, %not_after, by, address, "Certificate issued");
+        let TrustResponse { trust_bundle, trust_revision } = self.trust();
+        Ok(CertificateResponse { chain: issued.chain, trust_bundle, trust_revision })
+    }
+}

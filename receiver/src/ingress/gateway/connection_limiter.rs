@@ -1,0 +1,148 @@
+//! Limits the connections of each runtime, and closes those of a revoked runtime or certificate. An agent uses its
+//! newest connection; older ones beyond the limit are remnants of a network partition or hoarded, and the oldest
+//! closes.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tidewatch_shared::identity::RuntimeId;
+use tokio_util::sync::CancellationToken;
+
+/// Open connections by runtime. Bounded by the number of connections.
+#[derive(Default)]
+pub(super) struct ConnectionLimiter(Mutex<Table>);
+
+#[derive(Default)]
+struct Table {
+    next: u64,
+    connections: HashMap<RuntimeId, VecDeque<OpenConnection>>,
+}
+
+struct OpenConnection {
+    number: u64,
+    /// Fingerprint of its client certificate.
+    leaf: String,
+    closing: Closing,
+}
+
+/// Orders a connection to close at once.
+#[derive(Clone, Default)]
+pub(super) struct Closing {
+    evicted: CancellationToken,
+    revoked: CancellationToken,
+}
+
+impl Closing {
+    /// Waits for the order, and returns its reason as metrics label it.
+    pub(super) async fn ordered(&self) -> &'static str {
+        tokio::select! {
+            () = self.evicted.cancelled() => "crowded",
+            () = self.revoked.cancelled() => "out",
+        }
+    }
+}
+
+/// Slot of one connection, released on drop.
+pub(super) struct ConnectionSlot {
+    limiter: Arc<ConnectionLimiter>,
+    runtime: RuntimeId,
+    number: u64,
+    /// Ordered when the runtime has opened too many later connections, or when it or its certificate is revoked.
+    pub(super) closing: Closing,
+}
+
+impl ConnectionLimiter {
+    /// Registers a connection with the fingerprint of its certificate, and evicts the oldest one of the runtime beyond
+    /// `max`.
+    pub(super) fn acquire(self: &Arc<Self>, runtime: &RuntimeId, leaf: &str, max: usize) -> ConnectionSlot {
+        let mut table = self.lock();
+        table.next += 1;
+        let (number, closing) = (table.next, Closing::default());
+        let open = table.connections.entry(runtime.clone()).or_default();
+        // Nearly always the only one.
+        open.reserve_exact(1);
+        open.push_back(OpenConnection { number, leaf: leaf.to_owned(), closing: closing.clone() });
+        if open.len() > max.max(1)
+            && let Some(oldest) = open.pop_front()
+        {
+            oldest.closing.evicted.cancel();
+        }
+        ConnectionSlot { limiter: self.clone(), runtime: runtime.clone(), number, closing }
+    }
+
+    /// Closes the connections that the predicate selects by runtime and certificate fingerprint.
+    pub(super) fn close(&self, is_revoked: impl Fn(&RuntimeId, &str) -> bool) {
+        for (runtime, open) in &self.lock().connections {
+            let revoked = open.iter().filter(|connection| is_revoked(runtime, &connection.leaf));
+            revoked.for_each(|connection| connection.closing.revoked.cancel());
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ConnectionSlot {
+    /// Releases the slot; returns true if it was the last one of its runtime.
+    pub(super) fn release(self) -> bool {
+        self.remove()
+    }
+
+    fn remove(&self) -> bool {
+        let mut table = self.limiter.lock();
+        let Some(open) = table.connections.get_mut(&self.runtime) else { return true };
+        open.retain(|connection| connection.number != self.number);
+        let was_last = open.is_empty();
+        if was_last {
+            table.connections.remove(&self.runtime);
+        }
+        was_last
+    }
+}
+
+impl Drop for ConnectionSlot {
+    fn drop(&mut self) {
+        self.remove();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn oldest_connection_is_evicted_and_released_slots_are_forgotten() {
+        let limiter = Arc::<ConnectionLimiter>::default();
+        let (a, b) = ("r-1".parse().unwrap(), "r-2".parse().unwrap());
+        let is_evicted = |slot: &ConnectionSlot| slot.closing.evicted.is_cancelled();
+        let first = limiter.acquire(&a, "x", 2);
+        let second = limiter.acquire(&a, "x", 2);
+        let other = limiter.acquire(&b, "x", 2);
+        assert!(!is_evicted(&first));
+        let third = limiter.acquire(&a, "x", 2);
+        assert!(is_evicted(&first) && !is_evicted(&second) && !is_evicted(&other));
+        drop(first);
+        drop(third);
+        let fourth = limiter.acquire(&a, "x", 2);
+        assert!(!is_evicted(&second), "a released slot is free");
+        assert!(!second.release() && fourth.release(), "the last release is reported");
+        drop(other);
+        assert!(limiter.lock().connections.is_empty());
+    }
+
+    #[test]
+    fn revoked_connections_are_selected_by_runtime_and_by_certificate() {
+        let limiter = Arc::<ConnectionLimiter>::default();
+        let (a, b) = ("r-1".parse().unwrap(), "r-2".parse().unwrap());
+        let [old, new, other] = [(&a, "x"), (&a, "y"), (&b, "z")].map(|(id, leaf)| limiter.acquire(id, leaf, 4));
+        let revoked = || [&old, &new, &other].map(|slot| slot.closing.revoked.is_cancelled());
+        limiter.close(|_, leaf| leaf == "x");
+        assert_eq!(revoked(), [true, false, false]);
+        limiter.close(|runtime, _| *runtime == b);
+        assert_eq!(revoked(), [true, false, true]);
+        assert!(!old.closing.evicted.is_cancelled());
+    }
+}

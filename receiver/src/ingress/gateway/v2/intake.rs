@@ -1,0 +1,198 @@
+//! Processing of events of v2: they enqueue a Kyma, or are forwarded to another manager.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
+};
+
+use kube::ResourceExt as _;
+use tidewatch_shared::{
+    api::Kyma,
+    identity::RuntimeId,
+    names::{OWN_MANAGER, label},
+    v2::{Caller, Event},
+};
+
+use crate::{
+    base::{key::KymaKey, stores::CurrentPlan},
+    fleet::{
+        forward::{self, DeliveryOutcome, Target},
+        table::{PlacementError, RuntimeTable},
+    },
+};
+
+/// Concurrent forwards to one manager at most; each waits for the manager's response.
+const MAX_FORWARDS: usize = 8;
+/// Share of one runtime, so that a single runtime cannot take all slots of a slow manager.
+const MAX_FORWARDS_PER_RUNTIME: usize = 4;
+
+/// Refusal of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IntakeError {
+    /// The caches of KCP have not synced.
+    NotSynced,
+    /// The runtime has used v3, as this process or the Kyma's condition recorded, and its Kyma does not allow v2.
+    Superseded,
+    /// The delivery to another manager failed.
+    Unreachable,
+}
+
+/// Consumer of events of v2.
+pub trait V2Intake: Send + Sync + 'static {
+    /// True if a manager of this name is known.
+    fn is_manager(&self, manager: &str) -> bool;
+
+    /// True while the receiver is starting, when managers may not be known yet.
+    fn is_starting(&self, _: &RuntimeId) -> bool {
+        false
+    }
+
+    /// Processes an event for a known manager.
+    fn take(
+        &self,
+        manager: &str,
+        caller: &Caller,
+        event: Event,
+    ) -> impl Future<Output = Result<(), IntakeError>> + Send;
+
+    /// True if definitely no Kyma has that runtime id; then its connections close.
+    fn is_unknown(&self, _: &RuntimeId) -> bool {
+        false
+    }
+}
+
+/// Runtimes that may use v2 although they have used v3: those whose Kyma has the label
+/// `operator.kyma-project.io/tidewatch-allow-v2: "true"`. Clones share one state, which the cache of Kymas keeps
+/// current.
+#[derive(Clone, Default)]
+pub struct V2AllowList(Arc<RwLock<HashMap<KymaKey, RuntimeId>>>);
+
+impl V2AllowList {
+    /// Applies the current state of a Kyma.
+    pub fn apply(&self, key: &KymaKey, kyma: &Kyma) {
+        let allowed = kyma.labels().get(label::ALLOW_V2).is_some_and(|value| value == "true");
+        let runtime = kyma.labels().get(label::RUNTIME_ID).and_then(|id| id.parse().ok());
+        let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        match runtime.filter(|_| allowed) {
+            Some(runtime) => table.insert(key.clone(), runtime),
+            None => table.remove(key),
+        };
+    }
+
+    /// Removes a deleted Kyma.
+    pub fn remove(&self, key: &KymaKey) {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).remove(key);
+    }
+
+    /// Searches linearly: the table holds exceptions alone, and is needed only for runtimes that have used v3.
+    fn contains(&self, runtime: &RuntimeId) -> bool {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).values().any(|allowed| allowed == runtime)
+    }
+}
+
+/// Enqueues the Kymas of events of v2, and forwards events for other managers.
+pub struct V2Adapter {
+    fleet: RuntimeTable,
+    plan: CurrentPlan,
+    allowed: V2AllowList,
+    forward: forward::Client,
+    forwards: ForwardLimiter,
+}
+
+impl V2Adapter {
+    /// Serves the managers of the current plan.
+    #[must_use]
+    pub fn new(fleet: RuntimeTable, plan: CurrentPlan, allowed: V2AllowList, forward: forward::Client) -> Self {
+        Self { fleet, plan, allowed, forward, forwards: ForwardLimiter::default() }
+    }
+
+    /// Forwards an event to another manager and waits for its response: v2 cannot report a failure later, and the
+    /// incumbent's agent retries this one.
+    async fn forward(&self, manager: &str, caller: &Caller, event: &Event) -> Result<(), IntakeError> {
+        let target = self.fleet.target_of(manager).ok_or(IntakeError::Unreachable)?;
+        let _slot = self.forwards.acquire(&target, &caller.runtime).ok_or(IntakeError::Unreachable)?;
+        match self.forward.send(&target, &caller.leaf, event).await {
+            DeliveryOutcome::Delivered => Ok(()),
+            DeliveryOutcome::Refused(_) | DeliveryOutcome::Failed(_) => Err(IntakeError::Unreachable),
+        }
+    }
+}
+
+/// Runtimes of the events being forwarded, by target. Each target has its own slots, so a dead one delays no other.
+#[derive(Default)]
+struct ForwardLimiter(Mutex<BTreeMap<Arc<Target>, Vec<RuntimeId>>>);
+
+impl ForwardLimiter {
+    /// Acquires a slot, if one is free.
+    fn acquire<'a>(&'a self, target: &Arc<Target>, runtime: &RuntimeId) -> Option<ForwardSlot<'a>> {
+        let mut targets = self.lock();
+        let slots = targets.entry(target.clone()).or_default();
+        let own = slots.iter().filter(|other| *other == runtime).count();
+        if slots.len() >= MAX_FORWARDS || own >= MAX_FORWARDS_PER_RUNTIME {
+            return None;
+        }
+        slots.push(runtime.clone());
+        Some(ForwardSlot { limiter: self, target: target.clone(), runtime: runtime.clone() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Arc<Target>, Vec<RuntimeId>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Slot of one forward, released on drop.
+struct ForwardSlot<'a> {
+    limiter: &'a ForwardLimiter,
+    target: Arc<Target>,
+    runtime: RuntimeId,
+}
+
+impl Drop for ForwardSlot<'_> {
+    fn drop(&mut self) {
+        let mut targets = self.limiter.lock();
+        let Some(slots) = targets.get_mut(&self.target) else { return };
+        if let Some(slot) = slots.iter().position(|runtime| *runtime == self.runtime) {
+            slots.swap_remove(slot);
+        }
+        if slots.is_empty() {
+            targets.remove(&self.target);
+        }
+    }
+}
+
+impl V2Intake for V2Adapter {
+    fn is_manager(&self, manager: &str) -> bool {
+        manager == OWN_MANAGER || self.plan.load().watches().iter().any(|watch| watch.manager == manager)
+    }
+
+    fn is_starting(&self, runtime: &RuntimeId) -> bool {
+        self.fleet.kyma_of(runtime) == Err(PlacementError::NotSynced)
+    }
+
+    async fn take(&self, manager: &str, caller: &Caller, event: Event) -> Result<(), IntakeError> {
+        let runtime = &caller.runtime;
+        if self.fleet.has_used_v3(runtime) && !self.allowed.contains(runtime) {
+            return Err(IntakeError::Superseded);
+        }
+        if manager != OWN_MANAGER {
+            return self.forward(manager, caller, &event).await;
+        }
+        match self.fleet.legacy_event(runtime) {
+            Ok(()) => Ok(()),
+            Err(PlacementError::NotSynced) => Err(IntakeError::NotSynced),
+            // The incumbent responds with 200 here. Nothing is lost: a Kyma that is created or becomes unambiguous is
+            // reconciled for that.
+            Err(error @ (PlacementError::Unknown | PlacementError::Ambiguous)) => {
+                tracing::info!(%runtime, %error, "Event received from SKR is dropped");
+                Ok(())
+            }
+        }
+    }
+
+    fn is_unknown(&self, runtime: &RuntimeId) -> bool {
+        self.fleet.is_unknown(runtime)
+    }
+}
+
+#[cfg(test)]
+mod tests;

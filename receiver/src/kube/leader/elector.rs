@@ -1,0 +1,330 @@
+//! Reads and writes the Lease. Every write carries the resourceVersion that was read (compare-and-swap), so that one of
+//! two candidates wins.
+
+use std::{
+    hash::{BuildHasher as _, RandomState},
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::coordination::v1::{Lease, LeaseSpec},
+    apimachinery::pkg::apis::meta::v1::MicroTime,
+};
+use kube::{
+    Api, Client,
+    api::{ObjectMeta, PostParams},
+};
+use thiserror::Error;
+use tidewatch_shared::identity::Instance;
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
+
+use super::{
+    Flags, Metrics, Timings,
+    election::{Decision, Election, LeaseRecord},
+    fence::WriteFence,
+};
+
+/// Attempts to release the Lease: one, and one more for each own write that may have come in between.
+const RELEASE_ATTEMPTS: usize = 3;
+
+/// Reason for which this receiver is no longer the active one. All work must stop at once.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+pub enum LeadershipLostError {
+    /// The Lease was not renewed in time.
+    #[error("the lease could not be renewed in time")]
+    Expired,
+    /// Another identity holds the Lease.
+    #[error("the lease was taken by {0}")]
+    Taken(String),
+    /// The Lease was deleted, or its holder was cleared.
+    #[error("the lease was taken away")]
+    Gone,
+}
+
+/// Failure to read or write the Lease.
+#[derive(Debug, Error)]
+enum LeaseError {
+    #[error("the control plane refused")]
+    Api(#[source] Box<kube::Error>),
+    #[error("the control plane did not answer within {0:?}")]
+    Timeout(Duration),
+}
+
+/// Result of an attempt to acquire the Lease.
+enum AcquireOutcome {
+    Ours,
+    Conflict,
+    Held { by: String, expires: Instant },
+}
+
+/// This process as a candidate, and then as the Lease holder.
+pub struct LeaderElector {
+    api: Api<Lease>,
+    name: String,
+    timings: Timings,
+    election: Election,
+    fence: WriteFence,
+    metrics: Metrics,
+    /// The Lease as last read or written; `None` when it must be read.
+    lease: Option<Lease>,
+    /// Time of the next renewal.
+    due: Instant,
+    /// Time at which all work must have stopped.
+    until: Instant,
+    /// True if the last call failed, so that a series of failures is logged once.
+    failing: bool,
+}
+
+impl LeaderElector {
+    /// Makes no call yet. The client must not be behind the write fence; `instance` is this process's own.
+    #[must_use]
+    pub fn new(
+        client: Client,
+        namespace: &str,
+        flags: &Flags,
+        instance: Instance,
+        fence: WriteFence,
+        metrics: Metrics,
+    ) -> Self {
+        let timings = Timings::of(flags.lease_duration);
+        let place = flags.lease_place.as_deref();
+        let election = Election::new(&instance.to_string(), place, &host(), timings.lease);
+        Self {
+            api: Api::namespaced(client, namespace),
+            name: flags.lease_name.clone(),
+            timings,
+            election,
+            fence,
+            metrics,
+            lease: None,
+            due: Instant::now(),
+            until: Instant::now(),
+            failing: false,
+        }
+    }
+
+    /// Identity of this process in the Lease.
+    #[must_use]
+    pub fn identity(&self) -> &str {
+        self.election.identity()
+    }
+
+    /// Waits until this receiver is the active one, and opens the write fence. Cancel safe.
+    pub async fn acquire(&mut self) {
+        let mut reported = None;
+        loop {
+            let mut wait = jittered(self.timings.poll);
+            match self.try_acquire().await {
+                Ok(AcquireOutcome::Ours) => return self.failing = false,
+                Ok(AcquireOutcome::Conflict) => {}
+                Ok(AcquireOutcome::Held { by, expires }) => {
+                    self.failing = false;
+                    wait = wait.min(expires.saturating_duration_since(Instant::now()));
+                    if reported.as_ref() != Some(&by) {
+                        tracing::info!(holder = by, "Another receiver is active");
+                        reported = Some(by);
+                    }
+                }
+                Err(error) => self.record_failure(&error),
+            }
+            sleep(wait).await;
+        }
+    }
+
+    async fn try_acquire(&mut self) -> Result<AcquireOutcome, LeaseError> {
+        let lease = self.read().await?;
+        let reason = match self.election.observe(lease.as_ref().map(record), Instant::now()) {
+            Decision::Acquire(reason) => reason,
+            Decision::Wait(expires) => {
+                let by = lease.as_ref().and_then(holder).unwrap_or_default();
+                return Ok(AcquireOutcome::Held { by, expires });
+            }
+        };
+        let began = Instant::now();
+        let Some(lease) = self.write(self.acquired_lease(lease)).await? else { return Ok(AcquireOutcome::Conflict) };
+        if !self.extend(began) {
+            return Err(LeaseError::Timeout(self.timings.valid));
+        }
+        self.lease = Some(lease);
+        self.metrics.active.set(1);
+        tracing::info!(identity = self.election.identity(), ?reason, "This receiver is active");
+        Ok(AcquireOutcome::Ours)
+    }
+
+    /// Records a successful write that began at `began`. False when it succeeded too late.
+    fn extend(&mut self, began: Instant) -> bool {
+        (self.due, self.until) = (began + self.timings.renew, began + self.timings.valid);
+        self.fence.extend(self.until.into_std())
+    }
+
+    /// Renews the Lease until that fails for good, and then closes the write fence. Cancel safe, but renewals pause
+    /// until it is called again.
+    pub async fn hold(&mut self) -> LeadershipLostError {
+        let lost = loop {
+            sleep_until(self.due).await;
+            let (began, until) = (Instant::now(), self.until);
+            // An expired Lease is not written any more: another receiver may hold it by now.
+            if began >= until || !self.fence.is_open() {
+                break LeadershipLostError::Expired;
+            }
+            match timeout_at(until, self.renew(began)).await {
+                Err(_) => break LeadershipLostError::Expired,
+                Ok(Ok(Some(lost))) => break lost,
+                Ok(Ok(None)) => self.failing = false,
+                Ok(Err(error)) => {
+                    self.record_failure(&error);
+                    self.due = Instant::now() + jittered(self.timings.retry);
+                }
+            }
+        };
+        self.fence.close();
+        self.metrics.active.set(0);
+        lost
+    }
+
+    async fn renew(&mut self, began: Instant) -> Result<Option<LeadershipLostError>, LeaseError> {
+        let mut lease = match self.lease.take() {
+            Some(lease) => lease,
+            // The response to a write was lost, or another writer changed the Lease: read its holder.
+            None => match self.read().await?.and_then(|lease| Some((holder(&lease)?, lease))) {
+                Some((holder, lease)) if holder == self.election.identity() => lease,
+                Some((holder, _)) => return Ok(Some(LeadershipLostError::Taken(holder))),
+                None => return Ok(Some(LeadershipLostError::Gone)),
+            },
+        };
+        lease.spec.get_or_insert_default().renew_time = Some(MicroTime(Timestamp::now()));
+        // After a conflict the Lease is read at once, because `due` has passed.
+        if let Some(lease) = self.write(lease).await? {
+            if !self.extend(began) {
+                return Ok(Some(LeadershipLostError::Expired));
+            }
+            self.lease = Some(lease);
+        }
+        Ok(None)
+    }
+
+    /// Closes the write fence and releases the Lease if this process holds it, so that the next receiver need not wait.
+    /// All work must have ended.
+    pub async fn release(&mut self) {
+        self.fence.close();
+        self.metrics.active.set(0);
+        for _ in 0..RELEASE_ATTEMPTS {
+            match self.try_release().await {
+                Ok(true) => return,
+                Ok(false) => {}
+                Err(error) => return self.record_failure(&error),
+            }
+        }
+    }
+
+    /// Returns true when nothing is left to release.
+    async fn try_release(&mut self) -> Result<bool, LeaseError> {
+        let Some(mut lease) = self.read().await? else { return Ok(true) };
+        if holder(&lease).as_deref() != Some(self.election.identity()) {
+            return Ok(true);
+        }
+        let spec = lease.spec.get_or_insert_default();
+        spec.holder_identity = None;
+        spec.renew_time = Some(MicroTime(Timestamp::now()));
+        let done = self.write(lease).await?.is_some();
+        if done {
+            tracing::info!("The lease is given back");
+        }
+        Ok(done)
+    }
+
+    fn acquired_lease(&self, lease: Option<Lease>) -> Lease {
+        let named = || ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() };
+        let mut lease = lease.unwrap_or_else(|| Lease { metadata: named(), spec: None });
+        let before = record(&lease);
+        let now = MicroTime(Timestamp::now());
+        let seconds = i32::try_from(self.timings.lease.as_secs()).unwrap_or(i32::MAX);
+        lease.spec = Some(LeaseSpec {
+            holder_identity: Some(self.election.identity().to_owned()),
+            lease_duration_seconds: Some(seconds),
+            acquire_time: Some(now.clone()),
+            renew_time: Some(now),
+            lease_transitions: Some(before.transitions.saturating_add(1)),
+            ..lease.spec.unwrap_or_default()
+        });
+        lease
+    }
+
+    async fn read(&self) -> Result<Option<Lease>, LeaseError> {
+        self.call(self.api.get_opt(&self.name)).await
+    }
+
+    /// Writes the Lease at the resourceVersion that it carries; `None` on a conflict.
+    async fn write(&self, lease: Lease) -> Result<Option<Lease>, LeaseError> {
+        let parameters = PostParams::default();
+        let written = if lease.metadata.resource_version.is_some() {
+            self.call(self.api.replace(&self.name, &parameters, &lease)).await
+        } else {
+            self.call(self.api.create(&parameters, &lease)).await
+        };
+        match written {
+            Ok(lease) => {
+                self.metrics.wrote("written");
+                Ok(Some(lease))
+            }
+            Err(LeaseError::Api(error)) if is_conflict(&error) => {
+                self.metrics.wrote("conflict");
+                Ok(None)
+            }
+            Err(error) => {
+                self.metrics.wrote("failed");
+                Err(error)
+            }
+        }
+    }
+
+    async fn call<T>(&self, call: impl Future<Output = kube::Result<T>>) -> Result<T, LeaseError> {
+        let response = timeout(self.timings.call, call).await.map_err(|_| LeaseError::Timeout(self.timings.call))?;
+        response.map_err(|error| LeaseError::Api(Box::new(error)))
+    }
+
+    fn record_failure(&mut self, error: &LeaseError) {
+        if !std::mem::replace(&mut self.failing, true) {
+            tracing::warn!(error = error as &dyn std::error::Error, "The lease could not be read or written");
+        }
+    }
+}
+
+/// True if another writer changed or deleted the Lease since it was read.
+fn is_conflict(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 409 || (status.code == 404 && status.reason == "NotFound"))
+}
+
+fn record(lease: &Lease) -> LeaseRecord {
+    let spec = lease.spec.as_ref();
+    let seconds = spec.and_then(|spec| spec.lease_duration_seconds).and_then(|seconds| u64::try_from(seconds).ok());
+    LeaseRecord {
+        holder: holder(lease),
+        duration: seconds.map(Duration::from_secs),
+        renewed: spec.and_then(|spec| spec.renew_time.as_ref()).map(|time| time.0),
+        transitions: spec.and_then(|spec| spec.lease_transitions).unwrap_or(0),
+    }
+}
+
+fn holder(lease: &Lease) -> Option<String> {
+    lease.spec.as_ref()?.holder_identity.clone().filter(|holder| !holder.is_empty())
+}
+
+/// Host name, which makes the identity readable for operators.
+fn host() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    match name.trim() {
+        "" => "receiver".to_owned(),
+        name => name.to_owned(),
+    }
+}
+
+/// Jitters a duration to between 80 and 120 %.
+fn jittered(wait: Duration) -> Duration {
+    let spread = u32::try_from(RandomState::new().hash_one(()) % 41).unwrap_or(20);
+    wait * (80 + spread) / 100
+}
+
+#[cfg(test)]
+mod tests;

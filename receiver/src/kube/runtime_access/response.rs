@@ -1,0 +1,214 @@
+//! Sends one request to a runtime and limits its response: in waiting time, in bytes, and in total time.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures::{FutureExt, future::BoxFuture};
+use http::{
+    HeaderValue, Request, Response, StatusCode,
+    header::{AUTHORIZATION, USER_AGENT},
+};
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+use hyper_util::client::legacy;
+use kube::client::Body as KubeBody;
+use thiserror::Error;
+use tokio::{
+    sync::OwnedSemaphorePermit,
+    time::{Instant, Sleep, sleep_until, timeout_at},
+};
+use tower::{BoxError, Service};
+
+use super::{Metrics, client::Usage, connector::Connector};
+use crate::kube::leader::WriteFence;
+
+/// Limits of one runtime's responses.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Timeout of name resolution, TCP and TLS of a new connection, together.
+    pub connect: Duration,
+    /// Timeout from the request, including the wait for a permit, to the head of the response.
+    pub head: Duration,
+    /// Timeout from the request to the last byte of the response. The receiver holds no watch on a runtime, so no
+    /// response is long-lived.
+    pub response: Duration,
+    /// Bytes in the body of a successful response. An API server's largest single object has about 1.5 MiB.
+    pub bytes: u64,
+    /// Bytes in the body of an error response.
+    pub error_bytes: u64,
+    /// Concurrent requests to one runtime; a request ends with the last byte of its response.
+    pub concurrent: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connect: Duration::from_secs(10),
+            head: Duration::from_secs(20),
+            response: Duration::from_secs(30),
+            bytes: 16 << 20,
+            error_bytes: 64 << 10,
+            concurrent: 8,
+        }
+    }
+}
+
+/// A response that violated a limit, in the source chain of a [`kube::Error`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum LimitError {
+    /// More than [`Limits::bytes`] or [`Limits::error_bytes`].
+    #[error("the runtime's answer is larger than {0} bytes")]
+    TooLarge(u64),
+    /// Longer than [`Limits::head`].
+    #[error("the runtime did not answer within {0:?}")]
+    HeadTimeout(Duration),
+    /// Longer than [`Limits::response`].
+    #[error("the runtime's answer was not complete within {0:?}")]
+    Timeout(Duration),
+    /// A status that API servers do not use: redirects are not followed, and their bodies are not Kubernetes objects.
+    #[error("the runtime answered with the unexpected status {0}")]
+    UnexpectedStatus(StatusCode),
+}
+
+impl LimitError {
+    const fn label(self) -> &'static str {
+        match self {
+            Self::TooLarge(_) => "too_large",
+            Self::HeadTimeout(_) => "head_late",
+            Self::Timeout(_) => "late",
+            Self::UnexpectedStatus(_) => "status",
+        }
+    }
+}
+
+/// Identifies the receiver in a runtime's audit log.
+const USER_AGENT_VALUE: HeaderValue =
+    HeaderValue::from_static(concat!("tidewatch-receiver/", env!("CARGO_PKG_VERSION")));
+
+/// The innermost service of a runtime's client. Always ready: an error in `poll_ready` would make the client fail
+/// permanently.
+#[derive(Clone)]
+pub(super) struct BoundedService {
+    pub(super) client: legacy::Client<Connector, KubeBody>,
+    pub(super) authorization: Option<HeaderValue>,
+    pub(super) usage: Arc<Usage>,
+    pub(super) limits: Limits,
+    pub(super) metrics: Metrics,
+    pub(super) fence: WriteFence,
+}
+
+impl Service<Request<KubeBody>> for BoundedService {
+    type Response = Response<BoundedBody>;
+    type Error = BoxError;
+    type Future = BoxFuture<'static, Result<Response<BoundedBody>, BoxError>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, mut request: Request<KubeBody>) -> Self::Future {
+        let headers = request.headers_mut();
+        headers.insert(USER_AGENT, USER_AGENT_VALUE);
+        if let Some(value) = &self.authorization {
+            headers.insert(AUTHORIZATION, value.clone());
+        }
+        self.clone().exchange(request).boxed()
+    }
+}
+
+impl BoundedService {
+    async fn exchange(self, request: Request<KubeBody>) -> Result<Response<BoundedBody>, BoxError> {
+        let Self { client, usage, limits, metrics, fence, .. } = self;
+        let start = Instant::now();
+        let head = async {
+            let permit = usage.permits.clone().acquire_owned().await?;
+            usage.touch();
+            fence.check(request.method())?;
+            Ok::<_, BoxError>((client.request(request).await?, permit))
+        };
+        let response_and_permit = match timeout_at(start + limits.head, head).await {
+            Ok(response_and_permit) => response_and_permit,
+            Err(_) => Err(record_refusal(&metrics, LimitError::HeadTimeout(limits.head)).into()),
+        };
+        let (response, permit) = response_and_permit.inspect_err(|_| metrics.responded("none"))?;
+        let status = response.status();
+        metrics.responded(class(status));
+        let limit = match status.as_u16() {
+            200..=299 => limits.bytes,
+            400..=599 => limits.error_bytes,
+            _ => return Err(record_refusal(&metrics, LimitError::UnexpectedStatus(status)).into()),
+        };
+        if response.body().size_hint().lower() > limit {
+            return Err(record_refusal(&metrics, LimitError::TooLarge(limit)).into());
+        }
+        Ok(response.map(|body| BoundedBody {
+            body,
+            remaining: limit,
+            limit,
+            deadline: Box::pin(sleep_until(start + limits.response)),
+            timeout: limits.response,
+            metrics,
+            _permit: permit,
+        }))
+    }
+}
+
+fn record_refusal(metrics: &Metrics, reason: LimitError) -> LimitError {
+    metrics.refused(reason.label());
+    reason
+}
+
+fn class(status: StatusCode) -> &'static str {
+    match status.as_u16() {
+        200..=299 => "2xx",
+        400..=499 => "4xx",
+        500..=599 => "5xx",
+        _ => "other",
+    }
+}
+
+/// The body of a response, which ends with an error at its limit of bytes or time, and holds the permit of its request.
+pub(super) struct BoundedBody {
+    body: Incoming,
+    remaining: u64,
+    limit: u64,
+    deadline: Pin<Box<Sleep>>,
+    timeout: Duration,
+    metrics: Metrics,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Body for BoundedBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let this = self.get_mut();
+        // Checked first: otherwise a body that always has another byte ready would never time out.
+        if this.deadline.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Some(Err(record_refusal(&this.metrics, LimitError::Timeout(this.timeout)).into())));
+        }
+        let Some(frame) = ready!(Pin::new(&mut this.body).poll_frame(cx)?) else { return Poll::Ready(None) };
+        let bytes = frame.data_ref().map_or(0, Bytes::len) as u64;
+        match this.remaining.checked_sub(bytes) {
+            Some(remaining) => this.remaining = remaining,
+            None => {
+                return Poll::Ready(Some(Err(record_refusal(&this.metrics, LimitError::TooLarge(this.limit)).into())));
+            }
+        }
+        Poll::Ready(Some(Ok(frame)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

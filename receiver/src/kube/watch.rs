@@ -1,0 +1,268 @@
+//! Watch of one kind of KCP: a reflector that keeps a cache, reports each change, and tolerates invalid objects.
+
+use std::{borrow::Cow, collections::HashSet, fmt::Debug, sync::Arc};
+
+use futures::StreamExt;
+use kube::{
+    Api,
+    core::{DeserializeGuard, Resource},
+    runtime::{
+        WatchStreamExt,
+        reflector::{Lookup, ObjectRef, Store, store::Writer},
+        watcher::{self, Event},
+    },
+};
+use serde::de::DeserializeOwned;
+use tidewatch_shared::names::GROUP;
+
+use super::Metrics;
+use crate::{
+    kube::recorder::EventRecorder,
+    telemetry::{Pending, Readiness},
+};
+
+/// Change that a watch reports.
+pub(crate) enum Change<'a, K> {
+    /// The object is in the first list of this process, so it may be unchanged since the previous process.
+    Initial(&'a K),
+    /// The object is new, changed, or listed again.
+    Applied(&'a K),
+    /// The object is deleted or no longer selected.
+    Deleted(&'a K),
+    /// A list is complete, and its changes have been reported.
+    Listed,
+}
+
+/// Parameters of one watch.
+pub(crate) struct Watch<K> {
+    pub(crate) kind: &'static str,
+    pub(crate) api: Api<DeserializeGuard<K>>,
+    pub(crate) config: watcher::Config,
+    pub(crate) gate: SyncGuard,
+    pub(crate) metrics: Metrics,
+    pub(crate) recorder: EventRecorder,
+}
+
+/// Opens when all kinds have been listed once. Only then are events placed, unknown runtimes refused and Kymas
+/// reconciled, because an object that is missing from an incomplete cache would look deleted.
+pub(crate) struct SyncGate {
+    readiness: Readiness,
+    opening: Arc<OnOpen>,
+}
+
+/// Calls the callback when the last reference is dropped.
+struct OnOpen {
+    on_open: Option<Box<dyn FnOnce() + Send + Sync>>,
+}
+
+impl Drop for OnOpen {
+    fn drop(&mut self) {
+        if let Some(on_open) = self.on_open.take() {
+            on_open();
+        }
+    }
+}
+
+/// Keeps the [`SyncGate`] closed, and its kind pending in the readiness, until dropped.
+pub(crate) struct SyncGuard {
+    _pending: Pending,
+    _opening: Arc<OnOpen>,
+}
+
+impl SyncGate {
+    /// `on_open` is called once, when the gate and all its guards are dropped.
+    pub(crate) fn new(readiness: &Readiness, on_open: impl FnOnce() + Send + Sync + 'static) -> Self {
+        Self { readiness: readiness.clone(), opening: Arc::new(OnOpen { on_open: Some(Box::new(on_open)) }) }
+    }
+
+    pub(crate) fn guard(&self, kind: &'static str) -> SyncGuard {
+        SyncGuard { _pending: self.readiness.pending(kind), _opening: self.opening.clone() }
+    }
+}
+
+/// Runs forever; returns the kind if the stream ends, which is a defect.
+pub(crate) async fn run<K>(watch: Watch<K>, writer: Writer<K>, mut handler: impl FnMut(Change<'_, K>)) -> &'static str
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+{
+    let Watch { kind, api, config, gate, metrics, recorder } = watch;
+    let mut cache = Cache { kind, reader: writer.as_reader(), writer, gate: Some(gate), metrics, recorder };
+    let mut stream = watcher::watcher(api, config).default_backoff().boxed();
+    while let Some(event) = stream.next().await {
+        match event {
+            Ok(event) => cache.apply(event, &mut handler),
+            Err(error) => {
+                cache.metrics.failed(kind);
+                tracing::warn!(kind, error = &error as &dyn std::error::Error, "Watch failed");
+            }
+        }
+    }
+    kind
+}
+
+/// Cache with its write and read halves.
+struct Cache<K: Resource<DynamicType = ()> + Clone + 'static> {
+    kind: &'static str,
+    writer: Writer<K>,
+    reader: Store<K>,
+    /// Held until the first list is complete.
+    gate: Option<SyncGuard>,
+    metrics: Metrics,
+    recorder: EventRecorder,
+}
+
+impl<K: Resource<DynamicType = ()> + Clone + Debug + 'static> Cache<K> {
+    fn apply(&mut self, event: Event<DeserializeGuard<K>>, handler: &mut impl FnMut(Change<'_, K>)) {
+        match event {
+            Event::Init => self.writer.apply_watcher_event(&Event::Init),
+            Event::InitApply(object) => {
+                if let Some(object) = self.last_valid(object) {
+                    self.writer.apply_watcher_event(&Event::InitApply(object));
+                }
+            }
+            Event::InitDone => self.complete_list(handler),
+            Event::Apply(object) => {
+                if let Some(object) = self.last_valid(object) {
+                    self.writer.apply_watcher_event(&Event::Apply(object.clone()));
+                    handler(Change::Applied(&object));
+                }
+            }
+            Event::Delete(object) => {
+                if let Some(object) = self.last_valid(object) {
+                    self.writer.apply_watcher_event(&Event::Delete(object.clone()));
+                    handler(Change::Deleted(&object));
+                }
+            }
+        }
+        self.metrics.objects(self.kind, self.reader.len());
+    }
+
+    fn complete_list(&mut self, handler: &mut impl FnMut(Change<'_, K>)) {
+        let before = self.reader.state();
+        self.writer.apply_watcher_event(&Event::InitDone);
+        let after = self.reader.state();
+        let first = self.gate.is_some();
+        after.iter().for_each(|object| handler(if first { Change::Initial(object) } else { Change::Applied(object) }));
+        let present: HashSet<_> = after.iter().map(|object| object.to_object_ref(())).collect();
+        let deleted = before.iter().filter(|object| !present.contains(&object.to_object_ref(())));
+        deleted.for_each(|object| handler(Change::Deleted(object)));
+        handler(Change::Listed);
+        self.gate = None;
+    }
+
+    /// Returns the object; for an invalid one its last valid state, because an error in an object must not look like
+    /// its deletion. An invalid object is logged, counted, and reported by an Event if it is of Kyma's API group.
+    fn last_valid(&self, object: DeserializeGuard<K>) -> Option<K> {
+        match object.0 {
+            Ok(mut object) => {
+                object.meta_mut().managed_fields = None;
+                Some(object)
+            }
+            Err(invalid) => {
+                let (namespace, name) = (invalid.metadata.namespace, invalid.metadata.name);
+                let (namespace, name) = (namespace.unwrap_or_default(), name.unwrap_or_default());
+                let known = self.reader.get(&ObjectRef::new(&name).within(&namespace));
+                self.metrics.invalid(self.kind);
+                tracing::warn!(kind = self.kind, namespace, name, error = %invalid.error, "Invalid object");
+                if let (true, Cow::Borrowed(kind)) = (K::group(&()) == GROUP, K::kind(&())) {
+                    let uid = invalid.metadata.uid.unwrap_or_default();
+                    self.recorder.report_invalid(kind, (namespace, name, uid), known.is_some(), &invalid.error);
+                }
+                known.map(|known| (*known).clone())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use kube::runtime::reflector::store::Writer;
+    use serde_json::{Value, json};
+    use tidewatch_shared::{api::ModuleTemplate, metrics::Registry};
+
+    use super::*;
+    use crate::kube::recorder;
+
+    fn template(name: &str, spec: Value) -> DeserializeGuard<ModuleTemplate> {
+        let object = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleTemplate",
+            "metadata": {"name": name, "namespace": "kcp-system", "uid": "u"}, "spec": spec});
+        serde_json::from_value(object).unwrap()
+    }
+
+    #[test]
+    fn invalid_object_is_counted_and_reported_and_keeps_its_last_valid_state() {
+        let mut registry = Registry::default();
+        let (metrics, events) = (Metrics::register(&mut registry), recorder::Metrics::register(&mut registry));
+        let (writer, recorder) = (Writer::<ModuleTemplate>::default(), EventRecorder::new(events));
+        let mut cache =
+            Cache { kind: "moduletemplates", reader: writer.as_reader(), writer, gate: None, metrics, recorder };
+        let mut seen = Vec::new();
+        let mut handler = |change: Change<'_, ModuleTemplate>| {
+            if let Change::Applied(template) = change {
+                seen.push((template.metadata.name.clone().unwrap(), template.spec.version.clone()));
+            }
+        };
+        let (good, bad) = (json!({"version": "1.0.0", "descriptor": {}}), json!({"version": 1, "descriptor": {}}));
+        cache.apply(Event::Apply(template("known", good)), &mut handler);
+        cache.apply(Event::Apply(template("known", bad.clone())), &mut handler);
+        cache.apply(Event::Apply(template("new", bad)), &mut handler);
+        assert_eq!(
+            seen,
+            [("known".to_owned(), Some("1.0.0".to_owned())), ("known".to_owned(), Some("1.0.0".to_owned()))]
+        );
+        assert_eq!(cache.reader.len(), 1);
+        let page = registry.encode().unwrap();
+        for line in [r#"kcp_unreadable_objects_total{kind="moduletemplates"} 2"#, "kubernetes_events_waiting 2"] {
+            assert!(page.contains(line), "{page}");
+        }
+    }
+
+    #[test]
+    fn gate_opens_when_all_kinds_have_been_listed_once() {
+        let mut registry = Registry::default();
+        let (metrics, events) = (Metrics::register(&mut registry), recorder::Metrics::register(&mut registry));
+        let (readiness, opened) = (Readiness::default(), Arc::new(AtomicBool::new(false)));
+        let gate = SyncGate::new(&readiness, {
+            let opened = opened.clone();
+            move || opened.store(true, Ordering::Relaxed)
+        });
+        let mut caches = ["moduletemplates", "modulereleasemetas"].map(|kind| {
+            let (writer, gate) = (Writer::<ModuleTemplate>::default(), Some(gate.guard(kind)));
+            let recorder = EventRecorder::new(events.clone());
+            Cache { kind, reader: writer.as_reader(), writer, gate, metrics: metrics.clone(), recorder }
+        });
+        drop(gate);
+        let is_open = || opened.load(Ordering::Relaxed);
+
+        let mut seen = Vec::new();
+        let good = template("known", json!({"version": "1.0.0", "descriptor": {}}));
+        let mut handler = |change: Change<'_, ModuleTemplate>| {
+            seen.push(match change {
+                Change::Initial(_) => "initial",
+                Change::Applied(_) => "applied",
+                Change::Deleted(_) => "deleted",
+                Change::Listed => "listed",
+            });
+        };
+        let listing = || [Event::Init, Event::InitApply(good.clone())];
+        for event in listing() {
+            caches[0].apply(event, &mut handler);
+        }
+        assert!(!is_open() && readiness.missing().len() == 2, "the list is not complete");
+        caches[0].apply(Event::InitDone, &mut handler);
+        assert!(!is_open(), "the other kind is not listed");
+        assert_eq!(readiness.missing(), ["modulereleasemetas"]);
+        // A second list of the same kind does not open the gate.
+        for event in listing().into_iter().chain([Event::InitDone]) {
+            caches[0].apply(event, &mut handler);
+        }
+        assert!(!is_open());
+        caches[1].apply(Event::Init, &mut handler);
+        caches[1].apply(Event::InitDone, &mut handler);
+        assert!(is_open() && readiness.missing().is_empty());
+        // Objects of the first list are initial, those of later lists may have changed.
+        assert_eq!(seen, ["initial", "listed", "applied", "listed", "listed"]);
+    }
+}

@@ -1,0 +1,31 @@
+//! The layers of this crate: a module imports modules of lower layers only.
+
+use std::path::Path;
+
+use tidewatch_shared::testing::upward_imports;
+
+/// Modules, lowest layer first.
+const LAYERS: &[&[&str]] = &[
+    &["base", "layers"],
+    &["telemetry"],
+    // The control plane and the runtime clusters.
+    &["testing"],
+    &["kube"],
+    &["pki"],
+    &["fleet"],
+    // Listeners and reconcilers never import each other.
+    &["ingress", "controllers::pending_removal", "controllers::forward", "controllers::watcher"],
+    &["controllers::ca_rotation", "controllers::installer"],
+    &["controllers::status"],
+    &["controllers::catalog"],
+    &["controllers::kyma"],
+    &["controllers::event_path"],
+    &["config", "rights"],
+    &["app"],
+];
+
+#[test]
+fn modules_import_lower_layers_only() {
+    let found = upward_imports(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), LAYERS);
+    assert!(found.is_empty(), "these imports do not point to a lower layer:\n{}", found.join("\n"));
+}

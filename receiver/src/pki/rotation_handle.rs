@@ -1,0 +1,69 @@
+//! Handle of the CA rotation: its progress, its stragglers, and requests to begin one.
+
+use std::{sync::Arc, time::Duration};
+
+use thiserror::Error;
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    time::timeout,
+};
+
+use super::{RotationProgress, RotationRequest, RotationResponse, Stragglers};
+
+/// Timeout of a request to rotate.
+pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Failure of a request to rotate.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum RotationError {
+    /// This receiver has no built-in CA.
+    #[error("there is no built-in CA")]
+    NoCa,
+    /// The Secret is gone or its content is rejected.
+    #[error("the Secret of the CA is gone or cannot be used")]
+    Secret,
+    /// The write of the Secret failed.
+    #[error("the Secret of the CA could not be written")]
+    Write,
+    /// The request timed out.
+    #[error("there was no answer in time")]
+    Timeout,
+}
+
+/// Exposes the rotation and accepts requests. Clones share it.
+#[derive(Clone)]
+pub struct RotationHandle {
+    pub(crate) requests: mpsc::Sender<PendingRotation>,
+    pub(crate) progress: watch::Receiver<Option<Arc<RotationProgress>>>,
+    pub(crate) stragglers: watch::Receiver<Option<Arc<Stragglers>>>,
+}
+
+impl RotationHandle {
+    /// Progress of the rotation; `None` without a built-in CA, and before the first reconcile.
+    #[must_use]
+    pub fn progress(&self) -> Option<Arc<RotationProgress>> {
+        self.progress.borrow().clone()
+    }
+
+    /// Runtimes that the rotation waits for; `None` before the first reconcile.
+    #[must_use]
+    pub fn stragglers(&self) -> Option<Arc<Stragglers>> {
+        self.stragglers.borrow().clone()
+    }
+
+    /// Begins a rotation, or joins the one that is under way. Returns once that is stored.
+    ///
+    /// # Errors
+    /// [`RotationError`].
+    pub async fn request(&self, request: RotationRequest) -> Result<RotationResponse, RotationError> {
+        let (response, responded) = oneshot::channel();
+        let exchange = async {
+            self.requests.send((request, response)).await.map_err(|_| RotationError::NoCa)?;
+            responded.await.map_err(|_| RotationError::NoCa)?
+        };
+        timeout(REQUEST_TIMEOUT, exchange).await.map_err(|_| RotationError::Timeout)?
+    }
+}
+
+/// A request with the sender of its response.
+pub(crate) type PendingRotation = (RotationRequest, oneshot::Sender<Result<RotationResponse, RotationError>>);
