@@ -1,0 +1,327 @@
+//! The connection to a receiver's admin listener: a port-forward to the active receiver's pod, or a URL.
+
+use std::{cell::RefCell, fmt, fs, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
+
+use anyhow::{Context as _, Result, bail};
+use bytes::Bytes;
+use clap::Args;
+use http::{HeaderValue, Request, Uri, header, uri::Scheme};
+use http_body_util::Full;
+use k8s_openapi::api::{coordination::v1::Lease, core::v1::Pod};
+use kube::{Api, Client, ResourceExt as _, api::ListParams, core::PartialObjectMeta};
+use rustls_pki_types::ServerName;
+use serde::Serialize;
+use thiserror::Error;
+use tidewatch_receiver::kube::runtime_access::list_all;
+use tidewatch_shared::tls;
+use tokio::{net::TcpStream, time::timeout};
+use tokio_rustls::TlsConnector;
+
+use crate::{
+    cluster::{ClusterFlags, LIST_LIMITS, within_deadline},
+    port_forward::{self, Target},
+    request,
+};
+
+/// Deadline of a request, including the connection and the response.
+const DEADLINE: Duration = Duration::from_secs(30);
+/// Limit of a response in bytes, far above the report of 20,000 runtimes.
+const MAX_RESPONSE_BYTES: usize = 256 << 20;
+/// Default port of the receiver's admin listener.
+const DEFAULT_ADMIN_PORT: u16 = 8085;
+/// Default name of the receivers' Lease.
+const DEFAULT_LEASE_NAME: &str = "tidewatch-receiver";
+
+/// URL of an admin listener: scheme, host and port only.
+#[derive(Clone, Debug)]
+pub struct AdminUrl {
+    tls: bool,
+    host: String,
+    port: u16,
+}
+
+/// The text is no [`AdminUrl`].
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+#[error("not of the form http://host:port or https://host:port")]
+pub struct ParseAdminUrlError;
+
+impl FromStr for AdminUrl {
+    type Err = ParseAdminUrlError;
+
+    fn from_str(text: &str) -> Result<Self, ParseAdminUrlError> {
+        let uri: Uri = text.parse().map_err(|_| ParseAdminUrlError)?;
+        let (Some(scheme), Some(authority), "/" | "") = (uri.scheme(), uri.authority(), uri.path()) else {
+            return Err(ParseAdminUrlError);
+        };
+        if uri.query().is_some() || authority.as_str().contains('@') || ![Scheme::HTTP, Scheme::HTTPS].contains(scheme)
+        {
+            return Err(ParseAdminUrlError);
+        }
+        let tls = *scheme == Scheme::HTTPS;
+        let port = authority.port_u16().unwrap_or(if tls { 443 } else { 80 });
+        let host = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
+        Ok(Self { tls, host, port })
+    }
+}
+
+impl fmt::Display for AdminUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = if self.tls { "https" } else { "http" };
+        write!(f, "{scheme}://{}", self.authority())
+    }
+}
+
+impl AdminUrl {
+    fn authority(&self) -> String {
+        let Self { host, port, .. } = self;
+        if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+    }
+}
+
+/// Flags that select the receiver and the connection to it.
+#[derive(Clone, Debug, Args)]
+#[group(skip)]
+pub struct AdminFlags {
+    /// Control plane with the receiver.
+    #[command(flatten)]
+    pub cluster: ClusterFlags,
+
+    /// Name of the receivers' Lease, held by the active receiver
+    #[arg(long, env = "TIDEWATCH_LEASE_NAME", default_value = DEFAULT_LEASE_NAME)]
+    pub lease_name: String,
+
+    /// Port of the admin listener in the receiver's pod
+    #[arg(long, env = "TIDEWATCH_ADMIN_PORT", default_value_t = DEFAULT_ADMIN_PORT, value_name = "PORT")]
+    pub admin_port: u16,
+
+    /// URL of the admin listener; by default a port-forward to the active receiver's pod
+    #[arg(long, env = "TIDEWATCH_ADMIN_URL", value_name = "URL")]
+    pub admin_url: Option<AdminUrl>,
+
+    /// File with the bearer token, for a listener at --admin-url that requires one
+    #[arg(long, env = "TIDEWATCH_TOKEN_FILE", value_name = "FILE", requires = "admin_url")]
+    pub token_file: Option<PathBuf>,
+
+    /// File with the roots of the listener's certificate, in PEM; required for https
+    #[arg(long, env = "TIDEWATCH_ADMIN_CA", value_name = "FILE", requires = "admin_url")]
+    pub ca_file: Option<PathBuf>,
+}
+
+impl AdminFlags {
+    /// Reads the files and builds the clients; connects only when used.
+    pub(crate) async fn connect(&self) -> Result<AdminClient> {
+        let route = match &self.admin_url {
+            Some(url) => Route::Url(self.url_route(url.clone())?),
+            None => Route::PortForward(Box::new(ReceiverPods {
+                client: self.cluster.client().await?,
+                cluster: self.cluster.clone(),
+                lease: self.lease_name.clone(),
+                port: self.admin_port,
+                last_pod: RefCell::default(),
+            })),
+        };
+        Ok(AdminClient { route })
+    }
+
+    fn url_route(&self, url: AdminUrl) -> Result<UrlRoute> {
+        let read = |path: &PathBuf| fs::read(path).with_context(|| format!("read {}", path.display()));
+        if self.token_file.is_some() && !url.tls {
+            bail!("a token is sent over https only");
+        }
+        let connector = match (url.tls, &self.ca_file) {
+            (false, _) => None,
+            (true, None) => bail!("https needs --ca-file"),
+            (true, Some(ca)) => {
+                let roots = tls::roots(&tls::certificates(&read(ca)?)?)?;
+                Some(TlsConnector::from(Arc::new(tls::client_without_client_auth(roots)?)))
+            }
+        };
+        let token = self.token_file.as_ref().map(|path| bearer(&read(path)?)).transpose()?;
+        Ok(UrlRoute { url, connector, token })
+    }
+}
+
+/// Client of an admin listener.
+pub(crate) struct AdminClient {
+    route: Route,
+}
+
+enum Route {
+    Url(UrlRoute),
+    PortForward(Box<ReceiverPods>),
+}
+
+/// A listener at a URL.
+struct UrlRoute {
+    url: AdminUrl,
+    connector: Option<TlsConnector>,
+    token: Option<HeaderValue>,
+}
+
+/// The receivers' pods in KCP.
+struct ReceiverPods {
+    client: Client,
+    cluster: ClusterFlags,
+    lease: String,
+    port: u16,
+    /// Pod that answered the last request; empty after a failure.
+    last_pod: RefCell<Option<String>>,
+}
+
+impl fmt::Display for AdminClient {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.route {
+            Route::Url(route) => route.url.fmt(f),
+            Route::PortForward(pods) => match pods.last_pod.borrow().as_deref() {
+                Some(pod) => write!(f, "pod {}/{pod}", pods.cluster.namespace),
+                None => write!(f, "holder of the Lease {}/{}", pods.cluster.namespace, pods.lease),
+            },
+        }
+    }
+}
+
+impl AdminClient {
+    /// Body of the response to a GET.
+    pub(crate) async fn get(&self, path: &'static str) -> Result<Bytes> {
+        self.send(Request::get(path).body(Full::default())?).await
+    }
+
+    /// Body of the response to a POST of JSON.
+    pub(crate) async fn post(&self, path: &'static str, body: &impl Serialize) -> Result<Bytes> {
+        let body = Full::from(serde_json::to_vec(body)?);
+        self.send(Request::post(path).header(header::CONTENT_TYPE, "application/json").body(body)?).await
+    }
+
+    async fn send(&self, request: Request<Full<Bytes>>) -> Result<Bytes> {
+        let response = async {
+            match &self.route {
+                Route::Url(route) => route.send(request).await,
+                Route::PortForward(pods) => pods.send(request).await,
+            }
+        };
+        timeout(DEADLINE, response).await.with_context(|| format!("no response within {DEADLINE:?}"))?
+    }
+}
+
+impl UrlRoute {
+    async fn send(&self, mut request: Request<Full<Bytes>>) -> Result<Bytes> {
+        if let Some(token) = &self.token {
+            request.headers_mut().insert(header::AUTHORIZATION, token.clone());
+        }
+        let tcp = TcpStream::connect((self.url.host.as_str(), self.url.port)).await.context("connect")?;
+        let authority = self.url.authority();
+        match &self.connector {
+            None => request::send(tcp, &authority, request, MAX_RESPONSE_BYTES).await,
+            Some(connector) => {
+                let name = ServerName::try_from(self.url.host.clone()).context("parse the server name")?;
+                let stream = connector.connect(name, tcp).await.context("complete the TLS handshake")?;
+                request::send(stream, &authority, request, MAX_RESPONSE_BYTES).await
+            }
+        }
+    }
+}
+
+impl ReceiverPods {
+    async fn send(&self, request: Request<Full<Bytes>>) -> Result<Bytes> {
+        // Taken before the request: after a failure another receiver may be the active one.
+        let pod = match self.last_pod.take() {
+            Some(pod) => pod,
+            None => self.active_pod().await?,
+        };
+        let target = Target { pod, port: self.port };
+        let body = port_forward::send(&self.cluster.api(&self.client), &target, request, MAX_RESPONSE_BYTES).await?;
+        self.last_pod.replace(Some(target.pod));
+        Ok(body)
+    }
+
+    /// Name of the pod of the Lease holder.
+    async fn active_pod(&self) -> Result<String> {
+        let (namespace, lease) = (&self.cluster.namespace, &self.lease);
+        let leases: Api<Lease> = self.cluster.api(&self.client);
+        let found = within_deadline(leases.get_opt(lease)).await;
+        let found = found.with_context(|| format!("read the Lease {namespace}/{lease}"))?;
+        let holder = found.and_then(|lease| lease.spec?.holder_identity).filter(|holder| !holder.is_empty());
+        let holder = holder.with_context(|| format!("no receiver holds the Lease {namespace}/{lease}"))?;
+        let pods: Api<PartialObjectMeta<Pod>> = self.cluster.api(&self.client);
+        let pods = list_all(&pods, &ListParams::default(), &LIST_LIMITS).await;
+        let pods = pods.with_context(|| format!("list the pods in {namespace}"))?;
+        let pod = pods.into_iter().find(|pod| is_holder(pod, &holder)).map(|pod| pod.name_any());
+        pod.with_context(|| {
+            format!("the holder {holder} of the Lease {namespace}/{lease} is no pod in {namespace}; use --admin-url")
+        })
+    }
+}
+
+/// Matches the part of the holder identity before the instance: the pod's uid (`--lease-place`, as deployed), or its
+/// name, which is the host name in the pod.
+fn is_holder(pod: &PartialObjectMeta<Pod>, holder: &str) -> bool {
+    let place = holder.rsplit_once('_').map(|(place, _)| place);
+    place.is_some() && [&pod.metadata.uid, &pod.metadata.name].into_iter().any(|id| id.as_deref() == place)
+}
+
+/// Header value of the token, marked as sensitive so that no log or debug text contains it.
+fn bearer(token: &[u8]) -> Result<HeaderValue> {
+    let value = [b"Bearer ", token.trim_ascii()].concat();
+    let mut value = HeaderValue::from_bytes(&value).context("the token is not one line of text")?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+    use serde_json::json;
+    use tidewatch_receiver::config::Config;
+
+    use super::*;
+
+    #[test]
+    fn admin_url_is_scheme_host_and_port() {
+        for (text, shown) in [
+            ("http://127.0.0.1:8085", "http://127.0.0.1:8085"),
+            ("https://receiver.kcp-system/", "https://receiver.kcp-system:443"),
+            ("http://[::1]:1", "http://[::1]:1"),
+        ] {
+            assert_eq!(text.parse::<AdminUrl>().unwrap().to_string(), shown);
+        }
+        for bad in ["", "127.0.0.1:8085", "ftp://x", "http://x/fleet", "http://x?y", "http://user@x", "http://"] {
+            assert!(bad.parse::<AdminUrl>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn token_is_never_sent_in_clear_text() {
+        let flags = AdminFlags {
+            cluster: ClusterFlags { kubeconfig: None, namespace: "n".into() },
+            lease_name: "l".into(),
+            admin_port: 1,
+            admin_url: None,
+            token_file: Some("/dev/null".into()),
+            ca_file: None,
+        };
+        assert!(flags.url_route("http://127.0.0.1:1".parse().unwrap()).is_err());
+        assert_eq!(format!("{:?}", bearer(b" secret\n").unwrap()), "Sensitive");
+        assert!(bearer(b"a\nb").is_err());
+    }
+
+    #[test]
+    fn lease_holder_is_a_pod_by_uid_or_name() {
+        let pod = serde_json::from_value(
+            json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "receiver_0", "uid": "u-1"}}),
+        );
+        let pod = pod.unwrap();
+        for holder in ["u-1_00000000000000ff", "receiver_0_00000000000000ff"] {
+            assert!(is_holder(&pod, holder), "{holder}");
+        }
+        for other in ["u-2_00ff", "u-1", "receiver_0", "_00ff", ""] {
+            assert!(!is_holder(&pod, other), "{other}");
+        }
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_receiver() {
+        let receiver = Config::parse_from(["receiver", "--authority=kcp:8443", "--oci-registry-host=r"]);
+        assert_eq!(receiver.admin.admin_address.port(), DEFAULT_ADMIN_PORT);
+        assert_eq!(receiver.lease.lease_name, DEFAULT_LEASE_NAME);
+    }
+}

@@ -1,0 +1,52 @@
+//! `catalog`: checks a module catalog, compares it with the live one, and shows one runtime's view of it.
+
+mod check;
+mod diff;
+mod files;
+mod live;
+mod show;
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+
+pub use check::Check;
+pub use diff::Diff;
+pub use files::File;
+pub use live::LiveFlags;
+pub use show::Show;
+
+/// Arguments of `catalog`.
+#[derive(Clone, Debug, Args)]
+pub struct Catalog {
+    /// Command to execute.
+    #[command(subcommand)]
+    pub command: CatalogCommand,
+}
+
+/// Commands of `catalog`.
+#[derive(Clone, Debug, Subcommand)]
+pub enum CatalogCommand {
+    /// Check ModuleTemplates and ModuleReleaseMetas in files, without a cluster
+    #[command(
+        after_help = "Exit codes: 0 no errors; 1 errors, or warnings with --deny-warnings; 2 a file cannot be read, or \
+        invalid arguments."
+    )]
+    Check(Check),
+    /// Show the changes in each visibility class if the objects in files were applied to the control plane
+    #[command(after_help = "Exit codes: 0 no change; 1 changes; 2 files or control plane cannot be read, or invalid \
+        arguments.")]
+    Diff(Diff),
+    /// Show the catalog that one runtime may see, and the rule that hides the rest
+    #[command(after_help = "Exit codes: 0 shown; 2 the control plane cannot be read, or invalid arguments.")]
+    Show(Show),
+}
+
+impl Catalog {
+    pub(crate) fn run(&self) -> Result<u8> {
+        match &self.command {
+            CatalogCommand::Check(check) => check.run(),
+            CatalogCommand::Diff(diff) => diff.run(),
+            CatalogCommand::Show(show) => show.run(),
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! `catalog show`.
+
+use anyhow::Result;
+use clap::Args;
+use tidewatch_receiver::controllers::catalog::view;
+
+use super::LiveFlags;
+use crate::{block_on, exit, output};
+
+/// Arguments of `catalog show`.
+#[derive(Clone, Debug, Args)]
+pub struct Show {
+    /// Name of the Kyma in the control plane
+    pub kyma: String,
+
+    /// The live catalog.
+    #[command(flatten)]
+    pub live: LiveFlags,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl Show {
+    pub(super) fn run(&self) -> Result<u8> {
+        let (viewer, objects, releases) = block_on(self.live.viewer(&self.kyma))?;
+        let view = view::view(&viewer, &objects, &self.live.restricted(), releases.as_ref());
+        output::report(self.json, &view)?;
+        Ok(exit::SUCCESS)
+    }
+}

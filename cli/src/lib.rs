@@ -1,0 +1,111 @@
+//! `tidewatch`, the operators' program: queries a running receiver and its agents, rotates the CA, and checks catalogs.
+//!
+//! This crate parses arguments, opens connections and renders results; reports, catalog rules and access to runtimes are
+//! those of `tidewatch_receiver` and `tidewatch_agent`.
+//!
+//! | module | responsibility |
+//! |---|---|
+//! | [`catalog`] | `catalog check`, `catalog diff`, `catalog show` |
+//! | [`fleet`] | `fleet` |
+//! | [`rotate_ca`] | `rotate-ca` |
+//! | [`status`] | `status` |
+//! | [`generate`] | `completions` and `man` |
+//! | [`admin`] | the connection to a receiver's admin listener |
+//! | [`cluster`] | the client of KCP |
+//! | `port_forward` | connections to ports of pods, through an API server |
+//! | `request` | one HTTP request over a connection |
+//! | `output` | standard output |
+
+pub mod admin;
+pub mod catalog;
+pub mod cluster;
+pub mod fleet;
+pub mod generate;
+mod output;
+mod port_forward;
+mod request;
+pub mod rotate_ca;
+pub mod status;
+
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result};
+use clap::{Parser, Subcommand};
+use tokio::runtime;
+
+/// Exit codes, which the help of each command documents. Invalid arguments exit with 2 in any command, as clap does.
+pub mod exit {
+    /// Success; for `catalog`, nothing was found.
+    pub const SUCCESS: u8 = 0;
+    /// No response, or a refusal; for `catalog`, errors or changes were found.
+    pub const FAILURE: u8 = 1;
+    /// `catalog` only: files or KCP could not be read.
+    pub const UNREADABLE: u8 = 2;
+    /// `fleet --check` only: an event path is broken.
+    pub const BROKEN_PATH: u8 = 3;
+    /// `fleet --check` only: the receiver is not the active one.
+    pub const NOT_ACTIVE: u8 = 4;
+}
+
+/// Operates Tidewatch: shows runtimes and agents, rotates the CA, and checks module catalogs
+#[derive(Clone, Debug, Parser)]
+#[command(name = "tidewatch", version, arg_required_else_help = true)]
+pub struct Cli {
+    /// Command to execute.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Commands of the program.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Command {
+    /// Show every runtime of the active receiver: event path, last heartbeat, canary, waiting, parked, gaps
+    #[command(after_help = "Exit codes: 0 shown; 1 no response; 2 invalid arguments.\n\
+        With --check also: 3 an event path is broken; 4 the receiver is not the active one.")]
+    Fleet(fleet::Fleet),
+    /// Rotate the root of the built-in CA, and show progress and stragglers until the rotation has ended
+    #[command(
+        after_help = "Exit codes: 0 the rotation has ended, or has begun with --no-wait; 1 it was refused, or the \
+        receiver does not respond; 2 invalid arguments.\nThe rotation continues if this command is interrupted."
+    )]
+    RotateCa(rotate_ca::RotateCa),
+    /// Check a module catalog, compare it with the live one, or show the part visible to a runtime
+    Catalog(catalog::Catalog),
+    /// Show the agent of one runtime: event path, watches, certificate
+    #[command(after_help = "Exit codes: 0 shown; 1 no response; 2 invalid arguments.")]
+    Status(status::StatusCommand),
+    /// Print a completion script for a shell
+    #[command(after_help = "Exit codes: 0 printed; 1 standard output cannot be written; 2 invalid arguments.")]
+    Completions(generate::Completions),
+    /// Write the man pages of all commands to a directory
+    #[command(after_help = "Exit codes: 0 written; 1 the directory cannot be written; 2 invalid arguments.")]
+    Man(generate::Man),
+}
+
+impl Cli {
+    /// Executes the command. Errors are written to stderr; the exit code is one of [`exit`].
+    #[must_use]
+    pub fn run(&self) -> ExitCode {
+        let (name, failure, result) = match &self.command {
+            Command::Fleet(fleet) => ("fleet", exit::FAILURE, fleet.run()),
+            Command::RotateCa(rotate) => ("rotate-ca", exit::FAILURE, rotate.run()),
+            Command::Catalog(catalog) => ("catalog", exit::UNREADABLE, catalog.run()),
+            Command::Status(status) => ("status", exit::FAILURE, status.run()),
+            Command::Completions(completions) => ("completions", exit::FAILURE, completions.run()),
+            Command::Man(man) => ("man", exit::FAILURE, man.run()),
+        };
+        ExitCode::from(result.unwrap_or_else(|error| {
+            eprintln!("tidewatch {name}: {error:#}");
+            failure
+        }))
+    }
+}
+
+/// Drives a command's network calls on this thread.
+fn block_on<T>(call: impl Future<Output = Result<T>>) -> Result<T> {
+    let executor = runtime::Builder::new_current_thread().enable_all().build().context("start the async executor")?;
+    executor.block_on(call)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,162 @@
+//! `rotate-ca`: begins a rotation of the built-in CA and shows its progress until it has ended.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use clap::Args;
+use jiff::Timestamp;
+use tidewatch_receiver::{
+    ingress::admin::{ROTATE_PATH, ROTATION_PATH},
+    pki::{PhaseName, RotationProgress, RotationRequest, RotationResponse, SecretState},
+};
+use tidewatch_shared::{certificate::KeyId, table};
+use tokio::time::{Instant, sleep};
+
+use crate::{
+    admin::{AdminClient, AdminFlags},
+    block_on, exit, output,
+    request::RefusedError,
+};
+
+/// Interval between two queries of the progress.
+const POLL: Duration = Duration::from_secs(1);
+/// Time without a response after which the command gives up; the rotation continues without it.
+const PATIENCE: Duration = Duration::from_secs(5 * 60);
+/// Stragglers that one report names.
+const MAX_NAMED: usize = 5;
+
+/// Arguments of `rotate-ca`.
+#[derive(Clone, Debug, Args)]
+pub struct RotateCa {
+    /// Seconds per phase after which the rotation continues without stragglers, which enrol again when they are back; by
+    /// default a phase waits for every runtime that is not away. Also applies to a rotation in progress
+    #[arg(long, value_name = "SECONDS")]
+    pub force_after: Option<u32>,
+
+    /// Begin the rotation and do not wait for its end
+    #[arg(long)]
+    pub no_wait: bool,
+
+    /// Print the receiver's JSON, one object per line
+    #[arg(long)]
+    pub json: bool,
+
+    /// The receiver to query.
+    #[command(flatten)]
+    pub admin: AdminFlags,
+}
+
+impl RotateCa {
+    pub(crate) fn run(&self) -> Result<u8> {
+        block_on(async {
+            let client = self.admin.connect().await?;
+            let order = RotationRequest { force_after_seconds: self.force_after };
+            let response = client.post(ROTATE_PATH, &order).await;
+            let response = response.with_context(|| format!("request a rotation: {client}"))?;
+            let RotationResponse { target } = serde_json::from_slice(&response).context("parse the response")?;
+            if self.no_wait {
+                self.print(&format!("The rotation to the root {target} is in progress"), &response)?;
+            } else {
+                self.follow(&client, &target).await.with_context(|| format!("query the rotation: {client}"))?;
+            }
+            Ok(exit::SUCCESS)
+        })
+    }
+
+    async fn follow(&self, client: &AdminClient, target: &KeyId) -> Result<()> {
+        let (mut printed, mut responded, mut is_known) = (String::new(), Instant::now(), false);
+        loop {
+            match client.get(ROTATION_PATH).await {
+                Ok(response) => {
+                    responded = Instant::now();
+                    let progress: RotationProgress = serde_json::from_slice(&response).context("parse the response")?;
+                    match (progress.target == *target, is_known) {
+                        (true, _) => is_known = true,
+                        // The receiver updates its progress once a second.
+                        (false, false) => {
+                            sleep(POLL).await;
+                            continue;
+                        }
+                        (false, true) => bail!("the root {target} was replaced by another one, {}", progress.target),
+                    }
+                    let text = text(&progress, Timestamp::now().as_second());
+                    if text != printed {
+                        self.print(&text, &response)?;
+                        printed = text;
+                    }
+                    if progress.phase == PhaseName::Steady {
+                        return Ok(());
+                    }
+                }
+                // The receiver may be restarting, or another one may be taking over.
+                Err(error) if responded.elapsed() < PATIENCE && is_transient(&error) => {}
+                Err(error) => return Err(error),
+            }
+            sleep(POLL).await;
+        }
+    }
+
+    fn print(&self, text: &str, response: &[u8]) -> Result<()> {
+        let line = if self.json { response.trim_ascii_end() } else { text.as_bytes() };
+        output::write(&[line, b"\n"].concat())
+    }
+}
+
+/// Reports whether a later query may succeed.
+fn is_transient(error: &anyhow::Error) -> bool {
+    // A standby responds with 404, since it has no rotation.
+    let refused = error.downcast_ref::<RefusedError>();
+    refused.is_none_or(|refused| refused.status.is_server_error() || refused.status == 404)
+}
+
+/// Text form. Only the minutes depend on the clock, so that an unchanged state is printed once a minute at most.
+fn text(progress: &RotationProgress, now: i64) -> String {
+    let RotationProgress { phase, since, target, runtimes, waiting_for, stragglers, secret, .. } = progress;
+    let mut text = match phase {
+        PhaseName::Steady => format!("The root is {target}; no rotation is under way"),
+        PhaseName::Spread => format!("{phase}: the root {target} goes to every runtime"),
+        PhaseName::Reissue => format!("{phase}: certificates are issued by the root {target}"),
+        PhaseName::Retire => format!("{phase}: the old root is removed"),
+    };
+    if *phase != PhaseName::Steady {
+        let minutes = now.saturating_sub(*since).max(0) / 60;
+        text.push_str(&format!("; {waiting_for} of {runtimes} runtimes are awaited, for {minutes} min"));
+    }
+    match secret {
+        SecretState::Good => {}
+        SecretState::Lost => text.push_str("; THE SECRET OF THE CA IS GONE"),
+        SecretState::Refused => text.push_str("; THE SECRET OF THE CA CANNOT BE USED"),
+    }
+    for straggler in stragglers.iter().take(MAX_NAMED) {
+        let (kyma, path) = (table::sanitize(&straggler.kyma), table::sanitize(&straggler.path));
+        text.push_str(&format!("\n  {kyma} {} ({path})", straggler.behind.as_str()));
+    }
+    if *waiting_for > MAX_NAMED {
+        text.push_str(&format!("\n  and {} more", waiting_for - MAX_NAMED.min(stragglers.len())));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn text_names_stragglers_and_is_one_line_without_any() {
+        let straggler = |name: usize| json!({"kyma": format!("kcp-system/k-{name}\u{1b}"), "runtimeId": "r", "path": "Proven", "behind": "bundle"});
+        let progress = |phase: &str, count: usize| {
+            let stragglers: Vec<_> = (0..count).map(straggler).collect();
+            let value = json!({"phase": phase, "since": 1_000, "target": "ab", "targetNotAfter": 0, "secret": "good",
+                "runtimes": 9, "waitingFor": count, "stragglers": stragglers});
+            serde_json::from_value::<RotationProgress>(value).unwrap()
+        };
+        assert_eq!(text(&progress("steady", 0), 9_000), "The root is ab; no rotation is under way");
+        let page = text(&progress("spread", 7), 1_130);
+        let lines: Vec<_> = page.lines().collect();
+        assert_eq!(lines[0], "spread: the root ab goes to every runtime; 7 of 9 runtimes are awaited, for 2 min");
+        assert_eq!(lines[1], "  kcp-system/k-0\u{fffd} has not confirmed the newest roots (Proven)");
+        assert_eq!((lines.len(), lines[6]), (7, "  and 2 more"));
+    }
+}

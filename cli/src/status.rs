@@ -1,0 +1,152 @@
+//! `status`: the agent of one runtime, through a port-forward in the runtime's cluster.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use bytes::Bytes;
+use clap::Args;
+use http::Request;
+use http_body_util::Full;
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use kube::{Api, ResourceExt as _, api::ListParams};
+use tidewatch_agent::status::{STATUS_PATH, Status};
+use tidewatch_receiver::{
+    base::key::KymaKey,
+    controllers::installer::pod_selector,
+    kube::{
+        leader::WriteFence,
+        runtime_access::{AccessSecret, Cidr, Metrics, RuntimeAccess, Settings, list_all},
+    },
+};
+use tidewatch_shared::names::{SKR_NAMESPACE, label};
+use tokio::time::timeout;
+
+use crate::{
+    block_on,
+    cluster::{ClusterFlags, LIST_LIMITS},
+    exit, output,
+    port_forward::{self, Target},
+};
+
+/// Deadline of the request to the agent, including the port-forward.
+const DEADLINE: Duration = Duration::from_secs(30);
+/// Limit of a response in bytes, above the status of 500 watches with long names and errors.
+const MAX_RESPONSE_BYTES: usize = 4 << 20;
+/// Port of the admin listener of an installed agent, on the loopback of its pod.
+const AGENT_ADMIN_PORT: u16 = 2113;
+
+/// Arguments of `status`.
+#[derive(Clone, Debug, Args)]
+pub struct StatusCommand {
+    /// Name of the Kyma in the control plane
+    pub kyma: String,
+
+    /// Print the agent's JSON unchanged
+    #[arg(long)]
+    pub json: bool,
+
+    /// Control plane with the Kyma and its access Secret.
+    #[command(flatten)]
+    pub cluster: ClusterFlags,
+
+    /// Networks in which runtimes are allowed although they are refused by default, as for the receiver
+    #[arg(long, env = "TIDEWATCH_ALLOW_RUNTIME_ADDRESSES", value_delimiter = ',', value_name = "CIDR")]
+    pub allow_runtime_addresses: Vec<Cidr>,
+
+    /// Further networks in which no runtime is allowed, as for the receiver
+    #[arg(long, env = "TIDEWATCH_DENY_RUNTIME_ADDRESSES", value_delimiter = ',', value_name = "CIDR")]
+    pub deny_runtime_addresses: Vec<Cidr>,
+}
+
+impl StatusCommand {
+    pub(crate) fn run(&self) -> Result<u8> {
+        let body = block_on(self.fetch())?;
+        let status: Status = serde_json::from_slice(&body).context("parse the response")?;
+        if self.json {
+            output::write(&body)?
+        } else {
+            output::write(status.page().as_bytes())?
+        }
+        Ok(exit::SUCCESS)
+    }
+
+    async fn fetch(&self) -> Result<Bytes> {
+        let access = self.access().await?;
+        let key = self.key();
+        let pods: Api<Pod> = Api::namespaced(access.client(&key)?, SKR_NAMESPACE);
+        // The incumbent's agent has the first label as well.
+        let selector = format!("{},{}={}", pod_selector(), label::PART_OF, label::PART_OF_TIDEWATCH);
+        let listed = list_all(&pods, &ListParams::default().labels(&selector), &LIST_LIMITS).await;
+        let pod = running_pod(&listed.with_context(|| format!("list the pods in {SKR_NAMESPACE} of the runtime"))?)?;
+        let target = Target { pod, port: AGENT_ADMIN_PORT };
+        let pods: Api<Pod> = Api::namespaced(access.upgrade_client(&key)?, SKR_NAMESPACE);
+        let request = Request::get(STATUS_PATH).body(Full::default())?;
+        let response = timeout(DEADLINE, port_forward::send(&pods, &target, request, MAX_RESPONSE_BYTES)).await;
+        let response = response.with_context(|| format!("no response within {DEADLINE:?}")).flatten();
+        response.with_context(|| format!("query the agent: pod {SKR_NAMESPACE}/{}", target.pod))
+    }
+
+    fn key(&self) -> KymaKey {
+        KymaKey::new(&*self.cluster.namespace, &*self.kyma)
+    }
+
+    /// Access to the runtime under the receiver's rules, without the permission to write.
+    async fn access(&self) -> Result<RuntimeAccess> {
+        let secrets: Api<Secret> = self.cluster.api(&self.cluster.client().await?);
+        let selected = ListParams::default().labels(&format!("{}={}", label::KYMA_NAME, self.kyma));
+        let secrets = list_all(&secrets, &selected, &LIST_LIMITS).await;
+        let secrets = secrets.with_context(|| format!("list the access Secrets in {}", self.cluster.namespace))?;
+        let settings = Settings {
+            allow: self.allow_runtime_addresses.clone(),
+            deny: self.deny_runtime_addresses.clone(),
+            fence: WriteFence::closed(),
+            ..Settings::default()
+        };
+        let access = RuntimeAccess::new(settings, Metrics::default());
+        access.set_secrets(&self.key(), &secrets.iter().map(AccessSecret::from).collect::<Vec<_>>());
+        Ok(access)
+    }
+}
+
+/// Name of the agent's pod that runs and is not being deleted.
+fn running_pod(pods: &[Pod]) -> Result<String> {
+    let phase = |pod: &Pod| pod.status.as_ref().and_then(|status| status.phase.clone()).unwrap_or_default();
+    let is_running = |pod: &&Pod| phase(pod) == "Running" && pod.metadata.deletion_timestamp.is_none();
+    if let Some(pod) = pods.iter().find(is_running) {
+        return Ok(pod.name_any());
+    }
+    let phases: Vec<_> = pods.iter().map(|pod| format!("{} {}", pod.name_any(), phase(pod))).collect();
+    if phases.is_empty() {
+        bail!("the runtime has no agent pod in {SKR_NAMESPACE}");
+    }
+    bail!("no agent pod of the runtime is running: {}", phases.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+    use tidewatch_agent::config::DEFAULT_ADMIN_ADDRESS;
+
+    use super::*;
+
+    fn pod(name: &str, phase: &str, deleted: &Value) -> Pod {
+        let metadata = json!({"name": name, "deletionTimestamp": deleted});
+        serde_json::from_value(json!({"metadata": metadata, "status": {"phase": phase}})).unwrap()
+    }
+
+    #[test]
+    fn running_pod_is_neither_pending_nor_deleted() {
+        let deleted = json!("2026-01-01T00:00:00Z");
+        let (pending, old, new) =
+            (pod("a", "Pending", &Value::Null), pod("b", "Running", &deleted), pod("c", "Running", &Value::Null));
+        assert_eq!(running_pod(&[pending.clone(), old.clone(), new]).unwrap(), "c");
+        let error = running_pod(&[pending, old]).unwrap_err().to_string();
+        assert_eq!(error, "no agent pod of the runtime is running: a Pending, b Running");
+        assert!(running_pod(&[]).unwrap_err().to_string().contains("has no agent pod"));
+    }
+
+    #[test]
+    fn admin_port_is_the_agents_default() {
+        assert!(DEFAULT_ADMIN_ADDRESS.ends_with(&format!(":{AGENT_ADMIN_PORT}")));
+    }
+}

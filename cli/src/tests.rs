@@ -1,0 +1,66 @@
+use clap::CommandFactory as _;
+
+use super::{
+    catalog::{Catalog, CatalogCommand},
+    *,
+};
+
+fn parse(arguments: &[&str]) -> Result<Command, clap::Error> {
+    Cli::try_parse_from([&["tidewatch"], arguments].concat()).map(|cli| cli.command)
+}
+
+#[test]
+fn arguments_select_the_command() {
+    Cli::command().debug_assert();
+    let Ok(Command::Fleet(fleet)) = parse(&["fleet", "--json"]) else { panic!() };
+    assert!(fleet.json && !fleet.check && fleet.admin.admin_url.is_none());
+    let rotate = parse(&["rotate-ca", "--force-after", "60", "--no-wait"]);
+    assert!(matches!(rotate, Ok(Command::RotateCa(rotate_ca::RotateCa { force_after: Some(60), no_wait: true, .. }))));
+    let check = parse(&["catalog", "check", "a.yaml", "-", "--against", "b", "--json"]);
+    let Ok(Command::Catalog(Catalog { command: CatalogCommand::Check(check) })) = check else { panic!("{check:?}") };
+    assert_eq!((check.files.len(), check.against.len(), check.json, check.whole), (2, 1, true, false));
+    let show = parse(&["catalog", "show", "k", "-n", "kcp"]);
+    let Ok(Command::Catalog(Catalog { command: CatalogCommand::Show(show) })) = show else { panic!("{show:?}") };
+    assert_eq!((&*show.kyma, &*show.live.cluster.namespace), ("k", "kcp"));
+    let status = parse(&["status", "k", "--json", "--allow-runtime-addresses", "10.0.0.0/8,127.0.0.1"]);
+    let Ok(Command::Status(status)) = status else { panic!("{status:?}") };
+    assert_eq!((&*status.kyma, status.json, status.allow_runtime_addresses.len()), ("k", true, 2));
+    for invalid in [
+        &["catalog"][..],
+        &["catalog", "check"],
+        &["catalog", "check", "a", "--whole"],
+        &["catalog", "show"],
+        &["catalog", "diff"],
+        &["fleet", "--admin-url", "ftp://x"],
+        &["fleet", "--token-file", "t"],
+        &["fleet", "--ca-file", "c"],
+        &["status"],
+        &["completions", "cmd"],
+        &["man"],
+    ] {
+        assert!(parse(invalid).is_err(), "{invalid:?}");
+    }
+}
+
+/// Every command that does something, by its path.
+fn leaves(command: &clap::Command, path: &str) -> Vec<(String, clap::Command)> {
+    let path = format!("{path} {}", command.get_name());
+    let mut children = command.get_subcommands().filter(|child| child.get_name() != "help").peekable();
+    match children.peek() {
+        None => vec![(path, command.clone())],
+        Some(_) => children.flat_map(|child| leaves(child, &path)).collect(),
+    }
+}
+
+#[test]
+fn help_documents_exit_codes_and_every_argument() {
+    let leaves = leaves(&Cli::command(), "");
+    assert_eq!(leaves.len(), 8, "{leaves:?}");
+    for (path, mut command) in leaves {
+        let help = command.render_long_help().to_string();
+        assert!(help.contains("Exit codes: 0 "), "{path}: {help}");
+        for argument in command.get_arguments() {
+            assert!(argument.get_help().is_some(), "{path} {}", argument.get_id());
+        }
+    }
+}
