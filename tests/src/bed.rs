@@ -1,4 +1,4 @@
-//! The test bed: one etcd, a KCP, and any number of runtimes, each started when it is first asked for.
+//! The test bed: one etcd, a KCP, and any number of runtimes, each started on first use.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -24,7 +24,7 @@ use crate::{
         cluster::ClusterError,
         etcd::{Etcd, EtcdError},
     },
-    progress::say,
+    progress::print_line,
 };
 
 mod folder;
@@ -32,11 +32,11 @@ mod folder;
 use folder::Folder;
 pub use folder::FolderError;
 
-/// More API servers than this do not fit on a machine for tests (250 MiB each).
+/// Most clusters of a test bed: the API servers take 250 MiB each, and more do not fit on a machine for tests.
 pub const MAX_CLUSTERS: usize = 21;
 const KCP: &str = "kcp";
 
-/// Why the test bed does not stand.
+/// Failure of the test bed.
 #[derive(Debug, thiserror::Error)]
 pub enum BedError {
     /// A binary is missing.
@@ -45,18 +45,18 @@ pub enum BedError {
     /// Its folder cannot be made.
     #[error("make the test bed's folder")]
     Folder(#[from] FolderError),
-    /// etcd.
+    /// etcd did not start.
     #[error("start the store")]
     Etcd(#[from] EtcdError),
-    /// A cluster.
+    /// A cluster did not start.
     #[error("start the cluster {0}")]
     Cluster(String, #[source] Box<ClusterError>),
-    /// The name cannot be that of a cluster.
-    #[error("{0:?} is no name for a runtime: lower-case letters, digits and dashes, at most 40, and not \"kcp\"")]
+    /// Not a valid name of a runtime.
+    #[error("{0:?} is not a valid runtime name: at most 40 lower-case letters, digits and dashes, and not \"kcp\"")]
     Name(String),
-    /// The cluster runs already, made of other parts than now asked.
-    #[error("the runtime {0} was started {1}")]
-    Otherwise(String, &'static str),
+    /// The cluster runs already, with other components than requested.
+    #[error("the runtime {0} already runs {1}")]
+    OtherKind(String, &'static str),
     /// Too many clusters.
     #[error("a test bed has at most {MAX_CLUSTERS} clusters")]
     TooMany,
@@ -64,16 +64,16 @@ pub enum BedError {
 
 type Slot = Arc<OnceCell<Arc<Cluster>>>;
 
-/// What a cluster consists of.
+/// Components of a cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum ClusterKind {
     ApiOnly,
     Workloads,
     Kubelet,
     OwnStore,
 }
 
-impl Kind {
+impl ClusterKind {
     const fn admission(self) -> Admission {
         match self {
             Self::ApiOnly | Self::OwnStore => Admission::ApiOnly,
@@ -82,7 +82,7 @@ impl Kind {
         }
     }
 
-    const fn described(self) -> &'static str {
+    const fn description(self) -> &'static str {
         match self {
             Self::ApiOnly => "without workloads",
             Self::Workloads => "with workloads",
@@ -96,14 +96,14 @@ impl Kind {
 /// the folder stays and its path is written to stderr.
 #[derive(Debug)]
 pub struct TestBed {
-    clusters: Mutex<BTreeMap<String, (Kind, Slot)>>,
+    clusters: Mutex<BTreeMap<String, (ClusterKind, Slot)>>,
     etcd: Etcd,
     binaries: Binaries,
     folder: Folder,
 }
 
 impl TestBed {
-    /// Starts etcd, after building what is missing.
+    /// Starts etcd, after building missing binaries.
     ///
     /// # Errors
     /// See [`BedError`].
@@ -128,16 +128,16 @@ impl TestBed {
     /// # Errors
     /// See [`BedError`].
     pub async fn kcp(&self) -> Result<Arc<Cluster>, BedError> {
-        self.cluster(KCP, Kind::ApiOnly).await
+        self.cluster(KCP, ClusterKind::ApiOnly).await
     }
 
-    /// The runtime of that name: an API server alone. Namespaces that are deleted there stay `Terminating`, and nothing
-    /// is collected by owner.
+    /// The runtime of that name: an API server alone. Deleted namespaces stay `Terminating` there, and there is no
+    /// garbage collection by owner references.
     ///
     /// # Errors
     /// See [`BedError`].
     pub async fn runtime(&self, name: &str) -> Result<Arc<Cluster>, BedError> {
-        self.cluster(runtime_name(name)?, Kind::ApiOnly).await
+        self.cluster(runtime_name(name)?, ClusterKind::ApiOnly).await
     }
 
     /// The runtime of that name, with controller manager, scheduler and kwok: Deployments become Available.
@@ -145,7 +145,7 @@ impl TestBed {
     /// # Errors
     /// See [`BedError`].
     pub async fn runtime_with_workloads(&self, name: &str) -> Result<Arc<Cluster>, BedError> {
-        self.cluster(runtime_name(name)?, Kind::Workloads).await
+        self.cluster(runtime_name(name)?, ClusterKind::Workloads).await
     }
 
     /// The runtime of that name, with a controller manager alone: Deployments get their pods, and a [`crate::kubelet::Kubelet`] runs
@@ -154,18 +154,18 @@ impl TestBed {
     /// # Errors
     /// See [`BedError`].
     pub async fn runtime_for_kubelet(&self, name: &str) -> Result<Arc<Cluster>, BedError> {
-        self.cluster(runtime_name(name)?, Kind::Kubelet).await
+        self.cluster(runtime_name(name)?, ClusterKind::Kubelet).await
     }
 
-    /// The runtime of that name: an API server with an etcd of its own, which a test may kill, compact or set back.
+    /// The runtime of that name: an API server with an etcd of its own, which a test may kill, compact or restore.
     ///
     /// # Errors
     /// See [`BedError`].
     pub async fn runtime_with_store(&self, name: &str) -> Result<Arc<Cluster>, BedError> {
-        self.cluster(runtime_name(name)?, Kind::OwnStore).await
+        self.cluster(runtime_name(name)?, ClusterKind::OwnStore).await
     }
 
-    /// The test bed's folder; each cluster has one of its own in it.
+    /// The test bed's folder, with one folder for each cluster.
     #[must_use]
     pub fn dir(&self) -> &Path {
         self.folder.path()
@@ -183,7 +183,8 @@ impl TestBed {
         &self.etcd
     }
 
-    /// Kills a runtime for good and makes room for another one. Its logs and data stay with the test bed; its name is not used again.
+    /// Kills a runtime for good and frees its place. Its logs and data stay with the test bed; its name must not be
+    /// used again.
     pub fn stop(&self, name: &str) {
         let stopped = self.clusters.lock().unwrap_or_else(PoisonError::into_inner).remove(name);
         if let Some(cluster) = stopped.as_ref().and_then(|(_, slot)| slot.get()) {
@@ -191,15 +192,15 @@ impl TestBed {
         }
     }
 
-    /// Keeps the folder whatever happens. For what fails without a panic.
+    /// Keeps the folder unconditionally, for failures without a panic.
     pub fn keep(&self) {
         self.folder.keep();
     }
 
-    async fn cluster(&self, name: &str, kind: Kind) -> Result<Arc<Cluster>, BedError> {
+    async fn cluster(&self, name: &str, kind: ClusterKind) -> Result<Arc<Cluster>, BedError> {
         let slot = self.slot(name, kind)?;
         let started = slot.get_or_try_init(|| async {
-            let store = (kind != Kind::OwnStore).then(|| self.etcd.url());
+            let store = (kind != ClusterKind::OwnStore).then(|| self.etcd.url());
             let cluster = Cluster::start(&self.binaries, self.dir(), name, store, kind.admission()).await;
             cluster.map(Arc::new).map_err(|e| {
                 self.keep();
@@ -209,11 +210,11 @@ impl TestBed {
         Ok(Arc::clone(started.await?))
     }
 
-    fn slot(&self, name: &str, kind: Kind) -> Result<Slot, BedError> {
+    fn slot(&self, name: &str, kind: ClusterKind) -> Result<Slot, BedError> {
         let mut clusters = self.clusters.lock().unwrap_or_else(PoisonError::into_inner);
         match clusters.get(name) {
             Some((started, slot)) if *started == kind => Ok(Arc::clone(slot)),
-            Some((started, _)) => Err(BedError::Otherwise(name.to_owned(), started.described())),
+            Some((started, _)) => Err(BedError::OtherKind(name.to_owned(), started.description())),
             None if clusters.len() >= MAX_CLUSTERS => Err(BedError::TooMany),
             None => {
                 let slot = Slot::default();
@@ -226,7 +227,7 @@ impl TestBed {
 
 impl Drop for TestBed {
     fn drop(&mut self) {
-        // The API servers before their store: without it their orderly end takes a minute.
+        // Kills the API servers before their store: without it their orderly end takes a minute.
         let clusters = self.clusters.get_mut().unwrap_or_else(PoisonError::into_inner);
         for (_, slot) in clusters.values() {
             if let Some(cluster) = slot.get() {
@@ -245,29 +246,29 @@ fn keep_always() -> bool {
 }
 
 fn runtime_name(name: &str) -> Result<&str, BedError> {
-    let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
-    let good = (1..=40).contains(&name.len()) && name.chars().all(plain) && name != KCP && name != "etcd";
-    good.then_some(name).ok_or_else(|| BedError::Name(name.to_owned()))
+    let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    let valid = (1..=40).contains(&name.len()) && name.chars().all(allowed) && name != KCP && name != "etcd";
+    valid.then_some(name).ok_or_else(|| BedError::Name(name.to_owned()))
 }
 
 static SHARED: OnceCell<TestBed> = OnceCell::const_new();
 
-/// Keeps the folder of the shared test bed, for a test that fails by an error: that is no panic.
+/// Keeps the folder of the shared test bed, for a test that fails by an error instead of a panic.
 pub fn keep_shared() {
     if let Some(bed) = SHARED.get()
         && bed.folder.keeper().keep()
     {
-        say(&format!("the shared test bed's logs and data are kept in {}", bed.dir().display()));
+        print_line(&format!("the shared test bed's logs and data are kept in {}", bed.dir().display()));
     }
 }
 
-/// The one test bed that the tests of a binary share where they can be told apart by name.
+/// The test bed that the tests of a binary share, each with names of its own.
 ///
 /// A static is never dropped: the processes die with the binary, and the folder is removed when the next test bed
 /// starts, unless a test panicked.
 ///
 /// # Errors
-/// See [`BedError`]; the next caller tries again.
+/// See [`BedError`]; the next call retries.
 pub async fn shared() -> Result<&'static TestBed, BedError> {
     SHARED
         .get_or_try_init(|| async {
@@ -279,7 +280,7 @@ pub async fn shared() -> Result<&'static TestBed, BedError> {
             let before = std::panic::take_hook();
             std::panic::set_hook(Box::new(move |panic| {
                 if folder.keep() {
-                    say(&format!("the shared test bed's logs and data are kept in {}", folder.path().display()));
+                    print_line(&format!("the shared test bed's logs and data are kept in {}", folder.path().display()));
                 }
                 before(panic);
             }));

@@ -1,4 +1,4 @@
-//! A collector of traces: takes what programs export over OTLP (gRPC), and remembers the spans.
+//! A trace collector: receives spans over OTLP (gRPC), and stores them.
 
 use std::{
     convert::Infallible,
@@ -19,11 +19,11 @@ use hyper::{
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::{net::TcpListener, task::JoinSet};
 
-/// One export, at most.
+/// Most bytes of one export.
 const BODY_BYTES: usize = 16 << 20;
-/// Compressed or not, and a length (gRPC over HTTP2, "Length-Prefixed-Message").
+/// Compression flag and length (gRPC over HTTP2, "Length-Prefixed-Message").
 const PREFIX: usize = 5;
-/// The answer to every export: an empty message.
+/// The response to every export: an empty message.
 const EMPTY: Bytes = Bytes::from_static(&[0; PREFIX]);
 
 /// A span that has ended. Ids are in hexadecimal.
@@ -37,9 +37,9 @@ pub struct Span {
     pub trace: String,
     /// Its id.
     pub id: String,
-    /// What it continues; empty for the first of a trace.
+    /// Id of the parent span; empty for the root of a trace.
     pub parent: String,
-    /// The traces of what it links to.
+    /// Traces of the linked spans.
     pub links: Vec<String>,
     /// Nanoseconds since 1970.
     pub begun: u64,
@@ -60,7 +60,7 @@ impl Collector {
     /// Listens on a port of its own.
     ///
     /// # Errors
-    /// When there is none.
+    /// When no port can be bound.
     pub async fn start() -> io::Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
         let (address, spans) = (listener.local_addr()?, Spans::default());
@@ -69,13 +69,13 @@ impl Collector {
         Ok(Self { address, spans, _serving: serving })
     }
 
-    /// For `--otlp-endpoint`.
+    /// Value for `--otlp-endpoint`.
     #[must_use]
     pub fn endpoint(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// What was exported so far.
+    /// The spans exported so far.
     #[must_use]
     pub fn spans(&self) -> Vec<Span> {
         self.spans.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -92,13 +92,13 @@ async fn serve(listener: TcpListener, spans: Spans) {
             async move { Ok::<_, Infallible>(take(request, &spans).await) }
         });
         connections.spawn(async move {
-            // An exporter whose connection broke opens another one.
+            // An exporter opens another connection after a break.
             let _ = http2::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(tcp), service).await;
         });
     }
 }
 
-/// Takes one export.
+/// Receives one export.
 async fn take(
     request: Request<Incoming>,
     spans: &Spans,
@@ -115,8 +115,8 @@ async fn take(
     answer
 }
 
-/// The spans of an `ExportTraceServiceRequest`; `None` if it is none. Numbers are those of the fields in opentelemetry-proto,
-/// `trace/v1/trace.proto`.
+/// The spans of an `ExportTraceServiceRequest`; `None` for malformed bytes. Numbers are those of the fields in
+/// opentelemetry-proto, `trace/v1/trace.proto`.
 fn spans(message: &[u8]) -> Option<Vec<Span>> {
     let mut spans = Vec::new();
     for of_resource in all(message, 1)? {
@@ -174,7 +174,7 @@ fn all(message: &[u8], wanted: u64) -> Option<Vec<&[u8]>> {
     Some(fields.filter(|(number, _)| *number == wanted).map(|(_, value)| value).collect())
 }
 
-/// The fields of a protobuf message with their bytes, those of a varint left out; `None` if it is none.
+/// The fields of a protobuf message with their bytes, without varint fields; `None` for malformed bytes.
 fn fields(mut message: &[u8]) -> Option<Vec<(u64, &[u8])>> {
     let mut fields = Vec::new();
     while !message.is_empty() {
@@ -222,7 +222,7 @@ mod tests {
     #[test]
     fn an_export_is_read_and_garbage_is_not() {
         let attribute = [field(1, b"service.name"), field(2, &field(1, b"agent"))].concat();
-        // A varint of two bytes among them, and a number of eight.
+        // Includes a varint of two bytes, and a fixed-width number of eight.
         let times = [&[7 << 3 | 1][..], &7_u64.to_le_bytes(), &[6 << 3, 0x80, 1]].concat();
         let span = [field(1, &[0xab; 16]), field(2, &[1; 8]), field(5, b"name"), times].concat();
         let link = field(13, &field(1, &[0xcd; 16]));

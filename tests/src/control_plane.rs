@@ -11,4 +11,4 @@ pub mod workloads;
 pub use apiserver::Admission;
 pub use binaries::{Binaries, Tool};
 pub use cluster::Cluster;
-pub use credentials::Person;
+pub use credentials::ClusterUser;

@@ -1,4 +1,5 @@
-//! The main job, shown: KCP and two runtimes, receiver and agents, a catalog of three modules, and four acts with a timeline each.
+//! Demonstration of the main use case: KCP and two runtimes, receiver and agents, a catalog of three modules, and four
+//! acts with a timeline each.
 
 mod acts;
 mod cli;
@@ -15,41 +16,41 @@ use tidewatch_shared::api::State;
 
 use crate::{
     bed::TestBed,
-    control_plane::{Person, Tool},
+    control_plane::{ClusterUser, Tool},
     landscape::{Landscape, Options, Runtime, until},
     product::build_binaries,
-    progress::{Step, say},
+    progress::{Step, print_line},
 };
 
 pub use cli::main;
 pub use timeline::Timeline;
 
-/// The namespace of the demo in KCP: the field's usual one.
+/// Namespace of the demo in KCP, the usual one.
 const NAMESPACE: &str = "kcp-system";
-/// The modules of the catalog with the versions of `regular` and `fast`.
+/// Modules of the catalog with the versions of `regular` and `fast`.
 const MODULES: [(&str, &str, &str); 3] =
     [("template-operator", "1.0.0", "1.1.0"), ("serverless", "2.3.0", "2.4.0"), ("telemetry", "1.20.0", "1.21.0")];
 
-/// Everything that runs while the demo runs.
+/// All processes of the demo.
 pub struct Demo {
     runtimes: Vec<Runtime>,
     landscape: Arc<Landscape>,
-    // Last: what hangs on it ends first.
+    // Last field: the others depend on it and are dropped first.
     bed: TestBed,
 }
 
 impl Demo {
-    /// Builds what is missing and starts everything; progress goes to stderr.
+    /// Builds missing binaries and starts all processes; progress goes to stderr.
     ///
     /// # Errors
-    /// When something does not start; the text says what, with the end of its log.
+    /// When a process does not start; the text names it, with the end of its log.
     pub async fn start() -> Result<Self> {
         build_binaries().await?;
         let bed = TestBed::start().await?;
         let step = Step::begin("starting KCP and two runtimes");
         let (kcp, one, two) = tokio::try_join!(bed.kcp(), bed.runtime("one"), bed.runtime("two"))?;
         step.done();
-        let step = Step::begin("starting the receiver, and registering both runtimes");
+        let step = Step::begin("starting the receiver and registering both runtimes");
         let landscape =
             Arc::new(Landscape::prepare(kcp, NAMESPACE, Options { stamps: true, ..Options::default() }).await?);
         for (module, regular, fast) in MODULES {
@@ -58,7 +59,7 @@ impl Demo {
         landscape.start_receiver().await?;
         let runtimes = try_join_all([one, two].map(|cluster| landscape.register(cluster))).await?;
         step.done();
-        let step = Step::begin("starting the agents, and waiting until both runtimes are in sync");
+        let step = Step::begin("starting the agents and waiting for both runtimes to be in sync");
         try_join_all(runtimes.iter().map(Runtime::start_agent)).await?;
         for runtime in &runtimes {
             until("the runtime's Kyma to be ready", async || {
@@ -74,10 +75,10 @@ impl Demo {
     /// Plays the four acts, one after the other.
     ///
     /// # Errors
-    /// When an act does not come true.
+    /// When the expected result of an act does not appear.
     pub async fn play(&self) -> Result<Vec<Timeline>> {
         let (module, regular, fast) = MODULES[0];
-        let [one, two] = &self.runtimes[..] else { anyhow::bail!("the demo has two runtimes") };
+        let [one, two] = &self.runtimes[..] else { anyhow::bail!("the demo needs exactly two runtimes") };
         let mut timelines = Vec::new();
         for act in [
             acts::Act::Enable { runtime: one, module },
@@ -85,14 +86,14 @@ impl Demo {
             acts::Act::Tamper { runtime: two, module },
             acts::Act::Disable { runtime: one, module },
         ] {
-            let timeline = act.play(&self.landscape).await.with_context(|| format!("{act} did not come true"))?;
-            say(&timeline.to_string());
+            let timeline = act.play(&self.landscape).await.with_context(|| format!("no result of {act}"))?;
+            print_line(&timeline.to_string());
             timelines.push(timeline);
         }
         Ok(timelines)
     }
 
-    /// Lines to copy for whoever wants to look around.
+    /// Command lines to copy for exploring the demo.
     ///
     /// # Errors
     /// When there is no `kubectl` and none can be built.
@@ -101,17 +102,17 @@ impl Demo {
             Some(kubectl) => kubectl,
             None => self.bed.binaries().get(Tool::Kubectl).await?,
         };
-        let mut lines = format!("Everything stays up until Ctrl-C. Logs are in {}. Try:\n", self.bed.dir().display());
-        let kcp = self.landscape.kcp().kubeconfig_path(Person::User);
+        let mut lines = format!("All processes run until Ctrl-C. Logs are in {}. Try:\n", self.bed.dir().display());
+        let kcp = self.landscape.kcp().kubeconfig_path(ClusterUser::User);
         let mut line = |kubeconfig: &std::path::Path, rest: &str| {
             lines.push_str(&format!("  {} --kubeconfig {} {rest}\n", kubectl.display(), kubeconfig.display()));
         };
         line(&kcp, &format!("-n {NAMESPACE} get kymas,manifests,moduletemplates,modulereleasemetas"));
         for runtime in &self.runtimes {
-            let kubeconfig = runtime.cluster().kubeconfig_path(Person::User);
+            let kubeconfig = runtime.cluster().kubeconfig_path(ClusterUser::User);
             line(&kubeconfig, "-n kyma-system get kymas,moduletemplates,modulereleasemetas,leases");
         }
-        let kubeconfig = self.runtimes[0].cluster().kubeconfig_path(Person::User);
+        let kubeconfig = self.runtimes[0].cluster().kubeconfig_path(ClusterUser::User);
         let patch = json!({"spec": {"modules": [{"name": "telemetry"}]}});
         line(&kubeconfig, &format!("-n kyma-system patch kyma default --type merge -p '{patch}'"));
         Ok(lines)

@@ -1,17 +1,18 @@
-//! A light fake API server: thousands of runtimes behind one port of this process, told apart by the path that their kubeconfigs begin with.
+//! A light fake API server: thousands of runtimes behind one port of this process, distinguished by the path prefix in
+//! their kubeconfigs.
 //!
-//! It serves what the receiver does in a runtime and what an agent needs: discovery, get, list in pages, watch with bookmarks and
-//! 410, create, update, merge patch, apply, delete, status subresources, metadata-only forms, and custom resources only while
-//! their definition is there. Each signs the tokens of its agent with a key of its own, tells that key and knows its tokens again, so
-//! that agents can enrol. It approximates where real API servers would cost too much:
+//! It serves the requests of the receiver and of an agent: discovery, get, list in pages, watch with bookmarks and 410,
+//! create, update, merge patch, apply, delete, status subresources, metadata-only forms, and custom resources only
+//! while their definition exists. Each runtime signs the tokens of its agent with a key of its own, serves that key and
+//! reviews its tokens, so that agents can enrol. It approximates where real API servers would cost too much:
 //!
-//! * an apply is a merge: field ownership is noted (`managedFields` names who applied) and never consulted, so what an applier no
-//!   longer says stays, and lists are atomic;
+//! * an apply is a merge: field ownership is recorded (`managedFields` names the applier) and never consulted, so
+//!   fields that an applier drops stay, and lists are atomic;
 //! * nothing is validated, defaulted or authorised beyond the one token;
-//! * one version of each kind, no namespaces that must exist, no garbage collection;
+//! * one version of each kind, no required namespaces, no garbage collection;
 //! * a definition is established at once.
 //!
-//! What objects of many runtimes have in common (definitions, plans, catalogs) is kept once.
+//! Texts that objects of many runtimes share (definitions, plans, catalogs) are stored once.
 
 use std::{
     collections::HashMap,
@@ -47,10 +48,10 @@ mod watch;
 
 pub use calls::Calls;
 pub use cluster::FakeCluster;
-use store::Shelf;
+use store::TextPool;
 
 /// See the module. Dropping it ends the server.
-pub struct Fake {
+pub struct FakeApiServer {
     address: SocketAddr,
     authority: String,
     token: String,
@@ -58,19 +59,19 @@ pub struct Fake {
     serving: tokio::task::JoinHandle<()>,
 }
 
-/// What all runtimes of a fake share.
+/// State shared by all runtimes of a fake.
 pub(crate) struct Shared {
     clusters: Mutex<HashMap<String, FakeCluster>>,
-    shelf: Arc<Shelf>,
+    texts: Arc<TextPool>,
     authorization: String,
     calls: AtomicU64,
-    /// Each connection holds one more.
+    /// Each connection holds a clone, so the reference count is their number plus one.
     open: Arc<()>,
     delay: Mutex<Duration>,
 }
 
-impl Fake {
-    /// Listens on a free port of loopback and serves from now on, on the caller's tokio runtime.
+impl FakeApiServer {
+    /// Listens on a free port of loopback and serves from now on, on the caller's tokio executor.
     ///
     /// # Errors
     /// When no certificate can be made or no port is free.
@@ -83,7 +84,7 @@ impl Fake {
         let token = BASE64_URL_SAFE_NO_PAD.encode(random);
         let shared = Arc::new(Shared {
             clusters: Mutex::default(),
-            shelf: Arc::default(),
+            texts: Arc::default(),
             authorization: format!("Bearer {token}"),
             calls: AtomicU64::new(0),
             open: Arc::default(),
@@ -93,11 +94,12 @@ impl Fake {
         Ok(Self { address, authority, token, shared, serving })
     }
 
-    /// The runtime of that name, which is served from the first call on. A name is letters, digits, dashes and dots.
+    /// The runtime of that name, which is served from the first call on. A name consists of letters, digits, dashes and
+    /// dots.
     #[must_use]
     pub fn cluster(&self, name: &str) -> FakeCluster {
         let mut clusters = self.shared.clusters.lock().unwrap_or_else(PoisonError::into_inner);
-        clusters.entry(name.to_owned()).or_insert_with(|| FakeCluster::new(self.shared.shelf.clone())).clone()
+        clusters.entry(name.to_owned()).or_insert_with(|| FakeCluster::new(self.shared.texts.clone())).clone()
     }
 
     /// A kubeconfig in JSON for the runtime of that name: for an access Secret, and for an agent.
@@ -114,25 +116,25 @@ impl Fake {
         .to_string()
     }
 
-    /// From now on every answer but the lines of a watch comes so much later: a slow network, or a busy API server.
+    /// Delays every response except the lines of a watch from now on, like a slow network or a busy API server.
     pub fn set_delay(&self, delay: Duration) {
         *self.shared.delay.lock().unwrap_or_else(PoisonError::into_inner) = delay;
     }
 
-    /// The calls of all runtimes so far, refused ones included.
+    /// Requests to all runtimes so far, refused ones included.
     #[must_use]
     pub fn calls(&self) -> u64 {
         self.shared.calls.load(Ordering::Relaxed)
     }
 
-    /// The connections that are open now, to all runtimes.
+    /// Open connections to all runtimes.
     #[must_use]
     pub fn connections(&self) -> usize {
         Arc::strong_count(&self.shared.open) - 1
     }
 }
 
-impl Drop for Fake {
+impl Drop for FakeApiServer {
     fn drop(&mut self) {
         self.serving.abort();
     }
@@ -166,7 +168,7 @@ fn tls() -> Result<(Arc<ServerConfig>, String)> {
             vec![leaf.der().clone()],
             PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der())),
         )?;
-    // Tickets for thousands of clients that never come back would only cost memory.
+    // Session tickets for thousands of clients that never resume would only cost memory.
     config.send_tls13_tickets = 0;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok((Arc::new(config), authority.pem()))

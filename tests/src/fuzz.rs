@@ -1,6 +1,6 @@
-//! What the parsers of others' bytes must hold, whatever the bytes are: of what runtimes, proxies and configuration send, and of what an
-//! agent is answered and told. Each function here is the body of a fuzz target
-//! in `tests/fuzz`, and of a short run on stable in this crate's own tests. A broken promise is a panic.
+//! Invariants of the parsers of untrusted bytes, for any input: bytes from runtimes, proxies and configuration, and the
+//! responses and watch events that an agent reads. Each function here is the body of a fuzz target in `tests/fuzz`, and
+//! of a short run on stable in this crate's own tests. A violated invariant panics.
 
 mod agent;
 mod seeds;
@@ -9,9 +9,9 @@ use std::sync::LazyLock;
 
 use serde_json::Value;
 use tidewatch_receiver::{
-    enrolment::{Keys, MAX_KEYS_BYTES, Token},
-    pki::Request,
-    runtime_access::kubeconfig::RuntimeKubeconfig,
+    ingress::enrolment::{KeySet, MAX_KEY_SET_BYTES, Token},
+    kube::runtime_access::kubeconfig::RuntimeKubeconfig,
+    pki::SigningRequest,
 };
 use tidewatch_shared::{
     enrolment::{CertificateRequest, MAX_REQUEST_BYTES, MAX_TOKEN_BYTES},
@@ -19,23 +19,23 @@ use tidewatch_shared::{
     forwarded,
     heartbeat::{self, Heartbeat},
     plan::{self, Plan, carries_secrets},
-    signature::{Message, Signed, WINDOW_SECONDS, verify},
+    signature::{Message, SignedRequest, WINDOW_SECONDS, verify},
     v2,
 };
 
 pub use agent::{agent_config, answers, certificate_answer, discovery, refusal, trust_answer, watch};
 pub use seeds::seeds;
 
-/// A target by its name.
+/// A fuzz target.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// As the file in `tests/fuzz/fuzz_targets` and the folder of its corpus are called.
+    /// Name of its file in `tests/fuzz/fuzz_targets` and of its corpus folder.
     pub name: &'static str,
-    /// Panics when a promise is broken.
+    /// Panics when an invariant is violated.
     pub run: fn(&[u8]),
 }
 
-/// Every target.
+/// All targets.
 pub const TARGETS: [Target; 20] = [
     Target { name: "signature", run: signature },
     Target { name: "client_cert", run: client_cert },
@@ -59,8 +59,8 @@ pub const TARGETS: [Target; 20] = [
     Target { name: "agent_config", run: agent_config },
 ];
 
-/// The three fields of a signature, one a line, for a request whose signature is known: nothing but the very fields that were
-/// signed is taken, apart from the signature's own bytes, and only within their time.
+/// The three fields of a signature, one per line, for a request with a known signature: verification accepts only the
+/// signed fields, apart from the signature's own bytes, and only within their time window.
 pub fn signature(data: &[u8]) {
     static GOOD: LazyLock<seeds::Signed> = LazyLock::new(seeds::signed);
     let Ok(text) = std::str::from_utf8(data) else { return };
@@ -70,10 +70,10 @@ pub fn signature(data: &[u8]) {
     let good = &*GOOD;
     let message =
         Message { method: "POST", authority: "kcp.test", path: "/v3/events", content_type: "application/json" };
-    let signed = Signed { message, content_digest, signature_input, signature, body: seeds::BODY };
+    let signed = SignedRequest { message, content_digest, signature_input, signature, body: seeds::BODY };
     for offset in [0, WINDOW_SECONDS, WINDOW_SECONDS + 1, i64::MAX - seeds::NOW] {
         if let Ok(verified) = verify(&signed, &good.leaf, seeds::NOW + offset) {
-            assert!(offset <= WINDOW_SECONDS, "a signature held for too long");
+            assert!(offset <= WINDOW_SECONDS, "a signature was accepted after its time window");
             assert_eq!(
                 (content_digest, signature_input),
                 (&*good.headers.content_digest, &*good.headers.signature_input)
@@ -83,7 +83,7 @@ pub fn signature(data: &[u8]) {
     }
 }
 
-/// A `Client-Cert` field: what is read is written the same way.
+/// A `Client-Cert` field: encoding the parsed certificate yields the same field.
 pub fn client_cert(data: &[u8]) {
     use base64::{Engine as _, engine::general_purpose::STANDARD};
     let Ok(text) = std::str::from_utf8(data) else { return };
@@ -93,20 +93,20 @@ pub fn client_cert(data: &[u8]) {
     }
 }
 
-/// An `X-Forwarded-Client-Cert` field: what is read, written plainly, is read again.
+/// An `X-Forwarded-Client-Cert` field: the parsed certificate survives encoding and parsing.
 pub fn xfcc(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     if let Ok(certificate) = forwarded::parse_xfcc(text) {
         assert!(text.len() <= forwarded::MAX_BYTES);
         assert!(text.to_ascii_lowercase().matches("cert=").count() >= 1);
-        // Written anew it takes more room, and may have too much for the limit.
+        // The re-encoded field is longer, and may exceed the limit.
         if let Ok(again) = forwarded::parse_xfcc(&seeds::xfcc(&certificate)) {
             assert_eq!(again, certificate);
         }
     }
 }
 
-/// A batch of events: bounded, and each event is what its name says.
+/// A batch of events: bounded, and each event's id and subject survive formatting and parsing.
 pub fn events(data: &[u8]) {
     let Ok(received) = event::parse_batch(data) else { return };
     assert!(received.len() <= MAX_EVENTS);
@@ -115,7 +115,7 @@ pub fn events(data: &[u8]) {
         assert_eq!(id.to_string().parse(), Ok(*id));
         if let Ok(event) = received {
             assert!(!event.watch.is_empty() && !event.source.as_str().is_empty());
-            if let event::What::Object(object) = event.what {
+            if let event::Payload::Object(object) = event.payload {
                 assert!(!object.subject.name.is_empty());
                 assert_eq!(object.subject.to_string().parse(), Ok(object.subject));
             }
@@ -123,7 +123,7 @@ pub fn events(data: &[u8]) {
     }
 }
 
-/// A heartbeat: bounded, and what is read survives being written and read.
+/// A heartbeat: bounded, and it survives serialising and parsing.
 pub fn heartbeat(data: &[u8]) {
     let Ok(read) = Heartbeat::parse(data) else { return };
     assert!(read.watches.len() <= heartbeat::MAX_WATCHES);
@@ -131,53 +131,53 @@ pub fn heartbeat(data: &[u8]) {
     assert_eq!(Heartbeat::parse(&written).ok(), Some(read));
 }
 
-/// A token of whoever enrols: bounded, of one form, and good for its own time alone.
+/// A token for enrolment: bounded, of the JWT form, and valid for a limited time only.
 pub fn token(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     if Token::read(text, seeds::NOW).is_ok() {
         let is_form = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
         assert!(text.len() <= MAX_TOKEN_BYTES && text.bytes().all(is_form) && text.matches('.').count() == 2);
-        assert!(Token::read(text, i64::MAX).is_err(), "a token holds for ever");
+        assert!(Token::read(text, i64::MAX).is_err(), "a token never expires");
     }
 }
 
-/// The keys that a runtime's API server says its tokens are signed with: bounded, and none vouches for what nobody has signed.
+/// Token keys of a runtime's API server: bounded, and no key verifies an unsigned token.
 pub fn token_keys(data: &[u8]) {
     static UNSIGNED: LazyLock<String> = LazyLock::new(seeds::token);
-    let Ok(keys) = Keys::parse(data) else { return };
-    assert!(data.len() <= MAX_KEYS_BYTES);
+    let Ok(keys) = KeySet::parse(data) else { return };
+    assert!(data.len() <= MAX_KEY_SET_BYTES);
     let token = Token::read(&UNSIGNED, seeds::NOW).expect("the seed is a token");
-    assert!(keys.verify(&token).is_err(), "a key vouches for a token without a signature");
+    assert!(keys.verify(&token).is_err(), "a key verified an unsigned token");
 }
 
-/// The body of a request for a certificate, and the PKCS#10 in it: bounded, and what is read survives being written and read.
+/// The body of a certificate request, and the PKCS#10 in it: bounded, and it survives serialising and parsing.
 pub fn certificate_request(data: &[u8]) {
     let Ok(read) = CertificateRequest::parse(data) else { return };
     assert!(data.len() <= MAX_REQUEST_BYTES);
     let written = read.to_json().expect("nothing grows by being written");
     assert_eq!(CertificateRequest::parse(&written).ok().as_ref(), Some(&read));
-    // Whatever stands there is read without a panic; what is taken has its own signature.
-    let _ = Request::from_pem(read.request.as_bytes());
+    // Any content is parsed without a panic; an accepted request has a valid signature of its own.
+    let _ = SigningRequest::from_pem(read.request.as_bytes());
 }
 
-/// The body of a v2 event: what is read survives being written as the incumbent's agent writes it.
+/// The body of a v2 event: it survives serialising as the incumbent's agent does, and parsing.
 pub fn v2_event(data: &[u8]) {
     let Ok(read) = v2::Event::parse(data) else { return };
     assert_eq!(v2::Event::parse(read.to_body().as_bytes()).ok(), Some(read));
 }
 
-/// The certificate that a v2 listener is forwarded: what is read survives being forwarded.
+/// The certificate that is forwarded to a v2 listener: it survives forwarding.
 pub fn v2_forwarded(data: &[u8]) {
-    let Ok(leaf) = v2::forwarded(data) else { return };
+    let Ok(leaf) = v2::parse_forwarded(data) else { return };
     assert!(data.len() <= v2::MAX_FORWARDED_BYTES);
     let _ = v2::Caller::read(&leaf);
-    let again = v2::forward(&leaf);
+    let again = v2::forwarded_header(&leaf);
     if again.len() <= v2::MAX_FORWARDED_BYTES {
-        assert_eq!(v2::forwarded(again.as_bytes()).ok().as_deref(), Some(&*leaf));
+        assert_eq!(v2::parse_forwarded(again.as_bytes()).ok().as_deref(), Some(&*leaf));
     }
 }
 
-/// A plan: bounded, without kinds that carry secrets, and what is read survives being written and read.
+/// A plan: bounded, without kinds that carry secrets, and it survives serialising and parsing.
 pub fn plan(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let Ok(read) = Plan::parse(text) else { return };
@@ -189,7 +189,7 @@ pub fn plan(data: &[u8]) {
     assert_eq!(Plan::parse(&written).ok(), Some(read));
 }
 
-/// A kubeconfig of an access Secret: one https server, and nothing that is shown has a credential in it.
+/// A kubeconfig of an access Secret: one https server, and no credential in any debug or error text.
 pub fn kubeconfig(data: &[u8]) {
     match RuntimeKubeconfig::parse(data) {
         Ok(read) => {
@@ -200,7 +200,7 @@ pub fn kubeconfig(data: &[u8]) {
     }
 }
 
-/// The agent's own kubeconfig. It is its operator's and may name files, which are not read here.
+/// The agent's own kubeconfig. It is written by its operator and may name files, which are not read here.
 pub fn agent_kubeconfig(data: &[u8]) {
     let names_files = serde_json::from_slice::<Value>(data).is_ok_and(|config| {
         let mut users = config["users"].as_array().into_iter().flatten();

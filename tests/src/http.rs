@@ -1,4 +1,4 @@
-//! The least HTTP client that probes, metrics pages and etcd's JSON gateway need: plain GET and POST on loopback.
+//! Minimal HTTP client for probes, metrics pages and etcd's JSON gateway: plain GET and POST on loopback.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -8,26 +8,26 @@ use http_body_util::{BodyExt as _, Full, Limited};
 use hyper_util::rt::TokioIo;
 use tokio::{net::TcpStream, time::timeout};
 
-/// The longest answer that is read, in bytes.
+/// Largest response body in bytes.
 const BODY_LIMIT: usize = 16 << 20;
 
-/// Why a GET brought no answer.
+/// Failure of a request without a response.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
-    /// Nobody listens, or the connection broke.
+    /// The connection was refused or broke.
     #[error("connect to {0}")]
     Connect(SocketAddr, #[source] std::io::Error),
-    /// What came back is not HTTP.
-    #[error("speak http to {0}")]
-    Speak(SocketAddr, #[source] hyper::Error),
+    /// The response is not HTTP.
+    #[error("exchange http with {0}")]
+    Exchange(SocketAddr, #[source] hyper::Error),
     /// The request could not be built.
     #[error("build the request")]
     Request(#[source] http::Error),
     /// The body broke off or is longer than 16 MiB.
-    #[error("read the answer of {0}")]
+    #[error("read the response of {0}")]
     Body(SocketAddr, #[source] Box<dyn std::error::Error + Send + Sync>),
     /// The deadline passed.
-    #[error("no answer of {0} within {1:?}")]
+    #[error("no response of {0} within {1:?}")]
     Deadline(SocketAddr, Duration),
 }
 
@@ -68,16 +68,16 @@ async fn send(
 
 async fn exchange(address: SocketAddr, request: Request<Full<Bytes>>) -> Result<(StatusCode, String), HttpError> {
     let stream = TcpStream::connect(address).await.map_err(|e| HttpError::Connect(address, e))?;
-    let speak = |e| HttpError::Speak(address, e);
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(speak)?;
+    let failed = |e| HttpError::Exchange(address, e);
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(failed)?;
     let answer = async {
-        let response = sender.send_request(request).await.map_err(speak)?;
+        let response = sender.send_request(request).await.map_err(failed)?;
         let status = response.status();
         let body = Limited::new(response.into_body(), BODY_LIMIT).collect().await;
         let body = body.map_err(|e| HttpError::Body(address, e))?.to_bytes();
         Ok((status, String::from_utf8_lossy(&body).into_owned()))
     };
-    // The connection has to be driven until the answer is there; its own end says nothing that the answer does not.
+    // The connection must be driven until the response arrives; its own end adds no information.
     tokio::pin!(answer);
     tokio::select! {
         answer = &mut answer => answer,

@@ -1,17 +1,18 @@
-//! Plays kubelet for the pods of one cluster, so that what was installed is what runs.
+//! A kubelet for the pods of one cluster, so that tests run the manifests as they were installed.
 //!
-//! * Pods of an image whose repository ends in the name of one of our programs are that program as a process: with the pod's
-//!   command, arguments and environment and no other, with its ConfigMap, Secret, projected, downward API and empty volumes as files
-//!   that are kept up to date, with tokens bound to the pod, probed, restarted with a growing pause when it ends, and ended by
-//!   SIGTERM, then SIGKILL. Paths below its mounts and ports that it listens on are rewritten, as it has no file system and no
-//!   network of its own.
-//! * The tag `does-not-exist` cannot be pulled, whatever the image. Of the tags of ours, `exits` ends at once, and `hangs` says nothing;
-//!   any other is the same program.
-//! * Pods of other images are pretended to run and to be ready; Jobs never end.
+//! * A pod with an image repository that ends in the name of a product program runs that program as a process:
+//!   with exactly the pod's command, arguments and environment; with its ConfigMap, Secret, projected, downward API and
+//!   empty volumes as files that are kept up to date; with tokens bound to the pod; probed; restarted with a growing
+//!   back-off when it ends; and ended by SIGTERM, then SIGKILL. Paths below its mounts and ports on which it listens
+//!   are rewritten, as the process has no file system and no network of its own.
+//! * Images with the tag `does-not-exist` cannot be pulled. Of the tags of product images, `exits` ends at once, and
+//!   `hangs` runs without output; any other tag is the same program.
+//! * Pods of other images are reported as running and ready; Jobs never end.
 //!
-//! It binds pods by itself to the node [`NODE`], for which no Node object exists: there is no scheduler, no DaemonSet, no eviction. Resource limits,
-//! security contexts, init containers, several containers, `exec` probes and startup probes are not played: a pod of ours with the
-//! latter four is not started, and its status says why. NetworkPolicies count only where [`Options::policies`] asks for it.
+//! It binds pods itself to the node [`NODE`], for which no Node object exists: there is no scheduler, no DaemonSet, no
+//! eviction. Resource limits, security contexts, init containers, several containers, `exec` probes and startup probes
+//! are not supported: a product pod with the latter four is not started, and its status states the reason.
+//! NetworkPolicies are enforced only with [`Options::policies`].
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -36,107 +37,107 @@ use tokio::{
 };
 
 use crate::{
-    control_plane::{Cluster, Person, cluster::ClusterError},
+    control_plane::{Cluster, ClusterUser, cluster::ClusterError},
     process::{Process, ProcessError, Program, Signal},
     product::{BuildError, ProductBinaries, build_binaries},
-    progress::say,
+    progress::print_line,
 };
 
 mod container;
-mod given;
 mod image;
 mod layout;
 mod policy;
 mod probe;
 mod rewrite;
 mod runner;
+mod sources;
+mod start_error;
 mod status;
-mod unready;
 mod volumes;
 
 use runner::Runner;
 
-/// The node that pods are bound to.
+/// The node to which pods are bound.
 pub const NODE: &str = "test-bed";
 
-/// Why nobody plays kubelet.
+/// Failure to start a kubelet.
 #[derive(Debug, thiserror::Error)]
 pub enum KubeletError {
-    /// The programs.
+    /// The programs cannot be built.
     #[error("build the programs of the pods")]
     Build(#[from] BuildError),
-    /// The client.
+    /// There is no client.
     #[error("reach the cluster")]
     Cluster(#[from] ClusterError),
-    /// The folder of the pods.
+    /// The folder of the pods cannot be made.
     #[error("make the folder {0}")]
     Folder(PathBuf, #[source] std::io::Error),
 }
 
-/// How a kubelet differs from the usual one.
+/// Deviations from the default kubelet.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// Where pods find the API server, if it is not where it listens: a [`crate::proxy::Proxy`] in front of it.
+    /// Address of the API server in pods, if not its own: a [`crate::proxy::Proxy`] in front of it.
     pub api: Option<SocketAddr>,
-    /// With this, NetworkPolicies are looked at: a pod that is isolated for egress and may not reach the API server (443 or
+    /// Enforces egress NetworkPolicies: a pod that is isolated for egress and may not reach the API server (443 or
     /// 6443) or one of these ports is frozen until it may. Nothing else is enforced: no ingress, no peers.
     pub policies: Option<Vec<u16>>,
 }
 
-/// A pod of ours as it is now.
+/// Current state of a product pod.
 #[derive(Debug, Clone)]
-pub struct Played {
-    /// Its namespace.
+pub struct PodState {
+    /// Namespace.
     pub namespace: String,
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// The program.
+    /// Name of the program.
     pub binary: &'static str,
     /// The process, while it runs.
     pub process: Option<Arc<Process>>,
-    /// How often the program was started again.
+    /// Number of restarts of the program.
     pub restarts: i32,
-    /// What the readiness probe said last.
+    /// Last result of the readiness probe.
     pub ready: bool,
-    /// Whether NetworkPolicies leave it no way out, so that it is frozen; see [`Options::policies`].
-    pub silenced: bool,
-    /// Which port of loopback stands for which port of the pod.
+    /// True while NetworkPolicies deny its egress, so that it is frozen; see [`Options::policies`].
+    pub isolated: bool,
+    /// Port on loopback for each port of the pod.
     pub ports: BTreeMap<u16, u16>,
-    /// The folder of each volume, by its name.
+    /// Folder of each volume, by its name.
     pub volumes: BTreeMap<String, PathBuf>,
-    /// The log of all its runs.
+    /// Log of all its runs.
     pub log: PathBuf,
 }
 
-impl Played {
+impl PodState {
     /// Process id, while it runs.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
         self.process.as_ref().map(|process| process.pid())
     }
 
-    /// Where a port of the pod is reached.
+    /// Address at which a port of the pod is reached.
     #[must_use]
     pub fn address(&self, port: u16) -> Option<SocketAddr> {
         self.ports.get(&port).map(|&port| ([127, 0, 0, 1], port).into())
     }
 }
 
-/// A kubelet; see the module. Belongs to the tokio runtime that started it, and its processes end with it.
+/// A kubelet; see the module. Belongs to the tokio executor that started it, and its processes end with it.
 pub struct Kubelet {
     shared: Arc<Shared>,
     task: AbortHandle,
 }
 
 impl Kubelet {
-    /// Begins to play for a cluster with a controller manager and without a scheduler: one of
+    /// Starts the kubelet of a cluster with a controller manager and without a scheduler: one of
     /// [`crate::bed::TestBed::runtime_for_kubelet`].
     ///
     /// # Errors
     /// See [`KubeletError`].
     pub async fn start(cluster: &Cluster, options: Options) -> Result<Self, KubeletError> {
         let binaries = build_binaries().await?;
-        let client = cluster.client_as(Person::Workloads).await?;
+        let client = cluster.client_as(ClusterUser::Workloads).await?;
         let dir = cluster.dir().join("pods");
         std::fs::create_dir_all(&dir).map_err(|error| KubeletError::Folder(dir.clone(), error))?;
         let api = options.api.unwrap_or_else(|| cluster.server().address());
@@ -146,53 +147,53 @@ impl Kubelet {
         Ok(Self { shared, task })
     }
 
-    /// The pods of ours, those that wait too.
+    /// All product pods, also those that do not run yet.
     #[must_use]
-    pub fn pods(&self) -> Vec<Played> {
+    pub fn pods(&self) -> Vec<PodState> {
         self.shared.table().pods.values().cloned().collect()
     }
 
     /// The pod of that name.
     #[must_use]
-    pub fn pod(&self, name: &str) -> Option<Played> {
+    pub fn pod(&self, name: &str) -> Option<PodState> {
         self.pods().into_iter().find(|pod| pod.name == name)
     }
 
-    /// The pods of a program whose process runs.
+    /// The running pods of a program.
     #[must_use]
-    pub fn running(&self, binary: &str) -> Vec<Played> {
+    pub fn running(&self, binary: &str) -> Vec<PodState> {
         self.pods().into_iter().filter(|pod| pod.binary == binary && pod.process.is_some()).collect()
     }
 
-    /// The process id of a pod, while it runs.
+    /// Process id of a pod, while it runs.
     #[must_use]
     pub fn pid_of(&self, pod: &str) -> Option<u32> {
         self.pod(pod).and_then(|pod| pod.pid())
     }
 
-    /// Kills the process of a pod with -9; whether there was one. It is started again.
+    /// Kills the process of a pod with SIGKILL; false if there is none. It is restarted.
     pub fn kill(&self, pod: &str) -> bool {
         let process = self.pod(pod).and_then(|pod| pod.process);
         process.inspect(|process| process.kill()).is_some()
     }
 
-    /// Freezes the process of a pod. Its probes fail then, and a failing liveness probe ends it.
+    /// Stops the process of a pod with SIGSTOP. Its probes fail then, and a failing liveness probe ends it.
     ///
     /// # Errors
     /// If it is gone.
-    pub fn freeze(&self, pod: &Played) -> Result<(), ProcessError> {
+    pub fn freeze(&self, pod: &PodState) -> Result<(), ProcessError> {
         pod.process.iter().try_for_each(|process| process.signal(Signal::Stop))
     }
 
-    /// Lets it go on after [`Kubelet::freeze`].
+    /// Continues the process after [`Kubelet::freeze`].
     ///
     /// # Errors
     /// If it is gone.
-    pub fn thaw(&self, pod: &Played) -> Result<(), ProcessError> {
+    pub fn thaw(&self, pod: &PodState) -> Result<(), ProcessError> {
         pod.process.iter().try_for_each(|process| process.signal(Signal::Cont))
     }
 
-    /// Has all tokens asked for anew, as if they were due. The files follow within about a second.
+    /// Renews all tokens as if they were due. The files follow within about a second.
     pub fn renew_tokens(&self) {
         self.shared.round.fetch_add(1, Ordering::Relaxed);
     }
@@ -212,7 +213,7 @@ impl Drop for Kubelet {
     }
 }
 
-/// What all pods share.
+/// State shared by all pods.
 struct Shared {
     client: Client,
     dir: PathBuf,
@@ -220,16 +221,16 @@ struct Shared {
     policies: Option<Vec<u16>>,
     binaries: ProductBinaries,
     table: Mutex<Table>,
-    /// Counts [`Kubelet::renew_tokens`].
+    /// Number of calls of [`Kubelet::renew_tokens`].
     round: AtomicU64,
 }
 
-/// The pods of ours by uid.
+/// The product pods by uid.
 #[derive(Debug, Default)]
 struct Table {
-    /// Nothing is started any more.
+    /// Set when the kubelet is dropped: no process is started any more.
     closed: bool,
-    pods: BTreeMap<String, Played>,
+    pods: BTreeMap<String, PodState>,
 }
 
 impl Shared {
@@ -250,32 +251,32 @@ impl Shared {
         Ok(Some(process))
     }
 
-    fn note(&self, uid: &str, change: impl FnOnce(&mut Played)) {
+    fn update(&self, uid: &str, change: impl FnOnce(&mut PodState)) {
         if let Some(pod) = self.table().pods.get_mut(uid) {
             change(pod);
         }
     }
 }
 
-/// What a runner is told of its pod.
+/// Desired state of a pod, for its runner.
 #[derive(Debug, Clone)]
-enum Told {
-    /// It is to run.
-    Wanted(Arc<Pod>),
-    /// It is to end within so many seconds.
-    Ending(u64),
+enum PodCommand {
+    /// Run the pod.
+    Run(Arc<Pod>),
+    /// End the pod within so many seconds.
+    Stop(u64),
     /// The object is gone.
-    Gone,
+    Deleted,
 }
 
-impl Told {
+impl PodCommand {
     fn of(pod: Pod) -> Self {
         match &pod.metadata.deletion_timestamp {
             Some(_) => {
                 let grace = pod.metadata.deletion_grace_period_seconds.unwrap_or_default();
-                Self::Ending(u64::try_from(grace).unwrap_or_default())
+                Self::Stop(u64::try_from(grace).unwrap_or_default())
             }
-            None => Self::Wanted(Arc::new(pod)),
+            None => Self::Run(Arc::new(pod)),
         }
     }
 }
@@ -283,7 +284,7 @@ impl Told {
 /// The pods of the cluster, each with a runner of its own.
 #[derive(Default)]
 struct Pods {
-    told: BTreeMap<String, watch::Sender<Told>>,
+    commands: BTreeMap<String, watch::Sender<PodCommand>>,
     listed: BTreeSet<String>,
     runners: JoinSet<()>,
 }
@@ -295,43 +296,43 @@ async fn follow(shared: Arc<Shared>) {
     loop {
         tokio::select! {
             event = stream.next() => match event {
-                // A watch that broke is begun again by the stream itself.
-                Some(event) => event.into_iter().for_each(|event| pods.hear(event, &shared)),
+                // A broken watch is restarted by the stream itself.
+                Some(event) => event.into_iter().for_each(|event| pods.apply_event(event, &shared)),
                 None => return,
             },
             Some(ended) = pods.runners.join_next() => if let Err(error) = ended {
-                say(&format!("the test bed's kubelet lost a pod: {error}"));
+                print_line(&format!("the kubelet's runner of a pod failed: {error}"));
             },
         }
     }
 }
 
 impl Pods {
-    fn hear(&mut self, event: watcher::Event<Pod>, shared: &Arc<Shared>) {
+    fn apply_event(&mut self, event: watcher::Event<Pod>, shared: &Arc<Shared>) {
         match event {
             watcher::Event::Init => self.listed.clear(),
             watcher::Event::InitApply(pod) => {
                 self.listed.extend(pod.uid());
-                self.tell(pod, shared);
+                self.command(pod, shared);
             }
             watcher::Event::InitDone => {
                 let listed = std::mem::take(&mut self.listed);
-                let gone = self.told.extract_if(.., |uid, _| !listed.contains(uid));
-                gone.for_each(|(_, told)| drop(told.send(Told::Gone)));
+                let gone = self.commands.extract_if(.., |uid, _| !listed.contains(uid));
+                gone.for_each(|(_, commands)| drop(commands.send(PodCommand::Deleted)));
             }
-            watcher::Event::Apply(pod) => self.tell(pod, shared),
+            watcher::Event::Apply(pod) => self.command(pod, shared),
             watcher::Event::Delete(pod) => {
-                let told = pod.uid().and_then(|uid| self.told.remove(&uid));
-                told.into_iter().for_each(|told| drop(told.send(Told::Gone)));
+                let commands = pod.uid().and_then(|uid| self.commands.remove(&uid));
+                commands.into_iter().for_each(|commands| drop(commands.send(PodCommand::Deleted)));
             }
         }
     }
 
-    fn tell(&mut self, pod: Pod, shared: &Arc<Shared>) {
+    fn command(&mut self, pod: Pod, shared: &Arc<Shared>) {
         let Some(uid) = pod.uid() else { return };
-        if let Some(told) = self.told.get(&uid) {
-            // A runner that has ended has nobody to tell; the object goes soon.
-            let _ = told.send(Told::of(pod));
+        if let Some(commands) = self.commands.get(&uid) {
+            // A runner that has ended receives nothing; the object goes soon.
+            let _ = commands.send(PodCommand::of(pod));
             return;
         }
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or(NODE);
@@ -340,8 +341,8 @@ impl Pods {
             return;
         }
         let first = Arc::new(pod.clone());
-        let (told, hears) = watch::channel(Told::of(pod));
-        self.told.insert(uid.clone(), told);
-        self.runners.spawn(Runner::new(shared.clone(), uid, first, hears).run());
+        let (commands, receiver) = watch::channel(PodCommand::of(pod));
+        self.commands.insert(uid.clone(), commands);
+        self.runners.spawn(Runner::new(shared.clone(), uid, first, receiver).run());
     }
 }

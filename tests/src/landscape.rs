@@ -1,7 +1,7 @@
-//! A whole landscape on the test bed: the receiver at KCP, runtimes that it knows, and their agents, all as processes of the
-//! product's own binaries under accounts of their own.
+//! A whole landscape on the test bed: the receiver at KCP, registered runtimes, and their agents, all as processes of
+//! the product's own binaries under accounts of their own.
 //!
-//! Each landscape has a namespace of its own in KCP, so several share one KCP without seeing each other.
+//! Each landscape has a namespace of its own in KCP, so several share one KCP without interfering.
 
 use std::{
     collections::BTreeSet,
@@ -35,34 +35,34 @@ pub mod watchers;
 /// The image of the agents that a receiver installs; see [`crate::kubelet`].
 pub const AGENT_IMAGE: &str = "example.test/tidewatch-agent:dev";
 
-pub use runtime::{Runtime, Ways};
+pub use runtime::{Runtime, RuntimeProxies};
 pub use wait::{DEADLINE, until};
 
-/// How a landscape differs from the usual one.
+/// Deviations from the default landscape.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Wanted heartbeat interval. Tests want it short, measurements as it is by default.
+    /// Heartbeat interval. Tests use a short one, measurements the default.
     pub heartbeat_seconds: u32,
-    /// Whether the receiver writes a stamp for every event that makes a Kyma wanted.
+    /// Makes the receiver write a stamp for every event that enqueues a Kyma.
     pub stamps: bool,
     /// Further arguments of the receiver.
     pub receiver: Vec<String>,
     /// Further arguments of the agents.
     pub agent: Vec<String>,
-    /// The image of agents that the receiver installs. With an empty one it installs none, and issues certificates all the same;
-    /// its own is then of [`Landscape::ca`].
+    /// Image of the agents that the receiver installs. With an empty one it installs none, and issues certificates all
+    /// the same; its server certificate is then issued by [`Landscape::ca`].
     pub agent_image: String,
-    /// The port of the receiver that agents connect to, if it is not the event port.
+    /// Port to which agents connect, if it is not the receiver's event port.
     pub agents_port: Option<u16>,
-    /// Whether a [`Proxy`] stands on each way: agent to receiver, agent to its API server, receiver to the runtime's API server, receiver
-    /// to KCP.
+    /// Puts a [`Proxy`] on each path: agent to receiver, agent to its API server, receiver to the runtime's API server,
+    /// receiver to KCP.
     pub proxied: bool,
     /// Log filter of both programs.
     pub log: String,
-    /// Within how many seconds a moved channel reaches those who follow it.
+    /// Seconds within which a moved channel reaches the Kymas that follow it.
     pub rollout_seconds: u32,
-    /// How long the receiver's Lease holds without a renewal. Long by default, so that a receiver that a test freezes goes
-    /// on afterwards; one that was killed is followed at once, by the identity of its place.
+    /// Duration of the receiver's Lease without a renewal, in seconds. Long by default, so that a receiver that a test
+    /// stops keeps the Lease; a killed one is succeeded at once, because the successor has the same holder identity.
     pub lease_seconds: u16,
 }
 
@@ -93,12 +93,12 @@ pub struct Landscape {
     dir: PathBuf,
     binaries: ProductBinaries,
     event_port: u16,
-    /// Where agents enrol, if the receiver issues their certificates.
+    /// Enrolment port, if the receiver issues the agents' certificates.
     enrolment_port: Option<u16>,
-    /// On the agents' way to the receiver.
-    front: Option<Proxy>,
-    /// On the receiver's way to KCP.
-    back: Option<Proxy>,
+    /// Proxy between agents and receiver.
+    agents_proxy: Option<Proxy>,
+    /// Proxy between receiver and KCP.
+    kcp_proxy: Option<Proxy>,
     options: Options,
     receiver: Mutex<Option<ProductProcess>>,
 }
@@ -107,7 +107,7 @@ impl Landscape {
     /// Prepares KCP under a name that must be a namespace's, and starts the receiver there.
     ///
     /// # Errors
-    /// When KCP refuses something, or the receiver does not become ready.
+    /// When KCP refuses a request, or the receiver does not become ready.
     pub async fn start(kcp: Arc<Cluster>, name: &str, options: Options) -> Result<Self> {
         let this = Self::prepare(kcp, name, options).await?;
         this.start_receiver().await?;
@@ -117,7 +117,7 @@ impl Landscape {
     /// Prepares KCP and the files, and starts nothing.
     ///
     /// # Errors
-    /// When KCP refuses something.
+    /// When KCP refuses a request.
     ///
     /// # Panics
     /// When this process has prepared a landscape of that name on that KCP before.
@@ -125,29 +125,30 @@ impl Landscape {
         Self::with_enrolment(kcp, name, options, None).await
     }
 
-    /// Like [`Landscape::start`], but nobody has an identity yet: the receiver makes its own CA, installs the agents in the runtimes and
-    /// enrols them. It takes no more than [`Landscape::register`] and somebody who runs the pods there, a
-    /// [`crate::kubelet::Kubelet`]. [`Options::agent`] has no part then, and [`Landscape::ca`] is one that nobody trusts.
+    /// As [`Landscape::start`], but without any identity: the receiver makes its own CA, installs the agents in the
+    /// runtimes and enrols them. It needs only [`Landscape::register`] and a kubelet that runs the pods there, a
+    /// [`crate::kubelet::Kubelet`]. [`Options::agent`] has no effect then, and [`Landscape::ca`] is not trusted by any
+    /// party.
     ///
     /// # Errors
-    /// When KCP refuses something, or the receiver does not become ready.
+    /// When KCP refuses a request, or the receiver does not become ready.
     ///
     /// # Panics
     /// See [`Landscape::prepare`].
-    pub async fn from_nothing(kcp: Arc<Cluster>, name: &str, options: Options) -> Result<Self> {
-        let this = Self::prepare_from_nothing(kcp, name, options).await?;
+    pub async fn start_issuing(kcp: Arc<Cluster>, name: &str, options: Options) -> Result<Self> {
+        let this = Self::prepare_issuing(kcp, name, options).await?;
         this.start_receiver().await?;
         Ok(this)
     }
 
-    /// The same, with nothing started.
+    /// The same without starting the receiver.
     ///
     /// # Errors
-    /// When KCP refuses something.
+    /// When KCP refuses a request.
     ///
     /// # Panics
     /// See [`Landscape::prepare`].
-    pub async fn prepare_from_nothing(kcp: Arc<Cluster>, name: &str, options: Options) -> Result<Self> {
+    pub async fn prepare_issuing(kcp: Arc<Cluster>, name: &str, options: Options) -> Result<Self> {
         Self::with_enrolment(kcp, name, options, Some(ports::free()?)).await
     }
 
@@ -172,11 +173,11 @@ impl Landscape {
             fs::write(dir.join(file), text).with_context(|| format!("write {file}"))?;
         }
         let event_port = ports::free()?;
-        let (front, back) = if options.proxied {
+        let (agents_proxy, kcp_proxy) = if options.proxied {
             let targets = (([127, 0, 0, 1], event_port).into(), kcp.server().address());
             let started = tokio::try_join!(Proxy::start(targets.0), Proxy::start(targets.1));
-            let (front, back) = started.context("start the proxies on both sides of the receiver")?;
-            (Some(front), Some(back))
+            let (agents_proxy, kcp_proxy) = started.context("start the proxies on both sides of the receiver")?;
+            (Some(agents_proxy), Some(kcp_proxy))
         } else {
             (None, None)
         };
@@ -190,14 +191,14 @@ impl Landscape {
             binaries,
             event_port,
             enrolment_port,
-            front,
-            back,
+            agents_proxy,
+            kcp_proxy,
             options,
             receiver: Mutex::new(None),
         })
     }
 
-    /// Starts the receiver, or starts it again after it was killed, and waits until it is ready.
+    /// Starts or restarts the receiver, and waits until it is ready.
     ///
     /// # Errors
     /// When it does not become ready.
@@ -209,7 +210,7 @@ impl Landscape {
         Ok(())
     }
 
-    /// Kills the receiver with -9, and starts it with another image of agents and with these arguments besides.
+    /// Kills the receiver with SIGKILL, and starts it with another agent image and these additional arguments.
     ///
     /// # Errors
     /// When it does not become ready.
@@ -226,8 +227,9 @@ impl Landscape {
         Ok(())
     }
 
-    /// Starts a further receiver in the same namespace, with an event port of its own that it serves once it is active. It is
-    /// not waited for: while another is active, it is not ready. `name` is that of its place, log and files.
+    /// Starts a further receiver in the same namespace, with an event port of its own that it serves once it is active.
+    /// Does not wait for it: while another one is active, it is not ready. `name` is that of its lease place, log and
+    /// files.
     ///
     /// # Errors
     /// When it cannot be started.
@@ -239,7 +241,10 @@ impl Landscape {
         let (probes, admin) = (ports::free()?, ports::free()?);
         let kubeconfig = self.dir.join(format!("{name}.kubeconfig"));
         let token = self.kcp.service_account_token(&self.name, rights::RECEIVER).await?;
-        let kcp = self.back.as_ref().map_or_else(|| self.kcp.url(), |back| format!("https://{}", back.address()));
+        let kcp = self
+            .kcp_proxy
+            .as_ref()
+            .map_or_else(|| self.kcp.url(), |kcp_proxy| format!("https://{}", kcp_proxy.address()));
         fs::write(&kubeconfig, self.kcp.kubeconfig_at(&kcp, &token))?;
         let path = |file: &str| self.dir.join(file).into_os_string();
         let text = |text: &dyn ToString| text.to_string().into();
@@ -279,7 +284,7 @@ impl Landscape {
         Ok(process.with_admin(([127, 0, 0, 1], admin).into()))
     }
 
-    /// The receiver's process, to kill, freeze or look at.
+    /// Access to the receiver's process, to kill, stop or inspect it.
     ///
     /// # Errors
     /// When none was started.
@@ -291,7 +296,7 @@ impl Landscape {
     /// Registers a runtime: its Kyma and its access Secret in KCP. The agent is not started yet.
     ///
     /// # Errors
-    /// When a cluster refuses something.
+    /// When a cluster refuses a request.
     pub async fn register(self: &Arc<Self>, cluster: Arc<Cluster>) -> Result<Runtime> {
         Runtime::register(self.clone(), cluster).await
     }
@@ -338,49 +343,49 @@ impl Landscape {
         self.event_port
     }
 
-    /// The port on which agents enrol, if the receiver issues their certificates.
+    /// The enrolment port, if the receiver issues the agents' certificates.
     #[must_use]
     pub fn enrolment_port(&self) -> Option<u16> {
         self.enrolment_port
     }
 
-    /// Host and port under which agents know the receiver: those of another port, or of the proxy, if there is one.
+    /// Host and port to which agents connect: those of another port, or of the proxy, if there is one.
     #[must_use]
     pub fn agents_authority(&self) -> String {
         let port = self.options.agents_port.map(|port| format!("127.0.0.1:{port}"));
-        let front = self.front.as_ref().map(|front| front.address().to_string());
-        port.or(front).unwrap_or_else(|| self.authority())
+        let agents_proxy = self.agents_proxy.as_ref().map(|agents_proxy| agents_proxy.address().to_string());
+        port.or(agents_proxy).unwrap_or_else(|| self.authority())
     }
 
     /// The proxy between agents and receiver, if there is one.
     #[must_use]
-    pub fn front(&self) -> Option<&Proxy> {
-        self.front.as_ref()
+    pub fn agents_proxy(&self) -> Option<&Proxy> {
+        self.agents_proxy.as_ref()
     }
 
     /// The proxy between receiver and KCP, if there is one.
     #[must_use]
-    pub fn back(&self) -> Option<&Proxy> {
-        self.back.as_ref()
+    pub fn kcp_proxy(&self) -> Option<&Proxy> {
+        self.kcp_proxy.as_ref()
     }
 
     fn authorities(&self) -> String {
-        if self.front.is_some() {
+        if self.agents_proxy.is_some() {
             format!("{},{}", self.authority(), self.agents_authority())
         } else {
             self.authority()
         }
     }
 
-    /// Where the receiver writes its stamps.
+    /// File of the receiver's stamps.
     #[must_use]
     pub fn stamp_file(&self) -> PathBuf {
         self.dir.join("stamps")
     }
 }
 
-/// Folders of all landscapes that this process has ever made. Two of one name would share namespace, Kyma and Lease, and disturb each
-/// other in ways that look like anything but that.
+/// Folders of all landscapes that this process has ever made. Two landscapes of one name would share namespace, Kyma
+/// and Lease, and disturb each other in ways that are hard to diagnose.
 static CLAIMED: Lock<BTreeSet<PathBuf>> = Lock::new(BTreeSet::new());
 
 fn claim(place: &Path) {
@@ -388,7 +393,7 @@ fn claim(place: &Path) {
     assert!(is_new, "the landscape {} is there already: each needs a name of its own in its KCP", place.display());
 }
 
-/// The time as certificates count it.
+/// Current time in Unix seconds, as in certificates.
 #[must_use]
 pub fn now() -> i64 {
     Timestamp::now().as_second()
@@ -399,7 +404,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_of_their_own_are_fine() {
+    fn distinct_landscapes_are_accepted() {
         claim(Path::new("kcp-1/one"));
         claim(Path::new("kcp-1/another"));
         claim(Path::new("kcp-2/one"));
@@ -407,7 +412,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "the landscape kcp/twice is there already")]
-    fn a_place_that_is_taken_is_refused() {
+    fn duplicate_landscape_is_refused() {
         claim(Path::new("kcp/twice"));
         claim(Path::new("kcp/twice"));
     }

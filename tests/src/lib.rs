@@ -1,20 +1,20 @@
-//! Real control planes on one machine, and what the tests, the demo and the measurements need around them.
+//! Real control planes on one machine, with everything that the tests, the demo and the measurements need around them.
 //!
-//! * [`control_plane`]: finds or builds the binaries, starts etcd, API servers and, where asked, workloads.
+//! * [`control_plane`]: finds or builds the binaries; starts etcd, API servers and optionally workloads.
 //! * [`bed`]: one test bed of a KCP and any number of runtimes.
 //! * [`landscape`]: receiver, runtimes and agents as processes on the test bed.
-//! * [`demo`] and [`measure`]: what `cargo demo` and `cargo measure` run.
+//! * [`demo`] and [`measure`]: implementation of `cargo demo` and `cargo measure`.
 //! * [`product`]: builds and starts the product's own binaries.
-//! * [`kubelet`]: runs the pods of our images as processes of the local binaries.
+//! * [`kubelet`]: runs the pods of the product's images as processes of the local binaries.
 //! * [`fake`]: a light fake API server for thousands of runtimes.
 //! * [`load`]: simulated agents by the thousand, with real keys, TLS and signatures.
-//! * [`fuzz`]: what every parser of a peer's bytes must hold.
-//! * `collector`, with the feature `otlp`: takes the traces that the programs export.
+//! * [`fuzz`]: invariants of every parser of untrusted bytes.
+//! * `collector`, with the feature `otlp`: receives the traces that the programs export.
 //! * [`limits`]: raises the limit of open files.
-//! * [`speaker`]: speaks the wire contract, rightly or wrongly.
-//! * [`proxy`]: a TCP proxy on loopback that delays, cuts and black-holes.
+//! * [`contract_client`]: a client of the wire contract, for valid and invalid requests.
+//! * [`proxy`]: a TCP proxy on loopback that injects network faults.
 //!
-//! Every process started here ends with the one that started it, however that one ends; see [`process`].
+//! Every process started here ends with its owner, however that one ends; see [`process`].
 
 use std::process::ExitCode;
 
@@ -23,6 +23,7 @@ use anyhow::Context as _;
 pub mod bed;
 #[cfg(feature = "otlp")]
 pub mod collector;
+pub mod contract_client;
 pub mod control_plane;
 pub mod demo;
 pub mod fake;
@@ -39,16 +40,15 @@ pub mod process;
 pub mod product;
 pub mod progress;
 pub mod proxy;
-pub mod speaker;
 
-/// Installs the crypto provider for libraries that ask for the process's default. Later calls change nothing.
+/// Installs the crypto provider for libraries that use the process's default. Later calls change nothing.
 pub fn install_crypto() {
-    // An error only says that one is installed already.
+    // An error only means that one is installed already.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
 }
 
-/// Runs a command to its end: what went wrong is said on stderr, and the exit code tells. Not async, so that the code of its
-/// futures is made once, in this library.
+/// Runs a command to its end; prints its error on stderr and returns the exit code. Not async, so that the code of its
+/// futures is generated once, in this library.
 pub fn run_command(command: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
     install_crypto();
     let ended =
@@ -56,7 +56,7 @@ pub fn run_command(command: impl Future<Output = anyhow::Result<()>>) -> ExitCod
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            progress::say(&format!("{error:#}"));
+            progress::print_line(&format!("{error:#}"));
             ExitCode::FAILURE
         }
     }

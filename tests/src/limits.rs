@@ -1,11 +1,12 @@
-//! Limits that the system sets to a process.
+//! Resource limits of a process.
 
 use std::{env, fs, os::unix::process::CommandExt as _, process};
 
 use crate::progress;
 
-/// Thousands of connections need as many open files, and only a shell can raise the limit of a program: where it is lower than `least`,
-/// the program begins again below one that did. Where that does not work, the limit stays as it is. To be called before anything else.
+/// Raises the limit of open files for thousands of connections. Only a shell can raise the limit of a program without
+/// unsafe code: if it is lower than `least`, the program re-executes itself below a shell that raises it. On failure
+/// the limit stays. To be called first in `main`.
 pub fn raise_open_files(least: u64) {
     const RAISED: &str = "TIDEWATCH_FILES_RAISED";
     let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
@@ -16,10 +17,10 @@ pub fn raise_open_files(least: u64) {
     let mut shell = process::Command::new("sh");
     shell.args(["-c", r#"ulimit -S -n "$(ulimit -H -n)"; exec "$0" "$@""#]).arg(binary).args(env::args_os().skip(1));
     let error = shell.env(RAISED, "1").exec();
-    progress::say(&format!("cannot raise the limit of open files: {error}"));
+    progress::print_line(&format!("cannot raise the limit of open files: {error}"));
 }
 
-/// The soft limit of open files, as `/proc/<pid>/limits` has it.
+/// The soft limit of open files in `/proc/<pid>/limits`.
 fn open_files(limits: &str) -> Option<u64> {
     let soft = limits.lines().find_map(|line| line.strip_prefix("Max open files")?.split_whitespace().next())?;
     if soft == "unlimited" { Some(u64::MAX) } else { soft.parse().ok() }

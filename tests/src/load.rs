@@ -1,25 +1,27 @@
-//! Simulated agents by the thousand: real keys, real mTLS, real signatures, and the contract as agents keep it, in a few KiB each.
+//! Simulated agents by the thousand: real keys, real mTLS, real signatures, and the contract as agents keep it, in a
+//! few KiB each.
 //!
-//! * [`Agent`] is one of them: its connection, and what the contract makes it remember.
-//! * [`Applicant`] comes by an identity as agents do, by a token of its runtime.
-//! * [`Crowd`] registers any number of them at a landscape's KCP, with runtimes on a [`crate::fake::Fake`], and runs them.
-//! * [`Flooder`] is one of them that does not wait for anything.
-//! * [`Plain`] is a server that only reads, hashes and verifies, as a floor, or refuses everything.
+//! * [`Agent`] is one simulated agent: its connection and its protocol state.
+//! * [`EnrolmentClient`] obtains an identity as agents do, by a token of its runtime.
+//! * [`SimulatedFleet`] registers any number of agents at a landscape's KCP, with runtimes on a [`crate::fake::FakeApiServer`],
+//!   and runs them.
+//! * [`Flooder`] sends at a fixed rate without waiting for answers.
+//! * [`PlainServer`] only reads, hashes and verifies, as the floor of a measurement, or refuses every request.
 //!
-//! What a simulated agent does not have is a runtime to watch: its objects are numbers, and their digests are drawn at random.
+//! A simulated agent has no runtime to watch: its objects are numbers, and their digests are drawn at random.
 
 mod agent;
-mod applicant;
-mod contract;
-mod crowd;
+mod client;
+mod enrolment;
+mod fleet;
 mod flood;
-mod plain;
-mod voice;
+mod plain_server;
+mod protocol;
 
-pub use agent::{Agent, Memory, Outcome};
-pub use applicant::{Applicant, Enrolled, Office};
-pub use contract::Contract;
-pub use crowd::{Crowd, Member, Tally, queue, until_within};
-pub use flood::{Flood, Flooder, Sum};
-pub use plain::{Plain, THREADS, Work};
-pub use voice::{Answer, Fault, Voice};
+pub use agent::{Agent, AgentHandle, RequestOutcome};
+pub use client::{BufferedResponse, RequestError, SignedClient};
+pub use enrolment::{EnrolmentClient, EnrolmentEndpoint, IssuedIdentity};
+pub use fleet::{FleetCounters, FleetMember, SimulatedFleet, queue, until_within};
+pub use flood::{Flood, FloodReport, Flooder};
+pub use plain_server::{PlainServer, ServerMode, THREADS};
+pub use protocol::ProtocolState;

@@ -1,22 +1,22 @@
 //! Measurements of the whole system. Each figure comes with the floor that the same run saw, because times alone are not
 //! stable on shared machines.
 
-mod apart;
 mod api_calls;
 mod bare;
 pub mod catalog;
 mod cli;
-mod crowded;
 pub mod enrolment;
 mod event_path;
 mod figure;
 pub mod fleet;
+mod fleet_setup;
 pub mod flood;
 mod idle;
 pub mod knee;
 mod plain_path;
+mod plain_server_process;
 pub mod restart;
-mod setting;
+mod runtime_setup;
 mod user_write;
 mod writer;
 
@@ -24,5 +24,5 @@ pub use cli::main;
 pub use event_path::event_path;
 pub use figure::Figure;
 pub use idle::idle;
-pub use setting::Settings;
+pub use runtime_setup::Settings;
 pub use user_write::user_write;

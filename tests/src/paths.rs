@@ -1,4 +1,4 @@
-//! Where things lie: the workspace, its target folder, the folder of one test bed.
+//! Paths of the workspace and of its target folder.
 
 use std::{
     env,

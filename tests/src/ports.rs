@@ -1,8 +1,8 @@
 //! Free TCP ports on loopback.
 //!
-//! Ports are taken from below the range that the kernel hands out by itself. A port of that range could be taken by an
-//! outgoing connection while its server is down (a client that tries again and again can even connect to itself),
-//! and a killed server could then not come back on its port.
+//! Ports are below the kernel's ephemeral range. A port of that range could be taken by an outgoing connection while
+//! its server is down (a client that retries can even connect to itself), and a killed server could then not return to
+//! its port.
 
 use std::{
     collections::BTreeSet,
@@ -15,31 +15,31 @@ use std::{
 
 /// The lowest port handed out.
 const LOWEST: u16 = 15_000;
-/// How many ports are tried before the kernel is asked for any.
+/// Ports that are tried before the kernel chooses one.
 const TRIES: usize = 64;
 
-/// What this process has handed out, so that no two of its children are told the same port before either has bound it.
-static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+/// Ports that this process has handed out, so that no two of its children get the same port before either has bound it.
+static ASSIGNED: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
 
-/// A port of 127.0.0.1 that was free a moment ago. Another process may take it meanwhile: whoever binds it must be
-/// ready to ask for another.
+/// A port of 127.0.0.1 that was free a moment ago. Another process may take it meanwhile: the caller must be ready to
+/// retry with another one.
 ///
 /// # Errors
 /// If no port can be bound at all.
 pub fn free() -> io::Result<u16> {
-    let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut assigned = ASSIGNED.lock().unwrap_or_else(PoisonError::into_inner);
     let highest = ephemeral_start();
     for _ in 0..TRIES {
         let port = random_between(LOWEST, highest);
-        if !given.contains(&port) && TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
-            given.insert(port);
+        if !assigned.contains(&port) && TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok() {
+            assigned.insert(port);
             return Ok(port);
         }
     }
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr().map(|address| address.port())
 }
 
-/// Where the kernel's own range begins; its usual value where it cannot be read.
+/// Start of the kernel's ephemeral range; its usual value where it cannot be read.
 fn ephemeral_start() -> u16 {
     const USUAL: u16 = 32_768;
     let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
@@ -48,7 +48,7 @@ fn ephemeral_start() -> u16 {
 }
 
 fn random_between(low: u16, high: u16) -> u16 {
-    // The standard library's hasher is seeded anew from the system for each `RandomState`.
+    // The standard library seeds each `RandomState` anew from the system.
     let span = u64::from(high - low);
     low + u16::try_from(RandomState::new().hash_one(()) % span).unwrap_or_default()
 }

@@ -1,13 +1,14 @@
-//! A child process with an owner.
+//! A child process that ends with its owner.
 //!
 //! # Guarantees
 //! * Dropping the [`Process`] kills it and waits for its end.
-//! * It dies with the process that started it, also if that one panics, is interrupted or is killed with -9: the child
-//!   begins as a small shell that leaves a watcher behind and then becomes the program (same pid). The watcher reads from
-//!   a pipe that only the parent can write to; its end without a word means that the parent is gone.
-//! * It may open as many files as the system lets it: thousands of connections need them.
-//! * It has its own process group, so that Ctrl-C at a terminal reaches the parent alone, who ends things in order.
-//! * What it writes goes to a log file; every error about it carries the log's path and its last lines.
+//! * It dies with the process that started it, also if that one panics, is interrupted or is killed with SIGKILL: the
+//!   child begins as a small shell that leaves a watcher behind and then becomes the program (same pid). The watcher
+//!   reads from a pipe that only the parent can write to; end of file without a line means that the parent is gone.
+//! * Its limit of open files is the system's hard limit: thousands of connections need it.
+//! * It has its own process group, so that Ctrl-C at a terminal reaches only the parent, which ends its children in
+//!   order.
+//! * Its output goes to a log file; every error about it carries the log's path and its last lines.
 
 use std::{
     ffi::OsString,
@@ -28,14 +29,14 @@ ulimit -S -n "$(ulimit -H -n)" 2>/dev/null || :
 (IFS= read -r _ <&3 || kill -s KILL $$) >/dev/null 2>&1 &
 exec "$@" 3<&-"#;
 
-/// How often a condition is looked at while waiting for it.
+/// Poll interval of conditions.
 const POLL: Duration = Duration::from_millis(25);
-/// The most that is read from the end of a log for an error message, in bytes.
+/// Most bytes read from the end of a log for an error message.
 const TAIL_BYTES: u64 = 16 << 10;
-/// How many lines of a log an error message carries.
+/// Most lines of a log in an error message.
 const TAIL_LINES: usize = 15;
 
-/// What went wrong with a child process.
+/// Failure of a child process.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
     /// The log file cannot be opened.
@@ -44,36 +45,36 @@ pub enum ProcessError {
     /// There is no shell, or no more processes are allowed.
     #[error("start {0}")]
     Spawn(String, #[source] io::Error),
-    /// It ended although it should serve.
-    #[error("{name} ended by itself ({status}); {tail}")]
+    /// It ended while it was expected to run.
+    #[error("{name} ended unexpectedly ({status}); {tail}")]
     Ended {
         /// Name of the process.
         name: String,
-        /// How it ended.
+        /// Exit status.
         status: ExitStatus,
-        /// Its last words.
+        /// The end of its log.
         tail: Box<Tail>,
     },
-    /// It runs, but the awaited condition did not come.
+    /// It runs, but the awaited condition did not hold in time.
     #[error("{name} was not ready within {waited:?}: {last}; {tail}")]
     NotReady {
         /// Name of the process.
         name: String,
         /// The deadline that passed.
         waited: Duration,
-        /// What the last look at it said.
+        /// Result of the last check.
         last: String,
-        /// Its last words.
+        /// The end of its log.
         tail: Box<Tail>,
     },
-    /// It was to end, and did not within the deadline.
-    #[error("{name} still runs after {waited:?}; {tail}")]
+    /// It did not end within the deadline.
+    #[error("{name} is still running after {waited:?}; {tail}")]
     StillRuns {
         /// Name of the process.
         name: String,
         /// The deadline that passed.
         waited: Duration,
-        /// Its last words.
+        /// The end of its log.
         tail: Box<Tail>,
     },
     /// A signal could not be sent, most likely because the process is gone.
@@ -83,16 +84,16 @@ pub enum ProcessError {
         name: String,
         /// Name of the signal without `SIG`.
         signal: Signal,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// Its state could not be asked for.
-    #[error("look after {0}")]
+    /// Its state cannot be read.
+    #[error("query the state of {0}")]
     Wait(String, #[source] io::Error),
 }
 
-/// The last lines of a log and where the rest is.
+/// The last lines of a log, and its path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tail {
     /// The log file.
@@ -114,13 +115,13 @@ impl fmt::Display for Tail {
 /// The signals that tests send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Signal {
-    /// Ask for an orderly end.
+    /// Requests an orderly end.
     Term,
     /// Ctrl-C.
     Int,
-    /// Freeze; connections stay open and nothing answers.
+    /// Stops the process; connections stay open and nothing answers.
     Stop,
-    /// Go on after [`Signal::Stop`].
+    /// Continues after [`Signal::Stop`].
     Cont,
 }
 
@@ -135,10 +136,10 @@ impl fmt::Display for Signal {
     }
 }
 
-/// What is to be started.
+/// Description of a program to start.
 #[derive(Debug, Clone)]
 pub struct Program {
-    /// How errors name it.
+    /// Name of the process in errors.
     pub name: String,
     /// The binary.
     pub binary: PathBuf,
@@ -146,7 +147,7 @@ pub struct Program {
     pub args: Vec<OsString>,
     /// Environment variables to set besides the inherited ones.
     pub env: Vec<(OsString, OsString)>,
-    /// Whether none are inherited.
+    /// Inherits no environment variable if set.
     pub fresh: bool,
     /// Its working directory, if not the parent's.
     pub dir: Option<PathBuf>,
@@ -200,7 +201,7 @@ impl Program {
 #[derive(Debug)]
 struct State {
     child: Child,
-    /// The parent's end of the pipe; `None` once the child has been seen to be gone.
+    /// The parent's end of the pipe; `None` once the child is known to be gone.
     lifeline: Option<ChildStdin>,
     status: Option<ExitStatus>,
 }
@@ -211,13 +212,13 @@ pub struct Process {
     name: String,
     pid: u32,
     log: PathBuf,
-    /// Where this run's part of the log begins, in bytes.
+    /// Start of this run's part of the log, in bytes.
     log_start: u64,
     state: Mutex<State>,
 }
 
 impl Process {
-    /// Starts the program. That its binary does not exist shows as an end by itself with status 127.
+    /// Starts the program. A missing binary shows as an end with status 127.
     ///
     /// # Errors
     /// [`ProcessError::Log`] or [`ProcessError::Spawn`].
@@ -265,7 +266,7 @@ impl Process {
         Tail { path: self.log.clone(), lines: last_lines(&self.log, self.log_start).unwrap_or_default() }
     }
 
-    /// How it ended, or `None` while it runs.
+    /// Exit status, or `None` while it runs.
     ///
     /// # Errors
     /// [`ProcessError::Wait`].
@@ -274,19 +275,19 @@ impl Process {
         if state.status.is_none() {
             let status = state.child.try_wait().map_err(|e| ProcessError::Wait(self.name.clone(), e))?;
             if status.is_some() {
-                state.settle(status);
+                state.record_end(status);
             }
         }
         Ok(state.status)
     }
 
-    /// Kills it with -9 and waits for its end. Does nothing if it has ended already.
+    /// Kills it with SIGKILL and waits for its end. Does nothing if it has ended already.
     pub fn kill(&self) {
         let mut state = self.lock();
         if state.status.is_none() {
             let _ = state.child.kill();
             let status = state.child.wait().ok();
-            state.settle(status);
+            state.record_end(status);
         }
     }
 
@@ -333,7 +334,7 @@ impl Process {
         }
     }
 
-    /// Asks `ready` again and again until it says `Ok`. `ready` bounds its own time.
+    /// Polls `ready` until it returns `Ok`. `ready` bounds its own time.
     ///
     /// # Errors
     /// [`ProcessError::Ended`] as soon as the process ends, [`ProcessError::NotReady`] at the deadline.
@@ -344,7 +345,7 @@ impl Process {
         let began = Instant::now();
         loop {
             let last = match ready().await {
-                // Another server may have its port and answer in its place.
+                // Another server may have taken its port and answer instead, so the process must still run.
                 Ok(value) if self.status()?.is_none() => return Ok(value),
                 Ok(_) => String::new(),
                 Err(last) => last,
@@ -366,8 +367,8 @@ impl Process {
 }
 
 impl State {
-    /// Notes the end and dismisses the watcher, which must not kill whoever gets the pid next.
-    fn settle(&mut self, status: Option<ExitStatus>) {
+    /// Records the end and dismisses the watcher, which must not kill another process that gets the same pid.
+    fn record_end(&mut self, status: Option<ExitStatus>) {
         self.status = status;
         if let Some(mut lifeline) = self.lifeline.take() {
             let _ = lifeline.write_all(b"ended\n");
@@ -412,7 +413,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_end_by_itself_is_told_with_the_last_words_and_the_path() {
+    async fn unexpected_end_is_reported_with_log_tail_and_path() {
         let dir = tempfile::tempdir().expect("a folder");
         let child = sh(&dir, "echo one; echo 'address already in use' >&2; exit 3");
         let error = child.until(SOON, || async { Err::<(), _>("no answer".to_owned()) }).await.expect_err("it ends");
@@ -422,7 +423,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_last_words_are_those_of_this_run() {
+    async fn log_tail_is_of_this_run_only() {
         let dir = tempfile::tempdir().expect("a folder");
         sh(&dir, "echo first").ended(SOON).await.expect("it ends");
         let second = sh(&dir, "echo second");
@@ -431,7 +432,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_missing_binary_ends_with_a_clear_word() {
+    async fn missing_binary_is_reported() {
         let dir = tempfile::tempdir().expect("a folder");
         let child = Process::start(Program::new("gone", "/no/such/binary", dir.path().join("log"))).expect("spawned");
         assert_eq!(child.ended(SOON).await.expect("it ends").code(), Some(127));
@@ -462,7 +463,7 @@ mod tests {
         assert!(!alive(pid));
     }
 
-    /// The parent here is a shell that holds the writing end as a `Process` does, and is killed with -9.
+    /// The parent in this test is a shell that holds the writing end as a `Process` does, and is killed with SIGKILL.
     #[tokio::test]
     async fn a_child_dies_with_a_parent_that_is_killed() {
         let dir = tempfile::tempdir().expect("a folder");
@@ -471,7 +472,7 @@ mod tests {
         let script = r#"mkfifo "$1"
             sh -c "$2" child sh -c 'echo $$ >"$0.new"; mv "$0.new" "$0"; while :; do sleep 1; done' "$3" <"$1" &
             exec 9>"$1"; kill -s KILL "$$" 9>&- & while :; do sleep 1; done"#;
-        // The parent kills itself only after the child has said its pid.
+        // The parent kills itself only after the child has written its pid.
         let script = script.replace("kill -s KILL", r#"until [ -s "$3" ]; do sleep 0.05; done; kill -s KILL"#);
         let program = Program::new("parent", "sh", dir.path().join("log")).args(["-c", &script, "parent"]).args([
             fifo.as_os_str(),
@@ -480,7 +481,7 @@ mod tests {
         ]);
         let parent = Process::start(program).expect("started");
         parent.ended(SOON).await.expect("killed");
-        let pid = fs::read_to_string(&pid_file).expect("the child said its pid").trim().parse().expect("a pid");
+        let pid = fs::read_to_string(&pid_file).expect("the child wrote its pid").trim().parse().expect("a pid");
         let began = Instant::now();
         while alive(pid) {
             assert!(began.elapsed() < SOON, "the child lives on");

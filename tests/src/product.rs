@@ -1,4 +1,5 @@
-//! The product's own binaries: built by cargo in the profile that runs, started, harmed and measured as processes.
+//! The product's own binaries: built by cargo in the profile of the running binary, started, disturbed and measured as
+//! processes.
 
 use std::{
     collections::BTreeMap,
@@ -49,6 +50,14 @@ impl ProductBinaries {
         self.get("tidewatch-receiver")
     }
 
+    /// The operators' program.
+    ///
+    /// # Errors
+    /// [`BuildError::Missing`] if its package has no such binary.
+    pub fn cli(&self) -> Result<&Path, BuildError> {
+        self.get("tidewatch")
+    }
+
     /// A binary by its name.
     ///
     /// # Errors
@@ -58,18 +67,17 @@ impl ProductBinaries {
     }
 }
 
-/// Runs `cargo build` for agent and receiver, once for this process, in the profile of the running binary.
+/// Runs `cargo build` for agent, receiver and operators' program, once for this process, in the profile of the running binary.
 ///
 /// # Errors
 /// See [`BuildError`]; the next caller tries again.
 pub async fn build_binaries() -> Result<ProductBinaries, BuildError> {
     static BUILT: OnceCell<ProductBinaries> = OnceCell::const_new();
     let built = BUILT.get_or_try_init(|| async {
-        let mut step = Step::begin("building agent and receiver");
-        // cargo blocks for as long as it compiles.
-        // This crate is among them so that cargo unifies the same features as for the running binary, and compiles no
-        // dependency a second time.
-        let packages = &["tidewatch-agent", "tidewatch-receiver", "tidewatch-tests"];
+        let mut step = Step::begin("building agent, receiver and operators' program");
+        // cargo blocks for as long as it compiles. This crate is among the packages so that cargo unifies the same
+        // features as for the running binary, and compiles no dependency a second time.
+        let packages = &["tidewatch-agent", "tidewatch-receiver", "tidewatch-cli", "tidewatch-tests"];
         let mut cargo = tokio::task::spawn_blocking(|| build::cargo_build(packages));
         let by_name = loop {
             match timeout(TICK, &mut cargo).await {
@@ -83,7 +91,7 @@ pub async fn build_binaries() -> Result<ProductBinaries, BuildError> {
     built.await.cloned()
 }
 
-/// A binary of ours that runs, with its metrics and probes on a port of its own. Ends with its owner.
+/// A running binary of the product, with its metrics and probes on a port of its own. Ends with its owner.
 #[derive(Debug)]
 pub struct ProductProcess {
     process: Process,
@@ -92,7 +100,7 @@ pub struct ProductProcess {
 }
 
 impl ProductProcess {
-    /// Starts it; `probes` is where it was told, by its arguments, to serve `/readyz`, `/healthz` and `/metrics`.
+    /// Starts it; `probes` is the address of `/readyz`, `/healthz` and `/metrics` in its arguments.
     ///
     /// # Errors
     /// See [`ProcessError`].
@@ -100,14 +108,14 @@ impl ProductProcess {
         Ok(Self { process: Process::start(program)?, probes, admin: None })
     }
 
-    /// Adds where it was told to serve its admin listener.
+    /// Adds the address of the admin listener in its arguments.
     #[must_use]
     pub fn with_admin(mut self, admin: SocketAddr) -> Self {
         self.admin = Some(admin);
         self
     }
 
-    /// Waits until `/readyz` says yes. An error carries what it said last and the log's end.
+    /// Waits until `/readyz` succeeds. An error carries the last response and the end of the log.
     ///
     /// # Errors
     /// [`ProcessError::Ended`] or [`ProcessError::NotReady`].
@@ -115,7 +123,7 @@ impl ProductProcess {
         self.process.until(deadline, || self.probe("/readyz")).await
     }
 
-    /// Waits until a condition on its `/metrics` page holds; the value that `look` takes from the page is returned.
+    /// Waits until a condition on its `/metrics` page holds; returns the value that `look` takes from the page.
     ///
     /// # Errors
     /// [`ProcessError::Ended`] or [`ProcessError::NotReady`].
@@ -125,11 +133,11 @@ impl ProductProcess {
         look: impl Fn(&str) -> Option<T>,
     ) -> Result<T, ProcessError> {
         let look = &look;
-        let ask = || async move {
+        let poll = || async move {
             let (_, page) = self.get("/metrics").await.map_err(|e| e.to_string())?;
             look(&page).ok_or_else(|| "the metrics do not show it".to_owned())
         };
-        self.process.until(deadline, ask).await
+        self.process.until(deadline, poll).await
     }
 
     /// GETs a path of its probe port.
@@ -143,35 +151,35 @@ impl ProductProcess {
     async fn probe(&self, path: &str) -> Result<(), String> {
         match self.get(path).await {
             Ok((status, _)) if status.is_success() => Ok(()),
-            Ok((status, body)) => Err(format!("{path} says {status}: {}", body.trim())),
+            Ok((status, body)) => Err(format!("{path} returned {status}: {}", body.trim())),
             Err(error) => Err(error.to_string()),
         }
     }
 
-    /// Where probes and metrics are served.
+    /// Address of probes and metrics.
     #[must_use]
     pub fn probes(&self) -> SocketAddr {
         self.probes
     }
 
-    /// Where its admin listener is, if it was told.
+    /// Address of its admin listener, if it has one.
     #[must_use]
     pub fn admin(&self) -> Option<SocketAddr> {
         self.admin
     }
 
-    /// The process below: pid, log, status, waiting for conditions.
+    /// The underlying process: pid, log, status, waiting for conditions.
     #[must_use]
     pub fn process(&self) -> &Process {
         &self.process
     }
 
-    /// Kills it with -9.
+    /// Kills it with SIGKILL.
     pub fn kill9(&self) {
         self.process.kill();
     }
 
-    /// Asks for an orderly end and waits for it.
+    /// Sends SIGTERM and waits for the end.
     ///
     /// # Errors
     /// [`ProcessError::StillRuns`] at the deadline.
@@ -180,7 +188,7 @@ impl ProductProcess {
         self.process.ended(deadline).await
     }
 
-    /// Freezes it.
+    /// Stops it with SIGSTOP.
     ///
     /// # Errors
     /// If it is gone.
@@ -188,7 +196,7 @@ impl ProductProcess {
         self.process.signal(Signal::Stop)
     }
 
-    /// Lets it go on after [`ProductProcess::sigstop`].
+    /// Continues it after [`ProductProcess::sigstop`].
     ///
     /// # Errors
     /// If it is gone.
@@ -196,7 +204,7 @@ impl ProductProcess {
         self.process.signal(Signal::Cont)
     }
 
-    /// The last lines of its log and where it is.
+    /// The last lines of its log, and its path.
     #[must_use]
     pub fn tail(&self) -> Tail {
         self.process.tail()
@@ -210,7 +218,7 @@ impl ProductProcess {
         fs::read_to_string(self.process.log())
     }
 
-    /// How much memory it has now, and had at most.
+    /// Its memory now, and its peak.
     ///
     /// # Errors
     /// If it is gone.
@@ -218,8 +226,8 @@ impl ProductProcess {
         memory(self.process.pid())
     }
 
-    /// CPU time used so far, by thread name (at most 15 bytes long, as the kernel cuts it); threads of one name are
-    /// summed, threads that ended are not in it.
+    /// CPU time used so far, by thread name (at most 15 bytes, truncated by the kernel); threads of one name are
+    /// summed, threads that ended are not included.
     ///
     /// # Errors
     /// If it is gone.
@@ -239,7 +247,7 @@ mod tests {
 
     const SOON: Duration = Duration::from_secs(20);
 
-    /// A probe port that answers these, one after the other, and then the last one for ever.
+    /// A probe port that serves these responses in order, and then the last one for ever.
     async fn probes(answers: &'static [(u16, &'static str)]) -> SocketAddr {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("bound");
         let address = listener.local_addr().expect("an address");
@@ -264,7 +272,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn ready_when_the_probe_says_so_and_ended_on_term() {
+    async fn ready_follows_the_probe_and_sigterm_ends_it() {
         let dir = tempfile::tempdir().expect("a folder");
         let probes = probes(&[(503, "pending: caches"), (200, "ok")]).await;
         let product = start(&dir, "exec sleep 600", probes);
@@ -276,18 +284,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn not_ready_tells_what_is_pending_and_the_last_words() {
+    async fn not_ready_error_has_pending_checks_and_log_tail() {
         let dir = tempfile::tempdir().expect("a folder");
         let product = start(&dir, "echo waiting; exec sleep 600", probes(&[(503, "pending: caches")]).await);
-        // Not ready before it has spoken, so that its words are there.
-        let spoken = || async { product.log_text().ok().filter(|text| !text.is_empty()).ok_or_else(String::new) };
-        product.process().until(SOON, spoken).await.expect("words");
+        // Waits for the first output before checking readiness, so that the log has a line.
+        let has_output = || async { product.log_text().ok().filter(|text| !text.is_empty()).ok_or_else(String::new) };
+        product.process().until(SOON, has_output).await.expect("words");
         let text = product.ready(Duration::from_millis(100)).await.expect_err("never ready").to_string();
         assert!(text.contains("pending: caches") && text.contains("waiting"), "{text}");
     }
 
     #[tokio::test]
-    async fn an_end_is_not_waited_for_in_vain() {
+    async fn early_end_is_reported_at_once() {
         let dir = tempfile::tempdir().expect("a folder");
         let product = start(&dir, "echo no certificate >&2; exit 4", probes(&[(503, "")]).await);
         let error = product.ready(SOON).await.expect_err("it ended");

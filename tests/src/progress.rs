@@ -1,51 +1,51 @@
-//! Lines for the person who waits. They go straight to stderr, past the capture of the test harness.
+//! Progress lines on stderr, past the capture of the test harness.
 
 use std::{
     io::Write as _,
     time::{Duration, Instant},
 };
 
-/// How often a long step says that it is still going on.
+/// Interval of progress lines of a long step.
 const INTERVAL: Duration = Duration::from_secs(15);
 
-/// Writes one line to stderr. A stderr that is gone is no reason to fail.
-pub fn say(line: &str) {
+/// Writes one line to stderr. Errors are ignored: a closed stderr must not end a run.
+pub fn print_line(line: &str) {
     if cfg!(test) {
-        // What the unit tests pretend to build is no news.
+        // Unit tests run fake builds; their lines belong into the captured output.
         eprintln!("{line}");
     } else {
         let _ = writeln!(std::io::stderr().lock(), "{line}");
     }
 }
 
-/// A step that may take minutes: says when it begins, every 15 s that it goes on, and how long it took.
+/// A step that may take minutes: prints a line when it begins, every 15 s, and at its end with its duration.
 #[derive(Debug)]
 pub struct Step {
-    what: String,
+    name: String,
     began: Instant,
-    said: Instant,
+    last_printed: Instant,
 }
 
 impl Step {
-    /// Begins the step and says so.
+    /// Begins the step and prints its name.
     #[must_use]
-    pub fn begin(what: impl Into<String>) -> Self {
-        let what = what.into();
-        say(&format!("{what} ..."));
+    pub fn begin(name: impl Into<String>) -> Self {
+        let name = name.into();
+        print_line(&format!("{name} ..."));
         let now = Instant::now();
-        Self { what, began: now, said: now }
+        Self { name, began: now, last_printed: now }
     }
 
-    /// To be called often while the step goes on; writes a line now and then.
+    /// Prints a progress line if 15 s have passed; to be called often during the step.
     pub fn tick(&mut self) {
-        if self.said.elapsed() >= INTERVAL {
-            self.said = Instant::now();
-            say(&format!("{} ... {} s", self.what, self.began.elapsed().as_secs()));
+        if self.last_printed.elapsed() >= INTERVAL {
+            self.last_printed = Instant::now();
+            print_line(&format!("{} ... {} s", self.name, self.began.elapsed().as_secs()));
         }
     }
 
-    /// Says that the step is done and how long it took.
+    /// Prints that the step is done, and its duration.
     pub fn done(self) {
-        say(&format!("{}: done in {} s", self.what, self.began.elapsed().as_secs()));
+        print_line(&format!("{}: done in {} s", self.name, self.began.elapsed().as_secs()));
     }
 }

@@ -1,4 +1,4 @@
-//! A TCP proxy on loopback that harms what goes through it.
+//! A TCP proxy on loopback that injects network faults.
 
 use std::{
     fs, io,
@@ -15,65 +15,65 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// The most that is read at once, in bytes.
+/// Most bytes of one read.
 const CHUNK: usize = 64 << 10;
-/// How many chunks wait on their way before the sender is made to wait.
-const ON_THE_WAY: usize = 64;
+/// Chunks in transit at which the sender is blocked.
+const IN_TRANSIT: usize = 64;
 
-/// What happens to the connections.
+/// Fault mode of the connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Nothing.
+    /// No fault.
     Pass,
-    /// Every chunk arrives so much later, in each direction.
+    /// Delays every chunk, in each direction.
     Delay(Duration),
-    /// Nothing arrives; connections stay open and new ones are taken. What was held arrives afterwards, as after a
-    /// partition that TCP outlives.
+    /// Delivers nothing; connections stay open and new ones are accepted. Held bytes are delivered afterwards, as after
+    /// a partition that TCP survives.
     BlackHole,
-    /// All connections are broken, and new ones at once.
+    /// Breaks all connections, and new ones at once.
     Cut,
-    /// Noise follows every chunk of the server's, so that the TLS stream breaks in its midst.
+    /// Adds noise after every chunk of the server's, so that the TLS stream breaks in its midst.
     Noise,
-    /// All connections are broken, and whoever connects is answered in plain HTTP by somebody who is not the server.
+    /// Breaks all connections, and answers new ones in plain HTTP, as another server at the address would.
     Plain,
 }
 
 impl Mode {
-    /// Whether connections to the server are broken.
+    /// Returns true if connections to the server are broken.
     const fn breaks(self) -> bool {
         matches!(self, Self::Cut | Self::Plain)
     }
 }
 
-/// What noise is: no record of TLS has this type, and no frame of HTTP/2 this length.
+/// Noise: no record of TLS has this type, and no frame of HTTP/2 this length.
 const NOISE: &[u8] = &[0xff; 64];
-/// What [`Mode::Plain`] answers.
+/// Response of [`Mode::Plain`].
 const PLAIN: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}";
 
-/// What both directions of a connection follow.
+/// State that both directions of a connection follow.
 #[derive(Debug, Clone)]
-struct Watched {
+struct Faults {
     mode: watch::Receiver<Mode>,
-    /// Counts [`Proxy::forget`]; a connection that is older than the count is forgotten.
-    forgotten: watch::Receiver<u64>,
+    /// Number of calls of [`Proxy::drop_established`]; a connection older than the latest call delivers nothing.
+    dropped: watch::Receiver<u64>,
     /// The process of [`Proxy::cut_off`].
-    outcast: watch::Receiver<Option<u32>>,
+    cut_off: watch::Receiver<Option<u32>>,
 }
 
-impl Watched {
-    /// Whether whoever connected from this port of loopback is cut off now.
-    fn is_out(&self, port: u16) -> bool {
-        self.outcast.borrow().is_some_and(|process| has_port(process, port))
+impl Faults {
+    /// Returns true if the process that connected from this port of loopback is cut off now.
+    fn is_cut_off(&self, port: u16) -> bool {
+        self.cut_off.borrow().is_some_and(|process| has_port(process, port))
     }
 }
 
-/// A proxy in front of one address. Belongs to the tokio runtime that started it, and ends when dropped.
+/// A proxy in front of one address. Belongs to the tokio executor that started it, and ends when dropped.
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
     mode: watch::Sender<Mode>,
-    forgotten: watch::Sender<u64>,
-    outcast: watch::Sender<Option<u32>>,
+    dropped: watch::Sender<u64>,
+    cut_off: watch::Sender<Option<u32>>,
     task: AbortHandle,
 }
 
@@ -85,15 +85,15 @@ impl Proxy {
     pub async fn start(target: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let address = listener.local_addr()?;
-        let (mode, mode_watched) = watch::channel(Mode::Pass);
-        let (forgotten, forgotten_watched) = watch::channel(0);
-        let (outcast, outcast_watched) = watch::channel(None);
-        let watched = Watched { mode: mode_watched, forgotten: forgotten_watched, outcast: outcast_watched };
-        let task = tokio::spawn(accept(listener, target, watched)).abort_handle();
-        Ok(Self { address, mode, forgotten, outcast, task })
+        let (mode, mode_receiver) = watch::channel(Mode::Pass);
+        let (dropped, dropped_receiver) = watch::channel(0);
+        let (cut_off, cut_off_receiver) = watch::channel(None);
+        let faults = Faults { mode: mode_receiver, dropped: dropped_receiver, cut_off: cut_off_receiver };
+        let task = tokio::spawn(accept(listener, target, faults)).abort_handle();
+        Ok(Self { address, mode, dropped, cut_off, task })
     }
 
-    /// Where it listens.
+    /// Address on which it listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -104,7 +104,7 @@ impl Proxy {
         self.set(Mode::Cut);
     }
 
-    /// Lets nothing through, and breaks nothing.
+    /// Delivers nothing, and breaks nothing.
     pub fn black_hole(&self) {
         self.set(Mode::BlackHole);
     }
@@ -114,26 +114,26 @@ impl Proxy {
         self.set(Mode::Delay(by));
     }
 
-    /// Lets everything through again.
+    /// Passes everything again.
     pub fn resume(&self) {
         self.set(Mode::Pass);
     }
 
-    /// Lets nothing through any more on the connections of now, for ever and without breaking them, as a firewall does that lost its
-    /// table. New ones are as the mode says.
-    pub fn forget(&self) {
-        self.forgotten.send_modify(|count| *count += 1);
+    /// Delivers nothing any more on the current connections, for ever and without breaking them, like a firewall that
+    /// lost its connection table. New connections follow the mode.
+    pub fn drop_established(&self) {
+        self.dropped.send_modify(|count| *count += 1);
     }
 
-    /// Breaks all connections of one process of this machine, and new ones of it at once, until [`Proxy::take_back`]. Those of others
-    /// are as the mode says.
+    /// Breaks all connections of one process of this machine, and new ones of it at once, until [`Proxy::readmit`].
+    /// Connections of other processes follow the mode.
     pub fn cut_off(&self, process: u32) {
-        self.outcast.send_replace(Some(process));
+        self.cut_off.send_replace(Some(process));
     }
 
     /// Ends [`Proxy::cut_off`].
-    pub fn take_back(&self) {
-        self.outcast.send_replace(None);
+    pub fn readmit(&self) {
+        self.cut_off.send_replace(None);
     }
 
     /// Sets the mode.
@@ -148,19 +148,19 @@ impl Drop for Proxy {
     }
 }
 
-/// Takes connections until it is aborted, which ends theirs too.
-async fn accept(listener: TcpListener, target: SocketAddr, watched: Watched) {
+/// Accepts connections until it is aborted, which ends theirs too.
+async fn accept(listener: TcpListener, target: SocketAddr, faults: Faults) {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
             accepted = listener.accept() => {
                 let Ok((client, from)) = accepted else { continue };
-                let mode = *watched.mode.borrow();
+                let mode = *faults.mode.borrow();
                 match mode {
                     Mode::Cut => {}
-                    _ if watched.is_out(from.port()) => {}
+                    _ if faults.is_cut_off(from.port()) => {}
                     Mode::Plain => drop(connections.spawn(plain(client))),
-                    _ => drop(connections.spawn(connection((client, from.port()), target, watched.clone()))),
+                    _ => drop(connections.spawn(connection((client, from.port()), target, faults.clone()))),
                 }
             }
             Some(_) = connections.join_next() => {}
@@ -168,7 +168,7 @@ async fn accept(listener: TcpListener, target: SocketAddr, watched: Watched) {
     }
 }
 
-/// Answers whatever comes first, and hangs up.
+/// Answers the first bytes, and closes.
 async fn plain(mut client: TcpStream) {
     let mut first = BytesMut::with_capacity(CHUNK);
     if let Ok(1..) = client.read_buf(&mut first).await {
@@ -177,28 +177,28 @@ async fn plain(mut client: TcpStream) {
     }
 }
 
-async fn connection((client, port): (TcpStream, u16), target: SocketAddr, mut watched: Watched) {
-    watched.forgotten.mark_unchanged();
-    let mut outcast = watched.outcast.clone();
+async fn connection((client, port): (TcpStream, u16), target: SocketAddr, mut faults: Faults) {
+    faults.dropped.mark_unchanged();
+    let mut cut_off = faults.cut_off.clone();
     let Ok(server) = TcpStream::connect(target).await else { return };
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
     let both = async {
         tokio::join!(
-            direction(from_client, to_server, watched.clone(), b""),
-            direction(from_server, to_client, watched.clone(), NOISE),
+            direction(from_client, to_server, faults.clone(), b""),
+            direction(from_server, to_client, faults.clone(), NOISE),
         )
     };
-    let mut cut = watched.mode.clone();
+    let mut cut = faults.mode.clone();
     tokio::select! {
         _ = both => {}
         _ = cut.wait_for(|mode| mode.breaks()) => {}
-        _ = outcast.wait_for(|process| process.is_some_and(|process| has_port(process, port))) => {}
+        _ = cut_off.wait_for(|process| process.is_some_and(|process| has_port(process, port))) => {}
     }
 }
 
-/// Whether a process has a TCP socket with this local port (proc(5): `net/tcp` and `fd`).
+/// Returns true if a process has a TCP socket with this local port (proc(5): `net/tcp` and `fd`).
 fn has_port(process: u32, port: u16) -> bool {
     let table = fs::read_to_string(format!("/proc/{process}/net/tcp")).unwrap_or_default();
     let ending = format!(":{port:04X}");
@@ -213,14 +213,14 @@ fn has_port(process: u32, port: u16) -> bool {
     links.any(|link| sockets.iter().any(|socket| link.as_os_str() == socket.as_str()))
 }
 
-/// Carries one direction until its end, which is passed on too; `noise` is what [`Mode::Noise`] adds to it.
-async fn direction<R, W>(mut from: R, mut to: W, watched: Watched, noise: &'static [u8])
+/// Copies one direction until its end, which is passed on too; `noise` is added by [`Mode::Noise`].
+async fn direction<R, W>(mut from: R, mut to: W, faults: Faults, noise: &'static [u8])
 where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
 {
-    let Watched { mut mode, forgotten, .. } = watched;
-    let (sender, mut arriving) = mpsc::channel::<(Instant, Bytes)>(ON_THE_WAY);
+    let Faults { mut mode, dropped, .. } = faults;
+    let (sender, mut arriving) = mpsc::channel::<(Instant, Bytes)>(IN_TRANSIT);
     let read_mode = mode.clone();
     let read = async move {
         let mut buffer = BytesMut::with_capacity(CHUNK);
@@ -236,8 +236,8 @@ where
         while let Some((due, chunk)) = arriving.recv().await {
             sleep_until(due).await;
             let Ok(now) = mode.wait_for(|mode| *mode != Mode::BlackHole).await.map(|mode| *mode) else { return };
-            if forgotten.has_changed().unwrap_or(true) {
-                // Held until the connection is broken from one of its ends.
+            if dropped.has_changed().unwrap_or(true) {
+                // Held until one of the ends breaks the connection.
                 continue;
             }
             let noise = if now == Mode::Noise { noise } else { b"" };
@@ -254,7 +254,7 @@ where
 mod tests {
     use super::*;
 
-    /// A server that sends back what it gets, and a connection to it through a proxy.
+    /// An echo server, and a connection to it through a proxy.
     async fn echo() -> (Proxy, TcpStream) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("bound");
         let target = listener.local_addr().expect("an address");
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn passes_and_passes_the_end_on() {
+    async fn bytes_and_end_of_stream_pass_through() {
         let (_proxy, mut stream) = echo().await;
         round_trip(&mut stream, "hello").await.expect("passed");
         stream.shutdown().await.expect("shut down");
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_process_is_cut_off_until_it_is_taken_back() {
+    async fn one_process_is_cut_off_until_it_is_readmitted() {
         let (proxy, mut stream) = echo().await;
         proxy.cut_off(std::os::unix::process::parent_id());
         round_trip(&mut stream, "hello").await.expect("another process is meant");
@@ -309,13 +309,13 @@ mod tests {
         assert!(!matches!(stream.read(&mut [0; 8]).await, Ok(1..)));
         let mut new = TcpStream::connect(proxy.address()).await.expect("the kernel takes it");
         assert!(round_trip(&mut new, "hello").await.is_err());
-        proxy.take_back();
+        proxy.readmit();
         let mut new = TcpStream::connect(proxy.address()).await.expect("connected");
         round_trip(&mut new, "again").await.expect("passed");
     }
 
     #[tokio::test]
-    async fn a_black_hole_holds_and_gives_back() {
+    async fn black_hole_holds_bytes_until_resumed() {
         let (proxy, mut stream) = echo().await;
         round_trip(&mut stream, "hello").await.expect("passed");
         proxy.black_hole();
@@ -329,10 +329,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_forgotten_is_silent_and_new_connections_pass() {
+    async fn dropped_connections_are_silent_and_new_ones_pass() {
         let (proxy, mut stream) = echo().await;
         round_trip(&mut stream, "hello").await.expect("passed");
-        proxy.forget();
+        proxy.drop_established();
         stream.write_all(b"lost").await.expect("taken");
         let silence = tokio::time::timeout(Duration::from_millis(200), stream.read(&mut [0; 4])).await;
         assert!(silence.is_err(), "nothing comes through, and nothing breaks");
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn noise_follows_what_the_server_says() {
+    async fn noise_follows_the_servers_bytes() {
         let (proxy, mut stream) = echo().await;
         proxy.set(Mode::Noise);
         round_trip(&mut stream, "hello").await.expect("passed");
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn somebody_else_answers_in_plain() {
+    async fn plain_http_answers_in_place_of_the_server() {
         let (proxy, mut stream) = echo().await;
         round_trip(&mut stream, "hello").await.expect("passed");
         proxy.set(Mode::Plain);

@@ -1,4 +1,4 @@
-//! Writes the good inputs from which fuzzing begins into `corpus/<target>/`, or into another folder that is named.
+//! Writes the seed inputs of all fuzz targets to `corpus/<target>/`, or to the folder given as an argument.
 
 use std::{env, fs, io, path::PathBuf};
 

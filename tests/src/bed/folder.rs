@@ -1,7 +1,7 @@
 //! The folder of one test bed: `target/test-bed/<process id>-<number>`.
 //!
-//! A running test bed holds a lock in its folder. A new one removes the folders of those that are gone (a binary that
-//! was killed, a static that was never dropped), except that the last few kept ones stay.
+//! A running test bed holds a lock in its folder. A new one removes the folders of test beds that are gone (a binary
+//! that was killed, a static that was never dropped), except the last few kept ones.
 
 use std::{
     fs::{self, File},
@@ -14,16 +14,16 @@ use std::{
     time::SystemTime,
 };
 
-use crate::{paths, progress::say};
+use crate::{paths, progress::print_line};
 
 const LOCK: &str = ".lock";
 const KEEP: &str = ".keep";
-/// How many kept folders stay, at some 150 MiB each.
+/// Number of kept folders that stay, at some 150 MiB each.
 const KEPT: usize = 5;
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
-/// Why there is no folder.
+/// Failure to make a folder.
 #[derive(Debug, thiserror::Error)]
 pub enum FolderError {
     /// It cannot be made.
@@ -42,7 +42,7 @@ pub(super) struct Keeper {
 }
 
 impl Keeper {
-    /// Keeps the folder; whether it was not kept before.
+    /// Keeps the folder; true on the first call.
     pub(super) fn keep(&self) -> bool {
         let first = !self.kept.swap(true, Ordering::Relaxed);
         if first {
@@ -60,7 +60,7 @@ impl Keeper {
 #[derive(Debug)]
 pub(super) struct Folder {
     keeper: Keeper,
-    /// Held as long as the test bed lives, so that nobody else clears it away.
+    /// Held as long as the test bed lives, so that other processes do not remove the folder.
     _lock: File,
 }
 
@@ -71,11 +71,11 @@ impl Folder {
 
     fn create_in(root: &Path) -> Result<Self, FolderError> {
         fs::create_dir_all(root).map_err(|e| FolderError::Make(root.to_path_buf(), e))?;
-        // Nobody may sweep between the making of a folder and its locking.
+        // Prevents a sweep between the creation of a folder and its lock.
         let _all = lock(&root.join(LOCK))?;
         sweep(root);
         let path = root.join(format!("{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed)));
-        // A process of that id may have left one that was kept.
+        // A process with the same id may have left a kept folder.
         let _ = fs::remove_dir_all(&path);
         fs::create_dir(&path).map_err(|e| FolderError::Make(path.clone(), e))?;
         let lock = lock(&path.join(LOCK))?;
@@ -98,7 +98,7 @@ impl Folder {
 impl Drop for Folder {
     fn drop(&mut self) {
         if self.keeper.kept.load(Ordering::Relaxed) {
-            say(&format!("the test bed's logs and data are kept in {}", self.path().display()));
+            print_line(&format!("the test bed's logs and data are kept in {}", self.path().display()));
         } else {
             let _ = fs::remove_dir_all(self.path());
         }
@@ -112,7 +112,7 @@ fn lock(path: &Path) -> Result<File, FolderError> {
     Ok(file)
 }
 
-/// Clears away what no running test bed holds. What cannot be removed now will be another time.
+/// Removes the folders that no running test bed locks. The next sweep retries failed removals.
 fn sweep(root: &Path) {
     let entries = fs::read_dir(root).into_iter().flatten().flatten();
     let abandoned = entries.map(|entry| entry.path()).filter(|path| path.is_dir() && !is_held(path));
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn goes_with_its_owner_unless_kept() {
+    fn folder_is_removed_with_its_owner_unless_kept() {
         let root = tempfile::tempdir().expect("a folder");
         let (plain, kept) =
             (Folder::create_in(root.path()).expect("made"), Folder::create_in(root.path()).expect("made"));
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_nobody_holds_are_swept() {
+    fn unlocked_folders_are_swept() {
         let root = tempfile::tempdir().expect("a folder");
         fs::create_dir(root.path().join("1-0")).expect("made");
         let _held = Folder::create_in(root.path()).expect("made");
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_last_kept_ones_stay() {
+    fn only_the_newest_kept_folders_stay() {
         let root = tempfile::tempdir().expect("a folder");
         for number in 0..KEPT + 3 {
             let path = root.path().join(format!("1-{number}"));

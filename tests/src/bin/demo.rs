@@ -1,4 +1,4 @@
-//! `cargo demo`: the main job on real control planes.
+//! `cargo demo`: the main use case on real control planes.
 
 fn main() -> std::process::ExitCode {
     tidewatch_tests::demo::main()

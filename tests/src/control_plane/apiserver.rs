@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use super::{
     audit,
-    credentials::{Credentials, Person, files},
+    credentials::{ClusterUser, Credentials, files},
     etcd::port_taken,
 };
 use crate::{
@@ -22,17 +22,17 @@ use crate::{
     process::{Process, ProcessError, Program, Signal},
 };
 
-/// Ready in 3 s on a quiet machine; twenty that start at once on two cores take their time.
+/// 3 s suffice on a quiet machine; twenty servers that start at once on two cores need much longer.
 const READY: Duration = Duration::from_secs(180);
 const PROBE: Duration = Duration::from_secs(5);
-/// How often another port is tried when somebody took the one that was free a moment ago.
+/// Attempts with another port when a process took the one that was free a moment ago.
 const PORT_TRIES: usize = 5;
-/// How long a restarted server waits for its old port.
+/// Time for which a restarted server waits for its old port.
 const OLD_PORT: Duration = Duration::from_secs(20);
-/// What the API server makes by itself right after it is ready, and tests count on.
+/// Namespaces that the API server creates right after it is ready, and that tests rely on.
 const NAMESPACES: [&str; 2] = ["default", "kube-system"];
 
-/// Why an API server does not run.
+/// Failure of an API server.
 #[derive(Debug, thiserror::Error)]
 pub enum ApiServerError {
     /// No free port.
@@ -41,26 +41,26 @@ pub enum ApiServerError {
     /// Its files cannot be written.
     #[error("write the API server's files")]
     Files(#[source] io::Error),
-    /// It does not start, ended, or did not become ready.
+    /// It did not start, ended, or did not become ready.
     #[error("start the API server of {0}")]
     Start(String, #[source] ProcessError),
     /// A signal could not be sent.
     #[error("send a signal to the API server of {0}")]
     Signal(String, #[source] ProcessError),
-    /// No client can be made of its kubeconfig.
+    /// No client can be made from its kubeconfig.
     #[error("make a client for {0}")]
     Client(String, #[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
-/// Which admission plugins of the default set are left out.
+/// Set of admission plugins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Admission {
-    /// No controller manager runs: nobody makes the accounts that the ServiceAccount plugin asks for, nor takes away
-    /// the taint of a new node.
+    /// For an API server without controller manager: nothing creates the accounts that the ServiceAccount plugin
+    /// requires, or removes the taint of a new node.
     ApiOnly,
-    /// A controller manager runs, and kwok's nodes.
+    /// For a controller manager, and kwok's nodes.
     Workloads,
-    /// A controller manager runs; whoever plays kubelet also binds pods.
+    /// For a controller manager; the kubelet of the test bed also binds pods.
     Kubelet,
 }
 
@@ -73,7 +73,7 @@ impl Admission {
     }
 }
 
-/// What an API server is made of; does not change over its restarts.
+/// Settings of an API server; constant over its restarts.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// The binary.
@@ -82,13 +82,13 @@ pub struct Settings {
     pub name: String,
     /// Its folder for certificates and logs.
     pub dir: PathBuf,
-    /// Where etcd serves.
+    /// URL of etcd.
     pub etcd_url: String,
-    /// Admission plugins to leave out.
+    /// Admission plugins.
     pub admission: Admission,
 }
 
-/// A kube-apiserver and the means to harm it.
+/// A kube-apiserver, and faults to inject.
 #[derive(Debug)]
 pub struct ApiServer {
     settings: Settings,
@@ -98,7 +98,7 @@ pub struct ApiServer {
 }
 
 impl ApiServer {
-    /// Starts it on a free port and waits until it is ready and its own namespaces are there.
+    /// Starts it on a free port and waits until it is ready and its own namespaces exist.
     ///
     /// # Errors
     /// See [`ApiServerError`].
@@ -115,24 +115,24 @@ impl ApiServer {
         }
     }
 
-    /// Where it listens; the same after a restart.
+    /// Address on which it listens; the same after a restart.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         SocketAddr::from((Ipv4Addr::LOCALHOST, self.port))
     }
 
-    /// Its present process.
+    /// Its current process.
     #[must_use]
     pub fn process(&self) -> Arc<Process> {
         Arc::clone(&self.process.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Kills it with -9.
+    /// Kills it with SIGKILL.
     pub fn kill(&self) {
         self.process().kill();
     }
 
-    /// Freezes it (SIGSTOP): connections stay open, nothing answers.
+    /// Stops it (SIGSTOP): connections stay open, nothing answers.
     ///
     /// # Errors
     /// If it is gone.
@@ -140,7 +140,7 @@ impl ApiServer {
         self.signal(Signal::Stop)
     }
 
-    /// Lets it go on after [`ApiServer::freeze`].
+    /// Continues it after [`ApiServer::freeze`].
     ///
     /// # Errors
     /// If it is gone.
@@ -174,14 +174,14 @@ async fn run(settings: &Settings, credentials: &Credentials, port: u16) -> Resul
     let failed = |e| ApiServerError::Start(settings.name.clone(), e);
     let process = Process::start(program(settings, port)).map_err(failed)?;
     let url = format!("https://127.0.0.1:{port}");
-    let kubeconfig = credentials.kubeconfig(&settings.name, &url, credentials.token(Person::Admin));
+    let kubeconfig = credentials.kubeconfig(&settings.name, &url, credentials.token(ClusterUser::Admin));
     let client = client(&settings.name, &kubeconfig).await?;
     process.until(READY, || probe(client.clone())).await.map_err(failed)?;
     Ok(Arc::new(process))
 }
 
 async fn probe(client: Client) -> Result<(), String> {
-    let asked = async {
+    let checks = async {
         let request = http::Request::get("/readyz").body(Vec::new()).map_err(|e| e.to_string())?;
         client.request_text(request).await.map_err(|e| e.to_string())?;
         for name in NAMESPACES {
@@ -189,7 +189,7 @@ async fn probe(client: Client) -> Result<(), String> {
         }
         Ok(())
     };
-    timeout(PROBE, asked).await.unwrap_or_else(|_| Err(format!("no answer within {PROBE:?}")))
+    timeout(PROBE, checks).await.unwrap_or_else(|_| Err(format!("no answer within {PROBE:?}")))
 }
 
 fn program(settings: &Settings, port: u16) -> Program {
@@ -225,7 +225,7 @@ fn program(settings: &Settings, port: u16) -> Program {
         ])
 }
 
-/// A client of the calling runtime for a kubeconfig. Without retries of its own, so that a fault shows at once.
+/// A client on the calling tokio executor for a kubeconfig. Without retries of its own, so that a fault shows at once.
 pub(crate) async fn client(cluster: &str, kubeconfig: &str) -> Result<Client, ApiServerError> {
     let failed = |e: Box<dyn std::error::Error + Send + Sync>| ApiServerError::Client(cluster.to_owned(), e);
     let parsed = kube::config::Kubeconfig::from_yaml(kubeconfig).map_err(|e| failed(e.into()))?;
@@ -236,7 +236,7 @@ pub(crate) async fn client(cluster: &str, kubeconfig: &str) -> Result<Client, Ap
     Client::try_from(config).map_err(|e| failed(e.into()))
 }
 
-/// The folder of a cluster, made.
+/// Creates the folder of a cluster.
 pub(crate) fn folder(bed: &Path, cluster: &str) -> Result<PathBuf, ApiServerError> {
     let dir = bed.join(cluster);
     fs::create_dir_all(&dir).map_err(ApiServerError::Files)?;

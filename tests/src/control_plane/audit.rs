@@ -1,4 +1,4 @@
-//! Who wrote what: the API server's audit log and its request metrics. The proof that nothing is written when nothing
+//! Writes by user: the API server's audit log and its request metrics. Proves that nothing is written when nothing
 //! changed.
 
 use std::{
@@ -14,7 +14,8 @@ use serde::Deserialize;
 pub(crate) const POLICY_FILE: &str = "audit-policy.yaml";
 pub(crate) const LOG_FILE: &str = "audit.log";
 
-/// Every write that reaches the store, once, when it is done. Reviews and tokens are asked for by POST but store nothing.
+/// Logs every write that reaches the store, once, when it is complete. Reviews and token requests are POSTs that store
+/// nothing.
 pub(crate) const POLICY: &str = r#"apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: ["RequestReceived", "ResponseStarted"]
@@ -30,10 +31,11 @@ rules:
   - level: None
 "#;
 
-/// One write request as the audit log has it.
+/// One write request in the audit log.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Write {
-    /// User name; `system:serviceaccount:<namespace>:<name>` for an account, see [`super::Person::name`] for people.
+    /// User name; `system:serviceaccount:<namespace>:<name>` for an account, see [`super::ClusterUser::name`] for the
+    /// others.
     pub user: String,
     /// `create`, `update`, `patch`, `delete` or `deletecollection`.
     pub verb: String,
@@ -45,35 +47,35 @@ pub struct Write {
     pub namespace: String,
     /// Empty where the server names the object.
     pub name: String,
-    /// HTTP status of the answer; a refused write has one of 400 and above.
+    /// HTTP status of the response; 400 and above for a refused write.
     pub code: u16,
 }
 
 impl Write {
-    /// Whether a component of Kubernetes itself wrote (the API server's own bookkeeping, controllers).
+    /// Returns true for writes of Kubernetes itself (the API server's own bookkeeping, controllers).
     #[must_use]
     pub fn is_kubernetes_own(&self) -> bool {
         let account = self.user.starts_with("system:serviceaccount:");
-        self.user == super::Person::Workloads.name() || (self.user.starts_with("system:") && !account)
+        self.user == super::ClusterUser::Workloads.name() || (self.user.starts_with("system:") && !account)
     }
 }
 
-/// A write, and when it was under way by the machine's clock, which all API servers share.
+/// A write with its duration, by the machine's clock, which all API servers share.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Timed {
-    /// What was written.
+pub struct TimedWrite {
+    /// The write request.
     pub write: Write,
-    /// When the request arrived.
+    /// Arrival of the request.
     pub begun: Timestamp,
-    /// When it was answered.
+    /// Time of the response.
     pub ended: Timestamp,
 }
 
-/// A place in an audit log, in bytes.
+/// A position in an audit log, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Mark(u64);
 
-/// The present end of the log.
+/// The current end of the log.
 pub(crate) fn mark(dir: &Path) -> io::Result<Mark> {
     match dir.join(LOG_FILE).metadata() {
         Ok(metadata) => Ok(Mark(metadata.len())),
@@ -82,20 +84,20 @@ pub(crate) fn mark(dir: &Path) -> io::Result<Mark> {
     }
 }
 
-/// The writes since the mark, in the order in which they were done.
+/// The writes since the mark, in the order of their completion.
 pub(crate) fn writes_since(dir: &Path, mark: Mark) -> io::Result<Vec<Write>> {
     Ok(timed_since(dir, mark)?.into_iter().map(|timed| timed.write).collect())
 }
 
 /// The same with their times.
-pub(crate) fn timed_since(dir: &Path, mark: Mark) -> io::Result<Vec<Timed>> {
+pub(crate) fn timed_since(dir: &Path, mark: Mark) -> io::Result<Vec<TimedWrite>> {
     let mut file = match File::open(dir.join(LOG_FILE)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         file => file?,
     };
     file.seek(SeekFrom::Start(mark.0))?;
     let lines = BufReader::new(file).lines();
-    // The last line may be half written.
+    // The last line may be incomplete.
     Ok(lines.collect::<io::Result<Vec<_>>>()?.iter().filter_map(|line| parse(line)).collect())
 }
 
@@ -135,17 +137,17 @@ struct Status {
     code: u16,
 }
 
-fn parse(line: &str) -> Option<Timed> {
+fn parse(line: &str) -> Option<TimedWrite> {
     let Entry { verb, user, object_ref, response_status, request_received_timestamp, stage_timestamp } =
         serde_json::from_str(line).ok()?;
     let ObjectRef { api_group, resource, subresource, namespace, name } = object_ref;
     let resource = if subresource.is_empty() { resource } else { format!("{resource}/{subresource}") };
     let code = response_status.code;
     let write = Write { user: user.username, verb, group: api_group, resource, namespace, name, code };
-    Some(Timed { write, begun: request_received_timestamp, ended: stage_timestamp })
+    Some(TimedWrite { write, begun: request_received_timestamp, ended: stage_timestamp })
 }
 
-/// What a request counter of the API server counts apart.
+/// Labels of the API server's request counter.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RequestKind {
     /// `POST`, `PUT`, `PATCH`, `APPLY`, `DELETE`, `DELETECOLLECTION`.
@@ -180,7 +182,7 @@ pub(crate) fn write_requests(metrics: &str) -> BTreeMap<RequestKind, u64> {
     sums
 }
 
-/// `a="b",c="d"`; the label values of this metric have neither quotes nor commas in them.
+/// Parses `a="b",c="d"`; the label values of this metric contain neither quotes nor commas.
 fn labels_of(text: &str) -> BTreeMap<&str, &str> {
     text.split(',')
         .filter_map(|pair| pair.split_once('='))
@@ -198,7 +200,7 @@ mod tests {
             "objectRef":{"resource":"kymas","namespace":"n","name":"k","apiGroup":"g","subresource":"status"},
             "responseStatus":{"metadata":{},"code":200},
             "requestReceivedTimestamp":"2026-01-01T00:00:00.250000Z","stageTimestamp":"2026-01-01T00:00:01.000000Z"}"#;
-        let Timed { write, begun, ended } = parse(line).expect("an entry");
+        let TimedWrite { write, begun, ended } = parse(line).expect("an entry");
         assert_eq!(ended.duration_since(begun).as_millis(), 750);
         assert_eq!((write.user.as_str(), write.resource.as_str(), write.code), ("user", "kymas/status", 200));
         assert!(!write.is_kubernetes_own());

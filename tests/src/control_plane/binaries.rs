@@ -1,7 +1,8 @@
 //! Finds the control plane's binaries, or builds them from their published Go modules.
 //!
-//! What `KUBEBUILDER_ASSETS` holds is used as it is. The rest is built once into `target/control-plane/<module>-<version>/`
-//! under a file lock. A build goes to a temporary name first, so that a killed one leaves no half binary.
+//! Binaries in `KUBEBUILDER_ASSETS` are used as they are. The rest is built once into
+//! `target/control-plane/<module>-<version>/` under a file lock. A build writes to a temporary name first, so that a
+//! killed one leaves no incomplete binary.
 
 use std::{
     env, fs,
@@ -14,19 +15,20 @@ use std::{
 use crate::{
     paths,
     process::{Process, ProcessError, Program, Tail},
-    progress::{Step, say},
+    progress::{Step, print_line},
 };
 
-/// No build is that slow; a hanging download is.
+/// Longer than any build; only a hanging download exceeds it.
 const BUILD_DEADLINE: Duration = Duration::from_secs(3600);
 const POLL: Duration = Duration::from_millis(200);
 
-/// One Go module of ours that names, with checksums, what is built. Its `go.mod` is the one place of the version.
+/// A Go module of this repository that names, with checksums, the module to build. Its `go.mod` is the only place of
+/// the version.
 #[derive(Debug)]
 struct Module {
     folder: &'static str,
     go_mod: &'static str,
-    /// The module that gives the version.
+    /// The required module that gives the version.
     source: &'static str,
 }
 
@@ -57,7 +59,7 @@ impl Module {
         if self.folder != KUBERNETES.folder {
             return "-s -w".to_owned();
         }
-        // An API server that does not know its version refuses to serve some groups.
+        // An API server without a version refuses to serve some groups.
         let version = self.version();
         let mut numbers = version.trim_start_matches('v').split('.');
         let (major, minor) = (numbers.next().unwrap_or_default(), numbers.next().unwrap_or_default());
@@ -73,13 +75,13 @@ pub enum Tool {
     KubeApiserver,
     /// Its store.
     Etcd,
-    /// The command line, for people.
+    /// The command line client.
     Kubectl,
     /// Deployments, ReplicaSets, garbage collection, namespaces, accounts.
     KubeControllerManager,
-    /// Gives pods their node.
+    /// Binds pods to nodes.
     KubeScheduler,
-    /// Pretends to be kubelets.
+    /// Simulates kubelets.
     Kwok,
 }
 
@@ -113,19 +115,19 @@ impl Tool {
     }
 }
 
-/// Why a binary is not there.
+/// Reason why a binary is missing.
 #[derive(Debug, thiserror::Error)]
 pub enum BinariesError {
-    /// Neither the binary nor the means to build it.
+    /// Neither the binary nor Go is available.
     #[error(
         "{0} is missing: either let KUBEBUILDER_ASSETS name a folder that holds it, or install Go (https://go.dev/dl) \
          and the test bed builds it"
     )]
     NoGo(&'static str),
-    /// The folder for what is built cannot be used.
+    /// The folder for built binaries cannot be used.
     #[error("use the folder {0}")]
     Folder(PathBuf, #[source] io::Error),
-    /// The build did not begin or did not end.
+    /// The build did not start or did not end.
     #[error("build {0}")]
     Build(&'static str, #[source] ProcessError),
     /// The build failed.
@@ -133,7 +135,7 @@ pub enum BinariesError {
     Failed(&'static str, Tail),
 }
 
-/// Where the binaries are, and where they come from if they are not there yet.
+/// Locations of the binaries, and the means to build missing ones.
 #[derive(Debug, Clone)]
 pub struct Binaries {
     assets: Option<PathBuf>,
@@ -142,7 +144,7 @@ pub struct Binaries {
 }
 
 impl Binaries {
-    /// `KUBEBUILDER_ASSETS`, cargo's target folder, and the `go` of the search path.
+    /// Uses `KUBEBUILDER_ASSETS`, cargo's target folder, and the `go` of the search path.
     #[must_use]
     pub fn from_env() -> Self {
         Self {
@@ -152,7 +154,7 @@ impl Binaries {
         }
     }
 
-    /// The path of the tool, which is built first if it has to be: seconds to minutes, with progress on stderr.
+    /// Path of the tool, which is built first if it is missing: seconds to minutes, with progress on stderr.
     ///
     /// # Errors
     /// See [`BinariesError`].
@@ -166,7 +168,7 @@ impl Binaries {
         built.unwrap_or_else(|e| Err(BinariesError::Folder(self.built.clone(), io::Error::other(e))))
     }
 
-    /// The tool if it is there already.
+    /// Path of the tool if it exists already.
     #[must_use]
     pub fn find(&self, tool: Tool) -> Option<PathBuf> {
         let given = self.assets.as_ref().map(|assets| assets.join(tool.file()));
@@ -237,7 +239,7 @@ impl Binaries {
 fn lock(path: &Path) -> io::Result<File> {
     let file = File::options().create(true).truncate(false).write(true).open(path)?;
     if file.try_lock().is_err() {
-        say("waiting for another build of the control plane ...");
+        print_line("waiting for another build of the control plane ...");
         file.lock()?;
     }
     Ok(file)
@@ -261,7 +263,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn without_go_one_sentence_names_both_ways() {
+    async fn missing_go_error_names_both_remedies() {
         let dir = tempfile::tempdir().expect("a folder");
         let error = binaries(&dir, "/no/such/go").get(Tool::Etcd).await.expect_err("nothing there");
         assert!(matches!(error, BinariesError::NoGo("etcd")), "{error}");
@@ -278,18 +280,19 @@ mod tests {
         assert_eq!(found, dir.path().join("assets/etcd"));
     }
 
-    /// A `go` of ours: writes its output file and then fails or not.
+    /// A fake `go` that writes its output file and then runs `end`.
     fn fake_go(dir: &tempfile::TempDir, end: &str) -> String {
         let path = dir.path().join("go").display().to_string();
         let script = format!("#!/bin/sh\n[ \"$1\" = version ] && exit 0\necho half >\"$8\"\n{end}\n");
-        // Written by a child: a file that this process has open for writing while another test forks cannot be run.
+        // Written by a child: a file that this process has open for writing while another test forks cannot be
+        // executed.
         let write = ["-c", r#"printf %s "$2" >"$1" && chmod 755 "$1""#, "write", &path, &script];
         assert!(std::process::Command::new("sh").args(write).status().expect("a shell").success());
         path
     }
 
     #[tokio::test]
-    async fn a_failed_build_leaves_no_binary_and_tells_why() {
+    async fn failed_build_leaves_no_binary_and_reports_its_log() {
         let dir = tempfile::tempdir().expect("a folder");
         let go = fake_go(&dir, "echo cannot compile >&2; exit 1");
         let error = binaries(&dir, &go).get(Tool::Etcd).await.expect_err("the build fails");

@@ -1,4 +1,4 @@
-//! One cluster of the test bed: an API server, its credentials, and workloads where asked.
+//! One cluster of the test bed: an API server, its credentials, and workloads if requested.
 
 use std::{
     collections::BTreeMap,
@@ -20,42 +20,42 @@ use tokio::sync::Mutex;
 
 use super::{
     apiserver::{self, Admission, ApiServer, ApiServerError, Settings},
-    audit::{self, Mark, RequestKind, Timed, Write},
+    audit::{self, Mark, RequestKind, TimedWrite, Write},
     binaries::{Binaries, BinariesError, Tool},
-    credentials::{Credentials, CredentialsError, Person},
+    credentials::{ClusterUser, Credentials, CredentialsError},
     etcd::{Etcd, EtcdError},
     workloads::{Workloads, WorkloadsError},
 };
 
-/// How long a token lives that a test asks for, in seconds; the API server allows no less than ten minutes.
+/// Lifetime of a test's token in seconds; the API server allows no less than ten minutes.
 const TOKEN_SECONDS: i64 = 24 * 3600;
 
-/// Why a cluster could not do what was asked.
+/// Failure of a cluster's operation.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
     /// A binary is missing.
     #[error("find the binaries")]
     Binaries(#[from] BinariesError),
-    /// Keys or certificates.
+    /// Keys or certificates cannot be made.
     #[error("make credentials")]
     Credentials(#[from] CredentialsError),
-    /// The store of its own.
+    /// Its own store failed.
     #[error("run the store")]
     Store(#[from] EtcdError),
-    /// The API server.
+    /// The API server failed.
     #[error("run the API server")]
     ApiServer(#[from] ApiServerError),
-    /// Controller manager, scheduler or kwok.
+    /// Controller manager, scheduler or kwok failed.
     #[error("run the workloads")]
     Workloads(#[from] WorkloadsError),
     /// The API server refused or did not answer.
-    #[error("{doing} in {cluster}")]
+    #[error("{operation} in {cluster}")]
     Api {
-        /// What was asked.
-        doing: &'static str,
+        /// The operation.
+        operation: &'static str,
         /// Name of the cluster.
         cluster: String,
-        /// The answer.
+        /// The client's error.
         #[source]
         source: Box<kube::Error>,
     },
@@ -70,7 +70,7 @@ pub struct Cluster {
     name: String,
     dir: PathBuf,
     credentials: Arc<Credentials>,
-    // Before the API server: what hangs on it ends first.
+    // Before the API server in the order of drops: it depends on it.
     workloads: Mutex<Option<Workloads>>,
     server: ApiServer,
     // After the API server: without a store its end would take a minute.
@@ -79,9 +79,8 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts the API server, the controllers unless it is [`Admission::ApiOnly`], and with [`Admission::Workloads`] what makes pods
-    /// ready. Without the URL of an etcd it gets one of its
-    /// own.
+    /// Starts the API server, the controllers unless it is [`Admission::ApiOnly`], and with [`Admission::Workloads`]
+    /// scheduler and kwok. Without an etcd URL it starts an etcd of its own.
     pub(crate) async fn start(
         binaries: &Binaries,
         bed: &Path,
@@ -104,24 +103,24 @@ impl Cluster {
         let server = ApiServer::start(settings, Arc::clone(&credentials)).await?;
         let binaries = binaries.clone();
         let this = Self { name, dir, credentials, workloads: Mutex::new(None), server, store, binaries };
-        for person in [Person::Admin, Person::User, Person::Other] {
-            this.write_kubeconfig(person)?;
+        for user in [ClusterUser::Admin, ClusterUser::User, ClusterUser::Other] {
+            this.write_kubeconfig(user)?;
         }
         if admission != Admission::ApiOnly {
-            let pretend = admission == Admission::Workloads;
-            let workloads = Workloads::start(&this, &this.binaries, pretend).await?;
+            let simulate_pods = admission == Admission::Workloads;
+            let workloads = Workloads::start(&this, &this.binaries, simulate_pods).await?;
             *this.workloads.lock().await = Some(workloads);
         }
         Ok(this)
     }
 
-    /// Its name: `kcp`, or that of the runtime.
+    /// Name: `kcp`, or that of the runtime.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its folder, with logs, keys and kubeconfigs.
+    /// Folder with logs, keys and kubeconfigs.
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.dir
@@ -145,30 +144,29 @@ impl Cluster {
         &self.server
     }
 
-    /// The etcd that is its own; `None` if it shares that of the test bed, which must not be harmed.
+    /// Its own etcd; `None` if it shares that of the test bed, which must not be disturbed.
     #[must_use]
     pub fn store(&self) -> Option<&Etcd> {
         self.store.as_ref()
     }
 
-    /// A new admin client that belongs to the calling tokio runtime. (A client of another test's runtime would die
-    /// with it.)
+    /// A new admin client on the calling tokio executor. (A client of another test's executor would die with it.)
     ///
     /// # Errors
     /// [`ClusterError::ApiServer`].
     pub async fn client(&self) -> Result<Client, ClusterError> {
-        self.client_as(Person::Admin).await
+        self.client_as(ClusterUser::Admin).await
     }
 
-    /// A new client of the calling runtime for one of the people.
+    /// A new client on the calling tokio executor for one of the test bed's users.
     ///
     /// # Errors
     /// [`ClusterError::ApiServer`].
-    pub async fn client_as(&self, person: Person) -> Result<Client, ClusterError> {
-        self.client_for_token(self.credentials.token(person)).await
+    pub async fn client_as(&self, user: ClusterUser) -> Result<Client, ClusterError> {
+        self.client_for_token(self.credentials.token(user)).await
     }
 
-    /// A new client of the calling runtime for a bearer token.
+    /// A new client on the calling tokio executor for a bearer token.
     ///
     /// # Errors
     /// [`ClusterError::ApiServer`].
@@ -176,10 +174,10 @@ impl Cluster {
         Ok(apiserver::client(&self.name, &self.kubeconfig_for_token(token)).await?)
     }
 
-    /// The path of the kubeconfig file of one of the people, for `kubectl --kubeconfig`.
+    /// Path of a user's kubeconfig file, for `kubectl --kubeconfig`.
     #[must_use]
-    pub fn kubeconfig_path(&self, person: Person) -> PathBuf {
-        self.dir.join(format!("{}.kubeconfig", person.name()))
+    pub fn kubeconfig_path(&self, user: ClusterUser) -> PathBuf {
+        self.dir.join(format!("{}.kubeconfig", user.name()))
     }
 
     /// A kubeconfig (YAML) with this bearer token, for instance for an access Secret.
@@ -194,7 +192,7 @@ impl Cluster {
         self.credentials.kubeconfig(&self.name, url, token)
     }
 
-    /// Makes the namespace and the account unless they are there.
+    /// Creates the namespace and the account unless they exist.
     ///
     /// # Errors
     /// [`ClusterError::Api`].
@@ -205,7 +203,7 @@ impl Cluster {
         self.create_if_missing("create an account", &accounts, &account).await
     }
 
-    /// Makes the namespace unless it is there.
+    /// Creates the namespace unless it exists.
     ///
     /// # Errors
     /// [`ClusterError::Api`].
@@ -214,7 +212,7 @@ impl Cluster {
         self.create_if_missing("create a namespace", &Api::all(self.client().await?), &namespace).await
     }
 
-    /// A token of an existing account for the API server itself, good for a day.
+    /// A token of an existing account for the API server itself, valid for a day.
     ///
     /// # Errors
     /// [`ClusterError::Api`].
@@ -222,7 +220,7 @@ impl Cluster {
         self.service_account_token_for(namespace, name, &[]).await
     }
 
-    /// A token of an existing account for these audiences, good for a day.
+    /// A token of an existing account for these audiences, valid for a day.
     ///
     /// # Errors
     /// [`ClusterError::Api`].
@@ -241,7 +239,7 @@ impl Cluster {
         Ok(status.map(|status| status.token).unwrap_or_default())
     }
 
-    /// The present end of the audit log, for [`Cluster::writes_since`].
+    /// The current end of the audit log, for [`Cluster::writes_since`].
     ///
     /// # Errors
     /// [`ClusterError::Files`].
@@ -249,7 +247,8 @@ impl Cluster {
         audit::mark(&self.dir).map_err(|e| self.files(e))
     }
 
-    /// Every write request since the mark, with its user; refused ones too. Reviews and tokens are no writes.
+    /// Every write request since the mark with its user, refused ones included; reviews and token requests are not
+    /// writes.
     ///
     /// # Errors
     /// [`ClusterError::Files`].
@@ -261,12 +260,12 @@ impl Cluster {
     ///
     /// # Errors
     /// [`ClusterError::Files`].
-    pub fn timed_writes_since(&self, mark: Mark) -> Result<Vec<Timed>, ClusterError> {
+    pub fn timed_writes_since(&self, mark: Mark) -> Result<Vec<TimedWrite>, ClusterError> {
         audit::timed_since(&self.dir, mark).map_err(|e| self.files(e))
     }
 
-    /// The API server's own count of write requests, by verb and resource; reviews and tokens are among them. Starts at
-    /// zero with the API server.
+    /// The API server's own count of write requests, by verb and resource; reviews and token requests are included.
+    /// Starts at zero with the API server.
     ///
     /// # Errors
     /// [`ClusterError::Api`].
@@ -277,7 +276,7 @@ impl Cluster {
         Ok(audit::write_requests(&text.map_err(|e| self.api("read metrics", e))?))
     }
 
-    /// Kills all its processes with -9.
+    /// Kills all its processes with SIGKILL.
     pub(crate) fn kill(&self) {
         if let Ok(mut workloads) = self.workloads.try_lock() {
             *workloads = None;
@@ -288,26 +287,26 @@ impl Cluster {
         }
     }
 
-    pub(crate) fn write_kubeconfig(&self, person: Person) -> Result<PathBuf, ClusterError> {
-        let path = self.kubeconfig_path(person);
-        let text = self.kubeconfig_for_token(self.credentials.token(person));
+    pub(crate) fn write_kubeconfig(&self, user: ClusterUser) -> Result<PathBuf, ClusterError> {
+        let path = self.kubeconfig_path(user);
+        let text = self.kubeconfig_for_token(self.credentials.token(user));
         std::fs::write(&path, text).map_err(|e| self.files(e))?;
         Ok(path)
     }
 
-    async fn create_if_missing<K>(&self, doing: &'static str, api: &Api<K>, object: &K) -> Result<(), ClusterError>
+    async fn create_if_missing<K>(&self, operation: &'static str, api: &Api<K>, object: &K) -> Result<(), ClusterError>
     where
         K: Resource + Serialize + DeserializeOwned + Clone + std::fmt::Debug,
     {
         match api.create(&PostParams::default(), object).await {
             Ok(_) => Ok(()),
             Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
-            Err(error) => Err(self.api(doing, error)),
+            Err(error) => Err(self.api(operation, error)),
         }
     }
 
-    fn api(&self, doing: &'static str, source: kube::Error) -> ClusterError {
-        ClusterError::Api { doing, cluster: self.name.clone(), source: Box::new(source) }
+    fn api(&self, operation: &'static str, source: kube::Error) -> ClusterError {
+        ClusterError::Api { operation, cluster: self.name.clone(), source: Box::new(source) }
     }
 
     fn files(&self, source: io::Error) -> ClusterError {

@@ -9,37 +9,38 @@ use rcgen::{
 };
 use serde_json::json;
 
-/// Why a cluster's credentials could not be made.
+/// Reason why a cluster's credentials could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialsError {
-    /// Key or certificate.
+    /// A key or certificate cannot be made.
     #[error("make a certificate")]
     Certificate(#[source] rcgen::Error),
-    /// The system gives no random bytes.
+    /// The system provides no random bytes.
     #[error("draw a token")]
     Random,
-    /// A file for the API server.
+    /// A file for the API server cannot be written.
     #[error("write the credentials")]
     Write(#[source] io::Error),
 }
 
-/// Who may do everything in a cluster of the test bed. They differ in name only, so that the audit log tells them apart.
+/// Users with all rights in a cluster of the test bed. They differ in name only, so that the audit log distinguishes
+/// them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Person {
+pub enum ClusterUser {
     /// The test bed itself.
     Admin,
-    /// The user whose writes are the matter of the test.
+    /// The user of a runtime, with the writes under test.
     User,
-    /// The stand-in for the incumbent or another third party that writes.
+    /// The incumbent or another third party that writes.
     Other,
     /// The controller manager, the scheduler and kwok.
     Workloads,
 }
 
-impl Person {
+impl ClusterUser {
     const ALL: [Self; 4] = [Self::Admin, Self::User, Self::Other, Self::Workloads];
 
-    /// The user name that the API server sees.
+    /// User name at the API server.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -51,7 +52,7 @@ impl Person {
     }
 }
 
-/// What one API server is started with and its clients need. All of it is drawn anew for each cluster.
+/// Credentials of one API server and its clients, generated for each cluster.
 #[derive(Debug)]
 pub struct Credentials {
     /// The cluster's CA, PEM. The API server's certificate names 127.0.0.1 and localhost.
@@ -60,10 +61,10 @@ pub struct Credentials {
     pub issuer_key_pem: String,
     /// Public key of the ServiceAccount issuer, PEM.
     pub issuer_public_pem: String,
-    tokens: Vec<(Person, String)>,
+    tokens: Vec<(ClusterUser, String)>,
 }
 
-/// The files in the cluster's folder that the API server reads.
+/// Files in the cluster's folder that the API server reads.
 pub(crate) mod files {
     pub(crate) const CA: &str = "ca.crt";
     pub(crate) const CERTIFICATE: &str = "server.crt";
@@ -74,17 +75,17 @@ pub(crate) mod files {
 }
 
 impl Credentials {
-    /// Makes them and writes what the API server reads into `dir`.
+    /// Generates them, and writes the API server's files into `dir`.
     ///
     /// # Errors
     /// See [`CredentialsError`].
     pub fn create(cluster: &str, dir: &Path) -> Result<Self, CredentialsError> {
         let (ca_pem, certificate, key) = certificates(cluster).map_err(CredentialsError::Certificate)?;
         let issuer = KeyPair::generate().map_err(CredentialsError::Certificate)?;
-        let tokens = Person::ALL.into_iter().map(|person| Ok((person, token()?))).collect::<Result<Vec<_>, _>>()?;
+        let tokens = ClusterUser::ALL.into_iter().map(|user| Ok((user, token()?))).collect::<Result<Vec<_>, _>>()?;
         let csv: String = tokens
             .iter()
-            .map(|(person, token)| format!("{token},{name},{name},\"system:masters\"\n", name = person.name()))
+            .map(|(user, token)| format!("{token},{name},{name},\"system:masters\"\n", name = user.name()))
             .collect();
         let this =
             Self { ca_pem, issuer_key_pem: issuer.serialize_pem(), issuer_public_pem: issuer.public_key_pem(), tokens };
@@ -100,13 +101,14 @@ impl Credentials {
         Ok(this)
     }
 
-    /// The bearer token of one of the people.
+    /// Bearer token of a user.
     #[must_use]
-    pub fn token(&self, person: Person) -> &str {
-        self.tokens.iter().find(|(who, _)| *who == person).map_or("", |(_, token)| token)
+    pub fn token(&self, user: ClusterUser) -> &str {
+        self.tokens.iter().find(|(owner, _)| *owner == user).map_or("", |(_, token)| token)
     }
 
-    /// A kubeconfig for the server at `url` with a bearer token, in JSON: that is YAML too, and the agent reads nothing else.
+    /// A kubeconfig for the server at `url` with a bearer token, in JSON: it is valid YAML too, and the agent reads
+    /// only JSON.
     #[must_use]
     pub fn kubeconfig(&self, cluster: &str, url: &str, token: &str) -> String {
         let config = json!({
@@ -155,7 +157,7 @@ mod tests {
     fn a_kubeconfig_carries_the_ca_and_never_insecure() {
         let dir = tempfile::tempdir().expect("a folder");
         let credentials = Credentials::create("kcp", dir.path()).expect("made");
-        let text = credentials.kubeconfig("kcp", "https://127.0.0.1:1", credentials.token(Person::User));
+        let text = credentials.kubeconfig("kcp", "https://127.0.0.1:1", credentials.token(ClusterUser::User));
         let config = kube::config::Kubeconfig::from_yaml(&text).expect("kube reads it");
         let cluster = config.clusters[0].cluster.as_ref().expect("a cluster");
         assert_eq!(cluster.insecure_skip_tls_verify, None);
@@ -167,7 +169,7 @@ mod tests {
     fn tokens_differ() {
         let dir = tempfile::tempdir().expect("a folder");
         let credentials = Credentials::create("kcp", dir.path()).expect("made");
-        assert_ne!(credentials.token(Person::User), credentials.token(Person::Admin));
-        assert!(credentials.token(Person::User).len() >= 32);
+        assert_ne!(credentials.token(ClusterUser::User), credentials.token(ClusterUser::Admin));
+        assert!(credentials.token(ClusterUser::User).len() >= 32);
     }
 }

@@ -1,5 +1,5 @@
-//! etcd: one for all API servers of a test bed, each with its own key prefix in it, or one of its own for a cluster whose store is
-//! to be harmed.
+//! etcd: one for all API servers of a test bed, each with its own key prefix, or one of its own for a cluster
+//! with a store that a test disturbs.
 
 use std::{
     fs, io,
@@ -21,14 +21,14 @@ use crate::{
 /// etcd answers in well under a second; a loaded machine may take longer.
 const READY: Duration = Duration::from_secs(60);
 const PROBE: Duration = Duration::from_secs(2);
-/// A compaction reads all that is thrown away.
+/// A compaction reads all discarded revisions.
 const COMPACTION: Duration = Duration::from_secs(60);
-/// How often another port is tried when somebody took the one that was free a moment ago.
+/// Attempts with another port when a process took the one that was free a moment ago.
 const PORT_TRIES: usize = 5;
-/// How long a restarted etcd waits for its old ports.
+/// Time for which a restarted etcd waits for its old ports.
 const OLD_PORT: Duration = Duration::from_secs(20);
 
-/// Why etcd does not do what was asked.
+/// Failure of an etcd operation.
 #[derive(Debug, thiserror::Error)]
 pub enum EtcdError {
     /// No free port.
@@ -37,24 +37,24 @@ pub enum EtcdError {
     /// Its data folder cannot be made.
     #[error("make the data folder of etcd")]
     Folder(#[source] io::Error),
-    /// It does not start, or ended.
+    /// It did not start, or ended.
     #[error("start etcd")]
     Start(#[source] ProcessError),
     /// A signal could not be sent.
     #[error("send a signal to etcd")]
     Signal(#[source] ProcessError),
     /// Its JSON gateway did not answer.
-    #[error("ask etcd")]
-    Ask(#[source] HttpError),
-    /// Its JSON gateway refused, or answered something else.
-    #[error("etcd answered {0}")]
+    #[error("request to etcd")]
+    Request(#[source] HttpError),
+    /// Its JSON gateway refused, or its response is not as expected.
+    #[error("unexpected response of etcd: {0}")]
     Answer(String),
-    /// Its data could not be copied or brought back.
+    /// Its data could not be copied or restored.
     #[error("copy the data of etcd")]
     Copy(#[source] io::Error),
 }
 
-/// An etcd without fsync: its data outlives a kill, and is worth nothing after the test bed.
+/// An etcd without fsync: its data survives a kill of the process, and is not needed after the test bed.
 #[derive(Debug)]
 pub struct Etcd {
     settings: Settings,
@@ -62,7 +62,7 @@ pub struct Etcd {
     process: Mutex<Arc<Process>>,
 }
 
-/// What does not change over its restarts.
+/// Settings that are constant over its restarts.
 #[derive(Debug)]
 struct Settings {
     binary: PathBuf,
@@ -71,7 +71,7 @@ struct Settings {
     peer: SocketAddr,
 }
 
-/// A copy of an etcd's data, to go back to.
+/// A copy of an etcd's data, to restore.
 #[derive(Debug)]
 pub struct Backup(PathBuf);
 
@@ -98,24 +98,24 @@ impl Etcd {
         }
     }
 
-    /// Its URL for clients; the same after a restart.
+    /// URL for clients; the same after a restart.
     #[must_use]
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// Its present process.
+    /// Its current process.
     #[must_use]
     pub fn process(&self) -> Arc<Process> {
         Arc::clone(&self.process.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Kills it with -9.
+    /// Kills it with SIGKILL.
     pub fn kill(&self) {
         self.process().kill();
     }
 
-    /// Freezes it (SIGSTOP).
+    /// Stops it (SIGSTOP).
     ///
     /// # Errors
     /// If it is gone.
@@ -123,7 +123,7 @@ impl Etcd {
         self.process().signal(Signal::Stop).map_err(EtcdError::Signal)
     }
 
-    /// Lets it go on after [`Etcd::freeze`].
+    /// Continues it after [`Etcd::freeze`].
     ///
     /// # Errors
     /// If it is gone.
@@ -131,7 +131,7 @@ impl Etcd {
         self.process().signal(Signal::Cont).map_err(EtcdError::Signal)
     }
 
-    /// Kills it if it still runs, and starts it again on the same ports with the data that is in its folder.
+    /// Kills it if it still runs, and starts it again on the same ports with the data in its folder.
     ///
     /// # Errors
     /// See [`EtcdError`].
@@ -148,7 +148,7 @@ impl Etcd {
         Ok(())
     }
 
-    /// Throws away all history before its present revision, and returns that revision.
+    /// Compacts all history before its current revision, and returns that revision.
     ///
     /// # Errors
     /// See [`EtcdError`].
@@ -161,12 +161,12 @@ impl Etcd {
         struct Header {
             revision: String,
         }
-        let text = self.ask("/v3/maintenance/status", "{}".to_owned()).await?;
+        let text = self.post("/v3/maintenance/status", "{}".to_owned()).await?;
         let status: Status = serde_json::from_str(&text).map_err(|_| EtcdError::Answer(text.clone()))?;
         let revision = status.header.revision.parse().map_err(|_| EtcdError::Answer(text))?;
-        // 64-bit numbers are strings in protobuf's JSON.
+        // protobuf's JSON encodes 64-bit numbers as strings.
         let body = json!({"revision": status.header.revision, "physical": true}).to_string();
-        self.ask("/v3/kv/compaction", body).await?;
+        self.post("/v3/kv/compaction", body).await?;
         Ok(revision)
     }
 
@@ -181,19 +181,20 @@ impl Etcd {
         Ok(Backup(copy))
     }
 
-    /// Kills it and puts a copy in the place of its data: from the next restart on, what was written since is gone.
+    /// Kills it and replaces its data by a copy: from the next restart on, later writes are lost.
     ///
     /// # Errors
     /// [`EtcdError::Copy`].
     #[expect(clippy::needless_pass_by_value, reason = "the copy is used up")]
-    pub fn bring_back(&self, backup: Backup) -> Result<(), EtcdError> {
+    pub fn restore(&self, backup: Backup) -> Result<(), EtcdError> {
         self.kill();
         let data = self.settings.data();
         fs::remove_dir_all(&data).and_then(|()| fs::rename(&backup.0, &data)).map_err(EtcdError::Copy)
     }
 
-    async fn ask(&self, path: &str, json: String) -> Result<String, EtcdError> {
-        let (status, body) = http::post(self.settings.client, path, json, COMPACTION).await.map_err(EtcdError::Ask)?;
+    async fn post(&self, path: &str, json: String) -> Result<String, EtcdError> {
+        let (status, body) =
+            http::post(self.settings.client, path, json, COMPACTION).await.map_err(EtcdError::Request)?;
         if status.is_success() { Ok(body) } else { Err(EtcdError::Answer(format!("{status}: {body}"))) }
     }
 }
@@ -217,7 +218,7 @@ impl Settings {
         let ready = || async move {
             match http::get(client, "/readyz", PROBE).await {
                 Ok((status, _)) if status.is_success() => Ok(()),
-                Ok((status, body)) => Err(format!("/readyz says {status}: {body}")),
+                Ok((status, body)) => Err(format!("/readyz returned {status}: {body}")),
                 Err(error) => Err(error.to_string()),
             }
         };
@@ -226,7 +227,7 @@ impl Settings {
     }
 }
 
-/// Copies a folder with everything in it; `to` is replaced.
+/// Copies a folder recursively; `to` is replaced.
 fn copy_all(from: &Path, to: &Path) -> io::Result<()> {
     match fs::remove_dir_all(to) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -244,7 +245,7 @@ fn copy_all(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a process ended because somebody else has its port.
+/// Returns true if a process ended because another process has its port.
 pub(crate) fn port_taken(error: &ProcessError) -> bool {
     matches!(error, ProcessError::Ended { tail, .. } if tail.lines.iter().any(|l| l.contains("address already in use")))
 }

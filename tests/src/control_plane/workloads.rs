@@ -1,5 +1,5 @@
-//! What makes a Deployment ready where no machine runs pods: controller manager, and where nobody else plays kubelet, scheduler, kwok
-//! and one node.
+//! Components that make Deployments ready without machines: controller manager, and, where the test bed's kubelet does
+//! not run, scheduler, kwok and one node.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use super::{
     binaries::{Binaries, BinariesError, Tool},
     cluster::{Cluster, ClusterError},
-    credentials::{Person, files},
+    credentials::{ClusterUser, files},
 };
 use crate::process::{Process, ProcessError, Program};
 
@@ -21,21 +21,21 @@ const READY: Duration = Duration::from_secs(120);
 const PROBE: Duration = Duration::from_secs(5);
 /// Name of the one node.
 pub const NODE: &str = "node-1";
-/// The controllers that modules count on; the others cost memory only.
+/// The controllers that modules rely on; the others only cost memory.
 const CONTROLLERS: &str = "deployment-controller,replicaset-controller,statefulset-controller,daemonset-controller,\
     job-controller,garbage-collector-controller,namespace-controller,serviceaccount-controller,\
     root-ca-certificate-publisher-controller";
 
-/// Why the workloads do not run.
+/// Failure of the workloads.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkloadsError {
     /// A binary is missing.
     #[error("find the binaries")]
     Binaries(#[from] BinariesError),
-    /// A process does not start, or its effect did not show.
+    /// A process did not start, or its effect did not show.
     #[error("start the workloads")]
     Start(#[from] ProcessError),
-    /// The kubeconfig or a client.
+    /// The kubeconfig or a client failed.
     #[error("reach the cluster")]
     Cluster(#[source] Box<ClusterError>),
     /// The node was refused.
@@ -47,15 +47,19 @@ pub enum WorkloadsError {
 #[derive(Debug)]
 pub(crate) struct Workloads {
     _controller_manager: Process,
-    _pretenders: Option<(Process, Process)>,
+    _scheduler_and_kwok: Option<(Process, Process)>,
 }
 
 impl Workloads {
-    /// Starts the controller manager and waits until it has made an account; with `pretend` also scheduler and kwok, until the node is
-    /// ready.
-    pub(crate) async fn start(cluster: &Cluster, binaries: &Binaries, pretend: bool) -> Result<Self, WorkloadsError> {
+    /// Starts the controller manager and waits until it has created an account; with `simulate_pods` also scheduler and kwok,
+    /// and waits until the node is ready.
+    pub(crate) async fn start(
+        cluster: &Cluster,
+        binaries: &Binaries,
+        simulate_pods: bool,
+    ) -> Result<Self, WorkloadsError> {
         let reach = |e| WorkloadsError::Cluster(Box::new(e));
-        let kubeconfig = cluster.write_kubeconfig(Person::Workloads).map_err(reach)?;
+        let kubeconfig = cluster.write_kubeconfig(ClusterUser::Workloads).map_err(reach)?;
         let client = cluster.client().await.map_err(reach)?;
         let program = |tool: Tool, binary: PathBuf| {
             Program::new(
@@ -72,7 +76,7 @@ impl Workloads {
             .arg(format!("--controllers={CONTROLLERS}"))
             .args(["--leader-elect=false", "--secure-port=0"]);
         let manager = Process::start(manager)?;
-        let pretenders = if pretend {
+        let scheduler_and_kwok = if simulate_pods {
             let scheduler = program(Tool::KubeScheduler, binaries.get(Tool::KubeScheduler).await?)
                 .args(["--leader-elect=false", "--secure-port=0"]);
             let kwok = program(Tool::Kwok, binaries.get(Tool::Kwok).await?).arg("--manage-all-nodes");
@@ -87,7 +91,7 @@ impl Workloads {
         };
         let accounts = Api::<ServiceAccount>::default_namespaced(client);
         manager.until(READY, || account_made(accounts.clone())).await?;
-        Ok(Self { _controller_manager: manager, _pretenders: pretenders })
+        Ok(Self { _controller_manager: manager, _scheduler_and_kwok: scheduler_and_kwok })
     }
 }
 
@@ -108,11 +112,11 @@ async fn node_ready(nodes: Api<Node>) -> Result<(), String> {
     }
 }
 
-/// A node with room for everything.
+/// A node with capacity for all pods of a test.
 fn node() -> Node {
-    let room: std::collections::BTreeMap<_, _> = [("cpu", "256"), ("memory", "1Ti"), ("pods", "5000")]
+    let capacity: std::collections::BTreeMap<_, _> = [("cpu", "256"), ("memory", "1Ti"), ("pods", "5000")]
         .into_iter()
-        .map(|(what, amount)| (what.to_owned(), Quantity(amount.to_owned())))
+        .map(|(resource, amount)| (resource.to_owned(), Quantity(amount.to_owned())))
         .collect();
     let mut node = Node::default();
     node.metadata.name = Some(NODE.to_owned());
@@ -121,7 +125,7 @@ fn node() -> Node {
         [("kubernetes.io/hostname", NODE), ("kubernetes.io/os", "linux")].map(|(k, v)| (k.into(), v.into())).into(),
     );
     let status = node.status.get_or_insert_default();
-    status.allocatable = Some(room.clone());
-    status.capacity = Some(room);
+    status.allocatable = Some(capacity.clone());
+    status.capacity = Some(capacity);
     node
 }

@@ -1,4 +1,4 @@
-//! The four acts: what a user or an operator does, and what must come of it.
+//! The four acts: a change by a user or an operator, and its expected results.
 
 use std::{fmt, time::SystemTime};
 
@@ -21,7 +21,7 @@ use super::{
 };
 use crate::landscape::{Landscape, Runtime, catalog, until};
 
-/// Names of the watches in the plan whose events the acts cause.
+/// Names of the plan's watches with events from the acts.
 const KYMA_WATCH: &str = "kyma";
 const RELEASE_WATCH: &str = "catalog/modulereleasemetas";
 
@@ -65,7 +65,7 @@ impl Act<'_> {
         let selected = manifest_of(runtime, module);
         let manifests = Api::<Manifest>::namespaced(landscape.operator(), landscape.namespace());
         let manifest =
-            Observer::stand("the Manifest in KCP", manifests, selected, |manifest| manifest.is_some()).await?;
+            Observer::establish("the Manifest in KCP", manifests, selected, |manifest| manifest.is_some()).await?;
         let wanted = module.to_owned();
         let status =
             status_of(runtime, "the module in the status", move |kyma| version_of(kyma, &wanted).is_some()).await?;
@@ -73,7 +73,7 @@ impl Act<'_> {
         runtime.select(&[module]).await?;
         let written = SystemTime::now();
         let stamp = stamp(landscape, runtime, KYMA_WATCH, begun).await?;
-        self.timeline(begun, written, Some(stamp), manifest.seen().await?, Some(status.seen().await?))
+        self.timeline(begun, written, Some(stamp), manifest.reached().await?, Some(status.reached().await?))
     }
 
     async fn move_channel(
@@ -90,7 +90,7 @@ impl Act<'_> {
                 meta.and_then(|meta| channel(meta, "regular")) == Some(&*version)
             };
             catalogs.push(
-                Observer::stand("the channel in a runtime", release_metas(runtime).await?, named(module), moved)
+                Observer::establish("the channel in a runtime", release_metas(runtime).await?, named(module), moved)
                     .await?,
             );
         }
@@ -102,17 +102,18 @@ impl Act<'_> {
                 manifest.and_then(|manifest| manifest.spec.version.as_deref()) == Some(&*version)
             };
             let manifests = Api::<Manifest>::namespaced(landscape.operator(), landscape.namespace());
-            Observer::stand("the Manifest's version in KCP", manifests, manifest_of(runtimes[0], module), moved).await?
+            Observer::establish("the Manifest's version in KCP", manifests, manifest_of(runtimes[0], module), moved)
+                .await?
         };
         let status = status_of(runtimes[0], "the version in the status", moved).await?;
         let begun = SystemTime::now();
         landscape.write_channels(module, &[("regular", to), ("fast", to)]).await?;
         let written = SystemTime::now();
-        let mut reconciled = manifest.seen().await?;
+        let mut reconciled = manifest.reached().await?;
         for catalog in catalogs {
-            reconciled = reconciled.max(catalog.seen().await?);
+            reconciled = reconciled.max(catalog.reached().await?);
         }
-        self.timeline(begun, written, None, reconciled, Some(status.seen().await?))
+        self.timeline(begun, written, None, reconciled, Some(status.reached().await?))
     }
 
     async fn tamper(&self, landscape: &Landscape, runtime: &Runtime, module: &str) -> Result<Timeline> {
@@ -125,19 +126,19 @@ impl Act<'_> {
         api.patch(module, &PatchParams::default(), &patch).await.context("tamper with the catalog")?;
         let written = SystemTime::now();
         let before: Value = serde_json::to_value(before)?;
-        let undone = Observer::stand("the catalog as it was", api, named(module), move |meta| {
+        let undone = Observer::establish("the catalog as it was", api, named(module), move |meta| {
             meta.and_then(|meta| serde_json::to_value(&meta.spec).ok()).is_some_and(|spec| spec == before)
         })
         .await?;
         let stamp = stamp(landscape, runtime, RELEASE_WATCH, begun).await?;
-        self.timeline(begun, written, Some(stamp), undone.seen().await?, None)
+        self.timeline(begun, written, Some(stamp), undone.reached().await?, None)
     }
 
     async fn disable(&self, landscape: &Landscape, runtime: &Runtime, module: &str) -> Result<Timeline> {
         let selected = manifest_of(runtime, module);
         let manifests = Api::<Manifest>::namespaced(landscape.operator(), landscape.namespace());
         let manifest =
-            Observer::stand("the Manifest to go", manifests, selected, |manifest| manifest.is_none()).await?;
+            Observer::establish("the Manifest to go", manifests, selected, |manifest| manifest.is_none()).await?;
         let gone = module.to_owned();
         let status =
             status_of(runtime, "the module to leave the status", move |kyma| version_of(kyma, &gone).is_none()).await?;
@@ -145,7 +146,7 @@ impl Act<'_> {
         runtime.select(&[]).await?;
         let written = SystemTime::now();
         let stamp = stamp(landscape, runtime, KYMA_WATCH, begun).await?;
-        self.timeline(begun, written, Some(stamp), manifest.seen().await?, Some(status.seen().await?))
+        self.timeline(begun, written, Some(stamp), manifest.reached().await?, Some(status.reached().await?))
     }
 
     fn timeline(
@@ -160,8 +161,8 @@ impl Act<'_> {
         Ok(Timeline {
             act: self.to_string(),
             written_ms: since(written)?,
-            seen_ms: stamp.as_ref().and_then(|stamp| stamp.seen).map(since).transpose()?,
-            accepted_ms: stamp.map(|stamp| since(stamp.wanted)).transpose()?,
+            seen_ms: stamp.as_ref().and_then(|stamp| stamp.observed).map(since).transpose()?,
+            accepted_ms: stamp.map(|stamp| since(stamp.enqueued)).transpose()?,
             reconciled_ms: since(reconciled)?,
             status_ms: status.map(since).transpose()?,
         })
@@ -175,11 +176,11 @@ async fn stamp(landscape: &Landscape, runtime: &Runtime, watch: &str, after: Sys
 
 async fn status_of(
     runtime: &Runtime,
-    what: &str,
+    expectation: &str,
     expected: impl Fn(&Kyma) -> bool + Send + 'static,
 ) -> Result<Observer> {
     let api = Api::<Kyma>::namespaced(runtime.user(), SKR_NAMESPACE);
-    Observer::stand(what, api, named(SKR_KYMA), move |kyma| kyma.is_some_and(&expected)).await
+    Observer::establish(expectation, api, named(SKR_KYMA), move |kyma| kyma.is_some_and(&expected)).await
 }
 
 async fn release_metas(runtime: &Runtime) -> Result<Api<ModuleReleaseMeta>> {

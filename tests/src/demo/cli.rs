@@ -1,4 +1,4 @@
-//! The command line of `cargo demo`: the main job on real control planes.
+//! Command line of `cargo demo`: the main use case on real control planes.
 
 use std::{io::Write as _, process::ExitCode};
 
@@ -6,15 +6,15 @@ use clap::Parser;
 use serde_json::json;
 
 use super::Demo;
-use crate::{progress::say, run_command};
+use crate::{progress::print_line, run_command};
 
-/// Starts KCP, two runtimes, receiver and agents, and shows what they do.
+/// Starts KCP, two runtimes, receiver and agents, and shows how they react to changes.
 #[derive(Parser)]
 struct Arguments {
-    /// Ends after the acts instead of staying up.
+    /// End after the acts instead of staying up
     #[arg(long)]
     once: bool,
-    /// Prints one line of JSON with the figures on stdout.
+    /// Print one line of JSON with the figures on stdout
     #[arg(long)]
     json: bool,
 }
@@ -41,7 +41,7 @@ async fn show(arguments: &Arguments) -> anyhow::Result<()> {
         std::io::stdout().write_all(line.as_bytes())?;
     }
     if !arguments.once {
-        say(&demo.invite().await?);
+        print_line(&demo.invite().await?);
         std::future::pending::<()>().await;
     }
     Ok(())

@@ -1,4 +1,5 @@
-//! Sees at which instant an object comes to be as expected, by a watch of its own that stands before the act begins.
+//! Records the instant at which an object reaches an expected state, by a watch that is established before the act
+//! begins.
 
 use std::{fmt::Debug, time::SystemTime};
 
@@ -18,16 +19,16 @@ pub(super) fn named(name: &str) -> watcher::Config {
     watcher::Config::default().fields(&format!("metadata.name={name}"))
 }
 
-/// A standing watch.
+/// An established watch.
 pub(super) struct Observer {
-    what: String,
-    seen: JoinHandle<Option<SystemTime>>,
+    expectation: String,
+    reached: JoinHandle<Option<SystemTime>>,
 }
 
 impl Observer {
-    /// Watches the one object that a selector selects, and returns once the watch stands.
-    pub(super) async fn stand<K>(
-        what: &str,
+    /// Watches the one object of a selector, and returns once the watch is established.
+    pub(super) async fn establish<K>(
+        expectation: &str,
         api: Api<K>,
         selected: watcher::Config,
         expected: impl Fn(Option<&K>) -> bool + Send + 'static,
@@ -35,10 +36,10 @@ impl Observer {
     where
         K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
     {
-        let (stands, standing) = oneshot::channel();
-        let seen = tokio::spawn(async move {
+        let (ready, established) = oneshot::channel();
+        let reached = tokio::spawn(async move {
             let mut stream = watcher(api, selected).default_backoff().boxed();
-            let (mut stands, mut listed) = (Some(stands), None);
+            let (mut ready, mut listed) = (Some(ready), None);
             while let Some(event) = stream.next().await {
                 let holds = match event {
                     Ok(watcher::Event::Apply(object)) => expected(Some(&object)),
@@ -48,8 +49,8 @@ impl Observer {
                         false
                     }
                     Ok(watcher::Event::InitDone) => {
-                        if let Some(stands) = stands.take() {
-                            let _ = stands.send(());
+                        if let Some(ready) = ready.take() {
+                            let _ = ready.send(());
                         }
                         expected(listed.take().as_ref())
                     }
@@ -61,14 +62,15 @@ impl Observer {
             }
             None
         });
-        timeout(DEADLINE, standing).await.context("a watch of the demo did not stand")??;
-        Ok(Self { what: what.to_owned(), seen })
+        timeout(DEADLINE, established).await.context("a watch of the demo was not established")??;
+        Ok(Self { expectation: expectation.to_owned(), reached })
     }
 
-    /// Waits until the object was as expected.
-    pub(super) async fn seen(self) -> Result<SystemTime> {
-        let seen = timeout(DEADLINE, self.seen).await;
-        seen.with_context(|| format!("waited {DEADLINE:?} in vain for: {}", self.what))??
+    /// Waits until the object reaches the expected state.
+    pub(super) async fn reached(self) -> Result<SystemTime> {
+        let reached = timeout(DEADLINE, self.reached).await;
+        reached
+            .with_context(|| format!("timed out after {DEADLINE:?} waiting for {}", self.expectation))??
             .context("a watch of the demo ended")
     }
 }

@@ -1,25 +1,25 @@
-//! When what happened in one act, in milliseconds since its write began.
+//! Timeline of one act, in milliseconds since its write began.
 
 use std::{fmt, time::Duration};
 
 use serde::Serialize;
 
-/// One act. `None` where a step has no place in the act.
+/// One act. `None` for a step that does not apply to the act.
 #[derive(Clone, Debug, Serialize)]
 pub struct Timeline {
-    /// What was done, in words.
+    /// Description of the change.
     pub act: String,
-    /// The write was answered.
+    /// The API server answered the write.
     pub written_ms: f64,
-    /// The agent saw it in its watch.
+    /// The agent observed the change in its watch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seen_ms: Option<f64>,
-    /// The receiver verified the event and made the Kyma wanted.
+    /// The receiver verified the event and enqueued the Kyma.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accepted_ms: Option<f64>,
-    /// What the receiver had to do was done: a Manifest in KCP, or a catalog object in the runtime.
+    /// The receiver's writes were complete: a Manifest in KCP, or a catalog object in the runtime.
     pub reconciled_ms: f64,
-    /// The status of the runtime's Kyma tells.
+    /// The status of the runtime's Kyma shows the change.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status_ms: Option<f64>,
 }

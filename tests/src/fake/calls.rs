@@ -1,35 +1,36 @@
-//! What a runtime was asked, by verb and resource, as the audit log of an API server names them.
+//! Requests to a runtime by verb and resource, with the names of an API server's audit log.
 
 use std::{collections::BTreeMap, fmt};
 
 use http::Method;
 
-use super::path::{self, Place};
+use super::path::{self, Target};
 
-/// Counts of calls. A resource is a plural, with the subresource after a slash; what concerns no resource is `discovery` or `other`.
+/// Counts of requests. A resource is a plural, with the subresource after a slash; requests without a resource count as
+/// `discovery` or `other`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Calls(BTreeMap<(&'static str, String), u64>);
 
 impl Calls {
-    /// Notes one call to a path below the runtime's prefix.
-    pub(super) fn note(&mut self, method: &Method, path: &str, is_watch: bool) {
-        *self.0.entry(named(method, path, is_watch)).or_default() += 1;
+    /// Counts one request to a path below the runtime's prefix.
+    pub(super) fn record(&mut self, method: &Method, path: &str, is_watch: bool) {
+        *self.0.entry(label(method, path, is_watch)).or_default() += 1;
     }
 
-    /// How many there were with this verb, of this resource.
+    /// Number of requests with this verb for this resource.
     #[must_use]
     pub fn of(&self, verb: &str, resource: &str) -> u64 {
         let of = |((had, of), _): &(&(&'static str, String), &u64)| *had == verb && of == resource;
         self.0.iter().filter(of).map(|(_, count)| count).sum()
     }
 
-    /// How many there were.
+    /// Number of all requests.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.0.values().sum()
     }
 
-    /// Those that are not among the earlier ones of the same runtime.
+    /// The difference to earlier counts of the same runtime.
     #[must_use]
     pub fn since(mut self, before: &Self) -> Self {
         self.0.retain(|call, count| {
@@ -39,7 +40,7 @@ impl Calls {
         self
     }
 
-    /// Those of several runtimes together.
+    /// Sum over several runtimes.
     #[must_use]
     pub fn sum<'a>(all: impl IntoIterator<Item = &'a Self>) -> Self {
         let mut sum = Self::default();
@@ -63,11 +64,11 @@ impl fmt::Display for Calls {
     }
 }
 
-fn named(method: &Method, path: &str, is_watch: bool) -> (&'static str, String) {
-    let (is_collection, resource) = match path::place(path) {
-        Some(Place::Objects(at)) if at.subresource.is_empty() => (at.name.is_empty(), at.resource.to_owned()),
-        Some(Place::Objects(at)) => (false, format!("{}/{}", at.resource, at.subresource)),
-        Some(Place::Group(_) | Place::Resources { .. }) => (false, "discovery".to_owned()),
+fn label(method: &Method, path: &str, is_watch: bool) -> (&'static str, String) {
+    let (is_collection, resource) = match path::parse(path) {
+        Some(Target::Objects(at)) if at.subresource.is_empty() => (at.name.is_empty(), at.resource.to_owned()),
+        Some(Target::Objects(at)) => (false, format!("{}/{}", at.resource, at.subresource)),
+        Some(Target::Group(_) | Target::Resources { .. }) => (false, "discovery".to_owned()),
         None => (false, "other".to_owned()),
     };
     let verb = match method.as_str() {
@@ -88,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_are_named_as_audit_logs_name_them() {
+    fn calls_have_the_names_of_audit_logs() {
         let kymas = "/apis/operator.kyma-project.io/v1beta2/namespaces/kyma-system/kymas";
         for (method, path, is_watch, verb, resource) in [
             (Method::GET, kymas.to_owned(), false, "list", "kymas"),
@@ -101,17 +102,17 @@ mod tests {
             (Method::GET, "/apis/operator.kyma-project.io/v1beta2".to_owned(), false, "get", "discovery"),
             (Method::GET, "/openid/v1/jwks".to_owned(), false, "get", "other"),
         ] {
-            assert_eq!(named(&method, &path, is_watch), (verb, resource.to_owned()), "{method} {path}");
+            assert_eq!(label(&method, &path, is_watch), (verb, resource.to_owned()), "{method} {path}");
         }
     }
 
     #[test]
-    fn counts_are_told_apart_from_earlier_ones_and_summed() {
+    fn counts_are_subtracted_and_summed() {
         let mut calls = Calls::default();
-        calls.note(&Method::PATCH, "/api/v1/namespaces/n/configmaps/c", false);
+        calls.record(&Method::PATCH, "/api/v1/namespaces/n/configmaps/c", false);
         let before = calls.clone();
-        calls.note(&Method::PATCH, "/api/v1/namespaces/n/configmaps/c", false);
-        calls.note(&Method::GET, "/api/v1/namespaces/n/configmaps/c", false);
+        calls.record(&Method::PATCH, "/api/v1/namespaces/n/configmaps/c", false);
+        calls.record(&Method::GET, "/api/v1/namespaces/n/configmaps/c", false);
         let since = calls.clone().since(&before);
         assert_eq!((since.of("patch", "configmaps"), since.total()), (1, 2));
         assert_eq!(calls.clone().since(&calls), Calls::default());

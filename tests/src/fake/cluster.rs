@@ -1,4 +1,4 @@
-//! One runtime of a fake API server, as its user, its watches and the tests see it.
+//! One runtime of a fake API server: access for its user, its watches and the tests.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -9,11 +9,11 @@ use tokio::sync::Notify;
 
 use super::{
     calls::Calls,
-    store::{Shelf, Store},
+    store::{Store, TextPool},
     tokens::{self, Issuer},
 };
 
-/// One runtime. Clones are the same runtime.
+/// One runtime. Clones refer to the same runtime.
 #[derive(Clone)]
 pub struct FakeCluster(Arc<Inner>);
 
@@ -21,18 +21,19 @@ struct Inner {
     store: Mutex<Store>,
     calls: Mutex<Calls>,
     changed: Notify,
-    /// Most runtimes of most tests are never asked for a token.
+    /// Made with the first token, because most runtimes of most tests issue none.
     issuer: OnceLock<Issuer>,
 }
 
 impl FakeCluster {
-    pub(super) fn new(shelf: Arc<Shelf>) -> Self {
-        let (store, calls) = (Mutex::new(Store::new(shelf)), Mutex::default());
+    pub(super) fn new(texts: Arc<TextPool>) -> Self {
+        let (store, calls) = (Mutex::new(Store::new(texts)), Mutex::default());
         Self(Arc::new(Inner { store, calls, changed: Notify::new(), issuer: OnceLock::new() }))
     }
 
-    /// Changes an object as its user would, or makes it (from `null`). The key is `<group>/<plural>/<namespace>/<name>` with
-    /// empty parts kept: `operator.kyma-project.io/kymas/kyma-system/default`. Returns the runtime's newest resource version.
+    /// Changes an object as its user, or creates it (from `null`). The key is `<group>/<plural>/<namespace>/<name>`
+    /// with empty parts kept: `operator.kyma-project.io/kymas/kyma-system/default`. Returns the runtime's newest
+    /// resource version.
     pub fn edit(&self, key: &str, change: impl FnOnce(&mut Value)) -> u64 {
         self.write(|store| {
             let mut object = store.value(key).unwrap_or_default();
@@ -42,10 +43,10 @@ impl FakeCluster {
         })
     }
 
-    /// Up to which resource version all open watches have been told of everything; `None` when none is open.
+    /// The resource version up to which all open watches have received every change; `None` when none is open.
     #[must_use]
-    pub fn seen(&self) -> Option<u64> {
-        self.read().slowest()
+    pub fn delivered_version(&self) -> Option<u64> {
+        self.read().slowest_position()
     }
 
     /// An object.
@@ -54,27 +55,27 @@ impl FakeCluster {
         self.read().value(key)
     }
 
-    /// What it was asked so far by those who had its token.
+    /// Authenticated requests so far.
     #[must_use]
     pub fn calls(&self) -> Calls {
         self.0.calls.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub(super) fn note(&self, method: &Method, path: &str, is_watch: bool) {
-        self.0.calls.lock().unwrap_or_else(PoisonError::into_inner).note(method, path, is_watch);
+    pub(super) fn record(&self, method: &Method, path: &str, is_watch: bool) {
+        self.0.calls.lock().unwrap_or_else(PoisonError::into_inner).record(method, path, is_watch);
     }
 
-    /// A projected token of its agent for the receiver's audience, good for an hour.
+    /// A projected token of its agent for the receiver's audience, valid for an hour.
     ///
     /// # Errors
-    /// When there is no key to be had, or nothing can be signed with it.
+    /// When no key can be generated, or signing fails.
     pub fn token(&self) -> Result<String, Unspecified> {
         self.issuer()?.token()
     }
 
-    /// What it answers to a question about tokens; `None` if it is none.
-    pub(super) fn about_tokens(&self, path: &str, body: &[u8]) -> Option<(StatusCode, Value)> {
-        if !tokens::concern(path) {
+    /// The response to a request for token keys or a token review; `None` for other paths.
+    pub(super) fn answer_token_request(&self, path: &str, body: &[u8]) -> Option<(StatusCode, Value)> {
+        if !tokens::is_token_path(path) {
             return None;
         }
         self.issuer().ok()?.answer(path, body)
@@ -84,13 +85,13 @@ impl FakeCluster {
         if let Some(issuer) = self.0.issuer.get() {
             return Ok(issuer);
         }
-        // Of two that make one at the same time, one is taken.
+        // Of two issuers made concurrently, one is kept.
         let made = Issuer::new()?;
         Ok(self.0.issuer.get_or_init(|| made))
     }
 
     pub(super) fn read(&self) -> MutexGuard<'_, Store> {
-        // Each step leaves it whole.
+        // Each step leaves the store consistent, so a poisoned lock is usable.
         self.0.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -100,7 +101,7 @@ impl FakeCluster {
         result
     }
 
-    /// Told at each write.
+    /// Notified at each write.
     pub(super) fn changed(&self) -> &Notify {
         &self.0.changed
     }

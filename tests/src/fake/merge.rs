@@ -1,4 +1,4 @@
-//! JSON merge patch (RFC 7396), which stands in for server-side apply too.
+//! JSON merge patch (RFC 7396), also used for server-side apply.
 
 use serde_json::{Map, Value, json};
 
@@ -21,7 +21,7 @@ pub(super) fn merge(patch: &Value, live: &mut Value) {
     }
 }
 
-/// Notes in `managedFields` who wrote, without saying what.
+/// Records the field manager in `managedFields`, without its fields.
 pub(super) fn note_manager(object: &mut Value, manager: &str, operation: &str) {
     if manager.is_empty() {
         return;

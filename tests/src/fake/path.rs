@@ -1,8 +1,8 @@
-//! Which runtime, and what of it, a request's path names.
+//! The runtime and the resource that a request's path names.
 
-/// What a path below a runtime's prefix names.
+/// Target of a path below a runtime's prefix.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Place<'a> {
+pub(super) enum Target<'a> {
     /// `/apis/<group>`.
     Group(&'a str),
     /// `/api/v1` or `/apis/<group>/<version>`.
@@ -23,7 +23,7 @@ pub(super) struct Objects<'a> {
     pub(super) group: &'a str,
     /// Plural.
     pub(super) resource: &'a str,
-    /// Empty for all, and for what has none.
+    /// Empty for all namespaces, and for cluster-scoped kinds.
     pub(super) namespace: &'a str,
     /// Empty for a collection.
     pub(super) name: &'a str,
@@ -32,7 +32,7 @@ pub(super) struct Objects<'a> {
 }
 
 impl Objects<'_> {
-    /// What the keys of all its objects begin with.
+    /// Key prefix of all its objects.
     pub(super) fn prefix(&self) -> String {
         let Self { group, resource, namespace, .. } = self;
         if namespace.is_empty() { format!("{group}/{resource}/") } else { format!("{group}/{resource}/{namespace}/") }
@@ -52,20 +52,20 @@ pub(super) fn cluster(path: &str) -> Option<(&str, &str)> {
     Some((&rest[..end], &rest[end..]))
 }
 
-/// Reads the rest.
-pub(super) fn place(path: &str) -> Option<Place<'_>> {
+/// Parses the path below the runtime's prefix.
+pub(super) fn parse(path: &str) -> Option<Target<'_>> {
     let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
     let (group, version, rest) = match parts.as_slice() {
         ["api", version, rest @ ..] => ("", *version, rest),
-        ["apis", group] => return Some(Place::Group(group)),
+        ["apis", group] => return Some(Target::Group(group)),
         ["apis", group, version, rest @ ..] => (*group, *version, rest),
         _ => return None,
     };
     let objects = |resource, namespace, name, subresource| {
-        Some(Place::Objects(Objects { group, resource, namespace, name, subresource }))
+        Some(Target::Objects(Objects { group, resource, namespace, name, subresource }))
     };
     match *rest {
-        [] => Some(Place::Resources { group, version }),
+        [] => Some(Target::Resources { group, version }),
         [resource] => objects(resource, "", "", ""),
         [resource, name] => objects(resource, "", name, ""),
         ["namespaces", name, "status"] => objects("namespaces", "", name, "status"),
@@ -82,19 +82,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_name_what_api_servers_say_they_name() {
+    fn paths_are_parsed_as_by_api_servers() {
         assert_eq!(cluster("/clusters/one/api/v1"), Some(("one", "/api/v1")));
         assert_eq!(cluster("/api/v1"), None);
-        let objects = |path| match place(path) {
-            Some(Place::Objects(objects)) => (objects.key(objects.name), objects.subresource),
+        let objects = |path| match parse(path) {
+            Some(Target::Objects(objects)) => (objects.key(objects.name), objects.subresource),
             other => panic!("{other:?}"),
         };
         assert_eq!(objects("/api/v1/namespaces/kyma-system"), ("/namespaces//kyma-system".to_owned(), ""));
         assert_eq!(objects("/api/v1/namespaces/n/configmaps/c"), ("/configmaps/n/c".to_owned(), ""));
         assert_eq!(objects("/apis/g/v1/namespaces/n/kymas/k/status"), ("g/kymas/n/k".to_owned(), "status"));
         assert_eq!(objects("/apis/g/v1/definitions/d/status"), ("g/definitions//d".to_owned(), "status"));
-        assert_eq!(place("/apis/g/v1"), Some(Place::Resources { group: "g", version: "v1" }));
-        assert_eq!(place("/apis/g"), Some(Place::Group("g")));
-        assert_eq!(place("/version"), None);
+        assert_eq!(parse("/apis/g/v1"), Some(Target::Resources { group: "g", version: "v1" }));
+        assert_eq!(parse("/apis/g"), Some(Target::Group("g")));
+        assert_eq!(parse("/version"), None);
     }
 }

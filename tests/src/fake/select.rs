@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-/// Which objects of a collection are meant.
+/// A label selector and a field selector.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Selection {
     labels: Vec<(String, Test)>,
@@ -17,7 +17,7 @@ enum Test {
 }
 
 impl Selection {
-    /// Reads both selectors; `None` if one is beyond what is served here.
+    /// Parses both selectors; `None` if one uses an unsupported operator or field.
     pub(super) fn parse(labels: &str, fields: &str) -> Option<Self> {
         let parts = |text: &str| -> Vec<String> {
             text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(str::to_owned).collect()
@@ -31,7 +31,7 @@ impl Selection {
         Some(Self { labels, fields: parts(fields).iter().map(field).collect::<Option<_>>()? })
     }
 
-    /// Whether an object with this metadata, in JSON, is meant.
+    /// Returns true if an object with this metadata, in JSON, matches.
     pub(super) fn selects(&self, metadata: &str) -> bool {
         if self.labels.is_empty() && self.fields.is_empty() {
             return true;

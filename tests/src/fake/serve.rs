@@ -1,4 +1,4 @@
-//! The server: connections, and what each request is answered.
+//! The server: connections, and the response to each request.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -20,16 +20,16 @@ use tokio_rustls::TlsAcceptor;
 
 use super::{
     FakeCluster, Shared,
-    path::{self, Objects, Place},
+    path::{self, Objects, Target},
     select::Selection,
-    store::{Patch, Refused, Store, Stored},
-    watch::{Place as Progress, Watch},
+    store::{ApiError, Patch, Store, Stored},
+    watch::{Watch, WatchPosition},
 };
 
 type Answer = Response<UnsyncBoxBody<Bytes, Infallible>>;
 
 const BODY_BYTES: usize = 4 << 20;
-/// As API servers choose when nobody says.
+/// Length of a watch in seconds if the client sets none, as in API servers.
 const WATCH_SECONDS: u64 = 1_800;
 
 /// Accepts for ever.
@@ -46,14 +46,14 @@ pub(super) async fn run(listener: TcpListener, tls: Arc<ServerConfig>, shared: A
         let open = shared.open.clone();
         connections.spawn(async move {
             let _open = open;
-            // Answers are small; waiting for more to send only delays them.
+            // Responses are small; waiting for more data only delays them.
             let _ = tcp.set_nodelay(true);
             let Ok(stream) = acceptor.accept(tcp).await else { return };
             let service = service_fn(move |request| {
                 let shared = shared.clone();
                 async move { Ok::<_, Infallible>(answer(&shared, request).await) }
             });
-            // Its end concerns only who held the other one.
+            // The client handles the end of its connection.
             let _ = auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await;
         });
     }
@@ -73,15 +73,16 @@ async fn answer(shared: &Shared, request: Request<Incoming>) -> Answer {
     }
     let found = path::cluster(parts.uri.path()).and_then(|(name, rest)| Some((shared.cluster(name)?, rest)));
     if let Some((cluster, rest)) = &found {
-        cluster.note(&parts.method, rest, Query::of(&parts).get("watch") == "true");
+        cluster.record(&parts.method, rest, Query::of(&parts).get("watch") == "true");
     }
-    if let Some((status, answer)) = found.as_ref().and_then(|(cluster, rest)| cluster.about_tokens(rest, &body)) {
+    if let Some((status, answer)) = found.as_ref().and_then(|(cluster, rest)| cluster.answer_token_request(rest, &body))
+    {
         return reply(status, answer.to_string());
     }
-    match found.and_then(|(cluster, rest)| Some((cluster, path::place(rest)?))) {
-        Some((cluster, Place::Group(group))) => discover_group(&cluster, group),
-        Some((cluster, Place::Resources { group, version })) => discover(&cluster.read(), group, version),
-        Some((cluster, Place::Objects(at))) => objects(cluster, &at, &parts, &body),
+    match found.and_then(|(cluster, rest)| Some((cluster, path::parse(rest)?))) {
+        Some((cluster, Target::Group(group))) => discover_group(&cluster, group),
+        Some((cluster, Target::Resources { group, version })) => discover(&cluster.read(), group, version),
+        Some((cluster, Target::Objects(at))) => objects(cluster, &at, &parts, &body),
         None => not_served(),
     }
 }
@@ -95,28 +96,28 @@ fn objects(cluster: FakeCluster, at: &Objects<'_>, parts: &Parts, body: &[u8]) -
     let manager = query.get("fieldManager");
     let object = || serde_json::from_slice::<Value>(body).ok().filter(Value::is_object);
     let malformed = || failure(StatusCode::BAD_REQUEST, "BadRequest", at.name);
-    let told = |result: Result<Stored, Refused>, status| match result {
+    let respond = |result: Result<Stored, ApiError>, status| match result {
         Ok(stored) => reply(status, stored.text(only_metadata)),
-        Err(Refused { status, reason, name }) => failure(status, reason, &name),
+        Err(ApiError { status, reason, name }) => failure(status, reason, &name),
     };
     match (&parts.method, at.name.is_empty()) {
         (&Method::GET, true) if query.get("watch") == "true" => watch(cluster, at, &query, only_metadata),
         (&Method::GET, true) => list(&cluster.read(), at, &query, only_metadata),
         (&Method::GET, false) => {
             let found = cluster.read().get(&at.key(at.name)).cloned();
-            told(found.ok_or_else(|| Refused::not_found(at.name)), StatusCode::OK)
+            respond(found.ok_or_else(|| ApiError::not_found(at.name)), StatusCode::OK)
         }
         (&Method::POST, true) => match object() {
-            Some(object) => told(cluster.write(|store| store.create(at, object, &manager)), StatusCode::CREATED),
+            Some(object) => respond(cluster.write(|store| store.create(at, object, &manager)), StatusCode::CREATED),
             None => malformed(),
         },
         (&Method::PUT, false) => match object() {
-            Some(object) => told(cluster.write(|store| store.replace(at, object, &manager)), StatusCode::OK),
+            Some(object) => respond(cluster.write(|store| store.replace(at, object, &manager)), StatusCode::OK),
             None => malformed(),
         },
-        (&Method::PATCH, false) => match (object(), how(&parts.headers)) {
-            (Some(object), Some(how)) => {
-                told(cluster.write(|store| store.patch(at, how, object, &manager)), StatusCode::OK)
+        (&Method::PATCH, false) => match (object(), patch_kind(&parts.headers)) {
+            (Some(object), Some(patch_kind)) => {
+                respond(cluster.write(|store| store.patch(at, patch_kind, object, &manager)), StatusCode::OK)
             }
             (_, None) => failure(StatusCode::UNSUPPORTED_MEDIA_TYPE, "UnsupportedMediaType", at.name),
             (None, _) => malformed(),
@@ -125,7 +126,7 @@ fn objects(cluster: FakeCluster, at: &Objects<'_>, parts: &Parts, body: &[u8]) -
             Ok(()) => {
                 reply(StatusCode::OK, json!({"kind": "Status", "apiVersion": "v1", "status": "Success"}).to_string())
             }
-            Err(Refused { status, reason, name }) => failure(status, reason, &name),
+            Err(ApiError { status, reason, name }) => failure(status, reason, &name),
         },
         _ => failure(StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed", at.name),
     }
@@ -166,8 +167,8 @@ fn watch(cluster: FakeCluster, at: &Objects<'_>, query: &Query, only_metadata: b
         ("v1".to_owned(), "Object".to_owned())
     };
     let end = Instant::now() + Duration::from_secs(seconds);
-    let place = Progress::new(&cluster, position);
-    let watch = Watch { cluster, prefix: at.prefix(), selection, only_metadata, position, place, end, kind };
+    let registration = WatchPosition::new(&cluster, position);
+    let watch = Watch { cluster, prefix: at.prefix(), selection, only_metadata, position, registration, end, kind };
     let body = StreamBody::new(watch.lines()).boxed_unsync();
     Response::builder().header(header::CONTENT_TYPE, "application/json").body(body).unwrap_or_default()
 }
@@ -211,7 +212,7 @@ fn discover(store: &Store, group: &str, version: &str) -> Answer {
     reply(StatusCode::OK, list.to_string())
 }
 
-/// Kinds that every API server has, as far as the product looks at them.
+/// Built-in kinds, as far as the product uses them.
 const BUILTIN: [(&str, &str, &str); 8] = [
     ("", "namespaces", "Namespace"),
     ("", "configmaps", "ConfigMap"),
@@ -232,7 +233,7 @@ fn wants_metadata(headers: &HeaderMap) -> bool {
     accept.contains("as=PartialObjectMetadata")
 }
 
-fn how(headers: &HeaderMap) -> Option<Patch> {
+fn patch_kind(headers: &HeaderMap) -> Option<Patch> {
     match headers.get(header::CONTENT_TYPE)?.to_str().ok()? {
         "application/merge-patch+json" => Some(Patch::Merge),
         "application/apply-patch+yaml" => Some(Patch::Apply),
@@ -240,7 +241,7 @@ fn how(headers: &HeaderMap) -> Option<Patch> {
     }
 }
 
-/// The query's members, decoded.
+/// The decoded query parameters.
 struct Query(Vec<(String, String)>);
 
 impl Query {
@@ -275,7 +276,8 @@ fn failure(status: StatusCode, reason: &str, name: &str) -> Answer {
     reply(status, body.to_string())
 }
 
-/// As API servers answer for a path that nobody serves: no object is named, so nothing is known of any.
+/// The response of API servers for a path that is not served: plain text that names no object, so nothing is known of
+/// any.
 fn not_served() -> Answer {
     let body = Full::new(Bytes::from_static(b"404 page not found\n")).boxed_unsync();
     Response::builder().status(StatusCode::NOT_FOUND).body(body).unwrap_or_default()

@@ -1,4 +1,4 @@
-//! The objects of one runtime as texts, with their versions, and the newest changes for whoever watches.
+//! The objects of one runtime as texts, with their versions, and the newest changes for its watches.
 
 use std::{
     collections::{BTreeMap, HashSet, VecDeque},
@@ -16,33 +16,33 @@ use super::{
     path::Objects,
 };
 
-/// Changes that are kept for watches; who is further behind is told 410.
+/// Changes kept for watches; a watch further behind receives 410.
 pub(super) const HISTORY: usize = 4_096;
 const DEFINITIONS: &str = "apiextensions.k8s.io/customresourcedefinitions//";
 
-/// Texts that many objects share, each kept once.
+/// Interned texts: texts that many objects share, each stored once.
 #[derive(Debug, Default)]
-pub(super) struct Shelf(Mutex<Texts>);
+pub(super) struct TextPool(Mutex<Texts>);
 
 #[derive(Debug, Default)]
 struct Texts {
     texts: HashSet<Arc<str>>,
-    /// When there are so many, those that nobody uses any more are looked for.
+    /// Number of texts at which unused ones are dropped.
     full: usize,
 }
 
-impl Shelf {
+impl TextPool {
     fn share(&self, text: String) -> Arc<str> {
-        let mut shelf = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = shelf.texts.get(text.as_str()) {
+        let mut texts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = texts.texts.get(text.as_str()) {
             return known.clone();
         }
-        if shelf.texts.len() >= shelf.full {
-            shelf.texts.retain(|text| Arc::strong_count(text) > 1);
-            shelf.full = shelf.texts.len() * 2 + 1_024;
+        if texts.texts.len() >= texts.full {
+            texts.texts.retain(|text| Arc::strong_count(text) > 1);
+            texts.full = texts.texts.len() * 2 + 1_024;
         }
         let text: Arc<str> = text.into();
-        shelf.texts.insert(text.clone());
+        texts.texts.insert(text.clone());
         text
     }
 }
@@ -73,7 +73,7 @@ impl Stored {
     }
 }
 
-/// What happened to an object, for watches.
+/// A change of an object, for watches.
 #[derive(Clone, Debug)]
 pub(super) struct Change {
     pub(super) version: u64,
@@ -84,15 +84,15 @@ pub(super) struct Change {
     pub(super) after: Option<Stored>,
 }
 
-/// Why a call is refused.
+/// Refusal of a request.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Refused {
+pub(super) struct ApiError {
     pub(super) status: StatusCode,
     pub(super) reason: &'static str,
     pub(super) name: String,
 }
 
-impl Refused {
+impl ApiError {
     pub(super) fn not_found(name: &str) -> Self {
         Self { status: StatusCode::NOT_FOUND, reason: "NotFound", name: name.to_owned() }
     }
@@ -102,70 +102,70 @@ impl Refused {
     }
 }
 
-/// How a patch is meant.
+/// Kind of a patch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Patch {
     /// `application/merge-patch+json`.
     Merge,
-    /// `application/apply-patch+yaml`; makes what is not there.
+    /// `application/apply-patch+yaml`; creates a missing object.
     Apply,
 }
 
 /// See the module.
 pub(super) struct Store {
-    shelf: Arc<Shelf>,
+    texts: Arc<TextPool>,
     objects: BTreeMap<Arc<str>, Stored>,
     version: u64,
     history: VecDeque<Change>,
-    /// All changes above this version stand in the history.
+    /// All changes above this version are in the history.
     since: u64,
-    /// A runtime that nobody watches needs no history.
+    /// Set by the first watch; before that no history is kept.
     watched: bool,
-    /// How far each open watch is.
+    /// Position of each open watch.
     open: BTreeMap<u64, u64>,
     opened: u64,
 }
 
 impl Store {
-    pub(super) fn new(shelf: Arc<Shelf>) -> Self {
+    pub(super) fn new(texts: Arc<TextPool>) -> Self {
         let (objects, history) = (BTreeMap::new(), VecDeque::new());
-        Self { shelf, objects, version: 0, history, since: 0, watched: false, open: BTreeMap::new(), opened: 0 }
+        Self { texts, objects, version: 0, history, since: 0, watched: false, open: BTreeMap::new(), opened: 0 }
     }
 
     pub(super) fn version(&self) -> u64 {
         self.version
     }
 
-    /// Begins to keep changes. They reach back to where they were first kept.
+    /// Begins to keep changes, from the current version on.
     pub(super) fn watched(&mut self) {
         if !self.watched {
             (self.watched, self.since) = (true, self.version);
         }
     }
 
-    /// A watch begins; its number.
+    /// Registers a watch and returns its number.
     pub(super) fn open(&mut self, position: u64) -> u64 {
         self.opened += 1;
         self.open.insert(self.opened, position);
         self.opened
     }
 
-    /// A watch has told everything up to a version.
+    /// Records that a watch has delivered everything up to a version.
     pub(super) fn reach(&mut self, number: u64, position: u64) {
         self.open.insert(number, position);
     }
 
-    /// A watch has ended.
+    /// Unregisters a watch.
     pub(super) fn close(&mut self, number: u64) {
         self.open.remove(&number);
     }
 
-    /// How far the slowest open watch is; `None` when none is open.
-    pub(super) fn slowest(&self) -> Option<u64> {
+    /// Position of the slowest open watch; `None` when none is open.
+    pub(super) fn slowest_position(&self) -> Option<u64> {
         self.open.values().min().copied()
     }
 
-    /// The changes above a version, or `None` if they are no longer all there.
+    /// The changes above a version, or `None` if some have been dropped.
     pub(super) fn changes(&self, above: u64) -> Option<impl Iterator<Item = &Change>> {
         let from = self.history.partition_point(|change| change.version <= above);
         (above >= self.since && above <= self.version).then(|| self.history.range(from..))
@@ -179,7 +179,7 @@ impl Store {
         self.get(key).map(Stored::value)
     }
 
-    /// The objects whose keys begin with this and come behind `after`.
+    /// The objects with this key prefix after the key `after`.
     pub(super) fn list<'a>(&'a self, prefix: &'a str, after: &'a str) -> impl Iterator<Item = (&'a str, &'a Stored)> {
         let from = if after.is_empty() { prefix } else { after };
         let objects = self.objects.range::<str, _>((std::ops::Bound::Included(from), std::ops::Bound::Unbounded));
@@ -195,27 +195,27 @@ impl Store {
         all.filter(|definition| definition["spec"]["group"] == group).collect()
     }
 
-    /// Whether a definition of this kind is there.
+    /// Returns true if a definition of this kind exists.
     pub(super) fn defines(&self, group: &str, resource: &str) -> bool {
         self.objects.contains_key(format!("{DEFINITIONS}{resource}.{group}").as_str())
     }
 
-    pub(super) fn create(&mut self, at: &Objects<'_>, mut body: Value, manager: &str) -> Result<Stored, Refused> {
+    pub(super) fn create(&mut self, at: &Objects<'_>, mut body: Value, manager: &str) -> Result<Stored, ApiError> {
         let name = body["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         let key = at.key(&name);
         if self.objects.contains_key(key.as_str()) {
-            return Err(Refused::conflict("AlreadyExists", &name));
+            return Err(ApiError::conflict("AlreadyExists", &name));
         }
         note_manager(&mut body, manager, "Update");
         Ok(self.put(&key, body))
     }
 
-    pub(super) fn replace(&mut self, at: &Objects<'_>, body: Value, manager: &str) -> Result<Stored, Refused> {
+    pub(super) fn replace(&mut self, at: &Objects<'_>, body: Value, manager: &str) -> Result<Stored, ApiError> {
         let key = at.key(at.name);
-        let Some(live) = self.value(&key) else { return Err(Refused::not_found(at.name)) };
+        let Some(live) = self.value(&key) else { return Err(ApiError::not_found(at.name)) };
         let version = &body["metadata"]["resourceVersion"];
         if !version.is_null() && *version != live["metadata"]["resourceVersion"] {
-            return Err(Refused::conflict("Conflict", at.name));
+            return Err(ApiError::conflict("Conflict", at.name));
         }
         let (mut object, other) = if at.subresource.is_empty() { (body, live) } else { (live, body) };
         if at.subresource.is_empty() {
@@ -229,19 +229,19 @@ impl Store {
     pub(super) fn patch(
         &mut self,
         at: &Objects<'_>,
-        how: Patch,
+        kind: Patch,
         mut body: Value,
         manager: &str,
-    ) -> Result<Stored, Refused> {
+    ) -> Result<Stored, ApiError> {
         let key = at.key(at.name);
         let live = self.value(&key);
-        if live.is_none() && (how == Patch::Merge || !at.subresource.is_empty()) {
-            return Err(Refused::not_found(at.name));
+        if live.is_none() && (kind == Patch::Merge || !at.subresource.is_empty()) {
+            return Err(ApiError::not_found(at.name));
         }
         let mut live = live.unwrap_or_else(|| json!({"metadata": {}}));
         let version = &body["metadata"]["resourceVersion"];
         if !version.is_null() && *version != live["metadata"]["resourceVersion"] {
-            return Err(Refused::conflict("Conflict", at.name));
+            return Err(ApiError::conflict("Conflict", at.name));
         }
         if at.subresource.is_empty() {
             if let Some(body) = body.as_object_mut() {
@@ -252,23 +252,24 @@ impl Store {
             merge(&body["status"], &mut live["status"]);
         }
         live["metadata"]["name"] = at.name.into();
-        note_manager(&mut live, manager, if how == Patch::Apply { "Apply" } else { "Update" });
+        note_manager(&mut live, manager, if kind == Patch::Apply { "Apply" } else { "Update" });
         Ok(self.put(&key, live))
     }
 
-    pub(super) fn delete(&mut self, at: &Objects<'_>, options: &Value) -> Result<(), Refused> {
+    pub(super) fn delete(&mut self, at: &Objects<'_>, options: &Value) -> Result<(), ApiError> {
         let key = at.key(at.name);
-        let Some(mut object) = self.value(&key) else { return Err(Refused::not_found(at.name)) };
+        let Some(mut object) = self.value(&key) else { return Err(ApiError::not_found(at.name)) };
         let uid = &options["preconditions"]["uid"];
         if !uid.is_null() && *uid != object["metadata"]["uid"] {
-            return Err(Refused::conflict("Conflict", at.name));
+            return Err(ApiError::conflict("Conflict", at.name));
         }
         object["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
         self.put(&key, object);
         Ok(())
     }
 
-    /// Stores what differs, with a new version. What is being deleted goes when it has no finalizer left.
+    /// Stores an object with a new version if it differs. An object that is being deleted is removed once it has no
+    /// finalizer.
     pub(super) fn put(&mut self, key: &str, mut object: Value) -> Stored {
         let before = self.objects.get(key).cloned();
         let known = before.as_ref().map(Stored::value);
@@ -304,7 +305,7 @@ impl Store {
         self.history.push_back(change);
     }
 
-    /// What an API server fills in.
+    /// Sets the fields that an API server sets.
     fn complete(&self, key: &str, object: &mut Value, known: Option<&Value>) {
         static UIDS: AtomicU64 = AtomicU64::new(1);
         let mut parts = key.splitn(4, '/');
@@ -326,7 +327,7 @@ impl Store {
                 metadata["creationTimestamp"] = "2026-01-01T00:00:00Z".into();
             }
         }
-        // Of the built-in kinds that matter here, only definitions and workloads have a generation.
+        // Of the built-in kinds served here, only definitions and workloads have a generation.
         let counted = group.contains('.') && group != "coordination.k8s.io" || group == "apps";
         if counted && known.is_none_or(|known| known["spec"] != object["spec"]) {
             let generation = object["metadata"]["generation"].as_u64().unwrap_or_default() + 1;
@@ -345,11 +346,11 @@ impl Store {
         let metadata = object.as_object_mut().and_then(|object| object.remove("metadata")).unwrap_or_default();
         let rest = object.to_string();
         let rest = rest.strip_prefix('{').unwrap_or("}").to_owned();
-        Stored { metadata: metadata.to_string().into(), rest: self.shelf.share(rest) }
+        Stored { metadata: metadata.to_string().into(), rest: self.texts.share(rest) }
     }
 }
 
-/// Members of the object and of its metadata that hold nothing.
+/// Removes null members of the object and of its metadata.
 fn drop_nulls(object: &mut Value) {
     if let Some(members) = object["metadata"].as_object_mut() {
         members.retain(|_, value| !value.is_null());

@@ -13,7 +13,7 @@ use tidewatch_shared::{
 
 use super::*;
 
-async fn client(fake: &Fake, name: &str) -> Client {
+async fn client(fake: &FakeApiServer, name: &str) -> Client {
     crate::install_crypto();
     let kubeconfig = Kubeconfig::from_yaml(&fake.kubeconfig(name)).expect("a kubeconfig");
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.expect("usable");
@@ -30,7 +30,7 @@ fn map(name: &str, labels: serde_json::Value) -> ConfigMap {
 
 #[tokio::test]
 async fn custom_resources_are_served_while_their_definition_is_there() {
-    let fake = Fake::start().await.expect("served");
+    let fake = FakeApiServer::start().await.expect("served");
     let _ = fake.cluster("one");
     let client = client(&fake, "one").await;
     let kymas = Api::<Kyma>::namespaced(client.clone(), SKR_NAMESPACE);
@@ -69,8 +69,8 @@ async fn custom_resources_are_served_while_their_definition_is_there() {
 }
 
 #[tokio::test]
-async fn runtimes_are_told_apart_and_others_are_refused() {
-    let fake = Fake::start().await.expect("served");
+async fn runtimes_are_separate_and_unknown_ones_are_refused() {
+    let fake = FakeApiServer::start().await.expect("served");
     for name in ["one", "two"] {
         let maps = Api::<ConfigMap>::namespaced(client_of(&fake, name).await, "default");
         maps.create(&PostParams::default(), &map(name, json!({}))).await.expect("created");
@@ -86,7 +86,7 @@ async fn runtimes_are_told_apart_and_others_are_refused() {
 
 #[tokio::test]
 async fn connections_are_counted_until_they_end() {
-    let fake = Fake::start().await.expect("served");
+    let fake = FakeApiServer::start().await.expect("served");
     let client = client_of(&fake, "one").await;
     Api::<Namespace>::all(client.clone()).list(&ListParams::default()).await.expect("a list");
     assert_eq!(fake.connections(), 1);
@@ -99,14 +99,14 @@ async fn connections_are_counted_until_they_end() {
     tokio::time::timeout(Duration::from_secs(20), ended).await.expect("it ends with its client");
 }
 
-async fn client_of(fake: &Fake, name: &str) -> Client {
+async fn client_of(fake: &FakeApiServer, name: &str) -> Client {
     let _ = fake.cluster(name);
     client(fake, name).await
 }
 
 #[tokio::test]
 async fn lists_come_in_pages_and_by_selection() {
-    let fake = Fake::start().await.expect("served");
+    let fake = FakeApiServer::start().await.expect("served");
     let maps = Api::<ConfigMap>::namespaced(client_of(&fake, "one").await, "default");
     for (name, labels) in [("a", json!({"x": "1"})), ("b", json!({"x": "1"})), ("c", json!({"x": "2"}))] {
         maps.create(&PostParams::default(), &map(name, labels)).await.expect("created");
@@ -123,8 +123,8 @@ async fn lists_come_in_pages_and_by_selection() {
 }
 
 #[tokio::test]
-async fn a_watch_follows_from_where_the_list_ended_and_says_when_it_cannot() {
-    let fake = Fake::start().await.expect("served");
+async fn watch_continues_from_the_list_and_expires_behind_the_history() {
+    let fake = FakeApiServer::start().await.expect("served");
     let cluster = fake.cluster("one");
     let maps = Api::<ConfigMap>::namespaced(client(&fake, "one").await, "default");
     let key = |name: &str| format!("/configmaps/default/{name}");
@@ -139,18 +139,18 @@ async fn a_watch_follows_from_where_the_list_ended_and_says_when_it_cannot() {
     let params = WatchParams::default().labels("x=1").timeout(60);
     let mut watch = maps.watch(&params, &version).await.expect("a watch").boxed();
     let wait = async {
-        let mut told = Vec::new();
-        while told.len() < 4
+        let mut events = Vec::new();
+        while events.len() < 4
             && let Some(event) = watch.try_next().await.expect("an event")
         {
-            told.push(match event {
+            events.push(match event {
                 WatchEvent::Added(map) => format!("+{}", map.name_any()),
                 WatchEvent::Modified(map) => format!("~{}", map.name_any()),
                 WatchEvent::Deleted(map) => format!("-{}", map.name_any()),
                 other => panic!("{other:?}"),
             });
         }
-        told
+        events
     };
     let write = async {
         cluster.edit(&key("b"), name("b"));
@@ -159,8 +159,8 @@ async fn a_watch_follows_from_where_the_list_ended_and_says_when_it_cannot() {
         cluster.edit(&key("b"), label("2"));
         maps.delete("a", &DeleteParams::default()).await.ok();
     };
-    let (told, ()) = tokio::join!(wait, write);
-    assert_eq!(told, ["+b", "~a", "-b", "-a"]);
+    let (events, ()) = tokio::join!(wait, write);
+    assert_eq!(events, ["+b", "~a", "-b", "-a"]);
 
     for number in 0..=store::HISTORY {
         cluster.edit(&key("d"), |object| object["data"] = json!({"n": number.to_string()}));

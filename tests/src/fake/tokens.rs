@@ -1,6 +1,6 @@
-//! Who signs the tokens of a runtime's accounts: one key for each runtime, and what an API server says of what it has signed.
+//! Token issuer of a runtime: one signing key for each runtime, its JWKS, and token reviews.
 //!
-//! There is one account that matters here, the agent's, in one pod that has always been there.
+//! There is one account, the agent's, in one pod that has always existed.
 
 use aws_lc_rs::{
     error::Unspecified,
@@ -16,25 +16,25 @@ use tidewatch_shared::names::{AGENT_OBJECT, SKR_NAMESPACE, TOKEN_AUDIENCE};
 
 use crate::landscape::now;
 
-/// Where an API server tells the keys of its tokens.
+/// Path of an API server's token keys.
 const KEYS: &str = "/openid/v1/jwks";
-/// Where it tells whose token one is.
+/// Path of token reviews.
 const REVIEWS: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 const KEY: &str = "fake";
 const POD: &str = "00000000-0000-4000-8000-00000000000a";
-/// As long as the kubelet asks for.
+/// Lifetime of a token in seconds, the kubelet's default.
 const VALIDITY_SECONDS: i64 = 3_600;
 
 /// See the module.
 pub(super) struct Issuer(EcdsaKeyPair);
 
 impl Issuer {
-    /// One with a new key, on P-256.
+    /// An issuer with a new P-256 key.
     pub(super) fn new() -> Result<Self, Unspecified> {
         Ok(Self(EcdsaKeyPair::generate(&ECDSA_P256_SHA256_FIXED_SIGNING)?))
     }
 
-    /// A projected token of the agent for the receiver's audience, good from now on for an hour.
+    /// A projected token of the agent for the receiver's audience, valid for an hour.
     pub(super) fn token(&self) -> Result<String, Unspecified> {
         let now = now();
         let claims = json!({
@@ -52,7 +52,7 @@ impl Issuer {
         Ok(format!("{signed}.{}", BASE64_URL_SAFE_NO_PAD.encode(signature)))
     }
 
-    /// What is answered at a path; `None` if it has nothing to do with tokens.
+    /// The response at a path; `None` if it has nothing to do with tokens.
     pub(super) fn answer(&self, path: &str, body: &[u8]) -> Option<(StatusCode, Value)> {
         match path {
             KEYS => Some((StatusCode::OK, self.keys())),
@@ -62,7 +62,7 @@ impl Issuer {
     }
 
     fn keys(&self) -> Value {
-        // An uncompressed point: one byte that says so, and two coordinates.
+        // An uncompressed point: a prefix byte, and two coordinates.
         let (x, y) = self.0.public_key().as_ref()[1..].split_at(32);
         let [x, y] = [x, y].map(|part| BASE64_URL_SAFE_NO_PAD.encode(part));
         json!({"keys": [{"kty": "EC", "use": "sig", "alg": "ES256", "kid": KEY, "crv": "P-256", "x": x, "y": y}]})
@@ -70,10 +70,10 @@ impl Issuer {
 
     fn review(&self, review: &Value) -> Value {
         let spec = &review["spec"];
-        let is_meant =
+        let has_audience =
             spec["audiences"].as_array().is_some_and(|wanted| wanted.iter().any(|one| one == TOKEN_AUDIENCE));
-        let is_good = is_meant && spec["token"].as_str().is_some_and(|token| self.has_signed(token));
-        let status = if is_good {
+        let is_valid = has_audience && spec["token"].as_str().is_some_and(|token| self.has_signed(token));
+        let status = if is_valid {
             json!({"authenticated": true, "audiences": [TOKEN_AUDIENCE],
                 "user": {"username": user(), "extra": {"authentication.kubernetes.io/pod-uid": [POD]}}})
         } else {
@@ -92,8 +92,8 @@ impl Issuer {
     }
 }
 
-/// Whether that is where something is asked about tokens.
-pub(super) fn concern(path: &str) -> bool {
+/// Returns true for the paths of token keys and reviews.
+pub(super) fn is_token_path(path: &str) -> bool {
     path == KEYS || path == REVIEWS
 }
 
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn it_knows_its_own_tokens_alone() {
+    fn issuer_accepts_only_its_own_tokens() {
         let (one, other) = (Issuer::new().expect("a key"), Issuer::new().expect("a key"));
         let token = one.token().expect("a token");
         assert_eq!(reviewed(&one, &token, TOKEN_AUDIENCE), json!(true));

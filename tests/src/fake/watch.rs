@@ -1,4 +1,4 @@
-//! One watch: a body of lines that follows a runtime's changes.
+//! One watch: a response body of lines that follows a runtime's changes.
 
 use std::{convert::Infallible, fmt::Write as _, time::Duration};
 
@@ -9,49 +9,49 @@ use tokio::time::{Instant, timeout_at};
 
 use super::{FakeCluster, select::Selection, store::Change};
 
-/// Without a change, a watch says every so often how far it is.
+/// Interval of bookmarks without changes.
 const BOOKMARK: Duration = Duration::from_secs(30);
-/// Changes of one chunk.
+/// Most changes in one chunk.
 const CHUNK: usize = 256;
 
-/// How far an open watch is, for [`FakeCluster::seen`].
-pub(super) struct Place {
+/// Position of an open watch, for [`FakeCluster::delivered_version`].
+pub(super) struct WatchPosition {
     cluster: FakeCluster,
     number: u64,
 }
 
-impl Place {
+impl WatchPosition {
     pub(super) fn new(cluster: &FakeCluster, position: u64) -> Self {
         let number = cluster.read().open(position);
         Self { cluster: cluster.clone(), number }
     }
 }
 
-impl Drop for Place {
+impl Drop for WatchPosition {
     fn drop(&mut self) {
         self.cluster.read().close(self.number);
     }
 }
 
-/// What a watch was asked for.
+/// Parameters and position of a watch.
 pub(super) struct Watch {
     pub(super) cluster: FakeCluster,
-    /// What the keys of its objects begin with.
+    /// Key prefix of its objects.
     pub(super) prefix: String,
     pub(super) selection: Selection,
     pub(super) only_metadata: bool,
-    /// Changes above this are told.
+    /// Changes above this version are delivered.
     pub(super) position: u64,
-    /// Where it says how far it is.
-    pub(super) place: Place,
-    /// When the server ends it.
+    /// Its registration in the store.
+    pub(super) registration: WatchPosition,
+    /// Time at which the server ends it.
     pub(super) end: Instant,
     /// `apiVersion` and `kind` of bookmarks.
     pub(super) kind: (String, String),
 }
 
 impl Watch {
-    /// The lines, until its time is over or it is too far behind.
+    /// The lines, until its end or until it is too far behind.
     pub(super) fn lines(self) -> impl Stream<Item = Result<Frame<Bytes>, Infallible>> + Send {
         stream::unfold(Some(self), |watch| async move {
             let mut watch = watch?;
@@ -67,9 +67,9 @@ impl Watch {
         loop {
             let cluster = self.cluster.clone();
             let mut changed = std::pin::pin!(cluster.changed().notified());
-            // Registered before looking, so that no change falls between.
+            // Registered before the store is read, so that no change is missed in between.
             changed.as_mut().enable();
-            if let Some(text) = self.look() {
+            if let Some(text) = self.poll() {
                 return Some(text);
             }
             if timeout_at(self.end.min(bookmark), changed).await.is_err() {
@@ -78,7 +78,7 @@ impl Watch {
         }
     }
 
-    fn look(&mut self) -> Option<String> {
+    fn poll(&mut self) -> Option<String> {
         let cluster = self.cluster.clone();
         let mut store = cluster.read();
         let Some(changes) = store.changes(self.position) else {
@@ -89,7 +89,7 @@ impl Watch {
         let mut lines = 0;
         for change in changes {
             self.position = change.version;
-            if let Some((kind, object)) = self.told(change) {
+            if let Some((kind, object)) = self.event_of(change) {
                 // Writing to a string cannot fail.
                 let _ = writeln!(text, r#"{{"type":"{kind}","object":{object}}}"#);
                 lines += 1;
@@ -98,12 +98,12 @@ impl Watch {
                 break;
             }
         }
-        store.reach(self.place.number, self.position);
+        store.reach(self.registration.number, self.position);
         (!text.is_empty()).then_some(text)
     }
 
-    /// What this watch says of a change: an object may enter or leave the selection.
-    fn told(&self, change: &Change) -> Option<(&'static str, String)> {
+    /// The event of a change for this watch: an object may enter or leave the selection.
+    fn event_of(&self, change: &Change) -> Option<(&'static str, String)> {
         if !change.key.starts_with(&self.prefix) {
             return None;
         }
@@ -113,7 +113,7 @@ impl Watch {
             (None, Some(after)) => Some(("ADDED", after.text(self.only_metadata))),
             (Some(_), Some(after)) => Some(("MODIFIED", after.text(self.only_metadata))),
             (Some(before), None) => {
-                // As the object was, but with the version of its going.
+                // The old object with the version of its deletion.
                 let mut object: serde_json::Value =
                     serde_json::from_str(&before.text(self.only_metadata)).unwrap_or_default();
                 object["metadata"]["resourceVersion"] = change.version.to_string().into();

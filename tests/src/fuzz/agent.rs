@@ -1,8 +1,8 @@
-//! What an agent reads of others: the answers of the receiver, and what the API server of its runtime says.
+//! Bytes that an agent reads: the receiver's responses, and the lists and watch events of its runtime's API server.
 
-mod conversation;
-mod reception;
-mod watched;
+mod receiver_peer;
+mod responses;
+mod watch_stream;
 
 use std::sync::LazyLock;
 
@@ -12,13 +12,13 @@ use jiff::Timestamp;
 use serde_json::Value;
 use tidewatch_agent::{
     config::Endpoint,
-    identity::{Credentials, Load, Material},
-    link::{Answer, Verdict, judge},
-    reading::{self, ConfigReading, Heard},
+    decode::{self, ConfigDecoder, Decoded},
+    identity::{Credentials, CredentialsError, KeyMaterial},
+    receiver::{BufferedResponse, RefusalAction, classify_refusal},
 };
 use tidewatch_shared::{
     certificate::{to_pem, trust_revision},
-    enrolment::{CertificateAnswer, MAX_ANSWER_BYTES, TrustAnswer},
+    enrolment::{CertificateResponse, MAX_RESPONSE_BYTES, TrustResponse},
     identity::TrustDomain,
     plan::{self, Plan},
     problem::Problem,
@@ -27,38 +27,42 @@ use tidewatch_shared::{
 
 use super::seeds;
 
-pub use conversation::answers;
-pub use watched::watch;
+pub use responses::answers;
+pub use watch_stream::watch;
 
 static DOMAIN: LazyLock<TrustDomain> = LazyLock::new(|| "kyma.local".parse().expect("this is a trust domain"));
-/// Bytes of what is wrong with a ConfigMap, at most, in words: they stand in every heartbeat.
-const WORDS: usize = 4 << 10;
-/// Bytes of a trust bundle of the settings, at most.
-const BUNDLE: usize = 64 << 10;
+/// Most bytes of a ConfigMap's error text, which every heartbeat carries.
+const MAX_ERROR_BYTES: usize = 4 << 10;
+/// Most bytes of the trust bundle in the settings.
+const MAX_BUNDLE_BYTES: usize = 64 << 10;
 
-/// An answer that is no success: status, header fields one a line, an empty line, and the body. Each consequence has its own statuses,
-/// and is one that the agent can bear.
+/// An error response: status, header fields one per line, an empty line, and the body. Each reaction of the agent
+/// belongs to certain statuses, and none makes it loop or sets an impossible clock.
 pub fn refusal(data: &[u8]) {
     let Some(answer) = answer(data) else { return };
     let status = answer.status.as_u16();
-    match judge(&answer, seeds::NOW) {
-        Verdict::Split => assert_eq!(status, 400),
-        Verdict::TooLarge(_) => assert_eq!(status, 413),
-        Verdict::NewEpoch | Verdict::Certificate => assert_eq!(status, 401),
-        Verdict::Clock { offset } => {
+    match classify_refusal(&answer, seeds::NOW) {
+        RefusalAction::Split => assert_eq!(status, 400),
+        RefusalAction::TooLarge(_) => assert_eq!(status, 413),
+        RefusalAction::NewEpoch | RefusalAction::Certificate => assert_eq!(status, 401),
+        RefusalAction::Clock { offset } => {
             assert!(status == 401 && answer.headers.contains_key(header::DATE));
             let theirs = seeds::NOW.checked_add(offset).map(Timestamp::from_second);
             assert!(matches!(theirs, Some(Ok(_))), "no clock shows {offset} s from now");
         }
-        Verdict::Told(wait) => {
+        RefusalAction::RetryAfter(wait) => {
             assert!(!wait.is_zero(), "a hot loop");
             assert!(!matches!(status, 400 | 401 | 403 | 413) && answer.headers.contains_key(header::RETRY_AFTER));
         }
-        Verdict::BackOff => assert!(!matches!(status, 400 | 413)),
+        RefusalAction::BackOff => assert!(!matches!(status, 400 | 413)),
     }
     if !matches!(status, 401 | 413) {
-        let bare = Answer { status: answer.status, headers: answer.headers.clone(), body: Bytes::new() };
-        assert_eq!(judge(&bare, seeds::NOW), judge(&answer, seeds::NOW), "only the status steers");
+        let bare = BufferedResponse { status: answer.status, headers: answer.headers.clone(), body: Bytes::new() };
+        assert_eq!(
+            classify_refusal(&bare, seeds::NOW),
+            classify_refusal(&answer, seeds::NOW),
+            "only the status steers"
+        );
     }
     if let Ok(problem) = serde_json::from_slice::<Problem>(&answer.body) {
         let written = serde_json::to_vec(&problem).expect("a problem is JSON");
@@ -67,49 +71,51 @@ pub fn refusal(data: &[u8]) {
     }
 }
 
-fn answer(data: &[u8]) -> Option<Answer> {
+fn answer(data: &[u8]) -> Option<BufferedResponse> {
     let mut lines = data.split(|byte| *byte == b'\n');
     let status = StatusCode::from_bytes(lines.next()?).ok().filter(|status| !status.is_success())?;
     let mut headers = HeaderMap::new();
     for line in lines.by_ref().take_while(|line| !line.is_empty()) {
         let colon = line.iter().position(|byte| *byte == b':')?;
         let name = HeaderName::from_bytes(&line[..colon]).ok()?;
-        // What a client strips (RFC 9110, section 5.5).
+        // Clients strip this white space (RFC 9110, section 5.5).
         headers.append(name, HeaderValue::from_bytes(line[colon + 1..].trim_ascii()).ok()?);
     }
     let body = lines.collect::<Vec<_>>().join(&b'\n');
-    Some(Answer { status, headers, body: body.into() })
+    Some(BufferedResponse { status, headers, body: body.into() })
 }
 
-/// The answer to a request for a certificate: bounded, what is read survives being written and read, and what becomes an identity of it
-/// names a runtime and has not ended.
+/// The response to a certificate request: bounded, it survives serialising and parsing, and an identity made from it
+/// names a runtime and has not expired.
 pub fn certificate_answer(data: &[u8]) {
-    let Ok(read) = CertificateAnswer::parse(data) else { return };
-    assert!(data.len() <= MAX_ANSWER_BYTES && !read.chain.is_empty() && !read.trust_bundle.is_empty());
+    let Ok(read) = CertificateResponse::parse(data) else { return };
+    assert!(data.len() <= MAX_RESPONSE_BYTES && !read.chain.is_empty() && !read.trust_bundle.is_empty());
     let written = serde_json::to_vec(&read).expect("an answer is JSON");
-    assert_eq!(CertificateAnswer::parse(&written).ok().as_ref(), Some(&read), "nothing grows by being written");
+    assert_eq!(CertificateResponse::parse(&written).ok().as_ref(), Some(&read), "nothing grows by being written");
     if let Ok(made) = identity(read) {
-        assert!(made.not_after > seeds::NOW, "a certificate that has ended");
+        assert!(made.not_after > seeds::NOW, "an expired certificate was accepted");
         assert_eq!(DOMAIN.runtime_of(&DOMAIN.uri(&made.runtime)), Some(made.runtime));
         assert!(made.certificate.fingerprint.len() == 64 && made.trust_revision.len() == 16);
     }
 }
 
-/// What the agent makes of an answer to a request with the key that is known.
-fn identity(CertificateAnswer { chain, trust_bundle, .. }: CertificateAnswer) -> Result<Credentials, Load> {
+/// The agent's identity from a response to a request with the seeds' key.
+fn identity(
+    CertificateResponse { chain, trust_bundle, .. }: CertificateResponse,
+) -> Result<Credentials, CredentialsError> {
     static RECEIVER: LazyLock<Endpoint> = LazyLock::new(|| "https://kcp.test".parse().expect("this is an address"));
     let (chain, bundle) = (chain.into_bytes(), trust_bundle.into_bytes());
-    let material = Material { chain, key: seeds::PAPERS.key.as_str().into(), bundle };
+    let material = KeyMaterial { chain, key: seeds::IDENTITY.key.as_str().into(), bundle };
     Credentials::new(&material, &DOMAIN, RECEIVER.clone(), seeds::NOW)
 }
 
-/// What agents shall trust, as it is told and as it stands in the settings: bounded, what is read survives being written and read, and
-/// neither order nor doubles are another bundle.
+/// The agent's trust bundle, in responses and in the settings: bounded, it survives serialising and parsing, and
+/// neither order nor duplicates make another revision.
 pub fn trust_answer(data: &[u8]) {
-    let Ok(read) = TrustAnswer::parse(data) else { return };
-    assert!(data.len() <= MAX_ANSWER_BYTES && !read.trust_bundle.is_empty());
+    let Ok(read) = TrustResponse::parse(data) else { return };
+    assert!(data.len() <= MAX_RESPONSE_BYTES && !read.trust_bundle.is_empty());
     let written = serde_json::to_vec(&read).expect("an answer is JSON");
-    assert_eq!(TrustAnswer::parse(&written).ok().as_ref(), Some(&read), "nothing grows by being written");
+    assert_eq!(TrustResponse::parse(&written).ok().as_ref(), Some(&read), "nothing grows by being written");
     let Ok(roots) = tls::certificates(read.trust_bundle.as_bytes()) else { return };
     let pem: String = roots.iter().map(|root| to_pem(root)).collect();
     assert_eq!(tls::certificates(pem.as_bytes()).ok().as_ref(), Some(&roots));
@@ -120,20 +126,22 @@ pub fn trust_answer(data: &[u8]) {
     }
 }
 
-/// The agent's ConfigMap: a page of a list, then lines of a watch. What is refused changes nothing, the last good plan and settings
-/// stay, and what is wrong is told in few words.
+/// The agent's ConfigMap: a page of a list, then lines of a watch. A refused line changes nothing, the last good plan
+/// and settings stay, and the error text is short.
 pub fn agent_config(data: &[u8]) {
-    let mut config = ConfigReading::new("kyma-system");
+    let mut config = ConfigDecoder::new("kyma-system");
     let (mut listed, mut plan, mut settings) = (false, None, None);
     for line in data.split(|byte| *byte == b'\n') {
         let before = config.error();
-        let heard = if listed { config.line(line) } else { config.page(line) };
-        listed = if listed { heard != Heard::Relist } else { heard == Heard::Taken };
+        let outcome = if listed { config.line(line) } else { config.page(line) };
+        listed = if listed { outcome != Decoded::Relist } else { outcome == Decoded::Accepted };
         let (new_plan, new_settings, error) = (config.plan(), config.settings(), config.error());
         let kept = (new_plan == plan, new_settings == settings);
         match &error {
-            _ if heard != Heard::Taken => assert!(kept == (true, true) && error == before, "what is refused tells"),
-            Some(words) => assert!(words.len() <= WORDS && (kept.0 || kept.1), "{words}"),
+            _ if outcome != Decoded::Accepted => {
+                assert!(kept == (true, true) && error == before, "a refused line changed the state")
+            }
+            Some(text) => assert!(text.len() <= MAX_ERROR_BYTES && (kept.0 || kept.1), "{text}"),
             None => {}
         }
         assert!(new_plan.is_some() || plan.is_none(), "the last good plan stays");
@@ -150,22 +158,22 @@ pub fn agent_config(data: &[u8]) {
             assert_eq!(format!("https://{}", endpoint.authority()).parse().as_ref(), Ok(endpoint));
         }
         assert_eq!(settings.runtime.as_str().parse().as_ref(), Ok(&settings.runtime));
-        assert!(settings.bundle.len() <= BUNDLE);
+        assert!(settings.bundle.len() <= MAX_BUNDLE_BYTES);
         assert!(tls::certificates(&settings.bundle).is_ok_and(|roots| !roots.is_empty()));
     }
 }
 
-/// The documents of discovery, of a group and of its version: names are bounded, and how JSON is written is nothing to them.
+/// Discovery documents of a group and of its version: names are bounded, and the JSON's formatting does not matter.
 pub fn discovery(data: &[u8]) {
-    let preferred = reading::preferred_version(data);
-    let served = reading::served(data, "v1", "kymas");
+    let preferred = decode::preferred_version(data);
+    let served = decode::served(data, "v1", "kymas");
     if let Some(served) = &served {
         assert!(served.version == "v1" && served.kind.len() <= 253);
     }
-    // Doubled members are refused where they count; anywhere else the last one is as good as the first.
+    // Duplicate members are refused where they matter; anywhere else the last one wins.
     if let Ok(value) = serde_json::from_slice::<Value>(data).map(|value| value.to_string().into_bytes()) {
-        assert!(preferred.is_none() || reading::preferred_version(&value) == preferred);
-        assert!(served.is_none() || reading::served(&value, "v1", "kymas") == served);
+        assert!(preferred.is_none() || decode::preferred_version(&value) == preferred);
+        assert!(served.is_none() || decode::served(&value, "v1", "kymas") == served);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Where fuzzing begins: for each target, bytes that its parser takes.
+//! Seeds of the fuzz targets: inputs that the parsers accept.
 
 mod agent;
 
@@ -16,30 +16,31 @@ use tidewatch_shared::{
     tls::Identity,
 };
 
-/// Unix seconds of the signature that is known.
+/// Time of the known signature, in Unix seconds.
 pub(super) const NOW: i64 = 1_800_000_000;
-/// The body that it covers.
+/// Body that the known signature covers.
 pub(super) const BODY: &[u8] = b"[]";
-/// Stands wherever a seed has a credential.
+/// Placeholder for every credential in a seed.
 pub(super) const TOKEN: &str = "sesame-0123456789";
-/// Stands for the epoch that an agent has just drawn.
+/// Placeholder for the epoch that an agent has just drawn.
 pub(super) const EPOCH: &str = "00000000000000ee";
-/// The certificate of a runtime, its key, and whom an agent trusts; made once in each process, because no key stands in a repository.
-pub(super) struct Papers {
+/// Certificate and key of a runtime, and the agent's trust bundle; made once in each process, because the repository
+/// holds no keys.
+pub(super) struct RuntimeIdentity {
     pub(super) chain: String,
     pub(super) key: String,
     pub(super) roots: String,
 }
 
-pub(super) static PAPERS: LazyLock<Papers> = LazyLock::new(|| {
+pub(super) static IDENTITY: LazyLock<RuntimeIdentity> = LazyLock::new(|| {
     let year = Duration::from_secs(365 * 24 * 60 * 60);
     let ca = Ca::generate("fuzz", NOW, year).expect("a CA can be made");
     let (runtime, domain) = ("r-1".parse().expect("an id"), "kyma.local".parse().expect("a domain"));
     let PemIdentity { chain, key } = ca.make_runtime(&runtime, &domain, NOW, year).expect("a certificate can be made");
-    Papers { chain, key, roots: ca.trust_bundle().to_pem() }
+    RuntimeIdentity { chain, key, roots: ca.trust_bundle().to_pem() }
 });
 
-/// Signed fields, and whose they are.
+/// Signed header fields, and the certificate of the signer.
 pub(super) struct Signed {
     pub(super) leaf: Leaf,
     pub(super) headers: Headers,
@@ -51,10 +52,10 @@ fn pair() -> (CertificateDer<'static>, KeyPair) {
     (certificate.der().clone(), key)
 }
 
-/// Signs with the key that is known.
+/// Signs with the seeds' key.
 pub(super) fn signed() -> Signed {
     let Identity { chain, key } =
-        Identity::from_pem(PAPERS.chain.as_bytes(), PAPERS.key.as_bytes()).expect("these are a pair");
+        Identity::from_pem(IDENTITY.chain.as_bytes(), IDENTITY.key.as_bytes()).expect("these are a pair");
     let leaf = Leaf::read(&chain[0]).expect("this is a certificate");
     let signer = Signer::new(&key, leaf.fingerprint.clone()).expect("the key is P-256");
     let message =
@@ -64,7 +65,7 @@ pub(super) fn signed() -> Signed {
     Signed { leaf, headers }
 }
 
-/// The certificate as Envoy forwards it.
+/// The certificate in Envoy's forwarding format.
 pub(super) fn xfcc(certificate: &CertificateDer<'_>) -> String {
     let encoded: String = to_pem(certificate)
         .bytes()
@@ -73,7 +74,7 @@ pub(super) fn xfcc(certificate: &CertificateDer<'_>) -> String {
     format!("Hash=00;Cert=\"{encoded}\";Subject=\"CN=a\\\",b\";URI=spiffe://kyma.local/runtime/r-1")
 }
 
-/// Good inputs of a target; none of a name that is no target.
+/// Valid inputs of a target; none for an unknown name.
 ///
 /// # Panics
 /// When no key can be made.
@@ -90,7 +91,7 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
         }
         "xfcc" | "v2_forwarded" => {
             let certificate = pair().0;
-            vec![xfcc(&certificate), tidewatch_shared::v2::forward(&certificate)]
+            vec![xfcc(&certificate), tidewatch_shared::v2::forwarded_header(&certificate)]
         }
         "events" => vec![batch().to_string()],
         "heartbeat" => vec![heartbeat().to_string()],
@@ -109,7 +110,7 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
     texts.into_iter().map(String::into_bytes).collect()
 }
 
-/// What a token of the agent says. Its signature is none.
+/// A token of the agent without a valid signature.
 pub(super) fn token() -> String {
     use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
     let claims = json!({
@@ -122,7 +123,7 @@ pub(super) fn token() -> String {
     format!("{header}.{claims}.AAAA")
 }
 
-/// One key of each kind, under the name that the token has.
+/// One key of each kind, with the token's key id.
 fn token_keys() -> String {
     use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
     let number = |bytes: usize| URL_SAFE_NO_PAD.encode(vec![0xa5; bytes]);
@@ -173,7 +174,7 @@ fn plan() -> Value {
     ]})
 }
 
-/// One with a token and one with a certificate.
+/// One kubeconfig with a token and one with a certificate.
 fn kubeconfigs() -> [Value; 2] {
     use base64::{Engine as _, engine::general_purpose::STANDARD};
     let (certificate, key) = pair();
@@ -189,7 +190,7 @@ fn kubeconfigs() -> [Value; 2] {
     [config(json!({"token": TOKEN})), config(json!({"client-certificate-data": &ca, "client-key-data": &key}))]
 }
 
-/// The same in block style, as a person writes it.
+/// The same kubeconfig in YAML block style, as written by hand.
 fn yaml(config: &Value) -> String {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let cluster = &config["clusters"][0]["cluster"];

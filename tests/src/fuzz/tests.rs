@@ -1,4 +1,4 @@
-//! The short run: good inputs, changed a little at a time. `PROPTEST_CASES` makes it longer.
+//! Short fuzzing run: valid inputs with random mutations. `PROPTEST_CASES` makes it longer.
 
 use std::fs;
 
@@ -7,8 +7,8 @@ use proptest::{prelude::*, sample::Index};
 use super::*;
 use crate::paths;
 
-/// What parsers look for, so that a change has a chance to mean something.
-const WORDS: &[&str] = &[
+/// Dictionary of tokens with a meaning for the parsers.
+const DICTIONARY: &[&str] = &[
     "\"",
     "\\",
     "\\u0000",
@@ -100,7 +100,7 @@ impl Change {
             Self::Flip(..) => {}
             Self::Insert(at, word) => {
                 let place = place(at, bytes);
-                bytes.splice(place..place, word.get(WORDS).bytes());
+                bytes.splice(place..place, word.get(DICTIONARY).bytes());
             }
             Self::Remove(at, length) => {
                 let place = place(at, bytes);
@@ -167,12 +167,12 @@ fn enrolments() {
 }
 
 #[test]
-fn what_an_agent_is_answered() {
+fn receiver_responses() {
     ANSWERED.iter().for_each(|name| run(name));
 }
 
 #[test]
-fn what_an_agent_watches() {
+fn api_server_streams() {
     WATCHED.iter().for_each(|name| run(name));
 }
 
@@ -185,11 +185,11 @@ fn each_target_is_run() {
 }
 
 #[test]
-fn seeds_are_what_parsers_take() {
+fn parsers_accept_the_seeds() {
     let text = |name, number: usize| String::from_utf8(seeds(name)[number].clone()).unwrap();
     assert!(forwarded::parse_client_cert(&text("client_cert", 0)).is_ok());
     assert!(forwarded::parse_xfcc(&text("xfcc", 0)).is_ok());
-    assert!(v2::forwarded(text("v2_forwarded", 1).as_bytes()).is_ok());
+    assert!(v2::parse_forwarded(text("v2_forwarded", 1).as_bytes()).is_ok());
     assert_eq!(event::parse_batch(&seeds("events")[0]).unwrap().iter().filter(|received| received.is_ok()).count(), 2);
     assert!(Heartbeat::parse(&seeds("heartbeat")[0]).is_ok());
     assert!(seeds("v2_event").iter().all(|seed| v2::Event::parse(seed).is_ok()));
@@ -198,10 +198,10 @@ fn seeds_are_what_parsers_take() {
         assert!(RuntimeKubeconfig::parse(&seed).is_ok(), "{}", String::from_utf8_lossy(&seed));
     }
     assert!(Token::read(&text("token", 0), seeds::NOW).is_ok());
-    let keys = Keys::parse(&seeds("token_keys")[0]).unwrap();
+    let keys = KeySet::parse(&seeds("token_keys")[0]).unwrap();
     assert!(keys.has("k"), "a key that cannot be used is left out");
     let request = CertificateRequest::parse(&seeds("certificate_request")[0]).unwrap();
-    assert!(Request::from_pem(request.request.as_bytes()).is_ok());
+    assert!(SigningRequest::from_pem(request.request.as_bytes()).is_ok());
     assert!(seeds("agent_kubeconfig").iter().all(|seed| tidewatch_agent::is_kubeconfig(seed)));
 }
 

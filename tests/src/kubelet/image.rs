@@ -1,30 +1,30 @@
-//! What an image reference stands for on the test bed.
+//! Meaning of an image reference on the test bed.
 
-/// A tag of images that no registry has.
+/// Tag of images that no registry has.
 const MISSING_TAG: &str = "does-not-exist";
-/// Tags of images of ours that are broken, and what runs in place of the program.
+/// Tags of broken product images, and the shell script that runs in place of the program.
 const BROKEN_TAGS: [(&str, &str); 2] =
     [("exits", "echo 'error: this version is broken' >&2; exit 1"), ("hangs", "exec sleep 86400")];
 
-/// A program of the product, and what its image is known to listen on when no flag says otherwise.
+/// A program of the product, and the default listeners of its image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Own {
+pub(super) struct ProductImage {
     /// Name of the binary, and last segment of the image's repository.
     pub(super) binary: &'static str,
-    /// Environment variable of each listener and its port by default. A pod has a network of its own, in which no other pod has
-    /// these ports; here the kubelet gives each a free port instead.
+    /// Environment variable of each listener and its default port. A real pod has a network of its own, in which these
+    /// ports are free; here the kubelet assigns a free port to each instead.
     pub(super) listeners: &'static [(&'static str, u16)],
-    /// The shell's script that is run in its place, whatever its arguments.
+    /// Shell script that runs in its place, whatever its arguments.
     pub(super) broken: Option<&'static str>,
 }
 
-const OWN: [Own; 2] = [
-    Own {
+const PRODUCT_IMAGES: [ProductImage; 2] = [
+    ProductImage {
         binary: "tidewatch-agent",
         listeners: &[("TIDEWATCH_METRICS_ADDRESS", 2112), ("TIDEWATCH_ADMIN_ADDRESS", 2113)],
         broken: None,
     },
-    Own {
+    ProductImage {
         binary: "tidewatch-receiver",
         listeners: &[("TIDEWATCH_METRICS_ADDRESS", 8080), ("TIDEWATCH_ADMIN_ADDRESS", 8085)],
         broken: None,
@@ -34,16 +34,16 @@ const OWN: [Own; 2] = [
 /// See the module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Image {
-    /// One of ours: the local binary is started.
-    Own(Own),
-    /// No registry has it.
+    /// An image of the product: the local binary is started.
+    Product(ProductImage),
+    /// An image that no registry has.
     Missing,
-    /// Somebody else's: the pod is pretended to run.
+    /// Any other image: its pod is only reported as running.
     Foreign,
 }
 
 impl Image {
-    /// Reads a reference: `[host[:port]/]path[:tag][@digest]`.
+    /// Parses a reference: `[host[:port]/]path[:tag][@digest]`.
     pub(super) fn of(reference: &str) -> Self {
         let name = reference.split_once('@').map_or(reference, |(name, _)| name);
         let last = name.rsplit_once('/').map_or(name, |(_, last)| last);
@@ -52,8 +52,8 @@ impl Image {
             return Self::Missing;
         }
         let broken = BROKEN_TAGS.iter().find(|(broken, _)| *broken == tag).map(|(_, script)| *script);
-        let own = OWN.into_iter().find(|own| own.binary == last);
-        own.map_or(Self::Foreign, |own| Self::Own(Own { broken, ..own }))
+        let own = PRODUCT_IMAGES.into_iter().find(|own| own.binary == last);
+        own.map_or(Self::Foreign, |own| Self::Product(ProductImage { broken, ..own }))
     }
 }
 
@@ -63,13 +63,13 @@ mod tests {
 
     fn binary(reference: &str) -> Option<&'static str> {
         match Image::of(reference) {
-            Image::Own(own) => Some(own.binary),
+            Image::Product(own) => Some(own.binary),
             Image::Missing | Image::Foreign => None,
         }
     }
 
     #[test]
-    fn the_last_segment_of_the_repository_tells() {
+    fn last_repository_segment_selects_the_program() {
         for ours in [
             "tidewatch-agent",
             "example.test/tidewatch-agent:dev",
@@ -84,7 +84,7 @@ mod tests {
         }
         assert_eq!(Image::of("example.test/tidewatch-agent:does-not-exist"), Image::Missing);
         assert_eq!(Image::of("nginx:does-not-exist"), Image::Missing);
-        let is_broken = |reference| matches!(Image::of(reference), Image::Own(own) if own.broken.is_some());
+        let is_broken = |reference| matches!(Image::of(reference), Image::Product(own) if own.broken.is_some());
         assert!(is_broken("example.test/tidewatch-agent:exits") && !is_broken("example.test/tidewatch-agent:dev"));
         assert_eq!(Image::of("nginx:exits"), Image::Foreign);
     }

@@ -1,5 +1,6 @@
-//! Volumes as files. A change is seen whole or not at all, as from a real kubelet: the files stand in a folder of their own, a link
-//! `..data` leads there and is exchanged by one rename, and each name in the volume is a link through `..data`.
+//! Volumes as files. Readers see a change whole or not at all, as from a real kubelet: the files are in a folder of
+//! their own, a link `..data` points to it and is replaced by one rename, and each name in the volume is a link through
+//! `..data`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,24 +20,24 @@ pub(super) struct Content {
     pub(super) mode: u32,
 }
 
-/// The files of a volume by path, relative and without `..`; see [`safe`].
+/// The files of a volume by path, relative and without `..`; see [`is_safe`].
 pub(super) type Files = BTreeMap<String, Content>;
 
-/// Whether a path may stand in a volume.
-pub(super) fn safe(path: &str) -> bool {
+/// Returns true if a path stays within its volume.
+pub(super) fn is_safe(path: &str) -> bool {
     let plain = |segment: &str| !segment.is_empty() && segment != "." && !segment.starts_with("..");
     !path.is_empty() && path.split('/').all(plain)
 }
 
 /// A volume in a folder of its own, which need not exist.
 #[derive(Debug)]
-pub(super) struct Laid {
+pub(super) struct VolumeDir {
     folder: PathBuf,
     files: Option<Files>,
     number: u64,
 }
 
-impl Laid {
+impl VolumeDir {
     pub(super) const fn new(folder: PathBuf) -> Self {
         Self { folder, files: None, number: 0 }
     }
@@ -45,20 +46,20 @@ impl Laid {
         &self.folder
     }
 
-    /// An empty folder that is the container's.
+    /// Makes an empty folder for the container's own use.
     pub(super) fn empty(&self) -> io::Result<()> {
         fs::create_dir_all(&self.folder)
     }
 
-    /// Makes the volume hold these files and no others; whether that was a change.
+    /// Makes the volume contain exactly these files; false if it did already.
     pub(super) fn put(&mut self, files: &Files) -> io::Result<bool> {
         if self.files.as_ref() == Some(files) {
             return Ok(false);
         }
         fs::create_dir_all(&self.folder)?;
         self.number += 1;
-        let stand = format!("..{}", self.number);
-        let written = self.folder.join(&stand);
+        let version = format!("..{}", self.number);
+        let written = self.folder.join(&version);
         for (path, content) in files {
             let path = written.join(path);
             fs::create_dir_all(path.parent().unwrap_or(&written))?;
@@ -67,7 +68,7 @@ impl Laid {
         }
         fs::create_dir_all(&written)?;
         let before = fs::read_link(self.folder.join(DATA)).ok();
-        symlink(&stand, self.folder.join(DATA_NEXT))?;
+        symlink(&version, self.folder.join(DATA_NEXT))?;
         fs::rename(self.folder.join(DATA_NEXT), self.folder.join(DATA))?;
         self.link(files)?;
         if let Some(before) = before {
@@ -77,7 +78,7 @@ impl Laid {
         Ok(true)
     }
 
-    /// One link for each first segment; those of what is gone are taken away.
+    /// Makes one link for each first segment, and removes the links of former files.
     fn link(&self, files: &Files) -> io::Result<()> {
         let names: BTreeSet<_> = files.keys().filter_map(|path| path.split('/').next()).collect();
         for entry in fs::read_dir(&self.folder)? {
@@ -106,30 +107,30 @@ mod tests {
     }
 
     #[test]
-    fn files_are_exchanged_as_one() {
-        let dir = tempfile::tempdir().expect("a folder");
-        let mut laid = Laid::new(dir.path().join("volume"));
-        assert!(laid.put(&files(&[("tls.crt", "one"), ("tls.key", "one"), ("deep/er", "x")])).expect("written"));
-        assert!(!laid.put(&files(&[("tls.crt", "one"), ("tls.key", "one"), ("deep/er", "x")])).expect("the same"));
-        let read = |name: &str| fs::read_to_string(laid.folder().join(name)).ok();
+    fn files_are_replaced_atomically() {
+        let root = tempfile::tempdir().expect("a folder");
+        let mut dir = VolumeDir::new(root.path().join("volume"));
+        assert!(dir.put(&files(&[("tls.crt", "one"), ("tls.key", "one"), ("deep/er", "x")])).expect("written"));
+        assert!(!dir.put(&files(&[("tls.crt", "one"), ("tls.key", "one"), ("deep/er", "x")])).expect("the same"));
+        let read = |name: &str| fs::read_to_string(dir.folder().join(name)).ok();
         assert_eq!((read("tls.crt").as_deref(), read("deep/er").as_deref()), (Some("one"), Some("x")));
-        let mode = fs::metadata(laid.folder().join("tls.key")).expect("there").permissions().mode();
+        let mode = fs::metadata(dir.folder().join("tls.key")).expect("there").permissions().mode();
         assert_eq!(mode & 0o777, 0o400);
-        // A reader that holds the folder sees the old files until the one rename.
-        let old = fs::canonicalize(laid.folder().join(DATA)).expect("a link");
-        assert!(laid.put(&files(&[("tls.crt", "two"), ("ca.crt", "two")])).expect("written"));
-        let read = |name: &str| fs::read_to_string(laid.folder().join(name)).ok();
+        // A reader that holds the old folder sees the old files until the rename.
+        let old = fs::canonicalize(dir.folder().join(DATA)).expect("a link");
+        assert!(dir.put(&files(&[("tls.crt", "two"), ("ca.crt", "two")])).expect("written"));
+        let read = |name: &str| fs::read_to_string(dir.folder().join(name)).ok();
         assert_eq!((read("tls.crt").as_deref(), read("ca.crt").as_deref()), (Some("two"), Some("two")));
         assert_eq!((read("tls.key"), read("deep/er"), old.exists()), (None, None, false));
-        assert!(laid.put(&Files::new()).expect("emptied"));
-        assert_eq!(fs::read_dir(laid.folder()).expect("there").count(), 2, "the link and what it leads to");
+        assert!(dir.put(&Files::new()).expect("emptied"));
+        assert_eq!(fs::read_dir(dir.folder()).expect("there").count(), 2, "the link and its target");
     }
 
     #[test]
-    fn no_path_leaves_its_volume() {
-        assert!(safe("a") && safe("a/b.c"));
+    fn paths_cannot_leave_their_volume() {
+        assert!(is_safe("a") && is_safe("a/b.c"));
         for bad in ["", "/a", "a/", "..", "../a", "a/../b", "..data", "./a"] {
-            assert!(!safe(bad), "{bad}");
+            assert!(!is_safe(bad), "{bad}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Whether NetworkPolicies leave a pod any way out, as far as one process without a network of its own can be held to them.
+//! Egress isolation by NetworkPolicies, as far as it applies to a process without a network of its own.
 
 use std::collections::BTreeMap;
 
@@ -7,12 +7,12 @@ use k8s_openapi::{
     apimachinery::pkg::{apis::meta::v1::LabelSelector, util::intstr::IntOrString},
 };
 
-/// The ports that the API server of a cluster is reached at, as policies name it; on the test bed it has a free port.
+/// Ports of a cluster's API server in policies; on the test bed it has a free port instead.
 const API_SERVER: [i32; 2] = [443, 6443];
 
-/// Whether a pod with these labels is isolated for egress, and no policy that selects it lets it reach the API server, or one of the
-/// other ports. Peers (`to`) are not looked at: any rule with the port allows it.
-pub(super) fn silenced(labels: &BTreeMap<String, String>, policies: &[NetworkPolicy], others: &[u16]) -> bool {
+/// Returns true if a pod with these labels is isolated for egress, and no policy that selects it allows the API server
+/// or one of the other ports. Peers (`to`) are ignored: any rule with the port allows it.
+pub(super) fn isolated(labels: &BTreeMap<String, String>, policies: &[NetworkPolicy], others: &[u16]) -> bool {
     let specs = policies.iter().filter_map(|policy| policy.spec.as_ref());
     let selecting: Vec<_> = specs
         .filter(|spec| spec.policy_types.iter().flatten().any(|kind| kind == "Egress"))
@@ -34,7 +34,7 @@ fn covers(rule: &NetworkPolicyPort, port: i32) -> bool {
         (None, _) => true,
         (Some(IntOrString::Int(from)), Some(to)) => (*from..=to).contains(&port),
         (Some(IntOrString::Int(only)), None) => *only == port,
-        // The name of a port of the other side, which is not a pod here.
+        // A named port of the other side, which is not a pod here.
         (Some(IntOrString::String(_)), _) => false,
     }
 }
@@ -61,28 +61,28 @@ mod tests {
 
     use super::*;
 
-    fn silent(policies: Value) -> bool {
+    fn isolated_by(policies: Value) -> bool {
         let policies: Vec<NetworkPolicy> = from_value(policies).expect("policies");
-        silenced(&[("app".to_owned(), "skr-webhook".to_owned())].into(), &policies, &[8443])
+        isolated(&[("app".to_owned(), "skr-webhook".to_owned())].into(), &policies, &[8443])
     }
 
     #[test]
-    fn a_denial_silences_until_both_ways_are_allowed() {
+    fn denial_isolates_until_both_ports_are_allowed() {
         let selector = json!({"matchLabels": {"app": "skr-webhook"}});
         let deny = json!({"spec": {"podSelector": selector, "policyTypes": ["Ingress", "Egress"]}});
         let to = |ports: Value| json!({"spec": {"podSelector": selector, "policyTypes": ["Egress"], "egress": [{"ports": ports}]}});
-        assert!(!silent(json!([])));
-        assert!(silent(json!([deny])));
-        assert!(silent(json!([deny, to(json!([{"port": 443}]))])));
-        assert!(silent(json!([deny, to(json!([{"port": 8443}]))])));
-        assert!(silent(json!([deny, to(json!([{"port": 443}, {"port": 8443, "protocol": "UDP"}]))])));
-        assert!(!silent(json!([deny, to(json!([{"port": 6443}, {"port": 8000, "endPort": 9000}]))])));
-        assert!(!silent(json!([deny, to(json!([]))])));
+        assert!(!isolated_by(json!([])));
+        assert!(isolated_by(json!([deny])));
+        assert!(isolated_by(json!([deny, to(json!([{"port": 443}]))])));
+        assert!(isolated_by(json!([deny, to(json!([{"port": 8443}]))])));
+        assert!(isolated_by(json!([deny, to(json!([{"port": 443}, {"port": 8443, "protocol": "UDP"}]))])));
+        assert!(!isolated_by(json!([deny, to(json!([{"port": 6443}, {"port": 8000, "endPort": 9000}]))])));
+        assert!(!isolated_by(json!([deny, to(json!([]))])));
         let others = json!({"spec": {"podSelector": {"matchLabels": {"app": "other"}}, "policyTypes": ["Egress"]}});
-        assert!(!silent(json!([others])));
+        assert!(!isolated_by(json!([others])));
         let everyone = json!({"spec": {"podSelector": {}, "policyTypes": ["Egress"]}});
-        assert!(silent(json!([everyone])));
+        assert!(isolated_by(json!([everyone])));
         let ingress = json!({"spec": {"podSelector": {}, "policyTypes": ["Ingress"]}});
-        assert!(!silent(json!([ingress])));
+        assert!(!isolated_by(json!([ingress])));
     }
 }

@@ -1,4 +1,4 @@
-//! Probes of a container: `httpGet` on the port that stands for the container's.
+//! Probes of a container: `httpGet` on the port assigned to the container's port.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -11,43 +11,44 @@ use k8s_openapi::{
 };
 use tokio::time::Instant;
 
-use super::{rewrite::Ports, unready::Unready};
+use super::{rewrite::Ports, start_error::StartError};
 use crate::http;
 
-/// Nobody is probed less often: what waits for readiness does not take long then.
+/// Longest period of a readiness probe, so that waits for readiness are short.
 const LONGEST_PERIOD: Duration = Duration::from_secs(1);
 
-/// One probe over the life of one process.
+/// One probe over the lifetime of one process.
 #[derive(Debug)]
 pub(super) struct Prober {
     address: SocketAddr,
     path: String,
     period: Duration,
     timeout: Duration,
-    to_fail: i32,
-    to_succeed: i32,
+    failure_threshold: i32,
+    success_threshold: i32,
     next: Instant,
-    in_a_row: i32,
+    consecutive: i32,
     last: Option<bool>,
-    verdict: Option<bool>,
+    result: Option<bool>,
 }
 
 impl Prober {
-    /// Reads a probe; `quick` shortens its period to a second. Not at all before the delay that it asks for.
+    /// Reads a probe; `quick` shortens its period to a second. The first probe comes after its initial delay.
     ///
     /// # Errors
-    /// [`Unready::Unknown`] for other probes than `httpGet` over plain HTTP.
+    /// [`StartError::Unsupported`] for other probes than `httpGet` over plain HTTP.
     pub(super) fn new(
         probe: &Probe,
         container: &Container,
         ports: &mut Ports,
-        quick: bool,
+        is_readiness: bool,
         now: Instant,
-    ) -> Result<Self, Unready> {
+    ) -> Result<Self, StartError> {
         let get = probe.http_get.as_ref().filter(|get| get.scheme.as_deref() != Some("HTTPS") && get.host.is_none());
-        let get = get.ok_or_else(|| Unready::Unknown("a probe that is no httpGet over plain HTTP".to_owned()))?;
+        let get =
+            get.ok_or_else(|| StartError::Unsupported("a probe that is no httpGet over plain HTTP".to_owned()))?;
         let port = number(&get.port, container)?;
-        let port = ports.of(port).map_err(|error| Unready::Host("find a free port", error))?;
+        let port = ports.of(port).map_err(|error| StartError::Host("find a free port", error))?;
         let seconds = |wanted: Option<i32>, default: u64| {
             let wanted = wanted.and_then(|wanted| u64::try_from(wanted).ok()).filter(|wanted| *wanted > 0);
             Duration::from_secs(wanted.unwrap_or(default))
@@ -56,40 +57,40 @@ impl Prober {
         Ok(Self {
             address: (Ipv4Addr::LOCALHOST, port).into(),
             path: get.path.clone().unwrap_or_else(|| "/".to_owned()),
-            period: if quick { period.min(LONGEST_PERIOD) } else { period },
+            period: if is_readiness { period.min(LONGEST_PERIOD) } else { period },
             timeout: seconds(probe.timeout_seconds, 1),
-            to_fail: probe.failure_threshold.unwrap_or(3),
-            to_succeed: probe.success_threshold.unwrap_or(1),
+            failure_threshold: probe.failure_threshold.unwrap_or(3),
+            success_threshold: probe.success_threshold.unwrap_or(1),
             next: now + seconds(probe.initial_delay_seconds, 0),
-            in_a_row: 0,
+            consecutive: 0,
             last: None,
-            verdict: None,
+            result: None,
         })
     }
 
-    /// Probes if it is time to; what is known after that, if anything.
-    pub(super) async fn look(&mut self) -> Option<bool> {
+    /// Probes if it is due; returns the result by the thresholds, `None` before the first.
+    pub(super) async fn poll(&mut self) -> Option<bool> {
         if self.next <= Instant::now() {
             let answer = http::get(self.address, &self.path, self.timeout).await;
-            // A redirect counts as success for real kubelets too.
+            // A redirect counts as success in real kubelets too.
             let good = answer.is_ok_and(|(status, _)| status.is_success() || status.is_redirection());
             self.next = Instant::now() + self.period;
-            self.note(good);
+            self.record(good);
         }
-        self.verdict
+        self.result
     }
 
-    fn note(&mut self, good: bool) {
-        self.in_a_row = if self.last == Some(good) { self.in_a_row.saturating_add(1) } else { 1 };
+    fn record(&mut self, good: bool) {
+        self.consecutive = if self.last == Some(good) { self.consecutive.saturating_add(1) } else { 1 };
         self.last = Some(good);
-        if self.in_a_row >= if good { self.to_succeed } else { self.to_fail } {
-            self.verdict = Some(good);
+        if self.consecutive >= if good { self.success_threshold } else { self.failure_threshold } {
+            self.result = Some(good);
         }
     }
 }
 
-/// The number of a port that a probe names.
-fn number(port: &IntOrString, container: &Container) -> Result<u16, Unready> {
+/// Number of the port that a probe names.
+fn number(port: &IntOrString, container: &Container) -> Result<u16, StartError> {
     let number = match port {
         IntOrString::Int(number) => Some(*number),
         IntOrString::String(name) => {
@@ -98,7 +99,7 @@ fn number(port: &IntOrString, container: &Container) -> Result<u16, Unready> {
         }
     };
     let number = number.and_then(|number| u16::try_from(number).ok());
-    number.ok_or_else(|| Unready::Unknown(format!("the port {port:?} of a probe")))
+    number.ok_or_else(|| StartError::Unsupported(format!("the port {port:?} of a probe")))
 }
 
 #[cfg(test)]
@@ -111,20 +112,20 @@ mod tests {
         from_value(json!({"name": "server", "ports": [{"name": "metrics", "containerPort": 2112}]})).expect("one")
     }
 
-    fn prober(probe: serde_json::Value) -> Result<Prober, Unready> {
+    fn prober(probe: serde_json::Value) -> Result<Prober, StartError> {
         let probe = from_value(probe).expect("a probe");
         Prober::new(&probe, &container(), &mut Ports::default(), true, Instant::now())
     }
 
     #[tokio::test]
-    async fn thresholds_count_in_a_row() {
+    async fn thresholds_count_consecutive_results() {
         let mut prober = prober(json!({"httpGet": {"path": "/readyz", "port": "metrics"}, "failureThreshold": 2,
             "successThreshold": 1, "periodSeconds": 5, "initialDelaySeconds": 60}))
         .expect("known");
-        assert_eq!((prober.look().await, prober.period), (None, Duration::from_secs(1)));
+        assert_eq!((prober.poll().await, prober.period), (None, Duration::from_secs(1)));
         let mut after = |good| {
-            prober.note(good);
-            prober.verdict
+            prober.record(good);
+            prober.result
         };
         let seen = [false, true, false, true, false, false, true].map(&mut after);
         assert_eq!(
@@ -135,13 +136,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn other_probes_are_refused_and_not_passed_over() {
+    async fn unsupported_probes_are_refused() {
         for bad in [
             json!({"exec": {"command": ["true"]}}),
             json!({"httpGet": {"port": "other"}}),
             json!({"httpGet": {"port": 2112, "scheme": "HTTPS"}}),
         ] {
-            assert!(matches!(prober(bad.clone()), Err(Unready::Unknown(_))), "{bad}");
+            assert!(matches!(prober(bad.clone()), Err(StartError::Unsupported(_))), "{bad}");
         }
     }
 }

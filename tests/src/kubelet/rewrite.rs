@@ -1,49 +1,50 @@
-//! What is done to the texts of a container (arguments, values of its environment) because it has no file system and no network of its
-//! own here: paths below a mount lead to where the volume was laid out, and ports that it listens on are free ones of loopback.
+//! Rewrites the texts of a container (arguments, values of its environment), because it has no file system and no
+//! network of its own here: paths below a mount become paths of the volume's folder, and ports on which it listens
+//! become free ports on loopback.
 
 use std::{collections::BTreeMap, fmt::Write as _, io, path::PathBuf};
 
 use crate::ports;
 
-/// Which free port of loopback stands for which port of the container.
+/// Free port on loopback for each port of the container.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Ports {
-    given: BTreeMap<u16, u16>,
+    assigned: BTreeMap<u16, u16>,
 }
 
 impl Ports {
-    /// The free port for a port of the container; the same one each time.
+    /// The free port for a port of the container; stable across calls.
     pub(super) fn of(&mut self, port: u16) -> io::Result<u16> {
-        if let Some(given) = self.given.get(&port) {
-            return Ok(*given);
+        if let Some(assigned) = self.assigned.get(&port) {
+            return Ok(*assigned);
         }
         let free = ports::free()?;
-        self.given.insert(port, free);
+        self.assigned.insert(port, free);
         Ok(free)
     }
 
-    /// All that were given out, by port of the container.
-    pub(super) const fn given(&self) -> &BTreeMap<u16, u16> {
-        &self.given
+    /// All assigned ports, by port of the container.
+    pub(super) const fn assigned(&self) -> &BTreeMap<u16, u16> {
+        &self.assigned
     }
 }
 
-/// Mounts by path, and what counts as listening.
+/// Mounts and listening ports of a container.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Rewrite {
     /// Mount path and folder.
     pub(super) mounts: Vec<(String, PathBuf)>,
-    /// Ports that the program is known to listen on, on its pod's loopback too.
+    /// Ports on which the program listens, also on its pod's loopback.
     pub(super) known: Vec<u16>,
 }
 
 impl Rewrite {
-    /// The text as the process gets it.
+    /// The rewritten text.
     pub(super) fn text(&self, text: &str, ports: &mut Ports) -> io::Result<String> {
         let mut out = String::with_capacity(text.len());
         let mut rest = text;
         while let Some(next) = rest.chars().next() {
-            // Only at the beginning of a path or an address.
+            // Matches only at the beginning of a path or an address.
             let begins = !out.ends_with(|c: char| c.is_alphanumeric() || matches!(c, '/' | '.' | '-' | '_'));
             if let Some((folder, length)) = begins.then(|| self.mount(rest)).flatten() {
                 out.push_str(&folder.to_string_lossy());
@@ -59,7 +60,7 @@ impl Rewrite {
         Ok(out)
     }
 
-    /// The longest mount that the text begins with, as a whole path or a folder of it.
+    /// The longest mount with which the text begins, as a whole path or a folder of it.
     fn mount(&self, text: &str) -> Option<(&PathBuf, usize)> {
         let whole = |rest: &str| !rest.starts_with(|c: char| c.is_alphanumeric() || matches!(c, '.' | '-' | '_'));
         let fits = |path: &str| text.strip_prefix(path).is_some_and(whole);
@@ -68,7 +69,7 @@ impl Rewrite {
         fitting.max_by_key(|(path, _)| path.len()).map(|(path, folder)| (folder, path.len()))
     }
 
-    /// An address to listen on: every address of the pod with any port, or its loopback with a known one.
+    /// A listening address: every address of the pod with any port, or its loopback with a known one.
     fn listens(&self, text: &str) -> Option<(u16, usize)> {
         let after = |host: &str| {
             let rest = text.strip_prefix(host)?;
@@ -76,12 +77,13 @@ impl Rewrite {
             Some((rest[..digits].parse().ok()?, host.len() + digits))
         };
         let known = |&(port, _): &(u16, usize)| self.known.contains(&port);
-        let everywhere = after("0.0.0.0:").or_else(|| after("[::]:"));
-        everywhere.or_else(|| after("127.0.0.1:").or_else(|| after("[::1]:")).filter(known))
+        let wildcard = after("0.0.0.0:").or_else(|| after("[::]:"));
+        wildcard.or_else(|| after("127.0.0.1:").or_else(|| after("[::1]:")).filter(known))
     }
 }
 
-/// Replaces `$(NAME)` by the value of a variable, as Kubernetes does; `$$(NAME)` stays `$(NAME)`, and so does an unknown name.
+/// Replaces `$(NAME)` by the value of a variable, as Kubernetes does; `$$(NAME)` becomes `$(NAME)`, and unknown names
+/// stay.
 pub(super) fn expand(text: &str, variables: &[(String, String)]) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -94,7 +96,7 @@ pub(super) fn expand(text: &str, variables: &[(String, String)]) -> String {
             continue;
         }
         let reference = rest.strip_prefix('(').and_then(|inner| inner.split_once(')'));
-        // The last one of a name counts.
+        // The last variable of a name wins.
         let known = reference.and_then(|(name, after)| {
             variables.iter().rev().find(|(known, _)| known == name).map(|(_, value)| (value, after))
         });
@@ -138,17 +140,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_listened_on_gets_a_free_port_and_what_is_called_does_not() {
+    fn listening_addresses_get_free_ports_and_client_addresses_stay() {
         let mut ports = Ports::default();
-        let (rewrite, given) = (rewrite(), ports.of(2112).expect("a port"));
+        let (rewrite, assigned) = (rewrite(), ports.of(2112).expect("a port"));
         let mut text = |text: &str| rewrite.text(text, &mut ports).expect("ports");
-        assert_eq!(text("--metrics-address=0.0.0.0:2112"), format!("--metrics-address=127.0.0.1:{given}"));
-        assert_eq!(text("[::]:2112"), format!("127.0.0.1:{given}"));
+        assert_eq!(text("--metrics-address=0.0.0.0:2112"), format!("--metrics-address=127.0.0.1:{assigned}"));
+        assert_eq!(text("[::]:2112"), format!("127.0.0.1:{assigned}"));
         assert_ne!(text("127.0.0.1:2113"), "127.0.0.1:2113");
-        for called in ["127.0.0.1:9999", "https://127.0.0.1:2112", "10.0.0.0:2112", "0.0.0.0:x", "0.0.0.0:99999"] {
-            assert_eq!(text(called), called);
+        for client_address in
+            ["127.0.0.1:9999", "https://127.0.0.1:2112", "10.0.0.0:2112", "0.0.0.0:x", "0.0.0.0:99999"]
+        {
+            assert_eq!(text(client_address), client_address);
         }
-        assert_eq!(ports.given().keys().copied().collect::<Vec<_>>(), [2112, 2113]);
+        assert_eq!(ports.assigned().keys().copied().collect::<Vec<_>>(), [2112, 2113]);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! One pod from its binding to its end.
+//! Runs one pod from its binding to its end.
 
 use std::{
     collections::BTreeMap,
@@ -29,33 +29,33 @@ use tokio::{
 };
 
 use super::{
-    NODE, Played, Shared, Told,
-    container::{self, Maker},
-    given::{Given, Needs, PATIENCE, Tokens},
-    image::{Image, Own},
-    layout::Laid,
+    NODE, PodCommand, PodState, Shared,
+    container::{self, ProcessSpecBuilder},
+    image::{Image, ProductImage},
+    layout::VolumeDir,
     policy,
     probe::Prober,
     rewrite::{Ports, Rewrite},
-    status::{Conditions, Doing, Ended, Past, containers, status},
-    unready::Unready,
-    volumes::{self, Filled},
+    sources::{REQUEST_TIMEOUT, SourceRefs, Sources, Tokens},
+    start_error::StartError,
+    status::{Conditions, ContainerState, RestartHistory, Termination, containers, status},
+    volumes::{self, VolumeContent},
 };
 use crate::process::{Process, Program, Signal};
 
-/// How often a running pod is looked at.
+/// Poll interval of a running pod.
 const TICK: Duration = Duration::from_millis(50);
-/// How often its volumes are compared with what they are filled from. Real kubelets need up to a minute.
+/// Interval at which its volumes are compared with their sources. Real kubelets need up to a minute.
 const SYNC: Duration = Duration::from_secs(1);
-/// The pause after something was missing or refused.
+/// Pause after a missing object or a refused request.
 const RETRY: Duration = Duration::from_millis(300);
-/// The first pause before a container that ended a second time is started again; it doubles up to [`BACKOFF_CAP`]. Real kubelets
-/// begin with ten seconds.
+/// First back-off before a container that ended a second time is restarted; it doubles up to [`BACKOFF_CAP`]. Real
+/// kubelets begin with ten seconds.
 const BACKOFF: Duration = Duration::from_secs(1);
 const BACKOFF_CAP: Duration = Duration::from_secs(8);
-/// A run of this length is no crash loop.
+/// Length of a run that resets the back-off.
 const LONG_RUN: Duration = Duration::from_secs(30);
-/// The end of a process whose liveness probe fails, where the pod says nothing.
+/// Grace period after a failed liveness probe, if the pod sets none.
 const DEFAULT_GRACE: Duration = Duration::from_secs(30);
 
 pub(super) struct Runner {
@@ -63,16 +63,16 @@ pub(super) struct Runner {
     uid: String,
     pod: Arc<Pod>,
     api: Api<Pod>,
-    told: watch::Receiver<Told>,
+    commands: watch::Receiver<PodCommand>,
     folder: PathBuf,
     log: PathBuf,
-    volumes: BTreeMap<String, Laid>,
+    volumes: BTreeMap<String, VolumeDir>,
     tokens: Tokens,
     ports: Ports,
-    past: Past,
+    past: RestartHistory,
     conditions: Conditions,
     written: Option<Value>,
-    silenced: bool,
+    isolated: bool,
 }
 
 /// One run of the container.
@@ -84,7 +84,7 @@ struct Run {
 }
 
 impl Runner {
-    pub(super) fn new(shared: Arc<Shared>, uid: String, pod: Arc<Pod>, told: watch::Receiver<Told>) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, uid: String, pod: Arc<Pod>, commands: watch::Receiver<PodCommand>) -> Self {
         let api = Api::namespaced(shared.client.clone(), &pod.namespace().unwrap_or_default());
         let (folder, log) = (shared.dir.join(&uid), shared.dir.join(format!("{}.log", pod.name_any())));
         Self {
@@ -92,51 +92,53 @@ impl Runner {
             uid,
             pod,
             api,
-            told,
+            commands,
             folder,
             log,
             volumes: BTreeMap::new(),
             tokens: Tokens::default(),
             ports: Ports::default(),
-            past: Past::default(),
+            past: RestartHistory::default(),
             conditions: Conditions::default(),
             written: None,
-            silenced: false,
+            isolated: false,
         }
     }
 
-    /// Until the pod is gone.
+    /// Runs until the pod is gone.
     pub(super) async fn run(mut self) {
-        let mut told = self.told.clone();
+        let mut commands = self.commands.clone();
         tokio::select! {
-            _ = told.wait_for(|told| !matches!(told, Told::Wanted(_))) => {}
-            never = self.live() => match never {},
+            _ = commands.wait_for(|command| !matches!(command, PodCommand::Run(_))) => {}
+            never = self.run_pod() => match never {},
         }
         self.end().await;
         self.shared.table().pods.remove(&self.uid);
-        // What cannot be removed goes with the test bed.
+        // Files that cannot be removed go with the test bed.
         let _ = fs::remove_dir_all(&self.folder);
     }
 
-    async fn live(&mut self) -> Infallible {
+    async fn run_pod(&mut self) -> Infallible {
         self.bind().await;
         let image = containers(&self.pod).next().and_then(|container| container.image.clone()).unwrap_or_default();
-        let own = match Image::of(&image) {
-            Image::Own(own) => own,
-            Image::Foreign => return self.stay(Doing::Runs { since: Timestamp::now(), ready: true }).await,
+        let product = match Image::of(&image) {
+            Image::Product(product) => product,
+            Image::Foreign => {
+                return self.report_forever(ContainerState::Running { since: Timestamp::now(), ready: true }).await;
+            }
             Image::Missing => {
                 let message = format!("Back-off pulling image \"{image}\": not found");
-                return self.stay(Doing::Waits { reason: "ImagePullBackOff", message }).await;
+                return self.report_forever(ContainerState::Waiting { reason: "ImagePullBackOff", message }).await;
             }
         };
-        let played = Played {
+        let state = PodState {
             namespace: self.pod.namespace().unwrap_or_default(),
             name: self.pod.name_any(),
-            binary: own.binary,
+            binary: product.binary,
             process: None,
             restarts: 0,
             ready: false,
-            silenced: false,
+            isolated: false,
             ports: BTreeMap::new(),
             volumes: BTreeMap::new(),
             log: self.log.clone(),
@@ -144,10 +146,10 @@ impl Runner {
         {
             let mut table = self.shared.table();
             if !table.closed {
-                table.pods.insert(self.uid.clone(), played);
+                table.pods.insert(self.uid.clone(), state);
             }
         }
-        self.serve(own).await
+        self.restart_loop(product).await
     }
 
     async fn bind(&self) {
@@ -162,36 +164,36 @@ impl Runner {
         });
         let params = PostParams::default();
         loop {
-            let asked = self.api.create_subresource::<_, Value>("binding", &name, &params, &binding);
-            match timeout(PATIENCE, asked).await {
+            let request = self.api.create_subresource::<_, Value>("binding", &name, &params, &binding);
+            match timeout(REQUEST_TIMEOUT, request).await {
                 Ok(Ok(_)) => return,
-                // Bound already: its answer was lost.
+                // Bound already: the response was lost.
                 Ok(Err(kube::Error::Api(status))) if status.is_conflict() => return,
-                // Gone: the watch will say so.
+                // If the pod is gone, the watch reports it.
                 Ok(Err(_)) | Err(_) => sleep(RETRY).await,
             }
         }
     }
 
-    /// Says one thing for ever.
-    async fn stay(&mut self, doing: Doing) -> Infallible {
+    /// Reports the same container state for ever.
+    async fn report_forever(&mut self, state: ContainerState) -> Infallible {
         loop {
-            self.say(&doing).await;
+            self.write_status(&state).await;
             sleep(RETRY).await;
         }
     }
 
-    /// Starts the program again and again.
-    async fn serve(&mut self, own: Own) -> Infallible {
+    /// Starts the program, and restarts it with back-off.
+    async fn restart_loop(&mut self, product: ProductImage) -> Infallible {
         let mut pause = Duration::ZERO;
         loop {
-            let mut run = self.begin(own).await;
+            let mut run = self.start_run(product).await;
             let began = Instant::now();
-            let ended = self.attend(&mut run).await;
+            let ended = self.supervise(&mut run).await;
             let restarts = self.past.restarts + 1;
-            self.past = Past { restarts, last: Some(ended) };
-            self.shared.note(&self.uid, |pod| {
-                (pod.process, pod.ready, pod.silenced, pod.restarts) = (None, false, false, restarts);
+            self.past = RestartHistory { restarts, last: Some(ended) };
+            self.shared.update(&self.uid, |pod| {
+                (pod.process, pod.ready, pod.isolated, pod.restarts) = (None, false, false, restarts);
             });
             if began.elapsed() >= LONG_RUN {
                 pause = Duration::ZERO;
@@ -200,7 +202,11 @@ impl Runner {
                 let message = format!("back-off {pause:?} restarting failed container of pod {}", self.pod.name_any());
                 let until = Instant::now() + pause;
                 while Instant::now() < until {
-                    self.say(&Doing::Waits { reason: "CrashLoopBackOff", message: message.clone() }).await;
+                    self.write_status(&ContainerState::Waiting {
+                        reason: "CrashLoopBackOff",
+                        message: message.clone(),
+                    })
+                    .await;
                     sleep(TICK).await;
                 }
             }
@@ -208,87 +214,89 @@ impl Runner {
         }
     }
 
-    /// Starts the program as soon as everything is there.
-    async fn begin(&mut self, own: Own) -> Run {
+    /// Starts the program as soon as all its sources exist.
+    async fn start_run(&mut self, product: ProductImage) -> Run {
         loop {
-            match self.try_begin(own).await {
+            match self.try_start(product).await {
                 Ok(run) => return run,
-                Err(unready) => {
-                    let doing = Doing::Waits { reason: unready.reason(), message: unready.to_string() };
-                    self.say(&doing).await;
+                Err(error) => {
+                    let state = ContainerState::Waiting { reason: error.reason(), message: error.to_string() };
+                    self.write_status(&state).await;
                     sleep(RETRY).await;
                 }
             }
         }
     }
 
-    async fn try_begin(&mut self, own: Own) -> Result<Run, Unready> {
-        self.hear();
+    async fn try_start(&mut self, product: ProductImage) -> Result<Run, StartError> {
+        self.refresh_pod();
         let pod = self.pod.clone();
         let container = only_container(&pod)?;
-        let given = self.fill(Some(container)).await?;
+        let sources = self.fill(Some(container)).await?;
         let mounts = container.volume_mounts.iter().flatten().map(|mount| {
             let plain = mount.sub_path.is_none() && mount.sub_path_expr.is_none();
-            let laid = self.volumes.get(&mount.name).filter(|_| plain);
-            let laid = laid.ok_or_else(|| Unready::Unknown(format!("the mount {}", mount.mount_path)))?;
-            Ok((mount.mount_path.clone(), laid.folder().to_path_buf()))
+            let dir = self.volumes.get(&mount.name).filter(|_| plain);
+            let dir = dir.ok_or_else(|| StartError::Unsupported(format!("the mount {}", mount.mount_path)))?;
+            Ok((mount.mount_path.clone(), dir.folder().to_path_buf()))
         });
-        let mounts = mounts.collect::<Result<_, Unready>>()?;
-        let known = own.listeners.iter().map(|(_, port)| *port).collect();
+        let mounts = mounts.collect::<Result<_, StartError>>()?;
+        let known = product.listeners.iter().map(|(_, port)| *port).collect();
         let (rewrite, api) = (Rewrite { mounts, known }, self.shared.api);
-        let maker = Maker { pod: &pod, container, own, given: &given, rewrite: &rewrite, api };
-        let start = maker.make(&mut self.ports)?;
+        let builder =
+            ProcessSpecBuilder { pod: &pod, container, image: product, sources: &sources, rewrite: &rewrite, api };
+        let start = builder.build(&mut self.ports)?;
         let now = Instant::now();
         let ports = &mut self.ports;
-        let mut probe = |probe: Option<&k8s_openapi::api::core::v1::Probe>, quick| {
-            probe.map(|probe| Prober::new(probe, container, ports, quick, now)).transpose()
+        let mut probe = |probe: Option<&k8s_openapi::api::core::v1::Probe>, is_readiness| {
+            probe.map(|probe| Prober::new(probe, container, ports, is_readiness, now)).transpose()
         };
         let readiness = probe(container.readiness_probe.as_ref(), true)?;
         let liveness = probe(container.liveness_probe.as_ref(), false)?;
-        let binary = self.shared.binaries.get(own.binary).map_err(|error| Unready::Unknown(error.to_string()))?;
-        let host = |doing| move |error: std::io::Error| Unready::Host(doing, error);
+        let binary =
+            self.shared.binaries.get(product.binary).map_err(|error| StartError::Unsupported(error.to_string()))?;
+        let host = |operation| move |error: std::io::Error| StartError::Host(operation, error);
         fs::create_dir_all(&self.folder).map_err(host("make the pod's folder"))?;
-        let program = match own.broken {
+        let program = match product.broken {
             Some(script) => Program::new(pod.name_any(), "/bin/sh", &self.log).args(["-c", script]),
             None => Program::new(pod.name_any(), binary, &self.log).args(start.args),
         };
         let mut program = program.dir(&self.folder).fresh();
         program.env.extend(start.env.into_iter().map(|(name, value)| (name.into(), value.into())));
-        let given_ports = self.ports.given().clone();
-        self.shared.note(&self.uid, |played| played.ports = given_ports);
+        let given_ports = self.ports.assigned().clone();
+        self.shared.update(&self.uid, |state| state.ports = given_ports);
         let since = Timestamp::now();
         let launched = self.shared.launch(&self.uid, program);
-        let launched = launched.map_err(|error| Unready::Unknown(format!("how to start it: {error}")))?;
-        let process = launched.ok_or_else(|| Unready::Unknown("an end of its own".to_owned()))?;
+        let launched = launched.map_err(|error| StartError::Unsupported(format!("its program: {error}")))?;
+        let process = launched.ok_or_else(|| StartError::Unsupported("a start after the kubelet's end".to_owned()))?;
         Ok(Run { process, since, readiness, liveness })
     }
 
-    /// Makes the volumes hold what they should; with a container, also what its variables need is read.
-    async fn fill(&mut self, container: Option<&Container>) -> Result<Given, Unready> {
-        let (pod, mut needs) = (self.pod.clone(), Needs::default());
+    /// Updates the volumes from their sources; with a container, reads the sources of its variables too.
+    async fn fill(&mut self, container: Option<&Container>) -> Result<Sources, StartError> {
+        let (pod, mut needs) = (self.pod.clone(), SourceRefs::default());
         let all = || pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
         all().for_each(|volume| volumes::needs(volume, &mut needs));
         container.into_iter().for_each(|container| container::needs(container, &mut needs));
         let round = self.shared.round.load(Ordering::Relaxed);
-        let given = needs.read(&self.shared.client, &pod, &mut self.tokens, round).await?;
+        let sources = needs.read(&self.shared.client, &pod, &mut self.tokens, round).await?;
         let mut folders = BTreeMap::new();
         for volume in all() {
-            let filled = volumes::fill(volume, &pod, &given)?;
+            let filled = volumes::fill(volume, &pod, &sources)?;
             let folder = self.folder.join("volumes").join(&volume.name);
-            let laid = self.volumes.entry(volume.name.clone()).or_insert_with(|| Laid::new(folder));
+            let dir = self.volumes.entry(volume.name.clone()).or_insert_with(|| VolumeDir::new(folder));
             let put = match &filled {
-                Filled::Empty => laid.empty(),
-                Filled::Files(files) => laid.put(files).map(drop),
+                VolumeContent::Empty => dir.empty(),
+                VolumeContent::Files(files) => dir.put(files).map(drop),
             };
-            put.map_err(|error| Unready::Host("lay out a volume", error))?;
-            folders.insert(volume.name.clone(), laid.folder().to_path_buf());
+            put.map_err(|error| StartError::Host("lay out a volume", error))?;
+            folders.insert(volume.name.clone(), dir.folder().to_path_buf());
         }
-        self.shared.note(&self.uid, |played| played.volumes = folders);
-        Ok(given)
+        self.shared.update(&self.uid, |state| state.volumes = folders);
+        Ok(sources)
     }
 
-    /// Until the process has ended.
-    async fn attend(&mut self, run: &mut Run) -> Ended {
+    /// Supervises the process until it has ended.
+    async fn supervise(&mut self, run: &mut Run) -> Termination {
         let mut ready = run.readiness.is_none();
         let mut sync = Instant::now() + SYNC;
         loop {
@@ -297,12 +305,12 @@ impl Runner {
                 Ok(Some(status)) => return self.ended(run, Some(status)),
                 Err(_) => return self.ended(run, None),
             }
-            if !self.silenced {
+            if !self.isolated {
                 if let Some(prober) = &mut run.readiness {
-                    ready = prober.look().await.unwrap_or(false);
+                    ready = prober.poll().await.unwrap_or(false);
                 }
                 if let Some(prober) = &mut run.liveness
-                    && prober.look().await == Some(false)
+                    && prober.poll().await == Some(false)
                 {
                     let grace = self.pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds);
                     let grace = grace.and_then(|grace| u64::try_from(grace).ok()).map(Duration::from_secs);
@@ -311,83 +319,84 @@ impl Runner {
                 }
             }
             if Instant::now() >= sync {
-                self.hear();
-                // What is gone meanwhile stays as it was, as with a real kubelet; it is tried again.
+                self.refresh_pod();
+                // If a source is gone meanwhile, the volume keeps its content, as in a real kubelet, and the next sync
+                // retries.
                 let _ = self.fill(None).await;
                 self.enforce(&run.process).await;
                 sync = Instant::now() + SYNC;
             }
-            self.say(&Doing::Runs { since: run.since, ready: ready && !self.silenced }).await;
+            self.write_status(&ContainerState::Running { since: run.since, ready: ready && !self.isolated }).await;
             sleep(TICK).await;
         }
     }
 
-    /// Freezes the process while NetworkPolicies leave it no way out, if that is asked for.
+    /// Freezes the process while NetworkPolicies deny its egress, if they are enforced.
     async fn enforce(&mut self, process: &Process) {
         let Some(ports) = &self.shared.policies else { return };
         let policies =
             Api::<NetworkPolicy>::namespaced(self.shared.client.clone(), &self.pod.namespace().unwrap_or_default());
-        let Ok(Ok(policies)) = timeout(PATIENCE, policies.list(&ListParams::default())).await else { return };
-        let silenced = policy::silenced(self.pod.labels(), &policies.items, ports);
-        if silenced != self.silenced {
-            let signal = if silenced { Signal::Stop } else { Signal::Cont };
-            // One that is gone is seen at the next look.
+        let Ok(Ok(policies)) = timeout(REQUEST_TIMEOUT, policies.list(&ListParams::default())).await else { return };
+        let isolated = policy::isolated(self.pod.labels(), &policies.items, ports);
+        if isolated != self.isolated {
+            let signal = if isolated { Signal::Stop } else { Signal::Cont };
+            // The next poll detects a process that is gone.
             let _ = process.signal(signal);
-            self.silenced = silenced;
-            self.shared.note(&self.uid, |pod| pod.silenced = silenced);
+            self.isolated = isolated;
+            self.shared.update(&self.uid, |pod| pod.isolated = isolated);
         }
     }
 
-    fn ended(&mut self, run: &Run, status: Option<ExitStatus>) -> Ended {
-        self.silenced = false;
+    fn ended(&mut self, run: &Run, status: Option<ExitStatus>) -> Termination {
+        self.isolated = false;
         let signal = status.and_then(|status| status.signal());
         let code = status.and_then(|status| status.code()).unwrap_or(128 + signal.unwrap_or_default());
         let container = containers(&self.pod).next();
         let policy = container.and_then(|container| container.termination_message_policy.as_deref());
-        let told = policy == Some("FallbackToLogsOnError") && code != 0;
-        let message = if told { run.process.tail().lines.join("\n") } else { String::new() };
-        Ended { code, signal, message, from: run.since, until: Timestamp::now() }
+        let from_log = policy == Some("FallbackToLogsOnError") && code != 0;
+        let message = if from_log { run.process.tail().lines.join("\n") } else { String::new() };
+        Termination { code, signal, message, from: run.since, until: Timestamp::now() }
     }
 
-    /// Takes note of changes of the pod: labels and annotations may.
-    fn hear(&mut self) {
-        if let Told::Wanted(pod) = &*self.told.borrow_and_update() {
+    /// Takes over changes of the pod: its labels and annotations may change.
+    fn refresh_pod(&mut self) {
+        if let PodCommand::Run(pod) = &*self.commands.borrow_and_update() {
             self.pod = pod.clone();
         }
     }
 
-    /// Writes the status if it changed. What fails is tried again with the next look.
-    async fn say(&mut self, doing: &Doing) {
-        let status = status(&self.pod, doing, &self.past, &mut self.conditions, Timestamp::now());
+    /// Writes the status if it changed. The next poll retries a failed write.
+    async fn write_status(&mut self, state: &ContainerState) {
+        let status = status(&self.pod, state, &self.past, &mut self.conditions, Timestamp::now());
         if self.written.as_ref() == Some(&status) {
             return;
         }
-        let (ready, restarts) = (matches!(doing, Doing::Runs { ready: true, .. }), self.past.restarts);
-        self.shared.note(&self.uid, |pod| (pod.ready, pod.restarts) = (ready, restarts));
+        let (ready, restarts) = (matches!(state, ContainerState::Running { ready: true, .. }), self.past.restarts);
+        self.shared.update(&self.uid, |pod| (pod.ready, pod.restarts) = (ready, restarts));
         let (name, patch) = (self.pod.name_any(), Patch::Merge(&status));
         let params = PatchParams::default();
-        let written = timeout(PATIENCE, self.api.patch_status(&name, &params, &patch)).await;
+        let written = timeout(REQUEST_TIMEOUT, self.api.patch_status(&name, &params, &patch)).await;
         if matches!(written, Ok(Ok(_))) {
             self.written = Some(status);
         }
     }
 
-    /// The end that was asked for: the process, then the object.
+    /// Ends the pod: the process, then the object.
     async fn end(&mut self) {
         let process = self.shared.table().pods.get(&self.uid).and_then(|pod| pod.process.clone());
         if let Some(process) = process {
-            if self.silenced {
+            if self.isolated {
                 let _ = process.signal(Signal::Cont);
             }
-            let mut told = self.told.clone();
-            let grace = match *told.borrow() {
-                Told::Ending(grace) => Some(grace),
-                Told::Wanted(_) | Told::Gone => None,
+            let mut commands = self.commands.clone();
+            let grace = match *commands.borrow() {
+                PodCommand::Stop(grace) => Some(grace),
+                PodCommand::Run(_) | PodCommand::Deleted => None,
             };
             if let Some(grace) = grace {
                 tokio::select! {
                     () = stop(&process, Duration::from_secs(grace)) => {}
-                    _ = told.wait_for(|told| matches!(told, Told::Gone)) => {}
+                    _ = commands.wait_for(|command| matches!(command, PodCommand::Deleted)) => {}
                 }
             }
             process.kill();
@@ -397,10 +406,10 @@ impl Runner {
             preconditions: Some(Preconditions { uid: Some(self.uid.clone()), resource_version: None }),
             ..DeleteParams::default()
         };
-        while !matches!(*self.told.borrow(), Told::Gone) {
-            match timeout(PATIENCE, self.api.delete(&self.pod.name_any(), &now)).await {
+        while !matches!(*self.commands.borrow(), PodCommand::Deleted) {
+            match timeout(REQUEST_TIMEOUT, self.api.delete(&self.pod.name_any(), &now)).await {
                 Ok(Ok(_)) => return,
-                // Gone, or another one of that name.
+                // Gone, or another pod of that name.
                 Ok(Err(kube::Error::Api(status))) if status.is_not_found() || status.is_conflict() => return,
                 Ok(Err(_)) | Err(_) => sleep(RETRY).await,
             }
@@ -408,18 +417,18 @@ impl Runner {
     }
 }
 
-/// SIGTERM, then SIGKILL when the time is over.
+/// Sends SIGTERM, then SIGKILL after the grace period.
 async fn stop(process: &Process, grace: Duration) {
-    // One that is gone needs no signal.
+    // A process that is gone needs no signal.
     let _ = process.signal(Signal::Term);
     if process.ended(grace).await.is_err() {
         process.kill();
     }
 }
 
-/// The one container, of a pod in which there is nothing that is not played.
-fn only_container(pod: &Pod) -> Result<&Container, Unready> {
-    let unknown = |what: &str| Err(Unready::Unknown(what.to_owned()));
+/// The one container of a pod without unsupported features.
+fn only_container(pod: &Pod) -> Result<&Container, StartError> {
+    let unknown = |feature: &str| Err(StartError::Unsupported(feature.to_owned()));
     let spec = pod.spec.as_ref();
     let mut all = containers(pod);
     let (Some(container), None) = (all.next(), all.next()) else { return unknown("pods of several containers") };

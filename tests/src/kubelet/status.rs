@@ -1,4 +1,4 @@
-//! What the status of a pod says.
+//! The status of a pod.
 
 use std::collections::BTreeMap;
 
@@ -9,27 +9,27 @@ use k8s_openapi::{
 };
 use serde_json::{Value, json};
 
-/// What the one container of a pod does.
+/// State of the one container of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Doing {
-    /// It does not run, for a reason.
-    Waits { reason: &'static str, message: String },
-    /// It runs.
-    Runs { since: Timestamp, ready: bool },
+pub(super) enum ContainerState {
+    /// Not running, with the reason.
+    Waiting { reason: &'static str, message: String },
+    /// Running.
+    Running { since: Timestamp, ready: bool },
 }
 
-/// How a run of a container ended.
+/// End of one run of a container.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Ended {
+pub(super) struct Termination {
     pub(super) code: i32,
     pub(super) signal: Option<i32>,
-    /// The last lines of its log, where the pod asks for them.
+    /// The last lines of its log, if the pod requests them.
     pub(super) message: String,
     pub(super) from: Timestamp,
     pub(super) until: Timestamp,
 }
 
-/// Since when each condition is as it is.
+/// Value and last transition of each condition.
 #[derive(Debug, Default)]
 pub(super) struct Conditions(BTreeMap<&'static str, (bool, Timestamp)>);
 
@@ -52,23 +52,31 @@ impl Conditions {
 
 /// Restarts and the last end of the one container.
 #[derive(Debug, Default, Clone)]
-pub(super) struct Past {
+pub(super) struct RestartHistory {
     pub(super) restarts: i32,
-    pub(super) last: Option<Ended>,
+    pub(super) last: Option<Termination>,
 }
 
 /// The status of a pod with one container.
-pub(super) fn status(pod: &Pod, doing: &Doing, past: &Past, conditions: &mut Conditions, now: Timestamp) -> Value {
-    let (state, ready, phase) = match doing {
-        Doing::Waits { reason, message } => {
+pub(super) fn status(
+    pod: &Pod,
+    state_of_container: &ContainerState,
+    past: &RestartHistory,
+    conditions: &mut Conditions,
+    now: Timestamp,
+) -> Value {
+    let (state, ready, phase) = match state_of_container {
+        ContainerState::Waiting { reason, message } => {
             let message = if message.is_empty() { Value::Null } else { json!(message) };
-            // Once it ran, a pod that restarts its container is no longer pending.
+            // After the first run, a pod that restarts its container is no longer pending.
             let phase = if past.last.is_some() { "Running" } else { "Pending" };
             (json!({"waiting": {"reason": reason, "message": message}}), false, phase)
         }
-        Doing::Runs { since, ready } => (json!({"running": {"startedAt": Time(*since)}}), *ready, "Running"),
+        ContainerState::Running { since, ready } => {
+            (json!({"running": {"startedAt": Time(*since)}}), *ready, "Running")
+        }
     };
-    let runs = matches!(doing, Doing::Runs { .. });
+    let runs = matches!(state_of_container, ContainerState::Running { .. });
     let statuses: Vec<_> = containers(pod)
         .map(|container| {
             json!({
@@ -86,7 +94,7 @@ pub(super) fn status(pod: &Pod, doing: &Doing, past: &Past, conditions: &mut Con
     }})
 }
 
-fn terminated(ended: &Ended) -> Value {
+fn terminated(ended: &Termination) -> Value {
     let reason = if ended.code == 0 { "Completed" } else { "Error" };
     json!({
         "exitCode": ended.code, "signal": ended.signal, "reason": reason, "message": ended.message,
@@ -113,10 +121,10 @@ mod tests {
     #[test]
     fn a_condition_keeps_its_time_until_it_changes() {
         let at = |second| Timestamp::from_second(second).expect("a time");
-        let (pod, past, mut conditions) = (pod(), Past::default(), Conditions::default());
+        let (pod, past, mut conditions) = (pod(), RestartHistory::default(), Conditions::default());
         let mut ready = |ready, second| {
-            let doing = Doing::Runs { since: at(1), ready };
-            let status = status(&pod, &doing, &past, &mut conditions, at(second));
+            let state_of_container = ContainerState::Running { since: at(1), ready };
+            let status = status(&pod, &state_of_container, &past, &mut conditions, at(second));
             let conditions = status["status"]["conditions"].as_array().expect("a list").clone();
             let of = |kind: &str| {
                 let condition = conditions.iter().find(|condition| condition["type"] == kind).expect("there");
@@ -135,9 +143,9 @@ mod tests {
     #[test]
     fn a_pod_that_crashes_is_running_and_not_ready() {
         let at = Timestamp::UNIX_EPOCH;
-        let ended = Ended { code: 137, signal: Some(9), message: String::new(), from: at, until: at };
-        let past = Past { restarts: 2, last: Some(ended) };
-        let waits = Doing::Waits { reason: "CrashLoopBackOff", message: "back-off".to_owned() };
+        let ended = Termination { code: 137, signal: Some(9), message: String::new(), from: at, until: at };
+        let past = RestartHistory { restarts: 2, last: Some(ended) };
+        let waits = ContainerState::Waiting { reason: "CrashLoopBackOff", message: "back-off".to_owned() };
         let status = status(&pod(), &waits, &past, &mut Conditions::default(), at);
         let container = &status["status"]["containerStatuses"][0];
         assert_eq!((&status["status"]["phase"], &container["ready"]), (&json!("Running"), &json!(false)));

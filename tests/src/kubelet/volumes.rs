@@ -1,4 +1,4 @@
-//! The files of a pod's volumes, from what the API server gave.
+//! The files of a pod's volumes, from their sources.
 
 use std::collections::BTreeMap;
 
@@ -9,27 +9,27 @@ use k8s_openapi::{
 use kube::ResourceExt as _;
 
 use super::{
-    given::{Given, Needs, TokenNeed},
-    layout::{Content, Files, safe},
-    unready::Unready,
+    layout::{Content, Files, is_safe},
+    sources::{SourceRefs, Sources, TokenNeed},
+    start_error::StartError,
 };
 
-/// Permissions of files whose volume says nothing.
+/// Permissions of files, if the volume sets none.
 const DEFAULT_MODE: i32 = 0o644;
-/// Life of a token whose volume says nothing, in seconds.
+/// Lifetime of a token in seconds, if the volume sets none.
 const DEFAULT_TOKEN_SECONDS: i64 = 3_600;
 
-/// What a volume is.
+/// Content of a volume.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Filled {
+pub(super) enum VolumeContent {
     /// The container's own, empty at first.
     Empty,
     /// Kept equal to its sources.
     Files(Files),
 }
 
-/// Adds the objects that a volume is filled from.
-pub(super) fn needs(volume: &Volume, needs: &mut Needs) {
+/// Adds the objects that are sources of a volume.
+pub(super) fn needs(volume: &Volume, needs: &mut SourceRefs) {
     if let Some(map) = &volume.config_map {
         needs.maps.insert(map.name.clone());
     }
@@ -48,41 +48,41 @@ fn token_need(token: &k8s_openapi::api::core::v1::ServiceAccountTokenProjection)
     (audience, token.expiration_seconds.unwrap_or(DEFAULT_TOKEN_SECONDS))
 }
 
-/// What stands in a volume.
+/// Content of a volume by its sources.
 ///
 /// # Errors
-/// [`Unready`]: something is missing, or the kind of volume is not known here.
-pub(super) fn fill(volume: &Volume, pod: &Pod, given: &Given) -> Result<Filled, Unready> {
-    let mut filler = Filler { given, pod, mode: DEFAULT_MODE, files: Files::new() };
+/// [`StartError`]: a source is missing, or the kind of volume is not supported.
+pub(super) fn fill(volume: &Volume, pod: &Pod, sources: &Sources) -> Result<VolumeContent, StartError> {
+    let mut builder = VolumeBuilder { sources, pod, mode: DEFAULT_MODE, files: Files::new() };
     if volume.empty_dir.is_some() {
-        return Ok(Filled::Empty);
+        return Ok(VolumeContent::Empty);
     } else if let Some(map) = &volume.config_map {
-        filler.mode = map.default_mode.unwrap_or(DEFAULT_MODE);
-        filler.map(&map.name, map.items.as_deref(), map.optional)?;
+        builder.mode = map.default_mode.unwrap_or(DEFAULT_MODE);
+        builder.map(&map.name, map.items.as_deref(), map.optional)?;
     } else if let Some(secret) = &volume.secret {
-        filler.mode = secret.default_mode.unwrap_or(DEFAULT_MODE);
-        filler.secret(secret.secret_name.as_deref().unwrap_or_default(), secret.items.as_deref(), secret.optional)?;
+        builder.mode = secret.default_mode.unwrap_or(DEFAULT_MODE);
+        builder.secret(secret.secret_name.as_deref().unwrap_or_default(), secret.items.as_deref(), secret.optional)?;
     } else if let Some(downward) = &volume.downward_api {
-        filler.mode = downward.default_mode.unwrap_or(DEFAULT_MODE);
-        filler.downward(downward.items.as_deref())?;
+        builder.mode = downward.default_mode.unwrap_or(DEFAULT_MODE);
+        builder.downward(downward.items.as_deref())?;
     } else if let Some(projected) = &volume.projected {
-        filler.mode = projected.default_mode.unwrap_or(DEFAULT_MODE);
-        projected.sources.iter().flatten().try_for_each(|source| filler.source(source))?;
+        builder.mode = projected.default_mode.unwrap_or(DEFAULT_MODE);
+        projected.sources.iter().flatten().try_for_each(|source| builder.source(source))?;
     } else {
-        return Err(Unready::Unknown(format!("the kind of volume {:?}", volume.name)));
+        return Err(StartError::Unsupported(format!("the kind of volume {:?}", volume.name)));
     }
-    Ok(Filled::Files(filler.files))
+    Ok(VolumeContent::Files(builder.files))
 }
 
-struct Filler<'a> {
-    given: &'a Given,
+struct VolumeBuilder<'a> {
+    sources: &'a Sources,
     pod: &'a Pod,
     mode: i32,
     files: Files,
 }
 
-impl Filler<'_> {
-    fn source(&mut self, source: &VolumeProjection) -> Result<(), Unready> {
+impl VolumeBuilder<'_> {
+    fn source(&mut self, source: &VolumeProjection) -> Result<(), StartError> {
         if let Some(map) = &source.config_map {
             self.map(&map.name, map.items.as_deref(), map.optional)
         } else if let Some(secret) = &source.secret {
@@ -90,21 +90,21 @@ impl Filler<'_> {
         } else if let Some(downward) = &source.downward_api {
             self.downward(downward.items.as_deref())
         } else if let Some(token) = &source.service_account_token {
-            let found = self.given.tokens.get(&token_need(token));
-            let token_text = found.ok_or_else(|| Unready::NotFound("token", token.path.clone()))?;
+            let found = self.sources.tokens.get(&token_need(token));
+            let token_text = found.ok_or_else(|| StartError::NotFound("token", token.path.clone()))?;
             self.put(&token.path, token_text.as_bytes().to_vec(), None)
         } else {
-            Err(Unready::Unknown("a source of a projected volume".to_owned()))
+            Err(StartError::Unsupported("a source of a projected volume".to_owned()))
         }
     }
 
-    fn map(&mut self, name: &str, items: Option<&[KeyToPath]>, optional: Option<bool>) -> Result<(), Unready> {
-        let found = self.given.maps.get(name).and_then(Option::as_ref).map(map_data);
+    fn map(&mut self, name: &str, items: Option<&[KeyToPath]>, optional: Option<bool>) -> Result<(), StartError> {
+        let found = self.sources.maps.get(name).and_then(Option::as_ref).map(map_data);
         self.keys("configmap", name, found, items, optional)
     }
 
-    fn secret(&mut self, name: &str, items: Option<&[KeyToPath]>, optional: Option<bool>) -> Result<(), Unready> {
-        let found = self.given.secrets.get(name).and_then(Option::as_ref).map(secret_data);
+    fn secret(&mut self, name: &str, items: Option<&[KeyToPath]>, optional: Option<bool>) -> Result<(), StartError> {
+        let found = self.sources.secrets.get(name).and_then(Option::as_ref).map(secret_data);
         self.keys("secret", name, found, items, optional)
     }
 
@@ -115,9 +115,9 @@ impl Filler<'_> {
         found: Option<BTreeMap<String, Vec<u8>>>,
         items: Option<&[KeyToPath]>,
         optional: Option<bool>,
-    ) -> Result<(), Unready> {
+    ) -> Result<(), StartError> {
         let Some(mut data) = found else {
-            let missing = || Unready::NotFound(kind, name.to_owned());
+            let missing = || StartError::NotFound(kind, name.to_owned());
             return if optional == Some(true) { Ok(()) } else { Err(missing()) };
         };
         let Some(items) = items else {
@@ -127,24 +127,24 @@ impl Filler<'_> {
             match data.remove(&item.key) {
                 Some(bytes) => self.put(&item.path, bytes, item.mode)?,
                 None if optional == Some(true) => {}
-                None => return Err(Unready::NoKey(kind, name.to_owned(), item.key.clone())),
+                None => return Err(StartError::NoKey(kind, name.to_owned(), item.key.clone())),
             }
         }
         Ok(())
     }
 
-    fn downward(&mut self, items: Option<&[DownwardAPIVolumeFile]>) -> Result<(), Unready> {
+    fn downward(&mut self, items: Option<&[DownwardAPIVolumeFile]>) -> Result<(), StartError> {
         for item in items.unwrap_or_default() {
             let reference = item.field_ref.as_ref();
-            let path = reference.ok_or_else(|| Unready::Unknown(format!("the source of {:?}", item.path)))?;
+            let path = reference.ok_or_else(|| StartError::Unsupported(format!("the source of {:?}", item.path)))?;
             self.put(&item.path, field(self.pod, &path.field_path)?.into_bytes(), item.mode)?;
         }
         Ok(())
     }
 
-    fn put(&mut self, path: &str, bytes: Vec<u8>, mode: Option<i32>) -> Result<(), Unready> {
-        if !safe(path) {
-            return Err(Unready::Path(path.to_owned()));
+    fn put(&mut self, path: &str, bytes: Vec<u8>, mode: Option<i32>) -> Result<(), StartError> {
+        if !is_safe(path) {
+            return Err(StartError::Path(path.to_owned()));
         }
         let mode = u32::try_from(mode.unwrap_or(self.mode)).unwrap_or(0o600) & 0o777;
         self.files.insert(path.to_owned(), Content { bytes, mode });
@@ -167,11 +167,11 @@ fn binary(data: Option<&BTreeMap<String, ByteString>>) -> impl Iterator<Item = (
     data.into_iter().flatten().map(|(key, bytes)| (key.clone(), bytes.0.clone()))
 }
 
-/// The value of a pod's field, as `fieldRef` names it.
+/// Value of a pod's field, as in `fieldRef`.
 ///
 /// # Errors
-/// [`Unready::Unknown`].
-pub(super) fn field(pod: &Pod, path: &str) -> Result<String, Unready> {
+/// [`StartError::Unsupported`].
+pub(super) fn field(pod: &Pod, path: &str) -> Result<String, StartError> {
     let spec = pod.spec.as_ref();
     let inner = |of: &str| path.strip_prefix(of)?.strip_prefix("['")?.strip_suffix("']");
     let of = |map: &BTreeMap<String, String>, key: &str| map.get(key).cloned().unwrap_or_default();
@@ -190,7 +190,7 @@ pub(super) fn field(pod: &Pod, path: &str) -> Result<String, Unready> {
         _ => match (inner("metadata.labels"), inner("metadata.annotations")) {
             (Some(key), _) => of(pod.labels(), key),
             (_, Some(key)) => of(pod.annotations(), key),
-            (None, None) => return Err(Unready::Unknown(format!("the field {path}"))),
+            (None, None) => return Err(StartError::Unsupported(format!("the field {path}"))),
         },
     })
 }
@@ -206,10 +206,10 @@ mod tests {
         from_value(json!({"metadata": {"name": "p", "namespace": "n", "uid": "u", "labels": labels}})).expect("a pod")
     }
 
-    fn given() -> Given {
+    fn sources() -> Sources {
         let map = from_value(json!({"data": {"ca.crt": "roots", "other": "x"}})).expect("a map");
         let secret = from_value(json!({"data": {"key": "c2VjcmV0"}})).expect("a secret");
-        Given {
+        Sources {
             maps: [("map".to_owned(), Some(map)), ("gone".to_owned(), None)].into(),
             secrets: [("secret".to_owned(), Some(secret)), ("gone".to_owned(), None)].into(),
             tokens: [((Some("tidewatch".to_owned()), 600), "token".to_owned())].into(),
@@ -218,9 +218,9 @@ mod tests {
 
     fn filled(volume: Value) -> Result<Vec<(String, String, u32)>, String> {
         let volume = from_value(volume).expect("a volume");
-        match fill(&volume, &pod(), &given()).map_err(|error| error.to_string())? {
-            Filled::Empty => Ok(Vec::new()),
-            Filled::Files(files) => Ok(files
+        match fill(&volume, &pod(), &sources()).map_err(|error| error.to_string())? {
+            VolumeContent::Empty => Ok(Vec::new()),
+            VolumeContent::Files(files) => Ok(files
                 .into_iter()
                 .map(|(path, content)| (path, String::from_utf8(content.bytes).expect("text"), content.mode))
                 .collect()),
@@ -239,7 +239,7 @@ mod tests {
                 {"path": "tier", "fieldRef": {"fieldPath": "metadata.labels['tier']"}},
             ]}},
         ]}});
-        let mut needed = Needs::default();
+        let mut needed = SourceRefs::default();
         needs(&from_value(volume.clone()).expect("a volume"), &mut needed);
         assert_eq!(needed.maps, ["map".to_owned(), "gone".to_owned()].into());
         assert_eq!(needed.tokens, [(Some("tidewatch".to_owned()), 600)].into());
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_or_not_known_is_said() {
+    fn missing_and_unsupported_sources_are_reported() {
         let secret = |name: &str| json!({"name": "v", "secret": {"secretName": name}});
         assert_eq!(filled(secret("secret")), Ok(vec![("key".to_owned(), "secret".to_owned(), 0o644)]));
         for (volume, part) in [
@@ -266,12 +266,12 @@ mod tests {
             ),
             (
                 json!({"name": "v", "configMap": {"name": "map", "items": [{"key": "other", "path": "../x"}]}}),
-                "no path in a volume",
+                "not a path in a volume",
             ),
-            (json!({"name": "v", "hostPath": {"path": "/"}}), "does not know the kind of volume"),
+            (json!({"name": "v", "hostPath": {"path": "/"}}), "does not support the kind of volume"),
         ] {
-            let said = filled(volume).expect_err("refused");
-            assert!(said.contains(part), "{said}");
+            let error = filled(volume).expect_err("refused");
+            assert!(error.contains(part), "{error}");
         }
         assert_eq!(filled(json!({"name": "v", "emptyDir": {}})), Ok(Vec::new()));
     }

@@ -1,4 +1,4 @@
-//! Modules for a landscape: templates and release metas as an operator of KCP would apply them.
+//! Modules for a landscape: templates and release metas as an operator of KCP applies them.
 
 use anyhow::Result;
 use kube::{
@@ -23,7 +23,7 @@ impl Landscape {
         Ok(())
     }
 
-    /// Writes the release meta of a module: where each channel points.
+    /// Writes the release meta of a module: the version of each channel.
     ///
     /// # Errors
     /// When KCP refuses it.
@@ -34,7 +34,7 @@ impl Landscape {
         Ok(())
     }
 
-    /// Writes a module with two versions: `regular` follows the first, `fast` the second.
+    /// Writes a module with two versions: `regular` points to the first, `fast` to the second.
     ///
     /// # Errors
     /// When KCP refuses it.
@@ -55,7 +55,7 @@ impl Landscape {
     }
 }
 
-/// A template as the field writes them, with a default module CR and the layer's digest in its descriptor.
+/// A template of the usual form, with a default module CR and the layer's digest in its descriptor.
 #[must_use]
 pub fn template(module: &str, version: &str) -> Value {
     json!({

@@ -1,4 +1,4 @@
-//! Objects that the test bed writes as an operator of KCP would.
+//! Objects that the test bed writes in place of an operator of KCP.
 
 use anyhow::Result;
 use k8s_openapi::{
@@ -17,7 +17,7 @@ use tidewatch_shared::{
 use super::until;
 use crate::control_plane::Cluster;
 
-/// Applies our five CRDs and waits until they are served.
+/// Applies the product's five CRDs and waits until they are served.
 pub(super) async fn install_crds(kcp: &Cluster) -> Result<()> {
     let api = Api::<CustomResourceDefinition>::all(kcp.client().await?);
     for crd in crds::crds() {

@@ -1,4 +1,4 @@
-//! The accounts of the product's processes, with the rights that they need and no more.
+//! Accounts of the product's processes, with the minimal rights.
 
 use anyhow::Result;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
@@ -17,12 +17,12 @@ use crate::control_plane::Cluster;
 pub(super) const RECEIVER: &str = "tidewatch-receiver";
 /// Account of the agent in a runtime.
 pub(super) const AGENT: &str = AGENT_OBJECT;
-/// Account in a runtime whose token stands in the access Secret.
+/// Account in a runtime for the token in the access Secret.
 pub(super) const CONTROL_PLANE: &str = "tidewatch-control-plane";
 
 const READ: [&str; 3] = ["get", "list", "watch"];
 
-/// What the receiver does in KCP.
+/// Rights of the receiver in KCP.
 pub(super) async fn grant_receiver(kcp: &Cluster, namespace: &str) -> Result<()> {
     let client = kcp.client().await?;
     apply(&Api::<Role>::namespaced(client.clone(), namespace), RECEIVER, json!({"rules": rights::rules()})).await?;
@@ -33,7 +33,7 @@ pub(super) async fn grant_receiver(kcp: &Cluster, namespace: &str) -> Result<()>
     apply(&Api::<RoleBinding>::namespaced(client, namespace), RECEIVER, binding).await
 }
 
-/// What the agent does in its runtime: reads what the plan names, and its ConfigMap, and renews its Lease.
+/// Rights of the agent in its runtime: read the resources of the plan and its ConfigMap, and renew its Lease.
 pub(super) async fn grant_agent(runtime: &Cluster) -> Result<()> {
     let client = runtime.client().await?;
     let planned = json!([
@@ -58,7 +58,7 @@ pub(super) async fn grant_agent(runtime: &Cluster) -> Result<()> {
     apply(&Api::<RoleBinding>::namespaced(client, SKR_NAMESPACE), AGENT, binding).await
 }
 
-/// Lets the agent list and watch one more resource, everywhere.
+/// Lets the agent list and watch one more resource, in all namespaces.
 pub(super) async fn grant_watch(runtime: &Cluster, group: &str, resource: &str) -> Result<()> {
     let (client, name) = (runtime.client().await?, watch_role(resource));
     let rules = json!([{"apiGroups": [group], "resources": [resource], "verbs": READ}]);
@@ -70,7 +70,7 @@ pub(super) async fn grant_watch(runtime: &Cluster, group: &str, resource: &str) 
     apply(&Api::<ClusterRoleBinding>::all(client), &name, binding).await
 }
 
-/// Takes it away again.
+/// Revokes [`grant_watch`].
 pub(super) async fn revoke_watch(runtime: &Cluster, resource: &str) -> Result<()> {
     let bindings = Api::<ClusterRoleBinding>::all(runtime.client().await?);
     bindings.delete(&watch_role(resource), &DeleteParams::default()).await?;
@@ -81,7 +81,7 @@ fn watch_role(resource: &str) -> String {
     format!("{AGENT}-{resource}")
 }
 
-/// What the access Secret's account does in a runtime: it is the control plane's own, and may do everything.
+/// Rights of the access Secret's account in a runtime: it is the control plane's own, and a cluster admin.
 pub(super) async fn grant_control_plane(runtime: &Cluster) -> Result<()> {
     let binding = json!({
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},

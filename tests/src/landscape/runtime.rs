@@ -19,7 +19,7 @@ use tokio::sync::Mutex;
 
 use super::{DEADLINE, Landscape, now, objects, rights, until};
 use crate::{
-    control_plane::{Cluster, Person},
+    control_plane::{Cluster, ClusterUser},
     ports,
     process::Program,
     product::ProductProcess,
@@ -32,18 +32,18 @@ pub struct Runtime {
     cluster: Arc<Cluster>,
     id: RuntimeId,
     dir: PathBuf,
-    // Made once, so that no write of the user's pays for a handshake.
+    // Made once, so that no write of the user's includes a handshake.
     user: Client,
-    ways: Option<Ways>,
+    proxies: Option<RuntimeProxies>,
     agent: Mutex<Option<ProductProcess>>,
 }
 
 /// Proxies in front of a runtime's API server.
 #[derive(Debug)]
-pub struct Ways {
-    /// On the agent's way.
+pub struct RuntimeProxies {
+    /// On the agent's path.
     pub agent: Proxy,
-    /// On the receiver's way.
+    /// On the receiver's path.
     pub receiver: Proxy,
 }
 
@@ -55,17 +55,17 @@ impl Runtime {
         cluster.ensure_service_account("kube-system", rights::CONTROL_PLANE).await?;
         rights::grant_control_plane(&cluster).await?;
         let token = cluster.service_account_token("kube-system", rights::CONTROL_PLANE).await?;
-        let user = cluster.client_as(Person::User).await?;
-        let ways = if landscape.options.proxied {
+        let user = cluster.client_as(ClusterUser::User).await?;
+        let proxies = if landscape.options.proxied {
             let server = cluster.server().address();
             let (agent, receiver) =
                 tokio::try_join!(Proxy::start(server), Proxy::start(server)).context("start the runtime's proxies")?;
-            Some(Ways { agent, receiver })
+            Some(RuntimeProxies { agent, receiver })
         } else {
             None
         };
-        let this = Self { landscape, cluster, id, dir, user, ways, agent: Mutex::new(None) };
-        this.write_access(&this.kubeconfig(this.ways.as_ref().map(|ways| &ways.receiver), &token)).await?;
+        let this = Self { landscape, cluster, id, dir, user, proxies, agent: Mutex::new(None) };
+        this.write_access(&this.kubeconfig(this.proxies.as_ref().map(|proxies| &proxies.receiver), &token)).await?;
         let Self { landscape, cluster, id, .. } = &this;
         objects::write_kyma(&landscape.kcp, &landscape.name, cluster.name(), id.as_str()).await?;
         Ok(this)
@@ -79,8 +79,8 @@ impl Runtime {
         objects::write_access(&self.landscape.kcp, &self.landscape.name, self.name(), kubeconfig).await
     }
 
-    /// Starts the agent, or starts it again, under an account of its own, and waits until it is ready. The receiver must be
-    /// running: it makes the namespace and the plan.
+    /// Starts or restarts the agent under an account of its own, and waits until it is ready. The receiver must be
+    /// running: it creates the namespace and the plan.
     ///
     /// # Errors
     /// When it does not become ready.
@@ -89,7 +89,7 @@ impl Runtime {
         self.make_account().await?;
         let token = self.cluster.service_account_token(SKR_NAMESPACE, rights::AGENT).await?;
         let kubeconfig = self.dir.join("agent.kubeconfig");
-        fs::write(&kubeconfig, self.kubeconfig(self.ways.as_ref().map(|ways| &ways.agent), &token))?;
+        fs::write(&kubeconfig, self.kubeconfig(self.proxies.as_ref().map(|proxies| &proxies.agent), &token))?;
         self.write_identity()?;
         let (probes, admin) = (ports::free()?, ports::free()?);
         let landscape = &self.landscape;
@@ -111,11 +111,11 @@ impl Runtime {
         Ok(())
     }
 
-    /// Waits for the namespace, and makes the agent's account there with its rights. For an agent that is not started by
-    /// [`Runtime::start_agent`], and not installed by the receiver.
+    /// Waits for the namespace, and creates the agent's account there with its rights. For an agent that is not started
+    /// by [`Runtime::start_agent`], and not installed by the receiver.
     ///
     /// # Errors
-    /// When the receiver does not make the namespace, or the runtime refuses something.
+    /// When the receiver does not create the namespace, or the runtime refuses a request.
     pub async fn make_account(&self) -> Result<()> {
         let namespaces = Api::<Namespace>::all(self.cluster.client().await?);
         until("the receiver to make the runtime's namespace", async || {
@@ -126,7 +126,7 @@ impl Runtime {
         rights::grant_agent(&self.cluster).await.context("grant the agent its rights")
     }
 
-    /// The agent's process, to kill, freeze or look at.
+    /// Access to the agent's process, to kill, stop or inspect it.
     ///
     /// # Errors
     /// When none was started.
@@ -135,7 +135,7 @@ impl Runtime {
         Ok(act(agent.as_ref().context("the agent was not started")?).await)
     }
 
-    /// Lets the agent list and watch a resource that a Watcher names, in all namespaces.
+    /// Lets the agent list and watch the resource of a Watcher, in all namespaces.
     ///
     /// # Errors
     /// When the runtime refuses it.
@@ -143,7 +143,7 @@ impl Runtime {
         rights::grant_watch(&self.cluster, group, resource).await
     }
 
-    /// Takes away what [`Runtime::grant_agent`] gave.
+    /// Revokes [`Runtime::grant_agent`].
     ///
     /// # Errors
     /// When the runtime refuses it.
@@ -153,12 +153,12 @@ impl Runtime {
 
     /// The proxies in front of its API server, if there are any.
     #[must_use]
-    pub fn ways(&self) -> Option<&Ways> {
-        self.ways.as_ref()
+    pub fn proxies(&self) -> Option<&RuntimeProxies> {
+        self.proxies.as_ref()
     }
 
-    fn kubeconfig(&self, way: Option<&Proxy>, token: &str) -> String {
-        let url = way.map_or_else(|| self.cluster.url(), |way| format!("https://{}", way.address()));
+    fn kubeconfig(&self, proxy: Option<&Proxy>, token: &str) -> String {
+        let url = proxy.map_or_else(|| self.cluster.url(), |proxy| format!("https://{}", proxy.address()));
         self.cluster.kubeconfig_at(&url, token)
     }
 
@@ -220,14 +220,14 @@ impl Runtime {
         Ok(self.skr_kymas().get_opt(SKR_KYMA).await?)
     }
 
-    /// Merges a patch into the Kyma in the runtime, as its user, once there is one: a path can be proven before the first reconcile has
-    /// placed it.
+    /// Merges a patch into the Kyma in the runtime, as its user, once it exists: a path can be proven before the first
+    /// reconcile has created the Kyma.
     ///
     /// # Errors
     /// When the runtime refuses it, or has no Kyma in time.
     pub async fn patch_kyma(&self, patch: &Value) -> Result<Kyma> {
-        let what = format!("the Kyma to be placed in {}", self.name());
-        let patched = until(&what, async || {
+        let condition = format!("the Kyma to be placed in {}", self.name());
+        let patched = until(&condition, async || {
             Ok(match self.skr_kymas().patch(SKR_KYMA, &PatchParams::default(), &Patch::Merge(patch)).await {
                 Err(kube::Error::Api(status)) if status.is_not_found() => None,
                 patched => Some(patched),

@@ -1,4 +1,4 @@
-//! Watchers for a landscape, as an operator of KCP would apply them.
+//! Watchers for a landscape, as an operator of KCP applies them.
 
 use anyhow::Result;
 use kube::{
@@ -37,14 +37,14 @@ impl Landscape {
         Api::namespaced(self.operator(), &self.name)
     }
 
-    /// How the plan names the watch of a Watcher.
+    /// Name of a Watcher's watch in the plan.
     #[must_use]
     pub fn watch_of(&self, watcher: &str) -> String {
         format!("watcher/{}/{watcher}", self.name)
     }
 }
 
-/// A Watcher of the lifecycle manager's own for the objects of a resource (group, version, plural) that have the label
+/// A Watcher of the lifecycle manager's own for the objects of a resource (group, version, plural) with the label
 /// `watched=<its name>`.
 #[must_use]
 pub fn watcher(name: &str, (group, version, resource): (&str, &str, &str), field: &str) -> Value {

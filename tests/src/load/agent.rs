@@ -1,4 +1,4 @@
-//! One simulated agent: what it says, and when.
+//! One simulated agent: the requests that it sends, and their schedule.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -8,7 +8,7 @@ use std::{
 use http::StatusCode;
 use serde::de::DeserializeOwned;
 use tidewatch_shared::{
-    exchange::{EVENTS_PATH, EventsAnswer, HEARTBEAT_PATH, HeartbeatAnswer},
+    exchange::{EVENTS_PATH, EventsResponse, HEARTBEAT_PATH, HeartbeatResponse},
     problem::{Kind, Problem},
 };
 use tokio::{
@@ -16,208 +16,211 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::{Answer, Contract, Enrolled, Fault, Tally, Voice, contract::Batch};
+use super::{
+    BufferedResponse, FleetCounters, IssuedIdentity, ProtocolState, RequestError, SignedClient, protocol::Batch,
+};
 
-/// Events of one request, as agents send them.
+/// Events per request, the batch size of agents.
 pub(super) const EVENTS_PER_REQUEST: usize = 250;
 const CONNECT_CAP: Duration = Duration::from_secs(15);
 const ERROR_CAP: Duration = Duration::from_secs(60);
 const BACKOFF: Duration = Duration::from_millis(500);
 
-/// What became of a request.
+/// Result of a request that was answered.
 #[derive(Debug)]
-pub enum Outcome {
-    /// It was taken, with so many events.
-    Taken(usize),
-    /// It was refused.
+pub enum RequestOutcome {
+    /// The request was accepted, with so many events.
+    Accepted(usize),
+    /// The request was refused, with this status and `Retry-After`.
     Refused(StatusCode, Option<Duration>),
 }
 
-/// A simulated agent. Whoever holds it decides when it speaks; [`Agent::run`] decides as agents do.
+/// A simulated agent. Its owner decides when it sends; [`Agent::run`] keeps the schedule of real agents.
 pub struct Agent {
-    voice: Voice,
-    memory: Memory,
-    tally: Arc<Tally>,
+    client: SignedClient,
+    handle: AgentHandle,
+    counters: Arc<FleetCounters>,
     heartbeat: Duration,
 }
 
-/// What others may do to a simulated agent while it runs. Clones are the same agent.
+/// Shared access to a simulated agent while it runs. Clones refer to the same agent.
 #[derive(Clone)]
-pub struct Memory(Arc<Inner>);
+pub struct AgentHandle(Arc<Inner>);
 
 struct Inner {
-    contract: Mutex<Contract>,
-    news: Notify,
-    /// Objects that are marked anew before each request; 0 for none.
-    hammer: std::sync::atomic::AtomicU32,
+    state: Mutex<ProtocolState>,
+    changed: Notify,
+    /// Objects to mark as changed before each request; 0 for none.
+    refill: std::sync::atomic::AtomicU32,
 }
 
-impl Memory {
-    /// Reads or changes the contract; the agent looks at it afterwards.
-    pub fn with<T>(&self, step: impl FnOnce(&mut Contract) -> T) -> T {
+impl AgentHandle {
+    /// Reads or changes the protocol state, and wakes the agent.
+    pub fn update<T>(&self, step: impl FnOnce(&mut ProtocolState) -> T) -> T {
         let result = step(&mut self.lock());
-        self.0.news.notify_one();
+        self.0.changed.notify_one();
         result
     }
 
-    /// Reads the contract.
-    pub fn look<T>(&self, step: impl FnOnce(&Contract) -> T) -> T {
+    /// Reads the protocol state.
+    pub fn read<T>(&self, step: impl FnOnce(&ProtocolState) -> T) -> T {
         step(&self.lock())
     }
 
-    /// From now on the agent changes so many objects of the watch `kyma` before each request, and so never rests; 0 ends it.
-    pub fn hammer(&self, objects: u32) {
-        self.0.hammer.store(objects, std::sync::atomic::Ordering::Relaxed);
-        self.0.news.notify_one();
+    /// Marks so many objects of the watch `kyma` as changed before each request from now on, so the agent never runs
+    /// out of events; 0 ends it.
+    pub fn saturate(&self, objects: u32) {
+        self.0.refill.store(objects, std::sync::atomic::Ordering::Relaxed);
+        self.0.changed.notify_one();
     }
 
-    fn lock(&self) -> MutexGuard<'_, Contract> {
-        // Each step leaves it whole.
-        self.0.contract.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, ProtocolState> {
+        // Each step leaves the state consistent, so a poisoned lock is usable.
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn pound(&self) {
-        let objects = self.0.hammer.load(std::sync::atomic::Ordering::Relaxed);
+    fn refill(&self) {
+        let objects = self.0.refill.load(std::sync::atomic::Ordering::Relaxed);
         if objects > 0 {
-            let mut contract = self.lock();
-            (0..objects).for_each(|object| contract.mark("kyma", object));
+            let mut state = self.lock();
+            (0..objects).for_each(|object| state.mark("kyma", object));
         }
     }
 }
 
 impl Agent {
-    /// An agent that has said nothing yet.
+    /// An agent that has sent nothing yet.
     #[must_use]
-    pub fn new(voice: Voice, contract: Contract, tally: Arc<Tally>) -> Self {
-        let inner = Inner { contract: Mutex::new(contract), news: Notify::new(), hammer: 0.into() };
-        Self { voice, memory: Memory(Arc::new(inner)), tally, heartbeat: Duration::from_secs(30) }
+    pub fn new(client: SignedClient, state: ProtocolState, counters: Arc<FleetCounters>) -> Self {
+        let inner = Inner { state: Mutex::new(state), changed: Notify::new(), refill: 0.into() };
+        Self { client, handle: AgentHandle(Arc::new(inner)), counters, heartbeat: Duration::from_secs(30) }
     }
 
-    /// What others may do to it.
+    /// Shared access to this agent.
     #[must_use]
-    pub fn memory(&self) -> Memory {
-        self.memory.clone()
+    pub fn handle(&self) -> AgentHandle {
+        self.handle.clone()
     }
 
-    /// Its voice alone, to say what the contract does not.
+    /// The connection alone, to send requests that the contract does not allow.
     #[must_use]
-    pub fn into_voice(self) -> Voice {
-        self.voice
+    pub fn into_client(self) -> SignedClient {
+        self.client
     }
 
-    /// Speaks with another identity from now on.
+    /// Replaces the identity; the next request opens a new connection with it.
     ///
     /// # Errors
     /// When the identity is not usable.
-    pub fn adopt(&mut self, enrolled: Enrolled) -> anyhow::Result<()> {
-        self.voice.adopt(enrolled)
+    pub fn set_identity(&mut self, enrolled: IssuedIdentity) -> anyhow::Result<()> {
+        self.client.set_identity(enrolled)
     }
 
-    /// Sends what waits; `None` when there is nothing.
+    /// Sends the pending events; `None` when there are none.
     ///
     /// # Errors
-    /// [`Fault`].
-    pub async fn send(&mut self) -> Result<Option<Outcome>, Fault> {
-        let Some(batch) = self.memory.lock().request(EVENTS_PER_REQUEST) else { return Ok(None) };
+    /// [`RequestError`].
+    pub async fn send(&mut self) -> Result<Option<RequestOutcome>, RequestError> {
+        let Some(batch) = self.handle.lock().request(EVENTS_PER_REQUEST) else { return Ok(None) };
         let Batch { epoch, nonce, body, events } = batch;
-        let said = self.voice.post(EVENTS_PATH, "application/cloudevents-batch+json", body, nonce).await;
-        let answer = said.inspect_err(|_| self.tally.fault())?;
+        let response = self.client.post(EVENTS_PATH, "application/cloudevents-batch+json", body, nonce).await;
+        let answer = response.inspect_err(|_| self.counters.failed())?;
         if answer.status != StatusCode::ACCEPTED {
             return Ok(Some(self.refused(&answer)));
         }
-        let answer: EventsAnswer = read(&answer)?;
-        self.tally.taken(events);
+        let answer: EventsResponse = read(&answer)?;
+        self.counters.accepted(events);
         self.heartbeat = Duration::from_secs(answer.heartbeat_seconds.into());
-        self.memory.lock().answered(epoch, &answer);
-        Ok(Some(Outcome::Taken(events)))
+        self.handle.lock().events_answered(epoch, &answer);
+        Ok(Some(RequestOutcome::Accepted(events)))
     }
 
     /// Sends a heartbeat.
     ///
     /// # Errors
-    /// [`Fault`].
-    pub async fn beat(&mut self) -> Result<Outcome, Fault> {
-        let (heartbeat, nonce) = self.memory.lock().heartbeat(self.voice.certificate());
-        let body = serde_json::to_vec(&heartbeat).map_err(Fault::Unreadable)?.into();
-        let said = self.voice.post(HEARTBEAT_PATH, "application/json", body, nonce).await;
-        let answer = said.inspect_err(|_| self.tally.fault())?;
+    /// [`RequestError`].
+    pub async fn send_heartbeat(&mut self) -> Result<RequestOutcome, RequestError> {
+        let (heartbeat, nonce) = self.handle.lock().heartbeat(self.client.certificate());
+        let body = serde_json::to_vec(&heartbeat).map_err(RequestError::Decode)?.into();
+        let response = self.client.post(HEARTBEAT_PATH, "application/json", body, nonce).await;
+        let answer = response.inspect_err(|_| self.counters.failed())?;
         if answer.status != StatusCode::OK {
             return Ok(self.refused(&answer));
         }
-        let answer: HeartbeatAnswer = read(&answer)?;
-        self.tally.beaten();
+        let answer: HeartbeatResponse = read(&answer)?;
+        self.counters.heartbeat_accepted();
         self.heartbeat = Duration::from_secs(answer.heartbeat_seconds.into());
-        self.memory.lock().beaten(heartbeat.epoch, &answer);
-        Ok(Outcome::Taken(0))
+        self.handle.lock().heartbeat_answered(heartbeat.epoch, &answer);
+        Ok(RequestOutcome::Accepted(0))
     }
 
-    fn refused(&self, answer: &Answer) -> Outcome {
-        self.tally.refused(answer.status);
+    fn refused(&self, answer: &BufferedResponse) -> RequestOutcome {
+        self.counters.refused(answer.status);
         let kind = || serde_json::from_slice::<Problem>(&answer.body).map_or(Kind::Other, |problem| problem.kind());
         if answer.status == StatusCode::UNAUTHORIZED && matches!(kind(), Kind::Replay | Kind::Signature) {
-            self.memory.lock().renew();
+            self.handle.lock().begin_epoch();
         }
-        Outcome::Refused(answer.status, answer.retry_after)
+        RequestOutcome::Refused(answer.status, answer.retry_after)
     }
 
-    /// Speaks as agents do, for ever: what is new at once and one request after the other, heartbeats at the interval that the
-    /// receiver names, and waits after refusals and faults.
+    /// Runs the schedule of real agents, for ever: pending events at once and one request after the other, heartbeats
+    /// at the interval that the receiver sets, and backoff after refusals and faults.
     pub async fn run(mut self) {
-        let mut random = fastrand(&self.memory);
-        let (mut events, mut beats) = (Gate::default(), Gate::default());
-        // The first heartbeats of thousands are spread like all later ones.
+        let mut random = jitter_source(&self.handle);
+        let (mut events, mut beats) = (Backoff::default(), Backoff::default());
+        // Spread over a second, like all later heartbeats: thousands of agents start at once.
         let mut due = Instant::now() + Duration::from_secs(1).mul_f64(random());
-        let memory = self.memory.clone();
+        let handle = self.handle.clone();
         loop {
-            memory.pound();
+            handle.refill();
             let now = Instant::now();
-            if memory.lock().has_news() && events.is_open(now) {
+            if handle.lock().has_pending() && events.is_open(now) {
                 let sent = self.send().await;
-                events.after(sent.map(|sent| sent.unwrap_or(Outcome::Taken(0))), &mut random);
-            } else if due.max(beats.until()) <= now {
-                let beaten = self.beat().await;
-                if let Ok(Outcome::Taken(_)) = beaten {
+                events.record(sent.map(|sent| sent.unwrap_or(RequestOutcome::Accepted(0))), &mut random);
+            } else if due.max(beats.next_attempt()) <= now {
+                let beaten = self.send_heartbeat().await;
+                if let Ok(RequestOutcome::Accepted(_)) = beaten {
                     due = Instant::now() + self.heartbeat.mul_f64(0.9 + 0.2 * random());
                 }
-                beats.after(beaten, &mut random);
+                beats.record(beaten, &mut random);
             } else {
-                let waits = memory.lock().has_news();
-                let beat = due.max(beats.until());
-                let at = if waits { events.until().min(beat) } else { beat };
+                let waits = handle.lock().has_pending();
+                let beat = due.max(beats.next_attempt());
+                let at = if waits { events.next_attempt().min(beat) } else { beat };
                 tokio::select! {
                     () = sleep_until(at) => {}
-                    () = memory.0.news.notified() => {}
+                    () = handle.0.changed.notified() => {}
                 }
             }
         }
     }
 }
 
-fn read<T: DeserializeOwned>(answer: &Answer) -> Result<T, Fault> {
-    serde_json::from_slice(&answer.body).map_err(Fault::Unreadable)
+fn read<T: DeserializeOwned>(answer: &BufferedResponse) -> Result<T, RequestError> {
+    serde_json::from_slice(&answer.body).map_err(RequestError::Decode)
 }
 
-/// Numbers from 0 to 1, unlike for each agent.
-pub(super) fn fastrand(memory: &Memory) -> impl FnMut() -> f64 + Send + use<> {
-    let memory = memory.clone();
-    move || f64::from(u32::try_from(memory.lock().draw() >> 32).unwrap_or_default()) / f64::from(u32::MAX)
+/// Random fractions from 0 to 1, from the agent's own seed.
+pub(super) fn jitter_source(handle: &AgentHandle) -> impl FnMut() -> f64 + Send + use<> {
+    let handle = handle.clone();
+    move || f64::from(u32::try_from(handle.lock().draw() >> 32).unwrap_or_default()) / f64::from(u32::MAX)
 }
 
-/// When one kind of request may be tried again.
-pub(super) struct Gate {
+/// Backoff of one kind of request.
+pub(super) struct Backoff {
     until: Instant,
     failures: u32,
 }
 
-impl Default for Gate {
+impl Default for Backoff {
     fn default() -> Self {
         Self { until: Instant::now(), failures: 0 }
     }
 }
 
-impl Gate {
-    /// As after hours without a receiver: the next try is as far away as any.
-    pub(super) fn after_long(random: &mut impl FnMut() -> f64) -> Self {
+impl Backoff {
+    /// The state after hours without a receiver: the next attempt is anywhere within the longest pause.
+    pub(super) fn exhausted(random: &mut impl FnMut() -> f64) -> Self {
         Self { until: Instant::now() + CONNECT_CAP.mul_f64(random()), failures: 16 }
     }
 
@@ -225,22 +228,22 @@ impl Gate {
         self.until <= now
     }
 
-    pub(super) fn until(&self) -> Instant {
+    pub(super) fn next_attempt(&self) -> Instant {
         self.until
     }
 
-    /// Full jitter under a doubling cap; what the receiver tells is obeyed to the letter.
-    pub(super) fn after(&mut self, ended: Result<Outcome, Fault>, random: &mut impl FnMut() -> f64) {
+    /// Records a result: full jitter under a doubling cap, or the receiver's `Retry-After` exactly.
+    pub(super) fn record(&mut self, ended: Result<RequestOutcome, RequestError>, random: &mut impl FnMut() -> f64) {
         let cap = match ended {
-            Ok(Outcome::Taken(_)) => {
+            Ok(RequestOutcome::Accepted(_)) => {
                 self.failures = 0;
                 return;
             }
-            Ok(Outcome::Refused(_, Some(told))) => {
-                self.until = Instant::now() + told;
+            Ok(RequestOutcome::Refused(_, Some(wait))) => {
+                self.until = Instant::now() + wait;
                 return;
             }
-            Ok(Outcome::Refused(_, None)) => ERROR_CAP,
+            Ok(RequestOutcome::Refused(_, None)) => ERROR_CAP,
             Err(_) => CONNECT_CAP,
         };
         let ceiling = cap.min(BACKOFF * 2u32.saturating_pow(self.failures.min(16)));

@@ -1,5 +1,6 @@
-//! A runtime that floods: so many requests a second whatever it is told, over HTTP/2 by hand. It spends next to nothing on each, and
-//! lives on a thread of its own, so that what it takes from the machine can be told from what it makes others spend.
+//! A flooding runtime: a fixed number of requests per second regardless of the answers, over a minimal HTTP/2 client.
+//! It spends next to nothing on each request, and has a thread of its own, so that its CPU time can be separated from
+//! the CPU time that it causes.
 
 use std::{
     net::SocketAddr,
@@ -24,20 +25,20 @@ use tokio::{
     time::{MissedTickBehavior, interval, sleep, timeout},
 };
 
-use super::{Agent, Voice};
+use super::{Agent, SignedClient};
 use crate::product::cpu_by_thread;
 
-/// Connections: as many as one runtime may have.
-const TAPS: u32 = 4;
-/// How often each of them sends what has come due.
+/// Concurrent connections, the most that one runtime may have.
+const CONNECTIONS: u32 = 4;
+/// Interval at which each connection sends the requests that are due.
 const TICK: Duration = Duration::from_millis(5);
-/// What came due longer ago, while nothing could be sent, is not made up for.
-const MEMORY: Duration = Duration::from_millis(100);
-/// A connection that takes nothing for so long is given up, and another one opened.
-const STUCK: Duration = Duration::from_millis(100);
-/// After a connection that could not be opened.
-const REOPEN: Duration = Duration::from_millis(10);
-/// The name of its thread.
+/// Requests that became due longer ago, while the connection was blocked, are not made up for.
+const CATCH_UP: Duration = Duration::from_millis(100);
+/// A connection that takes no bytes for so long is replaced by a new one.
+const WRITE_TIMEOUT: Duration = Duration::from_millis(100);
+/// Pause after a connection that could not be opened.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(10);
+/// Name of its thread.
 const THREAD: &str = "flood";
 const CONTENT_TYPE: &str = "application/cloudevents-batch+json";
 
@@ -48,37 +49,37 @@ const SETTINGS: u8 = 4;
 const WINDOW_UPDATE: u8 = 8;
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
-/// Length of a frame's head (RFC 9113, section 4.1).
+/// Length of a frame header in bytes (RFC 9113, section 4.1).
 const HEAD: usize = 9;
 
 /// See the module.
 pub struct Flooder {
-    voice: Arc<Voice>,
+    client: Arc<SignedClient>,
     request: Arc<Request>,
 }
 
-/// What became of a flood.
+/// Counters of a flood that has ended.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Sum {
-    /// How long it was.
+pub struct FloodReport {
+    /// Duration in seconds.
     pub seconds: f64,
-    /// Requests that came due.
+    /// Requests that became due.
     pub offered: u64,
-    /// Those that a connection took. The others came due while none was open, or none took anything.
+    /// Requests that were written to a connection. The others became due while no connection was open or writable.
     pub sent: u64,
-    /// Answers.
+    /// Responses.
     pub answered: u64,
-    /// Requests that were refused without an answer, one by one (`RST_STREAM`).
+    /// Requests that were refused one by one without a response (`RST_STREAM`).
     pub reset: u64,
     /// Connections that were opened, handshake included.
     pub opened: u64,
     /// Connections that could not be opened.
     pub unopened: u64,
-    /// Connections that the other side ended.
+    /// Connections that the server closed.
     pub closed: u64,
-    /// Connections that took nothing any more and were given up.
+    /// Connections that stopped taking bytes and were given up.
     pub stuck: u64,
-    /// CPU time of the flood itself, in seconds.
+    /// CPU time of the flooding thread, in seconds.
     pub cpu: f64,
 }
 
@@ -94,7 +95,7 @@ struct Counts {
     stuck: AtomicU64,
 }
 
-/// A flood that is under way; it ends when dropped.
+/// A running flood; dropping it ends it.
 pub struct Flood {
     counts: Arc<Counts>,
     begun: Instant,
@@ -102,43 +103,48 @@ pub struct Flood {
 }
 
 impl Flooder {
-    /// The request is signed once: what makes a flood is that nobody spends anything on it.
+    /// Signs the request once; the flood repeats it, so that sending costs next to nothing.
     ///
     /// # Errors
     /// When it cannot be signed.
     pub fn new(agent: Agent) -> Result<Self> {
-        let voice = agent.into_voice();
-        let request = Request::new(&voice)?;
-        Ok(Self { voice: Arc::new(voice), request: Arc::new(request) })
+        let client = agent.into_client();
+        let request = Request::new(&client)?;
+        Ok(Self { client: Arc::new(client), request: Arc::new(request) })
     }
 
-    /// Begins to flood somebody with so many requests a second.
+    /// Begins to send so many requests per second to this address.
     ///
     /// # Errors
-    /// When there is no thread to be had.
+    /// When no thread can be started.
     pub fn open(&self, address: SocketAddr, per_second: u32) -> Result<Flood> {
         let mut builder = runtime::Builder::new_multi_thread();
-        let runtime = builder.worker_threads(1).thread_name(THREAD).enable_all().build().context("a thread")?;
+        let runtime = builder
+            .worker_threads(1)
+            .thread_name(THREAD)
+            .enable_all()
+            .build()
+            .context("start the thread of the flood")?;
         let counts = Arc::<Counts>::default();
-        for _ in 0..TAPS {
-            let (voice, request, counts) = (self.voice.clone(), self.request.clone(), counts.clone());
-            let mut due = Due::new(f64::from(per_second) / f64::from(TAPS));
+        for _ in 0..CONNECTIONS {
+            let (client, request, counts) = (self.client.clone(), self.request.clone(), counts.clone());
+            let mut due = RequestClock::new(f64::from(per_second) / f64::from(CONNECTIONS));
             runtime.spawn(async move {
                 loop {
-                    let Ok(stream) = voice.stream_to(address).await else {
+                    let Ok(stream) = client.connect_http2(address).await else {
                         counts.unopened.fetch_add(1, Relaxed);
-                        sleep(REOPEN).await;
+                        sleep(RECONNECT_PAUSE).await;
                         continue;
                     };
                     counts.opened.fetch_add(1, Relaxed);
                     let (read, write) = io::split(stream);
-                    let how = tokio::select! {
-                        () = hear(read, &counts) => &counts.closed,
-                        is_stuck = pour(write, &request, &mut due, &counts) => {
+                    let ended_as = tokio::select! {
+                        () = count_responses(read, &counts) => &counts.closed,
+                        is_stuck = send_requests(write, &request, &mut due, &counts) => {
                             if is_stuck { &counts.stuck } else { &counts.closed }
                         }
                     };
-                    how.fetch_add(1, Relaxed);
+                    ended_as.fetch_add(1, Relaxed);
                 }
             });
         }
@@ -147,57 +153,62 @@ impl Flooder {
 }
 
 impl Flood {
-    /// Ends it.
+    /// Ends it and returns the counters.
     ///
     /// # Errors
     /// When the CPU time cannot be read.
-    pub fn end(self) -> Result<Sum> {
+    pub fn end(self) -> Result<FloodReport> {
         let cpu = cpu_by_thread(process::id())?;
         let Counts { offered, sent, answered, reset, opened, unopened, closed, stuck } = &*self.counts;
         let [offered, sent, answered, reset, opened, unopened, closed, stuck] =
             [offered, sent, answered, reset, opened, unopened, closed, stuck].map(|count| count.load(Relaxed));
         let seconds = self.begun.elapsed().as_secs_f64();
         let cpu = cpu.get(THREAD).copied().unwrap_or_default().as_secs_f64();
-        Ok(Sum { seconds, offered, sent, answered, reset, opened, unopened, closed, stuck, cpu })
+        Ok(FloodReport { seconds, offered, sent, answered, reset, opened, unopened, closed, stuck, cpu })
     }
 }
 
 impl Drop for Flood {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
-            // To wait for threads is not allowed inside a task.
+            // Waiting for threads is not allowed inside a task.
             runtime.shutdown_background();
         }
     }
 }
 
-/// How many requests have come due.
-struct Due {
+/// Counts the requests that become due.
+struct RequestClock {
     begun: Instant,
     per_second: f64,
-    told: u64,
+    counted: u64,
 }
 
-impl Due {
+impl RequestClock {
     fn new(per_second: f64) -> Self {
-        Self { begun: Instant::now(), per_second, told: 0 }
+        Self { begun: Instant::now(), per_second, counted: 0 }
     }
 
-    /// Those since the last time, and how many of them are new enough to be sent.
+    /// Requests since the last call, and how many of them are recent enough to be sent.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of requests")]
     fn take(&mut self) -> (u64, u64) {
         let all = (self.begun.elapsed().as_secs_f64() * self.per_second) as u64;
-        let due = all - self.told;
-        self.told = all;
-        (due, due.min((MEMORY.as_secs_f64() * self.per_second) as u64))
+        let due = all - self.counted;
+        self.counted = all;
+        (due, due.min((CATCH_UP.as_secs_f64() * self.per_second) as u64))
     }
 }
 
-/// Sends what comes due until the connection breaks, or is stuck, which is told.
-async fn pour(mut write: impl AsyncWrite + Unpin, request: &Request, due: &mut Due, counts: &Counts) -> bool {
+/// Sends the requests that become due until the connection breaks (false) or blocks (true).
+async fn send_requests(
+    mut write: impl AsyncWrite + Unpin,
+    request: &Request,
+    due: &mut RequestClock,
+    counts: &Counts,
+) -> bool {
     let mut ticks = interval(TICK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (mut bytes, mut stream) = (greeting(), 1);
+    let (mut bytes, mut stream) = (preface(), 1);
     loop {
         ticks.tick().await;
         let (offered, sending) = due.take();
@@ -207,7 +218,7 @@ async fn pour(mut write: impl AsyncWrite + Unpin, request: &Request, due: &mut D
             write.write_all(&bytes).await?;
             write.flush().await
         };
-        match timeout(STUCK, sent).await {
+        match timeout(WRITE_TIMEOUT, sent).await {
             Ok(Ok(())) => counts.sent.fetch_add(sending, Relaxed),
             Ok(Err(_)) => return false,
             Err(_) => return true,
@@ -216,8 +227,8 @@ async fn pour(mut write: impl AsyncWrite + Unpin, request: &Request, due: &mut D
     }
 }
 
-/// Counts answers until the connection ends.
-async fn hear(mut read: impl AsyncRead + Unpin, counts: &Counts) {
+/// Counts responses until the connection ends.
+async fn count_responses(mut read: impl AsyncRead + Unpin, counts: &Counts) {
     let mut buffer = vec![0; 64 << 10];
     let (mut head, mut have, mut skip) = ([0; HEAD], 0, 0);
     while let Ok(length @ 1..) = read.read(&mut buffer).await {
@@ -243,20 +254,20 @@ async fn hear(mut read: impl AsyncRead + Unpin, counts: &Counts) {
     }
 }
 
-/// A request as it is on the wire, for any stream.
+/// The bytes of a request, for any stream.
 struct Request {
     bytes: Vec<u8>,
-    /// Where the number of the stream stands.
+    /// Offsets of the stream identifier.
     streams: [usize; 2],
 }
 
 impl Request {
-    fn new(voice: &Voice) -> Result<Self> {
+    fn new(client: &SignedClient) -> Result<Self> {
         let nonce = Nonce { epoch: Epoch::new(1), counter: 1 };
         let body = Bytes::from_static(b"[]");
-        let signed = voice.signed(EVENTS_PATH, CONTENT_TYPE, body.clone(), nonce)?;
+        let signed = client.sign(EVENTS_PATH, CONTENT_TYPE, body.clone(), nonce)?;
         let header = |name: &'static str| {
-            Ok::<_, anyhow::Error>((name, signed.headers().get(name).context("a header")?.to_str()?))
+            Ok::<_, anyhow::Error>((name, signed.headers().get(name).context("read a signed header field")?.to_str()?))
         };
         let mut block = Vec::new();
         for (name, value) in [
@@ -269,7 +280,7 @@ impl Request {
             header(signature::SIGNATURE_INPUT)?,
             header(signature::SIGNATURE)?,
         ] {
-            // A literal without indexing and with a new name (RFC 7541, section 6.2.2).
+            // A literal header field without indexing, with a new name (RFC 7541, section 6.2.2).
             block.push(0);
             string(name, &mut block);
             string(value, &mut block);
@@ -280,7 +291,7 @@ impl Request {
         Ok(Self { bytes, streams })
     }
 
-    /// Appends it, and tells which stream is next.
+    /// Appends the request for this stream, and returns the next stream identifier.
     fn write(&self, stream: u32, to: &mut Vec<u8>) -> u32 {
         let begin = to.len();
         to.extend_from_slice(&self.bytes);
@@ -291,8 +302,8 @@ impl Request {
     }
 }
 
-/// Preface, settings, and room for whatever is answered.
-fn greeting() -> Vec<u8> {
+/// Connection preface, SETTINGS, and a window large enough for all responses.
+fn preface() -> Vec<u8> {
     let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
     bytes.extend(frame(SETTINGS, 0, &[]));
     bytes.extend(frame(WINDOW_UPDATE, 0, &(u32::MAX >> 2).to_be_bytes()));
@@ -305,7 +316,7 @@ fn frame(kind: u8, flags: u8, payload: &[u8]) -> Vec<u8> {
     [&[a, b, c, kind, flags, 0, 0, 0, 0], payload].concat()
 }
 
-/// A string as it is (RFC 7541, section 5.2): its length, with seven bits in the first byte, and its bytes.
+/// A string literal without Huffman coding (RFC 7541, section 5.2): its length with a 7-bit prefix, and its bytes.
 fn string(text: &str, to: &mut Vec<u8>) {
     match text.len() {
         length @ 0..127 => to.push(length as u8),

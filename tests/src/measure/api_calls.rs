@@ -1,10 +1,10 @@
-//! How many calls an API server answered, by its own count.
+//! Requests that an API server answered, by its own metrics.
 
 use anyhow::Result;
 
 use crate::control_plane::Cluster;
 
-/// The calls since the API server started, watches included, without health checks and without reading this count.
+/// Requests since the API server started, watches included, without health checks and without this read of the metrics.
 pub(super) async fn answered(cluster: &Cluster) -> Result<f64> {
     let request = http::Request::get("/metrics").body(Vec::new())?;
     let page = cluster.client().await?.request_text(request).await?;

@@ -1,18 +1,22 @@
-//! One channel of one module moves in KCP: how long until every runtime has it, what calls that takes, and what is called while nothing
-//! moves.
+//! One channel of one module moves in KCP: the time until every runtime has it, the requests that this takes, and the
+//! requests while nothing changes.
 //!
-//! * Before each move the receiver has closed its connections to the runtimes, as after any quiet minute; the TLS handshakes are part of
-//!   what is measured. The time begins with the write in KCP, and is exact to a tenth of a second.
-//! * The floor is one bare apply of one release meta to every runtime, with the same clients, as many at a time, in the same run.
-//! * Beside it, the incumbent's way: every object of the catalog is applied to every runtime, with the same clients, as many at a time.
-//!   It is the least that way can cost: no list, no Kyma, and no deletion comes on top, and the incumbent works on fewer runtimes at a time.
-//! * The pace of `--catalog-sync-rate` is set as high as it goes, so that it is not what is measured. At its default the runtimes are
-//!   woken one after the other for a time that is known; the bar is for the longer of the two.
-//! * No Kyma selects a module, so no pass of a Kyma and no Manifest is part of it: where somebody follows the channel, these come on top,
-//!   within `--module-upgrade-rollout-max-delay`.
+//! * Before each move the receiver has closed its connections to the runtimes, as after any quiet minute; the TLS
+//!   handshakes are part of the measurement. The time begins with the write in KCP, and is exact to a tenth of a
+//!   second.
+//! * The floor is one bare apply of one release meta to every runtime, with the same clients and concurrency, in the
+//!   same run.
+//! * The incumbent's way is measured beside it: every object of the catalog is applied to every runtime, with the same
+//!   clients and concurrency. It is the least cost of that way: no list, no Kyma, and no deletion is included, and the
+//!   incumbent works on fewer runtimes at a time.
+//! * `--catalog-sync-rate` is set to its maximum, so that it does not limit the measurement. At its default the
+//!   runtimes are enqueued over a known time; the bar is for the longer of the two.
+//! * No Kyma selects a module, so no reconcile of a Kyma and no Manifest is included: for Kymas that follow the channel
+//!   these come on top, within `--module-upgrade-rollout-max-delay`.
 //!
-//! KCP's API server, the runtimes' and the agents share the machine with the receiver. The agents prove their paths, so nobody is
-//! polled. What agents tell of the receiver's own writes, which it knows as its own, these do not tell: their objects are only numbers.
+//! KCP's API server, the runtimes' and the agents share the machine with the receiver. The agents prove their paths, so
+//! no runtime is polled. Real agents report the receiver's own writes, which it recognises as its own; the simulated
+//! ones do not: their objects are only numbers.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,9 +28,9 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use kube::{Api, api::ListParams};
 use serde_json::json;
-use tidewatch_receiver::catalog::{
+use tidewatch_receiver::controllers::catalog::{
     Flags,
-    desired::{ContentHash, Desired, Kind, ObjectId},
+    desired::{ContentHash, DesiredObject, Kind, ObjectId},
     snapshot::Snapshot,
 };
 use tidewatch_shared::{
@@ -37,9 +41,9 @@ use tokio::time::sleep;
 
 use super::{
     Figure, api_calls,
-    bare::{self, Bare, Passed},
-    crowded::{Crowded, MODULE, PATIENCE, metric},
+    bare::{self, BareClients, PassCost},
     figure::{cpu_of, line, mebibytes, median},
+    fleet_setup::{FleetSetup, MODULE, WAIT_LIMIT, metric},
 };
 use crate::{
     fake::{Calls, FakeCluster},
@@ -48,70 +52,71 @@ use crate::{
     progress::{self, Step},
 };
 
-const FULL: f64 = 5_000.0;
-/// The most that the flag takes.
+const TARGET: f64 = 5_000.0;
+/// The maximum of `--catalog-sync-rate`, in runtimes per second.
 const RATE: u32 = 10_000;
-/// The channel that moves, and the versions that it moves between. Neither is ever without a template, so no template moves.
+/// The channel that moves, and the versions between which it moves. Both always have a template, so no template
+/// changes.
 const CHANNEL: &str = "regular";
 const VERSIONS: [&str; 2] = ["1.0.0", "1.1.0"];
-/// The bare client's own release meta in each runtime, and its field manager.
+/// Name of the bare client's own release meta in each runtime, and its field manager.
 const FLOOR: &str = "floor";
-/// The kinds of a catalog.
+/// Resources of a catalog.
 const RESOURCES: [&str; 2] = [Kind::Template.resource(), Kind::ReleaseMeta.resource()];
 
-/// How much is measured.
+/// Extent of the measurement.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Settings {
-    /// How many runtimes, some rounds each, upwards; two numbers at least, or there is nothing to project from.
+    /// Numbers of runtimes, some rounds each, ascending; at least two, for the projection
     #[arg(long, value_delimiter = ',', default_values_t = [500, 1_000, 2_000])]
     pub runtimes: Vec<usize>,
-    /// Modules of the catalog, each with two templates and a release meta.
+    /// Modules of the catalog, each with two templates and a release meta
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub modules: u32,
-    /// Moves with each number of runtimes.
+    /// Moves with each number of runtimes
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
-    /// How long nothing moves at the end, in seconds.
+    /// Seconds without changes at the end
     #[arg(long, default_value_t = 300)]
     pub idle_seconds: u32,
 }
 
 /// One move with so many runtimes; times in seconds.
-struct Moved {
+struct MoveSample {
     all: f64,
-    /// CPU of the receiver until it rests again.
+    /// CPU time of the receiver until its queue is empty again.
     cpu: f64,
-    /// CPU of this process in the same time: all the runtimes' API servers, and the agents.
+    /// CPU time of this process in the same time: the runtimes' API servers, and the agents.
     others: f64,
-    /// Calls that KCP answered, of all its clients.
+    /// Requests of all clients that KCP answered.
     kcp: f64,
-    /// Of each runtime.
+    /// Requests to each runtime.
     calls: Vec<Calls>,
-    floor: Passed,
+    floor: PassCost,
 }
 
-/// What is seen with one number of runtimes.
-struct Seen {
+/// The samples of one number of runtimes.
+struct Samples {
     count: f64,
-    moves: Vec<Moved>,
-    incumbent: Passed,
+    moves: Vec<MoveSample>,
+    incumbent: PassCost,
     pss: f64,
     peak_rss: f64,
 }
 
-/// Runs the measurement and tells each figure. The projections are the lines through the numbers of runtimes, and never less than what
-/// the largest of them needed.
+/// Runs the measurement and emits each figure. The projections are the lines through the numbers of runtimes, and never
+/// less than the value of the largest.
 ///
 /// # Errors
-/// When the setting does not stand, or a runtime never has what it shall have.
-pub async fn measure(settings: &Settings, tell: &mut impl FnMut(&Figure)) -> Result<()> {
+/// When the setup cannot be started, or a runtime does not reach its desired state.
+pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Result<()> {
     ensure!(
         settings.runtimes.is_sorted() && settings.runtimes.len() > 1,
-        "two numbers of runtimes at least, and they must rise"
+        "at least two ascending numbers of runtimes are required"
     );
     let (rate, concurrency) = (RATE.to_string(), bare::RUNTIMES.to_string());
     // No poll, and verifications so far apart that hardly one falls into the measurement.
-    let mut crowded = Crowded::start(&[
+    let mut setup = FleetSetup::start(&[
         "--catalog-sync-rate",
         &rate,
         "--concurrency",
@@ -123,38 +128,38 @@ pub async fn measure(settings: &Settings, tell: &mut impl FnMut(&Figure)) -> Res
     ])
     .await?;
     for number in 1..settings.modules {
-        crowded.landscape.write_module(&module(number), VERSIONS[0], VERSIONS[1]).await?;
+        setup.landscape.write_module(&module(number), VERSIONS[0], VERSIONS[1]).await?;
     }
-    tell(&Figure::new("catalog_sync_rate", RATE.into(), "1/s"));
-    tell(&Figure::new("catalog_modules", settings.modules.into(), "modules"));
-    // Where the channel points, as Crowded wrote it.
+    emit(&Figure::new("catalog_sync_rate", RATE.into(), "1/s"));
+    emit(&Figure::new("catalog_modules", settings.modules.into(), "modules"));
+    // Index of the channel's current version; the setup wrote the first.
     let (mut at, mut all) = (0, Vec::new());
     for runtimes in &settings.runtimes {
-        crowded.grow(*runtimes).await?;
-        arrived(&crowded, VERSIONS[at]).await?;
+        setup.grow(*runtimes).await?;
+        arrived(&setup, VERSIONS[at]).await?;
         let mut moves = Vec::new();
         for number in 1..=settings.rounds {
             at = 1 - at;
             let step = Step::begin(format!("move {number} of {} with {runtimes} runtimes", settings.rounds));
-            moves.push(one_move(&crowded, VERSIONS[at]).await?);
+            moves.push(one_move(&setup, VERSIONS[at]).await?);
             step.done();
         }
-        let memory = crowded.receiver_memory().await?;
-        let step = Step::begin(format!("the incumbent's way with {runtimes} runtimes"));
-        let incumbent = incumbent(&crowded, VERSIONS[at], VERSIONS[1 - at]).await?;
+        let memory = setup.receiver_memory().await?;
+        let step = Step::begin(format!("applying the catalog the incumbent's way to {runtimes} runtimes"));
+        let incumbent = incumbent(&setup, VERSIONS[at], VERSIONS[1 - at]).await?;
         step.done();
         let count = f64::from(u32::try_from(*runtimes)?);
         let (pss, peak_rss) = (mebibytes(memory.pss_kib), mebibytes(memory.peak_rss_kib));
-        let seen = Seen { count, moves, incumbent, pss, peak_rss };
-        seen.tell(tell);
+        let seen = Samples { count, moves, incumbent, pss, peak_rss };
+        seen.emit(emit);
         all.push(seen);
     }
-    project(&all, tell);
-    idle(&crowded, settings.idle_seconds, tell).await
+    project(&all, emit);
+    idle(&setup, settings.idle_seconds, emit).await
 }
 
-impl Seen {
-    fn median(&self, of: fn(&Moved) -> f64) -> f64 {
+impl Samples {
+    fn median(&self, of: fn(&MoveSample) -> f64) -> f64 {
         median(self.moves.iter().map(of).collect())
     }
 
@@ -166,12 +171,12 @@ impl Seen {
         self.median(|moved| moved.cpu)
     }
 
-    fn tell(&self, tell: &mut impl FnMut(&Figure)) {
+    fn emit(&self, emit: &mut impl FnMut(&Figure)) {
         let floor = self.median(|moved| moved.floor.seconds);
         let floor_cpu = self.median(|moved| moved.floor.cpu);
-        tell(&Figure::new("catalog_runtimes", self.count, "runtimes"));
-        tell(&Figure::new("catalog_moved", self.all(), "s").beside(floor));
-        tell(&Figure::new("catalog_receiver_cpu", self.cpu(), "s").beside(floor_cpu));
+        emit(&Figure::new("catalog_runtimes", self.count, "runtimes"));
+        emit(&Figure::new("catalog_moved", self.all(), "s").with_floor(floor));
+        emit(&Figure::new("catalog_receiver_cpu", self.cpu(), "s").with_floor(floor_cpu));
         for (figure, value, unit) in [
             ("catalog_receiver_cpu_per_runtime", self.cpu() * 1e3 / self.count, "ms"),
             ("catalog_agents_and_runtimes_cpu", self.median(|moved| moved.others), "s"),
@@ -179,21 +184,21 @@ impl Seen {
             ("catalog_receiver_pss", self.pss, "MiB"),
             ("catalog_receiver_peak_rss", self.peak_rss, "MiB"),
         ] {
-            tell(&Figure::new(figure, value, unit));
+            emit(&Figure::new(figure, value, unit));
         }
-        self.tell_calls(tell);
-        let Passed { seconds, cpu } = self.incumbent;
-        tell(&Figure::new("catalog_incumbent_way", seconds, "s"));
-        tell(&Figure::new("catalog_incumbent_way_clients_cpu", cpu, "s"));
-        tell(&Figure::new("catalog_incumbent_way_over_moved", seconds / self.all(), "times"));
-        tell(&Figure::new("catalog_incumbent_way_cpu_over_receiver_cpu", cpu / self.cpu(), "times"));
+        self.emit_calls(emit);
+        let PassCost { seconds, cpu } = self.incumbent;
+        emit(&Figure::new("catalog_incumbent_way", seconds, "s"));
+        emit(&Figure::new("catalog_incumbent_way_clients_cpu", cpu, "s"));
+        emit(&Figure::new("catalog_incumbent_way_over_moved", seconds / self.all(), "times"));
+        emit(&Figure::new("catalog_incumbent_way_cpu_over_receiver_cpu", cpu / self.cpu(), "times"));
     }
 
-    /// What each runtime was asked, in all moves.
-    fn tell_calls(&self, tell: &mut impl FnMut(&Figure)) {
+    /// Requests to each runtime over all moves.
+    fn emit_calls(&self, emit: &mut impl FnMut(&Figure)) {
         let calls: Vec<_> = self.moves.iter().flat_map(|moved| &moved.calls).collect();
         let sum = Calls::sum(calls.iter().copied());
-        progress::say(&format!("calls to the runtimes in {} moves: {sum}", self.moves.len()));
+        progress::print_line(&format!("requests to the runtimes in {} moves: {sum}", self.moves.len()));
         let runtimes = number(calls.len() as u64).max(1.0);
         let patches = |calls: &Calls| RESOURCES.iter().map(|resource| calls.of("patch", resource)).sum::<u64>();
         let writes = |calls: &Calls, resource| {
@@ -203,70 +208,71 @@ impl Seen {
         let inventories = writes(&sum, "configmaps");
         let most = calls.iter().map(|calls| patches(calls)).max().unwrap_or_default();
         let fewest = calls.iter().map(|calls| patches(calls)).min().unwrap_or_default();
-        tell(&Figure::new("catalog_object_patches_per_runtime_most", number(most), "patches").at_most(1.0));
-        tell(&Figure::new("catalog_object_patches_per_runtime_fewest", number(fewest), "patches").at_least(1.0));
+        emit(&Figure::new("catalog_object_patches_per_runtime_most", number(most), "patches").at_most(1.0));
+        emit(&Figure::new("catalog_object_patches_per_runtime_fewest", number(fewest), "patches").at_least(1.0));
         let others = number(objects - patches(&sum)) / runtimes;
-        tell(&Figure::new("catalog_other_object_writes_per_runtime", others, "calls").at_most(0.0));
+        emit(&Figure::new("catalog_other_object_writes_per_runtime", others, "calls").at_most(0.0));
         for (figure, count) in [
             ("catalog_template_patches_per_runtime", sum.of("patch", Kind::Template.resource())),
             ("catalog_release_meta_patches_per_runtime", sum.of("patch", Kind::ReleaseMeta.resource())),
             ("catalog_inventory_writes_per_runtime", inventories),
             ("catalog_other_calls_per_runtime", sum.total() - objects - inventories),
         ] {
-            tell(&Figure::new(figure, number(count) / runtimes, "calls"));
+            emit(&Figure::new(figure, number(count) / runtimes, "calls"));
         }
     }
 }
 
-fn project(all: &[Seen], tell: &mut impl FnMut(&Figure)) {
-    let at_full = |of: fn(&Seen) -> f64| {
+fn project(all: &[Samples], emit: &mut impl FnMut(&Figure)) {
+    let at_full = |of: fn(&Samples) -> f64| {
         let points: Vec<_> = all.iter().map(|seen| (seen.count, of(seen))).collect();
-        // Noise may let the line fall.
-        line(&points, FULL).0.max(points.last().map_or(0.0, |(_, value)| *value))
+        // Noise may give the line a negative slope.
+        line(&points, TARGET).0.max(points.last().map_or(0.0, |(_, value)| *value))
     };
     let floor = at_full(|seen| seen.median(|moved| moved.floor.seconds));
-    let moved = at_full(Seen::all);
-    tell(&Figure::new("catalog_moved_at_5000", moved, "s").beside(floor));
-    let paced = FULL / f64::from(Flags::default().catalog_sync_rate);
-    tell(&Figure::new("catalog_moved_at_5000_at_the_default_rate", moved.max(paced), "s").at_most(60.0));
-    tell(&Figure::new("catalog_receiver_cpu_at_5000", at_full(Seen::cpu), "s"));
-    tell(&Figure::new("catalog_receiver_pss_at_5000", at_full(|seen| seen.pss), "MiB"));
-    tell(&Figure::new("catalog_incumbent_way_at_5000", at_full(|seen| seen.incumbent.seconds), "s"));
+    let moved = at_full(Samples::all);
+    emit(&Figure::new("catalog_moved_at_5000", moved, "s").with_floor(floor));
+    let paced = TARGET / f64::from(Flags::default().catalog_sync_rate);
+    emit(&Figure::new("catalog_moved_at_5000_at_the_default_rate", moved.max(paced), "s").at_most(60.0));
+    emit(&Figure::new("catalog_receiver_cpu_at_5000", at_full(Samples::cpu), "s"));
+    emit(&Figure::new("catalog_receiver_pss_at_5000", at_full(|seen| seen.pss), "MiB"));
+    emit(&Figure::new("catalog_incumbent_way_at_5000", at_full(|seen| seen.incumbent.seconds), "s"));
 }
 
-/// Moves the channel in KCP to that version, once the receiver has closed its connections to the runtimes; afterwards the floor.
-async fn one_move(crowded: &Crowded, to: &'static str) -> Result<Moved> {
-    let Crowded { crowd, landscape, .. } = crowded;
-    until_within("the receiver to close its connections to the runtimes", PATIENCE, async || {
-        let open = crowd.fake().connections();
-        ensure!(open == 0, "{open} are open");
+/// Moves the channel in KCP to that version, once the receiver has closed its connections to the runtimes; measures the
+/// floor afterwards.
+async fn one_move(setup: &FleetSetup, to: &'static str) -> Result<MoveSample> {
+    let FleetSetup { fleet, landscape, .. } = setup;
+    until_within("the receiver to close its connections to the runtimes", WAIT_LIMIT, async || {
+        let open = fleet.fake().connections();
+        ensure!(open == 0, "{open} connections are open");
         Ok(Some(()))
     })
     .await?;
-    let calls = calls(crowded);
+    let calls = calls(setup);
     let (kcp, cpu, others) =
-        (api_calls::answered(landscape.kcp()).await?, crowded.receiver_cpu().await?, cpu_of(process::id())?);
+        (api_calls::answered(landscape.kcp()).await?, setup.receiver_cpu().await?, cpu_of(process::id())?);
     let begun = Instant::now();
     landscape.write_channels(MODULE, &channels(to)).await?;
-    arrived(crowded, to).await?;
+    arrived(setup, to).await?;
     let all = begun.elapsed().as_secs_f64();
-    // What a pass writes after the object, the inventory above all, belongs to it.
-    crowd.at_rest(PATIENCE).await?;
-    let (cpu, others) = (crowded.receiver_cpu().await? - cpu, cpu_of(process::id())? - others);
+    // Writes of the reconcile after the object, above all the inventory, are part of its cost.
+    fleet.at_rest(WAIT_LIMIT).await?;
+    let (cpu, others) = (setup.receiver_cpu().await? - cpu, cpu_of(process::id())? - others);
     let kcp = api_calls::answered(landscape.kcp()).await? - kcp;
-    let calls = self::calls(crowded).into_iter().zip(&calls).map(|(now, before)| now.since(before)).collect();
-    let floor = Bare::new(crowd)?.apply(FLOOR, vec![vec![floor_object(to)]]).await?;
-    Ok(Moved { all, cpu, others, kcp, calls, floor })
+    let calls = self::calls(setup).into_iter().zip(&calls).map(|(now, before)| now.since(before)).collect();
+    let floor = BareClients::new(fleet)?.apply(FLOOR, vec![vec![floor_object(to)]]).await?;
+    Ok(MoveSample { all, cpu, others, kcp, calls, floor })
 }
 
 /// Waits until the channel points to that version in every runtime.
-async fn arrived(crowded: &Crowded, version: &str) -> Result<()> {
-    let (members, mut have) = (crowded.crowd.members(), 0);
+async fn arrived(setup: &FleetSetup, version: &str) -> Result<()> {
+    let (members, mut have) = (setup.fleet.members(), 0);
     let key = format!("operator.kyma-project.io/{}/kyma-system/{MODULE}", Kind::ReleaseMeta.resource());
-    until_within("every runtime to have where the channel points", PATIENCE, async || {
-        // One that has it keeps it, so each is looked at little more than once.
+    until_within("the moved channel in every runtime", WAIT_LIMIT, async || {
+        // A runtime that has it keeps it, so each is checked little more than once.
         have += members[have..].iter().take_while(|member| points(member.cluster(), &key, version)).count();
-        ensure!(have == members.len(), "{have} of {} have it, and another does not", members.len());
+        ensure!(have == members.len(), "only {have} of {} runtimes have it", members.len());
         Ok(Some(()))
     })
     .await
@@ -282,81 +288,81 @@ fn channels(version: &'static str) -> [(&'static str, &'static str); 2] {
     [(CHANNEL, version), ("fast", VERSIONS[1])]
 }
 
-/// A release meta of its own, which says something else after each move.
-fn floor_object(version: &'static str) -> Arc<Desired> {
+/// A release meta of the bare client, with content that differs after each move.
+fn floor_object(version: &'static str) -> Arc<DesiredObject> {
     let body = release_meta(FLOOR, &channels(version));
-    Arc::new(Desired {
+    Arc::new(DesiredObject {
         id: ObjectId::new(Kind::ReleaseMeta, FLOOR),
         body,
         hash: ContentHash::UNKNOWN,
-        needs: Vec::new(),
+        requires: Vec::new(),
     })
 }
 
-/// Applies the whole catalog, with the channel moved, to every runtime; templates first. Afterwards the channel is where it was, so that
-/// the receiver finds what it left.
-async fn incumbent(crowded: &Crowded, from: &'static str, to: &'static str) -> Result<Passed> {
-    let objects = objects(crowded).await?;
-    let is_moved = |object: &Desired| object.id.kind == Kind::ReleaseMeta && &*object.id.name == MODULE;
-    let before = objects.iter().find(|object| is_moved(object)).context("the release meta that moves")?.clone();
-    let mut after = Desired::clone(&before);
+/// Applies the whole catalog, with the channel moved, to every runtime; templates first. Moves the channel back
+/// afterwards, so the receiver finds the state that it left.
+async fn incumbent(setup: &FleetSetup, from: &'static str, to: &'static str) -> Result<PassCost> {
+    let objects = objects(setup).await?;
+    let is_moved = |object: &DesiredObject| object.id.kind == Kind::ReleaseMeta && &*object.id.name == MODULE;
+    let before = objects.iter().find(|object| is_moved(object)).context("no release meta of the moved module")?.clone();
+    let mut after = DesiredObject::clone(&before);
     after.body["spec"]["channels"] = release_meta(MODULE, &channels(to))["spec"]["channels"].take();
     let after = Arc::new(after);
     let objects = objects.into_iter().map(|object| if is_moved(&object) { after.clone() } else { object });
     let (templates, metas): (Vec<_>, Vec<_>) = objects.partition(|object| object.id.kind == Kind::Template);
-    let passed = Bare::new(&crowded.crowd)?.apply(field_manager::CATALOG_SYNC, vec![templates, metas]).await?;
-    arrived(crowded, to).await?;
-    Bare::new(&crowded.crowd)?.apply(field_manager::CATALOG_SYNC, vec![vec![before]]).await?;
-    arrived(crowded, from).await?;
+    let passed = BareClients::new(&setup.fleet)?.apply(field_manager::CATALOG_SYNC, vec![templates, metas]).await?;
+    arrived(setup, to).await?;
+    BareClients::new(&setup.fleet)?.apply(field_manager::CATALOG_SYNC, vec![vec![before]]).await?;
+    arrived(setup, from).await?;
     Ok(passed)
 }
 
 /// The catalog of a Kyma without labels, as the receiver computes it from KCP.
-async fn objects(crowded: &Crowded) -> Result<Vec<Arc<Desired>>> {
-    let (operator, namespace) = (crowded.landscape.operator(), crowded.landscape.namespace());
+async fn objects(setup: &FleetSetup) -> Result<Vec<Arc<DesiredObject>>> {
+    let (operator, namespace) = (setup.landscape.operator(), setup.landscape.namespace());
     let all = ListParams::default();
     let templates = Api::<ModuleTemplate>::namespaced(operator.clone(), namespace).list(&all).await?;
     let metas = Api::<ModuleReleaseMeta>::namespaced(operator, namespace).list(&all).await?;
     let (templates, metas) = (templates.items.into_iter().map(Arc::new), metas.items.into_iter().map(Arc::new));
     let snapshot = Snapshot::new(templates, metas, &BTreeSet::new(), BTreeSet::new());
-    Ok(snapshot.wanted(&snapshot.class(&BTreeMap::new())).objects().cloned().collect())
+    Ok(snapshot.desired(&snapshot.class(&BTreeMap::new())).objects().cloned().collect())
 }
 
-/// Counts what the runtimes are asked while nothing moves. A runtime whose turn of verification came is left out, the busiest first: all
-/// others must not be asked anything.
-async fn idle(crowded: &Crowded, seconds: u32, tell: &mut impl FnMut(&Figure)) -> Result<()> {
+/// Counts the requests to the runtimes while nothing changes. As many runtimes as were verified in this time are left
+/// out, the busiest first; all others must receive no request.
+async fn idle(setup: &FleetSetup, seconds: u32, emit: &mut impl FnMut(&Figure)) -> Result<()> {
     const VERIFIED: &str = r#"tidewatch_path_polls_total{reason="verification"}"#;
-    crowded.proven(crowded.crowd.members().len()).await?;
-    crowded.crowd.at_rest(PATIENCE).await?;
-    let (before, verified) = (calls(crowded), metric(&crowded.metrics().await?, VERIFIED));
-    let heartbeats = crowded.crowd.tally().heartbeats();
-    let step = Step::begin(format!("nothing moves for {seconds} s"));
+    setup.proven(setup.fleet.members().len()).await?;
+    setup.fleet.at_rest(WAIT_LIMIT).await?;
+    let (before, verified) = (calls(setup), metric(&setup.metrics().await?, VERIFIED));
+    let heartbeats = setup.fleet.counters().heartbeats();
+    let step = Step::begin(format!("no changes for {seconds} s"));
     sleep(Duration::from_secs(seconds.into())).await;
     step.done();
-    let mut calls: Vec<_> = calls(crowded).into_iter().zip(&before).map(|(now, before)| now.since(before)).collect();
-    let verified = metric(&crowded.metrics().await?, VERIFIED) - verified;
-    let heartbeats = crowded.crowd.tally().heartbeats() - heartbeats;
-    ensure!(heartbeats > 0 || seconds < 60, "nobody sends heartbeats");
+    let mut calls: Vec<_> = calls(setup).into_iter().zip(&before).map(|(now, before)| now.since(before)).collect();
+    let verified = metric(&setup.metrics().await?, VERIFIED) - verified;
+    let heartbeats = setup.fleet.counters().heartbeats() - heartbeats;
+    ensure!(heartbeats > 0 || seconds < 60, "no agent sends heartbeats");
     calls.sort_by_key(|calls| std::cmp::Reverse(calls.total()));
-    progress::say(&format!("calls to the runtimes while nothing moved: {}", Calls::sum(&calls)));
+    progress::print_line(&format!("requests to the runtimes without changes: {}", Calls::sum(&calls)));
     let unasked = calls.iter().zip(1u32..).filter(|(_, place)| f64::from(*place) > verified);
     let outside: u64 = unasked.map(|(calls, _)| calls.total()).sum();
-    tell(&Figure::new("catalog_idle_seconds", seconds.into(), "s"));
-    tell(&Figure::new("catalog_idle_verifications", verified, "runtimes"));
-    tell(&Figure::new("catalog_idle_calls", number(outside), "calls").at_most(0.0));
+    emit(&Figure::new("catalog_idle_seconds", seconds.into(), "s"));
+    emit(&Figure::new("catalog_idle_verifications", verified, "runtimes"));
+    emit(&Figure::new("catalog_idle_calls", number(outside), "calls").at_most(0.0));
     Ok(())
 }
 
-/// What each runtime was asked so far.
-fn calls(crowded: &Crowded) -> Vec<Calls> {
-    crowded.crowd.members().iter().map(|member| member.cluster().calls()).collect()
+/// Requests to each runtime so far.
+fn calls(setup: &FleetSetup) -> Vec<Calls> {
+    setup.fleet.members().iter().map(|member| member.cluster().calls()).collect()
 }
 
 fn number(count: u64) -> f64 {
     f64::from(u32::try_from(count).unwrap_or(u32::MAX))
 }
 
-/// The name of the nth module: the CRD takes letters alone.
+/// The name of the nth module: the CRD allows letters only.
 fn module(number: u32) -> String {
     let letter = |power: u32| char::from(b'a' + u8::try_from(number / 26_u32.pow(power) % 26).unwrap_or(0));
     format!("module-{}{}{}", letter(2), letter(1), letter(0))

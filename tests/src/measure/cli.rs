@@ -1,55 +1,60 @@
-//! The command line of `cargo measure`: figures of the whole system, one line of JSON each on stdout; progress goes to stderr.
+//! Command line of `cargo measure`: figures of the whole system, one line of JSON each on stdout; progress on stderr.
 
 use std::{io::Write as _, process::ExitCode};
 
 use anyhow::bail;
 use clap::{Parser, Subcommand};
 
-use super::{Figure, Settings, apart, catalog, enrolment, event_path, fleet, flood, idle, knee, restart, user_write};
+use super::{
+    Figure, Settings, catalog, enrolment, event_path, fleet, flood, idle, knee, plain_server_process, restart,
+    user_write,
+};
 use crate::{limits, progress, run_command};
 
-/// For thousands of agents: a few for each.
+/// Limit of open files for thousands of agents with a few descriptors each.
 const OPEN_FILES: u64 = 1 << 16;
 
-/// Measures the whole system on a real KCP; where there are thousands of runtimes, these are light fakes. Ends with an error when a figure misses its bar.
+/// Measures the whole system on a real KCP; measurements with thousands of runtimes use fake API servers for them.
+/// Fails when a figure misses its bar.
 #[derive(Parser)]
 struct Arguments {
     #[command(subcommand)]
-    what: What,
-    /// Tell what misses its bar, and end well all the same.
+    measurement: Measurement,
+    /// Report figures that miss their bar without failing
     #[arg(long, global = true)]
     no_enforce: bool,
 }
 
 #[derive(Subcommand)]
-enum What {
-    /// From a user's write to the Kyma being wanted, over a plain watch; CPU, memory and API calls.
+enum Measurement {
+    /// Time from a user's write to the enqueued Kyma, over a plain watch; CPU, memory and API requests
     EventPath(Settings),
-    /// Latency of a user's write with and without the agent, also while the receiver refuses or hangs.
+    /// Latency of a user's write with and without the agent, also while the receiver refuses or hangs
     UserWrite(Settings),
-    /// Writes while nobody does anything.
+    /// Writes of an idle system
     Idle {
         #[command(flatten)]
         settings: Settings,
-        /// How long.
+        /// Duration in minutes
         #[arg(long, default_value_t = 10)]
         minutes: u32,
     },
-    /// Requests and batched events per CPU second of the receiver, at a steady queue, beside a server that only verifies.
+    /// Requests and batched events per CPU second of the receiver, at a steady queue, over a server that only verifies
     ReceiverKnee(knee::Settings),
-    /// Memory of the receiver by the number of agents, projected to 5,000.
+    /// Memory of the receiver by the number of agents, projected to 5,000
     Fleet(fleet::Settings),
-    /// From the receiver's start until everything that changed while it was away is settled, projected to 5,000 agents.
+    /// Time from the receiver's start until all changes of its downtime are settled, projected to 5,000 agents
     Restart(restart::Settings),
-    /// From the receiver's start until agents that have no certificate have one and their paths are proven, projected to 5,000.
+    /// Time from the receiver's start until agents without a certificate have one and their paths are proven, projected
+    /// to 5,000
     Enrolment(enrolment::Settings),
-    /// From a channel that moves in KCP until every runtime has it, projected to 5,000; what runtimes are asked for it, and while nothing
-    /// moves; beside a bare apply to each, and beside the incumbent's way.
+    /// Time from a channel move in KCP until every runtime has it, projected to 5,000; requests to the runtimes for it,
+    /// and while nothing changes; beside a bare apply to each, and beside the incumbent's way
     Catalog(catalog::Settings),
-    /// Latency of the others while one runtime floods.
+    /// Latency of other runtimes while one runtime floods
     Flood(flood::Settings),
-    /// The floor of a measurement, which starts it.
-    #[command(name = apart::COMMAND, hide = true)]
+    /// The plain server of a floor, started by the measurement itself
+    #[command(name = plain_server_process::COMMAND, hide = true)]
     PlainServer,
 }
 
@@ -57,16 +62,16 @@ enum What {
 #[must_use]
 pub fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let is_crowded = matches!(
-        arguments.what,
-        What::ReceiverKnee(_)
-            | What::Fleet(_)
-            | What::Restart(_)
-            | What::Enrolment(_)
-            | What::Catalog(_)
-            | What::Flood(_)
+    let has_fleet = matches!(
+        arguments.measurement,
+        Measurement::ReceiverKnee(_)
+            | Measurement::Fleet(_)
+            | Measurement::Restart(_)
+            | Measurement::Enrolment(_)
+            | Measurement::Catalog(_)
+            | Measurement::Flood(_)
     );
-    if is_crowded {
+    if has_fleet {
         limits::raise_open_files(OPEN_FILES);
     }
     run_command(measure(arguments))
@@ -74,23 +79,23 @@ pub fn main() -> ExitCode {
 
 async fn measure(arguments: Arguments) -> anyhow::Result<()> {
     let (mut failed, mut missed) = (None, Vec::new());
-    let mut tell = |figure: &Figure| {
+    let mut emit = |figure: &Figure| {
         missed.extend(figure.missed());
         if let Err(error) = std::io::stdout().write_all(figure.line().as_bytes()) {
             failed = Some(error);
         }
     };
-    match arguments.what {
-        What::EventPath(settings) => event_path(&settings, &mut tell).await?,
-        What::UserWrite(settings) => user_write(&settings, &mut tell).await?,
-        What::Idle { settings, minutes } => idle(&settings, minutes, &mut tell).await?,
-        What::ReceiverKnee(settings) => knee::measure(&settings, &mut tell).await?,
-        What::Fleet(settings) => fleet::measure(&settings, &mut tell).await?,
-        What::Restart(settings) => restart::measure(&settings, &mut tell).await?,
-        What::Enrolment(settings) => enrolment::measure(&settings, &mut tell).await?,
-        What::Catalog(settings) => catalog::measure(&settings, &mut tell).await?,
-        What::Flood(settings) => flood::measure(&settings, &mut tell).await?,
-        What::PlainServer => apart::serve()?,
+    match arguments.measurement {
+        Measurement::EventPath(settings) => event_path(&settings, &mut emit).await?,
+        Measurement::UserWrite(settings) => user_write(&settings, &mut emit).await?,
+        Measurement::Idle { settings, minutes } => idle(&settings, minutes, &mut emit).await?,
+        Measurement::ReceiverKnee(settings) => knee::measure(&settings, &mut emit).await?,
+        Measurement::Fleet(settings) => fleet::measure(&settings, &mut emit).await?,
+        Measurement::Restart(settings) => restart::measure(&settings, &mut emit).await?,
+        Measurement::Enrolment(settings) => enrolment::measure(&settings, &mut emit).await?,
+        Measurement::Catalog(settings) => catalog::measure(&settings, &mut emit).await?,
+        Measurement::Flood(settings) => flood::measure(&settings, &mut emit).await?,
+        Measurement::PlainServer => plain_server_process::serve()?,
     }
     if let Some(error) = failed {
         return Err(error.into());
@@ -98,9 +103,9 @@ async fn measure(arguments: Arguments) -> anyhow::Result<()> {
     if !missed.is_empty() {
         let missed = missed.join(", ");
         if !arguments.no_enforce {
-            bail!("these miss their bars: {missed}");
+            bail!("figures that miss their bars: {missed}");
         }
-        progress::say(&format!("these miss their bars: {missed}"));
+        progress::print_line(&format!("figures that miss their bars: {missed}"));
     }
     Ok(())
 }

@@ -1,10 +1,10 @@
-//! All agents come for a certificate: how long until each has one and its event path is proven, and what it costs the receiver. Twice:
+//! All agents enrol: the time until each has a certificate and a proven event path, and the receiver's cost. Twice:
 //!
-//! * As after a time without a receiver that was longer than their certificates. The receiver has just started: it reads everything,
-//!   looks into every runtime, and asks each for its keys. The agents have tried for hours, and so are spread over the longest pause
-//!   between two of their tries.
-//! * Again, all in one moment, when the receiver has all of that. What is left is what one enrolment costs: TLS, token, question to the
-//!   runtime, certificate.
+//! * As after an outage of the receiver that outlasted the certificates. The receiver has just started: it lists
+//!   everything, connects to every runtime, and fetches each runtime's token keys. The agents have retried for hours,
+//!   and so are spread over the longest pause between two attempts.
+//! * Again, all at the same time, when the receiver has all of that. The remaining cost is that of one enrolment: TLS,
+//!   token, request to the runtime, certificate.
 
 use std::time::Instant;
 
@@ -12,55 +12,56 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use super::{
     Figure,
-    crowded::{Crowded, PATIENCE},
     figure::{cpu_of, line, mebibytes},
+    fleet_setup::{FleetSetup, WAIT_LIMIT},
 };
 use crate::{
-    load::{Office, until_within},
+    load::{EnrolmentEndpoint, until_within},
     progress::{self, Step},
 };
 
-const FULL: f64 = 5_000.0;
+const TARGET: f64 = 5_000.0;
 
-/// How much is measured.
+/// Extent of the measurement.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Settings {
-    /// How many agents, one landscape each, upwards; two numbers at least, or there is nothing to project from.
+    /// Numbers of agents, one landscape each, ascending; at least two, for the projection
     #[arg(long, value_delimiter = ',', default_values_t = [1_000, 2_000])]
     pub agents: Vec<usize>,
 }
 
-/// What was seen with one number of agents; times in seconds from the start of the receiver's process.
-struct Seen {
+/// The samples of one number of agents; times in seconds from the start of the receiver's process.
+struct Samples {
     ready: f64,
     half: f64,
     enrolled: f64,
     proven: f64,
-    /// CPU of the receiver until then, in seconds.
+    /// CPU time of the receiver until all paths are proven, in seconds.
     cpu: f64,
-    /// CPU of this process in the same time: all the agents, and all their API servers.
+    /// CPU time of this process in the same time: all agents and their API servers.
     others: f64,
-    /// Tries without an answer: before the receiver listened, or when it had no room.
-    faults: f64,
-    /// Tries that were refused.
+    /// Attempts without a response: before the receiver listened, or beyond its connection limits.
+    failures: f64,
+    /// Attempts that were refused.
     refused: f64,
-    /// Seconds until all have a second certificate, and the receiver's CPU in that time, the heartbeats of all included.
+    /// Seconds until all agents have a second certificate, and the receiver's CPU time meanwhile, all heartbeats
+    /// included.
     again: f64,
     again_cpu: f64,
-    again_vain: f64,
+    again_failed: f64,
     pss: f64,
     peak_rss: f64,
 }
 
-/// Runs the measurement and tells each figure. The projection is the line through the numbers of agents, and never less than what the
-/// largest of them needed. No bar is named for any of it.
+/// Runs the measurement and emits each figure. The projection is the line through the numbers of agents, and never less
+/// than the value of the largest. No figure has a bar.
 ///
 /// # Errors
-/// When the setting does not stand, or an agent gets no certificate.
-pub async fn measure(settings: &Settings, tell: &mut impl FnMut(&Figure)) -> Result<()> {
+/// When the setup cannot be started, or an agent gets no certificate.
+pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Result<()> {
     ensure!(
         settings.agents.is_sorted() && settings.agents.len() > 1,
-        "two numbers of agents at least, and they must rise"
+        "at least two ascending numbers of agents are required"
     );
     let mut rounds = Vec::new();
     for agents in &settings.agents {
@@ -72,23 +73,23 @@ pub async fn measure(settings: &Settings, tell: &mut impl FnMut(&Figure)) -> Res
             ("enrolment_enrolled_p50", seen.half, "s"),
             ("enrolment_enrolled", seen.enrolled, "s"),
             ("enrolment_proven", seen.proven, "s"),
-            ("enrolment_unanswered", seen.faults, "requests"),
+            ("enrolment_unanswered", seen.failures, "requests"),
             ("enrolment_refused", seen.refused, "requests"),
             ("enrolment_receiver_cpu", seen.cpu, "s"),
             ("enrolment_agents_and_runtimes_cpu", seen.others, "s"),
             ("enrolment_receiver_cpu_per_agent_from_start", seen.cpu * 1e3 / count, "ms"),
             ("enrolment_enrolled_again", seen.again, "s"),
-            ("enrolment_again_in_vain", seen.again_vain, "requests"),
+            ("enrolment_again_in_vain", seen.again_failed, "requests"),
             ("enrolment_receiver_cpu_per_enrolment", seen.again_cpu * 1e3 / count, "ms"),
             ("enrolment_receiver_pss", seen.pss, "MiB"),
             ("enrolment_receiver_peak_rss", seen.peak_rss, "MiB"),
         ] {
-            tell(&Figure::new(figure, value, unit));
+            emit(&Figure::new(figure, value, unit));
         }
         rounds.push((count, seen));
     }
     for (figure, unit, of) in [
-        ("enrolment_enrolled_at_5000", "s", (|seen| seen.enrolled) as fn(&Seen) -> f64),
+        ("enrolment_enrolled_at_5000", "s", (|seen| seen.enrolled) as fn(&Samples) -> f64),
         ("enrolment_proven_at_5000", "s", |seen| seen.proven),
         ("enrolment_receiver_cpu_at_5000", "s", |seen| seen.cpu),
         ("enrolment_receiver_pss_at_5000", "MiB", |seen| seen.pss),
@@ -96,82 +97,87 @@ pub async fn measure(settings: &Settings, tell: &mut impl FnMut(&Figure)) -> Res
     ] {
         let points: Vec<_> = rounds.iter().map(|(count, seen)| (*count, of(seen))).collect();
         let least = points.last().map_or(0.0, |(_, value)| *value);
-        tell(&Figure::new(figure, line(&points, FULL).0.max(least), unit));
+        emit(&Figure::new(figure, line(&points, TARGET).0.max(least), unit));
     }
     Ok(())
 }
 
-async fn round(agents: usize) -> Result<Seen> {
-    let mut crowded = Crowded::start_issuing().await?;
-    crowded.register(agents).await?;
-    let port = crowded.landscape.enrolment_port().context("a receiver that issues")?;
-    let office = Office::new(([127, 0, 0, 1], port).into(), crowded.landscape.ca().trust_bundle().store()?)?;
-    crowded.landscape.with_receiver(async |receiver| receiver.kill9()).await?;
+async fn round(agents: usize) -> Result<Samples> {
+    let mut setup = FleetSetup::start_issuing().await?;
+    setup.register(agents).await?;
+    let port = setup.landscape.enrolment_port().context("the receiver has no enrolment port")?;
+    let endpoint = EnrolmentEndpoint::new(([127, 0, 0, 1], port).into(), setup.landscape.ca().trust_bundle().store()?)?;
+    setup.landscape.with_receiver(async |receiver| receiver.kill9()).await?;
 
-    let step = Step::begin(format!("{agents} agents enrol"));
+    let step = Step::begin(format!("enrolling {agents} agents"));
     let (begun, others) = (Instant::now(), cpu_of(std::process::id())?);
-    crowded.crowd.enrol(&office);
+    setup.fleet.enrol(&endpoint);
     let starting = async {
-        crowded.landscape.start_receiver().await?;
+        setup.landscape.start_receiver().await?;
         Ok::<_, anyhow::Error>(begun.elapsed().as_secs_f64())
     };
-    let enrolling = enrolled(&crowded, begun, agents);
+    let enrolling = enrolled(&setup, begun, agents);
     let (ready, (half, enrolled)) = tokio::try_join!(starting, enrolling)?;
-    crowded.proven(agents).await?;
+    setup.proven(agents).await?;
     let proven = begun.elapsed().as_secs_f64();
     let others = cpu_of(std::process::id())? - others;
-    let cpu = crowded.receiver_cpu().await?;
-    let (faults, refused) = in_vain(&crowded);
-    progress::say(&format!("refused so far, by status: {:?}", crowded.crowd.tally().refusals()));
-    crowded.crowd.at_rest(PATIENCE).await?;
+    let cpu = setup.receiver_cpu().await?;
+    let (failures, refused) = failed_attempts(&setup);
+    progress::print_line(&format!("refused requests by status: {:?}", setup.fleet.counters().refusals()));
+    setup.fleet.at_rest(WAIT_LIMIT).await?;
     step.done();
 
-    let step = Step::begin(format!("{agents} agents enrol once more"));
-    let (begun, before, vain) = (Instant::now(), crowded.receiver_cpu().await?, in_vain(&crowded));
-    crowded.crowd.enrol_again(&office);
-    let (_, again) = self::enrolled(&crowded, begun, 2 * agents).await?;
-    let again_cpu = crowded.receiver_cpu().await? - before;
-    let after = in_vain(&crowded);
+    let step = Step::begin(format!("enrolling {agents} agents once more"));
+    let (begun, before, vain) = (Instant::now(), setup.receiver_cpu().await?, failed_attempts(&setup));
+    setup.fleet.enrol_again(&endpoint);
+    let (_, again) = self::enrolled(&setup, begun, 2 * agents).await?;
+    let again_cpu = setup.receiver_cpu().await? - before;
+    let after = failed_attempts(&setup);
     step.done();
 
-    let memory = crowded.receiver_memory().await?;
-    Ok(Seen {
+    let memory = setup.receiver_memory().await?;
+    Ok(Samples {
         ready,
         half,
         enrolled,
         proven,
         cpu,
         others,
-        faults,
+        failures,
         refused,
         again,
         again_cpu,
-        again_vain: after.0 + after.1 - vain.0 - vain.1,
+        again_failed: after.0 + after.1 - vain.0 - vain.1,
         pss: mebibytes(memory.pss_kib),
         peak_rss: mebibytes(memory.peak_rss_kib),
     })
 }
 
-/// Waits until so many certificates were issued since the crowd began; when half of them were, and when all, in seconds.
-async fn enrolled(crowded: &Crowded, begun: Instant, of: usize) -> Result<(f64, f64)> {
+/// Waits until so many certificates were issued since the fleet began; returns the seconds until half of them and until
+/// all of them.
+async fn enrolled(setup: &FleetSetup, begun: Instant, of: usize) -> Result<(f64, f64)> {
     let (mut half, of) = (None, of as u64);
-    until_within("every agent to have a certificate", PATIENCE, async || {
-        let (count, tally) = (crowded.crowd.tally().enrolments(), crowded.crowd.tally());
+    until_within("every agent to have a certificate", WAIT_LIMIT, async || {
+        let (count, counters) = (setup.fleet.counters().enrolments(), setup.fleet.counters());
         let passed = begun.elapsed().as_secs_f64();
         if count * 2 >= of {
             half.get_or_insert(passed);
         }
         if count < of {
-            bail!("{count} of {of} have one, {} faults, refusals {:?}", tally.faults(), tally.refusals());
+            bail!(
+                "{count} of {of} agents have one, {} failed requests, refusals {:?}",
+                counters.failures(),
+                counters.refusals()
+            );
         }
         Ok(Some((half.unwrap_or(passed), passed)))
     })
     .await
 }
 
-/// Tries so far that had no answer, and tries that were refused.
-fn in_vain(crowded: &Crowded) -> (f64, f64) {
-    let tally = crowded.crowd.tally();
+/// Attempts so far without a response, and attempts that were refused.
+fn failed_attempts(setup: &FleetSetup) -> (f64, f64) {
+    let counters = setup.fleet.counters();
     let number = |count: u64| f64::from(u32::try_from(count).unwrap_or(u32::MAX));
-    (number(tally.faults()), number(tally.refusals().values().sum()))
+    (number(counters.failures()), number(counters.refusals().values().sum()))
 }

@@ -1,4 +1,4 @@
-//! One line of JSON per figure, and the arithmetic behind it.
+//! Figures as lines of JSON, and the arithmetic behind them.
 
 use std::{io, time::Duration};
 
@@ -29,45 +29,45 @@ impl Figure {
         Self { figure, value: rounded(value), unit, floor: None, ratio: None, bar: None, holds: None }
     }
 
-    /// Adds the most that the value may be.
+    /// Sets the largest value that holds.
     #[must_use]
     pub fn at_most(mut self, bar: f64) -> Self {
         (self.bar, self.holds) = (Some(bar), Some(self.value <= bar));
         self
     }
 
-    /// Adds the least that the value may be.
+    /// Sets the smallest value that holds.
     #[must_use]
     pub fn at_least(mut self, bar: f64) -> Self {
         (self.bar, self.holds) = (Some(bar), Some(self.value >= bar));
         self
     }
 
-    /// Adds the floor of the same run, and the value over it, which has no bar of its own.
+    /// Adds the floor of the same run, and the ratio of value and floor, which has no bar of its own.
     #[must_use]
-    pub fn beside(mut self, floor: f64) -> Self {
+    pub fn with_floor(mut self, floor: f64) -> Self {
         (self.floor, self.ratio) = (Some(rounded(floor)), Some(rounded(self.value / floor)));
         self
     }
 
-    /// Adds the floor of the same run, and the most that the ratio may be.
+    /// Adds the floor of the same run, and the largest ratio that holds.
     #[must_use]
-    pub fn over(mut self, floor: f64, ratio: f64, bar: f64) -> Self {
+    pub fn ratio_at_most(mut self, floor: f64, ratio: f64, bar: f64) -> Self {
         (self.floor, self.ratio) = (Some(rounded(floor)), Some(rounded(ratio)));
         (self.bar, self.holds) = (Some(bar), Some(ratio <= bar));
         self
     }
 
-    /// Its name, if it does not hold.
+    /// Its name, if it misses its bar.
     #[must_use]
     pub fn missed(&self) -> Option<&'static str> {
         (self.holds == Some(false)).then_some(self.figure)
     }
 
-    /// The line, with its end.
+    /// The line of JSON, with its newline.
     #[must_use]
     pub fn line(&self) -> String {
-        // A struct of numbers and fixed words always serialises.
+        // A struct of numbers and fixed strings always serialises.
         serde_json::to_string(self).map(|line| line + "\n").unwrap_or_default()
     }
 }
@@ -76,7 +76,7 @@ fn rounded(value: f64) -> f64 {
     (value * 1e4).round() / 1e4
 }
 
-/// A quantile (0 to 1) of samples by the nearest rank; zero when there are none.
+/// A quantile (0 to 1) of samples by the nearest rank; zero without samples.
 pub(super) fn quantile(samples: &mut [f64], q: f64) -> f64 {
     samples.sort_unstable_by(f64::total_cmp);
     #[expect(
@@ -89,7 +89,8 @@ pub(super) fn quantile(samples: &mut [f64], q: f64) -> f64 {
     samples.get(rank).copied().unwrap_or_default()
 }
 
-/// The line through points by least squares: where it is at `x`, and its slope. Two points at least must differ in their first part.
+/// Least-squares line through points: its value at `x`, and its slope. At least two points must differ in their first
+/// part.
 pub(super) fn line(points: &[(f64, f64)], x: f64) -> (f64, f64) {
     let count = f64::from(u32::try_from(points.len()).unwrap_or(u32::MAX)).max(1.0);
     let (sum_x, sum_y) = points.iter().fold((0.0, 0.0), |(sx, sy), (x, y)| (sx + x, sy + y));
@@ -104,7 +105,7 @@ pub(super) fn mebibytes(kib: u64) -> f64 {
     f64::from(u32::try_from(kib).unwrap_or(u32::MAX)) / 1024.0
 }
 
-/// CPU time of a process so far, all threads together, in seconds.
+/// CPU time of a process so far over all threads, in seconds.
 pub(super) fn cpu_of(process: u32) -> io::Result<f64> {
     Ok(cpu_by_thread(process)?.values().sum::<Duration>().as_secs_f64())
 }
@@ -143,9 +144,9 @@ mod tests {
         let figure = || Figure::new("x", 10.0, "ms");
         assert_eq!(figure().missed(), None);
         assert_eq!(figure().at_most(9.0).missed(), Some("x"));
-        assert_eq!(figure().at_least(9.0).beside(20.0).missed(), None);
+        assert_eq!(figure().at_least(9.0).with_floor(20.0).missed(), None);
         assert_eq!(figure().at_least(11.0).missed(), Some("x"));
-        assert_eq!(figure().over(5.0, 2.0, 1.5).missed(), Some("x"));
-        assert!(figure().beside(20.0).line().contains("\"ratio\":0.5"));
+        assert_eq!(figure().ratio_at_most(5.0, 2.0, 1.5).missed(), Some("x"));
+        assert!(figure().with_floor(20.0).line().contains("\"ratio\":0.5"));
     }
 }

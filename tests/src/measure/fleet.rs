@@ -1,4 +1,4 @@
-//! How much memory the receiver needs for each agent that is connected and sends heartbeats.
+//! Memory that the receiver needs for each agent that is connected and sends heartbeats.
 
 use std::time::Duration;
 
@@ -7,87 +7,89 @@ use tokio::time::sleep;
 
 use super::{
     Figure,
-    crowded::{Crowded, PATIENCE, metric},
     figure::{line, mebibytes},
+    fleet_setup::{FleetSetup, WAIT_LIMIT, metric},
 };
 use crate::{load::until_within, product::Memory, progress::Step};
 
-/// What the bar is meant for.
-const FULL: f64 = 5_000.0;
-/// The longest time between two heartbeats of an agent that is told the interval of 30 s, in seconds.
+/// Number of agents for which the bar is defined.
+const TARGET: f64 = 5_000.0;
+/// Longest time between two heartbeats of an agent with the interval of 30 s, in seconds.
 const HEARTBEAT: u32 = 33;
 
-/// How much is measured.
+/// Extent of the measurement.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Settings {
-    /// How many agents, one measurement each, upwards; two numbers at least, or there is nothing to project from.
+    /// Numbers of agents, one measurement each, ascending; at least two, for the projection
     #[arg(long, value_delimiter = ',', default_values_t = [500, 1_000, 2_000])]
     pub agents: Vec<usize>,
-    /// How long to wait at each, in seconds: connections to runtimes that nobody needs close after a minute.
+    /// Seconds to wait at each number: idle connections to runtimes close after a minute
     #[arg(long, default_value_t = 100)]
     pub seconds: u32,
 }
 
-/// Runs the measurement and tells each figure. The projection is the line through all points by least squares.
+/// Runs the measurement and emits each figure. The projection is the least-squares line through all points.
 ///
 /// # Errors
-/// When the setting does not stand.
-pub async fn measure(settings: &Settings, tell: &mut impl FnMut(&Figure)) -> Result<()> {
+/// When the setup cannot be started.
+pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Result<()> {
     ensure!(
         settings.agents.is_sorted() && settings.agents.len() > 1,
-        "two numbers of agents at least, and they must rise"
+        "at least two ascending numbers of agents are required"
     );
-    let mut crowded = Crowded::start(&[]).await?;
+    let mut setup = FleetSetup::start(&[]).await?;
     let mut points = [Vec::new(), Vec::new(), Vec::new()];
-    // What the connections of those who came earlier cost, in MiB.
+    // Memory for the connections of agents from earlier steps, in MiB.
     let mut earlier = 0.0;
     for agents in &settings.agents {
-        crowded.register(*agents).await?;
+        setup.register(*agents).await?;
         rest(settings).await;
-        let silent = crowded.receiver_memory().await?;
-        crowded.grow(*agents).await?;
+        let silent = setup.receiver_memory().await?;
+        setup.grow(*agents).await?;
         let count = f64::from(u32::try_from(*agents)?);
-        let memory = connected(&crowded, *agents, settings).await?;
+        let memory = connected(&setup, *agents, settings).await?;
         let (pss, peak) = (mebibytes(memory.pss_kib), mebibytes(memory.peak_rss_kib));
-        // The floor is the same receiver with as many runtimes of which no agent is connected.
+        // The floor is the same receiver with as many runtimes and no agent connected.
         let floor = mebibytes(silent.pss_kib) - earlier;
         earlier = pss - floor;
         for (points, value) in points.iter_mut().zip([pss, peak, floor]) {
             points.push((count, value));
         }
-        tell(&Figure::new("fleet_agents", count, "agents"));
-        tell(&Figure::new("fleet_receiver_pss", pss, "MiB").beside(floor));
-        tell(&Figure::new("fleet_receiver_peak_rss", peak, "MiB"));
+        emit(&Figure::new("fleet_agents", count, "agents"));
+        emit(&Figure::new("fleet_receiver_pss", pss, "MiB").with_floor(floor));
+        emit(&Figure::new("fleet_receiver_peak_rss", peak, "MiB"));
     }
     let [connected, peak, unconnected] = points;
-    let (full, slope) = line(&connected, FULL);
-    tell(&Figure::new("fleet_receiver_pss_per_agent", slope * 1024.0, "KiB"));
-    tell(&Figure::new("fleet_receiver_pss_at_5000", full, "MiB").beside(line(&unconnected, FULL).0).at_most(256.0));
-    tell(&Figure::new("fleet_receiver_peak_rss_at_5000", line(&peak, FULL).0, "MiB"));
+    let (full, slope) = line(&connected, TARGET);
+    emit(&Figure::new("fleet_receiver_pss_per_agent", slope * 1024.0, "KiB"));
+    emit(
+        &Figure::new("fleet_receiver_pss_at_5000", full, "MiB").with_floor(line(&unconnected, TARGET).0).at_most(256.0),
+    );
+    emit(&Figure::new("fleet_receiver_peak_rss_at_5000", line(&peak, TARGET).0, "MiB"));
     Ok(())
 }
 
-/// A while in which nothing happens but heartbeats.
+/// A period without any activity but heartbeats.
 async fn rest(settings: &Settings) {
-    let step = Step::begin(format!("at rest for {} s", settings.seconds));
+    let step = Step::begin(format!("idle for {} s", settings.seconds));
     sleep(Duration::from_secs(settings.seconds.into())).await;
     step.done();
 }
 
-/// The receiver's memory after such a while, with so many agents connected, each of which is heard of.
-async fn connected(crowded: &Crowded, agents: usize, settings: &Settings) -> Result<Memory> {
-    crowded.proven(agents).await?;
-    let before = crowded.crowd.tally().heartbeats();
+/// The receiver's memory after a quiet period with so many agents connected and sending heartbeats.
+async fn connected(setup: &FleetSetup, agents: usize, settings: &Settings) -> Result<Memory> {
+    setup.proven(agents).await?;
+    let before = setup.fleet.counters().heartbeats();
     rest(settings).await;
     let (beats, due) =
-        (crowded.crowd.tally().heartbeats() - before, agents * usize::try_from(settings.seconds / HEARTBEAT)?);
-    ensure!(usize::try_from(beats)? >= due, "{beats} heartbeats came of {agents} agents, and not {due}");
-    // Whose connection was old comes again with the next heartbeat.
-    until_within("every agent to be connected", PATIENCE, async || {
-        let open = metric(&crowded.metrics().await?, "tidewatch_gateway_connections");
+        (setup.fleet.counters().heartbeats() - before, agents * usize::try_from(settings.seconds / HEARTBEAT)?);
+    ensure!(usize::try_from(beats)? >= due, "{beats} heartbeats of {agents} agents, expected at least {due}");
+    // After its connection expired, an agent reconnects with its next heartbeat.
+    until_within("every agent to be connected", WAIT_LIMIT, async || {
+        let open = metric(&setup.metrics().await?, "tidewatch_gateway_connections");
         ensure!(open >= f64::from(u32::try_from(agents)?), "{open} of {agents} agents are connected");
         Ok(Some(()))
     })
     .await?;
-    crowded.receiver_memory().await
+    setup.receiver_memory().await
 }

@@ -1,4 +1,4 @@
-//! One runtime sends as many requests as it can: what the others notice.
+//! Latency of other runtimes while one runtime sends as many requests as it can.
 
 use std::time::{Duration, Instant};
 
@@ -8,131 +8,135 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::{
     Figure,
-    crowded::Crowded,
     figure::{median, millis, quantile},
+    fleet_setup::FleetSetup,
 };
 use crate::{
-    load::{Agent, Flood, Flooder, Member, Outcome, Plain, Sum, Work},
+    load::{Agent, FleetMember, Flood, FloodReport, Flooder, PlainServer, RequestOutcome, ServerMode},
     progress::Step,
 };
 
-/// Reasons of the receiver's refusals that runtimes read as 429.
+/// Reasons of the receiver's refusals that clients receive as 429.
 const TOO_MANY: [&str; 3] = ["rate", "concurrency", "flood"];
 
-/// So much of the flood must have left for the receiver, or nothing was measured.
+/// Fraction of the flood that must have been sent to the receiver for a valid measurement.
 const ENOUGH: f64 = 0.9;
 
-/// How much is measured.
+/// Extent of the measurement.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Settings {
-    /// Runtimes that do not flood.
+    /// Runtimes that do not flood
     #[arg(long, default_value_t = 20)]
     pub others: usize,
-    /// Requests per second of each of them.
+    /// Requests per second of each of them
     #[arg(long, default_value_t = 20)]
     pub rate: u32,
-    /// Requests per second of the runtime that floods.
+    /// Requests per second of the runtime that floods
     #[arg(long, default_value_t = 20_000)]
     pub flood: u32,
-    /// Seconds of each round.
+    /// Seconds of each round
     #[arg(long, default_value_t = 30)]
     pub seconds: u32,
-    /// Rounds, each without the flood, with it, and with it aimed at somebody who only reads.
+    /// Rounds, each without the flood, with it, and with it directed at a server that only reads
     #[arg(long, default_value_t = 3)]
     pub rounds: usize,
 }
 
-/// What the others and the receiver have when nobody floods, or somebody does.
+/// Samples of the other runtimes and of the receiver in one of the three cases.
 #[derive(Default)]
 struct Runs {
-    /// The others' 99th percentile, in milliseconds.
+    /// 99th percentiles of the other runtimes' latency, in milliseconds.
     p99: Vec<f64>,
     /// CPU seconds per second of the receiver's gateway.
     gateway: Vec<f64>,
-    /// Requests per second that were refused by 429.
+    /// Requests per second that were refused with 429.
     too_many: Vec<f64>,
-    floods: Vec<Sum>,
+    floods: Vec<FloodReport>,
 }
 
-/// Runs the measurement and tells each figure.
+/// Runs the measurement and emits each figure.
 ///
 /// # Errors
-/// When the setting does not stand.
-pub async fn measure(settings: &Settings, tell: &mut impl FnMut(&Figure)) -> Result<()> {
-    let mut crowded = Crowded::start(&[]).await?;
-    // Who has flooded is shut out for a while, so each round has its own.
-    crowded.register(settings.others + settings.rounds).await?;
-    let mut agents: Vec<_> = crowded.crowd.members_mut().iter_mut().filter_map(Member::take_agent).collect();
+/// When the setup cannot be started.
+pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Result<()> {
+    let mut setup = FleetSetup::start(&[]).await?;
+    // The receiver excludes a flooding runtime for a while, so each round has its own.
+    setup.register(settings.others + settings.rounds).await?;
+    let mut agents: Vec<_> = setup.fleet.members_mut().iter_mut().filter_map(FleetMember::take_agent).collect();
     let flooders = agents.split_off(settings.others);
     for agent in &mut agents {
         agent.send().await?;
     }
-    let sink = Plain::start(&crowded.landscape, ([127, 0, 0, 1], 0).into(), Work::Read)?;
-    let receiver = crowded.landscape.authority().parse()?;
-    let [mut calm, mut flooded, mut beside] = <[Runs; 3]>::default();
+    let sink = PlainServer::start(&setup.landscape, ([127, 0, 0, 1], 0).into(), ServerMode::Read)?;
+    let receiver = setup.landscape.authority().parse()?;
+    let [mut baseline, mut flooded, mut sink_runs] = <[Runs; 3]>::default();
     for (number, flooder) in flooders.into_iter().enumerate() {
         let step = Step::begin(format!("flood, round {} of {}", number + 1, settings.rounds));
         let flooder = Flooder::new(flooder)?;
-        let targets = [(&mut calm, None), (&mut beside, Some(sink.address())), (&mut flooded, Some(receiver))];
+        let targets = [(&mut baseline, None), (&mut sink_runs, Some(sink.address())), (&mut flooded, Some(receiver))];
         for (runs, target) in targets {
-            let before = Stand::now(&crowded).await?;
+            let before = Counters::now(&setup).await?;
             let flood = target.map(|target| flooder.open(target, settings.flood)).transpose()?;
             runs.p99.push(others(&mut agents, settings).await?);
             runs.floods.extend(flood.map(Flood::end).transpose()?);
-            let after = Stand::now(&crowded).await?;
+            let after = Counters::now(&setup).await?;
             runs.gateway.push((after.gateway - before.gateway) / f64::from(settings.seconds));
             runs.too_many.push((after.too_many - before.too_many) / f64::from(settings.seconds));
         }
         step.done();
     }
-    report(settings, &calm, &beside, &flooded, tell);
+    report(settings, &baseline, &sink_runs, &flooded, emit);
     Ok(())
 }
 
-fn report(settings: &Settings, calm: &Runs, beside: &Runs, flooded: &Runs, tell: &mut impl FnMut(&Figure)) {
-    let per_second = |of: fn(&Sum) -> u64| flooded.per_second(|sum| count(of(sum)));
+fn report(settings: &Settings, baseline: &Runs, sink_runs: &Runs, flooded: &Runs, emit: &mut impl FnMut(&Figure)) {
+    let per_second = |of: fn(&FloodReport) -> u64| flooded.per_second(|sum| count(of(sum)));
     let rate = f64::from(settings.flood);
-    tell(&Figure::new("flood_requests_offered", per_second(|sum| sum.offered), "requests/s"));
+    emit(&Figure::new("flood_requests_offered", per_second(|sum| sum.offered), "requests/s"));
     let sent = Figure::new("flood_requests_sent", per_second(|sum| sum.sent), "requests/s");
-    tell(&sent.at_least(rate * ENOUGH));
-    tell(&Figure::new("flood_requests_answered", per_second(|sum| sum.answered), "requests/s"));
-    tell(&Figure::new("flood_requests_told_429", median(flooded.too_many.clone()), "requests/s"));
-    tell(&Figure::new("flood_requests_reset", per_second(|sum| sum.reset), "requests/s"));
-    tell(&Figure::new("flood_connections_opened", per_second(|sum| sum.opened), "connections/s"));
-    tell(&Figure::new("flood_connections_refused", per_second(|sum| sum.unopened), "connections/s"));
-    tell(&Figure::new("flood_connections_ended", per_second(|sum| sum.closed), "connections/s"));
-    tell(&Figure::new("flood_connections_stuck", per_second(|sum| sum.stuck), "connections/s"));
-    let own = beside.per_second(|sum| sum.cpu);
-    tell(&Figure::new("flood_own_cpu", flooded.per_second(|sum| sum.cpu), "cores").beside(own));
-    let gateway = median(calm.gateway.clone());
-    tell(&Figure::new("flood_gateway_cpu", median(flooded.gateway.clone()), "cores").beside(gateway));
-    let (floor, machine) = (median(calm.p99.clone()), median(beside.p99.clone()));
-    tell(&Figure::new("flood_others_p99_beside", machine, "ms").beside(floor));
-    tell(&Figure::new("flood_others_p99", median(flooded.p99.clone()), "ms").over(floor, flooded.ratio(calm), 1.5));
+    emit(&sent.at_least(rate * ENOUGH));
+    emit(&Figure::new("flood_requests_answered", per_second(|sum| sum.answered), "requests/s"));
+    emit(&Figure::new("flood_requests_told_429", median(flooded.too_many.clone()), "requests/s"));
+    emit(&Figure::new("flood_requests_reset", per_second(|sum| sum.reset), "requests/s"));
+    emit(&Figure::new("flood_connections_opened", per_second(|sum| sum.opened), "connections/s"));
+    emit(&Figure::new("flood_connections_refused", per_second(|sum| sum.unopened), "connections/s"));
+    emit(&Figure::new("flood_connections_ended", per_second(|sum| sum.closed), "connections/s"));
+    emit(&Figure::new("flood_connections_stuck", per_second(|sum| sum.stuck), "connections/s"));
+    let own = sink_runs.per_second(|sum| sum.cpu);
+    emit(&Figure::new("flood_own_cpu", flooded.per_second(|sum| sum.cpu), "cores").with_floor(own));
+    let gateway = median(baseline.gateway.clone());
+    emit(&Figure::new("flood_gateway_cpu", median(flooded.gateway.clone()), "cores").with_floor(gateway));
+    let (floor, machine) = (median(baseline.p99.clone()), median(sink_runs.p99.clone()));
+    emit(&Figure::new("flood_others_p99_beside", machine, "ms").with_floor(floor));
+    emit(&Figure::new("flood_others_p99", median(flooded.p99.clone()), "ms").ratio_at_most(
+        floor,
+        flooded.ratio(baseline),
+        1.5,
+    ));
 }
 
 impl Runs {
-    fn per_second(&self, of: impl Fn(&Sum) -> f64) -> f64 {
+    fn per_second(&self, of: impl Fn(&FloodReport) -> f64) -> f64 {
         median(self.floods.iter().map(|sum| of(sum) / sum.seconds).collect())
     }
 
-    /// Of the 99th percentiles, each to that of the same round.
+    /// Median ratio of the 99th percentiles, each to that of the same round.
     fn ratio(&self, floor: &Self) -> f64 {
         median(self.p99.iter().zip(&floor.p99).map(|(with, without)| with / without).collect())
     }
 }
 
-/// What stands at one instant at the receiver.
-struct Stand {
+/// The receiver's counters at one instant.
+struct Counters {
     /// CPU seconds of the gateway.
     gateway: f64,
-    /// Requests that were refused by 429; the others' never are.
+    /// Requests that were refused with 429; the other runtimes' never are.
     too_many: f64,
 }
 
-impl Stand {
-    async fn now(crowded: &Crowded) -> Result<Self> {
-        let (cpu, page) = crowded
+impl Counters {
+    async fn now(setup: &FleetSetup) -> Result<Self> {
+        let (cpu, page) = setup
             .landscape
             .with_receiver(async |receiver| {
                 let (_, page) = receiver.get("/metrics").await?;
@@ -156,7 +160,7 @@ fn count(number: u64) -> f64 {
     f64::from(u32::try_from(number).unwrap_or(u32::MAX))
 }
 
-/// The 99th percentile over all requests of all others, in milliseconds.
+/// The 99th percentile over all requests of all other runtimes, in milliseconds.
 async fn others(agents: &mut [Agent], settings: &Settings) -> Result<f64> {
     let taken = agents.iter_mut().map(|agent| one(agent, settings));
     let mut taken = try_join_all(taken).await?.concat();
@@ -169,10 +173,13 @@ async fn one(agent: &mut Agent, settings: &Settings) -> Result<Vec<f64>> {
     let mut taken = Vec::new();
     for _ in 0..settings.rate.saturating_mul(settings.seconds) {
         ticks.tick().await;
-        agent.memory().with(|contract| contract.mark("kyma", 0));
+        agent.handle().update(|state| state.mark("kyma", 0));
         let begun = Instant::now();
         let outcome = agent.send().await?;
-        anyhow::ensure!(matches!(outcome, Some(Outcome::Taken(_))), "an honest runtime was not served: {outcome:?}");
+        anyhow::ensure!(
+            matches!(outcome, Some(RequestOutcome::Accepted(_))),
+            "a request of another runtime was not accepted: {outcome:?}"
+        );
         taken.push(millis(begun.elapsed()));
     }
     Ok(taken)

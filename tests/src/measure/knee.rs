@@ -1,8 +1,10 @@
-//! What one CPU second of the receiver takes: signed requests with one event each, and events in full batches, over real TLS.
+//! Requests and events per CPU second of the receiver: signed requests with one event each, and events in full batches,
+//! over real TLS.
 //!
-//! The queue is steady: every runtime answers so slowly that all of them stay wanted and hardly one is worked on, so what is
-//! measured is what a request costs, from its bytes to the record of what it wants. All of the receiver's threads count. The floor is a
-//! server with the same TLS, HTTP and bodies that hashes each body, verifies one P-256 signature, and does nothing else.
+//! The queue is steady: every runtime answers so slowly that all Kymas stay enqueued and hardly one is in progress, so
+//! the measurement covers the cost of a request from its bytes to the enqueued Kyma. All of the receiver's threads
+//! count. The floor is a server with the same TLS, HTTP and bodies that hashes each body, verifies one P-256 signature,
+//! and does nothing else.
 
 use std::{
     collections::BTreeMap,
@@ -19,41 +21,41 @@ use bytes::Bytes;
 use tidewatch_shared::{exchange::EVENTS_PATH, identity::Epoch, signature::Nonce};
 use tokio::{task::JoinSet, time::sleep};
 
-use super::{Figure, crowded::Crowded};
+use super::{Figure, fleet_setup::FleetSetup};
 use crate::{
     landscape::now,
-    load::{Contract, Crowd, Plain, THREADS, Voice, Work, queue},
+    load::{PlainServer, ProtocolState, ServerMode, SignedClient, SimulatedFleet, THREADS, queue},
     product::cpu_by_thread,
     progress::Step,
 };
 
-/// The delay of each answer of a runtime while something is measured.
+/// Delay of each response of a runtime during the measurement.
 const SLOW: Duration = Duration::from_secs(5);
-/// What is cold at the beginning is no part of it.
+/// Warm-up before the measurement.
 const WARM: Duration = Duration::from_secs(3);
 
-/// How much is measured.
+/// Extent of the measurement.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Settings {
-    /// Agents that send.
+    /// Agents that send
     #[arg(long, default_value_t = 100)]
     pub agents: usize,
-    /// Events of a batch; 250 is what agents send.
+    /// Events per batch; agents send up to 250
     #[arg(long, default_value_t = 250, value_parser = clap::value_parser!(u32).range(2..=250))]
     pub batch: u32,
-    /// Seconds of each measurement.
+    /// Seconds of each measurement
     #[arg(long, default_value_t = 20)]
     pub seconds: u32,
 }
 
-/// Runs the measurement and tells each figure.
+/// Runs the measurement and emits each figure.
 ///
 /// # Errors
-/// When the setting does not stand.
-pub async fn measure(settings: &Settings, tell: &mut impl FnMut(&Figure)) -> Result<()> {
-    let mut crowded = Crowded::start(&[]).await?;
-    crowded.grow(settings.agents).await?;
-    crowded.crowd.fake().set_delay(SLOW);
+/// When the setup cannot be started.
+pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Result<()> {
+    let mut setup = FleetSetup::start(&[]).await?;
+    setup.grow(settings.agents).await?;
+    setup.fleet.fake().set_delay(SLOW);
     for (events, bar, [name, gateway, queued]) in [
         (1, 5_000.0, ["receiver_requests_per_cpu_second", "gateway_requests_per_cpu_second", "queue_growth_requests"]),
         (
@@ -63,14 +65,14 @@ pub async fn measure(settings: &Settings, tell: &mut impl FnMut(&Figure)) -> Res
         ),
     ] {
         let step = Step::begin(format!("{} agents send {events} events at a time", settings.agents));
-        let run = receiver(&crowded, settings, events).await?;
+        let run = receiver(&setup, settings, events).await?;
         step.done();
-        let step = Step::begin("the same for a server that only verifies");
-        let floor = floor(&crowded, settings, events).await?;
+        let step = Step::begin("the same with a server that only verifies");
+        let floor = floor(&setup, settings, events).await?;
         step.done();
-        tell(&Figure::new(name, run.per_second, "1/s").beside(floor).at_least(bar));
-        tell(&Figure::new(gateway, run.per_gateway_second, "1/s"));
-        tell(&Figure::new(queued, run.queue_growth, "Kymas"));
+        emit(&Figure::new(name, run.per_second, "1/s").with_floor(floor).at_least(bar));
+        emit(&Figure::new(gateway, run.per_gateway_second, "1/s"));
+        emit(&Figure::new(queued, run.queue_growth, "Kymas"));
     }
     Ok(())
 }
@@ -81,21 +83,21 @@ struct Run {
     queue_growth: f64,
 }
 
-/// What stands at one instant.
-struct Stand {
+/// Counters at one instant.
+struct Counters {
     events: u64,
     cpu: BTreeMap<String, Duration>,
     queue: f64,
 }
 
-impl Stand {
-    async fn now(crowded: &Crowded) -> Result<Self> {
+impl Counters {
+    async fn now(setup: &FleetSetup) -> Result<Self> {
         let receiver = async |receiver: &crate::product::ProductProcess| {
             let (_, page) = receiver.get("/metrics").await?;
             Ok::<_, anyhow::Error>((receiver.cpu_by_thread()?, queue(&page)))
         };
-        let (cpu, queue) = crowded.landscape.with_receiver(receiver).await??;
-        Ok(Self { events: crowded.crowd.tally().events(), cpu, queue })
+        let (cpu, queue) = setup.landscape.with_receiver(receiver).await??;
+        Ok(Self { events: setup.fleet.counters().events(), cpu, queue })
     }
 
     fn spent(&self, since: &Self, name: &str) -> f64 {
@@ -103,15 +105,15 @@ impl Stand {
     }
 }
 
-async fn receiver(crowded: &Crowded, settings: &Settings, events: u32) -> Result<Run> {
-    let hammer = |objects| crowded.crowd.members().iter().for_each(|member| member.memory().hammer(objects));
-    hammer(events);
+async fn receiver(setup: &FleetSetup, settings: &Settings, events: u32) -> Result<Run> {
+    let saturate = |objects| setup.fleet.members().iter().for_each(|member| member.handle().saturate(objects));
+    saturate(events);
     sleep(WARM).await;
-    let before = Stand::now(crowded).await?;
+    let before = Counters::now(setup).await?;
     sleep(Duration::from_secs(settings.seconds.into())).await;
-    let after = Stand::now(crowded).await?;
-    hammer(0);
-    ensure!(before.queue > 0.0 && after.queue > 0.0, "nothing is wanted, so nothing was measured");
+    let after = Counters::now(setup).await?;
+    saturate(0);
+    ensure!(before.queue > 0.0 && after.queue > 0.0, "the queue is empty, so the measurement is invalid");
     let sent = count(after.events - before.events);
     Ok(Run {
         per_second: sent / after.spent(&before, ""),
@@ -121,18 +123,18 @@ async fn receiver(crowded: &Crowded, settings: &Settings, events: u32) -> Result
 }
 
 /// Events per CPU second of the floor.
-async fn floor(crowded: &Crowded, settings: &Settings, events: u32) -> Result<f64> {
-    let plain = Plain::start(&crowded.landscape, ([127, 0, 0, 1], 0).into(), Work::Verify)?;
+async fn floor(setup: &FleetSetup, settings: &Settings, events: u32) -> Result<f64> {
+    let plain = PlainServer::start(&setup.landscape, ([127, 0, 0, 1], 0).into(), ServerMode::Verify)?;
     let taken = Arc::new(AtomicU64::new(0));
     let mut senders = JoinSet::new();
     for number in 0..settings.agents {
-        let (mut voice, body) = speaker(&crowded.crowd, crowded, number, events, &plain)?;
+        let (mut client, body) = client_and_body(&setup.fleet, setup, number, events, &plain)?;
         let taken = taken.clone();
         senders.spawn(async move {
             let kind = "application/cloudevents-batch+json";
             for counter in 1.. {
                 let nonce = Nonce { epoch: Epoch::new(1), counter };
-                if voice.post(EVENTS_PATH, kind, body.clone(), nonce).await.is_ok_and(|a| a.status.is_success()) {
+                if client.post(EVENTS_PATH, kind, body.clone(), nonce).await.is_ok_and(|a| a.status.is_success()) {
                     taken.fetch_add(u64::from(events), Ordering::Relaxed);
                 }
             }
@@ -146,14 +148,20 @@ async fn floor(crowded: &Crowded, settings: &Settings, events: u32) -> Result<f6
     Ok(count(after.0 - before.0) / (seconds(&after.1, THREADS) - seconds(&before.1, THREADS)))
 }
 
-/// A voice for the floor, and what it says: a body as its agent would send it.
-fn speaker(crowd: &Crowd, crowded: &Crowded, number: usize, events: u32, plain: &Plain) -> Result<(Voice, Bytes)> {
-    let member = crowd.members().get(number).context("a member")?;
-    let ca = crowded.landscape.ca();
+/// A client of the floor, and its request body, as its agent would send it.
+fn client_and_body(
+    fleet: &SimulatedFleet,
+    setup: &FleetSetup,
+    number: usize,
+    events: u32,
+    plain: &PlainServer,
+) -> Result<(SignedClient, Bytes)> {
+    let member = fleet.members().get(number).context("no such member of the fleet")?;
+    let ca = setup.landscape.ca();
     let validity = tidewatch_receiver::pki::RUNTIME_VALIDITY;
-    let identity = ca.make_runtime(member.id(), crowded.landscape.trust_domain(), now(), validity)?.identity()?;
-    let voice = Voice::new(&identity, ca.trust_bundle().store()?, plain.address())?;
-    Ok((voice, Contract::sample(member.id().clone(), crowd.plan(), events)))
+    let identity = ca.make_runtime(member.id(), setup.landscape.trust_domain(), now(), validity)?.identity()?;
+    let client = SignedClient::new(&identity, ca.trust_bundle().store()?, plain.address())?;
+    Ok((client, ProtocolState::sample_body(member.id().clone(), fleet.plan(), events)))
 }
 
 fn seconds(cpu: &BTreeMap<String, Duration>, name: &str) -> f64 {

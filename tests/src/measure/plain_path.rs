@@ -1,10 +1,11 @@
-//! What an event costs whoever watches, signs, sends and verifies, and does nothing else: the floor of the CPU figures of the event
-//! path.
+//! The least cost of an event: watch, sign, send and verify, and nothing else. The floor of the CPU figures of the
+//! event path.
 //!
-//! Its agent is a plain watch that posts one signed event for each change, over mTLS and one after the other; its receiver reads,
-//! hashes and verifies, in a process of its own. It remembers nothing, decides nothing, and tells nobody. Both run at the rhythm of the
-//! same writes, beside the product: at some changes a second it is mostly cold caches and wakes of threads that are paid for, by
-//! everybody. The agent's floor is a little too low: its thread finds warm what the user's client, in the same process, has just used.
+//! Its agent is a plain watch that posts one signed event for each change, over mTLS and one after the other; its
+//! receiver reads, hashes and verifies, in a process of its own. Neither keeps state, decides, or notifies. Both run at
+//! the rhythm of the same writes, beside the product: at a few changes per second most of the cost is cold caches and
+//! thread wake-ups, in every implementation. The agent's floor is slightly too low: its thread finds caches warm that
+//! the user's client, in the same process, has just used.
 
 use std::{
     process,
@@ -22,7 +23,7 @@ use kube::{
     core::PartialObjectMeta,
     runtime::{WatchStreamExt as _, watcher},
 };
-use tidewatch_receiver::watcher::plan;
+use tidewatch_receiver::controllers::watcher::plan;
 use tidewatch_shared::{
     api::{Kyma, Watcher},
     exchange::EVENTS_PATH,
@@ -32,14 +33,14 @@ use tidewatch_shared::{
 };
 use tokio::runtime;
 
-use super::{Settings, apart::Apart, figure::millis, setting::Setting, writer};
+use super::{Settings, figure::millis, plain_server_process::PlainServerProcess, runtime_setup::RuntimeSetup, writer};
 use crate::{
     landscape::{now, until},
-    load::{Contract, THREADS, Voice},
+    load::{ProtocolState, SignedClient, THREADS},
     product::cpu_by_thread,
 };
 
-/// The name of the thread that watches and sends.
+/// Name of the thread that watches and sends.
 const SENDER: &str = "plain-agent";
 const BATCH: &str = "application/cloudevents-batch+json";
 
@@ -50,32 +51,32 @@ pub(super) struct Floor {
     pub(super) gateway: f64,
 }
 
-/// Measures it over one run's writes.
-pub(super) async fn measure(setting: &Setting, settings: &Settings) -> Result<Floor> {
-    let plain = Apart::start(&setting.landscape).await?;
-    let (voice, body) = speaker(setting, &plain)?;
+/// Measures it over the writes of one run.
+pub(super) async fn measure(setup: &RuntimeSetup, settings: &Settings) -> Result<Floor> {
+    let plain = PlainServerProcess::start(&setup.landscape).await?;
+    let (signed_client, body) = client_and_body(setup, &plain)?;
     let sent = Arc::new(AtomicU32::new(0));
     let threads = runtime::Builder::new_multi_thread().worker_threads(1).thread_name(SENDER).enable_all().build()?;
-    let cluster = setting.runtime.cluster().clone();
+    let cluster = setup.runtime.cluster().clone();
     let counter = sent.clone();
     threads.spawn(async move {
-        // Its own client, whose connection is driven by its own thread.
+        // A client of its own, whose connection is driven by its own thread.
         let Ok(client) = cluster.client().await else { return };
-        send(changes(client), voice, body, &counter).await;
+        send(changes(client), signed_client, body, &counter).await;
     });
-    let measured = rounds(setting, settings, &sent, plain.process()?).await;
-    // To wait for threads is not allowed inside a task.
+    let measured = rounds(setup, settings, &sent, plain.process()?).await;
+    // Waiting for threads is not allowed inside a task.
     threads.shutdown_background();
     measured
 }
 
-async fn rounds(setting: &Setting, settings: &Settings, sent: &AtomicU32, server: u32) -> Result<Floor> {
+async fn rounds(setup: &RuntimeSetup, settings: &Settings, sent: &AtomicU32, server: u32) -> Result<Floor> {
     let reach = async |count: u32| {
         until("the plain agent to send", async || Ok((sent.load(Ordering::Relaxed) >= count).then_some(()))).await
     };
-    // The object as it stands is the first that it tells.
+    // The first event is the object's current state.
     reach(1).await?;
-    writer::toggle(&setting.runtime, settings.rate, settings.pause()).await?;
+    writer::toggle(&setup.runtime, settings.rate, settings.pause()).await?;
     reach(1 + settings.rate).await?;
     let spent = || {
         let of = |process, name| {
@@ -85,7 +86,7 @@ async fn rounds(setting: &Setting, settings: &Settings, sent: &AtomicU32, server
         Ok::<_, anyhow::Error>(Floor { agent: of(process::id(), SENDER)?, gateway: of(server, THREADS)? })
     };
     let (before, begun) = (spent()?, sent.load(Ordering::Relaxed));
-    let writes = writer::toggle(&setting.runtime, settings.writes(), settings.pause()).await?;
+    let writes = writer::toggle(&setup.runtime, settings.writes(), settings.pause()).await?;
     let count = u32::try_from(writes.len())?;
     reach(begun + count).await?;
     let after = spent()?;
@@ -99,10 +100,10 @@ fn changes(client: kube::Client) -> BoxStream<'static, watcher::Result<PartialOb
     watcher(api, config).default_backoff().applied_objects().boxed()
 }
 
-/// Sends one event for each change. Ends when the watch does.
+/// Sends one event for each change. Ends with the watch.
 async fn send(
     mut changes: BoxStream<'static, watcher::Result<PartialObjectMeta<Kyma>>>,
-    mut voice: Voice,
+    mut signed_client: SignedClient,
     body: Bytes,
     sent: &AtomicU32,
 ) {
@@ -111,20 +112,23 @@ async fn send(
         counter += 1;
         let nonce = Nonce { epoch: Epoch::new(1), counter };
         if change.is_ok()
-            && voice.post(EVENTS_PATH, BATCH, body.clone(), nonce).await.is_ok_and(|answer| answer.status.is_success())
+            && signed_client
+                .post(EVENTS_PATH, BATCH, body.clone(), nonce)
+                .await
+                .is_ok_and(|answer| answer.status.is_success())
         {
             sent.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
 
-/// A voice with the runtime's identity, and what it says: a body as its agent would send it.
-fn speaker(setting: &Setting, plain: &Apart) -> Result<(Voice, Bytes)> {
-    let (runtime, landscape) = (setting.runtime.id(), &setting.landscape);
+/// A client with the runtime's identity, and its request body, as its agent would send it.
+fn client_and_body(setup: &RuntimeSetup, plain: &PlainServerProcess) -> Result<(SignedClient, Bytes)> {
+    let (runtime, landscape) = (setup.runtime.id(), &setup.landscape);
     let ca = landscape.ca();
     let validity = tidewatch_receiver::pki::RUNTIME_VALIDITY;
     let identity = ca.make_runtime(runtime, landscape.trust_domain(), now(), validity)?.identity()?;
-    let voice = Voice::new(&identity, ca.trust_bundle().store()?, plain.address())?;
+    let signed_client = SignedClient::new(&identity, ca.trust_bundle().store()?, plain.address())?;
     let (plan, _) = plan::<Arc<Watcher>>(&[]);
-    Ok((voice, Contract::sample(runtime.clone(), &plan, 1)))
+    Ok((signed_client, ProtocolState::sample_body(runtime.clone(), &plan, 1)))
 }

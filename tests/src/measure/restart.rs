@@ -1,9 +1,9 @@
-//! The receiver is killed, users go on, and it starts again: how long until everything that changed is settled.
+//! The receiver is killed, users make changes, and it starts again: the time until all changes are settled.
 //!
-//! A round ends by the receiver's own word: every agent was heard again by the process that has started, every change shows in its runtime,
-//! no agent has anything left to send, and nothing that was accepted waits for its work. So it also has each agent's wait until it tries
-//! again, or until its next heartbeat is due. The floor is a round that ends at the same, and in which no user changed anything. Whether it
-//! has ended is looked at four times a second.
+//! A round ends by the receiver's own report: the new process has received a request from every agent, every change
+//! shows in its runtime, no agent has events to send, and no accepted event waits for its reconcile. This includes each
+//! agent's backoff, or the time until its next heartbeat. The floor is a round with the same end, in which no user
+//! changed anything. The condition is polled four times a second.
 
 use std::{
     collections::BTreeSet,
@@ -13,41 +13,41 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use kube::{Api, api::ListParams};
 use tidewatch_receiver::{
-    admin::{FLEET_PATH, report::Report},
     fleet::Contract as Spoken,
+    ingress::admin::{FLEET_PATH, report::Report},
 };
 use tidewatch_shared::{api::Manifest, names::label};
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use super::{
     Figure,
-    crowded::{Crowded, MODULE, PATIENCE, metric},
     figure::{line, median},
+    fleet_setup::{FleetSetup, MODULE, WAIT_LIMIT, metric},
 };
 use crate::{
     http,
     landscape::DEADLINE,
-    load::{Contract, Member},
+    load::{FleetMember, ProtocolState},
     progress::Step,
 };
 
-const FULL: f64 = 5_000.0;
-/// How often it is looked at: a page of metrics, and the table of all runtimes only once it may say that all is done.
-const LOOK: Duration = Duration::from_millis(250);
+const TARGET: f64 = 5_000.0;
+/// Poll interval: the metrics page, and the table of all runtimes only when the metrics allow that the round has ended.
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How much is measured.
+/// Extent of the measurement.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Settings {
-    /// How many agents, some rounds each, upwards; two numbers at least, or there is nothing to project from.
+    /// Numbers of agents, some rounds each, ascending; at least two, for the projection
     #[arg(long, value_delimiter = ',', default_values_t = [1_000, 2_000])]
     pub agents: Vec<usize>,
-    /// Rounds with each number of agents, beside the one in which nothing changes.
+    /// Rounds with each number of agents, besides the one without changes
     #[arg(long, default_value_t = 3)]
     pub rounds: u32,
-    /// How many of a hundred runtimes change while the receiver is away.
+    /// Percentage of runtimes that change while the receiver is down
     #[arg(long, default_value_t = 5)]
     pub percent: usize,
-    /// How long it is away, in seconds.
+    /// Downtime of the receiver, in seconds
     #[arg(long, default_value_t = 20)]
     pub away: u32,
 }
@@ -55,87 +55,90 @@ pub struct Settings {
 /// One restart, in seconds from the start of the process.
 struct Restart {
     ready: f64,
-    /// Until half of the changes showed.
+    /// Until half of the changes showed in their runtimes.
     shown: f64,
-    /// Until all of them showed, and nothing that had been accepted waited.
+    /// Until all of them showed, and no accepted event was unsettled.
     changes: f64,
     settled: f64,
 }
 
-/// Runs the measurement and tells each figure. The projection is the line through the medians of each number of agents; what does
-/// not grow with their number (the agents' own waits between two tries, above all) is so not multiplied.
+/// Runs the measurement and emits each figure. The projection is the line through the medians of each number of agents,
+/// so constant terms (above all the agents' own backoff) are not multiplied.
 ///
 /// # Errors
-/// When the setting does not stand, or a change is lost.
-pub async fn measure(settings: &Settings, tell: &mut impl FnMut(&Figure)) -> Result<()> {
-    ensure!(settings.agents.is_sorted() && settings.agents.len() > 1, "the numbers of agents must rise");
-    let mut crowded = Crowded::start(&[]).await?;
+/// When the setup cannot be started, or a change is lost.
+pub async fn measure(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Result<()> {
+    ensure!(
+        settings.agents.is_sorted() && settings.agents.len() > 1,
+        "at least two ascending numbers of agents are required"
+    );
+    let mut setup = FleetSetup::start(&[]).await?;
     let (mut points, mut floors, mut changes) = (Vec::new(), Vec::new(), Vec::new());
     for agents in &settings.agents {
-        crowded.grow(*agents).await?;
-        let step = Step::begin(format!("restart with {agents} agents of which none changed"));
-        let floor = round(&crowded, settings, None).await?;
+        setup.grow(*agents).await?;
+        let step = Step::begin(format!("restart with {agents} agents without changes"));
+        let floor = round(&setup, settings, None).await?;
         step.done();
         let mut rounds = Vec::new();
         for number in 1..=settings.rounds {
             let step = Step::begin(format!("restart {number} of {} with {agents} agents", settings.rounds));
-            rounds.push(round(&crowded, settings, Some(settings.percent)).await?);
+            rounds.push(round(&setup, settings, Some(settings.percent)).await?);
             step.done();
         }
         let count = f64::from(u32::try_from(*agents)?);
         let of = |pick: fn(&Restart) -> f64| median(rounds.iter().map(pick).collect());
-        tell(&Figure::new("restart_agents", count, "agents"));
-        tell(&Figure::new("restart_ready", of(|round| round.ready), "s").beside(floor.ready));
-        tell(&Figure::new("restart_shown_p50", of(|round| round.shown), "s"));
-        tell(&Figure::new("restart_changes_settled", of(|round| round.changes), "s"));
-        tell(&Figure::new("restart_settled", of(|round| round.settled), "s").beside(floor.settled));
+        emit(&Figure::new("restart_agents", count, "agents"));
+        emit(&Figure::new("restart_ready", of(|round| round.ready), "s").with_floor(floor.ready));
+        emit(&Figure::new("restart_shown_p50", of(|round| round.shown), "s"));
+        emit(&Figure::new("restart_changes_settled", of(|round| round.changes), "s"));
+        emit(&Figure::new("restart_settled", of(|round| round.settled), "s").with_floor(floor.settled));
         changes.push((count, of(|round| round.changes)));
         points.push((count, of(|round| round.settled)));
         floors.push((count, floor.settled));
     }
-    tell(&Figure::new("restart_changes_settled_at_5000", at_full(&changes), "s").at_most(30.0));
+    emit(&Figure::new("restart_changes_settled_at_5000", at_full(&changes), "s").at_most(30.0));
     let (settled, floor) = (at_full(&points), at_full(&floors));
-    tell(&Figure::new("restart_settled_at_5000", settled, "s").beside(floor).at_most(30.0));
+    emit(&Figure::new("restart_settled_at_5000", settled, "s").with_floor(floor).at_most(30.0));
     Ok(())
 }
 
-/// Noise may let the line fall; the largest crowd never does better than it did.
+/// Projection that never falls below the largest fleet's value: noise may give the line a negative slope.
 fn at_full(points: &[(f64, f64)]) -> f64 {
     let least = points.last().map_or(0.0, |(_, seconds)| *seconds);
-    line(points, FULL).0.max(least)
+    line(points, TARGET).0.max(least)
 }
 
-/// What the user of one runtime did while the receiver was away.
+/// Change by the user of one runtime while the receiver was down.
 struct Change<'a> {
-    member: &'a Member,
-    /// The module is taken, or given up.
+    member: &'a FleetMember,
+    /// The module is selected (true) or deselected (false).
     takes: bool,
 }
 
 impl<'a> Change<'a> {
-    /// Who has the module gives it up, and who has it not takes it: each is a change.
-    fn make(member: &'a Member) -> Self {
+    /// Toggles the module: each runtime that has it deselects it, and each other selects it.
+    fn make(member: &'a FleetMember) -> Self {
         let takes = !has_module(member);
         member.select(if takes { &[MODULE] } else { &[] });
         Self { member, takes }
     }
 
     fn shows(&self) -> bool {
-        self.member.shown().is_some() && has_module(self.member) == self.takes
+        self.member.status_modules().is_some() && has_module(self.member) == self.takes
     }
 }
 
-fn has_module(member: &Member) -> bool {
-    member.shown().is_some_and(|shown| shown.iter().any(|module| module == MODULE))
+fn has_module(member: &FleetMember) -> bool {
+    member.status_modules().is_some_and(|shown| shown.iter().any(|module| module == MODULE))
 }
 
-/// One restart, with changes in so many of a hundred runtimes.
-async fn round(crowded: &Crowded, settings: &Settings, percent: Option<usize>) -> Result<Restart> {
-    let Crowded { crowd, landscape, .. } = crowded;
+/// One restart, with changes in this percentage of the runtimes.
+async fn round(setup: &FleetSetup, settings: &Settings, percent: Option<usize>) -> Result<Restart> {
+    let FleetSetup { fleet, landscape, .. } = setup;
     landscape.with_receiver(async |receiver| receiver.kill9()).await?;
     let every = percent.map(|percent| (100 / percent.clamp(1, 100)).max(1));
     let changed: Vec<_> =
-        every.into_iter().flat_map(|every| crowd.members().iter().step_by(every)).map(Change::make).collect();
+        every.into_iter().flat_map(|every| fleet.members().iter().step_by(every)).map(Change::make).collect();
     sleep(Duration::from_secs(settings.away.into())).await;
 
     let begun = Instant::now();
@@ -149,19 +152,19 @@ async fn round(crowded: &Crowded, settings: &Settings, percent: Option<usize>) -
             shown.extend(shows.then(|| begun.elapsed().as_secs_f64()));
             !shows
         });
-        Ok((!hidden.is_empty()).then(|| format!("{} do not show", hidden.len())))
+        Ok((!hidden.is_empty()).then(|| format!("{} changes do not show", hidden.len())))
     })
     .await?;
-    until("everything that was accepted to be settled", async || unsettled(crowded, 0).await).await?;
+    until("all accepted events to be settled", async || unsettled(setup, 0).await).await?;
     let changes = begun.elapsed().as_secs_f64();
-    until("the same with every agent heard", async || match unconnected(crowded).await? {
-        None => unsettled(crowded, crowd.members().len()).await,
+    until("a request of every agent and all events to be settled", async || match unconnected(setup).await? {
+        None => unsettled(setup, fleet.members().len()).await,
         missing => Ok(missing),
     })
     .await?;
     let settled = begun.elapsed().as_secs_f64();
-    // Every agent must hear that all of its own is settled, and no Manifest may be missing or left over.
-    crowd.at_rest(PATIENCE).await?;
+    // Every agent must receive that its events are settled, and no Manifest may be missing or left over.
+    fleet.at_rest(WAIT_LIMIT).await?;
     let manifests = Api::<Manifest>::namespaced(landscape.kcp().client().await?, landscape.namespace());
     let listed = manifests.list(&ListParams::default()).await?;
     let owners: BTreeSet<_> =
@@ -172,43 +175,48 @@ async fn round(crowded: &Crowded, settings: &Settings, percent: Option<usize>) -
     Ok(Restart { ready, shown: median(shown), changes, settled })
 }
 
-/// Looks until nothing is missing; `missing` says what is, in words.
-async fn until(what: &str, mut missing: impl AsyncFnMut() -> Result<Option<String>>) -> Result<()> {
-    let (mut last, mut looks) = (String::new(), interval(LOOK));
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let looking = async {
+/// Polls until nothing is missing; `missing` describes the remainder.
+async fn until(condition: &str, mut missing: impl AsyncFnMut() -> Result<Option<String>>) -> Result<()> {
+    let (mut last, mut ticks) = (String::new(), interval(POLL_INTERVAL));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let polling = async {
         loop {
-            looks.tick().await;
+            ticks.tick().await;
             last = match missing().await {
                 Ok(None) => return,
                 Ok(Some(missing)) => missing,
-                // A receiver that is busy answers at the next look.
+                // A busy receiver answers at the next poll.
                 Err(error) => format!("{error:#}"),
             };
         }
     };
-    timeout(PATIENCE, looking).await.with_context(|| format!("waited {PATIENCE:?} for {what}: {last}"))
+    timeout(WAIT_LIMIT, polling)
+        .await
+        .with_context(|| format!("timed out after {WAIT_LIMIT:?} waiting for {condition}: {last}"))
 }
 
-/// How many agents are not connected to the receiver. Whoever was heard is connected, so this tells when it is worth to ask for more.
-async fn unconnected(crowded: &Crowded) -> Result<Option<String>> {
-    let connected = metric(&crowded.metrics().await?, "tidewatch_gateway_connections");
-    let agents = crowded.crowd.members().len();
+/// Describes how many agents are not connected to the receiver. An agent with a received request is connected, so the
+/// expensive check waits for this one.
+async fn unconnected(setup: &FleetSetup) -> Result<Option<String>> {
+    let connected = metric(&setup.metrics().await?, "tidewatch_gateway_connections");
+    let agents = setup.fleet.members().len();
     Ok((connected < f64::from(u32::try_from(agents)?)).then(|| format!("{connected} of {agents} are connected")))
 }
 
-/// What waits in agents or, by the receiver's word, for work; and whether fewer agents than these were heard.
-async fn unsettled(crowded: &Crowded, agents: usize) -> Result<Option<String>> {
-    // What the receiver knows of that is as old as the last heartbeat.
-    let speaking = crowded.crowd.members().iter().filter(|member| member.memory().look(Contract::has_news)).count();
+/// Describes the events that are pending in agents or, by the receiver's report, unsettled, and the lack of agents with
+/// a received request.
+async fn unsettled(setup: &FleetSetup, agents: usize) -> Result<Option<String>> {
+    // The receiver's view of an agent's pending events is as old as the last heartbeat.
+    let speaking =
+        setup.fleet.members().iter().filter(|member| member.handle().read(ProtocolState::has_pending)).count();
     if speaking > 0 {
-        return Ok(Some(format!("{speaking} agents have something to send")));
+        return Ok(Some(format!("{speaking} agents have pending events")));
     }
-    let admin = crowded.landscape.with_receiver(async |receiver| receiver.admin()).await?;
-    let (_, report) = http::get(admin.context("its admin listener")?, FLEET_PATH, DEADLINE).await?;
+    let admin = setup.landscape.with_receiver(async |receiver| receiver.admin()).await?;
+    let (_, report) = http::get(admin.context("no admin listener")?, FLEET_PATH, DEADLINE).await?;
     let report: Report = serde_json::from_str(&report).context("read the fleet")?;
-    let heard = report.runtimes.iter().filter(|runtime| runtime.contract != Spoken::Unheard.as_str()).count();
+    let connected = report.runtimes.iter().filter(|runtime| runtime.contract != Spoken::Unknown.as_str()).count();
     let unsettled = report.summary.unsettled;
-    let is_settled = heard >= agents && unsettled == 0;
-    Ok((!is_settled).then(|| format!("{heard} agents were heard, {unsettled} runtimes are not settled")))
+    let is_settled = connected >= agents && unsettled == 0;
+    Ok((!is_settled).then(|| format!("requests of {connected} agents, {unsettled} runtimes not settled")))
 }

@@ -1,5 +1,5 @@
-//! Whether a user's write is slower when the agent runs: latency of the same PATCH with and without it, interleaved; also while the
-//! receiver refuses what the agent sends, or hangs. Each round ends with an error when it was not what it is called.
+//! Effect of the agent on a user's write: latency of the same PATCH with and without it, interleaved; also while the
+//! receiver refuses the agent's requests, or hangs. A round fails when its scenario did not take place.
 
 use std::time::Duration;
 
@@ -9,47 +9,47 @@ use tokio::time::sleep;
 
 use super::{
     Figure, Settings,
-    crowded::metric,
-    event_path::{self, Seen},
+    event_path::{self, Observations},
     figure::{median, millis, quantile},
-    setting::Setting,
+    fleet_setup::metric,
+    runtime_setup::RuntimeSetup,
     writer,
 };
 use crate::{
     landscape::DEADLINE,
-    load::{Plain, Work},
+    load::{PlainServer, ServerMode},
     product::ProductProcess,
     progress::Step,
 };
 
-/// Rounds of each kind.
+/// Rounds of each scenario.
 const ROUNDS: u32 = 8;
-/// Answers that are on their way to the agent are there after this time.
+/// Time for responses in transit to reach the agent.
 const ON_THE_WAY: Duration = Duration::from_millis(200);
 
-/// Who watches while the user writes.
+/// The watcher during the user's writes, and the state of its receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Beside {
-    Nobody,
-    /// A metadata watch that does nothing: what any watch costs a write on this machine.
+enum Scenario {
+    NoWatch,
+    /// A metadata watch that does nothing: the cost of any watch for a write on this machine.
     PlainWatch,
     Agent,
-    /// The agent, whose receiver says 503.
+    /// The agent, with a receiver that answers 503.
     Unavailable,
-    /// The agent, whose receiver says 401.
+    /// The agent, with a receiver that answers 401.
     Unauthorized,
-    /// The agent, whose receiver is frozen: its connections stay open and nothing answers.
+    /// The agent, with a stopped receiver: its connections stay open and no response comes.
     Hung,
 }
 
-impl Beside {
+impl Scenario {
     const ALL: [Self; 6] =
-        [Self::Nobody, Self::PlainWatch, Self::Agent, Self::Unavailable, Self::Unauthorized, Self::Hung];
+        [Self::NoWatch, Self::PlainWatch, Self::Agent, Self::Unavailable, Self::Unauthorized, Self::Hung];
 
-    /// The names of its median and of its 99th percentile.
+    /// Names of the figures for the median and the 99th percentile.
     const fn figures(self) -> Option<[&'static str; 2]> {
         match self {
-            Self::Nobody => None,
+            Self::NoWatch => None,
             Self::PlainWatch => Some(["user_write_plain_watch_p50", "user_write_plain_watch_p99"]),
             Self::Agent => Some(["user_write_p50", "user_write_p99"]),
             Self::Unavailable => Some(["user_write_receiver_503_p50", "user_write_receiver_503_p99"]),
@@ -59,60 +59,64 @@ impl Beside {
     }
 }
 
-/// The medians and 99th percentiles of the rounds of one kind.
+/// Medians and 99th percentiles of the rounds of one scenario.
 #[derive(Default)]
 struct Rounds([Vec<f64>; 2]);
 
-/// Runs the measurement and tells its figures.
+/// Runs the measurement and emits its figures.
 ///
 /// # Errors
-/// When the setting does not stand or a write fails.
-pub async fn user_write(settings: &Settings, tell: &mut impl FnMut(&Figure)) -> Result<()> {
-    let setting = Setting::start(settings).await?;
+/// When the setup cannot be started or a write fails.
+pub async fn user_write(settings: &Settings, emit: &mut impl FnMut(&Figure)) -> Result<()> {
+    let setup = RuntimeSetup::start(settings).await?;
     let writes = settings.writes().div_ceil(ROUNDS);
-    writer::toggle(&setting.runtime, settings.rate, settings.pause()).await?;
-    let mut rounds = Beside::ALL.map(|_| Rounds::default());
+    writer::toggle(&setup.runtime, settings.rate, settings.pause()).await?;
+    let mut rounds = Scenario::ALL.map(|_| Rounds::default());
     for number in 1..=ROUNDS {
         let step = Step::begin(format!("user write, round {number} of {ROUNDS}"));
-        // Which one goes first alternates, so that a drift of the machine favours none.
-        let mut order = Beside::ALL;
-        order.rotate_left(usize::try_from(number)? % Beside::ALL.len());
-        for beside in order {
-            let taken = round(&setting, settings, beside, writes).await?;
-            rounds[beside as usize].add(taken);
+        // Rotates the order, so that a drift of the machine favours no scenario.
+        let mut order = Scenario::ALL;
+        order.rotate_left(usize::try_from(number)? % Scenario::ALL.len());
+        for scenario in order {
+            let taken = round(&setup, settings, scenario, writes).await?;
+            rounds[scenario as usize].add(taken);
         }
         step.done();
     }
-    let [nobody, others @ ..] = &rounds;
-    for (beside, rounds) in Beside::ALL.into_iter().skip(1).zip(others) {
-        for (index, figure) in beside.figures().into_iter().flatten().enumerate() {
-            let (with, without) = (&rounds.0[index], &nobody.0[index]);
+    let [baseline, others @ ..] = &rounds;
+    for (scenario, rounds) in Scenario::ALL.into_iter().skip(1).zip(others) {
+        for (index, figure) in scenario.figures().into_iter().flatten().enumerate() {
+            let (with, without) = (&rounds.0[index], &baseline.0[index]);
             let ratios = with.iter().zip(without).map(|(with, without)| with / without).collect();
             let figure = Figure::new(figure, median(with.clone()), "ms");
             let (floor, ratio) = (median(without.clone()), median(ratios));
-            // The plain watch is there to compare with; it is nobody's to keep below a bar.
-            tell(&if beside == Beside::PlainWatch { figure.beside(floor) } else { figure.over(floor, ratio, 1.05) });
+            // The plain watch is for comparison only and has no bar.
+            emit(&if scenario == Scenario::PlainWatch {
+                figure.with_floor(floor)
+            } else {
+                figure.ratio_at_most(floor, ratio, 1.05)
+            });
         }
     }
     Ok(())
 }
 
-async fn round(setting: &Setting, settings: &Settings, beside: Beside, writes: u32) -> Result<Vec<f64>> {
-    if matches!(beside, Beside::Nobody | Beside::PlainWatch) {
-        end_agent(setting).await.context("end the agent")?;
+async fn round(setup: &RuntimeSetup, settings: &Settings, scenario: Scenario, writes: u32) -> Result<Vec<f64>> {
+    if matches!(scenario, Scenario::NoWatch | Scenario::PlainWatch) {
+        end_agent(setup).await.context("end the agent")?;
     } else {
-        setting.runtime.start_agent().await?;
-        setting.settle(settings.objects).await?;
+        setup.runtime.start_agent().await?;
+        setup.settle(settings.objects).await?;
     }
-    let seen = Seen::default();
-    let watch = (beside == Beside::PlainWatch).then(|| tokio::spawn(event_path::watch(setting.runtime.user(), seen)));
-    let write = async || writer::toggle(&setting.runtime, writes, settings.pause()).await;
-    let taken = match beside {
-        Beside::Nobody | Beside::PlainWatch => write().await,
-        Beside::Agent => told(setting, write).await,
-        Beside::Unavailable => refused(setting, StatusCode::SERVICE_UNAVAILABLE, write).await,
-        Beside::Unauthorized => refused(setting, StatusCode::UNAUTHORIZED, write).await,
-        Beside::Hung => hung(setting, write).await,
+    let seen = Observations::default();
+    let watch = (scenario == Scenario::PlainWatch).then(|| tokio::spawn(event_path::watch(setup.runtime.user(), seen)));
+    let write = async || writer::toggle(&setup.runtime, writes, settings.pause()).await;
+    let taken = match scenario {
+        Scenario::NoWatch | Scenario::PlainWatch => write().await,
+        Scenario::Agent => while_accepted(setup, write).await,
+        Scenario::Unavailable => while_refused(setup, StatusCode::SERVICE_UNAVAILABLE, write).await,
+        Scenario::Unauthorized => while_refused(setup, StatusCode::UNAUTHORIZED, write).await,
+        Scenario::Hung => while_hung(setup, write).await,
     };
     if let Some(watch) = watch {
         watch.abort();
@@ -121,69 +125,69 @@ async fn round(setting: &Setting, settings: &Settings, beside: Beside, writes: u
 }
 
 /// Ends the agent, unless it has ended already.
-async fn end_agent(setting: &Setting) -> Result<()> {
+async fn end_agent(setup: &RuntimeSetup) -> Result<()> {
     let ended = async |agent: &ProductProcess| match agent.process().status()? {
         Some(_) => Ok(()),
         None => agent.sigterm(DEADLINE).await.map(drop),
     };
-    Ok(setting.runtime.with_agent(ended).await??)
+    Ok(setup.runtime.with_agent(ended).await??)
 }
 
-/// Requests of the agent with events that ended so.
-async fn requests(setting: &Setting, outcome: &str) -> Result<f64> {
-    let (_, page) = setting.runtime.with_agent(async |agent| agent.get("/metrics").await).await??;
+/// Number of the agent's event requests with this outcome.
+async fn requests(setup: &RuntimeSetup, outcome: &str) -> Result<f64> {
+    let (_, page) = setup.runtime.with_agent(async |agent| agent.get("/metrics").await).await??;
     Ok(metric(&page, &format!("tidewatch_agent_requests_total{{route=\"events\",outcome=\"{outcome}\"}}")))
 }
 
-/// Writes of which the agent tells the receiver.
-async fn told(
-    setting: &Setting,
+/// Writes whose events the agent sends to the receiver.
+async fn while_accepted(
+    setup: &RuntimeSetup,
     write: impl AsyncFnOnce() -> Result<Vec<writer::Write>>,
 ) -> Result<Vec<writer::Write>> {
-    let before = requests(setting, "taken").await?;
+    let before = requests(setup, "taken").await?;
     let taken = write().await?;
-    ensure!(requests(setting, "taken").await? > before, "the agent has told the receiver nothing");
+    ensure!(requests(setup, "taken").await? > before, "the receiver accepted no event of the agent");
     Ok(taken)
 }
 
-/// Writes while another server stands in the receiver's place and refuses everything.
-async fn refused(
-    setting: &Setting,
+/// Writes while another server at the receiver's address refuses every request.
+async fn while_refused(
+    setup: &RuntimeSetup,
     status: StatusCode,
     write: impl AsyncFnOnce() -> Result<Vec<writer::Write>>,
 ) -> Result<Vec<writer::Write>> {
-    let landscape = &setting.landscape;
+    let landscape = &setup.landscape;
     landscape.with_receiver(async |receiver| receiver.sigterm(DEADLINE).await).await??;
-    let plain = Plain::start(landscape, landscape.authority().parse()?, Work::Refuse(status))?;
-    let before = requests(setting, status.as_str()).await?;
+    let plain = PlainServer::start(landscape, landscape.authority().parse()?, ServerMode::Refuse(status))?;
+    let before = requests(setup, status.as_str()).await?;
     let taken = write().await;
-    let met = requests(setting, status.as_str()).await? - before;
+    let refusals = requests(setup, status.as_str()).await? - before;
     drop(plain);
     landscape.start_receiver().await.context("start the receiver again")?;
-    ensure!(met >= 1.0, "the agent has met no {status}");
+    ensure!(refusals >= 1.0, "the agent received no {status}");
     taken
 }
 
-async fn hung(
-    setting: &Setting,
+async fn while_hung(
+    setup: &RuntimeSetup,
     write: impl AsyncFnOnce() -> Result<Vec<writer::Write>>,
 ) -> Result<Vec<writer::Write>> {
-    setting.landscape.with_receiver(async |receiver| receiver.sigstop()).await??;
+    setup.landscape.with_receiver(async |receiver| receiver.sigstop()).await??;
     sleep(ON_THE_WAY).await;
-    let before = requests(setting, "taken").await?;
+    let before = requests(setup, "taken").await?;
     let taken = write().await;
-    let (answered, untold) = (requests(setting, "taken").await? - before, untold(setting).await?);
-    setting.landscape.with_receiver(async |receiver| receiver.sigcont()).await??;
+    let (accepted, unsettled) = (requests(setup, "taken").await? - before, unsettled_events(setup).await?);
+    setup.landscape.with_receiver(async |receiver| receiver.sigcont()).await??;
     ensure!(
-        answered == 0.0 && untold >= 1.0,
-        "{answered} requests were taken while the receiver hung, {untold} events wait"
+        accepted == 0.0 && unsettled >= 1.0,
+        "{accepted} requests were accepted while the receiver hung, {unsettled} events are unsettled"
     );
     taken
 }
 
-/// Events of the agent that wait, or were sent and are not settled.
-async fn untold(setting: &Setting) -> Result<f64> {
-    let (_, page) = setting.runtime.with_agent(async |agent| agent.get("/metrics").await).await??;
+/// Events of the agent that are pending, or sent and not settled.
+async fn unsettled_events(setup: &RuntimeSetup) -> Result<f64> {
+    let (_, page) = setup.runtime.with_agent(async |agent| agent.get("/metrics").await).await??;
     Ok(metric(&page, "tidewatch_agent_events_waiting") + metric(&page, "tidewatch_agent_events_unsettled"))
 }
 

@@ -1,4 +1,4 @@
-//! The user of the measurements: toggles an unused member of a module of the runtime's Kyma.
+//! The user of the measurements: toggles an unused field of a module of the runtime's Kyma.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -14,7 +14,7 @@ use tidewatch_shared::{
 };
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::setting::MODULE;
+use super::runtime_setup::MODULE;
 use crate::landscape::Runtime;
 
 /// One write.
@@ -24,7 +24,7 @@ pub(super) struct Write {
     pub(super) resource_version: u64,
 }
 
-/// Writes so many times, one write at most per pause.
+/// Writes so many times, at most one write per pause.
 pub(super) async fn toggle(runtime: &Runtime, writes: u32, pause: Duration) -> Result<Vec<Write>> {
     let api = Api::<Kyma>::namespaced(runtime.user(), SKR_NAMESPACE);
     let mut ticks = interval(pause.max(Duration::from_micros(1)));
@@ -32,7 +32,7 @@ pub(super) async fn toggle(runtime: &Runtime, writes: u32, pause: Duration) -> R
     let mut done = Vec::new();
     for number in 0..writes {
         ticks.tick().await;
-        // Never what the last run ended with, so every write is a change.
+        // Unique over all runs, so every write is a change.
         let controller = format!("{number}-{}", SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_nanos());
         let patch = Patch::Merge(json!({"spec": {"modules": [{"name": MODULE, "controller": controller}]}}));
         let (begun, start) = (SystemTime::now(), Instant::now());

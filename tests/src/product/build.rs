@@ -11,62 +11,79 @@ use serde::Deserialize;
 
 use crate::paths;
 
-/// How many characters of cargo's complaints an error carries.
-const COMPLAINTS: usize = 4_000;
-/// What is measured in a profile of its own.
+/// Most characters of cargo's messages in an error.
+const MAX_ERROR_CHARS: usize = 4_000;
+/// The package that is built in a profile of its own for measurements.
 const AGENT: &str = "tidewatch-agent";
 
-/// Why a binary of ours is not there.
+/// Reason why a binary of the product is missing.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum BuildError {
-    /// cargo cannot be called.
-    #[error("call cargo: {0}")]
+    /// cargo cannot be run.
+    #[error("run cargo: {0}")]
     Call(String),
     /// It does not compile.
     #[error("cargo build failed:\n{0}")]
     Compile(String),
     /// It compiles, but has no binary of that name.
-    #[error("there is no binary {0} in the workspace")]
+    #[error("no binary {0} in the workspace")]
     Missing(String),
 }
 
-/// Builds the binaries of these packages and returns where they are, by name. What is measured is built as the images have it: the
-/// receiver with its allocator, and the agent in its own profile.
+/// Builds the binaries of these packages and returns their paths, by name. Measured binaries are built as in the
+/// images: the receiver with its allocator, and the agent in its own profile.
 pub(super) fn cargo_build(packages: &[&str]) -> Result<BTreeMap<String, PathBuf>, BuildError> {
-    let agent_apart = cfg!(feature = "jemalloc") && !cfg!(debug_assertions);
-    let mut arguments = selected(packages, agent_apart);
+    let agent_separately = cfg!(feature = "jemalloc") && !cfg!(debug_assertions);
+    let mut arguments = selected(packages, agent_separately);
     if cfg!(feature = "otlp") {
         arguments.extend(["--features", "tidewatch-tests/otlp"]);
     }
     if cfg!(feature = "jemalloc") {
         arguments.extend(["--features", "tidewatch-tests/jemalloc"]);
     }
-    if !cfg!(debug_assertions) {
-        arguments.push("--release");
-    }
+    let profile = profile();
+    arguments.extend(["--profile", &profile]);
     let mut built = call(&arguments)?;
-    if agent_apart {
+    if agent_separately {
         let traces: &[&str] = if cfg!(feature = "otlp") { &["--features", "otlp"] } else { &[] };
         built.extend(call(&[&["-p", AGENT, "--profile", "agent"], traces].concat())?);
     }
     Ok(built)
 }
 
-/// Which packages the first call builds: not the agent, when it has a call of its own.
-fn selected<'a>(packages: &[&'a str], agent_apart: bool) -> Vec<&'a str> {
-    let packages = packages.iter().copied().filter(|package| !(agent_apart && *package == AGENT));
+/// The cargo profile of the running binary: the folder below the target folder that holds it.
+fn profile() -> String {
+    let folder = env::current_exe().ok().and_then(|binary| {
+        let folders = binary.ancestors().skip(1).filter_map(|folder| folder.file_name()?.to_str());
+        folders.map(str::to_owned).find(|folder| !["deps", "examples"].contains(&folder.as_str()))
+    });
+    match folder.as_deref() {
+        // The folder of the profiles `dev` and `test`.
+        Some("debug") | None => "dev".to_owned(),
+        Some(folder) => folder.to_owned(),
+    }
+}
+
+/// Arguments for the packages of the first call; without the agent if it has a call of its own.
+fn selected<'a>(packages: &[&'a str], agent_separately: bool) -> Vec<&'a str> {
+    let packages = packages.iter().copied().filter(|package| !(agent_separately && *package == AGENT));
     packages.flat_map(|package| ["-p", package]).collect()
 }
 
 fn call(arguments: &[&str]) -> Result<BTreeMap<String, PathBuf>, BuildError> {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    command.current_dir(paths::workspace()).args(["build", "--bins", "--message-format=json-render-diagnostics"]);
+    command.current_dir(paths::workspace()).args(["build", "--message-format=json-render-diagnostics"]);
+    // Only the product: not this crate's own binaries.
+    let has = |package: &str| arguments.contains(&package);
+    let binaries =
+        [(AGENT, "tidewatch-agent"), ("tidewatch-receiver", "tidewatch-receiver"), ("tidewatch-cli", "tidewatch")];
+    command.args(binaries.iter().filter(|(package, _)| has(package)).flat_map(|(_, binary)| ["--bin", binary]));
     command.args(arguments);
     let call = |e: io::Error| BuildError::Call(e.to_string());
     let output = command.stdin(Stdio::null()).output().map_err(call)?;
     if !output.status.success() {
         let text = String::from_utf8_lossy(&output.stderr);
-        let skipped = text.chars().count().saturating_sub(COMPLAINTS);
+        let skipped = text.chars().count().saturating_sub(MAX_ERROR_CHARS);
         return Err(BuildError::Compile(text.chars().skip(skipped).collect()));
     }
     Ok(executables(&String::from_utf8_lossy(&output.stdout)))

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fs, io, path::Path, time::Duration};
 
-/// The kernel tells user space times in hundredths of a second (`USER_HZ`) on every architecture that we run on.
+/// The kernel reports times to user space in hundredths of a second (`USER_HZ`) on every supported architecture.
 const TICKS_PER_SECOND: u64 = 100;
 
 /// Memory of a process, in KiB.
@@ -43,7 +43,7 @@ fn field(text: &str, name: &str) -> io::Result<u64> {
 pub fn cpu_by_thread(pid: u32) -> io::Result<BTreeMap<String, Duration>> {
     let mut sums = BTreeMap::<String, Duration>::new();
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {
-        // A thread may end while it is looked at.
+        // A thread may end while it is read.
         let task = task?.path();
         if let (Ok(name), Some(time)) = (fs::read_to_string(task.join("comm")), cpu_of(&task)) {
             *sums.entry(name.trim_end().to_owned()).or_default() += time;
@@ -52,7 +52,7 @@ pub fn cpu_by_thread(pid: u32) -> io::Result<BTreeMap<String, Duration>> {
     Ok(sums)
 }
 
-/// In nanoseconds where the kernel has them, otherwise in hundredths of a second.
+/// In nanoseconds if the kernel provides them, otherwise in hundredths of a second.
 fn cpu_of(task: &Path) -> Option<Duration> {
     let schedstat = fs::read_to_string(task.join("schedstat")).unwrap_or_default();
     match schedstat.split_whitespace().next().and_then(|word| word.parse().ok()) {
@@ -61,8 +61,8 @@ fn cpu_of(task: &Path) -> Option<Duration> {
     }
 }
 
-/// User plus system time of a `stat` line: fields 14 and 15 of proc(5). Field 2 is a name that may hold anything, hence
-/// the search from its closing parenthesis.
+/// User plus system time of a `stat` line: fields 14 and 15 of proc(5). Field 2 is a name of arbitrary characters,
+/// hence the search from its closing parenthesis.
 fn ticks(stat: &str) -> Option<Duration> {
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
     let sum = fields.next()?.parse::<u64>().ok()? + fields.next()?.parse::<u64>().ok()?;

@@ -1,5 +1,5 @@
-//! Access to a runtime: what is unusable is named in the condition `RuntimeAccess`, and what is repaired is used at once
-//! (`acceptance.md` 8, 9).
+//! Access to a runtime: the condition `RuntimeAccess` names the fault of an unusable kubeconfig, and a repaired one is
+//! used at once (`acceptance.md` 8, 9).
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
@@ -11,17 +11,17 @@ use tidewatch_shared::{
     api::{KymaStatus, State},
     names::{KUBECONFIG_KEY, label},
 };
-use tidewatch_tests::control_plane::Person;
+use tidewatch_tests::control_plane::ClusterUser;
 
-use crate::support::{One, Tested, condition};
+use crate::support::{SingleRuntime, TestResult, condition};
 
 const CONDITION: &str = "RuntimeAccess";
 
 #[tokio::test]
-async fn an_unusable_kubeconfig_is_named_and_a_good_one_is_used_at_once() -> Tested {
-    let one = One::without_agent("access", &[]).await?;
-    let cluster = one.runtime.cluster();
-    let token = cluster.credentials().token(Person::Other);
+async fn an_unusable_kubeconfig_is_named_and_a_good_one_is_used_at_once() -> TestResult {
+    let setup = SingleRuntime::without_agent("access", &[]).await?;
+    let cluster = setup.runtime.cluster();
+    let token = cluster.credentials().token(ClusterUser::Other);
     let good: Value = serde_json::from_str(&cluster.kubeconfig_for_token(token))?;
     let with = |path: &str, value: Value| {
         let mut changed = good.clone();
@@ -33,7 +33,7 @@ async fn an_unusable_kubeconfig_is_named_and_a_good_one_is_used_at_once() -> Tes
         changed.to_string()
     };
     let ready = |status: &KymaStatus| status.state() == State::Ready;
-    one.kcp_status("readiness", ready).await?;
+    setup.kcp_status("readiness", ready).await?;
     let (user, server) = ("/users/0/user", "/clusters/0/cluster/server");
     let exec = json!({"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "/bin/true"}});
     let url = cluster.url();
@@ -46,33 +46,34 @@ async fn an_unusable_kubeconfig_is_named_and_a_good_one_is_used_at_once() -> Tes
         (with("/clusters/1", json!({"name": "second", "cluster": {"server": url}})), "2 servers"),
         ("{".to_owned(), "malformed"),
     ] {
-        one.runtime.write_access(&kubeconfig).await?;
-        let status = one
+        setup.runtime.write_access(&kubeconfig).await?;
+        let status = setup
             .kcp_status(word, |status| {
                 condition(status, CONDITION).is_ok_and(|(good, message)| !good && message.contains(word))
             })
             .await?;
         assert_eq!(status.state(), State::Error, "{word}");
         let (_, message) = condition(&status, CONDITION)?;
-        assert!(!message.contains(token), "a token must never be shown");
+        assert!(!message.contains(token), "a message must not contain a token");
     }
     let good = good.to_string();
-    one.runtime.write_access(&good).await?;
+    setup.runtime.write_access(&good).await?;
     let healed = |status: &tidewatch_shared::api::KymaStatus| {
         ready(status) && condition(status, CONDITION).is_ok_and(|(good, _)| good)
     };
-    one.kcp_status("readiness again", healed).await?;
+    setup.kcp_status("readiness again", healed).await?;
 
-    let secrets = Api::<Secret>::namespaced(one.landscape.kcp().client().await?, one.landscape.namespace());
+    let secrets = Api::<Secret>::namespaced(setup.landscape.kcp().client().await?, setup.landscape.namespace());
     let second = json!({
-        "metadata": {"name": "second", "labels": {label::KYMA_NAME: one.runtime.name()}}, "stringData": {KUBECONFIG_KEY: good},
+        "metadata": {"name": "second", "labels": {label::KYMA_NAME: setup.runtime.name()}}, "stringData": {KUBECONFIG_KEY: good},
     });
     secrets.create(&PostParams::default(), &serde_json::from_value(second)?).await?;
-    one.kcp_status("two Secrets", |status| {
-        condition(status, CONDITION).is_ok_and(|(good, message)| !good && message.contains("second"))
-    })
-    .await?;
+    setup
+        .kcp_status("two Secrets", |status| {
+            condition(status, CONDITION).is_ok_and(|(good, message)| !good && message.contains("second"))
+        })
+        .await?;
     secrets.delete("second", &DeleteParams::default()).await?;
-    one.kcp_status("readiness once more", healed).await?;
+    setup.kcp_status("readiness once more", healed).await?;
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! Several receivers for one namespace: one is active, and the next follows when it is gone, frozen, or asked to go.
+//! Leader election among several receivers in one namespace: a standby takes over when the lease holder is killed,
+//! frozen or shut down.
 
 use ::http::StatusCode;
 use anyhow::{Context as _, Result};
@@ -12,28 +13,28 @@ use tidewatch_tests::{
     product::ProductProcess,
 };
 
-use crate::support::{Ground, One, Tested, is_renewal, module, quick};
+use crate::support::{Isolation, SingleRuntime, TestResult, is_renewal, module, quick_options};
 
 const KEDA: (&str, &str, &str) = ("keda", "1.0.0", "1.1.0");
 const LEASE: &str = "tidewatch-receiver";
 
-/// A Lease so short that its expiry can be waited for, and so long that a busy machine renews it in time.
-fn short() -> Options {
-    Options { lease_seconds: 8, ..quick() }
+/// Options with a lease short enough to await its expiry, and long enough for a busy machine to renew it in time.
+fn short_lease() -> Options {
+    Options { lease_seconds: 8, ..quick_options() }
 }
 
-async fn leases(one: &One) -> Result<Api<Lease>> {
-    Ok(Api::namespaced(one.landscape.kcp().client().await?, one.landscape.namespace()))
+async fn leases(setup: &SingleRuntime) -> Result<Api<Lease>> {
+    Ok(Api::namespaced(setup.landscape.kcp().client().await?, setup.landscape.namespace()))
 }
 
-async fn holder(one: &One) -> Result<Option<String>> {
-    let lease = leases(one).await?.get(LEASE).await?;
+async fn holder(setup: &SingleRuntime) -> Result<Option<String>> {
+    let lease = leases(setup).await?.get(LEASE).await?;
     Ok(lease.spec.and_then(|spec| spec.holder_identity))
 }
 
-/// Waits until a receiver says that it waits for its turn, and proves that it takes no event.
-async fn waits(receiver: &ProductProcess) -> Result<()> {
-    until("a receiver that waits", async || {
+/// Waits until a receiver reports that it stands by, and checks that it accepts no event.
+async fn stands_by(receiver: &ProductProcess) -> Result<()> {
+    until("a receiver that stands by", async || {
         let (status, text) = receiver.get("/readyz").await?;
         Ok((status == StatusCode::SERVICE_UNAVAILABLE && text == "not ready: lease\n").then_some(()))
     })
@@ -47,71 +48,73 @@ async fn waits(receiver: &ProductProcess) -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_next_receiver_follows_one_that_is_killed_and_one_that_is_asked_to_go() -> Tested {
-    let one = One::to_harm(Ground::Shared, "active", &[KEDA], short()).await?;
-    let port = one.landscape.event_port();
-    let second = one.landscape.start_standby("second", port).await?;
-    waits(&second).await?;
-    assert!(holder(&one).await?.is_some_and(|holder| holder.starts_with("receiver_")));
+async fn a_standby_takes_over_after_a_crash_and_after_a_shutdown() -> TestResult {
+    let setup = SingleRuntime::isolated(Isolation::Shared, "active", &[KEDA], short_lease()).await?;
+    let port = setup.landscape.event_port();
+    let second = setup.landscape.start_standby("second", port).await?;
+    stands_by(&second).await?;
+    assert!(holder(&setup).await?.is_some_and(|holder| holder.starts_with("receiver_")));
 
-    // Killed: the change that comes up meanwhile arrives at the second one.
-    one.landscape.with_receiver(async |receiver| receiver.kill9()).await?;
-    one.runtime.select(&["keda"]).await?;
+    // Kill the lease holder: the change made meanwhile arrives at the second receiver.
+    setup.landscape.with_receiver(async |receiver| receiver.kill9()).await?;
+    setup.runtime.select(&["keda"]).await?;
     second.ready(DEADLINE).await?;
-    assert!(holder(&one).await?.is_some_and(|holder| holder.starts_with("second_")));
-    one.skr_status("the change", |status| module(status, "keda").is_some()).await?;
+    assert!(holder(&setup).await?.is_some_and(|holder| holder.starts_with("second_")));
+    setup.skr_status("the change", |status| module(status, "keda").is_some()).await?;
 
-    // Asked to go: it gives the Lease back, so that nobody waits for its end.
-    let third = one.landscape.start_standby("third", port).await?;
-    waits(&third).await?;
+    // Shut down the lease holder: it releases the Lease, so the standby does not wait for its expiry.
+    let third = setup.landscape.start_standby("third", port).await?;
+    stands_by(&third).await?;
     let ended = second.sigterm(DEADLINE).await?;
     assert!(ended.success(), "{ended}");
-    let after = holder(&one).await?;
+    let after = holder(&setup).await?;
     assert!(after.as_ref().is_none_or(|holder| holder.starts_with("third_")), "{after:?}");
     third.ready(DEADLINE).await?;
-    one.runtime.select(&[]).await?;
-    one.skr_status("the change", |status| status.modules().is_empty()).await?;
-    let transitions = leases(&one).await?.get(LEASE).await?.spec.and_then(|spec| spec.lease_transitions);
+    setup.runtime.select(&[]).await?;
+    setup.skr_status("the change", |status| status.modules().is_empty()).await?;
+    let transitions = leases(&setup).await?.get(LEASE).await?.spec.and_then(|spec| spec.lease_transitions);
     assert_eq!(transitions, Some(3));
     Ok(())
 }
 
 #[tokio::test]
-async fn a_receiver_that_was_frozen_writes_nothing_more() -> Tested {
-    // Without events, which end at the frozen one, the standby is to look soon.
+async fn a_receiver_that_was_frozen_past_its_lease_writes_nothing_more() -> TestResult {
+    // Events stop at the frozen receiver, so the standby has to poll soon.
     let receiver = ["--restart-spread-seconds=0", "--fallback-poll-seconds=5"].map(str::to_owned).into();
-    let options = Options { proxied: true, receiver, ..short() };
-    let one = One::to_harm(Ground::Shared, "frozen", &[KEDA], options).await?;
-    one.runtime.select(&["keda"]).await?;
-    one.skr_status("the module", |status| module(status, "keda").is_some()).await?;
-    one.quiet().await?;
-    let standby = one.landscape.start_standby("standby", ports::free()?).await?;
-    waits(&standby).await?;
+    let options = Options { proxied: true, receiver, ..short_lease() };
+    let setup = SingleRuntime::isolated(Isolation::Shared, "frozen", &[KEDA], options).await?;
+    setup.runtime.select(&["keda"]).await?;
+    setup.skr_status("the module", |status| module(status, "keda").is_some()).await?;
+    setup.becomes_idle().await?;
+    let standby = setup.landscape.start_standby("standby", ports::free()?).await?;
+    stands_by(&standby).await?;
 
-    // It is frozen in the middle of a pass that would write: its requests to the runtime are not answered.
-    let way = &one.runtime.ways().context("the proxies")?.receiver;
-    way.black_hole();
-    one.runtime.select(&[]).await?;
-    let admin = one.landscape.with_receiver(async |receiver| receiver.admin()).await?.context("its admin listener")?;
-    until("the pass to begin", async || {
+    // Freeze it in the middle of a reconcile that would write: its requests to the runtime stay unanswered.
+    let proxy = &setup.runtime.proxies().context("the proxies")?.receiver;
+    proxy.black_hole();
+    setup.runtime.select(&[]).await?;
+    let admin =
+        setup.landscape.with_receiver(async |receiver| receiver.admin()).await?.context("its admin listener")?;
+    until("the reconcile to begin", async || {
         let (_, report) = http::get(admin, "/fleet", DEADLINE).await?;
         let report: Value = serde_json::from_str(&report)?;
         Ok((report["runtimes"][0]["inWork"] == true).then_some(()))
     })
     .await?;
-    one.landscape.with_receiver(async |receiver| receiver.sigstop()).await??;
-    way.resume();
+    setup.landscape.with_receiver(async |receiver| receiver.sigstop()).await??;
+    proxy.resume();
     standby.ready(DEADLINE).await?;
-    until("the standby's work", async || Ok(one.manifests().await?.is_empty().then_some(()))).await?;
-    // The last that it has to write: that no heartbeat reaches it.
-    one.kcp_status("the event path", |status| {
-        status.condition("EventPath").is_some_and(|condition| condition.message.contains("heartbeat"))
-    })
-    .await?;
-    one.quiet().await?;
+    until("the standby to delete the Manifest", async || Ok(setup.manifests().await?.is_empty().then_some(()))).await?;
+    // The standby's last write to KCP: no heartbeat reaches it.
+    setup
+        .kcp_status("the event path", |status| {
+            status.condition("EventPath").is_some_and(|condition| condition.message.contains("heartbeat"))
+        })
+        .await?;
+    setup.becomes_idle().await?;
 
-    let marks = (one.landscape.kcp().audit_mark()?, one.runtime.cluster().audit_mark()?);
-    let ended = one
+    let marks = (setup.landscape.kcp().audit_mark()?, setup.runtime.cluster().audit_mark()?);
+    let ended = setup
         .landscape
         .with_receiver(async |receiver| {
             receiver.sigcont()?;
@@ -119,12 +122,12 @@ async fn a_receiver_that_was_frozen_writes_nothing_more() -> Tested {
         })
         .await??;
     assert!(!ended.success(), "{ended}");
-    assert!(holder(&one).await?.is_some_and(|holder| holder.starts_with("standby_")));
-    let account = format!("system:serviceaccount:{}:", one.landscape.namespace());
-    let in_kcp = one.landscape.kcp().writes_since(marks.0)?;
+    assert!(holder(&setup).await?.is_some_and(|holder| holder.starts_with("standby_")));
+    let account = format!("system:serviceaccount:{}:", setup.landscape.namespace());
+    let in_kcp = setup.landscape.kcp().writes_since(marks.0)?;
     let in_kcp: Vec<_> = in_kcp.iter().filter(|write| write.user.starts_with(&account) && !is_renewal(write)).collect();
     assert!(in_kcp.is_empty(), "{in_kcp:?}");
-    let in_runtime = one.runtime.cluster().writes_since(marks.1)?;
+    let in_runtime = setup.runtime.cluster().writes_since(marks.1)?;
     let in_runtime: Vec<_> =
         in_runtime.iter().filter(|write| write.user.starts_with("system:serviceaccount:kube-system:")).collect();
     assert!(in_runtime.is_empty(), "{in_runtime:?}");
@@ -132,12 +135,12 @@ async fn a_receiver_that_was_frozen_writes_nothing_more() -> Tested {
 }
 
 #[tokio::test]
-async fn a_lease_that_is_taken_away_ends_the_receiver_at_once() -> Tested {
-    let one = One::with("taken-away", &[KEDA], short()).await?;
-    leases(&one).await?.delete(LEASE, &DeleteParams::default()).await?;
-    let ended = one.landscape.with_receiver(async |receiver| receiver.process().ended(DEADLINE).await).await??;
+async fn a_receiver_exits_when_it_loses_its_lease() -> TestResult {
+    let setup = SingleRuntime::with_options("taken-away", &[KEDA], short_lease()).await?;
+    leases(&setup).await?.delete(LEASE, &DeleteParams::default()).await?;
+    let ended = setup.landscape.with_receiver(async |receiver| receiver.process().ended(DEADLINE).await).await??;
     assert_eq!(ended.code(), Some(1), "{ended}");
-    one.landscape.start_receiver().await?;
-    assert!(holder(&one).await?.is_some_and(|holder| holder.starts_with("receiver_")));
+    setup.landscape.start_receiver().await?;
+    assert!(holder(&setup).await?.is_some_and(|holder| holder.starts_with("receiver_")));
     Ok(())
 }

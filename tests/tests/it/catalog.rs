@@ -24,7 +24,7 @@ use tidewatch_shared::{
     names::{CATALOG_INVENTORY, RELEASES, SKR_NAMESPACE, annotation, label},
 };
 use tidewatch_tests::{
-    control_plane::{Person, audit::Write},
+    control_plane::{ClusterUser, audit::Write},
     http,
     landscape::{
         DEADLINE, Options,
@@ -33,92 +33,92 @@ use tidewatch_tests::{
     },
 };
 
-use crate::support::{One, Tested, condition, module, quick};
+use crate::support::{SingleRuntime, TestResult, condition, module, quick_options};
 
 const KEDA: (&str, &str, &str) = ("keda", "1.0.0", "1.1.0");
 
-async fn names<K>(one: &One) -> Result<BTreeSet<String>>
+async fn names<K>(setup: &SingleRuntime) -> Result<BTreeSet<String>>
 where
     K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
         + Clone
         + DeserializeOwned
         + std::fmt::Debug,
 {
-    let api = Api::<K>::namespaced(one.runtime.cluster().client().await?, SKR_NAMESPACE);
+    let api = Api::<K>::namespaced(setup.runtime.cluster().client().await?, SKR_NAMESPACE);
     Ok(api.list(&Default::default()).await?.items.iter().map(|object| object.name_any()).collect())
 }
 
-async fn user_api<K>(one: &One) -> Result<Api<K>>
+async fn user_api<K>(setup: &SingleRuntime) -> Result<Api<K>>
 where
     K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>,
 {
-    Ok(Api::namespaced(one.runtime.cluster().client_as(Person::User).await?, SKR_NAMESPACE))
+    Ok(Api::namespaced(setup.runtime.cluster().client_as(ClusterUser::User).await?, SKR_NAMESPACE))
 }
 
-async fn synced(one: &One) -> Result<()> {
+async fn catalog_is_synced(setup: &SingleRuntime) -> Result<()> {
     until("the catalog in the runtime", async || {
-        let whole =
-            names::<ModuleReleaseMeta>(one).await?.contains("keda") && names::<ModuleTemplate>(one).await?.len() >= 2;
+        let whole = names::<ModuleReleaseMeta>(setup).await?.contains("keda")
+            && names::<ModuleTemplate>(setup).await?.len() >= 2;
         Ok(whole.then_some(()))
     })
     .await
 }
 
-fn of_catalog(writes: &[Write]) -> Vec<&Write> {
+fn catalog_writes(writes: &[Write]) -> Vec<&Write> {
     let catalog = |write: &&Write| write.resource == "moduletemplates" || write.resource == "modulereleasemetas";
-    writes.iter().filter(|write| write.user != Person::User.name()).filter(catalog).collect()
+    writes.iter().filter(|write| write.user != ClusterUser::User.name()).filter(catalog).collect()
 }
 
-/// What was called for the catalog: verb and name.
-fn calls(writes: &[Write]) -> Vec<(&str, &str)> {
-    of_catalog(writes).into_iter().map(|write| (write.verb.as_str(), write.name.as_str())).collect()
+/// The requests for the catalog: verb and name.
+fn catalog_requests(writes: &[Write]) -> Vec<(&str, &str)> {
+    catalog_writes(writes).into_iter().map(|write| (write.verb.as_str(), write.name.as_str())).collect()
 }
 
 fn spec<K: Serialize>(object: &K) -> Result<Value> {
     Ok(serde_json::to_value(object)?["spec"].clone())
 }
 
-/// Writes to KCP's catalog as its operator.
-async fn apply<K>(one: &One, name: &str, body: &Value) -> Result<()>
+/// Applies an object to KCP's catalog as the operator.
+async fn apply<K>(setup: &SingleRuntime, name: &str, body: &Value) -> Result<()>
 where
     K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
         + Clone
         + DeserializeOwned
         + std::fmt::Debug,
 {
-    let api = Api::<K>::namespaced(one.landscape.operator(), one.landscape.namespace());
+    let api = Api::<K>::namespaced(setup.landscape.operator(), setup.landscape.namespace());
     api.patch(name, &PatchParams::apply("operator").force(), &Patch::Apply(body)).await?;
     Ok(())
 }
 
-async fn set_labels(one: &One, labels: Value) -> Result<()> {
+async fn set_labels(setup: &SingleRuntime, labels: Value) -> Result<()> {
     let labels = Patch::Merge(json!({"metadata": {"labels": labels}}));
-    one.kcp_kymas().await?.patch(one.runtime.name(), &PatchParams::default(), &labels).await?;
+    setup.kcp_kymas().await?.patch(setup.runtime.name(), &PatchParams::default(), &labels).await?;
     Ok(())
 }
 
-/// The version that the Manifest of the only module installs.
-async fn runs(one: &One) -> Result<Option<String>> {
-    Ok(one.manifests().await?.first().and_then(|manifest| manifest.spec.version.clone()))
+/// The version in the spec of the runtime's first Manifest.
+async fn installed_version(setup: &SingleRuntime) -> Result<Option<String>> {
+    Ok(setup.manifests().await?.first().and_then(|manifest| manifest.spec.version.clone()))
 }
 
-/// Waits until the Manifest of the only module installs this version.
-async fn comes_to_run(one: &One, version: &str) -> Result<()> {
-    let runs = async || Ok(runs(one).await?.filter(|runs| runs == version).map(drop));
+/// Waits until the runtime's first Manifest has this version.
+async fn version_becomes(setup: &SingleRuntime, version: &str) -> Result<()> {
+    let runs = async || Ok(installed_version(setup).await?.filter(|runs| runs == version).map(drop));
     until(&format!("the version {version}"), runs).await
 }
 
-/// Waits until a sample of the receiver has this value.
-async fn measured(one: &One, sample: &str, value: u64) -> Result<()> {
+/// Waits until a metric of the receiver has this value.
+async fn metric_becomes(setup: &SingleRuntime, sample: &str, value: u64) -> Result<()> {
     let line = format!("tidewatch_{sample} {value}");
     let shown = |page: &str| page.lines().any(|sample| sample == line).then_some(());
-    let waited = one.landscape.with_receiver(async |receiver| receiver.metrics_until(DEADLINE, shown).await).await?;
+    let waited = setup.landscape.with_receiver(async |receiver| receiver.metrics_until(DEADLINE, shown).await).await?;
     waited.with_context(|| format!("waited for: {line}"))
 }
 
-/// Waits until an Event tells this of an object in KCP, and returns its words.
-async fn told(one: &One, reason: &str, (kind, name): (&str, &str)) -> Result<String> {
-    let events = Api::<Event>::namespaced(one.landscape.operator(), one.landscape.namespace());
+/// Waits for an Event with this reason about an object in KCP, and returns its note.
+async fn event_note(setup: &SingleRuntime, reason: &str, (kind, name): (&str, &str)) -> Result<String> {
+    let events = Api::<Event>::namespaced(setup.landscape.operator(), setup.landscape.namespace());
     until(&format!("the Event {reason} of {name}"), async || {
         let events = events.list(&Default::default()).await?.items;
         let is_it = |event: &Event| {
@@ -131,11 +131,11 @@ async fn told(one: &One, reason: &str, (kind, name): (&str, &str)) -> Result<Str
     .await
 }
 
-/// Waits until exactly these modules are in the runtime's catalog, with their templates.
-async fn modules_are(one: &One, modules: &[&str]) -> Result<()> {
+/// Waits until the runtime's catalog has exactly these modules, with their templates.
+async fn modules_become(setup: &SingleRuntime, modules: &[&str]) -> Result<()> {
     until(&format!("the modules {modules:?} and no others"), async || {
-        let metas = names::<ModuleReleaseMeta>(one).await?;
-        let templates: BTreeSet<_> = names::<ModuleTemplate>(one).await?;
+        let metas = names::<ModuleReleaseMeta>(setup).await?;
+        let templates: BTreeSet<_> = names::<ModuleTemplate>(setup).await?;
         let expected: BTreeSet<_> = modules.iter().map(|module| (*module).to_owned()).collect();
         let of_templates: BTreeSet<_> =
             templates.iter().filter_map(|name| Some(name.strip_suffix("-1.0.0")?.to_owned())).collect();
@@ -144,7 +144,7 @@ async fn modules_are(one: &One, modules: &[&str]) -> Result<()> {
     .await
 }
 
-async fn inventory(one: &One) -> Result<Option<ConfigMap>> {
-    let api = Api::<ConfigMap>::namespaced(one.runtime.cluster().client().await?, SKR_NAMESPACE);
+async fn inventory(setup: &SingleRuntime) -> Result<Option<ConfigMap>> {
+    let api = Api::<ConfigMap>::namespaced(setup.runtime.cluster().client().await?, SKR_NAMESPACE);
     Ok(api.get_opt(CATALOG_INVENTORY).await?)
 }

@@ -1,8 +1,8 @@
-//! The custom resources stay what the incumbent's are, objects that it wrote stay whole, and in a runtime they stay ours whatever its users
-//! do to them (`acceptance.md` 40).
+//! Compatibility of the custom resources with the incumbent's: the CRDs are the same, objects that the incumbent wrote
+//! round-trip unchanged, and in a runtime our CRDs are restored after any change by its users (`acceptance.md` 40).
 //!
-//! `data/crds/facts` holds what the incumbent's CRDs demand and offer, less all prose; `data/crds/objects` holds objects as it
-//! leaves them.
+//! `data/crds/facts` holds the requirements and fields of the incumbent's CRDs without their descriptions;
+//! `data/crds/objects` holds objects as the incumbent leaves them.
 
 mod runtime;
 
@@ -10,10 +10,11 @@ use std::{collections::BTreeSet, fs, path::Path};
 
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value, json};
-use tidewatch_deploy::Folder;
+
 use tidewatch_shared::api::{Kyma, Manifest, ModuleReleaseMeta, ModuleTemplate, Watcher, crds};
 
-/// All that ours has and the incumbent's has not: plural name of the kind, member. None of it is required.
+/// All members that our CRDs have and the incumbent's lack: plural name of the kind, path of the member. None of them
+/// is required.
 const ADDITIONS: [(&str, &str); 2] = [("kymas", "spec.modules[].version"), ("modulereleasemetas", "spec.versions")];
 
 const SCHEMA: &str = "/versions/0/schema/openAPIV3Schema";
@@ -23,13 +24,13 @@ fn data(path: &str) -> Value {
     serde_json::from_slice(&fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))).unwrap()
 }
 
-/// Our CRDs: plural name and the whole as JSON.
+/// Our CRDs: plural name, and the definition as JSON.
 fn ours() -> Vec<(String, Value)> {
     crds::crds().iter().map(|crd| (crd.spec.names.plural.clone(), serde_json::to_value(crd).unwrap())).collect()
 }
 
 #[test]
-fn the_crds_are_the_incumbents_and_the_additions() {
+fn the_crds_equal_the_incumbents_except_the_additions() {
     let ours = ours();
     assert_eq!(ours.len(), 5);
     for (plural, mut crd) in ours {
@@ -49,7 +50,7 @@ fn the_crds_are_the_incumbents_and_the_additions() {
     }
 }
 
-/// Takes a member like `a.b[].c` out of a schema; it must be there, and not be required.
+/// Removes a member such as `a.b[].c` from a schema; panics if it is missing or required.
 fn remove_optional(schema: &mut Value, path: &str) {
     let (parents, name) = path.rsplit_once('.').unwrap();
     let parent = parents.split('.').fold(schema, |schema, step| match step.strip_suffix("[]") {
@@ -62,11 +63,12 @@ fn remove_optional(schema: &mut Value, path: &str) {
     assert!(removed.is_some(), "{path} is not there");
 }
 
-/// Compares all but descriptions. `required` and `enum` are sets, numbers are numbers, and no subresources are none.
+/// Collects the differences of two schemas except descriptions. `required` and `enum` compare as sets, numbers by
+/// value, and empty subresources equal absent ones.
 fn compare(ours: &Value, theirs: &Value, path: &str, differences: &mut Vec<String>) {
     match (ours, theirs) {
         (Value::Object(left), Value::Object(right)) => {
-            // Below `properties` keys are names of members, elsewhere they are keywords.
+            // Keys below `properties` are names of members; elsewhere they are keywords.
             let names = path.ends_with("/properties");
             let keys: BTreeSet<_> =
                 left.keys().chain(right.keys()).filter(|key| names || *key != "description").collect();
@@ -134,30 +136,30 @@ fn pointers(value: &Value, path: String, leaves: &mut Vec<String>) {
 
 #[test]
 fn the_generated_files_are_those_of_the_types() {
-    let differences = Folder::within("crds").compare(&tidewatch_deploy::crds().unwrap()).unwrap();
-    assert!(differences.is_empty(), "{differences:?}: run `cargo generate` and commit the result");
-    let differences = Folder::deploy().compare(&[tidewatch_deploy::metrics()]).unwrap();
-    assert!(differences.is_empty(), "{differences:?}: run `cargo generate` and commit the result");
+    for (folder, files) in tidewatch_deploy::generated().unwrap() {
+        let differences = folder.compare(&files).unwrap();
+        assert!(differences.is_empty(), "{differences:?}: run `cargo generate` and commit the result");
+    }
 }
 
 #[test]
-fn objects_of_the_incumbent_stay_whole() {
-    whole::<Kyma>("kymas", "objects/kyma.json");
-    whole::<ModuleTemplate>("moduletemplates", "objects/moduletemplate.json");
-    whole::<ModuleReleaseMeta>("modulereleasemetas", "objects/modulereleasemeta.json");
-    whole::<ModuleReleaseMeta>("modulereleasemetas", "objects/mandatory.json");
-    whole::<Manifest>("manifests", "objects/manifest.json");
-    whole::<Watcher>("watchers", "objects/watcher.json");
+fn objects_of_the_incumbent_round_trip_unchanged() {
+    round_trips::<Kyma>("kymas", "objects/kyma.json");
+    round_trips::<ModuleTemplate>("moduletemplates", "objects/moduletemplate.json");
+    round_trips::<ModuleReleaseMeta>("modulereleasemetas", "objects/modulereleasemeta.json");
+    round_trips::<ModuleReleaseMeta>("modulereleasemetas", "objects/mandatory.json");
+    round_trips::<Manifest>("manifests", "objects/manifest.json");
+    round_trips::<Watcher>("watchers", "objects/watcher.json");
 }
 
-/// Reads and writes an object, and every object that differs from it in one member: one that is optional is absent, a list or
-/// a map is empty, or there is one that nobody knows.
-fn whole<K: DeserializeOwned + Serialize>(plural: &str, file: &str) {
+/// Round-trips an object and all variants of it that differ in one member: an optional member is absent, a list or map
+/// is empty, or there is an unknown member.
+fn round_trips<K: DeserializeOwned + Serialize>(plural: &str, file: &str) {
     let object = data(file);
     let (_, crd) = ours().into_iter().find(|(name, _)| name == plural).unwrap();
     let schema = crd["spec"].pointer(SCHEMA).unwrap();
     let mut variants = vec![object.clone()];
-    vary(&object, schema, &object, "", &mut variants);
+    add_variants(&object, schema, &object, "", &mut variants);
     assert!(variants.len() > 5, "{file}: {} variants", variants.len());
     for variant in variants {
         let read: K =
@@ -166,38 +168,41 @@ fn whole<K: DeserializeOwned + Serialize>(plural: &str, file: &str) {
     }
 }
 
-fn vary(at: &Value, schema: &Value, whole: &Value, path: &str, variants: &mut Vec<Value>) {
+fn add_variants(at: &Value, schema: &Value, whole: &Value, path: &str, variants: &mut Vec<Value>) {
     match at {
         Value::Array(values) => {
-            variants.push(varied(whole, path, |list| *list = json!([])));
+            variants.push(variant_of(whole, path, |list| *list = json!([])));
             for (index, value) in values.iter().enumerate() {
-                vary(value, &schema["items"], whole, &format!("{path}/{index}"), variants);
+                add_variants(value, &schema["items"], whole, &format!("{path}/{index}"), variants);
             }
         }
         Value::Object(members) => {
-            let known = schema["properties"].as_object();
-            // The root and meta/v1 types (label selectors) are closed: the API server itself drops what it does not know there.
-            if known.is_some() && !path.is_empty() && !path.contains("elector") {
+            let properties = schema["properties"].as_object();
+            // The root and the meta/v1 types (label selectors) are closed: there the API server itself drops unknown
+            // members.
+            if properties.is_some() && !path.is_empty() && !path.contains("elector") {
                 let unknown = json!({"list": [1, "two", null], "empty": {}});
-                variants.push(varied(whole, path, |object| object["fromTheFuture"] = unknown));
+                variants.push(variant_of(whole, path, |object| object["fromTheFuture"] = unknown));
             }
             if schema["additionalProperties"].is_object() || schema["x-kubernetes-preserve-unknown-fields"] == true {
-                variants.push(varied(whole, path, |map| *map = json!({})));
+                variants.push(variant_of(whole, path, |map| *map = json!({})));
             }
             let required = schema["required"].as_array().cloned().unwrap_or_default();
-            for (key, child) in members.iter().filter(|(key, _)| known.is_some_and(|known| known.contains_key(*key))) {
+            for (key, child) in
+                members.iter().filter(|(key, _)| properties.is_some_and(|properties| properties.contains_key(*key)))
+            {
                 let fixed = path.is_empty() && key != "status";
                 if !fixed && !required.contains(&json!(key)) {
-                    variants.push(varied(whole, path, |object| drop(object.as_object_mut().unwrap().remove(key))));
+                    variants.push(variant_of(whole, path, |object| drop(object.as_object_mut().unwrap().remove(key))));
                 }
-                vary(child, &schema["properties"][key], whole, &format!("{path}/{key}"), variants);
+                add_variants(child, &schema["properties"][key], whole, &format!("{path}/{key}"), variants);
             }
         }
         _ => {}
     }
 }
 
-fn varied(whole: &Value, path: &str, change: impl FnOnce(&mut Value)) -> Value {
+fn variant_of(whole: &Value, path: &str, change: impl FnOnce(&mut Value)) -> Value {
     let mut copy = whole.clone();
     change(copy.pointer_mut(path).unwrap());
     copy

@@ -1,5 +1,5 @@
-//! What `deploy/` says of the receiver's installation is what an API server takes, and gives the rights that the code names; its
-//! admission policies refuse what no runtime could have.
+//! The manifests in `deploy/`: an API server accepts them, they grant the rights that the code names, and their
+//! admission policies refuse catalogs that no runtime could have.
 
 use std::{
     collections::BTreeSet,
@@ -17,7 +17,7 @@ use kube::{
     core::{ApiResource, GroupVersionKind, Request},
 };
 use serde_json::{Value, json};
-use tidewatch_receiver::{catalog::desired::Kind, rights};
+use tidewatch_receiver::{controllers::catalog::desired::Kind, rights};
 use tidewatch_shared::{
     api::crds,
     names::{KCP_NAMESPACE, label},
@@ -28,10 +28,10 @@ use tidewatch_tests::{
     landscape::until,
 };
 
-use crate::support::Tested;
+use crate::support::TestResult;
 
-/// The objects of a kustomization, as kubectl builds it.
-async fn built(folder: &str) -> Vec<DynamicObject> {
+/// The objects of a kustomization as `kubectl kustomize` renders them.
+pub(crate) async fn render(folder: &str) -> Vec<DynamicObject> {
     let kubectl = bed::shared().await.unwrap().binaries().get(Tool::Kubectl).await.unwrap();
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("deploy").join(folder);
     let output = Command::new(kubectl).arg("kustomize").arg(&path).args(["-o", "/dev/stdout"]).output().unwrap();
@@ -40,27 +40,31 @@ async fn built(folder: &str) -> Vec<DynamicObject> {
     text.split("\n---\n").map(|object| serde_saphyr::from_str(object).unwrap()).collect()
 }
 
-fn kind(object: &DynamicObject) -> &str {
+pub(crate) fn kind(object: &DynamicObject) -> &str {
     &object.types.as_ref().unwrap().kind
 }
 
+/// Returns true for kinds whose CRDs come with an operator: monitors with Prometheus', certificates with cert-manager.
+pub(crate) fn needs_operator(object: &DynamicObject) -> bool {
+    ["PodMonitor", "PrometheusRule", "Certificate"].contains(&kind(object))
+}
+
 #[tokio::test(flavor = "multi_thread")]
-async fn an_api_server_takes_all_of_it() {
+async fn an_api_server_accepts_all_manifests() {
     let kcp = bed::shared().await.unwrap().kcp().await.unwrap();
     kcp.ensure_namespace(KCP_NAMESPACE).await.unwrap();
     let client = kcp.client().await.unwrap();
-    const INSTALLED: [&str; 6] =
-        ["Deployment", "Service", "Role", "NetworkPolicy", "PodMonitor", "CustomResourceDefinition"];
+    const INSTALLED: [&str; 7] =
+        ["Deployment", "Service", "Role", "NetworkPolicy", "PodMonitor", "PrometheusRule", "CustomResourceDefinition"];
     const REFUSING: [&str; 2] = ["ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"];
     for (folder, wanted) in [("base", &INSTALLED[..]), ("overlays/cert-manager", &INSTALLED), ("admission", &REFUSING)]
     {
-        let objects = built(folder).await;
+        let objects = render(folder).await;
         let kinds: BTreeSet<_> = objects.iter().map(kind).collect();
         for wanted in wanted {
             assert!(kinds.contains(wanted), "{folder} has no {wanted}");
         }
-        // The kind of a monitor comes with Prometheus' operator, that of a certificate with cert-manager.
-        for object in objects.iter().filter(|object| !["PodMonitor", "Certificate"].contains(&kind(object))) {
+        for object in objects.iter().filter(|object| !needs_operator(object)) {
             let types = object.types.clone().unwrap();
             let resource = ApiResource::from_gvk(&GroupVersionKind::try_from(&types).unwrap());
             let api: Api<DynamicObject> = match object.namespace() {
@@ -77,10 +81,10 @@ async fn an_api_server_takes_all_of_it() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_overlay_adds_the_issuer_and_its_rights() {
-    let objects = built("overlays/cert-manager").await;
+    let objects = render("overlays/cert-manager").await;
     let settings = objects.iter().find(|object| kind(object) == "ConfigMap").unwrap();
     assert_eq!(settings.data["data"]["TIDEWATCH_ISSUER"], "cert-manager:Issuer/tidewatch");
-    assert!(settings.data["data"]["TIDEWATCH_RECEIVER_URL"].is_string(), "what the base sets stays");
+    assert!(settings.data["data"]["TIDEWATCH_RECEIVER_URL"].is_string(), "the settings of the base stay");
     let granted: Vec<_> =
         objects.iter().filter(|object| kind(object) == "Role").map(|role| role.data["rules"].clone()).collect();
     for rules in [rights::rules(), rights::cert_manager_rules()] {
@@ -88,7 +92,7 @@ async fn the_overlay_adds_the_issuer_and_its_rights() {
     }
 }
 
-/// The namespace in which the policies hold here; the landscapes' are left alone.
+/// The namespace in which the admission policies apply here; the namespaces of landscapes stay unaffected.
 const REFUSING: &str = "admission";
 
 async fn apply(client: &Client, object: &DynamicObject) -> kube::Result<DynamicObject> {
@@ -97,8 +101,8 @@ async fn apply(client: &Client, object: &DynamicObject) -> kube::Result<DynamicO
     api.patch(&object.name_any(), &PatchParams::apply("test").force(), &Patch::Apply(object)).await
 }
 
-/// Whether KCP takes an object of the catalog: its words if not.
-async fn offer(client: &Client, kind: Kind, name: &str, spec: &Value) -> std::result::Result<(), String> {
+/// Creates a catalog object in KCP as a dry run; returns the message of a refusal as error.
+async fn create_dry_run(client: &Client, kind: Kind, name: &str, spec: &Value) -> std::result::Result<(), String> {
     let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), REFUSING, &kind.api_resource());
     let object = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": kind.name(),
         "metadata": {"name": name, "namespace": REFUSING}, "spec": spec});
@@ -107,7 +111,7 @@ async fn offer(client: &Client, kind: Kind, name: &str, spec: &Value) -> std::re
     taken.map(drop).map_err(|error| error.to_string())
 }
 
-/// A client of KCP, which has the CRDs and the namespace.
+/// Returns a client of KCP after installing the CRDs and the namespace.
 async fn with_crds(kcp: &Cluster) -> Result<Client> {
     kcp.ensure_namespace(REFUSING).await?;
     let client = kcp.client().await?;
@@ -117,9 +121,9 @@ async fn with_crds(kcp: &Cluster) -> Result<Client> {
     Ok(client)
 }
 
-/// Lets the policies with such names hold in [`REFUSING`]; how many objects they are.
+/// Applies the policies with matching names, limited to [`REFUSING`]; returns the number of objects.
 async fn enforce(client: &Client, which: impl Fn(&str) -> bool) -> Result<usize> {
-    let objects = built("admission").await.into_iter().filter(|object| which(&object.name_any()));
+    let objects = render("admission").await.into_iter().filter(|object| which(&object.name_any()));
     let mut count = 0;
     for mut object in objects {
         assert_eq!(object.namespace(), None);
@@ -141,7 +145,7 @@ fn release(change: Value) -> Value {
     spec
 }
 
-/// Members take the place of those with the same name; null removes one.
+/// Merges the members of `change` into a spec: null removes a member, any other value replaces it whole.
 fn json_patch(spec: &mut Value, change: Value) {
     for (key, value) in change.as_object().unwrap() {
         match value {
@@ -157,7 +161,7 @@ fn channels(entries: &[(&str, &str)]) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_policies_refuse_what_no_runtime_could_have() -> Tested {
+async fn the_admission_policies_refuse_invalid_catalogs() -> TestResult {
     let kcp = bed::shared().await?.kcp().await?;
     let client = with_crds(&kcp).await?;
     let old = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": Kind::Template.name(),
@@ -170,19 +174,19 @@ async fn the_policies_refuse_what_no_runtime_could_have() -> Tested {
     assert_eq!(enforced, 6, "three policies and their bindings");
     let template = |module: &str, version: &str| json!({"moduleName": module, "version": version, "descriptor": {}});
     let (mt, mrm) = (Kind::Template, Kind::ReleaseMeta);
-    until("the policies to hold", async || {
-        let template = offer(&client, mt, "keda", &template("keda", "1.0.0")).await.is_err();
-        Ok((template && offer(&client, mrm, "kedas", &release(json!({}))).await.is_err()).then_some(()))
+    until("the policies to take effect", async || {
+        let template = create_dry_run(&client, mt, "keda", &template("keda", "1.0.0")).await.is_err();
+        Ok((template && create_dry_run(&client, mrm, "kedas", &release(json!({}))).await.is_err()).then_some(()))
     })
     .await?;
-    offer(&client, mt, "keda-1.0.0", &template("keda", "1.0.0")).await.unwrap();
-    offer(&client, mrm, "keda", &release(json!({}))).await.unwrap();
+    create_dry_run(&client, mt, "keda-1.0.0", &template("keda", "1.0.0")).await.unwrap();
+    create_dry_run(&client, mrm, "keda", &release(json!({}))).await.unwrap();
     let mandatory =
         json!({"channels": null, "mandatory": {"version": "1.0.0"}, "kymaSelector": null, "versions": null});
-    offer(&client, mrm, "keda", &release(mandatory)).await.unwrap();
+    create_dry_run(&client, mrm, "keda", &release(mandatory)).await.unwrap();
 
     let selector = |operator: &str, values: &[&str]| json!({"kymaSelector": {"matchExpressions": [{"key": "a", "operator": operator, "values": values}]}});
-    let nameable = "must be able to stand in the name of a template";
+    let nameable = "must be usable in the name of a template";
     let operator = "an operator of spec.kymaSelector";
     for (kind, name, spec, words) in [
         (mt, "keda-1.0.0", json!({"descriptor": {}}), "spec.moduleName and spec.version must be set"),
@@ -195,11 +199,16 @@ async fn the_policies_refuse_what_no_runtime_could_have() -> Tested {
         (mrm, "keda", release(json!({"channels": null, "mandatory": {"version": "1.0.0-rc.1"}})), nameable),
         (mrm, "keda", release(json!({"channels": null, "mandatory": {"version": "1.0.0+1"}})), nameable),
         (mrm, "keda", release(channels(&[("none", "1.0.0")])), "no channel may have the name none"),
-        (mrm, "keda", release(json!({"versions": [{"version": ""}]})), "what is said of a version must name it"),
+        (
+            mrm,
+            "keda",
+            release(json!({"versions": [{"version": ""}]})),
+            "every entry of spec.versions must name its version",
+        ),
         (mrm, "keda", release(selector("Like", &["a"])), operator),
         (mrm, "keda", release(selector("In", &[])), operator),
         (mrm, "keda", release(selector("Exists", &["a"])), operator),
-        // What the CRDs refuse already.
+        // Refusals by the CRDs themselves.
         (mrm, "keda", release(channels(&[("regular", "1.0.0"), ("regular", "1.1.0")])), "Duplicate value"),
         (mrm, "keda", release(channels(&[("regular", "v1.0.0")])), "spec.channels[0].version"),
         (mrm, "keda", release(json!({"mandatory": {"version": "1.0.0"}})), "exactly one of 'mandatory' or 'channels'"),
@@ -210,10 +219,10 @@ async fn the_policies_refuse_what_no_runtime_could_have() -> Tested {
             "deprecationDate",
         ),
     ] {
-        let refused = offer(&client, kind, name, &spec).await.expect_err(&format!("{name} {spec}"));
+        let refused = create_dry_run(&client, kind, name, &spec).await.expect_err(&format!("{name} {spec}"));
         assert!(refused.contains(words), "{name} {spec}: {refused}");
     }
-    // What was there before the policies may be labelled and deleted, but not become something else that is wrong.
+    // An object older than the policies may be labelled and deleted, but not changed into another invalid one.
     let labelled = Patch::Merge(json!({"metadata": {"labels": {label::BETA: "true"}}}));
     templates.patch(&old.name_any(), &PatchParams::default(), &labelled).await?;
     let otherwise = Patch::Merge(json!({"spec": {"channel": "regular"}}));
@@ -223,21 +232,21 @@ async fn the_policies_refuse_what_no_runtime_could_have() -> Tested {
     Ok(())
 }
 
-/// Writes where the channels of a release meta point; what KCP warns of.
-async fn moved(client: &Client, name: &str, to: &[(&str, &str)]) -> Result<String> {
+/// Sets the channels of a release meta, and returns the warnings of the response.
+async fn set_channels(client: &Client, name: &str, to: &[(&str, &str)]) -> Result<String> {
     let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), REFUSING, &Kind::ReleaseMeta.api_resource());
     let change = Patch::Merge(json!({"spec": channels(to)}));
     let request = Request::new(api.resource_url()).patch(name, &PatchParams::default(), &change)?;
     let response = client.send(request.map(Body::from)).await?;
     assert!(response.status().is_success(), "{to:?}: {}", response.status());
-    assert_eq!(api.get(name).await?.data["spec"]["channels"], channels(to)["channels"], "it is taken");
+    assert_eq!(api.get(name).await?.data["spec"]["channels"], channels(to)["channels"], "the change is accepted");
     let warnings: Vec<_> =
         response.headers().get_all("warning").iter().map(|header| header.to_str()).collect::<Result<_, _>>()?;
     Ok(warnings.join("\n"))
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_channel_that_moves_down_is_taken_with_a_warning() -> Tested {
+async fn a_channel_downgrade_is_accepted_with_a_warning() -> TestResult {
     const NAME: &str = "rollback";
     let kcp = bed::shared().await?.kcp().await?;
     let client = with_crds(&kcp).await?;
@@ -247,9 +256,9 @@ async fn a_channel_that_moves_down_is_taken_with_a_warning() -> Tested {
     let meta: DynamicObject = serde_json::from_value(meta)?;
     until("the CRDs to be served", async || Ok(Some(metas.create(&PostParams::default(), &meta).await?))).await?;
     assert_eq!(enforce(&client, |name| name == "tidewatch-channel-moves").await?, 2);
-    until("the policy to hold", async || {
-        moved(&client, NAME, &[("regular", "2.0.0")]).await?;
-        let warned = moved(&client, NAME, &[("regular", "1.0.0")]).await?;
+    until("the policy to take effect", async || {
+        set_channels(&client, NAME, &[("regular", "2.0.0")]).await?;
+        let warned = set_channels(&client, NAME, &[("regular", "1.0.0")]).await?;
         Ok((!warned.is_empty()).then_some(()))
     })
     .await?;
@@ -264,21 +273,21 @@ async fn a_channel_that_moves_down_is_taken_with_a_warning() -> Tested {
         ("1.0.1-rc", "1.0.0", Some("regular moves down to 1.0.0")),
         (huge, "1.0.0", None),
     ] {
-        moved(&client, NAME, &[("fast", "3.0.0"), ("regular", from)]).await?;
-        // Another one, which goes up.
-        let warned = moved(&client, NAME, &[("regular", to), ("fast", "3.1.0")]).await?;
-        let expected = words.map(|words| format!("runtimes that have a higher version refuse it: {words}"));
+        set_channels(&client, NAME, &[("fast", "3.0.0"), ("regular", from)]).await?;
+        // A second channel that moves up.
+        let warned = set_channels(&client, NAME, &[("regular", to), ("fast", "3.1.0")]).await?;
+        let expected = words.map(|words| format!("runtimes with a higher version reject it: {words}"));
         assert_eq!(warned.is_empty(), expected.is_none(), "{from} to {to}: {warned}");
         assert!(
             warned.contains(expected.as_deref().unwrap_or_default()) && !warned.contains("fast"),
             "{from} to {to}: {warned}"
         );
     }
-    assert_eq!(moved(&client, NAME, &[("regular", "1.0.0")]).await?, "", "a channel that goes is another matter");
+    assert_eq!(set_channels(&client, NAME, &[("regular", "1.0.0")]).await?, "", "removing a channel yields no warning");
 
     let log = kcp.dir().join("audit.log");
     let end = fs::metadata(&log)?.len();
-    moved(&client, NAME, &[("regular", "0.1.0")]).await?;
+    set_channels(&client, NAME, &[("regular", "0.1.0")]).await?;
     let (mut file, mut audited) = (File::open(&log)?, String::new());
     file.seek(SeekFrom::Start(end))?;
     file.read_to_string(&mut audited)?;

@@ -1,5 +1,5 @@
-//! Enrolment at real API servers: their own tokens, their own keys, their own word on both; renewal over what was issued, and
-//! revocation. The table of refusals in full is in the receiver's own tests.
+//! Enrolment against real API servers, with their own tokens, signing keys and TokenReviews; renewal with an issued
+//! certificate, and revocation. The receiver's unit tests cover all refusals.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -24,23 +24,23 @@ use serde_json::{Value, json};
 use tidewatch_receiver::pki::PemIdentity;
 use tidewatch_shared::{
     certificate::{RuntimeCertificate, trust_revision},
-    enrolment::{CERTIFICATES_PATH, CertificateAnswer, CertificateRequest},
+    enrolment::{CERTIFICATES_PATH, CertificateRequest, CertificateResponse},
     identity::RuntimeId,
     names::{AGENT_OBJECT, ENROLMENT_URL_KEY, RUNTIME_ID_KEY, SKR_NAMESPACE, TOKEN_AUDIENCE, TRUST_BUNDLE_KEY},
     tls,
 };
 use tidewatch_tests::{
     bed::{self, TestBed},
+    contract_client::ContractClient,
     landscape::{Landscape, Runtime, until},
-    speaker::Speaker,
 };
 
-use crate::support::{Tested, quick};
+use crate::support::{TestResult, quick_options};
 
-/// The ConfigMap of the receiver that lists who is revoked.
+/// The receiver's ConfigMap of revoked certificates and runtimes.
 const REVOCATIONS: &str = "tidewatch-revocations";
 
-/// Two runtimes without a running agent, whose part the test plays.
+/// Runtimes without an agent process; the test acts as their agents.
 struct Stage {
     runtimes: Vec<Runtime>,
     landscape: Arc<Landscape>,
@@ -57,7 +57,7 @@ impl Stage {
     async fn start(name: &str, count: usize) -> Result<Self> {
         tidewatch_tests::install_crypto();
         let bed = bed::shared().await?;
-        let landscape = Arc::new(Landscape::from_nothing(bed.kcp().await?, name, quick()).await?);
+        let landscape = Arc::new(Landscape::start_issuing(bed.kcp().await?, name, quick_options()).await?);
         let mut this = Self { runtimes: Vec::new(), landscape, bed };
         for number in 1..=count {
             let cluster = bed.runtime(&format!("{name}-{number}")).await?;
@@ -66,7 +66,7 @@ impl Stage {
         Ok(this)
     }
 
-    /// How often the enrolment port refused for a reason.
+    /// Number of refusals by the enrolment port for a reason.
     async fn refusals(&self, reason: &str) -> Result<u64> {
         let (_, page) = self.landscape.with_receiver(async |receiver| receiver.get("/metrics").await).await??;
         let named = format!("reason=\"{reason}\"");
@@ -76,7 +76,7 @@ impl Stage {
         Ok(line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or(0))
     }
 
-    /// Replaces the list of who is revoked.
+    /// Replaces the list of revoked certificates and runtimes.
     async fn revoke(&self, keys: &[&str]) -> Result<()> {
         let maps = Api::<ConfigMap>::namespaced(self.landscape.operator(), self.landscape.namespace());
         let data: BTreeMap<_, _> = keys.iter().map(|key| (*key, "lost")).collect();
@@ -86,7 +86,7 @@ impl Stage {
     }
 }
 
-/// What an agent finds in its ConfigMap.
+/// The settings in the ConfigMap of an agent.
 struct Settings {
     enrolment_url: String,
     runtime: RuntimeId,
@@ -94,7 +94,7 @@ struct Settings {
 }
 
 impl Settings {
-    /// Waits until the receiver has brought it.
+    /// Waits until the receiver has written the ConfigMap.
     async fn of(runtime: &Runtime) -> Result<Self> {
         let maps = Api::<ConfigMap>::namespaced(runtime.cluster().client().await?, SKR_NAMESPACE);
         let data = until("the agent's ConfigMap", async || {
@@ -110,14 +110,14 @@ impl Settings {
         })
     }
 
-    /// Asks for a certificate, for a key of its own; returns the status, the JSON, and the key.
+    /// Requests a certificate for a new key; returns the status, the JSON of the response, and the key.
     async fn enrol(&self, token: &str) -> Result<(u16, Value, KeyPair)> {
         self.enrol_as(&self.runtime, token).await
     }
 
     async fn enrol_as(&self, runtime: &RuntimeId, token: &str) -> Result<(u16, Value, KeyPair)> {
         let roots = tls::roots(&tls::certificates(self.bundle.as_bytes())?)?;
-        let config = tls::client_without_identity(roots)?;
+        let config = tls::client_without_client_auth(roots)?;
         let connector =
             hyper_rustls::HttpsConnectorBuilder::new().with_tls_config(config).https_only().enable_http2().build();
         let client: Client<hyper_rustls::HttpsConnector<HttpConnector>, Full<Bytes>> =
@@ -133,20 +133,24 @@ impl Settings {
         Ok((parts.status.as_u16(), serde_json::from_slice(&body)?, key))
     }
 
-    /// Enrols, and speaks with what it got.
-    async fn speaker(&self, landscape: &Landscape, token: &str) -> Result<(Speaker, RuntimeCertificate)> {
+    /// Enrols, and returns a client that uses the issued certificate.
+    async fn contract_client(
+        &self,
+        landscape: &Landscape,
+        token: &str,
+    ) -> Result<(ContractClient, RuntimeCertificate)> {
         let (status, answer, key) = self.enrol(token).await?;
         anyhow::ensure!(status == 200, "{answer}");
-        let answer = CertificateAnswer::parse(answer.to_string().as_bytes())?;
+        let answer = CertificateResponse::parse(answer.to_string().as_bytes())?;
         let leaf = tls::certificates(answer.chain.as_bytes())?.into_iter().next().context("a leaf")?;
         let certificate = RuntimeCertificate::read(&leaf, landscape.trust_domain())?;
         let identity = PemIdentity { chain: answer.chain, key: key.serialize_pem() };
         let roots = tls::roots(&tls::certificates(answer.trust_bundle.as_bytes())?)?;
-        Ok((Speaker::trusting(&identity, roots, &self.runtime, &landscape.authority())?, certificate))
+        Ok((ContractClient::trusting(&identity, roots, &self.runtime, &landscape.authority())?, certificate))
     }
 }
 
-/// A certificate request that names somebody else, and its key.
+/// A certificate request with a foreign subject, and its key.
 fn request(name: &str) -> Result<(String, KeyPair)> {
     let key = KeyPair::generate()?;
     let mut params = CertificateParams::default();
@@ -154,7 +158,7 @@ fn request(name: &str) -> Result<(String, KeyPair)> {
     Ok((params.serialize_request(&key)?.pem()?, key))
 }
 
-/// A pod of an account; nobody runs it.
+/// Creates a pod of an account, without a kubelet to run it.
 async fn pod(runtime: &Runtime, namespace: &str, account: &str, name: &str) -> Result<Pod> {
     let cluster = runtime.cluster();
     cluster.ensure_service_account(namespace, account).await?;
@@ -164,7 +168,7 @@ async fn pod(runtime: &Runtime, namespace: &str, account: &str, name: &str) -> R
     Ok(pods.create(&PostParams::default(), &serde_json::from_value(pod)?).await?)
 }
 
-/// A token of a pod's account, bound to the pod or to nothing.
+/// Requests a token for a pod's account, bound to the pod or unbound.
 async fn token(runtime: &Runtime, pod: &Pod, is_bound: bool, audience: &str) -> Result<String> {
     let namespace = pod.namespace().context("a namespace")?;
     let account = pod.spec.as_ref().and_then(|spec| spec.service_account_name.clone()).context("an account")?;
@@ -180,107 +184,111 @@ async fn token(runtime: &Runtime, pod: &Pod, is_bound: bool, audience: &str) -> 
         expiration_seconds: Some(3_600),
     };
     let accounts = Api::<ServiceAccount>::namespaced(runtime.cluster().client().await?, &namespace);
-    let asked = TokenRequest { spec, ..TokenRequest::default() };
-    let answer = accounts.create_token_request(&account, &PostParams::default(), &asked).await?;
+    let request = TokenRequest { spec, ..TokenRequest::default() };
+    let answer = accounts.create_token_request(&account, &PostParams::default(), &request).await?;
     Ok(answer.status.context("a token")?.token)
 }
 
 #[tokio::test]
-async fn a_runtimes_own_api_server_says_who_its_agent_is() -> Tested {
+async fn an_agent_is_authenticated_by_its_own_api_server() -> TestResult {
     let stage = Stage::start("enrolment", 2).await?;
-    let [one, two] = &stage.runtimes[..] else { panic!("two runtimes") };
-    let (settings, other) = tokio::try_join!(Settings::of(one), Settings::of(two))?;
-    let agent = pod(one, SKR_NAMESPACE, AGENT_OBJECT, "agent").await?;
-    let good = token(one, &agent, true, TOKEN_AUDIENCE).await?;
+    let [first, second] = &stage.runtimes[..] else { panic!("two runtimes") };
+    let (settings, other) = tokio::try_join!(Settings::of(first), Settings::of(second))?;
+    let agent = pod(first, SKR_NAMESPACE, AGENT_OBJECT, "agent").await?;
+    let good = token(first, &agent, true, TOKEN_AUDIENCE).await?;
 
     let (status, answer, key) = settings.enrol(&good).await?;
     assert_eq!(status, 200, "{answer}");
-    let answer = CertificateAnswer::parse(answer.to_string().as_bytes())?;
+    let answer = CertificateResponse::parse(answer.to_string().as_bytes())?;
     let leaf = tls::certificates(answer.chain.as_bytes())?.remove(0);
     let certificate = RuntimeCertificate::read(&leaf, stage.landscape.trust_domain())?;
-    assert_eq!((&certificate.runtime, &*certificate.leaf.public_key), (one.id(), key.public_key_raw()));
+    assert_eq!((&certificate.runtime, &*certificate.leaf.public_key), (first.id(), key.public_key_raw()));
     let roots = tls::certificates(answer.trust_bundle.as_bytes())?;
     assert_eq!((answer.trust_bundle, answer.trust_revision), (settings.bundle.clone(), trust_revision(&roots)));
 
-    let stranger = pod(one, SKR_NAMESPACE, "stranger", "stranger").await?;
-    let namesake = pod(one, "default", AGENT_OBJECT, "namesake").await?;
-    let gone = pod(one, SKR_NAMESPACE, AGENT_OBJECT, "gone").await?;
-    let of_gone = token(one, &gone, true, TOKEN_AUDIENCE).await?;
-    let pods = Api::<Pod>::namespaced(one.cluster().client().await?, SKR_NAMESPACE);
+    let stranger = pod(first, SKR_NAMESPACE, "stranger", "stranger").await?;
+    let namesake = pod(first, "default", AGENT_OBJECT, "namesake").await?;
+    let deleted = pod(first, SKR_NAMESPACE, AGENT_OBJECT, "gone").await?;
+    let token_of_deleted = token(first, &deleted, true, TOKEN_AUDIENCE).await?;
+    let pods = Api::<Pod>::namespaced(first.cluster().client().await?, SKR_NAMESPACE);
     pods.delete("gone", &DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() }).await?;
-    let of_two = pod(two, SKR_NAMESPACE, AGENT_OBJECT, "agent").await?;
-    let of_two = token(two, &of_two, true, TOKEN_AUDIENCE).await?;
-    for (what, token, status, reason) in [
-        ("unbound", token(one, &agent, false, TOKEN_AUDIENCE).await?, 403, "token-unbound"),
-        ("another account", token(one, &stranger, true, TOKEN_AUDIENCE).await?, 403, "token-account"),
-        ("another namespace", token(one, &namesake, true, TOKEN_AUDIENCE).await?, 403, "token-account"),
-        ("another audience", token(one, &agent, true, "").await?, 401, "token-audience"),
-        ("another cluster", of_two.clone(), 401, "token-key"),
+    let token_of_second = pod(second, SKR_NAMESPACE, AGENT_OBJECT, "agent").await?;
+    let token_of_second = token(second, &token_of_second, true, TOKEN_AUDIENCE).await?;
+    for (case, token, status, reason) in [
+        ("unbound", token(first, &agent, false, TOKEN_AUDIENCE).await?, 403, "token-unbound"),
+        ("another account", token(first, &stranger, true, TOKEN_AUDIENCE).await?, 403, "token-account"),
+        ("another namespace", token(first, &namesake, true, TOKEN_AUDIENCE).await?, 403, "token-account"),
+        ("another audience", token(first, &agent, true, "").await?, 401, "token-audience"),
+        ("another cluster", token_of_second.clone(), 401, "token-key"),
     ] {
         let before = stage.refusals(reason).await?;
-        let (said, problem, _) = settings.enrol(&token).await?;
-        assert_eq!((said, stage.refusals(reason).await?), (status, before + 1), "{what}: {problem}");
+        let (status_code, problem, _) = settings.enrol(&token).await?;
+        assert_eq!((status_code, stage.refusals(reason).await?), (status, before + 1), "{case}: {problem}");
     }
-    // The API server's own view of its pods may lag a moment behind.
-    until("the token of a pod that is gone to be refused", async || {
-        Ok((settings.enrol(&of_gone).await?.0 == 401).then_some(()))
+    // The API server may notice the deletion of the pod with a delay.
+    until("the token of a deleted pod to be refused", async || {
+        Ok((settings.enrol(&token_of_deleted).await?.0 == 401).then_some(()))
     })
     .await?;
-    assert_eq!(settings.enrol_as(two.id(), &good).await?.0, 401, "nobody asks for another's certificate");
-    assert_eq!(other.enrol(&of_two).await?.0, 200);
+    assert_eq!(settings.enrol_as(second.id(), &good).await?.0, 401, "a token counts for its own runtime only");
+    assert_eq!(other.enrol(&token_of_second).await?.0, 200);
 
-    // The kubeconfig of another cluster: from now on that one is asked, and what was issued before holds.
-    let (speaker, _) = other.speaker(&stage.landscape, &of_two).await?;
-    let control_plane = one.cluster().service_account_token("kube-system", "tidewatch-control-plane").await?;
-    let own = two.cluster().service_account_token("kube-system", "tidewatch-control-plane").await?;
-    two.write_access(&one.cluster().kubeconfig_for_token(&control_plane)).await?;
-    until("the tokens of the cluster before to be refused", async || {
-        Ok((other.enrol(&of_two).await?.0 == 401).then_some(()))
+    // With the kubeconfig of another cluster the receiver reviews tokens there; certificates issued before stay valid.
+    let (contract_client, _) = other.contract_client(&stage.landscape, &token_of_second).await?;
+    let control_plane = first.cluster().service_account_token("kube-system", "tidewatch-control-plane").await?;
+    let own = second.cluster().service_account_token("kube-system", "tidewatch-control-plane").await?;
+    second.write_access(&first.cluster().kubeconfig_for_token(&control_plane)).await?;
+    until("tokens of the former cluster to be refused", async || {
+        Ok((other.enrol(&token_of_second).await?.0 == 401).then_some(()))
     })
     .await?;
-    assert_eq!(speaker.say(&speaker.event(1, 1)?).await?.status(), 202);
-    two.write_access(&two.cluster().kubeconfig_for_token(&own)).await?;
-    until("the tokens of the cluster to be taken again", async || {
-        Ok((other.enrol(&of_two).await?.0 == 200).then_some(()))
+    assert_eq!(contract_client.send(&contract_client.event(1, 1)?).await?.status(), 202);
+    second.write_access(&second.cluster().kubeconfig_for_token(&own)).await?;
+    until("tokens of the cluster to be accepted again", async || {
+        Ok((other.enrol(&token_of_second).await?.0 == 200).then_some(()))
     })
     .await?;
     Ok(())
 }
 
 #[tokio::test]
-async fn what_was_issued_renews_itself_until_it_is_revoked() -> Tested {
+async fn a_certificate_is_renewed_until_it_is_revoked() -> TestResult {
     let stage = Stage::start("revocation", 1).await?;
     let runtime = &stage.runtimes[0];
     let settings = Settings::of(runtime).await?;
     let agent = pod(runtime, SKR_NAMESPACE, AGENT_OBJECT, "agent").await?;
     let token = token(runtime, &agent, true, TOKEN_AUDIENCE).await?;
-    let (speaker, certificate) = settings.speaker(&stage.landscape, &token).await?;
+    let (contract_client, certificate) = settings.contract_client(&stage.landscape, &token).await?;
 
-    let asks = |runtime: &str| -> Result<Value> { Ok(json!({"runtime": runtime, "request": request("another")?.0})) };
-    let renewal = speaker.signed(CERTIFICATES_PATH, "application/json", &asks(runtime.id().as_str())?, 1)?;
-    let renewed = speaker.say(&renewal).await?;
+    let renewal_request =
+        |runtime: &str| -> Result<Value> { Ok(json!({"runtime": runtime, "request": request("another")?.0})) };
+    let renewal =
+        contract_client.sign(CERTIFICATES_PATH, "application/json", &renewal_request(runtime.id().as_str())?, 1)?;
+    let renewed = contract_client.send(&renewal).await?;
     assert_eq!(renewed.status(), 200);
-    let answer = CertificateAnswer::parse(renewed.body().to_string().as_bytes())?;
+    let answer = CertificateResponse::parse(renewed.body().to_string().as_bytes())?;
     let leaf = tls::certificates(answer.chain.as_bytes())?.remove(0);
     assert_eq!(&RuntimeCertificate::read(&leaf, stage.landscape.trust_domain())?.runtime, runtime.id());
-    let impostor = speaker.signed(CERTIFICATES_PATH, "application/json", &asks("somebody-else")?, 2)?;
-    assert_eq!(speaker.say(&impostor).await?.status(), 403);
+    let impostor =
+        contract_client.sign(CERTIFICATES_PATH, "application/json", &renewal_request("another-runtime")?, 2)?;
+    assert_eq!(contract_client.send(&impostor).await?.status(), 403);
 
-    assert_eq!(speaker.say(&speaker.event(1, 3)?).await?.status(), 202);
+    assert_eq!(contract_client.send(&contract_client.event(1, 3)?).await?.status(), 202);
     stage.revoke(&[&certificate.leaf.fingerprint, "-malformed-"]).await?;
     let mut counter = 10;
-    let mut refused = async |speaker: &Speaker| {
+    let mut refused = async |contract_client: &ContractClient| {
         until("the revoked certificate to be refused", async || {
             counter += 1;
-            let said = speaker.say(&speaker.event(counter, counter)?).await?;
-            Ok((said.status() == 401 && said.body()["type"].as_str().is_some_and(|it| it.ends_with("/certificate")))
-                .then_some(()))
+            let response = contract_client.send(&contract_client.event(counter, counter)?).await?;
+            Ok((response.status() == 401
+                && response.body()["type"].as_str().is_some_and(|it| it.ends_with("/certificate")))
+            .then_some(()))
         })
         .await
     };
-    refused(&speaker).await?;
-    let (again, _) = settings.speaker(&stage.landscape, &token).await?;
-    assert_eq!(again.say(&again.event(500, 500)?).await?.status(), 202, "a lost certificate is replaced");
+    refused(&contract_client).await?;
+    let (again, _) = settings.contract_client(&stage.landscape, &token).await?;
+    assert_eq!(again.send(&again.event(500, 500)?).await?.status(), 202, "a lost certificate is replaced");
 
     stage.revoke(&[runtime.id().as_str()]).await?;
     refused(&again).await?;

@@ -1,5 +1,5 @@
-//! Other managers: a Watcher's events arrive at its service in contract v2, with the runtime's certificate, whatever becomes of the
-//! service meanwhile, and nobody waits for one that is dead.
+//! Forwarding to other managers: a Watcher's events arrive at its service in contract v2 with the runtime's
+//! certificate, also after outages of that service, and an unavailable manager delays no other one.
 
 use std::{
     net::SocketAddr,
@@ -29,25 +29,25 @@ use tidewatch_tests::landscape::{
 use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
 
 use crate::{
-    support::{One, module, quick},
+    support::{SingleRuntime, module, quick_options},
     sync::sum,
 };
 
-/// How a manager answers.
+/// Behaviour of a manager towards requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Manner {
-    Takes,
+pub(crate) enum Behavior {
+    Accepts,
     /// Accepts connections and never answers.
     Hangs,
     Refuses,
 }
 
-/// Another manager: a listener of contract v2, behind its mesh and so in plain HTTP.
+/// Another manager: a listener of contract v2 in plain HTTP, as behind a service mesh.
 pub(crate) struct Manager {
     address: SocketAddr,
-    manner: watch::Sender<Manner>,
-    /// What came, taken or not: runtime, path, event.
-    heard: Arc<Mutex<Vec<(String, String, Event)>>>,
+    behavior: watch::Sender<Behavior>,
+    /// The received requests, whether accepted or not: runtime, path, event.
+    received: Arc<Mutex<Vec<(String, String, Event)>>>,
     task: JoinHandle<()>,
 }
 
@@ -58,20 +58,20 @@ impl Drop for Manager {
 }
 
 impl Manager {
-    pub(crate) async fn start(manner: Manner) -> Result<Self> {
+    pub(crate) async fn start(behavior: Behavior) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
-        let (manner, told) = watch::channel(manner);
-        let heard = Arc::new(Mutex::new(Vec::new()));
-        let room = heard.clone();
+        let (behavior, behavior_changes) = watch::channel(behavior);
+        let received = Arc::new(Mutex::new(Vec::new()));
+        let log = received.clone();
         let task = tokio::spawn(async move {
             while let Ok((tcp, _)) = listener.accept().await {
-                let (told, room) = (told.clone(), room.clone());
-                let service = service_fn(move |request| answer(told.clone(), room.clone(), request));
+                let (behavior_changes, log) = (behavior_changes.clone(), log.clone());
+                let service = service_fn(move |request| answer(behavior_changes.clone(), log.clone(), request));
                 tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(tcp), service));
             }
         });
-        Ok(Self { address, manner, heard, task })
+        Ok(Self { address, behavior, received, task })
     }
 
     /// A Watcher of this manager for labelled ConfigMaps.
@@ -82,69 +82,75 @@ impl Manager {
         watcher
     }
 
-    /// Waits until it has heard of an object, and returns who told it.
-    pub(crate) async fn hears(&self, name: &str) -> Result<(String, String, Event)> {
-        until(&format!("the manager to hear of {name}"), async || {
-            Ok(self.heard.lock().unwrap().iter().find(|(_, _, event)| event.name == name).cloned())
+    /// Waits until the manager has received an event of an object, and returns runtime, path and event.
+    pub(crate) async fn receives(&self, name: &str) -> Result<(String, String, Event)> {
+        until(&format!("the manager to receive an event of {name}"), async || {
+            Ok(self.received.lock().unwrap().iter().find(|(_, _, event)| event.name == name).cloned())
         })
         .await
     }
 }
 
 async fn answer(
-    mut told: watch::Receiver<Manner>,
-    heard: Arc<Mutex<Vec<(String, String, Event)>>>,
+    mut behavior_changes: watch::Receiver<Behavior>,
+    received: Arc<Mutex<Vec<(String, String, Event)>>>,
     request: Request<Incoming>,
 ) -> Result<Response<Full<Bytes>>> {
-    let manner = *told.borrow_and_update();
-    if manner == Manner::Hangs {
+    let behavior = *behavior_changes.borrow_and_update();
+    if behavior == Behavior::Hangs {
         std::future::pending::<()>().await;
     }
     let (parts, body) = request.into_parts();
     let event = Event::parse(&body.collect().await?.to_bytes())?;
     let mut certificates = parts.headers.get_all("x-forwarded-client-cert").iter();
-    let leaf = v2::forwarded(certificates.next().context("a certificate")?.as_bytes())?;
+    let leaf = v2::parse_forwarded(certificates.next().context("a certificate")?.as_bytes())?;
     assert!(certificates.next().is_none() && parts.headers["content-type"] == "application/json");
     let runtime = Caller::read(&leaf)?.runtime.to_string();
-    heard.lock().unwrap().push((runtime, parts.uri.path().to_owned(), event));
-    let status = if manner == Manner::Takes { StatusCode::OK } else { StatusCode::NOT_FOUND };
+    received.lock().unwrap().push((runtime, parts.uri.path().to_owned(), event));
+    let status = if behavior == Behavior::Accepts { StatusCode::OK } else { StatusCode::NOT_FOUND };
     Ok(Response::builder().status(status).body(Full::default())?)
 }
 
-async fn start(name: &str, managers: &[(&str, &Manager)]) -> Result<One> {
+async fn start(name: &str, managers: &[(&str, &Manager)]) -> Result<SingleRuntime> {
     let receiver = ["--forward-url-template", "http://127.0.0.1:{port}"].map(str::to_owned).to_vec();
-    let one = One::with(name, &[("keda", "1.0.0", "1.1.0")], Options { receiver, ..quick() }).await?;
+    let setup =
+        SingleRuntime::with_options(name, &[("keda", "1.0.0", "1.1.0")], Options { receiver, ..quick_options() })
+            .await?;
     for (name, manager) in managers {
-        one.landscape.write_watcher(&manager.watcher(name)).await?;
+        setup.landscape.write_watcher(&manager.watcher(name)).await?;
     }
-    one.runtime.start_agent().await?;
-    one.runtime.grant_agent("", "configmaps").await?;
-    until("the Kyma in the runtime", async || one.runtime.skr_kyma().await).await?;
-    Ok(one)
+    setup.runtime.start_agent().await?;
+    setup.runtime.grant_agent("", "configmaps").await?;
+    until("the Kyma in the runtime", async || setup.runtime.skr_kyma().await).await?;
+    Ok(setup)
 }
 
-async fn write_map(one: &One, name: &str, watched: &str) -> Result<()> {
+async fn write_map(setup: &SingleRuntime, name: &str, watched: &str) -> Result<()> {
     let map = json!({"metadata": {"name": name, "labels": {WATCHED: watched}}, "data": {"a": "b"}});
-    let maps = Api::<ConfigMap>::namespaced(one.runtime.cluster().client().await?, "default");
+    let maps = Api::<ConfigMap>::namespaced(setup.runtime.cluster().client().await?, "default");
     maps.create(&PostParams::default(), &serde_json::from_value(map)?).await?;
     Ok(())
 }
 
-/// Waits for the status of a Watcher.
-async fn told(one: &One, name: &str, state: State, words: &str) -> Result<()> {
-    until(&format!("the Watcher {name} to say {words:?}"), async || {
-        let watcher: Watcher = one.landscape.watchers().get(name).await?;
+/// Waits until a Watcher has this state, with a condition message that contains these words.
+async fn watcher_becomes(setup: &SingleRuntime, name: &str, state: State, words: &str) -> Result<()> {
+    until(&format!("the Watcher {name} to report {words:?}"), async || {
+        let watcher: Watcher = setup.landscape.watchers().get(name).await?;
         let status = watcher.status.filter(|status| status.state == state);
-        Ok(status.filter(|status| status.conditions().iter().any(|told| told.message.contains(words))).map(drop))
+        Ok(status
+            .filter(|status| {
+                status.conditions().iter().any(|behavior_changes| behavior_changes.message.contains(words))
+            })
+            .map(drop))
     })
     .await
 }
 
-/// Waits until so many objects wait for a manager or are on their way to it.
-async fn objects(one: &One, manager: &str, expected: impl Fn(u64) -> bool) -> Result<()> {
+/// Waits until the number of objects that are queued for a manager or in flight is as expected.
+async fn queue_becomes(setup: &SingleRuntime, manager: &str, expected: impl Fn(u64) -> bool) -> Result<()> {
     let name = format!("tidewatch_forward_objects{{manager=\"{manager}\",");
     until("the queue of a manager", async || {
-        let (_, page) = one.landscape.with_receiver(async |receiver| receiver.get("/metrics").await).await??;
+        let (_, page) = setup.landscape.with_receiver(async |receiver| receiver.get("/metrics").await).await??;
         let value = page.lines().find(|line| line.starts_with(&name)).and_then(|line| line.rsplit(' ').next());
         let value = value.map_or(Ok(0), str::parse)?;
         Ok(expected(value).then_some(()))
@@ -153,73 +159,72 @@ async fn objects(one: &One, manager: &str, expected: impl Fn(u64) -> bool) -> Re
 }
 
 #[tokio::test]
-async fn a_manager_hears_of_its_objects_and_a_dead_one_delays_nobody() -> Result<()> {
-    let (well, dead) = (Manager::start(Manner::Takes).await?, Manager::start(Manner::Hangs).await?);
-    let one = start("forward", &[("well", &well), ("dead", &dead)]).await?;
-    told(&one, "well", State::Ready, "team/well:").await?;
-    write_map(&one, "first", "dead").await?;
-    objects(&one, "dead", |objects| objects > 0).await?;
+async fn a_manager_receives_its_events_and_a_dead_one_delays_no_other() -> Result<()> {
+    let (healthy, dead) = (Manager::start(Behavior::Accepts).await?, Manager::start(Behavior::Hangs).await?);
+    let setup = start("forward", &[("well", &healthy), ("dead", &dead)]).await?;
+    watcher_becomes(&setup, "well", State::Ready, "team/well:").await?;
+    write_map(&setup, "first", "dead").await?;
+    queue_becomes(&setup, "dead", |count| count > 0).await?;
 
-    write_map(&one, "second", "well").await?;
-    let (runtime, path, event) = well.hears("second").await?;
-    assert_eq!((runtime.as_str(), path.as_str()), (one.runtime.id().as_str(), "/v2/well/event"));
+    write_map(&setup, "second", "well").await?;
+    let (runtime, path, event) = healthy.receives("second").await?;
+    assert_eq!((runtime.as_str(), path.as_str()), (setup.runtime.id().as_str(), "/v2/well/event"));
     assert_eq!((event.namespace.as_str(), event.version.as_str(), event.kind.as_str()), ("default", "v1", "ConfigMap"));
-    one.runtime.select(&["keda"]).await?;
-    one.skr_status("the Kyma's own change", |status| module(status, "keda").is_some()).await?;
+    setup.runtime.select(&["keda"]).await?;
+    setup.skr_status("the Kyma's own change", |status| module(status, "keda").is_some()).await?;
 
-    told(&one, "dead", State::Warning, "cannot be reached").await?;
-    dead.manner.send_replace(Manner::Takes);
-    dead.hears("first").await?;
-    objects(&one, "dead", |objects| objects == 0).await?;
-    told(&one, "dead", State::Ready, "team/dead:").await?;
+    watcher_becomes(&setup, "dead", State::Warning, "cannot be reached").await?;
+    dead.behavior.send_replace(Behavior::Accepts);
+    dead.receives("first").await?;
+    queue_becomes(&setup, "dead", |count| count == 0).await?;
+    watcher_becomes(&setup, "dead", State::Ready, "team/dead:").await?;
 
-    let before = well.heard.lock().unwrap().len();
-    let maps = Api::<ConfigMap>::namespaced(one.runtime.cluster().client().await?, "default");
+    let before = healthy.received.lock().unwrap().len();
+    let maps = Api::<ConfigMap>::namespaced(setup.runtime.cluster().client().await?, "default");
     maps.delete("second", &DeleteParams::default()).await?;
-    until(
-        "the manager to hear of the deletion",
-        async || Ok((well.heard.lock().unwrap().len() > before).then_some(())),
-    )
+    until("the manager to receive the deletion", async || {
+        Ok((healthy.received.lock().unwrap().len() > before).then_some(()))
+    })
     .await?;
     Ok(())
 }
 
 #[tokio::test]
-async fn what_was_accepted_and_not_forwarded_survives_the_receiver() -> Result<()> {
-    let manager = Manager::start(Manner::Hangs).await?;
-    let one = start("forward-restart", &[("other", &manager)]).await?;
-    write_map(&one, "first", "other").await?;
-    objects(&one, "other", |objects| objects > 0).await?;
-    // Whatever a heartbeat's answer calls settled, the agent has heard by the third.
+async fn events_accepted_but_not_forwarded_survive_a_receiver_crash() -> Result<()> {
+    let manager = Manager::start(Behavior::Hangs).await?;
+    let setup = start("forward-restart", &[("other", &manager)]).await?;
+    write_map(&setup, "first", "other").await?;
+    queue_becomes(&setup, "other", |count| count > 0).await?;
+    // The agent has received every acknowledgement from before by the third heartbeat.
     let beats = ("tidewatch_fleet_heartbeats_total", ["\"counted\""]);
-    let before = sum(&one.receiver_page().await?, beats.0, &beats.1);
-    one.receiver_counts(beats.0, &beats.1, before + 3).await?;
-    one.landscape.with_receiver(async |receiver| receiver.kill9()).await?;
-    manager.manner.send_replace(Manner::Takes);
-    one.landscape.start_receiver().await?;
-    manager.hears("first").await?;
-    objects(&one, "other", |objects| objects == 0).await?;
+    let before = sum(&setup.receiver_page().await?, beats.0, &beats.1);
+    setup.receiver_metric_reaches(beats.0, &beats.1, before + 3).await?;
+    setup.landscape.with_receiver(async |receiver| receiver.kill9()).await?;
+    manager.behavior.send_replace(Behavior::Accepts);
+    setup.landscape.start_receiver().await?;
+    manager.receives("first").await?;
+    queue_becomes(&setup, "other", |count| count == 0).await?;
     Ok(())
 }
 
 #[tokio::test]
-async fn what_a_manager_refuses_is_told_and_waits_until_somebody_takes_it() -> Result<()> {
-    let (refuses, takes) = (Manager::start(Manner::Refuses).await?, Manager::start(Manner::Takes).await?);
-    let one = start("forward-refused", &[("other", &refuses)]).await?;
-    write_map(&one, "first", "other").await?;
-    told(&one, "other", State::Warning, "404").await?;
-    let page = one.receiver_page().await?;
+async fn a_refused_event_is_reported_and_retained_until_it_is_accepted() -> Result<()> {
+    let (refusing, accepting) = (Manager::start(Behavior::Refuses).await?, Manager::start(Behavior::Accepts).await?);
+    let setup = start("forward-refused", &[("other", &refusing)]).await?;
+    write_map(&setup, "first", "other").await?;
+    watcher_becomes(&setup, "other", State::Warning, "404").await?;
+    let page = setup.receiver_page().await?;
     for metric in ["tidewatch_forward_objects", "tidewatch_forward_objects_parked"] {
         assert_eq!(sum(&page, metric, &["manager=\"other\""]), 1, "{page}");
     }
     assert_eq!(sum(&page, "tidewatch_forward_events_given_up_total", &[]), 0, "{page}");
-    assert_eq!(refuses.heard.lock().unwrap().iter().filter(|(_, _, event)| event.name == "first").count(), 3);
+    assert_eq!(refusing.received.lock().unwrap().iter().filter(|(_, _, event)| event.name == "first").count(), 3);
 
-    // Whoever sets the Watcher right need not wait.
-    one.landscape.write_watcher(&takes.watcher("other")).await?;
-    takes.hears("first").await?;
-    objects(&one, "other", |objects| objects == 0).await?;
-    told(&one, "other", State::Ready, "team/other:").await?;
-    one.landscape.delete_watcher("other").await?;
+    // A corrected Watcher is served without waiting for the backoff.
+    setup.landscape.write_watcher(&accepting.watcher("other")).await?;
+    accepting.receives("first").await?;
+    queue_becomes(&setup, "other", |count| count == 0).await?;
+    watcher_becomes(&setup, "other", State::Ready, "team/other:").await?;
+    setup.landscape.delete_watcher("other").await?;
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! Another issuer: agents get their certificates through `CertificateRequest`s of cert-manager, on its real CRDs. The test plays
-//! cert-manager's part, and signs what a request says, as cert-manager does.
+//! The cert-manager issuer: agents get their certificates through `CertificateRequest`s, on cert-manager's real CRDs.
+//! The test acts as cert-manager and signs each request as it stands.
 
 use std::{
     path::PathBuf,
@@ -29,13 +29,13 @@ use tidewatch_tests::{
 use tokio::{process::Command, time};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::support::{Nothing, Tested, quick};
+use crate::support::{Fleet, TestResult, quick_options};
 
-/// The module that has the CRDs.
+/// The Go module that contains the CRDs.
 const MODULE: &str = "github.com/cert-manager/cert-manager@v1.19.2";
 const CRD: &str = "deploy/crds/cert-manager.io_certificaterequests.yaml";
 
-/// Fetches the CRD from the Go module proxy, as the control plane's own binaries are, or takes it from the module cache.
+/// Fetches the CRD from the Go module proxy, like the binaries of the control plane, or takes it from the module cache.
 async fn crd() -> Result<CustomResourceDefinition> {
     let output = Command::new("go")
         .args(["mod", "download", "-json", MODULE])
@@ -44,8 +44,8 @@ async fn crd() -> Result<CustomResourceDefinition> {
         .stdin(Stdio::null())
         .output();
     let output = time::timeout(Duration::from_secs(300), output).await.context("go mod download does not end")??;
-    let told: Value = serde_json::from_slice(&output.stdout).context("read what go mod download says")?;
-    let folder = PathBuf::from(told["Dir"].as_str().with_context(|| format!("no module: {told}"))?);
+    let download: Value = serde_json::from_slice(&output.stdout).context("parse the output of go mod download")?;
+    let folder = PathBuf::from(download["Dir"].as_str().with_context(|| format!("no module: {download}"))?);
     let text = std::fs::read_to_string(folder.join(CRD)).context("read the CRD")?;
     serde_saphyr::from_str(&text).context("parse the CRD")
 }
@@ -55,8 +55,8 @@ fn requests(kcp: Client, namespace: &str) -> Api<DynamicObject> {
     Api::namespaced_with(kcp, namespace, &ApiResource::from_gvk(&kind))
 }
 
-/// Plays cert-manager with an Issuer `tidewatch`, for ever. Others' requests are not touched.
-async fn play(requests: Api<DynamicObject>, issuer: Arc<Issuer<'static, KeyPair>>) {
+/// Signs requests for the Issuer `tidewatch` as cert-manager would, until it is cancelled. Leaves other requests alone.
+async fn sign_requests(requests: Api<DynamicObject>, issuer: Arc<Issuer<'static, KeyPair>>) {
     loop {
         for object in requests.list(&ListParams::default()).await.map(|list| list.items).unwrap_or_default() {
             let is_new = object.data.pointer("/status/certificate").is_none();
@@ -65,7 +65,7 @@ async fn play(requests: Api<DynamicObject>, issuer: Arc<Issuer<'static, KeyPair>
                     "lastTransitionTime": "2026-01-01T00:00:00Z"});
                 let status = json!({"status": {"conditions": [condition], "certificate": STANDARD.encode(chain)}});
                 let (name, signed) = (object.name_any(), PatchParams::default());
-                // One that is gone meanwhile needs none.
+                // A request that was deleted meanwhile needs no certificate.
                 let _ = requests.patch_status(&name, &signed, &Patch::Merge(status)).await;
             }
         }
@@ -104,7 +104,7 @@ async fn grant(kcp: &Client, namespace: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn cert_manager_issues_to_agents_that_name_themselves() -> Tested {
+async fn cert_manager_issues_certificates_to_agents() -> TestResult {
     const NAME: &str = "issuer";
     let kcp = bed::shared().await?.kcp().await?;
     let crds = Api::<CustomResourceDefinition>::all(kcp.client().await?);
@@ -119,18 +119,18 @@ async fn cert_manager_issues_to_agents_that_name_themselves() -> Tested {
         flag("tls-cert", "tls.crt"),
         flag("tls-key", "tls.key"),
     ];
-    let (mut nothing, clusters) = Nothing::prepare(NAME, 1, Options { receiver, ..quick() }).await?;
+    let (mut fleet, clusters) = Fleet::prepare(NAME, 1, Options { receiver, ..quick_options() }).await?;
     let client = kcp.client().await?;
     grant(&client, NAME).await?;
-    let ca: &Ca = nothing.landscape.ca();
+    let ca: &Ca = fleet.landscape.ca();
     let issuer = Issuer::from_ca_cert_pem(ca.certificate_pem(), KeyPair::from_pem(&ca.key_pem())?)?;
     let requests = requests(client, NAME);
-    let _cert_manager = AbortOnDropHandle::new(tokio::spawn(play(requests.clone(), Arc::new(issuer))));
-    nothing.register(clusters).await?;
-    nothing.only().proven().await?;
-    until("the Kyma in the runtime", async || nothing.only().runtime.skr_kyma().await).await?;
-    nothing.only().delivers(&["keda"]).await?;
-    until("no request to be left", async || {
+    let _cert_manager = AbortOnDropHandle::new(tokio::spawn(sign_requests(requests.clone(), Arc::new(issuer))));
+    fleet.register(clusters).await?;
+    fleet.only().path_proven().await?;
+    until("the Kyma in the runtime", async || fleet.only().runtime.skr_kyma().await).await?;
+    fleet.only().delivers(&["keda"]).await?;
+    until("all requests to be deleted", async || {
         Ok(requests.list(&ListParams::default()).await?.items.is_empty().then_some(()))
     })
     .await?;

@@ -15,27 +15,27 @@ use tidewatch_tests::{
     landscape::{Options, catalog::template, until},
 };
 
-use crate::support::{One, Tested, is_canary, is_renewal, module, quick};
+use crate::support::{SingleRuntime, TestResult, is_canary, is_renewal, module, quick_options};
 
 const KEDA: (&str, &str, &str) = ("keda", "1.0.0", "1.1.0");
 
 #[tokio::test]
-async fn a_selected_module_becomes_a_manifest_and_a_deselected_one_goes() -> Tested {
-    let one = One::start("select", &[KEDA]).await?;
-    one.skr_status("an empty Kyma that is ready", |status| status.state() == State::Ready).await?;
-    one.runtime.select(&["keda"]).await?;
-    let status = one.skr_status("the module", |status| module(status, "keda").is_some()).await?;
+async fn a_selected_module_gets_a_manifest_and_a_deselected_one_loses_it() -> TestResult {
+    let setup = SingleRuntime::start("select", &[KEDA]).await?;
+    setup.skr_status("an empty Kyma that is ready", |status| status.state() == State::Ready).await?;
+    setup.runtime.select(&["keda"]).await?;
+    let status = setup.skr_status("the module", |status| module(status, "keda").is_some()).await?;
     let keda = module(&status, "keda").context("the module")?;
-    // Nobody installs it yet, and the status does not say otherwise.
+    // No module operator runs here, so the module stays in Processing.
     assert_eq!(
         (keda.state, keda.version.as_deref(), keda.channel.as_deref()),
         (State::Processing, Some("1.0.0"), Some("regular"))
     );
     assert_eq!(keda.manifest, None);
-    let status = one.kcp_status("the module", |status| module(status, "keda").is_some()).await?;
+    let status = setup.kcp_status("the module", |status| module(status, "keda").is_some()).await?;
     assert_eq!(status.state(), State::Processing);
 
-    let manifests = one.manifests().await?;
+    let manifests = setup.manifests().await?;
     let [manifest] = &manifests[..] else { panic!("one Manifest, not {}", manifests.len()) };
     assert_eq!(
         module(&status, "keda").and_then(|keda| keda.manifest.as_ref()?.metadata.as_ref()?.name.clone()),
@@ -46,30 +46,30 @@ async fn a_selected_module_becomes_a_manifest_and_a_deselected_one_goes() -> Tes
     assert_eq!(manifest.spec.version.as_deref(), Some("1.0.0"));
     assert_eq!(manifest.spec.install.source["type"], "oci-dir");
     assert_eq!(manifest.spec.resource().context("the default CR")?["kind"], "Sample");
-    assert!(manifest.owner_references().iter().any(|owner| owner.kind == "Kyma" && owner.name == one.runtime.name()));
+    assert!(manifest.owner_references().iter().any(|owner| owner.kind == "Kyma" && owner.name == setup.runtime.name()));
 
-    one.runtime.select(&[]).await?;
-    let status = one.skr_status("the module to go", |status| module(status, "keda").is_none()).await?;
+    setup.runtime.select(&[]).await?;
+    let status = setup.skr_status("the module to go", |status| module(status, "keda").is_none()).await?;
     assert_eq!(status.state(), State::Ready);
-    assert!(one.manifests().await?.is_empty());
+    assert!(setup.manifests().await?.is_empty());
     Ok(())
 }
 
 #[tokio::test]
-async fn a_manifest_has_what_its_template_says_and_no_more() -> Tested {
-    let one = One::start("surplus", &[KEDA]).await?;
-    one.runtime.select(&["keda"]).await?;
-    let templates = Api::<ModuleTemplate>::namespaced(one.landscape.operator(), one.landscape.namespace());
-    let says = async |spec: &Value, manager: &Value| {
+async fn a_manifest_has_exactly_the_content_of_its_template() -> TestResult {
+    let setup = SingleRuntime::start("surplus", &[KEDA]).await?;
+    setup.runtime.select(&["keda"]).await?;
+    let templates = Api::<ModuleTemplate>::namespaced(setup.landscape.operator(), setup.landscape.namespace());
+    let set_default_cr = async |spec: &Value, manager: &Value| {
         let mut template = template("keda", "1.0.0");
         template["spec"]["data"]["spec"] = spec.clone();
         template["spec"]["manager"] = manager.clone();
         let params = PatchParams::apply("operator").force();
         templates.patch("keda-1.0.0", &params, &Patch::Apply(&template)).await
     };
-    let installs = async |what: &str, spec: &Value, manager: &Value| {
-        until(what, async || {
-            let Some(manifest) = one.manifests().await?.pop() else { return Ok(None) };
+    let manifest_becomes = async |description: &str, spec: &Value, manager: &Value| {
+        until(description, async || {
+            let Some(manifest) = setup.manifests().await?.pop() else { return Ok(None) };
             let whole = serde_json::to_value(&manifest.spec)?;
             let same = whole["resource"]["spec"] == *spec && whole["manager"] == *manager;
             Ok(same.then(|| manifest.name_any()))
@@ -82,32 +82,32 @@ async fn a_manifest_has_what_its_template_says_and_no_more() -> Tested {
         json!({"replicas": 2, "logging": {"level": "debug"}, "parts": [{"name": "a", "size": 1}]}),
         json!({"replicas": 2, "parts": [{"name": "a"}]}),
     );
-    says(&more, &manager).await?;
-    installs("what the template says", &more, &manager).await?;
-    says(&less, &own).await?;
-    let name = installs("what it still says of the same version", &less, &own).await?;
+    set_default_cr(&more, &manager).await?;
+    manifest_becomes("the content of the template", &more, &manager).await?;
+    set_default_cr(&less, &own).await?;
+    let name = manifest_becomes("the reduced content of the template", &less, &own).await?;
 
-    let manifests = Api::<Manifest>::namespaced(one.landscape.operator(), one.landscape.namespace());
+    let manifests = Api::<Manifest>::namespaced(setup.landscape.operator(), setup.landscape.namespace());
     for added in [json!({"resource": {"spec": {"evil": true}}}), json!({"manager": {"namespace": "evil"}})] {
         manifests.patch(&name, &PatchParams::default(), &Patch::Merge(json!({"spec": added}))).await?;
-        installs("the Manifest as it was", &less, &own).await?;
+        manifest_becomes("the Manifest to be restored", &less, &own).await?;
     }
 
-    // The user fixes the version that is installed.
-    one.runtime.patch_kyma(&json!({"spec": {"modules": [{"name": "keda", "version": "1.0.0"}]}})).await?;
+    // The user pins the version that is installed.
+    setup.runtime.patch_kyma(&json!({"spec": {"modules": [{"name": "keda", "version": "1.0.0"}]}})).await?;
     until("no channel on the Manifest", async || {
         Ok((!manifests.get(&name).await?.labels().contains_key(label::CHANNEL)).then_some(()))
     })
     .await?;
-    one.quiet().await?;
-    let marks = (one.landscape.kcp().audit_mark()?, one.runtime.cluster().audit_mark()?);
-    // A pass over it finds nothing to do.
-    says(&json!({"replicas": 3, "parts": [{"name": "a"}]}), &own).await?;
-    installs("the new number", &json!({"replicas": 3, "parts": [{"name": "a"}]}), &own).await?;
-    one.after_canaries(marks.1, 4).await?;
-    let writes = one.landscape.kcp().writes_since(marks.0)?;
-    // Other tests write there, too.
-    let namespace = one.landscape.namespace();
+    setup.becomes_idle().await?;
+    let marks = (setup.landscape.kcp().audit_mark()?, setup.runtime.cluster().audit_mark()?);
+    // A further reconcile writes nothing.
+    set_default_cr(&json!({"replicas": 3, "parts": [{"name": "a"}]}), &own).await?;
+    manifest_becomes("the new number", &json!({"replicas": 3, "parts": [{"name": "a"}]}), &own).await?;
+    setup.after_canaries(marks.1, 4).await?;
+    let writes = setup.landscape.kcp().writes_since(marks.0)?;
+    // Other tests write to KCP as well.
+    let namespace = setup.landscape.namespace();
     let writes: Vec<_> =
         writes.iter().filter(|write| write.resource == "manifests" && write.namespace == namespace).collect();
     assert_eq!(writes.len(), 1, "{writes:?}");
@@ -115,45 +115,46 @@ async fn a_manifest_has_what_its_template_says_and_no_more() -> Tested {
 }
 
 #[tokio::test]
-async fn a_moved_channel_moves_its_followers() -> Tested {
-    let one = One::start("channel", &[KEDA, ("warden", "2.0.0", "2.1.0")]).await?;
+async fn a_moved_channel_updates_its_followers() -> TestResult {
+    let setup = SingleRuntime::start("channel", &[KEDA, ("warden", "2.0.0", "2.1.0")]).await?;
     let modules = json!([{"name": "keda"}, {"name": "warden", "channel": "fast"}]);
-    one.runtime.patch_kyma(&json!({"spec": {"modules": modules}})).await?;
+    setup.runtime.patch_kyma(&json!({"spec": {"modules": modules}})).await?;
     let version = |name: &'static str, version: &'static str| {
         move |status: &KymaStatus| module(status, name).and_then(|module| module.version.as_deref()) == Some(version)
     };
-    one.skr_status("both modules", |status| version("keda", "1.0.0")(status) && version("warden", "2.1.0")(status))
+    setup
+        .skr_status("both modules", |status| version("keda", "1.0.0")(status) && version("warden", "2.1.0")(status))
         .await?;
-    one.landscape.write_channels("keda", &[("regular", "1.1.0"), ("fast", "1.1.0")]).await?;
-    let status = one.skr_status("the new version", version("keda", "1.1.0")).await?;
+    setup.landscape.write_channels("keda", &[("regular", "1.1.0"), ("fast", "1.1.0")]).await?;
+    let status = setup.skr_status("the new version", version("keda", "1.1.0")).await?;
     assert!(version("warden", "2.1.0")(&status));
-    // 43: a downgrade is refused, what runs stays, and the message says why.
-    one.landscape.write_channels("keda", &[("regular", "1.0.0"), ("fast", "1.1.0")]).await?;
-    let status = one
+    // 43: a downgrade is refused, the installed version stays, and the message gives the reason.
+    setup.landscape.write_channels("keda", &[("regular", "1.0.0"), ("fast", "1.1.0")]).await?;
+    let status = setup
         .skr_status("the refusal", |status| module(status, "keda").is_some_and(|keda| keda.state == State::Warning))
         .await?;
     let keda = module(&status, "keda").context("the module")?;
     assert_eq!(keda.version.as_deref(), Some("1.1.0"));
     assert!(keda.message.is_some(), "{keda:?}");
-    let versions: Vec<_> = one.manifests().await?.into_iter().filter_map(|manifest| manifest.spec.version).collect();
+    let versions: Vec<_> = setup.manifests().await?.into_iter().filter_map(|manifest| manifest.spec.version).collect();
     assert!(versions.contains(&"1.1.0".to_owned()) && !versions.contains(&"1.0.0".to_owned()), "{versions:?}");
     Ok(())
 }
 
 #[tokio::test]
-async fn what_cannot_be_resolved_is_an_error_of_that_module_alone() -> Tested {
-    let one = One::start("unresolved", &[KEDA]).await?;
-    one.landscape.write_channels("nowhere", &[("regular", "9.9.9")]).await?;
+async fn an_unresolvable_module_is_in_error_and_affects_no_other() -> TestResult {
+    let setup = SingleRuntime::start("unresolved", &[KEDA]).await?;
+    setup.landscape.write_channels("nowhere", &[("regular", "9.9.9")]).await?;
     let modules = json!([
         {"name": "keda"}, {"name": "unknown"}, {"name": "nowhere"}, {"name": "keda-fixed", "version": "1.0.0"},
     ]);
-    one.runtime.patch_kyma(&json!({"spec": {"modules": modules}})).await?;
-    // The release meta may come to the receiver after the event of the change.
-    let is_told = |status: &KymaStatus| {
+    setup.runtime.patch_kyma(&json!({"spec": {"modules": modules}})).await?;
+    // The release meta may reach the receiver after the event of the change.
+    let is_resolved = |status: &KymaStatus| {
         let message = module(status, "nowhere").and_then(|nowhere| nowhere.message.as_deref());
         status.modules().len() == 4 && message.is_some_and(|message| message.contains("9.9.9"))
     };
-    let status = one.skr_status("all four modules", is_told).await?;
+    let status = setup.skr_status("all four modules", is_resolved).await?;
     assert_eq!(status.state(), State::Error);
     let names: Vec<_> = status.modules().iter().map(|module| module.name.as_str()).collect();
     assert_eq!(names, ["keda", "keda-fixed", "nowhere", "unknown"], "sorted by name");
@@ -163,86 +164,86 @@ async fn what_cannot_be_resolved_is_an_error_of_that_module_alone() -> Tested {
         let message = failed.message.as_deref().unwrap_or_default();
         assert!(matches!(failed.state, State::Error | State::Warning) && message.contains(word), "{failed:?}");
     }
-    assert_eq!(one.manifests().await?.len(), 1);
-    // A channel that the module has not, and back.
-    one.runtime.patch_kyma(&json!({"spec": {"modules": [{"name": "keda", "channel": "rapid"}]}})).await?;
+    assert_eq!(setup.manifests().await?.len(), 1);
+    // Select a channel that the module lacks, and then return to the former one.
+    setup.runtime.patch_kyma(&json!({"spec": {"modules": [{"name": "keda", "channel": "rapid"}]}})).await?;
     let failed = |status: &KymaStatus| module(status, "keda").is_some_and(|keda| keda.state == State::Error);
-    one.skr_status("the unknown channel", |status| status.modules().len() == 1 && failed(status)).await?;
-    assert_eq!(one.manifests().await?.len(), 1, "a lookup that failed uninstalls nothing");
-    one.runtime.patch_kyma(&json!({"spec": {"modules": [{"name": "keda", "channel": "fast"}]}})).await?;
-    one.skr_status("the module again", |status| !failed(status) && status.state() == State::Processing).await?;
+    setup.skr_status("the unknown channel", |status| status.modules().len() == 1 && failed(status)).await?;
+    assert_eq!(setup.manifests().await?.len(), 1, "a failed lookup uninstalls nothing");
+    setup.runtime.patch_kyma(&json!({"spec": {"modules": [{"name": "keda", "channel": "fast"}]}})).await?;
+    setup.skr_status("the module again", |status| !failed(status) && status.state() == State::Processing).await?;
     Ok(())
 }
 
 #[tokio::test]
-async fn a_kyma_with_the_skip_label_is_frozen_until_the_label_goes() -> Tested {
-    let one = One::start("skip", &[KEDA]).await?;
-    one.skr_status("readiness", |status| status.state() == State::Ready).await?;
-    let kymas = one.kcp_kymas().await?;
+async fn a_kyma_with_the_skip_label_is_not_reconciled_until_the_label_is_removed() -> TestResult {
+    let setup = SingleRuntime::start("skip", &[KEDA]).await?;
+    setup.skr_status("readiness", |status| status.state() == State::Ready).await?;
+    let kymas = setup.kcp_kymas().await?;
     let labelled = |value: serde_json::Value| json!({"metadata": {"labels": {label::SKIP_RECONCILIATION: value}}});
-    kymas.patch(one.runtime.name(), &PatchParams::default(), &Patch::Merge(labelled(json!("True")))).await?;
-    one.quiet().await?;
-    let mark = one.runtime.cluster().audit_mark()?;
-    one.runtime.select(&["keda"]).await?;
-    let writes = one.after_canaries(mark, 4).await?;
+    kymas.patch(setup.runtime.name(), &PatchParams::default(), &Patch::Merge(labelled(json!("True")))).await?;
+    setup.becomes_idle().await?;
+    let mark = setup.runtime.cluster().audit_mark()?;
+    setup.runtime.select(&["keda"]).await?;
+    let writes = setup.after_canaries(mark, 4).await?;
     let ours: Vec<_> =
         writes.iter().filter(|write| write.user.starts_with("system:serviceaccount:kube-system:")).collect();
     assert!(ours.is_empty(), "{ours:?}");
-    assert!(one.manifests().await?.is_empty());
-    kymas.patch(one.runtime.name(), &PatchParams::default(), &Patch::Merge(labelled(json!(null)))).await?;
-    one.skr_status("the module", |status| module(status, "keda").is_some()).await?;
+    assert!(setup.manifests().await?.is_empty());
+    kymas.patch(setup.runtime.name(), &PatchParams::default(), &Patch::Merge(labelled(json!(null)))).await?;
+    setup.skr_status("the module", |status| module(status, "keda").is_some()).await?;
     Ok(())
 }
 
 #[tokio::test]
-async fn the_users_selection_survives_the_deletion_of_the_runtimes_kyma() -> Tested {
-    let one = One::start("survive", &[KEDA]).await?;
-    one.runtime.patch_kyma(&json!({"spec": {"channel": "fast", "modules": [{"name": "keda"}]}})).await?;
-    one.skr_status("the module", |status| module(status, "keda").is_some()).await?;
+async fn the_users_selection_survives_the_deletion_of_the_runtimes_kyma() -> TestResult {
+    let setup = SingleRuntime::start("survive", &[KEDA]).await?;
+    setup.runtime.patch_kyma(&json!({"spec": {"channel": "fast", "modules": [{"name": "keda"}]}})).await?;
+    setup.skr_status("the module", |status| module(status, "keda").is_some()).await?;
     until("the accepted spec in KCP", async || {
-        let kyma = one.runtime.kcp_kyma().await?.context("the Kyma")?;
+        let kyma = setup.runtime.kcp_kyma().await?.context("the Kyma")?;
         Ok(kyma.annotations().get(annotation::ACCEPTED_SPEC).filter(|spec| spec.contains("keda")).cloned())
     })
     .await?;
-    let before = one.runtime.skr_kyma().await?.context("the Kyma")?;
+    let before = setup.runtime.skr_kyma().await?.context("the Kyma")?;
     let api =
-        kube::Api::<tidewatch_shared::api::Kyma>::namespaced(one.runtime.cluster().client().await?, "kyma-system");
+        kube::Api::<tidewatch_shared::api::Kyma>::namespaced(setup.runtime.cluster().client().await?, "kyma-system");
     api.delete("default", &DeleteParams::default()).await?;
     let after = until("the Kyma to come back", async || {
-        Ok(one.runtime.skr_kyma().await?.filter(|kyma| kyma.uid() != before.uid()))
+        Ok(setup.runtime.skr_kyma().await?.filter(|kyma| kyma.uid() != before.uid()))
     })
     .await?;
     assert_eq!((after.spec.channel.as_str(), after.spec.modules()), ("fast", before.spec.modules()));
-    assert_eq!(one.manifests().await?.len(), 1);
+    assert_eq!(setup.manifests().await?.len(), 1);
     Ok(())
 }
 
 #[tokio::test]
-async fn a_deleted_kyma_takes_everything_along_and_goes_last() -> Tested {
-    let one = One::start("deletion", &[KEDA]).await?;
-    one.runtime.select(&["keda"]).await?;
-    one.skr_status("the module", |status| module(status, "keda").is_some()).await?;
-    // Somebody else holds the Manifest, as the module's operator would.
-    let [manifest] = &one.manifests().await?[..] else { panic!("one Manifest") };
+async fn a_deleted_kyma_goes_after_all_of_its_objects() -> TestResult {
+    let setup = SingleRuntime::start("deletion", &[KEDA]).await?;
+    setup.runtime.select(&["keda"]).await?;
+    setup.skr_status("the module", |status| module(status, "keda").is_some()).await?;
+    // A foreign finalizer holds the Manifest, as the module's operator would.
+    let [manifest] = &setup.manifests().await?[..] else { panic!("one Manifest") };
     let manifests = kube::Api::<tidewatch_shared::api::Manifest>::namespaced(
-        one.landscape.kcp().client().await?,
-        one.landscape.namespace(),
+        setup.landscape.kcp().client().await?,
+        setup.landscape.namespace(),
     );
     let held = |finalizers: serde_json::Value| Patch::Merge(json!({"metadata": {"finalizers": finalizers}}));
     manifests.patch(&manifest.name_any(), &PatchParams::default(), &held(json!(["example.test/held"]))).await?;
-    let kymas = one.kcp_kymas().await?;
-    assert!(kymas.get(one.runtime.name()).await?.finalizers().iter().any(|name| name == finalizer::KYMA));
-    kymas.delete(one.runtime.name(), &DeleteParams::default()).await?;
+    let kymas = setup.kcp_kymas().await?;
+    assert!(kymas.get(setup.runtime.name()).await?.finalizers().iter().any(|name| name == finalizer::KYMA));
+    kymas.delete(setup.runtime.name(), &DeleteParams::default()).await?;
     let blocked = |status: &KymaStatus| {
         let operation = status.last_operation.as_ref().map(|last| last.operation.as_str()).unwrap_or_default();
         status.state() == State::Deleting && operation.contains("waiting for modules to be deleted")
     };
-    one.kcp_status("what blocks", blocked).await?;
-    one.skr_status("what blocks", blocked).await?;
-    assert!(one.runtime.skr_kyma().await?.is_some(), "the user sees what blocks");
+    setup.kcp_status("the blocking Manifest", blocked).await?;
+    setup.skr_status("the blocking Manifest", blocked).await?;
+    assert!(setup.runtime.skr_kyma().await?.is_some(), "the user can see the blocking Manifest");
     manifests.patch(&manifest.name_any(), &PatchParams::default(), &held(json!([]))).await?;
-    until("the Kyma in KCP to go", async || Ok(one.runtime.kcp_kyma().await?.is_none().then_some(()))).await?;
-    let client = one.runtime.cluster().client().await?;
+    until("the Kyma in KCP to go", async || Ok(setup.runtime.kcp_kyma().await?.is_none().then_some(()))).await?;
+    let client = setup.runtime.cluster().client().await?;
     let crds =
         kube::Api::<k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition>::all(
             client,
@@ -253,68 +254,71 @@ async fn a_deleted_kyma_takes_everything_along_and_goes_last() -> Tested {
 }
 
 #[tokio::test]
-async fn an_idle_landscape_writes_the_canary_and_nothing_else() -> Tested {
-    // A machine that stands still for three intervals is a path that is not proven, which is written.
-    let one = One::with("idle", &[KEDA], Options { heartbeat_seconds: 3, ..quick() }).await?;
-    one.runtime.start_agent().await?;
-    one.runtime.select(&["keda"]).await?;
-    one.skr_status("the module", |status| module(status, "keda").is_some()).await?;
+async fn an_idle_landscape_writes_only_the_canary() -> TestResult {
+    // Missing three heartbeats would write to the status, so the interval must exceed the time for which a busy machine
+    // may stall.
+    let setup =
+        SingleRuntime::with_options("idle", &[KEDA], Options { heartbeat_seconds: 3, ..quick_options() }).await?;
+    setup.runtime.start_agent().await?;
+    setup.runtime.select(&["keda"]).await?;
+    setup.skr_status("the module", |status| module(status, "keda").is_some()).await?;
     let is_proven = |status: &KymaStatus| status.condition("EventPath").is_some_and(|path| path.reason == "Proven");
-    one.kcp_status("a proven path", is_proven).await?;
-    let receiver = format!("system:serviceaccount:{}:", one.landscape.namespace());
-    // What was written in the time of so many canaries, and is neither one nor a renewal of the receiver's Lease.
+    setup.kcp_status("a proven path", is_proven).await?;
+    let receiver = format!("system:serviceaccount:{}:", setup.landscape.namespace());
+    // Returns the writes during so many canaries, without the canaries and the renewals of the receiver's Lease.
     let written = async |canaries| {
-        let marks = (one.landscape.kcp().audit_mark()?, one.runtime.cluster().audit_mark()?);
-        let mut written = one.after_canaries(marks.1, canaries).await?;
+        let marks = (setup.landscape.kcp().audit_mark()?, setup.runtime.cluster().audit_mark()?);
+        let mut written = setup.after_canaries(marks.1, canaries).await?;
         written.retain(|write| !is_canary(write));
-        let in_kcp = one.landscape.kcp().writes_since(marks.0)?;
+        let in_kcp = setup.landscape.kcp().writes_since(marks.0)?;
         written.extend(in_kcp.into_iter().filter(|write| write.user.starts_with(&receiver) && !is_renewal(write)));
         anyhow::Ok(written)
     };
-    until("both sides to be quiet", async || Ok(written(2).await?.is_empty().then_some(()))).await?;
+    until("both sides to be idle", async || Ok(written(2).await?.is_empty().then_some(()))).await?;
     let written = written(4).await?;
     assert!(written.is_empty(), "{written:?}");
     Ok(())
 }
 
 #[tokio::test]
-async fn a_receiver_works_only_on_the_kymas_that_it_selects() -> Tested {
+async fn a_receiver_reconciles_only_the_kymas_that_it_selects() -> TestResult {
     let selector = ["--kyma-selector", "example.test/shard=a"].map(str::to_owned).into();
-    let one = One::with("selector", &[KEDA], Options { receiver: selector, ..quick() }).await?;
-    // A second Kyma, selected, proves that this receiver works; the first one must stay as it was written.
+    let setup =
+        SingleRuntime::with_options("selector", &[KEDA], Options { receiver: selector, ..quick_options() }).await?;
+    // A second, selected Kyma proves that this receiver works; the first one must stay as it was written.
     let bed = bed::shared().await?;
     let other = bed.runtime("selector-other").await?;
-    let other = one.landscape.register(other).await?;
-    let kymas = one.kcp_kymas().await?;
+    let other = setup.landscape.register(other).await?;
+    let kymas = setup.kcp_kymas().await?;
     let label = |value: serde_json::Value| Patch::Merge(json!({"metadata": {"labels": {"example.test/shard": value}}}));
     kymas.patch(other.name(), &PatchParams::default(), &label(json!("a"))).await?;
     until("the selected runtime's Kyma", async || other.skr_kyma().await).await?;
-    let untouched = one.runtime.kcp_kyma().await?.context("the Kyma")?;
+    let untouched = setup.runtime.kcp_kyma().await?.context("the Kyma")?;
     assert!(untouched.status.is_none() && untouched.finalizers().is_empty(), "{untouched:?}");
-    kymas.patch(one.runtime.name(), &PatchParams::default(), &label(json!("a"))).await?;
-    until("the runtime's Kyma", async || one.runtime.skr_kyma().await).await?;
+    kymas.patch(setup.runtime.name(), &PatchParams::default(), &label(json!("a"))).await?;
+    until("the runtime's Kyma", async || setup.runtime.skr_kyma().await).await?;
     bed.stop(other.name());
     Ok(())
 }
 
 #[tokio::test]
-async fn a_paused_runtime_gets_its_changes_when_the_pause_ends() -> Tested {
-    let one = One::start("pause", &[KEDA]).await?;
-    one.quiet().await?;
-    let kymas = one.kcp_kymas().await?;
+async fn a_paused_runtime_gets_its_changes_when_the_pause_ends() -> TestResult {
+    let setup = SingleRuntime::start("pause", &[KEDA]).await?;
+    setup.becomes_idle().await?;
+    let kymas = setup.kcp_kymas().await?;
     let pause = |value: serde_json::Value| Patch::Merge(json!({"metadata": {"labels": {label::PAUSE: value}}}));
-    kymas.patch(one.runtime.name(), &PatchParams::default(), &pause(json!("true"))).await?;
-    let mark = one.runtime.cluster().audit_mark()?;
-    one.runtime.select(&["keda"]).await?;
-    let writes = one.after_canaries(mark, 4).await?;
+    kymas.patch(setup.runtime.name(), &PatchParams::default(), &pause(json!("true"))).await?;
+    let mark = setup.runtime.cluster().audit_mark()?;
+    setup.runtime.select(&["keda"]).await?;
+    let writes = setup.after_canaries(mark, 4).await?;
     let ours: Vec<_> =
         writes.iter().filter(|write| write.user.starts_with("system:serviceaccount:kube-system:")).collect();
     assert!(ours.is_empty(), "{ours:?}");
-    let (_, page) = one.runtime.with_agent(async |agent| agent.get("/metrics").await).await??;
+    let (_, page) = setup.runtime.with_agent(async |agent| agent.get("/metrics").await).await??;
     let unsettled =
         page.lines().find(|line| line.starts_with("tidewatch_agent_events_unsettled")).context("the metric")?;
-    assert_ne!(unsettled.rsplit(' ').next(), Some("0"), "the event is kept");
-    kymas.patch(one.runtime.name(), &PatchParams::default(), &pause(json!(null))).await?;
-    one.skr_status("the module", |status| module(status, "keda").is_some()).await?;
+    assert_ne!(unsettled.rsplit(' ').next(), Some("0"), "the event stays unsettled");
+    kymas.patch(setup.runtime.name(), &PatchParams::default(), &pause(json!(null))).await?;
+    setup.skr_status("the module", |status| module(status, "keda").is_some()).await?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! A load of changes by a runtime's user, while other things happen; and what must have come of it in the end.
+//! A load of changes by a runtime's user during faults, and the comparison of the final states.
 
 use std::{
     collections::BTreeMap,
@@ -32,7 +32,7 @@ use tidewatch_tests::{
 use tokio::{sync::watch, task::JoinHandle, time::timeout};
 
 use crate::{
-    support::{One, module},
+    support::{SingleRuntime, module},
     sync::sum,
 };
 
@@ -40,142 +40,146 @@ use crate::{
 pub(crate) const KEDA: (&str, &str, &str) = ("keda", "1.0.0", "1.1.0");
 
 const NAME: &str = "load";
-/// Changes of a load that nobody ends.
-const MOST: usize = 5_000;
-/// Objects that the load writes to, in turns.
+/// Upper bound of changes for a load that is ended by [`Load::finish`].
+const MAX_CHANGES: usize = 5_000;
+/// Number of objects that the load writes to in turns: the Kyma's modules, its labels, and ConfigMaps.
 pub(crate) const OBJECTS: usize = 12;
-/// States of a ConfigMap, which it has one after the other: three under the Watcher, one out of its sight, one gone.
+/// Number of states that a ConfigMap passes through in turns: three with the Watcher's label, one without it, one
+/// deleted.
 pub(crate) const STATES: usize = 5;
-/// A write that is not answered for so long is done again.
-const WRITE: Duration = Duration::from_secs(5);
-const AGAIN: Duration = Duration::from_millis(50);
+/// Timeout of a write, which is then repeated.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+const RETRY_DELAY: Duration = Duration::from_millis(50);
 
-/// Changes that are being made, one after the other, each until the API server has taken it: some of the Kyma's modules and labels,
-/// most of ConfigMaps under a Watcher, which come, change, lose and get their label, and go.
+/// A load of changes, made one at a time and each repeated until the API server has accepted it: some to the Kyma's
+/// modules and labels, most to ConfigMaps under a Watcher, which are created, changed, unlabelled, labelled and
+/// deleted.
 pub(crate) struct Load {
     progress: watch::Receiver<usize>,
-    /// Ends it before it has made all.
+    /// Ends the load before its last change.
     stop: Arc<AtomicBool>,
-    task: JoinHandle<Result<Made>>,
+    task: JoinHandle<Result<Expected>>,
 }
 
-/// What the load has made.
+/// The expected final state after a load.
 #[derive(Default)]
-pub(crate) struct Made {
+pub(crate) struct Expected {
     /// The last write of each ConfigMap, by name.
-    written: BTreeMap<String, Written>,
-    /// Whether the module is selected.
+    written: BTreeMap<String, LastWrite>,
+    /// True if the module is selected.
     selected: bool,
 }
 
-/// A write of a ConfigMap that the API server has taken.
-struct Written {
-    /// When it was tried first: an earlier try may have been taken without a word.
+/// A write of a ConfigMap that the API server has accepted.
+struct LastWrite {
+    /// Time of the first attempt, which may have been applied without a response.
     begun: SystemTime,
-    /// The object left the set that the Watcher selects: it was deleted, or lost its label.
+    /// The object left the Watcher's selection: it was deleted or lost its label.
     left: bool,
-    /// Its resource version is one of these, and no other write under that Watcher has got one of them.
+    /// Range that contains the resource version of this write, and of no other write under that Watcher.
     versions: RangeInclusive<u64>,
 }
 
-struct User {
-    /// Stands in all that it writes, so that each write is one: no load before has written the same.
+struct Writer {
+    /// Unique mark of this load in all of its objects, so that every write is a change: no earlier load wrote the same.
     mark: String,
     maps: Api<ConfigMap>,
     kymas: Api<Kyma>,
-    /// Before the change that is being made was tried first.
+    /// State before the first attempt of the current change.
     before: Option<Before>,
-    made: Made,
+    expected: Expected,
 }
 
-/// A ConfigMap before it was to leave.
+/// State of a ConfigMap before it leaves the Watcher's selection.
 #[derive(Clone, Copy)]
 struct Before {
-    /// The Watcher selected it.
+    /// True if the Watcher selected the object.
     selected: bool,
-    /// The newest resource version of all.
+    /// The newest resource version of the collection.
     newest: u64,
 }
 
-/// Has the ConfigMaps of the load watched, and waits until they are.
-pub(crate) async fn watch_objects(one: &One) -> Result<()> {
-    one.runtime.grant_agent("", "configmaps").await?;
-    one.landscape.write_watcher(&watcher(NAME, ("", "v1", "configmaps"), "spec")).await?;
-    one.listed(&one.landscape.watch_of(NAME), SystemTime::UNIX_EPOCH).await
+/// Creates the Watcher for the ConfigMaps of the load, and waits until the agent watches them.
+pub(crate) async fn watch_objects(setup: &SingleRuntime) -> Result<()> {
+    setup.runtime.grant_agent("", "configmaps").await?;
+    setup.landscape.write_watcher(&watcher(NAME, ("", "v1", "configmaps"), "spec")).await?;
+    setup.list_arrives(&setup.landscape.watch_of(NAME), SystemTime::UNIX_EPOCH).await
 }
 
 impl Load {
-    /// Starts changes with a pause after each, until [`Load::arrives`].
-    pub(crate) fn start(one: &One, pause: Duration) -> Self {
-        Self::spawn(one, MOST, pause)
+    /// Starts a load with a pause after each change, until [`Load::finish`].
+    pub(crate) fn start(setup: &SingleRuntime, pause: Duration) -> Self {
+        Self::spawn(setup, MAX_CHANGES, pause)
     }
 
-    /// Makes so many changes without a fault between them, and compares.
-    pub(crate) async fn run(one: &One, changes: usize, pause: Duration) -> Result<()> {
-        Self::spawn(one, changes, pause).compare(one).await
+    /// Makes so many changes without interruption, and compares the final states.
+    pub(crate) async fn run(setup: &SingleRuntime, changes: usize, pause: Duration) -> Result<()> {
+        Self::spawn(setup, changes, pause).compare(setup).await
     }
 
-    fn spawn(one: &One, changes: usize, pause: Duration) -> Self {
-        let user = one.runtime.user();
+    fn spawn(setup: &SingleRuntime, changes: usize, pause: Duration) -> Self {
+        let user = setup.runtime.user();
         let (maps, kymas) = (Api::namespaced(user.clone(), "default"), Api::namespaced(user, SKR_NAMESPACE));
         let mark = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis().to_string();
-        let mut user = User { mark, maps, kymas, before: None, made: Made::default() };
-        let (said, progress) = watch::channel(0);
+        let mut writer = Writer { mark, maps, kymas, before: None, expected: Expected::default() };
+        let (done, progress) = watch::channel(0);
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let task = tokio::spawn(async move {
             for number in (0..changes).take_while(|_| !stopped.load(Ordering::Relaxed)) {
-                user.make(number).await?;
-                said.send_replace(number + 1);
+                writer.change_until_accepted(number).await?;
+                done.send_replace(number + 1);
                 tokio::time::sleep(pause).await;
             }
-            Ok(user.made)
+            Ok(writer.expected)
         });
         Self { progress, stop, task }
     }
 
-    /// Waits until so many more changes are made.
-    pub(crate) async fn goes_on(&mut self, changes: usize) -> Result<()> {
+    /// Waits until so many further changes are made.
+    pub(crate) async fn advance(&mut self, changes: usize) -> Result<()> {
         let target = *self.progress.borrow() + changes;
-        let reached = self.progress.wait_for(|made| *made >= target).await.map(|made| *made);
-        reached.map(drop).context("the load ended before")
+        let reached = self.progress.wait_for(|changes| *changes >= target).await.map(|changes| *changes);
+        reached.map(drop).context("the load ended early")
     }
 
-    /// Ends it, waits until nothing is open on either side, and compares.
-    pub(crate) async fn arrives(self, one: &One) -> Result<()> {
+    /// Ends the load, waits until no work is pending on either side, and compares the final states.
+    pub(crate) async fn finish(self, setup: &SingleRuntime) -> Result<()> {
         self.stop.store(true, Ordering::Relaxed);
-        self.compare(one).await
+        self.compare(setup).await
     }
 
-    async fn compare(self, one: &One) -> Result<()> {
-        let made = self.task.await??;
-        made.told(one).await?;
-        one.in_sync().await?;
-        one.skr_status("the last choice of modules", |status| module(status, KEDA.0).is_some() == made.selected)
+    async fn compare(self, setup: &SingleRuntime) -> Result<()> {
+        let expected = self.task.await??;
+        expected.events_arrive(setup).await?;
+        setup.in_sync().await?;
+        setup
+            .skr_status("the last selection of modules", |status| module(status, KEDA.0).is_some() == expected.selected)
             .await?;
-        // All is settled, and settled means that it is there.
-        assert_eq!(one.manifests().await?.len(), usize::from(made.selected), "Manifests of the last choice");
-        one.in_sync().await?;
-        one.nothing_was_odd().await
+        // All events are settled, so the Manifests must be up to date.
+        assert_eq!(setup.manifests().await?.len(), usize::from(expected.selected), "Manifests of the last selection");
+        setup.in_sync().await?;
+        setup.logs_are_clean().await
     }
 }
 
-impl User {
-    /// Makes a change, again and again until the API server says that it took it.
-    async fn make(&mut self, number: usize) -> Result<()> {
+impl Writer {
+    /// Repeats a change until the API server confirms it.
+    async fn change_until_accepted(&mut self, number: usize) -> Result<()> {
         let (begun, began) = (SystemTime::now(), Instant::now());
         self.before = None;
         loop {
-            let outcome = timeout(WRITE, self.change(number, begun)).await.context("no answer to a write").flatten();
+            let outcome =
+                timeout(WRITE_TIMEOUT, self.change(number, begun)).await.context("no answer to a write").flatten();
             match outcome {
                 Err(error) if began.elapsed() > DEADLINE => return Err(error.context(format!("change {number}"))),
-                Err(_) => tokio::time::sleep(AGAIN).await,
+                Err(_) => tokio::time::sleep(RETRY_DELAY).await,
                 Ok(()) => return Ok(()),
             }
         }
     }
 
-    /// May be repeated when it is not known whether it was made.
+    /// Makes one change; it is idempotent, since an attempt without a response may have been applied.
     async fn change(&mut self, number: usize, begun: SystemTime) -> Result<()> {
         let (turn, round) = (number % OBJECTS, number / OBJECTS);
         match turn {
@@ -184,7 +188,7 @@ impl User {
             _ => self.map(&format!("load-{turn}"), round + turn, number, begun).await?,
         }
         if turn == 0 {
-            self.made.selected = round.is_multiple_of(2);
+            self.expected.selected = round.is_multiple_of(2);
         }
         Ok(())
     }
@@ -195,21 +199,21 @@ impl User {
     }
 
     async fn map(&mut self, name: &str, step: usize, number: usize, begun: SystemTime) -> Result<()> {
-        let (goes, hides) = (step % STATES == 4, step % STATES == 2);
+        let (deletes, unlabels) = (step % STATES == 4, step % STATES == 2);
         let mut before = None;
-        if goes || hides {
-            // What an earlier try has found holds: that may have been taken.
-            let seen = self.look(name).await?;
+        if deletes || unlabels {
+            // The state found by the first attempt counts, as that attempt may have been applied.
+            let seen = self.observe(name).await?;
             before = Some(*self.before.get_or_insert(seen));
         }
-        let versions = if let Some(Before { newest, .. }) = before.filter(|_| goes) {
+        let versions = if let Some(Before { newest, .. }) = before.filter(|_| deletes) {
             match self.maps.delete(name, &DeleteParams::default()).await {
                 Err(kube::Error::Api(status)) if status.is_not_found() => {}
                 deleted => drop(deleted?),
             }
-            newest + 1..=self.look(name).await?.newest
+            newest + 1..=self.observe(name).await?.newest
         } else {
-            let labels = if hides { json!({}) } else { json!({WATCHED: NAME}) };
+            let labels = if unlabels { json!({}) } else { json!({WATCHED: NAME}) };
             let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "labels": labels},
                              "data": {"load": self.mark, "number": number.to_string()}});
             let written = self.maps.patch(name, &PatchParams::apply("load").force(), &Patch::Apply(&map)).await?;
@@ -217,15 +221,15 @@ impl User {
             version..=version
         };
         if before.is_none_or(|before| before.selected) {
-            self.made.written.insert(name.to_owned(), Written { begun, left: before.is_some(), versions });
+            self.expected.written.insert(name.to_owned(), LastWrite { begun, left: before.is_some(), versions });
         } else {
-            // Nobody was to know of it, and nobody has seen it go.
-            self.made.written.remove(name);
+            // The object was not selected before: no event is expected for it.
+            self.expected.written.remove(name);
         }
         Ok(())
     }
 
-    async fn look(&self, name: &str) -> Result<Before> {
+    async fn observe(&self, name: &str) -> Result<Before> {
         let found = self.maps.list(&ListParams::default().fields(&format!("metadata.name={name}"))).await?;
         let selected = found.items.iter().any(|map| map.labels().get(WATCHED).is_some_and(|label| label == NAME));
         Ok(Before { selected, newest: version(found.metadata.resource_version)? })
@@ -236,30 +240,30 @@ fn version(version: Option<String>) -> Result<u64> {
     Ok(version.context("a resource version")?.parse()?)
 }
 
-impl Made {
-    /// Waits until the receiver was told of the last write of each object that was or is under the Watcher, or that something changed in
-    /// its watch after it was written; and until the agent holds as many objects as there are.
-    async fn told(&self, one: &One) -> Result<()> {
-        let maps = Api::<ConfigMap>::namespaced(one.runtime.cluster().client().await?, "default");
+impl Expected {
+    /// Waits until the receiver has an event of the last write of each object that is or was selected by the Watcher,
+    /// or a relist of that watch since the write; and until the agent holds as many objects as exist.
+    async fn events_arrive(&self, setup: &SingleRuntime) -> Result<()> {
+        let maps = Api::<ConfigMap>::namespaced(setup.runtime.cluster().client().await?, "default");
         let mine = ListParams::default().labels(&format!("{WATCHED}={NAME}"));
         let present = until("the API server to answer", async || Ok(Some(maps.list(&mine).await?.items))).await?;
-        let (file, watch) = (one.landscape.stamp_file(), one.landscape.watch_of(NAME));
-        until("each object's last state to be told", async || {
+        let (file, watch) = (setup.landscape.stamp_file(), setup.landscape.watch_of(NAME));
+        until("an event of each object's last state", async || {
             let stamps = stamps::read(&file)?;
             let stamps: Vec<_> =
-                stamps.iter().filter(|s| s.runtime == one.runtime.id().as_str() && s.watch == watch).collect();
-            let untold: Vec<_> = self
+                stamps.iter().filter(|s| s.runtime == setup.runtime.id().as_str() && s.watch == watch).collect();
+            let missing: Vec<_> = self
                 .written
                 .iter()
-                .filter(|(_, written)| !stamps.iter().any(|stamp| written.is_told_by(stamp)))
+                .filter(|(_, written)| !stamps.iter().any(|stamp| written.matches(stamp)))
                 .map(|(name, written)| (name, written.left, &written.versions))
                 .collect();
-            ensure!(untold.is_empty(), "nobody was told of {untold:?}");
+            ensure!(missing.is_empty(), "no event of {missing:?}");
             Ok(Some(()))
         })
         .await?;
-        until("the agent to hold what is there", async || {
-            let page = one.agent_page().await?;
+        until("the agent to hold the existing objects", async || {
+            let page = setup.agent_page().await?;
             let held = sum(&page, "tidewatch_agent_watch_objects", &[&format!("watch=\"{watch}\"")]);
             let names: Vec<_> = present.iter().map(|map| map.name_any()).collect();
             ensure!(held == names.len() as u64, "the agent holds {held} objects, and there are {names:?}");
@@ -269,11 +273,11 @@ impl Made {
     }
 }
 
-impl Written {
-    fn is_told_by(&self, stamp: &Stamp) -> bool {
-        // Versions of a history that was undone come again.
+impl LastWrite {
+    fn matches(&self, stamp: &Stamp) -> bool {
+        // After a restore of etcd the resource versions of the discarded history are assigned again.
         let of_it = stamp.resource_version.parse().is_ok_and(|version| self.versions.contains(&version));
-        stamp.wanted >= self.begun
+        stamp.enqueued >= self.begun
             && (stamp.resource_version == "-" || of_it && (stamp.change == Change::Deleted.as_str()) == self.left)
     }
 }

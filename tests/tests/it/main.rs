@@ -1,24 +1,26 @@
-//! The integration tests, one binary for all: they share one test bed, and each landscape has a namespace of its own in KCP.
+//! The integration tests in one binary, so that they share one test bed; each landscape has its own namespace in KCP.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by a panic, in its helpers too")]
 
 mod access;
 mod active;
 mod admin;
+mod bootstrap;
 mod catalog;
 mod clock;
 mod crds;
 mod deploy;
+mod docs;
 mod enrolment;
 mod faults;
 mod forward;
+mod install;
 mod installer;
 mod issuer;
 mod kubelet;
 mod kyma;
 mod load;
 mod network;
-mod nothing;
 mod path;
 mod privilege;
 mod record;

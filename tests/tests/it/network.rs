@@ -1,4 +1,4 @@
-//! Networks that cut, delay, swallow and answer with garbage, on each of the four ways, during a load of changes.
+//! Network faults on each of the four connections during a load of changes: cuts, delays, dropped packets and garbage.
 
 use std::time::Duration;
 
@@ -10,86 +10,88 @@ use tidewatch_tests::{
 
 use crate::{
     load::{KEDA, Load, watch_objects},
-    support::{Ground, One, Tested, quick},
+    support::{Isolation, SingleRuntime, TestResult, quick_options},
 };
 
 const PAUSE: Duration = Duration::from_millis(20);
-/// How long a way is bad.
-const BAD: Duration = Duration::from_secs(2);
+/// Duration of a fault.
+const FAULT_DURATION: Duration = Duration::from_secs(2);
 
-async fn proxied(name: &str) -> Result<One> {
-    let one = One::to_harm(Ground::Shared, name, &[KEDA], Options { proxied: true, ..quick() }).await?;
-    watch_objects(&one).await?;
-    one.in_sync().await?;
-    Ok(one)
+async fn proxied(name: &str) -> Result<SingleRuntime> {
+    let setup =
+        SingleRuntime::isolated(Isolation::Shared, name, &[KEDA], Options { proxied: true, ..quick_options() }).await?;
+    watch_objects(&setup).await?;
+    setup.in_sync().await?;
+    Ok(setup)
 }
 
-/// One bad time after the other on one way, with changes before, during and after each.
-async fn bad_times(load: &mut Load, way: &Proxy) -> Result<()> {
+/// Applies one fault after the other to a connection, with changes before, during and after each.
+async fn inject_faults(load: &mut Load, proxy: &Proxy) -> Result<()> {
     let delay = Mode::Delay(Duration::from_millis(150));
     for mode in [Mode::Cut, delay, Mode::BlackHole, Mode::Noise, Mode::Plain] {
-        way.set(mode);
-        load.goes_on(15).await?;
-        tokio::time::sleep(BAD).await;
-        way.resume();
-        load.goes_on(15).await?;
+        proxy.set(mode);
+        load.advance(15).await?;
+        tokio::time::sleep(FAULT_DURATION).await;
+        proxy.resume();
+        load.advance(15).await?;
     }
     Ok(())
 }
 
 #[tokio::test]
-async fn a_load_outlives_bad_ways_between_agent_and_receiver() -> Tested {
-    let one = proxied("way-front").await?;
-    let before = one.counts().await?;
-    let mut load = Load::start(&one, PAUSE);
-    bad_times(&mut load, one.landscape.front().context("a proxy")?).await?;
-    load.arrives(&one).await?;
-    one.agent_counts("tidewatch_agent_requests_total", &["\"connect\""], 1).await?;
-    // What was sent and came twice was recorded once, and what did not come was sent again.
-    one.counts_agree_since(before).await?;
+async fn a_load_survives_network_faults_between_agent_and_receiver() -> TestResult {
+    let setup = proxied("way-front").await?;
+    let before = setup.counts().await?;
+    let mut load = Load::start(&setup, PAUSE);
+    inject_faults(&mut load, setup.landscape.agents_proxy().context("a proxy")?).await?;
+    load.finish(&setup).await?;
+    setup.agent_metric_reaches("tidewatch_agent_requests_total", &["\"connect\""], 1).await?;
+    // A retransmitted request was recorded once, and a lost one was sent again.
+    setup.counts_agree_since(before).await?;
     Ok(())
 }
 
 #[tokio::test]
-async fn a_load_outlives_bad_ways_to_the_api_server() -> Tested {
-    let one = proxied("way-server").await?;
-    let ways = one.runtime.ways().context("proxies")?;
-    let before = one.counts().await?;
-    let mut load = Load::start(&one, PAUSE);
-    bad_times(&mut load, &ways.agent).await?;
-    bad_times(&mut load, &ways.receiver).await?;
-    load.arrives(&one).await?;
-    one.agent_counts("tidewatch_agent_watch_failures_total", &[], 1).await?;
-    one.counts_agree_since(before).await?;
+async fn a_load_survives_network_faults_to_the_api_server() -> TestResult {
+    let setup = proxied("way-server").await?;
+    let proxies = setup.runtime.proxies().context("proxies")?;
+    let before = setup.counts().await?;
+    let mut load = Load::start(&setup, PAUSE);
+    inject_faults(&mut load, &proxies.agent).await?;
+    inject_faults(&mut load, &proxies.receiver).await?;
+    load.finish(&setup).await?;
+    setup.agent_metric_reaches("tidewatch_agent_watch_failures_total", &[], 1).await?;
+    setup.counts_agree_since(before).await?;
     Ok(())
 }
 
 #[tokio::test]
-async fn a_load_outlives_bad_ways_to_the_control_plane() -> Tested {
-    let one = proxied("way-kcp").await?;
-    let before = one.counts().await?;
-    let mut load = Load::start(&one, PAUSE);
-    bad_times(&mut load, one.landscape.back().context("a proxy")?).await?;
-    load.arrives(&one).await?;
-    one.receiver_counts("tidewatch_kcp_watch_failures_total", &[], 1).await?;
-    // Its Lease holds for longer than that: the receiver of then is that of now, and so are its counts.
-    one.counts_agree_since(before).await?;
+async fn a_load_survives_network_faults_to_the_control_plane() -> TestResult {
+    let setup = proxied("way-kcp").await?;
+    let before = setup.counts().await?;
+    let mut load = Load::start(&setup, PAUSE);
+    inject_faults(&mut load, setup.landscape.kcp_proxy().context("a proxy")?).await?;
+    load.finish(&setup).await?;
+    setup.receiver_metric_reaches("tidewatch_kcp_watch_failures_total", &[], 1).await?;
+    // The Lease outlasts the faults, so it is still the same receiver with the same counts.
+    setup.counts_agree_since(before).await?;
     Ok(())
 }
 
 #[tokio::test]
-async fn connections_that_a_firewall_forgets_are_noticed_and_made_anew() -> Tested {
-    let one = proxied("way-forgotten").await?;
-    let ways = one.runtime.ways().context("proxies")?;
-    let (front, back) = (one.landscape.front().context("a proxy")?, one.landscape.back().context("a proxy")?);
-    for way in [front, &ways.agent, &ways.receiver, back] {
-        let before = one.counts().await?;
-        let mut load = Load::start(&one, PAUSE);
-        load.goes_on(10).await?;
-        way.forget();
-        load.goes_on(10).await?;
-        load.arrives(&one).await?;
-        one.counts_agree_since(before).await?;
+async fn silently_dropped_connections_are_detected_and_replaced() -> TestResult {
+    let setup = proxied("way-forgotten").await?;
+    let proxies = setup.runtime.proxies().context("proxies")?;
+    let (front, back) =
+        (setup.landscape.agents_proxy().context("a proxy")?, setup.landscape.kcp_proxy().context("a proxy")?);
+    for proxy in [front, &proxies.agent, &proxies.receiver, back] {
+        let before = setup.counts().await?;
+        let mut load = Load::start(&setup, PAUSE);
+        load.advance(10).await?;
+        proxy.drop_established();
+        load.advance(10).await?;
+        load.finish(&setup).await?;
+        setup.counts_agree_since(before).await?;
     }
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! Least privilege: what the API servers say that our accounts may do is what stands here and nothing more, and each right is needed.
+//! Least privilege: the API servers report exactly the rights listed here for our service accounts, and each of them is
+//! needed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,118 +23,126 @@ use tidewatch_shared::{
 use tidewatch_tests::{
     control_plane::Cluster,
     http,
-    kubelet::Played,
+    kubelet::PodState,
     landscape::{DEADLINE, until, watchers::watcher},
 };
 
-use crate::support::{Member, Nothing, Tested, quick};
+use crate::support::{Fleet, Member, TestResult, quick_options};
 
-/// The receiver's account.
+/// The receiver's service account.
 const RECEIVER: &str = "tidewatch-receiver";
-/// An account that nobody gave any right.
-const NOBODY: &str = "nobody";
+/// A service account without any role binding.
+const UNPRIVILEGED: &str = "unprivileged";
 const GROUP: &str = "operator.kyma-project.io";
 const RBAC: &str = "rbac.authorization.k8s.io";
-/// The agent's own listener in its pod.
+/// Port of the agent's admin listener in its pod.
 const ADMIN: u16 = 2113;
 
 /// Group, resource, name (empty: every one), verbs.
 type Right<'a> = (&'a str, &'a str, &'a str, &'a str);
 
-/// The design wants `get` for all that is planned, although the agent lists and watches, also single objects.
-const READ: &str = "get list watch";
+/// Verbs for all planned watches. The design grants `get` as well, although the agent only lists and watches, also
+/// single objects.
+const WATCH_VERBS: &str = "get list watch";
 
-/// One right of the agent, and what does not work without it.
-type Needed = (Right<'static>, Lack);
+/// One right of the agent, and the symptom of its absence.
+type NeededRight = (Right<'static>, Symptom);
 
-/// What an agent says when it lacks a right.
+/// The symptom that an agent's status shows when it lacks a right.
 #[derive(Clone, Copy, Debug)]
-enum Lack {
-    /// It does not get ready.
-    Pending(&'static str),
-    /// It enrols, but the next one has to do so again.
-    Kept,
-    /// It has not seen its canary.
-    Canary,
-    /// A watch of its plan is refused.
-    Watch(&'static str),
+enum Symptom {
+    /// The agent does not become ready; names the pending step.
+    StepPending(&'static str),
+    /// The agent enrols but cannot store its identity, so the next process has to enrol again.
+    IdentityNotStored,
+    /// The agent has not observed its canary.
+    CanaryMissing,
+    /// The API server refuses a watch of the plan; names the watch.
+    WatchRefused(&'static str),
 }
 
-/// Cluster-wide.
-const AGENT_EVERYWHERE: [Needed; 4] = [
-    (("apiextensions.k8s.io", "customresourcedefinitions", "", READ), Lack::Watch("crds")),
-    ((RBAC, "clusterrolebindings", "tidewatch-agent", READ), Lack::Watch("installer/clusterrolebindings")),
-    ((RBAC, "clusterroles", "tidewatch-agent", READ), Lack::Watch("installer/clusterroles")),
-    (("scheduling.k8s.io", "priorityclasses", "skr-webhook-priority", READ), Lack::Watch("installer/priorityclasses")),
+/// Rights of the agent in all namespaces.
+const AGENT_CLUSTER_RIGHTS: [NeededRight; 4] = [
+    (("apiextensions.k8s.io", "customresourcedefinitions", "", WATCH_VERBS), Symptom::WatchRefused("crds")),
+    (
+        (RBAC, "clusterrolebindings", "tidewatch-agent", WATCH_VERBS),
+        Symptom::WatchRefused("installer/clusterrolebindings"),
+    ),
+    ((RBAC, "clusterroles", "tidewatch-agent", WATCH_VERBS), Symptom::WatchRefused("installer/clusterroles")),
+    (
+        ("scheduling.k8s.io", "priorityclasses", "skr-webhook-priority", WATCH_VERBS),
+        Symptom::WatchRefused("installer/priorityclasses"),
+    ),
 ];
 
-/// How many of the rights in its namespace come first: without its ConfigMap an agent knows of no watch, and of nobody to enrol with.
-const FIRST: usize = 2;
+/// Number of rights in [`AGENT_NAMESPACE_RIGHTS`] without which the later ones are not exercised: without its ConfigMap an agent
+/// has neither watches nor the address to enrol at.
+const PREREQUISITES: usize = 2;
 
-/// In its namespace.
-const AGENT_HERE: [Needed; 12] = [
-    (("", "configmaps", "tidewatch-agent", READ), Lack::Pending("plan")),
-    (("", "secrets", "skr-webhook-tls", "list patch watch"), Lack::Kept),
-    (("coordination.k8s.io", "leases", "tidewatch-agent", "list patch watch"), Lack::Canary),
-    (("", "serviceaccounts", "tidewatch-agent", READ), Lack::Watch("installer/serviceaccounts")),
-    (("", "services", "skr-webhook-metrics", READ), Lack::Watch("installer/services")),
-    (("apps", "deployments", "skr-webhook", READ), Lack::Watch("installer/deployments")),
-    // By label: see there.
-    (("networking.k8s.io", "networkpolicies", "", READ), Lack::Watch("installer/networkpolicies")),
-    ((RBAC, "rolebindings", "tidewatch-agent", READ), Lack::Watch("installer/rolebindings")),
-    ((RBAC, "roles", "tidewatch-agent", READ), Lack::Watch("installer/roles")),
-    ((GROUP, "kymas", "default", READ), Lack::Watch("kyma")),
-    ((GROUP, "modulereleasemetas", "", READ), Lack::Watch("catalog/modulereleasemetas")),
-    ((GROUP, "moduletemplates", "", READ), Lack::Watch("catalog/moduletemplates")),
+/// Rights of the agent in its own namespace.
+const AGENT_NAMESPACE_RIGHTS: [NeededRight; 12] = [
+    (("", "configmaps", "tidewatch-agent", WATCH_VERBS), Symptom::StepPending("plan")),
+    (("", "secrets", "skr-webhook-tls", "list patch watch"), Symptom::IdentityNotStored),
+    (("coordination.k8s.io", "leases", "tidewatch-agent", "list patch watch"), Symptom::CanaryMissing),
+    (("", "serviceaccounts", "tidewatch-agent", WATCH_VERBS), Symptom::WatchRefused("installer/serviceaccounts")),
+    (("", "services", "skr-webhook-metrics", WATCH_VERBS), Symptom::WatchRefused("installer/services")),
+    (("apps", "deployments", "skr-webhook", WATCH_VERBS), Symptom::WatchRefused("installer/deployments")),
+    // Selected by label, which RBAC cannot express, so the right has no resource name.
+    (("networking.k8s.io", "networkpolicies", "", WATCH_VERBS), Symptom::WatchRefused("installer/networkpolicies")),
+    ((RBAC, "rolebindings", "tidewatch-agent", WATCH_VERBS), Symptom::WatchRefused("installer/rolebindings")),
+    ((RBAC, "roles", "tidewatch-agent", WATCH_VERBS), Symptom::WatchRefused("installer/roles")),
+    ((GROUP, "kymas", "default", WATCH_VERBS), Symptom::WatchRefused("kyma")),
+    ((GROUP, "modulereleasemetas", "", WATCH_VERBS), Symptom::WatchRefused("catalog/modulereleasemetas")),
+    ((GROUP, "moduletemplates", "", WATCH_VERBS), Symptom::WatchRefused("catalog/moduletemplates")),
 ];
 
-/// In its namespace of KCP, and why. Each `list` and `watch` is of a cache, and readiness waits for all of them; in brackets the room of
-/// tests that uses a verb.
-const RECEIVER_HERE: [(Right<'static>, &str); 16] = [
+/// Rights of the receiver in its namespace of KCP, each with its reason. Each `list` and `watch` serves a reflector,
+/// and readiness waits for all of them; the module of tests that uses a verb is in parentheses.
+const RECEIVER_RIGHTS: [(Right<'static>, &str); 16] = [
     (
         (GROUP, "kymas", "", "get list patch watch"),
-        "get: every pass begins with a quorum read; patch: finalizer (kyma)",
+        "get: every reconcile begins with a quorum read; patch: finalizer (kyma)",
     ),
-    ((GROUP, "kymas/status", "", "patch"), "see below"),
+    ((GROUP, "kymas/status", "", "patch"), "covered below"),
     (
         (GROUP, "manifests", "", "create delete list patch update watch"),
-        "create, delete: see below; patch: every apply; update: stays for what others add to a spec, in no test of landscapes",
+        "create, delete: covered below; patch: every apply; update: removes what others add to a spec, in no test of landscapes",
     ),
     ((GROUP, "modulereleasemetas", "", "list watch"), "a cache"),
     ((GROUP, "moduletemplates", "", "list watch"), "a cache"),
-    ((GROUP, "watchers", "", "list patch watch"), "patch: see below"),
-    ((GROUP, "watchers/status", "", "patch"), "what becomes of a Watcher (watches)"),
-    (("", "secrets", "", "create list watch"), "access Secrets, of any name; create: the CA (nothing)"),
-    (("", "secrets", "tidewatch-ca", "get update"), "get: at each start (nothing); update: a rotation (rotation)"),
-    (("", "configmaps", "tidewatch", "list watch"), "whether all are paused"),
-    (("", "configmaps", "tidewatch-revocations", "list watch"), "who is revoked (enrolment)"),
+    ((GROUP, "watchers", "", "list patch watch"), "patch: covered below"),
+    ((GROUP, "watchers/status", "", "patch"), "state of a Watcher (watches)"),
+    (("", "secrets", "", "create list watch"), "access Secrets, of any name; create: the CA (bootstrap)"),
+    (("", "secrets", "tidewatch-ca", "get update"), "get: at each start (bootstrap); update: a rotation (rotation)"),
+    (("", "configmaps", "tidewatch", "list watch"), "the pause of all runtimes (path)"),
+    (("", "configmaps", "tidewatch-revocations", "list watch"), "revoked certificates and runtimes (enrolment)"),
     (
         ("", "configmaps", "tidewatch-releases", "list patch watch"),
-        "what is accepted of the catalog, and since when (catalog)",
+        "the accepted catalog with the times of its changes (catalog)",
     ),
     (
         ("", "configmaps", "", "create"),
-        "releases and how far an upgrade of agents is: create cannot be limited by name (upgrade)",
+        "catalog releases and the state of an agent upgrade: create cannot be limited by name (upgrade)",
     ),
-    (("", "configmaps", "tidewatch-agent-upgrade", "list update watch"), "the same, from stage to stage (upgrade)"),
-    (("coordination.k8s.io", "leases", "", "create get update"), "one is active, of any name (active)"),
     (
-        ("events.k8s.io", "events", "", "create patch"),
-        "the record (record); patch: stays for what comes again, in a series",
+        ("", "configmaps", "tidewatch-agent-upgrade", "list update watch"),
+        "state of an agent upgrade, from stage to stage (upgrade)",
     ),
+    (("coordination.k8s.io", "leases", "", "create get update"), "leader election, with a Lease of any name (active)"),
+    (("events.k8s.io", "events", "", "create patch"), "Events (record); patch: series of repeated Events"),
 ];
 
-/// What a review says, one entry for each group, resource and name, and all verbs of it; and the addresses that are no resources.
+/// Returns the result of a SelfSubjectRulesReview: the verbs by group, resource and name, and the non-resource URLs.
 async fn review(
     client: Client,
     namespace: &str,
 ) -> Result<(BTreeMap<[String; 3], BTreeSet<String>>, BTreeSet<String>)> {
     let spec = SelfSubjectRulesReviewSpec { namespace: Some(namespace.to_owned()) };
-    let asked = SelfSubjectRulesReview { spec, ..SelfSubjectRulesReview::default() };
-    let answer = Api::<SelfSubjectRulesReview>::all(client).create(&PostParams::default(), &asked).await?;
+    let review_request = SelfSubjectRulesReview { spec, ..SelfSubjectRulesReview::default() };
+    let answer = Api::<SelfSubjectRulesReview>::all(client).create(&PostParams::default(), &review_request).await?;
     let SubjectRulesReviewStatus { resource_rules, non_resource_rules, incomplete, .. } =
         answer.status.context("a status")?;
-    anyhow::ensure!(!incomplete, "the API server does not know all of its own rules");
+    anyhow::ensure!(!incomplete, "the review of the API server is incomplete");
     let mut rights: BTreeMap<[String; 3], BTreeSet<String>> = BTreeMap::new();
     for ResourceRule { api_groups, resources, resource_names, verbs } in resource_rules {
         let names = resource_names.filter(|names| !names.is_empty()).unwrap_or_else(|| vec![String::new()]);
@@ -153,14 +162,15 @@ async fn review(
     Ok((rights, addresses.collect()))
 }
 
-/// What an account may do in a namespace and everywhere, beyond what any account of its namespace may. Sorted.
-async fn held(cluster: &Cluster, home: &str, account: &str, namespace: &str) -> Result<Vec<[String; 4]>> {
-    cluster.ensure_service_account(home, NOBODY).await?;
+/// The rights of an account in a namespace and cluster-wide, sorted, without those that every account of its namespace
+/// has.
+async fn rights_of(cluster: &Cluster, home: &str, account: &str, namespace: &str) -> Result<Vec<[String; 4]>> {
+    cluster.ensure_service_account(home, UNPRIVILEGED).await?;
     let of = async |account: &str| {
         let token = cluster.service_account_token(home, account).await?;
         review(cluster.client_for_token(&token).await?, namespace).await
     };
-    let ((mut rights, addresses), (others, of_others)) = (of(account).await?, of(NOBODY).await?);
+    let ((mut rights, addresses), (others, of_others)) = (of(account).await?, of(UNPRIVILEGED).await?);
     assert_eq!(addresses, of_others, "{account}");
     for (key, verbs) in &others {
         if let Some(mine) = rights.get_mut(key) {
@@ -177,7 +187,7 @@ fn sorted<'a>(rights: impl IntoIterator<Item = Right<'a>>) -> Vec<[String; 4]> {
     rights
 }
 
-/// The rule of a right.
+/// The RBAC rule that grants a right.
 fn rule((group, resource, name, verbs): Right<'_>) -> PolicyRule {
     PolicyRule {
         api_groups: Some(vec![group.to_owned()]),
@@ -189,36 +199,41 @@ fn rule((group, resource, name, verbs): Right<'_>) -> PolicyRule {
 }
 
 #[tokio::test]
-async fn accounts_may_do_what_stands_here_and_nothing_more() -> Tested {
-    let nothing = Nothing::one("privilege", quick()).await?;
-    let member = nothing.only();
+async fn accounts_have_exactly_the_listed_rights() -> TestResult {
+    let fleet = Fleet::with_one_runtime("privilege", quick_options()).await?;
+    let member = fleet.only();
     until("the Kyma in the runtime", async || member.runtime.skr_kyma().await).await?;
     member.delivers(&["keda"]).await?;
     let runtime = member.runtime.cluster();
-    let everywhere = AGENT_EVERYWHERE.map(|(right, _)| right);
-    let here = everywhere.into_iter().chain(AGENT_HERE.map(|(right, _)| right));
-    assert_eq!(held(runtime, SKR_NAMESPACE, AGENT_OBJECT, SKR_NAMESPACE).await?, sorted(here));
+    let everywhere = AGENT_CLUSTER_RIGHTS.map(|(right, _)| right);
+    let here = everywhere.into_iter().chain(AGENT_NAMESPACE_RIGHTS.map(|(right, _)| right));
+    assert_eq!(rights_of(runtime, SKR_NAMESPACE, AGENT_OBJECT, SKR_NAMESPACE).await?, sorted(here));
     for elsewhere in ["default", "kube-system"] {
-        assert_eq!(held(runtime, SKR_NAMESPACE, AGENT_OBJECT, elsewhere).await?, sorted(everywhere), "{elsewhere}");
+        assert_eq!(
+            rights_of(runtime, SKR_NAMESPACE, AGENT_OBJECT, elsewhere).await?,
+            sorted(everywhere),
+            "{elsewhere}"
+        );
     }
-    let (kcp, home) = (nothing.landscape.kcp(), nothing.landscape.namespace());
-    assert_eq!(held(kcp, home, RECEIVER, home).await?, sorted(RECEIVER_HERE.map(|(right, _)| right)));
+    let (kcp, home) = (fleet.landscape.kcp(), fleet.landscape.namespace());
+    assert_eq!(rights_of(kcp, home, RECEIVER, home).await?, sorted(RECEIVER_RIGHTS.map(|(right, _)| right)));
     for elsewhere in ["default", "kube-system"] {
-        assert_eq!(held(kcp, home, RECEIVER, elsewhere).await?, sorted([]), "{elsewhere}");
+        assert_eq!(rights_of(kcp, home, RECEIVER, elsewhere).await?, sorted([]), "{elsewhere}");
     }
     Ok(())
 }
 
 /// An agent without any right, and its roles.
-struct Stripped<'a> {
+struct StrippedAgent<'a> {
     member: &'a Member,
     everywhere: Api<ClusterRole>,
     here: Api<Role>,
-    agent: Played,
+    agent: PodState,
 }
 
-impl<'a> Stripped<'a> {
-    /// Takes all rights away, and starts the agent anew: who watches already is not asked again. The receiver must leave it alone.
+impl<'a> StrippedAgent<'a> {
+    /// Revokes all rights and restarts the agent, because the API server does not authorize an open watch again. The
+    /// receiver must not repair the roles meanwhile.
     async fn of(member: &'a Member) -> Result<Self> {
         let client = member.runtime.cluster().client().await?;
         let (everywhere, here) = (Api::all(client.clone()), Api::namespaced(client, SKR_NAMESPACE));
@@ -234,8 +249,8 @@ impl<'a> Stripped<'a> {
         Ok(Self { agent, ..this })
     }
 
-    async fn grant(&self, everywhere: &[Needed], here: &[Needed]) -> Result<()> {
-        let rules = |needed: &[Needed]| -> Patch<Value> {
+    async fn grant(&self, everywhere: &[NeededRight], here: &[NeededRight]) -> Result<()> {
+        let rules = |needed: &[NeededRight]| -> Patch<Value> {
             let rules: Vec<_> = needed.iter().map(|(right, _)| rule(*right)).collect();
             Patch::Merge(json!({"rules": rules}))
         };
@@ -250,24 +265,26 @@ impl<'a> Stripped<'a> {
         Ok(serde_json::from_str(&page)?)
     }
 
-    /// Waits until the agent lacks this, or does no longer.
-    async fn is(&self, lack: Lack, lacking: bool) -> Result<()> {
-        until(&format!("{lack:?} to be lacking: {lacking}"), async || {
+    /// Waits until the agent shows a symptom, or no longer shows it.
+    async fn symptom_becomes(&self, symptom: Symptom, shown: bool) -> Result<()> {
+        until(&format!("the symptom {symptom:?}: {shown}"), async || {
             let status = self.status().await?;
-            Ok((lack.shows(&status) == Some(lacking)).then_some(()))
+            Ok((symptom.is_shown_by(&status) == Some(shown)).then_some(()))
         })
         .await
     }
 }
 
-impl Lack {
-    /// Whether an agent says so; `None` while it has not tried.
-    fn shows(self, status: &Value) -> Option<bool> {
+impl Symptom {
+    /// Returns true if the agent's status shows the symptom, `None` while the agent has not tried.
+    fn is_shown_by(self, status: &Value) -> Option<bool> {
         match self {
-            Self::Pending(what) => Some(status["pending"].as_array()?.iter().any(|pending| pending == what)),
-            Self::Kept => status["identity"]["from"].is_string().then(|| status["identity"]["unkept"] == true),
-            Self::Canary => Some(status["canaryAgeSeconds"].is_null()),
-            Self::Watch(name) => {
+            Self::StepPending(step) => Some(status["pending"].as_array()?.iter().any(|pending| pending == step)),
+            Self::IdentityNotStored => {
+                status["identity"]["from"].is_string().then(|| status["identity"]["unkept"] == true)
+            }
+            Self::CanaryMissing => Some(status["canaryAgeSeconds"].is_null()),
+            Self::WatchRefused(name) => {
                 let mut watches = status["runtime"]["watches"].as_array()?.iter();
                 let watch = watches.find(|watch| watch["name"] == name)?;
                 match watch["error"].as_str() {
@@ -279,48 +296,52 @@ impl Lack {
     }
 }
 
-/// Rights only add up, and no two of these are for one resource: what an agent lacks without all of them but some, and has with them,
-/// it lacks without that one.
+/// Rights only add up, and no two of these concern the same resource. So if a symptom shows without any of the later
+/// rights, and disappears with all of them, its own right is needed.
 #[tokio::test]
-async fn each_right_of_an_agent_is_needed() -> Tested {
-    let resources: BTreeSet<_> =
-        AGENT_HERE.iter().chain(&AGENT_EVERYWHERE).map(|((group, resource, ..), _)| (group, resource)).collect();
-    assert_eq!(resources.len(), AGENT_HERE.len() + AGENT_EVERYWHERE.len());
-    let nothing = Nothing::one("needed", quick()).await?;
-    let member = nothing.only();
-    // Else the installer brings them back.
-    pause(&nothing, member, true).await?;
-    member.said("Paused", "True", "Label").await?;
-    let stripped = Stripped::of(member).await?;
-    for at in 0..FIRST {
-        stripped.is(AGENT_HERE[at].1, true).await?;
-        stripped.grant(&[], &AGENT_HERE[..=at]).await?;
-        stripped.is(AGENT_HERE[at].1, false).await?;
+async fn each_right_of_an_agent_is_needed() -> TestResult {
+    let resources: BTreeSet<_> = AGENT_NAMESPACE_RIGHTS
+        .iter()
+        .chain(&AGENT_CLUSTER_RIGHTS)
+        .map(|((group, resource, ..), _)| (group, resource))
+        .collect();
+    assert_eq!(resources.len(), AGENT_NAMESPACE_RIGHTS.len() + AGENT_CLUSTER_RIGHTS.len());
+    let fleet = Fleet::with_one_runtime("needed", quick_options()).await?;
+    let member = fleet.only();
+    // Pause the runtime: otherwise the installer restores the roles.
+    pause(&fleet, member, true).await?;
+    member.condition_becomes("Paused", "True", "Label").await?;
+    let agent = StrippedAgent::of(member).await?;
+    for at in 0..PREREQUISITES {
+        agent.symptom_becomes(AGENT_NAMESPACE_RIGHTS[at].1, true).await?;
+        agent.grant(&[], &AGENT_NAMESPACE_RIGHTS[..=at]).await?;
+        agent.symptom_becomes(AGENT_NAMESPACE_RIGHTS[at].1, false).await?;
     }
-    let rest = || AGENT_HERE[FIRST..].iter().chain(&AGENT_EVERYWHERE).map(|(_, lack)| *lack);
-    for lack in rest() {
-        stripped.is(lack, true).await?;
+    let rest =
+        || AGENT_NAMESPACE_RIGHTS[PREREQUISITES..].iter().chain(&AGENT_CLUSTER_RIGHTS).map(|(_, symptom)| *symptom);
+    for symptom in rest() {
+        agent.symptom_becomes(symptom, true).await?;
     }
-    stripped.grant(&AGENT_EVERYWHERE, &AGENT_HERE).await?;
-    for lack in rest() {
-        stripped.is(lack, false).await?;
+    agent.grant(&AGENT_CLUSTER_RIGHTS, &AGENT_NAMESPACE_RIGHTS).await?;
+    for symptom in rest() {
+        agent.symptom_becomes(symptom, false).await?;
     }
-    let status = stripped.status().await?;
+    let status = agent.status().await?;
     let watches = status["runtime"]["watches"].as_array().context("watches")?;
     assert_eq!(watches.len(), rest().count(), "no watch is left out: {status}");
-    pause(&nothing, member, false).await?;
-    member.proven().await?;
+    pause(&fleet, member, false).await?;
+    member.path_proven().await?;
     member.delivers(&["keda"]).await?;
     Ok(())
 }
 
-/// The receiver's role in KCP, and what its account is told there.
-struct Limited<'a> {
-    nothing: &'a Nothing,
+/// The receiver's Role in KCP, from which the test takes single verbs.
+struct ReceiverRole<'a> {
+    fleet: &'a Fleet,
     roles: Api<Role>,
 }
 
-impl Limited<'_> {
+impl ReceiverRole<'_> {
     async fn grant(&self, without: Option<(&str, &str)>) -> Result<()> {
         let mut rules = rights::rules();
         for rule in &mut rules {
@@ -336,9 +357,9 @@ impl Limited<'_> {
         Ok(())
     }
 
-    /// Waits until KCP's authorizer, which follows the Role, says that the receiver may not.
-    async fn is_gone(&self, resource: &str, verb: &str) -> Result<()> {
-        let landscape = &self.nothing.landscape;
+    /// Waits until the authorizer of KCP, which follows the Role with a delay, denies the receiver a verb.
+    async fn becomes_denied(&self, resource: &str, verb: &str) -> Result<()> {
+        let landscape = &self.fleet.landscape;
         let namespace = landscape.namespace();
         let (plural, subresource) = resource.split_once('/').unwrap_or((resource, ""));
         let review: SubjectAccessReview = serde_json::from_value(json!({"metadata": {}, "spec": {
@@ -346,40 +367,42 @@ impl Limited<'_> {
             "resourceAttributes": {"namespace": namespace, "group": "operator.kyma-project.io", "resource": plural,
                                    "subresource": subresource, "verb": verb}}}))?;
         let reviews = Api::<SubjectAccessReview>::all(landscape.kcp().client().await?);
-        until("the right to be gone", async || {
+        until("the right to be revoked", async || {
             let status = reviews.create(&PostParams::default(), &review).await?.status.context("a status")?;
             Ok((!status.allowed).then_some(()))
         })
         .await
     }
 
-    /// Takes one verb away, does what needs it, and waits until the receiver says in its log what it lacks. Gives it back then.
-    async fn lacks(&self, resource: &str, verb: &str, act: impl AsyncFnOnce() -> Result<()>) -> Result<()> {
-        let log = self.nothing.landscape.stamp_file().with_file_name("receiver.log");
+    /// Revokes one verb, performs an action that needs it, waits until the receiver logs the missing right, and grants
+    /// it again.
+    async fn lack_is_logged(&self, resource: &str, verb: &str, act: impl AsyncFnOnce() -> Result<()>) -> Result<()> {
+        let log = self.fleet.landscape.stamp_file().with_file_name("receiver.log");
         let words = format!("cannot {verb} resource \\\"{resource}\\\"");
         let count = || -> Result<usize> { Ok(std::fs::read_to_string(&log)?.matches(&words).count()) };
         let before = count()?;
         self.grant(Some((resource, verb))).await?;
-        self.is_gone(resource, verb).await?;
+        self.becomes_denied(resource, verb).await?;
         act().await?;
-        until(&format!("the receiver to say that it {words}"), async || Ok((count()? > before).then_some(()))).await?;
+        until(&format!("the receiver to log that it {words}"), async || Ok((count()? > before).then_some(()))).await?;
         self.grant(None).await
     }
 }
 
-/// Those of which no other test would tell by name, and one whose lack would be seen by users alone. Each heals by itself.
+/// Covers the rights that no other test would name on failure, and one of which only users would notice the absence.
+/// The receiver recovers from each without a restart.
 #[tokio::test]
-async fn a_receiver_says_which_right_it_lacks_and_goes_on_when_it_has_it() -> Tested {
-    let nothing = Nothing::one("limited", quick()).await?;
-    let (member, landscape) = (nothing.only(), &nothing.landscape);
+async fn a_receiver_logs_a_missing_right_and_recovers_when_it_is_granted() -> TestResult {
+    let fleet = Fleet::with_one_runtime("limited", quick_options()).await?;
+    let (member, landscape) = (fleet.only(), &fleet.landscape);
     let roles = Api::<Role>::namespaced(landscape.operator(), landscape.namespace());
-    let limited = Limited { nothing: &nothing, roles };
+    let role = ReceiverRole { fleet: &fleet, roles };
     until("the Kyma in the runtime", async || member.runtime.skr_kyma().await).await?;
 
     for (resource, verb, modules) in
         [("kymas/status", "patch", &["keda"][..]), ("manifests", "delete", &[]), ("manifests", "create", &["keda"])]
     {
-        limited.lacks(resource, verb, async || member.runtime.select(modules).await.map(drop)).await?;
+        role.lack_is_logged(resource, verb, async || member.runtime.select(modules).await.map(drop)).await?;
         until(&format!("{modules:?} in the status in KCP, after {verb} of {resource}"), async || {
             let status = member.runtime.kcp_kyma().await?.and_then(|kyma| kyma.status);
             let named = status.map(|status| status.modules().iter().map(|it| it.name.clone()).collect::<Vec<_>>());
@@ -387,19 +410,19 @@ async fn a_receiver_says_which_right_it_lacks_and_goes_on_when_it_has_it() -> Te
         })
         .await?;
     }
-    // Nobody else takes the incumbent's finalizer off.
+    // Only the receiver removes the incumbent's finalizer.
     let mut going = watcher("going", ("", "v1", "configmaps"), "spec");
     going["metadata"]["finalizers"] = json!([finalizer::WATCHER]);
     landscape.write_watcher(&going).await?;
-    limited.lacks("watchers", "patch", async || landscape.delete_watcher("going").await).await?;
+    role.lack_is_logged("watchers", "patch", async || landscape.delete_watcher("going").await).await?;
     let watchers: Api<Watcher> = landscape.watchers();
     until("the Watcher to go", async || Ok(watchers.get_opt("going").await?.is_none().then_some(()))).await?;
-    member.proven().await?;
+    member.path_proven().await?;
     Ok(())
 }
 
-async fn pause(nothing: &Nothing, member: &Member, is_paused: bool) -> Result<()> {
-    let kymas = Api::<Kyma>::namespaced(nothing.landscape.operator(), nothing.landscape.namespace());
+async fn pause(fleet: &Fleet, member: &Member, is_paused: bool) -> Result<()> {
+    let kymas = Api::<Kyma>::namespaced(fleet.landscape.operator(), fleet.landscape.namespace());
     let value = is_paused.then_some("true");
     let labels = Patch::Merge(json!({"metadata": {"labels": {label::PAUSE: value}}}));
     kymas.patch(member.runtime.name(), &PatchParams::default(), &labels).await?;

@@ -1,4 +1,4 @@
-//! What operators read besides statuses: Kubernetes Events, the gauges of states, and a page that describes every metric there is.
+//! Observability beyond statuses: Kubernetes Events, the gauges of states, and the documentation of every metric.
 
 use anyhow::{Context as _, Result};
 use k8s_openapi::api::events::v1::Event;
@@ -7,16 +7,16 @@ use kube::{
     api::{ListParams, Patch, PatchParams},
 };
 use serde_json::json;
-use tidewatch_shared::metrics::Described;
+use tidewatch_shared::metrics::MetricDescription;
 use tidewatch_tests::landscape::{DEADLINE, until};
 
-use crate::support::{One, Tested};
+use crate::support::{SingleRuntime, TestResult};
 
 const KEDA: (&str, &str, &str) = ("keda", "1.0.0", "1.1.0");
 
-impl One {
-    /// Waits until an Event about the Kyma has this reason.
-    async fn told(&self, reason: &str) -> Result<Event> {
+impl SingleRuntime {
+    /// Waits for an Event with this reason about the Kyma.
+    async fn event_arrives(&self, reason: &str) -> Result<Event> {
         let events: Api<Event> = Api::namespaced(self.landscape.kcp().client().await?, self.landscape.namespace());
         until(&format!("the Event {reason}"), async || {
             let events = events.list(&ListParams::default()).await?;
@@ -26,12 +26,12 @@ impl One {
     }
 }
 
-/// Samples of a page that are not as they were described.
-fn undescribed(page: &str, described: &[Described]) -> Vec<String> {
+/// Returns the samples of a metrics page that their descriptions do not cover.
+fn undescribed(page: &str, described: &[MetricDescription]) -> Vec<String> {
     let is_known = |sample: &&str| {
         let (name, rest) = sample.split_once(['{', ' ']).unwrap_or((sample, ""));
         let labels = rest.rsplit_once('}').map_or("", |(labels, _)| labels);
-        // Every other piece is a value.
+        // Every second piece is a value.
         let labels = labels.split('"').step_by(2).map(|label| label.trim_matches([',', '=']));
         let labels: Vec<_> = labels.filter(|label| !label.is_empty() && *label != "le").collect();
         described.iter().any(|metric| {
@@ -48,31 +48,31 @@ fn undescribed(page: &str, described: &[Described]) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn operators_are_told_what_becomes_of_a_kyma_and_every_sample_is_described() -> Tested {
-    let one = One::start("record", &[KEDA]).await?;
-    one.runtime.select(&["no-such-module"]).await?;
-    let event = one.told("ModuleError").await?;
+async fn events_report_the_fate_of_a_kyma_and_every_sample_is_documented() -> TestResult {
+    let setup = SingleRuntime::start("record", &[KEDA]).await?;
+    setup.runtime.select(&["no-such-module"]).await?;
+    let event = setup.event_arrives("ModuleError").await?;
     assert!(event.note.as_deref().is_some_and(|note| note.contains("no-such-module")), "{event:?}");
     assert_eq!(
         (event.type_.as_deref(), event.reporting_controller.as_deref()),
         (Some("Warning"), Some("lifecycle-manager"))
     );
-    let kyma = one.runtime.kcp_kyma().await?.context("the Kyma")?;
-    assert_eq!(event.regarding.context("whom it is about")?.uid, kyma.metadata.uid);
-    one.told("EventPathProven").await?;
-    one.told("MetricsError").await?;
+    let kyma = setup.runtime.kcp_kyma().await?.context("the Kyma")?;
+    assert_eq!(event.regarding.context("the Event's object")?.uid, kyma.metadata.uid);
+    setup.event_arrives("EventPathProven").await?;
+    setup.event_arrives("MetricsError").await?;
 
     let marks = json!({"metadata": {"annotations": {"skr-domain": "shoot-1.kyma.example"},
                                     "labels": {"kyma-project.io/instance-id": "instance-1"}}});
-    one.kcp_kymas().await?.patch(one.runtime.name(), &PatchParams::default(), &Patch::Merge(&marks)).await?;
-    let name = one.runtime.name();
+    setup.kcp_kymas().await?.patch(setup.runtime.name(), &PatchParams::default(), &Patch::Merge(&marks)).await?;
+    let name = setup.runtime.name();
     let sample = format!(
         r#"lifecycle_mgr_kyma_state{{kyma_name="{name}",state="Error",shoot="shoot-1",instance_id="instance-1"}} 1"#
     );
     let shown = |page: &str| page.lines().any(|line| line == sample).then(|| page.to_owned());
-    let page = one.landscape.with_receiver(async |receiver| receiver.metrics_until(DEADLINE, shown).await).await??;
+    let page = setup.landscape.with_receiver(async |receiver| receiver.metrics_until(DEADLINE, shown).await).await??;
     assert_eq!(undescribed(&page, &tidewatch_receiver::app::metrics()), Vec::<String>::new());
-    let page = one.agent_page().await?;
+    let page = setup.agent_page().await?;
     assert_eq!(undescribed(&page, &tidewatch_agent::telemetry::Metrics::described()), Vec::<String>::new());
     Ok(())
 }

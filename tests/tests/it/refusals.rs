@@ -1,64 +1,66 @@
-//! What is refused at a running receiver, with the status of the contract and a count, while everybody else is served
-//! (style H24; the gateway's own tests have the whole table).
+//! Requests that a running receiver refuses with the status of the contract and a metric, while other runtimes are
+//! served (style H24; the gateway's unit tests cover all refusals).
 
 use anyhow::Context as _;
 use tidewatch_receiver::pki::{CA_VALIDITY, Ca};
 use tidewatch_shared::identity::RuntimeId;
 use tidewatch_tests::{
+    contract_client::{ContractClient, TestRequest},
     landscape::now,
-    speaker::{Said, Speaker},
 };
 
 use crate::{
-    support::{One, Tested, module},
+    support::{SingleRuntime, TestResult, module},
     sync::sum,
 };
 
 const REFUSED: &str = "tidewatch_gateway_requests_refused_total";
 
 #[tokio::test]
-async fn forgeries_are_refused_and_disturb_nobody() -> Tested {
-    let one = One::start("refusals", &[("keda", "1.0.0", "1.1.0")]).await?;
-    let (ca, domain, address) = (one.landscape.ca(), one.landscape.trust_domain(), one.landscape.authority());
+async fn forged_requests_are_refused_and_affect_no_other_runtime() -> TestResult {
+    let setup = SingleRuntime::start("refusals", &[("keda", "1.0.0", "1.1.0")]).await?;
+    let (ca, domain, address) = (setup.landscape.ca(), setup.landscape.trust_domain(), setup.landscape.authority());
     let stranger: RuntimeId = "stranger".parse()?;
-    let before = one.receiver_page().await?;
-    let speaker = Speaker::new(ca, ca, domain, &stranger, &address)?;
+    let before = setup.receiver_page().await?;
+    let contract_client = ContractClient::new(ca, ca, domain, &stranger, &address)?;
 
-    let unknown = speaker.say(&speaker.event(1, 1)?).await?;
+    let unknown = contract_client.send(&contract_client.event(1, 1)?).await?;
     assert_eq!(unknown.status(), 404);
     let wait: u64 = unknown.headers()["retry-after"].to_str()?.parse()?;
     assert!((1..=300).contains(&wait), "{wait}");
 
-    let replayed = speaker.event(2, 2)?;
-    assert_eq!(speaker.say(&replayed).await?.status(), 404);
-    let refused = speaker.say(&replayed).await?;
+    let replayed = contract_client.event(2, 2)?;
+    assert_eq!(contract_client.send(&replayed).await?.status(), 404);
+    let refused = contract_client.send(&replayed).await?;
     assert_eq!((refused.status().as_u16(), problem(&refused)), (401, Some("replay")));
 
-    let said = speaker.event(3, 3)?;
-    let unsigned = Said { signature: None, ..speaker.event(3, 4)? };
-    let tampered =
-        Said { body: said.body.iter().map(|byte| if *byte == b'u' { b'v' } else { *byte }).collect(), ..said };
+    let request = contract_client.event(3, 3)?;
+    let unsigned = TestRequest { signature: None, ..contract_client.event(3, 4)? };
+    let tampered = TestRequest {
+        body: request.body.iter().map(|byte| if *byte == b'u' { b'v' } else { *byte }).collect(),
+        ..request
+    };
     for forged in [unsigned, tampered] {
-        let refused = speaker.say(&forged).await?;
+        let refused = contract_client.send(&forged).await?;
         assert_eq!((refused.status().as_u16(), problem(&refused)), (401, Some("signature")));
-        assert!(!refused.body().to_string().contains("kyma-system"), "the input is never echoed");
+        assert!(!refused.body().to_string().contains("kyma-system"), "a response must not echo the input");
     }
-    let batch = speaker.batch(one.runtime.id(), 4);
-    let impostor = speaker.signed("/v3/events", "application/cloudevents-batch+json", &batch, 5)?;
-    assert_eq!(speaker.say(&impostor).await?.status(), 403);
-    let mut large = speaker.event(5, 6)?;
+    let batch = contract_client.batch(setup.runtime.id(), 4);
+    let impostor = contract_client.sign("/v3/events", "application/cloudevents-batch+json", &batch, 5)?;
+    assert_eq!(contract_client.send(&impostor).await?.status(), 403);
+    let mut large = contract_client.event(5, 6)?;
     large.body = vec![b' '; (1 << 20) + 1];
-    assert_eq!(speaker.say(&large).await?.status(), 413);
-    let query = Said { path: "/v3/events?a=b".to_owned(), ..speaker.event(6, 7)? };
-    assert_eq!(speaker.say(&query).await?.status(), 400);
+    assert_eq!(contract_client.send(&large).await?.status(), 413);
+    let query = TestRequest { path: "/v3/events?a=b".to_owned(), ..contract_client.event(6, 7)? };
+    assert_eq!(contract_client.send(&query).await?.status(), 400);
 
     let foreign = Ca::generate("foreign", now(), CA_VALIDITY)?;
-    let outsider = Speaker::new(&foreign, ca, domain, one.runtime.id(), &address)?;
-    outsider.say(&outsider.event(1, 1)?).await.err().context("a foreign certificate must not get an answer")?;
-    let elsewhere = Speaker::new(ca, ca, &"other.domain".parse()?, one.runtime.id(), &address)?;
-    assert_eq!(elsewhere.say(&elsewhere.event(1, 1)?).await?.status(), 403);
+    let outsider = ContractClient::new(&foreign, ca, domain, setup.runtime.id(), &address)?;
+    outsider.send(&outsider.event(1, 1)?).await.err().context("a foreign certificate must not get an answer")?;
+    let elsewhere = ContractClient::new(ca, ca, &"other.domain".parse()?, setup.runtime.id(), &address)?;
+    assert_eq!(elsewhere.send(&elsewhere.event(1, 1)?).await?.status(), 403);
 
-    // Each reason has a count of its own.
+    // Each reason has its own count.
     for (name, reason, times) in [
         (REFUSED, "unknown-runtime", 2),
         (REFUSED, "replay", 1),
@@ -72,13 +74,13 @@ async fn forgeries_are_refused_and_disturb_nobody() -> Tested {
     ] {
         let label = format!("reason=\"{reason}\"");
         let before = sum(&before, name, &[&label]);
-        one.receiver_counts(name, &[&label], before + times).await?;
-        let counted = sum(&one.receiver_page().await?, name, &[&label]) - before;
+        setup.receiver_metric_reaches(name, &[&label], before + times).await?;
+        let counted = sum(&setup.receiver_page().await?, name, &[&label]) - before;
         assert_eq!(counted, times, "{reason}");
     }
 
-    one.runtime.select(&["keda"]).await?;
-    one.skr_status("the change of the one who is served", |status| module(status, "keda").is_some()).await?;
+    setup.runtime.select(&["keda"]).await?;
+    setup.skr_status("the change of the served runtime", |status| module(status, "keda").is_some()).await?;
     Ok(())
 }
 

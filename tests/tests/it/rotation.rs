@@ -1,4 +1,5 @@
-//! The CA rotates while users write, agents renew, receivers die and networks are cut: nobody notices.
+//! Rotation of the CA under load: users write, agents renew, receivers are killed and networks are cut, and no request
+//! of a healthy runtime fails.
 
 mod user;
 
@@ -19,34 +20,34 @@ use tidewatch_shared::{
 };
 use tidewatch_tests::{
     http,
-    kubelet::Played,
+    kubelet::PodState,
     landscape::{Landscape, Options, until},
     product::build_binaries,
-    progress::say,
+    progress::print_line,
 };
 use tokio::{io::AsyncWriteExt as _, net::TcpStream, process::Command, time};
 
 use crate::{
-    support::{Member, Nothing, Tested, quick},
+    support::{Fleet, Member, TestResult, quick_options},
     sync::sum,
 };
 use user::User;
 
-/// How long a leaf holds. It is renewed after two thirds: the rest must be longer than a receiver that was killed is away, and than the
-/// up to fifteen seconds after which an agent tries again to reach it.
+/// Validity of a leaf, in seconds. An agent renews after two thirds of it: the rest must exceed the downtime of a
+/// killed receiver plus the agent's reconnect backoff of up to fifteen seconds.
 const LEAF_SECONDS: u64 = 60;
-/// The same where no receiver is ever away, but a machine may stand still for seconds.
+/// Validity of a leaf, in seconds, where no receiver is killed; longer than a busy machine may stall.
 const SHORT_LEAF_SECONDS: u64 = 24;
-/// One question to a process takes no longer.
-const ASKING: Duration = Duration::from_secs(10);
+/// Timeout of one request to a process.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Certificates that are renewed all the time.
-fn leaves_of(seconds: u64) -> Options {
+/// Options with leaves that are valid for so many seconds, so that they are renewed all the time.
+fn leaf_validity(seconds: u64) -> Options {
     let receiver = vec![
         format!("--certificate-validity-seconds={seconds}"),
         "--server-certificate-validity-seconds=30".to_owned(),
     ];
-    Options { receiver, ..quick() }
+    Options { receiver, ..quick_options() }
 }
 
 async fn secrets(landscape: &Landscape) -> Result<Api<Secret>> {
@@ -66,112 +67,112 @@ async fn phase(landscape: &Landscape, wanted: &str) -> Result<()> {
     .await
 }
 
-/// Runs `rotate-ca`, as its operator does, and returns what it says.
+/// Runs `rotate-ca` as the operator does, and returns its output.
 async fn rotate(landscape: &Landscape, more: &[&str]) -> Result<String> {
     let admin = landscape.with_receiver(async |receiver| receiver.admin()).await?.context("its admin listener")?;
     let url = format!("http://{admin}");
-    let command = Command::new(build_binaries().await?.receiver()?)
+    let command = Command::new(build_binaries().await?.cli()?)
         .args([&["rotate-ca", "--admin-url", &url], more].concat())
         .stdin(Stdio::null())
         .output();
-    let output = time::timeout(Duration::from_secs(300), command).await.context("rotate-ca does not end")??;
+    let output = time::timeout(Duration::from_secs(300), command).await.context("rotate-ca does not exit")??;
     let Output { status, stdout, stderr } = output;
     ensure!(status.success(), "{status}: {}", String::from_utf8_lossy(&stderr));
-    let told = String::from_utf8(stdout)?;
-    say(&told);
-    Ok(told)
+    let output = String::from_utf8(stdout)?;
+    print_line(&output);
+    Ok(output)
 }
 
-/// The roots that a runtime's agent is told to trust.
+/// Returns the trust bundle in the ConfigMap of a runtime's agent.
 async fn roots(member: &Member) -> Result<String> {
     let maps = Api::<ConfigMap>::namespaced(member.runtime.cluster().client().await?, SKR_NAMESPACE);
     let data = maps.get(AGENT_OBJECT).await?.data.context("data")?;
     data.get(TRUST_BUNDLE_KEY).cloned().context("roots")
 }
 
-/// A request or a handshake that the receiver has refused, as its log has it.
+/// A refused request or handshake, as the receiver logs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Refusal {
-    what: String,
+    message: String,
     reason: String,
-    /// Whose request it was; empty where that was not known yet.
+    /// The runtime that sent the request; empty if the refusal came before authentication.
     runtime: String,
 }
 
-/// All lines of the receiver's log, of all its lives.
-async fn logged(landscape: &Landscape) -> Result<Vec<Value>> {
+/// All lines of the receiver's log, across its restarts.
+async fn log_lines(landscape: &Landscape) -> Result<Vec<Value>> {
     let log = landscape.with_receiver(async |receiver| receiver.log_text()).await??;
     Ok(log.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
 }
 
-/// What was refused so far, but for what a receiver that is just starting or has too much to do asks to be told again.
+/// All refusals so far, without those that request a retry because the receiver is starting or overloaded.
 async fn refusals(landscape: &Landscape) -> Result<Vec<Refusal>> {
     let refusal = |line: &Value| {
         let text = |name: &str| line[name].as_str().unwrap_or_default().to_owned();
-        let refusal = Refusal { what: text("message"), reason: text("reason"), runtime: text("runtime") };
-        let is_one = ["Request refused", "Enrolment refused", "TLS handshake failed"].contains(&&*refusal.what);
-        (is_one && !["not-synced", "busy", "late"].contains(&&*refusal.reason)).then_some(refusal)
+        let refusal = Refusal { message: text("message"), reason: text("reason"), runtime: text("runtime") };
+        let is_refusal = ["Request refused", "Enrolment refused", "TLS handshake failed"].contains(&&*refusal.message);
+        (is_refusal && !["not-synced", "busy", "late"].contains(&&*refusal.reason)).then_some(refusal)
     };
-    Ok(logged(landscape).await?.iter().filter_map(refusal).collect())
+    Ok(log_lines(landscape).await?.iter().filter_map(refusal).collect())
 }
 
-/// Somebody who speaks no TLS is the first that is refused: so it is known that refusals are seen.
-async fn stranger(landscape: &Landscape) -> Result<Vec<Refusal>> {
+/// Sends plain text to the TLS port and waits until that refusal is logged, which proves that the log shows refusals.
+async fn plaintext_refusal(landscape: &Landscape) -> Result<Vec<Refusal>> {
     let mut stream = TcpStream::connect(landscape.authority()).await?;
     stream.write_all(b"GET / HTTP/1.1\r\n\r\n").await?;
-    let seen = until("the stranger to be refused", async || {
+    let seen = until("the plain-text connection to be refused", async || {
         Ok(Some(refusals(landscape).await?).filter(|refusals| !refusals.is_empty()))
     })
     .await?;
-    let what = "TLS handshake failed".to_owned();
-    assert_eq!(seen, [Refusal { what, reason: "protocol".to_owned(), runtime: String::new() }]);
+    let message = "TLS handshake failed".to_owned();
+    assert_eq!(seen, [Refusal { message, reason: "protocol".to_owned(), runtime: String::new() }]);
     Ok(seen)
 }
 
-/// Certificates that a runtime got over the ones that it had.
+/// Number of certificates that a runtime received by renewal.
 async fn renewals(landscape: &Landscape, member: &Member) -> Result<usize> {
-    let is_one = |line: &&Value| {
+    let is_refusal = |line: &&Value| {
         line["message"] == "Certificate issued" && line["by"] == "renewal" && line["runtime"] == id(member)
     };
-    Ok(logged(landscape).await?.iter().filter(is_one).count())
+    Ok(log_lines(landscape).await?.iter().filter(is_refusal).count())
 }
 
 fn id(member: &Member) -> &str {
     member.runtime.id().as_str()
 }
 
-/// What an agent says on one of its ports.
-async fn asked(agent: &Played, port: u16, path: &str) -> Result<String> {
-    let (status, text) = http::get(agent.address(port).context("a port")?, path, ASKING).await?;
-    ensure!(status.is_success(), "{path} says {status}");
+/// Requests a page from one of an agent's ports.
+async fn get_page(agent: &PodState, port: u16, path: &str) -> Result<String> {
+    let (status, text) = http::get(agent.address(port).context("a port")?, path, REQUEST_TIMEOUT).await?;
+    ensure!(status.is_success(), "{path} answers {status}");
     Ok(text)
 }
 
-/// Requests of an agent that were not taken, but for those that were to be sent again later.
-async fn failures(agent: &Played) -> Result<u64> {
-    let page = asked(agent, 2112, "/metrics").await?;
+/// Number of an agent's requests that failed, without those that it was to retry later (503).
+async fn failures(agent: &PodState) -> Result<u64> {
+    let page = get_page(agent, 2112, "/metrics").await?;
     let of = |outcome: &[&str]| sum(&page, "tidewatch_agent_requests_total", outcome);
     let taken = of(&["\"taken\""]);
-    ensure!(taken > 0, "nothing was taken: {page}");
+    ensure!(taken > 0, "no request was accepted: {page}");
     Ok(of(&[]) - taken - of(&["\"503\""]))
 }
 
-/// Waits until all that a runtime has told is counted by the receiver and settled, the last change of its Kyma with it: each sequence
-/// that its agent gave was recorded, none is missing, and no work is open.
+/// Waits until the receiver has recorded and settled all events of a runtime, including the last change of its Kyma:
+/// the ledger has every sequence that the agent assigned, none is missing, and no work is open.
 async fn settled(landscape: &Landscape, member: &Member, last: &Kyma) -> Result<()> {
     let name = member.runtime.name();
     let (agent, channel) = (member.agent(None).await?, Some(&*last.spec.channel));
     until(&format!("all of {name} to be settled"), async || {
         let admin = landscape.with_receiver(async |receiver| receiver.admin()).await?.context("its admin listener")?;
-        let agent: Value = serde_json::from_str(&asked(&agent, 2113, "/status").await?)?;
-        let fleet: Value = serde_json::from_str(&http::get(admin, "/fleet", ASKING).await?.1)?;
+        let agent: Value = serde_json::from_str(&get_page(&agent, 2113, "/status").await?)?;
+        let fleet: Value = serde_json::from_str(&http::get(admin, "/fleet", REQUEST_TIMEOUT).await?.1)?;
         let agent = &agent["runtime"];
         let mut runtimes = fleet["runtimes"].as_array().into_iter().flatten();
         let runtime = runtimes.find(|runtime| runtime["runtimeId"] == id(member)).context("the runtime")?;
         let mut epochs = runtime["epochs"].as_array().into_iter().flatten();
         let epoch = epochs.find(|epoch| epoch["epoch"] == agent["epoch"]).context("its epoch")?;
         let open = ["waiting", "parked", "unsettled"].map(|figure| agent[figure].as_u64());
-        ensure!(open == [Some(0); 3], "the agent says {agent}");
+        ensure!(open == [Some(0); 3], "the agent reports {agent}");
         ensure!(epoch["accepted"] == agent["sequence"] && epoch["missing"] == 0, "{epoch} and {agent}");
         ensure!(epoch["unsettled"] == json!([]), "{epoch}");
         for kyma in [member.runtime.skr_kyma().await?, member.runtime.kcp_kyma().await?] {
@@ -182,35 +183,35 @@ async fn settled(landscape: &Landscape, member: &Member, last: &Kyma) -> Result<
     })
     .await?;
     let kyma = member.runtime.skr_kyma().await?.context("the Kyma")?;
-    ensure!(kyma.metadata.generation == last.metadata.generation, "nobody but the user writes to it");
+    ensure!(kyma.metadata.generation == last.metadata.generation, "only the user writes to the spec");
     Ok(())
 }
 
-/// Looks through all logs for what nothing excuses.
-async fn nothing_was_odd(landscape: &Landscape, agents: &[Played]) -> Result<()> {
+/// Searches all logs for lines that no fault of the test excuses.
+async fn logs_are_clean(landscape: &Landscape, agents: &[PodState]) -> Result<()> {
     let receiver = landscape.with_receiver(async |receiver| receiver.log_text()).await??;
     let agents = agents.iter().map(|agent| fs::read_to_string(&agent.log)).collect::<Result<Vec<_>, _>>()?;
-    for word in ["panicked", "Digests of watches do not agree"] {
+    for word in ["panicked", "Digests of watches differ"] {
         if let Some(line) =
             agents.iter().chain([&receiver]).flat_map(|log| log.lines()).find(|line| line.contains(word))
         {
-            bail!("a log says: {line}");
+            bail!("a log has: {line}");
         }
     }
     Ok(())
 }
 
-/// Two runtimes, whose paths are proven.
-async fn begun(name: &str, options: Options) -> Result<Nothing> {
-    let (mut nothing, clusters) = Nothing::prepare(name, 2, options).await?;
-    nothing.register(clusters).await?;
-    for member in &nothing.members {
-        member.proven().await?;
+/// Starts two runtimes and waits until their event paths are proven.
+async fn two_proven_runtimes(name: &str, options: Options) -> Result<Fleet> {
+    let (mut fleet, clusters) = Fleet::prepare(name, 2, options).await?;
+    fleet.register(clusters).await?;
+    for member in &fleet.members {
+        member.path_proven().await?;
     }
-    Ok(nothing)
+    Ok(fleet)
 }
 
-async fn agents(members: &[Member]) -> Result<Vec<Played>> {
+async fn agents(members: &[Member]) -> Result<Vec<PodState>> {
     let mut agents = Vec::new();
     for member in members {
         agents.push(member.agent(None).await?);
@@ -218,107 +219,108 @@ async fn agents(members: &[Member]) -> Result<Vec<Played>> {
     Ok(agents)
 }
 
-/// Waits until all is settled that a user has written, and looks for what nothing excuses: an agent that was restarted, or a line in a log.
-async fn all_is_well(landscape: &Landscape, members: &[Member], agents: &[Played], last: &[Kyma]) -> Result<()> {
+/// Waits until all changes of the user are settled, and checks that no agent restarted and no log has an inexcusable
+/// line.
+async fn outcome_is_clean(landscape: &Landscape, members: &[Member], agents: &[PodState], last: &[Kyma]) -> Result<()> {
     for (member, last) in members.iter().zip(last) {
         settled(landscape, member, last).await?;
     }
     for (member, before) in members.iter().zip(agents) {
         member.delivers(&["keda"]).await?;
-        member.proven().await?;
+        member.path_proven().await?;
         let now = member.agent(None).await?;
         assert_eq!((now.pid(), now.restarts), (before.pid(), before.restarts), "no agent was restarted");
     }
-    nothing_was_odd(landscape, agents).await
+    logs_are_clean(landscape, agents).await
 }
 
-/// One root at any time when nothing is under way, and another one after each rotation.
-fn each_replaced(roots: &[String]) {
+/// Checks that each recorded trust bundle has a single root, and that each rotation replaced it.
+fn roots_are_replaced(roots: &[String]) {
     assert!(roots.iter().all(|roots| roots.matches("BEGIN").count() == 1), "{roots:?}");
     assert!(roots.windows(2).all(|two| two[0] != two[1]), "{roots:?}");
 }
 
-async fn rotates_undisturbed(landscape: &Landscape) -> Result<()> {
-    let told = rotate(landscape, &[]).await?;
+async fn rotate_undisturbed(landscape: &Landscape) -> Result<()> {
+    let output = rotate(landscape, &[]).await?;
     for phase in ["spread", "no rotation is under way"] {
-        assert!(told.contains(phase), "{told}");
+        assert!(output.contains(phase), "{output}");
     }
     Ok(())
 }
 
-async fn rotates_although_killed_in_each_phase(landscape: &Landscape) -> Result<()> {
+async fn rotate_with_crash_in_each_phase(landscape: &Landscape) -> Result<()> {
     rotate(landscape, &["--no-wait"]).await?;
     for name in ["spread", "reissue", "retire"] {
         phase(landscape, name).await?;
         landscape.with_receiver(async |receiver| receiver.kill9()).await?;
         landscape.start_receiver().await?;
-        say(&format!("killed in {name}"));
+        print_line(&format!("killed in {name}"));
     }
     phase(landscape, "steady").await
 }
 
-/// The rotation waits for the one that is cut off until its leaf must have ended, and then for the others alone.
-async fn rotates_without(landscape: &Landscape, cut: &Member, agent: &Played) -> Result<()> {
-    let front = landscape.front().context("a proxy")?;
-    front.cut_off(agent.pid().context("a process")?);
-    let told = rotate(landscape, &[]).await?;
-    assert!(told.contains(&format!("{}/{}", landscape.namespace(), cut.runtime.name())), "{told}");
-    front.take_back();
+/// The rotation waits for the runtime that is cut off until its leaf must have expired, and for no other one.
+async fn rotate_without(landscape: &Landscape, cut: &Member, agent: &PodState) -> Result<()> {
+    let proxy = landscape.agents_proxy().context("a proxy")?;
+    proxy.cut_off(agent.pid().context("a process")?);
+    let output = rotate(landscape, &[]).await?;
+    assert!(output.contains(&format!("{}/{}", landscape.namespace(), cut.runtime.name())), "{output}");
+    proxy.readmit();
     Ok(())
 }
 
-/// Three rotations in a row, with changes and renewals all the time: one that nothing disturbs, one whose receiver is killed in each
-/// phase, and one that a runtime misses because its network is cut.
+/// Three rotations in a row under constant changes and renewals: one undisturbed, one in which the receiver is killed
+/// in each phase, and one that a runtime misses because its network is cut.
 #[tokio::test]
-async fn the_ca_rotates_three_times_under_load_and_nobody_notices() -> Tested {
-    let nothing = begun("rotates", Options { proxied: true, ..leaves_of(LEAF_SECONDS) }).await?;
-    let (landscape, members) = (&nothing.landscape, &nothing.members);
-    let [well, cut] = [&members[0], &members[1]];
+async fn the_ca_rotates_three_times_under_load_without_failed_requests() -> TestResult {
+    let fleet = two_proven_runtimes("rotates", Options { proxied: true, ..leaf_validity(LEAF_SECONDS) }).await?;
+    let (landscape, members) = (&fleet.landscape, &fleet.members);
+    let [healthy, cut] = [&members[0], &members[1]];
     let agents = agents(members).await?;
-    let stranger = stranger(landscape).await?;
-    let mut known = vec![roots(well).await?];
+    let plaintext_refusal = plaintext_refusal(landscape).await?;
+    let mut bundles = vec![roots(healthy).await?];
     let user = User::start(members).await?;
 
-    rotates_undisturbed(landscape).await?;
-    known.push(roots(well).await?);
-    assert_eq!(refusals(landscape).await?, stranger);
+    rotate_undisturbed(landscape).await?;
+    bundles.push(roots(healthy).await?);
+    assert_eq!(refusals(landscape).await?, plaintext_refusal);
 
-    rotates_although_killed_in_each_phase(landscape).await?;
-    known.push(roots(well).await?);
-    assert_eq!(refusals(landscape).await?, stranger);
+    rotate_with_crash_in_each_phase(landscape).await?;
+    bundles.push(roots(healthy).await?);
+    assert_eq!(refusals(landscape).await?, plaintext_refusal);
 
     let before = failures(&agents[0]).await?;
-    rotates_without(landscape, cut, &agents[1]).await?;
-    known.push(roots(well).await?);
-    each_replaced(&known);
+    rotate_without(landscape, cut, &agents[1]).await?;
+    bundles.push(roots(healthy).await?);
+    roots_are_replaced(&bundles);
 
     let (last, record) = user.stop().await?;
-    say(&record.to_string());
-    all_is_well(landscape, members, &agents, &last).await?;
-    let since: Vec<_> = refusals(landscape).await?.split_off(stranger.len());
-    say(&format!("of the one that was cut off was refused: {since:?}"));
+    print_line(&record.to_string());
+    outcome_is_clean(landscape, members, &agents, &last).await?;
+    let since: Vec<_> = refusals(landscape).await?.split_off(plaintext_refusal.len());
+    print_line(&format!("refused requests of the runtime that was cut off: {since:?}"));
     assert!(since.iter().all(|refusal| refusal.runtime.is_empty() || refusal.runtime == id(cut)), "{since:?}");
-    assert_eq!(failures(&agents[0]).await?, before, "what has no name in {since:?} was not the other's");
-    // The rotations ask for one each.
-    assert!(renewals(landscape, well).await? > 3);
+    assert_eq!(failures(&agents[0]).await?, before, "unnamed refusals in {since:?} are not of the healthy runtime");
+    // The three rotations account for one renewal each.
+    assert!(renewals(landscape, healthy).await? > 3);
     Ok(())
 }
 
 #[tokio::test]
-async fn certificates_of_seconds_are_renewed_through_a_rotation_and_nothing_is_refused() -> Tested {
-    let nothing = begun("renews", leaves_of(SHORT_LEAF_SECONDS)).await?;
-    let (landscape, members) = (&nothing.landscape, &nothing.members);
+async fn short_lived_certificates_are_renewed_through_a_rotation_without_refusals() -> TestResult {
+    let fleet = two_proven_runtimes("renews", leaf_validity(SHORT_LEAF_SECONDS)).await?;
+    let (landscape, members) = (&fleet.landscape, &fleet.members);
     let agents = agents(members).await?;
-    let stranger = stranger(landscape).await?;
+    let plaintext_refusal = plaintext_refusal(landscape).await?;
     let mut failed = Vec::new();
     for agent in &agents {
         failed.push(failures(agent).await?);
     }
     let (before, user) = (roots(&members[0]).await?, User::start(members).await?);
 
-    rotates_undisturbed(landscape).await?;
+    rotate_undisturbed(landscape).await?;
     for member in members {
-        // One is the rotation's.
+        // The rotation accounts for one renewal.
         until("certificates to be renewed several times", async || {
             let renewals = renewals(landscape, member).await?;
             ensure!(renewals > 3, "{renewals} of {}", id(member));
@@ -326,12 +328,12 @@ async fn certificates_of_seconds_are_renewed_through_a_rotation_and_nothing_is_r
         })
         .await?;
     }
-    user.keeps_pace().await?;
+    user.catches_up().await?;
     let (last, record) = user.stop().await?;
-    say(&record.to_string());
-    each_replaced(&[before, roots(&members[0]).await?]);
-    all_is_well(landscape, members, &agents, &last).await?;
-    assert_eq!(refusals(landscape).await?, stranger);
+    print_line(&record.to_string());
+    roots_are_replaced(&[before, roots(&members[0]).await?]);
+    outcome_is_clean(landscape, members, &agents, &last).await?;
+    assert_eq!(refusals(landscape).await?, plaintext_refusal);
     for (agent, failed) in agents.iter().zip(failed) {
         assert_eq!(failures(agent).await?, failed, "{}", agent.name);
     }
@@ -339,52 +341,53 @@ async fn certificates_of_seconds_are_renewed_through_a_rotation_and_nothing_is_r
 }
 
 #[tokio::test]
-async fn who_never_follows_is_named_and_left_behind_on_command() -> Tested {
-    let options = Options { receiver: vec!["--certificate-validity-seconds=600".to_owned()], proxied: true, ..quick() };
-    let nothing = begun("behind", options).await?;
-    let landscape = &nothing.landscape;
-    let [cut, well] = [&nothing.members[0], &nothing.members[1]];
-    let front = landscape.front().context("a proxy")?;
-    front.cut_off(cut.agent(None).await?.pid().context("a process")?);
+async fn a_straggler_is_named_and_skipped_on_command() -> TestResult {
+    let options =
+        Options { receiver: vec!["--certificate-validity-seconds=600".to_owned()], proxied: true, ..quick_options() };
+    let fleet = two_proven_runtimes("behind", options).await?;
+    let landscape = &fleet.landscape;
+    let [cut, healthy] = [&fleet.members[0], &fleet.members[1]];
+    let proxy = landscape.agents_proxy().context("a proxy")?;
+    proxy.cut_off(cut.agent(None).await?.pid().context("a process")?);
     let answer = rotate(landscape, &["--no-wait", "--json"]).await?;
     let target = serde_json::from_str::<Value>(&answer)?["target"].clone();
     assert!(target.is_string(), "{target}");
     let metric = format!("tidewatch_pki_rotation_stragglers{{phase=\"spread\"}} {}", 1);
-    until("the one that does not follow to be counted", async || {
+    until("the straggler to be counted", async || {
         let (_, text) = landscape.with_receiver(async |receiver| receiver.get("/metrics").await).await??;
         Ok(text.lines().any(|line| line == metric).then_some(()))
     })
     .await?;
-    let said = cut.said("CARotation", "False", "RootsNotConfirmed").await?;
-    assert!(said.contains("the rotation of the CA waits for the runtime"), "{said}");
-    until("the other one, which has followed, not to be named", async || Ok((!is_named(well).await?).then_some(())))
+    let message = cut.condition_becomes("CARotation", "False", "RootsNotConfirmed").await?;
+    assert!(message.contains("the rotation of the CA waits for the runtime"), "{message}");
+    until("the healthy runtime not to be a straggler", async || Ok((!is_straggler(healthy).await?).then_some(())))
         .await?;
 
-    let told = rotate(landscape, &["--force-after", "4"]).await?;
-    assert!(told.contains(&format!("{}/{}", landscape.namespace(), cut.runtime.name())), "{told}");
-    let last = told.rsplit_once("retire: ").map(|(_, last)| last).context("the last phase")?;
-    let others = format!("{}/{}", landscape.namespace(), well.runtime.name());
-    assert!(!last.contains(&others), "{told}");
-    well.delivers(&["keda"]).await?;
-    until("the condition to go, as nothing waits for anybody", async || Ok((!is_named(cut).await?).then_some(())))
+    let output = rotate(landscape, &["--force-after", "4"]).await?;
+    assert!(output.contains(&format!("{}/{}", landscape.namespace(), cut.runtime.name())), "{output}");
+    let last = output.rsplit_once("retire: ").map(|(_, last)| last).context("the last phase")?;
+    let others = format!("{}/{}", landscape.namespace(), healthy.runtime.name());
+    assert!(!last.contains(&others), "{output}");
+    healthy.delivers(&["keda"]).await?;
+    until("the condition to be removed after the rotation", async || Ok((!is_straggler(cut).await?).then_some(())))
         .await?;
-    // It is back, with a certificate and roots that are of no use any more: it finds the way by itself.
-    front.take_back();
+    // Readmit the runtime with its expired certificate and outdated roots: the agent recovers without help.
+    proxy.readmit();
     cut.delivers(&["keda"]).await?;
-    cut.proven().await?;
+    cut.path_proven().await?;
     Ok(())
 }
 
-/// Whether its Kyma says that a rotation waits for it.
-async fn is_named(member: &Member) -> Result<bool> {
+/// Returns true if the Kyma has the condition that a rotation waits for its runtime.
+async fn is_straggler(member: &Member) -> Result<bool> {
     let status = member.runtime.kcp_kyma().await?.and_then(|kyma| kyma.status);
     Ok(status.is_some_and(|status| status.condition("CARotation").is_some()))
 }
 
 #[tokio::test]
-async fn a_lost_ca_is_replaced_and_everybody_enrols_again() -> Tested {
-    let nothing = Nothing::one("lost-ca", quick()).await?;
-    let (landscape, member) = (&nothing.landscape, nothing.only());
+async fn a_lost_ca_is_replaced_and_all_agents_enrol_again() -> TestResult {
+    let fleet = Fleet::with_one_runtime("lost-ca", quick_options()).await?;
+    let (landscape, member) = (&fleet.landscape, fleet.only());
     let before = roots(member).await?;
     let lost = secrets(landscape).await?.get(CA_SECRET).await?;
     secrets(landscape).await?.delete(CA_SECRET, &DeleteParams::default()).await?;
@@ -393,16 +396,16 @@ async fn a_lost_ca_is_replaced_and_everybody_enrols_again() -> Tested {
         Ok(now.filter(|now| now.uid() != lost.uid()).map(drop))
     })
     .await?;
-    until("the runtime to be told", async || Ok((roots(member).await? != before).then_some(()))).await?;
+    until("the new roots in the runtime", async || Ok((roots(member).await? != before).then_some(()))).await?;
     member.delivers(&["keda"]).await?;
-    member.proven().await?;
+    member.path_proven().await?;
 
-    // The backup comes back.
+    // Restore the CA from its backup.
     let mut now = secrets(landscape).await?.get(CA_SECRET).await?;
     now.data.clone_from(&lost.data);
     secrets(landscape).await?.replace(CA_SECRET, &kube::api::PostParams::default(), &now).await?;
-    until("the old roots to be told again", async || Ok((roots(member).await? == before).then_some(()))).await?;
+    until("the old roots in the runtime", async || Ok((roots(member).await? == before).then_some(()))).await?;
     member.delivers(&[]).await?;
-    member.proven().await?;
+    member.path_proven().await?;
     Ok(())
 }

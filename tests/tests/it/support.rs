@@ -1,4 +1,4 @@
-//! What the tests of whole landscapes share.
+//! Fixtures and helpers shared by the tests of whole landscapes.
 
 use std::{
     fmt,
@@ -16,7 +16,7 @@ use tidewatch_shared::{
 use tidewatch_tests::{
     bed::{self, TestBed},
     control_plane::{Cluster, audit::Write},
-    kubelet::{self, Kubelet, Played},
+    kubelet::{self, Kubelet, PodState},
     landscape::{DEADLINE, Landscape, Options, Runtime, until},
     product::build_binaries,
 };
@@ -27,18 +27,18 @@ use tokio::{
     time::timeout,
 };
 
-/// Runs a command line of ours, as an operator does.
+/// Runs one of our programs as an operator would.
 pub(crate) async fn run(binary: &str, arguments: &[&str]) -> Result<Output> {
     let binaries = build_binaries().await?;
     let command = Command::new(binaries.get(binary)?).args(arguments).stdin(Stdio::null()).kill_on_drop(true).output();
     timeout(DEADLINE, command)
         .await
-        .with_context(|| format!("{binary} does not end"))?
+        .with_context(|| format!("{binary} does not exit"))?
         .with_context(|| format!("run {binary}"))
 }
 
-/// The same with something on its standard input.
-pub(crate) async fn run_fed(binary: &str, arguments: &[&str], input: &str) -> Result<Output> {
+/// Like [`run`], with text on the standard input.
+pub(crate) async fn run_with_input(binary: &str, arguments: &[&str], input: &str) -> Result<Output> {
     let binaries = build_binaries().await?;
     let mut command = Command::new(binaries.get(binary)?);
     command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
@@ -46,81 +46,82 @@ pub(crate) async fn run_fed(binary: &str, arguments: &[&str], input: &str) -> Re
     let mut stdin = child.stdin.take().context("its standard input")?;
     let fed = async {
         stdin.write_all(input.as_bytes()).await?;
-        // It ends with the input.
+        // The program exits at the end of its input.
         drop(stdin);
         child.wait_with_output().await
     };
     timeout(DEADLINE, fed)
         .await
-        .with_context(|| format!("{binary} does not end"))?
+        .with_context(|| format!("{binary} does not exit"))?
         .with_context(|| format!("run {binary}"))
 }
 
-/// What a command has printed.
+/// The output of a program as text.
 pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// A landscape with one runtime and its agent.
-pub(crate) struct One {
+/// A landscape with one runtime and its agent, which runs as a process of the test.
+pub(crate) struct SingleRuntime {
     pub(crate) runtime: Runtime,
     pub(crate) landscape: Arc<Landscape>,
     bed: &'static TestBed,
     own_kcp: Option<String>,
-    _turn: SemaphorePermit<'static>,
+    _slot: SemaphorePermit<'static>,
 }
 
-/// What of a landscape is its own, so that it may be harmed.
+/// The parts of a landscape that belong to one test, so that it may break them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ground {
+pub(crate) enum Isolation {
     /// The runtime's API server alone.
     Shared,
-    /// The runtime's API server, whose pods a kubelet of the test's plays.
-    Pods,
-    /// The runtime's etcd as well.
-    OwnStore,
-    /// KCP as well, with its etcd.
+    /// The runtime's API server, with a kubelet of the test that runs its pods.
+    Kubelet,
+    /// The runtime's API server and etcd.
+    OwnEtcd,
+    /// The runtime's API server, and KCP with its etcd.
     OwnKcp,
 }
 
-/// A landscape in which the receiver has to install and enrol every agent: runtimes with somebody who runs their pods.
-pub(crate) struct Nothing {
+/// A landscape in which the receiver installs and enrols every agent: each runtime has a kubelet that runs its pods.
+pub(crate) struct Fleet {
     pub(crate) members: Vec<Member>,
     pub(crate) landscape: Arc<Landscape>,
     bed: &'static TestBed,
-    _turn: SemaphorePermit<'static>,
+    _slot: SemaphorePermit<'static>,
 }
 
-/// One runtime of [`Nothing`].
+/// One runtime of [`Fleet`].
 pub(crate) struct Member {
     pub(crate) runtime: Runtime,
     pub(crate) kubelet: Kubelet,
 }
 
-/// What a test returns: an error keeps the logs, as a panic does.
-pub(crate) type Tested = std::result::Result<(), Failed>;
+/// Result of a test: an error keeps the logs, as a panic does.
+pub(crate) type TestResult = std::result::Result<(), TestError>;
 
-/// See [`Tested`]. No `Error` itself, so that every error can become one.
-pub(crate) struct Failed(anyhow::Error);
+/// The error of [`TestResult`]. It does not implement `Error`, so that every error converts into it.
+pub(crate) struct TestError(anyhow::Error);
 
-impl<E: Into<anyhow::Error>> From<E> for Failed {
+impl<E: Into<anyhow::Error>> From<E> for TestError {
     fn from(error: E) -> Self {
         bed::keep_shared();
         Self(error.into())
     }
 }
 
-impl fmt::Debug for Failed {
+impl fmt::Debug for TestError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", self.0)
     }
 }
 
-/// Landscapes that run at the same time: each is three processes and an API server, and the machine may have two cores.
-static TURNS: Semaphore = Semaphore::const_new(3);
+/// Limits the landscapes that run at the same time: each is three processes and an API server, and the machine may have
+/// two cores.
+static SLOTS: Semaphore = Semaphore::const_new(3);
 
-/// Heartbeats come every second, so that what waits for one does not take long.
-pub(crate) fn quick() -> Options {
+/// Options with a heartbeat per second, so that tests which await one are fast.
+pub(crate) fn quick_options() -> Options {
     Options {
         heartbeat_seconds: 1,
         stamps: true,
@@ -129,32 +130,32 @@ pub(crate) fn quick() -> Options {
     }
 }
 
-impl Nothing {
-    /// The receiver, and so many runtimes that it does not know of yet.
+impl Fleet {
+    /// Starts the receiver, and so many clusters that are not yet registered.
     pub(crate) async fn prepare(name: &str, runtimes: usize, options: Options) -> Result<(Self, Vec<Arc<Cluster>>)> {
         tidewatch_tests::install_crypto();
-        let turn = TURNS.acquire().await?;
+        let turn = SLOTS.acquire().await?;
         let bed = bed::shared().await?;
         let names =
             (1..=runtimes).map(|number| if runtimes == 1 { name.to_owned() } else { format!("{name}-{number}") });
         let clusters = names.map(async |name| bed.runtime_for_kubelet(&name).await);
         let (clusters, kcp) = tokio::join!(join_all(clusters), bed.kcp());
         let clusters = clusters.into_iter().collect::<Result<_, _>>()?;
-        let landscape = Arc::new(Landscape::prepare_from_nothing(kcp?, name, options).await?);
+        let landscape = Arc::new(Landscape::prepare_issuing(kcp?, name, options).await?);
         landscape.write_module("keda", "1.0.0", "1.1.0").await?;
         landscape.start_receiver().await?;
-        Ok((Self { members: Vec::new(), landscape, bed, _turn: turn }, clusters))
+        Ok((Self { members: Vec::new(), landscape, bed, _slot: turn }, clusters))
     }
 
-    /// The receiver and one runtime, whose path is proven.
-    pub(crate) async fn one(name: &str, options: Options) -> Result<Self> {
+    /// Starts the receiver and one runtime, and waits until its path is proven.
+    pub(crate) async fn with_one_runtime(name: &str, options: Options) -> Result<Self> {
         let (mut this, clusters) = Self::prepare(name, 1, options).await?;
         this.register(clusters).await?;
-        this.only().proven().await?;
+        this.only().path_proven().await?;
         Ok(this)
     }
 
-    /// Registers the runtimes, all at once, and begins to run their pods.
+    /// Registers the runtimes concurrently, and starts a kubelet for each.
     pub(crate) async fn register(&mut self, clusters: Vec<Arc<Cluster>>) -> Result<()> {
         let authority = self.landscape.agents_authority();
         let (_, port) = authority.rsplit_once(':').context("a port")?;
@@ -170,15 +171,15 @@ impl Nothing {
         Ok(())
     }
 
-    /// The one runtime.
+    /// The single runtime.
     pub(crate) fn only(&self) -> &Member {
         self.members.first().unwrap()
     }
 }
 
 impl Member {
-    /// The agent, once it runs and says that it is ready, by another process than `before`.
-    pub(crate) async fn agent(&self, before: Option<u32>) -> Result<Played> {
+    /// Waits for an agent that runs and is ready, in a process other than `before`.
+    pub(crate) async fn agent(&self, before: Option<u32>) -> Result<PodState> {
         until(&format!("an agent in {} that is ready", self.runtime.name()), async || {
             let running = self.kubelet.running("tidewatch-agent");
             Ok(running.into_iter().find(|agent| agent.ready && agent.pid() != before))
@@ -186,13 +187,13 @@ impl Member {
         .await
     }
 
-    /// Waits until its event path is proven.
-    pub(crate) async fn proven(&self) -> Result<()> {
-        self.said("EventPath", "True", "Proven").await.map(drop)
+    /// Waits until the event path is proven.
+    pub(crate) async fn path_proven(&self) -> Result<()> {
+        self.condition_becomes("EventPath", "True", "Proven").await.map(drop)
     }
 
-    /// Waits until a condition of its Kyma in KCP has this status and reason, and returns what it says.
-    pub(crate) async fn said(&self, kind: &str, status: &str, reason: &str) -> Result<String> {
+    /// Waits until a condition of the Kyma in KCP has this status and reason, and returns its message.
+    pub(crate) async fn condition_becomes(&self, kind: &str, status: &str, reason: &str) -> Result<String> {
         until(&format!("{kind} of {} to be {status} ({reason})", self.runtime.name()), async || {
             let seen = self.runtime.kcp_kyma().await?.and_then(|kyma| kyma.status);
             let condition = seen.and_then(|status| status.condition(kind).cloned());
@@ -202,7 +203,8 @@ impl Member {
         .await
     }
 
-    /// Proves the path by using it: what the user writes is acted on. The module must not be what it was.
+    /// Proves the path by using it: selects modules as the user, and waits until the status has them. They must differ
+    /// from the selected ones.
     pub(crate) async fn delivers(&self, modules: &[&str]) -> Result<()> {
         self.runtime.select(modules).await?;
         until(&format!("the modules {modules:?} in {}", self.runtime.name()), async || {
@@ -214,7 +216,7 @@ impl Member {
     }
 }
 
-impl Drop for Nothing {
+impl Drop for Fleet {
     fn drop(&mut self) {
         for Member { runtime, kubelet } in self.members.drain(..) {
             drop(kubelet);
@@ -223,7 +225,7 @@ impl Drop for Nothing {
     }
 }
 
-impl Drop for One {
+impl Drop for SingleRuntime {
     fn drop(&mut self) {
         self.bed.stop(self.runtime.name());
         if let Some(kcp) = &self.own_kcp {
@@ -232,8 +234,8 @@ impl Drop for One {
     }
 }
 
-impl One {
-    /// Starts it; the name is that of the namespace in KCP and of the runtime.
+impl SingleRuntime {
+    /// Starts receiver and agent; the name is that of the namespace in KCP and of the runtime.
     pub(crate) async fn start(name: &str, modules: &[(&str, &str, &str)]) -> Result<Self> {
         let this = Self::without_agent(name, modules).await?;
         this.runtime.start_agent().await?;
@@ -241,40 +243,40 @@ impl One {
         Ok(this)
     }
 
-    /// The same, with the receiver alone.
+    /// Starts the receiver alone.
     pub(crate) async fn without_agent(name: &str, modules: &[(&str, &str, &str)]) -> Result<Self> {
-        Self::with(name, modules, quick()).await
+        Self::with_options(name, modules, quick_options()).await
     }
 
-    /// The same, with the receiver alone, and with options.
-    pub(crate) async fn with(name: &str, modules: &[(&str, &str, &str)], options: Options) -> Result<Self> {
-        Self::on(Ground::Shared, name, modules, options).await
+    /// Starts the receiver alone, with options.
+    pub(crate) async fn with_options(name: &str, modules: &[(&str, &str, &str)], options: Options) -> Result<Self> {
+        Self::isolated_without_agent(Isolation::Shared, name, modules, options).await
     }
 
-    /// The same, with its agent, and on ground of its own.
-    pub(crate) async fn to_harm(
-        ground: Ground,
+    /// Starts receiver and agent with parts of the landscape of their own, so that the test may break these.
+    pub(crate) async fn isolated(
+        isolation: Isolation,
         name: &str,
         modules: &[(&str, &str, &str)],
         options: Options,
     ) -> Result<Self> {
-        let this = Self::on(ground, name, modules, options).await?;
+        let this = Self::isolated_without_agent(isolation, name, modules, options).await?;
         this.runtime.start_agent().await?;
         until("the Kyma in the runtime", async || this.runtime.skr_kyma().await).await?;
         Ok(this)
     }
 
-    /// The same, with the receiver alone, on ground of its own.
-    pub(crate) async fn on(
-        ground: Ground,
+    /// Starts the receiver alone, with parts of the landscape of its own.
+    pub(crate) async fn isolated_without_agent(
+        isolation: Isolation,
         name: &str,
         modules: &[(&str, &str, &str)],
         options: Options,
     ) -> Result<Self> {
         tidewatch_tests::install_crypto();
-        let turn = TURNS.acquire().await?;
+        let turn = SLOTS.acquire().await?;
         let bed = bed::shared().await?;
-        let own_kcp = (ground == Ground::OwnKcp).then(|| format!("{name}-kcp"));
+        let own_kcp = (isolation == Isolation::OwnKcp).then(|| format!("{name}-kcp"));
         let kcp = async {
             match &own_kcp {
                 Some(kcp) => bed.runtime_with_store(kcp).await,
@@ -282,10 +284,10 @@ impl One {
             }
         };
         let cluster = async {
-            match ground {
-                Ground::Shared | Ground::OwnKcp => bed.runtime(name).await,
-                Ground::Pods => bed.runtime_for_kubelet(name).await,
-                Ground::OwnStore => bed.runtime_with_store(name).await,
+            match isolation {
+                Isolation::Shared | Isolation::OwnKcp => bed.runtime(name).await,
+                Isolation::Kubelet => bed.runtime_for_kubelet(name).await,
+                Isolation::OwnEtcd => bed.runtime_with_store(name).await,
             }
         };
         let (kcp, cluster) = tokio::try_join!(kcp, cluster)?;
@@ -295,20 +297,28 @@ impl One {
         }
         landscape.start_receiver().await?;
         let runtime = landscape.register(cluster).await?;
-        Ok(Self { runtime, landscape, bed, own_kcp, _turn: turn })
+        Ok(Self { runtime, landscape, bed, own_kcp, _slot: turn })
     }
 
     /// Waits until the status of the runtime's Kyma is as expected, and returns it.
-    pub(crate) async fn skr_status(&self, what: &str, expected: impl Fn(&KymaStatus) -> bool) -> Result<KymaStatus> {
-        until(&format!("{what} in the runtime"), async || {
+    pub(crate) async fn skr_status(
+        &self,
+        description: &str,
+        expected: impl Fn(&KymaStatus) -> bool,
+    ) -> Result<KymaStatus> {
+        until(&format!("{description} in the runtime"), async || {
             Ok(self.runtime.skr_kyma().await?.and_then(|kyma| kyma.status).filter(&expected))
         })
         .await
     }
 
     /// Waits until the status of the KCP Kyma is as expected, and returns it.
-    pub(crate) async fn kcp_status(&self, what: &str, expected: impl Fn(&KymaStatus) -> bool) -> Result<KymaStatus> {
-        until(&format!("{what} in KCP"), async || {
+    pub(crate) async fn kcp_status(
+        &self,
+        description: &str,
+        expected: impl Fn(&KymaStatus) -> bool,
+    ) -> Result<KymaStatus> {
+        until(&format!("{description} in KCP"), async || {
             Ok(self.runtime.kcp_kyma().await?.and_then(|kyma| kyma.status).filter(&expected))
         })
         .await
@@ -321,13 +331,14 @@ impl One {
         Ok(api.list(&mine).await?.items)
     }
 
-    /// The Kymas of this landscape in KCP, to write as its operator.
+    /// The API of this landscape's Kymas in KCP, as an administrator.
     pub(crate) async fn kcp_kymas(&self) -> Result<Api<Kyma>> {
         Ok(Api::namespaced(self.landscape.kcp().client().await?, self.landscape.namespace()))
     }
 
-    /// Waits until nothing is written any more: no write of ours in the runtime, other than the canary, between two canaries in a row.
-    pub(crate) async fn quiet(&self) -> Result<()> {
+    /// Waits until the landscape is idle: no write of ours in the runtime between two successive canaries, other than
+    /// these.
+    pub(crate) async fn becomes_idle(&self) -> Result<()> {
         until("the runtime to be quiet", async || {
             let mark = self.runtime.cluster().audit_mark()?;
             let writes = self.after_canaries(mark, 3).await?;
@@ -336,7 +347,8 @@ impl One {
         .await
     }
 
-    /// Waits for so many canaries, which prove that the agent is alive, and returns all writes to the runtime since the mark.
+    /// Waits for so many canaries, which prove that the agent is alive, and returns all writes of ours to the runtime
+    /// since the mark.
     pub(crate) async fn after_canaries(
         &self,
         mark: tidewatch_tests::control_plane::audit::Mark,
@@ -351,12 +363,12 @@ impl One {
     }
 }
 
-/// Whether a write is the agent's renewal of its Lease.
+/// Returns true for the agent's renewal of its Lease, the canary.
 pub(crate) fn is_canary(write: &Write) -> bool {
     write.resource == "leases" && write.name == "tidewatch-agent"
 }
 
-/// Whether a write is the active receiver's renewal of its Lease.
+/// Returns true for the active receiver's renewal of its Lease.
 pub(crate) fn is_renewal(write: &Write) -> bool {
     write.resource == "leases" && write.name == "tidewatch-receiver"
 }
@@ -366,7 +378,7 @@ pub(crate) fn module<'a>(status: &'a KymaStatus, name: &str) -> Option<&'a Modul
     status.modules().iter().find(|module| module.name == name)
 }
 
-/// The message of a condition.
+/// Returns status and message of a condition; true stands for status True.
 pub(crate) fn condition(status: &KymaStatus, type_: &str) -> Result<(bool, String)> {
     let condition = status.condition(type_).with_context(|| format!("the condition {type_}"))?;
     Ok((condition.is_true(), condition.message.clone()))

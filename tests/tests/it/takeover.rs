@@ -1,5 +1,5 @@
-//! Taking over from the incumbent, runtime by runtime, and back: its CRDs give way to ours in place, although they still list a version
-//! that ours have not, and at no moment do both act on one Kyma.
+//! Takeover from the incumbent, runtime by runtime, and the way back: our CRDs replace the incumbent's in place,
+//! although those still list a version that ours lack, and at no time do both controllers act on one Kyma.
 
 mod incumbent;
 mod judge;
@@ -25,10 +25,10 @@ use tidewatch_shared::{
 };
 use tidewatch_tests::{
     bed,
-    control_plane::{Cluster, Person},
+    contract_client::ContractClient,
+    control_plane::{Cluster, ClusterUser},
     http,
     landscape::{AGENT_IMAGE, DEADLINE, Landscape, Options, Runtime, until},
-    speaker::Speaker,
 };
 
 use self::{
@@ -37,18 +37,18 @@ use self::{
 };
 use crate::{
     load::KEDA,
-    support::{Ground, Nothing, One, Tested, module, quick},
+    support::{Fleet, Isolation, SingleRuntime, TestResult, module, quick_options},
 };
 
-/// A runtime in which the incumbent was: its CRDs with both versions, `v1beta1` among the stored ones, and an object of a user's.
-async fn old_definitions(name: &str) -> Result<()> {
+/// Installs the incumbent's CRDs in a runtime, with both versions and `v1beta1` among the stored ones.
+async fn install_incumbents_crds(name: &str) -> Result<()> {
     let cluster = bed::shared().await?.runtime(name).await?;
-    let api = Api::<CustomResourceDefinition>::all(cluster.client_as(Person::Other).await?);
+    let api = Api::<CustomResourceDefinition>::all(cluster.client_as(ClusterUser::Other).await?);
     for crd in runtime_crds() {
         let mut old = crd.clone();
         let mut beta1 = old.spec.versions[0].clone();
         beta1.name = "v1beta1".to_owned();
-        // Stored first as v1beta1, as it was years ago.
+        // Store `v1beta1` first, as old installations did.
         (beta1.storage, beta1.served) = (true, true);
         old.spec.versions[0].storage = false;
         old.spec.versions.push(beta1);
@@ -74,11 +74,11 @@ async fn old_definitions(name: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn our_crds_take_the_place_of_the_incumbents() -> Tested {
-    old_definitions("takeover").await?;
-    let one = One::without_agent("takeover", &[("keda", "1.0.0", "1.1.0")]).await?;
-    one.skr_status("readiness", |status| status.state() == State::Ready).await?;
-    let api = Api::<CustomResourceDefinition>::all(one.runtime.cluster().client().await?);
+async fn our_crds_replace_the_incumbents_in_place() -> TestResult {
+    install_incumbents_crds("takeover").await?;
+    let setup = SingleRuntime::without_agent("takeover", &[("keda", "1.0.0", "1.1.0")]).await?;
+    setup.skr_status("readiness", |status| status.state() == State::Ready).await?;
+    let api = Api::<CustomResourceDefinition>::all(setup.runtime.cluster().client().await?);
     for crd in runtime_crds() {
         let there = api.get(&crd.name_any()).await?;
         let versions: Vec<_> = there.spec.versions.iter().map(|version| version.name.as_str()).collect();
@@ -89,13 +89,13 @@ async fn our_crds_take_the_place_of_the_incumbents() -> Tested {
     Ok(())
 }
 
-/// A receiver of the Kymas with our label, which waits for the incumbent to be quiet.
-fn gradual() -> Options {
+/// Options of a receiver that selects the Kymas with our label, and waits until the incumbent has stopped writing.
+fn takeover_options() -> Options {
     let receiver = vec![format!("--kyma-selector={}={}", OURS.0, OURS.1), "--takeover-quiet-seconds=10".to_owned()];
-    Options { receiver, ..quick() }
+    Options { receiver, ..quick_options() }
 }
 
-/// Merges labels into a Kyma in KCP, as its operator.
+/// Merges labels into a Kyma in KCP as the operator.
 async fn mark(landscape: &Landscape, runtime: &Runtime, labels: Value) -> Result<()> {
     let kymas = Api::<Kyma>::namespaced(landscape.operator(), landscape.namespace());
     let patch = Patch::Merge(json!({"metadata": {"labels": labels}}));
@@ -103,18 +103,18 @@ async fn mark(landscape: &Landscape, runtime: &Runtime, labels: Value) -> Result
     Ok(())
 }
 
-/// Makes a Kyma ours.
-async fn give(landscape: &Landscape, runtime: &Runtime) -> Result<()> {
+/// Assigns a Kyma to our receiver.
+async fn take_over(landscape: &Landscape, runtime: &Runtime) -> Result<()> {
     mark(landscape, runtime, json!({OURS.0: OURS.1, label::HAND_BACK: null})).await
 }
 
-/// Asks for the way back, and waits for the answer.
-async fn take_back(landscape: &Landscape, runtime: &Runtime) -> Result<()> {
-    mark(landscape, runtime, json!({label::HAND_BACK: label::HAND_BACK_ASKED})).await?;
-    handed_back(runtime).await
+/// Requests the hand-back of a Kyma, and waits until it is done.
+async fn request_hand_back(landscape: &Landscape, runtime: &Runtime) -> Result<()> {
+    mark(landscape, runtime, json!({label::HAND_BACK: label::HAND_BACK_REQUESTED})).await?;
+    hand_back_is_done(runtime).await
 }
 
-async fn handed_back(runtime: &Runtime) -> Result<()> {
+async fn hand_back_is_done(runtime: &Runtime) -> Result<()> {
     until(&format!("{} to be handed back", runtime.name()), async || {
         let kyma = runtime.kcp_kyma().await?.context("the Kyma")?;
         Ok(kyma.labels().get(label::HAND_BACK).is_some_and(|value| value == label::HAND_BACK_DONE).then_some(()))
@@ -122,8 +122,8 @@ async fn handed_back(runtime: &Runtime) -> Result<()> {
     .await
 }
 
-/// The image and the rest of the container that runs as the agent.
-async fn container(cluster: &Cluster) -> Result<(String, Value)> {
+/// The image of the agent's container, and its whole pod template.
+async fn agent_container(cluster: &Cluster) -> Result<(String, Value)> {
     let deployment =
         Api::<Deployment>::namespaced(cluster.client().await?, SKR_NAMESPACE).get(AGENT_DEPLOYMENT).await?;
     let pod = deployment.spec.and_then(|spec| spec.template.spec).context("a pod")?;
@@ -131,146 +131,150 @@ async fn container(cluster: &Cluster) -> Result<(String, Value)> {
     Ok((image, serde_json::to_value(pod)?))
 }
 
-/// Nothing of ours is left where the incumbent acts, and nothing of its own is harmed.
-async fn is_the_incumbents(runtime: &Runtime) -> Result<()> {
+/// Checks that none of our objects is left in the runtime, and that the incumbent's objects are intact.
+async fn incumbents_state_is_intact(runtime: &Runtime) -> Result<()> {
     let client = runtime.cluster().client().await?;
     assert!(Api::<ConfigMap>::namespaced(client.clone(), SKR_NAMESPACE).get_opt(AGENT_OBJECT).await?.is_none());
     assert!(Api::<ServiceAccount>::namespaced(client.clone(), SKR_NAMESPACE).get_opt(AGENT_OBJECT).await?.is_none());
     assert!(Api::<ClusterRole>::all(client.clone()).get_opt(AGENT_OBJECT).await?.is_none());
-    let (image, pod) = container(runtime.cluster()).await?;
+    let (image, pod) = agent_container(runtime.cluster()).await?;
     assert_eq!(image, "theirs:1");
     assert!(pod["containers"][0]["args"].is_null() && pod["serviceAccountName"].is_null(), "{pod}");
     let secret = Api::<Secret>::namespaced(client, SKR_NAMESPACE).get(IDENTITY_SECRET).await?;
     assert_eq!(secret.type_.as_deref(), Some("kubernetes.io/tls"));
     let kyma = runtime.kcp_kyma().await?.context("the Kyma")?;
-    assert_eq!(kyma.finalizers(), [finalizer::KYMA], "which the incumbent takes off at its end");
+    assert_eq!(kyma.finalizers(), [finalizer::KYMA], "the incumbent removes its finalizer itself");
     assert!(!kyma.annotations().contains_key(annotation::INPUTS), "{:?}", kyma.annotations());
     assert!(!kyma.annotations().contains_key(annotation::ACCEPTED_SPEC), "{:?}", kyma.annotations());
     let status = kyma.status.context("a status")?;
     for ours in ["EventPath", "RuntimeAccess", "Paused"] {
-        assert!(status.condition(ours).is_none(), "{ours} would never change again");
+        assert!(status.condition(ours).is_none(), "{ours} is left and would never change again");
     }
     Ok(())
 }
 
-/// Two runtimes of the incumbent's.
-async fn beside(name: &str, runtimes: usize) -> Result<(Nothing, Incumbent)> {
-    let (mut nothing, clusters) = Nothing::prepare(name, runtimes, gradual()).await?;
-    nothing.register(clusters.clone()).await?;
+/// Starts runtimes that the incumbent manages, beside our receiver.
+async fn start_beside_incumbent(name: &str, runtimes: usize) -> Result<(Fleet, Incumbent)> {
+    let (mut fleet, clusters) = Fleet::prepare(name, runtimes, takeover_options()).await?;
+    fleet.register(clusters.clone()).await?;
     let clusters: Vec<_> = clusters.iter().map(AsRef::as_ref).collect();
-    let incumbent = Incumbent::start(&nothing.landscape, &clusters).await?;
-    Ok((nothing, incumbent))
+    let incumbent = Incumbent::start(&fleet.landscape, &clusters).await?;
+    Ok((fleet, incumbent))
 }
 
 #[tokio::test]
-async fn runtimes_are_taken_over_one_by_one_and_back_and_never_do_both_act() -> Tested {
-    let (nothing, incumbent) = beside("gradual", 2).await?;
-    let (landscape, [first, second]) = (&nothing.landscape, [&nothing.members[0], &nothing.members[1]]);
+async fn runtimes_are_taken_over_and_handed_back_without_overlapping_writes() -> TestResult {
+    let (fleet, incumbent) = start_beside_incumbent("gradual", 2).await?;
+    let (landscape, [first, second]) = (&fleet.landscape, [&fleet.members[0], &fleet.members[1]]);
     let judges = [Judge::begin(landscape, &first.runtime)?, Judge::begin(landscape, &second.runtime)?];
     for member in [first, second] {
-        incumbent.acts_on(member.runtime.name()).await?;
+        incumbent.reconciles_twice(member.runtime.name()).await?;
     }
 
-    give(landscape, &first.runtime).await?;
-    first.proven().await?;
+    take_over(landscape, &first.runtime).await?;
+    first.path_proven().await?;
     first.delivers(&["keda"]).await?;
-    assert_eq!(container(first.runtime.cluster()).await?.0, AGENT_IMAGE);
-    // The other one is as it was.
-    incumbent.acts_on(second.runtime.name()).await?;
-    assert_eq!(judges[1].eras()?, [Actor::Incumbent]);
-    give(landscape, &second.runtime).await?;
-    second.proven().await?;
+    assert_eq!(agent_container(first.runtime.cluster()).await?.0, AGENT_IMAGE);
+    // The other runtime is unaffected.
+    incumbent.reconciles_twice(second.runtime.name()).await?;
+    assert_eq!(judges[1].actors()?, [Actor::Incumbent]);
+    take_over(landscape, &second.runtime).await?;
+    second.path_proven().await?;
 
-    take_back(landscape, &first.runtime).await?;
-    incumbent.acts_on(first.runtime.name()).await?;
-    is_the_incumbents(&first.runtime).await?;
+    request_hand_back(landscape, &first.runtime).await?;
+    incumbent.reconciles_twice(first.runtime.name()).await?;
+    incumbents_state_is_intact(&first.runtime).await?;
     let written = first.runtime.skr_kyma().await?.context("the Kyma in the runtime")?;
-    assert_eq!(written.spec.modules().len(), 1, "what the user selected stays");
+    assert_eq!(written.spec.modules().len(), 1, "the user's selection stays");
     second.delivers(&["keda"]).await?;
 
-    // And over again, as if it had never been ours.
-    give(landscape, &first.runtime).await?;
-    first.proven().await?;
+    // Take over a second time, as if it were the first.
+    take_over(landscape, &first.runtime).await?;
+    first.path_proven().await?;
     first.delivers(&[]).await?;
     let (theirs, ours) = (Actor::Incumbent, Actor::Us);
-    assert_eq!(judges[0].eras()?, [theirs, ours, theirs, ours]);
-    assert_eq!(judges[1].eras()?, [theirs, ours]);
+    assert_eq!(judges[0].actors()?, [theirs, ours, theirs, ours]);
+    assert_eq!(judges[1].actors()?, [theirs, ours]);
     assert_eq!(incumbent.failures(), Vec::<String>::new());
     Ok(())
 }
 
 #[tokio::test]
-async fn a_receiver_that_dies_on_the_way_over_or_back_is_followed_by_one_that_goes_on() -> Tested {
-    let (nothing, incumbent) = beside("midway", 1).await?;
-    let (landscape, member) = (&nothing.landscape, nothing.only());
+async fn a_takeover_or_hand_back_continues_after_a_receiver_restart() -> TestResult {
+    let (fleet, incumbent) = start_beside_incumbent("midway", 1).await?;
+    let (landscape, member) = (&fleet.landscape, fleet.only());
     let (runtime, cluster) = (&member.runtime, member.runtime.cluster());
     let judge = Judge::begin(landscape, runtime)?;
-    incumbent.acts_on(runtime.name()).await?;
+    incumbent.reconciles_twice(runtime.name()).await?;
 
-    // Killed as soon as it has begun.
+    // Kill the receiver as soon as the takeover has begun.
     let maps = Api::<ConfigMap>::namespaced(cluster.client().await?, SKR_NAMESPACE);
-    give(landscape, runtime).await?;
+    take_over(landscape, runtime).await?;
     until("the take-over to begin", async || Ok(maps.get_opt(AGENT_OBJECT).await?.map(drop))).await?;
     landscape.with_receiver(async |receiver| receiver.kill9()).await?;
     landscape.start_receiver().await?;
-    member.proven().await?;
+    member.path_proven().await?;
     member.delivers(&["keda"]).await?;
 
-    // Asked to go as soon as the agent is on its way out; another one has waited for its turn.
+    // Shut down the receiver as soon as the hand-back has begun; a standby is waiting.
     let next = landscape.start_standby("next", landscape.event_port()).await?;
     let deployments = Api::<Deployment>::namespaced(cluster.client().await?, SKR_NAMESPACE);
-    mark(landscape, runtime, json!({label::HAND_BACK: label::HAND_BACK_ASKED})).await?;
+    mark(landscape, runtime, json!({label::HAND_BACK: label::HAND_BACK_REQUESTED})).await?;
     until("the agent to go", async || Ok(deployments.get_opt(AGENT_DEPLOYMENT).await?.is_none().then_some(()))).await?;
     let ended = landscape.with_receiver(async |receiver| receiver.sigterm(DEADLINE).await).await??;
     assert!(ended.success(), "{ended}");
     next.ready(DEADLINE).await?;
-    handed_back(runtime).await?;
-    incumbent.acts_on(runtime.name()).await?;
-    is_the_incumbents(runtime).await?;
-    assert_eq!(judge.eras()?, [Actor::Incumbent, Actor::Us, Actor::Incumbent]);
+    hand_back_is_done(runtime).await?;
+    incumbent.reconciles_twice(runtime.name()).await?;
+    incumbents_state_is_intact(runtime).await?;
+    assert_eq!(judge.actors()?, [Actor::Incumbent, Actor::Us, Actor::Incumbent]);
     assert_eq!(incumbent.failures(), Vec::<String>::new());
     Ok(())
 }
 
-/// What the receiver shows of its fleet.
-async fn fleet(one: &One) -> Result<Value> {
-    let admin = one.landscape.with_receiver(async |receiver| receiver.admin()).await?.context("its admin listener")?;
+/// Returns the fleet report of the receiver.
+async fn fleet_report(setup: &SingleRuntime) -> Result<Value> {
+    let admin =
+        setup.landscape.with_receiver(async |receiver| receiver.admin()).await?.context("its admin listener")?;
     Ok(serde_json::from_str(&http::get(admin, "/fleet", DEADLINE).await?.1)?)
 }
 
 #[tokio::test]
-async fn a_label_that_is_taken_off_ends_the_pass_that_is_under_way() -> Tested {
-    let options = Options { proxied: true, ..gradual() };
-    let one = One::on(Ground::Shared, "taken-off", &[KEDA], options).await?;
-    give(&one.landscape, &one.runtime).await?;
-    one.runtime.start_agent().await?;
-    until("the Kyma in the runtime", async || one.runtime.skr_kyma().await).await?;
-    one.runtime.select(&["keda"]).await?;
-    one.skr_status("the module", |status| module(status, "keda").is_some()).await?;
-    one.quiet().await?;
+async fn removing_the_selector_label_ends_the_running_reconcile() -> TestResult {
+    let options = Options { proxied: true, ..takeover_options() };
+    let setup = SingleRuntime::isolated_without_agent(Isolation::Shared, "taken-off", &[KEDA], options).await?;
+    take_over(&setup.landscape, &setup.runtime).await?;
+    setup.runtime.start_agent().await?;
+    until("the Kyma in the runtime", async || setup.runtime.skr_kyma().await).await?;
+    setup.runtime.select(&["keda"]).await?;
+    setup.skr_status("the module", |status| module(status, "keda").is_some()).await?;
+    setup.becomes_idle().await?;
 
-    // In the midst of a pass that would write: its requests to the runtime are not answered.
-    let way = &one.runtime.ways().context("the proxies")?.receiver;
-    way.black_hole();
-    one.runtime.select(&[]).await?;
-    until("the pass to begin", async || Ok((fleet(&one).await?["runtimes"][0]["inWork"] == true).then_some(())))
+    // Interrupt a reconcile that would write: its requests to the runtime stay unanswered.
+    let proxy = &setup.runtime.proxies().context("the proxies")?.receiver;
+    proxy.black_hole();
+    setup.runtime.select(&[]).await?;
+    until("the reconcile to begin", async || {
+        Ok((fleet_report(&setup).await?["runtimes"][0]["inWork"] == true).then_some(()))
+    })
+    .await?;
+    mark(&setup.landscape, &setup.runtime, json!({OURS.0: "incumbent"})).await?;
+    until("the Kyma to be gone", async || Ok((fleet_report(&setup).await?["summary"]["kymas"] == 0).then_some(())))
         .await?;
-    mark(&one.landscape, &one.runtime, json!({OURS.0: "incumbent"})).await?;
-    until("the Kyma to be gone", async || Ok((fleet(&one).await?["summary"]["kymas"] == 0).then_some(()))).await?;
-    let judge = Judge::begin(&one.landscape, &one.runtime)?.without_agent();
-    way.resume();
+    let judge = Judge::begin(&setup.landscape, &setup.runtime)?.without_agent();
+    proxy.resume();
 
-    // Its agent is nobody's: it is told so, its connection has ended, and its certificate serves no more.
-    one.receiver_counts("tidewatch_gateway_connections_ended_total", &["out"], 1).await?;
-    one.receiver_counts("tidewatch_gateway_requests_refused_total", &["unknown-runtime"], 1).await?;
-    let (ca, domain) = (one.landscape.ca(), one.landscape.trust_domain());
-    let speaker = Speaker::new(ca, ca, domain, one.runtime.id(), &one.landscape.agents_authority())?;
-    assert_eq!(speaker.say(&speaker.event(1, 1)?).await?.status(), StatusCode::NOT_FOUND);
-    assert_eq!(one.manifests().await?.len(), 1, "what the pass would have deleted");
-    assert_eq!(judge.eras()?, Vec::<Actor>::new());
+    // The agent's runtime is no longer known: its connection is closed, and its requests are refused.
+    setup.receiver_metric_reaches("tidewatch_gateway_connections_ended_total", &["out"], 1).await?;
+    setup.receiver_metric_reaches("tidewatch_gateway_requests_refused_total", &["unknown-runtime"], 1).await?;
+    let (ca, domain) = (setup.landscape.ca(), setup.landscape.trust_domain());
+    let contract_client = ContractClient::new(ca, ca, domain, setup.runtime.id(), &setup.landscape.agents_authority())?;
+    assert_eq!(contract_client.send(&contract_client.event(1, 1)?).await?.status(), StatusCode::NOT_FOUND);
+    assert_eq!(setup.manifests().await?.len(), 1, "the interrupted reconcile deleted nothing");
+    assert_eq!(judge.actors()?, Vec::<Actor>::new());
 
-    // Given back, it is worked on as one of somebody else's.
-    give(&one.landscape, &one.runtime).await?;
-    one.skr_status("the change", |status| status.modules().is_empty()).await?;
+    // Given back, the Kyma is reconciled like a new one.
+    take_over(&setup.landscape, &setup.runtime).await?;
+    setup.skr_status("the change", |status| status.modules().is_empty()).await?;
     Ok(())
 }

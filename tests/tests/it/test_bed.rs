@@ -16,7 +16,7 @@ use serde_json::{from_value, json};
 use tidewatch_tests::{
     bed::{self, BedError, TestBed},
     control_plane::{
-        Admission, Binaries, Person,
+        Admission, Binaries, ClusterUser,
         apiserver::{ApiServer, ApiServerError, Settings},
         credentials::Credentials,
     },
@@ -29,7 +29,7 @@ fn namespace(name: &str) -> Namespace {
 }
 
 #[tokio::test]
-async fn clusters_of_one_store_do_not_see_each_other() {
+async fn clusters_that_share_an_etcd_are_isolated() {
     let bed = bed::shared().await.expect("a test bed");
     let (kcp, runtime) = tokio::join!(bed.kcp(), bed.runtime("one"));
     let (kcp, runtime) = (kcp.expect("a KCP"), runtime.expect("a runtime"));
@@ -44,27 +44,27 @@ async fn clusters_of_one_store_do_not_see_each_other() {
 }
 
 #[tokio::test]
-async fn a_runtimes_own_api_server_vouches_for_its_accounts() {
+async fn an_api_server_authenticates_only_its_own_accounts() {
     let bed = bed::shared().await.expect("a test bed");
     let (runtime, kcp) = (bed.runtime("one").await.expect("a runtime"), bed.kcp().await.expect("a KCP"));
     runtime.ensure_service_account("vouch", "agent").await.expect("an account");
     let token = runtime.service_account_token_for("vouch", "agent", &["tidewatch"]).await.expect("a token");
     let spec = TokenReviewSpec { token: Some(token), audiences: Some(vec!["tidewatch".to_owned()]) };
     let review = TokenReview { spec, ..Default::default() };
-    let ask = async |client| {
+    let review_in = async |client| {
         let reviews = Api::<TokenReview>::all(client);
         let answer = reviews.create(&PostParams::default(), &review).await.expect("reviewed");
         answer.status.expect("a status")
     };
-    let here = ask(runtime.client().await.expect("a client")).await;
+    let here = review_in(runtime.client().await.expect("a client")).await;
     assert_eq!(here.authenticated, Some(true), "{here:?}");
     assert_eq!(here.user.and_then(|user| user.username).as_deref(), Some("system:serviceaccount:vouch:agent"));
-    let elsewhere = ask(kcp.client().await.expect("a client")).await;
+    let elsewhere = review_in(kcp.client().await.expect("a client")).await;
     assert_ne!(elsewhere.authenticated, Some(true), "another cluster has another issuer key");
 }
 
 #[tokio::test]
-async fn an_account_may_do_nothing_by_itself() {
+async fn a_service_account_has_no_rights_by_default() {
     let bed = bed::shared().await.expect("a test bed");
     let runtime = bed.runtime("one").await.expect("a runtime");
     runtime.ensure_service_account("bare", "agent").await.expect("an account");
@@ -83,7 +83,7 @@ async fn the_audit_log_names_the_writer() {
     kcp.ensure_namespace("audited").await.expect("created");
     let mark = kcp.audit_mark().expect("a mark");
     let before = kcp.write_requests().await.expect("metrics");
-    let api = Api::<ConfigMap>::namespaced(kcp.client_as(Person::User).await.expect("a client"), "audited");
+    let api = Api::<ConfigMap>::namespaced(kcp.client_as(ClusterUser::User).await.expect("a client"), "audited");
     let map = from_value(json!({"metadata": {"name": "written"}})).expect("a map");
     api.create(&PostParams::default(), &map).await.expect("created");
     api.get("written").await.expect("read");
@@ -101,12 +101,12 @@ async fn the_audit_log_names_the_writer() {
 }
 
 #[tokio::test]
-async fn a_cluster_is_reached_through_a_proxy_that_cuts() {
+async fn a_proxy_cuts_and_resumes_connections_to_a_cluster() {
     let bed = bed::shared().await.expect("a test bed");
     let kcp = bed.kcp().await.expect("a KCP");
     let proxy = Proxy::start(kcp.server().address()).await.expect("a proxy");
     let url = format!("https://{}", proxy.address());
-    let text = kcp.kubeconfig_at(&url, kcp.credentials().token(Person::Admin));
+    let text = kcp.kubeconfig_at(&url, kcp.credentials().token(ClusterUser::Admin));
     let parsed = kube::config::Kubeconfig::from_yaml(&text).expect("a kubeconfig");
     let config = kube::Config::from_custom_kubeconfig(parsed, &Default::default()).await.expect("a config");
     let api = Api::<Namespace>::all(kube::Client::try_from(config).expect("a client"));
@@ -118,7 +118,7 @@ async fn a_cluster_is_reached_through_a_proxy_that_cuts() {
 }
 
 #[tokio::test]
-async fn a_killed_api_server_comes_back_with_its_data() {
+async fn a_killed_api_server_restarts_with_its_data() {
     let bed = TestBed::start().await.expect("a test bed");
     let runtime = bed.runtime("phoenix").await.expect("a runtime");
     runtime.ensure_service_account("kept", "agent").await.expect("an account");
@@ -130,7 +130,7 @@ async fn a_killed_api_server_comes_back_with_its_data() {
     runtime.server().restart().await.expect("back");
     assert_ne!(runtime.server().process().pid(), pid);
     api.get("kept").await.expect("the same client finds the same data");
-    // The issuer's keys are the same too: an old token is still somebody's.
+    // The issuer's keys are the same, so an old token is still authenticated.
     let client = runtime.client_for_token(&token).await.expect("a client");
     match Api::<Namespace>::all(client).get("kept").await {
         Err(kube::Error::Api(status)) if status.is_forbidden() => {}
@@ -138,7 +138,7 @@ async fn a_killed_api_server_comes_back_with_its_data() {
     }
     let dir = bed.dir().to_path_buf();
     drop((runtime, bed));
-    assert!(!dir.exists(), "a test bed that served its purpose leaves nothing behind");
+    assert!(!dir.exists(), "a successful test bed removes its folder");
 }
 
 #[tokio::test]
@@ -191,15 +191,15 @@ async fn a_deployment_becomes_ready_where_workloads_run() {
     deployments.create(&PostParams::default(), &deployment.expect("a deployment")).await.expect("created");
     let ready = await_condition(deployments, "ready", is_deployment_completed());
     tokio::time::timeout(Duration::from_secs(60), ready).await.expect("in time").expect("ready");
-    assert!(matches!(bed.runtime("busy").await, Err(BedError::Otherwise(_, "with workloads"))));
+    assert!(matches!(bed.runtime("busy").await, Err(BedError::OtherKind(_, "with workloads"))));
 }
 
-/// Stands in for a kube-apiserver that ends at once.
+/// Stands in for a kube-apiserver that exits at once.
 #[tokio::test]
-async fn an_api_server_that_dies_says_why_and_where_its_log_is() {
+async fn the_error_of_a_crashed_api_server_has_its_output_and_log_path() {
     let dir = tempfile::tempdir().expect("a folder");
     let binary = dir.path().join("kube-apiserver");
-    // Written by a child: a file that this process has open for writing while another test forks cannot be run.
+    // Written by a child: a file that this process has open for writing while another test forks cannot be executed.
     let write = r#"printf '#!/bin/sh\necho the store is unreachable >&2\nexit 1\n' >"$0" && chmod 755 "$0""#;
     assert!(Command::new("sh").arg("-c").arg(write).arg(&binary).status().expect("a shell").success());
     let (name, cluster) = ("dying".to_owned(), dir.path().to_path_buf());
@@ -214,9 +214,9 @@ async fn an_api_server_that_dies_says_why_and_where_its_log_is() {
 }
 
 #[tokio::test]
-async fn names_that_are_none_are_refused() {
+async fn invalid_cluster_names_are_refused() {
     let bed = bed::shared().await.expect("a test bed");
     assert!(matches!(bed.runtime("kcp").await, Err(BedError::Name(_))));
     assert!(matches!(bed.runtime("../x").await, Err(BedError::Name(_))));
-    assert!(Binaries::from_env().find(tidewatch_tests::control_plane::Tool::Etcd).is_some(), "built by now");
+    assert!(Binaries::from_env().find(tidewatch_tests::control_plane::Tool::Etcd).is_some(), "etcd is available");
 }

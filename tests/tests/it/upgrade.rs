@@ -1,4 +1,4 @@
-//! Another image of agents reaches the runtimes in stages, over receivers that are killed, and stops when it is a bad one.
+//! The staged rollout of an agent image: it survives crashes of the receiver, and halts on a bad image.
 
 use anyhow::{Context as _, Result};
 use futures::future::join_all;
@@ -8,12 +8,12 @@ use kube::{
     api::{ListParams, Patch, PatchParams},
 };
 use serde_json::json;
-use tidewatch_receiver::installer::upgrade::CONFIG_MAP;
+use tidewatch_receiver::controllers::installer::upgrade::CONFIG_MAP;
 use tidewatch_shared::names::{AGENT_CONTAINER, AGENT_DEPLOYMENT, SKR_NAMESPACE};
 use tidewatch_tests::landscape::{DEADLINE, Options, until};
 
 use crate::{
-    support::{Nothing, Tested, quick},
+    support::{Fleet, TestResult, quick_options},
     sync::sum,
 };
 
@@ -22,14 +22,14 @@ const SECOND: &str = "example.test/tidewatch-agent:2";
 const EXITS: &str = "example.test/tidewatch-agent:exits";
 const HANGS: &str = "example.test/tidewatch-agent:hangs";
 const FLAGS: [&str; 2] = ["--agent-upgrade-stages", "1%,100%"];
-/// For an image that is known to be bad: a good one has its time, however slow the machine. Those who have a good one are to be back from
-/// the restart of the receiver before that, which takes them up to fifteen seconds.
-const HURRIED: [&str; 4] = ["--agent-upgrade-pause-seconds", "0", "--agent-upgrade-deadline-seconds", "30"];
+/// Flags for an image that is known to be bad; a good one gets the default deadline, since the machine may be slow. The
+/// deadline must exceed the up to fifteen seconds within which the healthy agents reconnect to a restarted receiver.
+const SHORT_DEADLINE: [&str; 4] = ["--agent-upgrade-pause-seconds", "0", "--agent-upgrade-deadline-seconds", "30"];
 const WITHOUT_PAUSE: [&str; 2] = ["--agent-upgrade-pause-seconds", "0"];
-/// Longer than any test.
+/// A pause longer than any test.
 const WITH_PAUSE: [&str; 2] = ["--agent-upgrade-pause-seconds", "86400"];
 
-impl Nothing {
+impl Fleet {
     fn deployments(&self) -> Vec<Api<Deployment>> {
         self.members.iter().map(|member| Api::namespaced(member.runtime.user(), SKR_NAMESPACE)).collect()
     }
@@ -44,26 +44,26 @@ impl Nothing {
         Ok(images)
     }
 
-    async fn images_are(&self, wanted: &[&str]) -> Result<()> {
-        let what = format!("the images {wanted:?}");
-        until(&what, async || Ok((self.images().await? == wanted).then_some(()))).await
+    async fn images_become(&self, wanted: &[&str]) -> Result<()> {
+        let description = format!("the images {wanted:?}");
+        until(&description, async || Ok((self.images().await? == wanted).then_some(()))).await
     }
 
-    /// What its ConfigMap says of the upgrade.
-    async fn upgrade(&self, key: &str) -> Result<Option<String>> {
+    /// A value of the ConfigMap that holds the state of the upgrade.
+    async fn upgrade_state(&self, key: &str) -> Result<Option<String>> {
         let maps = Api::<ConfigMap>::namespaced(self.landscape.operator(), self.landscape.namespace());
         Ok(maps.get_opt(CONFIG_MAP).await?.and_then(|map| map.data?.remove(key)))
     }
 
-    async fn is_over(&self) -> Result<()> {
+    async fn completes(&self) -> Result<()> {
         until("the end of the upgrade", async || {
-            Ok((self.upgrade("stage").await?.as_deref() == Some("done")).then_some(()))
+            Ok((self.upgrade_state("stage").await?.as_deref() == Some("done")).then_some(()))
         })
         .await
     }
 
     /// Waits until the receiver counts so many upgraded runtimes as proven.
-    async fn counts_proven(&self, proven: u64) -> Result<()> {
+    async fn proven_count_becomes(&self, proven: u64) -> Result<()> {
         self.landscape
             .with_receiver(async |receiver| {
                 let look = |page: &str| {
@@ -76,7 +76,7 @@ impl Nothing {
         Ok(())
     }
 
-    async fn is_halted(&self) -> Result<()> {
+    async fn halts(&self) -> Result<()> {
         self.landscape
             .with_receiver(async |receiver| {
                 let look = |page: &str| (sum(page, "tidewatch_agent_upgrade_halted", &[]) == 1).then_some(());
@@ -86,7 +86,7 @@ impl Nothing {
         Ok(())
     }
 
-    /// Somebody in a runtime puts another image there.
+    /// Sets another image in a runtime, as a user could.
     async fn tamper(&self, at: usize, image: &str) -> Result<()> {
         let containers = json!([{"name": AGENT_CONTAINER, "image": image}]);
         let patch = json!({"spec": {"template": {"spec": {"containers": containers}}}});
@@ -95,10 +95,10 @@ impl Nothing {
         Ok(())
     }
 
-    /// Waits until one agent runs there, that of the Deployment as it is.
-    async fn settled(&self, at: usize) -> Result<Option<u32>> {
+    /// Waits until exactly one agent runs there, of the current generation of the Deployment; returns its process.
+    async fn single_agent_runs(&self, at: usize) -> Result<Option<u32>> {
         let (member, api) = (&self.members[at], self.deployments().remove(at));
-        until("one agent, and no older one", async || {
+        until("one agent of the current generation", async || {
             let deployment = api.get(AGENT_DEPLOYMENT).await?;
             let status = deployment.status.context("a status")?;
             let is_current = status.observed_generation == deployment.metadata.generation
@@ -114,64 +114,64 @@ impl Nothing {
     }
 }
 
-/// The three runtimes of the test, at each step of it.
-impl Nothing {
-    /// All have the first image.
-    async fn with_first() -> Result<Self> {
+/// The steps of the test with three runtimes.
+impl Fleet {
+    /// Starts three runtimes with the first image.
+    async fn start_with_first_image() -> Result<Self> {
         let receiver = FLAGS.map(str::to_owned).to_vec();
-        let options = Options { agent_image: FIRST.to_owned(), receiver, ..quick() };
-        let (mut nothing, clusters) = Self::prepare("upgrade", 3, options).await?;
-        nothing.register(clusters).await?;
-        for proven in join_all(nothing.members.iter().map(|member| member.proven())).await {
+        let options = Options { agent_image: FIRST.to_owned(), receiver, ..quick_options() };
+        let (mut fleet, clusters) = Self::prepare("upgrade", 3, options).await?;
+        fleet.register(clusters).await?;
+        for proven in join_all(fleet.members.iter().map(|member| member.path_proven())).await {
             proven?;
         }
-        nothing.is_over().await?;
-        assert_eq!(nothing.images().await?, [FIRST; 3], "the first image is everybody's");
-        Ok(nothing)
+        fleet.completes().await?;
+        assert_eq!(fleet.images().await?, [FIRST; 3], "all runtimes have the first image");
+        Ok(fleet)
     }
 
-    /// The one that has another image than all the others.
-    async fn only_one_has(&self, image: &str, others: &str) -> Result<usize> {
+    /// Checks that exactly one runtime has this image, and returns its index.
+    async fn single_runtime_with(&self, image: &str, others: &str) -> Result<usize> {
         let images = self.images().await?;
-        let one = images.iter().position(|known| known == image).context("one that is upgraded")?;
+        let index = images.iter().position(|found| found == image).context("an upgraded runtime")?;
         let mut expected = [others; 3];
-        expected[one] = image;
+        expected[index] = image;
         assert_eq!(images, expected);
-        Ok(one)
+        Ok(index)
     }
 
-    /// Whoever puts another image there gets back the one that is decided for him.
-    async fn cannot_be_tampered_with(&self, first: usize) -> Result<()> {
+    /// Checks that a user's change of the image is reverted to the image decided for that runtime.
+    async fn tampering_is_reverted(&self, first: usize) -> Result<()> {
         let mut decided = [FIRST; 3];
         decided[first] = SECOND;
         let (second, third) = ((first + 1) % 3, (first + 2) % 3);
         for (at, image) in [(second, SECOND), (third, "example.test/tidewatch-agent:mine"), (first, FIRST)] {
             self.tamper(at, image).await?;
-            self.images_are(&decided).await?;
+            self.images_become(&decided).await?;
         }
         Ok(())
     }
 
-    /// A bad one reaches one runtime, which is named, and stops there.
-    async fn stops_at_one(&self, image: &str) -> Result<usize> {
-        self.landscape.restart_receiver(image, &HURRIED).await?;
-        self.is_halted().await?;
-        let bad = self.only_one_has(image, SECOND).await?;
-        let why = self.upgrade("halted").await?.context("why it has halted")?;
-        assert!(why.contains(self.members[bad].runtime.name()), "{why}");
+    /// Checks that a bad image reaches one runtime, which the halt names, and no other; returns its index.
+    async fn halts_at_one(&self, image: &str) -> Result<usize> {
+        self.landscape.restart_receiver(image, &SHORT_DEADLINE).await?;
+        self.halts().await?;
+        let bad = self.single_runtime_with(image, SECOND).await?;
+        let halt = self.upgrade_state("halted").await?.context("the reason of the halt")?;
+        assert!(halt.contains(self.members[bad].runtime.name()), "{halt}");
         Ok(bad)
     }
 
     async fn others_deliver(&self, bad: usize, modules: &[&str]) -> Result<()> {
         for (at, member) in self.members.iter().enumerate().filter(|(at, _)| *at != bad) {
-            member.delivers(modules).await.with_context(|| format!("runtime {at} is untouched"))?;
+            member.delivers(modules).await.with_context(|| format!("deliver in the unaffected runtime {at}"))?;
         }
         Ok(())
     }
 
-    async fn tells_of_the_halt(&self) -> Result<()> {
+    async fn halt_is_reported(&self) -> Result<()> {
         let events: Api<Event> = Api::namespaced(self.landscape.operator(), self.landscape.namespace());
-        until("the Event about it", async || {
+        until("the Event of the halt", async || {
             let events = events.list(&ListParams::default()).await?;
             Ok(events.items.into_iter().find(|event| event.reason.as_deref() == Some("AgentUpgradeHalted")).map(drop))
         })
@@ -180,49 +180,49 @@ impl Nothing {
 }
 
 #[tokio::test]
-async fn an_image_comes_in_stages_and_a_bad_one_stops_at_the_first() -> Tested {
-    let nothing = Nothing::with_first().await?;
+async fn an_image_is_rolled_out_in_stages_and_a_bad_one_halts_at_the_first() -> TestResult {
+    let fleet = Fleet::start_with_first_image().await?;
 
-    // One runtime, and no other for as long as the pause lasts.
-    nothing.landscape.restart_receiver(SECOND, &WITH_PAUSE).await?;
-    nothing.counts_proven(1).await?;
-    let first = nothing.only_one_has(SECOND, FIRST).await?;
-    assert_eq!(nothing.upgrade("stage").await?.as_deref(), Some("1"));
-    nothing.cannot_be_tampered_with(first).await?;
-    nothing.counts_proven(1).await?;
-    nothing.all_deliver(&["keda"]).await?;
-    let agent = nothing.settled(first).await?;
+    // The first stage has one runtime, and the pause holds the next stage back.
+    fleet.landscape.restart_receiver(SECOND, &WITH_PAUSE).await?;
+    fleet.proven_count_becomes(1).await?;
+    let first = fleet.single_runtime_with(SECOND, FIRST).await?;
+    assert_eq!(fleet.upgrade_state("stage").await?.as_deref(), Some("1"));
+    fleet.tampering_is_reverted(first).await?;
+    fleet.proven_count_becomes(1).await?;
+    fleet.all_deliver(&["keda"]).await?;
+    let agent = fleet.single_agent_runs(first).await?;
 
-    // Killed in the midst of it, the receiver goes on from there.
-    nothing.landscape.restart_receiver(SECOND, &WITHOUT_PAUSE).await?;
-    nothing.is_over().await?;
-    assert_eq!(nothing.images().await?, [SECOND; 3]);
-    assert_eq!(nothing.settled(first).await?, agent, "it was the same one's turn, and is over");
-    nothing.all_deliver(&[]).await?;
+    // A receiver killed between two stages continues with the next one.
+    fleet.landscape.restart_receiver(SECOND, &WITHOUT_PAUSE).await?;
+    fleet.completes().await?;
+    assert_eq!(fleet.images().await?, [SECOND; 3]);
+    assert_eq!(fleet.single_agent_runs(first).await?, agent, "the first runtime was not restarted again");
+    fleet.all_deliver(&[]).await?;
 
-    // A bad one stops at the first: also after a receiver that was killed.
-    let bad = nothing.stops_at_one(EXITS).await?;
-    nothing.tells_of_the_halt().await?;
-    nothing.members[bad].said("SKRWebhook", "False", "CrashLoop").await?;
-    nothing.landscape.restart_receiver(EXITS, &HURRIED).await?;
-    nothing.is_halted().await?;
-    nothing.others_deliver(bad, &["keda"]).await?;
-    assert_eq!(nothing.only_one_has(EXITS, SECOND).await?, bad);
+    // A crashing image halts at the first runtime, also across a restart of the receiver.
+    let bad = fleet.halts_at_one(EXITS).await?;
+    fleet.halt_is_reported().await?;
+    fleet.members[bad].condition_becomes("SKRWebhook", "False", "CrashLoop").await?;
+    fleet.landscape.restart_receiver(EXITS, &SHORT_DEADLINE).await?;
+    fleet.halts().await?;
+    fleet.others_deliver(bad, &["keda"]).await?;
+    assert_eq!(fleet.single_runtime_with(EXITS, SECOND).await?, bad);
 
-    // The way back is at once, and everybody's.
-    nothing.landscape.restart_receiver(SECOND, &WITH_PAUSE).await?;
-    nothing.images_are(&[SECOND; 3]).await?;
-    assert_eq!(nothing.upgrade("halted").await?, None);
-    nothing.members[bad].delivers(&["keda"]).await?;
+    // A rollback reaches all runtimes at once.
+    fleet.landscape.restart_receiver(SECOND, &WITH_PAUSE).await?;
+    fleet.images_become(&[SECOND; 3]).await?;
+    assert_eq!(fleet.upgrade_state("halted").await?, None);
+    fleet.members[bad].delivers(&["keda"]).await?;
 
-    // So does one that runs and says nothing, of which no pod's status tells anything.
-    let bad = nothing.stops_at_one(HANGS).await?;
-    nothing.members[bad].said("EventPath", "False", "NoHeartbeat").await?;
-    until("its agent to run, and not to be ready", async || {
-        let running = nothing.members[bad].kubelet.running("tidewatch-agent");
+    // An image that runs and stays silent halts as well, although no pod status shows a fault.
+    let bad = fleet.halts_at_one(HANGS).await?;
+    fleet.members[bad].condition_becomes("EventPath", "False", "NoHeartbeat").await?;
+    until("the agent to run without becoming ready", async || {
+        let running = fleet.members[bad].kubelet.running("tidewatch-agent");
         Ok((running.len() == 1 && !running[0].ready).then_some(()))
     })
     .await?;
-    nothing.others_deliver(bad, &[]).await?;
+    fleet.others_deliver(bad, &[]).await?;
     Ok(())
 }

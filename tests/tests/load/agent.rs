@@ -1,4 +1,4 @@
-//! The agent's process with very many events of a bounded set of objects.
+//! Load tests of the agent process: many events of a bounded set of objects.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -10,28 +10,30 @@ use tidewatch_shared::{
     names::{AGENT_OBJECT, OWN_MANAGER, PLAN_KEY},
 };
 use tidewatch_tests::{
-    fake::{Fake, FakeCluster},
+    fake::{FakeApiServer, FakeCluster},
     landscape::{
         now,
         watchers::{WATCHED, watcher},
     },
-    load::{Crowd, until_within},
+    load::{SimulatedFleet, until_within},
     ports,
     process::Program,
     product::{ProductProcess, build_binaries},
 };
 
-use crate::{Alone, assert_flat, turn};
+use crate::{ExclusiveLandscape, assert_flat, exclusive};
 
-const PATIENCE: Duration = Duration::from_secs(240);
+const DEADLINE: Duration = Duration::from_secs(240);
 const OBJECTS: u32 = 200;
 const EVENTS: u32 = 100_000;
-/// Events after which the first figure is taken.
-const WARM: u32 = 20_000;
-/// The watch is never further behind than the fake API server remembers.
-const STRIDE: u32 = 1_000;
+/// Events before the first memory measurement.
+const WARMUP_EVENTS: u32 = 20_000;
+/// Events between two waits for the agent, few enough that its watch never falls behind the history of the fake API
+/// server.
+const EVENTS_IN_FLIGHT: u32 = 1_000;
 
-/// Starts an agent's process, and waits until it holds all objects. Ready it is not while no receiver answers.
+/// Starts an agent process and waits until it holds all objects. Readiness is no criterion: without a receiver it never
+/// becomes ready.
 async fn start(
     dir: &Path,
     (ca, domain): (&Ca, &TrustDomain),
@@ -57,8 +59,8 @@ async fn start(
         .args(["--admin-address".to_owned(), format!("127.0.0.1:{admin}")])
         .args(["--heartbeat-seconds", "5"]);
     let process = ProductProcess::start(program, ([127, 0, 0, 1], probes).into())?;
-    let held = |page: &str| (sum(page, "tidewatch_agent_objects") >= f64::from(OBJECTS)).then_some(());
-    process.metrics_until(PATIENCE, held).await?;
+    let holds_objects = |page: &str| (sum(page, "tidewatch_agent_objects") >= f64::from(OBJECTS)).then_some(());
+    process.metrics_until(DEADLINE, holds_objects).await?;
     Ok(process)
 }
 
@@ -74,14 +76,14 @@ fn key(number: u32) -> String {
     format!("/configmaps/default/object-{number}")
 }
 
-/// Changes objects in turns, as fast as the agent reads.
+/// Changes the objects round robin, as fast as the agent reads.
 async fn change(runtime: &FakeCluster, events: std::ops::Range<u32>) -> Result<()> {
     for event in events {
         let version =
             runtime.edit(&key(event % OBJECTS), |object| object["data"] = json!({"event": event.to_string()}));
-        if (event + 1).is_multiple_of(STRIDE) {
-            until_within("the agent to read the changes", PATIENCE, async || {
-                Ok(runtime.seen().is_some_and(|seen| seen >= version).then_some(()))
+        if (event + 1).is_multiple_of(EVENTS_IN_FLIGHT) {
+            until_within("the agent to read the changes", DEADLINE, async || {
+                Ok(runtime.delivered_version().is_some_and(|seen| seen >= version).then_some(()))
             })
             .await?;
         }
@@ -89,59 +91,59 @@ async fn change(runtime: &FakeCluster, events: std::ops::Range<u32>) -> Result<(
     Ok(())
 }
 
-/// The sum of a metric over all its labels.
+/// Returns the sum of a metric over all labels.
 fn sum(page: &str, name: &str) -> f64 {
     let lines = page.lines().filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{'])));
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn memory_is_flat_while_the_receiver_is_away() -> Result<()> {
-    let _turn = turn().await;
-    let fake = Fake::start().await?;
+async fn memory_is_flat_while_receiver_is_unreachable() -> Result<()> {
+    let _guard = exclusive().await;
+    let fake = FakeApiServer::start().await?;
     let runtime = fake.cluster("away");
     let plan = json!({"revision": "one", "watches": [{
-        "name": "load", "group": "", "version": "v1", "resource": "configmaps", "labelSelector": format!("{WATCHED}=load"),
-        "field": "spec", "manager": OWN_MANAGER, "work": ["kyma"],
+        "name": "load", "group": "", "version": "v1", "resource": "configmaps",
+        "labelSelector": format!("{WATCHED}=load"), "field": "spec", "manager": OWN_MANAGER, "work": ["kyma"],
     }]});
-    let named = |more: Value| move |object: &mut Value| *object = more;
+    let replace_with = |more: Value| move |object: &mut Value| *object = more;
     let data = json!({PLAN_KEY: plan.to_string()});
     runtime.edit(
         &format!("/configmaps/kyma-system/{AGENT_OBJECT}"),
-        named(json!({"metadata": {"name": AGENT_OBJECT}, "data": data})),
+        replace_with(json!({"metadata": {"name": AGENT_OBJECT}, "data": data})),
     );
     runtime.edit(
         &format!("coordination.k8s.io/leases/kyma-system/{AGENT_OBJECT}"),
-        named(json!({"metadata": {"name": AGENT_OBJECT}})),
+        replace_with(json!({"metadata": {"name": AGENT_OBJECT}})),
     );
     write_objects(&runtime);
     let dir = tempfile::tempdir()?;
     let (ca, domain) = (Ca::generate("test", now(), Duration::from_secs(86_400))?, "kyma.local".parse()?);
-    let nobody = format!("127.0.0.1:{}", ports::free()?);
-    let agent = start(dir.path(), (&ca, &domain), &"away".parse()?, &fake.kubeconfig("away"), &nobody).await?;
+    let closed = format!("127.0.0.1:{}", ports::free()?);
+    let agent = start(dir.path(), (&ca, &domain), &"away".parse()?, &fake.kubeconfig("away"), &closed).await?;
 
-    change(&runtime, 0..WARM).await?;
+    change(&runtime, 0..WARMUP_EVENTS).await?;
     let before = agent.memory()?.pss_kib;
-    change(&runtime, WARM..EVENTS).await?;
+    change(&runtime, WARMUP_EVENTS..EVENTS).await?;
     let after = agent.memory()?.pss_kib;
     let (_, page) = agent.get("/metrics").await?;
     let waiting = sum(&page, "tidewatch_agent_events_waiting");
-    assert!(waiting >= 1.0 && waiting <= f64::from(OBJECTS + 1), "one for each object at most: {waiting}");
+    assert!(waiting >= 1.0 && waiting <= f64::from(OBJECTS + 1), "at most one waiting event per object: {waiting}");
     assert_flat("the agent", before, after);
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn memory_is_flat_while_a_receiver_takes_the_events() -> Result<()> {
-    let alone = Alone::start("agent-memory", 5).await?;
-    let landscape = &alone.landscape;
+async fn memory_is_flat_while_receiver_accepts_events() -> Result<()> {
+    let setup = ExclusiveLandscape::start("agent-memory", 5).await?;
+    let landscape = &setup.landscape;
     landscape.write_watcher(&watcher("load", ("", "v1", "configmaps"), "spec")).await?;
-    let mut crowd = Crowd::new(landscape.clone()).await?;
-    crowd.grow(1).await?;
-    let member = crowd.members().first().context("a member")?;
+    let mut fleet = SimulatedFleet::new(landscape.clone()).await?;
+    fleet.grow(1).await?;
+    let member = fleet.members().first().context("a member")?;
     let runtime = member.cluster();
     let watch = landscape.watch_of("load");
-    until_within("the plan in the runtime", PATIENCE, async || {
+    until_within("the plan in the runtime", DEADLINE, async || {
         let plan = runtime.object(&format!("/configmaps/kyma-system/{AGENT_OBJECT}"));
         Ok(plan.filter(|plan| plan.to_string().contains(&watch)).map(drop))
     })
@@ -149,19 +151,19 @@ async fn memory_is_flat_while_a_receiver_takes_the_events() -> Result<()> {
     write_objects(runtime);
     let dir = tempfile::tempdir()?;
     let trust = (landscape.ca(), landscape.trust_domain());
-    let kubeconfig = crowd.fake().kubeconfig(member.name());
+    let kubeconfig = fleet.fake().kubeconfig(member.name());
     let agent = start(dir.path(), trust, member.id(), &kubeconfig, &landscape.authority()).await?;
 
-    change(runtime, 0..WARM).await?;
+    change(runtime, 0..WARMUP_EVENTS).await?;
     let before = agent.memory()?.pss_kib;
-    change(runtime, WARM..EVENTS).await?;
+    change(runtime, WARMUP_EVENTS..EVENTS).await?;
     let after = agent.memory()?.pss_kib;
     let settled = |page: &str| {
         let open = sum(page, "tidewatch_agent_events_waiting") + sum(page, "tidewatch_agent_events_unsettled");
         (open == 0.0).then(|| sum(page, "tidewatch_agent_events_total"))
     };
-    let sent = agent.metrics_until(PATIENCE, settled).await?;
-    assert!(sent >= f64::from(OBJECTS), "events were sent: {sent}");
+    let sent = agent.metrics_until(DEADLINE, settled).await?;
+    assert!(sent >= f64::from(OBJECTS), "too few events were sent: {sent}");
     assert_flat("the agent", before, after);
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! Many agents, and many events: what must hold whatever their number. A binary of its own, one test at a time, so that nobody else's
-//! work is in the figures.
+//! Load tests: properties that hold for any number of agents and events. They are a binary of their own and run one at
+//! a time, so that no other work distorts the measurements.
 
 mod agent;
 mod receiver;
@@ -14,48 +14,49 @@ use tidewatch_tests::{
 };
 use tokio::sync::{Mutex, MutexGuard};
 
-/// More than this the second half may not have over the first, in percent: allocators keep what they once had in uneven pieces.
+/// Limit for the growth of memory from the first to the second measurement, in percent. It covers fragmentation in the
+/// allocator.
 const GROWTH_PERCENT: u64 = 10;
 
-static TURN: Mutex<()> = Mutex::const_new(());
+static EXCLUSIVE: Mutex<()> = Mutex::const_new(());
 
-/// Files that are open at the same time: thousands of connections, both ends of some of them.
+/// Limit of open files: thousands of connections, some with both ends in this process.
 const OPEN_FILES: u64 = 12_000;
 
-/// Waits until nobody else is at work. Every test begins with it, so that nothing is running yet when the program has to begin again.
-async fn turn() -> MutexGuard<'static, ()> {
+/// Waits until no other test runs. Every test calls it first, since raising the limit may re-execute the process.
+async fn exclusive() -> MutexGuard<'static, ()> {
     limits::raise_open_files(OPEN_FILES);
     tidewatch_tests::install_crypto();
-    TURN.lock().await
+    EXCLUSIVE.lock().await
 }
 
-/// A landscape with a receiver and nobody else, alone on the machine.
-struct Alone {
+/// A landscape with a receiver, while no other test of this binary runs.
+struct ExclusiveLandscape {
     landscape: Arc<Landscape>,
-    _turn: MutexGuard<'static, ()>,
+    _guard: MutexGuard<'static, ()>,
 }
 
-impl Alone {
-    /// With heartbeats wanted every so many seconds.
+impl ExclusiveLandscape {
+    /// Starts a landscape with this heartbeat interval.
     async fn start(name: &str, heartbeat_seconds: u32) -> Result<Self> {
-        let turn = turn().await;
+        let guard = exclusive().await;
         let bed: &TestBed = bed::shared().await?;
         let options = Options { heartbeat_seconds, log: "warn".to_owned(), ..Options::default() };
         let landscape = Arc::new(Landscape::start(bed.kcp().await?, name, options).await?);
-        Ok(Self { landscape, _turn: turn })
+        Ok(Self { landscape, _guard: guard })
     }
 
-    /// With a receiver that issues the certificates of agents, and installs none.
+    /// Starts a landscape with a receiver that issues agent certificates but installs no agents.
     async fn issuing(name: &str) -> Result<Self> {
-        let turn = turn().await;
+        let guard = exclusive().await;
         let options = Options { agent_image: String::new(), log: "warn".to_owned(), ..Options::default() };
-        let landscape = Landscape::from_nothing(bed::shared().await?.kcp().await?, name, options).await?;
-        Ok(Self { landscape: Arc::new(landscape), _turn: turn })
+        let landscape = Landscape::start_issuing(bed::shared().await?.kcp().await?, name, options).await?;
+        Ok(Self { landscape: Arc::new(landscape), _guard: guard })
     }
 }
 
-/// Fails when the memory grew by more than it may.
-fn assert_flat(what: &str, before: u64, after: u64) {
-    let most = before + before * GROWTH_PERCENT / 100;
-    assert!(after <= most, "{what} had {before} KiB, and now has {after} KiB");
+/// Fails if the memory grew by more than [`GROWTH_PERCENT`].
+fn assert_flat(program: &str, before: u64, after: u64) {
+    let limit = before + before * GROWTH_PERCENT / 100;
+    assert!(after <= limit, "memory of {program} grew from {before} KiB to {after} KiB");
 }

@@ -1,65 +1,67 @@
-//! The agent's side: its core, fed by the streams of the cluster, and the requests that it makes.
+//! The agent's side of the model: its core, fed by the watch streams of the cluster, and the requests that it sends.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use tidewatch_agent::{
-    core::{Core, Figures, Seen, Surroundings, WatchId},
+    core::{Core, HeartbeatContext, ObjectState, Stats, WatchId},
     telemetry::Metrics,
 };
 use tidewatch_shared::{
     event::{Received, parse_batch},
-    exchange::{EventsAnswer, HeartbeatAnswer},
+    exchange::{EventsResponse, HeartbeatResponse},
     heartbeat::{CertificateState, Heartbeat},
     identity::Epoch,
     plan::Plan,
 };
 use tokio::time::Instant;
 
-use crate::cluster::{COUNT, Cluster, Name, RESOURCES, Said, WATCHES};
+use crate::cluster::{Cluster, Name, RESOURCES, WATCH_COUNT, WATCHES, WatchEvent};
 
-/// Objects of one watch above which it goes coarse: many watches do with the one, hardly any with the other.
-pub(crate) const SMALL: usize = 4;
-pub(crate) const LARGE: usize = 8;
-/// Objects of a page.
+/// Events and objects that the agent holds before watches collapse and turn coarse: frequent with the small cap, rare
+/// with the large one.
+pub(crate) const SMALL_CAP: usize = 4;
+pub(crate) const LARGE_CAP: usize = 8;
+/// Objects in one page of a list.
 const PAGE: usize = 2;
 
-/// Where the loop of a watch is.
+/// State of a watch loop.
 #[derive(Debug)]
-enum At {
-    /// It must list.
-    Broken,
-    /// Pages of a list that was made at a tick.
+enum WatchLoopState {
+    /// The watch must relist.
+    Disconnected,
+    /// The remaining pages of a list that was taken at `tick`.
     Listing {
-        rest: VecDeque<(Name, Seen)>,
+        remaining: VecDeque<(Name, ObjectState)>,
         names: BTreeSet<Name>,
         tick: u64,
     },
     Watching,
 }
 
-/// The loop of one watch.
+/// The list and watch loop of one watch.
 #[derive(Debug)]
-struct Loop {
+struct WatchLoop {
     id: WatchId,
-    at: At,
-    stream: VecDeque<Said>,
-    /// When the newest changes happened that the core was told of, while it followed: of each object, and of a list.
-    told: BTreeMap<Option<Name>, u64>,
-    /// Of a forwarded watch: the same for every object that must be told of, those of a list included.
-    objects: BTreeMap<Name, Object>,
+    state: WatchLoopState,
+    stream: VecDeque<WatchEvent>,
+    /// Ticks of the newest changes that the core received while the watch followed its stream: per object, and `None`
+    /// for the list.
+    reported_at: BTreeMap<Option<Name>, u64>,
+    /// Forwarded watches only: every object that the agent must report, including those of a list.
+    objects: BTreeMap<Name, ReportedObject>,
 }
 
-/// An object as the core was told of it last.
+/// The last state of an object that the core received.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Object {
+pub(crate) struct ReportedObject {
     pub(crate) tick: u64,
-    pub(crate) gone: bool,
+    pub(crate) deleted: bool,
 }
 
-/// What is on its way to the receiver.
+/// A request on its way to the receiver.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
-    pub(crate) from: Sender,
+    pub(crate) id: RequestId,
     pub(crate) created: i64,
     pub(crate) body: Body,
 }
@@ -67,65 +69,65 @@ pub(crate) struct Request {
 #[derive(Clone, Debug)]
 pub(crate) enum Body {
     Events(Vec<Received>),
-    Beat(Box<Heartbeat>),
+    Heartbeat(Box<Heartbeat>),
 }
 
-/// Whose request it is, so that its answer finds the way back.
+/// Identifies the agent and the request that a response belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Sender {
-    life: u64,
+pub(crate) struct RequestId {
+    incarnation: u64,
     number: u64,
     pub(crate) epoch: Epoch,
 }
 
-/// What is on its way back.
+/// A response on its way to the agent.
 #[derive(Debug)]
-pub(crate) enum Answer {
-    Events(EventsAnswer),
-    Beat(HeartbeatAnswer),
-    /// The request is refused as a whole (400, 413).
-    RefusedWhole,
+pub(crate) enum Response {
+    Events(EventsResponse),
+    Heartbeat(HeartbeatResponse),
+    /// The whole request is refused (400, 413).
+    Rejected,
     /// The signature or the nonce is refused (401).
-    NewEpoch,
-    /// Not now (503), or a connection that broke.
-    Fault,
+    Unauthorized,
+    /// The receiver is unavailable (503) or the connection broke.
+    Unavailable,
 }
 
 pub(crate) struct Agent {
     core: Core,
-    life: u64,
-    loops: [Option<Loop>; COUNT],
-    /// The events request whose answer is awaited.
+    incarnation: u64,
+    loops: [Option<WatchLoop>; WATCH_COUNT],
+    /// Number of the events request that awaits its response.
     in_flight: Option<u64>,
     requests: u64,
 }
 
 impl Agent {
-    /// Starts and reads the plan that its cluster has.
-    pub(crate) fn start(life: u64, cap: usize, plan: &Plan, metrics: Metrics) -> Self {
+    /// Starts an agent with the plan that its cluster contains.
+    pub(crate) fn start(incarnation: u64, cap: usize, plan: &Plan, metrics: Metrics) -> Self {
         let core = Core::new("r-1".parse().unwrap(), cap, metrics);
-        let mut agent = Self { core, life, loops: Default::default(), in_flight: None, requests: 0 };
-        agent.follow(plan);
+        let mut agent = Self { core, incarnation, loops: Default::default(), in_flight: None, requests: 0 };
+        agent.apply_plan(plan);
         agent
     }
 
-    /// Follows another plan. Returns the watches that it stops, of which it keeps nothing.
-    pub(crate) fn follow(&mut self, plan: &Plan) -> Vec<usize> {
-        let turnover = self.core.follow(plan);
+    /// Applies a plan. Returns the watches that it stops; their state is dropped.
+    pub(crate) fn apply_plan(&mut self, plan: &Plan) -> Vec<usize> {
+        let changes = self.core.follow(plan);
         let at = |name: &str| WATCHES.iter().position(|watch| watch.name == name).unwrap();
-        let stopped: Vec<_> = turnover.stopped.iter().map(|name| at(name)).collect();
+        let stopped: Vec<_> = changes.stopped.iter().map(|name| at(name)).collect();
         for watch in &stopped {
             self.loops[*watch] = None;
         }
-        for started in turnover.started {
-            let (stream, told, objects) = (VecDeque::new(), BTreeMap::new(), BTreeMap::new());
+        for started in changes.started {
+            let (stream, reported_at, objects) = (VecDeque::new(), BTreeMap::new(), BTreeMap::new());
             self.loops[at(&started.planned.name)] =
-                Some(Loop { id: started.id, at: At::Broken, stream, told, objects });
+                Some(WatchLoop { id: started.id, state: WatchLoopState::Disconnected, stream, reported_at, objects });
         }
         stopped
     }
 
-    /// For the link.
+    /// Returns the core, for the link.
     pub(crate) fn core(&self) -> Core {
         self.core.clone()
     }
@@ -134,137 +136,144 @@ impl Agent {
         self.core.epoch()
     }
 
-    pub(crate) fn figures(&self) -> Figures {
+    pub(crate) fn stats(&self) -> Stats {
         self.core.figures()
     }
 
-    /// What streams say comes in behind what they have said.
-    pub(crate) fn hear_streams(&mut self, said: [Vec<Said>; COUNT]) {
-        for (watching, said) in self.loops.iter_mut().zip(said) {
-            if let Some(watching) = watching.as_mut().filter(|watching| !matches!(watching.at, At::Broken)) {
-                watching.stream.extend(said);
+    /// Appends events to the streams of the watches that are connected.
+    pub(crate) fn push_watch_events(&mut self, events: [Vec<WatchEvent>; WATCH_COUNT]) {
+        for (watch_loop, events) in self.loops.iter_mut().zip(events) {
+            if let Some(watch_loop) =
+                watch_loop.as_mut().filter(|watch_loop| !matches!(watch_loop.state, WatchLoopState::Disconnected))
+            {
+                watch_loop.stream.extend(events);
             }
         }
     }
 
-    /// A watch ends, and what its stream had not yet said with it (410, or a list that breaks off).
-    pub(crate) fn break_off(&mut self, watch: usize) {
-        if let Some(watching) = &mut self.loops[watch] {
-            (watching.at, watching.stream) = (At::Broken, VecDeque::new());
+    /// Ends a watch and drops the events of its stream that were not delivered (410, or an aborted list).
+    pub(crate) fn break_watch(&mut self, watch: usize) {
+        if let Some(watch_loop) = &mut self.loops[watch] {
+            (watch_loop.state, watch_loop.stream) = (WatchLoopState::Disconnected, VecDeque::new());
         }
     }
 
-    /// The next step of a list; one that is watching lists again only if told so.
-    pub(crate) fn list(&mut self, cluster: &Cluster, watch: usize, again: bool, tick: u64) {
+    /// Runs the next step of a list. A watch that follows its stream lists again only if `relist` is set.
+    pub(crate) fn list(&mut self, cluster: &Cluster, watch: usize, relist: bool, tick: u64) {
         let (core, now) = (&self.core, Instant::now());
-        let Some(watching) = &mut self.loops[watch] else { return };
-        let id = watching.id;
-        match &mut watching.at {
-            At::Watching if !again => {}
-            At::Broken | At::Watching => {
+        let Some(watch_loop) = &mut self.loops[watch] else { return };
+        let id = watch_loop.id;
+        match &mut watch_loop.state {
+            WatchLoopState::Watching if !relist => {}
+            WatchLoopState::Disconnected | WatchLoopState::Watching => {
                 let resource = WATCHES[watch].resource;
                 core.described(id, "v1", RESOURCES[resource], cluster.every_version(resource));
                 core.list_begun(id);
-                watching.stream.clear();
-                let rest = VecDeque::from(cluster.list(watch));
-                let names = rest.iter().map(|(name, _)| *name).collect();
-                watching.at = At::Listing { rest, names, tick };
+                watch_loop.stream.clear();
+                let remaining = VecDeque::from(cluster.list(watch));
+                let names = remaining.iter().map(|(name, _)| *name).collect();
+                watch_loop.state = WatchLoopState::Listing { remaining, names, tick };
             }
-            At::Listing { rest, names, tick } => {
-                let page = rest.drain(..rest.len().min(PAGE));
-                let more = core.listed(id, page.map(|(name, seen)| (key(name).into(), seen)).collect(), now);
-                if rest.is_empty() || !more {
-                    watching.told = BTreeMap::from([(None, *tick)]);
-                    // What was there and is not on the list is told of once.
-                    for (_, object) in watching.objects.iter_mut().filter(|(name, _)| !names.contains(name)) {
-                        *object = if object.gone { *object } else { Object { tick: *tick, gone: true } };
+            WatchLoopState::Listing { remaining, names, tick } => {
+                let page = remaining.drain(..remaining.len().min(PAGE));
+                let more = core.listed(id, page.map(|(name, state)| (key(name).into(), state)).collect(), now);
+                if remaining.is_empty() || !more {
+                    watch_loop.reported_at = BTreeMap::from([(None, *tick)]);
+                    // An object that is missing from the list is reported as deleted once.
+                    for (_, object) in watch_loop.objects.iter_mut().filter(|(name, _)| !names.contains(name)) {
+                        *object = if object.deleted { *object } else { ReportedObject { tick: *tick, deleted: true } };
                     }
-                    watching.objects.extend(names.iter().map(|name| (*name, Object { tick: *tick, gone: false })));
+                    watch_loop
+                        .objects
+                        .extend(names.iter().map(|name| (*name, ReportedObject { tick: *tick, deleted: false })));
                     core.list_complete(id, now);
-                    watching.at = At::Watching;
+                    watch_loop.state = WatchLoopState::Watching;
                 }
             }
         }
     }
 
-    /// The core hears the next word of a stream.
-    pub(crate) fn feed(&mut self, watch: usize) -> bool {
+    /// Delivers the next event of a stream to the core. Returns false if there is none.
+    pub(crate) fn deliver_watch_event(&mut self, watch: usize) -> bool {
         let (core, now) = (&self.core, Instant::now());
-        let Some(watching) = &mut self.loops[watch] else { return false };
-        if !matches!(watching.at, At::Watching) {
+        let Some(watch_loop) = &mut self.loops[watch] else { return false };
+        if !matches!(watch_loop.state, WatchLoopState::Watching) {
             return false;
         }
-        let Some(Said { name, seen, gone, counts, tick }) = watching.stream.pop_front() else { return false };
-        if gone {
-            core.gone(watching.id, &key(name), seen, now);
+        let Some(WatchEvent { name, state, deleted, reportable, tick }) = watch_loop.stream.pop_front() else {
+            return false;
+        };
+        if deleted {
+            core.gone(watch_loop.id, &key(name), state, now);
         } else {
-            core.present(watching.id, &key(name), seen, now);
+            core.present(watch_loop.id, &key(name), state, now);
         }
-        if counts {
-            watching.told.insert(Some(name), tick);
-            watching.objects.insert(name, Object { tick, gone });
+        if reportable {
+            watch_loop.reported_at.insert(Some(name), tick);
+            watch_loop.objects.insert(name, ReportedObject { tick, deleted });
         }
         true
     }
 
-    /// Whether a watch follows its stream and has heard all of it.
+    /// Returns true if a watch follows its stream and the core has received all of its events.
     pub(crate) fn is_up_to_date(&self, watch: usize) -> bool {
-        self.loops[watch].as_ref().is_none_or(|w| matches!(w.at, At::Watching) && w.stream.is_empty())
+        self.loops[watch].as_ref().is_none_or(|w| matches!(w.state, WatchLoopState::Watching) && w.stream.is_empty())
     }
 
-    /// When the newest change happened that the core was told of.
-    pub(crate) fn told(&self, watch: usize) -> Option<u64> {
-        self.loops[watch].as_ref().and_then(|watching| watching.told.values().max().copied())
+    /// Returns the tick of the newest change that the core received.
+    pub(crate) fn last_reported(&self, watch: usize) -> Option<u64> {
+        self.loops[watch].as_ref().and_then(|watch_loop| watch_loop.reported_at.values().max().copied())
     }
 
-    /// Objects that the manager of a forwarded watch must hear of, each since its newest change or list.
-    pub(crate) fn objects(&self, watch: usize) -> BTreeMap<Name, Object> {
+    /// Returns the objects that must be reported to the manager of a forwarded watch, each with the tick of its newest
+    /// change or list.
+    pub(crate) fn reported_objects(&self, watch: usize) -> BTreeMap<Name, ReportedObject> {
         let forwarded = self.loops[watch].as_ref().filter(|_| WATCHES[watch].is_forwarded());
-        forwarded.map(|watching| watching.objects.clone()).unwrap_or_default()
+        forwarded.map(|watch_loop| watch_loop.objects.clone()).unwrap_or_default()
     }
 
-    fn sender(&mut self, epoch: Epoch) -> Sender {
+    fn next_request_id(&mut self, epoch: Epoch) -> RequestId {
         self.requests += 1;
-        Sender { life: self.life, number: self.requests, epoch }
+        RequestId { incarnation: self.incarnation, number: self.requests, epoch }
     }
 
-    /// The next request of events, unless one is under way.
-    pub(crate) fn events(&mut self, created: i64) -> Option<Request> {
+    /// Returns the next events request, unless one is in flight.
+    pub(crate) fn events_request(&mut self, created: i64) -> Option<Request> {
         if self.in_flight.is_some() {
             return None;
         }
         let batch = self.core.batch(Instant::now())?;
-        let from = self.sender(batch.epoch);
-        self.in_flight = Some(from.number);
-        Some(Request { from, created, body: Body::Events(parse_batch(&batch.body).unwrap()) })
+        let id = self.next_request_id(batch.epoch);
+        self.in_flight = Some(id.number);
+        Some(Request { id, created, body: Body::Events(parse_batch(&batch.body).unwrap()) })
     }
 
-    pub(crate) fn beat(&mut self, created: i64) -> Request {
+    pub(crate) fn heartbeat_request(&mut self, created: i64) -> Request {
         let (not_after, fingerprint) = Default::default();
         let certificate = CertificateState { not_after, fingerprint, renewal_failed_since: None };
-        let surroundings = Surroundings { certificate, trust_revision: None, canary: None, incomplete: false };
-        let (beat, _) = self.core.heartbeat(Instant::now(), surroundings);
-        let from = self.sender(beat.epoch);
-        Request { from, created, body: Body::Beat(Box::new(beat)) }
+        let context = HeartbeatContext { certificate, trust_revision: None, canary: None, incomplete: false };
+        let (heartbeat, _) = self.core.heartbeat(Instant::now(), context);
+        let id = self.next_request_id(heartbeat.epoch);
+        Request { id, created, body: Body::Heartbeat(Box::new(heartbeat)) }
     }
 
-    /// It waits no longer; an answer that still comes reaches nobody.
-    pub(crate) fn give_up(&mut self) {
+    /// Stops waiting for the response in flight; a late response is dropped.
+    pub(crate) fn abandon_request(&mut self) {
         self.in_flight = None;
     }
 
-    pub(crate) fn hear(&mut self, to: Sender, answer: &Answer) {
-        let awaited = self.in_flight == Some(to.number);
-        if to.life != self.life || (!awaited && !matches!(answer, Answer::Beat(_))) {
+    pub(crate) fn receive_response(&mut self, id: RequestId, response: &Response) {
+        let awaited = self.in_flight == Some(id.number);
+        if id.incarnation != self.incarnation || (!awaited && !matches!(response, Response::Heartbeat(_))) {
             return;
         }
         let now = Instant::now();
-        match answer {
-            Answer::Beat(answer) => return self.core.heartbeat_answered(now, to.epoch, answer),
-            Answer::Events(answer) => self.core.answered(now, to.epoch, answer),
-            Answer::RefusedWhole => drop(self.core.refused_whole(now, to.epoch)),
-            Answer::NewEpoch => self.core.start_over(),
-            Answer::Fault => {}
+        match response {
+            Response::Heartbeat(response) => return self.core.heartbeat_answered(now, id.epoch, response),
+            Response::Events(response) => self.core.answered(now, id.epoch, response),
+            Response::Rejected => drop(self.core.refused_whole(now, id.epoch)),
+            Response::Unauthorized => self.core.restart_epoch(),
+            Response::Unavailable => {}
         }
         self.in_flight = None;
     }

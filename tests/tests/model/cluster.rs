@@ -1,77 +1,78 @@
-//! A cluster as far as watches see one: objects with versions, and what each watch would tell of them.
+//! A model of a runtime cluster as watches observe it: objects with versions, and the events that each watch reports.
 
 use std::collections::BTreeMap;
 
 use serde_json::json;
-use tidewatch_agent::core::{Seen, Uid, Version};
+use tidewatch_agent::core::{ObjectState, Uid, Version};
 use tidewatch_shared::plan::{Plan, Work};
 
-/// What objects of a resource are called in the model: below [`NAMES`].
+/// Index of an object of a resource, below [`NAMES`].
 pub(crate) type Name = u8;
-/// How many names there are: more than an agent with few objects may hold, so that watches collapse and go coarse.
+/// Number of object names: more than an agent with a small cap may hold, so that watches collapse and turn coarse.
 pub(crate) const NAMES: Name = 6;
 
-/// A watch that a plan may name.
+/// A watch that a plan may contain.
 #[derive(Debug)]
 pub(crate) struct Watch {
     pub(crate) name: &'static str,
-    /// Index of its resource.
+    /// Index into [`RESOURCES`].
     pub(crate) resource: usize,
     field: &'static str,
-    /// Only objects with the label.
-    selects: bool,
+    /// Limits the watch to objects with the label.
+    has_selector: bool,
     works: &'static [Work],
-    /// What it stands for in the other plans.
-    other_works: &'static [Work],
+    /// Work that the watch triggers in plans with the highest bit of [`PlanId`] set.
+    alternate_works: &'static [Work],
 }
 
-/// Two watches of one resource, one with a selector on a resource without generations, and one that goes to another manager.
-pub(crate) const WATCHES: [Watch; COUNT] = [
+/// All watches: two of one resource, one with a selector on a resource without generations, and one that is forwarded
+/// to another manager.
+pub(crate) const WATCHES: [Watch; WATCH_COUNT] = [
     Watch {
         name: "kyma",
         resource: 0,
         field: "spec",
-        selects: false,
+        has_selector: false,
         works: &[Work::Kyma],
-        other_works: &[Work::Kyma],
+        alternate_works: &[Work::Kyma],
     },
     Watch {
         name: "kyma-status",
         resource: 0,
         field: "status",
-        selects: false,
+        has_selector: false,
         works: &[Work::Catalog],
-        other_works: &[Work::Kyma, Work::Catalog],
+        alternate_works: &[Work::Kyma, Work::Catalog],
     },
     Watch {
         name: "catalog",
         resource: 1,
         field: "spec",
-        selects: true,
+        has_selector: true,
         works: &[Work::Kyma, Work::Catalog],
-        other_works: &[Work::Kyma, Work::Catalog],
+        alternate_works: &[Work::Kyma, Work::Catalog],
     },
     Watch {
         name: "other",
         resource: 2,
         field: "spec",
-        selects: false,
+        has_selector: false,
         works: &[Work::Forward],
-        other_works: &[Work::Kyma, Work::Forward],
+        alternate_works: &[Work::Kyma, Work::Forward],
     },
 ];
-/// How many watches there are.
-pub(crate) const COUNT: usize = 4;
+/// Number of watches.
+pub(crate) const WATCH_COUNT: usize = 4;
 
 pub(crate) const RESOURCES: [&str; 3] = ["kymas", "mrms", "things"];
 
-/// Which watches a plan has (the low bits) and which works they stand for (the highest).
+/// Encodes the watches of a plan (low bits) and the set of work that they trigger (highest bit).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PlanId(pub(crate) u8);
 
 impl PlanId {
     pub(crate) const ALL: Self = Self(0b0_1111);
-    /// How many there are.
+    /// Number of plans.
     pub(crate) const COUNT: u8 = 0b10_0000;
 
     pub(crate) fn has(self, watch: usize) -> bool {
@@ -79,139 +80,148 @@ impl PlanId {
     }
 
     pub(crate) fn works(self, watch: usize) -> &'static [Work] {
-        if self.0 & 0b1_0000 == 0 { WATCHES[watch].works } else { WATCHES[watch].other_works }
+        if self.0 & 0b1_0000 == 0 { WATCHES[watch].works } else { WATCHES[watch].alternate_works }
     }
 
-    /// The plan; `turn` tells revisions of the same content apart.
-    pub(crate) fn plan(self, turn: u64) -> Plan {
+    /// Builds the plan; `revision` distinguishes revisions of the same content.
+    pub(crate) fn plan(self, revision: u64) -> Plan {
         let watch = |at: usize| {
             let Watch { name, resource, field, .. } = &WATCHES[at];
-            json!({"name": name, "group": "g", "version": "v1", "resource": RESOURCES[*resource], "field": field, "manager": "m",
-                   "work": self.works(at)})
+            json!({"name": name, "group": "g", "version": "v1", "resource": RESOURCES[*resource], "field": field,
+                   "manager": "m", "work": self.works(at)})
         };
         let watches: Vec<_> = (0..WATCHES.len()).filter(|at| self.has(*at)).map(watch).collect();
-        Plan::parse(&json!({"revision": format!("{}-{turn}", self.0), "watches": watches}).to_string()).unwrap()
+        Plan::parse(&json!({"revision": format!("{}-{revision}", self.0), "watches": watches}).to_string()).unwrap()
     }
 }
 
-/// An object. `spec` and `status` stand for contents: numbers that nothing but a pass ever sees.
+/// An object in the store. `spec` and `status` are numbers that stand for contents; only a reconcile reads them.
 #[derive(Clone, Debug)]
-struct Thing {
+struct StoredObject {
     uid: u64,
     generation: i64,
     version: u64,
     metadata: u64,
     spec: u64,
-    /// What `spec` was before, for changes that are taken back.
-    before: u64,
+    /// The `spec` before the last change, for changes that are reverted.
+    previous_spec: u64,
     status: u64,
-    selected: bool,
+    labelled: bool,
 }
 
-/// What somebody does to an object.
+/// A change to an object.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Deed {
+pub(crate) enum Mutation {
     Spec,
-    /// The change before is taken back: same content, new versions.
-    TakeBack,
+    /// Restores the previous spec: same content, new resourceVersion and generation.
+    RevertSpec,
     Metadata,
     Status,
     Label,
     Delete,
-    /// Gone and there again, under another uid.
+    /// Deletes and creates the object, with a new uid.
     Recreate,
 }
 
-/// What a watch reports of an object: a pass that has this has all that the watch could tell.
-pub(crate) type Told = (u64, u64, u64, Option<u64>);
-/// All that a watch could tell.
-pub(crate) type Told1 = BTreeMap<Name, Told>;
-/// The same of each watch.
-pub(crate) type Truth = [Told1; COUNT];
+/// The state of an object that is visible through a watch: uid, spec, metadata, and status where the watch covers it. A
+/// reconcile that has read it has read everything that the watch could report.
+pub(crate) type ObservedObject = (u64, u64, u64, Option<u64>);
+/// State of all objects of one watch.
+pub(crate) type ObservedObjects = BTreeMap<Name, ObservedObject>;
+/// State of all objects of all watches.
+pub(crate) type ClusterSnapshot = [ObservedObjects; WATCH_COUNT];
 
-/// What a watch stream says.
+/// An event of a watch stream.
 #[derive(Clone, Debug)]
-pub(crate) struct Said {
+pub(crate) struct WatchEvent {
     pub(crate) name: Name,
-    pub(crate) seen: Seen,
-    pub(crate) gone: bool,
-    /// The watch must tell of it.
-    pub(crate) counts: bool,
-    /// When it changed.
+    pub(crate) state: ObjectState,
+    pub(crate) deleted: bool,
+    /// The agent must report the change.
+    pub(crate) reportable: bool,
+    /// Tick of the change.
     pub(crate) tick: u64,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct Cluster {
-    objects: [BTreeMap<Name, Thing>; RESOURCES.len()],
+    objects: [BTreeMap<Name, StoredObject>; RESOURCES.len()],
     version: u64,
     uids: u64,
     contents: u64,
-    /// Whether the kind of the first resource has a status subresource.
+    /// The kind of the first resource has a status subresource.
     has_status: bool,
 }
 
 impl Cluster {
-    /// An empty one.
+    /// Returns an empty cluster.
     pub(crate) fn new() -> Self {
         Self { objects: Default::default(), version: 10, uids: 0, contents: 0, has_status: true }
     }
 }
 
 impl Watch {
-    /// What it stands for in every plan that has it.
-    pub(crate) fn works_always(&self) -> &'static [Work] {
-        if self.works.len() < self.other_works.len() { self.works } else { self.other_works }
+    /// Returns the work that the watch triggers in every plan that contains it.
+    pub(crate) fn common_works(&self) -> &'static [Work] {
+        if self.works.len() < self.alternate_works.len() { self.works } else { self.alternate_works }
     }
 
-    /// Whether another manager is told of each of its objects.
+    /// Returns true if another manager receives an event for each object of the watch.
     pub(crate) fn is_forwarded(&self) -> bool {
         self.works.contains(&Work::Forward)
     }
 
-    fn picks(&self, thing: &Thing) -> bool {
-        !self.selects || thing.selected
+    fn matches(&self, object: &StoredObject) -> bool {
+        !self.has_selector || object.labelled
     }
 }
 
 impl Cluster {
-    /// Whether each version of a resource counts, as discovery says it.
+    /// Returns true if every resourceVersion of the resource counts as a change, as discovery determines it.
     pub(crate) fn every_version(&self, resource: usize) -> bool {
         resource == 0 && !self.has_status
     }
 
-    fn counts_status(&self, watch: &Watch) -> bool {
+    fn reports_status(&self, watch: &Watch) -> bool {
         watch.field == "status" || watch.resource != 0 || self.every_version(watch.resource)
     }
 
-    /// Another definition of the first kind. Its watches end.
-    pub(crate) fn redefine(&mut self) {
+    /// Redefines the kind of the first resource, with or without a status subresource. The caller ends its watches.
+    pub(crate) fn toggle_status_subresource(&mut self) {
         self.has_status = !self.has_status;
     }
 
-    /// The store is set back to an older state. All watches end. What is new from then on never was before.
-    pub(crate) fn set_back(&mut self, older: Self) {
-        *self = Self { uids: self.uids, contents: self.contents, has_status: self.has_status, ..older };
+    /// Restores the store from a backup. The caller ends all watches. Uids and contents that are created afterwards
+    /// have never been used before.
+    pub(crate) fn restore(&mut self, backup: Self) {
+        *self = Self { uids: self.uids, contents: self.contents, has_status: self.has_status, ..backup };
     }
 
-    /// Does something to an object, which begins to be where it was not. Gives what the stream of each watch says of it.
-    pub(crate) fn act(&mut self, resource: usize, name: Name, deed: Deed, tick: u64) -> [Vec<Said>; COUNT] {
+    /// Applies a mutation to an object and creates the object if it does not exist. Returns the events of each watch
+    /// stream.
+    pub(crate) fn mutate(
+        &mut self,
+        resource: usize,
+        name: Name,
+        mutation: Mutation,
+        tick: u64,
+    ) -> [Vec<WatchEvent>; WATCH_COUNT] {
         let before = self.objects[resource].get(&name).cloned();
         self.version += 1;
         self.contents += 1;
         let (version, content) = (self.version, self.contents);
         let after = match before.clone() {
             None => Some(self.create(content)),
-            Some(_) if matches!(deed, Deed::Delete) => None,
-            Some(_) if matches!(deed, Deed::Recreate) => Some(self.create(content)),
-            Some(thing) => Some(self.change(thing, resource, deed, version, content)),
+            Some(_) if matches!(mutation, Mutation::Delete) => None,
+            Some(_) if matches!(mutation, Mutation::Recreate) => Some(self.create(content)),
+            Some(object) => Some(self.change(object, resource, mutation, version, content)),
         };
         let mut last = before.clone();
         if let (Some(last), None) = (&mut last, &after) {
             last.version = version;
         }
         match &after {
-            Some(thing) => drop(self.objects[resource].insert(name, thing.clone())),
+            Some(object) => drop(self.objects[resource].insert(name, object.clone())),
             None => drop(self.objects[resource].remove(&name)),
         }
         std::array::from_fn(|at| {
@@ -219,68 +229,90 @@ impl Cluster {
             if watch.resource != resource {
                 return Vec::new();
             }
-            let counts = !matches!(deed, Deed::Status) || before.is_none() || self.counts_status(watch);
-            let said = |thing: &Thing, gone| Said { name, seen: Self::seen(resource, thing), gone, counts, tick };
-            let was = last.as_ref().filter(|thing| watch.picks(thing));
-            let is = after.as_ref().filter(|thing| watch.picks(thing));
-            let replaced = matches!((was, is), (Some(was), Some(is)) if was.uid != is.uid);
-            let left = was.filter(|_| is.is_none() || replaced).map(|thing| said(thing, true));
-            left.into_iter().chain(is.map(|thing| said(thing, false))).collect()
+            let reportable = !matches!(mutation, Mutation::Status) || before.is_none() || self.reports_status(watch);
+            let event = |object: &StoredObject, deleted| WatchEvent {
+                name,
+                state: Self::object_state(resource, object),
+                deleted,
+                reportable,
+                tick,
+            };
+            let old = last.as_ref().filter(|object| watch.matches(object));
+            let new = after.as_ref().filter(|object| watch.matches(object));
+            let replaced = matches!((old, new), (Some(old), Some(new)) if old.uid != new.uid);
+            let removed = old.filter(|_| new.is_none() || replaced).map(|object| event(object, true));
+            removed.into_iter().chain(new.map(|object| event(object, false))).collect()
         })
     }
 
-    fn create(&mut self, content: u64) -> Thing {
+    fn create(&mut self, content: u64) -> StoredObject {
         self.uids += 1;
         let (version, uid) = (self.version, self.uids);
-        Thing { uid, generation: 1, version, metadata: 0, spec: content, before: content, status: 0, selected: true }
-    }
-
-    fn change(&self, mut thing: Thing, resource: usize, deed: Deed, version: u64, content: u64) -> Thing {
-        thing.version = version;
-        match deed {
-            Deed::Spec => (thing.before, thing.spec) = (thing.spec, content),
-            Deed::TakeBack => std::mem::swap(&mut thing.before, &mut thing.spec),
-            Deed::Metadata => thing.metadata = (thing.metadata + 1) % 2,
-            Deed::Status => thing.status = content,
-            Deed::Label => (thing.selected, thing.metadata) = (!thing.selected, thing.metadata ^ 2),
-            Deed::Delete | Deed::Recreate => {}
+        StoredObject {
+            uid,
+            generation: 1,
+            version,
+            metadata: 0,
+            spec: content,
+            previous_spec: content,
+            status: 0,
+            labelled: true,
         }
-        let counts =
-            matches!(deed, Deed::Spec | Deed::TakeBack) || (deed_is_status(deed) && self.every_version(resource));
-        thing.generation += i64::from(counts);
-        thing
     }
 
-    fn seen(resource: usize, thing: &Thing) -> Seen {
-        // The others have no generations, as ConfigMaps have none.
-        let generation = if resource == 0 { thing.generation } else { 0 };
-        Seen {
-            uid: Uid::from(thing.uid.to_string().as_str()),
-            version: Version::Number(thing.version),
+    fn change(
+        &self,
+        mut object: StoredObject,
+        resource: usize,
+        mutation: Mutation,
+        version: u64,
+        content: u64,
+    ) -> StoredObject {
+        object.version = version;
+        match mutation {
+            Mutation::Spec => (object.previous_spec, object.spec) = (object.spec, content),
+            Mutation::RevertSpec => std::mem::swap(&mut object.previous_spec, &mut object.spec),
+            Mutation::Metadata => object.metadata = (object.metadata + 1) % 2,
+            Mutation::Status => object.status = content,
+            Mutation::Label => (object.labelled, object.metadata) = (!object.labelled, object.metadata ^ 2),
+            Mutation::Delete | Mutation::Recreate => {}
+        }
+        let bumps_generation = matches!(mutation, Mutation::Spec | Mutation::RevertSpec)
+            || (is_status_mutation(mutation) && self.every_version(resource));
+        object.generation += i64::from(bumps_generation);
+        object
+    }
+
+    fn object_state(resource: usize, object: &StoredObject) -> ObjectState {
+        // Objects of the other resources have no generation, like ConfigMaps.
+        let generation = if resource == 0 { object.generation } else { 0 };
+        ObjectState {
+            uid: Uid::from(object.uid.to_string().as_str()),
+            version: Version::Number(object.version),
             generation: generation.try_into().ok(),
-            metadata: thing.metadata,
+            metadata: object.metadata,
         }
     }
 
-    /// What a list of a watch has now.
-    pub(crate) fn list(&self, watch: usize) -> Vec<(Name, Seen)> {
+    /// Returns the current list response of a watch.
+    pub(crate) fn list(&self, watch: usize) -> Vec<(Name, ObjectState)> {
         let Watch { resource, .. } = WATCHES[watch];
-        let picked = self.objects[resource].iter().filter(|(_, thing)| WATCHES[watch].picks(thing));
-        picked.map(|(name, thing)| (*name, Self::seen(resource, thing))).collect()
+        let matching = self.objects[resource].iter().filter(|(_, object)| WATCHES[watch].matches(object));
+        matching.map(|(name, object)| (*name, Self::object_state(resource, object))).collect()
     }
 
-    /// What whoever reads everything now has.
-    pub(crate) fn truth(&self) -> Truth {
+    /// Returns the current state of all objects of all watches, as a complete read returns it.
+    pub(crate) fn snapshot(&self) -> ClusterSnapshot {
         std::array::from_fn(|at| {
             let watch = &WATCHES[at];
-            let status = |thing: &Thing| self.counts_status(watch).then_some(thing.status);
-            let told = |thing: &Thing| (thing.uid, thing.spec, thing.metadata, status(thing));
-            let picked = self.objects[watch.resource].iter().filter(|(_, thing)| watch.picks(thing));
-            picked.map(|(name, thing)| (*name, told(thing))).collect()
+            let status = |object: &StoredObject| self.reports_status(watch).then_some(object.status);
+            let observed = |object: &StoredObject| (object.uid, object.spec, object.metadata, status(object));
+            let matching = self.objects[watch.resource].iter().filter(|(_, object)| watch.matches(object));
+            matching.map(|(name, object)| (*name, observed(object))).collect()
         })
     }
 }
 
-const fn deed_is_status(deed: Deed) -> bool {
-    matches!(deed, Deed::Status)
+const fn is_status_mutation(mutation: Mutation) -> bool {
+    matches!(mutation, Mutation::Status)
 }

@@ -1,27 +1,31 @@
-//! The receiver's side: instances with the product's hub, and passes that read the truth and record it.
+//! The receiver's side of the model: instances with the product's runtime table, and reconciles that read the cluster
+//! and record its state.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use futures::FutureExt as _;
-use rustls::pki_types::CertificateDer;
 use tidewatch_receiver::{
-    forward::{self, Delivery, Routes, Service, Target},
-    hub::{Beside, Hub, Job, Metrics, Settings},
-    key::KymaKey,
-    queue::{Class, Drift, Outcome, Priority, Works},
+    base::{error_class::ErrorClass, key::KymaKey},
+    fleet::{
+        EventBatch, Verified,
+        forward::{self, Delivery, Routes, Service, Target},
+        queue::{Drift, Priority, ReconcileOutcome, WorkSet},
+        table::{Job, Metrics, RuntimeTable, Settings},
+    },
 };
 use tidewatch_shared::{
     identity::{Epoch, Instance, RuntimeId},
     plan::{Plan, Work},
+    signature::{Nonce, VerifiedSignature},
 };
 use tokio::time::Instant;
 
 use crate::{
-    agent::{Answer, Body, Request},
-    cluster::{NAMES, Name, PlanId, RESOURCES, Told, Told1, Truth, WATCHES},
+    agent::{Body, Request, Response},
+    cluster::{ClusterSnapshot, NAMES, Name, ObservedObject, ObservedObjects, PlanId, RESOURCES, WATCHES},
 };
 
-/// What a predecessor began has landed by then.
+/// Deadline by which the last write of a crashed receiver has been applied.
 pub(crate) const REQUEST_DEADLINE: Duration = Duration::from_secs(20);
 
 pub(crate) fn kyma() -> KymaKey {
@@ -32,17 +36,23 @@ pub(crate) fn runtime() -> RuntimeId {
     "r-1".parse().unwrap()
 }
 
-/// What has been recorded, whoever did it.
+/// Wraps input of the runtime like the gateway after verification.
+fn verified<T>(epoch: Epoch, created: i64, payload: T) -> Verified<T> {
+    Verified::new(runtime(), VerifiedSignature::unchecked(created, Nonce { epoch, counter: 0 }), payload)
+}
+
+/// The state that all receivers together have recorded.
 #[derive(Debug, Default)]
 pub(crate) struct Records {
-    /// Per work and watch: what was there when it was last looked at.
-    pub(crate) known: BTreeMap<(Work, usize), Told1>,
-    /// The same: when the newest pass began that looked at it and ended.
+    /// Per work and watch: the state of the objects at the last reconcile.
+    pub(crate) recorded: BTreeMap<(Work, usize), ObservedObjects>,
+    /// Per work and watch: the tick at which the newest completed reconcile began.
     began: BTreeMap<(Work, usize), u64>,
-    /// Per forwarded watch and object: what its manager found when it was told last, and when that was.
-    handed: BTreeMap<(usize, Name), (Option<Told>, u64)>,
-    /// Per forwarded watch: when its manager was told last that any of its objects may have changed.
-    handed_all: BTreeMap<usize, u64>,
+    /// Per forwarded watch and object: the state that its manager observed at the last delivery, and the tick of that
+    /// delivery.
+    delivered: BTreeMap<(usize, Name), (Option<ObservedObject>, u64)>,
+    /// Per forwarded watch: the tick of the last delivery that covers all of its objects.
+    delivered_all: BTreeMap<usize, u64>,
 }
 
 impl Records {
@@ -50,62 +60,62 @@ impl Records {
         self.began.get(&(work, watch)).copied().unwrap_or(0)
     }
 
-    /// When a manager was told of an object last.
-    pub(crate) fn handed_at(&self, watch: usize, name: Name) -> u64 {
-        self.handed.get(&(watch, name)).map_or(0, |(_, tick)| *tick)
+    /// Returns the tick of the last delivery about an object.
+    pub(crate) fn delivered_at(&self, watch: usize, name: Name) -> u64 {
+        self.delivered.get(&(watch, name)).map_or(0, |(_, tick)| *tick)
     }
 
-    /// What it found then; `None` also for an object that was gone.
-    pub(crate) fn handed(&self, watch: usize, name: Name) -> Option<Told> {
-        self.handed.get(&(watch, name)).and_then(|(told, _)| *told)
+    /// Returns the state that the manager observed then; `None` also if the object was deleted.
+    pub(crate) fn delivered(&self, watch: usize, name: Name) -> Option<ObservedObject> {
+        self.delivered.get(&(watch, name)).and_then(|(object, _)| *object)
     }
 
-    /// When a manager was told last of objects that nobody could name.
-    pub(crate) fn handed_all_at(&self, watch: usize) -> u64 {
-        self.handed_all.get(&watch).copied().unwrap_or(0)
+    /// Returns the tick of the last delivery that names no object and so covers all of them.
+    pub(crate) fn delivered_all_at(&self, watch: usize) -> u64 {
+        self.delivered_all.get(&watch).copied().unwrap_or(0)
     }
 
-    /// A manager has taken an event.
-    pub(crate) fn hand(&mut self, Handing { watch, found, tick, .. }: &Handing) {
+    /// Records an event that a manager has accepted.
+    pub(crate) fn record_delivery(&mut self, PendingDelivery { watch, found, tick, .. }: &PendingDelivery) {
         for (name, found) in found {
-            if self.handed_at(*watch, *name) < *tick {
-                self.handed.insert((*watch, *name), (*found, *tick));
+            if self.delivered_at(*watch, *name) < *tick {
+                self.delivered.insert((*watch, *name), (*found, *tick));
             }
         }
         if found.len() > 1 {
-            self.handed_all.insert(*watch, self.handed_all_at(*watch).max(*tick));
+            self.delivered_all.insert(*watch, self.delivered_all_at(*watch).max(*tick));
         }
     }
 
-    /// Works whose newest record is of a later reading: a conflict, and the work begins anew.
-    pub(crate) fn conflicts(&self, works: Works, reading: &Reading) -> Works {
-        let late = |work: &Work| (0..WATCHES.len()).any(|at| self.began(*work, at) > reading.tick);
+    /// Returns the work with a newest record from a later snapshot: a write conflict, so the work starts over.
+    pub(crate) fn conflicts(&self, works: WorkSet, input: &ReconcileInput) -> WorkSet {
+        let late = |work: &Work| (0..WATCHES.len()).any(|at| self.began(*work, at) > input.tick);
         works.iter().filter(late).collect()
     }
 
-    /// Records what a pass has read, and that its work has ended.
-    pub(crate) fn end(&mut self, works: Works, reading: &Reading) {
+    /// Records the snapshot of a reconcile and the end of its work.
+    pub(crate) fn record_end(&mut self, works: WorkSet, input: &ReconcileInput) {
         for work in works.iter() {
-            self.record(work, reading);
-            self.began.extend(reading.watches(work).map(|at| ((work, at), reading.tick)));
+            self.record(work, input);
+            self.began.extend(input.watches(work).map(|at| ((work, at), input.tick)));
         }
     }
 
-    /// Records what a pass has read. The catalog has a memory, and reads again only what drift casts doubt on.
-    fn record(&mut self, work: Work, pass: &Reading) {
-        for at in pass.watches(work) {
+    /// Records the snapshot of a reconcile. The catalog keeps a cache and rereads only the objects that drift names.
+    fn record(&mut self, work: Work, input: &ReconcileInput) {
+        for at in input.watches(work) {
             let watch = &WATCHES[at];
-            let (known, read) = (self.known.entry((work, at)).or_default(), &pass.read[at]);
-            match &pass.drift {
-                Drift::All => known.clone_from(read),
-                _ if work != Work::Catalog || pass.forgetful => known.clone_from(read),
+            let (recorded, current) = (self.recorded.entry((work, at)).or_default(), &input.snapshot[at]);
+            match &input.drift {
+                Drift::All => recorded.clone_from(current),
+                _ if work != Work::Catalog || input.cold_cache => recorded.clone_from(current),
                 Drift::None => {}
                 Drift::Objects(objects) => {
                     for object in objects.iter().filter(|object| object.subject.resource == RESOURCES[watch.resource]) {
                         let name: Name = object.subject.name.parse().unwrap();
-                        match read.get(&name) {
-                            Some(told) => drop(known.insert(name, *told)),
-                            None => drop(known.remove(&name)),
+                        match current.get(&name) {
+                            Some(object) => drop(recorded.insert(name, *object)),
+                            None => drop(recorded.remove(&name)),
                         }
                     }
                 }
@@ -114,19 +124,20 @@ impl Records {
     }
 }
 
-/// What a pass has read.
+/// The input of a reconcile.
 #[derive(Clone, Debug)]
-pub(crate) struct Reading {
-    pub(crate) read: Truth,
+pub(crate) struct ReconcileInput {
+    pub(crate) snapshot: ClusterSnapshot,
     pub(crate) drift: Drift,
-    /// It has no memory to go by.
-    pub(crate) forgetful: bool,
-    /// Work on the Kyma reads nothing of watches that do not stand for it. The catalog goes by what drift names.
+    /// The catalog cache is empty, so everything is read.
+    pub(crate) cold_cache: bool,
+    /// The plan of the reconcile. Work on the Kyma reads only watches that trigger it; the catalog reads the objects
+    /// that drift names.
     pub(crate) plan: PlanId,
     pub(crate) tick: u64,
 }
 
-impl Reading {
+impl ReconcileInput {
     fn watches(&self, work: Work) -> impl Iterator<Item = usize> + use<> {
         let plan = self.plan;
         let reads = move |at: &usize| plan.has(*at) && plan.works(*at).contains(&work);
@@ -134,23 +145,23 @@ impl Reading {
     }
 }
 
-/// An event on its way to another manager, which looks at the object as soon as it comes.
-pub(crate) struct Handing {
+/// An event on its way to another manager, which reads the object as soon as the event arrives.
+pub(crate) struct PendingDelivery {
     delivery: Delivery,
     watch: usize,
-    /// What it finds, where it looks: at one object, or at all of them when the event names none.
-    found: BTreeMap<Name, Option<Told>>,
+    /// The state that the manager observes: of one object, or of all if the event names none.
+    found: BTreeMap<Name, Option<ObservedObject>>,
     tick: u64,
 }
 
-impl Handing {
-    pub(crate) fn new(delivery: Delivery, truth: &Truth, tick: u64) -> Self {
+impl PendingDelivery {
+    pub(crate) fn new(delivery: Delivery, snapshot: &ClusterSnapshot, tick: u64) -> Self {
         let watch = WATCHES.iter().position(|watch| watch.name == delivery.watch()).unwrap();
         let names = match delivery.event.name.as_str() {
             "" => 0..NAMES,
             name => name.parse().map(|name: Name| name..name + 1).unwrap(),
         };
-        let found = names.map(|name| (name, truth[watch].get(&name).copied())).collect();
+        let found = names.map(|name| (name, snapshot[watch].get(&name).copied())).collect();
         Self { watch, found, tick, delivery }
     }
 
@@ -159,226 +170,244 @@ impl Handing {
     }
 }
 
-/// How an event fares with another manager.
+/// Response of another manager to an event.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Fate {
-    Taken,
-    /// It was not taken, or nobody knows that it was; the manager may have said for how many seconds to wait.
+pub(crate) enum ManagerResponse {
+    Accepted,
+    /// The event was not accepted, or the result is unknown; optionally with the number of seconds to wait
+    /// (`Retry-After`).
     Failed(Option<u16>),
-    /// It was refused, with this status: not for what it is, so never for good.
+    /// The event was refused with this status. The refusal does not depend on its content, so it is never final.
     Refused(u16),
 }
 
-/// Where the events of a plan's forwarded watches go.
+/// Returns the routes of a plan's forwarded watches.
 pub(crate) fn routes(plan: &Plan) -> Routes {
     let forwarded = plan.watches().iter().filter(|watch| watch.work.contains(&Work::Forward));
     let target = || Target::new("m", Service::new("s", "n", 1).unwrap()).unwrap();
     forwarded.map(|watch| (watch.name.clone(), target())).collect()
 }
 
-struct Pass {
+struct RunningReconcile {
     job: Job,
-    reading: Reading,
+    input: ReconcileInput,
 }
 
-/// How a pass ends.
+/// Result of a reconcile.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum End {
-    Good,
+pub(crate) enum ReconcileResult {
+    Succeeded,
     Failed,
     /// Only the catalog failed.
     CatalogFailed,
     /// Only the catalog is paused.
     CatalogPaused,
     Paused,
-    /// Nobody tells how it ended: the worker broke off.
-    Dropped,
+    /// The worker dropped the job without an outcome.
+    Aborted,
 }
 
-/// The last write of an instance that died.
+/// The last write of a receiver that crashed.
 #[derive(Debug)]
-pub(crate) struct Ghost {
-    works: Works,
-    reading: Reading,
+pub(crate) struct LateWrite {
+    works: WorkSet,
+    input: ReconcileInput,
     until: Instant,
 }
 
-impl Ghost {
-    /// Lands, unless it is too late. A write of that kind knows no conflict.
-    pub(crate) fn land(self, records: &mut Records) {
+impl LateWrite {
+    /// Applies the write unless its deadline has passed. It is applied without conflict detection.
+    pub(crate) fn apply(self, records: &mut Records) {
         if Instant::now() < self.until {
-            self.works.iter().for_each(|work| records.record(work, &self.reading));
+            self.works.iter().for_each(|work| records.record(work, &self.input));
         }
     }
 }
 
-/// One life of a receiver.
+/// One incarnation of a receiver.
 pub(crate) struct Receiver {
-    hub: Hub,
-    pass: Option<Pass>,
-    /// It has worked on the catalog once.
-    remembers: bool,
-    /// What was paused and not woken since.
-    paused: Works,
-    /// What is on its way to other managers.
-    handings: Vec<Handing>,
-    /// It has forgotten what it had accepted.
-    forgot: bool,
+    fleet: RuntimeTable,
+    running: Option<RunningReconcile>,
+    /// Set once the catalog has been reconciled.
+    warm_cache: bool,
+    /// Paused work that has not been enqueued again.
+    paused: WorkSet,
+    /// Events on their way to other managers.
+    deliveries: Vec<PendingDelivery>,
+    /// The ledger of accepted events was dropped.
+    lost_ledger: bool,
 }
 
 impl Receiver {
-    pub(crate) fn start(life: u64, plan: Arc<Plan>, metrics: Metrics) -> Self {
-        let settings = Settings { request_deadline: REQUEST_DEADLINE, slots: 4, seed: life, ..Settings::default() };
-        let hub = Hub::new(Instance::new(life), settings, metrics, Instant::now());
-        hub.set_routes(routes(&plan));
-        hub.place(kyma(), Some(runtime()), plan);
-        Self { hub, pass: None, remembers: false, paused: Works::EMPTY, handings: Vec::new(), forgot: false }
+    pub(crate) fn start(incarnation: u64, plan: Arc<Plan>, metrics: Metrics) -> Self {
+        let settings =
+            Settings { request_deadline: REQUEST_DEADLINE, slots: 4, seed: incarnation, ..Settings::default() };
+        let fleet = RuntimeTable::new(Instance::new(incarnation), settings, metrics, Instant::now());
+        fleet.set_routes(routes(&plan));
+        fleet.place(kyma(), Some(runtime()), plan);
+        Self {
+            fleet,
+            running: None,
+            warm_cache: false,
+            paused: WorkSet::EMPTY,
+            deliveries: Vec::new(),
+            lost_ledger: false,
+        }
     }
 
-    /// Its caches are there.
-    pub(crate) fn synced(&self) {
-        self.hub.set_synced();
+    /// Marks the caches as synced.
+    pub(crate) fn set_synced(&self) {
+        self.fleet.set_synced();
     }
 
-    pub(crate) fn place(&self, plan: Arc<Plan>) {
-        self.hub.set_routes(routes(&plan));
-        self.hub.place(kyma(), Some(runtime()), plan);
+    pub(crate) fn set_plan(&self, plan: Arc<Plan>) {
+        self.fleet.set_routes(routes(&plan));
+        self.fleet.place(kyma(), Some(runtime()), plan);
     }
 
-    /// Its Kyma goes and comes again; whatever is new in KCP is worked on.
-    pub(crate) fn forget(&mut self, plan: Arc<Plan>) {
-        self.forgot = true;
-        self.hub.remove(&kyma());
-        self.place(plan);
+    /// Deletes and recreates the Kyma. Like every new Kyma in KCP it is verified.
+    pub(crate) fn replace_kyma(&mut self, plan: Arc<Plan>) {
+        self.lost_ledger = true;
+        self.fleet.remove(&kyma());
+        self.set_plan(plan);
         self.verify();
     }
 
-    pub(crate) fn want(&self, works: Works, priority: Priority) {
-        self.hub.want(&kyma(), works, priority);
+    pub(crate) fn enqueue(&self, works: WorkSet, priority: Priority) {
+        self.fleet.enqueue(&kyma(), works, priority);
     }
 
-    /// Whoever ends a pause changes something in KCP, and that wakes.
+    /// Ends a pause. That changes an object in KCP, which enqueues the paused work.
     pub(crate) fn unpause(&mut self) {
-        self.hub.want(&kyma(), self.paused, Priority::Verification);
-        self.paused = Works::EMPTY;
+        self.fleet.enqueue(&kyma(), self.paused, Priority::Verification);
+        self.paused = WorkSet::EMPTY;
     }
 
-    pub(crate) fn take(&self, request: Request) -> Answer {
-        let Request { from, created, body } = request;
+    pub(crate) fn handle(&self, request: Request) -> Response {
+        let Request { id, created, body } = request;
         match body {
             Body::Events(events) => {
-                let leaf = CertificateDer::from(vec![0x30]);
-                let beside = Beside { leaf: Some(&leaf), ..Beside::default() };
-                let answer = self.hub.events_with(&runtime(), from.epoch, created, events, beside);
-                answer.map_or(Answer::Fault, Answer::Events)
+                let batch = verified(id.epoch, created, EventBatch { events, traceparent: None });
+                let response = self.fleet.events(batch.with_leaf(vec![0x30].into()));
+                response.map_or(Response::Unavailable, Response::Events)
             }
-            Body::Beat(beat) => {
-                self.hub.heartbeat(&runtime(), created, *beat, created).map_or(Answer::Fault, Answer::Beat)
+            Body::Heartbeat(heartbeat) => {
+                let heartbeat = verified(id.epoch, created, *heartbeat);
+                self.fleet.heartbeat(heartbeat, created).map_or(Response::Unavailable, Response::Heartbeat)
             }
         }
     }
 
-    /// A pass begins, and reads.
-    pub(crate) fn begin(&mut self, truth: impl FnOnce() -> Truth, plan: PlanId, tick: u64) -> bool {
-        if self.pass.is_some() {
-            // The only Kyma is in work: nobody else may have it.
-            assert!(self.hub.next().now_or_never().is_none(), "one at a time");
+    /// Begins a reconcile and takes its snapshot. Returns false if none can begin.
+    pub(crate) fn begin_reconcile(
+        &mut self,
+        snapshot: impl FnOnce() -> ClusterSnapshot,
+        plan: PlanId,
+        tick: u64,
+    ) -> bool {
+        if self.running.is_some() {
+            // The only Kyma is being reconciled, so no other worker may get it.
+            assert!(self.fleet.next().now_or_never().is_none(), "a Kyma is reconciled by one worker at a time");
             return false;
         }
-        let Some(job) = self.hub.next().now_or_never() else { return false };
-        let drift = job.wanted.drift.clone();
-        let reading = Reading { read: truth(), drift, forgetful: !self.remembers, plan, tick };
-        self.pass = Some(Pass { job, reading });
+        let Some(job) = self.fleet.next().now_or_never() else { return false };
+        let drift = job.queued.drift.clone();
+        let input = ReconcileInput { snapshot: snapshot(), drift, cold_cache: !self.warm_cache, plan, tick };
+        self.running = Some(RunningReconcile { job, input });
         true
     }
 
-    pub(crate) fn end(&mut self, how: End, records: &mut Records) -> bool {
-        let Some(Pass { job, reading }) = self.pass.take() else { return false };
-        let (works, catalog) = (job.wanted.works, Works::of(&[Work::Catalog]));
-        let mut outcome = match how {
-            End::Good => Outcome::ended(works),
-            End::Failed => Outcome::failed(works, Class::Ours),
-            End::CatalogFailed => {
-                Outcome { ended: works.minus(catalog), ..Outcome::failed(works.both(catalog), Class::Refused) }
-            }
-            End::CatalogPaused => Outcome::ended(works.minus(catalog)),
-            End::Paused => Outcome::default(),
-            End::Dropped => {
+    pub(crate) fn end_reconcile(&mut self, result: ReconcileResult, records: &mut Records) -> bool {
+        let Some(RunningReconcile { job, input }) = self.running.take() else { return false };
+        let (works, catalog) = (job.queued.work, WorkSet::of(&[Work::Catalog]));
+        let mut outcome = match result {
+            ReconcileResult::Succeeded => ReconcileOutcome::ended(works),
+            ReconcileResult::Failed => ReconcileOutcome::failed(works, ErrorClass::Ours),
+            ReconcileResult::CatalogFailed => ReconcileOutcome {
+                ended: works.minus(catalog),
+                ..ReconcileOutcome::failed(works.both(catalog), ErrorClass::Refused)
+            },
+            ReconcileResult::CatalogPaused => ReconcileOutcome::ended(works.minus(catalog)),
+            ReconcileResult::Paused => ReconcileOutcome::default(),
+            ReconcileResult::Aborted => {
                 drop(job);
                 return true;
             }
         };
-        let late = records.conflicts(outcome.ended, &reading);
+        let late = records.conflicts(outcome.ended, &input);
         if !late.is_empty() {
             outcome.ended = outcome.ended.minus(late);
             outcome.failed |= late;
-            outcome.class = Some(Class::Refused);
+            outcome.class = Some(ErrorClass::Refused);
         }
-        records.end(outcome.ended, &reading);
-        self.remembers |= outcome.ended.contains(Work::Catalog);
+        records.record_end(outcome.ended, &input);
+        self.warm_cache |= outcome.ended.contains(Work::Catalog);
         self.paused |= works.minus(outcome.ended | outcome.failed);
-        self.hub.done(job, outcome);
+        self.fleet.done(job, outcome);
         true
     }
 
-    /// An event leaves for another manager.
-    pub(crate) fn hand(&mut self, truth: impl FnOnce() -> Truth, tick: u64) -> bool {
-        let Some(delivery) = self.hub.next_delivery().now_or_never() else { return false };
-        self.handings.push(Handing::new(delivery, &truth(), tick));
+    /// Takes the next event for another manager. Returns false if there is none.
+    pub(crate) fn begin_delivery(&mut self, snapshot: impl FnOnce() -> ClusterSnapshot, tick: u64) -> bool {
+        let Some(delivery) = self.fleet.next_delivery().now_or_never() else { return false };
+        self.deliveries.push(PendingDelivery::new(delivery, &snapshot(), tick));
         true
     }
 
-    /// An answer comes from another manager.
-    pub(crate) fn handed(&mut self, at: usize, fate: Fate, records: &mut Records) -> bool {
-        if at >= self.handings.len() {
+    /// Applies the response of another manager.
+    pub(crate) fn end_delivery(&mut self, at: usize, response: ManagerResponse, records: &mut Records) -> bool {
+        if at >= self.deliveries.len() {
             return false;
         }
-        let handing = self.handings.remove(at);
-        let outcome = match fate {
-            Fate::Taken => {
-                records.hand(&handing);
-                forward::Outcome::Delivered
+        let pending = self.deliveries.remove(at);
+        let outcome = match response {
+            ManagerResponse::Accepted => {
+                records.record_delivery(&pending);
+                forward::DeliveryOutcome::Delivered
             }
-            Fate::Refused(status) => forward::Outcome::Refused(status),
-            Fate::Failed(told) => forward::Outcome::Failed(told.map(|seconds| Duration::from_secs(seconds.into()))),
+            ManagerResponse::Refused(status) => forward::DeliveryOutcome::Refused(status),
+            ManagerResponse::Failed(retry_after) => {
+                forward::DeliveryOutcome::Failed(retry_after.map(|seconds| Duration::from_secs(seconds.into())))
+            }
         };
-        self.hub.forwarded(handing.delivery(), outcome);
+        self.fleet.forwarded(pending.delivery(), outcome);
         true
     }
 
-    /// Dies. What it was just writing may still land.
-    pub(crate) fn die(self) -> Option<Ghost> {
-        let Pass { job, reading } = self.pass?;
-        Some(Ghost { works: job.wanted.works, reading, until: Instant::now() + REQUEST_DEADLINE })
+    /// Crashes the receiver. Returns the write in progress, which may still be applied.
+    pub(crate) fn crash(self) -> Option<LateWrite> {
+        let RunningReconcile { job, input } = self.running?;
+        Some(LateWrite { works: job.queued.work, input, until: Instant::now() + REQUEST_DEADLINE })
     }
 
-    /// What it will still work on; nothing when it is at rest.
-    pub(crate) fn busy_with(&self) -> Option<Works> {
-        let view = self.hub.view().remove(0);
-        (!view.wanted.is_empty() || view.in_work).then_some(view.wanted)
+    /// Returns the queued work, or `None` if the receiver is idle.
+    pub(crate) fn pending_work(&self) -> Option<WorkSet> {
+        let view = self.fleet.views().remove(0);
+        (!view.queued.is_empty() || view.in_progress).then_some(view.queued)
     }
 
-    /// Watches that are asked for.
-    pub(crate) fn resend(&self) -> Vec<String> {
-        self.hub.view().remove(0).epochs.into_iter().flat_map(|epoch| epoch.resend).collect()
+    /// Returns the watches for which the receiver requests a resend.
+    pub(crate) fn requested_watches(&self) -> Vec<String> {
+        self.fleet.views().remove(0).epochs.into_iter().flat_map(|epoch| epoch.resend).collect()
     }
 
-    /// Where the ledger of an epoch begins.
-    pub(crate) fn since(&self, epoch: Epoch) -> u64 {
-        self.hub.view().remove(0).epochs.into_iter().find(|view| view.epoch == epoch).map_or(1, |view| view.since)
+    /// Returns the first sequence that the ledger of an epoch covers.
+    pub(crate) fn ledger_start(&self, epoch: Epoch) -> u64 {
+        self.fleet.views().remove(0).epochs.into_iter().find(|view| view.epoch == epoch).map_or(1, |view| view.since)
     }
 
-    /// Whether it may ask for watches whose digest agrees, when the agent has sent so much: of some of that it knows nothing, and it
-    /// has never known anything of this epoch, or has forgotten what it knew.
-    pub(crate) fn may_ask(&self, epoch: Epoch, sent: u64) -> bool {
-        let view = self.hub.view().remove(0).epochs.into_iter().find(|view| view.epoch == epoch);
+    /// Returns true if the receiver may request a resend without a lost event, where `sent` is the agent's highest
+    /// sequence: a request is already open, or some events up to `sent` are missing and it has accepted none of this
+    /// epoch or has lost its ledger.
+    pub(crate) fn may_request_resend(&self, epoch: Epoch, sent: u64) -> bool {
+        let view = self.fleet.views().remove(0).epochs.into_iter().find(|view| view.epoch == epoch);
         let accepted = view.as_ref().map_or(0, |view| view.accepted);
-        let asks = view.is_some_and(|view| !view.resend.is_empty());
-        asks || (sent > accepted && (accepted == 0 || self.forgot))
+        let requests_resend = view.is_some_and(|view| !view.resend.is_empty());
+        requests_resend || (sent > accepted && (accepted == 0 || self.lost_ledger))
     }
 
-    /// Everything is verified, as after every start.
+    /// Enqueues a verification of the runtime, as after every start.
     pub(crate) fn verify(&self) {
-        self.want(Works::RUNTIME, Priority::Verification);
+        self.enqueue(WorkSet::RUNTIME, Priority::Verification);
     }
 }

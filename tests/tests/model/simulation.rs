@@ -1,8 +1,9 @@
-//! Agent's link and core, receiver's gateway and hub, real TLS and signatures: over a simulated network that is cut, loses, delays, and
-//! between hosts that crash. Everything comes to rest, and rest is the truth.
+//! Simulation of the agent's link and core and the receiver's gateway and runtime table, with real TLS and signatures,
+//! between hosts that crash and over a network that partitions, drops and delays messages. Once faults end, everything
+//! converges, and the records match the cluster.
 
-mod stage;
-mod wire;
+mod shared_state;
+mod transport;
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -12,14 +13,14 @@ use std::{
 
 use arc_swap::ArcSwap;
 use tidewatch_agent::{
-    canary::Sightings,
-    link::{Dial, Link, Parts},
+    canary::CanaryState,
+    link::{Link, LinkParts},
+    receiver::Dialer,
     telemetry::Readiness,
 };
 use tidewatch_receiver::{
-    forward::Outcome,
-    gateway::{Gateway, Settings},
-    hub::Hub,
+    fleet::{forward::DeliveryOutcome, table::RuntimeTable},
+    ingress::gateway::{Gateway, Settings, V3Handler},
 };
 use tokio::{
     sync::watch,
@@ -29,215 +30,231 @@ use tokio_util::sync::CancellationToken;
 use turmoil::{Builder, Sim, net::TcpListener};
 
 use crate::{
-    cluster::{Deed, NAMES, RESOURCES, WATCHES},
+    cluster::{Mutation, NAMES, RESOURCES, WATCHES},
     receiver::REQUEST_DEADLINE,
-    schedules::from_environment,
+    schedules::env_override,
 };
-use stage::{PORT, RECEIVER, Stage};
-use wire::{Connector, Port};
+use shared_state::{PORT, RECEIVER, SharedState};
+use transport::{Connector, SimulatedListener};
 
-/// Seeds of one run, unless `TIDEWATCH_SEEDS` names another number.
+/// Number of seeds in one run; `TIDEWATCH_SEEDS` overrides it.
 const SEEDS: u64 = 20;
 const AGENT: &str = "agent";
 const RECEIVERS: &[&str] = &["receiver-0", "receiver-1"];
-/// Simulated time in which things fail, and in which all must have come to rest afterwards: what a manager refused waits for minutes.
-const FAULTS: Duration = Duration::from_secs(180);
-const REST: Duration = Duration::from_secs(600);
-/// Longer than a predecessor's last request may take.
-const LASTING: Duration = REQUEST_DEADLINE.saturating_add(Duration::from_secs(5));
-/// Of a message, at most, while nothing is wrong with the network.
+/// Simulated time with faults; [`CONVERGENCE_LIMIT`] bounds the recovery afterwards. A refused delivery backs off for
+/// minutes.
+const FAULT_PHASE: Duration = Duration::from_secs(180);
+/// Simulated time within which everything must converge afterwards. It is long, since a refused delivery backs off for
+/// minutes.
+const CONVERGENCE_LIMIT: Duration = Duration::from_secs(600);
+/// Time for which the state must stay converged: longer than the last request of a crashed receiver may take.
+const STABLE_PERIOD: Duration = REQUEST_DEADLINE.saturating_add(Duration::from_secs(5));
+/// Maximum message latency of a healthy network.
 const LATENCY: Duration = Duration::from_millis(50);
 const TICK: Duration = Duration::from_millis(10);
 
-/// Splitmix64: each seed is a simulation.
-struct Dice(u64);
+/// A SplitMix64 generator: each seed determines one simulation.
+struct Rng(u64);
 
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
+impl Rng {
+    fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ mixed >> 31) % sides
+        (mixed ^ mixed >> 31) % bound
     }
 
-    fn at(&mut self, length: usize) -> usize {
-        usize::try_from(self.roll(length as u64)).unwrap()
+    fn index(&mut self, length: usize) -> usize {
+        usize::try_from(self.below(length as u64)).unwrap()
     }
 
-    fn millis(&mut self, most: u64) -> Duration {
-        Duration::from_millis(1 + self.roll(most))
+    fn millis(&mut self, max: u64) -> Duration {
+        Duration::from_millis(1 + self.below(max))
     }
 }
 
-/// A receiver: gateway, hub, and a worker that looks and records.
-async fn receiver(stage: Stage, host: usize, mut dice: Dice) -> turmoil::Result {
-    let hub = stage.receiver_starts(host);
-    let synced = (dice.millis(3_000), hub.clone());
+/// Runs a receiver: gateway, runtime table, a worker that reconciles, and a forwarder.
+async fn run_receiver(shared: SharedState, host: usize, mut rng: Rng) -> turmoil::Result {
+    let fleet = shared.start_receiver(host);
+    let (sync_delay, syncing) = (rng.millis(3_000), fleet.clone());
     tokio::spawn(async move {
-        sleep(synced.0).await;
-        synced.1.set_synced();
+        sleep(sync_delay).await;
+        syncing.set_synced();
     });
-    tokio::spawn(forward(stage.clone(), hub.clone(), Dice(dice.roll(u64::MAX))));
-    tokio::spawn(work(stage.clone(), hub.clone(), dice));
+    tokio::spawn(run_forwarder(shared.clone(), fleet.clone(), Rng(rng.below(u64::MAX))));
+    tokio::spawn(run_worker(shared.clone(), fleet.clone(), rng));
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, PORT)).await?;
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT));
-    let identities = stage.identities();
+    let identities = shared.identities();
     let authority = format!("{RECEIVER}:{PORT}").parse().unwrap();
     let settings = Settings::new(address, vec![authority], identities.domain.clone());
     let tls = Arc::new(ArcSwap::new(identities.server.config()));
-    let gateway = Gateway::over(Port(listener), address, settings, tls, hub, stage.gateway_metrics());
+    let gateway = {
+        let (listener, metrics) = (SimulatedListener(listener), shared.gateway_metrics());
+        let port = metrics.port.clone();
+        Gateway::with_listener(listener, address, settings, tls, port, |settings| {
+            V3Handler::new(settings, fleet, metrics)
+        })
+    };
     gateway.run(CancellationToken::new()).await;
     Ok(())
 }
 
-async fn work(stage: Stage, hub: Hub, mut dice: Dice) {
-    let mut forgetful = true;
+async fn run_worker(shared: SharedState, fleet: RuntimeTable, mut rng: Rng) {
+    let mut cold_cache = true;
     loop {
-        let job = hub.next().await;
-        let reading = stage.read(&job, forgetful);
-        sleep(dice.millis(500)).await;
-        if dice.roll(8) == 0 {
-            // Dropped without an outcome: it failed.
+        let job = fleet.next().await;
+        let input = shared.read_cluster(&job, cold_cache);
+        sleep(rng.millis(500)).await;
+        if rng.below(8) == 0 {
+            // A job that is dropped without an outcome counts as failed.
             continue;
         }
-        let outcome = stage.record(&job, &reading);
-        forgetful &= !outcome.ended.contains(tidewatch_shared::plan::Work::Catalog);
-        hub.done(job, outcome);
+        let outcome = shared.record_reconcile(&job, &input);
+        cold_cache &= !outcome.ended.contains(tidewatch_shared::plan::Work::Catalog);
+        fleet.done(job, outcome);
     }
 }
 
-/// Another manager, which does not always answer, and whose mesh refuses much while things fail.
-async fn forward(stage: Stage, hub: Hub, mut dice: Dice) {
+/// Delivers events to another manager. Some deliveries fail, and during the fault phase its mesh refuses many.
+async fn run_forwarder(shared: SharedState, fleet: RuntimeTable, mut rng: Rng) {
     loop {
-        let handing = stage.hand(hub.next_delivery().await);
-        sleep(dice.millis(500)).await;
-        let refuses = turmoil::sim_elapsed().is_some_and(|elapsed| elapsed < FAULTS);
-        let outcome = match dice.roll(8) {
-            0 | 1 => Outcome::Failed(None),
-            2..5 if refuses => Outcome::Refused(403),
+        let pending = shared.begin_delivery(fleet.next_delivery().await);
+        sleep(rng.millis(500)).await;
+        let refuses = turmoil::sim_elapsed().is_some_and(|elapsed| elapsed < FAULT_PHASE);
+        let outcome = match rng.below(8) {
+            0 | 1 => DeliveryOutcome::Failed(None),
+            2..5 if refuses => DeliveryOutcome::Refused(403),
             _ => {
-                stage.handed(&handing);
-                Outcome::Delivered
+                shared.record_delivery(&pending);
+                DeliveryOutcome::Delivered
             }
         };
-        hub.forwarded(handing.delivery(), outcome);
+        fleet.forwarded(pending.delivery(), outcome);
     }
 }
 
-/// An agent: its link, and its core fed by the watches of a cluster.
-async fn agent(stage: Stage, mut dice: Dice) -> turmoil::Result {
-    let core = stage.agent_starts();
-    let (_keep, credentials) = watch::channel(Some(stage.identities().agent.clone()));
-    let parts = Parts {
-        dial: Dial::over(Connector { hosts: RECEIVERS, current: stage.current() }),
+/// Runs an agent: its link, and its core fed by the watches of a cluster.
+async fn run_agent(shared: SharedState, mut rng: Rng) -> turmoil::Result {
+    let core = shared.start_agent();
+    let (_keep, credentials) = watch::channel(Some(shared.identities().agent.clone()));
+    let parts = LinkParts {
+        dial: Dialer::over(Connector { hosts: RECEIVERS, current: shared.current() }),
         core,
         credentials,
-        sightings: Sightings::default(),
+        canary_state: CanaryState::default(),
         interval: watch::Sender::new(Duration::from_secs(2)),
         pending: Readiness::default().guard("receiver"),
-        metrics: stage.agent_metrics(),
+        metrics: shared.agent_metrics(),
     };
     tokio::spawn(Link::new(parts).run(CancellationToken::new()));
     loop {
-        sleep(dice.millis(200)).await;
-        (0..WATCHES.len()).for_each(|watch| stage.agent_steps(watch));
+        sleep(rng.millis(200)).await;
+        (0..WATCHES.len()).for_each(|watch| shared.step_watch(watch));
     }
 }
 
-/// One thing that goes wrong, or right again.
-fn mishap(sim: &mut Sim<'_>, stage: &Stage, dice: &mut Dice) {
-    let host = dice.at(RECEIVERS.len());
+/// Injects one fault or repairs the network.
+fn inject_fault(sim: &mut Sim<'_>, shared: &SharedState, rng: &mut Rng) {
+    let host = rng.index(RECEIVERS.len());
     let receiver = RECEIVERS[host];
-    match dice.roll(12) {
+    match rng.below(12) {
         0 => sim.partition(AGENT, receiver),
         1 => sim.partition_oneway(AGENT, receiver),
         2 => sim.partition_oneway(receiver, AGENT),
-        5 => sim.set_link_fail_rate(AGENT, receiver, [0.0, 0.01, 0.03][dice.at(3)]),
-        6 => sim.set_link_max_message_latency(AGENT, receiver, dice.millis(4_000)),
-        7 => stage.alternate(),
+        5 => sim.set_link_fail_rate(AGENT, receiver, [0.0, 0.01, 0.03][rng.index(3)]),
+        6 => sim.set_link_max_message_latency(AGENT, receiver, rng.millis(4_000)),
+        7 => shared.switch_receiver(),
         8 => {
-            stage.receiver_dies(host);
+            shared.crash_receiver(host);
             sim.crash(receiver);
             sim.bounce(receiver);
         }
         9 => {
-            stage.agent_dies();
+            shared.crash_agent();
             sim.crash(AGENT);
             sim.bounce(AGENT);
         }
-        _ => heal(sim),
+        _ => repair_network(sim),
     }
 }
 
-fn heal(sim: &mut Sim<'_>) {
+fn repair_network(sim: &mut Sim<'_>) {
     for receiver in RECEIVERS {
         sim.set_link_fail_rate(AGENT, *receiver, 0.0);
         sim.set_link_max_message_latency(AGENT, *receiver, LATENCY);
-        // Each direction by itself too: a cut of one is not healed by healing both.
+        // Repairs each direction separately as well: `repair` alone does not undo a one-way partition.
         sim.repair_oneway(AGENT, *receiver);
         sim.repair_oneway(*receiver, AGENT);
         sim.repair(AGENT, *receiver);
     }
 }
 
-fn act(stage: &Stage, dice: &mut Dice) {
-    const DEEDS: [Deed; 7] =
-        [Deed::Spec, Deed::TakeBack, Deed::Metadata, Deed::Status, Deed::Label, Deed::Delete, Deed::Recreate];
-    let name = u8::try_from(dice.roll(NAMES.into())).unwrap();
-    stage.act(dice.at(RESOURCES.len()), name, DEEDS[dice.at(DEEDS.len())]);
+fn mutate_random_object(shared: &SharedState, rng: &mut Rng) {
+    const MUTATIONS: [Mutation; 7] = [
+        Mutation::Spec,
+        Mutation::RevertSpec,
+        Mutation::Metadata,
+        Mutation::Status,
+        Mutation::Label,
+        Mutation::Delete,
+        Mutation::Recreate,
+    ];
+    let name = u8::try_from(rng.below(NAMES.into())).unwrap();
+    shared.mutate(rng.index(RESOURCES.len()), name, MUTATIONS[rng.index(MUTATIONS.len())]);
 }
 
 fn simulate(seed: u64) {
-    let (stage, mut dice) = (Stage::new(RECEIVERS.len()), Dice(seed));
+    let (shared, mut rng) = (SharedState::new(RECEIVERS.len()), Rng(seed));
     let mut sim = Builder::new()
         .rng_seed(seed)
         .tick_duration(TICK)
-        .simulation_duration(FAULTS + REST + REST)
+        .simulation_duration(FAULT_PHASE + CONVERGENCE_LIMIT + CONVERGENCE_LIMIT)
         .min_message_latency(Duration::from_millis(1))
         .max_message_latency(LATENCY)
         .build();
     for (host, name) in RECEIVERS.iter().enumerate() {
-        let stage = stage.clone();
-        sim.host(*name, move || receiver(stage.clone(), host, Dice(seed + host as u64)));
+        let shared = shared.clone();
+        sim.host(*name, move || run_receiver(shared.clone(), host, Rng(seed + host as u64)));
     }
     sim.host(AGENT, {
-        let stage = stage.clone();
-        move || agent(stage.clone(), Dice(seed))
+        let shared = shared.clone();
+        move || run_agent(shared.clone(), Rng(seed))
     });
-    while sim.elapsed() < FAULTS {
+    while sim.elapsed() < FAULT_PHASE {
         sim.step().unwrap();
-        if dice.roll(20) == 0 {
-            act(&stage, &mut dice);
+        if rng.below(20) == 0 {
+            mutate_random_object(&shared, &mut rng);
         }
-        if dice.roll(200) == 0 {
-            stage.break_off(dice.at(WATCHES.len()));
+        if rng.below(200) == 0 {
+            shared.break_watch(rng.index(WATCHES.len()));
         }
-        if dice.roll(300) == 0 {
-            mishap(&mut sim, &stage, &mut dice);
+        if rng.below(300) == 0 {
+            inject_fault(&mut sim, &shared, &mut rng);
         }
     }
-    heal(&mut sim);
-    // Rest lasts: heartbeats go on, and what a start looks at once more has been looked at.
-    let (until, mut since, mut unrest) = (sim.elapsed() + REST, sim.elapsed(), None);
-    while sim.elapsed() < until && sim.elapsed() < since + LASTING {
+    repair_network(&mut sim);
+    // The converged state must last: heartbeats continue, and the verifications after a start end.
+    let (until, mut since, mut divergence) = (sim.elapsed() + CONVERGENCE_LIMIT, sim.elapsed(), None);
+    while sim.elapsed() < until && sim.elapsed() < since + STABLE_PERIOD {
         sim.step().unwrap();
-        unrest = stage.unrest();
-        if unrest.is_some() {
+        divergence = shared.divergence();
+        if divergence.is_some() {
             since = sim.elapsed();
         }
     }
-    let lasted = sim.elapsed() >= since + LASTING;
-    assert!(lasted, "TIDEWATCH_SEED={seed}: no lasting rest within {REST:?}: {unrest:?}");
-    assert_eq!(stage.counter("fleet_digest_differences_total"), 0, "TIDEWATCH_SEED={seed}: a false alarm");
-    assert!(stage.counter("fleet_events_total") > 10, "TIDEWATCH_SEED={seed}: nothing was simulated");
+    let is_stable = sim.elapsed() >= since + STABLE_PERIOD;
+    assert!(is_stable, "TIDEWATCH_SEED={seed}: no stable convergence within {CONVERGENCE_LIMIT:?}: {divergence:?}");
+    assert_eq!(shared.counter("fleet_digest_differences_total"), 0, "TIDEWATCH_SEED={seed}: false digest difference");
+    assert!(shared.counter("fleet_events_total") > 10, "TIDEWATCH_SEED={seed}: too few events were simulated");
 }
 
 #[test]
-fn link_and_gateway_bring_everything_to_rest_over_a_bad_network() {
-    if let Some(seed) = from_environment("TIDEWATCH_SEED") {
+fn link_and_gateway_converge_over_faulty_network() {
+    if let Some(seed) = env_override("TIDEWATCH_SEED") {
         return simulate(seed);
     }
     let first = RandomState::new().hash_one(SEEDS);
-    let seeds = from_environment("TIDEWATCH_SEEDS").unwrap_or(SEEDS);
+    let seeds = env_override("TIDEWATCH_SEEDS").unwrap_or(SEEDS);
     (0..seeds).for_each(|at| simulate(first.wrapping_add(at) >> 1));
 }

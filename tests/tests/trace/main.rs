@@ -1,4 +1,4 @@
-//! Traces of whole landscapes, in builds with the feature `otlp`.
+//! Tests of traces across a landscape, in builds with the feature `otlp`.
 
 use std::{
     collections::BTreeSet,
@@ -14,32 +14,32 @@ use tidewatch_tests::{
     load::queue,
 };
 
-/// The spans from a change to the pass over its Kyma, each with the program that makes it.
-const WAY: [(&str, &str); 4] = [
+/// Service and name of each span on the path from a change to the reconcile of its Kyma.
+const SPAN_PATH: [(&str, &str); 4] = [
     ("tidewatch-agent", "wait to be sent"),
     ("tidewatch-receiver", "receive events"),
-    ("tidewatch-receiver", "wait for a pass"),
+    ("tidewatch-receiver", "wait for a reconcile"),
     ("tidewatch-receiver", "reconcile"),
 ];
 
-/// The spans that lead to this one, itself the last.
-fn way<'a>(spans: &'a [Span], last: &'a Span) -> Vec<&'a Span> {
-    let mut way = vec![last];
-    while let Some(parent) = way.last().and_then(|of| spans.iter().find(|span| span.id == of.parent)) {
-        way.push(parent);
+/// Returns the ancestors of a span from the root down, followed by the span itself.
+fn path_to<'a>(spans: &'a [Span], last: &'a Span) -> Vec<&'a Span> {
+    let mut path = vec![last];
+    while let Some(parent) = path.last().and_then(|child| spans.iter().find(|span| span.id == child.parent)) {
+        path.push(parent);
     }
-    way.reverse();
-    way
+    path.reverse();
+    path
 }
 
-/// The sum of a metric over all its labels.
+/// Returns the sum of a metric over all labels.
 fn sum(page: &str, name: &str) -> f64 {
     let lines = page.lines().filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with([' ', '{'])));
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_trace_goes_from_a_change_in_a_runtime_through_gateway_and_queue_to_the_reconcile() -> Result<()> {
+async fn one_trace_covers_change_gateway_queue_and_reconcile() -> Result<()> {
     tidewatch_tests::install_crypto();
     let collector = Collector::start().await?;
     let bed = bed::shared().await?;
@@ -51,8 +51,8 @@ async fn one_trace_goes_from_a_change_in_a_runtime_through_gateway_and_queue_to_
     let runtime = landscape.register(cluster).await?;
     runtime.start_agent().await?;
     until("the Kyma in the runtime", async || runtime.skr_kyma().await).await?;
-    // What joins others in the queue is only linked to the trace of the first.
-    until("all that came with the start to be settled", async || {
+    // Waits for an empty queue: an event that joins a queued reconcile is only linked to the trace of the first one.
+    until("all events of the start to be settled", async || {
         let (_, agent) = runtime.with_agent(async |agent| agent.get("/metrics").await).await??;
         let (_, receiver) = landscape.with_receiver(async |receiver| receiver.get("/metrics").await).await??;
         let open = ["tidewatch_agent_events_waiting", "tidewatch_agent_events_unsettled"].map(|name| sum(&agent, name));
@@ -61,7 +61,7 @@ async fn one_trace_goes_from_a_change_in_a_runtime_through_gateway_and_queue_to_
     })
     .await?;
 
-    // The agent's clock has milliseconds.
+    // The agent's clock has a resolution of milliseconds.
     let before = u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis())? * 1_000_000;
     runtime.select(&["keda"]).await?;
     until("the module in the runtime's Kyma", async || {
@@ -71,20 +71,20 @@ async fn one_trace_goes_from_a_change_in_a_runtime_through_gateway_and_queue_to_
     .await?;
     until("the trace of the change", async || {
         let spans = collector.spans();
-        let passes = spans.iter().filter(|span| span.name == "reconcile");
-        let way = passes
-            .map(|pass| way(&spans, pass))
-            .find(|way| way.first().is_some_and(|first| first.name == "wait to be sent" && first.begun >= before))
+        let reconciles = spans.iter().filter(|span| span.name == "reconcile");
+        let path = reconciles
+            .map(|reconcile| path_to(&spans, reconcile))
+            .find(|path| path.first().is_some_and(|first| first.name == "wait to be sent" && first.begun >= before))
             .with_context(|| format!("{spans:#?}"))?;
-        let made: Vec<_> = way.iter().map(|span| (&*span.service, &*span.name)).collect();
-        assert_eq!(made, WAY);
-        assert!(way.iter().all(|span| span.trace == way[0].trace && span.begun <= span.ended), "{way:#?}");
-        assert!(way.is_sorted_by_key(|span| span.begun), "{way:#?}");
+        let made: Vec<_> = path.iter().map(|span| (&*span.service, &*span.name)).collect();
+        assert_eq!(made, SPAN_PATH);
+        assert!(path.iter().all(|span| span.trace == path[0].trace && span.begun <= span.ended), "{path:#?}");
+        assert!(path.is_sorted_by_key(|span| span.begun), "{path:#?}");
         Ok(Some(()))
     })
     .await?;
-    // Heartbeats, which come every second, make none.
+    // Heartbeats create no spans, although one is sent every second.
     let names: BTreeSet<_> = collector.spans().into_iter().map(|span| (span.service, span.name)).collect();
-    assert_eq!(names, WAY.map(|(service, name)| (service.to_owned(), name.to_owned())).into());
+    assert_eq!(names, SPAN_PATH.map(|(service, name)| (service.to_owned(), name.to_owned())).into());
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! What a receiver and an API server say to an agent.
+//! Seeds of the bytes that an agent reads from a receiver and an API server.
 
 use serde_json::{Value, json};
 use tidewatch_shared::{
@@ -8,15 +8,15 @@ use tidewatch_shared::{
     tls,
 };
 
-use super::{EPOCH, PAPERS, Papers, plan};
+use super::{EPOCH, IDENTITY, RuntimeIdentity, plan};
 
-/// Good inputs of a target; none of a name that is no target of an agent.
+/// Valid inputs of a target; none for a name that is not one of the agent's targets.
 pub(super) fn texts(target: &str) -> Vec<String> {
     match target {
         "refusal" => refusals(),
-        "answers" => conversations(),
+        "answers" => responses(),
         "certificate_answer" | "trust_answer" => {
-            let Papers { chain, roots: bundle, .. } = &*PAPERS;
+            let RuntimeIdentity { chain, roots: bundle, .. } = &*IDENTITY;
             let roots = tls::certificates(bundle.as_bytes()).expect("these are certificates");
             let answer = json!({"chain": chain, "trustBundle": bundle, "trustRevision": trust_revision(&roots)});
             vec![answer.to_string()]
@@ -56,7 +56,7 @@ fn refusals() -> Vec<String> {
     ]
 }
 
-fn conversations() -> Vec<String> {
+fn responses() -> Vec<String> {
     let taken = |instance: &str, accepted: u64, settled: Value, refused: Value| {
         json!({"instance": instance, "accepted": accepted, "since": 1, "settled": settled, "refused": refused,
                "heartbeatSeconds": 30})
@@ -118,7 +118,7 @@ fn watches() -> Vec<String> {
             lines(&[line("MODIFIED", item("a", 9, 1)), line("ERROR", busy), line("ADDED", item("d", 10, 1))]),
             lines(&[bookmark("11"), line("ADDED", item("e", 6, 1))]),
         ),
-        // Two objects that no receiver takes, with one between them that it does.
+        // Two objects that every receiver refuses, with a valid one in between.
         lines(&[
             page(1, "", &[]),
             line("ADDED", item("", 2, 1)),
@@ -141,14 +141,14 @@ fn configs() -> Vec<String> {
                "data": {PLAN_KEY: plan.to_string(), RECEIVER_URL_KEY: receiver, ENROLMENT_URL_KEY: "https://kcp.test:8444",
                         RUNTIME_ID_KEY: "r-1", TRUST_BUNDLE_KEY: bundle}})
     };
-    let good = |version| config(version, "https://kcp.test:8443", &PAPERS.roots, &plan());
+    let good = |version| config(version, "https://kcp.test:8443", &IDENTITY.roots, &plan());
     let line = |kind: &str, object: Value| json!({"type": kind, "object": object});
     vec![
         lines(&[json!({"metadata": {"resourceVersion": "3"}, "items": [good(2)]})]),
         lines(&[
             json!({"metadata": {"resourceVersion": "3"}, "items": []}),
             line("ADDED", good(4)),
-            line("MODIFIED", config(5, "http://kcp.test", &PAPERS.roots, &plan())),
+            line("MODIFIED", config(5, "http://kcp.test", &IDENTITY.roots, &plan())),
             line("MODIFIED", config(6, "https://kcp.test:8445", "", &json!({"revision": "2", "watches": []}))),
             line("DELETED", config(7, "", "", &json!({}))),
         ]),

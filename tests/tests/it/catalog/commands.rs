@@ -1,29 +1,30 @@
-//! `catalog diff` and `catalog show` against a live KCP: what they foretell is what comes; and `catalog check`, without one.
+//! The commands `catalog diff` and `catalog show` against a live KCP, with a check that their predictions come true,
+//! and `catalog check` without a cluster.
 
 use std::{fs, process::Output};
 
 use super::*;
-use crate::support::{run, run_fed, text};
+use crate::support::{run, run_with_input, text};
 
-/// The command line of somebody who may read KCP.
-async fn catalog(one: &One, arguments: &[&str]) -> Result<Output> {
-    let kubeconfig = one.landscape.kcp().kubeconfig_path(Person::Admin);
+/// Runs a catalog command with a kubeconfig that may read KCP.
+async fn catalog(setup: &SingleRuntime, arguments: &[&str]) -> Result<Output> {
+    let kubeconfig = setup.landscape.kcp().kubeconfig_path(ClusterUser::Admin);
     let kubeconfig = kubeconfig.to_str().context("a path")?;
-    let whose = ["--kubeconfig", kubeconfig, "--namespace", one.landscape.namespace()];
-    run("tidewatch-receiver", &[&["catalog"], arguments, &whose].concat()).await
+    let whose = ["--kubeconfig", kubeconfig, "--namespace", setup.landscape.namespace()];
+    run("tidewatch", &[&["catalog"], arguments, &whose].concat()).await
 }
 
-/// What it says to programs, when it ends with this code.
-async fn json(one: &One, arguments: &[&str], code: i32) -> Result<Value> {
-    let output = catalog(one, &[arguments, &["--json"]].concat()).await?;
+/// Runs a catalog command that must end with this exit code, and returns its JSON output.
+async fn json(setup: &SingleRuntime, arguments: &[&str], code: i32) -> Result<Value> {
+    let output = catalog(setup, &[arguments, &["--json"]].concat()).await?;
     assert_eq!(output.status.code(), Some(code), "{}", text(&output.stderr));
     Ok(serde_json::from_slice(&output.stdout)?)
 }
 
 #[tokio::test]
-async fn what_a_change_will_do_is_told_before_it_is_done() -> Tested {
-    let one = One::start("foretold", &[KEDA]).await?;
-    synced(&one).await?;
+async fn catalog_diff_predicts_the_effect_of_a_change() -> TestResult {
+    let setup = SingleRuntime::start("foretold", &[KEDA]).await?;
+    catalog_is_synced(&setup).await?;
     let dir = tempfile::tempdir()?;
     let file = dir.path().join("change.yaml");
     let file = file.to_str().context("a path")?;
@@ -31,78 +32,78 @@ async fn what_a_change_will_do_is_told_before_it_is_done() -> Tested {
     let moved = release_meta("keda", &[("regular", "1.0.0"), ("fast", "1.2.0")]);
     fs::write(file, format!("{later}\n---\n{moved}\n"))?;
 
-    let told = json(&one, &["diff", file], 1).await?;
-    assert_eq!((&told["runtimes"], &told["affected"]), (&json!(1), &json!(1)), "{told}");
-    let plain = &told["classes"][0];
-    assert_eq!(plain["runtimes"], 1, "{told}");
-    assert_eq!(plain["added"], json!(["moduletemplates/keda-1.2.0"]), "{told}");
-    assert_eq!(plain["changed"], json!(["modulereleasemetas/keda"]), "{told}");
-    assert_eq!((&plain["removed"], &told["guard"]), (&json!([]), &Value::Null), "{told}");
-    let page = text(&catalog(&one, &["diff", file]).await?.stdout);
+    let report = json(&setup, &["diff", file], 1).await?;
+    assert_eq!((&report["runtimes"], &report["affected"]), (&json!(1), &json!(1)), "{report}");
+    let plain = &report["classes"][0];
+    assert_eq!(plain["runtimes"], 1, "{report}");
+    assert_eq!(plain["added"], json!(["moduletemplates/keda-1.2.0"]), "{report}");
+    assert_eq!(plain["changed"], json!(["modulereleasemetas/keda"]), "{report}");
+    assert_eq!((&plain["removed"], &report["guard"]), (&json!([]), &Value::Null), "{report}");
+    let page = text(&catalog(&setup, &["diff", file]).await?.stdout);
     assert!(page.contains("~ modulereleasemetas/keda\n") && page.contains("1 of 1 runtimes"), "{page}");
-    assert!(!names::<ModuleTemplate>(&one).await?.contains("keda-1.2.0"), "nothing is done by telling");
+    assert!(!names::<ModuleTemplate>(&setup).await?.contains("keda-1.2.0"), "a diff changes nothing");
 
-    one.landscape.write_template("keda", "1.2.0").await?;
-    one.landscape.write_channels("keda", &[("regular", "1.0.0"), ("fast", "1.2.0")]).await?;
-    until("what was foretold", async || {
-        let metas = Api::<ModuleReleaseMeta>::namespaced(one.runtime.cluster().client().await?, SKR_NAMESPACE);
+    setup.landscape.write_template("keda", "1.2.0").await?;
+    setup.landscape.write_channels("keda", &[("regular", "1.0.0"), ("fast", "1.2.0")]).await?;
+    until("the predicted objects", async || {
+        let metas = Api::<ModuleReleaseMeta>::namespaced(setup.runtime.cluster().client().await?, SKR_NAMESPACE);
         let is_moved = spec(&metas.get("keda").await?)?["channels"] == moved["spec"]["channels"];
-        let is_there = names::<ModuleTemplate>(&one).await?.contains("keda-1.2.0");
+        let is_there = names::<ModuleTemplate>(&setup).await?.contains("keda-1.2.0");
         Ok((is_moved && is_there).then_some(()))
     })
     .await?;
-    let told = json(&one, &["diff", file], 0).await?;
-    assert_eq!(told["affected"], 0, "{told}");
+    let report = json(&setup, &["diff", file], 0).await?;
+    assert_eq!(report["affected"], 0, "{report}");
 
-    // A channel goes. The guard asks from four runtimes on.
+    // Remove a channel: one runtime is affected, and the guard applies from four runtimes on.
     fs::write(file, release_meta("keda", &[("regular", "1.0.0")]).to_string())?;
-    let told = json(&one, &["diff", file], 1).await?;
-    assert_eq!(told["classes"][0]["changed"], json!(["modulereleasemetas/keda"]), "{told}");
-    assert_eq!((&told["affected"], &told["guard"]), (&json!(1), &Value::Null), "{told}");
+    let report = json(&setup, &["diff", file], 1).await?;
+    assert_eq!(report["classes"][0]["changed"], json!(["modulereleasemetas/keda"]), "{report}");
+    assert_eq!((&report["affected"], &report["guard"]), (&json!(1), &Value::Null), "{report}");
     Ok(())
 }
 
 #[tokio::test]
-async fn what_a_runtime_may_see_is_shown_with_the_rule_that_hides_the_rest() -> Tested {
-    let one = One::start("shown-catalog", &[KEDA]).await?;
-    synced(&one).await?;
-    let kyma = one.runtime.name();
-    let shown = json(&one, &["show", kyma], 0).await?;
-    assert_eq!((&shown["kyma"], &shown["modules"][0]["module"]), (&json!(kyma), &json!("keda")), "{shown}");
-    assert_eq!(shown["modules"][0]["visible"], true, "{shown}");
-    assert_eq!((&shown["leftOut"], &shown["held"]), (&json!([]), &json!([])), "{shown}");
+async fn catalog_show_lists_visible_modules_and_the_rules_that_hide_others() -> TestResult {
+    let setup = SingleRuntime::start("shown-catalog", &[KEDA]).await?;
+    catalog_is_synced(&setup).await?;
+    let kyma = setup.runtime.name();
+    let visible = json(&setup, &["show", kyma], 0).await?;
+    assert_eq!((&visible["kyma"], &visible["modules"][0]["module"]), (&json!(kyma), &json!("keda")), "{visible}");
+    assert_eq!(visible["modules"][0]["visible"], true, "{visible}");
+    assert_eq!((&visible["leftOut"], &visible["held"]), (&json!([]), &json!([])), "{visible}");
 
-    let templates = Api::<ModuleTemplate>::namespaced(one.landscape.operator(), one.landscape.namespace());
+    let templates = Api::<ModuleTemplate>::namespaced(setup.landscape.operator(), setup.landscape.namespace());
     let beta = json!({"metadata": {"labels": {label::BETA: "true"}}});
     templates.patch("keda-1.1.0", &PatchParams::default(), &Patch::Merge(&beta)).await?;
-    let shown = json(&one, &["show", kyma], 0).await?;
-    let versions = shown["modules"][0]["versions"].as_array().context("versions")?;
+    let visible = json(&setup, &["show", kyma], 0).await?;
+    let versions = visible["modules"][0]["versions"].as_array().context("versions")?;
     let rules: Vec<_> = versions.iter().map(|version| (&version["version"], &version["rule"])).collect();
-    assert!(rules.contains(&(&json!("1.0.0"), &Value::Null)), "{shown}");
-    assert!(rules.contains(&(&json!("1.1.0"), &json!("beta"))), "{shown}");
-    let page = text(&catalog(&one, &["show", kyma]).await?.stdout);
+    assert!(rules.contains(&(&json!("1.0.0"), &Value::Null)), "{visible}");
+    assert!(rules.contains(&(&json!("1.1.0"), &json!("beta"))), "{visible}");
+    let page = text(&catalog(&setup, &["show", kyma]).await?.stdout);
     assert!(page.contains("keda") && page.contains("beta"), "{page}");
 
-    let kymas = one.kcp_kymas().await?;
+    let kymas = setup.kcp_kymas().await?;
     kymas.patch(kyma, &PatchParams::default(), &Patch::Merge(&beta)).await?;
-    let shown = json(&one, &["show", kyma], 0).await?;
+    let visible = json(&setup, &["show", kyma], 0).await?;
     let hidden = |version: &Value| version["visible"] == false;
-    assert!(!shown["modules"][0]["versions"].as_array().context("versions")?.iter().any(hidden), "{shown}");
+    assert!(!visible["modules"][0]["versions"].as_array().context("versions")?.iter().any(hidden), "{visible}");
 
-    let nobody = catalog(&one, &["show", "nobody"]).await?;
-    assert_eq!((nobody.status.code(), nobody.stdout.len()), (Some(2), 0));
-    assert!(text(&nobody.stderr).contains("there is no Kyma nobody"), "{}", text(&nobody.stderr));
+    let unknown = catalog(&setup, &["show", "unknown"]).await?;
+    assert_eq!((unknown.status.code(), unknown.stdout.len()), (Some(2), 0));
+    assert!(text(&unknown.stderr).contains("there is no Kyma unknown"), "{}", text(&unknown.stderr));
     Ok(())
 }
 
-/// `catalog check` of this text: exit code, standard output, standard error.
-async fn checked(arguments: &[&str], input: &str) -> Result<(Option<i32>, String, String)> {
-    let output = run_fed("tidewatch-receiver", &[&["catalog", "check"], arguments].concat(), input).await?;
+/// Runs `catalog check` with this input; returns exit code, standard output and standard error.
+async fn check(arguments: &[&str], input: &str) -> Result<(Option<i32>, String, String)> {
+    let output = run_with_input("tidewatch", &[&["catalog", "check"], arguments].concat(), input).await?;
     Ok((output.status.code(), text(&output.stdout), text(&output.stderr)))
 }
 
 #[tokio::test]
-async fn a_check_ends_with_the_code_that_a_pipeline_goes_by() -> Tested {
+async fn catalog_check_exits_with_the_documented_code() -> TestResult {
     let dir = tempfile::tempdir()?;
     let write = |name: &str, objects: &[Value]| {
         let path = dir.path().join(name);
@@ -112,42 +113,42 @@ async fn a_check_ends_with_the_code_that_a_pipeline_goes_by() -> Tested {
     let (low, high) = (template("keda", "1.0.0"), template("keda", "1.1.0"));
     let both = [("regular", "1.0.0"), ("fast", "1.1.0")];
     let good = write("good.yaml", &[low.clone(), high.clone(), release_meta("keda", &both)])?;
-    // A template that no channel names is worth a warning, and a channel without a template is wrong.
+    // A template that no channel names yields a warning, a channel without a template an error.
     let warned = write("warned.yaml", &[low.clone(), high.clone(), release_meta("keda", &both[..1])])?;
     let wrong = write("wrong.yaml", &[low, release_meta("keda", &both)])?;
 
-    let (code, out, err) = checked(&[&good], "").await?;
+    let (code, out, err) = check(&[&good], "").await?;
     assert_eq!(
         (code, out.as_str()),
         (Some(0), "2 templates and 1 release metas in 1 files: 0 errors, 0 warnings\n"),
         "{err}"
     );
-    let (code, out, _) = checked(&[&good, "--json", "--deny-warnings"], "").await?;
+    let (code, out, _) = check(&[&good, "--json", "--deny-warnings"], "").await?;
     let report: Value = serde_json::from_str(&out)?;
     assert_eq!((code, &report["findings"], &report["summary"]["templates"]), (Some(0), &json!([]), &json!(2)));
 
-    let (code, out, _) = checked(&[&warned], "").await?;
+    let (code, out, _) = check(&[&warned], "").await?;
     assert!(code == Some(0) && out.contains("warning[unreached-template]"), "{code:?} {out}");
-    let (code, denied, _) = checked(&[&warned, "--deny-warnings"], "").await?;
-    assert_eq!((code, denied), (Some(1), out), "it says the same");
+    let (code, denied, _) = check(&[&warned, "--deny-warnings"], "").await?;
+    assert_eq!((code, denied), (Some(1), out), "the findings are the same");
 
-    let (code, out, _) = checked(&[&wrong], "").await?;
+    let (code, out, _) = check(&[&wrong], "").await?;
     assert!(
         code == Some(1) && out.starts_with(&format!("{wrong}:3:")) && out.contains("error[unknown-version]"),
         "{code:?} {out}"
     );
-    let (code, out, _) = checked(&["--json", "-"], &fs::read_to_string(&wrong)?).await?;
+    let (code, out, _) = check(&["--json", "-"], &fs::read_to_string(&wrong)?).await?;
     let report: Value = serde_json::from_str(&out)?;
     let found = &report["findings"][0];
     assert_eq!((code, &found["file"], &found["line"]), (Some(1), &json!("-"), &json!(3)), "{report:#}");
     assert_eq!((&found["code"], &found["severity"]), (&json!("unknown-version"), &json!("error")), "{report:#}");
     assert_eq!((&report["summary"]["errors"], &report["summary"]["files"]), (&json!(1), &json!(1)), "{report:#}");
 
-    // The state before stands in a file of its own, or comes in where a pipeline has it.
+    // The former state comes from a file of its own, or from standard input as in a pipeline.
     let (code, out, _) =
-        checked(&[&good, "--against", "-"], &release_meta("keda", &[("fast", "2.0.0")]).to_string()).await?;
+        check(&[&good, "--against", "-"], &release_meta("keda", &[("fast", "2.0.0")]).to_string()).await?;
     assert!(code == Some(1) && out.contains("error[downgrade]"), "{code:?} {out}");
-    let (code, out, _) = checked(&[&warned, "--against", &good, "--whole"], "").await?;
+    let (code, out, _) = check(&[&warned, "--against", &good, "--whole"], "").await?;
     assert!(code == Some(0) && out.contains("warning[channel-removed]"), "{code:?} {out}");
 
     let missing = dir.path().join("missing.yaml");
@@ -159,7 +160,7 @@ async fn a_check_ends_with_the_code_that_a_pipeline_goes_by() -> Tested {
         (&[], "", "FILE"),
         (&[&good, "--whole"], "", "--against"),
     ] {
-        let (code, out, err) = checked(arguments, input).await?;
+        let (code, out, err) = check(arguments, input).await?;
         assert_eq!((code, out.as_str()), (Some(2), ""), "{arguments:?}: {err}");
         assert!(err.contains(words), "{arguments:?}: {err}");
     }

@@ -1,30 +1,31 @@
-//! What moves in KCP, or is moved in a runtime, is written there and nothing else; what one runtime refuses concerns no other work.
+//! Minimal writes to the runtime's catalog: only differences are written, a user's changes are reverted, and a refused
+//! object does not hold up other work.
 
 use super::*;
 
 #[tokio::test]
-async fn a_moved_channel_is_one_patch_and_its_echo_is_nothing() -> Tested {
-    let one = One::start("patches", &[KEDA]).await?;
-    synced(&one).await?;
-    one.quiet().await?;
-    let mark = one.runtime.cluster().audit_mark()?;
-    one.landscape.write_channels("keda", &[("regular", "1.1.0"), ("fast", "1.1.0")]).await?;
-    let metas = user_api::<ModuleReleaseMeta>(&one).await?;
+async fn a_moved_channel_is_one_patch_and_its_event_causes_no_write() -> TestResult {
+    let setup = SingleRuntime::start("patches", &[KEDA]).await?;
+    catalog_is_synced(&setup).await?;
+    setup.becomes_idle().await?;
+    let mark = setup.runtime.cluster().audit_mark()?;
+    setup.landscape.write_channels("keda", &[("regular", "1.1.0"), ("fast", "1.1.0")]).await?;
+    let metas = user_api::<ModuleReleaseMeta>(&setup).await?;
     until("the channel in the runtime", async || {
         Ok((metas.get("keda").await?.spec.version_of("regular") == Some("1.1.0")).then_some(()))
     })
     .await?;
-    let writes = one.after_canaries(mark, 4).await?;
-    // 1.0.0 is not named by any channel now, but can still be installed.
-    assert_eq!(calls(&writes), [("patch", "keda")]);
+    let writes = setup.after_canaries(mark, 4).await?;
+    // Template 1.0.0 stays although no channel names it, because it can still be installed.
+    assert_eq!(catalog_requests(&writes), [("patch", "keda")]);
     Ok(())
 }
 
 #[tokio::test]
-async fn what_users_do_to_the_catalog_is_undone_and_what_is_theirs_stays() -> Tested {
-    let one = One::start("tamper", &[KEDA]).await?;
-    synced(&one).await?;
-    let (metas, templates) = (user_api::<ModuleReleaseMeta>(&one).await?, user_api::<ModuleTemplate>(&one).await?);
+async fn user_changes_to_the_catalog_are_reverted_and_user_objects_stay() -> TestResult {
+    let setup = SingleRuntime::start("tamper", &[KEDA]).await?;
+    catalog_is_synced(&setup).await?;
+    let (metas, templates) = (user_api::<ModuleReleaseMeta>(&setup).await?, user_api::<ModuleTemplate>(&setup).await?);
     let mine = template("mine", "1.0.0");
     templates.create(&PostParams::default(), &serde_json::from_value(mine)?).await?;
     let before = metas.get("keda").await?;
@@ -53,7 +54,7 @@ async fn what_users_do_to_the_catalog_is_undone_and_what_is_theirs_stays() -> Te
         })
         .await?;
     }
-    // Labels that are not ours, and ours taken away.
+    // A foreign label is added, and one of ours is removed.
     for labels in [json!({"added": "label"}), json!({"operator.kyma-project.io/managed-by": null})] {
         templates
             .patch("keda-1.0.0", &PatchParams::default(), &Patch::Merge(json!({"metadata": {"labels": labels}})))
@@ -76,23 +77,24 @@ async fn what_users_do_to_the_catalog_is_undone_and_what_is_theirs_stays() -> Te
 }
 
 #[tokio::test]
-async fn what_leaves_kcp_leaves_the_runtime() -> Tested {
-    let one = One::without_agent("leave", &[KEDA, ("warden", "2.0.0", "2.1.0")]).await?;
-    synced(&one).await?;
-    until("both modules", async || Ok(names::<ModuleReleaseMeta>(&one).await?.contains("warden").then_some(())))
+async fn objects_removed_from_kcp_are_removed_from_the_runtime() -> TestResult {
+    let setup = SingleRuntime::without_agent("leave", &[KEDA, ("warden", "2.0.0", "2.1.0")]).await?;
+    catalog_is_synced(&setup).await?;
+    until("both modules", async || Ok(names::<ModuleReleaseMeta>(&setup).await?.contains("warden").then_some(())))
         .await?;
-    one.landscape.delete_template("keda", "1.1.0").await?;
+    setup.landscape.delete_template("keda", "1.1.0").await?;
     until("the template and its channel to go", async || {
-        let meta = user_api::<ModuleReleaseMeta>(&one).await?.get("keda").await?;
-        Ok((meta.spec.version_of("fast").is_none() && !names::<ModuleTemplate>(&one).await?.contains("keda-1.1.0"))
+        let meta = user_api::<ModuleReleaseMeta>(&setup).await?.get("keda").await?;
+        Ok((meta.spec.version_of("fast").is_none() && !names::<ModuleTemplate>(&setup).await?.contains("keda-1.1.0"))
             .then_some(()))
     })
     .await?;
-    let metas = Api::<ModuleReleaseMeta>::namespaced(one.landscape.kcp().client().await?, one.landscape.namespace());
+    let metas =
+        Api::<ModuleReleaseMeta>::namespaced(setup.landscape.kcp().client().await?, setup.landscape.namespace());
     metas.delete("warden", &DeleteParams::default()).await?;
     until("the module to go", async || {
-        let templates = names::<ModuleTemplate>(&one).await?;
-        let gone = !names::<ModuleReleaseMeta>(&one).await?.contains("warden");
+        let templates = names::<ModuleTemplate>(&setup).await?;
+        let gone = !names::<ModuleReleaseMeta>(&setup).await?.contains("warden");
         Ok((gone && templates == ["keda-1.0.0".to_owned()].into()).then_some(()))
     })
     .await?;
@@ -100,11 +102,11 @@ async fn what_leaves_kcp_leaves_the_runtime() -> Tested {
 }
 
 #[tokio::test]
-async fn a_new_process_goes_by_the_inventory_and_makes_a_lost_one_anew() -> Tested {
-    let one = One::start("ledger", &[KEDA]).await?;
-    synced(&one).await?;
-    one.quiet().await?;
-    let written = inventory(&one).await?.context("the inventory")?;
+async fn a_new_process_uses_the_inventory_and_recreates_a_lost_one() -> TestResult {
+    let setup = SingleRuntime::start("ledger", &[KEDA]).await?;
+    catalog_is_synced(&setup).await?;
+    setup.becomes_idle().await?;
+    let written = inventory(&setup).await?.context("the inventory")?;
     let objects = written.data.clone().unwrap_or_default()["objects"].clone();
     assert_eq!(objects.lines().count(), 3, "{objects}");
     for line in objects.lines() {
@@ -112,38 +114,38 @@ async fn a_new_process_goes_by_the_inventory_and_makes_a_lost_one_anew() -> Test
         assert!(hash.len() == 64 && uid.len() == 36 && generation == "1", "{id}");
     }
 
-    let mark = one.runtime.cluster().audit_mark()?;
-    one.landscape.with_receiver(async |receiver| receiver.kill9()).await?;
-    one.landscape.write_channels("keda", &[("regular", "1.1.0"), ("fast", "1.1.0")]).await?;
-    one.landscape.start_receiver().await?;
-    let metas = user_api::<ModuleReleaseMeta>(&one).await?;
-    until("what changed meanwhile", async || {
+    let mark = setup.runtime.cluster().audit_mark()?;
+    setup.landscape.with_receiver(async |receiver| receiver.kill9()).await?;
+    setup.landscape.write_channels("keda", &[("regular", "1.1.0"), ("fast", "1.1.0")]).await?;
+    setup.landscape.start_receiver().await?;
+    let metas = user_api::<ModuleReleaseMeta>(&setup).await?;
+    until("the changes made meanwhile", async || {
         Ok((metas.get("keda").await?.spec.version_of("regular") == Some("1.1.0")).then_some(()))
     })
     .await?;
-    let writes = one.after_canaries(mark, 4).await?;
-    assert_eq!(calls(&writes), [("patch", "keda")]);
+    let writes = setup.after_canaries(mark, 4).await?;
+    assert_eq!(catalog_requests(&writes), [("patch", "keda")]);
 
-    let api = Api::<ConfigMap>::namespaced(one.runtime.cluster().client().await?, SKR_NAMESPACE);
+    let api = Api::<ConfigMap>::namespaced(setup.runtime.cluster().client().await?, SKR_NAMESPACE);
     api.delete(CATALOG_INVENTORY, &DeleteParams::default()).await?;
-    let mark = one.runtime.cluster().audit_mark()?;
-    one.landscape.write_template("keda", "1.2.0").await?;
+    let mark = setup.runtime.cluster().audit_mark()?;
+    setup.landscape.write_template("keda", "1.2.0").await?;
     until("the inventory as it was, with the new version", async || {
-        let objects = inventory(&one).await?.and_then(|map| map.data).unwrap_or_default();
+        let objects = inventory(&setup).await?.and_then(|map| map.data).unwrap_or_default();
         Ok(objects.get("objects").filter(|objects| objects.lines().count() == 4).map(drop))
     })
     .await?;
-    let writes = one.after_canaries(mark, 2).await?;
-    assert_eq!(calls(&writes), [("patch", "keda-1.2.0")]);
+    let writes = setup.after_canaries(mark, 2).await?;
+    assert_eq!(catalog_requests(&writes), [("patch", "keda-1.2.0")]);
     Ok(())
 }
 
 #[tokio::test]
-async fn what_one_runtime_refuses_is_named_and_holds_up_nothing_else() -> Tested {
-    let one = One::start("refuses", &[KEDA]).await?;
-    synced(&one).await?;
-    // The user's own rule: no template of this version.
-    let admission = one.runtime.cluster().client().await?;
+async fn a_refused_object_is_reported_and_delays_no_other_work() -> TestResult {
+    let setup = SingleRuntime::start("refuses", &[KEDA]).await?;
+    catalog_is_synced(&setup).await?;
+    // An admission policy of the user refuses the template of this version.
+    let admission = setup.runtime.cluster().client().await?;
     let policies = Api::<kube::core::DynamicObject>::all_with(
         admission.clone(),
         &kube::core::ApiResource::from_gvk(&kube::core::GroupVersionKind::gvk(
@@ -169,29 +171,32 @@ async fn what_one_runtime_refuses_is_named_and_holds_up_nothing_else() -> Tested
     let binding = json!({"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding",
         "metadata": {"name": "no-two"}, "spec": {"policyName": "no-two", "validationActions": ["Deny"]}});
     bindings.create(&PostParams::default(), &serde_json::from_value(binding)?).await?;
-    let templates = user_api::<ModuleTemplate>(&one).await?;
+    let templates = user_api::<ModuleTemplate>(&setup).await?;
     until("the rule to hold", async || {
         let mine = serde_json::from_value(template("keda", "2.0.0"))?;
         let dry = PostParams { dry_run: true, ..PostParams::default() };
         Ok(templates.create(&dry, &mine).await.is_err().then_some(()))
     })
     .await?;
-    one.landscape.write_template("keda", "2.0.0").await?;
-    one.landscape.write_template("keda", "2.1.0").await?;
-    let status = one.kcp_status("the condition", |status| {
-        status.condition("ModuleCatalog").is_some_and(|said| said.message.contains("moduletemplates/keda-2.0.0"))
+    setup.landscape.write_template("keda", "2.0.0").await?;
+    setup.landscape.write_template("keda", "2.1.0").await?;
+    let status = setup.kcp_status("the condition", |status| {
+        status
+            .condition("ModuleCatalog")
+            .is_some_and(|condition| condition.message.contains("moduletemplates/keda-2.0.0"))
     });
     let (holds, message) = condition(&status.await?, "ModuleCatalog")?;
     assert!(!holds && message.contains("not this one"), "{message}");
     until("the other template", async || Ok(templates.get_opt("keda-2.1.0").await?.map(drop))).await?;
-    // The user is served at once all the same.
-    one.runtime.select(&["keda"]).await?;
-    until("the Manifest", async || Ok(one.manifests().await?.first().map(drop))).await?;
+    // The user's next change is reconciled without delay.
+    setup.runtime.select(&["keda"]).await?;
+    until("the Manifest", async || Ok(setup.manifests().await?.first().map(drop))).await?;
 
     bindings.delete("no-two", &DeleteParams::default()).await?;
     until("the template, by a later try", async || Ok(templates.get_opt("keda-2.0.0").await?.map(drop))).await?;
-    let status =
-        one.kcp_status("the condition", |status| status.condition("ModuleCatalog").is_some_and(|said| said.is_true()));
+    let status = setup.kcp_status("the condition", |status| {
+        status.condition("ModuleCatalog").is_some_and(|condition| condition.is_true())
+    });
     assert_eq!(condition(&status.await?, "ModuleCatalog")?.1, "module templates are synchronized");
     Ok(())
 }

@@ -1,16 +1,18 @@
-//! What would be taken from too many runtimes at once waits until somebody confirms it: of catalogs and of modules.
+//! The removal guard: a change that would take a module from too many runtimes waits for confirmation, both for
+//! catalogs and for Manifests.
 
 use super::*;
 
-/// Four more Kymas, and with that too many. They have no runtime that could be reached, and count.
-async fn crowd(one: &One) -> Result<()> {
+/// Creates four more Kymas, enough for the guard to apply. They count although their runtimes cannot be reached.
+async fn create_more_kymas(setup: &SingleRuntime) -> Result<()> {
     for n in 0..4 {
         let kyma = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
             "metadata": {"name": format!("more-{n}")}, "spec": {"channel": "regular"}});
-        apply::<Kyma>(one, &format!("more-{n}"), &kyma).await?;
+        apply::<Kyma>(setup, &format!("more-{n}"), &kyma).await?;
     }
-    let admin = one.landscape.with_receiver(async |receiver| receiver.admin()).await?.context("its admin listener")?;
-    until("the receiver to know of all of them", async || {
+    let admin =
+        setup.landscape.with_receiver(async |receiver| receiver.admin()).await?.context("its admin listener")?;
+    until("the receiver to have all Kymas", async || {
         let (_, report) = http::get(admin, "/fleet", DEADLINE).await?;
         let report: Value = serde_json::from_str(&report)?;
         Ok((report["summary"]["kymas"] == 5).then_some(()))
@@ -18,9 +20,9 @@ async fn crowd(one: &One) -> Result<()> {
     .await
 }
 
-/// Waits until a removal is held, and returns what stands of it in KCP.
-async fn held(one: &One) -> Result<Value> {
-    let releases = Api::<ConfigMap>::namespaced(one.landscape.operator(), one.landscape.namespace());
+/// Waits until a removal is held back, and returns its record in KCP.
+async fn removal_is_held(setup: &SingleRuntime) -> Result<Value> {
+    let releases = Api::<ConfigMap>::namespaced(setup.landscape.operator(), setup.landscape.namespace());
     let held = until("the removal to be held", async || {
         let data = releases.get(RELEASES).await?.data.unwrap_or_default();
         Ok(data.get("held").cloned())
@@ -28,83 +30,83 @@ async fn held(one: &One) -> Result<Value> {
     Ok(serde_json::from_str(&held.await?)?)
 }
 
-/// Confirms a change, as an operator does.
-async fn confirm(one: &One, change: &str) -> Result<()> {
-    let releases = Api::<ConfigMap>::namespaced(one.landscape.operator(), one.landscape.namespace());
+/// Confirms a change as the operator does.
+async fn confirm(setup: &SingleRuntime, change: &str) -> Result<()> {
+    let releases = Api::<ConfigMap>::namespaced(setup.landscape.operator(), setup.landscape.namespace());
     let confirmed = Patch::Merge(json!({"metadata": {"annotations": {annotation::CONFIRM: change}}}));
     releases.patch(RELEASES, &PatchParams::default(), &confirmed).await?;
     Ok(())
 }
 
 #[tokio::test]
-async fn a_removal_from_many_waits_until_it_is_confirmed() -> Tested {
-    let one = One::without_agent("guard", &[KEDA, ("warden", "1.0.0", "1.0.0")]).await?;
-    synced(&one).await?;
-    crowd(&one).await?;
-    let metas = Api::<ModuleReleaseMeta>::namespaced(one.landscape.operator(), one.landscape.namespace());
+async fn a_removal_from_many_runtimes_waits_for_confirmation() -> TestResult {
+    let setup = SingleRuntime::without_agent("guard", &[KEDA, ("warden", "1.0.0", "1.0.0")]).await?;
+    catalog_is_synced(&setup).await?;
+    create_more_kymas(&setup).await?;
+    let metas = Api::<ModuleReleaseMeta>::namespaced(setup.landscape.operator(), setup.landscape.namespace());
     metas.delete("warden", &DeleteParams::default()).await?;
-    let held = held(&one).await?;
+    let held = removal_is_held(&setup).await?;
     assert_eq!((&held["modules"], held["of"].as_u64()), (&json!(["warden"]), Some(5)), "{held}");
-    let status = one.kcp_status("the condition", |status| {
-        status.condition("ModuleCatalog").is_some_and(|said| said.message.contains("waits until"))
+    let status = setup.kcp_status("the condition", |status| {
+        status.condition("ModuleCatalog").is_some_and(|condition| condition.message.contains("waits until"))
     });
     let change = held["change"].as_str().context("a name")?;
     let (holds, message) = condition(&status.await?, "ModuleCatalog")?;
     assert!(holds && message.contains("a removal of warden") && message.contains(change), "{message}");
-    let note = told(&one, "RemovalHeld", ("ModuleReleaseMeta", "warden")).await?;
+    let note = event_note(&setup, "RemovalHeld", ("ModuleReleaseMeta", "warden")).await?;
     assert!(note.contains("from 5 of 5 runtimes") && note.contains(change), "{note}");
-    measured(&one, "catalog_held_modules", 1).await?;
-    measured(&one, "catalog_held_runtimes", 5).await?;
-    assert!(names::<ModuleReleaseMeta>(&one).await?.contains("warden"));
-    // A new process holds it too, and what is not held goes on.
-    one.landscape.with_receiver(async |receiver| receiver.kill9()).await?;
-    one.landscape.write_template("keda", "1.2.0").await?;
-    one.landscape.start_receiver().await?;
-    until("the new version", async || Ok(names::<ModuleTemplate>(&one).await?.contains("keda-1.2.0").then_some(())))
+    metric_becomes(&setup, "catalog_held_modules", 1).await?;
+    metric_becomes(&setup, "catalog_held_runtimes", 5).await?;
+    assert!(names::<ModuleReleaseMeta>(&setup).await?.contains("warden"));
+    // A new process holds back the removal as well, and other changes go on.
+    setup.landscape.with_receiver(async |receiver| receiver.kill9()).await?;
+    setup.landscape.write_template("keda", "1.2.0").await?;
+    setup.landscape.start_receiver().await?;
+    until("the new version", async || Ok(names::<ModuleTemplate>(&setup).await?.contains("keda-1.2.0").then_some(())))
         .await?;
-    assert!(names::<ModuleReleaseMeta>(&one).await?.contains("warden"));
+    assert!(names::<ModuleReleaseMeta>(&setup).await?.contains("warden"));
 
-    confirm(&one, change).await?;
+    confirm(&setup, change).await?;
     until("the module to go", async || {
-        let metas = names::<ModuleReleaseMeta>(&one).await?;
-        let templates = names::<ModuleTemplate>(&one).await?;
+        let metas = names::<ModuleReleaseMeta>(&setup).await?;
+        let templates = names::<ModuleTemplate>(&setup).await?;
         Ok((!metas.contains("warden") && !templates.contains("warden-1.0.0")).then_some(()))
     })
     .await?;
-    let releases = Api::<ConfigMap>::namespaced(one.landscape.operator(), one.landscape.namespace());
+    let releases = Api::<ConfigMap>::namespaced(setup.landscape.operator(), setup.landscape.namespace());
     let confirmation =
         async || anyhow::Ok(releases.get(RELEASES).await?.annotations().get(annotation::CONFIRM).cloned());
-    until("the confirmation to be used up", async || Ok(confirmation().await?.is_none().then_some(()))).await?;
-    until("the condition as it was", async || {
-        let status = one.runtime.kcp_kyma().await?.and_then(|kyma| kyma.status).context("a status")?;
+    until("the confirmation to be removed", async || Ok(confirmation().await?.is_none().then_some(()))).await?;
+    until("the condition to recover", async || {
+        let status = setup.runtime.kcp_kyma().await?.and_then(|kyma| kyma.status).context("a status")?;
         Ok((condition(&status, "ModuleCatalog")?.1 == "module templates are synchronized").then_some(()))
     })
     .await?;
-    measured(&one, "catalog_held_modules", 0).await?;
-    measured(&one, "catalog_held_runtimes", 0).await?;
+    metric_becomes(&setup, "catalog_held_modules", 0).await?;
+    metric_becomes(&setup, "catalog_held_runtimes", 0).await?;
     Ok(())
 }
 
 #[tokio::test]
-async fn a_module_that_too_many_would_lose_goes_when_that_is_confirmed_and_not_before() -> Tested {
-    let one = One::start("guard-modules", &[KEDA]).await?;
-    synced(&one).await?;
-    one.runtime.select(&["keda"]).await?;
-    comes_to_run(&one, "1.0.0").await?;
-    crowd(&one).await?;
+async fn an_uninstallation_from_many_runtimes_waits_for_confirmation() -> TestResult {
+    let setup = SingleRuntime::start("guard-modules", &[KEDA]).await?;
+    catalog_is_synced(&setup).await?;
+    setup.runtime.select(&["keda"]).await?;
+    version_becomes(&setup, "1.0.0").await?;
+    create_more_kymas(&setup).await?;
     let beta = Patch::Merge(json!({"metadata": {"labels": {label::BETA: "true"}}}));
-    let templates = Api::<ModuleTemplate>::namespaced(one.landscape.operator(), one.landscape.namespace());
+    let templates = Api::<ModuleTemplate>::namespaced(setup.landscape.operator(), setup.landscape.namespace());
     templates.patch("keda-1.0.0", &PatchParams::default(), &beta).await?;
-    let held = held(&one).await?;
+    let held = removal_is_held(&setup).await?;
     assert_eq!((&held["modules"], held["runtimes"].as_u64()), (&json!(["keda"]), Some(5)), "{held}");
     let is_refused = |status: &tidewatch_shared::api::KymaStatus| {
         module(status, "keda").is_some_and(|keda| keda.state == State::Error)
     };
-    one.kcp_status("what the Kyma may not have", is_refused).await?;
-    one.quiet().await?;
-    assert_eq!(runs(&one).await?.as_deref(), Some("1.0.0"), "it is kept meanwhile");
+    setup.kcp_status("the refused module", is_refused).await?;
+    setup.becomes_idle().await?;
+    assert_eq!(installed_version(&setup).await?.as_deref(), Some("1.0.0"), "the module stays installed meanwhile");
 
-    confirm(&one, held["change"].as_str().context("a name")?).await?;
-    until("the Manifest to go", async || Ok(one.manifests().await?.is_empty().then_some(()))).await?;
+    confirm(&setup, held["change"].as_str().context("a name")?).await?;
+    until("the Manifest to go", async || Ok(setup.manifests().await?.is_empty().then_some(()))).await?;
     Ok(())
 }

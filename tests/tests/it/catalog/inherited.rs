@@ -1,9 +1,9 @@
-//! A catalog that the incumbent has synced goes on as it is.
+//! A catalog that the incumbent synced is adopted in place.
 
 use super::*;
 
-/// Writes an object to the runtime's catalog as the incumbent does, and returns its uid.
-async fn synced_by_the_incumbent<K>(one: &One, object: &Value) -> Result<String>
+/// Applies an object to the runtime's catalog as the incumbent does, and returns its uid.
+async fn synced_by_the_incumbent<K>(setup: &SingleRuntime, object: &Value) -> Result<String>
 where
     K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>
         + Clone
@@ -11,7 +11,7 @@ where
         + std::fmt::Debug,
 {
     let name = object["metadata"]["name"].as_str().context("a name")?;
-    let api = Api::<K>::namespaced(one.runtime.cluster().client().await?, SKR_NAMESPACE);
+    let api = Api::<K>::namespaced(setup.runtime.cluster().client().await?, SKR_NAMESPACE);
     if api.get_opt(name).await?.is_some() {
         api.delete(name, &DeleteParams::default()).await?;
     }
@@ -23,36 +23,37 @@ where
 }
 
 #[tokio::test]
-async fn what_the_incumbent_has_synced_is_neither_deleted_nor_made_anew() -> Tested {
-    let one = One::start("inherited", &[KEDA]).await?;
-    synced(&one).await?;
-    one.quiet().await?;
-    one.landscape.with_receiver(async |receiver| receiver.kill9()).await?;
+async fn objects_synced_by_the_incumbent_are_neither_deleted_nor_recreated() -> TestResult {
+    let setup = SingleRuntime::start("inherited", &[KEDA]).await?;
+    catalog_is_synced(&setup).await?;
+    setup.becomes_idle().await?;
+    setup.landscape.with_receiver(async |receiver| receiver.kill9()).await?;
 
-    // What the incumbent leaves: objects without an inventory; of a module that is gone, too; and of a channel before it moved.
-    let maps = Api::<ConfigMap>::namespaced(one.runtime.cluster().client().await?, SKR_NAMESPACE);
+    // The state that the incumbent leaves: objects without an inventory, among them those of a removed module and a
+    // channel before its move.
+    let maps = Api::<ConfigMap>::namespaced(setup.runtime.cluster().client().await?, SKR_NAMESPACE);
     maps.delete(CATALOG_INVENTORY, &DeleteParams::default()).await?;
     let mut kept = Vec::new();
     for version in ["1.0.0", "1.1.0"] {
-        kept.push(synced_by_the_incumbent::<ModuleTemplate>(&one, &template("keda", version)).await?);
+        kept.push(synced_by_the_incumbent::<ModuleTemplate>(&setup, &template("keda", version)).await?);
     }
     let before = release_meta("keda", &[("regular", "1.0.0"), ("fast", "1.0.0")]);
-    kept.push(synced_by_the_incumbent::<ModuleReleaseMeta>(&one, &before).await?);
-    synced_by_the_incumbent::<ModuleTemplate>(&one, &template("gone", "1.0.0")).await?;
-    synced_by_the_incumbent::<ModuleReleaseMeta>(&one, &release_meta("gone", &[("regular", "1.0.0")])).await?;
-    let (metas, templates) = (user_api::<ModuleReleaseMeta>(&one).await?, user_api::<ModuleTemplate>(&one).await?);
+    kept.push(synced_by_the_incumbent::<ModuleReleaseMeta>(&setup, &before).await?);
+    synced_by_the_incumbent::<ModuleTemplate>(&setup, &template("gone", "1.0.0")).await?;
+    synced_by_the_incumbent::<ModuleReleaseMeta>(&setup, &release_meta("gone", &[("regular", "1.0.0")])).await?;
+    let (metas, templates) = (user_api::<ModuleReleaseMeta>(&setup).await?, user_api::<ModuleTemplate>(&setup).await?);
     templates.create(&PostParams::default(), &serde_json::from_value(template("mine", "1.0.0"))?).await?;
 
-    let mark = one.runtime.cluster().audit_mark()?;
-    one.landscape.start_receiver().await?;
-    until("the inventory of what is wanted", async || {
-        let objects = inventory(&one).await?.and_then(|map| map.data).unwrap_or_default();
+    let mark = setup.runtime.cluster().audit_mark()?;
+    setup.landscape.start_receiver().await?;
+    until("the inventory of the desired objects", async || {
+        let objects = inventory(&setup).await?.and_then(|map| map.data).unwrap_or_default();
         Ok(objects.get("objects").filter(|objects| objects.lines().count() == 3).map(drop))
     })
     .await?;
-    one.quiet().await?;
-    let writes = one.after_canaries(mark, 2).await?;
-    assert_eq!(calls(&writes), [("patch", "keda"), ("delete", "gone"), ("delete", "gone-1.0.0")]);
+    setup.becomes_idle().await?;
+    let writes = setup.after_canaries(mark, 2).await?;
+    assert_eq!(catalog_requests(&writes), [("patch", "keda"), ("delete", "gone"), ("delete", "gone-1.0.0")]);
     let meta = metas.get("keda").await?;
     assert_eq!(meta.spec.version_of("fast"), Some("1.1.0"));
     let mut now = Vec::new();

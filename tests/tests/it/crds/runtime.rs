@@ -1,4 +1,5 @@
-//! Our definitions in a runtime come back, with all that is ours of them, and nothing else is touched.
+//! Restoration of our CRDs in a runtime: they come back together with their custom resources, and no other object is
+//! touched.
 
 use anyhow::{Context as _, Result};
 use k8s_openapi::{
@@ -14,27 +15,27 @@ use tidewatch_shared::{
     names::{GROUP, SKR_NAMESPACE},
 };
 use tidewatch_tests::{
-    control_plane::Person,
+    control_plane::ClusterUser,
     landscape::{catalog::template, until},
 };
 
-use crate::support::{One, Tested, condition, module};
+use crate::support::{SingleRuntime, TestResult, condition, module};
 
 const KEDA: (&str, &str, &str) = ("keda", "1.0.0", "1.1.0");
-/// The condition that tells of it.
+/// The condition that reports a CRD which could not be synced.
 const SYNC: &str = "CRDsSync";
 
-/// What users have in a runtime.
-struct Theirs {
+/// Objects of the runtime's users, which the receiver must not touch.
+struct UserObjects {
     crds: Api<CustomResourceDefinition>,
     maps: Api<ConfigMap>,
     templates: Api<ModuleTemplate>,
     metas: Api<ModuleReleaseMeta>,
 }
 
-impl Theirs {
-    async fn of(one: &One) -> Result<Self> {
-        let client = one.runtime.cluster().client_as(Person::User).await?;
+impl UserObjects {
+    async fn of(setup: &SingleRuntime) -> Result<Self> {
+        let client = setup.runtime.cluster().client_as(ClusterUser::User).await?;
         Ok(Self {
             crds: Api::all(client.clone()),
             maps: Api::namespaced(client.clone(), "default"),
@@ -43,7 +44,7 @@ impl Theirs {
         })
     }
 
-    /// A kind and an object of their own.
+    /// Creates a CRD and a ConfigMap of the user.
     async fn write(&self) -> Result<()> {
         let schema = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
         let crd = json!({
@@ -57,7 +58,7 @@ impl Theirs {
             let conditions = crd.status.iter().flat_map(|status| status.conditions.iter().flatten());
             conditions.into_iter().any(|condition| condition.type_ == "Established" && condition.status == "True")
         };
-        until("the user's kind", async || {
+        until("the user's CRD", async || {
             Ok(self.crds.get("things.example.test").await.ok().filter(is_served).map(drop))
         })
         .await?;
@@ -66,33 +67,35 @@ impl Theirs {
         Ok(())
     }
 
-    /// The versions of what is theirs.
+    /// Returns the resource versions of the user's objects.
     async fn versions(&self) -> Result<[Option<String>; 2]> {
         let crd = self.crds.get("things.example.test").await?.resource_version();
         Ok([crd, self.maps.get("theirs").await?.resource_version()])
     }
 
-    /// Waits until the definition is as it was, and the Kyma and the catalog are there with all that they had.
-    async fn whole(&self, one: &One, crd: &CustomResourceDefinition) -> Result<()> {
-        until(&format!("{} and all that is of it", crd.name_any()), async || {
+    /// Waits until the CRD has its former spec, and the Kyma and the catalog are complete again.
+    async fn is_restored(&self, setup: &SingleRuntime, crd: &CustomResourceDefinition) -> Result<()> {
+        until(&format!("{} with its objects", crd.name_any()), async || {
             let is = self.crds.get(&crd.name_any()).await?;
             let is_same = is.spec == crd.spec && is.labels() == crd.labels();
             let templates = ["keda-1.0.0", "keda-1.1.0"].map(async |name| self.templates.get_opt(name).await);
             let [low, high] = templates;
             let has_catalog =
                 low.await?.is_some() && high.await?.is_some() && self.metas.get_opt("keda").await?.is_some();
-            let kyma = one.runtime.skr_kyma().await?;
+            let kyma = setup.runtime.skr_kyma().await?;
             let selects = kyma.is_some_and(|kyma| kyma.spec.modules().iter().any(|module| module.name == "keda"));
             Ok((is_same && is.metadata.deletion_timestamp.is_none() && has_catalog && selects).then_some(()))
         })
         .await?;
-        one.kcp_status("the condition", |status| status.condition(SYNC).is_some_and(|said| said.is_true())).await?;
+        setup
+            .kcp_status("the condition", |status| status.condition(SYNC).is_some_and(|condition| condition.is_true()))
+            .await?;
         Ok(())
     }
 }
 
-/// Another schema of the one version, and more names: an edit and an addition.
-fn tampered(crd: &CustomResourceDefinition) -> [Value; 2] {
+/// Two changes of a CRD: another schema for its one version, and additional names.
+fn tampered_versions(crd: &CustomResourceDefinition) -> [Value; 2] {
     let mut versions = json!(crd.spec.versions);
     versions[0]["schema"]["openAPIV3Schema"]["properties"]["spec"] =
         json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
@@ -100,58 +103,60 @@ fn tampered(crd: &CustomResourceDefinition) -> [Value; 2] {
 }
 
 #[tokio::test]
-async fn our_definitions_come_back_with_all_that_is_ours_and_nothing_else_is_touched() -> Tested {
-    let one = One::start("definitions", &[KEDA]).await?;
-    let theirs = Theirs::of(&one).await?;
-    theirs.write().await?;
-    one.runtime.select(&["keda"]).await?;
-    one.kcp_status("the module", |status| module(status, "keda").is_some_and(|keda| keda.manifest.is_some())).await?;
-    let manifest = async || Ok::<_, anyhow::Error>(one.manifests().await?.first().and_then(|found| found.uid()));
-    let (versions, installed) = (theirs.versions().await?, manifest().await?);
+async fn changed_crds_are_restored_with_their_objects_and_others_are_untouched() -> TestResult {
+    let setup = SingleRuntime::start("definitions", &[KEDA]).await?;
+    let user_objects = UserObjects::of(&setup).await?;
+    user_objects.write().await?;
+    setup.runtime.select(&["keda"]).await?;
+    setup.kcp_status("the module", |status| module(status, "keda").is_some_and(|keda| keda.manifest.is_some())).await?;
+    let manifest = async || Ok::<_, anyhow::Error>(setup.manifests().await?.first().and_then(|found| found.uid()));
+    let (versions, installed) = (user_objects.versions().await?, manifest().await?);
     for plural in ["kymas", "moduletemplates", "modulereleasemetas"] {
-        let before = theirs.crds.get(&format!("{plural}.{GROUP}")).await?;
-        theirs.whole(&one, &before).await?;
-        for edit in tampered(&before) {
-            let edited = theirs.crds.patch(&before.name_any(), &PatchParams::default(), &Patch::Merge(&edit)).await?;
+        let before = user_objects.crds.get(&format!("{plural}.{GROUP}")).await?;
+        user_objects.is_restored(&setup, &before).await?;
+        for edit in tampered_versions(&before) {
+            let edited =
+                user_objects.crds.patch(&before.name_any(), &PatchParams::default(), &Patch::Merge(&edit)).await?;
             assert_ne!(edited.spec, before.spec, "the user's write must be a change");
-            theirs.whole(&one, &before).await?;
+            user_objects.is_restored(&setup, &before).await?;
         }
-        theirs.crds.delete(&before.name_any(), &DeleteParams::default()).await?;
-        until("another definition", async || {
-            Ok(theirs.crds.get_opt(&before.name_any()).await?.filter(|crd| crd.uid() != before.uid()).map(drop))
+        user_objects.crds.delete(&before.name_any(), &DeleteParams::default()).await?;
+        until("a new CRD", async || {
+            Ok(user_objects.crds.get_opt(&before.name_any()).await?.filter(|crd| crd.uid() != before.uid()).map(drop))
         })
         .await?;
-        theirs.whole(&one, &before).await?;
+        user_objects.is_restored(&setup, &before).await?;
     }
-    assert_eq!(theirs.versions().await?, versions);
-    assert_eq!(manifest().await?, installed, "nothing was uninstalled meanwhile");
+    assert_eq!(user_objects.versions().await?, versions);
+    assert_eq!(manifest().await?, installed, "the Manifest is unchanged");
     Ok(())
 }
 
 #[tokio::test]
-async fn a_definition_that_cannot_go_is_told_until_it_is_back() -> Tested {
-    let one = One::start("terminating", &[KEDA]).await?;
-    let theirs = Theirs::of(&one).await?;
-    one.runtime.select(&["keda"]).await?;
-    let before = theirs.crds.get(&format!("moduletemplates.{GROUP}")).await?;
-    theirs.whole(&one, &before).await?;
+async fn a_crd_stuck_in_deletion_is_reported_until_it_is_restored() -> TestResult {
+    let setup = SingleRuntime::start("terminating", &[KEDA]).await?;
+    let user_objects = UserObjects::of(&setup).await?;
+    setup.runtime.select(&["keda"]).await?;
+    let before = user_objects.crds.get(&format!("moduletemplates.{GROUP}")).await?;
+    user_objects.is_restored(&setup, &before).await?;
     let mut mine = template("mine", "1.0.0");
     mine["metadata"]["finalizers"] = json!(["example.test/held"]);
-    theirs.templates.create(&PostParams::default(), &serde_json::from_value(mine)?).await?;
-    theirs.crds.delete(&before.name_any(), &DeleteParams::default()).await?;
-    let told = one.kcp_status("what is wrong", |status| status.condition(SYNC).is_some_and(|said| !said.is_true()));
-    let (_, message) = condition(&told.await?, SYNC)?;
+    user_objects.templates.create(&PostParams::default(), &serde_json::from_value(mine)?).await?;
+    user_objects.crds.delete(&before.name_any(), &DeleteParams::default()).await?;
+    let status = setup
+        .kcp_status("the failed sync", |status| status.condition(SYNC).is_some_and(|condition| !condition.is_true()));
+    let (_, message) = condition(&status.await?, SYNC)?;
     assert!(
         message.ends_with(&format!(": the CRD moduletemplates.{GROUP} is being deleted in the runtime")),
         "{message}"
     );
 
     let free = Patch::Merge(json!({"metadata": {"finalizers": null}}));
-    theirs.templates.patch("mine-1.0.0", &PatchParams::default(), &free).await?;
-    let after = until("another definition", async || {
-        Ok(theirs.crds.get_opt(&before.name_any()).await?.filter(|crd| crd.uid() != before.uid()))
+    user_objects.templates.patch("mine-1.0.0", &PatchParams::default(), &free).await?;
+    let after = until("a new CRD", async || {
+        Ok(user_objects.crds.get_opt(&before.name_any()).await?.filter(|crd| crd.uid() != before.uid()))
     });
-    assert_eq!(after.await.context("it comes back")?.spec, before.spec);
-    theirs.whole(&one, &before).await?;
+    assert_eq!(after.await.context("wait for the new CRD")?.spec, before.spec);
+    user_objects.is_restored(&setup, &before).await?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! A user who writes all the time, and what the API servers know of that.
+//! A user who changes Kymas continuously, and the audit logs' record of these writes.
 
 use std::{
     collections::BTreeMap,
@@ -23,8 +23,8 @@ use tidewatch_shared::{
 };
 use tidewatch_tests::{
     control_plane::{
-        Cluster, Person,
-        audit::{Mark, Timed},
+        Cluster, ClusterUser,
+        audit::{Mark, TimedWrite},
     },
     landscape::until,
 };
@@ -32,25 +32,25 @@ use tokio::{task::JoinHandle, time};
 
 use crate::support::Member;
 
-/// Changes a second.
+/// Writes per second.
 const WRITES_PER_SECOND: u32 = 20;
 
-/// Writes to all Kymas in turns. Who was held up makes up for it: so many writes as seconds ask for are to come.
+/// Writes to all Kymas in turns. A delayed writer catches up, so the number of writes follows from the elapsed time.
 pub(super) struct User {
     ended: Arc<AtomicBool>,
-    task: JoinHandle<Result<Written>>,
+    task: JoinHandle<Result<Writes>>,
     clusters: Vec<(Arc<Cluster>, Mark)>,
 }
 
-/// What a user wrote.
+/// The writes of a user.
 #[derive(Default)]
-struct Written {
+struct Writes {
     count: usize,
-    /// What the last write to each Kyma has made of it.
+    /// Each Kyma as its last write returned it.
     last: Vec<Kyma>,
 }
 
-/// What the audit logs have of a user's writes.
+/// The user's writes in the audit logs.
 pub(super) struct Record {
     begun: Vec<Timestamp>,
     refused: usize,
@@ -71,23 +71,23 @@ impl User {
         Ok(Self { ended, task, clusters })
     }
 
-    /// Waits until there are as many writes as the time since the first one asks for.
-    pub(super) async fn keeps_pace(&self) -> Result<()> {
-        until("the user to have written as much as it should", async || {
+    /// Waits until the number of writes matches the time since the first one.
+    pub(super) async fn catches_up(&self) -> Result<()> {
+        until("the user to catch up with its pace", async || {
             let record = self.record()?;
-            ensure!(record.is_enough(), "{record}");
+            ensure!(record.is_on_pace(), "{record}");
             Ok(Some(()))
         })
         .await
     }
 
-    /// The last write to each Kyma, and what was recorded of all. None may have failed.
+    /// Stops the user; returns the last state of each Kyma and the record of all writes. Fails if a write was refused.
     pub(super) async fn stop(mut self) -> Result<(Vec<Kyma>, Record)> {
         self.ended.store(true, Ordering::Relaxed);
         let written = (&mut self.task).await??;
         let record = until("all writes to be recorded", async || {
             let record = self.record()?;
-            ensure!(record.begun.len() == written.count, "{} are: {record}", written.count);
+            ensure!(record.begun.len() == written.count, "{} writes were made: {record}", written.count);
             Ok(Some(record))
         })
         .await?;
@@ -98,8 +98,8 @@ impl User {
     fn record(&self) -> Result<Record> {
         let mut record = Record { begun: Vec::new(), refused: 0 };
         for (cluster, mark) in &self.clusters {
-            for Timed { write, begun, .. } in cluster.timed_writes_since(*mark)? {
-                if write.user == Person::User.name() && write.resource == "kymas" {
+            for TimedWrite { write, begun, .. } in cluster.timed_writes_since(*mark)? {
+                if write.user == ClusterUser::User.name() && write.resource == "kymas" {
                     record.begun.push(begun);
                     record.refused += usize::from(write.code >= 400);
                 }
@@ -110,18 +110,18 @@ impl User {
     }
 }
 
-async fn write(kymas: Vec<Api<Kyma>>, ended: Arc<AtomicBool>) -> Result<Written> {
+async fn write(kymas: Vec<Api<Kyma>>, ended: Arc<AtomicBool>) -> Result<Writes> {
     let mut pace = time::interval(Duration::from_secs(1) / WRITES_PER_SECOND);
-    let mut written = Written::default();
+    let mut written = Writes::default();
     while !ended.load(Ordering::Relaxed) {
         written.last.clear();
-        // Each turn takes the other channel.
+        // Each turn switches to the other channel.
         let channel = if (written.count / kymas.len()).is_multiple_of(2) { "regular" } else { "fast" };
         let change = Patch::Merge(json!({"spec": {"channel": channel}}));
         for kyma in &kymas {
             pace.tick().await;
-            let made = kyma.patch(SKR_KYMA, &PatchParams::default(), &change).await;
-            written.last.push(made.context("a user's write failed")?);
+            let patched = kyma.patch(SKR_KYMA, &PatchParams::default(), &change).await;
+            written.last.push(patched.context("a user's write failed")?);
             written.count += 1;
         }
     }
@@ -129,17 +129,17 @@ async fn write(kymas: Vec<Api<Kyma>>, ended: Arc<AtomicBool>) -> Result<Written>
 }
 
 impl Record {
-    /// Whole seconds from the first to the last.
+    /// Whole seconds between the first and the last write.
     fn seconds(&self) -> u64 {
         let span = self.begun.first().zip(self.begun.last()).map(|(first, last)| last.duration_since(*first).as_secs());
         span.and_then(|seconds| u64::try_from(seconds).ok()).unwrap_or(0)
     }
 
-    fn is_enough(&self) -> bool {
+    fn is_on_pace(&self) -> bool {
         self.begun.len() as u64 >= u64::from(WRITES_PER_SECOND) * self.seconds()
     }
 
-    /// In the whole second in which there were the fewest.
+    /// The smallest number of writes in any whole second.
     fn fewest(&self) -> usize {
         let mut counts: BTreeMap<u64, usize> = (0..self.seconds()).map(|second| (second, 0)).collect();
         for begun in &self.begun {
@@ -153,6 +153,6 @@ impl Record {
 impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (count, seconds, fewest) = (self.begun.len(), self.seconds(), self.fewest());
-        write!(f, "{count} writes in {seconds} s, {} of them refused, {fewest} in the poorest second", self.refused)
+        write!(f, "{count} writes in {seconds} s, {} of them refused, {fewest} in the slowest second", self.refused)
     }
 }

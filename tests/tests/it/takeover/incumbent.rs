@@ -1,5 +1,5 @@
-//! The incumbent as it acts beside us on every Kyma that is not ours: poll after poll it writes to the control plane and to the
-//! runtime, whether something changed or not.
+//! A model of the incumbent beside our receiver: it polls every Kyma that is not ours, and writes to the control plane
+//! and to the runtime on each poll, whether something changed or not.
 
 use std::{
     collections::BTreeMap,
@@ -26,69 +26,69 @@ use tidewatch_shared::{
     names::{SKR_KYMA, SKR_NAMESPACE, field_manager, finalizer, label},
 };
 use tidewatch_tests::{
-    control_plane::{Cluster, Person},
+    control_plane::{Cluster, ClusterUser},
     landscape::{Landscape, until},
 };
 use tokio::runtime::Builder;
 
 use crate::installer::apply_incumbents;
 
-/// What selects the Kymas that are ours.
+/// The label that selects the Kymas of our receiver.
 pub(super) const OURS: (&str, &str) = ("lifecycle", "tidewatch");
-/// From one round to the next.
+/// Interval between two polls.
 const POLL: Duration = Duration::from_millis(200);
 
-/// Acts until it is dropped.
+/// Reconciles until it is dropped.
 pub(super) struct Incumbent {
-    told: Arc<Mutex<Told>>,
+    progress: Arc<Mutex<Progress>>,
     ended: Arc<AtomicBool>,
 }
 
-/// What became of its passes.
+/// Results of the incumbent's reconciles.
 #[derive(Default)]
-struct Told {
-    /// Those that ended well, by Kyma.
-    passes: BTreeMap<String, u64>,
+struct Progress {
+    /// Number of successful reconciles by Kyma.
+    reconciles: BTreeMap<String, u64>,
     failures: Vec<String>,
 }
 
-/// Whether a Kyma is the incumbent's: one that is not ours, or was handed back.
-fn is_its(kyma: &Kyma) -> bool {
+/// Returns true if a Kyma belongs to the incumbent: it lacks our label or was handed back.
+fn belongs_to_incumbent(kyma: &Kyma) -> bool {
     let is = |key: &str, value: &str| kyma.labels().get(key).is_some_and(|is| is == value);
     !is(OURS.0, OURS.1) || is(label::HAND_BACK, label::HAND_BACK_DONE)
 }
 
 impl Incumbent {
-    /// Begins to act on the Kymas of a landscape, whose runtimes these are, by the name of their Kymas.
+    /// Starts to reconcile the Kymas of a landscape; the runtimes have the names of their Kymas.
     pub(super) async fn start(landscape: &Landscape, runtimes: &[&Cluster]) -> Result<Self> {
-        let kcp = landscape.kcp().client_as(Person::Other).await?;
+        let kcp = landscape.kcp().client_as(ClusterUser::Other).await?;
         let kymas = Api::<Kyma>::namespaced(kcp, landscape.namespace());
         let mut clients = BTreeMap::new();
         for cluster in runtimes {
-            clients.insert(cluster.name().to_owned(), cluster.client_as(Person::Other).await?);
+            clients.insert(cluster.name().to_owned(), cluster.client_as(ClusterUser::Other).await?);
         }
-        let (told, ended) = (Arc::<Mutex<Told>>::default(), Arc::<AtomicBool>::default());
-        // On a thread of its own, as another process would be.
+        let (progress, ended) = (Arc::<Mutex<Progress>>::default(), Arc::<AtomicBool>::default());
+        // A separate thread stands in for another process.
         let runtime = Builder::new_current_thread().enable_all().build().context("build its runtime")?;
-        let shared = (told.clone(), ended.clone());
+        let shared = (progress.clone(), ended.clone());
         thread::Builder::new()
             .name("incumbent".to_owned())
             .spawn(move || runtime.block_on(run(&kymas, &clients, &shared.0, &shared.1)))?;
-        Ok(Self { told, ended })
+        Ok(Self { progress, ended })
     }
 
-    /// Waits until it has done two more passes over a Kyma: one of them began after this was asked.
-    pub(super) async fn acts_on(&self, kyma: &str) -> Result<()> {
-        let passes = || self.told.lock().unwrap().passes.get(kyma).copied().unwrap_or_default();
-        let before = passes();
-        let what = format!("the incumbent to act on {kyma}");
-        let acted = until(&what, async || Ok((passes() >= before + 2).then_some(())));
-        acted.await.with_context(|| format!("its failures: {:?}", self.failures()))
+    /// Waits for two more reconciles of a Kyma: at least one of them began after this call.
+    pub(super) async fn reconciles_twice(&self, kyma: &str) -> Result<()> {
+        let reconciles = || self.progress.lock().unwrap().reconciles.get(kyma).copied().unwrap_or_default();
+        let before = reconciles();
+        let description = format!("the incumbent to act on {kyma}");
+        let done = until(&description, async || Ok((reconciles() >= before + 2).then_some(())));
+        done.await.with_context(|| format!("failures of the incumbent: {:?}", self.failures()))
     }
 
-    /// What went wrong in its passes.
+    /// Errors of its reconciles.
     pub(super) fn failures(&self) -> Vec<String> {
-        self.told.lock().unwrap().failures.clone()
+        self.progress.lock().unwrap().failures.clone()
     }
 }
 
@@ -98,27 +98,27 @@ impl Drop for Incumbent {
     }
 }
 
-async fn run(kymas: &Api<Kyma>, runtimes: &BTreeMap<String, Client>, told: &Mutex<Told>, ended: &AtomicBool) {
+async fn run(kymas: &Api<Kyma>, runtimes: &BTreeMap<String, Client>, progress: &Mutex<Progress>, ended: &AtomicBool) {
     while !ended.load(Ordering::Relaxed) {
         for (name, runtime) in runtimes {
-            // Read once for each pass: a label that moves meanwhile does not end it.
+            // The label is read once per reconcile: a change meanwhile does not end it.
             let ended = match kymas.get_opt(name).await {
-                Ok(Some(kyma)) if is_its(&kyma) => pass(kymas, &kyma, runtime).await,
+                Ok(Some(kyma)) if belongs_to_incumbent(&kyma) => reconcile(kymas, &kyma, runtime).await,
                 Ok(_) => continue,
                 Err(error) => Err(error.into()),
             };
-            let mut told = told.lock().unwrap();
+            let mut progress = progress.lock().unwrap();
             match ended {
-                Ok(()) => *told.passes.entry(name.clone()).or_default() += 1,
-                Err(error) => told.failures.push(format!("{name}: {error:#}")),
+                Ok(()) => *progress.reconciles.entry(name.clone()).or_default() += 1,
+                Err(error) => progress.failures.push(format!("{name}: {error:#}")),
             }
         }
         tokio::time::sleep(POLL).await;
     }
 }
 
-/// One pass: the runtime first, then what both Kymas say.
-async fn pass(kymas: &Api<Kyma>, kyma: &Kyma, runtime: &Client) -> Result<()> {
+/// One reconcile: first the runtime, then the status of both Kymas.
+async fn reconcile(kymas: &Api<Kyma>, kyma: &Kyma, runtime: &Client) -> Result<()> {
     let ours = PatchParams { field_manager: Some(field_manager::LIFECYCLE_OPERATOR.to_owned()), ..Default::default() };
     let marks =
         json!({"metadata": {"finalizers": [finalizer::KYMA], "labels": {label::MANAGED_BY: label::MANAGED_BY_KCP}}});
@@ -128,7 +128,7 @@ async fn pass(kymas: &Api<Kyma>, kyma: &Kyma, runtime: &Client) -> Result<()> {
     let params = PatchParams::apply(field_manager::SYNC_CONTEXT).force();
     let namespaces = Api::<Namespace>::all(runtime.clone());
     namespaces.patch(SKR_NAMESPACE, &params, &Patch::Apply(namespace)).await.context("apply the namespace")?;
-    definitions(runtime).await?;
+    install_missing_crds(runtime).await?;
     apply_incumbents(runtime).await.context("apply its six objects")?;
     let skr = Api::<Kyma>::namespaced(runtime.clone(), SKR_NAMESPACE);
     if skr.get_opt(SKR_KYMA).await?.is_none() {
@@ -137,15 +137,15 @@ async fn pass(kymas: &Api<Kyma>, kyma: &Kyma, runtime: &Client) -> Result<()> {
         skr.create(&PostParams::default(), &serde_json::from_value(made)?).await.context("make the Kyma")?;
     }
     let params = PatchParams::apply(field_manager::LIFECYCLE).force();
-    let said = status(kyma, &kyma.name_any());
-    kymas.patch_status(&kyma.name_any(), &params, &Patch::Apply(said)).await.context("write the status")?;
-    let said = status(kyma, SKR_KYMA);
-    skr.patch_status(SKR_KYMA, &params, &Patch::Apply(said)).await.context("write the runtime's status")?;
+    let patch = status(kyma, &kyma.name_any());
+    kymas.patch_status(&kyma.name_any(), &params, &Patch::Apply(patch)).await.context("write the status")?;
+    let patch = status(kyma, SKR_KYMA);
+    skr.patch_status(SKR_KYMA, &params, &Patch::Apply(patch)).await.context("write the runtime's status")?;
     Ok(())
 }
 
-/// The definitions, where they are missing.
-async fn definitions(runtime: &Client) -> Result<()> {
+/// Installs the CRDs that are missing in a runtime.
+async fn install_missing_crds(runtime: &Client) -> Result<()> {
     let api = Api::<CustomResourceDefinition>::all(runtime.clone());
     let names: Vec<_> = runtime_crds().iter().map(kube::ResourceExt::name_any).collect();
     let there = api.list_metadata(&ListParams::default()).await?;
@@ -163,7 +163,7 @@ async fn definitions(runtime: &Client) -> Result<()> {
     .await
 }
 
-/// A status whose time is always now, and whose conditions are those that it knows and no others.
+/// A status with the current time, and with exactly the conditions that the incumbent knows.
 fn status(kyma: &Kyma, name: &str) -> Value {
     let conditions: Vec<_> = ["CRDsSync", "Modules", "ModuleCatalog", "SKRWebhook"]
         .into_iter()

@@ -1,17 +1,17 @@
-//! Says from the audit logs of both API servers who acted on one Kyma, and when: with the times of requests, so that acts that overlap
-//! are seen even between two clusters.
+//! Reconstructs from the audit logs of both API servers which controller acted on a Kyma at which time. It compares the
+//! times of requests, so it detects overlaps even between two clusters.
 
 use anyhow::{Result, ensure};
 use jiff::Timestamp;
 use tidewatch_tests::{
     control_plane::{
-        Person,
-        audit::{Mark, Timed},
+        ClusterUser,
+        audit::{Mark, TimedWrite},
     },
     landscape::{Landscape, Runtime},
 };
 
-/// Who acts.
+/// A controller that writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Actor {
     Incumbent,
@@ -20,19 +20,19 @@ pub(super) enum Actor {
 
 /// One write that was not refused.
 #[derive(Debug)]
-struct Act {
+struct AuditedWrite {
     actor: Actor,
     begun: Timestamp,
     ended: Timestamp,
-    what: String,
+    description: String,
 }
 
-/// Sees the acts on one Kyma from now on.
+/// Judges the writes that concern one Kyma, from [`Judge::begin`] on.
 pub(super) struct Judge<'a> {
     landscape: &'a Landscape,
     runtime: &'a Runtime,
     marks: (Mark, Mark),
-    /// Whether the agent is one of ours, installed by the receiver.
+    /// True if the receiver has installed the agent, so that its writes count as well.
     agent: bool,
 }
 
@@ -42,59 +42,60 @@ impl<'a> Judge<'a> {
         Ok(Self { landscape, runtime, marks, agent: true })
     }
 
-    /// The same without the agent's writes, where the test itself keeps one running.
+    /// Ignores the agent's writes, for tests that run the agent themselves.
     pub(super) fn without_agent(self) -> Self {
         Self { agent: false, ..self }
     }
 
-    /// The eras so far: who acted after whom. Fails if a write of one began before the last of another had ended.
-    pub(super) fn eras(&self) -> Result<Vec<Actor>> {
-        let mut acts = self.acts()?;
-        acts.sort_by_key(|act| act.begun);
-        let mut eras: Vec<(Actor, Timestamp, String)> = Vec::new();
-        for act in acts {
-            match eras.last_mut() {
-                Some((actor, ended, what)) if *actor == act.actor => {
+    /// Returns the sequence of controllers so far. Fails if a write of one began before the last write of another had
+    /// ended.
+    pub(super) fn actors(&self) -> Result<Vec<Actor>> {
+        let mut writes = self.writes()?;
+        writes.sort_by_key(|act| act.begun);
+        let mut actors: Vec<(Actor, Timestamp, String)> = Vec::new();
+        for act in writes {
+            match actors.last_mut() {
+                Some((actor, ended, description)) if *actor == act.actor => {
                     if act.ended > *ended {
-                        (*ended, *what) = (act.ended, act.what);
+                        (*ended, *description) = (act.ended, act.description);
                     }
                 }
                 last => {
-                    let at_once = last.filter(|(_, ended, _)| *ended > act.begun);
-                    ensure!(at_once.is_none(), "both act: {at_once:?} and {act:?}");
-                    eras.push((act.actor, act.ended, act.what));
+                    let overlap = last.filter(|(_, ended, _)| *ended > act.begun);
+                    ensure!(overlap.is_none(), "overlapping writes: {overlap:?} and {act:?}");
+                    actors.push((act.actor, act.ended, act.description));
                 }
             }
         }
-        Ok(eras.into_iter().map(|(actor, ..)| actor).collect())
+        Ok(actors.into_iter().map(|(actor, ..)| actor).collect())
     }
 
-    fn acts(&self) -> Result<Vec<Act>> {
+    fn writes(&self) -> Result<Vec<AuditedWrite>> {
         let Self { landscape, runtime, marks, agent } = self;
         let (namespace, name) = (landscape.namespace(), runtime.name());
         let receiver = format!("system:serviceaccount:{namespace}:tidewatch-receiver");
-        let is_its = |timed: &Timed| {
+        let concerns_kyma = |timed: &TimedWrite| {
             let write = &timed.write;
             let of_kyma = write.resource.starts_with("kymas") && write.name == name;
-            // A Manifest bears the name of its Kyma in front.
+            // The name of a Manifest starts with that of its Kyma.
             let of_module = write.resource.starts_with("manifests") && write.name.starts_with(&format!("{name}-"));
             write.namespace == namespace && (of_kyma || of_module)
         };
-        let in_kcp = landscape.kcp().timed_writes_since(marks.0)?.into_iter().filter(is_its);
+        let in_kcp = landscape.kcp().timed_writes_since(marks.0)?.into_iter().filter(concerns_kyma);
         let in_runtime = runtime.cluster().timed_writes_since(marks.1)?.into_iter();
         let is_ours = |user: &str| {
             user == receiver
                 || user == "system:serviceaccount:kube-system:tidewatch-control-plane"
                 || (*agent && user == "system:serviceaccount:kyma-system:tidewatch-agent")
         };
-        let act = |Timed { write, begun, ended }: Timed| {
+        let act = |TimedWrite { write, begun, ended }: TimedWrite| {
             let actor = match write.user.as_str() {
-                user if user == Person::Other.name() => Actor::Incumbent,
+                user if user == ClusterUser::Other.name() => Actor::Incumbent,
                 user if is_ours(user) => Actor::Us,
                 _ => return None,
             };
-            let what = format!("{} {} {}/{}", write.user, write.verb, write.resource, write.name);
-            (write.code < 400).then_some(Act { actor, begun, ended, what })
+            let description = format!("{} {} {}/{}", write.user, write.verb, write.resource, write.name);
+            (write.code < 400).then_some(AuditedWrite { actor, begun, ended, description })
         };
         Ok(in_kcp.chain(in_runtime).filter_map(act).collect())
     }

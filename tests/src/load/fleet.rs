@@ -1,4 +1,4 @@
-//! Any number of simulated agents with their runtimes, known to a landscape's receiver.
+//! Any number of simulated agents with their runtimes, registered at a landscape's receiver.
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +15,7 @@ use http::StatusCode;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, api::PostParams};
 use serde_json::{Value, json};
-use tidewatch_receiver::{pki, watcher};
+use tidewatch_receiver::{controllers::watcher, pki};
 use tidewatch_shared::{
     api::{Kyma, Watcher},
     identity::RuntimeId,
@@ -24,37 +24,37 @@ use tidewatch_shared::{
 };
 use tokio::{task::JoinSet, time::sleep};
 
-use super::{Agent, Applicant, Contract, Office, Voice, agent::Memory};
+use super::{Agent, EnrolmentClient, EnrolmentEndpoint, ProtocolState, SignedClient, agent::AgentHandle};
 use crate::{
-    fake::{Fake, FakeCluster},
+    fake::{FakeApiServer, FakeCluster},
     landscape::{Landscape, now},
     progress,
 };
 
-/// The key of the Kyma in a runtime.
+/// Store key of the Kyma in a runtime.
 const KYMA: &str = "operator.kyma-project.io/kymas/kyma-system/default";
-/// Objects that are written to KCP at the same time.
-const HANDS: usize = 16;
+/// Concurrent writes to KCP.
+const CONCURRENT_WRITES: usize = 16;
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What all agents of a crowd have seen so far.
+/// Counters over all agents of a fleet.
 #[derive(Debug, Default)]
-pub struct Tally {
+pub struct FleetCounters {
     requests: AtomicU64,
     events: AtomicU64,
     heartbeats: AtomicU64,
     enrolments: AtomicU64,
-    faults: AtomicU64,
+    failures: AtomicU64,
     refused: Mutex<BTreeMap<u16, u64>>,
 }
 
-impl Tally {
-    pub(super) fn taken(&self, events: usize) {
+impl FleetCounters {
+    pub(super) fn accepted(&self, events: usize) {
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.events.fetch_add(events as u64, Ordering::Relaxed);
     }
 
-    pub(super) fn beaten(&self) {
+    pub(super) fn heartbeat_accepted(&self) {
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.heartbeats.fetch_add(1, Ordering::Relaxed);
     }
@@ -63,27 +63,27 @@ impl Tally {
         self.enrolments.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn fault(&self) {
-        self.faults.fetch_add(1, Ordering::Relaxed);
+    pub(super) fn failed(&self) {
+        self.failures.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(super) fn refused(&self, status: StatusCode) {
         *self.refused.lock().unwrap_or_else(PoisonError::into_inner).entry(status.as_u16()).or_default() += 1;
     }
 
-    /// Requests that were taken, heartbeats included.
+    /// Requests that were accepted, heartbeats included.
     #[must_use]
     pub fn requests(&self) -> u64 {
         self.requests.load(Ordering::Relaxed)
     }
 
-    /// Events in requests that were taken.
+    /// Events in requests that were accepted.
     #[must_use]
     pub fn events(&self) -> u64 {
         self.events.load(Ordering::Relaxed)
     }
 
-    /// Heartbeats that were taken.
+    /// Heartbeats that were accepted.
     #[must_use]
     pub fn heartbeats(&self) -> u64 {
         self.heartbeats.load(Ordering::Relaxed)
@@ -97,8 +97,8 @@ impl Tally {
 
     /// Requests that had no answer.
     #[must_use]
-    pub fn faults(&self) -> u64 {
-        self.faults.load(Ordering::Relaxed)
+    pub fn failures(&self) -> u64 {
+        self.failures.load(Ordering::Relaxed)
     }
 
     /// Requests that were refused, by status.
@@ -108,56 +108,56 @@ impl Tally {
     }
 }
 
-/// One runtime of a crowd.
-pub struct Member {
+/// One runtime of a fleet, with its simulated agent.
+pub struct FleetMember {
     name: String,
     id: RuntimeId,
     cluster: FakeCluster,
-    memory: Memory,
-    silent: Option<Agent>,
+    handle: AgentHandle,
+    agent: Option<Agent>,
     is_paused: bool,
 }
 
-impl Member {
-    /// The name of its Kyma in KCP, and of its runtime.
+impl FleetMember {
+    /// Name of its Kyma in KCP, and of the fake cluster.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its runtime id.
+    /// Runtime id.
     #[must_use]
     pub fn id(&self) -> &RuntimeId {
         &self.id
     }
 
-    /// Its runtime.
+    /// The fake cluster.
     #[must_use]
     pub fn cluster(&self) -> &FakeCluster {
         &self.cluster
     }
 
-    /// Its agent's memory.
+    /// Shared access to its agent.
     #[must_use]
-    pub fn memory(&self) -> &Memory {
-        &self.memory
+    pub fn handle(&self) -> &AgentHandle {
+        &self.handle
     }
 
-    /// Its agent, to be driven by hand; `None` once it runs.
+    /// The agent, to be driven by the caller; `None` once it runs.
     pub fn take_agent(&mut self) -> Option<Agent> {
-        self.silent.take()
+        self.agent.take()
     }
 
-    /// The user of the runtime chooses these modules, and the agent sees it.
+    /// Selects these modules as the user of the runtime does, and lets the agent observe the change.
     pub fn select(&self, modules: &[&str]) {
         let modules: Vec<_> = modules.iter().map(|name| json!({"name": name})).collect();
         self.cluster.edit(KYMA, |kyma| kyma["spec"]["modules"] = modules.into());
-        self.memory.with(|contract| contract.mark("kyma", 0));
+        self.handle.update(|state| state.mark("kyma", 0));
     }
 
-    /// The modules that the status of the runtime's Kyma names; `None` when there is no status.
+    /// Modules in the status of the runtime's Kyma; `None` when there is no status.
     #[must_use]
-    pub fn shown(&self) -> Option<Vec<String>> {
+    pub fn status_modules(&self) -> Option<Vec<String>> {
         let kyma = self.cluster.object(KYMA)?;
         let status = kyma.get("status").filter(|status| status["state"].is_string())?;
         let modules = status["modules"].as_array().into_iter().flatten();
@@ -166,38 +166,40 @@ impl Member {
 }
 
 /// See the module. Dropping it ends its agents; its objects stay in KCP.
-pub struct Crowd {
+pub struct SimulatedFleet {
     landscape: Arc<Landscape>,
-    fake: Fake,
+    fake: FakeApiServer,
     plan: Plan,
-    tally: Arc<Tally>,
-    members: Vec<Member>,
+    counters: Arc<FleetCounters>,
+    members: Vec<FleetMember>,
     running: JoinSet<()>,
 }
 
-impl Crowd {
-    /// Nobody yet.
+impl SimulatedFleet {
+    /// An empty fleet.
     ///
     /// # Errors
     /// When the fake API server cannot be started.
     pub async fn new(landscape: Arc<Landscape>) -> Result<Self> {
         let (plan, _) = watcher::plan::<Arc<Watcher>>(&[]);
-        let (fake, tally) = (Fake::start().await?, Arc::default());
-        Ok(Self { landscape, fake, plan, tally, members: Vec::new(), running: JoinSet::new() })
+        let (fake, counters) = (FakeApiServer::start().await?, Arc::default());
+        Ok(Self { landscape, fake, plan, counters, members: Vec::new(), running: JoinSet::new() })
     }
 
-    /// Registers more runtimes, until there are so many: Kyma and access Secret in KCP, a runtime, an agent that has not begun.
+    /// Registers runtimes up to this number: Kyma and access Secret in KCP, a fake cluster, an agent that does not run
+    /// yet.
     ///
     /// # Errors
-    /// When KCP refuses something, or a certificate cannot be made.
+    /// When KCP refuses a write, or a certificate cannot be made.
     pub async fn grow(&mut self, to: usize) -> Result<()> {
         self.register(to, false).await
     }
 
-    /// The same with runtimes that are paused: their agents are served as all others, and nothing is done in the runtimes.
+    /// As [`SimulatedFleet::grow`], with paused runtimes: their agents are served like all others, and the receiver
+    /// changes nothing in the runtimes.
     ///
     /// # Errors
-    /// As [`Crowd::grow`].
+    /// As [`SimulatedFleet::grow`].
     pub async fn grow_paused(&mut self, to: usize) -> Result<()> {
         self.register(to, true).await
     }
@@ -210,81 +212,86 @@ impl Crowd {
         let roots = self.landscape.ca().trust_bundle().store()?;
         let mut written = Vec::new();
         for number in self.members.len()..to {
-            let name = format!("crowd-{number:05}");
+            let name = format!("fleet-{number:05}");
             let id: RuntimeId = format!("{namespace}.{name}").parse()?;
             let ca = self.landscape.ca();
             let identity = ca.make_runtime(&id, self.landscape.trust_domain(), now(), pki::RUNTIME_VALIDITY)?;
-            let voice = Voice::new(&identity.identity()?, roots.clone(), self.landscape.authority().parse()?)?;
-            let contract = Contract::new(id.clone(), &self.plan, number as u64);
-            let agent = Agent::new(voice, contract, self.tally.clone());
+            let signed_client =
+                SignedClient::new(&identity.identity()?, roots.clone(), self.landscape.authority().parse()?)?;
+            let state = ProtocolState::new(id.clone(), &self.plan, number as u64);
+            let agent = Agent::new(signed_client, state, self.counters.clone());
             let cluster = self.fake.cluster(&name);
             let kyma = kyma(&name, &id, is_paused);
             written.push(write(&kymas, &secrets, name.clone(), kyma, self.fake.kubeconfig(&name)));
-            self.members.push(Member { name, id, cluster, memory: agent.memory(), silent: Some(agent), is_paused });
+            self.members.push(FleetMember { name, id, cluster, handle: agent.handle(), agent: Some(agent), is_paused });
         }
-        stream::iter(written).buffer_unordered(HANDS).try_collect::<()>().await.context("register the runtimes in KCP")
+        stream::iter(written)
+            .buffer_unordered(CONCURRENT_WRITES)
+            .try_collect::<()>()
+            .await
+            .context("register the runtimes in KCP")
     }
 
-    /// Lets all agents speak that do not yet.
+    /// Runs all agents that do not run yet.
     pub fn start(&mut self) {
-        for agent in self.members.iter_mut().filter_map(Member::take_agent) {
+        for agent in self.members.iter_mut().filter_map(FleetMember::take_agent) {
             self.running.spawn(agent.run());
         }
     }
 
-    /// Lets all agents that do not speak yet enrol, as if they had tried for hours, and then speak with what they got. What they were
-    /// registered with is of no use to a receiver that issues.
-    pub fn enrol(&mut self, office: &Office) {
+    /// Lets all agents that do not run yet enrol, with the backoff of hours of failures, and then run with the issued
+    /// identity. Their registered identity is of no use with a receiver that issues certificates.
+    pub fn enrol(&mut self, endpoint: &EnrolmentEndpoint) {
         for number in 0..self.members.len() {
-            let applicant = self.applicant(number, office, true);
+            let enrolment_client = self.enrolment_client(number, endpoint, true);
             let Some(mut agent) = self.members[number].take_agent() else { continue };
             self.running.spawn(async move {
-                match applicant.enrol().await.and_then(|enrolled| agent.adopt(enrolled)) {
+                match enrolment_client.enrol().await.and_then(|enrolled| agent.set_identity(enrolled)) {
                     Ok(()) => agent.run().await,
-                    Err(error) => progress::say(&format!("an agent ends: {error:#}")),
+                    Err(error) => progress::print_line(&format!("a simulated agent failed: {error:#}")),
                 }
             });
         }
     }
 
-    /// Lets all agents enrol once more, all in one moment, as if each had lost what it got; they go on speaking with that.
-    pub fn enrol_again(&mut self, office: &Office) {
+    /// Lets all agents enrol once more, all at the same time; they keep running with their previous identity.
+    pub fn enrol_again(&mut self, endpoint: &EnrolmentEndpoint) {
         for number in 0..self.members.len() {
-            let applicant = self.applicant(number, office, false);
+            let enrolment_client = self.enrolment_client(number, endpoint, false);
             self.running.spawn(async move {
-                if let Err(error) = applicant.enrol().await {
-                    progress::say(&format!("an agent gets no certificate: {error:#}"));
+                if let Err(error) = enrolment_client.enrol().await {
+                    progress::print_line(&format!("the enrolment of a simulated agent failed: {error:#}"));
                 }
             });
         }
     }
 
-    fn applicant(&self, number: usize, office: &Office, has_waited: bool) -> Applicant {
-        let Member { id, cluster, memory, .. } = &self.members[number];
-        Applicant {
+    fn enrolment_client(&self, number: usize, endpoint: &EnrolmentEndpoint, is_backed_off: bool) -> EnrolmentClient {
+        let FleetMember { id, cluster, handle, .. } = &self.members[number];
+        EnrolmentClient {
             runtime: id.clone(),
             cluster: cluster.clone(),
-            memory: memory.clone(),
-            tally: self.tally.clone(),
-            office: office.clone(),
-            has_waited,
+            handle: handle.clone(),
+            counters: self.counters.clone(),
+            endpoint: endpoint.clone(),
+            is_backed_off,
         }
     }
 
-    /// The runtimes, in the order in which they were registered.
+    /// The runtimes, in the order of their registration.
     #[must_use]
-    pub fn members(&self) -> &[Member] {
+    pub fn members(&self) -> &[FleetMember] {
         &self.members
     }
 
-    /// See [`Crowd::members`].
-    pub fn members_mut(&mut self) -> &mut [Member] {
+    /// See [`SimulatedFleet::members`].
+    pub fn members_mut(&mut self) -> &mut [FleetMember] {
         &mut self.members
     }
 
     /// The API server of all its runtimes.
     #[must_use]
-    pub fn fake(&self) -> &Fake {
+    pub fn fake(&self) -> &FakeApiServer {
         &self.fake
     }
 
@@ -294,37 +301,37 @@ impl Crowd {
         &self.plan
     }
 
-    /// What its agents have seen.
+    /// Counters over its agents.
     #[must_use]
-    pub fn tally(&self) -> &Arc<Tally> {
-        &self.tally
+    pub fn counters(&self) -> &Arc<FleetCounters> {
+        &self.counters
     }
 
-    /// What is not settled, over all agents, as they know it.
+    /// Events that are not settled, over all agents and by their own state.
     #[must_use]
     pub fn unsettled(&self) -> usize {
-        self.members.iter().map(|member| member.memory.look(Contract::unsettled)).sum()
+        self.members.iter().map(|member| member.handle.read(ProtocolState::unsettled)).sum()
     }
 
-    /// Those that something is done for.
-    fn active(&self) -> impl Iterator<Item = &Member> {
+    /// Runtimes that are not paused.
+    fn active(&self) -> impl Iterator<Item = &FleetMember> {
         self.members.iter().filter(|member| !member.is_paused)
     }
 
-    /// Waits until every runtime that is not paused has been brought to what it shall be, everything of theirs is settled, and nothing is
-    /// worked on.
+    /// Waits until every runtime that is not paused is served, all its events are settled, and the receiver's queue is
+    /// empty.
     ///
     /// # Errors
-    /// When the deadline passes; the text says how far it came.
+    /// When the deadline passes; the text states the progress.
     pub async fn at_rest(&self, deadline: Duration) -> Result<()> {
-        until_within("the crowd to be at rest", deadline, async || {
+        until_within("all events to be settled and the queue to be empty", deadline, async || {
             let of = self.active().count();
-            let unsettled: usize = self.active().map(|member| member.memory.look(Contract::unsettled)).sum();
-            let (queue, refusals) = (self.queue().await?, self.tally.refusals());
+            let unsettled: usize = self.active().map(|member| member.handle.read(ProtocolState::unsettled)).sum();
+            let (queue, refusals) = (self.queue().await?, self.counters.refusals());
             if unsettled > 0 || queue > 0.0 {
                 bail!("{of} agents, {unsettled} events unsettled, {queue} Kymas in the queue, refusals {refusals:?}");
             }
-            let served = self.active().filter(|member| member.shown().is_some()).count();
+            let served = self.active().filter(|member| member.status_modules().is_some()).count();
             if served < of {
                 bail!("{served} of {of} runtimes are served");
             }
@@ -333,20 +340,20 @@ impl Crowd {
         .await
     }
 
-    /// Waits until the receiver has been in every runtime, whether its agent speaks or not.
+    /// Waits until the receiver has written the status of every runtime, whether its agent runs or not.
     ///
     /// # Errors
-    /// When the deadline passes; the text says how far it came.
+    /// When the deadline passes; the text states the progress.
     pub async fn served(&self, deadline: Duration) -> Result<()> {
-        until_within("every runtime to be served", deadline, async || {
-            let served = self.members.iter().filter(|member| member.shown().is_some()).count();
+        until_within("every runtime to have a status", deadline, async || {
+            let served = self.members.iter().filter(|member| member.status_modules().is_some()).count();
             ensure!(served == self.members.len(), "{served} of {} runtimes are served", self.members.len());
             Ok(Some(()))
         })
         .await
     }
 
-    /// Kymas that the receiver works on or could work on now.
+    /// Kymas that are in progress or ready in the receiver's queue.
     ///
     /// # Errors
     /// When its metrics cannot be read.
@@ -356,7 +363,7 @@ impl Crowd {
     }
 }
 
-/// Kymas that are worked on or could be worked on now, from a receiver's metrics.
+/// Kymas that are in progress or ready, from a receiver's metrics page.
 #[must_use]
 pub fn queue(page: &str) -> f64 {
     let lines = page.lines().filter(|line| line.starts_with("tidewatch_queue_kymas{"));
@@ -364,25 +371,27 @@ pub fn queue(page: &str) -> f64 {
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
 }
 
-/// Asks until the answer is `Some`, as [`crate::landscape::until`], with a deadline of the caller's.
+/// Polls until the result is `Some`, as [`crate::landscape::until`], with the caller's deadline.
 ///
 /// # Errors
-/// When the deadline passes; the text names what was waited for and the last error.
+/// When the deadline passes; the text names the condition and the last error.
 pub async fn until_within<T>(
-    what: &str,
+    condition: &str,
     deadline: Duration,
-    mut ask: impl AsyncFnMut() -> Result<Option<T>>,
+    mut poll: impl AsyncFnMut() -> Result<Option<T>>,
 ) -> Result<T> {
     let started = Instant::now();
     loop {
-        let answer = ask().await;
-        if let Ok(Some(answer)) = answer {
-            return Ok(answer);
+        let result = poll().await;
+        if let Ok(Some(result)) = result {
+            return Ok(result);
         }
         if started.elapsed() > deadline {
-            match answer {
-                Err(error) => return Err(error.context(format!("waited {deadline:?} for: {what}"))),
-                Ok(_) => bail!("waited {deadline:?} in vain for: {what}"),
+            match result {
+                Err(error) => {
+                    return Err(error.context(format!("timed out after {deadline:?} waiting for {condition}")));
+                }
+                Ok(_) => bail!("timed out after {deadline:?} waiting for {condition}"),
             }
         }
         sleep(PAUSE).await;

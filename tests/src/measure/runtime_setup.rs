@@ -1,4 +1,4 @@
-//! The setting of the measurements: KCP, one runtime, receiver and agent, and many objects under watch.
+//! Setup of the measurements with one runtime: KCP, receiver and agent, and many objects under watch.
 
 use std::{sync::Arc, time::Duration};
 
@@ -24,23 +24,23 @@ use crate::{
     progress::Step,
 };
 
-/// The module whose unused member `controller` the writes toggle.
+/// The module of the writes, which toggle its unused field `controller`.
 pub(super) const MODULE: &str = "template-operator";
 const LABEL: &str = "tidewatch.test/watched";
 
-/// How much is measured.
+/// Extent of the measurement.
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Settings {
-    /// Objects under watch besides the product's own.
+    /// Objects under watch besides the product's own
     #[arg(long, default_value_t = 10_000)]
     pub objects: u32,
-    /// Writes per second.
+    /// Writes per second
     #[arg(long, default_value_t = 20)]
     pub rate: u32,
-    /// Seconds of one run.
+    /// Seconds of one run
     #[arg(long, default_value_t = 60)]
     pub seconds: u32,
-    /// Runs.
+    /// Runs
     #[arg(long, default_value_t = 3)]
     pub runs: u32,
 }
@@ -55,14 +55,14 @@ impl Settings {
     }
 }
 
-/// What stands while something is measured.
-pub(super) struct Setting {
+/// The processes and the runtime of a measurement.
+pub(super) struct RuntimeSetup {
     pub(super) runtime: Runtime,
     pub(super) landscape: Arc<Landscape>,
     _bed: TestBed,
 }
 
-impl Setting {
+impl RuntimeSetup {
     pub(super) async fn start(settings: &Settings) -> Result<Self> {
         let bed = TestBed::start().await?;
         let (kcp, cluster) = tokio::try_join!(bed.kcp(), bed.runtime("measured"))?;
@@ -78,12 +78,12 @@ impl Setting {
         runtime.start_agent().await?;
         until("the Kyma in the runtime", async || runtime.skr_kyma().await).await?;
         runtime.select(&[MODULE]).await?;
-        let setting = Self { runtime, landscape, _bed: bed };
-        setting.settle(settings.objects).await?;
-        Ok(setting)
+        let setup = Self { runtime, landscape, _bed: bed };
+        setup.settle(settings.objects).await?;
+        Ok(setup)
     }
 
-    /// Waits until the agent holds all objects and the module stands in the status.
+    /// Waits until the agent holds all objects and the status names the module.
     pub(super) async fn settle(&self, objects: u32) -> Result<()> {
         until("the agent to hold all objects", async || {
             let (_, page) = self.runtime.with_agent(async |agent| agent.get("/metrics").await).await??;
@@ -92,7 +92,7 @@ impl Setting {
             Ok((held >= f64::from(objects)).then_some(()))
         })
         .await?;
-        until("the module to stand in the status", async || {
+        until("the module to appear in the status", async || {
             let status = self.runtime.skr_kyma().await?.and_then(|kyma| kyma.status).unwrap_or_default();
             Ok(status.modules().iter().find(|module| module.name == MODULE).map(drop))
         })
@@ -100,7 +100,7 @@ impl Setting {
     }
 }
 
-/// ConfigMaps under a label of their own, written by a few hands at once.
+/// Writes ConfigMaps under a label of their own, several at a time.
 async fn write_objects(client: &kube::Client, objects: u32) -> Result<()> {
     let api = Api::<ConfigMap>::namespaced(client.clone(), "default");
     stream::iter(0..objects)
@@ -133,7 +133,7 @@ async fn write_objects(client: &kube::Client, objects: u32) -> Result<()> {
     Ok(())
 }
 
-/// A Watcher that puts those objects into the plan.
+/// Writes a Watcher that puts those objects into the plan.
 async fn write_watcher(landscape: &Landscape) -> Result<()> {
     let watcher = json!({
         "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Watcher", "metadata": {"name": "measured"},

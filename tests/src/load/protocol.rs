@@ -1,8 +1,9 @@
-//! What the wire contract makes an agent remember, for objects that are only numbers. Pure.
+//! Protocol state of an agent under the wire contract, for objects that are only numbers. No I/O.
 //!
-//! One request is in flight at a time and is repeated until it is answered; an object that is marked again after it was sent is
-//! waiting again; what was accepted is kept until it is settled by the instance that accepted it; another instance, or one that has
-//! forgotten, begins a new epoch. The digest is a running sum of random deltas, so it agrees with what was sent and proves nothing.
+//! One request is in flight at a time and is retried until it is answered. An object that is marked again after it was
+//! sent is pending again. Accepted events are kept until the instance that accepted them reports them as settled;
+//! another instance, or one that lost its state, begins a new epoch. The digest is a running sum of random deltas, so
+//! it agrees with the events and proves nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,18 +11,18 @@ use bytes::Bytes;
 use tidewatch_shared::{
     digest::Digest,
     event::{self, Change, EventId, Reason, Subject, WireData, WireEvent},
-    exchange::{EventsAnswer, HeartbeatAnswer, Settled},
+    exchange::{EventsResponse, HeartbeatResponse, Settled},
     heartbeat::{Canary, CertificateState, Heartbeat, WatchState},
     identity::{Epoch, Instance, RuntimeId},
     plan::{Plan, PlannedWatch},
     signature::Nonce,
 };
 
-/// An object of a watch, or the whole watch.
-type What = Option<u32>;
+/// An object of a watch; `None` for the whole watch.
+type Target = Option<u32>;
 
 /// See the module.
-pub struct Contract {
+pub struct ProtocolState {
     runtime: RuntimeId,
     revision: String,
     watches: BTreeMap<String, Watched>,
@@ -32,21 +33,21 @@ pub struct Contract {
     nonces: u64,
     heartbeats: u64,
     instance: Option<Instance>,
-    flight: Vec<Flying>,
+    in_flight: Vec<InFlight>,
     refused: u64,
 }
 
 struct Watched {
     planned: PlannedWatch,
     digest: Digest,
-    waiting: BTreeSet<What>,
-    /// The newest sequence of what was sent.
-    unsettled: BTreeMap<What, u64>,
+    waiting: BTreeSet<Target>,
+    /// The newest sequence number that was sent for each target.
+    unsettled: BTreeMap<Target, u64>,
 }
 
-struct Flying {
+struct InFlight {
     watch: String,
-    what: What,
+    target: Target,
     sequence: u64,
     text: String,
 }
@@ -63,8 +64,9 @@ pub(super) struct Batch {
     pub(super) events: usize,
 }
 
-impl Contract {
-    /// An agent that has just listed all watches of its plan. The seed is any number, another one for each agent.
+impl ProtocolState {
+    /// The state of an agent that has just listed all watches of its plan. The seed is any number, different for each
+    /// agent.
     #[must_use]
     pub fn new(runtime: RuntimeId, plan: &Plan, seed: u64) -> Self {
         let watched = |planned: &PlannedWatch| Watched {
@@ -85,7 +87,7 @@ impl Contract {
             nonces: 0,
             heartbeats: 0,
             instance: None,
-            flight: Vec::new(),
+            in_flight: Vec::new(),
             refused: 0,
         };
         this.epoch = Epoch::new(this.draw());
@@ -94,7 +96,7 @@ impl Contract {
 
     /// The body of a first request with so many events of the watch `kyma` and no others.
     #[must_use]
-    pub fn sample(runtime: RuntimeId, plan: &Plan, events: u32) -> Bytes {
+    pub fn sample_body(runtime: RuntimeId, plan: &Plan, events: u32) -> Bytes {
         let mut this = Self::new(runtime, plan, 0);
         this.watches.retain(|name, _| name == "kyma");
         this.watches.values_mut().for_each(|watched| watched.waiting = (0..events).map(Some).collect());
@@ -108,17 +110,17 @@ impl Contract {
         }
     }
 
-    /// Whether there is something to send.
+    /// Returns true if events are pending or in flight.
     #[must_use]
-    pub fn has_news(&self) -> bool {
-        !self.flight.is_empty() || self.watches.values().any(|watched| !watched.waiting.is_empty())
+    pub fn has_pending(&self) -> bool {
+        !self.in_flight.is_empty() || self.watches.values().any(|watched| !watched.waiting.is_empty())
     }
 
-    /// What waits, flies, or is sent and not settled.
+    /// Number of targets that are pending, in flight, or sent and not settled.
     #[must_use]
     pub fn unsettled(&self) -> usize {
         let of = |watched: &Watched| {
-            let waiting = watched.waiting.iter().filter(|what| !watched.unsettled.contains_key(*what)).count();
+            let waiting = watched.waiting.iter().filter(|target| !watched.unsettled.contains_key(*target)).count();
             waiting + watched.unsettled.len()
         };
         self.watches.values().map(of).sum()
@@ -130,61 +132,61 @@ impl Contract {
         self.refused
     }
 
-    /// The next request, or the one in flight signed anew; at most so many events.
+    /// The next request with at most so many events, or the one in flight with a new nonce.
     pub(super) fn request(&mut self, limit: usize) -> Option<Batch> {
-        if self.flight.is_empty() {
-            self.board(limit);
+        if self.in_flight.is_empty() {
+            self.fill_request(limit);
         }
-        if self.flight.is_empty() {
+        if self.in_flight.is_empty() {
             return None;
         }
-        let texts: Vec<&str> = self.flight.iter().map(|flying| flying.text.as_str()).collect();
+        let texts: Vec<&str> = self.in_flight.iter().map(|event| event.text.as_str()).collect();
         let (body, events) = (format!("[{}]", texts.join(",")).into(), texts.len());
         Some(Batch { epoch: self.epoch, nonce: self.nonce(), body, events })
     }
 
-    fn board(&mut self, limit: usize) {
+    fn fill_request(&mut self, limit: usize) {
         let names: Vec<String> = self.watches.keys().cloned().collect();
         for name in names {
-            while self.flight.len() < limit {
+            while self.in_flight.len() < limit {
                 let delta = Digest::new(u128::from(self.draw()) << 64 | u128::from(self.draw()));
                 let Some(watched) = self.watches.get_mut(&name) else { break };
-                let Some(what) = watched.waiting.pop_first() else { break };
+                let Some(target) = watched.waiting.pop_first() else { break };
                 watched.digest += delta;
                 self.sequence += 1;
-                watched.unsettled.insert(what, self.sequence);
+                watched.unsettled.insert(target, self.sequence);
                 let id = EventId { epoch: self.epoch, sequence: self.sequence };
-                let wire = wire(&self.runtime, id, &watched.planned, what, delta);
+                let wire = wire(&self.runtime, id, &watched.planned, target, delta);
                 let text = serde_json::to_string(&wire).expect("strings and numbers have a JSON form");
-                self.flight.push(Flying { watch: name.clone(), what, sequence: self.sequence, text });
+                self.in_flight.push(InFlight { watch: name.clone(), target, sequence: self.sequence, text });
             }
         }
     }
 
-    /// The answer to a request of that epoch.
-    pub(super) fn answered(&mut self, epoch: Epoch, answer: &EventsAnswer) {
-        self.hear(answer.instance);
+    /// Applies the answer to a request of that epoch.
+    pub(super) fn events_answered(&mut self, epoch: Epoch, answer: &EventsResponse) {
+        self.observe_instance(answer.instance);
         if epoch != self.epoch {
             return;
         }
-        let flight = std::mem::take(&mut self.flight);
-        let last = flight.last().map_or(0, |flying| flying.sequence);
+        let in_flight = std::mem::take(&mut self.in_flight);
+        let last = in_flight.last().map_or(0, |event| event.sequence);
         for refused in &answer.refused {
             self.refused += 1;
             let id: Option<EventId> = refused.id.parse().ok();
-            let flying = flight.iter().find(|flying| Some(flying.sequence) == id.map(|id| id.sequence));
-            if let Some(flying) = flying
-                && let Some(watched) = self.watches.get_mut(&flying.watch)
+            let event = in_flight.iter().find(|event| Some(event.sequence) == id.map(|id| id.sequence));
+            if let Some(event) = event
+                && let Some(watched) = self.watches.get_mut(&event.watch)
             {
-                watched.unsettled.remove(&flying.what);
+                watched.unsettled.remove(&event.target);
                 if refused.reason == Reason::UnknownWatch {
-                    watched.waiting.insert(flying.what);
+                    watched.waiting.insert(event.target);
                 }
             }
         }
         let whole = answer.refused.is_empty();
         if answer.accepted < self.accepted || (whole && answer.accepted < last) {
-            return self.renew();
+            return self.begin_epoch();
         }
         self.accepted = answer.accepted;
         self.settle(&answer.settled);
@@ -220,9 +222,9 @@ impl Contract {
         (heartbeat, self.nonce())
     }
 
-    /// The answer to a heartbeat of that epoch.
-    pub(super) fn beaten(&mut self, epoch: Epoch, answer: &HeartbeatAnswer) {
-        self.hear(answer.instance);
+    /// Applies the answer to a heartbeat of that epoch.
+    pub(super) fn heartbeat_answered(&mut self, epoch: Epoch, answer: &HeartbeatResponse) {
+        self.observe_instance(answer.instance);
         if epoch != self.epoch {
             return;
         }
@@ -234,20 +236,20 @@ impl Contract {
         }
     }
 
-    /// Begins a new epoch: everything that is not settled is sent again.
-    pub(super) fn renew(&mut self) {
+    /// Begins a new epoch, in which everything that is not settled is sent again.
+    pub(super) fn begin_epoch(&mut self) {
         self.epoch = Epoch::new(self.draw());
         (self.sequence, self.accepted, self.nonces, self.heartbeats) = (0, 0, 0, 0);
-        self.flight.clear();
+        self.in_flight.clear();
         for watched in self.watches.values_mut() {
             let unsettled = std::mem::take(&mut watched.unsettled);
             watched.waiting.extend(unsettled.into_keys());
         }
     }
 
-    fn hear(&mut self, instance: Instance) {
+    fn observe_instance(&mut self, instance: Instance) {
         if self.instance.replace(instance).is_some_and(|known| known != instance) {
-            self.renew();
+            self.begin_epoch();
         }
     }
 
@@ -264,7 +266,7 @@ impl Contract {
         Nonce { epoch: self.epoch, counter: self.nonces }
     }
 
-    /// SplitMix64: unlike for each agent, alike in each run.
+    /// SplitMix64: different for each agent, reproducible in each run.
     pub(super) fn draw(&mut self) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.random;
@@ -274,19 +276,19 @@ impl Contract {
     }
 }
 
-fn wire(runtime: &RuntimeId, id: EventId, planned: &PlannedWatch, what: What, delta: Digest) -> WireEvent {
+fn wire(runtime: &RuntimeId, id: EventId, planned: &PlannedWatch, target: Target, delta: Digest) -> WireEvent {
     let PlannedWatch { group, version, resource, namespace, .. } = planned;
-    let name = match (what, resource.as_str()) {
+    let name = match (target, resource.as_str()) {
         (None, _) => String::new(),
         (Some(0), "kymas") => "default".to_owned(),
         (Some(number), _) => format!("object-{number}"),
     };
-    let namespace = namespace.clone().filter(|_| what.is_some()).unwrap_or_default();
+    let namespace = namespace.clone().filter(|_| target.is_some()).unwrap_or_default();
     let subject =
         Subject { group: group.clone(), version: version.clone(), resource: resource.clone(), namespace, name };
     WireEvent {
         specversion: "1.0".to_owned(),
-        kind: if what.is_some() { event::OBJECT_CHANGED } else { event::WATCH_CHANGED }.to_owned(),
+        kind: if target.is_some() { event::OBJECT_CHANGED } else { event::WATCH_CHANGED }.to_owned(),
         source: format!("/runtimes/{runtime}"),
         subject: subject.to_string(),
         id: id.to_string(),
@@ -296,11 +298,11 @@ fn wire(runtime: &RuntimeId, id: EventId, planned: &PlannedWatch, what: What, de
         data: WireData {
             watch: planned.name.clone(),
             manager: planned.manager.clone(),
-            kind: what.map(|_| resource.clone()).unwrap_or_default(),
-            uid: what.map(|number| format!("00000000-0000-4000-8000-{number:012}")).unwrap_or_default(),
-            resource_version: what.map(|_| id.sequence.to_string()).unwrap_or_default(),
-            generation: what.and_then(|_| i64::try_from(id.sequence).ok()),
-            change: what.map(|_| Change::Spec),
+            kind: target.map(|_| resource.clone()).unwrap_or_default(),
+            uid: target.map(|number| format!("00000000-0000-4000-8000-{number:012}")).unwrap_or_default(),
+            resource_version: target.map(|_| id.sequence.to_string()).unwrap_or_default(),
+            generation: target.and_then(|_| i64::try_from(id.sequence).ok()),
+            change: target.map(|_| Change::Spec),
             delta,
             unnamed: false,
         },
@@ -315,13 +317,13 @@ mod tests {
 
     use super::*;
 
-    fn contract() -> Contract {
-        let (plan, _) = tidewatch_receiver::watcher::plan::<Arc<Watcher>>(&[]);
-        Contract::new("r-1".parse().unwrap(), &plan, 7)
+    fn state() -> ProtocolState {
+        let (plan, _) = tidewatch_receiver::controllers::watcher::plan::<Arc<Watcher>>(&[]);
+        ProtocolState::new("r-1".parse().unwrap(), &plan, 7)
     }
 
-    fn answer(instance: u64, accepted: u64, settled: &[(&str, u64)]) -> EventsAnswer {
-        EventsAnswer {
+    fn answer(instance: u64, accepted: u64, settled: &[(&str, u64)]) -> EventsResponse {
+        EventsResponse {
             instance: Instance::new(instance),
             accepted,
             since: 1,
@@ -332,41 +334,41 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent_is_well_formed_and_kept_until_it_is_settled() {
-        let mut contract = contract();
-        contract.mark("kyma", 0);
-        let watches = contract.watches.len();
-        let batch = contract.request(100).unwrap();
+    fn events_are_well_formed_and_kept_until_they_are_settled() {
+        let mut state = state();
+        state.mark("kyma", 0);
+        let watches = state.watches.len();
+        let batch = state.request(100).unwrap();
         let events = parse_batch(&batch.body).unwrap();
         assert_eq!((events.len(), batch.events), (watches + 1, watches + 1));
         assert!(events.iter().all(Result::is_ok));
-        let again = contract.request(100).unwrap();
+        let again = state.request(100).unwrap();
         assert_eq!((again.body, again.nonce.counter), (batch.body, 2), "the same events, signed anew");
-        contract.answered(batch.epoch, &answer(1, watches as u64 + 1, &[]));
-        assert!(!contract.has_news());
-        assert_eq!(contract.unsettled(), watches + 1);
-        let all: Vec<_> = contract.watches.keys().cloned().collect();
+        state.events_answered(batch.epoch, &answer(1, watches as u64 + 1, &[]));
+        assert!(!state.has_pending());
+        assert_eq!(state.unsettled(), watches + 1);
+        let all: Vec<_> = state.watches.keys().cloned().collect();
         let all: Vec<_> = all.iter().map(|watch| (watch.as_str(), 100)).collect();
-        contract.mark("kyma", 0);
-        contract.settle(&answer(1, 0, &all).settled);
-        assert_eq!(contract.unsettled(), 1, "it is waiting again");
+        state.mark("kyma", 0);
+        state.settle(&answer(1, 0, &all).settled);
+        assert_eq!(state.unsettled(), 1, "it is waiting again");
     }
 
     #[test]
-    fn another_instance_or_one_that_forgot_is_told_again_what_is_not_settled() {
-        let mut contract = contract();
-        let watches = contract.watches.len();
-        let batch = contract.request(100).unwrap();
-        contract.answered(batch.epoch, &answer(1, watches as u64, &[("kyma", 100)]));
-        contract.mark("kyma", 3);
-        let next = contract.request(100).unwrap();
-        contract.answered(next.epoch, &answer(2, 1, &[]));
-        assert_ne!(contract.epoch, next.epoch);
-        let again = contract.request(100).unwrap();
-        assert_eq!(again.events, watches, "all but the watch that was settled, and what is new in it");
-        contract.answered(again.epoch, &answer(2, 0, &[]));
-        assert_ne!(contract.epoch, again.epoch, "it has forgotten");
-        contract.answered(again.epoch, &answer(2, 100, &[]));
-        assert!(contract.has_news(), "an answer to an earlier epoch says nothing");
+    fn new_or_reset_instance_receives_all_unsettled_events_again() {
+        let mut state = state();
+        let watches = state.watches.len();
+        let batch = state.request(100).unwrap();
+        state.events_answered(batch.epoch, &answer(1, watches as u64, &[("kyma", 100)]));
+        state.mark("kyma", 3);
+        let next = state.request(100).unwrap();
+        state.events_answered(next.epoch, &answer(2, 1, &[]));
+        assert_ne!(state.epoch, next.epoch);
+        let again = state.request(100).unwrap();
+        assert_eq!(again.events, watches, "all but the settled watch, and its new event");
+        state.events_answered(again.epoch, &answer(2, 0, &[]));
+        assert_ne!(state.epoch, again.epoch, "the instance lost its state");
+        state.events_answered(again.epoch, &answer(2, 100, &[]));
+        assert!(state.has_pending(), "an answer to an earlier epoch changes nothing");
     }
 }

@@ -1,4 +1,4 @@
-//! Simulated connections, as the product's seams want them.
+//! Simulated connections for the connector and listener interfaces of the product.
 
 use std::{
     io,
@@ -17,26 +17,26 @@ use hyper_util::{
     client::legacy::connect::{Connected, Connection},
     rt::TokioIo,
 };
-use tidewatch_receiver::gateway::Listen;
+use tidewatch_receiver::ingress::gateway::Listen;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     time::timeout,
 };
 use turmoil::net::{TcpListener, TcpStream};
 
-/// As over TCP.
+/// Same connect timeout as over TCP.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// One end of a simulated connection.
-pub(crate) struct Wire(TcpStream);
+pub(crate) struct SimulatedStream(TcpStream);
 
-impl AsyncRead for Wire {
+impl AsyncRead for SimulatedStream {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.0).poll_read(cx, buf)
     }
 }
 
-impl AsyncWrite for Wire {
+impl AsyncWrite for SimulatedStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.0).poll_write(cx, buf)
     }
@@ -50,13 +50,13 @@ impl AsyncWrite for Wire {
     }
 }
 
-impl Connection for Wire {
+impl Connection for SimulatedStream {
     fn connected(&self) -> Connected {
         Connected::new()
     }
 }
 
-/// Leads to whichever host stands behind the receiver's name just now.
+/// Connects to the host that currently serves the receiver's name.
 #[derive(Clone)]
 pub(crate) struct Connector {
     pub(crate) hosts: &'static [&'static str],
@@ -64,7 +64,7 @@ pub(crate) struct Connector {
 }
 
 impl tower::Service<Uri> for Connector {
-    type Response = TokioIo<Wire>;
+    type Response = TokioIo<SimulatedStream>;
     type Error = io::Error;
     type Future = BoxFuture<'static, io::Result<Self::Response>>;
 
@@ -77,18 +77,18 @@ impl tower::Service<Uri> for Connector {
         let port = uri.port_u16().unwrap_or(443);
         Box::pin(async move {
             let connected = timeout(CONNECT_TIMEOUT, TcpStream::connect((host, port))).await;
-            Ok(TokioIo::new(Wire(connected.map_err(|_| io::ErrorKind::TimedOut)??)))
+            Ok(TokioIo::new(SimulatedStream(connected.map_err(|_| io::ErrorKind::TimedOut)??)))
         })
     }
 }
 
-/// A simulated port.
-pub(crate) struct Port(pub(crate) TcpListener);
+/// A simulated listening socket.
+pub(crate) struct SimulatedListener(pub(crate) TcpListener);
 
-impl Listen for Port {
-    type Stream = Wire;
+impl Listen for SimulatedListener {
+    type Stream = SimulatedStream;
 
-    async fn next(&self) -> io::Result<Wire> {
-        self.0.accept().await.map(|(stream, _)| Wire(stream))
+    async fn next(&self) -> io::Result<SimulatedStream> {
+        self.0.accept().await.map(|(stream, _)| SimulatedStream(stream))
     }
 }

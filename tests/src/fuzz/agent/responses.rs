@@ -1,41 +1,42 @@
-//! What the receiver answers, one request after the other.
+//! Responses of the receiver, one request after the other.
 
 use http::{HeaderMap, StatusCode};
 use tidewatch_agent::{
-    core::{Core, Seen, Uid, Version},
-    link::{Answer, Verdict, judge},
+    core::{Core, ObjectState, Uid, Version},
+    receiver::{BufferedResponse, RefusalAction, classify_refusal},
     telemetry::Metrics,
 };
 use tidewatch_shared::{
-    exchange::{EventsAnswer, HeartbeatAnswer},
+    exchange::{EventsResponse, HeartbeatResponse},
     identity::{Epoch, Instance},
     plan::Plan,
 };
 use tokio::time::Instant;
 
-use super::reception::{LATER, RUNTIME, Reception, dirty, heartbeat, read};
+use super::receiver_peer::{LONG_WAIT, RUNTIME, ReceiverPeer, heartbeat, read, unfinished};
 use crate::fuzz::seeds::{EPOCH, NOW};
 
 /// Objects of each watch.
 const OBJECTS: usize = 3;
-/// The one that everybody trusts in the end; fuzzing has the others.
-const LAST: Instance = Instance::new(0x5eed_5eed_5eed_5eed);
+/// The instance that ends the run; seeds and mutations hardly contain its id.
+const FINAL_INSTANCE: Instance = Instance::new(0x5eed_5eed_5eed_5eed);
 const PLAN: &str = r#"{"revision": "1", "watches": [
     {"name": "f", "group": "g", "version": "v1", "resource": "things", "field": "spec", "manager": "m", "work": ["forward"]},
     {"name": "w", "group": "g", "version": "v1", "resource": "things", "field": "spec", "manager": "m", "work": ["kyma"]}]}"#;
 
-/// Answers of the receiver, one a line, each a status and a body: 202 answers events, 200 a heartbeat, and everything else refuses
-/// events. The epoch that is spoken of is put where a seed has one. No answer takes an event from the agent but by settling it, what is
-/// sent is read by the receiver, and a receiver that takes everything ends up with everything.
+/// Responses of the receiver, one per line, each a status and a body: 202 answers events, 200 a heartbeat, and any
+/// other status refuses events. The epoch placeholder of a seed is replaced by the current epoch. No response removes
+/// an event from the agent except by settling it, the receiver can parse every batch, and a receiver that accepts
+/// everything ends up with everything.
 pub fn answers(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let core = Core::new(RUNTIME.clone(), OBJECTS * 2, Metrics::default()).bounded(OBJECTS * 4);
     let plan = Plan::parse(PLAN).expect("this is a plan");
     fill(&core, &plan);
     let (mut now, mut settled) = (Instant::now(), false);
-    let held = dirty(&core);
+    let held = unfinished(&core);
     for line in text.lines() {
-        now += LATER;
+        now += LONG_WAIT;
         let (status, body) = line.split_once(' ').unwrap_or((line, ""));
         let Ok(status) = status.parse::<StatusCode>() else { continue };
         settled |= if status == StatusCode::OK {
@@ -45,15 +46,15 @@ pub fn answers(data: &[u8]) {
             read(&batch);
             answered(&core, batch.epoch, status, body, now)
         };
-        assert!(settled || dirty(&core) >= held, "an event is lost");
+        assert!(settled || unfinished(&core) >= held, "an event is lost");
     }
-    Reception::new(LAST, core, plan, now).take();
+    ReceiverPeer::new(FINAL_INSTANCE, core, plan, now).accept_all();
 }
 
 /// Lists some objects in each watch.
 fn fill(core: &Core, plan: &Plan) {
     let object = |number: usize| {
-        let seen = Seen { uid: Uid::from("u"), version: Version::Number(1), generation: None, metadata: 0 };
+        let seen = ObjectState { uid: Uid::from("u"), version: Version::Number(1), generation: None, metadata: 0 };
         (format!("ns/{number}").into(), seen)
     };
     let now = Instant::now();
@@ -67,32 +68,35 @@ fn fill(core: &Core, plan: &Plan) {
     }
 }
 
-/// Answers a heartbeat; true if that may have settled something.
+/// Answers a heartbeat; true if the answer settles events.
 fn beat(core: &Core, body: &str, now: Instant) -> bool {
     let heartbeat = heartbeat(core, now);
     let body = body.replace(EPOCH, &heartbeat.epoch.to_string());
-    let Ok(answer) = serde_json::from_str::<HeartbeatAnswer>(&body) else { return false };
+    let Ok(answer) = serde_json::from_str::<HeartbeatResponse>(&body) else { return false };
     let written = serde_json::to_string(&answer).expect("an answer is JSON");
-    assert_eq!(serde_json::from_str::<HeartbeatAnswer>(&written).ok().as_ref(), Some(&answer));
+    assert_eq!(serde_json::from_str::<HeartbeatResponse>(&written).ok().as_ref(), Some(&answer));
     core.heartbeat_answered(now, heartbeat.epoch, &answer);
     !answer.settled.is_empty()
 }
 
-/// Answers events; true if that may have settled something.
+/// Answers events; true if the answer settles events.
 fn answered(core: &Core, epoch: Epoch, status: StatusCode, body: &str, now: Instant) -> bool {
     let body = body.replace(EPOCH, &epoch.to_string());
     if status == StatusCode::ACCEPTED {
-        let Ok(answer) = serde_json::from_str::<EventsAnswer>(&body) else { return false };
+        let Ok(answer) = serde_json::from_str::<EventsResponse>(&body) else { return false };
         let written = serde_json::to_string(&answer).expect("an answer is JSON");
-        assert_eq!(serde_json::from_str::<EventsAnswer>(&written).ok().as_ref(), Some(&answer));
+        assert_eq!(serde_json::from_str::<EventsResponse>(&written).ok().as_ref(), Some(&answer));
         core.answered(now, epoch, &answer);
         return !answer.settled.is_empty();
     }
-    match judge(&Answer { status, headers: HeaderMap::new(), body: body.into() }, NOW) {
-        Verdict::Split => drop(core.refused_whole(now, epoch)),
-        Verdict::TooLarge(announced) => drop(core.too_large(now, epoch, announced)),
-        Verdict::NewEpoch => core.start_over(),
-        Verdict::Clock { .. } | Verdict::Certificate | Verdict::Told(_) | Verdict::BackOff => {}
+    match classify_refusal(&BufferedResponse { status, headers: HeaderMap::new(), body: body.into() }, NOW) {
+        RefusalAction::Split => drop(core.refused_whole(now, epoch)),
+        RefusalAction::TooLarge(announced) => drop(core.too_large(now, epoch, announced)),
+        RefusalAction::NewEpoch => core.restart_epoch(),
+        RefusalAction::Clock { .. }
+        | RefusalAction::Certificate
+        | RefusalAction::RetryAfter(_)
+        | RefusalAction::BackOff => {}
     }
     false
 }

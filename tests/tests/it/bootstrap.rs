@@ -1,4 +1,4 @@
-//! From nothing: whoever registers a runtime does nothing else.
+//! Bootstrap: registration is the only step that a new runtime needs.
 
 use std::time::Instant;
 
@@ -13,21 +13,21 @@ use tidewatch_shared::names::{
     AGENT_CONTAINER, AGENT_DEPLOYMENT, AGENT_OBJECT, CHAIN_KEY, IDENTITY_SECRET, PRIVATE_KEY_KEY, RUNTIME_ID_KEY,
     SKR_NAMESPACE, TRUST_BUNDLE_KEY,
 };
-use tidewatch_tests::{landscape::AGENT_IMAGE, progress::say};
+use tidewatch_tests::{landscape::AGENT_IMAGE, progress::print_line};
 
-use crate::support::{Nothing, Tested, quick};
+use crate::support::{Fleet, TestResult, quick_options};
 
 #[tokio::test]
-async fn three_runtimes_are_proven_without_another_step() -> Tested {
-    let (mut nothing, clusters) = Nothing::prepare("nothing", 3, quick()).await?;
+async fn three_registered_runtimes_are_proven_without_a_further_step() -> TestResult {
+    let (mut fleet, clusters) = Fleet::prepare("bootstrap", 3, quick_options()).await?;
     let began = Instant::now();
-    nothing.register(clusters).await?;
-    for proven in join_all(nothing.members.iter().map(|member| member.proven())).await {
+    fleet.register(clusters).await?;
+    for proven in join_all(fleet.members.iter().map(|member| member.path_proven())).await {
         proven?;
     }
-    say(&format!("three runtimes from nothing to proven: {:.1} s", began.elapsed().as_secs_f64()));
+    print_line(&format!("three runtimes from registration to a proven path: {:.1} s", began.elapsed().as_secs_f64()));
     let mut keys = Vec::new();
-    for member in &nothing.members {
+    for member in &fleet.members {
         let client = member.runtime.cluster().client().await?;
         let deployment = Api::<Deployment>::namespaced(client.clone(), SKR_NAMESPACE).get(AGENT_DEPLOYMENT).await?;
         let pod = deployment.spec.context("a spec")?.template.spec.context("a pod")?;
@@ -36,12 +36,12 @@ async fn three_runtimes_are_proven_without_another_step() -> Tested {
             (AGENT_CONTAINER, Some(AGENT_IMAGE))
         );
         let agent = member.agent(None).await?;
-        assert_eq!(agent.restarts, 0, "nothing had to fail first");
+        assert_eq!(agent.restarts, 0, "no process failed before");
         let map = Api::<ConfigMap>::namespaced(client.clone(), SKR_NAMESPACE).get(AGENT_OBJECT).await?;
         let map = map.data.context("data")?;
         assert_eq!(map.get(RUNTIME_ID_KEY).map(String::as_str), Some(member.runtime.id().as_str()));
         let roots = map.get(TRUST_BUNDLE_KEY).context("roots")?;
-        assert!(!roots.contains(&nothing.landscape.ca().trust_bundle().to_pem()), "the receiver made its own");
+        assert!(!roots.contains(&fleet.landscape.ca().trust_bundle().to_pem()), "the receiver created its own CA");
         let secret =
             Api::<Secret>::namespaced(client, SKR_NAMESPACE).get(IDENTITY_SECRET).await?.data.context("data")?;
         assert!(secret.get(CHAIN_KEY).is_some_and(|chain| !chain.0.is_empty()));
@@ -50,6 +50,6 @@ async fn three_runtimes_are_proven_without_another_step() -> Tested {
     }
     keys.sort();
     keys.dedup();
-    assert_eq!(keys.len(), 3, "each was born where it is used");
+    assert_eq!(keys.len(), 3, "each runtime has its own key");
     Ok(())
 }

@@ -18,77 +18,77 @@ use tidewatch_shared::{
 use tokio::{net::TcpStream, time::timeout};
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
-use super::Enrolled;
+use super::IssuedIdentity;
 use crate::landscape::now;
 
-/// For a request and its whole answer, connecting included, as agents have it.
+/// Deadline of a request in agents: connecting, request and whole response.
 pub(super) const DEADLINE: Duration = Duration::from_secs(15);
-/// What an agent reads ahead, in bytes.
+/// Read buffer of an agent's connection, in bytes.
 const BUFFER: usize = 64 << 10;
 const ANSWER_BYTES: usize = 256 << 10;
 
-/// Why there was no answer.
+/// Failure of a request without a usable response.
 #[derive(Debug, thiserror::Error)]
-pub enum Fault {
+pub enum RequestError {
     /// No connection.
     #[error("connect to the receiver")]
     Connect(#[source] std::io::Error),
     /// The connection broke.
-    #[error("speak to the receiver")]
-    Speak(#[source] hyper::Error),
-    /// The answer broke off, or is longer than 256 KiB.
-    #[error("read the receiver's answer")]
+    #[error("exchange HTTP with the receiver")]
+    Http(#[source] hyper::Error),
+    /// The response broke off, or is longer than 256 KiB.
+    #[error("read the receiver's response")]
     Read(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// The answer is not what the contract says.
-    #[error("the receiver's answer is not readable")]
-    Unreadable(#[source] serde_json::Error),
+    /// The response is not JSON of the contract.
+    #[error("decode the receiver's response")]
+    Decode(#[source] serde_json::Error),
     /// The request could not be signed or built.
-    #[error("make a request")]
-    Make,
-    /// 15 s passed.
+    #[error("build a request")]
+    Build,
+    /// The deadline of 15 s passed.
     #[error("the receiver did not answer in time")]
     Deadline,
 }
 
-/// What came back.
+/// A response.
 #[derive(Debug)]
-pub struct Answer {
-    /// Its status.
+pub struct BufferedResponse {
+    /// Status code.
     pub status: StatusCode,
-    /// `Retry-After` in seconds, if it said so.
+    /// `Retry-After` in seconds, if present.
     pub retry_after: Option<Duration>,
-    /// Its body.
+    /// The whole body.
     pub body: Bytes,
 }
 
-/// See the module. Connects when it has something to say.
-pub struct Voice {
+/// See the module. Connects with the first request.
+pub struct SignedClient {
     address: SocketAddr,
     authority: String,
     tls: TlsConnector,
-    /// For connections of its own.
+    /// Configuration for the connections of [`SignedClient::connect_http2`].
     http2: TlsConnector,
     signer: Signer,
     certificate: CertificateState,
     sender: Option<http1::SendRequest<Full<Bytes>>>,
 }
 
-impl Voice {
-    /// A voice with this identity, which trusts these roots.
+impl SignedClient {
+    /// A client with this identity that trusts these roots.
     ///
     /// # Errors
     /// When the identity is not usable.
     pub fn new(identity: &Identity, roots: rustls::RootCertStore, address: SocketAddr) -> Result<Self> {
-        let leaf = identity.chain.first().context("a leaf")?;
+        let leaf = identity.chain.first().context("no certificate in the chain")?;
         let fingerprint = certificate::fingerprint(leaf);
         let mut config: ClientConfig = tls::client(identity, roots)?;
         let mut only = |protocol: &[u8]| {
             config.alpn_protocols = vec![protocol.to_vec()];
             TlsConnector::from(Arc::new(config.clone()))
         };
-        // The first is what an agent and the receiver agree on.
+        // Agent and receiver negotiate HTTP/1.1.
         let (tls, http2) = (only(b"http/1.1"), only(b"h2"));
-        // Informational: nothing of the receiver rests on it.
+        // Informational: the receiver makes no decision by it.
         let not_after = jiff::Timestamp::from_second(now() + 86_400)?.to_string();
         Ok(Self {
             address,
@@ -101,16 +101,16 @@ impl Voice {
         })
     }
 
-    /// Speaks with another identity from now on, over a connection of its own.
+    /// Replaces the identity; the next request opens a new connection with it.
     ///
     /// # Errors
     /// When the identity is not usable.
-    pub fn adopt(&mut self, enrolled: Enrolled) -> Result<()> {
+    pub fn set_identity(&mut self, enrolled: IssuedIdentity) -> Result<()> {
         *self = Self::new(&enrolled.identity, enrolled.roots, self.address)?;
         Ok(())
     }
 
-    /// What its heartbeats say of its certificate.
+    /// The certificate's state, for heartbeats.
     pub(super) fn certificate(&self) -> &CertificateState {
         &self.certificate
     }
@@ -118,27 +118,33 @@ impl Voice {
     /// Signs a request and sends it.
     ///
     /// # Errors
-    /// [`Fault`]; the next request connects anew.
-    pub async fn post(&mut self, path: &str, content_type: &str, body: Bytes, nonce: Nonce) -> Result<Answer, Fault> {
-        let request = self.signed(path, content_type, body, nonce)?;
-        self.say(request).await
+    /// [`RequestError`]; the next request opens a new connection.
+    pub async fn post(
+        &mut self,
+        path: &str,
+        content_type: &str,
+        body: Bytes,
+        nonce: Nonce,
+    ) -> Result<BufferedResponse, RequestError> {
+        let request = self.sign(path, content_type, body, nonce)?;
+        self.send(request).await
     }
 
-    /// A signed request, to be said once or, wrongly, again and again.
+    /// Signs a request, to be sent once or, against the contract, repeatedly.
     ///
     /// # Errors
-    /// [`Fault::Make`].
-    pub fn signed(
+    /// [`RequestError::Build`].
+    pub fn sign(
         &self,
         path: &str,
         content_type: &str,
         body: Bytes,
         nonce: Nonce,
-    ) -> Result<Request<Full<Bytes>>, Fault> {
+    ) -> Result<Request<Full<Bytes>>, RequestError> {
         let message = Message { method: "POST", authority: &self.authority, path, content_type };
-        let signed = self.signer.sign(&message, &body, nonce, now()).map_err(|_| Fault::Make)?;
+        let signed = self.signer.sign(&message, &body, nonce, now()).map_err(|_| RequestError::Build)?;
         let Headers { content_digest, signature_input, signature } = signed;
-        let value = |text: String| HeaderValue::try_from(text).map_err(|_| Fault::Make);
+        let value = |text: String| HeaderValue::try_from(text).map_err(|_| RequestError::Build);
         Request::post(path)
             .header(header::HOST, &self.authority)
             .header(header::CONTENT_TYPE, content_type)
@@ -146,31 +152,31 @@ impl Voice {
             .header(signature::SIGNATURE_INPUT, value(signature_input)?)
             .header(signature::SIGNATURE, value(signature)?)
             .body(Full::new(body))
-            .map_err(|_| Fault::Make)
+            .map_err(|_| RequestError::Build)
     }
 
     /// Sends a request as it is.
     ///
     /// # Errors
-    /// [`Fault`]; the next request connects anew.
-    pub async fn say(&mut self, request: Request<Full<Bytes>>) -> Result<Answer, Fault> {
-        let answer = timeout(DEADLINE, self.exchange(request)).await.unwrap_or(Err(Fault::Deadline));
+    /// [`RequestError`]; the next request opens a new connection.
+    pub async fn send(&mut self, request: Request<Full<Bytes>>) -> Result<BufferedResponse, RequestError> {
+        let answer = timeout(DEADLINE, self.exchange(request)).await.unwrap_or(Err(RequestError::Deadline));
         if answer.is_err() {
             self.sender = None;
         }
         answer
     }
 
-    /// A connection of its own, to anybody whom it trusts and who speaks HTTP/2.
+    /// Opens a new HTTP/2 connection to any server that it trusts.
     ///
     /// # Errors
-    /// [`Fault`].
-    pub async fn stream_to(&self, address: SocketAddr) -> Result<TlsStream<TcpStream>, Fault> {
-        timeout(DEADLINE, dial(address, &self.http2)).await.unwrap_or(Err(Fault::Deadline))
+    /// [`RequestError`].
+    pub async fn connect_http2(&self, address: SocketAddr) -> Result<TlsStream<TcpStream>, RequestError> {
+        timeout(DEADLINE, dial(address, &self.http2)).await.unwrap_or(Err(RequestError::Deadline))
     }
 
-    async fn exchange(&mut self, request: Request<Full<Bytes>>) -> Result<Answer, Fault> {
-        // One that the receiver ended, as it said with its last answer, is never ready again.
+    async fn exchange(&mut self, request: Request<Full<Bytes>>) -> Result<BufferedResponse, RequestError> {
+        // A connection that the receiver closed after its last response never becomes ready again.
         let ready = match &mut self.sender {
             Some(sender) => sender.ready().await.is_ok(),
             None => false,
@@ -183,29 +189,32 @@ impl Voice {
     }
 }
 
-/// Sends a request, and reads its whole answer.
+/// Sends a request, and reads its whole response.
 pub(super) async fn exchange(
     sender: &mut http1::SendRequest<Full<Bytes>>,
     request: Request<Full<Bytes>>,
-) -> Result<Answer, Fault> {
-    sender.ready().await.map_err(Fault::Speak)?;
-    let (head, body) = sender.send_request(request).await.map_err(Fault::Speak)?.into_parts();
-    let body = Limited::new(body, ANSWER_BYTES).collect().await.map_err(Fault::Read)?.to_bytes();
+) -> Result<BufferedResponse, RequestError> {
+    sender.ready().await.map_err(RequestError::Http)?;
+    let (head, body) = sender.send_request(request).await.map_err(RequestError::Http)?.into_parts();
+    let body = Limited::new(body, ANSWER_BYTES).collect().await.map_err(RequestError::Read)?.to_bytes();
     let retry_after = head.headers.get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
-    Ok(Answer { status: head.status, retry_after: retry_after.map(Duration::from_secs), body })
+    Ok(BufferedResponse { status: head.status, retry_after: retry_after.map(Duration::from_secs), body })
 }
 
-async fn dial(address: SocketAddr, tls: &TlsConnector) -> Result<TlsStream<TcpStream>, Fault> {
-    let tcp = TcpStream::connect(address).await.map_err(Fault::Connect)?;
+async fn dial(address: SocketAddr, tls: &TlsConnector) -> Result<TlsStream<TcpStream>, RequestError> {
+    let tcp = TcpStream::connect(address).await.map_err(RequestError::Connect)?;
     let _ = tcp.set_nodelay(true);
-    tls.connect(ServerName::from(address.ip()), tcp).await.map_err(Fault::Connect)
+    tls.connect(ServerName::from(address.ip()), tcp).await.map_err(RequestError::Connect)
 }
 
-pub(super) async fn connect(address: SocketAddr, tls: &TlsConnector) -> Result<http1::SendRequest<Full<Bytes>>, Fault> {
+pub(super) async fn connect(
+    address: SocketAddr,
+    tls: &TlsConnector,
+) -> Result<http1::SendRequest<Full<Bytes>>, RequestError> {
     let stream = dial(address, tls).await?;
     let (sender, connection) =
-        http1::Builder::new().max_buf_size(BUFFER).handshake(TokioIo::new(stream)).await.map_err(Fault::Speak)?;
-    // It ends with the last sender; what ended it shows in the next request.
+        http1::Builder::new().max_buf_size(BUFFER).handshake(TokioIo::new(stream)).await.map_err(RequestError::Http)?;
+    // The task ends with the last sender; its error shows in the next request.
     tokio::spawn(connection);
     Ok(sender)
 }

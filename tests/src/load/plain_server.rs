@@ -1,4 +1,5 @@
-//! A server with the event port's TLS and HTTP and nothing behind it: the floor of a measurement, or a receiver that refuses.
+//! A server with the event port's TLS and HTTP and nothing behind it: the floor of a measurement, or a receiver that
+//! refuses.
 
 use std::{convert::Infallible, io, net::SocketAddr, sync::Arc};
 
@@ -24,57 +25,58 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::landscape::{Landscape, now};
 
-/// The name of its threads, to tell their CPU time by.
+/// Name of its threads, by which their CPU time is measured.
 pub const THREADS: &str = "floor";
 const BODY_BYTES: usize = 1 << 20;
-/// As long as what a request's signature covers.
+/// As long as the signature base of a request.
 const SIGNED: [u8; 360] = [b'x'; 360];
 
-/// What a [`Plain`] does with each request.
+/// The server's treatment of each request.
 #[derive(Clone, Copy, Debug)]
-pub enum Work {
-    /// Reads and hashes the body and verifies one P-256 signature: what nobody who checks signatures can do without. Says 202.
+pub enum ServerMode {
+    /// Reads and hashes the body, verifies one P-256 signature, and answers 202: the least that any server that checks
+    /// signatures does.
     Verify,
-    /// Refuses.
+    /// Answers every request with this status.
     Refuse(StatusCode),
-    /// Takes what comes, whatever it is, and answers nothing.
+    /// Reads and discards all bytes of a connection, and answers nothing.
     Read,
 }
 
 /// See the module. It has threads of its own, named [`THREADS`]; dropping it ends it.
-pub struct Plain {
+pub struct PlainServer {
     address: SocketAddr,
     runtime: Option<runtime::Runtime>,
 }
 
-struct Desk {
-    work: Work,
+struct Handler {
+    mode: ServerMode,
     public: UnparsedPublicKey<Vec<u8>>,
     signature: Vec<u8>,
 }
 
-impl Plain {
-    /// Listens there, under a certificate that a landscape's agents trust.
+impl PlainServer {
+    /// Listens at this address, under a certificate that a landscape's agents trust.
     ///
     /// # Errors
     /// When the address is taken, or no certificate, key or thread can be made.
-    pub fn start(landscape: &Landscape, address: SocketAddr, work: Work) -> Result<Self> {
+    pub fn start(landscape: &Landscape, address: SocketAddr, mode: ServerMode) -> Result<Self> {
         let names = ["127.0.0.1".parse()?];
         let identity =
             landscape.ca().make_server(&names, now(), tidewatch_receiver::pki::SERVER_VALIDITY)?.identity()?;
         let config = tidewatch_shared::tls::server(&identity, landscape.ca().trust_bundle().store()?)?;
-        Self::with(config, address, work)
+        Self::with(config, address, mode)
     }
 
-    /// Listens there, with this TLS.
+    /// Listens at this address, with this TLS configuration.
     ///
     /// # Errors
     /// When the address is taken, or no key or thread can be made.
-    pub fn with(config: ServerConfig, address: SocketAddr, work: Work) -> Result<Self> {
+    pub fn with(config: ServerConfig, address: SocketAddr, mode: ServerMode) -> Result<Self> {
         let key = EcdsaKeyPair::generate(&ECDSA_P256_SHA256_FIXED_SIGNING).ok().context("make a key")?;
         let signature = key.sign(&SystemRandom::new(), &SIGNED).ok().context("sign")?.as_ref().to_vec();
         let public = UnparsedPublicKey::new(&ECDSA_P256_SHA256_FIXED, key.public_key().as_ref().to_vec());
-        let desk = Arc::new(Desk { work, public, signature });
+        let handler = Arc::new(Handler { mode, public, signature });
         // As many threads as the receiver's gateway has.
         let runtime =
             runtime::Builder::new_multi_thread().worker_threads(2).thread_name(THREADS).enable_all().build()?;
@@ -82,60 +84,60 @@ impl Plain {
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
         let acceptor = TlsAcceptor::from(Arc::new(config));
-        runtime.spawn(serve(listener, acceptor, desk));
+        runtime.spawn(serve(listener, acceptor, handler));
         Ok(Self { address, runtime: Some(runtime) })
     }
 
-    /// Where it listens.
+    /// Address on which it listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 }
 
-impl Drop for Plain {
+impl Drop for PlainServer {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
-            // To wait for threads is not allowed inside a task.
+            // Waiting for threads is not allowed inside a task.
             runtime.shutdown_background();
         }
     }
 }
 
-async fn serve(listener: std::net::TcpListener, acceptor: TlsAcceptor, desk: Arc<Desk>) -> io::Result<()> {
+async fn serve(listener: std::net::TcpListener, acceptor: TlsAcceptor, handler: Arc<Handler>) -> io::Result<()> {
     let listener = TcpListener::from_std(listener)?;
     let mut connections = JoinSet::new();
     loop {
         while connections.try_join_next().is_some() {}
         let (tcp, _) = listener.accept().await?;
         let _ = tcp.set_nodelay(true);
-        let (acceptor, desk) = (acceptor.clone(), desk.clone());
+        let (acceptor, handler) = (acceptor.clone(), handler.clone());
         connections.spawn(async move {
             let Ok(mut stream) = acceptor.accept(tcp).await else { return };
-            if matches!(desk.work, Work::Read) {
+            if matches!(handler.mode, ServerMode::Read) {
                 let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
                 return;
             }
             let service = service_fn(move |request| {
-                let desk = desk.clone();
-                async move { Ok::<_, Infallible>(desk.answer(request).await) }
+                let handler = handler.clone();
+                async move { Ok::<_, Infallible>(handler.answer(request).await) }
             });
             let _ = auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await;
         });
     }
 }
 
-impl Desk {
+impl Handler {
     async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
         let mut answer = Response::new(Full::default());
         let Ok(body) = Limited::new(request.into_body(), BODY_BYTES).collect().await else {
             *answer.status_mut() = StatusCode::PAYLOAD_TOO_LARGE;
             return answer;
         };
-        *answer.status_mut() = match self.work {
-            Work::Refuse(status) => status,
-            Work::Read => StatusCode::NO_CONTENT,
-            Work::Verify => {
+        *answer.status_mut() = match self.mode {
+            ServerMode::Refuse(status) => status,
+            ServerMode::Read => StatusCode::NO_CONTENT,
+            ServerMode::Verify => {
                 std::hint::black_box(digest::digest(&digest::SHA256, &body.to_bytes()));
                 let verified = self.public.verify(&SIGNED, &self.signature).is_ok();
                 if verified { StatusCode::ACCEPTED } else { StatusCode::INTERNAL_SERVER_ERROR }

@@ -1,4 +1,4 @@
-//! The setting of the measurements with many agents: a real KCP, a receiver, and a crowd with its runtimes.
+//! Setup of the measurements with many agents: a real KCP, a receiver, and a simulated fleet with its runtimes.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,25 +8,25 @@ use super::figure::cpu_of;
 use crate::{
     bed::TestBed,
     landscape::{Landscape, Options},
-    load::{Crowd, until_within},
+    load::{SimulatedFleet, until_within},
     product::Memory,
     progress::Step,
 };
 
-/// The module that stands in every catalog.
+/// The module of every catalog.
 pub(super) const MODULE: &str = "template-operator";
-/// However large the crowd, nothing takes longer.
-pub(super) const PATIENCE: Duration = Duration::from_secs(1_800);
+/// Deadline of every wait, longer than any wait with the largest fleet.
+pub(super) const WAIT_LIMIT: Duration = Duration::from_secs(1_800);
 
-/// What stands while something is measured.
-pub(super) struct Crowded {
-    pub(super) crowd: Crowd,
+/// The processes and the fleet of a measurement.
+pub(super) struct FleetSetup {
+    pub(super) fleet: SimulatedFleet,
     pub(super) landscape: Arc<Landscape>,
     _bed: TestBed,
 }
 
-impl Crowded {
-    /// A receiver with the arguments given, and nobody there yet.
+impl FleetSetup {
+    /// Starts a receiver with these arguments, and an empty fleet.
     pub(super) async fn start(receiver: &[&str]) -> Result<Self> {
         let receiver = receiver.iter().map(|argument| (*argument).to_owned()).collect();
         let options = Options { receiver, log: "warn".to_owned(), ..Options::default() };
@@ -35,44 +35,44 @@ impl Crowded {
         Self::on(bed, landscape).await
     }
 
-    /// The same with a receiver that issues the certificates of agents, and installs none.
+    /// As [`FleetSetup::start`], with a receiver that issues the certificates of agents, and installs none.
     pub(super) async fn start_issuing() -> Result<Self> {
         let options = Options { agent_image: String::new(), log: "warn".to_owned(), ..Options::default() };
         let bed = TestBed::start().await?;
-        let landscape = Landscape::from_nothing(bed.kcp().await?, "kcp-system", options).await?;
+        let landscape = Landscape::start_issuing(bed.kcp().await?, "kcp-system", options).await?;
         Self::on(bed, landscape).await
     }
 
     async fn on(bed: TestBed, landscape: Landscape) -> Result<Self> {
         let landscape = Arc::new(landscape);
         landscape.write_module(MODULE, "1.0.0", "1.1.0").await?;
-        let crowd = Crowd::new(landscape.clone()).await?;
-        Ok(Self { crowd, landscape, _bed: bed })
+        let fleet = SimulatedFleet::new(landscape.clone()).await?;
+        Ok(Self { fleet, landscape, _bed: bed })
     }
 
-    /// Registers more runtimes until there are so many, and waits until each is served. Their agents have not begun.
+    /// Registers runtimes up to this number, and waits until each is served. Their agents do not run yet.
     pub(super) async fn register(&mut self, to: usize) -> Result<()> {
-        let step = Step::begin(format!("registering runtimes, up to {to}"));
-        self.crowd.grow(to).await?;
-        self.crowd.served(PATIENCE).await?;
+        let step = Step::begin(format!("registering {to} runtimes"));
+        self.fleet.grow(to).await?;
+        self.fleet.served(WAIT_LIMIT).await?;
         step.done();
         Ok(())
     }
 
-    /// Registers and starts more agents until there are so many, and waits until there is nothing left to do.
+    /// Registers and starts agents up to this number, and waits until the queue is empty and everything is settled.
     pub(super) async fn grow(&mut self, to: usize) -> Result<()> {
         self.register(to).await?;
-        let step = Step::begin(format!("{to} agents come to rest"));
-        self.crowd.start();
-        self.crowd.at_rest(PATIENCE).await?;
+        let step = Step::begin(format!("waiting for the events of {to} agents to be settled"));
+        self.fleet.start();
+        self.fleet.at_rest(WAIT_LIMIT).await?;
         step.done();
         Ok(())
     }
 
-    /// Waits until the receiver says of so many runtimes that their path is proven.
+    /// Waits until the receiver reports so many paths as proven.
     pub(super) async fn proven(&self, of: usize) -> Result<()> {
         let wanted = f64::from(u32::try_from(of)?);
-        until_within("every path to be proven", PATIENCE, async || {
+        until_within("every path to be proven", WAIT_LIMIT, async || {
             let page = self.metrics().await?;
             let proven = metric(&page, r#"tidewatch_fleet_paths{state="Proven"}"#);
             if proven < wanted {
@@ -84,7 +84,7 @@ impl Crowded {
         .await
     }
 
-    /// The receiver's page of metrics.
+    /// The receiver's metrics page.
     pub(super) async fn metrics(&self) -> Result<String> {
         let (_, page) = self.landscape.with_receiver(async |receiver| receiver.get("/metrics").await).await??;
         Ok(page)
@@ -101,7 +101,7 @@ impl Crowded {
     }
 }
 
-/// The value of a series on a page of metrics; zero while it is not there.
+/// Value of a series on a metrics page; zero if it is absent.
 pub(super) fn metric(page: &str, series: &str) -> f64 {
     let value = page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok());
     value.unwrap_or_default()

@@ -1,4 +1,5 @@
-//! Speaks the wire contract with real keys and real TLS, rightly or wrongly as a test wants, over the protocol that an agent gets.
+//! Client of the wire contract with real keys and real TLS, for valid and invalid requests, over the protocol that an
+//! agent negotiates.
 
 use std::net::SocketAddr;
 
@@ -22,8 +23,8 @@ use tidewatch_shared::{
 
 use crate::landscape::now;
 
-/// One runtime's voice: its certificate, its key, its connection.
-pub struct Speaker {
+/// Client of one runtime: its certificate, its key, its connection.
+pub struct ContractClient {
     client: Client<hyper_rustls::HttpsConnector<HttpConnector>, Full<Bytes>>,
     signer: Signer,
     runtime: RuntimeId,
@@ -31,20 +32,20 @@ pub struct Speaker {
     epoch: Epoch,
 }
 
-/// What is sent: everything that can be wrong is a member.
-pub struct Said {
-    /// Path, with a query if the test wants one.
+/// A request in parts, each of which a test may corrupt.
+pub struct TestRequest {
+    /// Path, optionally with a query.
     pub path: String,
     /// `Content-Type`.
     pub content_type: String,
-    /// The body that is sent.
+    /// The body.
     pub body: Vec<u8>,
-    /// The header fields of the signature; `None` for none.
+    /// Signature header fields; `None` for none.
     pub signature: Option<Headers>,
 }
 
-impl Speaker {
-    /// A runtime with a certificate of this CA, which trusts the receiver by that of another.
+impl ContractClient {
+    /// A runtime with a certificate of this CA, which trusts the receiver's certificate by another CA.
     ///
     /// # Errors
     /// When the certificate cannot be made.
@@ -53,7 +54,7 @@ impl Speaker {
         Self::with_identity(&identity, trusted, runtime, address)
     }
 
-    /// The same with a certificate as it is.
+    /// The same with a given certificate.
     ///
     /// # Errors
     /// When the certificate cannot be used.
@@ -61,7 +62,7 @@ impl Speaker {
         Self::trusting(identity, trusted.trust_bundle().store()?, runtime, address)
     }
 
-    /// The same with a certificate as it is, which trusts these roots.
+    /// The same with a given certificate and trusted roots.
     ///
     /// # Errors
     /// When the certificate cannot be used.
@@ -87,8 +88,8 @@ impl Speaker {
     ///
     /// # Errors
     /// When it cannot be signed.
-    pub fn event(&self, sequence: u64, counter: u64) -> Result<Said> {
-        self.signed("/v3/events", "application/cloudevents-batch+json", &self.batch(&self.runtime, sequence), counter)
+    pub fn event(&self, sequence: u64, counter: u64) -> Result<TestRequest> {
+        self.sign("/v3/events", "application/cloudevents-batch+json", &self.batch(&self.runtime, sequence), counter)
     }
 
     /// A batch of one event that names any runtime as its source.
@@ -107,22 +108,27 @@ impl Speaker {
     ///
     /// # Errors
     /// When it cannot be signed.
-    pub fn signed(&self, path: &str, content_type: &str, body: &Value, counter: u64) -> Result<Said> {
+    pub fn sign(&self, path: &str, content_type: &str, body: &Value, counter: u64) -> Result<TestRequest> {
         let body = body.to_string().into_bytes();
         let message = Message { method: "POST", authority: &self.authority, path, content_type };
         let signature = self.signer.sign(&message, &body, Nonce { epoch: self.epoch, counter }, now())?;
-        Ok(Said { path: path.to_owned(), content_type: content_type.to_owned(), body, signature: Some(signature) })
+        Ok(TestRequest {
+            path: path.to_owned(),
+            content_type: content_type.to_owned(),
+            body,
+            signature: Some(signature),
+        })
     }
 
-    /// Sends it, and returns the answer with its JSON body (`null` when there is none).
+    /// Sends it, and returns the response with its JSON body (`null` when there is none).
     ///
     /// # Errors
-    /// When there is no answer: the handshake failed, or the connection broke.
-    pub async fn say(&self, said: &Said) -> Result<Response<Value>> {
-        let mut request = Request::post(format!("https://{}{}", self.authority, said.path))
-            .header(header::CONTENT_TYPE, &said.content_type)
-            .body(Full::new(Bytes::from(said.body.clone())))?;
-        if let Some(Headers { content_digest, signature_input, signature }) = &said.signature {
+    /// When there is no response: the handshake failed, or the connection broke.
+    pub async fn send(&self, request_parts: &TestRequest) -> Result<Response<Value>> {
+        let mut request = Request::post(format!("https://{}{}", self.authority, request_parts.path))
+            .header(header::CONTENT_TYPE, &request_parts.content_type)
+            .body(Full::new(Bytes::from(request_parts.body.clone())))?;
+        if let Some(Headers { content_digest, signature_input, signature }) = &request_parts.signature {
             let headers = request.headers_mut();
             headers.insert(signature::CONTENT_DIGEST, HeaderValue::from_str(content_digest)?);
             headers.insert(signature::SIGNATURE_INPUT, HeaderValue::from_str(signature_input)?);

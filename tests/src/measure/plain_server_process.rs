@@ -1,0 +1,86 @@
+//! A [`PlainServer`] in a process of its own: in the measuring process it would share warm caches with the user's
+//! client.
+
+use std::{
+    env,
+    io::{self, Write as _},
+    net::SocketAddr,
+    process::Stdio,
+};
+
+use anyhow::{Context as _, Result};
+use serde::{Deserialize, Serialize};
+use tidewatch_receiver::pki::{PemIdentity, SERVER_VALIDITY, TrustBundle};
+use tidewatch_shared::tls;
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
+    process::{Child, ChildStdin, Command},
+};
+
+use crate::{
+    landscape::{Landscape, now},
+    load::{PlainServer, ServerMode},
+};
+
+/// The hidden command that starts the process.
+pub(super) const COMMAND: &str = "plain-server";
+
+/// The server's TLS credentials, one line of JSON on the process's input.
+#[derive(Serialize, Deserialize)]
+struct TlsCredentials {
+    chain: String,
+    key: String,
+    roots: String,
+}
+
+/// See the module. Dropping it ends the process.
+pub(super) struct PlainServerProcess {
+    child: Child,
+    address: SocketAddr,
+    /// The process ends when its input closes.
+    _input: ChildStdin,
+}
+
+impl PlainServerProcess {
+    /// Starts a verifying server under a certificate that a landscape's agents trust.
+    pub(super) async fn start(landscape: &Landscape) -> Result<Self> {
+        let names = ["127.0.0.1".parse()?];
+        let PemIdentity { chain, key } = landscape.ca().make_server(&names, now(), SERVER_VALIDITY)?;
+        let roots = landscape.ca().trust_bundle().to_pem();
+        let credentials = serde_json::to_string(&TlsCredentials { chain, key, roots })? + "\n";
+        let mut command = Command::new(env::current_exe()?);
+        command.arg(COMMAND).stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true);
+        let mut child = command.spawn().context("start a plain server")?;
+        let mut input = child.stdin.take().context("open the input of the plain server")?;
+        input.write_all(credentials.as_bytes()).await?;
+        input.flush().await?;
+        let output = child.stdout.take().context("open the output of the plain server")?;
+        let line = BufReader::new(output).lines().next_line().await?.context("the plain server ended at its start")?;
+        Ok(Self { child, address: line.parse()?, _input: input })
+    }
+
+    /// Address on which it listens.
+    pub(super) const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Process id.
+    pub(super) fn process(&self) -> Result<u32> {
+        self.child.id().context("the plain server has ended")
+    }
+}
+
+/// Body of the process: reads the credentials, prints the address, and serves until its input closes.
+///
+/// Blocking on the input is safe: the server has threads of its own.
+pub(super) fn serve() -> Result<()> {
+    let mut lines = io::stdin().lines();
+    let credentials: TlsCredentials =
+        serde_json::from_str(&lines.next().context("read the credentials from the input")??)?;
+    let identity = tls::Identity::from_pem(credentials.chain.as_bytes(), credentials.key.as_bytes())?;
+    let roots = TrustBundle::from_pem(credentials.roots.as_bytes())?.store()?;
+    let plain = PlainServer::with(tls::server(&identity, roots)?, ([127, 0, 0, 1], 0).into(), ServerMode::Verify)?;
+    writeln!(io::stdout(), "{}", plain.address())?;
+    lines.try_for_each(|line| line.map(drop))?;
+    Ok(())
+}
