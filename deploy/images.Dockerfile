@@ -5,6 +5,7 @@ WORKDIR /source
 COPY . .
 RUN cargo build --profile agent --locked --package tidewatch-agent
 RUN cargo build --release --locked --package tidewatch-receiver --features jemalloc
+RUN cargo build --release --locked --package tidewatch-cli
 
 FROM gcr.io/distroless/cc-debian12:nonroot AS agent
 COPY --from=build /source/target/agent/tidewatch-agent /tidewatch-agent
@@ -12,4 +13,6 @@ ENTRYPOINT ["/tidewatch-agent"]
 
 FROM gcr.io/distroless/cc-debian12:nonroot AS receiver
 COPY --from=build /source/target/release/tidewatch-receiver /tidewatch-receiver
+# The operators' program, for `kubectl exec`.
+COPY --from=build /source/target/release/tidewatch /tidewatch
 ENTRYPOINT ["/tidewatch-receiver"]

@@ -1,21 +1,22 @@
-//! What KCP refuses of templates and release metas beyond their CRDs, and what it warns of: ValidatingAdmissionPolicies, in a
-//! kustomization of their own.
+//! ValidatingAdmissionPolicies for ModuleTemplates and ModuleReleaseMetas in KCP, which deny or warn beyond the schemas
+//! of the CRDs, in a kustomization of their own.
 //!
-//! A channel that moves down is taken all the same, because a release may have to be taken back: it is worth a warning and a line in the
-//! audit log.
+//! A channel that is moved to a lower version only causes a warning and an audit annotation, because a release may have
+//! to be withdrawn.
 //!
-//! kustomize writes a namespace into whatever it does not know to be without one, and these it does not know: a kustomization that
-//! sets a namespace must not hold them.
+//! kustomize adds a namespace to objects of kinds that it does not know as cluster-scoped, including these: a
+//! kustomization that sets a namespace must not include them.
 
 use serde_json::{Value, json};
 use tidewatch_shared::names::{GROUP, KCP_NAMESPACE, VERSION};
 
 use crate::render::{File, RenderError, kustomization, object};
 
-/// A version that can stand in the name of a template: what the CRDs allow, less capital letters and a hyphen at the end.
+/// A CEL pattern of versions that can be part of the name of a ModuleTemplate: the pattern of the CRDs without capital
+/// letters and trailing hyphens.
 const NAMEABLE: &str = r"r'^(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)(-([a-z-][0-9a-z-]*)?[0-9a-z])?$'";
 
-/// The files of `deploy/admission`.
+/// Renders the files of `deploy/admission`.
 ///
 /// # Errors
 /// [`RenderError`].
@@ -32,7 +33,7 @@ pub fn admission() -> Result<Vec<File>, RenderError> {
         let binding = json!({
             "policyName": name,
             "validationActions": actions,
-            // Where KCP is a runtime as well, its users' own stay theirs.
+            // If KCP is a runtime as well, objects in namespaces of its users are not restricted.
             "matchResources": {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": KCP_NAMESPACE}}},
         });
         files.push(object(&format!("{policy}-binding"), &named("ValidatingAdmissionPolicyBinding", &name, binding))?);
@@ -55,7 +56,7 @@ fn policy(resource: &str, variables: Value, validations: &[(&str, &str)]) -> Val
         "matchConstraints": {"resourceRules": [{
             "apiGroups": [GROUP], "apiVersions": [VERSION], "operations": ["CREATE", "UPDATE"], "resources": [resource],
         }]},
-        // What is there already may be labelled and deleted, whatever it says.
+        // Existing objects can be labelled and deleted, even if invalid.
         "matchConditions": [{
             "name": "the-specification-is-new",
             "expression": "request.operation == 'CREATE' || object.?spec != oldObject.?spec",
@@ -75,7 +76,7 @@ fn templates() -> Value {
         variables,
         &[
             (
-                "spec.moduleName and spec.version must be set: without them nothing finds a template",
+                "spec.moduleName and spec.version must be set: templates are looked up by them",
                 "variables.module != '' && variables.version != ''",
             ),
             (
@@ -107,20 +108,20 @@ fn release_metas() -> Value {
                 "object.?spec.?ocmComponentName.orValue('') != ''",
             ),
             (
-                "a version must be able to stand in the name of a template: three numbers, and after a hyphen lower-case letters, \
+                "a version must be usable in the name of a template: three numbers, and after a hyphen lower-case letters, \
              digits and hyphens",
                 &nameable,
             ),
             (
-                "no channel may have the name none, by which a user leaves a module without one",
+                "no channel may have the name none, which is reserved",
                 "variables.channels.all(entry, entry.channel != 'none')",
             ),
             (
-                "what is said of a version must name it",
+                "every entry of spec.versions must name its version",
                 "object.?spec.?versions.orValue([]).all(entry, entry.version != '')",
             ),
             (
-                "an operator of spec.kymaSelector must be In or NotIn, with values, or Exists or DoesNotExist, without",
+                "an operator of spec.kymaSelector must be In or NotIn with values, or Exists or DoesNotExist without values",
                 "variables.requirements.all(entry, \
              entry.operator in ['In', 'NotIn'] ? entry.?values.orValue([]).size() > 0 : \
              entry.operator in ['Exists', 'DoesNotExist'] && entry.?values.orValue([]).size() == 0)",
@@ -129,9 +130,10 @@ fn release_metas() -> Value {
     )
 }
 
-/// Says which channels move down. As the receiver compares versions: three numbers, and not what follows a hyphen.
+/// Warns of channels that are moved to a lower version. Like the receiver, it compares three numbers and ignores the
+/// part after a hyphen.
 fn channel_moves() -> Value {
-    // A number of more digits may be none that CEL can hold.
+    // Numbers with more digits may exceed CEL's int.
     let comparable =
         |version: &str| format!(r"{version}.matches(r'^[0-9]{{1,18}}\.[0-9]{{1,18}}\.[0-9]{{1,18}}(-.*)?$')");
     let compare = |how: &str, index: u8| {
@@ -150,7 +152,7 @@ fn channel_moves() -> Value {
         compare("<", 2),
     );
     json!({
-        // What cannot be compared holds nobody up.
+        // Versions that cannot be compared must not block an update.
         "failurePolicy": "Ignore",
         "matchConstraints": {"resourceRules": [{
             "apiGroups": [GROUP], "apiVersions": [VERSION], "operations": ["UPDATE"], "resources": ["modulereleasemetas"],
@@ -165,8 +167,8 @@ fn channel_moves() -> Value {
         ],
         "validations": [{
             "expression": "variables.down.size() == 0",
-            "message": "a channel moves down: runtimes that have a higher version refuse it",
-            "messageExpression": "'runtimes that have a higher version refuse it: ' + \
+            "message": "a channel moves down: runtimes with a higher version reject it",
+            "messageExpression": "'runtimes with a higher version reject it: ' + \
                 variables.down.map(entry, entry.channel + ' moves down to ' + entry.version).join(', ')",
         }],
     })

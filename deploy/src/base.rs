@@ -1,26 +1,28 @@
-//! The receiver's installation in KCP, as a kustomize base: what to change in it is the ConfigMap of settings and the images.
+//! The installation of the receiver in KCP as a kustomize base. Deployments adapt the ConfigMap of settings and the
+//! images.
 
 use serde_json::{Value, json};
 use tidewatch_receiver::rights;
 use tidewatch_shared::names::KCP_NAMESPACE;
 
+use crate::alerts;
 use crate::render::{File, RenderError, kustomization, object};
 
-/// Name of everything that is installed here.
+/// Name of all objects of the installation.
 const NAME: &str = "tidewatch-receiver";
-/// Stands for the name under which agents reach the receiver.
+/// Placeholder for the host name of the receiver.
 const HOST: &str = "tidewatch.example.com";
-/// The receiver's certificate, where cert-manager issues it, and where that is mounted.
+/// Secret of the receiver's certificate, if cert-manager issues it, and its mount path.
 const SERVER_SECRET: &str = "tidewatch-receiver-tls";
 const SERVER_DIR: &str = "/etc/tidewatch/server";
-/// User and group of distroless' `nonroot`.
+/// User and group `nonroot` of the distroless images.
 const NONROOT: u32 = 65_532;
-/// Ports, as the receiver's flags have them by default.
+/// Default ports of the receiver's flags.
 const EVENTS: u16 = 8443;
 const ENROLMENT: u16 = 8444;
 const METRICS: u16 = 8080;
 
-/// The files of `deploy/base`.
+/// Renders the files of `deploy/base`.
 ///
 /// # Errors
 /// [`RenderError`].
@@ -34,6 +36,7 @@ pub fn base() -> Result<Vec<File>, RenderError> {
         ("service", service()),
         ("networkpolicy", network_policy()),
         ("podmonitor", pod_monitor()),
+        ("prometheusrule", named("monitoring.coreos.com/v1", "PrometheusRule", json!({"spec": alerts::rules()}))),
     ];
     let mut resources = vec!["../crds".to_owned()];
     resources.extend(objects.iter().map(|(name, _)| format!("{name}.yaml")));
@@ -45,8 +48,8 @@ pub fn base() -> Result<Vec<File>, RenderError> {
     Ok(files)
 }
 
-/// The files of `deploy/overlays/cert-manager`: the Issuer `tidewatch`, which is one's own, issues the certificates of the agents and of
-/// the receiver; its roots are the `ca.crt` of the receiver's Secret.
+/// Renders the files of `deploy/overlays/cert-manager`: the Issuer `tidewatch`, provided by the operator, issues the
+/// certificates of the agents and of the receiver; its roots are the `ca.crt` of the receiver's Secret.
 ///
 /// # Errors
 /// [`RenderError`].
@@ -87,7 +90,7 @@ pub fn cert_manager() -> Result<Vec<File>, RenderError> {
     .collect()
 }
 
-/// The receiver's own certificate. It is taken as soon as it is renewed, without a restart.
+/// The Certificate of the receiver, which reloads it after renewal without a restart.
 fn certificate() -> Value {
     named(
         "cert-manager.io/v1",
@@ -124,7 +127,7 @@ fn binding(role: &str) -> Value {
     })
 }
 
-/// What differs from one control plane to the next. The names stand for one's own.
+/// The settings that are specific to a control plane, with placeholders for host names.
 fn settings() -> Value {
     let url = |port| format!("https://{HOST}:{port}");
     let data = json!({
@@ -137,9 +140,9 @@ fn settings() -> Value {
     named("v1", "ConfigMap", json!({"data": data}))
 }
 
-/// Two replicas: one is active, the other waits for the Lease, is not ready, and takes over at once when the first is ended in
-/// an orderly way. There is no PodDisruptionBudget: with one of two ready by design, one that protects anything would keep
-/// every node of the active replica from being drained.
+/// Two replicas: one is active; the other is not ready, waits for the Lease, and takes over immediately after a
+/// graceful shutdown of the first. There is no PodDisruptionBudget: with one of two replicas ready by design, any
+/// effective budget would block draining the node of the active replica.
 fn deployment() -> Value {
     let probe = |path: &str| json!({"httpGet": {"path": path, "port": "metrics"}});
     let container = json!({
@@ -170,7 +173,7 @@ fn deployment() -> Value {
     }]);
     let spec = json!({
         "serviceAccountName": NAME,
-        // An orderly hand-over.
+        // Seconds for a graceful handover.
         "terminationGracePeriodSeconds": 60,
         "topologySpreadConstraints": spread,
         "securityContext": {
@@ -183,7 +186,7 @@ fn deployment() -> Value {
         "Deployment",
         json!({"spec": {
             "replicas": 2,
-            // The one that waits cannot become ready while the other is active.
+            // The standby replica cannot become ready while the other one is active.
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0}},
             "selector": {"matchLabels": selector()},
             "template": {"metadata": {"labels": labels()}, "spec": spec},
@@ -198,7 +201,7 @@ fn service() -> Value {
         "Service",
         json!({"spec": {
             "type": "LoadBalancer",
-            // Keeps the agents' addresses, by which enrolment may be limited.
+            // Preserves the source addresses of agents, by which enrolment may be rate limited.
             "externalTrafficPolicy": "Local",
             "selector": selector(),
             "ports": [port("events", EVENTS), port("enrolment", ENROLMENT)],
@@ -206,7 +209,8 @@ fn service() -> Value {
     )
 }
 
-/// Agents come from anywhere, metrics are for pods of KCP. Out go names, and TCP: the API servers of runtimes stand anywhere.
+/// Ingress: agents from any address, metrics from pods of KCP. Egress: DNS, and TCP to any address, because runtimes'
+/// API servers have no fixed addresses.
 fn network_policy() -> Value {
     let tcp = |port: u16| json!({"protocol": "TCP", "port": port});
     let dns = json!([{"protocol": "UDP", "port": 53}, {"protocol": "UDP", "port": 8053}]);

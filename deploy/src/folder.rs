@@ -1,4 +1,4 @@
-//! A folder that holds generated files, and nothing else or whatever else.
+//! A folder of generated files, which may also hold other files.
 
 use std::{
     fmt, fs, io,
@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use crate::render::File;
 
-/// Why a folder cannot be compared or written.
+/// The error of comparing or writing a folder.
 #[derive(Debug, Error)]
 #[error("{action} {}", .path.display())]
 pub struct FolderError {
@@ -18,14 +18,14 @@ pub struct FolderError {
     source: io::Error,
 }
 
-/// How a file differs from what would be generated.
+/// The difference between a file and its generated content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Difference {
-    /// It is not there.
+    /// The file does not exist.
     Missing(String),
-    /// It has another content.
+    /// The content differs.
     Changed(String),
-    /// Nothing generates it.
+    /// The file is not generated.
     Surplus(String),
 }
 
@@ -43,36 +43,42 @@ impl fmt::Display for Difference {
 #[derive(Clone, Debug)]
 pub struct Folder {
     path: PathBuf,
-    /// Files that nothing generates may stand here too.
+    /// True if the folder may also hold files that are not generated.
     shared: bool,
 }
 
 impl Folder {
-    /// A folder of `deploy` in the source tree that this crate was built from.
+    /// A folder in `deploy`, within the source tree that this crate was built from.
     #[must_use]
     pub fn within(name: &str) -> Self {
-        Self::at(Self::deploy().path.join(name))
+        Self::at(Path::new(env!("CARGO_MANIFEST_DIR")).join(name))
     }
 
-    /// `deploy` itself, where other files stand too.
+    /// A folder in `docs` of generated pages only.
     #[must_use]
-    pub fn deploy() -> Self {
-        Self { path: env!("CARGO_MANIFEST_DIR").into(), shared: true }
+    pub fn docs(name: &str) -> Self {
+        Self::at(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs").join(name))
     }
 
-    /// Any folder that holds generated files alone; it is made when it is first written to.
+    /// A folder in `docs` that also holds other pages.
+    #[must_use]
+    pub fn docs_shared(name: &str) -> Self {
+        Self { shared: true, ..Self::docs(name) }
+    }
+
+    /// A folder of generated files only; created on the first write.
     #[must_use]
     pub fn at(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), shared: false }
     }
 
-    /// Where it is.
+    /// The path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What is not as these files are.
+    /// The differences between the folder and the generated files.
     ///
     /// # Errors
     /// [`FolderError`] if the folder or a file in it cannot be read.
@@ -96,7 +102,8 @@ impl Folder {
         Ok(differences)
     }
 
-    /// Makes it hold these files, alone unless it is shared; returns what was not so before. What is as it shall be is not touched.
+    /// Writes and removes files until the folder equals the generated files, and returns the differences before. Files
+    /// without a difference are not touched; other files of a shared folder stay.
     ///
     /// # Errors
     /// [`FolderError`] if the folder or a file in it cannot be read, written or removed.
@@ -105,7 +112,7 @@ impl Folder {
             let path = path.to_owned();
             move |source| FolderError { action, path, source }
         };
-        fs::create_dir_all(&self.path).map_err(at("cannot make", &self.path))?;
+        fs::create_dir_all(&self.path).map_err(at("cannot create", &self.path))?;
         let differences = self.compare(files)?;
         for difference in &differences {
             match difference {
@@ -146,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_holds_what_was_generated_and_nothing_else() {
+    fn write_makes_the_folder_equal_to_the_generated_files() {
         let temporary = tempfile::tempdir().unwrap();
         let folder = Folder::at(temporary.path().join("crds"));
         let files = [file("a.yaml", "a"), file("b.yaml", "b")];
@@ -164,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_folder_keeps_what_is_not_generated() {
+    fn a_shared_folder_keeps_other_files() {
         let temporary = tempfile::tempdir().unwrap();
         let folder = Folder { shared: true, ..Folder::at(temporary.path()) };
         fs::write(folder.path().join("other.toml"), "other").unwrap();

@@ -1,12 +1,13 @@
-//! Container images of the programs as OCI layouts (image-spec 1.1), written without a container daemon: the program, what it
-//! links dynamically, and the few files that a C library looks for. The same input makes the same bytes.
+//! Builds container images as OCI layouts (image-spec 1.1) without a container daemon: the program and its tools, their
+//! dynamic libraries, and the files that a C library reads. Equal input produces equal bytes.
 
 mod layer;
 mod layout;
 mod libraries;
 
 use std::{
-    io,
+    collections::BTreeSet,
+    io, iter,
     path::{Path, PathBuf},
 };
 
@@ -18,67 +19,78 @@ use self::{
     layout::{Blob, Layout},
 };
 
-/// User and group that programs run as: distroless' `nonroot`.
+/// User and group of the process: `nonroot` of the distroless images.
 const NONROOT: &str = "65532:65532";
-/// Where programs that trust public authorities look for them.
+/// Path of the bundle of public certificate authorities.
 const AUTHORITIES: &str = "/etc/ssl/certs/ca-certificates.crt";
 
-/// Why an image was not written.
+/// The error of building an image.
 #[derive(Debug, Error)]
 pub enum ImageError {
-    /// A file or folder.
+    /// A file or folder cannot be read or written.
     #[error("{action} {}", .path.display())]
     File {
-        /// What was tried.
+        /// The failed operation.
         action: &'static str,
-        /// On which.
+        /// The path.
         path: PathBuf,
-        /// Why it failed.
+        /// The cause.
         source: io::Error,
     },
-    /// The dynamic loader did not say what the program links.
+    /// The dynamic loader did not list the libraries.
     #[error("the libraries of {} cannot be listed", .program.display())]
     List {
-        /// Which program.
+        /// The program.
         program: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// A library is not on this machine.
-    #[error("{} links {library}, which is not found", .program.display())]
+    /// A library does not exist on the build machine.
+    #[error("cannot find {library}, which {} links", .program.display())]
     Library {
-        /// Which program.
+        /// The program.
         program: PathBuf,
-        /// Which library.
+        /// The library.
         library: String,
     },
-    /// A layer could not be packed.
-    #[error("pack a layer")]
+    /// A layer cannot be packed.
+    #[error("cannot pack a layer")]
     Pack(#[source] io::Error),
-    /// The machine's architecture has no name in Go's list, which the specification refers to.
-    #[error("images for {0} are not known")]
+    /// The architecture of the build machine has no name in Go's list, which the specification refers to.
+    #[error("the architecture {0} is not supported")]
     Architecture(&'static str),
 }
 
-/// A program to be packed.
+/// The program to pack.
 #[derive(Clone, Debug)]
 pub struct Program<'a> {
-    /// Its name: that of the image, and of its only executable.
+    /// The name of the image and of its executable.
     pub name: &'a str,
-    /// Its version: the reference in the layout.
+    /// The version, which is the reference in the layout.
     pub version: &'a str,
-    /// Where it was built.
+    /// The path of the executable.
+    pub path: &'a Path,
+    /// Further executables in the image.
+    pub tools: &'a [Tool<'a>],
+}
+
+/// An executable in an image that another program is the entry point of.
+#[derive(Clone, Debug)]
+pub struct Tool<'a> {
+    /// The name in the image.
+    pub name: &'a str,
+    /// The path of the executable.
     pub path: &'a Path,
 }
 
-/// Writes the image of a program to a folder, which is replaced as a whole. Returns the digest of its manifest.
+/// Writes the image of a program to a folder, which is replaced as a whole, and returns the digest of the manifest.
 ///
 /// # Errors
-/// [`ImageError`]; what was there before stays.
+/// [`ImageError`]; the previous content of the folder stays.
 pub fn write(program: &Program<'_>, to: &Path) -> Result<String, ImageError> {
     let (base, executable) = (base_layer(program)?, executable_layer(program)?);
     let config = config(program, &[&base, &executable])?;
-    let layout = Layout::begin(to)?;
+    let layout = Layout::create(to)?;
     let manifest = json!({
         "schemaVersion": 2,
         "mediaType": "application/vnd.oci.image.manifest.v1+json",
@@ -86,10 +98,10 @@ pub fn write(program: &Program<'_>, to: &Path) -> Result<String, ImageError> {
         "layers": [layout.put(&base.blob)?, layout.put(&executable.blob)?],
     });
     let manifest = layout.put(&Blob::json("application/vnd.oci.image.manifest.v1+json", &manifest))?;
-    layout.end(manifest, program.version)
+    layout.finish(manifest, program.version)
 }
 
-/// What changes with the machine that builds: the libraries and what belongs to them.
+/// The layer of files that depend on the build machine: the libraries and the C library's configuration.
 fn base_layer(program: &Program<'_>) -> Result<Layer, ImageError> {
     let mut layer = Writer::new();
     layer.text(
@@ -102,19 +114,26 @@ fn base_layer(program: &Program<'_>) -> Result<Layer, ImageError> {
     if Path::new(AUTHORITIES).exists() {
         layer.file(Path::new(AUTHORITIES), AUTHORITIES, 0o644)?;
     }
-    for library in libraries::of(program.path)? {
+    let mut all = BTreeSet::new();
+    for executable in iter::once(program.path).chain(program.tools.iter().map(|tool| tool.path)) {
+        all.extend(libraries::of(executable)?);
+    }
+    for library in all {
         layer.file(&library, &library.to_string_lossy(), 0o755)?;
     }
-    layer.end()
+    layer.finish()
 }
 
 fn executable_layer(program: &Program<'_>) -> Result<Layer, ImageError> {
     let mut layer = Writer::new();
     layer.file(program.path, program.name, 0o755)?;
-    layer.end()
+    for tool in program.tools {
+        layer.file(tool.path, tool.name, 0o755)?;
+    }
+    layer.finish()
 }
 
-/// The image's configuration. Its creation has no time, so that it depends on its content alone.
+/// The image configuration. It contains no creation time, so that it depends on the content alone.
 fn config(program: &Program<'_>, layers: &[&Layer]) -> Result<Value, ImageError> {
     let architecture = match std::env::consts::ARCH {
         "x86_64" => "amd64",

@@ -1,13 +1,16 @@
-//! The files under `deploy/` that come from the Rust code: what is installed, and the page of metrics.
+//! The files under `deploy/` that are generated from the Rust code: CRDs, admission policies, installation and metrics
+//! reference.
 //!
-//! [`generated`] renders all of it, [`Folder`] compares and writes; `cargo generate` does both. [`image`] writes the programs as
-//! container images.
+//! [`generated`] renders all files, [`Folder`] compares and writes them; `cargo generate` does both. [`image`] builds
+//! the container images.
 
 mod admission;
+mod alerts;
 mod base;
 mod folder;
 pub mod image;
 mod page;
+mod reference;
 mod render;
 
 pub use self::{
@@ -15,10 +18,11 @@ pub use self::{
     base::{base, cert_manager},
     folder::{Difference, Folder, FolderError},
     page::metrics,
+    reference::{custom_resources, flags},
     render::{File, RenderError, crds},
 };
 
-/// Everything that is generated, by the folder that it belongs to.
+/// Renders all generated files, grouped by folder.
 ///
 /// # Errors
 /// [`RenderError`].
@@ -28,6 +32,7 @@ pub fn generated() -> Result<Vec<(Folder, Vec<File>)>, RenderError> {
         (Folder::within("admission"), admission()?),
         (Folder::within("base"), base()?),
         (Folder::within("overlays/cert-manager"), cert_manager()?),
-        (Folder::deploy(), vec![metrics()]),
+        (Folder::docs("reference"), vec![metrics(), flags(), custom_resources()]),
+        (Folder::docs_shared("operations"), vec![alerts::page()]),
     ])
 }

@@ -1,8 +1,8 @@
-//! The page that describes every metric of both programs.
+//! The reference page of all metrics of the agent and the receiver.
 
 use tidewatch_agent::telemetry;
 use tidewatch_receiver::app;
-use tidewatch_shared::metrics::table;
+use tidewatch_shared::metrics::markdown_table;
 
 use crate::render::File;
 
@@ -10,30 +10,31 @@ const HEAD: &str = "# Metrics
 
 <!-- Generated from the programs' registries by `cargo generate`; changes made here are lost. -->
 
-Times are seconds, sizes bytes, points in time Unix seconds. A series appears with its first sample; values of labels come from closed
-sets, except names of managers, services, watches, Kymas and modules, of which there are as many as there are Watchers, Kymas and modules.
+Durations are in seconds, sizes in bytes, timestamps in Unix seconds. A series is exposed from its first sample on. Label values are from
+closed sets, except for the names of managers, services, watches, Kymas and modules: their cardinality is bounded by the number of Watchers,
+Kymas and modules.
 ";
 
 const RECEIVER: &str = "
 ## Receiver
 
-At `/metrics` of `--metrics-address`. Names that begin with `lifecycle_mgr_` or `watcher_listener_` have the names, labels and meanings of
-the lifecycle manager's and its listener's. A receiver that waits for its turn shows `tidewatch_active`, `tidewatch_lease_writes_total`,
-`tidewatch_build_info`, `tidewatch_gateway_certificate_end_timestamp_seconds` and `tidewatch_pki_…` alone.
+Exposed at `/metrics` on `--metrics-address`. Metrics named `lifecycle_mgr_…` and `watcher_listener_…` have the names, labels and meanings of
+those of the lifecycle manager and its listener. A standby receiver only exposes `tidewatch_active`, `tidewatch_lease_writes_total`,
+`tidewatch_build_info`, `tidewatch_gateway_certificate_end_timestamp_seconds` and `tidewatch_pki_…`.
 
 ";
 
 const AGENT: &str = "
 ## Agent
 
-At `/metrics` of `--metrics-address`. Names that begin with `watcher_` have the names, labels and meanings of the runtime watcher's.
+Exposed at `/metrics` on `--metrics-address`. Metrics named `watcher_…` have the names, labels and meanings of those of the runtime watcher.
 
 ";
 
-/// `deploy/metrics.md`.
+/// Renders `docs/reference/metrics.md`.
 #[must_use]
 pub fn metrics() -> File {
-    let (receiver, agent) = (table(&app::metrics()), table(&telemetry::Metrics::described()));
+    let (receiver, agent) = (markdown_table(&app::metrics()), markdown_table(&telemetry::Metrics::described()));
     File { name: "metrics.md".to_owned(), content: format!("{HEAD}{RECEIVER}{receiver}{AGENT}{agent}") }
 }
 
@@ -44,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_metric_is_described_once_and_by_the_rules_of_names() {
+    fn every_metric_is_described_once_and_named_by_convention() {
         for described in [app::metrics(), telemetry::Metrics::described()] {
             let names: BTreeSet<_> = described.iter().map(|metric| metric.name.as_str()).collect();
             assert_eq!(names.len(), described.len(), "two metrics of one name");
@@ -58,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_has_what_dashboards_read() {
+    fn the_page_lists_the_incumbents_metrics() {
         let page = metrics().content;
         for line in [
             "| `lifecycle_mgr_kyma_state` | gauge | `kyma_name`, `state`, `shoot`, `instance_id` |",

@@ -1,4 +1,4 @@
-//! From the types to text.
+//! Renders objects as YAML files.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use serde_json::{Value, json};
@@ -8,23 +8,23 @@ use tidewatch_shared::api;
 
 const HEADER: &str = "# Generated from the Rust types by `cargo generate`; changes made here are lost.\n---\n";
 
-/// Why a file cannot be rendered.
+/// The error of rendering a file.
 #[derive(Debug, Error)]
 pub enum RenderError {
-    /// An object does not turn into JSON.
-    #[error("{name} has no JSON form")]
+    /// An object cannot be serialized as JSON.
+    #[error("cannot serialize {name} as JSON")]
     Json {
-        /// The object.
+        /// The name of the object.
         name: String,
-        /// Why.
+        /// The cause.
         source: serde_json::Error,
     },
-    /// An object does not turn into YAML.
-    #[error("{name} has no YAML form")]
+    /// An object cannot be serialized as YAML.
+    #[error("cannot serialize {name} as YAML")]
     Yaml {
-        /// The object.
+        /// The name of the object.
         name: String,
-        /// Why.
+        /// The cause.
         source: Box<serde_saphyr::ser::Error>,
     },
 }
@@ -32,13 +32,13 @@ pub enum RenderError {
 /// A generated file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct File {
-    /// Its name, without a folder.
+    /// The file name without folder.
     pub name: String,
-    /// What stands in it.
+    /// The content.
     pub content: String,
 }
 
-/// The files of `deploy/crds`: one per custom resource, and the kustomization that names them.
+/// Renders the files of `deploy/crds`: one per custom resource, and a kustomization.
 ///
 /// # Errors
 /// [`RenderError`].
@@ -49,7 +49,7 @@ pub fn crds() -> Result<Vec<File>, RenderError> {
     Ok(files)
 }
 
-/// A kustomization of these resources and nothing else.
+/// A kustomization of these resources.
 pub(crate) fn kustomization(resources: &[String]) -> Value {
     json!({"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "resources": resources})
 }
@@ -61,7 +61,7 @@ fn crd(crd: &CustomResourceDefinition) -> Result<File, RenderError> {
     object(&crd.spec.names.plural, &value)
 }
 
-/// One object as `<name>.yaml`.
+/// Renders one object as `<name>.yaml`.
 pub(crate) fn object(name: &str, value: &Value) -> Result<File, RenderError> {
     let options = ser_options! { prefer_block_scalars: false };
     let yaml = serde_saphyr::to_string_with_options(value, options)
@@ -69,7 +69,8 @@ pub(crate) fn object(name: &str, value: &Value) -> Result<File, RenderError> {
     Ok(File { name: format!("{name}.yaml"), content: format!("{HEADER}{yaml}") })
 }
 
-/// Bounds are floating-point numbers in Kubernetes' types; people write `0`, not `0.0`.
+/// Converts whole floating-point numbers to integers: bounds are floating-point in the Kubernetes types, but CRDs
+/// conventionally contain `0`, not `0.0`.
 fn whole_numbers(value: &mut Value) {
     match value {
         Value::Number(number) => {
@@ -89,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_says_what_its_object_says() {
+    fn rendered_crds_equal_their_source() {
         for (file, object) in crds().unwrap().iter().zip(api::crds::crds()) {
             let read: CustomResourceDefinition = serde_saphyr::from_str(&file.content).unwrap();
             assert_eq!(read, object, "{}", file.name);

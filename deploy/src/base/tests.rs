@@ -12,7 +12,8 @@ fn read(files: &[File], name: &str) -> Value {
     serde_saphyr::from_str(&file.content).unwrap()
 }
 
-/// What the files of one folder set in the receiver's container: by the ConfigMap of settings, and by the Deployment itself.
+/// The environment variables of the receiver's container in the files of one folder: from the ConfigMap of settings and
+/// from the Deployment.
 fn variables(files: &[File]) -> Variables {
     let (settings, deployment) = (read(files, "settings"), read(files, "deployment"));
     let container = &deployment["spec"]["template"]["spec"]["containers"][0];
@@ -23,7 +24,7 @@ fn variables(files: &[File]) -> Variables {
         let value = match set["valueFrom"]["fieldRef"]["fieldPath"].as_str() {
             Some("metadata.namespace") => KCP_NAMESPACE.to_owned(),
             Some("metadata.uid") => "a46a2b5c-9bd6-4ea5-9d1b-0c5f2f0f8d11".to_owned(),
-            Some(other) => panic!("what stands in {other}?"),
+            Some(other) => panic!("unexpected field {other}"),
             None => text(&set["value"]),
         };
         variables.insert(text(&set["name"]), value);
@@ -31,15 +32,15 @@ fn variables(files: &[File]) -> Variables {
     variables
 }
 
-/// What the receiver makes of its environment.
+/// Parses the receiver's configuration from environment variables.
 fn receiver(variables: &Variables) -> Result<Config, String> {
     let command = Config::command();
     let mut line = vec![NAME.to_owned()];
     for (name, value) in variables {
         let argument =
             command.get_arguments().find(|argument| argument.get_env().is_some_and(|env| env == name.as_str()));
-        let argument = argument.ok_or_else(|| format!("nobody reads {name}"))?;
-        let flag = argument.get_long().ok_or_else(|| format!("{name} is of no flag"))?;
+        let argument = argument.ok_or_else(|| format!("no flag reads {name}"))?;
+        let flag = argument.get_long().ok_or_else(|| format!("{name} has no long flag"))?;
         match (argument.get_action().takes_values(), value.as_str()) {
             (true, value) => line.push(format!("--{flag}={value}")),
             (false, "true") => line.push(format!("--{flag}")),
@@ -49,7 +50,7 @@ fn receiver(variables: &Variables) -> Result<Config, String> {
     Config::try_parse_from(line).map_err(|error| error.to_string())
 }
 
-/// What the overlay sets stands in place of what the base sets.
+/// The variables of the base, overridden by those of the overlay.
 fn both() -> Variables {
     let mut variables = variables(&base().unwrap());
     variables.extend(self::variables(&cert_manager().unwrap()));
@@ -57,7 +58,7 @@ fn both() -> Variables {
 }
 
 #[test]
-fn the_receiver_takes_what_the_installation_sets() {
+fn the_receiver_accepts_the_settings_of_the_installation() {
     let container = &read(&base().unwrap(), "deployment")["spec"]["template"]["spec"]["containers"][0];
     assert_eq!(
         container["envFrom"],
@@ -69,18 +70,19 @@ fn the_receiver_takes_what_the_installation_sets() {
     assert_eq!(config.pki.issuer, IssuerName::Builtin);
     let config = receiver(&both()).unwrap();
     assert!(config.installer.settings(&config.trust_domain).is_some() && config.tls.tls_cert.is_some());
-    let asked = read(&cert_manager().unwrap(), "certificate")["spec"]["issuerRef"].clone();
-    let (kind, name) = (asked["kind"].as_str().unwrap().to_owned(), asked["name"].as_str().unwrap().to_owned());
+    let issuer_ref = read(&cert_manager().unwrap(), "certificate")["spec"]["issuerRef"].clone();
+    let (kind, name) =
+        (issuer_ref["kind"].as_str().unwrap().to_owned(), issuer_ref["name"].as_str().unwrap().to_owned());
     assert_eq!(config.pki.issuer, IssuerName::CertManager { kind, name });
 }
 
 #[test]
-fn a_slip_of_the_pen_is_not_taken() {
+fn misspelled_settings_are_rejected() {
     for name in both().keys() {
         let mut variables = both();
         let value = variables.remove(name).unwrap();
         variables.insert(format!("{name}S"), value);
-        assert_eq!(receiver(&variables).unwrap_err(), format!("nobody reads {name}S"));
+        assert_eq!(receiver(&variables).unwrap_err(), format!("no flag reads {name}S"));
     }
     for (name, wrong) in [
         ("TIDEWATCH_AUTHORITY", "https://tidewatch.example.com:8443"),
@@ -93,7 +95,7 @@ fn a_slip_of_the_pen_is_not_taken() {
         assert!(variables.insert(name.to_owned(), wrong.to_owned()).is_some(), "{name} is not set");
         assert!(receiver(&variables).is_err(), "{name}={wrong}");
     }
-    // Halves: the overlay needs all of its own.
+    // The overlay needs both certificate and key.
     for name in ["TIDEWATCH_TLS_CERT", "TIDEWATCH_TLS_KEY"] {
         let mut variables = both();
         variables.remove(name).unwrap();

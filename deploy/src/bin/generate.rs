@@ -1,4 +1,4 @@
-//! `cargo generate`: writes the generated files; with `--check` it only says which differ, and fails if any does.
+//! `cargo generate`: writes the generated files. With `--check` it only lists differences and fails if there are any.
 
 use std::{env, process::ExitCode};
 
@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use tidewatch_deploy::generated;
 
 fn main() -> Result<ExitCode> {
-    // The alias ends with `--` itself, but people type it as well.
+    // The alias ends with `--`, but users may type it as well.
     let arguments: Vec<String> = env::args().skip(1).filter(|argument| argument != "--").collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let check = match arguments.as_slice() {
@@ -18,7 +18,7 @@ fn main() -> Result<ExitCode> {
     for (folder, files) in generated()? {
         let differences = if check { folder.compare(&files)? } else { folder.write(&files)? };
         for difference in &differences {
-            eprintln!("{}: {difference}{}", folder.path().display(), if check { "" } else { "; done" });
+            eprintln!("{}: {difference}{}", folder.path().display(), if check { "" } else { "; fixed" });
         }
         differ |= !differences.is_empty();
     }

@@ -1,4 +1,5 @@
-//! `cargo images`: builds both programs and writes their container images as OCI layouts, without a container daemon.
+//! `cargo images`: builds the programs, and writes the container images of agent and receiver as OCI layouts without a
+//! container daemon.
 
 use std::{
     env,
@@ -7,15 +8,28 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
-use tidewatch_deploy::image::{self, Program};
+use tidewatch_deploy::image::{self, Program, Tool};
 
-/// Program, its profile and its folder in the target folder, and its features.
-const PROGRAMS: [(&str, &str, &str); 2] =
-    [("tidewatch-agent", "agent", ""), ("tidewatch-receiver", "release", "jemalloc")];
-const USAGE: &str = "usage: cargo images [-- --out FOLDER]   (target/images, unless told)";
+/// A program to build.
+struct Build {
+    package: &'static str,
+    binary: &'static str,
+    /// Profile of cargo, which is also the directory in the target directory.
+    profile: &'static str,
+    features: &'static str,
+}
+
+const AGENT: Build = Build { package: "tidewatch-agent", binary: "tidewatch-agent", profile: "agent", features: "" };
+const RECEIVER: Build =
+    Build { package: "tidewatch-receiver", binary: "tidewatch-receiver", profile: "release", features: "jemalloc" };
+/// The operators' program, next to the receiver.
+const CLI: Build = Build { package: "tidewatch-cli", binary: "tidewatch", profile: "release", features: "" };
+/// The images: entry point and tools.
+const IMAGES: [(&Build, &[Build]); 2] = [(&AGENT, &[]), (&RECEIVER, &[CLI])];
+const USAGE: &str = "usage: cargo images [-- --out FOLDER]   (default: target/images)";
 
 fn main() -> Result<()> {
-    // The alias ends with `--` itself, but people type it as well.
+    // The alias ends with `--`, but users may type it as well.
     let arguments: Vec<String> = env::args().skip(1).filter(|argument| argument != "--").collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let target = target();
@@ -24,17 +38,29 @@ fn main() -> Result<()> {
         ["--out", folder] => PathBuf::from(folder),
         _ => bail!("{USAGE}"),
     };
-    for (name, profile, features) in PROGRAMS {
-        let mut build = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        build.args(["build", "--locked", "--manifest-path"]).arg(workspace().join("Cargo.toml"));
-        build.args(["--profile", profile, "--package", name, "--features", features]);
-        ensure!(build.status().context("run cargo")?.success(), "{name} could not be built");
-        let path = target.join(profile).join(name);
-        let to = out.join(name);
-        let digest = image::write(&Program { name, version: env!("CARGO_PKG_VERSION"), path: &path }, &to)?;
+    for (entry, tools) in IMAGES {
+        let path = entry.run(&target)?;
+        let tool_paths = tools.iter().map(|tool| tool.run(&target)).collect::<Result<Vec<_>>>()?;
+        let tools: Vec<_> =
+            tools.iter().zip(&tool_paths).map(|(tool, path)| Tool { name: tool.binary, path }).collect();
+        let to = out.join(entry.binary);
+        let version = env!("CARGO_PKG_VERSION");
+        let digest = image::write(&Program { name: entry.binary, version, path: &path, tools: &tools }, &to)?;
         eprintln!("{} {digest}", to.display());
     }
     Ok(())
+}
+
+impl Build {
+    /// Builds it in a call of its own, because one call unifies the features of its packages. Returns the executable.
+    fn run(&self, target: &Path) -> Result<PathBuf> {
+        let Self { package, binary, profile, features } = self;
+        let mut build = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        build.args(["build", "--locked", "--manifest-path"]).arg(workspace().join("Cargo.toml"));
+        build.args(["--profile", profile, "--package", package, "--features", features]);
+        ensure!(build.status().context("cannot run cargo")?.success(), "{package} could not be built");
+        Ok(target.join(profile).join(binary))
+    }
 }
 
 fn workspace() -> &'static Path {

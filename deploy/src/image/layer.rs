@@ -1,4 +1,5 @@
-//! One layer: files packed as tar, then compressed. Owners, times and order are fixed, so that equal files make an equal layer.
+//! A layer: files in a compressed tar archive. Owners, times and order are fixed, so that equal files produce an equal
+//! layer.
 
 use std::{collections::BTreeSet, fs, io, path::Path};
 
@@ -10,14 +11,14 @@ use super::{
     layout::{Blob, digest},
 };
 
-/// A layer, with the digest of what it is without compression.
+/// A compressed layer.
 pub(super) struct Layer {
     pub(super) blob: Blob,
-    /// `diff_id` of the image's configuration.
+    /// Digest of the uncompressed archive, the `diff_id` in the image configuration.
     pub(super) unpacked: String,
 }
 
-/// Takes files one after the other.
+/// Appends files to a layer.
 pub(super) struct Writer {
     tar: Builder<Vec<u8>>,
     folders: BTreeSet<String>,
@@ -28,25 +29,25 @@ impl Writer {
         Self { tar: Builder::new(Vec::new()), folders: BTreeSet::new() }
     }
 
-    /// A file of this machine, with all links followed.
+    /// Appends a file of the build machine, following symbolic links.
     pub(super) fn file(&mut self, from: &Path, to: &str, mode: u32) -> Result<(), ImageError> {
         let read = |source| ImageError::File { action: "cannot read", path: from.to_owned(), source };
         let content = fs::read(from).map_err(read)?;
         self.entry(to, EntryType::Regular, mode, &content)
     }
 
-    /// A file with this text.
+    /// Appends a text file.
     pub(super) fn text(&mut self, to: &str, content: &str) -> Result<(), ImageError> {
         self.entry(to, EntryType::Regular, 0o644, content.as_bytes())
     }
 
-    /// An empty folder.
+    /// Appends an empty folder.
     pub(super) fn folder(&mut self, to: &str, mode: u32) -> Result<(), ImageError> {
         self.entry(to, EntryType::Directory, mode, &[])
     }
 
-    /// Packs it.
-    pub(super) fn end(self) -> Result<Layer, ImageError> {
+    /// Compresses the layer.
+    pub(super) fn finish(self) -> Result<Layer, ImageError> {
         let tar = self.tar.into_inner().map_err(ImageError::Pack)?;
         let unpacked = digest(&tar);
         let mut packed = GzEncoder::new(Vec::new(), Compression::default());

@@ -1,4 +1,5 @@
-//! The layout of an image on disk (image-spec, image-layout.md): blobs by their digest, and an index that names the manifest.
+//! The OCI image layout on disk (image-spec, image-layout.md): content-addressed blobs, and an index that references
+//! the manifest.
 
 use std::{
     fs, io,
@@ -11,7 +12,7 @@ use tidewatch_shared::hex;
 
 use super::ImageError;
 
-/// Bytes with their media type.
+/// Bytes with a media type.
 pub(super) struct Blob {
     pub(super) media_type: &'static str,
     pub(super) content: Vec<u8>,
@@ -23,29 +24,29 @@ impl Blob {
     }
 }
 
-/// `sha256:…` of bytes.
+/// The digest of bytes: `sha256:…`.
 pub(super) fn digest(bytes: &[u8]) -> String {
     format!("sha256:{}", hex::encode(sha::digest(&sha::SHA256, bytes).as_ref()))
 }
 
-/// A layout that is being written beside the one that it will replace.
+/// A layout in progress, written next to the one that it replaces.
 pub(super) struct Layout {
     to: PathBuf,
     new: PathBuf,
 }
 
 impl Layout {
-    pub(super) fn begin(to: &Path) -> Result<Self, ImageError> {
+    pub(super) fn create(to: &Path) -> Result<Self, ImageError> {
         let mut name = to.file_name().unwrap_or_default().to_owned();
         name.push(".new");
         let this = Self { to: to.to_owned(), new: to.with_file_name(name) };
         remove(&this.new)?;
         let blobs = this.new.join("blobs").join("sha256");
-        fs::create_dir_all(&blobs).map_err(failed("cannot make", &blobs))?;
+        fs::create_dir_all(&blobs).map_err(failed("cannot create", &blobs))?;
         Ok(this)
     }
 
-    /// Writes a blob, and describes it.
+    /// Writes a blob and returns its descriptor.
     pub(super) fn put(&self, blob: &Blob) -> Result<Value, ImageError> {
         let digest = digest(&blob.content);
         let path = self.new.join("blobs").join(digest.replace(':', "/"));
@@ -53,8 +54,8 @@ impl Layout {
         Ok(json!({"mediaType": blob.media_type, "digest": digest, "size": blob.content.len()}))
     }
 
-    /// Names the manifest, and puts the whole in its place. Returns the manifest's digest.
-    pub(super) fn end(self, mut manifest: Value, reference: &str) -> Result<String, ImageError> {
+    /// Writes the index with the manifest, replaces the previous layout, and returns the digest of the manifest.
+    pub(super) fn finish(self, mut manifest: Value, reference: &str) -> Result<String, ImageError> {
         let digest = manifest["digest"].as_str().unwrap_or_default().to_owned();
         manifest["annotations"] = json!({"org.opencontainers.image.ref.name": reference});
         let index = json!({"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": [manifest]});
@@ -63,7 +64,7 @@ impl Layout {
             fs::write(&path, value.to_string()).map_err(failed("cannot write", &path))?;
         }
         remove(&self.to)?;
-        fs::rename(&self.new, &self.to).map_err(failed("cannot put in place", &self.to))?;
+        fs::rename(&self.new, &self.to).map_err(failed("cannot replace", &self.to))?;
         Ok(digest)
     }
 }

@@ -1,4 +1,4 @@
-//! What a program links dynamically, as the loader of this machine resolves it.
+//! The dynamic libraries of a program, as resolved by the loader of the build machine.
 
 use std::{
     io,
@@ -8,9 +8,10 @@ use std::{
 
 use super::ImageError;
 
-/// The files that must be there for the program to start, the loader included; none for a static one.
+/// The files that the program needs to start, including the loader; empty for a static program.
 pub(super) fn of(program: &Path) -> Result<Vec<PathBuf>, ImageError> {
-    // ld.so(8): with this variable the loader names what it would map, and the program does not run. A static one has no loader and runs.
+    // ld.so(8): with this variable, the loader lists the objects that it would map, and the program does not run. A
+    // static program has no loader and does run.
     let listed = Command::new(program).arg("--version").env("LD_TRACE_LOADED_OBJECTS", "1").output();
     read(program, &listed.map_err(|source| ImageError::List { program: program.to_owned(), source })?)
 }
@@ -36,7 +37,8 @@ fn read(program: &Path, listed: &Output) -> Result<Vec<PathBuf>, ImageError> {
     Ok(libraries)
 }
 
-/// One line: `name => path (address)`, or `path (address)` for the loader, or a name alone for what the kernel provides.
+/// Parses one line: `name => path (address)`, or `path (address)` for the loader, or only a name for objects that the
+/// kernel provides.
 fn resolved(line: &str) -> Result<Option<PathBuf>, &str> {
     let line = line.trim();
     let place = match line.split_once(" => ") {
@@ -55,23 +57,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_loader_that_fails_is_no_static_program() {
-        let said = |status, stderr: &str| Output {
+    fn a_failing_loader_is_an_error() {
+        let output = |status, stderr: &str| Output {
             status: ExitStatus::from_raw(status),
             stdout: Vec::new(),
             stderr: stderr.into(),
         };
         let read = |listed| read(Path::new("program"), &listed);
-        assert!(read(said(0, "")).unwrap().is_empty());
+        assert!(read(output(0, "")).unwrap().is_empty());
         for status in [127 << 8, 11] {
-            let refused = read(said(status, "cannot allocate memory\n"));
+            let refused = read(output(status, "cannot allocate memory\n"));
             let Err(ImageError::List { source, .. }) = refused else { panic!("{status}: {refused:?}") };
             assert_eq!(source.to_string(), "cannot allocate memory");
         }
     }
 
     #[test]
-    fn a_line_names_a_file_or_none() {
+    fn lines_of_files_are_resolved() {
         let path = |text: &str| Ok(Some(PathBuf::from(text)));
         assert_eq!(resolved("\tlinux-vdso.so.1 (0x00007ffd)"), Ok(None));
         assert_eq!(resolved("\tlibc.so.6 => /lib/x/libc.so.6 (0x00007f)"), path("/lib/x/libc.so.6"));

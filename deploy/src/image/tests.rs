@@ -5,20 +5,31 @@ use tempfile::TempDir;
 
 use super::{layout::digest, *};
 
-/// A program that is on every machine that can build this.
+/// A program that exists on every build machine.
 const SHELL: &str = "/bin/sh";
+/// Another one, with other libraries on most of them.
+const LIST: &str = "/bin/ls";
 
 fn packed(folder: &TempDir, name: &str) -> (PathBuf, String) {
     let to = folder.path().join(name);
-    let digest = write(&Program { name: "shell", version: "1.2.3", path: Path::new(SHELL) }, &to).unwrap();
+    let digest = write(
+        &Program {
+            name: "shell",
+            version: "1.2.3",
+            path: Path::new(SHELL),
+            tools: &[Tool { name: "tool", path: Path::new(LIST) }],
+        },
+        &to,
+    )
+    .unwrap();
     (to, digest)
 }
 
-/// A blob, after its size and digest were compared with what describes it.
-fn blob(layout: &Path, described: &Value) -> Vec<u8> {
-    let name = described["digest"].as_str().unwrap();
+/// Reads a blob and checks it against the size and digest of its descriptor.
+fn blob(layout: &Path, descriptor: &Value) -> Vec<u8> {
+    let name = descriptor["digest"].as_str().unwrap();
     let content = fs::read(layout.join("blobs").join(name.replace(':', "/"))).unwrap();
-    assert_eq!((digest(&content).as_str(), Some(content.len() as u64)), (name, described["size"].as_u64()));
+    assert_eq!((digest(&content).as_str(), Some(content.len() as u64)), (name, descriptor["size"].as_u64()));
     content
 }
 
@@ -27,14 +38,14 @@ fn parsed(bytes: &[u8]) -> Value {
 }
 
 #[test]
-fn every_blob_is_what_its_description_says() {
+fn every_blob_matches_its_descriptor() {
     let folder = TempDir::new().unwrap();
-    let (layout, told) = packed(&folder, "image");
+    let (layout, manifest_digest) = packed(&folder, "image");
     let index = parsed(&fs::read(layout.join("index.json")).unwrap());
-    let [described] = index["manifests"].as_array().unwrap().as_slice() else { panic!("{index}") };
-    assert_eq!(described["digest"], told);
-    assert_eq!(described["annotations"]["org.opencontainers.image.ref.name"], "1.2.3");
-    let manifest = parsed(&blob(&layout, described));
+    let [descriptor] = index["manifests"].as_array().unwrap().as_slice() else { panic!("{index}") };
+    assert_eq!(descriptor["digest"], manifest_digest);
+    assert_eq!(descriptor["annotations"]["org.opencontainers.image.ref.name"], "1.2.3");
+    let manifest = parsed(&blob(&layout, descriptor));
     let config = parsed(&blob(&layout, &manifest["config"]));
     assert_eq!(
         (&config["config"]["User"], &config["config"]["Entrypoint"][0]),
@@ -47,11 +58,11 @@ fn every_blob_is_what_its_description_says() {
         GzDecoder::new(blob(&layout, layer).as_slice()).read_to_end(&mut tar).unwrap();
         assert_eq!(digest(&tar), *unpacked.as_str().unwrap());
     }
-    assert_eq!(packed(&folder, "again").1, told, "the same input makes the same bytes");
+    assert_eq!(packed(&folder, "again").1, manifest_digest, "equal input produces equal bytes");
 }
 
 #[test]
-fn what_is_packed_runs_with_what_is_packed_beside_it() {
+fn the_packed_program_runs_with_the_packed_libraries() {
     let folder = TempDir::new().unwrap();
     let (layout, _) = packed(&folder, "image");
     let root = folder.path().join("root");
@@ -78,12 +89,15 @@ fn what_is_packed_runs_with_what_is_packed_beside_it() {
 }
 
 #[test]
-fn an_image_replaces_the_one_before_it_and_a_failure_does_not() {
+fn an_image_replaces_the_previous_one_and_a_failure_does_not() {
     let folder = TempDir::new().unwrap();
     let (layout, _) = packed(&folder, "image");
     fs::write(layout.join("old"), "").unwrap();
-    let missing = Program { name: "none", version: "1", path: Path::new("/nowhere/none") };
+    let missing = Program { name: "none", version: "1", path: Path::new("/nowhere/none"), tools: &[] };
     assert!(matches!(write(&missing, &layout), Err(ImageError::List { .. })));
+    let tools = [Tool { name: "none", path: Path::new("/nowhere/none") }];
+    let without_tool = Program { name: "shell", version: "1", path: Path::new(SHELL), tools: &tools };
+    assert!(matches!(write(&without_tool, &layout), Err(ImageError::List { .. })));
     assert!(layout.join("old").exists());
     packed(&folder, "image");
     assert!(!layout.join("old").exists());

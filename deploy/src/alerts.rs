@@ -1,0 +1,84 @@
+//! Prometheus alert rules and the page that explains them, from one table.
+
+mod table;
+
+use std::fmt::Write as _;
+
+use serde_json::{Value, json};
+
+use self::table::{ALERTS, Alert};
+use crate::render::File;
+
+/// Published location of the page; each rule links its section.
+const RUNBOOKS: &str = "https://github.com/kyma-project/tidewatch/blob/main/docs/operations/alerts.md";
+
+const HEAD: &str = "# Alerts
+
+<!-- Generated from the table of alerts by `cargo generate`; changes made here are lost. -->
+
+`deploy/base/prometheusrule.yaml` defines these rules for the Prometheus operator. Each section explains one alert: its meaning, the checks
+that find the cause, and the remedy. The metrics are described in the [metrics reference](../reference/metrics.md), the conditions in
+[conditions](conditions.md).
+";
+
+/// The `spec` of the PrometheusRule.
+pub(crate) fn rules() -> Value {
+    let rules: Vec<_> = ALERTS.iter().map(rule).collect();
+    json!({"groups": [{"name": "tidewatch", "rules": rules}]})
+}
+
+fn rule(alert: &Alert) -> Value {
+    json!({
+        "alert": alert.name,
+        "expr": alert.expression,
+        "for": alert.pending,
+        "labels": {"severity": alert.severity},
+        "annotations": {"summary": alert.summary, "runbook_url": format!("{RUNBOOKS}#{}", alert.name.to_lowercase())},
+    })
+}
+
+/// Renders `docs/operations/alerts.md`.
+#[must_use]
+pub(crate) fn page() -> File {
+    let mut content = HEAD.to_owned();
+    for Alert { name, expression, pending, severity, summary, meaning, checks, remedy } in ALERTS {
+        // Writing to a String cannot fail.
+        let _ = write!(
+            content,
+            "\n## {name}\n\n{summary}.\n\n| severity | pending for | expression |\n|---|---|---|\n| {severity} | {pending} | `{}` |\n\n\
+             **Meaning.** {meaning}\n\n**Checks.** {checks}\n\n**Remedy.** {remedy}\n",
+            expression.replace('|', "\\|"),
+        );
+    }
+    File { name: "alerts.md".to_owned(), content }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// The words of an expression that look like metrics of ours or of the incumbent.
+    fn metrics_of(expression: &str) -> impl Iterator<Item = &str> {
+        let words = expression.split(|char: char| !char.is_ascii_alphanumeric() && char != '_');
+        words.filter(|word| ["tidewatch_", "lifecycle_mgr_", "watcher_"].iter().any(|prefix| word.starts_with(prefix)))
+    }
+
+    #[test]
+    fn alerts_name_existing_metrics() {
+        let known: BTreeSet<_> = tidewatch_receiver::app::metrics().into_iter().map(|metric| metric.name).collect();
+        for alert in ALERTS {
+            assert!(metrics_of(alert.expression).count() > 0, "{}", alert.name);
+            for metric in metrics_of(alert.expression) {
+                assert!(known.contains(metric), "{}: {metric} does not exist", alert.name);
+            }
+        }
+    }
+
+    #[test]
+    fn alert_names_are_unique() {
+        let names: BTreeSet<_> = ALERTS.iter().map(|alert| alert.name).collect();
+        assert_eq!(names.len(), ALERTS.len());
+    }
+}
