@@ -15,6 +15,16 @@
 //! * [`proxy`]: a TCP proxy on loopback that injects network faults.
 //!
 //! Every process started here ends with its owner, however that one ends; see [`process`].
+//!
+//! # Example
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! let kcp = tidewatch_tests::bed::shared().await?.kcp().await?;
+//! let client = kcp.client().await?;
+//! # Ok(())
+//! # }
+//! ```
 
 use std::process::ExitCode;
 

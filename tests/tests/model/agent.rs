@@ -17,8 +17,8 @@ use tokio::time::Instant;
 
 use crate::cluster::{Cluster, Name, RESOURCES, WATCH_COUNT, WATCHES, WatchEvent};
 
-/// Events and objects that the agent holds before watches collapse and turn coarse: frequent with the small cap, rare
-/// with the large one.
+/// Limits of objects and of pending events per watch, above which a watch turns coarse or its events collapse. Most
+/// watches exceed the small limit, few the large one.
 pub(crate) const SMALL_CAP: usize = 4;
 pub(crate) const LARGE_CAP: usize = 8;
 /// Objects in one page of a list.

@@ -41,8 +41,7 @@ use transport::{Connector, SimulatedListener};
 const SEEDS: u64 = 20;
 const AGENT: &str = "agent";
 const RECEIVERS: &[&str] = &["receiver-0", "receiver-1"];
-/// Simulated time with faults; [`CONVERGENCE_LIMIT`] bounds the recovery afterwards. A refused delivery backs off for
-/// minutes.
+/// Simulated time during which faults are injected.
 const FAULT_PHASE: Duration = Duration::from_secs(180);
 /// Simulated time within which everything must converge afterwards. It is long, since a refused delivery backs off for
 /// minutes.
