@@ -27,6 +27,19 @@
 //! | [`decode`] | decoders of API server responses for fuzzing and tests |
 //! | [`command`] | command line |
 //! | [`app`] | wiring and supervision of all tasks |
+//!
+//! # Example
+//!
+//! An installed agent has no flags: receiver, runtime and plan come from its ConfigMap, the identity from enrolment.
+//!
+//! ```
+//! use clap::Parser as _;
+//! use tidewatch_agent::config::Config;
+//!
+//! let config = Config::try_parse_from(["tidewatch-agent"])?;
+//! assert!(config.receiver_url.is_none() && config.kubeconfig.is_none());
+//! # Ok::<_, clap::Error>(())
+//! ```
 
 pub mod app;
 mod backoff;

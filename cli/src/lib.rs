@@ -15,6 +15,17 @@
 //! | `port_forward` | connections to ports of pods, through an API server |
 //! | `request` | one HTTP request over a connection |
 //! | `output` | standard output |
+//!
+//! # Example
+//!
+//! ```
+//! use clap::Parser as _;
+//! use tidewatch_cli::{Cli, Command};
+//!
+//! let cli = Cli::try_parse_from(["tidewatch", "fleet", "--json"])?;
+//! assert!(matches!(cli.command, Command::Fleet(_)));
+//! # Ok::<_, clap::Error>(())
+//! ```
 
 pub mod admin;
 pub mod catalog;

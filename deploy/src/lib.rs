@@ -3,6 +3,15 @@
 //!
 //! [`generated`] renders all files, [`Folder`] compares and writes them; `cargo generate` does both. [`image`] builds
 //! the container images.
+//!
+//! # Example
+//!
+//! ```
+//! let generated = tidewatch_deploy::generated()?;
+//! let files = generated.iter().flat_map(|(_, files)| files);
+//! assert!(files.map(|file| file.name.as_str()).any(|name| name == "kymas.yaml"));
+//! # Ok::<_, tidewatch_deploy::RenderError>(())
+//! ```
 
 mod admission;
 mod alerts;
