@@ -13,6 +13,20 @@
 //! | [`ingress`] | listeners: events, contract v2, enrolment, admin, probes |
 //! | [`controllers`] | reconcilers: Kyma, catalog, agent installation, Watchers, event path, CA rotation, forwarding |
 //! | [`app`] | wiring, configuration |
+//!
+//! # Example
+//!
+//! The configuration is parsed from flags and environment, then [`app::run`] runs the receiver until it is stopped.
+//!
+//! ```
+//! use clap::Parser as _;
+//! use tidewatch_receiver::config::Config;
+//!
+//! let flags = ["--authority", "kcp.example.com:8443", "--oci-registry-host", "registry.example.com"];
+//! let config = Config::try_parse_from(["tidewatch-receiver"].into_iter().chain(flags))?;
+//! assert_eq!(config.namespace, "kcp-system");
+//! # Ok::<_, clap::Error>(())
+//! ```
 
 pub mod app;
 pub mod base;

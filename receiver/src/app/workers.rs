@@ -55,7 +55,7 @@ async fn work(context: Arc<Context>, fleet: RuntimeTable, shutdown: Cancellation
     while let Some(job) = shutdown.run_until_cancelled(fleet.next()).await {
         let work = job.queued.work;
         // A panic ends this reconcile, not the process: it is logged, and retried with backoff.
-        let reconcile = AssertUnwindSafe(kyma::pass(&context, &job)).catch_unwind();
+        let reconcile = AssertUnwindSafe(kyma::reconcile(&context, &job)).catch_unwind();
         let outcome = match job.cancellation().run_until_cancelled(reconcile).await {
             Some(Ok(outcome)) => outcome,
             Some(Err(_)) => {

@@ -15,38 +15,42 @@ mod hand_back;
 mod inputs;
 mod leave;
 mod lookup;
-mod verified_cache;
 mod metrics;
 mod module_status;
 mod modules;
+mod pending_writes;
 mod remote;
 mod requeues;
 #[cfg(test)]
 mod tests;
 mod validate;
-mod pending_writes;
+mod verified_cache;
 
 use std::{collections::BTreeSet, time::Duration};
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{Client, ResourceExt, runtime::reflector::ObjectRef};
-use tidewatch_shared::{api::{ConditionStatus, Kyma, KymaStatus}, identity::RuntimeId, names::label, plan::Work};
+use tidewatch_shared::{
+    api::{ConditionStatus, Kyma, KymaStatus},
+    identity::RuntimeId,
+    names::label,
+    plan::Work,
+};
 use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
 
 pub use error::Error;
 pub use metrics::Metrics;
-pub use requeues::Requeues;
 
-pub(crate) use inputs::{Inputs, is_our_note};
+pub(crate) use inputs::{Inputs, is_own_annotation};
 
 use self::{
     lookup::Sources,
-    verified_cache::{VerifiedCache, Verified},
+    pending_writes::PendingWrites,
     remote::Both,
     validate::validate,
-    pending_writes::PendingWrites,
+    verified_cache::{Verified, VerifiedCache},
 };
 use crate::{
     base::{
@@ -59,12 +63,12 @@ use crate::{
     },
     controllers::{
         catalog::{Catalog, CatalogError, CatalogReconcile, CatalogReconciled},
-        installer::{Installer, was_ready, Readiness, Report},
+        installer::{Installer, Readiness, Report, was_ready},
         status::{Access, Findings, StatusWriter, write_runtime},
     },
     fleet::{
-        table::Job,
         queue::{QueuedWork, ReconcileOutcome, WorkSet},
+        table::Job,
     },
     kube::runtime_access::{RuntimeAccess, RuntimeAccessError, describe},
 };
@@ -163,23 +167,23 @@ impl Context {
 
 /// Reconciles one Kyma for the work of its job. Failures are part of the outcome; they are logged, and reported in the
 /// status where they concern the user.
-pub async fn pass(ctx: &Context, job: &Job) -> ReconcileOutcome {
+pub async fn reconcile(ctx: &Context, job: &Job) -> ReconcileOutcome {
     let _span = job.span();
-    work(ctx, &job.key, &job.queued, job.time_limit()).await
+    run_within(ctx, &job.key, &job.queued, job.time_limit()).await
 }
 
-async fn work(ctx: &Context, key: &KymaKey, queued: &QueuedWork, patience: Duration) -> ReconcileOutcome {
+async fn run_within(ctx: &Context, key: &KymaKey, queued: &QueuedWork, time_limit: Duration) -> ReconcileOutcome {
     let start = Instant::now();
     // Forwarding has its own worker.
     let works = queued.work.minus(WorkSet::of(&[Work::Forward]));
-    let outcome = match timeout(patience, reconcile(ctx, key, queued, works)).await {
+    let outcome = match timeout(time_limit, run(ctx, key, queued, works)).await {
         Ok(Ok(outcome)) => outcome,
         Ok(Err(error)) => failed(ctx, key, works, &error),
         Err(_) => {
             // The last request may or may not take effect: the next reconcile reads everything.
             ctx.verified.forget(key);
             ctx.catalog.forget(key);
-            failed(ctx, key, works, &Error::TooLong(patience))
+            failed(ctx, key, works, &Error::TooLong(time_limit))
         }
     };
     ctx.metrics.ended(&outcome, start.elapsed());
@@ -227,7 +231,7 @@ fn mode(settings: &Settings, kyma: &Kyma) -> Mode {
     }
 }
 
-async fn reconcile(ctx: &Context, key: &KymaKey, queued: &QueuedWork, works: WorkSet) -> Result<ReconcileOutcome, Error> {
+async fn run(ctx: &Context, key: &KymaKey, queued: &QueuedWork, works: WorkSet) -> Result<ReconcileOutcome, Error> {
     let Some(kyma) = fetch::kcp_kyma(ctx, key).await? else {
         ctx.forget(key);
         return Ok(ReconcileOutcome::ended(queued.work));
@@ -238,7 +242,10 @@ async fn reconcile(ctx: &Context, key: &KymaKey, queued: &QueuedWork, works: Wor
     }
     if let Some(rest) = ctx.settings.takeover.remaining_quiet_period(key, &kyma, Instant::now()) {
         // Settles nothing; the Kyma is requeued.
-        return Ok(ReconcileOutcome { requeue_after: Some(rest), ..ReconcileOutcome::failed(works, ErrorClass::Refused) });
+        return Ok(ReconcileOutcome {
+            requeue_after: Some(rest),
+            ..ReconcileOutcome::failed(works, ErrorClass::Refused)
+        });
     }
     match mode {
         Mode::Deleting => return deletion::step(ctx, key, kyma, works).await.map(|outcome| waiting(ctx, outcome)),
@@ -251,27 +258,28 @@ async fn reconcile(ctx: &Context, key: &KymaKey, queued: &QueuedWork, works: Wor
     let inputs = Inputs::of(&kyma, &ctx.plan.load(), &ctx.catalog.fingerprint(kyma.labels(), &ctx.stores));
     let before = kyma.status.clone();
     let (installed, findings) = (Ok(None), Findings::default());
-    let mut pass = Pass { ctx, key, kyma, before, runtime: None, installed, rollout_after: None, findings };
-    let prepared = if others.is_empty() { Ok(()) } else { pass.prepare(queued, others).await };
+    let mut reconcile = Reconcile { ctx, key, kyma, before, runtime: None, installed, rollout_after: None, findings };
+    let prepared = if others.is_empty() { Ok(()) } else { reconcile.prepare(queued, others).await };
     let mut outcome = ReconcileOutcome::ended(works);
     if catalog && prepared.is_ok() {
-        outcome = pass.catalog(queued, works).await?;
+        outcome = reconcile.catalog(queued, works).await?;
     }
     let reconciled = match prepared {
-        Ok(()) => pass.modules().await,
+        Ok(()) => reconcile.modules().await,
         failed => failed,
     };
     if let Err(error) = reconciled {
         if !error.is_conflict() {
-            pass.findings.failure = Some(error.line());
-            pass.findings.conditions.access = error.access().or(pass.findings.conditions.access.take());
-            pass.record_failure().await?;
+            reconcile.findings.failure = Some(error.line());
+            reconcile.findings.conditions.access = error.access().or(reconcile.findings.conditions.access.take());
+            reconcile.record_failure().await?;
         }
         return Err(error);
     }
-    pass.record().await?;
-    let outcome = ReconcileOutcome { rollout_after: pass.rollout_after, ..with_installer(outcome, pass.installed) };
-    inputs::note(ctx, &pass.kyma, &inputs, outcome.ended).await;
+    reconcile.record().await?;
+    let outcome =
+        ReconcileOutcome { rollout_after: reconcile.rollout_after, ..with_installer(outcome, reconcile.installed) };
+    inputs::note(ctx, &reconcile.kyma, &inputs, outcome.ended).await;
     Ok(outcome)
 }
 
@@ -308,7 +316,7 @@ fn waiting(ctx: &Context, outcome: ReconcileOutcome) -> ReconcileOutcome {
 }
 
 /// One reconcile of one Kyma.
-struct Pass<'a> {
+struct Reconcile<'a> {
     ctx: &'a Context,
     key: &'a KymaKey,
     /// The Kyma in KCP as last read or written.
@@ -324,7 +332,7 @@ struct Pass<'a> {
     findings: Findings,
 }
 
-impl Pass<'_> {
+impl Reconcile<'_> {
     /// Applies the objects that every runtime cluster has; if the work covers the modules, also reads or creates its Kyma.
     async fn prepare(&mut self, queued: &QueuedWork, works: WorkSet) -> Result<(), Error> {
         let Self { ctx, key, .. } = *self;

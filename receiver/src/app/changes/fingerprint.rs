@@ -11,7 +11,7 @@ use crate::{
     base::key::KymaKey,
     controllers::{
         catalog::visibility::{Admission, Exclusion},
-        kyma::is_our_note,
+        kyma::is_own_annotation,
     },
 };
 
@@ -72,7 +72,7 @@ fn hash(value: &impl Serialize) -> Hash {
 impl ObjectFingerprint {
     pub(super) fn of<K: Resource>(object: &K) -> Self {
         // Reconciles write the receiver's own annotations, and must not enqueue themselves.
-        let annotations: Vec<_> = object.annotations().iter().filter(|(key, _)| !is_our_note(key)).collect();
+        let annotations: Vec<_> = object.annotations().iter().filter(|(key, _)| !is_own_annotation(key)).collect();
         let meta = object.meta();
         Self {
             labels: hash(object.labels()),

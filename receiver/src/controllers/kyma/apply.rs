@@ -13,9 +13,8 @@ use tidewatch_shared::{
 use super::{
     Context, Error,
     build::Desired,
-    error, fetch,
+    error, fetch, module_status,
     modules::{self, Decision, Decisions},
-    module_status,
 };
 use crate::base::key::KymaKey;
 use crate::kube::object;

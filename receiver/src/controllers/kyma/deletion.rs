@@ -21,9 +21,10 @@ use super::{
     leave::{self, Way},
     module_status,
 };
-use crate::{controllers::status::{Access, Conditions, Findings, SECRET_MISSING, unreachable_since, write_runtime}, 
+use crate::{
     base::key::KymaKey,
     controllers::pending_removal::PendingRemoval,
+    controllers::status::{Access, Conditions, Findings, SECRET_MISSING, unreachable_since, write_runtime},
     fleet::queue::{ReconcileOutcome, WorkSet},
     kube::object,
     kube::runtime_access::RuntimeAccessError,
@@ -73,7 +74,12 @@ async fn delete_manifests(ctx: &Context, kyma: &Kyma) -> Result<Vec<Manifest>, E
 }
 
 /// Writes state Deleting to the KCP Kyma, with the objects that block it and the reachability of the runtime cluster.
-async fn record(ctx: &Context, mut kyma: Kyma, left: &[Manifest], unusable: Option<&RuntimeAccessError>) -> Result<Kyma, Error> {
+async fn record(
+    ctx: &Context,
+    mut kyma: Kyma,
+    left: &[Manifest],
+    unusable: Option<&RuntimeAccessError>,
+) -> Result<Kyma, Error> {
     let old = kyma.status.clone().unwrap_or_default();
     // A returned Secret is reported at once: if it disappears again, the wait restarts.
     let is_back = unusable.is_none() && unreachable_since(&old, SECRET_MISSING).is_some();

@@ -110,9 +110,9 @@ impl Error {
     /// The failed request to the runtime cluster.
     fn runtime_call(&self) -> Option<&kube::Error> {
         match self {
-            Self::Runtime { source, .. } | Self::Crd { source, .. } | Self::Status(WriteStatusError::Runtime(source)) => {
-                Some(source)
-            }
+            Self::Runtime { source, .. }
+            | Self::Crd { source, .. }
+            | Self::Status(WriteStatusError::Runtime(source)) => Some(source),
             Self::Plan(error) => error.call(),
             Self::Agent(error) => error.call(),
             _ => None,
@@ -133,12 +133,17 @@ impl Error {
         match self {
             Self::Runtime { source: kube::Error::Api(status), .. }
             | Self::Status(WriteStatusError::Runtime(kube::Error::Api(status)))
-                if status.code == 401 => "kyma_unauthorized",
+                if status.code == 401 =>
+            {
+                "kyma_unauthorized"
+            }
             Self::Access(_) => "sync_context_retrieval",
             Self::Kcp { doing: READ_KYMA, .. } => "kyma_retrieval",
             Self::Kcp { doing: MARK_KYMA, .. } => "labels_and_finalizers_update",
             Self::Kcp { doing: LIST_SECRETS, .. } => "kyma_under_deletion_with_no_access_secret",
-            Self::Kcp { .. } | Self::Status(WriteStatusError::ControlPlane(_)) | Self::TooLong(_) => "processing_kyma_state",
+            Self::Kcp { .. } | Self::Status(WriteStatusError::ControlPlane(_)) | Self::TooLong(_) => {
+                "processing_kyma_state"
+            }
             Self::Manifest { doing: DELETE, .. } => "manifest_crs_cleanup",
             Self::Manifest { .. } => "manifest_reconciliation",
             Self::Runtime { doing: DELETE_OURS, .. } => "remote_kyma_deletion",

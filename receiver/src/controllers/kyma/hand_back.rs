@@ -26,7 +26,12 @@ use crate::{
 };
 
 /// Continues the hand-back of a Kyma.
-pub(super) async fn step(ctx: &Context, key: &KymaKey, mut kyma: Kyma, works: WorkSet) -> Result<ReconcileOutcome, Error> {
+pub(super) async fn step(
+    ctx: &Context,
+    key: &KymaKey,
+    mut kyma: Kyma,
+    works: WorkSet,
+) -> Result<ReconcileOutcome, Error> {
     // The objects of a Kyma that was never managed here are the incumbent's.
     if takeover::is_managed(&kyma) {
         let came = clear(ctx, key).await;

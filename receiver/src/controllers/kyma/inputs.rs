@@ -37,7 +37,7 @@ pub(crate) struct Inputs {
 }
 
 /// Returns true for the annotations that a reconcile writes.
-pub(crate) fn is_our_note(key: &str) -> bool {
+pub(crate) fn is_own_annotation(key: &str) -> bool {
     key == annotation::ACCEPTED_SPEC || key == annotation::INPUTS
 }
 
@@ -48,7 +48,8 @@ impl Inputs {
     }
 
     fn with(kyma: &Kyma, plan: &Plan, definitions: &str, catalog: &str) -> Self {
-        let annotations: BTreeMap<_, _> = kyma.annotations().iter().filter(|(key, _)| !is_our_note(key)).collect();
+        let annotations: BTreeMap<_, _> =
+            kyma.annotations().iter().filter(|(key, _)| !is_own_annotation(key)).collect();
         let decided = json!([kyma.metadata.generation, kyma.labels(), annotations, plan.revision(), definitions]);
         Self { kyma: hash(&decided.to_string()), catalog: hash(catalog) }
     }

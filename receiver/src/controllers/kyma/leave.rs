@@ -5,11 +5,10 @@ use std::ops::ControlFlow;
 use kube::ResourceExt;
 use tidewatch_shared::api::Kyma;
 
-use super::{
-    Context, Error,
-};
-use crate::{controllers::status::{Conditions, Findings}, 
+use super::{Context, Error};
+use crate::{
     controllers::pending_removal::PendingRemoval,
+    controllers::status::{Conditions, Findings},
     fleet::queue::{ReconcileOutcome, WorkSet},
 };
 
@@ -34,7 +33,10 @@ pub(super) async fn after(
         Ok(Some(wait)) => {
             let findings = Findings { waits: wait.message, ..Findings::default() };
             write_status(ctx, kyma, way, findings).await?;
-            Ok(ControlFlow::Break(ReconcileOutcome { requeue_after: Some(wait.requeue_after), ..ReconcileOutcome::ended(works) }))
+            Ok(ControlFlow::Break(ReconcileOutcome {
+                requeue_after: Some(wait.requeue_after),
+                ..ReconcileOutcome::ended(works)
+            }))
         }
         // A Kyma that is about to be deleted needs no final status.
         Ok(None) if way == Way::Deletion => Ok(ControlFlow::Continue(kyma)),

@@ -2,43 +2,31 @@
 
 use std::time::Duration;
 
-use prometheus_client::{
-    encoding::EncodeLabelSet,
-    metrics::{
-        counter::Counter,
-        family::Family,
-        histogram::{Histogram, exponential_buckets},
-    },
+use prometheus_client::metrics::{
+    counter::Counter,
+    family::Family,
+    histogram::{Histogram, exponential_buckets},
 };
-use tidewatch_shared::metrics::Registry;
+use tidewatch_shared::{metric_set, metrics::OutcomeLabel};
 
-use super::Requeues;
+use super::requeues::Requeues;
 use crate::fleet::queue::ReconcileOutcome;
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Labels {
-    outcome: &'static str,
-}
-
-/// Outcomes and durations of Kyma reconciles.
-#[derive(Clone, Debug)]
-pub struct Metrics {
-    passes: Family<Labels, Counter>,
-    duration: Histogram,
-    pub(super) requeues: Requeues,
+metric_set! {
+    /// Outcomes and durations of Kyma reconciles.
+    #[derive(Debug)]
+    pub struct Metrics {
+        /// Reconciles of Kymas, by outcome.
+        reconciles: Family<OutcomeLabel, Counter> = "kyma_passes",
+        /// Duration of Kyma reconciles.
+        ///
+        /// From 1 ms, two reads, to about half a minute, an unresponsive runtime cluster.
+        duration: Histogram = "kyma_pass_duration_seconds" with Histogram::new(exponential_buckets(0.001, 2.0, 16)),
+        pub(crate) requeues: Requeues = _,
+    }
 }
 
 impl Metrics {
-    /// Registers the metrics.
-    pub fn register(registry: &mut Registry, requeues: Requeues) -> Self {
-        let passes = Family::default();
-        registry.register("kyma_passes", "Passes over Kymas by how they ended", passes.clone());
-        // 1 ms to about half a minute: from two reads to an unresponsive runtime cluster.
-        let duration = Histogram::new(exponential_buckets(0.001, 2.0, 16));
-        registry.register("kyma_pass_duration_seconds", "Time that passes over Kymas took", duration.clone());
-        Self { passes, duration, requeues }
-    }
-
     pub(super) fn ended(&self, outcome: &ReconcileOutcome, took: Duration) {
         let outcome = match (outcome.failed.is_empty() && outcome.deferred.is_empty(), outcome.class) {
             (false, Some(class)) => class.as_str(),
@@ -46,7 +34,7 @@ impl Metrics {
             (true, _) if outcome.ended.is_empty() => "parked",
             (true, _) => "ended",
         };
-        self.passes.get_or_create(&Labels { outcome }).inc();
+        self.reconciles.get_or_create(&OutcomeLabel { outcome }).inc();
         self.duration.observe(took.as_secs_f64());
     }
 }

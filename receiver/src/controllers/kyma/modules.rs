@@ -344,7 +344,11 @@ mod tests {
             (vec!["a".into()], none.clone(), waits),
             "repaired all the same"
         );
-        assert_eq!(check(&a, &older, RolloutSlot::Undecided), (none.clone(), none.clone(), None), "whoever decides wakes it");
+        assert_eq!(
+            check(&a, &older, RolloutSlot::Undecided),
+            (none.clone(), none.clone(), None),
+            "whoever decides wakes it"
+        );
         assert_eq!(check(&a, &older, RolloutSlot::Now), (vec!["a".into()], none.clone(), None));
         let elsewhere = WantedModule { follows: Ok(Follow::Channel("regular".into())), ..a.clone() };
         assert_eq!(check(&elsewhere, &older, RolloutSlot::After(rest)).2, None, "the user has changed what it follows");

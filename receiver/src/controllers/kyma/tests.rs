@@ -2,8 +2,8 @@
 
 mod fake;
 mod installer;
-mod takeover;
 mod rollout;
+mod takeover;
 
 use std::sync::Arc;
 
@@ -17,20 +17,19 @@ use serde_json::{Value, json};
 use tidewatch_shared::{
     api::{Manifest, ModuleReleaseMeta, ModuleTemplate},
     event::{Change, Object},
-    metrics::Registry,
     plan::Plan,
 };
 
 use self::fake::Fake;
 use super::*;
 use crate::{
-    controllers::status::SECRET_MISSING,
     controllers::catalog,
+    controllers::status::SECRET_MISSING,
     fleet::queue::{Drift, Priority},
 };
 
-/// How long a pass may take.
-const PATIENCE: Duration = Duration::from_secs(45);
+/// Time limit of a reconcile in these tests.
+const TIME_LIMIT: Duration = Duration::from_secs(45);
 
 /// A KCP with one Kyma and a module `keda`, a runtime, and passes between them.
 struct Bed {
@@ -106,7 +105,7 @@ impl Bed {
             plan: Arc::new(ArcSwap::from_pointee(Plan::new("1".into(), Vec::new()).unwrap())),
             installer: None,
             settings: Settings { registry: "registry.example".into(), ..Settings::default() },
-            metrics: Metrics::register(&mut Registry::default(), Requeues::default()),
+            metrics: Metrics::default(),
             verified: VerifiedCache::default(),
             pending_writes: PendingWrites::default(),
         };
@@ -117,7 +116,7 @@ impl Bed {
     async fn settled() -> Self {
         let mut bed = Self::new();
         let works = WorkSet::of(&[Work::Kyma, Work::Catalog]);
-        assert_eq!(bed.pass(works, Drift::None).await, ReconcileOutcome::ended(works));
+        assert_eq!(bed.reconcile(works, Drift::None).await, ReconcileOutcome::ended(works));
         bed.forget_calls();
         bed
     }
@@ -135,13 +134,13 @@ impl Bed {
         self.runtime.edit("kymas/default", |kyma| kyma["spec"]["modules"] = json!([{"name": "keda", "managed": true}]));
     }
 
-    async fn pass(&mut self, works: WorkSet, drift: Drift) -> ReconcileOutcome {
+    async fn reconcile(&mut self, works: WorkSet, drift: Drift) -> ReconcileOutcome {
         fill(&mut self.manifests, &self.kcp.all("manifests"));
-        work(&self.ctx, &self.key, &QueuedWork { work: works, priority: Priority::User, drift }, PATIENCE).await
+        run_within(&self.ctx, &self.key, &QueuedWork { work: works, priority: Priority::User, drift }, TIME_LIMIT).await
     }
 
     async fn kyma(&mut self) -> ReconcileOutcome {
-        self.pass(WorkSet::of(&[Work::Kyma]), Drift::None).await
+        self.reconcile(WorkSet::of(&[Work::Kyma]), Drift::None).await
     }
 
     fn forget_calls(&self) {
@@ -195,7 +194,7 @@ fn drift(subject: &str) -> Drift {
 async fn new_runtime_gets_all_objects_and_an_idle_reconcile_makes_two_reads() {
     let mut bed = Bed::new();
     let works = WorkSet::of(&[Work::Kyma, Work::Catalog]);
-    assert_eq!(bed.pass(works, Drift::None).await, ReconcileOutcome::ended(works));
+    assert_eq!(bed.reconcile(works, Drift::None).await, ReconcileOutcome::ended(works));
     let kcp = bed.kcp.object("kymas/k").unwrap();
     assert_eq!(kcp["metadata"]["finalizers"], json!(["operator.kyma-project.io/Kyma"]));
     assert_eq!(kcp["metadata"]["labels"]["operator.kyma-project.io/managed-by"], "lifecycle-manager");
@@ -217,7 +216,7 @@ async fn new_runtime_gets_all_objects_and_an_idle_reconcile_makes_two_reads() {
     assert_eq!(kyma["metadata"]["annotations"]["deprecated-operator.kyma-project.io/owned-by"], "kcp-system/k");
     assert_eq!(bed.shown()["state"], "Ready");
     bed.forget_calls();
-    assert_eq!(bed.pass(works, Drift::None).await, ReconcileOutcome::ended(works));
+    assert_eq!(bed.reconcile(works, Drift::None).await, ReconcileOutcome::ended(works));
     assert_eq!(bed.kcp.calls(), ["GET kymas/k"]);
     assert_eq!(bed.runtime.calls(), ["GET kymas/default"]);
 }
@@ -346,10 +345,10 @@ async fn only_reported_objects_are_read_again_and_surplus_fields_are_removed() {
     let id = "customresourcedefinitions/kymas.operator.kyma-project.io";
     let works = WorkSet::of(&[Work::Kyma]);
     let subject = "apiextensions.k8s.io/v1/customresourcedefinitions//kymas.operator.kyma-project.io";
-    bed.pass(works, drift(subject)).await;
+    bed.reconcile(works, drift(subject)).await;
     assert_eq!(bed.runtime.calls(), [format!("GET {id}"), "GET kymas/default".to_owned()], "an echo writes nothing");
     bed.runtime.edit(id, |crd| crd["spec"]["names"]["categories"] = json!(["all"]));
-    bed.pass(works, drift(subject)).await;
+    bed.reconcile(works, drift(subject)).await;
     assert_eq!(bed.runtime.writes(), [format!("PATCH {id}"), format!("PUT {id}")]);
     assert!(bed.runtime.object(id).unwrap()["spec"]["names"]["categories"].is_null());
 }
@@ -364,14 +363,14 @@ async fn deleted_crd_is_reported_and_recreated_once_it_is_gone() {
         crd["metadata"]["finalizers"] = json!(["customresourcecleanup.apiextensions.k8s.io"]);
         crd["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
     });
-    assert_eq!(bed.pass(works, drift(subject)).await, ReconcileOutcome::failed(works, ErrorClass::Transport));
+    assert_eq!(bed.reconcile(works, drift(subject)).await, ReconcileOutcome::failed(works, ErrorClass::Transport));
     let said = bed.condition("CRDsSync");
     let line = "the CRD moduletemplates.operator.kyma-project.io is being deleted in the runtime";
     let words = format!("CRDs are not synchronized to the SKR: {line}");
     assert_eq!((&said["status"], &said["message"]), (&json!("False"), &json!(words)));
     assert_eq!(bed.status()["lastOperation"]["operation"], line);
     bed.runtime.remove(id);
-    assert_eq!(bed.pass(works, drift(subject)).await, ReconcileOutcome::ended(works));
+    assert_eq!(bed.reconcile(works, drift(subject)).await, ReconcileOutcome::ended(works));
     assert!(bed.runtime.object(id).is_some());
     assert_eq!(bed.condition("CRDsSync")["status"], "True");
 
@@ -380,7 +379,7 @@ async fn deleted_crd_is_reported_and_recreated_once_it_is_gone() {
         namespace["metadata"]["finalizers"] = json!(["kubernetes"]);
         namespace["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
     });
-    assert_eq!(bed.pass(works, drift("/v1/namespaces//kyma-system")).await.class, Some(ErrorClass::Transport));
+    assert_eq!(bed.reconcile(works, drift("/v1/namespaces//kyma-system")).await.class, Some(ErrorClass::Transport));
     assert_eq!(bed.condition("CRDsSync")["status"], "True");
     assert_eq!(bed.status()["lastOperation"]["operation"], "kyma-system is being deleted in the runtime");
 }
@@ -431,7 +430,11 @@ async fn errors_are_never_read_as_absence() {
     let mut bed = Bed::with_keda().await;
     bed.runtime.refuse("GET kymas/default", 404);
     let outcome = bed.kyma().await;
-    assert_eq!((outcome.class, bed.runtime.writes()), (Some(ErrorClass::Transport), vec![]), "a 404 that names nothing");
+    assert_eq!(
+        (outcome.class, bed.runtime.writes()),
+        (Some(ErrorClass::Transport), vec![]),
+        "a 404 that names nothing"
+    );
     assert!(bed.manifest().is_some());
     bed.runtime.refuse("GET kymas/default", 503);
     assert_eq!(bed.kyma().await.class, Some(ErrorClass::Transport));
@@ -461,7 +464,7 @@ async fn concurrent_writes_are_not_overwritten() {
     bed.kcp.meanwhile("PATCH kymas/k/status", "kymas/k", other);
     assert_eq!(bed.kyma().await, ReconcileOutcome::failed(WorkSet::of(&[Work::Kyma]), ErrorClass::Ours));
     assert_eq!(bed.status(), before);
-    assert_eq!(bed.kyma().await.class, None, "the next pass has read what the other wrote");
+    assert_eq!(bed.kyma().await.class, None, "the next reconcile has read the concurrent write");
     assert_ne!(bed.status(), before);
 
     let mut bed = Bed::new();
@@ -480,11 +483,11 @@ async fn reconcile_beyond_its_time_limit_is_aborted_and_the_next_one_reads_every
     let works = WorkSet::of(&[Work::Kyma, Work::Catalog]);
     bed.runtime.hang(true);
     let begun = Instant::now();
-    assert_eq!(bed.pass(works, Drift::None).await, ReconcileOutcome::failed(works, ErrorClass::Transport));
-    assert_eq!(begun.elapsed(), PATIENCE);
+    assert_eq!(bed.reconcile(works, Drift::None).await, ReconcileOutcome::failed(works, ErrorClass::Transport));
+    assert_eq!(begun.elapsed(), TIME_LIMIT);
     bed.runtime.hang(false);
     bed.forget_calls();
-    assert_eq!(bed.pass(works, Drift::None).await, ReconcileOutcome::ended(works));
+    assert_eq!(bed.reconcile(works, Drift::None).await, ReconcileOutcome::ended(works));
     let calls = bed.runtime.calls();
     for read in [
         "namespaces/kyma-system",
@@ -500,7 +503,7 @@ async fn failing_catalog_stops_no_other_work() {
     let mut bed = Bed::new();
     bed.runtime.refuse("PATCH moduletemplates/keda-1.0.0", 422);
     bed.enable_default();
-    let outcome = bed.pass(WorkSet::of(&[Work::Kyma, Work::Catalog]), Drift::None).await;
+    let outcome = bed.reconcile(WorkSet::of(&[Work::Kyma, Work::Catalog]), Drift::None).await;
     let (kyma, catalog) = (WorkSet::of(&[Work::Kyma]), WorkSet::of(&[Work::Catalog]));
     assert_eq!((outcome.ended, outcome.failed, outcome.deferred), (kyma, WorkSet::EMPTY, catalog));
     assert_eq!(bed.condition("ModuleCatalog")["status"], "False");
@@ -519,14 +522,15 @@ impl Bed {
 async fn catalog_only_reconcile_reads_only_the_kyma() {
     let mut bed = Bed::settled().await;
     let works = WorkSet::of(&[Work::Catalog]);
-    assert_eq!(bed.pass(works, Drift::None).await, ReconcileOutcome::ended(works));
+    assert_eq!(bed.reconcile(works, Drift::None).await, ReconcileOutcome::ended(works));
     assert_eq!((bed.kcp.calls(), bed.runtime.calls()), (vec!["GET kymas/k".to_owned()], vec![]));
 }
 
 /// Review finding D4: a Kyma in error was reported Ready by a reconcile that had not looked at the modules.
 #[tokio::test]
 async fn catalog_or_installation_reconcile_keeps_the_error_of_the_kyma() {
-    for works in [WorkSet::of(&[Work::Catalog]), WorkSet::INSTALLER, WorkSet::INSTALLER | WorkSet::of(&[Work::Catalog])] {
+    for works in [WorkSet::of(&[Work::Catalog]), WorkSet::INSTALLER, WorkSet::INSTALLER | WorkSet::of(&[Work::Catalog])]
+    {
         let mut bed = Bed::settled().await;
         bed.runtime.edit("kymas/default", |kyma| kyma["spec"]["channel"] = "none".into());
         bed.kyma().await;
@@ -534,9 +538,13 @@ async fn catalog_or_installation_reconcile_keeps_the_error_of_the_kyma() {
         assert_eq!(failed["state"], "Error");
         bed.runtime.remove("moduletemplates/keda-1.0.0");
         bed.runtime.refuse("PATCH moduletemplates/keda-1.0.0", 422);
-        bed.pass(works, Drift::All).await;
+        bed.reconcile(works, Drift::All).await;
         let status = bed.status();
-        assert_eq!((&status["state"], &status["lastOperation"]), (&failed["state"], &failed["lastOperation"]), "{works:?}");
+        assert_eq!(
+            (&status["state"], &status["lastOperation"]),
+            (&failed["state"], &failed["lastOperation"]),
+            "{works:?}"
+        );
         let is_synced = !works.contains(Work::Catalog);
         assert_eq!(bed.condition("ModuleCatalog")["status"] == "True", is_synced, "{works:?}");
         assert_eq!(bed.condition("Modules")["status"], "False");
@@ -573,12 +581,12 @@ async fn changed_inputs_are_recorded_once_reconciled() {
     bed.kyma().await;
     let (first, never) = noted(&bed);
     assert_eq!((first.len(), never.as_str()), (16, "-"), "nobody has looked at the catalog");
-    bed.pass(WorkSet::of(&[Work::Catalog]), Drift::None).await;
+    bed.reconcile(WorkSet::of(&[Work::Catalog]), Drift::None).await;
     let (same, catalog) = noted(&bed);
     assert_eq!((same, catalog.len()), (first.clone(), 16));
-    bed.pass(WorkSet::RUNTIME, Drift::All).await;
+    bed.reconcile(WorkSet::RUNTIME, Drift::All).await;
     bed.forget_calls();
-    bed.pass(WorkSet::RUNTIME, Drift::All).await;
+    bed.reconcile(WorkSet::RUNTIME, Drift::All).await;
     assert_eq!(bed.kcp.writes(), Vec::<String>::new());
 
     bed.kcp.edit("kymas/k", |kyma| kyma["metadata"]["labels"]["team"] = "a".into());
@@ -590,7 +598,7 @@ async fn changed_inputs_are_recorded_once_reconciled() {
     bed.kcp.edit("kymas/k", |kyma| kyma["metadata"]["labels"]["team"] = "b".into());
     bed.runtime.refuse("GET kymas/default", 500);
     bed.kyma().await;
-    assert_eq!(noted(&bed), second, "that pass failed");
+    assert_eq!(noted(&bed), second, "that reconcile failed");
 }
 
 #[tokio::test]
@@ -604,10 +612,10 @@ async fn missing_kyma_ends_its_work() {
 #[tokio::test]
 async fn cache_behind_our_own_writes_is_bypassed() {
     let mut bed = Bed::with_keda().await;
-    // As `Bed::pass`, but the cache stays as it is: the Manifest watch hangs.
+    // As `Bed::reconcile`, but with an outdated cache: the watch of Manifests hangs.
     let behind = async |bed: &Bed| {
         let wanted = QueuedWork { work: WorkSet::of(&[Work::Kyma]), priority: Priority::User, drift: Drift::None };
-        assert!(work(&bed.ctx, &bed.key, &wanted, PATIENCE).await.failed.is_empty());
+        assert!(run_within(&bed.ctx, &bed.key, &wanted, TIME_LIMIT).await.failed.is_empty());
     };
     let disable = |bed: &Bed| bed.runtime.edit("kymas/default", |kyma| kyma["spec"]["modules"] = json!([]));
     disable(&bed);

@@ -5,7 +5,7 @@ use tidewatch_shared::names::label;
 use super::*;
 use crate::{
     controllers::{
-        installer::{self, Installer, Component, upgrade::UpgradeHandle},
+        installer::{self, Component, Installer, upgrade::UpgradeHandle},
         watcher,
     },
     fleet::{PathState, Unproven},
@@ -71,7 +71,7 @@ impl Bed {
     }
 
     async fn install(&mut self, drift: Drift) -> ReconcileOutcome {
-        self.pass(WorkSet::of(&INSTALLER), drift).await
+        self.reconcile(WorkSet::of(&INSTALLER), drift).await
     }
 
     /// The Deployment as its controller leaves it.
@@ -83,7 +83,7 @@ impl Bed {
 
     pub(super) async fn installed(path: PathState) -> Self {
         let mut bed = Self::installing(path);
-        assert!(bed.pass(WorkSet::RUNTIME, Drift::None).await.failed.is_empty());
+        assert!(bed.reconcile(WorkSet::RUNTIME, Drift::None).await.failed.is_empty());
         bed.available();
         bed.install(Drift::All).await;
         bed.forget_calls();
@@ -121,7 +121,7 @@ impl Bed {
 #[tokio::test]
 async fn agent_is_installed_after_its_rbac_and_verified_once() {
     let mut bed = Bed::installing(PathState::Proven);
-    let outcome = bed.pass(WorkSet::RUNTIME, Drift::None).await;
+    let outcome = bed.reconcile(WorkSet::RUNTIME, Drift::None).await;
     assert!(outcome.failed.is_empty() && outcome.requeue_after.is_some(), "its pod does not run yet: {outcome:?}");
     let of_agent = |call: &String| OBJECTS.iter().any(|object| call.ends_with(object));
     let writes: Vec<_> = bed.runtime.writes().into_iter().filter(of_agent).collect();
@@ -137,7 +137,7 @@ async fn agent_is_installed_after_its_rbac_and_verified_once() {
     assert_eq!(bed.webhook(), (json!("True"), json!("Ready"), json!("skrwebhook is synchronized")));
     assert_eq!(bed.status()["state"], "Ready");
     bed.forget_calls();
-    assert_eq!(bed.pass(WorkSet::RUNTIME | WorkSet::of(&INSTALLER), Drift::None).await.requeue_after, None);
+    assert_eq!(bed.reconcile(WorkSet::RUNTIME | WorkSet::of(&INSTALLER), Drift::None).await.requeue_after, None);
     assert_eq!(
         (bed.kcp.calls(), bed.runtime.calls()),
         (vec!["GET kymas/k".to_owned()], vec!["GET kymas/default".to_owned()])
@@ -158,10 +158,9 @@ async fn verification_reads_everything_and_writes_nothing() {
 async fn edited_extended_and_deleted_objects_are_restored() {
     let mut bed = Bed::installed(PathState::Proven).await;
     for object in OBJECTS {
-        let group = object
-            .split('/')
-            .next()
-            .map(|plural| Component::ALL.into_iter().find(|component| object == format!("{plural}/{}", component.name())));
+        let group = object.split('/').next().map(|plural| {
+            Component::ALL.into_iter().find(|component| object == format!("{plural}/{}", component.name()))
+        });
         let component = group.unwrap().unwrap();
         let subject = format!("g/v1/{}/kyma-system/{}", object.split('/').next().unwrap(), component.name());
         let before = bed.runtime.object(object).unwrap();
@@ -212,7 +211,7 @@ fn give(bed: &Bed, image: &str) {
 async fn runtime_gets_exactly_the_image_decided_for_it() {
     let upgrade = UpgradeHandle::fixed("i:1");
     let mut bed = Bed::installing_on(upgrade.clone(), PathState::Proven, &[]);
-    bed.pass(WorkSet::RUNTIME, Drift::None).await;
+    bed.reconcile(WorkSet::RUNTIME, Drift::None).await;
     bed.available();
     bed.install(Drift::All).await;
     bed.forget_calls();
@@ -234,7 +233,7 @@ async fn unknown_rollout_state_keeps_the_current_image() {
     let others = json!([{"manager": "kubectl", "operation": "Update", "fieldsV1": ours[0]["fieldsV1"]}]);
     for (noted, expected) in [(Some(ours), "i:0"), (Some(others), "i:1"), (None, "i:1")] {
         let mut bed = Bed::installing(PathState::Proven);
-        bed.pass(WorkSet::RUNTIME, Drift::None).await;
+        bed.reconcile(WorkSet::RUNTIME, Drift::None).await;
         assert_eq!(image(&bed), "i:1", "a new one gets the wanted one");
         give(&bed, "i:0");
         bed.runtime
@@ -292,7 +291,7 @@ async fn refused_object_is_reported_and_stops_no_other() {
     let mut bed = Bed::installing(PathState::Unknown);
     bed.runtime.refuse("PATCH priorityclasses/skr-webhook-priority", 403);
     let works = WorkSet::RUNTIME | WorkSet::of(&INSTALLER);
-    let outcome = bed.pass(works, Drift::None).await;
+    let outcome = bed.reconcile(works, Drift::None).await;
     assert_eq!((outcome.ended, outcome.failed), (works, WorkSet::EMPTY), "a status shows it");
     assert!(outcome.requeue_after.is_some());
     let (status, reason, message) = bed.webhook();
@@ -303,9 +302,9 @@ async fn refused_object_is_reported_and_stops_no_other() {
 
     let mut bed = Bed::installing(PathState::Unknown);
     bed.runtime.refuse("GET services/skr-webhook-metrics", 503);
-    let outcome = bed.pass(WorkSet::RUNTIME, Drift::None).await;
+    let outcome = bed.reconcile(WorkSet::RUNTIME, Drift::None).await;
     assert_eq!((outcome.failed, outcome.class), (WorkSet::of(&INSTALLER), Some(ErrorClass::Transport)));
-    assert!(bed.runtime.object("kymas/default").is_some(), "the rest of the pass went on");
+    assert!(bed.runtime.object("kymas/default").is_some(), "the other steps of the reconcile were carried out");
 }
 
 /// Objects of the incumbent in a runtime cluster.
@@ -337,7 +336,7 @@ pub(super) fn incumbent(bed: &Bed) {
 async fn incumbents_webhook_is_deleted_first_and_the_rest_is_taken_over_in_place() {
     let mut bed = Bed::installing(PathState::Unknown);
     incumbent(&bed);
-    bed.pass(WorkSet::RUNTIME, Drift::None).await;
+    bed.reconcile(WorkSet::RUNTIME, Drift::None).await;
     let writes = bed.runtime.writes();
     let at =
         |call: &str| writes.iter().position(|write| write == call).unwrap_or_else(|| panic!("{call} in {writes:?}"));
@@ -353,7 +352,7 @@ async fn incumbents_webhook_is_deleted_first_and_the_rest_is_taken_over_in_place
     let mut bed = Bed::installing(PathState::Unknown);
     incumbent(&bed);
     bed.runtime.refuse("DELETE validatingwebhookconfigurations/skr-webhook", 403);
-    bed.pass(WorkSet::RUNTIME, Drift::None).await;
+    bed.reconcile(WorkSet::RUNTIME, Drift::None).await;
     let writes = bed.runtime.writes();
     assert!(
         !writes.iter().any(|write| write.contains("deployments")
@@ -364,7 +363,7 @@ async fn incumbents_webhook_is_deleted_first_and_the_rest_is_taken_over_in_place
     let mut bed = Bed::installing_with(PathState::Unknown, &["--compat-webhook-configuration"]);
     incumbent(&bed);
     bed.runtime.edit("validatingwebhookconfigurations/skr-webhook", |found| found["webhooks"] = json!([{"name": "x"}]));
-    bed.pass(WorkSet::RUNTIME, Drift::None).await;
+    bed.reconcile(WorkSet::RUNTIME, Drift::None).await;
     let left = bed.runtime.object("validatingwebhookconfigurations/skr-webhook").unwrap();
     assert!(left["webhooks"].is_null(), "{left}");
     let writes = bed.runtime.writes();
@@ -382,7 +381,7 @@ async fn incumbents_leftovers_are_deleted_webhooks_first() {
         incumbent(&bed);
         bed.kcp.edit("kymas/k", |kyma| {
             kyma["metadata"]["finalizers"] = json!(["operator.kyma-project.io/Kyma"]);
-            // A pass of ours began.
+            // A reconcile of this receiver began.
             kyma["metadata"]["annotations"] = json!({"operator.kyma-project.io/tidewatch-inputs": "x"});
         });
         if hand_back {
@@ -428,7 +427,7 @@ async fn foreign_objects_with_the_incumbents_names_stay() {
     for id in ["validatingwebhookconfigurations/skr-webhook", "services/skr-webhook"] {
         bed.runtime.edit(id, |object| *object = json!({"metadata": {"name": "skr-webhook"}}));
     }
-    bed.pass(WorkSet::RUNTIME, Drift::None).await;
+    bed.reconcile(WorkSet::RUNTIME, Drift::None).await;
     assert!(bed.runtime.writes().iter().all(|write| !write.starts_with("DELETE")));
 }
 
@@ -447,7 +446,7 @@ async fn repeatedly_changed_object_is_reported_and_rate_limited() {
 async fn missing_runtime_id_prevents_the_installation_and_is_reported() {
     let mut bed = Bed::installing(PathState::Unknown);
     bed.kcp.edit("kymas/k", |kyma| kyma["metadata"]["labels"] = json!({}));
-    assert!(bed.pass(WorkSet::RUNTIME, Drift::None).await.failed.is_empty());
+    assert!(bed.reconcile(WorkSet::RUNTIME, Drift::None).await.failed.is_empty());
     assert_eq!((bed.webhook().1, bed.runtime.object("deployments/skr-webhook")), (json!("NoRuntimeId"), None));
 }
 
@@ -459,12 +458,12 @@ async fn deletion_removes_the_agent_last_and_its_objects_afterwards() {
     });
     bed.delete();
     let mut deleted = Vec::new();
-    for pass in 0..12 {
+    for round in 0..12 {
         assert!(bed.kyma().await.failed.is_empty());
         deleted.extend(
             bed.runtime.writes().into_iter().filter_map(|write| write.strip_prefix("DELETE ").map(str::to_owned)),
         );
-        if pass == 8 {
+        if round == 8 {
             assert_eq!(deleted.last().unwrap(), "deployments/skr-webhook", "its process still runs: {deleted:?}");
             bed.runtime.remove("pods/skr-webhook-1");
         }
@@ -586,7 +585,7 @@ async fn foreign_owner_references_do_not_delete_our_objects() {
 #[tokio::test]
 async fn unready_agent_is_explained_by_its_deployment_and_event_path() {
     let mut bed = Bed::installing(PathState::Unproven(Unproven::NoHeartbeat));
-    bed.pass(WorkSet::RUNTIME, Drift::None).await;
+    bed.reconcile(WorkSet::RUNTIME, Drift::None).await;
     bed.runtime.edit(DEPLOYMENT, |deployment| {
         deployment["status"] = json!({"observedGeneration": 9, "conditions": [{"type": "ReplicaFailure", "status": "True",
             "message": "pods \"skr-webhook-5d4-\" is forbidden: violates the policy of this cluster"}]});

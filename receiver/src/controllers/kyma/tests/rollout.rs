@@ -1,4 +1,4 @@
-//! A version to which a channel has moved comes with the Kyma's turn, whatever a pass was made for.
+//! A new version of a channel is installed in the rollout slot of the Kyma, whatever triggered the reconcile.
 
 use k8s_openapi::api::core::v1::ConfigMap;
 
@@ -53,7 +53,7 @@ async fn unrelated_reconcile_keeps_the_version_and_requeues_for_the_slot() {
         assert_eq!(installed(&bed), "1.0.0");
         bed.forget_calls();
         // As a verification does, or a start.
-        bed.pass(WorkSet::RUNTIME, Drift::All).await;
+        bed.reconcile(WorkSet::RUNTIME, Drift::All).await;
         assert_eq!(installed(&bed), "1.0.0");
         assert_eq!(bed.status()["modules"][0]["version"], "1.0.0");
         assert_eq!(bed.status()["modules"][0]["template"]["metadata"]["name"], "keda-1.0.0");
@@ -81,7 +81,7 @@ async fn channel_change_by_the_user_takes_effect_at_once() {
 async fn failing_catalog_is_retried_before_the_rollout_slot() {
     let mut bed = moved(Some(0)).await;
     bed.runtime.refuse("GET configmaps/tidewatch-catalog", 503);
-    let outcome = bed.pass(WorkSet::of(&[Work::Kyma, Work::Catalog]), Drift::None).await;
+    let outcome = bed.reconcile(WorkSet::of(&[Work::Kyma, Work::Catalog]), Drift::None).await;
     assert_eq!((outcome.failed, outcome.requeue_after), (WorkSet::of(&[Work::Catalog]), None));
     assert!(outcome.rollout_after.is_some());
     assert_eq!(installed(&bed), "1.0.0");

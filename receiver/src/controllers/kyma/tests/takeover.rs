@@ -22,7 +22,7 @@ impl Bed {
         self.labelled(label::HAND_BACK, "true");
         let mut writes = Vec::new();
         for _ in 0..20 {
-            let outcome = self.pass(WorkSet::RUNTIME, Drift::None).await;
+            let outcome = self.reconcile(WorkSet::RUNTIME, Drift::None).await;
             assert_eq!((outcome.failed, outcome.ended), (WorkSet::EMPTY, WorkSet::RUNTIME));
             writes.extend(self.runtime.writes());
             if outcome.requeue_after.is_none() {
@@ -47,7 +47,7 @@ async fn nothing_is_written_before_the_incumbent_is_idle() {
         tokio::time::advance(QUIET / 4).await;
     }
     tokio::time::advance(QUIET).await;
-    assert!(bed.pass(WorkSet::RUNTIME, Drift::None).await.failed.is_empty());
+    assert!(bed.reconcile(WorkSet::RUNTIME, Drift::None).await.failed.is_empty());
     assert_eq!(bed.status()["state"], "Ready");
 }
 
