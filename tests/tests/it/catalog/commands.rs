@@ -155,7 +155,7 @@ async fn catalog_check_exits_with_the_documented_code() -> TestResult {
     let missing = missing.to_str().context("a path")?;
     for (arguments, input, words) in [
         (&["-"][..], "a: [\n", "-:"),
-        (&["-", "-"], "", "can be read once only"),
+        (&["-", "-"], "", "can be read only once"),
         (&["--json", &good, missing], "", "missing.yaml"),
         (&[], "", "FILE"),
         (&[&good, "--whole"], "", "--against"),
