@@ -151,18 +151,6 @@ impl Core {
         self.with(|state| state.outbox.nonce())
     }
 
-    /// A heartbeat with default context.
-    #[cfg(test)]
-    pub(crate) fn plain_heartbeat(&self) -> Heartbeat {
-        let (not_after, fingerprint) = Default::default();
-        let certificate = CertificateState { not_after, fingerprint, renewal_failed_since: None };
-        self.heartbeat(
-            Instant::now(),
-            HeartbeatContext { certificate, trust_revision: None, canary: None, incomplete: false },
-        )
-        .0
-    }
-
     /// Discovery has resolved version and kind. `every_version` is set for kinds without a status subresource.
     pub fn described(&self, id: WatchId, version: &str, kind: &str, every_version: bool) {
         self.with_wake(|state| state.described(id, version, kind, every_version));

@@ -2,9 +2,12 @@
 
 use anyhow::{Context as _, Result};
 use clap::Args;
-use tidewatch_receiver::ingress::admin::{
-    FLEET_PATH,
-    report::{Report, Runtime, Summary},
+use tidewatch_receiver::{
+    fleet::table::RuntimeView,
+    ingress::admin::{
+        FLEET_PATH,
+        report::{Report, Summary},
+    },
 };
 use tidewatch_shared::{api::ConditionStatus, plan::Work, table};
 
@@ -49,7 +52,7 @@ impl Fleet {
 
 /// Exit code of `--check`.
 fn check(report: &Report) -> u8 {
-    let is_broken = |runtime: &Runtime| runtime.path.state == ConditionStatus::False;
+    let is_broken = |runtime: &RuntimeView| runtime.path.state == ConditionStatus::False;
     if !report.receiver.active {
         exit::NOT_ACTIVE
     } else if report.runtimes.iter().any(is_broken) {
@@ -101,12 +104,12 @@ const HEAD: [&str; 14] = [
     "MESSAGE",
 ];
 
-fn row(runtime: &Runtime) -> [String; HEAD.len()] {
+fn row(runtime: &RuntimeView) -> [String; HEAD.len()] {
     let works = |works: &[Work]| {
         let names = works.iter().filter_map(|work| serde_json::to_value(work).ok()?.as_str().map(str::to_owned));
         or_dash(&names.collect::<Vec<_>>().join(","))
     };
-    let wanted = if runtime.in_work { "in work".to_owned() } else { works(&runtime.wanted) };
+    let wanted = if runtime.in_progress { "in work".to_owned() } else { works(&runtime.queued) };
     [
         runtime.kyma.clone(),
         or_dash(runtime.runtime_id.as_deref().unwrap_or_default()),
@@ -125,7 +128,7 @@ fn row(runtime: &Runtime) -> [String; HEAD.len()] {
     ]
 }
 
-fn message(runtime: &Runtime) -> String {
+fn message(runtime: &RuntimeView) -> String {
     let ambiguous = runtime.ambiguous.then(|| "another Kyma has this runtime id".to_owned());
     let first = ambiguous.or_else(|| runtime.path.message.clone());
     let renewal = runtime.renewal_failed_since.as_ref();
@@ -140,10 +143,7 @@ fn or_dash(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
-    use tidewatch_receiver::{
-        fleet::{PathState, Unproven},
-        ingress::admin::report::Path,
-    };
+    use tidewatch_receiver::fleet::{PathState, Unproven, table::PathView};
 
     use super::*;
 
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn check_fails_for_a_broken_path_and_for_a_standby() {
         let of = |paths: &[PathState]| {
-            let runtimes: Vec<_> = paths.iter().map(|path| runtime("k", &json!(Path::from(path)), "1")).collect();
+            let runtimes: Vec<_> = paths.iter().map(|path| runtime("k", &json!(PathView::from(path)), "1")).collect();
             check(&report(&json!(runtimes)))
         };
         let (silent, away) = (PathState::Unproven(Unproven::NoHeartbeat), PathState::Unproven(Unproven::Away));

@@ -123,8 +123,8 @@ async fn serve(config: Config, executors: Executors<'_>) -> Result<()> {
     let own = crate::kube::client::lease_client(access).context("build the client of the Lease")?;
     let mut elector = LeaderElector::new(own, &config.namespace, &config.lease, instance, fence.clone(), lease.clone());
     let mut metrics = Metrics::new();
-    lease.register(metrics.tidewatch());
-    pki.register(metrics.tidewatch());
+    lease.register_in(metrics.tidewatch());
+    pki.register_in(metrics.tidewatch());
     let (metrics, fleet) = (MetricsPage::new(ArcSwap::from_pointee(metrics)), FleetHandle::new(instance));
     let standby = readiness.pending("lease");
     let tls = tls_state.tokens();

@@ -5,10 +5,6 @@ mod readiness;
 use std::{io, sync::Arc};
 
 use arc_swap::ArcSwap;
-use prometheus_client::{
-    encoding::EncodeLabelSet,
-    metrics::{family::Family, gauge::Gauge},
-};
 use thiserror::Error;
 use tidewatch_shared::metrics::{MetricDescription, Registry};
 use tracing_subscriber::{EnvFilter, util::SubscriberInitExt};
@@ -50,20 +46,12 @@ pub type MetricsPage = Arc<ArcSwap<Metrics>>;
 #[derive(Debug)]
 pub struct Metrics(Registry);
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Build {
-    version: &'static str,
-}
-
 impl Metrics {
-    /// Makes a registry with `tidewatch_build_info`.
+    /// Creates a registry with `tidewatch_build_info`.
     #[must_use]
     pub fn new() -> Self {
         let mut registry = Registry::default();
-        let build = Family::<Build, Gauge>::default();
-        build.get_or_create(&Build { version: env!("CARGO_PKG_VERSION") }).set(1);
-        let ours = registry.sub_registry_with_prefix("tidewatch");
-        ours.register("build_info", "Version of this build; always 1", build);
+        registry.sub_registry_with_prefix("tidewatch").register_build_info(env!("CARGO_PKG_VERSION"));
         Self(registry)
     }
 

@@ -3,6 +3,8 @@
 //! `prometheus-client` exposes a metric once it has a sample. [`Registry`] also describes every registered metric before its first
 //! sample, by name, type, labels and help text, for the reference page of the operators. [`markdown_table`] renders that page.
 
+mod label;
+
 use std::{
     fmt::{Debug, Write as _},
     hash::Hash,
@@ -16,6 +18,7 @@ use prometheus_client::{
 };
 
 pub use crate::metric_set;
+pub use label::{KindLabel, OutcomeLabel, ReasonLabel, ResultLabel, RouteLabel, StateLabel, VersionLabel};
 
 /// The description of a metric.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -105,6 +108,13 @@ impl Registry {
         self.metrics.register(name, help, metric);
     }
 
+    /// Registers `build_info` with the version as its label.
+    pub fn register_build_info(&mut self, version: &'static str) {
+        let build = Family::<VersionLabel, Gauge>::default();
+        build.get_or_create(&VersionLabel { version }).set(1);
+        self.register("build_info", "Version of this build; always 1", build);
+    }
+
     /// Registers a collector, which computes its samples at each scrape. `descriptions` describes them, with full names.
     pub fn collect(&mut self, descriptions: Vec<MetricDescription>, collector: Box<dyn Collector>) {
         self.descriptions.extend(descriptions);
@@ -172,23 +182,20 @@ impl Registry {
 ///
 /// # Example
 /// ```
-/// use prometheus_client::{
-///     encoding::EncodeLabelSet,
-///     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::{Histogram, exponential_buckets}},
+/// use prometheus_client::metrics::{
+///     counter::Counter,
+///     family::Family,
+///     gauge::Gauge,
+///     histogram::{Histogram, exponential_buckets},
 /// };
-/// use tidewatch_shared::{metric_set, metrics::Registry};
-///
-/// #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-/// struct ByResult {
-///     result: &'static str,
-/// }
+/// use tidewatch_shared::{metric_set, metrics::{Registry, ResultLabel}};
 ///
 /// metric_set! {
 ///     /// Metrics of the queue.
 ///     #[derive(Debug)]
 ///     pub(crate) struct QueueMetrics {
 ///         /// Reconciles by result.
-///         reconciles: Family<ByResult, Counter> = "reconciles",
+///         reconciles: Family<ResultLabel, Counter> = "reconciles",
 ///         /// Time from the first request until the reconcile has ended.
 ///         ///
 ///         /// From 1 ms to about an hour.
@@ -211,7 +218,7 @@ impl Registry {
 ///
 /// let mut registry = Registry::with_prefix("tidewatch");
 /// let metrics = QueueMetrics::register(&mut registry);
-/// metrics.reconciles.get_or_create(&ByResult { result: "done" }).inc();
+/// metrics.reconciles.get_or_create(&ResultLabel { result: "done" }).inc();
 /// metrics.workers.busy.set(3);
 ///
 /// let text = registry.encode().expect("every metric can be encoded");

@@ -10,6 +10,19 @@ use tidewatch_shared::{
 use super::*;
 use crate::index::Version;
 
+impl Core {
+    /// A heartbeat with default context.
+    pub(crate) fn plain_heartbeat(&self) -> Heartbeat {
+        let (not_after, fingerprint) = Default::default();
+        let certificate = CertificateState { not_after, fingerprint, renewal_failed_since: None };
+        self.heartbeat(
+            Instant::now(),
+            HeartbeatContext { certificate, trust_revision: None, canary: None, incomplete: false },
+        )
+        .0
+    }
+}
+
 fn plan(revision: &str, watches: &[serde_json::Value]) -> Plan {
     Plan::parse(&json!({"revision": revision, "watches": watches}).to_string()).unwrap()
 }

@@ -1,10 +1,7 @@
 //! Counters, gauges and histograms. Label values come from closed sets.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicI64, AtomicU64},
-    },
+    sync::{Arc, atomic::AtomicU64},
     time::Duration,
 };
 
@@ -18,7 +15,10 @@ use prometheus_client::{
         histogram::{Histogram, exponential_buckets},
     },
 };
-use tidewatch_shared::metrics::{MetricDescription, Registry};
+use tidewatch_shared::{
+    metric_set,
+    metrics::{KindLabel, MetricDescription, ReasonLabel, Registry, RouteLabel},
+};
 
 use crate::clock;
 
@@ -28,24 +28,9 @@ struct ChangeLabel {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RouteLabel {
-    route: &'static str,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RequestLabels {
     route: &'static str,
     outcome: &'static str,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ReasonLabel {
-    reason: &'static str,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct KindLabel {
-    kind: &'static str,
 }
 
 /// Watch of the plan; a plan has at most 500.
@@ -57,11 +42,6 @@ struct WatchLabel {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ErrorReasonLabel {
     error_reason: &'static str,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct BuildLabel {
-    version: &'static str,
 }
 
 /// Delay in milliseconds above which the first send of an event counts as late.
@@ -144,73 +124,100 @@ pub struct Stats {
     pub objects: usize,
 }
 
-/// The agent's metrics; clones share the same values.
-#[derive(Clone)]
-pub struct Metrics {
-    events: Family<ChangeLabel, Counter>,
-    late: Counter,
-    accepted: Histogram,
-    settled: Histogram,
-    requests: Family<RequestLabels, Counter>,
-    retried: Family<RouteLabel, Counter>,
-    refused_events: Family<ReasonLabel, Counter>,
-    epochs: Family<ReasonLabel, Counter>,
-    lists: Family<ReasonLabel, Counter>,
-    watch_failures: Family<KindLabel, Counter>,
-    watch_objects: Family<WatchLabel, Gauge>,
-    incumbent: Incumbent,
-    /// Changes merged into an event that had not been sent yet.
-    pub(crate) coalesced: Counter,
-    /// Collapses of single events into one `watch.changed`.
-    pub(crate) collapsed: Counter,
-    /// Reopened watches.
-    pub(crate) reopened: Counter,
-    /// Watches that exceeded their silence deadline.
-    pub(crate) silent: Counter,
-    /// Relists of all watches.
-    pub(crate) rebuilds: Counter,
-    /// Failed renewals of the canary's Lease.
-    pub(crate) canary_failed: Counter,
-    /// Refused plans.
-    pub(crate) plans_refused: Counter,
-    /// Refused settings.
-    pub(crate) settings_refused: Counter,
-    /// Failed writes of the identity Secret.
-    pub(crate) identity_writes_failed: Counter,
-    /// Refused sets of key, chain and trust bundle.
-    pub(crate) identity_refused: Counter,
-    /// End of the certificate's validity, in Unix seconds.
-    pub(crate) certificate_not_after: Gauge<i64, AtomicI64>,
-    /// Time since which certificate renewals fail, in Unix seconds; 0 if they do not.
-    pub(crate) renewal_failed_since: Gauge<i64, AtomicI64>,
-    /// Offset added to the clock for signatures, in seconds.
-    pub(crate) clock_offset: Gauge<i64, AtomicI64>,
-    /// Time of the last accepted request, in Unix seconds.
-    pub(crate) answered: Gauge<i64, AtomicI64>,
-    canary_age: Gauge<i64, AtomicI64>,
-    figures: [Gauge<i64, AtomicI64>; 7],
+metric_set! {
+    /// The agent's metrics; clones share the same values.
+    pub struct Metrics {
+        /// Events with an assigned sequence, by change; in a new epoch an unsettled change gets another one.
+        events: Family<ChangeLabel, Counter> = "events",
+        /// Events first sent more than a second after their observation.
+        late: Counter = "events_late",
+        /// Time from the observation of a change to the acceptance of its event, in seconds.
+        accepted: Histogram = "event_accepted_seconds" with seconds(),
+        /// Time from the observation of a change to the end of all reconciles of its event, in seconds.
+        settled: Histogram = "event_settled_seconds" with seconds(),
+        /// Requests to the receiver, by route and outcome.
+        requests: Family<RequestLabels, Counter> = "requests",
+        /// Requests that carried the events of an earlier one, by route.
+        retried: Family<RouteLabel, Counter> = "requests_retried",
+        /// Single events refused by the receiver, by reason.
+        refused_events: Family<ReasonLabel, Counter> = "events_refused",
+        /// Epochs begun after the first, by reason; each resends all unsettled events.
+        epochs: Family<ReasonLabel, Counter> = "epochs",
+        /// Lists begun, by reason.
+        lists: Family<ReasonLabel, Counter> = "lists",
+        /// Failed lists and watches, by kind of failure.
+        watch_failures: Family<KindLabel, Counter> = "watch_failures",
+        /// Objects in the index, by watch of the plan.
+        watch_objects: Family<WatchLabel, Gauge> = "watch_objects",
+        /// Changes merged into an event that had not been sent yet.
+        pub(crate) coalesced: Counter = "changes_coalesced",
+        /// Collapses of single events into one event for the whole watch.
+        pub(crate) collapsed: Counter = "events_collapsed",
+        /// Reopened watches.
+        pub(crate) reopened: Counter = "watches_reopened",
+        /// Watches that exceeded their silence deadline.
+        pub(crate) silent: Counter = "watches_silent",
+        /// Relists of all watches.
+        pub(crate) rebuilds: Counter = "rebuilds",
+        /// Failed renewals of the canary Lease.
+        pub(crate) canary_failed: Counter = "canary_failures",
+        /// Refused plans.
+        pub(crate) plans_refused: Counter = "plans_refused",
+        /// Refused settings of the ConfigMap.
+        pub(crate) settings_refused: Counter = "settings_refused",
+        /// Failed writes of the agent's identity Secret.
+        pub(crate) identity_writes_failed: Counter = "identity_writes_failed",
+        /// Refused sets of key, chain and trust bundle.
+        pub(crate) identity_refused: Counter = "identities_refused",
+        /// Expiry of the certificate, Unix time.
+        pub(crate) certificate_not_after: Gauge = "certificate_not_after_seconds",
+        /// Time since which certificate renewals fail, Unix time; 0 if they do not.
+        pub(crate) renewal_failed_since: Gauge = "certificate_renewal_failed_since_seconds",
+        /// Offset added to the clock for signatures, in seconds.
+        pub(crate) clock_offset: Gauge = "clock_offset_seconds",
+        /// Time of the last accepted request, Unix time; 0 before.
+        pub(crate) answered: Gauge = "last_taken_timestamp_seconds",
+        /// Time since the last round trip of the canary, in seconds; -1 before.
+        canary_age: Gauge = "canary_age_seconds",
+        /// Events waiting to be sent.
+        waiting: Gauge = "events_waiting",
+        /// Parked events, which cannot be sent.
+        parked: Gauge = "events_parked",
+        /// Sent events that are not settled.
+        unsettled: Gauge = "events_unsettled",
+        /// Watches of the plan.
+        watches: Gauge = "watches",
+        /// Watches with failing list or watch requests.
+        failing: Gauge = "watches_failing",
+        /// Watches above their object limit.
+        coarse: Gauge = "watches_coarse",
+        /// Objects in the index.
+        objects: Gauge = "objects",
+        incumbent: Incumbent = _,
+    }
 }
 
-/// The incumbent's metrics, with the names, labels and semantics that existing dashboards use.
-#[derive(Clone, Default)]
-struct Incumbent {
-    requests: Counter,
-    failed: Family<ErrorReasonLabel, Counter>,
-    duration: Gauge<f64, AtomicU64>,
+metric_set! {
+    /// The incumbent's metrics, with the names, labels and semantics that existing dashboards use.
+    struct Incumbent {
+        /// Requests with events to the control plane, including retries, without heartbeats.
+        requests: Counter = "watcher_kcp_requests",
+        /// Failed requests with events: request-setup (it could not be built) or failed-request (no response, or a
+        /// refusal).
+        failed: Family<ErrorReasonLabel, Counter> = "watcher_failed_kcp",
+        /// Duration of the last request with events in seconds.
+        duration: Gauge<f64, AtomicU64> = "watcher_request_duration",
+        /// FIPS mode of the cryptography: always 0, off.
+        fips_mode: Gauge = "watcher_fips_mode",
+    }
+}
+
+/// Creates a histogram from 1 ms to about an hour.
+fn seconds() -> Histogram {
+    Histogram::new(exponential_buckets(0.001, 2.5, 17))
 }
 
 impl Incumbent {
-    fn register(&self, registry: &mut Registry) {
-        let requests = "Requests with events to the control plane, including retries, without heartbeats";
-        registry.register("watcher_kcp_requests", requests, self.requests.clone());
-        let failed = "Failed requests with events: request-setup (it could not be built) or failed-request (no response, or a refusal)";
-        registry.register("watcher_failed_kcp", failed, self.failed.clone());
-        let duration = "Duration of the last request with events in seconds";
-        registry.register("watcher_request_duration", duration, self.duration.clone());
-        let fips = "FIPS mode of the cryptography: always 0, off";
-        registry.register("watcher_fips_mode", fips, <Gauge>::default());
-    }
-
     fn requested(&self, outcome: RequestOutcome, took: Duration) {
         self.requests.inc();
         self.duration.set(took.as_secs_f64());
@@ -220,43 +227,6 @@ impl Incumbent {
             RequestOutcome::Refused(_) | RequestOutcome::Connect | RequestOutcome::NoResponse => "failed-request",
         };
         self.failed.get_or_create(&ErrorReasonLabel { error_reason }).inc();
-    }
-}
-
-impl Default for Metrics {
-    fn default() -> Self {
-        // 1 ms to about an hour.
-        let seconds = || Histogram::new(exponential_buckets(0.001, 2.5, 17));
-        Self {
-            events: Family::default(),
-            late: Counter::default(),
-            accepted: seconds(),
-            settled: seconds(),
-            requests: Family::default(),
-            retried: Family::default(),
-            refused_events: Family::default(),
-            epochs: Family::default(),
-            lists: Family::default(),
-            watch_failures: Family::default(),
-            watch_objects: Family::default(),
-            incumbent: Incumbent::default(),
-            coalesced: Counter::default(),
-            collapsed: Counter::default(),
-            reopened: Counter::default(),
-            silent: Counter::default(),
-            rebuilds: Counter::default(),
-            canary_failed: Counter::default(),
-            plans_refused: Counter::default(),
-            settings_refused: Counter::default(),
-            identity_writes_failed: Counter::default(),
-            identity_refused: Counter::default(),
-            certificate_not_after: Gauge::default(),
-            renewal_failed_since: Gauge::default(),
-            clock_offset: Gauge::default(),
-            answered: Gauge::default(),
-            canary_age: Gauge::default(),
-            figures: Default::default(),
-        }
     }
 }
 
@@ -270,83 +240,11 @@ impl Metrics {
     /// A registry of all metrics: Tidewatch's with a prefix, the incumbent's without.
     pub(crate) fn registry(&self) -> Registry {
         let mut registry = Registry::default();
-        self.incumbent.register(&mut registry);
+        self.incumbent.register_in(&mut registry);
         let ours = registry.sub_registry_with_prefix("tidewatch_agent");
-        self.register_families(ours);
-        self.register_counters(ours);
+        ours.register_build_info(env!("CARGO_PKG_VERSION"));
+        self.register_in(ours);
         registry
-    }
-
-    fn register_families(&self, registry: &mut Registry) {
-        let build = Family::<BuildLabel, Gauge>::default();
-        build.get_or_create(&BuildLabel { version: env!("CARGO_PKG_VERSION") }).set(1);
-        registry.register("build_info", "Which build this is; always 1", build);
-        let events = "Events with an assigned sequence, by change; in a new epoch an unsettled change gets another one";
-        registry.register("events", events, self.events.clone());
-        let help = "Requests that carried the events of an earlier one, by route";
-        registry.register("requests_retried", help, self.retried.clone());
-        let reasons: [(&str, &str, &Family<ReasonLabel, Counter>); 3] = [
-            ("events_refused", "Single events refused by the receiver, by reason", &self.refused_events),
-            ("epochs", "Epochs begun after the first, by reason; each resends all unsettled events", &self.epochs),
-            ("lists", "Lists begun, by reason", &self.lists),
-        ];
-        for (name, help, count) in reasons {
-            registry.register(name, help, count.clone());
-        }
-        let help = "Failed lists and watches, by kind of failure";
-        registry.register("watch_failures", help, self.watch_failures.clone());
-        registry.register("requests", "Requests to the receiver, by route and outcome", self.requests.clone());
-        let help = "Objects in the index, by watch of the plan";
-        registry.register("watch_objects", help, self.watch_objects.clone());
-        let help = "Time from the observation of a change to the acceptance of its event, in seconds";
-        registry.register("event_accepted_seconds", help, self.accepted.clone());
-        let help = "Time from the observation of a change to the end of all reconciles of its event, in seconds";
-        registry.register("event_settled_seconds", help, self.settled.clone());
-    }
-
-    fn register_counters(&self, registry: &mut Registry) {
-        let counters = [
-            ("events_late", "Events first sent more than a second after their observation", &self.late),
-            ("changes_coalesced", "Changes merged into an event that had not been sent yet", &self.coalesced),
-            ("events_collapsed", "Collapses of single events into one event for the whole watch", &self.collapsed),
-            ("watches_reopened", "Reopened watches", &self.reopened),
-            ("watches_silent", "Watches that exceeded their silence deadline", &self.silent),
-            ("rebuilds", "Relists of all watches", &self.rebuilds),
-            ("canary_failures", "Failed renewals of the canary Lease", &self.canary_failed),
-            ("plans_refused", "Refused plans", &self.plans_refused),
-            ("settings_refused", "Refused settings of the ConfigMap", &self.settings_refused),
-            ("identity_writes_failed", "Failed writes of the agent's identity Secret", &self.identity_writes_failed),
-            ("identities_refused", "Refused sets of key, chain and trust bundle", &self.identity_refused),
-        ];
-        for (name, help, counter) in counters {
-            registry.register(name, help, counter.clone());
-        }
-        let [waiting, parked, unsettled, watches, failing, coarse, objects] = &self.figures;
-        let gauges = [
-            ("certificate_not_after_seconds", "Expiry of the certificate, Unix time", &self.certificate_not_after),
-            (
-                "certificate_renewal_failed_since_seconds",
-                "Time since which certificate renewals fail, Unix time; 0 if they do not",
-                &self.renewal_failed_since,
-            ),
-            ("last_taken_timestamp_seconds", "Time of the last accepted request, Unix time; 0 before", &self.answered),
-            ("clock_offset_seconds", "Offset added to the clock for signatures, in seconds", &self.clock_offset),
-            (
-                "canary_age_seconds",
-                "Time since the last round trip of the canary, in seconds; -1 before",
-                &self.canary_age,
-            ),
-            ("events_waiting", "Events waiting to be sent", waiting),
-            ("events_parked", "Parked events, which cannot be sent", parked),
-            ("events_unsettled", "Sent events that are not settled", unsettled),
-            ("watches", "Watches of the plan", watches),
-            ("watches_failing", "Watches with failing list or watch requests", failing),
-            ("watches_coarse", "Watches above their object limit", coarse),
-            ("objects", "Objects in the index", objects),
-        ];
-        for (name, help, gauge) in gauges {
-            registry.register(name, help, gauge.clone());
-        }
     }
 
     /// An event got its sequence; `since` is the time of its observation, in Unix milliseconds.
@@ -416,8 +314,15 @@ impl Metrics {
             self.watch_objects.get_or_create(&WatchLabel { watch }).set(i64::try_from(count).unwrap_or(i64::MAX));
         }
         let Stats { waiting, parked, unsettled, watches, failing, coarse, objects } = figures;
-        let values = [waiting, parked, unsettled, watches, failing, coarse, objects];
-        for (gauge, value) in self.figures.iter().zip(values) {
+        for (gauge, value) in [
+            (&self.waiting, waiting),
+            (&self.parked, parked),
+            (&self.unsettled, unsettled),
+            (&self.watches, watches),
+            (&self.failing, failing),
+            (&self.coarse, coarse),
+            (&self.objects, objects),
+        ] {
             gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
         }
         self.canary_age.set(canary_age.map_or(-1, |age| i64::try_from(age).unwrap_or(i64::MAX)));

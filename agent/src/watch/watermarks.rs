@@ -124,15 +124,6 @@ impl Drop for Watermark {
 }
 
 #[cfg(test)]
-impl Watermarks {
-    /// True if a renewal with this version, sent now, would be below the watermark of a watch.
-    pub(crate) fn is_above(&self, version: u64) -> bool {
-        self.mark();
-        self.any_above(version)
-    }
-}
-
-#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -73,7 +73,7 @@ pub(super) async fn build(process: &Process) -> Result<Receiver> {
     let client = kube_config(config.kubeconfig.as_deref()).await?;
     let client = crate::kube::client::client(&client, fence).context("build the client of the control plane")?;
     let (stores, writers) = changes::stores();
-    let counters = Counters::register(&mut metrics, lease, pki, stores.kymas.clone());
+    let counters = Counters::register_all(&mut metrics, lease, pki, stores.kymas.clone());
     let installs = config.installer.settings(&config.trust_domain);
     let fleet = RuntimeTable::new(process.instance, table_settings(config), counters.fleet.clone(), Instant::now());
     #[cfg(feature = "stamps")]

@@ -3,10 +3,7 @@
 
 use kube::runtime::reflector::Store;
 use prometheus_client::metrics::gauge::Gauge;
-use tidewatch_shared::{
-    api::Kyma,
-    metrics::{MetricDescription, Registry},
-};
+use tidewatch_shared::{api::Kyma, metric_set, metrics::MetricDescription};
 
 use crate::{
     app::changes,
@@ -21,68 +18,62 @@ use crate::{
     telemetry::Metrics,
 };
 
-/// Metrics of each component.
-pub(super) struct Counters {
-    pub(super) fleet: table::Metrics,
-    pub(super) access: runtime_access::Metrics,
-    pub(super) catalog: catalog::Metrics,
-    pub(super) kcp: crate::kube::Metrics,
-    pub(super) event_path: event_path::Metrics,
-    pub(super) kyma: kyma::Metrics,
-    pub(super) installer: installer::Metrics,
-    pub(super) gateway: gateway::Metrics,
-    pub(super) enrolment: enrolment::Metrics,
-    /// Connections and requests of the enrolment port.
-    pub(super) enrolment_port: gateway::PortMetrics,
-    pub(super) v2: v2::Metrics,
-    pub(super) recorder: recorder::Metrics,
+metric_set! {
+    /// Metrics of each component.
+    pub(super) struct Counters {
+        pub(super) fleet: table::Metrics = ..,
+        pub(super) access: runtime_access::Metrics = ..,
+        pub(super) catalog: catalog::Metrics = ..,
+        pub(super) kcp: crate::kube::Metrics = ..,
+        pub(super) event_path: event_path::Metrics = ..,
+        pub(super) kyma: kyma::Metrics = ..,
+        pub(super) installer: installer::Metrics = ..,
+        pub(super) enrolment: enrolment::Metrics = ..,
+        pub(super) recorder: recorder::Metrics = ..,
+        pub(super) gateway: gateway::Metrics = _,
+        /// Connections and requests of the enrolment port.
+        pub(super) enrolment_port: gateway::PortMetrics = _,
+        pub(super) v2: v2::Metrics = _,
+        incumbent: Incumbent = _,
+    }
+}
+
+metric_set! {
+    /// Metrics with the incumbent's names that never change.
+    struct Incumbent {
+        /// FIPS mode of the cryptography: always 0, off.
+        fips_mode: Gauge = "lifecycle_mgr_fips_mode",
+    }
 }
 
 impl Counters {
-    /// Makes and registers all metrics.
-    pub(super) fn register(
+    /// Creates all metrics and registers them, each under its prefix.
+    pub(super) fn register_all(
         metrics: &mut Metrics,
         lease: &leader::Metrics,
         pki: &pki::Metrics,
         kymas: Store<Kyma>,
     ) -> Self {
+        let registry = metrics.tidewatch();
+        lease.register_in(registry);
+        pki.register_in(registry);
+        let counters = Self::register(registry);
+        counters.gateway.register_in(registry.sub_registry_with_prefix("gateway"));
+        counters.enrolment_port.register_in(registry.sub_registry_with_prefix("enrolment"));
         let incumbent = metrics.incumbent();
         recorder::register_states(incumbent, kymas);
-        let requeues = kyma::Requeues::register(incumbent);
-        let v2 = v2::Metrics::register(incumbent.sub_registry_with_prefix("watcher_listener"));
-        fips(incumbent);
-        pki.register_incumbent(incumbent);
-        let registry = metrics.tidewatch();
-        lease.register(registry);
-        pki.register(registry);
-        let counters = Self {
-            fleet: table::Metrics::register(registry),
-            access: runtime_access::Metrics::register(registry),
-            catalog: catalog::Metrics::register(registry),
-            kcp: crate::kube::Metrics::register(registry),
-            event_path: event_path::Metrics::register(registry),
-            kyma: kyma::Metrics::register(registry, requeues),
-            installer: installer::Metrics::register(registry),
-            gateway: gateway::Metrics::register(registry.sub_registry_with_prefix("gateway")),
-            enrolment: enrolment::Metrics::register(registry),
-            enrolment_port: gateway::PortMetrics::register(registry.sub_registry_with_prefix("enrolment")),
-            v2,
-            recorder: recorder::Metrics::register(registry),
-        };
-        counters.fleet.register_incumbent(metrics.incumbent());
+        pki.incumbent.register_in(incumbent);
+        counters.incumbent.register_in(incumbent);
+        counters.kyma.requeues.register_in(incumbent);
+        counters.fleet.incumbent.register_in(incumbent);
+        counters.v2.register_in(incumbent.sub_registry_with_prefix("watcher_listener"));
         counters
     }
-}
-
-/// Registers the incumbent's gauge of its cryptography's FIPS mode; the receiver has no such mode.
-fn fips(registry: &mut Registry) {
-    let help = "Whether cryptography runs in FIPS mode: always 0, which is off";
-    registry.register("lifecycle_mgr_fips_mode", help, <Gauge>::default());
 }
 
 /// Descriptions of all metrics of an active receiver.
 pub(super) fn described() -> Vec<MetricDescription> {
     let (mut metrics, (stores, _)) = (Metrics::new(), changes::stores());
-    Counters::register(&mut metrics, &leader::Metrics::default(), &pki::Metrics::default(), stores.kymas);
+    Counters::register_all(&mut metrics, &leader::Metrics::default(), &pki::Metrics::default(), stores.kymas);
     metrics.described()
 }

@@ -1,5 +1,6 @@
 //! Ledger of one epoch of a runtime: sequences received, their watches, and how far the work of each watch is settled.
 
+use serde::{Deserialize, Serialize};
 use tidewatch_shared::{
     digest::Digest,
     exchange::Settled,
@@ -255,8 +256,7 @@ impl Ledger {
             accepted: self.sequences.accepted(),
             since: self.sequences.since(),
             missing: self.sequences.missing(),
-            settled: self.settled(planned),
-            unsettled: self.missing(planned, 0),
+            unsettled: self.missing(planned, 0).iter().collect(),
             resend: self.resend(),
             duplicates: self.duplicates,
             reordered: self.reordered,
@@ -284,7 +284,8 @@ fn advance(
 }
 
 /// Summary of one epoch of a runtime.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct EpochView {
     /// The epoch.
     pub epoch: Epoch,
@@ -294,10 +295,8 @@ pub struct EpochView {
     pub since: u64,
     /// Number of missing sequences below the highest recorded.
     pub missing: u64,
-    /// Per watch: sequence up to which all work has ended.
-    pub settled: Settled,
-    /// Work that recorded events still wait for.
-    pub unsettled: WorkSet,
+    /// Work for which recorded events are not settled.
+    pub unsettled: Vec<Work>,
     /// Watches for which a `watch.changed` is awaited, after a digest mismatch or because events sent earlier are
     /// unknown here.
     pub resend: Vec<String>,

@@ -39,7 +39,7 @@ pub use metrics::Metrics;
 pub use runtime_trust::RuntimeTrust;
 pub use trust::TrustAnnouncement;
 pub(crate) use view::PathReport;
-pub use view::RuntimeView;
+pub use view::{PathView, RuntimeView};
 
 use crate::{
     base::key::KymaKey,
@@ -138,8 +138,7 @@ impl RuntimeTable {
         let mut state = State::new(settings.slots, settings.seed);
         let Settings { heartbeat, max_heartbeats_per_second: per_second, away_after, .. } = settings;
         state.pace = HeartbeatPacing { heartbeat, per_second, away_after };
-        let interval = HeartbeatInterval::default();
-        interval.set(state.interval());
+        let interval = HeartbeatInterval::new(state.interval());
         let (notify, state) = (Notify::new(), Mutex::new(state));
         let forward = forward::Wakeups::default();
         Self(Arc::new(Inner { instance, settings, started, metrics, interval, notify, forward, state }))

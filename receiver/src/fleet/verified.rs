@@ -70,10 +70,3 @@ impl<T> Verified<T> {
         Self::new(runtime.clone(), VerifiedSignature::unchecked(created, nonce), payload)
     }
 }
-
-#[cfg(test)]
-impl EventBatch {
-    pub(crate) const fn new(events: Vec<Received>) -> Self {
-        Self { events, traceparent: None }
-    }
-}

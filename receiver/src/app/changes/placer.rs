@@ -111,7 +111,8 @@ mod tests {
     /// Returns an error unless the table has a Kyma for the runtime's events.
     fn accepts_events(fleet: &RuntimeTable, runtime: &str) -> Result<(), PlacementError> {
         let runtime: RuntimeId = runtime.parse().unwrap();
-        fleet.events(Verified::unchecked(&runtime, Epoch::new(1), 1, EventBatch::new(Vec::new()))).map(drop)
+        let batch = EventBatch { events: Vec::new(), traceparent: None };
+        fleet.events(Verified::unchecked(&runtime, Epoch::new(1), 1, batch)).map(drop)
     }
 
     #[test]

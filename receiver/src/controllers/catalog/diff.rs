@@ -236,6 +236,12 @@ mod tests {
         serde_json::from_value(object).unwrap()
     }
 
+    fn inventory(entries: impl IntoIterator<Item = (ObjectId, InventoryEntry)>) -> Inventory {
+        let mut inventory = Inventory::default();
+        inventory.entries = entries.into_iter().collect();
+        inventory
+    }
+
     fn catalog() -> DesiredCatalog {
         DesiredCatalog::new([Arc::new(desired(Kind::Template, "t", json!({"n": 1, "list": [{"name": "x"}]})))])
     }
@@ -308,7 +314,7 @@ mod tests {
         let unknown = InventoryEntry::new(ContentHash::UNKNOWN, &managed);
         assert_eq!(action_for(&id, &held, Some(&managed), None), Action::UpToDate(unknown));
         assert_eq!(action_for(&id, &held, None, Some(&entry)), Action::Ignore);
-        let inventory = Inventory::with_entries([(id, entry)].into_iter().collect());
+        let inventory = inventory([(id, entry)]);
         assert_eq!(diff_inventory(&held, &inventory), Steps::default());
     }
 
@@ -321,7 +327,7 @@ mod tests {
             (changed.id.clone(), entry_with(ContentHash::of(&json!("old")))),
             (ObjectId::new(Kind::ReleaseMeta, "gone"), entry_with(same.hash)),
         ]);
-        let inventory = Inventory::with_entries(entries.into_iter().collect());
+        let inventory = inventory(entries);
         let steps = diff_inventory(&DesiredCatalog::new([same, changed, new].map(Arc::new)), &inventory);
         let applies: Vec<_> = steps.applies.iter().map(|apply| (&*apply.desired.id.name, apply.present)).collect();
         assert_eq!(applies, [("b", true), ("c", false)]);
@@ -333,7 +339,7 @@ mod tests {
         let catalog = catalog();
         let id = ObjectId::new(Kind::Template, "t");
         let entry = InventoryEntry::new(catalog.get(&id).unwrap().hash, &observed(|_| ()));
-        let inventory = Inventory::with_entries([(id, entry)].into_iter().collect());
+        let inventory = inventory([(id, entry)]);
         let event = |resource: &str, namespace: &str, name: &str, version: &str, uid: &str, change| Object {
             subject: Subject {
                 group: GROUP.to_owned(),

@@ -70,12 +70,6 @@ struct Stored {
 }
 
 impl Inventory {
-    /// Creates an inventory of these entries that is not stored yet.
-    #[must_use]
-    pub fn with_entries(entries: ShortMap<ObjectId, InventoryEntry>) -> Self {
-        Self { entries, ..Self::default() }
-    }
-
     /// Parses the stored form. Returns `None` if any part of it is malformed; the inventory is then rebuilt from the
     /// runtime's objects and overwrites the stored form.
     #[must_use]

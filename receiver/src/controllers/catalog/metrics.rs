@@ -4,26 +4,43 @@ use prometheus_client::{
     encoding::{EncodeLabelSet, EncodeLabelValue},
     metrics::{counter::Counter, family::Family, gauge::Gauge},
 };
-use tidewatch_shared::metrics::Registry;
+use tidewatch_shared::metric_set;
 
 use super::{
     removal_guard::HeldRemoval,
     snapshot::{Omission, OmissionReason},
 };
 
-/// Metrics of catalog sync; clones share the counters.
-#[derive(Clone, Debug, Default)]
-pub struct Metrics {
-    calls: Family<CallLabels, Counter>,
-    blocked: Counter,
-    left_out: Family<ReasonLabel, Gauge>,
-    held_modules: Gauge,
-    held_runtimes: Gauge,
-    enqueued: Counter,
+metric_set! {
+    /// Metrics of catalog sync; clones share the counters.
+    #[derive(Debug)]
+    pub struct Metrics {
+        /// Calls of catalog sync to runtimes, by operation and outcome.
+        calls: Family<CallLabels, Counter> = "catalog_calls",
+        /// Release metas not applied because a required template is missing in the runtime.
+        blocked: Counter = "catalog_held",
+        /// Templates and release metas, or channels of these, left out of every catalog because of a mistake in them.
+        left_out: Family<OmissionLabel, Gauge> = "catalog_left_out" with none_left_out(),
+        /// Modules whose removal from many runtimes waits for a confirmation.
+        held_modules: Gauge = "catalog_held_modules",
+        /// Runtimes that would lose a module, a channel or a version by the removal that waits for a confirmation.
+        held_runtimes: Gauge = "catalog_held_runtimes",
+        /// Runtimes enqueued because the catalog of their class changed.
+        enqueued: Counter = "catalog_woken",
+    }
+}
+
+/// Creates a family that exposes 0 for each reason from the start.
+fn none_left_out() -> Family<OmissionLabel, Gauge> {
+    let family = Family::default();
+    for fault in OmissionReason::WORDS {
+        drop(family.get_or_create(&OmissionLabel { fault }));
+    }
+    family
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ReasonLabel {
+struct OmissionLabel {
     fault: &'static str,
 }
 
@@ -61,30 +78,6 @@ struct CallLabels {
 }
 
 impl Metrics {
-    /// Creates and registers the metrics.
-    #[must_use]
-    pub fn register(registry: &mut Registry) -> Self {
-        let metrics = Self::default();
-        registry.register("catalog_calls", "Calls of catalog sync to runtimes", metrics.calls.clone());
-        registry.register(
-            "catalog_held",
-            "Release metas not applied because a required template is missing in the runtime",
-            metrics.blocked.clone(),
-        );
-        let help =
-            "Templates and release metas, or channels of these, left out of every catalog because of a mistake in them";
-        registry.register("catalog_left_out", help, metrics.left_out.clone());
-        let help = "Modules whose removal from many runtimes waits for a confirmation";
-        registry.register("catalog_held_modules", help, metrics.held_modules.clone());
-        let help =
-            "Runtimes that would lose a module, a channel or a version by the removal that waits for a confirmation";
-        registry.register("catalog_held_runtimes", help, metrics.held_runtimes.clone());
-        let help = "Runtimes enqueued because the catalog of their class changed";
-        registry.register("catalog_woken", help, metrics.enqueued.clone());
-        metrics.update_gauges(&[], None);
-        metrics
-    }
-
     pub(super) fn called(&self, operation: Operation, ok: bool) {
         let outcome = if ok { Outcome::Ok } else { Outcome::Failed };
         self.calls.get_or_create(&CallLabels { operation, outcome }).inc();
@@ -99,7 +92,7 @@ impl Metrics {
         let count = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         for fault in OmissionReason::WORDS {
             let omissions = left_out.iter().filter(|omission| omission.reason.as_str() == fault).count();
-            self.left_out.get_or_create(&ReasonLabel { fault }).set(count(omissions));
+            self.left_out.get_or_create(&OmissionLabel { fault }).set(count(omissions));
         }
         self.held_modules.set(held.map_or(0, |held| count(held.modules.len())));
         self.held_runtimes.set(held.map_or(0, |held| count(held.runtimes)));

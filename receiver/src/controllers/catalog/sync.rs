@@ -17,7 +17,7 @@ use super::{
     metrics::Metrics,
     runtime::{Runtime, WriteResult},
 };
-use crate::base::short_map::ShortMap;
+use crate::{base::short_map::ShortMap, kube::object::is_conflict};
 
 /// Concurrent calls to one runtime.
 const CONCURRENCY: usize = 4;
@@ -291,11 +291,6 @@ impl<'a> SyncRun<'a> {
         self.blocked += ids.len();
         self.inventory.unverified.extend(ids.iter().cloned());
     }
-}
-
-/// Returns whether the resourceVersion is outdated, or the object to create exists already (409).
-fn is_conflict(error: &kube::Error) -> bool {
-    matches!(error, kube::Error::Api(status) if status.code == 409)
 }
 
 fn is_not_found(error: &kube::Error) -> bool {

@@ -1,58 +1,35 @@
 //! Metrics of transitions, polls and written conditions.
 
-use prometheus_client::{
-    encoding::EncodeLabelSet,
-    metrics::{counter::Counter, family::Family, gauge::Gauge},
+use prometheus_client::metrics::{counter::Counter, family::Family, gauge::Gauge};
+use tidewatch_shared::{
+    metric_set,
+    metrics::{ReasonLabel, ResultLabel, StateLabel},
 };
-use tidewatch_shared::metrics::Registry;
 
 use super::{poll_scheduler::PollKind, write::WriteError};
 use crate::fleet::PathState;
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct TransitionLabels {
-    state: &'static str,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct PollLabels {
-    reason: &'static str,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct WriteLabels {
-    result: &'static str,
-}
-
-/// Metrics of the event path controller.
-#[derive(Clone, Default)]
-pub struct Metrics {
-    transitions: Family<TransitionLabels, Counter>,
-    polls: Family<PollLabels, Counter>,
-    repairs: Counter,
-    conditions: Family<WriteLabels, Counter>,
-    waiting: Gauge,
+metric_set! {
+    /// Metrics of the event path controller.
+    pub struct Metrics {
+        /// Transitions of event paths, by their new state; the first state after a start is included.
+        transitions: Family<StateLabel, Counter> = "path_transitions",
+        /// Reconciles enqueued without a known change, by reason: fallback while the event path is not proven,
+        /// verification otherwise.
+        polls: Family<ReasonLabel, Counter> = "path_polls",
+        /// Installations verified because their agent is silent or lacks an object of its own.
+        repairs: Counter = "path_mended",
+        /// Writes of the conditions EventPath, Paused and CARotation, by result; moved means that the Kyma had changed
+        /// since it was read.
+        conditions: Family<ResultLabel, Counter> = "path_conditions",
+        /// Conditions whose write is pending because of the rate limit, backoff or failures.
+        waiting: Gauge = "path_conditions_waiting",
+    }
 }
 
 impl Metrics {
-    /// Creates and registers the metrics.
-    pub fn register(registry: &mut Registry) -> Self {
-        let metrics = Self::default();
-        let help = "Transitions of event paths by their new state, including the first state after a start";
-        registry.register("path_transitions", help, metrics.transitions.clone());
-        let help = "Reconciles enqueued without a known change: fallback while the event path is not proven, verification otherwise";
-        registry.register("path_polls", help, metrics.polls.clone());
-        let help = "Installations verified because their agent is silent or lacks an object of its own";
-        registry.register("path_mended", help, metrics.repairs.clone());
-        let help = "Writes of the conditions EventPath, Paused and CARotation by result; moved means that the Kyma had changed since it was read";
-        registry.register("path_conditions", help, metrics.conditions.clone());
-        let help = "Conditions whose write is pending because of the rate limit, backoff or failures";
-        registry.register("path_conditions_waiting", help, metrics.waiting.clone());
-        metrics
-    }
-
     pub(super) fn transitioned(&self, path: &PathState) {
-        self.transitions.get_or_create(&TransitionLabels { state: path.as_str() }).inc();
+        self.transitions.get_or_create(&StateLabel { state: path.as_str() }).inc();
     }
 
     pub(super) fn polled(&self, kind: PollKind) {
@@ -60,7 +37,7 @@ impl Metrics {
             PollKind::Fallback => "fallback",
             PollKind::Verification => "verification",
         };
-        self.polls.get_or_create(&PollLabels { reason }).inc();
+        self.polls.get_or_create(&ReasonLabel { reason }).inc();
     }
 
     pub(super) fn repaired(&self) {
@@ -73,7 +50,7 @@ impl Metrics {
             Err(WriteError::Conflict) => "moved",
             Err(WriteError::Apply(_) | WriteError::Timeout) => "failed",
         };
-        self.conditions.get_or_create(&WriteLabels { result }).inc();
+        self.conditions.get_or_create(&ResultLabel { result }).inc();
     }
 
     pub(super) fn waiting(&self, count: usize) {

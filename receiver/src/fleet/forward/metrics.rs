@@ -4,7 +4,7 @@ use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge},
 };
-use tidewatch_shared::metrics::Registry;
+use tidewatch_shared::metric_set;
 
 use super::{DeliveryOutcome, Target};
 
@@ -34,39 +34,26 @@ impl ResultLabels {
     }
 }
 
-/// Counters of events forwarded to other managers.
-#[derive(Clone)]
-pub struct Metrics {
-    requests: Family<ResultLabels, Counter>,
-    given_up: Family<TargetLabels, Counter>,
-    no_room: Family<TargetLabels, Counter>,
-    waiting: Family<TargetLabels, Gauge>,
-    parked: Family<TargetLabels, Gauge>,
+metric_set! {
+    /// Counters of events forwarded to other managers.
+    pub struct Metrics {
+        /// Requests to other managers, by result: delivered, refused (3xx, 4xx) or failed; refused and failed ones are
+        /// retried.
+        requests: Family<ResultLabels, Counter> = "forward_requests",
+        /// Events given up because another manager refused them with status 400, 413 or 422 for five minutes; should
+        /// stay zero.
+        given_up: Family<TargetLabels, Counter> = "forward_events_given_up",
+        /// Events refused because a manager's queue was full; their agents keep and retry them.
+        no_room: Family<TargetLabels, Counter> = "forward_events_without_room",
+        /// Objects queued for or in flight to another manager.
+        waiting: Family<TargetLabels, Gauge> = "forward_objects",
+        /// Objects of these that another manager refused and that are retried, from the third refusal on every five
+        /// minutes.
+        parked: Family<TargetLabels, Gauge> = "forward_objects_parked",
+    }
 }
 
 impl Metrics {
-    /// Registers the metrics under the prefix `forward_`.
-    pub fn register(registry: &mut Registry) -> Self {
-        let metrics = Self {
-            requests: Family::default(),
-            given_up: Family::default(),
-            no_room: Family::default(),
-            waiting: Family::default(),
-            parked: Family::default(),
-        };
-        let forward = registry.sub_registry_with_prefix("forward");
-        let help = "Requests to other managers by result: delivered, refused (3xx, 4xx) or failed; refused and failed ones are retried";
-        forward.register("requests", help, metrics.requests.clone());
-        let help = "Events given up because another manager refused them with status 400, 413 or 422 for five minutes; should stay zero";
-        forward.register("events_given_up", help, metrics.given_up.clone());
-        let help = "Events refused because a manager's queue was full; their agents keep and retry them";
-        forward.register("events_without_room", help, metrics.no_room.clone());
-        forward.register("objects", "Objects queued for or in flight to another manager", metrics.waiting.clone());
-        let help = "Objects of these that another manager refused and that are retried, from the third refusal on every five minutes";
-        forward.register("objects_parked", help, metrics.parked.clone());
-        metrics
-    }
-
     pub(crate) fn ended(&self, target: &Target, outcome: DeliveryOutcome, gave_up: bool) {
         self.requests.get_or_create(&ResultLabels::new(target, result(outcome))).inc();
         if gave_up {

@@ -70,7 +70,8 @@ fn work(recorded: &EventsRecord) -> WorkSet {
 }
 
 fn settled(runtime: &Runtime, watch: &str) -> u64 {
-    runtime.epochs().iter().find(|view| view.epoch == E1).and_then(|view| view.settled.get(watch).copied()).unwrap_or(0)
+    let ledger = runtime.epochs.iter().find(|(epoch, _)| *epoch == E1);
+    ledger.and_then(|(_, ledger)| ledger.settled(&runtime.planned).get(watch).copied()).unwrap_or(0)
 }
 
 #[test]

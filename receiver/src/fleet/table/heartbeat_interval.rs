@@ -19,11 +19,9 @@ impl HeartbeatInterval {
         Duration::from_secs(self.0.load(Ordering::Relaxed))
     }
 
-    #[cfg(test)]
-    pub(crate) fn of(interval: Duration) -> Self {
-        let shared = Self::default();
-        shared.set(interval);
-        shared
+    /// Starts with this interval.
+    pub(crate) fn new(interval: Duration) -> Self {
+        Self(Arc::new(AtomicU64::new(interval.as_secs())))
     }
 
     pub(super) fn set(&self, interval: Duration) {

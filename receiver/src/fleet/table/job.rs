@@ -52,13 +52,6 @@ impl Job {
         Self { key, queued, start: Some((fleet, start)), traceparent, cancellation, time_limit }
     }
 
-    /// Creates a job without runtime table, for tests of a single reconcile.
-    #[must_use]
-    pub fn detached(key: KymaKey, queued: QueuedWork) -> Self {
-        let cancellation = CancellationToken::new();
-        Self { key, queued, start: None, traceparent: None, cancellation, time_limit: Duration::MAX }
-    }
-
     /// `traceparent` of its wait in the queue, if events caused it and traces are exported.
     pub(crate) fn traceparent(&self) -> Option<&str> {
         self.traceparent.as_deref()

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeSet,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -18,7 +18,11 @@ use prometheus_client::{
         histogram::{Histogram, exponential_buckets},
     },
 };
-use tidewatch_shared::{event::Reason, metrics::Registry};
+use tidewatch_shared::{
+    event::Reason,
+    metric_set,
+    metrics::{ResultLabel, StateLabel},
+};
 use tokio::time::Instant;
 
 use super::PlacementError;
@@ -31,42 +35,8 @@ use crate::{
 };
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ResultLabel {
-    result: &'static str,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PlaceLabel {
     r#where: &'static str,
-}
-
-/// Counters of events, heartbeats and reconciles, and queue lengths.
-#[derive(Clone)]
-pub struct Metrics {
-    events: Family<ResultLabel, Counter>,
-    refused: Family<ResultLabel, Counter>,
-    heartbeats: Family<ResultLabel, Counter>,
-    placement_errors: Family<ResultLabel, Counter>,
-    reconciles: Family<ResultLabel, Counter>,
-    differing: Counter,
-    user: Gauge,
-    catalog: Gauge,
-    verification: Gauge,
-    waiting: Gauge,
-    in_progress: Gauge,
-    resends: Counter,
-    coalesced: Counter,
-    accepted: Histogram,
-    settled: Histogram,
-    agents_waiting: Gauge,
-    agents_parked: Gauge,
-    certificates_end: Gauge,
-    renewals_failing: Gauge,
-    not_renewed: RenewalFailures,
-    renewals: Counter,
-    oldest: Family<PriorityLabel, Gauge<f64, AtomicU64>>,
-    paths: Family<StateLabel, Gauge>,
-    pub(super) forward: forward::Metrics,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -75,20 +45,70 @@ struct PriorityLabel {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct StateLabel {
-    state: &'static str,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct KymaLabel {
     kyma_name: String,
 }
 
-/// One series for each Kyma with an agent that fails to renew.
-#[derive(Clone, Default)]
-struct RenewalFailures {
-    gauge: Family<KymaLabel, Gauge>,
-    shown: Arc<Mutex<BTreeSet<KymaKey>>>,
+metric_set! {
+    /// Counters of events, heartbeats and reconciles, totals over the agents' heartbeats, and queue lengths.
+    pub struct Metrics {
+        /// Events, by ledger result.
+        events: Family<ResultLabel, Counter> = "fleet_events",
+        /// Events refused individually, by reason.
+        refused: Family<ResultLabel, Counter> = "fleet_refused_events",
+        /// Heartbeats, by result: counted, late, or of an old epoch.
+        heartbeats: Family<ResultLabel, Counter> = "fleet_heartbeats",
+        /// Requests of runtimes without a single Kyma, by reason.
+        placement_errors: Family<ResultLabel, Counter> = "fleet_unplaced",
+        /// Digest mismatches.
+        differing: Counter = "fleet_digest_differences",
+        /// Watches that heartbeat responses requested to be resent.
+        resends: Counter = "fleet_resends_asked",
+        /// Heartbeat responses that requested a certificate renewal because the issuer was replaced.
+        renewals: Counter = "fleet_renewals_asked",
+        /// Time from the agent's observation of a request's first event, by the agent's clock, until its acceptance.
+        accepted: Histogram = "fleet_accepted_seconds" with seconds(),
+        /// Time from acceptance of a reconcile's oldest event until the reconcile ended all its work.
+        settled: Histogram = "fleet_settled_seconds" with seconds(),
+        /// Runtimes, by the state of their event path.
+        paths: Family<StateLabel, Gauge> = "fleet_paths",
+        /// Objects pending in the agents, by their heartbeats.
+        agents_waiting: Gauge = "fleet_agents_waiting",
+        /// Events that the agents cannot send, by their heartbeats.
+        agents_parked: Gauge = "fleet_agents_parked",
+        /// Earliest end of the certificate of an agent with current heartbeats; 0 if none is known.
+        certificates_end: Gauge = "fleet_first_certificate_end_timestamp_seconds",
+        /// Agents with current heartbeats that report a failing certificate renewal.
+        renewals_failing: Gauge = "fleet_renewals_failing",
+        /// Reconciles, by result.
+        reconciles: Family<ResultLabel, Counter> = "queue_passes",
+        /// Kymas, by position in the queue.
+        kymas: Family<PlaceLabel, Gauge> = "queue_kymas",
+        /// The gauges of `kymas`, looked up once, because each step under the table's lock sets them.
+        kymas_by_place: OnceLock<[Gauge; 5]> = _,
+        /// Enqueues that merged into work already queued.
+        coalesced: Counter = "queue_coalesced",
+        /// Waiting time of the Kyma that has been ready longest, by priority.
+        oldest: Family<PriorityLabel, Gauge<f64, AtomicU64>> = "queue_oldest_seconds",
+        pub(super) forward: forward::Metrics = ..,
+        pub(crate) incumbent: RenewalFailures = _,
+    }
+}
+
+/// Creates a histogram from 1 ms to about an hour.
+fn seconds() -> Histogram {
+    Histogram::new(exponential_buckets(0.001, 2.5, 17))
+}
+
+metric_set! {
+    /// Metric with the incumbent's name, for a registry without prefix: one series for each Kyma with an agent that fails
+    /// to renew.
+    pub(crate) struct RenewalFailures {
+        /// Failing certificate renewals: 1 for each Kyma whose agent reports one in its current heartbeats; no series
+        /// for others.
+        gauge: Family<KymaLabel, Gauge> = "lifecycle_mgr_self_signed_cert_not_renew",
+        shown: Arc<Mutex<BTreeSet<KymaKey>>> = _,
+    }
 }
 
 impl RenewalFailures {
@@ -139,97 +159,6 @@ impl FleetTotals {
 }
 
 impl Metrics {
-    /// Creates and registers the metrics.
-    pub fn register(registry: &mut Registry) -> Self {
-        let kymas = Family::<PlaceLabel, Gauge>::default();
-        let gauge = |place| kymas.get_or_create_owned(&PlaceLabel { r#where: place });
-        let metrics = Self {
-            events: Family::default(),
-            refused: Family::default(),
-            heartbeats: Family::default(),
-            placement_errors: Family::default(),
-            reconciles: Family::default(),
-            differing: Counter::default(),
-            user: gauge("user"),
-            catalog: gauge("catalog"),
-            verification: gauge("verification"),
-            waiting: gauge("waiting"),
-            in_progress: gauge("in-work"),
-            resends: Counter::default(),
-            coalesced: Counter::default(),
-            // 1 ms to about an hour.
-            accepted: Histogram::new(exponential_buckets(0.001, 2.5, 17)),
-            settled: Histogram::new(exponential_buckets(0.001, 2.5, 17)),
-            agents_waiting: Gauge::default(),
-            agents_parked: Gauge::default(),
-            certificates_end: Gauge::default(),
-            renewals_failing: Gauge::default(),
-            not_renewed: RenewalFailures::default(),
-            renewals: Counter::default(),
-            oldest: Family::default(),
-            paths: Family::default(),
-            forward: forward::Metrics::register(registry),
-        };
-        metrics.register_fleet(registry);
-        metrics.register_agents(registry);
-        metrics.register_queue(registry, kymas);
-        metrics
-    }
-
-    fn register_fleet(&self, registry: &mut Registry) {
-        registry.register("fleet_events", "Events by ledger result", self.events.clone());
-        registry.register("fleet_refused_events", "Events refused individually, by reason", self.refused.clone());
-        registry.register(
-            "fleet_heartbeats",
-            "Heartbeats by result: counted, late, or of an old epoch",
-            self.heartbeats.clone(),
-        );
-        registry.register(
-            "fleet_unplaced",
-            "Requests of runtimes without a single Kyma, by reason",
-            self.placement_errors.clone(),
-        );
-        registry.register("fleet_digest_differences", "Digest mismatches", self.differing.clone());
-        let help = "Watches that heartbeat responses requested to be resent";
-        registry.register("fleet_resends_asked", help, self.resends.clone());
-        let help = "Heartbeat responses that requested a certificate renewal because the issuer was replaced";
-        registry.register("fleet_renewals_asked", help, self.renewals.clone());
-        let help =
-            "Time from the agent's observation of a request's first event, by the agent's clock, until its acceptance";
-        registry.register("fleet_accepted_seconds", help, self.accepted.clone());
-        let help = "Time from acceptance of a reconcile's oldest event until the reconcile ended all its work";
-        registry.register("fleet_settled_seconds", help, self.settled.clone());
-        registry.register("fleet_paths", "Runtimes by the state of their event path", self.paths.clone());
-    }
-
-    /// Registers totals over the agents' heartbeats.
-    fn register_agents(&self, registry: &mut Registry) {
-        let help = "Objects pending in the agents, by their heartbeats";
-        registry.register("fleet_agents_waiting", help, self.agents_waiting.clone());
-        let help = "Events that the agents cannot send, by their heartbeats";
-        registry.register("fleet_agents_parked", help, self.agents_parked.clone());
-        let help = "Earliest end of the certificate of an agent with current heartbeats; 0 if none is known";
-        registry.register("fleet_first_certificate_end_timestamp_seconds", help, self.certificates_end.clone());
-        let help = "Agents with current heartbeats that report a failing certificate renewal";
-        registry.register("fleet_renewals_failing", help, self.renewals_failing.clone());
-    }
-
-    /// Registers the metrics with the incumbent's names, in a registry without prefix.
-    pub fn register_incumbent(&self, registry: &mut Registry) {
-        let help = "1 for each Kyma with an agent that reports a failing certificate renewal in its current heartbeats; no series for others";
-        registry.register("lifecycle_mgr_self_signed_cert_not_renew", help, self.not_renewed.gauge.clone());
-    }
-
-    /// Registers the queue's metrics; `kymas` holds the gauges by place.
-    fn register_queue(&self, registry: &mut Registry, kymas: Family<PlaceLabel, Gauge>) {
-        registry.register("queue_passes", "Reconciles by result", self.reconciles.clone());
-        registry.register("queue_kymas", "Kymas by position in the queue", kymas);
-        let help = "Enqueues that merged into work already queued";
-        registry.register("queue_coalesced", help, self.coalesced.clone());
-        let help = "Waiting time of the Kyma that has been ready longest, by priority";
-        registry.register("queue_oldest_seconds", help, self.oldest.clone());
-    }
-
     pub(super) fn events(&self, recorded: &EventsRecord) {
         let counts = recorded.counts;
         for (result, count) in [
@@ -286,7 +215,7 @@ impl Metrics {
         self.agents_parked.set(i64::try_from(totals.parked).unwrap_or(i64::MAX));
         self.certificates_end.set(totals.ends.unwrap_or(0));
         self.renewals_failing.set(i64::try_from(totals.renewals_failing.len()).unwrap_or(i64::MAX));
-        self.not_renewed.set(&totals.renewals_failing);
+        self.incumbent.set(&totals.renewals_failing);
     }
 
     /// Updates the metrics that change with time alone.
@@ -315,11 +244,13 @@ impl Metrics {
     }
 
     pub(super) fn queue(&self, queue: &Queue<KymaKey>) {
-        let set = |gauge: &Gauge, count: usize| gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
-        set(&self.user, queue.ready(Priority::User));
-        set(&self.catalog, queue.ready(Priority::Catalog));
-        set(&self.verification, queue.ready(Priority::Verification));
-        set(&self.waiting, queue.waiting());
-        set(&self.in_progress, queue.running());
+        let gauges = self.kymas_by_place.get_or_init(|| {
+            let places = ["user", "catalog", "verification", "waiting", "in-work"];
+            places.map(|place| self.kymas.get_or_create_owned(&PlaceLabel { r#where: place }))
+        });
+        let ready = [Priority::User, Priority::Catalog, Priority::Verification].map(|priority| queue.ready(priority));
+        for (gauge, count) in gauges.iter().zip(ready.into_iter().chain([queue.waiting(), queue.running()])) {
+            gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
     }
 }

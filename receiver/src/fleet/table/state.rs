@@ -11,8 +11,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    PathReport, PlacementError, RuntimeTrust, RuntimeView, heartbeat_interval::HeartbeatPacing, job::ReconcileStart,
-    metrics::FleetTotals, stamps::Stamps, traces::PendingTraces, trust::TrustAnnouncer,
+    PathReport, PathView, PlacementError, RuntimeTrust, RuntimeView, heartbeat_interval::HeartbeatPacing,
+    job::ReconcileStart, metrics::FleetTotals, stamps::Stamps, traces::PendingTraces, trust::TrustAnnouncer,
 };
 use crate::{
     base::{error_class::ErrorClass, key::KymaKey},
@@ -358,30 +358,34 @@ impl State {
         let view = |(key, entry): (&KymaKey, &Entry)| {
             let (heartbeat, last_seen) = entry.runtime.last_heartbeat(now).unzip();
             let plan_revision = heartbeat.and_then(|heartbeat| heartbeat.plan_revision.clone());
+            let renewal_failed_since = heartbeat.and_then(|heartbeat| heartbeat.renewal_failed_since);
             let epochs = entry.runtime.epochs();
+            let unsettled: WorkSet = epochs.iter().flat_map(|epoch| epoch.unsettled.iter().copied()).collect();
             RuntimeView {
-                key: key.clone(),
-                runtime: entry.id.clone(),
+                kyma: key.name.clone(),
+                namespace: key.namespace.clone(),
+                runtime_id: entry.id.as_ref().map(RuntimeId::to_string),
                 ambiguous: self.is_ambiguous(entry),
-                path: entry.runtime.path(thresholds, now),
-                contract: entry.runtime.contract(),
-                last_seen,
-                heartbeat: entry.runtime.interval(thresholds),
-                canary_age: heartbeat.and_then(|heartbeat| heartbeat.canary_age(now)),
+                path: PathView::from(&entry.runtime.path(thresholds, now)),
+                contract: entry.runtime.contract().as_str().to_owned(),
+                last_seen_seconds: last_seen.map(|age| age.as_secs()),
+                heartbeat_seconds: entry.runtime.interval(thresholds).as_secs(),
+                canary_age_seconds: heartbeat.and_then(|heartbeat| heartbeat.canary_age(now)).map(|age| age.as_secs()),
                 agent_version: heartbeat.map(|heartbeat| heartbeat.agent_version.clone()),
                 plan_is_current: plan_revision.as_deref() == Some(entry.runtime.plan_revision()),
                 plan_revision,
                 certificate_not_after: heartbeat.map(|heartbeat| heartbeat.certificate_not_after.clone()),
-                renewal_failed_since: heartbeat.and_then(|heartbeat| heartbeat.renewal_failed_since),
+                renewal_failed_since: renewal_failed_since.map(|since| super::rfc3339(since.into())),
                 waiting: heartbeat.map_or(0, |heartbeat| heartbeat.waiting),
                 parked: heartbeat.map_or(0, |heartbeat| heartbeat.parked),
                 gaps: epochs.iter().map(|epoch| epoch.gaps).sum(),
                 duplicates: epochs.iter().map(|epoch| epoch.duplicates).sum(),
-                epochs,
-                queued: self.queue.queued(key),
-                paused: self.queue.parked(key),
+                unsettled: unsettled.iter().collect(),
+                queued: self.queue.queued(key).iter().collect(),
+                paused: self.queue.parked(key).iter().collect(),
                 in_progress: self.queue.in_progress(key),
                 failures: self.queue.failures(key),
+                epochs,
             }
         };
         self.kymas.iter().map(view).collect()

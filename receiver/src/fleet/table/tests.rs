@@ -18,10 +18,7 @@ use tidewatch_shared::{
 };
 
 use super::*;
-use crate::{
-    base::error_class::ErrorClass,
-    fleet::{Contract, Unproven},
-};
+use crate::{base::error_class::ErrorClass, fleet::Unproven};
 
 const EPOCH: Epoch = Epoch::new(7);
 
@@ -62,7 +59,8 @@ fn send(fleet: &RuntimeTable, n: u32, sequence: u64) -> Result<EventsResponse, P
         time: None,
         traceparent: None,
     };
-    fleet.events(Verified::unchecked(&id(n), EPOCH, 1, EventBatch::new(vec![Ok(event)])))
+    let batch = EventBatch { events: vec![Ok(event)], traceparent: None };
+    fleet.events(Verified::unchecked(&id(n), EPOCH, 1, batch))
 }
 
 fn send_heartbeat(fleet: &RuntimeTable, n: u32, counter: u64) -> HeartbeatResponse {
@@ -183,7 +181,6 @@ async fn dropped_job_counts_as_failed() {
     assert!(fleet.next().now_or_never().is_none(), "in backoff");
     let job = fleet.next().await;
     assert_eq!(job.queued.work, work());
-    drop(Job::detached(key(0), job.queued.clone()));
     assert!(fleet.views()[0].in_progress);
 }
 
@@ -233,8 +230,8 @@ async fn path_is_proven_by_heartbeats() {
     time::advance(Duration::from_secs(90)).await;
     assert!(matches!(fleet.path(&key(0), Instant::now()), Some(PathState::Unproven(_))));
     let view = fleet.views().remove(0);
-    assert_eq!((view.runtime, view.ambiguous, view.epochs.len()), (Some(id(0)), false, 1));
-    assert_eq!(view.last_seen, Some(Duration::from_secs(90)));
+    assert_eq!((view.runtime_id.as_deref(), view.ambiguous, view.epochs.len()), (Some("r-0"), false, 1));
+    assert_eq!(view.last_seen_seconds, Some(90));
 }
 
 #[tokio::test(start_paused = true)]
@@ -288,7 +285,7 @@ async fn legacy_event_enqueues_all_work_and_marks_the_path() {
     fleet.done(job, ReconcileOutcome::ended(work()));
     time::advance(Duration::from_secs(86_400)).await;
     assert_eq!(fleet.path(&key(0), Instant::now()), Some(PathState::Unproven(Unproven::LegacyAgent)));
-    assert_eq!(fleet.views()[0].contract, Contract::V2);
+    assert_eq!(fleet.views()[0].contract, "v2");
     send_heartbeat(&fleet, 0, 1);
     assert_eq!(fleet.path(&key(0), Instant::now()), Some(PathState::Proven));
     assert!(fleet.has_used_v3(&id(0)));
@@ -328,17 +325,17 @@ async fn renewal_failures_are_counted_while_heartbeats_report_them() {
         line.unwrap_or_else(|| panic!("{page}")).to_owned()
     };
     let shown = |n| {
-        let view = fleet.views().into_iter().find(|view| view.key == key(n)).unwrap();
-        view.renewal_failed_since.map(i64::from)
+        let view = fleet.views().into_iter().find(|view| view.kyma == key(n).name).unwrap();
+        view.renewal_failed_since
     };
-    let (since, since_unix) = ("2026-11-21T20:00:00Z", 1_795_291_200);
+    let since = "2026-11-21T20:00:00Z";
     let fails = json!({"notAfter": "", "fingerprint": "", "renewalFailedSince": since});
     assert_eq!(failing(), "0");
     (0..2).for_each(|n| drop(send_heartbeat_with(&fleet, n, 1, &fails)));
     send_heartbeat(&fleet, 2, 1);
-    assert_eq!((failing().as_str(), shown(0), shown(2)), ("2", Some(since_unix), None));
+    assert_eq!((failing().as_str(), shown(0), shown(2)), ("2", Some(since.to_owned()), None));
     send_heartbeat(&fleet, 0, 2);
-    assert_eq!((failing().as_str(), shown(0), shown(1)), ("1", None, Some(since_unix)));
+    assert_eq!((failing().as_str(), shown(0), shown(1)), ("1", None, Some(since.to_owned())));
     time::advance(Duration::from_secs(91)).await;
     assert_eq!(failing(), "0", "an outdated report does not count");
 }
@@ -347,7 +344,7 @@ async fn renewal_failures_are_counted_while_heartbeats_report_them() {
 async fn incumbents_gauge_has_a_series_per_failing_renewal() {
     let (mut ours, mut incumbents) = Default::default();
     let metrics = Metrics::register(&mut ours);
-    metrics.register_incumbent(&mut incumbents);
+    metrics.incumbent.register_in(&mut incumbents);
     let fleet = RuntimeTable::new(Instance::new(1), Settings::default(), metrics, Instant::now());
     (0..3).for_each(|n| fleet.place(key(n), Some(id(n)), plan("1")));
     fleet.set_synced();
@@ -463,7 +460,7 @@ async fn end_of_a_pause_resumes_paused_work_only() {
     let fleet = table_with(4, 2);
     send(&fleet, 0, 1).unwrap();
     fleet.done(fleet.next().await, ReconcileOutcome::default());
-    assert_eq!(fleet.views().iter().filter(|view| view.paused == work()).count(), 1);
+    assert_eq!(fleet.views().iter().filter(|view| WorkSet::of(&view.paused) == work()).count(), 1);
     assert!(fleet.next().now_or_never().is_none());
     assert!(send_heartbeat(&fleet, 0, 1).settled.is_empty(), "a pause settles nothing");
     fleet.unpause();

@@ -298,7 +298,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn over_http1_an_overdue_heartbeat_is_reported_and_delays_the_end_by_age() {
         const S: Duration = Duration::from_secs(1);
-        let settings = Settings { heartbeat_interval: HeartbeatInterval::of(60 * S), max_age: 400 * S, ..settings() };
+        let settings = Settings { heartbeat_interval: HeartbeatInterval::new(60 * S), max_age: 400 * S, ..settings() };
         let opened = Instant::now();
         let lifecycle = Arc::new(ConnectionLifecycle::new(&settings, false, opened, 0));
         drop(lifecycle.begin(opened).accepted());

@@ -12,18 +12,7 @@ use prometheus_client::{
     },
 };
 use tidewatch_shared::metric_set;
-
-/// Reason of a failure or an end.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(super) struct ReasonLabel {
-    pub(super) reason: &'static str,
-}
-
-/// Route of a request; `other` for an unknown one.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(super) struct RouteLabel {
-    pub(super) route: &'static str,
-}
+pub(super) use tidewatch_shared::metrics::{ReasonLabel, RouteLabel};
 
 /// Route and reason of a refusal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]

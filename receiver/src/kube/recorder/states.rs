@@ -16,9 +16,9 @@ use tidewatch_shared::{
 };
 
 const KYMAS: &str = "lifecycle_mgr_kyma_state";
-const KYMAS_HELP: &str = "The state of each Kyma: 1 for the state that it is in, 0 for the others";
+const KYMAS_HELP: &str = "State of each Kyma: 1 for its current state, 0 for the others";
 const MODULES: &str = "lifecycle_mgr_module_state";
-const MODULES_HELP: &str = "The state of each module of each Kyma: 1 for the state that it is in, 0 for the others";
+const MODULES_HELP: &str = "State of each module of each Kyma: 1 for its current state, 0 for the others";
 
 /// States of modules. Kymas have all but the last, `Unmanaged`.
 const STATES: [State; 6] =

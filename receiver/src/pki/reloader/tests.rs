@@ -47,7 +47,7 @@ async fn accepted_leaf(config: &Arc<ServerConfig>, roots: &TrustBundle) -> Optio
 
 fn metric(reloader: &CertificateReloader, line: &str) -> bool {
     let mut metrics = crate::telemetry::Metrics::new();
-    reloader.metrics.register(metrics.tidewatch());
+    reloader.metrics.register_in(metrics.tidewatch());
     metrics.encode().unwrap().lines().any(|exported| exported == line)
 }
 
@@ -155,7 +155,7 @@ async fn certificate_close_to_expiry_sets_the_gauge() {
         let mut is_close = |at| {
             reloader.check_age(at);
             let mut metrics = crate::telemetry::Metrics::new();
-            reloader.metrics.register_incumbent(metrics.incumbent());
+            reloader.metrics.incumbent.register_in(metrics.incumbent());
             let page = metrics.encode().unwrap();
             page.lines().any(|line| line == "lifecycle_mgr_gateway_secret_server_cert_close_to_expiry 1")
         };

@@ -36,18 +36,6 @@ impl UpgradeHandle {
         Self::new(UpgradeState::done(image))
     }
 
-    /// Starts without knowledge of earlier images.
-    #[cfg(test)]
-    pub(crate) fn unknown(image: &str) -> Self {
-        Self::new(UpgradeState::unknown(image, 0))
-    }
-
-    /// Assigns this image to every runtime from now on.
-    #[cfg(test)]
-    pub(crate) fn set_image(&self, image: &str) {
-        self.set(UpgradeState::done(image));
-    }
-
     pub(super) fn new(state: UpgradeState) -> Self {
         Self { state: Arc::new(ArcSwap::from_pointee(state)), observed: Arc::default() }
     }
@@ -89,6 +77,18 @@ impl UpgradeHandle {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl UpgradeHandle {
+        /// Starts without knowledge of earlier images.
+        pub(crate) fn unknown(image: &str) -> Self {
+            Self::new(UpgradeState::unknown(image, 0))
+        }
+
+        /// Assigns this image to every runtime from now on.
+        pub(crate) fn set_image(&self, image: &str) {
+            self.set(UpgradeState::done(image));
+        }
+    }
 
     #[test]
     fn running_since_is_kept_until_the_image_or_availability_changes() {

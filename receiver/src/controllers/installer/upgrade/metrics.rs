@@ -4,7 +4,7 @@ use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge},
 };
-use tidewatch_shared::metrics::Registry;
+use tidewatch_shared::{metric_set, metrics::OutcomeLabel};
 
 use super::{UpgradeState, decide::Counts};
 
@@ -13,42 +13,29 @@ struct AssessmentLabels {
     standing: &'static str,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OutcomeLabels {
-    outcome: &'static str,
-}
-
-/// Metrics of the upgrade; clones share the values.
-#[derive(Clone, Debug, Default)]
-pub struct Metrics {
-    stage: Gauge,
-    under_way: Gauge,
-    halted: Gauge,
-    refused: Gauge,
-    runtimes: Family<AssessmentLabels, Gauge>,
-    writes: Family<OutcomeLabels, Counter>,
+metric_set! {
+    /// Metrics of the upgrade; clones share the values.
+    #[derive(Debug)]
+    pub struct Metrics {
+        /// Agent upgrade in progress: 1 while agents are being upgraded to another image, also when halted; 0 otherwise.
+        under_way: Gauge = "agent_upgrade_under_way",
+        /// Stage of the agent upgrade, from 1; 0 before the first stage and without an upgrade.
+        stage: Gauge = "agent_upgrade_stage",
+        /// Halt of the agent upgrade: 1 while halted because too many upgraded runtimes are not proven, 0 otherwise.
+        halted: Gauge = "agent_upgrade_halted",
+        /// State ConfigMap of the agent upgrade: 1 if it is invalid, so that no agent is upgraded; 0 otherwise.
+        refused: Gauge = "agent_upgrade_state_refused",
+        /// Runtimes during an agent upgrade: proven, pending and failing with the new image, waiting and failing-before
+        /// with another one, unfit (could not be upgraded, or were unwell before) and uncounted (away, paused, being
+        /// deleted).
+        runtimes: Family<AssessmentLabels, Gauge> = "agent_upgrade_runtimes",
+        /// Writes of the ConfigMap with the state of the agent upgrade, by outcome: written, conflict (changed since it
+        /// was read) or failed.
+        writes: Family<OutcomeLabel, Counter> = "agent_upgrade_writes",
+    }
 }
 
 impl Metrics {
-    /// Registers the metrics.
-    pub(in crate::controllers::installer) fn register(registry: &mut Registry) -> Self {
-        let metrics = Self::default();
-        let help = "1 while agents are being upgraded to another image, also when halted; 0 otherwise";
-        registry.register("agent_upgrade_under_way", help, metrics.under_way.clone());
-        let help = "Stage of the agent upgrade, from 1; 0 before the first stage and without an upgrade";
-        registry.register("agent_upgrade_stage", help, metrics.stage.clone());
-        let help = "1 if the agent upgrade has halted because too many upgraded runtimes are not proven, 0 otherwise";
-        registry.register("agent_upgrade_halted", help, metrics.halted.clone());
-        let help = "1 if the ConfigMap with the state of the agent upgrade is invalid, so that no agent is upgraded; 0 otherwise";
-        registry.register("agent_upgrade_state_refused", help, metrics.refused.clone());
-        let help = "Runtimes during an agent upgrade: proven, pending and failing with the new image, waiting and failing-before with another one, \
-                    unfit (could not be upgraded, or were unwell before) and uncounted (away, paused, being deleted)";
-        registry.register("agent_upgrade_runtimes", help, metrics.runtimes.clone());
-        let help = "Writes of the ConfigMap with the state of the agent upgrade, by outcome: written, conflict (changed since it was read) or failed";
-        registry.register("agent_upgrade_writes", help, metrics.writes.clone());
-        metrics
-    }
-
     pub(super) fn set_state(&self, rollout: &UpgradeState, is_refused: bool) {
         self.stage.set(rollout.stage().into());
         self.under_way.set((!rollout.is_done()).into());
@@ -72,6 +59,6 @@ impl Metrics {
     }
 
     pub(super) fn count_write(&self, outcome: &'static str) {
-        self.writes.get_or_create(&OutcomeLabels { outcome }).inc();
+        self.writes.get_or_create(&OutcomeLabel { outcome }).inc();
     }
 }

@@ -44,7 +44,8 @@ fn routes() -> Routes {
 }
 
 fn batch(epoch: u64, events: Vec<Received>) -> Verified<EventBatch> {
-    Verified::unchecked(&id(0), Epoch::new(epoch), 1, EventBatch::new(events)).with_leaf(vec![0x30].into())
+    let batch = EventBatch { events, traceparent: None };
+    Verified::unchecked(&id(0), Epoch::new(epoch), 1, batch).with_leaf(vec![0x30].into())
 }
 
 /// Contract v3 rules of the agent that determine which events it keeps.
@@ -269,9 +270,7 @@ impl Simulation {
         if self.agent.instance.replace(instance).is_some_and(|before| before != instance) {
             return self.agent.renew_epoch();
         }
-        let view = self.fleet.views().remove(0);
-        let epoch = view.epochs.iter().find(|view| view.epoch == Epoch::new(self.agent.epoch));
-        let settled = epoch.and_then(|epoch| epoch.settled.get(WATCH).copied());
+        let settled = self.post(self.agent.epoch, Vec::new()).settled.get(WATCH).copied();
         self.agent.settle(settled.unwrap_or(0));
     }
 
@@ -316,7 +315,7 @@ impl Simulation {
         }
         assert_eq!(self.seen, self.versions);
         assert!(self.agent.waiting.is_empty() && self.agent.sent.is_empty(), "events are never settled");
-        assert_eq!(self.fleet.views()[0].queued, WorkSet::EMPTY, "forwarding enqueues no reconcile");
+        assert_eq!(self.fleet.views()[0].queued, [], "forwarding enqueues no reconcile");
     }
 }
 
@@ -347,7 +346,7 @@ async fn unnamed_objects_are_forwarded_without_a_name_and_settled_on_delivery() 
     let body = r#"{"watched":{"Namespace":"","Name":""},"watchedGvk":{"group":"g","version":"v1","kind":"Thing"}}"#;
     assert_eq!(delivery.event.to_body(), body);
     simulation.fleet.forwarded(&delivery, DeliveryOutcome::Delivered);
-    assert_eq!(simulation.fleet.views()[0].epochs[0].settled[WATCH], 1);
+    assert_eq!(simulation.post(1, Vec::new()).settled[WATCH], 1);
 }
 
 #[tokio::test]
@@ -364,12 +363,11 @@ async fn forwarded_event_is_due_at_once_and_settled_on_delivery() {
     tokio::task::yield_now().await;
     let events = agent.request().unwrap();
     let response = fleet.events(batch(agent.epoch, events)).unwrap();
-    assert!(response.refused.is_empty());
+    assert!(response.refused.is_empty() && response.settled.is_empty());
     let delivery = waiter.await.unwrap();
     assert_eq!((delivery.runtime(), delivery.watch(), &*delivery.event.kind), (&id(0), WATCH, "Thing"));
-    assert_eq!(fleet.views()[0].epochs[0].settled.get(WATCH), None);
     fleet.forwarded(&delivery, DeliveryOutcome::Delivered);
-    assert_eq!(fleet.views()[0].epochs[0].settled.get(WATCH), Some(&2));
+    assert_eq!(fleet.events(batch(agent.epoch, Vec::new())).unwrap().settled[WATCH], 2);
     assert!(fleet.next().now_or_never().is_none(), "no reconcile is queued");
 }
 
@@ -395,7 +393,7 @@ fn without_a_certificate_nothing_is_forwarded() {
     let fleet = receiver(1, Limits::default());
     let mut agent = Agent::default();
     agent.restart();
-    let batch = EventBatch::new(agent.request().unwrap());
+    let batch = EventBatch { events: agent.request().unwrap(), traceparent: None };
     let response = fleet.events(Verified::unchecked(&id(0), Epoch::new(agent.epoch), 1, batch)).unwrap();
     assert_eq!(response.refused.len(), BATCH);
 }

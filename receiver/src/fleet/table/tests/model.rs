@@ -157,11 +157,8 @@ impl Simulation {
         let Request { epoch, created, accepted, number, body } = request;
         let response = match body {
             Body::Events(events) => {
-                let recorded = self
-                    .state
-                    .events(Verified::unchecked(&id, epoch, created, EventBatch::new(events)), self.now)
-                    .unwrap()
-                    .recorded;
+                let batch = Verified::unchecked(&id, epoch, created, EventBatch { events, traceparent: None });
+                let recorded = self.state.events(batch, self.now).unwrap().recorded;
                 self.differing += recorded.counts.differing;
                 let run = Some((recorded.accepted, recorded.since));
                 Response {

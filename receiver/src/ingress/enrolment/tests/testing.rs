@@ -29,7 +29,9 @@ use x509_parser::{prelude::FromDer, public_key::PublicKey, x509::SubjectPublicKe
 use crate::{
     base::key::KymaKey,
     fleet::table::{self, RuntimeTable},
-    ingress::enrolment::{CertificateIssuer, EnrolmentService, Flags, Metrics, Revocations, RuntimeClients, keys},
+    ingress::enrolment::{
+        CertificateIssuer, EnrolmentService, Flags, IssuanceKind, Metrics, Revocations, RuntimeClients, keys,
+    },
     kube::runtime_access::RuntimeAccessError,
     pki::{Authority, CA_VALIDITY, Ca, RUNTIME_VALIDITY},
     testing,
@@ -256,7 +258,7 @@ pub(crate) struct TestBed {
     pub(crate) fleet: RuntimeTable,
     pub(crate) runtime_clients: FakeRuntimeClients,
     pub(crate) revocations: Revocations,
-    pub(crate) metrics: Metrics,
+    pub(crate) registry: Registry,
     pub(crate) first: FakeRuntime,
     pub(crate) second: FakeRuntime,
 }
@@ -269,7 +271,8 @@ impl TestBed {
     pub(crate) fn limited(by_address: Option<u32>) -> Self {
         let counts = table::Metrics::register(&mut Registry::default());
         let fleet = RuntimeTable::new(Instance::new(1), table::Settings::default(), counts, Instant::now());
-        let (runtime_clients, metrics) = (FakeRuntimeClients::default(), Metrics::default());
+        let mut registry = Registry::default();
+        let (runtime_clients, metrics) = (FakeRuntimeClients::default(), Metrics::register(&mut registry));
         let [first, second] = ["a", "b"].map(|kid| FakeRuntime::new(Issuer::p256(kid)));
         for (kyma, runtime, id) in [("k-1", &first, "r-1"), ("k-2", &second, "r-2")] {
             place(&fleet, kyma, id);
@@ -284,9 +287,15 @@ impl TestBed {
             enrolment_address: "127.0.0.1:0".parse().unwrap(),
             enrolment_limit_by_address: by_address.map(|most| most.try_into().unwrap()),
         };
-        let enrolments =
-            EnrolmentService::new(&flags, certificate_issuer.clone(), runtime_clients.clone(), metrics.clone());
-        Self { enrolments, certificate_issuer, fleet, runtime_clients, revocations, metrics, first, second }
+        let enrolments = EnrolmentService::new(&flags, certificate_issuer.clone(), runtime_clients.clone(), metrics);
+        Self { enrolments, certificate_issuer, fleet, runtime_clients, revocations, registry, first, second }
+    }
+
+    /// Number of certificates issued, from the metrics.
+    pub(in crate::ingress::enrolment) fn count_issued(&self, by: IssuanceKind) -> u64 {
+        let series = format!("enrolment_certificates_issued_total{{by=\"{}\"}} ", by.as_str());
+        let page = self.registry.encode().unwrap();
+        page.lines().find_map(|line| line.strip_prefix(&*series)).map_or(0, |count| count.parse().unwrap())
     }
 }
 

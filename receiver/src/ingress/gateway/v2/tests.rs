@@ -385,7 +385,7 @@ async fn changed_files_are_applied_as_a_whole_or_the_last_good_ones_stay() {
     assert_eq!(admitted(&files, &agent, &ca.trust_bundle()).await, None);
     assert!(admitted(&files, &newer, &ca.trust_bundle()).await.is_some_and(|other| other != shown));
     let mut registry = Registry::default();
-    metrics.register(&mut registry);
+    metrics.register_in(&mut registry);
     let page = registry.encode().unwrap();
     for line in ["pki_file_reloads_total{outcome=\"refused\"} 4", "pki_file_reloads_total{outcome=\"taken\"} 1"] {
         assert!(page.lines().any(|known| known == line), "each is counted once: {page}");
