@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn every_flag_is_described() {
         let page = flags().content;
-        assert!(page.contains("| `--authority <AUTHORITY>` | `TIDEWATCH_AUTHORITY` | required |"), "{page}");
+        assert!(page.contains("| `--authority <HOST:PORT>` | `TIDEWATCH_AUTHORITY` | required |"), "{page}");
         let undescribed: Vec<_> = page.lines().filter(|line| line.starts_with("| `") && line.ends_with("|  |")).collect();
         assert!(undescribed.is_empty(), "{undescribed:#?}");
     }

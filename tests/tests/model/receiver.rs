@@ -383,7 +383,7 @@ impl Receiver {
     /// Returns the queued work, or `None` if the receiver is idle.
     pub(crate) fn pending_work(&self) -> Option<WorkSet> {
         let view = self.fleet.views().remove(0);
-        (!view.queued.is_empty() || view.in_progress).then_some(view.queued)
+        (!view.queued.is_empty() || view.in_progress).then(|| WorkSet::of(&view.queued))
     }
 
     /// Returns the watches for which the receiver requests a resend.
