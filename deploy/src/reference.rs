@@ -144,7 +144,8 @@ mod tests {
     fn every_flag_is_described() {
         let page = flags().content;
         assert!(page.contains("| `--authority <HOST:PORT>` | `TIDEWATCH_AUTHORITY` | required |"), "{page}");
-        let undescribed: Vec<_> = page.lines().filter(|line| line.starts_with("| `") && line.ends_with("|  |")).collect();
+        let undescribed: Vec<_> =
+            page.lines().filter(|line| line.starts_with("| `") && line.ends_with("|  |")).collect();
         assert!(undescribed.is_empty(), "{undescribed:#?}");
     }
 
@@ -152,7 +153,8 @@ mod tests {
     fn every_field_is_described() {
         let page = custom_resources().content;
         assert!(page.contains("| `spec.modules[].channel` | string |"), "{page}");
-        let undescribed: Vec<_> = page.lines().filter(|line| line.starts_with("| `") && line.ends_with("|  |")).collect();
+        let undescribed: Vec<_> =
+            page.lines().filter(|line| line.starts_with("| `") && line.ends_with("|  |")).collect();
         assert!(undescribed.is_empty(), "{undescribed:#?}");
     }
 }

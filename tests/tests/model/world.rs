@@ -12,7 +12,13 @@ use tidewatch_receiver::fleet::{
     queue::{Priority, WorkSet},
     table::Metrics as TableMetrics,
 };
-use tidewatch_shared::{digest::Digest, event::Payload, exchange::Settled, identity::Epoch, plan::Work};
+use tidewatch_shared::{
+    digest::Digest,
+    event::{EventId, Payload, Reason},
+    exchange::{EventsResponse, Settled},
+    identity::Epoch,
+    plan::Work,
+};
 use tokio::time;
 
 use crate::{
@@ -297,13 +303,28 @@ impl World {
         }
         let (id, response) = self.responses.remove(at);
         let before = self.agent.stats();
+        let is_current = self.agent.epoch() == id.epoch;
         self.agent.receive_response(id, &response);
+        if let (true, Response::Events(response)) = (is_current, &response) {
+            self.take_back_refused(id.epoch, response);
+        }
         let after = self.agent.stats();
         prop_assert!(
             after.waiting + after.parked >= before.waiting + before.parked,
             "a response acknowledged events that were never sent: {before:?} {after:?}"
         );
         Ok(())
+    }
+
+    /// An event refused as unplanned waits in the agent again, for a new sequence: its old sequence is no longer tracked once the
+    /// agent has received the refusal.
+    fn take_back_refused(&mut self, epoch: Epoch, response: &EventsResponse) {
+        let unplanned = response.refused.iter().filter(|refused| refused.reason == Reason::UnknownWatch);
+        for id in unplanned.filter_map(|refused| refused.id.parse::<EventId>().ok()).filter(|id| id.epoch == epoch) {
+            for (_, sent) in self.unsettled.iter_mut().filter(|((sent, _), _)| *sent == epoch) {
+                sent.remove(&id.sequence);
+            }
+        }
     }
 
     /// Checks that the agent holds at least one event for each watch with a change that no reconcile or delivery has
