@@ -15,7 +15,7 @@ mod disabled {
     use tidewatch_shared::{event::Event, identity::RuntimeId};
 
     #[derive(Default)]
-    pub(in crate::fleet::table) struct Stamps;
+    pub(in crate::fleet::table) struct Stamps(());
 
     pub(in crate::fleet::table) struct StampedEvents;
 
