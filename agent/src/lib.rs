@@ -30,13 +30,13 @@
 //!
 //! # Example
 //!
-//! An installed agent has no flags: receiver, runtime and plan come from its ConfigMap, the identity from enrolment.
+//! An installed agent needs only its enrolment token: receiver and plan come from its ConfigMap.
 //!
 //! ```
 //! use clap::Parser as _;
 //! use tidewatch_agent::config::Config;
 //!
-//! let config = Config::try_parse_from(["tidewatch-agent"])?;
+//! let config = Config::try_parse_from(["tidewatch-agent", "--token-file", "/var/run/tidewatch/token"])?;
 //! assert!(config.receiver_url.is_none() && config.kubeconfig.is_none());
 //! # Ok::<_, clap::Error>(())
 //! ```
