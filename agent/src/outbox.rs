@@ -38,6 +38,7 @@ use tidewatch_shared::{
     exchange::{EventsResponse, Settled},
     identity::{Epoch, Instance, RuntimeId},
     signature::Nonce,
+    variant::VariantName as _,
 };
 use tokio::time::Instant;
 

@@ -4,6 +4,7 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use strum::IntoStaticStr;
 use thiserror::Error;
 
 use crate::{
@@ -64,8 +65,9 @@ impl FromStr for EventId {
 }
 
 /// The change of an object, as far as its metadata shows it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, IntoStaticStr)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum Change {
     /// The object entered the set that the watch selects.
     Created,
@@ -77,20 +79,6 @@ pub enum Change {
     Status,
     /// The object left the set that the watch selects, which does not prove its deletion.
     Deleted,
-}
-
-impl Change {
-    /// The spelling on the wire and in logs.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Created => "created",
-            Self::Spec => "spec",
-            Self::Metadata => "metadata",
-            Self::Status => "status",
-            Self::Deleted => "deleted",
-        }
-    }
 }
 
 /// The subject of an event: `<group>/<version>/<resource>/<namespace>/<name>`. Empty parts are kept.
@@ -244,8 +232,9 @@ pub struct Event {
 }
 
 /// The reason for rejecting one event of a batch (closed set).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, IntoStaticStr)]
 #[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum Reason {
     /// The receiver's plan has no such watch.
     UnknownWatch,
@@ -255,19 +244,6 @@ pub enum Reason {
     Malformed,
     /// Larger than the limit of one event.
     TooLarge,
-}
-
-impl Reason {
-    /// The spelling on the wire, in metrics and in logs.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::UnknownWatch => "unknown-watch",
-            Self::UnknownType => "unknown-type",
-            Self::Malformed => "malformed",
-            Self::TooLarge => "too-large",
-        }
-    }
 }
 
 /// One element of a batch: an event, or the id and the reason of a rejected one.

@@ -13,6 +13,7 @@
 //! | [`enrolment`], [`certificate`], [`forwarded`], [`tls`], [`signature`] | certificates, TLS, and signatures of requests |
 //! | [`digest`], [`hex`] | set digests, which detect lost events |
 //! | [`trace`], `metrics`, [`table`] | traces, metrics, and the output of the command lines |
+//! | [`variant`] | names of enum variants |
 //!
 //! # Design
 //!
@@ -93,3 +94,4 @@ pub mod testing;
 pub mod tls;
 pub mod trace;
 pub mod v2;
+pub mod variant;

@@ -21,6 +21,7 @@ use tidewatch_shared::{
     api::Kyma,
     event::Change,
     names::{SKR_KYMA, SKR_NAMESPACE},
+    variant::VariantName as _,
 };
 use tidewatch_tests::{
     demo::stamps::{self, Stamp},

@@ -5,6 +5,7 @@ use tidewatch_shared::{
     exchange::EventsResponse,
     identity::Instance,
     plan::Plan,
+    variant::VariantName as _,
 };
 
 use super::*;

@@ -22,6 +22,7 @@ use tidewatch_shared::{
     event::Reason,
     metric_set,
     metrics::{ResultLabel, StateLabel},
+    variant::VariantName as _,
 };
 use tokio::time::Instant;
 

@@ -20,6 +20,7 @@ use tidewatch_shared::{
     heartbeat::Heartbeat,
     identity::{RuntimeId, TrustDomain},
     signature, trace,
+    variant::VariantName as _,
 };
 use tokio::time::Instant;
 

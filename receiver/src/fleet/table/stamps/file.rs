@@ -16,6 +16,7 @@ use std::{
 use tidewatch_shared::{
     event::{Event, Payload},
     identity::RuntimeId,
+    variant::VariantName as _,
 };
 
 /// Maximum number of stamps that wait for the file.
