@@ -1,11 +1,15 @@
-//! Shared test fixtures: a client of an API server that is a function, and a temporary folder.
+//! Shared test fixtures: a fake API server, a client of one that is a function, and a temporary folder.
+
+mod api_server;
 
 use std::{convert::Infallible, fs, future, path::PathBuf, sync::Arc};
 
 use bytes::Bytes;
-use http::{Request, Response, StatusCode, request::Parts};
+use http::{Request, StatusCode, request::Parts};
 use http_body_util::{BodyExt as _, Full};
 use kube::{Client, client::Body};
+
+pub(crate) use self::api_server::{FakeApiServer, Fault, Response};
 
 /// Client of a server that computes each response from the request's head and body; `None` never responds.
 pub(crate) fn client<A, T>(namespace: &str, answer: A) -> Client
@@ -22,7 +26,7 @@ where
             // Lets other tasks run between any two requests.
             tokio::task::yield_now().await;
             let Some((status, text)) = answer(&parts, &body) else { return future::pending().await };
-            Ok::<_, Infallible>(Response::builder().status(status).body(Full::new(text.into())).unwrap())
+            Ok::<_, Infallible>(http::Response::builder().status(status).body(Full::new(text.into())).unwrap())
         }
     });
     Client::new(service, namespace)

@@ -1,20 +1,22 @@
-//! A fake API server that keeps one Secret, and a rotation that tests of other modules step through.
+//! A fake KCP with the CA's Secret, and a rotation that tests of other modules step through.
 
-use std::sync::{Arc, Mutex};
+use std::{sync::Arc, time::Duration};
 
-use http::{Method, StatusCode};
+use arc_swap::ArcSwap;
 use k8s_openapi::{ByteString, api::core::v1::Secret};
 use kube::Client;
-use serde_json::json;
+use tidewatch_shared::identity::TrustDomain;
+use tokio::sync::watch;
 
 use super::{
-    CA_VALIDITY, Ca, CertificateReloader, Flags, Metrics, PhaseName, Setup, TlsState,
+    Authority, CA_VALIDITY, Ca, CertificateReloader, Flags, Metrics, PhaseName, Setup, TlsState, Trust,
+    authority::Issuer,
     ca_state::{CaState, Phase, Root},
     tls_state::generate_root,
 };
 use crate::{
     pki::{ProxyIdentity, TlsFlags},
-    testing,
+    testing::FakeApiServer,
 };
 
 fn now() -> i64 {
@@ -23,7 +25,7 @@ fn now() -> i64 {
 
 /// Certificates of a receiver behind a proxy while its CA rotates.
 pub(crate) struct Rotating {
-    fake: Fake,
+    kcp: FakeKcp,
     pub(crate) tls_state: TlsState,
     reloader: CertificateReloader,
     old: Root,
@@ -32,13 +34,14 @@ pub(crate) struct Rotating {
 
 impl Rotating {
     pub(crate) async fn behind(proxy: &ProxyIdentity) -> Self {
-        let (fake, flags, domain) = (Fake::default(), flags(), "kyma.local".parse().unwrap());
-        let tls = TlsFlags { tls_cert: None, tls_key: None, client_ca: None, proxy_ca: None, proxy_identity: None };
-        let (names, proxy) = (vec!["kcp.test".parse().unwrap()], Some(proxy));
-        let setup = Setup { flags: &flags, tls: &tls, names, domain: &domain, namespace: "kcp-system", proxy };
-        let (tls_state, reloader) = TlsState::open(setup, fake.client(), Metrics::default()).await.unwrap();
-        let (old, new) = (fake.ca_state().target().clone(), generate_root(CA_VALIDITY, now()).unwrap());
-        Self { fake, tls_state, reloader, old, new }
+        let (kcp, flags, domain) = (FakeKcp::default(), flags(), "kyma.local".parse().unwrap());
+        let proxy_identity = Some(proxy.clone());
+        let tls = TlsFlags { tls_cert: None, tls_key: None, client_ca: None, proxy_ca: None, proxy_identity };
+        let names = vec!["kcp.test".parse().unwrap()];
+        let setup = Setup { flags: &flags, tls: &tls, names, domain: &domain, namespace: "kcp-system" };
+        let (tls_state, reloader) = TlsState::open(setup, kcp.client(), Metrics::default()).await.unwrap();
+        let (old, new) = (kcp.ca_state().target().clone(), generate_root(CA_VALIDITY, now()).unwrap());
+        Self { kcp, tls_state, reloader, old, new }
     }
 
     /// The initial root, and the one that replaces it.
@@ -48,16 +51,16 @@ impl Rotating {
 
     /// Stores a phase and returns it through the watch. The last one is [`PhaseName::Steady`], with the new root alone.
     pub(crate) fn enter(&mut self, phase: PhaseName) {
-        let (root, next, leaves_end) = (self.old.clone(), self.new.clone(), now() + 86_400);
-        let phase = match phase {
-            PhaseName::Spread => Phase::Spread { root, next },
-            PhaseName::Reissue => Phase::Reissue { root, next, leaves_end },
-            PhaseName::Retire => Phase::Retire { root: next, old: root.ca.trust_bundle(), leaves_end },
-            PhaseName::Steady => Phase::Steady { root: next },
+        let (old, next, leaves_end) = (self.old.clone(), self.new.clone(), now() + 86_400);
+        let (root, phase) = match phase {
+            PhaseName::Spread => (old, Phase::Spread { next }),
+            PhaseName::Reissue => (old, Phase::Reissue { next, leaves_end }),
+            PhaseName::Retire => (next, Phase::Retire { old: old.ca.trust_bundle(), leaves_end }),
+            PhaseName::Steady => (next, Phase::Steady),
         };
-        let ca_state = CaState { phase, since: now(), force_after: None };
-        self.fake.edit(|secret| secret.data = Some(ca_state.write()));
-        self.reloader.apply_secret(self.fake.secret().as_ref(), now());
+        let ca_state = CaState { root, phase, since: now(), force_after: None };
+        self.kcp.edit(|secret| secret.data = Some(ca_state.write()));
+        self.reloader.apply_secret(self.kcp.secret().as_ref(), now());
     }
 }
 
@@ -76,55 +79,28 @@ pub(crate) fn flags() -> Flags {
     <Line as clap::FromArgMatches>::from_arg_matches_mut(&mut matches).unwrap().flags
 }
 
-#[derive(Default)]
-struct State {
-    secret: Option<Secret>,
-    version: u64,
-    calls: Vec<String>,
-    refuses: bool,
+/// A built-in CA in memory that never changes.
+pub(crate) fn fixed_authority(ca: Ca, domain: TrustDomain, validity: Duration) -> Authority {
+    let bundle = ca.trust_bundle();
+    let trust = Trust { agents: bundle.clone(), clients: bundle, issuer: ca.key_id().cloned() };
+    let trust = watch::Sender::new(Arc::new(trust));
+    Authority::new(Issuer::Builtin(ArcSwap::from_pointee(ca)), domain, validity, trust)
 }
 
-/// Handle of the fake server; clones share it.
+/// Id of the CA's Secret.
+pub(crate) const SECRET: &str = "secrets/tidewatch-ca";
+
+/// A fake KCP that stores the CA's Secret. Clones share it.
 #[derive(Clone, Default)]
-pub(crate) struct Fake(Arc<Mutex<State>>);
+pub(crate) struct FakeKcp(pub(crate) FakeApiServer);
 
-impl Fake {
+impl FakeKcp {
     pub(crate) fn client(&self) -> Client {
-        let fake = self.clone();
-        testing::client("kcp-system", move |parts, body| Some(fake.answer(&parts.method, parts.uri.path(), body)))
-    }
-
-    fn answer(&self, method: &Method, path: &str, body: &[u8]) -> (StatusCode, String) {
-        let state = &mut *self.0.lock().unwrap();
-        let named = path.ends_with("/secrets/tidewatch-ca");
-        assert!(named || path == "/api/v1/namespaces/kcp-system/secrets", "{path}");
-        state.calls.push(method.to_string());
-        let failure = |code: StatusCode, reason: &str| {
-            let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason,
-                "message": reason, "code": code.as_u16()});
-            (code, status.to_string())
-        };
-        if state.refuses && method != Method::GET {
-            return failure(StatusCode::FORBIDDEN, "Forbidden");
-        }
-        match (method, &state.secret) {
-            (&Method::GET, Some(secret)) => (StatusCode::OK, serde_json::to_string(secret).unwrap()),
-            (&Method::GET | &Method::PUT, None) => failure(StatusCode::NOT_FOUND, "NotFound"),
-            (&Method::POST, Some(_)) => failure(StatusCode::CONFLICT, "AlreadyExists"),
-            (&Method::POST, None) => (StatusCode::CREATED, state.put(serde_json::from_slice(body).unwrap())),
-            (&Method::PUT, Some(known)) => {
-                let secret: Secret = serde_json::from_slice(body).unwrap();
-                if secret.metadata.resource_version != known.metadata.resource_version {
-                    return failure(StatusCode::CONFLICT, "Conflict");
-                }
-                (StatusCode::OK, state.put(secret))
-            }
-            other => panic!("unexpected {}", other.0),
-        }
+        self.0.client()
     }
 
     pub(crate) fn secret(&self) -> Option<Secret> {
-        self.0.lock().unwrap().secret.clone()
+        Some(serde_json::from_value(self.0.object(SECRET)?).unwrap())
     }
 
     pub(crate) fn ca_state(&self) -> CaState {
@@ -133,10 +109,12 @@ impl Fake {
 
     /// Changes the Secret like another writer.
     pub(crate) fn edit(&self, change: impl FnOnce(&mut Secret)) {
-        let state = &mut *self.0.lock().unwrap();
-        let mut secret = state.secret.clone().unwrap_or_default();
-        change(&mut secret);
-        state.put(secret);
+        self.0.edit(SECRET, |object| {
+            let mut secret =
+                if object.is_null() { Secret::default() } else { serde_json::from_value(object.take()).unwrap() };
+            change(&mut secret);
+            *object = serde_json::to_value(secret).unwrap();
+        });
     }
 
     pub(crate) fn set(&self, key: &str, value: &[u8]) {
@@ -145,27 +123,17 @@ impl Fake {
         });
     }
 
-    pub(crate) fn remove(&self) -> Secret {
-        self.0.lock().unwrap().secret.take().unwrap()
+    pub(crate) fn remove(&self) {
+        self.0.remove(SECRET).unwrap();
     }
 
+    /// Refuses all writes of the Secret, or accepts them again.
     pub(crate) fn refuse(&self, refuses: bool) {
-        self.0.lock().unwrap().refuses = refuses;
+        self.0.refuse("WRITE secrets", refuses.then_some(403));
     }
 
-    /// Drains the recorded calls.
+    /// Takes the recorded requests.
     pub(crate) fn calls(&self) -> Vec<String> {
-        std::mem::take(&mut self.0.lock().unwrap().calls)
-    }
-}
-
-impl State {
-    fn put(&mut self, mut secret: Secret) -> String {
-        self.version += 1;
-        secret.metadata.resource_version = Some(self.version.to_string());
-        secret.metadata.name = Some("tidewatch-ca".to_owned());
-        let text = serde_json::to_string(&secret).unwrap();
-        self.secret = Some(secret);
-        text
+        self.0.calls()
     }
 }

@@ -11,13 +11,13 @@ use crate::{
     fleet::{Verified, table},
     pki::{
         CertificateReloader, FollowState, PhaseName, Setup, TlsFlags,
-        testing::{Fake, flags},
+        testing::{FakeKcp, flags},
     },
 };
 
 /// A receiver with its CA and two runtimes.
 struct World {
-    fake: Fake,
+    kcp: FakeKcp,
     tls_state: TlsState,
     reloader: CertificateReloader,
     fleet: RuntimeTable,
@@ -27,30 +27,31 @@ struct World {
 }
 
 impl World {
-    async fn new(fake: Fake) -> Self {
+    async fn new(kcp: FakeKcp) -> Self {
         let (flags, domain) = (flags(), "kyma.local".parse().unwrap());
         let tls = TlsFlags { tls_cert: None, tls_key: None, client_ca: None, proxy_ca: None, proxy_identity: None };
         let names = vec!["localhost".parse().unwrap()];
-        let setup = Setup { flags: &flags, tls: &tls, names, domain: &domain, namespace: "kcp-system", proxy: None };
+        let setup = Setup { flags: &flags, tls: &tls, names, domain: &domain, namespace: "kcp-system" };
         let metrics = Metrics::default();
-        let (tls_state, reloader) = TlsState::open(setup, fake.client(), metrics.clone()).await.unwrap();
+        let (tls_state, reloader) = TlsState::open(setup, kcp.client(), metrics.clone()).await.unwrap();
         let mut registry = crate::telemetry::Metrics::new();
         let hub_metrics = table::Metrics::register(registry.tidewatch());
         let fleet = RuntimeTable::new(Instance::new(1), table::Settings::default(), hub_metrics, Instant::now());
-        let plan = Arc::new(crate::controllers::watcher::plan::<Arc<tidewatch_shared::api::Watcher>>(&[]).0);
+        let plan =
+            Arc::new(crate::controllers::watcher::plan::<Arc<tidewatch_shared::api::Watcher>>(Vec::new(), &[]).0);
         for name in ["r-1", "r-2"] {
             fleet.place(KymaKey::new("kcp-system", name), Some(name.parse().unwrap()), plan.clone());
         }
         fleet.set_synced();
         let (rotation, rotation_handle) =
-            CaRotation::new(tls_state.clone(), fake.client(), "kcp-system", &flags, fleet.clone(), metrics);
-        Self { fake, tls_state, reloader, fleet, rotation, rotation_handle, counter: 0 }
+            CaRotation::new(tls_state.clone(), kcp.client(), "kcp-system", &flags, fleet.clone(), metrics);
+        Self { kcp, tls_state, reloader, fleet, rotation, rotation_handle, counter: 0 }
     }
 
     /// Kills the receiver and starts another one on the same Secret.
     async fn restart(self) -> Self {
         let counter = self.counter;
-        Self { counter, ..Self::new(self.fake).await }
+        Self { counter, ..Self::new(self.kcp).await }
     }
 
     /// Heartbeat of an agent that follows all announcements at once; returns whether it is requested to renew.
@@ -95,11 +96,11 @@ impl World {
     async fn reconcile(&mut self) -> PhaseName {
         self.rotation.reconcile().await;
         self.watch();
-        self.fake.ca_state().name()
+        self.kcp.ca_state().name()
     }
 
     fn watch(&mut self) {
-        self.reloader.apply_secret(self.fake.secret().as_ref(), unix());
+        self.reloader.apply_secret(self.kcp.secret().as_ref(), unix());
     }
 
     async fn request(&mut self, force_after_seconds: Option<u32>) -> Result<RotationResponse, RotationError> {
@@ -120,8 +121,8 @@ fn empty() -> Heartbeat {
 
 #[tokio::test]
 async fn rotation_advances_as_agents_follow_despite_a_restart_in_each_phase() {
-    let mut world = World::new(Fake::default()).await;
-    let old = world.fake.ca_state().target().id.clone();
+    let mut world = World::new(FakeKcp::default()).await;
+    let old = world.kcp.ca_state().target().id.clone();
     assert_eq!(world.reconcile().await, PhaseName::Steady);
     let target = world.request(None).await.unwrap().target;
     assert_ne!(target, old);
@@ -133,26 +134,26 @@ async fn rotation_advances_as_agents_follow_despite_a_restart_in_each_phase() {
         assert_eq!(world.reconcile().await, phase, "no agent has followed");
         world.beat("r-1");
         assert_eq!(world.reconcile().await, phase, "one has not followed");
-        let progress = world.rotation_handle.progress().unwrap();
+        let progress = world.rotation_handle.progress.borrow().clone().unwrap();
         assert_eq!((progress.phase, progress.waiting_for, progress.runtimes), (phase, 1, 2));
         assert_eq!(progress.stragglers[0].kyma, "kcp-system/r-2");
         world = world.restart().await;
         assert_eq!(world.reconcile().await, phase, "a new receiver has no heartbeat yet");
-        assert_eq!(world.rotation_handle.progress().unwrap().stragglers.len(), 2);
+        assert_eq!(world.rotation_handle.progress.borrow().clone().unwrap().stragglers.len(), 2);
         assert_eq!(world.request(None).await.unwrap().target, target, "it is under way");
         for runtime in ["r-1", "r-2"] {
             world.beat(runtime);
         }
         assert_eq!(world.reconcile().await, next);
     }
-    assert_eq!(world.fake.ca_state().target().id, target);
+    assert_eq!(world.kcp.ca_state().target().id, target);
     assert_eq!(world.tls_state.trust().borrow().clients.roots().len(), 1);
 }
 
 #[tokio::test]
 async fn agents_with_old_leaves_are_requested_to_renew() {
-    let mut world = World::new(Fake::default()).await;
-    let old = world.fake.ca_state().target().id.clone();
+    let mut world = World::new(FakeKcp::default()).await;
+    let old = world.kcp.ca_state().target().id.clone();
     assert!(!world.beat("r-1"));
     world.request(None).await.unwrap();
     let revision = |world: &World| world.tls_state.trust().borrow().agents.revision().to_owned();
@@ -163,51 +164,54 @@ async fn agents_with_old_leaves_are_requested_to_renew() {
         assert_eq!(is_requested, [phase == PhaseName::Reissue; 2], "{phase}");
         world.reconcile().await;
     }
-    assert_eq!(world.fake.ca_state().name(), PhaseName::Reissue, "both still have their old certificates");
-    assert_eq!(world.rotation_handle.progress().unwrap().stragglers[0].behind, StragglerReason::Certificate);
+    assert_eq!(world.kcp.ca_state().name(), PhaseName::Reissue, "both still have their old certificates");
+    assert_eq!(
+        world.rotation_handle.progress.borrow().clone().unwrap().stragglers[0].behind,
+        StragglerReason::Certificate
+    );
 }
 
 #[tokio::test]
 async fn failed_write_changes_nothing_and_is_retried() {
-    let mut world = World::new(Fake::default()).await;
-    world.fake.refuse(true);
+    let mut world = World::new(FakeKcp::default()).await;
+    world.kcp.refuse(true);
     assert_eq!(world.request(None).await, Err(RotationError::Write));
-    assert_eq!(world.fake.ca_state().name(), PhaseName::Steady);
+    assert_eq!(world.kcp.ca_state().name(), PhaseName::Steady);
     assert_eq!(world.tls_state.trust().borrow().agents.roots().len(), 1);
-    world.fake.refuse(false);
+    world.kcp.refuse(false);
     world.request(None).await.unwrap();
-    assert_eq!(world.fake.ca_state().name(), PhaseName::Spread);
+    assert_eq!(world.kcp.ca_state().name(), PhaseName::Spread);
     // Another writer changes the Secret between the read and the write.
     for runtime in ["r-1", "r-2"] {
         world.beat(runtime);
     }
-    world.fake.edit(|secret| secret.metadata.annotations = Some(BTreeMap::new()));
+    world.kcp.edit(|secret| secret.metadata.annotations = Some(BTreeMap::new()));
     world.rotation.not_before = Instant::now();
     world.rotation.reconcile().await;
-    assert_eq!(world.fake.ca_state().name(), PhaseName::Spread, "a conflict writes nothing");
+    assert_eq!(world.kcp.ca_state().name(), PhaseName::Spread, "a conflict writes nothing");
     world.watch();
     assert_eq!(world.reconcile().await, PhaseName::Reissue);
 }
 
 #[tokio::test]
 async fn no_second_write_before_the_watch_returns_the_first() {
-    let mut world = World::new(Fake::default()).await;
+    let mut world = World::new(FakeKcp::default()).await;
     world.rotation.request(RotationRequest::default()).await.unwrap();
     for runtime in ["r-1", "r-2"] {
         world.beat(runtime);
     }
-    world.fake.calls();
+    world.kcp.calls();
     for _ in 0..3 {
         world.rotation.reconcile().await;
     }
-    assert!(world.fake.calls().is_empty());
+    assert!(world.kcp.calls().is_empty());
     world.watch();
-    assert_eq!(world.fake.ca_state().name(), PhaseName::Spread);
+    assert_eq!(world.kcp.ca_state().name(), PhaseName::Spread);
 }
 
 #[tokio::test]
 async fn force_after_can_be_set_on_a_running_rotation() {
-    let mut world = World::new(Fake::default()).await;
+    let mut world = World::new(FakeKcp::default()).await;
     world.request(None).await.unwrap();
     assert_eq!(world.reconcile().await, PhaseName::Spread);
     world.request(Some(0)).await.unwrap();
@@ -218,24 +222,24 @@ async fn force_after_can_be_set_on_a_running_rotation() {
 
 #[tokio::test(start_paused = true)]
 async fn lost_secret_is_recreated_and_a_refused_one_never() {
-    let mut world = World::new(Fake::default()).await;
-    let first = world.fake.ca_state().target().id.clone();
-    world.fake.set("state.json", b"no");
+    let mut world = World::new(FakeKcp::default()).await;
+    let first = world.kcp.ca_state().target().id.clone();
+    world.kcp.set("state.json", b"no");
     world.watch();
-    world.fake.calls();
+    world.kcp.calls();
     world.rotation.reconcile().await;
     tokio::time::advance(RECREATE_DELAY * 2).await;
     world.rotation.reconcile().await;
-    assert!(world.fake.calls().is_empty());
+    assert!(world.kcp.calls().is_empty());
     assert_eq!(world.request(None).await, Err(RotationError::Secret));
 
-    world.fake.remove();
+    world.kcp.remove();
     world.watch();
     world.rotation.reconcile().await;
-    assert!(world.fake.secret().is_none(), "an operator may be about to restore it");
+    assert!(world.kcp.secret().is_none(), "an operator may be about to restore it");
     tokio::time::advance(RECREATE_DELAY).await;
     world.rotation.reconcile().await;
-    let second = world.fake.ca_state().target().id.clone();
+    let second = world.kcp.ca_state().target().id.clone();
     assert_ne!(second, first);
     assert_eq!(
         world.tls_state.trust().borrow().issuer.as_ref(),
@@ -248,10 +252,15 @@ async fn lost_secret_is_recreated_and_a_refused_one_never() {
 
 #[tokio::test(start_paused = true)]
 async fn overdue_stragglers_are_reported_until_they_follow() {
-    let mut world = World::new(Fake::default()).await;
+    let mut world = World::new(FakeKcp::default()).await;
     let key = |name: &str| KymaKey::new("kcp-system", name);
     let follow_states = |world: &World| {
-        world.rotation_handle.stragglers().map(|stragglers| ["r-1", "r-2"].map(|name| stragglers.of(&key(name))))
+        world
+            .rotation_handle
+            .stragglers
+            .borrow()
+            .as_ref()
+            .map(|stragglers| ["r-1", "r-2"].map(|name| stragglers.of(&key(name))))
     };
     assert_eq!(follow_states(&world), None, "before the first reconcile");
     world.reconcile().await;
@@ -264,7 +273,7 @@ async fn overdue_stragglers_are_reported_until_they_follow() {
     tokio::time::advance(overdue_after).await;
     world.reconcile().await;
     assert_eq!(follow_states(&world), Some([FollowState::UpToDate, FollowState::Overdue(StragglerReason::Unheard)]));
-    let old = world.fake.ca_state().target().id.clone();
+    let old = world.kcp.ca_state().target().id.clone();
     world.beat_with("r-2", "0", Some(&old));
     world.reconcile().await;
     assert_eq!(follow_states(&world).unwrap()[1], FollowState::Overdue(StragglerReason::Bundle));

@@ -8,8 +8,8 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 use super::*;
 use crate::{
     pki::{
-        CA_VALIDITY, Ca, Flags, PhaseName, SERVER_VALIDITY, Setup, TlsFlags, TrustBundle, ca_state::Phase,
-        testing::Fake, tls_state::generate_root,
+        CA_VALIDITY, Ca, Flags, Metrics, PhaseName, SERVER_VALIDITY, Setup, TlsFlags, TrustBundle, ca_state::Phase,
+        testing::FakeKcp, tls_state::generate_root,
     },
     testing::Folder,
 };
@@ -26,12 +26,12 @@ fn now() -> i64 {
     jiff::Timestamp::now().as_second()
 }
 
-async fn open(fake: &Fake, arguments: &[String]) -> anyhow::Result<(TlsState, CertificateReloader)> {
+async fn open(kcp: &FakeKcp, arguments: &[String]) -> anyhow::Result<(TlsState, CertificateReloader)> {
     let Line { flags, tls } = Line::parse_from(std::iter::once("x".to_owned()).chain(arguments.iter().cloned()));
     let domain = "kyma.local".parse().unwrap();
     let names = vec!["localhost".parse().unwrap()];
-    let setup = Setup { flags: &flags, tls: &tls, names, domain: &domain, namespace: "kcp-system", proxy: None };
-    TlsState::open(setup, fake.client(), Metrics::default()).await
+    let setup = Setup { flags: &flags, tls: &tls, names, domain: &domain, namespace: "kcp-system" };
+    TlsState::open(setup, kcp.client(), Metrics::default()).await
 }
 
 /// Leaf that a client with these roots accepts; `None` if it rejects the server.
@@ -47,26 +47,26 @@ async fn accepted_leaf(config: &Arc<ServerConfig>, roots: &TrustBundle) -> Optio
 
 fn metric(reloader: &CertificateReloader, line: &str) -> bool {
     let mut metrics = crate::telemetry::Metrics::new();
-    reloader.metrics.register_in(metrics.tidewatch());
+    reloader.tls_state.metrics.register_in(metrics.tidewatch());
     metrics.encode().unwrap().lines().any(|exported| exported == line)
 }
 
 #[tokio::test]
 async fn secret_changes_are_applied_and_unusable_content_changes_nothing() {
-    let fake = Fake::default();
-    let (tls_state, mut reloader) = open(&fake, &[]).await.unwrap();
+    let kcp = FakeKcp::default();
+    let (tls_state, mut reloader) = open(&kcp, &[]).await.unwrap();
     let first = tls_state.trust().borrow().clone();
-    assert!(accepted_leaf(&tls_state.tokens().load(), &first.agents).await.is_some());
-    reloader.apply_secret(fake.secret().as_ref(), now());
+    assert!(accepted_leaf(&tls_state.tokens.load(), &first.agents).await.is_some());
+    reloader.apply_secret(kcp.secret().as_ref(), now());
     assert!(
         matches!(&*tls_state.secret_status().borrow(), CaSecretStatus::Good(_))
             && metric(&reloader, "tidewatch_pki_ca_secret_good 1")
     );
 
-    let good = fake.secret().unwrap();
-    fake.set("state.json", b"{}");
+    let good = kcp.secret().unwrap();
+    kcp.set("state.json", b"{}");
     for _ in 0..3 {
-        reloader.apply_secret(fake.secret().as_ref(), now());
+        reloader.apply_secret(kcp.secret().as_ref(), now());
     }
     assert!(matches!(&*tls_state.secret_status().borrow(), CaSecretStatus::Refused));
     assert!(
@@ -80,45 +80,45 @@ async fn secret_changes_are_applied_and_unusable_content_changes_nothing() {
     assert!(matches!(&*tls_state.secret_status().borrow(), CaSecretStatus::Lost));
     assert_eq!(*tls_state.trust().borrow(), first);
 
-    fake.edit(|secret| secret.data = good.data);
-    reloader.apply_secret(fake.secret().as_ref(), now());
+    kcp.edit(|secret| secret.data = good.data);
+    reloader.apply_secret(kcp.secret().as_ref(), now());
     assert!(matches!(&*tls_state.secret_status().borrow(), CaSecretStatus::Good(_)), "restored");
     assert_eq!(*tls_state.trust().borrow(), first);
 
     // Another CA, as after a restore of another backup: its leaf is served, and only it is trusted.
     let other = CaState::steady(generate_root(CA_VALIDITY, now()).unwrap(), now());
-    fake.edit(|secret| secret.data = Some(other.write()));
-    reloader.apply_secret(fake.secret().as_ref(), now());
+    kcp.edit(|secret| secret.data = Some(other.write()));
+    reloader.apply_secret(kcp.secret().as_ref(), now());
     let second = tls_state.trust().borrow().clone();
     assert_eq!(second.issuer.as_ref(), Some(&other.target().id));
-    let leaf = accepted_leaf(&tls_state.tokens().load(), &second.agents).await.unwrap();
+    let leaf = accepted_leaf(&tls_state.tokens.load(), &second.agents).await.unwrap();
     assert_eq!(leaf.authority.as_ref(), Some(&other.target().id));
-    assert!(accepted_leaf(&tls_state.tokens().load(), &first.agents).await.is_none());
+    assert!(accepted_leaf(&tls_state.tokens.load(), &first.agents).await.is_none());
 }
 
 #[tokio::test]
 async fn each_phase_takes_effect_atomically() {
-    let fake = Fake::default();
-    let (tls_state, mut reloader) = open(&fake, &[]).await.unwrap();
-    let root = fake.ca_state().target().clone();
+    let kcp = FakeKcp::default();
+    let (tls_state, mut reloader) = open(&kcp, &[]).await.unwrap();
+    let root = kcp.ca_state().target().clone();
     let next = generate_root(CA_VALIDITY, now()).unwrap();
     let leaves_end = now() + 86_400;
     for (phase, issuing, serving) in [
-        (Phase::Spread { root: root.clone(), next: next.clone() }, &root, &root),
-        (Phase::Reissue { root: root.clone(), next: next.clone(), leaves_end }, &next, &root),
-        (Phase::Retire { root: next.clone(), old: root.ca.trust_bundle(), leaves_end }, &next, &next),
-        (Phase::Steady { root: next.clone() }, &next, &next),
+        (Phase::Spread { next: next.clone() }, &root, &root),
+        (Phase::Reissue { next: next.clone(), leaves_end }, &next, &root),
+        (Phase::Retire { old: root.ca.trust_bundle(), leaves_end }, &next, &next),
+        (Phase::Steady, &next, &next),
     ] {
-        let state = CaState { phase, since: now(), force_after: None };
-        fake.edit(|secret| secret.data = Some(state.write()));
-        reloader.apply_secret(fake.secret().as_ref(), now());
+        let state = CaState { root: serving.clone(), phase, since: now(), force_after: None };
+        kcp.edit(|secret| secret.data = Some(state.write()));
+        reloader.apply_secret(kcp.secret().as_ref(), now());
         assert_eq!(**tls_state.trust().borrow(), state.trust(), "{state:?}");
-        let leaf = accepted_leaf(&tls_state.tokens().load(), &state.trust().agents).await.unwrap();
+        let leaf = accepted_leaf(&tls_state.tokens.load(), &state.trust().agents).await.unwrap();
         assert_eq!(leaf.authority.as_ref(), Some(&serving.id), "{state:?}");
         let request = rcgen::CertificateParams::default();
         let request = request.serialize_request(&rcgen::KeyPair::generate().unwrap()).unwrap();
         let request = crate::pki::SigningRequest::from_der(request.der()).unwrap();
-        let issued = tls_state.authority().unwrap().issue(&"r-1".parse().unwrap(), &request).await.unwrap();
+        let issued = tls_state.authority.as_ref().unwrap().issue(&"r-1".parse().unwrap(), &request).await.unwrap();
         let leaf = tls::certificates(issued.chain.as_bytes()).unwrap().remove(0);
         assert_eq!(Leaf::read(&leaf).unwrap().authority.as_ref(), Some(&issuing.id), "{state:?}");
     }
@@ -126,24 +126,23 @@ async fn each_phase_takes_effect_atomically() {
 
 #[tokio::test]
 async fn server_leaf_is_renewed_after_two_thirds_of_its_life() {
-    let fake = Fake::default();
-    let (tls_state, mut reloader) =
-        open(&fake, &["--server-certificate-validity-seconds=90".to_owned()]).await.unwrap();
+    let kcp = FakeKcp::default();
+    let (tls_state, mut reloader) = open(&kcp, &["--server-certificate-validity-seconds=90".to_owned()]).await.unwrap();
     let trust = tls_state.trust().borrow().clone();
-    let first = accepted_leaf(&tls_state.tokens().load(), &trust.agents).await.unwrap();
+    let first = accepted_leaf(&tls_state.tokens.load(), &trust.agents).await.unwrap();
     let begun = now();
     reloader.check_age(begun + 55);
-    let same = accepted_leaf(&tls_state.tokens().load(), &trust.agents).await.unwrap();
+    let same = accepted_leaf(&tls_state.tokens.load(), &trust.agents).await.unwrap();
     assert_eq!(same.fingerprint, first.fingerprint);
     reloader.check_age(begun + 61);
-    let renewed = accepted_leaf(&tls_state.tokens().load(), &trust.agents).await.unwrap();
+    let renewed = accepted_leaf(&tls_state.tokens.load(), &trust.agents).await.unwrap();
     assert!(renewed.fingerprint != first.fingerprint && renewed.not_after >= begun + 61 + 90);
 }
 
 #[tokio::test]
 async fn certificate_close_to_expiry_sets_the_gauge() {
     const DAY: i64 = 86_400;
-    let (folder, fake, begun) = (Folder::new("pki-close"), Fake::default(), now());
+    let (folder, kcp, begun) = (Folder::new("pki-close"), FakeKcp::default(), now());
     let ca = Ca::generate("files", begun, CA_VALIDITY).unwrap();
     let roots = folder.put("r", ca.certificate_pem());
     for (days, close) in [(90, 14), (30, 5)] {
@@ -151,11 +150,11 @@ async fn certificate_close_to_expiry_sets_the_gauge() {
         let pair = ca.make_server(&["localhost".parse().unwrap()], begun, life).unwrap();
         let (chain, key) = (folder.put("c", &pair.chain), folder.put("k", &pair.key));
         let arguments = [flag("tls-cert", &chain), flag("tls-key", &key), flag("client-ca", &roots)];
-        let (_, mut reloader) = open(&fake, &arguments).await.unwrap();
+        let (_, mut reloader) = open(&kcp, &arguments).await.unwrap();
         let mut is_close = |at| {
             reloader.check_age(at);
             let mut metrics = crate::telemetry::Metrics::new();
-            reloader.metrics.incumbent.register_in(metrics.incumbent());
+            reloader.tls_state.metrics.incumbent.register_in(metrics.incumbent());
             let page = metrics.encode().unwrap();
             page.lines().any(|line| line == "lifecycle_mgr_gateway_secret_server_cert_close_to_expiry 1")
         };
@@ -167,13 +166,13 @@ async fn certificate_close_to_expiry_sets_the_gauge() {
 
 #[tokio::test]
 async fn expired_ca_is_replaced_at_the_start() {
-    let fake = Fake::default();
+    let kcp = FakeKcp::default();
     let dead = generate_root(Duration::from_secs(60), now() - 3_600).unwrap();
-    fake.edit(|secret| secret.data = Some(CaState::steady(dead.clone(), now() - 3_600).write()));
-    let (tls_state, _) = open(&fake, &[]).await.unwrap();
-    assert_ne!(fake.ca_state().target().id, dead.id);
-    assert_eq!(tls_state.trust().borrow().issuer.as_ref(), Some(&fake.ca_state().target().id));
-    assert_eq!(fake.ca_state().name(), PhaseName::Steady);
+    kcp.edit(|secret| secret.data = Some(CaState::steady(dead.clone(), now() - 3_600).write()));
+    let (tls_state, _) = open(&kcp, &[]).await.unwrap();
+    assert_ne!(kcp.ca_state().target().id, dead.id);
+    assert_eq!(tls_state.trust().borrow().issuer.as_ref(), Some(&kcp.ca_state().target().id));
+    assert_eq!(kcp.ca_state().name(), PhaseName::Steady);
 }
 
 fn flag(name: &str, path: &Path) -> String {
@@ -182,7 +181,7 @@ fn flag(name: &str, path: &Path) -> String {
 
 #[tokio::test]
 async fn valid_files_are_reloaded_and_invalid_ones_keep_the_last_good_content() {
-    let (folder, fake) = (Folder::new("pki-files"), Fake::default());
+    let (folder, kcp) = (Folder::new("pki-files"), FakeKcp::default());
     let ca = Ca::generate("files", now() - 50 * 86_400, CA_VALIDITY).unwrap();
     let make = |at, name: &str| ca.make_server(&[name.parse().unwrap()], at, SERVER_VALIDITY).unwrap();
     let first = make(now(), "localhost");
@@ -191,10 +190,10 @@ async fn valid_files_are_reloaded_and_invalid_ones_keep_the_last_good_content() 
     let roots = folder.put("r", ca.certificate_pem());
     let files = [flag("tls-cert", &chain), flag("tls-key", &key)];
     let arguments = [files.as_slice(), &[flag("client-ca", &roots)]].concat();
-    let (tls_state, mut reloader) = open(&fake, &arguments).await.unwrap();
-    assert!(tls_state.authority().is_none() && fake.calls().is_empty(), "with files KCP is not called");
+    let (tls_state, mut reloader) = open(&kcp, &arguments).await.unwrap();
+    assert!(tls_state.authority.is_none() && kcp.calls().is_empty(), "with files KCP is not called");
     let trust = tls_state.trust().borrow().clone();
-    let fingerprint = async || accepted_leaf(&tls_state.tokens().load(), &trust.agents).await.unwrap().fingerprint;
+    let fingerprint = async || accepted_leaf(&tls_state.tokens.load(), &trust.agents).await.unwrap().fingerprint;
     let before = fingerprint().await;
     reloader.reload_files(now());
     assert_eq!(fingerprint().await, before);
@@ -232,7 +231,7 @@ async fn valid_files_are_reloaded_and_invalid_ones_keep_the_last_good_content() 
 
 #[tokio::test]
 async fn foreign_server_certificate_is_used_only_if_agents_accept_it() {
-    let (folder, fake) = (Folder::new("pki-foreign"), Fake::default());
+    let (folder, kcp) = (Folder::new("pki-foreign"), FakeKcp::default());
     let [ours, strange] = ["ours", "strange"].map(|name| Ca::generate(name, now(), CA_VALIDITY).unwrap());
     let make = |ca: &Ca, name: &str| ca.make_server(&[name.parse().unwrap()], now(), SERVER_VALIDITY).unwrap();
     let good = make(&ours, "localhost");
@@ -240,22 +239,22 @@ async fn foreign_server_certificate_is_used_only_if_agents_accept_it() {
     let (chain, key) = put(&good);
     let roots = folder.put("r", ours.certificate_pem());
     let files = [flag("tls-cert", &chain), flag("tls-key", &key)];
-    assert!(open(&fake, &files).await.is_err(), "the roots for agents are unknown");
+    assert!(open(&kcp, &files).await.is_err(), "the roots for agents are unknown");
     let arguments = [files.as_slice(), &[flag("server-ca", &roots)]].concat();
-    let (tls_state, mut reloader) = open(&fake, &arguments).await.unwrap();
+    let (tls_state, mut reloader) = open(&kcp, &arguments).await.unwrap();
     let trust = tls_state.trust().borrow().clone();
-    assert_eq!((trust.agents.clone(), trust.clients.clone()), (ours.trust_bundle(), fake.ca_state().trust().clients));
-    let before = accepted_leaf(&tls_state.tokens().load(), &ours.trust_bundle()).await.unwrap().fingerprint;
+    assert_eq!((trust.agents.clone(), trust.clients.clone()), (ours.trust_bundle(), kcp.ca_state().trust().clients));
+    let before = accepted_leaf(&tls_state.tokens.load(), &ours.trust_bundle()).await.unwrap().fingerprint;
     for bad in [make(&ours, "elsewhere"), make(&strange, "localhost")] {
         put(&bad);
         reloader.reload_files(now());
-        let still = accepted_leaf(&tls_state.tokens().load(), &ours.trust_bundle()).await.unwrap().fingerprint;
+        let still = accepted_leaf(&tls_state.tokens.load(), &ours.trust_bundle()).await.unwrap().fingerprint;
         assert_eq!(still, before);
-        assert!(open(&fake, &arguments).await.is_err());
+        assert!(open(&kcp, &arguments).await.is_err());
     }
     put(&make(&ours, "localhost"));
     reloader.reload_files(now());
-    assert_ne!(accepted_leaf(&tls_state.tokens().load(), &ours.trust_bundle()).await.unwrap().fingerprint, before);
+    assert_ne!(accepted_leaf(&tls_state.tokens.load(), &ours.trust_bundle()).await.unwrap().fingerprint, before);
 }
 
 #[tokio::test]
@@ -268,8 +267,8 @@ async fn contradicting_flags_are_refused() {
         vec!["--ca-validity-seconds=86400".to_owned(), "--ca-rotation-seconds=10".to_owned()],
         vec![flag("tls-cert", &file), flag("tls-key", &file), flag("client-ca", &file), flag("issuer-ca", &file)],
     ] {
-        let fake = Fake::default();
-        assert!(open(&fake, &bad).await.is_err(), "{bad:?}");
-        assert!(fake.calls().is_empty(), "{bad:?}");
+        let kcp = FakeKcp::default();
+        assert!(open(&kcp, &bad).await.is_err(), "{bad:?}");
+        assert!(kcp.calls().is_empty(), "{bad:?}");
     }
 }

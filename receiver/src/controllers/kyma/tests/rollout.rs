@@ -1,5 +1,6 @@
 //! A new version of a channel is installed in the rollout slot of the Kyma, whatever triggered the reconcile.
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 
 use super::*;

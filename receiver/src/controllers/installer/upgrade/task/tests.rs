@@ -1,8 +1,7 @@
 //! Tests of the task with a runtime table, a fake control plane, and simulated reconciles.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use http::{Method, StatusCode};
 use kube::runtime::{
     reflector::{self, store::Writer},
     watcher::Event,
@@ -19,84 +18,32 @@ use crate::{
     base::pause::Pause,
     fleet::{Verified, table},
     kube::recorder,
-    testing,
+    testing::FakeApiServer,
 };
 
-/// ConfigMap in KCP.
+/// KCP with the upgrade's ConfigMap.
 #[derive(Clone, Default)]
-struct Kcp(Arc<Mutex<State>>);
+struct Kcp(FakeApiServer);
 
-#[derive(Default)]
-struct State {
-    map: Option<Value>,
-    version: u64,
-    writes: usize,
-    refuses: bool,
-}
+/// Id of the upgrade's ConfigMap.
+const MAP: &str = "configmaps/tidewatch-agent-upgrade";
 
 impl Kcp {
-    fn client(&self) -> Client {
-        let state = self.0.clone();
-        testing::client("kcp-system", move |components, body| {
-            let state = &mut *state.lock().unwrap();
-            let body: Value = serde_json::from_slice(body).unwrap_or_default();
-            let (status, answer) = state.answer(&components.method, body);
-            Some((status, answer.to_string()))
-        })
-    }
-
     fn map(&self) -> Option<ConfigMap> {
-        self.0.lock().unwrap().map.clone().map(|map| serde_json::from_value(map).unwrap())
+        Some(serde_json::from_value(self.0.object(MAP)?).unwrap())
     }
 
     fn data(&self, key: &str) -> Option<String> {
         self.map()?.data?.remove(key)
     }
 
-    fn writes(&self) -> usize {
-        self.0.lock().unwrap().writes
+    fn edit(&self, change: impl FnOnce(&mut Value)) {
+        self.0.edit(MAP, change);
     }
 
-    fn edit(&self, change: impl FnOnce(&mut Option<Value>)) {
-        let state = &mut *self.0.lock().unwrap();
-        change(&mut state.map);
-        state.version += 1;
-        if let Some(map) = &mut state.map {
-            map["metadata"]["resourceVersion"] = state.version.to_string().into();
-        }
-    }
-}
-
-impl State {
-    fn answer(&mut self, method: &Method, mut body: Value) -> (StatusCode, Value) {
-        let failure = |status: StatusCode| {
-            (
-                status,
-                json!({"kind": "Status", "status": "Failure", "reason": "x", "message": "m", "code": status.as_u16()}),
-            )
-        };
-        if *method == Method::GET {
-            let items: Vec<_> = self.map.iter().collect();
-            return (
-                StatusCode::OK,
-                json!({"kind": "ConfigMapList", "apiVersion": "v1", "metadata": {}, "items": items}),
-            );
-        }
-        let is_as_read = match &self.map {
-            Some(map) => map["metadata"]["resourceVersion"] == body["metadata"]["resourceVersion"],
-            None => *method == Method::POST,
-        };
-        if self.refuses {
-            return failure(StatusCode::FORBIDDEN);
-        }
-        if !is_as_read {
-            return failure(StatusCode::CONFLICT);
-        }
-        self.version += 1;
-        self.writes += 1;
-        body["metadata"]["resourceVersion"] = self.version.to_string().into();
-        self.map = Some(body.clone());
-        (StatusCode::OK, body)
+    /// resourceVersion of the ConfigMap, which each write changes.
+    fn version(&self) -> Option<String> {
+        self.map()?.metadata.resource_version
     }
 }
 
@@ -178,7 +125,7 @@ impl Bed {
         let args = ["x", "--agent-upgrade-stages", "1%,50%,100%", "--agent-upgrade-pause-seconds", "0"];
         let Cli { flags } = <Cli as clap::Parser>::parse_from(args);
         let (upgrade, _) =
-            UpgradeTask::open(self.kcp.client(), "kcp-system", image, flags, dependencies).await.unwrap();
+            UpgradeTask::open(self.kcp.0.client(), "kcp-system", image, flags, dependencies).await.unwrap();
         upgrade
     }
 
@@ -230,9 +177,9 @@ async fn first_image_goes_to_all_runtimes_and_the_next_one_in_stages() {
     let mut upgrade = bed.start_receiver("a").await;
     bed.run_to_end(&mut upgrade, &mut has).await;
     assert_eq!((has.clone(), bed.kcp.data("stage").as_deref()), (all_with(9, "a"), Some("done")));
-    let writes = bed.kcp.writes();
+    let version = bed.kcp.version();
     bed.run_to_end(&mut upgrade, &mut has).await;
-    assert_eq!(bed.kcp.writes(), writes, "an idle task writes nothing");
+    assert_eq!(bed.kcp.version(), version, "an idle task writes nothing");
 
     let mut upgrade = bed.start_receiver("b").await;
     let mut seen = vec![0];
@@ -269,17 +216,13 @@ async fn bad_image_halts_and_reverts_without_stages() {
     let mut upgrade = bed.start_receiver("b").await;
     bed.run_to_end(&mut upgrade, &mut has).await;
     let confirm = |image: &str| {
-        bed.kcp.edit(|map| {
-            map.as_mut().unwrap()["metadata"]["annotations"] = json!({annotation::CONFIRM_AGENT_IMAGE: image})
-        });
+        bed.kcp.edit(|map| map["metadata"]["annotations"] = json!({annotation::CONFIRM_AGENT_IMAGE: image}));
     };
     confirm("another");
     bed.run_to_end(&mut upgrade, &mut has).await;
     assert_eq!(count_with(&has, "b"), 1, "a confirmation applies to one image");
     let confirm = |image: &str| {
-        bed.kcp.edit(|map| {
-            map.as_mut().unwrap()["metadata"]["annotations"] = json!({annotation::CONFIRM_AGENT_IMAGE: image})
-        });
+        bed.kcp.edit(|map| map["metadata"]["annotations"] = json!({annotation::CONFIRM_AGENT_IMAGE: image}));
     };
     confirm("b");
     bed.run_to_end(&mut upgrade, &mut has).await;
@@ -335,28 +278,28 @@ async fn config_map_is_recreated_but_never_overwritten_blindly() {
     let mut has = all_with(3, "a");
     let mut upgrade = bed.start_receiver("a").await;
     bed.run_to_end(&mut upgrade, &mut has).await;
-    bed.kcp.edit(|map| *map = None);
+    bed.kcp.0.remove(MAP);
     upgrade.observe(None);
     bed.advance(&mut upgrade, &mut has).await;
     assert_eq!(bed.kcp.data("target").as_deref(), Some("a"));
 
-    bed.kcp.edit(|map| map.as_mut().unwrap()["data"] = json!({"target": "b"}));
-    let writes = bed.kcp.writes();
+    bed.kcp.edit(|map| map["data"] = json!({"target": "b"}));
+    let version = bed.kcp.version();
     let mut upgrade = bed.start_receiver("b").await;
     bed.run_to_end(&mut upgrade, &mut has).await;
-    assert_eq!((bed.kcp.writes(), has.clone()), (writes, all_with(3, "a")), "each runtime keeps its image");
-    bed.kcp.edit(|map| *map = None);
+    assert_eq!((bed.kcp.version(), has.clone()), (version, all_with(3, "a")), "each runtime keeps its image");
+    bed.kcp.0.remove(MAP);
     upgrade.observe(None);
     bed.run_to_end(&mut upgrade, &mut has).await;
     assert_eq!((has.clone(), bed.kcp.data("stage").as_deref()), (all_with(3, "b"), Some("done")));
 
     // The ConfigMap changed after this receiver read it.
     let mut upgrade = bed.start_receiver("c").await;
-    bed.kcp.edit(|_| ());
-    let writes = bed.kcp.writes();
+    bed.kcp.edit(|map| map["metadata"]["labels"] = json!({"a": "b"}));
+    let version = bed.kcp.version();
     bed.counter += 1;
     upgrade.tick(Instant::now()).await;
-    assert_eq!((bed.kcp.writes(), bed.kcp.data("target").as_deref()), (writes, Some("b")));
+    assert_eq!((bed.kcp.version(), bed.kcp.data("target").as_deref()), (version, Some("b")));
     bed.run_to_end(&mut upgrade, &mut has).await;
     assert_eq!(bed.kcp.data("target").as_deref(), Some("c"));
 }
@@ -380,12 +323,11 @@ async fn idle_task_ticks_seldom_until_the_config_map_changes() {
     bed.run_to_end(&mut upgrade, &mut has).await;
     assert!(bed.kcp.data("halted").is_some());
     assert_eq!((ticks(&mut upgrade), ticks(&mut upgrade)), (Some(1), Some(IDLE_TICKS)), "it has halted");
-    bed.kcp
-        .edit(|map| map.as_mut().unwrap()["metadata"]["annotations"] = json!({annotation::CONFIRM_AGENT_IMAGE: "b"}));
+    bed.kcp.edit(|map| map["metadata"]["annotations"] = json!({annotation::CONFIRM_AGENT_IMAGE: "b"}));
     upgrade.observe(bed.kcp.map().as_ref());
     assert_eq!(ticks(&mut upgrade), Some(1), "it is confirmed");
 
-    bed.kcp.edit(|map| map.as_mut().unwrap()["data"] = json!({"target": "b"}));
+    bed.kcp.edit(|map| map["data"] = json!({"target": "b"}));
     upgrade.observe(bed.kcp.map().as_ref());
     assert_eq!((ticks(&mut upgrade), ticks(&mut upgrade)), (Some(1), Some(IDLE_TICKS)), "it cannot be read");
     upgrade.observe(None);

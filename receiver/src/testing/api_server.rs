@@ -1,0 +1,368 @@
+//! Fake API server for unit tests: objects of any kind, with resourceVersions, uids, generations, finalizers,
+//! preconditions, server-side apply by field manager, injected faults, and a record of the requests.
+
+mod apply;
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+};
+
+use http::{Method, StatusCode, request::Parts};
+use kube::Client;
+use serde_json::{Value, json};
+
+/// Status and body of a response.
+pub(crate) type Response = (StatusCode, String);
+
+/// Fault of all requests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Fault {
+    #[default]
+    None,
+    /// No request is executed, and none gets a response.
+    Unresponsive,
+    /// Writes are executed, and no response arrives.
+    LostResponses,
+}
+
+/// Id of an object, and a change of it.
+type ConcurrentWrite = (String, fn(&mut Value));
+
+#[derive(Default)]
+struct State {
+    objects: BTreeMap<String, Value>,
+    /// Last apply of each field manager, by object and manager.
+    applied: BTreeMap<(String, String), Value>,
+    calls: Vec<String>,
+    fault: Fault,
+    refused: BTreeMap<String, StatusCode>,
+    unserved: BTreeMap<String, bool>,
+    /// Concurrent writes, each just before a request.
+    meanwhile: BTreeMap<String, ConcurrentWrite>,
+    version: u64,
+    served_by_definition: bool,
+    page_size: Option<usize>,
+}
+
+/// The server. Clones share its state. Objects are named `<plural>/<name>`: one namespace is enough for the tests.
+#[derive(Clone, Default)]
+pub(crate) struct FakeApiServer(Arc<Mutex<State>>);
+
+impl FakeApiServer {
+    /// API server of a runtime: custom resources are served only while their definition exists.
+    pub(crate) fn runtime() -> Self {
+        let server = Self::default();
+        server.0.lock().unwrap().served_by_definition = true;
+        server
+    }
+
+    /// Splits every list into pages of this size.
+    pub(crate) fn with_pages_of(self, objects: usize) -> Self {
+        self.0.lock().unwrap().page_size = Some(objects);
+        self
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        let server = self.clone();
+        super::client("kcp-system", move |parts, body| server.respond(parts, body))
+    }
+
+    /// Executes a request, unless a fault prevents it. Returns `None` if the client gets no response.
+    pub(crate) fn respond(&self, parts: &Parts, body: &[u8]) -> Option<Response> {
+        let state = &mut *self.0.lock().unwrap();
+        if state.fault == Fault::Unresponsive {
+            return None;
+        }
+        let response = state.respond(parts, &serde_json::from_slice(body).unwrap_or(Value::Null));
+        (state.fault == Fault::None || parts.method == Method::GET).then_some(response)
+    }
+
+    /// Sets the fault of all further requests.
+    pub(crate) fn set_fault(&self, fault: Fault) {
+        self.0.lock().unwrap().fault = fault;
+    }
+
+    /// Takes the recorded requests, in order: `<METHOD> <plural>/<name>`, without the name for lists and creates.
+    pub(crate) fn calls(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().unwrap().calls)
+    }
+
+    /// Takes the recorded requests, and returns those that are not reads.
+    pub(crate) fn writes(&self) -> Vec<String> {
+        self.calls().into_iter().filter(|call| !call.starts_with("GET")).collect()
+    }
+
+    /// Changes or creates an object like another writer.
+    pub(crate) fn edit(&self, id: &str, change: impl FnOnce(&mut Value)) {
+        let state = &mut *self.0.lock().unwrap();
+        let mut object = state.objects.get(id).cloned().unwrap_or(Value::Null);
+        change(&mut object);
+        state.store(id, object);
+    }
+
+    pub(crate) fn object(&self, id: &str) -> Option<Value> {
+        self.0.lock().unwrap().objects.get(id).cloned()
+    }
+
+    /// All objects, by id.
+    pub(crate) fn objects(&self) -> BTreeMap<String, Value> {
+        self.0.lock().unwrap().objects.clone()
+    }
+
+    /// Removes an object, whatever finalizers it has.
+    pub(crate) fn remove(&self, id: &str) -> Option<Value> {
+        self.0.lock().unwrap().take(id)
+    }
+
+    /// All objects of a kind.
+    pub(crate) fn all(&self, plural: &str) -> Vec<Value> {
+        self.0.lock().unwrap().of_kind(plural).cloned().collect()
+    }
+
+    /// Fails these requests with a status: those of one call, in the notation of [`FakeApiServer::calls`], or with the
+    /// verb `WRITE` all writes of an object or of a kind. The response names no object. `None` accepts them again.
+    pub(crate) fn refuse(&self, call: &str, status: impl Into<Option<u16>>) {
+        let refused = &mut self.0.lock().unwrap().refused;
+        match status.into() {
+            Some(status) => drop(refused.insert(call.to_owned(), StatusCode::from_u16(status).unwrap())),
+            None => drop(refused.remove(call)),
+        }
+    }
+
+    /// Accepts all requests again.
+    pub(crate) fn refuse_nothing(&self) {
+        self.0.lock().unwrap().refused.clear();
+    }
+
+    /// Stops or restarts serving a kind.
+    pub(crate) fn unserve(&self, plural: &str, unserved: bool) {
+        self.0.lock().unwrap().unserved.insert(plural.to_owned(), unserved);
+    }
+
+    /// Lets another writer change an object just before the next such request.
+    pub(crate) fn meanwhile(&self, call: &str, id: &str, change: fn(&mut Value)) {
+        self.0.lock().unwrap().meanwhile.insert(call.to_owned(), (id.to_owned(), change));
+    }
+}
+
+impl State {
+    fn respond(&mut self, parts: &Parts, body: &Value) -> Response {
+        let (id, is_status) = object_id(parts.uri.path());
+        let call = format!("{} {id}{}", parts.method, if is_status { "/status" } else { "" });
+        self.calls.push(call.clone());
+        if let Some((id, change)) = self.meanwhile.remove(&call) {
+            let mut object = self.objects.get(&id).cloned().unwrap_or(Value::Null);
+            change(&mut object);
+            self.store(&id, object);
+        }
+        let (plural, name) = id.split_once('/').map_or((&*id, None), |(plural, name)| (plural, Some(name)));
+        if !self.serves(plural, parts.uri.path()) {
+            return (StatusCode::NOT_FOUND, "404 page not found\n".to_owned());
+        }
+        if let Some(status) = self.refusal(&call, &id, plural, &parts.method) {
+            return failure(status, "");
+        }
+        let query = parts.uri.query().unwrap_or_default();
+        match (&parts.method, name) {
+            (&Method::GET, None) => self.list(plural, query),
+            (&Method::GET, Some(name)) => {
+                self.objects.get(&id).map_or_else(|| failure(StatusCode::NOT_FOUND, name), ok)
+            }
+            (&Method::POST, None) => self.create(plural, body.clone()),
+            (&Method::PATCH, Some(name)) => {
+                let content = parts.headers.get("content-type").and_then(|value| value.to_str().ok());
+                let is_apply = content.is_some_and(|content| content.contains("apply"));
+                let manager = is_apply.then(|| parameter(query, "fieldManager").expect("an apply has a field manager"));
+                self.patch(&id, name, is_status, manager, body)
+            }
+            (&Method::PUT, Some(name)) => self.put(&id, name, is_status, body),
+            (&Method::DELETE, Some(name)) => self.delete(&id, name, body),
+            other => panic!("unexpected {other:?}"),
+        }
+    }
+
+    fn serves(&self, plural: &str, path: &str) -> bool {
+        let needs_definition = self.served_by_definition && path.contains("/operator.kyma-project.io/");
+        let definition = format!("customresourcedefinitions/{plural}.operator.kyma-project.io");
+        self.unserved.get(plural) != Some(&true) && (!needs_definition || self.objects.contains_key(&definition))
+    }
+
+    fn refusal(&self, call: &str, id: &str, plural: &str, method: &Method) -> Option<StatusCode> {
+        let writes = [id, plural].map(|target| format!("WRITE {target}"));
+        let of_writes = writes.iter().filter(|_| *method != Method::GET).find_map(|call| self.refused.get(call));
+        self.refused.get(call).or(of_writes).copied()
+    }
+
+    fn of_kind(&self, plural: &str) -> impl Iterator<Item = &Value> {
+        self.objects.iter().filter(move |(id, _)| id.split('/').next() == Some(plural)).map(|(_, object)| object)
+    }
+
+    fn list(&self, plural: &str, query: &str) -> Response {
+        let selector = parameter(query, "labelSelector").unwrap_or_default();
+        let field = parameter(query, "fieldSelector").unwrap_or_default();
+        let selects = |object: &&Value| {
+            let mut labels = selector.split(',').filter_map(|one| one.split_once('='));
+            let by_labels = labels.all(|(key, value)| match key.strip_suffix('!') {
+                Some(key) => object["metadata"]["labels"][key] != value,
+                None => object["metadata"]["labels"][key] == value,
+            });
+            by_labels && field.strip_prefix("metadata.name=").is_none_or(|name| object["metadata"]["name"] == name)
+        };
+        let all: Vec<_> = self.of_kind(plural).filter(selects).collect();
+        let from = parameter(query, "continue").map_or(0, |token| token.parse().unwrap());
+        let items: Vec<_> = all.iter().skip(from).take(self.page_size.unwrap_or(usize::MAX)).collect();
+        let end = from + items.len();
+        let next = if end < all.len() { json!(end.to_string()) } else { Value::Null };
+        ok(&json!({"apiVersion": "v1", "kind": "List", "metadata": {"continue": next}, "items": items}))
+    }
+
+    fn create(&mut self, plural: &str, body: Value) -> Response {
+        let name = body["metadata"]["name"].as_str().unwrap().to_owned();
+        let id = format!("{plural}/{name}");
+        if self.objects.contains_key(&id) {
+            return failure_for(StatusCode::CONFLICT, "AlreadyExists", &name);
+        }
+        (StatusCode::CREATED, self.store(&id, body).to_string())
+    }
+
+    /// Applies as a field manager, or merges without one. Neither changes the status unless it is addressed.
+    fn patch(&mut self, id: &str, name: &str, is_status: bool, manager: Option<String>, body: &Value) -> Response {
+        let live = self.objects.get(id).cloned();
+        if live.is_none() && (manager.is_none() || is_status) {
+            return failure(StatusCode::NOT_FOUND, name);
+        }
+        let mut live = live.unwrap_or(json!({"metadata": {}}));
+        let version = &body["metadata"]["resourceVersion"];
+        if !version.is_null() && *version != live["metadata"]["resourceVersion"] {
+            return failure(StatusCode::CONFLICT, name);
+        }
+        let mut wanted = body.clone();
+        if is_status {
+            wanted = json!({"status": body["status"]});
+        } else {
+            wanted.as_object_mut().unwrap().remove("status");
+        }
+        if let Some(manager) = manager {
+            let scope = if is_status { "/status" } else { "" };
+            let before = self.applied.insert((id.to_owned(), format!("{manager}{scope}")), wanted.clone());
+            apply::apply(&before.unwrap_or(Value::Null), &wanted, &mut live);
+            if !is_status {
+                apply::record_manager(&mut live, &manager);
+            }
+        } else {
+            apply::merge(&wanted, &mut live);
+        }
+        ok(&self.store(id, live))
+    }
+
+    fn put(&mut self, id: &str, name: &str, is_status: bool, body: &Value) -> Response {
+        let Some(live) = self.objects.get(id) else { return failure(StatusCode::NOT_FOUND, name) };
+        if live["metadata"]["resourceVersion"] != body["metadata"]["resourceVersion"] {
+            return failure(StatusCode::CONFLICT, name);
+        }
+        let (mut object, other) = if is_status { (live.clone(), body) } else { (body.clone(), live) };
+        match other.get("status") {
+            Some(status) => object["status"] = status.clone(),
+            None => drop(object.as_object_mut().unwrap().remove("status")),
+        }
+        ok(&self.store(id, object))
+    }
+
+    fn delete(&mut self, id: &str, name: &str, options: &Value) -> Response {
+        let Some(mut object) = self.objects.get(id).cloned() else { return failure(StatusCode::NOT_FOUND, name) };
+        let uid = &options["preconditions"]["uid"];
+        if !uid.is_null() && *uid != object["metadata"]["uid"] {
+            return failure(StatusCode::CONFLICT, name);
+        }
+        if object["metadata"]["finalizers"].as_array().is_some_and(|finalizers| !finalizers.is_empty()) {
+            object["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+            return ok(&self.store(id, object));
+        }
+        self.take(id);
+        ok(&json!({"kind": "Status", "apiVersion": "v1", "status": "Success"}))
+    }
+
+    /// Removes an object and its field ownership.
+    fn take(&mut self, id: &str) -> Option<Value> {
+        self.applied.retain(|(object, _), _| object != id);
+        self.objects.remove(id)
+    }
+
+    /// Stores a differing object with a new resourceVersion. A new object gets a uid, a new CRD is established at once,
+    /// and an object being deleted is removed with its last finalizer.
+    fn store(&mut self, id: &str, mut object: Value) -> Value {
+        if self.objects.get(id) == Some(&object) {
+            return object;
+        }
+        self.version += 1;
+        let before = self.objects.get(id);
+        if before.is_none() {
+            object["metadata"]["name"] = id.split_once('/').map(|(_, name)| name).into();
+            object["metadata"]["uid"] = format!("uid-{}", self.version).into();
+            object["metadata"]["generation"] = 0.into();
+        }
+        if before.and_then(|before| before.get("spec")) != object.get("spec") {
+            let generation = object["metadata"]["generation"].as_i64().unwrap_or_default();
+            object["metadata"]["generation"] = (generation + 1).into();
+        }
+        if id.starts_with("customresourcedefinitions/") {
+            object["status"]["conditions"] = json!([{"type": "Established", "status": "True"}]);
+        }
+        object["metadata"]["resourceVersion"] = self.version.to_string().into();
+        let has_finalizers = object["metadata"]["finalizers"].as_array().is_some_and(|list| !list.is_empty());
+        if object["metadata"]["deletionTimestamp"].is_null() || has_finalizers {
+            self.objects.insert(id.to_owned(), object.clone());
+        } else {
+            self.take(id);
+        }
+        object
+    }
+}
+
+/// Id of the object or the collection that a path addresses, and whether the path addresses the status.
+fn object_id(path: &str) -> (String, bool) {
+    let segments: Vec<_> = path.trim_start_matches('/').split('/').collect();
+    let after_version = if segments[0] == "api" { 2 } else { 3 };
+    let rest = &segments[after_version..];
+    let rest = if rest.len() > 2 && rest[0] == "namespaces" { &rest[2..] } else { rest };
+    match rest {
+        [plural, name, "status"] => (format!("{plural}/{name}"), true),
+        _ => (rest.join("/"), false),
+    }
+}
+
+/// Decoded value of a query parameter.
+fn parameter(query: &str, name: &str) -> Option<String> {
+    let value = query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='))?;
+    let decoded = [("%2F", "/"), ("%3D", "="), ("%21", "!"), ("%2C", ","), ("%3A", ":")];
+    Some(decoded.iter().fold(value.to_owned(), |text, (code, plain)| text.replace(code, plain)))
+}
+
+fn ok(object: &Value) -> Response {
+    (StatusCode::OK, object.to_string())
+}
+
+fn failure(code: StatusCode, name: &str) -> Response {
+    let reason = match code {
+        StatusCode::BAD_REQUEST => "BadRequest",
+        StatusCode::UNAUTHORIZED => "Unauthorized",
+        StatusCode::FORBIDDEN => "Forbidden",
+        StatusCode::NOT_FOUND => "NotFound",
+        StatusCode::CONFLICT => "Conflict",
+        StatusCode::UNPROCESSABLE_ENTITY => "Invalid",
+        StatusCode::TOO_MANY_REQUESTS => "TooManyRequests",
+        StatusCode::SERVICE_UNAVAILABLE => "ServiceUnavailable",
+        _ => "InternalError",
+    };
+    failure_for(code, reason, name)
+}
+
+fn failure_for(code: StatusCode, reason: &str, name: &str) -> Response {
+    let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason,
+        "code": code.as_u16(), "message": reason, "details": {"name": name}});
+    (code, status.to_string())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,72 @@
+//! Server-side apply of one field manager, and JSON merge patches.
+
+use serde_json::{Map, Value, json};
+
+/// Sets the applied fields, removes those that the manager applied before and no longer, and keeps the rest. Conditions
+/// and channels are maps by `type` and `channel`; other lists are atomic.
+pub(super) fn apply(before: &Value, now: &Value, live: &mut Value) {
+    if now.is_object() && !live.is_object() {
+        *live = json!({});
+    }
+    match (now, &mut *live) {
+        (Value::Object(now), Value::Object(live)) => {
+            let before_keys = before.as_object().into_iter().flatten().map(|(key, _)| key);
+            for key in before_keys.filter(|key| !now.contains_key(*key)) {
+                live.remove(key);
+            }
+            for (key, value) in now.iter().filter(|(_, value)| !value.is_null()) {
+                apply(&before[key.as_str()], value, live.entry(key).or_insert(Value::Null));
+            }
+        }
+        (Value::Array(items), _) if map_key(items).or_else(|| map_key(before.as_array()?)).is_some() => {
+            let key = map_key(items).or_else(|| map_key(before.as_array()?)).unwrap();
+            apply_map(key, before, items, live);
+        }
+        _ => *live = now.clone(),
+    }
+}
+
+/// Key of the items of a list that is a map.
+fn map_key(items: &[Value]) -> Option<&'static str> {
+    let has = |key: &str| !items.is_empty() && items.iter().all(|item| item[key].is_string());
+    // Modules have a channel and a name; other lists than conditions have items with a type as well, but no status.
+    if has("channel") && !has("name") { Some("channel") } else { (has("type") && has("status")).then_some("type") }
+}
+
+fn apply_map(key: &str, before: &Value, items: &[Value], live: &mut Value) {
+    let by_key = |items: &[Value]| -> Map<String, Value> {
+        items.iter().map(|item| (item[key].as_str().unwrap().to_owned(), item.clone())).collect()
+    };
+    let list = |value: &Value| by_key(value.as_array().map_or(&[], Vec::as_slice));
+    let mut merged = Value::Object(list(live));
+    apply(&Value::Object(list(before)), &Value::Object(by_key(items)), &mut merged);
+    let Value::Object(mut merged) = merged else { unreachable!("made of an object") };
+    // Applied items come first and in their order, those of others follow.
+    let mut ordered: Vec<_> = items.iter().filter_map(|item| merged.remove(item[key].as_str().unwrap())).collect();
+    ordered.extend(merged.into_iter().map(|(_, item)| item));
+    *live = ordered.into();
+}
+
+/// Records the manager in `managedFields`.
+pub(super) fn record_manager(live: &mut Value, manager: &str) {
+    let entries = live["metadata"]["managedFields"].as_array().cloned().unwrap_or_default();
+    let mut entries: Vec<_> = entries.into_iter().filter(|entry| entry["manager"] != manager).collect();
+    entries.push(json!({"manager": manager, "operation": "Apply"}));
+    live["metadata"]["managedFields"] = entries.into();
+}
+
+/// Merges a patch (RFC 7386).
+pub(super) fn merge(patch: &Value, live: &mut Value) {
+    let Value::Object(patch) = patch else { return *live = patch.clone() };
+    if !live.is_object() {
+        *live = json!({});
+    }
+    let Value::Object(live) = live else { unreachable!("made an object") };
+    for (key, value) in patch {
+        if value.is_null() {
+            live.remove(key);
+        } else {
+            merge(value, live.entry(key).or_insert(Value::Null));
+        }
+    }
+}

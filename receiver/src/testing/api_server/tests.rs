@@ -1,0 +1,113 @@
+//! Tests of the fake server: unit tests of the product rely on these rules.
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{
+    Api,
+    api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
+};
+
+use super::*;
+
+const ID: &str = "configmaps/one";
+
+fn maps(server: &FakeApiServer) -> Api<ConfigMap> {
+    Api::namespaced(server.client(), "a")
+}
+
+fn map(value: Value) -> ConfigMap {
+    serde_json::from_value(value).unwrap()
+}
+
+fn code(result: kube::Result<impl Sized>) -> Option<u16> {
+    match result.err()? {
+        kube::Error::Api(status) => Some(status.code),
+        other => panic!("{other}"),
+    }
+}
+
+#[tokio::test]
+async fn replace_compares_the_resource_version() {
+    let server = FakeApiServer::default();
+    let maps = maps(&server);
+    let created = maps.create(&PostParams::default(), &map(json!({"metadata": {"name": "one"}}))).await.unwrap();
+    assert_eq!(code(maps.create(&PostParams::default(), &created).await), Some(409));
+    server.edit(ID, |object| object["data"] = json!({"a": "1"}));
+    assert_eq!(code(maps.replace("one", &PostParams::default(), &created).await), Some(409));
+    let current = maps.get("one").await.unwrap();
+    let replaced = maps.replace("one", &PostParams::default(), &current).await.unwrap();
+    assert_eq!(replaced.metadata.resource_version, current.metadata.resource_version, "an equal object is not written");
+    assert_eq!(server.writes(), ["POST configmaps", "POST configmaps", "PUT configmaps/one", "PUT configmaps/one"]);
+}
+
+#[tokio::test]
+async fn apply_removes_only_fields_of_its_manager() {
+    let server = FakeApiServer::default();
+    let maps = maps(&server);
+    let apply = async |data: Value| {
+        let body = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "one"}, "data": data});
+        maps.patch("one", &PatchParams::apply("m").force(), &Patch::Apply(body)).await.unwrap();
+        server.object(ID).unwrap()["data"].clone()
+    };
+    assert_eq!(apply(json!({"a": "1", "b": "2"})).await, json!({"a": "1", "b": "2"}));
+    server.edit(ID, |object| object["data"]["c"] = "3".into());
+    assert_eq!(apply(json!({"b": "4"})).await, json!({"b": "4", "c": "3"}));
+    let merged = maps.patch("one", &PatchParams::default(), &Patch::Merge(json!({"data": {"c": null}}))).await.unwrap();
+    assert_eq!(merged.data.unwrap().keys().collect::<Vec<_>>(), ["b"]);
+}
+
+#[test]
+fn conditions_and_channels_are_maps_and_other_lists_are_atomic() {
+    let condition = |kind: &str, status: &str| json!({"type": kind, "status": status});
+    let mut live = json!({"conditions": [condition("A", "True"), condition("Other", "True")], "list": [1, 2]});
+    let before = json!({"conditions": [condition("A", "True")], "list": [1, 2]});
+    apply::apply(&before, &json!({"conditions": [condition("B", "False")], "list": [3]}), &mut live);
+    assert_eq!(live, json!({"conditions": [condition("B", "False"), condition("Other", "True")], "list": [3]}));
+}
+
+#[tokio::test]
+async fn deletion_compares_the_uid_and_waits_for_finalizers() {
+    let server = FakeApiServer::default();
+    let maps = maps(&server);
+    server.edit(ID, |object| object["metadata"]["finalizers"] = json!(["f"]));
+    let by_uid = |uid: &str| DeleteParams {
+        preconditions: Some(Preconditions { uid: Some(uid.to_owned()), resource_version: None }),
+        ..DeleteParams::default()
+    };
+    assert_eq!(code(maps.delete("one", &by_uid("other")).await), Some(409));
+    maps.delete("one", &by_uid("uid-1")).await.unwrap();
+    assert!(!server.object(ID).unwrap()["metadata"]["deletionTimestamp"].is_null());
+    server.edit(ID, |object| object["metadata"]["finalizers"] = json!([]));
+    assert_eq!(server.object(ID), None);
+    assert_eq!(code(maps.delete("one", &DeleteParams::default()).await), Some(404));
+}
+
+#[tokio::test]
+async fn refused_and_unserved_requests_change_nothing() {
+    let server = FakeApiServer::default();
+    let maps = maps(&server);
+    let new = map(json!({"metadata": {"name": "one"}}));
+    server.refuse("WRITE configmaps", 403);
+    assert_eq!(code(maps.create(&PostParams::default(), &new).await), Some(403));
+    assert_eq!(code(maps.get("one").await), Some(404));
+    server.refuse_nothing();
+    server.unserve("configmaps", true);
+    assert_eq!(code(maps.create(&PostParams::default(), &new).await), Some(404));
+    server.unserve("configmaps", false);
+    assert!(server.objects().is_empty());
+    maps.create(&PostParams::default(), &new).await.unwrap();
+    assert!(server.objects().contains_key(ID));
+}
+
+#[test]
+fn paths_name_objects_by_plural_and_name() {
+    for (path, id) in [
+        ("/api/v1/namespaces", ("namespaces", false)),
+        ("/api/v1/namespaces/a", ("namespaces/a", false)),
+        ("/api/v1/namespaces/a/configmaps", ("configmaps", false)),
+        ("/api/v1/namespaces/a/configmaps/one", ("configmaps/one", false)),
+        ("/apis/operator.kyma-project.io/v1beta2/namespaces/a/kymas/k/status", ("kymas/k", true)),
+        ("/apis/apiextensions.k8s.io/v1/customresourcedefinitions/c", ("customresourcedefinitions/c", false)),
+    ] {
+        assert_eq!(object_id(path), (id.0.to_owned(), id.1), "{path}");
+    }
+}
