@@ -30,6 +30,6 @@ pub use self::{
         Condition, ConditionStatus, CustomResourcePolicy, Gvk, LastOperation, Manager, Other, PartialMeta,
         TrackingObject,
     },
-    state::{State, UnknownStateError},
+    state::State,
     watcher::{Gateway, ServiceInfo, WatchField, WatchableGvr, Watcher, WatcherSpec, WatcherStatus},
 };

@@ -159,12 +159,9 @@ pub fn labelled_pem(label: &str, der: &[u8]) -> String {
     let text = STANDARD.encode(der);
     let mut pem = String::with_capacity(text.len() + text.len() / 64 + 2 * label.len() + 40);
     pem.extend(["-----BEGIN ", label, "-----\n"]);
-    let mut rest = text.as_str();
-    while !rest.is_empty() {
-        let (line, after) = rest.split_at(rest.len().min(64));
-        pem.push_str(line);
+    for line in text.as_bytes().chunks(64) {
+        pem.extend(line.iter().copied().map(char::from));
         pem.push('\n');
-        rest = after;
     }
     pem.extend(["-----END ", label, "-----\n"]);
     pem
@@ -245,7 +242,7 @@ impl RuntimeCertificate {
     }
 }
 
-fn parse<'a>(der: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, ReadCertificateError> {
+pub(crate) fn parse<'a>(der: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, ReadCertificateError> {
     match X509Certificate::from_der(der) {
         Ok(([], certificate)) => Ok(certificate),
         _ => Err(ReadCertificateError::Parse),

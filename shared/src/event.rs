@@ -64,8 +64,9 @@ impl FromStr for EventId {
     }
 }
 
-/// The change of an object, as far as its metadata shows it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, IntoStaticStr)]
+/// The change of an object, as far as its metadata shows it. The changes of an existing object are in the order of their
+/// significance, highest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, IntoStaticStr)]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
 pub enum Change {

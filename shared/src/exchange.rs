@@ -57,10 +57,8 @@ pub struct HeartbeatResponse {
     /// The requested heartbeat interval, in seconds.
     pub heartbeat_seconds: u32,
     /// The revision of the plan that the receiver wrote last; absent if the receiver has not written one.
-    #[serde(default)]
     pub plan_revision: Option<String>,
     /// The revision of the trust bundle that agents should have.
-    #[serde(default)]
     pub trust_revision: Option<String>,
     /// The receiver's time in RFC 3339.
     pub server_time: String,

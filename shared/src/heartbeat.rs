@@ -32,7 +32,6 @@ pub struct Heartbeat {
     /// Events that the agent parked because they cannot be sent.
     pub parked: u64,
     /// The revision of the plan that the agent applies; `None` before it has read one.
-    #[serde(default)]
     pub plan_revision: Option<String>,
     /// The error for which the newest plan or settings were rejected; `None` if both were accepted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -42,10 +41,8 @@ pub struct Heartbeat {
     /// The certificate of the agent.
     pub certificate: CertificateState,
     /// The revision of the trust bundle that the agent has.
-    #[serde(default)]
     pub trust_revision: Option<String>,
     /// The canary; `None` until its first renewal came back through the watch.
-    #[serde(default)]
     pub canary: Option<Canary>,
     /// The agent's Lease or Secret is missing, or the Secret does not contain its identity. The agent is not authorised
     /// to create either.

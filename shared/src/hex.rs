@@ -24,7 +24,8 @@ pub fn decode_u128(text: &str) -> Option<u128> {
     is_lower_hex(text, 32).then(|| u128::from_str_radix(text, 16).ok())?
 }
 
-fn is_lower_hex(text: &str, digits: usize) -> bool {
+/// True for exactly this number of lower-case digits.
+pub(crate) fn is_lower_hex(text: &str, digits: usize) -> bool {
     text.len() == digits && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 

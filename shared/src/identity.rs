@@ -80,42 +80,62 @@ impl FromStr for TrustDomain {
     }
 }
 
-/// The epoch of an agent's sequences: drawn at process start, and whenever the receiver's instance changes.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Epoch(u64);
+/// Defines a token of 64 random bits, written as 16 lower-case hex digits.
+macro_rules! token {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name(u64);
 
-/// The instance of a receiver process: drawn at its start, independent of pod and host names.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Instance(u64);
+        impl $name {
+            /// Creates the token from 64 random bits; the caller owns the source of randomness.
+            #[must_use]
+            pub const fn new(random: u64) -> Self {
+                Self(random)
+            }
+        }
 
-impl Epoch {
-    /// Creates an epoch from 64 random bits; the caller owns the source of randomness.
-    #[must_use]
-    pub const fn new(random: u64) -> Self {
-        Self(random)
-    }
+        impl FromStr for $name {
+            type Err = ParseIdentityError;
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
+                hex::decode_u64(text).map(Self).ok_or(ParseIdentityError::Token)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{:016x}", self.0)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(self, f)
+            }
+        }
+
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+            }
+        }
+    };
 }
 
-impl Instance {
-    /// Creates an instance from 64 random bits; the caller owns the source of randomness.
-    #[must_use]
-    pub const fn new(random: u64) -> Self {
-        Self(random)
-    }
+token! {
+    /// The epoch of an agent's sequences: drawn at process start, and whenever the receiver's instance changes.
+    Epoch
 }
 
-impl FromStr for Epoch {
-    type Err = ParseIdentityError;
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        hex::decode_u64(text).map(Self).ok_or(ParseIdentityError::Token)
-    }
-}
-
-impl FromStr for Instance {
-    type Err = ParseIdentityError;
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        hex::decode_u64(text).map(Self).ok_or(ParseIdentityError::Token)
-    }
+token! {
+    /// The instance of a receiver process: drawn at its start, independent of pod and host names.
+    Instance
 }
 
 impl fmt::Display for RuntimeId {
@@ -130,18 +150,6 @@ impl fmt::Display for TrustDomain {
     }
 }
 
-impl fmt::Display for Epoch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:016x}", self.0)
-    }
-}
-
-impl fmt::Display for Instance {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:016x}", self.0)
-    }
-}
-
 impl fmt::Debug for RuntimeId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -151,42 +159,6 @@ impl fmt::Debug for RuntimeId {
 impl fmt::Debug for TrustDomain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
-    }
-}
-
-impl fmt::Debug for Epoch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-impl fmt::Debug for Instance {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-impl Serialize for Epoch {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl Serialize for Instance {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Epoch {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
-    }
-}
-
-impl<'de> Deserialize<'de> for Instance {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
     }
 }
 

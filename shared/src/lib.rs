@@ -13,7 +13,7 @@
 //! | [`enrolment`], [`certificate`], [`forwarded`], [`tls`], [`signature`] | certificates, TLS, and signatures of requests |
 //! | [`digest`], [`hex`] | set digests, which detect lost events |
 //! | [`trace`], `metrics`, [`table`] | traces, metrics, and the output of the command lines |
-//! | [`variant`] | names of enum variants |
+//! | [`variant`], [`json`] | names of enum variants, and JSON in its stored form |
 //!
 //! # Design
 //!
@@ -82,6 +82,7 @@ pub mod forwarded;
 pub mod heartbeat;
 pub mod hex;
 pub mod identity;
+pub mod json;
 #[cfg(feature = "metrics")]
 pub mod metrics;
 pub mod names;

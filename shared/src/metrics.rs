@@ -35,33 +35,15 @@ pub struct MetricDescription {
 
 /// A metric with label names that are known before it has a sample.
 pub trait DescribedMetric: Metric {
-    /// The names of the labels, in the order of exposition.
-    fn labels() -> Vec<String>;
-}
-
-impl<N, A> DescribedMetric for Counter<N, A>
-where
-    Self: Metric,
-{
+    /// The names of the labels, in the order of exposition; none by default.
     fn labels() -> Vec<String> {
         Vec::new()
     }
 }
 
-impl<N, A> DescribedMetric for Gauge<N, A>
-where
-    Self: Metric,
-{
-    fn labels() -> Vec<String> {
-        Vec::new()
-    }
-}
-
-impl DescribedMetric for Histogram {
-    fn labels() -> Vec<String> {
-        Vec::new()
-    }
-}
+impl<N, A> DescribedMetric for Counter<N, A> where Self: Metric {}
+impl<N, A> DescribedMetric for Gauge<N, A> where Self: Metric {}
+impl DescribedMetric for Histogram {}
 
 impl<S, M, C> DescribedMetric for Family<S, M, C>
 where

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
+use strum::{IntoStaticStr, VariantArray};
 use thiserror::Error;
 
 /// Watches per plan, at most.
@@ -49,8 +50,11 @@ pub enum Field {
 }
 
 /// The work that the events of a watch trigger. An event is settled when all of it has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, IntoStaticStr, VariantArray,
+)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum Work {
     /// The Kyma reconcile of this runtime.
     Kyma,
@@ -159,26 +163,17 @@ impl PlannedWatch {
     /// [`ParsePlanError::Invalid`] and [`ParsePlanError::Forbidden`].
     pub fn check(&self) -> Result<(), ParsePlanError> {
         let invalid = |field| Err(ParsePlanError::Invalid { watch: self.name.chars().take(253).collect(), field });
-        if !is_name(&self.name, "-./") {
-            return invalid("name");
-        }
-        if !self.group.is_empty() && !is_name(&self.group, "-.") {
-            return invalid("group");
-        }
-        if self.version != "*" && !is_name(&self.version, "") {
-            return invalid("version");
-        }
-        if self.namespace.as_deref().is_some_and(|namespace| !is_name(namespace, "-")) {
-            return invalid("namespace");
-        }
-        if self.manager.is_empty() || self.manager.len() > 253 {
-            return invalid("manager");
-        }
-        if self.label_selector.len() > 4_096 || self.field_selector.len() > 4_096 {
-            return invalid("selector");
-        }
-        if self.work.is_empty() {
-            return invalid("work");
+        let members = [
+            ("name", is_name(&self.name, "-./")),
+            ("group", self.group.is_empty() || is_name(&self.group, "-.")),
+            ("version", self.version == "*" || is_name(&self.version, "")),
+            ("namespace", self.namespace.as_deref().is_none_or(|namespace| is_name(namespace, "-"))),
+            ("manager", (1..=253).contains(&self.manager.len())),
+            ("selector", self.label_selector.len().max(self.field_selector.len()) <= 4_096),
+            ("work", !self.work.is_empty()),
+        ];
+        if let Some((field, _)) = members.into_iter().find(|(_, is_valid)| !is_valid) {
+            return invalid(field);
         }
         if carries_secrets(&self.group, &self.resource) {
             let resource = self.resource.chars().take(253).collect();

@@ -3,14 +3,18 @@
 use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
+use strum::{EnumString, IntoStaticStr};
+
+use crate::variant::VariantName as _;
 
 /// Content type of a problem.
 pub const CONTENT_TYPE: &str = "application/problem+json";
 /// Prefix of every `type`.
 const PREFIX: &str = "https://kyma-project.io/tidewatch/problems/";
 
-/// The kinds of rejection to which an agent reacts differently, beyond the status.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// The kinds of rejection to which an agent reacts differently, beyond the status. The name is the end of the `type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, IntoStaticStr, EnumString)]
+#[strum(serialize_all = "lowercase")]
 pub enum Kind {
     /// 401: the signature's time is outside the window; the `Date` header has the receiver's time.
     Clock,
@@ -22,15 +26,6 @@ pub enum Kind {
     Certificate,
     /// Any kind that the status alone identifies.
     Other,
-}
-
-impl Kind {
-    const NAMED: [(Self, &'static str); 4] = [
-        (Self::Clock, "clock"),
-        (Self::Replay, "replay"),
-        (Self::Signature, "signature"),
-        (Self::Certificate, "certificate"),
-    ];
 }
 
 /// A problem in its JSON form.
@@ -52,9 +47,9 @@ impl Problem {
     /// Creates a problem of fixed texts.
     #[must_use]
     pub fn new(kind: Kind, title: &'static str, status: u16, detail: &'static str) -> Self {
-        let uri = match Kind::NAMED.iter().find(|(named, _)| *named == kind) {
-            Some((_, name)) => Cow::Owned(format!("{PREFIX}{name}")),
-            None => Cow::Borrowed("about:blank"),
+        let uri = match kind {
+            Kind::Other => Cow::Borrowed("about:blank"),
+            named => Cow::Owned(format!("{PREFIX}{}", named.as_str())),
         };
         Self { uri, title: title.into(), status, detail: detail.into() }
     }
@@ -62,8 +57,7 @@ impl Problem {
     /// The kind that the URI identifies.
     #[must_use]
     pub fn kind(&self) -> Kind {
-        let name = self.uri.strip_prefix(PREFIX);
-        Kind::NAMED.iter().find(|(_, named)| name == Some(*named)).map_or(Kind::Other, |(kind, _)| *kind)
+        self.uri.strip_prefix(PREFIX).and_then(|name| name.parse().ok()).unwrap_or(Kind::Other)
     }
 }
 

@@ -8,7 +8,7 @@ use rustls::{
     ClientConfig, RootCertStore, ServerConfig,
     client::Resumption,
     crypto::{CryptoProvider, aws_lc_rs},
-    server::{NoServerSessionStorage, WebPkiClientVerifier},
+    server::{NoClientAuth, NoServerSessionStorage, WebPkiClientVerifier, danger::ClientCertVerifier},
     version::TLS13,
 };
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, pem::PemObject};
@@ -103,14 +103,7 @@ pub fn provider() -> Arc<CryptoProvider> {
 /// # Errors
 /// [`TlsConfigError`].
 pub fn client(identity: &Identity, roots: RootCertStore) -> Result<ClientConfig, TlsConfigError> {
-    let mut config = ClientConfig::builder_with_provider(provider())
-        .with_protocol_versions(&[&TLS13])
-        .map_err(TlsConfigError::Pair)?
-        .with_root_certificates(roots)
-        .with_client_auth_cert(identity.chain.clone(), identity.key())
-        .map_err(TlsConfigError::Pair)?;
-    config.resumption = Resumption::disabled();
-    Ok(config)
+    client_config(roots, Some((identity.chain.clone(), identity.key()))).map_err(TlsConfigError::Pair)
 }
 
 /// A client configuration without client certificate, for requests that authenticate with a token.
@@ -118,11 +111,24 @@ pub fn client(identity: &Identity, roots: RootCertStore) -> Result<ClientConfig,
 /// # Errors
 /// [`TlsConfigError`].
 pub fn client_without_client_auth(roots: RootCertStore) -> Result<ClientConfig, TlsConfigError> {
-    let mut config = ClientConfig::builder_with_provider(provider())
-        .with_protocol_versions(&[&TLS13])
-        .map_err(TlsConfigError::Pair)?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
+    client_config(roots, None).map_err(TlsConfigError::Pair)
+}
+
+/// A client configuration with a certificate chain, leaf first, and the leaf's key, or without a client certificate.
+///
+/// # Errors
+/// rustls rejects the key, or it does not match the certificate.
+pub fn client_config(
+    roots: RootCertStore,
+    certificate: Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>,
+) -> Result<ClientConfig, rustls::Error> {
+    let builder = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13])?
+        .with_root_certificates(roots);
+    let mut config = match certificate {
+        Some((chain, key)) => builder.with_client_auth_cert(chain, key)?,
+        None => builder.with_no_client_auth(),
+    };
     config.resumption = Resumption::disabled();
     Ok(config)
 }
@@ -132,16 +138,7 @@ pub fn client_without_client_auth(roots: RootCertStore) -> Result<ClientConfig, 
 /// # Errors
 /// [`TlsConfigError`].
 pub fn server_without_client_auth(identity: &Identity) -> Result<ServerConfig, TlsConfigError> {
-    let mut config = ServerConfig::builder_with_provider(provider())
-        .with_protocol_versions(&[&TLS13])
-        .map_err(TlsConfigError::Pair)?
-        .with_no_client_auth()
-        .with_single_cert(identity.chain.clone(), identity.key())
-        .map_err(TlsConfigError::Pair)?;
-    config.send_tls13_tickets = 0;
-    config.session_storage = Arc::new(NoServerSessionStorage {});
-    config.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(config)
+    server_config(identity, Arc::new(NoClientAuth), vec![b"http/1.1".to_vec()])
 }
 
 /// The kind of clients of a server, which determines its ALPN preference.
@@ -172,11 +169,18 @@ impl ClientKind {
 /// # Errors
 /// [`TlsConfigError`].
 pub fn server(identity: &Identity, roots: RootCertStore) -> Result<ServerConfig, TlsConfigError> {
-    let provider = provider();
-    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider())
         .build()
         .map_err(TlsConfigError::Verifier)?;
-    let mut config = ServerConfig::builder_with_provider(provider)
+    server_config(identity, verifier, ClientKind::Agents.alpn_protocols())
+}
+
+fn server_config(
+    identity: &Identity,
+    verifier: Arc<dyn ClientCertVerifier>,
+    alpn_protocols: Vec<Vec<u8>>,
+) -> Result<ServerConfig, TlsConfigError> {
+    let mut config = ServerConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])
         .map_err(TlsConfigError::Pair)?
         .with_client_cert_verifier(verifier)
@@ -184,6 +188,6 @@ pub fn server(identity: &Identity, roots: RootCertStore) -> Result<ServerConfig,
         .map_err(TlsConfigError::Pair)?;
     config.send_tls13_tickets = 0;
     config.session_storage = Arc::new(NoServerSessionStorage {});
-    config.alpn_protocols = ClientKind::Agents.alpn_protocols();
+    config.alpn_protocols = alpn_protocols;
     Ok(config)
 }

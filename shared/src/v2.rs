@@ -9,9 +9,11 @@ use rustls_pki_types::CertificateDer;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use thiserror::Error;
-use x509_parser::prelude::{FromDer, X509Certificate};
 
-use crate::{certificate::fingerprint, identity::RuntimeId};
+use crate::{
+    certificate::{self, fingerprint},
+    identity::RuntimeId,
+};
 
 pub use forwarded::{ReadForwardedError, forwarded_header, parse_forwarded};
 
@@ -187,7 +189,7 @@ impl Caller {
     /// # Errors
     /// [`ReadCallerError`].
     pub fn read(leaf: &CertificateDer<'_>) -> Result<Self, ReadCallerError> {
-        let Ok(([], certificate)) = X509Certificate::from_der(leaf) else { return Err(ReadCallerError::Unreadable) };
+        let certificate = certificate::parse(leaf).map_err(|_| ReadCallerError::Unreadable)?;
         let mut names = certificate.subject().iter_common_name();
         let (name, more) = (names.next(), names.next());
         if more.is_some() {

@@ -2,7 +2,7 @@
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{CustomResourceDefinition, JSONSchemaProps};
 use kube::CustomResourceExt;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::{Kyma, Manifest, ModuleReleaseMeta, ModuleTemplate, Watcher};
 use crate::names::VERSION;
@@ -62,9 +62,7 @@ fn finish_root(schema: &mut JSONSchemaProps) {
 
 fn describe_root(properties: &mut Map<String, Value>) {
     for (name, kind) in [("apiVersion", "string"), ("kind", "string"), ("metadata", "object")] {
-        let mut plain = Map::new();
-        plain.insert("type".to_owned(), kind.into());
-        properties.insert(name.to_owned(), Value::Object(plain));
+        properties.insert(name.to_owned(), json!({"type": kind}));
     }
 }
 

@@ -1,11 +1,10 @@
 //! Types that several kinds share.
 
-use std::fmt;
-
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use strum::{Display, IntoStaticStr};
 
 use super::schema::{self, CONDITION_REASON, CONDITION_TYPE};
 
@@ -14,7 +13,9 @@ pub type Other = Map<String, Value>;
 
 /// customResourcePolicy determines whether the default module CR is created and deleted together with the module. One
 /// of CreateAndDelete, Ignore.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema, Display, IntoStaticStr,
+)]
 pub enum CustomResourcePolicy {
     /// The default module CR is created on installation and deleted on removal of the module.
     #[default]
@@ -23,25 +24,10 @@ pub enum CustomResourcePolicy {
     Ignore,
 }
 
-impl CustomResourcePolicy {
-    /// The spelling in the custom resources.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::CreateAndDelete => "CreateAndDelete",
-            Self::Ignore => "Ignore",
-        }
-    }
-}
-
-impl fmt::Display for CustomResourcePolicy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
-    }
-}
-
 /// status of the condition, one of True, False, Unknown.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema, Display, IntoStaticStr,
+)]
 pub enum ConditionStatus {
     /// The condition is met.
     True,
@@ -52,27 +38,9 @@ pub enum ConditionStatus {
     Unknown,
 }
 
-impl ConditionStatus {
-    /// The spelling in the custom resources.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::True => "True",
-            Self::False => "False",
-            Self::Unknown => "Unknown",
-        }
-    }
-}
-
 impl From<bool> for ConditionStatus {
     fn from(holds: bool) -> Self {
         if holds { Self::True } else { Self::False }
-    }
-}
-
-impl fmt::Display for ConditionStatus {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.as_str())
     }
 }
 

@@ -48,16 +48,10 @@ pub(super) fn read_input(header: &str) -> Option<(Parameters, &str)> {
         return None;
     }
     let named = list.items.iter().zip(COMPONENTS).all(|(item, name)| {
-        item.params.is_empty() && matches!(&item.bare_item, BareItem::String(text) if text.as_str() == name)
+        item.params.is_empty() && item.bare_item.as_string().is_some_and(|text| text.as_str() == name)
     });
-    let string = |name: &str| match list.params.get(name)? {
-        BareItem::String(text) => Some(text.as_str()),
-        _ => None,
-    };
-    let integer = |name: &str| match list.params.get(name)? {
-        BareItem::Integer(number) => Some(i64::from(*number)),
-        _ => None,
-    };
+    let string = |name: &str| Some(list.params.get(name)?.as_string()?.as_str());
+    let integer = |name: &str| Some(i64::from(list.params.get(name)?.as_integer()?));
     if !named || string("alg")? != ALGORITHM || string("tag")? != TAG {
         return None;
     }

@@ -18,6 +18,8 @@ use opentelemetry_sdk::{
 };
 use thiserror::Error;
 
+use crate::hex::is_lower_hex;
+
 /// Links per span, at most.
 const LINKS: usize = 16;
 /// Time limit of the last export at shutdown; spans not exported by then are dropped.
@@ -99,18 +101,15 @@ pub(super) fn span<'a>(
 
 /// Parses a `traceparent` of version 00, or the part of a later version that has the same format.
 fn parse(text: &str) -> Option<SpanContext> {
-    let hex = |text: &str, length| {
-        (text.len() == length && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')))
-            .then(|| text.to_owned())
-    };
     let mut parts = text.split('-');
-    let version = hex(parts.next()?, 2).filter(|version| version != "ff")?;
-    let (trace, span, flags) = (hex(parts.next()?, 32)?, hex(parts.next()?, 16)?, hex(parts.next()?, 2)?);
+    let mut hex = |digits| parts.next().filter(|part| is_lower_hex(part, digits));
+    let version = hex(2).filter(|version| *version != "ff")?;
+    let (trace, span, flags) = (hex(32)?, hex(16)?, hex(2)?);
     if version == "00" && parts.next().is_some() {
         return None;
     }
-    let flags = TraceFlags::new(u8::from_str_radix(&flags, 16).ok()?);
-    let (trace, span) = (TraceId::from_hex(&trace).ok()?, SpanId::from_hex(&span).ok()?);
+    let flags = TraceFlags::new(u8::from_str_radix(flags, 16).ok()?);
+    let (trace, span) = (TraceId::from_hex(trace).ok()?, SpanId::from_hex(span).ok()?);
     let context = SpanContext::new(trace, span, flags, true, TraceState::default());
     context.is_valid().then_some(context)
 }
