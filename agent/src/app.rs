@@ -26,7 +26,7 @@ use crate::{
     core::Core,
     identity::{
         Credentials, CurrentCredentials, Enroller, EnrollerHandle, EnrollerParts, EnrollerStop, FileReloader,
-        IdentityFiles, IdentityStatus, SecretWatch, SecretWriter, renewal_channel,
+        IdentityStatus, SecretWatch, SecretWriter, renewal_channel,
     },
     kubernetes::{ApiClient, ClientPool},
     link::{Link, LinkParts, V2Sender},
@@ -69,14 +69,9 @@ pub enum RunError {
     /// The flags name neither identity files nor a token file; the command line refuses this too.
     #[error("neither identity files nor an enrolment token configured")]
     NoIdentity,
-    /// The ConfigMap names another runtime. Events and sequences belong to one runtime, so the process must restart.
-    #[error("restart required: this agent reports for runtime {current}, but its ConfigMap now names {new}")]
-    OtherRuntime {
-        /// Runtime that the agent has reported for so far.
-        current: RuntimeId,
-        /// Runtime that the ConfigMap names.
-        new: RuntimeId,
-    },
+    /// The agent can no longer maintain its own identity.
+    #[error(transparent)]
+    Identity(#[from] EnrollerStop),
     /// A task that must not end has returned.
     #[error("task {0} ended unexpectedly")]
     TaskEnded(&'static str),
@@ -90,7 +85,7 @@ impl RunError {
     #[must_use]
     pub const fn exit_code(&self) -> u8 {
         match self {
-            Self::OtherRuntime { .. } => 3,
+            Self::Identity(EnrollerStop::OtherRuntime { .. }) => 3,
             _ => 1,
         }
     }
@@ -256,8 +251,7 @@ impl App {
         };
         let (identity_status, pending, metrics) =
             (self.identity_status.clone(), self.readiness.guard("identity"), self.metrics.clone());
-        let (reloader, credentials) =
-            FileReloader::new(IdentityFiles::new(folder), credentials_builder, identity_status, pending, metrics);
+        let (reloader, credentials) = FileReloader::new(folder, credentials_builder, identity_status, pending, metrics);
         self.spawn_critical("identity", reloader.run());
         IdentityHandles { credentials, renewals: None, settings: None }
     }
@@ -278,12 +272,7 @@ impl App {
             pending: Some(self.readiness.guard("identity")),
             metrics: self.metrics.clone(),
         });
-        self.tasks.spawn(async {
-            match enroller.run().await {
-                EnrollerStop::OtherRuntime { current, new } => RunError::OtherRuntime { current, new },
-                EnrollerStop::ChannelClosed => RunError::TaskEnded("identity"),
-            }
-        });
+        self.tasks.spawn(async { enroller.run().await.into() });
         IdentityHandles { credentials, renewals: Some(renewals), settings: Some(settings) }
     }
 

@@ -45,7 +45,7 @@ struct Shared {
 struct State {
     /// The last renewal found no Lease.
     missing: bool,
-    /// Highest resourceVersion in an answer to a renewal or from the watch of the Lease.
+    /// Highest resourceVersion in an response to a renewal or from the watch of the Lease.
     highest: u64,
     /// Newest resourceVersion that the watch of the Lease has delivered.
     watched: u64,
@@ -53,14 +53,6 @@ struct State {
     renewed: u64,
     /// Last time at which the watch was found to have delivered the renewal.
     back: Option<Instant>,
-}
-
-/// Result of comparing the resourceVersion of a renewal with earlier ones.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum VersionOrder {
-    Forwards,
-    /// The resourceVersion decreased.
-    Backwards,
 }
 
 impl CanaryState {
@@ -84,7 +76,7 @@ impl CanaryState {
         self.0.watermarks.clone()
     }
 
-    /// Prepares a renewal; returns the lower bound for the resourceVersion of its answer.
+    /// Prepares a renewal; returns the lower bound for the resourceVersion of its response.
     fn begin_renewal(&self) -> u64 {
         self.0.watermarks.mark();
         self.with(|state| state.highest)
@@ -104,8 +96,8 @@ impl CanaryState {
     }
 
     /// Records an answered renewal. `before` is the bound from before its request: a resourceVersion observed since
-    /// then may be newer than the renewal.
-    fn renewed(&self, version: u64, before: u64, now: Instant) -> VersionOrder {
+    /// then may be newer than the renewal. True if resourceVersions went back.
+    fn renewed(&self, version: u64, before: u64, now: Instant) -> bool {
         let above = self.0.watermarks.any_above(version);
         self.with(|state| {
             let backwards = version < before;
@@ -118,7 +110,7 @@ impl CanaryState {
             if state.watched >= version {
                 state.back = Some(now);
             }
-            if backwards || above { VersionOrder::Backwards } else { VersionOrder::Forwards }
+            backwards || above
         })
     }
 
@@ -236,7 +228,7 @@ impl LeaseRenewer {
     /// Waits for the delivery of a renewal and orders relists where needed; returns the number of consecutive renewals
     /// that were not delivered.
     async fn await_renewal(&self, version: u64, before: u64, failures: u32) -> u32 {
-        if self.canary_state.renewed(version, before, Instant::now()) == VersionOrder::Backwards {
+        if self.canary_state.renewed(version, before, Instant::now()) {
             tracing::warn!(version, "Resource versions went back; relisting every watch");
             self.order_rebuild();
         }
@@ -259,13 +251,12 @@ impl LeaseRenewer {
     }
 
     async fn renew(&self) -> Result<u64, ApiError> {
-        let path =
-            format!("{}/{AGENT_OBJECT}?fieldManager=tidewatch-agent", LeaseWatch::collection(&self.namespace).path());
+        let path = LeaseWatch::collection(&self.namespace).patch(AGENT_OBJECT);
         let now = clock::now();
         // `MicroTime` has exactly six fractional digits; the `Display` of `Timestamp` does not guarantee them.
         let patch = json!({"spec": {"holderIdentity": self.holder, "renewTime": format!("{now:.6}")}});
-        let answer = self.client.merge_patch(&path, patch.to_string().into_bytes()).await?;
-        let lease: Named = serde_json::from_slice(&answer).map_err(ApiError::Parse)?;
+        let response = self.client.merge_patch(&path, patch.to_string().into_bytes()).await?;
+        let lease: Named = serde_json::from_slice(&response).map_err(ApiError::Parse)?;
         let number = lease.metadata.version.parse();
         number.map_err(|_| ApiError::Parse(serde::de::Error::custom("resourceVersion is not a number")))
     }
@@ -280,7 +271,7 @@ mod tests {
         let (canary_state, start) = (CanaryState::default(), Instant::now());
         canary_state.watched("5", start);
         assert_eq!(canary_state.canary(start), None);
-        assert_eq!(canary_state.renewed(7, canary_state.begin_renewal(), start), VersionOrder::Forwards);
+        assert!(!canary_state.renewed(7, canary_state.begin_renewal(), start));
         assert_eq!(canary_state.canary(start), None);
         assert!(timeout(ECHO_TIMEOUT, canary_state.await_echo(7)).await.is_err());
         canary_state.watched("7", start);
@@ -295,9 +286,9 @@ mod tests {
     fn lower_version_indicates_a_restored_etcd() {
         let (canary_state, now) = (CanaryState::default(), Instant::now());
         canary_state.watched("50", now);
-        assert_eq!(canary_state.renewed(40, canary_state.begin_renewal(), now), VersionOrder::Backwards);
+        assert!(canary_state.renewed(40, canary_state.begin_renewal(), now));
         assert_eq!(canary_state.canary(now), None);
-        assert_eq!(canary_state.renewed(41, canary_state.begin_renewal(), now), VersionOrder::Forwards);
+        assert!(!canary_state.renewed(41, canary_state.begin_renewal(), now));
         canary_state.watched("41", now);
         assert!(canary_state.canary(now).is_some());
     }
@@ -308,9 +299,9 @@ mod tests {
         let kymas = canary_state.watermarks().register();
         canary_state.watched("50", now);
         kymas.seen("55");
-        assert_eq!(canary_state.renewed(53, canary_state.begin_renewal(), now), VersionOrder::Backwards);
+        assert!(canary_state.renewed(53, canary_state.begin_renewal(), now));
         kymas.listed("54");
-        assert_eq!(canary_state.renewed(56, canary_state.begin_renewal(), now), VersionOrder::Forwards);
+        assert!(!canary_state.renewed(56, canary_state.begin_renewal(), now));
     }
 
     #[test]
@@ -318,7 +309,7 @@ mod tests {
         let (canary_state, now) = (CanaryState::default(), Instant::now());
         let before = canary_state.begin_renewal();
         canary_state.watched("60", now);
-        assert_eq!(canary_state.renewed(58, before, now), VersionOrder::Forwards);
+        assert!(!canary_state.renewed(58, before, now));
         assert!(canary_state.canary(now).is_some(), "the watch has delivered a newer version");
     }
 

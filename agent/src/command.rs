@@ -118,20 +118,20 @@ fn fetch(address: SocketAddr) -> Result<Vec<u8>, StatusError> {
         Ok(stream)
     };
     let stream = connected().map_err(|error| StatusError::Connect(address, error))?;
-    let mut answer = Vec::new();
-    stream.take(MAX_RESPONSE_BYTES).read_to_end(&mut answer).map_err(StatusError::Read)?;
-    body(&answer)
+    let mut response = Vec::new();
+    stream.take(MAX_RESPONSE_BYTES).read_to_end(&mut response).map_err(StatusError::Read)?;
+    body(&response)
 }
 
 /// Body of a complete response that is delimited by the end of the connection.
-fn body(answer: &[u8]) -> Result<Vec<u8>, StatusError> {
-    let end = answer.windows(4).position(|window| window == b"\r\n\r\n").ok_or(StatusError::Foreign)?;
-    let head = std::str::from_utf8(&answer[..end]).map_err(|_| StatusError::Foreign)?;
+fn body(response: &[u8]) -> Result<Vec<u8>, StatusError> {
+    let end = response.windows(4).position(|window| window == b"\r\n\r\n").ok_or(StatusError::Foreign)?;
+    let head = std::str::from_utf8(&response[..end]).map_err(|_| StatusError::Foreign)?;
     let status = head.lines().next().and_then(|line| line.strip_prefix("HTTP/1.1 ")).ok_or(StatusError::Foreign)?;
     if !status.starts_with("200") {
         return Err(StatusError::Refused(status.to_owned()));
     }
-    Ok(answer[end + 4..].to_vec())
+    Ok(response[end + 4..].to_vec())
 }
 
 #[cfg(test)]

@@ -18,13 +18,18 @@ use http_body::Frame;
 use http_body_util::Full;
 use hyper::{body::Incoming, client::conn::http1, rt, service::Service};
 use hyper_rustls::HttpsConnector;
-use hyper_util::{client::legacy::connect, rt::TokioIo, service::TowerToHyperService};
+use hyper_util::{
+    client::legacy::connect::{self, HttpConnector},
+    rt::TokioIo,
+    service::TowerToHyperService,
+};
 use thiserror::Error;
 use tokio::{
     sync::Mutex,
     time::{sleep, timeout},
 };
 
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Limit of a response's header fields, in bytes.
 const HEADER_BYTES: u32 = 16 << 10;
 
@@ -82,6 +87,16 @@ pub(crate) enum Body {
     Http1(Incoming),
 }
 
+/// A connector over TCP with keepalive probes after this idle time.
+pub(crate) fn tcp_connector(keepalive: Duration) -> HttpConnector {
+    let mut connector = HttpConnector::new();
+    connector.enforce_http(false);
+    connector.set_nodelay(true);
+    connector.set_keepalive(Some(keepalive));
+    connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
+    connector
+}
+
 /// Adapts an HTTPS connector.
 pub(crate) fn tls_connector<C>(connector: HttpsConnector<C>) -> Connector
 where
@@ -112,20 +127,20 @@ impl Connection {
                     head.headers.insert(header::CONTENT_LENGTH, body.len().into());
                 }
                 let head = Request::from_parts(head, ());
-                let (answer, mut stream) = sender.send_request(head, is_empty).map_err(broken)?;
+                let (response, mut stream) = sender.send_request(head, is_empty).map_err(broken)?;
                 if !is_empty {
                     // Sent before the connection task can run, so head and body leave together.
                     stream.send_data(body, true).map_err(broken)?;
                 }
-                Ok(answer.await.map_err(broken)?.map(Body::Http2))
+                Ok(response.await.map_err(broken)?.map(Body::Http2))
             }
             Sender::Http1(mut sender) => {
                 origin_form(&mut request)?;
-                let answer = sender.send_request(request.map(Full::new)).await.map_err(broken)?;
+                let response = sender.send_request(request.map(Full::new)).await.map_err(broken)?;
                 // The connection takes no request while a response is read; a concurrent request opens another
                 // connection.
                 *self.pooled.lock().await = Some(Sender::Http1(sender));
-                Ok(answer.map(Body::Http1))
+                Ok(response.map(Body::Http1))
             }
         }
     }
@@ -180,11 +195,11 @@ impl Connection {
 }
 
 /// Completes when a PING times out.
-async fn ping_timeout(pings: Option<PingPong>, interval: Duration, answer: Duration) {
+async fn ping_timeout(pings: Option<PingPong>, interval: Duration, response: Duration) {
     let Some(mut pings) = pings else { return std::future::pending().await };
     loop {
         sleep(interval).await;
-        match timeout(answer, pings.ping(Ping::opaque())).await {
+        match timeout(response, pings.ping(Ping::opaque())).await {
             Ok(Ok(_)) => {}
             // The connection has ended and reports its own error.
             Ok(Err(_)) => return std::future::pending().await,

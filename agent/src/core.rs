@@ -3,6 +3,7 @@
 
 mod bounds;
 mod entry;
+mod event_path;
 mod heartbeat;
 mod single;
 mod snapshot;
@@ -26,7 +27,7 @@ use tokio::{sync::Notify, time::Instant};
 use crate::{
     clock,
     index::{Applied, ChangeRule, Index},
-    outbox::{AnnouncedLimits, Outbox, Update, WatchInfo},
+    outbox::{AnnouncedLimits, EpochReason, Outbox, Update, WatchInfo},
     random,
     telemetry::Metrics,
 };
@@ -36,9 +37,10 @@ pub use crate::{
     telemetry::Stats,
 };
 use entry::WatchEntry;
+pub use event_path::{ConditionStatus, EventPath};
 use heartbeat::HeartbeatLog;
 pub use heartbeat::LastHeartbeat;
-pub(crate) use snapshot::Snapshot;
+pub use snapshot::Runtime;
 
 /// Identifies one run of a watch loop. Calls with the ID of a stopped loop have no effect, even if a watch of the same
 /// name runs again.
@@ -240,8 +242,8 @@ impl Core {
     }
 
     /// Processes the response to a batch.
-    pub fn answered(&self, now: Instant, epoch: Epoch, answer: &EventsResponse) {
-        self.with(|state| state.outbox.answered(now, epoch, answer));
+    pub fn apply_response(&self, now: Instant, epoch: Epoch, response: &EventsResponse) {
+        self.with(|state| state.outbox.apply_response(now, epoch, response));
     }
 
     /// A batch was refused as a whole (400, 413): halves the next one, until the offending event is isolated. Returns
@@ -257,13 +259,13 @@ impl Core {
 
     /// The receiver refused signature or nonce: starts a new epoch with fresh counters.
     pub fn restart_epoch(&self) {
-        self.with(|state| state.outbox.restart_epoch());
+        self.with(|state| state.outbox.begin_epoch(EpochReason::Refused));
     }
 
     /// Epoch of the sequences of new events.
     #[must_use]
     pub fn epoch(&self) -> Epoch {
-        self.with(|state| state.outbox.position().1)
+        self.with(|state| state.outbox.epoch_state.epoch)
     }
 
     /// The next heartbeat, and the nonce of its request.
@@ -272,11 +274,11 @@ impl Core {
     }
 
     /// Processes the response to a heartbeat.
-    pub fn heartbeat_answered(&self, now: Instant, epoch: Epoch, answer: &HeartbeatResponse) {
+    pub fn apply_heartbeat_response(&self, now: Instant, epoch: Epoch, response: &HeartbeatResponse) {
         self.with(|state| {
-            state.heartbeats.answered(now, epoch, answer);
-            if state.outbox.heartbeat_answered(now, epoch, answer.instance, answer.since, &answer.settled) {
-                answer.resend.iter().for_each(|watch| state.resend(watch));
+            state.heartbeats.apply_response(now, epoch, response);
+            if state.outbox.apply_heartbeat_response(now, epoch, response.instance, response.since, &response.settled) {
+                response.resend.iter().for_each(|watch| state.resend(watch));
             }
         });
     }
@@ -377,7 +379,7 @@ impl State {
         match watched.index.apply(key, seen.clone()) {
             Applied::Changed(moved) => {
                 let is_new = moved.change == Change::Created && moved.before == Digest::ZERO;
-                let update = Update::object(seen, moved.change, moved.after);
+                let update = Update::Object { seen, change: moved.change, part: moved.after };
                 if is_reported {
                     if is_new && !listing {
                         self.outbox.mark_created(&name, key, update, at);
@@ -386,16 +388,15 @@ impl State {
                     }
                     self.bound_events(&name, at);
                 }
-                return moved.change != Change::Created || self.bound_objects(&name, at);
+                moved.change != Change::Created || self.bound_objects(&name, at)
             }
-            Applied::Unchanged => {}
+            Applied::Unchanged => true,
             Applied::Coarse => {
                 watched.lost = true;
                 self.outbox.go_coarse(&name, at);
-                return false;
+                false
             }
         }
-        true
     }
 
     fn delete(&mut self, id: WatchId, key: &str, seen: ObjectState) {
@@ -403,7 +404,8 @@ impl State {
         let Some(watched) = self.watches.get_mut(&name) else { return };
         match watched.index.delete(key) {
             Applied::Changed(moved) => {
-                self.outbox.mark(&name, key, Update::object(seen, moved.change, moved.after), moved.before, at);
+                let update = Update::Object { seen, change: moved.change, part: moved.after };
+                self.outbox.mark(&name, key, update, moved.before, at);
                 self.bound_events(&name, at);
             }
             Applied::Unchanged => {}
@@ -426,7 +428,7 @@ impl State {
         watched.attempted = true;
         watched.error = None;
         for object in gone.into_iter().filter(|_| is_reported) {
-            let update = Update::object(object.seen, Change::Deleted, Digest::ZERO);
+            let update = Update::Object { seen: object.seen, change: Change::Deleted, part: Digest::ZERO };
             self.outbox.mark(&name, &object.key, update, object.before, at);
         }
         self.bound_events(&name, at);
@@ -447,14 +449,14 @@ impl State {
     }
 
     fn heartbeat(&mut self, now: Instant, surroundings: HeartbeatContext) -> (Heartbeat, Nonce) {
-        let numbers = self.outbox.heartbeat();
+        let (epoch_state, nonce) = self.outbox.heartbeat();
         self.heartbeats.sent = true;
         let Self { outbox, watches, .. } = self;
         let digest = |name: &str| outbox.sent_digest(name, &|watch| watches.get(watch)?.index.digest());
         let heartbeat = Heartbeat {
-            epoch: numbers.epoch,
-            sequence: numbers.sequence,
-            counter: numbers.counter,
+            epoch: epoch_state.epoch,
+            sequence: epoch_state.sequence,
+            counter: epoch_state.heartbeats,
             waiting: outbox.waiting() as u64,
             parked: outbox.parked() as u64,
             plan_revision: self.plan_revision.clone(),
@@ -466,7 +468,7 @@ impl State {
             incomplete: surroundings.incomplete,
             watches: watches.iter().map(|(name, watched)| watched.state(name, digest(name), now)).collect(),
         };
-        (heartbeat, numbers.nonce)
+        (heartbeat, nonce)
     }
 }
 

@@ -12,7 +12,7 @@ use crate::{
     plan::PlanSource,
     settings::CurrentSettings,
     telemetry::{Metrics, Readiness},
-    watch::{self as watching, LineBuffer, ListProgress, PlanState, PlannedSink, Reader, Sink, Watermarks},
+    watch::{self as watching, LineBuffer, ListProgress, PlanState, PlannedSink, Reader, Single, Sink, Watermarks},
 };
 
 /// Result of a page or line.
@@ -43,7 +43,7 @@ impl<S: Sink> Decoder<S> {
     fn page(&mut self, bytes: &[u8]) -> Decoded {
         let token = std::mem::take(&mut self.token);
         if token.is_empty() {
-            self.reader.begin();
+            self.reader.sink.begin();
         }
         match watching::Page::read(bytes).and_then(|page| self.reader.page(page, &token)) {
             Ok(ListProgress::Complete(version)) => self.version = version,
@@ -98,7 +98,7 @@ impl WatchDecoder {
 
 /// Decodes the agent's ConfigMap into plan and settings.
 pub struct ConfigDecoder {
-    decoder: Decoder<PlanSource>,
+    decoder: Decoder<Single<PlanSource>>,
     followed: watch::Receiver<PlanState>,
     settings: CurrentSettings,
 }
@@ -147,7 +147,7 @@ impl ConfigDecoder {
 /// Splits the frames of a watch response into lines; an unterminated last line is dropped. `None` if a line is too
 /// long.
 pub fn lines<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> Option<Vec<Vec<u8>>> {
-    let (mut buffer, mut lines) = (LineBuffer::new(), Vec::new());
+    let (mut buffer, mut lines) = (LineBuffer::default(), Vec::new());
     for frame in frames {
         buffer.push(frame).ok()?;
         while let Some(line) = buffer.line() {

@@ -19,7 +19,7 @@ use jiff::Timestamp;
 use rustls::{ClientConfig, pki_types::pem::Error as PemError};
 use thiserror::Error;
 use tidewatch_shared::{
-    certificate::{self, ReadCertificateError, RuntimeCertificate},
+    certificate::{self, Leaf, ReadCertificateError, RuntimeCertificate},
     heartbeat::CertificateState,
     identity::{RuntimeId, TrustDomain},
     signature::{SignError, Signer},
@@ -28,9 +28,9 @@ use tidewatch_shared::{
 };
 use tokio::{sync::watch, time::sleep};
 
-pub(crate) use channel::{EnrollerHandle, RenewalOrder, renewal_channel};
-pub(crate) use enroller::{Enroller, EnrollerParts, EnrollerStop};
-pub(crate) use files::IdentityFiles;
+pub(crate) use channel::{CertificateNotice, EnrollerHandle, RenewalOrder, renewal_channel};
+pub use enroller::EnrollerStop;
+pub(crate) use enroller::{Enroller, EnrollerParts};
 pub(crate) use secret::{SecretWatch, SecretWriter, Stored};
 pub(crate) use status::IdentityStatus;
 pub use status::{IdentityReport, IdentitySource};
@@ -131,7 +131,20 @@ pub struct Credentials {
 /// Credentials in use, for all consumers; `None` until there are any.
 pub type CurrentCredentials = watch::Receiver<Option<Arc<Credentials>>>;
 
+/// Creates credentials from material, at a time in Unix seconds; each contract has certificates of its own.
+pub(crate) type CredentialsBuilder = Box<dyn Fn(&KeyMaterial, i64) -> Result<Credentials, CredentialsError> + Send>;
+
 impl Credentials {
+    /// Certificates of contract v3: they name the runtime in URI and common name, and the key signs requests.
+    pub(crate) fn v3(domain: TrustDomain, receiver: Endpoint) -> CredentialsBuilder {
+        Box::new(move |material, now| Self::new(material, &domain, receiver.clone(), now))
+    }
+
+    /// Certificates of contract v2: they name the runtime in the common name alone, and the key is of any kind.
+    pub(crate) fn v2(receiver: Endpoint) -> CredentialsBuilder {
+        Box::new(move |material, now| legacy::credentials(material, receiver.clone(), now))
+    }
+
     /// Validates material of contract v3, at a time in Unix seconds.
     ///
     /// # Errors
@@ -147,41 +160,30 @@ impl Credentials {
         let tls = clock::with_wall_clock(tls::client(&identity, tls::roots(&roots)?)?);
         let leaf = identity.chain.first().ok_or(TlsConfigError::Empty("the certificate chain"))?;
         let RuntimeCertificate { runtime, leaf } = RuntimeCertificate::read(leaf, domain)?;
-        let not_after = Timestamp::from_second(leaf.not_after).unwrap_or(Timestamp::MAX);
-        if leaf.not_after <= now {
-            return Err(CredentialsError::Expired(not_after));
-        }
-        let signer = Some(Signer::new(&identity.key, leaf.fingerprint.clone())?);
-        let (not_before, end) = (leaf.not_before, leaf.not_after);
-        let (not_after, fingerprint) = (not_after.to_string(), leaf.fingerprint);
-        let certificate = CertificateState { not_after, fingerprint, renewal_failed_since: None };
+        let Leaf { not_before, not_after, fingerprint, .. } = leaf;
+        let certificate = certificate_state(not_after, fingerprint, now)?;
+        let signer = Some(Signer::new(&identity.key, certificate.fingerprint.clone())?);
         let trust_revision = certificate::trust_revision(&roots);
-        Ok(Self { runtime, receiver, signer, tls, certificate, not_before, not_after: end, trust_revision })
+        Ok(Self { runtime, receiver, signer, tls, certificate, not_before, not_after, trust_revision })
     }
 
     /// Logs and records that these credentials are in use, with their origin.
     fn announce(&self, from: IdentitySource, identity_status: &IdentityStatus, metrics: &Metrics) {
         let Self { runtime, certificate, trust_revision, not_after, .. } = self;
         tracing::info!(%runtime, fingerprint = %certificate.fingerprint, not_after = %certificate.not_after,
-            trust_revision, from = from.as_str(), "Using an identity");
+            trust_revision, %from, "Using an identity");
         metrics.certificate_not_after.set(*not_after);
         identity_status.set_source(from);
     }
 }
 
-/// Creates credentials from material, at a time in Unix seconds; each contract has certificates of its own.
-pub(crate) type CredentialsBuilder = Box<dyn Fn(&KeyMaterial, i64) -> Result<Credentials, CredentialsError> + Send>;
-
-impl Credentials {
-    /// Certificates of contract v3: they name the runtime in URI and common name, and the key signs requests.
-    pub(crate) fn v3(domain: TrustDomain, receiver: Endpoint) -> CredentialsBuilder {
-        Box::new(move |material, now| Self::new(material, &domain, receiver.clone(), now))
+/// The state of a certificate that is valid at `now`; both times in Unix seconds.
+fn certificate_state(not_after: i64, fingerprint: String, now: i64) -> Result<CertificateState, CredentialsError> {
+    let end = Timestamp::from_second(not_after).unwrap_or(Timestamp::MAX);
+    if not_after <= now {
+        return Err(CredentialsError::Expired(end));
     }
-
-    /// Certificates of contract v2: they name the runtime in the common name alone, and the key is of any kind.
-    pub(crate) fn v2(receiver: Endpoint) -> CredentialsBuilder {
-        Box::new(move |material, now| legacy::credentials(material, receiver.clone(), now))
-    }
+    Ok(CertificateState { not_after: end.to_string(), fingerprint, renewal_failed_since: None })
 }
 
 /// Polls a source and publishes each new valid identity; while the content is invalid, the last valid one stays.

@@ -131,11 +131,6 @@ impl Index {
         self.is_complete().then_some(self.digest)
     }
 
-    /// All objects with their contributions to the digest.
-    fn iter(&self) -> impl Iterator<Item = (&str, &ObjectState, Digest)> {
-        self.objects.iter().map(|(key, entry)| (&**key, &entry.seen, self.part(key, &entry.seen)))
-    }
-
     /// Objects with keys above `key` and up to `up_to`, in key order.
     pub(crate) fn after(&self, key: &str, up_to: Option<&str>) -> impl Iterator<Item = (&str, &ObjectState, Digest)> {
         let up_to = up_to.map(|last| last.max(key)).map_or(Unbounded, Included);
@@ -146,7 +141,7 @@ impl Index {
     /// Applies another rule from now on, which recomputes the digest over the same objects.
     pub(crate) fn follow(&mut self, rule: ChangeRule) {
         self.rule = rule;
-        self.digest = self.iter().fold(Digest::ZERO, |sum, (_, _, part)| sum + part);
+        self.digest = self.after("", None).fold(Digest::ZERO, |sum, (_, _, part)| sum + part);
     }
 
     /// Starts a list; a coarse index is filled again.

@@ -33,13 +33,12 @@ use crate::{
     canary::CanaryState,
     clock,
     core::{Core, HeartbeatContext},
-    identity::{Credentials, CurrentCredentials, EnrollerHandle, RenewalOrder},
+    identity::{CertificateNotice, Credentials, CurrentCredentials, EnrollerHandle, RenewalOrder},
     random,
     receiver::{BufferedResponse, Dialer, RefusalAction, RequestError, RetryTimer, classify_refusal},
     telemetry::{Guard, Metrics, RequestOutcome, Route, error_chain},
 };
 use client::{Client, PostRequest};
-use renewal::RenewalSender;
 
 /// Bounds of the heartbeat interval that the receiver may set, in seconds.
 const HEARTBEAT_SECONDS: (u32, u32) = (1, 3_600);
@@ -163,37 +162,37 @@ impl Link {
         }
         let request =
             PostRequest { path: EVENTS_PATH, content_type: BATCH_CONTENT_TYPE, body: batch.body, nonce: batch.nonce };
-        let answer = post(client, &self.metrics, Route::Events, request).await;
-        let answer = self.react::<EventsResponse>(client, Route::Events, StatusCode::ACCEPTED, batch.epoch, answer);
-        let Some(answer) = answer else { return };
-        tracing::debug!(events = batch.events, accepted = answer.accepted, "Events accepted");
-        self.core.answered(Instant::now(), batch.epoch, &answer);
-        self.follow_interval(answer.heartbeat_seconds);
+        let response = post(client, &self.metrics, Route::Events, request).await;
+        let response = self.react::<EventsResponse>(client, Route::Events, StatusCode::ACCEPTED, batch.epoch, response);
+        let Some(response) = response else { return };
+        tracing::debug!(events = batch.events, accepted = response.accepted, "Events accepted");
+        self.core.apply_response(Instant::now(), batch.epoch, &response);
+        self.follow_interval(response.heartbeat_seconds);
     }
 
     async fn send_heartbeat(&mut self, client: &Client) {
         let now = Instant::now();
-        let credentials = client.credentials();
-        let renewal_failed_since = self.renewals.as_ref().and_then(EnrollerHandle::failed_since);
+        let credentials = &client.credentials;
+        let identity = self.renewals.as_ref().map(|renewals| renewals.identity_status.report()).unwrap_or_default();
+        let certificate = credentials.certificate.clone();
         let surroundings = HeartbeatContext {
-            certificate: CertificateState { renewal_failed_since, ..credentials.certificate.clone() },
+            certificate: CertificateState { renewal_failed_since: identity.failing_since, ..certificate },
             trust_revision: Some(credentials.trust_revision.clone()),
             canary: self.canary_state.canary(now),
-            incomplete: self.canary_state.is_missing()
-                || self.renewals.as_ref().is_some_and(EnrollerHandle::is_unsaved),
+            incomplete: self.canary_state.is_missing() || identity.unsaved,
         };
         let (heartbeat, nonce) = self.core.heartbeat(now, surroundings);
         let epoch = heartbeat.epoch;
         let body: Bytes = serde_json::to_vec(&heartbeat).expect("strings and numbers have a JSON form").into();
         let request = PostRequest { path: HEARTBEAT_PATH, content_type: "application/json", body, nonce };
-        let answer = post(client, &self.metrics, Route::Heartbeat, request).await;
-        let answer = self.react::<HeartbeatResponse>(client, Route::Heartbeat, StatusCode::OK, epoch, answer);
-        let Some(answer) = answer else { return };
-        self.core.heartbeat_answered(Instant::now(), epoch, &answer);
-        if answer.renew {
-            self.notify_enroller(client, EnrollerHandle::renewal_requested);
+        let response = post(client, &self.metrics, Route::Heartbeat, request).await;
+        let response = self.react::<HeartbeatResponse>(client, Route::Heartbeat, StatusCode::OK, epoch, response);
+        let Some(response) = response else { return };
+        self.core.apply_heartbeat_response(Instant::now(), epoch, &response);
+        if response.renew {
+            self.notify_enroller(client, CertificateNotice::Renew);
         }
-        self.follow_interval(answer.heartbeat_seconds);
+        self.follow_interval(response.heartbeat_seconds);
         let interval = *self.interval.borrow();
         self.heartbeat_due = Instant::now() + jittered(interval);
     }
@@ -203,16 +202,16 @@ impl Link {
         if order.is_cancelled() {
             return;
         }
-        let sender = RenewalSender::new(client.reconnected(&self.dial), self.core.clone(), self.metrics.clone());
+        let client = Client::new(&self.dial, client.credentials.clone());
         // A new order replaces the previous one.
         self.renewal_task = JoinSet::new();
-        self.renewal_task.spawn(sender.send(order));
+        self.renewal_task.spawn(renewal::send(client, self.core.clone(), self.metrics.clone(), order));
     }
 
     /// Notifies the enroller of the receiver's statements about the certificate.
-    fn notify_enroller(&self, client: &Client, notify: impl FnOnce(&EnrollerHandle, &str)) {
+    fn notify_enroller(&self, client: &Client, notice: CertificateNotice) {
         if let Some(renewals) = &self.renewals {
-            notify(renewals, &client.credentials().certificate.fingerprint);
+            renewals.notify(notice, &client.credentials.certificate.fingerprint);
         }
     }
 
@@ -223,25 +222,25 @@ impl Link {
         route: Route,
         success: StatusCode,
         epoch: Epoch,
-        answer: Result<BufferedResponse, RequestError>,
+        response: Result<BufferedResponse, RequestError>,
     ) -> Option<T> {
-        let answer = match answer {
-            Ok(answer) if answer.status == success => match serde_json::from_slice(&answer.body) {
+        let response = match response {
+            Ok(response) if response.status == success => match serde_json::from_slice(&response.body) {
                 Ok(body) => {
                     self.accepted(route);
                     return Some(body);
                 }
                 Err(error) => Err(RequestError::Unreadable(error)),
             },
-            answer => answer,
+            response => response,
         };
         let now = Instant::now();
-        match answer {
-            Ok(answer) => self.refused(client, route, epoch, &answer, now),
+        match response {
+            Ok(response) => self.refused(client, route, epoch, &response, now),
             Err(error) => {
                 tracing::warn!(error = error_chain(&error), "Request to the receiver failed");
                 if error.is_about_certificate() {
-                    self.notify_enroller(client, EnrollerHandle::certificate_refused);
+                    self.notify_enroller(client, CertificateNotice::Refused);
                 }
                 self.timer(route).fail(now, error.is_connect());
             }
@@ -258,9 +257,9 @@ impl Link {
         self.heartbeats.connected();
     }
 
-    fn refused(&mut self, client: &Client, route: Route, epoch: Epoch, answer: &BufferedResponse, now: Instant) {
-        let action = classify_refusal(answer, clock::unix_seconds());
-        tracing::warn!(status = answer.status.as_u16(), ?action, "Request refused by the receiver");
+    fn refused(&mut self, client: &Client, route: Route, epoch: Epoch, response: &BufferedResponse, now: Instant) {
+        let action = classify_refusal(response, clock::unix_seconds());
+        tracing::warn!(status = response.status.as_u16(), ?action, "Request refused by the receiver");
         match action {
             RefusalAction::Split if route == Route::Events => {
                 if self.core.refused_whole(now, epoch) {
@@ -280,7 +279,7 @@ impl Link {
             }
             RefusalAction::RetryAfter(wait) => self.timer(route).retry_after(now, wait),
             RefusalAction::Certificate => {
-                self.notify_enroller(client, EnrollerHandle::certificate_refused);
+                self.notify_enroller(client, CertificateNotice::Refused);
                 self.timer(route).fail(now, false);
             }
             RefusalAction::Split | RefusalAction::TooLarge(_) | RefusalAction::NewEpoch | RefusalAction::BackOff => {
@@ -327,9 +326,9 @@ async fn post(
     request: PostRequest,
 ) -> Result<BufferedResponse, RequestError> {
     let begun = Instant::now();
-    let answer = client.post(request, clock::unix_seconds() + metrics.clock_offset.get()).await;
-    metrics.requested(route, RequestOutcome::of(&answer), begun.elapsed());
-    answer
+    let response = client.post(request, clock::unix_seconds() + metrics.clock_offset.get()).await;
+    metrics.requested(route, RequestOutcome::of(&response), begun.elapsed());
+    response
 }
 
 /// Stores the offset in the metric, which the enroller reads for certificate validity.

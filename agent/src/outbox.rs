@@ -34,7 +34,7 @@ use std::{
 use bytes::Bytes;
 use tidewatch_shared::{
     digest::Digest,
-    event::{Change, EventId, Reason},
+    event::{EventId, Reason},
     exchange::{EventsResponse, Settled},
     identity::{Epoch, Instance, RuntimeId},
     signature::Nonce,
@@ -43,14 +43,13 @@ use tidewatch_shared::{
 use tokio::time::Instant;
 
 pub(crate) use dirty_set::Update;
-pub(crate) use epoch::EpochReason;
+pub(crate) use epoch::{EpochReason, EpochState};
 pub use limits::AnnouncedLimits;
 pub(crate) use single::{NextSingle, NotBefore, SingleEvent};
 pub(crate) use watch_info::WatchInfo;
 
-use crate::{index::ObjectState, telemetry::Metrics};
+use crate::telemetry::Metrics;
 use dirty_set::{DirtySet, Parking, WATCH_KEY};
-use epoch::EpochState;
 use in_flight::{InFlight, SequencedEvent};
 use limits::RequestLimits;
 use resend_backoff::ResendBackoff;
@@ -65,7 +64,7 @@ const REMEMBERED: usize = 1_000;
 /// Looks up the digest of a watch in the index; `None` until its list is complete.
 pub(crate) type Digests<'a> = &'a dyn Fn(&str) -> Option<Digest>;
 
-/// A batch to send, with the data needed to process its answer.
+/// A batch to send, with the data needed to process its response.
 #[derive(Debug)]
 pub struct Batch {
     /// Epoch of the events.
@@ -80,24 +79,12 @@ pub struct Batch {
     pub again: bool,
 }
 
-/// Epoch and counters that a heartbeat carries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct HeartbeatNumbers {
-    /// Current epoch.
-    pub(crate) epoch: Epoch,
-    /// Last sequence assigned to an event.
-    pub(crate) sequence: u64,
-    /// Number of this heartbeat in the epoch, from 1.
-    pub(crate) counter: u64,
-    /// Nonce to sign the request with.
-    pub(crate) nonce: Nonce,
-}
-
 /// Dirty set of all watches and state of the current epoch; see the module.
 pub(crate) struct Outbox {
-    runtime: RuntimeId,
-    epoch_state: EpochState,
-    instance: Option<Instance>,
+    pub(crate) runtime: RuntimeId,
+    pub(crate) epoch_state: EpochState,
+    /// Receiver instance that answered last.
+    pub(crate) instance: Option<Instance>,
     watches: BTreeMap<Arc<str>, DirtySet>,
     /// Digest of everything sent of each watch, by watch name; kept for the whole epoch, also after the watch has left
     /// the plan.
@@ -121,21 +108,18 @@ pub(crate) struct Outbox {
 impl Outbox {
     /// Creates an empty outbox with a fresh epoch; `random_bits` returns 64 random bits.
     pub(crate) fn new(runtime: RuntimeId, mut random_bits: Box<dyn FnMut() -> u64 + Send>, metrics: Metrics) -> Self {
-        let epoch_state = EpochState::new(Epoch::new(random_bits()));
-        let (watches, remembered) = (BTreeMap::new(), BTreeMap::new());
-        let (resend_backoff, batch_limit) = (ResendBackoff::default(), EVENTS_PER_REQUEST);
         Self {
             runtime,
-            epoch_state,
+            epoch_state: EpochState::new(Epoch::new(random_bits())),
             instance: None,
-            watches,
-            remembered,
+            watches: BTreeMap::new(),
+            remembered: BTreeMap::new(),
             in_flight: None,
             singles: BTreeMap::new(),
             parked_until: None,
-            batch_limit,
+            batch_limit: EVENTS_PER_REQUEST,
             limits: RequestLimits::default(),
-            resend_backoff,
+            resend_backoff: ResendBackoff::default(),
             served: None,
             random_bits,
             metrics,
@@ -159,7 +143,8 @@ impl Outbox {
     /// Sets the version and kind that discovery has resolved for a watch.
     pub(crate) fn describe(&mut self, watch: &str, version: &str, kind: &str) {
         if let Some(dirty_set) = self.watches.get_mut(watch) {
-            dirty_set.describe(version, kind);
+            dirty_set.info.version = version.into();
+            dirty_set.info.kind = kind.into();
         }
     }
 
@@ -228,14 +213,14 @@ impl Outbox {
         self.watches.values().map(DirtySet::unsettled).sum()
     }
 
-    /// Runtime, epoch, last sequence, and the receiver instance that answered last.
-    pub(crate) fn position(&self) -> (&RuntimeId, Epoch, u64, Option<Instance>) {
-        (&self.runtime, self.epoch_state.epoch, self.epoch_state.sequence, self.instance)
+    /// Number of times that the receiver lacked an event that had been sent.
+    pub(crate) fn gaps(&self) -> u64 {
+        self.metrics.epochs(EpochReason::Forgotten.as_str())
     }
 
     /// Earliest time of the next request; `None` when there is nothing to send.
     pub(crate) fn due(&self, now: Instant) -> Option<Instant> {
-        let after_backoff = |at: Instant| self.resend_backoff.until().map_or(at, |until| until.max(at));
+        let after_backoff = |at: Instant| self.resend_backoff.until.map_or(at, |until| until.max(at));
         if self.in_flight.is_some() {
             return Some(after_backoff(now));
         }
@@ -251,17 +236,16 @@ impl Outbox {
         (!is_incomplete).then(|| digests(watch).map(|digest| digest - dirty_set.outstanding())).flatten()
     }
 
-    /// Epoch and counters of the next heartbeat; increments the counters.
-    pub(crate) fn heartbeat(&mut self) -> HeartbeatNumbers {
+    /// Counters of the next heartbeat, which include it, and the nonce of its request.
+    pub(crate) fn heartbeat(&mut self) -> (EpochState, Nonce) {
         self.epoch_state.heartbeats += 1;
         let nonce = self.nonce();
-        let EpochState { epoch, sequence, heartbeats: counter, .. } = self.epoch_state;
-        HeartbeatNumbers { epoch, sequence, counter, nonce }
+        (self.epoch_state, nonce)
     }
 
     /// Returns the next request, or the unanswered one again; `None` when nothing is due.
     pub(crate) fn request(&mut self, now: Instant, digests: Digests<'_>) -> Option<Batch> {
-        if self.resend_backoff.until().is_some_and(|until| until > now) {
+        if self.resend_backoff.until.is_some_and(|until| until > now) {
             return None;
         }
         if self.in_flight.is_none() {
@@ -270,7 +254,7 @@ impl Outbox {
         }
         let in_flight = self.in_flight.as_mut()?;
         let again = in_flight.begin(self.batch_limit.min(self.limits.events), self.limits.bytes);
-        let (body, events) = (in_flight.body(), in_flight.outstanding());
+        let (body, events) = (in_flight.body(), in_flight.outstanding);
         let (epoch, nonce) = (self.epoch_state.epoch, self.nonce());
         Some(Batch { epoch, nonce, body, events, again })
     }
@@ -329,7 +313,7 @@ impl Outbox {
             *remembered += delta;
             self.epoch_state.sequence += 1;
             let id = EventId { epoch: self.epoch_state.epoch, sequence: self.epoch_state.sequence };
-            let text = in_flight::encode(&self.runtime, id, name, dirty_set.info(), &key, &waiting, delta);
+            let text = in_flight::encode(&self.runtime, id, name, &dirty_set.info, &key, &waiting, delta);
             let is_watch = key.is_empty();
             events.push(SequencedEvent {
                 sequence: id.sequence,
@@ -340,20 +324,20 @@ impl Outbox {
                 since: waiting.since,
                 text,
             });
-            self.metrics.sequenced(waiting.update.label(), waiting.since);
+            self.metrics.sequenced(waiting.update.as_str(), waiting.since);
             dirty_set.sent(key, id.sequence, waiting);
         }
         self.served = Some(name.clone());
     }
 
-    /// Processes the answer to a batch of an epoch.
-    pub(crate) fn answered(&mut self, now: Instant, epoch: Epoch, answer: &EventsResponse) {
-        self.observe_instance(now, answer.instance);
+    /// Processes the response to a batch of an epoch.
+    pub(crate) fn apply_response(&mut self, now: Instant, epoch: Epoch, response: &EventsResponse) {
+        self.observe_instance(now, response.instance);
         let ours = epoch == self.epoch_state.epoch;
         let Some(mut in_flight) = ours.then(|| self.in_flight.take()).flatten() else { return };
         let answered = in_flight.take_answered();
         let last = answered.last().map_or(0, |event| event.sequence);
-        let refused = refusal::by_sequence(epoch, answer);
+        let refused = refusal::by_sequence(epoch, response);
         let (mut again, mut parked) = (Vec::new(), false);
         let mut clean: BTreeSet<Arc<str>> = answered.iter().map(|event| event.watch.clone()).collect();
         for event in answered {
@@ -385,21 +369,21 @@ impl Outbox {
         }
         // A gap left by a refusal is filled by the replacement event. Any other gap means that the receiver lost an
         // event that it had accepted.
-        if answer.accepted < self.epoch_state.accepted
-            || (unreplaced && answer.accepted < last)
-            || self.has_unsettled_below(answer.since)
+        if response.accepted < self.epoch_state.accepted
+            || (unreplaced && response.accepted < last)
+            || self.has_unsettled_below(response.since)
         {
             self.resend_backoff.trigger(now);
             return self.begin_epoch(EpochReason::Forgotten);
         }
-        self.epoch_state.accepted = answer.accepted;
-        self.settle(&answer.settled);
+        self.epoch_state.accepted = response.accepted;
+        self.settle(&response.settled);
     }
 
-    /// Processes the answer to a heartbeat of an epoch; true if that epoch is the current one. The settled watermarks
+    /// Processes the response to a heartbeat of an epoch; true if that epoch is the current one. The settled watermarks
     /// do not cover sequences below `since`, which the receiver has lost: if an unsettled event lies there, a new epoch
     /// begins.
-    pub(crate) fn heartbeat_answered(
+    pub(crate) fn apply_heartbeat_response(
         &mut self,
         now: Instant,
         epoch: Epoch,
@@ -423,13 +407,7 @@ impl Outbox {
         self.watches.values().filter_map(DirtySet::oldest).any(|sequence| sequence < since)
     }
 
-    /// Begins a new epoch because the receiver refused the signature or the nonce, so the counters of this epoch are
-    /// unusable.
-    pub(crate) fn restart_epoch(&mut self) {
-        self.begin_epoch(EpochReason::Refused);
-    }
-
-    /// Compares the receiver instance with the last known one, before any other field of an answer is processed; on a
+    /// Compares the receiver instance with the last known one, before any other field of an response is processed; on a
     /// change, limits are reset and a new epoch begins.
     fn observe_instance(&mut self, now: Instant, instance: Instance) {
         if self.instance.replace(instance).is_some_and(|known| known != instance) {
@@ -448,35 +426,14 @@ impl Outbox {
         }
     }
 
-    fn begin_epoch(&mut self, error: EpochReason) {
+    /// Begins a new epoch: everything that is sent and not settled is sent again, with new counters.
+    pub(crate) fn begin_epoch(&mut self, reason: EpochReason) {
         self.epoch_state = EpochState::new(Epoch::new((self.random_bits)()));
         self.in_flight = None;
         self.watches.values_mut().for_each(DirtySet::requeue_all);
         self.remembered.retain(|watch, _| self.watches.contains_key(watch));
-        self.metrics.epoch_begun(error.as_str());
-        tracing::info!(reason = error.as_str(), epoch = %self.epoch_state.epoch, "Began a new epoch");
-    }
-}
-
-impl Update {
-    /// Label of the change in metrics.
-    pub(crate) const fn label(&self) -> &'static str {
-        match self {
-            Self::Watch => "whole",
-            Self::Unnamed => "unnamed",
-            Self::Object { change, .. } => match change {
-                Change::Created => "created",
-                Change::Spec => "spec",
-                Change::Metadata => "metadata",
-                Change::Status => "status",
-                Change::Deleted => "deleted",
-            },
-        }
-    }
-
-    /// A change of an object, with the object's contribution to the digest after it.
-    pub(crate) const fn object(seen: ObjectState, change: Change, part: Digest) -> Self {
-        Self::Object { seen, change, part }
+        self.metrics.epoch_begun(reason.as_str());
+        tracing::info!(reason = reason.as_str(), epoch = %self.epoch_state.epoch, "Began a new epoch");
     }
 }
 

@@ -3,7 +3,6 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use serde::Deserialize;
 use tidewatch_shared::{
     names::{AGENT_OBJECT, PLAN_KEY},
     plan::Plan,
@@ -11,25 +10,14 @@ use tidewatch_shared::{
 use tokio::sync::watch;
 
 use crate::{
-    kubernetes::{ApiClient, ApiError},
+    kubernetes::ApiError,
     settings::Settings,
     telemetry::{Guard, Metrics, error_chain},
-    watch::{NamedMetadata, PlanState, Sink, Target, Versioned},
+    watch::{Named, PlanState, Single, SingleObject, Target},
 };
 
-/// The parts of the ConfigMap that the agent reads.
-#[derive(Debug, Deserialize)]
-pub(crate) struct ConfigMap {
-    metadata: NamedMetadata,
-    #[serde(default)]
-    data: Option<BTreeMap<String, String>>,
-}
-
-impl Versioned for ConfigMap {
-    fn version(&self) -> &str {
-        &self.metadata.version
-    }
-}
+/// The ConfigMap.
+type ConfigMap = Named<BTreeMap<String, String>>;
 
 /// Parses plan and settings, and publishes the valid ones.
 pub(crate) struct PlanSource {
@@ -37,8 +25,6 @@ pub(crate) struct PlanSource {
     publish: watch::Sender<PlanState>,
     /// Publishes the settings; `None` if flags and files take their place.
     settings: Option<watch::Sender<Option<Arc<Settings>>>>,
-    /// The current list contains the ConfigMap.
-    listed: bool,
     /// Readiness guard until the first valid plan.
     pending: Option<Guard>,
     metrics: Metrics,
@@ -52,33 +38,8 @@ impl PlanSource {
         settings: Option<watch::Sender<Option<Arc<Settings>>>>,
         pending: Guard,
         metrics: Metrics,
-    ) -> Self {
-        Self { namespace, publish, settings, listed: false, pending: Some(pending), metrics }
-    }
-
-    fn read(&mut self, map: &ConfigMap) {
-        if map.metadata.name != AGENT_OBJECT {
-            return;
-        }
-        let settings = self.read_settings(map);
-        let plan = match map.data.as_ref().and_then(|data| data.get(PLAN_KEY)).map(|text| Plan::parse(text)) {
-            Some(Ok(plan)) => Ok(plan),
-            // The error has the position in the JSON, but not the content, so heartbeats do not echo the ConfigMap.
-            Some(Err(error)) => Err(error.to_string()),
-            None => Err(format!("the ConfigMap has no {PLAN_KEY}")),
-        };
-        if let Err(error) = &plan {
-            tracing::error!(error = %error, "Plan refused, keeping the last valid one");
-            self.metrics.plans_refused.inc();
-        } else {
-            self.pending = None;
-        }
-        let (plan, refused) = match plan {
-            Ok(plan) => (Some(plan), None),
-            Err(error) => (None, Some(error)),
-        };
-        let words: Vec<String> = refused.into_iter().chain(settings.err()).collect();
-        self.follow(plan, (!words.is_empty()).then(|| words.join("; ")));
+    ) -> Single<Self> {
+        Single::new(Self { namespace, publish, settings, pending: Some(pending), metrics })
     }
 
     fn read_settings(&self, map: &ConfigMap) -> Result<(), String> {
@@ -114,51 +75,42 @@ impl PlanSource {
             changed
         });
     }
+}
+
+impl SingleObject for PlanSource {
+    type Data = BTreeMap<String, String>;
+    const NAME: &str = AGENT_OBJECT;
+
+    fn collection(&self) -> Target {
+        Target::collection("", "v1", Some(&self.namespace), "configmaps")
+    }
+
+    fn present(&mut self, map: ConfigMap) {
+        let settings = self.read_settings(&map);
+        let text = map.data.as_ref().and_then(|data| data.get(PLAN_KEY));
+        let text = text.ok_or_else(|| format!("the ConfigMap has no {PLAN_KEY}"));
+        // The error has the position in the JSON, but not the content, so heartbeats do not echo the ConfigMap.
+        let plan = text.and_then(|text| Plan::parse(text).map_err(|error| error.to_string()));
+        let mut refused = Vec::new();
+        match &plan {
+            Ok(_) => self.pending = None,
+            Err(error) => {
+                tracing::error!(error = %error, "Plan refused, keeping the last valid one");
+                self.metrics.plans_refused.inc();
+                refused.push(error.clone());
+            }
+        }
+        refused.extend(settings.err());
+        self.follow(plan.ok(), (!refused.is_empty()).then(|| refused.join("; ")));
+    }
 
     /// Not counted as a refusal: at the first start of an agent the plan may not be written yet.
-    fn missing(&self) {
+    fn missing(&mut self) {
         tracing::warn!("ConfigMap with the plan is missing, keeping the last valid plan");
         self.follow(None, Some("there is no ConfigMap".to_owned()));
     }
-}
 
-impl Sink for PlanSource {
-    type Item = ConfigMap;
-
-    async fn target(&mut self, _client: &ApiClient) -> Result<Target, ApiError> {
-        let target = Target::collection("", "v1", Some(&self.namespace), "configmaps");
-        Ok(target.select("", &format!("metadata.name={AGENT_OBJECT}")).full_objects())
-    }
-
-    fn begin(&mut self) {
-        self.listed = false;
-    }
-
-    fn page(&mut self, items: Vec<ConfigMap>) -> bool {
-        self.listed |= items.iter().any(|map| map.metadata.name == AGENT_OBJECT);
-        items.iter().for_each(|map| self.read(map));
-        true
-    }
-
-    fn complete(&mut self, _version: &str) {
-        if !self.listed {
-            self.missing();
-        }
-    }
-
-    fn present(&mut self, item: ConfigMap) {
-        self.read(&item);
-    }
-
-    fn gone(&mut self, item: ConfigMap) {
-        if item.metadata.name == AGENT_OBJECT {
-            self.missing();
-        }
-    }
-
-    fn bookmark(&mut self, _version: &str) {}
-
-    fn failed(&mut self, error: &ApiError) {
+    fn failed(&self, error: &ApiError) {
         tracing::warn!(error = error_chain(error), "Failed to read the ConfigMap with the plan");
     }
 }
@@ -168,7 +120,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::{settings, telemetry::Readiness};
+    use crate::{settings, telemetry::Readiness, watch::Sink as _};
 
     const GOOD: &str = r#"{"revision":"1","watches":[]}"#;
 
@@ -179,7 +131,7 @@ mod tests {
 
     fn source(
         settings: Option<watch::Sender<Option<Arc<Settings>>>>,
-    ) -> (PlanSource, watch::Receiver<PlanState>, Readiness) {
+    ) -> (Single<PlanSource>, watch::Receiver<PlanState>, Readiness) {
         let (publish, followed) = watch::channel(PlanState::default());
         let readiness = Readiness::default();
         let guard = readiness.guard("plan");
@@ -236,7 +188,7 @@ mod tests {
         assert_eq!(current.borrow_and_update().as_ref().unwrap().receiver.authority(), "kcp:1");
         source.present(with("ftp://kcp", "2"));
         assert!(!current.has_changed().unwrap());
-        assert_eq!(source.metrics.settings_refused.get(), 1);
+        assert_eq!(source.consumer.metrics.settings_refused.get(), 1);
         let PlanState { plan, error } = followed.borrow_and_update().clone();
         assert_eq!(plan.unwrap().revision(), "2", "each is judged by itself");
         assert!(error.unwrap().starts_with("receiver-url: "));

@@ -11,7 +11,11 @@ use std::{
 
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
-use hyper::{body::Bytes, server::conn::http1, service::service_fn};
+use hyper::{
+    body::{Bytes, Incoming},
+    server::conn::http1,
+    service::service_fn,
+};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use jiff::Timestamp;
 use tidewatch_shared::metrics::Registry;
@@ -27,7 +31,7 @@ use crate::{
     clock,
     core::Core,
     identity::IdentityStatus,
-    status::{Runtime, STATUS_PATH, Status},
+    status::{STATUS_PATH, Status},
     telemetry::{Metrics, Readiness},
 };
 
@@ -39,6 +43,8 @@ const HEAD: Duration = Duration::from_secs(5);
 const CONNECTION: Duration = Duration::from_secs(60);
 /// Watches that a readiness response names.
 const NAMED: usize = 20;
+/// Content type of all responses without a format of their own.
+const PLAIN: &str = "text/plain; charset=utf-8";
 
 /// A bound server.
 pub(crate) struct Server {
@@ -47,12 +53,8 @@ pub(crate) struct Server {
     endpoints: Endpoints,
 }
 
-/// Set of endpoints that a server exposes.
-#[derive(Clone, Copy)]
-enum Endpoints {
-    Probes,
-    Status,
-}
+/// Endpoints that a server exposes: [`ServerState::probes`] or [`ServerState::admin`].
+type Endpoints = fn(&ServerState, &Request<Incoming>) -> Response<Full<Bytes>>;
 
 /// Data sources of all endpoints.
 struct ServerState {
@@ -82,7 +84,7 @@ impl Server {
         let bound = listener.local_addr()?;
         let registry = metrics.registry();
         let state = Arc::new(ServerState { registry, metrics, readiness, core, canary_state, identity_status });
-        Ok((Self { listener, state, endpoints: Endpoints::Probes }, bound))
+        Ok((Self { listener, state, endpoints: ServerState::probes }, bound))
     }
 
     /// Binds the admin server, with the same data sources.
@@ -92,7 +94,7 @@ impl Server {
     pub(crate) async fn admin(&self, address: SocketAddr) -> io::Result<(Self, SocketAddr)> {
         let listener = TcpListener::bind(address).await?;
         let bound = listener.local_addr()?;
-        Ok((Self { listener, state: self.state.clone(), endpoints: Endpoints::Status }, bound))
+        Ok((Self { listener, state: self.state.clone(), endpoints: ServerState::admin }, bound))
     }
 
     /// Serves connections until dropped.
@@ -119,13 +121,7 @@ impl Server {
 }
 
 async fn serve(stream: TcpStream, state: Arc<ServerState>, endpoints: Endpoints) {
-    let service = service_fn(|request| {
-        let answer = match endpoints {
-            Endpoints::Probes => state.answer(&request),
-            Endpoints::Status => state.admin(&request),
-        };
-        std::future::ready(Ok::<_, Infallible>(answer))
-    });
+    let service = service_fn(|request| std::future::ready(Ok::<_, Infallible>(endpoints(&state, &request))));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD)
@@ -136,13 +132,12 @@ async fn serve(stream: TcpStream, state: Arc<ServerState>, endpoints: Endpoints)
 }
 
 impl ServerState {
-    fn answer<B>(&self, request: &Request<B>) -> Response<Full<Bytes>> {
-        let plain = "text/plain; charset=utf-8";
+    fn probes<B>(&self, request: &Request<B>) -> Response<Full<Bytes>> {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            return respond(StatusCode::METHOD_NOT_ALLOWED, plain, String::new());
+            return respond(StatusCode::METHOD_NOT_ALLOWED, PLAIN, String::new());
         }
         match request.uri().path() {
-            "/healthz" => respond(StatusCode::OK, plain, "ok\n".to_owned()),
+            "/healthz" => respond(StatusCode::OK, PLAIN, "ok\n".to_owned()),
             "/readyz" => self.ready(),
             "/metrics" => {
                 let age = self.canary_state.canary(Instant::now()).map(|canary| canary.age_seconds);
@@ -150,25 +145,24 @@ impl ServerState {
                 let objects = self.core.get().map(Core::objects).unwrap_or_default();
                 self.metrics.observe(figures, objects, age);
                 let openmetrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-                let broken = || respond(StatusCode::INTERNAL_SERVER_ERROR, plain, String::new());
+                let broken = || respond(StatusCode::INTERNAL_SERVER_ERROR, PLAIN, String::new());
                 self.registry.encode().map_or_else(broken, |text| respond(StatusCode::OK, openmetrics, text))
             }
-            _ => respond(StatusCode::NOT_FOUND, plain, String::new()),
+            _ => respond(StatusCode::NOT_FOUND, PLAIN, String::new()),
         }
     }
 
     fn admin<B>(&self, request: &Request<B>) -> Response<Full<Bytes>> {
-        let plain = "text/plain; charset=utf-8";
         if !is_local(request) {
-            return respond(StatusCode::MISDIRECTED_REQUEST, plain, String::new());
+            return respond(StatusCode::MISDIRECTED_REQUEST, PLAIN, String::new());
         }
         match (request.method(), request.uri().path()) {
             (&Method::GET, STATUS_PATH) => {
                 let status = serde_json::to_string(&self.status()).expect("strings and numbers have a JSON form");
                 respond(StatusCode::OK, "application/json", status + "\n")
             }
-            (_, STATUS_PATH) => respond(StatusCode::METHOD_NOT_ALLOWED, plain, String::new()),
-            _ => respond(StatusCode::NOT_FOUND, plain, String::new()),
+            (_, STATUS_PATH) => respond(StatusCode::METHOD_NOT_ALLOWED, PLAIN, String::new()),
+            _ => respond(StatusCode::NOT_FOUND, PLAIN, String::new()),
         }
     }
 
@@ -187,18 +181,13 @@ impl ServerState {
             certificate_not_after: not_after.map(|at| at.to_string()),
             identity: self.identity_status.report(),
             clock_offset_seconds: self.metrics.clock_offset.get(),
-            runtime: self.core.get().map(|core| Runtime::new(core.snapshot(now), canary_age_seconds)),
+            runtime: self.core.get().map(|core| core.snapshot(now, canary_age_seconds)),
         }
     }
 
     fn pending(&self) -> Vec<String> {
-        let watches = self
-            .core
-            .get()
-            .map(|core| core.unattempted(NAMED))
-            .into_iter()
-            .flatten()
-            .map(|name| format!("watch {name}"));
+        let watches = self.core.get().map(|core| core.unattempted(NAMED)).unwrap_or_default();
+        let watches = watches.into_iter().map(|name| format!("watch {name}"));
         self.readiness.pending().into_iter().map(str::to_owned).chain(watches).collect()
     }
 
@@ -209,7 +198,7 @@ impl ServerState {
         } else {
             (StatusCode::SERVICE_UNAVAILABLE, format!("pending: {}\n", pending.join(", ")))
         };
-        respond(status, "text/plain; charset=utf-8", text)
+        respond(status, PLAIN, text)
     }
 }
 
@@ -248,7 +237,7 @@ mod tests {
         )
         .await;
         let state = bound.unwrap().0.state;
-        let get = |path: &str| state.answer(&Request::get(path).body(()).unwrap()).status().as_u16();
+        let get = |path: &str| state.probes(&Request::get(path).body(()).unwrap()).status().as_u16();
         let (plan, identity) = (readiness.guard("plan"), readiness.guard("identity"));
         assert_eq!(readiness.pending(), ["identity", "plan"]);
         drop(plan);

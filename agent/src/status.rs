@@ -1,19 +1,14 @@
 //! Status document of the admin listener, and its text form for `status`.
 
-mod event_path;
-
 use serde::{Deserialize, Serialize};
 use tidewatch_shared::{
     heartbeat::WatchState,
-    identity::{Epoch, Instance},
     table::{age, aligned, sanitize},
 };
 
-use crate::{core::Snapshot, identity::IdentityReport};
+use crate::identity::IdentityReport;
 
-pub use crate::core::LastHeartbeat;
-
-pub use event_path::{ConditionStatus, EventPath};
+pub use crate::core::{ConditionStatus, EventPath, LastHeartbeat, Runtime};
 
 /// Path of the status document.
 pub const STATUS_PATH: &str = "/status";
@@ -41,72 +36,10 @@ pub struct Status {
     pub runtime: Option<Runtime>,
 }
 
-/// Status of the runtime's watches and events.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Runtime {
-    /// ID of the runtime.
-    pub id: String,
-    /// Current epoch of the sequences.
-    pub epoch: Epoch,
-    /// Last sequence assigned to an event.
-    pub sequence: u64,
-    /// Sequence of this epoch up to which all events were accepted.
-    pub accepted: u64,
-    /// Receiver instance that answered last.
-    pub instance: Option<Instance>,
-    /// The event path by this agent's own evidence; the condition `EventPath` has the receiver's.
-    pub path: EventPath,
-    /// Response to the last answered heartbeat; absent before.
-    pub heartbeat: Option<LastHeartbeat>,
-    /// Revision of the plan in force.
-    pub plan_revision: Option<String>,
-    /// Error of the newest plan or settings.
-    pub plan_error: Option<String>,
-    /// Events waiting to be sent.
-    pub waiting: usize,
-    /// Parked events, which cannot be sent.
-    pub parked: usize,
-    /// Sent events that are not settled.
-    pub unsettled: usize,
-    /// Number of times since start that the receiver had lost accepted events; each causes a resend of all unsettled
-    /// events.
-    pub gaps: u64,
-    /// Resends since start that the receiver requested, counted per watch.
-    pub resends: u64,
-    /// State of each watch of the plan.
-    pub watches: Vec<WatchState>,
-}
-
 impl Runtime {
-    /// Builds the status from a snapshot; `canary` is the age of the canary in seconds.
-    pub(crate) fn new(snapshot: Snapshot, canary: Option<u64>) -> Self {
-        let path = EventPath::of(&snapshot, canary);
-        let Snapshot { runtime, epoch, sequence, accepted, instance, heartbeat, plan_revision, plan_error, .. } =
-            snapshot;
-        let Snapshot { waiting, parked, unsettled, gaps, resends, watches, .. } = snapshot;
-        Self {
-            id: runtime.as_str().to_owned(),
-            epoch,
-            sequence,
-            accepted,
-            instance,
-            path,
-            heartbeat,
-            plan_revision,
-            plan_error,
-            waiting,
-            parked,
-            unsettled,
-            gaps,
-            resends,
-            watches,
-        }
-    }
-
     fn lines(&self) -> [String; 6] {
         let Self { id, epoch, sequence, accepted, waiting, parked, unsettled, gaps, resends, .. } = self;
-        let pending = self.heartbeat.as_ref().and_then(|answer| answer.resend.as_deref()).unwrap_or_default();
+        let pending = self.heartbeat.as_ref().and_then(|response| response.resend.as_deref()).unwrap_or_default();
         let pending = if pending.is_empty() { String::new() } else { format!(", now of {}", pending.join(", ")) };
         [
             format!("runtime      {id}, epoch {epoch}, sequence {sequence}"),
@@ -127,7 +60,7 @@ impl Runtime {
 
     fn plan(&self) -> String {
         let followed = self.plan_revision.as_deref().unwrap_or("none yet");
-        let newest = self.heartbeat.as_ref().and_then(|answer| answer.plan_revision.as_ref());
+        let newest = self.heartbeat.as_ref().and_then(|response| response.plan_revision.as_ref());
         let newest = newest.filter(|newest| Some(*newest) != self.plan_revision.as_ref());
         let newest = newest.map(|newest| format!(", the receiver's is {newest}")).unwrap_or_default();
         let refused =
@@ -137,7 +70,7 @@ impl Runtime {
 
     fn row(&self, watch: &WatchState) -> [String; 7] {
         let WatchState { name, objects, listed_seconds_ago, alive_seconds_ago, coarse, error, .. } = watch;
-        let settled = self.heartbeat.as_ref().and_then(|answer| answer.settled.as_ref()?.get(name));
+        let settled = self.heartbeat.as_ref().and_then(|response| response.settled.as_ref()?.get(name));
         [
             name.clone(),
             objects.to_string(),
@@ -161,7 +94,7 @@ impl Status {
         let certificate = self.certificate_not_after.as_deref().unwrap_or("-");
         let mut lines = vec![format!("agent        {}, {state}", self.version)];
         let instance = self.runtime.as_ref().and_then(|runtime| runtime.instance);
-        let receiver = instance.map_or_else(|| "no answer yet".to_owned(), |instance| instance.to_string());
+        let receiver = instance.map_or_else(|| "no response yet".to_owned(), |instance| instance.to_string());
         let (answered, offset) = (age(self.answered_seconds_ago), self.clock_offset_seconds);
         lines.push(format!("receiver     {receiver}, last took a request {answered} ago, clock offset {offset}s"));
         lines.push(format!("canary       {}", age(self.canary_age_seconds)));
@@ -179,6 +112,8 @@ fn page(lines: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use tidewatch_shared::identity::{Epoch, Instance};
+
     use super::*;
     use crate::identity::IdentitySource;
 

@@ -3,7 +3,7 @@
 mod metrics;
 mod readiness;
 
-use std::{error::Error, io};
+use std::{error::Error, io, iter::successors};
 
 use thiserror::Error;
 use tracing_subscriber::{Layer, filter::Targets, fmt, layer::SubscriberExt, util::SubscriberInitExt};
@@ -14,14 +14,8 @@ pub use readiness::{Guard, Readiness};
 
 /// Formats an error with its sources, for a log line.
 pub(crate) fn error_chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
+    let causes = successors(error.source(), |&cause| cause.source());
+    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
 /// Errors of the logging setup.

@@ -7,6 +7,7 @@ mod discovery;
 mod object;
 mod planned;
 mod reader;
+mod single;
 mod supervisor;
 mod target;
 mod watermarks;
@@ -22,9 +23,10 @@ use tokio::{
 
 pub use discovery::ServedResource;
 pub(crate) use discovery::{find_resource, preferred_version_of};
-pub(crate) use object::{Named, NamedMetadata, Versioned};
+pub(crate) use object::Named;
 pub(crate) use planned::PlannedSink;
 pub(crate) use reader::{ListProgress, Reader};
+pub(crate) use single::{Single, SingleObject};
 pub(crate) use supervisor::{PlanState, supervise};
 pub(crate) use target::Target;
 pub(crate) use watermarks::Watermarks;
@@ -36,6 +38,7 @@ use crate::{
     random,
     telemetry::Metrics,
 };
+use object::Versioned;
 use reader::WatchEnd;
 use wire::Lines;
 
@@ -154,7 +157,7 @@ pub(crate) async fn run<S: Sink>(client: ApiClient, shared: WatchContext, sink: 
 impl<S: Sink> ListWatch<S> {
     async fn list(&mut self) -> Result<(Target, String), ApiError> {
         let target = self.reader.sink.target(&self.client).await?;
-        self.reader.begin();
+        self.reader.sink.begin();
         let mut token = String::new();
         loop {
             let page = match self.page(&target, &token).await {

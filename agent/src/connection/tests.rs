@@ -93,8 +93,8 @@ fn request(path: &str) -> Request<Bytes> {
     Request::post(format!("https://kcp:1{path}")).body(vec![b'x'; 500].into()).unwrap()
 }
 
-async fn text(answer: Response<Body>) -> Bytes {
-    answer.into_body().collect().await.unwrap().to_bytes()
+async fn text(response: Response<Body>) -> Bytes {
+    response.into_body().collect().await.unwrap().to_bytes()
 }
 
 /// Echoes the bodies of this many requests.
@@ -224,9 +224,9 @@ async fn http1_connection_is_replaced_after_connection_close() {
             let answered = AtomicUsize::default();
             let service = service_fn(async |_: Request<Incoming>| {
                 let is_last = answered.fetch_add(1, Ordering::Relaxed) == 1;
-                let answer =
+                let response =
                     Response::builder().header(header::CONNECTION, if is_last { "close" } else { "keep-alive" });
-                Ok::<_, Infallible>(answer.body(Full::new(Bytes::from_static(b"taken"))).unwrap())
+                Ok::<_, Infallible>(response.body(Full::new(Bytes::from_static(b"taken"))).unwrap())
             });
             let _ = server::conn::http1::Builder::new().serve_connection(TokioIo::new(far), service).await;
             served += answered.load(Ordering::Relaxed);

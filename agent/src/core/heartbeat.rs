@@ -39,25 +39,25 @@ pub(super) struct HeartbeatLog {
 struct LastResponse {
     at: Instant,
     epoch: Epoch,
-    answer: HeartbeatResponse,
+    response: HeartbeatResponse,
 }
 
 impl HeartbeatLog {
     /// Records the response to a heartbeat.
-    pub(super) fn answered(&mut self, now: Instant, epoch: Epoch, answer: &HeartbeatResponse) {
-        self.last = Some(LastResponse { at: now, epoch, answer: answer.clone() });
+    pub(super) fn apply_response(&mut self, now: Instant, epoch: Epoch, response: &HeartbeatResponse) {
+        self.last = Some(LastResponse { at: now, epoch, response: response.clone() });
     }
 
     /// The last response. Its statements about events hold in their own epoch only.
     pub(super) fn last_response(&self, epoch: Epoch, now: Instant) -> Option<LastHeartbeat> {
-        let LastResponse { at, epoch: of, answer } = self.last.as_ref()?;
+        let LastResponse { at, epoch: of, response } = self.last.as_ref()?;
         let is_current = *of == epoch;
         Some(LastHeartbeat {
             seconds_ago: now.saturating_duration_since(*at).as_secs(),
-            interval_seconds: answer.heartbeat_seconds,
-            plan_revision: answer.plan_revision.clone(),
-            settled: is_current.then(|| answer.settled.clone()),
-            resend: is_current.then(|| answer.resend.clone()),
+            interval_seconds: response.heartbeat_seconds,
+            plan_revision: response.plan_revision.clone(),
+            settled: is_current.then(|| response.settled.clone()),
+            resend: is_current.then(|| response.resend.clone()),
         })
     }
 }
@@ -70,20 +70,23 @@ mod tests {
     use tidewatch_shared::{exchange::EventsResponse, plan::Plan};
 
     use super::*;
-    use crate::{core::Core, telemetry::Metrics};
+    use crate::{
+        core::{Core, EventPath},
+        telemetry::Metrics,
+    };
 
-    fn answer(more: &Value) -> HeartbeatResponse {
-        let mut answer = json!({"instance": "00000000000000ff", "settled": {"w": 7}, "heartbeatSeconds": 30,
+    fn response(more: &Value) -> HeartbeatResponse {
+        let mut response = json!({"instance": "00000000000000ff", "settled": {"w": 7}, "heartbeatSeconds": 30,
             "planRevision": "p", "serverTime": ""});
-        answer.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        serde_json::from_value(answer).unwrap()
+        response.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        serde_json::from_value(response).unwrap()
     }
 
     #[test]
     fn settled_and_resend_hold_in_their_own_epoch_only() {
         let (mut heartbeats, at) = (HeartbeatLog::default(), Instant::now());
         assert_eq!(heartbeats.last_response(Epoch::new(1), at), None);
-        heartbeats.answered(at, Epoch::new(1), &answer(&json!({"resend": ["v"]})));
+        heartbeats.apply_response(at, Epoch::new(1), &response(&json!({"resend": ["v"]})));
         let response = LastHeartbeat {
             seconds_ago: 5,
             interval_seconds: 30,
@@ -108,19 +111,24 @@ mod tests {
         let id = core.follow(&plan).started[0].id;
         core.list_begun(id);
         core.list_complete(id, now);
-        assert!(!core.snapshot(now).heartbeat_sent);
+        assert_eq!(core.snapshot(now, None).path, EventPath::unknown());
         let epoch = core.plain_heartbeat().epoch;
-        core.heartbeat_answered(now, epoch, &answer(&json!({"settled": {}, "resend": ["w", "of another plan"]})));
-        let snapshot = core.snapshot(now);
-        assert_eq!((snapshot.heartbeat_sent, snapshot.resends, snapshot.gaps, snapshot.accepted), (true, 1, 0, 0));
+        assert_ne!(core.snapshot(now, None).path, EventPath::unknown());
+        core.apply_heartbeat_response(
+            now,
+            epoch,
+            &response(&json!({"settled": {}, "resend": ["w", "of another plan"]})),
+        );
+        let snapshot = core.snapshot(now, None);
+        assert_eq!((snapshot.resends, snapshot.gaps, snapshot.accepted), (1, 0, 0));
 
         let batch = core.batch(now).unwrap();
-        let (instance, settled, refused) = (answer(&json!({})).instance, [].into(), Vec::new());
+        let (instance, settled, refused) = (response(&json!({})).instance, [].into(), Vec::new());
         let accepted = EventsResponse { instance, accepted: 1, since: 1, settled, refused, heartbeat_seconds: 30 };
-        core.answered(now, batch.epoch, &accepted);
-        assert_eq!(core.snapshot(now).accepted, 1);
-        core.heartbeat_answered(now, batch.epoch, &answer(&json!({"settled": {}, "since": 2})));
-        let snapshot = core.snapshot(now);
+        core.apply_response(now, batch.epoch, &accepted);
+        assert_eq!(core.snapshot(now, None).accepted, 1);
+        core.apply_heartbeat_response(now, batch.epoch, &response(&json!({"settled": {}, "since": 2})));
+        let snapshot = core.snapshot(now, None);
         assert_eq!((snapshot.resends, snapshot.gaps, snapshot.accepted), (1, 1, 0), "a new epoch has begun");
         assert!(snapshot.heartbeat.is_some_and(|heartbeat| heartbeat.resend.is_none()));
     }

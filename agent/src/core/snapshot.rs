@@ -1,53 +1,65 @@
-//! Read-only view of index and outbox for `status`.
+//! Status of index and outbox.
 
+use serde::{Deserialize, Serialize};
 use tidewatch_shared::{
     heartbeat::WatchState,
-    identity::{Epoch, Instance, RuntimeId},
+    identity::{Epoch, Instance},
 };
 use tokio::time::Instant;
 
-use super::{Core, LastHeartbeat};
+use super::{Core, EventPath, LastHeartbeat};
+use crate::outbox::EpochState;
 
-/// Index and outbox at one instant.
-#[derive(Debug)]
-pub(crate) struct Snapshot {
-    pub(crate) runtime: RuntimeId,
-    pub(crate) epoch: Epoch,
-    pub(crate) sequence: u64,
-    /// Sequence up to which all events were accepted.
-    pub(crate) accepted: u64,
+/// Status of the runtime's watches and events.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Runtime {
+    /// ID of the runtime.
+    pub id: String,
+    /// Current epoch of the sequences.
+    pub epoch: Epoch,
+    /// Last sequence assigned to an event.
+    pub sequence: u64,
+    /// Sequence of this epoch up to which all events were accepted.
+    pub accepted: u64,
     /// Receiver instance that answered last.
-    pub(crate) instance: Option<Instance>,
-    /// A heartbeat has been sent.
-    pub(crate) heartbeat_sent: bool,
-    /// The last answered heartbeat.
-    pub(crate) heartbeat: Option<LastHeartbeat>,
-    pub(crate) plan_revision: Option<String>,
-    pub(crate) plan_error: Option<String>,
-    pub(crate) waiting: usize,
-    pub(crate) parked: usize,
-    pub(crate) unsettled: usize,
-    /// Number of times that the receiver had lost accepted events.
-    pub(crate) gaps: u64,
-    /// Resends that the receiver requested.
-    pub(crate) resends: u64,
-    /// State of each watch, without digests.
-    pub(crate) watches: Vec<WatchState>,
+    pub instance: Option<Instance>,
+    /// The event path by this agent's own evidence; the condition `EventPath` has the receiver's.
+    pub path: EventPath,
+    /// Response to the last answered heartbeat; absent before.
+    pub heartbeat: Option<LastHeartbeat>,
+    /// Revision of the plan in force.
+    pub plan_revision: Option<String>,
+    /// Error of the newest plan or settings.
+    pub plan_error: Option<String>,
+    /// Events waiting to be sent.
+    pub waiting: usize,
+    /// Parked events, which cannot be sent.
+    pub parked: usize,
+    /// Sent events that are not settled.
+    pub unsettled: usize,
+    /// Number of times since start that the receiver had lost accepted events; each causes a resend of all unsettled
+    /// events.
+    pub gaps: u64,
+    /// Resends since start that the receiver requested, counted per watch.
+    pub resends: u64,
+    /// State of each watch of the plan.
+    pub watches: Vec<WatchState>,
 }
 
 impl Core {
-    /// The state at `now`.
-    pub(crate) fn snapshot(&self, now: Instant) -> Snapshot {
+    /// The status at `now`; `canary` is the age of the canary in seconds.
+    pub(crate) fn snapshot(&self, now: Instant, canary: Option<u64>) -> Runtime {
         self.with(|state| {
             let (outbox, heartbeats) = (&state.outbox, &state.heartbeats);
-            let (runtime, epoch, sequence, instance) = outbox.position();
-            Snapshot {
-                runtime: runtime.clone(),
+            let EpochState { epoch, sequence, accepted, .. } = outbox.epoch_state;
+            let mut runtime = Runtime {
+                id: outbox.runtime.as_str().to_owned(),
                 epoch,
                 sequence,
-                accepted: outbox.accepted(),
-                instance,
-                heartbeat_sent: heartbeats.sent,
+                accepted,
+                instance: outbox.instance,
+                path: EventPath::unknown(),
                 heartbeat: heartbeats.last_response(epoch, now),
                 plan_revision: state.plan_revision.clone(),
                 plan_error: state.plan_error.clone(),
@@ -57,7 +69,9 @@ impl Core {
                 gaps: outbox.gaps(),
                 resends: heartbeats.resends,
                 watches: state.watches.iter().map(|(name, watched)| watched.state(name, None, now)).collect(),
-            }
+            };
+            runtime.path = EventPath::of(&runtime, heartbeats.sent, canary);
+            runtime
         })
     }
 }

@@ -77,7 +77,7 @@ fn send_batch_at(core: &Core, now: Instant, settles: bool, unknown: Option<&str>
     let refused = events.iter().filter(|event| Some(&*event.watch) == unknown);
     let refused =
         refused.map(|event| RefusedEvent { id: event.id.to_string(), reason: Reason::UnknownWatch }).collect();
-    core.answered(
+    core.apply_response(
         now,
         batch.epoch,
         &EventsResponse { instance, accepted, since: 1, settled, refused, heartbeat_seconds: 30 },
@@ -128,8 +128,8 @@ fn forwarded_watch_sends_every_object_after_each_list_and_resend() {
     }
     let heartbeat = core.plain_heartbeat();
     let digest = heartbeat.watches[0].digest;
-    let answer = HeartbeatResponse { resend: vec!["w".to_owned(), "unknown".to_owned()], ..empty_response() };
-    core.heartbeat_answered(Instant::now(), heartbeat.epoch, &answer);
+    let response = HeartbeatResponse { resend: vec!["w".to_owned(), "unknown".to_owned()], ..empty_response() };
+    core.apply_heartbeat_response(Instant::now(), heartbeat.epoch, &response);
     assert_eq!(deliver(&core), ["", "a", "b"]);
     assert_eq!(core.plain_heartbeat().watches[0].digest, digest);
 }
@@ -168,8 +168,8 @@ fn watch_in_backoff_does_not_delay_the_sweep_of_others() {
     }
     assert!(sent.len() < 10, "half of the limit is in flight: {sent:?}");
     let heartbeat = core.plain_heartbeat();
-    let answer = HeartbeatResponse { settled: [("w".to_owned(), u64::MAX)].into(), ..empty_response() };
-    core.heartbeat_answered(now, heartbeat.epoch, &answer);
+    let response = HeartbeatResponse { settled: [("w".to_owned(), u64::MAX)].into(), ..empty_response() };
+    core.apply_heartbeat_response(now, heartbeat.epoch, &response);
     assert_eq!(core.due(now), Some(now));
 }
 

@@ -18,21 +18,21 @@ pub(crate) struct RenewalOrder {
 }
 
 impl RenewalOrder {
-    /// True if the enroller no longer waits for the answer.
+    /// True if the enroller no longer waits for the response.
     pub(crate) fn is_cancelled(&self) -> bool {
         self.reply.is_closed()
     }
 
-    /// Delivers the answer.
-    pub(crate) fn answer(self, answer: Result<BufferedResponse, RequestError>) {
+    /// Delivers the response.
+    pub(crate) fn complete(self, response: Result<BufferedResponse, RequestError>) {
         // An enroller that has given up sends another request.
-        let _ = self.reply.send(answer);
+        let _ = self.reply.send(response);
     }
 }
 
 /// Demand of the receiver concerning a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CertificateNotice {
+pub(crate) enum CertificateNotice {
     /// Renew it.
     Renew,
     /// It was refused.
@@ -44,7 +44,8 @@ pub(crate) struct EnrollerHandle {
     orders: mpsc::Receiver<RenewalOrder>,
     /// Demands with the fingerprint of the leaf they concern.
     notices: mpsc::Sender<(CertificateNotice, String)>,
-    identity_status: IdentityStatus,
+    /// Status of the identity.
+    pub(crate) identity_status: IdentityStatus,
 }
 
 /// The enroller's end of the channel.
@@ -75,38 +76,19 @@ impl EnrollerHandle {
         }
     }
 
-    /// Forwards that the receiver demands the renewal of this leaf.
-    pub(crate) fn renewal_requested(&self, fingerprint: &str) {
-        self.notify(CertificateNotice::Renew, fingerprint);
-    }
-
-    /// Forwards that the receiver refused this leaf.
-    pub(crate) fn certificate_refused(&self, fingerprint: &str) {
-        self.notify(CertificateNotice::Refused, fingerprint);
-    }
-
-    /// Time since which certificate requests fail, in RFC 3339; `None` if they do not.
-    pub(crate) fn failed_since(&self) -> Option<String> {
-        self.identity_status.failing_since()
-    }
-
-    /// True if the identity in use is not stored in the agent's Secret.
-    pub(crate) fn is_unsaved(&self) -> bool {
-        self.identity_status.report().unsaved
-    }
-
-    fn notify(&self, kind: CertificateNotice, fingerprint: &str) {
+    /// Forwards a demand concerning the leaf with this fingerprint.
+    pub(crate) fn notify(&self, kind: CertificateNotice, fingerprint: &str) {
         // If the channel is full, it already holds earlier demands, and this one will be repeated.
         let _ = self.notices.try_send((kind, fingerprint.to_owned()));
     }
 }
 
 impl LinkHandle {
-    /// Sends a renewal through the link and returns the answer; `None` when the link is gone.
+    /// Sends a renewal through the link and returns the response; `None` when the link is gone.
     pub(crate) async fn request_renewal(&self, body: Bytes) -> Option<Result<BufferedResponse, RequestError>> {
-        let (reply, answer) = oneshot::channel();
+        let (reply, response) = oneshot::channel();
         self.orders.send(RenewalOrder { body, reply }).await.ok()?;
-        answer.await.ok()
+        response.await.ok()
     }
 
     /// Waits for the next demand; returns it with the fingerprint of the leaf it concerns.

@@ -10,6 +10,7 @@ mod issue;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
+use thiserror::Error;
 use tidewatch_shared::identity::{RuntimeId, TrustDomain};
 use tokio::{
     sync::watch,
@@ -64,9 +65,11 @@ pub(crate) struct EnrollerParts {
 }
 
 /// Reason for which an enroller ends.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum EnrollerStop {
-    /// The ConfigMap names another runtime. Digests, sequences and the core's index belong to one runtime.
+#[derive(Debug, PartialEq, Eq, Error)]
+pub enum EnrollerStop {
+    /// The ConfigMap names another runtime. Digests, sequences and the core's index belong to one runtime, so the process
+    /// must restart.
+    #[error("restart required: this agent reports for runtime {current}, but its ConfigMap now names {new}")]
     OtherRuntime {
         /// Runtime that the agent serves.
         current: RuntimeId,
@@ -74,6 +77,7 @@ pub(crate) enum EnrollerStop {
         new: RuntimeId,
     },
     /// The watch of the ConfigMap or of the Secret has ended.
+    #[error("task identity ended unexpectedly")]
     ChannelClosed,
 }
 
@@ -109,9 +113,7 @@ impl Enroller {
 
     /// Runs until the agent has to restart.
     pub(crate) async fn run(mut self) -> EnrollerStop {
-        let Ok(first) = self.tools.settings.wait_for(Option::is_some).await.map(|settings| settings.clone()) else {
-            return EnrollerStop::ChannelClosed;
-        };
+        let first = self.tools.settings.wait_for(Option::is_some).await.ok().and_then(|settings| settings.clone());
         let Some(mut settings) = first else { return EnrollerStop::ChannelClosed };
         // If the Secret cannot be read in time, the agent proceeds without a stored identity.
         let read = |stored: &Stored| matches!(stored, Stored::Present(_) | Stored::Missing);
@@ -133,8 +135,7 @@ impl Enroller {
             self.apply_settings(&settings);
             self.sync_secret(&settings);
             match self.schedule.next(Instant::now()) {
-                Step::Enrol => self.enrol(&settings).await,
-                Step::Renew => self.renew(&settings).await,
+                step @ (Step::Enrol | Step::Renew) => self.request(step, &settings).await,
                 Step::Store => self.store().await,
                 Step::Wait(until) => {
                     if self.wait(until).await.is_err() {
@@ -222,34 +223,21 @@ impl Enroller {
         }
     }
 
-    async fn enrol(&mut self, settings: &Arc<Settings>) {
-        let EnrollerParts { domain, token, dial, metrics, settings: newest, .. } = &self.tools;
+    /// Requests a certificate, with a token or with the current identity, and uses it, or schedules a retry.
+    async fn request(&mut self, step: Step, settings: &Arc<Settings>) {
+        let EnrollerParts { domain, token, dial, link, metrics, settings: newest, .. } = &self.tools;
         let mut newest = newest.clone();
+        let request = async {
+            match step {
+                Step::Enrol => issue::enrol(settings, domain, token, dial, metrics).await,
+                _ => issue::renew(settings, domain, link).await,
+            }
+        };
         let outcome = tokio::select! {
-            outcome = issue::enrol(settings, domain, token, dial, metrics) => outcome,
+            outcome = request => outcome,
             // The new settings may name another receiver.
             Ok(()) = newest.changed() => return,
         };
-        self.finish(Step::Enrol, settings, outcome).await;
-    }
-
-    async fn renew(&mut self, settings: &Arc<Settings>) {
-        let EnrollerParts { domain, link, settings: newest, .. } = &self.tools;
-        let mut newest = newest.clone();
-        let outcome = tokio::select! {
-            outcome = issue::renew(settings, domain, link) => outcome,
-            Ok(()) = newest.changed() => return,
-        };
-        self.finish(Step::Renew, settings, outcome).await;
-    }
-
-    /// Uses the issued certificate, or schedules a retry.
-    async fn finish(
-        &mut self,
-        step: Step,
-        settings: &Arc<Settings>,
-        outcome: Result<IssuedCertificate, CertificateError>,
-    ) {
         let made = outcome.and_then(|IssuedCertificate { chain, key, unix }| {
             let unix = unix.unwrap_or_else(|| self.unix_now());
             let made = self.credentials(&chain, &key, settings, unix).map_err(CertificateError::Unusable)?;

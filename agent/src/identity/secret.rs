@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use crate::{
     kubernetes::{ApiClient, ApiError},
     telemetry::error_chain,
-    watch::{NamedMetadata, Sink, Target, Versioned},
+    watch::{Named, Single, SingleObject, Target},
 };
 
 /// Known content of the Secret.
@@ -47,8 +47,7 @@ pub(crate) struct SecretWriter {
 impl SecretWriter {
     /// Creates a writer for the Secret in a namespace.
     pub(crate) fn new(client: ApiClient, namespace: &str) -> Self {
-        let path = format!("{}/{IDENTITY_SECRET}?fieldManager=tidewatch-agent", collection(namespace).path());
-        Self { client, path }
+        Self { client, path: collection(namespace).patch(IDENTITY_SECRET) }
     }
 
     /// Replaces chain and key, in PEM, if the Secret still has the given resourceVersion; else the API server answers
@@ -64,48 +63,39 @@ fn collection(namespace: &str) -> Target {
     Target::collection("", "v1", Some(namespace), "secrets")
 }
 
-/// Sink of the watch of the Secret.
+/// Consumer of the Secret: publishes its content.
 pub(crate) struct SecretWatch {
     namespace: String,
     publish: watch::Sender<Stored>,
-    /// The list in progress contains the Secret.
-    listed: bool,
 }
 
-/// The part of the Secret that is deserialized.
-#[derive(Deserialize)]
-pub(crate) struct Secret {
-    metadata: NamedMetadata,
-    #[serde(default)]
-    data: Option<Data>,
-}
-
+/// The part of the Secret's data that is deserialized.
 #[derive(Default, Deserialize)]
-struct Data {
+pub(crate) struct SecretData {
     #[serde(rename = "tls.crt")]
     chain: Option<String>,
     #[serde(rename = "tls.key")]
     key: Option<String>,
 }
 
-impl Versioned for Secret {
-    fn version(&self) -> &str {
-        &self.metadata.version
+impl SecretWatch {
+    /// Creates the sink and the channel on which it publishes the content.
+    pub(crate) fn new(namespace: String) -> (Single<Self>, watch::Receiver<Stored>) {
+        let (publish, stored) = watch::channel(Stored::Unknown);
+        (Single::new(Self { namespace, publish }), stored)
     }
 }
 
-impl SecretWatch {
-    /// Creates the sink and the channel on which it publishes the content.
-    pub(crate) fn new(namespace: String) -> (Self, watch::Receiver<Stored>) {
-        let (publish, stored) = watch::channel(Stored::Unknown);
-        (Self { namespace, publish, listed: false }, stored)
+impl SingleObject for SecretWatch {
+    type Data = SecretData;
+    const NAME: &str = IDENTITY_SECRET;
+
+    fn collection(&self) -> Target {
+        collection(&self.namespace)
     }
 
-    fn read(&self, secret: Secret) {
-        if secret.metadata.name != IDENTITY_SECRET {
-            return;
-        }
-        let Data { chain, key } = secret.data.unwrap_or_default();
+    fn present(&mut self, secret: Named<SecretData>) {
+        let SecretData { chain, key } = secret.data.unwrap_or_default();
         // Invalid base64 counts as absent.
         let decode = |text: Option<String>| STANDARD.decode(text.unwrap_or_default()).unwrap_or_default();
         let content = Content { version: secret.metadata.version, chain: decode(chain), key: decode(key) };
@@ -117,46 +107,12 @@ impl SecretWatch {
             !same
         });
     }
-}
 
-impl Sink for SecretWatch {
-    type Item = Secret;
-
-    async fn target(&mut self, _client: &ApiClient) -> Result<Target, ApiError> {
-        Ok(collection(&self.namespace).select("", &format!("metadata.name={IDENTITY_SECRET}")).full_objects())
+    fn missing(&mut self) {
+        self.publish.send_replace(Stored::Missing);
     }
 
-    fn begin(&mut self) {
-        self.listed = false;
-    }
-
-    fn page(&mut self, items: Vec<Secret>) -> bool {
-        for secret in items {
-            self.listed |= secret.metadata.name == IDENTITY_SECRET;
-            self.read(secret);
-        }
-        true
-    }
-
-    fn complete(&mut self, _version: &str) {
-        if !self.listed {
-            self.publish.send_replace(Stored::Missing);
-        }
-    }
-
-    fn present(&mut self, item: Secret) {
-        self.read(item);
-    }
-
-    fn gone(&mut self, item: Secret) {
-        if item.metadata.name == IDENTITY_SECRET {
-            self.publish.send_replace(Stored::Missing);
-        }
-    }
-
-    fn bookmark(&mut self, _version: &str) {}
-
-    fn failed(&mut self, error: &ApiError) {
+    fn failed(&self, error: &ApiError) {
         // The last known content stays in effect.
         tracing::warn!(error = error_chain(error), "Failed to read the agent's Secret");
     }
@@ -165,8 +121,9 @@ impl Sink for SecretWatch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::watch::Sink as _;
 
-    fn secret(name: &str, version: &str, data: serde_json::Value) -> Secret {
+    fn secret(name: &str, version: &str, data: serde_json::Value) -> Named<SecretData> {
         let metadata = json!({"name": name, "resourceVersion": version});
         serde_json::from_value(json!({"metadata": metadata, "data": data})).unwrap()
     }

@@ -4,14 +4,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use strum::Display;
 
 /// Origin of the identity in use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Display, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum IdentitySource {
     /// Files that another component renews.
     Files,
     /// The agent's own Secret, written by an earlier agent process.
+    #[strum(to_string = "the agent's Secret")]
     Secret,
     /// Requested with a token.
     Enrolment,
@@ -65,11 +68,6 @@ impl IdentityStatus {
         self.with(|report| report.clone())
     }
 
-    /// Time since which certificate requests fail, in RFC 3339.
-    pub(super) fn failing_since(&self) -> Option<String> {
-        self.with(|report| report.failing_since.clone())
-    }
-
     fn with<R>(&self, work: impl FnOnce(&mut IdentityReport) -> R) -> R {
         work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -78,24 +76,12 @@ impl IdentityStatus {
 impl IdentityReport {
     /// Text that follows the certificate's end in the status output.
     pub(crate) fn line(&self) -> String {
-        let from = self.from.map(|from| format!(", from {}", from.as_str())).unwrap_or_default();
+        let from = self.from.map(|from| format!(", from {from}")).unwrap_or_default();
         let unsaved = if self.unsaved { ", not kept in the agent's Secret" } else { "" };
         let since = self.failing_since.as_ref();
         let error = self.error.as_deref().unwrap_or_default();
         let failing =
             since.map(|since| format!(", certificate requests fail since {since}: {error}")).unwrap_or_default();
         format!("{from}{unsaved}{failing}")
-    }
-}
-
-impl IdentitySource {
-    /// Human-readable name.
-    pub(crate) const fn as_str(self) -> &'static str {
-        match self {
-            Self::Files => "files",
-            Self::Secret => "the agent's Secret",
-            Self::Enrolment => "enrolment",
-            Self::Renewal => "renewal",
-        }
     }
 }

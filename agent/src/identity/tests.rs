@@ -207,7 +207,7 @@ fn in_pkcs1(material: &KeyMaterial) -> KeyMaterial {
 #[test]
 fn folder_with_the_layout_of_a_mounted_secret_is_read() {
     let folder = tempfile::tempdir().unwrap();
-    let mut files = IdentityFiles::new(folder.path().to_owned());
+    let mut files = folder.path().to_owned();
     assert!(matches!(files.read(), Err(CredentialsError::Read { name: "tls.crt", .. })));
     for (name, content) in [("tls.crt", "a"), ("tls.key", "b"), ("ca.crt", "c")] {
         std::fs::write(folder.path().join(name), content).unwrap();

@@ -8,12 +8,10 @@ use std::{
 use http::{HeaderValue, Uri};
 use rustls::{
     ClientConfig,
-    client::Resumption,
     pki_types::{
-        CertificateDer, InvalidDnsNameError, PrivateKeyDer, ServerName,
+        InvalidDnsNameError, PrivateKeyDer, ServerName,
         pem::{Error as PemError, PemObject},
     },
-    version::TLS13,
 };
 use thiserror::Error;
 use tidewatch_shared::tls::{self, TlsConfigError};
@@ -82,11 +80,6 @@ impl Content {
             Self::File(path) => fs::read(path).map_err(|error| ClientSetupError::Read { path: path.clone(), error }),
         }
     }
-
-    /// Reports whether the content can change.
-    pub(super) const fn may_change(&self) -> bool {
-        matches!(self, Self::File(_))
-    }
 }
 
 impl Access {
@@ -107,20 +100,15 @@ impl Access {
     /// TLS configuration for a trust bundle in PEM.
     pub(super) fn tls(&self, bundle: &[u8]) -> Result<ClientConfig, ClientSetupError> {
         let roots = tls::roots(&tls::certificates(bundle)?)?;
-        let builder = ClientConfig::builder_with_provider(tls::provider())
-            .with_protocol_versions(&[&TLS13])?
-            .with_root_certificates(roots);
-        let mut config = match &self.credential {
-            Credential::Token(_) => builder.with_no_client_auth(),
+        let certificate = match &self.credential {
+            Credential::Token(_) => None,
             Credential::Certificate { chain, key } => {
-                let chain: Vec<CertificateDer<'static>> = tls::certificates(chain)?;
-                builder
-                    .with_client_auth_cert(chain, PrivateKeyDer::from_pem_slice(key).map_err(ClientSetupError::Key)?)?
+                let chain = tls::certificates(chain)?;
+                Some((chain, PrivateKeyDer::from_pem_slice(key).map_err(ClientSetupError::Key)?))
             }
         };
-        // Connections live for hours, so session tickets would only cost memory.
-        config.resumption = Resumption::disabled();
-        Ok(clock::with_wall_clock(config))
+        // Connections live for hours, so the disabled session resumption costs nothing.
+        Ok(clock::with_wall_clock(tls::client_config(roots, certificate)?))
     }
 
     /// Server name that the API server's certificate must have, if it differs from the host of the address.

@@ -55,8 +55,8 @@ impl ApiClient {
             .header(header::CONTENT_TYPE, "application/merge-patch+json")
             .body(Full::from(patch))
             .map_err(ApiError::Request)?;
-        let answer = self.send(request).await?;
-        read(answer.into_body(), WRITE_ANSWER).await
+        let response = self.send(request).await?;
+        read(response.into_body(), WRITE_ANSWER).await
     }
 
     fn request(method: Method, path: &str, accept: Accept) -> http::request::Builder {
@@ -71,12 +71,12 @@ impl ApiClient {
 
     async fn send(&self, request: Request<Full<Bytes>>) -> Result<Response<Body>, ApiError> {
         let sent = timeout(HEAD_DEADLINE, self.0.send(request)).await.map_err(|_| ApiError::Deadline)?;
-        let answer = sent.map_err(ApiError::Send)?;
-        let status = answer.status();
+        let response = sent.map_err(ApiError::Send)?;
+        let status = response.status();
         if status.is_success() {
-            return Ok(answer);
+            return Ok(response);
         }
-        Err(ApiError::Status { status, retry_after: retry_after(answer.headers()) })
+        Err(ApiError::Status { status, retry_after: retry_after(response.headers()) })
     }
 }
 

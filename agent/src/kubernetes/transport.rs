@@ -11,15 +11,13 @@ use futures::future::BoxFuture;
 use http::{Request, Response, Uri, header, uri::PathAndQuery};
 use http_body_util::{BodyExt, Full};
 use hyper_rustls::{FixedServerNameResolver, HttpsConnectorBuilder};
-use hyper_util::client::legacy::connect::HttpConnector;
 
 use super::{
-    access::{Access, ClientSetupError},
+    access::{Access, ClientSetupError, Content},
     client::{Body, Transport},
 };
 use crate::connection::{self, BoxError, Connection, ConnectionSettings};
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const KEEP_ALIVE: Duration = Duration::from_secs(20);
 /// Receive windows: the bytes a peer may send before they are read, and so the memory it may occupy.
 const STREAM_WINDOW: u32 = 64 << 10;
@@ -48,7 +46,7 @@ impl Https {
     /// The client for the current trust bundle. An invalid bundle leaves the previous client in place.
     fn http(&self) -> Arc<Connection> {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.access.bundle.may_change() {
+        if matches!(self.access.bundle, Content::File(_)) {
             match self.access.bundle.read() {
                 Ok(bundle) if bundle != current.bundle => match client(&self.access, &bundle) {
                     Ok(http) => *current = Current { bundle, http },
@@ -79,24 +77,19 @@ impl Transport for Https {
     fn send(&self, request: Request<Full<Bytes>>) -> BoxFuture<'static, Result<Response<Body>, BoxError>> {
         let (request, http) = (self.prepare(request), self.http());
         Box::pin(async move {
-            let answer = http.send(request?).await?;
-            Ok(answer.map(BodyExt::boxed_unsync))
+            let response = http.send(request?).await?;
+            Ok(response.map(BodyExt::boxed_unsync))
         })
     }
 }
 
 fn client(access: &Access, bundle: &[u8]) -> Result<Arc<Connection>, ClientSetupError> {
-    let mut http = HttpConnector::new();
-    http.enforce_http(false);
-    http.set_nodelay(true);
-    http.set_keepalive(Some(KEEP_ALIVE));
-    http.set_connect_timeout(Some(CONNECT_TIMEOUT));
     let builder = HttpsConnectorBuilder::new().with_tls_config(access.tls(bundle)?).https_only();
     let builder = match access.server_name()? {
         Some(name) => builder.with_server_name_resolver(FixedServerNameResolver::new(name)),
         None => builder,
     };
-    let https = builder.enable_all_versions().wrap_connector(http);
+    let https = builder.enable_all_versions().wrap_connector(connection::tcp_connector(KEEP_ALIVE));
     let settings = ConnectionSettings {
         stream_window: STREAM_WINDOW,
         connection_window: CONNECTION_WINDOW,

@@ -3,12 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use http::{HeaderName, Method, Request, header};
+use http::{HeaderName, Method, Request, header, request::Builder};
 use tidewatch_shared::{
     signature::{CONTENT_DIGEST, Headers, Message, Nonce, SIGNATURE, SIGNATURE_INPUT, SignError},
     v2,
 };
-use tokio::time::timeout;
 
 use crate::{
     connection::Connection,
@@ -18,6 +17,7 @@ use crate::{
 
 /// Deadline of a request and its response, connecting included.
 const DEADLINE: Duration = Duration::from_secs(15);
+
 /// A request to sign and send.
 #[derive(Debug)]
 pub(super) struct PostRequest {
@@ -29,7 +29,7 @@ pub(super) struct PostRequest {
 
 /// Client that lives as long as its credentials, so connection and signatures always name the same certificate.
 pub(super) struct Client {
-    credentials: Arc<Credentials>,
+    pub(super) credentials: Arc<Credentials>,
     http: Connection,
 }
 
@@ -40,16 +40,6 @@ impl Client {
         Self { credentials, http }
     }
 
-    /// A client of the same identity with a connection of its own.
-    pub(super) fn reconnected(&self, dial: &Dialer) -> Self {
-        Self::new(dial, self.credentials.clone())
-    }
-
-    /// The identity of this client.
-    pub(super) fn credentials(&self) -> &Credentials {
-        &self.credentials
-    }
-
     /// Signs a request at `now`, in Unix seconds, sends it and reads the response.
     pub(super) async fn post(&self, post: PostRequest, now: i64) -> Result<BufferedResponse, RequestError> {
         let PostRequest { path, content_type, body, nonce } = post;
@@ -57,24 +47,22 @@ impl Client {
         let signer = self.credentials.signer.as_ref().ok_or(SignError::Key)?;
         let signed = signer.sign(&message, &body, nonce, now)?;
         let Headers { content_digest, signature_input, signature } = signed;
-        let request = Request::builder()
-            .method(Method::POST)
-            .uri(self.credentials.receiver.uri(path)?)
-            .header(header::CONTENT_TYPE, content_type)
+        let request = self
+            .request(path, content_type)?
             .header(const { HeaderName::from_static(CONTENT_DIGEST) }, content_digest)
             .header(const { HeaderName::from_static(SIGNATURE_INPUT) }, signature_input)
             .header(const { HeaderName::from_static(SIGNATURE) }, signature)
             .body(body)?;
-        timeout(DEADLINE, exchange(&self.http, request)).await.map_err(|_| RequestError::Deadline)?
+        exchange(&self.http, request, DEADLINE).await
     }
 
     /// Sends an unsigned request of contract v2 and reads the response.
     pub(super) async fn post_plain(&self, path: &str, body: Bytes) -> Result<BufferedResponse, RequestError> {
-        let request = Request::builder()
-            .method(Method::POST)
-            .uri(self.credentials.receiver.uri(path)?)
-            .header(header::CONTENT_TYPE, v2::CONTENT_TYPE)
-            .body(body)?;
-        timeout(DEADLINE, exchange(&self.http, request)).await.map_err(|_| RequestError::Deadline)?
+        exchange(&self.http, self.request(path, v2::CONTENT_TYPE)?.body(body)?, DEADLINE).await
+    }
+
+    fn request(&self, path: &str, content_type: &str) -> Result<Builder, http::Error> {
+        let uri = self.credentials.receiver.uri(path)?;
+        Ok(Request::builder().method(Method::POST).uri(uri).header(header::CONTENT_TYPE, content_type))
     }
 }

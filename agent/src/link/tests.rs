@@ -165,14 +165,14 @@ async fn serve(listener: TcpListener, acceptor: TlsAcceptor, receiver: Arc<Recei
         let (acceptor, receiver) = (acceptor.clone(), receiver.clone());
         tokio::spawn(async move {
             let stream = acceptor.accept(stream).await.unwrap();
-            let service = service_fn(|request| answer(request, connection, receiver.clone()));
+            let service = service_fn(|request| response(request, connection, receiver.clone()));
             let _ = auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await;
             let _ = receiver.end.send(connection);
         });
     }
 }
 
-async fn answer(
+async fn response(
     request: Request<Incoming>,
     connection: SocketAddr,
     receiver: Arc<Receiver>,

@@ -46,7 +46,7 @@ pub(crate) struct V2Sender {
 /// A completed request.
 struct CompletedRequest {
     manager: String,
-    answer: Result<BufferedResponse, RequestError>,
+    response: Result<BufferedResponse, RequestError>,
 }
 
 /// Requests in flight, at most one per manager.
@@ -123,26 +123,28 @@ impl V2Sender {
         Some(self.timer.not_before(due))
     }
 
-    fn react(&mut self, CompletedRequest { manager, answer }: CompletedRequest) {
+    fn react(&mut self, CompletedRequest { manager, response }: CompletedRequest) {
         let now = Instant::now();
-        match answer {
-            Ok(answer) => self.answered(manager, &answer, now),
+        match response {
+            Ok(response) => self.apply_response(manager, &response, now),
             Err(error) => {
                 tracing::warn!(manager, error = error_chain(&error), "Request to the listener failed");
                 self.core.single_failed(&manager);
-                if error.is_connect() {
-                    return self.connect_failed(now);
+                if !error.is_connect() {
+                    self.timer.reset();
+                    self.failed(manager, now, None);
+                } else if self.timer.not_before(now) == now {
+                    // Concurrent connect failures count as one.
+                    self.timer.fail(now, true);
                 }
-                self.timer.reset();
-                self.failed(manager, now, None);
             }
         }
     }
 
-    fn answered(&mut self, manager: String, answer: &BufferedResponse, now: Instant) {
+    fn apply_response(&mut self, manager: String, response: &BufferedResponse, now: Instant) {
         self.timer.reset();
-        let status = answer.status.as_u16();
-        match disposition(answer.status) {
+        let status = response.status.as_u16();
+        match disposition(response.status) {
             Disposition::Accepted => {
                 self.managers.accepted(&manager);
                 self.core.single_accepted(&manager);
@@ -156,7 +158,7 @@ impl V2Sender {
             Disposition::Retry => {
                 tracing::warn!(manager, status, "Listener temporarily unavailable");
                 self.core.single_failed(&manager);
-                self.failed(manager, now, wait(&answer.headers, clock::unix_seconds()));
+                self.failed(manager, now, wait(&response.headers, clock::unix_seconds()));
             }
         }
     }
@@ -164,13 +166,6 @@ impl V2Sender {
     fn failed(&mut self, manager: String, now: Instant, retry_after: Option<Duration>) {
         self.managers.failed(manager, now, retry_after);
         self.managers.retain(|manager| self.core.is_manager(manager));
-    }
-
-    /// Concurrent connect failures count as one.
-    fn connect_failed(&mut self, now: Instant) {
-        if self.timer.not_before(now) == now {
-            self.timer.fail(now, true);
-        }
     }
 }
 
@@ -180,9 +175,9 @@ async fn send(client: &Client, metrics: Metrics, single: SingleEvent) -> Complet
         metrics.retried(Route::V2);
     }
     let begun = Instant::now();
-    let answer = client.post_plain(&v2::path(&manager), event.to_body().into()).await;
-    metrics.requested(Route::V2, RequestOutcome::of(&answer), begun.elapsed());
-    CompletedRequest { manager, answer }
+    let response = client.post_plain(&v2::path(&manager), event.to_body().into()).await;
+    metrics.requested(Route::V2, RequestOutcome::of(&response), begun.elapsed());
+    CompletedRequest { manager, response }
 }
 
 fn disposition(status: StatusCode) -> Disposition {

@@ -7,14 +7,10 @@ use std::{
     time::Duration,
 };
 
-use tidewatch_shared::{digest::Digest, event::Change};
+use tidewatch_shared::{digest::Digest, event::Change, variant::VariantName as _};
 use tokio::time::Instant;
 
-use super::{
-    WatchInfo,
-    single::Attempts,
-    sweep::{Sweep, SweepItem},
-};
+use super::{WatchInfo, single::Attempts, sweep::Sweep};
 use crate::{
     index::{Index, ObjectState},
     random,
@@ -56,6 +52,17 @@ pub(super) struct Entry {
     pub(super) unannounced: bool,
     /// Delivery attempts; contract v2 only.
     pub(super) attempts: Attempts,
+}
+
+impl Update {
+    /// Label of the change in metrics.
+    pub(super) fn as_str(&self) -> &'static str {
+        match self {
+            Self::Watch => "whole",
+            Self::Unnamed => "unnamed",
+            Self::Object { change, .. } => change.as_str(),
+        }
+    }
 }
 
 impl Entry {
@@ -104,7 +111,7 @@ struct Sent {
 /// Dirty set of one watch: entries that wait, are parked, or are sent and not settled.
 #[derive(Debug)]
 pub(super) struct DirtySet {
-    info: WatchInfo,
+    pub(super) info: WatchInfo,
     waiting: BTreeMap<Arc<str>, Entry>,
     /// The newest event of each key that is in flight or accepted, until it is settled.
     sent: BTreeMap<Arc<str>, Sent>,
@@ -112,7 +119,8 @@ pub(super) struct DirtySet {
     order: BTreeMap<u64, Arc<str>>,
     /// Refused entries; disjoint from `waiting`.
     parked: BTreeMap<Arc<str>, Parked>,
-    sweep: Sweep,
+    /// Enqueues every existing object as capacity permits, see [`Self::sweep`].
+    pub(super) sweep: Sweep,
     /// Key that was taken last; the next one is its successor, so that no key starves.
     cursor: Arc<str>,
     hold: Option<Instant>,
@@ -132,15 +140,6 @@ impl DirtySet {
             hold: None,
             refusals: 0,
         }
-    }
-
-    pub(super) const fn info(&self) -> &WatchInfo {
-        &self.info
-    }
-
-    pub(super) fn describe(&mut self, version: &str, kind: &str) {
-        self.info.version = version.into();
-        self.info.kind = kind.into();
     }
 
     /// Number of events that wait; the objects that a sweep still has to enqueue count as one.
@@ -216,21 +215,11 @@ impl DirtySet {
         }
     }
 
-    /// Starts a sweep, which enqueues every existing object as capacity permits.
-    pub(super) fn resend_all(&mut self, at: i64) {
-        self.sweep.begin(at);
-    }
-
-    pub(super) fn is_sweeping(&self) -> bool {
-        self.sweep.is_under_way()
-    }
-
     /// Enqueues the next objects of the sweep, at most `room`.
     pub(super) fn sweep(&mut self, room: usize, index: &Index) {
-        for SweepItem { key, seen, part, since } in self.sweep.take(room, index) {
+        for (key, entry) in self.sweep.take(room, index) {
             if !self.parked.contains_key(&key) {
-                let update = Update::object(seen, Change::Status, part);
-                self.waiting.entry(key).or_insert(Entry::new(update, part, since));
+                self.waiting.entry(key).or_insert(entry);
             }
         }
     }
@@ -414,18 +403,7 @@ fn merge(old: &Update, new: Update) -> Update {
 }
 
 fn weightier(old: Change, new: Change) -> Change {
-    let weight = |change| match change {
-        Change::Status => 0,
-        Change::Metadata => 1,
-        Change::Spec => 2,
-        Change::Created => 3,
-        Change::Deleted => 4,
-    };
-    match (old, new) {
-        // A deletion replaces any other change and is replaced by any: an existing object is never reported as deleted,
-        // nor a deleted one as existing.
-        (Change::Deleted, _) | (_, Change::Deleted) => new,
-        _ if weight(old) > weight(new) => old,
-        _ => new,
-    }
+    // A deletion replaces any other change and is replaced by any: an existing object is never reported as deleted, nor a
+    // deleted one as existing.
+    if old == Change::Deleted || new == Change::Deleted { new } else { old.min(new) }
 }

@@ -1,20 +1,21 @@
 //! State of one epoch, and the causes for which a new epoch begins.
 
+use strum::IntoStaticStr;
 use tidewatch_shared::identity::Epoch;
 
-use super::Outbox;
-
 /// Counters of one epoch; all of them start at zero.
-#[derive(Debug)]
-pub(super) struct EpochState {
-    pub(super) epoch: Epoch,
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EpochState {
+    /// The epoch.
+    pub(crate) epoch: Epoch,
     /// Last sequence assigned to an event.
-    pub(super) sequence: u64,
+    pub(crate) sequence: u64,
     /// Highest sequence up to which the receiver has accepted every event.
-    pub(super) accepted: u64,
+    pub(crate) accepted: u64,
     /// Number of signed requests.
     pub(super) nonces: u64,
-    pub(super) heartbeats: u64,
+    /// Number of heartbeats.
+    pub(crate) heartbeats: u64,
 }
 
 impl EpochState {
@@ -23,20 +24,9 @@ impl EpochState {
     }
 }
 
-impl Outbox {
-    /// Highest sequence up to which the receiver has accepted every event of this epoch.
-    pub(crate) const fn accepted(&self) -> u64 {
-        self.epoch_state.accepted
-    }
-
-    /// Number of times that the receiver lacked an event that had been sent.
-    pub(crate) fn gaps(&self) -> u64 {
-        self.metrics.epochs(EpochReason::Forgotten.as_str())
-    }
-}
-
-/// Cause of a new epoch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Cause of a new epoch. The name is its label in metrics and logs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub(crate) enum EpochReason {
     /// Another instance of the receiver answered.
     Instance,
@@ -48,17 +38,4 @@ pub(crate) enum EpochReason {
     Refused,
     /// Too many names of watches were remembered.
     Names,
-}
-
-impl EpochReason {
-    /// Label value in metrics and logs.
-    pub(crate) const fn as_str(self) -> &'static str {
-        match self {
-            Self::Instance => "instance",
-            Self::Forgotten => "forgotten",
-            Self::Parked => "parked",
-            Self::Refused => "refused",
-            Self::Names => "names",
-        }
-    }
 }

@@ -1,4 +1,4 @@
-//! The one batch in flight, from its first request to its answer, and the encoding of its events.
+//! The one batch in flight, from its first request to its response, and the encoding of its events.
 
 use std::{
     sync::Arc,
@@ -37,7 +37,7 @@ pub(super) struct SequencedEvent {
 #[derive(Debug)]
 pub(super) struct InFlight {
     events: Vec<SequencedEvent>,
-    outstanding: usize,
+    pub(super) outstanding: usize,
 }
 
 impl InFlight {
@@ -56,10 +56,6 @@ impl InFlight {
         let again = self.outstanding > 0;
         self.outstanding = self.events.iter().take(limit).take_while(fits).count().max(1).min(self.events.len());
         again
-    }
-
-    pub(super) const fn outstanding(&self) -> usize {
-        self.outstanding
     }
 
     pub(super) fn body(&self) -> Bytes {
@@ -105,34 +101,25 @@ pub(super) fn encode(
     let [group, version, resource, namespace, name] =
         [&*info.group, &*info.version, &*info.resource, namespace, name].map(str::to_owned);
     let subject = Subject { group, version, resource, namespace, name }.to_string();
-    let (watch, manager) = (watch.to_owned(), info.manager.clone().into());
-    let (kind, data) = match &waiting.update {
-        Update::Watch | Update::Unnamed => {
-            let unnamed = waiting.update == Update::Unnamed;
-            let kind = if unnamed { info.kind.clone().into() } else { String::new() };
-            let (uid, resource_version) = (String::new(), String::new());
-            let data = WireData {
-                watch,
-                manager,
-                kind,
-                uid,
-                resource_version,
-                generation: None,
-                change: None,
-                delta,
-                unnamed,
-            };
-            (WATCH_CHANGED, data)
-        }
-        Update::Object { seen, change, .. } => {
-            let (kind, uid, resource_version) =
-                (info.kind.clone().into(), seen.uid.to_string(), seen.version.to_string());
-            let generation = seen.generation.map(i64::from);
-            let (change, unnamed) = (Some(*change), false);
-            let data = WireData { watch, manager, kind, uid, resource_version, generation, change, delta, unnamed };
-            (if change == Some(Change::Deleted) { OBJECT_DELETED } else { OBJECT_CHANGED }, data)
-        }
+    let mut data = WireData {
+        watch: watch.to_owned(),
+        manager: info.manager.clone().into(),
+        kind: if waiting.update == Update::Watch { String::new() } else { info.kind.clone().into() },
+        uid: String::new(),
+        resource_version: String::new(),
+        generation: None,
+        change: None,
+        delta,
+        unnamed: waiting.update == Update::Unnamed,
     };
+    let mut kind = WATCH_CHANGED;
+    if let Update::Object { seen, change, .. } = &waiting.update {
+        kind = if *change == Change::Deleted { OBJECT_DELETED } else { OBJECT_CHANGED };
+        data.uid = seen.uid.to_string();
+        data.resource_version = seen.version.to_string();
+        data.generation = seen.generation.map(i64::from);
+        data.change = Some(*change);
+    }
     let event = WireEvent {
         specversion: "1.0".to_owned(),
         kind: kind.to_owned(),

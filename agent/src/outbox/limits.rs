@@ -10,10 +10,8 @@ use super::EVENTS_PER_REQUEST;
 #[serde(rename_all = "camelCase")]
 pub struct AnnouncedLimits {
     /// Maximum size of a body, in bytes.
-    #[serde(default)]
     pub max_bytes: Option<usize>,
     /// Maximum number of events per batch.
-    #[serde(default)]
     pub max_events: Option<usize>,
 }
 

@@ -12,7 +12,7 @@ impl Outbox {
     /// Enqueues a `watch.changed` that covers objects with unknown names. For a forwarded watch it is marked
     /// as unnamed, because its manager understands single objects only.
     pub(crate) fn mark_unnamed(&mut self, watch: &str, at: i64) {
-        let forward = self.watches.get(watch).is_some_and(|dirty_set| dirty_set.info().forward);
+        let forward = self.watches.get(watch).is_some_and(|dirty_set| dirty_set.info.forward);
         self.mark(watch, WATCH_KEY, if forward { Update::Unnamed } else { Update::Watch }, Digest::ZERO, at);
     }
 
@@ -20,13 +20,14 @@ impl Outbox {
     /// [`Self::sweep`] enqueues them.
     pub(crate) fn resend_all(&mut self, watch: &str, at: i64) {
         if let Some(dirty_set) = self.watches.get_mut(watch) {
-            dirty_set.resend_all(at);
+            dirty_set.sweep.begin(at);
         }
     }
 
     /// Watches with a sweep under way.
     pub(crate) fn sweeping(&self) -> Vec<Arc<str>> {
-        self.watches.iter().filter(|(_, dirty_set)| dirty_set.is_sweeping()).map(|(name, _)| name.clone()).collect()
+        let sweeping = self.watches.iter().filter(|(_, dirty_set)| dirty_set.sweep.is_under_way());
+        sweeping.map(|(name, _)| name.clone()).collect()
     }
 
     /// Enqueues the next objects of a watch's sweep, at most `room` and at most one request's worth.

@@ -29,14 +29,14 @@ impl Outbox {
             // Its watch has left the plan, so nothing can take over its sequence; a new epoch closes the gap.
             return false;
         };
-        if event.is_watch || dirty_set.info().forward {
+        if event.is_watch || dirty_set.info.forward {
             dirty_set.park(&event.key, event.sequence, parking);
             return false;
         }
         let id = EventId { epoch: self.epoch_state.epoch, sequence: event.sequence };
         let waiting = Entry::new(Update::Watch, Digest::ZERO, event.since);
         let text =
-            in_flight::encode(&self.runtime, id, &event.watch, dirty_set.info(), WATCH_KEY, &waiting, event.delta);
+            in_flight::encode(&self.runtime, id, &event.watch, &dirty_set.info, WATCH_KEY, &waiting, event.delta);
         again.push(SequencedEvent { is_watch: true, text, ..event });
         true
     }
@@ -47,7 +47,7 @@ impl Outbox {
         let sent = self
             .in_flight
             .as_ref()
-            .filter(|in_flight| in_flight.outstanding() > 1)
+            .filter(|in_flight| in_flight.outstanding > 1)
             .map(|in_flight| in_flight.body().len());
         if epoch == self.epoch_state.epoch {
             self.limits.lower(announced, sent);
@@ -60,8 +60,8 @@ impl Outbox {
     pub(crate) fn refused_whole(&mut self, now: Instant, epoch: Epoch) -> bool {
         let ours = epoch == self.epoch_state.epoch;
         let Some(mut in_flight) = ours.then(|| self.in_flight.take()).flatten() else { return false };
-        if in_flight.outstanding() > 1 {
-            self.batch_limit = in_flight.outstanding().div_ceil(2);
+        if in_flight.outstanding > 1 {
+            self.batch_limit = in_flight.outstanding.div_ceil(2);
             self.in_flight = Some(in_flight);
             return false;
         }
@@ -97,8 +97,8 @@ impl Outbox {
     }
 }
 
-/// Refused sequences of an answer with their reasons; ids of other epochs are ignored.
-pub(super) fn by_sequence(epoch: Epoch, answer: &EventsResponse) -> BTreeMap<u64, Reason> {
+/// Refused sequences of an response with their reasons; ids of other epochs are ignored.
+pub(super) fn by_sequence(epoch: Epoch, response: &EventsResponse) -> BTreeMap<u64, Reason> {
     let known = |text: &str| text.parse::<EventId>().ok().filter(|id| id.epoch == epoch);
-    answer.refused.iter().filter_map(|refused| Some((known(&refused.id)?.sequence, refused.reason))).collect()
+    response.refused.iter().filter_map(|refused| Some((known(&refused.id)?.sequence, refused.reason))).collect()
 }

@@ -15,7 +15,8 @@ const CAP: Duration = Duration::from_secs(60);
 pub(super) struct ResendBackoff {
     last: Option<Instant>,
     wait: Duration,
-    until: Option<Instant>,
+    /// Time before which no batch is sent; `None` without a delay.
+    pub(super) until: Option<Instant>,
 }
 
 impl ResendBackoff {
@@ -32,11 +33,6 @@ impl ResendBackoff {
         self.last = Some(now);
         self.until = (!self.wait.is_zero()).then(|| now + self.wait);
     }
-
-    /// Time before which no batch is sent; `None` without a delay.
-    pub(super) const fn until(&self) -> Option<Instant> {
-        self.until
-    }
 }
 
 #[cfg(test)]
@@ -49,12 +45,12 @@ mod tests {
         let mut waits = Vec::new();
         for _ in 0..9 {
             resend_backoff.trigger(now);
-            let until = resend_backoff.until().unwrap_or(now);
+            let until = resend_backoff.until.unwrap_or(now);
             waits.push(until.duration_since(now).as_secs());
             now = until;
         }
         assert_eq!(waits, [0, 1, 2, 4, 8, 16, 32, 60, 60]);
         resend_backoff.trigger(now + CAP * 3);
-        assert_eq!(resend_backoff.until(), None);
+        assert_eq!(resend_backoff.until, None);
     }
 }

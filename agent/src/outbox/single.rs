@@ -4,7 +4,7 @@
 //! watermarks, and since v2 addresses objects only, a `watch.changed` is expanded into one event for each existing
 //! object.
 //!
-//! One event is in flight per manager, so no manager waits for the answer of another, and the older event of an object
+//! One event is in flight per manager, so no manager waits for the response of another, and the older event of an object
 //! has completed before its newer one is sent. An event that was not accepted waits again, behind the others.
 
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use tidewatch_shared::v2::{self, Event};
 use tokio::time::Instant;
 
 use super::{
-    Outbox, Update,
+    Outbox, Update, WatchInfo,
     dirty_set::{DirtySet, Parking},
 };
 
@@ -69,7 +69,7 @@ impl Outbox {
     }
 
     fn due_single(&self, dirty_set: &DirtySet, now: Instant, not_before: NotBefore<'_>) -> Option<Instant> {
-        let manager = &*dirty_set.info().manager;
+        let manager = &*dirty_set.info.manager;
         let due = dirty_set.due(now).filter(|_| !self.singles.contains_key(manager))?;
         Some(not_before(manager, due))
     }
@@ -95,16 +95,16 @@ impl Outbox {
             }
             let again = waiting.attempts.again;
             if !again {
-                self.metrics.sequenced(waiting.update.label(), waiting.since);
+                self.metrics.sequenced(waiting.update.as_str(), waiting.since);
             }
             self.epoch_state.sequence += 1;
             let sequence = self.epoch_state.sequence;
             dirty_set.sent(key.clone(), sequence, waiting);
-            let manager = dirty_set.info().manager.clone();
+            let manager = dirty_set.info.manager.clone();
             if v2::is_manager(&manager) {
-                let single = single(dirty_set.info(), &key, again);
-                self.singles.insert(manager, SingleInFlight { watch, key, sequence });
-                return Some(NextSingle::Event(single));
+                let event = event(&dirty_set.info, &key);
+                self.singles.insert(manager.clone(), SingleInFlight { watch, key, sequence });
+                return Some(NextSingle::Event(SingleEvent { manager: manager.into(), event, again }));
             }
             // The name of this manager cannot be a path segment of a request.
             dirty_set.park(&key, sequence, Parking::Temporary);
@@ -114,7 +114,7 @@ impl Outbox {
 
     /// True if a watch of the plan is for this manager.
     pub(crate) fn is_manager(&self, manager: &str) -> bool {
-        self.watches.values().any(|dirty_set| &*dirty_set.info().manager == manager)
+        self.watches.values().any(|dirty_set| &*dirty_set.info.manager == manager)
     }
 
     /// Settles the event in flight of a manager, which has accepted it.
@@ -163,11 +163,11 @@ impl Outbox {
     }
 }
 
-fn single(info: &super::WatchInfo, key: &str, again: bool) -> SingleEvent {
+fn event(info: &WatchInfo, key: &str) -> Event {
     let (namespace, name) = key.split_once('/').unwrap_or_default();
     let [namespace, name, group, version, kind] =
         [namespace, name, &*info.group, &*info.version, &*info.kind].map(str::to_owned);
-    SingleEvent { manager: info.manager.clone().into(), event: Event { namespace, name, group, version, kind }, again }
+    Event { namespace, name, group, version, kind }
 }
 
 #[cfg(test)]

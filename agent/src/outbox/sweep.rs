@@ -6,9 +6,10 @@
 
 use std::sync::Arc;
 
-use tidewatch_shared::digest::Digest;
+use tidewatch_shared::event::Change;
 
-use crate::index::{Index, ObjectState};
+use super::dirty_set::{Entry, Update};
+use crate::index::Index;
 
 /// Position of the sweep of one watch.
 #[derive(Debug, Default)]
@@ -28,17 +29,6 @@ struct Round {
     since: i64,
 }
 
-/// One object to enqueue.
-#[derive(Debug)]
-pub(super) struct SweepItem {
-    pub(super) key: Arc<str>,
-    pub(super) seen: ObjectState,
-    /// Contribution to the digest.
-    pub(super) part: Digest,
-    /// Time at which the object became dirty, in Unix milliseconds.
-    pub(super) since: i64,
-}
-
 impl Sweep {
     /// Starts a round over every object, regardless of an earlier round. An unfinished round keeps its start time.
     pub(super) fn begin(&mut self, at: i64) {
@@ -56,15 +46,18 @@ impl Sweep {
         self.round.is_some()
     }
 
-    /// Takes the next objects, at most `room`.
-    pub(super) fn take(&mut self, room: usize, index: &Index) -> Vec<SweepItem> {
-        let mut swept = Vec::new();
+    /// Takes the next objects to enqueue, at most `room`.
+    pub(super) fn take(&mut self, room: usize, index: &Index) -> Vec<(Arc<str>, Entry)> {
+        let mut swept: Vec<(Arc<str>, Entry)> = Vec::new();
         while let Some(round) = &mut self.round
             && swept.len() < room
         {
             let (since, up_to) = (round.since, round.wrapped.then_some(&*round.stop));
             let next = index.after(&self.at, up_to).take(room - swept.len());
-            swept.extend(next.map(|(key, seen, part)| SweepItem { key: key.into(), seen: seen.clone(), part, since }));
+            swept.extend(next.map(|(key, seen, part)| {
+                let update = Update::Object { seen: seen.clone(), change: Change::Status, part };
+                (Arc::from(key), Entry::new(update, part, since))
+            }));
             if swept.len() == room {
                 break;
             }
@@ -75,8 +68,8 @@ impl Sweep {
                 self.at = Arc::default();
             }
         }
-        if let Some(last) = swept.last() {
-            self.at = last.key.clone();
+        if let Some((last, _)) = swept.last() {
+            self.at = last.clone();
         }
         swept
     }
@@ -89,7 +82,7 @@ mod tests {
     use tidewatch_shared::{digest::ObjectHasher, plan::Field};
 
     use super::*;
-    use crate::index::{ChangeRule, Version};
+    use crate::index::{ChangeRule, ObjectState, Version};
 
     fn index(keys: &[&str]) -> Index {
         let hasher = Arc::new(ObjectHasher::new(&"r-1".parse().unwrap()));
@@ -107,7 +100,7 @@ mod tests {
     }
 
     fn take(sweep: &mut Sweep, room: usize, index: &Index) -> Vec<String> {
-        sweep.take(room, index).into_iter().map(|swept| swept.key.to_string()).collect()
+        sweep.take(room, index).into_iter().map(|(key, _)| key.to_string()).collect()
     }
 
     #[test]
@@ -133,7 +126,7 @@ mod tests {
         let other = index(&["n/a", "n/aa", "n/c"]);
         assert_eq!(take(&mut sweep, 9, &other), ["n/c", "n/a", "n/aa"]);
         assert!(!sweep.is_under_way());
-        let since = |sweep: &mut Sweep| sweep.take(1, &other)[0].since;
+        let since = |sweep: &mut Sweep| sweep.take(1, &other)[0].1.since;
         sweep.begin(5);
         sweep.begin(7);
         assert_eq!(since(&mut sweep), 5, "a restart keeps the start time");

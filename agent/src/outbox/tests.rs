@@ -2,13 +2,13 @@ use std::{collections::HashMap, num::NonZeroI64, time::Duration};
 
 use proptest::prelude::*;
 use tidewatch_shared::{
-    event::{Event, Payload, parse_batch},
+    event::{Change, Event, Payload, parse_batch},
     exchange::RefusedEvent,
     names::OWN_MANAGER,
 };
 
 use super::{refusal::PARKED_RETRY, *};
-use crate::index::Version;
+use crate::index::{ObjectState, Version};
 
 const ONE: Instance = Instance::new(1);
 const TWO: Instance = Instance::new(2);
@@ -39,7 +39,7 @@ fn outbox(forward: bool) -> Outbox {
 fn object(version: u64, change: Change, part: u128) -> Update {
     let seen =
         ObjectState { uid: "u".into(), version: Version::Number(version), generation: NonZeroI64::new(1), metadata: 0 };
-    Update::object(seen, change, Digest::new(part))
+    Update::Object { seen, change, part: Digest::new(part) }
 }
 
 fn mark(outbox: &mut Outbox, key: &str, before: u128, after: u128) {
@@ -58,7 +58,7 @@ fn sequences(events: &[Event]) -> Vec<u64> {
     events.iter().map(|event| event.id.sequence).collect()
 }
 
-fn answer(instance: Instance, since: u64, accepted: u64) -> EventsResponse {
+fn response(instance: Instance, since: u64, accepted: u64) -> EventsResponse {
     EventsResponse { instance, accepted, since, settled: Settled::new(), refused: Vec::new(), heartbeat_seconds: 30 }
 }
 
@@ -81,9 +81,9 @@ fn newest_state_wins_and_a_sent_object_can_wait_again() {
     assert_eq!((events.len(), events[0].delta), (1, Digest::new(2)));
     mark(&mut outbox, "ns/a", 2, 5);
     assert_eq!((outbox.waiting(), outbox.unsettled()), (1, 1));
-    outbox.answered(now, batch.epoch, &answer(ONE, 1, 1));
+    outbox.apply_response(now, batch.epoch, &response(ONE, 1, 1));
     // A watermark never affects waiting entries.
-    outbox.heartbeat_answered(now, batch.epoch, ONE, Some(1), &settle(1));
+    outbox.apply_heartbeat_response(now, batch.epoch, ONE, Some(1), &settle(1));
     assert_eq!((outbox.waiting(), outbox.unsettled()), (1, 0));
     let (_, events) = send(&mut outbox, now).unwrap();
     assert_eq!((sequences(&events), events[0].delta), (vec![2], Digest::new(3)));
@@ -106,12 +106,12 @@ fn another_instance_receives_unsettled_events_again_in_a_new_epoch() {
     for key in ["ns/a", "ns/b"] {
         mark(&mut outbox, key, 0, 1);
         let (batch, events) = send(&mut outbox, now).unwrap();
-        outbox.answered(now, batch.epoch, &answer(ONE, 1, events[0].id.sequence));
+        outbox.apply_response(now, batch.epoch, &response(ONE, 1, events[0].id.sequence));
     }
-    let epoch = outbox.heartbeat().epoch;
-    outbox.heartbeat_answered(now, epoch, ONE, Some(1), &settle(1));
-    outbox.heartbeat_answered(now, epoch, TWO, Some(1), &settle(2));
-    assert_ne!(outbox.heartbeat().epoch, epoch);
+    let epoch = outbox.heartbeat().0.epoch;
+    outbox.apply_heartbeat_response(now, epoch, ONE, Some(1), &settle(1));
+    outbox.apply_heartbeat_response(now, epoch, TWO, Some(1), &settle(2));
+    assert_ne!(outbox.heartbeat().0.epoch, epoch);
     // The watermark of the other instance belongs to an epoch that has ended.
     assert_eq!((outbox.waiting(), outbox.unsettled()), (1, 0));
     let (_, events) = send(&mut outbox, now).unwrap();
@@ -125,8 +125,8 @@ fn alternating_instances_cause_backoff() {
     let (mut outbox, now) = (outbox(false), Instant::now());
     mark(&mut outbox, "ns/a", 0, 1);
     for instance in [ONE, TWO, ONE] {
-        let epoch = outbox.heartbeat().epoch;
-        outbox.heartbeat_answered(now, epoch, instance, Some(1), &Settled::new());
+        let epoch = outbox.heartbeat().0.epoch;
+        outbox.apply_heartbeat_response(now, epoch, instance, Some(1), &Settled::new());
     }
     assert!(outbox.request(now, NOTHING).is_none());
     let due = outbox.due(now).unwrap();
@@ -141,12 +141,12 @@ fn lost_events_are_sent_again_in_a_new_epoch() {
         for (key, accepted) in [("ns/a", 1), ("ns/b", 2)] {
             mark(&mut outbox, key, 0, 1);
             let (batch, _) = send(&mut outbox, now).unwrap();
-            outbox.answered(now, batch.epoch, &answer(ONE, 1, accepted));
+            outbox.apply_response(now, batch.epoch, &response(ONE, 1, accepted));
         }
         mark(&mut outbox, "ns/c", 0, 1);
         let (batch, _) = send(&mut outbox, now).unwrap();
-        outbox.answered(now, batch.epoch, &answer(ONE, since, accepted));
-        assert_ne!(outbox.heartbeat().epoch, batch.epoch, "{since} {accepted}");
+        outbox.apply_response(now, batch.epoch, &response(ONE, since, accepted));
+        assert_ne!(outbox.heartbeat().0.epoch, batch.epoch, "{since} {accepted}");
         assert_eq!((outbox.waiting(), outbox.unsettled()), (3, 0));
     }
 }
@@ -157,7 +157,7 @@ fn event_of_a_watch_unknown_to_the_receiver_is_delayed_and_gets_a_new_sequence()
     mark(&mut outbox, "ns/a", 0, 1);
     let (batch, _) = send(&mut outbox, now).unwrap();
     let refused = refuse(&batch, 1, Reason::UnknownWatch);
-    outbox.answered(now, batch.epoch, &EventsResponse { refused, ..answer(ONE, 1, 1) });
+    outbox.apply_response(now, batch.epoch, &EventsResponse { refused, ..response(ONE, 1, 1) });
     assert!(outbox.request(now, NOTHING).is_none());
     let due = outbox.due(now).unwrap();
     assert!(due > now && due <= now + Duration::from_secs(2));
@@ -165,7 +165,7 @@ fn event_of_a_watch_unknown_to_the_receiver_is_delayed_and_gets_a_new_sequence()
     assert_eq!((again.epoch, sequences(&events), events[0].delta), (batch.epoch, vec![2], Digest::ZERO));
     // A new plan ends the delay.
     let refused = refuse(&again, 2, Reason::UnknownWatch);
-    outbox.answered(due, again.epoch, &EventsResponse { refused, ..answer(ONE, 1, 2) });
+    outbox.apply_response(due, again.epoch, &EventsResponse { refused, ..response(ONE, 1, 2) });
     outbox.plan_changed();
     assert_eq!(outbox.due(due), Some(due));
 }
@@ -177,14 +177,14 @@ fn refused_event_is_replaced_by_a_watch_event_with_the_same_sequence() {
     mark(&mut outbox, "ns/b", 0, 2);
     let (batch, _) = send(&mut outbox, now).unwrap();
     let refused = refuse(&batch, 1, Reason::TooLarge);
-    outbox.answered(now, batch.epoch, &EventsResponse { refused, ..answer(ONE, 1, 0) });
+    outbox.apply_response(now, batch.epoch, &EventsResponse { refused, ..response(ONE, 1, 0) });
     let (again, events) = send(&mut outbox, now).unwrap();
     assert_eq!(again.epoch, batch.epoch);
     assert_eq!((sequences(&events), events[0].delta), (vec![1], Digest::new(1)));
     assert_eq!(events[0].payload, tidewatch_shared::event::Payload::Watch);
     // If the replacement is refused as well, it is parked, and a new epoch closes the gap.
     let refused = refuse(&again, 1, Reason::Malformed);
-    outbox.answered(now, again.epoch, &EventsResponse { refused, ..answer(ONE, 1, 0) });
+    outbox.apply_response(now, again.epoch, &EventsResponse { refused, ..response(ONE, 1, 0) });
     assert_eq!(outbox.parked(), 1);
     let (last, events) = send(&mut outbox, now).unwrap();
     assert!(last.epoch != batch.epoch && sequences(&events) == [1] && events.len() == 1);
@@ -198,13 +198,13 @@ fn refused_event_of_a_forwarded_watch_is_parked() {
     mark(&mut outbox, "ns/a", 0, 1);
     let (batch, _) = send(&mut outbox, now).unwrap();
     let refused = refuse(&batch, 1, Reason::TooLarge);
-    outbox.answered(now, batch.epoch, &EventsResponse { refused, ..answer(ONE, 1, 0) });
+    outbox.apply_response(now, batch.epoch, &EventsResponse { refused, ..response(ONE, 1, 0) });
     assert_eq!((outbox.parked(), outbox.waiting()), (1, 0));
     // It changes again while parked: the newest state wins, and nothing is sent.
     mark(&mut outbox, "ns/a", 1, 2);
     assert_eq!((outbox.parked(), outbox.waiting(), outbox.due(now)), (1, 0, None));
-    let epoch = outbox.heartbeat().epoch;
-    outbox.heartbeat_answered(now, epoch, TWO, Some(1), &Settled::new());
+    let epoch = outbox.heartbeat().0.epoch;
+    outbox.apply_heartbeat_response(now, epoch, TWO, Some(1), &Settled::new());
     assert_eq!((outbox.parked(), outbox.waiting()), (0, 1));
 }
 
@@ -219,7 +219,7 @@ fn unnamed_event_carries_the_kind_and_stays_unnamed_until_sent() {
     // The event is refused while its watch is unknown, and the watch is listed meanwhile.
     outbox.mark_watch(W, 0);
     let refused = refuse(&batch, 1, Reason::UnknownWatch);
-    outbox.answered(now, batch.epoch, &EventsResponse { refused, ..answer(ONE, 1, 1) });
+    outbox.apply_response(now, batch.epoch, &EventsResponse { refused, ..response(ONE, 1, 1) });
     outbox.plan_changed();
     assert!(matches!(send(&mut outbox, now).unwrap().1[0].payload, Payload::Unnamed { .. }));
 }
@@ -230,19 +230,19 @@ fn watermark_of_a_heartbeat_does_not_settle_lost_events() {
     for key in ["ns/a", "ns/b"] {
         mark(&mut outbox, key, 0, 1);
         let (batch, events) = send(&mut outbox, now).unwrap();
-        outbox.answered(now, batch.epoch, &answer(ONE, 1, events[0].id.sequence));
+        outbox.apply_response(now, batch.epoch, &response(ONE, 1, events[0].id.sequence));
     }
-    // The receiver loses both, accepts a third event, and its answer is lost.
+    // The receiver loses both, accepts a third event, and its response is lost.
     mark(&mut outbox, "ns/c", 0, 1);
     let (batch, _) = send(&mut outbox, now).unwrap();
-    outbox.heartbeat_answered(now, batch.epoch, ONE, Some(3), &settle(3));
+    outbox.apply_heartbeat_response(now, batch.epoch, ONE, Some(3), &settle(3));
     assert_eq!((outbox.waiting(), outbox.unsettled()), (3, 0));
-    assert_ne!(outbox.heartbeat().epoch, batch.epoch);
+    assert_ne!(outbox.heartbeat().0.epoch, batch.epoch);
     // A receiver that began at this sequence has lost none of the remaining events.
     let (batch, events) = send(&mut outbox, now).unwrap();
     assert_eq!(events.len(), 3);
-    outbox.answered(now, batch.epoch, &answer(ONE, 1, 3));
-    outbox.heartbeat_answered(now, batch.epoch, ONE, Some(1), &settle(3));
+    outbox.apply_response(now, batch.epoch, &response(ONE, 1, 3));
+    outbox.apply_heartbeat_response(now, batch.epoch, ONE, Some(1), &settle(3));
     assert_eq!((outbox.waiting(), outbox.unsettled()), (0, 0));
 }
 
@@ -263,7 +263,7 @@ fn refused_batch_is_bisected_until_the_refused_event_is_isolated() {
         }
         watch_entries += events.iter().filter(|event| event.payload == tidewatch_shared::event::Payload::Watch).count();
         accepted = events.last().unwrap().id.sequence;
-        outbox.answered(now, batch.epoch, &answer(ONE, 1, accepted));
+        outbox.apply_response(now, batch.epoch, &response(ONE, 1, accepted));
     }
     assert_eq!((accepted, watch_entries, outbox.parked()), (8, 1, 0));
 }
@@ -284,12 +284,12 @@ fn event_parked_by_a_refused_batch_is_retried_with_its_newest_state() {
     // A new event does not wait for the retry.
     mark(&mut outbox, "ns/b", 0, 1);
     let (batch, events) = send(&mut outbox, now).unwrap();
-    outbox.answered(now, batch.epoch, &EventsResponse { settled: settle(1), ..answer(ONE, 1, 1) });
+    outbox.apply_response(now, batch.epoch, &EventsResponse { settled: settle(1), ..response(ONE, 1, 1) });
     assert_eq!((events.len(), outbox.due(now)), (1, Some(due)));
     let (batch, events) = send(&mut outbox, due).unwrap();
     assert!(matches!(&events[0].payload, Payload::Object(object) if object.subject.name == "a"));
     assert_eq!((events.len(), events[0].delta), (1, Digest::new(6)));
-    outbox.answered(due, batch.epoch, &EventsResponse { settled: settle(2), ..answer(ONE, 1, 2) });
+    outbox.apply_response(due, batch.epoch, &EventsResponse { settled: settle(2), ..response(ONE, 1, 2) });
     assert_eq!((outbox.parked(), outbox.waiting(), outbox.unsettled(), outbox.due(due)), (0, 0, 0, None));
 }
 
@@ -299,7 +299,7 @@ fn event_refused_by_id_stays_parked_while_others_are_retried() {
     mark(&mut outbox, "ns/a", 0, 1);
     let (batch, _) = send(&mut outbox, now).unwrap();
     let refused = refuse(&batch, 1, Reason::TooLarge);
-    outbox.answered(now, batch.epoch, &EventsResponse { refused, ..answer(ONE, 1, 0) });
+    outbox.apply_response(now, batch.epoch, &EventsResponse { refused, ..response(ONE, 1, 0) });
     mark(&mut outbox, "ns/b", 0, 1);
     outbox.mark_watch(W, 0);
     while let Some((batch, _)) = send(&mut outbox, now) {
@@ -310,7 +310,11 @@ fn event_refused_by_id_stays_parked_while_others_are_retried() {
     for sequence in 1..=2 {
         let (batch, events) = send(&mut outbox, due).unwrap();
         assert_eq!((sequences(&events), outbox.parked()), (vec![sequence], 1));
-        outbox.answered(due, batch.epoch, &EventsResponse { settled: settle(sequence), ..answer(ONE, 1, sequence) });
+        outbox.apply_response(
+            due,
+            batch.epoch,
+            &EventsResponse { settled: settle(sequence), ..response(ONE, 1, sequence) },
+        );
     }
     assert_eq!((outbox.parked(), outbox.waiting(), outbox.due(due)), (1, 0, None));
     outbox.plan_changed();
@@ -330,11 +334,11 @@ fn announced_limits_hold_until_another_instance_answers() {
     let mut sizes = Vec::new();
     while let Some((batch, events)) = send(&mut outbox, now) {
         sizes.push(events.len());
-        outbox.answered(now, batch.epoch, &answer(ONE, 1, events.last().unwrap().id.sequence));
+        outbox.apply_response(now, batch.epoch, &response(ONE, 1, events.last().unwrap().id.sequence));
     }
     assert_eq!(sizes, [3, 3, 3, 1]);
-    let epoch = outbox.heartbeat().epoch;
-    outbox.heartbeat_answered(now, epoch, TWO, Some(1), &Settled::new());
+    let epoch = outbox.heartbeat().0.epoch;
+    outbox.apply_heartbeat_response(now, epoch, TWO, Some(1), &Settled::new());
     assert_eq!(send(&mut outbox, now).unwrap().1.len(), 10);
 }
 
@@ -348,7 +352,7 @@ fn request_size_is_bounded_and_watches_are_served_in_turn() {
     outbox.mark_watch("other", 0);
     let (first, events) = send(&mut outbox, now).unwrap();
     assert_eq!(events.len(), EVENTS_PER_REQUEST);
-    outbox.answered(now, first.epoch, &answer(ONE, 1, EVENTS_PER_REQUEST as u64));
+    outbox.apply_response(now, first.epoch, &response(ONE, 1, EVENTS_PER_REQUEST as u64));
     let (_, events) = send(&mut outbox, now).unwrap();
     assert_eq!(events[0].watch, "other");
 }
@@ -372,7 +376,7 @@ fn delta_of_a_reopened_watch_is_relative_to_its_last_sent_digest() {
     let (mut outbox, now) = (outbox(false), Instant::now());
     outbox.mark_watch(W, 0);
     let batch = outbox.request(now, &|_| Some(Digest::new(7))).unwrap();
-    outbox.answered(now, batch.epoch, &answer(ONE, 1, 1));
+    outbox.apply_response(now, batch.epoch, &response(ONE, 1, 1));
     outbox.close(W);
     outbox.open(W.into(), info(false));
     outbox.mark_watch(W, 0);
@@ -420,10 +424,10 @@ impl Receiver {
         }
     }
 
-    fn answer(&self) -> EventsResponse {
+    fn response(&self) -> EventsResponse {
         EventsResponse {
             settled: settle(self.settled),
-            ..answer(Instance::new(self.instance), self.since, self.accepted)
+            ..response(Instance::new(self.instance), self.since, self.accepted)
         }
     }
 }
@@ -490,13 +494,13 @@ impl World {
             let events: Vec<_> = parse_batch(&batch.body).unwrap().into_iter().map(Result::unwrap).collect();
             self.receiver.take(&events);
             if answered {
-                self.outbox.answered(self.now, batch.epoch, &self.receiver.answer());
+                self.outbox.apply_response(self.now, batch.epoch, &self.receiver.response());
             }
         }
     }
 
     fn heartbeat(&mut self, answered: bool) {
-        let numbers = self.outbox.heartbeat();
+        let (numbers, _) = self.outbox.heartbeat();
         let digest = self.digest();
         let sent = self.outbox.sent_digest(W, &|_| Some(digest));
         let receiver = &mut self.receiver;
@@ -509,7 +513,7 @@ impl World {
         if answered {
             let ours = receiver.epoch == Some(numbers.epoch);
             let settled = if ours { settle(receiver.settled) } else { Settled::new() };
-            self.outbox.heartbeat_answered(
+            self.outbox.apply_heartbeat_response(
                 self.now,
                 numbers.epoch,
                 Instance::new(receiver.instance),

@@ -1,6 +1,6 @@
 //! Requests to the receiver: responses buffered up to a limit, and request errors.
 
-use std::{error::Error as StdError, time::Duration};
+use std::{error::Error as StdError, iter::successors, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, header};
@@ -60,18 +60,9 @@ impl RequestError {
 
     /// Reports whether the peer aborted the handshake because of the client certificate.
     pub(crate) fn is_about_certificate(&self) -> bool {
-        let mut cause = self.source();
-        while let Some(error) = cause {
-            let text = error.to_string();
-            if text
-                .split_once(ALERT)
-                .is_some_and(|(_, alert)| ABOUT_CERTIFICATES.iter().any(|known| alert.starts_with(known)))
-            {
-                return true;
-            }
-            cause = error.source();
-        }
-        false
+        let is_about_certificate = |alert: &str| ABOUT_CERTIFICATES.iter().any(|known| alert.starts_with(known));
+        successors(self.source(), |&cause| cause.source())
+            .any(|cause| cause.to_string().split_once(ALERT).is_some_and(|(_, alert)| is_about_certificate(alert)))
     }
 }
 
@@ -101,22 +92,29 @@ pub(crate) async fn enrol(
         .header(header::CONTENT_TYPE, enrolment::CONTENT_TYPE)
         .header(header::AUTHORIZATION, authorization)
         .body(body)?;
-    let http = dial.client(tls);
-    timeout(ENROLMENT_DEADLINE, exchange(&http, request)).await.map_err(|_| RequestError::Deadline)?
+    exchange(&dial.client(tls), request, ENROLMENT_DEADLINE).await
 }
 
-pub(crate) async fn exchange(http: &Connection, request: Request<Bytes>) -> Result<BufferedResponse, RequestError> {
-    let (head, body) = http.send(request).await.map_err(RequestError::Send)?.into_parts();
-    let body = Limited::new(body, ANSWER_BYTES).collect().await.map_err(RequestError::Body)?.to_bytes();
-    Ok(BufferedResponse { status: head.status, headers: head.headers, body })
+/// Sends a request and reads the complete response within a deadline, connecting included.
+pub(crate) async fn exchange(
+    http: &Connection,
+    request: Request<Bytes>,
+    deadline: Duration,
+) -> Result<BufferedResponse, RequestError> {
+    let exchanged = async {
+        let (head, body) = http.send(request).await.map_err(RequestError::Send)?.into_parts();
+        let body = Limited::new(body, ANSWER_BYTES).collect().await.map_err(RequestError::Body)?.to_bytes();
+        Ok(BufferedResponse { status: head.status, headers: head.headers, body })
+    };
+    timeout(deadline, exchanged).await.map_err(|_| RequestError::Deadline)?
 }
 
 impl RequestOutcome {
     /// Outcome of a request for the metrics.
-    pub(crate) fn of(answer: &Result<BufferedResponse, RequestError>) -> Self {
-        match answer {
-            Ok(answer) if answer.status.is_success() => Self::Accepted,
-            Ok(answer) => Self::Refused(answer.status),
+    pub(crate) fn of(response: &Result<BufferedResponse, RequestError>) -> Self {
+        match response {
+            Ok(response) if response.status.is_success() => Self::Accepted,
+            Ok(response) => Self::Refused(response.status),
             Err(error) if error.is_connect() => Self::Connect,
             Err(RequestError::Sign(_) | RequestError::Request(_)) => Self::Setup,
             Err(_) => Self::NoResponse,

@@ -13,7 +13,6 @@ use rustls::ClientConfig;
 
 use crate::connection::{self, BoxError, Connection, ConnectionSettings, Connector};
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval of PINGs. A dead peer is detected after a PING and its timeout, well within the half minute in which a
 /// disconnected agent must be back.
 const PING: Duration = Duration::from_secs(15);
@@ -74,15 +73,11 @@ impl Dialer {
 }
 
 fn connector() -> HttpConnector {
-    let mut connector = HttpConnector::new();
-    connector.enforce_http(false);
-    connector.set_nodelay(true);
-    connector.set_keepalive(Some(PING));
+    let mut connector = connection::tcp_connector(PING);
     connector.set_keepalive_interval(Some(PING_ANSWER));
     connector.set_keepalive_retries(Some(PROBES));
     #[cfg(target_os = "linux")]
     connector.set_tcp_user_timeout(Some(ACKNOWLEDGED));
-    connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
     connector
 }
 

@@ -33,30 +33,27 @@ pub enum RefusalAction {
 
 /// Classifies an unsuccessful response; `now` is local time in Unix seconds.
 #[must_use]
-pub fn classify_refusal(answer: &BufferedResponse, now: i64) -> RefusalAction {
-    let retry_after = || wait(&answer.headers, now).map_or(RefusalAction::BackOff, RefusalAction::RetryAfter);
-    match answer.status {
+pub fn classify_refusal(response: &BufferedResponse, now: i64) -> RefusalAction {
+    match response.status {
         StatusCode::BAD_REQUEST => RefusalAction::Split,
         // A response without limits is from a proxy; the outbox then derives a limit from the size of the request.
         StatusCode::PAYLOAD_TOO_LARGE => {
-            RefusalAction::TooLarge(serde_json::from_slice(&answer.body).unwrap_or_default())
+            RefusalAction::TooLarge(serde_json::from_slice(&response.body).unwrap_or_default())
         }
-        StatusCode::UNAUTHORIZED => match kind(answer) {
-            Kind::Clock => {
-                let theirs = date(&answer.headers, &header::DATE);
-                theirs.map_or(RefusalAction::BackOff, |theirs| RefusalAction::Clock { offset: theirs - now })
+        StatusCode::UNAUTHORIZED => {
+            match serde_json::from_slice(&response.body).as_ref().map_or(Kind::Other, Problem::kind) {
+                Kind::Clock => {
+                    let theirs = date(&response.headers, &header::DATE);
+                    theirs.map_or(RefusalAction::BackOff, |theirs| RefusalAction::Clock { offset: theirs - now })
+                }
+                Kind::Replay | Kind::Signature => RefusalAction::NewEpoch,
+                Kind::Certificate => RefusalAction::Certificate,
+                Kind::Other => RefusalAction::BackOff,
             }
-            Kind::Replay | Kind::Signature => RefusalAction::NewEpoch,
-            Kind::Certificate => RefusalAction::Certificate,
-            Kind::Other => RefusalAction::BackOff,
-        },
+        }
         StatusCode::FORBIDDEN => RefusalAction::BackOff,
-        _ => retry_after(),
+        _ => wait(&response.headers, now).map_or(RefusalAction::BackOff, RefusalAction::RetryAfter),
     }
-}
-
-fn kind(answer: &BufferedResponse) -> Kind {
-    serde_json::from_slice::<Problem>(&answer.body).map_or(Kind::Other, |problem| problem.kind())
 }
 
 /// `Retry-After` (RFC 9110, section 10.2.3): seconds, or a date.

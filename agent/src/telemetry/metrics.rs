@@ -15,9 +15,11 @@ use prometheus_client::{
         histogram::{Histogram, exponential_buckets},
     },
 };
+use strum::IntoStaticStr;
 use tidewatch_shared::{
     metric_set,
     metrics::{KindLabel, MetricDescription, ReasonLabel, Registry, RouteLabel},
+    variant::VariantName as _,
 };
 
 use crate::clock;
@@ -47,8 +49,9 @@ struct ErrorReasonLabel {
 /// Delay in milliseconds above which the first send of an event counts as late.
 const LATE: i64 = 1_000;
 
-/// Route of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Route of a request. The name is the value of the label `route`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub(crate) enum Route {
     /// `/v3/events`.
     Events,
@@ -326,18 +329,6 @@ impl Metrics {
             gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
         }
         self.canary_age.set(canary_age.map_or(-1, |age| i64::try_from(age).unwrap_or(i64::MAX)));
-    }
-}
-
-impl Route {
-    const fn as_str(self) -> &'static str {
-        match self {
-            Self::Events => "events",
-            Self::Heartbeat => "heartbeat",
-            Self::Renewal => "renewal",
-            Self::Enrolment => "enrolment",
-            Self::V2 => "v2",
-        }
     }
 }
 

@@ -5,7 +5,7 @@ use serde::Deserialize;
 use super::target::group_version;
 use crate::kubernetes::{Accept, ApiClient, ApiError};
 
-/// Maximum size of a discovery answer in bytes. A group with thousands of custom kinds stays far below.
+/// Maximum size of a discovery response in bytes. A group with thousands of custom kinds stays far below.
 const LIMIT: usize = 2 << 20;
 /// Maximum length in bytes of a kind or a version, which are DNS labels. The limit bounds events, which carry both.
 const NAME: usize = 253;
@@ -94,9 +94,9 @@ mod tests {
 
     #[test]
     fn status_subresource_is_detected_by_its_name() {
-        let answer = r#"{"resources":[{"name":"kymas","kind":"Kyma"},{"name":"kymas/status","kind":"Kyma"},
+        let response = r#"{"resources":[{"name":"kymas","kind":"Kyma"},{"name":"kymas/status","kind":"Kyma"},
                          {"name":"others","kind":"Other"}]}"#;
-        let find_resource = |resource| find_resource(answer.as_bytes(), "v1".to_owned(), resource).unwrap();
+        let find_resource = |resource| find_resource(response.as_bytes(), "v1".to_owned(), resource).unwrap();
         assert_eq!(
             find_resource("kymas"),
             Some(ServedResource { version: "v1".into(), kind: "Kyma".into(), has_status: true })

@@ -3,7 +3,10 @@
 use std::{collections::BTreeMap, num::NonZeroI64};
 
 use aws_lc_rs::digest::{Context, SHA256};
-use serde::{Deserialize, Deserializer, de::Error};
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error, IgnoredAny},
+};
 
 use crate::index::ObjectState;
 
@@ -35,17 +38,19 @@ impl Versioned for Object {
     }
 }
 
-impl Versioned for Named {
+impl<D> Versioned for Named<D> {
     fn version(&self) -> &str {
         &self.metadata.version
     }
 }
 
-/// An object reduced to name and resourceVersion.
+/// An object reduced to name, resourceVersion and `data`.
 #[derive(Debug, Deserialize)]
-pub(crate) struct Named {
+pub(crate) struct Named<D = IgnoredAny> {
     /// `metadata`.
     pub(crate) metadata: NamedMetadata,
+    /// `data` of a ConfigMap or a Secret.
+    pub(crate) data: Option<D>,
 }
 
 /// Metadata of [`Named`].

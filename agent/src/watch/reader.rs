@@ -7,7 +7,7 @@ use super::{
     Sink,
     object::{VERSION, Versioned},
     watermarks::Watermark,
-    wire::{EventType, Line, Page},
+    wire::{EventType, Line, Page, Status},
 };
 use crate::kubernetes::ApiError;
 
@@ -36,18 +36,13 @@ pub(crate) enum ListProgress {
 
 /// Sink of one watch, with the newest resourceVersion it has observed.
 pub(crate) struct Reader<S> {
-    pub(super) sink: S,
+    pub(crate) sink: S,
     watermark: Watermark,
 }
 
 impl<S: Sink> Reader<S> {
     pub(crate) const fn new(sink: S, watermark: Watermark) -> Self {
         Self { sink, watermark }
-    }
-
-    /// Starts a list; the pages of an earlier list that was aborted are void.
-    pub(crate) fn begin(&mut self) {
-        self.sink.begin();
     }
 
     /// Processes a page of a list; `token` is the continue token it was requested with, empty for the first page.
@@ -71,7 +66,7 @@ impl<S: Sink> Reader<S> {
         let line = Line::read(line)?;
         match line.kind()? {
             EventType::Error => {
-                let status = line.status()?;
+                let status: Status = line.item()?;
                 return match status.code {
                     410 => Ok(Some(WatchEnd::Expired)),
                     _ => Err(status.into()),
@@ -83,19 +78,12 @@ impl<S: Sink> Reader<S> {
                 }
                 self.sink.bookmark(version);
             }
-            EventType::Present => {
+            kind @ (EventType::Present | EventType::Deleted) => {
                 let item: S::Item = line.item()?;
                 if !self.advance(version, item.version())? {
                     return Ok(Some(WatchEnd::Backwards));
                 }
-                self.sink.present(item);
-            }
-            EventType::Deleted => {
-                let item: S::Item = line.item()?;
-                if !self.advance(version, item.version())? {
-                    return Ok(Some(WatchEnd::Backwards));
-                }
-                self.sink.gone(item);
+                if kind == EventType::Present { self.sink.present(item) } else { self.sink.gone(item) }
             }
         }
         Ok(None)

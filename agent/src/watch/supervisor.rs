@@ -10,7 +10,7 @@ use tokio::{
 
 use super::{WatchContext, planned::PlannedSink, run};
 use crate::{
-    core::{Core, StartedWatch},
+    core::Core,
     kubernetes::{ApiClient, ClientSetupError},
 };
 
@@ -53,7 +53,14 @@ pub(crate) async fn supervise(
                 }
             }
             for started in turnover.started {
-                start(&clients, &shared, &core, started, &mut running, &mut loops)?;
+                let taken = |slot: &usize| running.values().any(|other| other.slot == *slot);
+                // One slot more than there are loops, so one of them is free. Slot 0 belongs to plan and canary.
+                let slot = (1..=running.len() + 1).find(|slot| !taken(slot)).unwrap_or(running.len() + 1);
+                let client = clients(slot)?;
+                let name = started.planned.name.as_str().into();
+                let sink = PlannedSink::new(started, &shared.namespace, core.clone());
+                let handle = loops.spawn(run(client, shared.clone(), sink));
+                running.insert(name, Running { slot, handle });
             }
             tracing::info!(revision = plan.revision(), watches = running.len(), "Following plan");
             last = Some(plan);
@@ -71,22 +78,4 @@ pub(crate) async fn supervise(
             }
         }
     }
-}
-
-fn start(
-    clients: &impl Fn(usize) -> Result<ApiClient, ClientSetupError>,
-    shared: &WatchContext,
-    core: &Core,
-    started: StartedWatch,
-    running: &mut BTreeMap<Box<str>, Running>,
-    loops: &mut JoinSet<()>,
-) -> Result<(), ClientSetupError> {
-    let taken = |slot: &usize| running.values().any(|other| other.slot == *slot);
-    // One slot more than there are loops, so one of them is free. Slot 0 belongs to plan and canary.
-    let slot = (1..=running.len() + 1).find(|slot| !taken(slot)).unwrap_or(running.len() + 1);
-    let client = clients(slot)?;
-    let name = started.planned.name.as_str().into();
-    let handle = loops.spawn(run(client, shared.clone(), PlannedSink::new(started, &shared.namespace, core.clone())));
-    running.insert(name, Running { slot, handle });
-    Ok(())
 }

@@ -48,9 +48,9 @@ impl Target {
         Self { metadata_only: false, ..self }
     }
 
-    /// Path without query.
-    pub(crate) fn path(&self) -> &str {
-        &self.path
+    /// Path of a patch of one object by this agent.
+    pub(crate) fn patch(&self, name: &str) -> String {
+        format!("{}/{name}?fieldManager=tidewatch-agent", self.path)
     }
 
     /// Path of one page. Without a resourceVersion, the list is a quorum read.

@@ -72,7 +72,7 @@ fn reply(
     let path = request.uri().to_string();
     let Some(Call(expected, reply)) = calls.lock().unwrap().pop_front() else {
         let _ = records.send("end of script".to_owned());
-        return Ok(answer(200, Vec::new(), true));
+        return Ok(response(200, Vec::new(), true));
     };
     if !path.contains(expected) {
         let _ = records.send(format!("{path} instead of {expected}"));
@@ -86,17 +86,17 @@ fn text(lines: Vec<Value>) -> Vec<Bytes> {
 
 fn carry_out(reply: Reply) -> Result<Response<Body>, Error> {
     Ok(match reply {
-        Reply::Json(value) => answer(200, vec![value.to_string().into()], false),
-        Reply::Status(status) => answer(status, Vec::new(), false),
+        Reply::Json(value) => response(200, vec![value.to_string().into()], false),
+        Reply::Status(status) => response(status, Vec::new(), false),
         Reply::Later(seconds) => {
-            let mut later = answer(429, Vec::new(), false);
+            let mut later = response(429, Vec::new(), false);
             later.headers_mut().insert(header::RETRY_AFTER, header::HeaderValue::from_static(seconds));
             later
         }
-        Reply::Lines(lines) => answer(200, text(lines), false),
-        Reply::Silence(lines) => answer(200, text(lines), true),
-        Reply::Large => answer(200, vec![vec![b' '; PAGE_BYTES + 1].into()], false),
-        Reply::Bytes(bytes) => answer(200, vec![bytes.into()], false),
+        Reply::Lines(lines) => response(200, text(lines), false),
+        Reply::Silence(lines) => response(200, text(lines), true),
+        Reply::Large => response(200, vec![vec![b' '; PAGE_BYTES + 1].into()], false),
+        Reply::Bytes(bytes) => response(200, vec![bytes.into()], false),
         Reply::Cut(bytes) => {
             let frames = [Ok(Frame::data(bytes.into())), Err("connection reset".into())];
             Response::new(StreamBody::new(stream::iter(frames)).boxed_unsync())
@@ -110,7 +110,7 @@ fn carry_out(reply: Reply) -> Result<Response<Body>, Error> {
     })
 }
 
-fn answer(status: u16, frames: Vec<Bytes>, silence: bool) -> Response<Body> {
+fn response(status: u16, frames: Vec<Bytes>, silence: bool) -> Response<Body> {
     let frames = stream::iter(frames).map(|bytes| Ok(Frame::data(bytes)));
     let rest = if silence { stream::pending().left_stream() } else { stream::empty().right_stream() };
     let body = StreamBody::new(frames.chain(rest)).boxed_unsync();

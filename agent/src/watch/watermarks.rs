@@ -72,7 +72,7 @@ impl Watermarks {
         self.with(|state| {
             let mut above = false;
             for watch in state.watches.values_mut() {
-                above |= watch.classify_refusal(version);
+                above |= watch.compare(version);
             }
             above
         })
@@ -80,7 +80,8 @@ impl Watermarks {
 }
 
 impl Watch {
-    fn classify_refusal(&mut self, version: u64) -> bool {
+    /// Compares an answered renewal; true if this watch was ahead of it and is comparable.
+    fn compare(&mut self, version: u64) -> bool {
         let ahead = self.marked > version;
         self.trust = match (self.trust, ahead) {
             (Trust::Foreign, _) | (Trust::Relisted, true) => Trust::Foreign,

@@ -101,10 +101,6 @@ impl<'a> Line<'a> {
         serde_json::from_str(self.object.get()).map_err(ApiError::Parse)
     }
 
-    pub(super) fn status(&self) -> Result<Status, ApiError> {
-        self.item()
-    }
-
     /// The object's resourceVersion; nothing else of the object is decoded.
     pub(super) fn version(&self) -> Result<&str, ApiError> {
         #[derive(Deserialize)]
@@ -139,8 +135,8 @@ pub(crate) struct LineBuffer {
 }
 
 impl Lines {
-    pub(super) const fn new(body: Body) -> Self {
-        Self { body, buffer: LineBuffer::new() }
+    pub(super) fn new(body: Body) -> Self {
+        Self { body, buffer: LineBuffer::default() }
     }
 
     /// The next line without its end; `None` at the end of the body. A last line without a line end is incomplete and
@@ -156,10 +152,6 @@ impl Lines {
 }
 
 impl LineBuffer {
-    pub(crate) const fn new() -> Self {
-        Self { bytes: Vec::new(), consumed: 0, scanned: 0 }
-    }
-
     /// Appends bytes. [`ApiError::TooLarge`] if the buffer would exceed [`LINE_BYTES`], so that a line can no longer
     /// fit.
     pub(crate) fn push(&mut self, data: &[u8]) -> Result<(), ApiError> {

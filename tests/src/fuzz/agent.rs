@@ -39,39 +39,39 @@ const MAX_BUNDLE_BYTES: usize = 64 << 10;
 /// An error response: status, header fields one per line, an empty line, and the body. Each reaction of the agent
 /// belongs to certain statuses, and none makes it loop or sets an impossible clock.
 pub fn refusal(data: &[u8]) {
-    let Some(answer) = answer(data) else { return };
-    let status = answer.status.as_u16();
-    match classify_refusal(&answer, seeds::NOW) {
+    let Some(response) = response(data) else { return };
+    let status = response.status.as_u16();
+    match classify_refusal(&response, seeds::NOW) {
         RefusalAction::Split => assert_eq!(status, 400),
         RefusalAction::TooLarge(_) => assert_eq!(status, 413),
         RefusalAction::NewEpoch | RefusalAction::Certificate => assert_eq!(status, 401),
         RefusalAction::Clock { offset } => {
-            assert!(status == 401 && answer.headers.contains_key(header::DATE));
+            assert!(status == 401 && response.headers.contains_key(header::DATE));
             let theirs = seeds::NOW.checked_add(offset).map(Timestamp::from_second);
             assert!(matches!(theirs, Some(Ok(_))), "no clock shows {offset} s from now");
         }
         RefusalAction::RetryAfter(wait) => {
             assert!(!wait.is_zero(), "a hot loop");
-            assert!(!matches!(status, 400 | 401 | 403 | 413) && answer.headers.contains_key(header::RETRY_AFTER));
+            assert!(!matches!(status, 400 | 401 | 403 | 413) && response.headers.contains_key(header::RETRY_AFTER));
         }
         RefusalAction::BackOff => assert!(!matches!(status, 400 | 413)),
     }
     if !matches!(status, 401 | 413) {
-        let bare = BufferedResponse { status: answer.status, headers: answer.headers.clone(), body: Bytes::new() };
+        let bare = BufferedResponse { status: response.status, headers: response.headers.clone(), body: Bytes::new() };
         assert_eq!(
             classify_refusal(&bare, seeds::NOW),
-            classify_refusal(&answer, seeds::NOW),
+            classify_refusal(&response, seeds::NOW),
             "only the status steers"
         );
     }
-    if let Ok(problem) = serde_json::from_slice::<Problem>(&answer.body) {
+    if let Ok(problem) = serde_json::from_slice::<Problem>(&response.body) {
         let written = serde_json::to_vec(&problem).expect("a problem is JSON");
         let again: Problem = serde_json::from_slice(&written).expect("it was just written");
         assert_eq!((again.kind(), &again), (problem.kind(), &problem));
     }
 }
 
-fn answer(data: &[u8]) -> Option<BufferedResponse> {
+fn response(data: &[u8]) -> Option<BufferedResponse> {
     let mut lines = data.split(|byte| *byte == b'\n');
     let status = StatusCode::from_bytes(lines.next()?).ok().filter(|status| !status.is_success())?;
     let mut headers = HeaderMap::new();
@@ -90,7 +90,7 @@ fn answer(data: &[u8]) -> Option<BufferedResponse> {
 pub fn certificate_answer(data: &[u8]) {
     let Ok(read) = CertificateResponse::parse(data) else { return };
     assert!(data.len() <= MAX_RESPONSE_BYTES && !read.chain.is_empty() && !read.trust_bundle.is_empty());
-    let written = serde_json::to_vec(&read).expect("an answer is JSON");
+    let written = serde_json::to_vec(&read).expect("an response is JSON");
     assert_eq!(CertificateResponse::parse(&written).ok().as_ref(), Some(&read), "nothing grows by being written");
     if let Ok(made) = identity(read) {
         assert!(made.not_after > seeds::NOW, "an expired certificate was accepted");
@@ -114,7 +114,7 @@ fn identity(
 pub fn trust_answer(data: &[u8]) {
     let Ok(read) = TrustResponse::parse(data) else { return };
     assert!(data.len() <= MAX_RESPONSE_BYTES && !read.trust_bundle.is_empty());
-    let written = serde_json::to_vec(&read).expect("an answer is JSON");
+    let written = serde_json::to_vec(&read).expect("an response is JSON");
     assert_eq!(TrustResponse::parse(&written).ok().as_ref(), Some(&read), "nothing grows by being written");
     let Ok(roots) = tls::certificates(read.trust_bundle.as_bytes()) else { return };
     let pem: String = roots.iter().map(|root| to_pem(root)).collect();

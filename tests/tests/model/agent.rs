@@ -269,8 +269,8 @@ impl Agent {
         }
         let now = Instant::now();
         match response {
-            Response::Heartbeat(response) => return self.core.heartbeat_answered(now, id.epoch, response),
-            Response::Events(response) => self.core.answered(now, id.epoch, response),
+            Response::Heartbeat(response) => return self.core.apply_heartbeat_response(now, id.epoch, response),
+            Response::Events(response) => self.core.apply_response(now, id.epoch, response),
             Response::Rejected => drop(self.core.refused_whole(now, id.epoch)),
             Response::Unauthorized => self.core.restart_epoch(),
             Response::Unavailable => {}

@@ -87,13 +87,10 @@ async fn run_receiver(shared: SharedState, host: usize, mut rng: Rng) -> turmoil
     let identities = shared.identities();
     let authority = format!("{RECEIVER}:{PORT}").parse().unwrap();
     let settings = Settings::new(address, vec![authority], identities.domain.clone());
-    let tls = Arc::new(ArcSwap::new(identities.server.config()));
+    let tls = Arc::new(ArcSwap::new(identities.server.config.clone()));
     let gateway = {
         let (listener, metrics) = (SimulatedListener(listener), shared.gateway_metrics());
-        let port = metrics.port.clone();
-        Gateway::with_listener(listener, address, settings, tls, port, |settings| {
-            V3Handler::new(settings, fleet, metrics)
-        })
+        Gateway::with_listener(listener, address, settings, tls, |settings| V3Handler::new(settings, fleet, metrics))
     };
     gateway.run(CancellationToken::new()).await;
     Ok(())

@@ -1,4 +1,4 @@
-//! Requests a certificate and checks the answer, before the certificate is validated.
+//! Requests a certificate and checks the response, before the certificate is validated.
 
 use std::{
     fs::File,
@@ -62,7 +62,7 @@ pub(super) enum CertificateError {
     },
     #[error("the link did not send the renewal in time")]
     TimedOut,
-    #[error("the receiver's answer could not be parsed")]
+    #[error("the receiver's response could not be parsed")]
     BufferedResponse(#[source] ParseEnrolmentError),
     #[error("the issued certificate is invalid")]
     Unusable(#[source] CredentialsError),
@@ -101,7 +101,7 @@ impl CertificateError {
 pub(super) struct IssuedCertificate {
     pub(super) chain: Vec<u8>,
     pub(super) key: Vec<u8>,
-    /// The receiver's clock at the time of its answer, in Unix seconds, if it sent a `Date`: its certificates are
+    /// The receiver's clock at the time of its response, in Unix seconds, if it sent a `Date`: its certificates are
     /// judged by its clock, not by the local one.
     pub(super) unix: Option<i64>,
 }
@@ -119,9 +119,9 @@ pub(super) async fn enrol(
     let tls = clock::with_wall_clock(tls::client_without_client_auth(roots)?);
     let (generate, body) = body(settings, domain)?;
     let begun = Instant::now();
-    let answer = receiver::enrol(dial, tls, &settings.enrolment, authorization, body).await;
-    metrics.requested(Route::Enrolment, RequestOutcome::of(&answer), begun.elapsed());
-    read(&answer?, generate)
+    let response = receiver::enrol(dial, tls, &settings.enrolment, authorization, body).await;
+    metrics.requested(Route::Enrolment, RequestOutcome::of(&response), begun.elapsed());
+    read(&response?, generate)
 }
 
 /// Requests a certificate with the current identity, through the link.
@@ -132,8 +132,8 @@ pub(super) async fn renew(
 ) -> Result<IssuedCertificate, CertificateError> {
     let (generate, body) = body(settings, domain)?;
     let renewed = timeout(RENEWAL_TIMEOUT, link.request_renewal(body)).await;
-    let answer = renewed.ok().flatten().ok_or(CertificateError::TimedOut)??;
-    read(&answer, generate)
+    let response = renewed.ok().flatten().ok_or(CertificateError::TimedOut)??;
+    read(&response, generate)
 }
 
 fn body(settings: &Settings, domain: &TrustDomain) -> Result<(KeyAndRequest, Bytes), CertificateError> {
@@ -143,24 +143,24 @@ fn body(settings: &Settings, domain: &TrustDomain) -> Result<(KeyAndRequest, Byt
     Ok((generate, body))
 }
 
-fn read(answer: &BufferedResponse, generate: KeyAndRequest) -> Result<IssuedCertificate, CertificateError> {
-    if answer.status != StatusCode::OK {
-        return Err(refusal(answer));
+fn read(response: &BufferedResponse, generate: KeyAndRequest) -> Result<IssuedCertificate, CertificateError> {
+    if response.status != StatusCode::OK {
+        return Err(refusal(response));
     }
     let CertificateResponse { chain, .. } =
-        CertificateResponse::parse(&answer.body).map_err(CertificateError::BufferedResponse)?;
-    let unix = receiver::date(&answer.headers, &header::DATE);
+        CertificateResponse::parse(&response.body).map_err(CertificateError::BufferedResponse)?;
+    let unix = receiver::date(&response.headers, &header::DATE);
     Ok(IssuedCertificate { chain: chain.into_bytes(), key: generate.key.into_bytes(), unix })
 }
 
-fn refusal(answer: &BufferedResponse) -> CertificateError {
-    let action = receiver::classify_refusal(answer, clock::unix_seconds());
-    let problem = serde_json::from_slice::<Problem>(&answer.body).ok();
+fn refusal(response: &BufferedResponse) -> CertificateError {
+    let action = receiver::classify_refusal(response, clock::unix_seconds());
+    let problem = serde_json::from_slice::<Problem>(&response.body).ok();
     let message =
         problem.map_or_else(|| "no detail".to_owned(), |problem| problem.detail.chars().take(WORDS).collect());
     let retry_after = if let RefusalAction::RetryAfter(wait) = action { Some(wait) } else { None };
     CertificateError::Refused {
-        status: answer.status,
+        status: response.status,
         message,
         retry_after,
         certificate: action == RefusalAction::Certificate,

@@ -9,7 +9,7 @@ use crate::{
     watch::Sink as _,
 };
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use harness::{Harness, Replies, TOKEN, answer, problem, until};
+use harness::{Harness, Replies, TOKEN, problem, response, until};
 use serde_json::json;
 use tidewatch_shared::{
     enrolment::{CERTIFICATES_PATH, MAX_RESPONSE_BYTES},
@@ -188,12 +188,12 @@ async fn failed_renewal_keeps_the_certificate_and_is_reported_until_success() {
     let first = enroller.next().await;
     let mut renewals = enroller.renewals.take().unwrap();
     // A demand concerning another certificate has no effect.
-    renewals.renewal_requested("another");
-    renewals.renewal_requested(&first.certificate.fingerprint);
+    renewals.notify(CertificateNotice::Renew, "another");
+    renewals.notify(CertificateNotice::Renew, &first.certificate.fingerprint);
     for n in 0..3 {
         let order = renewals.next_order().await;
-        assert_eq!(renewals.failed_since().is_some(), n > 0);
-        order.answer(Ok(answer(problem(503, Kind::Other))));
+        assert_eq!(renewals.identity_status.report().failing_since.is_some(), n > 0);
+        order.complete(Ok(response(problem(503, Kind::Other))));
     }
     let order = renewals.next_order().await;
     assert!(!enroller.current.has_changed().unwrap());
@@ -201,10 +201,13 @@ async fn failed_renewal_keeps_the_certificate_and_is_reported_until_success() {
     assert!(enroller.identity_status.report().error.unwrap().contains("these words"));
     let request = harness.next_request().await.unwrap();
     let renewed = harness.receiver.issue(&harness::ObservedRequest { body: order.body.clone(), ..request });
-    order.answer(Ok(answer(renewed)));
+    order.complete(Ok(response(renewed)));
     let second = enroller.next().await;
     assert_ne!(first.certificate, second.certificate);
-    assert_eq!((renewals.failed_since(), enroller.metrics.renewal_failed_since.get()), (None, 0));
+    assert_eq!(
+        (renewals.identity_status.report().failing_since, enroller.metrics.renewal_failed_since.get()),
+        (None, 0)
+    );
     assert_eq!(enroller.identity_status.report().from, Some(IdentitySource::Renewal));
     assert!(harness.requests().is_empty(), "no request was sent with a token");
 }
@@ -216,14 +219,14 @@ async fn issued_certificate_is_judged_by_the_issuers_clock() {
     let first = enroller.next().await;
     let observed = harness.next_request().await.unwrap();
     let mut renewals = enroller.renewals.take().unwrap();
-    renewals.renewal_requested(&first.certificate.fingerprint);
+    renewals.notify(CertificateNotice::Renew, &first.certificate.fingerprint);
     let order = renewals.next_order().await;
     let mut renewed =
-        answer(harness.receiver.issue(&harness::ObservedRequest { body: order.body.clone(), ..observed }));
+        response(harness.receiver.issue(&harness::ObservedRequest { body: order.body.clone(), ..observed }));
     // By the local clock it is valid for an hour.
     let date = http::HeaderValue::from_static("Tue, 01 Jan 2999 00:00:00 GMT");
     renewed.headers.insert(http::header::DATE, date);
-    order.answer(Ok(renewed));
+    order.complete(Ok(renewed));
     renewals.next_order().await;
     assert_eq!(enroller.metrics.identity_refused.get(), 1);
     assert!(enroller.identity_status.report().error.unwrap().contains("expired at"));
@@ -238,10 +241,10 @@ async fn answer_without_a_date_is_judged_by_the_known_clock_offset() {
     let mut renewals = enroller.renewals.take().unwrap();
     // By the local clock it is valid for an hour; by the receiver's it expired an hour ago.
     enroller.metrics.clock_offset.set(7_200);
-    renewals.renewal_requested(&first.certificate.fingerprint);
+    renewals.notify(CertificateNotice::Renew, &first.certificate.fingerprint);
     let order = renewals.next_order().await;
     let renewed = harness.receiver.issue(&harness::ObservedRequest { body: order.body.clone(), ..observed });
-    order.answer(Ok(answer(renewed)));
+    order.complete(Ok(response(renewed)));
     renewals.next_order().await;
     assert!(enroller.identity_status.report().error.unwrap().contains("expired at"));
 }
@@ -253,8 +256,8 @@ async fn refused_certificate_is_renewed_or_else_replaced_by_enrolment() {
     let first = enroller.next().await;
     harness.next_request().await.unwrap();
     let mut renewals = enroller.renewals.take().unwrap();
-    renewals.certificate_refused(&first.certificate.fingerprint);
-    renewals.next_order().await.answer(Ok(answer(problem(401, Kind::Certificate))));
+    renewals.notify(CertificateNotice::Refused, &first.certificate.fingerprint);
+    renewals.next_order().await.complete(Ok(response(problem(401, Kind::Certificate))));
     let second = enroller.next().await;
     assert_ne!(first.certificate, second.certificate);
     assert!(harness.next_request().await.unwrap().token.is_some());
@@ -273,7 +276,7 @@ async fn expired_certificate_leads_back_to_enrolment() {
     let second = tokio::select! {
         second = enroller.next() => second,
         // Renewals fail until then.
-        () = async { loop { renewals.next_order().await.answer(Err(crate::receiver::RequestError::Deadline)); } } => unreachable!(),
+        () = async { loop { renewals.next_order().await.complete(Err(crate::receiver::RequestError::Deadline)); } } => unreachable!(),
     };
     assert!(first.not_after < second.not_after);
     assert!(harness.next_request().await.unwrap().token.is_some());

@@ -13,7 +13,7 @@ use tokio::{sync::watch, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::identity::harness::{self, Harness, Replies, RunningEnroller, answer, problem, until};
+use crate::identity::harness::{self, Harness, Replies, RunningEnroller, problem, response, until};
 
 fn link(enroller: &mut RunningEnroller, core: &Core, readiness: &Readiness) -> JoinHandle<()> {
     let parts = LinkParts {
@@ -84,8 +84,8 @@ async fn heartbeats_report_a_failing_renewal_until_it_succeeds() {
     let mut enroller = harness.start();
     let first = enroller.next().await;
     let mut renewals = enroller.renewals.take().unwrap();
-    renewals.next_order().await.answer(Ok(answer(problem(503, Kind::Other))));
-    until(|| renewals.failed_since().is_some()).await;
+    renewals.next_order().await.complete(Ok(response(problem(503, Kind::Other))));
+    until(|| renewals.identity_status.report().failing_since.is_some()).await;
     enroller.renewals = Some(renewals);
     let core = Core::new("r-1".parse().unwrap(), 10, enroller.metrics.clone());
     let link = link(&mut enroller, &core, &Readiness::default());

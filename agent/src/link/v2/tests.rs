@@ -181,13 +181,13 @@ async fn serve(
         let (acceptor, script, publish) = (acceptor.clone(), script.clone(), publish.clone());
         tokio::spawn(async move {
             let stream = acceptor.accept(stream).await.unwrap();
-            let service = service_fn(move |request| answer(request, script.clone(), publish.clone()));
+            let service = service_fn(move |request| response(request, script.clone(), publish.clone()));
             let _ = auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await;
         });
     }
 }
 
-async fn answer(
+async fn response(
     request: Request<Incoming>,
     script: Script,
     publish: mpsc::UnboundedSender<ObservedRequest>,
@@ -352,19 +352,19 @@ async fn connect_failures_share_one_backoff_and_a_single_probe() {
     // Until a delay above zero milliseconds is drawn.
     let (due, now) = loop {
         for manager in [begin(&mut sender), begin(&mut sender)] {
-            sender.react(CompletedRequest { manager, answer: connect_failed() });
+            sender.react(CompletedRequest { manager, response: connect_failed() });
         }
         let now = Instant::now();
         if let Some(due) = sender.due(now, 0).filter(|due| *due > now) {
             break (due, now);
         }
     };
-    sender.react(CompletedRequest { manager: OURS.to_owned(), answer: connect_failed() });
+    sender.react(CompletedRequest { manager: OURS.to_owned(), response: connect_failed() });
     assert_eq!(sender.due(now, 0), Some(due), "those who failed together are one failure");
     assert_eq!((sender.due(due, 0), sender.due(due, 1)), (Some(due), None), "one at a time");
     assert_eq!(sender.managers.len(), 0, "it was none of theirs");
     let manager = begin(&mut sender);
-    sender.react(CompletedRequest { manager, answer: Err(RequestError::Deadline) });
+    sender.react(CompletedRequest { manager, response: Err(RequestError::Deadline) });
     assert_eq!(
         (sender.due(now, 1), sender.managers.len()),
         (Some(now), 1),

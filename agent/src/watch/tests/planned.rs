@@ -122,8 +122,8 @@ impl Harness {
         let accepted = events.last().unwrap().id.sequence;
         let settled = events.iter().map(|event| (event.watch.clone(), accepted)).collect();
         let (instance, refused) = (Instance::new(1), Vec::new());
-        let answer = EventsResponse { instance, accepted, since: 1, settled, refused, heartbeat_seconds: 30 };
-        self.core.answered(now, batch.epoch, &answer);
+        let response = EventsResponse { instance, accepted, since: 1, settled, refused, heartbeat_seconds: 30 };
+        self.core.apply_response(now, batch.epoch, &response);
         let text = |event: &Event| match &event.payload {
             Payload::Object(object) => format!("{} {} {}", event.watch, object.change.as_str(), object.subject.name),
             Payload::Watch | Payload::Unnamed { .. } => format!("{} whole", event.watch),

@@ -117,8 +117,8 @@ impl ReceiverPeer {
     fn events(&self) -> bool {
         let Some(batch) = self.core.batch(self.now) else { return false };
         let events = verified(batch.epoch, EventBatch { events: read(&batch), traceparent: None });
-        let answer = self.fleet.events(events.with_leaf(vec![0x30].into())).expect("the runtime is known");
-        self.core.answered(self.now, batch.epoch, &answer);
+        let response = self.fleet.events(events.with_leaf(vec![0x30].into())).expect("the runtime is known");
+        self.core.apply_response(self.now, batch.epoch, &response);
         true
     }
 
@@ -127,9 +127,9 @@ impl ReceiverPeer {
         let heartbeat = heartbeat(&self.core, self.now);
         let (epoch, sequence) = (heartbeat.epoch, heartbeat.sequence);
         let settled: Settled = heartbeat.watches.iter().map(|watch| (watch.name.clone(), sequence)).collect();
-        let answer = self.fleet.heartbeat(verified(epoch, heartbeat), NOW).expect("the runtime is known");
-        let answer = HeartbeatResponse { settled, ..answer };
-        self.core.heartbeat_answered(self.now, epoch, &answer);
-        answer.resend.is_empty()
+        let response = self.fleet.heartbeat(verified(epoch, heartbeat), NOW).expect("the runtime is known");
+        let response = HeartbeatResponse { settled, ..response };
+        self.core.apply_heartbeat_response(self.now, epoch, &response);
+        response.resend.is_empty()
     }
 }

@@ -68,26 +68,26 @@ fn fill(core: &Core, plan: &Plan) {
     }
 }
 
-/// Answers a heartbeat; true if the answer settles events.
+/// Answers a heartbeat; true if the response settles events.
 fn beat(core: &Core, body: &str, now: Instant) -> bool {
     let heartbeat = heartbeat(core, now);
     let body = body.replace(EPOCH, &heartbeat.epoch.to_string());
-    let Ok(answer) = serde_json::from_str::<HeartbeatResponse>(&body) else { return false };
-    let written = serde_json::to_string(&answer).expect("an answer is JSON");
-    assert_eq!(serde_json::from_str::<HeartbeatResponse>(&written).ok().as_ref(), Some(&answer));
-    core.heartbeat_answered(now, heartbeat.epoch, &answer);
-    !answer.settled.is_empty()
+    let Ok(response) = serde_json::from_str::<HeartbeatResponse>(&body) else { return false };
+    let written = serde_json::to_string(&response).expect("an response is JSON");
+    assert_eq!(serde_json::from_str::<HeartbeatResponse>(&written).ok().as_ref(), Some(&response));
+    core.apply_heartbeat_response(now, heartbeat.epoch, &response);
+    !response.settled.is_empty()
 }
 
-/// Answers events; true if the answer settles events.
+/// Answers events; true if the response settles events.
 fn answered(core: &Core, epoch: Epoch, status: StatusCode, body: &str, now: Instant) -> bool {
     let body = body.replace(EPOCH, &epoch.to_string());
     if status == StatusCode::ACCEPTED {
-        let Ok(answer) = serde_json::from_str::<EventsResponse>(&body) else { return false };
-        let written = serde_json::to_string(&answer).expect("an answer is JSON");
-        assert_eq!(serde_json::from_str::<EventsResponse>(&written).ok().as_ref(), Some(&answer));
-        core.answered(now, epoch, &answer);
-        return !answer.settled.is_empty();
+        let Ok(response) = serde_json::from_str::<EventsResponse>(&body) else { return false };
+        let written = serde_json::to_string(&response).expect("an response is JSON");
+        assert_eq!(serde_json::from_str::<EventsResponse>(&written).ok().as_ref(), Some(&response));
+        core.apply_response(now, epoch, &response);
+        return !response.settled.is_empty();
     }
     match classify_refusal(&BufferedResponse { status, headers: HeaderMap::new(), body: body.into() }, NOW) {
         RefusalAction::Split => drop(core.refused_whole(now, epoch)),

@@ -10,7 +10,7 @@ use crate::fuzz::seeds;
 #[test]
 fn refusals_cover_all_reactions() {
     let actions: Vec<_> =
-        seeds("refusal").iter().map(|seed| classify_refusal(&answer(seed).unwrap(), seeds::NOW)).collect();
+        seeds("refusal").iter().map(|seed| classify_refusal(&response(seed).unwrap(), seeds::NOW)).collect();
     let retry_after = |seconds| RefusalAction::RetryAfter(Duration::from_secs(seconds));
     let announced = AnnouncedLimits { max_bytes: Some(10_000), max_events: Some(7) };
     let (clock, large) = (RefusalAction::Clock { offset: 300 }, RefusalAction::TooLarge(announced));
@@ -31,9 +31,9 @@ fn refusals_cover_all_reactions() {
 
 #[test]
 fn issued_certificates_become_identities() {
-    let answer = CertificateResponse::parse(&seeds("certificate_answer")[0]).unwrap();
-    let made = identity(answer.clone()).ok().unwrap();
-    assert_eq!((made.runtime.as_str(), made.trust_revision), ("r-1", answer.trust_revision));
+    let response = CertificateResponse::parse(&seeds("certificate_answer")[0]).unwrap();
+    let made = identity(response.clone()).ok().unwrap();
+    assert_eq!((made.runtime.as_str(), made.trust_revision), ("r-1", response.trust_revision));
     let trust = TrustResponse::parse(&seeds("trust_answer")[0]).unwrap();
     assert_eq!(tls::certificates(trust.trust_bundle.as_bytes()).unwrap().len(), 1);
 }

@@ -94,7 +94,7 @@ impl Receiver {
         (200, json!({"chain": chain, "trustBundle": bundle, "trustRevision": revision}).to_string())
     }
 
-    fn answer(&self, observed: &ObservedRequest) -> Reply {
+    fn response(&self, observed: &ObservedRequest) -> Reply {
         let instance = Instance::new(1).to_string();
         match observed.path.as_str() {
             CERTIFICATES_PATH => {
@@ -147,7 +147,7 @@ impl Receiver {
         let fingerprint = leaf.map(|leaf| leaf.fingerprint.clone());
         let observed =
             ObservedRequest { path: head.uri.path().to_owned(), token, fingerprint, body, headers: head.headers };
-        let (status, body) = self.answer(&observed);
+        let (status, body) = self.response(&observed);
         let _ = self.logged.send(Ok(observed));
         let mut response = Response::new(Full::from(body));
         *response.status_mut() = StatusCode::from_u16(status).unwrap();
@@ -389,7 +389,7 @@ pub(crate) async fn until(condition: impl Fn() -> bool) {
 }
 
 /// Answer of the receiver with this status and body.
-pub(crate) fn answer((status, body): Reply) -> crate::receiver::BufferedResponse {
+pub(crate) fn response((status, body): Reply) -> crate::receiver::BufferedResponse {
     let status = StatusCode::from_u16(status).unwrap();
     crate::receiver::BufferedResponse { status, headers: HeaderMap::new(), body: body.into() }
 }

@@ -1,9 +1,10 @@
 //! Condition of the event path by the agent's own evidence: its heartbeats and their responses.
 
 use serde::{Deserialize, Serialize};
+use strum::Display;
 use tidewatch_shared::heartbeat::{EVIDENCE_INTERVALS, failing};
 
-use crate::core::Snapshot;
+use super::Runtime;
 
 /// Condition of the event path. The reasons are those of the condition `EventPath` that the receiver writes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,7 +20,7 @@ pub struct EventPath {
 }
 
 /// Status of a condition, spelled as in the Kubernetes API.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Display, Serialize, Deserialize)]
 pub enum ConditionStatus {
     /// The event path is proven.
     True,
@@ -29,40 +30,30 @@ pub enum ConditionStatus {
     Unknown,
 }
 
-impl ConditionStatus {
-    pub(super) const fn as_str(self) -> &'static str {
-        match self {
-            Self::True => "True",
-            Self::False => "False",
-            Self::Unknown => "Unknown",
-        }
-    }
-}
-
 impl EventPath {
     /// Evaluates the evidence in the receiver's order and returns the first finding; `canary` is the age of the canary
     /// in seconds. Reports at once where the receiver waits for better evidence.
-    pub(super) fn of(snapshot: &Snapshot, canary: Option<u64>) -> Self {
-        let Some(answer) = &snapshot.heartbeat else {
-            return if snapshot.heartbeat_sent {
+    pub(super) fn of(runtime: &Runtime, heartbeat_sent: bool, canary: Option<u64>) -> Self {
+        let Some(response) = &runtime.heartbeat else {
+            return if heartbeat_sent {
                 Self::broken("NoHeartbeat", Some("none was answered yet".to_owned()))
             } else {
-                Self { state: ConditionStatus::Unknown, reason: "Unknown".to_owned(), message: None }
+                Self::unknown()
             };
         };
-        let allowed = u64::from(answer.interval_seconds.max(1)) * u64::from(EVIDENCE_INTERVALS);
-        if answer.seconds_ago > allowed {
+        let allowed = u64::from(response.interval_seconds.max(1)) * u64::from(EVIDENCE_INTERVALS);
+        if response.seconds_ago > allowed {
             return Self::broken("NoHeartbeat", None);
         }
-        if answer.plan_revision.is_some() && snapshot.plan_revision != answer.plan_revision {
-            let refused = snapshot.plan_error.as_ref();
+        if response.plan_revision.is_some() && runtime.plan_revision != response.plan_revision {
+            let refused = runtime.plan_error.as_ref();
             return Self::broken("OldPlan", refused.map(|error| format!("the agent refuses the plan: {error}")));
         }
-        if let Some((watch, error)) = failing(&snapshot.watches) {
+        if let Some((watch, error)) = failing(&runtime.watches) {
             let message = error.map_or_else(|| format!("{watch} is not listed"), |error| format!("{watch}: {error}"));
             return Self::broken("FailingWatch", Some(message));
         }
-        if let Some(watch) = answer.resend.iter().flatten().next() {
+        if let Some(watch) = response.resend.iter().flatten().next() {
             return Self::broken("Diverged", Some(watch.clone()));
         }
         match canary {
@@ -72,15 +63,20 @@ impl EventPath {
         }
     }
 
+    /// The condition before a heartbeat was sent.
+    pub(super) fn unknown() -> Self {
+        Self { state: ConditionStatus::Unknown, reason: "Unknown".to_owned(), message: None }
+    }
+
     fn broken(reason: &str, message: Option<String>) -> Self {
         Self { state: ConditionStatus::False, reason: reason.to_owned(), message }
     }
 
     /// Text form.
-    pub(super) fn line(&self) -> String {
+    pub(crate) fn line(&self) -> String {
         let Self { state, reason, message } = self;
         let message = message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
-        format!("{}, {reason}{message}", state.as_str())
+        format!("{state}, {reason}{message}")
     }
 }
 
@@ -91,14 +87,14 @@ mod tests {
     use super::*;
     use crate::core::LastHeartbeat;
 
-    fn snapshot() -> Snapshot {
-        Snapshot {
-            runtime: "r-1".parse().unwrap(),
+    fn snapshot() -> Runtime {
+        Runtime {
+            id: "r-1".to_owned(),
             epoch: Epoch::new(1),
             sequence: 7,
             accepted: 7,
             instance: None,
-            heartbeat_sent: true,
+            path: EventPath::unknown(),
             heartbeat: Some(LastHeartbeat {
                 seconds_ago: 90,
                 interval_seconds: 30,
@@ -125,10 +121,10 @@ mod tests {
         }
     }
 
-    fn evaluate(change: impl FnOnce(&mut Snapshot), canary: Option<u64>) -> String {
+    fn evaluate(change: impl FnOnce(&mut Runtime), canary: Option<u64>) -> String {
         let mut snapshot = snapshot();
         change(&mut snapshot);
-        EventPath::of(&snapshot, canary).line()
+        EventPath::of(&snapshot, true, canary).line()
     }
 
     #[test]
@@ -136,36 +132,35 @@ mod tests {
         assert_eq!(evaluate(|_| {}, Some(90)), "True, Proven");
         assert_eq!(evaluate(|_| {}, Some(91)), "False, StaleCanary");
         assert_eq!(evaluate(|_| {}, None), "False, StaleCanary: the canary never came back");
-        let resend = |snapshot: &mut Snapshot| {
+        let resend = |snapshot: &mut Runtime| {
             snapshot.heartbeat.as_mut().unwrap().resend = Some(vec!["pods".into()]);
         };
         assert_eq!(evaluate(resend, None), "False, Diverged: pods");
-        let fails = |snapshot: &mut Snapshot| snapshot.watches[0].error = Some("403".into());
-        let both = |snapshot: &mut Snapshot| (resend(snapshot), fails(snapshot)).0;
+        let fails = |snapshot: &mut Runtime| snapshot.watches[0].error = Some("403".into());
+        let both = |snapshot: &mut Runtime| (resend(snapshot), fails(snapshot)).0;
         assert_eq!(evaluate(both, Some(0)), "False, FailingWatch: pods: 403");
-        let unlisted = |snapshot: &mut Snapshot| snapshot.watches[0].listed_seconds_ago = None;
+        let unlisted = |snapshot: &mut Runtime| snapshot.watches[0].listed_seconds_ago = None;
         assert_eq!(evaluate(unlisted, Some(0)), "False, FailingWatch: pods is not listed");
-        let old = |snapshot: &mut Snapshot| snapshot.plan_revision = None;
+        let old = |snapshot: &mut Runtime| snapshot.plan_revision = None;
         assert_eq!(evaluate(|snapshot| (old(snapshot), fails(snapshot)).0, Some(0)), "False, OldPlan");
-        let refused = |snapshot: &mut Snapshot| (old(snapshot), snapshot.plan_error = Some("no".into())).0;
+        let refused = |snapshot: &mut Runtime| (old(snapshot), snapshot.plan_error = Some("no".into())).0;
         assert_eq!(evaluate(refused, Some(0)), "False, OldPlan: the agent refuses the plan: no");
-        let silent = |snapshot: &mut Snapshot| snapshot.heartbeat.as_mut().unwrap().seconds_ago = 91;
+        let silent = |snapshot: &mut Runtime| snapshot.heartbeat.as_mut().unwrap().seconds_ago = 91;
         assert_eq!(evaluate(|snapshot| (silent(snapshot), old(snapshot)).0, Some(0)), "False, NoHeartbeat");
     }
 
     #[test]
     fn path_is_unproven_without_a_response_and_unknown_without_a_heartbeat() {
-        let unanswered = |snapshot: &mut Snapshot| snapshot.heartbeat = None;
+        let unanswered = |snapshot: &mut Runtime| snapshot.heartbeat = None;
         assert_eq!(evaluate(unanswered, Some(0)), "False, NoHeartbeat: none was answered yet");
-        assert_eq!(
-            evaluate(|snapshot| (unanswered(snapshot), snapshot.heartbeat_sent = false).0, Some(0)),
-            "Unknown, Unknown"
-        );
+        let mut unsent = snapshot();
+        unanswered(&mut unsent);
+        assert_eq!(EventPath::of(&unsent, false, Some(0)).line(), "Unknown, Unknown");
     }
 
     #[test]
     fn missing_plan_revision_of_the_receiver_is_no_mismatch() {
-        let unnamed = |snapshot: &mut Snapshot| snapshot.heartbeat.as_mut().unwrap().plan_revision = None;
+        let unnamed = |snapshot: &mut Runtime| snapshot.heartbeat.as_mut().unwrap().plan_revision = None;
         assert_eq!(evaluate(unnamed, Some(0)), "True, Proven");
     }
 }
