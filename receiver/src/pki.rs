@@ -53,7 +53,7 @@ pub(crate) use rotation_handle::PendingRotation;
 pub use rotation_handle::{RotationError, RotationHandle};
 pub use server::ServerIdentity;
 pub use sources::{FlagsError, SourceError};
-pub use store::{CA_SECRET, CaSecretError, CreateCaError};
+pub use store::{CA_SECRET, CaSecretError};
 pub use stragglers::{FollowState, Stragglers};
 pub use tls_state::{Setup, TlsState};
 pub use trust::TrustBundle;

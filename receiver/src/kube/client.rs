@@ -12,7 +12,7 @@ use hyper_util::{
 };
 use kube::{
     Client, Config,
-    client::ConfigExt as _,
+    client::{Body, ConfigExt as _},
     config::{KubeConfigOptions, Kubeconfig},
 };
 use rustls::pki_types::ServerName;
@@ -96,7 +96,7 @@ fn client_within(config: &Config, fence: &WriteFence, head: Duration) -> Result<
         .option_layer(config.auth_layer()?)
         .layer(config.extra_headers_layer()?)
         // Innermost, because obtaining a token takes time in which the fence may close.
-        .layer(fence.layer())
+        .layer(fence.layer::<Body>())
         .service(client);
     Ok(Client::new(service, config.default_namespace.clone()))
 }

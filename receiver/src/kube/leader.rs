@@ -19,7 +19,7 @@ use clap::Args;
 
 use crate::base::flags::seconds;
 pub use elector::{LeaderElector, LeadershipLostError};
-pub use fence::{FencedService, NotLeaderError, WriteFence, WriteFenceLayer};
+pub use fence::{NotLeaderError, WriteFence};
 pub use metrics::Metrics;
 
 /// Flags of the leader election.

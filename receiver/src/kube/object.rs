@@ -1,6 +1,13 @@
-//! Reads of single objects, and classification of the API server's errors.
+//! Reads, watches and deletions of single objects, and classification of the API server's errors.
 
-use kube::Api;
+use std::fmt::{Debug, Display};
+
+use futures::{StreamExt as _, future, stream::BoxStream};
+use kube::{
+    Api, Resource, ResourceExt,
+    api::{DeleteParams, ListParams, Preconditions},
+    runtime::{WatchStreamExt as _, watcher},
+};
 use serde::de::DeserializeOwned;
 
 /// Returns true if an API server reported that this object does not exist. A 404 that names no object means that the
@@ -15,14 +22,55 @@ pub(crate) fn is_conflict(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 409)
 }
 
-/// Reads an object; `None` only if the server reports that it does not exist.
-pub(crate) async fn get<K>(api: &Api<K>, name: &str) -> kube::Result<Option<K>>
-where
-    K: Clone + DeserializeOwned + std::fmt::Debug,
-{
-    match api.get(name).await {
+/// Maps the server's answer that the object does not exist to `None`.
+pub(crate) fn if_exists<T>(answer: kube::Result<T>, name: &str) -> kube::Result<Option<T>> {
+    match answer {
         Ok(object) => Ok(Some(object)),
         Err(error) if is_absent(&error, name) => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// Reads an object; `None` only if the server reports that it does not exist.
+pub(crate) async fn get<K: Clone + DeserializeOwned + Debug>(api: &Api<K>, name: &str) -> kube::Result<Option<K>> {
+    if_exists(api.get(name).await, name)
+}
+
+/// Reads an object with a list request, which needs the same right as a watch on it.
+pub(crate) async fn get_by_list<K>(api: &Api<K>, name: &str) -> kube::Result<Option<K>>
+where
+    K: Clone + DeserializeOwned + Debug + ResourceExt,
+{
+    let found = api.list(&ListParams::default().fields(&format!("metadata.name={name}"))).await?;
+    Ok(found.items.into_iter().find(|object| object.name_any() == name))
+}
+
+/// Watches an object: yields it after each change, and `None` while it does not exist. A failure is logged, and the
+/// watch retried; the stream does not end by itself. `description` completes *Watch of the*.
+pub(crate) fn watch<K>(
+    api: Api<K>,
+    name: &str,
+    description: impl Display + Send + 'static,
+) -> BoxStream<'static, Option<K>>
+where
+    K: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    let logged = move |change: watcher::Result<Option<K>>| {
+        let warn = |error: &watcher::Error| {
+            tracing::warn!(error = error as &dyn std::error::Error, "Watch of the {description} failed");
+        };
+        future::ready(change.inspect_err(warn).ok())
+    };
+    watcher::watch_object(api, name).default_backoff().filter_map(logged).boxed()
+}
+
+/// Deletes the object with this uid in the background. Returns it while it is still being deleted.
+pub(crate) async fn delete<K: Clone + DeserializeOwned + Debug>(
+    api: &Api<K>,
+    name: &str,
+    uid: Option<String>,
+) -> kube::Result<Option<K>> {
+    let preconditions = Some(Preconditions { uid, ..Preconditions::default() });
+    let params = DeleteParams { preconditions, ..DeleteParams::background() };
+    Ok(if_exists(api.delete(name, &params).await, name)?.and_then(|deleted| deleted.left()))
 }

@@ -64,7 +64,8 @@ impl EventRecorder {
     pub(crate) fn kyma(&self, key: &KymaKey, kyma: &Kyma) {
         let now = KymaSnapshot::of(kyma);
         let mut state = self.lock();
-        let before = state.kymas.get(key).filter(|before| before.is_same_object(&now));
+        // A Kyma that was recreated under the same name is a new one.
+        let before = state.kymas.get(key).filter(|before| before.uid == now.uid);
         let events = event_diff::of_kyma(before, &now, kyma);
         state.kymas.insert(key.clone(), now);
         self.post(state, events);
@@ -83,16 +84,11 @@ impl EventRecorder {
         self.post(self.lock(), events);
     }
 
-    /// Posts an Event about an invalid object of Kyma's API group, given by namespace, name and uid; `known` if the
-    /// cache has a valid state of it.
-    pub(crate) fn report_invalid(
-        &self,
-        kind: &'static str,
-        object: (String, String, String),
-        known: bool,
-        cause: &impl fmt::Display,
-    ) {
-        self.post(self.lock(), vec![event_diff::of_invalid(kind, object, known, cause)]);
+    /// Posts an Event about an invalid object; its last valid state stays in effect if it is `known`.
+    pub(crate) fn report_invalid(&self, regarding: Regarding, known: bool, cause: &impl fmt::Display) {
+        let effect = if known { "its last valid state stays in effect" } else { "it is ignored" };
+        let note = format!("the object is invalid, and {effect}: {cause}");
+        self.publish(vec![PendingEvent { regarding, warning: true, reason: "Unreadable", note }]);
     }
 
     /// Observes a Watcher of the first list of this process, without posting Events.
@@ -115,7 +111,10 @@ impl EventRecorder {
 
     /// Posts an Event about progress or halt of the agents' upgrade; it regards the ConfigMap of the upgrade's state.
     pub(crate) fn report_upgrade(&self, namespace: &str, name: &str, uid: &str, halted: bool, note: String) {
-        self.post(self.lock(), vec![event_diff::of_upgrade(namespace, name, uid, halted, note)]);
+        let [namespace, name, uid] = [namespace, name, uid].map(str::to_owned);
+        let regarding = Regarding { kind: event_diff::CONFIG_MAP, namespace, name, uid };
+        let reason = if halted { "AgentUpgradeHalted" } else { "AgentUpgrade" };
+        self.publish(vec![PendingEvent { regarding, warning: halted, reason, note }]);
     }
 
     /// Writes posted Events, forever.
@@ -129,7 +128,7 @@ impl EventRecorder {
         }
         let dropped = events.into_iter().map(|event| state.queue.post(event)).filter(|posted| !posted).count();
         self.0.metrics.dropped(dropped);
-        self.0.metrics.waiting(state.queue.len());
+        self.0.metrics.waiting(state.queue.pending.len());
         drop(state);
         self.0.posted.notify_one();
     }
@@ -137,7 +136,7 @@ impl EventRecorder {
     fn next(&self) -> Option<event_queue::EventWrite> {
         let mut state = self.lock();
         let next = state.queue.next(Instant::now());
-        self.0.metrics.waiting(state.queue.len());
+        self.0.metrics.waiting(state.queue.pending.len());
         next
     }
 

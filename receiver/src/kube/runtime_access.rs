@@ -26,8 +26,9 @@ use std::{
 use aws_lc_rs::digest::{self, SHA256};
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Client, ResourceExt};
+use strum::IntoStaticStr;
 use thiserror::Error;
-use tidewatch_shared::tls;
+use tidewatch_shared::{tls, variant::VariantName as _};
 use tokio::time::sleep;
 
 pub use addresses::{Cidr, ForbiddenAddressError};
@@ -90,8 +91,10 @@ impl fmt::Debug for AccessSecret {
     }
 }
 
-/// Reason for which a Kyma has no client. The text is one sentence for the condition `RuntimeAccess`.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
+/// Reason for which a Kyma has no client. The text is one sentence for the condition `RuntimeAccess`, the name a metric
+/// label.
+#[derive(Clone, Debug, PartialEq, Eq, Error, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum RuntimeAccessError {
     /// No Secret is labelled with the Kyma's name. Alone it never means that the runtime is gone.
     #[error("no access Secret is labelled with this Kyma's name")]
@@ -101,19 +104,8 @@ pub enum RuntimeAccessError {
     Several(Vec<String>),
     /// The only Secret's kubeconfig is refused.
     #[error(transparent)]
+    #[strum(transparent)]
     Kubeconfig(#[from] KubeconfigError),
-}
-
-impl RuntimeAccessError {
-    /// Metric label, of a closed set.
-    #[must_use]
-    pub const fn label(&self) -> &'static str {
-        match self {
-            Self::Missing => "missing",
-            Self::Several(_) => "several",
-            Self::Kubeconfig(refusal) => refusal.label(),
-        }
-    }
 }
 
 /// Limit of Secrets that [`RuntimeAccessError::Several`] names.
@@ -148,12 +140,9 @@ struct Table {
 struct Entry {
     fingerprints: Vec<SecretFingerprint>,
     revision: u64,
-    access: Access,
-}
-
-enum Access {
-    Usable { kubeconfig: Box<RuntimeKubeconfig>, cached: Option<CachedClient> },
-    Unusable(RuntimeAccessError),
+    kubeconfig: Result<Box<RuntimeKubeconfig>, RuntimeAccessError>,
+    /// Client of the kubeconfig, once built and until evicted.
+    cached: Option<CachedClient>,
 }
 
 /// Distinguishes Secrets without keeping their content.
@@ -185,7 +174,7 @@ impl RuntimeAccess {
     #[must_use]
     pub fn new(settings: Settings, metrics: Metrics) -> Self {
         let Settings { allow, deny, limits, fence } = settings;
-        let guard = AddressGuard { rules: Arc::new(AddressRules::new(allow, deny)), metrics };
+        let guard = AddressGuard { rules: Arc::new(AddressRules { allow, deny }), metrics };
         let parts = ClientParts { guard, limits, provider: tls::provider(), fence };
         Self(Arc::new(Inner { parts, refresh: Mutex::default(), table: Mutex::default() }))
     }
@@ -216,17 +205,14 @@ impl RuntimeAccess {
             }
             return false;
         }
-        let access = match parse_only_kubeconfig(&secrets) {
-            Ok(kubeconfig) => Access::Usable { kubeconfig: Box::new(kubeconfig), cached: None },
-            Err(unusable) => {
-                self.0.parts.guard.metrics.unusable(unusable.label());
-                Access::Unusable(unusable)
-            }
-        };
+        let kubeconfig = parse_only_kubeconfig(&secrets).map(Box::new);
+        if let Err(unusable) = &kubeconfig {
+            self.0.parts.guard.metrics.unusable(unusable.as_str());
+        }
         table.last_revision += 1;
         let revision = table.last_revision;
         let fingerprints = secrets.into_iter().map(SecretFingerprint::of).collect();
-        table.entries.insert(key.clone(), Entry { fingerprints, revision, access });
+        table.entries.insert(key.clone(), Entry { fingerprints, revision, kubeconfig, cached: None });
         true
     }
 
@@ -251,25 +237,21 @@ impl RuntimeAccess {
     pub fn client_and_revision(&self, key: &KymaKey) -> Result<(Client, u64), RuntimeAccessError> {
         let mut table = self.table();
         let entry = table.entries.get_mut(key).ok_or(RuntimeAccessError::Missing)?;
-        let cached = match &mut entry.access {
-            Access::Unusable(unusable) => return Err(unusable.clone()),
-            Access::Usable { cached: Some(cached), .. } => Ok(&*cached),
-            Access::Usable { kubeconfig, cached } => {
-                client::build(&self.0.parts, kubeconfig).map(|new| &*cached.insert(new))
-            }
+        let kubeconfig = entry.kubeconfig.as_ref().map_err(Clone::clone)?;
+        let cached = match &mut entry.cached {
+            Some(cached) => cached,
+            none => match client::build(&self.0.parts, kubeconfig) {
+                Ok(new) => none.insert(new),
+                Err(refusal) => {
+                    self.0.parts.guard.metrics.unusable(refusal.as_str());
+                    let unusable = RuntimeAccessError::from(refusal);
+                    entry.kubeconfig = Err(unusable.clone());
+                    return Err(unusable);
+                }
+            },
         };
-        match cached {
-            Ok(cached) => {
-                cached.usage.touch();
-                Ok((cached.client.clone(), entry.revision))
-            }
-            Err(refusal) => {
-                self.0.parts.guard.metrics.unusable(refusal.label());
-                let unusable = RuntimeAccessError::from(refusal);
-                entry.access = Access::Unusable(unusable.clone());
-                Err(unusable)
-            }
-        }
+        cached.usage.touch();
+        Ok((cached.client.clone(), entry.revision))
     }
 
     /// Builds a client of a Kyma's runtime over HTTP/1.1, whose connections can be upgraded to WebSocket: for port-forwards.
@@ -279,10 +261,10 @@ impl RuntimeAccess {
     /// # Errors
     /// [`RuntimeAccessError`].
     pub fn upgrade_client(&self, key: &KymaKey) -> Result<Client, RuntimeAccessError> {
-        match &self.table().entries.get(key).ok_or(RuntimeAccessError::Missing)?.access {
-            Access::Unusable(unusable) => Err(unusable.clone()),
-            Access::Usable { kubeconfig, .. } => Ok(upgrade::build(&self.0.parts, kubeconfig)?),
-        }
+        let table = self.table();
+        let entry = table.entries.get(key).ok_or(RuntimeAccessError::Missing)?;
+        let kubeconfig = entry.kubeconfig.as_ref().map_err(Clone::clone)?;
+        Ok(upgrade::build(&self.0.parts, kubeconfig)?)
     }
 
     /// Evicts idle clients, for ever.
@@ -295,10 +277,7 @@ impl RuntimeAccess {
 
     fn evict_idle(&self) {
         let mut table = self.table();
-        let idle_since = |entry: &Entry| match &entry.access {
-            Access::Usable { cached: Some(cached), .. } => cached.usage.idle_since(),
-            Access::Usable { cached: None, .. } | Access::Unusable(_) => None,
-        };
+        let idle_since = |entry: &Entry| entry.cached.as_ref()?.usage.idle_since();
         let mut idle_times: Vec<_> = table.entries.values().filter_map(idle_since).collect();
         idle_times.sort_unstable_by(|a, b| b.cmp(a));
         // Clients that were last used before this are evicted.
@@ -307,11 +286,7 @@ impl RuntimeAccess {
             let since = cached.usage.idle_since();
             since.is_some_and(|since| since.elapsed() >= client::IDLE_TIMEOUT || full.is_some_and(|full| since < full))
         };
-        let idle = |entry: &mut Entry| match &mut entry.access {
-            Access::Usable { cached, .. } => cached.take_if(idle),
-            Access::Unusable(_) => None,
-        };
-        let idle: Vec<_> = table.entries.values_mut().filter_map(idle).collect();
+        let idle: Vec<_> = table.entries.values_mut().filter_map(|entry| entry.cached.take_if(idle)).collect();
         drop(table);
         // Closes their connections, after the lock is released.
         drop(idle);

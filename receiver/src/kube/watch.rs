@@ -13,11 +13,11 @@ use kube::{
     },
 };
 use serde::de::DeserializeOwned;
-use tidewatch_shared::names::GROUP;
+use tidewatch_shared::{metrics::KindLabel, names::GROUP};
 
 use super::Metrics;
 use crate::{
-    kube::recorder::EventRecorder,
+    kube::recorder::{EventRecorder, Regarding},
     telemetry::{Pending, Readiness},
 };
 
@@ -31,16 +31,6 @@ pub(crate) enum Change<'a, K> {
     Deleted(&'a K),
     /// A list is complete, and its changes have been reported.
     Listed,
-}
-
-/// Parameters of one watch.
-pub(crate) struct Watch<K> {
-    pub(crate) kind: &'static str,
-    pub(crate) api: Api<DeserializeGuard<K>>,
-    pub(crate) config: watcher::Config,
-    pub(crate) gate: SyncGuard,
-    pub(crate) metrics: Metrics,
-    pub(crate) recorder: EventRecorder,
 }
 
 /// Opens when all kinds have been listed once. Only then are events placed, unknown runtimes refused and Kymas
@@ -81,18 +71,22 @@ impl SyncGate {
 }
 
 /// Runs forever; returns the kind if the stream ends, which is a defect.
-pub(crate) async fn run<K>(watch: Watch<K>, writer: Writer<K>, mut handler: impl FnMut(Change<'_, K>)) -> &'static str
+pub(crate) async fn run<K>(
+    api: Api<DeserializeGuard<K>>,
+    config: watcher::Config,
+    mut cache: Cache<K>,
+    mut handler: impl FnMut(Change<'_, K>),
+) -> &'static str
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
 {
-    let Watch { kind, api, config, gate, metrics, recorder } = watch;
-    let mut cache = Cache { kind, reader: writer.as_reader(), writer, gate: Some(gate), metrics, recorder };
+    let kind = cache.kind;
     let mut stream = watcher::watcher(api, config).default_backoff().boxed();
     while let Some(event) = stream.next().await {
         match event {
             Ok(event) => cache.apply(event, &mut handler),
             Err(error) => {
-                cache.metrics.failed(kind);
+                cache.metrics.failed.get_or_create(&KindLabel { kind }).inc();
                 tracing::warn!(kind, error = &error as &dyn std::error::Error, "Watch failed");
             }
         }
@@ -100,41 +94,39 @@ where
     kind
 }
 
-/// Cache with its write and read halves.
-struct Cache<K: Resource<DynamicType = ()> + Clone + 'static> {
-    kind: &'static str,
-    writer: Writer<K>,
-    reader: Store<K>,
+/// Cache of one kind with its write and read halves.
+pub(crate) struct Cache<K: Resource<DynamicType = ()> + Clone + 'static> {
+    pub(crate) kind: &'static str,
+    pub(crate) writer: Writer<K>,
+    pub(crate) reader: Store<K>,
     /// Held until the first list is complete.
-    gate: Option<SyncGuard>,
-    metrics: Metrics,
-    recorder: EventRecorder,
+    pub(crate) gate: Option<SyncGuard>,
+    pub(crate) metrics: Metrics,
+    pub(crate) recorder: EventRecorder,
 }
 
 impl<K: Resource<DynamicType = ()> + Clone + Debug + 'static> Cache<K> {
     fn apply(&mut self, event: Event<DeserializeGuard<K>>, handler: &mut impl FnMut(Change<'_, K>)) {
-        match event {
-            Event::Init => self.writer.apply_watcher_event(&Event::Init),
-            Event::InitApply(object) => {
-                if let Some(object) = self.last_valid(object) {
-                    self.writer.apply_watcher_event(&Event::InitApply(object));
-                }
+        let event = match event {
+            Event::InitDone => {
+                self.complete_list(handler);
+                None
             }
-            Event::InitDone => self.complete_list(handler),
-            Event::Apply(object) => {
-                if let Some(object) = self.last_valid(object) {
-                    self.writer.apply_watcher_event(&Event::Apply(object.clone()));
-                    handler(Change::Applied(&object));
-                }
-            }
-            Event::Delete(object) => {
-                if let Some(object) = self.last_valid(object) {
-                    self.writer.apply_watcher_event(&Event::Delete(object.clone()));
-                    handler(Change::Deleted(&object));
-                }
+            Event::Init => Some(Event::Init),
+            Event::InitApply(object) => self.last_valid(object).map(Event::InitApply),
+            Event::Apply(object) => self.last_valid(object).map(Event::Apply),
+            Event::Delete(object) => self.last_valid(object).map(Event::Delete),
+        };
+        if let Some(event) = event {
+            self.writer.apply_watcher_event(&event);
+            match &event {
+                Event::Apply(object) => handler(Change::Applied(object)),
+                Event::Delete(object) => handler(Change::Deleted(object)),
+                Event::Init | Event::InitApply(_) | Event::InitDone => {}
             }
         }
-        self.metrics.objects(self.kind, self.reader.len());
+        let count = i64::try_from(self.reader.len()).unwrap_or(i64::MAX);
+        self.metrics.objects.get_or_create(&KindLabel { kind: self.kind }).set(count);
     }
 
     fn complete_list(&mut self, handler: &mut impl FnMut(Change<'_, K>)) {
@@ -162,11 +154,12 @@ impl<K: Resource<DynamicType = ()> + Clone + Debug + 'static> Cache<K> {
                 let (namespace, name) = (invalid.metadata.namespace, invalid.metadata.name);
                 let (namespace, name) = (namespace.unwrap_or_default(), name.unwrap_or_default());
                 let known = self.reader.get(&ObjectRef::new(&name).within(&namespace));
-                self.metrics.invalid(self.kind);
+                self.metrics.unreadable.get_or_create(&KindLabel { kind: self.kind }).inc();
                 tracing::warn!(kind = self.kind, namespace, name, error = %invalid.error, "Invalid object");
                 if let (true, Cow::Borrowed(kind)) = (K::group(&()) == GROUP, K::kind(&())) {
                     let uid = invalid.metadata.uid.unwrap_or_default();
-                    self.recorder.report_invalid(kind, (namespace, name, uid), known.is_some(), &invalid.error);
+                    let object = Regarding { kind, namespace, name, uid };
+                    self.recorder.report_invalid(object, known.is_some(), &invalid.error);
                 }
                 known.map(|known| (*known).clone())
             }

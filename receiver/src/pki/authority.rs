@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
+use strum::IntoStaticStr;
 use thiserror::Error;
 use tidewatch_shared::{
     certificate::{KeyId, Leaf, ReadCertificateError},
@@ -35,8 +36,9 @@ pub struct Issued {
     pub not_after: i64,
 }
 
-/// Failure to issue a certificate.
-#[derive(Debug, Error)]
+/// Failure to issue a certificate. The name is the reason in metrics and logs.
+#[derive(Debug, Error, IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub enum IssueError {
     /// The built-in CA failed.
     #[error("the built-in CA did not issue")]
@@ -49,6 +51,7 @@ pub enum IssueError {
     Refused(String),
     /// The issuer did not respond in time.
     #[error("the issuer did not respond within {0:?}")]
+    #[strum(serialize = "late")]
     Timeout(Duration),
     /// Too many requests wait for the issuer.
     #[error("too many certificate requests wait for the issuer")]
@@ -58,35 +61,15 @@ pub enum IssueError {
     Api(#[source] Box<kube::Error>),
     /// The issuer's response is not readable.
     #[error("the issuer's response is not a chain of certificates")]
+    #[strum(serialize = "foreign")]
     Chain(#[source] TlsConfigError),
     /// The issued certificate is not one of this runtime.
     #[error("the issuer's certificate does not name the runtime")]
+    #[strum(serialize = "foreign")]
     Certificate(#[from] ReadCertificateError),
     /// The issued certificate has another key, is not valid now, or does not chain to the accepted roots.
     #[error("the issuer's certificate {0}")]
     Foreign(&'static str),
-}
-
-impl IssueError {
-    /// Reason label of metrics and logs, of a closed set.
-    #[must_use]
-    pub const fn as_str(&self) -> &'static str {
-        match self {
-            Self::Builtin(_) => "builtin",
-            Self::Names => "names",
-            Self::Refused(_) => "refused",
-            Self::Timeout(_) => "late",
-            Self::Busy => "busy",
-            Self::Api(_) => "api",
-            Self::Chain(_) | Self::Certificate(_) | Self::Foreign(_) => "foreign",
-        }
-    }
-
-    /// True if the request is at fault: retrying with the same one is of no use.
-    #[must_use]
-    pub const fn is_request_fault(&self) -> bool {
-        matches!(self, Self::Names)
-    }
 }
 
 /// Issues certificates to runtimes; clones share it.
@@ -116,14 +99,6 @@ impl Authority {
         Self(Arc::new(Inner { domain, validity, issuer, trust }))
     }
 
-    /// A built-in CA in memory that never changes.
-    #[must_use]
-    pub fn fixed(ca: Ca, domain: TrustDomain, validity: Duration) -> Self {
-        let bundle = ca.trust_bundle();
-        let trust = Trust { agents: bundle.clone(), clients: bundle, issuer: ca.key_id().cloned() };
-        Self::new(Issuer::Builtin(ArcSwap::from_pointee(ca)), domain, validity, watch::Sender::new(Arc::new(trust)))
-    }
-
     /// Issues the certificate of a runtime for the key of a request. Ends within ten seconds.
     ///
     /// The built-in CA takes only the key from the request. Another issuer signs the names in the request, so it must
@@ -135,7 +110,7 @@ impl Authority {
         let Inner { domain, validity, issuer, trust } = &*self.0;
         let now = jiff::Timestamp::now().as_second();
         let chain = match issuer {
-            Issuer::Builtin(ca) => ca.load().issue_runtime(runtime, domain, request, now, *validity)?,
+            Issuer::Builtin(ca) => ca.load().issue_runtime(runtime, domain, &request.key, now, *validity)?,
             Issuer::CertManager(issuer) => {
                 let clients = trust.borrow().clients.clone();
                 issuer.issue(runtime, domain, request, *validity, &clients).await?
@@ -166,7 +141,7 @@ mod tests {
     use tidewatch_shared::certificate::RuntimeCertificate;
 
     use super::*;
-    use crate::pki::{CA_VALIDITY, RUNTIME_VALIDITY};
+    use crate::pki::{CA_VALIDITY, RUNTIME_VALIDITY, testing::fixed_authority};
 
     #[tokio::test]
     async fn issued_leaf_names_its_issuer_and_a_replaced_ca_issues_at_once() {
@@ -175,7 +150,7 @@ mod tests {
         let ids = [&first, &second].map(|ca| ca.key_id().cloned().unwrap());
         assert_ne!(ids[0], ids[1]);
         let (runtime, domain): (RuntimeId, TrustDomain) = ("r-1".parse().unwrap(), "kyma.local".parse().unwrap());
-        let authority = Authority::fixed(first, domain.clone(), RUNTIME_VALIDITY);
+        let authority = fixed_authority(first, domain.clone(), RUNTIME_VALIDITY);
         assert_eq!(authority.trust().borrow().issuer.as_ref(), Some(&ids[0]));
         let request = CertificateParams::default().serialize_request(&KeyPair::generate().unwrap()).unwrap();
         let request = SigningRequest::from_der(request.der()).unwrap();

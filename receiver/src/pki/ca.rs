@@ -1,13 +1,13 @@
 //! The built-in certificate authority.
 
-use std::{fmt, net::IpAddr, str::FromStr, time::Duration};
+use std::{fmt, str::FromStr, time::Duration};
 
 use aws_lc_rs::rand;
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SanType, SerialNumber, date_time_ymd,
 };
-use rustls_pki_types::{CertificateDer, DnsName, pem::PemObject};
+use rustls_pki_types::{CertificateDer, pem::PemObject};
 use tidewatch_shared::{
     certificate::{KeyId, Leaf, to_pem},
     identity::{RuntimeId, TrustDomain},
@@ -15,7 +15,7 @@ use tidewatch_shared::{
 };
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::{BACKDATE, PkiError, SigningRequest, TrustBundle};
+use super::{BACKDATE, PkiError, TrustBundle};
 
 /// Latest notAfter that this CA writes: 2100-01-01.
 const LAST_SECOND: i64 = 4_102_444_800;
@@ -51,23 +51,19 @@ impl PemIdentity {
 
 /// A name of a server: a DNS name or an IP address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ServerName(Name);
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Name {
-    Dns(DnsName<'static>),
-    Ip(IpAddr),
-}
+pub struct ServerName(pub(super) rustls_pki_types::ServerName<'static>);
 
 impl FromStr for ServerName {
     type Err = ParseServerNameError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let name = match text.parse() {
-            Ok(address) => Name::Ip(address),
-            Err(_) => Name::Dns(DnsName::try_from(text.to_owned()).map_err(|_| ParseServerNameError)?),
-        };
-        Ok(Self(name))
+        text.to_owned().try_into().map(Self).map_err(|_| ParseServerNameError)
+    }
+}
+
+impl fmt::Display for ServerName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.to_str())
     }
 }
 
@@ -154,22 +150,6 @@ impl Ca {
         TrustBundle::of(vec![self.certificate.clone()])
     }
 
-    /// Issues the certificate of a runtime for the key of a request, as PEM chain. It expires after `validity`, or with
-    /// the CA.
-    ///
-    /// # Errors
-    /// [`PkiError`].
-    pub fn issue_runtime(
-        &self,
-        runtime: &RuntimeId,
-        domain: &TrustDomain,
-        request: &SigningRequest,
-        now: i64,
-        validity: Duration,
-    ) -> Result<String, PkiError> {
-        self.runtime_leaf(runtime, domain, request.key(), now, validity)
-    }
-
     /// Generates a key and issues the certificate of a runtime for it, where files replace enrolment.
     ///
     /// # Errors
@@ -182,7 +162,7 @@ impl Ca {
         validity: Duration,
     ) -> Result<PemIdentity, PkiError> {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(PkiError::GenerateKey)?;
-        let chain = self.runtime_leaf(runtime, domain, &key, now, validity)?;
+        let chain = self.issue_runtime(runtime, domain, &key, now, validity)?;
         Ok(PemIdentity { chain, key: key.serialize_pem() })
     }
 
@@ -196,12 +176,14 @@ impl Ca {
         }
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(PkiError::GenerateKey)?;
         let mut params = params("tidewatch", now, self.end_within(now, validity)?)?;
-        params.subject_alt_names = names.iter().map(ServerName::san).collect::<Result<_, _>>()?;
+        let names: Vec<_> = names.iter().map(ToString::to_string).collect();
+        params.subject_alt_names = CertificateParams::new(names).map_err(PkiError::Name)?.subject_alt_names;
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         Ok(PemIdentity { chain: self.leaf(params, &key)?, key: key.serialize_pem() })
     }
 
-    fn runtime_leaf(
+    /// Issues the certificate of a runtime for a key, as PEM chain. It expires after `validity`, or with the CA.
+    pub(super) fn issue_runtime(
         &self,
         runtime: &RuntimeId,
         domain: &TrustDomain,
@@ -227,32 +209,6 @@ impl Ca {
             return Err(PkiError::CaExpired);
         }
         Ok(end(now, validity)?.min(self.not_after))
-    }
-}
-
-impl fmt::Display for ServerName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            Name::Dns(name) => f.write_str(name.as_ref()),
-            Name::Ip(address) => address.fmt(f),
-        }
-    }
-}
-
-impl ServerName {
-    /// The name as rustls clients verify it.
-    pub(super) fn for_tls(&self) -> rustls_pki_types::ServerName<'static> {
-        match &self.0 {
-            Name::Dns(name) => rustls_pki_types::ServerName::DnsName(name.clone()),
-            Name::Ip(address) => rustls_pki_types::ServerName::IpAddress((*address).into()),
-        }
-    }
-
-    fn san(&self) -> Result<SanType, PkiError> {
-        match &self.0 {
-            Name::Dns(name) => Ok(SanType::DnsName(name.as_ref().try_into().map_err(PkiError::Name)?)),
-            Name::Ip(address) => Ok(SanType::IpAddress(*address)),
-        }
     }
 }
 

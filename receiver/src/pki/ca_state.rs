@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use k8s_openapi::ByteString;
 use serde::{Deserialize, Serialize};
+use strum::{Display, IntoStaticStr, VariantArray};
 use thiserror::Error;
 use tidewatch_shared::{certificate::KeyId, tls::TlsConfigError};
 
@@ -78,10 +79,6 @@ impl Root {
         Some(Self { ca: Arc::new(ca), id })
     }
 
-    fn bundle(&self) -> TrustBundle {
-        self.ca.trust_bundle()
-    }
-
     fn read(data: &BTreeMap<String, ByteString>, pair: &Pair) -> Result<Self, CaStateError> {
         let bytes = |name| data.get(name).map(|bytes| &*bytes.0).ok_or(CaStateError::Missing(name));
         let ca = Ca::from_pem(bytes(pair.certificate)?, bytes(pair.key)?);
@@ -100,19 +97,20 @@ impl Root {
 #[derive(Clone)]
 pub(crate) enum Phase {
     /// No rotation: one root.
-    Steady { root: Root },
+    Steady,
     /// Both roots are trusted everywhere; the old one signs. Agents confirm that they have the new one.
-    Spread { root: Root, next: Root },
+    Spread { next: Root },
     /// The new root signs the agents' leaves, the old one still the server's. Agents renew.
-    Reissue { root: Root, next: Root, leaves_end: i64 },
+    Reissue { next: Root, leaves_end: i64 },
     /// The new root signs everything. The old ones have left the agents' bundles, and leave this receiver's once their
     /// leaves have expired or are replaced.
-    Retire { root: Root, old: TrustBundle, leaves_end: i64 },
+    Retire { old: TrustBundle, leaves_end: i64 },
 }
 
 /// Name of a [`Phase`] in the Secret, in metrics and in the progress.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, Display, IntoStaticStr, VariantArray)]
 #[serde(rename_all = "camelCase")]
+#[strum(serialize_all = "camelCase")]
 pub enum PhaseName {
     /// No rotation.
     Steady,
@@ -124,31 +122,11 @@ pub enum PhaseName {
     Retire,
 }
 
-impl PhaseName {
-    /// All phases, in order.
-    pub const ALL: [Self; 4] = [Self::Steady, Self::Spread, Self::Reissue, Self::Retire];
-
-    /// The name in metrics and output.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Steady => "steady",
-            Self::Spread => "spread",
-            Self::Reissue => "reissue",
-            Self::Retire => "retire",
-        }
-    }
-}
-
-impl fmt::Display for PhaseName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
 /// Content of the Secret.
 #[derive(Clone)]
 pub(crate) struct CaState {
+    /// Root that signs this receiver's own leaf, and the agents' leaves except in [`Phase::Reissue`].
+    pub(crate) root: Root,
     pub(crate) phase: Phase,
     /// Begin of the phase, in Unix seconds.
     pub(crate) since: i64,
@@ -171,7 +149,7 @@ struct Document {
 impl CaState {
     /// State of one root without rotation.
     pub(crate) const fn steady(root: Root, now: i64) -> Self {
-        Self { phase: Phase::Steady { root }, since: now, force_after: None }
+        Self { root, phase: Phase::Steady, since: now, force_after: None }
     }
 
     /// Reads and validates the complete content. The validity period of the roots is not checked here.
@@ -188,33 +166,33 @@ impl CaState {
         };
         let leaves_end = || state.leaves_end.ok_or(CaStateError::LeavesEnd);
         let phase = match state.phase {
-            PhaseName::Steady => Phase::Steady { root },
-            PhaseName::Spread => Phase::Spread { next: next()?, root },
-            PhaseName::Reissue => Phase::Reissue { next: next()?, leaves_end: leaves_end()?, root },
+            PhaseName::Steady => Phase::Steady,
+            PhaseName::Spread => Phase::Spread { next: next()? },
+            PhaseName::Reissue => Phase::Reissue { next: next()?, leaves_end: leaves_end()? },
             PhaseName::Retire => {
                 let old = data.get(OLD).ok_or(CaStateError::Missing(OLD))?;
                 let old = TrustBundle::from_pem(&old.0).map_err(CaStateError::Old)?;
                 if old.roots().contains(root.ca.certificate()) {
                     return Err(CaStateError::Same);
                 }
-                Phase::Retire { old, leaves_end: leaves_end()?, root }
+                Phase::Retire { old, leaves_end: leaves_end()? }
             }
         };
-        Ok(Self { phase, since: state.since, force_after: state.force_after_seconds })
+        Ok(Self { root, phase, since: state.since, force_after: state.force_after_seconds })
     }
 
     /// Serializes it as the Secret's data.
     pub(crate) fn write(&self) -> BTreeMap<String, ByteString> {
         let (mut data, mut leaves_end) = (BTreeMap::new(), None);
-        self.serving().write(&mut data, &ROOT);
+        self.root.write(&mut data, &ROOT);
         match &self.phase {
-            Phase::Steady { .. } => {}
-            Phase::Spread { next, .. } => next.write(&mut data, &NEXT),
-            Phase::Reissue { next, leaves_end: end, .. } => {
+            Phase::Steady => {}
+            Phase::Spread { next } => next.write(&mut data, &NEXT),
+            Phase::Reissue { next, leaves_end: end } => {
                 next.write(&mut data, &NEXT);
                 leaves_end = Some(*end);
             }
-            Phase::Retire { old, leaves_end: end, .. } => {
+            Phase::Retire { old, leaves_end: end } => {
                 data.insert(OLD.to_owned(), ByteString(old.to_pem().into_bytes()));
                 leaves_end = Some(*end);
             }
@@ -228,7 +206,7 @@ impl CaState {
 
     pub(crate) const fn name(&self) -> PhaseName {
         match self.phase {
-            Phase::Steady { .. } => PhaseName::Steady,
+            Phase::Steady => PhaseName::Steady,
             Phase::Spread { .. } => PhaseName::Spread,
             Phase::Reissue { .. } => PhaseName::Reissue,
             Phase::Retire { .. } => PhaseName::Retire,
@@ -236,43 +214,35 @@ impl CaState {
     }
 
     pub(crate) const fn is_rotating(&self) -> bool {
-        !matches!(self.phase, Phase::Steady { .. })
+        !matches!(self.phase, Phase::Steady)
     }
 
     /// Root that signs the agents' leaves.
     pub(crate) const fn issuing(&self) -> &Root {
         match &self.phase {
-            Phase::Steady { root } | Phase::Spread { root, .. } | Phase::Retire { root, .. } => root,
             Phase::Reissue { next, .. } => next,
+            Phase::Steady | Phase::Spread { .. } | Phase::Retire { .. } => &self.root,
         }
-    }
-
-    /// Root that signs this receiver's own leaf.
-    pub(crate) const fn serving(&self) -> &Root {
-        let (Phase::Steady { root }
-        | Phase::Spread { root, .. }
-        | Phase::Reissue { root, .. }
-        | Phase::Retire { root, .. }) = &self.phase;
-        root
     }
 
     /// Root that the rotation leads to; without rotation the only one.
     pub(crate) const fn target(&self) -> &Root {
         match &self.phase {
-            Phase::Steady { root } | Phase::Retire { root, .. } => root,
-            Phase::Spread { next, .. } | Phase::Reissue { next, .. } => next,
+            Phase::Spread { next } | Phase::Reissue { next, .. } => next,
+            Phase::Steady | Phase::Retire { .. } => &self.root,
         }
     }
 
     /// Roots that agents and this receiver trust in this phase.
     pub(crate) fn trust(&self) -> Trust {
+        let own = self.root.ca.trust_bundle();
         let (agents, clients) = match &self.phase {
-            Phase::Steady { root } => (root.bundle(), root.bundle()),
-            Phase::Spread { root, next } | Phase::Reissue { root, next, .. } => {
-                let both = root.bundle().with(&next.bundle());
+            Phase::Steady => (own.clone(), own),
+            Phase::Spread { next } | Phase::Reissue { next, .. } => {
+                let both = own.with(&next.ca.trust_bundle());
                 (both.clone(), both)
             }
-            Phase::Retire { root, old, .. } => (root.bundle(), root.bundle().with(old)),
+            Phase::Retire { old, .. } => (own.clone(), own.with(old)),
         };
         Trust { agents, clients, issuer: Some(self.issuing().id.clone()) }
     }
@@ -313,12 +283,12 @@ pub(crate) mod tests {
         let (old, new) = (root("old"), root("new"));
         let leaves_end = NOW + 86_400;
         [
-            Phase::Steady { root: old.clone() },
-            Phase::Spread { root: old.clone(), next: new.clone() },
-            Phase::Reissue { root: old.clone(), next: new.clone(), leaves_end },
-            Phase::Retire { root: new, old: old.ca.trust_bundle(), leaves_end },
+            (old.clone(), Phase::Steady),
+            (old.clone(), Phase::Spread { next: new.clone() }),
+            (old.clone(), Phase::Reissue { next: new.clone(), leaves_end }),
+            (new, Phase::Retire { old: old.ca.trust_bundle(), leaves_end }),
         ]
-        .map(|phase| CaState { phase, since: NOW, force_after: Some(60) })
+        .map(|(root, phase)| CaState { root, phase, since: NOW, force_after: Some(60) })
     }
 
     #[test]
@@ -327,7 +297,7 @@ pub(crate) mod tests {
             let read = CaState::read(&state.write()).unwrap();
             assert_eq!(read.write(), state.write());
             assert_eq!((read.name(), read.trust(), read.since), (state.name(), state.trust(), state.since));
-            assert_eq!((&read.issuing().id, &read.serving().id), (&state.issuing().id, &state.serving().id));
+            assert_eq!((&read.issuing().id, &read.root.id), (&state.issuing().id, &state.root.id));
         }
     }
 
@@ -345,10 +315,10 @@ pub(crate) mod tests {
         ];
         for (state, (issuing, serving, agents, clients)) in phases.iter().zip(expected) {
             let trust = state.trust();
-            assert_eq!((&state.issuing().id, &state.serving().id), (&issuing.id, &serving.id), "{state:?}");
+            assert_eq!((&state.issuing().id, &state.root.id), (&issuing.id, &serving.id), "{state:?}");
             assert_eq!((&trust.agents, &trust.clients, trust.issuer.as_ref()), (agents, clients, Some(&issuing.id)));
             // In every phase, agents trust the serving root and this receiver trusts the issuing root.
-            assert!(trust.agents.roots().contains(state.serving().ca.certificate()));
+            assert!(trust.agents.roots().contains(state.root.ca.certificate()));
             assert!(trust.clients.roots().contains(state.issuing().ca.certificate()));
         }
     }

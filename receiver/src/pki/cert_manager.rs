@@ -4,7 +4,7 @@
 //! cert-manager signs the names in a request. So the request must name exactly its runtime, and the result is checked
 //! like a certificate that a runtime presents.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use kube::{
@@ -12,7 +12,6 @@ use kube::{
     api::{DeleteParams, DynamicObject, PostParams},
     core::{ApiResource, GroupVersionKind},
 };
-use rustls::server::WebPkiClientVerifier;
 use rustls_pki_types::UnixTime;
 use serde::Deserialize;
 use serde_json::json;
@@ -27,7 +26,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{IssueError, SigningRequest, TrustBundle};
+use super::{IssueError, SigningRequest, TrustBundle, proxy};
 
 /// Timeout from the request to the certificate.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -50,7 +49,7 @@ pub(super) struct CertManager {
     resource: ApiResource,
     kind: String,
     name: String,
-    permits: Arc<Semaphore>,
+    permits: Semaphore,
 }
 
 #[derive(Default, Deserialize)]
@@ -73,10 +72,9 @@ struct Condition {
 
 impl CertManager {
     pub(super) fn new(kcp: Client, namespace: &str, kind: &str, name: &str) -> Self {
-        let kind_of_request = GroupVersionKind::gvk("cert-manager.io", "v1", "CertificateRequest");
-        let resource = ApiResource::from_gvk(&kind_of_request);
+        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk("cert-manager.io", "v1", "CertificateRequest"));
         let api = Api::namespaced_with(kcp, namespace, &resource);
-        let permits = Arc::new(Semaphore::new(MAX_CONCURRENT_REQUESTS));
+        let permits = Semaphore::new(MAX_CONCURRENT_REQUESTS);
         Self { api, resource, kind: kind.to_owned(), name: name.to_owned(), permits }
     }
 
@@ -97,8 +95,7 @@ impl CertManager {
         let _permit = permit.ok().and_then(Result::ok).ok_or(IssueError::Busy)?;
         let submitted = timeout(TIMEOUT, self.submit(&self.object(runtime, request, validity))).await;
         let chain = submitted.map_err(|_| IssueError::Timeout(TIMEOUT))??;
-        check(&chain, runtime, domain, request, clients)?;
-        check_end(&chain, validity)?;
+        check(&chain, runtime, domain, request, validity, clients)?;
         Ok(chain)
     }
 
@@ -158,8 +155,7 @@ impl Drop for CreatedRequest {
 fn issued_chain(object: &DynamicObject) -> Result<Option<String>, IssueError> {
     let status = object.data.get("status").cloned().unwrap_or_default();
     let status: Status = serde_json::from_value(status).unwrap_or_default();
-    let is = |condition: &&Condition, kind: &str, state: &str| condition.r#type == kind && condition.status == state;
-    let find = |kind, state| status.conditions.iter().find(|condition| is(condition, kind, state));
+    let find = |kind, state| status.conditions.iter().find(|one| one.r#type == kind && one.status == state);
     let failed = find("Denied", "True").or_else(|| find("InvalidRequest", "True")).or_else(|| {
         find("Ready", "False").filter(|condition| matches!(condition.reason.as_str(), "Failed" | "Denied"))
     });
@@ -181,6 +177,7 @@ fn check(
     runtime: &RuntimeId,
     domain: &TrustDomain,
     request: &SigningRequest,
+    validity: Duration,
     clients: &TrustBundle,
 ) -> Result<(), IssueError> {
     let chain = tls::certificates(chain.as_bytes()).map_err(IssueError::Chain)?;
@@ -189,24 +186,18 @@ fn check(
     if read.runtime != *runtime {
         return Err(IssueError::Foreign("is another runtime's"));
     }
-    if read.leaf.public_key != rcgen::PublicKeyData::der_bytes(request.key()) {
+    if read.leaf.public_key != rcgen::PublicKeyData::der_bytes(&request.key) {
         return Err(IssueError::Foreign("is of another key"));
     }
-    let roots = clients.store().map_err(IssueError::Chain)?;
-    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), tls::provider());
-    let verifier = verifier.build().map_err(|_| IssueError::Foreign("cannot be checked"))?;
+    let now = UnixTime::now();
+    let verifier = proxy::verifier(clients.store().map_err(IssueError::Chain)?);
     verifier
-        .verify_client_cert(leaf, rest, UnixTime::now())
+        .map_err(|_| IssueError::Foreign("cannot be checked"))?
+        .verify_client_cert(leaf, rest, now)
         .map_err(|_| IssueError::Foreign("is not valid now, or does not chain to the accepted roots"))?;
-    Ok(())
-}
-
-/// Rejects a certificate that is valid for far longer than requested, because it would outlive the runtime's
-/// entitlement.
-fn check_end(chain: &str, validity: Duration) -> Result<(), IssueError> {
-    let last_good = UnixTime::now().as_secs().saturating_add((validity + MAX_EXTRA_VALIDITY).as_secs());
-    let end = super::sources::end_of(chain).and_then(|end| u64::try_from(end).ok());
-    if end.is_some_and(|end| end <= last_good) {
+    // One that is valid for far longer than requested would outlive the runtime's entitlement.
+    let latest_end = now.as_secs().saturating_add((validity + MAX_EXTRA_VALIDITY).as_secs());
+    if u64::try_from(read.leaf.not_after).is_ok_and(|end| end <= latest_end) {
         Ok(())
     } else {
         Err(IssueError::Foreign("is valid for longer than requested"))
@@ -215,11 +206,12 @@ fn check_end(chain: &str, validity: Duration) -> Result<(), IssueError> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Mutex, PoisonError};
+    use std::sync::{Arc, Mutex, PoisonError};
 
     use http::{Method, StatusCode};
     use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType};
     use serde_json::Value;
+    use tidewatch_shared::variant::VariantName as _;
 
     use super::*;
     use crate::{
@@ -311,7 +303,7 @@ mod tests {
             let pem = STANDARD.decode(spec["request"].as_str().unwrap()).unwrap();
             let request = SigningRequest::from_pem(&pem).unwrap();
             let (runtime, domain) = ("r-1".parse().unwrap(), "kyma.local".parse().unwrap());
-            ready(&ca.issue_runtime(&runtime, &domain, &request, now(), RUNTIME_VALIDITY).unwrap())
+            ready(&ca.issue_runtime(&runtime, &domain, &request.key, now(), RUNTIME_VALIDITY).unwrap())
         });
         let chain = submit(&signer, &csr, &clients).await.unwrap();
         assert!(chain.starts_with("-----BEGIN CERTIFICATE-----"));
@@ -329,12 +321,12 @@ mod tests {
         let (csr, clients) = (request("r-1", &key), ca.trust_bundle());
         let domain: TrustDomain = "kyma.local".parse().unwrap();
         let issue = |ca: &Ca, name: &str, key: &KeyPair, at: i64| {
-            ca.issue_runtime(&name.parse().unwrap(), &domain, &request(name, key), at, RUNTIME_VALIDITY).unwrap()
+            ca.issue_runtime(&name.parse().unwrap(), &domain, key, at, RUNTIME_VALIDITY).unwrap()
         };
         let strange = Ca::generate("strange", now(), CA_VALIDITY).unwrap();
         let past = Ca::generate("cert-manager", now() - 200_000, CA_VALIDITY).unwrap();
         let long = RUNTIME_VALIDITY * 2;
-        let long = ca.issue_runtime(&"r-1".parse().unwrap(), &domain, &csr, now(), long).unwrap();
+        let long = ca.issue_runtime(&"r-1".parse().unwrap(), &domain, &csr.key, now(), long).unwrap();
         let server = ca.make_server(&["r-1".parse().unwrap()], now(), RUNTIME_VALIDITY).unwrap();
         for (chain, clients) in [
             (issue(&ca, "r-2", &key, now()), clients.clone()),

@@ -1,6 +1,6 @@
 //! Flags of the certificates.
 
-use std::{fmt, num::NonZeroU32, path::PathBuf, str::FromStr, time::Duration};
+use std::{num::NonZeroU32, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::Args;
 use thiserror::Error;
@@ -92,23 +92,19 @@ impl FromStr for IssuerName {
     }
 }
 
-impl fmt::Display for IssuerName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Builtin => f.write_str("builtin"),
-            Self::CertManager { kind, name } => write!(f, "cert-manager:{kind}/{name}"),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn issuer_is_builtin_or_of_cert_manager() {
-        for good in ["builtin", "cert-manager:Issuer/a", "cert-manager:ClusterIssuer/kyma.root-1"] {
-            assert_eq!(good.parse::<IssuerName>().unwrap().to_string(), good);
+        let of_cert_manager = |kind: &str, name: &str| IssuerName::CertManager { kind: kind.into(), name: name.into() };
+        for (good, issuer) in [
+            ("builtin", IssuerName::Builtin),
+            ("cert-manager:Issuer/a", of_cert_manager("Issuer", "a")),
+            ("cert-manager:ClusterIssuer/kyma.root-1", of_cert_manager("ClusterIssuer", "kyma.root-1")),
+        ] {
+            assert_eq!(good.parse(), Ok(issuer), "{good}");
         }
         for bad in [
             "",

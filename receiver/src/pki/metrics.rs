@@ -4,9 +4,11 @@ use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge},
 };
+use strum::VariantArray as _;
 use tidewatch_shared::{
     metric_set,
     metrics::{OutcomeLabel, ReasonLabel},
+    variant::VariantName as _,
 };
 
 use super::{
@@ -27,11 +29,11 @@ metric_set! {
         /// Expiry of the event port's certificate, Unix time; 0 if it cannot be read.
         certificate_ends: Gauge = "gateway_certificate_end_timestamp_seconds",
         /// Expiry of the newest root of the built-in CA, Unix time; 0 without one.
-        root_ends: Gauge = "pki_root_end_timestamp_seconds",
+        pub(super) root_ends: Gauge = "pki_root_end_timestamp_seconds",
         /// Contents of the CA's Secret that were rejected, by reason: missing (a key), state, or root.
         refused: Family<ReasonLabel, Counter> = "pki_ca_secret_refused",
         /// Validity of the CA's Secret: 1 if its content is in use, else 0; 0 without a built-in CA.
-        secret_good: Gauge = "pki_ca_secret_good",
+        pub(super) secret_good: Gauge = "pki_ca_secret_good",
         /// Changed certificate files, by outcome: taken, or refused (the last good ones stay).
         files: Family<OutcomeLabel, Counter> = "pki_file_reloads",
         /// Certificates that the built-in CA issued to this receiver, by outcome: issued or failed.
@@ -63,10 +65,6 @@ impl Metrics {
         self.refused.get_or_create(&ReasonLabel { reason: why.as_str() }).inc();
     }
 
-    pub(crate) fn set_secret_good(&self, is_good: bool) {
-        self.secret_good.set(is_good.into());
-    }
-
     pub(crate) fn reloaded(&self, well: bool) {
         self.files.get_or_create(&OutcomeLabel { outcome: if well { "taken" } else { "refused" } }).inc();
     }
@@ -85,13 +83,9 @@ impl Metrics {
         self.incumbent.close.set((self.incumbent.close_from.get() <= now).into());
     }
 
-    pub(crate) fn set_root_end(&self, end: i64) {
-        self.root_ends.set(end);
-    }
-
     pub(crate) fn rotation(&self, phase: PhaseName, stragglers: usize) {
-        for name in PhaseName::ALL {
-            let is_now = name == phase;
+        for name in PhaseName::VARIANTS {
+            let is_now = *name == phase;
             let label = PhaseLabel { phase: name.as_str() };
             self.phase.get_or_create(&label).set(is_now.into());
             let waiting = if is_now { i64::try_from(stragglers).unwrap_or(i64::MAX) } else { 0 };

@@ -1,6 +1,6 @@
 //! Identity of a TLS-terminating proxy in front of the event port, and the verifier of the client certificates that it forwards.
 
-use std::{fmt, str::FromStr, sync::Arc};
+use std::{str::FromStr, sync::Arc};
 
 use arc_swap::ArcSwap;
 use rustls::{RootCertStore, server::WebPkiClientVerifier, server::danger::ClientCertVerifier};
@@ -54,17 +54,10 @@ impl FromStr for ProxyIdentity {
     }
 }
 
-impl fmt::Display for ProxyIdentity {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Name::Uri(name) | Name::Dns(name)) = &self.0;
-        f.write_str(name)
-    }
-}
-
 /// The proxy that terminates TLS in front of the event port.
 #[derive(Clone, Debug)]
 pub struct Proxy {
-    identity: ProxyIdentity,
+    pub(crate) identity: ProxyIdentity,
     verifier: Arc<ArcSwap<Verifier>>,
 }
 
@@ -91,17 +84,14 @@ impl Proxy {
         Ok(())
     }
 
-    pub(crate) const fn identity(&self) -> &ProxyIdentity {
-        &self.identity
-    }
-
     /// Verifier of forwarded client certificates; replaced with each change of the roots.
     pub(crate) fn verifier(&self) -> Arc<Verifier> {
         self.verifier.load_full()
     }
 }
 
-fn verifier(clients: RootCertStore) -> Result<Verifier, TlsConfigError> {
+/// Verifier of client certificates that chain to one of the roots.
+pub(super) fn verifier(clients: RootCertStore) -> Result<Verifier, TlsConfigError> {
     let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(clients), tls::provider());
     builder.build().map_err(TlsConfigError::Verifier)
 }

@@ -2,20 +2,20 @@
 
 use std::{sync::Arc, time::Duration};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use futures::{StreamExt as _, stream::BoxStream};
 use k8s_openapi::api::core::v1::Secret;
-use kube::runtime::{WatchStreamExt as _, watcher};
 use tidewatch_shared::certificate::KeyId;
 use tokio::time::{self, MissedTickBehavior};
 
 use super::{
-    FILE_POLL_INTERVAL, LastGood, Metrics, PemIdentity, PkiError, ServerName, TlsState,
+    FILE_POLL_INTERVAL, LastGood, PemIdentity, PkiError, ServerName, TlsState,
     ca_state::CaState,
-    sources::{self, FileContents, Sources},
+    sources::{self, FileContents, SourceError, Sources},
     store::{CA_SECRET, CaSecret, Store},
     tls_state::CaSecretStatus,
 };
+use crate::kube::object;
 
 /// Interval between two checks of the leaf's age.
 const AGE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -32,7 +32,7 @@ pub(super) struct ServerLeaf {
 
 impl ServerLeaf {
     pub(super) fn issue(state: &CaState, names: &[ServerName], validity: Duration, now: i64) -> Result<Self, PkiError> {
-        let root = state.serving();
+        let root = &state.root;
         let pem = root.ca.make_server(names, now, validity)?;
         let end = sources::end_of(&pem.chain).unwrap_or(now);
         Ok(Self { pem, issuer: root.id.clone(), renew_at: now + (end - now) * 2 / 3 })
@@ -51,14 +51,13 @@ pub struct CertificateReloader {
     pub(super) server_validity: Duration,
     /// resourceVersion of the Secret that was rejected and logged.
     pub(super) rejected: Option<String>,
-    pub(super) metrics: Metrics,
 }
 
 impl CertificateReloader {
     /// Runs for ever; returns only if the watch ends, which is a fault.
     pub async fn run(mut self) -> &'static str {
-        let mut secrets: BoxStream<'static, watcher::Result<Option<Secret>>> = match &self.store {
-            Some(store) => watcher::watch_object(store.api().clone(), CA_SECRET).default_backoff().boxed(),
+        let mut secrets: BoxStream<'static, Option<Secret>> = match &self.store {
+            Some(store) => object::watch(store.api.clone(), CA_SECRET, "CA's Secret"),
             None => futures::stream::pending().boxed(),
         };
         let (mut age, mut poll) = (time::interval(AGE_CHECK_INTERVAL), time::interval(FILE_POLL_INTERVAL));
@@ -68,10 +67,7 @@ impl CertificateReloader {
             let now = || jiff::Timestamp::now().as_second();
             tokio::select! {
                 secret = secrets.next() => match secret {
-                    Some(Ok(secret)) => self.apply_secret(secret.as_ref(), now()),
-                    Some(Err(error)) => {
-                        tracing::warn!(error = &error as &dyn std::error::Error, "Watch of the CA's Secret failed");
-                    }
+                    Some(secret) => self.apply_secret(secret.as_ref(), now()),
                     None => return "watch of the CA's Secret",
                 },
                 _ = age.tick() => self.check_age(now()),
@@ -91,7 +87,7 @@ impl CertificateReloader {
             Err(error) => {
                 let version = secret.metadata.resource_version.clone();
                 if self.rejected != version || version.is_none() {
-                    self.metrics.refused(&error);
+                    self.tls_state.metrics.refused(&error);
                     let error = &error as &dyn std::error::Error;
                     tracing::error!(error, "The Secret {CA_SECRET} is refused; its last good content stays in use");
                     self.rejected = version;
@@ -107,7 +103,7 @@ impl CertificateReloader {
         if !is_known {
             if let Err(error) = self.use_state(&secret.state, now) {
                 tracing::error!(error = format!("{error:#}"), "The Secret {CA_SECRET} could not be taken into use");
-                self.metrics.issued(false);
+                self.tls_state.metrics.issued(false);
                 return self.tls_state.set_secret_status(CaSecretStatus::Refused);
             }
             self.secret = Some(secret.clone());
@@ -117,7 +113,7 @@ impl CertificateReloader {
     }
 
     fn use_state(&mut self, state: &CaState, now: i64) -> anyhow::Result<()> {
-        if self.server_leaf.as_ref().is_some_and(|leaf| leaf.issuer != state.serving().id) {
+        if self.server_leaf.as_ref().is_some_and(|leaf| leaf.issuer != state.root.id) {
             self.server_leaf = Some(self.issue_leaf(state, now)?);
         }
         self.publish(self.files.in_use(), Some(state), now)
@@ -125,7 +121,7 @@ impl CertificateReloader {
 
     fn issue_leaf(&self, state: &CaState, now: i64) -> Result<ServerLeaf, PkiError> {
         let leaf = ServerLeaf::issue(state, &self.sources.names, self.server_validity, now)?;
-        self.metrics.issued(true);
+        self.tls_state.metrics.issued(true);
         Ok(leaf)
     }
 
@@ -138,7 +134,7 @@ impl CertificateReloader {
     /// Renews the leaf when it is due, and updates the metric of a certificate that is close to its end.
     fn check_age(&mut self, now: i64) {
         self.renew(now);
-        self.metrics.update_close_to_expiry(now);
+        self.tls_state.metrics.update_close_to_expiry(now);
     }
 
     fn renew(&mut self, now: i64) {
@@ -151,7 +147,7 @@ impl CertificateReloader {
             self.publish(self.files.in_use(), Some(&secret.state), now).inspect_err(|_| self.server_leaf = before)
         });
         if let Err(error) = renewed {
-            self.metrics.issued(false);
+            self.tls_state.metrics.issued(false);
             tracing::error!(
                 error = format!("{error:#}"),
                 "The receiver's certificate could not be renewed; the last one stays"
@@ -169,10 +165,11 @@ impl CertificateReloader {
         let leaf = self.server_leaf.as_ref().map(|leaf| &leaf.pem);
         let published =
             self.sources.combine(&contents, state, leaf, now).map_err(anyhow::Error::new).and_then(|snapshot| {
-                snapshot.check_end(now)?;
+                // One with an unreadable notAfter passes.
+                ensure!(snapshot.identity.not_after().is_none_or(|end| end > now), SourceError::Expired);
                 Ok(self.tls_state.publish(&snapshot, state)?)
             });
-        self.files.record(contents, published, &self.metrics);
+        self.files.record(contents, published, &self.tls_state.metrics);
     }
 }
 

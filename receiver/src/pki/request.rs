@@ -19,7 +19,7 @@ use x509_parser::{
 const MAX_BYTES: usize = 16 << 10;
 
 /// Reason for which a request is refused.
-#[derive(Debug, Error, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub enum ParseRequestError {
     /// More than 16 KiB.
     #[error("the certificate request is too large")]
@@ -41,7 +41,7 @@ pub enum ParseRequestError {
 /// A request with a verified signature, so its sender holds the key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SigningRequest {
-    key: SubjectPublicKeyInfo,
+    pub(super) key: SubjectPublicKeyInfo,
     der: Vec<u8>,
 }
 
@@ -81,10 +81,6 @@ impl SigningRequest {
         }
         let der = CertificateSigningRequestDer::from_pem_slice(pem).map_err(|_| ParseRequestError::Parse)?;
         Self::from_der(&der)
-    }
-
-    pub(super) fn key(&self) -> &SubjectPublicKeyInfo {
-        &self.key
     }
 
     /// Serializes it as PEM.
@@ -166,7 +162,7 @@ mod tests {
         let read = SigningRequest::from_der(&request(&key)).unwrap();
         let ca = Ca::generate("root", 1_800_000_000, CA_VALIDITY).unwrap();
         let (runtime, domain) = ("r-1".parse().unwrap(), "kyma.local".parse().unwrap());
-        let chain = ca.issue_runtime(&runtime, &domain, &read, 1_800_000_000, RUNTIME_VALIDITY).unwrap();
+        let chain = ca.issue_runtime(&runtime, &domain, &read.key, 1_800_000_000, RUNTIME_VALIDITY).unwrap();
         let leaf = tidewatch_shared::tls::certificates(chain.as_bytes()).unwrap().remove(0);
         let certificate = RuntimeCertificate::read(&leaf, &domain).unwrap();
         assert_eq!((certificate.runtime, &*certificate.leaf.public_key), (runtime, key.public_key_raw()));

@@ -34,23 +34,13 @@ pub enum RotationError {
 #[derive(Clone)]
 pub struct RotationHandle {
     pub(crate) requests: mpsc::Sender<PendingRotation>,
+    /// Progress of the rotation; `None` without a built-in CA, and before the first reconcile.
     pub(crate) progress: watch::Receiver<Option<Arc<RotationProgress>>>,
+    /// Runtimes that the rotation waits for; `None` before the first reconcile.
     pub(crate) stragglers: watch::Receiver<Option<Arc<Stragglers>>>,
 }
 
 impl RotationHandle {
-    /// Progress of the rotation; `None` without a built-in CA, and before the first reconcile.
-    #[must_use]
-    pub fn progress(&self) -> Option<Arc<RotationProgress>> {
-        self.progress.borrow().clone()
-    }
-
-    /// Runtimes that the rotation waits for; `None` before the first reconcile.
-    #[must_use]
-    pub fn stragglers(&self) -> Option<Arc<Stragglers>> {
-        self.stragglers.borrow().clone()
-    }
-
     /// Begins a rotation, or joins the one that is under way. Returns once that is stored.
     ///
     /// # Errors

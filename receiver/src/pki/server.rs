@@ -16,25 +16,20 @@ const CLOSE_TO_EXPIRY: i64 = 14 * 86_400;
 /// A server's chain and key with the bundle to which clients must chain: validated together, published together.
 #[derive(Clone)]
 pub struct ServerIdentity {
-    config: Arc<ServerConfig>,
-    for_tokens: Arc<ServerConfig>,
-    fingerprint: String,
+    /// TLS configuration: TLS 1.3, client certificate required, HTTP/1.1 and HTTP/2 by ALPN.
+    pub config: Arc<ServerConfig>,
+    /// TLS configuration with the same certificate for clients with a token: TLS 1.3, no client certificate, HTTP/1.1.
+    pub(super) for_tokens: Arc<ServerConfig>,
+    /// Hex SHA-256 of the server's certificate, for the log.
+    pub(crate) fingerprint: String,
     validity: Option<(i64, i64)>,
 }
 
 impl ServerIdentity {
-    /// Builds it from PEM bytes.
-    ///
-    /// # Errors
-    /// [`TlsConfigError`]: also when key and certificate do not belong together. A reload then keeps the last good one.
-    pub fn from_pem(chain: &[u8], key: &[u8], clients: &TrustBundle) -> Result<Self, TlsConfigError> {
-        Self::new(&Identity::from_pem(chain, key)?, clients)
-    }
-
     /// Builds it from a parsed identity.
     ///
     /// # Errors
-    /// [`TlsConfigError`].
+    /// [`TlsConfigError`]: also when key and certificate do not belong together. A reload then keeps the last good one.
     pub fn new(identity: &Identity, clients: &TrustBundle) -> Result<Self, TlsConfigError> {
         let config = Arc::new(tls::server(identity, clients.store()?)?);
         let for_tokens = Arc::new(tls::server_without_client_auth(identity)?);
@@ -54,30 +49,12 @@ impl ServerIdentity {
         self
     }
 
-    /// TLS configuration: TLS 1.3, client certificate required, HTTP/1.1 and HTTP/2 by ALPN.
-    #[must_use]
-    pub fn config(&self) -> Arc<ServerConfig> {
-        self.config.clone()
-    }
-
-    /// TLS configuration with the same certificate for clients with a token: TLS 1.3, no client certificate, HTTP/1.1.
-    #[must_use]
-    pub fn config_for_tokens(&self) -> Arc<ServerConfig> {
-        self.for_tokens.clone()
-    }
-
-    /// As [`config_for_tokens`](Self::config_for_tokens), with HTTP/2 as well: for agents that enrol.
+    /// TLS configuration with the same certificate for agents that enrol: as for clients with a token, with HTTP/2 as well.
     #[must_use]
     pub fn config_for_enrolment(&self) -> Arc<ServerConfig> {
         let mut config = ServerConfig::clone(&self.for_tokens);
         config.alpn_protocols = ClientKind::Agents.alpn_protocols();
         Arc::new(config)
-    }
-
-    /// Hex SHA-256 of the server's certificate, for the log.
-    #[must_use]
-    pub fn fingerprint(&self) -> &str {
-        &self.fingerprint
     }
 
     /// notAfter of the server's certificate in Unix seconds; `None` when its key is not P-256, as may be with a foreign

@@ -73,13 +73,6 @@ pub enum SourceError {
     NoCa,
 }
 
-/// Source of the receiver's own certificate.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum ServerSource {
-    Files { chain: PathBuf, key: PathBuf },
-    Issued,
-}
-
 /// Source of the agents' roots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ClientRoots {
@@ -90,7 +83,8 @@ pub(super) enum ClientRoots {
 
 #[derive(Clone, Debug)]
 pub(super) struct Sources {
-    pub(super) server: ServerSource,
+    /// Chain and key of the receiver's own certificate; `None` if the built-in CA issues it.
+    pub(super) server: Option<(PathBuf, PathBuf)>,
     pub(super) clients: ClientRoots,
     server_ca: Option<PathBuf>,
     proxy_ca: Option<PathBuf>,
@@ -115,25 +109,22 @@ pub(super) struct TlsSnapshot {
 
 impl Sources {
     pub(super) fn new(flags: &Flags, tls: &TlsFlags, names: Vec<ServerName>) -> Result<Self, FlagsError> {
-        let server = match (&tls.tls_cert, &tls.tls_key) {
-            (Some(chain), Some(key)) => ServerSource::Files { chain: chain.clone(), key: key.clone() },
-            _ => ServerSource::Issued,
-        };
+        let server = tls.tls_cert.clone().zip(tls.tls_key.clone());
         let clients = match (&tls.client_ca, &flags.issuer, &flags.issuer_ca) {
             (Some(path), IssuerName::Builtin, None) => ClientRoots::File(path.clone()),
             (Some(_), ..) => return Err(FlagsError::Issuer),
             (None, IssuerName::Builtin, None) => ClientRoots::Builtin,
             (None, IssuerName::Builtin, Some(_)) => return Err(FlagsError::IssuerCa),
-            (None, IssuerName::CertManager { kind, name }, Some(ca)) if server != ServerSource::Issued => {
+            (None, IssuerName::CertManager { kind, name }, Some(ca)) if server.is_some() => {
                 ClientRoots::CertManager { kind: kind.clone(), name: name.clone(), ca: ca.clone() }
             }
             (None, IssuerName::CertManager { .. }, _) => return Err(FlagsError::CertManager),
         };
-        let is_foreign = server != ServerSource::Issued && !matches!(clients, ClientRoots::File(_));
+        let is_foreign = server.is_some() && !matches!(clients, ClientRoots::File(_));
         if is_foreign && flags.server_ca.is_none() {
             return Err(FlagsError::ServerCa);
         }
-        if names.is_empty() && server == ServerSource::Issued {
+        if names.is_empty() && server.is_none() {
             return Err(FlagsError::NoName);
         }
         if clients == ClientRoots::Builtin && flags.ca_rotation_age + flags.certificate_validity >= flags.ca_validity {
@@ -142,21 +133,9 @@ impl Sources {
         Ok(Self { server, clients, server_ca: flags.server_ca.clone(), proxy_ca: tls.proxy_ca.clone(), names })
     }
 
-    /// True if the built-in CA issues the agents' certificates.
-    pub(super) fn uses_builtin_ca(&self) -> bool {
-        self.clients == ClientRoots::Builtin
-    }
-
-    /// True if the receiver's own certificate comes from files.
-    pub(super) fn has_server_files(&self) -> bool {
-        self.server != ServerSource::Issued
-    }
-
     pub(super) fn read(&self) -> Result<FileContents, SourceError> {
-        let server = match &self.server {
-            ServerSource::Files { chain, key } => Some((read(chain)?, read(key)?)),
-            ServerSource::Issued => None,
-        };
+        let server =
+            self.server.as_ref().map(|(chain, key)| Ok::<_, SourceError>((read(chain)?, read(key)?))).transpose()?;
         let clients = match &self.clients {
             ClientRoots::File(path) | ClientRoots::CertManager { ca: path, .. } => Some(read(path)?),
             ClientRoots::Builtin => None,
@@ -208,17 +187,10 @@ impl Sources {
             server.chain.split_first().ok_or(SourceError::Server(TlsConfigError::Empty("the certificate chain")))?;
         let now = UnixTime::since_unix_epoch(std::time::Duration::from_secs(now.max(0).cast_unsigned()));
         for name in &self.names {
-            let verified = verifier.verify_server_cert(leaf, rest, &name.for_tls(), &[], now);
+            let verified = verifier.verify_server_cert(leaf, rest, &name.0, &[], now);
             verified.map_err(|error| SourceError::Verify(name.to_string(), error))?;
         }
         Ok(())
-    }
-}
-
-impl TlsSnapshot {
-    /// Rejects an expired certificate; one with an unreadable notAfter passes.
-    pub(super) fn check_end(&self, now: i64) -> Result<(), SourceError> {
-        if self.identity.not_after().is_some_and(|end| end <= now) { Err(SourceError::Expired) } else { Ok(()) }
     }
 }
 

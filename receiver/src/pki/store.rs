@@ -9,7 +9,10 @@ use kube::{
 };
 use thiserror::Error;
 
-use super::ca_state::{CaState, CaStateError};
+use super::{
+    PkiError,
+    ca_state::{CaState, CaStateError},
+};
 
 /// Name of the Secret that holds the built-in CA, in the receiver's namespace.
 pub const CA_SECRET: &str = "tidewatch-ca";
@@ -23,6 +26,9 @@ pub enum CaSecretError {
     /// The content is not a CA; it is never overwritten.
     #[error("the Secret {CA_SECRET} holds no usable CA")]
     Content(#[from] CaStateError),
+    /// Generating a root for a new Secret failed.
+    #[error("a root could not be generated")]
+    Generate(#[from] PkiError),
     /// The Secret was deleted repeatedly between a create and a read.
     #[error("the Secret {CA_SECRET} is deleted repeatedly")]
     Unsteady,
@@ -58,7 +64,7 @@ impl CaSecret {
 /// Reads and writes the Secret.
 #[derive(Clone)]
 pub(crate) struct Store {
-    api: Api<Secret>,
+    pub(super) api: Api<Secret>,
 }
 
 /// Limit of alternations between a create that found a Secret and a read that found none.
@@ -69,26 +75,22 @@ impl Store {
         Self { api: Api::namespaced(client, namespace) }
     }
 
-    pub(crate) const fn api(&self) -> &Api<Secret> {
-        &self.api
-    }
-
     /// Returns the stored state, or creates the Secret with a new one. Of several replicas that start at once one
     /// creates it, and all use it.
     pub(crate) async fn read_or_create(
         &self,
-        make: impl Fn() -> Result<CaState, super::PkiError>,
-    ) -> Result<CaSecret, CreateCaError> {
+        make: impl Fn() -> Result<CaState, PkiError>,
+    ) -> Result<CaSecret, CaSecretError> {
         for _ in 0..ATTEMPTS {
-            if let Some(secret) = self.api.get_opt(CA_SECRET).await.map_err(CaSecretError::from)? {
-                return Ok(CaSecret::of(&secret).map_err(CaSecretError::from)?);
+            if let Some(secret) = self.api.get_opt(CA_SECRET).await? {
+                return Ok(CaSecret::of(&secret)?);
             }
             if let Some(secret) = self.create(&make()?).await? {
                 tracing::info!(root = %secret.state.target().id, "CA created");
                 return Ok(secret);
             }
         }
-        Err(CaSecretError::Unsteady.into())
+        Err(CaSecretError::Unsteady)
     }
 
     /// Creates the Secret; `None` when one exists.
@@ -110,17 +112,6 @@ impl Store {
             Err(error) => Err(error.into()),
         }
     }
-}
-
-/// Failure to read or create the CA at the start.
-#[derive(Debug, Error)]
-pub enum CreateCaError {
-    /// Reading or writing the Secret failed.
-    #[error(transparent)]
-    Secret(#[from] CaSecretError),
-    /// Generating a root failed.
-    #[error("a root could not be generated")]
-    Make(#[from] super::PkiError),
 }
 
 fn manifest(state: &CaState, metadata: ObjectMeta) -> Secret {

@@ -33,19 +33,15 @@ pub enum FollowState {
     Overdue(StragglerReason),
 }
 
-/// Stragglers of the last reconcile; the flag marks overdue ones. Bounded by the number of Kymas.
+/// Stragglers of the last reconcile. Bounded by the number of Kymas.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Stragglers(HashMap<KymaKey, (StragglerReason, bool)>);
+pub struct Stragglers(HashMap<KymaKey, FollowState>);
 
 impl Stragglers {
     /// State of one Kyma's runtime.
     #[must_use]
     pub fn of(&self, kyma: &KymaKey) -> FollowState {
-        match self.0.get(kyma) {
-            None => FollowState::UpToDate,
-            Some((_, false)) => FollowState::Pending,
-            Some((behind, true)) => FollowState::Overdue(*behind),
-        }
+        self.0.get(kyma).copied().unwrap_or(FollowState::UpToDate)
     }
 }
 
@@ -65,7 +61,8 @@ impl StragglerTracker {
         self.0.retain(|kyma, _| behind.contains_key(kyma));
         let track = |(kyma, behind): (KymaKey, StragglerReason)| {
             let since = *self.0.entry(kyma.clone()).or_insert(now);
-            (kyma, (behind, now.saturating_duration_since(since) >= overdue_after))
+            let is_overdue = now.saturating_duration_since(since) >= overdue_after;
+            (kyma, if is_overdue { FollowState::Overdue(behind) } else { FollowState::Pending })
         };
         Stragglers(behind.into_iter().map(track).collect())
     }

@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use arc_swap::ArcSwap;
 use kube::Client;
 use rustls::ServerConfig;
-use tidewatch_shared::{certificate::KeyId, identity::TrustDomain, tls::TlsConfigError};
+use tidewatch_shared::{certificate::KeyId, identity::TrustDomain, tls::TlsConfigError, variant::VariantName as _};
 use tokio::sync::watch;
 
 use super::{
@@ -34,8 +34,6 @@ pub struct Setup<'a> {
     pub domain: &'a TrustDomain,
     /// Namespace of the CA's Secret.
     pub namespace: &'a str,
-    /// The proxy that forwards agents' certificates.
-    pub proxy: Option<&'a ProxyIdentity>,
 }
 
 /// Observed status of the CA's Secret.
@@ -54,17 +52,20 @@ pub(crate) enum CaSecretStatus {
 /// TLS configurations of the ports, current trust, and issuer. Clones share it; [`CertificateReloader`] keeps it up to
 /// date.
 #[derive(Clone)]
-pub struct TlsState(Arc<Inner>);
-
-struct Inner {
-    events: Arc<ArcSwap<ServerConfig>>,
-    tokens: Arc<ArcSwap<ServerConfig>>,
-    enrolment: Arc<ArcSwap<ServerConfig>>,
+pub struct TlsState {
+    /// TLS of the event port: clients must present a certificate of the currently accepted roots.
+    pub events: Arc<ArcSwap<ServerConfig>>,
+    /// TLS of ports where clients present a token.
+    pub tokens: Arc<ArcSwap<ServerConfig>>,
+    /// TLS of the enrolment port: no client certificate, HTTP/2 and HTTP/1.1.
+    pub enrolment: Arc<ArcSwap<ServerConfig>>,
+    /// Issuer of the runtimes' certificates; `None` when agents have their certificates from elsewhere.
+    pub authority: Option<Authority>,
+    /// The proxy that forwards agents' certificates; its roots follow the current trust.
+    pub proxy: Option<Proxy>,
     trust: watch::Sender<Arc<Trust>>,
     secret_status: watch::Sender<CaSecretStatus>,
-    authority: Option<Authority>,
-    proxy: Option<Proxy>,
-    metrics: Metrics,
+    pub(super) metrics: Metrics,
 }
 
 impl TlsState {
@@ -79,11 +80,11 @@ impl TlsState {
         client: Client,
         metrics: Metrics,
     ) -> anyhow::Result<(Self, CertificateReloader)> {
-        let Setup { flags, tls, names, domain, namespace, proxy } = setup;
+        let Setup { flags, tls, names, domain, namespace } = setup;
         let sources = Sources::new(flags, tls, names)?;
         let now = jiff::Timestamp::now().as_second();
         let (mut store, mut secret) = (None, None);
-        if sources.uses_builtin_ca() {
+        if sources.clients == ClientRoots::Builtin {
             let new_store = Store::new(client.clone(), namespace);
             let read =
                 new_store.read_or_create(|| Ok(CaState::steady(generate_root(flags.ca_validity, now)?, now))).await;
@@ -94,7 +95,7 @@ impl TlsState {
         let secret = secret.map(Arc::new);
         let state = secret.as_deref().map(|secret| &secret.state);
         let issue = |state| ServerLeaf::issue(state, &sources.names, flags.server_certificate_validity, now);
-        let server_leaf = state.filter(|_| !sources.has_server_files()).map(issue).transpose();
+        let server_leaf = state.filter(|_| sources.server.is_none()).map(issue).transpose();
         let server_leaf = server_leaf.context("issue the receiver's certificate")?;
         let snapshot = sources.combine(&contents, state, server_leaf.as_ref().map(|leaf| &leaf.pem), now)?;
         let issuer = match (&sources.clients, state) {
@@ -106,19 +107,19 @@ impl TlsState {
         };
         let trust = watch::Sender::new(Arc::new(snapshot.trust.clone()));
         let new_proxy = |identity: &ProxyIdentity| Proxy::new(identity.clone(), snapshot.trust.clients.store()?);
-        let proxy = proxy.map(new_proxy).transpose()?;
+        let proxy = tls.proxy_identity.as_ref().map(new_proxy).transpose()?;
         let authority =
             issuer.map(|issuer| Authority::new(issuer, domain.clone(), flags.certificate_validity, trust.clone()));
-        let tls_state = Self(Arc::new(Inner {
-            events: Arc::new(ArcSwap::new(snapshot.identity.config())),
-            tokens: Arc::new(ArcSwap::new(snapshot.identity.config_for_tokens())),
+        let tls_state = Self {
+            events: Arc::new(ArcSwap::new(snapshot.identity.config.clone())),
+            tokens: Arc::new(ArcSwap::new(snapshot.identity.for_tokens.clone())),
             enrolment: Arc::new(ArcSwap::new(snapshot.identity.config_for_enrolment())),
             trust,
             secret_status: watch::Sender::new(CaSecretStatus::Unused),
             authority,
             proxy,
-            metrics: metrics.clone(),
-        }));
+            metrics,
+        };
         tls_state.publish(&snapshot, state)?;
         if let Some(secret) = &secret {
             tls_state.set_secret_status(CaSecretStatus::Good(secret.clone()));
@@ -132,65 +133,34 @@ impl TlsState {
             store,
             server_validity: flags.server_certificate_validity,
             rejected: None,
-            metrics,
         };
         Ok((tls_state, reloader))
-    }
-
-    /// TLS of the event port: clients must present a certificate of the currently accepted roots.
-    #[must_use]
-    pub fn events(&self) -> Arc<ArcSwap<ServerConfig>> {
-        self.0.events.clone()
-    }
-
-    /// TLS of ports where clients present a token.
-    #[must_use]
-    pub fn tokens(&self) -> Arc<ArcSwap<ServerConfig>> {
-        self.0.tokens.clone()
-    }
-
-    /// TLS of the enrolment port: no client certificate, HTTP/2 and HTTP/1.1.
-    #[must_use]
-    pub fn enrolment(&self) -> Arc<ArcSwap<ServerConfig>> {
-        self.0.enrolment.clone()
-    }
-
-    /// Issuer of the runtimes' certificates; `None` when agents have their certificates from elsewhere.
-    #[must_use]
-    pub fn authority(&self) -> Option<&Authority> {
-        self.0.authority.as_ref()
     }
 
     /// Current trust, and every change of it.
     #[must_use]
     pub fn trust(&self) -> watch::Receiver<Arc<Trust>> {
-        self.0.trust.subscribe()
-    }
-
-    /// The proxy that forwards agents' certificates; its roots follow the current trust.
-    #[must_use]
-    pub fn proxy(&self) -> Option<Proxy> {
-        self.0.proxy.clone()
+        self.trust.subscribe()
     }
 
     pub(crate) fn secret_status(&self) -> watch::Receiver<CaSecretStatus> {
-        self.0.secret_status.subscribe()
+        self.secret_status.subscribe()
     }
 
     pub(crate) fn set_secret_status(&self, secret_status: CaSecretStatus) {
-        self.0.metrics.set_secret_good(matches!(secret_status, CaSecretStatus::Good(_)));
-        self.0.secret_status.send_replace(secret_status);
+        self.metrics.secret_good.set(matches!(secret_status, CaSecretStatus::Good(_)).into());
+        self.secret_status.send_replace(secret_status);
     }
 
     /// Publishes a snapshot: first the configurations of the ports, then the trust for its subscribers, then the
     /// issuer.
     pub(super) fn publish(&self, snapshot: &TlsSnapshot, state: Option<&CaState>) -> Result<(), TlsConfigError> {
-        let Inner { events, tokens, enrolment, trust, authority, proxy, metrics, .. } = &*self.0;
+        let Self { events, tokens, enrolment, trust, authority, proxy, metrics, .. } = self;
         if let Some(proxy) = proxy {
             proxy.trust(snapshot.trust.clients.store()?)?;
         }
-        events.store(snapshot.identity.config());
-        tokens.store(snapshot.identity.config_for_tokens());
+        events.store(snapshot.identity.config.clone());
+        tokens.store(snapshot.identity.for_tokens.clone());
         enrolment.store(snapshot.identity.config_for_enrolment());
         metrics.set_server_certificate(&snapshot.identity);
         trust.send_if_modified(|published| {
@@ -201,13 +171,13 @@ impl TlsState {
             is_changed
         });
         if let Some(state) = state {
-            metrics.set_root_end(state.target().ca.not_after());
+            metrics.root_ends.set(state.target().ca.not_after());
             if let Some(authority) = authority {
                 authority.set_ca(state.issuing().ca.clone());
             }
         }
         tracing::info!(
-            certificate = snapshot.identity.fingerprint(),
+            certificate = snapshot.identity.fingerprint,
             not_after = snapshot.identity.not_after(),
             agents_trust = snapshot.trust.agents.revision(),
             clients_trust = snapshot.trust.clients.revision(),

@@ -21,32 +21,26 @@ pub(super) struct LeaseRecord {
     pub(super) transitions: i32,
 }
 
-/// Next step of a candidate.
+/// Next step of a candidate: it writes its identity into the Lease that was read, or creates it, unless it waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Decision {
-    /// Write its identity into the Lease that was read, or create it.
-    Acquire(AcquireReason),
-    /// Poll again. Without a renewal, the Lease expires at this instant.
-    Wait(Instant),
-}
-
-/// Reason for which a Lease may be acquired.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum AcquireReason {
-    /// It has no holder.
+    /// The Lease has no holder.
     Free,
     /// An earlier write of this candidate succeeded although its response was lost.
     Ours,
-    /// Its holder ran in this candidate's place, which runs one receiver at a time.
+    /// The Lease's holder ran in this candidate's place, which runs one receiver at a time.
     Predecessor,
-    /// It was not renewed in time.
+    /// The Lease was not renewed in time.
     Expired,
+    /// Poll again. Without a renewal, the Lease expires at this instant.
+    Wait(Instant),
 }
 
 /// State of one candidate.
 #[derive(Debug)]
 pub(super) struct Election {
-    identity: String,
+    /// Identity of this candidate, unique also against its own successor.
+    pub(super) identity: String,
     place: Option<String>,
     default_duration: Duration,
     observed: Option<(LeaseRecord, Instant)>,
@@ -59,24 +53,19 @@ impl Election {
         Self { identity, place: place.map(str::to_owned), default_duration, observed: None }
     }
 
-    /// Identity of this candidate, unique also against its own successor.
-    pub(super) fn identity(&self) -> &str {
-        &self.identity
-    }
-
     /// Evaluates the record that was just read; `None` when there is no Lease.
     pub(super) fn observe(&mut self, record: Option<LeaseRecord>, now: Instant) -> Decision {
         let Some(record) = record else {
             self.observed = None;
-            return Decision::Acquire(AcquireReason::Free);
+            return Decision::Free;
         };
-        let Some(holder) = record.holder.as_deref() else { return Decision::Acquire(AcquireReason::Free) };
+        let Some(holder) = record.holder.as_deref() else { return Decision::Free };
         if holder == self.identity {
-            return Decision::Acquire(AcquireReason::Ours);
+            return Decision::Ours;
         }
         let from = holder.rsplit_once('_').map(|(place, _)| place);
         if self.place.is_some() && from == self.place.as_deref() {
-            return Decision::Acquire(AcquireReason::Predecessor);
+            return Decision::Predecessor;
         }
         let duration = record.duration.unwrap_or(self.default_duration).min(MAX_LEASE_DURATION);
         let since = match &self.observed {
@@ -87,7 +76,7 @@ impl Election {
             }
         };
         let expires = since + duration;
-        if now >= expires { Decision::Acquire(AcquireReason::Expired) } else { Decision::Wait(expires) }
+        if now >= expires { Decision::Expired } else { Decision::Wait(expires) }
     }
 }
 
@@ -111,11 +100,11 @@ mod tests {
     fn free_own_and_predecessors_leases_are_acquired_at_once() {
         let now = Instant::now();
         let mut election = Election::new("2", Some("pod"), "host", LEASE);
-        assert_eq!(election.identity(), "pod_2");
-        assert_eq!(election.observe(None, now), Decision::Acquire(AcquireReason::Free));
-        assert_eq!(election.observe(Some(LeaseRecord::default()), now), Decision::Acquire(AcquireReason::Free));
-        assert_eq!(election.observe(held_by("pod_2", 1), now), Decision::Acquire(AcquireReason::Ours));
-        assert_eq!(election.observe(held_by("pod_1", 1), now), Decision::Acquire(AcquireReason::Predecessor));
+        assert_eq!(election.identity, "pod_2");
+        assert_eq!(election.observe(None, now), Decision::Free);
+        assert_eq!(election.observe(Some(LeaseRecord::default()), now), Decision::Free);
+        assert_eq!(election.observe(held_by("pod_2", 1), now), Decision::Ours);
+        assert_eq!(election.observe(held_by("pod_1", 1), now), Decision::Predecessor);
         assert_eq!(election.observe(held_by("pod", 1), now), Decision::Wait(now + LEASE));
         assert_eq!(election.observe(held_by("pod-2_1", 1), now), Decision::Wait(now + LEASE));
     }
@@ -139,10 +128,7 @@ mod tests {
         );
         let renewed = start + LEASE - S;
         assert_eq!(election.observe(held_by("other_1", 4_000_000_000), renewed), Decision::Wait(renewed + LEASE));
-        assert_eq!(
-            election.observe(held_by("other_1", 4_000_000_000), renewed + LEASE),
-            Decision::Acquire(AcquireReason::Expired)
-        );
+        assert_eq!(election.observe(held_by("other_1", 4_000_000_000), renewed + LEASE), Decision::Expired);
         // A new holder gets its full duration.
         let later = renewed + LEASE;
         assert_eq!(election.observe(held_by("third_1", 4_000_000_000), later), Decision::Wait(later + LEASE));

@@ -11,12 +11,9 @@ use k8s_openapi::{
     api::coordination::v1::{Lease, LeaseSpec},
     apimachinery::pkg::apis::meta::v1::MicroTime,
 };
-use kube::{
-    Api, Client,
-    api::{ObjectMeta, PostParams},
-};
+use kube::{Api, Client, api::PostParams};
 use thiserror::Error;
-use tidewatch_shared::identity::Instance;
+use tidewatch_shared::{identity::Instance, metrics::OutcomeLabel};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use super::{
@@ -104,12 +101,6 @@ impl LeaderElector {
         }
     }
 
-    /// Identity of this process in the Lease.
-    #[must_use]
-    pub fn identity(&self) -> &str {
-        self.election.identity()
-    }
-
     /// Waits until this receiver is the active one, and opens the write fence. Cancel safe.
     pub async fn acquire(&mut self) {
         let mut reported = None;
@@ -134,13 +125,11 @@ impl LeaderElector {
 
     async fn try_acquire(&mut self) -> Result<AcquireOutcome, LeaseError> {
         let lease = self.read().await?;
-        let reason = match self.election.observe(lease.as_ref().map(record), Instant::now()) {
-            Decision::Acquire(reason) => reason,
-            Decision::Wait(expires) => {
-                let by = lease.as_ref().and_then(holder).unwrap_or_default();
-                return Ok(AcquireOutcome::Held { by, expires });
-            }
-        };
+        let decision = self.election.observe(lease.as_ref().map(record), Instant::now());
+        if let Decision::Wait(expires) = decision {
+            let by = lease.as_ref().and_then(holder).unwrap_or_default();
+            return Ok(AcquireOutcome::Held { by, expires });
+        }
         let began = Instant::now();
         let Some(lease) = self.write(self.acquired_lease(lease)).await? else { return Ok(AcquireOutcome::Conflict) };
         if !self.extend(began) {
@@ -148,7 +137,7 @@ impl LeaderElector {
         }
         self.lease = Some(lease);
         self.metrics.active.set(1);
-        tracing::info!(identity = self.election.identity(), ?reason, "This receiver is active");
+        tracing::info!(identity = self.election.identity, reason = ?decision, "This receiver is active");
         Ok(AcquireOutcome::Ours)
     }
 
@@ -188,7 +177,7 @@ impl LeaderElector {
             Some(lease) => lease,
             // The response to a write was lost, or another writer changed the Lease: read its holder.
             None => match self.read().await?.and_then(|lease| Some((holder(&lease)?, lease))) {
-                Some((holder, lease)) if holder == self.election.identity() => lease,
+                Some((holder, lease)) if holder == self.election.identity => lease,
                 Some((holder, _)) => return Ok(Some(LeadershipLostError::Taken(holder))),
                 None => return Ok(Some(LeadershipLostError::Gone)),
             },
@@ -221,7 +210,7 @@ impl LeaderElector {
     /// Returns true when nothing is left to release.
     async fn try_release(&mut self) -> Result<bool, LeaseError> {
         let Some(mut lease) = self.read().await? else { return Ok(true) };
-        if holder(&lease).as_deref() != Some(self.election.identity()) {
+        if holder(&lease).as_deref() != Some(&*self.election.identity) {
             return Ok(true);
         }
         let spec = lease.spec.get_or_insert_default();
@@ -235,13 +224,13 @@ impl LeaderElector {
     }
 
     fn acquired_lease(&self, lease: Option<Lease>) -> Lease {
-        let named = || ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() };
-        let mut lease = lease.unwrap_or_else(|| Lease { metadata: named(), spec: None });
+        let mut lease = lease.unwrap_or_default();
+        lease.metadata.name = Some(self.name.clone());
         let before = record(&lease);
         let now = MicroTime(Timestamp::now());
         let seconds = i32::try_from(self.timings.lease.as_secs()).unwrap_or(i32::MAX);
         lease.spec = Some(LeaseSpec {
-            holder_identity: Some(self.election.identity().to_owned()),
+            holder_identity: Some(self.election.identity.clone()),
             lease_duration_seconds: Some(seconds),
             acquire_time: Some(now.clone()),
             renew_time: Some(now),
@@ -263,20 +252,13 @@ impl LeaderElector {
         } else {
             self.call(self.api.create(&parameters, &lease)).await
         };
-        match written {
-            Ok(lease) => {
-                self.metrics.wrote("written");
-                Ok(Some(lease))
-            }
-            Err(LeaseError::Api(error)) if is_conflict(&error) => {
-                self.metrics.wrote("conflict");
-                Ok(None)
-            }
-            Err(error) => {
-                self.metrics.wrote("failed");
-                Err(error)
-            }
-        }
+        let (outcome, written) = match written {
+            Ok(lease) => ("written", Ok(Some(lease))),
+            Err(LeaseError::Api(error)) if is_conflict(&error) => ("conflict", Ok(None)),
+            Err(error) => ("failed", Err(error)),
+        };
+        self.metrics.writes.get_or_create(&OutcomeLabel { outcome }).inc();
+        written
     }
 
     async fn call<T>(&self, call: impl Future<Output = kube::Result<T>>) -> Result<T, LeaseError> {

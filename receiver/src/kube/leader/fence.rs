@@ -2,20 +2,18 @@
 //! leaves, so that a process that was frozen writes nothing when it resumes, whichever of its threads wakes first.
 
 use std::{
-    fmt, io,
+    io,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    task::{Context, Poll},
     thread,
     time::{Duration, Instant},
 };
 
-use futures::future::{Either, MapErr, Ready, TryFutureExt as _, ready};
 use http::{Method, Request};
 use thiserror::Error;
-use tower::{BoxError, Layer, Service};
+use tower::filter::FilterLayer;
 
 /// Not opened yet.
 const UNOPENED: u64 = 0;
@@ -32,9 +30,10 @@ const GUARD_INTERVAL: Duration = Duration::from_secs(1);
 pub struct NotLeaderError;
 
 /// Deadline of all writes. Clones share it.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct WriteFence(Arc<Inner>);
 
+#[derive(Debug)]
 struct Inner {
     base: Instant,
     /// Nanoseconds after `base`, or one of the constants.
@@ -110,8 +109,9 @@ impl WriteFence {
 
     /// Layer that puts the fence in front of a client's requests.
     #[must_use]
-    pub fn layer(&self) -> WriteFenceLayer {
-        WriteFenceLayer(self.clone())
+    pub fn layer<B>(&self) -> FilterLayer<impl Fn(Request<B>) -> Result<Request<B>, NotLeaderError> + Clone + use<B>> {
+        let fence = self.clone();
+        FilterLayer::new(move |request: Request<B>| fence.check(request.method()).map(|()| request))
     }
 
     /// Checks that a request may leave now; reads always may.
@@ -123,57 +123,11 @@ impl WriteFence {
     }
 }
 
-impl fmt::Debug for WriteFence {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WriteFence").field("holds", &self.is_open()).finish()
-    }
-}
-
-/// Layer of [`WriteFence::layer`].
-#[derive(Clone, Debug)]
-pub struct WriteFenceLayer(WriteFence);
-
-impl<S> Layer<S> for WriteFenceLayer {
-    type Service = FencedService<S>;
-
-    fn layer(&self, inner: S) -> FencedService<S> {
-        FencedService { inner, fence: self.0.clone() }
-    }
-}
-
-/// A client's service behind a [`WriteFence`].
-#[derive(Clone, Debug)]
-pub struct FencedService<S> {
-    inner: S,
-    fence: WriteFence,
-}
-
-impl<S, B> Service<Request<B>> for FencedService<S>
-where
-    S: Service<Request<B>>,
-    S::Error: Into<BoxError>,
-{
-    type Response = S::Response;
-    type Error = BoxError;
-    type Future = Either<MapErr<S::Future, fn(S::Error) -> BoxError>, Ready<Result<S::Response, BoxError>>>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.inner.poll_ready(context).map_err(Into::into)
-    }
-
-    fn call(&mut self, request: Request<B>) -> Self::Future {
-        match self.fence.check(request.method()) {
-            Ok(()) => Either::Left(self.inner.call(request).map_err(Into::into)),
-            Err(lapsed) => Either::Right(ready(Err(lapsed.into()))),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
 
-    use tower::{ServiceExt as _, service_fn};
+    use tower::{BoxError, Layer as _, ServiceExt as _, service_fn};
 
     use super::*;
 

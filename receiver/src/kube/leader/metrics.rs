@@ -10,12 +10,6 @@ metric_set! {
         /// Leadership of this receiver: 1 if it is the active one, else 0.
         pub(super) active: Gauge = "active",
         /// Writes of the leader election Lease, by outcome: written, conflict (another writer was first), or failed.
-        writes: Family<OutcomeLabel, Counter> = "lease_writes",
-    }
-}
-
-impl Metrics {
-    pub(super) fn wrote(&self, outcome: &'static str) {
-        self.writes.get_or_create(&OutcomeLabel { outcome }).inc();
+        pub(super) writes: Family<OutcomeLabel, Counter> = "lease_writes",
     }
 }

@@ -1,6 +1,6 @@
 //! Events from the difference between the previous and the current state of a Kyma or Watcher.
 
-use std::{collections::BTreeMap, fmt};
+use std::collections::BTreeMap;
 
 use kube::{Resource, ResourceExt};
 use tidewatch_shared::api::{Condition, ConditionStatus, Kyma, State, Watcher};
@@ -34,7 +34,7 @@ pub(crate) struct PendingEvent {
 /// Fields of a Kyma that cause Events when they change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct KymaSnapshot {
-    uid: String,
+    pub(super) uid: String,
     state: State,
     modules: BTreeMap<Box<str>, State>,
     /// Status of the conditions `RuntimeAccess`, `ModuleCatalog` and `CRDsSync`, if present.
@@ -63,11 +63,6 @@ impl KymaSnapshot {
             paused: status("Paused") == Some(ConditionStatus::True),
             unlabelled: states::labels(kyma).is_none(),
         }
-    }
-
-    /// Returns true if both are of the same Kyma, and not of one that was recreated under the same name.
-    pub(super) fn is_same_object(&self, other: &Self) -> bool {
-        self.uid == other.uid
     }
 }
 
@@ -169,18 +164,12 @@ fn conditions(events: &mut EventCollector, before: &KymaSnapshot, now: &KymaSnap
             .map_or_else(String::new, |condition| format!("{}: {}", condition.reason, condition.message))
     };
     let message = |kind| condition(kyma, kind).map_or_else(String::new, |condition| condition.message.clone());
-    if before.access != now.access {
-        match (now.access, before.access) {
-            (Some(False), _) => events.warning("RuntimeAccessLost", reason_and_message("RuntimeAccess")),
-            (Some(True), Some(False)) => events.normal("RuntimeAccessRestored", message("RuntimeAccess")),
-            _ => {}
-        }
-    }
-    for (before, now, kind, lost, restored) in [
-        (before.crds, now.crds, "CRDsSync", "CRDsOutOfSync", "CRDsSynced"),
-        (before.catalog, now.catalog, "ModuleCatalog", "CatalogOutOfSync", "CatalogSynced"),
-    ] {
+    let access = (before.access, now.access, "RuntimeAccess", "RuntimeAccessLost", "RuntimeAccessRestored");
+    let crds = (before.crds, now.crds, "CRDsSync", "CRDsOutOfSync", "CRDsSynced");
+    let catalog = (before.catalog, now.catalog, "ModuleCatalog", "CatalogOutOfSync", "CatalogSynced");
+    for (before, now, kind, lost, restored) in [access, crds, catalog] {
         match (before == now, now, before) {
+            (false, Some(False), _) if kind == "RuntimeAccess" => events.warning(lost, reason_and_message(kind)),
             (false, Some(False), _) => events.warning(lost, message(kind)),
             (false, Some(True), Some(False)) => events.normal(restored, message(kind)),
             _ => {}
@@ -202,37 +191,12 @@ fn conditions(events: &mut EventCollector, before: &KymaSnapshot, now: &KymaSnap
     }
 }
 
-/// Event about the agents' upgrade; it regards the ConfigMap of the upgrade's state.
-pub(super) fn of_upgrade(namespace: &str, name: &str, uid: &str, halted: bool, note: String) -> PendingEvent {
-    let regarding =
-        Regarding { kind: CONFIG_MAP, namespace: namespace.to_owned(), name: name.to_owned(), uid: uid.to_owned() };
-    let reason = if halted { "AgentUpgradeHalted" } else { "AgentUpgrade" };
-    PendingEvent { regarding, warning: halted, reason, note }
-}
-
 /// Event of a deleted Kyma; none for one that is only no longer selected.
 pub(super) fn of_deleted_kyma(kyma: &Kyma) -> Option<PendingEvent> {
     kyma.metadata.deletion_timestamp.as_ref()?;
     let mut events = EventCollector::new("Kyma", kyma);
     events.normal("KymaDeleted", "the Kyma, its modules and what was put into its runtime are gone");
     events.events.pop()
-}
-
-/// Event of an invalid object, given by namespace, name and uid; its last valid state stays in effect if it is `known`.
-pub(super) fn of_invalid(
-    kind: &'static str,
-    (namespace, name, uid): (String, String, String),
-    known: bool,
-    cause: &impl fmt::Display,
-) -> PendingEvent {
-    let regarding = Regarding { kind, namespace, name, uid };
-    let effect = if known { "its last valid state stays in effect" } else { "it is ignored" };
-    PendingEvent {
-        regarding,
-        warning: true,
-        reason: "Unreadable",
-        note: format!("the object is invalid, and {effect}: {cause}"),
-    }
 }
 
 pub(super) fn state_of(watcher: &Watcher) -> State {

@@ -20,7 +20,7 @@ const SERIES: Duration = Duration::from_secs(1_800);
 /// See the module documentation.
 #[derive(Default)]
 pub(super) struct EventQueue {
-    pending: VecDeque<PendingEvent>,
+    pub(super) pending: VecDeque<PendingEvent>,
     /// Written Events by the hash of their content.
     published: HashMap<u64, Published>,
     hasher: RandomState,
@@ -53,11 +53,6 @@ impl EventQueue {
             self.pending.push_back(event);
         }
         has_room
-    }
-
-    /// Number of pending Events.
-    pub(super) fn len(&self) -> usize {
-        self.pending.len()
     }
 
     /// Removes the first Event and returns its write.

@@ -1,7 +1,7 @@
 //! The incumbent's gauges of states, with the names, labels and meanings that existing dashboards use. They are
 //! computed from the cache at each scrape, so they need no memory, and deleted objects have no samples.
 
-use std::{fmt, sync::Arc};
+use std::fmt;
 
 use kube::{ResourceExt, runtime::reflector::Store};
 use prometheus_client::{
@@ -13,6 +13,7 @@ use tidewatch_shared::{
     api::{Kyma, State},
     metrics::{MetricDescription, Registry},
     names::{annotation, label},
+    variant::VariantName as _,
 };
 
 const KYMAS: &str = "lifecycle_mgr_kyma_state";
@@ -47,45 +48,30 @@ pub(super) fn labels(kyma: &Kyma) -> Option<(&str, &str)> {
     (domain.contains('.') && !shoot.is_empty()).then_some((shoot, instance))
 }
 
+#[derive(Debug)]
 struct StateCollector(Store<Kyma>);
-
-impl fmt::Debug for StateCollector {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("StateCollector")
-    }
-}
 
 impl Collector for StateCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let kymas = self.0.state();
-        encode_kymas(&kymas, encoder.encode_descriptor(KYMAS, KYMAS_HELP, None, MetricType::Gauge)?)?;
-        encode_modules(&kymas, encoder.encode_descriptor(MODULES, MODULES_HELP, None, MetricType::Gauge)?)
-    }
-}
-
-fn encode_kymas(kymas: &[Arc<Kyma>], mut gauge: MetricEncoder<'_>) -> fmt::Result {
-    for kyma in kymas {
-        let (Some((shoot, instance)), Some(status)) = (labels(kyma), &kyma.status) else { continue };
-        let name = kyma.name_any();
-        let of = |state| [("kyma_name", &*name), ("state", state), ("shoot", shoot), ("instance_id", instance)];
-        encode_states(&mut gauge, &STATES[..5], status.state(), of)?;
-    }
-    Ok(())
-}
-
-fn encode_modules(kymas: &[Arc<Kyma>], mut gauge: MetricEncoder<'_>) -> fmt::Result {
-    for kyma in kymas {
-        let (Some((shoot, instance)), Some(status)) = (labels(kyma), &kyma.status) else { continue };
-        let name = kyma.name_any();
-        for module in status.modules() {
-            let of = |state| {
-                let (module, kyma) = (("module_name", &*module.name), ("kyma_name", &*name));
-                [module, kyma, ("state", state), ("shoot", shoot), ("instance_id", instance)]
-            };
-            encode_states(&mut gauge, &STATES, module.state, of)?;
+        let labelled = || kymas.iter().filter_map(|kyma| Some((kyma.name_any(), labels(kyma)?, kyma.status.as_ref()?)));
+        let mut gauge = encoder.encode_descriptor(KYMAS, KYMAS_HELP, None, MetricType::Gauge)?;
+        for (name, (shoot, instance), status) in labelled() {
+            let of = |state| [("kyma_name", &*name), ("state", state), ("shoot", shoot), ("instance_id", instance)];
+            encode_states(&mut gauge, &STATES[..5], status.state(), of)?;
         }
+        let mut gauge = encoder.encode_descriptor(MODULES, MODULES_HELP, None, MetricType::Gauge)?;
+        for (name, (shoot, instance), status) in labelled() {
+            for module in status.modules() {
+                let of = |state| {
+                    let (module, kyma) = (("module_name", &*module.name), ("kyma_name", &*name));
+                    [module, kyma, ("state", state), ("shoot", shoot), ("instance_id", instance)]
+                };
+                encode_states(&mut gauge, &STATES, module.state, of)?;
+            }
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Encodes one sample per state, and none for an object without a state.

@@ -160,8 +160,9 @@ fn rejected_watcher_causes_a_warning() {
 fn invalid_object_causes_a_warning_that_states_the_effect() {
     let recorder = EventRecorder::new(Metrics::default());
     for (known, effect) in [(true, "its last valid state stays in effect"), (false, "it is ignored")] {
-        let object = ("kcp-system".to_owned(), "keda".to_owned(), "u".to_owned());
-        recorder.report_invalid("ModuleReleaseMeta", object, known, &"expected a string");
+        let [namespace, name, uid] = ["kcp-system", "keda", "u"].map(str::to_owned);
+        let object = Regarding { kind: "ModuleReleaseMeta", namespace, name, uid };
+        recorder.report_invalid(object, known, &"expected a string");
         let PendingEvent { regarding, warning, reason, note } = recorder.next().unwrap().event;
         assert_eq!(
             (regarding.kind, &*regarding.name, &*regarding.uid, warning, reason),
@@ -180,7 +181,7 @@ fn queue_is_bounded_and_joins_equal_events_into_a_series() {
         PendingEvent { reason, ..event_diff::of_kyma(None, &KymaSnapshot::of(&ready), &ready).pop().unwrap() }
     };
     let posted = (0..1_001).filter(|_| queue.post(pending("a"))).count();
-    assert_eq!((posted, queue.len()), (1_000, 1_000));
+    assert_eq!((posted, queue.pending.len()), (1_000, 1_000));
     assert_eq!(queue.next(now).unwrap().series, None);
     queue.published(&pending("a"), "e".into(), now);
     assert_eq!(queue.next(after(1)).unwrap().series, Some(("e".into(), 2)));

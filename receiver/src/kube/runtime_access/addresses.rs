@@ -8,6 +8,7 @@ use std::{
     str::FromStr,
 };
 
+use strum::IntoStaticStr;
 use thiserror::Error;
 
 /// A network: an address and its prefix length. Bits beyond the prefix are zero.
@@ -48,24 +49,17 @@ impl Cidr {
     /// addresses.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
-        match (self.network, address) {
-            (IpAddr::V4(network), IpAddr::V4(address)) => {
-                (network.to_bits() ^ address.to_bits()) & mask4(self.prefix) == 0
-            }
-            (IpAddr::V6(network), IpAddr::V6(address)) => {
-                (network.to_bits() ^ address.to_bits()) & mask6(self.prefix) == 0
-            }
-            _ => false,
-        }
+        masked(address, self.prefix) == self.network
     }
 }
 
-fn mask4(prefix: u8) -> u32 {
-    u32::MAX.checked_shl(32 - u32::from(prefix.min(32))).unwrap_or(0)
-}
-
-fn mask6(prefix: u8) -> u128 {
-    u128::MAX.checked_shl(128 - u32::from(prefix.min(128))).unwrap_or(0)
+/// The address with its bits beyond the prefix set to zero.
+fn masked(address: IpAddr, prefix: u8) -> IpAddr {
+    let prefix = u32::from(prefix);
+    match address {
+        IpAddr::V4(v4) => (v4 & Ipv4Addr::from_bits(!u32::MAX.checked_shr(prefix).unwrap_or(0))).into(),
+        IpAddr::V6(v6) => (v6 & Ipv6Addr::from_bits(!u128::MAX.checked_shr(prefix).unwrap_or(0))).into(),
+    }
 }
 
 impl FromStr for Cidr {
@@ -73,10 +67,7 @@ impl FromStr for Cidr {
 
     /// Parses `address/prefix`; an address alone is a network of one.
     fn from_str(text: &str) -> Result<Self, ParseCidrError> {
-        let (address, prefix) = match text.split_once('/') {
-            Some((address, prefix)) => (address, Some(prefix)),
-            None => (text, None),
-        };
+        let (address, prefix) = text.split_once('/').map_or((text, None), |(address, prefix)| (address, Some(prefix)));
         let network: IpAddr = address.parse().map_err(|source| ParseCidrError::Address(text.to_owned(), source))?;
         let bits = if network.is_ipv4() { 32 } else { 128 };
         let prefix = match prefix {
@@ -86,11 +77,10 @@ impl FromStr for Cidr {
         if prefix > bits {
             return Err(ParseCidrError::TooLong(text.to_owned()));
         }
-        let has_host_bits = match network {
-            IpAddr::V4(network) => network.to_bits() & !mask4(prefix) != 0,
-            IpAddr::V6(network) => network.to_bits() & !mask6(prefix) != 0,
-        };
-        if has_host_bits { Err(ParseCidrError::HostBits(text.to_owned())) } else { Ok(Self { network, prefix }) }
+        if masked(network, prefix) != network {
+            return Err(ParseCidrError::HostBits(text.to_owned()));
+        }
+        Ok(Self { network, prefix })
     }
 }
 
@@ -100,53 +90,31 @@ impl fmt::Display for Cidr {
     }
 }
 
-/// Reason for which an address is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Reason for which an address is refused. The name is a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum ForbiddenReason {
     /// The receiver's own host.
+    #[error("it is a loopback address")]
     Loopback,
     /// The receiver's own network segment.
+    #[error("it is a link-local address")]
     LinkLocal,
     /// The unspecified address; many systems take it for the own host.
+    #[error("it is an unspecified address")]
     Unspecified,
     /// A group of hosts.
+    #[error("it is a multicast address")]
     Multicast,
     /// Broadcast, or reserved for future use.
+    #[error("it is a reserved address")]
     Reserved,
     /// Metadata services of clouds, which issue credentials without authentication.
+    #[error("it is an address of a cloud's metadata service")]
     Metadata,
     /// A network of `--deny-runtime-addresses`.
+    #[error("its network is denied by the receiver's flags")]
     Denied,
-}
-
-impl ForbiddenReason {
-    /// Metric label, of a closed set.
-    #[must_use]
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Loopback => "loopback",
-            Self::LinkLocal => "link_local",
-            Self::Unspecified => "unspecified",
-            Self::Multicast => "multicast",
-            Self::Reserved => "reserved",
-            Self::Metadata => "metadata",
-            Self::Denied => "denied",
-        }
-    }
-}
-
-impl fmt::Display for ForbiddenReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Loopback => "it is a loopback address",
-            Self::LinkLocal => "it is a link-local address",
-            Self::Unspecified => "it is an unspecified address",
-            Self::Multicast => "it is a multicast address",
-            Self::Reserved => "it is a reserved address",
-            Self::Metadata => "it is an address of a cloud's metadata service",
-            Self::Denied => "its network is denied by the receiver's flags",
-        })
-    }
 }
 
 /// A forbidden address of a runtime, in the source chain of a [`kube::Error`].
@@ -183,17 +151,13 @@ const FORBIDDEN: &[(Cidr, ForbiddenReason)] = &[
 /// choice; private networks are not refused by default, because runtimes may be in a peered one.
 #[derive(Clone, Debug, Default)]
 pub struct AddressRules {
-    allow: Vec<Cidr>,
-    deny: Vec<Cidr>,
+    /// `--allow-runtime-addresses`.
+    pub allow: Vec<Cidr>,
+    /// `--deny-runtime-addresses`.
+    pub deny: Vec<Cidr>,
 }
 
 impl AddressRules {
-    /// Takes `--allow-runtime-addresses` and `--deny-runtime-addresses`.
-    #[must_use]
-    pub fn new(allow: Vec<Cidr>, deny: Vec<Cidr>) -> Self {
-        Self { allow, deny }
-    }
-
     /// Checks one resolved address. An IPv6 address that embeds an IPv4 address is checked as both, because the
     /// connection ends at the latter.
     ///
@@ -216,26 +180,16 @@ impl AddressRules {
 
 /// The IPv4 address that is embedded in a mapped, compatible, NAT64 (RFC 6052) or 6to4 (RFC 3056) address.
 fn embedded_ipv4(address: IpAddr) -> Option<IpAddr> {
-    const LOW: [Cidr; 3] = [
-        Cidr::v6(0xffff_0000_0000, 96),                          // ::ffff:0:0/96
-        Cidr::v6(0, 96),                                         // ::/96
-        Cidr::v6(0x0064_ff9b_0000_0000_0000_0000_0000_0000, 96), // 64:ff9b::/96
-    ];
-    const SIX_TO_FOUR: Cidr = Cidr::v6(0x2002 << 112, 16);
     let IpAddr::V6(v6) = address else { return None };
-    // `::` and `::1` do not embed an IPv4 address.
-    if v6.is_unspecified() || v6.is_loopback() {
-        return None;
-    }
-    let bits = v6.to_bits();
-    let v4 = if LOW.iter().any(|network| network.contains(address)) {
-        bits & u128::from(u32::MAX)
-    } else if SIX_TO_FOUR.contains(address) {
-        (bits >> 80) & u128::from(u32::MAX)
-    } else {
-        return None;
+    let (high, low) = match v6.segments() {
+        // `::` and `::1` do not embed an IPv4 address.
+        [0, 0, 0, 0, 0, 0, 0, 0 | 1] => return None,
+        [0, 0, 0, 0, 0, 0 | 0xffff, high, low] | [0x64, 0xff9b, 0, 0, 0, 0, high, low] | [0x2002, high, low, ..] => {
+            (high, low)
+        }
+        _ => return None,
     };
-    u32::try_from(v4).ok().map(|v4| IpAddr::V4(Ipv4Addr::from_bits(v4)))
+    Some(Ipv4Addr::from_bits(u32::from(high) << 16 | u32::from(low)).into())
 }
 
 #[cfg(test)]
@@ -287,7 +241,7 @@ mod tests {
 
     #[test]
     fn addresses_of_the_receiver_and_of_clouds_are_forbidden() {
-        let rules = AddressRules::new(vec![], vec![cidr("10.96.0.0/12"), cidr("fd00:1::/32")]);
+        let rules = AddressRules { allow: vec![], deny: vec![cidr("10.96.0.0/12"), cidr("fd00:1::/32")] };
         for (address, reason) in [
             ("127.0.0.1", ForbiddenReason::Loopback),
             ("127.255.255.254", ForbiddenReason::Loopback),
@@ -329,7 +283,8 @@ mod tests {
 
     #[test]
     fn allowed_networks_take_precedence() {
-        let rules = AddressRules::new(vec![cidr("127.0.0.1"), cidr("10.96.0.10")], vec![cidr("10.96.0.0/12")]);
+        let allow = vec![cidr("127.0.0.1"), cidr("10.96.0.10")];
+        let rules = AddressRules { allow, deny: vec![cidr("10.96.0.0/12")] };
         for address in ["127.0.0.1", "::ffff:127.0.0.1", "10.96.0.10"] {
             assert_eq!(rules.check(ip(address)), Ok(()), "{address}");
         }

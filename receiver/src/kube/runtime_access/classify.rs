@@ -1,8 +1,7 @@
 //! Classifies failed calls to a runtime, which determines the backoff, and describes them for conditions and logs.
 
-use std::{error::Error, fmt::Write, io};
+use std::{error::Error, io};
 
-use kube::core::Status;
 use rustls::AlertDescription;
 
 use super::{addresses::ForbiddenAddressError, chain, response::LimitError};
@@ -16,22 +15,18 @@ const MAX_DESCRIPTION_CHARS: usize = 300;
 pub fn classify(error: &kube::Error) -> ErrorClass {
     use kube::Error as E;
     match error {
-        E::Api(status) => of_status(status),
+        E::Api(status) => match status.code {
+            401 | 403 => ErrorClass::Auth,
+            // The API server is unhealthy, which counts as unreachable.
+            408 | 500..=599 => ErrorClass::Transport,
+            _ => ErrorClass::Refused,
+        },
         E::Service(_) | E::HyperError(_) | E::ReadEvents(_) => of_transport(error),
         // The response cannot be parsed; repeating the request soon will not change that.
         E::SerdeError(_) | E::FromUtf8(_) | E::LinesCodecMaxLineLengthExceeded | E::Discovery(_) => ErrorClass::Refused,
         E::Auth(_) => ErrorClass::Auth,
         // The others only result from a request that this receiver built wrongly.
         _ => ErrorClass::Ours,
-    }
-}
-
-fn of_status(status: &Status) -> ErrorClass {
-    match status.code {
-        401 | 403 => ErrorClass::Auth,
-        // The API server is unhealthy, which counts as unreachable.
-        408 | 500..=599 => ErrorClass::Transport,
-        _ => ErrorClass::Refused,
     }
 }
 
@@ -88,39 +83,38 @@ pub fn limit_error(error: &kube::Error) -> Option<LimitError> {
 /// content.
 #[must_use]
 pub fn describe(error: &kube::Error) -> String {
-    let mut text = String::new();
-    match error {
-        kube::Error::Api(status) => {
-            // Writing to a `String` is infallible.
-            let _ = write!(text, "{} ({} {})", status.message, status.code, status.reason);
-        }
+    let text = match error {
+        kube::Error::Api(status) => format!("{} ({} {})", status.message, status.code, status.reason),
         // The other variants include their source in their text.
-        kube::Error::Service(source) => append_chain(&mut text, source.as_ref()),
-        kube::Error::HyperError(source) => append_chain(&mut text, source),
-        other => text = other.to_string(),
-    }
+        kube::Error::Service(source) => describe_chain(source.as_ref()),
+        kube::Error::HyperError(source) => describe_chain(source),
+        other => other.to_string(),
+    };
     let clean = text.chars().map(|c| if c.is_control() { ' ' } else { c });
     clean.take(MAX_DESCRIPTION_CHARS).collect()
 }
 
-fn append_chain(text: &mut String, first: &(dyn Error + 'static)) {
-    let mut next = Some(first);
-    while let Some(error) = next {
-        let cause = error.to_string();
-        if !text.ends_with(&cause) {
-            if !text.is_empty() {
-                text.push_str(": ");
-            }
-            text.push_str(&cause);
+/// Joins the texts of an error and its sources, without those that the text before already ends with.
+fn describe_chain(first: &(dyn Error + 'static)) -> String {
+    let mut text = String::new();
+    for cause in chain::causes(first).map(ToString::to_string) {
+        // Bounds the text; real chains are shorter.
+        if text.len() > 4 * MAX_DESCRIPTION_CHARS {
+            break;
         }
-        // Bounds the loop; real chains are shorter.
-        next = if text.len() > 4 * MAX_DESCRIPTION_CHARS { None } else { error.source() };
+        if !text.ends_with(&cause) {
+            let separator = if text.is_empty() { "" } else { ": " };
+            text = text + separator + &cause;
+        }
     }
+    text
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
+
+    use kube::core::Status;
 
     use super::*;
     use crate::kube::runtime_access::addresses::ForbiddenReason;

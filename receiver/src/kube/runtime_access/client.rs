@@ -19,8 +19,8 @@ use tokio::{sync::Semaphore, time::Instant};
 use tower::Layer;
 
 use super::{
-    connector::{AddressGuard, Connector, Protocols},
-    kubeconfig::{Credentials, KubeconfigError, RuntimeKubeconfig},
+    connector::{self, AddressGuard, Connector, Protocols},
+    kubeconfig::{Credentials, KubeconfigError, RuntimeKubeconfig, literal},
     response::{BoundedService, Limits},
 };
 use crate::kube::leader::WriteFence;
@@ -101,7 +101,7 @@ pub(super) fn build(parts: &ClientParts, kubeconfig: &RuntimeKubeconfig) -> Resu
         metrics: guard.metrics.clone(),
         fence: fence.clone(),
     };
-    guard.metrics.client_built();
+    guard.metrics.clients.inc();
     Ok(CachedClient {
         client: Client::new(BaseUriLayer::new(kubeconfig.server.clone()).layer(service), "default"),
         usage,
@@ -118,7 +118,7 @@ pub(super) fn connector(
     protocols: Protocols,
 ) -> Result<(Connector, Option<HeaderValue>), KubeconfigError> {
     let ClientParts { guard, limits, provider, .. } = parts;
-    if let Some(address) = kubeconfig.address() {
+    if let Some(address) = literal(&kubeconfig.server) {
         guard.rules.check(address).map_err(KubeconfigError::ForbiddenAddress)?;
     }
     let RuntimeKubeconfig { server_name, ca, credentials, .. } = kubeconfig;
@@ -135,6 +135,6 @@ pub(super) fn connector(
     };
     // A client is dropped with its credentials, so a resumed session never outlives them.
     tls.resumption = Resumption::in_memory_sessions(4);
-    let connector = Connector::new(guard.clone(), tls, server_name.clone(), limits.connect, protocols);
+    let connector = connector::build(guard.clone(), tls, server_name.clone(), limits.connect, protocols);
     Ok((connector, authorization))
 }

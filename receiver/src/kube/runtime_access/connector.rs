@@ -7,14 +7,13 @@ use std::{
     io,
     net::{IpAddr, SocketAddr, ToSocketAddrs},
     sync::Arc,
-    task::{Context, Poll},
     time::Duration,
     vec,
 };
 
-use futures::{FutureExt, future::BoxFuture};
+use futures::FutureExt as _;
 use http::Uri;
-use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};
+use hyper_rustls::{FixedServerNameResolver, HttpsConnectorBuilder, MaybeHttpsStream};
 use hyper_util::{
     client::legacy::connect::{HttpConnector, dns::Name},
     rt::TokioIo,
@@ -22,8 +21,9 @@ use hyper_util::{
 use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
 use thiserror::Error;
+use tidewatch_shared::{metrics::ReasonLabel, variant::VariantName as _};
 use tokio::{net::TcpStream, sync::Semaphore, task::spawn_blocking, time::timeout};
-use tower::{BoxError, Service};
+use tower::{BoxError, ServiceExt as _, service_fn, util::BoxCloneSyncService};
 
 use super::{
     Metrics,
@@ -63,44 +63,30 @@ pub(super) struct AddressGuard {
 
 impl AddressGuard {
     fn check(&self, address: IpAddr) -> Result<(), ForbiddenAddressError> {
-        self.rules.check(address).inspect_err(|forbidden| self.metrics.forbidden(forbidden.reason.label()))
+        self.rules.check(address).inspect_err(|forbidden| {
+            self.metrics.forbidden.get_or_create(&ReasonLabel { reason: forbidden.reason.as_str() }).inc();
+        })
     }
 }
 
 /// Resolves names to allowed addresses only.
-#[derive(Clone)]
-pub(super) struct Resolver {
+type Resolver = BoxCloneSyncService<Name, vec::IntoIter<SocketAddr>, BoxError>;
+
+async fn resolve(
     guard: AddressGuard,
     lookups: Arc<Semaphore>,
-}
-
-impl Service<Name> for Resolver {
-    type Response = vec::IntoIter<SocketAddr>;
-    type Error = BoxError;
-    type Future = BoxFuture<'static, Result<Self::Response, BoxError>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, name: Name) -> Self::Future {
-        let Self { guard, lookups } = self.clone();
-        async move {
-            let permit = lookups.acquire_owned().await.map_err(|_| ConnectError::ResolverStopped)?;
-            let host = name.to_string();
-            let queried = host.clone();
-            let found = spawn_blocking(move || {
-                let _permit = permit;
-                (&*queried, 0).to_socket_addrs().map(|found| found.take(MAX_ADDRESSES).collect::<Vec<_>>())
-            });
-            let found = found
-                .await
-                .map_err(|_| ConnectError::ResolverStopped)?
-                .map_err(|e| ConnectError::Resolve(host.clone(), e))?;
-            Ok(allowed(&guard, &host, found)?.into_iter())
-        }
-        .boxed()
-    }
+    name: Name,
+) -> Result<vec::IntoIter<SocketAddr>, BoxError> {
+    let permit = lookups.acquire_owned().await.map_err(|_| ConnectError::ResolverStopped)?;
+    let host = name.to_string();
+    let queried = host.clone();
+    let found = spawn_blocking(move || {
+        let _permit = permit;
+        (&*queried, 0).to_socket_addrs().map(|found| found.take(MAX_ADDRESSES).collect::<Vec<_>>())
+    });
+    let found =
+        found.await.map_err(|_| ConnectError::ResolverStopped)?.map_err(|e| ConnectError::Resolve(host.clone(), e))?;
+    Ok(allowed(&guard, &host, found)?.into_iter())
 }
 
 /// Keeps the allowed addresses; if none is left, returns the first refusal.
@@ -124,58 +110,41 @@ pub(super) enum Protocols {
 }
 
 /// Connector to one runtime.
-#[derive(Clone)]
-pub(super) struct Connector {
-    https: HttpsConnector<HttpConnector<Resolver>>,
+pub(super) type Connector = BoxCloneSyncService<Uri, MaybeHttpsStream<TokioIo<TcpStream>>, BoxError>;
+
+/// Builds a connector; `deadline` covers name resolution, TCP and TLS together.
+pub(super) fn build(
     guard: AddressGuard,
+    tls: ClientConfig,
+    name: ServerName<'static>,
     deadline: Duration,
-}
-
-impl Connector {
-    /// `deadline` covers name resolution, TCP and TLS together.
-    pub(super) fn new(
-        guard: AddressGuard,
-        tls: ClientConfig,
-        name: ServerName<'static>,
-        deadline: Duration,
-        protocols: Protocols,
-    ) -> Self {
-        let lookups = Arc::new(Semaphore::new(MAX_LOOKUPS));
-        let mut http = HttpConnector::new_with_resolver(Resolver { guard: guard.clone(), lookups });
-        http.enforce_http(false);
-        http.set_nodelay(true);
-        http.set_keepalive(Some(KEEPALIVE));
-        http.set_keepalive_interval(Some(KEEPALIVE / 3));
-        http.set_keepalive_retries(Some(3));
-        // Split among the addresses, so that a dead one leaves time for the next.
-        http.set_connect_timeout(Some(deadline));
-        let https = HttpsConnectorBuilder::new().with_tls_config(tls).https_only();
-        let https = https.with_server_name_resolver(FixedServerNameResolver::new(name));
-        let https = match protocols {
-            Protocols::All => https.enable_all_versions().wrap_connector(http),
-            Protocols::Http1 => https.enable_http1().wrap_connector(http),
-        };
-        Self { https, guard, deadline }
-    }
-}
-
-impl Service<Uri> for Connector {
-    type Response = MaybeHttpsStream<TokioIo<TcpStream>>;
-    type Error = BoxError;
-    type Future = BoxFuture<'static, Result<Self::Response, BoxError>>;
-
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.https.poll_ready(cx)
-    }
-
-    fn call(&mut self, to: Uri) -> Self::Future {
+    protocols: Protocols,
+) -> Connector {
+    let (checked, lookups) = (guard.clone(), Arc::new(Semaphore::new(MAX_LOOKUPS)));
+    let resolve = service_fn(move |name| resolve(checked.clone(), lookups.clone(), name));
+    let mut http = HttpConnector::new_with_resolver(Resolver::new(resolve));
+    http.enforce_http(false);
+    http.set_nodelay(true);
+    http.set_keepalive(Some(KEEPALIVE));
+    http.set_keepalive_interval(Some(KEEPALIVE / 3));
+    http.set_keepalive_retries(Some(3));
+    // Split among the addresses, so that a dead one leaves time for the next.
+    http.set_connect_timeout(Some(deadline));
+    let https = HttpsConnectorBuilder::new().with_tls_config(tls).https_only();
+    let https = https.with_server_name_resolver(FixedServerNameResolver::new(name));
+    let https = match protocols {
+        Protocols::All => https.enable_all_versions().wrap_connector(http),
+        Protocols::Http1 => https.enable_http1().wrap_connector(http),
+    };
+    Connector::new(service_fn(move |to: Uri| {
         // An IP address in the URL never reaches the resolver.
-        if let Some(Err(forbidden)) = literal(&to).map(|address| self.guard.check(address)) {
-            return async move { Err(forbidden.into()) }.boxed();
+        let checked = literal(&to).map_or(Ok(()), |address| guard.check(address)).map_err(BoxError::from);
+        let connecting = https.clone().oneshot(to).boxed();
+        async move {
+            checked?;
+            timeout(deadline, connecting).await.map_err(|_| ConnectError::Timeout(deadline))?
         }
-        let (connecting, deadline) = (self.https.call(to), self.deadline);
-        async move { timeout(deadline, connecting).await.map_err(|_| ConnectError::Timeout(deadline))? }.boxed()
-    }
+    }))
 }
 
 #[cfg(test)]
@@ -184,7 +153,7 @@ mod tests {
 
     fn guard(allow: &[&str]) -> AddressGuard {
         let allow = allow.iter().map(|network| network.parse().unwrap()).collect();
-        AddressGuard { rules: Arc::new(AddressRules::new(allow, vec![])), metrics: Metrics::default() }
+        AddressGuard { rules: Arc::new(AddressRules { allow, deny: vec![] }), metrics: Metrics::default() }
     }
 
     fn to(text: &str) -> SocketAddr {
@@ -203,10 +172,10 @@ mod tests {
     #[tokio::test]
     async fn name_that_resolves_to_loopback_is_refused() {
         let lookups = Arc::new(Semaphore::new(1));
-        let mut resolver = Resolver { guard: guard(&[]), lookups: lookups.clone() };
-        let error = resolver.call("localhost".parse().unwrap()).await.unwrap_err();
+        let name: Name = "localhost".parse().unwrap();
+        let error = resolve(guard(&[]), lookups.clone(), name.clone()).await.unwrap_err();
         assert!(error.is::<ForbiddenAddressError>(), "{error}");
-        let mut resolver = Resolver { guard: guard(&["127.0.0.0/8", "::1"]), lookups };
-        assert!(resolver.call("localhost".parse().unwrap()).await.unwrap().all(|to| to.ip().is_loopback()));
+        let allowing = guard(&["127.0.0.0/8", "::1"]);
+        assert!(resolve(allowing, lookups, name).await.unwrap().all(|to| to.ip().is_loopback()));
     }
 }

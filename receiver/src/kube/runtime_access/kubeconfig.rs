@@ -6,12 +6,13 @@
 
 mod wire;
 
-use std::{fmt, net::IpAddr, sync::Arc};
+use std::{net::IpAddr, sync::Arc};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use http::{HeaderValue, Uri, uri::Scheme};
 use rustls::RootCertStore;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject};
+use strum::IntoStaticStr;
 use thiserror::Error;
 use tidewatch_shared::tls;
 
@@ -24,8 +25,9 @@ pub const SECRET_KEY: &str = "config";
 pub const MAX_BYTES: usize = 256 * 1024;
 
 /// Reason for which a kubeconfig is rejected. The text is one sentence for the condition `RuntimeAccess`; it never
-/// quotes the kubeconfig.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
+/// quotes the kubeconfig. The name is a metric label.
+#[derive(Clone, Debug, PartialEq, Eq, Error, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum KubeconfigError {
     /// The Secret lacks the key, or it is empty.
     #[error("the access Secret has no kubeconfig under the key `config`")]
@@ -109,41 +111,8 @@ pub enum KubeconfigError {
     ForbiddenAddress(ForbiddenAddressError),
 }
 
-impl KubeconfigError {
-    /// Metric label, of a closed set.
-    #[must_use]
-    pub const fn label(&self) -> &'static str {
-        match self {
-            Self::NoKey => "no_key",
-            Self::TooLarge => "too_large",
-            Self::Malformed { .. } => "malformed",
-            Self::SeveralServers(_) => "several_servers",
-            Self::NoServer => "no_server",
-            Self::SeveralUsers(_) => "several_users",
-            Self::SeveralContexts(_) => "several_contexts",
-            Self::Context => "context",
-            Self::Exec => "exec",
-            Self::AuthProvider => "auth_provider",
-            Self::FilePath(_) => "file_path",
-            Self::BasicAuth => "basic_auth",
-            Self::Impersonation => "impersonation",
-            Self::Proxy => "proxy",
-            Self::Insecure => "insecure",
-            Self::NotHttps => "not_https",
-            Self::ServerUrl => "server_url",
-            Self::TlsServerName => "tls_server_name",
-            Self::NoCa => "no_ca",
-            Self::Ca => "ca",
-            Self::NoCredentials => "no_credentials",
-            Self::SeveralCredentials => "several_credentials",
-            Self::Token => "token",
-            Self::ClientCertificate => "client_certificate",
-            Self::ForbiddenAddress(_) => "forbidden_address",
-        }
-    }
-}
-
-/// A validated kubeconfig. Its `Debug` shows the server and the kind of credentials, never the credentials.
+/// A validated kubeconfig. Its `Debug` contains no secret: a sensitive header and a private key hide theirs.
+#[derive(Debug)]
 pub struct RuntimeKubeconfig {
     /// `https`, with host, optional port and path prefix.
     pub server: Uri,
@@ -156,29 +125,12 @@ pub struct RuntimeKubeconfig {
 }
 
 /// Credentials of the receiver in the runtime.
+#[derive(Debug)]
 pub enum Credentials {
     /// The value of the header `Authorization`, marked as sensitive.
     Token(HeaderValue),
     /// Chain, leaf first, and the leaf's key.
     Certificate(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>),
-}
-
-impl fmt::Debug for RuntimeKubeconfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RuntimeKubeconfig")
-            .field("server", &self.server)
-            .field("credentials", &self.credentials)
-            .finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Credentials {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Token(_) => "Token(hidden)",
-            Self::Certificate(..) => "Certificate(hidden)",
-        })
-    }
 }
 
 impl RuntimeKubeconfig {
@@ -206,13 +158,8 @@ impl RuntimeKubeconfig {
                 .map_err(|_| KubeconfigError::ServerUrl)?,
         };
         let ca = non_empty(cluster.certificate_authority_data).ok_or(KubeconfigError::NoCa)?;
-        Ok(Self { server, server_name, ca: roots(&ca)?.into(), credentials: credentials(user)? })
-    }
-
-    /// IP address of the server, if the URL has one instead of a name.
-    #[must_use]
-    pub fn address(&self) -> Option<IpAddr> {
-        literal(&self.server)
+        let ca = roots(&ca).ok_or(KubeconfigError::Ca)?.into();
+        Ok(Self { server, server_name, ca, credentials: credentials(user)? })
     }
 }
 
@@ -232,17 +179,23 @@ fn select(raw: wire::Kubeconfig) -> Result<(wire::Cluster, wire::User), Kubeconf
     let cluster = only(clusters, KubeconfigError::NoServer, KubeconfigError::SeveralServers)?;
     let user = only(users, KubeconfigError::NoCredentials, KubeconfigError::SeveralUsers)?;
     let context = only(contexts, KubeconfigError::Context, KubeconfigError::SeveralContexts)?;
-    let current = non_empty(current_context).is_none_or(|name| name == context.name);
-    let is_named = context.context.cluster.as_deref() == Some(&*cluster.name)
-        && context.context.user.as_deref() == Some(&*user.name);
-    if current && is_named { Ok((cluster.cluster, user.user)) } else { Err(KubeconfigError::Context) }
+    let references = context.context.unwrap_or_default();
+    let is_named = |reference: Option<String>, name: Option<String>| reference == Some(name.unwrap_or_default());
+    let is_complete = is_named(references.cluster, cluster.name) && is_named(references.user, user.name);
+    let is_current = non_empty(current_context).is_none_or(|name| is_named(Some(name), context.name));
+    if is_current && is_complete {
+        Ok((cluster.cluster.unwrap_or_default(), user.user.unwrap_or_default()))
+    } else {
+        Err(KubeconfigError::Context)
+    }
 }
 
 fn only<T>(
-    mut list: Vec<T>,
+    list: Option<Vec<T>>,
     none: KubeconfigError,
     several: fn(usize) -> KubeconfigError,
 ) -> Result<T, KubeconfigError> {
+    let mut list = list.unwrap_or_default();
     match list.len() {
         0 | 1 => list.pop().ok_or(none),
         many => Err(several(many)),
@@ -280,15 +233,14 @@ fn server(text: Option<&str>) -> Result<Uri, KubeconfigError> {
     if usable { Ok(uri) } else { Err(KubeconfigError::ServerUrl) }
 }
 
-fn roots(data: &str) -> Result<RootCertStore, KubeconfigError> {
-    let certificates = tls::certificates(&decode(data).ok_or(KubeconfigError::Ca)?).map_err(|_| KubeconfigError::Ca)?;
-    tls::roots(&certificates).map_err(|_| KubeconfigError::Ca)
+fn roots(data: &str) -> Option<RootCertStore> {
+    tls::roots(&tls::certificates(&decode(data)?).ok()?).ok()
 }
 
 fn credentials(user: wire::User) -> Result<Credentials, KubeconfigError> {
-    let token = user.token.map(|token| token.0.trim().to_owned()).filter(|token| !token.is_empty());
+    let token = non_empty(user.token.map(|token| token.trim().to_owned()));
     let certificate = non_empty(user.client_certificate_data);
-    let key = user.client_key_data.map(|key| key.0).filter(|key| !key.is_empty());
+    let key = non_empty(user.client_key_data);
     match (token, certificate, key) {
         (Some(token), None, None) => {
             let mut value = HeaderValue::try_from(format!("Bearer {token}")).map_err(|_| KubeconfigError::Token)?;
@@ -350,7 +302,7 @@ mod tests {
         assert_eq!(by_token.server_name.to_str(), "runtime");
         let nulls =
             parse(&kubeconfig(&format!("{cluster}, proxy-url: ''"), "token: sesame, exec: null, as: null")).unwrap();
-        assert_eq!(nulls.address(), None);
+        assert_eq!(literal(&nulls.server), None);
     }
 
     #[test]
@@ -360,7 +312,7 @@ mod tests {
         let parsed = parse(&kubeconfig(&cluster, "token: sesame")).unwrap();
         let debug = format!("{parsed:?}");
         assert!(debug.contains("[::1]") && !debug.contains("sesame"), "{debug}");
-        assert_eq!(parsed.address(), Some("::1".parse().unwrap()));
+        assert_eq!(literal(&parsed.server), Some("::1".parse().unwrap()));
         let broken = parse("users: [{name: b, user: {token: sesame, exec: [}}]").unwrap_err();
         assert!(!format!("{broken} {broken:?}").contains("sesame"));
     }

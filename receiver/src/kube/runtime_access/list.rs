@@ -2,13 +2,12 @@
 
 use std::{fmt, marker::PhantomData, time::Duration};
 
-use http::{Response, StatusCode};
 use http_body_util::{BodyExt, Limited};
 use kube::{
     Api,
     api::ListParams,
     client::Body,
-    core::{Request, Status},
+    core::{ListMeta, Request, Status},
 };
 use serde::{
     Deserialize, Deserializer,
@@ -107,7 +106,7 @@ where
         if all.len() > limits.objects {
             return Err(ListError::Objects(limits.objects));
         }
-        params.continue_token = page.metadata.and_then(|metadata| metadata.token).filter(|token| !token.is_empty());
+        params.continue_token = page.metadata.and_then(|metadata| metadata.continue_).filter(|token| !token.is_empty());
         if params.continue_token.is_none() {
             return Ok(all);
         }
@@ -130,40 +129,27 @@ async fn page<K: kube::Resource + Clone + DeserializeOwned>(
     let request = request.map_err(kube::Error::BuildRequest)?;
     let response = api.clone().into_client().send(request.map(Body::from)).await?;
     let status = response.status();
-    let body = collect(response, *left).await?;
+    let limited = Limited::new(response.into_body(), *left).collect().await;
+    let body = limited.map_err(|error| match error.downcast::<kube::Error>() {
+        Ok(error) => *error,
+        Err(error) => kube::Error::Service(error),
+    })?;
+    let body = body.to_bytes();
     *left = left.saturating_sub(body.len());
     if status.is_success() {
         // kube would log the whole body when it cannot parse it.
         return serde_json::from_slice(&body).map_err(kube::Error::SerdeError);
     }
-    Err(kube::Error::Api(failure(status, &body).boxed()))
-}
-
-async fn collect(response: Response<Body>, limit: usize) -> Result<bytes::Bytes, kube::Error> {
-    let limited = Limited::new(response.into_body(), limit).collect().await;
-    limited.map(http_body_util::Collected::to_bytes).map_err(|error| match error.downcast::<kube::Error>() {
-        Ok(error) => *error,
-        Err(error) => kube::Error::Service(error),
-    })
-}
-
-/// The `Status` in the body, with the code of the head, which takes precedence.
-fn failure(status: StatusCode, body: &[u8]) -> Status {
-    let failure = serde_json::from_slice(body).unwrap_or_else(|_| Status::failure("no readable status", ""));
-    failure.with_code(status.as_u16())
+    let failure = serde_json::from_slice(&body).unwrap_or_else(|_| Status::failure("no readable status", ""));
+    // The code of the head takes precedence.
+    Err(kube::Error::Api(failure.with_code(status.as_u16()).boxed()))
 }
 
 #[derive(Deserialize)]
 #[serde(bound = "K: Deserialize<'de>")]
 struct Page<K> {
-    metadata: Option<PageMetadata>,
+    metadata: Option<ListMeta>,
     items: Items<K>,
-}
-
-#[derive(Deserialize)]
-struct PageMetadata {
-    #[serde(rename = "continue")]
-    token: Option<String>,
 }
 
 /// Objects of a page, at most [`MAX_PER_PAGE`]: the smallest objects in a page need the most memory per byte.
@@ -205,6 +191,7 @@ mod tests {
         sync::{Arc, Mutex},
     };
 
+    use http::Response;
     use k8s_openapi::api::core::v1::ConfigMap;
     use kube::{Client, core::PartialObjectMeta};
     use serde_json::{Value, json};

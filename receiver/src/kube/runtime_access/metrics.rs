@@ -16,36 +16,24 @@ metric_set! {
     #[derive(Debug)]
     pub struct Metrics {
         /// Clients built for runtimes.
-        clients: Counter = "runtime_clients",
+        pub(super) clients: Counter = "runtime_clients",
         /// Access Secrets, new or changed, without a usable client, by reason.
         unusable: Family<ReasonLabel, Counter> = "runtime_access_unusable",
         /// Resolved addresses of runtimes that were not connected to, by reason.
-        forbidden: Family<ReasonLabel, Counter> = "runtime_addresses_forbidden",
+        pub(super) forbidden: Family<ReasonLabel, Counter> = "runtime_addresses_forbidden",
         /// Requests to runtimes, by class of response.
         responses: Family<ResponseLabel, Counter> = "runtime_answers",
         /// Responses of runtimes that violated a limit, by reason.
-        refused: Family<ReasonLabel, Counter> = "runtime_answers_refused",
+        pub(super) refused: Family<ReasonLabel, Counter> = "runtime_answers_refused",
     }
 }
 
 impl Metrics {
-    pub(super) fn client_built(&self) {
-        self.clients.inc();
-    }
-
     pub(super) fn unusable(&self, reason: &'static str) {
         self.unusable.get_or_create(&ReasonLabel { reason }).inc();
     }
 
-    pub(super) fn forbidden(&self, reason: &'static str) {
-        self.forbidden.get_or_create(&ReasonLabel { reason }).inc();
-    }
-
     pub(super) fn responded(&self, answer: &'static str) {
         self.responses.get_or_create(&ResponseLabel { answer }).inc();
-    }
-
-    pub(super) fn refused(&self, reason: &'static str) {
-        self.refused.get_or_create(&ReasonLabel { reason }).inc();
     }
 }

@@ -17,7 +17,9 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper_util::client::legacy;
 use kube::client::Body as KubeBody;
+use strum::IntoStaticStr;
 use thiserror::Error;
+use tidewatch_shared::{metrics::ReasonLabel, variant::VariantName as _};
 use tokio::{
     sync::OwnedSemaphorePermit,
     time::{Instant, Sleep, sleep_until, timeout_at},
@@ -58,32 +60,25 @@ impl Default for Limits {
     }
 }
 
-/// A response that violated a limit, in the source chain of a [`kube::Error`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+/// A response that violated a limit, in the source chain of a [`kube::Error`]. The name is a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum LimitError {
     /// More than [`Limits::bytes`] or [`Limits::error_bytes`].
     #[error("the runtime's answer is larger than {0} bytes")]
     TooLarge(u64),
     /// Longer than [`Limits::head`].
     #[error("the runtime did not answer within {0:?}")]
+    #[strum(serialize = "head_late")]
     HeadTimeout(Duration),
     /// Longer than [`Limits::response`].
     #[error("the runtime's answer was not complete within {0:?}")]
+    #[strum(serialize = "late")]
     Timeout(Duration),
     /// A status that API servers do not use: redirects are not followed, and their bodies are not Kubernetes objects.
     #[error("the runtime answered with the unexpected status {0}")]
+    #[strum(serialize = "status")]
     UnexpectedStatus(StatusCode),
-}
-
-impl LimitError {
-    const fn label(self) -> &'static str {
-        match self {
-            Self::TooLarge(_) => "too_large",
-            Self::HeadTimeout(_) => "head_late",
-            Self::Timeout(_) => "late",
-            Self::UnexpectedStatus(_) => "status",
-        }
-    }
 }
 
 /// Identifies the receiver in a runtime's audit log.
@@ -159,7 +154,7 @@ impl BoundedService {
 }
 
 fn record_refusal(metrics: &Metrics, reason: LimitError) -> LimitError {
-    metrics.refused(reason.label());
+    metrics.refused.get_or_create(&ReasonLabel { reason: reason.as_str() }).inc();
     reason
 }
 

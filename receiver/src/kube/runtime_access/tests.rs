@@ -256,17 +256,15 @@ async fn only_a_changed_secret_gives_a_new_client() {
 async fn idle_client_is_evicted_and_rebuilt_with_the_same_revision() {
     let (server, _) = recording(None, &[H2]).await;
     let access = access(local(), server.kubeconfig("127.0.0.1", "token: t"));
-    let is_built = || matches!(access.table().entries[&key()].access, Access::Usable { cached: Some(_), .. });
+    let is_built = || access.table().entries[&key()].cached.is_some();
     let (client, revision) = access.client_and_revision(&key()).unwrap();
     tokio::time::advance(client::IDLE_TIMEOUT / 2).await;
     access.client(&key()).unwrap();
     tokio::time::advance(client::IDLE_TIMEOUT / 2).await;
     access.evict_idle();
     assert!(is_built(), "it was used a moment ago");
-    let held = match &access.table().entries[&key()].access {
-        Access::Usable { cached: Some(cached), .. } => cached.usage.permits.clone().try_acquire_owned().unwrap(),
-        _ => panic!("it is built"),
-    };
+    let usage = access.table().entries[&key()].cached.as_ref().unwrap().usage.clone();
+    let held = usage.permits.clone().try_acquire_owned().unwrap();
     tokio::time::advance(client::IDLE_TIMEOUT).await;
     access.evict_idle();
     assert!(is_built(), "an answer is under way");
@@ -290,7 +288,7 @@ async fn least_recently_used_clients_are_evicted_first() {
     }
     access.client(&keys[0]).unwrap();
     access.evict_idle();
-    let is_built = |key| matches!(access.table().entries[key].access, Access::Usable { cached: Some(_), .. });
+    let is_built = |key| access.table().entries[key].cached.is_some();
     let dropped: Vec<_> = keys.iter().filter(|key| !is_built(key)).collect();
     assert_eq!(dropped, [&keys[1], &keys[2]], "the first was used again");
 }

@@ -1,33 +1,26 @@
 //! Wire format of the kubeconfig: only the fields that are used or rejected. Of fields that would make a client act on
-//! the receiver's own machine, only the presence is parsed.
+//! the receiver's own machine, only the presence is parsed. `null`, which Go writes for empty lists and structs, counts
+//! as absent. Nothing here has a `Debug`, which would show tokens and keys.
 
-use std::fmt;
+use serde::{Deserialize, de::IgnoredAny};
 
-use serde::{Deserialize, Deserializer, de::IgnoredAny};
-
-#[derive(Default, Deserialize)]
-#[serde(default, rename_all = "kebab-case")]
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub(super) struct Kubeconfig {
-    #[serde(deserialize_with = "nullable")]
-    pub(super) clusters: Vec<NamedCluster>,
-    #[serde(deserialize_with = "nullable")]
-    pub(super) users: Vec<NamedUser>,
-    #[serde(deserialize_with = "nullable")]
-    pub(super) contexts: Vec<NamedContext>,
+    pub(super) clusters: Option<Vec<NamedCluster>>,
+    pub(super) users: Option<Vec<NamedUser>>,
+    pub(super) contexts: Option<Vec<NamedContext>>,
     pub(super) current_context: Option<String>,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(default)]
+#[derive(Deserialize)]
 pub(super) struct NamedCluster {
-    #[serde(deserialize_with = "nullable")]
-    pub(super) name: String,
-    #[serde(deserialize_with = "nullable")]
-    pub(super) cluster: Cluster,
+    pub(super) name: Option<String>,
+    pub(super) cluster: Option<Cluster>,
 }
 
 #[derive(Default, Deserialize)]
-#[serde(default, rename_all = "kebab-case")]
+#[serde(rename_all = "kebab-case")]
 pub(super) struct Cluster {
     pub(super) server: Option<String>,
     pub(super) insecure_skip_tls_verify: Option<bool>,
@@ -37,25 +30,22 @@ pub(super) struct Cluster {
     pub(super) tls_server_name: Option<String>,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(default)]
+#[derive(Deserialize)]
 pub(super) struct NamedUser {
-    #[serde(deserialize_with = "nullable")]
-    pub(super) name: String,
-    #[serde(deserialize_with = "nullable")]
-    pub(super) user: User,
+    pub(super) name: Option<String>,
+    pub(super) user: Option<User>,
 }
 
 #[derive(Default, Deserialize)]
-#[serde(default, rename_all = "kebab-case")]
+#[serde(rename_all = "kebab-case")]
 pub(super) struct User {
-    pub(super) token: Option<Hidden>,
+    pub(super) token: Option<String>,
     #[serde(rename = "tokenFile")]
     pub(super) token_file: Option<String>,
     pub(super) client_certificate: Option<String>,
     pub(super) client_certificate_data: Option<String>,
     pub(super) client_key: Option<String>,
-    pub(super) client_key_data: Option<Hidden>,
+    pub(super) client_key_data: Option<String>,
     pub(super) username: Option<IgnoredAny>,
     pub(super) password: Option<IgnoredAny>,
     pub(super) exec: Option<IgnoredAny>,
@@ -67,38 +57,14 @@ pub(super) struct User {
     pub(super) as_user_extra: Option<IgnoredAny>,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(default)]
+#[derive(Deserialize)]
 pub(super) struct NamedContext {
-    #[serde(deserialize_with = "nullable")]
-    pub(super) name: String,
-    #[serde(deserialize_with = "nullable")]
-    pub(super) context: Context,
+    pub(super) name: Option<String>,
+    pub(super) context: Option<Context>,
 }
 
 #[derive(Default, Deserialize)]
-#[serde(default)]
 pub(super) struct Context {
     pub(super) cluster: Option<String>,
     pub(super) user: Option<String>,
-}
-
-/// A text that `Debug` hides.
-#[derive(Deserialize)]
-#[serde(transparent)]
-pub(super) struct Hidden(pub(super) String);
-
-impl fmt::Debug for Hidden {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("(hidden)")
-    }
-}
-
-/// Accepts `null`, which Go writes for empty lists and structs.
-fn nullable<'de, D, T>(deserializer: D) -> Result<T, D::Error>
-where
-    D: Deserializer<'de>,
-    T: Default + Deserialize<'de>,
-{
-    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
