@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use super::random::Random;
 
-/// Class of a failed reconcile; it determines the backoff.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+/// Class of a failed reconcile; it determines the backoff. The name is the value of the label `class` in metrics and
+/// logs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub enum ErrorClass {
     /// The runtime was unreachable, or did not respond in time.
     Transport,
@@ -21,18 +23,6 @@ pub enum ErrorClass {
 }
 
 impl ErrorClass {
-    /// Value of the label `class` in metrics and logs.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Transport => "transport",
-            Self::Auth => "auth",
-            Self::Refused => "refused",
-            Self::User => "user",
-            Self::Ours => "ours",
-        }
-    }
-
     /// Upper bound of the first delay, and of all delays.
     const fn bounds(self) -> (Duration, Duration) {
         let (first, cap) = match self {
@@ -49,9 +39,7 @@ impl ErrorClass {
     /// failure, up to the cap.
     pub(crate) fn delay(self, failures: u32, random: &mut Random) -> Duration {
         let (first, cap) = self.bounds();
-        let bound = first.saturating_mul(2u32.saturating_pow(failures.saturating_sub(1))).min(cap);
-        let millis = u64::try_from(bound.as_millis()).unwrap_or(u64::MAX);
-        Duration::from_millis(random.up_to(millis)).max(MIN_DELAY)
+        random.backoff(first, cap, failures).max(MIN_DELAY)
     }
 }
 

@@ -15,8 +15,9 @@ use crate::base::labels::is_true;
 pub const CONFIG_MAP: &str = "tidewatch";
 const KEY: &str = "pause";
 
-/// Reason for which a runtime is paused; if several apply, the first of this list.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Reason for which a runtime is paused; if several apply, the first of this list. The name is the reason of the
+/// condition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
 pub enum PauseReason {
     /// The flag `--pause`.
     Flag,
@@ -27,14 +28,6 @@ pub enum PauseReason {
 }
 
 impl PauseReason {
-    pub(crate) const fn reason(self) -> &'static str {
-        match self {
-            Self::Flag => "Flag",
-            Self::ConfigMap => "ConfigMap",
-            Self::Label => "Label",
-        }
-    }
-
     pub(crate) const fn message(self) -> &'static str {
         match self {
             Self::Flag => "the receiver was started with --pause",

@@ -1,5 +1,7 @@
 //! A small pseudo-random generator for jitter: deterministic for a seed, and not for secrets.
 
+use std::time::Duration;
+
 /// xorshift64*.
 #[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
@@ -18,5 +20,16 @@ impl Random {
         let drawn = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d);
         // The bias of the remainder is negligible for jitter.
         max.checked_add(1).map_or(drawn, |span| drawn % span)
+    }
+
+    /// Returns a duration from zero to `max`, both included, in whole milliseconds.
+    pub(crate) fn jitter(&mut self, max: Duration) -> Duration {
+        Duration::from_millis(self.up_to(u64::try_from(max.as_millis()).unwrap_or(u64::MAX)))
+    }
+
+    /// Returns the backoff after this many consecutive failures: full jitter below a bound that starts at `first` and
+    /// doubles with each failure, up to `cap`. Simultaneous failures thus do not retry simultaneously.
+    pub(crate) fn backoff(&mut self, first: Duration, cap: Duration, failures: u32) -> Duration {
+        self.jitter(first.saturating_mul(2u32.saturating_pow(failures.saturating_sub(1))).min(cap))
     }
 }

@@ -49,7 +49,11 @@ pub(super) struct Compare {
 impl Compare {
     /// Drops all expectations, because a sequence was skipped and the sums no longer hold.
     pub(super) fn reset(&mut self) {
-        for (_, expected) in self.watches.iter_mut().filter(|(_, expected)| matches!(expected, Expected::Digest(_))) {
+        self.unset(|_, expected| matches!(expected, Expected::Digest(_)));
+    }
+
+    fn unset(&mut self, is_void: impl Fn(&str, &Expected) -> bool) {
+        for (_, expected) in self.watches.iter_mut().filter(|(name, expected)| is_void(name, expected)) {
             *expected = Expected::Unset;
         }
     }
@@ -84,11 +88,7 @@ impl Compare {
 
     /// Withdraws requests for watches that left the plan: no agent would answer them.
     pub(super) fn replan(&mut self, planned: impl Fn(&str) -> bool) {
-        for (_, expected) in self.watches.iter_mut().filter(|(name, _)| !planned(name)) {
-            if matches!(expected, Expected::Requested { .. }) {
-                *expected = Expected::Unset;
-            }
-        }
+        self.unset(|name, expected| matches!(expected, Expected::Requested { .. }) && !planned(name));
     }
 
     /// Returns true if the newest heartbeat is ahead of the accepted sequence.
@@ -106,11 +106,7 @@ impl Compare {
     /// Compares the pending digests if they describe exactly the accepted sequence and there is no gap. Returns the
     /// planned watches that differ.
     pub(super) fn check(&mut self, accepted: u64, gapless: bool, planned: impl Fn(&str) -> bool) -> Vec<String> {
-        for (_, expected) in self.watches.iter_mut() {
-            if matches!(expected, Expected::Requested { by: Some(by), .. } if *by <= accepted) {
-                *expected = Expected::Unset;
-            }
-        }
+        self.unset(|_, expected| matches!(expected, Expected::Requested { by: Some(by), .. } if *by <= accepted));
         let due =
             self.pending.take_if(|pending| pending.sequence < accepted || (pending.sequence == accepted && gapless));
         let Some(pending) = due.filter(|pending| pending.sequence == accepted) else { return Vec::new() };

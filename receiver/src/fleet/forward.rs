@@ -34,11 +34,12 @@ pub use metrics::Metrics;
 pub use outbox::Delivery;
 pub use route::{ParseTemplateError, Routes, Service, Target, UrlTemplate};
 
-pub(crate) use outbox::{Limits, Outbox};
+pub(crate) use outbox::{Limits, Outbox, QueueKey};
 pub(crate) use watch_queue::Settlement;
 
-/// Result of one delivery attempt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Result of one delivery attempt. The name is the value of the label `result`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr, strum::VariantNames)]
+#[strum(serialize_all = "lowercase")]
 pub enum DeliveryOutcome {
     /// The manager took the event (2xx).
     Delivered,

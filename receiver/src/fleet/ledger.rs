@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use tidewatch_shared::{
-    digest::Digest,
+    event::Event,
     exchange::Settled,
     heartbeat::Heartbeat,
     identity::Epoch,
@@ -33,23 +33,25 @@ impl Watermarks {
         if sequence <= self.settled {
             return WorkSet::EMPTY;
         }
-        work.iter().filter(|work| self.ended[WorkSet::index(*work)] < sequence).collect()
+        work.iter().filter(|work| self.ended[*work as usize] < sequence).collect()
+    }
+
+    /// Advances after work ended. `planned` is the watch's work at the start of the reconcile, `current` its work now.
+    fn advance(&mut self, ended: WorkSet, accepted: u64, planned: Option<WorkSet>, current: Option<WorkSet>) {
+        let Some(planned) = planned else { return };
+        for work in planned.both(ended).iter() {
+            let mark = &mut self.ended[work as usize];
+            *mark = accepted.max(*mark);
+        }
+        if let Some(current) = current {
+            self.settle(current);
+        }
     }
 
     fn settle(&mut self, work: WorkSet) {
-        let lowest = work.iter().map(|work| self.ended[WorkSet::index(work)]).min();
+        let lowest = work.iter().map(|work| self.ended[work as usize]).min();
         self.settled = self.settled.max(lowest.unwrap_or(0));
     }
-}
-
-/// Event in the form that the ledger records.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct LedgerEntry<'a> {
-    pub(super) sequence: u64,
-    pub(super) watch: &'a str,
-    /// True for a `watch.changed`.
-    pub(super) listed: bool,
-    pub(super) delta: Digest,
 }
 
 /// Effects of recording one event.
@@ -67,9 +69,9 @@ pub(super) struct RecordedEvent {
 /// Ledger of one epoch.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ledger {
-    sequences: SequenceTracker,
+    pub(super) sequences: SequenceTracker,
     watches: ShortMap<String, Watermarks>,
-    compare: Compare,
+    pub(super) compare: Compare,
     /// Newest `created` of the epoch's signatures, Unix seconds.
     pub(super) newest: i64,
     /// Position of the epoch in the order of arrival; breaks ties of `newest`.
@@ -90,14 +92,6 @@ impl Ledger {
         Self { newest: created, order, ..Self::default() }
     }
 
-    pub(super) fn accepted(&self) -> u64 {
-        self.sequences.accepted()
-    }
-
-    pub(super) fn since(&self) -> u64 {
-        self.sequences.since()
-    }
-
     /// Starts the ledger at the lowest sequence of the first request, even if that event is refused: the agent sends a
     /// refused event again.
     pub(super) fn begin(&mut self, first: u64) {
@@ -108,13 +102,13 @@ impl Ledger {
     }
 
     /// Records an event.
-    pub(super) fn record(&mut self, event: LedgerEntry<'_>, planned: &PlanIndex) -> RecordedEvent {
-        let before = self.sequences.accepted();
-        let status = self.sequences.record(event.sequence);
+    pub(super) fn record(&mut self, event: &Event, planned: &PlanIndex) -> RecordedEvent {
+        let (before, sequence) = (self.sequences.accepted(), event.id.sequence);
+        let status = self.sequences.record(sequence);
         match status {
             SequenceStatus::Next { closed_gap } => {
                 self.reordered += u64::from(closed_gap || !self.sequences.is_whole());
-                self.compare.apply_delta(event.watch, event.delta);
+                self.compare.apply_delta(&event.watch, event.delta);
             }
             SequenceStatus::Duplicate => self.duplicates += 1,
             SequenceStatus::Below => self.reordered += 1,
@@ -123,17 +117,17 @@ impl Ledger {
         if matches!(status, SequenceStatus::Ahead | SequenceStatus::Below | SequenceStatus::TooFar) {
             self.compare.reset();
         }
-        if event.listed && status != SequenceStatus::TooFar {
-            self.compare.relisted(event.watch, event.sequence);
+        if event.payload.is_watch() && status != SequenceStatus::TooFar {
+            self.compare.relisted(&event.watch, sequence);
         }
-        let work = planned.work(event.watch).map(|work| {
-            let watermarks = self.watches.entry(event.watch);
+        let work = planned.work(&event.watch).map(|work| {
+            let watermarks = self.watches.entry(event.watch.as_str());
             if status != SequenceStatus::TooFar {
-                watermarks.last = watermarks.last.max(event.sequence);
+                watermarks.last = watermarks.last.max(sequence);
             }
             // A new event enqueues all its work, also where the ledger cannot classify it; a duplicate only the work
             // that has not ended.
-            if status == SequenceStatus::Duplicate { watermarks.missing(work, event.sequence) } else { work }
+            if status == SequenceStatus::Duplicate { watermarks.missing(work, sequence) } else { work }
         });
         let closes_gap = status == SequenceStatus::Next { closed_gap: true };
         let unblocked = if closes_gap { self.missing(planned, before) } else { WorkSet::EMPTY };
@@ -150,21 +144,17 @@ impl Ledger {
     }
 
     /// Watches with a recorded event for which this kind of work has not ended.
-    pub(super) fn watches_pending<'a>(
-        &'a self,
-        kind: Work,
-        planned: &'a PlanIndex,
-    ) -> impl Iterator<Item = String> + 'a {
+    pub(super) fn watches_pending<'a>(&'a self, kind: Work, planned: &'a PlanIndex) -> impl Iterator<Item = &'a str> {
         let waits = move |(name, watermarks): &(&String, &Watermarks)| {
             planned.work(name).is_some_and(|work| watermarks.missing(work, watermarks.last).contains(kind))
         };
-        self.watches.iter().filter(waits).map(|(name, _)| name.clone())
+        self.watches.iter().filter(waits).map(|(name, _)| name.as_str())
     }
 
     /// Advances the watermarks after work ended. `accepted` and `plan_at_start` are those of the reconcile's start.
     pub(super) fn ended(&mut self, work: WorkSet, accepted: u64, plan_at_start: &PlanIndex, current: &PlanIndex) {
         for (name, watermarks) in self.watches.iter_mut() {
-            advance(name, watermarks, work, accepted, plan_at_start, current);
+            watermarks.advance(work, accepted, plan_at_start.work(name), current.work(name));
         }
     }
 
@@ -178,7 +168,7 @@ impl Ledger {
         current: &PlanIndex,
     ) {
         if let Some(watermarks) = self.watches.get_mut(watch) {
-            advance(watch, watermarks, work, accepted, plan_at_start, current);
+            watermarks.advance(work, accepted, plan_at_start.work(watch), current.work(watch));
         }
     }
 
@@ -208,11 +198,9 @@ impl Ledger {
 
     /// Advances the heartbeat counter. Returns false, without effect, if it is not higher than the last.
     pub(super) fn advance_counter(&mut self, counter: u64) -> bool {
-        let higher = self.counter.is_none_or(|last| counter > last);
-        if higher {
-            self.counter = Some(counter);
-        }
-        higher
+        let is_higher = self.counter < Some(counter);
+        self.counter = self.counter.max(Some(counter));
+        is_higher
     }
 
     /// Processes a counted heartbeat. Returns the watches with a digest mismatch.
@@ -232,20 +220,6 @@ impl Ledger {
         self.check(planned)
     }
 
-    /// Drops the digests of an epoch that no longer counts.
-    pub(super) fn forget_digests(&mut self) {
-        self.compare = Compare::default();
-    }
-
-    pub(super) fn resend(&self) -> Vec<String> {
-        self.compare.resend()
-    }
-
-    /// First watch of [`Self::resend`] with a digest mismatch.
-    pub(super) fn diverged(&self) -> Option<&str> {
-        self.compare.diverged()
-    }
-
     fn check(&mut self, planned: &PlanIndex) -> Vec<String> {
         self.compare.check(self.sequences.accepted(), self.sequences.is_whole(), |name| planned.work(name).is_some())
     }
@@ -257,29 +231,11 @@ impl Ledger {
             since: self.sequences.since(),
             missing: self.sequences.missing(),
             unsettled: self.missing(planned, 0).iter().collect(),
-            resend: self.resend(),
+            resend: self.compare.resend(),
             duplicates: self.duplicates,
             reordered: self.reordered,
             gaps: self.gaps,
         }
-    }
-}
-
-fn advance(
-    watch: &str,
-    watermarks: &mut Watermarks,
-    work: WorkSet,
-    accepted: u64,
-    plan_at_start: &PlanIndex,
-    current: &PlanIndex,
-) {
-    let Some(before) = plan_at_start.work(watch) else { return };
-    for work in before.both(work).iter() {
-        let mark = &mut watermarks.ended[WorkSet::index(work)];
-        *mark = accepted.max(*mark);
-    }
-    if let Some(now) = current.work(watch) {
-        watermarks.settle(now);
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use strum::{EnumString, IntoStaticStr, VariantNames};
 use tidewatch_shared::{
     api::ConditionStatus,
     heartbeat::{EVIDENCE_INTERVALS as INTERVALS, Heartbeat, failing},
@@ -12,19 +13,21 @@ use tokio::time::Instant;
 /// Maximum length of texts from an agent, in characters.
 const MAX_TEXT_CHARS: usize = 256;
 
-/// State of the event path. It contains no continuously changing value, so that any difference is a transition.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// State of the event path. It contains no continuously changing value, so that any difference is a transition. The
+/// name is the reason of the condition, and the state in metrics and logs.
+#[derive(Clone, Debug, PartialEq, Eq, IntoStaticStr)]
 pub enum PathState {
     /// No evidence yet, and none is due: the process, the plan or the agent is too new. No condition is written.
     Unknown,
     /// The canary comes through, and every watch of the current plan is listed and alive.
     Proven,
     /// The path is not proven, for this reason.
+    #[strum(transparent)]
     Unproven(Unproven),
 }
 
 /// Reason of an unproven path; the first that applies.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, IntoStaticStr, VariantNames)]
 pub enum Unproven {
     /// No heartbeat for three intervals.
     NoHeartbeat,
@@ -76,41 +79,19 @@ impl PathState {
         }
     }
 
-    /// All values of [`Self::as_str`].
-    pub const NAMES: [&'static str; 9] = [
-        "Unknown",
-        "Proven",
-        "NoHeartbeat",
-        "Away",
-        "LegacyAgent",
-        "OldPlan",
-        "FailingWatch",
-        "Diverged",
-        "StaleCanary",
-    ];
-
-    /// The state as the reason of the condition, and in metrics and logs.
-    #[must_use]
-    pub const fn as_str(&self) -> &'static str {
-        match self {
-            Self::Unknown => "Unknown",
-            Self::Proven => "Proven",
-            Self::Unproven(Unproven::NoHeartbeat) => "NoHeartbeat",
-            Self::Unproven(Unproven::Away) => "Away",
-            Self::Unproven(Unproven::LegacyAgent) => "LegacyAgent",
-            Self::Unproven(Unproven::OldPlan { .. }) => "OldPlan",
-            Self::Unproven(Unproven::FailingWatch { .. }) => "FailingWatch",
-            Self::Unproven(Unproven::Diverged { .. }) => "Diverged",
-            Self::Unproven(Unproven::StaleCanary { .. }) => "StaleCanary",
-        }
+    /// Names of all states.
+    pub(super) fn names() -> impl Iterator<Item = &'static str> {
+        ["Unknown", "Proven"].into_iter().chain(Unproven::VARIANTS.iter().copied())
     }
 }
 
-/// Contract of an agent's last request to this process.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// Contract of an agent's last request to this process. The name is that of the tables and logs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub enum Contract {
     /// No request yet.
     #[default]
+    #[strum(serialize = "unheard")]
     Unknown,
     /// The incumbent's contract.
     V2,
@@ -118,21 +99,9 @@ pub enum Contract {
     V3,
 }
 
-impl Contract {
-    /// The contract in tables and logs.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Unknown => "unheard",
-            Self::V2 => "v2",
-            Self::V3 => "v3",
-        }
-    }
-}
-
 /// State recorded by an earlier process that a new one cannot observe at once. Without it, thousands of absent runtimes
-/// would raise an alarm at each start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// would raise an alarm at each start. Parsed from the reason of the condition in KCP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString)]
 pub(crate) enum Inherited {
     /// See [`Unproven::Away`].
     Away,
@@ -151,17 +120,6 @@ pub(crate) fn condition_shows_v3(reason: &str, message: &str) -> bool {
     reported_by_v3.contains(&reason) || message.ends_with(USED_V3_SUFFIX)
 }
 
-impl Inherited {
-    /// Parses the reason of the condition in KCP.
-    pub(crate) fn of(reason: &str) -> Option<Self> {
-        match reason {
-            "Away" => Some(Self::Away),
-            "LegacyAgent" => Some(Self::LegacyAgent),
-            _ => None,
-        }
-    }
-}
-
 /// Thresholds that apply to all paths.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PathThresholds {
@@ -176,6 +134,7 @@ pub(crate) struct PathThresholds {
 /// Data of the last counted heartbeat.
 #[derive(Clone, Debug)]
 pub(crate) struct LastHeartbeat {
+    /// Time of arrival.
     pub(super) at: Instant,
     pub(super) epoch: Epoch,
     canary: Option<Duration>,
@@ -213,11 +172,6 @@ impl LastHeartbeat {
     /// Returns true if the agent itself reports that nothing is missing.
     pub(super) fn is_healthy(&self, plan_revision: &str) -> bool {
         self.canary.is_some() && self.failing.is_none() && self.plan_revision.as_deref() == Some(plan_revision)
-    }
-
-    /// Time of arrival.
-    pub(crate) const fn at(&self) -> Instant {
-        self.at
     }
 
     /// Current age of the canary; `None` if it never returned.
@@ -309,7 +263,10 @@ fn truncate(words: &str) -> String {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
-    use tidewatch_shared::heartbeat::{SILENT_AFTER_SECONDS, SILENT_MESSAGE};
+    use tidewatch_shared::{
+        heartbeat::{SILENT_AFTER_SECONDS, SILENT_MESSAGE},
+        variant::VariantName as _,
+    };
 
     use super::*;
 
@@ -470,7 +427,8 @@ mod tests {
             Unproven::Diverged { watch: String::new() },
             Unproven::StaleCanary { came_back: true },
         ] {
-            assert!(PathState::NAMES.contains(&PathState::Unproven(flaw).as_str()));
+            let name = PathState::Unproven(flaw).as_str();
+            assert!(PathState::names().any(|known| known == name));
         }
         assert_eq!(truncate("a\nb\u{7}c"), "abc");
     }

@@ -13,4 +13,5 @@ pub use outcome::ReconcileOutcome;
 pub use queued_work::{Drift, MAX_DRIFTED_OBJECTS, Priority, QueuedWork};
 pub use work_set::WorkSet;
 
+pub(crate) use queued_work::merge_into;
 pub(crate) use schedule::{DelayReason, Queue};

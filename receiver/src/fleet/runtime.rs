@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use tidewatch_shared::{
     certificate::KeyId,
     event::{Event, EventId, Object, Payload, Reason, Received, Subject},
-    exchange::{RefusedEvent, Settled},
+    exchange::Settled,
     heartbeat::Heartbeat,
     identity::Epoch,
     plan::Work,
@@ -14,12 +14,10 @@ use tidewatch_shared::{
 use tokio::time::Instant;
 
 use super::{
-    Contract, EpochView, Inherited, LastHeartbeat, PathState, PathThresholds, PlanIndex,
-    ledger::{Ledger, LedgerEntry},
-    path::Evidence,
-    sequences::SequenceStatus,
+    Contract, EpochView, Inherited, LastHeartbeat, PathState, PathThresholds, PlanIndex, compare::Compare,
+    ledger::Ledger, path::Evidence, sequences::SequenceStatus,
 };
-use crate::fleet::queue::{Drift, Priority, QueuedWork, WorkSet};
+use crate::fleet::queue::{Drift, Priority, QueuedWork, WorkSet, merge_into};
 
 /// Maximum number of epochs kept per runtime.
 const MAX_EPOCHS: usize = 4;
@@ -47,7 +45,7 @@ pub(crate) struct EventCounts {
 const MAX_REVISION_BYTES: usize = 64;
 
 /// Effects of a request of events.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct EventsRecord {
     pub(crate) accepted: u64,
     pub(crate) since: u64,
@@ -71,15 +69,9 @@ pub(crate) struct ForwardedEvent {
     pub(crate) event: Option<v2::Event>,
 }
 
-impl EventsRecord {
-    /// Refusals in the form of the response.
-    pub(crate) fn refused(&self) -> Vec<RefusedEvent> {
-        self.refused.iter().map(|(id, reason)| RefusedEvent { id: id.to_string(), reason: *reason }).collect()
-    }
-}
-
-/// Classification of a heartbeat.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Classification of a heartbeat. The name is its result in metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub(crate) enum HeartbeatStatus {
     Counted,
     /// Its counter is not higher than the last.
@@ -117,23 +109,25 @@ pub(crate) struct Runtime {
     since: Instant,
     epochs: Vec<(Epoch, Ledger)>,
     order: u64,
-    last_heartbeat: Option<LastHeartbeat>,
+    /// The last counted heartbeat.
+    pub(super) last_heartbeat: Option<LastHeartbeat>,
     /// Start of a new epoch, until the agent has reported once that nothing is missing.
     restarting_since: Option<Instant>,
     /// Time of the last request, initially of the placement.
-    last_request: Instant,
-    contract: Contract,
-    /// To this process, or to an earlier one according to the condition in KCP.
-    used_v3: bool,
+    pub(super) last_request: Instant,
+    /// Contract of the last request.
+    pub(super) contract: Contract,
+    /// A request in contract v3 is known, to this process, or to an earlier one according to the condition in KCP.
+    pub(super) used_v3: bool,
     /// The last two heartbeat intervals announced to the agent; the later response may have been lost.
     announced_intervals: [Duration; 2],
     /// The last reconcile could not reach the runtime's API server.
     unreachable: bool,
     inherited: Option<Inherited>,
     /// Revision of the agent's trust bundle, by its last counted heartbeat.
-    trust_revision: Option<String>,
+    pub(super) trust_revision: Option<String>,
     /// Key that issued the certificate of that heartbeat.
-    authority: Option<KeyId>,
+    pub(super) authority: Option<KeyId>,
 }
 
 impl Runtime {
@@ -165,16 +159,6 @@ impl Runtime {
         self.authority = authority.cloned();
     }
 
-    /// Returns revision and authority of the last [`Self::set_trust`].
-    pub(crate) fn trust(&self) -> (Option<String>, Option<KeyId>) {
-        (self.trust_revision.clone(), self.authority.clone())
-    }
-
-    /// Time since the last request.
-    pub(crate) fn silence(&self, now: Instant) -> Duration {
-        now.saturating_duration_since(self.last_request)
-    }
-
     /// Continues the state that an earlier process recorded in KCP's condition: the path until the next request of the
     /// runtime, and the use of contract v3 permanently.
     pub(crate) fn inherit(&mut self, inherited: Option<Inherited>, used_v3: bool) {
@@ -190,21 +174,6 @@ impl Runtime {
         self.announced_intervals = [interval, self.announced_intervals[0]];
     }
 
-    /// Time of the last request, initially of the placement.
-    pub(crate) fn last_request(&self) -> Instant {
-        self.last_request
-    }
-
-    /// Returns true if a request in contract v3 is known.
-    pub(crate) fn has_used_v3(&self) -> bool {
-        self.used_v3
-    }
-
-    /// Contract of the last request.
-    pub(crate) fn contract(&self) -> Contract {
-        self.contract
-    }
-
     /// Stores if the last reconcile could reach the runtime's API server.
     pub(crate) fn set_api_server_reached(&mut self, reached: bool) {
         self.unreachable = !reached;
@@ -214,12 +183,12 @@ impl Runtime {
     }
 
     pub(crate) fn plan_revision(&self) -> &str {
-        self.planned.plan().revision()
+        self.planned.plan.revision()
     }
 
     /// Applies another plan. Returns the unsettled work of its watches.
     pub(crate) fn replan(&mut self, planned: Arc<PlanIndex>, now: Instant) -> WorkSet {
-        if self.planned.plan() == planned.plan() {
+        if self.planned.plan == planned.plan {
             return WorkSet::EMPTY;
         }
         (self.planned, self.since) = (planned, now);
@@ -242,23 +211,19 @@ impl Runtime {
             ledger.begin(first);
             ledger.answered_below = ledger.answered_below.max(first);
         }
-        let answered_below = ledger.answered_below;
-        let (mut refused, mut queued, mut counts) = (Vec::new(), None, EventCounts::default());
-        let mut forwards = Vec::new();
+        let mut recorded = EventsRecord { answered_below: ledger.answered_below, ..EventsRecord::default() };
         for received in events {
             match received {
-                Err(refusal) => refused.push(refusal),
-                Ok(event) if event.id.epoch != epoch => refused.push((event.id, Reason::Malformed)),
-                Ok(event) => match record(ledger, &planned, &event, &mut queued, &mut counts) {
-                    Ok(work) if work.contains(Work::Forward) => forwards.push(ForwardedEvent::of(event)),
-                    Ok(_) => {}
-                    Err(reason) => refused.push((event.id, reason)),
-                },
+                Err(refusal) => recorded.refused.push(refusal),
+                Ok(event) if event.id.epoch != epoch => recorded.refused.push((event.id, Reason::Malformed)),
+                Ok(event) => recorded.add(event, ledger, &planned),
             }
         }
-        let (accepted, since, settled) = (ledger.accepted(), ledger.since(), ledger.settled(&planned));
+        recorded.accepted = ledger.sequences.accepted();
+        recorded.since = ledger.sequences.since();
+        recorded.settled = ledger.settled(&planned);
         self.bound();
-        EventsRecord { accepted, since, settled, refused, queued, answered_below, forwards, counts }
+        recorded
     }
 
     /// Records a heartbeat.
@@ -279,26 +244,26 @@ impl Runtime {
             differing = ledger.heartbeat(heartbeat, placed_late, &planned);
             enqueue_differing(&differing, &planned, &mut queued);
         }
-        let (settled, since) = (ledger.settled(&planned), ledger.since());
-        let resend = if is_newest { ledger.resend() } else { Vec::new() };
+        let (settled, since) = (ledger.settled(&planned), ledger.sequences.since());
+        let resend = if is_newest { ledger.compare.resend() } else { Vec::new() };
         if status == HeartbeatStatus::Counted {
             let last_heartbeat = LastHeartbeat::of(heartbeat, now);
             let same = self.last_heartbeat.as_ref().is_some_and(|before| before.epoch == last_heartbeat.epoch);
-            match (last_heartbeat.is_healthy(planned.plan().revision()), self.restarting_since) {
+            match (last_heartbeat.is_healthy(planned.plan.revision()), self.restarting_since) {
                 (true, _) => self.restarting_since = None,
                 (false, None) if !same => self.restarting_since = Some(now),
                 (false, _) => {}
             }
             self.last_heartbeat = Some(last_heartbeat);
             let others = self.epochs.iter_mut().filter(|(epoch, _)| *epoch != heartbeat.epoch);
-            others.for_each(|(_, ledger)| ledger.forget_digests());
+            others.for_each(|(_, ledger)| ledger.compare = Compare::default());
         }
         self.bound();
         HeartbeatRecord { status, settled, since, resend, queued, differing: differing.len() as u64 }
     }
 
     pub(crate) fn snapshot(&self) -> Snapshot {
-        let accepted = self.epochs.iter().map(|(epoch, ledger)| (*epoch, ledger.accepted())).collect();
+        let accepted = self.epochs.iter().map(|(epoch, ledger)| (*epoch, ledger.sequences.accepted())).collect();
         Snapshot { accepted, planned: self.planned.clone() }
     }
 
@@ -312,8 +277,8 @@ impl Runtime {
     }
 
     /// Watches with events that are not known to be forwarded.
-    pub(crate) fn watches_pending_forward(&self) -> Vec<String> {
-        self.epochs.iter().flat_map(|(_, ledger)| ledger.watches_pending(Work::Forward, &self.planned)).collect()
+    pub(crate) fn watches_pending_forward(&self) -> impl Iterator<Item = &str> {
+        self.epochs.iter().flat_map(|(_, ledger)| ledger.watches_pending(Work::Forward, &self.planned))
     }
 
     /// Notes that the watch's manager has taken all events up to the snapshot, except in these epochs, for which that
@@ -352,14 +317,7 @@ impl Runtime {
     /// Watch with a digest mismatch in the epoch that counts.
     fn diverged(&self) -> Option<&str> {
         let counts = self.last_heartbeat.as_ref()?.epoch;
-        self.epochs.iter().find(|(epoch, _)| *epoch == counts)?.1.diverged()
-    }
-
-    /// The last counted heartbeat and its age.
-    pub(crate) fn last_heartbeat(&self, now: Instant) -> Option<(&LastHeartbeat, Duration)> {
-        self.last_heartbeat
-            .as_ref()
-            .map(|last_heartbeat| (last_heartbeat, now.saturating_duration_since(last_heartbeat.at)))
+        self.epochs.iter().find(|(epoch, _)| *epoch == counts)?.1.compare.diverged()
     }
 
     pub(crate) fn epochs(&self) -> Vec<EpochView> {
@@ -391,37 +349,38 @@ impl Runtime {
     }
 }
 
-fn record(
-    ledger: &mut Ledger,
-    planned: &PlanIndex,
-    event: &Event,
-    queued: &mut Option<QueuedWork>,
-    counts: &mut EventCounts,
-) -> Result<WorkSet, Reason> {
-    let listed = event.payload.is_watch();
-    let recorded = ledger
-        .record(LedgerEntry { sequence: event.id.sequence, watch: &event.watch, listed, delta: event.delta }, planned);
-    *match recorded.status {
-        SequenceStatus::Next { .. } => &mut counts.recorded,
-        SequenceStatus::Duplicate => &mut counts.duplicates,
-        SequenceStatus::Ahead => &mut counts.ahead,
-        SequenceStatus::Below => &mut counts.below,
-        SequenceStatus::TooFar => &mut counts.too_far,
-    } += 1;
-    counts.differing += recorded.differing.len() as u64;
-    enqueue_differing(&recorded.differing, planned, queued);
-    enqueue(queued, recorded.unblocked, Drift::None);
-    counts.forwards_unblocked |= recorded.unblocked.contains(Work::Forward);
-    // The sequence and the delta are recorded, but this plan has no work for the watch.
-    let work = recorded.work.ok_or(Reason::UnknownWatch)?;
-    if !work.is_empty() {
-        let drift = match &event.payload {
-            Payload::Object(object) => Drift::of(object.clone()),
-            Payload::Watch | Payload::Unnamed { .. } => Drift::All,
+impl EventsRecord {
+    /// Records an event and adds its effects.
+    fn add(&mut self, event: Event, ledger: &mut Ledger, planned: &PlanIndex) {
+        let recorded = ledger.record(&event, planned);
+        let counts = &mut self.counts;
+        *match recorded.status {
+            SequenceStatus::Next { .. } => &mut counts.recorded,
+            SequenceStatus::Duplicate => &mut counts.duplicates,
+            SequenceStatus::Ahead => &mut counts.ahead,
+            SequenceStatus::Below => &mut counts.below,
+            SequenceStatus::TooFar => &mut counts.too_far,
+        } += 1;
+        counts.differing += recorded.differing.len() as u64;
+        counts.forwards_unblocked |= recorded.unblocked.contains(Work::Forward);
+        enqueue_differing(&recorded.differing, planned, &mut self.queued);
+        enqueue(&mut self.queued, recorded.unblocked, Drift::None);
+        let Some(work) = recorded.work else {
+            // The sequence and the delta are recorded, but this plan has no work for the watch.
+            self.refused.push((event.id, Reason::UnknownWatch));
+            return;
         };
-        enqueue(queued, work, drift);
+        if !work.is_empty() {
+            let drift = match &event.payload {
+                Payload::Object(object) => Drift::of(object.clone()),
+                Payload::Watch | Payload::Unnamed { .. } => Drift::All,
+            };
+            enqueue(&mut self.queued, work, drift);
+        }
+        if work.contains(Work::Forward) {
+            self.forwards.push(ForwardedEvent::of(event));
+        }
     }
-    Ok(work)
 }
 
 fn enqueue_differing(watches: &[String], planned: &PlanIndex, queued: &mut Option<QueuedWork>) {
@@ -451,13 +410,8 @@ const FORWARD: WorkSet = WorkSet::FORWARD;
 
 fn enqueue(queued: &mut Option<QueuedWork>, work: WorkSet, drift: Drift) {
     let work = work.minus(FORWARD);
-    if work.is_empty() {
-        return;
-    }
-    let more = QueuedWork { work, priority: Priority::User, drift };
-    match queued {
-        Some(queued) => queued.merge(more),
-        None => *queued = Some(more),
+    if !work.is_empty() {
+        merge_into(queued, QueuedWork { work, priority: Priority::User, drift });
     }
 }
 

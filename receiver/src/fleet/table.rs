@@ -5,11 +5,13 @@
 //! [`RuntimeTable::forward_health_changed`] wait. The table is an instance without statics: a process, or a test, can
 //! hold several.
 
+mod enqueue;
 mod forward;
 mod heartbeat_interval;
 mod job;
 mod metrics;
 mod runtime_trust;
+mod silence;
 mod stamps;
 mod state;
 mod traces;
@@ -26,10 +28,12 @@ use std::{
 use jiff::Timestamp;
 use thiserror::Error;
 use tidewatch_shared::{
-    exchange::{EventsResponse, HeartbeatResponse},
+    exchange::{EventsResponse, HeartbeatResponse, RefusedEvent},
     heartbeat::Heartbeat,
     identity::{Instance, RuntimeId},
-    plan::{Plan, Work},
+    metrics::ResultLabel,
+    plan::Plan,
+    variant::VariantName as _,
 };
 use tokio::{sync::Notify, time, time::Instant};
 
@@ -43,20 +47,9 @@ pub use view::{PathView, RuntimeView};
 
 use crate::{
     base::key::KymaKey,
-    fleet::{
-        self, EventBatch, Inherited, PathState, Runtime, Verified,
-        queue::{DelayReason, Drift, Priority, QueuedWork, ReconcileOutcome, WorkSet},
-    },
+    fleet::{self, EventBatch, Verified, queue::ReconcileOutcome},
 };
-use heartbeat_interval::HeartbeatPacing;
-use job::ReconcileStart;
 use state::{EventsReply, HeartbeatReply, State};
-
-/// Repairs the agent's installation without trusting any cache.
-const REPAIR: QueuedWork = QueuedWork { work: WorkSet::INSTALLER, priority: Priority::Catalog, drift: Drift::All };
-/// Verifies the runtime without trusting any cache.
-const VERIFICATION: QueuedWork =
-    QueuedWork { work: WorkSet::RUNTIME, priority: Priority::Verification, drift: Drift::All };
 
 /// Settings of the runtime table.
 #[derive(Clone, Copy, Debug)]
@@ -78,11 +71,10 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        let HeartbeatPacing { heartbeat, per_second, away_after } = HeartbeatPacing::default();
         Self {
-            heartbeat,
-            max_heartbeats_per_second: per_second,
-            away_after,
+            heartbeat: Duration::from_secs(30),
+            max_heartbeats_per_second: 200,
+            away_after: Duration::from_secs(2 * 3_600),
             request_deadline: Duration::from_secs(20),
             slots: 16,
             seed: RandomState::new().hash_one(()),
@@ -90,8 +82,9 @@ impl Default for Settings {
     }
 }
 
-/// Error of a request that belongs to no single Kyma.
-#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+/// Error of a request that belongs to no single Kyma. The name is the error in metrics.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum PlacementError {
     /// KCP's caches have not synced, so the runtime's Kyma is not known yet; 503.
     #[error("the receiver is starting")]
@@ -104,25 +97,12 @@ pub enum PlacementError {
     Ambiguous,
 }
 
-impl PlacementError {
-    /// The error in metrics and logs.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::NotSynced => "not-synced",
-            Self::Unknown => "unknown",
-            Self::Ambiguous => "ambiguous",
-        }
-    }
-}
-
 /// Table of all runtimes: path state, accepted and settled events, and queued work. Clones share one state.
 #[derive(Clone)]
 pub struct RuntimeTable(Arc<Inner>);
 
 struct Inner {
     instance: Instance,
-    settings: Settings,
     started: Instant,
     metrics: Metrics,
     interval: HeartbeatInterval,
@@ -135,97 +115,48 @@ impl RuntimeTable {
     /// Creates an empty runtime table; `started` is the start of this process.
     #[must_use]
     pub fn new(instance: Instance, settings: Settings, metrics: Metrics, started: Instant) -> Self {
-        let mut state = State::new(settings.slots, settings.seed);
-        let Settings { heartbeat, max_heartbeats_per_second: per_second, away_after, .. } = settings;
-        state.pace = HeartbeatPacing { heartbeat, per_second, away_after };
-        let interval = HeartbeatInterval::new(state.interval());
-        let (notify, state) = (Notify::new(), Mutex::new(state));
-        let forward = forward::Wakeups::default();
-        Self(Arc::new(Inner { instance, settings, started, metrics, interval, notify, forward, state }))
+        let state = State::new(settings);
+        Self(Arc::new(Inner {
+            instance,
+            started,
+            metrics,
+            interval: HeartbeatInterval::new(state.interval()),
+            notify: Notify::new(),
+            forward: forward::Wakeups::default(),
+            state: Mutex::new(state),
+        }))
     }
 
     /// Sets runtime id and plan of a Kyma. Another runtime id resets the runtime's state. Enqueues only work that
     /// becomes unsettled by a new plan.
     pub fn place(&self, key: KymaKey, runtime: Option<RuntimeId>, plan: Arc<Plan>) {
-        let now = Instant::now();
-        self.with(|state| state.place(key, runtime, plan, now));
+        self.with(|state, now| state.place(key, runtime, plan, now));
     }
 
     /// Removes a Kyma.
     pub fn remove(&self, key: &KymaKey) {
-        self.with(|state| {
+        self.with(|state, _| {
             state.remove(key);
             self.update_target_metrics(state);
         });
     }
 
-    /// Enqueues work of a Kyma after a change in KCP. Unknown Kymas are ignored.
-    pub fn enqueue(&self, key: &KymaKey, work: WorkSet, priority: Priority) {
-        let now = Instant::now();
-        self.with(|state| state.queue.enqueue(key, QueuedWork::new(work, priority), now));
-    }
-
-    /// Enqueues a verification: a reconcile of the Kyma that compares every object written to its runtime. Unknown
-    /// Kymas are ignored.
-    pub fn verify(&self, key: &KymaKey) {
-        let now = Instant::now();
-        self.with(|state| state.queue.enqueue(key, VERIFICATION, now));
-    }
-
-    /// Enqueues a comparison of the agent's installation. Unknown Kymas are ignored.
-    pub fn repair(&self, key: &KymaKey) {
-        let now = Instant::now();
-        self.with(|state| state.queue.enqueue(key, REPAIR, now));
-    }
-
-    /// Notes that a runtime closed or lost its last connection, or that a heartbeat over one is overdue; nothing
-    /// arrived over it after `since`.
-    pub fn connection_lost(&self, runtime: &RuntimeId, since: Instant) {
-        self.lock().connection_lost(runtime, since);
-    }
-
-    /// Kymas with a connection lost for this long and no request since; each lost connection is reported once.
-    #[must_use]
-    pub fn lost(&self, after: Duration) -> Vec<KymaKey> {
-        let now = Instant::now();
-        self.lock().lost(after, now)
-    }
-
-    /// Kymas with agents that reported, since the last call that returned them, that an object of their installation is
-    /// missing: a Lease or a Secret. Each is returned at most once per `again`.
-    #[must_use]
-    pub fn incomplete(&self, again: Duration) -> Vec<KymaKey> {
-        let now = Instant::now();
-        self.lock().incomplete(again, now)
-    }
-
-    /// Same as [`Self::verify`], at a random time within `spread`.
-    pub fn verify_within(&self, key: &KymaKey, spread: Duration) {
-        let now = Instant::now();
-        self.with(|state| {
-            let at = now + state.queue.jitter(spread);
-            state.queue.enqueue_after(key, DelayReason::Spread, at, VERIFICATION, now);
-        });
-    }
-
-    /// Resumes all paused work at once, each at its own priority.
-    pub fn unpause(&self) {
-        let now = Instant::now();
-        self.with(|state| state.queue.unpark_all(now));
-    }
-
     /// Continues a path from reason and message of the condition `EventPath` in KCP until the runtime's next request.
     /// Restores only state that a new process cannot observe at once; the use of contract v3 is restored permanently.
     pub fn inherit(&self, key: &KymaKey, reason: &str, message: &str) {
-        let (inherited, used_v3) = (Inherited::of(reason), fleet::condition_shows_v3(reason, message));
+        let (inherited, used_v3) = (reason.parse().ok(), fleet::condition_shows_v3(reason, message));
         if inherited.is_some() || used_v3 {
-            self.with(|state| state.inherit(key, inherited, used_v3));
+            self.with(|state, _| {
+                if let Some(entry) = state.kymas.get_mut(key) {
+                    entry.runtime.inherit(inherited, used_v3);
+                }
+            });
         }
     }
 
     /// Declares KCP's caches synced; from now on a runtime without Kyma is [`PlacementError::Unknown`].
     pub fn set_synced(&self) {
-        self.with(|state| state.synced = true);
+        self.with(|state, _| state.synced = true);
     }
 
     /// Appends one line per event that enqueues work to a file, for measurements: Unix time in nanoseconds (monotonic
@@ -237,7 +168,7 @@ impl RuntimeTable {
     #[cfg(feature = "stamps")]
     pub fn set_stamps(&self, path: &std::path::Path) -> std::io::Result<()> {
         let stamps = stamps::Stamps::append(path)?;
-        self.with(|state| state.stamps = stamps);
+        self.with(|state, _| state.stamps = stamps);
         Ok(())
     }
 
@@ -247,11 +178,10 @@ impl RuntimeTable {
     /// # Errors
     /// [`PlacementError`]; nothing was recorded.
     pub fn events(&self, batch: Verified<EventBatch>) -> Result<EventsResponse, PlacementError> {
-        let now = Instant::now();
         // The first event represents the request.
         let first = batch.payload.events.iter().flatten().next();
         let seen = first.and_then(|event| event.time.as_deref()?.parse::<Timestamp>().ok());
-        let result = self.with(|state| {
+        let result = self.with(|state, now| {
             let reply = state.events(batch, now)?;
             self.record_outbox_changes(state, &reply.forwarded);
             Ok(reply)
@@ -260,13 +190,17 @@ impl RuntimeTable {
         log_received(enqueued);
         self.0.metrics.events(&recorded);
         if let Some(after) = seen.and_then(|seen| Duration::try_from(Timestamp::now().duration_since(seen)).ok()) {
-            self.0.metrics.accepted(after);
+            self.0.metrics.accepted.observe(after.as_secs_f64());
         }
         Ok(EventsResponse {
             instance: self.0.instance,
             accepted: recorded.accepted,
             since: recorded.since,
-            refused: recorded.refused(),
+            refused: recorded
+                .refused
+                .into_iter()
+                .map(|(id, reason)| RefusedEvent { id: id.to_string(), reason })
+                .collect(),
             settled: recorded.settled,
             heartbeat_seconds: self.heartbeat_seconds(),
         })
@@ -282,10 +216,9 @@ impl RuntimeTable {
         heartbeat: Verified<Heartbeat>,
         now_unix: i64,
     ) -> Result<HeartbeatResponse, PlacementError> {
-        let now = Instant::now();
-        let result = self.with(|state| state.heartbeat(&heartbeat, now));
+        let result = self.with(|state, now| state.heartbeat(&heartbeat, now));
         let HeartbeatReply { record, plan_revision, trust_revision, renew } = self.count_error(result)?;
-        self.0.metrics.renewal_requested(renew);
+        self.0.metrics.renewals.inc_by(renew.into());
         self.0.metrics.heartbeat(&record);
         if record.differing > 0 {
             let (runtime, differing, resend) = (heartbeat.runtime(), record.differing, &record.resend);
@@ -310,8 +243,7 @@ impl RuntimeTable {
     /// # Errors
     /// [`PlacementError`]; nothing was recorded.
     pub fn legacy_event(&self, runtime: &RuntimeId) -> Result<(), PlacementError> {
-        let now = Instant::now();
-        let result = self.with(|state| state.legacy_event(runtime, now));
+        let result = self.with(|state, now| state.legacy_event(runtime, now));
         log_received(Some(self.count_error(result)?));
         Ok(())
     }
@@ -332,55 +264,22 @@ impl RuntimeTable {
 
     /// Sets the trust bundle and issuer that heartbeats announce from now on.
     pub fn announce_trust(&self, announcement: TrustAnnouncement) {
-        self.lock().trust.set(announcement);
-    }
-
-    /// Trust state of each served runtime, in no order.
-    #[must_use]
-    pub fn runtime_trust(&self) -> Vec<RuntimeTrust> {
-        self.lock().runtime_trust(self.0.started, Instant::now())
-    }
-
-    /// Path state of each served runtime, in no order.
-    #[must_use]
-    pub(crate) fn path_reports(&self) -> Vec<PathReport> {
-        self.lock().path_reports(self.0.started, Instant::now())
-    }
-
-    /// Enqueues work of every Kyma, spread to about this many Kymas per second.
-    pub fn enqueue_all(&self, work: WorkSet, priority: Priority, per_second: u32) {
-        let now = Instant::now();
-        self.with(|state| state.enqueue_all(work, priority, per_second, now));
-    }
-
-    /// Enqueues work of these Kymas after a change in KCP, this many per second; Kymas that already wait keep their
-    /// turn. Unknown Kymas are ignored.
-    pub fn enqueue_paced(&self, keys: Vec<KymaKey>, work: WorkSet, per_second: u32) {
-        if !keys.is_empty() {
-            let now = Instant::now();
-            self.with(|state| state.enqueue_paced(keys, work, per_second, now));
-        }
-    }
-
-    /// Enqueues a reconcile of a Kyma after a delay, for the rollout of a version. The earliest of several delays
-    /// applies.
-    pub fn roll_out(&self, key: &KymaKey, after: Duration) {
-        let now = Instant::now();
-        let queued = QueuedWork::new(WorkSet::of(&[Work::Kyma]), Priority::Catalog);
-        self.with(|state| state.queue.enqueue_after(key, DelayReason::Rollout, now + after, queued, now));
+        self.lock().trust.announcement = Some(announcement);
     }
 
     /// Returns true if the runtime has used contract v3, with this process or, according to its Kyma, with an earlier
     /// one.
     #[must_use]
     pub fn has_used_v3(&self, runtime: &RuntimeId) -> bool {
-        self.lock().has_used_v3(runtime)
+        let state = self.lock();
+        let keys = state.runtimes.get(runtime).into_iter().flatten();
+        keys.filter_map(|key| state.kymas.get(key)).any(|entry| entry.runtime.used_v3)
     }
 
     /// Same as [`Self::has_used_v3`] for the runtime of a Kyma.
     #[must_use]
     pub fn kyma_has_used_v3(&self, key: &KymaKey) -> bool {
-        self.lock().runtime(key).is_some_and(Runtime::has_used_v3)
+        self.lock().kymas.get(key).is_some_and(|entry| entry.runtime.used_v3)
     }
 
     /// Heartbeat interval announced to agents; it follows the number of runtimes.
@@ -391,84 +290,48 @@ impl RuntimeTable {
 
     /// Waits for the next Kyma to reconcile: fair, by priority, none in backoff or in progress. Cancel safe.
     pub async fn next(&self) -> Job {
-        loop {
-            let mut wakeup = pin!(self.0.notify.notified());
-            // Registered before the check, so that no enqueue in between is missed.
-            wakeup.as_mut().enable();
-            let now = Instant::now();
-            let (start, earliest) = self.with(|state| (state.begin(now), state.queue.earliest()));
-            match (start, earliest) {
-                (Some(start), earliest) => {
-                    // The worker that leaves with work may have been the one waiting for that time.
-                    if earliest.is_some() {
-                        self.0.notify.notify_one();
-                    }
-                    return Job::new(self.clone(), start);
-                }
-                (None, None) => wakeup.await,
-                (None, Some(at)) => {
-                    // Check again after a timeout as well as after a notification.
-                    let _ = time::timeout_at(at, wakeup).await;
-                }
+        let begin = || {
+            let (start, earliest) = self.with(|state, now| (state.begin(now), state.queue.earliest()));
+            // The worker that leaves with work may have been the one waiting for that time.
+            if start.is_some() && earliest.is_some() {
+                self.0.notify.notify_one();
             }
-        }
+            (start, earliest)
+        };
+        Job::new(self.clone(), next_due(&self.0.notify, begin).await)
     }
 
     /// Ends a reconcile: settles ended work and requeues failed work and work enqueued meanwhile.
     #[expect(clippy::needless_pass_by_value, reason = "an ended job and its outcome must not be used again")]
     pub fn done(&self, mut job: Job, outcome: ReconcileOutcome) {
-        if let Some(start) = job.take() {
-            self.finish(&job.key, &job.queued, &start, &outcome);
-        }
-    }
-
-    /// Path state of a Kyma's runtime; `None` for an unknown Kyma.
-    #[must_use]
-    pub fn path(&self, key: &KymaKey, now: Instant) -> Option<PathState> {
-        let state = self.lock();
-        let thresholds = state.thresholds(self.0.started);
-        state.runtime(key).map(|runtime| runtime.path(thresholds, now))
-    }
-
-    /// Kymas with a path that changed since the last call; all of them at the first call. Also updates metrics that
-    /// change with time alone. Supports one caller, about once per second.
-    #[must_use]
-    pub fn changed_paths(&self) -> Vec<(KymaKey, PathState)> {
-        let (started, now) = (self.0.started, Instant::now());
-        let mut totals = metrics::FleetTotals::default();
-        let mut state = self.lock();
-        let changed = state.changed_paths(started, now, &mut totals);
-        self.0.metrics.observe_ages(&state.queue, now);
-        drop(state);
-        self.0.metrics.set_totals(&totals);
-        changed
-    }
-
-    /// Summary of each Kyma, in no order.
-    #[must_use]
-    pub fn views(&self) -> Vec<RuntimeView> {
-        self.lock().views(self.0.started, Instant::now())
+        job.end(&outcome);
     }
 
     fn count_error<T>(&self, result: Result<T, PlacementError>) -> Result<T, PlacementError> {
-        result.inspect_err(|error| self.0.metrics.placement_failed(*error))
+        result.inspect_err(|error| {
+            self.0.metrics.placement_errors.get_or_create(&ResultLabel { result: error.as_str() }).inc();
+        })
     }
 
-    fn finish(&self, key: &KymaKey, queued: &QueuedWork, start: &ReconcileStart, outcome: &ReconcileOutcome) {
-        let now = Instant::now();
-        let safe = self.0.started + self.0.settings.request_deadline;
+    fn finish(&self, job: &Job, outcome: &ReconcileOutcome) {
         self.0.metrics.reconciled(outcome);
-        let accepted = self.with(|state| state.finish(key, queued, start, outcome, safe, now));
-        if let Some(accepted) = accepted {
-            self.0.metrics.settled(now.saturating_duration_since(accepted));
+        let settled_after = self.with(|state, now| {
+            let safe = self.0.started + state.settings.request_deadline;
+            let accepted = state.finish(&job.key, &job.queued, &job.start, outcome, safe, now)?;
+            Some(now.saturating_duration_since(accepted))
+        });
+        if let Some(after) = settled_after {
+            self.0.metrics.settled.observe(after.as_secs_f64());
         }
     }
 
-    /// Runs one step under the lock. Wakes a waiting worker if work is ready or the earliest due time moved forward.
-    fn with<T>(&self, step: impl FnOnce(&mut State) -> T) -> T {
+    /// Runs one step under the lock, with the time just before it. Wakes a waiting worker if work is ready or the
+    /// earliest due time moved forward.
+    fn with<T>(&self, step: impl FnOnce(&mut State, Instant) -> T) -> T {
+        let now = Instant::now();
         let mut state = self.lock();
         let before = state.queue.earliest();
-        let result = step(&mut state);
+        let result = step(&mut state, now);
         let sooner = state.queue.earliest().is_some_and(|at| before.is_none_or(|before| at < before));
         let wake = sooner || state.queue.has_ready();
         self.0.metrics.queue(&state.queue);
@@ -487,6 +350,24 @@ impl RuntimeTable {
 
     fn heartbeat_seconds(&self) -> u32 {
         u32::try_from(self.0.interval.get().as_secs()).unwrap_or(u32::MAX).max(1)
+    }
+}
+
+/// Waits until `check` returns something due. It is called at once, after each notification, and at the time that it
+/// returned last.
+async fn next_due<T>(notify: &Notify, check: impl Fn() -> (Option<T>, Option<Instant>)) -> T {
+    loop {
+        let mut wakeup = pin!(notify.notified());
+        // Registered before the check, so that nothing that becomes due in between is missed.
+        wakeup.as_mut().enable();
+        match check() {
+            (Some(due), _) => return due,
+            (None, None) => wakeup.await,
+            (None, Some(at)) => {
+                // Check again after a timeout as well as after a notification.
+                let _ = time::timeout_at(at, wakeup).await;
+            }
+        }
     }
 }
 

@@ -2,13 +2,12 @@
 
 use std::{
     collections::BTreeMap,
-    fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 /// Pending conditions by name; the process is ready when there are none. Take all guards before the probes are served,
 /// otherwise the process is ready too early.
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Readiness(Arc<Mutex<BTreeMap<&'static str, usize>>>);
 
 /// Guard of one pending condition, met when dropped.
@@ -50,12 +49,6 @@ impl Drop for Pending {
                 list.remove(self.name);
             }
         }
-    }
-}
-
-impl fmt::Debug for Readiness {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Readiness").field(&self.missing()).finish()
     }
 }
 

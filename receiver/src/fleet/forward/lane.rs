@@ -14,6 +14,8 @@ use crate::base::random::Random;
 const CONCURRENCY: usize = 8;
 /// Upper bound of the backoff after the first failure; it doubles with each consecutive failure.
 const INITIAL_BACKOFF: Duration = Duration::from_secs(1);
+/// Lower bound of every computed backoff.
+const MIN_BACKOFF: Duration = Duration::from_millis(50);
 /// Upper bound of every computed backoff.
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
 /// Upper bound of a `Retry-After` that is honoured.
@@ -63,22 +65,17 @@ pub(super) struct Lane {
     pub(super) objects: usize,
     /// Objects that the service refused and that await a retry.
     pub(super) parked: usize,
-    in_flight: usize,
+    pub(super) in_flight: usize,
     failures: u32,
     until: Option<Instant>,
-    health: Health,
+    pub(super) health: Health,
     refused: Option<Instant>,
 }
 
 impl Lane {
-    /// Returns true if a request may be sent: after a failure one at a time, as a probe, and not before the backoff
-    /// ends.
-    fn is_open(&self, now: Instant) -> bool {
-        self.in_flight < self.allowed() && self.until.is_none_or(|until| until <= now)
-    }
-
-    const fn allowed(&self) -> usize {
-        if self.failures == 0 { CONCURRENCY } else { 1 }
+    /// Returns true if as many requests are in flight as permitted: after a failure one, as a probe.
+    const fn is_full(&self) -> bool {
+        self.in_flight >= if self.failures == 0 { CONCURRENCY } else { 1 }
     }
 
     /// Moves a queue from its current position to the one that its disposition requires.
@@ -110,15 +107,14 @@ impl Lane {
         Some(first.remove())
     }
 
-    /// Returns true if the lane is open and has an event due.
+    /// Returns true if a request may be sent now and an event is due.
     pub(super) fn may_send(&self, now: Instant) -> bool {
-        let due = self.delayed.first_key_value().is_some_and(|((at, _), _)| *at <= now);
-        self.is_open(now) && (due || !self.queue.is_empty())
+        self.wake(now).is_some_and(|at| at <= now)
     }
 
-    /// Time of the next possible request, apart from responses that arrive earlier.
+    /// Time of the next possible request, not before the backoff ends, apart from responses that arrive earlier.
     pub(super) fn wake(&self, now: Instant) -> Option<Instant> {
-        if self.in_flight >= self.allowed() {
+        if self.is_full() {
             return None;
         }
         let first = if self.queue.is_empty() { self.delayed.first_key_value().map(|((at, _), _)| *at)? } else { now };
@@ -135,10 +131,6 @@ impl Lane {
         self.queue.clear();
         self.delayed.clear();
         (self.objects, self.parked) = (0, 0);
-    }
-
-    pub(super) fn sent(&mut self) {
-        self.in_flight += 1;
     }
 
     /// Completes a request. `refusing` is the status of an event that was refused too often. Returns true if the health
@@ -172,10 +164,6 @@ impl Lane {
         };
         std::mem::replace(&mut self.health, health) != health
     }
-
-    pub(super) const fn health(&self) -> Health {
-        self.health
-    }
 }
 
 /// Delay of an event after this many consecutive refusals.
@@ -183,13 +171,10 @@ pub(super) fn park_delay(refusals: u32, random: &mut Random) -> Duration {
     if refusals < MAX_REFUSALS {
         return backoff(refusals, random);
     }
-    let tenth = u64::try_from(PARK_PERIOD.as_millis() / 10).unwrap_or(u64::MAX);
-    PARK_PERIOD + Duration::from_millis(random.up_to(tenth))
+    PARK_PERIOD + random.jitter(PARK_PERIOD / 10)
 }
 
-/// Full jitter with a doubling bound, so that simultaneous failures do not retry simultaneously.
+/// Delay of the next attempt after this many consecutive failures.
 pub(super) fn backoff(failures: u32, random: &mut Random) -> Duration {
-    let bound = INITIAL_BACKOFF.saturating_mul(2u32.saturating_pow(failures.saturating_sub(1))).min(MAX_BACKOFF);
-    let millis = u64::try_from(bound.as_millis()).unwrap_or(u64::MAX);
-    Duration::from_millis(random.up_to(millis).max(50))
+    random.backoff(INITIAL_BACKOFF, MAX_BACKOFF, failures).max(MIN_BACKOFF)
 }

@@ -4,7 +4,8 @@ use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge},
 };
-use tidewatch_shared::metric_set;
+use strum::VariantNames as _;
+use tidewatch_shared::{metric_set, variant::VariantName as _};
 
 use super::{DeliveryOutcome, Target};
 
@@ -16,8 +17,8 @@ struct TargetLabels {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ResultLabels {
-    manager: String,
-    service: String,
+    #[prometheus(flatten)]
+    target: TargetLabels,
     result: &'static str,
 }
 
@@ -29,8 +30,7 @@ impl TargetLabels {
 
 impl ResultLabels {
     fn new(target: &Target, result: &'static str) -> Self {
-        let TargetLabels { manager, service } = TargetLabels::new(target);
-        Self { manager, service, result }
+        Self { target: TargetLabels::new(target), result }
     }
 }
 
@@ -55,7 +55,7 @@ metric_set! {
 
 impl Metrics {
     pub(crate) fn ended(&self, target: &Target, outcome: DeliveryOutcome, gave_up: bool) {
-        self.requests.get_or_create(&ResultLabels::new(target, result(outcome))).inc();
+        self.requests.get_or_create(&ResultLabels::new(target, outcome.as_str())).inc();
         if gave_up {
             self.given_up.get_or_create(&TargetLabels::new(target)).inc();
         }
@@ -79,16 +79,8 @@ impl Metrics {
         self.no_room.remove(&labels);
         self.waiting.remove(&labels);
         self.parked.remove(&labels);
-        for result in ["delivered", "refused", "failed"] {
+        for &result in DeliveryOutcome::VARIANTS {
             self.requests.remove(&ResultLabels::new(target, result));
         }
-    }
-}
-
-const fn result(outcome: DeliveryOutcome) -> &'static str {
-    match outcome {
-        DeliveryOutcome::Delivered => "delivered",
-        DeliveryOutcome::Refused(_) => "refused",
-        DeliveryOutcome::Failed(_) => "failed",
     }
 }

@@ -21,7 +21,7 @@ use super::{
 use crate::base::random::Random;
 
 /// A runtime and one of its watches.
-pub(super) type QueueKey = (RuntimeId, Arc<str>);
+pub(crate) type QueueKey = (RuntimeId, Arc<str>);
 
 /// Capacity of the outbox.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +49,7 @@ pub(crate) struct NoRoomError;
 /// One request to a manager.
 #[derive(Clone, Debug)]
 pub struct Delivery {
-    key: QueueKey,
+    pub(crate) key: QueueKey,
     generation: u64,
     /// The object.
     pub event: Arc<Event>,
@@ -111,7 +111,7 @@ impl<S> Outbox<S> {
         let routes = self.routes.clone();
         self.queues.retain(|(_, watch), _| routes.of(watch).is_some());
         self.blocked.retain(|key| self.queues.contains_key(key));
-        let targets: BTreeSet<_> = routes.iter().map(|(_, target)| target.clone()).collect();
+        let targets: BTreeSet<_> = routes.targets().cloned().collect();
         self.lanes.retain(|target, _| targets.contains(target));
         self.lanes.values_mut().for_each(Lane::clear);
         for target in targets {
@@ -133,65 +133,55 @@ impl<S> Outbox<S> {
     /// Puts an event of a runtime's watch, with the certificate that the runtime presented.
     pub(crate) fn put(
         &mut self,
-        runtime: &RuntimeId,
-        watch: &str,
+        key: &QueueKey,
         leaf: &Arc<CertificateDer<'static>>,
         event: Event,
     ) -> Result<(), NoRoomError> {
-        let target = self.routes.of(watch).ok_or(NoRoomError)?;
+        let target = self.routes.of(&key.1).ok_or(NoRoomError)?;
         let lane = self.lanes.get_mut(target).ok_or(NoRoomError)?;
-        let key = (runtime.clone(), Arc::from(watch));
-        let (objects, known) = self.queues.get(&key).map_or((0, false), |queue| (queue.len(), queue.contains(&event)));
+        let (objects, known) = self.queues.get(key).map_or((0, false), |queue| (queue.len(), queue.contains(&event)));
         if !known && (objects >= self.limits.per_watch || lane.objects >= self.limits.per_service) {
             return Err(NoRoomError);
         }
         lane.objects += usize::from(!known);
-        let queue = get_or_create(&mut self.queues, &mut self.generations, &key, leaf);
+        let queue = get_or_create(&mut self.queues, &mut self.generations, key, leaf);
         queue.put(event);
-        reposition(lane, &key, queue);
+        reposition(lane, key, queue);
         Ok(())
     }
 
     /// Blocks the settlement of an epoch because an event found no room, until the agent has seen the refusal.
-    pub(crate) fn block(
-        &mut self,
-        runtime: &RuntimeId,
-        watch: &str,
-        leaf: &Arc<CertificateDer<'static>>,
-        epoch: Epoch,
-        sequence: u64,
-    ) {
-        let key = (runtime.clone(), Arc::from(watch));
+    pub(crate) fn block(&mut self, key: QueueKey, leaf: &Arc<CertificateDer<'static>>, epoch: Epoch, sequence: u64) {
         get_or_create(&mut self.queues, &mut self.generations, &key, leaf).block(epoch, sequence);
         self.blocked.insert(key);
     }
 
     /// Removes the block of an event that found room now; the agent need not have seen its earlier refusal.
-    pub(crate) fn found_room(&mut self, runtime: &RuntimeId, watch: &str, epoch: Epoch, sequence: u64) {
+    pub(crate) fn found_room(&mut self, key: &QueueKey, epoch: Epoch, sequence: u64) {
         if self.blocked.is_empty() {
             return;
         }
-        let key = (runtime.clone(), Arc::from(watch));
-        let Some(queue) = self.queues.get_mut(&key) else { return };
+        let Some(queue) = self.queues.get_mut(key) else { return };
         queue.found_room(epoch, sequence);
         if !queue.is_blocked() {
-            self.blocked.remove(&key);
+            self.blocked.remove(key);
         }
     }
 
-    /// Releases refusals below `first`, the lowest sequence of a new request. Returns the released watches; call
+    /// Releases refusals below `first`, the lowest sequence of a new request. Returns the released queues; call
     /// [`Self::progress`] for each.
-    pub(crate) fn answered_below(&mut self, runtime: &RuntimeId, epoch: Epoch, first: u64) -> Vec<Arc<str>> {
+    pub(crate) fn answered_below(&mut self, runtime: &RuntimeId, epoch: Epoch, first: u64) -> Vec<QueueKey> {
         let from = (runtime.clone(), Arc::from(""));
         let mine = self.blocked.range(from..).take_while(|(id, _)| id == runtime);
         let mut thawed = Vec::new();
         for key in mine.cloned().collect::<Vec<_>>() {
             let Some(queue) = self.queues.get_mut(&key) else { continue };
-            if queue.answered_below(epoch, first) {
-                thawed.push(key.1.clone());
-            }
+            let is_released = queue.answered_below(epoch, first);
             if !queue.is_blocked() {
                 self.blocked.remove(&key);
+            }
+            if is_released {
+                thawed.push(key);
             }
         }
         thawed
@@ -199,21 +189,15 @@ impl<S> Outbox<S> {
 
     /// Returns the new settlement of a watch, if any; `accepted` returns the current watermark. Call it after every
     /// put, release and completion.
-    pub(crate) fn progress(
-        &mut self,
-        runtime: &RuntimeId,
-        watch: &str,
-        accepted: impl FnOnce() -> S,
-    ) -> Option<Settlement<S>> {
-        self.routes.of(watch)?;
-        let key = (runtime.clone(), Arc::from(watch));
-        let Some(queue) = self.queues.get_mut(&key) else {
+    pub(crate) fn progress(&mut self, key: &QueueKey, accepted: impl FnOnce() -> S) -> Option<Settlement<S>> {
+        self.routes.of(&key.1)?;
+        let Some(queue) = self.queues.get_mut(key) else {
             // The outbox holds nothing of this watch.
             return Some(Settlement { accepted: accepted(), except: Vec::new() });
         };
         let settled = queue.progress(accepted)?;
         if queue.is_empty() {
-            self.queues.remove(&key);
+            self.queues.remove(key);
         }
         Some(settled)
     }
@@ -221,9 +205,8 @@ impl<S> Outbox<S> {
     /// Forgets a runtime.
     pub(crate) fn forget(&mut self, runtime: &RuntimeId) {
         let from = (runtime.clone(), Arc::from(""));
-        let mine: Vec<_> = self.queues.range(from..).take_while(|((id, _), _)| id == runtime).collect();
-        let mine: Vec<_> = mine.into_iter().map(|(key, _)| key.clone()).collect();
-        for key in mine {
+        let mine = self.queues.range(from..).map(|(key, _)| key).take_while(|(id, _)| id == runtime);
+        for key in mine.cloned().collect::<Vec<_>>() {
             let Some(queue) = self.queues.remove(&key) else { continue };
             self.blocked.remove(&key);
             if let Some(lane) = self.routes.of(&key.1).and_then(|target| self.lanes.get_mut(target)) {
@@ -269,7 +252,7 @@ impl<S> Outbox<S> {
             let (generation, leaf) = (queue.generation, queue.leaf.clone());
             reposition(lane, &key, queue);
             let Some(event) = taken else { continue };
-            lane.sent();
+            lane.in_flight += 1;
             return Some(Delivery { key, generation, event, target: target.clone(), leaf });
         }
         None
@@ -320,7 +303,7 @@ impl<S> Outbox<S> {
 
     /// Health of the service of each forwarded watch.
     pub(crate) fn health(&self) -> BTreeMap<Arc<str>, (Arc<Target>, Health)> {
-        let health = |target: &Arc<Target>| self.lanes.get(target).map_or(Health::Healthy, Lane::health);
+        let health = |target: &Arc<Target>| self.lanes.get(target).map_or(Health::Healthy, |lane| lane.health);
         self.routes.iter().map(|(watch, target)| (watch.clone(), (target.clone(), health(target)))).collect()
     }
 }

@@ -72,12 +72,6 @@ impl Routes {
         self.0.get(watch)
     }
 
-    /// Returns the first target of a manager.
-    #[must_use]
-    pub fn of_manager(&self, manager: &str) -> Option<&Arc<Target>> {
-        self.0.values().find(|target| target.manager == manager)
-    }
-
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&Arc<str>, &Arc<Target>)> {
         self.0.iter()
     }

@@ -132,11 +132,7 @@ impl<S> WatchQueue<S> {
 
     /// Takes the next event to send; never an object that is in flight.
     pub(super) fn take(&mut self) -> Option<Arc<Event>> {
-        let at = self
-            .ready
-            .iter()
-            .position(|event| self.entries.get(event).is_some_and(|entry| entry.in_flight.is_none()))?;
-        let event = self.ready.remove(at)?;
+        let event = self.ready.remove(self.next()?)?;
         let entry = self.entries.get_mut(&event)?;
         entry.in_flight = entry.waiting.take();
         Some(event)
@@ -144,7 +140,13 @@ impl<S> WatchQueue<S> {
 
     /// Returns true if [`Self::take`] would return an event.
     pub(super) fn can_take(&self) -> bool {
-        self.ready.iter().any(|event| self.entries.get(event).is_some_and(|entry| entry.in_flight.is_none()))
+        self.next().is_some()
+    }
+
+    /// Position of the next event to send.
+    fn next(&self) -> Option<usize> {
+        let may_be_sent = |event| self.entries.get(event).is_some_and(|entry: &Entry| entry.in_flight.is_none());
+        self.ready.iter().position(may_be_sent)
     }
 
     /// Completes an event in flight that the manager took, or that was given up.

@@ -7,8 +7,10 @@ use super::WorkSet;
 /// Maximum number of objects that [`Drift`] lists; beyond it becomes [`Drift::All`].
 pub const MAX_DRIFTED_OBJECTS: usize = 64;
 
-/// Urgency of work, most urgent first. The lower priorities have a guaranteed share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+/// Urgency of work, most urgent first. The lower priorities have a guaranteed share. The name is the value of the label
+/// `priority`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, strum::IntoStaticStr, strum::VariantArray)]
+#[strum(serialize_all = "lowercase")]
 pub enum Priority {
     /// A user's change.
     User,

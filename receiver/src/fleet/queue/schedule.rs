@@ -93,6 +93,42 @@ struct Entry {
     position: Position,
 }
 
+impl Entry {
+    /// Parks paused work of the reconcile that ended.
+    fn park(&mut self, taken: &QueuedWork, paused: WorkSet) {
+        if !paused.is_empty() {
+            // An enqueue during the reconcile may signal the end of the pause, which the reconcile had not seen. If it
+            // did not, the next reconcile parks the work again.
+            let enqueued_meanwhile = self.enqueued_meanwhile || self.queued.is_some();
+            let slot = if enqueued_meanwhile { &mut self.queued } else { &mut self.parked };
+            merge_into(slot, QueuedWork { work: paused, ..taken.clone() });
+        }
+    }
+
+    /// Requeues failed work and returns its backoff; without failed work, ends the backoff.
+    fn back_off(
+        &mut self,
+        taken: &QueuedWork,
+        outcome: &ReconcileOutcome,
+        random: &mut Random,
+        now: Instant,
+    ) -> Option<Duration> {
+        if outcome.failed.is_empty() {
+            (self.failures, self.backoff) = (0, None);
+            return None;
+        }
+        self.failures = self.failures.saturating_add(1);
+        let mut delay = outcome.class.unwrap_or(ErrorClass::Ours).delay(self.failures, random);
+        delay = delay.max(outcome.requeue_after.unwrap_or_default());
+        if self.queued.as_ref().is_some_and(|queued| queued.priority == Priority::User) {
+            delay = delay.min(USER_SPACING);
+        }
+        self.backoff = Some((now + delay, now));
+        merge_into(&mut self.queued, QueuedWork { work: outcome.failed, ..taken.clone() });
+        Some(delay)
+    }
+}
+
 /// The queue. Bounded by the number of Kymas: each has one entry, and each entry at most one position.
 #[derive(Debug)]
 pub(crate) struct Queue<K> {
@@ -128,7 +164,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
 
     /// Random duration up to `most`.
     pub(crate) fn jitter(&mut self, most: Duration) -> Duration {
-        Duration::from_millis(self.random.up_to(u64::try_from(most.as_millis()).unwrap_or(u64::MAX)))
+        self.random.jitter(most)
     }
 
     /// Registers a Kyma; only registered Kymas can be enqueued.
@@ -206,7 +242,8 @@ impl<K: Clone + Eq + Hash> Queue<K> {
     /// Takes the next Kyma: fair, by priority, and never one in backoff or in progress.
     pub(crate) fn take(&mut self, now: Instant) -> Option<(K, QueuedWork)> {
         self.promote(now);
-        let (lane, priority, ticket) = self.pick()?;
+        // The candidate that has waited longer.
+        let (lane, priority, ticket) = self.candidates().min_by_key(|(_, _, ticket)| *ticket)?;
         let key = self.ready[lane as usize][priority as usize].remove(&ticket)?;
         self.rotations[lane as usize] += 1;
         let entry = self.entries.get_mut(&key)?;
@@ -244,66 +281,42 @@ impl<K: Clone + Eq + Hash> Queue<K> {
             self.entries.remove(key);
             return None;
         }
-        match (outcome.class, outcome.failed.is_empty()) {
-            _ if now.saturating_duration_since(since) >= SLOW => entry.lane = Lane::Slow,
-            (Some(ErrorClass::Transport), _) => entry.lane = Lane::Slow,
-            (Some(_), _) | (None, false) => entry.lane = Lane::Normal,
-            (None, true) if !outcome.ended.is_empty() => entry.lane = Lane::Normal,
-            (None, true) => {}
+        if now.saturating_duration_since(since) >= SLOW || outcome.class == Some(ErrorClass::Transport) {
+            entry.lane = Lane::Slow;
+        } else if outcome.class.is_some() || !(outcome.failed | outcome.ended).is_empty() {
+            entry.lane = Lane::Normal;
         }
         let deferred = outcome.deferred.both(taken.work).minus(outcome.failed);
-        let parked = taken.work.minus(outcome.ended | outcome.failed | deferred);
-        if !parked.is_empty() {
-            // An enqueue during the reconcile may signal the end of the pause, which the reconcile had not seen. If it
-            // did not, the next reconcile parks the work again.
-            let enqueued_meanwhile = entry.enqueued_meanwhile || entry.queued.is_some();
-            let slot = if enqueued_meanwhile { &mut entry.queued } else { &mut entry.parked };
-            merge_into(slot, QueuedWork { work: parked, ..taken.clone() });
-        }
-        let (before, times) = entry.deferred;
-        if !deferred.is_empty() {
-            entry.deferred = (before | deferred, times.saturating_add(1));
-        } else if !before.both(outcome.ended).is_empty() {
-            // The deferred work succeeded.
-            entry.deferred = (WorkSet::EMPTY, 0);
-            entry.delayed[DelayReason::Deferred as usize] = None;
-        }
-        if !deferred.is_empty() {
-            let delay = outcome.class.unwrap_or(ErrorClass::Ours).delay(entry.deferred.1, &mut self.random);
-            let priority = taken.priority.max(Priority::Catalog);
-            self.enqueue_after(
-                key,
-                DelayReason::Deferred,
-                now + delay,
-                QueuedWork { work: deferred, priority, ..taken.clone() },
-                now,
-            );
-        }
-        let entry = self.entries.get_mut(key)?;
-        let mut wait = None;
-        if outcome.failed.is_empty() {
-            (entry.failures, entry.backoff) = (0, None);
-            if let Some(after) = outcome.requeue_after {
-                let work = QueuedWork::new(outcome.ended.both(taken.work), Priority::Verification);
-                self.enqueue_after(key, DelayReason::Requeue, now + after, work, now);
-            }
-        } else {
-            entry.failures = entry.failures.saturating_add(1);
-            let mut delay = outcome.class.unwrap_or(ErrorClass::Ours).delay(entry.failures, &mut self.random);
-            delay = delay.max(outcome.requeue_after.unwrap_or_default());
-            if entry.queued.as_ref().is_some_and(|queued| queued.priority == Priority::User) {
-                delay = delay.min(USER_SPACING);
-            }
-            entry.backoff = Some((now + delay, now));
-            merge_into(&mut entry.queued, QueuedWork { work: outcome.failed, ..taken.clone() });
-            wait = Some(delay);
+        entry.park(taken, taken.work.minus(outcome.ended | outcome.failed | deferred));
+        self.defer(key, taken, deferred, outcome, now);
+        let backoff = self.entries.get_mut(key)?.back_off(taken, outcome, &mut self.random, now);
+        if let (None, Some(after)) = (backoff, outcome.requeue_after) {
+            let work = QueuedWork::new(outcome.ended.both(taken.work), Priority::Verification);
+            self.enqueue_after(key, DelayReason::Requeue, now + after, work, now);
         }
         if let Some(after) = outcome.rollout_after {
             let kyma = QueuedWork::new(WorkSet::of(&[Work::Kyma]), Priority::Catalog);
             self.enqueue_after(key, DelayReason::Rollout, now + after, kyma, now);
         }
         self.arrange(key, now);
-        wait
+        backoff
+    }
+
+    /// Delays deferred work, or ends the deferral of work that succeeded.
+    fn defer(&mut self, key: &K, taken: &QueuedWork, deferred: WorkSet, outcome: &ReconcileOutcome, now: Instant) {
+        let Some(entry) = self.entries.get_mut(key) else { return };
+        let (before, times) = entry.deferred;
+        if !deferred.is_empty() {
+            let times = times.saturating_add(1);
+            entry.deferred = (before | deferred, times);
+            let at = now + outcome.class.unwrap_or(ErrorClass::Ours).delay(times, &mut self.random);
+            let priority = taken.priority.max(Priority::Catalog);
+            let queued = QueuedWork { work: deferred, priority, ..taken.clone() };
+            self.enqueue_after(key, DelayReason::Deferred, at, queued, now);
+        } else if !before.both(outcome.ended).is_empty() {
+            entry.deferred = (WorkSet::EMPTY, 0);
+            entry.delayed[DelayReason::Deferred as usize] = None;
+        }
     }
 
     /// Work of a Kyma that is ready or in backoff, for summaries.
@@ -372,11 +385,6 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         })
     }
 
-    /// Picks the candidate that has waited longer.
-    fn pick(&self) -> Option<(Lane, Priority, u64)> {
-        self.candidates().min_by_key(|(_, _, ticket)| *ticket)
-    }
-
     /// Makes delayed entries ready that are due.
     fn promote(&mut self, now: Instant) {
         while let Some(due) = self.delayed.first_entry().filter(|due| due.key().0 <= now) {
@@ -407,17 +415,18 @@ impl<K: Clone + Eq + Hash> Queue<K> {
                 due.map_or(Position::Idle, |at| Position::Delayed(at, self.tickets))
             }
         };
-        match (entry.position, position) {
-            (Position::Ready(lane, priority, _), Position::Ready(new_lane, new_priority, _))
-                if lane == new_lane && priority == new_priority => {}
-            (Position::Delayed(at, _), Position::Delayed(new, _)) if at == new => {}
-            _ => {
-                let since = matches!(position, Position::Ready(..)).then(|| entry.since.unwrap_or(now));
-                entry.since = since;
-                self.displace(key);
-                self.tickets += 1;
-                self.put(key, position);
+        let keeps_turn = match (entry.position, position) {
+            (Position::Ready(lane, priority, _), Position::Ready(new_lane, new_priority, _)) => {
+                lane == new_lane && priority == new_priority
             }
+            (Position::Delayed(at, _), Position::Delayed(new, _)) => at == new,
+            _ => false,
+        };
+        if !keeps_turn {
+            entry.since = matches!(position, Position::Ready(..)).then(|| entry.since.unwrap_or(now));
+            self.displace(key);
+            self.tickets += 1;
+            self.put(key, position);
         }
     }
 

@@ -1,15 +1,12 @@
 //! Sets of kinds of work.
 
 use std::{
-    collections::BTreeSet,
     fmt,
     ops::{BitOr, BitOrAssign},
 };
 
+use strum::VariantArray as _;
 use tidewatch_shared::plan::Work;
-
-/// Every kind of work, in the order of its bit.
-const KNOWN: [Work; WorkSet::COUNT] = [Work::Kyma, Work::Catalog, Work::Manifest, Work::Installer, Work::Forward];
 
 /// Set of kinds of work, one byte.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -27,7 +24,7 @@ impl WorkSet {
     /// Forwarding to other managers.
     pub(crate) const FORWARD: Self = Self(Self::bit(Work::Forward));
     /// Number of kinds of work.
-    pub(crate) const COUNT: usize = 5;
+    pub(crate) const COUNT: usize = Work::VARIANTS.len();
 
     /// Returns the set of the given kinds.
     #[must_use]
@@ -61,34 +58,17 @@ impl WorkSet {
 
     /// Iterates over the kinds in a fixed order.
     pub fn iter(self) -> impl Iterator<Item = Work> {
-        KNOWN.into_iter().filter(move |work| self.contains(*work))
-    }
-
-    /// Index of a kind in an array of [`Self::COUNT`].
-    pub(crate) const fn index(work: Work) -> usize {
-        match work {
-            Work::Kyma => 0,
-            Work::Catalog => 1,
-            Work::Manifest => 2,
-            Work::Installer => 3,
-            Work::Forward => 4,
-        }
+        Work::VARIANTS.iter().copied().filter(move |work| self.contains(*work))
     }
 
     const fn bit(work: Work) -> u8 {
-        1 << Self::index(work)
+        1 << work as u8
     }
 }
 
 impl FromIterator<Work> for WorkSet {
     fn from_iter<I: IntoIterator<Item = Work>>(work: I) -> Self {
         Self(work.into_iter().fold(0, |bits, work| bits | Self::bit(work)))
-    }
-}
-
-impl From<&BTreeSet<Work>> for WorkSet {
-    fn from(work: &BTreeSet<Work>) -> Self {
-        work.iter().copied().collect()
     }
 }
 
@@ -113,17 +93,19 @@ impl fmt::Debug for WorkSet {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     #[test]
     fn bits_map_to_kinds_of_work() {
-        assert_eq!(WorkSet::ALL_KNOWN.iter().collect::<Vec<_>>(), KNOWN);
-        for (at, work) in KNOWN.into_iter().enumerate() {
-            assert_eq!(WorkSet::index(work), at);
+        assert_eq!(WorkSet::ALL_KNOWN.iter().collect::<Vec<_>>(), Work::VARIANTS);
+        for (at, work) in Work::VARIANTS.iter().copied().enumerate() {
+            assert_eq!(work as usize, at);
             assert!(WorkSet::of(&[work]).contains(work));
             assert!(!WorkSet::ALL_KNOWN.minus(WorkSet::of(&[work])).contains(work));
         }
-        let both = WorkSet::of(&[Work::Kyma]) | WorkSet::from(&BTreeSet::from([Work::Catalog]));
+        let both = WorkSet::of(&[Work::Kyma]) | BTreeSet::from([Work::Catalog]).into_iter().collect::<WorkSet>();
         assert_eq!(both.both(WorkSet::of(&[Work::Catalog, Work::Forward])), WorkSet::of(&[Work::Catalog]));
         assert!(both.minus(both).is_empty());
     }

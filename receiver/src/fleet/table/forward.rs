@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    pin::pin,
     sync::Arc,
 };
 
@@ -11,15 +10,15 @@ use tidewatch_shared::{
     event::Reason,
     identity::{Epoch, RuntimeId},
 };
-use tokio::{sync::Notify, time, time::Instant};
+use tokio::{sync::Notify, time::Instant};
 
 use super::{
-    RuntimeTable,
+    RuntimeTable, next_due,
     state::{Entry, State},
 };
 use crate::fleet::{
     EventsRecord, ForwardedEvent, Snapshot,
-    forward::{Delivery, DeliveryOutcome, Health, Outbox, Routes, Settlement, Target},
+    forward::{Delivery, DeliveryOutcome, Health, Outbox, QueueKey, Routes, Settlement, Target},
 };
 
 /// Notifications for the sender and for the Watchers' conditions.
@@ -50,36 +49,36 @@ pub(super) fn take(
     let mut changes = OutboxChanges::default();
     let mut touched: BTreeSet<_> = outbox.answered_below(id, epoch, recorded.answered_below).into_iter().collect();
     if recorded.counts.forwards_unblocked {
-        touched.extend(entry.runtime.watches_pending_forward().into_iter().map(Arc::from));
+        touched.extend(entry.runtime.watches_pending_forward().map(|watch| (id.clone(), watch.into())));
     }
     let leaf = leaf.filter(|_| !recorded.forwards.is_empty()).map(|leaf| Arc::new(leaf.clone()));
     for ForwardedEvent { id: event_id, watch, event } in std::mem::take(&mut recorded.forwards) {
-        let watch: Arc<str> = watch.into();
-        touched.insert(watch.clone());
+        let key: QueueKey = (id.clone(), watch.into());
+        touched.insert(key.clone());
         let Some(event) = event else { continue };
-        let put = leaf.as_ref().map(|leaf| outbox.put(id, &watch, leaf, event));
+        let put = leaf.as_ref().map(|leaf| outbox.put(&key, leaf, event));
         if let Some(Ok(())) = put {
-            outbox.found_room(id, &watch, epoch, event_id.sequence);
-            changes.put.push(watch);
+            outbox.found_room(&key, epoch, event_id.sequence);
+            changes.put.push(key.1);
             continue;
         }
+        changes.without_room.push(key.1.clone());
         // A lower sequence belongs to a delayed duplicate; the agent no longer awaits its response.
         if let Some(leaf) = leaf.as_ref().filter(|_| event_id.sequence >= recorded.answered_below) {
-            outbox.block(id, &watch, leaf, epoch, event_id.sequence);
+            outbox.block(key, leaf, epoch, event_id.sequence);
         }
         // The agent keeps a refused event and retries it with backoff.
         recorded.refused.push((event_id, Reason::UnknownWatch));
-        changes.without_room.push(watch);
     }
-    for watch in touched {
-        progress(outbox, entry, id, &watch);
+    for key in touched {
+        progress(outbox, entry, &key);
     }
     changes
 }
 
-fn progress(outbox: &mut Outbox<Snapshot>, entry: &mut Entry, id: &RuntimeId, watch: &str) {
-    if let Some(Settlement { accepted, except }) = outbox.progress(id, watch, || entry.runtime.snapshot()) {
-        entry.runtime.forwarded(&accepted, watch, &except);
+fn progress(outbox: &mut Outbox<Snapshot>, entry: &mut Entry, key: &QueueKey) {
+    if let Some(Settlement { accepted, except }) = outbox.progress(key, || entry.runtime.snapshot()) {
+        entry.runtime.forwarded(&accepted, &key.1, &except);
     }
 }
 
@@ -101,30 +100,18 @@ impl RuntimeTable {
     /// Returns a target of a manager.
     #[must_use]
     pub fn target_of(&self, manager: &str) -> Option<Arc<Target>> {
-        self.lock().outbox.routes().of_manager(manager).cloned()
+        self.lock().outbox.routes().targets().find(|target| target.manager() == manager).cloned()
     }
 
     /// Waits for the next event to send to another manager. Supports one caller, which passes the delivery to
     /// [`Self::forwarded`]. Cancel safe.
     pub async fn next_delivery(&self) -> Delivery {
-        loop {
-            let mut wakeup = pin!(self.0.forward.due.notified());
-            // Registered before the check, so that no event put in between is missed.
-            wakeup.as_mut().enable();
+        let take = || {
             let now = Instant::now();
-            let (next, wake) = {
-                let outbox = &mut self.lock().outbox;
-                (outbox.take(now), outbox.wake(now))
-            };
-            match (next, wake) {
-                (Some(delivery), _) => return delivery,
-                (None, None) => wakeup.await,
-                (None, Some(at)) => {
-                    // Check again after a timeout as well as after a notification.
-                    let _ = time::timeout_at(at, wakeup).await;
-                }
-            }
-        }
+            let outbox = &mut self.lock().outbox;
+            (outbox.take(now), outbox.wake(now))
+        };
+        next_due(&self.0.forward.due, take).await
     }
 
     /// Completes a delivery: settles events that the manager took, and schedules a retry for failures.
@@ -134,18 +121,13 @@ impl RuntimeTable {
         let result = state.outbox.complete(delivery, outcome, now);
         // A target that no Watcher names any more has no metrics.
         if state.outbox.routes().targets().any(|named| *named == delivery.target) {
-            let metrics = &self.0.metrics.forward;
-            metrics.ended(&delivery.target, outcome, result.gave_up);
-            metrics.objects(
-                &delivery.target,
-                state.outbox.objects(&delivery.target),
-                state.outbox.parked(&delivery.target),
-            );
+            self.0.metrics.forward.ended(&delivery.target, outcome, result.gave_up);
+            self.count_objects(&state, &delivery.target);
         }
         let key = state.key_of(delivery.runtime()).ok();
         let State { outbox, kymas, .. } = &mut *state;
         if let Some(entry) = key.and_then(|key| kymas.get_mut(&key)) {
-            progress(outbox, entry, delivery.runtime(), delivery.watch());
+            progress(outbox, entry, &delivery.key);
         }
         drop(state);
         if result.gave_up {
@@ -177,8 +159,12 @@ impl RuntimeTable {
     /// Updates the metrics of all targets after events were dropped or moved.
     pub(super) fn update_target_metrics(&self, state: &State) {
         for target in state.outbox.routes().targets() {
-            self.0.metrics.forward.objects(target, state.outbox.objects(target), state.outbox.parked(target));
+            self.count_objects(state, target);
         }
+    }
+
+    fn count_objects(&self, state: &State, target: &Target) {
+        self.0.metrics.forward.objects(target, state.outbox.objects(target), state.outbox.parked(target));
     }
 
     /// Updates the metrics after a request and wakes the sender.
@@ -188,7 +174,7 @@ impl RuntimeTable {
         changes.without_room.iter().filter_map(|watch| routes.of(watch)).for_each(|target| metrics.no_room(target));
         let targets: BTreeSet<_> = changes.put.iter().filter_map(|watch| routes.of(watch)).collect();
         for target in &targets {
-            metrics.objects(target, state.outbox.objects(target), state.outbox.parked(target));
+            self.count_objects(state, target);
         }
         if !targets.is_empty() {
             self.0.forward.due.notify_one();

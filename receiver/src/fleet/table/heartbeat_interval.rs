@@ -8,6 +8,8 @@ use std::{
     time::Duration,
 };
 
+use super::Settings;
+
 /// Heartbeat interval announced to agents now, for the gateway's connection timeouts. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct HeartbeatInterval(Arc<AtomicU64>);
@@ -32,26 +34,12 @@ impl HeartbeatInterval {
 /// Maximum interval: agents refuse longer ones, and a dead agent goes unnoticed for three intervals.
 const MAX_INTERVAL: Duration = Duration::from_secs(3_600);
 
-/// Heartbeat settings, see [`super::Settings`].
-#[derive(Clone, Copy, Debug)]
-pub(super) struct HeartbeatPacing {
-    pub(super) heartbeat: Duration,
-    /// Maximum rate of heartbeats of all runtimes, per second.
-    pub(super) per_second: u32,
-    pub(super) away_after: Duration,
-}
-
-impl Default for HeartbeatPacing {
-    fn default() -> Self {
-        Self { heartbeat: Duration::from_secs(30), per_second: 200, away_after: Duration::from_secs(2 * 3_600) }
-    }
-}
-
-impl HeartbeatPacing {
-    /// Interval for this number of runtimes: the configured one, or longer to respect the maximum rate. Whole seconds,
+impl Settings {
+    /// Heartbeat interval for this number of runtimes: the configured one, or longer to respect the maximum rate. Whole seconds,
     /// at least one.
-    pub(super) fn interval(&self, runtimes: usize) -> Duration {
-        let least = u64::try_from(runtimes).unwrap_or(u64::MAX).div_ceil(u64::from(self.per_second.max(1)));
+    pub(super) fn heartbeat_interval(&self, runtimes: usize) -> Duration {
+        let least =
+            u64::try_from(runtimes).unwrap_or(u64::MAX).div_ceil(u64::from(self.max_heartbeats_per_second.max(1)));
         let configured = self.heartbeat.as_secs().max(1);
         Duration::from_secs(configured.max(least)).min(MAX_INTERVAL)
     }
@@ -63,10 +51,11 @@ mod tests {
 
     #[test]
     fn interval_grows_with_the_number_of_runtimes_up_to_an_hour() {
-        let pace = HeartbeatPacing { per_second: 100, ..HeartbeatPacing::default() };
+        let settings = Settings { max_heartbeats_per_second: 100, ..Settings::default() };
         for (runtimes, seconds) in [(0, 30), (3_000, 30), (3_001, 31), (10_000, 100), (1_000_000_000, 3_600)] {
-            assert_eq!(pace.interval(runtimes), Duration::from_secs(seconds), "{runtimes}");
+            assert_eq!(settings.heartbeat_interval(runtimes), Duration::from_secs(seconds), "{runtimes}");
         }
-        assert_eq!(HeartbeatPacing { heartbeat: Duration::ZERO, ..pace }.interval(0), Duration::from_secs(1));
+        let settings = Settings { heartbeat: Duration::ZERO, ..settings };
+        assert_eq!(settings.heartbeat_interval(0), Duration::from_secs(1));
     }
 }

@@ -17,18 +17,18 @@ use crate::{
 
 /// State at the start of a reconcile, needed when it ends.
 #[derive(Debug)]
-pub(super) struct ReconcileStart {
+pub(crate) struct ReconcileStart {
     pub(super) generation: u64,
     pub(super) snapshot: Snapshot,
     /// Acceptance time of its oldest event.
     pub(super) accepted: Option<Instant>,
     pub(super) at: Instant,
-    /// Time limit of the reconcile.
-    pub(super) time_limit: Duration,
+    /// Time limit of the reconcile; beyond it the runtime counts as unresponsive.
+    pub(crate) time_limit: Duration,
     /// Traces of the events that caused it.
     pub(super) traces: TraceLinks,
-    /// Cancelled when the Kyma is removed.
-    pub(super) cancellation: CancellationToken,
+    /// Cancelled when the Kyma is deleted or no longer selected; nothing may be written for it afterwards.
+    pub(crate) cancellation: CancellationToken,
 }
 
 /// A Kyma in progress, to be returned to [`RuntimeTable::done`]. A dropped job counts as failed, so that no Kyma stays
@@ -38,57 +38,35 @@ pub struct Job {
     pub key: KymaKey,
     /// Work to do.
     pub queued: QueuedWork,
+    pub(crate) start: ReconcileStart,
     /// `None` once the job has ended.
-    start: Option<(RuntimeTable, ReconcileStart)>,
-    traceparent: Option<String>,
-    cancellation: CancellationToken,
-    time_limit: Duration,
+    table: Option<RuntimeTable>,
+    /// `traceparent` of its wait in the queue, if events caused it and traces are exported.
+    pub(super) traceparent: Option<String>,
 }
 
 impl Job {
-    pub(super) fn new(fleet: RuntimeTable, (key, queued, start): (KymaKey, QueuedWork, ReconcileStart)) -> Self {
-        let (traceparent, cancellation, time_limit) =
-            (start.traces.end_wait(), start.cancellation.clone(), start.time_limit);
-        Self { key, queued, start: Some((fleet, start)), traceparent, cancellation, time_limit }
-    }
-
-    /// `traceparent` of its wait in the queue, if events caused it and traces are exported.
-    pub(crate) fn traceparent(&self) -> Option<&str> {
-        self.traceparent.as_deref()
+    pub(super) fn new(table: RuntimeTable, (key, queued, start): (KymaKey, QueuedWork, ReconcileStart)) -> Self {
+        let traceparent = start.traces.end_wait();
+        Self { key, queued, start, table: Some(table), traceparent }
     }
 
     /// Starts the span of its reconcile, which continues the trace of its wait in the queue.
     pub(crate) fn span(&self) -> Option<trace::Span> {
-        trace::span("reconcile", None, self.traceparent())
+        trace::span("reconcile", None, self.traceparent.as_deref())
     }
 
-    /// Time limit of the reconcile; beyond it the runtime counts as unresponsive.
-    #[must_use]
-    pub const fn time_limit(&self) -> Duration {
-        self.time_limit
-    }
-
-    /// Cancelled when the Kyma is deleted or no longer selected; nothing may be written for it afterwards.
-    #[must_use]
-    pub fn cancellation(&self) -> CancellationToken {
-        self.cancellation.clone()
-    }
-
-    pub(super) fn take(&mut self) -> Option<ReconcileStart> {
-        self.start.take().map(|(_, start)| start)
+    /// Ends the reconcile, unless it has ended.
+    pub(super) fn end(&mut self, outcome: &ReconcileOutcome) {
+        if let Some(table) = self.table.take() {
+            table.finish(self, outcome);
+        }
     }
 }
 
 impl Drop for Job {
     fn drop(&mut self) {
-        if let Some((fleet, start)) = self.start.take() {
-            fleet.finish(
-                &self.key,
-                &self.queued,
-                &start,
-                &ReconcileOutcome::failed(self.queued.work, ErrorClass::Ours),
-            );
-        }
+        self.end(&ReconcileOutcome::failed(self.queued.work, ErrorClass::Ours));
     }
 }
 

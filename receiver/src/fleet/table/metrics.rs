@@ -1,12 +1,11 @@
 //! Metrics of fleet and queue.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
-    time::Duration,
 };
 
 use prometheus_client::{
@@ -18,19 +17,18 @@ use prometheus_client::{
         histogram::{Histogram, exponential_buckets},
     },
 };
+use strum::VariantArray as _;
 use tidewatch_shared::{
-    event::Reason,
     metric_set,
     metrics::{ResultLabel, StateLabel},
     variant::VariantName as _,
 };
 use tokio::time::Instant;
 
-use super::PlacementError;
 use crate::{
     base::key::KymaKey,
     fleet::{
-        EventsRecord, HeartbeatRecord, HeartbeatStatus, LastHeartbeat, PathState, forward,
+        EventsRecord, HeartbeatRecord, LastHeartbeat, PathState, forward,
         queue::{Priority, Queue, ReconcileOutcome},
     },
 };
@@ -60,17 +58,17 @@ metric_set! {
         /// Heartbeats, by result: counted, late, or of an old epoch.
         heartbeats: Family<ResultLabel, Counter> = "fleet_heartbeats",
         /// Requests of runtimes without a single Kyma, by reason.
-        placement_errors: Family<ResultLabel, Counter> = "fleet_unplaced",
+        pub(super) placement_errors: Family<ResultLabel, Counter> = "fleet_unplaced",
         /// Digest mismatches.
         differing: Counter = "fleet_digest_differences",
         /// Watches that heartbeat responses requested to be resent.
         resends: Counter = "fleet_resends_asked",
         /// Heartbeat responses that requested a certificate renewal because the issuer was replaced.
-        renewals: Counter = "fleet_renewals_asked",
+        pub(super) renewals: Counter = "fleet_renewals_asked",
         /// Time from the agent's observation of a request's first event, by the agent's clock, until its acceptance.
-        accepted: Histogram = "fleet_accepted_seconds" with seconds(),
+        pub(super) accepted: Histogram = "fleet_accepted_seconds" with seconds(),
         /// Time from acceptance of a reconcile's oldest event until the reconcile ended all its work.
-        settled: Histogram = "fleet_settled_seconds" with seconds(),
+        pub(super) settled: Histogram = "fleet_settled_seconds" with seconds(),
         /// Runtimes, by the state of their event path.
         paths: Family<StateLabel, Gauge> = "fleet_paths",
         /// Objects pending in the agents, by their heartbeats.
@@ -133,8 +131,8 @@ impl RenewalFailures {
 /// Totals over all runtimes.
 #[derive(Default)]
 pub(super) struct FleetTotals {
-    /// Number of paths by state.
-    states: [i64; PathState::NAMES.len()],
+    /// Number of paths by the name of their state; other states have none.
+    states: BTreeMap<&'static str, i64>,
     waiting: u64,
     parked: u64,
     /// Earliest end of a certificate, Unix seconds.
@@ -146,10 +144,7 @@ pub(super) struct FleetTotals {
 impl FleetTotals {
     /// Adds a runtime; one without heartbeats counts with its path state only.
     pub(super) fn add(&mut self, key: &KymaKey, path: &PathState, last_heartbeat: Option<&LastHeartbeat>) {
-        let name = path.as_str();
-        if let Some(at) = PathState::NAMES.iter().position(|known| *known == name) {
-            self.states[at] += 1;
-        }
+        *self.states.entry(path.as_str()).or_default() += 1;
         if let Some(last_heartbeat) = last_heartbeat.filter(|_| path.receives_heartbeats()) {
             self.waiting = self.waiting.saturating_add(last_heartbeat.waiting);
             self.parked = self.parked.saturating_add(last_heartbeat.parked);
@@ -173,44 +168,21 @@ impl Metrics {
                 self.events.get_or_create(&ResultLabel { result }).inc_by(count);
             }
         }
-        for reason in [Reason::UnknownWatch, Reason::UnknownType, Reason::Malformed, Reason::TooLarge] {
-            let count = recorded.refused.iter().filter(|(_, refused)| *refused == reason).count();
-            if count > 0 {
-                self.refused.get_or_create(&ResultLabel { result: reason.as_str() }).inc_by(count as u64);
-            }
+        for (_, reason) in &recorded.refused {
+            self.refused.get_or_create(&ResultLabel { result: reason.as_str() }).inc();
         }
         self.differing.inc_by(counts.differing);
     }
 
     pub(super) fn heartbeat(&self, record: &HeartbeatRecord) {
-        let result = match record.status {
-            HeartbeatStatus::Counted => "counted",
-            HeartbeatStatus::Late => "late",
-            HeartbeatStatus::OldEpoch => "old-epoch",
-        };
-        self.heartbeats.get_or_create(&ResultLabel { result }).inc();
+        self.heartbeats.get_or_create(&ResultLabel { result: record.status.as_str() }).inc();
         self.differing.inc_by(record.differing);
         self.resends.inc_by(record.resend.len() as u64);
     }
 
-    /// Counts a heartbeat response that requests a renewal.
-    pub(super) fn renewal_requested(&self, requested: bool) {
-        self.renewals.inc_by(requested.into());
-    }
-
-    /// Observes the time from acceptance of the oldest event until a reconcile ended all its work.
-    pub(super) fn settled(&self, after: Duration) {
-        self.settled.observe(after.as_secs_f64());
-    }
-
-    /// Observes the time from the agent's observation of a request's first event until its acceptance.
-    pub(super) fn accepted(&self, after: Duration) {
-        self.accepted.observe(after.as_secs_f64());
-    }
-
     pub(super) fn set_totals(&self, totals: &FleetTotals) {
-        for (state, count) in PathState::NAMES.into_iter().zip(totals.states) {
-            self.paths.get_or_create(&StateLabel { state }).set(count);
+        for state in PathState::names() {
+            self.paths.get_or_create(&StateLabel { state }).set(totals.states.get(state).copied().unwrap_or(0));
         }
         self.agents_waiting.set(i64::try_from(totals.waiting).unwrap_or(i64::MAX));
         self.agents_parked.set(i64::try_from(totals.parked).unwrap_or(i64::MAX));
@@ -221,17 +193,11 @@ impl Metrics {
 
     /// Updates the metrics that change with time alone.
     pub(super) fn observe_ages(&self, queue: &Queue<KymaKey>, now: Instant) {
-        for (name, priority) in
-            [("user", Priority::User), ("catalog", Priority::Catalog), ("verification", Priority::Verification)]
-        {
-            let age = queue.oldest(priority).map_or(0.0, |since| now.saturating_duration_since(since).as_secs_f64());
-            self.oldest.get_or_create(&PriorityLabel { priority: name }).set(age);
+        for priority in Priority::VARIANTS {
+            let age = queue.oldest(*priority).map_or(0.0, |since| now.saturating_duration_since(since).as_secs_f64());
+            self.oldest.get_or_create(&PriorityLabel { priority: priority.as_str() }).set(age);
         }
         self.coalesced.inner().store(queue.coalesced(), Ordering::Relaxed);
-    }
-
-    pub(super) fn placement_failed(&self, error: PlacementError) {
-        self.placement_errors.get_or_create(&ResultLabel { result: error.as_str() }).inc();
     }
 
     pub(super) fn reconciled(&self, outcome: &ReconcileOutcome) {
@@ -249,8 +215,8 @@ impl Metrics {
             let places = ["user", "catalog", "verification", "waiting", "in-work"];
             places.map(|place| self.kymas.get_or_create_owned(&PlaceLabel { r#where: place }))
         });
-        let ready = [Priority::User, Priority::Catalog, Priority::Verification].map(|priority| queue.ready(priority));
-        for (gauge, count) in gauges.iter().zip(ready.into_iter().chain([queue.waiting(), queue.running()])) {
+        let ready = Priority::VARIANTS.iter().map(|priority| queue.ready(*priority));
+        for (gauge, count) in gauges.iter().zip(ready.chain([queue.waiting(), queue.running()])) {
             gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
         }
     }

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use tidewatch_shared::{certificate::KeyId, identity::RuntimeId};
+use tokio::time::Instant;
 
+use super::RuntimeTable;
 use crate::{base::key::KymaKey, fleet::PathState};
 
 /// Certificate and trust bundle of a runtime, by its last heartbeat.
@@ -22,4 +24,23 @@ pub struct RuntimeTrust {
     pub authority: Option<KeyId>,
     /// Time since its last request, initially since the placement.
     pub silent: Duration,
+}
+
+impl RuntimeTable {
+    /// Trust state of each served runtime, in no order.
+    #[must_use]
+    pub fn runtime_trust(&self) -> Vec<RuntimeTrust> {
+        let now = Instant::now();
+        let state = self.lock();
+        let thresholds = state.thresholds(self.0.started);
+        let trust = state.served().map(|(key, id, runtime)| RuntimeTrust {
+            kyma: key.clone(),
+            runtime: id.clone(),
+            path: runtime.path(thresholds, now),
+            trust_revision: runtime.trust_revision.clone(),
+            authority: runtime.authority.clone(),
+            silent: now.saturating_duration_since(runtime.last_request),
+        });
+        trust.collect()
+    }
 }

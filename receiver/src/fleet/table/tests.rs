@@ -15,10 +15,17 @@ use tidewatch_shared::{
     event::{self, Payload},
     identity::Epoch,
     plan::Work,
+    variant::VariantName as _,
 };
 
 use super::*;
-use crate::{base::error_class::ErrorClass, fleet::Unproven};
+use crate::{
+    base::error_class::ErrorClass,
+    fleet::{
+        PathState, Unproven,
+        queue::{Drift, Priority, QueuedWork, WorkSet},
+    },
+};
 
 const EPOCH: Epoch = Epoch::new(7);
 
@@ -493,7 +500,7 @@ async fn job_is_cancelled_when_its_kyma_is_removed() {
     let fleet = table_with(4, 2);
     send(&fleet, 0, 1).unwrap();
     let job = fleet.next().await;
-    let cancellation = job.cancellation();
+    let cancellation = job.start.cancellation.clone();
     // Another runtime under the same name is still this Kyma.
     fleet.place(key(0), Some(id(9)), plan("1"));
     fleet.remove(&key(1));
@@ -503,7 +510,7 @@ async fn job_is_cancelled_when_its_kyma_is_removed() {
     fleet.done(job, ReconcileOutcome::default());
     fleet.place(key(0), Some(id(0)), plan("1"));
     send(&fleet, 0, 2).unwrap();
-    assert!(!fleet.next().await.cancellation().is_cancelled(), "the new Kyma has a token of its own");
+    assert!(!fleet.next().await.start.cancellation.is_cancelled(), "the new Kyma has a token of its own");
 }
 
 #[tokio::test(start_paused = true)]

@@ -34,14 +34,9 @@ impl PendingTraces {
         }
     }
 
-    /// Takes the traces for the reconcile that starts now.
+    /// Takes the traces for the reconcile that starts now, or of a removed Kyma.
     pub(super) fn take(&mut self, key: &KymaKey) -> TraceLinks {
         self.0.remove(key).unwrap_or_default()
-    }
-
-    /// Drops the traces of a removed Kyma.
-    pub(super) fn forget(&mut self, key: &KymaKey) {
-        self.0.remove(key);
     }
 }
 

@@ -23,16 +23,13 @@ pub struct TrustAnnouncement {
 /// Announcement and the rate limit of its renewal requests.
 #[derive(Debug, Default)]
 pub(super) struct TrustAnnouncer {
-    announcement: Option<TrustAnnouncement>,
+    /// `None` until the first is announced.
+    pub(super) announcement: Option<TrustAnnouncement>,
     /// Theoretical arrival time of the rate limit (GCRA).
     paid_until: Option<Instant>,
 }
 
 impl TrustAnnouncer {
-    pub(super) fn set(&mut self, announcement: TrustAnnouncement) {
-        self.announcement = Some(announcement);
-    }
-
     pub(super) fn revision(&self) -> Option<String> {
         self.announcement.as_ref().map(|announcement| announcement.revision.clone())
     }
@@ -69,9 +66,9 @@ mod tests {
         let (now, mut announcer) = (Instant::now(), TrustAnnouncer::default());
         assert!(!announcer.requests_renewal(Some(&key("aa")), now), "nothing was announced yet");
         let announcement = |issuer| TrustAnnouncement { revision: "r".into(), issuer, renewals_per_second: 2 };
-        announcer.set(announcement(None));
+        announcer.announcement = Some(announcement(None));
         assert!(!announcer.requests_renewal(Some(&key("aa")), now));
-        announcer.set(announcement(Some(key("bb"))));
+        announcer.announcement = Some(announcement(Some(key("bb"))));
         assert!(!announcer.requests_renewal(Some(&key("bb")), now) && !announcer.requests_renewal(None, now));
         let requested = |announcer: &mut TrustAnnouncer, at| {
             (0..9).filter(|_| announcer.requests_renewal(Some(&key("aa")), at)).count()

@@ -1,12 +1,15 @@
 //! Summaries of runtimes for the admin API, rollouts and tests.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
-use tidewatch_shared::{api::ConditionStatus, identity::RuntimeId, plan::Work};
+use tidewatch_shared::{api::ConditionStatus, identity::RuntimeId, plan::Work, variant::VariantName as _};
 use tokio::time::Instant;
 
+use super::{RuntimeTable, metrics::FleetTotals, rfc3339};
 use crate::{
     base::key::KymaKey,
-    fleet::{EpochView, PathState, Unproven},
+    fleet::{Contract, EpochView, LastHeartbeat, PathState, Unproven, queue::WorkSet},
 };
 
 /// Summary of one Kyma and its runtime; serialized, a runtime of the admin API's report.
@@ -109,6 +112,136 @@ pub(crate) struct PathReport {
     pub(crate) path: PathState,
     /// Time of the last counted heartbeat.
     pub(crate) last_heartbeat: Option<Instant>,
+}
+
+/// Data of a [`RuntimeView`] as the table holds it, copied under the lock and formatted afterwards.
+struct RuntimeSummary {
+    key: KymaKey,
+    id: Option<RuntimeId>,
+    ambiguous: bool,
+    path: PathState,
+    contract: Contract,
+    heartbeat: Option<LastHeartbeat>,
+    interval: Duration,
+    plan_is_current: bool,
+    queued: WorkSet,
+    paused: WorkSet,
+    in_progress: bool,
+    failures: u32,
+    epochs: Vec<EpochView>,
+}
+
+impl RuntimeSummary {
+    fn into_view(self, now: Instant) -> RuntimeView {
+        let (heartbeat, epochs) = (self.heartbeat.as_ref(), self.epochs);
+        let unsettled: WorkSet = epochs.iter().flat_map(|epoch| epoch.unsettled.iter().copied()).collect();
+        let renewal_failed_since = heartbeat.and_then(|heartbeat| heartbeat.renewal_failed_since);
+        RuntimeView {
+            kyma: self.key.name.clone(),
+            namespace: self.key.namespace.clone(),
+            runtime_id: self.id.as_ref().map(RuntimeId::to_string),
+            ambiguous: self.ambiguous,
+            path: PathView::from(&self.path),
+            contract: self.contract.as_str().to_owned(),
+            last_seen_seconds: heartbeat.map(|heartbeat| now.saturating_duration_since(heartbeat.at).as_secs()),
+            heartbeat_seconds: self.interval.as_secs(),
+            canary_age_seconds: heartbeat.and_then(|heartbeat| heartbeat.canary_age(now)).map(|age| age.as_secs()),
+            agent_version: heartbeat.map(|heartbeat| heartbeat.agent_version.clone()),
+            plan_revision: heartbeat.and_then(|heartbeat| heartbeat.plan_revision.clone()),
+            plan_is_current: self.plan_is_current,
+            certificate_not_after: heartbeat.map(|heartbeat| heartbeat.certificate_not_after.clone()),
+            renewal_failed_since: renewal_failed_since.map(|since| rfc3339(since.into())),
+            waiting: heartbeat.map_or(0, |heartbeat| heartbeat.waiting),
+            parked: heartbeat.map_or(0, |heartbeat| heartbeat.parked),
+            gaps: epochs.iter().map(|epoch| epoch.gaps).sum(),
+            duplicates: epochs.iter().map(|epoch| epoch.duplicates).sum(),
+            unsettled: unsettled.iter().collect(),
+            queued: self.queued.iter().collect(),
+            paused: self.paused.iter().collect(),
+            in_progress: self.in_progress,
+            failures: self.failures,
+            epochs,
+        }
+    }
+}
+
+impl RuntimeTable {
+    /// Path state of a Kyma's runtime; `None` for an unknown Kyma.
+    #[must_use]
+    pub fn path(&self, key: &KymaKey, now: Instant) -> Option<PathState> {
+        let state = self.lock();
+        Some(state.kymas.get(key)?.runtime.path(state.thresholds(self.0.started), now))
+    }
+
+    /// Kymas with a path that changed since the last call; all of them at the first call. Also updates metrics that
+    /// change with time alone. Supports one caller, about once per second.
+    #[must_use]
+    pub fn changed_paths(&self) -> Vec<(KymaKey, PathState)> {
+        let now = Instant::now();
+        let (mut totals, mut changed) = (FleetTotals::default(), Vec::new());
+        let mut state = self.lock();
+        let thresholds = state.thresholds(self.0.started);
+        for (key, entry) in &mut state.kymas {
+            let path = entry.runtime.path(thresholds, now);
+            totals.add(key, &path, entry.runtime.last_heartbeat.as_ref());
+            if entry.reported_path.as_ref() != Some(&path) {
+                entry.reported_path = Some(path.clone());
+                changed.push((key.clone(), path));
+            }
+        }
+        self.0.metrics.observe_ages(&state.queue, now);
+        drop(state);
+        self.0.metrics.set_totals(&totals);
+        changed
+    }
+
+    /// Path state of each served runtime, in no order.
+    #[must_use]
+    pub(crate) fn path_reports(&self) -> Vec<PathReport> {
+        let now = Instant::now();
+        let state = self.lock();
+        let thresholds = state.thresholds(self.0.started);
+        let reports = state.served().map(|(key, id, runtime)| PathReport {
+            kyma: key.clone(),
+            runtime: id.clone(),
+            path: runtime.path(thresholds, now),
+            last_heartbeat: runtime.last_heartbeat.as_ref().map(|heartbeat| heartbeat.at),
+        });
+        reports.collect()
+    }
+
+    /// Summary of each Kyma, in no order.
+    #[must_use]
+    pub fn views(&self) -> Vec<RuntimeView> {
+        let now = Instant::now();
+        self.summaries(now).into_iter().map(|summary| summary.into_view(now)).collect()
+    }
+
+    fn summaries(&self, now: Instant) -> Vec<RuntimeSummary> {
+        let state = self.lock();
+        let thresholds = state.thresholds(self.0.started);
+        let summaries = state.kymas.iter().map(|(key, entry)| {
+            let (runtime, queue) = (&entry.runtime, &state.queue);
+            let heartbeat = runtime.last_heartbeat.as_ref();
+            RuntimeSummary {
+                key: key.clone(),
+                id: entry.id.clone(),
+                ambiguous: state.is_ambiguous(entry),
+                path: runtime.path(thresholds, now),
+                contract: runtime.contract,
+                heartbeat: heartbeat.cloned(),
+                interval: runtime.interval(thresholds),
+                plan_is_current: heartbeat.and_then(|heartbeat| heartbeat.plan_revision.as_deref())
+                    == Some(runtime.plan_revision()),
+                queued: queue.queued(key),
+                paused: queue.parked(key),
+                in_progress: queue.in_progress(key),
+                failures: queue.failures(key),
+                epochs: runtime.epochs(),
+            }
+        });
+        summaries.collect()
+    }
 }
 
 #[cfg(test)]

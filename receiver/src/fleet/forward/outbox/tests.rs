@@ -26,6 +26,10 @@ fn id(runtime: &str) -> RuntimeId {
     runtime.parse().unwrap()
 }
 
+fn key(runtime: &str, watch: &str) -> QueueKey {
+    (id(runtime), watch.into())
+}
+
 fn leaf() -> Arc<CertificateDer<'static>> {
     Arc::new(vec![0x30].into())
 }
@@ -41,16 +45,16 @@ impl Harness {
 
     fn put(&mut self, runtime: &str, watch: &str, name: &str) -> Result<(), NoRoomError> {
         self.accepted += 1;
-        let put = self.outbox.put(&id(runtime), watch, &leaf(), event(name));
+        let put = self.outbox.put(&key(runtime, watch), &leaf(), event(name));
         if put.is_err() {
-            self.outbox.block(&id(runtime), watch, &leaf(), Epoch::new(1), self.accepted);
+            self.outbox.block(key(runtime, watch), &leaf(), Epoch::new(1), self.accepted);
         }
         self.progress(runtime, watch);
         put
     }
 
     fn progress(&mut self, runtime: &str, watch: &str) {
-        if let Some(progress) = self.outbox.progress(&id(runtime), watch, || self.accepted)
+        if let Some(progress) = self.outbox.progress(&key(runtime, watch), || self.accepted)
             && progress.except.is_empty()
         {
             self.settled.insert(format!("{runtime}/{watch}"), progress.accepted);
@@ -298,7 +302,7 @@ fn event_without_room_blocks_its_epoch_until_the_agent_saw_the_refusal() {
     assert!(harness.outbox.answered_below(&id("r"), Epoch::new(1), 5).is_empty(), "the same request again");
     assert!(harness.outbox.answered_below(&id("r"), Epoch::new(2), 9).is_empty(), "another epoch proves nothing");
     assert!(harness.outbox.answered_below(&id("s"), Epoch::new(1), 9).is_empty(), "nor does another runtime");
-    assert_eq!(harness.outbox.answered_below(&id("r"), Epoch::new(1), 6), [Arc::from("a")]);
+    assert_eq!(harness.outbox.answered_below(&id("r"), Epoch::new(1), 6), [key("r", "a")]);
     harness.progress("r", "a");
     assert_eq!(harness.settled("r/a"), Some(5));
     assert!(harness.outbox.queues.is_empty() && harness.outbox.blocked.is_empty());

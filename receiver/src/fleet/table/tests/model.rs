@@ -12,8 +12,11 @@ use tidewatch_shared::{event::Reason, plan::Work};
 
 use agent::{Agent, Body, Request, Response, World};
 
-use super::super::*;
-use crate::base::error_class::ErrorClass;
+use super::super::{job::ReconcileStart, *};
+use crate::{
+    base::error_class::ErrorClass,
+    fleet::queue::{Priority, QueuedWork, WorkSet},
+};
 
 /// A reconcile that has read and not ended yet.
 struct Reconcile {
@@ -40,6 +43,10 @@ struct Simulation {
     differing: u64,
     /// Work that is paused and has not been enqueued since.
     paused: WorkSet,
+}
+
+fn settings(seed: u64) -> Settings {
+    Settings { slots: 4, seed, ..Settings::default() }
 }
 
 const KEY: fn() -> KymaKey = || KymaKey::new("ns", "kyma");
@@ -105,7 +112,7 @@ impl Simulation {
         let mut simulation = Self {
             world: World::default(),
             agent: Agent::new(1, &["a", "b"]),
-            state: State::new(4, 1),
+            state: State::new(settings(1)),
             instance: 0,
             epochs: 1,
             tick: 0,
@@ -127,7 +134,7 @@ impl Simulation {
         self.instance += 1;
         self.reconciles.clear();
         self.paused = WorkSet::EMPTY;
-        self.state = State::new(4, self.instance);
+        self.state = State::new(settings(self.instance));
         self.state.synced = true;
         self.state.place(KEY(), Some("r-1".parse().unwrap()), plan_of(self.with_b), self.now);
         // A real start verifies everything. Here only events that settled by leaving the plan need it, because with the

@@ -72,7 +72,7 @@ async fn trace_continues_from_the_request_through_the_queue_to_the_reconcile() {
     let batch = EventBatch { events: vec![Ok(event)], traceparent };
     fleet.events(Verified::unchecked(&id(0), EPOCH, 1, batch)).unwrap();
     let job = fleet.next().await;
-    let traceparent = job.traceparent().unwrap();
+    let traceparent = job.traceparent.as_deref().unwrap();
     assert!(traceparent.starts_with(&format!("00-{TRACE}-")) && !traceparent.contains(PARENT), "{traceparent}");
     let waited = traceparent.split('-').nth(2).unwrap().to_owned();
     let span = job.span().unwrap();

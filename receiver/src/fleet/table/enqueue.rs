@@ -1,0 +1,93 @@
+//! Work that reconciles and changes in KCP enqueue.
+
+use std::time::Duration;
+
+use tidewatch_shared::plan::Work;
+
+use super::RuntimeTable;
+use crate::{
+    base::key::KymaKey,
+    fleet::queue::{DelayReason, Drift, Priority, QueuedWork, WorkSet},
+};
+
+/// Repairs the agent's installation without trusting any cache.
+const REPAIR: QueuedWork = QueuedWork { work: WorkSet::INSTALLER, priority: Priority::Catalog, drift: Drift::All };
+/// Verifies the runtime without trusting any cache.
+const VERIFICATION: QueuedWork =
+    QueuedWork { work: WorkSet::RUNTIME, priority: Priority::Verification, drift: Drift::All };
+
+impl RuntimeTable {
+    /// Enqueues work of a Kyma after a change in KCP. Unknown Kymas are ignored.
+    pub fn enqueue(&self, key: &KymaKey, work: WorkSet, priority: Priority) {
+        self.with(|state, now| state.queue.enqueue(key, QueuedWork::new(work, priority), now));
+    }
+
+    /// Enqueues a verification: a reconcile of the Kyma that compares every object written to its runtime. Unknown
+    /// Kymas are ignored.
+    pub fn verify(&self, key: &KymaKey) {
+        self.with(|state, now| state.queue.enqueue(key, VERIFICATION, now));
+    }
+
+    /// Enqueues a comparison of the agent's installation. Unknown Kymas are ignored.
+    pub fn repair(&self, key: &KymaKey) {
+        self.with(|state, now| state.queue.enqueue(key, REPAIR, now));
+    }
+
+    /// Same as [`Self::verify`], at a random time within `spread`.
+    pub fn verify_within(&self, key: &KymaKey, spread: Duration) {
+        self.with(|state, now| {
+            let at = now + state.queue.jitter(spread);
+            state.queue.enqueue_after(key, DelayReason::Spread, at, VERIFICATION, now);
+        });
+    }
+
+    /// Resumes all paused work at once, each at its own priority.
+    pub fn unpause(&self) {
+        self.with(|state, now| state.queue.unpark_all(now));
+    }
+
+    /// Enqueues work of every Kyma, spread to about this many Kymas per second.
+    pub fn enqueue_all(&self, work: WorkSet, priority: Priority, per_second: u32) {
+        self.with(|state, now| {
+            let count = u32::try_from(state.kymas.len()).unwrap_or(u32::MAX);
+            // As many as one second takes need not wait.
+            let spread = Duration::from_secs((count / per_second.max(1)).into());
+            for key in state.kymas.keys() {
+                let at = now + state.queue.jitter(spread);
+                state.queue.enqueue_after(key, DelayReason::Spread, at, QueuedWork::new(work, priority), now);
+            }
+        });
+    }
+
+    /// Enqueues work of these Kymas after a change in KCP, this many per second; Kymas that already wait keep their
+    /// turn. Unknown Kymas are ignored.
+    pub fn enqueue_paced(&self, mut keys: Vec<KymaKey>, work: WorkSet, per_second: u32) {
+        if keys.is_empty() {
+            return;
+        }
+        let step = Duration::from_secs(1) / per_second.max(1);
+        self.with(|state, now| {
+            // A random rotation, so that the same Kyma is not always first.
+            let first = state.queue.jitter(Duration::from_millis(u64::try_from(keys.len()).unwrap_or(u64::MAX)));
+            let first = usize::try_from(first.as_millis()).unwrap_or(0).min(keys.len());
+            keys.rotate_left(first);
+            let mut at = state.paced.filter(|at| *at > now).unwrap_or(now);
+            for key in keys {
+                let is_waiting = state.queue.is_delayed(&key, DelayReason::Paced);
+                let queued = QueuedWork::new(work, Priority::Catalog);
+                state.queue.enqueue_after(&key, DelayReason::Paced, at, queued, now);
+                if !is_waiting {
+                    at += step;
+                }
+            }
+            state.paced = Some(at);
+        });
+    }
+
+    /// Enqueues a reconcile of a Kyma after a delay, for the rollout of a version. The earliest of several delays
+    /// applies.
+    pub fn roll_out(&self, key: &KymaKey, after: Duration) {
+        let queued = QueuedWork::new(WorkSet::of(&[Work::Kyma]), Priority::Catalog);
+        self.with(|state, now| state.queue.enqueue_after(key, DelayReason::Rollout, now + after, queued, now));
+    }
+}
