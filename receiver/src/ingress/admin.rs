@@ -99,7 +99,7 @@ impl FleetHandle {
 
     /// Progress of the CA rotation; `None` without a built-in CA, and while this receiver is inactive.
     fn rotation(&self) -> Option<Arc<RotationProgress>> {
-        self.0.active.get()?.1.progress()
+        self.0.active.get()?.1.progress.borrow().clone()
     }
 
     /// Requests a CA rotation; `None` while this receiver is inactive.

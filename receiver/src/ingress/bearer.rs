@@ -2,11 +2,11 @@
 
 use http::{HeaderMap, header::AUTHORIZATION};
 
+use super::http::single_value;
+
 /// Returns the bearer token of a request that has exactly one (RFC 6750, section 2.1).
 pub(crate) fn bearer(headers: &HeaderMap) -> Option<&str> {
-    let mut values = headers.get_all(AUTHORIZATION).iter();
-    let (value, None) = (values.next()?, values.next()) else { return None };
-    let (scheme, token) = value.to_str().ok()?.split_once(' ')?;
+    let (scheme, token) = single_value(headers, &AUTHORIZATION)?.split_once(' ')?;
     let token = token.trim();
     (scheme.eq_ignore_ascii_case("bearer") && !token.is_empty()).then_some(token)
 }

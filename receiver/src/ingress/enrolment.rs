@@ -37,7 +37,11 @@ use clap::Args;
 use kube::Client;
 use thiserror::Error;
 use tidewatch_shared::enrolment::{CertificateRequest, CertificateResponse};
-use tokio::{runtime::Handle, sync::Semaphore, time::Instant};
+use tokio::{
+    runtime::Handle,
+    sync::Semaphore,
+    time::{Instant, timeout},
+};
 use tokio_util::task::AbortOnDropHandle;
 
 pub use issuer::{CertificateIssuer, IssuanceKind};
@@ -57,6 +61,8 @@ use rate_limiter::RateLimiter;
 
 /// Concurrent calls to runtimes for keys and token reviews.
 const MAX_CONCURRENT_CALLS: usize = 256;
+/// Timeout of a call to a runtime, from the wait for its slot to the last byte of the response.
+const CALL_DEADLINE: Duration = Duration::from_secs(5);
 /// Burst of enrolments of one address, where addresses are limited.
 const ADDRESS_BURST: u32 = 20;
 /// Capacity of the rate limiter for addresses.
@@ -101,35 +107,15 @@ pub enum EnrolmentError {
     /// The address exceeds its rate of enrolments; the time to wait.
     #[error("too many enrolments come from this address")]
     Address(Duration),
-    /// The certificate request is not PKCS#10, or too large.
-    #[error("the certificate request is not readable")]
-    Request,
-    /// The certificate request is for a key that is not on P-256.
-    #[error("the certificate request's key is not P-256")]
-    RequestKey,
-    /// The requester does not hold the key.
-    #[error("the certificate request's signature does not verify")]
-    RequestSignature,
-    /// The certificate request is for a certificate that could sign others.
-    #[error("the certificate request is for a certificate authority")]
-    RequestAuthority,
+    /// The certificate request is not valid.
+    #[error(transparent)]
+    Request(#[from] ParseRequestError),
     /// The certificate request has other names than its runtime's, which the issuer would sign.
     #[error("the certificate request does not name exactly its runtime")]
     RequestNames,
     /// The issuer did not issue.
     #[error("the issuer did not issue")]
     Issuer,
-}
-
-impl From<ParseRequestError> for EnrolmentError {
-    fn from(error: ParseRequestError) -> Self {
-        match error {
-            ParseRequestError::Key => Self::RequestKey,
-            ParseRequestError::Signature => Self::RequestSignature,
-            ParseRequestError::Authority => Self::RequestAuthority,
-            ParseRequestError::TooLarge | ParseRequestError::Parse => Self::Request,
-        }
-    }
 }
 
 /// Provides the clients of runtimes.
@@ -155,9 +141,8 @@ struct Inner {
     issuer: CertificateIssuer,
     runtimes: Box<dyn RuntimeClients>,
     keys: KeyCache,
-    calls: Semaphore,
+    calls: RuntimeCalls,
     addresses: Option<RateLimiter<IpAddr>>,
-    metrics: Metrics,
     /// Executor of the calls to runtimes: the first call spawns the task that serves the runtime's client from then on,
     /// which must not run on the threads of a port that any client can flood.
     handle: Handle,
@@ -173,10 +158,9 @@ impl EnrolmentService {
         Self(Arc::new(Inner {
             issuer,
             runtimes: Box::new(runtimes),
-            keys: KeyCache::new(metrics.clone()),
-            calls: Semaphore::new(MAX_CONCURRENT_CALLS),
+            keys: KeyCache::default(),
+            calls: RuntimeCalls { slots: Semaphore::new(MAX_CONCURRENT_CALLS), metrics },
             addresses,
-            metrics,
             handle: Handle::current(),
         }))
     }
@@ -228,13 +212,13 @@ impl EnrolmentService {
         request: &CertificateRequest,
         address: Option<IpAddr>,
     ) -> Result<CertificateResponse, EnrolmentError> {
-        let Inner { issuer, runtimes, keys, calls, metrics, .. } = &*self.0;
+        let Inner { issuer, runtimes, keys, calls, .. } = &*self.0;
         let read = Token::read(token, jiff::Timestamp::now().as_second())?;
         let (client, revision) = keys.verify(&**runtimes, &kyma, &read, calls).await?;
         issuer.count(&request.runtime)?;
         // Before the token review, because a request that cannot be served is not worth a call to the runtime.
         let signing_request = SigningRequest::from_pem(request.request.as_bytes())?;
-        review::review(&kyma, client, token, &read.pod, calls, metrics).await?;
+        review::review(&kyma, client, token, &read.pod, calls).await?;
         // The review counts only if the Kyma and its cluster are still the same.
         let is_same = issuer.kyma(&request.runtime)? == kyma
             && runtimes.client(&kyma).is_ok_and(|(_, current)| current == revision);
@@ -242,6 +226,26 @@ impl EnrolmentService {
             return Err(EnrolmentError::Unreachable);
         }
         issuer.issue(&request.runtime, &signing_request, IssuanceKind::Enrolment, address).await
+    }
+}
+
+/// Calls to runtimes, limited in number and counted.
+struct RuntimeCalls {
+    slots: Semaphore,
+    metrics: Metrics,
+}
+
+impl RuntimeCalls {
+    /// Makes a call; `None` if it exceeds [`CALL_DEADLINE`]. `name` is its metric label.
+    async fn make<T, E>(&self, name: &'static str, call: impl Future<Output = Result<T, E>>) -> Option<Result<T, E>> {
+        let result = timeout(CALL_DEADLINE, async {
+            // The semaphore is never closed.
+            let _slot = self.slots.acquire().await;
+            call.await
+        });
+        let result = result.await.ok();
+        self.metrics.called(name, if matches!(result, Some(Ok(_))) { "answered" } else { "failed" });
+        result
     }
 }
 

@@ -12,6 +12,9 @@
 //! 6. the signature over the raw bytes, then its nonce (401; `replay`)
 //! 7. the JSON, whose source must be the runtime of the certificate (403)
 //! 8. the [`Intake`]
+//!
+//! The ports of contract v2 ([`v2`]) and of enrolment ([`enrol`]) have the same connections and, in `service`, the same
+//! handling of a request: counters, body, refusal, end of the connection.
 
 mod authority;
 mod body;
@@ -33,13 +36,13 @@ mod proxy;
 mod refusal;
 mod replay;
 mod request_limiter;
+mod service;
 pub mod v2;
 
-use std::{hash::RandomState, io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{hash::RandomState, net::SocketAddr, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use rustls::ServerConfig;
-use thiserror::Error;
 use tidewatch_shared::{event::MAX_BODY_BYTES, identity::TrustDomain};
 use tokio::{
     net::TcpListener,
@@ -53,16 +56,19 @@ use tokio_util::{
 
 use crate::{
     fleet::table::HeartbeatInterval,
-    ingress::enrolment::{CertificateIssuer, Revocations},
+    ingress::{
+        enrolment::{CertificateIssuer, Revocations},
+        http::{ListenError, listen},
+    },
 };
 
 pub use authority::{OwnAuthority, ParseAuthorityError};
-pub use connection::{Owner, Service};
 pub use handler::V3Handler;
 pub use intake::Intake;
 pub use listen::Listen;
 pub use metrics::{Metrics, PortMetrics};
-pub use request_limiter::{Limits, RequestLimiter};
+pub use request_limiter::Limits;
+pub use service::{Owner, Port, Service};
 
 /// Pause after a failed `accept` (no file descriptor, no memory), so that the loop does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -70,7 +76,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const LAG_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Limits and deadlines of one gateway port.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Settings {
     /// Address to listen on; port 0 selects any free port.
     pub address: SocketAddr,
@@ -152,14 +158,6 @@ impl Settings {
     }
 }
 
-/// Error of [`Gateway::bind`]: the address is in use or does not belong to this host.
-#[derive(Debug, Error)]
-#[error("could not listen on {address}")]
-pub struct BindError {
-    address: SocketAddr,
-    source: io::Error,
-}
-
 /// A gateway that is bound and does not serve yet.
 pub struct Gateway<S, L = TcpListener> {
     listener: L,
@@ -170,7 +168,7 @@ pub struct Gateway<S, L = TcpListener> {
 
 /// Current time, read once per step: wall clock for certificates and signatures, monotonic clock for rates.
 #[derive(Clone, Copy, Debug)]
-struct Now {
+pub struct Now {
     /// Unix seconds.
     unix: i64,
     instant: Instant,
@@ -188,17 +186,14 @@ impl<S: Service> Gateway<S> {
     /// as bound.
     ///
     /// # Errors
-    /// [`BindError`].
+    /// [`ListenError`]: the address is in use or does not belong to this host.
     pub async fn bind(
         settings: Settings,
         tls: Arc<ArcSwap<ServerConfig>>,
-        metrics: PortMetrics,
         service: impl FnOnce(&Settings) -> S,
-    ) -> Result<Self, BindError> {
-        let failed = |source| BindError { address: settings.address, source };
-        let listener = TcpListener::bind(settings.address).await.map_err(failed)?;
-        let address = listener.local_addr().map_err(failed)?;
-        Ok(Self::with_listener(listener, address, settings, tls, metrics, service))
+    ) -> Result<Self, ListenError> {
+        let (listener, address) = listen(settings.address).await?;
+        Ok(Self::with_listener(listener, address, settings, tls, service))
     }
 }
 
@@ -209,16 +204,16 @@ impl<S: Service, L: Listen> Gateway<S, L> {
         address: SocketAddr,
         mut settings: Settings,
         tls: Arc<ArcSwap<ServerConfig>>,
-        metrics: PortMetrics,
         service: impl FnOnce(&Settings) -> S,
     ) -> Self {
         for authority in &mut settings.authorities {
             *authority = authority.at(address.port());
         }
+        let service = service(&settings);
         let context = connection::Context {
-            service: service(&settings),
+            metrics: service.port().metrics.clone(),
+            service,
             settings,
-            metrics,
             drain: CancellationToken::new(),
             kill: CancellationToken::new(),
             jitter: RandomState::new(),
@@ -273,7 +268,7 @@ async fn measure_lag<S: Service>(context: Arc<connection::Context<S>>) {
         sleep_until(due).await;
         let lag = due.elapsed();
         context.metrics.lag.set(lag.as_secs_f64());
-        context.service.observe_lag(lag);
+        context.service.port().shedder.observe(lag);
     }
 }
 

@@ -5,7 +5,7 @@ use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use futures::{FutureExt as _, future::BoxFuture};
-use http::{HeaderValue, Request, Response, StatusCode, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Full, combinators::UnsyncBoxBody};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -73,9 +73,7 @@ impl HttpServer {
     where
         F: Future<Output = HttpResponse> + Send + 'static,
     {
-        let failed = |source| ListenError { address, source };
-        let listener = TcpListener::bind(address).await.map_err(failed)?;
-        let address = listener.local_addr().map_err(failed)?;
+        let (listener, address) = listen(address).await?;
         Ok(Self { listener, address, limits, tls, handler: Arc::new(move |request| Box::pin(handler(request))) })
     }
 
@@ -112,6 +110,14 @@ impl HttpServer {
     }
 }
 
+/// Binds the address, with port 0 any free port, and returns the listener with the bound address.
+pub(super) async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), ListenError> {
+    let failed = |source| ListenError { address, source };
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let bound = listener.local_addr().map_err(failed)?;
+    Ok((listener, bound))
+}
+
 async fn connection(tcp: TcpStream, tls: Option<Arc<ArcSwap<ServerConfig>>>, handler: Handler) {
     let Some(tls) = tls else { return serve(tcp, handler).await };
     let handshake = TlsAcceptor::from(tls.load_full()).accept(tcp);
@@ -132,12 +138,24 @@ async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, handler: Handler) {
         .await;
 }
 
-/// Makes a response with a body of one piece.
-pub(super) fn with_body(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> HttpResponse {
-    let mut response = Response::new(Full::new(body.into()).boxed_unsync());
+/// Makes a response.
+pub(super) fn response<B>(status: StatusCode, content_type: &'static str, body: B) -> Response<B> {
+    let mut response = Response::new(body);
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     response
+}
+
+/// Makes a response with a body of one piece.
+pub(super) fn with_body(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> HttpResponse {
+    response(status, content_type, Full::new(body.into()).boxed_unsync())
+}
+
+/// Returns the value of a field that occurs once; `None` if it is missing, repeated, or not text.
+pub(super) fn single_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
+    let mut values = headers.get_all(name).iter();
+    let value = values.next()?.to_str().ok()?;
+    values.next().is_none().then_some(value)
 }
 
 /// Makes a 405 response; `allow` lists the methods of the resource.

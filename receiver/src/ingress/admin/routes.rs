@@ -4,7 +4,7 @@ use std::convert::Infallible;
 
 use bytes::Bytes;
 use futures::stream;
-use http::{HeaderValue, Request, Response, StatusCode, header, request::Parts, uri::Authority};
+use http::{HeaderValue, Request, StatusCode, header, request::Parts, uri::Authority};
 use http_body::{Body, Frame};
 use http_body_util::{BodyExt as _, Collected, Limited, StreamBody};
 use serde::Serialize;
@@ -16,7 +16,7 @@ use super::{
     report::Report,
 };
 use crate::{
-    ingress::http::{HEAD_DEADLINE, HttpResponse, TEXT, method_not_allowed, with_body},
+    ingress::http::{HEAD_DEADLINE, HttpResponse, TEXT, method_not_allowed, response, single_value, with_body},
     pki::{RotationError, RotationRequest, RotationResponse},
 };
 
@@ -26,62 +26,47 @@ const MAX_REQUEST: usize = 1 << 10;
 const RUNTIMES_PER_CHUNK: usize = 64;
 const JSON: &str = "application/json";
 
-/// Resource and method.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Route {
-    Fleet,
-    Rotation,
-    Rotate,
+/// Resource, with the method that it accepts and the verb that clients need for it.
+#[derive(Clone, Copy)]
+struct Route {
+    method: &'static str,
+    permission: Permission,
 }
 
 impl Route {
-    fn of(path: &str) -> Option<Self> {
-        match path {
-            FLEET_PATH => Some(Self::Fleet),
-            ROTATION_PATH => Some(Self::Rotation),
-            ROTATE_PATH => Some(Self::Rotate),
-            _ => None,
-        }
-    }
+    const FLEET: Self = Self::new("GET", "get", FLEET_PATH);
+    const ROTATION: Self = Self::new("GET", "get", ROTATION_PATH);
+    const ROTATE: Self = Self::new("POST", "post", ROTATE_PATH);
 
-    const fn method(self) -> &'static str {
-        match self {
-            Self::Fleet | Self::Rotation => "GET",
-            Self::Rotate => "POST",
-        }
-    }
-
-    const fn permission(self) -> Permission {
-        match self {
-            Self::Fleet => Permission { path: FLEET_PATH, verb: "get" },
-            Self::Rotation => Permission { path: ROTATION_PATH, verb: "get" },
-            Self::Rotate => Permission { path: ROTATE_PATH, verb: "post" },
-        }
+    const fn new(method: &'static str, verb: &'static str, path: &'static str) -> Self {
+        Self { method, permission: Permission { path, verb } }
     }
 }
 
 /// Authorizes and serves a request.
-pub(super) async fn respond<B>(policy: &AccessPolicy, fleet: &FleetHandle, request: Request<B>) -> HttpResponse
-where
-    B: Body<Data = Bytes, Error: std::error::Error + Send + Sync + 'static>,
-{
+pub(super) async fn respond<B: Body<Data = Bytes, Error: std::error::Error + Send + Sync + 'static>>(
+    policy: &AccessPolicy,
+    fleet: &FleetHandle,
+    request: Request<B>,
+) -> HttpResponse {
     let (parts, body) = request.into_parts();
-    let route = Route::of(parts.uri.path());
+    let routes = [Route::FLEET, Route::ROTATION, Route::ROTATE];
+    let route = routes.into_iter().find(|route| route.permission.path == parts.uri.path());
     // Unknown paths need the permission to read the fleet, so that clients without it cannot probe for paths.
-    if let Err(refused) = authorize(policy, &parts, route.unwrap_or(Route::Fleet).permission()).await {
+    if let Err(refused) = authorize(policy, &parts, route.unwrap_or(Route::FLEET).permission).await {
         return refused;
     }
     let Some(route) = route else { return text(StatusCode::NOT_FOUND, "not found\n") };
-    if parts.method.as_str() != route.method() {
-        return method_not_allowed(route.method());
+    if parts.method.as_str() != route.method {
+        return method_not_allowed(route.method);
     }
-    match route {
-        Route::Fleet => chunked(fleet.report()),
-        Route::Rotation => match fleet.rotation() {
+    match route.permission.path {
+        FLEET_PATH => chunked(fleet.report()),
+        ROTATION_PATH => match fleet.rotation() {
             Some(progress) => json(StatusCode::OK, &*progress),
             None => text(StatusCode::NOT_FOUND, "there is no built-in CA, or this receiver is not active\n"),
         },
-        Route::Rotate => match rotation_request(&parts, body).await {
+        _ => match rotation_request(&parts, body).await {
             Ok(request) => rotation_response(fleet.rotate(request).await),
             Err(refused) => refused,
         },
@@ -90,10 +75,10 @@ where
 
 /// Reads a rotation request. Refuses requests of web pages in a browser on this machine: they carry an `Origin`, and no
 /// JSON content type without a CORS preflight, which gets no permission here.
-async fn rotation_request<B>(request: &Parts, body: B) -> Result<RotationRequest, HttpResponse>
-where
-    B: Body<Data = Bytes, Error: std::error::Error + Send + Sync + 'static>,
-{
+async fn rotation_request<B: Body<Data = Bytes, Error: std::error::Error + Send + Sync + 'static>>(
+    request: &Parts,
+    body: B,
+) -> Result<RotationRequest, HttpResponse> {
     let is_json = request.headers.get(header::CONTENT_TYPE).is_some_and(|value| value == JSON);
     if !is_json || request.headers.contains_key(header::ORIGIN) {
         return Err(text(StatusCode::UNSUPPORTED_MEDIA_TYPE, "the content type must be application/json\n"));
@@ -143,9 +128,8 @@ async fn authorize(policy: &AccessPolicy, request: &Parts, permission: Permissio
 
 /// Returns true if the only `Host` of the request is a loopback address or `localhost`.
 fn names_loopback(request: &Parts) -> bool {
-    let mut hosts = request.headers.get_all(header::HOST).iter();
-    let (Some(host), None) = (hosts.next(), hosts.next()) else { return false };
-    let Some(authority) = host.to_str().ok().and_then(|host| host.parse::<Authority>().ok()) else { return false };
+    let host = single_value(&request.headers, &header::HOST);
+    let Some(authority) = host.and_then(|host| host.parse::<Authority>().ok()) else { return false };
     let host = authority.host();
     let address = host.trim_start_matches('[').trim_end_matches(']').parse::<std::net::IpAddr>();
     host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
@@ -182,16 +166,14 @@ fn chunked(report: Report) -> HttpResponse {
         }))
         .chain(std::iter::once("]}\n".to_owned()));
     let frames = body.map(|chunk| Ok::<_, Infallible>(Frame::data(Bytes::from(chunk))));
-    let mut response = Response::new(StreamBody::new(stream::iter(frames)).boxed_unsync());
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(JSON));
-    response
+    response(StatusCode::OK, JSON, StreamBody::new(stream::iter(frames)).boxed_unsync())
 }
 
 #[cfg(test)]
 mod tests {
     use std::{sync::Arc, time::Duration};
 
-    use http::Method;
+    use http::{Method, Response};
     use http_body_util::Full;
     use tidewatch_shared::identity::Instance;
 

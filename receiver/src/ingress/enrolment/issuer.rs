@@ -1,11 +1,12 @@
 //! Issues certificates to runtimes that a token or a certificate has authenticated, and logs each.
 
-use std::{fmt, net::IpAddr, sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use jiff::Timestamp;
 use tidewatch_shared::{
     enrolment::{CertificateResponse, TrustResponse},
     identity::RuntimeId,
+    variant::VariantName as _,
 };
 use tokio::time::Instant;
 
@@ -13,7 +14,7 @@ use super::{EnrolmentError, Metrics, Revocations, rate_limiter::RateLimiter};
 use crate::{
     base::key::KymaKey,
     fleet::table::RuntimeTable,
-    pki::{Authority, SigningRequest},
+    pki::{Authority, IssueError, SigningRequest},
 };
 
 /// Sustained interval between two certificates of a runtime; with the shortest validity it needs one every few seconds.
@@ -23,24 +24,14 @@ const BURST: u32 = 10;
 /// Capacity of the rate limiter for runtimes.
 const RUNTIMES: usize = 50_000;
 
-/// Kind of an issuance, by the authentication of the runtime.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Kind of an issuance, by the authentication of the runtime. The name is the label of metrics and logs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub enum IssuanceKind {
     /// Authenticated by a token.
     Enrolment,
     /// Authenticated by the certificate that is renewed.
     Renewal,
-}
-
-impl IssuanceKind {
-    /// Label of metrics and logs.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Enrolment => "enrolment",
-            Self::Renewal => "renewal",
-        }
-    }
 }
 
 /// Checks, rate-limits and issues certificates of runtimes. Clones share it.
@@ -53,12 +44,6 @@ struct Inner {
     revocations: Revocations,
     rate_limiter: RateLimiter<RuntimeId>,
     metrics: Metrics,
-}
-
-impl fmt::Debug for CertificateIssuer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CertificateIssuer").finish_non_exhaustive()
-    }
 }
 
 impl CertificateIssuer {
@@ -112,7 +97,8 @@ impl CertificateIssuer {
         let issued = authority.issue(runtime, request).await.map_err(|error| {
             metrics.failed(error.as_str());
             tracing::warn!(%runtime, by, error = &error as &dyn std::error::Error, "A certificate was not issued");
-            if error.is_request_fault() { EnrolmentError::RequestNames } else { EnrolmentError::Issuer }
+            // Only this one is a fault of the request, which retrying would not mend.
+            if matches!(error, IssueError::Names) { EnrolmentError::RequestNames } else { EnrolmentError::Issuer }
         })?;
         metrics.issued(by);
         let not_after = Timestamp::from_second(issued.not_after).unwrap_or_default();

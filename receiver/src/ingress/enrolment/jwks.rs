@@ -58,7 +58,7 @@ struct Jwk {
     kty: String,
     #[serde(default)]
     kid: String,
-    #[serde(default, rename = "use")]
+    #[serde(rename = "use")]
     purpose: Option<String>,
     #[serde(default)]
     crv: String,

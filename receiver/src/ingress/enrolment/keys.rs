@@ -13,23 +13,17 @@ use std::{
 use http_body_util::{BodyExt as _, Limited};
 use kube::{Client, client::Body};
 use thiserror::Error;
-use tokio::{
-    sync::Semaphore,
-    time::{Instant, timeout},
-};
+use tokio::time::Instant;
 
 use super::{
-    EnrolmentError, RuntimeClients,
+    CALL_DEADLINE, EnrolmentError, RuntimeCalls, RuntimeClients,
     jwks::{KeySet, MAX_BYTES, ParseKeySetError},
-    metrics::Metrics,
     token::Token,
 };
 use crate::{base::key::KymaKey, kube::runtime_access::describe};
 
 /// Path of the key set of an API server.
 pub(super) const PATH: &str = "/openid/v1/jwks";
-/// Timeout from the call to the last byte of the response.
-const DEADLINE: Duration = Duration::from_secs(5);
 /// Minimum interval to the next fetch after a response.
 const MIN_REFETCH_INTERVAL: Duration = Duration::from_secs(60);
 /// Backoff after a first failure; doubled with each further one, up to [`MIN_REFETCH_INTERVAL`].
@@ -46,17 +40,15 @@ enum FetchKeysError {
     Status(http::StatusCode),
     #[error("the runtime's response broke off or is too large")]
     Body(#[source] Box<dyn std::error::Error + Send + Sync>),
-    #[error("the runtime did not respond within {DEADLINE:?}")]
+    #[error("the runtime did not respond within {CALL_DEADLINE:?}")]
     Timeout,
     #[error("the runtime's keys are not usable")]
     Parse(#[from] ParseKeySetError),
 }
 
 /// The cache; one entry per existing runtime that a token was presented for.
-pub(super) struct KeyCache {
-    entries: Mutex<HashMap<KymaKey, Arc<Entry>>>,
-    metrics: Metrics,
-}
+#[derive(Default)]
+pub(super) struct KeyCache(Mutex<HashMap<KymaKey, Arc<Entry>>>);
 
 struct Entry {
     /// Revision of the client: another kubeconfig is another cluster with other keys.
@@ -74,10 +66,6 @@ struct FetchState {
 }
 
 impl KeyCache {
-    pub(super) fn new(metrics: Metrics) -> Self {
-        Self { entries: Mutex::default(), metrics }
-    }
-
     /// Verifies a token with the keys of a runtime, and returns the client that they were fetched with, and its
     /// revision. `calls` limits concurrent calls to runtimes.
     pub(super) async fn verify(
@@ -85,7 +73,7 @@ impl KeyCache {
         runtimes: &dyn RuntimeClients,
         kyma: &KymaKey,
         token: &Token<'_>,
-        calls: &Semaphore,
+        calls: &RuntimeCalls,
     ) -> Result<(Client, u64), EnrolmentError> {
         let (client, revision) = runtimes.client(kyma).map_err(|unusable| {
             tracing::debug!(%kyma, %unusable, "No access to the runtime of a token");
@@ -101,7 +89,7 @@ impl KeyCache {
     }
 
     fn entry(&self, kyma: &KymaKey, revision: u64) -> Arc<Entry> {
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(entry) = entries.get(kyma).filter(|entry| entry.revision == revision) {
             return entry.clone();
         }
@@ -121,7 +109,7 @@ impl KeyCache {
         kyma: &KymaKey,
         client: &Client,
         kid: &str,
-        calls: &Semaphore,
+        calls: &RuntimeCalls,
     ) -> Result<Arc<KeySet>, EnrolmentError> {
         let mut fetch_state = entry.fetching.lock().await;
         let (keys, now) = (entry.keys(), Instant::now());
@@ -134,21 +122,14 @@ impl KeyCache {
             // Without a response it is unknown whether the key belongs to the runtime.
             return if was_answered { Ok(keys) } else { Err(EnrolmentError::Unreachable) };
         }
-        let fetched = timeout(DEADLINE, async {
-            // The semaphore is never closed.
-            let _call = calls.acquire().await;
-            fetch(client).await
-        });
-        match fetched.await.unwrap_or(Err(FetchKeysError::Timeout)) {
+        match calls.make("keys", fetch(client)).await.unwrap_or(Err(FetchKeysError::Timeout)) {
             Ok(keys) => {
-                self.metrics.called("keys", "answered");
                 *fetch_state = FetchState { next: Some((Instant::now() + MIN_REFETCH_INTERVAL, true)), failures: 0 };
                 let keys = Arc::new(keys);
                 *entry.keys.lock().unwrap_or_else(PoisonError::into_inner) = keys.clone();
                 Ok(keys)
             }
             Err(error) => {
-                self.metrics.called("keys", "failed");
                 let wait = (RETRY * 2_u32.saturating_pow(fetch_state.failures.min(8))).min(MIN_REFETCH_INTERVAL);
                 *fetch_state = FetchState {
                     next: Some((Instant::now() + wait, false)),

@@ -1,17 +1,12 @@
 //! TokenReview at the runtime's own API server.
 
-use std::time::Duration;
-
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, TokenReviewStatus};
 use kube::{Api, Client, api::PostParams};
 use tidewatch_shared::names::{AGENT_OBJECT, SKR_NAMESPACE, TOKEN_AUDIENCE};
-use tokio::{sync::Semaphore, time::timeout};
 
-use super::{EnrolmentError, metrics::Metrics, token::TokenError};
+use super::{CALL_DEADLINE, EnrolmentError, RuntimeCalls, token::TokenError};
 use crate::{base::key::KymaKey, kube::runtime_access::describe};
 
-/// Timeout from the call to the last byte of the response.
-const DEADLINE: Duration = Duration::from_secs(5);
 /// Key of the token's pod in `status.user.extra`.
 const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
 
@@ -21,25 +16,16 @@ pub(super) async fn review(
     client: Client,
     token: &str,
     pod: &str,
-    calls: &Semaphore,
-    metrics: &Metrics,
+    calls: &RuntimeCalls,
 ) -> Result<(), EnrolmentError> {
     let spec = TokenReviewSpec { token: Some(token.to_owned()), audiences: Some(vec![TOKEN_AUDIENCE.to_owned()]) };
     let review = TokenReview { spec, ..TokenReview::default() };
-    let answered = timeout(DEADLINE, async {
-        // The semaphore is never closed.
-        let _call = calls.acquire().await;
-        Api::<TokenReview>::all(client).create(&PostParams::default(), &review).await
-    });
-    let error = match answered.await {
-        Ok(Ok(review)) => {
-            metrics.called("review", "answered");
-            return evaluate(review.status.unwrap_or_default(), pod).map_err(EnrolmentError::Token);
-        }
-        Ok(Err(error)) => describe(&error),
-        Err(_) => format!("the runtime did not respond within {DEADLINE:?}"),
+    let (reviews, params) = (Api::<TokenReview>::all(client), PostParams::default());
+    let error = match calls.make("review", reviews.create(&params, &review)).await {
+        Some(Ok(review)) => return Ok(evaluate(review.status.unwrap_or_default(), pod)?),
+        Some(Err(error)) => describe(&error),
+        None => format!("the runtime did not respond within {CALL_DEADLINE:?}"),
     };
-    metrics.called("review", "failed");
     tracing::warn!(%kyma, error, "Token review failed");
     Err(EnrolmentError::Unreachable)
 }

@@ -7,7 +7,7 @@ use std::{collections::HashSet, sync::Arc};
 
 use arc_swap::ArcSwap;
 use k8s_openapi::api::core::v1::ConfigMap;
-use tidewatch_shared::{certificate::RuntimeCertificate, identity::RuntimeId};
+use tidewatch_shared::identity::RuntimeId;
 use tokio::sync::watch;
 
 use super::Metrics;
@@ -62,13 +62,7 @@ impl Revocations {
         self.notify_changed();
     }
 
-    /// True if a certificate is revoked: the list has its fingerprint or its runtime.
-    #[must_use]
-    pub fn covers(&self, certificate: &RuntimeCertificate) -> bool {
-        self.covers_leaf(&certificate.runtime, &certificate.leaf.fingerprint)
-    }
-
-    /// As [`covers`](Self::covers), for a runtime and a lower-case hex fingerprint.
+    /// True if a certificate is revoked: the list has its fingerprint, in lower-case hex, or its runtime.
     #[must_use]
     pub fn covers_leaf(&self, runtime: &RuntimeId, fingerprint: &str) -> bool {
         let list = self.0.list.load();

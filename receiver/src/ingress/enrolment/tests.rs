@@ -90,10 +90,10 @@ async fn request_for_a_ca_is_refused_without_a_token_review() {
     let request = request_for(&pair, |params| params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained));
     let certificate_request = CertificateRequest { runtime: "r-1".parse().unwrap(), request: request.clone() };
     let refused = bed.enrolments.enrol(&bed.first.token(), &certificate_request, None).await;
-    assert_eq!(refused, Err(EnrolmentError::RequestAuthority));
+    assert_eq!(refused, Err(EnrolmentError::Request(ParseRequestError::Authority)));
     assert_eq!(bed.first.call_counts(), (1, 0), "its keys, and not its word");
     let renewal = bed.enrolments.certificate_issuer().renew(&certificate_request.runtime, &request).await;
-    assert_eq!(renewal, Err(EnrolmentError::RequestAuthority));
+    assert_eq!(renewal, Err(EnrolmentError::Request(ParseRequestError::Authority)));
     assert_eq!((bed.count_issued(IssuanceKind::Enrolment), bed.count_issued(IssuanceKind::Renewal)), (0, 0));
 }
 
@@ -108,16 +108,17 @@ async fn weak_and_stolen_keys_are_refused_without_a_token_review() {
     let (mut mixed, last) = (lines(&good), lines(&other).len() - 2);
     mixed[last] = lines(&other)[last].clone();
     for (request, expected) in [
-        (request_for(&weak, |_| {}), EnrolmentError::RequestKey),
-        (mixed.join("\n"), EnrolmentError::RequestSignature),
-        ("nothing".to_owned(), EnrolmentError::Request),
-        (good.replace("CERTIFICATE REQUEST", "CERTIFICATE"), EnrolmentError::Request),
+        (request_for(&weak, |_| {}), EnrolmentError::Request(ParseRequestError::Key)),
+        (mixed.join("\n"), EnrolmentError::Request(ParseRequestError::Signature)),
+        ("nothing".to_owned(), EnrolmentError::Request(ParseRequestError::Parse)),
+        (good.replace("CERTIFICATE REQUEST", "CERTIFICATE"), EnrolmentError::Request(ParseRequestError::Parse)),
     ] {
         let certificate_request = CertificateRequest { runtime: "r-1".parse().unwrap(), request };
         let refused = bed.enrolments.enrol(&bed.first.token(), &certificate_request, None).await;
         assert!(
             refused == Err(expected)
-                || (expected == EnrolmentError::RequestSignature && refused == Err(EnrolmentError::Request)),
+                || (expected == EnrolmentError::Request(ParseRequestError::Signature)
+                    && refused == Err(EnrolmentError::Request(ParseRequestError::Parse))),
             "{refused:?}"
         );
     }

@@ -20,8 +20,9 @@ const MAX_AUDIENCES: usize = 16;
 /// Longest signature, in bytes: RSA with 8,192 bits.
 const MAX_SIGNATURE: usize = 1_024;
 
-/// Reason for which a token is rejected.
-#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+/// Reason for which a token is rejected. The name is the label of metrics and logs.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(prefix = "token-", serialize_all = "kebab-case")]
 pub enum TokenError {
     /// No token, more than one, or not a bearer token.
     #[error("the request needs exactly one bearer token")]
@@ -61,29 +62,9 @@ pub enum TokenError {
     Other,
 }
 
-impl TokenError {
-    /// Reason label of metrics and logs.
-    #[must_use]
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Missing => "token-missing",
-            Self::Malformed => "token-malformed",
-            Self::Algorithm => "token-algorithm",
-            Self::Audience => "token-audience",
-            Self::Expired => "token-expired",
-            Self::NotYet => "token-not-yet",
-            Self::Account => "token-account",
-            Self::Unbound => "token-unbound",
-            Self::Key => "token-key",
-            Self::Signature => "token-signature",
-            Self::Unauthenticated => "token-unauthenticated",
-            Self::Other => "token-other",
-        }
-    }
-}
-
 /// Signature algorithm of a token (RFC 7518, section 3.1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::EnumString)]
+#[strum(serialize_all = "UPPERCASE")]
 pub(super) enum Algorithm {
     /// RSASSA-PKCS1-v1_5 with SHA-256.
     Rs256,
@@ -109,7 +90,6 @@ struct Header {
     alg: String,
     kid: String,
     /// Extensions that must be understood; none is supported.
-    #[serde(default)]
     crit: Option<serde::de::IgnoredAny>,
 }
 
@@ -117,7 +97,6 @@ struct Header {
 struct Claims {
     aud: Audience,
     exp: i64,
-    #[serde(default)]
     nbf: Option<i64>,
     #[serde(rename = "kubernetes.io")]
     kubernetes: Kubernetes,
@@ -134,7 +113,6 @@ enum Audience {
 struct Kubernetes {
     namespace: String,
     serviceaccount: Named,
-    #[serde(default)]
     pod: Option<Bound>,
 }
 
@@ -160,11 +138,7 @@ impl<'a> Token<'a> {
         let (signed, signature) = text.rsplit_once('.').ok_or(TokenError::Malformed)?;
         let (header, claims) = signed.split_once('.').ok_or(TokenError::Malformed)?;
         let header: Header = part(header)?;
-        let algorithm = match &*header.alg {
-            "RS256" => Algorithm::Rs256,
-            "ES256" => Algorithm::Es256,
-            _ => return Err(TokenError::Algorithm),
-        };
+        let algorithm = header.alg.parse().map_err(|_| TokenError::Algorithm)?;
         let signature = URL_SAFE_NO_PAD.decode(signature).map_err(|_| TokenError::Malformed)?;
         if header.crit.is_some()
             || header.kid.is_empty()

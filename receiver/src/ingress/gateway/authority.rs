@@ -1,6 +1,6 @@
 //! Authorities of this receiver (`--authority`).
 
-use std::{fmt, str::FromStr};
+use std::str::FromStr;
 
 use http::{HeaderMap, Uri, header, uri::Authority};
 use thiserror::Error;
@@ -48,12 +48,6 @@ impl FromStr for OwnAuthority {
             return Err(ParseAuthorityError);
         }
         Ok(Self(normalize(authority.as_str())))
-    }
-}
-
-impl fmt::Display for OwnAuthority {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
     }
 }
 

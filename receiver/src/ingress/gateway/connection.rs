@@ -20,7 +20,6 @@ use hyper_util::{
     server::graceful::GracefulConnection,
 };
 use rustls::ServerConfig;
-use rustls_pki_types::CertificateDer;
 use tidewatch_shared::identity::RuntimeId;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -31,7 +30,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Now, Settings,
-    connection_limiter::{Closing, ConnectionLimiter, ConnectionSlot},
+    connection_limiter::{Closing, ConnectionLimiter},
     frame_limiter::FrameLimiter,
     handshakes,
     head_deadline::HeadDeadline,
@@ -40,32 +39,12 @@ use super::{
     listen::Stream,
     metrics::{PortMetrics, ReasonLabel},
     refusal::{HttpResponse, http_date},
-    request_limiter::RequestLimiter,
+    service::{Owner, Service},
 };
 
-/// Concurrent HTTP/2 streams of one runtime's connection: more than its requests in flight may be, so that excess
-/// requests get a 429.
-const STREAMS: u32 = 32;
-/// The same on a proxy's connection, which many runtimes share.
-const SHARED_STREAMS: u32 = 1_024;
-/// HTTP/2 flow-control window in bytes, per stream and per connection: the protocol's minimum. Received bytes are read
-/// at once and then count against the budget of all bodies, so a connection can occupy at most this much in addition.
+/// HTTP/2 flow-control window of a stream in bytes: the protocol's minimum. Received bytes are read at once and then
+/// count against the budget of all bodies, so a connection can occupy at most its window in addition.
 const WINDOW: u32 = (64 << 10) - 1;
-/// The same on a shared connection.
-const SHARED_WINDOW: u32 = 1 << 20;
-/// Size of the HPACK dynamic table in bytes (RFC 9113, section 6.5.2). The large fields of an agent's requests differ
-/// each time; a table of them, with the buffers they arrived in, would be most of the memory of an idle connection.
-const HEADER_TABLE: u32 = 0;
-/// The same on a shared connection.
-const SHARED_HEADER_TABLE: u32 = 4 << 10;
-/// HTTP/2 frames without body bytes per second: several for each request that the rate limit admits.
-const FRAMES: u32 = 1_000;
-/// The same on a shared connection.
-const SHARED_FRAMES: u32 = 50_000;
-/// Header fields of one request over HTTP/1.1.
-const HEAD_FIELDS: usize = 32;
-/// The same on a shared connection: proxies add some.
-const SHARED_HEAD_FIELDS: usize = 100;
 /// Bytes of unread responses per stream. A response has a few hundred bytes, or some 64 KiB with a thousand refused
 /// events.
 const SEND_BYTES: usize = 64 << 10;
@@ -82,59 +61,6 @@ const REFUSED_DRAIN: Duration = Duration::from_secs(2);
 /// Minimum interval between searches for revoked connections: many Kymas may be deleted at once.
 const REVOCATION_PAUSE: Duration = Duration::from_millis(500);
 
-/// Handler of a port's requests. Connections work the same on every port; authentication and requests differ.
-pub trait Service: Send + Sync + 'static {
-    /// Identity of a connection's client.
-    type Peer: Send + Sync + 'static;
-
-    /// Closes connections without a client certificate.
-    const NEEDS_CERTIFICATE: bool = true;
-
-    /// Identifies the client once per connection, by its certificate chain (leaf first, verified by the handshake) and
-    /// its address, if known.
-    fn identify(&self, chain: &[CertificateDer<'_>], source: Option<SocketAddr>) -> Self::Peer;
-
-    /// Handles one request. The flag is true if the connection must close after the response.
-    fn handle(
-        &self,
-        request: Request<Incoming>,
-        peer: &Self::Peer,
-    ) -> impl Future<Output = (HttpResponse, bool)> + Send;
-
-    /// Returns the owner of a connection.
-    fn owner<'a>(&self, _: &'a Self::Peer) -> Owner<'a> {
-        Owner::Shared
-    }
-
-    /// True if definitely no Kyma has that runtime id; then its connections close.
-    fn is_unknown(&self, _: &RuntimeId) -> bool {
-        false
-    }
-
-    /// Returns the limiter that blocks runtimes for abuse of their connections.
-    fn limiter(&self) -> Option<&RequestLimiter> {
-        None
-    }
-
-    /// Reports that a runtime closed or lost its last connection at this time, or that the next heartbeat over one is
-    /// overdue since then. Not called for connections that the receiver closes.
-    fn connection_lost(&self, _: &RuntimeId, _since: Instant) {}
-
-    /// Takes a measurement of the executor's lag.
-    fn observe_lag(&self, _: Duration) {}
-}
-
-/// Owner of a connection, which decides its limits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Owner<'a> {
-    /// A single runtime, with the fingerprint of its client certificate. The number of its connections is limited.
-    Runtime(&'a RuntimeId, &'a str),
-    /// A proxy on behalf of many runtimes. The number of connections is not limited.
-    Shared,
-    /// A client without a certificate, or with one that is refused with its first request.
-    Unidentified,
-}
-
 /// State that all connections of a port share.
 pub(super) struct Context<S> {
     pub(super) service: S,
@@ -149,6 +75,30 @@ pub(super) struct Context<S> {
     pub(super) connections: Arc<ConnectionLimiter>,
     /// Handshake steps that may run concurrently.
     pub(super) handshake_steps: Arc<Semaphore>,
+}
+
+/// Limits of one connection.
+struct ConnectionLimits {
+    /// Concurrent HTTP/2 streams: more than the requests in flight of a runtime may be, so that excess requests get a
+    /// 429.
+    streams: u32,
+    /// HTTP/2 flow-control window in bytes.
+    window: u32,
+    /// Size of the HPACK dynamic table in bytes (RFC 9113, section 6.5.2).
+    header_table: u32,
+    /// HTTP/2 frames without body bytes per second: several for each request that the rate limit admits.
+    frames: u32,
+    /// Header fields of one request over HTTP/1.1.
+    head_fields: usize,
+}
+
+impl ConnectionLimits {
+    /// Connection of one runtime. The large fields of an agent's requests differ each time; a table of them, with the
+    /// buffers they arrived in, would be most of the memory of an idle connection.
+    const SINGLE: Self = Self { streams: 32, window: WINDOW, header_table: 0, frames: 1_000, head_fields: 32 };
+    /// Connection of a proxy, which many runtimes share, and which adds header fields.
+    const SHARED: Self =
+        Self { streams: 1_024, window: 1 << 20, header_table: 4 << 10, frames: 50_000, head_fields: 100 };
 }
 
 /// Closes connections of revoked certificates, and of revoked or unknown runtimes, after each change, forever.
@@ -210,77 +160,84 @@ async fn handshake<S: Service, T: Stream>(
     result.map_err(|_| "timeout")?.map(Box::new).map_err(|error| handshake_failure(&error))
 }
 
-/// Serves the requests of a connection. Returns the reason of its end, as metrics label it.
+/// Identifies the client and serves its connection. Returns the reason of its end, as metrics label it.
 async fn serve<S: Service>(
     context: &Arc<Context<S>>,
     stream: Box<TlsStream<impl Stream>>,
     source: Option<SocketAddr>,
 ) -> &'static str {
-    let session = stream.get_ref().1;
-    let chain = session.peer_certificates().unwrap_or_default();
+    let Context { service, connections, settings, .. } = &**context;
+    let chain = stream.get_ref().1.peer_certificates().unwrap_or_default();
     if S::NEEDS_CERTIFICATE && chain.is_empty() {
         // The verifier already demands a certificate; this is defence in depth.
         return "no-certificate";
     }
-    let peer = Arc::new(context.service.identify(chain, source));
-    let is_http2 = session.alpn_protocol() == Some(b"h2");
-    let owner = context.service.owner(&peer);
-    let slot = match owner {
-        Owner::Runtime(runtime, leaf) => {
-            Some(context.connections.acquire(runtime, leaf, context.settings.limits.connections))
-        }
-        Owner::Shared | Owner::Unidentified => None,
+    let peer = Arc::new(service.identify(chain, source));
+    let Owner::Runtime(runtime, leaf) = service.owner(&peer) else {
+        return serve_requests(context, stream, &peer, &Closing::default()).await.0;
     };
-    let closing = &slot.as_ref().map_or_else(Closing::default, |slot| slot.closing.clone());
-    if let (Owner::Runtime(runtime, _), Some(limiter)) = (owner, context.service.limiter())
-        && let Some(until) = limiter.blocked_until(runtime, Instant::now())
-    {
-        return tarpit(context, closing, until).await;
+    let slot = connections.acquire(runtime, leaf, settings.limits.connections);
+    if let Some(until) = service.port().limiter.blocked_until(runtime, Instant::now()) {
+        return tarpit(context, &slot.closing, until).await;
     }
-    let is_shared = owner == Owner::Shared;
-    let now = Instant::now();
-    let lifecycle = Arc::new(ConnectionLifecycle::new(&context.settings, is_http2, now, context.jitter.hash_one(now)));
-    let limit = match is_http2 {
-        true => ReadLimit::Frames(FrameLimiter::new(if is_shared { SHARED_FRAMES } else { FRAMES })),
-        false => ReadLimit::Head(HeadDeadline::new(lifecycle.clone(), context.settings.head_deadline)),
+    let (reason, lifecycle) = serve_requests(context, stream, &peer, &slot.closing).await;
+    // An agent renews its certificate over a second connection: with another one open it is not lost. Nor is a loss
+    // reported twice.
+    let was_last = slot.release();
+    report_end(service, runtime, reason, was_last && !lifecycle.has_missed_heartbeat());
+    reason
+}
+
+/// Serves the requests of a connection. Returns the reason of its end, and its lifecycle.
+async fn serve_requests<S: Service>(
+    context: &Arc<Context<S>>,
+    stream: Box<TlsStream<impl Stream>>,
+    peer: &Arc<S::Peer>,
+    closing: &Closing,
+) -> (&'static str, Arc<ConnectionLifecycle>) {
+    let Context { service, settings, jitter, .. } = &**context;
+    let limits = match service.owner(peer) {
+        Owner::Shared => &ConnectionLimits::SHARED,
+        _ => &ConnectionLimits::SINGLE,
     };
-    let (stream, fault) = LimitedStream::new(stream, limit, context.settings.response_deadline);
-    let service = service_fn({
+    let is_http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+    let now = Instant::now();
+    let lifecycle = Arc::new(ConnectionLifecycle::new(settings, is_http2, now, jitter.hash_one(now)));
+    let limit = match is_http2 {
+        true => ReadLimit::Frames(FrameLimiter::new(limits.frames)),
+        false => ReadLimit::Head(HeadDeadline::new(lifecycle.clone(), settings.head_deadline)),
+    };
+    let (stream, fault) = LimitedStream::new(stream, limit, settings.response_deadline);
+    let requests = service_fn({
         let (context, lifecycle, peer) = (context.clone(), lifecycle.clone(), peer.clone());
-        move |request| {
+        move |request: Request<Incoming>| {
             let (context, lifecycle, peer) = (context.clone(), lifecycle.clone(), peer.clone());
             // Outside the future, so that the request has begun before more bytes are read.
-            let active = lifecycle.begin(Instant::now());
+            let mut active = lifecycle.begin(Instant::now());
             async move {
                 let (mut response, is_last) = context.service.handle(request, &peer).await;
                 finish(&mut response, is_last, &lifecycle, is_http2);
-                let active = if response.status().is_success() { active.accepted() } else { active };
-                Ok::<_, Infallible>(response.map(|body| TrackedBody::new(body, active)))
+                active.is_accepted = response.status().is_success();
+                Ok::<_, Infallible>(response.map(|body| TrackedBody { body, _request: active }))
             }
         }
     });
     // ALPN has selected the protocol; detecting it from the first bytes would wait for them without a deadline. Each
     // branch boxes its connection, so that it occupies only its own size.
     let reason = if is_http2 {
-        let connection = http2(&context.settings, is_shared).serve_connection(TokioIo::new(stream), service);
-        drive(context, Box::pin(connection), (&*lifecycle, &*peer), closing).await
+        let connection = http2(settings, limits).serve_connection(TokioIo::new(stream), requests);
+        drive(context, Box::pin(connection), (&*lifecycle, &**peer), closing).await
     } else {
-        let connection = http1(&context.settings, is_shared).serve_connection(TokioIo::new(stream), service);
-        drive(context, Box::pin(connection), (&*lifecycle, &*peer), closing).await
+        let connection = http1(settings, limits).serve_connection(TokioIo::new(stream), requests);
+        drive(context, Box::pin(connection), (&*lifecycle, &**peer), closing).await
     };
-    let reason = match (fault.reason(), lifecycle.close_reason()) {
+    let reason = match (fault.reason(), lifecycle.close_reason.get()) {
         (Some(fault), _) => fault,
         // The client closes after an announced end, over HTTP/1.1 always at once.
         (None, Some(announced)) if reason == PEER => announced,
         _ => reason,
     };
-    if let Owner::Runtime(runtime, _) = context.service.owner(&peer) {
-        // An agent renews its certificate over a second connection: with another one open it is not lost. Nor is a loss
-        // reported twice.
-        let was_last = slot.is_none_or(ConnectionSlot::release);
-        report_end(&context.service, runtime, reason, was_last && !lifecycle.has_missed_heartbeat());
-    }
-    reason
+    (reason, lifecycle)
 }
 
 /// Adds the date to a response, and over HTTP/1.1 `Connection: close` if the connection ends with it, which is decided
@@ -289,12 +246,12 @@ fn finish(response: &mut HttpResponse, is_last: bool, lifecycle: &ConnectionLife
     let now = Now::read();
     prevent_hpack_indexing(response, now.unix);
     if is_last {
-        lifecycle.close_after_response("refused");
+        let _ = lifecycle.close_reason.set("refused");
         lifecycle.close.notify_one();
     } else if !is_http2 && lifecycle.is_past_max_age(now.instant) {
-        lifecycle.close_after_response("age");
+        let _ = lifecycle.close_reason.set("age");
     }
-    if !is_http2 && lifecycle.close_reason().is_some() {
+    if !is_http2 && lifecycle.close_reason.get().is_some() {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
 }
@@ -302,9 +259,10 @@ fn finish(response: &mut HttpResponse, is_last: bool, lifecycle: &ConnectionLife
 /// Reports the end of a runtime's connection: floods and protocol errors count towards a block, and a close by the
 /// agent may mean that it is lost.
 fn report_end<S: Service>(service: &S, runtime: &RuntimeId, reason: &'static str, may_be_lost: bool) {
-    match (reason, service.limiter()) {
-        (FLOOD, Some(limiter)) => limiter.block(runtime, Instant::now()),
-        (BROKEN, Some(limiter)) => limiter.strike(runtime, Instant::now()),
+    let limiter = &service.port().limiter;
+    match reason {
+        FLOOD => limiter.block(runtime, Instant::now()),
+        BROKEN => limiter.strike(runtime, Instant::now()),
         _ => {}
     }
     if may_be_lost && [PEER, "timeout", "incomplete", BROKEN].contains(&reason) {
@@ -330,7 +288,7 @@ fn prevent_hpack_indexing(response: &mut HttpResponse, now: i64) {
 async fn tarpit<S>(context: &Context<S>, closing: &Closing, until: Instant) -> &'static str {
     tokio::select! {
         () = sleep_until(until) => FLOOD,
-        reason = closing.ordered() => reason,
+        &reason = closing.wait() => reason,
         () = context.drain.cancelled() => "drain",
     }
 }
@@ -351,7 +309,7 @@ async fn drive<S: Service, C: GracefulConnection<Error = hyper::Error>>(
                 return ending.map_or(ended, |(reason, _)| reason);
             }
             () = context.kill.cancelled() => return "killed",
-            reason = closing.ordered() => return reason,
+            &reason = closing.wait() => return reason,
             () = context.drain.cancelled(), if ending.is_none() => "drain",
             () = lifecycle.close.notified(), if ending.is_none() => "refused",
             () = sleep_until(wake) => match (ending, lifecycle.check(Instant::now())) {
@@ -386,28 +344,24 @@ fn error_reason(error: &hyper::Error) -> &'static str {
     }
 }
 
-fn http1(settings: &Settings, is_shared: bool) -> http1::Builder {
+fn http1(settings: &Settings, limits: &ConnectionLimits) -> http1::Builder {
     let mut builder = http1::Builder::new();
     builder
         // It would also limit the time between two requests, and cost each of them a timer: see `head_deadline`.
         .header_read_timeout(None)
         .max_buf_size(settings.max_head as usize)
-        .max_headers(if is_shared { SHARED_HEAD_FIELDS } else { HEAD_FIELDS });
+        .max_headers(limits.head_fields);
     builder
 }
 
-fn http2(settings: &Settings, is_shared: bool) -> http2::Builder<TokioExecutor> {
-    let (streams, window, table) = match is_shared {
-        true => (SHARED_STREAMS, SHARED_WINDOW, SHARED_HEADER_TABLE),
-        false => (STREAMS, WINDOW, HEADER_TABLE),
-    };
+fn http2(settings: &Settings, limits: &ConnectionLimits) -> http2::Builder<TokioExecutor> {
     let mut builder = http2::Builder::new(TokioExecutor::new());
     builder
         .timer(TokioTimer::new())
-        .max_concurrent_streams(streams)
+        .max_concurrent_streams(limits.streams)
         .initial_stream_window_size(WINDOW)
-        .initial_connection_window_size(window)
-        .header_table_size(table)
+        .initial_connection_window_size(limits.window)
+        .header_table_size(limits.header_table)
         .max_header_list_size(settings.max_head)
         .max_send_buf_size(SEND_BYTES)
         .max_pending_accept_reset_streams(RESETS)

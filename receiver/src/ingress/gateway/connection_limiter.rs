@@ -8,7 +8,7 @@ use std::{
 };
 
 use tidewatch_shared::identity::RuntimeId;
-use tokio_util::sync::CancellationToken;
+use tokio::sync::SetOnce;
 
 /// Open connections by runtime. Bounded by the number of connections.
 #[derive(Default)]
@@ -27,22 +27,8 @@ struct OpenConnection {
     closing: Closing,
 }
 
-/// Orders a connection to close at once.
-#[derive(Clone, Default)]
-pub(super) struct Closing {
-    evicted: CancellationToken,
-    revoked: CancellationToken,
-}
-
-impl Closing {
-    /// Waits for the order, and returns its reason as metrics label it.
-    pub(super) async fn ordered(&self) -> &'static str {
-        tokio::select! {
-            () = self.evicted.cancelled() => "crowded",
-            () = self.revoked.cancelled() => "out",
-        }
-    }
-}
+/// Order to close a connection at once, with the reason as metrics label it. The first order is kept.
+pub(super) type Closing = Arc<SetOnce<&'static str>>;
 
 /// Slot of one connection, released on drop.
 pub(super) struct ConnectionSlot {
@@ -67,7 +53,7 @@ impl ConnectionLimiter {
         if open.len() > max.max(1)
             && let Some(oldest) = open.pop_front()
         {
-            oldest.closing.evicted.cancel();
+            let _ = oldest.closing.set("crowded");
         }
         ConnectionSlot { limiter: self.clone(), runtime: runtime.clone(), number, closing }
     }
@@ -75,8 +61,9 @@ impl ConnectionLimiter {
     /// Closes the connections that the predicate selects by runtime and certificate fingerprint.
     pub(super) fn close(&self, is_revoked: impl Fn(&RuntimeId, &str) -> bool) {
         for (runtime, open) in &self.lock().connections {
-            let revoked = open.iter().filter(|connection| is_revoked(runtime, &connection.leaf));
-            revoked.for_each(|connection| connection.closing.revoked.cancel());
+            for connection in open.iter().filter(|connection| is_revoked(runtime, &connection.leaf)) {
+                let _ = connection.closing.set("out");
+            }
         }
     }
 
@@ -117,7 +104,7 @@ mod tests {
     fn oldest_connection_is_evicted_and_released_slots_are_forgotten() {
         let limiter = Arc::<ConnectionLimiter>::default();
         let (a, b) = ("r-1".parse().unwrap(), "r-2".parse().unwrap());
-        let is_evicted = |slot: &ConnectionSlot| slot.closing.evicted.is_cancelled();
+        let is_evicted = |slot: &ConnectionSlot| slot.closing.get() == Some(&"crowded");
         let first = limiter.acquire(&a, "x", 2);
         let second = limiter.acquire(&a, "x", 2);
         let other = limiter.acquire(&b, "x", 2);
@@ -138,11 +125,11 @@ mod tests {
         let limiter = Arc::<ConnectionLimiter>::default();
         let (a, b) = ("r-1".parse().unwrap(), "r-2".parse().unwrap());
         let [old, new, other] = [(&a, "x"), (&a, "y"), (&b, "z")].map(|(id, leaf)| limiter.acquire(id, leaf, 4));
-        let revoked = || [&old, &new, &other].map(|slot| slot.closing.revoked.is_cancelled());
+        let revoked = || [&old, &new, &other].map(|slot| slot.closing.get() == Some(&"out"));
         limiter.close(|_, leaf| leaf == "x");
         assert_eq!(revoked(), [true, false, false]);
         limiter.close(|runtime, _| *runtime == b);
         assert_eq!(revoked(), [true, false, true]);
-        assert!(!old.closing.evicted.is_cancelled());
+        assert_ne!(old.closing.get(), Some(&"crowded"));
     }
 }

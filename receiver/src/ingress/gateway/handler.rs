@@ -1,17 +1,11 @@
 //! Handles requests of the event port (contract v3). All checks are synchronous, in two halves; only the body between
 //! them is awaited.
 
-use std::{
-    net::SocketAddr,
-    pin::{Pin, pin},
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{net::SocketAddr, pin::Pin, sync::Arc, time::SystemTime};
 
 use bytes::Bytes;
-use http::{Request, StatusCode, request::Parts};
+use http::{StatusCode, request::Parts};
 use http_body::Body;
-use hyper::body::Incoming;
 use rustls_pki_types::CertificateDer;
 use tidewatch_shared::{
     certificate::{ReadCertificateError, RuntimeCertificate},
@@ -27,19 +21,17 @@ use tokio::time::Instant;
 use super::{
     Now, Settings,
     authority::OwnAuthority,
-    body::{BodyBudget, discard},
-    connection::{Owner, Service},
     head::{Head, Route},
     intake::Intake,
-    load_shedder::LoadShedder,
     metrics::{Metrics, ReasonLabel},
     proxy::ForwardedClients,
     refusal::{HttpResponse, Refusal, json},
-    request_limiter::{RequestLimiter, RequestPermit},
+    request_limiter::{BodyCharge, RequestPermit},
+    service::{Owner, Port, Service},
 };
 use crate::{
     fleet::{EventBatch, Verified},
-    ingress::enrolment::{CertificateIssuer, Revocations},
+    ingress::enrolment::CertificateIssuer,
 };
 
 /// Client of a connection, identified once by its certificate.
@@ -63,19 +55,14 @@ impl Peer {
 
 /// State that all connections of the event port share.
 pub struct V3Handler<I> {
+    port: Port,
     intake: I,
     domain: TrustDomain,
     /// Present where a proxy terminates TLS.
     clients: Option<ForwardedClients>,
     authorities: Vec<OwnAuthority>,
-    revocations: Revocations,
     /// Present where certificates are renewed.
     issuer: Option<CertificateIssuer>,
-    max_body: usize,
-    body_deadline: Duration,
-    limiter: Arc<RequestLimiter>,
-    budget: BodyBudget,
-    shedder: LoadShedder,
     metrics: Metrics,
 }
 
@@ -83,7 +70,7 @@ pub struct V3Handler<I> {
 pub(super) struct Admitted<'a> {
     certificate: &'a RuntimeCertificate,
     head: Head<'a>,
-    permit: RequestPermit,
+    permit: RequestPermit<'a>,
     /// Arrival of the head.
     begun: Instant,
 }
@@ -99,102 +86,13 @@ impl<I: Intake> V3Handler<I> {
     /// Handles requests within the limits of `settings`, and passes verified input to `intake`.
     pub fn new(settings: &Settings, intake: I, metrics: Metrics) -> Self {
         Self {
+            port: Port::new(settings, metrics.port.clone()),
             intake,
             domain: settings.domain.clone(),
             clients: settings.proxy.clone().map(|proxy| ForwardedClients::new(proxy, settings.domain.clone())),
             authorities: settings.authorities.clone(),
-            revocations: settings.revocations.clone(),
             issuer: settings.issuer.clone(),
-            max_body: settings.max_body,
-            body_deadline: settings.body_deadline,
-            limiter: RequestLimiter::new(settings.limits),
-            budget: BodyBudget::new(settings.body_budget),
-            shedder: LoadShedder::new(settings.lag_limit),
             metrics,
-        }
-    }
-
-    /// Handles one request. The flag is true if the connection must close after the response.
-    pub(super) async fn handle<B>(&self, request: Request<B>, peer: &Peer) -> (HttpResponse, bool)
-    where
-        B: Body<Data = Bytes>,
-    {
-        let begun = Now::read();
-        let (parts, body) = request.into_parts();
-        let route = Route::label(Route::of(parts.uri.path()));
-        self.metrics.port.request_begun(route);
-        let client = self.authenticate(&parts, peer, begun);
-        let announced = body.size_hint().lower();
-        let mut body = pin!(body);
-        let result = match &client {
-            Ok(certificate) => self.process(&parts, body.as_mut(), certificate, begun).await,
-            Err(refusal) => Err(*refusal),
-        };
-        let ended = Now::read();
-        let refused = result.as_ref().err().map(|refusal| refusal.label());
-        self.metrics.port.request_ended(route, ended.instant.saturating_duration_since(begun.instant), refused);
-        match result {
-            Ok(response) => (response, false),
-            Err(mut refusal) => {
-                let rest = discard(&parts, body, announced, refusal == Refusal::BodyTimeout).await;
-                if rest.bytes > 0
-                    && let Ok(certificate) = &client
-                {
-                    refusal = refusal.extended_by(self.limiter.charge(&certificate.runtime, rest.bytes, Now::read()));
-                }
-                let reason = refusal.label();
-                let runtime = client.as_ref().map_or("", |certificate| certificate.runtime.as_str());
-                tracing::debug!(route, reason, runtime, "Request refused");
-                let wait = self.shedder.retry_after(refusal, ended.instant);
-                // Many runtimes share a proxy's connection, and their requests may be valid.
-                let is_last = refusal.closes_connection() && !matches!(peer, Peer::Proxy);
-                (refusal.response_with_wait(ended.unix, wait), is_last || rest.must_close)
-            }
-        }
-    }
-
-    /// Returns the certificate of the client: that of the connection, or the one that the proxy forwards.
-    pub(super) fn authenticate(
-        &self,
-        parts: &Parts,
-        peer: &Peer,
-        now: Now,
-    ) -> Result<Arc<RuntimeCertificate>, Refusal> {
-        match (peer, &self.clients) {
-            (Peer::Runtime(certificate), None) => Ok(certificate.clone()),
-            (Peer::Proxy, Some(clients)) => clients.read(&parts.headers, now),
-            (Peer::Unidentified(_), _) => Err(Refusal::Identity),
-            (Peer::Runtime(_) | Peer::NotProxy | Peer::Proxy, _) => Err(Refusal::Proxy),
-        }
-    }
-
-    async fn process<B>(
-        &self,
-        parts: &Parts,
-        body: Pin<&mut B>,
-        certificate: &RuntimeCertificate,
-        now: Now,
-    ) -> Result<HttpResponse, Refusal>
-    where
-        B: Body<Data = Bytes>,
-    {
-        let admitted = self.admit(parts, certificate, now)?;
-        if self.shedder.sheds(admitted.head.route) {
-            return Err(Refusal::Overloaded);
-        }
-        let mut charge = admitted.permit.body_charge();
-        let reading = self.budget.read(body, admitted.head.route.max_body(self.max_body), &mut charge.bytes);
-        let body = tokio::time::timeout(self.body_deadline, reading).await.map_err(|_| Refusal::BodyTimeout)??;
-        drop(charge);
-        let processed = self.process_body(&admitted, &body, Now::read())?;
-        // Releases its share of the budget before the issuer is awaited.
-        drop(body);
-        match processed {
-            Processed::Response(response) => Ok(response),
-            Processed::Renewal(issuer, request) => {
-                let response = issuer.renew(&certificate.runtime, &request).await?;
-                Ok(json(StatusCode::OK, enrolment::CONTENT_TYPE, &response))
-            }
         }
     }
 
@@ -210,11 +108,11 @@ impl<I: Intake> V3Handler<I> {
         if now.unix < leaf.not_before || now.unix > leaf.not_after {
             return Err(Refusal::Certificate);
         }
-        if self.revocations.covers(certificate) {
+        if self.port.revocations.covers_leaf(&certificate.runtime, &leaf.fingerprint) {
             return Err(Refusal::Revoked);
         }
-        let permit = self.limiter.acquire(&certificate.runtime, now)?;
-        let head = Head::read(parts, &self.authorities, self.max_body)?;
+        let permit = self.port.limiter.acquire(&certificate.runtime, now)?;
+        let head = Head::read(parts, &self.authorities, self.port.max_body)?;
         if head.route == Route::Certificates && self.issuer.is_none() {
             return Err(Refusal::Route);
         }
@@ -229,7 +127,7 @@ impl<I: Intake> V3Handler<I> {
         now: Now,
     ) -> Result<Processed<'_>, Refusal> {
         let Admitted { certificate, head, permit, begun } = admitted;
-        self.metrics.port.body_bytes.inc_by(body.len() as u64);
+        self.port.metrics.body_bytes.inc_by(body.len() as u64);
         let verified = signature::verify(&head.signed(body), &certificate.leaf, now.unix)?;
         permit.use_nonce(&verified, now)?;
         match head.route {
@@ -306,10 +204,15 @@ impl<I: Intake> V3Handler<I> {
 
 impl<I: Intake> Service for V3Handler<I> {
     type Peer = Peer;
+    type Client = Arc<RuntimeCertificate>;
+
+    fn port(&self) -> &Port {
+        &self.port
+    }
 
     fn identify(&self, chain: &[CertificateDer<'_>], _: Option<SocketAddr>) -> Peer {
         if let Some(clients) = &self.clients {
-            let is_proxy = chain.first().is_some_and(|leaf| clients.proxy().identity().is_named_by(leaf));
+            let is_proxy = chain.first().is_some_and(|leaf| clients.proxy.identity.is_named_by(leaf));
             return if is_proxy { Peer::Proxy } else { Peer::NotProxy };
         }
         let peer = chain
@@ -321,10 +224,6 @@ impl<I: Intake> Service for V3Handler<I> {
         peer
     }
 
-    async fn handle(&self, request: Request<Incoming>, peer: &Peer) -> (HttpResponse, bool) {
-        Self::handle(self, request, peer).await
-    }
-
     fn owner<'a>(&self, peer: &'a Peer) -> Owner<'a> {
         match peer {
             Peer::Runtime(certificate) => Owner::Runtime(&certificate.runtime, &certificate.leaf.fingerprint),
@@ -333,20 +232,63 @@ impl<I: Intake> Service for V3Handler<I> {
         }
     }
 
+    fn route(path: &str) -> &'static str {
+        Route::of(path).map_or("other", |route| route.as_str())
+    }
+
+    /// Returns the certificate of the connection, or the one that the proxy forwards.
+    fn authenticate(&self, parts: &Parts, peer: &Peer, now: Now) -> Result<Arc<RuntimeCertificate>, Refusal> {
+        match (peer, &self.clients) {
+            (Peer::Runtime(certificate), None) => Ok(certificate.clone()),
+            (Peer::Proxy, Some(clients)) => clients.read(&parts.headers, now),
+            (Peer::Unidentified(_), _) => Err(Refusal::Identity),
+            (Peer::Runtime(_) | Peer::NotProxy | Peer::Proxy, _) => Err(Refusal::Proxy),
+        }
+    }
+
+    async fn process<B: Body<Data = Bytes> + Send>(
+        &self,
+        parts: &Parts,
+        body: Pin<&mut B>,
+        certificate: &Arc<RuntimeCertificate>,
+        now: Now,
+    ) -> Result<HttpResponse, Refusal> {
+        let admitted = self.admit(parts, certificate, now)?;
+        if self.port.shedder.sheds(admitted.head.route) {
+            return Err(Refusal::Overloaded);
+        }
+        let mut charge = BodyCharge { permit: &admitted.permit, bytes: 0 };
+        let limit = admitted.head.route.max_body(self.port.max_body);
+        let body = self.port.read_body(body, limit, &mut charge.bytes).await?;
+        drop(charge);
+        let processed = self.process_body(&admitted, &body.bytes, Now::read())?;
+        // Releases its share of the budget before the issuer is awaited.
+        drop(body);
+        match processed {
+            Processed::Response(response) => Ok(response),
+            Processed::Renewal(issuer, request) => {
+                let response = issuer.renew(&certificate.runtime, &request).await?;
+                Ok(json(StatusCode::OK, enrolment::CONTENT_TYPE, &response))
+            }
+        }
+    }
+
+    fn charged(certificate: &Arc<RuntimeCertificate>, _: Refusal) -> Option<&RuntimeId> {
+        Some(&certificate.runtime)
+    }
+
+    fn record(&self, path: &str, client: Option<&Arc<RuntimeCertificate>>, refusal: Refusal) {
+        let (route, reason) = (Self::route(path), refusal.label());
+        let runtime = client.map_or("", |certificate| certificate.runtime.as_str());
+        tracing::debug!(route, reason, runtime, "Request refused");
+    }
+
     fn is_unknown(&self, runtime: &RuntimeId) -> bool {
         self.intake.is_unknown(runtime)
     }
 
-    fn limiter(&self) -> Option<&RequestLimiter> {
-        Some(&self.limiter)
-    }
-
     fn connection_lost(&self, runtime: &RuntimeId, since: Instant) {
         self.intake.connection_lost(runtime, since);
-    }
-
-    fn observe_lag(&self, lag: Duration) {
-        self.shedder.observe(lag);
     }
 }
 

@@ -12,9 +12,11 @@ use super::{
     authority::{self, OwnAuthority},
     refusal::Refusal,
 };
+use crate::ingress::http::single_value;
 
-/// Route of the event port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Route of the event port. The name is its metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub(super) enum Route {
     /// `POST /v3/events`.
     Events,
@@ -31,24 +33,6 @@ impl Route {
             HEARTBEAT_PATH => Some(Self::Heartbeat),
             CERTIFICATES_PATH => Some(Self::Certificates),
             _ => None,
-        }
-    }
-
-    /// Returns the metric label.
-    pub(super) const fn label(route: Option<Self>) -> &'static str {
-        match route {
-            Some(Self::Events) => "events",
-            Some(Self::Heartbeat) => "heartbeat",
-            Some(Self::Certificates) => "certificates",
-            None => "other",
-        }
-    }
-
-    const fn path(self) -> &'static str {
-        match self {
-            Self::Events => EVENTS_PATH,
-            Self::Heartbeat => HEARTBEAT_PATH,
-            Self::Certificates => CERTIFICATES_PATH,
         }
     }
 
@@ -73,6 +57,7 @@ impl Route {
 #[derive(Debug)]
 pub(super) struct Head<'a> {
     pub(super) route: Route,
+    path: &'a str,
     authority: &'a OwnAuthority,
     content_digest: &'a str,
     signature_input: &'a str,
@@ -82,7 +67,8 @@ pub(super) struct Head<'a> {
 impl<'a> Head<'a> {
     pub(super) fn read(parts: &'a Parts, own: &'a [OwnAuthority], max_body: usize) -> Result<Self, Refusal> {
         let headers = &parts.headers;
-        let route = Route::of(parts.uri.path()).ok_or(Refusal::Route)?;
+        let path = parts.uri.path();
+        let route = Route::of(path).ok_or(Refusal::Route)?;
         if parts.method != Method::POST {
             return Err(Refusal::Method);
         }
@@ -96,18 +82,14 @@ impl<'a> Head<'a> {
             single_value(headers, &HeaderName::from_static(name)).ok_or(Refusal::Signature(VerifyError::Profile))
         };
         let (content_digest, signature_input) = (field(CONTENT_DIGEST)?, field(SIGNATURE_INPUT)?);
-        Ok(Self { route, authority, content_digest, signature_input, signature: field(SIGNATURE)? })
+        Ok(Self { route, path, authority, content_digest, signature_input, signature: field(SIGNATURE)? })
     }
 
     /// Returns the components that the signature must cover.
     pub(super) fn signed<'b>(&'b self, body: &'b [u8]) -> SignedRequest<'b> {
-        let Self { route, authority, content_digest, signature_input, signature } = self;
-        let message = Message {
-            method: "POST",
-            authority: authority.as_str(),
-            path: route.path(),
-            content_type: route.content_type(),
-        };
+        let Self { route, path, authority, content_digest, signature_input, signature } = self;
+        let message =
+            Message { method: "POST", authority: authority.as_str(), path, content_type: route.content_type() };
         SignedRequest { message, content_digest, signature_input, signature, body }
     }
 }
@@ -131,11 +113,4 @@ pub(super) fn check_plain(parts: &Parts) -> Result<(), Refusal> {
 pub(super) fn check_length(headers: &HeaderMap, max: usize) -> Result<(), Refusal> {
     let length = single_value(headers, &header::CONTENT_LENGTH).and_then(|length| length.parse::<u64>().ok());
     if length.is_some_and(|length| length > max as u64) { Err(Refusal::TooLarge(max)) } else { Ok(()) }
-}
-
-/// Returns the value of a field that occurs once; `None` if it is missing, repeated, or not text.
-pub(super) fn single_value<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
-    let mut values = headers.get_all(name).iter();
-    let value = values.next()?.to_str().ok()?;
-    values.next().is_none().then_some(value)
 }

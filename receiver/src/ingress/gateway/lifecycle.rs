@@ -28,7 +28,8 @@ pub(super) struct ConnectionLifecycle {
     /// HTTP/2 has PINGs.
     heartbeats: Option<HeartbeatInterval>,
     activity: Mutex<Activity>,
-    close_reason: OnceLock<&'static str>,
+    /// Reason to close after the current response, or with the next one. The first reason is kept.
+    pub(super) close_reason: OnceLock<&'static str>,
     /// Notified when the connection has to close after the current response.
     pub(super) close: Notify,
 }
@@ -104,16 +105,6 @@ impl ConnectionLifecycle {
 
     pub(super) fn is_past_max_age(&self, now: Instant) -> bool {
         now >= self.expires
-    }
-
-    /// Closes the connection after the current response. The first reason is kept.
-    pub(super) fn close_after_response(&self, reason: &'static str) {
-        let _ = self.close_reason.set(reason);
-    }
-
-    /// Returns the reason if the connection closes after a response.
-    pub(super) fn close_reason(&self) -> Option<&'static str> {
-        self.close_reason.get().copied()
     }
 
     /// True if a missed heartbeat was reported since the last request.
@@ -192,16 +183,8 @@ impl ConnectionLifecycle {
 pub(super) struct ActiveRequest {
     lifecycle: Arc<ConnectionLifecycle>,
     number: u64,
-    is_accepted: bool,
-}
-
-impl ActiveRequest {
-    /// Marks the request as accepted. A refused client backs off as instructed, possibly for longer than a heartbeat
-    /// interval.
-    pub(super) fn accepted(mut self) -> Self {
-        self.is_accepted = true;
-        self
-    }
+    /// False after a refusal: a refused client backs off as instructed, possibly for longer than a heartbeat interval.
+    pub(super) is_accepted: bool,
 }
 
 impl Drop for ActiveRequest {
@@ -221,14 +204,8 @@ impl Drop for ActiveRequest {
 
 /// Body of a response. Its request is in flight until the connection drops the body.
 pub(super) struct TrackedBody {
-    body: Full<Bytes>,
-    _request: ActiveRequest,
-}
-
-impl TrackedBody {
-    pub(super) const fn new(body: Full<Bytes>, request: ActiveRequest) -> Self {
-        Self { body, _request: request }
-    }
+    pub(super) body: Full<Bytes>,
+    pub(super) _request: ActiveRequest,
 }
 
 impl Body for TrackedBody {
@@ -281,6 +258,11 @@ mod tests {
         assert!(late.expires > lifecycle.expires && late.expires <= opened + settings.max_age);
     }
 
+    /// Begins an accepted request and ends it at once.
+    fn accept(lifecycle: &Arc<ConnectionLifecycle>, begun: Instant) {
+        lifecycle.begin(begun).is_accepted = true;
+    }
+
     /// Steps from check to check, as the connection does, and returns the first result other than `Alive` and its time.
     async fn next_event(lifecycle: &ConnectionLifecycle) -> (Duration, Liveness) {
         let begun = Instant::now();
@@ -301,7 +283,7 @@ mod tests {
         let settings = Settings { heartbeat_interval: HeartbeatInterval::new(60 * S), max_age: 400 * S, ..settings() };
         let opened = Instant::now();
         let lifecycle = Arc::new(ConnectionLifecycle::new(&settings, false, opened, 0));
-        drop(lifecycle.begin(opened).accepted());
+        accept(&lifecycle, opened);
         assert_eq!(next_event(&lifecycle).await, (90 * S, Liveness::MissedHeartbeat(opened)));
         assert!(lifecycle.has_missed_heartbeat());
         let request = lifecycle.begin(Instant::now());
@@ -312,7 +294,7 @@ mod tests {
 
         let lifecycle = Arc::new(ConnectionLifecycle::new(&settings, false, Instant::now(), 0));
         tokio::time::sleep(299 * S).await;
-        drop(lifecycle.begin(Instant::now()).accepted());
+        accept(&lifecycle, Instant::now());
         assert!(!lifecycle.is_past_max_age(Instant::now()));
         let ended = Instant::now();
         assert_eq!(

@@ -25,7 +25,9 @@ const MAX_WAIT: Duration = Duration::from_secs(60);
 /// Sheds requests while the executor lags, and spreads the return of refused clients.
 pub(super) struct LoadShedder {
     limit: Duration,
-    lag: Mutex<Lag>,
+    /// Last two measurements of the executor's lag. A single high one may stem from a process that was paused and has
+    /// caught up.
+    lag: Mutex<[Duration; 2]>,
     /// Last return slot assigned.
     last_slot: Mutex<Option<Instant>>,
     random: RandomState,
@@ -46,18 +48,20 @@ impl LoadShedder {
 
     /// Takes a measurement of the executor's lag.
     pub(super) fn observe(&self, lag: Duration) {
-        self.lag.lock().unwrap_or_else(PoisonError::into_inner).observe(lag);
+        let mut last = self.lag.lock().unwrap_or_else(PoisonError::into_inner);
+        *last = [last[1], lag];
     }
 
     /// True if a request of this route must be refused, so that others are served in time.
     pub(super) fn sheds(&self, route: Route) -> bool {
-        let lag = self.lag.lock().unwrap_or_else(PoisonError::into_inner).sustained();
+        let [a, b] = *self.lag.lock().unwrap_or_else(PoisonError::into_inner);
+        let lag = a.min(b);
         lag > self.limit && self.draw() < shed_share(lag, self.limit, route)
     }
 
     /// Returns the `Retry-After` of a refusal, if it has one.
     pub(super) fn retry_after(&self, refusal: Refusal, now: Instant) -> Option<Duration> {
-        match refusal.retry_after()? {
+        match refusal.problem().retry? {
             RetryAfter::Exact(wait) => Some(wait),
             RetryAfter::Jittered(wait) => Some(jittered(wait, self.draw())),
             RetryAfter::Staggered(min) => {
@@ -71,20 +75,6 @@ impl LoadShedder {
     fn draw(&self) -> f64 {
         let bits = self.random.hash_one(self.draws.fetch_add(1, Ordering::Relaxed));
         f64::from(u32::try_from(bits >> 32).unwrap_or(0)) / f64::from(u32::MAX)
-    }
-}
-
-/// Last two measurements. A single high one may stem from a process that was paused and has caught up.
-#[derive(Default)]
-struct Lag([Duration; 2]);
-
-impl Lag {
-    fn observe(&mut self, lag: Duration) {
-        self.0 = [self.0[1], lag];
-    }
-
-    fn sustained(&self) -> Duration {
-        self.0[0].min(self.0[1])
     }
 }
 

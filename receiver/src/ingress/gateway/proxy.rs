@@ -29,7 +29,7 @@ const CACHE_CAPACITY: usize = 16_384;
 
 /// Reads and verifies forwarded certificates.
 pub(super) struct ForwardedClients {
-    proxy: Proxy,
+    pub(super) proxy: Proxy,
     domain: TrustDomain,
     /// Verified certificates by fingerprint.
     cache: Mutex<HashMap<String, VerifiedCertificate>>,
@@ -45,10 +45,6 @@ struct VerifiedCertificate {
 impl ForwardedClients {
     pub(super) fn new(proxy: Proxy, domain: TrustDomain) -> Self {
         Self { proxy, domain, cache: Mutex::default() }
-    }
-
-    pub(super) const fn proxy(&self) -> &Proxy {
-        &self.proxy
     }
 
     /// Returns the verified certificate of a request that the proxy forwarded.

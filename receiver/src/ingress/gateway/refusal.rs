@@ -11,11 +11,16 @@ use tidewatch_shared::{
     event::{MAX_EVENTS, ParseBatchError},
     problem::{CONTENT_TYPE, Kind, Problem},
     signature::{self, VerifyError},
+    variant::VariantName as _,
 };
 
 use crate::{
     fleet::table::PlacementError,
-    ingress::enrolment::{EnrolmentError, TokenError},
+    ingress::{
+        enrolment::{EnrolmentError, TokenError},
+        http::response,
+    },
+    pki::ParseRequestError,
 };
 
 /// A response of this server.
@@ -35,7 +40,7 @@ const EPOCHS_WAIT: Duration = Duration::from_secs(signature::WINDOW_SECONDS.cast
 
 /// Reason of a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refusal {
+pub enum Refusal {
     /// The client certificate identifies no runtime of the trust domain.
     Identity,
     /// The client certificate, or the forwarded one, is not valid at this time or does not chain to a trusted root.
@@ -95,6 +100,16 @@ pub(super) enum Refusal {
     GetOnly,
     /// Enrolment or renewal was refused.
     Enrolment(EnrolmentError),
+    /// There is no usable client certificate on the port of v2, neither on the connection nor forwarded.
+    NoCertificate,
+    /// The certificate's common name, by which v2 identifies a runtime, is empty or not a runtime id.
+    CommonName,
+    /// Unknown manager of an event of v2.
+    Manager,
+    /// The runtime has used v3 and may not go back to v2: its Kyma does not allow it.
+    Superseded,
+    /// The delivery of an event of v2 to another manager failed.
+    ManagerUnreachable,
     /// A defect of the receiver.
     Internal,
 }
@@ -110,56 +125,81 @@ pub(super) enum RetryAfter {
     Staggered(Duration),
 }
 
-struct ProblemSpec {
+/// Response and metric label of a refusal.
+pub(super) struct ProblemSpec {
     status: StatusCode,
     kind: Kind,
     label: &'static str,
     detail: &'static str,
+    /// Wait, if a retry can succeed after one.
+    pub(super) retry: Option<RetryAfter>,
+}
+
+impl ProblemSpec {
+    const fn kind(self, kind: Kind) -> Self {
+        Self { kind, ..self }
+    }
+
+    const fn retry(self, after: RetryAfter) -> Self {
+        Self { retry: Some(after), ..self }
+    }
 }
 
 const fn problem(status: StatusCode, label: &'static str, detail: &'static str) -> ProblemSpec {
-    ProblemSpec { status, kind: Kind::Other, label, detail }
+    ProblemSpec { status, kind: Kind::Other, label, detail, retry: None }
 }
 
-const fn unauthorized(kind: Kind, label: &'static str, detail: &'static str) -> ProblemSpec {
-    ProblemSpec { status: StatusCode::UNAUTHORIZED, kind, label, detail }
+const fn bad_request(label: &'static str, detail: &'static str) -> ProblemSpec {
+    problem(StatusCode::BAD_REQUEST, label, detail)
+}
+
+const fn unauthorized(label: &'static str, detail: &'static str) -> ProblemSpec {
+    problem(StatusCode::UNAUTHORIZED, label, detail)
+}
+
+const fn forbidden(label: &'static str, detail: &'static str) -> ProblemSpec {
+    problem(StatusCode::FORBIDDEN, label, detail)
+}
+
+const fn too_many(label: &'static str, detail: &'static str, after: RetryAfter) -> ProblemSpec {
+    problem(StatusCode::TOO_MANY_REQUESTS, label, detail).retry(after)
+}
+
+const fn unavailable(label: &'static str, detail: &'static str, after: RetryAfter) -> ProblemSpec {
+    problem(StatusCode::SERVICE_UNAVAILABLE, label, detail).retry(after)
 }
 
 impl Refusal {
-    fn problem(self) -> ProblemSpec {
-        use PlacementError as P;
+    pub(super) fn problem(self) -> ProblemSpec {
+        use RetryAfter::{Exact, Jittered, Staggered};
         use StatusCode as S;
         match self {
-            Self::Identity => {
-                problem(S::FORBIDDEN, "identity", "the client certificate names no runtime of this trust domain")
-            }
+            Self::Identity => forbidden("identity", "the client certificate names no runtime of this trust domain"),
             Self::Certificate => {
-                unauthorized(Kind::Certificate, "certificate", "the client certificate is not valid at this time")
+                unauthorized("certificate", "the client certificate is not valid at this time").kind(Kind::Certificate)
             }
-            Self::Revoked => unauthorized(Kind::Certificate, "revoked", "the client certificate is revoked"),
-            Self::Proxy => unauthorized(
-                Kind::Other,
-                "proxy",
-                "the request did not come through the trusted proxy with one client certificate",
-            ),
-            Self::Flood(_) => problem(S::TOO_MANY_REQUESTS, "flood", "this runtime ignores Retry-After"),
-            Self::Overloaded => problem(S::SERVICE_UNAVAILABLE, "late", "the receiver is overloaded"),
+            Self::Revoked => unauthorized("revoked", "the client certificate is revoked").kind(Kind::Certificate),
+            Self::Proxy => {
+                let detail = "the request did not come through the trusted proxy with one client certificate";
+                unauthorized("proxy", detail).retry(Jittered(PROXY_WAIT))
+            }
+            Self::Rate(wait) => too_many("rate", "this runtime makes too many requests", Exact(wait)),
+            Self::Concurrency => {
+                let detail = "this runtime makes too many requests at the same time";
+                too_many("concurrency", detail, Jittered(SHORT_WAIT))
+            }
+            Self::Flood(wait) => too_many("flood", "this runtime ignores Retry-After", Exact(wait)),
+            Self::Overloaded => unavailable("late", "the receiver is overloaded", Staggered(SHORT_WAIT)),
+            Self::Epochs => too_many("epochs", "this runtime has begun too many epochs", Exact(EPOCHS_WAIT)),
+            Self::Busy => unavailable("busy", "the receiver has no room for this request now", Staggered(SHORT_WAIT)),
+            Self::Route => problem(S::NOT_FOUND, "route", "there is no such route"),
+            Self::Method => problem(S::METHOD_NOT_ALLOWED, "method", "this route accepts POST only"),
+            Self::Query => bad_request("query", "this route accepts no query string"),
+            Self::Encoding => bad_request("encoding", "content encodings are not accepted"),
             Self::TransferEncoding => {
                 problem(S::LENGTH_REQUIRED, "length", "transfer encodings are not accepted; send Content-Length")
             }
-            Self::Rate(_) => problem(S::TOO_MANY_REQUESTS, "rate", "this runtime makes too many requests"),
-            Self::Concurrency => {
-                problem(S::TOO_MANY_REQUESTS, "concurrency", "this runtime makes too many requests at the same time")
-            }
-            Self::Epochs => problem(S::TOO_MANY_REQUESTS, "epochs", "this runtime has begun too many epochs"),
-            Self::Busy => problem(S::SERVICE_UNAVAILABLE, "busy", "the receiver has no room for this request now"),
-            Self::Route => problem(S::NOT_FOUND, "route", "there is no such route"),
-            Self::Method => problem(S::METHOD_NOT_ALLOWED, "method", "this route accepts POST only"),
-            Self::Query => problem(S::BAD_REQUEST, "query", "this route accepts no query string"),
-            Self::Encoding => problem(S::BAD_REQUEST, "encoding", "content encodings are not accepted"),
-            Self::Host => {
-                problem(S::BAD_REQUEST, "host", "the request needs one authority, and Host must agree with it")
-            }
+            Self::Host => bad_request("host", "the request needs one authority, and Host must agree with it"),
             Self::Authority => {
                 problem(S::MISDIRECTED_REQUEST, "authority", "this receiver does not serve that authority")
             }
@@ -171,18 +211,24 @@ impl Refusal {
                 problem(S::PAYLOAD_TOO_LARGE, "too-many-events", "the batch has more events than a request may carry")
             }
             Self::BodyTimeout => problem(S::REQUEST_TIMEOUT, "slow", "the body did not arrive in time"),
-            Self::BodyAborted => problem(S::BAD_REQUEST, "broken", "the body ended prematurely"),
+            Self::BodyAborted => bad_request("broken", "the body ended prematurely"),
             Self::Signature(error) => signature_problem(error),
-            Self::Replay => unauthorized(Kind::Replay, "replay", "the nonce was already used"),
-            Self::Malformed => problem(S::BAD_REQUEST, "malformed", "the body is not valid for this route"),
-            Self::Source => problem(S::FORBIDDEN, "source", "the body names another runtime or epoch"),
-            Self::Placement(P::NotSynced) => problem(S::SERVICE_UNAVAILABLE, "not-synced", "the receiver is starting"),
-            Self::Placement(P::Unknown) => problem(S::NOT_FOUND, "unknown-runtime", "no Kyma has this runtime id"),
-            Self::Placement(P::Ambiguous) => {
-                problem(S::CONFLICT, "ambiguous-runtime", "more than one Kyma has this runtime id")
-            }
+            Self::Replay => unauthorized("replay", "the nonce was already used").kind(Kind::Replay),
+            Self::Malformed => bad_request("malformed", "the body is not valid for this route"),
+            Self::Source => forbidden("source", "the body names another runtime or epoch"),
+            Self::Placement(error) => placement_problem(error),
             Self::GetOnly => problem(S::METHOD_NOT_ALLOWED, "method", "this route accepts GET only"),
             Self::Enrolment(error) => enrolment_problem(error),
+            Self::NoCertificate => {
+                unauthorized("certificate", "there is no usable client certificate").kind(Kind::Certificate)
+            }
+            Self::CommonName => bad_request("name", "the client certificate's common name is no runtime id"),
+            Self::Manager => problem(S::NOT_FOUND, "manager", "there is no such manager"),
+            Self::Superseded => {
+                forbidden("superseded", "this runtime uses a newer contract and is not allowed to go back")
+            }
+            Self::ManagerUnreachable => problem(S::BAD_GATEWAY, "unreachable", "the manager did not accept the event")
+                .retry(Jittered(SHORT_WAIT)),
             Self::Internal => problem(S::INTERNAL_SERVER_ERROR, "fault", "the receiver failed to handle the request"),
         }
     }
@@ -205,26 +251,6 @@ impl Refusal {
         if let Self::Rate(wait) = self { Self::Rate(wait.saturating_add(cost)) } else { self }
     }
 
-    /// Returns the wait, if a retry can succeed after one.
-    pub(super) const fn retry_after(self) -> Option<RetryAfter> {
-        use EnrolmentError as E;
-        use PlacementError as P;
-        Some(match self {
-            Self::Rate(wait) | Self::Flood(wait) | Self::Enrolment(E::Rate(wait) | E::Address(wait)) => {
-                RetryAfter::Exact(wait)
-            }
-            Self::Epochs => RetryAfter::Exact(EPOCHS_WAIT),
-            Self::Busy | Self::Overloaded | Self::Placement(P::NotSynced) => RetryAfter::Staggered(SHORT_WAIT),
-            Self::Concurrency => RetryAfter::Jittered(SHORT_WAIT),
-            Self::Placement(P::Unknown | P::Ambiguous) | Self::Enrolment(E::Revoked) => {
-                RetryAfter::Jittered(UNPLACED_WAIT)
-            }
-            Self::Proxy => RetryAfter::Jittered(PROXY_WAIT),
-            Self::Enrolment(E::NoAccess | E::Unreachable | E::Issuer) => RetryAfter::Jittered(DEPENDENCY_WAIT),
-            _ => return None,
-        })
-    }
-
     /// Returns the response at a time in Unix seconds, with the wait as is, without jitter.
     pub(super) fn response(self, now: i64) -> HttpResponse {
         self.response_with_wait(now, self.nominal_wait())
@@ -241,7 +267,7 @@ impl Refusal {
     }
 
     fn nominal_wait(self) -> Option<Duration> {
-        self.retry_after().map(|wait| match wait {
+        self.problem().retry.map(|wait| match wait {
             RetryAfter::Exact(wait) | RetryAfter::Jittered(wait) | RetryAfter::Staggered(wait) => wait,
         })
     }
@@ -306,47 +332,60 @@ impl From<ParseBatchError> for Refusal {
 
 fn signature_problem(error: VerifyError) -> ProblemSpec {
     use VerifyError as E;
-    match error {
-        E::Profile => {
-            unauthorized(Kind::Signature, "signature-profile", "the signature is missing or not of this profile")
-        }
-        E::KeyId => unauthorized(Kind::Signature, "signature-keyid", "the signature names another certificate"),
-        E::Clock => unauthorized(Kind::Clock, "clock", "the signature's time lies outside the window"),
-        E::Digest => unauthorized(Kind::Signature, "digest", "the body does not match its digest"),
-        E::Signature => unauthorized(Kind::Signature, "signature", "the signature does not verify"),
-    }
+    let (label, detail) = match error {
+        E::Profile => ("signature-profile", "the signature is missing or not of this profile"),
+        E::KeyId => ("signature-keyid", "the signature names another certificate"),
+        E::Clock => ("clock", "the signature's time lies outside the window"),
+        E::Digest => ("digest", "the body does not match its digest"),
+        E::Signature => ("signature", "the signature does not verify"),
+    };
+    unauthorized(label, detail).kind(if error == E::Clock { Kind::Clock } else { Kind::Signature })
+}
+
+fn placement_problem(error: PlacementError) -> ProblemSpec {
+    use PlacementError as E;
+    use RetryAfter::{Jittered, Staggered};
+    use StatusCode as S;
+    let (status, label, detail) = match error {
+        E::NotSynced => return unavailable("not-synced", "the receiver is starting", Staggered(SHORT_WAIT)),
+        E::Unknown => (S::NOT_FOUND, "unknown-runtime", "no Kyma has this runtime id"),
+        E::Ambiguous => (S::CONFLICT, "ambiguous-runtime", "more than one Kyma has this runtime id"),
+    };
+    problem(status, label, detail).retry(Jittered(UNPLACED_WAIT))
 }
 
 fn enrolment_problem(error: EnrolmentError) -> ProblemSpec {
     use EnrolmentError as E;
-    use StatusCode as S;
+    use ParseRequestError as R;
+    use RetryAfter::{Exact, Jittered};
     use TokenError as T;
+    let dependency = Jittered(DEPENDENCY_WAIT);
     match error {
-        E::Placement(error) => Refusal::Placement(error).problem(),
-        E::Revoked => problem(S::FORBIDDEN, "revoked", "the runtime is revoked"),
+        E::Placement(error) => placement_problem(error),
+        E::Revoked => forbidden("revoked", "the runtime is revoked").retry(Jittered(UNPLACED_WAIT)),
         // The token is authentic; its subject lacks the permission.
         E::Token(token @ (T::Account | T::Unbound | T::Other)) => {
-            problem(S::FORBIDDEN, token.label(), "the token is not that of a pod of the agent")
+            forbidden(token.as_str(), "the token is not that of a pod of the agent")
         }
-        E::Token(token) => {
-            unauthorized(Kind::Other, token.label(), "the token is missing, invalid, or meant for another audience")
+        E::Token(token) => unauthorized(token.as_str(), "the token is missing, invalid, or meant for another audience"),
+        E::NoAccess => unavailable("no-access", "the receiver has no access to the runtime", dependency),
+        E::Unreachable => unavailable("unreachable", "the runtime could not review the token", dependency),
+        E::Rate(wait) => too_many("certificates-rate", "this runtime requests too many certificates", Exact(wait)),
+        E::Address(wait) => too_many("address-rate", "too many enrolments come from this address", Exact(wait)),
+        E::Request(R::TooLarge | R::Parse) => {
+            bad_request("request-malformed", "the certificate request is not readable")
         }
-        E::NoAccess => problem(S::SERVICE_UNAVAILABLE, "no-access", "the receiver has no access to the runtime"),
-        E::Unreachable => problem(S::SERVICE_UNAVAILABLE, "unreachable", "the runtime could not review the token"),
-        E::Rate(_) => problem(S::TOO_MANY_REQUESTS, "certificates-rate", "this runtime requests too many certificates"),
-        E::Address(_) => problem(S::TOO_MANY_REQUESTS, "address-rate", "too many enrolments come from this address"),
-        E::Request => problem(S::BAD_REQUEST, "request-malformed", "the certificate request is not readable"),
-        E::RequestKey => problem(S::BAD_REQUEST, "request-key", "the certificate request's key must be on P-256"),
-        E::RequestSignature => {
-            problem(S::BAD_REQUEST, "request-signature", "the certificate request is not signed by its own key")
+        E::Request(R::Key) => bad_request("request-key", "the certificate request's key must be on P-256"),
+        E::Request(R::Signature) => {
+            bad_request("request-signature", "the certificate request is not signed by its own key")
         }
-        E::RequestAuthority => {
-            problem(S::BAD_REQUEST, "request-ca", "the certificate request must not be for a certificate authority")
+        E::Request(R::Authority) => {
+            bad_request("request-ca", "the certificate request must not be for a certificate authority")
         }
         E::RequestNames => {
-            problem(S::BAD_REQUEST, "request-names", "the certificate request must name its runtime and nothing else")
+            bad_request("request-names", "the certificate request must name its runtime and nothing else")
         }
-        E::Issuer => problem(S::SERVICE_UNAVAILABLE, "issuer", "no certificate could be issued"),
+        E::Issuer => unavailable("issuer", "no certificate could be issued", dependency),
     }
 }
 
@@ -369,10 +408,7 @@ pub(super) fn json(status: StatusCode, content_type: &'static str, value: &impl 
         *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
         return response;
     };
-    let mut response = Response::new(Full::from(body));
-    *response.status_mut() = status;
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
-    response
+    response(status, content_type, Full::from(body))
 }
 
 /// Rounds up, to one second at least.

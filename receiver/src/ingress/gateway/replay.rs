@@ -6,20 +6,13 @@ use tidewatch_shared::{
     signature::{Nonce, VerifiedSignature, WINDOW_SECONDS},
 };
 
+use super::refusal::Refusal;
+
 /// Counters per epoch that may arrive out of order.
 const COUNTERS: u64 = 1_024;
 const WORDS: usize = (COUNTERS / 64) as usize;
-/// Epochs of one runtime at most. An honest agent in a crash loop starts a handful within the signature window.
+/// Epochs of one runtime at most; to evict one would permit replays of its signatures. An honest agent in a crash loop starts a handful within the signature window.
 const MAX_EPOCHS: usize = 16;
-
-/// Refusal of a nonce.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NonceError {
-    /// The nonce was used, or is too old to be in the bitmap.
-    Used,
-    /// The epoch is new and the limit is reached; to evict another epoch would permit replays of its signatures.
-    TooManyEpochs,
-}
 
 /// Used nonces of one runtime.
 #[derive(Debug, Default)]
@@ -35,15 +28,16 @@ struct Window {
 }
 
 impl ReplayWindows {
-    /// Uses the nonce of a signature that was verified at `now` (Unix seconds).
-    pub(super) fn take(&mut self, verified: &VerifiedSignature, now: i64) -> Result<(), NonceError> {
+    /// Uses the nonce of a signature that was verified at `now` (Unix seconds). A nonce too old for the bitmap counts as
+    /// used.
+    pub(super) fn take(&mut self, verified: &VerifiedSignature, now: i64) -> Result<(), Refusal> {
         self.expire(now);
         let VerifiedSignature { created, nonce: Nonce { epoch, counter }, .. } = *verified;
         if let Some(window) = self.0.iter_mut().find(|window| window.epoch == epoch) {
-            return window.take(counter, created).then_some(()).ok_or(NonceError::Used);
+            return window.take(counter, created).then_some(()).ok_or(Refusal::Replay);
         }
         if self.0.len() >= MAX_EPOCHS {
-            return Err(NonceError::TooManyEpochs);
+            return Err(Refusal::Epochs);
         }
         let mut window = Window { epoch, newest: created, highest: counter, seen: [0; WORDS] };
         window.mark(counter);
@@ -137,8 +131,8 @@ mod tests {
         for epoch in 0..16 {
             assert_eq!(nonces.take(&verified(epoch, 1, 100), 100), Ok(()));
         }
-        assert_eq!(nonces.take(&verified(16, 1, 100), 100), Err(NonceError::TooManyEpochs));
-        assert_eq!(nonces.take(&verified(0, 1, 100), 160), Err(NonceError::Used));
+        assert_eq!(nonces.take(&verified(16, 1, 100), 100), Err(Refusal::Epochs));
+        assert_eq!(nonces.take(&verified(0, 1, 100), 160), Err(Refusal::Replay));
         assert_eq!(nonces.take(&verified(16, 1, 161), 161), Ok(()));
         nonces.expire(222);
         assert!(nonces.is_empty());

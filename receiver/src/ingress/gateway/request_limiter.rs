@@ -2,18 +2,14 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use tidewatch_shared::{identity::RuntimeId, signature::VerifiedSignature};
 use tokio::time::Instant;
 
-use super::{
-    Now,
-    refusal::Refusal,
-    replay::{NonceError, ReplayWindows},
-};
+use super::{Now, refusal::Refusal, replay::ReplayWindows};
 
 /// Minimum interval between searches of the whole table for inactive runtimes.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
@@ -62,7 +58,7 @@ impl Default for Limits {
 }
 
 /// Limits requests by runtime, over all connections of a port.
-pub struct RequestLimiter {
+pub(super) struct RequestLimiter {
     limits: Limits,
     table: Mutex<Table>,
 }
@@ -111,18 +107,18 @@ impl CircuitBreaker {
 }
 
 /// Permit of one request in flight, released on drop.
-pub(super) struct RequestPermit {
-    limiter: Arc<RequestLimiter>,
+pub(super) struct RequestPermit<'a> {
+    limiter: &'a RequestLimiter,
     runtime: RuntimeId,
 }
 
 impl RequestLimiter {
-    pub(super) fn new(limits: Limits) -> Arc<Self> {
-        Arc::new(Self { limits, table: Mutex::default() })
+    pub(super) fn new(limits: Limits) -> Self {
+        Self { limits, table: Mutex::default() }
     }
 
     /// Admits one request within the limits of its runtime.
-    pub(super) fn acquire(self: &Arc<Self>, runtime: &RuntimeId, now: Now) -> Result<RequestPermit, Refusal> {
+    pub(super) fn acquire(&self, runtime: &RuntimeId, now: Now) -> Result<RequestPermit<'_>, Refusal> {
         let mut table = self.lock();
         if !table.runtimes.contains_key(runtime) {
             table.make_room(now, self.limits.runtimes)?;
@@ -147,21 +143,18 @@ impl RequestLimiter {
         state.paid = state.paid.max(now.instant) + self.cost(1);
         state.in_flight += 1;
         drop(table);
-        Ok(RequestPermit { limiter: self.clone(), runtime: runtime.clone() })
+        Ok(RequestPermit { limiter: self, runtime: runtime.clone() })
     }
 
     /// Blocks a runtime that flooded a connection with frames.
     pub(super) fn block(&self, runtime: &RuntimeId, now: Instant) {
-        if let Some(state) = self.lock().runtimes.get_mut(runtime) {
-            state.breaker.block(now);
-        }
+        self.update(runtime, |state| state.breaker.block(now));
     }
 
     /// Counts a broken connection towards a block.
     pub(super) fn strike(&self, runtime: &RuntimeId, now: Instant) {
-        if let Some(state) = self.lock().runtimes.get_mut(runtime) {
-            state.breaker.strike(STRIKES_PER_BROKEN_CONNECTION, self.limits.strikes, now);
-        }
+        let max = self.limits.strikes;
+        self.update(runtime, |state| state.breaker.strike(STRIKES_PER_BROKEN_CONNECTION, max, now));
     }
 
     /// Returns the end of the runtime's block, if it is blocked.
@@ -174,10 +167,13 @@ impl RequestLimiter {
     pub(super) fn charge(&self, runtime: &RuntimeId, bytes: usize, now: Now) -> Duration {
         let requests = u32::try_from(bytes / self.limits.bytes_per_request.max(1)).unwrap_or(u32::MAX);
         let cost = self.cost(requests.min(self.limits.burst));
-        if let Some(state) = self.lock().runtimes.get_mut(runtime) {
-            state.paid = state.paid.max(now.instant) + cost;
-        }
+        self.update(runtime, |state| state.paid = state.paid.max(now.instant) + cost);
         cost
+    }
+
+    /// Updates the state of a runtime, if it is in the table.
+    fn update<T>(&self, runtime: &RuntimeId, change: impl FnOnce(&mut RuntimeState) -> T) -> Option<T> {
+        self.lock().runtimes.get_mut(runtime).map(change)
     }
 
     fn cost(&self, requests: u32) -> Duration {
@@ -190,28 +186,19 @@ impl RequestLimiter {
     }
 }
 
-impl RequestPermit {
-    /// Begins the charge for the request's body.
-    pub(super) const fn body_charge(&self) -> BodyCharge<'_> {
-        BodyCharge { permit: self, bytes: 0 }
-    }
-
+impl RequestPermit<'_> {
     /// Uses the nonce of a verified signature, which is possible once.
     pub(super) fn use_nonce(&self, verified: &VerifiedSignature, now: Now) -> Result<(), Refusal> {
-        let mut table = self.limiter.lock();
+        let used = self.limiter.update(&self.runtime, |state| state.nonces.take(verified, now.unix));
         // A runtime with a request in flight is never swept.
-        let state = table.runtimes.get_mut(&self.runtime).ok_or(Refusal::Internal)?;
-        state.nonces.take(verified, now.unix).map_err(|error| match error {
-            NonceError::Used => Refusal::Replay,
-            NonceError::TooManyEpochs => Refusal::Epochs,
-        })
+        used.ok_or(Refusal::Internal)?
     }
 }
 
 /// Charges the bytes read to the runtime's rate limit on drop, also if the body is incomplete or the client resets the
 /// stream.
 pub(super) struct BodyCharge<'a> {
-    permit: &'a RequestPermit,
+    pub(super) permit: &'a RequestPermit<'a>,
     pub(super) bytes: usize,
 }
 
@@ -221,11 +208,9 @@ impl Drop for BodyCharge<'_> {
     }
 }
 
-impl Drop for RequestPermit {
+impl Drop for RequestPermit<'_> {
     fn drop(&mut self) {
-        if let Some(state) = self.limiter.lock().runtimes.get_mut(&self.runtime) {
-            state.in_flight = state.in_flight.saturating_sub(1);
-        }
+        self.limiter.update(&self.runtime, |state| state.in_flight = state.in_flight.saturating_sub(1));
     }
 }
 

@@ -72,7 +72,7 @@ impl TestGateway {
             Some(proxies) => ServerIdentity::new(&server, &proxies).unwrap().behind_proxy(),
             None => ServerIdentity::new(&server, &ca.trust_bundle()).unwrap(),
         }
-        .config();
+        .config;
         let mut settings = Settings { authorities: vec!["kcp.test:0".parse().unwrap()], ..settings() };
         change(&mut settings, &ca);
         let (intake, metrics) = (RecordingIntake::default(), testing::metrics());
@@ -80,7 +80,7 @@ impl TestGateway {
         let served_tls = tls.clone();
         let port = metrics.port.clone();
         let handler = |settings: &Settings| V3Handler::new(settings, intake.clone(), metrics);
-        let listening = Gateway::bind(settings, served_tls, port.clone(), handler).await.unwrap();
+        let listening = Gateway::bind(settings, served_tls, handler).await.unwrap();
         let (address, shutdown) = (listening.address(), CancellationToken::new());
         let served = tokio::spawn(listening.run(shutdown.clone()));
         let authority = format!("kcp.test:{}", address.port());
@@ -424,7 +424,7 @@ async fn new_tls_configuration_applies_from_the_next_connection_on() {
     assert!(gateway.is_refused(gateway.client(&new.identity)).await);
     let server = gateway.ca.make_server(&["kcp.test".parse().unwrap()], unix_now(), SERVER_VALIDITY).unwrap();
     let server = server.identity().unwrap();
-    gateway.tls.store(ServerIdentity::new(&server, &next_ca.trust_bundle()).unwrap().config());
+    gateway.tls.store(ServerIdentity::new(&server, &next_ca.trust_bundle()).unwrap().config);
     let response = gateway.http2(&new).await.send_request(gateway.request(&new, 1, true)).await.unwrap();
     assert_eq!(response.status(), StatusCode::ACCEPTED);
     assert!(gateway.is_refused(gateway.client(&old.identity)).await);

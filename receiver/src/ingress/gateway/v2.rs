@@ -11,15 +11,13 @@
 //! 4. the manager must exist (404; while the receiver is starting 503)
 //! 5. the body, within its size limit (413), its deadline and the memory budget of all bodies; then JSON (400)
 //! 6. the [`V2Intake`]: a runtime that has used v3 is refused unless its Kyma allows v2 (403), and delivery to another
-//!    manager may fail (502). By
-//!    then the request no longer counts as in flight, so that a hung manager delays no other request.
+//!    manager may fail (502). By then the request no longer counts as in flight, so that a hung manager delays no other request.
 
 mod caller;
 mod flags;
 mod handler;
 mod intake;
 mod metrics;
-mod refusal;
 mod tls_files;
 
 use std::net::SocketAddr;
@@ -29,7 +27,7 @@ use tidewatch_shared::{identity::TrustDomain, v2::MAX_BODY_BYTES};
 pub use caller::{CallerVerifier, Proxy};
 pub use flags::Flags;
 pub use handler::V2Handler;
-pub use intake::{IntakeError, V2Adapter, V2AllowList, V2Intake};
+pub use intake::{V2Adapter, V2AllowList, V2Intake};
 pub use metrics::Metrics;
 pub use tls_files::{TlsFiles, TlsFilesError};
 

@@ -22,6 +22,7 @@ use tidewatch_shared::{
     identity::{Instance, TrustDomain},
     metrics::Registry,
     plan::Plan,
+    variant::VariantName as _,
 };
 use tokio::time::Instant;
 use x509_parser::{prelude::FromDer, public_key::PublicKey, x509::SubjectPublicKeyInfo};
@@ -33,7 +34,7 @@ use crate::{
         CertificateIssuer, EnrolmentService, Flags, IssuanceKind, Metrics, Revocations, RuntimeClients, keys,
     },
     kube::runtime_access::RuntimeAccessError,
-    pki::{Authority, CA_VALIDITY, Ca, RUNTIME_VALIDITY},
+    pki::{CA_VALIDITY, Ca, RUNTIME_VALIDITY, testing::fixed_authority},
     testing,
 };
 
@@ -280,7 +281,7 @@ impl TestBed {
         }
         fleet.set_synced();
         let ca = Ca::generate("test root", unix_now(), CA_VALIDITY).unwrap();
-        let authority = Authority::fixed(ca, domain(), RUNTIME_VALIDITY);
+        let authority = fixed_authority(ca, domain(), RUNTIME_VALIDITY);
         let revocations = Revocations::new(metrics.clone());
         let certificate_issuer = CertificateIssuer::new(authority, fleet.clone(), revocations.clone(), metrics.clone());
         let flags = Flags {

@@ -2,33 +2,33 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
-    pin::{Pin, pin},
-    time::Duration,
+    pin::Pin,
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, Method, Request, StatusCode, header, request::Parts};
+use http::{HeaderMap, Method, StatusCode, header, request::Parts};
 use http_body::Body;
-use hyper::body::Incoming;
 use rustls_pki_types::CertificateDer;
-use tidewatch_shared::enrolment::{CERTIFICATES_PATH, CONTENT_TYPE, CertificateRequest, TRUST_PATH};
-use tokio::time::timeout;
+use tidewatch_shared::{
+    enrolment::{CERTIFICATES_PATH, CONTENT_TYPE, CertificateRequest, TRUST_PATH},
+    variant::VariantName as _,
+};
 
 use crate::ingress::{
     bearer::bearer,
     enrolment::{EnrolmentError, EnrolmentService, TokenError},
     gateway::{
         Now, PortMetrics, Settings,
-        body::{BodyBudget, discard},
-        connection::{Owner, Service},
-        head::{check_length, check_plain, single_value},
-        load_shedder::LoadShedder,
+        head::{check_length, check_plain},
         refusal::{HttpResponse, Refusal, json},
+        service::{Port, Service},
     },
+    http::single_value,
 };
 
-/// Route of this port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Route of this port. The name is its metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 enum Route {
     /// `POST /v3/certificates`.
     Certificates,
@@ -44,93 +44,18 @@ impl Route {
             _ => None,
         }
     }
-
-    /// Returns the metric label.
-    const fn label(route: Option<Self>) -> &'static str {
-        match route {
-            Some(Self::Certificates) => "certificates",
-            Some(Self::Trust) => "trust",
-            None => "other",
-        }
-    }
 }
 
 /// State that all connections of this port share.
 pub struct EnrolmentHandler {
+    port: Port,
     enrolments: EnrolmentService,
-    max_body: usize,
-    body_deadline: Duration,
-    budget: BodyBudget,
-    shedder: LoadShedder,
-    metrics: PortMetrics,
 }
 
 impl EnrolmentHandler {
     /// Handles requests within the limits of `settings`.
     pub fn new(settings: &Settings, enrolments: EnrolmentService, metrics: PortMetrics) -> Self {
-        Self {
-            enrolments,
-            max_body: settings.max_body,
-            body_deadline: settings.body_deadline,
-            budget: BodyBudget::new(settings.body_budget),
-            shedder: LoadShedder::new(settings.lag_limit),
-            metrics,
-        }
-    }
-
-    /// Handles one request. The flag is true if the connection must close after the response: any refusal closes it, to
-    /// free its slot.
-    pub(super) async fn handle<B>(&self, request: Request<B>, source: Option<IpAddr>) -> (HttpResponse, bool)
-    where
-        B: Body<Data = Bytes> + Send,
-    {
-        let begun = Now::read();
-        let (parts, body) = request.into_parts();
-        let route = Route::label(Route::of(parts.uri.path()));
-        self.metrics.request_begun(route);
-        let announced = body.size_hint().lower();
-        let mut body = pin!(body);
-        let result = self.process(&parts, body.as_mut(), source).await;
-        let ended = Now::read();
-        let refused = result.as_ref().err().map(|refusal| refusal.label());
-        self.metrics.request_ended(route, ended.instant.saturating_duration_since(begun.instant), refused);
-        match result {
-            Ok(response) => (response, false),
-            Err(refusal) => {
-                // Its result is irrelevant, as the connection closes.
-                discard(&parts, body, announced, refusal == Refusal::BodyTimeout).await;
-                let reason = refusal.label();
-                tracing::debug!(route, reason, address = source.map(tracing::field::display), "Enrolment refused");
-                (refusal.response_with_wait(ended.unix, self.shedder.retry_after(refusal, ended.instant)), true)
-            }
-        }
-    }
-
-    async fn process<B>(
-        &self,
-        parts: &Parts,
-        body: Pin<&mut B>,
-        source: Option<IpAddr>,
-    ) -> Result<HttpResponse, Refusal>
-    where
-        B: Body<Data = Bytes> + Send,
-    {
-        match self.check_head(parts)? {
-            Route::Trust => Ok(json(StatusCode::OK, CONTENT_TYPE, &self.enrolments.certificate_issuer().trust())),
-            Route::Certificates => {
-                let token = self.admit(&parts.headers, source)?;
-                // The client is not authenticated yet, so no runtime can be charged: the budget and the limit of
-                // connections apply.
-                let mut received = 0;
-                let reading = self.budget.read(body, self.max_body, &mut received);
-                let body = timeout(self.body_deadline, reading).await.map_err(|_| Refusal::BodyTimeout)??;
-                self.metrics.body_bytes.inc_by(body.len() as u64);
-                let request = CertificateRequest::parse(&body).map_err(|_| Refusal::Malformed)?;
-                drop(body);
-                let response = self.enrolments.enrol(token, &request, source).await?;
-                Ok(json(StatusCode::OK, CONTENT_TYPE, &response))
-            }
-        }
+        Self { port: Port::new(settings, metrics), enrolments }
     }
 
     /// Checks a head as far as the routes have it in common.
@@ -142,7 +67,7 @@ impl EnrolmentHandler {
             Route::Certificates | Route::Trust => {}
         }
         check_plain(parts)?;
-        check_length(&parts.headers, self.max_body)?;
+        check_length(&parts.headers, self.port.max_body)?;
         Ok(route)
     }
 
@@ -159,18 +84,52 @@ impl EnrolmentHandler {
 impl Service for EnrolmentHandler {
     /// Address of the client.
     type Peer = Option<IpAddr>;
+    type Client = Option<IpAddr>;
 
     const NEEDS_CERTIFICATE: bool = false;
+
+    fn port(&self) -> &Port {
+        &self.port
+    }
 
     fn identify(&self, _: &[CertificateDer<'_>], source: Option<SocketAddr>) -> Option<IpAddr> {
         source.map(|source| source.ip())
     }
 
-    async fn handle(&self, request: Request<Incoming>, peer: &Option<IpAddr>) -> (HttpResponse, bool) {
-        Self::handle(self, request, *peer).await
+    fn route(path: &str) -> &'static str {
+        Route::of(path).map_or("other", |route| route.as_str())
     }
 
-    fn owner<'a>(&self, _: &'a Option<IpAddr>) -> Owner<'a> {
-        Owner::Unidentified
+    /// Authenticates nothing: a token is reviewed with the body.
+    fn authenticate(&self, _: &Parts, source: &Option<IpAddr>, _: Now) -> Result<Option<IpAddr>, Refusal> {
+        Ok(*source)
+    }
+
+    async fn process<B: Body<Data = Bytes> + Send>(
+        &self,
+        parts: &Parts,
+        body: Pin<&mut B>,
+        source: &Option<IpAddr>,
+        _: Now,
+    ) -> Result<HttpResponse, Refusal> {
+        match self.check_head(parts)? {
+            Route::Trust => Ok(json(StatusCode::OK, CONTENT_TYPE, &self.enrolments.certificate_issuer().trust())),
+            Route::Certificates => {
+                let token = self.admit(&parts.headers, *source)?;
+                // The client is not authenticated yet, so no runtime can be charged: the budget and the limit of
+                // connections apply.
+                let body = self.port.read_body(body, self.port.max_body, &mut 0).await?;
+                self.port.metrics.body_bytes.inc_by(body.bytes.len() as u64);
+                let request = CertificateRequest::parse(&body.bytes).map_err(|_| Refusal::Malformed)?;
+                drop(body);
+                let response = self.enrolments.enrol(token, &request, *source).await?;
+                Ok(json(StatusCode::OK, CONTENT_TYPE, &response))
+            }
+        }
+    }
+
+    fn record(&self, path: &str, source: Option<&Option<IpAddr>>, refusal: Refusal) {
+        let address = source.copied().flatten().map(tracing::field::display);
+        tracing::debug!(route = Self::route(path), reason = refusal.label(), address, "Enrolment refused");
     }
 }

@@ -27,7 +27,7 @@ use crate::{
         enrolment::tests::testing::{
             Behavior, Issuer, TestBed, claims, domain, honest_request, key, place, request_for, unix_now,
         },
-        gateway::{Gateway, PortMetrics},
+        gateway::{Gateway, PortMetrics, service::Service},
     },
     pki::{CA_VALIDITY, Ca, SERVER_VALIDITY, ServerIdentity},
 };
@@ -55,7 +55,7 @@ impl Port {
 
     async fn send(&self, request: Request<Full<Bytes>>) -> (u16, Value, bool) {
         let from: IpAddr = "192.0.2.1".parse().unwrap();
-        let (response, is_last) = self.handler.handle(request, Some(from)).await;
+        let (response, is_last) = self.handler.handle(request, &Some(from)).await;
         let status = response.status().as_u16();
         let body = response.into_body().collect().await.unwrap().to_bytes();
         (status, serde_json::from_slice(&body).unwrap(), is_last)
@@ -241,7 +241,7 @@ async fn invalid_heads_are_refused() {
     ] {
         port.is_refused(request, status, reason).await;
     }
-    let (response, _) = port.handler.handle(by(Method::POST, at(TRUST_PATH)), None).await;
+    let (response, _) = port.handler.handle(by(Method::POST, at(TRUST_PATH)), &None).await;
     assert_eq!(response.headers()[header::ALLOW], "GET");
     assert_eq!(port.enrolment.first.call_counts(), (0, 0));
 }
@@ -255,11 +255,10 @@ async fn served(enrolment: &TestBed, change: impl FnOnce(&mut Settings)) -> (Soc
     let metrics = PortMetrics::register(&mut Registry::default());
     let mut settings = settings("127.0.0.1:0".parse().unwrap(), domain());
     change(&mut settings);
-    let gateway = Gateway::bind(settings, tls, metrics.clone(), |settings| {
-        EnrolmentHandler::new(settings, enrolment.enrolments.clone(), metrics)
-    })
-    .await
-    .unwrap();
+    let gateway =
+        Gateway::bind(settings, tls, |settings| EnrolmentHandler::new(settings, enrolment.enrolments.clone(), metrics))
+            .await
+            .unwrap();
     let (address, shutdown) = (gateway.address(), CancellationToken::new());
     tokio::spawn(gateway.run(shutdown.clone()));
     (address, ca, shutdown)

@@ -3,9 +3,9 @@
 mod refusals;
 mod renewals;
 
-use std::{convert::Infallible, sync::LazyLock};
+use std::{convert::Infallible, pin::pin, sync::LazyLock, time::Duration};
 
-use http::{HeaderName, Method, header};
+use http::{HeaderName, Method, Request, header};
 use http_body_util::BodyExt;
 use proptest::prelude::*;
 use serde_json::{Value, json};

@@ -214,9 +214,10 @@ async fn only_the_proxy_may_connect() {
 async fn forwarded_certificates_are_verified_by_the_roots_of_the_rotation_phase() {
     let proxies = ca(unix_now());
     let mut rotating = Rotating::behind(&PROXY.parse().unwrap()).await;
-    let gateway =
-        TestGateway::with(Some(proxies.trust_bundle()), |settings, _| settings.proxy = rotating.tls_state.proxy())
-            .await;
+    let gateway = TestGateway::with(Some(proxies.trust_bundle()), |settings, _| {
+        settings.proxy = rotating.tls_state.proxy.clone()
+    })
+    .await;
     let proxy = Agent::new(&proxies, "proxy", unix_now());
     let behind = BehindProxy { gateway, proxies, proxy };
     let mut sender = behind.gateway.http2(&behind.proxy).await;

@@ -12,8 +12,10 @@ use tidewatch_shared::{
     v2::{Caller, ReadCallerError, parse_forwarded},
 };
 
-use super::refusal::Refusal;
-use crate::pki::{ProxyIdentity, TrustBundle};
+use crate::{
+    ingress::gateway::refusal::Refusal,
+    pki::{ProxyIdentity, TrustBundle},
+};
 
 /// A proxy that terminates TLS in front of this port.
 pub struct Proxy {
@@ -34,9 +36,7 @@ struct Trust {
 }
 
 /// Client of a connection.
-pub struct Peer(pub(super) PeerKind);
-
-pub(super) enum PeerKind {
+pub enum Peer {
     /// A runtime.
     Runtime(Caller),
     /// The trusted proxy, which forwards a certificate with each request.
@@ -76,37 +76,35 @@ impl CallerVerifier {
 
     /// Identifies the client by the leaf of a connection, after the handshake has verified the chain.
     pub(super) fn identify(&self, leaf: Option<&CertificateDer<'_>>) -> Peer {
-        Peer(match (leaf, &self.0.load().proxy) {
-            (Some(leaf), Some((identity, _))) if identity.is_named_by(leaf) => PeerKind::Proxy,
-            (Some(leaf), None) => {
-                Caller::read(leaf).map_or_else(|error| PeerKind::Rejected(error.into()), PeerKind::Runtime)
-            }
-            _ => PeerKind::Rejected(Refusal::Certificate),
-        })
+        match (leaf, &self.0.load().proxy) {
+            (Some(leaf), Some((identity, _))) if identity.is_named_by(leaf) => Peer::Proxy,
+            (Some(leaf), None) => Caller::read(leaf).map_or_else(|error| Peer::Rejected(error.into()), Peer::Runtime),
+            _ => Peer::Rejected(Refusal::NoCertificate),
+        }
     }
 
     /// Returns the caller of a request at a time in Unix seconds. The header field is trusted on the proxy's connection
     /// alone.
     pub(super) fn caller(&self, peer: &Peer, headers: &HeaderMap, now: i64) -> Result<Caller, Refusal> {
-        let caller = match &peer.0 {
-            PeerKind::Rejected(refusal) => return Err(*refusal),
-            PeerKind::Runtime(caller) => caller.clone(),
-            PeerKind::Proxy => self.forwarded(headers, now)?,
+        let caller = match peer {
+            Peer::Rejected(refusal) => return Err(*refusal),
+            Peer::Runtime(caller) => caller.clone(),
+            Peer::Proxy => self.forwarded(headers, now)?,
         };
         let valid = caller.not_before <= now && now <= caller.not_after;
-        valid.then_some(caller).ok_or(Refusal::Certificate)
+        valid.then_some(caller).ok_or(Refusal::NoCertificate)
     }
 
     fn forwarded(&self, headers: &HeaderMap, now: i64) -> Result<Caller, Refusal> {
         let mut values = headers.get_all(FORWARDED_CLIENT_CERT).iter();
         // The client itself may have sent a second value.
-        let (Some(value), None) = (values.next(), values.next()) else { return Err(Refusal::Certificate) };
-        let leaf = parse_forwarded(value.as_bytes()).map_err(|_| Refusal::Certificate)?;
+        let (Some(value), None) = (values.next(), values.next()) else { return Err(Refusal::NoCertificate) };
+        let leaf = parse_forwarded(value.as_bytes()).map_err(|_| Refusal::NoCertificate)?;
         let trust = self.0.load();
-        let (_, verifier) = trust.proxy.as_ref().ok_or(Refusal::Certificate)?;
+        let (_, verifier) = trust.proxy.as_ref().ok_or(Refusal::NoCertificate)?;
         let since = Duration::from_secs(u64::try_from(now).unwrap_or_default());
         let verified = verifier.verify_client_cert(&leaf, &[], UnixTime::since_unix_epoch(since));
-        verified.map_err(|_| Refusal::Certificate)?;
+        verified.map_err(|_| Refusal::NoCertificate)?;
         Ok(Caller::read(&leaf)?)
     }
 }
@@ -114,8 +112,8 @@ impl CallerVerifier {
 impl From<ReadCallerError> for Refusal {
     fn from(error: ReadCallerError) -> Self {
         match error {
-            ReadCallerError::Empty | ReadCallerError::NotId => Self::Name,
-            ReadCallerError::Unreadable | ReadCallerError::Several => Self::Certificate,
+            ReadCallerError::Empty | ReadCallerError::NotId => Self::CommonName,
+            ReadCallerError::Unreadable | ReadCallerError::Several => Self::NoCertificate,
         }
     }
 }

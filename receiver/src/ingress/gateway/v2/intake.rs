@@ -19,23 +19,13 @@ use crate::{
         forward::{self, DeliveryOutcome, Target},
         table::{PlacementError, RuntimeTable},
     },
+    ingress::gateway::refusal::Refusal,
 };
 
 /// Concurrent forwards to one manager at most; each waits for the manager's response.
 const MAX_FORWARDS: usize = 8;
 /// Share of one runtime, so that a single runtime cannot take all slots of a slow manager.
 const MAX_FORWARDS_PER_RUNTIME: usize = 4;
-
-/// Refusal of an event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum IntakeError {
-    /// The caches of KCP have not synced.
-    NotSynced,
-    /// The runtime has used v3, as this process or the Kyma's condition recorded, and its Kyma does not allow v2.
-    Superseded,
-    /// The delivery to another manager failed.
-    Unreachable,
-}
 
 /// Consumer of events of v2.
 pub trait V2Intake: Send + Sync + 'static {
@@ -48,12 +38,7 @@ pub trait V2Intake: Send + Sync + 'static {
     }
 
     /// Processes an event for a known manager.
-    fn take(
-        &self,
-        manager: &str,
-        caller: &Caller,
-        event: Event,
-    ) -> impl Future<Output = Result<(), IntakeError>> + Send;
+    fn take(&self, manager: &str, caller: &Caller, event: Event) -> impl Future<Output = Result<(), Refusal>> + Send;
 
     /// True if definitely no Kyma has that runtime id; then its connections close.
     fn is_unknown(&self, _: &RuntimeId) -> bool {
@@ -108,12 +93,12 @@ impl V2Adapter {
 
     /// Forwards an event to another manager and waits for its response: v2 cannot report a failure later, and the
     /// incumbent's agent retries this one.
-    async fn forward(&self, manager: &str, caller: &Caller, event: &Event) -> Result<(), IntakeError> {
-        let target = self.fleet.target_of(manager).ok_or(IntakeError::Unreachable)?;
-        let _slot = self.forwards.acquire(&target, &caller.runtime).ok_or(IntakeError::Unreachable)?;
+    async fn forward(&self, manager: &str, caller: &Caller, event: &Event) -> Result<(), Refusal> {
+        let target = self.fleet.target_of(manager).ok_or(Refusal::ManagerUnreachable)?;
+        let _slot = self.forwards.acquire(&target, &caller.runtime).ok_or(Refusal::ManagerUnreachable)?;
         match self.forward.send(&target, &caller.leaf, event).await {
             DeliveryOutcome::Delivered => Ok(()),
-            DeliveryOutcome::Refused(_) | DeliveryOutcome::Failed(_) => Err(IntakeError::Unreachable),
+            DeliveryOutcome::Refused(_) | DeliveryOutcome::Failed(_) => Err(Refusal::ManagerUnreachable),
         }
     }
 }
@@ -169,17 +154,17 @@ impl V2Intake for V2Adapter {
         self.fleet.kyma_of(runtime) == Err(PlacementError::NotSynced)
     }
 
-    async fn take(&self, manager: &str, caller: &Caller, event: Event) -> Result<(), IntakeError> {
+    async fn take(&self, manager: &str, caller: &Caller, event: Event) -> Result<(), Refusal> {
         let runtime = &caller.runtime;
         if self.fleet.has_used_v3(runtime) && !self.allowed.contains(runtime) {
-            return Err(IntakeError::Superseded);
+            return Err(Refusal::Superseded);
         }
         if manager != OWN_MANAGER {
             return self.forward(manager, caller, &event).await;
         }
         match self.fleet.legacy_event(runtime) {
             Ok(()) => Ok(()),
-            Err(PlacementError::NotSynced) => Err(IntakeError::NotSynced),
+            Err(PlacementError::NotSynced) => Err(PlacementError::NotSynced.into()),
             // The incumbent responds with 200 here. Nothing is lost: a Kyma that is created or becomes unambiguous is
             // reconciled for that.
             Err(error @ (PlacementError::Unknown | PlacementError::Ambiguous)) => {

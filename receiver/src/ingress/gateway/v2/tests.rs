@@ -35,7 +35,12 @@ use super::*;
 use crate::{
     ingress::{
         enrolment::Revocations,
-        gateway::{Gateway, Now, connection::Service, refusal::HttpResponse, tests::testing},
+        gateway::{
+            Gateway, Now,
+            refusal::{HttpResponse, Refusal},
+            service::Service,
+            tests::testing,
+        },
     },
     pki::{self, PemIdentity, ProxyIdentity, SERVER_VALIDITY, ServerIdentity, TrustBundle},
     testing::Folder,
@@ -131,9 +136,9 @@ impl V2Intake for RecordingIntake {
         runtime.as_str() == "r-2"
     }
 
-    async fn take(&self, manager: &str, caller: &Caller, event: Event) -> Result<(), IntakeError> {
+    async fn take(&self, manager: &str, caller: &Caller, event: Event) -> Result<(), Refusal> {
         if caller.runtime.as_str() == "r-3" {
-            return Err(IntakeError::Superseded);
+            return Err(Refusal::Superseded);
         }
         if manager == HUNG_MANAGER {
             return std::future::pending().await;
@@ -257,13 +262,11 @@ async fn only_the_connection_of_a_revoked_leaf_is_closed() {
     let server = ServerIdentity::new(&server, &clients.bundle()).unwrap();
     let settings =
         Settings { revocations: revocations.clone(), ..settings("127.0.0.1:0".parse().unwrap(), testing::domain()) };
-    let (tls, callers) =
-        (Arc::new(ArcSwap::new(server.config())), CallerVerifier::new(clients.bundle(), None).unwrap());
+    let (tls, callers) = (Arc::new(ArcSwap::new(server.config)), CallerVerifier::new(clients.bundle(), None).unwrap());
     let metrics = Metrics::register(&mut Registry::default());
     let port = testing::metrics().port;
-    let handler =
-        |settings: &Settings| V2Handler::new(settings, callers, RecordingIntake::default(), metrics, port.clone());
-    let gateway = Gateway::bind(settings, tls, port.clone(), handler).await.unwrap();
+    let handler = |settings: &Settings| V2Handler::new(settings, callers, RecordingIntake::default(), metrics, port);
+    let gateway = Gateway::bind(settings, tls, handler).await.unwrap();
     let (address, shutdown) = (gateway.address(), CancellationToken::new());
     let served = tokio::spawn(gateway.run(shutdown.clone()));
     let connect = async |identity: &Identity| {
@@ -338,7 +341,7 @@ impl Certificates for Folder {
 async fn admitted(files: &TlsFiles, identity: &Identity, servers: &TrustBundle) -> Option<String> {
     let (client, server) = tokio::io::duplex(1 << 16);
     let config = Arc::new(tls::client(identity, servers.store().unwrap()).unwrap());
-    let accept = TlsAcceptor::from(files.tls().load_full()).accept(server);
+    let accept = TlsAcceptor::from(files.tls.load_full()).accept(server);
     let connect = TlsConnector::from(config).connect(ServerName::try_from("kcp.test").unwrap(), client);
     let (accepted, connected) = tokio::join!(accept, connect);
     accepted.ok()?;
@@ -400,7 +403,7 @@ fn forwarded_certificate_is_verified_by_the_current_roots() {
     folder.put_clients(&old);
     folder.put("proxies", &proxies.bundle().to_pem());
     let mut files = folder.open(Some("spiffe://proxy".parse().unwrap()), &pki::Metrics::default());
-    let callers = files.callers();
+    let callers = files.callers.clone();
     let peer = callers.identify(Some(&proxies.leaf("proxy", Some("spiffe://proxy"), 2090)));
     let leaves = [old.leaf("r-1", None, 2090), new.leaf("r-1", None, 2090)];
     let is_accepted = || {

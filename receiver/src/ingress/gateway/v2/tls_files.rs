@@ -5,7 +5,7 @@ use std::{fs, path::PathBuf, sync::Arc};
 use arc_swap::ArcSwap;
 use rustls::ServerConfig;
 use thiserror::Error;
-use tidewatch_shared::tls::TlsConfigError;
+use tidewatch_shared::tls::{Identity, TlsConfigError};
 use tokio::time::{self, MissedTickBehavior};
 
 use super::{CallerVerifier, Flags, Proxy};
@@ -36,28 +36,25 @@ pub enum TlsFilesError {
     Expired,
 }
 
-#[derive(Clone, Debug)]
-struct Paths {
-    clients: PathBuf,
-    chain: PathBuf,
-    key: PathBuf,
-    proxy: Option<(PathBuf, ProxyIdentity)>,
-}
-
+/// Paths or contents of the files.
 #[derive(Clone, PartialEq, Eq)]
-struct Contents {
-    clients: Vec<u8>,
-    chain: Vec<u8>,
-    key: Vec<u8>,
-    proxy: Option<Vec<u8>>,
+struct Files<T> {
+    clients: T,
+    chain: T,
+    key: T,
+    proxy: Option<T>,
 }
 
 /// Keeps TLS configuration and caller verification up to date with the files.
 pub struct TlsFiles {
-    paths: Paths,
-    files: LastGood<Contents>,
-    tls: Arc<ArcSwap<ServerConfig>>,
-    callers: CallerVerifier,
+    paths: Files<PathBuf>,
+    /// Identity of the proxy, if one terminates TLS in front of this port.
+    proxy: Option<ProxyIdentity>,
+    files: LastGood<Files<Vec<u8>>>,
+    /// Current TLS configuration.
+    pub(crate) tls: Arc<ArcSwap<ServerConfig>>,
+    /// Current verifier of callers.
+    pub(crate) callers: CallerVerifier,
     metrics: pki::Metrics,
 }
 
@@ -72,29 +69,18 @@ impl TlsFiles {
         key: Option<&PathBuf>,
         metrics: pki::Metrics,
     ) -> Result<Self, TlsFilesError> {
-        let paths = Paths {
+        let paths = Files {
             clients: flags.v2_client_ca.clone().ok_or(TlsFilesError::NoClientCa)?,
             chain: flags.v2_tls_cert.as_ref().or(certificate).ok_or(TlsFilesError::NoServer)?.clone(),
             key: flags.v2_tls_key.as_ref().or(key).ok_or(TlsFilesError::NoServer)?.clone(),
-            proxy: flags.v2_proxy_ca.clone().zip(flags.v2_proxy_identity.clone()),
+            proxy: flags.v2_proxy_ca.clone(),
         };
+        let proxy = flags.v2_proxy_identity.clone();
         let contents = paths.read()?;
-        let (identity, callers) = paths.build(&contents)?;
-        let tls = Arc::new(ArcSwap::new(identity.config()));
+        let (identity, callers) = contents.build(proxy.as_ref())?;
+        let tls = Arc::new(ArcSwap::new(identity.config));
         let files = LastGood::new("Certificate files of contract v2", contents);
-        Ok(Self { paths, files, tls, callers, metrics })
-    }
-
-    /// Returns the current TLS configuration.
-    #[must_use]
-    pub fn tls(&self) -> Arc<ArcSwap<ServerConfig>> {
-        self.tls.clone()
-    }
-
-    /// Returns the current verifier of callers.
-    #[must_use]
-    pub fn callers(&self) -> CallerVerifier {
-        self.callers.clone()
+        Ok(Self { paths, proxy, files, tls, callers, metrics })
     }
 
     /// Polls the files forever.
@@ -114,38 +100,40 @@ impl TlsFiles {
         self.files.record(contents, result.map_err(anyhow::Error::new), &self.metrics);
     }
 
-    fn apply(&self, contents: &Contents, now: i64) -> Result<(), TlsFilesError> {
-        let (identity, callers) = self.paths.build(contents)?;
+    fn apply(&self, contents: &Files<Vec<u8>>, now: i64) -> Result<(), TlsFilesError> {
+        let (identity, callers) = contents.build(self.proxy.as_ref())?;
         if identity.not_after().is_some_and(|end| end <= now) {
             return Err(TlsFilesError::Expired);
         }
         self.callers.replace(&callers);
-        self.tls.store(identity.config());
-        tracing::info!(certificate = identity.fingerprint(), "Certificates of contract v2 are in use");
+        self.tls.store(identity.config);
+        tracing::info!(certificate = identity.fingerprint, "Certificates of contract v2 are in use");
         Ok(())
     }
 }
 
-impl Paths {
-    fn read(&self) -> Result<Contents, TlsFilesError> {
-        Ok(Contents {
+impl Files<PathBuf> {
+    fn read(&self) -> Result<Files<Vec<u8>>, TlsFilesError> {
+        Ok(Files {
             clients: read(&self.clients)?,
             chain: read(&self.chain)?,
             key: read(&self.key)?,
-            proxy: self.proxy.as_ref().map(|(path, _)| read(path)).transpose()?,
+            proxy: self.proxy.as_ref().map(read).transpose()?,
         })
     }
+}
 
-    fn build(&self, contents: &Contents) -> Result<(ServerIdentity, CallerVerifier), TlsFilesError> {
-        let proxy = match (&contents.proxy, &self.proxy) {
-            (Some(roots), Some((_, identity))) => {
+impl Files<Vec<u8>> {
+    fn build(&self, proxy: Option<&ProxyIdentity>) -> Result<(ServerIdentity, CallerVerifier), TlsFilesError> {
+        let trusted = match (&self.proxy, proxy) {
+            (Some(roots), Some(identity)) => {
                 Some(Proxy { roots: TrustBundle::from_pem(roots)?, identity: identity.clone() })
             }
             _ => None,
         };
-        let callers = CallerVerifier::new(TrustBundle::from_pem(&contents.clients)?, proxy)?;
-        let identity = ServerIdentity::from_pem(&contents.chain, &contents.key, &callers.bundle())?;
-        Ok((if self.proxy.is_some() { identity.behind_proxy() } else { identity }, callers))
+        let callers = CallerVerifier::new(TrustBundle::from_pem(&self.clients)?, trusted)?;
+        let identity = ServerIdentity::new(&Identity::from_pem(&self.chain, &self.key)?, &callers.bundle())?;
+        Ok((if proxy.is_some() { identity.behind_proxy() } else { identity }, callers))
     }
 }
 

@@ -366,7 +366,7 @@ async fn lagging_receiver_sheds_some_requests_and_serves_others() {
     let handler = V3Handler::new(&settings, intake.clone(), metrics.clone());
     let peer = Peer::read(&agent.identity.chain[0], &domain());
     for _ in 0..2 {
-        handler.observe_lag(Duration::from_millis(8));
+        handler.port.shedder.observe(Duration::from_millis(8));
     }
     for counter in 1..=200 {
         let (response, _) = handler.handle(changed(&agent, counter, |_| {}), &peer).await;

@@ -73,9 +73,9 @@ async fn hung_manager_blocks_only_its_own_slots_and_no_runtime_takes_them_all() 
         std::task::Poll::Ready(())
     })
     .await;
-    assert_eq!(take(2, "hung").now_or_never(), Some(Err(IntakeError::Unreachable)), "it does not wait for a slot");
+    assert_eq!(take(2, "hung").now_or_never(), Some(Err(Refusal::ManagerUnreachable)), "it does not wait for a slot");
     assert_eq!(join_all([take(0, "well"), take(2, "well")]).await, [Ok(()), Ok(())]);
-    assert_eq!(take(0, OWN_MANAGER).await, Err(IntakeError::NotSynced));
+    assert_eq!(take(0, OWN_MANAGER).await, Err(PlacementError::NotSynced.into()));
 
     // Ends every second forward, all of one runtime.
     let mut n = 0;
@@ -83,7 +83,11 @@ async fn hung_manager_blocks_only_its_own_slots_and_no_runtime_takes_them_all() 
         n += 1;
         n % 2 == 0
     });
-    assert_eq!(take(1, "hung").now_or_never(), Some(Err(IntakeError::Unreachable)), "the runtime has used its share");
+    assert_eq!(
+        take(1, "hung").now_or_never(),
+        Some(Err(Refusal::ManagerUnreachable)),
+        "the runtime has used its share"
+    );
     let free = adapter.forwards.acquire(&adapter.fleet.target_of("hung").unwrap(), &callers[2].runtime);
     assert!(free.is_some());
     drop((free, waiting));

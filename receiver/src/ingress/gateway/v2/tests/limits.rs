@@ -5,7 +5,7 @@ use http_body_util::{BodyExt as _, Full, StreamBody};
 use hyper::body::Frame;
 
 use super::*;
-use crate::ingress::gateway::{Limits, refusal::Refusal as Shared};
+use crate::ingress::gateway::Limits;
 
 fn event(manager: &str) -> Request<Full<bytes::Bytes>> {
     Request::post(format!("/v2/{manager}/event")).body(Full::new("{}".into())).unwrap()
@@ -81,20 +81,18 @@ async fn hung_manager_delays_no_other_request() {
 async fn temporary_refusal_is_a_503_and_permanent_ones_stay_4xx() {
     let wait = Duration::from_secs(7);
     for (refusal, seconds) in [
-        (Shared::Rate(wait), 7),
-        (Shared::Flood(wait), 7),
-        (Shared::Concurrency, 2),
-        (Shared::Overloaded, 2),
-        (Shared::Busy, 2),
-        (Shared::BodyTimeout, 2),
-        (Shared::Placement(crate::fleet::table::PlacementError::NotSynced), 2),
+        (Refusal::Rate(wait), 7),
+        (Refusal::Flood(wait), 7),
+        (Refusal::Concurrency, 2),
+        (Refusal::Overloaded, 2),
+        (Refusal::Busy, 2),
+        (Refusal::BodyTimeout, 2),
+        (Refusal::Placement(crate::fleet::table::PlacementError::NotSynced), 2),
     ] {
-        let ours = refusal::Refusal::from(refusal);
-        assert_eq!(ours.label(), refusal.label());
-        assert_eq!(assert_unavailable(ours.response(0), ours.label()).await, seconds);
+        assert_eq!(assert_unavailable(refusal.response_as_unavailable(0), refusal.label()).await, seconds);
     }
-    for refusal in [Shared::Revoked, Shared::Route, Shared::Method, Shared::TooLarge(1), Shared::Malformed] {
-        let [ours, theirs] = [refusal::Refusal::from(refusal).response(0), refusal.response(0)];
+    for refusal in [Refusal::Revoked, Refusal::Route, Refusal::Method, Refusal::TooLarge(1), Refusal::Malformed] {
+        let [ours, theirs] = [refusal.response_as_unavailable(0), refusal.response(0)];
         assert!(ours.status().is_client_error() && ours.status() == theirs.status(), "{}", refusal.label());
     }
 }
