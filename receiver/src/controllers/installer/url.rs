@@ -48,10 +48,10 @@ impl FromStr for PublicUrl {
             && uri.query().is_none()
             && !authority.as_str().contains('@')
             && !authority.host().is_empty();
-        let port = match authority.port() {
-            None if !authority.as_str().ends_with(':') => 443,
-            None => return Err(ParsePublicUrlError),
-            Some(port) => port.as_str().parse().map_err(|_| ParsePublicUrlError)?,
+        // `Authority::port` is also absent for a port that is too large.
+        let port = match authority.as_str().strip_prefix(authority.host()).unwrap_or_default() {
+            "" => 443,
+            port => port.trim_start_matches(':').parse().map_err(|_| ParsePublicUrlError)?,
         };
         (plain && port != 0).then(|| Self { host: authority.host().to_owned(), port }).ok_or(ParsePublicUrlError)
     }
@@ -71,9 +71,18 @@ mod tests {
             let url: PublicUrl = text.parse().unwrap();
             assert_eq!((url.to_string().as_str(), url.host()), (shown, host));
         }
-        for bad in
-            ["http://a", "https://", "https://a/b", "https://a?b", "https://u@a", "a:1", "https://a:0", "https://a:"]
-        {
+        for bad in [
+            "http://a",
+            "https://",
+            "https://a/b",
+            "https://a?b",
+            "https://u@a",
+            "a:1",
+            "https://a:0",
+            "https://a:",
+            "https://a:84430",
+            "https://[::1]:84430",
+        ] {
             assert_eq!(bad.parse::<PublicUrl>(), Err(ParsePublicUrlError), "{bad}");
         }
     }
