@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use futures::{StreamExt as _, stream};
 use kube::{
     Api, Client, ResourceExt,
-    api::{DeleteParams, DynamicObject, ObjectMeta, Patch, PatchParams, PostParams, Preconditions},
+    api::{DynamicObject, ObjectMeta, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
 use tidewatch_shared::{
@@ -47,7 +47,7 @@ pub(super) struct InstallRun<'a> {
     installed: &'a mut InstallationState,
     report: Report,
     /// Roles that keep more rights than desired until the plan is written.
-    widened_roles: BTreeMap<Component, DynamicObject>,
+    widened_roles: Vec<(&'a DesiredObject, DynamicObject)>,
 }
 
 impl<'a> InstallRun<'a> {
@@ -64,7 +64,7 @@ impl<'a> InstallRun<'a> {
             (ImageDecision::KeepOr(_), Some(image)) => (image.clone(), false),
             (ImageDecision::KeepOr(image), None) => (image, true),
         };
-        let (report, widened_roles) = (Report::default(), BTreeMap::new());
+        let (report, widened_roles) = (Report::default(), Vec::new());
         Self { client, runtime, image, keeps_image, desired, installed, report, widened_roles }
     }
 
@@ -78,7 +78,7 @@ impl<'a> InstallRun<'a> {
     }
 
     pub(super) async fn run(mut self) -> Report {
-        let unverified: Vec<_> = self.desired.iter().filter(|desired| !self.is_verified(desired)).collect();
+        let unverified: Vec<_> = self.desired.objects.iter().filter(|desired| !self.is_verified(desired)).collect();
         if unverified.is_empty() && self.installed.obsolete_removed {
             return self.report;
         }
@@ -91,7 +91,8 @@ impl<'a> InstallRun<'a> {
             if self.runtime_is_unavailable() {
                 return self.report;
             }
-            if self.is_blocked(desired.component) {
+            // A failed component blocks those that depend on it.
+            if desired.component.dependencies().iter().any(|dependency| self.failed(*dependency)) {
                 self.report.blocked.insert(desired.component);
             } else {
                 self.ensure(desired, found).await;
@@ -138,27 +139,20 @@ impl<'a> InstallRun<'a> {
         self.report.failures.iter().any(|failure| failure.component == component)
     }
 
-    /// Returns whether a failed component blocks this one.
-    fn is_blocked(&self, component: Component) -> bool {
-        component.dependencies().iter().any(|dependency| self.failed(*dependency))
-    }
-
     fn fail(&mut self, component: Component, error: Error) {
         self.report.failures.push(ComponentError { component, error });
     }
 
-    async fn ensure(&mut self, desired: &DesiredObject, found: Option<DynamicObject>) {
+    async fn ensure(&mut self, desired: &'a DesiredObject, found: Option<DynamicObject>) {
         let component = desired.component;
         if component == Component::Deployment && self.keeps_image {
             self.image = found.as_ref().and_then(image_set_by_us).unwrap_or_else(|| self.image.clone());
         }
         let body = desired.body(self.params());
-        let (body, is_widened) = match &found {
-            Some(found) if matches!(component, Component::ClusterRole | Component::Role) => widen(&body, found),
-            _ => (body, false),
-        };
-        match self.reconcile(component, &body, found).await {
-            Ok(object) if is_widened => drop(self.widened_roles.insert(component, object)),
+        let role = found.as_ref().filter(|_| matches!(component, Component::ClusterRole | Component::Role));
+        let widened = role.and_then(|found| rbac::widened(&body, &found.data));
+        match self.reconcile(component, widened.as_ref().unwrap_or(&body), found).await {
+            Ok(object) if widened.is_some() => self.widened_roles.push((desired, object)),
             result => self.record(desired, result),
         }
     }
@@ -180,10 +174,9 @@ impl<'a> InstallRun<'a> {
         if self.failed(Component::ConfigMap) || self.report.blocked.contains(&Component::ConfigMap) {
             return;
         }
-        for (component, found) in std::mem::take(&mut self.widened_roles) {
-            let Some(desired) = self.desired.get(component) else { continue };
+        for (desired, found) in std::mem::take(&mut self.widened_roles) {
             let body = desired.body(self.params());
-            let result = self.reconcile(component, &body, Some(found)).await;
+            let result = self.reconcile(desired.component, &body, Some(found)).await;
             self.record(desired, result);
         }
     }
@@ -195,31 +188,28 @@ impl<'a> InstallRun<'a> {
         body: &Value,
         found: Option<DynamicObject>,
     ) -> Result<DynamicObject, Error> {
-        let object = ObjectName::of(component);
+        let object_name = ObjectName::of(component);
         let accepted = self.installed.accepted_forms.get(&component).copied();
-        let found = match found {
+        let repair = match &found {
             Some(found) if found.metadata.deletion_timestamp.is_some() => {
-                self.release_terminating(component, &found).await?;
-                None
+                self.release_terminating(component, found).await?;
+                Repair::Apply
             }
-            found => found,
+            Some(found) => compare(component, body, found, accepted),
+            None => Repair::Apply,
         };
-        let repair = found.as_ref().map_or(Repair::Apply, |found| compare(component, body, found, accepted));
-        let found = match (repair, found) {
-            (Repair::None, Some(found)) => return Ok(found),
-            (_, found) => found,
-        };
-        if !self.installed.may_write(Instant::now()) {
-            return Err(Error::Contested(object));
+        if repair != Repair::None && !self.installed.may_write(Instant::now()) {
+            return Err(Error::Contested(object_name));
         }
         let api = component.kind().api(self.client);
-        let error = Error::request("write", object);
-        let written = match (repair, found) {
+        let error = Error::request("write", object_name);
+        let mut written = match (repair, found) {
+            (Repair::None, Some(found)) => return Ok(found),
             (Repair::Replace, Some(found)) => replace(&api, component, body, &found).await.map_err(&error)?,
             (Repair::Release, Some(found)) => release(&api, component.name(), &found).await.map_err(&error)?,
             (Repair::Recreate, Some(found)) => {
-                let deleted = delete(&api, component.name(), found.uid()).await;
-                deleted.map_err(Error::request("delete", object))?;
+                let deleted = object::delete(&api, component.name(), found.uid()).await;
+                deleted.map_err(Error::request("delete", object_name))?;
                 apply(&api, component, body).await.map_err(&error)?
             }
             _ => apply(&api, component, body).await.map_err(&error)?,
@@ -229,22 +219,21 @@ impl<'a> InstallRun<'a> {
             (self.installed.awaiting_pod, self.installed.rechecks) = (true, 0);
         }
         if written.metadata.deletion_timestamp.is_some() {
-            return Err(Error::Terminating(object));
+            return Err(Error::Terminating(object_name));
         }
-        let written = match compare(component, body, &written, None) {
-            Repair::None => {
-                self.installed.accepted_forms.remove(&component);
-                return Ok(written);
-            }
+        let mut remaining = compare(component, body, &written, None);
+        if component.is_agent_managed() {
             // The agent owns the content of these objects, so they are never replaced.
-            Repair::Apply if component.is_agent_managed() => return apply(&api, component, body).await.map_err(&error),
-            _ if component.is_agent_managed() => return Ok(written),
-            // An apply keeps fields of other managers. A difference that remains after a PUT is a default of this API
-            // server.
-            _ if repair == Repair::Replace => written,
-            _ => replace(&api, component, body, &written).await.map_err(&error)?,
-        };
-        if compare(component, body, &written, None) == Repair::None {
+            let is_unlabelled = remaining == Repair::Apply;
+            return if is_unlabelled { apply(&api, component, body).await.map_err(&error) } else { Ok(written) };
+        }
+        // An apply keeps fields of other managers. A difference that remains after a PUT is a default of this API
+        // server.
+        if remaining != Repair::None && repair != Repair::Replace {
+            written = replace(&api, component, body, &written).await.map_err(&error)?;
+            remaining = compare(component, body, &written, None);
+        }
+        if remaining == Repair::None {
             self.installed.accepted_forms.remove(&component);
         } else {
             self.installed.accepted_forms.insert(component, compare::accepted_form(component, body, &written));
@@ -267,32 +256,18 @@ impl<'a> InstallRun<'a> {
     /// Deletes an object of the incumbent if it exists and has the incumbent's label.
     async fn delete_obsolete(&mut self, component: Component, kind: Kind, name: &'static str) {
         let api = kind.api(self.client);
-        let object = ObjectName::new(kind, name);
+        let object_name = ObjectName::new(kind, name);
         let found = match metadata(&api, name).await {
             Ok(found) => found,
-            Err(error) => return self.fail(component, Error::request("read", object)(error)),
+            Err(error) => return self.fail(component, Error::request("read", object_name)(error)),
         };
         let is_managed = |by: &String| by == label::MANAGED_BY_SKR;
         let Some(found) = found.filter(|it| it.labels().get(label::MANAGED_BY).is_some_and(is_managed)) else { return };
-        match delete(&api, name, found.uid()).await {
-            Ok(()) => drop(self.report.written.insert(component)),
-            Err(error) => self.fail(component, Error::request("delete", object)(error)),
+        match object::delete(&api, name, found.uid()).await {
+            Ok(_) => drop(self.report.written.insert(component)),
+            Err(error) => self.fail(component, Error::request("delete", object_name)(error)),
         }
     }
-}
-
-/// Returns the role to write before the plan, and whether it has more rights than desired.
-fn widen(body: &Value, found: &DynamicObject) -> (Value, bool) {
-    let rules = |value: &Value| value["rules"].as_array().cloned().unwrap_or_default();
-    let (desired, current) = (rules(body), rules(&found.data));
-    let widened = rbac::widened(&desired, &current);
-    if widened.len() == desired.len() {
-        return (body.clone(), false);
-    }
-    let mut body = body.clone();
-    // A role that already covers the desired rules is not written before the plan.
-    body["rules"] = if rbac::covers(&current, &desired) { current.into() } else { widened.into() };
-    (body, true)
 }
 
 /// Returns the image of a Deployment if this receiver's field manager owns the field; a different writer would have
@@ -321,11 +296,7 @@ async fn read(client: &Client, component: Component) -> (Component, kube::Result
 
 /// Reads only the metadata of an object.
 pub(super) async fn metadata(api: &Api<DynamicObject>, name: &str) -> kube::Result<Option<DynamicObject>> {
-    match api.get_metadata(name).await {
-        Ok(found) => Ok(Some(bare(found.metadata))),
-        Err(error) if object::is_absent(&error, name) => Ok(None),
-        Err(error) => Err(error),
-    }
+    Ok(object::if_exists(api.get_metadata(name).await, name)?.map(|found| bare(found.metadata)))
 }
 
 fn bare(metadata: ObjectMeta) -> DynamicObject {
@@ -374,21 +345,8 @@ pub(super) async fn release(
 ) -> kube::Result<DynamicObject> {
     let finalizers = compare::without_foreign_lifecycle(&found.metadata).finalizers;
     let patch = json!({"metadata": {"uid": found.uid(), "finalizers": finalizers, "ownerReferences": null}});
-    let params = PatchParams { field_manager: Some(field_manager::TIDEWATCH.to_owned()), ..PatchParams::default() };
+    let params = PatchParams::apply(field_manager::TIDEWATCH);
     let released = api.patch_metadata(name, &params, &Patch::Merge(patch)).await?;
     // The content is unchanged if it was known.
     Ok(DynamicObject { metadata: released.metadata, ..found.clone() })
-}
-
-/// Deletes an object if it is still the same one.
-pub(super) async fn delete(api: &Api<DynamicObject>, name: &str, uid: Option<String>) -> kube::Result<()> {
-    let params = DeleteParams {
-        preconditions: Some(Preconditions { uid, ..Preconditions::default() }),
-        ..DeleteParams::background()
-    };
-    match api.delete(name, &params).await {
-        Ok(_) => Ok(()),
-        Err(error) if object::is_absent(&error, name) => Ok(()),
-        Err(error) => Err(error),
-    }
 }

@@ -133,8 +133,8 @@ fn is_kubernetes_finalizer(finalizer: &str) -> bool {
 }
 
 fn has_labels(desired: &Value, found: &DynamicObject) -> bool {
-    let labels = desired["metadata"]["labels"].as_object().into_iter().flatten();
-    labels.into_iter().all(|(key, value)| found.labels().get(key).map(String::as_str) == value.as_str())
+    let mut labels = desired["metadata"]["labels"].as_object().into_iter().flatten();
+    labels.all(|(key, value)| found.labels().get(key).map(String::as_str) == value.as_str())
 }
 
 /// Returns whether the found value has a member that the desired one lacks.
@@ -155,6 +155,7 @@ fn has_extra(desired: &Value, actual: &Value) -> bool {
 mod tests {
     use std::sync::Arc;
 
+    use strum::VariantArray as _;
     use tidewatch_shared::plan::Plan;
 
     use super::*;
@@ -182,7 +183,7 @@ mod tests {
 
     #[test]
     fn server_fields_are_ignored_and_foreign_additions_are_replaced() {
-        for component in Component::ALL.into_iter().filter(|component| *component != Component::Webhooks) {
+        for component in Component::VARIANTS.iter().copied().filter(|component| *component != Component::Webhooks) {
             assert_eq!(repair_after(component, |_| ()), Repair::None, "{component:?}");
             let nothing = |found: &mut Value| {
                 found["metadata"]["annotations"] = json!({"x": "y"});
@@ -251,7 +252,7 @@ mod tests {
             ("finalizers", json!(["foregroundDeletion"]), false),
             ("ownerReferences", owner, true),
         ];
-        for component in Component::ALL.into_iter().filter(|component| *component != Component::Webhooks) {
+        for component in Component::VARIANTS.iter().copied().filter(|component| *component != Component::Webhooks) {
             let repair_of_metadata = if component.is_agent_managed() { Repair::Release } else { Repair::Replace };
             for (member, value, has_foreign_lifecycle) in &cases {
                 let repair = repair_after(component, |found| found["metadata"][*member] = value.clone());

@@ -2,8 +2,9 @@
 
 use kube::{
     Api, Client,
-    api::{ApiResource, DynamicObject},
+    api::{ApiResource, DynamicObject, GroupVersionKind},
 };
+use strum::VariantArray;
 use tidewatch_shared::names::{
     AGENT_DEPLOYMENT, AGENT_METRICS_SERVICE, AGENT_OBJECT, AGENT_PRIORITY_CLASS, AGENT_PULL_SECRET, IDENTITY_SECRET,
     SKR_NAMESPACE,
@@ -11,7 +12,7 @@ use tidewatch_shared::names::{
 
 /// One object of an installation. The order is the order of creation: rights before the plan that needs them, and the
 /// Deployment after everything that its pod needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, VariantArray)]
 pub enum Component {
     /// The incumbent's webhook configuration, empty, where it is requested.
     Webhooks,
@@ -49,132 +50,87 @@ pub enum Component {
     Deployment,
 }
 
-/// API resource of a kind.
+/// API resource of a kind, in [`VERSION`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Kind {
     pub(super) group: &'static str,
-    pub(super) version: &'static str,
     pub(super) kind: &'static str,
     pub(super) plural: &'static str,
     pub(super) namespaced: bool,
 }
 
-const fn kind(
-    group: &'static str,
-    version: &'static str,
-    kind: &'static str,
-    plural: &'static str,
-    namespaced: bool,
-) -> Kind {
-    Kind { group, version, kind, plural, namespaced }
+/// API version of every kind.
+pub(super) const VERSION: &str = "v1";
+
+const fn namespaced(group: &'static str, kind: &'static str, plural: &'static str) -> Kind {
+    Kind { group, kind, plural, namespaced: true }
 }
 
-pub(super) const WEBHOOKS: Kind = kind(
-    "admissionregistration.k8s.io",
-    "v1",
-    "ValidatingWebhookConfiguration",
-    "validatingwebhookconfigurations",
-    false,
-);
-pub(super) const SERVICES: Kind = kind("", "v1", "Service", "services", true);
-pub(super) const POLICIES: Kind = kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", true);
-pub(super) const SECRETS: Kind = kind("", "v1", "Secret", "secrets", true);
-pub(super) const PODS: Kind = kind("", "v1", "Pod", "pods", true);
+const fn cluster(group: &'static str, kind: &'static str, plural: &'static str) -> Kind {
+    Kind { group, kind, plural, namespaced: false }
+}
+
+pub(super) const WEBHOOKS: Kind =
+    cluster("admissionregistration.k8s.io", "ValidatingWebhookConfiguration", "validatingwebhookconfigurations");
+pub(super) const SERVICES: Kind = namespaced("", "Service", "services");
+pub(super) const POLICIES: Kind = namespaced("networking.k8s.io", "NetworkPolicy", "networkpolicies");
+pub(super) const SECRETS: Kind = namespaced("", "Secret", "secrets");
+pub(super) const PODS: Kind = namespaced("", "Pod", "pods");
 
 impl Kind {
-    pub(super) fn api_version(self) -> String {
-        if self.group.is_empty() { self.version.to_owned() } else { format!("{}/{}", self.group, self.version) }
+    pub(super) fn resource(self) -> ApiResource {
+        ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(self.group, VERSION, self.kind), self.plural)
     }
 
     pub(super) fn api(self, client: &Client) -> Api<DynamicObject> {
-        let resource = ApiResource {
-            group: self.group.to_owned(),
-            version: self.version.to_owned(),
-            api_version: self.api_version(),
-            kind: self.kind.to_owned(),
-            plural: self.plural.to_owned(),
-        };
         if self.namespaced {
-            Api::namespaced_with(client.clone(), SKR_NAMESPACE, &resource)
+            Api::namespaced_with(client.clone(), SKR_NAMESPACE, &self.resource())
         } else {
-            Api::all_with(client.clone(), &resource)
+            Api::all_with(client.clone(), &self.resource())
         }
     }
 }
 
 impl Component {
-    /// All components in order of creation.
-    pub const ALL: [Self; 17] = [
-        Self::Webhooks,
-        Self::PullSecret,
-        Self::Account,
-        Self::ClusterRole,
-        Self::ClusterRoleBinding,
-        Self::Role,
-        Self::RoleBinding,
-        Self::Lease,
-        Self::Secret,
-        Self::ConfigMap,
-        Self::PriorityClass,
-        Self::ApiServerPolicy,
-        Self::DnsPolicy,
-        Self::MetricsPolicy,
-        Self::DenyAll,
-        Self::MetricsService,
-        Self::Deployment,
-    ];
-
     /// Finds the component with this resource and name.
     #[must_use]
     pub fn of(plural: &str, name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|component| component.kind().plural == plural && component.name() == name)
+        Self::VARIANTS.iter().copied().find(|component| component.kind().plural == plural && component.name() == name)
     }
 
     /// Name of the object.
     #[must_use]
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::Webhooks | Self::Deployment => AGENT_DEPLOYMENT,
-            Self::Account
-            | Self::ClusterRole
-            | Self::ClusterRoleBinding
-            | Self::Role
-            | Self::RoleBinding
-            | Self::Lease
-            | Self::ConfigMap => AGENT_OBJECT,
-            Self::Secret => IDENTITY_SECRET,
-            Self::PullSecret => AGENT_PULL_SECRET,
-            Self::PriorityClass => AGENT_PRIORITY_CLASS,
-            Self::DenyAll => "kyma-project.io--watcher-deny-all",
-            Self::ApiServerPolicy => "kyma-project.io--watcher-to-apiserver",
-            Self::DnsPolicy => "kyma-project.io--watcher-to-dns",
-            Self::MetricsPolicy => "kyma-project.io--metrics-to-watcher",
-            Self::MetricsService => AGENT_METRICS_SERVICE,
-        }
-    }
-
-    /// Kind of the object, as in logs and metrics.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        self.kind().kind
+        self.object().1
     }
 
     pub(super) const fn kind(self) -> Kind {
+        self.object().0
+    }
+
+    /// Kind and name of the object.
+    const fn object(self) -> (Kind, &'static str) {
         const RBAC: &str = "rbac.authorization.k8s.io";
         match self {
-            Self::Webhooks => WEBHOOKS,
-            Self::Account => kind("", "v1", "ServiceAccount", "serviceaccounts", true),
-            Self::ClusterRole => kind(RBAC, "v1", "ClusterRole", "clusterroles", false),
-            Self::ClusterRoleBinding => kind(RBAC, "v1", "ClusterRoleBinding", "clusterrolebindings", false),
-            Self::Role => kind(RBAC, "v1", "Role", "roles", true),
-            Self::RoleBinding => kind(RBAC, "v1", "RoleBinding", "rolebindings", true),
-            Self::Lease => kind("coordination.k8s.io", "v1", "Lease", "leases", true),
-            Self::Secret | Self::PullSecret => SECRETS,
-            Self::ConfigMap => kind("", "v1", "ConfigMap", "configmaps", true),
-            Self::PriorityClass => kind("scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses", false),
-            Self::DenyAll | Self::ApiServerPolicy | Self::DnsPolicy | Self::MetricsPolicy => POLICIES,
-            Self::MetricsService => SERVICES,
-            Self::Deployment => kind("apps", "v1", "Deployment", "deployments", true),
+            Self::Webhooks => (WEBHOOKS, AGENT_DEPLOYMENT),
+            Self::PullSecret => (SECRETS, AGENT_PULL_SECRET),
+            Self::Account => (namespaced("", "ServiceAccount", "serviceaccounts"), AGENT_OBJECT),
+            Self::ClusterRole => (cluster(RBAC, "ClusterRole", "clusterroles"), AGENT_OBJECT),
+            Self::ClusterRoleBinding => (cluster(RBAC, "ClusterRoleBinding", "clusterrolebindings"), AGENT_OBJECT),
+            Self::Role => (namespaced(RBAC, "Role", "roles"), AGENT_OBJECT),
+            Self::RoleBinding => (namespaced(RBAC, "RoleBinding", "rolebindings"), AGENT_OBJECT),
+            Self::Lease => (namespaced("coordination.k8s.io", "Lease", "leases"), AGENT_OBJECT),
+            Self::Secret => (SECRETS, IDENTITY_SECRET),
+            Self::ConfigMap => (namespaced("", "ConfigMap", "configmaps"), AGENT_OBJECT),
+            Self::PriorityClass => {
+                (cluster("scheduling.k8s.io", "PriorityClass", "priorityclasses"), AGENT_PRIORITY_CLASS)
+            }
+            Self::ApiServerPolicy => (POLICIES, "kyma-project.io--watcher-to-apiserver"),
+            Self::DnsPolicy => (POLICIES, "kyma-project.io--watcher-to-dns"),
+            Self::MetricsPolicy => (POLICIES, "kyma-project.io--metrics-to-watcher"),
+            Self::DenyAll => (POLICIES, "kyma-project.io--watcher-deny-all"),
+            Self::MetricsService => (SERVICES, AGENT_METRICS_SERVICE),
+            Self::Deployment => (namespaced("apps", "Deployment", "deployments"), AGENT_DEPLOYMENT),
         }
     }
 
@@ -208,10 +164,6 @@ impl Component {
     pub(super) const fn is_watched(self) -> bool {
         !matches!(self, Self::Lease | Self::Secret | Self::PullSecret | Self::Webhooks)
     }
-
-    pub(super) const fn index(self) -> usize {
-        self as usize
-    }
 }
 
 #[cfg(test)]
@@ -220,11 +172,11 @@ mod tests {
 
     #[test]
     fn components_are_in_order_and_each_is_one_object() {
-        for (at, component) in Component::ALL.into_iter().enumerate() {
-            assert_eq!(component.index(), at);
-            assert_eq!(Component::of(component.kind().plural, component.name()), Some(component));
+        for (at, component) in Component::VARIANTS.iter().enumerate() {
+            assert_eq!(*component as usize, at);
+            assert_eq!(Component::of(component.kind().plural, component.name()), Some(*component));
         }
-        assert!(Component::ALL.is_sorted());
+        assert!(Component::VARIANTS.is_sorted());
         assert_eq!(Component::of("deployments", "mine"), None);
     }
 }

@@ -16,7 +16,8 @@ pub(super) struct DesiredObjects {
     plan: Arc<Plan>,
     trust: String,
     pull_secret: Option<Arc<Value>>,
-    objects: Vec<DesiredObject>,
+    /// In order of creation.
+    pub(super) objects: Vec<DesiredObject>,
     pub(super) compat_webhooks: bool,
     /// Set if a pull secret is configured.
     pub(super) has_pull_secret: bool,
@@ -63,15 +64,6 @@ impl DesiredObjects {
             && self.trust == trust.revision()
             && self.pull_secret.as_ref() == pull_secret
     }
-
-    /// Iterates in order of creation.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &DesiredObject> {
-        self.objects.iter()
-    }
-
-    pub(super) fn get(&self, component: Component) -> Option<&DesiredObject> {
-        self.objects.iter().find(|object| object.component == component)
-    }
 }
 
 impl DesiredObject {
@@ -108,6 +100,12 @@ pub(super) mod tests {
     use super::*;
     use crate::pki::{CA_VALIDITY, Ca};
 
+    impl DesiredObjects {
+        pub(in crate::controllers::installer) fn get(&self, component: Component) -> Option<&DesiredObject> {
+            self.objects.iter().find(|object| object.component == component)
+        }
+    }
+
     /// Settings as parsed from flags.
     pub(in crate::controllers::installer) fn settings() -> Settings {
         Settings {
@@ -133,7 +131,7 @@ pub(super) mod tests {
         let changed = DesiredObjects::new(&settings(), plan, &other, None);
         let [a, b]: [RuntimeId; 2] = ["a", "b"].map(|id| id.parse().unwrap());
         let [a, b, newer] = [(&a, "i:1"), (&b, "i:1"), (&a, "i:2")].map(|(runtime, image)| Params { runtime, image });
-        for (objects, after) in desired.iter().zip(changed.iter()) {
+        for (objects, after) in desired.objects.iter().zip(&changed.objects) {
             let is_map = objects.component == Component::ConfigMap;
             assert_eq!(objects.hash(a) != objects.hash(b), is_map, "{:?}", objects.component);
             assert_eq!(objects.hash(a) != after.hash(a), is_map, "{:?}", objects.component);

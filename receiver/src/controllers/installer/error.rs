@@ -115,12 +115,15 @@ impl Error {
 
     /// Reason for the condition `SKRWebhook`, from a closed set.
     pub(super) fn reason(&self) -> &'static str {
-        let quota = |call: &kube::Error| matches!(call, kube::Error::Api(status) if status.code == 403 && status.message.contains("exceeded quota"));
         match self {
             Self::Terminating(_) => "Terminating",
             Self::Contested(_) => "Contested",
-            _ if self.call().is_some_and(quota) => "Quota",
-            _ => "Refused",
+            Self::Request { source: kube::Error::Api(status), .. }
+                if status.code == 403 && status.message.contains("exceeded quota") =>
+            {
+                "Quota"
+            }
+            Self::Request { .. } => "Refused",
         }
     }
 }

@@ -114,13 +114,8 @@ impl FromStr for MemoryLimit {
     type Err = ParseMemoryLimitError;
 
     fn from_str(text: &str) -> Result<Self, ParseMemoryLimitError> {
-        let (number, unit) = match (text.strip_suffix("Mi"), text.strip_suffix("Gi")) {
-            (Some(number), _) => (number, 1),
-            (_, Some(number)) => (number, 1024),
-            (None, None) => return Err(ParseMemoryLimitError::Quantity),
-        };
-        let number: u32 = number.parse().map_err(|_| ParseMemoryLimitError::Quantity)?;
-        let mebibytes = number.checked_mul(unit).ok_or(ParseMemoryLimitError::Quantity)?;
+        let in_unit = |suffix: &str, unit: u32| text.strip_suffix(suffix)?.parse::<u32>().ok()?.checked_mul(unit);
+        let mebibytes = in_unit("Mi", 1).or_else(|| in_unit("Gi", 1_024)).ok_or(ParseMemoryLimitError::Quantity)?;
         if mebibytes < MIN_MEMORY_MIB { Err(ParseMemoryLimitError::TooLittle) } else { Ok(Self(mebibytes)) }
     }
 }

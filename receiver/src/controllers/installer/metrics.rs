@@ -4,7 +4,7 @@ use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge},
 };
-use tidewatch_shared::{metric_set, metrics::KindLabel};
+use tidewatch_shared::{metric_set, metrics::KindLabel, variant::VariantName as _};
 
 use super::{Report, upgrade};
 
@@ -35,11 +35,11 @@ impl Metrics {
 
     pub(super) fn installed(&self, report: &Report) {
         for component in &report.written {
-            self.written.get_or_create(&KindLabel { kind: component.as_str() }).inc();
+            self.written.get_or_create(&KindLabel { kind: component.kind().kind }).inc();
         }
         for failure in &report.failures {
-            let class = failure.error.class().as_str();
-            self.failed.get_or_create(&FailureLabels { kind: failure.component.as_str(), class }).inc();
+            let (kind, class) = (failure.component.kind().kind, failure.error.class().as_str());
+            self.failed.get_or_create(&FailureLabels { kind, class }).inc();
         }
     }
 }

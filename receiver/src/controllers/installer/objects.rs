@@ -1,6 +1,9 @@
 //! Content of every object. Server-side defaults are spelled out, so that a found object equals the desired one.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use serde_json::{Value, json};
+use strum::VariantArray as _;
 use tidewatch_shared::{
     names::{
         AGENT_CONTAINER, AGENT_DEPLOYMENT, AGENT_OBJECT, AGENT_PRIORITY_CLASS, AGENT_PULL_SECRET, ENROLMENT_URL_KEY,
@@ -30,30 +33,30 @@ const SERVICE_ACCOUNT_TOKEN_SECONDS: u32 = 3_607;
 /// Lifetime in seconds of the token for enrolment.
 const ENROLMENT_TOKEN_SECONDS: u32 = 3_600;
 
-/// Builds every object in order. The ConfigMap lacks the runtime id, the only difference between runtimes of one plan
-/// and image. `pull_secret` contains type and data of the image pull secret.
+/// Builds every wanted object in order. The ConfigMap lacks the runtime id, the only difference between runtimes of one
+/// plan and image. `pull_secret` contains type and data of the image pull secret.
 pub(super) fn objects(
     settings: &Settings,
     plan: &Plan,
     trust: &TrustBundle,
     pull_secret: Option<&Value>,
 ) -> Vec<(Component, Value)> {
-    let is_wanted = |component: &Component| match component {
-        Component::Webhooks => settings.compat_webhooks,
-        Component::PullSecret => pull_secret.is_some(),
-        _ => true,
-    };
-    let made = |component| match pull_secret {
-        Some(pull_secret) if component == Component::PullSecret => (component, named(component, pull_secret.clone())),
-        _ => (component, object(component, settings, plan, trust)),
-    };
-    Component::ALL.into_iter().filter(is_wanted).map(made).collect()
+    let object = |component| Some((component, named(component, body(component, settings, plan, trust, pull_secret)?)));
+    Component::VARIANTS.iter().copied().filter_map(object).collect()
 }
 
-fn object(component: Component, settings: &Settings, plan: &Plan, trust: &TrustBundle) -> Value {
-    let body = match component {
-        // The pull secret's content is not available here.
-        Component::Webhooks | Component::PullSecret | Component::Lease => json!({}),
+/// Returns the object without type and metadata; `None` if the settings do not want it.
+fn body(
+    component: Component,
+    settings: &Settings,
+    plan: &Plan,
+    trust: &TrustBundle,
+    pull_secret: Option<&Value>,
+) -> Option<Value> {
+    Some(match component {
+        Component::Webhooks if !settings.compat_webhooks => return None,
+        Component::Webhooks | Component::Lease => json!({}),
+        Component::PullSecret => pull_secret?.clone(),
         Component::Account => json!({"automountServiceAccountToken": false}),
         Component::ClusterRole => json!({"rules": rbac::of_cluster(plan)}),
         Component::Role => json!({"rules": rbac::of_namespace(plan)}),
@@ -75,36 +78,26 @@ fn object(component: Component, settings: &Settings, plan: &Plan, trust: &TrustB
         }
         Component::MetricsService => service(),
         Component::Deployment => deployment(settings),
-    };
-    named(component, body)
+    })
 }
 
 fn named(component: Component, mut object: Value) -> Value {
     let kind = component.kind();
-    object["apiVersion"] = kind.api_version().into();
+    object["apiVersion"] = kind.resource().api_version.into();
     object["kind"] = kind.kind.into();
-    object["metadata"] = metadata(component);
+    object["metadata"] = json!({"name": component.name(), "labels": BTreeMap::from(COMMON_LABELS)});
+    if matches!(component, Component::Deployment | Component::MetricsService) {
+        object["metadata"]["labels"][APP] = AGENT_DEPLOYMENT.into();
+    }
+    if kind.namespaced {
+        object["metadata"]["namespace"] = SKR_NAMESPACE.into();
+    }
     object
 }
 
-fn metadata(component: Component) -> Value {
-    let mut metadata = json!({"name": component.name()});
-    for (key, value) in common_labels() {
-        metadata["labels"][key] = value.into();
-    }
-    if component == Component::Deployment || component == Component::MetricsService {
-        metadata["labels"][APP] = AGENT_DEPLOYMENT.into();
-    }
-    if component.kind().namespaced {
-        metadata["namespace"] = SKR_NAMESPACE.into();
-    }
-    metadata
-}
-
 /// Labels of every object of the installation.
-pub(super) const fn common_labels() -> [(&'static str, &'static str); 2] {
-    [(label::MANAGED_BY, label::MANAGED_BY_SKR), (label::PART_OF, label::PART_OF_TIDEWATCH)]
-}
+pub(super) const COMMON_LABELS: [(&str, &str); 2] =
+    [(label::MANAGED_BY, label::MANAGED_BY_SKR), (label::PART_OF, label::PART_OF_TIDEWATCH)];
 
 /// Label selector of the agent's pod, in the query syntax of the API.
 #[must_use]
@@ -136,10 +129,8 @@ fn policy(mut spec: Value) -> Value {
 /// Policies apply to ports behind a Service, so these are the ports of the API server's endpoints. Addresses are not
 /// restricted, because API servers and receivers move.
 fn egress_ports(settings: &Settings) -> Vec<Value> {
-    let mut ports = settings.api_server_ports.clone();
-    ports.extend([settings.receiver.port(), settings.enrolment.port()]);
-    ports.sort_unstable();
-    ports.dedup();
+    let receiver = [settings.receiver.port(), settings.enrolment.port()];
+    let ports: BTreeSet<_> = settings.api_server_ports.iter().copied().chain(receiver).collect();
     ports.into_iter().map(|number| port("TCP", number)).collect()
 }
 
@@ -265,7 +256,7 @@ mod tests {
     };
 
     fn all_objects(settings: &Settings) -> Vec<(Component, Value)> {
-        let (plan, _) = watcher::plan_with::<Arc<tidewatch_shared::api::Watcher>>(watches(), &[]);
+        let (plan, ..) = watcher::plan::<Arc<tidewatch_shared::api::Watcher>>(watches(), &[]);
         let pull_secret = settings.pull_secret.is_some().then(|| json!({"type": "t", "data": {"k": "v"}}));
         objects(
             settings,
@@ -287,7 +278,11 @@ mod tests {
             assert_eq!(object["metadata"]["namespace"].is_string(), component.kind().namespaced, "{component:?}");
         }
         let components: Vec<_> = all_objects(&settings()).into_iter().map(|(component, _)| component).collect();
-        assert_eq!(components, Component::ALL[2..], "in order, no webhook configuration, and nothing to pull with");
+        assert_eq!(
+            components,
+            Component::VARIANTS[2..],
+            "in order, no webhook configuration, and nothing to pull with"
+        );
         let compat = Settings { compat_webhooks: true, ..settings() };
         assert!(object_of(&compat, Component::Webhooks)["webhooks"].is_null());
     }

@@ -5,18 +5,17 @@ use std::sync::Arc;
 use arc_swap::ArcSwapOption;
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::Secret;
-use kube::{
-    Api, Client, ResourceExt as _,
-    api::ListParams,
-    runtime::{WatchStreamExt as _, watcher},
-};
+use kube::{Api, Client};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use super::Metrics;
-use crate::fleet::{
-    queue::{Priority, WorkSet},
-    table::RuntimeTable,
+use crate::{
+    fleet::{
+        queue::{Priority, WorkSet},
+        table::RuntimeTable,
+    },
+    kube::object,
 };
 
 /// Type of the Secret that kubelets accept.
@@ -93,26 +92,18 @@ impl PullSecretWatch {
         metrics: Metrics,
     ) -> kube::Result<(Self, PullSecret)> {
         let (api, pull_secret) = (Api::<Secret>::namespaced(client, namespace), PullSecret::default());
-        let found = api.list(&ListParams::default().fields(&format!("metadata.name={name}"))).await?;
-        pull_secret.take(found.items.iter().find(|secret| secret.name_any() == name), &metrics);
+        pull_secret.take(object::get_by_list(&api, name).await?.as_ref(), &metrics);
         Ok((Self { api, name: name.to_owned(), pull_secret: pull_secret.clone(), fleet, metrics }, pull_secret))
     }
 
     /// Runs until the watch ends, which it never does by itself.
     pub async fn run(self, synced: CancellationToken) -> &'static str {
         synced.cancelled().await;
-        let mut secrets = watcher::watch_object(self.api, &self.name).default_backoff().boxed();
+        let mut secrets = object::watch(self.api, &self.name, "image pull secret");
         while let Some(secret) = secrets.next().await {
-            match secret {
-                Ok(secret) => {
-                    if self.pull_secret.take(secret.as_ref(), &self.metrics) {
-                        tracing::info!("Image pull secret changed, every runtime is enqueued");
-                        self.fleet.enqueue_all(WorkSet::INSTALLER, Priority::Catalog, RUNTIMES_PER_SECOND);
-                    }
-                }
-                Err(error) => {
-                    tracing::warn!(error = &error as &dyn std::error::Error, "Watch of the image pull secret failed");
-                }
+            if self.pull_secret.take(secret.as_ref(), &self.metrics) {
+                tracing::info!("Image pull secret changed, every runtime is enqueued");
+                self.fleet.enqueue_all(WorkSet::INSTALLER, Priority::Catalog, RUNTIMES_PER_SECOND);
             }
         }
         "watch of the image pull secret"

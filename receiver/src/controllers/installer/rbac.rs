@@ -57,15 +57,22 @@ fn rule((group, resource, name): &ReadRule) -> Value {
     rule
 }
 
-/// Rules of a role until the plan is written: the desired ones, and those that the previous plan may still need.
-pub(super) fn widened(desired: &[Value], found: &[Value]) -> Vec<Value> {
-    let more = found.iter().filter(|rule| !desired.contains(rule)).cloned();
-    desired.iter().cloned().chain(more).collect()
-}
-
-/// Returns whether every desired rule exists.
-pub(super) fn covers(found: &[Value], desired: &[Value]) -> bool {
-    desired.iter().all(|rule| found.contains(rule))
+/// Returns the role until the plan is written, if the found one has rights that are not desired: the previous plan may
+/// still need them.
+pub(super) fn widened(desired: &Value, found: &Value) -> Option<Value> {
+    let rules = |role: &Value| role["rules"].as_array().cloned().unwrap_or_default();
+    let (wanted, mut current) = (rules(desired), rules(found));
+    if current.iter().all(|rule| wanted.contains(rule)) {
+        return None;
+    }
+    // A role that already covers the desired rules is not written before the plan.
+    if !wanted.iter().all(|rule| current.contains(rule)) {
+        current.retain(|rule| !wanted.contains(rule));
+        current.splice(..0, wanted);
+    }
+    let mut role = desired.clone();
+    role["rules"] = current.into();
+    Some(role)
 }
 
 #[cfg(test)]
@@ -112,7 +119,7 @@ mod tests {
 
     #[test]
     fn rules_grant_no_secret_reads_and_writes_to_own_objects_only() {
-        let (plan, _) = watcher::plan_with::<std::sync::Arc<tidewatch_shared::api::Watcher>>(watches(), &[]);
+        let (plan, ..) = watcher::plan::<std::sync::Arc<tidewatch_shared::api::Watcher>>(watches(), &[]);
         let rules = [of_cluster(&plan), of_namespace(&plan)].concat();
         for rule in &rules {
             let writes = rule["verbs"] != json!(READ_VERBS);
@@ -126,9 +133,11 @@ mod tests {
     #[test]
     fn rules_widen_before_a_plan_and_narrow_after_it() {
         let [a, b, c] = ["a", "b", "c"].map(|resource| json!({"resources": [resource]}));
-        let (desired, found) = ([a.clone(), b.clone()], [b.clone(), c.clone()]);
-        assert!(!covers(&found, &desired));
-        assert_eq!(widened(&desired, &found), [a, b, c]);
-        assert!(covers(&widened(&desired, &found), &desired));
+        let role = |rules: &[&Value]| json!({ "rules": rules });
+        let (desired, found) = (role(&[&a, &b]), role(&[&b, &c]));
+        assert_eq!(widened(&desired, &found), Some(role(&[&a, &b, &c])));
+        let reordered = role(&[&c, &b, &a]);
+        assert_eq!(widened(&desired, &reordered), Some(reordered), "a role that covers the desired rules stays");
+        assert_eq!((widened(&desired, &role(&[&b])), widened(&desired, &json!({}))), (None, None));
     }
 }

@@ -23,10 +23,10 @@ const MAX_RECHECK: Duration = Duration::from_secs(300);
 /// Maximum length in characters of a message with text from the runtime.
 const MAX_MESSAGE_CHARS: usize = 512;
 
-/// State of the condition.
+/// State of a condition of a runtime: `SKRWebhook`, or its access.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Readiness {
-    /// The agent is installed, and its path was proven.
+    /// The condition is met; for `SKRWebhook` the agent is installed, and its path was proven.
     Ready,
     /// Not yet, or no longer.
     Not {
@@ -131,10 +131,7 @@ pub(crate) fn was_ready(kyma: &Kyma) -> bool {
 
 /// Returns whether an expected event path is known to be broken.
 fn is_lost(path: Option<&PathState>) -> bool {
-    match path {
-        None | Some(PathState::Unknown | PathState::Proven) => false,
-        Some(PathState::Unproven(flaw)) => !matches!(flaw, Unproven::Away | Unproven::LegacyAgent),
-    }
+    matches!(path, Some(PathState::Unproven(flaw)) if !matches!(flaw, Unproven::Away | Unproven::LegacyAgent))
 }
 
 fn shown<'a>(kyma: &'a Kyma, kind: &str) -> Option<&'a Condition> {
@@ -163,9 +160,8 @@ fn deployment_status(deployment: &DynamicObject) -> DeploymentStatus {
     if observed && status["availableReplicas"].as_i64() >= Some(1) && status["updatedReplicas"].as_i64() >= Some(1) {
         return DeploymentStatus::Available;
     }
-    let conditions = status["conditions"].as_array().into_iter().flatten();
-    let refused =
-        conditions.into_iter().find(|condition| condition["type"] == "ReplicaFailure" && condition["status"] == "True");
+    let mut conditions = status["conditions"].as_array().into_iter().flatten();
+    let refused = conditions.find(|condition| condition["type"] == "ReplicaFailure" && condition["status"] == "True");
     match refused.filter(|_| observed).and_then(|condition| condition["message"].as_str()) {
         Some(message) => DeploymentStatus::Refused(message.to_owned()),
         None => DeploymentStatus::Pending,
@@ -177,25 +173,19 @@ fn fault(pod: &DynamicObject) -> Option<Readiness> {
     let status = &pod.data["status"];
     let containers = status["containerStatuses"].as_array().into_iter().flatten();
     let waiting = containers.map(|container| &container["state"]["waiting"]).find(|waiting| waiting.is_object());
-    if let Some((reason, message)) =
-        waiting.and_then(|waiting| Some((waiting["reason"].as_str()?, &waiting["message"])))
-    {
-        let message = message.as_str().unwrap_or_default();
-        match reason {
-            "ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull" => {
-                let image = pod.data["spec"]["containers"][0]["image"].as_str().unwrap_or_default();
-                // The kubelet's message differs between attempts.
-                return Some(Readiness::not("ImagePull", format!("the agent's image {image} cannot be pulled")));
-            }
-            "CrashLoopBackOff" => return Some(Readiness::not("CrashLoop", crashed(pod))),
-            "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError" => {
-                return Some(Readiness::not(
-                    "Container",
-                    format!("the agent's container cannot be started: {message}"),
-                ));
-            }
-            _ => {}
+    let text = |member: &str| waiting.and_then(|waiting| waiting[member].as_str()).unwrap_or_default();
+    match text("reason") {
+        "ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull" => {
+            let image = pod.data["spec"]["containers"][0]["image"].as_str().unwrap_or_default();
+            // The kubelet's message differs between attempts.
+            return Some(Readiness::not("ImagePull", format!("the agent's image {image} cannot be pulled")));
         }
+        "CrashLoopBackOff" => return Some(Readiness::not("CrashLoop", crashed(pod))),
+        "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError" => {
+            let message = format!("the agent's container cannot be started: {}", text("message"));
+            return Some(Readiness::not("Container", message));
+        }
+        _ => {}
     }
     let unscheduled = |condition: &&Value| condition["type"] == "PodScheduled" && condition["status"] == "False";
     let condition = status["conditions"].as_array().into_iter().flatten().find(unscheduled)?;
@@ -221,8 +211,8 @@ fn crashed(pod: &DynamicObject) -> String {
 
 /// Returns whether the Secret contains a certificate, according to its managed fields: the content is not read.
 fn has_certificate(secret: &DynamicObject) -> bool {
-    let fields = secret.metadata.managed_fields.iter().flatten().filter_map(|entry| entry.fields_v1.as_ref());
-    fields.into_iter().any(|fields| fields.0["f:data"].get("f:tls.crt").is_some())
+    let mut fields = secret.metadata.managed_fields.iter().flatten().filter_map(|entry| entry.fields_v1.as_ref());
+    fields.any(|fields| fields.0["f:data"].get("f:tls.crt").is_some())
 }
 
 #[cfg(test)]

@@ -9,17 +9,18 @@ use kube::{
     Client, ResourceExt,
     api::{DynamicObject, ListParams, ObjectMeta},
 };
+use strum::VariantArray as _;
 use tidewatch_shared::names::{AGENT_DEPLOYMENT, AGENT_OBJECT, field_manager, label};
 
 use super::{
     Component, ComponentError, Error,
-    apply::{OBSOLETE, delete, metadata, release},
+    apply::{OBSOLETE, metadata, release},
     compare::has_foreign_lifecycle,
     component::{Kind, PODS},
     error::ObjectName,
-    objects::{common_labels, pod_selector},
+    objects::{COMMON_LABELS, pod_selector},
 };
-use crate::controllers::pending_removal::PendingRemoval;
+use crate::{controllers::pending_removal::PendingRemoval, kube::object};
 
 /// Time after a pod's deletion deadline from which its node counts as lost, since nothing would report the end of the
 /// process. Equals the time after which a cluster without access counts as gone.
@@ -37,7 +38,7 @@ pub(super) async fn step(client: &Client) -> Result<Option<PendingRemoval>, Comp
     let mut removal = Removal { client, deleting: false, blockers: Vec::new(), failure: None };
     // API servers stop calling a deleted webhook with a short delay, so the agent is deleted by the next reconcile.
     removal.component(Component::Webhooks).await;
-    if removal.is_blocked() {
+    if removal.deleting || removal.failure.is_some() {
         return removal.finish();
     }
     let is_gone = removal.component(Component::Deployment).await;
@@ -49,10 +50,10 @@ pub(super) async fn step(client: &Client) -> Result<Option<PendingRemoval>, Comp
         return removal.finish();
     }
     let first = [Component::Webhooks, Component::Deployment];
-    let rest = Component::ALL.into_iter().rev().filter(|component| !first.contains(component));
+    let rest = Component::VARIANTS.iter().copied().rev().filter(|component| !first.contains(component));
     let rest = rest.map(|component| (component, component.kind(), component.name()));
     for (component, kind, name) in OBSOLETE.into_iter().chain(rest) {
-        if removal.runtime_is_unavailable() {
+        if removal.failure.as_ref().is_some_and(|failure| failure.error.affects_all()) {
             break;
         }
         removal.object(component, kind, name).await;
@@ -71,20 +72,10 @@ struct Removal<'a> {
 
 impl Removal<'_> {
     fn finish(self) -> Result<Option<PendingRemoval>, ComponentError> {
-        match self.failure {
-            Some(failure) => Err(failure),
-            None => {
-                Ok((self.deleting || !self.blockers.is_empty()).then(|| PendingRemoval::of_objects(&self.blockers)))
-            }
+        if let Some(failure) = self.failure {
+            return Err(failure);
         }
-    }
-
-    const fn is_blocked(&self) -> bool {
-        self.deleting || self.failure.is_some()
-    }
-
-    fn runtime_is_unavailable(&self) -> bool {
-        self.failure.as_ref().is_some_and(|failure| failure.error.affects_all())
+        Ok((self.deleting || !self.blockers.is_empty()).then(|| PendingRemoval::of_objects(&self.blockers)))
     }
 
     fn fail(&mut self, component: Component, error: Error) {
@@ -100,31 +91,29 @@ impl Removal<'_> {
 
     /// Deletes an object of ours or of the incumbent. Returns `false` if an object of another owner stays.
     async fn object(&mut self, component: Component, kind: Kind, name: &'static str) -> bool {
-        let (api, object) = (kind.api(self.client), ObjectName::new(kind, name));
-        let found = match metadata(&api, name).await {
-            Ok(Some(found)) => found,
-            Ok(None) => return true,
-            Err(error) => {
-                self.fail(component, Error::request("read", object)(error));
-                return true;
-            }
-        };
+        let deleted = self.delete(kind, name).await;
+        deleted.unwrap_or_else(|error| {
+            self.fail(component, error);
+            true
+        })
+    }
+
+    async fn delete(&mut self, kind: Kind, name: &'static str) -> Result<bool, Error> {
+        let (api, object_name) = (kind.api(self.client), ObjectName::new(kind, name));
+        let found = metadata(&api, name).await.map_err(Error::request("read", object_name))?;
+        let Some(found) = found else { return Ok(true) };
         if !is_ours(&found) {
-            return false;
+            return Ok(false);
         }
         self.deleting = true;
-        let gone = if found.metadata.deletion_timestamp.is_none() {
-            delete(&api, name, found.uid()).await.map_err(Error::request("delete", object))
+        if found.metadata.deletion_timestamp.is_none() {
+            object::delete(&api, name, found.uid()).await.map_err(Error::request("delete", object_name))?;
         } else if has_foreign_lifecycle(&found.metadata) {
-            release(&api, name, &found).await.map(drop).map_err(Error::request("write", object))
+            release(&api, name, &found).await.map_err(Error::request("write", object_name))?;
         } else {
-            self.blockers.push(format!("the {object}"));
-            Ok(())
-        };
-        if let Err(error) = gone {
-            self.fail(component, error);
+            self.blockers.push(format!("the {object_name}"));
         }
-        true
+        Ok(true)
     }
 
     /// Finds running processes of the deleted Deployment or of an earlier one.
@@ -154,7 +143,7 @@ impl Removal<'_> {
 /// managed fields.
 fn is_ours(found: &DynamicObject) -> bool {
     let is_labelled =
-        common_labels().into_iter().any(|(key, value)| found.labels().get(key).is_some_and(|is| is == value));
+        COMMON_LABELS.into_iter().any(|(key, value)| found.labels().get(key).is_some_and(|is| is == value));
     // The field manager of an agent is the name of its objects.
     let wrote = |manager: &str| [field_manager::TIDEWATCH, AGENT_OBJECT].contains(&manager);
     let mut entries = found.metadata.managed_fields.iter().flatten();

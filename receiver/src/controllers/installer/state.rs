@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use strum::VariantArray as _;
 use tokio::time::Instant;
 
 use super::{
@@ -19,8 +20,8 @@ const WINDOW: Duration = Duration::from_secs(60);
 /// Verified state of one installation, about 200 bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InstallationState {
-    /// Hash of the verified object by [`Component::index`]; 0 if it is not verified.
-    verified: [u64; Component::ALL.len()],
+    /// Hash of the verified object by [`Component`]; 0 if it is not verified.
+    verified: [u64; Component::VARIANTS.len()],
     /// The incumbent's objects that have no component are deleted.
     pub(super) obsolete_removed: bool,
     /// Hashes of the forms in which this API server stores objects to which it, or an admission webhook, adds fields.
@@ -38,7 +39,7 @@ impl InstallationState {
     /// Marks one object as possibly changed.
     pub(crate) fn invalidate(&mut self, plural: &str, name: &str) {
         if let Some(component) = Component::of(plural, name) {
-            self.verified[component.index()] = 0;
+            self.verified[component as usize] = 0;
         }
     }
 
@@ -48,11 +49,11 @@ impl InstallationState {
     }
 
     pub(super) fn is_verified(&self, desired: &DesiredObject, params: Params<'_>) -> bool {
-        self.verified[desired.component.index()] == desired.hash(params)
+        self.verified[desired.component as usize] == desired.hash(params)
     }
 
     pub(super) fn mark_verified(&mut self, desired: &DesiredObject, params: Params<'_>) {
-        self.verified[desired.component.index()] = desired.hash(params);
+        self.verified[desired.component as usize] = desired.hash(params);
     }
 
     /// Counts a write, and returns whether it is allowed.

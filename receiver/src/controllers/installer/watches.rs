@@ -2,19 +2,23 @@
 
 use std::collections::BTreeSet;
 
+use strum::VariantArray as _;
 use tidewatch_shared::{
     names::{OWN_MANAGER, SKR_NAMESPACE, label},
     plan::{Field, PlannedWatch, Work},
 };
 
-use super::{Component, component::POLICIES};
+use super::{
+    Component,
+    component::{POLICIES, VERSION},
+};
 
 /// Returns the watches for the plan of installed agents. The Lease and the Secrets are in no plan.
 #[must_use]
 pub fn watches() -> Vec<PlannedWatch> {
     let mut seen = BTreeSet::new();
-    let components = Component::ALL.into_iter().filter(|component| component.is_watched());
-    components.filter(|component| seen.insert(component.kind().plural)).map(watch).collect()
+    let components = Component::VARIANTS.iter().filter(|component| component.is_watched());
+    components.filter(|component| seen.insert(component.kind().plural)).copied().map(watch).collect()
 }
 
 fn watch(component: Component) -> PlannedWatch {
@@ -29,7 +33,7 @@ fn watch(component: Component) -> PlannedWatch {
     PlannedWatch {
         name: format!("installer/{}", kind.plural),
         group: kind.group.to_owned(),
-        version: kind.version.to_owned(),
+        version: VERSION.to_owned(),
         resource: kind.plural.to_owned(),
         namespace: kind.namespaced.then(|| SKR_NAMESPACE.to_owned()),
         label_selector,
@@ -51,7 +55,7 @@ mod tests {
         let watches = watches();
         let plan = Plan::new("1".into(), watches.clone()).unwrap();
         Plan::parse(&serde_json::to_string(&plan).unwrap()).unwrap();
-        for component in Component::ALL {
+        for component in Component::VARIANTS {
             let by = watches.iter().find(|watch| watch.resource == component.kind().plural);
             assert_eq!(by.is_some(), component.is_watched(), "{component:?}");
             let selects = |watch: &PlannedWatch| {

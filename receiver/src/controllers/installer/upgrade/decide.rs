@@ -8,7 +8,7 @@
 use super::{
     Image, UpgradeState,
     flags::{Share, Stages},
-    state::{ImageDecision, Ongoing, Progress, Stage},
+    state::{ImageDecision, Ongoing, Stage},
 };
 use crate::base::key::KymaKey;
 
@@ -118,72 +118,67 @@ impl Counts {
 
 /// Returns the next state of the upgrade; `None` if it does not change.
 pub(super) fn step(state: &UpgradeState, fleet: &Fleet, criteria: Criteria<'_>) -> Option<UpgradeState> {
-    let Progress::Ongoing(ongoing) = &state.progress else { return None };
+    let ongoing = state.ongoing.as_ref()?;
     let members = &fleet.members;
-    let becomes = |progress| Some(UpgradeState { since: criteria.now, progress, ..state.clone() });
+    let becomes = |ongoing| state.becoming(ongoing, criteria.now);
     if members.is_empty() {
         // If every runtime is away, the upgrade waits: returning runtimes must not all try a new image first.
-        return if fleet.excluded == 0 { becomes(Progress::Done) } else { None };
+        return (fleet.excluded == 0).then(|| becomes(None));
     }
-    let Some(stage) = &ongoing.stage else { return begin(state, ongoing, members, criteria).and_then(becomes) };
+    let Some(stage) = ongoing.stage else { return begin(state, ongoing, members, criteria) };
     if ongoing.halted.is_some() {
-        let goes_on = || Progress::Ongoing(Ongoing { halted: None, ..ongoing.clone() });
-        return if criteria.confirmed { becomes(goes_on()) } else { None };
+        return criteria.confirmed.then(|| becomes(Some(Ongoing { halted: None, ..ongoing.clone() })));
     }
     let counts = Counts::of(state, members);
     if !criteria.confirmed && counts.exceeds_max_failures(criteria.max_failures) {
         let reason = counts.upgraded_fare_worse().then(|| halt_reason(state, &counts, members))?;
-        return becomes(Progress::Ongoing(Ongoing { halted: Some(reason), ..ongoing.clone() }));
+        return Some(becomes(Some(Ongoing { halted: Some(reason), ..ongoing.clone() })));
     }
     if counts.is_undecided(criteria.max_failures) {
         return None;
     }
     if stage.through == u64::MAX {
-        return becomes(Progress::Done);
+        return Some(becomes(None));
     }
-    if counts.proven == 0 && !criteria.confirmed {
+    let next = if counts.proven == 0 && !criteria.confirmed {
         // No runtime of the share is evidence, so the stage extends to more runtimes.
         let (_, share) = criteria.stages.from(stage.number).next()?;
         let through = rank_through(share, members).filter(|through| *through > stage.through)?;
-        return becomes(Progress::Ongoing(Ongoing { stage: Some(Stage { through, ..*stage }), ..ongoing.clone() }));
-    }
-    if criteria.now < state.since.saturating_add(criteria.pause) {
+        Stage { through, ..stage }
+    } else if criteria.now < state.since.saturating_add(criteria.pause) {
         return None;
-    }
-    let next = next_stage(stage.number + 1, stage.through, members, criteria.stages)?;
-    becomes(Progress::Ongoing(Ongoing { stage: Some(next), ..ongoing.clone() }))
+    } else {
+        next_stage(stage.number + 1, stage.through, members, criteria.stages)?
+    };
+    Some(becomes(Some(Ongoing { stage: Some(next), ..ongoing.clone() })))
 }
 
 /// Starts the first stage once few runtimes are pending. If the previous image is unknown, every image must be observed
 /// first.
-fn begin(state: &UpgradeState, ongoing: &Ongoing, members: &[Member], criteria: Criteria<'_>) -> Option<Progress> {
+fn begin(state: &UpgradeState, ongoing: &Ongoing, members: &[Member], criteria: Criteria<'_>) -> Option<UpgradeState> {
     let pending = || members.iter().filter(|member| member.assessment == Assessment::Pending);
     let unseen = ongoing.previous.is_none() && pending().any(|member| member.image.is_none());
     if unseen || pending().count() >= criteria.max_failures.ceiling_of(members.len()) {
         return None;
     }
-    let others = || members.iter().filter(|member| member.image.as_ref() != Some(&state.target));
     let mut previous = ongoing.previous.clone();
     if previous.is_none() {
-        let mut images = others().filter_map(|member| member.image.as_ref());
-        let first = images.next();
-        if first.is_none() {
-            return Some(Progress::Done);
-        }
+        let images = members.iter().filter_map(|member| member.image.as_ref());
+        let mut images = images.filter(|image| **image != state.target);
+        let Some(first) = images.next() else { return Some(state.becoming(None, criteria.now)) };
         // If all other runtimes have the same image, it is the previous image.
-        previous = first.filter(|first| images.all(|other| other == *first)).cloned();
+        previous = images.all(|other| other == first).then(|| first.clone());
     }
     let stage = next_stage(1, 0, members, criteria.stages)?;
-    Some(Progress::Ongoing(Ongoing { previous, stage: Some(stage), halted: None }))
+    Some(state.becoming(Some(Ongoing { previous, stage: Some(stage), halted: None }), criteria.now))
 }
 
 /// Returns the first stage from `number` on that admits a further runtime.
 fn next_stage(number: u32, before: u64, members: &[Member], stages: &Stages) -> Option<Stage> {
-    let mut stages = stages.from(number).map(|(number, share)| (number, share, rank_through(share, members)));
-    let stage = stages.find(|(_, share, through)| share.is_whole() || through.is_some_and(|through| through > before));
-    stage.map(|(number, share, through)| Stage {
-        number,
-        through: through.filter(|_| !share.is_whole()).unwrap_or(u64::MAX),
+    stages.from(number).find_map(|(number, share)| {
+        let admitted = || rank_through(share, members).filter(|through| *through > before);
+        let through = if share.is_whole() { Some(u64::MAX) } else { admitted() };
+        Some(Stage { number, through: through? })
     })
 }
 

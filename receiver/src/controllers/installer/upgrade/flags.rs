@@ -1,6 +1,6 @@
 //! Flags of the upgrade of agents.
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::{str::FromStr, time::Duration};
 
 use clap::Args;
 use thiserror::Error;
@@ -63,13 +63,6 @@ impl Share {
     }
 }
 
-impl fmt::Display for Share {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (whole, rest) = (self.0 / 100, self.0 % 100);
-        if rest == 0 { write!(f, "{whole}%") } else { write!(f, "{whole}.{rest:02}%") }
-    }
-}
-
 impl FromStr for Share {
     type Err = ParseShareError;
 
@@ -120,13 +113,6 @@ impl Stages {
     }
 }
 
-impl fmt::Display for Stages {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let texts: Vec<_> = self.0.iter().map(Share::to_string).collect();
-        f.write_str(&texts.join(","))
-    }
-}
-
 impl FromStr for Stages {
     type Err = ParseStagesError;
 
@@ -148,18 +134,15 @@ mod tests {
 
     #[test]
     fn shares_are_percentages_of_at_least_one_runtime() {
-        for (text, shown, floor, ceiling) in [
-            ("1%", "1%", 2, 3),
-            ("0.5%", "0.50%", 1, 2),
-            ("12.25%", "12.25%", 30, 31),
-            ("100%", "100%", 250, 250),
-            ("0.01%", "0.01%", 1, 1),
+        for (text, points, floor, ceiling) in [
+            ("1%", 100, 2, 3),
+            ("0.5%", 50, 1, 2),
+            ("12.25%", 1_225, 30, 31),
+            ("100%", WHOLE, 250, 250),
+            ("0.01%", 1, 1, 1),
         ] {
             let share: Share = text.parse().unwrap();
-            assert_eq!(
-                (share.to_string().as_str(), share.floor_of(250), share.ceiling_of(250)),
-                (shown, floor, ceiling)
-            );
+            assert_eq!((share, share.floor_of(250), share.ceiling_of(250)), (Share(points), floor, ceiling));
             assert_eq!((share.floor_of(0), share.ceiling_of(0)), (1, 1));
         }
         for bad in ["", "%", "1", "0%", "101%", "1.%", ".5%", "0.001%", "-1%", "+1%", "1e2%", "99999%"] {
@@ -170,7 +153,7 @@ mod tests {
     #[test]
     fn stages_grow_to_the_whole_fleet() {
         let stages: Stages = "1%, 10%,100%".parse().unwrap();
-        assert_eq!((stages.to_string().as_str(), stages.count()), ("1%,10%,100%", 3));
+        assert_eq!((&stages, stages.count()), (&Stages(vec![Share(100), Share(1_000), Share(WHOLE)]), 3));
         let numbers = |from| stages.from(from).map(|(number, _)| number).collect::<Vec<_>>();
         assert_eq!((numbers(0), numbers(1), numbers(2)), (vec![1, 2, 3], vec![1, 2, 3], vec![2, 3]));
         assert_eq!((numbers(3), numbers(9)), (vec![3], vec![3]), "of a list that has become shorter");

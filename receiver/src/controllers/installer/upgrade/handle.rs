@@ -15,7 +15,7 @@ use crate::base::key::KymaKey;
 /// Handle on the upgrade; clones share the state.
 #[derive(Clone, Debug)]
 pub struct UpgradeHandle {
-    state: Arc<ArcSwap<UpgradeState>>,
+    pub(super) state: Arc<ArcSwap<UpgradeState>>,
     /// Observed images, bounded by the number of Kymas.
     observed: Arc<Mutex<HashMap<KymaKey, ObservedImage>>>,
 }
@@ -42,14 +42,6 @@ impl UpgradeHandle {
 
     pub(in crate::controllers::installer) fn image_for(&self, runtime: &RuntimeId) -> ImageDecision {
         self.state.load().image_for(runtime)
-    }
-
-    pub(super) fn state(&self) -> Arc<UpgradeState> {
-        self.state.load_full()
-    }
-
-    pub(super) fn set(&self, state: UpgradeState) {
-        self.state.store(Arc::new(state));
     }
 
     /// Records the image that a reconcile found or wrote in a runtime, and whether its pod runs.
@@ -86,7 +78,7 @@ mod tests {
 
         /// Assigns this image to every runtime from now on.
         pub(crate) fn set_image(&self, image: &str) {
-            self.set(UpgradeState::done(image));
+            self.state.store(Arc::new(UpgradeState::done(image)));
         }
     }
 

@@ -27,17 +27,11 @@ pub(in crate::controllers::installer) struct UpgradeState {
     pub(super) target: Image,
     /// Start of the stage, or end of the upgrade, in Unix seconds.
     pub(super) since: i64,
-    pub(super) progress: Progress,
+    /// `None` once every runtime is assigned to the target.
+    pub(super) ongoing: Option<Ongoing>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Progress {
-    /// Every runtime is assigned to the target.
-    Done,
-    /// Runtimes within the stage are assigned to the target.
-    Ongoing(Ongoing),
-}
-
+/// Upgrade in which only the runtimes within the stage are assigned to the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Ongoing {
     /// Last image that was assigned to all runtimes, and stays assigned to those outside the stage. `None` if unknown:
@@ -95,12 +89,11 @@ impl UpgradeState {
 
     /// State with one image for every runtime, without an earlier one.
     pub(super) fn done(target: &str) -> Self {
-        Self { target: target.into(), since: 0, progress: Progress::Done }
+        Self { target: target.into(), since: 0, ongoing: None }
     }
 
     fn ongoing(target: Image, previous: Option<Image>, since: i64) -> Self {
-        let ongoing = Ongoing { previous, stage: None, halted: None };
-        Self { target, since, progress: Progress::Ongoing(ongoing) }
+        Self { target, since, ongoing: Some(Ongoing { previous, stage: None, halted: None }) }
     }
 
     /// Returns the state for another target. The previous image is assigned to all runtimes at once, since upgraded
@@ -109,9 +102,9 @@ impl UpgradeState {
         if *self.target == *target {
             return self.clone();
         }
-        let previous = match &self.progress {
-            Progress::Done => Some(self.target.clone()),
-            Progress::Ongoing(ongoing) => ongoing.previous.clone(),
+        let previous = match &self.ongoing {
+            None => Some(self.target.clone()),
+            Some(ongoing) => ongoing.previous.clone(),
         };
         if previous.as_deref() == Some(target) {
             return Self { since: now, ..Self::done(target) };
@@ -119,22 +112,24 @@ impl UpgradeState {
         Self::ongoing(target.into(), previous, now)
     }
 
+    /// Returns the state after a step at `now`.
+    pub(super) fn becoming(&self, ongoing: Option<Ongoing>, now: i64) -> Self {
+        Self { target: self.target.clone(), since: now, ongoing }
+    }
+
     /// Returns the image assigned to a runtime.
     pub(in crate::controllers::installer) fn image_for(&self, runtime: &RuntimeId) -> ImageDecision {
-        // Without an upgrade no rank is computed.
-        let Progress::Ongoing(ongoing) = &self.progress else { return ImageDecision::Use(self.target.clone()) };
-        self.image_within(ongoing, || rank(&self.target, runtime))
+        self.image_within(|| rank(&self.target, runtime))
     }
 
     /// Returns the image assigned to a runtime of known rank.
     pub(super) fn image_for_rank(&self, rank: u64) -> ImageDecision {
-        match &self.progress {
-            Progress::Done => ImageDecision::Use(self.target.clone()),
-            Progress::Ongoing(ongoing) => self.image_within(ongoing, || rank),
-        }
+        self.image_within(|| rank)
     }
 
-    fn image_within(&self, ongoing: &Ongoing, rank: impl FnOnce() -> u64) -> ImageDecision {
+    /// Computes the rank only if a stage depends on it.
+    fn image_within(&self, rank: impl FnOnce() -> u64) -> ImageDecision {
+        let Some(ongoing) = &self.ongoing else { return ImageDecision::Use(self.target.clone()) };
         match (&ongoing.stage, &ongoing.previous) {
             (Some(stage), _) if rank() <= stage.through => ImageDecision::Use(self.target.clone()),
             (_, Some(previous)) => ImageDecision::Use(previous.clone()),
@@ -143,22 +138,16 @@ impl UpgradeState {
     }
 
     pub(super) fn halted(&self) -> Option<&str> {
-        match &self.progress {
-            Progress::Ongoing(ongoing) => ongoing.halted.as_deref(),
-            Progress::Done => None,
-        }
+        self.ongoing.as_ref()?.halted.as_deref()
     }
 
     pub(super) const fn is_done(&self) -> bool {
-        matches!(self.progress, Progress::Done)
+        self.ongoing.is_none()
     }
 
     /// Number of the current stage, 0 if there is none.
     pub(super) fn stage(&self) -> u32 {
-        match &self.progress {
-            Progress::Ongoing(Ongoing { stage: Some(stage), .. }) => stage.number,
-            _ => 0,
-        }
+        self.ongoing.as_ref().and_then(|ongoing| ongoing.stage).map_or(0, |stage| stage.number)
     }
 
     /// Serializes the state as data of the ConfigMap.
@@ -167,20 +156,19 @@ impl UpgradeState {
         let mut put = |key: &str, value: String| drop(data.insert(key.to_owned(), value));
         put(TARGET, self.target.to_string());
         put(SINCE, Timestamp::from_second(self.since).unwrap_or_default().to_string());
-        match &self.progress {
-            Progress::Done => put(STAGE, DONE.to_owned()),
-            Progress::Ongoing(Ongoing { previous, stage, halted }) => {
-                put(STAGE, stage.map_or(0, |stage| stage.number).to_string());
-                if let Some(stage) = stage {
-                    put(THROUGH, format!("{:016x}", stage.through));
-                }
-                if let Some(previous) = previous {
-                    put(PREVIOUS, previous.to_string());
-                }
-                if let Some(halted) = halted {
-                    put(HALTED, halted.clone());
-                }
-            }
+        let Some(Ongoing { previous, stage, halted }) = &self.ongoing else {
+            put(STAGE, DONE.to_owned());
+            return data;
+        };
+        put(STAGE, self.stage().to_string());
+        if let Some(stage) = stage {
+            put(THROUGH, format!("{:016x}", stage.through));
+        }
+        if let Some(previous) = previous {
+            put(PREVIOUS, previous.to_string());
+        }
+        if let Some(halted) = halted {
+            put(HALTED, halted.clone());
         }
         data
     }
@@ -190,17 +178,17 @@ impl UpgradeState {
         let text = |key: &'static str| data.get(key).map(String::as_str);
         let needed = |key| text(key).filter(|text| !text.is_empty()).ok_or(ParseStateError::Missing(key));
         let since: Timestamp = needed(SINCE)?.parse().map_err(|_| ParseStateError::Value(SINCE))?;
-        let progress = match needed(STAGE)? {
-            DONE => Progress::Done,
+        let ongoing = match needed(STAGE)? {
+            DONE => None,
             number => {
                 let number: u32 = number.parse().map_err(|_| ParseStateError::Value(STAGE))?;
                 let through = || u64::from_str_radix(needed(THROUGH)?, 16).map_err(|_| ParseStateError::Value(THROUGH));
                 let stage = if number == 0 { None } else { Some(Stage { number, through: through()? }) };
                 let previous = text(PREVIOUS).filter(|previous| !previous.is_empty()).map(Image::from);
-                Progress::Ongoing(Ongoing { previous, stage, halted: text(HALTED).map(str::to_owned) })
+                Some(Ongoing { previous, stage, halted: text(HALTED).map(str::to_owned) })
             }
         };
-        Ok(Self { target: needed(TARGET)?.into(), since: since.as_second(), progress })
+        Ok(Self { target: needed(TARGET)?.into(), since: since.as_second(), ongoing })
     }
 }
 
@@ -211,8 +199,8 @@ pub(super) mod tests {
     /// Upgrade from `a` to `b` in this stage.
     pub(in crate::controllers::installer::upgrade) fn upgrade(stage: Option<(u32, u64)>) -> UpgradeState {
         let stage = stage.map(|(number, through)| Stage { number, through });
-        let ongoing = Ongoing { previous: Some("a".into()), stage, halted: None };
-        UpgradeState { target: "b".into(), since: 1_800_000_000, progress: Progress::Ongoing(ongoing) }
+        let ongoing = Some(Ongoing { previous: Some("a".into()), stage, halted: None });
+        UpgradeState { target: "b".into(), since: 1_800_000_000, ongoing }
     }
 
     fn id(text: &str) -> RuntimeId {
@@ -237,8 +225,7 @@ pub(super) mod tests {
         let begun = towards(&UpgradeState::done("a"), "b");
         assert_eq!(begun, UpgradeState { since: 7, ..upgrade(None) });
         let halted = |mut state: UpgradeState| {
-            let Progress::Ongoing(ongoing) = &mut state.progress else { panic!() };
-            ongoing.halted = Some("why".into());
+            state.ongoing.as_mut().unwrap().halted = Some("why".into());
             state
         };
         for state in [upgrade(Some((2, 9))), halted(upgrade(Some((1, 9))))] {
@@ -256,8 +243,7 @@ pub(super) mod tests {
     #[test]
     fn state_round_trips_through_config_map_data() {
         let mut halted = upgrade(Some((3, u64::MAX)));
-        let Progress::Ongoing(ongoing) = &mut halted.progress else { panic!() };
-        ongoing.halted = Some("2 of 3".into());
+        halted.ongoing.as_mut().unwrap().halted = Some("2 of 3".into());
         for state in [
             UpgradeState::done("x:1"),
             UpgradeState::unknown("x", 5),

@@ -3,16 +3,14 @@
 
 use std::{
     collections::{BTreeSet, HashSet},
+    sync::Arc,
     time::Duration,
 };
 
 use futures::StreamExt as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::{
-    Client,
-    runtime::{WatchStreamExt as _, reflector::ObjectRef, watcher},
-};
+use kube::{Api, Client, runtime::reflector::ObjectRef};
 use tidewatch_shared::{api::Kyma, names::label};
 use tokio::time::{self, Instant, MissedTickBehavior, timeout};
 use tokio_util::sync::CancellationToken;
@@ -20,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     CONFIG_MAP, Flags, ImageDecision, Metrics, StoreError, UpgradeHandle, UpgradeState,
     decide::{self, Counts, Criteria, Fleet},
-    store::{Snapshot, Store},
+    store::{self, Snapshot},
     table::{AssessmentTable, Observation},
 };
 use crate::{
@@ -36,7 +34,7 @@ use crate::{
         queue::{Priority, WorkSet},
         table::{PathReport, RuntimeTable},
     },
-    kube::recorder::EventRecorder,
+    kube::{object, recorder::EventRecorder},
 };
 
 /// Interval between ticks during an upgrade.
@@ -71,7 +69,7 @@ pub struct UpgradeTask {
     flags: Flags,
     image: String,
     namespace: String,
-    store: Store,
+    maps: Api<ConfigMap>,
     snapshot: Snapshot,
     handle: UpgradeHandle,
     dependencies: Dependencies,
@@ -97,17 +95,17 @@ impl UpgradeTask {
         flags: Flags,
         dependencies: Dependencies,
     ) -> Result<(Self, UpgradeHandle), StoreError> {
-        let store = Store::new(client, namespace);
-        let snapshot = store.read().await?;
+        let maps = Api::namespaced(client, namespace);
+        let snapshot = store::read(&maps).await?;
         let handle = UpgradeHandle::new(match &snapshot {
-            Snapshot::Valid(stored) => stored.state.clone(),
+            Snapshot::Valid { state, .. } => state.clone(),
             Snapshot::Absent | Snapshot::Invalid => UpgradeState::unknown(image, Timestamp::now().as_second()),
         });
         let upgrade = Self {
             flags,
             image: image.to_owned(),
             namespace: namespace.to_owned(),
-            store,
+            maps,
             snapshot,
             handle: handle.clone(),
             dependencies,
@@ -123,16 +121,13 @@ impl UpgradeTask {
     /// Runs once the caches of KCP have synced; returns only if the watch ends, which it never does by itself.
     pub async fn run(mut self, synced: CancellationToken) -> &'static str {
         synced.cancelled().await;
-        let mut maps = watcher::watch_object(self.store.api().clone(), CONFIG_MAP).default_backoff().boxed();
+        let mut maps = object::watch(self.maps.clone(), CONFIG_MAP, format!("ConfigMap {CONFIG_MAP}"));
         let mut ticks = time::interval(INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 map = maps.next() => match map {
-                    Some(Ok(map)) => self.observe(map.as_ref()),
-                    Some(Err(error)) => {
-                        tracing::warn!(error = &error as &dyn std::error::Error, "Watch of the ConfigMap {CONFIG_MAP} failed");
-                    }
+                    Some(map) => self.observe(map.as_ref()),
                     None => return "watch of the agents' upgrade",
                 },
                 now = ticks.tick() => {
@@ -147,11 +142,11 @@ impl UpgradeTask {
     /// Evaluates only every [`IDLE_TICKS`] ticks while no upgrade is in progress, or only a change of the ConfigMap can
     /// resume it.
     fn is_due(&mut self) -> bool {
-        let state = self.handle.state();
+        let state = self.handle.state.load();
         let rests = match &self.snapshot {
             Snapshot::Absent => false,
             Snapshot::Invalid => true,
-            Snapshot::Valid(_) => *state.target == *self.image && (state.is_done() || state.halted().is_some()),
+            Snapshot::Valid { .. } => *state.target == *self.image && (state.is_done() || state.halted().is_some()),
         };
         self.idle = if rests { (self.idle + 1) % IDLE_TICKS } else { 0 };
         self.idle == 0
@@ -160,15 +155,15 @@ impl UpgradeTask {
     /// Takes over the ConfigMap from the watch.
     fn observe(&mut self, map: Option<&ConfigMap>) {
         let snapshot = Snapshot::of(map);
-        if let Snapshot::Valid(stored) = &snapshot
-            && *self.handle.state() != stored.state
+        if let Snapshot::Valid { state, metadata } = &snapshot
+            && **self.handle.state.load() != *state
         {
-            self.announce(&stored.state, stored.uid());
-            self.handle.set(stored.state.clone());
+            self.announce(state, metadata.uid.as_deref().unwrap_or_default());
+            self.handle.state.store(Arc::new(state.clone()));
             self.enqueued.clear();
         }
         if let Snapshot::Absent = &snapshot {
-            if matches!(self.snapshot, Snapshot::Valid(_)) {
+            if matches!(self.snapshot, Snapshot::Valid { .. }) {
                 tracing::warn!("ConfigMap {CONFIG_MAP} was deleted, it is created again");
             }
             self.written_version = None;
@@ -198,7 +193,7 @@ impl UpgradeTask {
     }
 
     async fn tick(&mut self, now: Instant) {
-        let current = self.handle.state();
+        let current = self.handle.state.load_full();
         let is_refused = matches!(self.snapshot, Snapshot::Invalid);
         self.dependencies.metrics.set_state(&current, is_refused);
         let unix = Timestamp::now().as_second();
@@ -211,20 +206,16 @@ impl UpgradeTask {
         if is_refused || now < self.not_before || self.written_version.as_deref() == Some(self.snapshot.version()) {
             return;
         }
-        let next = decide::step(&retargeted, &fleet, self.criteria(&retargeted, unix)).unwrap_or(retargeted);
-        if next != *current || matches!(self.snapshot, Snapshot::Absent) {
-            self.write(&next).await;
-        }
-    }
-
-    fn criteria(&self, state: &UpgradeState, now: i64) -> Criteria<'_> {
-        let confirmed = matches!(&self.snapshot, Snapshot::Valid(stored) if stored.confirms(&state.target));
-        Criteria {
+        let criteria = Criteria {
             stages: &self.flags.agent_upgrade_stages,
             pause: i64::try_from(self.flags.agent_upgrade_pause.as_secs()).unwrap_or(i64::MAX),
             max_failures: self.flags.agent_upgrade_max_failures,
-            confirmed,
-            now,
+            confirmed: self.snapshot.confirms(&retargeted.target),
+            now: unix,
+        };
+        let next = decide::step(&retargeted, &fleet, criteria).unwrap_or(retargeted);
+        if next != *current || matches!(self.snapshot, Snapshot::Absent) {
+            self.write(&next).await;
         }
     }
 
@@ -294,23 +285,22 @@ impl UpgradeTask {
     }
 
     async fn write(&mut self, state: &UpgradeState) {
-        let written = timeout(REQUEST_TIMEOUT, self.store.write(&self.snapshot, state)).await;
-        let outcome = match &written {
-            Ok(Ok(true)) => "written",
-            Ok(Ok(false)) => "conflict",
-            Ok(Err(_)) | Err(_) => "failed",
-        };
-        self.dependencies.metrics.count_write(outcome);
-        match written {
-            Ok(Ok(_)) => self.written_version = Some(self.snapshot.version().to_owned()),
+        let outcome = match timeout(REQUEST_TIMEOUT, store::write(&self.maps, &self.snapshot, state)).await {
+            Ok(Ok(is_written)) => {
+                self.written_version = Some(self.snapshot.version().to_owned());
+                if is_written { "written" } else { "conflict" }
+            }
             Ok(Err(error)) => self.failed(&error),
             Err(late) => self.failed(&late),
-        }
+        };
+        self.dependencies.metrics.count_write(outcome);
     }
 
-    fn failed(&mut self, error: &(dyn std::error::Error + 'static)) {
+    /// Delays the next write, and returns the outcome of this one.
+    fn failed(&mut self, error: &(dyn std::error::Error + 'static)) -> &'static str {
         self.not_before = Instant::now() + RETRY;
         tracing::warn!(error, "Agent upgrade state could not be written, the write is retried");
+        "failed"
     }
 }
 

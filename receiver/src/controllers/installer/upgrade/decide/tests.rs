@@ -30,10 +30,8 @@ fn fleet(members: Vec<Member>) -> Fleet {
 }
 
 fn stage(state: &UpgradeState) -> (u32, u64) {
-    match &state.progress {
-        Progress::Ongoing(Ongoing { stage: Some(stage), .. }) => (stage.number, stage.through),
-        other => panic!("{other:?}"),
-    }
+    let stage = state.ongoing.as_ref().unwrap().stage.unwrap();
+    (stage.number, stage.through)
 }
 
 use Assessment::{Failing, Pending, Proven, Unfit};
@@ -115,9 +113,10 @@ fn unknown_previous_image_is_derived_from_the_runtimes() {
     assert!(step(vec![member(1, "b", Proven), member(2, "b", Failing)], 0).unwrap().is_done());
     let not_looked_at = Member { image: None, ..member(1, "", Pending) };
     assert_eq!(step(vec![not_looked_at, member(2, "b", Proven)], 0), None);
-    let previous = |state: Option<UpgradeState>| match state.unwrap().progress {
-        Progress::Ongoing(Ongoing { previous, stage: Some(_), .. }) => previous,
-        other => panic!("{other:?}"),
+    let previous = |state: Option<UpgradeState>| {
+        let ongoing = state.unwrap().ongoing.unwrap();
+        assert!(ongoing.stage.is_some(), "{ongoing:?}");
+        ongoing.previous
     };
     assert_eq!(previous(step(with_a(&[Proven, Proven]), 0)), Some("a".into()));
     assert_eq!(previous(step(vec![member(1, "a", Proven), member(2, "c", Proven)], 0)), None, "each keeps its own");
@@ -238,7 +237,7 @@ proptest! {
     fn stages_respect_their_share_and_pause(fleet in random_fleet(80), stages in any_stages()) {
         let mut before: Option<(u32, i64)> = None;
         run(&fleet, &stages, |state, upgraded, now| {
-            let Progress::Ongoing(Ongoing { stage: Some(stage), halted, .. }) = &state.progress else { return };
+            let Some(Ongoing { stage: Some(stage), halted, .. }) = &state.ongoing else { return };
             let (_, share) = stages.from(stage.number).next().unwrap();
             assert!(upgraded <= share.floor_of(fleet.len()), "{upgraded} of {} in {stage:?}", fleet.len());
             if let Some((number, since)) = before {
