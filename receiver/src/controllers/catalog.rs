@@ -41,12 +41,12 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Client, ResourceExt};
 use tokio::time::timeout;
 
-pub(crate) use controller::{CatalogError, CatalogReconcile, CatalogReconciled};
 pub use error::{Attempt, ObjectFailure, ObjectsError, SyncError, Target};
 pub use flags::Flags;
 pub use metrics::{Metrics, Operation};
 pub use sync::Synced;
 
+pub(crate) use controller::{CatalogError, CatalogReconcile};
 pub(crate) use rollout::RolloutSlot;
 
 use self::{
@@ -55,7 +55,6 @@ use self::{
     removal_guard::{ChannelTarget, GuardDecision, HeldRemoval, RemovalPolicy},
     runtime::Runtime,
     snapshot::{Omission, Snapshot},
-    sync::ReadScope,
 };
 use crate::{
     base::{key::KymaKey, stores::Stores},
@@ -325,12 +324,8 @@ impl Catalog {
             (Some(inventory), Drift::None | Drift::Objects(_)) => (inventory, true),
             (cached, _) => load(&runtime, cached).await?,
         };
-        let scope = match drift {
-            Drift::None if is_complete => ReadScope::Changed(&[]),
-            Drift::Objects(events) if is_complete => ReadScope::Changed(events),
-            _ => ReadScope::All,
-        };
-        let result = sync::run(&runtime, &self.0.metrics, &desired, &mut inventory, scope).await;
+        let drift = if is_complete { drift } else { &Drift::All };
+        let result = sync::run(&runtime, &desired, &mut inventory, drift).await;
         self.end(key, sync, inventory, result)
     }
 

@@ -92,17 +92,13 @@ pub fn check(files: &[Source], against: Option<&[Source]>, options: &CheckOption
     let before = against.map(|before| object::objects(before, &mut Vec::new())).transpose()?;
     let schemas = Schemas::new();
     for object in &objects {
-        let violations = schemas.check(object.kind, &object.node);
-        let found = violations.into_iter().map(|violation| {
-            object.finding(&violation.path, violation.code, violation.message).suggest(violation.suggestion)
-        });
-        let known = findings.len();
-        findings.extend(found);
-        rules::metadata(object, &mut findings);
-        let has_error = findings[known..].iter().any(|finding| finding.severity == Severity::Error);
+        let mut found = schemas.check(object);
+        rules::metadata(object, &mut found);
+        let has_error = found.iter().any(|finding| finding.severity == Severity::Error);
         if let (Typed::Invalid(error), false) = (&object.typed, has_error) {
-            findings.push(object.finding(&[], Code::Type, error.clone()).suggest(METADATA_ADVICE));
+            found.push(object.finding(&[], Code::Type, error.clone()).suggest(METADATA_ADVICE));
         }
+        findings.extend(found);
     }
     findings.extend(rules::check(&objects, before.as_deref(), options));
     let count = |kind| objects.iter().filter(|object| object.kind == kind).count();

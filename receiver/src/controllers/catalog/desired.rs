@@ -15,6 +15,7 @@ use tidewatch_shared::{
     api::{ModuleReleaseMeta, ModuleTemplate},
     hex,
     names::{GROUP, SKR_NAMESPACE, VERSION, label},
+    variant::VariantName as _,
 };
 
 /// kubectl's copy of the object applied in KCP; it has no meaning in a runtime.
@@ -35,27 +36,23 @@ pub enum UnfitObjectError {
     TooLarge(usize),
 }
 
-/// Kinds of the catalog. Templates come first: they are applied before the release metas that reference them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+/// Kinds of the catalog. Templates come first: they are applied before the release metas that reference them. The text
+/// form is the plural resource name in API paths.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, strum::Display, strum::EnumString, strum::IntoStaticStr,
+)]
 pub enum Kind {
     /// ModuleTemplate.
+    #[strum(serialize = "moduletemplates")]
     Template,
     /// ModuleReleaseMeta.
+    #[strum(serialize = "modulereleasemetas")]
     ReleaseMeta,
 }
 
 impl Kind {
     /// Both kinds, in the order of their application.
     pub const ALL: [Self; 2] = [Self::Template, Self::ReleaseMeta];
-
-    /// Plural resource name in API paths.
-    #[must_use]
-    pub const fn resource(self) -> &'static str {
-        match self {
-            Self::Template => "moduletemplates",
-            Self::ReleaseMeta => "modulereleasemetas",
-        }
-    }
 
     /// Value of the field `kind`.
     #[must_use]
@@ -69,19 +66,7 @@ impl Kind {
     /// API resource for the client.
     #[must_use]
     pub fn api_resource(self) -> ApiResource {
-        ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(GROUP, VERSION, self.name()), self.resource())
-    }
-
-    /// Returns the kind with this plural resource name.
-    #[must_use]
-    pub fn of_resource(resource: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.resource() == resource)
-    }
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.resource())
+        ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(GROUP, VERSION, self.name()), self.as_str())
     }
 }
 
@@ -106,7 +91,7 @@ impl ObjectId {
     pub fn parse(text: &str) -> Option<Self> {
         let (resource, name) = text.split_once('/')?;
         let is_named = !name.is_empty() && !name.contains(char::is_whitespace);
-        Kind::of_resource(resource).filter(|_| is_named).map(|kind| Self::new(kind, name))
+        resource.parse().ok().filter(|_| is_named).map(|kind| Self::new(kind, name))
     }
 
     /// Returns whether the object is the release meta of a module, or by its name a template of it: versions begin with
@@ -169,7 +154,7 @@ impl fmt::Display for ContentHash {
 
 impl fmt::Debug for ContentHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&hex::encode(&self.0))
+        fmt::Display::fmt(self, f)
     }
 }
 

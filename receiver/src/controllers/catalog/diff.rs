@@ -116,7 +116,7 @@ pub fn changed_objects(events: &[Object], catalog: &DesiredCatalog, inventory: &
     let changed = events.iter().filter_map(|event| {
         let subject = &event.subject;
         let is_synced = subject.group == GROUP && subject.namespace == SKR_NAMESPACE && !subject.name.is_empty();
-        let kind = Kind::of_resource(&subject.resource).filter(|_| is_synced)?;
+        let kind: Kind = subject.resource.parse().ok().filter(|_| is_synced)?;
         let id = ObjectId::new(kind, &subject.name);
         let is_echo = match (inventory.entries.get(&id), event.change) {
             (None, Change::Deleted) => catalog.get(&id).is_none(),

@@ -33,7 +33,8 @@ pub enum SyncError {
 }
 
 /// Call that was attempted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
+#[strum(serialize_all = "lowercase")]
 pub enum Attempt {
     /// Read.
     Read,
@@ -44,21 +45,14 @@ pub enum Attempt {
 }
 
 /// Subject of a failed call.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, strum::Display)]
 pub enum Target {
     /// An object of the catalog.
+    #[strum(to_string = "{0}")]
     Object(ObjectId),
     /// The inventory.
+    #[strum(to_string = "the inventory")]
     Inventory,
-}
-
-impl fmt::Display for Target {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Object(id) => write!(f, "{id}"),
-            Self::Inventory => f.write_str("the inventory"),
-        }
-    }
 }
 
 /// Failure of one call.
@@ -101,12 +95,8 @@ impl ObjectsError {
 impl fmt::Display for ObjectsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, failure) in self.iter().take(NAMED).enumerate() {
-            let attempt = match failure.attempt {
-                Attempt::Read => "read",
-                Attempt::Apply => "apply",
-                Attempt::Delete => "delete",
-            };
-            write!(f, "{}{attempt} {}", if index == 0 { "" } else { ", " }, failure.target)?;
+            let separator = if index == 0 { "" } else { ", " };
+            write!(f, "{separator}{} {}", failure.attempt, failure.target)?;
         }
         match self.iter().count().saturating_sub(NAMED) {
             0 => {}
@@ -131,8 +121,7 @@ impl SyncError {
     #[must_use]
     pub fn class(&self) -> ErrorClass {
         match self {
-            Self::Inventory(source) => class_of(source),
-            Self::List { source: ListError::Page(source), .. } => class_of(source),
+            Self::Inventory(source) | Self::List { source: ListError::Page(source), .. } => class_of(source),
             Self::List { source: ListError::Timeout(_), .. } => ErrorClass::Transport,
             Self::List { source: ListError::Pages(_) | ListError::Objects(_), .. } => ErrorClass::User,
             Self::Objects(failures) => class_of_object(&failures.first.source),
@@ -141,10 +130,7 @@ impl SyncError {
 
     /// Returns whether the runtime does not serve the listed kind, and therefore has no objects of it.
     pub(super) fn is_not_served(&self) -> bool {
-        match self {
-            Self::List { source: ListError::Page(kube::Error::Api(status)), .. } => status.is_not_found(),
-            Self::List { .. } | Self::Inventory(_) | Self::Objects(_) => false,
-        }
+        matches!(self, Self::List { source: ListError::Page(kube::Error::Api(status)), .. } if status.is_not_found())
     }
 
     /// Returns whether the runtime itself is reachable, so that only the catalog has to wait for the retry.

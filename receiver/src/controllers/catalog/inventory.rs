@@ -78,13 +78,10 @@ impl Inventory {
         let class = data.get(CLASS)?.as_str();
         let mut inventory = Self { fingerprint: (class != UNKNOWN).then(|| class.into()), ..Self::default() };
         for line in data.get(OBJECTS)?.lines() {
-            let mut words = line.split(' ');
-            let id = ObjectId::parse(words.next()?)?;
-            let (hash, uid) = (words.next()?, words.next()?);
-            let generation = words.next()?.parse().ok()?;
-            if words.next().is_some() {
-                return None;
-            }
+            let words: Vec<_> = line.splitn(5, ' ').collect();
+            let [id, hash, uid, generation] = words[..] else { return None };
+            let id = ObjectId::parse(id)?;
+            let generation = generation.parse().ok()?;
             let hash = if hash == UNKNOWN {
                 inventory.unverified.insert(id.clone());
                 ContentHash::UNKNOWN
@@ -139,8 +136,7 @@ impl Inventory {
             let entry = self.entries.get(id);
             let hash = entry.filter(|entry| entry.hash != ContentHash::UNKNOWN && !self.unverified.contains(id));
             let hash = hash.map_or_else(|| UNKNOWN.to_owned(), |entry| entry.hash.to_string());
-            let word = |text: Option<&str>| text.filter(|text| !text.is_empty()).unwrap_or(UNKNOWN).to_owned();
-            let uid = word(entry.map(|entry| &*entry.uid));
+            let uid = entry.map(|entry| &*entry.uid).filter(|uid| !uid.is_empty()).unwrap_or(UNKNOWN);
             let generation = entry.map_or(0, |entry| entry.generation);
             // Writing to a `String` cannot fail.
             let _ = writeln!(objects, "{id} {hash} {uid} {generation}");

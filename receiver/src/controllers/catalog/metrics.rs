@@ -4,7 +4,8 @@ use prometheus_client::{
     encoding::{EncodeLabelSet, EncodeLabelValue},
     metrics::{counter::Counter, family::Family, gauge::Gauge},
 };
-use tidewatch_shared::metric_set;
+use strum::VariantNames as _;
+use tidewatch_shared::{metric_set, variant::VariantName as _};
 
 use super::{
     removal_guard::HeldRemoval,
@@ -33,7 +34,7 @@ metric_set! {
 /// Creates a family that exposes 0 for each reason from the start.
 fn none_left_out() -> Family<OmissionLabel, Gauge> {
     let family = Family::default();
-    for fault in OmissionReason::WORDS {
+    for &fault in OmissionReason::VARIANTS {
         drop(family.get_or_create(&OmissionLabel { fault }));
     }
     family
@@ -64,22 +65,15 @@ pub enum Operation {
     WriteInventory,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, EncodeLabelValue)]
-enum Outcome {
-    #[default]
-    Ok,
-    Failed,
-}
-
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct CallLabels {
     operation: Operation,
-    outcome: Outcome,
+    outcome: &'static str,
 }
 
 impl Metrics {
     pub(super) fn called(&self, operation: Operation, ok: bool) {
-        let outcome = if ok { Outcome::Ok } else { Outcome::Failed };
+        let outcome = if ok { "Ok" } else { "Failed" };
         self.calls.get_or_create(&CallLabels { operation, outcome }).inc();
     }
 
@@ -90,7 +84,7 @@ impl Metrics {
     /// Sets the gauges after KCP's catalog was recomputed.
     pub(super) fn update_gauges(&self, left_out: &[Omission], held: Option<&HeldRemoval>) {
         let count = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-        for fault in OmissionReason::WORDS {
+        for &fault in OmissionReason::VARIANTS {
             let omissions = left_out.iter().filter(|omission| omission.reason.as_str() == fault).count();
             self.left_out.get_or_create(&OmissionLabel { fault }).set(count(omissions));
         }

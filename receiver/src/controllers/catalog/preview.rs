@@ -13,6 +13,7 @@ use serde::Serialize;
 use tidewatch_shared::{
     api::{ModuleReleaseMeta, ModuleTemplate},
     table,
+    variant::VariantName as _,
 };
 
 use super::{
@@ -127,12 +128,12 @@ pub fn preview(live: &Live, objects: &Objects, options: &PreviewOptions) -> Prev
     let mut classes: Vec<_> =
         members.into_iter().map(|(pair, runtimes)| class_change(&before, &later, pair, runtimes)).collect();
     classes.sort_by_key(|class| usize::MAX - class.runtimes);
-    let known: BTreeSet<_> = omissions(&before).into_iter().collect();
+    let known: BTreeSet<_> = OmissionView::all(&before).into_iter().collect();
     Preview {
         runtimes: live.kymas.len(),
         affected: classes.iter().filter(|class| class.is_change()).map(|class| class.runtimes).sum(),
         guard: guard(live, &before, &later, options),
-        left_out: omissions(&later).into_iter().filter(|omission| !known.contains(omission)).collect(),
+        left_out: OmissionView::all(&later).into_iter().filter(|omission| !known.contains(omission)).collect(),
         classes,
     }
 }
@@ -194,14 +195,15 @@ fn guard(live: &Live, before: &Snapshot, later: &Snapshot, options: &PreviewOpti
     held.map(|removal| Guard { message: removal.to_string(), removal })
 }
 
-fn omissions(snapshot: &Snapshot) -> Vec<OmissionView> {
-    snapshot.omissions().iter().map(OmissionView::of).collect()
-}
-
 impl OmissionView {
-    pub(super) fn of(omission: &Omission) -> Self {
-        let Omission { id, reason, .. } = omission;
-        Self { object: id.to_string(), fault: reason.as_str(), message: reason.to_string() }
+    /// Omissions of a snapshot, sorted.
+    pub(super) fn all(snapshot: &Snapshot) -> Vec<Self> {
+        let view = |Omission { id, reason, .. }: &Omission| Self {
+            object: id.to_string(),
+            fault: reason.as_str(),
+            message: reason.to_string(),
+        };
+        snapshot.omissions().iter().map(view).collect()
     }
 }
 

@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn next_process_continues_from_the_stored_state() {
-        let to = ChannelTarget { version: "1.0.0".to_owned(), beta: false, internal: false, since: Some(7) };
+        let to = ChannelTarget { version: "1.0.0".to_owned(), labels: VisibilityLabels::default(), since: Some(7) };
         let versions = BTreeMap::from([("1.0.0".to_owned(), VisibilityLabels::default())]);
         let facts =
             ModuleState { audience: Audience::All, channels: BTreeMap::from([("fast".to_owned(), to)]), versions };

@@ -72,12 +72,9 @@ pub enum Audience {
 pub struct ChannelTarget {
     /// Target version.
     pub version: String,
-    /// Visible to beta Kymas only.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub beta: bool,
-    /// Visible to internal Kymas only.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub internal: bool,
+    /// Labels that limit its visibility.
+    #[serde(flatten)]
+    pub labels: VisibilityLabels,
     /// Time of the move to this version, in Unix seconds; absent if no move was observed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since: Option<i64>,
@@ -100,8 +97,8 @@ impl ModuleState {
             .map(|(version, template)| (version.to_owned(), VisibilityLabels::of(template.metadata.labels.as_ref())))
             .collect();
         let target = |entry: &Channel| {
-            let VisibilityLabels { beta, internal } = *versions.get(&entry.version)?;
-            Some((entry.channel.clone(), ChannelTarget { version: entry.version.clone(), beta, internal, since: None }))
+            let labels = *versions.get(&entry.version)?;
+            Some((entry.channel.clone(), ChannelTarget { version: entry.version.clone(), labels, since: None }))
         };
         Self { audience, channels: meta.spec.channels().iter().filter_map(target).collect(), versions }
     }
@@ -109,8 +106,7 @@ impl ModuleState {
     /// Channels that an admitted Kyma with these labels sees, and its visible versions, which require a visible
     /// channel.
     fn visible_to(&self, kyma: VisibilityLabels) -> (BTreeSet<&str>, BTreeSet<&str>) {
-        let channels =
-            self.channels.iter().filter(|(_, to)| kyma.sees(VisibilityLabels { beta: to.beta, internal: to.internal }));
+        let channels = self.channels.iter().filter(|(_, to)| kyma.sees(to.labels));
         let channels: BTreeSet<_> = channels.map(|(channel, _)| channel.as_str()).collect();
         let versions = self.versions.iter().filter(|(_, labels)| !channels.is_empty() && kyma.sees(**labels));
         let versions = versions.map(|(version, _)| version.as_str()).collect();
@@ -144,18 +140,6 @@ impl VisibilityLabels {
     const fn sees(self, object: Self) -> bool {
         (self.beta || !object.beta) && (self.internal || !object.internal)
     }
-
-    /// All combinations, each at its [`VisibilityLabels::index`].
-    const ALL: [Self; 4] = [
-        Self { beta: false, internal: false },
-        Self { beta: true, internal: false },
-        Self { beta: false, internal: true },
-        Self { beta: true, internal: true },
-    ];
-
-    const fn index(self) -> usize {
-        self.beta as usize + 2 * self.internal as usize
-    }
 }
 
 impl Audience {
@@ -174,13 +158,16 @@ impl Audience {
 /// comparison is done once per combination of visibility labels, since there are thousands of Kymas.
 fn loses_access(before: &ModuleState, now: &ModuleState) -> impl Fn(&BTreeMap<String, String>) -> bool + use<> {
     let (admitted, admits) = (before.audience.admits(), now.audience.admits());
-    let losses = VisibilityLabels::ALL.map(|labels| {
+    let loss = |labels| {
         let ((channels, versions), later) = (before.visible_to(labels), now.visible_to(labels));
         // The loss of a Kyma that is no longer admitted, and of one that still is.
         (!channels.is_empty(), !channels.is_subset(&later.0) || !versions.is_subset(&later.1))
-    });
+    };
+    // Indexed by the labels `beta` and `internal`.
+    let losses = [false, true].map(|beta| [false, true].map(|internal| loss(VisibilityLabels { beta, internal })));
     move |labels| {
-        let (all, some) = losses[VisibilityLabels::of(Some(labels)).index()];
+        let VisibilityLabels { beta, internal } = VisibilityLabels::of(Some(labels));
+        let (all, some) = losses[usize::from(beta)][usize::from(internal)];
         all && admitted(labels) && (some || !admits(labels))
     }
 }
@@ -252,7 +239,8 @@ pub fn evaluate<'a>(
         modules.extend(lost.into_iter().cloned());
     }
     let held = HeldRemoval { change: change_id(before, &next, &modules), modules, runtimes, of };
-    let is_few = runtimes <= limit(of, policy.percent);
+    let limit = (of.saturating_mul(policy.percent.into()) / 100).max(MAX_UNGUARDED_RUNTIMES);
+    let is_few = runtimes <= limit;
     if is_few || policy.confirmed == Some(held.change.as_str()) {
         return GuardDecision { accepted: next, held: None, confirmation_used: !is_few };
     }
@@ -272,10 +260,6 @@ pub struct RemovalPolicy<'a> {
     pub now: i64,
 }
 
-fn limit(of: usize, percent: u8) -> usize {
-    (of.saturating_mul(percent.into()) / 100).max(MAX_UNGUARDED_RUNTIMES)
-}
-
 fn change_id(before: &Releases, now: &Releases, modules: &BTreeSet<String>) -> String {
     let of = |releases: &Releases, module: &str| releases.get(module).map(ModuleState::without_times);
     let changes: Vec<_> = modules.iter().map(|module| (module, of(before, module), of(now, module))).collect();
@@ -292,13 +276,13 @@ mod tests {
     type Labels = BTreeMap<String, String>;
 
     fn target(version: &str, beta: bool) -> ChannelTarget {
-        ChannelTarget { version: version.to_owned(), beta, internal: false, since: None }
+        let labels = VisibilityLabels { beta, internal: false };
+        ChannelTarget { version: version.to_owned(), labels, since: None }
     }
 
     fn state(audience: Audience, channels: &[(&str, ChannelTarget)]) -> ModuleState {
         let channels: BTreeMap<_, _> = channels.iter().map(|(name, to)| ((*name).to_owned(), to.clone())).collect();
-        let labels = |to: &ChannelTarget| VisibilityLabels { beta: to.beta, internal: to.internal };
-        let versions = channels.values().map(|to| (to.version.clone(), labels(to))).collect();
+        let versions = channels.values().map(|to| (to.version.clone(), to.labels)).collect();
         ModuleState { audience, channels, versions }
     }
 
@@ -354,7 +338,7 @@ mod tests {
         less.get_mut("a").unwrap().channels.remove("fast");
         assert!(decide(&less, &many, None).held.is_some(), "a removed channel is a loss");
         let mut beta = before.clone();
-        beta.get_mut("a").unwrap().channels.get_mut("regular").unwrap().beta = true;
+        beta.get_mut("a").unwrap().channels.get_mut("regular").unwrap().labels.beta = true;
         assert_eq!(decide(&beta, &many, None).held.unwrap().runtimes, 95);
         let restricted = releases(&[("a", state(Audience::Excluded, &[])), ("b", before["b"].clone())]);
         assert!(decide(&restricted, &many, None).held.is_some());

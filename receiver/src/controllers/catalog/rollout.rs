@@ -48,15 +48,15 @@ impl RolloutSlot {
 pub fn delay(kyma_uid: &str, module: &str, version: &str, window: Duration) -> Duration {
     let text = format!("{kyma_uid}\n{module}\n{version}");
     let hash = digest::digest(&digest::SHA256, text.as_bytes());
-    let mut prefix = [0; 8];
-    prefix.copy_from_slice(&hash.as_ref()[..8]);
+    let prefix = hash.as_ref().first_chunk().map_or(0, |prefix| u64::from_be_bytes(*prefix));
     let millis = u64::try_from(window.as_millis()).unwrap_or(u64::MAX).max(1);
-    Duration::from_millis(u64::from_be_bytes(prefix) % millis)
+    Duration::from_millis(prefix % millis)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::controllers::catalog::removal_guard::VisibilityLabels;
 
     const WINDOW: Duration = Duration::from_secs(300);
 
@@ -66,7 +66,7 @@ mod tests {
 
     #[test]
     fn slot_arrives_once_the_delay_since_the_move_has_passed() {
-        let moved = |since| ChannelTarget { version: "2.0.0".to_owned(), beta: false, internal: false, since };
+        let moved = |since| ChannelTarget { version: "2.0.0".to_owned(), labels: VisibilityLabels::default(), since };
         let delay = delay("uid", "keda", "2.0.0", WINDOW);
         let last = i64::try_from(delay.as_secs()).unwrap();
         assert!(last > 1, "the delay must be longer than the clock step of this test");

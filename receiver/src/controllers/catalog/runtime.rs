@@ -32,7 +32,7 @@ pub(super) struct WriteResult {
 #[derive(Clone)]
 pub(super) struct Runtime {
     client: Client,
-    metrics: Metrics,
+    pub(super) metrics: Metrics,
 }
 
 impl Runtime {
@@ -86,7 +86,7 @@ impl Runtime {
     /// name.
     pub(super) async fn delete(&self, id: &ObjectId, uid: &str) -> kube::Result<bool> {
         let preconditions = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
-        let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::background() };
+        let params = DeleteParams::background().preconditions(preconditions);
         let result = match self.api(id.kind).delete(&id.name, &params).await {
             Ok(_) => Ok(true),
             Err(kube::Error::Api(status)) if status.is_not_found() => Ok(true),

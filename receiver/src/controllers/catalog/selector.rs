@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kube::core::{Expression, SelectorExt as _};
 use thiserror::Error;
 
 use crate::base::labels::{is_label_key, is_label_value};
@@ -26,21 +27,7 @@ pub enum SelectorError {
 
 /// A valid label selector; its requirements are ANDed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Selector(Vec<Requirement>);
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Requirement {
-    key: String,
-    operator: Operator,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Operator {
-    In(BTreeSet<String>),
-    NotIn(BTreeSet<String>),
-    Exists,
-    DoesNotExist,
-}
+pub struct Selector(Vec<Expression>);
 
 impl Selector {
     /// Parses a `LabelSelector` (meta/v1) as the API server does.
@@ -49,22 +36,21 @@ impl Selector {
     /// [`SelectorError`] of the first invalid requirement.
     pub fn parse(selector: &LabelSelector) -> Result<Self, SelectorError> {
         let exact = selector.match_labels.iter().flatten().map(|(key, value)| {
-            let operator = Operator::In(BTreeSet::from([checked_value(value)?]));
-            Ok(Requirement { key: checked_key(key)?, operator })
+            let value = checked_value(value)?;
+            Ok(Expression::In(checked_key(key)?, BTreeSet::from([value])))
         });
         let expressions = selector.match_expressions.iter().flatten().map(|expression| {
             let key = checked_key(&expression.key)?;
             let values = expression.values.iter().flatten().map(|value| checked_value(value));
             let values = values.collect::<Result<BTreeSet<_>, _>>()?;
-            let operator = match (expression.operator.as_str(), values.is_empty()) {
-                ("In", false) => Operator::In(values),
-                ("NotIn", false) => Operator::NotIn(values),
-                ("Exists", true) => Operator::Exists,
-                ("DoesNotExist", true) => Operator::DoesNotExist,
-                ("In" | "NotIn" | "Exists" | "DoesNotExist", _) => return Err(SelectorError::Values(key)),
-                (other, _) => return Err(SelectorError::Operator(other.chars().take(63).collect())),
-            };
-            Ok(Requirement { key, operator })
+            match (expression.operator.as_str(), values.is_empty()) {
+                ("In", false) => Ok(Expression::In(key, values)),
+                ("NotIn", false) => Ok(Expression::NotIn(key, values)),
+                ("Exists", true) => Ok(Expression::Exists(key)),
+                ("DoesNotExist", true) => Ok(Expression::DoesNotExist(key)),
+                ("In" | "NotIn" | "Exists" | "DoesNotExist", _) => Err(SelectorError::Values(key)),
+                (other, _) => Err(SelectorError::Operator(prefix(other))),
+            }
         });
         exact.chain(expressions).collect::<Result<_, _>>().map(Self)
     }
@@ -79,25 +65,21 @@ impl Selector {
     /// decides on its meaning.
     #[must_use]
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
-        self.0.iter().all(|Requirement { key, operator }| match (operator, labels.get(key)) {
-            (Operator::In(values), Some(value)) => values.contains(value),
-            (Operator::NotIn(values), Some(value)) => !values.contains(value),
-            (Operator::Exists, found) => found.is_some(),
-            (Operator::DoesNotExist, found) => found.is_none(),
-            (Operator::In(_), None) => false,
-            (Operator::NotIn(_), None) => true,
-        })
+        self.0.iter().all(|expression| expression.matches(labels))
     }
 }
 
 fn checked_key(key: &str) -> Result<String, SelectorError> {
-    is_label_key(key).then(|| key.to_owned()).ok_or_else(|| SelectorError::Key(key.chars().take(63).collect()))
+    if is_label_key(key) { Ok(key.to_owned()) } else { Err(SelectorError::Key(prefix(key))) }
 }
 
 fn checked_value(value: &str) -> Result<String, SelectorError> {
-    is_label_value(value)
-        .then(|| value.to_owned())
-        .ok_or_else(|| SelectorError::Value(value.chars().take(63).collect()))
+    if is_label_value(value) { Ok(value.to_owned()) } else { Err(SelectorError::Value(prefix(value))) }
+}
+
+/// Beginning of a text for an error message.
+fn prefix(text: &str) -> String {
+    text.chars().take(63).collect()
 }
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    fmt,
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -12,7 +11,7 @@ use tidewatch_shared::api::{ModuleReleaseMeta, ModuleTemplate};
 use super::{
     desired::{self, DesiredCatalog, DesiredObject, Kind, ObjectId, ReleaseBody},
     removal_guard::{ModuleState, Releases},
-    visibility::{self, Admission, Exclusion, HidingRule, VisibilityClass, template_name},
+    visibility::{self, Admission, HidingRule, VisibilityClass, template_name},
 };
 
 /// Maximum number of cached catalogs, one per class. Two labels and the restricted modules make up the classes, and
@@ -53,21 +52,29 @@ pub struct Omission {
     pub reason: OmissionReason,
 }
 
-/// Mistake in a template or release meta.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+/// Mistake in a template or release meta. The name is the value of the metric label and JSON field `fault`.
+#[derive(
+    Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error, strum::IntoStaticStr, strum::VariantNames,
+)]
+#[strum(serialize_all = "kebab-case")]
 pub enum OmissionReason {
     /// The name is not the one derived from the module, and for a template from the version.
+    #[error("it is left out: its name should be {expected}")]
     Name {
         /// Derived name.
         expected: String,
     },
     /// The module name, or for a template the version, is missing.
+    #[error("it is left out: it names no module or no version")]
     Nameless,
     /// The selector is malformed, with the reason.
+    #[error("nobody sees the module: its kymaSelector cannot be read: {0}")]
     Selector(String),
     /// The release meta has a selector although its module is not restricted, so no Kyma sees the module.
+    #[error("nobody sees the module: it has a kymaSelector but is not in the list of restricted modules")]
     NotRestricted,
     /// A channel points to a version without a template; only the channel is left out.
+    #[error("the channel {channel} is left out: there is no template of the version {version}")]
     UnknownVersion {
         /// Name of the channel.
         channel: String,
@@ -75,42 +82,8 @@ pub enum OmissionReason {
         version: String,
     },
     /// The object cannot be written to a runtime, with the reason; see [`desired::UnfitObjectError`].
+    #[error("it is left out: {0}")]
     Unfit(String),
-}
-
-impl OmissionReason {
-    /// Value of the metric label `fault` and of the JSON field `fault`.
-    #[must_use]
-    pub const fn as_str(&self) -> &'static str {
-        match self {
-            Self::Name { .. } => "name",
-            Self::Nameless => "nameless",
-            Self::Selector(_) => "selector",
-            Self::NotRestricted => "not-restricted",
-            Self::UnknownVersion { .. } => "unknown-version",
-            Self::Unfit(_) => "unfit",
-        }
-    }
-
-    /// All values of [`OmissionReason::as_str`].
-    pub const WORDS: [&'static str; 6] = ["name", "nameless", "selector", "not-restricted", "unknown-version", "unfit"];
-}
-
-impl fmt::Display for OmissionReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Name { expected } => write!(f, "it is left out: its name should be {expected}"),
-            Self::Nameless => f.write_str("it is left out: it names no module or no version"),
-            Self::Selector(error) => write!(f, "nobody sees the module: its kymaSelector cannot be read: {error}"),
-            Self::NotRestricted => f.write_str(
-                "nobody sees the module: it has a kymaSelector but is not in the list of restricted modules",
-            ),
-            Self::UnknownVersion { channel, version } => {
-                write!(f, "the channel {channel} is left out: there is no template of the version {version}")
-            }
-            Self::Unfit(error) => write!(f, "it is left out: {error}"),
-        }
-    }
 }
 
 /// Visibility of one module to a class.
@@ -228,7 +201,8 @@ impl Snapshot {
             if channels.is_empty() {
                 continue;
             }
-            let templates = || self.templates_of(module).filter(|found| class.sees_template(&found.object));
+            let templates =
+                || self.templates_of(module).filter(|found| class.hidden_template_rule(&found.object).is_none());
             let versions = templates().map(|found| found.version.as_str()).collect();
             objects.push(Arc::new(meta.body.restricted_to(&channels, &versions)));
             objects.extend(templates().map(|found| Arc::clone(&found.desired)));
@@ -293,10 +267,9 @@ fn accept_release_meta(
     let body = ReleaseBody::of(&object).inspect_err(|error| omit(OmissionReason::Unfit(error.to_string()))).ok()?;
     let admission = Admission::of(&object, restricted);
     match &admission {
-        Admission::Excluded(Exclusion::Malformed(error)) => omit(OmissionReason::Selector(error.clone())),
-        Admission::Excluded(Exclusion::NotRestricted) => omit(OmissionReason::NotRestricted),
-        Admission::Excluded(Exclusion::Mandatory | Exclusion::NoSelector) | Admission::All | Admission::Selected(_) => {
-        }
+        Admission::Excluded(HidingRule::MalformedSelector(error)) => omit(OmissionReason::Selector(error.clone())),
+        Admission::Excluded(HidingRule::SelectorWithoutRestriction) => omit(OmissionReason::NotRestricted),
+        Admission::Excluded(_) | Admission::All | Admission::Selected(_) => {}
     }
     for entry in object.spec.channels() {
         if !templates.contains_key(&template_name(&name, &entry.version)) {
@@ -309,7 +282,8 @@ fn accept_release_meta(
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
-    use tidewatch_shared::names::label;
+    use strum::VariantNames as _;
+    use tidewatch_shared::{names::label, variant::VariantName as _};
 
     use super::*;
 
@@ -399,7 +373,7 @@ mod tests {
             ("modulereleasemetas/s", "selector"),
         ];
         assert_eq!(omitted, expected.map(|(id, reason)| (id.to_owned(), reason)));
-        assert!(omitted.iter().all(|(_, reason)| OmissionReason::WORDS.contains(reason)));
+        assert!(omitted.iter().all(|(_, reason)| OmissionReason::VARIANTS.contains(reason)));
         assert_eq!(names(&snapshot, &[]), ["moduletemplates/a-1.0.0", "modulereleasemetas/a"]);
     }
 

@@ -14,10 +14,9 @@ use super::{
     diff::{self, Action, Apply, Delete, Steps},
     error::{Attempt, ObjectFailure, ObjectsError, SyncError, Target},
     inventory::{Inventory, InventoryEntry},
-    metrics::Metrics,
     runtime::{Runtime, WriteResult},
 };
-use crate::{base::short_map::ShortMap, kube::object::is_conflict};
+use crate::{base::short_map::ShortMap, fleet::queue::Drift, kube::object::is_conflict};
 
 /// Concurrent calls to one runtime.
 const CONCURRENCY: usize = 4;
@@ -31,37 +30,32 @@ pub struct Synced {
     pub deleted: usize,
 }
 
-/// Objects that a sync reads from the runtime.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum ReadScope<'a> {
-    /// All objects of both kinds, by a list.
-    All,
-    /// Only the objects that these events report a change of, possibly none.
-    Changed(&'a [Object]),
-}
-
-/// Reconciles the runtime's catalog with the desired one. The inventory is updated with each step, so it is accurate
-/// after a failure too.
+/// Reconciles the runtime's catalog with the desired one. It reads the objects that `drift` reports, and with
+/// [`Drift::All`] lists both kinds. The inventory is updated with each step, so it is accurate after a failure too.
 pub(super) async fn run(
     runtime: &Runtime,
-    metrics: &Metrics,
     desired: &DesiredCatalog,
     inventory: &mut Inventory,
-    scope: ReadScope<'_>,
+    drift: &Drift,
 ) -> Result<Synced, SyncError> {
-    if matches!(scope, ReadScope::Changed([])) && inventory.is_current(desired.fingerprint()) {
+    let events = match drift {
+        Drift::All => None,
+        Drift::None => Some(&[][..]),
+        Drift::Objects(events) => Some(events.as_slice()),
+    };
+    if events.is_some_and(<[_]>::is_empty) && inventory.is_current(desired.fingerprint()) {
         return Ok(Synced::default());
     }
     let mut run = SyncRun::new(runtime, inventory);
-    let (steps, unread) = match scope {
-        ReadScope::All => (run.relist(desired).await?, BTreeSet::new()),
-        ReadScope::Changed(events) => run.read_changed(desired, events).await,
+    let (steps, unread) = match events {
+        None => (run.relist(desired).await?, BTreeSet::new()),
+        Some(events) => run.read_changed(desired, events).await,
     };
     // Before the first write, so that a crash never loses track of a created object.
     if run.inventory.add_unverified(steps.applies.iter().map(|apply| &apply.desired.id)) {
         run.write_inventory().await?;
     }
-    run.execute(steps, &unread, metrics).await;
+    run.execute(steps, &unread).await;
     if run.failures.iter().any(|failure| is_not_found(&failure.source)) {
         // The CRD or the namespace was deleted during the sync, and other objects with it: no entry can be relied on.
         run.inventory.unverified.extend(run.inventory.entries.keys().cloned());
@@ -195,7 +189,7 @@ impl<'a> SyncRun<'a> {
         (steps, unread)
     }
 
-    async fn execute(&mut self, steps: Steps, unread: &BTreeSet<ObjectId>, metrics: &Metrics) {
+    async fn execute(&mut self, steps: Steps, unread: &BTreeSet<ObjectId>) {
         let (templates, metas): (Vec<_>, Vec<_>) =
             steps.applies.into_iter().partition(|apply| apply.desired.id.kind == Kind::Template);
         let (old_templates, old_metas): (Vec<_>, Vec<_>) =
@@ -207,7 +201,7 @@ impl<'a> SyncRun<'a> {
         let missing: BTreeSet<_> = absent.chain(unread_templates).map(|id| &id.name).collect();
         let (blocked, metas): (Vec<_>, Vec<_>) =
             metas.into_iter().partition(|apply| apply.desired.requires.iter().any(|name| missing.contains(name)));
-        metrics.blocked(blocked.len());
+        self.runtime.metrics.blocked(blocked.len());
 
         let mut outdated: Vec<_> = blocked.into_iter().map(|apply| apply.desired.id.clone()).collect();
         self.block(&outdated);

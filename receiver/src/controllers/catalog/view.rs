@@ -6,8 +6,9 @@ use std::{
 };
 
 use k8s_openapi::api::core::v1::ConfigMap;
+use kube::core::ObjectMeta;
 use serde::Serialize;
-use tidewatch_shared::table;
+use tidewatch_shared::{table, variant::VariantName as _};
 
 use super::{
     check::Objects,
@@ -16,9 +17,6 @@ use super::{
     snapshot::{ModuleVisibility, Snapshot},
     visibility::{HidingRule, VisibilityClass},
 };
-
-/// Rule of a module without a valid release meta, and of its templates.
-const NO_RELEASE_META: &str = "no-release-meta";
 
 /// Visibility of KCP's catalog to one Kyma.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -100,65 +98,46 @@ impl Visibility {
             reason: hidden.map(HidingRule::to_string),
         }
     }
-
-    fn no_release_meta() -> Self {
-        let reason = "its module has no release meta, or one with a mistake in it".to_owned();
-        Self { visible: false, rule: Some(NO_RELEASE_META), reason: Some(reason) }
-    }
 }
 
-/// Metadata of a Kyma in KCP that determine its catalog.
-#[derive(Clone, Debug)]
-pub struct KymaMeta {
-    /// Name of the Kyma.
-    pub name: String,
-    /// Namespace of the Kyma.
-    pub namespace: String,
-    /// Labels of the Kyma.
-    pub labels: BTreeMap<String, String>,
-}
-
-/// Computes the visibility of these objects to a Kyma; `restricted` are the modules of `--restricted-default-modules`,
-/// `releases` is the ConfigMap of releases.
+/// Computes the visibility of these objects to the Kyma with this metadata; `restricted` are the modules of
+/// `--restricted-default-modules`, `releases` is the ConfigMap of releases.
 #[must_use]
-pub fn view(kyma: &KymaMeta, objects: &Objects, restricted: &BTreeSet<String>, releases: Option<&ConfigMap>) -> View {
+pub fn view(kyma: ObjectMeta, objects: &Objects, restricted: &BTreeSet<String>, releases: Option<&ConfigMap>) -> View {
     let (templates, metas) = (objects.templates.iter().cloned(), objects.release_metas.iter().cloned());
     let snapshot = Snapshot::new(templates, metas, restricted, BTreeSet::new());
-    let class = snapshot.class(&kyma.labels);
-    let mut modules: Vec<_> = snapshot.modules(&class).into_iter().map(ModuleView::of).collect();
+    let class = snapshot.class(&kyma.labels.unwrap_or_default());
+    let mut modules = snapshot.modules(&class);
     modules.extend(unreleased(objects, &modules));
     modules.sort_by(|a, b| a.module.cmp(&b.module));
     View {
-        kyma: kyma.name.clone(),
-        namespace: kyma.namespace.clone(),
+        kyma: kyma.name.unwrap_or_default(),
+        namespace: kyma.namespace.unwrap_or_default(),
         class,
-        modules,
-        left_out: snapshot.omissions().iter().map(OmissionView::of).collect(),
+        modules: modules.into_iter().map(ModuleView::of).collect(),
+        left_out: OmissionView::all(&snapshot),
         held: Ledger::held(releases).map(|held| held.modules).unwrap_or_default(),
     }
 }
 
 /// Modules with templates but without a valid release meta.
-fn unreleased(objects: &Objects, released: &[ModuleView]) -> Vec<ModuleView> {
-    let mut modules: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+fn unreleased(objects: &Objects, released: &[ModuleVisibility]) -> Vec<ModuleVisibility> {
+    let mut modules = BTreeMap::new();
     for template in &objects.templates {
         if let (Some(module), Some(version)) = (template.spec.module_name.as_deref(), template.spec.version.as_deref())
             && !module.is_empty()
             && released.iter().all(|released| released.module != module)
         {
-            modules.entry(module).or_default().insert(version);
+            let unreleased = modules.entry(module).or_insert_with(|| ModuleVisibility {
+                module: module.to_owned(),
+                hidden: Some(HidingRule::NoReleaseMeta),
+                channels: BTreeMap::new(),
+                versions: BTreeMap::new(),
+            });
+            unreleased.versions.insert(version.to_owned(), None);
         }
     }
-    let view = |(module, versions): (&str, BTreeSet<&str>)| ModuleView {
-        module: module.to_owned(),
-        visibility: Visibility::no_release_meta(),
-        channels: Vec::new(),
-        versions: versions
-            .into_iter()
-            .map(|version| VersionView { version: version.to_owned(), visibility: Visibility::no_release_meta() })
-            .collect(),
-    };
-    modules.into_iter().map(view).collect()
+    modules.into_values().collect()
 }
 
 impl ModuleView {
@@ -182,14 +161,9 @@ impl fmt::Display for View {
         let head = format!("Kyma {}/{}: {}\n\n", self.namespace, self.kyma, self.class);
         f.write_str(&head)?;
         let row = |module: &str, channel: &str, version: &str, visibility: &Visibility| {
-            let rule = visibility.rule.unwrap_or("visible").to_owned();
-            [
-                module.to_owned(),
-                channel.to_owned(),
-                version.to_owned(),
-                rule,
-                visibility.reason.clone().unwrap_or_default(),
-            ]
+            let rule = visibility.rule.unwrap_or("visible");
+            let reason = visibility.reason.as_deref().unwrap_or_default();
+            [module, channel, version, rule, reason].map(str::to_owned)
         };
         let mut rows = Vec::new();
         for module in &self.modules {
@@ -202,17 +176,11 @@ impl fmt::Display for View {
             }
         }
         f.write_str(&table::aligned(["MODULE", "CHANNEL", "VERSION", "RULE", "WHY"], rows))?;
-        for OmissionView { object, message, .. } in &self.left_out {
-            writeln!(f, "{}", table::sanitize(&format!("{object}: {message}")))?;
-        }
-        for module in &self.held {
-            writeln!(
-                f,
-                "{}",
-                table::sanitize(&format!("{module}: a removal waits for a confirmation, runtimes keep what they have"))
-            )?;
-        }
-        Ok(())
+        let left_out = self.left_out.iter().map(|OmissionView { object, message, .. }| format!("{object}: {message}"));
+        let held = self.held.iter();
+        let held =
+            held.map(|module| format!("{module}: a removal waits for a confirmation, runtimes keep what they have"));
+        left_out.chain(held).try_for_each(|line| writeln!(f, "{}", table::sanitize(&line)))
     }
 }
 
@@ -242,9 +210,10 @@ mod tests {
         Objects { templates: templates.iter().map(template).collect(), release_metas: metas.iter().map(meta).collect() }
     }
 
-    fn kyma(labels: &[(&str, &str)]) -> KymaMeta {
-        let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-        KymaMeta { name: "k".to_owned(), namespace: "kcp-system".to_owned(), labels }
+    fn kyma(labels: &[(&str, &str)]) -> ObjectMeta {
+        serde_json::from_value(json!({"name": "k", "namespace": "kcp-system",
+            "labels": labels.iter().copied().collect::<BTreeMap<_, _>>()}))
+        .unwrap()
     }
 
     #[test]
@@ -271,7 +240,7 @@ mod tests {
             ],
         );
         let restricted = BTreeSet::from(["secret".to_owned()]);
-        let view = super::view(&kyma(&[]), &objects, &restricted, None);
+        let view = super::view(kyma(&[]), &objects, &restricted, None);
         let rule = |visibility: &Visibility| visibility.rule.unwrap_or("visible");
         let modules: Vec<_> = view.modules.iter().map(|module| (&*module.module, rule(&module.visibility))).collect();
         assert_eq!(
@@ -305,7 +274,7 @@ mod tests {
         assert!(page.starts_with("Kyma kcp-system/k: plain\n\nMODULE"), "{page}");
         assert!(page.lines().any(|line| line.contains("fast") && line.contains("beta")), "{page}");
 
-        let other = super::view(&kyma(&[(label::BETA, "true"), ("team", "a")]), &objects, &restricted, None);
+        let other = super::view(kyma(&[(label::BETA, "true"), ("team", "a")]), &objects, &restricted, None);
         assert!(other.modules[0].channels[0].visibility.visible && other.modules[2].visibility.visible);
         assert_eq!(other.class.to_string(), "beta, selected for secret");
     }

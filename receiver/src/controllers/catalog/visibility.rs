@@ -36,90 +36,49 @@ pub enum Admission {
     All,
     /// Kymas with matching labels; the module is restricted.
     Selected(Selector),
-    /// No Kyma, for this reason.
-    Excluded(Exclusion),
+    /// No Kyma, by this rule.
+    Excluded(HidingRule),
 }
 
-/// Rule that hides a module, a channel or a version. The first matching rule decides.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Rule that hides a module, a channel or a version. The first matching rule decides. The name is the value of the JSON
+/// field `rule`, the text that of `reason`.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, strum::IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum HidingRule {
     /// The module is mandatory: every runtime has it, so no Kyma selects it.
+    #[error("it is mandatory: every runtime has it, so it is in no catalog")]
     Mandatory,
     /// Visible only to Kymas with the label `beta`.
+    #[error("only Kymas with the label operator.kyma-project.io/beta=true see it")]
     Beta,
     /// Visible only to Kymas with the label `internal`.
+    #[error("only Kymas with the label operator.kyma-project.io/internal=true see it")]
     Internal,
     /// The module is restricted, and its release meta has no `kymaSelector` or an empty one.
+    #[strum(serialize = "restricted-no-selector")]
+    #[error("the module is restricted and its kymaSelector selects nobody")]
     RestrictedWithoutSelector,
     /// The module is restricted, and its `kymaSelector` does not match the Kyma's labels.
+    #[error("the module is restricted and its kymaSelector does not match the Kyma's labels")]
     RestrictedNotMatching,
     /// The module is restricted, and its `kymaSelector` is malformed, with the reason.
+    #[error("the module is restricted and its kymaSelector cannot be read: {0}")]
     MalformedSelector(String),
     /// The release meta has a `kymaSelector` although the module is not restricted.
+    #[error("it has a kymaSelector but is not in the list of restricted modules")]
     SelectorWithoutRestriction,
     /// The release meta has no channel.
+    #[error("its release meta names no channel")]
     NoChannel,
     /// The version has no template.
+    #[error("no template stands for the version")]
     NoTemplate,
     /// All channels are hidden, by different rules.
+    #[error("none of its channels may be seen")]
     NoVisibleChannel,
-}
-
-impl HidingRule {
-    /// Value of the JSON field `rule`.
-    #[must_use]
-    pub const fn as_str(&self) -> &'static str {
-        match self {
-            Self::Mandatory => "mandatory",
-            Self::Beta => "beta",
-            Self::Internal => "internal",
-            Self::RestrictedWithoutSelector => "restricted-no-selector",
-            Self::RestrictedNotMatching => "restricted-not-matching",
-            Self::MalformedSelector(_) => "malformed-selector",
-            Self::SelectorWithoutRestriction => "selector-without-restriction",
-            Self::NoChannel => "no-channel",
-            Self::NoTemplate => "no-template",
-            Self::NoVisibleChannel => "no-visible-channel",
-        }
-    }
-}
-
-impl fmt::Display for HidingRule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Mandatory => f.write_str("it is mandatory: every runtime has it, so it is in no catalog"),
-            Self::Beta => f.write_str("only Kymas with the label operator.kyma-project.io/beta=true see it"),
-            Self::Internal => f.write_str("only Kymas with the label operator.kyma-project.io/internal=true see it"),
-            Self::RestrictedWithoutSelector => {
-                f.write_str("the module is restricted and its kymaSelector selects nobody")
-            }
-            Self::RestrictedNotMatching => {
-                f.write_str("the module is restricted and its kymaSelector does not match the Kyma's labels")
-            }
-            Self::MalformedSelector(error) => {
-                write!(f, "the module is restricted and its kymaSelector cannot be read: {error}")
-            }
-            Self::SelectorWithoutRestriction => {
-                f.write_str("it has a kymaSelector but is not in the list of restricted modules")
-            }
-            Self::NoChannel => f.write_str("its release meta names no channel"),
-            Self::NoTemplate => f.write_str("no template stands for the version"),
-            Self::NoVisibleChannel => f.write_str("none of its channels may be seen"),
-        }
-    }
-}
-
-/// Reason for which a release meta admits no Kyma.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Exclusion {
-    /// The module is mandatory.
-    Mandatory,
-    /// The module is restricted, and the selector is absent or empty.
-    NoSelector,
-    /// The module is restricted, and the selector is malformed, with the reason.
-    Malformed(String),
-    /// The release meta has a selector although the module is not restricted.
-    NotRestricted,
+    /// The module has templates, but no valid release meta.
+    #[error("its module has no release meta, or one with a mistake in it")]
+    NoReleaseMeta,
 }
 
 impl VisibilityClass {
@@ -137,13 +96,7 @@ impl VisibilityClass {
         }
     }
 
-    /// Returns whether a template is visible: not mandatory, and beta or internal only to Kymas of that label.
-    #[must_use]
-    pub fn sees_template(&self, template: &ModuleTemplate) -> bool {
-        self.hidden_template_rule(template).is_none()
-    }
-
-    /// Rule that hides a template from this class, if any.
+    /// Rule that hides a template from this class, if any: mandatory, or beta or internal and the Kyma has no such label.
     #[must_use]
     pub fn hidden_template_rule(&self, template: &ModuleTemplate) -> Option<HidingRule> {
         let labels = template.metadata.labels.as_ref();
@@ -156,12 +109,6 @@ impl VisibilityClass {
         (!self.internal && is_true(labels, label::INTERNAL)).then_some(HidingRule::Internal)
     }
 
-    /// Returns whether the class is admitted to a module.
-    #[must_use]
-    pub fn admits(&self, module: &str, admission: &Admission) -> bool {
-        self.exclusion_rule(module, admission).is_none()
-    }
-
     /// Rule that hides a module with this admission, independent of its templates.
     #[must_use]
     pub fn exclusion_rule(&self, module: &str, admission: &Admission) -> Option<HidingRule> {
@@ -169,12 +116,7 @@ impl VisibilityClass {
             Admission::All => None,
             Admission::Selected(_) if self.restricted.contains(module) => None,
             Admission::Selected(_) => Some(HidingRule::RestrictedNotMatching),
-            Admission::Excluded(exclusion) => Some(match exclusion {
-                Exclusion::Mandatory => HidingRule::Mandatory,
-                Exclusion::NoSelector => HidingRule::RestrictedWithoutSelector,
-                Exclusion::Malformed(error) => HidingRule::MalformedSelector(error.clone()),
-                Exclusion::NotRestricted => HidingRule::SelectorWithoutRestriction,
-            }),
+            Admission::Excluded(rule) => Some(rule.clone()),
         }
     }
 }
@@ -194,16 +136,16 @@ impl Admission {
     #[must_use]
     pub fn of(meta: &ModuleReleaseMeta, restricted: &BTreeSet<String>) -> Self {
         if meta.spec.mandatory.is_some() {
-            return Self::Excluded(Exclusion::Mandatory);
+            return Self::Excluded(HidingRule::Mandatory);
         }
         match (&meta.spec.kyma_selector, restricted.contains(&meta.spec.module_name)) {
             (None, false) => Self::All,
-            (Some(_), false) => Self::Excluded(Exclusion::NotRestricted),
-            (None, true) => Self::Excluded(Exclusion::NoSelector),
+            (Some(_), false) => Self::Excluded(HidingRule::SelectorWithoutRestriction),
+            (None, true) => Self::Excluded(HidingRule::RestrictedWithoutSelector),
             (Some(selector), true) => match Selector::parse(selector) {
-                Ok(selector) if selector.is_empty() => Self::Excluded(Exclusion::NoSelector),
+                Ok(selector) if selector.is_empty() => Self::Excluded(HidingRule::RestrictedWithoutSelector),
                 Ok(selector) => Self::Selected(selector),
-                Err(error) => Self::Excluded(Exclusion::Malformed(error.to_string())),
+                Err(error) => Self::Excluded(HidingRule::MalformedSelector(error.to_string())),
             },
         }
     }
@@ -252,6 +194,7 @@ mod tests {
     use std::sync::Arc;
 
     use serde_json::{Value, json};
+    use tidewatch_shared::variant::VariantName as _;
 
     use super::*;
 
@@ -285,8 +228,9 @@ mod tests {
             let class = VisibilityClass::of(&of_kyma, []);
             assert_eq!(class, super::tests::class(kyma_beta, kyma_internal));
             let seen = (!beta || kyma_beta) && (!internal || kyma_internal);
-            assert_eq!(class.sees_template(&template("t", &of_template, false)), seen, "{bits:04b}");
-            assert!(!class.sees_template(&template("t", &of_template, true)), "mandatory {bits:04b}");
+            let sees = |mandatory| class.hidden_template_rule(&template("t", &of_template, mandatory)).is_none();
+            assert_eq!(sees(false), seen, "{bits:04b}");
+            assert!(!sees(true), "mandatory {bits:04b}");
         }
     }
 
@@ -321,7 +265,7 @@ mod tests {
             let admission = Admission::of(&meta, if is_restricted { &restricted } else { const { &BTreeSet::new() } });
             let class = VisibilityClass::of(&matching, [("m", &admission)]);
             assert_eq!(
-                class.admits("m", &admission),
+                class.exclusion_rule("m", &admission).is_none(),
                 admitted,
                 "restricted {is_restricted}: {:?}",
                 meta.spec.kyma_selector

@@ -8,6 +8,7 @@ use serde::{
 };
 use serde_json::{Map, Number, Value};
 use serde_saphyr::{Location, Options, Spanned, budget, options};
+use strum::Display;
 
 /// Maximum nesting depth of a value.
 const MAX_DEPTH: usize = 256;
@@ -16,34 +17,27 @@ const MAX_DOCUMENTS: usize = 20_000;
 /// Maximum number of values per text.
 const MAX_NODES: usize = 4_000_000;
 
-/// Position in a text; both count from 1, columns in characters. Zero is unknown.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Position {
-    pub(super) line: u64,
-    pub(super) column: u64,
-}
-
-impl Position {
-    pub(super) fn of(location: Location) -> Self {
-        Self { line: location.line(), column: location.column() }
-    }
-}
-
 /// A value with its position; for a member of an object, the position of its key.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Node {
-    pub(super) at: Position,
+    pub(super) at: Location,
     pub(super) content: Content,
 }
 
-/// Content of a value.
-#[derive(Clone, Debug, PartialEq)]
+/// Content of a value. It is displayed as its type.
+#[derive(Clone, Debug, Display, PartialEq)]
 pub(super) enum Content {
+    #[strum(to_string = "null")]
     Null,
+    #[strum(to_string = "a boolean")]
     Bool(bool),
+    #[strum(to_string = "a number")]
     Number(Number),
+    #[strum(to_string = "a string")]
     Text(String),
+    #[strum(to_string = "a list")]
     List(Vec<Node>),
+    #[strum(to_string = "an object")]
     Object(Vec<(String, Node)>),
 }
 
@@ -71,10 +65,10 @@ pub(super) fn path(steps: &[Step<'_>]) -> String {
 /// Parses every document of a text; empty documents are skipped.
 ///
 /// # Errors
-/// Position and message, if the text is not valid YAML, or exceeds [`MAX_DEPTH`], [`MAX_DOCUMENTS`] or [`MAX_NODES`].
-pub(super) fn read(text: &str) -> Result<Vec<Node>, (Position, String)> {
+/// Location, counted from 1 in characters, and message, if the text is not valid YAML, or exceeds [`MAX_DEPTH`], [`MAX_DOCUMENTS`] or [`MAX_NODES`].
+pub(super) fn read(text: &str) -> Result<Vec<Node>, (Location, String)> {
     let documents = serde_saphyr::from_multiple_with_options::<Node>(text, yaml_options());
-    documents.map_err(|error| (error.location().map(Position::of).unwrap_or_default(), error.to_string()))
+    documents.map_err(|error| (error.location().unwrap_or(Location::UNKNOWN), error.to_string()))
 }
 
 /// Parser options equal to kubectl's: `0644` is an octal number, `yes` is a boolean.
@@ -97,14 +91,12 @@ impl Node {
 
     /// Member of an object, if it is a string.
     pub(super) fn text(&self, key: &str) -> Option<&str> {
-        match &self.get(key)?.content {
-            Content::Text(text) => Some(text),
-            _ => None,
-        }
+        let Content::Text(text) = &self.get(key)?.content else { return None };
+        Some(text)
     }
 
-    /// Position of the value at a path, or of the last existing value on the way to it.
-    pub(super) fn position_of(&self, steps: &[Step<'_>]) -> Position {
+    /// Location of the value at a path, or of the last existing value on the way to it.
+    pub(super) fn location_of(&self, steps: &[Step<'_>]) -> Location {
         let mut node = self;
         for step in steps {
             let next = match (step, &node.content) {
@@ -134,28 +126,10 @@ impl Node {
 
     /// Objects of a document: the items of a `List`, or the document itself.
     pub(super) fn into_objects(self) -> Vec<Self> {
-        let is_list = self.text("kind").is_some_and(|kind| kind.ends_with("List"))
-            && self.get("items").is_some_and(|items| matches!(items.content, Content::List(_)));
-        match self.content {
-            Content::Object(members) if is_list => {
-                let items = members.into_iter().find(|(key, _)| key == "items").map(|(_, node)| node.content);
-                if let Some(Content::List(items)) = items { items } else { Vec::new() }
-            }
-            content => vec![Self { at: self.at, content }],
-        }
-    }
-}
-
-impl Content {
-    /// Type of the value, for messages.
-    pub(super) const fn kind(&self) -> &'static str {
-        match self {
-            Self::Null => "null",
-            Self::Bool(_) => "a boolean",
-            Self::Number(_) => "a number",
-            Self::Text(_) => "a string",
-            Self::List(_) => "a list",
-            Self::Object(_) => "an object",
+        let is_list = self.text("kind").is_some_and(|kind| kind.ends_with("List"));
+        match self.get("items").map(|items| &items.content) {
+            Some(Content::List(items)) if is_list => items.clone(),
+            _ => vec![self],
         }
     }
 }
@@ -163,7 +137,7 @@ impl Content {
 impl<'de> Deserialize<'de> for Node {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let Spanned { value, referenced, .. } = Spanned::<Content>::deserialize(deserializer)?;
-        Ok(Self { at: Position::of(referenced), content: value })
+        Ok(Self { at: referenced, content: value })
     }
 }
 
@@ -186,14 +160,6 @@ impl<'de> Visitor<'de> for Any {
         Ok(Content::Null)
     }
 
-    fn visit_none<E>(self) -> Result<Content, E> {
-        Ok(Content::Null)
-    }
-
-    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Content, D::Error> {
-        Content::deserialize(deserializer)
-    }
-
     fn visit_bool<E>(self, value: bool) -> Result<Content, E> {
         Ok(Content::Bool(value))
     }
@@ -214,10 +180,6 @@ impl<'de> Visitor<'de> for Any {
         Ok(Content::Text(value.to_owned()))
     }
 
-    fn visit_string<E>(self, value: String) -> Result<Content, E> {
-        Ok(Content::Text(value))
-    }
-
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Content, A::Error> {
         let mut items = Vec::new();
         while let Some(item) = seq.next_element::<Node>()? {
@@ -233,7 +195,7 @@ impl<'de> Visitor<'de> for Any {
             if key.referenced.line() == 0 {
                 return Err(A::Error::custom(format!("the key {:?} has no place", key.value)));
             }
-            node.at = Position::of(key.referenced);
+            node.at = key.referenced;
             members.push((key.value, node));
         }
         Ok(Content::Object(members))
@@ -246,8 +208,9 @@ mod tests {
 
     use super::*;
 
-    fn at(line: u64, column: u64) -> Position {
-        Position { line, column }
+    fn at(node: &Node, path: &[Step<'_>]) -> (u64, u64) {
+        let location = node.location_of(path);
+        (location.line(), location.column())
     }
 
     #[test]
@@ -258,12 +221,12 @@ mod tests {
         assert_eq!(documents[0].to_value(), json!({"a": 1, "b": [{"c": "x", "d": [true, null]}]}));
         assert_eq!(documents[1].to_value(), json!({"e": {"f": 1.5}}));
         let first = [Step::Key("b"), Step::Index(0), Step::Key("d"), Step::Index(1)];
-        assert_eq!(documents[0].position_of(&first[..1]), at(3, 1));
-        assert_eq!(documents[0].position_of(&first[..2]), at(4, 5));
-        assert_eq!(documents[0].position_of(&first[..3]), at(5, 5));
-        assert_eq!(documents[0].position_of(&first), at(5, 15));
-        assert_eq!(documents[0].position_of(&[Step::Key("b"), Step::Index(0), Step::Key("no")]), at(4, 5));
-        assert_eq!(documents[1].position_of(&[Step::Key("e"), Step::Key("f")]), at(8, 8));
+        assert_eq!(at(&documents[0], &first[..1]), (3, 1));
+        assert_eq!(at(&documents[0], &first[..2]), (4, 5));
+        assert_eq!(at(&documents[0], &first[..3]), (5, 5));
+        assert_eq!(at(&documents[0], &first), (5, 15));
+        assert_eq!(at(&documents[0], &[Step::Key("b"), Step::Index(0), Step::Key("no")]), (4, 5));
+        assert_eq!(at(&documents[1], &[Step::Key("e"), Step::Key("f")]), (8, 8));
         assert_eq!(path(&first), "b[0].d[1]");
         assert_eq!(path(&[Step::Key("metadata"), Step::Key("x.y/z")]), "metadata[\"x.y/z\"]");
     }
@@ -278,7 +241,7 @@ mod tests {
     fn yaml_errors_have_a_position() {
         for (text, line) in [("a: 1\nb: [1,\n", 3), ("a: 1\na: 2\n", 2), ("a: \"x\n\n", 3)] {
             let (at, reason) = read(text).unwrap_err();
-            assert!((1..=line).contains(&at.line) && !reason.is_empty(), "{text:?}: {at:?} {reason}");
+            assert!((1..=line).contains(&at.line()) && !reason.is_empty(), "{text:?}: {at:?} {reason}");
         }
         let deep = format!("{}1{}", "[".repeat(300), "]".repeat(300));
         assert!(read(&deep).is_err());

@@ -1,13 +1,15 @@
 //! Findings of a check.
 
-use std::{fmt, sync::Arc};
+use std::fmt;
 
-use serde::{Serialize, Serializer};
+use serde::Serialize;
+use strum::{Display, IntoStaticStr, VariantArray};
 use tidewatch_shared::table;
 
 /// Severity of a finding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Display)]
 #[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
 pub enum Severity {
     /// The object is refused, left out of every catalog, or unavailable to all Kymas.
     Error,
@@ -15,8 +17,11 @@ pub enum Severity {
     Warning,
 }
 
-/// Kind of a finding: a closed set with stable names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// Kind of a finding: a closed set with stable names. The errors come first, the warnings begin with
+/// [`Code::OtherKind`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Display, IntoStaticStr, VariantArray)]
+#[serde(rename_all = "kebab-case")]
+#[strum(serialize_all = "kebab-case")]
 pub enum Code {
     /// The version of the object's API group is not served.
     ApiVersion,
@@ -87,107 +92,10 @@ pub enum Code {
 }
 
 impl Code {
-    /// All codes, errors first.
-    pub const ALL: [Self; 33] = [
-        Self::ApiVersion,
-        Self::Type,
-        Self::Required,
-        Self::UnknownField,
-        Self::Pattern,
-        Self::Bounds,
-        Self::Enum,
-        Self::Format,
-        Self::DuplicateEntry,
-        Self::Metadata,
-        Self::Name,
-        Self::Nameless,
-        Self::DuplicateObject,
-        Self::UnknownVersion,
-        Self::MandatoryAndChannels,
-        Self::MandatoryTemplate,
-        Self::Selector,
-        Self::NoComponent,
-        Self::ReservedChannel,
-        Self::Downgrade,
-        Self::TooLarge,
-        Self::OtherKind,
-        Self::SelectsNobody,
-        Self::NotRestricted,
-        Self::NoChannel,
-        Self::UnreachedTemplate,
-        Self::NoReleaseMeta,
-        Self::PastDeprecation,
-        Self::DeprecationWithoutTemplate,
-        Self::NoEffect,
-        Self::LabelValue,
-        Self::ChannelRemoved,
-        Self::ModuleRemoved,
-    ];
-
-    /// Stable name of the code.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::ApiVersion => "api-version",
-            Self::Type => "type",
-            Self::Required => "required",
-            Self::UnknownField => "unknown-field",
-            Self::Pattern => "pattern",
-            Self::Bounds => "bounds",
-            Self::Enum => "enum",
-            Self::Format => "format",
-            Self::DuplicateEntry => "duplicate-entry",
-            Self::Metadata => "metadata",
-            Self::Name => "name",
-            Self::Nameless => "nameless",
-            Self::DuplicateObject => "duplicate-object",
-            Self::UnknownVersion => "unknown-version",
-            Self::MandatoryAndChannels => "mandatory-and-channels",
-            Self::MandatoryTemplate => "mandatory-template",
-            Self::Selector => "selector",
-            Self::NoComponent => "no-component",
-            Self::ReservedChannel => "reserved-channel",
-            Self::Downgrade => "downgrade",
-            Self::TooLarge => "too-large",
-            Self::OtherKind => "other-kind",
-            Self::SelectsNobody => "selects-nobody",
-            Self::NotRestricted => "not-restricted",
-            Self::NoChannel => "no-channel",
-            Self::UnreachedTemplate => "unreached-template",
-            Self::NoReleaseMeta => "no-release-meta",
-            Self::PastDeprecation => "past-deprecation",
-            Self::DeprecationWithoutTemplate => "deprecation-without-template",
-            Self::NoEffect => "no-effect",
-            Self::LabelValue => "label-value",
-            Self::ChannelRemoved => "channel-removed",
-            Self::ModuleRemoved => "module-removed",
-        }
-    }
-
     /// Severity of the code.
     #[must_use]
-    pub const fn severity(self) -> Severity {
-        match self {
-            Self::OtherKind
-            | Self::SelectsNobody
-            | Self::NotRestricted
-            | Self::NoChannel
-            | Self::UnreachedTemplate
-            | Self::NoReleaseMeta
-            | Self::PastDeprecation
-            | Self::DeprecationWithoutTemplate
-            | Self::NoEffect
-            | Self::LabelValue
-            | Self::ChannelRemoved
-            | Self::ModuleRemoved => Severity::Warning,
-            _ => Severity::Error,
-        }
-    }
-}
-
-impl Serialize for Code {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.as_str())
+    pub fn severity(self) -> Severity {
+        if self < Self::OtherKind { Severity::Error } else { Severity::Warning }
     }
 }
 
@@ -196,8 +104,7 @@ impl Serialize for Code {
 #[serde(rename_all = "camelCase")]
 pub struct Finding {
     /// Name of the text as given; `-` is the standard input.
-    #[serde(serialize_with = "text")]
-    pub file: Arc<str>,
+    pub file: String,
     /// Line, from 1.
     pub line: u64,
     /// Column, from 1, in characters.
@@ -216,22 +123,11 @@ pub struct Finding {
     pub suggestion: String,
 }
 
-fn text<S: Serializer>(text: &Arc<str>, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(text)
-}
-
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { file, line, column, object, path, severity, code, message, suggestion } = self;
-        let severity = match severity {
-            Severity::Error => "error",
-            Severity::Warning => "warning",
-        };
-        let mut text = format!("{file}:{line}:{column}: {severity}[{}] {object}", code.as_str());
-        if !path.is_empty() {
-            text.push_str(&format!(" {path}"));
-        }
-        text.push_str(&format!(": {message}; {suggestion}"));
+        let field = if path.is_empty() { String::new() } else { format!(" {path}") };
+        let text = format!("{file}:{line}:{column}: {severity}[{code}] {object}{field}: {message}; {suggestion}");
         f.write_str(&table::sanitize(&text))
     }
 }
@@ -295,13 +191,15 @@ impl fmt::Display for Report {
 mod tests {
     use std::collections::BTreeSet;
 
+    use tidewatch_shared::variant::VariantName as _;
+
     use super::*;
 
     #[test]
     fn code_names_are_unique() {
-        let names: BTreeSet<_> = Code::ALL.iter().map(|code| code.as_str()).collect();
-        assert_eq!(names.len(), Code::ALL.len());
+        let names: BTreeSet<_> = Code::VARIANTS.iter().map(|code| code.as_str()).collect();
+        assert_eq!(names.len(), Code::VARIANTS.len());
         assert!(names.iter().all(|name| name.chars().all(|char| char.is_ascii_lowercase() || char == '-')));
-        assert!(Code::ALL.is_sorted_by_key(|code| code.severity()), "errors come first");
+        assert!(Code::VARIANTS.is_sorted_by_key(|code| code.severity()), "errors come first");
     }
 }

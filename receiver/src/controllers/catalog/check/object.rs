@@ -58,11 +58,11 @@ impl Object {
         Typed::of(self.kind, value)
     }
 
-    pub(super) fn template(&self) -> Option<&Arc<ModuleTemplate>> {
+    pub(super) fn template(&self) -> Option<&ModuleTemplate> {
         if let Typed::Template(template) = &self.typed { Some(template) } else { None }
     }
 
-    pub(super) fn release_meta(&self) -> Option<&Arc<ModuleReleaseMeta>> {
+    pub(super) fn release_meta(&self) -> Option<&ModuleReleaseMeta> {
         if let Typed::ReleaseMeta(meta) = &self.typed { Some(meta) } else { None }
     }
 
@@ -70,6 +70,12 @@ impl Object {
     pub(super) fn finding(&self, path: &[Step<'_>], code: Code, message: impl Into<String>) -> FindingDraft {
         let name = if self.name.is_empty() { "?" } else { &self.name };
         finding(&self.file, &self.node, &format!("{}/{name}", self.kind.name()), path, code, message.into())
+    }
+
+    /// Creates a finding on a value of the wrong type at the field of this path.
+    pub(super) fn type_finding(&self, path: &[Step<'_>], expected: &str, found: &Content) -> Finding {
+        let message = format!("must be {expected}, and is {found}");
+        self.finding(path, Code::Type, message).suggest(advice::type_advice(expected, found))
     }
 
     /// Name derived from the spec; `None` if the spec lacks a part of it.
@@ -84,11 +90,11 @@ impl Object {
 }
 
 fn finding(file: &Arc<str>, node: &Node, object: &str, path: &[Step<'_>], code: Code, message: String) -> FindingDraft {
-    let at = node.position_of(path);
+    let at = node.location_of(path);
     FindingDraft(Finding {
-        file: Arc::clone(file),
-        line: at.line,
-        column: at.column,
+        file: file.to_string(),
+        line: at.line(),
+        column: at.column(),
         object: object.to_owned(),
         path: document::path(path),
         severity: code.severity(),
@@ -114,37 +120,29 @@ pub(super) fn objects(sources: &[Source], findings: &mut Vec<Finding>) -> Result
     for Source { name, text } in sources {
         let documents = document::read(text).map_err(|(at, reason)| ParseError {
             file: Arc::clone(name),
-            line: at.line,
-            column: at.column,
+            line: at.line(),
+            column: at.column(),
             reason,
         })?;
         for node in documents.into_iter().flat_map(Node::into_objects) {
-            match kind(&node) {
-                Ok(kind) => objects.push(Object::new(name, kind, node)),
-                Err(ForeignObject { code, message, suggestion }) => {
-                    let label = node.text("kind").unwrap_or("?").to_owned();
-                    findings.push(finding(name, &node, &label, &[], code, message).suggest(suggestion));
-                }
+            if let Some(kind) = kind(name, &node, findings) {
+                objects.push(Object::new(name, kind, node));
             }
         }
     }
     Ok(objects)
 }
 
-/// An object of neither kind.
-struct ForeignObject {
-    code: Code,
-    message: String,
-    suggestion: String,
-}
-
-/// Kind of an object, or the finding on an object of neither kind.
-fn kind(node: &Node) -> Result<Kind, ForeignObject> {
-    let foreign =
-        |code, message: &str, suggestion: String| Err(ForeignObject { code, message: message.to_owned(), suggestion });
+/// Kind of an object. Adds a finding on an object of neither kind.
+fn kind(file: &Arc<str>, node: &Node, findings: &mut Vec<Finding>) -> Option<Kind> {
+    let mut foreign = |code, message: &str, suggestion: String| {
+        let label = node.text("kind").unwrap_or("?");
+        findings.push(finding(file, node, label, &[], code, message.to_owned()).suggest(suggestion));
+        None
+    };
     let api_version = || format!("write apiVersion: {GROUP}/{VERSION}");
     if !matches!(node.content, Content::Object(_)) {
-        let message = format!("must be an object, and is {}", node.content.kind());
+        let message = format!("must be an object, and is {}", node.content);
         return foreign(Code::Type, &message, "write each object after a line with ---".to_owned());
     }
     let kind_named = |kind: &str| Kind::ALL.into_iter().find(|known| known.name() == kind);
@@ -160,7 +158,7 @@ fn kind(node: &Node) -> Result<Kind, ForeignObject> {
         }
     };
     match (kind_named(kind), version.split_once('/')) {
-        (Some(kind), Some((GROUP, VERSION))) => Ok(kind),
+        (Some(kind), Some((GROUP, VERSION))) => Some(kind),
         (Some(_), Some((GROUP, other))) => {
             foreign(Code::ApiVersion, &format!("the version {other} is not served, {VERSION} is"), api_version())
         }

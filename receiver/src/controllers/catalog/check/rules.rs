@@ -40,8 +40,8 @@ impl<'a> Context<'a> {
         // Objects of the texts replace those of the earlier state.
         for object in background.iter().chain(objects) {
             match object.kind {
-                Kind::Template => drop(templates.insert(&*object.name, object.template().map(|object| &**object))),
-                Kind::ReleaseMeta => drop(modules.insert(&*object.name, object.release_meta().map(|object| &**object))),
+                Kind::Template => drop(templates.insert(&*object.name, object.template())),
+                Kind::ReleaseMeta => drop(modules.insert(&*object.name, object.release_meta())),
             }
         }
         let referenced = modules.values().flatten().flat_map(|meta| {
@@ -55,11 +55,7 @@ impl<'a> Context<'a> {
     /// Versions of a module with a template, at most the last five by name, for a message.
     fn versions(&self, module: &str) -> Option<String> {
         const NAMED: usize = 5;
-        let named = |(name, template): (&&str, &Option<&'a ModuleTemplate>)| {
-            let version = template.as_ref()?.spec.version.as_deref()?;
-            (template_name(module, version) == **name).then_some(version)
-        };
-        let versions: Vec<_> = self.templates.iter().filter_map(named).collect();
+        let versions: Vec<_> = self.templates_of(module).map(|(_, version)| version).collect();
         let more = if versions.len() > NAMED { "…, " } else { "" };
         let last = versions.len().saturating_sub(NAMED);
         (!versions.is_empty()).then(|| format!("there are templates of {more}{}", versions[last..].join(", ")))
@@ -67,12 +63,19 @@ impl<'a> Context<'a> {
 
     /// Highest version of a module with a selectable template.
     fn latest(&self, module: &str) -> Option<&'a str> {
-        let selectable = |(name, template): (&&str, &Option<&'a ModuleTemplate>)| {
-            let version = template.filter(|template| !template.spec.is_mandatory())?.spec.version.as_deref()?;
-            let number = Version::parse(version).ok().filter(|_| template_name(module, version) == **name)?;
-            Some((number, version))
-        };
-        self.templates.iter().filter_map(selectable).max().map(|(_, version)| version)
+        let selectable = self.templates_of(module).filter(|(template, _)| !template.spec.is_mandatory());
+        let numbered = selectable.filter_map(|(_, version)| Some((Version::parse(version).ok()?, version)));
+        numbered.max().map(|(_, version)| version)
+    }
+
+    /// Templates of a module with their versions, by name. A template with another name than the derived one is not
+    /// found.
+    fn templates_of(&self, module: &str) -> impl Iterator<Item = (&'a ModuleTemplate, &'a str)> {
+        self.templates.iter().filter_map(move |(name, template)| {
+            let template = (*template)?;
+            let version = template.spec.version.as_deref()?;
+            (template_name(module, version) == **name).then_some((template, version))
+        })
     }
 }
 
@@ -85,7 +88,7 @@ pub(super) fn check(objects: &[Object], before: Option<&[Object]>, options: &Che
         if !object.name.is_empty()
             && let Some(first) = seen.insert((object.kind, &*object.name), object)
         {
-            let line = first.node.position_of(&NAME).line;
+            let line = first.node.location_of(&NAME).line();
             let message = format!("another object has the same kind and name ({}:{line})", first.file);
             findings.push(object.finding(&NAME, Code::DuplicateObject, message).suggest("keep one of them"));
         }
@@ -114,28 +117,22 @@ const NAME: [Step<'static>; 2] = [Step::Key("metadata"), Step::Key("name")];
 
 /// Checks the metadata, which no CRD describes.
 pub(super) fn metadata(object: &Object, findings: &mut Vec<Finding>) {
-    let Some(metadata) = object.node.get("metadata") else {
-        findings.push(object.finding(&[], Code::Metadata, "it has no metadata").suggest(name_advice(object)));
-        return;
-    };
-    let named = metadata.get("name").map(|name| &name.content);
-    match named {
-        Some(Content::Text(name)) if is_subdomain(name) => {}
+    let metadata = object.node.get("metadata");
+    let mistake = match metadata.and_then(|metadata| metadata.get("name")).map(|name| &name.content) {
+        Some(Content::Text(name)) if is_subdomain(name) => None,
         Some(Content::Text(name)) => {
             let message = format!("{name:?} is no name: lower-case letters, digits, '-' and '.' make one");
-            findings.push(object.finding(&NAME, Code::Metadata, message).suggest(name_advice(object)));
+            Some((&NAME[..], Code::Metadata, message))
         }
-        Some(other) => {
-            let finding = object.finding(&NAME, Code::Type, format!("must be a string, and is {}", other.kind()));
-            findings.push(finding.suggest(name_advice(object)));
-        }
-        None => {
-            let finding = object.finding(&[Step::Key("metadata")], Code::Metadata, "it has no name");
-            findings.push(finding.suggest(name_advice(object)));
-        }
+        Some(other) => Some((&NAME[..], Code::Type, format!("must be a string, and is {other}"))),
+        None if metadata.is_none() => Some((&[][..], Code::Metadata, "it has no metadata".to_owned())),
+        None => Some((&NAME[..1], Code::Metadata, "it has no name".to_owned())),
+    };
+    if let Some((path, code, message)) = mistake {
+        findings.push(object.finding(path, code, message).suggest(name_advice(object)));
     }
     for (field, is_value) in [("labels", is_label_value as fn(&str) -> bool), ("annotations", |_| true)] {
-        if let Some(texts) = metadata.get(field) {
+        if let Some(texts) = metadata.and_then(|metadata| metadata.get(field)) {
             pairs(object, field, texts, is_value, findings);
         }
     }
@@ -156,19 +153,17 @@ pub(super) fn name_advice(object: &Object) -> String {
 
 /// Checks labels or annotations.
 fn pairs(object: &Object, field: &str, texts: &Node, is_value: fn(&str) -> bool, findings: &mut Vec<Finding>) {
-    let root = Step::Key("metadata");
+    let path = [Step::Key("metadata"), Step::Key(field)];
     let members = match &texts.content {
         Content::Object(members) => members,
         Content::Null => return,
         other => {
-            let message = format!("must be an object, and is {}", other.kind());
-            let finding = object.finding(&[root, Step::Key(field)], Code::Type, message);
-            findings.push(finding.suggest(advice::type_advice("an object", other)));
+            findings.push(object.type_finding(&path, "an object", other));
             return;
         }
     };
     for (key, value) in members {
-        let path = [root, Step::Key(field), Step::Key(key)];
+        let path = [path[0], path[1], Step::Key(key)];
         if !is_label_key(key) {
             let finding = object.finding(&path, Code::Metadata, format!("{key:?} is no key"));
             findings.push(finding.suggest(match advice::repair(key, is_label_key) {
@@ -178,6 +173,8 @@ fn pairs(object: &Object, field: &str, texts: &Node, is_value: fn(&str) -> bool,
                 }
             }));
         }
+        let is_flag = field == "labels" && [label::BETA, label::INTERNAL].contains(&key.as_str());
+        let is_bool = |text: &str| ["true", "false"].iter().any(|known| text.eq_ignore_ascii_case(known));
         match &value.content {
             Content::Text(text) if !is_value(text) => {
                 let finding = object.finding(&path, Code::Metadata, format!("{text:?} is no value of a label"));
@@ -186,19 +183,12 @@ fn pairs(object: &Object, field: &str, texts: &Node, is_value: fn(&str) -> bool,
                     None => "write at most 63 letters, digits, '-', '_' and '.', or make it an annotation".into(),
                 }));
             }
-            Content::Text(text) => {
-                let flag = field == "labels" && [label::BETA, label::INTERNAL].contains(&key.as_str());
-                if flag && !["true", "false"].iter().any(|known| text.eq_ignore_ascii_case(known)) {
-                    let message = format!("{text:?} counts as false");
-                    findings
-                        .push(object.finding(&path, Code::LabelValue, message).suggest("write \"true\" or \"false\""));
-                }
+            Content::Text(text) if is_flag && !is_bool(text) => {
+                let finding = object.finding(&path, Code::LabelValue, format!("{text:?} counts as false"));
+                findings.push(finding.suggest("write \"true\" or \"false\""));
             }
-            other => {
-                let message = format!("must be a string, and is {}", other.kind());
-                let finding = object.finding(&path, Code::Type, message);
-                findings.push(finding.suggest(advice::type_advice("a string", other)));
-            }
+            Content::Text(_) => {}
+            other => findings.push(object.type_finding(&path, "a string", other)),
         }
     }
 }

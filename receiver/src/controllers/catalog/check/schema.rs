@@ -8,23 +8,15 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 };
 use regex::{Regex, RegexBuilder};
 use serde_json::Value;
-use tidewatch_shared::api::crds;
+use tidewatch_shared::{api::crds, json, variant::VariantName as _};
 
 use super::{
     advice,
     document::{Content, Node, Step},
-    finding::Code,
+    finding::{Code, Finding},
+    object::Object,
 };
 use crate::controllers::catalog::desired::Kind;
-
-/// Violation of a schema.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct SchemaViolation<'a> {
-    pub(super) path: Vec<Step<'a>>,
-    pub(super) code: Code,
-    pub(super) message: String,
-    pub(super) suggestion: String,
-}
 
 /// Schemas of the catalog's two kinds.
 pub(super) struct Schemas {
@@ -37,15 +29,10 @@ impl Schemas {
     /// Loads the schemas of the bundled CRDs.
     pub(super) fn new() -> Self {
         let (template, release_meta) = (schema_of(Kind::Template), schema_of(Kind::ReleaseMeta));
-        let mut texts = BTreeSet::new();
-        collect_patterns(&template, &mut texts);
-        collect_patterns(&release_meta, &mut texts);
-        let patterns = texts.into_iter().filter_map(|text| {
-            // Character classes are ASCII, as in the API server. A test compiles every pattern.
-            let pattern = RegexBuilder::new(&text).unicode(false).build().ok()?;
-            Some((text, pattern))
-        });
-        Self { patterns: patterns.collect(), template, release_meta }
+        let mut patterns = BTreeMap::new();
+        compile_patterns(&template, &mut patterns);
+        compile_patterns(&release_meta, &mut patterns);
+        Self { template, release_meta, patterns }
     }
 
     fn of(&self, kind: Kind) -> &JSONSchemaProps {
@@ -59,32 +46,42 @@ impl Schemas {
     /// with normalized numbers. Only then it compares equal to an object returned by one.
     pub(super) fn store(&self, kind: Kind, object: &mut Value) {
         store(object, self.of(kind));
-        normalize_numbers(object);
+        json::normalize_numbers(object);
     }
 
-    /// All violations of an object.
-    pub(super) fn check<'a>(&'a self, kind: Kind, object: &'a Node) -> Vec<SchemaViolation<'a>> {
-        let schema = self.of(kind);
-        let name = object.get("metadata").and_then(|metadata| metadata.text("name"));
-        let mut check = Check { patterns: &self.patterns, name, path: Vec::new(), violations: Vec::new() };
-        check.node(object, schema);
-        if object.get("spec").is_none_or(|spec| spec.content == Content::Null) {
-            let fields = match kind {
+    /// Findings on all violations of an object.
+    pub(super) fn check(&self, object: &Object) -> Vec<Finding> {
+        let mut check = Check { schemas: self, object, path: Vec::new(), findings: Vec::new() };
+        check.node(&object.node, self.of(object.kind));
+        if object.node.get("spec").is_none_or(|spec| spec.content == Content::Null) {
+            let fields = match object.kind {
                 Kind::Template => "moduleName, version and descriptor",
                 Kind::ReleaseMeta => "moduleName, ocmComponentName and channels",
             };
             check.violation(Code::Required, "the object has no spec".to_owned(), format!("add spec with {fields}"));
         }
-        check.violations
+        check.findings
+    }
+
+    fn matches(&self, text: &str, pattern: &str) -> bool {
+        self.patterns.get(pattern).is_none_or(|regex| regex.is_match(text))
+    }
+
+    /// Returns whether a text meets all restrictions of a field.
+    fn fits(&self, text: &str, schema: &JSONSchemaProps) -> bool {
+        let length = length(text.chars());
+        schema.max_length.is_none_or(|max| length <= max)
+            && schema.min_length.is_none_or(|min| length >= min)
+            && schema.pattern.as_deref().is_none_or(|pattern| self.matches(text, pattern))
+            && schema.format.as_deref().is_none_or(|format| format_mismatch(text, format).is_none())
     }
 }
 
 fn schema_of(kind: Kind) -> JSONSchemaProps {
-    let crd = crds::crds().into_iter().find(|crd| crd.spec.names.plural == kind.resource());
+    let crd = crds::crds().into_iter().find(|crd| crd.spec.names.plural == kind.as_str());
     let version = crd.and_then(|crd| crd.spec.versions.into_iter().next());
-    version
-        .and_then(|version| version.schema?.open_api_v3_schema)
-        .expect("each of our CRDs has a version with a schema")
+    let schema = version.and_then(|version| version.schema?.open_api_v3_schema);
+    schema.expect("each of our CRDs has a version with a schema")
 }
 
 /// Direct subschemas of a schema.
@@ -99,11 +96,11 @@ fn subschemas(schema: &JSONSchemaProps) -> Vec<&JSONSchemaProps> {
     subschemas
 }
 
-fn collect_patterns(schema: &JSONSchemaProps, patterns: &mut BTreeSet<String>) {
-    patterns.extend(schema.pattern.clone());
-    for schema in subschemas(schema) {
-        collect_patterns(schema, patterns);
-    }
+fn compile_patterns(schema: &JSONSchemaProps, patterns: &mut BTreeMap<String, Regex>) {
+    // Character classes are ASCII, as in the API server. A test compiles every pattern.
+    let compile = |text: &String| Some((text.clone(), RegexBuilder::new(text).unicode(false).build().ok()?));
+    patterns.extend(schema.pattern.as_ref().and_then(compile));
+    subschemas(schema).into_iter().for_each(|schema| compile_patterns(schema, patterns));
 }
 
 fn store(value: &mut Value, schema: &JSONSchemaProps) {
@@ -132,33 +129,16 @@ fn store(value: &mut Value, schema: &JSONSchemaProps) {
     }
 }
 
-/// Converts whole floating-point numbers to integers: API servers return `1.0` as `1`.
-fn normalize_numbers(value: &mut Value) {
-    /// Up to 2^53, a floating-point number represents every integer.
-    const EXACT: f64 = 9_007_199_254_740_992.0;
-    match value {
-        Value::Number(number) if number.is_f64() => {
-            if let Some(whole) = number.as_f64().filter(|value| value.fract() == 0.0 && value.abs() < EXACT) {
-                *value = (whole as i64).into();
-            }
-        }
-        Value::Array(values) => values.iter_mut().for_each(normalize_numbers),
-        Value::Object(members) => members.values_mut().for_each(normalize_numbers),
-        _ => {}
-    }
-}
-
 struct Check<'a> {
-    patterns: &'a BTreeMap<String, Regex>,
-    /// Name of the object.
-    name: Option<&'a str>,
+    schemas: &'a Schemas,
+    object: &'a Object,
     path: Vec<Step<'a>>,
-    violations: Vec<SchemaViolation<'a>>,
+    findings: Vec<Finding>,
 }
 
 impl<'a> Check<'a> {
     fn violation(&mut self, code: Code, message: String, suggestion: impl Into<String>) {
-        self.violations.push(SchemaViolation { path: self.path.clone(), code, message, suggestion: suggestion.into() });
+        self.findings.push(self.object.finding(&self.path, code, message).suggest(suggestion));
     }
 
     fn node(&mut self, node: &'a Node, schema: &'a JSONSchemaProps) {
@@ -169,9 +149,7 @@ impl<'a> Check<'a> {
             (Some("integer"), Content::Number(number)) if number.is_i64() || number.is_u64() => {}
             (Some("number"), Content::Number(_)) | (Some("boolean"), Content::Bool(_)) | (None, _) => {}
             (Some(expected), found) => {
-                let expected = type_name(expected);
-                let message = format!("must be {expected}, and is {}", found.kind());
-                self.violation(Code::Type, message, advice::type_advice(expected, found));
+                self.findings.push(self.object.type_finding(&self.path, type_name(expected), found));
             }
         }
     }
@@ -214,14 +192,15 @@ impl<'a> Check<'a> {
     /// Suggestion for a missing field.
     fn field_advice(&self, name: &str, schema: Option<&JSONSchemaProps>) -> String {
         let Some(schema) = schema else { return format!("add {name}") };
-        let own = self.name.filter(|own| name == "moduleName" && !own.is_empty() && self.fits(own, schema));
+        let own = Some(&self.object.name)
+            .filter(|own| name == "moduleName" && !own.is_empty() && self.schemas.fits(own, schema));
         let is_restricted = schema.pattern.is_some() || schema.format.is_some();
-        match (own, advice::field_format(name).filter(|_| is_restricted), &schema.enum_, schema.type_.as_deref()) {
-            (Some(own), ..) => format!("add {name}: {own}"),
-            (None, Some(form), ..) => format!("add {name}: {form}"),
-            (None, None, Some(values), _) => format!("add {name}: one of {}", joined(values)),
-            (None, None, None, Some(kind)) => format!("add {name}: {}", type_name(kind)),
-            (None, None, None, None) => format!("add {name}"),
+        let form = advice::field_format(name).filter(|_| is_restricted);
+        let values = schema.enum_.as_deref().map(|values| format!("one of {}", joined(values)));
+        let kind = schema.type_.as_deref().map(|kind| type_name(kind).to_owned());
+        match own.cloned().or(form).or(values).or(kind) {
+            Some(value) => format!("add {name}: {value}"),
+            None => format!("add {name}"),
         }
     }
 
@@ -235,13 +214,10 @@ impl<'a> Check<'a> {
     }
 
     fn list(&mut self, items: &'a [Node], schema: &'a JSONSchemaProps) {
-        let length = i64::try_from(items.len()).unwrap_or(i64::MAX);
+        let length = length(items.iter());
         if let Some(max) = schema.max_items.filter(|max| length > *max) {
-            self.violation(
-                Code::Bounds,
-                format!("has {length} entries, more than {max}"),
-                format!("keep {max} of them"),
-            );
+            let message = format!("has {length} entries, more than {max}");
+            self.violation(Code::Bounds, message, format!("keep {max} of them"));
         }
         if let Some(min) = schema.min_items.filter(|min| length < *min) {
             let suggestion = format!("add {} more", min - length);
@@ -263,7 +239,7 @@ impl<'a> Check<'a> {
     }
 
     fn text(&mut self, text: &str, schema: &'a JSONSchemaProps) {
-        let length = characters(text);
+        let length = length(text.chars());
         if let Some(max) = schema.max_length.filter(|max| length > *max) {
             let message = format!("has {length} characters, more than {max}");
             self.violation(Code::Bounds, message, format!("shorten it to {max} characters"));
@@ -272,7 +248,7 @@ impl<'a> Check<'a> {
             let message = format!("has {length} characters, fewer than {min}");
             self.violation(Code::Bounds, message, format!("write {min} characters or more"));
         }
-        if let Some(pattern) = schema.pattern.as_deref().filter(|pattern| !self.matches(text, pattern)) {
+        if let Some(pattern) = schema.pattern.as_deref().filter(|pattern| !self.schemas.matches(text, pattern)) {
             self.violation(Code::Pattern, format!("{text:?} does not match {pattern}"), self.text_advice(text, schema));
         }
         if let Some(values) = schema.enum_.as_deref().filter(|values| !values.iter().any(|value| value.0 == *text)) {
@@ -288,23 +264,10 @@ impl<'a> Check<'a> {
         }
     }
 
-    fn matches(&self, text: &str, pattern: &str) -> bool {
-        self.patterns.get(pattern).is_none_or(|regex| regex.is_match(text))
-    }
-
-    /// Returns whether a text meets all restrictions of a field.
-    fn fits(&self, text: &str, schema: &JSONSchemaProps) -> bool {
-        let length = characters(text);
-        schema.max_length.is_none_or(|max| length <= max)
-            && schema.min_length.is_none_or(|min| length >= min)
-            && schema.pattern.as_deref().is_none_or(|pattern| self.matches(text, pattern))
-            && schema.format.as_deref().is_none_or(|format| format_mismatch(text, format).is_none())
-    }
-
     /// Suggestion for a text that does not meet the restrictions of its field.
     fn text_advice(&self, text: &str, schema: &JSONSchemaProps) -> String {
         let field = self.path.iter().rev().find_map(|step| if let Step::Key(key) = step { Some(*key) } else { None });
-        match (advice::repair(text, |other| self.fits(other, schema)), field.and_then(advice::field_format)) {
+        match (advice::repair(text, |other| self.schemas.fits(other, schema)), field.and_then(advice::field_format)) {
             (Some(other), _) => format!("write {other:?}"),
             (None, Some(form)) => format!("write {form}"),
             (None, None) => "write a text that does".to_owned(),
@@ -329,8 +292,9 @@ fn joined(values: &[JSON]) -> String {
     values.iter().map(|value| value.0.to_string()).collect::<Vec<_>>().join(", ")
 }
 
-fn characters(text: &str) -> i64 {
-    i64::try_from(text.chars().count()).unwrap_or(i64::MAX)
+/// Number of items, in the type of a schema's bounds.
+fn length(items: impl Iterator) -> i64 {
+    i64::try_from(items.count()).unwrap_or(i64::MAX)
 }
 
 /// Name of the format that a text does not have; `None` if it does.
@@ -390,6 +354,11 @@ mod tests {
         assert_eq!(rules.matches("\"rule\":").count(), 1, "{rules}");
     }
 
+    fn collect_patterns(schema: &JSONSchemaProps, patterns: &mut BTreeSet<String>) {
+        patterns.extend(schema.pattern.clone());
+        subschemas(schema).into_iter().for_each(|schema| collect_patterns(schema, patterns));
+    }
+
     fn assert_supported(schema: &JSONSchemaProps) {
         const SUPPORTED: [&str; 20] = [
             "additionalProperties",
@@ -439,10 +408,9 @@ mod tests {
         let mut fields = Vec::new();
         restricted(&schemas.template, &mut fields);
         restricted(&schemas.release_meta, &mut fields);
-        let check = Check { patterns: &schemas.patterns, name: None, path: Vec::new(), violations: Vec::new() };
         for (name, schema) in &fields {
             let (.., example) = advice::FIELD_FORMATS.iter().find(|(field, ..)| field == name).unwrap();
-            assert!(check.fits(example, schema), "{name}: {example}");
+            assert!(schemas.fits(example, schema), "{name}: {example}");
         }
         let names: BTreeSet<_> = fields.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, advice::FIELD_FORMATS.iter().map(|(field, ..)| *field).collect());

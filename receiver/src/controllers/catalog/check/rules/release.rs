@@ -36,13 +36,10 @@ pub(super) fn check(object: &Object, meta: &ModuleReleaseMeta, context: &Context
         findings.push(object.finding(&NAME, Code::Name, message).suggest(format!("name it {}", spec.module_name)));
     }
     if spec.ocm_component_name.as_deref().is_none_or(str::is_empty) {
-        let finding = object.finding(
-            &[Key("spec"), Key("ocmComponentName")],
-            Code::NoComponent,
-            "it has no ocmComponentName, so nothing can be installed",
-        );
-        findings
-            .push(finding.suggest(format!("write that of its component, as kyma-project.io/module/{}", object.name)));
+        let path = [Key("spec"), Key("ocmComponentName")];
+        let message = "it has no ocmComponentName, so nothing can be installed";
+        let suggestion = format!("write that of its component, as kyma-project.io/module/{}", object.name);
+        findings.push(object.finding(&path, Code::NoComponent, message).suggest(suggestion));
     }
     for (field, set) in [("beta", spec.beta), ("internal", spec.internal)] {
         if set == Some(true) {
@@ -85,33 +82,29 @@ fn check_kind(object: &Object, meta: &ModuleReleaseMeta, context: &Context<'_>, 
 fn check_channels(object: &Object, meta: &ModuleReleaseMeta, context: &Context<'_>, findings: &mut Vec<Finding>) {
     let spec = &meta.spec;
     let module = &spec.module_name;
-    let unknown = |path: &[_], version: &str| {
-        let name = template_name(module, version);
+    let unknown = |path: &[_], name: String| {
         let finding = object.finding(path, Code::UnknownVersion, format!("there is no template {name}"));
         match context.versions(module) {
             Some(versions) => finding.suggest(format!("point to another version: {versions}")),
             None => finding.suggest("add it, or point to another version"),
         }
     };
-    if let Some(mandatory) = &spec.mandatory
-        && !context.templates.contains_key(&*template_name(module, &mandatory.version))
-    {
-        findings.push(unknown(&[Key("spec"), Key("mandatory"), Key("version")], &mandatory.version));
+    let mandatory = spec.mandatory.as_ref().map(|mandatory| template_name(module, &mandatory.version));
+    if let Some(name) = mandatory.filter(|name| !context.templates.contains_key(name.as_str())) {
+        findings.push(unknown(&[Key("spec"), Key("mandatory"), Key("version")], name));
     }
     for (index, entry) in spec.channels().iter().enumerate() {
         let path = |field| [Key("spec"), Key("channels"), Index(index), Key(field)];
         if entry.channel == RESERVED {
-            let finding =
-                object.finding(&path("channel"), Code::ReservedChannel, "nobody can choose a channel of this name");
-            findings.push(finding.suggest("give it another name"));
+            let message = "nobody can choose a channel of this name";
+            findings
+                .push(object.finding(&path("channel"), Code::ReservedChannel, message).suggest("give it another name"));
         }
-        match context.templates.get(&*template_name(module, &entry.version)) {
-            None => findings.push(unknown(&path("version"), &entry.version)),
+        let name = template_name(module, &entry.version);
+        match context.templates.get(&*name) {
+            None => findings.push(unknown(&path("version"), name)),
             Some(Some(template)) if template.spec.is_mandatory() => {
-                let message = format!(
-                    "the template {} is mandatory, so nobody can select it",
-                    template_name(module, &entry.version)
-                );
+                let message = format!("the template {name} is mandatory, so nobody can select it");
                 let finding = object.finding(&path("version"), Code::MandatoryTemplate, message);
                 findings.push(finding.suggest("make the template selectable, or the release meta mandatory"));
             }
@@ -126,21 +119,22 @@ fn check_selector(object: &Object, meta: &ModuleReleaseMeta, context: &Context<'
     match Selector::parse(selector) {
         Err(error) => {
             let message = format!("it cannot be read, so nobody sees the module: {error}");
-            let expressions = selector.match_expressions.iter().flatten();
-            let broken =
-                expressions.zip(0..).find(|(expression, _)| Selector::parse(&expression_only(expression)).is_err());
+            let is_valid = |match_labels, match_expressions| {
+                Selector::parse(&LabelSelector { match_labels, match_expressions }).is_ok()
+            };
+            let mut expressions = selector.match_expressions.iter().flatten().zip(0..);
+            let broken = expressions.find(|(expression, _)| !is_valid(None, Some(vec![(*expression).clone()])));
             let place = broken.map(|(_, index)| [path[0], path[1], Key("matchExpressions"), Index(index)]);
             // Labels are parsed before expressions.
-            let place = place.filter(|_| Selector::parse(&labels_only(selector)).is_ok());
+            let place = place.filter(|_| is_valid(selector.match_labels.clone(), None));
             let finding = object.finding(place.as_ref().map_or(&path[..], |place| &place[..]), Code::Selector, message);
             findings.push(finding.suggest(selector_advice(&error, broken.map(|(expression, _)| expression))));
         }
         Ok(selector) if selector.is_empty() => {
             let message = "a selector without a requirement selects nobody";
-            let finding = object.finding(&path, Code::SelectsNobody, message);
-            let suggestion =
-                "name what those have who may see it, as matchLabels: {team: a}; or remove it, if everybody may";
-            findings.push(finding.suggest(suggestion));
+            findings.push(object.finding(&path, Code::SelectsNobody, message).suggest(
+                "name what those have who may see it, as matchLabels: {team: a}; or remove it, if everybody may",
+            ));
         }
         Ok(_) => {}
     }
@@ -150,14 +144,6 @@ fn check_selector(object: &Object, meta: &ModuleReleaseMeta, context: &Context<'
         let finding = object.finding(&path, Code::NotRestricted, message);
         findings.push(finding.suggest("remove the selector, or name the module in --restricted-default-modules"));
     }
-}
-
-fn expression_only(expression: &LabelSelectorRequirement) -> LabelSelector {
-    LabelSelector { match_expressions: Some(vec![expression.clone()]), match_labels: None }
-}
-
-fn labels_only(selector: &LabelSelector) -> LabelSelector {
-    LabelSelector { match_labels: selector.match_labels.clone(), match_expressions: None }
 }
 
 /// Suggestion for a malformed selector.
@@ -188,15 +174,14 @@ fn check_deprecations(object: &Object, meta: &ModuleReleaseMeta, context: &Conte
     for (index, entry) in meta.spec.versions().iter().enumerate() {
         let path = |field| [Key("spec"), Key("versions"), Index(index), Key(field)];
         let module = &meta.spec.module_name;
-        if !context.templates.contains_key(&*template_name(module, &entry.version)) {
-            let message = format!("there is no template {}", template_name(module, &entry.version));
+        let name = template_name(module, &entry.version);
+        if !context.templates.contains_key(&*name) {
+            let message = format!("there is no template {name}");
             let finding = object.finding(&path("version"), Code::DeprecationWithoutTemplate, message);
             findings.push(finding.suggest("remove the entry once no runtime has the version"));
         }
-        let Some(day) = entry.deprecation_date.as_deref().and_then(date).filter(|day| *day < context.options.today)
-        else {
-            continue;
-        };
+        let day = entry.deprecation_date.as_deref().and_then(date);
+        let Some(day) = day.filter(|day| *day < context.options.today) else { continue };
         let channels = meta.spec.channels().iter().filter(|channel| channel.version == entry.version);
         let channels: Vec<_> = channels.map(|channel| channel.channel.as_str()).collect();
         let message = format!("the version {} is deprecated since {day}", entry.version);
