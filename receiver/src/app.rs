@@ -4,8 +4,6 @@
 mod build;
 pub mod changes;
 mod counters;
-mod enrolment;
-mod legacy;
 mod signals;
 mod workers;
 
@@ -15,9 +13,9 @@ use anyhow::{Context as _, Result, anyhow};
 use arc_swap::ArcSwap;
 use kube::Client;
 use rustls::ServerConfig;
+use tidewatch_shared::identity::Instance;
 #[cfg(feature = "otlp")]
 use tidewatch_shared::trace::Exporter;
-use tidewatch_shared::{identity::Instance, metrics::MetricDescription};
 use tokio::{
     runtime::{self, Runtime as Executor},
     task::JoinSet,
@@ -30,7 +28,7 @@ use crate::{
     controllers::forward,
     ingress::{
         admin::{self, FleetHandle},
-        gateway::{BindError, Gateway, Service, V3Handler},
+        gateway::Service,
         probes,
     },
     kube::leader::{self, LeaderElector, WriteFence},
@@ -39,6 +37,8 @@ use crate::{
 };
 use signals::Signals;
 
+pub use counters::described as metrics;
+
 /// Threads of the gateway: requests take microseconds and never wait for reconciles, so two threads serve the largest
 /// control plane.
 const GATEWAY_THREADS: usize = 2;
@@ -46,12 +46,6 @@ const GATEWAY_THREADS: usize = 2;
 const DRAIN: Duration = Duration::from_secs(20);
 /// At the end, time for responses of the probes and the admin listener, and for blocking tasks of each executor.
 const LAST_RESPONSES: Duration = Duration::from_secs(1);
-
-/// Descriptions of all metrics of an active receiver.
-#[must_use]
-pub fn metrics() -> Vec<MetricDescription> {
-    counters::described()
-}
 
 /// Runs the receiver until SIGTERM or SIGINT.
 ///
@@ -65,16 +59,13 @@ pub fn run(config: Config) -> Result<()> {
     let reconcile = executor("reconcile", threads)?;
     let enrolment = executor("enrolment", 1)?;
     let ended = reconcile.block_on(serve(config, Executors { gateway: &gateway, enrolment: &enrolment }));
-    if ended.is_err() {
-        // After a failure nothing is drained: another receiver may be active already.
-        gateway.shutdown_background();
-        enrolment.shutdown_background();
-        reconcile.shutdown_background();
-        return ended;
+    for executor in [reconcile, gateway, enrolment] {
+        match &ended {
+            Ok(()) => executor.shutdown_timeout(LAST_RESPONSES),
+            // After a failure nothing is drained: another receiver may be active already.
+            Err(_) => executor.shutdown_background(),
+        }
     }
-    reconcile.shutdown_timeout(LAST_RESPONSES);
-    gateway.shutdown_timeout(LAST_RESPONSES);
-    enrolment.shutdown_timeout(LAST_RESPONSES);
     ended
 }
 
@@ -127,7 +118,7 @@ async fn serve(config: Config, executors: Executors<'_>) -> Result<()> {
     pki.register_in(metrics.tidewatch());
     let (metrics, fleet) = (MetricsPage::new(ArcSwap::from_pointee(metrics)), FleetHandle::new(instance));
     let standby = readiness.pending("lease");
-    let tls = tls_state.tokens();
+    let tls = tls_state.tokens.clone();
     let process = Process { config, instance, fence, lease, pki, tls_state, metrics, readiness, fleet, standby };
 
     let (mut listeners, stop) = (JoinSet::new(), CancellationToken::new());
@@ -209,46 +200,26 @@ async fn unexpected_end(tasks: &mut JoinSet<&'static str>) -> anyhow::Error {
 async fn run_active(process: Process, executors: Executors<'_>, signals: &mut Signals) -> Result<()> {
     let Executors { gateway, enrolment } = executors;
     let built = build::build(&process).await?;
-    let Process { config, metrics, readiness, fleet, standby, .. } = process;
-    let shutdown = CancellationToken::new();
-    let (mut tasks, mut gateways) = (JoinSet::new(), JoinSet::new());
+    let Process { config, metrics, readiness, fleet: handle, standby, .. } = process;
+    let fleet = built.watches.components.fleet.clone();
     metrics.store(Arc::new(built.metrics));
-    fleet.activate(built.fleet.clone(), built.rotations);
+    handle.activate(fleet.clone(), built.rotations);
 
-    let (settings, tls, fleet, metrics) = (built.gateway, built.tls, built.fleet.clone(), built.gateway_metrics);
-    let port = metrics.port.clone();
-    let binding = Gateway::bind(settings, tls, port, move |settings| V3Handler::new(settings, fleet, metrics));
-    let event_address = start_listener(gateway, binding, "gateway", &shutdown, &mut gateways).await?;
-    let v2_address = match built.v2 {
-        Some(port) => {
-            let (binding, files) = port.bind();
-            tasks.spawn(files.run());
-            Some(start_listener(gateway, binding, "gateway of contract v2", &shutdown, &mut gateways).await?)
-        }
-        None => None,
-    };
-    let enrolment_address = match built.enrolment {
-        Some(port) => Some(start_listener(enrolment, port.bind(), "enrolment port", &shutdown, &mut gateways).await?),
-        None => None,
-    };
-    let synced = CancellationToken::new();
-    built.watches.start(built.writers, &readiness, synced.clone(), &mut tasks);
-    tasks.spawn(built.runtime_access.run());
-    tasks.spawn(built.event_path.run(synced.clone()));
-    tasks.spawn(built.rotation.run(synced.clone()));
-    tasks.spawn(built.recorder.run(built.client));
-    if let Some(agents) = built.agents {
-        tasks.spawn(agents.upgrade.run(synced.clone()));
-        if let Some(pull_secret) = agents.pull_secret {
-            tasks.spawn(pull_secret.run(synced.clone()));
-        }
+    let (shutdown, mut tasks, mut gateways) = (CancellationToken::new(), JoinSet::new(), JoinSet::new());
+    let (stop, listening) = (&shutdown, &mut gateways);
+    let event_address = start_listener(gateway, Some(built.gateway), "gateway", stop, listening).await?;
+    let v2_address = start_listener(gateway, built.v2, "gateway of contract v2", stop, listening).await?;
+    let enrolment_address = start_listener(enrolment, built.enrolment, "enrolment port", stop, listening).await?;
+    built.watches.start(&readiness, built.synced.clone(), &mut tasks);
+    for task in built.tasks {
+        tasks.spawn(task);
     }
-    tasks.spawn(forward::run(built.fleet.clone(), built.forward, shutdown.clone()));
+    tasks.spawn(forward::run(fleet.clone(), built.forward, shutdown.clone()));
     // The caches are pending now.
     standby.done();
-    let workers = workers::Workers::start(&built.context, &built.fleet, config.concurrency, &synced, &shutdown);
+    let mut workers = workers::Workers::start(&built.context, &fleet, config.concurrency, &built.synced, &shutdown);
     tracing::info!(
-        %event_address,
+        event_address = event_address.map(tracing::field::display),
         v2_address = v2_address.map(tracing::field::display),
         enrolment_address = enrolment_address.map(tracing::field::display),
         kyma_selector = config.kyma_selector,
@@ -274,15 +245,16 @@ async fn run_active(process: Process, executors: Executors<'_>, signals: &mut Si
     ended
 }
 
-/// Starts a listener on its executor, with a task that ends when it ends. Only an active receiver listens, so that no
+/// Starts a listener, if it is configured, on its executor, with a task that ends when it ends. Only an active receiver listens, so that no
 /// event is accepted by one that does not reconcile.
 async fn start_listener<S: Service>(
     executor: &Executor,
-    binding: impl Future<Output = Result<Gateway<S>, BindError>> + Send + 'static,
+    binding: Option<build::Binding<S>>,
     name: &'static str,
     shutdown: &CancellationToken,
     tasks: &mut JoinSet<&'static str>,
-) -> Result<SocketAddr> {
+) -> Result<Option<SocketAddr>> {
+    let Some(binding) = binding else { return Ok(None) };
     let bound = executor.spawn(binding).await.with_context(|| format!("start the {name}"))??;
     let (address, stop) = (bound.address(), shutdown.clone());
     let serving = executor.spawn(bound.run(stop));
@@ -291,5 +263,5 @@ async fn start_listener<S: Service>(
         let _ = serving.await;
         name
     });
-    Ok(address)
+    Ok(Some(address))
 }

@@ -1,15 +1,17 @@
 //! Builds all components of the active receiver from the configuration, without starting them.
 
-use std::{collections::BTreeSet, path::Path, sync::Arc};
+use std::{collections::BTreeSet, mem, path::Path, sync::Arc};
 
 use anyhow::{Context as _, Result};
 use arc_swap::ArcSwap;
 use aws_lc_rs::rand::{SecureRandom as _, SystemRandom};
+use futures::{FutureExt as _, future::BoxFuture};
 use kube::Client;
-use tidewatch_shared::identity::Instance;
+use tidewatch_shared::{api::Watcher, identity::Instance};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
-use super::{Process, counters::Counters, enrolment, legacy};
+use super::{Process, counters::Counters};
 use crate::{
     app::changes,
     base::{key::KymaKey, limits::REQUEST_DEADLINE, pause::Pause, stores::Stores, takeover::Takeover},
@@ -17,20 +19,28 @@ use crate::{
     controllers::{
         ca_rotation::CaRotation,
         catalog,
-        event_path::{self, EventPathController},
+        event_path::EventPathController,
         installer::{
-            self, Installer, pull_secret,
-            upgrade::{self, UpgradeHandle, UpgradeTask},
+            self, Installer,
+            pull_secret::PullSecretWatch,
+            upgrade::{self, UpgradeTask},
         },
         kyma, watcher,
     },
-    fleet::table::{self, RuntimeTable},
+    fleet::{
+        forward,
+        table::{self, RuntimeTable},
+    },
     ingress::{
-        enrolment::{CertificateIssuer, Revocations},
-        gateway::{self, OwnAuthority, v2},
+        ListenError,
+        enrolment::{CertificateIssuer, EnrolmentService, Revocations},
+        gateway::{
+            self, Gateway, OwnAuthority, V3Handler,
+            enrol::{self, EnrolmentHandler},
+            v2::{self, V2Adapter, V2Handler},
+        },
     },
     kube::{
-        leader::WriteFence,
         recorder::EventRecorder,
         runtime_access::{self, RuntimeAccess},
     },
@@ -38,132 +48,113 @@ use crate::{
     telemetry::Metrics,
 };
 
+/// Future that listens on a port, on the executor that polls it.
+pub(super) type Binding<H> = BoxFuture<'static, Result<Gateway<H>, ListenError>>;
+
+/// Task of a component; returns its name when it ends.
+type Task = BoxFuture<'static, &'static str>;
+
 /// Components of the active receiver, connected and not running.
 pub(super) struct Receiver {
-    pub(super) gateway: gateway::Settings,
-    pub(super) gateway_metrics: gateway::Metrics,
-    pub(super) tls: Arc<ArcSwap<rustls::ServerConfig>>,
-    pub(super) rotation: CaRotation,
+    pub(super) gateway: Binding<V3Handler<RuntimeTable>>,
+    /// Port of contract v2, if `--v2` is given.
+    pub(super) v2: Option<Binding<V2Handler<V2Adapter>>>,
+    /// Enrolment port, if this receiver issues certificates.
+    pub(super) enrolment: Option<Binding<EnrolmentHandler>>,
     pub(super) rotations: RotationHandle,
-    pub(super) v2: Option<legacy::Port>,
-    pub(super) enrolment: Option<enrolment::Port>,
-    pub(super) forward: crate::fleet::forward::Client,
-    pub(super) fleet: RuntimeTable,
+    pub(super) forward: forward::Client,
     pub(super) watches: changes::Watches,
-    pub(super) writers: changes::Writers,
-    pub(super) runtime_access: RuntimeAccess,
-    pub(super) event_path: EventPathController,
-    pub(super) recorder: EventRecorder,
-    pub(super) agents: Option<Agents>,
-    pub(super) client: Client,
+    /// Cancelled when all caches are synced.
+    pub(super) synced: CancellationToken,
+    /// Tasks that run forever.
+    pub(super) tasks: Vec<Task>,
     pub(super) context: Arc<kyma::Context>,
     pub(super) metrics: Metrics,
 }
 
-/// Tasks for installed agents besides the reconciles.
-pub(super) struct Agents {
-    pub(super) upgrade: UpgradeTask,
-    pub(super) pull_secret: Option<pull_secret::PullSecretWatch>,
-}
-
 /// Builds the components. Called when the Lease is acquired, which is the start of time for them.
 pub(super) async fn build(process: &Process) -> Result<Receiver> {
-    let Process { config, fence, lease, tls_state, pki, .. } = process;
+    let Process { config, lease, tls_state, pki, .. } = process;
     let mut metrics = Metrics::new();
     let client = kube_config(config.kubeconfig.as_deref()).await?;
-    let client = crate::kube::client::client(&client, fence).context("build the client of the control plane")?;
+    let client =
+        crate::kube::client::client(&client, &process.fence).context("build the client of the control plane")?;
     let (stores, writers) = changes::stores();
     let counters = Counters::register_all(&mut metrics, lease, pki, stores.kymas.clone());
     let installs = config.installer.settings(&config.trust_domain);
-    let fleet = RuntimeTable::new(process.instance, table_settings(config), counters.fleet.clone(), Instant::now());
-    #[cfg(feature = "stamps")]
-    if let Some(path) = &config.stamp_file {
-        fleet.set_stamps(path).with_context(|| format!("open the stamp file {}", path.display()))?;
-    }
-    let components = components(config, fence, stores, fleet, installs.is_some(), &counters);
-    let forward = crate::fleet::forward::Client::new(config.forward_url_template.clone());
-    let legacy = v2::V2Adapter::new(
-        components.fleet.clone(),
-        components.plan.clone(),
-        components.v2_allowed.clone(),
-        forward.clone(),
-    );
-    let v2 = legacy::Port::build(
-        config,
-        legacy,
-        components.revocations.clone(),
-        (counters.v2, counters.gateway.port.clone()),
-        pki.clone(),
-    )?;
-    let (rotation, rotations) = CaRotation::new(
-        tls_state.clone(),
-        client.clone(),
-        &config.namespace,
-        &config.pki,
-        components.fleet.clone(),
-        pki.clone(),
-    );
-    let event_path =
-        event_path(config, &client, &components, rotations.clone(), installs.is_some(), counters.event_path);
-    let context = context(config, &client, &components, counters.kyma);
-    let (agents, context) = match installs {
-        Some(settings) => {
-            let metrics = counters.installer.upgrade.clone();
-            let (upgrade, upgrade_handle) = open_upgrade(config, &settings, &client, &components, metrics).await?;
-            let pull_secret = open_pull_secret(config, &client, &components.fleet, &counters.installer).await?;
-            let installer = installer(settings, tls_state, &components.fleet, upgrade_handle, counters.installer);
-            let (pull_secret, installer) = match pull_secret {
-                Some((watch, secret)) => (Some(watch), installer.with_pull_secret(secret)),
-                None => (None, installer),
-            };
-            (Some(Agents { upgrade, pull_secret }), context.with_installer(installer))
-        }
-        None => (None, context),
+    let components = components(process, stores, installs.is_some(), &counters)?;
+    let synced = CancellationToken::new();
+    let mut builder = Builder {
+        process,
+        client: &client,
+        components: &components,
+        counters: &counters,
+        synced: &synced,
+        tasks: Vec::new(),
     };
-    let certificate_issuer = certificate_issuer(tls_state, &components, &counters.enrolment);
-    let gateway = gateway_settings(config, tls_state, &components, certificate_issuer.clone());
-    let enrolment = certificate_issuer.map(|certificate_issuer| {
-        let metrics = (counters.enrolment, counters.enrolment_port);
-        enrolment::Port::build(config, tls_state.enrolment(), certificate_issuer, components.access.clone(), metrics)
-    });
+    let forward = forward::Client::new(config.forward_url_template.clone());
+    let v2 = builder.v2(forward.clone())?;
+    let changes::Components { fleet, access, recorder, .. } = components.clone();
+    let (rotation, rotations) =
+        CaRotation::new(tls_state.clone(), client.clone(), &config.namespace, &config.pki, fleet, pki.clone());
+    let event_path = builder.event_path(rotations.clone(), installs.is_some());
+    let installer = match installs {
+        Some(settings) => Some(builder.installer(settings).await?),
+        None => None,
+    };
+    let context = Arc::new(builder.context(installer));
+    let mut tasks = mem::take(&mut builder.tasks);
+    tasks.push(access.run().boxed());
+    tasks.push(event_path.run(synced.clone()).boxed());
+    tasks.push(rotation.run(synced.clone()).boxed());
+    tasks.push(recorder.run(client.clone()).boxed());
+    let (issuer, namespace) = (builder.certificate_issuer(), config.namespace.clone());
     Ok(Receiver {
-        gateway,
-        gateway_metrics: counters.gateway,
-        tls: tls_state.events(),
-        rotation,
-        rotations,
+        gateway: builder.gateway(issuer.clone()),
         v2,
-        enrolment,
+        enrolment: issuer.map(|issuer| builder.enrolment(issuer)),
+        rotations,
         forward,
-        fleet: components.fleet.clone(),
-        runtime_access: components.access.clone(),
-        recorder: components.recorder.clone(),
-        watches: watches(config, &client, components, counters.kcp),
-        writers,
-        event_path,
-        agents,
-        client,
-        context: Arc::new(context),
+        watches: changes::Watches { client, namespace, components, writers, metrics: counters.kcp },
+        synced,
+        tasks,
+        context,
         metrics,
     })
 }
 
-/// With `installs`, the plan also has the watches that the agents' installation needs.
-fn components(
-    config: &Config,
-    fence: &WriteFence,
-    stores: Stores,
-    fleet: RuntimeTable,
-    installs: bool,
-    counters: &Counters,
-) -> changes::Components {
+/// Creates the components that changes of KCP reach. With `installs`, the plan also has the watches that the agents'
+/// installation needs.
+fn components(process: &Process, stores: Stores, installs: bool, counters: &Counters) -> Result<changes::Components> {
+    let Process { config, fence, instance, .. } = process;
+    let settings = table::Settings {
+        heartbeat: config.heartbeat,
+        max_heartbeats_per_second: config.path.max_heartbeats_per_second,
+        away_after: config.path.away_after,
+        request_deadline: REQUEST_DEADLINE,
+        slots: usize::from(config.concurrency),
+        ..table::Settings::default()
+    };
+    let fleet = RuntimeTable::new(*instance, settings, counters.fleet.clone(), Instant::now());
+    #[cfg(feature = "stamps")]
+    if let Some(path) = &config.stamp_file {
+        fleet.set_stamps(path).with_context(|| format!("open the stamp file {}", path.display()))?;
+    }
+    let access = runtime_access::Settings {
+        allow: config.allow_runtime_addresses.clone(),
+        deny: config.deny_runtime_addresses.clone(),
+        fence: fence.clone(),
+        ..Default::default()
+    };
+    let restricted_modules = config.restricted_default_modules.iter().cloned().collect();
+    let catalog = catalog::Settings { restricted_modules, flags: config.catalog.clone() };
     let installed = if installs { installer::watches() } else { Vec::new() };
-    let (plan, _) = watcher::plan_with::<Arc<tidewatch_shared::api::Watcher>>(installed.clone(), &[]);
-    changes::Components {
+    let (plan, ..) = watcher::plan::<Arc<Watcher>>(installed.clone(), &[]);
+    Ok(changes::Components {
         stores,
         fleet,
-        access: RuntimeAccess::new(access_settings(config, fence), counters.access.clone()),
-        catalog: catalog::Catalog::new(catalog_settings(config), counters.catalog.clone()),
+        access: RuntimeAccess::new(access, counters.access.clone()),
+        catalog: catalog::Catalog::new(catalog, counters.catalog.clone()),
         plan: Arc::new(ArcSwap::from_pointee(plan)),
         installed: installed.into(),
         pause: Pause::new(config.pause),
@@ -171,130 +162,127 @@ fn components(
         v2_allowed: v2::V2AllowList::default(),
         revocations: Revocations::new(counters.enrolment.clone()),
         recorder: EventRecorder::new(counters.recorder.clone()),
+    })
+}
+
+/// Builds the components that depend on [`changes::Components`].
+struct Builder<'a> {
+    process: &'a Process,
+    client: &'a Client,
+    components: &'a changes::Components,
+    counters: &'a Counters,
+    synced: &'a CancellationToken,
+    tasks: Vec<Task>,
+}
+
+impl Builder<'_> {
+    fn event_path(&self, rotations: RotationHandle, installs: bool) -> EventPathController {
+        let changes::Components { stores, fleet, catalog, plan, pause, takeover, .. } = self.components.clone();
+        EventPathController {
+            flags: self.process.config.path.clone(),
+            client: self.client.clone(),
+            stores,
+            fleet,
+            catalog,
+            plan,
+            pause,
+            takeover,
+            rotations,
+            installs,
+            metrics: self.counters.event_path.clone(),
+        }
     }
-}
 
-fn watches(
-    config: &Config,
-    client: &Client,
-    components: changes::Components,
-    metrics: crate::kube::Metrics,
-) -> changes::Watches {
-    changes::Watches { client: client.clone(), namespace: config.namespace.clone(), components, metrics }
-}
-
-fn event_path(
-    config: &Config,
-    client: &Client,
-    components: &changes::Components,
-    rotations: RotationHandle,
-    installs: bool,
-    metrics: event_path::Metrics,
-) -> EventPathController {
-    EventPathController {
-        flags: config.path.clone(),
-        client: client.clone(),
-        stores: components.stores.clone(),
-        fleet: components.fleet.clone(),
-        catalog: components.catalog.clone(),
-        plan: components.plan.clone(),
-        pause: components.pause.clone(),
-        takeover: components.takeover.clone(),
-        rotations,
-        installs,
-        metrics,
+    fn context(&self, installer: Option<Installer>) -> kyma::Context {
+        let changes::Components { stores, access, catalog, plan, pause, takeover, .. } = self.components.clone();
+        kyma::Context {
+            kcp: self.client.clone(),
+            stores,
+            clients: Box::new(move |key| access.client_and_revision(key)),
+            catalog,
+            plan,
+            installer,
+            settings: kyma::Settings { registry: self.process.config.oci_registry_host.clone(), pause, takeover },
+            metrics: self.counters.kyma.clone(),
+            caches: Default::default(),
+        }
     }
-}
 
-fn context(
-    config: &Config,
-    client: &Client,
-    components: &changes::Components,
-    metrics: kyma::Metrics,
-) -> kyma::Context {
-    let changes::Components { stores, access, catalog, plan, .. } = components.clone();
-    kyma::Context::new(client.clone(), stores, access, catalog, plan, kyma_settings(config, components), metrics)
-}
-
-/// Issuer of the runtimes' certificates, if this receiver issues them.
-fn certificate_issuer(
-    tls_state: &TlsState,
-    components: &changes::Components,
-    metrics: &crate::ingress::enrolment::Metrics,
-) -> Option<CertificateIssuer> {
-    let changes::Components { fleet, revocations, .. } = components;
-    let issues = |authority: &pki::Authority| {
-        CertificateIssuer::new(authority.clone(), fleet.clone(), revocations.clone(), metrics.clone())
-    };
-    tls_state.authority().map(issues)
-}
-
-/// Modules that only runtimes selected by a release meta may see.
-fn restricted(config: &Config) -> BTreeSet<String> {
-    config.restricted_default_modules.iter().cloned().collect()
-}
-
-fn catalog_settings(config: &Config) -> catalog::Settings {
-    catalog::Settings { restricted_modules: restricted(config), flags: config.catalog.clone() }
-}
-
-fn access_settings(config: &Config, fence: &WriteFence) -> runtime_access::Settings {
-    runtime_access::Settings {
-        allow: config.allow_runtime_addresses.clone(),
-        deny: config.deny_runtime_addresses.clone(),
-        fence: fence.clone(),
-        ..Default::default()
+    /// Reads the state of the agents' upgrade and their image pull secret, if there is one.
+    async fn installer(&mut self, settings: installer::Settings) -> Result<Installer> {
+        let Self { process: Process { config, tls_state, .. }, client, components, counters, .. } = *self;
+        let changes::Components { stores, fleet, pause, takeover, recorder, .. } = components.clone();
+        let installer::Metrics { upgrade: metrics, .. } = counters.installer.clone();
+        let dependencies = upgrade::Dependencies { fleet: fleet.clone(), stores, pause, takeover, recorder, metrics };
+        let flags = config.installer.upgrade.clone();
+        let opened = UpgradeTask::open(client.clone(), &config.namespace, &settings.image, flags, dependencies).await;
+        let (upgrade, handle) = opened.context("read the state of the upgrade of agents")?;
+        self.tasks.push(upgrade.run(self.synced.clone()).boxed());
+        let (trust, path_fleet) = (tls_state.trust(), fleet.clone());
+        let trust = Box::new(move || trust.borrow().clone());
+        let path = Box::new(move |key: &KymaKey| path_fleet.path(key, Instant::now()));
+        let installer = Installer::new(settings, trust, path, handle, counters.installer.clone());
+        let Some(name) = &config.installer.agent_image_pull_secret else { return Ok(installer) };
+        let metrics = counters.installer.clone();
+        let opened = PullSecretWatch::open(client.clone(), &config.namespace, name, fleet, metrics).await;
+        let (watch, secret) = opened.context("read the image pull secret of agents")?;
+        self.tasks.push(watch.run(self.synced.clone()).boxed());
+        Ok(installer.with_pull_secret(secret))
     }
-}
 
-fn kyma_settings(config: &Config, components: &changes::Components) -> kyma::Settings {
-    kyma::Settings {
-        registry: config.oci_registry_host.clone(),
-        restricted_modules: restricted(config),
-        pause: components.pause.clone(),
-        takeover: components.takeover.clone(),
-        ..kyma::Settings::default()
+    /// Issuer of the runtimes' certificates, if this receiver issues them.
+    fn certificate_issuer(&self) -> Option<CertificateIssuer> {
+        let changes::Components { fleet, revocations, .. } = self.components;
+        let metrics = &self.counters.enrolment;
+        let issues = |authority: &pki::Authority| {
+            CertificateIssuer::new(authority.clone(), fleet.clone(), revocations.clone(), metrics.clone())
+        };
+        self.process.tls_state.authority.as_ref().map(issues)
     }
-}
 
-fn installer(
-    settings: installer::Settings,
-    tls_state: &TlsState,
-    fleet: &RuntimeTable,
-    upgrade: UpgradeHandle,
-    metrics: installer::Metrics,
-) -> Installer {
-    let fleet = fleet.clone();
-    let path = Box::new(move |key: &KymaKey| fleet.path(key, Instant::now()));
-    Installer::new(settings, trust_source(tls_state), path, upgrade, metrics)
-}
+    fn gateway(&self, issuer: Option<CertificateIssuer>) -> Binding<V3Handler<RuntimeTable>> {
+        let Self { process: Process { config, tls_state, .. }, components, counters, .. } = self;
+        let settings = gateway::Settings {
+            heartbeat_interval: components.fleet.heartbeat_interval(),
+            proxy: tls_state.proxy.clone(),
+            revocations: components.revocations.clone(),
+            issuer,
+            ..gateway::Settings::new(config.event_address, config.authority.clone(), config.trust_domain.clone())
+        };
+        let (fleet, metrics) = (components.fleet.clone(), counters.gateway.clone());
+        let handler = move |settings: &_| V3Handler::new(settings, fleet, metrics);
+        Gateway::bind(settings, tls_state.events.clone(), handler).boxed()
+    }
 
-/// Reads the agents' image pull secret, if there is one, and prepares its watch.
-async fn open_pull_secret(
-    config: &Config,
-    client: &Client,
-    fleet: &RuntimeTable,
-    metrics: &installer::Metrics,
-) -> Result<Option<(pull_secret::PullSecretWatch, pull_secret::PullSecret)>> {
-    let Some(name) = &config.installer.agent_image_pull_secret else { return Ok(None) };
-    let opened =
-        pull_secret::PullSecretWatch::open(client.clone(), &config.namespace, name, fleet.clone(), metrics.clone());
-    opened.await.map(Some).context("read the image pull secret of agents")
-}
+    fn v2(&mut self, forward: forward::Client) -> Result<Option<Binding<V2Handler<V2Adapter>>>> {
+        let Self { process: Process { config, pki, .. }, components, counters, .. } = self;
+        let flags = &config.v2;
+        if !flags.v2 {
+            return Ok(None);
+        }
+        let changes::Components { fleet, plan, v2_allowed, revocations, .. } = components.clone();
+        let files = v2::TlsFiles::open(flags, config.tls.tls_cert.as_ref(), config.tls.tls_key.as_ref(), pki.clone())?;
+        let settings = v2::settings(flags.v2_address, config.trust_domain.clone());
+        let settings = gateway::Settings { revocations, ..settings };
+        let adapter = V2Adapter::new(fleet, plan, v2_allowed, forward);
+        let (callers, metrics, shared) = (files.callers.clone(), counters.v2.clone(), counters.gateway.port.clone());
+        let handler = move |settings: &_| V2Handler::new(settings, callers, adapter, metrics, shared);
+        let binding = Gateway::bind(settings, files.tls.clone(), handler).boxed();
+        self.tasks.push(files.run().boxed());
+        Ok(Some(binding))
+    }
 
-/// Reads the state of the agents' upgrade, and prepares its task.
-async fn open_upgrade(
-    config: &Config,
-    settings: &installer::Settings,
-    client: &Client,
-    components: &changes::Components,
-    metrics: upgrade::Metrics,
-) -> Result<(UpgradeTask, UpgradeHandle)> {
-    let changes::Components { stores, fleet, pause, takeover, recorder, .. } = components.clone();
-    let dependencies = upgrade::Dependencies { fleet, stores, pause, takeover, recorder, metrics };
-    let flags = config.installer.upgrade.clone();
-    let opened = UpgradeTask::open(client.clone(), &config.namespace, &settings.image, flags, dependencies);
-    opened.await.context("read the state of the upgrade of agents")
+    fn enrolment(&self, issuer: CertificateIssuer) -> Binding<EnrolmentHandler> {
+        let Self { process: Process { config, tls_state, .. }, components, counters, .. } = self;
+        let settings = enrol::settings(config.enrolment.enrolment_address, config.trust_domain.clone());
+        // Clients of the runtimes review the tokens.
+        let (access, metrics) = (components.access.clone(), counters.enrolment.clone());
+        let enrolments = EnrolmentService::new(&config.enrolment, issuer, access, metrics);
+        let metrics = counters.enrolment_port.clone();
+        let handler = move |settings: &_| EnrolmentHandler::new(settings, enrolments, metrics);
+        // The TLS configuration of this port requests no client certificate.
+        Gateway::bind(settings, tls_state.enrolment.clone(), handler).boxed()
+    }
 }
 
 /// Configuration of the client of KCP: from the kubeconfig, or with the pod's service account.
@@ -303,12 +291,6 @@ pub(super) async fn kube_config(kubeconfig: Option<&Path>) -> Result<kube::Confi
         kube::Config::incluster().context("find the service account of the pod")
     })
     .await
-}
-
-/// Roots that agents trust, as the installer writes them.
-fn trust_source(tls_state: &TlsState) -> installer::TrustSource {
-    let trust = tls_state.trust();
-    Box::new(move || trust.borrow().clone())
 }
 
 /// Opens the certificates, roots and issuer of the listeners: from files, from the CA's Secret, or from both.
@@ -332,35 +314,8 @@ pub(super) async fn tls_state(
         names,
         domain: &config.trust_domain,
         namespace: &config.namespace,
-        proxy: config.tls.proxy_identity.as_ref(),
     };
     TlsState::open(setup, client, metrics).await.context("prepare the certificates")
-}
-
-fn table_settings(config: &Config) -> table::Settings {
-    table::Settings {
-        heartbeat: config.heartbeat,
-        max_heartbeats_per_second: config.path.max_heartbeats_per_second,
-        away_after: config.path.away_after,
-        request_deadline: REQUEST_DEADLINE,
-        slots: usize::from(config.concurrency),
-        ..table::Settings::default()
-    }
-}
-
-fn gateway_settings(
-    config: &Config,
-    tls_state: &TlsState,
-    components: &changes::Components,
-    certificate_issuer: Option<CertificateIssuer>,
-) -> gateway::Settings {
-    gateway::Settings {
-        heartbeat_interval: components.fleet.heartbeat_interval(),
-        proxy: tls_state.proxy(),
-        revocations: components.revocations.clone(),
-        issuer: certificate_issuer,
-        ..gateway::Settings::new(config.event_address, config.authority.clone(), config.trust_domain.clone())
-    }
 }
 
 /// Random instance of this process, drawn at every start.

@@ -14,7 +14,7 @@ mod watchers;
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{ConfigMap, Secret};
+use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api, Client,
     core::{DeserializeGuard, NamespaceResourceScope, Resource},
@@ -25,7 +25,7 @@ use tidewatch_shared::{
     api::{Kyma, Manifest, ModuleReleaseMeta, ModuleTemplate, Watcher},
     names::{RELEASES, label},
 };
-use tokio::{sync::Notify, task::JoinSet};
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 pub use handlers::Components;
@@ -38,6 +38,7 @@ use crate::{
 };
 
 /// Write halves of [`Stores`], each for exactly one watch.
+#[derive(Default)]
 pub struct Writers {
     kymas: Writer<Kyma>,
     templates: Writer<ModuleTemplate>,
@@ -50,14 +51,7 @@ pub struct Writers {
 /// Makes empty caches and their write halves.
 #[must_use]
 pub fn stores() -> (Stores, Writers) {
-    let writers = Writers {
-        kymas: Writer::default(),
-        templates: Writer::default(),
-        release_metas: Writer::default(),
-        manifests: Writer::default(),
-        watchers: Writer::default(),
-        secrets: Writer::default(),
-    };
+    let writers = Writers::default();
     let stores = Stores {
         kymas: writers.kymas.as_reader(),
         templates: writers.templates.as_reader(),
@@ -77,6 +71,8 @@ pub struct Watches {
     pub namespace: String,
     /// Components that react to changes.
     pub components: Components,
+    /// Write halves of the caches.
+    pub writers: Writers,
     /// Metrics of the watches.
     pub metrics: Metrics,
 }
@@ -84,18 +80,11 @@ pub struct Watches {
 impl Watches {
     /// Spawns one watch per kind, the task of the Watchers, and the debouncer of the catalog. Each watch is pending in
     /// `readiness` until its first list is complete; `synced` is cancelled when all lists and the first plan are.
-    pub fn start(
-        self,
-        writers: Writers,
-        readiness: &Readiness,
-        synced: CancellationToken,
-        tasks: &mut JoinSet<&'static str>,
-    ) {
-        let Self { client, namespace, components, metrics } = self;
+    pub fn start(self, readiness: &Readiness, synced: CancellationToken, tasks: &mut JoinSet<&'static str>) {
+        let Self { client, namespace, components, writers, metrics } = self;
         let recorder = components.recorder.clone();
-        let start = WatchStarter { client: client.clone(), namespace: namespace.clone(), metrics, recorder };
         let debouncer = Arc::new(debounce::CatalogDebouncer::default());
-        let handlers = handlers::EventHandlers::new(components.clone(), debouncer.clone(), Arc::new(Notify::new()));
+        let handlers = handlers::EventHandlers::new(components.clone(), debouncer.clone());
         let caches_synced = synced.clone();
         let gate = watch::SyncGate::new(readiness, {
             let fleet = components.fleet.clone();
@@ -104,61 +93,49 @@ impl Watches {
                 synced.cancel();
             }
         });
+        let mut start =
+            WatchStarter { client: client.clone(), namespace: namespace.clone(), metrics, recorder, gate, tasks };
         let Writers { kymas, templates, release_metas, manifests, watchers, secrets } = writers;
-        let everything = watcher::Config::default();
+        let everything = watcher::Config::default;
+        let named = |name| everything().fields(&format!("metadata.name={name}"));
         // A pause must be known before the first reconcile.
-        let pausing = everything.clone().fields(&format!("metadata.name={CONFIG_MAP}"));
-        let maps = Writer::<ConfigMap>::default();
-        start.watch("configmaps", maps, pausing, gate.guard("configmaps"), handlers.pause(), tasks);
+        start.watch("configmaps", Writer::default(), named(CONFIG_MAP), handlers.pause());
         // Revocations must be known before the first connection.
-        let revoked = everything.clone().fields(&format!("metadata.name={}", enrolment::CONFIG_MAP));
-        let maps = Writer::<ConfigMap>::default();
-        start.watch("revocations", maps, revoked, gate.guard("revocations"), handlers.revocations(), tasks);
+        start.watch("revocations", Writer::default(), named(enrolment::CONFIG_MAP), handlers.revocations());
         // The accepted releases must be known before the catalog is compared with them.
-        let releases = everything.clone().fields(&format!("metadata.name={RELEASES}"));
-        let maps = Writer::<ConfigMap>::default();
-        start.watch("releases", maps, releases, gate.guard("releases"), handlers.releases(), tasks);
+        start.watch("releases", Writer::default(), named(RELEASES), handlers.releases());
         // Watchers and Secrets before Kymas: a Kyma that is placed mostly finds its plan and its access.
-        start.watch("watchers", watchers, everything.clone(), gate.guard("watchers"), handlers.watchers(), tasks);
-        let labelled = everything.clone().labels(label::KYMA_NAME);
-        start.watch("secrets", secrets, labelled, gate.guard("secrets"), handlers.secrets(), tasks);
-        start.watch(
-            "moduletemplates",
-            templates,
-            everything.clone(),
-            gate.guard("moduletemplates"),
-            handlers.templates(),
-            tasks,
-        );
-        let guard = gate.guard("modulereleasemetas");
-        start.watch("modulereleasemetas", release_metas, everything.clone(), guard, handlers.release_metas(), tasks);
-        start.watch("manifests", manifests, everything.clone(), gate.guard("manifests"), handlers.manifests(), tasks);
-        let selected = everything.labels(&components.takeover.query());
-        start.watch("kymas", kymas, selected, gate.guard("kymas"), handlers.kymas(), tasks);
-        let planned = gate.guard("plan");
-        let targets = (components.clone(), handlers.placer());
-        tasks.spawn(watchers::run(client.clone(), namespace.clone(), targets, handlers.watchers_changed(), planned));
+        start.watch("watchers", watchers, everything(), handlers.watchers());
+        start.watch("secrets", secrets, everything().labels(label::KYMA_NAME), handlers.secrets());
+        start.watch("moduletemplates", templates, everything(), handlers.templates());
+        start.watch("modulereleasemetas", release_metas, everything(), handlers.release_metas());
+        start.watch("manifests", manifests, everything(), handlers.manifests());
+        start.watch("kymas", kymas, everything().labels(&components.takeover.query()), handlers.kymas());
+        let WatchStarter { gate, tasks, .. } = start;
+        let targets = (components.clone(), handlers.placer.clone());
+        let (changed, planned) = (handlers.watchers_changed.clone(), gate.guard("plan"));
+        tasks.spawn(watchers::run(client.clone(), namespace.clone(), targets, changed, planned));
         tasks.spawn(async move { debouncer.run(&components, (&client, &namespace), caches_synced).await });
     }
 }
 
 /// Parameters of all watches.
-struct WatchStarter {
+struct WatchStarter<'a> {
     client: Client,
     namespace: String,
     metrics: Metrics,
     recorder: EventRecorder,
+    gate: watch::SyncGate,
+    tasks: &'a mut JoinSet<&'static str>,
 }
 
-impl WatchStarter {
+impl WatchStarter<'_> {
     fn watch<K>(
-        &self,
+        &mut self,
         kind: &'static str,
         writer: Writer<K>,
         config: watcher::Config,
-        gate: watch::SyncGuard,
-        sink: impl FnMut(watch::Change<'_, K>) + Send + 'static,
-        tasks: &mut JoinSet<&'static str>,
+        handler: impl FnMut(watch::Change<'_, K>) + Send + 'static,
     ) where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
             + Clone
@@ -169,10 +146,8 @@ impl WatchStarter {
             + 'static,
     {
         let api: Api<DeserializeGuard<K>> = Api::namespaced(self.client.clone(), &self.namespace);
-        tasks.spawn(watch::run(
-            watch::Watch { kind, api, config, gate, metrics: self.metrics.clone(), recorder: self.recorder.clone() },
-            writer,
-            sink,
-        ));
+        let (gate, metrics, recorder) = (self.gate.guard(kind), self.metrics.clone(), self.recorder.clone());
+        let cache = watch::Cache { kind, reader: writer.as_reader(), writer, gate: Some(gate), metrics, recorder };
+        self.tasks.spawn(watch::run(api, config, cache, handler));
     }
 }

@@ -72,7 +72,8 @@ impl Counters {
 }
 
 /// Descriptions of all metrics of an active receiver.
-pub(super) fn described() -> Vec<MetricDescription> {
+#[must_use]
+pub fn described() -> Vec<MetricDescription> {
     let (mut metrics, (stores, _)) = (Metrics::new(), changes::stores());
     Counters::register_all(&mut metrics, &leader::Metrics::default(), &pki::Metrics::default(), stores.kymas);
     metrics.described()

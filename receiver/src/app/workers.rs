@@ -4,7 +4,7 @@ use std::{panic::AssertUnwindSafe, sync::Arc};
 
 use anyhow::{Error, anyhow};
 use futures::FutureExt as _;
-use tokio::{sync::Mutex, task::JoinSet};
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Worker tasks; at shutdown each ends after its current reconcile.
-pub(super) struct Workers(Mutex<JoinSet<()>>);
+pub(super) struct Workers(JoinSet<()>);
 
 impl Workers {
     pub(super) fn start(
@@ -34,20 +34,20 @@ impl Workers {
                 }
             });
         }
-        Self(Mutex::new(tasks))
+        Self(tasks)
     }
 
     /// Waits for a worker that ends unexpectedly, and returns the cause.
-    pub(super) async fn failed(&self) -> Error {
-        match self.0.lock().await.join_next().await {
+    pub(super) async fn failed(&mut self) -> Error {
+        match self.0.join_next().await {
             Some(Err(error)) => Error::new(error).context("a worker failed"),
             Some(Ok(())) | None => anyhow!("a worker ended unexpectedly"),
         }
     }
 
     /// Waits until all workers have ended.
-    pub(super) async fn drained(&self) {
-        while self.0.lock().await.join_next().await.is_some() {}
+    pub(super) async fn drained(&mut self) {
+        while self.0.join_next().await.is_some() {}
     }
 }
 
@@ -56,7 +56,7 @@ async fn work(context: Arc<Context>, fleet: RuntimeTable, shutdown: Cancellation
         let work = job.queued.work;
         // A panic ends this reconcile, not the process: it is logged, and retried with backoff.
         let reconcile = AssertUnwindSafe(kyma::reconcile(&context, &job)).catch_unwind();
-        let outcome = match job.cancellation().run_until_cancelled(reconcile).await {
+        let outcome = match job.start.cancellation.run_until_cancelled(reconcile).await {
             Some(Ok(outcome)) => outcome,
             Some(Err(_)) => {
                 tracing::error!(kyma = %job.key, "Reconcile panicked");

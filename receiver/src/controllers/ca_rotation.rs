@@ -6,9 +6,10 @@ mod decide;
 use std::{sync::Arc, time::Duration};
 
 use kube::Client;
+use tidewatch_shared::variant::VariantName as _;
 use tokio::{
     sync::{mpsc, watch},
-    time::{self, Instant, MissedTickBehavior, timeout},
+    time::{self, Instant, MissedTickBehavior, error::Elapsed, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -25,7 +26,7 @@ use crate::{
         ca_state::CaState,
         progress::MAX_NAMED_STRAGGLERS,
         rotation_handle,
-        store::{CaSecret, Store},
+        store::{CaSecret, CaSecretError, Store},
         stragglers::{self, StragglerTracker},
         tls_state::{CaSecretStatus, generate_root},
     },
@@ -41,16 +42,15 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 const RECREATE_DELAY: Duration = Duration::from_secs(3);
 /// Runtimes per second that are enqueued to receive a new trust bundle.
 const BUNDLES_PER_SECOND: u32 = 50;
+/// Outcome of a write that changed the Secret.
+const WRITTEN: &str = "written";
 
 /// The rotation task of the active receiver.
 pub struct CaRotation {
     tls_state: TlsState,
     store: Store,
     fleet: RuntimeTable,
-    leaf_validity: Duration,
-    max_root_age: Duration,
-    ca_validity: Duration,
-    renewals_per_second: u32,
+    flags: Flags,
     requests: mpsc::Receiver<PendingRotation>,
     progress: watch::Sender<Option<Arc<RotationProgress>>>,
     stragglers: watch::Sender<Option<Arc<Stragglers>>>,
@@ -79,10 +79,7 @@ impl CaRotation {
         let (stragglers, straggler_receiver) = watch::channel(None);
         let rotation = Self {
             store: Store::new(client, namespace),
-            leaf_validity: flags.certificate_validity,
-            max_root_age: flags.ca_rotation_age,
-            ca_validity: flags.ca_validity,
-            renewals_per_second: flags.renewals_per_second.get(),
+            flags: flags.clone(),
             requests,
             progress,
             stragglers,
@@ -133,7 +130,7 @@ impl CaRotation {
         self.fleet.announce_trust(TrustAnnouncement {
             revision: trust.agents.revision().to_owned(),
             issuer: trust.issuer.clone(),
-            renewals_per_second: self.renewals_per_second,
+            renewals_per_second: self.flags.renewals_per_second.get(),
         });
     }
 
@@ -170,7 +167,8 @@ impl CaRotation {
     }
 
     const fn policy<'a>(&self, revision: &'a str) -> RotationPolicy<'a> {
-        RotationPolicy { leaf_validity: self.leaf_validity, max_root_age: self.max_root_age, revision }
+        let Flags { certificate_validity: leaf_validity, ca_rotation_age: max_root_age, .. } = self.flags;
+        RotationPolicy { leaf_validity, max_root_age, revision }
     }
 
     /// Stores the next phase before any of it takes effect.
@@ -180,10 +178,11 @@ impl CaRotation {
         transition: Transition,
         request: Option<RotationRequest>,
     ) -> Result<Option<CaState>, RotationError> {
-        let (now, validity) = (unix(), self.ca_validity);
+        let (now, flags) = (unix(), &self.flags);
         let force_after = request.and_then(|request| request.force_after_seconds);
-        let generate = || generate_root(validity, now);
-        let next = decide::apply_transition(&secret.state, transition, self.leaf_validity, force_after, now, generate);
+        let generate = || generate_root(flags.ca_validity, now);
+        let leaf_validity = flags.certificate_validity;
+        let next = decide::apply_transition(&secret.state, transition, leaf_validity, force_after, now, generate);
         let Some(state) = next.map_err(|error| self.record_failure(&error))? else { return Ok(None) };
         self.write(secret, &state).await?;
         tracing::info!(phase = %state.name(), target = %state.target().id, "The rotation of the CA goes on");
@@ -191,14 +190,25 @@ impl CaRotation {
     }
 
     async fn write(&mut self, secret: &CaSecret, state: &CaState) -> Result<(), RotationError> {
-        let is_written = match timeout(WRITE_TIMEOUT, self.store.replace(secret, state)).await {
-            Ok(Ok(replaced)) => replaced.is_some(),
+        let replaced = timeout(WRITE_TIMEOUT, self.store.replace(secret, state)).await;
+        let outcome = self.record_write(replaced)?;
+        self.written_over = Some(secret.version().to_owned());
+        if outcome == WRITTEN { Ok(()) } else { Err(RotationError::Write) }
+    }
+
+    /// Counts a write, and returns its outcome: [`WRITTEN`] or a conflict.
+    fn record_write(
+        &mut self,
+        written: Result<Result<Option<CaSecret>, CaSecretError>, Elapsed>,
+    ) -> Result<&'static str, RotationError> {
+        let outcome = match written {
+            Ok(Ok(Some(_))) => WRITTEN,
+            Ok(Ok(None)) => "conflict",
             Ok(Err(error)) => return Err(self.record_failure(&error)),
             Err(elapsed) => return Err(self.record_failure(&elapsed)),
         };
-        self.metrics.wrote(if is_written { "written" } else { "conflict" });
-        self.written_over = Some(secret.version().to_owned());
-        if is_written { Ok(()) } else { Err(RotationError::Write) }
+        self.metrics.wrote(outcome);
+        Ok(outcome)
     }
 
     fn record_failure(&mut self, error: &(dyn std::error::Error + 'static)) -> RotationError {
@@ -217,26 +227,13 @@ impl CaRotation {
             return;
         }
         let unix = unix();
-        let state = match generate_root(self.ca_validity, unix) {
-            Ok(root) => CaState::steady(root, unix),
-            Err(error) => {
-                self.record_failure(&error);
-                return;
-            }
-        };
-        match timeout(WRITE_TIMEOUT, self.store.create(&state)).await {
-            Ok(Ok(created)) => {
-                let outcome = if created.is_some() { "written" } else { "conflict" };
-                self.metrics.wrote(outcome);
-                self.lost_since = None;
-                tracing::warn!(outcome, target = %state.target().id, "The CA was lost; a new one takes its place");
-            }
-            Ok(Err(error)) => {
-                self.record_failure(&error);
-            }
-            Err(elapsed) => {
-                self.record_failure(&elapsed);
-            }
+        let root = generate_root(self.flags.ca_validity, unix).map_err(|error| self.record_failure(&error));
+        let Ok(root) = root else { return };
+        let state = CaState::steady(root, unix);
+        let created = timeout(WRITE_TIMEOUT, self.store.create(&state)).await;
+        if let Ok(outcome) = self.record_write(created) {
+            self.lost_since = None;
+            tracing::warn!(outcome, target = %state.target().id, "The CA was lost; a new one takes its place");
         }
     }
 
@@ -284,7 +281,7 @@ impl CaRotation {
         self.metrics.rotation(state.name(), waiting_for);
         let stragglers = behind.iter().take(MAX_NAMED_STRAGGLERS);
         let stragglers = stragglers.map(|(follower, reason)| straggler(follower, *reason)).collect();
-        let per_second = self.renewals_per_second.min(BUNDLES_PER_SECOND);
+        let per_second = self.flags.renewals_per_second.get().min(BUNDLES_PER_SECOND);
         let overdue_after =
             stragglers::overdue_after(self.fleet.heartbeat_interval().get(), followers.len(), per_second);
         let behind = behind.into_iter().map(|(follower, reason)| (follower.kyma.clone(), reason));

@@ -21,7 +21,10 @@ use std::{
 use clap::Args;
 use futures::{StreamExt as _, stream};
 use kube::{Client, runtime::reflector::ObjectRef};
-use tidewatch_shared::api::{Condition, Kyma};
+use tidewatch_shared::{
+    api::{Condition, Kyma},
+    variant::VariantName as _,
+};
 use tokio::time::{self, Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
@@ -130,7 +133,7 @@ impl EventPathController {
         synced.cancelled().await;
         let Self { stores, catalog, fleet, .. } = &self;
         let spread = self.flags.restart_spread;
-        restart::enqueue_all(&restart::StartInputs { spread, stores, plan: &self.plan.load_full(), catalog, fleet });
+        restart::enqueue_all(spread, stores, &self.plan.load_full(), catalog, fleet);
         let mut state = LoopState::new(&self.flags, Instant::now());
         let mut tick = time::interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -197,7 +200,7 @@ impl EventPathController {
             let Some(key) = state.suspects.pop_first() else { break };
             if self.may_reconcile(&key) {
                 tracing::info!(kyma = %key, "Agent is silent or lacks an object, its installation is verified");
-                self.metrics.repaired();
+                self.metrics.repairs.inc();
                 self.fleet.repair(&key);
             }
         }
@@ -218,7 +221,7 @@ impl EventPathController {
 
     /// Writes the conditions that differ from the cached ones.
     async fn write_conditions(&self, state: &mut LoopState, kymas: &[Arc<Kyma>], now: Instant) {
-        let stragglers = self.rotations.stragglers();
+        let stragglers = self.rotations.stragglers.borrow().clone();
         let mut pending = Vec::new();
         for kyma in kymas {
             let Some((name, namespace)) = kyma.metadata.name.as_ref().zip(kyma.metadata.namespace.as_ref()) else {

@@ -20,22 +20,20 @@ mod module_status;
 mod modules;
 mod pending_writes;
 mod remote;
-mod requeues;
 #[cfg(test)]
 mod tests;
 mod validate;
 mod verified_cache;
 
-use std::{collections::BTreeSet, time::Duration};
+use std::time::Duration;
 
-use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{Client, ResourceExt, runtime::reflector::ObjectRef};
 use tidewatch_shared::{
     api::{ConditionStatus, Kyma, KymaStatus},
     identity::RuntimeId,
     names::label,
     plan::Work,
+    variant::VariantName as _,
 };
 use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
@@ -48,7 +46,6 @@ pub(crate) use inputs::{Inputs, is_own_annotation};
 use self::{
     lookup::Sources,
     pending_writes::PendingWrites,
-    remote::Both,
     validate::validate,
     verified_cache::{Verified, VerifiedCache},
 };
@@ -62,105 +59,72 @@ use crate::{
         takeover::{self, Takeover},
     },
     controllers::{
-        catalog::{Catalog, CatalogError, CatalogReconcile, CatalogReconciled},
+        catalog::{Catalog, CatalogReconcile},
         installer::{Installer, Readiness, Report, was_ready},
-        status::{Access, Findings, StatusWriter, write_runtime},
+        status::{Findings, StatusWriter, write_runtime},
     },
     fleet::{
         queue::{QueuedWork, ReconcileOutcome, WorkSet},
         table::Job,
     },
-    kube::runtime_access::{RuntimeAccess, RuntimeAccessError, describe},
+    kube::runtime_access::{RuntimeAccessError, describe},
 };
 
 /// Delay before an installation that the runtime cluster refused is retried.
 pub(crate) const REFUSED_AGAIN: Duration = Duration::from_secs(60);
 
 /// Settings of the Kyma reconcile.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Settings {
     /// Registry from which Manifests pull: host with optional port and path.
     pub registry: String,
-    /// `--restricted-default-modules`.
-    pub restricted_modules: BTreeSet<String>,
     /// Paused runtime clusters, to which nothing is written.
     pub pause: Pause,
     /// Selection of the Kymas that this receiver manages.
     pub takeover: Takeover,
-    /// Deadline for a new CRD to become established in a runtime cluster.
-    pub established_within: Duration,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            registry: String::new(),
-            restricted_modules: BTreeSet::new(),
-            pause: Pause::default(),
-            takeover: Takeover::default(),
-            established_within: Duration::from_secs(10),
-        }
-    }
-}
-
-/// The dependencies of a reconcile.
-pub struct Context {
-    kcp: Client,
-    stores: Stores,
-    clients: Clients,
-    catalog: Catalog,
-    plan: CurrentPlan,
-    installer: Option<Installer>,
-    settings: Settings,
-    metrics: Metrics,
-    verified: VerifiedCache,
-    pending_writes: PendingWrites,
 }
 
 /// Returns the client of a runtime cluster with its revision.
 type Clients = Box<dyn Fn(&KymaKey) -> Result<(Client, u64), RuntimeAccessError> + Send + Sync>;
 
+/// The dependencies of a reconcile.
+pub struct Context {
+    /// Client of KCP.
+    pub(crate) kcp: Client,
+    /// Caches of KCP.
+    pub(crate) stores: Stores,
+    /// Clients of the runtime clusters.
+    pub(crate) clients: Clients,
+    /// Desired catalogs.
+    pub(crate) catalog: Catalog,
+    /// Plan of all runtimes.
+    pub(crate) plan: CurrentPlan,
+    /// Installs the agent in runtime clusters, unless `None`.
+    pub(crate) installer: Option<Installer>,
+    /// Settings of the reconcile.
+    pub(crate) settings: Settings,
+    /// Metrics of the reconcile.
+    pub(crate) metrics: Metrics,
+    /// Results of earlier reconciles.
+    pub(crate) caches: Caches,
+}
+
+/// Results of earlier reconciles of each Kyma.
+#[derive(Debug, Default)]
+pub(crate) struct Caches {
+    verified: VerifiedCache,
+    pending_writes: PendingWrites,
+}
+
 impl Context {
-    /// A context with empty caches.
-    #[must_use]
-    pub fn new(
-        kcp: Client,
-        stores: Stores,
-        access: RuntimeAccess,
-        catalog: Catalog,
-        plan: CurrentPlan,
-        settings: Settings,
-        metrics: Metrics,
-    ) -> Self {
-        let clients: Clients = Box::new(move |key| access.client_and_revision(key));
-        Self {
-            kcp,
-            stores,
-            clients,
-            catalog,
-            plan,
-            installer: None,
-            settings,
-            metrics,
-            verified: VerifiedCache::default(),
-            pending_writes: PendingWrites::default(),
-        }
-    }
-
     fn status(&self) -> StatusWriter {
-        StatusWriter::new(self.kcp.clone(), self.installer.is_some())
-    }
-
-    /// Also installs the agent in runtime clusters.
-    #[must_use]
-    pub fn with_installer(self, installer: Installer) -> Self {
-        Self { installer: Some(installer), ..self }
+        StatusWriter { kcp: self.kcp.clone(), installs_agents: self.installer.is_some() }
     }
 
     /// Drops all cached state of a deleted Kyma.
     pub fn forget(&self, key: &KymaKey) {
-        self.verified.forget(key);
-        self.pending_writes.forget(key);
+        self.caches.verified.forget(key);
+        self.caches.pending_writes.forget(key);
         self.catalog.forget(key);
     }
 }
@@ -169,7 +133,7 @@ impl Context {
 /// status where they concern the user.
 pub async fn reconcile(ctx: &Context, job: &Job) -> ReconcileOutcome {
     let _span = job.span();
-    run_within(ctx, &job.key, &job.queued, job.time_limit()).await
+    run_within(ctx, &job.key, &job.queued, job.start.time_limit).await
 }
 
 async fn run_within(ctx: &Context, key: &KymaKey, queued: &QueuedWork, time_limit: Duration) -> ReconcileOutcome {
@@ -178,21 +142,22 @@ async fn run_within(ctx: &Context, key: &KymaKey, queued: &QueuedWork, time_limi
     let works = queued.work.minus(WorkSet::of(&[Work::Forward]));
     let outcome = match timeout(time_limit, run(ctx, key, queued, works)).await {
         Ok(Ok(outcome)) => outcome,
-        Ok(Err(error)) => failed(ctx, key, works, &error),
+        Ok(Err(error)) => ReconcileOutcome::failed(works, log_failure(ctx, key, &error)),
         Err(_) => {
             // The last request may or may not take effect: the next reconcile reads everything.
-            ctx.verified.forget(key);
+            ctx.caches.verified.forget(key);
             ctx.catalog.forget(key);
-            failed(ctx, key, works, &Error::TooLong(time_limit))
+            ReconcileOutcome::failed(works, log_failure(ctx, key, &Error::TooLong(time_limit)))
         }
     };
     ctx.metrics.ended(&outcome, start.elapsed());
     outcome
 }
 
-fn failed(ctx: &Context, key: &KymaKey, works: WorkSet, error: &Error) -> ReconcileOutcome {
+/// Logs and counts a failure. Returns its class.
+fn log_failure(ctx: &Context, key: &KymaKey, error: &Error) -> ErrorClass {
     let class = error.class();
-    ctx.metrics.requeues.failed(error);
+    ctx.metrics.requeues.count(error.requeue_reason(), "unexpected");
     if error.is_conflict() {
         debug!(kyma = %key, %error, "somebody else wrote, the work begins anew");
     } else {
@@ -202,33 +167,7 @@ fn failed(ctx: &Context, key: &KymaKey, works: WorkSet, error: &Error) -> Reconc
         });
         warn!(kyma = %key, %error, cause, class = class.as_str(), "work failed");
     }
-    ReconcileOutcome::failed(works, class)
-}
-
-/// How a Kyma may be reconciled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mode {
-    /// In full.
-    Active,
-    /// Not at all: paused or `skip-reconciliation`.
-    Parked,
-    /// It has a deletion timestamp.
-    Deleting,
-    /// It is handed back to the incumbent.
-    HandBack,
-}
-
-/// Returns the mode of a Kyma. `skip-reconciliation` stops neither a deletion nor a hand-back, a pause stops both. A
-/// Kyma with a deletion timestamp is not handed back.
-fn mode(settings: &Settings, kyma: &Kyma) -> Mode {
-    let labelled = |key| is_true(Some(kyma.labels()), key);
-    match kyma.metadata.deletion_timestamp {
-        _ if settings.pause.of(kyma).is_some() => Mode::Parked,
-        Some(_) => Mode::Deleting,
-        None if takeover::is_hand_back_requested(kyma) => Mode::HandBack,
-        None if labelled(label::SKIP_RECONCILIATION) && !settings.takeover.selects_skipped() => Mode::Parked,
-        None => Mode::Active,
-    }
+    class
 }
 
 async fn run(ctx: &Context, key: &KymaKey, queued: &QueuedWork, works: WorkSet) -> Result<ReconcileOutcome, Error> {
@@ -236,33 +175,49 @@ async fn run(ctx: &Context, key: &KymaKey, queued: &QueuedWork, works: WorkSet) 
         ctx.forget(key);
         return Ok(ReconcileOutcome::ended(queued.work));
     };
-    let mode = mode(&ctx.settings, &kyma);
-    if mode == Mode::Parked {
+    let settings = &ctx.settings;
+    let is_deleting = kyma.metadata.deletion_timestamp.is_some();
+    let is_handing_back = !is_deleting && takeover::is_hand_back_requested(&kyma);
+    let is_skipped = is_true(Some(kyma.labels()), label::SKIP_RECONCILIATION) && !settings.takeover.selects_skipped();
+    // A pause stops a deletion and a hand-back, `skip-reconciliation` neither.
+    if settings.pause.of(&kyma).is_some() || (is_skipped && !is_deleting && !is_handing_back) {
         return Ok(ReconcileOutcome::default());
     }
-    if let Some(rest) = ctx.settings.takeover.remaining_quiet_period(key, &kyma, Instant::now()) {
+    if let Some(rest) = settings.takeover.remaining_quiet_period(key, &kyma, Instant::now()) {
         // Settles nothing; the Kyma is requeued.
         return Ok(ReconcileOutcome {
             requeue_after: Some(rest),
             ..ReconcileOutcome::failed(works, ErrorClass::Refused)
         });
     }
-    match mode {
-        Mode::Deleting => return deletion::step(ctx, key, kyma, works).await.map(|outcome| waiting(ctx, outcome)),
-        Mode::HandBack => return hand_back::step(ctx, key, kyma, works).await.map(|outcome| waiting(ctx, outcome)),
-        Mode::Active | Mode::Parked => {}
-    }
+    let requeue_after = if is_deleting {
+        deletion::step(ctx, key, kyma).await?
+    } else if is_handing_back {
+        hand_back::step(ctx, key, kyma).await?
+    } else {
+        return run_active(ctx, key, kyma, queued, works).await;
+    };
+    Ok(ReconcileOutcome { requeue_after, ..ReconcileOutcome::ended(works) })
+}
+
+/// Reconciles a Kyma that is neither deleted nor handed back.
+async fn run_active(
+    ctx: &Context,
+    key: &KymaKey,
+    kyma: Kyma,
+    queued: &QueuedWork,
+    works: WorkSet,
+) -> Result<ReconcileOutcome, Error> {
     let (catalog, others) = (works.contains(Work::Catalog), works.minus(WorkSet::of(&[Work::Catalog])));
     let kyma = base::mark(ctx, kyma).await?;
     // Taken before anything is read: a change in between is not recorded as reconciled.
     let inputs = Inputs::of(&kyma, &ctx.plan.load(), &ctx.catalog.fingerprint(kyma.labels(), &ctx.stores));
     let before = kyma.status.clone();
-    let (installed, findings) = (Ok(None), Findings::default());
-    let mut reconcile = Reconcile { ctx, key, kyma, before, runtime: None, installed, rollout_after: None, findings };
+    let (outcome, findings) = (ReconcileOutcome::ended(works), Findings::default());
+    let mut reconcile = Reconcile { ctx, key, kyma, before, runtime: None, outcome, findings };
     let prepared = if others.is_empty() { Ok(()) } else { reconcile.prepare(queued, others).await };
-    let mut outcome = ReconcileOutcome::ended(works);
     if catalog && prepared.is_ok() {
-        outcome = reconcile.catalog(queued, works).await?;
+        reconcile.catalog(queued).await?;
     }
     let reconciled = match prepared {
         Ok(()) => reconcile.modules().await,
@@ -277,10 +232,8 @@ async fn run(ctx: &Context, key: &KymaKey, queued: &QueuedWork, works: WorkSet) 
         return Err(error);
     }
     reconcile.record().await?;
-    let outcome =
-        ReconcileOutcome { rollout_after: reconcile.rollout_after, ..with_installer(outcome, reconcile.installed) };
-    inputs::note(ctx, &reconcile.kyma, &inputs, outcome.ended).await;
-    Ok(outcome)
+    inputs::note(ctx, &reconcile.kyma, &inputs, reconcile.outcome.ended).await;
+    Ok(reconcile.outcome)
 }
 
 /// Returns true if the last reconcile failed on the runtime cluster itself: then state and modules report that failure, and only a
@@ -293,28 +246,6 @@ fn failed_on_runtime(kyma: &Kyma) -> bool {
     is_false("RuntimeAccess") || is_false("CRDsSync")
 }
 
-/// Adds the result of the installation to an outcome: failed work backs off, pending work is requeued.
-fn with_installer(outcome: ReconcileOutcome, installed: Result<Option<Duration>, ErrorClass>) -> ReconcileOutcome {
-    let installer = WorkSet::INSTALLER;
-    match installed {
-        Ok(requeue_after) => ReconcileOutcome { requeue_after: outcome.requeue_after.or(requeue_after), ..outcome },
-        Err(class) => ReconcileOutcome {
-            ended: outcome.ended.minus(installer),
-            failed: outcome.failed | installer,
-            class: outcome.class.or(Some(class)),
-            ..outcome
-        },
-    }
-}
-
-/// Counts a requeue for objects that are still being deleted.
-fn waiting(ctx: &Context, outcome: ReconcileOutcome) -> ReconcileOutcome {
-    if outcome.requeue_after.is_some() {
-        ctx.metrics.requeues.waits();
-    }
-    outcome
-}
-
 /// One reconcile of one Kyma.
 struct Reconcile<'a> {
     ctx: &'a Context,
@@ -325,10 +256,8 @@ struct Reconcile<'a> {
     before: Option<KymaStatus>,
     /// Client of the runtime cluster and its Kyma, if the reconcile covers the modules.
     runtime: Option<(Client, Kyma)>,
-    /// Time until the installation is checked again, or the class of its failure.
-    installed: Result<Option<Duration>, ErrorClass>,
-    /// Time until the rollout slot of a module's new version.
-    rollout_after: Option<Duration>,
+    /// Result of the parts that have run.
+    outcome: ReconcileOutcome,
     findings: Findings,
 }
 
@@ -337,7 +266,7 @@ impl Reconcile<'_> {
     async fn prepare(&mut self, queued: &QueuedWork, works: WorkSet) -> Result<(), Error> {
         let Self { ctx, key, .. } = *self;
         let (client, revision) = (ctx.clients)(key).map_err(Error::Access)?;
-        let mut verified = ctx.verified.take(key, revision, &queued.drift);
+        let mut verified = ctx.caches.verified.take(key, revision, &queued.drift);
         base::ensure(ctx, &client, &mut verified).await.inspect_err(|error| {
             if matches!(error, Error::Crd { .. } | Error::NotEstablished(_) | Error::CrdTerminating(_)) {
                 self.findings.conditions.crds = Some(Err(error.line()));
@@ -347,14 +276,13 @@ impl Reconcile<'_> {
         self.install(&client, &mut verified).await;
         let became_ready = self.findings.conditions.webhook == Some(Readiness::Ready) && !was_ready(&self.kyma);
         if works.minus(WorkSet::INSTALLER).is_empty() && !became_ready && !failed_on_runtime(&self.kyma) {
-            ctx.verified.keep(key, verified);
-            self.findings.conditions.access = Some(Access::Usable);
+            ctx.caches.verified.keep(key, verified);
+            self.findings.conditions.access = Some(Readiness::Ready);
             return Ok(());
         }
-        let Both { kcp, runtime } = remote::ensure(ctx, &client, self.kyma.clone()).await?;
-        ctx.verified.keep(key, verified);
-        self.findings.conditions.access = Some(Access::Usable);
-        self.kyma = kcp;
+        let runtime = remote::ensure(ctx, &client, &mut self.kyma).await?;
+        ctx.caches.verified.keep(key, verified);
+        self.findings.conditions.access = Some(Readiness::Ready);
         self.runtime = Some((client, runtime));
         Ok(())
     }
@@ -384,38 +312,38 @@ impl Reconcile<'_> {
         self.findings.conditions.webhook = readiness;
         // A refusal by the user's cluster is reported in the status and ends the work; other failures back off.
         let class = failures.iter().map(|failure| failure.error.class()).find(|class| *class != ErrorClass::Refused);
-        self.installed = match class {
-            Some(class) => Err(class),
-            None if failures.is_empty() => Ok(look),
-            None => Ok(Some(REFUSED_AGAIN)),
-        };
+        match class {
+            Some(class) => self.failed(WorkSet::INSTALLER, class),
+            None => self.outcome.requeue_after = if failures.is_empty() { look } else { Some(REFUSED_AGAIN) },
+        }
+    }
+
+    /// Records failed work: it backs off, the other work stays ended.
+    fn failed(&mut self, work: WorkSet, class: ErrorClass) {
+        self.outcome.ended = self.outcome.ended.minus(work);
+        self.outcome.failed |= work;
+        self.outcome.class = Some(class);
     }
 
     /// Reconciles the catalog. Its failure stops no other work.
-    async fn catalog(&mut self, queued: &QueuedWork, works: WorkSet) -> Result<ReconcileOutcome, Error> {
+    async fn catalog(&mut self, queued: &QueuedWork) -> Result<(), Error> {
         let Self { ctx, key, .. } = *self;
         let client = match &self.runtime {
             Some((client, _)) => Ok(client.clone()),
             None => (ctx.clients)(key).map(|(client, _)| client),
         };
-        let (catalog, stores, status, kyma) = (&ctx.catalog, &ctx.stores, ctx.status(), &self.kyma);
-        let reconcile = CatalogReconcile { catalog, stores, status, key, kyma, client, drift: &queued.drift };
-        let CatalogReconciled { result, status } = reconcile.run(&now()).await?;
-        self.stored(status);
-        let work = WorkSet::of(&[Work::Catalog]);
-        let error = match result {
-            Ok(()) => return Ok(ReconcileOutcome::ended(works)),
-            Err(CatalogError::Access(error)) => Error::Access(error),
-            Err(CatalogError::Sync(error)) => Error::Catalog(error),
-        };
-        let outcome = ReconcileOutcome { ended: works.minus(work), ..failed(ctx, key, work, &error) };
-        // A failure of the catalog alone delays no other work of the runtime cluster.
-        Ok(match &error {
-            Error::Catalog(error) if error.is_catalog_only() => {
-                ReconcileOutcome { failed: WorkSet::EMPTY, deferred: work, ..outcome }
+        let (catalog, stores, status) = (&ctx.catalog, &ctx.stores, ctx.status());
+        let reconcile = CatalogReconcile { catalog, stores, status, key, client, drift: &queued.drift };
+        if let Err(error) = reconcile.run(&mut self.kyma).await? {
+            let (work, error) = (WorkSet::of(&[Work::Catalog]), Error::from(error));
+            self.failed(work, log_failure(ctx, key, &error));
+            // A failure of the catalog alone delays no other work of the runtime cluster.
+            if matches!(&error, Error::Catalog(error) if error.is_catalog_only()) {
+                self.outcome.failed = self.outcome.failed.minus(work);
+                self.outcome.deferred = work;
             }
-            _ => outcome,
-        })
+        }
+        Ok(())
     }
 
     /// Applies the Manifests that the runtime cluster's Kyma selects.
@@ -434,7 +362,7 @@ impl Reconcile<'_> {
         let sources = Sources {
             namespace: &namespace,
             kyma_labels: kyma.labels(),
-            restricted: &ctx.settings.restricted_modules,
+            restricted: ctx.catalog.restricted_modules(),
             release_meta: &|name| stores.release_metas.get(&ObjectRef::new(name).within(&namespace)),
             template: &|name| stores.templates.get(&ObjectRef::new(name).within(&namespace)),
             held: &|module| ctx.catalog.is_held(module),
@@ -442,7 +370,7 @@ impl Reconcile<'_> {
         };
         let owned = fetch::owned_manifests(ctx, self.key, kyma).await?;
         let decisions = modules::decide(kyma, &wanted.modules, &owned, &sources, &ctx.settings.registry);
-        self.rollout_after = decisions.turn;
+        self.outcome.rollout_after = decisions.turn;
         let old = kyma.status.clone().unwrap_or_default();
         self.findings.modules = Some(apply::apply(ctx, self.key, kyma, decisions, &old).await?);
         self.findings.channel = Some(wanted.channel);
@@ -451,50 +379,39 @@ impl Reconcile<'_> {
 
     /// Writes the findings to both Kymas, each only if its status differs.
     async fn record(&mut self) -> Result<(), Error> {
-        let status = match self.findings.covers_modules() {
-            true => self.ctx.status().write(&self.kyma, &self.findings, &now()).await?,
-            false => self.ctx.status().write_conditions(&self.kyma, &self.findings.conditions, &now()).await?,
-        };
-        self.stored(status);
-        let status = self.kyma.status.clone().unwrap_or_default();
+        let status = self.ctx.status();
+        if self.findings.covers_modules() {
+            status.write(&mut self.kyma, &self.findings).await?;
+        } else {
+            status.write_conditions(&mut self.kyma, &self.findings.conditions).await?;
+        }
         match &self.runtime {
-            Some((client, runtime)) => Ok(write_runtime(client, runtime, &status).await?),
-            None if self.kyma.status != self.before => self.show(&status).await,
+            Some((client, runtime)) => Ok(write_runtime(client, runtime, &self.kyma).await?),
+            None if self.kyma.status != self.before => self.show().await,
             None => Ok(()),
         }
     }
 
     /// As [`Self::record`], but a further failure in the runtime cluster is only logged.
-    async fn record_failure(&self) -> Result<(), Error> {
-        let (status, _) = self.ctx.status().write(&self.kyma, &self.findings, &now()).await?;
+    async fn record_failure(&mut self) -> Result<(), Error> {
+        self.ctx.status().write(&mut self.kyma, &self.findings).await?;
         if let Some((client, runtime)) = &self.runtime
-            && let Err(error) = write_runtime(client, runtime, &status).await
+            && let Err(error) = write_runtime(client, runtime, &self.kyma).await
         {
             debug!(kyma = %self.key, %error, "Failure is not shown in the runtime");
         }
         Ok(())
     }
 
-    /// Takes over the status of the Kyma as stored in the control plane.
-    fn stored(&mut self, (status, version): (KymaStatus, Option<String>)) {
-        self.kyma.status = Some(status);
-        self.kyma.metadata.resource_version = version.or_else(|| self.kyma.resource_version());
-    }
-
     /// Writes a changed status to the runtime cluster's Kyma, which the reconcile had no need to read until now.
-    async fn show(&self, status: &KymaStatus) -> Result<(), Error> {
+    async fn show(&self) -> Result<(), Error> {
         // Without access there is no Kyma to write to.
-        if let (Ok((client, _)), Some(Access::Usable) | None) =
+        if let (Ok((client, _)), Some(Readiness::Ready) | None) =
             ((self.ctx.clients)(self.key), &self.findings.conditions.access)
             && let Some(runtime) = fetch::runtime_kyma(&client).await?
         {
-            write_runtime(&client, &runtime, status).await?;
+            write_runtime(&client, &runtime, &self.kyma).await?;
         }
         Ok(())
     }
-}
-
-/// The current time in whole seconds, the precision of a status.
-fn now() -> Time {
-    Time(Timestamp::from_second(Timestamp::now().as_second()).unwrap_or_default())
 }

@@ -6,13 +6,15 @@ mod write;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::Value;
 use tidewatch_shared::{
-    api::{Condition, KymaStatus, LastOperation, ModuleStatus, State},
+    api::{Condition, KymaStatus, LastOperation, ModuleStatus, Other, State},
     names::SKR_NAMESPACE,
 };
 
-pub(crate) use condition::{Access, Conditions, SECRET_MISSING, unreachable_since};
+pub(crate) use condition::{Conditions, SECRET_MISSING, unreachable_since};
 pub use write::WriteStatusError;
 pub(crate) use write::{StatusWriter, write_runtime};
+
+use crate::controllers::installer::Readiness;
 
 /// The observations of a reconcile. Unobserved parts keep their current status.
 #[derive(Clone, Debug, Default)]
@@ -41,7 +43,7 @@ impl Findings {
 /// Computes the status of the KCP Kyma from the current one and the findings.
 pub(crate) fn compute(old: &KymaStatus, findings: &Findings, now: &Time) -> KymaStatus {
     let mut modules = findings.modules.clone().unwrap_or_else(|| old.modules().to_vec());
-    if let (Some(message), Some(Access::Unusable { .. }), false) =
+    if let (Some(message), Some(Readiness::Not { .. }), false) =
         (&findings.failure, &findings.conditions.access, findings.deleting)
     {
         for module in &mut modules {
@@ -77,21 +79,13 @@ pub(crate) fn compute(old: &KymaStatus, findings: &Findings, now: &Time) -> Kyma
 /// last operation stay: they explain a failure that only a reconcile of the modules can find resolved.
 pub(crate) fn compute_conditions(old: &KymaStatus, conditions: &Conditions, now: &Time) -> KymaStatus {
     let conditions = conditions.merge(old, None, now);
-    let (modules, active_channel) = (old.modules().to_vec(), old.active_channel.clone());
-    let (state, last_operation) = if condition::modules_failed(&conditions) {
-        (old.state, old.last_operation.clone())
-    } else {
-        let (state, operation) = aggregate(&modules, &conditions);
-        (Some(state), Some(last_operation(old, state, operation, now)))
-    };
-    KymaStatus {
-        state,
-        last_operation,
-        conditions: Some(conditions),
-        modules: Some(modules),
-        active_channel,
-        ..KymaStatus::default()
+    let mut new = KymaStatus { modules: Some(old.modules().to_vec()), other: Other::new(), ..old.clone() };
+    if !condition::modules_failed(&conditions) {
+        let (state, operation) = aggregate(old.modules(), &conditions);
+        new.state = Some(state);
+        new.last_operation = Some(last_operation(old, state, operation, now));
     }
+    KymaStatus { conditions: Some(conditions), ..new }
 }
 
 /// The state that the worst module and the conditions amount to, with the text of the last operation.
@@ -120,8 +114,7 @@ fn last_operation(old: &KymaStatus, state: State, operation: &str, now: &Time) -
 
 /// The status in the form of the runtime cluster's Kyma: templates are in its own namespace, Manifests do not exist
 /// there.
-pub(crate) fn for_runtime(status: &KymaStatus) -> KymaStatus {
-    let mut status = status.clone();
+pub(crate) fn for_runtime(mut status: KymaStatus) -> KymaStatus {
     // They change without a reconcile, and would be outdated there most of the time.
     status
         .conditions
@@ -138,27 +131,29 @@ pub(crate) fn for_runtime(status: &KymaStatus) -> KymaStatus {
 
 /// Returns true if two statuses are equal except for values that API servers add or omit.
 pub(crate) fn same(a: &KymaStatus, b: &KymaStatus) -> bool {
-    let essence = |status: &KymaStatus| serde_json::to_value(status).map(|value| essence(&value)).ok();
+    let essence = |status: &KymaStatus| {
+        let mut value = serde_json::to_value(status).ok()?;
+        strip(&mut value);
+        Some(value)
+    };
     essence(a) == essence(b)
 }
 
-fn essence(status: &Value) -> Value {
-    match status {
-        Value::Object(members) => {
-            let members = members.iter().map(|(key, value)| (key.clone(), essence(value)));
-            Value::Object(members.filter(|(_, value)| !is_nothing(value)).collect())
-        }
-        Value::Array(elements) => Value::Array(elements.iter().map(essence).collect()),
-        value => value.clone(),
-    }
-}
-
-fn is_nothing(value: &Value) -> bool {
+/// Removes the members that equal an absent one. Returns true if the value itself equals an absent one.
+fn strip(value: &mut Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
         Value::String(text) => text.is_empty(),
-        Value::Array(elements) => elements.is_empty(),
-        Value::Object(members) => members.is_empty(),
+        Value::Array(elements) => {
+            for element in elements.iter_mut() {
+                strip(element);
+            }
+            elements.is_empty()
+        }
+        Value::Object(members) => {
+            members.retain(|_, member| !strip(member));
+            members.is_empty()
+        }
         Value::Bool(true) | Value::Number(_) => false,
     }
 }
@@ -166,6 +161,7 @@ fn is_nothing(value: &Value) -> bool {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use tidewatch_shared::variant::VariantName as _;
 
     use super::*;
 
@@ -185,7 +181,7 @@ mod tests {
             conditions: Conditions {
                 crds: Some(Ok(None)),
                 catalog: Some(Ok(None)),
-                access: Some(Access::Usable),
+                access: Some(Readiness::Ready),
                 webhook: None,
             },
             ..Findings::default()
@@ -266,7 +262,7 @@ mod tests {
     #[test]
     fn without_access_every_module_is_in_error_with_the_sentence() {
         let old = first(&findings(&[State::Ready, State::Ready]));
-        let access = Access::Unusable { reason: "AccessSecretMissing", message: "no access Secret".into() };
+        let access = Readiness::Not { reason: "AccessSecretMissing", message: "no access Secret".into() };
         let lost = Findings {
             conditions: Conditions { access: Some(access), ..Conditions::default() },
             failure: Some("no access Secret".into()),
@@ -287,7 +283,7 @@ mod tests {
     fn deleting_wins_over_everything() {
         let status = first(&Findings { deleting: true, ..findings(&[State::Error]) });
         assert_eq!((status.state(), operation(&status).0), (State::Deleting, "waiting for modules to be deleted"));
-        let access = Access::Unusable { reason: "Unreachable", message: "away".into() };
+        let access = Readiness::Not { reason: "Unreachable", message: "away".into() };
         let held = |failure: Option<&str>| Findings {
             conditions: Conditions { access: failure.map(|_| access.clone()), ..Conditions::default() },
             failure: failure.map(str::to_owned),
@@ -315,7 +311,7 @@ mod tests {
         }]}))
         .unwrap();
         assert_eq!(
-            serde_json::to_value(for_runtime(&status)).unwrap(),
+            serde_json::to_value(for_runtime(status)).unwrap(),
             json!({"state": "Ready", "modules": [{
                 "name": "a", "state": "Ready", "template": {"metadata": {"name": "a-1", "namespace": "kyma-system"}}
             }]})

@@ -6,5 +6,5 @@ mod plan;
 mod status;
 
 pub use apply::{ApplyError, ApplyOutcome, apply};
-pub use plan::{RejectedWatcher, WatcherError, builtin_watches, plan, plan_with, routes, watch_name};
+pub use plan::{WatcherError, plan, watch_name};
 pub use status::{ServingMode, WriteStatusError, write_status};

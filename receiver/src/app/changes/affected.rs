@@ -5,25 +5,8 @@ use std::{collections::BTreeSet, sync::Arc};
 use kube::ResourceExt;
 use tidewatch_shared::api::Kyma;
 
-use super::fingerprint::{self, FingerprintChange, Follows, ObjectFingerprint, ReleaseFingerprint, key_of};
+use super::fingerprint::{self, Follows, ReleaseFingerprint, key_of};
 use crate::base::key::KymaKey;
-
-/// Work that a change of a Kyma enqueues.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum KymaWork {
-    /// The Kyma's reconcile.
-    Reconcile,
-    /// The Kyma's reconcile and its catalog, because the Kyma is new, or its visibility may have changed.
-    Everything,
-}
-
-/// Work that a changed Kyma needs.
-pub(super) fn kyma(now: &ObjectFingerprint, change: &FingerprintChange<ObjectFingerprint>) -> KymaWork {
-    match change {
-        FingerprintChange::Changed(old) if !now.labels_differ(old) => KymaWork::Reconcile,
-        _ => KymaWork::Everything,
-    }
-}
 
 /// Kymas that a change of the catalog affects.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -68,13 +51,13 @@ pub(super) fn release(
     old: Option<&ReleaseFingerprint>,
 ) -> Affected {
     let (Some(now), Some(old)) = (now, old) else { return users(kymas, module) };
-    let (channels, rest) = (now.moved_channels(old), now.rest_differs(old));
+    let (channels, rest) = (now.moved_channels(old), now.rest != old.rest);
     let mut affected = Affected::default();
     for kyma in kymas {
         let is_waiting = match fingerprint::follows(kyma, module) {
             None => continue,
             Some(Follows::Channel(channel)) => {
-                if channels.iter().any(|moved| moved == channel) {
+                if channels.contains(channel) {
                     affected.followers.insert(Follower::of(kyma, module, channel));
                 }
                 false

@@ -10,9 +10,10 @@ use tidewatch_shared::api::{Kyma, ModuleReleaseMeta, ModuleStatus};
 use crate::{
     base::key::KymaKey,
     controllers::{
-        catalog::visibility::{Admission, Exclusion},
+        catalog::visibility::{Admission, HidingRule},
         kyma::is_own_annotation,
     },
+    kube::watch::Change,
 };
 
 /// Fingerprints of one kind, by key.
@@ -44,6 +45,27 @@ impl<E: PartialEq> Fingerprints<E> {
     pub(super) fn delete(&mut self, key: &KymaKey) -> Option<E> {
         self.0.remove(key)
     }
+
+    /// Records a change. Returns the object, unless its fingerprint is the same or it is in the first list; a changed one
+    /// with its previous fingerprint.
+    pub(super) fn observe<'a, K: Resource>(
+        &mut self,
+        change: &Change<'a, K>,
+        fingerprint: impl FnOnce(&K) -> E,
+    ) -> Option<(&'a K, Option<E>)> {
+        match *change {
+            Change::Initial(object) => {
+                self.0.insert(key_of(object), fingerprint(object));
+                None
+            }
+            Change::Applied(object) => match self.apply(key_of(object), fingerprint(object))? {
+                FingerprintChange::New => Some((object, None)),
+                FingerprintChange::Changed(old) => Some((object, Some(old))),
+            },
+            Change::Deleted(object) => self.delete(&key_of(object)).map(|_| (object, None)),
+            Change::Listed => None,
+        }
+    }
 }
 
 /// Key of any namespaced object.
@@ -55,7 +77,8 @@ pub(super) fn key_of<K: Resource>(object: &K) -> KymaKey {
 /// because there is one for each object of KCP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ObjectFingerprint {
-    labels: Hash,
+    /// Determine the visibility of modules to a Kyma.
+    pub(super) labels: Hash,
     /// Generation, annotations except the receiver's own, and the presence of a deletion timestamp.
     rest: Hash,
 }
@@ -79,11 +102,6 @@ impl ObjectFingerprint {
             rest: hash(&(meta.generation, annotations, meta.deletion_timestamp.is_some())),
         }
     }
-
-    /// Returns true if the labels differ; they determine the visibility of modules to a Kyma.
-    pub(super) fn labels_differ(&self, other: &Self) -> bool {
-        self.labels != other.labels
-    }
 }
 
 /// Fingerprint of a release meta: of the whole object, and of the fields that matter to the modules of Kymas.
@@ -96,7 +114,7 @@ pub(super) struct ReleaseFingerprint {
     /// Selection of the Kymas that may use the module.
     admission: Admission,
     /// Component name, versions and mandatory flag of the module.
-    rest: Hash,
+    pub(super) rest: Hash,
 }
 
 impl ReleaseFingerprint {
@@ -113,19 +131,10 @@ impl ReleaseFingerprint {
         admission_result(&self.admission, kyma_labels) != admission_result(&old.admission, kyma_labels)
     }
 
-    /// Returns true if the module's other fields or its versions differ.
-    pub(super) fn rest_differs(&self, old: &Self) -> bool {
-        self.rest != old.rest
-    }
-
     /// Channels that were added, removed, or changed to another version.
-    pub(super) fn moved_channels(&self, old: &Self) -> Vec<String> {
+    pub(super) fn moved_channels<'a>(&'a self, old: &'a Self) -> BTreeSet<&'a str> {
         let names = self.channels.keys().chain(old.channels.keys());
-        let mut moved: Vec<_> =
-            names.filter(|name| self.channels.get(*name) != old.channels.get(*name)).cloned().collect();
-        moved.sort_unstable();
-        moved.dedup();
-        moved
+        names.filter(|name| self.channels.get(*name) != old.channels.get(*name)).map(String::as_str).collect()
     }
 }
 
@@ -133,7 +142,7 @@ impl ReleaseFingerprint {
 fn admission_result<'a>(
     admission: &'a Admission,
     kyma_labels: &BTreeMap<String, String>,
-) -> Result<(), Option<&'a Exclusion>> {
+) -> Result<(), Option<&'a HidingRule>> {
     match admission {
         Admission::All => Ok(()),
         Admission::Selected(by) if by.matches(kyma_labels) => Ok(()),

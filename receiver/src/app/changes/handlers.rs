@@ -66,67 +66,44 @@ pub struct Components {
 pub(super) struct EventHandlers {
     components: Components,
     debouncer: Arc<CatalogDebouncer>,
-    watchers_changed: Arc<Notify>,
+    /// Notified when a Watcher changed.
+    pub(super) watchers_changed: Arc<Notify>,
     owners: Arc<SecretOwners>,
-    placer: KymaPlacer,
+    pub(super) placer: KymaPlacer,
 }
 
 impl EventHandlers {
-    pub(super) fn new(components: Components, debouncer: Arc<CatalogDebouncer>, watchers_changed: Arc<Notify>) -> Self {
+    pub(super) fn new(components: Components, debouncer: Arc<CatalogDebouncer>) -> Self {
         let placer =
             KymaPlacer::new(components.fleet.clone(), components.plan.clone(), components.stores.kymas.clone());
-        Self { components, debouncer, watchers_changed, owners: Arc::default(), placer }
-    }
-
-    /// Placer of the Kymas, for the task that replaces the plan.
-    pub(super) fn placer(&self) -> KymaPlacer {
-        self.placer.clone()
+        Self { components, debouncer, watchers_changed: Arc::default(), owners: Arc::default(), placer }
     }
 
     /// Handler of the ConfigMap that pauses all runtimes. The end of a pause enqueues the paused Kymas at once.
     pub(super) fn pause(&self) -> impl FnMut(Change<'_, ConfigMap>) + Send + 'static + use<> {
         let components = self.components.clone();
-        move |change| {
-            let map = match change {
-                Change::Initial(map) | Change::Applied(map) => Some(map),
-                Change::Deleted(_) => None,
-                Change::Listed => return,
-            };
+        of_config_map(move |map| {
             if components.pause.set(map) {
                 components.fleet.unpause();
             }
-        }
+        })
     }
 
     /// Handler of the ConfigMap of releases. A confirmation takes effect at once.
     pub(super) fn releases(&self) -> impl FnMut(Change<'_, ConfigMap>) + Send + 'static + use<> {
         let (catalog, debouncer) = (self.components.catalog.clone(), self.debouncer.clone());
-        move |change| {
-            let map = match change {
-                Change::Initial(map) | Change::Applied(map) => Some(map),
-                Change::Deleted(_) => None,
-                Change::Listed => return,
-            };
+        of_config_map(move |map| {
             // A deleted ConfigMap is created again.
             if catalog.observe_releases(map) || map.is_none() {
                 debouncer.record(Affected::default());
             }
-        }
+        })
     }
 
     /// Handler of the ConfigMap of revocations.
     pub(super) fn revocations(&self) -> impl FnMut(Change<'_, ConfigMap>) + Send + 'static + use<> {
         let revocations = self.components.revocations.clone();
-        move |change| match change {
-            Change::Initial(map) | Change::Applied(map) => revocations.set(Some(map)),
-            Change::Deleted(_) => revocations.set(None),
-            Change::Listed => {}
-        }
-    }
-
-    /// Notified when a Watcher changed.
-    pub(super) fn watchers_changed(&self) -> Arc<Notify> {
-        self.watchers_changed.clone()
+        of_config_map(move |map| revocations.set(map))
     }
 
     pub(super) fn kymas(&self) -> impl FnMut(Change<'_, Kyma>) + Send + 'static + use<> {
@@ -134,29 +111,30 @@ impl EventHandlers {
         let mut fingerprints = Fingerprints::new();
         move |change| {
             let initial = matches!(change, Change::Initial(_));
-            // Events record status changes as well, which change no fingerprint and are skipped below.
-            match change {
-                Change::Initial(kyma) => components.recorder.initial_kyma(&key_of(kyma), kyma),
-                Change::Applied(kyma) => components.recorder.kyma(&key_of(kyma), kyma),
-                Change::Deleted(kyma) => components.recorder.deleted_kyma(&key_of(kyma), kyma),
-                Change::Listed => {}
-            }
             match change {
                 Change::Initial(kyma) | Change::Applied(kyma) => {
                     let (key, now) = (key_of(kyma), ObjectFingerprint::of(kyma));
-                    let Some(fingerprint_change) = fingerprints.apply(key.clone(), now.clone()) else { return };
-                    if fingerprint_change == FingerprintChange::New {
+                    // Events record status changes as well, which change no fingerprint and are skipped below.
+                    if initial {
+                        components.recorder.initial_kyma(&key, kyma);
+                    } else {
+                        components.recorder.kyma(&key, kyma);
+                    }
+                    let Some(change) = fingerprints.apply(key.clone(), now.clone()) else { return };
+                    let is_new = change == FingerprintChange::New;
+                    let is_relabelled = matches!(&change, FingerprintChange::Changed(old) if now.labels != old.labels);
+                    if is_new {
                         components.takeover.selected(&key, kyma, initial, Instant::now());
                     }
                     components.v2_allowed.apply(&key, kyma);
                     placer.place(key.clone(), kyma);
-                    if matches!(&fingerprint_change, FingerprintChange::Changed(old) if now.labels_differ(old)) {
-                        // The runtime id may have changed: connections of the previous runtime are closed.
-                        components.revocations.notify_changed();
-                    }
-                    if fingerprint_change == FingerprintChange::New {
+                    if is_new {
                         // Its Secrets may have been applied before it.
                         components.set_secrets(&key, &owners);
+                    }
+                    if is_relabelled {
+                        // The runtime id may have changed: connections of the previous runtime are closed.
+                        components.revocations.notify_changed();
                     }
                     if initial {
                         // Unchanged since the previous process; enqueued in order of priority when all caches are
@@ -165,14 +143,13 @@ impl EventHandlers {
                         path.into_iter().for_each(|path| components.fleet.inherit(&key, &path.reason, &path.message));
                         return;
                     }
-                    let work = match affected::kyma(&now, &fingerprint_change) {
-                        affected::KymaWork::Reconcile => WorkSet::of(&[Work::Kyma]),
-                        affected::KymaWork::Everything => WorkSet::of(&[Work::Kyma, Work::Catalog]),
-                    };
+                    // The visibility of modules to a new or relabelled Kyma may have changed.
+                    let work = if is_new || is_relabelled { WorkSet::RUNTIME } else { WorkSet::of(&[Work::Kyma]) };
                     components.fleet.enqueue(&key, work, Priority::User);
                 }
                 Change::Deleted(kyma) => {
                     let key = key_of(kyma);
+                    components.recorder.deleted_kyma(&key, kyma);
                     fingerprints.delete(&key);
                     placer.remove(&key);
                     components.takeover.deselected(&key);
@@ -190,19 +167,7 @@ impl EventHandlers {
         let (components, debouncer) = (self.components.clone(), self.debouncer.clone());
         let mut fingerprints = Fingerprints::new();
         move |change| {
-            let template = match change {
-                Change::Initial(template) => {
-                    fingerprints.apply(key_of(template), ObjectFingerprint::of(template));
-                    return;
-                }
-                Change::Applied(template)
-                    if fingerprints.apply(key_of(template), ObjectFingerprint::of(template)).is_some() =>
-                {
-                    template
-                }
-                Change::Deleted(template) if fingerprints.delete(&key_of(template)).is_some() => template,
-                _ => return,
-            };
+            let Some((template, _)) = fingerprints.observe(&change, ObjectFingerprint::of) else { return };
             let module = template.spec.module_name.clone().unwrap_or_default();
             components.catalog.mark_undecided(&module);
             debouncer.record(affected::template(&components.stores.kymas.state(), &module, &template.name_any()));
@@ -213,23 +178,12 @@ impl EventHandlers {
         let (components, debouncer) = (self.components.clone(), self.debouncer.clone());
         let mut fingerprints = Fingerprints::new();
         move |change| {
-            let of = |meta| ReleaseFingerprint::of(meta, components.catalog.restricted_modules());
-            let (meta, now, old) = match change {
-                Change::Initial(meta) => {
-                    fingerprints.apply(key_of(meta), of(meta));
-                    return;
-                }
-                Change::Applied(meta) => match fingerprints.apply(key_of(meta), of(meta)) {
-                    Some(FingerprintChange::Changed(old)) => (meta, Some(of(meta)), Some(old)),
-                    Some(FingerprintChange::New) => (meta, Some(of(meta)), None),
-                    None => return,
-                },
-                Change::Deleted(meta) => (meta, None, fingerprints.delete(&key_of(meta))),
-                Change::Listed => return,
-            };
+            let of = |meta: &ModuleReleaseMeta| ReleaseFingerprint::of(meta, components.catalog.restricted_modules());
+            let Some((meta, old)) = fingerprints.observe(&change, of) else { return };
+            let now = of(meta);
             components.catalog.mark_undecided(&meta.name_any());
             let kymas = components.stores.kymas.state();
-            debouncer.record(affected::release(&kymas, &meta.name_any(), now.as_ref(), old.as_ref()));
+            debouncer.record(affected::release(&kymas, &meta.name_any(), Some(&now), old.as_ref()));
         }
     }
 
@@ -237,19 +191,8 @@ impl EventHandlers {
         let components = self.components.clone();
         let mut fingerprints = Fingerprints::new();
         move |change| {
-            let manifest = match change {
-                Change::Initial(manifest) => {
-                    fingerprints.apply(key_of(manifest), manifest.resource_version());
-                    return;
-                }
-                Change::Applied(manifest) => {
-                    // The Kyma's reconcile waits for the status, so every resourceVersion counts.
-                    fingerprints.apply(key_of(manifest), manifest.resource_version()).map(|_| manifest)
-                }
-                Change::Deleted(manifest) => fingerprints.delete(&key_of(manifest)).map(|_| manifest),
-                Change::Listed => None,
-            };
-            let Some(manifest) = manifest else { return };
+            // The Kyma's reconcile waits for the status, so every resourceVersion counts.
+            let Some((manifest, _)) = fingerprints.observe(&change, ResourceExt::resource_version) else { return };
             if let Some(kyma) = manifest.labels().get(label::KYMA_NAME) {
                 let key = KymaKey::new(manifest.namespace().unwrap_or_default(), kyma);
                 components.fleet.enqueue(&key, WorkSet::of(&[Work::Kyma]), Priority::User);
@@ -285,17 +228,22 @@ impl EventHandlers {
                 Change::Deleted(watcher) => recorder.deleted_watcher(&key_of(watcher)),
                 Change::Listed => {}
             }
-            let is_changed = match change {
-                Change::Initial(watcher) | Change::Applied(watcher) => {
-                    fingerprints.apply(key_of(watcher), ObjectFingerprint::of(watcher)).is_some()
-                }
-                Change::Deleted(watcher) => fingerprints.delete(&key_of(watcher)).is_some(),
-                Change::Listed => true,
-            };
+            // The first list is reported as a whole.
+            let is_listed = matches!(change, Change::Listed);
+            let is_changed = is_listed || fingerprints.observe(&change, ObjectFingerprint::of).is_some();
             if is_changed {
                 changed.notify_one();
             }
         }
+    }
+}
+
+/// Handler of one ConfigMap. `apply` gets its current state, `None` if it does not exist.
+fn of_config_map(mut apply: impl FnMut(Option<&ConfigMap>)) -> impl FnMut(Change<'_, ConfigMap>) {
+    move |change| match change {
+        Change::Initial(map) | Change::Applied(map) => apply(Some(map)),
+        Change::Deleted(_) => apply(None),
+        Change::Listed => {}
     }
 }
 

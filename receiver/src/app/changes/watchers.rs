@@ -1,6 +1,6 @@
 //! Task of the Watchers: derives plan and routes from them, and writes the status of each.
 
-use std::{collections::HashMap, error::Error as _, sync::Arc, time::Duration};
+use std::{error::Error as _, sync::Arc, time::Duration};
 
 use kube::Client;
 use tokio::{sync::Notify, time};
@@ -16,7 +16,7 @@ const DEBOUNCE: Duration = Duration::from_millis(50);
 /// Delay of the retry after a status write that failed.
 const RETRY: Duration = Duration::from_secs(15);
 
-/// Runs forever. `pending` is hold_ended when the first plan is in place.
+/// Runs forever. `pending` is dropped when the first plan is in place.
 pub(super) async fn run(
     client: Client,
     namespace: String,
@@ -33,20 +33,17 @@ pub(super) async fn run(
         time::sleep(DEBOUNCE).await;
         let mut watchers = components.stores.watchers.state();
         watchers.sort_unstable_by_key(|watcher| key_of(watcher.as_ref()));
-        let (plan, rejected) = watcher::plan_with(components.installed.to_vec(), &watchers);
+        let (plan, routes, rejected) = watcher::plan(components.installed.to_vec(), &watchers);
         // Routes before the plan, so that an event of a new watch finds its route.
-        components.fleet.set_routes(watcher::routes(&watchers, &plan));
+        components.fleet.set_routes(routes);
         placer.replan(plan);
         let health = components.fleet.forward_health();
         drop(pending.take());
-        let mut rejected: HashMap<_, _> =
-            rejected.into_iter().map(|rejected| (rejected.watcher.clone(), rejected)).collect();
         let mut failed = false;
         for watcher in &watchers {
             let key = key_of(watcher.as_ref());
-            let (rejected, route) = (rejected.remove(&key), health.get(watcher::watch_name(&key).as_str()));
-            let serving = match (&rejected, route) {
-                (Some(rejected), _) => ServingMode::Rejected(rejected),
+            let serving = match (rejected.get(&key), health.get(watcher::watch_name(&key).as_str())) {
+                (Some(error), _) => ServingMode::Rejected(error),
                 (None, Some((target, health))) => ServingMode::Forwarded(target, *health),
                 (None, None) => ServingMode::Local,
             };

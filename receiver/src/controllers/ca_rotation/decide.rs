@@ -58,10 +58,9 @@ pub(super) fn straggler_reason(
         return None;
     }
     let (required, leaves_end) = match &state.phase {
-        Phase::Steady { .. } => return None,
+        Phase::Steady => return None,
         Phase::Spread { .. } => (None, i64::MAX),
-        Phase::Reissue { next, leaves_end, .. } => (Some(&next.id), *leaves_end),
-        Phase::Retire { root, leaves_end, .. } => (Some(&root.id), *leaves_end),
+        Phase::Reissue { leaves_end, .. } | Phase::Retire { leaves_end, .. } => (Some(&state.target().id), *leaves_end),
     };
     if follower.trust_revision.is_none() && follower.authority.is_none() {
         return Some(StragglerReason::Unheard);
@@ -86,12 +85,12 @@ pub(super) fn next_transition(
     }
     // No certificate outlives the root that signed it, so an expired old root ends the wait.
     let (next, is_expired) = match &state.phase {
-        Phase::Steady { root } => {
-            let is_old = now.saturating_sub(root.ca.generated_at()) >= seconds(policy.max_root_age);
+        Phase::Steady => {
+            let is_old = now.saturating_sub(state.root.ca.generated_at()) >= seconds(policy.max_root_age);
             return if requested || is_old { Transition::Spread } else { Transition::Wait };
         }
-        Phase::Spread { root, .. } => (Transition::Reissue, root.ca.not_after() <= now),
-        Phase::Reissue { root, .. } => (Transition::Retire, root.ca.not_after() <= now),
+        Phase::Spread { .. } => (Transition::Reissue, state.root.ca.not_after() <= now),
+        Phase::Reissue { .. } => (Transition::Retire, state.root.ca.not_after() <= now),
         Phase::Retire { .. } => (Transition::Complete, false),
     };
     let waited = now.saturating_sub(state.since);
@@ -114,25 +113,26 @@ pub(super) fn apply_transition(
     generate: impl FnOnce() -> Result<Root, PkiError>,
 ) -> Result<Option<CaState>, PkiError> {
     use Transition as T;
-    let phase = match (transition, state.phase.clone()) {
-        (T::Spread, Phase::Steady { root }) => Phase::Spread { root, next: generate()? },
-        (T::Reissue, Phase::Spread { root, next }) => {
+    let root = state.root.clone();
+    let (root, phase) = match (transition, state.phase.clone()) {
+        (T::Spread, Phase::Steady) => (root, Phase::Spread { next: generate()? }),
+        (T::Reissue, Phase::Spread { next }) => {
             // A leaf that the old root issues right now expires by then, clock differences included.
             let leaves_end = now.saturating_add(seconds(leaf_validity)).saturating_add(GRACE);
-            Phase::Reissue { root, next, leaves_end }
+            (root, Phase::Reissue { next, leaves_end })
         }
-        (T::Retire, Phase::Reissue { root, next, leaves_end }) => {
-            Phase::Retire { root: next, old: root.ca.trust_bundle(), leaves_end }
+        (T::Retire, Phase::Reissue { next, leaves_end }) => {
+            (next, Phase::Retire { old: root.ca.trust_bundle(), leaves_end })
         }
-        (T::Complete, Phase::Retire { root, .. }) => Phase::Steady { root },
-        (T::Replace, _) => Phase::Steady { root: generate()? },
+        (T::Complete, Phase::Retire { .. }) => (root, Phase::Steady),
+        (T::Replace, _) => (generate()?, Phase::Steady),
         (T::Wait | T::Spread | T::Reissue | T::Retire | T::Complete, _) => return Ok(None),
     };
     let force_after = match &phase {
-        Phase::Steady { .. } => None,
+        Phase::Steady => None,
         _ => force_after.or(state.force_after),
     };
-    Ok(Some(CaState { phase, since: now, force_after }))
+    Ok(Some(CaState { root, phase, since: now, force_after }))
 }
 
 fn seconds(duration: Duration) -> i64 {

@@ -1,6 +1,9 @@
 //! Computes the conditions of a Kyma. Messages contain no moving numbers, so that only transitions are written.
 
-use tidewatch_shared::api::{Condition, ConditionStatus, Kyma};
+use tidewatch_shared::{
+    api::{Condition, ConditionStatus, Kyma},
+    variant::VariantName as _,
+};
 
 use crate::base::pause::PauseReason;
 use crate::{
@@ -89,7 +92,7 @@ pub(super) fn paused(reason: Option<PauseReason>, kyma: &Kyma) -> Option<Change>
     match reason {
         Some(reason) => {
             let message = format!("{}: nothing is written to the runtime, and its events wait", reason.message());
-            change(kyma, PAUSED, ConditionStatus::True, reason.reason(), message)
+            change(kyma, PAUSED, ConditionStatus::True, reason.as_str(), message)
         }
         None => shown(kyma, PAUSED).map(|_| Change::Remove(PAUSED)),
     }

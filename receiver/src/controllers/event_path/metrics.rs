@@ -4,6 +4,7 @@ use prometheus_client::metrics::{counter::Counter, family::Family, gauge::Gauge}
 use tidewatch_shared::{
     metric_set,
     metrics::{ReasonLabel, ResultLabel, StateLabel},
+    variant::VariantName as _,
 };
 
 use super::{poll_scheduler::PollKind, write::WriteError};
@@ -18,7 +19,7 @@ metric_set! {
         /// verification otherwise.
         polls: Family<ReasonLabel, Counter> = "path_polls",
         /// Installations verified because their agent is silent or lacks an object of its own.
-        repairs: Counter = "path_mended",
+        pub(super) repairs: Counter = "path_mended",
         /// Writes of the conditions EventPath, Paused and CARotation, by result; moved means that the Kyma had changed
         /// since it was read.
         conditions: Family<ResultLabel, Counter> = "path_conditions",
@@ -33,15 +34,7 @@ impl Metrics {
     }
 
     pub(super) fn polled(&self, kind: PollKind) {
-        let reason = match kind {
-            PollKind::Fallback => "fallback",
-            PollKind::Verification => "verification",
-        };
-        self.polls.get_or_create(&ReasonLabel { reason }).inc();
-    }
-
-    pub(super) fn repaired(&self) {
-        self.repairs.inc();
+        self.polls.get_or_create(&ReasonLabel { reason: kind.as_str() }).inc();
     }
 
     pub(super) fn wrote_condition(&self, result: &Result<(), WriteError>) {

@@ -13,8 +13,9 @@ use crate::{
     fleet::{PathState, Unproven},
 };
 
-/// Reason for a reconcile without a known change.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Reason for a reconcile without a known change. The name is the value of the label `reason`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub(super) enum PollKind {
     /// The path is not proven, so changes may not be reported.
     Fallback,
@@ -89,7 +90,7 @@ impl PollScheduler {
     }
 
     fn draw(&mut self, limit: Duration) -> Duration {
-        Duration::from_millis(self.random.up_to(u64::try_from(limit.as_millis()).unwrap_or(u64::MAX)))
+        self.random.jitter(limit)
     }
 
     fn put(&mut self, key: &KymaKey, at: Instant, kind: PollKind) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kube::{ResourceExt, runtime::reflector::ObjectRef};
 use tidewatch_shared::{
-    api::{Kyma, Manifest, ModuleStatus, State},
+    api::{Kyma, ModuleStatus, State},
     plan::{Plan, Work},
 };
 
@@ -21,23 +21,8 @@ use crate::{
     },
 };
 
-/// Inputs of the order.
-pub(super) struct StartInputs<'a> {
-    /// Time over which the other Kymas are verified.
-    pub(super) spread: Duration,
-    /// Synced caches of KCP.
-    pub(super) stores: &'a Stores,
-    /// Current plan of all runtimes.
-    pub(super) plan: &'a Plan,
-    /// Desired catalogs, and the age of each channel's target.
-    pub(super) catalog: &'a Catalog,
-    /// Queue of reconciles.
-    pub(super) fleet: &'a RuntimeTable,
-}
-
-/// Enqueues every cached Kyma, immediately or within the spread.
-pub(super) fn enqueue_all(inputs: &StartInputs<'_>) {
-    let StartInputs { spread, stores, plan, catalog, fleet } = *inputs;
+/// Enqueues every Kyma of the synced caches, immediately or within `spread`.
+pub(super) fn enqueue_all(spread: Duration, stores: &Stores, plan: &Plan, catalog: &Catalog, fleet: &RuntimeTable) {
     let (mut first, mut later, mut moved) = (0u32, 0u32, Vec::new());
     for kyma in stores.kymas.state() {
         let namespace = kyma.namespace().unwrap_or_default();
@@ -46,8 +31,10 @@ pub(super) fn enqueue_all(inputs: &StartInputs<'_>) {
         if let Some(rest) = rollout_delay(catalog, &kyma) {
             fleet.roll_out(&key, rest);
         }
-        let manifest = |name: &str| stores.manifests.get(&ObjectRef::new(name).within(&namespace));
-        let state = |name: &str| manifest(name).map(|manifest| state_of(&manifest));
+        let state = |name: &str| {
+            let manifest = stores.manifests.get(&ObjectRef::new(name).within(&namespace))?;
+            Some(manifest.status.as_ref().map(|status| status.state).unwrap_or_default())
+        };
         match urgency(&kyma, &inputs, state) {
             Some((WorkSet::RUNTIME, priority)) => {
                 fleet.enqueue(&key, WorkSet::RUNTIME, priority);
@@ -63,10 +50,6 @@ pub(super) fn enqueue_all(inputs: &StartInputs<'_>) {
     let moved_catalogs = moved.len();
     fleet.enqueue_paced(moved, WorkSet::of(&[Work::Catalog]), catalog.flags().catalog_sync_rate);
     tracing::info!(first, later, moved_catalogs, spread_seconds = spread.as_secs(), "Kymas enqueued at start");
-}
-
-fn state_of(manifest: &Manifest) -> State {
-    manifest.status.as_ref().map(|status| status.state).unwrap_or_default()
 }
 
 /// Delay until the first pending roll-out reaches this Kyma, zero if it is overdue. Earlier reconciles keep the
@@ -263,7 +246,7 @@ mod tests {
         async fn first(&self) -> (WorkSet, Priority, Duration) {
             let (spread, plan, started) = (Duration::from_secs(365 * 86_400), plan(), Instant::now());
             let Self { stores, catalog, fleet, .. } = self;
-            enqueue_all(&StartInputs { spread, stores, plan: &plan, catalog, fleet });
+            enqueue_all(spread, stores, &plan, catalog, fleet);
             let job = fleet.next().await;
             assert_eq!(job.key, self.key);
             (job.queued.work, job.queued.priority, started.elapsed())

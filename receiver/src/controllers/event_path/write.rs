@@ -62,8 +62,7 @@ fn body(kyma: &Kyma, change: &Change, now: Timestamp) -> Value {
         Change::Remove(_) => Vec::new(),
         Change::Set { kind, status, reason, message, .. } => {
             let same = shown(kyma, kind).filter(|shown| shown.status == *status && shown.reason == *reason);
-            let now = Time(Timestamp::from_second(now.as_second()).unwrap_or_default());
-            let since = same.map_or(now, |shown| shown.last_transition_time.clone());
+            let since = same.map_or(Time(now), |shown| shown.last_transition_time.clone());
             let condition = Condition::new(*kind, *status, message.clone(), since);
             vec![Condition { reason: (*reason).to_owned(), ..condition }]
         }

@@ -31,7 +31,8 @@ struct LastWrite {
 impl WriteBackoff {
     /// Returns whether a condition may be written now.
     pub(super) fn allows(&self, key: &KymaKey, change: &Change, now: Instant) -> bool {
-        self.find(key, change.kind()).is_none_or(|last| {
+        let mut writes = self.0.get(key).into_iter().flatten();
+        writes.find(|last| last.kind == change.kind()).is_none_or(|last| {
             let spacing = if change.message_only() { MAX_SPACING } else { last.spacing };
             now.saturating_duration_since(last.at) >= spacing
         })
@@ -71,10 +72,6 @@ impl WriteBackoff {
     /// Retains only these Kymas.
     pub(super) fn retain(&mut self, keep: impl Fn(&KymaKey) -> bool) {
         self.0.retain(|key, _| keep(key));
-    }
-
-    fn find(&self, key: &KymaKey, kind: &str) -> Option<&LastWrite> {
-        self.0.get(key)?.iter().find(|last| last.kind == kind)
     }
 }
 

@@ -3,7 +3,7 @@
 use futures::{StreamExt, stream};
 use kube::{
     Api, ResourceExt,
-    api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
+    api::{Patch, PatchParams, PostParams},
 };
 use tidewatch_shared::{
     api::{Kyma, KymaStatus, Manifest, ModuleStatus},
@@ -33,10 +33,7 @@ pub(super) async fn apply(
 ) -> Result<Vec<ModuleStatus>, Error> {
     let api: Api<Manifest> = fetch::in_kcp(ctx, &kyma.namespace().unwrap_or_default());
     let before = |name: &str| old.modules().iter().find(|module| module.name == name);
-    // The futures are created before the stream: created inside it, their lifetimes are too general for the compiler to
-    // infer `Send`.
-    let writes: Vec<_> = decisions.wanted.into_iter().map(|decision| write(ctx, key, &api, decision)).collect();
-    let written: Vec<_> = stream::iter(writes).buffered(AT_ONCE).collect().await;
+    let written = run(decisions.wanted.into_iter().map(|decision| write(ctx, key, &api, decision)).collect()).await;
     let mut statuses = Vec::new();
     let mut failed = None;
     for result in written {
@@ -50,8 +47,7 @@ pub(super) async fn apply(
             Err(error) => failed = failed.or(Some(error)),
         }
     }
-    let deletes: Vec<_> = decisions.unwanted.iter().map(|manifest| remove(ctx, key, &api, manifest)).collect();
-    let deleted: Vec<_> = stream::iter(deletes).buffered(AT_ONCE).collect().await;
+    let deleted = run(decisions.unwanted.iter().map(|manifest| remove(ctx, key, &api, manifest)).collect()).await;
     for result in deleted {
         match result {
             Ok(None) => {}
@@ -68,6 +64,12 @@ pub(super) async fn apply(
     failed.map_or(Ok(statuses), Err)
 }
 
+/// Runs the requests for the Manifests of one Kyma, up to [`AT_ONCE`] concurrently. They are created before the stream:
+/// created inside it, their lifetimes are too general for the compiler to infer `Send`.
+pub(super) async fn run<F: Future>(requests: Vec<F>) -> Vec<F::Output> {
+    stream::iter(requests).buffered(AT_ONCE).collect().await
+}
+
 async fn write<'a>(
     ctx: &Context,
     key: &KymaKey,
@@ -78,10 +80,10 @@ async fn write<'a>(
         let manifest = decision.manifest.as_deref().cloned();
         return Ok((decision, manifest));
     };
-    ctx.pending_writes.begins(key, &desired.name);
+    ctx.caches.pending_writes.begins(key, &desired.name);
     let written = put(api, desired).await;
     let written = written.map_err(|source| Error::Manifest { doing: "apply", name: desired.name.clone(), source })?;
-    ctx.pending_writes.is(key, &written);
+    ctx.caches.pending_writes.is(key, &written);
     Ok((decision, Some(written)))
 }
 
@@ -92,11 +94,11 @@ async fn remove(
     manifest: &Manifest,
 ) -> Result<Option<Manifest>, Error> {
     let (name, uid) = (manifest.name_any(), manifest.uid());
-    ctx.pending_writes.begins(key, &name);
+    ctx.caches.pending_writes.begins(key, &name);
     let left = delete(api, manifest.clone()).await?;
     match &left {
-        Some(left) => ctx.pending_writes.is(key, left),
-        None => ctx.pending_writes.is_gone(key, &name, uid),
+        Some(left) => ctx.caches.pending_writes.is(key, left),
+        None => ctx.caches.pending_writes.is_gone(key, &name, uid),
     }
     Ok(left)
 }
@@ -127,11 +129,6 @@ pub(super) async fn delete(api: &Api<Manifest>, manifest: Manifest) -> Result<Op
         return Ok(Some(manifest));
     }
     let name = manifest.name_any();
-    let preconditions = Some(Preconditions { uid: manifest.uid(), ..Preconditions::default() });
-    let params = DeleteParams { preconditions, ..DeleteParams::background() };
-    match api.delete(&name, &params).await {
-        Ok(deleted) => Ok(deleted.left()),
-        Err(error) if object::is_absent(&error, &name) => Ok(None),
-        Err(source) => Err(Error::Manifest { doing: error::DELETE, name, source }),
-    }
+    let left = object::delete(api, &name, manifest.uid()).await;
+    left.map_err(|source| Error::Manifest { doing: error::DELETE, name, source })
 }

@@ -43,8 +43,7 @@ pub(super) async fn mark(ctx: &Context, kyma: Kyma) -> Result<Kyma, Error> {
 pub(super) async fn patch_metadata(ctx: &Context, kyma: &Kyma, mut metadata: Value) -> Result<Kyma, Error> {
     metadata["resourceVersion"] = kyma.resource_version().unwrap_or_default().into();
     let api: Api<Kyma> = fetch::in_kcp(ctx, &kyma.namespace().unwrap_or_default());
-    let params =
-        PatchParams { field_manager: Some(field_manager::LIFECYCLE_OPERATOR.to_owned()), ..PatchParams::default() };
+    let params = PatchParams::apply(field_manager::LIFECYCLE_OPERATOR);
     let patch = Patch::Merge(json!({"metadata": metadata}));
     api.patch(&kyma.name_any(), &params, &patch).await.map_err(Error::kcp(error::MARK_KYMA))
 }
@@ -57,7 +56,7 @@ pub(super) async fn ensure(ctx: &Context, client: &Client, verified: &mut Verifi
     }
     for wanted in crd::wanted() {
         if !verified.crds.contains(&wanted.name) {
-            crd::ensure(client, wanted, &mut verified.forms, ctx.settings.established_within).await?;
+            crd::ensure(client, wanted, &mut verified.forms).await?;
             verified.crds.insert(wanted.name.clone());
         }
     }

@@ -1,6 +1,7 @@
 //! Builds the desired Manifests of a Kyma, one per resolved module. Pure.
 
-use kube::ResourceExt;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::{Resource as _, ResourceExt};
 use serde_json::{Map, Value, json};
 use tidewatch_shared::{
     api::{Kyma, ModuleTemplate},
@@ -21,8 +22,6 @@ const NAME_LIMIT: usize = 63;
 pub(crate) struct Desired {
     /// Name of the Manifest.
     pub(crate) name: String,
-    /// Module that it installs.
-    pub(crate) module: String,
     /// False for an unmanaged module.
     pub(crate) managed: bool,
     /// Body of the server-side apply.
@@ -41,7 +40,7 @@ pub(crate) fn manifest(kyma: &Kyma, module: &WantedModule, resolved: &Resolved, 
     let name = name(&kyma.name_any(), &resolved.component, &module.name);
     let template = &resolved.template;
     let mut spec = json!({
-        "customResourcePolicy": module.policy.as_str(),
+        "customResourcePolicy": module.policy,
         "remote": true,
         "version": resolved.version,
         "install": {"name": RAW_MANIFEST, "source": source(template, resolved, registry)},
@@ -57,16 +56,18 @@ pub(crate) fn manifest(kyma: &Kyma, module: &WantedModule, resolved: &Resolved, 
     if let Some(manager) = manager {
         spec["manager"] = manager;
     }
+    let owner = kyma.controller_owner_ref(&());
+    let owner = owner.map(|owner| OwnerReference { block_owner_deletion: Some(true), ..owner });
     let metadata = json!({
         "name": name,
         "namespace": kyma.namespace().unwrap_or_default(),
         "labels": labels(kyma, module, resolved),
         "annotations": annotations(module, resolved),
-        "ownerReferences": [owner(kyma)],
+        "ownerReferences": Vec::from_iter(owner),
     });
     let body =
         json!({"apiVersion": format!("{GROUP}/{VERSION}"), "kind": "Manifest", "metadata": metadata, "spec": spec});
-    Desired { name, module: module.name.clone(), managed: module.managed, body }
+    Desired { name, managed: module.managed, body }
 }
 
 /// `<kyma>-<last segment of the component's name>-<hash>`, truncated to a valid name; the hash distinguishes modules
@@ -110,13 +111,6 @@ fn annotations(module: &WantedModule, resolved: &Resolved) -> Value {
         annotations[annotation::UNMANAGED] = "true".into();
     }
     annotations
-}
-
-fn owner(kyma: &Kyma) -> Value {
-    json!({
-        "apiVersion": format!("{GROUP}/{VERSION}"), "kind": "Kyma", "name": kyma.name_any(),
-        "uid": kyma.uid().unwrap_or_default(), "controller": true, "blockOwnerDeletion": true,
-    })
 }
 
 /// Reference of the module's resources: by digest if the template embeds its component descriptor, else by version.

@@ -7,7 +7,6 @@ use std::{
     time::Duration,
 };
 
-use aws_lc_rs::digest;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
     Api, Client, ResourceExt,
@@ -16,15 +15,16 @@ use kube::{
 use serde_json::{Value, json};
 use tidewatch_shared::{
     api::crds,
-    hex,
     names::{field_manager, label},
 };
 use tokio::time::{Instant, sleep};
 
-use super::Error;
+use super::{Error, inputs};
 use crate::base::stored_form::canonical;
 use crate::kube::object;
 
+/// Deadline for a new CRD to become established in a runtime cluster.
+const ESTABLISHED_WITHIN: Duration = Duration::from_secs(10);
 /// Interval of polls for the condition Established.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
@@ -52,7 +52,7 @@ pub(super) fn wanted() -> &'static [Wanted] {
 pub(super) fn fingerprint() -> &'static str {
     static FINGERPRINT: LazyLock<String> = LazyLock::new(|| {
         let specs: Vec<_> = wanted().iter().map(|wanted| (&wanted.name, &wanted.spec)).collect();
-        hex::encode(&digest::digest(&digest::SHA256, json!(specs).to_string().as_bytes()).as_ref()[..8])
+        inputs::hash(&json!(specs).to_string())
     });
     &FINGERPRINT
 }
@@ -110,12 +110,7 @@ pub(super) fn definitions(client: &Client) -> Api<DynamicObject> {
 
 /// Applies a CRD that differs, and waits until it is established. Records in `forms` the form in which the API server
 /// stores it.
-pub(super) async fn ensure(
-    client: &Client,
-    wanted: &Wanted,
-    forms: &mut BTreeMap<String, u64>,
-    within: Duration,
-) -> Result<(), Error> {
+pub(super) async fn ensure(client: &Client, wanted: &Wanted, forms: &mut BTreeMap<String, u64>) -> Result<(), Error> {
     let api = definitions(client);
     let found = object::get(&api, &wanted.name).await.map_err(Error::crd("read", wanted))?;
     if found.as_ref().is_some_and(|found| found.metadata.deletion_timestamp.is_some()) {
@@ -133,7 +128,7 @@ pub(super) async fn ensure(
             written
         }
     };
-    established(&api, wanted, current, within).await
+    established(&api, wanted, current).await
 }
 
 async fn write(
@@ -168,13 +163,8 @@ async fn leave_old_versions(api: &Api<DynamicObject>, found: &DynamicObject) -> 
     api.patch_status(&found.name_any(), &params, &Patch::Merge(patch)).await.map(drop)
 }
 
-async fn established(
-    api: &Api<DynamicObject>,
-    wanted: &Wanted,
-    mut current: DynamicObject,
-    within: Duration,
-) -> Result<(), Error> {
-    let deadline = Instant::now() + within;
+async fn established(api: &Api<DynamicObject>, wanted: &Wanted, mut current: DynamicObject) -> Result<(), Error> {
+    let deadline = Instant::now() + ESTABLISHED_WITHIN;
     while !is_established(&current) {
         if Instant::now() >= deadline {
             return Err(Error::NotEstablished(wanted.name.clone()));

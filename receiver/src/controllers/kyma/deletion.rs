@@ -1,14 +1,13 @@
 //! Deletion of a Kyma: first its Manifests, reporting the objects that block it; then our objects in the runtime
 //! cluster; our finalizer last. Each reconcile progresses as far as possible and starts from the observed state.
 
-use std::{ops::ControlFlow, time::Duration};
+use std::time::Duration;
 
-use futures::{StreamExt, stream};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api, Client, ResourceExt,
-    api::{DeleteParams, DynamicObject, ListParams, Preconditions},
+    api::{DynamicObject, ListParams},
 };
 use serde_json::json;
 use tidewatch_shared::{
@@ -16,59 +15,55 @@ use tidewatch_shared::{
     names::{SKR_KYMA, finalizer, label},
 };
 
-use super::{
-    Context, Error, apply, base, crd, error, fetch,
-    leave::{self, Way},
-    module_status,
-};
+use super::{Context, Error, apply, base, crd, error, fetch, leave, module_status};
 use crate::{
     base::key::KymaKey,
-    controllers::pending_removal::PendingRemoval,
-    controllers::status::{Access, Conditions, Findings, SECRET_MISSING, unreachable_since, write_runtime},
-    fleet::queue::{ReconcileOutcome, WorkSet},
+    controllers::{
+        installer::Readiness,
+        pending_removal::PendingRemoval,
+        status::{Conditions, Findings, SECRET_MISSING, unreachable_since, write_runtime},
+    },
     kube::object,
     kube::runtime_access::RuntimeAccessError,
 };
 
-/// Manifests that are deleted concurrently.
-const AT_ONCE: usize = 4;
 /// Interval of checks for Manifests without progress; a deleted Manifest enqueues its Kyma.
 const REMIND: Duration = Duration::from_secs(60);
 /// A runtime cluster without an access Secret for this long, while its Kyma is being deleted, counts as gone. A Secret
 /// recreated earlier was rotated.
 const GONE_AFTER: Duration = Duration::from_secs(600);
 
-/// Continues the deletion of a Kyma with a deletion timestamp.
-pub(super) async fn step(ctx: &Context, key: &KymaKey, kyma: Kyma, works: WorkSet) -> Result<ReconcileOutcome, Error> {
+/// Continues the deletion of a Kyma with a deletion timestamp. Returns the delay until the next step, `None` after the
+/// last one.
+pub(super) async fn step(ctx: &Context, key: &KymaKey, mut kyma: Kyma) -> Result<Option<Duration>, Error> {
     if !kyma.finalizers().iter().any(|name| name == finalizer::KYMA) {
-        return Ok(ReconcileOutcome::ended(works));
+        return Ok(None);
     }
     let left = delete_manifests(ctx, &kyma).await?;
     let access = (ctx.clients)(key).map(|(client, _)| client);
-    let kyma = record(ctx, kyma, &left, access.as_ref().err()).await?;
-    let came = match access {
+    record(ctx, &mut kyma, &left, access.as_ref().err()).await?;
+    let removal = match access {
         Ok(client) if left.is_empty() => clean(ctx, key, &client, &kyma).await,
         Ok(client) => show(&client, &kyma).await.map(|()| Some(PendingRemoval::after(REMIND))),
         Err(_) if !left.is_empty() => Ok(Some(PendingRemoval::after(REMIND))),
         Err(RuntimeAccessError::Missing) => until_gone(ctx, &kyma).await,
         Err(unusable) => Err(Error::Access(unusable)),
     };
-    let kyma = match leave::after(ctx, kyma, works, Way::Deletion, came).await? {
-        ControlFlow::Break(outcome) => return Ok(outcome),
-        ControlFlow::Continue(kyma) => kyma,
-    };
+    let pending = leave::after(ctx, &mut kyma, removal).await?;
+    if pending.is_some() {
+        return Ok(pending);
+    }
     let others: Vec<_> = kyma.finalizers().iter().filter(|name| *name != finalizer::KYMA).collect();
     base::patch_metadata(ctx, &kyma, json!({"finalizers": others})).await?;
     ctx.forget(key);
-    Ok(ReconcileOutcome::ended(works))
+    Ok(None)
 }
 
 /// Deletes all Manifests of the Kyma, mandatory ones included. Returns those that still exist in KCP by a quorum read.
 async fn delete_manifests(ctx: &Context, kyma: &Kyma) -> Result<Vec<Manifest>, Error> {
     let api: Api<Manifest> = fetch::in_kcp(ctx, &kyma.namespace().unwrap_or_default());
     let manifests = fetch::list_manifests(ctx, kyma).await?;
-    let deletes: Vec<_> = manifests.into_iter().map(|manifest| apply::delete(&api, manifest)).collect();
-    let deleted: Vec<_> = stream::iter(deletes).buffered(AT_ONCE).collect().await;
+    let deleted = apply::run(manifests.into_iter().map(|manifest| apply::delete(&api, manifest)).collect()).await;
     let left: Result<Vec<_>, _> = deleted.into_iter().collect();
     Ok(left?.into_iter().flatten().collect())
 }
@@ -76,14 +71,14 @@ async fn delete_manifests(ctx: &Context, kyma: &Kyma) -> Result<Vec<Manifest>, E
 /// Writes state Deleting to the KCP Kyma, with the objects that block it and the reachability of the runtime cluster.
 async fn record(
     ctx: &Context,
-    mut kyma: Kyma,
+    kyma: &mut Kyma,
     left: &[Manifest],
     unusable: Option<&RuntimeAccessError>,
-) -> Result<Kyma, Error> {
+) -> Result<(), Error> {
     let old = kyma.status.clone().unwrap_or_default();
     // A returned Secret is reported at once: if it disappears again, the wait restarts.
     let is_back = unusable.is_none() && unreachable_since(&old, SECRET_MISSING).is_some();
-    let access = unusable.map(Access::from).or(is_back.then_some(Access::Usable));
+    let access = unusable.map(Readiness::from).or(is_back.then_some(Readiness::Ready));
     let before = |manifest: &Manifest| {
         let module = manifest.labels().get(label::MODULE_NAME)?;
         old.modules().iter().find(|status| status.name == *module)
@@ -98,10 +93,7 @@ async fn record(
         deleting: true,
         ..Findings::default()
     };
-    let (status, version) = ctx.status().write(&kyma, &findings, &super::now()).await?;
-    kyma.status = Some(status);
-    kyma.metadata.resource_version = version;
-    Ok(kyma)
+    Ok(ctx.status().write(kyma, &findings).await?)
 }
 
 /// Writes the same status to the runtime cluster's Kyma if that still exists.
@@ -112,10 +104,10 @@ async fn show(client: &Client, kyma: &Kyma) -> Result<(), Error> {
     if found.is_none() {
         return Ok(());
     }
-    match (fetch::runtime_kyma(client).await?, &kyma.status) {
-        (Some(runtime), Some(status)) => write_runtime(client, &runtime, status).await.map_err(Error::from),
-        _ => Ok(()),
+    if let Some(runtime) = fetch::runtime_kyma(client).await? {
+        write_runtime(client, &runtime, kyma).await?;
     }
+    Ok(())
 }
 
 /// Deletes our objects from the runtime cluster: catalog, its CRDs, the Kyma, its CRD, the agent. `None` once all are
@@ -145,9 +137,7 @@ async fn clean(ctx: &Context, key: &KymaKey, client: &Client, kyma: &Kyma) -> Re
         match fetch::runtime_kyma(client).await? {
             Some(runtime) if runtime.metadata.deletion_timestamp.is_some() => held.push("the Kyma".to_owned()),
             Some(runtime) => {
-                if let Some(status) = &kyma.status {
-                    write_runtime(client, &runtime, status).await?;
-                }
+                write_runtime(client, &runtime, kyma).await?;
                 delete(&fetch::in_runtime(client), SKR_KYMA.to_owned(), runtime.uid()).await?;
             }
             None => {
@@ -170,15 +160,7 @@ async fn delete<K>(api: &Api<K>, name: String, uid: Option<String>) -> Result<()
 where
     K: Clone + serde::de::DeserializeOwned + std::fmt::Debug,
 {
-    let params = DeleteParams {
-        preconditions: Some(Preconditions { uid, ..Preconditions::default() }),
-        ..DeleteParams::background()
-    };
-    match api.delete(&name, &params).await {
-        Ok(_) => Ok(()),
-        Err(error) if object::is_absent(&error, &name) => Ok(()),
-        Err(error) => Err(Error::runtime(error::DELETE_OURS)(error)),
-    }
+    object::delete(api, &name, uid).await.map(drop).map_err(Error::runtime(error::DELETE_OURS))
 }
 
 /// Remaining wait for a runtime cluster without an access Secret; `None` once it counts as gone. That requires the

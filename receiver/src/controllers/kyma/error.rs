@@ -8,13 +8,13 @@ use super::crd;
 use crate::{
     base::error_class::ErrorClass,
     controllers::{
-        catalog::SyncError,
-        installer,
-        status::{Access, WriteStatusError},
+        catalog::{CatalogError, SyncError},
+        installer::{self, Readiness},
+        status::WriteStatusError,
         watcher::ApplyError,
     },
     kube::object,
-    kube::runtime_access::{self, RuntimeAccessError, classify, describe, forbidden_address},
+    kube::runtime_access::{RuntimeAccessError, classify, describe, forbidden_address},
 };
 
 pub(super) const READ_KYMA: &str = "read the Kyma in the control plane";
@@ -30,14 +30,9 @@ pub enum Error {
     /// There is no client for the runtime.
     #[error("access the runtime")]
     Access(#[source] RuntimeAccessError),
-    /// A request to KCP.
-    #[error("{doing}")]
-    Kcp {
-        /// Operation.
-        doing: &'static str,
-        /// Cause.
-        source: kube::Error,
-    },
+    /// A request to KCP, with its operation.
+    #[error("{0}")]
+    Kcp(&'static str, #[source] kube::Error),
     /// A request to KCP about one Manifest.
     #[error("{doing} the Manifest {name}")]
     Manifest {
@@ -48,14 +43,9 @@ pub enum Error {
         /// Cause.
         source: kube::Error,
     },
-    /// A request to the runtime cluster.
-    #[error("{doing}")]
-    Runtime {
-        /// Operation.
-        doing: &'static str,
-        /// Cause.
-        source: kube::Error,
-    },
+    /// A request to the runtime cluster, with its operation.
+    #[error("{0}")]
+    Runtime(&'static str, #[source] kube::Error),
     /// A request to the runtime cluster about one of our CRDs.
     #[error("{doing} the CRD {name} in the runtime")]
     Crd {
@@ -93,13 +83,22 @@ pub enum Error {
     TooLong(Duration),
 }
 
+impl From<CatalogError> for Error {
+    fn from(error: CatalogError) -> Self {
+        match error {
+            CatalogError::Access(error) => Self::Access(error),
+            CatalogError::Sync(error) => Self::Catalog(error),
+        }
+    }
+}
+
 impl Error {
     pub(super) fn kcp(doing: &'static str) -> impl FnOnce(kube::Error) -> Self {
-        move |source| Self::Kcp { doing, source }
+        move |source| Self::Kcp(doing, source)
     }
 
     pub(super) fn runtime(doing: &'static str) -> impl FnOnce(kube::Error) -> Self {
-        move |source| Self::Runtime { doing, source }
+        move |source| Self::Runtime(doing, source)
     }
 
     pub(super) fn crd(doing: &'static str, wanted: &crd::Wanted) -> impl FnOnce(kube::Error) -> Self {
@@ -110,9 +109,9 @@ impl Error {
     /// The failed request to the runtime cluster.
     fn runtime_call(&self) -> Option<&kube::Error> {
         match self {
-            Self::Runtime { source, .. }
-            | Self::Crd { source, .. }
-            | Self::Status(WriteStatusError::Runtime(source)) => Some(source),
+            Self::Runtime(_, source) | Self::Crd { source, .. } | Self::Status(WriteStatusError::Runtime(source)) => {
+                Some(source)
+            }
             Self::Plan(error) => error.call(),
             Self::Agent(error) => error.call(),
             _ => None,
@@ -121,7 +120,7 @@ impl Error {
 
     fn kcp_call(&self) -> Option<&kube::Error> {
         match self {
-            Self::Kcp { source, .. }
+            Self::Kcp(_, source)
             | Self::Manifest { source, .. }
             | Self::Status(WriteStatusError::ControlPlane(source)) => Some(source),
             _ => None,
@@ -131,27 +130,26 @@ impl Error {
     /// The incumbent's label value for the requeue.
     pub(super) fn requeue_reason(&self) -> &'static str {
         match self {
-            Self::Runtime { source: kube::Error::Api(status), .. }
+            Self::Runtime(_, kube::Error::Api(status))
             | Self::Status(WriteStatusError::Runtime(kube::Error::Api(status)))
                 if status.code == 401 =>
             {
                 "kyma_unauthorized"
             }
             Self::Access(_) => "sync_context_retrieval",
-            Self::Kcp { doing: READ_KYMA, .. } => "kyma_retrieval",
-            Self::Kcp { doing: MARK_KYMA, .. } => "labels_and_finalizers_update",
-            Self::Kcp { doing: LIST_SECRETS, .. } => "kyma_under_deletion_with_no_access_secret",
-            Self::Kcp { .. } | Self::Status(WriteStatusError::ControlPlane(_)) | Self::TooLong(_) => {
+            Self::Kcp(READ_KYMA, _) => "kyma_retrieval",
+            Self::Kcp(MARK_KYMA, _) => "labels_and_finalizers_update",
+            Self::Kcp(LIST_SECRETS, _) => "kyma_under_deletion_with_no_access_secret",
+            Self::Kcp(..) | Self::Status(WriteStatusError::ControlPlane(_)) | Self::TooLong(_) => {
                 "processing_kyma_state"
             }
             Self::Manifest { doing: DELETE, .. } => "manifest_crs_cleanup",
             Self::Manifest { .. } => "manifest_reconciliation",
-            Self::Runtime { doing: DELETE_OURS, .. } => "remote_kyma_deletion",
+            Self::Runtime(DELETE_OURS, _) | Self::Agent(_) => "remote_kyma_deletion",
             Self::Status(WriteStatusError::Runtime(_)) => "status_sync_to_remote",
-            Self::Runtime { .. } => "spec_replacement_from_remote",
+            Self::Runtime(..) => "spec_replacement_from_remote",
             Self::Crd { .. } | Self::NotEstablished(_) | Self::CrdTerminating(_) | Self::Terminating(_) => "crds_sync",
             Self::Plan(_) => "skr_webhook_installation",
-            Self::Agent(_) => "remote_kyma_deletion",
             Self::Catalog(_) => "module_catalog_sync",
         }
     }
@@ -179,32 +177,27 @@ impl Error {
     }
 
     /// The condition `RuntimeAccess` for errors about access.
-    pub(super) fn access(&self) -> Option<Access> {
+    pub(super) fn access(&self) -> Option<Readiness> {
         if let Self::Access(error) = self {
-            return Some(Access::from(error));
+            return Some(Readiness::from(error));
         }
         let call = self.runtime_call()?;
+        let not = |reason, message: String| Some(Readiness::Not { reason, message });
         if let Some(forbidden) = forbidden_address(call) {
-            return Some(Access::Unusable { reason: "ForbiddenAddress", message: forbidden.to_string() });
+            return not("ForbiddenAddress", forbidden.to_string());
         }
-        match (runtime_access::classify(call), call) {
+        match (classify(call), call) {
             (ErrorClass::Auth, kube::Error::Api(status)) if status.code == 403 => None,
-            (ErrorClass::Auth, _) => Some(Access::Unusable {
-                reason: "Unauthorized",
-                message: "the runtime does not accept our credentials".into(),
-            }),
+            (ErrorClass::Auth, _) => not("Unauthorized", "the runtime does not accept our credentials".into()),
             // Details differ between attempts; the log has them.
-            (ErrorClass::Transport, _) => Some(Access::Unusable {
-                reason: "Unreachable",
-                message: "the runtime's API server cannot be reached".into(),
-            }),
+            (ErrorClass::Transport, _) => not("Unreachable", "the runtime's API server cannot be reached".into()),
             _ => None,
         }
     }
 
     /// One line for the status, equal for equal faults.
     pub(super) fn line(&self) -> String {
-        if let Some(Access::Unusable { message, .. }) = self.access() {
+        if let Some(Readiness::Not { message, .. }) = self.access() {
             return message;
         }
         if let Self::Agent(error) = self {

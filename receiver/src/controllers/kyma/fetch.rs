@@ -53,11 +53,11 @@ pub(super) async fn runtime_kyma(client: &Client) -> Result<Option<Kyma>, Error>
 /// The Manifests of a Kyma, by label or owner reference: from the cache if it shows all our own writes, else from KCP.
 pub(super) async fn owned_manifests(ctx: &Context, key: &KymaKey, kyma: &Kyma) -> Result<Vec<Arc<Manifest>>, Error> {
     let cached = ctx.stores.manifests.state_filter(|manifest| is_owned(manifest, kyma));
-    if ctx.pending_writes.is_shown(key, &cached) {
+    if ctx.caches.pending_writes.is_shown(key, &cached) {
         return Ok(cached);
     }
     let listed = list_manifests(ctx, kyma).await?;
-    ctx.pending_writes.listed(key, &listed, &cached);
+    ctx.caches.pending_writes.listed(key, &listed, &cached);
     Ok(listed.into_iter().map(Arc::new).collect())
 }
 

@@ -6,7 +6,7 @@
 //! reconcile, and could not apply them over ours (the type of a Secret is immutable, and our fields in a Deployment
 //! would remain).
 
-use std::ops::ControlFlow;
+use std::time::Duration;
 
 use serde_json::json;
 use tidewatch_shared::{
@@ -15,30 +15,21 @@ use tidewatch_shared::{
 };
 use tracing::info;
 
-use super::{
-    Context, Error, base,
-    leave::{self, Way},
-};
+use super::{Context, Error, base, leave};
 use crate::{
     base::{key::KymaKey, takeover},
     controllers::pending_removal::PendingRemoval,
-    fleet::queue::{ReconcileOutcome, WorkSet},
 };
 
-/// Continues the hand-back of a Kyma.
-pub(super) async fn step(
-    ctx: &Context,
-    key: &KymaKey,
-    mut kyma: Kyma,
-    works: WorkSet,
-) -> Result<ReconcileOutcome, Error> {
+/// Continues the hand-back of a Kyma. Returns the delay until the next step, `None` after the last one.
+pub(super) async fn step(ctx: &Context, key: &KymaKey, mut kyma: Kyma) -> Result<Option<Duration>, Error> {
     // The objects of a Kyma that was never managed here are the incumbent's.
     if takeover::is_managed(&kyma) {
-        let came = clear(ctx, key).await;
-        kyma = match leave::after(ctx, kyma, works, Way::HandBack, came).await? {
-            ControlFlow::Break(outcome) => return Ok(outcome),
-            ControlFlow::Continue(kyma) => kyma,
-        };
+        let cleared = clear(ctx, key).await;
+        let pending = leave::after(ctx, &mut kyma, cleared).await?;
+        if pending.is_some() {
+            return Ok(pending);
+        }
     }
     let kyma = ctx.status().withdraw(kyma).await?;
     let metadata = json!({
@@ -48,14 +39,14 @@ pub(super) async fn step(
     base::patch_metadata(ctx, &kyma, metadata).await?;
     info!(kyma = %key, "Kyma is handed back");
     ctx.forget(key);
-    Ok(ReconcileOutcome::ended(works))
+    Ok(None)
 }
 
 /// Removes the agent and the inventory from the runtime cluster. `None` once all are gone.
 async fn clear(ctx: &Context, key: &KymaKey) -> Result<Option<PendingRemoval>, Error> {
     let (client, _) = (ctx.clients)(key).map_err(Error::Access)?;
     // A cancelled hand-back verifies everything again.
-    ctx.verified.forget(key);
+    ctx.caches.verified.forget(key);
     ctx.catalog.forget(key);
     if let Some(installer) = &ctx.installer {
         let waits = installer.remove(&client).await.map_err(|failure| Error::Agent(failure.error))?;

@@ -77,8 +77,7 @@ impl Inputs {
 pub(super) async fn note(ctx: &Context, kyma: &Kyma, inputs: &Inputs, ended: WorkSet) {
     let Some(noted) = inputs.after(kyma, ended) else { return };
     let api: Api<Kyma> = fetch::in_kcp(ctx, &kyma.namespace().unwrap_or_default());
-    let params =
-        PatchParams { field_manager: Some(field_manager::LIFECYCLE_OPERATOR.to_owned()), ..PatchParams::default() };
+    let params = PatchParams::apply(field_manager::LIFECYCLE_OPERATOR);
     // With the uid but without the resourceVersion: this reconcile had these inputs, whatever was written meanwhile.
     let metadata = json!({"uid": kyma.uid(), "annotations": {annotation::INPUTS: noted}});
     let patch = Patch::Merge(json!({"metadata": metadata}));
@@ -91,7 +90,8 @@ fn noted(kyma: &Kyma) -> (&str, &str) {
     kyma.annotations().get(annotation::INPUTS).and_then(|noted| noted.split_once('.')).unwrap_or((NEVER, NEVER))
 }
 
-fn hash(text: &str) -> String {
+/// First 8 bytes of the SHA-256 in hex.
+pub(super) fn hash(text: &str) -> String {
     hex::encode(&digest::digest(&digest::SHA256, text.as_bytes()).as_ref()[..8])
 }
 

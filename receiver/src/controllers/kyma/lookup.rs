@@ -21,7 +21,7 @@ use crate::{
     base::labels::is_true,
     controllers::catalog::{
         RolloutSlot,
-        visibility::{Admission, Exclusion, template_name},
+        visibility::{Admission, HidingRule, template_name},
     },
 };
 
@@ -56,9 +56,9 @@ pub(crate) enum LookupError {
     /// The template that the channel names does not exist.
     #[error("failed to get module template: ModuleTemplate.operator.kyma-project.io {0:?} not found")]
     NoTemplate(String),
-    /// The Kyma is not allowed to use the module: an installed one is removed.
-    #[error("module template not allowed{}", .0.suffix())]
-    NotAllowed(NotAllowed),
+    /// The Kyma is not allowed to use the module: an installed one is removed. The text names the rule, after a colon.
+    #[error("module template not allowed{0}")]
+    NotAllowed(&'static str),
     /// The module is mandatory and cannot be selected.
     #[error("no templates were found: for module {template} in channel {channel}")]
     Mandatory {
@@ -83,36 +83,6 @@ pub(crate) enum LookupError {
     /// A version is not a semantic version, so that a downgrade cannot be excluded.
     #[error("module template update not allowed: could not handle channel skew as {0} contains invalid version")]
     UnknownVersion(&'static str),
-}
-
-/// The rule that excludes a Kyma from a module.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NotAllowed {
-    /// For internal Kymas only.
-    Internal,
-    /// For beta Kymas only.
-    Beta,
-    /// The module has a selector but is not restricted.
-    NotRestricted,
-    /// The module is restricted and has no selector.
-    SelectsNobody,
-    /// The selector of the restricted module does not match.
-    NotSelected,
-    /// The selector is invalid.
-    Malformed,
-}
-
-impl NotAllowed {
-    const fn suffix(self) -> &'static str {
-        match self {
-            Self::Internal => ": internal module",
-            Self::Beta => ": beta module",
-            Self::NotRestricted => ": module has kymaSelector but is not in restricted modules list",
-            Self::SelectsNobody => "",
-            Self::NotSelected => ": restricted module not allowed for this Kyma",
-            Self::Malformed => ": the kymaSelector is not valid",
-        }
-    }
 }
 
 /// A resolved module.
@@ -242,10 +212,10 @@ fn allowed(
     let refused = |why| Err(LookupError::NotAllowed(why));
     let only_for = |key| is_true(Some(template.labels()), key) && !is_true(Some(sources.kyma_labels), key);
     if only_for(label::INTERNAL) {
-        return refused(NotAllowed::Internal);
+        return refused(": internal module");
     }
     if only_for(label::BETA) {
-        return refused(NotAllowed::Beta);
+        return refused(": beta module");
     }
     let mandatory = || Err(LookupError::Mandatory { template: template.name_any(), channel: channel.to_owned() });
     if template.spec.is_mandatory() {
@@ -254,11 +224,14 @@ fn allowed(
     match Admission::of(meta, sources.restricted) {
         Admission::All => Ok(()),
         Admission::Selected(selector) if selector.matches(sources.kyma_labels) => Ok(()),
-        Admission::Selected(_) => refused(NotAllowed::NotSelected),
-        Admission::Excluded(Exclusion::Mandatory) => mandatory(),
-        Admission::Excluded(Exclusion::NoSelector) => refused(NotAllowed::SelectsNobody),
-        Admission::Excluded(Exclusion::Malformed(_)) => refused(NotAllowed::Malformed),
-        Admission::Excluded(Exclusion::NotRestricted) => refused(NotAllowed::NotRestricted),
+        Admission::Selected(_) => refused(": restricted module not allowed for this Kyma"),
+        Admission::Excluded(HidingRule::Mandatory) => mandatory(),
+        Admission::Excluded(HidingRule::MalformedSelector(_)) => refused(": the kymaSelector is not valid"),
+        Admission::Excluded(HidingRule::SelectorWithoutRestriction) => {
+            refused(": module has kymaSelector but is not in restricted modules list")
+        }
+        // The incumbent's text for an absent or empty selector names no rule.
+        Admission::Excluded(_) => refused(""),
     }
 }
 

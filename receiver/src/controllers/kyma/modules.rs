@@ -123,11 +123,8 @@ fn is_due(desired: &Desired, manifest: Option<&Manifest>) -> bool {
 /// Returns true if a Manifest installs something that its template does not name, or has a channel label without
 /// following a channel. A server-side apply would keep both.
 pub(super) fn has_surplus(manifest: &Manifest, desired: &Desired) -> bool {
-    let (spec, shall) = (&manifest.spec, &desired.body["spec"]);
-    let value = |part: serde_json::Result<Value>| part.unwrap_or_default();
-    spec.resource.as_ref().is_some_and(|resource| has_more(resource, &shall["resource"]))
-        || has_more(&value(serde_json::to_value(&spec.manager)), &shall["manager"])
-        || has_more(&value(serde_json::to_value(&spec.localized_images)), &shall["localizedImages"])
+    let (spec, shall) = (serde_json::to_value(&manifest.spec).unwrap_or_default(), &desired.body["spec"]);
+    ["resource", "manager", "localizedImages"].into_iter().any(|part| has_more(&spec[part], &shall[part]))
         || (manifest.labels().contains_key(label::CHANNEL) && !desired.follows_channel())
 }
 
@@ -233,7 +230,9 @@ mod tests {
         let decisions = decide(&kyma(), wanted, &owned, &sources, "r");
         let written = decisions.wanted.iter().filter_map(|decision| decision.write.as_ref());
         (
-            written.map(|desired| desired.module.clone()).collect(),
+            written
+                .map(|desired| desired.body["metadata"]["labels"][label::MODULE_NAME].as_str().unwrap().to_owned())
+                .collect(),
             decisions.unwanted.iter().map(|manifest| manifest.name_any()).collect(),
             decisions.turn,
         )

@@ -20,38 +20,27 @@ use super::{Context, Error, base, fetch};
 /// KiB.
 const MAX_ACCEPTED: usize = 128 << 10;
 
-/// Both Kymas as last read or written.
-pub(super) struct Both {
-    /// The Kyma in KCP.
-    pub(super) kcp: Kyma,
-    /// The Kyma in the runtime cluster.
-    pub(super) runtime: Kyma,
-}
-
 /// Reads or creates the runtime cluster's Kyma, and synchronizes the fields that the user does not own.
-pub(super) async fn ensure(ctx: &Context, client: &Client, kcp: Kyma) -> Result<Both, Error> {
+pub(super) async fn ensure(ctx: &Context, client: &Client, kcp: &mut Kyma) -> Result<Kyma, Error> {
     let reset = kcp.labels().get(label::RESET_MODULES).is_some_and(|value| value.eq_ignore_ascii_case("true"));
     let runtime = match fetch::runtime_kyma(client).await? {
-        None => create(client, &kcp, reset).await?,
-        Some(found) if reset && json_of(&found.spec) != json_of(&kcp.spec) => replace_spec(client, found, &kcp).await?,
+        None => create(client, kcp, reset).await?,
+        Some(found) if reset && json_of(&found.spec) != json_of(&kcp.spec) => replace_spec(client, found, kcp).await?,
         Some(found) => found,
     };
-    let runtime = sync_metadata(client, &kcp, runtime).await?;
-    let kcp = remember(ctx, kcp, &runtime.spec, reset).await?;
-    Ok(Both { kcp, runtime })
+    let runtime = sync_metadata(client, kcp, runtime).await?;
+    remember(ctx, kcp, &runtime.spec, reset).await?;
+    Ok(runtime)
 }
 
 /// The spec of a new Kyma in the runtime cluster: the last accepted spec of the user, else KCP's.
 fn initial_spec(kcp: &Kyma, reset: bool) -> KymaSpec {
     let accepted = kcp.annotations().get(annotation::ACCEPTED_SPEC).filter(|_| !reset);
-    match accepted.map(|text| serde_json::from_str(text)) {
-        Some(Ok(spec)) => spec,
-        Some(Err(error)) => {
-            warn!(kyma = %kcp.name_any(), %error, "the accepted spec is not readable, the defaults are taken");
-            kcp.spec.clone()
-        }
-        None => kcp.spec.clone(),
-    }
+    let Some(text) = accepted else { return kcp.spec.clone() };
+    serde_json::from_str(text).unwrap_or_else(|error| {
+        warn!(kyma = %kcp.name_any(), %error, "the accepted spec is not readable, the defaults are taken");
+        kcp.spec.clone()
+    })
 }
 
 async fn create(client: &Client, kcp: &Kyma, reset: bool) -> Result<Kyma, Error> {
@@ -108,7 +97,7 @@ fn annotations(kcp: &Kyma) -> BTreeMap<String, String> {
 }
 
 /// Stores the user's spec in KCP, so that a deleted Kyma is recreated with it; ends a reset.
-async fn remember(ctx: &Context, kcp: Kyma, spec: &KymaSpec, reset: bool) -> Result<Kyma, Error> {
+async fn remember(ctx: &Context, kcp: &mut Kyma, spec: &KymaSpec, reset: bool) -> Result<(), Error> {
     let now = json_of(spec);
     let before =
         kcp.annotations().get(annotation::ACCEPTED_SPEC).and_then(|text| serde_json::from_str::<Value>(text).ok());
@@ -124,10 +113,10 @@ async fn remember(ctx: &Context, kcp: Kyma, spec: &KymaSpec, reset: bool) -> Res
     if reset {
         metadata["labels"] = json!({label::RESET_MODULES: null});
     }
-    if metadata.as_object().is_some_and(serde_json::Map::is_empty) {
-        return Ok(kcp);
+    if metadata != json!({}) {
+        *kcp = base::patch_metadata(ctx, kcp, metadata).await?;
     }
-    base::patch_metadata(ctx, &kcp, metadata).await
+    Ok(())
 }
 
 fn json_of(spec: &KymaSpec) -> Value {

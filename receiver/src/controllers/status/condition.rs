@@ -15,31 +15,17 @@ const WEBHOOK: &str = "SKRWebhook";
 /// Conditions that other controllers write with their own field managers.
 const OTHERS: [&str; 3] = ["EventPath", "Paused", "CARotation"];
 
-/// Reachability of the runtime cluster.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Access {
-    /// Its API server responded.
-    Usable,
-    /// It cannot be reached.
-    Unusable {
-        /// Reason from a closed set, in CamelCase.
-        reason: &'static str,
-        /// Message, one sentence.
-        message: String,
-    },
-}
-
 /// Reason of the condition `RuntimeAccess` if there is no access Secret.
 pub(crate) const SECRET_MISSING: &str = "AccessSecretMissing";
 
-impl From<&RuntimeAccessError> for Access {
+impl From<&RuntimeAccessError> for Readiness {
     fn from(error: &RuntimeAccessError) -> Self {
         let reason = match error {
             RuntimeAccessError::Missing => SECRET_MISSING,
             RuntimeAccessError::Several(_) => "SeveralAccessSecrets",
             RuntimeAccessError::Kubeconfig(_) => "KubeconfigRefused",
         };
-        Self::Unusable { reason, message: error.to_string() }
+        Self::Not { reason, message: error.to_string() }
     }
 }
 
@@ -53,8 +39,8 @@ pub(crate) struct Conditions {
     pub(crate) crds: Option<Observation>,
     /// The runtime cluster has its catalog.
     pub(crate) catalog: Option<Observation>,
-    /// See [`Access`].
-    pub(crate) access: Option<Access>,
+    /// The API server of the runtime cluster responds.
+    pub(crate) access: Option<Readiness>,
     /// The runtime cluster has its agent; always `None` if the receiver does not install agents.
     pub(crate) webhook: Option<Readiness>,
 }
@@ -86,40 +72,31 @@ impl Conditions {
         let mut conditions = Vec::new();
         let all_modules = modules.map(|ready| if ready { Ok(None) } else { Err(String::new()) });
         for (kind, found) in [(CRDS, &self.crds), (MODULES, &all_modules), (CATALOG, &self.catalog)] {
-            conditions.push(match (found, old.condition(kind)) {
+            let (status, text) = match (found, old.condition(kind)) {
                 (Some(found), _) => {
                     let status = ConditionStatus::from(found.is_ok());
                     let words = found.as_ref().map_or_else(Some, Option::as_ref);
                     let words = words.filter(|words| !words.is_empty()).map(|words| format!(": {words}"));
-                    let message = format!("{}{}", message(kind, status), words.unwrap_or_default());
-                    condition(old, kind, status, Condition::READY, &message, now)
+                    (status, format!("{}{}", message(kind, status), words.unwrap_or_default()))
                 }
-                (None, Some(before)) => condition(old, kind, before.status, Condition::READY, &before.message, now),
-                (None, None) => {
-                    let status = ConditionStatus::Unknown;
-                    condition(old, kind, status, Condition::READY, message(kind, status), now)
+                (None, Some(before)) => (before.status, before.message.clone()),
+                (None, None) => (ConditionStatus::Unknown, message(kind, ConditionStatus::Unknown).to_owned()),
+            };
+            conditions.push(condition(old, kind, status, Condition::READY, &text, now));
+        }
+        for (kind, found, well) in [
+            (ACCESS, &self.access, "the runtime can be reached"),
+            (WEBHOOK, &self.webhook, "skrwebhook is synchronized"),
+        ] {
+            let (status, reason, message) = match found {
+                Some(Readiness::Ready) => (ConditionStatus::True, Condition::READY, well),
+                Some(Readiness::Not { reason, message }) => (ConditionStatus::False, *reason, message.as_str()),
+                None => {
+                    conditions.extend(old.condition(kind).cloned());
+                    continue;
                 }
-            });
-        }
-        match &self.access {
-            Some(Access::Usable) => {
-                let message = "the runtime can be reached";
-                conditions.push(condition(old, ACCESS, ConditionStatus::True, Condition::READY, message, now));
-            }
-            Some(Access::Unusable { reason, message }) => {
-                conditions.push(condition(old, ACCESS, ConditionStatus::False, reason, message, now));
-            }
-            None => conditions.extend(old.condition(ACCESS).cloned()),
-        }
-        match &self.webhook {
-            Some(Readiness::Ready) => {
-                let message = "skrwebhook is synchronized";
-                conditions.push(condition(old, WEBHOOK, ConditionStatus::True, Condition::READY, message, now));
-            }
-            Some(Readiness::Not { reason, message }) => {
-                conditions.push(condition(old, WEBHOOK, ConditionStatus::False, reason, message, now));
-            }
-            None => conditions.extend(old.condition(WEBHOOK).cloned()),
+            };
+            conditions.push(condition(old, kind, status, reason, message, now));
         }
         conditions
     }

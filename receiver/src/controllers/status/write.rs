@@ -1,5 +1,6 @@
 //! Writes of a status, each only if it differs from the stored one.
 
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{
     Api, Client, ResourceExt,
@@ -30,54 +31,42 @@ pub enum WriteStatusError {
 }
 
 /// Writes statuses of Kymas in the control plane, each only if it differs from the stored one.
-#[derive(Clone)]
 pub(crate) struct StatusWriter {
-    kcp: Client,
-    installs_agents: bool,
+    pub(crate) kcp: Client,
+    /// If false, the condition about the agent's installation is removed.
+    pub(crate) installs_agents: bool,
 }
 
 impl StatusWriter {
-    /// Without `installs_agents` the condition about the agent's installation is removed.
-    pub(crate) const fn new(kcp: Client, installs_agents: bool) -> Self {
-        Self { kcp, installs_agents }
-    }
-
-    /// Writes the status that follows from the findings. Fails with a conflict if the Kyma was written since it was read. Returns the
-    /// status and the resourceVersion as stored.
-    pub(crate) async fn write(
-        &self,
-        kyma: &Kyma,
-        findings: &Findings,
-        now: &Time,
-    ) -> Result<(KymaStatus, Option<String>), WriteStatusError> {
-        self.apply(kyma, |old| compute(old, findings, now)).await
+    /// Writes the status that follows from the findings, and takes over into `kyma` what the control plane stores. Fails
+    /// with a conflict if the Kyma was written since it was read.
+    pub(crate) async fn write(&self, kyma: &mut Kyma, findings: &Findings) -> Result<(), WriteStatusError> {
+        self.apply(kyma, |old, now| compute(old, findings, now)).await
     }
 
     /// As [`Self::write`], for a reconcile that did not look at the modules: see [`compute_conditions`].
     pub(crate) async fn write_conditions(
         &self,
-        kyma: &Kyma,
+        kyma: &mut Kyma,
         conditions: &Conditions,
-        now: &Time,
-    ) -> Result<(KymaStatus, Option<String>), WriteStatusError> {
-        self.apply(kyma, |old| compute_conditions(old, conditions, now)).await
+    ) -> Result<(), WriteStatusError> {
+        self.apply(kyma, |old, now| compute_conditions(old, conditions, now)).await
     }
 
     async fn apply(
         &self,
-        kyma: &Kyma,
-        compute: impl FnOnce(&KymaStatus) -> KymaStatus,
-    ) -> Result<(KymaStatus, Option<String>), WriteStatusError> {
-        let old = kyma.status.clone().unwrap_or_default();
+        kyma: &mut Kyma,
+        compute: impl FnOnce(&KymaStatus, &Time) -> KymaStatus,
+    ) -> Result<(), WriteStatusError> {
+        let mut old = kyma.status.clone().unwrap_or_default();
         let mut known = old.clone();
         if !self.installs_agents {
             without_installer(&mut known);
         }
-        let new = compute(&known);
-        let mut ours = old.clone();
-        ours.conditions.get_or_insert_default().retain(|condition| !is_anothers(condition));
-        if same(&ours, &new) {
-            return Ok((old, kyma.resource_version()));
+        let new = compute(&known, &Time(Timestamp::now()));
+        old.conditions.get_or_insert_default().retain(|condition| !is_anothers(condition));
+        if same(&old, &new) {
+            return Ok(());
         }
         let namespace = kyma.namespace().unwrap_or_default();
         let body = json!({"apiVersion": format!("{GROUP}/{VERSION}"), "kind": "Kyma", "status": new, "metadata": {
@@ -86,8 +75,9 @@ impl StatusWriter {
         let params = PatchParams::apply(field_manager::LIFECYCLE).force();
         let written = self.api(&namespace).patch_status(&kyma.name_any(), &params, &Patch::Apply(&body)).await;
         let written = written.map_err(WriteStatusError::ControlPlane)?;
-        let version = written.resource_version();
-        Ok((written.status.unwrap_or(new), version))
+        kyma.status = written.status.or(Some(new));
+        kyma.metadata.resource_version = written.metadata.resource_version;
+        Ok(())
     }
 
     /// Removes the conditions that the incumbent does not know from the status of the KCP Kyma, because no controller would update them
@@ -112,14 +102,15 @@ impl StatusWriter {
     }
 }
 
-/// Writes the status of the runtime cluster's Kyma if it differs. A Kyma that the user is deleting is left unchanged.
-pub(crate) async fn write_runtime(client: &Client, kyma: &Kyma, status: &KymaStatus) -> Result<(), WriteStatusError> {
-    let new = for_runtime(status);
-    let old = kyma.status.clone().unwrap_or_default();
-    if same(&old, &new) || kyma.metadata.deletion_timestamp.is_some() {
+/// Writes the status of the KCP Kyma to the runtime cluster's Kyma if that differs. A Kyma that the user is deleting is
+/// left unchanged.
+pub(crate) async fn write_runtime(client: &Client, runtime: &Kyma, kcp: &Kyma) -> Result<(), WriteStatusError> {
+    let new = for_runtime(kcp.status.clone().unwrap_or_default());
+    let old = runtime.status.clone().unwrap_or_default();
+    if same(&old, &new) || runtime.metadata.deletion_timestamp.is_some() {
         return Ok(());
     }
-    let mut shown = kyma.clone();
+    let mut shown = runtime.clone();
     shown.metadata.managed_fields = None;
     shown.status = Some(new);
     let params = PostParams { field_manager: Some(field_manager::LIFECYCLE.to_owned()), ..PostParams::default() };

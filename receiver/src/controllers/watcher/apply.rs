@@ -118,83 +118,53 @@ fn post_params() -> PostParams {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex};
-
-    use http::{Method, StatusCode};
-    use serde_json::Value;
+    use std::sync::Arc;
 
     use super::*;
-    use crate::{controllers::watcher, testing};
+    use crate::{controllers::watcher, testing::FakeApiServer};
 
-    /// A server that stores written objects by path, merges the data of an apply, and records the requests.
-    #[derive(Clone, Default)]
-    struct Fake(Arc<Mutex<State>>);
-
-    #[derive(Default)]
-    struct State {
-        objects: BTreeMap<String, Value>,
-        calls: Vec<String>,
-    }
-
-    impl Fake {
-        fn client(&self) -> Client {
-            let fake = self.clone();
-            testing::client("default", move |parts, body| {
-                let body = serde_json::from_slice(body).unwrap_or(Value::Null);
-                let (status, answer) = fake.answer(&parts.method, parts.uri.path(), body);
-                Some((status, answer.to_string()))
-            })
-        }
-
-        fn answer(&self, method: &Method, path: &str, body: Value) -> (StatusCode, Value) {
-            let State { objects, calls } = &mut *self.0.lock().unwrap();
-            let path = if method == Method::POST { format!("{path}/{AGENT_OBJECT}") } else { path.to_owned() };
-            let resource = path.rsplit('/').nth(1).unwrap();
-            calls.push(format!("{method} {resource}"));
-            if method == Method::PATCH {
-                let object = objects.entry(path.clone()).or_insert_with(|| json!({"metadata": {}}));
-                object["metadata"]["labels"] = body["metadata"]["labels"].clone();
-                object["data"][PLAN_KEY] = body["data"][PLAN_KEY].clone();
-            } else if method != Method::GET {
-                objects.insert(path.clone(), body);
-            }
-            objects.get(&path).map_or_else(
-                || (StatusCode::NOT_FOUND, json!({"kind": "Status", "reason": "NotFound", "code": 404})),
-                |object| (StatusCode::OK, object.clone()),
-            )
-        }
-
-        fn calls(&self) -> Vec<String> {
-            std::mem::take(&mut self.0.lock().unwrap().calls)
-        }
-
-        fn map(&self, change: impl FnOnce(&mut Value)) {
-            let objects = &mut self.0.lock().unwrap().objects;
-            change(objects.get_mut("/api/v1/namespaces/kyma-system/configmaps/tidewatch-agent").unwrap());
-        }
-    }
+    const MAP: &str = "configmaps/tidewatch-agent";
 
     #[tokio::test]
     async fn plan_is_written_once_and_repaired() {
-        let fake = Fake::default();
-        let (plan, _) = watcher::plan::<Arc<tidewatch_shared::api::Watcher>>(&[]);
-        let applied = apply(&fake.client(), &plan).await.unwrap();
+        let runtime = FakeApiServer::default();
+        let (plan, ..) = watcher::plan::<Arc<tidewatch_shared::api::Watcher>>(Vec::new(), &[]);
+        let applied = apply(&runtime.client(), &plan).await.unwrap();
         assert_eq!(applied, ApplyOutcome { plan_written: true, lease_created: true });
-        assert_eq!(fake.calls(), ["GET configmaps", "PATCH configmaps", "GET leases", "POST leases"]);
+        assert_eq!(
+            runtime.calls(),
+            [
+                "GET configmaps/tidewatch-agent",
+                "PATCH configmaps/tidewatch-agent",
+                "GET leases/tidewatch-agent",
+                "POST leases"
+            ]
+        );
 
-        let idle = ["GET configmaps", "GET leases"];
-        assert_eq!(apply(&fake.client(), &plan).await.unwrap(), ApplyOutcome::default());
-        assert_eq!(fake.calls(), idle);
-        fake.map(|map| assert_eq!(Plan::parse(map["data"][PLAN_KEY].as_str().unwrap()).unwrap(), plan));
+        let idle = ["GET configmaps/tidewatch-agent", "GET leases/tidewatch-agent"];
+        assert_eq!(apply(&runtime.client(), &plan).await.unwrap(), ApplyOutcome::default());
+        assert_eq!(runtime.calls(), idle);
+        runtime.edit(MAP, |map| assert_eq!(Plan::parse(map["data"][PLAN_KEY].as_str().unwrap()).unwrap(), plan));
 
-        fake.map(|map| map["data"][PLAN_KEY] = json!("{}"));
-        apply(&fake.client(), &plan).await.unwrap();
-        assert_eq!(fake.calls(), ["GET configmaps", "PATCH configmaps", "GET leases"]);
+        runtime.edit(MAP, |map| map["data"][PLAN_KEY] = json!("{}"));
+        apply(&runtime.client(), &plan).await.unwrap();
+        assert_eq!(
+            runtime.calls(),
+            ["GET configmaps/tidewatch-agent", "PATCH configmaps/tidewatch-agent", "GET leases/tidewatch-agent"]
+        );
 
-        fake.map(|map| map["data"]["other"] = json!("1"));
-        apply(&fake.client(), &plan).await.unwrap();
-        assert_eq!(fake.calls(), ["GET configmaps", "PATCH configmaps", "PUT configmaps", "GET leases"]);
-        apply(&fake.client(), &plan).await.unwrap();
-        assert_eq!(fake.calls(), idle);
+        runtime.edit(MAP, |map| map["data"]["other"] = json!("1"));
+        apply(&runtime.client(), &plan).await.unwrap();
+        assert_eq!(
+            runtime.calls(),
+            [
+                "GET configmaps/tidewatch-agent",
+                "PATCH configmaps/tidewatch-agent",
+                "PUT configmaps/tidewatch-agent",
+                "GET leases/tidewatch-agent"
+            ]
+        );
+        apply(&runtime.client(), &plan).await.unwrap();
+        assert_eq!(runtime.calls(), idle);
     }
 }

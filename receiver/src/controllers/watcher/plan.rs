@@ -18,15 +18,6 @@ use crate::{
     fleet::forward::{Routes, Service, Target},
 };
 
-/// A Watcher that is not served.
-#[derive(Debug)]
-pub struct RejectedWatcher {
-    /// Its key.
-    pub watcher: KymaKey,
-    /// Cause.
-    pub error: WatcherError,
-}
-
 /// Reason for which a Watcher is not served, shown in its status.
 #[derive(Debug, Error)]
 pub enum WatcherError {
@@ -57,8 +48,7 @@ pub enum WatcherError {
 }
 
 /// Watches of every runtime, independent of Watchers.
-#[must_use]
-pub fn builtin_watches() -> Vec<PlannedWatch> {
+fn builtin_watches() -> Vec<PlannedWatch> {
     let ours = format!("{}={}", label::MANAGED_BY, label::MANAGED_BY_SKR);
     let base = |name: &str, resource: &str, work: Work| PlannedWatch {
         name: name.to_owned(),
@@ -90,57 +80,42 @@ pub fn builtin_watches() -> Vec<PlannedWatch> {
     ]
 }
 
-/// Builds the plan of all runtimes. An invalid Watcher is rejected individually; one that is being deleted is omitted.
+/// Builds the plan of all runtimes: from the built-in watches, `more`, such as those on the agent's installation, and the
+/// Watchers. Returns it with the targets of the events of other managers' watches, and the rejected Watchers: an invalid
+/// Watcher is rejected individually, one that is being deleted is omitted.
 #[must_use]
-pub fn plan<W: AsRef<Watcher>>(watchers: &[W]) -> (Plan, Vec<RejectedWatcher>) {
-    plan_with(Vec::new(), watchers)
-}
-
-/// Builds the plan with additional built-in watches, such as those on the agent's installation.
-#[must_use]
-pub fn plan_with<W: AsRef<Watcher>>(more: Vec<PlannedWatch>, watchers: &[W]) -> (Plan, Vec<RejectedWatcher>) {
+pub fn plan<W: AsRef<Watcher>>(
+    more: Vec<PlannedWatch>,
+    watchers: &[W],
+) -> (Plan, Routes, BTreeMap<KymaKey, WatcherError>) {
     let mut watches = builtin_watches();
     watches.extend(more);
-    let mut rejected = Vec::new();
-    let mut reject = |watcher, error| rejected.push(RejectedWatcher { watcher, error });
+    let (mut targets, mut rejected) = (Vec::new(), BTreeMap::new());
     let present = watchers.iter().map(AsRef::as_ref).filter(|watcher| watcher.meta().deletion_timestamp.is_none());
+    let key_of = |watcher: &Watcher| KymaKey::new(watcher.namespace().unwrap_or_default(), watcher.name_any());
     let by_name: BTreeMap<_, _> = present.map(|watcher| (key_of(watcher), watcher)).collect();
     for (key, watcher) in by_name {
-        match watch_of(&key, watcher).map(|(watch, _)| watch) {
-            Ok(watch) if is_covered(&watch) => {}
-            Ok(_) if watches.len() >= MAX_WATCHES => reject(key, WatcherError::Full),
-            Ok(watch) => watches.push(watch),
-            Err(error) => reject(key, error),
+        match watch_of(&key, watcher) {
+            Ok((watch, _)) if is_covered(&watch) => {}
+            Ok(_) if watches.len() >= MAX_WATCHES => drop(rejected.insert(key, WatcherError::Full)),
+            Ok((watch, target)) => {
+                targets.extend(target.map(|target| (watch.name.clone(), target)));
+                watches.push(watch);
+            }
+            Err(error) => drop(rejected.insert(key, error)),
         }
     }
     let content = serde_json::to_vec(&watches).expect("watches are plain data with string keys");
     let hash = digest::digest(&digest::SHA256, &content);
     let revision = hex::encode(&hash.as_ref()[..16]);
     let plan = Plan::new(revision, watches).expect("each watch was checked, names are unique, the number is bounded");
-    (plan, rejected)
-}
-
-/// Returns the targets of the events of other managers' watches, from the same Watchers as the plan.
-#[must_use]
-pub fn routes<W: AsRef<Watcher>>(watchers: &[W], plan: &Plan) -> Routes {
-    let planned: BTreeSet<_> = plan.watches().iter().map(|watch| watch.name.as_str()).collect();
-    let present = watchers.iter().map(AsRef::as_ref).filter(|watcher| watcher.meta().deletion_timestamp.is_none());
-    let targets = present.filter_map(|watcher| {
-        let (watch, target) = watch_of(&key_of(watcher), watcher).ok()?;
-        planned.contains(watch.name.as_str()).then_some((watch.name, target?))
-    });
-    targets.collect()
+    (plan, targets.into_iter().collect(), rejected)
 }
 
 /// Name of a Watcher's watch in the plan.
 #[must_use]
 pub fn watch_name(key: &KymaKey) -> String {
     format!("watcher/{}/{}", key.namespace, key.name)
-}
-
-/// Key of a Watcher in KCP.
-pub(super) fn key_of(watcher: &Watcher) -> KymaKey {
-    KymaKey::new(watcher.namespace().unwrap_or_default(), watcher.name_any())
 }
 
 fn watch_of(key: &KymaKey, watcher: &Watcher) -> Result<(PlannedWatch, Option<Target>), WatcherError> {
@@ -214,9 +189,10 @@ mod tests {
         serde_json::from_value(watcher).unwrap()
     }
 
-    fn planned(watchers: &[Watcher]) -> (Plan, Vec<RejectedWatcher>) {
+    fn planned(watchers: &[Watcher]) -> (Plan, BTreeMap<KymaKey, WatcherError>) {
         let watchers: Vec<_> = watchers.iter().cloned().map(std::sync::Arc::new).collect();
-        plan(&watchers)
+        let (plan, _, rejected) = plan(Vec::new(), &watchers);
+        (plan, rejected)
     }
 
     #[test]
@@ -326,12 +302,8 @@ mod tests {
             let name = bad.name_any();
             let (plan, rejected) = planned(&[watcher("good", |_| ()), bad]);
             assert_eq!(plan, planned(&[watcher("good", |_| ())]).0, "{error}");
-            assert_eq!(
-                rejected.iter().map(|rejected| rejected.watcher.name.as_str()).collect::<Vec<_>>(),
-                [name],
-                "{error}"
-            );
-            assert!(!rejected[0].error.to_string().is_empty());
+            assert_eq!(rejected.keys().map(|watcher| watcher.name.as_str()).collect::<Vec<_>>(), [name], "{error}");
+            assert!(rejected.values().all(|error| !error.to_string().is_empty()));
         }
     }
 
@@ -346,15 +318,14 @@ mod tests {
             })
         };
         let watchers = [other("o"), watcher("mine", |_| ())].map(std::sync::Arc::new);
-        let (plan, rejected) = plan(&watchers);
+        let (plan, routes, rejected) = plan(Vec::new(), &watchers);
         assert!(rejected.is_empty());
         let watch = plan.watches().iter().find(|watch| watch.name == "watcher/kcp-system/o").unwrap();
         assert_eq!((&*watch.manager, &watch.work), ("other", &BTreeSet::from([Work::Forward])));
-        let routes = routes(&watchers, &plan);
         let target = routes.of("watcher/kcp-system/o").unwrap();
         assert_eq!((target.manager(), target.service().to_string()), ("other", "n/s:8082".to_owned()));
         assert_eq!(routes.targets().count(), 1, "ours needs none");
-        assert_eq!(super::routes(&watchers, &super::plan::<std::sync::Arc<Watcher>>(&[]).0), Routes::default());
+        assert_eq!(super::plan::<std::sync::Arc<Watcher>>(Vec::new(), &[]).1, Routes::default());
     }
 
     #[test]

@@ -1,18 +1,19 @@
 //! Status of a Watcher in KCP.
 
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{
     Api, Client, Resource, ResourceExt,
     api::{Patch, PatchParams},
 };
-use serde_json::{Value, json};
+use serde_json::json;
 use thiserror::Error;
 use tidewatch_shared::{
-    api::Watcher,
+    api::{Condition, ConditionStatus, State, Watcher, WatcherStatus},
     names::{GROUP, VERSION, field_manager, finalizer},
 };
 
-use super::plan::RejectedWatcher;
+use super::plan::WatcherError;
 use crate::fleet::forward::{Health, Target};
 
 /// Condition of the incumbent on Watchers, on which dashboards rely.
@@ -27,31 +28,30 @@ pub enum ServingMode<'a> {
     /// Its events are forwarded to another manager.
     Forwarded(&'a Target, Health),
     /// The Watcher is not served.
-    Rejected(&'a RejectedWatcher),
+    Rejected(&'a WatcherError),
 }
 
 impl ServingMode<'_> {
     /// Returns state, condition status and message. A failing service is not a fault of the Watcher, so the condition
     /// stays True.
-    fn describe(self) -> (&'static str, &'static str, String) {
+    fn describe(self) -> (State, ConditionStatus, String) {
         let (target, health) = match self {
-            Self::Local => return ("Ready", "True", SERVED.to_owned()),
-            Self::Rejected(rejected) => return ("Error", "False", rejected.error.to_string()),
+            Self::Local => return (State::Ready, ConditionStatus::True, SERVED.to_owned()),
+            Self::Rejected(error) => return (State::Error, ConditionStatus::False, error.to_string()),
             Self::Forwarded(target, health) => (target, health),
         };
         let (manager, service) = (target.manager(), target.service());
-        let served = format!(
-            "the built-in gateway forwards to the manager {manager:?} at {service}, no VirtualService is needed"
-        );
-        match health {
-            Health::Healthy => ("Ready", "True", served),
-            Health::Unreachable => {
-                ("Warning", "True", format!("{served}; the service cannot be reached, its events wait"))
-            }
+        let (state, fault) = match health {
+            Health::Healthy => (State::Ready, String::new()),
+            Health::Unreachable => (State::Warning, "; the service cannot be reached, its events wait".to_owned()),
             Health::Refusing(status) => {
-                ("Warning", "True", format!("{served}; the service refuses events with HTTP status {status}"))
+                (State::Warning, format!("; the service refuses events with HTTP status {status}"))
             }
-        }
+        };
+        let message = format!(
+            "the built-in gateway forwards to the manager {manager:?} at {service}, no VirtualService is needed{fault}"
+        );
+        (state, ConditionStatus::True, message)
     }
 }
 
@@ -83,10 +83,8 @@ pub async fn write_status(
         let removed = remove_finalizer(&api, &name, watcher).await;
         return removed.or_else(ignore_not_found).map_err(WriteStatusError::Finalizer);
     }
-    let current = serde_json::to_value(&watcher.status).unwrap_or_default();
-    let Some(status) = status(&current, watcher.meta().generation, serving, Timestamp::now()) else {
-        return Ok(());
-    };
+    let status = status(watcher.status.as_ref(), watcher.meta().generation, serving, Timestamp::now());
+    let Some(status) = status else { return Ok(()) };
     let body = json!({"apiVersion": format!("{GROUP}/{VERSION}"), "kind": "Watcher",
         "metadata": {"name": name, "namespace": namespace}, "status": status});
     let params = PatchParams::apply(field_manager::LIFECYCLE).force();
@@ -115,32 +113,42 @@ fn ignore_not_found(error: kube::Error) -> kube::Result<()> {
 
 /// Returns the status to write, `None` if the current one is equal. The transition time changes only with the status of
 /// the condition.
-fn status(current: &Value, generation: Option<i64>, serving: &ServingMode<'_>, now: Timestamp) -> Option<Value> {
+fn status(
+    current: Option<&WatcherStatus>,
+    generation: Option<i64>,
+    serving: &ServingMode<'_>,
+    now: Timestamp,
+) -> Option<WatcherStatus> {
     let (state, status, message) = serving.describe();
-    let conditions = current["conditions"].as_array();
-    let before = conditions.into_iter().flatten().find(|condition| condition["type"] == CONDITION);
-    let since =
-        before.filter(|before| before["status"] == status).and_then(|before| before["lastTransitionTime"].as_str());
-    let since = since.map_or_else(|| format!("{now:.0}"), str::to_owned);
-    let mut condition = json!({"type": CONDITION, "status": status, "reason": "Ready", "message": message,
-        "lastTransitionTime": since});
-    if let Some(generation) = generation {
-        condition["observedGeneration"] = generation.into();
-    }
-    let mut status = json!({"state": state, "conditions": [condition]});
-    if let Some(generation) = generation {
-        status["observedGeneration"] = generation.into();
-    }
-    let current_is_equal = current["state"] == status["state"]
-        && current["observedGeneration"] == status["observedGeneration"]
-        && before == status["conditions"].get(0);
-    (!current_is_equal).then_some(status)
+    let conditions = current.map(WatcherStatus::conditions).unwrap_or_default();
+    let before = conditions.iter().find(|condition| condition.type_ == CONDITION);
+    let same = before.filter(|before| before.status == status);
+    let since = same.map_or(Time(now), |same| same.last_transition_time.clone());
+    let mut condition = Condition::new(CONDITION, status, message, since);
+    condition.observed_generation = generation;
+    let current_is_equal = before == Some(&condition)
+        && current.is_some_and(|current| current.state == state && current.observed_generation == generation);
+    let conditions = Some(vec![condition]);
+    (!current_is_equal).then(|| WatcherStatus {
+        state,
+        conditions,
+        observed_generation: generation,
+        ..WatcherStatus::default()
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{super::plan::WatcherError, *};
-    use crate::{base::key::KymaKey, fleet::forward::Service};
+    use serde_json::Value;
+
+    use super::*;
+    use crate::fleet::forward::Service;
+
+    /// As [`super::status`], in the form of the custom resource.
+    fn status(current: &Value, generation: Option<i64>, serving: &ServingMode<'_>, now: Timestamp) -> Option<Value> {
+        let current = serde_json::from_value::<Option<WatcherStatus>>(current.clone()).unwrap();
+        super::status(current.as_ref(), generation, serving, now).map(|status| json!(status))
+    }
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_second(second).unwrap()
@@ -158,8 +166,7 @@ mod tests {
         assert_eq!(next["observedGeneration"], 2);
         assert_eq!(next["conditions"][0]["lastTransitionTime"], "1970-01-01T00:00:00Z");
 
-        let rejected =
-            RejectedWatcher { watcher: KymaKey::new("n", "w"), error: WatcherError::Manager("a/b".to_owned()) };
+        let rejected = WatcherError::Manager("a/b".to_owned());
         let error = status(&next, Some(2), &ServingMode::Rejected(&rejected), at(9)).unwrap();
         assert_eq!((&error["state"], &error["conditions"][0]["status"]), (&"Error".into(), &"False".into()));
         assert_eq!(error["conditions"][0]["lastTransitionTime"], "1970-01-01T00:00:09Z");

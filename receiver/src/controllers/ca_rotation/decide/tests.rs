@@ -114,11 +114,8 @@ fn expired_roots_do_not_wait_for_stragglers() {
         assert_ne!(replaced.target().id, state.target().id);
     }
     let next = Root::new(Ca::generate("next", NOW, Duration::from_secs(2_000_000)).unwrap()).unwrap();
-    for phase in [
-        Phase::Spread { root: root("old"), next: next.clone() },
-        Phase::Reissue { root: root("old"), next, leaves_end: i64::MAX },
-    ] {
-        let state = CaState { phase, since: NOW, force_after: None };
+    for phase in [Phase::Spread { next: next.clone() }, Phase::Reissue { next, leaves_end: i64::MAX }] {
+        let state = CaState { root: root("old"), phase, since: NOW, force_after: None };
         let behind = RuntimeTrust { trust_revision: None, authority: None, ..follower(&state) };
         assert_eq!(next_transition(&state, &[behind], false, NOW + 1_000_000), on(state.name()));
     }
@@ -229,7 +226,7 @@ impl World {
     fn check(&self) {
         let trust = self.state.trust();
         for agent in &self.agents {
-            let serving = self.state.serving().ca.certificate();
+            let serving = self.state.root.ca.certificate();
             assert!(agent.bundle.roots().contains(serving), "an agent cannot trust the server in {:?}", self.state);
             let leaf = self.roots[&agent.leaf.id].ca.certificate();
             assert!(trust.clients.roots().contains(leaf), "an agent is refused in {:?}", self.state);
