@@ -1,11 +1,14 @@
 //! The connection to a receiver's admin listener: a port-forward to the active receiver's pod, or a URL.
 
-use std::{cell::RefCell, fmt, fs, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
+use std::{cell::RefCell, fmt, fs, path::PathBuf, str::FromStr, sync::Arc};
 
 use anyhow::{Context as _, Result, bail};
 use bytes::Bytes;
 use clap::Args;
-use http::{HeaderValue, Request, Uri, header, uri::Scheme};
+use http::{
+    HeaderValue, Request, Uri, header,
+    uri::{Authority, Scheme},
+};
 use http_body_util::Full;
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::Pod};
 use kube::{Api, Client, ResourceExt as _, api::ListParams, core::PartialObjectMeta};
@@ -14,17 +17,14 @@ use serde::Serialize;
 use thiserror::Error;
 use tidewatch_receiver::kube::runtime_access::list_all;
 use tidewatch_shared::tls;
-use tokio::{net::TcpStream, time::timeout};
+use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use crate::{
     cluster::{ClusterFlags, LIST_LIMITS, within_deadline},
-    port_forward::{self, Target},
-    request,
+    port_forward, request,
 };
 
-/// Deadline of a request, including the connection and the response.
-const DEADLINE: Duration = Duration::from_secs(30);
 /// Limit of a response in bytes, far above the report of 20,000 runtimes.
 const MAX_RESPONSE_BYTES: usize = 256 << 20;
 /// Default port of the receiver's admin listener.
@@ -36,8 +36,8 @@ const DEFAULT_LEASE_NAME: &str = "tidewatch-receiver";
 #[derive(Clone, Debug)]
 pub struct AdminUrl {
     tls: bool,
-    host: String,
-    port: u16,
+    /// Host and port.
+    authority: Authority,
 }
 
 /// The text is no [`AdminUrl`].
@@ -59,22 +59,15 @@ impl FromStr for AdminUrl {
         }
         let tls = *scheme == Scheme::HTTPS;
         let port = authority.port_u16().unwrap_or(if tls { 443 } else { 80 });
-        let host = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
-        Ok(Self { tls, host, port })
+        let authority = format!("{}:{port}", authority.host()).parse().map_err(|_| ParseAdminUrlError)?;
+        Ok(Self { tls, authority })
     }
 }
 
 impl fmt::Display for AdminUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = if self.tls { "https" } else { "http" };
-        write!(f, "{scheme}://{}", self.authority())
-    }
-}
-
-impl AdminUrl {
-    fn authority(&self) -> String {
-        let Self { host, port, .. } = self;
-        if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+        write!(f, "{scheme}://{}", self.authority)
     }
 }
 
@@ -109,21 +102,15 @@ pub struct AdminFlags {
 
 impl AdminFlags {
     /// Reads the files and builds the clients; connects only when used.
-    pub(crate) async fn connect(&self) -> Result<AdminClient> {
-        let route = match &self.admin_url {
-            Some(url) => Route::Url(self.url_route(url.clone())?),
-            None => Route::PortForward(Box::new(ReceiverPods {
-                client: self.cluster.client().await?,
-                cluster: self.cluster.clone(),
-                lease: self.lease_name.clone(),
-                port: self.admin_port,
-                last_pod: RefCell::default(),
-            })),
+    pub(crate) async fn connect(&self) -> Result<AdminClient<'_>> {
+        let Some(url) = &self.admin_url else {
+            let client = self.cluster.client().await?;
+            return Ok(AdminClient::PortForward(ReceiverPods { client, flags: self, last_pod: RefCell::default() }));
         };
-        Ok(AdminClient { route })
+        Ok(AdminClient::Url(self.url_route(url)?))
     }
 
-    fn url_route(&self, url: AdminUrl) -> Result<UrlRoute> {
+    fn url_route<'a>(&self, url: &'a AdminUrl) -> Result<UrlRoute<'a>> {
         let read = |path: &PathBuf| fs::read(path).with_context(|| format!("read {}", path.display()));
         if self.token_file.is_some() && !url.tls {
             bail!("a token is sent over https only");
@@ -142,45 +129,39 @@ impl AdminFlags {
 }
 
 /// Client of an admin listener.
-pub(crate) struct AdminClient {
-    route: Route,
-}
-
-enum Route {
-    Url(UrlRoute),
-    PortForward(Box<ReceiverPods>),
+pub(crate) enum AdminClient<'a> {
+    Url(UrlRoute<'a>),
+    PortForward(ReceiverPods<'a>),
 }
 
 /// A listener at a URL.
-struct UrlRoute {
-    url: AdminUrl,
+pub(crate) struct UrlRoute<'a> {
+    url: &'a AdminUrl,
     connector: Option<TlsConnector>,
     token: Option<HeaderValue>,
 }
 
 /// The receivers' pods in KCP.
-struct ReceiverPods {
+pub(crate) struct ReceiverPods<'a> {
     client: Client,
-    cluster: ClusterFlags,
-    lease: String,
-    port: u16,
+    flags: &'a AdminFlags,
     /// Pod that answered the last request; empty after a failure.
     last_pod: RefCell<Option<String>>,
 }
 
-impl fmt::Display for AdminClient {
+impl fmt::Display for AdminClient<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.route {
-            Route::Url(route) => route.url.fmt(f),
-            Route::PortForward(pods) => match pods.last_pod.borrow().as_deref() {
-                Some(pod) => write!(f, "pod {}/{pod}", pods.cluster.namespace),
-                None => write!(f, "holder of the Lease {}/{}", pods.cluster.namespace, pods.lease),
+        match self {
+            Self::Url(route) => route.url.fmt(f),
+            Self::PortForward(ReceiverPods { flags, last_pod, .. }) => match last_pod.borrow().as_deref() {
+                Some(pod) => write!(f, "pod {}/{pod}", flags.cluster.namespace),
+                None => write!(f, "holder of the Lease {}/{}", flags.cluster.namespace, flags.lease_name),
             },
         }
     }
 }
 
-impl AdminClient {
+impl AdminClient<'_> {
     /// Body of the response to a GET.
     pub(crate) async fn get(&self, path: &'static str) -> Result<Bytes> {
         self.send(Request::get(path).body(Full::default())?).await
@@ -193,56 +174,58 @@ impl AdminClient {
     }
 
     async fn send(&self, request: Request<Full<Bytes>>) -> Result<Bytes> {
-        let response = async {
-            match &self.route {
-                Route::Url(route) => route.send(request).await,
-                Route::PortForward(pods) => pods.send(request).await,
+        within_deadline(async {
+            match self {
+                Self::Url(route) => route.send(request).await,
+                Self::PortForward(pods) => pods.send(request).await,
             }
-        };
-        timeout(DEADLINE, response).await.with_context(|| format!("no response within {DEADLINE:?}"))?
+        })
+        .await
     }
 }
 
-impl UrlRoute {
+impl UrlRoute<'_> {
     async fn send(&self, mut request: Request<Full<Bytes>>) -> Result<Bytes> {
         if let Some(token) = &self.token {
             request.headers_mut().insert(header::AUTHORIZATION, token.clone());
         }
-        let tcp = TcpStream::connect((self.url.host.as_str(), self.url.port)).await.context("connect")?;
-        let authority = self.url.authority();
+        let authority = &self.url.authority;
+        let tcp = TcpStream::connect(authority.as_str()).await.context("connect")?;
         match &self.connector {
-            None => request::send(tcp, &authority, request, MAX_RESPONSE_BYTES).await,
+            None => request::send(tcp, authority.as_str(), request, MAX_RESPONSE_BYTES).await,
             Some(connector) => {
-                let name = ServerName::try_from(self.url.host.clone()).context("parse the server name")?;
+                let host = authority.host().trim_matches(['[', ']']).to_owned();
+                let name = ServerName::try_from(host).context("parse the server name")?;
                 let stream = connector.connect(name, tcp).await.context("complete the TLS handshake")?;
-                request::send(stream, &authority, request, MAX_RESPONSE_BYTES).await
+                request::send(stream, authority.as_str(), request, MAX_RESPONSE_BYTES).await
             }
         }
     }
 }
 
-impl ReceiverPods {
+impl ReceiverPods<'_> {
     async fn send(&self, request: Request<Full<Bytes>>) -> Result<Bytes> {
         // Taken before the request: after a failure another receiver may be the active one.
         let pod = match self.last_pod.take() {
             Some(pod) => pod,
             None => self.active_pod().await?,
         };
-        let target = Target { pod, port: self.port };
-        let body = port_forward::send(&self.cluster.api(&self.client), &target, request, MAX_RESPONSE_BYTES).await?;
-        self.last_pod.replace(Some(target.pod));
+        let pods = self.flags.cluster.api(&self.client);
+        let body = port_forward::send(&pods, &pod, self.flags.admin_port, request, MAX_RESPONSE_BYTES).await?;
+        self.last_pod.replace(Some(pod));
         Ok(body)
     }
 
     /// Name of the pod of the Lease holder.
     async fn active_pod(&self) -> Result<String> {
-        let (namespace, lease) = (&self.cluster.namespace, &self.lease);
-        let leases: Api<Lease> = self.cluster.api(&self.client);
+        let AdminFlags { cluster, lease_name: lease, .. } = self.flags;
+        let namespace = &cluster.namespace;
+        let leases: Api<Lease> = cluster.api(&self.client);
         let found = within_deadline(leases.get_opt(lease)).await;
         let found = found.with_context(|| format!("read the Lease {namespace}/{lease}"))?;
         let holder = found.and_then(|lease| lease.spec?.holder_identity).filter(|holder| !holder.is_empty());
         let holder = holder.with_context(|| format!("no receiver holds the Lease {namespace}/{lease}"))?;
-        let pods: Api<PartialObjectMeta<Pod>> = self.cluster.api(&self.client);
+        let pods: Api<PartialObjectMeta<Pod>> = cluster.api(&self.client);
         let pods = list_all(&pods, &ListParams::default(), &LIST_LIMITS).await;
         let pods = pods.with_context(|| format!("list the pods in {namespace}"))?;
         let pod = pods.into_iter().find(|pod| is_holder(pod, &holder)).map(|pod| pod.name_any());
@@ -299,7 +282,7 @@ mod tests {
             token_file: Some("/dev/null".into()),
             ca_file: None,
         };
-        assert!(flags.url_route("http://127.0.0.1:1".parse().unwrap()).is_err());
+        assert!(flags.url_route(&"http://127.0.0.1:1".parse().unwrap()).is_err());
         assert_eq!(format!("{:?}", bearer(b" secret\n").unwrap()), "Sensitive");
         assert!(bearer(b"a\nb").is_err());
     }

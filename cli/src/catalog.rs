@@ -7,25 +7,16 @@ mod live;
 mod show;
 
 use anyhow::Result;
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 
 pub use check::Check;
 pub use diff::Diff;
-pub use files::File;
 pub use live::LiveFlags;
 pub use show::Show;
 
-/// Arguments of `catalog`.
-#[derive(Clone, Debug, Args)]
-pub struct Catalog {
-    /// Command to execute.
-    #[command(subcommand)]
-    pub command: CatalogCommand,
-}
-
 /// Commands of `catalog`.
 #[derive(Clone, Debug, Subcommand)]
-pub enum CatalogCommand {
+pub enum Catalog {
     /// Check ModuleTemplates and ModuleReleaseMetas in files, without a cluster
     #[command(
         after_help = "Exit codes: 0 no errors; 1 errors, or warnings with --deny-warnings; 2 a file cannot be read, or \
@@ -43,10 +34,10 @@ pub enum CatalogCommand {
 
 impl Catalog {
     pub(crate) fn run(&self) -> Result<u8> {
-        match &self.command {
-            CatalogCommand::Check(check) => check.run(),
-            CatalogCommand::Diff(diff) => diff.run(),
-            CatalogCommand::Show(show) => show.run(),
+        match self {
+            Self::Check(check) => check.run(),
+            Self::Diff(diff) => diff.run(),
+            Self::Show(show) => show.run(),
         }
     }
 }

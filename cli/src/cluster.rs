@@ -10,8 +10,8 @@ use tidewatch_receiver::kube::{client, runtime_access::ListLimits};
 use tidewatch_shared::names;
 use tokio::time::timeout;
 
-/// Deadline of one call.
-const CALL_DEADLINE: Duration = Duration::from_secs(30);
+/// Deadline of one call or request, including the connection and the response.
+const DEADLINE: Duration = Duration::from_secs(30);
 /// Limits of one list: more Kymas than one KCP has, and more versions than a runtime can hold.
 pub(crate) const LIST_LIMITS: ListLimits =
     ListLimits { page: 500, pages: 1_000, objects: 200_000, bytes: 1 << 30, deadline: Duration::from_secs(120) };
@@ -46,7 +46,10 @@ impl ClusterFlags {
     }
 }
 
-/// Bounds one call by [`CALL_DEADLINE`].
-pub(crate) async fn within_deadline<T>(call: impl Future<Output = kube::Result<T>>) -> Result<T> {
-    Ok(timeout(CALL_DEADLINE, call).await.with_context(|| format!("no response within {CALL_DEADLINE:?}"))??)
+/// Bounds one call by [`DEADLINE`].
+pub(crate) async fn within_deadline<T, E>(call: impl Future<Output = Result<T, E>>) -> Result<T>
+where
+    anyhow::Error: From<E>,
+{
+    Ok(timeout(DEADLINE, call).await.with_context(|| format!("no response within {DEADLINE:?}"))??)
 }

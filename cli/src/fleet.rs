@@ -9,7 +9,7 @@ use tidewatch_receiver::{
         report::{Report, Summary},
     },
 };
-use tidewatch_shared::{api::ConditionStatus, plan::Work, table};
+use tidewatch_shared::{api::ConditionStatus, plan::Work, table, variant::VariantName as _};
 
 use crate::{admin::AdminFlags, block_on, exit, output};
 
@@ -36,11 +36,8 @@ impl Fleet {
             let client = self.admin.connect().await?;
             let body = client.get(FLEET_PATH).await.with_context(|| format!("query the receiver: {client}"))?;
             let report: Report = serde_json::from_slice(&body).context("parse the response")?;
-            if self.json {
-                output::write(&body)?
-            } else {
-                output::write(page(&report).as_bytes())?
-            }
+            let text = if self.json { body } else { page(&report).into() };
+            output::write(&text)?;
             let code = if self.check { check(&report) } else { exit::SUCCESS };
             if code == exit::NOT_ACTIVE {
                 eprintln!("tidewatch fleet: the receiver is not active and has no runtimes: {client}");
@@ -71,8 +68,8 @@ fn page(report: &Report) -> String {
         format!("receiver {} {}, {active}, up {uptime}\n", receiver.instance, table::sanitize(&receiver.version));
     if receiver.active {
         page.push_str(&figures(&report.summary));
-        let rows = report.runtimes.iter().map(row).collect();
-        page.push_str(&table::aligned(HEAD, rows));
+        let rows = report.runtimes.iter().map(|runtime| COLUMNS.map(|(_, cell)| cell(runtime)));
+        page.push_str(&table::aligned(COLUMNS.map(|(title, _)| title), rows.collect()));
     }
     page
 }
@@ -86,46 +83,28 @@ fn figures(summary: &Summary) -> String {
     )
 }
 
-/// Column titles.
-const HEAD: [&str; 14] = [
-    "KYMA",
-    "RUNTIME",
-    "PATH",
-    "SEEN",
-    "CANARY",
-    "WAITING",
-    "PARKED",
-    "GAPS",
-    "DUPLICATES",
-    "UNSETTLED",
-    "WANTED",
-    "CONTRACT",
-    "VERSION",
-    "MESSAGE",
+/// Title of a column, and its cell for a runtime.
+type Column = (&'static str, fn(&RuntimeView) -> String);
+
+const COLUMNS: [Column; 14] = [
+    ("KYMA", |runtime| runtime.kyma.clone()),
+    ("RUNTIME", |runtime| or_dash(runtime.runtime_id.as_deref().unwrap_or_default())),
+    ("PATH", |runtime| runtime.path.reason.clone()),
+    ("SEEN", |runtime| table::age(runtime.last_seen_seconds)),
+    ("CANARY", |runtime| table::age(runtime.canary_age_seconds)),
+    ("WAITING", |runtime| runtime.waiting.to_string()),
+    ("PARKED", |runtime| runtime.parked.to_string()),
+    ("GAPS", |runtime| runtime.gaps.to_string()),
+    ("DUPLICATES", |runtime| runtime.duplicates.to_string()),
+    ("UNSETTLED", |runtime| works(&runtime.unsettled)),
+    ("WANTED", |runtime| if runtime.in_progress { "in work".to_owned() } else { works(&runtime.queued) }),
+    ("CONTRACT", |runtime| runtime.contract.clone()),
+    ("VERSION", |runtime| or_dash(runtime.agent_version.as_deref().unwrap_or_default())),
+    ("MESSAGE", message),
 ];
 
-fn row(runtime: &RuntimeView) -> [String; HEAD.len()] {
-    let works = |works: &[Work]| {
-        let names = works.iter().filter_map(|work| serde_json::to_value(work).ok()?.as_str().map(str::to_owned));
-        or_dash(&names.collect::<Vec<_>>().join(","))
-    };
-    let wanted = if runtime.in_progress { "in work".to_owned() } else { works(&runtime.queued) };
-    [
-        runtime.kyma.clone(),
-        or_dash(runtime.runtime_id.as_deref().unwrap_or_default()),
-        runtime.path.reason.clone(),
-        table::age(runtime.last_seen_seconds),
-        table::age(runtime.canary_age_seconds),
-        runtime.waiting.to_string(),
-        runtime.parked.to_string(),
-        runtime.gaps.to_string(),
-        runtime.duplicates.to_string(),
-        works(&runtime.unsettled),
-        wanted,
-        runtime.contract.clone(),
-        or_dash(runtime.agent_version.as_deref().unwrap_or_default()),
-        message(runtime),
-    ]
+fn works(works: &[Work]) -> String {
+    or_dash(&works.iter().map(Work::as_str).collect::<Vec<_>>().join(","))
 }
 
 fn message(runtime: &RuntimeView) -> String {

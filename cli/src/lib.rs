@@ -81,6 +81,7 @@ pub enum Command {
     )]
     RotateCa(rotate_ca::RotateCa),
     /// Check a module catalog, compare it with the live one, or show the part visible to a runtime
+    #[command(subcommand)]
     Catalog(catalog::Catalog),
     /// Show the agent of one runtime: event path, watches, certificate
     #[command(after_help = "Exit codes: 0 shown; 1 no response; 2 invalid arguments.")]

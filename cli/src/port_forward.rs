@@ -11,29 +11,21 @@ use tidewatch_shared::table;
 
 use crate::request;
 
-/// Port of a pod.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Target {
-    /// Name of the pod.
-    pub(crate) pod: String,
-    /// Port on the pod's loopback.
-    pub(crate) port: u16,
-}
-
-/// Sends one request to the port and returns the body of the response, at most `limit` bytes.
+/// Sends one request to a port on the loopback of a pod and returns the body of the response, at most `limit` bytes.
 ///
 /// # Errors
 /// As [`request::send`]; also if the API server or the kubelet refuses the port-forward.
 pub(crate) async fn send(
     pods: &Api<Pod>,
-    Target { pod, port }: &Target,
+    pod: &str,
+    port: u16,
     request: Request<Full<Bytes>>,
     limit: usize,
 ) -> Result<Bytes> {
     let forward = || format!("forward port {port} of the pod {pod}");
     // Dropping it ends neither the streams nor the connection; the process ends soon after.
-    let mut forwarder = pods.portforward(pod, &[*port]).await.with_context(forward)?;
-    let (Some(stream), Some(refusal)) = (forwarder.take_stream(*port), forwarder.take_error(*port)) else {
+    let mut forwarder = pods.portforward(pod, &[port]).await.with_context(forward)?;
+    let (Some(stream), Some(refusal)) = (forwarder.take_stream(port), forwarder.take_error(port)) else {
         bail!("{}: there is no stream", forward());
     };
     let authority = format!("localhost:{port}");

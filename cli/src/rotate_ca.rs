@@ -63,7 +63,7 @@ impl RotateCa {
         })
     }
 
-    async fn follow(&self, client: &AdminClient, target: &KeyId) -> Result<()> {
+    async fn follow(&self, client: &AdminClient<'_>, target: &KeyId) -> Result<()> {
         let (mut printed, mut responded, mut is_known) = (String::new(), Instant::now(), false);
         loop {
             match client.get(ROTATION_PATH).await {

@@ -1,7 +1,5 @@
 //! `status`: the agent of one runtime, through a port-forward in the runtime's cluster.
 
-use std::time::Duration;
-
 use anyhow::{Context as _, Result, bail};
 use bytes::Bytes;
 use clap::Args;
@@ -19,17 +17,13 @@ use tidewatch_receiver::{
     },
 };
 use tidewatch_shared::names::{SKR_NAMESPACE, label};
-use tokio::time::timeout;
 
 use crate::{
     block_on,
-    cluster::{ClusterFlags, LIST_LIMITS},
-    exit, output,
-    port_forward::{self, Target},
+    cluster::{ClusterFlags, LIST_LIMITS, within_deadline},
+    exit, output, port_forward,
 };
 
-/// Deadline of the request to the agent, including the port-forward.
-const DEADLINE: Duration = Duration::from_secs(30);
 /// Limit of a response in bytes, above the status of 500 watches with long names and errors.
 const MAX_RESPONSE_BYTES: usize = 4 << 20;
 /// Port of the admin listener of an installed agent, on the loopback of its pod.
@@ -62,11 +56,8 @@ impl StatusCommand {
     pub(crate) fn run(&self) -> Result<u8> {
         let body = block_on(self.fetch())?;
         let status: Status = serde_json::from_slice(&body).context("parse the response")?;
-        if self.json {
-            output::write(&body)?
-        } else {
-            output::write(status.page().as_bytes())?
-        }
+        let text = if self.json { body } else { status.page().into() };
+        output::write(&text)?;
         Ok(exit::SUCCESS)
     }
 
@@ -78,12 +69,10 @@ impl StatusCommand {
         let selector = format!("{},{}={}", pod_selector(), label::PART_OF, label::PART_OF_TIDEWATCH);
         let listed = list_all(&pods, &ListParams::default().labels(&selector), &LIST_LIMITS).await;
         let pod = running_pod(&listed.with_context(|| format!("list the pods in {SKR_NAMESPACE} of the runtime"))?)?;
-        let target = Target { pod, port: AGENT_ADMIN_PORT };
         let pods: Api<Pod> = Api::namespaced(access.upgrade_client(&key)?, SKR_NAMESPACE);
         let request = Request::get(STATUS_PATH).body(Full::default())?;
-        let response = timeout(DEADLINE, port_forward::send(&pods, &target, request, MAX_RESPONSE_BYTES)).await;
-        let response = response.with_context(|| format!("no response within {DEADLINE:?}")).flatten();
-        response.with_context(|| format!("query the agent: pod {SKR_NAMESPACE}/{}", target.pod))
+        let response = port_forward::send(&pods, &pod, AGENT_ADMIN_PORT, request, MAX_RESPONSE_BYTES);
+        within_deadline(response).await.with_context(|| format!("query the agent: pod {SKR_NAMESPACE}/{pod}"))
     }
 
     fn key(&self) -> KymaKey {

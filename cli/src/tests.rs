@@ -1,9 +1,6 @@
 use clap::CommandFactory as _;
 
-use super::{
-    catalog::{Catalog, CatalogCommand},
-    *,
-};
+use super::{catalog::Catalog, *};
 
 fn parse(arguments: &[&str]) -> Result<Command, clap::Error> {
     Cli::try_parse_from([&["tidewatch"], arguments].concat()).map(|cli| cli.command)
@@ -17,10 +14,10 @@ fn arguments_select_the_command() {
     let rotate = parse(&["rotate-ca", "--force-after", "60", "--no-wait"]);
     assert!(matches!(rotate, Ok(Command::RotateCa(rotate_ca::RotateCa { force_after: Some(60), no_wait: true, .. }))));
     let check = parse(&["catalog", "check", "a.yaml", "-", "--against", "b", "--json"]);
-    let Ok(Command::Catalog(Catalog { command: CatalogCommand::Check(check) })) = check else { panic!("{check:?}") };
+    let Ok(Command::Catalog(Catalog::Check(check))) = check else { panic!("{check:?}") };
     assert_eq!((check.files.len(), check.against.len(), check.json, check.whole), (2, 1, true, false));
     let show = parse(&["catalog", "show", "k", "-n", "kcp"]);
-    let Ok(Command::Catalog(Catalog { command: CatalogCommand::Show(show) })) = show else { panic!("{show:?}") };
+    let Ok(Command::Catalog(Catalog::Show(show))) = show else { panic!("{show:?}") };
     assert_eq!((&*show.kyma, &*show.live.cluster.namespace), ("k", "kcp"));
     let status = parse(&["status", "k", "--json", "--allow-runtime-addresses", "10.0.0.0/8,127.0.0.1"]);
     let Ok(Command::Status(status)) = status else { panic!("{status:?}") };

@@ -7,10 +7,11 @@
 //! kustomize adds a namespace to objects of kinds that it does not know as cluster-scoped, including these: a
 //! kustomization that sets a namespace must not include them.
 
+use anyhow::Result;
 use serde_json::{Value, json};
 use tidewatch_shared::names::{GROUP, KCP_NAMESPACE, VERSION};
 
-use crate::render::{File, RenderError, kustomization, object};
+use crate::render::{File, object, with_kustomization};
 
 /// A CEL pattern of versions that can be part of the name of a ModuleTemplate: the pattern of the CRDs without capital
 /// letters and trailing hyphens.
@@ -19,8 +20,8 @@ const NAMEABLE: &str = r"r'^(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)(-(
 /// Renders the files of `deploy/admission`.
 ///
 /// # Errors
-/// [`RenderError`].
-pub fn admission() -> Result<Vec<File>, RenderError> {
+/// An object cannot be serialized.
+pub fn admission() -> Result<Vec<File>> {
     let policies = [
         ("moduletemplates", templates(), json!(["Deny"])),
         ("modulereleasemetas", release_metas(), json!(["Deny"])),
@@ -38,9 +39,7 @@ pub fn admission() -> Result<Vec<File>, RenderError> {
         });
         files.push(object(&format!("{policy}-binding"), &named("ValidatingAdmissionPolicyBinding", &name, binding))?);
     }
-    let resources: Vec<_> = files.iter().map(|file| file.name.clone()).collect();
-    files.push(object("kustomization", &kustomization(&resources))?);
-    Ok(files)
+    with_kustomization(files)
 }
 
 fn named(kind: &str, name: &str, spec: Value) -> Value {

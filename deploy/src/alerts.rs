@@ -23,18 +23,16 @@ that find the cause, and the remedy. The metrics are described in the [metrics r
 
 /// The `spec` of the PrometheusRule.
 pub(crate) fn rules() -> Value {
-    let rules: Vec<_> = ALERTS.iter().map(rule).collect();
-    json!({"groups": [{"name": "tidewatch", "rules": rules}]})
-}
-
-fn rule(alert: &Alert) -> Value {
-    json!({
-        "alert": alert.name,
-        "expr": alert.expression,
-        "for": alert.pending,
-        "labels": {"severity": alert.severity},
-        "annotations": {"summary": alert.summary, "runbook_url": format!("{RUNBOOKS}#{}", alert.name.to_lowercase())},
-    })
+    let rule = |alert: &Alert| {
+        json!({
+            "alert": alert.name,
+            "expr": alert.expression,
+            "for": alert.pending,
+            "labels": {"severity": alert.severity},
+            "annotations": {"summary": alert.summary, "runbook_url": format!("{RUNBOOKS}#{}", alert.name.to_lowercase())},
+        })
+    };
+    json!({"groups": [{"name": "tidewatch", "rules": ALERTS.iter().map(rule).collect::<Vec<_>>()}]})
 }
 
 /// Renders `docs/operations/alerts.md`.

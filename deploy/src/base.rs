@@ -1,12 +1,16 @@
 //! The installation of the receiver in KCP as a kustomize base. Deployments adapt the ConfigMap of settings and the
 //! images.
 
+use anyhow::Result;
+use k8s_openapi::api::rbac::v1::PolicyRule;
 use serde_json::{Value, json};
 use tidewatch_receiver::rights;
 use tidewatch_shared::names::KCP_NAMESPACE;
 
-use crate::alerts;
-use crate::render::{File, RenderError, kustomization, object};
+use crate::{
+    alerts,
+    render::{File, kustomization, object},
+};
 
 /// Name of all objects of the installation.
 const NAME: &str = "tidewatch-receiver";
@@ -25,13 +29,14 @@ const METRICS: u16 = 8080;
 /// Renders the files of `deploy/base`.
 ///
 /// # Errors
-/// [`RenderError`].
-pub fn base() -> Result<Vec<File>, RenderError> {
+/// An object cannot be serialized.
+pub fn base() -> Result<Vec<File>> {
+    let [role, role_binding] = role(NAME, rights::rules());
     let objects = [
         ("settings", settings()),
         ("serviceaccount", named("v1", "ServiceAccount", json!({}))),
-        ("role", named("rbac.authorization.k8s.io/v1", "Role", json!({"rules": rights::rules()}))),
-        ("rolebinding", named("rbac.authorization.k8s.io/v1", "RoleBinding", binding(NAME))),
+        ("role", role),
+        ("rolebinding", role_binding),
         ("deployment", deployment()),
         ("service", service()),
         ("networkpolicy", network_policy()),
@@ -43,7 +48,7 @@ pub fn base() -> Result<Vec<File>, RenderError> {
     let mut kustomization = kustomization(&resources);
     kustomization["namespace"] = json!(KCP_NAMESPACE);
     kustomization["images"] = json!([{"name": NAME, "newName": NAME, "newTag": env!("CARGO_PKG_VERSION")}]);
-    let mut files = objects.iter().map(|(name, value)| object(name, value)).collect::<Result<Vec<_>, _>>()?;
+    let mut files = objects.iter().map(|(name, value)| object(name, value)).collect::<Result<Vec<_>>>()?;
     files.push(object("kustomization", &kustomization)?);
     Ok(files)
 }
@@ -52,13 +57,9 @@ pub fn base() -> Result<Vec<File>, RenderError> {
 /// certificates of the agents and of the receiver; its roots are the `ca.crt` of the receiver's Secret.
 ///
 /// # Errors
-/// [`RenderError`].
-pub fn cert_manager() -> Result<Vec<File>, RenderError> {
-    let name = format!("{NAME}-cert-manager");
-    let mut role = named("rbac.authorization.k8s.io/v1", "Role", json!({"rules": rights::cert_manager_rules()}));
-    role["metadata"]["name"] = json!(name);
-    let mut bound = named("rbac.authorization.k8s.io/v1", "RoleBinding", binding(&name));
-    bound["metadata"]["name"] = json!(name);
+/// An object cannot be serialized.
+pub fn cert_manager() -> Result<Vec<File>> {
+    let [role, role_binding] = role(&format!("{NAME}-cert-manager"), rights::cert_manager_rules());
     let file = |name: &str| format!("{SERVER_DIR}/{name}");
     let settings = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": NAME}, "data": {
         "TIDEWATCH_ISSUER": "cert-manager:Issuer/tidewatch",
@@ -80,7 +81,7 @@ pub fn cert_manager() -> Result<Vec<File>, RenderError> {
     [
         ("certificate", certificate()),
         ("role", role),
-        ("rolebinding", bound),
+        ("rolebinding", role_binding),
         ("settings", settings),
         ("deployment", deployment),
         ("kustomization", kustomization),
@@ -92,17 +93,14 @@ pub fn cert_manager() -> Result<Vec<File>, RenderError> {
 
 /// The Certificate of the receiver, which reloads it after renewal without a restart.
 fn certificate() -> Value {
-    named(
-        "cert-manager.io/v1",
-        "Certificate",
-        json!({"spec": {
-            "secretName": SERVER_SECRET,
-            "issuerRef": {"group": "cert-manager.io", "kind": "Issuer", "name": "tidewatch"},
-            "dnsNames": [HOST],
-            "usages": ["server auth", "digital signature"],
-            "privateKey": {"algorithm": "ECDSA", "size": 256, "encoding": "PKCS8", "rotationPolicy": "Always"},
-        }}),
-    )
+    let spec = json!({
+        "secretName": SERVER_SECRET,
+        "issuerRef": {"group": "cert-manager.io", "kind": "Issuer", "name": "tidewatch"},
+        "dnsNames": [HOST],
+        "usages": ["server auth", "digital signature"],
+        "privateKey": {"algorithm": "ECDSA", "size": 256, "encoding": "PKCS8", "rotationPolicy": "Always"},
+    });
+    named("cert-manager.io/v1", "Certificate", json!({"spec": spec}))
 }
 
 fn named(version: &str, kind: &str, mut body: Value) -> Value {
@@ -120,10 +118,16 @@ fn selector() -> Value {
     json!({"app.kubernetes.io/name": NAME})
 }
 
-fn binding(role: &str) -> Value {
-    json!({
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": role},
+/// A Role and its binding to the receiver's ServiceAccount, both of this name.
+fn role(name: &str, rules: Vec<PolicyRule>) -> [Value; 2] {
+    let binding = json!({
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
         "subjects": [{"kind": "ServiceAccount", "name": NAME, "namespace": KCP_NAMESPACE}],
+    });
+    [("Role", json!({"rules": rules})), ("RoleBinding", binding)].map(|(kind, body)| {
+        let mut object = named("rbac.authorization.k8s.io/v1", kind, body);
+        object["metadata"]["name"] = json!(name);
+        object
     })
 }
 
@@ -171,7 +175,7 @@ fn deployment() -> Value {
         "maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway",
         "labelSelector": {"matchLabels": selector()},
     }]);
-    let spec = json!({
+    let pod = json!({
         "serviceAccountName": NAME,
         // Seconds for a graceful handover.
         "terminationGracePeriodSeconds": 60,
@@ -181,32 +185,26 @@ fn deployment() -> Value {
         },
         "containers": [container],
     });
-    named(
-        "apps/v1",
-        "Deployment",
-        json!({"spec": {
-            "replicas": 2,
-            // The standby replica cannot become ready while the other one is active.
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0}},
-            "selector": {"matchLabels": selector()},
-            "template": {"metadata": {"labels": labels()}, "spec": spec},
-        }}),
-    )
+    let spec = json!({
+        "replicas": 2,
+        // The standby replica cannot become ready while the other one is active.
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 1, "maxSurge": 0}},
+        "selector": {"matchLabels": selector()},
+        "template": {"metadata": {"labels": labels()}, "spec": pod},
+    });
+    named("apps/v1", "Deployment", json!({"spec": spec}))
 }
 
 fn service() -> Value {
     let port = |name: &str, number: u16| json!({"name": name, "port": number, "targetPort": name});
-    named(
-        "v1",
-        "Service",
-        json!({"spec": {
-            "type": "LoadBalancer",
-            // Preserves the source addresses of agents, by which enrolment may be rate limited.
-            "externalTrafficPolicy": "Local",
-            "selector": selector(),
-            "ports": [port("events", EVENTS), port("enrolment", ENROLMENT)],
-        }}),
-    )
+    let spec = json!({
+        "type": "LoadBalancer",
+        // Preserves the source addresses of agents, by which enrolment may be rate limited.
+        "externalTrafficPolicy": "Local",
+        "selector": selector(),
+        "ports": [port("events", EVENTS), port("enrolment", ENROLMENT)],
+    });
+    named("v1", "Service", json!({"spec": spec}))
 }
 
 /// Ingress: agents from any address, metrics from pods of KCP. Egress: DNS, and TCP to any address, because runtimes'
@@ -214,30 +212,24 @@ fn service() -> Value {
 fn network_policy() -> Value {
     let tcp = |port: u16| json!({"protocol": "TCP", "port": port});
     let dns = json!([{"protocol": "UDP", "port": 53}, {"protocol": "UDP", "port": 8053}]);
-    named(
-        "networking.k8s.io/v1",
-        "NetworkPolicy",
-        json!({"spec": {
-            "podSelector": {"matchLabels": selector()},
-            "policyTypes": ["Ingress", "Egress"],
-            "ingress": [
-                {"ports": [tcp(EVENTS), tcp(ENROLMENT)]},
-                {"from": [{"namespaceSelector": {}}], "ports": [tcp(METRICS)]},
-            ],
-            "egress": [{"ports": dns}, {"ports": [{"protocol": "TCP"}]}],
-        }}),
-    )
+    let spec = json!({
+        "podSelector": {"matchLabels": selector()},
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": [
+            {"ports": [tcp(EVENTS), tcp(ENROLMENT)]},
+            {"from": [{"namespaceSelector": {}}], "ports": [tcp(METRICS)]},
+        ],
+        "egress": [{"ports": dns}, {"ports": [{"protocol": "TCP"}]}],
+    });
+    named("networking.k8s.io/v1", "NetworkPolicy", json!({"spec": spec}))
 }
 
 fn pod_monitor() -> Value {
-    named(
-        "monitoring.coreos.com/v1",
-        "PodMonitor",
-        json!({"spec": {
-            "selector": {"matchLabels": selector()},
-            "podMetricsEndpoints": [{"port": "metrics", "path": "/metrics"}],
-        }}),
-    )
+    let spec = json!({
+        "selector": {"matchLabels": selector()},
+        "podMetricsEndpoints": [{"port": "metrics", "path": "/metrics"}],
+    });
+    named("monitoring.coreos.com/v1", "PodMonitor", json!({"spec": spec}))
 }
 
 #[cfg(test)]

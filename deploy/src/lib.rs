@@ -10,7 +10,7 @@
 //! let generated = tidewatch_deploy::generated()?;
 //! let files = generated.iter().flat_map(|(_, files)| files);
 //! assert!(files.map(|file| file.name.as_str()).any(|name| name == "kymas.yaml"));
-//! # Ok::<_, tidewatch_deploy::RenderError>(())
+//! # Ok::<_, anyhow::Error>(())
 //! ```
 
 mod admission;
@@ -22,26 +22,28 @@ mod page;
 mod reference;
 mod render;
 
+use anyhow::Result;
+
 pub use self::{
     admission::admission,
     base::{base, cert_manager},
-    folder::{Difference, Folder, FolderError},
+    folder::{Difference, Folder},
     page::metrics,
     reference::{custom_resources, flags},
-    render::{File, RenderError, crds},
+    render::{File, crds},
 };
 
 /// Renders all generated files, grouped by folder.
 ///
 /// # Errors
-/// [`RenderError`].
-pub fn generated() -> Result<Vec<(Folder, Vec<File>)>, RenderError> {
+/// An object cannot be serialized.
+pub fn generated() -> Result<Vec<(Folder, Vec<File>)>> {
     Ok(vec![
         (Folder::within("crds"), crds()?),
         (Folder::within("admission"), admission()?),
         (Folder::within("base"), base()?),
         (Folder::within("overlays/cert-manager"), cert_manager()?),
-        (Folder::docs("reference"), vec![metrics(), flags(), custom_resources()]),
-        (Folder::docs_shared("operations"), vec![alerts::page()]),
+        (Folder::within("../docs/reference"), vec![metrics(), flags(), custom_resources()]),
+        (Folder { shared: true, ..Folder::within("../docs/operations") }, vec![alerts::page()]),
     ])
 }

@@ -3,7 +3,9 @@
 use std::fmt::Write as _;
 
 use clap::{Arg, Command, CommandFactory as _};
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{CustomResourceDefinition, JSONSchemaProps};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
+};
 use tidewatch_shared::api;
 
 use crate::render::File;
@@ -110,22 +112,17 @@ fn field_rows(path: &str, schema: &JSONSchemaProps, page: &mut String) {
     let kind = schema.type_.as_deref().unwrap_or("any");
     let description = one_line(schema.description.as_deref().unwrap_or_default());
     let _ = writeln!(page, "| `{path}` | {kind} | {description} |");
-    for (name, property) in schema.properties.iter().flatten() {
-        field_rows(&format!("{path}.{name}"), property, page);
+    property_rows(path, schema, page);
+    if let Some(JSONSchemaPropsOrArray::Schema(items)) = &schema.items {
+        property_rows(&format!("{path}[]"), items, page);
     }
-    use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
-        JSONSchemaPropsOrArray::Schema as Items, JSONSchemaPropsOrBool::Schema as Values,
-    };
-    if let Some(Items(items)) = &schema.items {
-        nested_rows(&format!("{path}[]"), items, page);
-    }
-    if let Some(Values(values)) = &schema.additional_properties {
-        nested_rows(&format!("{path}{{}}"), values, page);
+    if let Some(JSONSchemaPropsOrBool::Schema(values)) = &schema.additional_properties {
+        property_rows(&format!("{path}{{}}"), values, page);
     }
 }
 
-/// The rows below a list or map; its element itself has no name of its own.
-fn nested_rows(path: &str, schema: &JSONSchemaProps, page: &mut String) {
+/// The rows below a field. An element of a list or map has no row of its own.
+fn property_rows(path: &str, schema: &JSONSchemaProps, page: &mut String) {
     for (name, property) in schema.properties.iter().flatten() {
         field_rows(&format!("{path}.{name}"), property, page);
     }

@@ -5,7 +5,7 @@ use clap::Args;
 use jiff::{Timestamp, tz::TimeZone};
 use tidewatch_receiver::controllers::catalog::check::{self, CheckOptions, Report};
 
-use super::{File, files};
+use super::files;
 use crate::{exit, output};
 
 /// Arguments of `catalog check`.
@@ -13,11 +13,11 @@ use crate::{exit, output};
 pub struct Check {
     /// Files with YAML or JSON documents; - for standard input
     #[arg(required = true, value_name = "FILE")]
-    pub files: Vec<File>,
+    pub files: Vec<String>,
 
     /// File with the current catalog; repeatable. Finds channels that move down, and permits files with only the new objects
     #[arg(long, value_name = "FILE")]
-    pub against: Vec<File>,
+    pub against: Vec<String>,
 
     /// The files are the whole catalog: objects only in the files of --against are removed
     #[arg(long, requires = "against")]
@@ -59,8 +59,6 @@ impl Check {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
 
     /// Catalogs of the check's own tests.
@@ -68,7 +66,7 @@ mod tests {
 
     #[test]
     fn current_catalog_is_separate_from_the_checked_files() {
-        let file = |name: &str| File::Path(Path::new(FIXTURES).join(name));
+        let file = |name: &str| format!("{FIXTURES}/{name}");
         let report = |files: &[&str], against: &[&str]| {
             let named = |names: &[&str]| names.iter().map(|name| file(name)).collect();
             let (files, against) = (named(files), named(against));

@@ -8,7 +8,7 @@ use tidewatch_receiver::controllers::catalog::{
     preview::{self, PreviewOptions},
 };
 
-use super::{File, LiveFlags, files};
+use super::{LiveFlags, files};
 use crate::{block_on, exit, output};
 
 /// Arguments of `catalog diff`.
@@ -16,7 +16,7 @@ use crate::{block_on, exit, output};
 pub struct Diff {
     /// Files with YAML or JSON documents; - for standard input
     #[arg(required = true, value_name = "FILE")]
-    pub files: Vec<File>,
+    pub files: Vec<String>,
 
     /// The files are the whole catalog: objects only in the control plane are removed
     #[arg(long)]

@@ -8,12 +8,12 @@ use k8s_openapi::{NamespaceResourceScope, api::core::v1::ConfigMap};
 use kube::{
     Api, Client, Resource,
     api::ListParams,
-    core::{DeserializeGuard, PartialObjectMeta},
+    core::{DeserializeGuard, ObjectMeta, PartialObjectMeta},
 };
 use serde::de::DeserializeOwned;
 use tidewatch_receiver::{
     base::takeover::Takeover,
-    controllers::catalog::{check::Objects, preview::Live, view::KymaMeta},
+    controllers::catalog::{check::Objects, preview::Live},
     kube::runtime_access::list_all,
 };
 use tidewatch_shared::{
@@ -56,16 +56,14 @@ impl LiveFlags {
     }
 
     /// Reads the input of one Kyma's view.
-    pub(super) async fn viewer(&self, name: &str) -> Result<(KymaMeta, Objects, Option<ConfigMap>)> {
+    pub(super) async fn viewer(&self, name: &str) -> Result<(ObjectMeta, Objects, Option<ConfigMap>)> {
         let client = self.cluster.client().await?;
         let namespace = &self.cluster.namespace;
         let kymas: Api<Kyma> = self.cluster.api(&client);
         let kyma = within_deadline(kymas.get_metadata_opt(name)).await;
         let kyma = kyma.with_context(|| format!("read the Kyma {name}"))?;
         let kyma = kyma.with_context(|| format!("there is no Kyma {name} in {namespace}"))?;
-        let labels = kyma.metadata.labels.unwrap_or_default();
-        let viewer = KymaMeta { name: name.to_owned(), namespace: namespace.clone(), labels };
-        Ok((viewer, self.objects(&client).await?, self.releases(&client).await?))
+        Ok((kyma.metadata, self.objects(&client).await?, self.releases(&client).await?))
     }
 
     async fn objects(&self, client: &Client) -> Result<Objects> {

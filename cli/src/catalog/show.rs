@@ -24,8 +24,8 @@ pub struct Show {
 
 impl Show {
     pub(super) fn run(&self) -> Result<u8> {
-        let (viewer, objects, releases) = block_on(self.live.viewer(&self.kyma))?;
-        let view = view::view(&viewer, &objects, &self.live.restricted(), releases.as_ref());
+        let (kyma, objects, releases) = block_on(self.live.viewer(&self.kyma))?;
+        let view = view::view(kyma, &objects, &self.live.restricted(), releases.as_ref());
         output::report(self.json, &view)?;
         Ok(exit::SUCCESS)
     }

@@ -18,7 +18,7 @@ fn main() -> Result<ExitCode> {
     for (folder, files) in generated()? {
         let differences = if check { folder.compare(&files)? } else { folder.write(&files)? };
         for difference in &differences {
-            eprintln!("{}: {difference}{}", folder.path().display(), if check { "" } else { "; fixed" });
+            eprintln!("{}: {difference}{}", folder.path.display(), if check { "" } else { "; fixed" });
         }
         differ |= !differences.is_empty();
     }

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
-use tidewatch_deploy::image::{self, Program, Tool};
+use tidewatch_deploy::image::{self, Executable};
 
 /// A program to build.
 struct Build {
@@ -24,8 +24,8 @@ const RECEIVER: Build =
     Build { package: "tidewatch-receiver", binary: "tidewatch-receiver", profile: "release", features: "jemalloc" };
 /// The operators' program, next to the receiver.
 const CLI: Build = Build { package: "tidewatch-cli", binary: "tidewatch", profile: "release", features: "" };
-/// The images: entry point and tools.
-const IMAGES: [(&Build, &[Build]); 2] = [(&AGENT, &[]), (&RECEIVER, &[CLI])];
+/// The images by name, which is also that of their entry point.
+const IMAGES: [(&str, &[Build]); 2] = [("tidewatch-agent", &[AGENT]), ("tidewatch-receiver", &[RECEIVER, CLI])];
 const USAGE: &str = "usage: cargo images [-- --out FOLDER]   (default: target/images)";
 
 fn main() -> Result<()> {
@@ -38,14 +38,10 @@ fn main() -> Result<()> {
         ["--out", folder] => PathBuf::from(folder),
         _ => bail!("{USAGE}"),
     };
-    for (entry, tools) in IMAGES {
-        let path = entry.run(&target)?;
-        let tool_paths = tools.iter().map(|tool| tool.run(&target)).collect::<Result<Vec<_>>>()?;
-        let tools: Vec<_> =
-            tools.iter().zip(&tool_paths).map(|(tool, path)| Tool { name: tool.binary, path }).collect();
-        let to = out.join(entry.binary);
-        let version = env!("CARGO_PKG_VERSION");
-        let digest = image::write(&Program { name: entry.binary, version, path: &path, tools: &tools }, &to)?;
+    for (name, programs) in IMAGES {
+        let executables = programs.iter().map(|program| program.run(&target)).collect::<Result<Vec<_>>>()?;
+        let to = out.join(name);
+        let digest = image::write(name, env!("CARGO_PKG_VERSION"), &executables, &to)?;
         eprintln!("{} {digest}", to.display());
     }
     Ok(())
@@ -53,13 +49,13 @@ fn main() -> Result<()> {
 
 impl Build {
     /// Builds it in a call of its own, because one call unifies the features of its packages. Returns the executable.
-    fn run(&self, target: &Path) -> Result<PathBuf> {
+    fn run(&self, target: &Path) -> Result<Executable<'static>> {
         let Self { package, binary, profile, features } = self;
         let mut build = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         build.args(["build", "--locked", "--manifest-path"]).arg(workspace().join("Cargo.toml"));
         build.args(["--profile", profile, "--package", package, "--features", features]);
         ensure!(build.status().context("cannot run cargo")?.success(), "{package} could not be built");
-        Ok(target.join(profile).join(binary))
+        Ok(Executable { name: binary, path: target.join(profile).join(binary) })
     }
 }
 

@@ -3,13 +3,14 @@
 
 use std::{collections::BTreeSet, fs, io, path::Path};
 
+use anyhow::{Context as _, Result};
 use flate2::{Compression, write::GzEncoder};
 use tar::{Builder, EntryType, Header};
 
-use super::{
-    ImageError,
-    layout::{Blob, digest},
-};
+use super::layout::{Blob, digest};
+
+/// Context of an error of the archive.
+const PACK: &str = "cannot pack a layer";
 
 /// A compressed layer.
 pub(super) struct Layer {
@@ -30,33 +31,32 @@ impl Writer {
     }
 
     /// Appends a file of the build machine, following symbolic links.
-    pub(super) fn file(&mut self, from: &Path, to: &str, mode: u32) -> Result<(), ImageError> {
-        let read = |source| ImageError::File { action: "cannot read", path: from.to_owned(), source };
-        let content = fs::read(from).map_err(read)?;
+    pub(super) fn file(&mut self, from: &Path, to: &str, mode: u32) -> Result<()> {
+        let content = fs::read(from).with_context(|| format!("cannot read {}", from.display()))?;
         self.entry(to, EntryType::Regular, mode, &content)
     }
 
     /// Appends a text file.
-    pub(super) fn text(&mut self, to: &str, content: &str) -> Result<(), ImageError> {
+    pub(super) fn text(&mut self, to: &str, content: &str) -> Result<()> {
         self.entry(to, EntryType::Regular, 0o644, content.as_bytes())
     }
 
     /// Appends an empty folder.
-    pub(super) fn folder(&mut self, to: &str, mode: u32) -> Result<(), ImageError> {
+    pub(super) fn folder(&mut self, to: &str, mode: u32) -> Result<()> {
         self.entry(to, EntryType::Directory, mode, &[])
     }
 
     /// Compresses the layer.
-    pub(super) fn finish(self) -> Result<Layer, ImageError> {
-        let tar = self.tar.into_inner().map_err(ImageError::Pack)?;
+    pub(super) fn finish(self) -> Result<Layer> {
+        let tar = self.tar.into_inner().context(PACK)?;
         let unpacked = digest(&tar);
         let mut packed = GzEncoder::new(Vec::new(), Compression::default());
-        io::Write::write_all(&mut packed, &tar).map_err(ImageError::Pack)?;
-        let content = packed.finish().map_err(ImageError::Pack)?;
+        io::Write::write_all(&mut packed, &tar).context(PACK)?;
+        let content = packed.finish().context(PACK)?;
         Ok(Layer { blob: Blob { media_type: "application/vnd.oci.image.layer.v1.tar+gzip", content }, unpacked })
     }
 
-    fn entry(&mut self, to: &str, kind: EntryType, mode: u32, content: &[u8]) -> Result<(), ImageError> {
+    fn entry(&mut self, to: &str, kind: EntryType, mode: u32, content: &[u8]) -> Result<()> {
         let to = to.trim_start_matches('/');
         if let Some((parent, _)) = to.rsplit_once('/')
             && self.folders.insert(parent.to_owned())
@@ -71,6 +71,6 @@ impl Writer {
         header.set_uid(0);
         header.set_gid(0);
         let name = if kind == EntryType::Directory { format!("{to}/") } else { to.to_owned() };
-        self.tar.append_data(&mut header, name, content).map_err(ImageError::Pack)
+        self.tar.append_data(&mut header, name, content).context(PACK)
     }
 }

@@ -6,11 +6,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use anyhow::{Context as _, Result};
 use aws_lc_rs::digest as sha;
 use serde_json::{Value, json};
 use tidewatch_shared::hex;
-
-use super::ImageError;
 
 /// Bytes with a media type.
 pub(super) struct Blob {
@@ -36,47 +35,42 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    pub(super) fn create(to: &Path) -> Result<Self, ImageError> {
+    pub(super) fn create(to: &Path) -> Result<Self> {
         let mut name = to.file_name().unwrap_or_default().to_owned();
         name.push(".new");
         let this = Self { to: to.to_owned(), new: to.with_file_name(name) };
         remove(&this.new)?;
         let blobs = this.new.join("blobs").join("sha256");
-        fs::create_dir_all(&blobs).map_err(failed("cannot create", &blobs))?;
+        fs::create_dir_all(&blobs).with_context(|| format!("cannot create {}", blobs.display()))?;
         Ok(this)
     }
 
     /// Writes a blob and returns its descriptor.
-    pub(super) fn put(&self, blob: &Blob) -> Result<Value, ImageError> {
+    pub(super) fn put(&self, blob: &Blob) -> Result<Value> {
         let digest = digest(&blob.content);
         let path = self.new.join("blobs").join(digest.replace(':', "/"));
-        fs::write(&path, &blob.content).map_err(failed("cannot write", &path))?;
+        fs::write(&path, &blob.content).with_context(|| format!("cannot write {}", path.display()))?;
         Ok(json!({"mediaType": blob.media_type, "digest": digest, "size": blob.content.len()}))
     }
 
     /// Writes the index with the manifest, replaces the previous layout, and returns the digest of the manifest.
-    pub(super) fn finish(self, mut manifest: Value, reference: &str) -> Result<String, ImageError> {
+    pub(super) fn finish(self, mut manifest: Value, reference: &str) -> Result<String> {
         let digest = manifest["digest"].as_str().unwrap_or_default().to_owned();
         manifest["annotations"] = json!({"org.opencontainers.image.ref.name": reference});
         let index = json!({"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": [manifest]});
         for (name, value) in [("oci-layout", json!({"imageLayoutVersion": "1.0.0"})), ("index.json", index)] {
             let path = self.new.join(name);
-            fs::write(&path, value.to_string()).map_err(failed("cannot write", &path))?;
+            fs::write(&path, value.to_string()).with_context(|| format!("cannot write {}", path.display()))?;
         }
         remove(&self.to)?;
-        fs::rename(&self.new, &self.to).map_err(failed("cannot replace", &self.to))?;
+        fs::rename(&self.new, &self.to).with_context(|| format!("cannot replace {}", self.to.display()))?;
         Ok(digest)
     }
 }
 
-fn remove(path: &Path) -> Result<(), ImageError> {
+fn remove(path: &Path) -> Result<()> {
     match fs::remove_dir_all(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("cannot remove", path)(error)),
-        _ => Ok(()),
+        Err(absent) if absent.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed.with_context(|| format!("cannot remove {}", path.display())),
     }
-}
-
-fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ImageError {
-    let path = path.to_owned();
-    move |source| ImageError::File { action, path, source }
 }

@@ -1,40 +1,30 @@
 //! The dynamic libraries of a program, as resolved by the loader of the build machine.
 
 use std::{
+    collections::BTreeSet,
     io,
     path::{Path, PathBuf},
     process::{Command, Output},
 };
 
-use super::ImageError;
+use anyhow::{Context as _, Result, anyhow};
 
 /// The files that the program needs to start, including the loader; empty for a static program.
-pub(super) fn of(program: &Path) -> Result<Vec<PathBuf>, ImageError> {
+pub(super) fn of(program: &Path) -> Result<BTreeSet<PathBuf>> {
     // ld.so(8): with this variable, the loader lists the objects that it would map, and the program does not run. A
     // static program has no loader and does run.
-    let listed = Command::new(program).arg("--version").env("LD_TRACE_LOADED_OBJECTS", "1").output();
-    read(program, &listed.map_err(|source| ImageError::List { program: program.to_owned(), source })?)
+    read(program, Command::new(program).arg("--version").env("LD_TRACE_LOADED_OBJECTS", "1").output())
 }
 
-fn read(program: &Path, listed: &Output) -> Result<Vec<PathBuf>, ImageError> {
-    if !listed.status.success() {
-        let source = io::Error::other(String::from_utf8_lossy(&listed.stderr).trim().to_owned());
-        return Err(ImageError::List { program: program.to_owned(), source });
-    }
-    let lines = String::from_utf8_lossy(&listed.stdout).into_owned();
-    let mut libraries = Vec::new();
-    for line in lines.lines() {
-        match resolved(line) {
-            Ok(path) => libraries.extend(path),
-            Err(library) => {
-                let library = library.to_owned();
-                return Err(ImageError::Library { program: program.to_owned(), library });
-            }
-        }
-    }
-    libraries.sort();
-    libraries.dedup();
-    Ok(libraries)
+fn read(program: &Path, listed: io::Result<Output>) -> Result<BTreeSet<PathBuf>> {
+    let listed = listed.and_then(|listed| {
+        let reason = || io::Error::other(String::from_utf8_lossy(&listed.stderr).trim().to_owned());
+        if listed.status.success() { Ok(listed.stdout) } else { Err(reason()) }
+    });
+    let listed = listed.with_context(|| format!("the libraries of {} cannot be listed", program.display()))?;
+    let lines = String::from_utf8_lossy(&listed);
+    let libraries: Result<_, _> = lines.lines().filter_map(|line| resolved(line).transpose()).collect();
+    libraries.map_err(|library| anyhow!("cannot find {library}, which {} links", program.display()))
 }
 
 /// Parses one line: `name => path (address)`, or `path (address)` for the loader, or only a name for objects that the
@@ -63,12 +53,11 @@ mod tests {
             stdout: Vec::new(),
             stderr: stderr.into(),
         };
-        let read = |listed| read(Path::new("program"), &listed);
+        let read = |listed| read(Path::new("program"), Ok(listed));
         assert!(read(output(0, "")).unwrap().is_empty());
         for status in [127 << 8, 11] {
-            let refused = read(output(status, "cannot allocate memory\n"));
-            let Err(ImageError::List { source, .. }) = refused else { panic!("{status}: {refused:?}") };
-            assert_eq!(source.to_string(), "cannot allocate memory");
+            let refused = read(output(status, "cannot allocate memory\n")).unwrap_err();
+            assert_eq!(format!("{refused:#}"), "the libraries of program cannot be listed: cannot allocate memory");
         }
     }
 

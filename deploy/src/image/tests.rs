@@ -12,16 +12,8 @@ const LIST: &str = "/bin/ls";
 
 fn packed(folder: &TempDir, name: &str) -> (PathBuf, String) {
     let to = folder.path().join(name);
-    let digest = write(
-        &Program {
-            name: "shell",
-            version: "1.2.3",
-            path: Path::new(SHELL),
-            tools: &[Tool { name: "tool", path: Path::new(LIST) }],
-        },
-        &to,
-    )
-    .unwrap();
+    let executables = [("shell", SHELL), ("tool", LIST)].map(|(name, path)| Executable { name, path: path.into() });
+    let digest = write("shell", "1.2.3", &executables, &to).unwrap();
     (to, digest)
 }
 
@@ -93,11 +85,12 @@ fn an_image_replaces_the_previous_one_and_a_failure_does_not() {
     let folder = TempDir::new().unwrap();
     let (layout, _) = packed(&folder, "image");
     fs::write(layout.join("old"), "").unwrap();
-    let missing = Program { name: "none", version: "1", path: Path::new("/nowhere/none"), tools: &[] };
-    assert!(matches!(write(&missing, &layout), Err(ImageError::List { .. })));
-    let tools = [Tool { name: "none", path: Path::new("/nowhere/none") }];
-    let without_tool = Program { name: "shell", version: "1", path: Path::new(SHELL), tools: &tools };
-    assert!(matches!(write(&without_tool, &layout), Err(ImageError::List { .. })));
+    let missing = || Executable { name: "none", path: "/nowhere/none".into() };
+    let shell = Executable { name: "shell", path: SHELL.into() };
+    for executables in [vec![missing()], vec![shell, missing()]] {
+        let error = write("image", "1", &executables, &layout).unwrap_err();
+        assert_eq!(error.to_string(), "the libraries of /nowhere/none cannot be listed");
+    }
     assert!(layout.join("old").exists());
     packed(&folder, "image");
     assert!(!layout.join("old").exists());
