@@ -181,7 +181,7 @@ impl SimulatedFleet {
     /// # Errors
     /// When the fake API server cannot be started.
     pub async fn new(landscape: Arc<Landscape>) -> Result<Self> {
-        let (plan, _) = watcher::plan::<Arc<Watcher>>(&[]);
+        let (plan, ..) = watcher::plan::<Arc<Watcher>>(Vec::new(), &[]);
         let (fake, counters) = (FakeApiServer::start().await?, Arc::default());
         Ok(Self { landscape, fake, plan, counters, members: Vec::new(), running: JoinSet::new() })
     }

@@ -318,7 +318,7 @@ mod tests {
     use super::*;
 
     fn state() -> ProtocolState {
-        let (plan, _) = tidewatch_receiver::controllers::watcher::plan::<Arc<Watcher>>(&[]);
+        let (plan, ..) = tidewatch_receiver::controllers::watcher::plan::<Arc<Watcher>>(Vec::new(), &[]);
         ProtocolState::new("r-1".parse().unwrap(), &plan, 7)
     }
 

@@ -36,6 +36,7 @@ use tidewatch_receiver::controllers::catalog::{
 use tidewatch_shared::{
     api::{ModuleReleaseMeta, ModuleTemplate},
     names::field_manager,
+    variant::VariantName as _,
 };
 use tokio::time::sleep;
 
@@ -62,7 +63,7 @@ const VERSIONS: [&str; 2] = ["1.0.0", "1.1.0"];
 /// Name of the bare client's own release meta in each runtime, and its field manager.
 const FLOOR: &str = "floor";
 /// Resources of a catalog.
-const RESOURCES: [&str; 2] = [Kind::Template.resource(), Kind::ReleaseMeta.resource()];
+const RESOURCES: [&str; 2] = ["moduletemplates", "modulereleasemetas"];
 
 /// Extent of the measurement.
 #[derive(Clone, Debug, clap::Args)]
@@ -213,8 +214,8 @@ impl Samples {
         let others = number(objects - patches(&sum)) / runtimes;
         emit(&Figure::new("catalog_other_object_writes_per_runtime", others, "calls").at_most(0.0));
         for (figure, count) in [
-            ("catalog_template_patches_per_runtime", sum.of("patch", Kind::Template.resource())),
-            ("catalog_release_meta_patches_per_runtime", sum.of("patch", Kind::ReleaseMeta.resource())),
+            ("catalog_template_patches_per_runtime", sum.of("patch", Kind::Template.as_str())),
+            ("catalog_release_meta_patches_per_runtime", sum.of("patch", Kind::ReleaseMeta.as_str())),
             ("catalog_inventory_writes_per_runtime", inventories),
             ("catalog_other_calls_per_runtime", sum.total() - objects - inventories),
         ] {
@@ -268,7 +269,7 @@ async fn one_move(setup: &FleetSetup, to: &'static str) -> Result<MoveSample> {
 /// Waits until the channel points to that version in every runtime.
 async fn arrived(setup: &FleetSetup, version: &str) -> Result<()> {
     let (members, mut have) = (setup.fleet.members(), 0);
-    let key = format!("operator.kyma-project.io/{}/kyma-system/{MODULE}", Kind::ReleaseMeta.resource());
+    let key = format!("operator.kyma-project.io/{}/kyma-system/{MODULE}", Kind::ReleaseMeta.as_str());
     until_within("the moved channel in every runtime", WAIT_LIMIT, async || {
         // A runtime that has it keeps it, so each is checked little more than once.
         have += members[have..].iter().take_while(|member| points(member.cluster(), &key, version)).count();

@@ -129,6 +129,6 @@ fn client_and_body(setup: &RuntimeSetup, plain: &PlainServerProcess) -> Result<(
     let validity = tidewatch_receiver::pki::RUNTIME_VALIDITY;
     let identity = ca.make_runtime(runtime, landscape.trust_domain(), now(), validity)?.identity()?;
     let signed_client = SignedClient::new(&identity, ca.trust_bundle().store()?, plain.address())?;
-    let (plan, _) = plan::<Arc<Watcher>>(&[]);
+    let (plan, ..) = plan::<Arc<Watcher>>(Vec::new(), &[]);
     Ok((signed_client, ProtocolState::sample_body(runtime.clone(), &plan, 1)))
 }

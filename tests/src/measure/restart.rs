@@ -16,7 +16,7 @@ use tidewatch_receiver::{
     fleet::Contract as Spoken,
     ingress::admin::{FLEET_PATH, report::Report},
 };
-use tidewatch_shared::{api::Manifest, names::label};
+use tidewatch_shared::{api::Manifest, names::label, variant::VariantName as _};
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use super::{

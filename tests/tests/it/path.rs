@@ -13,6 +13,7 @@ use serde_json::json;
 use tidewatch_shared::{
     api::{Condition, KymaStatus, State},
     names::{annotation, label},
+    variant::VariantName as _,
 };
 use tidewatch_tests::landscape::{DEADLINE, Options, until, watchers::watcher};
 

@@ -12,6 +12,7 @@ use kube::{Api, api::ListParams};
 use tidewatch_shared::{
     api::{Condition, Kyma, KymaStatus, Manifest, ModuleStatus},
     names::label,
+    variant::VariantName as _,
 };
 use tidewatch_tests::{
     bed::{self, TestBed},
