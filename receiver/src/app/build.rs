@@ -221,13 +221,14 @@ impl Builder<'_> {
         let (trust, path_fleet) = (tls_state.trust(), fleet.clone());
         let trust = Box::new(move || trust.borrow().clone());
         let path = Box::new(move |key: &KymaKey| path_fleet.path(key, Instant::now()));
-        let installer = Installer::new(settings, trust, path, handle, counters.installer.clone());
+        let mut installer = Installer::new(settings, trust, path, handle, counters.installer.clone());
         let Some(name) = &config.installer.agent_image_pull_secret else { return Ok(installer) };
         let metrics = counters.installer.clone();
         let opened = PullSecretWatch::open(client.clone(), &config.namespace, name, fleet, metrics).await;
         let (watch, secret) = opened.context("read the image pull secret of agents")?;
         self.tasks.push(watch.run(self.synced.clone()).boxed());
-        Ok(installer.with_pull_secret(secret))
+        installer.pull_secret = secret;
+        Ok(installer)
     }
 
     /// Issuer of the runtimes' certificates, if this receiver issues them.

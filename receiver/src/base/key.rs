@@ -2,6 +2,8 @@
 
 use std::{fmt, ops::Deref, sync::Arc};
 
+use kube::{Resource, ResourceExt as _};
+
 /// Namespace and name of a Kyma in KCP: the key of the queue and of all state of a runtime. Clones share their text,
 /// since a dozen tables hold the key of each runtime.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -21,6 +23,11 @@ impl KymaKey {
     #[must_use]
     pub fn new(namespace: impl Into<String>, name: impl Into<String>) -> Self {
         Self(Arc::new(Name { namespace: namespace.into(), name: name.into() }))
+    }
+
+    /// Key of a namespaced object.
+    pub(crate) fn of(object: &impl Resource) -> Self {
+        Self::new(object.namespace().unwrap_or_default(), object.name_any())
     }
 }
 

@@ -1,6 +1,7 @@
 //! The form in which API servers store objects, for comparing an object to write with the stored one.
 
 use serde_json::Value;
+use tidewatch_shared::json::normalize_numbers;
 
 /// Returns the value as API servers store it: without nulls and empty lists, and with integral floats such as `0.0` as
 /// integers. Empty objects stay, because they have a meaning: `subresources.status`, or `ingress: [{}]`, which permits
@@ -13,12 +14,11 @@ pub(crate) fn canonical(value: &Value) -> Value {
             Value::Object(members.map(|(key, value)| (key.clone(), canonical(value))).collect())
         }
         Value::Array(elements) => Value::Array(elements.iter().map(canonical).collect()),
-        Value::Number(number) => match number.as_f64() {
-            // Not every integer above 2^53 is a float; no bound in the receiver's objects is that large.
-            Some(float) if number.is_f64() && float.fract() == 0.0 && float.abs() < 9.0e15 => Value::from(float as i64),
-            _ => value.clone(),
-        },
-        value => value.clone(),
+        value => {
+            let mut value = value.clone();
+            normalize_numbers(&mut value);
+            value
+        }
     }
 }
 

@@ -54,7 +54,8 @@ pub struct Installer {
     trust_source: TrustSource,
     path: EventPathOf,
     upgrade: upgrade::UpgradeHandle,
-    pull_secret: pull_secret::PullSecret,
+    /// Image pull secret, copied to every runtime as well.
+    pub(crate) pull_secret: pull_secret::PullSecret,
     metrics: Metrics,
     /// Cache: runtimes with the same plan, roots and pull secret have the same objects, except for [`desired::Params`].
     desired: ArcSwapOption<DesiredObjects>,
@@ -83,12 +84,6 @@ impl Installer {
     ) -> Self {
         let pull_secret = pull_secret::PullSecret::default();
         Self { settings, trust_source, path, upgrade, pull_secret, metrics, desired: ArcSwapOption::empty() }
-    }
-
-    /// Copies the image pull secret to every runtime as well.
-    #[must_use]
-    pub fn with_pull_secret(self, pull_secret: pull_secret::PullSecret) -> Self {
-        Self { pull_secret, ..self }
     }
 
     /// Reconciles the installation in a runtime. Reads only the objects that `installed` does not list as verified,

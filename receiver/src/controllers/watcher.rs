@@ -5,6 +5,6 @@ mod apply;
 mod plan;
 mod status;
 
-pub use apply::{ApplyError, ApplyOutcome, apply};
+pub use apply::{ApplyError, apply};
 pub use plan::{WatcherError, plan, watch_name};
 pub use status::{ServingMode, WriteStatusError, write_status};

@@ -22,9 +22,9 @@ pub(crate) fn is_conflict(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 409)
 }
 
-/// Maps the server's answer that the object does not exist to `None`.
-pub(crate) fn if_exists<T>(answer: kube::Result<T>, name: &str) -> kube::Result<Option<T>> {
-    match answer {
+/// Maps the server's response that the object does not exist to `None`.
+pub(crate) fn if_exists<T>(response: kube::Result<T>, name: &str) -> kube::Result<Option<T>> {
+    match response {
         Ok(object) => Ok(Some(object)),
         Err(error) if is_absent(&error, name) => Ok(None),
         Err(error) => Err(error),

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use kube::ResourceExt;
 use tidewatch_shared::api::Kyma;
 
-use super::fingerprint::{self, Follows, ReleaseFingerprint, key_of};
+use super::fingerprint::{self, Follows, ReleaseFingerprint};
 use crate::base::key::KymaKey;
 
 /// Kymas that a change of the catalog affects.
@@ -29,7 +29,7 @@ pub(super) struct Follower {
 impl Follower {
     fn of(kyma: &Arc<Kyma>, module: &str, channel: &str) -> Self {
         let uid = kyma.uid().unwrap_or_default();
-        Self { key: key_of(kyma.as_ref()), uid, module: module.to_owned(), channel: channel.to_owned() }
+        Self { key: KymaKey::of(kyma.as_ref()), uid, module: module.to_owned(), channel: channel.to_owned() }
     }
 }
 
@@ -66,7 +66,7 @@ pub(super) fn release(
             Some(Follows::Unresolved) => !channels.is_empty(),
         };
         if is_waiting || rest || now.admission_differs(old, kyma.labels()) {
-            affected.users.insert(key_of(kyma.as_ref()));
+            affected.users.insert(KymaKey::of(kyma.as_ref()));
         }
     }
     affected
@@ -85,13 +85,13 @@ pub(super) fn hold_ended(kymas: &[Arc<Kyma>], module: &str) -> Affected {
 /// All users of a module.
 fn users(kymas: &[Arc<Kyma>], module: &str) -> Affected {
     let users = kymas.iter().filter(|kyma| fingerprint::follows(kyma, module).is_some());
-    Affected { users: users.map(|kyma| key_of(kyma.as_ref())).collect(), ..Affected::default() }
+    Affected { users: users.map(|kyma| KymaKey::of(kyma.as_ref())).collect(), ..Affected::default() }
 }
 
 /// Kymas that a changed template affects: those that use it, and those with an unresolved module that may wait for it.
 pub(super) fn template(kymas: &[Arc<Kyma>], module: &str, template: &str) -> Affected {
     let affected = kymas.iter().filter(|kyma| fingerprint::may_use_template(kyma, module, template));
-    Affected { users: affected.map(|kyma| key_of(kyma.as_ref())).collect(), ..Affected::default() }
+    Affected { users: affected.map(|kyma| KymaKey::of(kyma.as_ref())).collect(), ..Affected::default() }
 }
 
 #[cfg(test)]

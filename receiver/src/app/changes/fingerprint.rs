@@ -55,22 +55,17 @@ impl<E: PartialEq> Fingerprints<E> {
     ) -> Option<(&'a K, Option<E>)> {
         match *change {
             Change::Initial(object) => {
-                self.0.insert(key_of(object), fingerprint(object));
+                self.0.insert(KymaKey::of(object), fingerprint(object));
                 None
             }
-            Change::Applied(object) => match self.apply(key_of(object), fingerprint(object))? {
+            Change::Applied(object) => match self.apply(KymaKey::of(object), fingerprint(object))? {
                 FingerprintChange::New => Some((object, None)),
                 FingerprintChange::Changed(old) => Some((object, Some(old))),
             },
-            Change::Deleted(object) => self.delete(&key_of(object)).map(|_| (object, None)),
+            Change::Deleted(object) => self.delete(&KymaKey::of(object)).map(|_| (object, None)),
             Change::Listed => None,
         }
     }
-}
-
-/// Key of any namespaced object.
-pub(super) fn key_of<K: Resource>(object: &K) -> KymaKey {
-    KymaKey::new(object.namespace().unwrap_or_default(), object.name_any())
 }
 
 /// Fingerprint of the metadata and the generation, which users and other controllers of KCP write. Consists of hashes,

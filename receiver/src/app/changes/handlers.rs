@@ -15,7 +15,7 @@ use tokio::{sync::Notify, time::Instant};
 use super::{
     affected::{self, Affected, Follower},
     debounce::CatalogDebouncer,
-    fingerprint::{FingerprintChange, Fingerprints, ObjectFingerprint, ReleaseFingerprint, key_of},
+    fingerprint::{FingerprintChange, Fingerprints, ObjectFingerprint, ReleaseFingerprint},
     owners::SecretOwners,
     placer::KymaPlacer,
 };
@@ -113,7 +113,7 @@ impl EventHandlers {
             let initial = matches!(change, Change::Initial(_));
             match change {
                 Change::Initial(kyma) | Change::Applied(kyma) => {
-                    let (key, now) = (key_of(kyma), ObjectFingerprint::of(kyma));
+                    let (key, now) = (KymaKey::of(kyma), ObjectFingerprint::of(kyma));
                     // Events record status changes as well, which change no fingerprint and are skipped below.
                     if initial {
                         components.recorder.initial_kyma(&key, kyma);
@@ -148,7 +148,7 @@ impl EventHandlers {
                     components.fleet.enqueue(&key, work, Priority::User);
                 }
                 Change::Deleted(kyma) => {
-                    let key = key_of(kyma);
+                    let key = KymaKey::of(kyma);
                     components.recorder.deleted_kyma(&key, kyma);
                     fingerprints.delete(&key);
                     placer.remove(&key);
@@ -223,9 +223,9 @@ impl EventHandlers {
         let mut fingerprints = Fingerprints::new();
         move |change| {
             match change {
-                Change::Initial(watcher) => recorder.initial_watcher(&key_of(watcher), watcher),
-                Change::Applied(watcher) => recorder.watcher(&key_of(watcher), watcher),
-                Change::Deleted(watcher) => recorder.deleted_watcher(&key_of(watcher)),
+                Change::Initial(watcher) => recorder.initial_watcher(&KymaKey::of(watcher), watcher),
+                Change::Applied(watcher) => recorder.watcher(&KymaKey::of(watcher), watcher),
+                Change::Deleted(watcher) => recorder.deleted_watcher(&KymaKey::of(watcher)),
                 Change::Listed => {}
             }
             // The first list is reported as a whole.
@@ -256,7 +256,7 @@ impl Components {
         self.recorder.publish(update.events(namespace));
         let kymas = self.stores.kymas.state();
         let viewers = kymas.iter().filter(|kyma| update.affects(kyma.labels()));
-        let viewers: Vec<_> = viewers.map(|kyma| key_of(kyma.as_ref())).collect();
+        let viewers: Vec<_> = viewers.map(|kyma| KymaKey::of(kyma.as_ref())).collect();
         self.catalog.metrics().count_enqueued(viewers.len());
         self.fleet.enqueue_paced(viewers, WorkSet::of(&[Work::Catalog]), per_second);
         update.no_longer_held.iter().for_each(|module| affected.add(affected::hold_ended(&kymas, module)));

@@ -12,7 +12,6 @@ use kube::{
 };
 use tidewatch_shared::names::label;
 
-use super::fingerprint::key_of;
 use crate::{base::key::KymaKey, kube::runtime_access::AccessSecret};
 
 /// Index of the access Secrets; bounded by the Secrets in the cache.
@@ -36,12 +35,12 @@ fn owner(secret: &Secret) -> Option<KymaKey> {
 impl SecretOwners {
     /// Records a Secret. Returns the Kymas that it concerns: the one it belongs to, and the one it belonged to before.
     pub(super) fn apply(&self, secret: &Secret) -> Vec<KymaKey> {
-        self.lock().set(key_of(secret), owner(secret))
+        self.lock().set(KymaKey::of(secret), owner(secret))
     }
 
     /// Records the deletion of a Secret. Returns the Kyma that it belonged to.
     pub(super) fn delete(&self, secret: &Secret) -> Vec<KymaKey> {
-        self.lock().set(key_of(secret), None)
+        self.lock().set(KymaKey::of(secret), None)
     }
 
     /// Returns the Secrets of a Kyma from the cache, without scanning the others.

@@ -11,7 +11,6 @@ use tidewatch_shared::{
     plan::{Plan, Work},
 };
 
-use super::fingerprint::key_of;
 use crate::base::stores::CurrentPlan;
 use crate::{
     base::key::KymaKey,
@@ -58,7 +57,7 @@ impl KymaPlacer {
         // A Kyma that changes during this loop is in the cache already, or its event waits for the lock and is placed
         // afterwards.
         for kyma in self.kymas.state() {
-            let key = key_of(kyma.as_ref());
+            let key = KymaKey::of(kyma.as_ref());
             self.place_locked(key.clone(), &kyma);
             self.fleet.enqueue(&key, WorkSet::of(&[Work::Kyma]), Priority::Catalog);
         }
@@ -130,7 +129,7 @@ mod tests {
                 (0..KYMAS).map(|n| kyma(n, &format!("r-{round}-{n}"))).chain([kyma(KYMAS, &here)]).collect();
             for kyma in &known {
                 writer.apply_watcher_event(&Event::Apply(kyma.clone()));
-                placer.place(key_of(kyma), kyma);
+                placer.place(KymaKey::of(kyma), kyma);
             }
             let (gone, moved) = (&known[KYMAS / 2], kyma(KYMAS, &there));
             let together = Barrier::new(2);
@@ -141,9 +140,9 @@ mod tests {
                 });
                 together.wait();
                 writer.apply_watcher_event(&Event::Delete(gone.clone()));
-                placer.remove(&key_of(gone));
+                placer.remove(&KymaKey::of(gone));
                 writer.apply_watcher_event(&Event::Apply(moved.clone()));
-                placer.place(key_of(&moved), &moved);
+                placer.place(KymaKey::of(&moved), &moved);
             });
             assert_eq!(
                 accepts_events(&fleet, &format!("r-{round}-{}", KYMAS / 2)),

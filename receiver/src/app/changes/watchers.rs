@@ -5,8 +5,9 @@ use std::{error::Error as _, sync::Arc, time::Duration};
 use kube::Client;
 use tokio::{sync::Notify, time};
 
-use super::{fingerprint::key_of, handlers::Components, placer::KymaPlacer};
+use super::{handlers::Components, placer::KymaPlacer};
 use crate::{
+    base::key::KymaKey,
     controllers::watcher::{self, ServingMode},
     kube::watch::SyncGuard,
 };
@@ -32,7 +33,7 @@ pub(super) async fn run(
         }
         time::sleep(DEBOUNCE).await;
         let mut watchers = components.stores.watchers.state();
-        watchers.sort_unstable_by_key(|watcher| key_of(watcher.as_ref()));
+        watchers.sort_unstable_by_key(|watcher| KymaKey::of(watcher.as_ref()));
         let (plan, routes, rejected) = watcher::plan(components.installed.to_vec(), &watchers);
         // Routes before the plan, so that an event of a new watch finds its route.
         components.fleet.set_routes(routes);
@@ -41,7 +42,7 @@ pub(super) async fn run(
         drop(pending.take());
         let mut failed = false;
         for watcher in &watchers {
-            let key = key_of(watcher.as_ref());
+            let key = KymaKey::of(watcher.as_ref());
             let serving = match (rejected.get(&key), health.get(watcher::watch_name(&key).as_str())) {
                 (Some(error), _) => ServingMode::Rejected(error),
                 (None, Some((target, health))) => ServingMode::Forwarded(target, *health),

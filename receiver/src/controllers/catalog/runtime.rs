@@ -16,7 +16,7 @@ use super::{
     metrics::{Metrics, Operation},
 };
 use crate::{
-    kube::object::is_absent,
+    kube::object::if_exists,
     kube::runtime_access::{ListError, ListLimits, list_all},
 };
 
@@ -133,10 +133,7 @@ impl Runtime {
 
     /// Deletes the inventory; success if it does not exist.
     pub(super) async fn delete_inventory(&self) -> kube::Result<()> {
-        match self.inventories().delete(CATALOG_INVENTORY, &DeleteParams::background()).await {
-            Ok(_) => Ok(()),
-            Err(error) if is_absent(&error, CATALOG_INVENTORY) => Ok(()),
-            Err(error) => Err(error),
-        }
+        let deleted = self.inventories().delete(CATALOG_INVENTORY, &DeleteParams::background()).await;
+        if_exists(deleted, CATALOG_INVENTORY).map(drop)
     }
 }

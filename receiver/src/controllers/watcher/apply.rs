@@ -47,32 +47,22 @@ impl ApplyError {
     }
 }
 
-/// Writes that were necessary.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ApplyOutcome {
-    /// The ConfigMap was written.
-    pub plan_written: bool,
-    /// The Lease was created.
-    pub lease_created: bool,
-}
-
 /// Reconciles the ConfigMap to exactly this plan, and creates a missing Lease. Reads both and writes only differences:
 /// with server-side apply, or with a PUT if other managers added keys. The agent owns an existing Lease.
 ///
 /// # Errors
 /// [`ApplyError`]; a missing Lease is created even if the plan fails.
-pub async fn apply(client: &Client, plan: &Plan) -> Result<ApplyOutcome, ApplyError> {
-    let plan_written = apply_plan(client, plan).await;
-    let lease_created = ensure_lease(client).await;
-    Ok(ApplyOutcome { plan_written: plan_written?, lease_created: lease_created? })
+pub async fn apply(client: &Client, plan: &Plan) -> Result<(), ApplyError> {
+    let applied = apply_plan(client, plan).await;
+    applied.and(ensure_lease(client).await)
 }
 
-async fn apply_plan(client: &Client, plan: &Plan) -> Result<bool, ApplyError> {
+async fn apply_plan(client: &Client, plan: &Plan) -> Result<(), ApplyError> {
     let text = serde_json::to_string(plan).map_err(ApplyError::Serialize)?;
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), SKR_NAMESPACE);
     let found = api.get_opt(AGENT_OBJECT).await.map_err(ApplyError::ReadPlan)?;
     if found.is_some_and(|found| holds(&found, &text)) {
-        return Ok(false);
+        return Ok(());
     }
     let body = json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {PLAN_KEY: text},
         "metadata": {"name": AGENT_OBJECT, "namespace": SKR_NAMESPACE, "labels": labels()}});
@@ -84,19 +74,18 @@ async fn apply_plan(client: &Client, plan: &Plan) -> Result<bool, ApplyError> {
         applied.metadata.labels.get_or_insert_default().extend(labels());
         api.replace(AGENT_OBJECT, &post_params(), &applied).await.map_err(ApplyError::WritePlan)?;
     }
-    Ok(true)
+    Ok(())
 }
 
-async fn ensure_lease(client: &Client) -> Result<bool, ApplyError> {
+async fn ensure_lease(client: &Client) -> Result<(), ApplyError> {
     let api: Api<Lease> = Api::namespaced(client.clone(), SKR_NAMESPACE);
     if api.get_metadata_opt(AGENT_OBJECT).await.map_err(ApplyError::ReadLease)?.is_some() {
-        return Ok(false);
+        return Ok(());
     }
     let metadata = ObjectMeta { name: Some(AGENT_OBJECT.to_owned()), labels: Some(labels()), ..ObjectMeta::default() };
     match api.create(&post_params(), &Lease { metadata, ..Lease::default() }).await {
-        Ok(_) => Ok(true),
-        Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(false),
-        Err(error) => Err(ApplyError::CreateLease(error)),
+        Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
+        created => created.map(drop).map_err(ApplyError::CreateLease),
     }
 }
 
@@ -129,8 +118,7 @@ mod tests {
     async fn plan_is_written_once_and_repaired() {
         let runtime = FakeApiServer::default();
         let (plan, ..) = watcher::plan::<Arc<tidewatch_shared::api::Watcher>>(Vec::new(), &[]);
-        let applied = apply(&runtime.client(), &plan).await.unwrap();
-        assert_eq!(applied, ApplyOutcome { plan_written: true, lease_created: true });
+        apply(&runtime.client(), &plan).await.unwrap();
         assert_eq!(
             runtime.calls(),
             [
@@ -142,7 +130,7 @@ mod tests {
         );
 
         let idle = ["GET configmaps/tidewatch-agent", "GET leases/tidewatch-agent"];
-        assert_eq!(apply(&runtime.client(), &plan).await.unwrap(), ApplyOutcome::default());
+        apply(&runtime.client(), &plan).await.unwrap();
         assert_eq!(runtime.calls(), idle);
         runtime.edit(MAP, |map| assert_eq!(Plan::parse(map["data"][PLAN_KEY].as_str().unwrap()).unwrap(), plan));
 

@@ -92,8 +92,7 @@ pub fn plan<W: AsRef<Watcher>>(
     watches.extend(more);
     let (mut targets, mut rejected) = (Vec::new(), BTreeMap::new());
     let present = watchers.iter().map(AsRef::as_ref).filter(|watcher| watcher.meta().deletion_timestamp.is_none());
-    let key_of = |watcher: &Watcher| KymaKey::new(watcher.namespace().unwrap_or_default(), watcher.name_any());
-    let by_name: BTreeMap<_, _> = present.map(|watcher| (key_of(watcher), watcher)).collect();
+    let by_name: BTreeMap<_, _> = present.map(|watcher| (KymaKey::of(watcher), watcher)).collect();
     for (key, watcher) in by_name {
         match watch_of(&key, watcher) {
             Ok((watch, _)) if is_covered(&watch) => {}
