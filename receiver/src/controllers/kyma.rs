@@ -159,13 +159,13 @@ fn log_failure(ctx: &Context, key: &KymaKey, error: &Error) -> ErrorClass {
     let class = error.class();
     ctx.metrics.requeues.count(error.requeue_reason(), "unexpected");
     if error.is_conflict() {
-        debug!(kyma = %key, %error, "somebody else wrote, the work begins anew");
+        debug!(kyma = %key, %error, "Conflict with a concurrent write, requeued");
     } else {
         let cause = std::error::Error::source(error).map(|source| match source.downcast_ref::<kube::Error>() {
             Some(call) => describe(call),
             None => source.to_string(),
         });
-        warn!(kyma = %key, %error, cause, class = class.as_str(), "work failed");
+        warn!(kyma = %key, %error, cause, class = class.as_str(), "Reconcile failed");
     }
     class
 }

@@ -68,10 +68,10 @@ pub enum OmissionReason {
     #[error("it is left out: it names no module or no version")]
     Nameless,
     /// The selector is malformed, with the reason.
-    #[error("nobody sees the module: its kymaSelector cannot be read: {0}")]
+    #[error("no Kyma sees the module: its kymaSelector cannot be read: {0}")]
     Selector(String),
     /// The release meta has a selector although its module is not restricted, so no Kyma sees the module.
-    #[error("nobody sees the module: it has a kymaSelector but is not in the list of restricted modules")]
+    #[error("no Kyma sees the module: it has a kymaSelector but is not in the list of restricted modules")]
     NotRestricted,
     /// A channel points to a version without a template; only the channel is left out.
     #[error("the channel {channel} is left out: there is no template of the version {version}")]

@@ -56,7 +56,7 @@ pub enum HidingRule {
     Internal,
     /// The module is restricted, and its release meta has no `kymaSelector` or an empty one.
     #[strum(serialize = "restricted-no-selector")]
-    #[error("the module is restricted and its kymaSelector selects nobody")]
+    #[error("the module is restricted and its kymaSelector selects no Kyma")]
     RestrictedWithoutSelector,
     /// The module is restricted, and its `kymaSelector` does not match the Kyma's labels.
     #[error("the module is restricted and its kymaSelector does not match the Kyma's labels")]

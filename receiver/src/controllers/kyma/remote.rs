@@ -38,7 +38,7 @@ fn initial_spec(kcp: &Kyma, reset: bool) -> KymaSpec {
     let accepted = kcp.annotations().get(annotation::ACCEPTED_SPEC).filter(|_| !reset);
     let Some(text) = accepted else { return kcp.spec.clone() };
     serde_json::from_str(text).unwrap_or_else(|error| {
-        warn!(kyma = %kcp.name_any(), %error, "the accepted spec is not readable, the defaults are taken");
+        warn!(kyma = %kcp.name_any(), %error, "Accepted spec is malformed, using the defaults");
         kcp.spec.clone()
     })
 }
@@ -107,7 +107,7 @@ async fn remember(ctx: &Context, kcp: &mut Kyma, spec: &KymaSpec, reset: bool) -
         if text.len() <= MAX_ACCEPTED {
             metadata["annotations"] = json!({annotation::ACCEPTED_SPEC: text});
         } else {
-            warn!(kyma = %kcp.name_any(), bytes = text.len(), "the runtime's spec is too large to be kept");
+            warn!(kyma = %kcp.name_any(), bytes = text.len(), "Spec of the runtime's Kyma is too large to be recorded");
         }
     }
     if reset {

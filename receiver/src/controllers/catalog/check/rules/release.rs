@@ -69,7 +69,7 @@ fn check_kind(object: &Object, meta: &ModuleReleaseMeta, context: &Context<'_>, 
         }
         (None, Some(channels)) if channels.is_empty() => {
             let path = [Key("spec"), Key("channels")];
-            let finding = object.finding(&path, Code::NoChannel, "nobody sees a module without a channel");
+            let finding = object.finding(&path, Code::NoChannel, "no Kyma sees a module without a channel");
             findings.push(finding.suggest(match channel {
                 Some(channel) => format!("add {channel}"),
                 None => "add a template and a channel that points to it, or remove the release meta".to_owned(),
@@ -96,7 +96,7 @@ fn check_channels(object: &Object, meta: &ModuleReleaseMeta, context: &Context<'
     for (index, entry) in spec.channels().iter().enumerate() {
         let path = |field| [Key("spec"), Key("channels"), Index(index), Key(field)];
         if entry.channel == RESERVED {
-            let message = "nobody can choose a channel of this name";
+            let message = "no Kyma can choose a channel of this name";
             findings
                 .push(object.finding(&path("channel"), Code::ReservedChannel, message).suggest("give it another name"));
         }
@@ -104,7 +104,7 @@ fn check_channels(object: &Object, meta: &ModuleReleaseMeta, context: &Context<'
         match context.templates.get(&*name) {
             None => findings.push(unknown(&path("version"), name)),
             Some(Some(template)) if template.spec.is_mandatory() => {
-                let message = format!("the template {name} is mandatory, so nobody can select it");
+                let message = format!("the template {name} is mandatory, so no Kyma can select it");
                 let finding = object.finding(&path("version"), Code::MandatoryTemplate, message);
                 findings.push(finding.suggest("make the template selectable, or the release meta mandatory"));
             }
@@ -118,7 +118,7 @@ fn check_selector(object: &Object, meta: &ModuleReleaseMeta, context: &Context<'
     let path = [Key("spec"), Key("kymaSelector")];
     match Selector::parse(selector) {
         Err(error) => {
-            let message = format!("it cannot be read, so nobody sees the module: {error}");
+            let message = format!("it cannot be read, so no Kyma sees the module: {error}");
             let is_valid = |match_labels, match_expressions| {
                 Selector::parse(&LabelSelector { match_labels, match_expressions }).is_ok()
             };
@@ -131,7 +131,7 @@ fn check_selector(object: &Object, meta: &ModuleReleaseMeta, context: &Context<'
             findings.push(finding.suggest(selector_advice(&error, broken.map(|(expression, _)| expression))));
         }
         Ok(selector) if selector.is_empty() => {
-            let message = "a selector without a requirement selects nobody";
+            let message = "a selector without a requirement selects no Kyma";
             findings.push(object.finding(&path, Code::SelectsNobody, message).suggest(
                 "name what those have who may see it, as matchLabels: {team: a}; or remove it, if everybody may",
             ));
@@ -140,7 +140,7 @@ fn check_selector(object: &Object, meta: &ModuleReleaseMeta, context: &Context<'
     }
     let restricted = context.options.restricted.as_ref();
     if restricted.is_some_and(|restricted| !restricted.contains(&meta.spec.module_name)) {
-        let message = "nobody sees the module: it has a selector, but is not restricted";
+        let message = "no Kyma sees the module: it has a selector, but is not restricted";
         let finding = object.finding(&path, Code::NotRestricted, message);
         findings.push(finding.suggest("remove the selector, or name the module in --restricted-default-modules"));
     }

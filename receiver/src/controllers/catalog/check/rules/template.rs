@@ -64,20 +64,20 @@ fn reachability(
         let message = format!("the module {module} has no release meta");
         let points = if template.spec.is_mandatory() { "whose mandatory" } else { "with a channel that" };
         return Some(object.finding(&NAME, Code::NoReleaseMeta, message).suggest(format!(
-            "nobody can have it until there is one: add the ModuleReleaseMeta {module}, {points} names {version}"
+            "no runtime gets it until there is one: add the ModuleReleaseMeta {module}, {points} names {version}"
         )));
     };
     // A release meta that does not deserialize is reported there.
     let meta = meta.filter(|_| !context.referenced.contains(&object.name))?;
     Some(match (&meta.spec.mandatory, template.spec.is_mandatory()) {
-        (Some(mandatory), _) => unreached(&format!("every runtime gets {}, and nobody this one", mandatory.version))
+        (Some(mandatory), _) => unreached(&format!("every runtime gets {}, and none gets this one", mandatory.version))
             .suggest(format!("remove it, or let mandatory of the ModuleReleaseMeta {module} name {version}")),
         (None, true) => unreached("it is mandatory, but its release meta is not").suggest(format!(
             "remove mandatory here, or give the ModuleReleaseMeta {module} mandatory: {{version: {version}}} for its \
              channels"
         )),
         (None, false) => unreached("no channel points to it")
-            .suggest("it can only be installed by its version; remove it if nobody should"),
+            .suggest("it can only be installed by its version; remove it if no user should install it"),
     })
 }
 
