@@ -36,7 +36,7 @@ use crate::{
     server::Server,
     settings::CurrentSettings,
     telemetry::{Guard, Metrics, Readiness, error_chain},
-    watch::{self as watches, PlanState, WatchContext},
+    watch::{self as watches, Discovery, PlanState, WatchContext},
 };
 
 /// A request in flight at shutdown may take this long.
@@ -190,6 +190,7 @@ impl App {
             slow: Arc::new(Semaphore::new(1)),
             rebuild: rebuild.subscribe(),
             watermarks: canary_state.watermarks(),
+            discovery: Discovery::default(),
             namespace: config.namespace.as_str().into(),
             metrics: metrics.clone(),
         };

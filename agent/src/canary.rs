@@ -38,6 +38,7 @@ pub struct CanaryState(Arc<Shared>);
 struct Shared {
     state: Mutex<State>,
     seen: Notify,
+    back: Notify,
     watermarks: Watermarks,
 }
 
@@ -66,6 +67,11 @@ impl CanaryState {
         Some(Canary { age_seconds: now.duration_since(back).as_secs() })
     }
 
+    /// Waits until a renewal comes back through the watch. One before the call counts; supports one caller.
+    pub(crate) async fn came_back(&self) {
+        self.0.back.notified().await;
+    }
+
     /// True if the API server answered the last renewal with 404.
     pub(crate) fn is_missing(&self) -> bool {
         self.with(|state| state.missing)
@@ -90,6 +96,7 @@ impl CanaryState {
             state.highest = state.highest.max(version);
             if state.renewed > 0 && state.renewed <= version {
                 state.back = Some(now);
+                self.0.back.notify_one();
             }
         });
         self.0.seen.notify_waiters();
@@ -109,6 +116,7 @@ impl CanaryState {
             state.renewed = version;
             if state.watched >= version {
                 state.back = Some(now);
+                self.0.back.notify_one();
             }
             backwards || above
         })
@@ -259,6 +267,15 @@ impl LeaseRenewer {
         let lease: Named = serde_json::from_slice(&response).map_err(ApiError::Parse)?;
         let number = lease.metadata.version.parse();
         number.map_err(|_| ApiError::Parse(serde::de::Error::custom("resourceVersion is not a number")))
+    }
+}
+
+#[cfg(test)]
+impl CanaryState {
+    /// The watch delivers a renewal.
+    pub(crate) fn come_back(&self, now: Instant) {
+        self.renewed(1, 0, now);
+        self.watched("1", now);
     }
 }
 

@@ -4,7 +4,9 @@
 mod bounds;
 mod entry;
 mod event_path;
+mod evidence;
 mod heartbeat;
+mod not_served;
 mod single;
 mod snapshot;
 
@@ -38,6 +40,7 @@ pub use crate::{
 };
 use entry::WatchEntry;
 pub use event_path::{ConditionStatus, EventPath};
+pub(crate) use evidence::Evidence;
 use heartbeat::HeartbeatLog;
 pub use heartbeat::LastHeartbeat;
 pub use snapshot::Runtime;
@@ -145,7 +148,7 @@ impl Core {
 
     /// Sets the error of the newest plan or settings, while the last valid ones stay in force; `None` clears it.
     pub(crate) fn set_plan_error(&self, error: Option<String>) {
-        self.with(|state| state.plan_error = error);
+        self.with_wake(|state| state.plan_error = error);
     }
 
     /// The nonce of another request in this epoch.
@@ -203,7 +206,7 @@ impl Core {
 
     /// Sets the error of a watch; `None` clears it.
     pub(crate) fn set_error(&self, id: WatchId, error: Option<String>) {
-        self.with(|state| {
+        self.with_wake(|state| {
             if let Some(watched) = state.watched(id) {
                 watched.attempted |= error.is_some();
                 watched.error = error;
@@ -360,6 +363,7 @@ impl State {
         let (Some(name), cap) = (self.name_of(id), self.cap) else { return };
         self.outbox.describe(&name, version, kind);
         let Some(watched) = self.watched(id) else { return };
+        (watched.described, watched.not_served) = (true, false);
         let rule = ChangeRule { every_version, ..watched.index.rule() };
         if rule != watched.index.rule() {
             // Another rule changes the digest: pending contributions of the old one must not be sent beside it.

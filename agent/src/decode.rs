@@ -12,7 +12,9 @@ use crate::{
     plan::PlanSource,
     settings::CurrentSettings,
     telemetry::{Metrics, Readiness},
-    watch::{self as watching, LineBuffer, ListProgress, PlanState, PlannedSink, Reader, Single, Sink, Watermarks},
+    watch::{
+        self as watching, Discovery, LineBuffer, ListProgress, PlanState, PlannedSink, Reader, Single, Sink, Watermarks,
+    },
 };
 
 /// Result of a page or line.
@@ -70,7 +72,7 @@ impl WatchDecoder {
     /// A decoder before its first page. `namespace` is that of the agent's own objects.
     #[must_use]
     pub fn new(started: StartedWatch, namespace: &str, core: Core) -> Self {
-        Self(Decoder::new(PlannedSink::new(started, namespace, core)))
+        Self(Decoder::new(PlannedSink::new(started, namespace, core, Discovery::default())))
     }
 
     /// Decodes a list page: the first one, or the one after the last.
@@ -160,7 +162,7 @@ pub fn lines<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> Option<Vec<Vec<u
 /// The preferred version in the document of an API group.
 #[must_use]
 pub fn preferred_version(document: &[u8]) -> Option<String> {
-    watching::preferred_version_of(document).ok()
+    watching::versions_of(document).ok()?.into_iter().next()
 }
 
 /// A resource in the document of a group version.

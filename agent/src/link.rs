@@ -6,6 +6,7 @@
 //! at a time, none is in flight when the identity changes.
 
 mod client;
+mod evidence;
 mod renewal;
 mod v2;
 
@@ -17,7 +18,7 @@ use serde::de::DeserializeOwned;
 use tidewatch_shared::{
     event::BATCH_CONTENT_TYPE,
     exchange::{EVENTS_PATH, EventsResponse, HEARTBEAT_PATH, HeartbeatResponse},
-    heartbeat::CertificateState,
+    heartbeat::{CertificateState, EVIDENCE_INTERVALS},
     identity::Epoch,
 };
 use tokio::{
@@ -32,13 +33,14 @@ pub(crate) use v2::V2Sender;
 use crate::{
     canary::CanaryState,
     clock,
-    core::{Core, HeartbeatContext},
+    core::{Core, Evidence, HeartbeatContext},
     identity::{CertificateNotice, Credentials, CurrentCredentials, EnrollerHandle, RenewalOrder},
     random,
     receiver::{BufferedResponse, Dialer, RefusalAction, RequestError, RetryTimer, classify_refusal},
     telemetry::{Guard, Metrics, RequestOutcome, Route, error_chain},
 };
 use client::{Client, PostRequest};
+use evidence::ExtraHeartbeats;
 
 /// Bounds of the heartbeat interval that the receiver may set, in seconds.
 const HEARTBEAT_SECONDS: (u32, u32) = (1, 3_600);
@@ -79,6 +81,7 @@ pub struct Link {
     events: RetryTimer,
     heartbeats: RetryTimer,
     heartbeat_due: Instant,
+    extra_heartbeats: ExtraHeartbeats,
     /// The last response corrected the clock: a second refusal has another cause.
     offset_tried: bool,
     epoch_begun: Option<Instant>,
@@ -103,6 +106,7 @@ impl Link {
             events: RetryTimer::default(),
             heartbeats: RetryTimer::default(),
             heartbeat_due: Instant::now(),
+            extra_heartbeats: ExtraHeartbeats::default(),
             offset_tried: false,
             epoch_begun: None,
             epoch_tried: false,
@@ -136,7 +140,9 @@ impl Link {
             self.renew(client, order);
         }
         let now = Instant::now();
-        let heartbeat = self.heartbeats.not_before(self.heartbeat_due);
+        let evidence = self.evidence(now);
+        let due = self.extra_heartbeats.due(&evidence, self.heartbeat_due, now);
+        let heartbeat = self.heartbeats.not_before(due);
         if heartbeat <= now {
             return self.send_heartbeat(client).await;
         }
@@ -148,6 +154,7 @@ impl Link {
         tokio::select! {
             () = sleep_until(wake) => {}
             () = self.core.woken() => {}
+            () = self.canary_state.came_back() => {}
             order = ordered(self.renewals.as_mut()) => self.renew(client, order),
             Some(_) = self.renewal_task.join_next() => {}
             _ = self.credentials.changed() => self.credentials.mark_changed(),
@@ -181,6 +188,8 @@ impl Link {
             canary: self.canary_state.canary(now),
             incomplete: self.canary_state.is_missing() || identity.unsaved,
         };
+        // Collected before the heartbeat: a change in between causes another one.
+        let evidence = self.evidence(now);
         let (heartbeat, nonce) = self.core.heartbeat(now, surroundings);
         let epoch = heartbeat.epoch;
         let body: Bytes = serde_json::to_vec(&heartbeat).expect("strings and numbers have a JSON form").into();
@@ -188,6 +197,7 @@ impl Link {
         let response = post(client, &self.metrics, Route::Heartbeat, request).await;
         let response = self.react::<HeartbeatResponse>(client, Route::Heartbeat, StatusCode::OK, epoch, response);
         let Some(response) = response else { return };
+        self.extra_heartbeats.accepted(evidence, self.heartbeat_due, now);
         self.core.apply_heartbeat_response(Instant::now(), epoch, &response);
         if response.renew {
             self.notify_enroller(client, CertificateNotice::Renew);
@@ -195,6 +205,15 @@ impl Link {
         self.follow_interval(response.heartbeat_seconds);
         let interval = *self.interval.borrow();
         self.heartbeat_due = Instant::now() + jittered(interval);
+    }
+
+    /// The current evidence about the event path.
+    fn evidence(&self, now: Instant) -> Evidence {
+        let lifetime = self.interval.borrow().saturating_mul(EVIDENCE_INTERVALS).as_secs();
+        let canary = self.canary_state.canary(now);
+        let is_unsaved = self.renewals.as_ref().is_some_and(|renewals| renewals.identity_status.is_unsaved());
+        let is_incomplete = self.canary_state.is_missing() || is_unsaved;
+        self.core.evidence(canary.is_some_and(|canary| canary.age_seconds <= lifetime), is_incomplete)
     }
 
     /// Starts a renewal in the background.

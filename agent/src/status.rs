@@ -69,7 +69,8 @@ impl Runtime {
     }
 
     fn row(&self, watch: &WatchState) -> [String; 7] {
-        let WatchState { name, objects, listed_seconds_ago, alive_seconds_ago, coarse, error, .. } = watch;
+        let WatchState { name, objects, listed_seconds_ago, alive_seconds_ago, coarse, not_served, error, .. } = watch;
+        let absent = not_served.then(|| "kind not served".to_owned());
         let settled = self.heartbeat.as_ref().and_then(|response| response.settled.as_ref()?.get(name));
         [
             name.clone(),
@@ -78,7 +79,7 @@ impl Runtime {
             age(*listed_seconds_ago),
             age(*alive_seconds_ago),
             if *coarse { "yes" } else { "no" }.to_owned(),
-            error.clone().unwrap_or_default(),
+            error.clone().or(absent).unwrap_or_default(),
         ]
     }
 }
@@ -126,6 +127,7 @@ mod tests {
             listed_seconds_ago: error.is_none().then_some(61),
             alive_seconds_ago: None,
             coarse: false,
+            not_served: name == "absent",
             error: error.map(str::to_owned),
         };
         let mut status = Status {
@@ -171,7 +173,7 @@ mod tests {
             unsettled: 3,
             gaps: 4,
             resends: 5,
-            watches: vec![watch("kyma", None), watch("pods", Some("403\nforbidden"))],
+            watches: vec![watch("kyma", None), watch("pods", Some("403\nforbidden")), watch("absent", None)],
         });
         let page = status.page();
         for line in [
@@ -184,8 +186,9 @@ mod tests {
             "events       1 waiting, 2 parked, 3 unsettled, accepted up to 6",
             "gaps         4; 5 resends requested, now of kyma, pods",
             "plan         abc, the receiver's is def, the newest is refused: no\u{fffd}[2J",
-            "kyma   3        5        1m1s    -      no",
-            "pods   3        -        -       -      no      403\u{fffd}forbidden",
+            "kyma    3        5        1m1s    -      no",
+            "pods    3        -        -       -      no      403\u{fffd}forbidden",
+            "absent  3        -        1m1s    -      no      kind not served",
         ] {
             assert!(page.lines().any(|there| there == line), "{line:?} is not in\n{page}");
         }

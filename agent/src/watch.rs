@@ -3,6 +3,8 @@
 //! The loop replaces a ready-made reflector for four reasons: bookmarks must count as liveness, a silent watch must be
 //! reopened, a relist must be possible on demand, and every page and every line must have a size limit.
 
+mod absence;
+mod definitions;
 mod discovery;
 mod object;
 mod planned;
@@ -15,14 +17,16 @@ mod wire;
 
 use std::{sync::Arc, time::Duration};
 
+use http::StatusCode;
 use serde::de::DeserializeOwned;
 use tokio::{
     sync::{Semaphore, watch},
-    time::{Instant, sleep, timeout},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 
+use definitions::Definitions;
 pub use discovery::ServedResource;
-pub(crate) use discovery::{find_resource, preferred_version_of};
+pub(crate) use discovery::{Discovery, find_resource, versions_of};
 pub(crate) use object::Named;
 pub(crate) use planned::PlannedSink;
 pub(crate) use reader::{ListProgress, Reader};
@@ -38,6 +42,7 @@ use crate::{
     random,
     telemetry::Metrics,
 };
+use absence::Absence;
 use object::Versioned;
 use reader::WatchEnd;
 use wire::Lines;
@@ -97,6 +102,13 @@ pub(crate) trait Sink {
     fn bookmark(&mut self, version: &str);
     /// Reports that the list or the watch failed; it will be retried.
     fn failed(&mut self, why: &ApiError);
+    /// Reports that the API server does not serve the kind; it will be looked up again. Unless that is confirmed, it may
+    /// be about to serve it.
+    fn not_served(&mut self, _is_confirmed: bool) {}
+    /// Waits until the definition of the kind changes, after the last call of [`Sink::target`].
+    fn redefined(&mut self) -> impl Future<Output = ()> + Send {
+        std::future::pending()
+    }
     /// Reports that a watch is open.
     fn opened(&mut self) {}
 }
@@ -112,6 +124,8 @@ pub(crate) struct WatchContext {
     pub(crate) rebuild: watch::Receiver<u64>,
     /// Newest resourceVersion that each watch has observed.
     pub(crate) watermarks: Watermarks,
+    /// Lookups of kinds.
+    pub(crate) discovery: Discovery,
     /// Namespace of the agent's own objects.
     pub(crate) namespace: Arc<str>,
     /// Counters.
@@ -129,13 +143,19 @@ struct ListWatch<S> {
     page: usize,
     /// The last list timed out, e.g. because of the conversion webhook of one kind.
     slow: bool,
+    /// Lookups that missed the kind.
+    absence: Absence,
+    /// The last watch was answered with 404. The lookup that follows finds the cause.
+    missing: bool,
 }
 
 /// Lists and watches until cancelled.
 pub(crate) async fn run<S: Sink>(client: ApiClient, shared: WatchContext, sink: S) {
     let reader = Reader::new(sink, shared.watermarks.register());
     let [backoff, reopens] = [(); 2].map(|()| Backoff::new(BACKOFF));
-    let mut watching = ListWatch { client, shared, reader, backoff, reopens, page: PAGE, slow: false };
+    let (absence, page) = (Absence::default(), PAGE);
+    let mut watching =
+        ListWatch { client, shared, reader, backoff, reopens, page, slow: false, absence, missing: false };
     let mut why = "start";
     loop {
         watching.shared.rebuild.mark_unchanged();
@@ -145,10 +165,13 @@ pub(crate) async fn run<S: Sink>(client: ApiClient, shared: WatchContext, sink: 
         // request that hangs.
         watching.slow = matches!(listed, Ok(Err(ApiError::Deadline)));
         match listed.unwrap_or(Err(ApiError::Deadline)) {
-            Ok((target, version)) => why = watching.watch(&target, version).await,
+            Ok((target, version)) => {
+                watching.absence.reset();
+                why = watching.watch(&target, version).await;
+            }
             Err(error) => {
                 why = "retry";
-                watching.wait_after(&error, Wait::Failure).await;
+                watching.wait_after_list(&error).await;
             }
         }
     }
@@ -227,7 +250,7 @@ impl<S: Sink> ListWatch<S> {
                 Err(error) => {
                     unusable += u32::from(!received && error.was_answered());
                     let refused = error.status().is_some_and(|status| status.is_client_error());
-                    self.wait_after(&error, wait).await;
+                    self.wait_after_watch(&error, wait).await;
                     if refused && error.retry_after().is_none() {
                         // Forbidden or no longer served: discovery has to run again, as part of a list.
                         return "refused";
@@ -253,6 +276,7 @@ impl<S: Sink> ListWatch<S> {
         let (least, most) = WATCH_SECONDS;
         let seconds = least + random::below(most - least + 1);
         let body = self.client.open(&target.watch(version, seconds), target.item_accept()).await?;
+        self.missing = false;
         self.reader.sink.opened();
         let mut lines = Lines::new(body);
         loop {
@@ -268,10 +292,64 @@ impl<S: Sink> ListWatch<S> {
         }
     }
 
-    /// Reports a failure and waits: for the `Retry-After` of the server plus jitter, else for the backoff of `wait`.
-    async fn wait_after(&mut self, error: &ApiError, wait: Wait) {
+    /// Reports why a list failed, and waits. A missing kind is no failure of its watch.
+    async fn wait_after_list(&mut self, error: &ApiError) {
+        match error {
+            ApiError::NotServed(_) => {
+                let is_confirmed = self.absence.observe();
+                self.reader.not_served(is_confirmed);
+                self.wait_for_kind(self.absence.delay()).await;
+            }
+            ApiError::Unwatchable(_) => {
+                self.absence.reset();
+                self.report(error);
+                self.wait_for_kind(absence::spread(absence::SLOWEST)).await;
+            }
+            error => {
+                self.absence.reset();
+                self.wait_after(error, Wait::Failure).await;
+            }
+        }
+    }
+
+    /// Reports why a watch failed, and waits.
+    async fn wait_after_watch(&mut self, error: &ApiError, wait: Wait) {
+        match error.status() {
+            // Usually the kind was removed, which is not an error.
+            Some(StatusCode::NOT_FOUND) if !std::mem::replace(&mut self.missing, true) => {
+                let time = self.backoff_time(wait);
+                self.wait(time).await;
+            }
+            // Contradicts discovery. Another list would be followed by the same answer.
+            Some(StatusCode::METHOD_NOT_ALLOWED) => {
+                self.report(error);
+                self.wait_for_kind(absence::spread(absence::SLOWEST)).await;
+            }
+            _ => self.wait_after(error, wait).await,
+        }
+    }
+
+    fn report(&mut self, error: &ApiError) {
         self.reader.sink.failed(error);
         self.shared.metrics.watch_failed(error.kind());
+    }
+
+    /// Waits for a time, until the definition of the kind changes, or until a relist is ordered.
+    async fn wait_for_kind(&mut self, time: Duration) {
+        let mut rebuild = self.shared.rebuild.clone();
+        let end = Instant::now() + time;
+        // Limits the rate of lookups when a definition changes constantly.
+        sleep(random::up_to(BACKOFF).max(MIN_WAIT)).await;
+        tokio::select! {
+            () = sleep_until(end) => {}
+            () = self.reader.sink.redefined() => self.absence.redefined(),
+            Ok(()) = rebuild.changed() => {}
+        }
+    }
+
+    /// Reports a failure and waits: for the `Retry-After` of the server plus jitter, else for the backoff of `wait`.
+    async fn wait_after(&mut self, error: &ApiError, wait: Wait) {
+        self.report(error);
         // A `Retry-After` of zero is ignored, because it would cause a hot loop.
         let delay = error.retry_after().filter(|delay| !delay.is_zero()).map(|delay| delay.min(RETRY_AFTER_CAP));
         let time = delay.map_or_else(|| self.backoff_time(wait), |delay| delay + random::up_to(delay / SPREAD));

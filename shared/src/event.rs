@@ -232,7 +232,8 @@ pub struct Event {
     pub traceparent: Option<String>,
 }
 
-/// The reason for rejecting one event of a batch (closed set).
+/// The reason for rejecting one event of a batch (closed set). A reason that a newer receiver adds is read as
+/// [`Self::Malformed`], for which an agent replaces the event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, IntoStaticStr)]
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
@@ -241,10 +242,11 @@ pub enum Reason {
     UnknownWatch,
     /// The receiver does not support the type of the event.
     UnknownType,
-    /// The attributes contradict each other or the contract.
-    Malformed,
     /// Larger than the limit of one event.
     TooLarge,
+    /// The attributes contradict each other or the contract.
+    #[serde(other)]
+    Malformed,
 }
 
 /// One element of a batch: an event, or the id and the reason of a rejected one.
@@ -377,6 +379,16 @@ mod tests {
             assert_eq!(received[0].as_ref().unwrap_err().1, reason, "{member}");
             assert!(received[1].is_ok());
         }
+    }
+
+    #[test]
+    fn reason_of_a_newer_receiver_is_read_as_malformed() {
+        let reasons = ["unknown-watch", "unknown-type", "malformed", "too-large", "added-later"];
+        let read: Vec<Reason> = serde_json::from_value(json!(reasons)).unwrap();
+        let expected =
+            [Reason::UnknownWatch, Reason::UnknownType, Reason::Malformed, Reason::TooLarge, Reason::Malformed];
+        assert_eq!(read, expected);
+        assert_eq!(json!(expected[..4]), json!(reasons[..4]));
     }
 
     #[test]

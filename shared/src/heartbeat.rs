@@ -116,6 +116,10 @@ pub struct WatchState {
     /// True if the watch reports changes without naming objects, because it exceeds its object limit.
     #[serde(default)]
     pub coarse: bool,
+    /// The API server does not serve the kind: the watch counts as listed and empty, and the agent looks the kind up
+    /// until it appears. Absent if false.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub not_served: bool,
     /// The error of the watch; absent while there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
@@ -156,6 +160,7 @@ mod tests {
         }
         for message in [early(), later] {
             let heartbeat = Heartbeat::parse(message.to_string().as_bytes()).unwrap();
+            assert!(!heartbeat.watches[0].not_served);
             assert_eq!((heartbeat.agent_version.as_str(), heartbeat.watches.len()), ("0.0.9", 1));
         }
         let response = json!({"instance": "00000000000000ff", "settled": {}, "heartbeatSeconds": 30, "serverTime": "",

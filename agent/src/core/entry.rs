@@ -25,6 +25,10 @@ pub(super) struct WatchEntry {
     /// Time of the last event or bookmark.
     pub(super) alive: Option<Instant>,
     pub(super) error: Option<String>,
+    /// Discovery has resolved the kind.
+    pub(super) described: bool,
+    /// The API server does not serve the kind.
+    pub(super) not_served: bool,
     /// A list has completed or failed.
     pub(super) attempted: bool,
 }
@@ -32,7 +36,19 @@ pub(super) struct WatchEntry {
 impl WatchEntry {
     pub(super) fn new(id: WatchId, planned: Arc<PlannedWatch>, index: Index) -> Self {
         let forward = planned.work.contains(&Work::Forward);
-        Self { id, planned, forward, index, lost: false, listed: None, alive: None, error: None, attempted: false }
+        Self {
+            id,
+            planned,
+            forward,
+            index,
+            lost: false,
+            listed: None,
+            alive: None,
+            error: None,
+            described: false,
+            not_served: false,
+            attempted: false,
+        }
     }
 
     /// The state of this watch for a heartbeat.
@@ -45,6 +61,7 @@ impl WatchEntry {
             listed_seconds_ago: ago(self.listed),
             alive_seconds_ago: ago(self.alive),
             coarse: self.index.is_coarse(),
+            not_served: self.not_served,
             error: self.error.clone(),
         }
     }

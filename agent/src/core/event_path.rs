@@ -116,6 +116,7 @@ mod tests {
                 listed_seconds_ago: Some(5),
                 alive_seconds_ago: Some(5),
                 coarse: false,
+                not_served: false,
                 error: None,
             }],
         }

@@ -1,4 +1,4 @@
-use std::num::NonZeroI64;
+use std::{num::NonZeroI64, time::Duration};
 
 use serde_json::json;
 use tidewatch_shared::{
@@ -106,6 +106,83 @@ fn list_is_one_event_and_each_change_another() {
     core.gone(id, "ns/b", seen(4, 1), Instant::now());
     assert_eq!(deliver(&core), ["a", "b"]);
     assert_eq!(core.figures(), Stats { watches: 1, objects: 1, ..Stats::default() });
+}
+
+#[test]
+fn absent_kind_is_one_event_and_an_empty_list() {
+    let (core, now) = (core(100), Instant::now());
+    let id = core.follow(&plan("1", &[watch("w", "kyma")])).started[0].id;
+    assert!(core.not_served(id, false, now), "a watch that was never listed needs no confirmation");
+    assert!(core.unattempted(9).is_empty());
+    assert_eq!(deliver(&core), [""]);
+    core.set_error(id, Some("500".to_owned()));
+    let later = now + Duration::from_secs(200);
+    assert!(!core.not_served(id, true, later));
+    assert_eq!(deliver(&core), Vec::<String>::new());
+    let state = core.plain_heartbeat().watches.remove(0);
+    assert_eq!((state.not_served, state.error, state.digest, state.objects), (true, None, Some(Digest::ZERO), 0));
+    assert_eq!(core.snapshot(later, None).watches[0].alive_seconds_ago, Some(0));
+    core.described(id, "v1", "Thing", false);
+    list(&core, id, &["a"]);
+    assert_eq!(deliver(&core), ["", "a"]);
+    assert!(!core.plain_heartbeat().watches[0].not_served);
+}
+
+#[test]
+fn only_a_confirmed_absence_deletes_objects() {
+    for work in ["kyma", "forward"] {
+        let (core, now) = (core(100), Instant::now());
+        let id = started(&core, work);
+        list(&core, id, &["a", "b"]);
+        while !deliver(&core).is_empty() {}
+        let before = core.plain_heartbeat().watches.remove(0);
+        assert!(!core.not_served(id, false, now));
+        let after = core.plain_heartbeat().watches.remove(0);
+        assert_eq!((after.objects, after.digest, after.not_served), (2, before.digest, false));
+        assert_eq!(deliver(&core), Vec::<String>::new());
+        assert!(core.not_served(id, true, now));
+        assert_eq!(deliver(&core), ["", "a", "b"]);
+        assert_eq!(core.plain_heartbeat().watches[0].digest, Some(Digest::ZERO));
+    }
+}
+
+#[test]
+fn unnamed_objects_of_an_absent_kind_are_reported_once_it_is_known() {
+    let core = core(100);
+    let id = started(&core, "forward");
+    list(&core, id, &["a"]);
+    while !deliver(&core).is_empty() {}
+    let mut selecting = watch("w", "forward");
+    selecting["labelSelector"] = json!("a=b");
+    let id = core.follow(&plan("2", &[selecting])).started[0].id;
+    assert!(core.not_served(id, true, Instant::now()));
+    assert_eq!(deliver(&core), [""]);
+    core.described(id, "v1", "Thing", false);
+    list(&core, id, &[]);
+    assert_eq!(deliver(&core), ["?"]);
+}
+
+#[test]
+fn evidence_changes_with_plan_and_watches_but_not_with_objects() {
+    let core = core(100);
+    let evidence = || core.evidence(true, false);
+    let id = started(&core, "kyma");
+    let unlisted = evidence();
+    assert_eq!((unlisted.plan_revision.as_deref(), unlisted.is_listed), (Some("1"), false));
+    list(&core, id, &["a"]);
+    let listed = evidence();
+    assert!(listed.is_listed);
+    core.present(id, "ns/b", seen(2, 1), Instant::now());
+    deliver(&core);
+    assert_eq!(evidence(), listed);
+    core.set_error(id, Some("403".to_owned()));
+    assert_eq!(evidence(), unlisted);
+    core.set_error(id, None);
+    core.set_plan_error(Some("no".to_owned()));
+    assert!(evidence().is_plan_refused);
+    core.set_plan_error(None);
+    core.not_served(id, true, Instant::now());
+    assert_eq!(evidence(), listed, "an absent kind is no failure");
 }
 
 #[test]

@@ -63,6 +63,11 @@ impl IdentityStatus {
         });
     }
 
+    /// See [`IdentityReport::unsaved`].
+    pub(crate) fn is_unsaved(&self) -> bool {
+        self.with(|report| report.unsaved)
+    }
+
     /// Current status.
     pub(crate) fn report(&self) -> IdentityReport {
         self.with(|report| report.clone())

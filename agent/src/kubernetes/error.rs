@@ -53,6 +53,8 @@ pub(crate) enum ApiError {
     Parse(#[source] serde_json::Error),
     #[error("the API server does not serve {0}")]
     NotServed(String),
+    #[error("the API server cannot list and watch {0}")]
+    Unwatchable(String),
     #[error("the watch delivered neither events nor bookmarks")]
     Silent,
 }
@@ -75,6 +77,7 @@ impl ApiError {
             Self::Deadline => "deadline",
             Self::Parse(_) => "parse",
             Self::NotServed(_) => "not-served",
+            Self::Unwatchable(_) => "unwatchable",
             Self::Silent => "silent",
         }
     }
@@ -82,6 +85,16 @@ impl ApiError {
     /// Reports whether the server responded, though not usably.
     pub(crate) const fn was_answered(&self) -> bool {
         matches!(self, Self::Status { .. } | Self::TooLarge { .. } | Self::Parse(_))
+    }
+
+    /// The same error for another request that shares its response; `None` if it has a cause that cannot be copied.
+    pub(crate) const fn copy(&self) -> Option<Self> {
+        match self {
+            Self::Status { status, retry_after } => Some(Self::Status { status: *status, retry_after: *retry_after }),
+            Self::TooLarge { limit } => Some(Self::TooLarge { limit: *limit }),
+            Self::Deadline => Some(Self::Deadline),
+            _ => None,
+        }
     }
 
     /// Delay that the API server requested.

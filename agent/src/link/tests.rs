@@ -21,6 +21,7 @@ use tidewatch_shared::{
     certificate::Leaf,
     enrolment::CERTIFICATES_PATH,
     event::{Payload, Received, parse_batch},
+    heartbeat::Heartbeat,
     identity::Instance,
     plan::Plan,
     problem::{Kind, Problem},
@@ -77,6 +78,7 @@ struct Harness {
     server: JoinHandle<()>,
     readiness: Readiness,
     interval: watch::Receiver<Duration>,
+    canary_state: CanaryState,
     /// A completely listed watch, with nothing waiting but its `watch.changed`.
     id: WatchId,
 }
@@ -137,17 +139,18 @@ async fn start_with(alpn: &[&[u8]], script: Script, set_up: impl FnOnce(Link) ->
     core.list_complete(id, Instant::now());
     let interval = watch::Sender::new(Duration::from_secs(30));
     let (readiness, subscribed) = (Readiness::default(), interval.subscribe());
+    let canary_state = CanaryState::default();
     let parts = LinkParts {
         dial: Dialer::tcp(),
         core: core.clone(),
         credentials: watch::channel(Some(credentials)).1,
-        canary_state: CanaryState::default(),
+        canary_state: canary_state.clone(),
         interval,
         pending: readiness.guard("receiver"),
         metrics: Metrics::default(),
     };
     let link = tokio::spawn(set_up(Link::new(parts)).run(CancellationToken::new()));
-    Harness { core, seen, ended, link, server, readiness, interval: subscribed, id }
+    Harness { core, seen, ended, link, server, readiness, interval: subscribed, canary_state, id }
 }
 
 /// The receiver of a test.
@@ -257,6 +260,32 @@ async fn events_and_heartbeats_share_one_connection_without_batch_delay() {
         assert!(harness.readiness.pending().is_empty());
         assert_eq!(*harness.interval.borrow(), Duration::from_secs(7));
     }
+}
+
+/// Accepts every request and sets the heartbeat interval to an hour.
+fn hourly() -> Script {
+    Box::new(|seen| {
+        let (status, headers, mut body) = accepted(1, seen);
+        body["heartbeatSeconds"] = json!(3_600);
+        Some((status, headers, body))
+    })
+}
+
+#[tokio::test]
+async fn changed_evidence_causes_a_heartbeat_before_the_next_regular_one() {
+    let mut harness = start(BOTH, hourly()).await;
+    let heartbeat = |seen: &ObservedRequest| Heartbeat::parse(&seen.body).unwrap();
+    let first = harness.next(HEARTBEAT_PATH).await;
+    assert_eq!(heartbeat(&first).canary, None);
+    harness.canary_state.come_back(Instant::now());
+    let second = timeout(Duration::from_secs(60), harness.next(HEARTBEAT_PATH)).await.expect("the canary came back");
+    assert!(heartbeat(&second).canary.is_some() && second.at - first.at >= Duration::from_secs(1));
+    harness.core.set_error(harness.id, Some("403".to_owned()));
+    let third = timeout(Duration::from_secs(60), harness.next(HEARTBEAT_PATH)).await.expect("the watch failed");
+    assert_eq!(heartbeat(&third).watches[0].error.as_deref(), Some("403"));
+    harness.core.set_error(harness.id, None);
+    let fourth = timeout(Duration::from_secs(60), harness.next(HEARTBEAT_PATH)).await.expect("the watch recovered");
+    assert_eq!(heartbeat(&fourth).watches[0].error, None);
 }
 
 #[tokio::test]

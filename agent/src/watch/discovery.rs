@@ -1,14 +1,20 @@
-//! API discovery: preferred version of a group, and kind and status subresource of a resource.
+//! API discovery: versions of a group, and kind, verbs and status subresource of a resource.
 
-use serde::Deserialize;
+mod documents;
 
-use super::target::group_version;
-use crate::kubernetes::{Accept, ApiClient, ApiError};
+use serde::{Deserialize, de::Error as _};
+use tidewatch_shared::plan::PlannedWatch;
 
-/// Maximum size of a discovery response in bytes. A group with thousands of custom kinds stays far below.
-const LIMIT: usize = 2 << 20;
+use super::{Definitions, target::group_version};
+use crate::kubernetes::{ApiClient, ApiError};
+use documents::Documents;
+
 /// Maximum length in bytes of a kind or a version, which are DNS labels. The limit bounds events, which carry both.
 const NAME: usize = 253;
+/// Maximum number of versions of a group in which a resource is looked up.
+const VERSIONS: usize = 8;
+/// Verbs without which a resource cannot be watched.
+const REQUIRED_VERBS: [&str; 2] = ["list", "watch"];
 
 /// A resource that the API server serves.
 #[derive(Debug, PartialEq, Eq)]
@@ -19,12 +25,16 @@ pub struct ServedResource {
     pub kind: String,
     /// True if it has a status subresource, so that the generation separates spec changes from status changes.
     pub has_status: bool,
+    /// True if it supports lists and watches.
+    pub is_watchable: bool,
 }
 
 #[derive(Deserialize)]
 struct Group {
     #[serde(rename = "preferredVersion")]
     preferred: GroupVersion,
+    #[serde(default)]
+    versions: Vec<GroupVersion>,
 }
 
 #[derive(Deserialize)]
@@ -42,39 +52,68 @@ struct Resource {
     name: String,
     #[serde(default)]
     kind: String,
+    /// Absent only in responses of servers that are not built with the Kubernetes libraries: then the verbs are unknown.
+    verbs: Option<Vec<String>>,
 }
 
-/// Resolves a resource; version `*` stands for the preferred one of the group.
-pub(super) async fn discover(
-    client: &ApiClient,
-    group: &str,
-    version: &str,
-    resource: &str,
-) -> Result<ServedResource, ApiError> {
-    let version = match version {
-        "*" => preferred(client, group).await?,
-        fixed => fixed.to_owned(),
-    };
-    let bytes = client.get(&group_version(group, &version), Accept::Full, LIMIT).await?;
-    find_resource(&bytes, version, resource)?.ok_or_else(|| ApiError::NotServed(format!("{group}/{resource}")))
+/// Lookups of kinds for all watches; clones share them.
+#[derive(Clone, Default)]
+pub(crate) struct Discovery {
+    /// Changes of CRDs.
+    pub(super) definitions: Definitions,
+    documents: Documents,
 }
 
-async fn preferred(client: &ApiClient, group: &str) -> Result<String, ApiError> {
-    if group.is_empty() {
-        // The core group has one version and no group document.
-        return Ok("v1".to_owned());
+impl Discovery {
+    /// Resolves the resource of a watch; version `*` stands for the preferred version of the group, or the first other
+    /// one that has the resource.
+    ///
+    /// # Errors
+    /// [`ApiError::NotServed`] if the API server answered that it has no such group, version or resource,
+    /// [`ApiError::Unwatchable`] if the resource cannot be listed and watched. No other failure proves an absence: a
+    /// request to an unavailable aggregated API is answered with 503.
+    pub(super) async fn resolve(&self, client: &ApiClient, planned: &PlannedWatch) -> Result<ServedResource, ApiError> {
+        let PlannedWatch { group, version, resource, .. } = planned;
+        let not_served = || ApiError::NotServed(format!("{group}/{resource}"));
+        let versions = match version.as_str() {
+            "*" => self.versions(client, group).await?.ok_or_else(not_served)?,
+            fixed => vec![fixed.to_owned()],
+        };
+        for version in versions {
+            let Some(document) = self.documents.read(client, &group_version(group, &version)).await? else { continue };
+            match find_resource(&document, version, resource)? {
+                Some(served) if served.is_watchable => return Ok(served),
+                Some(_) => return Err(ApiError::Unwatchable(format!("{group}/{resource}"))),
+                None => {}
+            }
+        }
+        Err(not_served())
     }
-    preferred_version_of(&client.get(&format!("/apis/{group}"), Accept::Full, LIMIT).await?)
+
+    /// Versions of a group, the preferred one first; `None` if there is no such group.
+    async fn versions(&self, client: &ApiClient, group: &str) -> Result<Option<Vec<String>>, ApiError> {
+        if group.is_empty() {
+            // The core group has one version and no group document.
+            return Ok(Some(vec!["v1".to_owned()]));
+        }
+        let document = self.documents.read(client, &format!("/apis/{group}")).await?;
+        document.map(|document| versions_of(&document)).transpose()
+    }
 }
 
-/// Preferred version in the `APIGroup` document of a group.
-pub(crate) fn preferred_version_of(document: &[u8]) -> Result<String, ApiError> {
-    let group: Group = serde_json::from_slice(document).map_err(ApiError::Parse)?;
-    Ok(group.preferred.version)
+/// Versions in the `APIGroup` document of a group, the preferred one first, at most eight.
+pub(crate) fn versions_of(document: &[u8]) -> Result<Vec<String>, ApiError> {
+    let Group { preferred, versions } = serde_json::from_slice(document).map_err(ApiError::Parse)?;
+    let others = versions.into_iter().map(|served| served.version).filter(|version| *version != preferred.version);
+    let mut versions: Vec<_> = others.take(VERSIONS - 1).collect();
+    versions.insert(0, preferred.version);
+    Ok(versions)
 }
 
-/// Finds a resource in the `APIResourceList` document of a group version; `None` if it is absent, or its version or
-/// kind is too long.
+/// Finds a resource in the `APIResourceList` document of a group version; `None` if it is absent.
+///
+/// # Errors
+/// [`ApiError::Parse`], also if its version or kind is too long.
 pub(crate) fn find_resource(
     document: &[u8],
     version: String,
@@ -83,9 +122,13 @@ pub(crate) fn find_resource(
     let found: Resources = serde_json::from_slice(document).map_err(ApiError::Parse)?;
     let status = format!("{resource}/status");
     let has_status = found.resources.iter().any(|served| served.name == status);
-    let served = found.resources.into_iter().find(|served| served.name == resource);
-    let served = served.map(|served| ServedResource { version, kind: served.kind, has_status });
-    Ok(served.filter(|served| served.version.len().max(served.kind.len()) <= NAME))
+    let Some(served) = found.resources.into_iter().find(|served| served.name == resource) else { return Ok(None) };
+    if version.len().max(served.kind.len()) > NAME {
+        return Err(ApiError::Parse(serde_json::Error::custom("version or kind is too long")));
+    }
+    let supports = |verbs: Vec<String>| REQUIRED_VERBS.iter().all(|verb| verbs.iter().any(|served| served == verb));
+    let is_watchable = served.verbs.is_none_or(supports);
+    Ok(Some(ServedResource { version, kind: served.kind, has_status, is_watchable }))
 }
 
 #[cfg(test)]
@@ -99,9 +142,36 @@ mod tests {
         let find_resource = |resource| find_resource(response.as_bytes(), "v1".to_owned(), resource).unwrap();
         assert_eq!(
             find_resource("kymas"),
-            Some(ServedResource { version: "v1".into(), kind: "Kyma".into(), has_status: true })
+            Some(ServedResource { version: "v1".into(), kind: "Kyma".into(), has_status: true, is_watchable: true })
         );
         assert_eq!(find_resource("others").map(|served| served.has_status), Some(false));
         assert_eq!(find_resource("none"), None);
+    }
+
+    #[test]
+    fn watchable_resource_supports_list_and_watch() {
+        for (verbs, is_watchable) in [
+            (r#"["create","delete","get","list","watch"]"#, true),
+            (r#"["get","list"]"#, false),
+            (r#"["watch"]"#, false),
+            ("[]", false),
+            ("null", true),
+        ] {
+            let response = format!(r#"{{"resources":[{{"name":"things","kind":"Thing","verbs":{verbs}}}]}}"#);
+            let served = find_resource(response.as_bytes(), "v1".to_owned(), "things").unwrap().unwrap();
+            assert_eq!(served.is_watchable, is_watchable, "{verbs}");
+        }
+    }
+
+    #[test]
+    fn preferred_version_is_the_first() {
+        let versions = |more: &str| {
+            let response = format!(r#"{{"preferredVersion":{{"version":"v2"}}{more}}}"#);
+            versions_of(response.as_bytes()).unwrap()
+        };
+        assert_eq!(versions(""), ["v2"]);
+        assert_eq!(versions(r#","versions":[{"version":"v1"},{"version":"v2"},{"version":"v3"}]"#), ["v2", "v1", "v3"]);
+        let many: Vec<_> = (10..99).map(|n| format!(r#"{{"version":"v{n}"}}"#)).collect();
+        assert_eq!(versions(&format!(r#","versions":[{}]"#, many.join(","))).len(), VERSIONS);
     }
 }

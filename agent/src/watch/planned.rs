@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use tidewatch_shared::{names::AGENT_OBJECT, plan::PlannedWatch};
-use tokio::time::Instant;
+use tokio::{sync::watch, time::Instant};
 
-use super::{Sink, Target, discovery::discover, object::Object};
+use super::{Discovery, Sink, Target, object::Object};
 use crate::{
     core::{Core, StartedWatch, WatchId},
     kubernetes::{ApiClient, ApiError},
@@ -19,18 +19,32 @@ pub(crate) struct PlannedSink {
     core: Core,
     /// Key of the agent's own Lease if this watch selects it: its renewals are not reported.
     own: Option<Box<str>>,
-    /// Last failure logged, so that a permanent failure (e.g. a kind that is not served) is logged once and not at each
+    /// Last failure logged, so that a permanent failure (e.g. a missing right) is logged once and not at each
     /// retry.
     logged: Option<String>,
+    discovery: Discovery,
+    /// Changes of the CRD of the watched kind.
+    definition: watch::Receiver<()>,
+    /// The watch is on CRDs.
+    defines: bool,
 }
 
 impl PlannedSink {
     /// `namespace` is that of the agent's own objects.
-    pub(crate) fn new(started: StartedWatch, namespace: &str, core: Core) -> Self {
+    pub(crate) fn new(started: StartedWatch, namespace: &str, core: Core, discovery: Discovery) -> Self {
         let StartedWatch { id, planned } = started;
         let leases = planned.group == "coordination.k8s.io" && planned.resource == "leases";
         let own = leases.then(|| format!("{namespace}/{AGENT_OBJECT}").into());
-        Self { id, planned, core, own, logged: None }
+        let definition = discovery.definitions.subscribe(&planned);
+        let defines = planned.group == "apiextensions.k8s.io" && planned.resource == "customresourcedefinitions";
+        Self { id, planned, core, own, logged: None, discovery, definition, defines }
+    }
+
+    /// Announces an object of the watch on CRDs.
+    fn announce(&self, key: &str) {
+        if self.defines {
+            self.discovery.definitions.changed(key.trim_start_matches('/'));
+        }
     }
 
     fn is_own(&self, key: &str) -> bool {
@@ -42,8 +56,10 @@ impl Sink for PlannedSink {
     type Item = Object;
 
     async fn target(&mut self, client: &ApiClient) -> Result<Target, ApiError> {
-        let PlannedWatch { group, version, resource, namespace, label_selector, field_selector, .. } = &*self.planned;
-        let served = discover(client, group, version, resource).await?;
+        let PlannedWatch { group, resource, namespace, label_selector, field_selector, .. } = &*self.planned;
+        // A change from here on may come after the answer.
+        self.definition.mark_unchanged();
+        let served = self.discovery.resolve(client, &self.planned).await?;
         self.core.described(self.id, &served.version, &served.kind, !served.has_status);
         let target = Target::collection(group, &served.version, namespace.as_deref(), resource);
         Ok(target.select(label_selector, field_selector))
@@ -54,7 +70,8 @@ impl Sink for PlannedSink {
     }
 
     fn page(&mut self, items: Vec<Object>) -> bool {
-        let objects = items.into_iter().map(Object::into_state).filter(|(key, _)| !self.is_own(key)).collect();
+        let objects = items.into_iter().map(Object::into_state).filter(|(key, _)| !self.is_own(key));
+        let objects = objects.inspect(|(key, _)| self.announce(key)).collect();
         self.core.listed(self.id, objects, Instant::now())
     }
 
@@ -67,6 +84,7 @@ impl Sink for PlannedSink {
         if self.is_own(&key) {
             return self.core.alive(self.id, Instant::now());
         }
+        self.announce(&key);
         self.core.present(self.id, &key, seen, Instant::now());
     }
 
@@ -75,6 +93,7 @@ impl Sink for PlannedSink {
         if self.is_own(&key) {
             return self.core.alive(self.id, Instant::now());
         }
+        self.announce(&key);
         self.core.gone(self.id, &key, seen, Instant::now());
     }
 
@@ -89,6 +108,19 @@ impl Sink for PlannedSink {
         }
         self.logged = Some(text.clone());
         self.core.set_error(self.id, Some(text));
+    }
+
+    fn not_served(&mut self, is_confirmed: bool) {
+        if self.core.not_served(self.id, is_confirmed, Instant::now()) {
+            tracing::info!(watch = %self.planned.name, "Kind is not served");
+        }
+    }
+
+    async fn redefined(&mut self) {
+        if self.definition.changed().await.is_err() {
+            // The sender is kept as long as there are receivers.
+            std::future::pending().await
+        }
     }
 
     fn opened(&mut self) {

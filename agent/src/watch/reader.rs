@@ -45,6 +45,14 @@ impl<S: Sink> Reader<S> {
         Self { sink, watermark }
     }
 
+    /// The API server does not serve the kind; see [`Sink::not_served`].
+    pub(super) fn not_served(&mut self, is_confirmed: bool) {
+        if is_confirmed {
+            self.watermark.forget();
+        }
+        self.sink.not_served(is_confirmed);
+    }
+
     /// Processes a page of a list; `token` is the continue token it was requested with, empty for the first page.
     pub(crate) fn page(&mut self, page: Page<S::Item>, token: &str) -> Result<ListProgress, ApiError> {
         let version = page.metadata.version()?;

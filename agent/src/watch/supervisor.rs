@@ -58,7 +58,7 @@ pub(crate) async fn supervise(
                 let slot = (1..=running.len() + 1).find(|slot| !taken(slot)).unwrap_or(running.len() + 1);
                 let client = clients(slot)?;
                 let name = started.planned.name.as_str().into();
-                let sink = PlannedSink::new(started, &shared.namespace, core.clone());
+                let sink = PlannedSink::new(started, &shared.namespace, core.clone(), shared.discovery.clone());
                 let handle = loops.spawn(run(client, shared.clone(), sink));
                 running.insert(name, Running { slot, handle });
             }

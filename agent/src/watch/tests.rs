@@ -176,6 +176,7 @@ fn shared(rebuild: watch::Receiver<u64>) -> WatchContext {
         slow: Arc::new(Semaphore::new(1)),
         rebuild,
         watermarks: Watermarks::default(),
+        discovery: Discovery::default(),
         namespace: "kyma-system".into(),
         metrics: Metrics::default(),
     }

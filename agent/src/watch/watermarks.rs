@@ -107,6 +107,11 @@ impl Watermark {
         });
     }
 
+    /// Forgets what was observed: the watch has ended, and will not relist if renewals are behind it.
+    pub(crate) fn forget(&self) {
+        self.watermarks.with(|state| state.watches.insert(self.id, Watch::default()));
+    }
+
     fn set(&self, version: &str, also: impl FnOnce(&mut Watch)) {
         let Ok(version) = version.parse() else { return };
         self.watermarks.with(|state| {
@@ -127,6 +132,19 @@ impl Drop for Watermark {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ended_watch_is_behind_every_renewal() {
+        let watermarks = Watermarks::default();
+        let (ended, open) = (watermarks.register(), watermarks.register());
+        ended.listed("50");
+        open.listed("30");
+        watermarks.mark();
+        ended.forget();
+        assert!(!watermarks.any_above(40));
+        watermarks.mark();
+        assert!(!watermarks.any_above(40) && watermarks.any_above(20));
+    }
 
     fn renewed(watermarks: &Watermarks, version: u64) -> bool {
         watermarks.mark();

@@ -143,6 +143,8 @@ pub(crate) struct LastHeartbeat {
     pub(crate) plan_revision: Option<String>,
     pub(crate) waiting: u64,
     pub(crate) parked: u64,
+    /// Watches of kinds that the runtime does not serve; they are no flaw of the path.
+    pub(crate) not_served: usize,
     pub(crate) agent_version: String,
     pub(crate) certificate_not_after: String,
     /// `certificate_not_after` in Unix seconds, if it is a valid time.
@@ -162,6 +164,7 @@ impl LastHeartbeat {
             plan_revision: heartbeat.plan_revision.as_deref().map(truncate),
             waiting: heartbeat.waiting,
             parked: heartbeat.parked,
+            not_served: heartbeat.watches.iter().filter(|watch| watch.not_served).count(),
             agent_version: truncate(&heartbeat.agent_version),
             certificate_not_after: truncate(&heartbeat.certificate.not_after),
             certificate_ends: unix(&heartbeat.certificate.not_after),
@@ -284,6 +287,7 @@ mod tests {
             plan_error: None,
             waiting: 0,
             parked: 0,
+            not_served: 0,
             agent_version: String::new(),
             certificate_not_after: String::new(),
             certificate_ends: None,
@@ -344,6 +348,26 @@ mod tests {
         let well = last_heartbeat(due);
         let diverged = Evidence { diverged: Some("w"), ..evidence(start, Some(&well)) };
         assert_eq!(diverged.evaluate(due), PathState::Unproven(Unproven::Diverged { watch: "w".into() }));
+    }
+
+    #[test]
+    fn kind_that_the_runtime_does_not_serve_is_counted_and_is_no_flaw() {
+        let absent = |error: Option<&str>| {
+            let watches = json!([
+                {"name": "kyma", "objects": 1, "listedSecondsAgo": 9, "aliveSecondsAgo": 9},
+                {"name": "w", "objects": 0, "listedSecondsAgo": 9, "aliveSecondsAgo": 200, "notServed": true, "error": error},
+            ]);
+            let heartbeat = json!({
+                "epoch": "0000000000000007", "sequence": 1, "counter": 1, "waiting": 0, "parked": 0, "agentVersion": "1",
+                "planRevision": "r2", "canary": {"ageSeconds": 1},
+                "certificate": {"notAfter": "", "fingerprint": ""}, "watches": watches,
+            });
+            LastHeartbeat::of(&serde_json::from_value(heartbeat).unwrap(), Instant::now())
+        };
+        let heartbeat = absent(None);
+        assert!(heartbeat.is_healthy("r2") && heartbeat.not_served == 1);
+        assert_eq!(evidence(heartbeat.at, Some(&heartbeat)).evaluate(heartbeat.at), PathState::Proven);
+        assert!(!absent(Some("403")).is_healthy("r2"), "an error counts all the same");
     }
 
     #[test]

@@ -202,6 +202,7 @@ impl ProtocolState {
             listed_seconds_ago: Some(60),
             alive_seconds_ago: Some(5),
             coarse: false,
+            not_served: false,
             error: None,
         };
         let heartbeat = Heartbeat {

@@ -14,6 +14,7 @@ use kube::{
 use serde_json::{Value, json};
 use tidewatch_tests::{
     demo::stamps::{self, Stamp},
+    http,
     landscape::{
         until,
         watchers::{WATCHED, watcher},
@@ -25,6 +26,8 @@ use crate::{
     support::{Isolation, SingleRuntime, TestResult, module, quick_options},
 };
 
+/// Timeout of a single request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(20);
 const GROUP: &str = "tests.example";
 const WIDGETS: (&str, &str, &str) = (GROUP, "*", "widgets");
@@ -102,6 +105,21 @@ async fn event_arrives(setup: &SingleRuntime, watch: &str, version: &str) -> Res
     .await
 }
 
+/// Waits until the receiver's report counts this number of watches of kinds that the runtime does not serve, and no
+/// watch fails.
+async fn watches_not_served_become(setup: &SingleRuntime, number: u64) -> Result<()> {
+    let admin =
+        setup.landscape.with_receiver(async |receiver| receiver.admin()).await?.context("its admin listener")?;
+    until(&format!("{number} watches of kinds that are not served"), async || {
+        let report: Value = serde_json::from_str(&http::get(admin, "/fleet", REQUEST_TIMEOUT).await?.1)?;
+        let path = &report["runtimes"][0]["path"];
+        anyhow::ensure!(path["reason"] != "FailingWatch", "{path}");
+        Ok((report["runtimes"][0]["notServed"] == number).then_some(()))
+    })
+    .await?;
+    failing_watches_become(setup, 0).await
+}
+
 async fn failing_watches_become(setup: &SingleRuntime, number: u64) -> Result<()> {
     until(&format!("{number} watches to fail"), async || {
         let page = setup.agent_page().await?;
@@ -116,14 +134,15 @@ async fn a_kind_may_be_installed_deleted_and_reinstalled_while_others_are_served
     let widgets = Widgets::of(&setup).await?;
     setup.runtime.grant_agent(GROUP, "widgets").await?;
     setup.landscape.write_watcher(&watcher("parts", WIDGETS, "spec")).await?;
-    // The kind is not served yet: the watch is reported as failing, and other watches go on.
-    failing_watches_become(&setup, 1).await?;
+    // The kind is not served yet: the watch counts as listed and empty, and other watches go on.
+    watches_not_served_become(&setup, 1).await?;
     setup.runtime.select(&["keda"]).await?;
     setup.skr_status("the module", |status| module(status, "keda").is_some()).await?;
 
+    let installed = SystemTime::now();
     widgets.install(true).await?;
-    setup.list_arrives(&setup.landscape.watch_of("parts"), SystemTime::UNIX_EPOCH).await?;
-    failing_watches_become(&setup, 0).await?;
+    setup.list_arrives(&setup.landscape.watch_of("parts"), installed).await?;
+    watches_not_served_become(&setup, 0).await?;
     let first = widgets.write("a", "parts", json!({"spec": {"size": 1}})).await?;
     widgets.event_arrives("parts", &first).await?;
     // A status update is no change of `spec`, so it yields no event.
@@ -136,7 +155,7 @@ async fn a_kind_may_be_installed_deleted_and_reinstalled_while_others_are_served
 
     let deleted = SystemTime::now();
     widgets.uninstall().await?;
-    failing_watches_become(&setup, 1).await?;
+    watches_not_served_become(&setup, 1).await?;
     until("an event of the deletion", async || {
         Ok(stamps_of(&setup, "parts")?.into_iter().find(|stamp| stamp.enqueued >= deleted).map(drop))
     })
@@ -148,7 +167,7 @@ async fn a_kind_may_be_installed_deleted_and_reinstalled_while_others_are_served
     let back = SystemTime::now();
     widgets.install(false).await?;
     setup.list_arrives(&setup.landscape.watch_of("parts"), back).await?;
-    failing_watches_become(&setup, 0).await?;
+    watches_not_served_become(&setup, 0).await?;
     for content in [json!({"spec": {"size": 3}}), json!({"spec": {"size": 3}, "status": {"size": 3}})] {
         widgets.event_arrives("parts", &widgets.write("b", "parts", content).await?).await?;
     }

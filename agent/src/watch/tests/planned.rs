@@ -1,8 +1,10 @@
 //! Planned watches against an API server with scripted replies for each resource.
 
 use tidewatch_shared::{
+    digest::Digest,
     event::{Event, Payload, parse_batch},
     exchange::EventsResponse,
+    heartbeat::{WatchState, failing},
     identity::Instance,
     plan::Plan,
     variant::VariantName as _,
@@ -12,7 +14,10 @@ use super::*;
 use crate::{core::Core, watch::supervisor::supervise};
 
 /// Replies in their order, by the first matching part of the path. When they are used up, the server is silent.
-struct Server(Mutex<Vec<(&'static str, VecDeque<Reply>)>>);
+#[derive(Clone)]
+struct Server(Arc<Mutex<Routes>>);
+
+type Routes = Vec<(&'static str, VecDeque<Reply>)>;
 
 impl Transport for Server {
     fn send(&self, request: Request<Full<Bytes>>) -> BoxFuture<'static, Result<Response<Body>, Error>> {
@@ -26,6 +31,7 @@ impl Transport for Server {
 
 struct Harness {
     core: Core,
+    server: Server,
     plans: watch::Sender<PlanState>,
     running: JoinHandle<()>,
 }
@@ -38,7 +44,8 @@ impl Drop for Harness {
 
 fn start(routes: Vec<(&'static str, Vec<Reply>)>, plan: Plan) -> Harness {
     let routes = routes.into_iter().map(|(part, replies)| (part, replies.into())).collect();
-    let client = ApiClient::new(Server(Mutex::new(routes)));
+    let server = Server(Arc::new(Mutex::new(routes)));
+    let client = ApiClient::new(server.clone());
     let core = Core::new("r-1".parse().unwrap(), 100, Metrics::default());
     let plans = watch::Sender::new(PlanState { plan: Some(Arc::new(plan)), error: None });
     let (following, subscribed) = (core.clone(), plans.subscribe());
@@ -48,7 +55,7 @@ fn start(routes: Vec<(&'static str, Vec<Reply>)>, plan: Plan) -> Harness {
         let _rebuild = rebuild;
         supervise(|_| Ok(client.clone()), shared, following, subscribed).await.unwrap();
     });
-    Harness { core, plans, running }
+    Harness { core, server, plans, running }
 }
 
 fn planned(resource: &str, group: &str) -> Value {
@@ -69,6 +76,14 @@ fn served() -> Reply {
     let names = ["things", "things/status", "others", "others/status", "third", "third/status"];
     let resources: Vec<_> = names.iter().map(|name| json!({"name": name, "kind": "Thing"})).collect();
     Reply::Json(json!({"resources": resources}))
+}
+
+/// More replies than a watch uses in the simulated time of a test.
+const MANY_REPLIES: usize = 1_000;
+
+/// Discovery without the kind.
+fn missing_for_long() -> Vec<Reply> {
+    (0..MANY_REPLIES).map(|_| Reply::Status(404)).collect()
 }
 
 fn object(name: &str, version: u64, generation: i64) -> Value {
@@ -94,6 +109,22 @@ impl Harness {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         panic!("{condition}: {:?} {:?}", self.core.figures(), self.errors());
+    }
+
+    /// Replaces the replies of a route that have not been used.
+    fn reply_from_now_on(&self, part: &str, replies: Vec<Reply>) {
+        let mut routes = self.server.0.lock().unwrap();
+        let (_, queue) = routes.iter_mut().find(|(route, _)| *route == part).unwrap();
+        *queue = replies.into();
+    }
+
+    /// Number of unused replies of a route.
+    fn unused(&self, part: &str) -> usize {
+        self.server.0.lock().unwrap().iter().find(|(route, _)| *route == part).map_or(0, |(_, replies)| replies.len())
+    }
+
+    fn state(&self, name: &str) -> WatchState {
+        self.core.plain_heartbeat().watches.into_iter().find(|watch| watch.name == name).unwrap()
     }
 
     fn errors(&self) -> Vec<(String, String)> {
@@ -131,22 +162,117 @@ impl Harness {
         events.iter().map(text).collect()
     }
 
-    fn digest(&self, name: &str) -> Option<tidewatch_shared::digest::Digest> {
+    fn digest(&self, name: &str) -> Option<Digest> {
         let watches = self.core.plain_heartbeat().watches;
         watches.into_iter().find(|watch| watch.name == name)?.digest
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn missing_kind_is_watched_once_it_is_installed() {
+async fn missing_kind_is_listed_and_empty_until_it_is_installed() {
     let missing = [Reply::Status(404), Reply::Json(json!({"resources": []})), Reply::Status(404), served()];
     let harness = things(missing.into(), vec![list(10, &[object("a", 9, 1)])]);
+    harness.until("looked up", |core| core.figures().watches == 1 && core.unattempted(9).is_empty()).await;
+    assert_eq!(harness.take(), ["things whole"]);
+    let state = harness.state("things");
+    assert_eq!((state.error.as_deref(), state.objects), (None, 0));
+    assert!(state.listed_seconds_ago.is_some() && failing(&[state]).is_none());
+    assert_eq!(harness.digest("things"), Some(Digest::ZERO));
+    harness.expect_accepted(&["things whole", "things created a"]).await;
+    assert_eq!((harness.core.figures().objects, harness.core.figures().failing), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn missing_kind_stays_healthy_and_is_looked_up_seldom() {
+    let harness = things(missing_for_long(), vec![]);
+    harness.until("looked up", |core| core.figures().watches == 1 && core.unattempted(9).is_empty()).await;
+    assert_eq!(harness.take(), ["things whole"]);
+    for _ in 0..360 {
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        assert_eq!(failing(&[harness.state("things")]), None);
+    }
+    assert_eq!(harness.take(), Vec::<String>::new(), "one event per transition");
+    let lookups = MANY_REPLIES - harness.unused("/apis/g/v1");
+    assert!((15..50).contains(&lookups), "{lookups} within an hour");
+}
+
+#[tokio::test(start_paused = true)]
+async fn definition_of_a_missing_kind_causes_a_list_at_once() {
+    let (send, lines) = mpsc::unbounded_channel();
+    let crds = "/apis/apiextensions.k8s.io/v1";
+    let definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+    let resources = Reply::Json(json!({"resources": [{"name": "customresourcedefinitions", "kind": "CRD"}]}));
+    let routes = vec![
+        (definitions, vec![list(10, &[]), Reply::Live(lines)]),
+        (crds, vec![resources]),
+        ("/apis/g/v1/things", vec![list(10, &[object("a", 9, 1)])]),
+        ("/apis/g/v1", missing_for_long()),
+    ];
+    let plan = plan("1", &[planned("things", "g"), planned("customresourcedefinitions", "apiextensions.k8s.io")]);
+    let harness = start(routes, plan);
+    harness.expect_accepted(&["things whole", "customresourcedefinitions whole"]).await;
+    let definition = |name: &str, version: u64| {
+        let version = version.to_string();
+        event("MODIFIED", json!({"metadata": {"name": name, "uid": name, "resourceVersion": version}}))
+    };
+    let before = harness.unused("/apis/g/v1");
+    for version in 11..60 {
+        // The definition of another kind.
+        send.send(definition("others.g", version)).unwrap();
+        tokio::time::sleep(Duration::from_secs(60)).await;
+    }
+    let lookups = before - harness.unused("/apis/g/v1");
+    assert!(lookups < 40, "{lookups} within an hour");
+    harness.reply_from_now_on("/apis/g/v1", vec![served()]);
+    send.send(definition("things.g", 60)).unwrap();
+    let begun = Instant::now();
+    harness.expect_accepted(&["things whole", "things created a"]).await;
+    assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", begun.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn objects_of_a_removed_kind_are_reported_as_deleted() {
+    let changed = Reply::Lines(vec![event("MODIFIED", object("a", 11, 2))]);
+    let rest = vec![list(10, &[object("a", 9, 1)]), changed, Reply::Status(404), list(30, &[object("b", 20, 1)])];
+    let harness = things([served()].into_iter().chain(missing_for_long()).collect(), rest);
+    harness.expect_accepted(&["things spec a"]).await;
+    let mut seen = Vec::new();
+    while harness.core.figures().objects > 0 {
+        assert_eq!(harness.errors(), [], "its absence is no error");
+        seen.extend(harness.take());
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    seen.extend(harness.take());
+    assert_eq!(seen, ["things whole", "things deleted a"]);
+    assert_eq!(harness.digest("things"), Some(Digest::ZERO));
+    harness.reply_from_now_on("/apis/g/v1", vec![served()]);
+    harness.expect_accepted(&["things whole", "things created b"]).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn kind_without_the_verb_watch_is_an_error_without_events() {
+    let list_only =
+        || Reply::Json(json!({"resources": [{"name": "things", "kind": "T", "verbs": ["create", "get", "list"]}]}));
+    let rest = (0..MANY_REPLIES).map(|n| if n % 2 == 0 { list(10, &[]) } else { Reply::Status(405) });
+    let harness = things((0..MANY_REPLIES).map(|_| list_only()).collect(), rest.collect());
     harness.until("reported", |core| core.figures().failing == 1).await;
-    assert_eq!(harness.core.figures().objects, 0);
-    assert!(harness.core.unattempted(9).is_empty(), "readiness does not depend on it");
-    harness.expect_accepted(&["things whole"]).await;
-    harness.until("recovered", |core| core.figures().failing == 0).await;
-    assert_eq!(harness.core.figures().objects, 1);
+    tokio::time::sleep(Duration::from_secs(3_600)).await;
+    assert_eq!(harness.errors(), [("things".to_owned(), "the API server cannot list and watch g/things".to_owned())]);
+    assert_eq!((harness.take(), harness.unused("/apis/g/v1/things")), (vec![], MANY_REPLIES));
+    let lookups = MANY_REPLIES - harness.unused("/apis/g/v1");
+    assert!((10..40).contains(&lookups), "{lookups} within an hour");
+}
+
+#[tokio::test(start_paused = true)]
+async fn refused_method_is_no_loop_of_lists() {
+    let rest = (0..MANY_REPLIES).map(|n| if n % 2 == 0 { list(10, &[]) } else { Reply::Status(405) });
+    let harness = things((0..MANY_REPLIES).map(|_| served()).collect(), rest.collect());
+    let mut events = 0;
+    for _ in 0..3_600 {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        events += harness.take().len();
+    }
+    assert!((10..40).contains(&events), "{events} within an hour");
 }
 
 #[tokio::test(start_paused = true)]
@@ -287,7 +413,7 @@ async fn oversized_names_are_refused() {
     let kinds = (0..OFTEN).map(|_| of_kind(254)).chain([of_kind(253)]).collect();
     let harness = things(kinds, vec![list(10, &[object("a", 9, 1)])]);
     harness.until("reported", |core| core.figures().failing == 1).await;
-    assert_eq!(harness.errors(), [("things".to_owned(), "the API server does not serve g/things".to_owned())]);
+    assert_eq!(harness.errors(), [("things".to_owned(), "failed to parse the API server's response".to_owned())]);
     harness.until("recovered", |core| core.figures().objects == 1).await;
 }
 

@@ -49,6 +49,9 @@ pub struct RuntimeView {
     pub waiting: u64,
     /// Events that the agent could not send.
     pub parked: u64,
+    /// Watches of kinds that the runtime's API server does not serve, at the last heartbeat.
+    #[serde(default)]
+    pub not_served: usize,
     /// Events received above a gap, in the epochs below.
     pub gaps: u64,
     /// Events received more than once, in the epochs below.
@@ -153,6 +156,7 @@ impl RuntimeSummary {
             renewal_failed_since: renewal_failed_since.map(|since| rfc3339(since.into())),
             waiting: heartbeat.map_or(0, |heartbeat| heartbeat.waiting),
             parked: heartbeat.map_or(0, |heartbeat| heartbeat.parked),
+            not_served: heartbeat.map_or(0, |heartbeat| heartbeat.not_served),
             gaps: epochs.iter().map(|epoch| epoch.gaps).sum(),
             duplicates: epochs.iter().map(|epoch| epoch.duplicates).sum(),
             unsettled: unsettled.iter().collect(),

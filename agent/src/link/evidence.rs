@@ -1,0 +1,107 @@
+//! Heartbeats between the regular ones, sent when the evidence differs from that of the last accepted heartbeat.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::core::Evidence;
+
+/// Delay between a change of the evidence and its heartbeat: changes often come together, and some revert at once.
+const DEBOUNCE: Duration = Duration::from_millis(500);
+/// Shortest time between a heartbeat and an extra one.
+const SPACING: Duration = Duration::from_secs(2);
+/// Number of extra heartbeats in a row. Each regular heartbeat admits one more, so extra heartbeats at most double the
+/// load of a fleet in the long run.
+const BURST: u32 = 4;
+
+/// Decides when the next heartbeat is due.
+#[derive(Debug)]
+pub(super) struct ExtraHeartbeats {
+    /// Evidence and time of the last accepted heartbeat.
+    reported: Option<(Evidence, Instant)>,
+    /// Time since which the current evidence differs.
+    differs_since: Option<Instant>,
+    /// Extra heartbeats that may be sent before the next regular one.
+    budget: u32,
+}
+
+impl Default for ExtraHeartbeats {
+    fn default() -> Self {
+        Self { reported: None, differs_since: None, budget: BURST }
+    }
+}
+
+impl ExtraHeartbeats {
+    /// The time of the next heartbeat: `regular`, or earlier if the evidence changed.
+    pub(super) fn due(&mut self, current: &Evidence, regular: Instant, now: Instant) -> Instant {
+        let Some((reported, at)) = &self.reported else { return regular };
+        if reported == current {
+            self.differs_since = None;
+            return regular;
+        }
+        let since = *self.differs_since.get_or_insert(now);
+        if self.budget == 0 { regular } else { regular.min((since + DEBOUNCE).max(*at + SPACING)) }
+    }
+
+    /// A heartbeat with this evidence was accepted; `regular` is the time at which it was due without the evidence.
+    pub(super) fn accepted(&mut self, evidence: Evidence, regular: Instant, sent: Instant) {
+        let is_extra = sent < regular;
+        self.budget = if is_extra { self.budget.saturating_sub(1) } else { (self.budget + 1).min(BURST) };
+        (self.reported, self.differs_since) = (Some((evidence, sent)), None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INTERVAL: Duration = Duration::from_secs(30);
+    const S: Duration = Duration::from_secs(1);
+
+    fn evidence(is_listed: bool) -> Evidence {
+        Evidence { plan_revision: None, is_plan_refused: false, is_listed, is_canary_fresh: true, is_incomplete: false }
+    }
+
+    #[test]
+    fn unchanged_evidence_causes_no_extra_heartbeat() {
+        let (mut extra, now) = (ExtraHeartbeats::default(), Instant::now());
+        assert_eq!(extra.due(&evidence(true), now, now), now, "the first one");
+        extra.accepted(evidence(true), now, now);
+        let regular = now + INTERVAL;
+        assert_eq!(extra.due(&evidence(true), regular, now + S), regular);
+        assert!(extra.due(&evidence(false), regular, now + S * 9) < regular);
+        assert_eq!(extra.due(&evidence(true), regular, now + S * 9), regular, "it reverted before it was sent");
+    }
+
+    #[test]
+    fn changed_evidence_is_debounced_and_spaced() {
+        let (mut extra, now) = (ExtraHeartbeats::default(), Instant::now());
+        let regular = now + INTERVAL;
+        extra.accepted(evidence(false), now, now);
+        assert_eq!(extra.due(&evidence(true), regular, now), now + SPACING);
+        let mut later = ExtraHeartbeats::default();
+        later.accepted(evidence(false), now, now);
+        let changed = now + S * 10;
+        assert_eq!(later.due(&evidence(true), regular, changed), changed + DEBOUNCE);
+        assert_eq!(later.due(&evidence(true), regular, changed + S), changed + DEBOUNCE, "since the first difference");
+        let mut end = ExtraHeartbeats::default();
+        end.accepted(evidence(false), now, now);
+        assert_eq!(end.due(&evidence(true), regular, regular), regular, "never later than the regular one");
+    }
+
+    #[test]
+    fn flapping_evidence_at_most_doubles_the_heartbeats() {
+        let (mut extra, start) = (ExtraHeartbeats::default(), Instant::now());
+        let (mut now, mut regular, mut sent, mut listed) = (start, start, 0, true);
+        while now < start + INTERVAL * 100 {
+            // The evidence differs from the last heartbeat at each step.
+            let due = extra.due(&evidence(listed), regular, now);
+            if due <= now {
+                extra.accepted(evidence(listed), regular, now);
+                (regular, sent, listed) = (now + INTERVAL, sent + 1, !listed);
+            }
+            now += Duration::from_millis(100);
+        }
+        assert!((100..=200 + BURST).contains(&sent), "{sent}");
+    }
+}
