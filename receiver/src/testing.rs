@@ -1,6 +1,8 @@
-//! Shared test fixtures: a fake API server, a client of one that is a function, and a temporary folder.
+//! Shared test fixtures: a fake API server, a client of one that is a function, a fake OCI registry, and a temporary
+//! folder.
 
 mod api_server;
+pub(crate) mod registry;
 
 use std::{convert::Infallible, fs, future, path::PathBuf, sync::Arc};
 

@@ -1,0 +1,126 @@
+//! Content digests of the OCI image specification: SHA-256 only.
+
+use std::{fmt, str::FromStr};
+
+use aws_lc_rs::digest::{Context, SHA256, digest};
+use thiserror::Error;
+use tidewatch_shared::hex;
+
+const PREFIX: &str = "sha256:";
+
+/// Digest of a blob or of a manifest: `sha256:` and 64 lower-case hexadecimal digits (OCI image specification,
+/// *Digests*).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Digest([u8; 32]);
+
+/// A text that is not a digest of the supported algorithm.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("not a digest of the form sha256:<64 lower-case hexadecimal digits>")]
+pub struct DigestError;
+
+impl Digest {
+    /// Computes the digest of a content.
+    #[must_use]
+    pub fn of(content: &[u8]) -> Self {
+        Self::from_output(digest(&SHA256, content).as_ref())
+    }
+
+    /// The 64 hexadecimal digits, without the algorithm.
+    #[must_use]
+    pub fn hex(&self) -> String {
+        hex::encode(&self.0)
+    }
+
+    fn from_output(output: &[u8]) -> Self {
+        let mut bytes = [0; 32];
+        // The output of SHA-256 has exactly this length.
+        for (byte, from) in bytes.iter_mut().zip(output) {
+            *byte = *from;
+        }
+        Self(bytes)
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{PREFIX}{}", self.hex())
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for Digest {
+    type Err = DigestError;
+
+    fn from_str(text: &str) -> Result<Self, DigestError> {
+        let digits = text.strip_prefix(PREFIX).filter(|digits| digits.len() == 64).ok_or(DigestError)?;
+        let (high, low) = digits.split_at_checked(32).ok_or(DigestError)?;
+        let (high, low) = hex::decode_u128(high).zip(hex::decode_u128(low)).ok_or(DigestError)?;
+        let mut bytes = [0; 32];
+        for (byte, from) in bytes.iter_mut().zip(high.to_be_bytes().into_iter().chain(low.to_be_bytes())) {
+            *byte = from;
+        }
+        Ok(Self(bytes))
+    }
+}
+
+/// Computes the digest of a content that arrives in chunks.
+#[derive(Clone)]
+pub struct Hasher(Context);
+
+impl Default for Hasher {
+    fn default() -> Self {
+        Self(Context::new(&SHA256))
+    }
+}
+
+impl Hasher {
+    /// Adds a chunk.
+    pub fn update(&mut self, chunk: &[u8]) {
+        self.0.update(chunk);
+    }
+
+    /// Returns the digest of all chunks.
+    #[must_use]
+    pub fn finish(self) -> Digest {
+        Digest::from_output(self.0.finish().as_ref())
+    }
+}
+
+impl fmt::Debug for Hasher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Hasher")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OF_ABC: &str = "sha256:ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+
+    #[test]
+    fn digest_equals_the_published_test_vector() {
+        // FIPS 180-4, example "abc".
+        assert_eq!(Digest::of(b"abc").to_string(), OF_ABC);
+        let mut hasher = Hasher::default();
+        hasher.update(b"a");
+        hasher.update(b"bc");
+        assert_eq!(hasher.finish().to_string(), OF_ABC);
+    }
+
+    #[test]
+    fn only_the_canonical_spelling_is_a_digest() {
+        assert_eq!(OF_ABC.parse(), Ok(Digest::of(b"abc")));
+        let upper = OF_ABC.to_uppercase();
+        for bad in ["", "sha256:", &OF_ABC[7..], &OF_ABC[..70], &upper, "sha512:ab", "sha256:../../etc/passwd"] {
+            assert_eq!(bad.parse::<Digest>(), Err(DigestError), "{bad}");
+        }
+        let multibyte = format!("sha256:{}", "é".repeat(32));
+        assert_eq!(multibyte.parse::<Digest>(), Err(DigestError));
+    }
+}

@@ -1,0 +1,178 @@
+//! From a component version to its descriptor, and from digests to the text of a layer: through the store, else from the
+//! registry.
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use tokio::{sync::Semaphore, task::spawn_blocking};
+
+use super::key::{Key, LayerKey, LookupError, Value};
+use crate::oci::{
+    component::ComponentVersion,
+    credentials::{CredentialsError, RegistryTarget},
+    descriptor::{self, Descriptor},
+    digest::Digest,
+    fetch::{FetchError, Fetcher, ImageManifest, Reference, Size},
+    layer,
+    store::Store,
+};
+
+/// Blobs of one layer.
+const MAX_BLOBS: usize = 128;
+/// Longest text of a mistake in a content, in characters.
+const MAX_TEXT_CHARS: usize = 300;
+
+/// Registry of the moment.
+#[derive(Debug, Default)]
+pub(super) struct Live {
+    pub(super) target: Option<Arc<RegistryTarget>>,
+    /// Mistake in the last Secret.
+    pub(super) error: Option<CredentialsError>,
+}
+
+/// Fetches and decodes. Clones share everything.
+#[derive(Clone)]
+pub(super) struct Resolver {
+    pub(super) fetcher: Fetcher,
+    pub(super) store: Store,
+    pub(super) live: Arc<ArcSwap<Live>>,
+    /// Name of the Secret with the registry.
+    pub(super) secret: Arc<str>,
+    /// One layer is unpacked at a time: a small one may become large.
+    pub(super) unpacking: Arc<Semaphore>,
+}
+
+impl Resolver {
+    pub(super) async fn resolve(&self, key: &Key) -> Result<Value, LookupError> {
+        match key {
+            Key::Descriptor(component) => {
+                self.descriptor(key, component).await.map(|descriptor| Value::Descriptor(Arc::new(descriptor)))
+            }
+            Key::Layer(layer) => self.layer(key, layer).await.map(|text| Value::Layer(Arc::new(text))),
+        }
+    }
+
+    /// A known tag needs no request for it: module versions are immutable. A tag becomes known when its descriptor was
+    /// decoded.
+    async fn descriptor(&self, key: &Key, component: &ComponentVersion) -> Result<Descriptor, LookupError> {
+        let target = self.target()?;
+        let (repository, tag) = (component.repository(), component.tag());
+        let artefact = format!("{}/{}:{tag}", target.address.origin, target.address.repository(&repository));
+        if let Some(known) = self.store.tag(&artefact) {
+            match self.descriptor_at(key, component, &target, Reference::Digest(known)).await {
+                Err(error) if matches!(error.fetch(), Some(FetchError::NotFound { .. })) => {
+                    self.store.set_tag(artefact.clone(), None).await;
+                }
+                result => return result.map(|(descriptor, _)| descriptor),
+            }
+        }
+        let (descriptor, digest) = self.descriptor_at(key, component, &target, Reference::Tag(&tag)).await?;
+        self.store.set_tag(artefact, Some(digest)).await;
+        Ok(descriptor)
+    }
+
+    async fn descriptor_at(
+        &self,
+        key: &Key,
+        component: &ComponentVersion,
+        target: &Arc<RegistryTarget>,
+        reference: Reference<'_>,
+    ) -> Result<(Descriptor, Digest), LookupError> {
+        let repository = component.repository();
+        let fetched = |error| LookupError::Fetch { key: key.clone(), error };
+        let (manifest, digest) = self.manifest(target, &repository, reference).await.map_err(fetched)?;
+        let limit = descriptor::MAX_CONFIG_BYTES as u64;
+        if manifest.config.size > limit {
+            return Err(fetched(FetchError::TooLarge { limit }));
+        }
+        let size = Size::Exactly(manifest.config.size);
+        let config = self.blob(Some(target), &repository, manifest.config.digest, size).await.map_err(fetched)?;
+        let pointer =
+            descriptor::component_descriptor_pointer(&config).map_err(|error| unusable(key, &error.to_string()))?;
+        let size = Size::Exactly(pointer.size);
+        let content = self.blob(Some(target), &repository, pointer.digest, size).await.map_err(fetched)?;
+        let expected = component.clone();
+        let decoding = spawn_blocking(move || descriptor::decode(&pointer.media_type, &content, &expected));
+        let decoded = decoding.await.map_err(|_| LookupError::Aborted(key.clone()))?;
+        decoded.map(|descriptor| (descriptor, digest)).map_err(|error| unusable(key, &error.to_string()))
+    }
+
+    async fn layer(&self, key: &Key, layer: &LayerKey) -> Result<String, LookupError> {
+        let LayerKey { repository, digests, kind } = layer;
+        if !(1..=MAX_BLOBS).contains(&digests.len()) {
+            return Err(LookupError::Blobs(key.clone()));
+        }
+        // Stored content needs no registry, and thus no credentials.
+        let target = self.target();
+        let limit = layer::MAX_STORED_BYTES;
+        let (mut blobs, mut bytes) = (Vec::new(), 0);
+        for digest in digests.iter() {
+            let size = Size::AtMost(limit.saturating_sub(bytes) as u64);
+            match self.blob(target.as_ref().ok(), repository, *digest, size).await {
+                Ok(blob) => {
+                    bytes += blob.len();
+                    blobs.push(blob);
+                }
+                Err(error) => {
+                    target?;
+                    return Err(LookupError::Fetch { key: key.clone(), error });
+                }
+            }
+        }
+        let content = <[Bytes; 1]>::try_from(blobs).map_or_else(|blobs| blobs.concat().into(), |[only]| only);
+        let _permit = self.unpacking.acquire().await;
+        let kind = *kind;
+        let text = spawn_blocking(move || layer::yaml_text(kind, &content)).await;
+        let text = text.map_err(|_| LookupError::Aborted(key.clone()))?;
+        text.map_err(|error| unusable(key, &error.to_string()))
+    }
+
+    async fn manifest(
+        &self,
+        target: &RegistryTarget,
+        repository: &str,
+        reference: Reference<'_>,
+    ) -> Result<(ImageManifest, Digest), FetchError> {
+        if let Reference::Digest(digest) = reference
+            && let Some(content) = self.store.get(digest).await
+        {
+            return Ok((ImageManifest::parse(&content, None, repository)?, digest));
+        }
+        let (manifest, digest, content) = self.fetcher.manifest(target, repository, reference).await?;
+        self.store.put(digest, content).await;
+        Ok((manifest, digest))
+    }
+
+    /// Reads a blob from the store, else from the registry, if there is one.
+    async fn blob(
+        &self,
+        target: Option<&Arc<RegistryTarget>>,
+        repository: &str,
+        digest: Digest,
+        size: Size,
+    ) -> Result<Bytes, FetchError> {
+        if let Some(content) = self.store.get(digest).await {
+            return size.verify(content.len() as u64).map(|()| content);
+        }
+        let target = target.ok_or(FetchError::Unauthorized { with_credentials: false })?;
+        let content = self.fetcher.blob(target, repository, digest, size).await?;
+        self.store.put(digest, content.clone()).await;
+        Ok(content)
+    }
+
+    fn target(&self) -> Result<Arc<RegistryTarget>, LookupError> {
+        let live = self.live.load();
+        let secret = || self.secret.to_string();
+        live.target.clone().ok_or_else(|| match live.error {
+            Some(error) => LookupError::SecretMalformed { secret: secret(), error },
+            None => LookupError::SecretMissing { secret: secret() },
+        })
+    }
+}
+
+/// A mistake in a content. Its text may quote the content.
+fn unusable(key: &Key, text: &str) -> LookupError {
+    let line = text.chars().map(|char| if char.is_control() { ' ' } else { char });
+    LookupError::Unusable { key: key.clone(), text: line.take(MAX_TEXT_CHARS).collect() }
+}

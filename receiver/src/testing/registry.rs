@@ -1,0 +1,254 @@
+//! Fake OCI registry: a service in the process, and a server on the loopback interface.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    convert::Infallible,
+    future, io, iter,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use aws_lc_rs::digest::{SHA256, digest};
+use bytes::Bytes;
+use futures::{StreamExt as _, stream};
+use http::{Request, Response, StatusCode, header};
+use http_body::Frame;
+use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody};
+use hyper_util::rt::TokioIo;
+use rustls::ServerConfig;
+use serde_json::json;
+use tidewatch_shared::hex;
+use tokio::{net::TcpListener, task::JoinSet, time::sleep};
+use tokio_rustls::TlsAcceptor;
+use tower::{BoxError, util::BoxCloneSyncService};
+
+type Body = UnsyncBoxBody<Bytes, BoxError>;
+
+/// Response to one request.
+#[derive(Clone)]
+pub(crate) enum Reply {
+    /// Status, headers and body.
+    Of(u16, Vec<(&'static str, String)>, Bytes),
+    /// No connection.
+    Down,
+    /// No head, ever.
+    Silent,
+    /// These bytes, then nothing and no end.
+    Stalled(Bytes),
+    /// This many bytes in each interval, without end.
+    Endless(usize, Duration),
+    /// These bytes, then a broken connection.
+    Broken(Bytes),
+}
+
+impl Reply {
+    pub(crate) fn status(status: u16) -> Self {
+        Self::Of(status, Vec::new(), Bytes::new())
+    }
+
+    pub(crate) fn with(status: u16, name: &'static str, value: impl Into<String>) -> Self {
+        Self::Of(status, vec![(name, value.into())], Bytes::new())
+    }
+
+    pub(crate) fn content(content: impl Into<Bytes>) -> Self {
+        Self::Of(200, Vec::new(), content.into())
+    }
+}
+
+/// Request as received.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Received {
+    pub(crate) method: String,
+    /// Absolute URI in the process, path and query over a connection.
+    pub(crate) uri: String,
+    pub(crate) authorization: Option<String>,
+    pub(crate) body: String,
+}
+
+#[derive(Default)]
+struct State {
+    contents: HashMap<String, Reply>,
+    /// Replies that precede the contents, by part of the URI; the last one stays.
+    scripts: HashMap<String, VecDeque<Reply>>,
+    authorization: Option<(String, String)>,
+    received: Vec<Received>,
+}
+
+/// The registry. Clones share it.
+#[derive(Clone, Default)]
+pub(crate) struct FakeRegistry(Arc<Mutex<State>>);
+
+/// Digest of a content, as in a reference.
+pub(crate) fn digest_of(content: &[u8]) -> String {
+    format!("sha256:{}", hex::encode(digest(&SHA256, content).as_ref()))
+}
+
+impl FakeRegistry {
+    /// Adds a blob, and returns its digest.
+    pub(crate) fn blob(&self, repository: &str, content: &[u8]) -> String {
+        let digest = digest_of(content);
+        self.put(format!("/v2/{repository}/blobs/{digest}"), Reply::content(content.to_vec()));
+        digest
+    }
+
+    /// Adds a manifest by tag and by digest, and returns its digest.
+    pub(crate) fn manifest(&self, repository: &str, tag: &str, media_type: &str, content: &[u8]) -> String {
+        let digest = digest_of(content);
+        let headers = vec![("content-type", media_type.to_owned()), ("docker-content-digest", digest.clone())];
+        for reference in [tag, &digest] {
+            let reply = Reply::Of(200, headers.clone(), content.to_vec().into());
+            self.put(format!("/v2/{repository}/manifests/{reference}"), reply);
+        }
+        digest
+    }
+
+    /// Adds a component version with this descriptor, and returns the digest of its manifest.
+    pub(crate) fn component(&self, repository: &str, tag: &str, descriptor: &str) -> String {
+        let kind = "application/vnd.ocm.software.component-descriptor.v2+yaml";
+        let layer = json!({"mediaType": kind, "digest": self.blob(repository, descriptor.as_bytes()), "size": descriptor.len()});
+        let config = json!({"componentDescriptorLayer": layer}).to_string();
+        self.configured(repository, tag, &config, &[layer])
+    }
+
+    /// Adds an image manifest with this config and these layers, and returns its digest.
+    pub(crate) fn configured(&self, repository: &str, tag: &str, config: &str, layers: &[serde_json::Value]) -> String {
+        let kind = "application/vnd.oci.image.manifest.v1+json";
+        let config = json!({
+            "mediaType": "application/vnd.ocm.software.component.config.v1+json",
+            "digest": self.blob(repository, config.as_bytes()),
+            "size": config.len(),
+        });
+        let manifest = json!({"schemaVersion": 2, "mediaType": kind, "config": config, "layers": layers});
+        self.manifest(repository, tag, kind, manifest.to_string().as_bytes())
+    }
+
+    /// Sets the reply of a path.
+    pub(crate) fn put(&self, path: String, reply: Reply) {
+        self.0.lock().unwrap().contents.insert(path, reply);
+    }
+
+    /// Gives these replies to requests whose URI contains a text, the last one repeatedly.
+    pub(crate) fn script(&self, part: &str, replies: impl IntoIterator<Item = Reply>) {
+        self.0.lock().unwrap().scripts.insert(part.to_owned(), replies.into_iter().collect());
+    }
+
+    /// Ends a script.
+    pub(crate) fn recover(&self, part: &str) {
+        self.0.lock().unwrap().scripts.remove(part).unwrap();
+    }
+
+    /// Demands this header `Authorization` with this challenge, except where a script replies.
+    pub(crate) fn protect(&self, authorization: &str, challenge: &str) {
+        self.0.lock().unwrap().authorization = Some((authorization.to_owned(), challenge.to_owned()));
+    }
+
+    /// All requests so far.
+    pub(crate) fn received(&self) -> Vec<Received> {
+        self.0.lock().unwrap().received.clone()
+    }
+
+    /// Number of requests whose URI contains a text.
+    pub(crate) fn count(&self, part: &str) -> usize {
+        self.received().iter().filter(|received| received.uri.contains(part)).count()
+    }
+
+    /// Transport without connections.
+    pub(crate) fn transport(&self) -> BoxCloneSyncService<Request<Full<Bytes>>, Response<Body>, BoxError> {
+        let registry = self.clone();
+        BoxCloneSyncService::new(tower::service_fn(move |request| registry.clone().respond(request)))
+    }
+
+    /// Serves connections on the loopback interface, and returns the port.
+    pub(crate) async fn listen(&self, tls: Option<ServerConfig>) -> (u16, JoinSet<()>) {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (registry, tls, mut tasks) =
+            (self.clone(), tls.map(|tls| TlsAcceptor::from(Arc::new(tls))), JoinSet::new());
+        tasks.spawn(async move {
+            let mut connections = JoinSet::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                let (registry, tls) = (registry.clone(), tls.clone());
+                connections.spawn(async move {
+                    let service = hyper::service::service_fn(move |request| registry.clone().respond(request));
+                    let server = hyper::server::conn::http1::Builder::new();
+                    // Refused handshakes are the client's matter.
+                    let _ = match tls {
+                        None => server.serve_connection(TokioIo::new(stream), service).await,
+                        Some(tls) => match tls.accept(stream).await {
+                            Ok(stream) => server.serve_connection(TokioIo::new(stream), service).await,
+                            Err(_) => Ok(()),
+                        },
+                    };
+                });
+            }
+        });
+        (port, tasks)
+    }
+
+    async fn respond<B>(self, request: Request<B>) -> Result<Response<Body>, BoxError>
+    where
+        B: http_body::Body<Data: Send, Error: std::fmt::Debug>,
+    {
+        let (parts, body) = request.into_parts();
+        let body = body.collect().await.unwrap().to_bytes();
+        let authorization = parts.headers.get(header::AUTHORIZATION).map(|value| value.to_str().unwrap().to_owned());
+        let uri = parts.uri.to_string();
+        let reply = {
+            let mut state = self.0.lock().unwrap();
+            state.received.push(Received {
+                method: parts.method.to_string(),
+                uri: uri.clone(),
+                authorization: authorization.clone(),
+                body: String::from_utf8(body.to_vec()).unwrap(),
+            });
+            let script = state.scripts.iter_mut().find(|(part, _)| uri.contains(*part));
+            let scripted = script.map(|(_, replies)| {
+                if replies.len() > 1 { replies.pop_front().unwrap() } else { replies.front().unwrap().clone() }
+            });
+            let refused = state.authorization.iter().find(|(demanded, _)| Some(demanded) != authorization.as_ref());
+            let refused = refused.map(|(_, challenge)| Reply::with(401, "www-authenticate", challenge.clone()));
+            let stored = || state.contents.get(parts.uri.path()).cloned().unwrap_or(Reply::status(404));
+            scripted.or(refused).unwrap_or_else(stored)
+        };
+        // Lets other tasks run between any two requests.
+        tokio::task::yield_now().await;
+        reply.response().await
+    }
+}
+
+impl Reply {
+    async fn response(self) -> Result<Response<Body>, BoxError> {
+        let chunk = |bytes| Ok::<_, BoxError>(Frame::data(bytes));
+        let streamed = |frames| StreamBody::new(frames).boxed_unsync();
+        let (status, headers, body) = match self {
+            Self::Of(status, headers, content) => (status, headers, full(content)),
+            Self::Down => return Err(io::Error::new(io::ErrorKind::ConnectionRefused, "connection refused").into()),
+            Self::Silent => return future::pending().await,
+            Self::Stalled(first) => {
+                let frames = stream::iter([chunk(first)]).chain(stream::pending());
+                (200, Vec::new(), streamed(frames.boxed()))
+            }
+            Self::Endless(bytes, interval) => {
+                let content = Bytes::from(vec![b'x'; bytes]);
+                let frames = stream::iter(iter::repeat(content)).then(move |content| async move {
+                    sleep(interval).await;
+                    chunk(content)
+                });
+                (200, Vec::new(), streamed(frames.boxed()))
+            }
+            Self::Broken(first) => {
+                let broken = Err(io::Error::from(io::ErrorKind::ConnectionReset).into());
+                (200, Vec::new(), streamed(stream::iter([chunk(first), broken]).boxed()))
+            }
+        };
+        let mut response = Response::builder().status(StatusCode::from_u16(status).unwrap());
+        for (name, value) in headers {
+            response = response.header(name, value);
+        }
+        Ok(response.body(body).unwrap())
+    }
+}
+
+fn full(content: Bytes) -> Body {
+    Full::new(content).map_err(|never: Infallible| match never {}).boxed_unsync()
+}
