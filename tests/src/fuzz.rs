@@ -1,8 +1,9 @@
-//! Invariants of the parsers of untrusted bytes, for any input: bytes from runtimes, proxies and configuration, and the
-//! responses and watch events that an agent reads. Each function here is the body of a fuzz target in `tests/fuzz`, and
+//! Invariants of the parsers of untrusted bytes, for any input: bytes from runtimes, proxies, registries and configuration,
+//! and the responses and watch events that an agent reads. Each function here is the body of a fuzz target in `tests/fuzz`, and
 //! of a short run on stable in this crate's own tests. A violated invariant panics.
 
 mod agent;
+mod module;
 mod seeds;
 
 use std::sync::LazyLock;
@@ -24,6 +25,7 @@ use tidewatch_shared::{
 };
 
 pub use agent::{agent_config, answers, certificate_answer, discovery, refusal, trust_answer, watch};
+pub use module::{descriptor, layer};
 pub use seeds::seeds;
 
 /// A fuzz target.
@@ -36,7 +38,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 20] = [
+pub const TARGETS: [Target; 22] = [
     Target { name: "signature", run: signature },
     Target { name: "client_cert", run: client_cert },
     Target { name: "xfcc", run: xfcc },
@@ -57,6 +59,8 @@ pub const TARGETS: [Target; 20] = [
     Target { name: "watch", run: watch },
     Target { name: "discovery", run: discovery },
     Target { name: "agent_config", run: agent_config },
+    Target { name: "descriptor", run: descriptor },
+    Target { name: "layer", run: layer },
 ];
 
 /// The three fields of a signature, one per line, for a request with a known signature: verification accepts only the

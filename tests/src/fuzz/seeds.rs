@@ -1,6 +1,7 @@
 //! Seeds of the fuzz targets: inputs that the parsers accept.
 
 mod agent;
+mod module;
 
 use std::{sync::LazyLock, time::Duration};
 
@@ -15,6 +16,8 @@ use tidewatch_shared::{
     signature::{Headers, Message, Nonce, Signer},
     tls::Identity,
 };
+
+pub(super) use module::{COMPONENT, COMPONENT_VERSION, DESCRIPTOR_MEDIA_TYPE};
 
 /// Time of the known signature, in Unix seconds.
 pub(super) const NOW: i64 = 1_800_000_000;
@@ -105,6 +108,7 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
         "token" => vec![token()],
         "token_keys" => vec![token_keys()],
         "certificate_request" => vec![certificate_request()],
+        "descriptor" | "layer" => return module::contents(target),
         of_an_agent => agent::texts(of_an_agent),
     };
     texts.into_iter().map(String::into_bytes).collect()

@@ -3,6 +3,11 @@
 use std::fs;
 
 use proptest::{prelude::*, sample::Index};
+use tidewatch_receiver::oci::{
+    component::ComponentVersion,
+    descriptor,
+    layer::{self, LayerKind},
+};
 
 use super::*;
 use crate::paths;
@@ -47,6 +52,11 @@ const DICTIONARY: &[&str] = &[
     "*a",
     "<<: ",
     "!!binary ",
+    "\n---\n",
+    "0644",
+    "sha256:",
+    "/v1",
+    "../",
     "- ",
     "exec: {command: sh}",
     "\"proxy-url\":\"x\",",
@@ -145,6 +155,7 @@ const CONFIGURED: [&str; 3] = ["plan", "kubeconfig", "agent_kubeconfig"];
 const ENROLLING: [&str; 3] = ["token", "token_keys", "certificate_request"];
 const ANSWERED: [&str; 4] = ["answers", "refusal", "certificate_answer", "trust_answer"];
 const WATCHED: [&str; 3] = ["watch", "discovery", "agent_config"];
+const FETCHED: [&str; 2] = ["descriptor", "layer"];
 
 #[test]
 fn forwarded_certificates() {
@@ -177,8 +188,13 @@ fn api_server_streams() {
 }
 
 #[test]
+fn module_artifacts() {
+    FETCHED.iter().for_each(|name| run(name));
+}
+
+#[test]
 fn each_target_is_run() {
-    let run = [&FORWARDED[..], &EVENTS, &CONFIGURED, &ENROLLING, &ANSWERED, &WATCHED].concat();
+    let run = [&FORWARDED[..], &EVENTS, &CONFIGURED, &ENROLLING, &ANSWERED, &WATCHED, &FETCHED].concat();
     for Target { name, .. } in TARGETS {
         assert!(run.contains(&name), "{name}");
     }
@@ -202,6 +218,15 @@ fn parsers_accept_the_seeds() {
     assert!(keys.has("k"), "a key that cannot be used is left out");
     let request = CertificateRequest::parse(&seeds("certificate_request")[0]).unwrap();
     assert!(SigningRequest::from_pem(request.request.as_bytes()).is_ok());
+    for seed in seeds("descriptor") {
+        let expected = ComponentVersion::new(seeds::COMPONENT, seeds::COMPONENT_VERSION).unwrap();
+        let read = descriptor::decode(seeds::DESCRIPTOR_MEDIA_TYPE, &seed, &expected).unwrap();
+        assert_eq!(read.images.len(), 1, "{}", String::from_utf8_lossy(&seed));
+    }
+    for (seed, kind) in seeds("layer").iter().zip([LayerKind::Dir, LayerKind::Plain, LayerKind::Plain]) {
+        let text = layer::yaml_text(kind, seed).unwrap();
+        assert_eq!(layer::documents(&text).unwrap().len(), 3);
+    }
     assert!(seeds("agent_kubeconfig").iter().all(|seed| tidewatch_agent::is_kubeconfig(seed)));
 }
 
