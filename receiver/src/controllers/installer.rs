@@ -1,8 +1,8 @@
 //! Installs, repairs, upgrades and removes the agent of each runtime, with the least rights that work.
 //!
 //! Pure modules: `component` enumerates the objects, `objects` builds them, `rbac` derives the agent's rights from the
-//! plan, `watches` adds the watches on the installation itself, `compare` decides how a found object is repaired.
-//! `apply` writes the objects that differ, `removal` deletes all of them, `readiness` computes the condition
+//! plan, `watches` adds the watches on the installation itself, `compare` holds the rules by which found objects are
+//! compared. `apply` writes the objects that differ, `removal` deletes all of them, `readiness` computes the condition
 //! `SKRWebhook`, `upgrade` assigns images in stages. No code in this module reads the content of the agent's identity
 //! Secret: the key stays in the runtime.
 
@@ -41,7 +41,13 @@ use kube::Client;
 use tidewatch_shared::{identity::RuntimeId, plan::Plan};
 
 use self::desired::DesiredObjects;
-use crate::{base::key::KymaKey, controllers::pending_removal::PendingRemoval, fleet::PathState, pki::Trust};
+use crate::{
+    base::key::KymaKey,
+    controllers::pending_removal::PendingRemoval,
+    fleet::PathState,
+    kube::{WriteBudgets, object},
+    pki::Trust,
+};
 
 /// Returns the current trust bundles.
 pub type TrustSource = Box<dyn Fn() -> Arc<Trust> + Send + Sync>;
@@ -96,9 +102,11 @@ impl Installer {
         runtime: &RuntimeId,
         plan: &Arc<Plan>,
         installed: &mut InstallationState,
+        budgets: &WriteBudgets,
     ) -> Report {
         let (desired, image) = (self.desired(plan), self.upgrade.image_for(runtime));
-        let report = apply::InstallRun::new(client, runtime, image, &desired, installed).run().await;
+        let budget = budgets.of(key, object::Component::Agent, "", ());
+        let report = apply::InstallRun::new(client, runtime, image, &desired, installed, budget).run().await;
         self.metrics.installed(&report);
         self.report_image(key, installed);
         report

@@ -1,14 +1,26 @@
-//! Reads, watches and deletions of single objects, and classification of the API server's errors.
+//! Single objects: reads, watches and writes, and classification of the API server's errors.
+//!
+//! `shape` compares a live object with its desired form, `write` converges it, `contested` limits the writes against a
+//! competing writer.
+
+mod contested;
+mod shape;
+mod write;
 
 use std::fmt::{Debug, Display};
 
 use futures::{StreamExt as _, future, stream::BoxStream};
 use kube::{
     Api, Resource, ResourceExt,
-    api::{DeleteParams, ListParams, Preconditions},
+    api::ListParams,
     runtime::{WatchStreamExt as _, watcher},
 };
 use serde::de::DeserializeOwned;
+
+pub(crate) use contested::{Component, WriteBudget};
+pub use contested::{WriteBudgets, WriteMetrics};
+pub(crate) use shape::{Ownership, Repair, Shape, has_foreign_lifecycle};
+pub(crate) use write::{Converged, Target, WriteError, delete, erase, get_metadata, parse, release};
 
 /// Returns true if an API server reported that this object does not exist. A 404 that names no object means that the
 /// kind is not served, which proves nothing about the object.
@@ -62,15 +74,4 @@ where
         future::ready(change.inspect_err(warn).ok())
     };
     watcher::watch_object(api, name).default_backoff().filter_map(logged).boxed()
-}
-
-/// Deletes the object with this uid in the background. Returns it while it is still being deleted.
-pub(crate) async fn delete<K: Clone + DeserializeOwned + Debug>(
-    api: &Api<K>,
-    name: &str,
-    uid: Option<String>,
-) -> kube::Result<Option<K>> {
-    let preconditions = Some(Preconditions { uid, ..Preconditions::default() });
-    let params = DeleteParams { preconditions, ..DeleteParams::background() };
-    Ok(if_exists(api.delete(name, &params).await, name)?.and_then(|deleted| deleted.left()))
 }

@@ -266,6 +266,12 @@ impl State {
             Some(status) => object["status"] = status.clone(),
             None => drop(object.as_object_mut().unwrap().remove("status")),
         }
+        // Without managed fields those of the stored object stay.
+        if let (Value::Null, Some(managed)) =
+            (&object["metadata"]["managedFields"], live["metadata"].get("managedFields"))
+        {
+            object["metadata"]["managedFields"] = managed.clone();
+        }
         ok(&self.store(id, object))
     }
 

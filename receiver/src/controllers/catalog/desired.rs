@@ -7,16 +7,18 @@ use std::{
 };
 
 use aws_lc_rs::digest;
-use kube::core::{ApiResource, GroupVersionKind};
+use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use thiserror::Error;
 use tidewatch_shared::{
     api::{ModuleReleaseMeta, ModuleTemplate},
     hex,
-    names::{GROUP, SKR_NAMESPACE, VERSION, label},
+    names::{GROUP, SKR_NAMESPACE, VERSION, field_manager, label},
     variant::VariantName as _,
 };
+
+use crate::kube::object::{Ownership, Repair, Shape, Target};
 
 /// kubectl's copy of the object applied in KCP; it has no meaning in a runtime.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
@@ -172,7 +174,27 @@ pub struct DesiredObject {
     pub requires: Vec<Arc<str>>,
 }
 
+/// All of an object is ours, except for annotations of other field managers.
+const SHAPE: Shape = Shape {
+    owns_label: |_| true,
+    annotations_of: Some(field_manager::CATALOG_SYNC),
+    drops_empty_lists: false,
+    ..Shape::new(Ownership::Whole)
+};
+
 impl DesiredObject {
+    /// Target of the writes, without a budget.
+    pub(super) fn target(&self) -> Target<'_> {
+        let (name, manager) = (&*self.id.name, field_manager::CATALOG_SYNC);
+        Target { name, manager, shape: &SHAPE, desired: &self.body, budget: None }
+    }
+
+    /// Returns whether an object matches its desired state.
+    #[must_use]
+    pub fn is_up_to_date(&self, object: &DynamicObject) -> bool {
+        self.target().compare(object, None) == Repair::None
+    }
+
     fn new(kind: Kind, body: Value, hash: ContentHash, requires: Vec<Arc<str>>) -> Self {
         let id = ObjectId::new(kind, body["metadata"]["name"].as_str().unwrap_or_default());
         Self { id, body, hash, requires }

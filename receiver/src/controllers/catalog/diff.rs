@@ -1,12 +1,8 @@
 //! Difference between the desired catalog and a runtime's observed objects, or its inventory. Pure.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{collections::BTreeSet, sync::Arc};
 
 use kube::core::DynamicObject;
-use serde_json::Value;
 use tidewatch_shared::{
     event::{Change, Object},
     names::{GROUP, SKR_NAMESPACE, field_manager},
@@ -81,7 +77,7 @@ pub fn action_for(
         return Action::UpToDate(InventoryEntry::new(hash, object));
     }
     match catalog.get(id) {
-        Some(desired) if is_up_to_date(desired, object) => Action::UpToDate(InventoryEntry::new(desired.hash, object)),
+        Some(desired) if desired.is_up_to_date(object) => Action::UpToDate(InventoryEntry::new(desired.hash, object)),
         Some(desired) => apply(desired, true),
         None if is_owned => Action::Delete(Delete { id: id.clone(), uid: uid.into() }),
         None => Action::Ignore,
@@ -128,40 +124,6 @@ pub fn changed_objects(events: &[Object], catalog: &DesiredCatalog, inventory: &
     changed.collect()
 }
 
-/// Returns whether an object matches its desired state: equal content (as JSON), equal labels, all desired annotations,
-/// and no annotation that catalog sync once set and no longer desires. Annotations of other field managers are allowed.
-#[must_use]
-pub fn is_up_to_date(desired: &DesiredObject, object: &DynamicObject) -> bool {
-    let metadata = &desired.body["metadata"];
-    let labels = object.metadata.labels.iter().flatten();
-    let same_labels = metadata["labels"].as_object().is_some_and(|desired| {
-        labels.clone().count() == desired.len() && labels.clone().all(|(key, value)| is_text(desired.get(key), value))
-    });
-    let annotations = object.metadata.annotations.as_ref();
-    let same_annotations = metadata["annotations"].as_object().into_iter().flatten().all(|(key, value)| {
-        let found = annotations.and_then(|annotations| annotations.get(key));
-        found.is_some_and(|found| is_text(Some(value), found))
-    });
-    same_labels && same_annotations && stale_annotations(desired, object).is_empty() && same_content(desired, object)
-}
-
-/// Builds the PUT that removes foreign additions left after an apply. It keeps resourceVersion, finalizers and the
-/// annotations of other field managers.
-#[must_use]
-pub fn replacement(desired: &DesiredObject, mut object: DynamicObject) -> DynamicObject {
-    let stale = stale_annotations(desired, &object);
-    let strings = |value: &Value| -> BTreeMap<String, String> {
-        let members = value.as_object().into_iter().flatten();
-        members.filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned()))).collect()
-    };
-    object.metadata.labels = Some(strings(&desired.body["metadata"]["labels"]));
-    let annotations = object.metadata.annotations.get_or_insert_default();
-    annotations.retain(|key, _| !stale.contains(key));
-    annotations.extend(strings(&desired.body["metadata"]["annotations"]));
-    object.data = Value::Object(content(&desired.body).map(|(key, value)| (key.clone(), value.clone())).collect());
-    object
-}
-
 /// Returns whether catalog sync, this one or the incumbent's, has written an object. Both use the same field manager as
 /// ownership marker.
 #[must_use]
@@ -170,54 +132,11 @@ pub fn is_managed(object: &DynamicObject) -> bool {
     managers.any(|entry| entry.manager.as_deref() == Some(field_manager::CATALOG_SYNC))
 }
 
-/// Annotations that catalog sync owns and that are not desired.
-fn stale_annotations(desired: &DesiredObject, object: &DynamicObject) -> BTreeSet<String> {
-    let entries = object.metadata.managed_fields.iter().flatten();
-    let owned = entries.filter(|entry| entry.manager.as_deref() == Some(field_manager::CATALOG_SYNC));
-    let fields = owned.filter_map(|entry| entry.fields_v1.as_ref()?.0["f:metadata"]["f:annotations"].as_object());
-    let keys = fields.flat_map(|fields| fields.keys()).filter_map(|key| key.strip_prefix("f:"));
-    let present = object.metadata.annotations.as_ref();
-    let stale = keys.filter(|key| {
-        let is_desired = desired.body["metadata"]["annotations"].get(key).is_some();
-        !is_desired && present.is_some_and(|present| present.contains_key(*key))
-    });
-    stale.map(str::to_owned).collect()
-}
-
-/// Members of an object other than type, metadata and status.
-fn content(body: &Value) -> impl Iterator<Item = (&String, &Value)> {
-    let members = body.as_object().into_iter().flatten();
-    members.filter(|(key, _)| !matches!(key.as_str(), "apiVersion" | "kind" | "metadata" | "status"))
-}
-
-fn same_content(desired: &DesiredObject, object: &DynamicObject) -> bool {
-    let present = |(_, value): &(&String, &Value)| !value.is_null();
-    let members = content(&desired.body).filter(present).count();
-    let found = content(&object.data).filter(present).count();
-    members == found && content(&desired.body).all(|(key, value)| json_eq(value, &object.data[key]))
-}
-
-fn is_text(value: Option<&Value>, text: &str) -> bool {
-    value.and_then(Value::as_str) == Some(text)
-}
-
-/// Equality as JSON. A null member equals a missing one, since API servers drop nulls of typed fields.
-fn json_eq(a: &Value, b: &Value) -> bool {
-    match (a, b) {
-        (Value::Object(a), Value::Object(b)) => {
-            let rest = |map: &serde_json::Map<String, Value>| map.values().filter(|value| !value.is_null()).count();
-            let members = a.iter().filter(|(_, value)| !value.is_null());
-            rest(a) == rest(b)
-                && members.clone().all(|(key, value)| b.get(key).is_some_and(|other| json_eq(value, other)))
-        }
-        (Value::Array(a), Value::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| json_eq(a, b)),
-        (a, b) => a == b,
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use std::collections::BTreeMap;
+
+    use serde_json::{Value, json};
     use tidewatch_shared::event::Subject;
 
     use super::*;
@@ -272,8 +191,8 @@ mod tests {
             let action = action_for(&id, &catalog, Some(&object), None);
             assert_eq!(matches!(action, Action::UpToDate(_)), is_same, "{object:?}");
             let desired = catalog.get(&id).unwrap();
-            let replacement = replacement(desired, object);
-            assert!(is_up_to_date(desired, &replacement), "{replacement:?}");
+            let replacement = desired.target().shape.replacement(&desired.body, &object);
+            assert!(desired.is_up_to_date(&replacement), "{replacement:?}");
             assert_eq!(replacement.metadata.resource_version.as_deref(), Some("7"));
         }
     }

@@ -13,6 +13,9 @@ use crate::{
 /// Failures named in the message; further ones are counted.
 const NAMED: usize = 3;
 
+/// Cause of the failure to repair an object whose repairs are reverted.
+const CONTESTED: &str = "it is changed again and again in the runtime";
+
 /// Error of a sync or a removal. Successful steps are kept and recorded in the inventory.
 #[derive(Debug, Error)]
 pub enum SyncError {
@@ -62,8 +65,15 @@ pub struct ObjectFailure {
     pub target: Target,
     /// Call that was attempted.
     pub attempt: Attempt,
-    /// Error of the call.
-    pub source: kube::Error,
+    /// Error of the call; `None` if it was not made because a competing writer reverts each repair of the object.
+    pub cause: Option<kube::Error>,
+}
+
+impl ObjectFailure {
+    /// Returns whether the object, its kind or its namespace does not exist.
+    pub(super) fn is_not_found(&self) -> bool {
+        matches!(&self.cause, Some(kube::Error::Api(status)) if status.is_not_found())
+    }
 }
 
 /// Failures of a sync, at least one.
@@ -111,7 +121,7 @@ impl fmt::Display for ObjectsError {
 
 impl std::error::Error for ObjectsError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.first.source)
+        self.first.cause.as_ref().map(|error| error as _)
     }
 }
 
@@ -124,7 +134,7 @@ impl SyncError {
             Self::Inventory(source) | Self::List { source: ListError::Page(source), .. } => class_of(source),
             Self::List { source: ListError::Timeout(_), .. } => ErrorClass::Transport,
             Self::List { source: ListError::Pages(_) | ListError::Objects(_), .. } => ErrorClass::User,
-            Self::Objects(failures) => class_of_object(&failures.first.source),
+            Self::Objects(failures) => failures.first.cause.as_ref().map_or(ErrorClass::Refused, class_of_object),
         }
     }
 
@@ -145,7 +155,7 @@ impl SyncError {
         let why = match self {
             Self::Inventory(source) | Self::List { source: ListError::Page(source), .. } => describe(source),
             Self::List { source, .. } => source.to_string(),
-            Self::Objects(failures) => describe(&failures.first.source),
+            Self::Objects(failures) => failures.first.cause.as_ref().map_or_else(|| CONTESTED.to_owned(), describe),
         };
         format!("{self}: {why}")
     }

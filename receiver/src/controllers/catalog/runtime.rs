@@ -5,39 +5,40 @@ use std::collections::BTreeMap;
 use k8s_openapi::{api::core::v1::ConfigMap, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use kube::{
     Api, Client,
-    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions},
+    api::{DeleteParams, ListParams, PostParams},
     core::DynamicObject,
 };
 use tidewatch_shared::names::{CATALOG_INVENTORY, SKR_NAMESPACE, field_manager, label};
 
 use super::{
     desired::{DesiredObject, Kind, ObjectId},
-    diff,
     metrics::{Metrics, Operation},
 };
 use crate::{
-    kube::object::if_exists,
-    kube::runtime_access::{ListError, ListLimits, list_all},
+    base::key::KymaKey,
+    kube::{
+        WriteBudgets,
+        object::{self, Component, Converged, Target, WriteError, if_exists},
+        runtime_access::{ListError, ListLimits, list_all},
+    },
 };
-
-/// Result of applying one object.
-pub(super) struct WriteResult {
-    /// Object as in the last response.
-    pub(super) object: DynamicObject,
-    /// Writing calls made.
-    pub(super) writes: usize,
-}
 
 /// API of one runtime.
 #[derive(Clone)]
 pub(super) struct Runtime {
     client: Client,
+    budgets: Option<(KymaKey, WriteBudgets)>,
     pub(super) metrics: Metrics,
 }
 
 impl Runtime {
     pub(super) fn new(client: Client, metrics: Metrics) -> Self {
-        Self { client, metrics }
+        Self { client, budgets: None, metrics }
+    }
+
+    /// Limits the writes of each object.
+    pub(super) fn with_budgets(self, key: &KymaKey, budgets: &WriteBudgets) -> Self {
+        Self { budgets: Some((key.clone(), budgets.clone())), ..self }
     }
 
     fn api(&self, kind: Kind) -> Api<DynamicObject> {
@@ -59,41 +60,38 @@ impl Runtime {
         self.count(Operation::Get, self.api(id.kind).get_opt(&id.name).await)
     }
 
-    /// Writes the desired state of an object. Server-side apply reverts edits and removes fields that are no longer
-    /// desired; additions of other field managers remain in its response, and a PUT at that resourceVersion removes
-    /// them. An object that still differs is changed by its runtime (an older schema, a mutating webhook): writing
-    /// again would not help.
-    pub(super) async fn apply(&self, desired: &DesiredObject) -> kube::Result<WriteResult> {
-        let api = self.api(desired.id.kind);
-        let name = &*desired.id.name;
-        let apply = PatchParams::apply(field_manager::CATALOG_SYNC).force();
-        let applied = api.patch(name, &apply, &Patch::Apply(&desired.body)).await;
-        let object = self.count(Operation::Apply, applied)?;
-        if diff::is_up_to_date(desired, &object) {
-            return Ok(WriteResult { object, writes: 1 });
+    /// Writes the desired state of an object, see [`Target::converge`]. Returns it with the number of writing calls. An
+    /// object that still differs is changed by its runtime, and counts as written.
+    pub(super) async fn apply(&self, desired: &DesiredObject) -> Result<(DynamicObject, usize), WriteError> {
+        let object = desired.id.to_string();
+        let budget =
+            self.budgets.as_ref().map(|(key, budgets)| budgets.of(key, Component::Catalog, &object, desired.hash));
+        let target = Target { budget: budget.as_ref(), ..desired.target() };
+        let mut accepted = None;
+        let converged = target.converge(&self.api(desired.id.kind), None, &mut accepted).await;
+        let (applied, replaced) = match &converged {
+            Ok(Converged { replaced, .. }) => (Some(true), replaced.then_some(true)),
+            Err(WriteError::Contested) => (None, None),
+            Err(WriteError::Replace(_)) => (Some(true), Some(false)),
+            Err(_) => (Some(false), None),
+        };
+        for (operation, is_ok) in [(Operation::Apply, applied), (Operation::Replace, replaced)] {
+            is_ok.into_iter().for_each(|is_ok| self.metrics.called(operation, is_ok));
         }
-        let params =
-            PostParams { field_manager: Some(field_manager::CATALOG_SYNC.to_owned()), ..PostParams::default() };
-        let replaced = api.replace(name, &params, &diff::replacement(desired, object)).await;
-        let object = self.count(Operation::Replace, replaced)?;
-        if !diff::is_up_to_date(desired, &object) {
+        if accepted.is_some() {
             tracing::warn!(object = %desired.id, "Runtime changed a catalog object that was written");
         }
-        Ok(WriteResult { object, writes: 2 })
+        converged.map(|Converged { object, replaced, .. }| (object, 1 + usize::from(replaced)))
     }
 
     /// Deletes the object with this uid; success if it is gone already. Returns `false` if another object has taken the
     /// name.
     pub(super) async fn delete(&self, id: &ObjectId, uid: &str) -> kube::Result<bool> {
-        let preconditions = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
-        let params = DeleteParams::background().preconditions(preconditions);
-        let result = match self.api(id.kind).delete(&id.name, &params).await {
-            Ok(_) => Ok(true),
-            Err(kube::Error::Api(status)) if status.is_not_found() => Ok(true),
-            Err(kube::Error::Api(status)) if status.is_conflict() => Ok(false),
-            Err(error) => Err(error),
+        let deleted = match object::delete(&self.api(id.kind), &id.name, Some(uid.to_owned())).await {
+            Err(error) if object::is_conflict(&error) => Ok(false),
+            deleted => deleted.map(|_| true),
         };
-        self.count(Operation::Delete, result)
+        self.count(Operation::Delete, deleted)
     }
 
     fn inventories(&self) -> Api<ConfigMap> {

@@ -14,7 +14,7 @@ use super::{
     diff::{self, Action, Apply, Delete, Steps},
     error::{Attempt, ObjectFailure, ObjectsError, SyncError, Target},
     inventory::{Inventory, InventoryEntry},
-    runtime::{Runtime, WriteResult},
+    runtime::Runtime,
 };
 use crate::{base::short_map::ShortMap, fleet::queue::Drift, kube::object::is_conflict};
 
@@ -56,7 +56,7 @@ pub(super) async fn run(
         run.write_inventory().await?;
     }
     run.execute(steps, &unread).await;
-    if run.failures.iter().any(|failure| is_not_found(&failure.source)) {
+    if run.failures.iter().any(|failure| failure.is_not_found()) {
         // The CRD or the namespace was deleted during the sync, and other objects with it: no entry can be relied on.
         run.inventory.unverified.extend(run.inventory.entries.keys().cloned());
     }
@@ -117,9 +117,10 @@ impl<'a> SyncRun<'a> {
         match written {
             Ok(version) => self.inventory.mark_stored(version, &data),
             Err(error) if is_conflict(&error) => return Err(SyncError::Inventory(error)),
-            Err(source) => {
+            Err(error) => {
                 self.inventory.mark_unconfirmed();
-                self.failures.push(ObjectFailure { target: Target::Inventory, attempt: Attempt::Apply, source });
+                let (target, cause) = (Target::Inventory, Some(error));
+                self.failures.push(ObjectFailure { target, attempt: Attempt::Apply, cause });
             }
         }
         Ok(())
@@ -169,7 +170,7 @@ impl<'a> SyncRun<'a> {
             let object = match read {
                 Ok(object) => object,
                 Err(source) => {
-                    self.fail(id.clone(), Attempt::Read, source);
+                    self.fail(id.clone(), Attempt::Read, Some(source));
                     unread.insert(id);
                     continue;
                 }
@@ -230,13 +231,13 @@ impl<'a> SyncRun<'a> {
         for (apply, written) in writes {
             let id = apply.desired.id.clone();
             match written {
-                Ok(WriteResult { object, writes }) => {
+                Ok((object, writes)) => {
                     self.done.written += writes;
                     self.inventory.unverified.remove(&id);
                     self.inventory.entries.insert(id, InventoryEntry::new(apply.desired.hash, &object));
                 }
-                Err(source) => {
-                    self.fail(id, Attempt::Apply, source);
+                Err(error) => {
+                    self.fail(id, Attempt::Apply, error.request());
                     failed.push(apply);
                 }
             }
@@ -268,7 +269,7 @@ impl<'a> SyncRun<'a> {
                     self.inventory.unverified.insert(delete.id);
                 }
                 Err(source) => {
-                    self.fail(delete.id.clone(), Attempt::Delete, source);
+                    self.fail(delete.id.clone(), Attempt::Delete, Some(source));
                     failed.push(delete);
                 }
             }
@@ -276,19 +277,15 @@ impl<'a> SyncRun<'a> {
         failed
     }
 
-    fn fail(&mut self, id: ObjectId, attempt: Attempt, source: kube::Error) {
+    fn fail(&mut self, id: ObjectId, attempt: Attempt, cause: Option<kube::Error>) {
         self.inventory.unverified.insert(id.clone());
-        self.failures.push(ObjectFailure { target: Target::Object(id), attempt, source });
+        self.failures.push(ObjectFailure { target: Target::Object(id), attempt, cause });
     }
 
     fn block(&mut self, ids: &[ObjectId]) {
         self.blocked += ids.len();
         self.inventory.unverified.extend(ids.iter().cloned());
     }
-}
-
-fn is_not_found(error: &kube::Error) -> bool {
-    matches!(error, kube::Error::Api(status) if status.is_not_found())
 }
 
 /// Result of listing both kinds.

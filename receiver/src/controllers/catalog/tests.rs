@@ -60,12 +60,12 @@ impl Fixture {
             kymas,
             templates,
             release_metas: metas,
-            manifests: store().0,
+            manifests: store().0.into(),
             watchers: store().0,
             secrets: store().0,
         };
         let settings = Settings { restricted_modules, ..Settings::default() };
-        let catalog = Catalog::new(settings, Metrics::default());
+        let catalog = Catalog::new(settings, Metrics::default(), WriteBudgets::default());
         let key = KymaKey::new("kcp-system", "k");
         let (templates, metas, kymas) = (templates_writer, metas_writer, kymas_writer);
         Self { stores, templates, metas, kymas, catalog, runtime: FakeRuntime::default(), key }
@@ -480,7 +480,7 @@ async fn removal_above_the_limit_waits_for_a_confirmation() {
     let data = fixture.catalog.pending_releases().unwrap();
     assert!(data["held"].contains(&held.change));
     let mut map = ConfigMap { data: Some(data), ..ConfigMap::default() };
-    let next = Catalog::new(Settings::default(), Metrics::default());
+    let next = Catalog::new(Settings::default(), Metrics::default(), WriteBudgets::default());
     next.observe_releases(Some(&map));
     drop(next.snapshot(&fixture.stores));
     assert_eq!(next.held().map(|held| held.change), Some(held.change.clone()));

@@ -4,27 +4,23 @@
 use std::collections::BTreeMap;
 
 use futures::{StreamExt as _, stream};
-use kube::{
-    Api, Client, ResourceExt,
-    api::{DynamicObject, ObjectMeta, Patch, PatchParams, PostParams},
-};
-use serde_json::{Value, json};
+use kube::{Client, ResourceExt, api::DynamicObject};
+use serde_json::Value;
 use tidewatch_shared::{
     identity::RuntimeId,
     names::{AGENT_CONTAINER, AGENT_DEPLOYMENT, AGENT_PULL_SECRET, field_manager, label},
 };
-use tokio::time::Instant;
 
 use super::{
     Component, ComponentError, Error, InstallationState, Report,
-    compare::{self, IGNORED_FIELDS, Repair, compare},
+    compare::shape,
     component::{Kind, POLICIES, SECRETS, SERVICES, WEBHOOKS},
     desired::{DesiredObject, DesiredObjects, Params},
     error::ObjectName,
     rbac, readiness,
     upgrade::{Image, ImageDecision},
 };
-use crate::kube::object;
+use crate::kube::object::{self, Converged, Target, WriteBudget};
 
 /// Maximum number of concurrent reads of one runtime.
 const READ_CONCURRENCY: usize = 6;
@@ -45,6 +41,8 @@ pub(super) struct InstallRun<'a> {
     keeps_image: bool,
     desired: &'a DesiredObjects,
     installed: &'a mut InstallationState,
+    /// Budget of all writes to the runtime.
+    budget: WriteBudget<'a>,
     report: Report,
     /// Roles that keep more rights than desired until the plan is written.
     widened_roles: Vec<(&'a DesiredObject, DynamicObject)>,
@@ -57,6 +55,7 @@ impl<'a> InstallRun<'a> {
         decision: ImageDecision,
         desired: &'a DesiredObjects,
         installed: &'a mut InstallationState,
+        budget: WriteBudget<'a>,
     ) -> Self {
         let (image, keeps_image) = match (decision, &installed.image) {
             (ImageDecision::Use(image), _) => (image, false),
@@ -65,7 +64,7 @@ impl<'a> InstallRun<'a> {
             (ImageDecision::KeepOr(image), None) => (image, true),
         };
         let (report, widened_roles) = (Report::default(), Vec::new());
-        Self { client, runtime, image, keeps_image, desired, installed, report, widened_roles }
+        Self { client, runtime, image, keeps_image, desired, installed, budget, report, widened_roles }
     }
 
     fn is_verified(&self, desired: &DesiredObject) -> bool {
@@ -189,75 +188,54 @@ impl<'a> InstallRun<'a> {
         found: Option<DynamicObject>,
     ) -> Result<DynamicObject, Error> {
         let object_name = ObjectName::of(component);
-        let accepted = self.installed.accepted_forms.get(&component).copied();
-        let repair = match &found {
+        let found = match found {
             Some(found) if found.metadata.deletion_timestamp.is_some() => {
-                self.release_terminating(component, found).await?;
-                Repair::Apply
+                self.release_terminating(component, &found).await?;
+                None
             }
-            Some(found) => compare(component, body, found, accepted),
-            None => Repair::Apply,
+            found => found,
         };
-        if repair != Repair::None && !self.installed.may_write(Instant::now()) {
-            return Err(Error::Contested(object_name));
+        let (name, shape, budget) = (component.name(), shape(component), Some(&self.budget));
+        let target = Target { name, manager: field_manager::TIDEWATCH, shape: &shape, desired: body, budget };
+        let mut accepted = self.installed.accepted_forms.get(&component).copied();
+        let converged = target.converge(&component.kind().api(self.client), found, &mut accepted).await;
+        let Converged { object, written, .. } = converged.map_err(Error::write(object_name))?;
+        if !written {
+            return Ok(object);
         }
-        let api = component.kind().api(self.client);
-        let error = Error::request("write", object_name);
-        let mut written = match (repair, found) {
-            (Repair::None, Some(found)) => return Ok(found),
-            (Repair::Replace, Some(found)) => replace(&api, component, body, &found).await.map_err(&error)?,
-            (Repair::Release, Some(found)) => release(&api, component.name(), &found).await.map_err(&error)?,
-            (Repair::Recreate, Some(found)) => {
-                let deleted = object::delete(&api, component.name(), found.uid()).await;
-                deleted.map_err(Error::request("delete", object_name))?;
-                apply(&api, component, body).await.map_err(&error)?
-            }
-            _ => apply(&api, component, body).await.map_err(&error)?,
+        match accepted {
+            Some(form) => self.installed.accepted_forms.insert(component, form),
+            None => self.installed.accepted_forms.remove(&component),
         };
         self.report.written.insert(component);
         if component == Component::Deployment {
             (self.installed.awaiting_pod, self.installed.rechecks) = (true, 0);
         }
-        if written.metadata.deletion_timestamp.is_some() {
+        if object.metadata.deletion_timestamp.is_some() {
             return Err(Error::Terminating(object_name));
         }
-        let mut remaining = compare(component, body, &written, None);
-        if component.is_agent_managed() {
-            // The agent owns the content of these objects, so they are never replaced.
-            let is_unlabelled = remaining == Repair::Apply;
-            return if is_unlabelled { apply(&api, component, body).await.map_err(&error) } else { Ok(written) };
-        }
-        // An apply keeps fields of other managers. A difference that remains after a PUT is a default of this API
-        // server.
-        if remaining != Repair::None && repair != Repair::Replace {
-            written = replace(&api, component, body, &written).await.map_err(&error)?;
-            remaining = compare(component, body, &written, None);
-        }
-        if remaining == Repair::None {
-            self.installed.accepted_forms.remove(&component);
-        } else {
-            self.installed.accepted_forms.insert(component, compare::accepted_form(component, body, &written));
-        }
-        Ok(written)
+        Ok(object)
     }
 
     /// Removes foreign finalizers and owners from an object that is being deleted, so that it can be created again.
     async fn release_terminating(&mut self, component: Component, found: &DynamicObject) -> Result<(), Error> {
-        let object = ObjectName::of(component);
-        if !compare::has_foreign_lifecycle(&found.metadata) || !self.installed.may_write(Instant::now()) {
-            return Err(Error::Terminating(object));
+        let object_name = ObjectName::of(component);
+        if !object::has_foreign_lifecycle(&found.metadata) || !self.budget.may_write() {
+            return Err(Error::Terminating(object_name));
         }
-        let released = release(&component.kind().api(self.client), component.name(), found).await;
-        let released = released.map_err(Error::request("write", object))?;
+        let api = component.kind().api(self.client);
+        let released = object::release(&api, component.name(), field_manager::TIDEWATCH, found).await;
+        let released = released.map_err(Error::request("write", object_name))?;
+        self.budget.wrote();
         self.report.written.insert(component);
-        if released.finalizers().is_empty() { Ok(()) } else { Err(Error::Terminating(object)) }
+        if released.finalizers().is_empty() { Ok(()) } else { Err(Error::Terminating(object_name)) }
     }
 
     /// Deletes an object of the incumbent if it exists and has the incumbent's label.
     async fn delete_obsolete(&mut self, component: Component, kind: Kind, name: &'static str) {
         let api = kind.api(self.client);
         let object_name = ObjectName::new(kind, name);
-        let found = match metadata(&api, name).await {
+        let found = match object::get_metadata(&api, name).await {
             Ok(found) => found,
             Err(error) => return self.fail(component, Error::request("read", object_name)(error)),
         };
@@ -287,66 +265,9 @@ fn image_set_by_us(deployment: &DynamicObject) -> Option<Image> {
 async fn read(client: &Client, component: Component) -> (Component, kube::Result<Option<DynamicObject>>) {
     let api = component.kind().api(client);
     let found = if component.is_agent_managed() {
-        metadata(&api, component.name()).await
+        object::get_metadata(&api, component.name()).await
     } else {
         object::get(&api, component.name()).await
     };
     (component, found)
-}
-
-/// Reads only the metadata of an object.
-pub(super) async fn metadata(api: &Api<DynamicObject>, name: &str) -> kube::Result<Option<DynamicObject>> {
-    Ok(object::if_exists(api.get_metadata(name).await, name)?.map(|found| bare(found.metadata)))
-}
-
-fn bare(metadata: ObjectMeta) -> DynamicObject {
-    DynamicObject { types: None, metadata, data: Value::Null }
-}
-
-async fn apply(api: &Api<DynamicObject>, component: Component, body: &Value) -> kube::Result<DynamicObject> {
-    let params = PatchParams::apply(field_manager::TIDEWATCH).force();
-    if component.is_agent_managed() {
-        // A metadata-only response does not reveal the content either.
-        let written = api.patch_metadata(component.name(), &params, &Patch::Apply(body)).await?;
-        return Ok(bare(written.metadata));
-    }
-    api.patch(component.name(), &params, &Patch::Apply(body)).await
-}
-
-/// Replaces an object if it has not changed since it was read. This removes fields of other managers, except labels and
-/// annotations of the object.
-async fn replace(
-    api: &Api<DynamicObject>,
-    component: Component,
-    body: &Value,
-    found: &DynamicObject,
-) -> kube::Result<DynamicObject> {
-    let mut object: DynamicObject = serde_json::from_value(body.clone()).map_err(kube::Error::SerdeError)?;
-    let marks = object.metadata.labels.take();
-    object.metadata = compare::without_foreign_lifecycle(&found.metadata);
-    object.metadata.managed_fields = None;
-    object.metadata.labels.get_or_insert_default().extend(marks.into_iter().flatten());
-    for (_, place, member) in IGNORED_FIELDS.iter().filter(|(of, ..)| *of == component) {
-        let kept = found.data.pointer(place).and_then(|value| value.get(*member));
-        if let (Some(kept), Some(members)) = (kept, object.data.pointer_mut(place).and_then(Value::as_object_mut)) {
-            members.insert((*member).to_owned(), kept.clone());
-        }
-    }
-    let params = PostParams { field_manager: Some(field_manager::TIDEWATCH.to_owned()), ..PostParams::default() };
-    api.replace(component.name(), &params, &object).await
-}
-
-/// Removes foreign finalizers and owner references from an object if it is still the same one. Its content stays, and
-/// is not read.
-pub(super) async fn release(
-    api: &Api<DynamicObject>,
-    name: &str,
-    found: &DynamicObject,
-) -> kube::Result<DynamicObject> {
-    let finalizers = compare::without_foreign_lifecycle(&found.metadata).finalizers;
-    let patch = json!({"metadata": {"uid": found.uid(), "finalizers": finalizers, "ownerReferences": null}});
-    let params = PatchParams::apply(field_manager::TIDEWATCH);
-    let released = api.patch_metadata(name, &params, &Patch::Merge(patch)).await?;
-    // The content is unchanged if it was known.
-    Ok(DynamicObject { metadata: released.metadata, ..found.clone() })
 }

@@ -1,153 +1,39 @@
-//! Compares found objects with desired ones and selects the repair.
+//! Rules by which found objects are compared with desired ones.
 
-use kube::{
-    ResourceExt,
-    api::{DynamicObject, ObjectMeta},
-};
-use serde_json::{Value, json};
-use tidewatch_shared::names::label;
+use super::Component;
+use crate::kube::object::{Ownership, Shape};
 
-use super::{Component, desired::hash};
-use crate::base::stored_form::canonical;
-
-/// Repair of an object that was read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Repair {
-    /// The object is as desired.
-    None,
-    /// A field is missing or different: server-side apply repairs it.
-    Apply,
-    /// Another manager added a field, which an apply would keep: a PUT removes it.
-    Replace,
-    /// An object with content of the agent has a foreign finalizer or owner, which is removed.
-    Release,
-    /// An immutable field differs: the object is deleted and created again.
-    Recreate,
-}
-
-/// Selects the repair of an object. `accepted` is the hash of the form in which this API server stored our object
-/// before, where it adds fields of its own.
-pub(super) fn compare(component: Component, desired: &Value, found: &DynamicObject, accepted: Option<u64>) -> Repair {
-    let is_labelled = has_labels(desired, found);
-    if component.is_agent_managed() {
-        // A Secret without our label is the incumbent's: it has another key, and possibly another type.
-        let foreign = component == Component::Secret
-            && found.labels().get(label::PART_OF).is_none_or(|of| of != label::PART_OF_TIDEWATCH);
-        return match (foreign, is_labelled) {
-            (true, _) => Repair::Recreate,
-            (false, _) if has_foreign_lifecycle(&found.metadata) => Repair::Release,
-            (false, false) => Repair::Apply,
-            (false, true) => Repair::None,
-        };
-    }
-    let (desired, actual) = (comparable(component, desired), comparable_found(component, found));
-    if desired == actual || accepted.is_some_and(|hash| hash == form_hash(&desired, &actual)) {
-        return if is_labelled { Repair::None } else { Repair::Apply };
-    }
-    if IMMUTABLE_FIELDS.iter().any(|(of, member)| *of == component && desired.pointer(member) != actual.pointer(member))
-    {
-        return Repair::Recreate;
-    }
-    if has_extra(&desired, &actual) { Repair::Replace } else { Repair::Apply }
-}
-
-/// Returns the value of `accepted` with which [`compare`] treats this form as equal to the desired object.
-pub(super) fn accepted_form(component: Component, desired: &Value, found: &DynamicObject) -> u64 {
-    form_hash(&comparable(component, desired), &comparable_found(component, found))
-}
-
-/// Hashes both forms, so that a form accepted for one desired object is not accepted for the next one.
-fn form_hash(desired: &Value, actual: &Value) -> u64 {
-    hash(&(desired.to_string(), actual.to_string()))
+/// Rules of the comparison of a component. Foreign finalizers and owners are removed from all of them.
+pub(super) const fn shape(component: Component) -> Shape {
+    let ownership = if component.is_agent_managed() { Ownership::Metadata } else { Ownership::Whole };
+    let rules = Shape::new(ownership);
+    Shape { owns_lifecycle: true, ignored: ignored(component), immutable: immutable(component), ..rules }
 }
 
 /// Fields that API servers treat as immutable.
-const IMMUTABLE_FIELDS: [(Component, &str); 7] = [
-    (Component::ClusterRoleBinding, "/roleRef"),
-    (Component::RoleBinding, "/roleRef"),
-    (Component::ConfigMap, "/immutable"),
-    (Component::PullSecret, "/type"),
-    (Component::PriorityClass, "/value"),
-    (Component::PriorityClass, "/preemptionPolicy"),
-    (Component::Deployment, "/spec/selector"),
-];
+const fn immutable(component: Component) -> &'static [&'static str] {
+    match component {
+        Component::ClusterRoleBinding | Component::RoleBinding => &["/roleRef"],
+        Component::ConfigMap => &["/immutable"],
+        Component::PullSecret => &["/type"],
+        Component::PriorityClass => &["/value", "/preemptionPolicy"],
+        Component::Deployment => &["/spec/selector"],
+        // A Secret without our label is the incumbent's: it has another key, and possibly another type.
+        Component::Secret => &["/metadata/labels/app.kubernetes.io~1part-of"],
+        _ => &[],
+    }
+}
 
 /// Fields that are not ours: values that an API server allocates, and those that some platforms add to every
 /// ServiceAccount.
-pub(super) const IGNORED_FIELDS: [(Component, &str, &str); 7] = [
-    (Component::MetricsService, "/spec", "clusterIP"),
-    (Component::MetricsService, "/spec", "clusterIPs"),
-    (Component::MetricsService, "/spec", "ipFamilies"),
-    (Component::MetricsService, "/spec", "ipFamilyPolicy"),
-    (Component::Account, "", "secrets"),
-    (Component::Account, "", "imagePullSecrets"),
-    (Component::Deployment, "/spec/template/metadata", "creationTimestamp"),
-];
-
-/// Returns the compared part of an object: everything except type, metadata, status and [`IGNORED_FIELDS`].
-fn comparable(component: Component, object: &Value) -> Value {
-    let mut form = canonical(object);
-    if let Some(members) = form.as_object_mut() {
-        for head in ["apiVersion", "kind", "metadata", "status"] {
-            members.remove(head);
+const fn ignored(component: Component) -> &'static [&'static str] {
+    match component {
+        Component::MetricsService => {
+            &["/spec/clusterIP", "/spec/clusterIPs", "/spec/ipFamilies", "/spec/ipFamilyPolicy"]
         }
-    }
-    for (_, place, member) in IGNORED_FIELDS.iter().filter(|(of, ..)| *of == component) {
-        if let Some(members) = form.pointer_mut(place).and_then(Value::as_object_mut) {
-            members.remove(*member);
-        }
-    }
-    form
-}
-
-/// Returns the compared part of an object that was read, including foreign finalizers and owners.
-fn comparable_found(component: Component, found: &DynamicObject) -> Value {
-    let mut form = comparable(component, &found.data);
-    if has_foreign_lifecycle(&found.metadata) {
-        let others: Vec<_> = found.finalizers().iter().filter(|name| !is_kubernetes_finalizer(name)).collect();
-        form["metadata"] = json!({"finalizers": others, "ownerReferences": found.owner_references()});
-    }
-    form
-}
-
-/// Returns whether another manager controls the deletion of an object: by a finalizer, or by an owner with which the
-/// garbage collector deletes it. Our objects have neither.
-pub(super) fn has_foreign_lifecycle(head: &ObjectMeta) -> bool {
-    let mut finalizers = head.finalizers.iter().flatten();
-    finalizers.any(|name| !is_kubernetes_finalizer(name)) || head.owner_references.iter().flatten().next().is_some()
-}
-
-/// Returns the metadata without foreign finalizers and owner references.
-pub(super) fn without_foreign_lifecycle(head: &ObjectMeta) -> ObjectMeta {
-    let mut head = head.clone();
-    head.owner_references = None;
-    head.finalizers.iter_mut().for_each(|finalizers| finalizers.retain(|name| is_kubernetes_finalizer(name)));
-    head.finalizers = head.finalizers.filter(|finalizers| !finalizers.is_empty());
-    head
-}
-
-/// Returns whether Kubernetes sets a finalizer and removes it by itself, as for foreground deletion or a load balancer.
-fn is_kubernetes_finalizer(finalizer: &str) -> bool {
-    let is_own = |domain: &str| domain == "kubernetes.io" || domain.ends_with(".kubernetes.io");
-    finalizer.split_once('/').is_none_or(|(domain, _)| is_own(domain))
-}
-
-fn has_labels(desired: &Value, found: &DynamicObject) -> bool {
-    let mut labels = desired["metadata"]["labels"].as_object().into_iter().flatten();
-    labels.all(|(key, value)| found.labels().get(key).map(String::as_str) == value.as_str())
-}
-
-/// Returns whether the found value has a member that the desired one lacks.
-fn has_extra(desired: &Value, actual: &Value) -> bool {
-    match (desired, actual) {
-        (Value::Object(desired), Value::Object(actual)) => {
-            actual.iter().any(|(key, actual)| desired.get(key).is_none_or(|desired| has_extra(desired, actual)))
-        }
-        (Value::Array(desired), Value::Array(actual)) => {
-            actual.len() > desired.len()
-                || desired.iter().zip(actual).any(|(desired, actual)| has_extra(desired, actual))
-        }
-        _ => false,
+        Component::Account => &["/secrets", "/imagePullSecrets"],
+        Component::Deployment => &["/spec/template/metadata/creationTimestamp"],
+        _ => &[],
     }
 }
 
@@ -155,12 +41,15 @@ fn has_extra(desired: &Value, actual: &Value) -> bool {
 mod tests {
     use std::sync::Arc;
 
+    use kube::api::DynamicObject;
+    use serde_json::{Value, json};
     use strum::VariantArray as _;
     use tidewatch_shared::plan::Plan;
 
     use super::*;
     use crate::{
         controllers::installer::desired::{DesiredObjects, Params, tests::settings},
+        kube::object::Repair,
         pki::{CA_VALIDITY, Ca},
     };
 
@@ -178,7 +67,7 @@ mod tests {
         let desired = desired(component);
         let mut found = desired.clone();
         change(&mut found);
-        compare(component, &desired, &serde_json::from_value(found).unwrap(), None)
+        shape(component).compare(&desired, &serde_json::from_value(found).unwrap(), None)
     }
 
     #[test]
@@ -263,10 +152,6 @@ mod tests {
                 );
             }
         }
-        let head = json!({"finalizers": cases[1].1, "ownerReferences": cases[4].1, "name": "n"});
-        let released = without_foreign_lifecycle(&serde_json::from_value(head).unwrap());
-        assert_eq!(released.finalizers, Some(vec!["service.kubernetes.io/load-balancer-cleanup".to_owned()]));
-        assert_eq!((released.owner_references, released.name.as_deref()), (None, Some("n")));
     }
 
     #[test]
@@ -275,11 +160,12 @@ mod tests {
         let mut found = desired.clone();
         found["spec"]["template"]["spec"]["newField"] = 1.into();
         let found: DynamicObject = serde_json::from_value(found).unwrap();
-        let accepted = accepted_form(Component::Deployment, &desired, &found);
-        assert_eq!(compare(Component::Deployment, &desired, &found, None), Repair::Replace);
-        assert_eq!(compare(Component::Deployment, &desired, &found, Some(accepted)), Repair::None);
+        let shape = shape(Component::Deployment);
+        let accepted = shape.form(&desired, &found);
+        assert_eq!(shape.compare(&desired, &found, None), Repair::Replace);
+        assert_eq!(shape.compare(&desired, &found, Some(accepted)), Repair::None);
         let mut newer = desired;
         newer["spec"]["template"]["spec"]["containers"][0]["image"] = "i:2".into();
-        assert_eq!(compare(Component::Deployment, &newer, &found, Some(accepted)), Repair::Replace, "an upgrade");
+        assert_eq!(shape.compare(&newer, &found, Some(accepted)), Repair::Replace, "an upgrade");
     }
 }

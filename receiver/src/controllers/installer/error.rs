@@ -7,7 +7,7 @@ use thiserror::Error;
 use super::{Component, component::Kind};
 use crate::{
     base::error_class::ErrorClass,
-    kube::object,
+    kube::object::{self, WriteError},
     kube::runtime_access::{classify, describe},
 };
 
@@ -70,6 +70,17 @@ impl Error {
     /// Maps the error of a request on an object.
     pub(super) const fn request(verb: &'static str, object: ObjectName) -> impl Fn(kube::Error) -> Self {
         move |source| Self::Request { verb, object, source }
+    }
+
+    /// Maps the error of a convergence of an object.
+    pub(super) fn write(object: ObjectName) -> impl Fn(WriteError) -> Self {
+        move |error| {
+            let verb = if matches!(error, WriteError::Delete(_)) { "delete" } else { "write" };
+            match error.request() {
+                Some(source) => Self::Request { verb, object, source },
+                None => Self::Contested(object),
+            }
+        }
     }
 
     /// Returns the failed request, if a request failed.

@@ -115,7 +115,7 @@ impl Installer {
         {
             return fault;
         }
-        match super::apply::metadata(&Component::Secret.kind().api(client), Component::Secret.name()).await {
+        match object::get_metadata(&Component::Secret.kind().api(client), Component::Secret.name()).await {
             Ok(Some(secret)) if !has_certificate(&secret) => {
                 Readiness::not("NoCertificate", "the agent has no certificate yet")
             }

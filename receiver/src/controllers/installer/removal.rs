@@ -14,8 +14,7 @@ use tidewatch_shared::names::{AGENT_DEPLOYMENT, AGENT_OBJECT, field_manager, lab
 
 use super::{
     Component, ComponentError, Error,
-    apply::{OBSOLETE, metadata, release},
-    compare::has_foreign_lifecycle,
+    apply::OBSOLETE,
     component::{Kind, PODS},
     error::ObjectName,
     objects::{COMMON_LABELS, pod_selector},
@@ -100,7 +99,7 @@ impl Removal<'_> {
 
     async fn delete(&mut self, kind: Kind, name: &'static str) -> Result<bool, Error> {
         let (api, object_name) = (kind.api(self.client), ObjectName::new(kind, name));
-        let found = metadata(&api, name).await.map_err(Error::request("read", object_name))?;
+        let found = object::get_metadata(&api, name).await.map_err(Error::request("read", object_name))?;
         let Some(found) = found else { return Ok(true) };
         if !is_ours(&found) {
             return Ok(false);
@@ -108,8 +107,9 @@ impl Removal<'_> {
         self.deleting = true;
         if found.metadata.deletion_timestamp.is_none() {
             object::delete(&api, name, found.uid()).await.map_err(Error::request("delete", object_name))?;
-        } else if has_foreign_lifecycle(&found.metadata) {
-            release(&api, name, &found).await.map_err(Error::request("write", object_name))?;
+        } else if object::has_foreign_lifecycle(&found.metadata) {
+            let released = object::release(&api, name, field_manager::TIDEWATCH, &found).await;
+            released.map_err(Error::request("write", object_name))?;
         } else {
             self.blockers.push(format!("the {object_name}"));
         }

@@ -1,20 +1,17 @@
 //! Applies and deletes the Manifests of a Kyma in KCP.
 
 use futures::{StreamExt, stream};
-use kube::{
-    Api, ResourceExt,
-    api::{Patch, PatchParams, PostParams},
-};
+use kube::{Api, ResourceExt, api::ApiResource};
 use tidewatch_shared::{
     api::{Kyma, KymaStatus, Manifest, ModuleStatus},
-    names::{field_manager, label},
+    names::label,
 };
 
 use super::{
     Context, Error,
     build::Desired,
     error, fetch, module_status,
-    modules::{self, Decision, Decisions},
+    modules::{Decision, Decisions},
 };
 use crate::base::key::KymaKey;
 use crate::kube::object;
@@ -33,7 +30,7 @@ pub(super) async fn apply(
 ) -> Result<Vec<ModuleStatus>, Error> {
     let api: Api<Manifest> = fetch::in_kcp(ctx, &kyma.namespace().unwrap_or_default());
     let before = |name: &str| old.modules().iter().find(|module| module.name == name);
-    let written = run(decisions.wanted.into_iter().map(|decision| write(ctx, key, &api, decision)).collect()).await;
+    let written = run(decisions.wanted.into_iter().map(|decision| write(ctx, key, decision)).collect()).await;
     let mut statuses = Vec::new();
     let mut failed = None;
     for result in written {
@@ -73,7 +70,6 @@ pub(super) async fn run<F: Future>(requests: Vec<F>) -> Vec<F::Output> {
 async fn write<'a>(
     ctx: &Context,
     key: &KymaKey,
-    api: &Api<Manifest>,
     decision: Decision<'a>,
 ) -> Result<(Decision<'a>, Option<Manifest>), Error> {
     let Some(desired) = &decision.write else {
@@ -81,8 +77,7 @@ async fn write<'a>(
         return Ok((decision, manifest));
     };
     ctx.caches.pending_writes.begins(key, &desired.name);
-    let written = put(api, desired).await;
-    let written = written.map_err(|source| Error::Manifest { doing: "apply", name: desired.name.clone(), source })?;
+    let written = put(ctx, desired).await?;
     ctx.caches.pending_writes.is(key, &written);
     Ok((decision, Some(written)))
 }
@@ -103,23 +98,13 @@ async fn remove(
     Ok(left)
 }
 
-async fn put(api: &Api<Manifest>, desired: &Desired) -> kube::Result<Manifest> {
-    let params = PatchParams::apply(field_manager::LIFECYCLE).force();
-    let mut written = api.patch(&desired.name, &params, &Patch::Apply(&desired.body)).await?;
-    if !modules::has_surplus(&written, desired) {
-        return Ok(written);
-    }
-    let part = |name: &str| desired.body["spec"].get(name).cloned();
-    let spec = &mut written.spec;
-    spec.resource = part("resource");
-    spec.manager = part("manager").and_then(|manager| serde_json::from_value(manager).ok());
-    spec.localized_images = part("localizedImages").and_then(|images| serde_json::from_value(images).ok());
-    if !desired.follows_channel() {
-        written.labels_mut().remove(label::CHANNEL);
-    }
-    written.metadata.managed_fields = None;
-    let params = PostParams { field_manager: Some(field_manager::LIFECYCLE.to_owned()), ..PostParams::default() };
-    api.replace(&desired.name, &params, &written).await
+async fn put(ctx: &Context, desired: &Desired) -> Result<Manifest, Error> {
+    let failed = |source| Error::Manifest { doing: "apply", name: desired.name.clone(), source };
+    let namespace = desired.body["metadata"]["namespace"].as_str().unwrap_or_default();
+    let api = Api::namespaced_with(ctx.kcp.clone(), namespace, &ApiResource::erase::<Manifest>(&()));
+    let converged = desired.target().converge(&api, None, &mut None).await;
+    let converged = converged.map_err(|error| error.request().map_or(Error::Contested("the Manifest"), failed))?;
+    object::parse(&converged.object).map_err(failed)
 }
 
 /// Deletes a Manifest by uid, so that a later one of the same name stays. Returns the Manifest if it is still being

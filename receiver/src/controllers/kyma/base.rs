@@ -4,17 +4,21 @@
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{
     Api, Client, ResourceExt,
-    api::{Patch, PatchParams},
+    api::{ApiResource, DynamicObject, Patch, PatchParams},
 };
 use serde_json::{Value, json};
 use tidewatch_shared::{
     api::Kyma,
-    names::{SKR_NAMESPACE, annotation, field_manager, finalizer, label},
+    names::{AGENT_OBJECT, SKR_NAMESPACE, annotation, field_manager, finalizer, label},
     plan::Plan,
 };
 
 use super::{Context, Error, crd, error, fetch, inputs, verified_cache::Verified};
-use crate::{base::takeover, controllers::watcher, kube::object};
+use crate::{
+    base::{key::KymaKey, takeover},
+    controllers::watcher,
+    kube::object::{self, Component, Ownership, Shape, Target, WriteBudget},
+};
 
 /// Finalizer of Kubernetes' foreground deletion: while it is present, the garbage collector deletes the dependents and
 /// rejects new finalizers.
@@ -49,15 +53,31 @@ pub(super) async fn patch_metadata(ctx: &Context, kyma: &Kyma, mut metadata: Val
 }
 
 /// Applies the prerequisites. Reads only objects that `verified` does not hold, and records there the verified ones.
-pub(super) async fn ensure(ctx: &Context, client: &Client, verified: &mut Verified) -> Result<(), Error> {
+/// Contested objects are added to `contested`, and stop no other.
+pub(super) async fn ensure(
+    ctx: &Context,
+    key: &KymaKey,
+    client: &Client,
+    verified: &mut Verified,
+    contested: &mut Vec<Error>,
+) -> Result<(), Error> {
+    let mut put_off = |result: Result<(), Error>| match result {
+        Err(error) if error.is_contested() => {
+            contested.push(error);
+            Ok(false)
+        }
+        result => result.map(|()| true),
+    };
     if !verified.namespace {
-        ensure_namespace(client).await?;
-        verified.namespace = true;
+        let budget = ctx.budgets.of(key, Component::Kyma, SKR_NAMESPACE, ());
+        verified.namespace = put_off(ensure_namespace(client, &budget).await)?;
     }
     for wanted in crd::wanted() {
         if !verified.crds.contains(&wanted.name) {
-            crd::ensure(client, wanted, &mut verified.forms).await?;
-            verified.crds.insert(wanted.name.clone());
+            let budget = ctx.budgets.of(key, Component::Crd, &wanted.name, ());
+            if put_off(crd::ensure(client, wanted, &mut verified.forms, &budget).await)? {
+                verified.crds.insert(wanted.name.clone());
+            }
         }
     }
     if ctx.installer.is_some() {
@@ -66,29 +86,28 @@ pub(super) async fn ensure(ctx: &Context, client: &Client, verified: &mut Verifi
     }
     let plan: std::sync::Arc<Plan> = ctx.plan.load_full();
     if verified.plan.as_deref() != Some(plan.revision()) {
-        watcher::apply(client, &plan).await.map_err(Error::Plan)?;
-        verified.plan = Some(plan.revision().to_owned());
+        let budget = ctx.budgets.of(key, Component::Plan, AGENT_OBJECT, plan.revision());
+        if put_off(watcher::apply(client, &plan, &budget).await.map_err(Error::plan))? {
+            verified.plan = Some(plan.revision().to_owned());
+        }
     }
     Ok(())
 }
 
-async fn ensure_namespace(client: &Client) -> Result<(), Error> {
+async fn ensure_namespace(client: &Client, budget: &WriteBudget<'_>) -> Result<(), Error> {
     const DOING: &str = "apply the namespace kyma-system in the runtime";
-    let api: Api<Namespace> = Api::all(client.clone());
-    let labels =
-        [(label::ISTIO_INJECTION, "enabled"), (label::WARDEN, "enabled"), (label::MANAGED_BY, label::MANAGED_BY_SKR)];
+    let api: Api<DynamicObject> = Api::all_with(client.clone(), &ApiResource::erase::<Namespace>(&()));
     let found = object::get(&api, SKR_NAMESPACE).await.map_err(Error::runtime(DOING))?;
     if found.as_ref().is_some_and(|found| found.metadata.deletion_timestamp.is_some()) {
         return Err(Error::Terminating(SKR_NAMESPACE.to_owned()));
     }
-    let holds =
-        |found: &Namespace| labels.iter().all(|(key, value)| found.labels().get(*key).is_some_and(|is| is == value));
-    if found.as_ref().is_some_and(holds) {
-        return Ok(());
-    }
-    let labels: serde_json::Map<_, _> = labels.into_iter().map(|(key, value)| (key.to_owned(), value.into())).collect();
-    let body = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SKR_NAMESPACE, "labels": labels}});
-    let params = PatchParams::apply(field_manager::SYNC_CONTEXT).force();
-    api.patch(SKR_NAMESPACE, &params, &Patch::Apply(&body)).await.map_err(Error::runtime(DOING))?;
-    Ok(())
+    let labels = json!({
+        label::ISTIO_INJECTION: "enabled", label::WARDEN: "enabled", label::MANAGED_BY: label::MANAGED_BY_SKR
+    });
+    let desired =
+        json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SKR_NAMESPACE, "labels": labels}});
+    let (manager, shape) = (field_manager::SYNC_CONTEXT, &Shape::new(Ownership::Fields));
+    let target = Target { name: SKR_NAMESPACE, manager, shape, desired: &desired, budget: Some(budget) };
+    let converged = target.converge(&api, found, &mut None).await;
+    converged.map(drop).map_err(Error::converge(DOING, "the namespace kyma-system"))
 }

@@ -1,16 +1,11 @@
 //! Our CRDs in a runtime cluster: equal to ours in all fields, and established before use.
 
-use std::{
-    collections::BTreeMap,
-    hash::{DefaultHasher, Hash, Hasher},
-    sync::LazyLock,
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::LazyLock, time::Duration};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
     Api, Client, ResourceExt,
-    api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams},
+    api::{ApiResource, DynamicObject, Patch, PatchParams},
 };
 use serde_json::{Value, json};
 use tidewatch_shared::{
@@ -20,13 +15,15 @@ use tidewatch_shared::{
 use tokio::time::{Instant, sleep};
 
 use super::{Error, inputs};
-use crate::base::stored_form::canonical;
-use crate::kube::object;
+use crate::kube::object::{self, Ownership, Repair, Shape, Target, WriteBudget, WriteError};
 
 /// Deadline for a new CRD to become established in a runtime cluster.
 const ESTABLISHED_WITHIN: Duration = Duration::from_secs(10);
 /// Interval of polls for the condition Established.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// All of a CRD is ours, except for its metadata and status.
+const SHAPE: Shape = Shape { defaults: Some(fill_defaults), ..Shape::new(Ownership::Whole) };
 
 /// A desired CRD.
 #[derive(Debug)]
@@ -35,10 +32,8 @@ pub(super) struct Wanted {
     pub(super) name: String,
     /// Kind of the custom resource.
     pub(super) kind: String,
-    /// `spec` as applied.
-    spec: Value,
-    /// `spec` with the defaults that API servers fill in.
-    form: Value,
+    /// Body of the server-side apply.
+    body: Value,
 }
 
 /// The CRDs of every runtime cluster.
@@ -51,7 +46,7 @@ pub(super) fn wanted() -> &'static [Wanted] {
 /// Hash of all desired CRDs; equal in every process of this version.
 pub(super) fn fingerprint() -> &'static str {
     static FINGERPRINT: LazyLock<String> = LazyLock::new(|| {
-        let specs: Vec<_> = wanted().iter().map(|wanted| (&wanted.name, &wanted.spec)).collect();
+        let specs: Vec<_> = wanted().iter().map(|wanted| (&wanted.name, &wanted.body["spec"])).collect();
         inputs::hash(&json!(specs).to_string())
     });
     &FINGERPRINT
@@ -59,49 +54,31 @@ pub(super) fn fingerprint() -> &'static str {
 
 impl Wanted {
     fn of(crd: &CustomResourceDefinition) -> Option<Self> {
-        let spec = serde_json::to_value(&crd.spec).ok()?;
-        Some(Self { name: crd.name_any(), kind: crd.spec.names.kind.clone(), form: form(&spec), spec })
+        let (name, spec) = (crd.name_any(), serde_json::to_value(&crd.spec).ok()?);
+        let labels = json!({label::MANAGED_BY: label::MANAGED_BY_SKR});
+        let body = json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+            "metadata": {"name": name, "labels": labels}, "spec": spec});
+        Some(Self { name, kind: crd.spec.names.kind.clone(), body })
     }
 
-    fn body(&self) -> Value {
-        json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-            "metadata": {"name": self.name, "labels": {label::MANAGED_BY: label::MANAGED_BY_SKR}}, "spec": self.spec})
-    }
-
-    /// Returns true if a CRD equals the desired one, in its normal form or in the form that this API server stored
-    /// after an earlier apply.
-    fn is(&self, found: &DynamicObject, known: Option<&u64>) -> bool {
-        let spec = &found.data["spec"];
-        let marked = found.labels().get(label::MANAGED_BY).is_some_and(|by| by == label::MANAGED_BY_SKR);
-        marked && (form(spec) == self.form || known == Some(&hash(spec)))
+    fn target<'a>(&'a self, budget: &'a WriteBudget<'a>) -> Target<'a> {
+        let (name, manager) = (&self.name, field_manager::LIFECYCLE);
+        Target { name, manager, shape: &SHAPE, desired: &self.body, budget: Some(budget) }
     }
 }
 
-/// A spec with the defaults that every API server fills in.
-fn form(spec: &Value) -> Value {
-    let mut spec = canonical(spec);
-    if spec["conversion"].is_null() {
-        spec["conversion"] = json!({"strategy": "None"});
+/// Adds the defaults that every API server fills in, and removes one that equals absence.
+fn fill_defaults(crd: &mut Value) {
+    let Some(spec) = crd.get_mut("spec").and_then(Value::as_object_mut) else { return };
+    spec.entry("conversion").or_insert_with(|| json!({"strategy": "None"}));
+    if spec.get("preserveUnknownFields") == Some(&Value::Bool(false)) {
+        spec.remove("preserveUnknownFields");
     }
-    let kind = spec["names"]["kind"].as_str().unwrap_or_default().to_owned();
+    let Some(names) = spec.get_mut("names").and_then(Value::as_object_mut) else { return };
+    let kind = names.get("kind").and_then(Value::as_str).unwrap_or_default().to_owned();
     for (member, default) in [("listKind", format!("{kind}List")), ("singular", kind.to_lowercase())] {
-        if spec["names"][member].is_null() {
-            spec["names"][member] = default.into();
-        }
+        names.entry(member).or_insert_with(|| default.into());
     }
-    if spec["preserveUnknownFields"] == false
-        && let Some(members) = spec.as_object_mut()
-    {
-        members.remove("preserveUnknownFields");
-    }
-    spec
-}
-
-/// Compared within this process only.
-fn hash(spec: &Value) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    spec.to_string().hash(&mut hasher);
-    hasher.finish()
 }
 
 pub(super) fn definitions(client: &Client) -> Api<DynamicObject> {
@@ -110,45 +87,38 @@ pub(super) fn definitions(client: &Client) -> Api<DynamicObject> {
 
 /// Applies a CRD that differs, and waits until it is established. Records in `forms` the form in which the API server
 /// stores it.
-pub(super) async fn ensure(client: &Client, wanted: &Wanted, forms: &mut BTreeMap<String, u64>) -> Result<(), Error> {
-    let api = definitions(client);
+pub(super) async fn ensure(
+    client: &Client,
+    wanted: &Wanted,
+    forms: &mut BTreeMap<String, u64>,
+    budget: &WriteBudget<'_>,
+) -> Result<(), Error> {
+    let (api, target) = (definitions(client), wanted.target(budget));
     let found = object::get(&api, &wanted.name).await.map_err(Error::crd("read", wanted))?;
     if found.as_ref().is_some_and(|found| found.metadata.deletion_timestamp.is_some()) {
         return Err(Error::CrdTerminating(wanted.name.clone()));
     }
+    let mut accepted = forms.get(&wanted.name).copied();
     let current = match found {
-        Some(found) if wanted.is(&found, forms.get(&wanted.name)) => found,
+        Some(found) if target.compare(&found, accepted) == Repair::None => found,
         found => {
-            let written = write(&api, wanted, found.as_ref()).await.map_err(Error::crd("apply", wanted))?;
-            let spec = &written.data["spec"];
-            match form(spec) == wanted.form {
-                true => forms.remove(&wanted.name),
-                false => forms.insert(wanted.name.clone(), hash(spec)),
-            };
-            written
+            let contested = || Error::CrdContested(wanted.name.clone());
+            if !budget.may_write() {
+                return Err(contested());
+            }
+            if let Some(found) = &found {
+                leave_old_versions(&api, found).await.map_err(Error::crd("apply", wanted))?;
+            }
+            let converged = target.converge(&api, None, &mut accepted).await;
+            let failed = |error: WriteError| error.request().map_or_else(contested, Error::crd("apply", wanted));
+            converged.map_err(failed)?.object
         }
     };
+    match accepted {
+        Some(form) => forms.insert(wanted.name.clone(), form),
+        None => forms.remove(&wanted.name),
+    };
     established(&api, wanted, current).await
-}
-
-async fn write(
-    api: &Api<DynamicObject>,
-    wanted: &Wanted,
-    found: Option<&DynamicObject>,
-) -> kube::Result<DynamicObject> {
-    if let Some(found) = found {
-        leave_old_versions(api, found).await?;
-    }
-    let params = PatchParams::apply(field_manager::LIFECYCLE).force();
-    let mut applied = api.patch(&wanted.name, &params, &Patch::Apply(wanted.body())).await?;
-    if form(&applied.data["spec"]) == wanted.form {
-        return Ok(applied);
-    }
-    // A server-side apply keeps fields that other field managers added.
-    applied.data["spec"] = wanted.spec.clone();
-    applied.metadata.managed_fields = None;
-    let params = PostParams { field_manager: Some(field_manager::LIFECYCLE.to_owned()), ..PostParams::default() };
-    api.replace(&wanted.name, &params, &applied).await
 }
 
 /// The API server rejects a CRD that lacks a version listed in `status.storedVersions`.
@@ -193,7 +163,7 @@ mod tests {
         let names: Vec<_> = wanted().iter().map(|wanted| wanted.kind.as_str()).collect();
         assert_eq!(names.len(), 3, "{names:?}");
         let versions = |wanted: &Wanted| {
-            wanted.spec["versions"]
+            wanted.body["spec"]["versions"]
                 .as_array()
                 .unwrap()
                 .iter()
@@ -206,17 +176,19 @@ mod tests {
     #[test]
     fn defaults_make_no_difference_and_additions_do() {
         let wanted = &wanted()[0];
-        let mut served = wanted.body();
+        let is =
+            |found: &Value, accepted| SHAPE.compare(&wanted.body, &object(found.clone()), accepted) == Repair::None;
+        let mut served = wanted.body.clone();
         served["spec"]["conversion"] = json!({"strategy": "None"});
         served["spec"]["preserveUnknownFields"] = false.into();
         served["spec"]["names"]["categories"] = json!([]);
-        assert!(wanted.is(&object(served.clone()), None));
+        assert!(is(&served, None));
         let mut more = served.clone();
         more["spec"]["names"]["categories"] = json!(["all"]);
-        assert!(!wanted.is(&object(more.clone()), None));
-        assert!(wanted.is(&object(more.clone()), Some(&hash(&more["spec"]))), "a form that was learned");
+        assert!(!is(&more, None));
+        assert!(is(&more, Some(SHAPE.form(&wanted.body, &object(more.clone())))), "a form that was learned");
         served["metadata"]["labels"] = json!({});
-        assert!(!wanted.is(&object(served), None), "the label belongs to it");
+        assert!(!is(&served, None), "the label belongs to it");
     }
 
     #[test]

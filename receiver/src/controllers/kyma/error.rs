@@ -13,7 +13,7 @@ use crate::{
         status::WriteStatusError,
         watcher::ApplyError,
     },
-    kube::object,
+    kube::object::{self, WriteError},
     kube::runtime_access::{RuntimeAccessError, classify, describe, forbidden_address},
 };
 
@@ -62,6 +62,12 @@ pub enum Error {
     /// One of our CRDs is being deleted; it is recreated once it is gone.
     #[error("the CRD {0} is being deleted in the runtime")]
     CrdTerminating(String),
+    /// A CRD was repaired too often within a short time; its repair waits.
+    #[error("the CRD {0} is changed again and again in the runtime")]
+    CrdContested(String),
+    /// An object was repaired too often within a short time; its repair waits.
+    #[error("{0} is changed again and again in the runtime")]
+    Contested(&'static str),
     /// The namespace of the Kyma is being deleted; it is recreated once it is gone.
     #[error("{0} is being deleted in the runtime")]
     Terminating(String),
@@ -99,6 +105,23 @@ impl Error {
 
     pub(super) fn runtime(doing: &'static str) -> impl FnOnce(kube::Error) -> Self {
         move |source| Self::Runtime(doing, source)
+    }
+
+    /// Maps the error of a convergence of an object in the runtime cluster.
+    pub(super) fn converge(doing: &'static str, object: &'static str) -> impl FnOnce(WriteError) -> Self {
+        move |error| error.request().map_or(Self::Contested(object), Self::runtime(doing))
+    }
+
+    /// Returns true if the repair of an object waits, because a competing writer changes it back.
+    pub(super) const fn is_contested(&self) -> bool {
+        matches!(self, Self::CrdContested(_) | Self::Contested(_))
+    }
+
+    pub(super) fn plan(error: ApplyError) -> Self {
+        match error {
+            ApplyError::Contested => Self::Contested("the agent's ConfigMap"),
+            error => Self::Plan(error),
+        }
     }
 
     pub(super) fn crd(doing: &'static str, wanted: &crd::Wanted) -> impl FnOnce(kube::Error) -> Self {
@@ -148,7 +171,12 @@ impl Error {
             Self::Runtime(DELETE_OURS, _) | Self::Agent(_) => "remote_kyma_deletion",
             Self::Status(WriteStatusError::Runtime(_)) => "status_sync_to_remote",
             Self::Runtime(..) => "spec_replacement_from_remote",
-            Self::Crd { .. } | Self::NotEstablished(_) | Self::CrdTerminating(_) | Self::Terminating(_) => "crds_sync",
+            Self::Contested(_) => "spec_replacement_from_remote",
+            Self::Crd { .. }
+            | Self::NotEstablished(_)
+            | Self::CrdTerminating(_)
+            | Self::CrdContested(_)
+            | Self::Terminating(_) => "crds_sync",
             Self::Plan(_) => "skr_webhook_installation",
             Self::Catalog(_) => "module_catalog_sync",
         }
@@ -169,6 +197,7 @@ impl Error {
             (_, Some(call)) => classify(call),
             (Self::Access(_), _) => ErrorClass::Auth,
             (Self::Catalog(error), _) => error.class(),
+            _ if self.is_contested() => ErrorClass::Refused,
             (Self::NotEstablished(_) | Self::CrdTerminating(_) | Self::Terminating(_) | Self::TooLong(_), _) => {
                 ErrorClass::Transport
             }

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use kube::{
-    Client, ResourceExt,
-    api::{Patch, PatchParams, PostParams},
+    Api, Client, ResourceExt,
+    api::{ApiResource, PostParams},
 };
 use serde_json::{Value, json};
 use tidewatch_shared::{
@@ -15,20 +15,30 @@ use tidewatch_shared::{
 use tracing::warn;
 
 use super::{Context, Error, base, fetch};
+use crate::{
+    base::key::KymaKey,
+    kube::object::{self, Component, Ownership, Shape, Target},
+};
 
 /// Maximal size of the spec stored in KCP as JSON, in bytes; all annotations of an object together are limited to 256
 /// KiB.
 const MAX_ACCEPTED: usize = 128 << 10;
 
 /// Reads or creates the runtime cluster's Kyma, and synchronizes the fields that the user does not own.
-pub(super) async fn ensure(ctx: &Context, client: &Client, kcp: &mut Kyma) -> Result<Kyma, Error> {
+pub(super) async fn ensure(
+    ctx: &Context,
+    key: &KymaKey,
+    client: &Client,
+    kcp: &mut Kyma,
+    contested: &mut Vec<Error>,
+) -> Result<Kyma, Error> {
     let reset = kcp.labels().get(label::RESET_MODULES).is_some_and(|value| value.eq_ignore_ascii_case("true"));
     let runtime = match fetch::runtime_kyma(client).await? {
         None => create(client, kcp, reset).await?,
         Some(found) if reset && json_of(&found.spec) != json_of(&kcp.spec) => replace_spec(client, found, kcp).await?,
         Some(found) => found,
     };
-    let runtime = sync_metadata(client, kcp, runtime).await?;
+    let runtime = sync_metadata(ctx, key, client, kcp, runtime, contested).await?;
     remember(ctx, kcp, &runtime.spec, reset).await?;
     Ok(runtime)
 }
@@ -62,22 +72,36 @@ async fn replace_spec(client: &Client, mut found: Kyma, kcp: &Kyma) -> Result<Ky
         .map_err(Error::runtime("reset the Kyma in the runtime"))
 }
 
-/// Overwrites labels and annotations with KCP's.
-async fn sync_metadata(client: &Client, kcp: &Kyma, runtime: Kyma) -> Result<Kyma, Error> {
+/// Overwrites labels and annotations with KCP's. A contested Kyma keeps its own, and is added to `contested`.
+async fn sync_metadata(
+    ctx: &Context,
+    key: &KymaKey,
+    client: &Client,
+    kcp: &Kyma,
+    runtime: Kyma,
+    contested: &mut Vec<Error>,
+) -> Result<Kyma, Error> {
+    const DOING: &str = "label the Kyma in the runtime";
     let (labels, annotations) = (labels(kcp), annotations(kcp));
-    let holds = |is: &BTreeMap<String, String>, shall: &BTreeMap<String, String>| {
-        shall.iter().all(|(key, value)| is.get(key) == Some(value))
-    };
-    let same = holds(runtime.labels(), &labels) && holds(runtime.annotations(), &annotations);
-    if same || runtime.metadata.deletion_timestamp.is_some() {
-        return Ok(runtime);
-    }
-    let body = json!({"apiVersion": format!("{GROUP}/{VERSION}"), "kind": "Kyma", "metadata": {
+    let budget = ctx.budgets.of(key, Component::Kyma, SKR_KYMA, (&labels, &annotations));
+    let desired = json!({"apiVersion": format!("{GROUP}/{VERSION}"), "kind": "Kyma", "metadata": {
         "name": SKR_KYMA, "namespace": SKR_NAMESPACE, "labels": labels, "annotations": annotations,
     }});
-    let params = PatchParams::apply(field_manager::SYNC_CONTEXT).force();
-    let patched = fetch::in_runtime(client).patch(SKR_KYMA, &params, &Patch::Apply(&body)).await;
-    patched.map_err(Error::runtime("label the Kyma in the runtime"))
+    let (manager, shape) = (field_manager::SYNC_CONTEXT, &Shape::new(Ownership::Fields));
+    let target = Target { name: SKR_KYMA, manager, shape, desired: &desired, budget: Some(&budget) };
+    let found = object::erase(&runtime).map_err(Error::runtime(DOING))?;
+    if runtime.metadata.deletion_timestamp.is_some() {
+        return Ok(runtime);
+    }
+    let api = Api::namespaced_with(client.clone(), SKR_NAMESPACE, &ApiResource::erase::<Kyma>(&()));
+    match target.converge(&api, Some(found), &mut None).await.map_err(Error::converge(DOING, "the Kyma")) {
+        Ok(converged) => object::parse(&converged.object).map_err(Error::runtime(DOING)),
+        Err(error) if error.is_contested() => {
+            contested.push(error);
+            Ok(runtime)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 fn labels(kcp: &Kyma) -> BTreeMap<String, String> {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::{coordination::v1::Lease, core::v1::ConfigMap};
 use kube::{
     Api, Client,
-    api::{ObjectMeta, Patch, PatchParams, PostParams},
+    api::{ApiResource, DynamicObject, ObjectMeta, PostParams},
 };
 use serde_json::json;
 use thiserror::Error;
@@ -13,6 +13,8 @@ use tidewatch_shared::{
     names::{AGENT_OBJECT, PLAN_KEY, SKR_NAMESPACE, field_manager, label},
     plan::Plan,
 };
+
+use crate::kube::object::{self, Ownership, Repair, Shape, Target, WriteBudget};
 
 /// Failure to write a plan to a runtime.
 #[derive(Debug, Error)]
@@ -26,6 +28,9 @@ pub enum ApplyError {
     /// The ConfigMap could not be written.
     #[error("write the agent's ConfigMap")]
     WritePlan(#[source] kube::Error),
+    /// The ConfigMap was repaired too often within a short time; its repair waits.
+    #[error("the agent's ConfigMap is changed again and again")]
+    Contested,
     /// The Lease could not be read.
     #[error("read the agent's Lease")]
     ReadLease(#[source] kube::Error),
@@ -39,7 +44,7 @@ impl ApplyError {
     #[must_use]
     pub fn call(&self) -> Option<&kube::Error> {
         match self {
-            Self::Serialize(_) => None,
+            Self::Serialize(_) | Self::Contested => None,
             Self::ReadPlan(error) | Self::WritePlan(error) | Self::ReadLease(error) | Self::CreateLease(error) => {
                 Some(error)
             }
@@ -47,34 +52,36 @@ impl ApplyError {
     }
 }
 
+/// All of the ConfigMap is ours.
+const SHAPE: Shape = Shape { immutable: &["/immutable"], ..Shape::new(Ownership::Whole) };
+
 /// Reconciles the ConfigMap to exactly this plan, and creates a missing Lease. Reads both and writes only differences:
 /// with server-side apply, or with a PUT if other managers added keys. The agent owns an existing Lease.
 ///
 /// # Errors
 /// [`ApplyError`]; a missing Lease is created even if the plan fails.
-pub async fn apply(client: &Client, plan: &Plan) -> Result<(), ApplyError> {
-    let applied = apply_plan(client, plan).await;
+pub(crate) async fn apply(client: &Client, plan: &Plan, budget: &WriteBudget<'_>) -> Result<(), ApplyError> {
+    let applied = apply_plan(client, plan, budget).await;
     applied.and(ensure_lease(client).await)
 }
 
-async fn apply_plan(client: &Client, plan: &Plan) -> Result<(), ApplyError> {
+async fn apply_plan(client: &Client, plan: &Plan, budget: &WriteBudget<'_>) -> Result<(), ApplyError> {
     let text = serde_json::to_string(plan).map_err(ApplyError::Serialize)?;
-    let api: Api<ConfigMap> = Api::namespaced(client.clone(), SKR_NAMESPACE);
-    let found = api.get_opt(AGENT_OBJECT).await.map_err(ApplyError::ReadPlan)?;
-    if found.is_some_and(|found| holds(&found, &text)) {
+    let api: Api<DynamicObject> =
+        Api::namespaced_with(client.clone(), SKR_NAMESPACE, &ApiResource::erase::<ConfigMap>(&()));
+    let desired = json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {PLAN_KEY: text},
+        "metadata": {"name": AGENT_OBJECT, "namespace": SKR_NAMESPACE, "labels": labels()}});
+    let manager = field_manager::TIDEWATCH;
+    let target = Target { name: AGENT_OBJECT, manager, shape: &SHAPE, desired: &desired, budget: Some(budget) };
+    let found = object::get(&api, AGENT_OBJECT).await.map_err(ApplyError::ReadPlan)?;
+    // Additions are removed after an apply; an immutable ConfigMap is created anew.
+    let repair = found.as_ref().map_or(Repair::Apply, |found| target.compare(found, None));
+    if repair == Repair::None {
         return Ok(());
     }
-    let body = json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {PLAN_KEY: text},
-        "metadata": {"name": AGENT_OBJECT, "namespace": SKR_NAMESPACE, "labels": labels()}});
-    let params = PatchParams::apply(field_manager::TIDEWATCH).force();
-    let mut applied = api.patch(AGENT_OBJECT, &params, &Patch::Apply(&body)).await.map_err(ApplyError::WritePlan)?;
-    if !holds(&applied, &text) {
-        applied.data = Some(BTreeMap::from([(PLAN_KEY.to_owned(), text)]));
-        applied.binary_data = None;
-        applied.metadata.labels.get_or_insert_default().extend(labels());
-        api.replace(AGENT_OBJECT, &post_params(), &applied).await.map_err(ApplyError::WritePlan)?;
-    }
-    Ok(())
+    let found = found.filter(|_| repair == Repair::Recreate);
+    let converged = target.converge(&api, found, &mut None).await;
+    converged.map(drop).map_err(|error| error.request().map_or(ApplyError::Contested, ApplyError::WritePlan))
 }
 
 async fn ensure_lease(client: &Client) -> Result<(), ApplyError> {
@@ -87,14 +94,6 @@ async fn ensure_lease(client: &Client) -> Result<(), ApplyError> {
         Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
         created => created.map(drop).map_err(ApplyError::CreateLease),
     }
-}
-
-/// Returns whether the ConfigMap contains exactly this plan. Further labels and annotations are accepted.
-fn holds(found: &ConfigMap, text: &str) -> bool {
-    let data = found.data.iter().flatten();
-    let only_plan = data.clone().count() == 1 && data.clone().all(|(key, value)| key == PLAN_KEY && value == text);
-    let marked = found.metadata.labels.iter().flatten().any(|(key, value)| labels().get(key) == Some(value));
-    only_plan && found.binary_data.as_ref().is_none_or(BTreeMap::is_empty) && marked
 }
 
 fn labels() -> BTreeMap<String, String> {
@@ -110,15 +109,17 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::{controllers::watcher, testing::FakeApiServer};
+    use crate::{base::key::KymaKey, controllers::watcher, kube::WriteBudgets, testing::FakeApiServer};
 
     const MAP: &str = "configmaps/tidewatch-agent";
 
     #[tokio::test]
     async fn plan_is_written_once_and_repaired() {
         let runtime = FakeApiServer::default();
+        let budgets = WriteBudgets::default();
+        let budget = budgets.of(&KymaKey::new("ns", "k"), object::Component::Plan, AGENT_OBJECT, ());
         let (plan, ..) = watcher::plan::<Arc<tidewatch_shared::api::Watcher>>(Vec::new(), &[]);
-        apply(&runtime.client(), &plan).await.unwrap();
+        apply(&runtime.client(), &plan, &budget).await.unwrap();
         assert_eq!(
             runtime.calls(),
             [
@@ -130,19 +131,19 @@ mod tests {
         );
 
         let idle = ["GET configmaps/tidewatch-agent", "GET leases/tidewatch-agent"];
-        apply(&runtime.client(), &plan).await.unwrap();
+        apply(&runtime.client(), &plan, &budget).await.unwrap();
         assert_eq!(runtime.calls(), idle);
         runtime.edit(MAP, |map| assert_eq!(Plan::parse(map["data"][PLAN_KEY].as_str().unwrap()).unwrap(), plan));
 
         runtime.edit(MAP, |map| map["data"][PLAN_KEY] = json!("{}"));
-        apply(&runtime.client(), &plan).await.unwrap();
+        apply(&runtime.client(), &plan, &budget).await.unwrap();
         assert_eq!(
             runtime.calls(),
             ["GET configmaps/tidewatch-agent", "PATCH configmaps/tidewatch-agent", "GET leases/tidewatch-agent"]
         );
 
         runtime.edit(MAP, |map| map["data"]["other"] = json!("1"));
-        apply(&runtime.client(), &plan).await.unwrap();
+        apply(&runtime.client(), &plan, &budget).await.unwrap();
         assert_eq!(
             runtime.calls(),
             [
@@ -152,7 +153,21 @@ mod tests {
                 "GET leases/tidewatch-agent"
             ]
         );
-        apply(&runtime.client(), &plan).await.unwrap();
+        apply(&runtime.client(), &plan, &budget).await.unwrap();
         assert_eq!(runtime.calls(), idle);
+    }
+
+    #[tokio::test]
+    async fn immutable_plan_is_created_anew() {
+        let runtime = FakeApiServer::default();
+        let budgets = WriteBudgets::default();
+        let budget = budgets.of(&KymaKey::new("ns", "k"), object::Component::Plan, AGENT_OBJECT, ());
+        let (plan, ..) = watcher::plan::<Arc<tidewatch_shared::api::Watcher>>(Vec::new(), &[]);
+        apply(&runtime.client(), &plan, &budget).await.unwrap();
+        runtime.edit(MAP, |map| map["immutable"] = true.into());
+        runtime.calls();
+        apply(&runtime.client(), &plan, &budget).await.unwrap();
+        assert_eq!(runtime.writes(), [format!("DELETE {MAP}"), format!("PATCH {MAP}")]);
+        assert!(runtime.object(MAP).unwrap().get("immutable").is_none());
     }
 }

@@ -90,7 +90,7 @@ async fn new_process_without_an_inventory_adopts_existing_objects() {
     let before: Vec<_> = ALL.iter().map(|id| uid(&fixture, id)).collect();
     fixture.runtime.edit("moduletemplates/users-1.0.0", |object| object["spec"] = json!({"own": true}));
     fixture.runtime.remove("configmaps/tidewatch-catalog");
-    fixture.catalog = Catalog::new(Settings::default(), Metrics::default());
+    fixture.catalog = Catalog::new(Settings::default(), Metrics::default(), WriteBudgets::default());
     // A channel moves and a template is deleted while no process runs.
     fixture.meta("alpha", &[("regular", "2.0.0")]);
     fixture.delete_template("alpha-1.0.0");
@@ -123,4 +123,31 @@ async fn failed_inventory_write_is_retried_by_the_next_sync() {
     fixture.catalog.forget(&fixture.key);
     fixture.sync(Drift::None).await;
     assert_eq!(fixture.runtime.ids(), ALL);
+}
+
+#[tokio::test(start_paused = true)]
+async fn contested_object_is_repaired_ever_more_slowly_and_the_rest_is_synced() {
+    let fixture = Fixture::synced().await;
+    let contested = "moduletemplates/alpha-1.0.0";
+    let mut repairs = Vec::new();
+    for second in 0..600 {
+        fixture.runtime.edit(contested, |template| template["spec"]["mandatory"] = json!(true));
+        drop(fixture.try_sync(fixture.event(contested, Change::Spec)).await);
+        let calls = fixture.runtime.calls();
+        repairs.extend(calls.iter().filter(|call| call.starts_with("apply ")).map(|_| second));
+        tokio::time::advance(Duration::from_secs(1)).await;
+    }
+    assert_eq!(repairs, [0, 1, 2, 3, 60, 180, 420], "the first sync wrote the object as well");
+
+    fixture.runtime.remove("moduletemplates/omega-1.0.0");
+    let error = fixture.try_sync(Drift::All).await.unwrap_err();
+    assert!(fixture.runtime.object("moduletemplates/omega-1.0.0").is_some());
+    assert_eq!((error.class(), error.is_catalog_only()), (ErrorClass::Refused, true));
+    let text = "apply moduletemplates/alpha-1.0.0: it is changed again and again in the runtime";
+    assert_eq!(error.describe(), text);
+    assert!(fixture.runtime.object("modulereleasemetas/alpha").is_some());
+
+    tokio::time::advance(Duration::from_secs(600)).await;
+    fixture.sync(Drift::None).await;
+    assert_eq!(fixture.spec(contested)["mandatory"], false, "the competing writer is gone");
 }

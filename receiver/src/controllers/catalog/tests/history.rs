@@ -286,8 +286,8 @@ impl Simulation {
     /// Creates another process from the state persisted in KCP.
     fn successor(&mut self) -> Catalog {
         self.note_releases();
-        let another =
-            Catalog::new(Settings { restricted_modules: restricted(), ..Settings::default() }, Metrics::default());
+        let settings = Settings { restricted_modules: restricted(), ..Settings::default() };
+        let another = Catalog::new(settings, Metrics::default(), WriteBudgets::default());
         another.observe_releases(Some(&ConfigMap { data: Some(self.releases.clone()), ..ConfigMap::default() }));
         another
     }
@@ -344,6 +344,8 @@ impl Simulation {
     }
 
     async fn step(&mut self, step: Step) {
+        // Steps are far apart: no object is contested.
+        tokio::time::advance(Duration::from_secs(3600)).await;
         let runtime = self.fixture.runtime.clone();
         match step {
             Step::Template { module, version, label, mandatory, text } => {
@@ -462,6 +464,7 @@ impl Simulation {
     }
 
     async fn converge(&mut self) {
+        tokio::time::advance(Duration::from_secs(3600)).await;
         let runtime = self.fixture.runtime.clone();
         runtime.refuse_nothing();
         runtime.land_all();
