@@ -1,15 +1,18 @@
 //! Watches of KCP: caches of its objects, and the event handlers that enqueue affected runtimes.
 //!
 //! `kube::watch` keeps one cache and reports each change, `fingerprint` reduces an object to the fields that matter,
-//! `affected` computes the Kymas that a change affects, `handlers` enqueues them, `placer` keeps the runtime table's
-//! entries current. The receiver's own status writes change no fingerprint, so they enqueue nothing.
+//! `users` finds the Kymas that use a module, `affected` those that a change affects, `handlers` and `manifests` enqueue
+//! them, `placer` keeps the runtime table's entries current. The receiver's own status writes change no fingerprint, so
+//! they enqueue nothing.
 
 mod affected;
 mod debounce;
 mod fingerprint;
 mod handlers;
+mod manifests;
 mod owners;
 mod placer;
+mod users;
 mod watchers;
 
 use std::sync::Arc;
@@ -56,7 +59,7 @@ pub fn stores() -> (Stores, Writers) {
         kymas: writers.kymas.as_reader(),
         templates: writers.templates.as_reader(),
         release_metas: writers.release_metas.as_reader(),
-        manifests: writers.manifests.as_reader(),
+        manifests: writers.manifests.as_reader().into(),
         watchers: writers.watchers.as_reader(),
         secrets: writers.secrets.as_reader(),
     };

@@ -6,9 +6,11 @@ use arc_swap::ArcSwap;
 use k8s_openapi::api::core::v1::Secret;
 use kube::runtime::reflector::Store;
 use tidewatch_shared::{
-    api::{Kyma, Manifest, ModuleReleaseMeta, ModuleTemplate, Watcher},
+    api::{Kyma, ModuleReleaseMeta, ModuleTemplate, Watcher},
     plan::Plan,
 };
+
+use super::manifests::Manifests;
 
 /// Caches of KCP. They may lag behind the API server: a reconcile reads its Kyma by a quorum read.
 #[derive(Clone)]
@@ -19,8 +21,8 @@ pub struct Stores {
     pub templates: Store<ModuleTemplate>,
     /// ModuleReleaseMetas.
     pub release_metas: Store<ModuleReleaseMeta>,
-    /// Manifests.
-    pub manifests: Store<Manifest>,
+    /// Manifests, with an index by Kyma.
+    pub manifests: Manifests,
     /// Watchers.
     pub watchers: Store<Watcher>,
     /// Access Secrets, selected by the label `operator.kyma-project.io/kyma-name`.

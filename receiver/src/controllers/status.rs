@@ -16,6 +16,11 @@ pub(crate) use write::{StatusWriter, write_runtime};
 
 use crate::controllers::installer::Readiness;
 
+/// Last operation of a Kyma that is being deleted, while it has modules.
+pub(crate) const WAITING_FOR_MODULES: &str = "waiting for modules to be deleted";
+/// Last operation of a Kyma that is being deleted, after its modules.
+const WAITING_FOR_OBJECTS: &str = "waiting for the objects in the runtime to be deleted";
+
 /// The observations of a reconcile. Unobserved parts keep their current status.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Findings {
@@ -56,7 +61,8 @@ pub(crate) fn compute(old: &KymaStatus, findings: &Findings, now: &Time) -> Kyma
     let is_well = all_ready && (findings.failure.is_none() || findings.deleting);
     let conditions = findings.conditions.merge(old, Some(is_well), now);
     let (state, usual) = match &findings.failure {
-        _ if findings.deleting => (State::Deleting, "waiting for modules to be deleted"),
+        _ if findings.deleting && modules.is_empty() => (State::Deleting, WAITING_FOR_OBJECTS),
+        _ if findings.deleting => (State::Deleting, WAITING_FOR_MODULES),
         Some(_) => (State::Error, ""),
         None => aggregate(&modules, &conditions),
     };
@@ -283,6 +289,8 @@ mod tests {
     fn deleting_wins_over_everything() {
         let status = first(&Findings { deleting: true, ..findings(&[State::Error]) });
         assert_eq!((status.state(), operation(&status).0), (State::Deleting, "waiting for modules to be deleted"));
+        let empty = compute(&status, &Findings { deleting: true, ..findings(&[]) }, &now(1));
+        assert_eq!(operation(&empty), ("waiting for the objects in the runtime to be deleted", 1), "no module is left");
         let access = Readiness::Not { reason: "Unreachable", message: "away".into() };
         let held = |failure: Option<&str>| Findings {
             conditions: Conditions { access: failure.map(|_| access.clone()), ..Conditions::default() },

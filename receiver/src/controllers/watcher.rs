@@ -5,6 +5,7 @@ mod apply;
 mod plan;
 mod status;
 
-pub use apply::{ApplyError, apply};
+pub use apply::ApplyError;
+pub(crate) use apply::apply;
 pub use plan::{WatcherError, plan, watch_name};
 pub use status::{ServingMode, WriteStatusError, write_status};

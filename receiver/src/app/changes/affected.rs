@@ -1,11 +1,13 @@
 //! Kymas that a change of KCP affects.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::collections::BTreeSet;
 
 use kube::ResourceExt;
-use tidewatch_shared::api::Kyma;
 
-use super::fingerprint::{self, Follows, ReleaseFingerprint};
+use super::{
+    fingerprint::ReleaseFingerprint,
+    users::{Follows, User, Users},
+};
 use crate::base::key::KymaKey;
 
 /// Kymas that a change of the catalog affects.
@@ -27,9 +29,9 @@ pub(super) struct Follower {
 }
 
 impl Follower {
-    fn of(kyma: &Arc<Kyma>, module: &str, channel: &str) -> Self {
-        let uid = kyma.uid().unwrap_or_default();
-        Self { key: KymaKey::of(kyma.as_ref()), uid, module: module.to_owned(), channel: channel.to_owned() }
+    fn of(user: &User, module: &str, channel: &str) -> Self {
+        let uid = user.kyma.uid().unwrap_or_default();
+        Self { key: user.key(), uid, module: module.to_owned(), channel: channel.to_owned() }
     }
 }
 
@@ -44,29 +46,23 @@ impl Affected {
 /// Kymas with a changed admission are reconciled at once; so are all users of the module if its other fields or its
 /// versions changed, or if the release meta was created or deleted. The channels do not affect modules with a fixed
 /// version.
-pub(super) fn release(
-    kymas: &[Arc<Kyma>],
-    module: &str,
-    now: Option<&ReleaseFingerprint>,
-    old: Option<&ReleaseFingerprint>,
-) -> Affected {
-    let (Some(now), Some(old)) = (now, old) else { return users(kymas, module) };
+pub(super) fn release(users: &Users, now: Option<&ReleaseFingerprint>, old: Option<&ReleaseFingerprint>) -> Affected {
+    let (Some(now), Some(old)) = (now, old) else { return all(users) };
     let (channels, rest) = (now.moved_channels(old), now.rest != old.rest);
     let mut affected = Affected::default();
-    for kyma in kymas {
-        let is_waiting = match fingerprint::follows(kyma, module) {
-            None => continue,
-            Some(Follows::Channel(channel)) => {
+    for user in &users.all {
+        let is_waiting = match user.follows() {
+            Follows::Channel(channel) => {
                 if channels.contains(channel) {
-                    affected.followers.insert(Follower::of(kyma, module, channel));
+                    affected.followers.insert(Follower::of(user, &users.module, channel));
                 }
                 false
             }
-            Some(Follows::Version) => false,
-            Some(Follows::Unresolved) => !channels.is_empty(),
+            Follows::Version => false,
+            Follows::Unresolved => !channels.is_empty(),
         };
-        if is_waiting || rest || now.admission_differs(old, kyma.labels()) {
-            affected.users.insert(KymaKey::of(kyma.as_ref()));
+        if is_waiting || rest || now.admission_differs(old, user.kyma.labels()) {
+            affected.users.insert(user.key());
         }
     }
     affected
@@ -74,58 +70,75 @@ pub(super) fn release(
 
 /// Kymas that the end of a held removal affects: all users of the module, which may lose it or a part of it now. A
 /// channel that moved during the hold counts as moved now.
-pub(super) fn hold_ended(kymas: &[Arc<Kyma>], module: &str) -> Affected {
-    let follower = |kyma: &Arc<Kyma>| match fingerprint::follows(kyma, module) {
-        Some(Follows::Channel(channel)) => Some(Follower::of(kyma, module, channel)),
-        _ => None,
+pub(super) fn hold_ended(users: &Users) -> Affected {
+    let follower = |user: &User| match user.follows() {
+        Follows::Channel(channel) => Some(Follower::of(user, &users.module, channel)),
+        Follows::Version | Follows::Unresolved => None,
     };
-    Affected { followers: kymas.iter().filter_map(follower).collect(), ..users(kymas, module) }
+    Affected { followers: users.all.iter().filter_map(follower).collect(), ..all(users) }
 }
 
 /// All users of a module.
-fn users(kymas: &[Arc<Kyma>], module: &str) -> Affected {
-    let users = kymas.iter().filter(|kyma| fingerprint::follows(kyma, module).is_some());
-    Affected { users: users.map(|kyma| KymaKey::of(kyma.as_ref())).collect(), ..Affected::default() }
+fn all(users: &Users) -> Affected {
+    Affected { users: users.all.iter().map(User::key).collect(), ..Affected::default() }
 }
 
-/// Kymas that a changed template affects: those that use it, and those with an unresolved module that may wait for it.
-pub(super) fn template(kymas: &[Arc<Kyma>], module: &str, template: &str) -> Affected {
-    let affected = kymas.iter().filter(|kyma| fingerprint::may_use_template(kyma, module, template));
-    Affected { users: affected.map(|kyma| KymaKey::of(kyma.as_ref())).collect(), ..Affected::default() }
+/// Kymas that a changed template of a version affects: those that have or select the version, and those with an
+/// unresolved module that may wait for it. `target` is the version of a channel.
+pub(super) fn template(users: &Users, version: &str, target: impl Fn(&str) -> Option<String>) -> Affected {
+    let affected = users.all.iter().filter(|user| user.may_use(version, &target));
+    Affected { users: affected.map(User::key).collect(), ..Affected::default() }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use serde_json::{Value, json};
-    use tidewatch_shared::api::ModuleReleaseMeta;
+    use tidewatch_shared::api::{Kyma, Manifest, ModuleReleaseMeta};
 
     use super::*;
 
-    fn kyma_with(name: &str, status: Value) -> Arc<Kyma> {
+    fn kyma_with(name: &str, selected: &Value) -> Arc<Kyma> {
         let team = if name == "fast" { "b" } else { "a" };
+        let accepted = json!({"channel": "regular", "modules": [selected]}).to_string();
         let kyma = json!({
             "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
-            "metadata": {"name": name, "namespace": "kcp-system", "uid": name, "labels": {"team": team}},
-            "spec": {"channel": "regular"}, "status": {"state": "Ready", "modules": [status]}
+            "metadata": {"name": name, "namespace": "kcp-system", "uid": name, "labels": {"team": team},
+                "annotations": {"operator.kyma-project.io/tidewatch-accepted-spec": accepted}},
+            "spec": {"channel": "regular"}
         });
         Arc::new(serde_json::from_value(kyma).unwrap())
     }
 
-    fn kymas() -> [Arc<Kyma>; 5] {
-        let template = |version: &str| json!({"metadata": {"name": format!("keda-{version}")}});
-        [
-            kyma_with(
-                "fast",
-                json!({"name": "keda", "state": "Ready", "channel": "fast", "template": template("1.0.0")}),
-            ),
-            kyma_with("fixed", json!({"name": "keda", "state": "Ready", "template": template("0.9.0")})),
-            kyma_with("other", json!({"name": "warden", "state": "Ready", "channel": "fast"})),
-            kyma_with(
-                "regular",
-                json!({"name": "keda", "state": "Ready", "channel": "regular", "template": template("1.0.0")}),
-            ),
-            kyma_with("unresolved", json!({"name": "keda", "state": "Error"})),
-        ]
+    fn installed(kyma: &str, channel: Option<&str>, version: &str) -> Arc<Manifest> {
+        let mut manifest = json!({
+            "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Manifest",
+            "metadata": {"name": format!("{kyma}-keda"), "namespace": "kcp-system", "labels": {
+                "operator.kyma-project.io/kyma-name": kyma, "operator.kyma-project.io/module-name": "keda"
+            }},
+            "spec": {"remote": true, "version": version, "install": {"name": "raw-manifest", "source": {}}}
+        });
+        if let Some(channel) = channel {
+            manifest["metadata"]["labels"]["operator.kyma-project.io/channel"] = channel.into();
+        }
+        Arc::new(serde_json::from_value(manifest).unwrap())
+    }
+
+    fn users_of(module: &str) -> Users {
+        let kymas = [
+            kyma_with("fast", &json!({"name": "keda", "channel": "fast"})),
+            kyma_with("fixed", &json!({"name": "keda", "version": "0.9.0"})),
+            kyma_with("other", &json!({"name": "warden", "channel": "fast"})),
+            kyma_with("regular", &json!({"name": "keda"})),
+            kyma_with("unresolved", &json!({"name": "keda"})),
+        ];
+        let manifests = [
+            installed("fast", Some("fast"), "1.0.0"),
+            installed("fixed", None, "0.9.0"),
+            installed("regular", Some("regular"), "1.0.0"),
+        ];
+        Users::among(&kymas, if module == "keda" { &manifests } else { &[] }, module)
     }
 
     /// `meta` changes further fields besides the channels.
@@ -155,7 +168,7 @@ mod tests {
     /// Checks the Kymas to reconcile at once and those to roll out when the release meta becomes `now`.
     fn check(now: Option<&ReleaseFingerprint>, users: &[&str], followers: &[&str]) {
         let old = release_with(&UNCHANGED, |_| ());
-        let affected = release(&kymas(), "keda", now, Some(&old));
+        let affected = release(&users_of("keda"), now, Some(&old));
         assert_eq!(names(&affected), (users.to_vec(), followers.to_vec()));
     }
 
@@ -171,7 +184,7 @@ mod tests {
         check(Some(&with(&UNCHANGED, deprecated.clone())), &ALL, &[]);
         check(Some(&with(&MOVED, deprecated)), &ALL, &["fast"]);
         let new = release_with(&UNCHANGED, |_| ());
-        assert_eq!(names(&release(&kymas(), "keda", Some(&new), None)), (ALL.to_vec(), vec![]));
+        assert_eq!(names(&release(&users_of("keda"), Some(&new), None)), (ALL.to_vec(), vec![]));
     }
 
     #[test]
@@ -210,15 +223,45 @@ mod tests {
 
     #[test]
     fn end_of_a_hold_affects_all_users_and_starts_the_rollout_delay() {
-        assert_eq!(names(&hold_ended(&kymas(), "keda")), (ALL.to_vec(), vec!["fast", "regular"]));
-        assert_eq!(names(&hold_ended(&kymas(), "unused")), (vec![], vec![]));
+        assert_eq!(names(&hold_ended(&users_of("keda"))), (ALL.to_vec(), vec!["fast", "regular"]));
+        assert_eq!(names(&hold_ended(&users_of("unused"))), (vec![], vec![]));
     }
 
     #[test]
     fn template_affects_its_users_and_unresolved_modules() {
-        let kymas = kymas();
-        assert_eq!(names(&template(&kymas, "keda", "keda-1.0.0")).0, ["fast", "regular", "unresolved"]);
-        assert_eq!(names(&template(&kymas, "keda", "keda-0.9.0")).0, ["fixed", "unresolved"]);
-        assert_eq!(names(&template(&kymas, "keda", "keda-3.0.0")).0, ["unresolved"]);
+        let template = |version: &str, fast: &str| {
+            let target = |channel: &str| Some(if channel == "fast" { fast.to_owned() } else { "1.0.0".to_owned() });
+            let affected = template(&users_of("keda"), version, target);
+            affected.users.iter().map(|key| key.name.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(template("1.0.0", "1.0.0"), ["fast", "regular", "unresolved"]);
+        assert_eq!(template("0.9.0", "1.0.0"), ["fixed", "unresolved"]);
+        assert_eq!(template("3.0.0", "1.0.0"), ["unresolved"]);
+        assert_eq!(template("3.0.0", "3.0.0"), ["fast", "unresolved"], "the channel moved before its template came");
+    }
+
+    #[test]
+    fn refused_switch_to_a_channel_is_looked_at_again_when_that_channel_moves() {
+        // Its status names the channel of the installed version, since the switch would be a downgrade.
+        let kymas = [kyma_with("switched", &json!({"name": "keda", "channel": "regular"}))];
+        let users = Users::among(&kymas, &[installed("switched", Some("fast"), "2.0.0")], "keda");
+        let old = release_with(&[("fast", "2.0.0"), ("regular", "1.0.0")], |_| ());
+        let now = release_with(&[("fast", "2.0.0"), ("regular", "2.1.0")], |_| ());
+        assert_eq!(names(&release(&users, Some(&now), Some(&old))), (vec!["switched"], vec![]));
+        assert_eq!(names(&release(&users, Some(&old), Some(&old))), (vec![], vec![]));
+    }
+
+    #[test]
+    fn users_are_found_without_an_accepted_spec() {
+        let mut kyma = (*kyma_with("k", &Value::Null)).clone();
+        kyma.metadata.annotations = None;
+        kyma.spec.modules = serde_json::from_value(json!([{"name": "keda"}])).unwrap();
+        assert_eq!(Users::among(&[Arc::new(kyma.clone())], &[], "keda").all.len(), 1, "by the defaults of KCP");
+        kyma.annotations_mut().insert("operator.kyma-project.io/tidewatch-accepted-spec".into(), "{keda".into());
+        assert_eq!(Users::among(&[Arc::new(kyma.clone())], &[], "keda").all.len(), 1, "the annotation is malformed");
+        kyma.spec.modules = None;
+        assert_eq!(Users::among(&[Arc::new(kyma.clone())], &[], "keda").all.len(), 0);
+        let users = Users::among(&[Arc::new(kyma)], &[installed("k", Some("fast"), "1.0.0")], "keda");
+        assert_eq!(users.all[0].follows(), Follows::Channel("fast"), "by its Manifest");
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use aws_lc_rs::digest;
 use kube::{ResourceExt, core::Resource};
 use serde::Serialize;
-use tidewatch_shared::api::{Kyma, ModuleReleaseMeta, ModuleStatus};
+use tidewatch_shared::api::{Manifest, ModuleReleaseMeta};
 
 use crate::{
     base::key::KymaKey,
@@ -99,6 +99,23 @@ impl ObjectFingerprint {
     }
 }
 
+/// Fingerprint of a Manifest: the fields that a reconcile of its Kyma decides on and shows. Times and conditions do not
+/// matter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ManifestFingerprint(Hash);
+
+impl ManifestFingerprint {
+    pub(super) fn of(manifest: &Manifest) -> Self {
+        let meta = &manifest.metadata;
+        let identity = (&meta.uid, meta.generation, &meta.labels, &meta.annotations, &meta.owner_references);
+        let status = manifest.status.as_ref().map(|status| {
+            let operation = status.last_operation.as_ref().map(|last| &last.operation);
+            (status.state, operation, &status.synced)
+        });
+        Self(hash(&(identity, meta.deletion_timestamp.is_some(), status)))
+    }
+}
+
 /// Fingerprint of a release meta: of the whole object, and of the fields that matter to the modules of Kymas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ReleaseFingerprint {
@@ -144,38 +161,4 @@ fn admission_result<'a>(
         Admission::Selected(_) => Err(None),
         Admission::Excluded(why) => Err(Some(why)),
     }
-}
-
-/// Source of a module's version, according to the Kyma's status, which lists every module of the runtime's spec,
-/// resolved or not.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Follows<'a> {
-    /// The Kyma follows this channel.
-    Channel(&'a str),
-    /// The Kyma has a fixed version.
-    Version,
-    /// The module is not resolved: every change may resolve it.
-    Unresolved,
-}
-
-/// Source of the version of a Kyma's module; `None` if the Kyma does not use the module.
-pub(super) fn follows<'a>(kyma: &'a Kyma, module: &str) -> Option<Follows<'a>> {
-    let status = status_of(kyma, module)?;
-    Some(match (status.channel.as_deref().filter(|channel| !channel.is_empty()), &status.template) {
-        (Some(channel), _) => Follows::Channel(channel),
-        (None, Some(_)) => Follows::Version,
-        (None, None) => Follows::Unresolved,
-    })
-}
-
-/// Returns true if a module of a Kyma uses this template, or may wait for it.
-pub(super) fn may_use_template(kyma: &Kyma, module: &str, template: &str) -> bool {
-    status_of(kyma, module).is_some_and(|status| {
-        let name = status.template.as_ref().and_then(|template| template.metadata.as_ref()?.name.as_deref());
-        name.is_none_or(|name| name == template)
-    })
-}
-
-fn status_of<'a>(kyma: &'a Kyma, module: &str) -> Option<&'a ModuleStatus> {
-    kyma.status.iter().flat_map(|status| status.modules()).find(|status| status.name == module)
 }

@@ -7,7 +7,6 @@ use k8s_openapi::api::core::v1::{ConfigMap, Secret};
 use kube::ResourceExt;
 use tidewatch_shared::{
     api::{Kyma, Manifest, ModuleReleaseMeta, ModuleTemplate, Watcher},
-    names::label,
     plan::{PlannedWatch, Work},
 };
 use tokio::{sync::Notify, time::Instant};
@@ -16,8 +15,10 @@ use super::{
     affected::{self, Affected, Follower},
     debounce::CatalogDebouncer,
     fingerprint::{FingerprintChange, Fingerprints, ObjectFingerprint, ReleaseFingerprint},
+    manifests,
     owners::SecretOwners,
     placer::KymaPlacer,
+    users::{self, Users},
 };
 use crate::{
     base::{
@@ -26,7 +27,10 @@ use crate::{
         stores::{CurrentPlan, Stores},
         takeover::Takeover,
     },
-    controllers::catalog::{Catalog, CatalogUpdate},
+    controllers::{
+        catalog::{Catalog, CatalogUpdate},
+        kyma::PendingWrites,
+    },
     fleet::{
         queue::{Priority, WorkSet},
         table::RuntimeTable,
@@ -58,6 +62,8 @@ pub struct Components {
     pub v2_allowed: v2::V2AllowList,
     /// Revoked certificates.
     pub revocations: Revocations,
+    /// Writes of Manifests that the watch has not reported yet.
+    pub manifest_writes: PendingWrites,
     /// Recorder of Kubernetes Events about Kymas, Watchers and the catalog.
     pub recorder: EventRecorder,
 }
@@ -170,7 +176,13 @@ impl EventHandlers {
             let Some((template, _)) = fingerprints.observe(&change, ObjectFingerprint::of) else { return };
             let module = template.spec.module_name.clone().unwrap_or_default();
             components.catalog.mark_undecided(&module);
-            debouncer.record(affected::template(&components.stores.kymas.state(), &module, &template.name_any()));
+            let stores = &components.stores;
+            // Named `<module>-<version>`.
+            let name = template.name_any();
+            let version = name.strip_prefix(&module).and_then(|rest| rest.strip_prefix('-')).unwrap_or_default();
+            let namespace = template.namespace().unwrap_or_default();
+            let target = |channel: &str| users::target(stores, &namespace, &module, channel);
+            debouncer.record(affected::template(&Users::of(stores, &module), version, target));
         }
     }
 
@@ -182,22 +194,14 @@ impl EventHandlers {
             let Some((meta, old)) = fingerprints.observe(&change, of) else { return };
             let now = of(meta);
             components.catalog.mark_undecided(&meta.name_any());
-            let kymas = components.stores.kymas.state();
-            debouncer.record(affected::release(&kymas, &meta.name_any(), Some(&now), old.as_ref()));
+            let users = Users::of(&components.stores, &meta.name_any());
+            debouncer.record(affected::release(&users, Some(&now), old.as_ref()));
         }
     }
 
     pub(super) fn manifests(&self) -> impl FnMut(Change<'_, Manifest>) + Send + 'static + use<> {
-        let components = self.components.clone();
-        let mut fingerprints = Fingerprints::new();
-        move |change| {
-            // The Kyma's reconcile waits for the status, so every resourceVersion counts.
-            let Some((manifest, _)) = fingerprints.observe(&change, ResourceExt::resource_version) else { return };
-            if let Some(kyma) = manifest.labels().get(label::KYMA_NAME) {
-                let key = KymaKey::new(manifest.namespace().unwrap_or_default(), kyma);
-                components.fleet.enqueue(&key, WorkSet::of(&[Work::Kyma]), Priority::User);
-            }
-        }
+        let Components { stores, fleet, manifest_writes, .. } = self.components.clone();
+        manifests::handler(stores.manifests, fleet, manifest_writes)
     }
 
     pub(super) fn secrets(&self) -> impl FnMut(Change<'_, Secret>) + Send + 'static + use<> {
@@ -259,7 +263,8 @@ impl Components {
         let viewers: Vec<_> = viewers.map(|kyma| KymaKey::of(kyma.as_ref())).collect();
         self.catalog.metrics().count_enqueued(viewers.len());
         self.fleet.enqueue_paced(viewers, WorkSet::of(&[Work::Catalog]), per_second);
-        update.no_longer_held.iter().for_each(|module| affected.add(affected::hold_ended(&kymas, module)));
+        let ended = update.no_longer_held.iter().map(|module| Users::of(&self.stores, module));
+        ended.for_each(|users| affected.add(affected::hold_ended(&users)));
         let Affected { users, followers } = affected;
         self.fleet.enqueue_paced(users.into_iter().collect(), WorkSet::of(&[Work::Kyma]), per_second);
         for Follower { key, uid, module, channel } in followers {

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use kube::{ResourceExt, runtime::reflector::ObjectRef};
+use kube::ResourceExt;
 use tidewatch_shared::{
     api::{Kyma, ModuleStatus, State},
     plan::{Plan, Work},
@@ -32,7 +32,7 @@ pub(super) fn enqueue_all(spread: Duration, stores: &Stores, plan: &Plan, catalo
             fleet.roll_out(&key, rest);
         }
         let state = |name: &str| {
-            let manifest = stores.manifests.get(&ObjectRef::new(name).within(&namespace))?;
+            let manifest = stores.manifests.get(&KymaKey::new(&namespace, name))?;
             Some(manifest.status.as_ref().map(|status| status.state).unwrap_or_default())
         };
         match urgency(&kyma, &inputs, state) {
@@ -129,7 +129,7 @@ mod tests {
                 {"name": "keda", "state": "Ready", "manifest": {"metadata": {"name": "m"}}}]}});
         let plain: Kyma = serde_json::from_value(value.clone()).unwrap();
         value["metadata"]["annotations"][annotation::INPUTS] =
-            inputs(&plain).after(&plain, WorkSet::RUNTIME).unwrap().into();
+            inputs(&plain).after(&plain, WorkSet::RUNTIME, false).unwrap().into();
         change(&mut value);
         serde_json::from_value(value).unwrap()
     }
@@ -207,14 +207,18 @@ mod tests {
             kymas: filled(&[]),
             templates: filled::<ModuleTemplate>(&[of_version("1.0.0"), of_version("1.1.0")]),
             release_metas: filled::<ModuleReleaseMeta>(&[object("ModuleReleaseMeta", "keda", meta)]),
-            manifests: filled(&[manifest]),
+            manifests: filled(&[manifest]).into(),
             watchers: filled(&[]),
             secrets: filled(&[]),
         };
         let flags =
             crate::controllers::catalog::Flags { module_upgrade_rollout_max_delay: WINDOW, ..Default::default() };
         let settings = crate::controllers::catalog::Settings { flags, ..Default::default() };
-        let catalog = Catalog::new(settings, crate::controllers::catalog::Metrics::default());
+        let catalog = Catalog::new(
+            settings,
+            crate::controllers::catalog::Metrics::default(),
+            crate::kube::WriteBudgets::default(),
+        );
         let pointer = json!({"version": "1.1.0", "since": Timestamp::now().as_second() - moved});
         let accepted = json!({"keda": {"whom": "everyone", "channels": {"regular": pointer}}}).to_string();
         let map: ConfigMap = serde_json::from_value(json!({"data": {"accepted": accepted}})).unwrap();
@@ -229,7 +233,8 @@ mod tests {
         .unwrap();
         let is: Kyma = serde_json::from_value(value.clone()).unwrap();
         let inputs = Inputs::of(&is, &plan(), &catalog.fingerprint(is.labels(), &stores));
-        value["metadata"]["annotations"][annotation::INPUTS] = inputs.after(&is, WorkSet::RUNTIME).unwrap().into();
+        value["metadata"]["annotations"][annotation::INPUTS] =
+            inputs.after(&is, WorkSet::RUNTIME, false).unwrap().into();
         stores.kymas = filled(&[value]);
 
         let metrics = crate::fleet::table::Metrics::register(&mut Registry::default());

@@ -7,13 +7,14 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{
     Api, Client, ResourceExt,
-    api::{DynamicObject, ListParams},
+    api::{DynamicObject, ListParams, Patch, PatchParams},
 };
 use serde_json::json;
 use tidewatch_shared::{
     api::{Kyma, Manifest, State},
-    names::{SKR_KYMA, finalizer, label},
+    names::{SKR_KYMA, field_manager, finalizer, label},
 };
+use tracing::info;
 
 use super::{Context, Error, apply, base, crd, error, fetch, leave, module_status};
 use crate::{
@@ -21,17 +22,14 @@ use crate::{
     controllers::{
         installer::Readiness,
         pending_removal::PendingRemoval,
-        status::{Conditions, Findings, SECRET_MISSING, unreachable_since, write_runtime},
+        status::{Conditions, Findings, SECRET_MISSING, WAITING_FOR_MODULES, unreachable_since, write_runtime},
     },
     kube::object,
     kube::runtime_access::RuntimeAccessError,
 };
 
-/// Interval of checks for Manifests without progress; a deleted Manifest enqueues its Kyma.
+/// Interval of checks for Manifests without progress; a changed or deleted Manifest enqueues its Kyma.
 const REMIND: Duration = Duration::from_secs(60);
-/// A runtime cluster without an access Secret for this long, while its Kyma is being deleted, counts as gone. A Secret
-/// recreated earlier was rotated.
-const GONE_AFTER: Duration = Duration::from_secs(600);
 
 /// Continues the deletion of a Kyma with a deletion timestamp. Returns the delay until the next step, `None` after the
 /// last one.
@@ -39,14 +37,18 @@ pub(super) async fn step(ctx: &Context, key: &KymaKey, mut kyma: Kyma) -> Result
     if !kyma.finalizers().iter().any(|name| name == finalizer::KYMA) {
         return Ok(None);
     }
+    let begins = kyma.status.as_ref().is_none_or(|status| status.state() != State::Deleting);
     let left = delete_manifests(ctx, &kyma).await?;
     let access = (ctx.clients)(key).map(|(client, _)| client);
     record(ctx, &mut kyma, &left, access.as_ref().err()).await?;
+    if begins {
+        ctx.metrics.requeues.count("kyma_deletion", "intended");
+    }
     let removal = match access {
         Ok(client) if left.is_empty() => clean(ctx, key, &client, &kyma).await,
-        Ok(client) => show(&client, &kyma).await.map(|()| Some(PendingRemoval::after(REMIND))),
-        Err(_) if !left.is_empty() => Ok(Some(PendingRemoval::after(REMIND))),
-        Err(RuntimeAccessError::Missing) => until_gone(ctx, &kyma).await,
+        Ok(client) => show(&client, &kyma).await.map(|()| Some(PendingRemoval::after(REMIND, None))),
+        Err(RuntimeAccessError::Missing) => without_runtime(ctx, key, &kyma, &left).await,
+        Err(_) if !left.is_empty() => Ok(Some(PendingRemoval::after(REMIND, None))),
         Err(unusable) => Err(Error::Access(unusable)),
     };
     let pending = leave::after(ctx, &mut kyma, removal).await?;
@@ -85,7 +87,7 @@ async fn record(
     };
     // Keeps the last blocking reason; the step that reported it removes it.
     let said = old.last_operation.as_ref().filter(|_| old.state() == State::Deleting);
-    let waits = said.map(|said| said.operation.clone());
+    let waits = said.map(|said| said.operation.clone()).filter(|said| !left.is_empty() || said != WAITING_FOR_MODULES);
     let findings = Findings {
         modules: Some(left.iter().map(|manifest| module_status::removed(manifest, before(manifest))).collect()),
         conditions: Conditions { access, ..Conditions::default() },
@@ -163,26 +165,61 @@ where
     object::delete(api, &name, uid).await.map(drop).map_err(Error::runtime(error::DELETE_OURS))
 }
 
+/// Continues without an access Secret: waits until the runtime cluster counts as gone; then removes the finalizers of its
+/// Manifests, since nothing can be cleaned up any more. `None` once all Manifests are gone.
+async fn without_runtime(
+    ctx: &Context,
+    key: &KymaKey,
+    kyma: &Kyma,
+    left: &[Manifest],
+) -> Result<Option<PendingRemoval>, Error> {
+    let wait = until_gone(ctx, kyma).await?;
+    if wait.is_some() || left.is_empty() {
+        return Ok(wait);
+    }
+    info!(kyma = %key, manifests = left.len(), "Runtime is gone, releasing its Manifests");
+    let api: Api<Manifest> = fetch::in_kcp(ctx, &key.namespace);
+    let released = apply::run(left.iter().map(|manifest| release(&api, manifest)).collect()).await;
+    released.into_iter().collect::<Result<(), _>>()?;
+    let names: Vec<_> = fetch::list_manifests(ctx, kyma).await?.iter().map(ResourceExt::name_any).collect();
+    let message = || format!("waiting for the Manifests to be deleted: {}", names.join(", "));
+    Ok((!names.is_empty()).then(|| PendingRemoval::blocked(message())))
+}
+
+/// Removes all finalizers of a Manifest that is being deleted; fails with a conflict if it was written since it was read.
+async fn release(api: &Api<Manifest>, manifest: &Manifest) -> Result<(), Error> {
+    let name = manifest.name_any();
+    let metadata = json!({"resourceVersion": manifest.resource_version(), "uid": manifest.uid(), "finalizers": null});
+    let patch = Patch::Merge(json!({"metadata": metadata}));
+    let params = PatchParams::apply(field_manager::LIFECYCLE_OPERATOR);
+    let released = object::if_exists(api.patch_metadata(&name, &params, &patch).await, &name);
+    released.map(drop).map_err(|source| Error::Manifest { doing: "release", name, source })
+}
+
 /// Remaining wait for a runtime cluster without an access Secret; `None` once it counts as gone. That requires the
 /// condition's reason for long enough, the deletion of the Kyma, and a quorum read of the Secrets.
 async fn until_gone(ctx: &Context, kyma: &Kyma) -> Result<Option<PendingRemoval>, Error> {
+    let gone_after = ctx.settings.runtime_gone_after;
+    let message =
+        format!("waiting for an access Secret; without one for {} s the runtime counts as gone", gone_after.as_secs());
     let missing = kyma.status.as_ref().and_then(|status| unreachable_since(status, SECRET_MISSING));
     let deleted = kyma.metadata.deletion_timestamp.as_ref().map(|time| time.0);
-    let left =
-        missing.zip(deleted).map_or(GONE_AFTER, |(missing, deleted)| left(missing.max(deleted), Timestamp::now()));
+    let left = missing
+        .zip(deleted)
+        .map_or(gone_after, |(missing, deleted)| left(gone_after, missing.max(deleted), Timestamp::now()));
     if !left.is_zero() {
-        return Ok(Some(PendingRemoval::after(left)));
+        return Ok(Some(PendingRemoval::after(left, Some(message))));
     }
     let api: Api<Secret> = fetch::in_kcp(ctx, &kyma.namespace().unwrap_or_default());
     let params = ListParams::default().labels(&format!("{}={}", label::KYMA_NAME, kyma.name_any()));
     let secrets = api.list_metadata(&params).await.map_err(Error::kcp(error::LIST_SECRETS))?;
-    Ok((!secrets.items.is_empty()).then(|| PendingRemoval::of_objects(&[])))
+    Ok((!secrets.items.is_empty()).then(|| PendingRemoval::blocked(message)))
 }
 
-/// Remainder of the wait that began at `since`.
-fn left(since: Timestamp, now: Timestamp) -> Duration {
+/// Remainder of a wait of this length that began at `since`.
+fn left(wait: Duration, since: Timestamp, now: Timestamp) -> Duration {
     let waited = Duration::from_secs(u64::try_from(now.as_second() - since.as_second()).unwrap_or(0));
-    GONE_AFTER.saturating_sub(waited)
+    wait.saturating_sub(waited)
 }
 
 #[cfg(test)]
@@ -190,10 +227,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_runtime_is_gone_after_ten_minutes_and_not_sooner() {
+    fn a_runtime_is_gone_after_the_configured_time_and_not_sooner() {
         let at = |second| Timestamp::from_second(second).unwrap();
-        for (waited, expected) in [(0, 600), (599, 1), (600, 0), (10_000, 0), (-5, 600)] {
-            assert_eq!(left(at(1_000), at(1_000 + waited)), Duration::from_secs(expected), "{waited}");
+        for wait in [5, 600] {
+            for (waited, expected) in [(0, wait), (wait - 1, 1), (wait, 0), (100_000, 0)] {
+                let begun = i64::try_from(waited).unwrap();
+                let rest = left(Duration::from_secs(wait), at(1_000), at(1_000 + begun));
+                assert_eq!(rest, Duration::from_secs(expected), "{waited} of {wait}");
+            }
+            assert_eq!(left(Duration::from_secs(wait), at(5), at(0)).as_secs(), wait, "the clock was set back");
         }
     }
 }

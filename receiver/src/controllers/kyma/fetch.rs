@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{
     Api, Client, ResourceExt,
     api::ListParams,
@@ -17,6 +18,8 @@ use crate::{
     base::{key::KymaKey, takeover},
     kube::object,
 };
+
+const LIST_MANIFESTS: &str = "list the Manifests in the control plane";
 
 /// Objects of one kind in the Kyma's namespace in KCP.
 pub(super) fn in_kcp<K>(ctx: &Context, namespace: &str) -> Api<K>
@@ -52,7 +55,7 @@ pub(super) async fn runtime_kyma(client: &Client) -> Result<Option<Kyma>, Error>
 
 /// The Manifests of a Kyma, by label or owner reference: from the cache if it shows all our own writes, else from KCP.
 pub(super) async fn owned_manifests(ctx: &Context, key: &KymaKey, kyma: &Kyma) -> Result<Vec<Arc<Manifest>>, Error> {
-    let cached = ctx.stores.manifests.state_filter(|manifest| is_owned(manifest, kyma));
+    let cached = ctx.stores.manifests.of_kyma(key, kyma.metadata.uid.as_deref());
     if ctx.caches.pending_writes.is_shown(key, &cached) {
         return Ok(cached);
     }
@@ -61,16 +64,20 @@ pub(super) async fn owned_manifests(ctx: &Context, key: &KymaKey, kyma: &Kyma) -
     Ok(listed.into_iter().map(Arc::new).collect())
 }
 
-/// The Manifests of a Kyma in KCP by a quorum read; a deletion relies on it.
+/// The Manifests of a Kyma in KCP by quorum reads, those included that lost the label but have the owner reference; a
+/// deletion relies on it.
 pub(super) async fn list_manifests(ctx: &Context, kyma: &Kyma) -> Result<Vec<Manifest>, Error> {
     let api: Api<Manifest> = in_kcp(ctx, &kyma.namespace().unwrap_or_default());
     let params = ListParams::default().labels(&format!("{}={}", label::KYMA_NAME, kyma.name_any()));
-    Ok(api.list(&params).await.map_err(Error::kcp("list the Manifests in the control plane"))?.items)
-}
-
-fn is_owned(manifest: &Manifest, kyma: &Kyma) -> bool {
+    let mut listed = api.list(&params).await.map_err(Error::kcp(LIST_MANIFESTS))?.items;
     let uid = kyma.metadata.uid.as_deref();
-    manifest.metadata.namespace == kyma.metadata.namespace
-        && (manifest.labels().get(label::KYMA_NAME) == kyma.metadata.name.as_ref()
-            || manifest.owner_references().iter().any(|owner| uid == Some(&owner.uid)))
+    for cached in ctx.stores.manifests.of_kyma(&KymaKey::of(kyma), uid) {
+        let name = cached.name_any();
+        if !listed.iter().any(|manifest| manifest.name_any() == name) {
+            let found = object::get_by_list(&api, &name).await.map_err(Error::kcp(LIST_MANIFESTS))?;
+            let is_owner = |owner: &OwnerReference| uid == Some(owner.uid.as_str());
+            listed.extend(found.filter(|manifest| manifest.owner_references().iter().any(is_owner)));
+        }
+    }
+    Ok(listed)
 }

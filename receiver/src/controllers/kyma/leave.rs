@@ -5,7 +5,10 @@ use std::time::Duration;
 use tidewatch_shared::api::Kyma;
 
 use super::{Context, Error};
-use crate::controllers::{pending_removal::PendingRemoval, status::Findings};
+use crate::{
+    base::key::KymaKey,
+    controllers::{pending_removal::PendingRemoval, status::Findings},
+};
 
 /// Returns the delay until the next check while objects block the removal; `None` before the last step.
 pub(super) async fn after(
@@ -26,8 +29,5 @@ pub(super) async fn after(
         }
     }
     ctx.status().write(kyma, &findings).await?;
-    Ok(removal?.map(|pending| {
-        ctx.metrics.requeues.count("kyma_deletion", "intended");
-        pending.requeue_after
-    }))
+    Ok(removal?.map(|pending| ctx.caches.removals.delay(&KymaKey::of(kyma), &pending)))
 }

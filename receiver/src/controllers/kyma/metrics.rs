@@ -51,12 +51,18 @@ metric_set! {
     /// The incumbent's counter of requeues, with the reasons that exist here, for a registry without prefix.
     #[derive(Debug)]
     pub(crate) struct Requeues {
-        /// Requeued Kymas, by reason: unexpected after a failure, intended while a deletion is pending.
+        /// Requeued Kymas, by reason: unexpected after a failure, intended once per deletion of a Kyma.
         requeues: Family<RequeueLabels, Counter> = "lifecycle_mgr_requeue_reason",
     }
 }
 
 impl Requeues {
+    /// Number of counted requeues.
+    #[cfg(test)]
+    pub(super) fn counted(&self, requeue_reason: &'static str, requeue_type: &'static str) -> u64 {
+        self.requeues.get_or_create(&RequeueLabels { requeue_reason, requeue_type }).get()
+    }
+
     pub(super) fn count(&self, requeue_reason: &'static str, requeue_type: &'static str) {
         self.requeues.get_or_create(&RequeueLabels { requeue_reason, requeue_type }).inc();
     }

@@ -43,9 +43,10 @@ fn version(manifest: &Manifest) -> Option<u64> {
     manifest.metadata.resource_version.as_deref()?.parse().ok()
 }
 
-/// Manifests per Kyma with writes that the cache does not show yet. An entry is removed once the cache shows it.
-#[derive(Debug, Default)]
-pub(super) struct PendingWrites(Mutex<HashMap<KymaKey, BTreeMap<String, Left>>>);
+/// Manifests per Kyma with writes that the cache does not show yet. An entry is removed once the cache shows it. Clones
+/// share the entries.
+#[derive(Clone, Debug, Default)]
+pub struct PendingWrites(Arc<Mutex<HashMap<KymaKey, BTreeMap<String, Left>>>>);
 
 impl PendingWrites {
     /// Records that a write of a Manifest begins.
@@ -54,7 +55,7 @@ impl PendingWrites {
     }
 
     /// Records the Manifest as stored by a write.
-    pub(super) fn is(&self, key: &KymaKey, manifest: &Manifest) {
+    pub(crate) fn is(&self, key: &KymaKey, manifest: &Manifest) {
         self.leave(key, &manifest.name_any(), Left::there(manifest));
     }
 
@@ -87,6 +88,24 @@ impl PendingWrites {
             all.remove(key);
         }
         is_shown
+    }
+
+    /// Returns true if a Manifest that the watch reports is exactly the result of our last write to it, which the status
+    /// of the Kyma shows already, and removes the entry.
+    pub(crate) fn is_echo(&self, key: &KymaKey, manifest: &Manifest) -> bool {
+        let mut all = self.lock();
+        let Some(left) = all.get_mut(key) else { return false };
+        let name = manifest.name_any();
+        let is_echo = left
+            .get(&name)
+            .is_some_and(|left| matches!(left, Left::There { version: Some(_), .. }) && *left == Left::there(manifest));
+        if is_echo {
+            left.remove(&name);
+            if left.is_empty() {
+                all.remove(key);
+            }
+        }
+        is_echo
     }
 
     /// Drops the entries of a Kyma.

@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::WorkSet;
 use crate::base::error_class::ErrorClass;
 
-/// Result of one reconcile of a Kyma. Queued work in none of the sets was paused: its events stay accepted and
-/// unsettled, and it is parked until the next enqueue.
+/// Result of one reconcile of a Kyma. Queued work in none of the sets waits, for the end of a pause or for a component
+/// descriptor: its events stay accepted and unsettled, and it is parked until the next enqueue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReconcileOutcome {
     /// Work with a recorded result: success, or a user error that a status shows.
@@ -19,6 +19,8 @@ pub struct ReconcileOutcome {
     pub class: Option<ErrorClass>,
     /// Delay of the next reconcile: a verification if all work ended, or a lower bound of the backoff if work failed.
     pub requeue_after: Option<Duration>,
+    /// Work beyond its own that the reconcile found necessary: enqueued at once, at the same priority.
+    pub follow_up: WorkSet,
     /// Delay until the Kyma's rollout slot, when it is reconciled even if other work failed.
     pub rollout_after: Option<Duration>,
 }

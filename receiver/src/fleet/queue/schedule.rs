@@ -298,6 +298,9 @@ impl<K: Clone + Eq + Hash> Queue<K> {
             let kyma = QueuedWork::new(WorkSet::of(&[Work::Kyma]), Priority::Catalog);
             self.enqueue_after(key, DelayReason::Rollout, now + after, kyma, now);
         }
+        if let Some(entry) = self.entries.get_mut(key).filter(|_| !outcome.follow_up.is_empty()) {
+            merge_into(&mut entry.queued, QueuedWork::new(outcome.follow_up, taken.priority));
+        }
         self.arrange(key, now);
         backoff
     }

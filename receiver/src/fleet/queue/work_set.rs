@@ -1,4 +1,4 @@
-//! Sets of kinds of work.
+//! Sets of kinds of work: those that a plan names, and the status of the modules.
 
 use std::{
     fmt,
@@ -23,6 +23,9 @@ impl WorkSet {
     pub(crate) const INSTALLER: Self = Self(Self::bit(Work::Installer));
     /// Forwarding to other managers.
     pub(crate) const FORWARD: Self = Self(Self::bit(Work::Forward));
+    /// Status of the modules in both Kymas, after a change of a Manifest. Internal to the receiver: no plan can name it,
+    /// and no event waits for it.
+    pub(crate) const STATUS: Self = Self(1 << Self::COUNT);
     /// Number of kinds of work.
     pub(crate) const COUNT: usize = Work::VARIANTS.len();
 
@@ -56,7 +59,7 @@ impl WorkSet {
         Self(self.0 & other.0)
     }
 
-    /// Iterates over the kinds in a fixed order.
+    /// Iterates over the kinds that a plan can name, in a fixed order.
     pub fn iter(self) -> impl Iterator<Item = Work> {
         Work::VARIANTS.iter().copied().filter(move |work| self.contains(*work))
     }
@@ -87,7 +90,8 @@ impl BitOrAssign for WorkSet {
 
 impl fmt::Debug for WorkSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.iter()).finish()
+        let status = (!self.both(Self::STATUS).is_empty()).then_some(format_args!("Status"));
+        f.debug_set().entries(self.iter()).entries(status).finish()
     }
 }
 
@@ -108,5 +112,12 @@ mod tests {
         let both = WorkSet::of(&[Work::Kyma]) | BTreeSet::from([Work::Catalog]).into_iter().collect::<WorkSet>();
         assert_eq!(both.both(WorkSet::of(&[Work::Catalog, Work::Forward])), WorkSet::of(&[Work::Catalog]));
         assert!(both.minus(both).is_empty());
+    }
+
+    #[test]
+    fn status_is_no_work_of_a_plan() {
+        assert!(WorkSet::ALL_KNOWN.both(WorkSet::STATUS).is_empty() && !WorkSet::STATUS.is_empty());
+        assert_eq!(WorkSet::STATUS.iter().count(), 0, "no event waits for it");
+        assert_eq!(format!("{:?}", WorkSet::STATUS | WorkSet::of(&[Work::Kyma])), "{Kyma, Status}");
     }
 }

@@ -41,6 +41,19 @@ fn work_enqueued_during_a_reconcile_follows_it() {
 }
 
 #[test]
+fn follow_up_is_enqueued_at_once_at_the_same_priority() {
+    let (mut queue, now) = queue(1, 4);
+    queue.enqueue(&0, QueuedWork::new(WorkSet::STATUS, Priority::User), now);
+    let (_, job) = queue.take(now).unwrap();
+    let outcome = ReconcileOutcome { follow_up: kyma(), ..ReconcileOutcome::ended(job.work) };
+    queue.finish(&0, &job, &outcome, now);
+    let (_, next) = queue.take(now).unwrap();
+    assert_eq!(next, queued(Priority::User));
+    queue.finish(&0, &next, &ReconcileOutcome::ended(next.work), now);
+    assert!(queue.take(now).is_none() && queue.parked(&0).is_empty());
+}
+
+#[test]
 fn pause_that_ends_during_a_reconcile_leaves_nothing_parked() {
     let (mut queue, now) = queue(1, 4);
     let whole = QueuedWork { drift: Drift::All, ..QueuedWork::new(kyma() | catalog(), Priority::User) };

@@ -80,7 +80,7 @@ impl Bed {
             kymas,
             templates: reflector::store().0,
             release_metas: reflector::store().0,
-            manifests: reflector::store().0,
+            manifests: reflector::store().0.into(),
             watchers: reflector::store().0,
             secrets: reflector::store().0,
         };

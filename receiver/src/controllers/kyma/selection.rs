@@ -1,0 +1,90 @@
+//! Remembers the selection whose modules the status of a Kyma shows, so that a change of a Manifest updates that status
+//! without reading the runtime cluster.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use kube::ResourceExt as _;
+use tidewatch_shared::{
+    api::{Kyma, KymaSpec},
+    names::annotation,
+    plan::Work,
+};
+
+use super::{Error, Reconcile, inputs, modules::Decisions, validate::validate};
+use crate::{base::key::KymaKey, fleet::queue::WorkSet};
+
+/// Hash of the selection by Kyma, after a reconcile of its modules without a failure; removed with its Kyma.
+#[derive(Debug, Default)]
+pub(super) struct Selections(Mutex<HashMap<KymaKey, String>>);
+
+impl Selections {
+    /// Takes the entry of a Kyma. A successful reconcile puts an entry back; after a failed or aborted one the status
+    /// of the modules requires a full reconcile.
+    pub(super) fn take(&self, key: &KymaKey) -> Option<String> {
+        self.lock().remove(key)
+    }
+
+    /// Stores the entry after a reconcile.
+    pub(super) fn keep(&self, key: &KymaKey, selection: String) {
+        self.lock().insert(key.clone(), selection);
+    }
+
+    /// Drops the entry of a Kyma.
+    pub(super) fn forget(&self, key: &KymaKey) {
+        self.lock().remove(key);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<KymaKey, String>> {
+        // Each change is a single insertion or removal: a panic of another thread leaves no partial state.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Hash of a selection.
+fn hash(spec: &KymaSpec) -> String {
+    inputs::hash(&serde_json::to_value(spec).unwrap_or_default().to_string())
+}
+
+/// The last accepted spec of the runtime cluster's Kyma, if it has this hash. One that was rejected, or that is too large
+/// for the annotation, has another hash.
+fn accepted(kyma: &Kyma, expected: &str) -> Option<KymaSpec> {
+    let spec = serde_json::from_str(kyma.annotations().get(annotation::ACCEPTED_SPEC)?).ok()?;
+    (hash(&spec) == expected).then_some(spec)
+}
+
+/// Returns true if the decisions change no Manifest.
+fn is_settled(decisions: &Decisions<'_>) -> bool {
+    decisions.wanted.iter().all(|decision| decision.write.is_none())
+        && decisions.unwanted.iter().all(|manifest| manifest.metadata.deletion_timestamp.is_some())
+}
+
+impl Reconcile<'_> {
+    /// Updates the status of the modules from their Manifests, with the selection that the status shows: no request to the
+    /// runtime cluster is needed for the decision. Requests a full reconcile if that selection is unknown or a Manifest
+    /// must be written.
+    pub(super) async fn module_states(&mut self, shown: Option<&str>) -> Result<(), Error> {
+        let selection = shown.and_then(|shown| accepted(&self.kyma, shown));
+        let wanted = selection.and_then(|spec| validate(&spec).ok());
+        if let Some(wanted) = wanted {
+            let decisions = self.decide(&wanted.modules).await?;
+            if is_settled(&decisions) {
+                return self.apply(&wanted, decisions).await;
+            }
+        }
+        self.outcome.follow_up = WorkSet::of(&[Work::Kyma]);
+        Ok(())
+    }
+
+    /// Hash of the selection that both statuses show after this reconcile: that of the runtime cluster if the reconcile
+    /// read it, else the previous one. `None` if they show a failure.
+    pub(super) fn shown_selection(&self, previous: Option<String>) -> Option<String> {
+        match &self.runtime {
+            _ if self.findings.failure.is_some() => None,
+            Some((_, runtime)) => Some(hash(&runtime.spec)),
+            None => previous,
+        }
+    }
+}

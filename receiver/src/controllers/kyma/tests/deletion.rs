@@ -1,0 +1,136 @@
+//! Deletions that wait: for blocking objects, and for a runtime cluster that does not come back.
+
+use super::*;
+
+const FINALIZERS: [&str; 2] = ["declarative.kyma-project.io/finalizer", "label-removal-finalizer"];
+
+impl Bed {
+    fn deletions(&self) -> u64 {
+        self.ctx.metrics.requeues.counted("kyma_deletion", "intended")
+    }
+
+    fn waits(&self) -> String {
+        self.status()["lastOperation"]["operation"].as_str().unwrap().to_owned()
+    }
+
+    /// One whose access Secret is gone, with a Manifest that keeps its finalizers.
+    async fn lost() -> (Self, String) {
+        let mut bed = Self::with_keda().await;
+        let (id, _) = bed.manifest().unwrap();
+        bed.kcp.edit(&id, |manifest| manifest["metadata"]["finalizers"] = json!(FINALIZERS));
+        bed.ctx.settings.runtime_gone_after = Duration::from_secs(5);
+        bed.ctx.clients = Box::new(|_| Err(RuntimeAccessError::Missing));
+        bed.delete();
+        (bed, id)
+    }
+
+    fn outlast(&self) {
+        self.kcp.edit("kymas/k", |kyma| {
+            for condition in kyma["status"]["conditions"].as_array_mut().unwrap() {
+                condition["lastTransitionTime"] = "2026-01-01T00:00:00Z".into();
+            }
+        });
+    }
+}
+
+#[tokio::test]
+async fn blocked_deletion_is_checked_ever_less_often_and_counted_once() {
+    let mut bed = Bed::settled().await;
+    let id = "customresourcedefinitions/moduletemplates.operator.kyma-project.io";
+    bed.runtime.edit(id, |crd| crd["metadata"]["finalizers"] = json!(["customresourcecleanup.apiextensions.k8s.io"]));
+    bed.delete();
+    let mut delays = Vec::new();
+    for _ in 0..12 {
+        delays.extend(bed.kyma().await.requeue_after);
+    }
+    assert_eq!(
+        bed.waits(),
+        "waiting for the CRD moduletemplates.operator.kyma-project.io to be deleted in the runtime"
+    );
+    assert!(delays[0] <= Duration::from_secs(1), "{delays:?}");
+    let last = delays[11];
+    assert!((30..=60).contains(&last.as_secs()), "{delays:?}");
+    assert_eq!(bed.deletions(), 1);
+
+    bed.runtime.remove(id);
+    let mut steps = 0;
+    while bed.kcp.object("kymas/k").is_some() {
+        let outcome = bed.kyma().await;
+        assert!(outcome.requeue_after.is_none_or(|after| after <= Duration::from_secs(2)), "progress: {outcome:?}");
+        steps += 1;
+        assert!(steps < 10);
+    }
+    assert_eq!(bed.deletions(), 1);
+}
+
+#[tokio::test]
+async fn waiting_deletion_names_the_objects_in_the_runtime_once_no_module_is_left() {
+    let mut bed = Bed::with_keda().await;
+    let (id, _) = bed.manifest().unwrap();
+    bed.kcp.edit(&id, |manifest| manifest["metadata"]["finalizers"] = json!(FINALIZERS));
+    bed.delete();
+    bed.kyma().await;
+    assert_eq!(bed.waits(), "waiting for modules to be deleted");
+    bed.kcp.remove(&id);
+    bed.kyma().await;
+    assert_eq!(bed.waits(), "waiting for the objects in the runtime to be deleted");
+}
+
+#[tokio::test]
+async fn manifests_of_a_runtime_that_is_gone_lose_their_finalizers() {
+    let (mut bed, id) = Bed::lost().await;
+    let outcome = bed.kyma().await;
+    assert!(outcome.requeue_after.is_some_and(|wait| wait <= Duration::from_secs(5)), "{outcome:?}");
+    let waits = "waiting for an access Secret; without one for 5 s the runtime counts as gone";
+    assert_eq!((bed.waits().as_str(), &bed.status()["modules"][0]["state"]), (waits, &json!("Deleting")));
+    assert_eq!(bed.manifest().unwrap().1["metadata"]["finalizers"], json!(FINALIZERS));
+
+    bed.outlast();
+    bed.kcp.edit("secrets/access", |secret| {
+        *secret = json!({"metadata": {"name": "access", "labels": {"operator.kyma-project.io/kyma-name": "k"}}})
+    });
+    bed.kyma().await;
+    assert_eq!(
+        bed.manifest().unwrap().1["metadata"]["finalizers"],
+        json!(FINALIZERS),
+        "the cache of Secrets is behind"
+    );
+    assert_eq!(bed.waits(), waits);
+
+    bed.kcp.remove("secrets/access");
+    bed.forget_calls();
+    bed.kyma().await;
+    assert!(bed.manifest().is_none() && bed.kcp.object("kymas/k").is_none());
+    assert_eq!(bed.kcp.writes(), [format!("PATCH {id}"), "PATCH kymas/k".to_owned()]);
+}
+
+#[tokio::test]
+async fn kyma_shows_a_manifest_until_it_is_really_gone() {
+    let (mut bed, id) = Bed::lost().await;
+    bed.kyma().await;
+    bed.outlast();
+    bed.kcp.meanwhile(&format!("PATCH {id}"), &id, |manifest| manifest["metadata"]["labels"]["other"] = json!("here"));
+    assert_eq!(bed.kyma().await.failed, WorkSet::of(&[Work::Kyma]), "a concurrent write is not overwritten");
+    assert_eq!(bed.status()["modules"][0]["name"], "keda");
+    bed.kyma().await;
+    assert!(bed.manifest().is_none() && bed.kcp.object("kymas/k").is_none());
+}
+
+#[tokio::test]
+async fn manifest_without_its_label_is_deleted_and_waited_for_as_well() {
+    let mut bed = Bed::with_keda().await;
+    let (id, _) = bed.manifest().unwrap();
+    bed.kcp.edit(&id, |manifest| {
+        manifest["metadata"]["finalizers"] = json!(FINALIZERS);
+        manifest["metadata"]["labels"].as_object_mut().unwrap().remove("operator.kyma-project.io/kyma-name");
+    });
+    bed.delete();
+    for _ in 0..2 {
+        bed.kyma().await;
+        assert!(!bed.manifest().unwrap().1["metadata"]["deletionTimestamp"].is_null());
+        assert_eq!(
+            (bed.waits().as_str(), bed.runtime.object("kymas/default").is_some()),
+            ("waiting for modules to be deleted", true)
+        );
+    }
+}
