@@ -1,8 +1,8 @@
 //! ValidatingAdmissionPolicies for ModuleTemplates and ModuleReleaseMetas in KCP, which deny or warn beyond the schemas
 //! of the CRDs, in a kustomization of their own.
 //!
-//! A channel that is moved to a lower version only causes a warning and an audit annotation, because a release may have
-//! to be withdrawn.
+//! A channel that is moved to a lower version, and another component of a module, only cause a warning and an audit
+//! annotation, because a release may have to be withdrawn or moved.
 //!
 //! kustomize adds a namespace to objects of kinds that it does not know as cluster-scoped, including these: a
 //! kustomization that sets a namespace must not include them.
@@ -26,6 +26,7 @@ pub fn admission() -> Result<Vec<File>> {
         ("moduletemplates", templates(), json!(["Deny"])),
         ("modulereleasemetas", release_metas(), json!(["Deny"])),
         ("channel-moves", channel_moves(), json!(["Warn", "Audit"])),
+        ("component-changes", component_changes(), json!(["Warn", "Audit"])),
     ];
     let mut files = Vec::new();
     for (policy, spec, actions) in policies {
@@ -169,6 +170,22 @@ fn channel_moves() -> Value {
             "message": "a channel moves down: runtimes with a higher version reject it",
             "messageExpression": "'runtimes with a higher version reject it: ' + \
                 variables.down.map(entry, entry.channel + ' moves down to ' + entry.version).join(', ')",
+        }],
+    })
+}
+
+/// Warns of another component of a module, which replaces the Manifests of all runtimes with the module.
+fn component_changes() -> Value {
+    let component = |object: &str| format!("{object}.?spec.?ocmComponentName.orValue('')");
+    let (before, now) = (component("oldObject"), component("object"));
+    json!({
+        "failurePolicy": "Ignore",
+        "matchConstraints": {"resourceRules": [{
+            "apiGroups": [GROUP], "apiVersions": [VERSION], "operations": ["UPDATE"], "resources": ["modulereleasemetas"],
+        }]},
+        "validations": [{
+            "expression": format!("{before} == '' || {before} == {now}"),
+            "message": "the component of the module changes: the Manifest of every runtime with the module is replaced",
         }],
     })
 }

@@ -59,6 +59,7 @@ use self::{
 use crate::{
     base::{key::KymaKey, stores::Stores},
     fleet::queue::Drift,
+    kube::WriteBudgets,
 };
 
 /// Configuration of catalog sync.
@@ -77,6 +78,7 @@ pub struct Catalog(Arc<Inner>);
 struct Inner {
     settings: Settings,
     metrics: Metrics,
+    budgets: WriteBudgets,
     kcp: Mutex<KcpState>,
     runtimes: Mutex<Runtimes>,
 }
@@ -145,8 +147,8 @@ impl CatalogUpdate {
 impl Catalog {
     /// Creates catalog sync without any runtime.
     #[must_use]
-    pub fn new(settings: Settings, metrics: Metrics) -> Self {
-        Self(Arc::new(Inner { settings, metrics, kcp: Mutex::default(), runtimes: Mutex::default() }))
+    pub fn new(settings: Settings, metrics: Metrics, budgets: WriteBudgets) -> Self {
+        Self(Arc::new(Inner { settings, metrics, budgets, kcp: Mutex::default(), runtimes: Mutex::default() }))
     }
 
     /// Metrics of catalog sync.
@@ -319,7 +321,7 @@ impl Catalog {
         let snapshot = self.snapshot(stores);
         let desired = snapshot.desired(&snapshot.class(kyma_labels));
         let (sync, cached) = self.begin(key);
-        let runtime = Runtime::new(client.clone(), self.0.metrics.clone());
+        let runtime = Runtime::new(client.clone(), self.0.metrics.clone()).with_budgets(key, &self.0.budgets);
         let (mut inventory, is_complete) = match (cached, drift) {
             (Some(inventory), Drift::None | Drift::Objects(_)) => (inventory, true),
             (cached, _) => load(&runtime, cached).await?,

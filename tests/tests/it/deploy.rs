@@ -234,12 +234,20 @@ async fn the_admission_policies_refuse_invalid_catalogs() -> TestResult {
 
 /// Sets the channels of a release meta, and returns the warnings of the response.
 async fn set_channels(client: &Client, name: &str, to: &[(&str, &str)]) -> Result<String> {
+    change_spec(client, name, &channels(to)).await
+}
+
+/// Sets members of a release meta's spec, and returns the warnings of the response.
+async fn change_spec(client: &Client, name: &str, members: &Value) -> Result<String> {
     let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), REFUSING, &Kind::ReleaseMeta.api_resource());
-    let change = Patch::Merge(json!({"spec": channels(to)}));
+    let change = Patch::Merge(json!({"spec": members}));
     let request = Request::new(api.resource_url()).patch(name, &PatchParams::default(), &change)?;
     let response = client.send(request.map(Body::from)).await?;
-    assert!(response.status().is_success(), "{to:?}: {}", response.status());
-    assert_eq!(api.get(name).await?.data["spec"]["channels"], channels(to)["channels"], "the change is accepted");
+    assert!(response.status().is_success(), "{members}: {}", response.status());
+    let stored = api.get(name).await?.data;
+    for (member, value) in members.as_object().into_iter().flatten() {
+        assert_eq!(stored["spec"][member], *value, "the change is accepted");
+    }
     let warnings: Vec<_> =
         response.headers().get_all("warning").iter().map(|header| header.to_str()).collect::<Result<_, _>>()?;
     Ok(warnings.join("\n"))
@@ -284,6 +292,16 @@ async fn a_channel_downgrade_is_accepted_with_a_warning() -> TestResult {
         );
     }
     assert_eq!(set_channels(&client, NAME, &[("regular", "1.0.0")]).await?, "", "removing a channel yields no warning");
+
+    assert_eq!(enforce(&client, |name| name == "tidewatch-component-changes").await?, 2);
+    let component = |name: &str| json!({"ocmComponentName": format!("kyma-project.io/module/{name}")});
+    until("the policy of components to take effect", async || {
+        let warned = change_spec(&client, NAME, &component("other")).await?;
+        let back = change_spec(&client, NAME, &component("keda")).await?;
+        Ok((warned.contains("the component of the module changes") && back.contains("changes")).then_some(()))
+    })
+    .await?;
+    assert_eq!(change_spec(&client, NAME, &component("keda")).await?, "", "the same component yields no warning");
 
     let log = kcp.dir().join("audit.log");
     let end = fs::metadata(&log)?.len();

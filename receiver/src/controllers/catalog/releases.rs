@@ -119,8 +119,9 @@ mod tests {
     fn next_process_continues_from_the_stored_state() {
         let to = ChannelTarget { version: "1.0.0".to_owned(), labels: VisibilityLabels::default(), since: Some(7) };
         let versions = BTreeMap::from([("1.0.0".to_owned(), VisibilityLabels::default())]);
-        let facts =
-            ModuleState { audience: Audience::All, channels: BTreeMap::from([("fast".to_owned(), to)]), versions };
+        let channels = BTreeMap::from([("fast".to_owned(), to)]);
+        let component = Some("example.com/a".to_owned());
+        let facts = ModuleState { audience: Audience::All, component, channels, versions };
         let mut ledger = Ledger { accepted: Some(Releases::from([("a".to_owned(), facts)])), ..Ledger::default() };
         let data = ledger.pending(None).unwrap();
         ledger.mark_written(data.clone());

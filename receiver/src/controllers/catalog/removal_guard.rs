@@ -34,6 +34,10 @@ pub struct ModuleState {
     /// Kymas that its release meta admits.
     #[serde(rename = "whom")]
     pub audience: Audience,
+    /// OCM component of the module. With another one every Manifest of the module is replaced. Absent in a state
+    /// persisted by a receiver that did not record it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub component: Option<String>,
     /// Channels with an existing template, by name.
     pub channels: BTreeMap<String, ChannelTarget>,
     /// Installable versions: those with a template, whether a channel points to them or not. Empty in a state persisted
@@ -100,7 +104,8 @@ impl ModuleState {
             let labels = *versions.get(&entry.version)?;
             Some((entry.channel.clone(), ChannelTarget { version: entry.version.clone(), labels, since: None }))
         };
-        Self { audience, channels: meta.spec.channels().iter().filter_map(target).collect(), versions }
+        let channels = meta.spec.channels().iter().filter_map(target).collect();
+        Self { audience, component: meta.spec.ocm_component_name.clone(), channels, versions }
     }
 
     /// Channels that an admitted Kyma with these labels sees, and its visible versions, which require a visible
@@ -154,14 +159,17 @@ impl Audience {
     }
 }
 
-/// Returns a predicate on a Kyma's labels: whether the change takes a channel or version of the module from it. The
+/// Returns a predicate on a Kyma's labels: whether the change takes a channel or version of the module from it, or
+/// replaces its component. The
 /// comparison is done once per combination of visibility labels, since there are thousands of Kymas.
 fn loses_access(before: &ModuleState, now: &ModuleState) -> impl Fn(&BTreeMap<String, String>) -> bool + use<> {
     let (admitted, admits) = (before.audience.admits(), now.audience.admits());
+    let is_replaced = before.component.is_some() && before.component != now.component;
     let loss = |labels| {
         let ((channels, versions), later) = (before.visible_to(labels), now.visible_to(labels));
         // The loss of a Kyma that is no longer admitted, and of one that still is.
-        (!channels.is_empty(), !channels.is_subset(&later.0) || !versions.is_subset(&later.1))
+        let some = is_replaced || !channels.is_subset(&later.0) || !versions.is_subset(&later.1);
+        (!channels.is_empty(), some)
     };
     // Indexed by the labels `beta` and `internal`.
     let losses = [false, true].map(|beta| [false, true].map(|internal| loss(VisibilityLabels { beta, internal })));
@@ -191,7 +199,7 @@ impl fmt::Display for HeldRemoval {
         let modules = modules.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
         write!(
             f,
-            "a removal of {modules}, or of some of its channels or versions, from {runtimes} of {of} runtimes waits until the \
+            "a removal of {modules}, of some of its channels or versions, or of its component, from {runtimes} of {of} runtimes waits until the \
              annotation {} of the ConfigMap {RELEASES} says {change}",
             annotation::CONFIRM
         )
@@ -224,7 +232,8 @@ pub fn evaluate<'a>(
     for (module, state) in &mut next {
         state.carry_over_times(before.get(module), policy.now);
     }
-    let removed = ModuleState { audience: Audience::Excluded, channels: BTreeMap::new(), versions: BTreeMap::new() };
+    let (channels, versions) = Default::default();
+    let removed = ModuleState { audience: Audience::Excluded, component: None, channels, versions };
     let is_changed = |(module, state): &(&String, &ModuleState)| {
         next.get(*module).is_none_or(|next| next.without_times() != state.without_times())
     };
@@ -283,7 +292,7 @@ mod tests {
     fn state(audience: Audience, channels: &[(&str, ChannelTarget)]) -> ModuleState {
         let channels: BTreeMap<_, _> = channels.iter().map(|(name, to)| ((*name).to_owned(), to.clone())).collect();
         let versions = channels.values().map(|to| (to.version.clone(), to.labels)).collect();
-        ModuleState { audience, channels, versions }
+        ModuleState { audience, component: Some("example.com/module".to_owned()), channels, versions }
     }
 
     fn releases(modules: &[(&str, ModuleState)]) -> Releases {
@@ -357,7 +366,7 @@ mod tests {
             |before: &Releases, now: &Releases| evaluate(Some(before), now.clone(), &kymas(100, 10), policy(None)).held;
         let held = lost(&with(&[("1", plain)]), &with(&[])).unwrap();
         assert_eq!((held.runtimes, held.modules.len()), (100, 1));
-        assert!(held.to_string().contains("or versions, from 100 of 100 runtimes"), "{held}");
+        assert!(held.to_string().contains("or versions, or of its component, from 100 of 100 runtimes"), "{held}");
         assert_eq!(lost(&with(&[("1", beta)]), &with(&[])).unwrap().runtimes, 10);
         assert_eq!(lost(&with(&[("1", plain)]), &with(&[("1", beta)])).unwrap().runtimes, 90);
         assert_eq!(lost(&with(&[("1", beta)]), &with(&[("1", plain)])), None);
@@ -378,6 +387,23 @@ mod tests {
         assert_eq!(accepted["a"].channels["regular"].since, Some(7));
         let less = releases(&[("a", module(&[("regular", target("1", false))]))]);
         assert!(evaluate(Some(&accepted), less, &kymas(100, 0), policy(None)).held.is_some());
+    }
+
+    #[test]
+    fn another_component_counts_as_a_loss() {
+        let with = |component: Option<&str>| {
+            let state = module(&[("regular", target("1", true))]);
+            releases(&[("a", ModuleState { component: component.map(str::to_owned), ..state })])
+        };
+        let held = |before: Option<&str>, now: Option<&str>| {
+            let decision = evaluate(Some(&with(before)), with(now), &kymas(100, 10), policy(None));
+            decision.held.map(|held| held.runtimes)
+        };
+        assert_eq!(held(Some("example.com/a"), Some("example.com/b")), Some(10), "ten Kymas see the module");
+        assert_eq!(held(Some("example.com/a"), None), Some(10));
+        assert_eq!(held(Some("example.com/a"), Some("example.com/a")), None);
+        assert_eq!(held(None, Some("example.com/a")), None, "an older receiver recorded no component");
+        assert_eq!(held(None, None), None);
     }
 
     #[test]

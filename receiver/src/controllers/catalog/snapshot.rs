@@ -86,6 +86,16 @@ pub enum OmissionReason {
     Unfit(String),
 }
 
+impl OmissionReason {
+    /// True for a mistake that leaves out the object itself, and not only a channel or its visibility.
+    const fn omits_object(&self) -> bool {
+        match self {
+            Self::Name { .. } | Self::Nameless | Self::Unfit(_) => true,
+            Self::Selector(_) | Self::NotRestricted | Self::UnknownVersion { .. } => false,
+        }
+    }
+}
+
 /// Visibility of one module to a class.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModuleVisibility {
@@ -131,6 +141,25 @@ impl Snapshot {
     #[must_use]
     pub fn omissions(&self) -> &[Omission] {
         &self.left_out
+    }
+
+    /// Mistake for which an object is left out as a whole.
+    #[must_use]
+    pub fn omission(&self, kind: Kind, name: &str) -> Option<&OmissionReason> {
+        let of_object = self.left_out.iter().filter(|omission| omission.id.kind == kind && *omission.id.name == *name);
+        of_object.map(|omission| &omission.reason).find(|reason| reason.omits_object())
+    }
+
+    /// Valid release meta of a module, with the Kymas that it admits.
+    #[must_use]
+    pub fn release_meta(&self, module: &str) -> Option<(&Arc<ModuleReleaseMeta>, &Admission)> {
+        self.metas.get(module).map(|meta| (&meta.object, &meta.admission))
+    }
+
+    /// Valid template by name.
+    #[must_use]
+    pub fn template(&self, name: &str) -> Option<&Arc<ModuleTemplate>> {
+        self.templates.get(name).map(|template| &template.object)
     }
 
     /// Returns whether the removal of a module is held.

@@ -85,6 +85,8 @@ pub enum Code {
     NoEffect,
     /// The value of a visibility label counts as false.
     LabelValue,
+    /// The component is another one than in the earlier state.
+    ComponentChanged,
     /// The channel of the earlier state is removed.
     ChannelRemoved,
     /// The release meta of the earlier state is removed.

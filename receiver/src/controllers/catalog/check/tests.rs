@@ -47,7 +47,14 @@ fn each_mistake_has_a_position_a_code_and_advice() {
     assert!(report.findings.iter().all(|finding| !finding.suggestion.is_empty()), "{report}");
     assert!(!report.is_clean(false));
     // Codes covered by other tests of this file.
-    let elsewhere = [Code::Downgrade, Code::TooLarge, Code::NotRestricted, Code::ChannelRemoved, Code::ModuleRemoved];
+    let elsewhere = [
+        Code::Downgrade,
+        Code::TooLarge,
+        Code::NotRestricted,
+        Code::ComponentChanged,
+        Code::ChannelRemoved,
+        Code::ModuleRemoved,
+    ];
     let codes: BTreeSet<_> = report.findings.iter().map(|finding| finding.code).chain(elsewhere).collect();
     let missing: Vec<_> = Code::VARIANTS.iter().copied().filter(|code| !codes.contains(code)).collect();
     assert_eq!(missing, []);
@@ -305,6 +312,17 @@ fn channel_downgrade_is_an_error() {
     assert_eq!(codes("1.1.0", "1.0.0"), down);
     assert_eq!(codes("1.0.0", "2.0.0"), []);
     assert_eq!(codes("1.1.0", "1.1.0-rc"), [], "pre-release parts are not compared");
+}
+
+#[test]
+fn changed_component_is_reported() {
+    let before = catalog("1.0.0", None);
+    let now = before.replace("kyma-project.io/module/keda", "kyma-project.io/module/keda-manager");
+    let report = check(&[source("now", &now)], Some(&[source("before", &before)]), &options()).unwrap();
+    let found: Vec<_> = report.findings.iter().filter(|finding| finding.code == Code::ComponentChanged).collect();
+    assert!(matches!(&found[..], [one] if one.path == "spec.ocmComponentName"), "{report}");
+    let same = check(&[source("now", &before)], Some(&[source("before", &before)]), &options()).unwrap();
+    assert!(same.findings.iter().all(|finding| finding.code != Code::ComponentChanged), "{same}");
 }
 
 #[test]

@@ -20,6 +20,7 @@ pub(super) fn check(objects: &[Object], before: &[Object], options: &CheckOption
     let metas: BTreeMap<_, _> = metas.collect();
     for object in objects {
         if let (Some(meta), Some(before)) = (object.release_meta(), metas.get(object.name.as_str())) {
+            check_component(object, meta, before, findings);
             check_channels(object, meta, before, findings);
         }
     }
@@ -32,6 +33,19 @@ pub(super) fn check(objects: &[Object], before: &[Object], options: &CheckOption
             finding.suggest("catalog diff says from how many")
         }));
     }
+}
+
+/// Reports another component: the Manifests of all runtimes with the module are replaced.
+fn check_component(object: &Object, meta: &ModuleReleaseMeta, before: &ModuleReleaseMeta, findings: &mut Vec<Finding>) {
+    let component = |meta: &ModuleReleaseMeta| meta.spec.ocm_component_name.clone().unwrap_or_default();
+    let (now, before) = (component(meta), component(before));
+    if before.is_empty() || now == before {
+        return;
+    }
+    let message =
+        format!("the component changes from {before}: the Manifest of every runtime with the module is replaced");
+    let finding = object.finding(&[Key("spec"), Key("ocmComponentName")], Code::ComponentChanged, message);
+    findings.push(finding.suggest("publish the module under another name if it is another module"));
 }
 
 /// Reports channels that move to a lower version or are removed.
