@@ -4,6 +4,7 @@
 mod build;
 pub mod changes;
 mod counters;
+mod registry;
 mod signals;
 mod workers;
 
@@ -32,6 +33,7 @@ use crate::{
         probes,
     },
     kube::leader::{self, LeaderElector, WriteFence},
+    oci,
     pki::{self, TlsState},
     telemetry::{self, Metrics, MetricsPage, Pending, Readiness},
 };
@@ -106,6 +108,8 @@ async fn serve(config: Config, executors: Executors<'_>) -> Result<()> {
     let access = build::kube_config(config.kubeconfig.as_deref()).await?;
     let client = crate::kube::client::client(&access, &WriteFence::default())
         .context("build the client of the control plane")?;
+    let registry = config.registry.settings()?;
+    oci::tls::roots(registry.ca_file.as_ref()).context("read the roots of the registry's certificate")?;
     // Opened before the Lease is acquired, so that defects of files or of the CA show at start and not at a take-over.
     // The first receiver creates the CA.
     let pki = pki::Metrics::default();

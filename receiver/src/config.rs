@@ -14,7 +14,7 @@ use crate::{
         gateway::{OwnAuthority, v2},
     },
     kube::{leader, runtime_access::Cidr},
-    pki,
+    oci, pki,
 };
 
 /// Receives the signed events of Kyma runtimes and reconciles the runtimes they come from
@@ -103,9 +103,9 @@ pub struct Config {
     )]
     pub forward_url_template: UrlTemplate,
 
-    /// Registry of the modules' layers in Manifests, as host with optional port
-    #[arg(long, env = "TIDEWATCH_OCI_REGISTRY_HOST", value_name = "HOST", required = true, help_heading = "Catalog")]
-    pub oci_registry_host: String,
+    /// Registry of the modules' artefacts.
+    #[command(flatten)]
+    pub registry: oci::flags::Flags,
 
     /// Modules that only runtimes selected by their ModuleReleaseMeta's `kymaSelector` may see
     #[arg(
@@ -141,6 +141,11 @@ pub struct Config {
         help_heading = "Runtime access"
     )]
     pub deny_runtime_addresses: Vec<Cidr>,
+
+    /// Time in seconds without an access Secret, while its Kyma is being deleted, after which a runtime counts as gone:
+    /// the finalizers of its Manifests and of the Kyma are removed without a cleanup of the runtime
+    #[arg(long = "runtime-gone-after-seconds", env = "TIDEWATCH_RUNTIME_GONE_AFTER_SECONDS", default_value = "600", value_name = "SECONDS", value_parser = seconds(5..=86_400), help_heading = "Runtime access")]
+    pub runtime_gone_after: Duration,
 
     /// Heartbeat interval of the agents in seconds, longer in large fleets
     #[arg(long = "heartbeat-seconds", env = "TIDEWATCH_HEARTBEAT_SECONDS", default_value = "30", value_name = "SECONDS", value_parser = seconds(1..=3_600), help_heading = "Event path")]
@@ -198,6 +203,7 @@ mod tests {
     use clap::CommandFactory as _;
 
     use super::*;
+    use crate::controllers::kyma;
 
     const REQUIRED: [&str; 3] = ["receiver", "--authority=kcp:8443", "--oci-registry-host=r"];
 
@@ -230,7 +236,10 @@ mod tests {
         assert_eq!((config.lease.lease_duration, config.heartbeat), (Duration::from_secs(3), Duration::from_secs(30)));
         let (parsed, default) = (config.catalog, catalog::Flags::default());
         assert_eq!(parsed.module_upgrade_rollout_max_delay, default.module_upgrade_rollout_max_delay);
+        assert_eq!(config.runtime_gone_after, kyma::Settings::default().runtime_gone_after);
         for bad in [
+            ["--runtime-gone-after-seconds", "4"],
+            ["--runtime-gone-after-seconds", "86401"],
             ["--lease-seconds", "2"],
             ["--lease-seconds", "301"],
             ["--heartbeat-seconds", "1.5"],

@@ -11,7 +11,11 @@ use tidewatch_shared::{api::Watcher, identity::Instance};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{Process, counters::Counters};
+use super::{
+    Process,
+    counters::Counters,
+    registry::{self, CredentialsWatch},
+};
 use crate::{
     app::changes,
     base::{key::KymaKey, limits::REQUEST_DEADLINE, pause::Pause, stores::Stores, takeover::Takeover},
@@ -25,7 +29,8 @@ use crate::{
             pull_secret::PullSecretWatch,
             upgrade::{self, UpgradeTask},
         },
-        kyma, watcher,
+        kyma::{self, ComponentLayers},
+        watcher,
     },
     fleet::{
         forward,
@@ -41,9 +46,11 @@ use crate::{
         },
     },
     kube::{
+        WriteBudgets,
         recorder::EventRecorder,
         runtime_access::{self, RuntimeAccess},
     },
+    oci::{flags::Source, registry::Registry},
     pki::{self, CertificateReloader, RotationHandle, ServerName, Setup, TlsState},
     telemetry::Metrics,
 };
@@ -102,7 +109,8 @@ pub(super) async fn build(process: &Process) -> Result<Receiver> {
         Some(settings) => Some(builder.installer(settings).await?),
         None => None,
     };
-    let context = Arc::new(builder.context(installer));
+    let layers = builder.registry().await?;
+    let context = Arc::new(builder.context(installer, layers));
     let mut tasks = mem::take(&mut builder.tasks);
     tasks.push(access.run().boxed());
     tasks.push(event_path.run(synced.clone()).boxed());
@@ -154,13 +162,14 @@ fn components(process: &Process, stores: Stores, installs: bool, counters: &Coun
         stores,
         fleet,
         access: RuntimeAccess::new(access, counters.access.clone()),
-        catalog: catalog::Catalog::new(catalog, counters.catalog.clone()),
+        catalog: catalog::Catalog::new(catalog, counters.catalog.clone(), WriteBudgets::new(counters.writes.clone())),
         plan: Arc::new(ArcSwap::from_pointee(plan)),
         installed: installed.into(),
         pause: Pause::new(config.pause),
         takeover: Takeover::new(&config.kyma_selector, config.takeover_quiet),
         v2_allowed: v2::V2AllowList::default(),
         revocations: Revocations::new(counters.enrolment.clone()),
+        manifest_writes: kyma::PendingWrites::default(),
         recorder: EventRecorder::new(counters.recorder.clone()),
     })
 }
@@ -193,18 +202,39 @@ impl Builder<'_> {
         }
     }
 
-    fn context(&self, installer: Option<Installer>) -> kyma::Context {
+    /// Connects the registry of the modules. Its credentials, if it takes any, are read once.
+    async fn registry(&mut self) -> Result<Arc<ComponentLayers>> {
+        let Self { process: Process { config, .. }, client, components, counters, .. } = *self;
+        let settings = config.registry.settings()?;
+        let (registry, worker) =
+            Registry::new(&settings, counters.oci.clone()).context("prepare the access to the registry")?;
+        if let Source::Secret { name, .. } = &settings.source {
+            let opened = CredentialsWatch::open(client.clone(), &config.namespace, name, registry.clone()).await;
+            let watch = opened.context("read the Secret with the registry's credentials")?;
+            self.tasks.push(watch.run(self.synced.clone()).boxed());
+        }
+        let layers = Arc::new(ComponentLayers::new(registry));
+        let (fleet, rate) = (components.fleet.clone(), config.catalog.catalog_sync_rate);
+        self.tasks.push(registry::enqueue_waiting(layers.clone(), fleet, rate).boxed());
+        // Ends with the process, as all tasks do.
+        self.tasks.push(worker.run(CancellationToken::new()).boxed());
+        Ok(layers)
+    }
+
+    fn context(&self, installer: Option<Installer>, layers: Arc<ComponentLayers>) -> kyma::Context {
         let changes::Components { stores, access, catalog, plan, pause, takeover, .. } = self.components.clone();
         kyma::Context {
             kcp: self.client.clone(),
             stores,
             clients: Box::new(move |key| access.client_and_revision(key)),
             catalog,
+            layers: Box::new(move |key, found| layers.layer(key, &found.component, &found.version)),
             plan,
             installer,
-            settings: kyma::Settings { registry: self.process.config.oci_registry_host.clone(), pause, takeover },
+            settings: kyma::Settings { pause, takeover, runtime_gone_after: self.process.config.runtime_gone_after },
             metrics: self.counters.kyma.clone(),
-            caches: Default::default(),
+            budgets: WriteBudgets::new(self.counters.writes.clone()),
+            caches: kyma::Caches::new(self.components.manifest_writes.clone()),
         }
     }
 

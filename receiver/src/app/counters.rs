@@ -14,7 +14,7 @@ use crate::{
         gateway::{self, v2},
     },
     kube::{leader, recorder, runtime_access},
-    pki,
+    oci, pki,
     telemetry::Metrics,
 };
 
@@ -25,8 +25,10 @@ metric_set! {
         pub(super) access: runtime_access::Metrics = ..,
         pub(super) catalog: catalog::Metrics = ..,
         pub(super) kcp: crate::kube::Metrics = ..,
+        pub(super) writes: crate::kube::WriteMetrics = ..,
         pub(super) event_path: event_path::Metrics = ..,
         pub(super) kyma: kyma::Metrics = ..,
+        pub(super) oci: oci::metrics::Metrics = ..,
         pub(super) installer: installer::Metrics = ..,
         pub(super) enrolment: enrolment::Metrics = ..,
         pub(super) recorder: recorder::Metrics = ..,

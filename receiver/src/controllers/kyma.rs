@@ -7,12 +7,14 @@
 mod apply;
 mod base;
 mod build;
+mod component_layers;
 mod crd;
 mod deletion;
 mod error;
 pub(crate) mod fetch;
 mod hand_back;
 mod inputs;
+mod layer;
 mod leave;
 mod lookup;
 mod metrics;
@@ -20,6 +22,7 @@ mod module_status;
 mod modules;
 mod pending_writes;
 mod remote;
+mod selection;
 #[cfg(test)]
 mod tests;
 mod validate;
@@ -27,7 +30,7 @@ mod verified_cache;
 
 use std::time::Duration;
 
-use kube::{Client, ResourceExt, runtime::reflector::ObjectRef};
+use kube::{Client, ResourceExt};
 use tidewatch_shared::{
     api::{ConditionStatus, Kyma, KymaStatus},
     identity::RuntimeId,
@@ -38,15 +41,19 @@ use tidewatch_shared::{
 use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
 
+pub use component_layers::{ComponentLayers, install_source};
 pub use error::Error;
 pub use metrics::Metrics;
+pub use pending_writes::PendingWrites;
 
 pub(crate) use inputs::{Inputs, is_own_annotation};
+pub(crate) use layer::LayerLookup;
 
 use self::{
-    lookup::Sources,
-    pending_writes::PendingWrites,
-    validate::validate,
+    lookup::{Resolved, Sources},
+    modules::Decisions,
+    selection::Selections,
+    validate::{Validated, WantedModule, validate},
     verified_cache::{Verified, VerifiedCache},
 };
 use crate::{
@@ -61,31 +68,45 @@ use crate::{
     controllers::{
         catalog::{Catalog, CatalogReconcile},
         installer::{Installer, Readiness, Report, was_ready},
+        pending_removal::RemovalBackoff,
         status::{Findings, StatusWriter, write_runtime},
     },
     fleet::{
         queue::{QueuedWork, ReconcileOutcome, WorkSet},
         table::Job,
     },
-    kube::runtime_access::{RuntimeAccessError, describe},
+    kube::{
+        WriteBudgets,
+        runtime_access::{RuntimeAccessError, describe},
+    },
 };
 
 /// Delay before an installation that the runtime cluster refused is retried.
 pub(crate) const REFUSED_AGAIN: Duration = Duration::from_secs(60);
 
 /// Settings of the Kyma reconcile.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Settings {
-    /// Registry from which Manifests pull: host with optional port and path.
-    pub registry: String,
     /// Paused runtime clusters, to which nothing is written.
     pub pause: Pause,
     /// Selection of the Kymas that this receiver manages.
     pub takeover: Takeover,
+    /// Time without an access Secret, while its Kyma is being deleted, after which a runtime cluster counts as gone.
+    pub runtime_gone_after: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        let runtime_gone_after = Duration::from_secs(600);
+        Self { pause: Pause::default(), takeover: Takeover::default(), runtime_gone_after }
+    }
 }
 
 /// Returns the client of a runtime cluster with its revision.
 type Clients = Box<dyn Fn(&KymaKey) -> Result<(Client, u64), RuntimeAccessError> + Send + Sync>;
+
+/// Returns the layer of a resolved module. The Kyma is reconciled again when a layer that is not ready changes.
+type Layers = Box<dyn Fn(&KymaKey, &Resolved) -> LayerLookup + Send + Sync>;
 
 /// The dependencies of a reconcile.
 pub struct Context {
@@ -97,6 +118,8 @@ pub struct Context {
     pub(crate) clients: Clients,
     /// Desired catalogs.
     pub(crate) catalog: Catalog,
+    /// Layers of the modules.
+    pub(crate) layers: Layers,
     /// Plan of all runtimes.
     pub(crate) plan: CurrentPlan,
     /// Installs the agent in runtime clusters, unless `None`.
@@ -105,6 +128,8 @@ pub struct Context {
     pub(crate) settings: Settings,
     /// Metrics of the reconcile.
     pub(crate) metrics: Metrics,
+    /// Budgets of the repairs in runtime clusters.
+    pub(crate) budgets: WriteBudgets,
     /// Results of earlier reconciles.
     pub(crate) caches: Caches,
 }
@@ -114,6 +139,15 @@ pub struct Context {
 pub(crate) struct Caches {
     verified: VerifiedCache,
     pending_writes: PendingWrites,
+    selections: Selections,
+    removals: RemovalBackoff,
+}
+
+impl Caches {
+    /// `pending_writes` is shared with the watch of Manifests.
+    pub(crate) fn new(pending_writes: PendingWrites) -> Self {
+        Self { pending_writes, ..Self::default() }
+    }
 }
 
 impl Context {
@@ -125,6 +159,8 @@ impl Context {
     pub fn forget(&self, key: &KymaKey) {
         self.caches.verified.forget(key);
         self.caches.pending_writes.forget(key);
+        self.caches.selections.forget(key);
+        self.caches.removals.forget(key);
         self.catalog.forget(key);
     }
 }
@@ -208,19 +244,23 @@ async fn run_active(
     queued: &QueuedWork,
     works: WorkSet,
 ) -> Result<ReconcileOutcome, Error> {
-    let (catalog, others) = (works.contains(Work::Catalog), works.minus(WorkSet::of(&[Work::Catalog])));
+    let catalog = works.contains(Work::Catalog);
+    let others = works.minus(WorkSet::of(&[Work::Catalog]) | WorkSet::STATUS);
     let kyma = base::mark(ctx, kyma).await?;
     // Taken before anything is read: a change in between is not recorded as reconciled.
     let inputs = Inputs::of(&kyma, &ctx.plan.load(), &ctx.catalog.fingerprint(kyma.labels(), &ctx.stores));
     let before = kyma.status.clone();
+    let shown = ctx.caches.selections.take(key);
     let (outcome, findings) = (ReconcileOutcome::ended(works), Findings::default());
-    let mut reconcile = Reconcile { ctx, key, kyma, before, runtime: None, outcome, findings };
+    let mut reconcile = Reconcile { ctx, key, kyma, before, runtime: None, outcome, findings, awaits_registry: false };
     let prepared = if others.is_empty() { Ok(()) } else { reconcile.prepare(queued, others).await };
     if catalog && prepared.is_ok() {
         reconcile.catalog(queued).await?;
     }
     let reconciled = match prepared {
-        Ok(()) => reconcile.modules().await,
+        Ok(()) if reconcile.runtime.is_some() => reconcile.modules().await,
+        Ok(()) if works.both(WorkSet::STATUS).is_empty() => Ok(()),
+        Ok(()) => reconcile.module_states(shown.as_deref()).await,
         failed => failed,
     };
     if let Err(error) = reconciled {
@@ -231,9 +271,16 @@ async fn run_active(
         }
         return Err(error);
     }
+    if !reconcile.outcome.follow_up.is_empty() && others.is_empty() {
+        return Ok(reconcile.outcome);
+    }
     reconcile.record().await?;
-    inputs::note(ctx, &reconcile.kyma, &inputs, reconcile.outcome.ended).await;
-    Ok(reconcile.outcome)
+    if let Some(shown) = reconcile.shown_selection(shown) {
+        ctx.caches.selections.keep(key, shown);
+    }
+    let Reconcile { kyma, outcome, awaits_registry, .. } = reconcile;
+    inputs::note(ctx, &kyma, &inputs, outcome.ended, awaits_registry).await;
+    Ok(outcome)
 }
 
 /// Returns true if the last reconcile failed on the runtime cluster itself: then state and modules report that failure, and only a
@@ -259,6 +306,8 @@ struct Reconcile<'a> {
     /// Result of the parts that have run.
     outcome: ReconcileOutcome,
     findings: Findings,
+    /// A module waits for the registry.
+    awaits_registry: bool,
 }
 
 impl Reconcile<'_> {
@@ -267,24 +316,38 @@ impl Reconcile<'_> {
         let Self { ctx, key, .. } = *self;
         let (client, revision) = (ctx.clients)(key).map_err(Error::Access)?;
         let mut verified = ctx.caches.verified.take(key, revision, &queued.drift);
-        base::ensure(ctx, &client, &mut verified).await.inspect_err(|error| {
+        let mut contested = Vec::new();
+        base::ensure(ctx, key, &client, &mut verified, &mut contested).await.inspect_err(|error| {
             if matches!(error, Error::Crd { .. } | Error::NotEstablished(_) | Error::CrdTerminating(_)) {
                 self.findings.conditions.crds = Some(Err(error.line()));
             }
         })?;
-        self.findings.conditions.crds = Some(Ok(None));
+        let crd = contested.iter().find(|error| matches!(error, Error::CrdContested(_)));
+        self.findings.conditions.crds = Some(crd.map_or(Ok(None), |error| Err(error.line())));
         self.install(&client, &mut verified).await;
         let became_ready = self.findings.conditions.webhook == Some(Readiness::Ready) && !was_ready(&self.kyma);
         if works.minus(WorkSet::INSTALLER).is_empty() && !became_ready && !failed_on_runtime(&self.kyma) {
             ctx.caches.verified.keep(key, verified);
             self.findings.conditions.access = Some(Readiness::Ready);
+            self.put_off(works, &contested);
             return Ok(());
         }
-        let runtime = remote::ensure(ctx, &client, &mut self.kyma).await?;
+        let runtime = remote::ensure(ctx, key, &client, &mut self.kyma, &mut contested).await?;
         ctx.caches.verified.keep(key, verified);
+        self.put_off(works, &contested);
         self.findings.conditions.access = Some(Readiness::Ready);
         self.runtime = Some((client, runtime));
         Ok(())
+    }
+
+    /// Reports contested objects, and retries their repair with its own backoff. The rest of the reconcile goes on.
+    fn put_off(&mut self, works: WorkSet, contested: &[Error]) {
+        for error in contested {
+            let class = log_failure(self.ctx, self.key, error);
+            self.findings.failure.get_or_insert_with(|| error.line());
+            (self.outcome.deferred, self.outcome.ended) = (works, self.outcome.ended.minus(works));
+            self.outcome.class.get_or_insert(class);
+        }
     }
 
     /// Installs the agent. Its failure stops no other work.
@@ -299,7 +362,7 @@ impl Reconcile<'_> {
             return;
         };
         let plan = ctx.plan.load_full();
-        let report = installer.install(client, key, &id, &plan, installed).await;
+        let report = installer.install(client, key, &id, &plan, installed, &ctx.budgets).await;
         let Report { failures, written, blocked } = &report;
         if !written.is_empty() {
             debug!(kyma = %key, ?written, "Agent installation repaired");
@@ -340,7 +403,7 @@ impl Reconcile<'_> {
             // A failure of the catalog alone delays no other work of the runtime cluster.
             if matches!(&error, Error::Catalog(error) if error.is_catalog_only()) {
                 self.outcome.failed = self.outcome.failed.minus(work);
-                self.outcome.deferred = work;
+                self.outcome.deferred |= work;
             }
         }
         Ok(())
@@ -356,24 +419,38 @@ impl Reconcile<'_> {
                 return Ok(());
             }
         };
+        let decisions = self.decide(&wanted.modules).await?;
+        self.apply(&wanted, decisions).await
+    }
+
+    /// Decides on the selected modules.
+    async fn decide<'w>(&self, wanted: &'w [WantedModule]) -> Result<Decisions<'w>, Error> {
         let Self { ctx, kyma, .. } = self;
         let namespace = kyma.namespace().unwrap_or_default();
-        let (stores, uid) = (&ctx.stores, kyma.uid().unwrap_or_default());
+        let (catalog, uid) = (ctx.catalog.snapshot(&ctx.stores), kyma.uid().unwrap_or_default());
         let sources = Sources {
             namespace: &namespace,
             kyma_labels: kyma.labels(),
-            restricted: ctx.catalog.restricted_modules(),
-            release_meta: &|name| stores.release_metas.get(&ObjectRef::new(name).within(&namespace)),
-            template: &|name| stores.templates.get(&ObjectRef::new(name).within(&namespace)),
+            catalog: &catalog,
             held: &|module| ctx.catalog.is_held(module),
             turn: &|module, channel, version| ctx.catalog.rollout_slot(&uid, module, channel, version),
         };
         let owned = fetch::owned_manifests(ctx, self.key, kyma).await?;
-        let decisions = modules::decide(kyma, &wanted.modules, &owned, &sources, &ctx.settings.registry);
+        Ok(modules::decide(kyma, wanted, &owned, &sources, &|found| (ctx.layers)(self.key, found)))
+    }
+
+    /// Applies the decisions, and records the resulting statuses of the modules.
+    async fn apply(&mut self, wanted: &Validated, decisions: Decisions<'_>) -> Result<(), Error> {
+        let Self { ctx, kyma, .. } = self;
         self.outcome.rollout_after = decisions.turn;
+        self.awaits_registry = decisions.awaits_registry();
+        if decisions.is_pending() {
+            // Parked until the descriptor is known or failed: the events that it would settle stay unsettled.
+            self.outcome.ended = self.outcome.ended.minus(WorkSet::of(&[Work::Kyma]));
+        }
         let old = kyma.status.clone().unwrap_or_default();
         self.findings.modules = Some(apply::apply(ctx, self.key, kyma, decisions, &old).await?);
-        self.findings.channel = Some(wanted.channel);
+        self.findings.channel = Some(wanted.channel.clone());
         Ok(())
     }
 

@@ -5,15 +5,12 @@ use kube::{Resource as _, ResourceExt};
 use serde_json::{Map, Value, json};
 use tidewatch_shared::{
     api::{Kyma, ModuleTemplate},
-    names::{GROUP, SKR_NAMESPACE, VERSION, annotation, label},
+    names::{GROUP, SKR_NAMESPACE, VERSION, annotation, field_manager, label},
 };
 
-use super::{lookup::Resolved, validate::WantedModule};
+use super::{layer::ModuleLayer, lookup::Resolved, validate::WantedModule};
+use crate::kube::object::{Ownership, Shape, Target};
 
-/// Name of the component's layer with the module's resources, and of the install in a Manifest.
-const RAW_MANIFEST: &str = "raw-manifest";
-/// Path of component descriptors below a registry.
-const DESCRIPTORS: &str = "component-descriptors";
 /// Exclusive upper bound of the length of a name.
 const NAME_LIMIT: usize = 63;
 
@@ -28,29 +25,35 @@ pub(crate) struct Desired {
     pub(crate) body: Value,
 }
 
+/// What a module installs is ours as a whole, and so is the label of its channel.
+const SHAPE: Shape = Shape {
+    owns_label: |name| name == label::CHANNEL,
+    ..Shape::new(Ownership::Parts(&["/spec/resource", "/spec/manager", "/spec/localizedImages"]))
+};
+
 impl Desired {
-    /// Returns true if the module follows a channel instead of a fixed version.
-    pub(super) fn follows_channel(&self) -> bool {
-        !self.body["metadata"]["labels"][label::CHANNEL].is_null()
+    /// Target of the write in the control plane.
+    pub(super) fn target(&self) -> Target<'_> {
+        let (name, manager) = (&self.name, field_manager::LIFECYCLE);
+        Target { name, manager, shape: &SHAPE, desired: &self.body, budget: None }
     }
 }
 
 /// Builds the Manifest of one module.
-pub(crate) fn manifest(kyma: &Kyma, module: &WantedModule, resolved: &Resolved, registry: &str) -> Desired {
-    let name = name(&kyma.name_any(), &resolved.component, &module.name);
+pub(crate) fn manifest(kyma: &Kyma, module: &WantedModule, resolved: &Resolved, layer: &ModuleLayer) -> Desired {
+    let name = name_of(kyma, module, resolved);
     let template = &resolved.template;
     let mut spec = json!({
         "customResourcePolicy": module.policy,
         "remote": true,
         "version": resolved.version,
-        "install": {"name": RAW_MANIFEST, "source": source(template, resolved, registry)},
+        "install": layer.install,
     });
     if let Some(resource) = resource(template, &name) {
         spec["resource"] = resource;
     }
-    let images = localized_images(template);
-    if !images.is_empty() {
-        spec["localizedImages"] = images.into();
+    if !layer.images.is_empty() {
+        spec["localizedImages"] = json!(layer.images);
     }
     let manager = template.spec.manager.as_ref().and_then(|manager| serde_json::to_value(manager).ok());
     if let Some(manager) = manager {
@@ -68,6 +71,11 @@ pub(crate) fn manifest(kyma: &Kyma, module: &WantedModule, resolved: &Resolved, 
     let body =
         json!({"apiVersion": format!("{GROUP}/{VERSION}"), "kind": "Manifest", "metadata": metadata, "spec": spec});
     Desired { name, managed: module.managed, body }
+}
+
+/// Name of the Manifest of a module.
+pub(super) fn name_of(kyma: &Kyma, module: &WantedModule, resolved: &Resolved) -> String {
+    name(&kyma.name_any(), &resolved.component, &module.name)
 }
 
 /// `<kyma>-<last segment of the component's name>-<hash>`, truncated to a valid name; the hash distinguishes modules
@@ -113,34 +121,6 @@ fn annotations(module: &WantedModule, resolved: &Resolved) -> Value {
     annotations
 }
 
-/// Reference of the module's resources: by digest if the template embeds its component descriptor, else by version.
-fn source(template: &ModuleTemplate, resolved: &Resolved, registry: &str) -> Value {
-    let layer = resources(template).find(|resource| resource["name"] == RAW_MANIFEST);
-    let access = layer.map(|layer| &layer["access"]);
-    let reference = access.and_then(|access| access["localReference"].as_str());
-    let tar = access.and_then(|access| access["mediaType"].as_str()) == Some("application/x-tar");
-    json!({
-        "repo": format!("{}/{DESCRIPTORS}", registry.trim_end_matches('/')),
-        "name": resolved.component,
-        "ref": reference.unwrap_or(&resolved.version),
-        "type": if tar { "oci-dir" } else { "oci-ref" },
-    })
-}
-
-fn localized_images(template: &ModuleTemplate) -> Vec<String> {
-    let images = resources(template).filter(|resource| resource["access"]["type"] == "ociArtifact");
-    images.filter_map(|resource| resource["access"]["imageReference"].as_str()).map(str::to_owned).collect()
-}
-
-/// Resources of an embedded component descriptor of the Open Component Model, v2 (`component`) or v3 (`spec`).
-fn resources(template: &ModuleTemplate) -> impl Iterator<Item = &Value> {
-    let descriptor: &Value = &template.spec.descriptor;
-    [&descriptor["component"]["resources"], &descriptor["spec"]["resources"]]
-        .into_iter()
-        .filter_map(Value::as_array)
-        .flatten()
-}
-
 /// The default module CR with name and namespace.
 fn resource(template: &ModuleTemplate, name: &str) -> Option<Value> {
     let mut data =
@@ -154,20 +134,6 @@ fn resource(template: &ModuleTemplate, name: &str) -> Option<Value> {
         }
     }
     Some(data)
-}
-
-/// Returns true if `is` contains everything in `shall`. Objects may have further members, lists no further elements; an
-/// absent member equals null or an empty value.
-pub(crate) fn covers(is: &Value, shall: &Value) -> bool {
-    match (is, shall) {
-        (Value::Object(is), Value::Object(shall)) => {
-            shall.iter().all(|(key, shall)| is.get(key).map_or(shall.is_null(), |is| covers(is, shall)))
-        }
-        (Value::Array(is), Value::Array(shall)) => {
-            is.len() == shall.len() && is.iter().zip(shall).all(|(is, shall)| covers(is, shall))
-        }
-        (is, shall) => is == shall,
-    }
 }
 
 #[cfg(test)]
@@ -220,7 +186,9 @@ mod tests {
             version: "1.2.3".into(),
             component: "kyma-project.io/module/keda".into(),
         };
-        manifest(&kyma, &module, &resolved, "registry.example/").body
+        let source = json!({"repo": "registry.example/component-descriptors", "name": "kyma-project.io/module/keda",
+            "ref": "sha256:abc", "type": "oci-dir"});
+        manifest(&kyma, &module, &resolved, &ModuleLayer::new(&source, vec!["r.io/i:1".into()])).body
     }
 
     fn template(spec: Value) -> Value {
@@ -232,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_module_is_installed_by_its_version() {
+    fn a_plain_module_is_installed_from_its_layer() {
         let body = check(template(json!({})), true);
         assert_eq!(
             body["metadata"]["labels"],
@@ -254,47 +222,25 @@ mod tests {
             json!({
                 "customResourcePolicy": "Ignore", "remote": true, "version": "1.2.3",
                 "install": {"name": "raw-manifest", "source": {
-                    "repo": "registry.example/component-descriptors", "name": "kyma-project.io/module/keda", "ref": "1.2.3", "type": "oci-ref"
-                }}
+                    "repo": "registry.example/component-descriptors", "name": "kyma-project.io/module/keda", "ref": "sha256:abc", "type": "oci-dir"
+                }},
+                "localizedImages": ["r.io/i:1"]
             })
         );
     }
 
     #[test]
-    fn descriptor_default_cr_manager_and_labels_go_along() {
+    fn default_cr_manager_and_labels_go_along() {
         let mut template = template(json!({
             "data": {"apiVersion": "a/v1", "kind": "Keda", "metadata": {"name": "default"}, "spec": {"x": 1}},
-            "manager": {"group": "apps", "version": "v1", "kind": "Deployment", "name": "m"},
-            "descriptor": {"component": {"resources": [
-                {"name": "raw-manifest", "access": {"type": "localBlob", "localReference": "sha256:abc", "mediaType": "application/x-tar"}},
-                {"name": "image", "access": {"type": "ociArtifact", "imageReference": "r.io/i:1"}}
-            ]}}
+            "manager": {"group": "apps", "version": "v1", "kind": "Deployment", "name": "m"}
         }));
         template["metadata"]["labels"] = json!({"x": "y"});
         let body = check(template, false);
         assert_eq!(body["metadata"]["labels"]["operator.kyma-project.io/controller-name"], "");
         assert_eq!(body["metadata"]["annotations"]["operator.kyma-project.io/is-unmanaged"], "true");
         let spec = &body["spec"];
-        assert_eq!(
-            (&spec["install"]["source"]["ref"], &spec["install"]["source"]["type"]),
-            (&json!("sha256:abc"), &json!("oci-dir"))
-        );
         assert_eq!(spec["resource"]["metadata"], json!({"name": "default", "namespace": "kyma-system"}));
         assert_eq!(spec["manager"]["name"], "m");
-        assert_eq!(spec["localizedImages"], json!(["r.io/i:1"]));
-    }
-
-    #[test]
-    fn object_covers_its_subset() {
-        for (is, shall, covered) in [
-            (json!({"a": 1, "b": 2}), json!({"a": 1}), true),
-            (json!({"a": 1}), json!({"a": 2}), false),
-            (json!({"a": 1}), json!({"b": 1}), false),
-            (json!({"a": [1, 2]}), json!({"a": [1]}), false),
-            (json!({"a": [{"b": 1, "c": 2}]}), json!({"a": [{"b": 1}]}), true),
-            (json!({}), json!({"a": null}), true),
-        ] {
-            assert_eq!(covers(&is, &shall), covered, "{is} {shall}");
-        }
     }
 }

@@ -64,18 +64,23 @@ impl Inputs {
         }
     }
 
-    /// The annotation after this work has ended, if it differs.
-    pub(crate) fn after(&self, kyma: &Kyma, ended: WorkSet) -> Option<String> {
+    /// The annotation after this work has ended, if it differs. While a module waits for the registry, the next start
+    /// reconciles the Kyma whatever its inputs are.
+    pub(crate) fn after(&self, kyma: &Kyma, ended: WorkSet, awaits_registry: bool) -> Option<String> {
         let before = noted(kyma);
-        let worked = if ended.contains(Work::Kyma) { &self.kyma } else { before.0 };
+        let worked = match ended.contains(Work::Kyma) {
+            _ if awaits_registry => NEVER,
+            true => &self.kyma,
+            false => before.0,
+        };
         let catalog = if ended.contains(Work::Catalog) { &self.catalog } else { before.1 };
         ((worked, catalog) != before).then(|| format!("{worked}.{catalog}"))
     }
 }
 
 /// Records the ended work. It is only a hint for the next start: after a failure the next reconcile records it.
-pub(super) async fn note(ctx: &Context, kyma: &Kyma, inputs: &Inputs, ended: WorkSet) {
-    let Some(noted) = inputs.after(kyma, ended) else { return };
+pub(super) async fn note(ctx: &Context, kyma: &Kyma, inputs: &Inputs, ended: WorkSet, awaits_registry: bool) {
+    let Some(noted) = inputs.after(kyma, ended, awaits_registry) else { return };
     let api: Api<Kyma> = fetch::in_kcp(ctx, &kyma.namespace().unwrap_or_default());
     let params = PatchParams::apply(field_manager::LIFECYCLE_OPERATOR);
     // With the uid but without the resourceVersion: this reconcile had these inputs, whatever was written meanwhile.
@@ -107,11 +112,14 @@ mod tests {
             .unwrap();
         let plan = Plan::new("r".into(), Vec::new()).unwrap();
         let inputs = |kyma: &Kyma, definitions: &str, catalog: &str| Inputs::with(kyma, &plan, definitions, catalog);
-        let noted = inputs(&kyma, "old", "old").after(&kyma, WorkSet::RUNTIME).unwrap();
+        let noted = inputs(&kyma, "old", "old").after(&kyma, WorkSet::RUNTIME, false).unwrap();
         kyma.annotations_mut().insert(annotation::INPUTS.to_owned(), noted);
         assert_eq!(inputs(&kyma, "old", "old").unnoted_at(&kyma), WorkSet::EMPTY);
         assert_eq!(inputs(&kyma, "old", "new").unnoted_at(&kyma), WorkSet::of(&[Work::Catalog]));
         assert_eq!(inputs(&kyma, "new", "new").unnoted_at(&kyma), WorkSet::RUNTIME, "definitions go first");
+        let noted = inputs(&kyma, "old", "old").after(&kyma, WorkSet::RUNTIME, true).unwrap();
+        kyma.annotations_mut().insert(annotation::INPUTS.to_owned(), noted);
+        assert_eq!(inputs(&kyma, "old", "old").unnoted_at(&kyma), WorkSet::RUNTIME, "a module waits for the registry");
         assert_eq!(inputs(&kyma, crd::fingerprint(), "old"), Inputs::of(&kyma, &plan, "old"));
     }
 }

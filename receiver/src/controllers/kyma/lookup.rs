@@ -3,10 +3,7 @@
 //! A module that follows a channel keeps its installed version until the Kyma's rollout slot for the version that the
 //! channel now names, whatever else triggered the reconcile.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use kube::ResourceExt;
 use semver::Version;
@@ -21,6 +18,8 @@ use crate::{
     base::labels::is_true,
     controllers::catalog::{
         RolloutSlot,
+        desired::Kind,
+        snapshot::{OmissionReason, Snapshot},
         visibility::{Admission, HidingRule, template_name},
     },
 };
@@ -59,6 +58,19 @@ pub(crate) enum LookupError {
     /// The Kyma is not allowed to use the module: an installed one is removed. The text names the rule, after a colon.
     #[error("module template not allowed{0}")]
     NotAllowed(&'static str),
+    /// The catalog leaves the release meta or the template out because of a mistake in it.
+    #[error("failed to get module template: {kind} {name:?}: {reason}")]
+    LeftOut {
+        /// Kind of the object.
+        kind: &'static str,
+        /// Name of the object.
+        name: String,
+        /// The mistake.
+        reason: OmissionReason,
+    },
+    /// The component descriptor cannot be read, or names no layer.
+    #[error("{0}")]
+    Descriptor(String),
     /// The module is mandatory and cannot be selected.
     #[error("no templates were found: for module {template} in channel {channel}")]
     Mandatory {
@@ -115,12 +127,8 @@ pub(crate) struct Sources<'a> {
     pub(crate) namespace: &'a str,
     /// Labels of the KCP Kyma, which decide on visibility.
     pub(crate) kyma_labels: &'a BTreeMap<String, String>,
-    /// Modules of `--restricted-default-modules`.
-    pub(crate) restricted: &'a BTreeSet<String>,
-    /// Returns a release meta by name.
-    pub(crate) release_meta: &'a (dyn Fn(&str) -> Option<Arc<ModuleReleaseMeta>> + Sync),
-    /// Returns a template by name.
-    pub(crate) template: &'a (dyn Fn(&str) -> Option<Arc<ModuleTemplate>> + Sync),
+    /// Valid templates and release metas.
+    pub(crate) catalog: &'a Snapshot,
     /// Returns true if the removal of a module waits for a confirmation.
     pub(crate) held: &'a (dyn Fn(&str) -> bool + Sync),
     /// Returns the Kyma's rollout slot for a module, channel and version.
@@ -135,8 +143,8 @@ pub(crate) fn not_yet(
     installed: Option<&Installed>,
 ) -> Option<(Resolved, RolloutSlot)> {
     let (Ok(follows @ Follow::Channel(channel)), Some(installed)) = (&module.follows, installed) else { return None };
-    let meta = (sources.release_meta)(&module.name)?;
-    let target = version_of(&meta, &module.name, channel).ok()?;
+    let (meta, _) = sources.catalog.release_meta(&module.name)?;
+    let target = version_of(meta, &module.name, channel).ok()?;
     if installed.channel != *channel || installed.version == target {
         return None;
     }
@@ -144,7 +152,7 @@ pub(crate) fn not_yet(
     if turn == RolloutSlot::Now {
         return None;
     }
-    let found = at_version(sources, &module.name, meta, follows, installed.version.clone()).ok()?;
+    let found = at_version(sources, &module.name, follows, installed.version.clone()).ok()?;
     Some((found, turn))
 }
 
@@ -155,39 +163,52 @@ pub(crate) fn resolve(
     installed: Option<&Installed>,
 ) -> Result<Resolved, LookupError> {
     let follows = module.follows.as_ref().map_err(Clone::clone)?;
-    let meta = (sources.release_meta)(&module.name).ok_or_else(|| LookupError::NoReleaseMeta {
-        module: module.name.clone(),
-        namespace: sources.namespace.to_owned(),
-    })?;
+    let (meta, _) = release_meta(sources, &module.name)?;
     let version = match follows {
-        Follow::Channel(channel) => version_of(&meta, &module.name, channel)?,
+        Follow::Channel(channel) => version_of(meta, &module.name, channel)?,
         Follow::Version(version) => version.clone(),
     };
-    let found = at_version(sources, &module.name, meta, follows, version)?;
+    let found = at_version(sources, &module.name, follows, version)?;
     if let Some(installed) = installed {
         not_a_downgrade(installed, follows.as_str(), &found.version)?;
     }
     Ok(found)
 }
 
-fn at_version(
-    sources: &Sources<'_>,
+/// The release meta of a module, if its name and fields are valid.
+fn release_meta<'a>(
+    sources: &Sources<'a>,
     module: &str,
-    meta: Arc<ModuleReleaseMeta>,
-    follows: &Follow,
-    version: String,
-) -> Result<Resolved, LookupError> {
+) -> Result<(&'a Arc<ModuleReleaseMeta>, &'a Admission), LookupError> {
+    sources.catalog.release_meta(module).ok_or_else(|| {
+        let missing = LookupError::NoReleaseMeta { module: module.to_owned(), namespace: sources.namespace.to_owned() };
+        left_out(sources, Kind::ReleaseMeta, module).unwrap_or(missing)
+    })
+}
+
+/// The mistake for which the catalog leaves an object out.
+fn left_out(sources: &Sources<'_>, kind: Kind, name: &str) -> Option<LookupError> {
+    let reason = sources.catalog.omission(kind, name)?.clone();
+    Some(LookupError::LeftOut { kind: kind.name(), name: name.to_owned(), reason })
+}
+
+fn at_version(sources: &Sources<'_>, module: &str, follows: &Follow, version: String) -> Result<Resolved, LookupError> {
+    let (meta, admission) = release_meta(sources, module)?;
     let component = meta.spec.ocm_component_name.clone().unwrap_or_default();
     if component.is_empty() || version.is_empty() {
         return Err(LookupError::NoIdentity(module.to_owned()));
     }
     let name = template_name(module, &version);
-    let template = (sources.template)(&name).ok_or(LookupError::NoTemplate(name))?;
-    allowed(sources, &meta, &template, follows.as_str())?;
+    let template = sources.catalog.template(&name);
+    let template = template.ok_or_else(|| {
+        left_out(sources, Kind::Template, &name).unwrap_or_else(|| LookupError::NoTemplate(name.clone()))
+    })?;
+    allowed(sources.kyma_labels, admission, template, follows.as_str())?;
     let channel = match follows {
         Follow::Channel(channel) => Some(channel.clone()),
         Follow::Version(_) => None,
     };
+    let (template, meta) = (Arc::clone(template), Arc::clone(meta));
     Ok(Resolved { template, channel, version, component, meta })
 }
 
@@ -204,13 +225,13 @@ fn version_of(meta: &ModuleReleaseMeta, module: &str, channel: &str) -> Result<S
 }
 
 fn allowed(
-    sources: &Sources<'_>,
-    meta: &ModuleReleaseMeta,
+    kyma_labels: &BTreeMap<String, String>,
+    admission: &Admission,
     template: &ModuleTemplate,
     channel: &str,
 ) -> Result<(), LookupError> {
     let refused = |why| Err(LookupError::NotAllowed(why));
-    let only_for = |key| is_true(Some(template.labels()), key) && !is_true(Some(sources.kyma_labels), key);
+    let only_for = |key| is_true(Some(template.labels()), key) && !is_true(Some(kyma_labels), key);
     if only_for(label::INTERNAL) {
         return refused(": internal module");
     }
@@ -221,9 +242,9 @@ fn allowed(
     if template.spec.is_mandatory() {
         return mandatory();
     }
-    match Admission::of(meta, sources.restricted) {
+    match admission {
         Admission::All => Ok(()),
-        Admission::Selected(selector) if selector.matches(sources.kyma_labels) => Ok(()),
+        Admission::Selected(selector) if selector.matches(kyma_labels) => Ok(()),
         Admission::Selected(_) => refused(": restricted module not allowed for this Kyma"),
         Admission::Excluded(HidingRule::Mandatory) => mandatory(),
         Admission::Excluded(HidingRule::MalformedSelector(_)) => refused(": the kymaSelector is not valid"),
@@ -249,6 +270,8 @@ fn not_a_downgrade(installed: &Installed, to: &str, version: &str) -> Result<(),
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use serde_json::{Value, json};
     use tidewatch_shared::api::CustomResourcePolicy as Policy;
 
@@ -309,12 +332,11 @@ mod tests {
         let restricted = case.restricted.then(|| "template-operator".to_owned()).into_iter().collect();
         let meta = case.meta.map(|spec| Arc::new(meta(spec)));
         let template = case.template.map(|(labels, mandatory)| Arc::new(template(labels, mandatory)));
+        let catalog = Snapshot::new(template, meta, &restricted, BTreeSet::new());
         let sources = Sources {
             namespace: "kcp-system",
             kyma_labels: &labels,
-            restricted: &restricted,
-            release_meta: &|_| meta.clone(),
-            template: &|name| template.clone().filter(|template| template.name_any() == name),
+            catalog: &catalog,
             held: &|_| false,
             turn: &|_, _, _| RolloutSlot::Now,
         };
@@ -416,20 +438,43 @@ mod tests {
     }
 
     #[test]
+    fn object_that_the_catalog_leaves_out_is_not_installed() {
+        let (labels, restricted) = (BTreeMap::new(), BTreeSet::new());
+        let mut unfit = template(json!({}), false);
+        unfit.spec.version = Some("9.9.9".into());
+        let catalog = Snapshot::new([Arc::new(unfit)], [Arc::new(meta(regular()))], &restricted, BTreeSet::new());
+        let sources = Sources {
+            namespace: "kcp-system",
+            kyma_labels: &labels,
+            catalog: &catalog,
+            held: &|_| false,
+            turn: &|_, _, _| RolloutSlot::Now,
+        };
+        let follows = Ok(Follow::Channel("regular".into()));
+        let (name, managed, policy) = ("template-operator".into(), true, Policy::CreateAndDelete);
+        let error = resolve(&sources, &WantedModule { name, follows, managed, policy }, None).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "failed to get module template: ModuleTemplate \"template-operator-1.2.3\": it is left out: its name should be \
+             template-operator-9.9.9"
+        );
+    }
+
+    #[test]
     fn moved_channel_takes_effect_in_the_rollout_slot() {
         let templates = |beta: &'static str| {
-            move |name: &str| {
+            ["1.2.3", "1.2.2"].map(|version| {
+                let name = format!("template-operator-{version}");
                 let labels = if name == beta { json!({label::BETA: "true"}) } else { json!({}) };
-                ["template-operator-1.2.3", "template-operator-1.2.2"].contains(&name).then(|| {
-                    let mut found = template(labels, false);
-                    found.metadata.name = Some(name.to_owned());
-                    Arc::new(found)
-                })
-            }
+                let mut found = template(labels, false);
+                (found.metadata.name, found.spec.version) = (Some(name), Some(version.to_owned()));
+                Arc::new(found)
+            })
         };
         let later = RolloutSlot::After(std::time::Duration::from_secs(7));
         let at = |follows: Follow, (channel, version): (&str, &str), turn: RolloutSlot, beta: &'static str| {
-            let (labels, restricted, meta) = (BTreeMap::new(), BTreeSet::new(), Arc::new(meta(regular())));
+            let (labels, meta) = (BTreeMap::new(), Arc::new(meta(regular())));
+            let catalog = Snapshot::new(templates(beta), [meta], &BTreeSet::new(), BTreeSet::new());
             let asked = |module: &str, channel: &str, version: &str| {
                 assert_eq!((module, channel, version), ("template-operator", "regular", "1.2.3"));
                 turn
@@ -437,9 +482,7 @@ mod tests {
             let sources = Sources {
                 namespace: "kcp-system",
                 kyma_labels: &labels,
-                restricted: &restricted,
-                release_meta: &|_| Some(Arc::clone(&meta)),
-                template: &templates(beta),
+                catalog: &catalog,
                 held: &|_| false,
                 turn: &asked,
             };

@@ -40,26 +40,28 @@ pub(crate) fn resolved(module: &WantedModule, found: &Resolved, manifest: Option
     }
 }
 
-/// The status of a module that did not resolve; `old` is its current entry, `manifest` its installed Manifest.
+/// The status of a module that did not resolve; `old` is its current entry, `manifest` its installed Manifest, which
+/// the entry keeps.
 pub(crate) fn unresolved(
     module: &WantedModule,
     error: &LookupError,
     old: Option<&ModuleStatus>,
     manifest: Option<&Manifest>,
 ) -> ModuleStatus {
-    let message = Some(error.to_string());
-    let keeps = matches!(
-        error,
-        LookupError::Downgrade { .. } | LookupError::UnknownVersion(_) | LookupError::NoReleaseMeta { .. }
-    );
-    // Only an installed module keeps its entry; without one the error itself is reported.
-    if let (true, Some(manifest)) = (keeps, manifest) {
-        let old = old.cloned().unwrap_or_default();
-        let manifest = Some(tracking("Manifest", manifest));
-        return ModuleStatus { name: module.name.clone(), state: State::Warning, message, manifest, ..old };
+    let goes_on = manifest.is_some()
+        && matches!(
+            error,
+            LookupError::Downgrade { .. } | LookupError::UnknownVersion(_) | LookupError::NoReleaseMeta { .. }
+        );
+    let is_warning = goes_on || matches!(error, LookupError::Mandatory { .. });
+    let old = old.filter(|_| goes_on).cloned().unwrap_or_default();
+    ModuleStatus {
+        name: module.name.clone(),
+        state: if is_warning { State::Warning } else { State::Error },
+        message: Some(error.to_string()),
+        manifest: manifest.map(|manifest| tracking("Manifest", manifest)),
+        ..old
     }
-    let state = if matches!(error, LookupError::Mandatory { .. }) { State::Warning } else { State::Error };
-    ModuleStatus { name: module.name.clone(), state, message, ..ModuleStatus::default() }
 }
 
 /// The status of a deselected module as long as its Manifest exists.
@@ -259,6 +261,8 @@ mod tests {
         let channel = LookupError::NoSuchChannel { channel: "rapid".into(), module: "keda".into() };
         let fresh = unresolved(&wanted(true), &channel, Some(&old), Some(&manifest));
         assert_eq!((fresh.state, fresh.version.as_deref()), (State::Error, None));
+        let name = fresh.manifest.and_then(|manifest| manifest.metadata?.name);
+        assert_eq!(name.as_deref(), Some("k-keda-1"), "the installed Manifest stays visible");
         let mandatory = LookupError::Mandatory { template: "keda-1".into(), channel: "fast".into() };
         assert_eq!(unresolved(&wanted(true), &mandatory, None, None).state, State::Warning);
     }

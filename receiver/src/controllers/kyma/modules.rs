@@ -1,20 +1,27 @@
 //! Decides on each module of a Kyma: pure. Deletes owned minus selected; a failed lookup deletes nothing.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use kube::ResourceExt;
-use serde_json::Value;
 use tidewatch_shared::{
     api::{Kyma, Manifest},
     names::{annotation, label},
 };
 
 use super::{
-    build::{self, Desired, covers},
+    build::{self, Desired},
+    layer::{LayerLookup, ModuleLayer},
     lookup::{self, Installed, LookupError, Resolved, Sources},
     validate::WantedModule,
 };
-use crate::controllers::catalog::RolloutSlot;
+use crate::{
+    controllers::catalog::RolloutSlot,
+    kube::object::{self, Repair},
+};
 
 /// The decision on one selected module.
 #[derive(Debug)]
@@ -27,6 +34,8 @@ pub(super) struct Decision<'a> {
     pub(super) manifest: Option<Arc<Manifest>>,
     /// Manifest to apply, if it differs.
     pub(super) write: Option<Desired>,
+    /// The component descriptor is being fetched: the module is decided on again when it is known.
+    pub(super) pending: bool,
 }
 
 /// The decisions on all modules of one Kyma.
@@ -40,59 +49,129 @@ pub(super) struct Decisions<'a> {
     pub(super) turn: Option<Duration>,
 }
 
-/// Decides on the modules of a Kyma; `owned` are its Manifests.
+impl Decisions<'_> {
+    /// True while a component descriptor is being fetched.
+    pub(super) fn is_pending(&self) -> bool {
+        self.wanted.iter().any(|decision| decision.pending)
+    }
+
+    /// True if a module waits for the registry: its component descriptor is being fetched, or cannot be read.
+    pub(super) fn awaits_registry(&self) -> bool {
+        let failed = |decision: &Decision<'_>| matches!(decision.found, Err(LookupError::Descriptor(_)));
+        self.is_pending() || self.wanted.iter().any(failed)
+    }
+}
+
+/// Decides on all modules. `layer` returns the layer of a component's version.
 pub(super) fn decide<'a>(
     kyma: &Kyma,
     wanted: &'a [WantedModule],
     owned: &[Arc<Manifest>],
     sources: &Sources<'_>,
-    registry: &str,
+    layer: &dyn Fn(&Resolved) -> LayerLookup,
 ) -> Decisions<'a> {
-    let owned: Vec<_> = owned.iter().filter(|manifest| !is_mandatory(manifest)).collect();
-    let installed =
-        |module: &str| owned.iter().find(|manifest| module_of(manifest) == Some(module)).map(|found| Arc::clone(found));
-    let (mut decisions, mut turn) = (Vec::new(), None);
-    let (mut kept, mut unresolved) = (BTreeSet::new(), BTreeSet::new());
+    let owned: Vec<_> = owned.iter().filter(|manifest| !is_mandatory(manifest)).map(Arc::clone).collect();
+    let (mut decisions, mut turn, mut kept) = (Vec::new(), None, Kept::default());
     for module in wanted {
-        let manifest = installed(&module.name);
-        let is = manifest.as_deref().and_then(installed_of);
-        let found = match lookup::not_yet(sources, module, is.as_ref()) {
+        let manifest = owned.iter().find(|manifest| module_of(manifest) == Some(&module.name));
+        let installed = manifest.and_then(|manifest| installed_of(manifest));
+        let found = match lookup::not_yet(sources, module, installed.as_ref()) {
             Some((found, its)) => {
                 turn = sooner(turn, its);
                 Ok(found)
             }
-            None => lookup::resolve(sources, module, is.as_ref()),
+            None => lookup::resolve(sources, module, installed.as_ref()),
         };
-        let decision = match found {
-            Ok(found) => {
-                let desired = build::manifest(kyma, module, &found, registry);
-                let manifest =
-                    owned.iter().find(|manifest| manifest.name_any() == desired.name).map(|found| Arc::clone(found));
-                kept.insert(desired.name.clone());
-                let write = is_due(&desired, manifest.as_deref()).then_some(desired);
-                Decision { module, found: Ok(found), manifest, write }
+        let decision = found.and_then(|found| {
+            let is_held = (sources.held)(&module.name);
+            resolved(kyma, module, found, &owned, is_held, layer).inspect(|decision| kept.resolved(module, decision))
+        });
+        decisions.push(decision.unwrap_or_else(|error| {
+            // An excluded Kyma loses the module unless the removal guard holds that; any other error keeps the
+            // installed version.
+            if !matches!(error, LookupError::NotAllowed(_)) || (sources.held)(&module.name) {
+                kept.unresolved.insert(&module.name);
             }
-            Err(error) => {
-                // An excluded Kyma loses the module unless the removal guard holds that; any other error keeps the
-                // installed version.
-                if !matches!(error, LookupError::NotAllowed(_)) || (sources.held)(&module.name) {
-                    unresolved.insert(module.name.as_str());
-                }
-                Decision { module, found: Err(error), manifest, write: None }
-            }
-        };
-        decisions.push(decision);
+            Decision { module, found: Err(error), manifest: manifest.cloned(), write: None, pending: false }
+        }));
     }
-    let unwanted = |manifest: &&&Arc<Manifest>| {
-        let stays = match module_of(manifest) {
-            Some(module) => unresolved.contains(module),
-            // Its module is unknown: it may belong to one that did not resolve.
-            None => !unresolved.is_empty(),
-        };
-        !stays && !kept.contains(&manifest.name_any())
-    };
-    let unwanted = owned.iter().filter(unwanted).map(|manifest| Arc::clone(manifest)).collect();
+    let unwanted = owned.iter().filter(|manifest| !kept.keeps(manifest)).map(Arc::clone).collect();
     Decisions { wanted: decisions, unwanted, turn }
+}
+
+/// Decides on a module that resolved. While the component descriptor is unknown, the installed version stays as it is; one
+/// that is of the resolved version is repaired from its own Manifest.
+fn resolved<'a>(
+    kyma: &Kyma,
+    module: &'a WantedModule,
+    found: Resolved,
+    owned: &[Arc<Manifest>],
+    is_held: bool,
+    layer: &dyn Fn(&Resolved) -> LayerLookup,
+) -> Result<Decision<'a>, LookupError> {
+    let name = build::name_of(kyma, module, &found);
+    let manifest = owned.iter().find(|manifest| manifest.name_any() == name).cloned();
+    let predecessor = owned.iter().find(|manifest| module_of(manifest) == Some(&module.name)).cloned();
+    let keep = |found, pending| {
+        let manifest = manifest.clone().or_else(|| predecessor.clone());
+        Ok(Decision { module, found: Ok(found), manifest, write: None, pending })
+    };
+    if manifest.is_none() && predecessor.is_some() && is_held {
+        return keep(found, false);
+    }
+    let layer = match (layer(&found), &manifest) {
+        (LayerLookup::Ready(layer), _) => layer,
+        (_, Some(manifest)) if manifest.spec.version.as_ref() == Some(&found.version) => {
+            ModuleLayer::installed(manifest)
+        }
+        (LayerLookup::Pending, _) => return keep(found, true),
+        // An unmanaged module needs nothing of the registry.
+        (LayerLookup::Failed(_), _) if !module.managed => return keep(found, false),
+        (LayerLookup::Failed(reason), _) => return Err(LookupError::Descriptor(reason)),
+    };
+    let desired = build::manifest(kyma, module, &found, &layer);
+    let write = is_due(&desired, manifest.as_deref()).then_some(desired);
+    Ok(Decision { module, found: Ok(found), manifest, write, pending: false })
+}
+
+/// The Manifests that stay.
+#[derive(Default)]
+struct Kept<'a> {
+    /// Names of the Manifests of resolved modules.
+    names: BTreeSet<String>,
+    /// Modules of which every Manifest stays.
+    unresolved: BTreeSet<&'a str>,
+    /// The Manifest of each resolved module, which may replace one of another component.
+    successors: BTreeMap<&'a str, Option<Arc<Manifest>>>,
+}
+
+impl<'a> Kept<'a> {
+    fn resolved(&mut self, module: &'a WantedModule, decision: &Decision<'_>) {
+        let name = decision.write.as_ref().map(|desired| desired.name.clone());
+        self.names.extend(name.or_else(|| decision.manifest.as_ref().map(|manifest| manifest.name_any())));
+        self.successors.insert(&module.name, decision.manifest.clone());
+    }
+
+    fn keeps(&self, manifest: &Manifest) -> bool {
+        let Some(module) = module_of(manifest) else {
+            // Its module is unknown: it may belong to one that did not resolve.
+            return !self.unresolved.is_empty() || self.names.contains(&manifest.name_any());
+        };
+        let is_replaced =
+            |successor: &Option<Arc<Manifest>>| successor.as_ref().is_some_and(|it| covers_inventory(it, manifest));
+        self.unresolved.contains(module)
+            || self.names.contains(&manifest.name_any())
+            || self.successors.get(module).is_some_and(|successor| !is_replaced(successor))
+    }
+}
+
+/// Returns true if the inventory of a Manifest holds all objects in that of its predecessor, which may then be deleted.
+fn covers_inventory(successor: &Manifest, predecessor: &Manifest) -> bool {
+    let inventory = |manifest: &Manifest| -> BTreeSet<_> {
+        let synced = manifest.status.iter().flat_map(|status| status.synced.iter().flatten());
+        synced.map(|it| (it.group.clone(), it.kind.clone(), it.namespace.clone(), it.name.clone())).collect()
+    };
+    inventory(predecessor).is_subset(&inventory(successor))
 }
 
 fn sooner(turn: Option<Duration>, its: RolloutSlot) -> Option<Duration> {
@@ -109,39 +188,8 @@ fn is_due(desired: &Desired, manifest: Option<&Manifest>) -> bool {
     if unmanaged || manifest.metadata.deletion_timestamp.is_some() {
         return false;
     }
-    let is = serde_json::to_value(manifest).unwrap_or_default();
-    let part = |of: &Value, pointer: &str| of.pointer(pointer).cloned().unwrap_or_default();
-    let same = |pointer: &str| covers(&part(&is, pointer), &part(&desired.body, pointer));
-    let owner = &desired.body["metadata"]["ownerReferences"][0];
-    let owned = part(&is, "/metadata/ownerReferences")
-        .as_array()
-        .is_some_and(|owners| owners.iter().any(|is| covers(is, owner)));
-    let whole = owned && ["/spec", "/metadata/labels", "/metadata/annotations"].into_iter().all(same);
-    !whole || has_surplus(manifest, desired)
-}
-
-/// Returns true if a Manifest installs something that its template does not name, or has a channel label without
-/// following a channel. A server-side apply would keep both.
-pub(super) fn has_surplus(manifest: &Manifest, desired: &Desired) -> bool {
-    let (spec, shall) = (serde_json::to_value(&manifest.spec).unwrap_or_default(), &desired.body["spec"]);
-    ["resource", "manager", "localizedImages"].into_iter().any(|part| has_more(&spec[part], &shall[part]))
-        || (manifest.labels().contains_key(label::CHANNEL) && !desired.follows_channel())
-}
-
-/// Returns true if `is` has members or elements that `shall` lacks, at any depth. Nulls and empty lists equal absence;
-/// different values are the task of [`covers`].
-fn has_more(is: &Value, shall: &Value) -> bool {
-    match (is, shall) {
-        (Value::Null, _) => false,
-        (Value::Object(is), Value::Object(shall)) => {
-            is.iter().any(|(key, is)| has_more(is, shall.get(key).unwrap_or(&Value::Null)))
-        }
-        (Value::Array(is), Value::Array(shall)) => {
-            is.len() > shall.len() || is.iter().zip(shall).any(|(is, shall)| has_more(is, shall))
-        }
-        (Value::Array(is), Value::Null) => !is.is_empty(),
-        (_, shall) => shall.is_null(),
-    }
+    // A Manifest that cannot be compared is applied.
+    object::erase(manifest).map_or(true, |live| desired.target().compare(&live, None) != Repair::None)
 }
 
 /// The installed version; `None` for a Manifest without version.
@@ -162,11 +210,11 @@ fn is_mandatory(manifest: &Manifest) -> bool {
 mod tests {
     use std::collections::BTreeMap;
 
-    use serde_json::json;
+    use serde_json::{Value, json};
     use tidewatch_shared::api::{CustomResourcePolicy, ModuleReleaseMeta, ModuleTemplate};
 
     use super::*;
-    use crate::controllers::kyma::validate::Follow;
+    use crate::controllers::{catalog::snapshot::Snapshot, kyma::validate::Follow};
 
     fn kyma() -> Kyma {
         serde_json::from_value(json!({
@@ -203,47 +251,70 @@ mod tests {
         held: bool,
         turn: RolloutSlot,
     ) -> (Vec<String>, Vec<String>, Option<Duration>) {
-        let release_meta = |name: &str| {
+        let (written, unwanted, errors, turn) = check_layers(wanted, owned, held, turn, None);
+        assert!(errors.iter().all(|error| !matches!(error, LookupError::Descriptor(_))), "{errors:?}");
+        (written, unwanted, turn)
+    }
+
+    type Checked = (Vec<String>, Vec<String>, Vec<LookupError>, Option<Duration>);
+
+    fn layer_of(version: &str) -> ModuleLayer {
+        let source = json!({"repo": "r/component-descriptors", "name": "n", "ref": version, "type": "oci-dir"});
+        ModuleLayer::new(&source, Vec::new())
+    }
+
+    /// Decides while no component descriptor can be read, or all can. Returns the modules of the written Manifests, the
+    /// deleted Manifests and the errors.
+    fn check_layers(
+        wanted: &[WantedModule],
+        owned: &[Manifest],
+        held: bool,
+        turn: RolloutSlot,
+        unavailable: Option<&LayerLookup>,
+    ) -> Checked {
+        let release_metas = ["a", "b"].map(|name| {
             let meta: ModuleReleaseMeta = serde_json::from_value(json!({
                 "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleReleaseMeta", "metadata": {"name": name},
                 "spec": {"moduleName": name, "ocmComponentName": format!("kyma-project.io/module/{name}"),
                          "channels": [{"channel": "fast", "version": "1.0.0"}]}
             }))
             .unwrap();
-            ["a", "b"].contains(&name).then(|| Arc::new(meta))
-        };
-        let template = |name: &str| {
-            let labels =
-                if name.starts_with('b') { json!({"operator.kyma-project.io/beta": "true"}) } else { json!({}) };
-            Some(template(name, &labels))
-        };
+            Arc::new(meta)
+        });
+        let beta = json!({"operator.kyma-project.io/beta": "true"});
+        let templates =
+            [template("a", "1.0.0", &json!({})), template("a", "0.9.0", &json!({})), template("b", "1.0.0", &beta)];
+        let catalog = Snapshot::new(templates, release_metas, &BTreeSet::new(), BTreeSet::new());
         let sources = Sources {
             namespace: "kcp-system",
             kyma_labels: &BTreeMap::new(),
-            restricted: &BTreeSet::new(),
-            release_meta: &release_meta,
-            template: &template,
+            catalog: &catalog,
             held: &|_| held,
             turn: &|_, _, _| turn,
         };
         let owned: Vec<_> = owned.iter().cloned().map(Arc::new).collect();
-        let decisions = decide(&kyma(), wanted, &owned, &sources, "r");
+        let decisions = decide(&kyma(), wanted, &owned, &sources, &|found| {
+            unavailable.cloned().unwrap_or_else(|| LayerLookup::Ready(layer_of(&found.version)))
+        });
+        let errors = decisions.wanted.iter().filter_map(|decision| decision.found.as_ref().err().cloned()).collect();
         let written = decisions.wanted.iter().filter_map(|decision| decision.write.as_ref());
         (
             written
                 .map(|desired| desired.body["metadata"]["labels"][label::MODULE_NAME].as_str().unwrap().to_owned())
                 .collect(),
             decisions.unwanted.iter().map(|manifest| manifest.name_any()).collect(),
+            errors,
             decisions.turn,
         )
     }
 
     /// A template with a default module CR that contains a list.
-    fn template(name: &str, labels: &Value) -> Arc<ModuleTemplate> {
+    fn template(module: &str, version: &str, labels: &Value) -> Arc<ModuleTemplate> {
         let data = json!({"kind": "Sample", "spec": {"replicas": 2, "parts": [{"name": "x"}], "unset": null}});
         let template = json!({
             "apiVersion": "operator.kyma-project.io/v1beta2", "kind": "ModuleTemplate",
-            "metadata": {"name": name, "labels": labels}, "spec": {"descriptor": {}, "data": data}
+            "metadata": {"name": format!("{module}-{version}"), "labels": labels},
+            "spec": {"moduleName": module, "version": version, "descriptor": {}, "data": data}
         });
         Arc::new(serde_json::from_value(template).unwrap())
     }
@@ -255,13 +326,13 @@ mod tests {
             _ => None,
         };
         let found = Resolved {
-            template: template("t", &json!({})),
+            template: template("a", "1.0.0", &json!({})),
             channel,
             meta: Arc::default(),
             version: "1.0.0".into(),
             component: format!("kyma-project.io/module/{}", module.name),
         };
-        serde_json::from_value(build::manifest(&kyma(), module, &found, "r").body).unwrap()
+        serde_json::from_value(build::manifest(&kyma(), module, &found, &layer_of(&found.version)).body).unwrap()
     }
 
     fn named(manifest: &Manifest) -> Vec<String> {
@@ -391,5 +462,71 @@ mod tests {
         let mut mandatory = of_a;
         mandatory.labels_mut().insert(label::MANDATORY_MODULE.into(), "true".into());
         assert_eq!(check(&[], &[mandatory]).1, Vec::<String>::new());
+    }
+
+    #[test]
+    fn module_waits_for_its_component_descriptor() {
+        let (a, none) = (wanted("a", true), Vec::<String>::new());
+        let is = manifest(&a);
+        let mut older = is.clone();
+        older.spec.version = Some("0.9.0".into());
+        let mut relabelled = is.clone();
+        relabelled.labels_mut().insert(label::MANAGED_BY.into(), "another".into());
+        let check = |owned: &[Manifest], layer: &LayerLookup| {
+            let (written, unwanted, errors, _) =
+                check_layers(std::slice::from_ref(&a), owned, false, RolloutSlot::Now, Some(layer));
+            (written, unwanted, errors)
+        };
+        let failed = LayerLookup::Failed("the registry refuses the connection".into());
+        let error = vec![LookupError::Descriptor("the registry refuses the connection".into())];
+        for owned in [vec![], vec![older]] {
+            assert_eq!(check(&owned, &LayerLookup::Pending), (none.clone(), none.clone(), vec![]));
+            assert_eq!(check(&owned, &failed), (none.clone(), none.clone(), error.clone()));
+        }
+        for layer in [LayerLookup::Pending, failed] {
+            let installed = check(std::slice::from_ref(&is), &layer);
+            assert_eq!(installed, (none.clone(), none.clone(), vec![]), "an installed version needs no registry");
+            let repaired = check(std::slice::from_ref(&relabelled), &layer);
+            assert_eq!(repaired, (vec!["a".into()], none.clone(), vec![]));
+            assert_eq!(
+                check_layers(&[], std::slice::from_ref(&is), false, RolloutSlot::Now, Some(&layer)).1,
+                named(&is),
+                "a removal needs no registry"
+            );
+        }
+    }
+
+    #[test]
+    fn manifest_of_another_component_stays_until_its_inventory_is_taken_over() {
+        let (a, none) = (wanted("a", true), Vec::<String>::new());
+        let new = manifest(&a);
+        let object = |name: &str| json!({"group": "", "version": "v1", "kind": "ConfigMap", "name": name, "namespace": "kyma-system"});
+        let with_inventory = |manifest: &Manifest, names: &[&str]| {
+            let mut manifest = manifest.clone();
+            let synced: Vec<_> = names.iter().map(|name| object(name)).collect();
+            manifest.status = serde_json::from_value(json!({"state": "Ready", "synced": synced})).unwrap();
+            manifest
+        };
+        let mut old = with_inventory(&new, &["x", "y"]);
+        old.metadata.name = Some("k-other-1".into());
+        let check = |owned: &[Manifest]| check(std::slice::from_ref(&a), owned);
+        assert_eq!(
+            check(std::slice::from_ref(&old)),
+            (vec!["a".into()], none.clone()),
+            "the successor is created first"
+        );
+        for inventory in [&[][..], &["x"], &["y", "z"]] {
+            let successor = with_inventory(&new, inventory);
+            assert_eq!(check(&[old.clone(), successor]), (none.clone(), none.clone()), "{inventory:?}");
+        }
+        let successor = with_inventory(&new, &["z", "y", "x"]);
+        assert_eq!(check(&[old.clone(), successor.clone()]), (none.clone(), named(&old)));
+        assert_eq!(
+            check_held(std::slice::from_ref(&a), std::slice::from_ref(&old), true),
+            (none.clone(), none),
+            "held"
+        );
+        let deselected = super::tests::check(&[], &[old.clone(), successor.clone()]);
+        assert_eq!(deselected.1, [named(&old), named(&successor)].concat());
     }
 }

@@ -1,10 +1,14 @@
 //! Reconciles against a fake KCP and a fake runtime cluster: requests and resulting objects.
 
+mod contested;
+mod deletion;
 mod installer;
+mod registry;
 mod rollout;
+mod states;
 mod takeover;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwap;
 use kube::runtime::{
@@ -19,11 +23,12 @@ use tidewatch_shared::{
     plan::Plan,
 };
 
-use super::*;
+use super::{layer::ModuleLayer, *};
 use crate::{
     controllers::catalog,
     controllers::status::SECRET_MISSING,
     fleet::queue::{Drift, Priority},
+    oci::digest::Digest,
     testing::{FakeApiServer, Fault},
 };
 
@@ -37,6 +42,14 @@ struct Bed {
     runtime: FakeApiServer,
     manifests: Writer<Manifest>,
     key: KymaKey,
+    /// Availability of every component descriptor; `None` if all can be read.
+    unavailable: Arc<Mutex<Option<LayerLookup>>>,
+}
+
+fn layer_of(found: &Resolved) -> ModuleLayer {
+    let digest = Digest::of(found.version.as_bytes()).to_string();
+    let source = json!({"repo": "registry.example/component-descriptors", "name": found.component, "ref": digest, "type": "oci-dir"});
+    ModuleLayer::new(&source, Vec::new())
 }
 
 fn store<K>() -> (Store<K>, Writer<K>)
@@ -93,21 +106,34 @@ impl Bed {
                    "channels": [{"channel": "regular", "version": "1.0.0"}]}),
         )]);
         let (manifests, writer) = filled::<Manifest>(&[]);
-        let stores =
-            Stores { kymas: store().0, templates, release_metas, manifests, watchers: store().0, secrets: store().0 };
+        let stores = Stores {
+            kymas: store().0,
+            templates,
+            release_metas,
+            manifests: manifests.into(),
+            watchers: store().0,
+            secrets: store().0,
+        };
         let client = runtime.client();
+        let unavailable = Arc::<Mutex<Option<LayerLookup>>>::default();
+        let lookup = unavailable.clone();
         let ctx = Context {
             kcp: kcp.client(),
             stores,
             clients: Box::new(move |_| Ok((client.clone(), 1))),
-            catalog: Catalog::new(catalog::Settings::default(), catalog::Metrics::default()),
+            catalog: Catalog::new(catalog::Settings::default(), catalog::Metrics::default(), WriteBudgets::default()),
+            layers: Box::new(move |_, found| match &*lookup.lock().unwrap() {
+                None => LayerLookup::Ready(layer_of(found)),
+                Some(unavailable) => unavailable.clone(),
+            }),
             plan: Arc::new(ArcSwap::from_pointee(Plan::new("1".into(), Vec::new()).unwrap())),
             installer: None,
-            settings: Settings { registry: "registry.example".into(), ..Settings::default() },
+            settings: Settings::default(),
             metrics: Metrics::default(),
+            budgets: WriteBudgets::default(),
             caches: Caches::default(),
         };
-        Self { ctx, kcp, runtime, manifests: writer, key: KymaKey::new("kcp-system", "k") }
+        Self { ctx, kcp, runtime, manifests: writer, key: KymaKey::new("kcp-system", "k"), unavailable }
     }
 
     /// A fixture whose first reconcile has ended.
@@ -128,13 +154,34 @@ impl Bed {
         bed
     }
 
+    /// Sets the availability of every component descriptor; `None` for all readable.
+    fn set_layers(&self, unavailable: Option<LayerLookup>) {
+        *self.unavailable.lock().unwrap() = unavailable;
+    }
+
+    /// Replaces the templates of KCP.
+    fn set_templates(&mut self, templates: Store<ModuleTemplate>) {
+        self.ctx.stores.templates = templates;
+        let _ = self.ctx.catalog.refresh(&self.ctx.stores);
+    }
+
     fn enable(&self) {
         self.runtime.edit("kymas/default", |kyma| kyma["spec"]["modules"] = json!([{"name": "keda", "managed": true}]));
     }
 
     async fn reconcile(&mut self, works: WorkSet, drift: Drift) -> ReconcileOutcome {
-        fill(&mut self.manifests, &self.kcp.all("manifests"));
+        self.watch_manifests();
         run_within(&self.ctx, &self.key, &QueuedWork { work: works, priority: Priority::User, drift }, TIME_LIMIT).await
+    }
+
+    /// Updates cache and index of the Manifests, as the watch does.
+    fn watch_manifests(&mut self) {
+        let (cache, index) = (self.manifests.as_reader(), &self.ctx.stores.manifests);
+        let before = cache.state();
+        fill(&mut self.manifests, &self.kcp.all("manifests"));
+        cache.state().iter().for_each(|manifest| drop(index.apply(manifest)));
+        let gone = before.iter().filter(|manifest| index.get(&KymaKey::of(manifest.as_ref())).is_none());
+        gone.for_each(|manifest| drop(index.delete(manifest)));
     }
 
     async fn kyma(&mut self) -> ReconcileOutcome {
@@ -255,11 +302,11 @@ async fn surplus_fields_of_a_manifest_are_removed_once() {
                            "data": {"apiVersion": "a/v1", "kind": "Keda", "spec": spec}});
         filled::<ModuleTemplate>(&[of_kyma_group("ModuleTemplate", "keda-1.0.0", whole)]).0
     };
-    bed.ctx.stores.templates = with(json!({"replicas": 2, "logging": {"level": "debug"}, "of": "kyma-system"}));
+    bed.set_templates(with(json!({"replicas": 2, "logging": {"level": "debug"}, "of": "kyma-system"})));
     bed.kyma().await;
     bed.forget_calls();
     // Its template defines fewer fields for the same version.
-    bed.ctx.stores.templates = with(json!({"replicas": 2}));
+    bed.set_templates(with(json!({"replicas": 2})));
     bed.kyma().await;
     let (id, manifest) = bed.manifest().unwrap();
     assert_eq!(manifest["spec"]["resource"]["spec"], json!({"replicas": 2}));
@@ -625,7 +672,7 @@ async fn cache_behind_our_own_writes_is_bypassed() {
 
     bed.enable();
     bed.kyma().await;
-    fill(&mut bed.manifests, &bed.kcp.all("manifests"));
+    bed.watch_manifests();
     disable(&bed);
     behind(&bed).await;
     assert!(bed.manifest().is_none());

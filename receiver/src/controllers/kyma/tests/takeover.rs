@@ -79,6 +79,7 @@ async fn hand_back_removes_our_objects_and_confirms_last() {
     let kinds: Vec<_> = status.conditions().iter().map(|condition| condition.type_.as_str()).collect();
     assert_eq!(kinds, ["CRDsSync", "Modules", "ModuleCatalog"]);
     assert_eq!(bed.kcp.all("manifests").len(), 1, "they are the incumbent's from now on");
+    assert_eq!(bed.ctx.metrics.requeues.counted("kyma_deletion", "intended"), 0, "a hand-back is no deletion");
 
     // Whatever comes late finds no Kyma of ours.
     bed.forget_calls();

@@ -1,0 +1,150 @@
+//! Layers of the modules from their component descriptors, and the Kymas that wait for one.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use serde_json::{Value, json};
+
+use super::layer::{LayerLookup, ModuleLayer};
+use crate::{
+    base::key::KymaKey,
+    oci::{
+        component::ComponentVersion,
+        descriptor::{Descriptor, RAW_MANIFEST},
+        registry::{Change, Key, Lookup, Registry},
+    },
+};
+
+/// Looks up the layers of modules in a registry.
+pub struct ComponentLayers {
+    registry: Registry,
+    /// Kymas without a layer, by component. Bounded by the modules that Kymas select.
+    waiting: Mutex<HashMap<ComponentVersion, BTreeSet<KymaKey>>>,
+}
+
+impl ComponentLayers {
+    /// Creates a lookup without waiting Kymas.
+    #[must_use]
+    pub fn new(registry: Registry) -> Self {
+        Self { registry, waiting: Mutex::default() }
+    }
+
+    /// The layer of a component's version. While it is not ready, the Kyma waits for a change of the component.
+    pub(crate) fn layer(&self, key: &KymaKey, component: &str, version: &str) -> LayerLookup {
+        let component = match ComponentVersion::new(component, version) {
+            Ok(component) => component,
+            Err(error) => return LayerLookup::Failed(error.to_string()),
+        };
+        if let Lookup::Ready(descriptor) = self.registry.descriptor(&component) {
+            return self.layer_of(&descriptor);
+        }
+        // Recorded before the lookup is repeated: a change in between enqueues the Kyma.
+        self.lock().entry(component.clone()).or_default().insert(key.clone());
+        match self.registry.descriptor(&component) {
+            Lookup::Ready(descriptor) => self.layer_of(&descriptor),
+            Lookup::Pending => LayerLookup::Pending,
+            Lookup::Failed(error) => LayerLookup::Failed(error.to_string()),
+        }
+    }
+
+    /// Waits for a change of a lookup, and returns the Kymas that waited for it; their next reconcile looks it up
+    /// again. For one consumer. Cancel safe.
+    pub(crate) async fn changed(&self) -> BTreeSet<KymaKey> {
+        match self.registry.changed().await {
+            Change::Key(Key::Descriptor(component)) => self.lock().remove(&component).unwrap_or_default(),
+            Change::Key(Key::Layer(_)) => BTreeSet::new(),
+            Change::All => std::mem::take(&mut *self.lock()).into_values().flatten().collect(),
+        }
+    }
+
+    fn layer_of(&self, descriptor: &Descriptor) -> LayerLookup {
+        // A descriptor outlives the Secret that names the registry.
+        let Some(registry) = self.registry.address() else {
+            return LayerLookup::Failed("the Secret that names the registry does not exist".to_owned());
+        };
+        layer(descriptor, &registry.to_string()).map_or_else(LayerLookup::Failed, LayerLookup::Ready)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<ComponentVersion, BTreeSet<KymaKey>>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The layer that a component descriptor names. `registry` is the host with scheme, port and path as far as it has them.
+fn layer(descriptor: &Descriptor, registry: &str) -> Result<ModuleLayer, String> {
+    Ok(ModuleLayer::new(&install_source(descriptor, registry)?, descriptor.images.clone()))
+}
+
+/// `install.source` of the Manifest of a component: the place of the layer with the module's objects. `registry` is the
+/// host with scheme, port and path as far as it has them.
+///
+/// # Errors
+/// The component has no such layer, or one that a Manifest cannot name.
+pub fn install_source(descriptor: &Descriptor, registry: &str) -> Result<Value, String> {
+    let Some(layer) = &descriptor.raw_manifest else {
+        return Err(format!("the component {} has no resource {RAW_MANIFEST}", descriptor.name));
+    };
+    let [digest] = &layer.digests[..] else {
+        let name = &descriptor.name;
+        return Err(format!(
+            "the resource {RAW_MANIFEST} of the component {name} is split into several blobs, which a Manifest cannot name"
+        ));
+    };
+    let repository = descriptor.repository();
+    let (folder, name) = repository.split();
+    let repo = format!("{}/{folder}", registry.trim_end_matches('/'));
+    let kind = if layer.is_tar() { "oci-dir" } else { "oci-ref" };
+    Ok(json!({"repo": repo.trim_end_matches('/'), "name": name, "ref": digest.to_string(), "type": kind}))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::oci::{
+        component::Mapping,
+        descriptor::{LocalBlob, Schema},
+        digest::Digest,
+    };
+
+    fn descriptor(media_type: &str, parts: usize) -> Descriptor {
+        let digests = (0..parts).map(|part| Digest::of(&[u8::try_from(part).unwrap()])).collect();
+        Descriptor {
+            name: "kyma-project.io/module/keda".parse().unwrap(),
+            version: "1.0.0".into(),
+            schema: Schema::V2,
+            mapping: Mapping::UrlPath,
+            raw_manifest: (parts > 0).then(|| LocalBlob { digests, media_type: media_type.into() }),
+            images: vec!["r.io/keda:1.0.0".into()],
+            resources: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn manifest_names_the_layer_by_digest() {
+        let found = layer(&descriptor("application/x-tar", 1), "http://registry.example:5000/sub/").unwrap();
+        let digest = Digest::of(&[0]).to_string();
+        assert_eq!(
+            found.install,
+            json!({"name": "raw-manifest", "source": {
+                "repo": "http://registry.example:5000/sub/component-descriptors", "name": "kyma-project.io/module/keda",
+                "ref": digest, "type": "oci-dir"
+            }})
+        );
+        assert_eq!(found.images, ["r.io/keda:1.0.0"]);
+        let plain = layer(&descriptor("application/yaml", 1), "r").unwrap();
+        assert_eq!(plain.install["source"]["type"], "oci-ref");
+        let hashed = Descriptor { mapping: Mapping::Sha256Digest, ..descriptor("", 1) };
+        let source = layer(&hashed, "r/sub").unwrap().install["source"].clone();
+        let name = Digest::of(b"kyma-project.io/module/keda").hex();
+        assert_eq!((&source["repo"], &source["name"]), (&json!("r/sub"), &json!(name)));
+    }
+
+    #[test]
+    fn component_without_one_layer_is_an_error() {
+        let error = |parts| layer(&descriptor("application/x-tar", parts), "r").unwrap_err();
+        assert!(error(0).contains("no resource raw-manifest"), "{}", error(0));
+        assert!(error(2).contains("split into several blobs"), "{}", error(2));
+    }
+}
