@@ -1,6 +1,7 @@
 //! A kubelet for the pods of one cluster, so that tests run the manifests as they were installed.
 //!
-//! * A pod with an image repository that ends in the name of a product program runs that program as a process:
+//! * A pod with an image repository that ends in the name of a product program, or in `sample-operator`, the operator of
+//!   the sample modules, runs that program as a process:
 //!   with exactly the pod's command, arguments and environment; with its ConfigMap, Secret, projected, downward API and
 //!   empty volumes as files that are kept up to date; with tokens bound to the pod; probed; restarted with a growing
 //!   back-off when it ends; and ended by SIGTERM, then SIGKILL. Paths below its mounts and ports on which it listens

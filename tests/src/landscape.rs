@@ -18,6 +18,7 @@ use tidewatch_shared::identity::TrustDomain;
 use tokio::sync::Mutex;
 
 use crate::{
+    artefacts::ArtefactServer,
     control_plane::Cluster,
     ports,
     process::Program,
@@ -99,6 +100,8 @@ pub struct Landscape {
     agents_proxy: Option<Proxy>,
     /// Proxy between receiver and KCP.
     kcp_proxy: Option<Proxy>,
+    /// Registry of the modules.
+    artefacts: ArtefactServer,
     options: Options,
     receiver: Mutex<Option<ProductProcess>>,
 }
@@ -193,6 +196,7 @@ impl Landscape {
             enrolment_port,
             agents_proxy,
             kcp_proxy,
+            artefacts: ArtefactServer::start().await.context("start the registry of the modules")?,
             options,
             receiver: Mutex::new(None),
         })
@@ -256,7 +260,13 @@ impl Landscape {
             .args([text(&"--metrics-address"), text(&local(probes)), text(&"--admin-address"), text(&local(admin))])
             .args([text(&"--lease-seconds"), text(&options.lease_seconds), text(&"--lease-place"), text(&name)])
             .args([text(&"--trust-domain"), text(&self.trust_domain)])
-            .args(["--oci-registry-host", "registry.test:5000", "--allow-runtime-addresses", "127.0.0.0/8,::1/128"])
+            .args(["--allow-runtime-addresses", "127.0.0.0/8,::1/128"])
+            .args([
+                text(&"--oci-registry-host"),
+                text(&self.artefacts.host()),
+                text(&"--oci-content-dir"),
+                path(&format!("{name}.content")),
+            ])
             .args([text(&"--heartbeat-seconds"), text(&options.heartbeat_seconds)])
             .args([text(&"--module-upgrade-rollout-max-delay"), text(&options.rollout_seconds)])
             .args(options.receiver.clone());

@@ -3,6 +3,7 @@
 //! * [`control_plane`]: finds or builds the binaries; starts etcd, API servers and optionally workloads.
 //! * [`bed`]: one test bed of a KCP and any number of runtimes.
 //! * [`landscape`]: receiver, runtimes and agents as processes on the test bed.
+//! * [`artefacts`]: a read-only registry with every version of every component.
 //! * [`demo`] and [`measure`]: implementation of `cargo demo` and `cargo measure`.
 //! * [`product`]: builds and starts the product's own binaries.
 //! * [`kubelet`]: runs the pods of the product's images as processes of the local binaries.
@@ -12,6 +13,8 @@
 //! * `collector`, with the feature `otlp`: receives the traces that the programs export.
 //! * [`limits`]: raises the limit of open files.
 //! * [`contract_client`]: a client of the wire contract, for valid and invalid requests.
+//! * [`modules`]: the sample modules, whose operator the kubelet runs.
+//! * [`registry`]: a real OCI registry with TLS and authentication, and a client of it.
 //! * [`proxy`]: a TCP proxy on loopback that injects network faults.
 //!
 //! Every process started here ends with its owner, however that one ends; see [`process`].
@@ -30,6 +33,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 
+pub mod artefacts;
 pub mod bed;
 #[cfg(feature = "otlp")]
 pub mod collector;
@@ -44,12 +48,14 @@ pub mod landscape;
 pub mod limits;
 pub mod load;
 pub mod measure;
+pub mod modules;
 pub mod paths;
 pub mod ports;
 pub mod process;
 pub mod product;
 pub mod progress;
 pub mod proxy;
+pub mod registry;
 
 /// Installs the crypto provider for libraries that use the process's default. Later calls change nothing.
 pub fn install_crypto() {

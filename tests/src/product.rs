@@ -67,7 +67,7 @@ impl ProductBinaries {
     }
 }
 
-/// Runs `cargo build` for agent, receiver and operators' program, once for this process, in the profile of the running binary.
+/// Runs `cargo build` for agent, receiver, operators' program and the sample modules' operator, once for this process, in the profile of the running binary.
 ///
 /// # Errors
 /// See [`BuildError`]; the next caller tries again.
@@ -77,7 +77,8 @@ pub async fn build_binaries() -> Result<ProductBinaries, BuildError> {
         let mut step = Step::begin("building agent, receiver and operators' program");
         // cargo blocks for as long as it compiles. This crate is among the packages so that cargo unifies the same
         // features as for the running binary, and compiles no dependency a second time.
-        let packages = &["tidewatch-agent", "tidewatch-receiver", "tidewatch-cli", "tidewatch-tests"];
+        let packages =
+            &["tidewatch-agent", "tidewatch-receiver", "tidewatch-cli", "tidewatch-sample-operator", "tidewatch-tests"];
         let mut cargo = tokio::task::spawn_blocking(|| build::cargo_build(packages));
         let by_name = loop {
             match timeout(TICK, &mut cargo).await {

@@ -44,6 +44,11 @@ static ETCD: Module = Module {
 };
 static KWOK: Module =
     Module { folder: "kwok", go_mod: include_str!("../../control-plane/kwok/go.mod"), source: "sigs.k8s.io/kwok" };
+static REGISTRY: Module = Module {
+    folder: "registry",
+    go_mod: include_str!("../../control-plane/registry/go.mod"),
+    source: "github.com/distribution/distribution/v3",
+};
 
 impl Module {
     /// The version in the line `[require ]<source> <version>` of its `go.mod`, such as `v1.36.3`.
@@ -83,6 +88,8 @@ pub enum Tool {
     KubeScheduler,
     /// Simulates kubelets.
     Kwok,
+    /// The CNCF distribution registry.
+    Registry,
 }
 
 impl Tool {
@@ -96,6 +103,7 @@ impl Tool {
             Self::KubeControllerManager => "kube-controller-manager",
             Self::KubeScheduler => "kube-scheduler",
             Self::Kwok => "kwok",
+            Self::Registry => "registry",
         }
     }
 
@@ -103,6 +111,7 @@ impl Tool {
         match self {
             Self::Etcd => &ETCD,
             Self::Kwok => &KWOK,
+            Self::Registry => &REGISTRY,
             Self::KubeApiserver | Self::Kubectl | Self::KubeControllerManager | Self::KubeScheduler => &KUBERNETES,
         }
     }
@@ -110,6 +119,8 @@ impl Tool {
     fn package(self) -> String {
         match self {
             Self::Etcd => ETCD.source.to_owned(),
+            // Its main package is in this repository.
+            Self::Registry => ".".to_owned(),
             _ => format!("{}/cmd/{}", self.module().source, self.file()),
         }
     }
@@ -255,7 +266,7 @@ mod tests {
 
     #[test]
     fn versions_come_from_the_modules() {
-        for module in [&KUBERNETES, &ETCD, &KWOK] {
+        for module in [&KUBERNETES, &ETCD, &KWOK, &REGISTRY] {
             assert!(module.version().starts_with('v'), "{}: {}", module.folder, module.version());
         }
         assert!(KUBERNETES.ldflags().contains(&format!("gitVersion={} ", KUBERNETES.version())));

@@ -127,16 +127,16 @@ impl Credentials {
 }
 
 /// A CA, and a server certificate with its key for loopback; all PEM.
-fn certificates(cluster: &str) -> Result<(String, String, String), rcgen::Error> {
+pub(crate) fn certificates(name: &str) -> Result<(String, String, String), rcgen::Error> {
     let mut ca = CertificateParams::default();
-    ca.distinguished_name.push(DnType::CommonName, format!("{cluster}-ca"));
+    ca.distinguished_name.push(DnType::CommonName, format!("{name}-ca"));
     ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     ca.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     let ca_key = KeyPair::generate()?;
     let ca_pem = ca.self_signed(&ca_key)?.pem();
     let issuer = Issuer::new(ca, ca_key);
     let mut server = CertificateParams::new(["127.0.0.1".to_owned(), "localhost".to_owned()])?;
-    server.distinguished_name.push(DnType::CommonName, format!("{cluster}-apiserver"));
+    server.distinguished_name.push(DnType::CommonName, format!("{name}-server"));
     server.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     server.use_authority_key_identifier_extension = true;
     let key = KeyPair::generate()?;

@@ -82,7 +82,8 @@ impl ProcessSpecBuilder<'_> {
             ("KUBERNETES_SERVICE_PORT_HTTPS", self.api.port().to_string()),
         ];
         let image = [("PATH", PATH.to_owned()), ("HOME", "/".to_owned()), ("HOSTNAME", self.pod.name_any())];
-        image.into_iter().chain(service).map(|(name, value)| (name.to_owned(), value)).collect()
+        let defaults = self.image.env.iter().map(|(name, value)| (*name, (*value).to_owned()));
+        image.into_iter().chain(defaults).chain(service).map(|(name, value)| (name.to_owned(), value)).collect()
     }
 
     /// A command replaces the image's entrypoint, which is the binary.
@@ -134,6 +135,10 @@ mod tests {
     use crate::kubelet::image::Image;
 
     fn built(container: Value, ports: &mut Ports) -> Result<ProcessSpec, StartError> {
+        built_of("tidewatch-agent", container, ports)
+    }
+
+    fn built_of(image: &str, container: Value, ports: &mut Ports) -> Result<ProcessSpec, StartError> {
         let mut whole = json!({"name": "server"});
         whole.as_object_mut().into_iter().zip(container.as_object()).for_each(|(all, more)| all.extend(more.clone()));
         let container: Container = from_value(whole).expect("a container");
@@ -141,7 +146,7 @@ mod tests {
         let map = from_value(json!({"data": {"url": "https://127.0.0.1:9"}})).expect("a map");
         let sources = Sources { maps: [("settings".to_owned(), Some(map))].into(), ..Sources::default() };
         let rewrite = Rewrite { mounts: vec![("/etc/id".to_owned(), "/v".into())], known: vec![2113] };
-        let Image::Product(image) = Image::of("tidewatch-agent") else { panic!("it is ours") };
+        let Image::Product(image) = Image::of(image) else { panic!("it is ours") };
         let api = ([127, 0, 0, 1], 6443).into();
         ProcessSpecBuilder { pod: &pod, container: &container, image, sources: &sources, rewrite: &rewrite, api }
             .build(ports)
@@ -174,6 +179,17 @@ mod tests {
         let free = |port: u16| format!("127.0.0.1:{}", ports.assigned()[&port]);
         assert_eq!(value("TIDEWATCH_METRICS_ADDRESS"), Some(free(2112).as_str()));
         assert_eq!(value("TIDEWATCH_ADMIN_ADDRESS"), Some(free(2113).as_str()));
+    }
+
+    #[test]
+    fn the_variables_of_an_image_give_way_to_those_of_the_pod() {
+        let dir = |container: Value| {
+            let start = built_of("sample-operator:1", container, &mut Ports::default()).expect("built");
+            start.env.into_iter().find(|(name, _)| name == "SERVICE_ACCOUNT_DIR").map(|(_, value)| value)
+        };
+        assert_eq!(dir(json!({})).as_deref(), Some("/var/run/secrets/kubernetes.io/serviceaccount"));
+        let own = json!({"env": [{"name": "SERVICE_ACCOUNT_DIR", "value": "/etc/id/account"}]});
+        assert_eq!(dir(own).as_deref(), Some("/v/account"));
     }
 
     #[test]

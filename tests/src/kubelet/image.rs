@@ -6,7 +6,7 @@ const MISSING_TAG: &str = "does-not-exist";
 const BROKEN_TAGS: [(&str, &str); 2] =
     [("exits", "echo 'error: this version is broken' >&2; exit 1"), ("hangs", "exec sleep 86400")];
 
-/// A program of the product, and the default listeners of its image.
+/// A program of the product or of the sample modules, and the defaults of its image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ProductImage {
     /// Name of the binary, and last segment of the image's repository.
@@ -14,19 +14,29 @@ pub(super) struct ProductImage {
     /// Environment variable of each listener and its default port. A real pod has a network of its own, in which these
     /// ports are free; here the kubelet assigns a free port to each instead.
     pub(super) listeners: &'static [(&'static str, u16)],
+    /// Environment variables that the image sets.
+    pub(super) env: &'static [(&'static str, &'static str)],
     /// Shell script that runs in its place, whatever its arguments.
     pub(super) broken: Option<&'static str>,
 }
 
-const PRODUCT_IMAGES: [ProductImage; 2] = [
+const PRODUCT_IMAGES: [ProductImage; 3] = [
     ProductImage {
         binary: "tidewatch-agent",
         listeners: &[("TIDEWATCH_METRICS_ADDRESS", 2112), ("TIDEWATCH_ADMIN_ADDRESS", 2113)],
+        env: &[],
         broken: None,
     },
     ProductImage {
         binary: "tidewatch-receiver",
         listeners: &[("TIDEWATCH_METRICS_ADDRESS", 8080), ("TIDEWATCH_ADMIN_ADDRESS", 8085)],
+        env: &[],
+        broken: None,
+    },
+    ProductImage {
+        binary: "sample-operator",
+        listeners: &[],
+        env: &[("SERVICE_ACCOUNT_DIR", "/var/run/secrets/kubernetes.io/serviceaccount")],
         broken: None,
     },
 ];
@@ -34,7 +44,7 @@ const PRODUCT_IMAGES: [ProductImage; 2] = [
 /// See the module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Image {
-    /// An image of the product: the local binary is started.
+    /// An image of the product or of the sample modules: the local binary is started.
     Product(ProductImage),
     /// An image that no registry has.
     Missing,
@@ -79,6 +89,7 @@ mod tests {
             assert_eq!(binary(ours), Some("tidewatch-agent"), "{ours}");
         }
         assert_eq!(binary("example.test/tidewatch-receiver"), Some("tidewatch-receiver"));
+        assert_eq!(binary("tidewatch.local/sample-operator:1.0.0"), Some("sample-operator"));
         for foreign in ["nginx", "tidewatch-agent/nginx", "example.test/my-tidewatch-agent:1"] {
             assert_eq!(Image::of(foreign), Image::Foreign, "{foreign}");
         }

@@ -55,7 +55,7 @@ impl Landscape {
     }
 }
 
-/// A template of the usual form, with a default module CR and the layer's digest in its descriptor.
+/// A template of the usual form, with a default module CR.
 #[must_use]
 pub fn template(module: &str, version: &str) -> Value {
     json!({
@@ -69,14 +69,7 @@ pub fn template(module: &str, version: &str) -> Value {
                 "apiVersion": "operator.kyma-project.io/v1alpha1", "kind": "Sample",
                 "metadata": {"name": "default"}, "spec": {"resourceFilePath": "./module-data"},
             },
-            "descriptor": {
-                "component": {"name": component(module), "version": version, "provider": "internal", "resources": [{
-                    "name": "raw-manifest", "relation": "local", "type": "directoryTree", "version": version,
-                    "access": {"type": "localBlob", "mediaType": "application/x-tar",
-                               "localReference": "sha256:4ca9a3d4fcb8f6a06b7ba75ae1cdcd3fef0e5ce3a3da7c2a4f8c5c6f0a6b4a0f"},
-                }]},
-                "meta": {"schemaVersion": "v2"},
-            },
+            "descriptor": {},
             "manager": {"group": "apps", "version": "v1", "kind": "Deployment", "namespace": "kyma-system", "name": format!("{module}-controller")},
             "resources": [{"name": "rawManifest", "link": format!("https://example.test/{module}/{version}.yaml")}],
         },

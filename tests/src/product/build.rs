@@ -73,10 +73,14 @@ fn selected<'a>(packages: &[&'a str], agent_separately: bool) -> Vec<&'a str> {
 fn call(arguments: &[&str]) -> Result<BTreeMap<String, PathBuf>, BuildError> {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(paths::workspace()).args(["build", "--message-format=json-render-diagnostics"]);
-    // Only the product: not this crate's own binaries.
+    // Only what runs in pods or on an operator's machine: not this crate's own binaries.
     let has = |package: &str| arguments.contains(&package);
-    let binaries =
-        [(AGENT, "tidewatch-agent"), ("tidewatch-receiver", "tidewatch-receiver"), ("tidewatch-cli", "tidewatch")];
+    let binaries = [
+        (AGENT, "tidewatch-agent"),
+        ("tidewatch-receiver", "tidewatch-receiver"),
+        ("tidewatch-cli", "tidewatch"),
+        ("tidewatch-sample-operator", "sample-operator"),
+    ];
     command.args(binaries.iter().filter(|(package, _)| has(package)).flat_map(|(_, binary)| ["--bin", binary]));
     command.args(arguments);
     let call = |e: io::Error| BuildError::Call(e.to_string());

@@ -11,7 +11,7 @@ use tidewatch_shared::{
     names::{annotation, finalizer, label},
 };
 use tidewatch_tests::{
-    bed,
+    artefacts, bed,
     landscape::{Options, catalog::template, until},
 };
 
@@ -32,19 +32,19 @@ async fn a_selected_module_gets_a_manifest_and_a_deselected_one_loses_it() -> Te
         (State::Processing, Some("1.0.0"), Some("regular"))
     );
     assert_eq!(keda.manifest, None);
-    let status = setup.kcp_status("the module", |status| module(status, "keda").is_some()).await?;
-    assert_eq!(status.state(), State::Processing);
-
-    let manifests = setup.manifests().await?;
-    let [manifest] = &manifests[..] else { panic!("one Manifest, not {}", manifests.len()) };
-    assert_eq!(
-        module(&status, "keda").and_then(|keda| keda.manifest.as_ref()?.metadata.as_ref()?.name.clone()),
-        Some(manifest.name_any())
-    );
+    let manifest = setup.manifest().await?;
+    let name = |status: &KymaStatus| module(status, "keda")?.manifest.as_ref()?.metadata.as_ref()?.name.clone();
+    let status = setup.kcp_status("the Manifest in the status", |status| name(status).is_some()).await?;
+    assert_eq!((status.state(), name(&status)), (State::Processing, Some(manifest.name_any())));
     assert_eq!(manifest.labels()[label::MODULE_NAME], "keda");
     assert_eq!(manifest.labels()[label::CHANNEL], "regular");
     assert_eq!(manifest.spec.version.as_deref(), Some("1.0.0"));
-    assert_eq!(manifest.spec.install.source["type"], "oci-dir");
+    let digest = artefacts::layer_digest("kyma-project.io/module/keda", "1.0.0");
+    assert_eq!(
+        (&manifest.spec.install.source["type"], &manifest.spec.install.source["ref"]),
+        (&json!("oci-dir"), &json!(digest))
+    );
+    assert_eq!(manifest.spec.localized_images.as_deref(), Some(&["example.test/keda:1.0.0".to_owned()][..]));
     assert_eq!(manifest.spec.resource().context("the default CR")?["kind"], "Sample");
     assert!(manifest.owner_references().iter().any(|owner| owner.kind == "Kyma" && owner.name == setup.runtime.name()));
 
@@ -164,7 +164,7 @@ async fn an_unresolvable_module_is_in_error_and_affects_no_other() -> TestResult
         let message = failed.message.as_deref().unwrap_or_default();
         assert!(matches!(failed.state, State::Error | State::Warning) && message.contains(word), "{failed:?}");
     }
-    assert_eq!(setup.manifests().await?.len(), 1);
+    setup.manifest().await?;
     // Select a channel that the module lacks, and then return to the former one.
     setup.runtime.patch_kyma(&json!({"spec": {"modules": [{"name": "keda", "channel": "rapid"}]}})).await?;
     let failed = |status: &KymaStatus| module(status, "keda").is_some_and(|keda| keda.state == State::Error);
@@ -214,7 +214,7 @@ async fn the_users_selection_survives_the_deletion_of_the_runtimes_kyma() -> Tes
     })
     .await?;
     assert_eq!((after.spec.channel.as_str(), after.spec.modules()), ("fast", before.spec.modules()));
-    assert_eq!(setup.manifests().await?.len(), 1);
+    setup.manifest().await?;
     Ok(())
 }
 
@@ -224,7 +224,7 @@ async fn a_deleted_kyma_goes_after_all_of_its_objects() -> TestResult {
     setup.runtime.select(&["keda"]).await?;
     setup.skr_status("the module", |status| module(status, "keda").is_some()).await?;
     // A foreign finalizer holds the Manifest, as the module's operator would.
-    let [manifest] = &setup.manifests().await?[..] else { panic!("one Manifest") };
+    let manifest = setup.manifest().await?;
     let manifests = kube::Api::<tidewatch_shared::api::Manifest>::namespaced(
         setup.landscape.kcp().client().await?,
         setup.landscape.namespace(),

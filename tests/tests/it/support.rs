@@ -332,6 +332,15 @@ impl SingleRuntime {
         Ok(api.list(&mine).await?.items)
     }
 
+    /// Waits for the only Manifest of the runtime: a new module waits for its component descriptor first.
+    pub(crate) async fn manifest(&self) -> Result<Manifest> {
+        until("one Manifest", async || {
+            let mut manifests = self.manifests().await?;
+            Ok(if manifests.len() == 1 { manifests.pop() } else { None })
+        })
+        .await
+    }
+
     /// The API of this landscape's Kymas in KCP, as an administrator.
     pub(crate) async fn kcp_kymas(&self) -> Result<Api<Kyma>> {
         Ok(Api::namespaced(self.landscape.kcp().client().await?, self.landscape.namespace()))

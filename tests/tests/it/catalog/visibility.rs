@@ -161,7 +161,7 @@ async fn a_selected_but_hidden_module_is_in_error_until_it_is_visible() -> TestR
 
     relabel(&setup, "serverless-1.0.0", json!({label::BETA: null})).await?;
     setup.skr_status("the module on its way", is_in(State::Processing)).await?;
-    let manifest = setup.manifests().await?.pop().context("the Manifest")?;
+    let manifest = setup.manifest().await?;
     // Mark the Manifest Ready, as the module operator does.
     let manifests = Api::<Manifest>::namespaced(setup.landscape.operator(), setup.landscape.namespace());
     let ready = Patch::Merge(json!({"status": {"state": "Ready"}}));
