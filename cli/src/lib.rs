@@ -1,12 +1,14 @@
-//! `tidewatch`, the operators' program: queries a running receiver and its agents, rotates the CA, and checks catalogs.
+//! `tidewatch`, the operators' program: queries a running receiver and its agents, rotates the CA, checks catalogs, and
+//! packs modules.
 //!
-//! This crate parses arguments, opens connections and renders results; reports, catalog rules and access to runtimes are
-//! those of `tidewatch_receiver` and `tidewatch_agent`.
+//! This crate parses arguments, opens connections and renders results; reports, catalog rules, reading of modules and
+//! access to runtimes are those of `tidewatch_receiver` and `tidewatch_agent`.
 //!
 //! | module | responsibility |
 //! |---|---|
 //! | [`catalog`] | `catalog check`, `catalog diff`, `catalog show` |
 //! | [`fleet`] | `fleet` |
+//! | [`module`] | `module pack`, `module show` |
 //! | [`rotate_ca`] | `rotate-ca` |
 //! | [`status`] | `status` |
 //! | [`generate`] | `completions` and `man` |
@@ -32,6 +34,7 @@ pub mod catalog;
 pub mod cluster;
 pub mod fleet;
 pub mod generate;
+pub mod module;
 mod output;
 mod port_forward;
 mod request;
@@ -56,9 +59,11 @@ pub mod exit {
     pub const BROKEN_PATH: u8 = 3;
     /// `fleet --check` only: the receiver is not the active one.
     pub const NOT_ACTIVE: u8 = 4;
+    /// `module` only: the folder or the artefact is not a valid module.
+    pub const INVALID_MODULE: u8 = 3;
 }
 
-/// Operates Tidewatch: shows runtimes and agents, rotates the CA, and checks module catalogs
+/// Operates Tidewatch: shows runtimes and agents, rotates the CA, checks module catalogs, and packs modules
 #[derive(Clone, Debug, Parser)]
 #[command(name = "tidewatch", version, arg_required_else_help = true)]
 pub struct Cli {
@@ -83,6 +88,9 @@ pub enum Command {
     /// Check a module catalog, compare it with the live one, or show the part visible to a runtime
     #[command(subcommand)]
     Catalog(catalog::Catalog),
+    /// Pack a module's version as an OCI artefact, or show such an artefact
+    #[command(subcommand)]
+    Module(module::Module),
     /// Show the agent of one runtime: event path, watches, certificate
     #[command(after_help = "Exit codes: 0 shown; 1 no response; 2 invalid arguments.")]
     Status(status::StatusCommand),
@@ -102,6 +110,7 @@ impl Cli {
             Command::Fleet(fleet) => ("fleet", exit::FAILURE, fleet.run()),
             Command::RotateCa(rotate) => ("rotate-ca", exit::FAILURE, rotate.run()),
             Command::Catalog(catalog) => ("catalog", exit::UNREADABLE, catalog.run()),
+            Command::Module(module) => ("module", exit::FAILURE, module.run()),
             Command::Status(status) => ("status", exit::FAILURE, status.run()),
             Command::Completions(completions) => ("completions", exit::FAILURE, completions.run()),
             Command::Man(man) => ("man", exit::FAILURE, man.run()),

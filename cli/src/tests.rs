@@ -1,6 +1,10 @@
 use clap::CommandFactory as _;
 
-use super::{catalog::Catalog, *};
+use super::{
+    catalog::Catalog,
+    module::{Module, Show},
+    *,
+};
 
 fn parse(arguments: &[&str]) -> Result<Command, clap::Error> {
     Cli::try_parse_from([&["tidewatch"], arguments].concat()).map(|cli| cli.command)
@@ -22,8 +26,31 @@ fn arguments_select_the_command() {
     let status = parse(&["status", "k", "--json", "--allow-runtime-addresses", "10.0.0.0/8,127.0.0.1"]);
     let Ok(Command::Status(status)) = status else { panic!("{status:?}") };
     assert_eq!((&*status.kyma, status.json, status.allow_runtime_addresses.len()), ("k", true, 2));
+    let pack = parse(&[
+        "module",
+        "pack",
+        "f",
+        "--push",
+        "http://localhost:5000/a",
+        "--overwrite",
+        "--username",
+        "u",
+        "--password-stdin",
+    ]);
+    let Ok(Command::Module(Module::Pack(pack))) = pack else { panic!("{pack:?}") };
+    assert!(pack.push.overwrite && pack.push.registry.password_stdin && pack.output.is_none());
+    let show = parse(&["module", "show", "reg/component-descriptors/a.b/c:1.0.0", "--json"]);
+    assert!(matches!(show, Ok(Command::Module(Module::Show(Show { json: true, .. })))));
     for invalid in [
-        &["catalog"][..],
+        &["module", "pack", "f"][..],
+        &["module", "pack", "--output", "d"],
+        &["module", "pack", "f", "--output", "d", "--overwrite"],
+        &["module", "pack", "f", "--push", "r", "--tar"],
+        &["module", "pack", "f", "--push", "ftp://r"],
+        &["module", "pack", "f", "--push", "r", "--username", "u"],
+        &["module", "pack", "f", "--push", "r", "--password-stdin"],
+        &["module", "show"],
+        &["catalog"],
         &["catalog", "check"],
         &["catalog", "check", "a", "--whole"],
         &["catalog", "show"],
@@ -52,7 +79,7 @@ fn leaves(command: &clap::Command, path: &str) -> Vec<(String, clap::Command)> {
 #[test]
 fn help_documents_exit_codes_and_every_argument() {
     let leaves = leaves(&Cli::command(), "");
-    assert_eq!(leaves.len(), 8, "{leaves:?}");
+    assert_eq!(leaves.len(), 10, "{leaves:?}");
     for (path, mut command) in leaves {
         let help = command.render_long_help().to_string();
         assert!(help.contains("Exit codes: 0 "), "{path}: {help}");

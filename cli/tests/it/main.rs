@@ -1,6 +1,8 @@
 //! The program as a process: exit codes, output, and the requests that it sends.
 #![expect(clippy::unwrap_used, reason = "a test fails by a panic, in its helpers too")]
 
+mod module;
+mod registry;
 mod server;
 
 use std::{
@@ -260,7 +262,13 @@ async fn completions_and_man_pages_cover_every_command() {
     let dir = TempDir::new().unwrap();
     let pages = dir.path().join("man1");
     assert_eq!(code(&tidewatch(&["man", pages.to_str().unwrap()]).await), 0);
-    for page in ["tidewatch.1", "tidewatch-fleet.1", "tidewatch-catalog-check.1", "tidewatch-status.1"] {
+    for page in [
+        "tidewatch.1",
+        "tidewatch-fleet.1",
+        "tidewatch-catalog-check.1",
+        "tidewatch-module-pack.1",
+        "tidewatch-status.1",
+    ] {
         assert!(fs::read_to_string(pages.join(page)).unwrap().contains(".TH"), "{page}");
     }
     let (_dir, file) = file("");

@@ -1,0 +1,84 @@
+//! `module`: packs a module's version as an artefact of the Open Component Model (OCM), and shows artefacts.
+//!
+//! | module | responsibility |
+//! |---|---|
+//! | `config`, `folder` | `module.yaml` and the files that it names |
+//! | `image` | references of images, and the workloads that name them |
+//! | `constructor` | the component descriptor and the blobs of a folder |
+//! | `template` | the ModuleTemplate of a folder |
+//! | `artefact` | blobs, config and manifest of an artefact |
+//! | `layout` | OCI image layouts: folders and tar archives |
+//! | `registry`, `push` | the access to a registry, and the upload |
+//! | `pack`, `show` | the commands |
+
+mod artefact;
+mod config;
+mod constructor;
+mod folder;
+mod image;
+mod layout;
+mod pack;
+mod push;
+mod registry;
+mod show;
+mod template;
+#[cfg(test)]
+mod tests;
+
+use anyhow::Result;
+use clap::Subcommand;
+use thiserror::Error;
+
+use crate::exit;
+
+pub use pack::Pack;
+pub use push::PushFlags;
+pub use registry::RegistryFlags;
+pub use show::Show;
+
+/// Commands of `module`.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Module {
+    /// Pack the folder of a module's version as an OCI artefact, with its ModuleTemplate, and push it to a registry
+    #[command(
+        after_help = "Exit codes: 0 packed, and pushed with --push; 1 a file cannot be read or written, or the registry \
+        refuses; 2 invalid arguments; 3 the folder is not a valid module."
+    )]
+    Pack(Pack),
+    /// Show the artefact of a module's version, verify its digests, and show the Manifest's references to it
+    #[command(
+        after_help = "Exit codes: 0 shown; 1 the artefact cannot be read; 2 invalid arguments; 3 the artefact is invalid."
+    )]
+    Show(Show),
+}
+
+impl Module {
+    pub(crate) fn run(&self) -> Result<u8> {
+        let (name, result) = match self {
+            Self::Pack(pack) => ("pack", pack.run()),
+            Self::Show(show) => ("show", show.run()),
+        };
+        match result {
+            Err(error) if error.is::<InvalidError>() => {
+                eprintln!("tidewatch module {name}: {error:#}");
+                Ok(exit::INVALID_MODULE)
+            }
+            result => result,
+        }
+    }
+}
+
+/// A folder or an artefact that is not a valid module.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{place}: {problem}")]
+pub struct InvalidError {
+    /// File with document, or part of the artefact.
+    place: String,
+    problem: String,
+}
+
+impl InvalidError {
+    fn new(place: impl ToString, problem: impl ToString) -> Self {
+        Self { place: place.to_string(), problem: problem.to_string() }
+    }
+}

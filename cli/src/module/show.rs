@@ -1,0 +1,130 @@
+//! `module show`.
+
+mod report;
+mod source;
+
+use std::{collections::BTreeMap, path::Path};
+
+use anyhow::{Context as _, Result};
+use bytes::Bytes;
+use clap::Args;
+use tidewatch_receiver::oci::{
+    component::ComponentVersion,
+    credentials::RegistryAddress,
+    descriptor::{self, Descriptor},
+    digest::Digest,
+    fetch::BlobReference,
+    layer,
+};
+
+use self::{report::Report, source::Source};
+use super::{InvalidError, registry::RegistryFlags};
+use crate::{block_on, exit, output};
+
+/// Maximum size of all layers together, in bytes.
+const MAX_LAYERS_BYTES: u64 = 256 << 20;
+/// Registry of an artefact on disk.
+const NO_REGISTRY: &str = "<registry>";
+
+/// Arguments of `module show`.
+#[derive(Clone, Debug, Args)]
+pub struct Show {
+    /// <registry>/component-descriptors/<name>:<version>, or an OCI layout: a folder or a tar archive
+    #[arg(value_name = "REF")]
+    pub reference: String,
+
+    /// Registry of the receiver, which the Manifest refers to; by default that of REF
+    #[arg(long, value_name = "REGISTRY")]
+    pub receiver_registry: Option<RegistryAddress>,
+
+    /// Access to the registry.
+    #[command(flatten)]
+    pub registry: RegistryFlags,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// An artefact with its content.
+struct Stored {
+    component: ComponentVersion,
+    /// Digest of the manifest.
+    digest: Digest,
+    descriptor: Descriptor,
+    /// The layer with the component descriptor.
+    pointer: BlobReference,
+    /// Verified content of the layers.
+    layers: BTreeMap<Digest, Bytes>,
+    /// Reasons why the artefact is invalid.
+    problems: Vec<String>,
+}
+
+impl Show {
+    pub(super) fn run(&self) -> Result<u8> {
+        let report = block_on(self.report())?;
+        output::report(self.json, &report)?;
+        Ok(if report.is_valid() { exit::SUCCESS } else { exit::INVALID_MODULE })
+    }
+
+    async fn report(&self) -> Result<Report> {
+        let (source, registry) = self.source()?;
+        let stored = Stored::read(&source).await?;
+        let registry = self.receiver_registry.as_ref().map_or(registry, ToString::to_string);
+        Ok(Report::new(&stored, &registry))
+    }
+
+    /// The place of the artefact, and its registry as in a Manifest.
+    fn source(&self) -> Result<(Source, String)> {
+        if Path::new(&self.reference).exists() {
+            return Ok((Source::layout(Path::new(&self.reference))?, NO_REGISTRY.to_owned()));
+        }
+        let (address, component) = source::parse(&self.reference)?;
+        let registry = address.to_string();
+        Ok((Source::Registry(Box::new(self.registry.connect(address)?), component), registry))
+    }
+}
+
+impl Stored {
+    /// Reads manifest, component descriptor and layers, and verifies the digest of each.
+    async fn read(source: &Source) -> Result<Self> {
+        let (component, digest, manifest) = source.manifest().await?;
+        let repository = component.repository();
+        let config = source
+            .blob(&repository, &manifest.config, descriptor::MAX_CONFIG_BYTES)
+            .await
+            .context("read the config")?;
+        let pointer = descriptor::component_descriptor_pointer(&config);
+        let pointer = pointer.map_err(|error| InvalidError::new("config", error))?;
+        let pointer = BlobReference { digest: pointer.digest, size: pointer.size, media_type: pointer.media_type };
+        let content = source.blob(&repository, &pointer, descriptor::MAX_STORED_BYTES).await;
+        let content = content.context("read the component descriptor")?;
+        let descriptor = descriptor::decode(&pointer.media_type, &content, &component);
+        let descriptor = descriptor.map_err(|error| InvalidError::new("component descriptor", error))?;
+        let mut problems = Vec::new();
+        if !manifest.layers.iter().any(|layer| layer.digest == pointer.digest) {
+            // Registries remove blobs that no manifest refers to.
+            problems.push(format!("the component descriptor {} is no layer of the manifest", pointer.digest));
+        }
+        let repository = descriptor.repository().to_string();
+        let (mut layers, mut left) = (BTreeMap::new(), MAX_LAYERS_BYTES);
+        for layer in manifest.layers.iter().filter(|layer| layer.digest != pointer.digest) {
+            if layer.size > left.min(layer::MAX_STORED_BYTES as u64) {
+                problems.push(format!("the layer {} of {} bytes is too large", layer.digest, layer.size));
+                continue;
+            }
+            left -= layer.size;
+            match source.blob(&repository, layer, layer::MAX_STORED_BYTES).await {
+                Ok(content) => {
+                    layers.insert(layer.digest, content);
+                }
+                Err(error) if error.is::<InvalidError>() => problems.push(format!("{error:#}")),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Self { component, digest, descriptor, pointer, layers, problems })
+    }
+}
+
+#[cfg(test)]
+mod tests;
