@@ -19,6 +19,8 @@ const HOST: &str = "tidewatch.example.com";
 /// Secret of the receiver's certificate, if cert-manager issues it, and its mount path.
 const SERVER_SECRET: &str = "tidewatch-receiver-tls";
 const SERVER_DIR: &str = "/etc/tidewatch/server";
+/// Mount path of the folder for content of the registry, which may be lost at any time.
+const CONTENT_DIR: &str = "/var/cache/tidewatch";
 /// User and group `nonroot` of the distroless images.
 const NONROOT: u32 = 65_532;
 /// Default ports of the receiver's flags.
@@ -156,7 +158,9 @@ fn deployment() -> Value {
         "env": [
             {"name": "TIDEWATCH_NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}},
             {"name": "TIDEWATCH_LEASE_PLACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
+            {"name": "TIDEWATCH_OCI_CONTENT_DIR", "value": CONTENT_DIR},
         ],
+        "volumeMounts": [{"name": "content", "mountPath": CONTENT_DIR}],
         "ports": [
             {"name": "events", "containerPort": EVENTS},
             {"name": "enrolment", "containerPort": ENROLMENT},
@@ -184,6 +188,8 @@ fn deployment() -> Value {
             "runAsNonRoot": true, "runAsUser": NONROOT, "runAsGroup": NONROOT, "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [container],
+        // The receiver keeps its content store below half of this.
+        "volumes": [{"name": "content", "emptyDir": {"sizeLimit": "1Gi"}}],
     });
     let spec = json!({
         "replicas": 2,

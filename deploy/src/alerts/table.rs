@@ -72,6 +72,17 @@ pub(super) const ALERTS: &[Alert] = &[
         remedy: "Raise `--concurrency` and the CPU request, or repair the runtimes that fail or respond slowly.",
     },
     Alert {
+        name: "TidewatchRegistryFails",
+        expression: "tidewatch_oci_lookups_failed > 0",
+        pending: "15m",
+        severity: "warning",
+        summary: "Artefacts of modules cannot be read from the registry",
+        meaning: "Modules that need these artefacts cannot be installed or upgraded and are in state Error. Installed modules are not \
+                  affected.",
+        checks: "The receiver's log names artefact and cause; `tidewatch_oci_fetches_total` counts the causes.",
+        remedy: "See [registry](registry.md#failures).",
+    },
+    Alert {
         name: "TidewatchKymasInError",
         expression: "count(lifecycle_mgr_kyma_state{state=\"Error\"} == 1) > 0",
         pending: "15m",
