@@ -26,6 +26,7 @@ async fn a_receiver_killed_between_accepted_and_settled_loses_no_event() -> Test
     setup.runtime.write_access(&through).await?;
     setup.runtime.select(&["keda"]).await?;
     setup.skr_status("the module", |status| module(status, "keda").is_some()).await?;
+    setup.manifest().await?;
 
     proxy.black_hole();
     let begun = SystemTime::now();

@@ -120,7 +120,9 @@ async fn a_moved_channel_updates_its_followers() -> TestResult {
     let modules = json!([{"name": "keda"}, {"name": "warden", "channel": "fast"}]);
     setup.runtime.patch_kyma(&json!({"spec": {"modules": modules}})).await?;
     let version = |name: &'static str, version: &'static str| {
-        move |status: &KymaStatus| module(status, name).and_then(|module| module.version.as_deref()) == Some(version)
+        move |status: &KymaStatus| {
+            module(status, name).is_some_and(|it| it.manifest.is_some() && it.version.as_deref() == Some(version))
+        }
     };
     setup
         .skr_status("both modules", |status| version("keda", "1.0.0")(status) && version("warden", "2.1.0")(status))

@@ -112,6 +112,7 @@ async fn a_paused_runtime_is_not_reconciled_until_the_pause_ends() -> TestResult
     assert!(setup.manifests().await?.is_empty());
     kymas.patch(setup.runtime.name(), &PatchParams::default(), &Patch::Merge(labelled(json!(null)))).await?;
     setup.skr_status("the module", |status| module(status, "keda").is_some()).await?;
+    setup.manifest().await?;
     setup.kcp_status("no pause", |status| status.condition("Paused").is_none()).await?;
 
     let maps = Api::<ConfigMap>::namespaced(setup.landscape.kcp().client().await?, setup.landscape.namespace());

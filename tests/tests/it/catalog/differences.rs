@@ -54,13 +54,13 @@ async fn user_changes_to_the_catalog_are_reverted_and_user_objects_stay() -> Tes
         })
         .await?;
     }
-    // A foreign label is added, and one of ours is removed.
+    // A foreign label is added, and one of ours is removed; of another template, since the repairs of each are limited.
     for labels in [json!({"added": "label"}), json!({"operator.kyma-project.io/managed-by": null})] {
         templates
-            .patch("keda-1.0.0", &PatchParams::default(), &Patch::Merge(json!({"metadata": {"labels": labels}})))
+            .patch("keda-1.1.0", &PatchParams::default(), &Patch::Merge(json!({"metadata": {"labels": labels}})))
             .await?;
         until("the template's labels as they were", async || {
-            let labels = templates.get("keda-1.0.0").await?.metadata.labels.unwrap_or_default();
+            let labels = templates.get("keda-1.1.0").await?.metadata.labels.unwrap_or_default();
             let ours = labels.get("operator.kyma-project.io/managed-by").is_some_and(|by| by == "kyma");
             Ok((ours && !labels.contains_key("added")).then_some(()))
         })
