@@ -120,9 +120,7 @@ async fn a_moved_channel_updates_its_followers() -> TestResult {
     let modules = json!([{"name": "keda"}, {"name": "warden", "channel": "fast"}]);
     setup.runtime.patch_kyma(&json!({"spec": {"modules": modules}})).await?;
     let version = |name: &'static str, version: &'static str| {
-        move |status: &KymaStatus| {
-            module(status, name).is_some_and(|it| it.manifest.is_some() && it.version.as_deref() == Some(version))
-        }
+        move |status: &KymaStatus| module(status, name).and_then(|module| module.version.as_deref()) == Some(version)
     };
     setup
         .skr_status("both modules", |status| version("keda", "1.0.0")(status) && version("warden", "2.1.0")(status))
@@ -130,6 +128,8 @@ async fn a_moved_channel_updates_its_followers() -> TestResult {
     setup.landscape.write_channels("keda", &[("regular", "1.1.0"), ("fast", "1.1.0")]).await?;
     let status = setup.skr_status("the new version", version("keda", "1.1.0")).await?;
     assert!(version("warden", "2.1.0")(&status));
+    let installed = |status: &KymaStatus| module(status, "keda").is_some_and(|keda| keda.manifest.is_some());
+    setup.kcp_status("the Manifest", |status| installed(status) && version("keda", "1.1.0")(status)).await?;
     // 43: a downgrade is refused, the installed version stays, and the message gives the reason.
     setup.landscape.write_channels("keda", &[("regular", "1.0.0"), ("fast", "1.1.0")]).await?;
     let status = setup
