@@ -4,6 +4,7 @@
 mod build;
 pub mod changes;
 mod counters;
+mod open_files;
 mod registry;
 mod signals;
 mod workers;
@@ -37,6 +38,7 @@ use crate::{
     pki::{self, TlsState},
     telemetry::{self, Metrics, MetricsPage, Pending, Readiness},
 };
+use open_files::OpenFiles;
 use signals::Signals;
 
 pub use counters::described as metrics;
@@ -55,12 +57,13 @@ const LAST_RESPONSES: Duration = Duration::from_secs(1);
 /// A component could not be built, one that runs forever ended, or the Lease was lost.
 pub fn run(config: Config) -> Result<()> {
     telemetry::init_logs(&config.log)?;
+    let open_files = OpenFiles::raise();
     // Separate executors, so that reconciles never delay responses, and CPU time is attributable by thread name.
     let gateway = executor("gateway", GATEWAY_THREADS)?;
     let threads = thread::available_parallelism().map_or(2, usize::from);
     let reconcile = executor("reconcile", threads)?;
     let enrolment = executor("enrolment", 1)?;
-    let ended = reconcile.block_on(serve(config, Executors { gateway: &gateway, enrolment: &enrolment }));
+    let ended = reconcile.block_on(serve(config, open_files, Executors { gateway: &gateway, enrolment: &enrolment }));
     for executor in [reconcile, gateway, enrolment] {
         match &ended {
             Ok(()) => executor.shutdown_timeout(LAST_RESPONSES),
@@ -87,6 +90,7 @@ struct Executors<'a> {
 /// State of the process, before and after it becomes active.
 struct Process {
     config: Config,
+    open_files: OpenFiles,
     instance: Instance,
     fence: WriteFence,
     lease: leader::Metrics,
@@ -99,7 +103,7 @@ struct Process {
     standby: Pending,
 }
 
-async fn serve(config: Config, executors: Executors<'_>) -> Result<()> {
+async fn serve(config: Config, open_files: OpenFiles, executors: Executors<'_>) -> Result<()> {
     #[cfg(feature = "otlp")]
     let traces = config.otlp_endpoint.as_deref().map(|to| Exporter::start("tidewatch-receiver", to)).transpose()?;
     let mut signals = Signals::listen()?;
@@ -123,7 +127,7 @@ async fn serve(config: Config, executors: Executors<'_>) -> Result<()> {
     let (metrics, fleet) = (MetricsPage::new(ArcSwap::from_pointee(metrics)), FleetHandle::new(instance));
     let standby = readiness.pending("lease");
     let tls = tls_state.tokens.clone();
-    let process = Process { config, instance, fence, lease, pki, tls_state, metrics, readiness, fleet, standby };
+    let process = Process { config, open_files, instance, fence, lease, pki, tls_state, metrics, readiness, fleet, standby };
 
     let (mut listeners, stop) = (JoinSet::new(), CancellationToken::new());
     let stopped = stop.clone();

@@ -5,7 +5,7 @@
 //! * It dies with the process that started it, also if that one panics, is interrupted or is killed with SIGKILL: the
 //!   child begins as a small shell that leaves a watcher behind and then becomes the program (same pid). The watcher
 //!   reads from a pipe that only the parent can write to; end of file without a line means that the parent is gone.
-//! * Its limit of open files is the system's hard limit: thousands of connections need it.
+//! * Its soft limit of open files is 1024, the usual default: a program that needs more has to raise it.
 //! * It has its own process group, so that Ctrl-C at a terminal reaches only the parent, which ends its children in
 //!   order.
 //! * Its output goes to a log file; every error about it carries the log's path and its last lines.
@@ -25,7 +25,7 @@ use std::{
 
 /// Waits on fd 3 in the background and kills the program at end of file; a line means an orderly end.
 const LIFELINE: &str = r#"exec 3<&0 </dev/null
-ulimit -S -n "$(ulimit -H -n)" 2>/dev/null || :
+ulimit -S -n 1024 2>/dev/null || :
 (IFS= read -r _ <&3 || kill -s KILL $$) >/dev/null 2>&1 &
 exec "$@" 3<&-"#;
 

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Process,
     counters::Counters,
+    open_files::ConnectionShare,
     registry::{self, CredentialsWatch},
 };
 use crate::{
@@ -91,8 +92,12 @@ pub(super) async fn build(process: &Process) -> Result<Receiver> {
     let installs = config.installer.settings(&config.trust_domain);
     let components = components(process, stores, installs.is_some(), &counters)?;
     let synced = CancellationToken::new();
+    let mut listeners = vec![gateway::MAX_CONNECTIONS];
+    listeners.extend(config.v2.v2.then_some(gateway::MAX_CONNECTIONS));
+    listeners.extend(tls_state.authority.as_ref().map(|_| enrol::MAX_CONNECTIONS));
     let mut builder = Builder {
         process,
+        connections: process.open_files.divide(&listeners, &counters.open_files),
         client: &client,
         components: &components,
         counters: &counters,
@@ -177,6 +182,8 @@ fn components(process: &Process, stores: Stores, installs: bool, counters: &Coun
 /// Builds the components that depend on [`changes::Components`].
 struct Builder<'a> {
     process: &'a Process,
+    /// Connections that each listener accepts.
+    connections: ConnectionShare,
     client: &'a Client,
     components: &'a changes::Components,
     counters: &'a Counters,
@@ -278,6 +285,7 @@ impl Builder<'_> {
             proxy: tls_state.proxy.clone(),
             revocations: components.revocations.clone(),
             issuer,
+            max_connections: self.connections.of(gateway::MAX_CONNECTIONS),
             ..gateway::Settings::new(config.event_address, config.authority.clone(), config.trust_domain.clone())
         };
         let (fleet, metrics) = (components.fleet.clone(), counters.gateway.clone());
@@ -294,7 +302,8 @@ impl Builder<'_> {
         let changes::Components { fleet, plan, v2_allowed, revocations, .. } = components.clone();
         let files = v2::TlsFiles::open(flags, config.tls.tls_cert.as_ref(), config.tls.tls_key.as_ref(), pki.clone())?;
         let settings = v2::settings(flags.v2_address, config.trust_domain.clone());
-        let settings = gateway::Settings { revocations, ..settings };
+        let max_connections = self.connections.of(settings.max_connections);
+        let settings = gateway::Settings { revocations, max_connections, ..settings };
         let adapter = V2Adapter::new(fleet, plan, v2_allowed, forward);
         let (callers, metrics, shared) = (files.callers.clone(), counters.v2.clone(), counters.gateway.port.clone());
         let handler = move |settings: &_| V2Handler::new(settings, callers, adapter, metrics, shared);
@@ -306,6 +315,8 @@ impl Builder<'_> {
     fn enrolment(&self, issuer: CertificateIssuer) -> Binding<EnrolmentHandler> {
         let Self { process: Process { config, tls_state, .. }, components, counters, .. } = self;
         let settings = enrol::settings(config.enrolment.enrolment_address, config.trust_domain.clone());
+        let max_connections = self.connections.of(settings.max_connections);
+        let settings = gateway::Settings { max_connections, ..settings };
         // Clients of the runtimes review the tokens.
         let (access, metrics) = (components.access.clone(), counters.enrolment.clone());
         let enrolments = EnrolmentService::new(&config.enrolment, issuer, access, metrics);

@@ -6,7 +6,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use tidewatch_shared::{api::Kyma, metric_set, metrics::MetricDescription};
 
 use crate::{
-    app::changes,
+    app::{changes, open_files},
     controllers::{catalog, event_path, installer, kyma},
     fleet::table,
     ingress::{
@@ -29,6 +29,7 @@ metric_set! {
         pub(super) event_path: event_path::Metrics = ..,
         pub(super) kyma: kyma::Metrics = ..,
         pub(super) oci: oci::metrics::Metrics = ..,
+        pub(super) open_files: open_files::Metrics = ..,
         pub(super) installer: installer::Metrics = ..,
         pub(super) enrolment: enrolment::Metrics = ..,
         pub(super) recorder: recorder::Metrics = ..,

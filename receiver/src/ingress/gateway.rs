@@ -75,6 +75,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Interval of lag measurements: several within the default limit of one second.
 const LAG_INTERVAL: Duration = Duration::from_millis(100);
 
+/// Default of [`Settings::max_connections`].
+pub const MAX_CONNECTIONS: usize = 20_000;
+
 /// Limits and deadlines of one gateway port.
 #[derive(Clone)]
 pub struct Settings {
@@ -135,7 +138,7 @@ impl Settings {
             address,
             authorities,
             domain,
-            max_connections: 20_000,
+            max_connections: MAX_CONNECTIONS,
             max_handshakes: 1_024,
             handshake_deadline: Duration::from_secs(5),
             head_deadline: Duration::from_secs(10),

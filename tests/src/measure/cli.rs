@@ -11,9 +11,6 @@ use super::{
 };
 use crate::{limits, progress, run_command};
 
-/// Limit of open files for thousands of agents with a few descriptors each.
-const OPEN_FILES: u64 = 1 << 16;
-
 /// Measures the whole system on a real KCP; measurements with thousands of runtimes use fake API servers for them.
 /// Fails when a figure misses its bar.
 #[derive(Parser)]
@@ -72,7 +69,7 @@ pub fn main() -> ExitCode {
             | Measurement::Flood(_)
     );
     if has_fleet {
-        limits::raise_open_files(OPEN_FILES);
+        limits::raise_open_files();
     }
     run_command(measure(arguments))
 }

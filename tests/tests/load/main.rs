@@ -20,12 +20,10 @@ const GROWTH_PERCENT: u64 = 10;
 
 static EXCLUSIVE: Mutex<()> = Mutex::const_new(());
 
-/// Limit of open files: thousands of connections, some with both ends in this process.
-const OPEN_FILES: u64 = 12_000;
-
-/// Waits until no other test runs. Every test calls it first, since raising the limit may re-execute the process.
+/// Raises the limit of open files, since thousands of connections have an end in this process, and waits until no other
+/// test runs.
 async fn exclusive() -> MutexGuard<'static, ()> {
-    limits::raise_open_files(OPEN_FILES);
+    limits::raise_open_files();
     tidewatch_tests::install_crypto();
     EXCLUSIVE.lock().await
 }

@@ -15,13 +15,16 @@ use super::Settings;
 /// Bytes of a request's head at most: a token and the other fields.
 const MAX_HEAD_BYTES: u32 = 16 << 10;
 
+/// Open connections at most, see [`Settings::max_connections`].
+pub const MAX_CONNECTIONS: usize = 4_096;
+
 /// Returns the settings of this port. Connections are short: an agent enrols once and then uses the event port. If all
 /// agents of a large fleet connect at once, excess connections wait in the kernel's backlog, or are retried with jitter
 /// once that is full too.
 #[must_use]
 pub fn settings(address: SocketAddr, domain: TrustDomain) -> Settings {
     Settings {
-        max_connections: 4_096,
+        max_connections: MAX_CONNECTIONS,
         max_handshakes: 256,
         head_deadline: Duration::from_secs(5),
         body_deadline: Duration::from_secs(5),
