@@ -2,18 +2,22 @@
 //!
 //! No kubeconfig can make the receiver run a command, read a file or connect to a forbidden address: it is parsed as
 //! plain data ([`kubeconfig`]), and every resolved address is checked ([`addresses`]). No runtime can block the
-//! receiver: every response is limited in bytes and time ([`LimitError`]), and every list ends ([`list_all`]).
+//! receiver: every response is limited in bytes, in memory once decoded, and in time ([`LimitError`]), all of them share
+//! a memory budget ([`MemoryLimits`]), and every list ends ([`list_all`]).
 //! Tokens and keys appear in no message and in no `Debug`.
 
 pub mod addresses;
+mod budget;
 mod chain;
 mod classify;
 mod client;
 mod connector;
 pub mod kubeconfig;
+mod limits;
 mod list;
 mod metrics;
 mod response;
+mod structure;
 mod upgrade;
 
 use std::{
@@ -32,14 +36,16 @@ use tidewatch_shared::{tls, variant::VariantName as _};
 use tokio::time::sleep;
 
 pub use addresses::{Cidr, ForbiddenAddressError};
+pub use budget::{MemoryLimits, retain};
 pub use classify::{classify, describe, forbidden_address, limit_error};
 pub use kubeconfig::KubeconfigError;
-pub use list::{ListError, ListLimits, list_all};
+pub use list::{ListError, ListLimits, list_all, list_first, list_map};
 pub use metrics::Metrics;
 pub use response::{LimitError, Limits};
 
 use crate::{base::key::KymaKey, kube::leader::WriteFence};
 use addresses::AddressRules;
+use budget::{Account, MemoryBudget};
 use client::{CachedClient, ClientParts};
 use connector::AddressGuard;
 use kubeconfig::RuntimeKubeconfig;
@@ -53,6 +59,8 @@ pub struct Settings {
     pub deny: Vec<Cidr>,
     /// Limits of each runtime's responses.
     pub limits: Limits,
+    /// Memory budget of the responses of all runtimes.
+    pub memory: MemoryLimits,
     /// Write fence of all requests to runtimes.
     pub fence: WriteFence,
 }
@@ -125,6 +133,7 @@ pub struct RuntimeAccess(Arc<Inner>);
 
 struct Inner {
     parts: ClientParts,
+    memory: MemoryBudget,
     // Held while a caller reads the Secrets and stores them.
     refresh: Mutex<()>,
     // Held for a lookup or for building one client (about 0.2 ms), never across an await.
@@ -140,6 +149,8 @@ struct Table {
 struct Entry {
     fingerprints: Vec<SecretFingerprint>,
     revision: u64,
+    /// Memory of its responses; the same for all its clients.
+    account: Account,
     kubeconfig: Result<Box<RuntimeKubeconfig>, RuntimeAccessError>,
     /// Client of the kubeconfig, once built and until evicted.
     cached: Option<CachedClient>,
@@ -173,10 +184,11 @@ impl RuntimeAccess {
     /// Starts with no access to anything.
     #[must_use]
     pub fn new(settings: Settings, metrics: Metrics) -> Self {
-        let Settings { allow, deny, limits, fence } = settings;
+        let Settings { allow, deny, limits, memory, fence } = settings;
         let guard = AddressGuard { rules: Arc::new(AddressRules { allow, deny }), metrics };
         let parts = ClientParts { guard, limits, provider: tls::provider(), fence };
-        Self(Arc::new(Inner { parts, refresh: Mutex::default(), table: Mutex::default() }))
+        let memory = MemoryBudget::new(memory);
+        Self(Arc::new(Inner { parts, memory, refresh: Mutex::default(), table: Mutex::default() }))
     }
 
     /// As [`set_secrets`](Self::set_secrets), with the Secrets that `read` returns. Concurrent callers are serialized,
@@ -212,7 +224,9 @@ impl RuntimeAccess {
         table.last_revision += 1;
         let revision = table.last_revision;
         let fingerprints = secrets.into_iter().map(SecretFingerprint::of).collect();
-        table.entries.insert(key.clone(), Entry { fingerprints, revision, kubeconfig, cached: None });
+        let account = table.entries.get(key).map(|entry| entry.account.clone());
+        let account = account.unwrap_or_else(|| self.0.memory.account());
+        table.entries.insert(key.clone(), Entry { fingerprints, revision, account, kubeconfig, cached: None });
         true
     }
 
@@ -240,7 +254,7 @@ impl RuntimeAccess {
         let kubeconfig = entry.kubeconfig.as_ref().map_err(Clone::clone)?;
         let cached = match &mut entry.cached {
             Some(cached) => cached,
-            none => match client::build(&self.0.parts, kubeconfig) {
+            none => match client::build(&self.0.parts, &entry.account, kubeconfig) {
                 Ok(new) => none.insert(new),
                 Err(refusal) => {
                     self.0.parts.guard.metrics.unusable(refusal.as_str());

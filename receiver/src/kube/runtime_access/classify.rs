@@ -36,7 +36,11 @@ fn of_transport(error: &kube::Error) -> ErrorClass {
         return ErrorClass::Auth;
     }
     match limit_error(error) {
-        Some(LimitError::TooLarge(_) | LimitError::UnexpectedStatus(_)) => return ErrorClass::Refused,
+        Some(LimitError::TooLarge(_) | LimitError::TooComplex(_) | LimitError::UnexpectedStatus(_)) => {
+            return ErrorClass::Refused;
+        }
+        // Other runtimes hold the memory, or this one does.
+        Some(LimitError::NoMemory(_)) => return ErrorClass::Ours,
         Some(LimitError::HeadTimeout(_) | LimitError::Timeout(_)) => return ErrorClass::Transport,
         None => {}
     }
@@ -144,6 +148,8 @@ mod tests {
             (service(forbidden), ErrorClass::Auth),
             (service(io::Error::other(forbidden)), ErrorClass::Auth),
             (service(LimitError::TooLarge(1)), ErrorClass::Refused),
+            (service(LimitError::TooComplex(1)), ErrorClass::Refused),
+            (service(LimitError::NoMemory(Duration::from_secs(1))), ErrorClass::Ours),
             (service(LimitError::HeadTimeout(Duration::from_secs(1))), ErrorClass::Transport),
             (service(LimitError::Timeout(Duration::from_secs(1))), ErrorClass::Transport),
             (service(io::Error::from(io::ErrorKind::ConnectionRefused)), ErrorClass::Transport),

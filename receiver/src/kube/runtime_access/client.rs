@@ -19,6 +19,7 @@ use tokio::{sync::Semaphore, time::Instant};
 use tower::Layer;
 
 use super::{
+    budget::Account,
     connector::{self, AddressGuard, Connector, Protocols},
     kubeconfig::{Credentials, KubeconfigError, RuntimeKubeconfig, literal},
     response::{BoundedService, Limits},
@@ -75,11 +76,16 @@ impl Usage {
     }
 }
 
-/// Builds a client, which connects on its first use. Must be called inside a tokio executor, on which it spawns a task.
+/// Builds a client, which connects on its first use; the memory of its responses counts on `account`. Must be called
+/// inside a tokio executor, on which it spawns a task.
 ///
 /// # Errors
 /// [`KubeconfigError::ForbiddenAddress`] and [`KubeconfigError::ClientCertificate`].
-pub(super) fn build(parts: &ClientParts, kubeconfig: &RuntimeKubeconfig) -> Result<CachedClient, KubeconfigError> {
+pub(super) fn build(
+    parts: &ClientParts,
+    account: &Account,
+    kubeconfig: &RuntimeKubeconfig,
+) -> Result<CachedClient, KubeconfigError> {
     let ClientParts { guard, limits, fence, .. } = parts;
     let (connector, authorization) = connector(parts, kubeconfig, Protocols::All)?;
     let client = legacy::Client::builder(TokioExecutor::new())
@@ -98,6 +104,7 @@ pub(super) fn build(parts: &ClientParts, kubeconfig: &RuntimeKubeconfig) -> Resu
         authorization,
         usage: usage.clone(),
         limits: *limits,
+        account: account.clone(),
         metrics: guard.metrics.clone(),
         fence: fence.clone(),
     };

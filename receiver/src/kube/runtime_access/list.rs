@@ -1,6 +1,6 @@
 //! Lists a kind in pages, bounded in pages, objects, bytes and time, so that no server can return an endless list.
 
-use std::{fmt, marker::PhantomData, time::Duration};
+use std::{fmt, marker::PhantomData, sync::Arc, time::Duration};
 
 use http_body_util::{BodyExt, Limited};
 use kube::{
@@ -16,7 +16,11 @@ use serde::{
 use thiserror::Error;
 use tokio::time::timeout;
 
-use super::{chain, response::LimitError};
+use super::{
+    budget::{self, Reservation},
+    chain,
+    response::LimitError,
+};
 
 /// Default number of objects per page.
 const PAGE: u32 = 100;
@@ -68,6 +72,7 @@ pub enum ListError {
 
 /// Lists all objects that match `selection` (its `limit` and `continue_token` are set here). After its continue
 /// token expired, a list starts again, within the same limits. For a kind of `PartialObjectMeta` only metadata is transferred.
+/// All objects together must fit into the memory of one runtime.
 ///
 /// # Errors
 /// [`ListError`]; a partial list is never returned.
@@ -75,12 +80,53 @@ pub async fn list_all<K>(api: &Api<K>, selection: &ListParams, limits: &ListLimi
 where
     K: kube::Resource + Clone + DeserializeOwned,
 {
-    timeout(limits.deadline, pages(api, selection.clone(), limits))
-        .await
-        .map_err(|_| ListError::Timeout(limits.deadline))?
+    let pages = pages(api, selection.clone(), limits, |page, reservation| {
+        page.into_iter().map(|object| (object, reservation.clone())).collect()
+    });
+    let all = timeout(limits.deadline, pages).await.map_err(|_| ListError::Timeout(limits.deadline))??;
+    let (objects, reservations): (Vec<_>, Vec<_>) = all.into_iter().unzip();
+    budget::keep_all(reservations.into_iter().flatten());
+    Ok(objects)
 }
 
-async fn pages<K>(api: &Api<K>, mut params: ListParams, limits: &ListLimits) -> Result<Vec<K>, ListError>
+/// As [`list_all`], for lists of large objects: keeps only what `keep` returns of each object, and at most one page of
+/// objects at a time.
+///
+/// # Errors
+/// As [`list_all`].
+pub async fn list_map<K, T>(
+    api: &Api<K>,
+    selection: &ListParams,
+    limits: &ListLimits,
+    mut keep: impl FnMut(K) -> T,
+) -> Result<Vec<T>, ListError>
+where
+    K: kube::Resource + Clone + DeserializeOwned,
+{
+    let pages = pages(api, selection.clone(), limits, |page, _reservation| page.into_iter().map(&mut keep).collect());
+    timeout(limits.deadline, pages).await.map_err(|_| ListError::Timeout(limits.deadline))?
+}
+
+/// Lists the first objects that match `selection`, at most `limit` of them, in one request.
+///
+/// # Errors
+/// Of the request.
+pub async fn list_first<K>(api: &Api<K>, selection: &ListParams, limit: u16) -> kube::Result<Vec<K>>
+where
+    K: kube::Resource + Clone + DeserializeOwned,
+{
+    let params = selection.clone().limit(limit.into());
+    let (page, _reservation) = page(api, &params, &mut ListLimits::default().bytes).await?;
+    Ok(page.items.0.into_iter().take(limit.into()).collect())
+}
+
+/// Reads all pages, and maps each of them with the reservation of its memory, which nothing else keeps.
+async fn pages<K, T>(
+    api: &Api<K>,
+    mut params: ListParams,
+    limits: &ListLimits,
+    mut map: impl FnMut(Vec<K>, Option<Arc<Reservation>>) -> Vec<T>,
+) -> Result<Vec<T>, ListError>
 where
     K: kube::Resource + Clone + DeserializeOwned,
 {
@@ -89,7 +135,7 @@ where
     params.limit = Some(limits.page);
     params.continue_token = None;
     for _ in 0..limits.pages {
-        let page = match page(api, &params, &mut left).await {
+        let (page, reservation) = match budget::retain(page(api, &params, &mut left)).await {
             Ok(page) => page,
             Err(error) if too_large(&error) && params.limit > Some(SMALLEST_PAGE) && left > 0 => {
                 params.limit = params.limit.map(|limit| (limit / 10).max(SMALLEST_PAGE));
@@ -102,7 +148,7 @@ where
             }
             Err(error) => return Err(ListError::Page(error)),
         };
-        all.extend(page.items.0);
+        all.extend(map(page.items.0, reservation));
         if all.len() > limits.objects {
             return Err(ListError::Objects(limits.objects));
         }
@@ -114,21 +160,25 @@ where
     Err(ListError::Pages(limits.pages))
 }
 
-/// True if one response exceeded its limit; exceeding the budget of the whole list does not count.
+/// True if one response exceeded its limit of bytes or memory; exceeding the budget of the whole list does not count.
 fn too_large(error: &kube::Error) -> bool {
-    chain::find::<LimitError>(error).is_some_and(|cut| matches!(cut, LimitError::TooLarge(_)))
+    chain::find::<LimitError>(error)
+        .is_some_and(|cut| matches!(cut, LimitError::TooLarge(_) | LimitError::TooComplex(_)))
 }
 
+/// Reads one page. Its memory is reserved as long as the returned reservation exists.
 async fn page<K: kube::Resource + Clone + DeserializeOwned>(
     api: &Api<K>,
     params: &ListParams,
     left: &mut usize,
-) -> Result<Page<K>, kube::Error> {
+) -> kube::Result<(Page<K>, Option<Arc<Reservation>>)> {
     let request = Request::new(api.resource_url());
     let request = if K::metadata_api() { request.list_metadata(params) } else { request.list(params) };
     let request = request.map_err(kube::Error::BuildRequest)?;
     let response = api.clone().into_client().send(request.map(Body::from)).await?;
     let status = response.status();
+    // Absent with the API server of a test.
+    let reservation = response.extensions().get::<Arc<Reservation>>().cloned();
     let limited = Limited::new(response.into_body(), *left).collect().await;
     let body = limited.map_err(|error| match error.downcast::<kube::Error>() {
         Ok(error) => *error,
@@ -138,7 +188,8 @@ async fn page<K: kube::Resource + Clone + DeserializeOwned>(
     *left = left.saturating_sub(body.len());
     if status.is_success() {
         // kube would log the whole body when it cannot parse it.
-        return serde_json::from_slice(&body).map_err(kube::Error::SerdeError);
+        let page = serde_json::from_slice(&body).map_err(kube::Error::SerdeError)?;
+        return Ok((page, reservation));
     }
     let failure = serde_json::from_slice(&body).unwrap_or_else(|_| Status::failure("no readable status", ""));
     // The code of the head takes precedence.

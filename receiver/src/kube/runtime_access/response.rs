@@ -1,4 +1,5 @@
-//! Sends one request to a runtime and limits its response: in waiting time, in bytes, and in total time.
+//! Sends one request to a runtime and limits its response: in waiting time, in bytes, in memory once decoded, and in
+//! total time.
 
 use std::{
     pin::Pin,
@@ -26,7 +27,14 @@ use tokio::{
 };
 use tower::{BoxError, Service};
 
-use super::{Metrics, client::Usage, connector::Connector};
+use super::{
+    Metrics,
+    budget::{self, Account, Growth, Reservation},
+    client::Usage,
+    connector::Connector,
+    limits::{BodyLimits, ERROR_MEMORY, limits_of},
+    structure::Structure,
+};
 use crate::kube::leader::WriteFence;
 
 /// Limits of one runtime's responses.
@@ -39,7 +47,7 @@ pub struct Limits {
     /// Timeout from the request to the last byte of the response. The receiver holds no watch on a runtime, so no
     /// response is long-lived.
     pub response: Duration,
-    /// Bytes in the body of a successful response. An API server's largest single object has about 1.5 MiB.
+    /// Bytes in the body of a successful response at most. Most requests have a lower limit of their own.
     pub bytes: u64,
     /// Bytes in the body of an error response.
     pub error_bytes: u64,
@@ -67,6 +75,14 @@ pub enum LimitError {
     /// More than [`Limits::bytes`] or [`Limits::error_bytes`].
     #[error("the runtime's answer is larger than {0} bytes")]
     TooLarge(u64),
+    /// More memory once decoded than the limit of such a response in bytes, as estimated before it is decoded.
+    #[error("the runtime's answer has too many values: they take more than {0} bytes of memory")]
+    #[strum(serialize = "too_complex")]
+    TooComplex(u64),
+    /// The memory budget was exhausted until [`Limits::response`].
+    #[error("the answers of runtimes took all memory that they may take, for {0:?}")]
+    #[strum(serialize = "memory")]
+    NoMemory(Duration),
     /// Longer than [`Limits::head`].
     #[error("the runtime did not answer within {0:?}")]
     #[strum(serialize = "head_late")]
@@ -93,6 +109,7 @@ pub(super) struct BoundedService {
     pub(super) authorization: Option<HeaderValue>,
     pub(super) usage: Arc<Usage>,
     pub(super) limits: Limits,
+    pub(super) account: Account,
     pub(super) metrics: Metrics,
     pub(super) fence: WriteFence,
 }
@@ -118,8 +135,8 @@ impl Service<Request<KubeBody>> for BoundedService {
 
 impl BoundedService {
     async fn exchange(self, request: Request<KubeBody>) -> Result<Response<BoundedBody>, BoxError> {
-        let Self { client, usage, limits, metrics, fence, .. } = self;
-        let start = Instant::now();
+        let Self { client, usage, limits, account, metrics, fence, .. } = self;
+        let (start, of_request) = (Instant::now(), limits_of(&request));
         let head = async {
             let permit = usage.permits.clone().acquire_owned().await?;
             usage.touch();
@@ -134,22 +151,31 @@ impl BoundedService {
         let status = response.status();
         metrics.responded(class(status));
         let limit = match status.as_u16() {
-            200..=299 => limits.bytes,
-            400..=599 => limits.error_bytes,
+            200..=299 => BodyLimits { bytes: of_request.bytes.min(limits.bytes), ..of_request },
+            400..=599 => BodyLimits { bytes: limits.error_bytes, memory: ERROR_MEMORY },
             _ => return Err(record_refusal(&metrics, LimitError::UnexpectedStatus(status)).into()),
         };
-        if response.body().size_hint().lower() > limit {
-            return Err(record_refusal(&metrics, LimitError::TooLarge(limit)).into());
+        if response.body().size_hint().lower() > limit.bytes {
+            return Err(record_refusal(&metrics, LimitError::TooLarge(limit.bytes)).into());
         }
-        Ok(response.map(|body| BoundedBody {
+        let reservation = Reservation::new(&account);
+        budget::keep(&reservation);
+        let memory = Growth::new(reservation.clone());
+        let mut response = response.map(|body| BoundedBody {
             body,
-            remaining: limit,
+            structure: Structure::default(),
+            memory,
+            waiting: None,
+            remaining: limit.bytes,
             limit,
             deadline: Box::pin(sleep_until(start + limits.response)),
             timeout: limits.response,
             metrics,
             _permit: permit,
-        }))
+        });
+        // Lets a caller that decodes the body by itself keep the memory reserved meanwhile.
+        response.extensions_mut().insert(reservation);
+        Ok(response)
     }
 }
 
@@ -167,15 +193,42 @@ fn class(status: StatusCode) -> &'static str {
     }
 }
 
-/// The body of a response, which ends with an error at its limit of bytes or time, and holds the permit of its request.
+/// The body of a response, which ends with an error at its limit of bytes, memory or time, waits for the memory that it
+/// needs once decoded, and holds the permit of its request.
 pub(super) struct BoundedBody {
     body: Incoming,
+    structure: Structure,
+    memory: Growth,
+    /// Received frame without memory.
+    waiting: Option<Frame<Bytes>>,
     remaining: u64,
-    limit: u64,
+    limit: BodyLimits,
     deadline: Pin<Box<Sleep>>,
     timeout: Duration,
     metrics: Metrics,
     _permit: OwnedSemaphorePermit,
+}
+
+impl BoundedBody {
+    /// Receives the next frame, within the limits of this response.
+    fn poll_received(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let Some(frame) = ready!(Pin::new(&mut self.body).poll_frame(cx)?) else { return Poll::Ready(None) };
+        if let Some(bytes) = frame.data_ref() {
+            let Some(remaining) = self.remaining.checked_sub(bytes.len() as u64) else {
+                return Poll::Ready(Some(Err(self.refuse(LimitError::TooLarge(self.limit.bytes)))));
+            };
+            self.remaining = remaining;
+            self.structure.scan(bytes);
+            if self.structure.memory() > self.limit.memory {
+                return Poll::Ready(Some(Err(self.refuse(LimitError::TooComplex(self.limit.memory)))));
+            }
+        }
+        Poll::Ready(Some(Ok(frame)))
+    }
+
+    fn refuse(&self, reason: LimitError) -> BoxError {
+        record_refusal(&self.metrics, reason).into()
+    }
 }
 
 impl Body for BoundedBody {
@@ -186,24 +239,29 @@ impl Body for BoundedBody {
         let this = self.get_mut();
         // Checked first: otherwise a body that always has another byte ready would never time out.
         if this.deadline.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Some(Err(record_refusal(&this.metrics, LimitError::Timeout(this.timeout)).into())));
+            let is_waiting = this.waiting.is_some();
+            let reason = if is_waiting { LimitError::NoMemory } else { LimitError::Timeout };
+            return Poll::Ready(Some(Err(this.refuse(reason(this.timeout)))));
         }
-        let Some(frame) = ready!(Pin::new(&mut this.body).poll_frame(cx)?) else { return Poll::Ready(None) };
-        let bytes = frame.data_ref().map_or(0, Bytes::len) as u64;
-        match this.remaining.checked_sub(bytes) {
-            Some(remaining) => this.remaining = remaining,
-            None => {
-                return Poll::Ready(Some(Err(record_refusal(&this.metrics, LimitError::TooLarge(this.limit)).into())));
-            }
+        let frame = match this.waiting.take() {
+            Some(frame) => frame,
+            None => match ready!(this.poll_received(cx)) {
+                Some(Ok(frame)) => frame,
+                end => return Poll::Ready(end),
+            },
+        };
+        if this.memory.poll_to(this.structure.memory(), cx).is_pending() {
+            this.waiting = Some(frame);
+            return Poll::Pending;
         }
         Poll::Ready(Some(Ok(frame)))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.waiting.is_none() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        if self.waiting.is_some() { SizeHint::default() } else { self.body.size_hint() }
     }
 }

@@ -1,5 +1,6 @@
 //! Tests against a small API server with real TLS.
 
+mod memory;
 pub(super) mod test_bed;
 
 use std::{sync::Mutex, time::Duration};
