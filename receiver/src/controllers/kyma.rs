@@ -77,7 +77,7 @@ use crate::{
     },
     kube::{
         WriteBudgets,
-        runtime_access::{RuntimeAccessError, describe},
+        runtime_access::{RuntimeAccessError, describe, retain},
     },
 };
 
@@ -176,7 +176,9 @@ async fn run_within(ctx: &Context, key: &KymaKey, queued: &QueuedWork, time_limi
     let start = Instant::now();
     // Forwarding has its own worker.
     let works = queued.work.minus(WorkSet::of(&[Work::Forward]));
-    let outcome = match timeout(time_limit, run(ctx, key, queued, works)).await {
+    // A reconcile keeps several decoded objects of its runtime.
+    let run = retain(run(ctx, key, queued, works));
+    let outcome = match timeout(time_limit, run).await {
         Ok(Ok(outcome)) => outcome,
         Ok(Err(error)) => ReconcileOutcome::failed(works, log_failure(ctx, key, &error)),
         Err(_) => {

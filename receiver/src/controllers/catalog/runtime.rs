@@ -19,7 +19,7 @@ use crate::{
     kube::{
         WriteBudgets,
         object::{self, Component, Converged, Target, WriteError, if_exists},
-        runtime_access::{ListError, ListLimits, list_all},
+        runtime_access::{ListError, ListLimits, list_map, retain},
     },
 };
 
@@ -50,9 +50,9 @@ impl Runtime {
         result
     }
 
-    /// Lists all objects of a kind within [`ListLimits::default`].
-    pub(super) async fn list(&self, kind: Kind) -> Result<Vec<DynamicObject>, ListError> {
-        let listed = list_all(&self.api(kind), &ListParams::default(), &ListLimits::default()).await;
+    /// Lists all objects of a kind within [`ListLimits::default`], and keeps of each only what `keep` returns.
+    pub(super) async fn list<T>(&self, kind: Kind, keep: impl FnMut(DynamicObject) -> T) -> Result<Vec<T>, ListError> {
+        let listed = list_map(&self.api(kind), &ListParams::default(), &ListLimits::default(), keep).await;
         self.count(Operation::List, listed)
     }
 
@@ -87,7 +87,7 @@ impl Runtime {
     /// Deletes the object with this uid; success if it is gone already. Returns `false` if another object has taken the
     /// name.
     pub(super) async fn delete(&self, id: &ObjectId, uid: &str) -> kube::Result<bool> {
-        let deleted = match object::delete(&self.api(id.kind), &id.name, Some(uid.to_owned())).await {
+        let deleted = match retain(object::delete(&self.api(id.kind), &id.name, Some(uid.to_owned()))).await {
             Err(error) if object::is_conflict(&error) => Ok(false),
             deleted => deleted.map(|_| true),
         };

@@ -16,7 +16,14 @@ use super::{
     inventory::{Inventory, InventoryEntry},
     runtime::Runtime,
 };
-use crate::{base::short_map::ShortMap, fleet::queue::Drift, kube::object::is_conflict};
+use crate::{
+    base::short_map::ShortMap,
+    fleet::queue::Drift,
+    kube::{
+        object::{WriteError, is_conflict},
+        runtime_access::retain,
+    },
+};
 
 /// Concurrent calls to one runtime.
 const CONCURRENCY: usize = 4;
@@ -127,12 +134,15 @@ impl<'a> SyncRun<'a> {
     }
 
     async fn list_kind(&self, kind: Kind, desired: &DesiredCatalog, listing: &mut Listing) -> Result<(), SyncError> {
-        let objects = self.runtime.list(kind).await.map_err(|source| SyncError::List { kind, source })?;
-        for object in objects {
+        let listed = self.runtime.list(kind, |object| {
             let id = ObjectId::new(kind, object.metadata.name.as_deref().unwrap_or_default());
             let entry = self.inventory.entries.get(&id);
             let owned = diff::owned_entry(&object, entry);
-            match diff::action_for(&id, desired, Some(&object), entry) {
+            let action = diff::action_for(&id, desired, Some(&object), entry);
+            (id, owned, action)
+        });
+        for (id, owned, action) in listed.await.map_err(|source| SyncError::List { kind, source })? {
+            match action {
                 Action::UpToDate(entry) => drop(listing.entries.insert(id.clone(), entry)),
                 Action::Apply(apply) => {
                     listing.entries.extend(owned.map(|owned| (id.clone(), owned)));
@@ -158,29 +168,35 @@ impl<'a> SyncRun<'a> {
         let mut steps = diff::diff_inventory(desired, self.inventory);
         steps.applies.retain(|apply| !changed.contains(&apply.desired.id));
         steps.deletes.retain(|delete| !changed.contains(&delete.id));
+        let entries = &self.inventory.entries;
         let reads = stream::iter(changed).map(|id| {
             let runtime = self.runtime.clone();
             async move {
-                let read = runtime.get(&id).await;
+                // Many objects: none is kept.
+                let read = retain(async {
+                    let object = runtime.get(&id).await?;
+                    let action = diff::action_for(&id, desired, object.as_ref(), entries.get(&id));
+                    let owned = object.as_ref().and_then(|object| diff::owned_entry(object, entries.get(&id)));
+                    Ok::<_, kube::Error>((action, owned))
+                });
+                let read = read.await;
                 (id, read)
             }
         });
         let reads: Vec<_> = reads.buffer_unordered(CONCURRENCY).collect().await;
         for (id, read) in reads {
-            let object = match read {
-                Ok(object) => object,
+            let (action, owned) = match read {
+                Ok(read) => read,
                 Err(source) => {
                     self.fail(id.clone(), Attempt::Read, Some(source));
                     unread.insert(id);
                     continue;
                 }
             };
-            match diff::action_for(&id, desired, object.as_ref(), self.inventory.entries.get(&id)) {
+            match action {
                 Action::UpToDate(entry) => drop(self.inventory.entries.insert(id, entry)),
                 Action::Apply(apply) => steps.applies.push(apply),
                 Action::Delete(delete) => {
-                    let entry = self.inventory.entries.get(&id);
-                    let owned = object.as_ref().and_then(|object| diff::owned_entry(object, entry));
                     self.inventory.entries.extend(owned.map(|owned| (id, owned)));
                     steps.deletes.push(delete);
                 }
@@ -222,7 +238,12 @@ impl<'a> SyncRun<'a> {
         let writes = stream::iter(applies).map(|apply| {
             let runtime = self.runtime.clone();
             async move {
-                let written = runtime.apply(&apply.desired).await;
+                // Many objects: none is kept.
+                let written = retain(async {
+                    let (object, writes) = runtime.apply(&apply.desired).await?;
+                    Ok::<_, WriteError>((InventoryEntry::new(apply.desired.hash, &object), writes))
+                });
+                let written = written.await;
                 (apply, written)
             }
         });
@@ -231,10 +252,10 @@ impl<'a> SyncRun<'a> {
         for (apply, written) in writes {
             let id = apply.desired.id.clone();
             match written {
-                Ok((object, writes)) => {
+                Ok((entry, writes)) => {
                     self.done.written += writes;
                     self.inventory.unverified.remove(&id);
-                    self.inventory.entries.insert(id, InventoryEntry::new(apply.desired.hash, &object));
+                    self.inventory.entries.insert(id, entry);
                 }
                 Err(error) => {
                     self.fail(id, Attempt::Apply, error.request());

@@ -13,13 +13,15 @@ use super::{Component, InstallationState, Installer, Report, component::PODS, ob
 use crate::{
     base::{error_class::ErrorClass, key::KymaKey},
     fleet::{PathState, Unproven},
-    kube::object,
+    kube::{object, runtime_access::list_first},
 };
 
 /// First delay until an agent that is not running is checked again; it doubles with each check.
 const MIN_RECHECK: Duration = Duration::from_secs(2);
 /// Upper limit of that delay.
 const MAX_RECHECK: Duration = Duration::from_secs(300);
+/// Maximum number of pods whose status is read.
+const MAX_PODS: u16 = 5;
 /// Maximum length in characters of a message with text from the runtime.
 const MAX_MESSAGE_CHARS: usize = 512;
 
@@ -109,9 +111,9 @@ impl Installer {
 
     /// Finds the reason for which the pod is not ready.
     async fn pending(&self, client: &Client) -> Readiness {
-        let params = ListParams::default().labels(&pod_selector()).limit(5);
-        if let Ok(pods) = PODS.api(client).list(&params).await
-            && let Some(fault) = pods.items.iter().find_map(fault)
+        let params = ListParams::default().labels(&pod_selector());
+        if let Ok(pods) = list_first(&PODS.api(client), &params, MAX_PODS).await
+            && let Some(fault) = pods.iter().find_map(fault)
         {
             return fault;
         }

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use kube::{
-    Client, ResourceExt,
-    api::{DynamicObject, ListParams, ObjectMeta},
+    Api, Client, ResourceExt,
+    api::{DynamicObject, ListParams, ObjectMeta, PartialObjectMeta},
 };
 use strum::VariantArray as _;
-use tidewatch_shared::names::{AGENT_DEPLOYMENT, AGENT_OBJECT, field_manager, label};
+use tidewatch_shared::names::{AGENT_DEPLOYMENT, AGENT_OBJECT, SKR_NAMESPACE, field_manager, label};
 
 use super::{
     Component, ComponentError, Error,
@@ -19,13 +19,16 @@ use super::{
     error::ObjectName,
     objects::{COMMON_LABELS, pod_selector},
 };
-use crate::{controllers::pending_removal::PendingRemoval, kube::object};
+use crate::{
+    controllers::pending_removal::PendingRemoval,
+    kube::{object, runtime_access::list_first},
+};
 
 /// Time after a pod's deletion deadline from which its node counts as lost, since nothing would report the end of the
 /// process. Equals the time after which a cluster without access counts as gone.
 const LOST_AFTER: Duration = Duration::from_secs(600);
 /// Maximum number of pods that are checked.
-const MAX_PODS: u32 = 500;
+const MAX_PODS: u16 = 100;
 /// Maximum number of pods in a message.
 const MAX_NAMED: usize = 3;
 
@@ -118,9 +121,11 @@ impl Removal<'_> {
 
     /// Finds running processes of the deleted Deployment or of an earlier one.
     async fn find_processes(&mut self, is_gone: bool) {
-        let params = ListParams::default().labels(&pod_selector()).limit(MAX_PODS);
-        let pods = match PODS.api(self.client).list_metadata(&params).await {
-            Ok(pods) => pods.items,
+        let params = ListParams::default().labels(&pod_selector());
+        let pods: Api<PartialObjectMeta<DynamicObject>> =
+            Api::namespaced_with(self.client.clone(), SKR_NAMESPACE, &PODS.resource());
+        let pods = match list_first(&pods, &params, MAX_PODS).await {
+            Ok(pods) => pods,
             Err(error) => {
                 let object = ObjectName::new(PODS, AGENT_DEPLOYMENT);
                 return self.fail(Component::Deployment, Error::request("read", object)(error));
