@@ -127,7 +127,8 @@ async fn serve(config: Config, open_files: OpenFiles, executors: Executors<'_>) 
     let (metrics, fleet) = (MetricsPage::new(ArcSwap::from_pointee(metrics)), FleetHandle::new(instance));
     let standby = readiness.pending("lease");
     let tls = tls_state.tokens.clone();
-    let process = Process { config, open_files, instance, fence, lease, pki, tls_state, metrics, readiness, fleet, standby };
+    let process =
+        Process { config, open_files, instance, fence, lease, pki, tls_state, metrics, readiness, fleet, standby };
 
     let (mut listeners, stop) = (JoinSet::new(), CancellationToken::new());
     let stopped = stop.clone();
