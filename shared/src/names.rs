@@ -76,6 +76,10 @@ pub mod label {
     pub const MANDATORY_MODULE: &str = "operator.kyma-project.io/mandatory-module";
     /// Kubernetes' recommended label, on every object of an agent's installation (Tidewatch).
     pub const PART_OF: &str = "app.kubernetes.io/part-of";
+    /// Value of [`PART_OF`] on the objects of a module.
+    pub const PART_OF_KYMA: &str = "Kyma";
+    /// Kubernetes' recommended label, on every object of a module: the name of its Manifest.
+    pub const COMPONENT: &str = "app.kubernetes.io/component";
     /// Value of [`PART_OF`].
     pub const PART_OF_TIDEWATCH: &str = "tidewatch";
     /// Marks the Kyma in a runtime as watched.
@@ -120,6 +124,12 @@ pub mod label {
 pub mod annotation {
     /// `<namespace>/<name>` of the KCP object that owns an object in a runtime.
     pub const OWNED_BY: &str = "deprecated-operator.kyma-project.io/owned-by";
+    /// Notice on every object of a module.
+    pub const DISCLAIMER: &str = "operator.kyma-project.io/managed-by-reconciler-disclaimer";
+    /// Value of [`DISCLAIMER`].
+    pub const DISCLAIMER_TEXT: &str = "DO NOT EDIT - This resource is managed by Kyma.\nAny modifications are discarded and the resource is reverted to the original state.";
+    /// On a Manifest, the reference of the layer that was applied completely.
+    pub const SYNC_OCI_REF: &str = "sync-oci-ref";
     /// OCM component name; the incumbent's deprecated copy.
     pub const FQDN: &str = "operator.kyma-project.io/fqdn";
     /// OCM component name.
@@ -148,6 +158,10 @@ pub mod finalizer {
     pub const KYMA: &str = "operator.kyma-project.io/Kyma";
     /// On a Watcher.
     pub const WATCHER: &str = "operator.kyma-project.io/watcher";
+    /// On a Manifest: while objects of the module may exist, while they carry our label, and while a default module CR
+    /// is managed.
+    pub const MANIFEST: [&str; 3] =
+        ["declarative.kyma-project.io/finalizer", "label-removal-finalizer", "resource.kyma-project.io/finalizer"];
 }
 
 /// Field managers of server-side apply.
@@ -158,6 +172,10 @@ pub mod field_manager {
     pub const LIFECYCLE_OPERATOR: &str = "operator.kyma-project.io/lifecycle-manager";
     /// ModuleTemplates and ModuleReleaseMetas in a runtime; also marks their ownership.
     pub const CATALOG_SYNC: &str = "catalog-sync";
+    /// Objects of modules in a runtime, status and finalizers of Manifests.
+    pub const MODULE: &str = "declarative.kyma-project.io/applier";
+    /// Default module CRs.
+    pub const DEFAULT_OBJECT: &str = "resource.kyma-project.io/finalizer";
     /// Namespace, labels and annotations of the Kyma in a runtime.
     pub const SYNC_CONTEXT: &str = "kyma-sync-context";
     /// ConfigMap and Lease of the agent (Tidewatch).
