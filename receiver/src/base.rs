@@ -3,6 +3,7 @@
 
 pub mod error_class;
 pub(crate) mod flags;
+pub(crate) mod foreign_text;
 pub mod key;
 pub mod labels;
 pub mod limits;

@@ -1,7 +1,7 @@
 //! A map of few entries in one allocation of exact size. With thousands of runtimes the spare capacity of the standard
 //! maps would dominate: a B-tree node has room for eleven entries, a hash table for at least four.
 
-use std::borrow::Borrow;
+use std::{borrow::Borrow, collections::BTreeMap};
 
 /// Map as a sorted vector: lookups are binary searches, insertions and removals move the entries behind. For maps that
 /// are read far more often than changed.
@@ -129,16 +129,15 @@ impl<K: Ord, V> Extend<(K, V)> for ShortMap<K, V> {
 
 impl<K: Ord, V> FromIterator<(K, V)> for ShortMap<K, V> {
     fn from_iter<I: IntoIterator<Item = (K, V)>>(entries: I) -> Self {
-        let mut map = Self::default();
-        map.extend(entries);
-        map
+        // One sort: insertions one by one would move the entries behind each time.
+        let mut sorted: Vec<_> = entries.into_iter().collect::<BTreeMap<_, _>>().into_iter().collect();
+        sorted.shrink_to_fit();
+        Self(sorted)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use proptest::{collection::vec, prelude::*};
 
     use super::*;
@@ -164,6 +163,9 @@ mod tests {
                 prop_assert_eq!((short.get(&key), short.contains_key(&key)), (tree.get(&key), tree.contains_key(&key)));
                 prop_assert_eq!(short.0.capacity(), short.0.len(), "no spare capacity");
             }
+            let collected: ShortMap<_, _> = tree.into_iter().rev().collect();
+            prop_assert_eq!(collected.0.capacity(), collected.0.len(), "no spare capacity");
+            prop_assert_eq!(collected, short);
         }
     }
 }

@@ -41,7 +41,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Client, ResourceExt};
 use tokio::time::timeout;
 
-pub use error::{Attempt, ObjectFailure, ObjectsError, SyncError, Target};
+pub use error::{Attempt, CallError, ObjectFailure, ObjectsError, SyncError, Target};
 pub use flags::Flags;
 pub use metrics::{Metrics, Operation};
 pub use sync::Synced;
@@ -398,7 +398,8 @@ impl Catalog {
         let mut runtimes = lock(&self.0.runtimes);
         // A slot that was forgotten or taken over by a later sync meanwhile must not receive this inventory.
         if let Some(slot) = runtimes.slots.get_mut(key).filter(|slot| slot.sync == sync && is_valid) {
-            slot.inventory = Some(inventory);
+            // Without it the next sync loads the inventory, and refuses it if the stored form has too many objects as well.
+            slot.inventory = (!inventory.is_too_large()).then_some(inventory);
         }
         result
     }
@@ -408,7 +409,15 @@ impl Catalog {
 /// than the stored one, but incomplete once another writer has changed that.
 async fn load(runtime: &Runtime, cached: Option<Inventory>) -> Result<(Inventory, bool), SyncError> {
     let stored = runtime.inventory().await.map_err(SyncError::Inventory)?;
-    let mut inventory = match (cached, stored.as_ref().and_then(Inventory::read)) {
+    let read = stored.as_ref().and_then(|stored| match Inventory::read(stored) {
+        Ok(read) => Some(read),
+        Err(error) => {
+            tracing::warn!(%error, "Inventory of the catalog in the runtime is ignored and rebuilt");
+            runtime.metrics.unreadable_inventory(error);
+            None
+        }
+    });
+    let mut inventory = match (cached, read) {
         (Some(cached), Some(read)) if cached.version() == read.version() => return Ok((cached, true)),
         (None, Some(read)) => return Ok((read, true)),
         (cached, _) => cached.unwrap_or_default(),

@@ -7,12 +7,15 @@ use std::{
     time::Duration,
 };
 
-use crate::base::{key::KymaKey, random::Random};
+use crate::base::{foreign_text, key::KymaKey, random::Random};
 
 /// Delay until the deletion of objects is checked again, after progress.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Longest delay without progress; an event of the agent and a change in KCP cause a check at once.
 const MAX_RECHECK_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Maximum length in characters of the names of the blockers, which come from the runtime.
+const MAX_BLOCKER_CHARS: usize = 1_024;
 
 /// A removal that has not finished.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,8 +39,10 @@ impl PendingRemoval {
 
     /// Waits for objects of a runtime that are being deleted; `blockers` describes those that are not deleted at once.
     pub(crate) fn of_objects(blockers: &[String]) -> Self {
-        let message =
-            (!blockers.is_empty()).then(|| format!("waiting for {} to be deleted in the runtime", blockers.join(", ")));
+        let message = (!blockers.is_empty()).then(|| {
+            let named = foreign_text::line(&blockers.join(", "), MAX_BLOCKER_CHARS);
+            format!("waiting for {named} to be deleted in the runtime")
+        });
         Self { requeue_after: None, message }
     }
 }
@@ -117,5 +122,13 @@ mod tests {
         assert!(backoff.delay(&key, &blocked("the Kyma")) <= RECHECK_INTERVAL);
         backoff.forget(&key);
         assert!(backoff.lock().blocked.is_empty());
+    }
+
+    #[test]
+    fn names_of_blockers_are_one_short_line() {
+        let removal = PendingRemoval::of_objects(&["the CRD x\n\u{1b}[2J".to_owned(), "y".repeat(100_000)]);
+        let message = removal.message.unwrap();
+        assert!(message.starts_with("waiting for the CRD x  [2J, yy"), "{message:.50}");
+        assert!(message.ends_with("y to be deleted in the runtime") && message.chars().count() < 1_100);
     }
 }

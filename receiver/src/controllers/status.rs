@@ -14,8 +14,11 @@ pub(crate) use condition::{Conditions, SECRET_MISSING, unreachable_since};
 pub use write::WriteStatusError;
 pub(crate) use write::{StatusWriter, write_runtime};
 
-use crate::controllers::installer::Readiness;
+use crate::{base::foreign_text, controllers::installer::Readiness};
 
+/// Maximum length in characters of a text that can quote the runtime: of a condition's message, of the last operation,
+/// and of a module's message.
+const MAX_TEXT_CHARS: usize = 1_024;
 /// Last operation of a Kyma that is being deleted, while it has modules.
 pub(crate) const WAITING_FOR_MODULES: &str = "waiting for modules to be deleted";
 /// Last operation of a Kyma that is being deleted, after its modules.
@@ -47,9 +50,11 @@ impl Findings {
 
 /// Computes the status of the KCP Kyma from the current one and the findings.
 pub(crate) fn compute(old: &KymaStatus, findings: &Findings, now: &Time) -> KymaStatus {
+    let bounded = |text: &Option<String>| text.as_deref().map(|text| foreign_text::line(text, MAX_TEXT_CHARS));
+    let (failure, waits) = (bounded(&findings.failure), bounded(&findings.waits));
     let mut modules = findings.modules.clone().unwrap_or_else(|| old.modules().to_vec());
     if let (Some(message), Some(Readiness::Not { .. }), false) =
-        (&findings.failure, &findings.conditions.access, findings.deleting)
+        (&failure, &findings.conditions.access, findings.deleting)
     {
         for module in &mut modules {
             module.state = State::Error;
@@ -58,15 +63,15 @@ pub(crate) fn compute(old: &KymaStatus, findings: &Findings, now: &Time) -> Kyma
     }
     modules.sort_by(|a, b| a.name.cmp(&b.name));
     let all_ready = modules.iter().all(|module| matches!(module.state, State::Ready | State::Unmanaged));
-    let is_well = all_ready && (findings.failure.is_none() || findings.deleting);
+    let is_well = all_ready && (failure.is_none() || findings.deleting);
     let conditions = findings.conditions.merge(old, Some(is_well), now);
-    let (state, usual) = match &findings.failure {
+    let (state, usual) = match &failure {
         _ if findings.deleting && modules.is_empty() => (State::Deleting, WAITING_FOR_OBJECTS),
         _ if findings.deleting => (State::Deleting, WAITING_FOR_MODULES),
         Some(_) => (State::Error, ""),
         None => aggregate(&modules, &conditions),
     };
-    let operation = findings.failure.as_deref().or(findings.waits.as_deref()).unwrap_or(usual);
+    let operation = failure.as_deref().or(waits.as_deref()).unwrap_or(usual);
     let active_channel = match (&findings.channel, state) {
         (Some(channel), State::Ready | State::Warning) => Some(channel.clone()),
         _ => old.active_channel.clone(),
@@ -304,6 +309,30 @@ mod tests {
             assert_eq!((status.state(), operation(&status)), (State::Deleting, (expected, 1)));
             assert_eq!(status.modules()[0].state, State::Deleting, "they go as they do");
         }
+    }
+
+    #[test]
+    fn text_of_a_runtime_is_one_short_line_everywhere() {
+        let hostile = format!("a\u{1b}[2J\nb\u{202e}{}", "x".repeat(100_000));
+        let access = Readiness::Not { reason: "Unreachable", message: hostile.clone() };
+        let conditions = Conditions {
+            crds: Some(Err(hostile.clone())),
+            catalog: Some(Err(hostile.clone())),
+            access: Some(access.clone()),
+            webhook: Some(access),
+        };
+        let failed = Findings { conditions, failure: Some(hostile.clone()), ..findings(&[State::Ready]) };
+        let failed = first(&failed);
+        let waiting = first(&Findings { waits: Some(hostile), ..findings(&[State::Ready]) });
+        let mut texts =
+            vec![operation(&failed).0, operation(&waiting).0, failed.modules()[0].message.as_deref().unwrap()];
+        texts.extend(failed.conditions.iter().flatten().map(|condition| &*condition.message));
+        assert_eq!(texts.len(), 8);
+        for text in texts {
+            assert!(text.chars().count() <= MAX_TEXT_CHARS, "{text:.40}");
+            assert!(!text.contains(|char: char| char.is_control() || char == '\u{202e}'), "{text:.80?}");
+        }
+        assert!(operation(&failed).0.starts_with("a [2J b xxx"));
     }
 
     #[test]

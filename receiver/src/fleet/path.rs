@@ -10,6 +10,8 @@ use tidewatch_shared::{
 };
 use tokio::time::Instant;
 
+use crate::base::foreign_text;
+
 /// Maximum length of texts from an agent, in characters.
 const MAX_TEXT_CHARS: usize = 256;
 
@@ -260,7 +262,7 @@ fn failed_since(time: &str) -> u32 {
 }
 
 fn truncate(words: &str) -> String {
-    words.chars().filter(|c| !c.is_control()).take(MAX_TEXT_CHARS).collect()
+    foreign_text::line(words, MAX_TEXT_CHARS)
 }
 
 #[cfg(test)]
@@ -454,6 +456,6 @@ mod tests {
             let name = PathState::Unproven(flaw).as_str();
             assert!(PathState::names().any(|known| known == name));
         }
-        assert_eq!(truncate("a\nb\u{7}c"), "abc");
+        assert_eq!(truncate("a\nb\u{7}c\u{202e}d"), "a b c d");
     }
 }

@@ -18,7 +18,10 @@ use tidewatch_shared::{
     variant::VariantName as _,
 };
 
-use crate::kube::object::{Ownership, Repair, Shape, Target};
+use crate::{
+    base::foreign_text,
+    kube::object::{Ownership, Repair, Shape, Target},
+};
 
 /// kubectl's copy of the object applied in KCP; it has no meaning in a runtime.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
@@ -88,12 +91,17 @@ impl ObjectId {
         Self { kind, name: name.into() }
     }
 
+    /// Creates an identifier of an object of a runtime; `None` if no API server accepts its name.
+    #[must_use]
+    pub fn checked(kind: Kind, name: &str) -> Option<Self> {
+        foreign_text::is_name(name).then(|| Self::new(kind, name))
+    }
+
     /// Parses the form written by [`fmt::Display`].
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (resource, name) = text.split_once('/')?;
-        let is_named = !name.is_empty() && !name.contains(char::is_whitespace);
-        resource.parse().ok().filter(|_| is_named).map(|kind| Self::new(kind, name))
+        Self::checked(resource.parse().ok()?, name)
     }
 
     /// Returns whether the object is the release meta of a module, or by its name a template of it: versions begin with
@@ -436,6 +444,7 @@ mod tests {
         }
         assert_eq!(ObjectId::parse("others/x"), None);
         assert_eq!(ObjectId::parse("moduletemplates/"), None);
+        assert_eq!(ObjectId::parse(&format!("moduletemplates/{}", "x".repeat(254))), None);
     }
 
     #[test]

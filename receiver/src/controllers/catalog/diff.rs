@@ -12,6 +12,7 @@ use super::{
     desired::{ContentHash, DesiredCatalog, DesiredObject, Kind, ObjectId},
     inventory::{Inventory, InventoryEntry},
 };
+use crate::base::foreign_text::identifier;
 
 /// An object to apply.
 #[derive(Clone, Debug, PartialEq)]
@@ -66,7 +67,7 @@ pub fn action_for(
     let Some(object) = observed else {
         return catalog.get(id).map_or(Action::Ignore, |desired| apply(desired, false));
     };
-    let uid = object.metadata.uid.as_deref().unwrap_or_default();
+    let uid = identifier(object.metadata.uid.as_deref());
     let recorded = entry.filter(|entry| *entry.uid == *uid && !uid.is_empty());
     let is_owned = object.metadata.deletion_timestamp.is_none() && (is_managed(object) || recorded.is_some());
     if is_owned && catalog.is_held(id) {
@@ -111,9 +112,9 @@ pub fn diff_inventory(catalog: &DesiredCatalog, inventory: &Inventory) -> Steps 
 pub fn changed_objects(events: &[Object], catalog: &DesiredCatalog, inventory: &Inventory) -> BTreeSet<ObjectId> {
     let changed = events.iter().filter_map(|event| {
         let subject = &event.subject;
-        let is_synced = subject.group == GROUP && subject.namespace == SKR_NAMESPACE && !subject.name.is_empty();
+        let is_synced = subject.group == GROUP && subject.namespace == SKR_NAMESPACE;
         let kind: Kind = subject.resource.parse().ok().filter(|_| is_synced)?;
-        let id = ObjectId::new(kind, &subject.name);
+        let id = ObjectId::checked(kind, &subject.name)?;
         let is_echo = match (inventory.entries.get(&id), event.change) {
             (None, Change::Deleted) => catalog.get(&id).is_none(),
             (Some(_), Change::Deleted) | (None, _) => false,
@@ -280,6 +281,9 @@ mod tests {
             (true, event("moduletemplates", SKR_NAMESPACE, "t", "7", "v", Change::Spec)),
             (true, event("moduletemplates", SKR_NAMESPACE, "t", "7", "u", Change::Deleted)),
             (true, event("moduletemplates", SKR_NAMESPACE, "foreign", "7", "u", Change::Created)),
+            (false, event("moduletemplates", SKR_NAMESPACE, "", "7", "u", Change::Created)),
+            (false, event("moduletemplates", SKR_NAMESPACE, "no name", "7", "u", Change::Created)),
+            (false, event("moduletemplates", SKR_NAMESPACE, &"n".repeat(254), "7", "u", Change::Created)),
             (false, event("moduletemplates", SKR_NAMESPACE, "removed", "7", "u", Change::Deleted)),
             (false, event("moduletemplates", "default", "t", "8", "u", Change::Spec)),
             (false, event("kymas", SKR_NAMESPACE, "t", "8", "u", Change::Spec)),

@@ -58,6 +58,24 @@ pub enum Target {
     Inventory,
 }
 
+/// A failed call on one object. It keeps no part of the response: a runtime can answer each of thousands of calls with
+/// a long message.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("{text}")]
+pub struct CallError {
+    class: ErrorClass,
+    is_not_found: bool,
+    /// Description in one bounded line.
+    text: Box<str>,
+}
+
+impl From<kube::Error> for CallError {
+    fn from(error: kube::Error) -> Self {
+        let is_not_found = matches!(&error, kube::Error::Api(status) if status.is_not_found());
+        Self { class: class_of_object(&error), is_not_found, text: describe(&error).into() }
+    }
+}
+
 /// Failure of one call.
 #[derive(Debug)]
 pub struct ObjectFailure {
@@ -66,13 +84,59 @@ pub struct ObjectFailure {
     /// Call that was attempted.
     pub attempt: Attempt,
     /// Error of the call; `None` if it was not made because a competing writer reverts each repair of the object.
-    pub cause: Option<kube::Error>,
+    pub cause: Option<CallError>,
 }
 
-impl ObjectFailure {
-    /// Returns whether the object, its kind or its namespace does not exist.
-    pub(super) fn is_not_found(&self) -> bool {
-        matches!(&self.cause, Some(kube::Error::Api(status)) if status.is_not_found())
+/// Failures of a running sync. The first ones in the order of their targets are kept, so that equal failures have equal
+/// messages; the others are counted.
+#[derive(Debug, Default)]
+pub(super) struct Failures {
+    /// Failed objects in order, at most [`NAMED`].
+    objects: Vec<ObjectFailure>,
+    /// Further failed objects.
+    more: usize,
+    /// Failure to write the inventory.
+    inventory: Option<CallError>,
+    /// A failed object, its kind or its namespace does not exist.
+    is_any_missing: bool,
+}
+
+impl Failures {
+    pub(super) fn add(&mut self, id: ObjectId, attempt: Attempt, cause: Option<CallError>) {
+        self.is_any_missing |= cause.as_ref().is_some_and(|cause| cause.is_not_found);
+        let failure = ObjectFailure { target: Target::Object(id), attempt, cause };
+        let at = self.objects.partition_point(|known| known.target <= failure.target);
+        self.objects.insert(at, failure);
+        if self.objects.len() > NAMED {
+            self.objects.truncate(NAMED);
+            self.more += 1;
+        }
+    }
+
+    /// Sets the result of the last write of the inventory.
+    pub(super) fn set_inventory(&mut self, failure: Option<CallError>) {
+        self.inventory = failure;
+    }
+
+    /// Returns whether no object failed.
+    pub(super) fn are_without_objects(&self) -> bool {
+        self.objects.is_empty()
+    }
+
+    /// Returns whether an object, its kind or its namespace does not exist.
+    pub(super) fn has_missing(&self) -> bool {
+        self.is_any_missing || self.inventory.as_ref().is_some_and(|cause| cause.is_not_found)
+    }
+
+    /// Converts them into an error; `None` if there are none. `blocked` counts the objects skipped because one they
+    /// depend on failed.
+    pub(super) fn into_error(self, blocked: usize) -> Option<ObjectsError> {
+        let Self { objects, more, inventory, .. } = self;
+        let attempt = Attempt::Apply;
+        let inventory = inventory.map(|cause| ObjectFailure { target: Target::Inventory, attempt, cause: Some(cause) });
+        let mut failures = objects.into_iter().chain(inventory);
+        let first = Box::new(failures.next()?);
+        Some(ObjectsError { first, others: failures.collect(), more, blocked })
     }
 }
 
@@ -81,22 +145,13 @@ impl ObjectFailure {
 pub struct ObjectsError {
     first: Box<ObjectFailure>,
     others: Vec<ObjectFailure>,
+    /// Further failed objects, of which only the number is known.
+    more: usize,
     blocked: usize,
 }
 
 impl ObjectsError {
-    /// Collects failures; `None` if there are none. `blocked` counts the objects skipped because one they depend on
-    /// failed.
-    #[must_use]
-    pub fn new(mut failures: Vec<ObjectFailure>, blocked: usize) -> Option<Self> {
-        // Sorted, so that equal failures have equal messages.
-        failures.sort_by(|a, b| a.target.cmp(&b.target));
-        let mut failures = failures.into_iter();
-        let first = Box::new(failures.next()?);
-        Some(Self { first, others: failures.collect(), blocked })
-    }
-
-    /// All failures.
+    /// The failures that are kept: of the first three objects, and of the inventory.
     pub fn iter(&self) -> impl Iterator<Item = &ObjectFailure> {
         std::iter::once(&*self.first).chain(&self.others)
     }
@@ -108,7 +163,7 @@ impl fmt::Display for ObjectsError {
             let separator = if index == 0 { "" } else { ", " };
             write!(f, "{separator}{} {}", failure.attempt, failure.target)?;
         }
-        match self.iter().count().saturating_sub(NAMED) {
+        match (self.iter().count() + self.more).saturating_sub(NAMED) {
             0 => {}
             more => write!(f, " and {more} more")?,
         }
@@ -134,7 +189,7 @@ impl SyncError {
             Self::Inventory(source) | Self::List { source: ListError::Page(source), .. } => class_of(source),
             Self::List { source: ListError::Timeout(_), .. } => ErrorClass::Transport,
             Self::List { source: ListError::Pages(_) | ListError::Objects(_), .. } => ErrorClass::User,
-            Self::Objects(failures) => failures.first.cause.as_ref().map_or(ErrorClass::Refused, class_of_object),
+            Self::Objects(failures) => failures.first.cause.as_ref().map_or(ErrorClass::Refused, |cause| cause.class),
         }
     }
 
@@ -155,7 +210,9 @@ impl SyncError {
         let why = match self {
             Self::Inventory(source) | Self::List { source: ListError::Page(source), .. } => describe(source),
             Self::List { source, .. } => source.to_string(),
-            Self::Objects(failures) => failures.first.cause.as_ref().map_or_else(|| CONTESTED.to_owned(), describe),
+            Self::Objects(failures) => {
+                failures.first.cause.as_ref().map_or_else(|| CONTESTED.to_owned(), ToString::to_string)
+            }
         };
         format!("{self}: {why}")
     }
@@ -180,5 +237,59 @@ fn class_of(error: &kube::Error) -> ErrorClass {
         // A concurrent write or creation.
         kube::Error::Api(status) if status.code == 409 => ErrorClass::Ours,
         error => runtime_access::classify(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::Status;
+
+    use super::*;
+
+    fn call_error(code: u16, message: &str) -> CallError {
+        kube::Error::Api(
+            Status::failure(message, if code == 404 { "NotFound" } else { "InternalError" }).with_code(code).boxed(),
+        )
+        .into()
+    }
+
+    fn id(n: usize) -> ObjectId {
+        ObjectId::new(Kind::Template, &format!("t-{n:04}"))
+    }
+
+    #[test]
+    fn thousands_of_failures_are_counted_and_three_are_kept() {
+        let mut failures = Failures::default();
+        for n in (0..5_000).rev() {
+            failures.add(id(n), Attempt::Apply, Some(call_error(500, &format!("{n}{}", "x".repeat(1_000)))));
+        }
+        failures.set_inventory(Some(call_error(503, "no")));
+        assert!(!failures.are_without_objects() && !failures.has_missing());
+        let error = failures.into_error(2).unwrap();
+        assert_eq!(error.iter().count(), NAMED + 1, "with the inventory");
+        let named = [0, 1, 2].map(|n| format!("apply {}", id(n))).join(", ");
+        assert_eq!(error.to_string(), format!("{named} and 4998 more; 2 wait for them"));
+        let text = SyncError::Objects(error).describe();
+        assert!(text.contains(": 0xxx") && text.len() < 600, "{text}");
+    }
+
+    #[test]
+    fn cause_is_one_short_line() {
+        let cause = call_error(422, &"\u{1b}[31m\n".repeat(16_000)).to_string();
+        assert!(cause.len() < 500 && !cause.contains(char::is_control), "{cause:?}");
+    }
+
+    #[test]
+    fn missing_object_is_known_even_if_it_is_only_counted() {
+        let mut failures = Failures::default();
+        for n in 0..10 {
+            failures.add(id(n), Attempt::Apply, Some(call_error(if n == 9 { 404 } else { 500 }, "")));
+        }
+        assert!(failures.has_missing());
+        let mut failures = Failures::default();
+        failures.set_inventory(Some(call_error(404, "")));
+        assert!(failures.has_missing() && failures.are_without_objects());
+        failures.set_inventory(None);
+        assert!(!failures.has_missing() && failures.into_error(0).is_none());
     }
 }

@@ -11,9 +11,23 @@ use std::{
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::core::DynamicObject;
+use thiserror::Error;
 
 use super::desired::{ContentHash, ObjectId};
-use crate::base::short_map::ShortMap;
+use crate::base::{
+    foreign_text::{MAX_IDENTIFIER_BYTES, MAX_NAME_BYTES, identifier},
+    short_map::ShortMap,
+};
+
+/// Maximum number of objects of one inventory. The entries are kept for as long as the runtime is served; a catalog of
+/// 4,096 objects has 200 modules with 20 versions each.
+pub const MAX_OBJECTS: usize = 4_096;
+/// Maximum bytes of the stored form. API servers accept 1 MiB of data per ConfigMap.
+const MAX_BYTES: usize = 1 << 20;
+/// Maximum bytes of an object's identifier: the longer plural, a slash and a name.
+const MAX_ID_BYTES: usize = "modulereleasemetas/".len() + MAX_NAME_BYTES;
+/// Maximum bytes of a fingerprint: SHA-256 in hex digits.
+const MAX_FINGERPRINT_BYTES: usize = 64;
 
 /// Key of the fingerprint of the class's desired catalog.
 const CLASS: &str = "class";
@@ -21,6 +35,24 @@ const CLASS: &str = "class";
 const OBJECTS: &str = "objects";
 /// Placeholder of an unknown value.
 const UNKNOWN: &str = "-";
+
+/// Reason to ignore a stored inventory, and to rebuild it from the runtime's objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error, strum::IntoStaticStr, strum::VariantNames)]
+#[strum(serialize_all = "kebab-case")]
+pub enum InventoryError {
+    /// A key is missing, or a line has another form.
+    #[error("it is malformed")]
+    Malformed,
+    /// More than 1 MiB.
+    #[error("it has more than {MAX_BYTES} bytes")]
+    TooLarge,
+    /// More than [`MAX_OBJECTS`].
+    #[error("it has more than {MAX_OBJECTS} objects")]
+    TooManyObjects,
+    /// A name, uid or fingerprint is longer than any of an API server, or of catalog sync.
+    #[error("it has a name, uid or fingerprint that is too long")]
+    TooLong,
+}
 
 /// State of a managed object after the last write or read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,12 +71,11 @@ impl InventoryEntry {
     /// Records an object with content of this hash.
     #[must_use]
     pub fn new(hash: ContentHash, object: &DynamicObject) -> Self {
-        let text = |text: &Option<String>| text.as_deref().unwrap_or_default().into();
         Self {
             hash,
-            uid: text(&object.metadata.uid),
+            uid: identifier(object.metadata.uid.as_deref()).into(),
             generation: object.metadata.generation.unwrap_or_default(),
-            resource_version: text(&object.metadata.resource_version),
+            resource_version: identifier(object.metadata.resource_version.as_deref()).into(),
         }
     }
 }
@@ -70,38 +101,38 @@ struct Stored {
 }
 
 impl Inventory {
-    /// Parses the stored form. Returns `None` if any part of it is malformed; the inventory is then rebuilt from the
+    /// Parses the stored form.
+    ///
+    /// # Errors
+    /// [`InventoryError`] if any part of it is malformed or exceeds a limit; the inventory is then rebuilt from the
     /// runtime's objects and overwrites the stored form.
-    #[must_use]
-    pub fn read(map: &ConfigMap) -> Option<Self> {
-        let data = map.data.as_ref()?;
-        let class = data.get(CLASS)?.as_str();
-        let mut inventory = Self { fingerprint: (class != UNKNOWN).then(|| class.into()), ..Self::default() };
-        for line in data.get(OBJECTS)?.lines() {
-            let words: Vec<_> = line.splitn(5, ' ').collect();
-            let [id, hash, uid, generation] = words[..] else { return None };
-            let id = ObjectId::parse(id)?;
-            let generation = generation.parse().ok()?;
-            let hash = if hash == UNKNOWN {
-                inventory.unverified.insert(id.clone());
-                ContentHash::UNKNOWN
-            } else {
-                ContentHash::parse(hash)?
-            };
-            if uid != UNKNOWN {
-                // A resourceVersion is not stored: any write of another controller, such as to a status, changes it.
-                let entry = InventoryEntry { hash, uid: uid.into(), generation, resource_version: "".into() };
-                inventory.entries.insert(id, entry);
-            }
+    pub fn read(map: &ConfigMap) -> Result<Self, InventoryError> {
+        let data = map.data.as_ref().ok_or(InventoryError::Malformed)?;
+        let value = |key| data.get(key).map(String::as_str).ok_or(InventoryError::Malformed);
+        let (class, objects) = (value(CLASS)?, value(OBJECTS)?);
+        if objects.len() > MAX_BYTES {
+            return Err(InventoryError::TooLarge);
         }
-        inventory.mark_stored(map.metadata.resource_version.clone().unwrap_or_default(), data);
-        Some(inventory)
+        if class.len() > MAX_FINGERPRINT_BYTES {
+            return Err(InventoryError::TooLong);
+        }
+        let mut lines = objects.lines().map(StoredObject::parse);
+        let objects: Vec<_> = lines.by_ref().take(MAX_OBJECTS).collect::<Result<_, _>>()?;
+        if lines.next().is_some() {
+            return Err(InventoryError::TooManyObjects);
+        }
+        let mut inventory = Self { fingerprint: (class != UNKNOWN).then(|| class.into()), ..Self::default() };
+        let unverified = objects.iter().filter(|object| !object.is_verified);
+        inventory.unverified = unverified.map(|object| object.id.clone()).collect();
+        let recorded = objects.into_iter().filter_map(|object| Some((object.id, object.entry?)));
+        inventory.entries = recorded.collect();
+        inventory.mark_stored(version_of(map), data);
+        Ok(inventory)
     }
 
     /// Records that the runtime holds a stored form with other contents, or none. The next write replaces it.
     pub fn mark_foreign(&mut self, map: Option<&ConfigMap>) {
-        let version = |map: &ConfigMap| map.metadata.resource_version.clone().unwrap_or_default();
-        self.stored = map.map(|map| Stored { version: version(map), hash: None });
+        self.stored = map.map(|map| Stored { version: version_of(map), hash: None });
     }
 
     /// Records that a write failed but may have been persisted, so that the next sync writes again. A process that
@@ -125,6 +156,13 @@ impl Inventory {
         let grows = !new.is_empty();
         self.unverified.extend(new);
         grows
+    }
+
+    /// Returns whether the inventory has more objects than [`MAX_OBJECTS`], and must not be kept.
+    #[must_use]
+    pub fn is_too_large(&self) -> bool {
+        let unrecorded = self.unverified.iter().filter(|id| !self.entries.contains_key(*id));
+        self.entries.len() + unrecorded.count() > MAX_OBJECTS
     }
 
     /// Data of the stored form.
@@ -161,6 +199,36 @@ impl Inventory {
     pub fn version(&self) -> Option<&str> {
         self.stored.as_ref().map(|stored| stored.version.as_str())
     }
+}
+
+/// A line of the stored form.
+struct StoredObject {
+    id: ObjectId,
+    is_verified: bool,
+    /// `None` if the object was about to be created.
+    entry: Option<InventoryEntry>,
+}
+
+impl StoredObject {
+    fn parse(line: &str) -> Result<Self, InventoryError> {
+        let words: Vec<_> = line.splitn(5, ' ').collect();
+        let [id, hash, uid, generation] = words[..] else { return Err(InventoryError::Malformed) };
+        if id.len() > MAX_ID_BYTES || uid.len() > MAX_IDENTIFIER_BYTES {
+            return Err(InventoryError::TooLong);
+        }
+        let is_verified = hash != UNKNOWN;
+        let hash = if is_verified { ContentHash::parse(hash) } else { Some(ContentHash::UNKNOWN) };
+        let (Some(id), Some(hash), Ok(generation)) = (ObjectId::parse(id), hash, generation.parse()) else {
+            return Err(InventoryError::Malformed);
+        };
+        // A resourceVersion is not stored: any write of another controller, such as to a status, changes it.
+        let entry = || InventoryEntry { hash, uid: uid.into(), generation, resource_version: "".into() };
+        Ok(Self { id, is_verified, entry: (uid != UNKNOWN).then(entry) })
+    }
+}
+
+fn version_of(map: &ConfigMap) -> String {
+    identifier(map.metadata.resource_version.as_deref()).to_owned()
 }
 
 fn hash(data: &BTreeMap<String, String>) -> ContentHash {
@@ -235,12 +303,58 @@ mod tests {
         ] {
             let mut data = data.clone();
             data.insert(OBJECTS.to_owned(), objects.to_owned());
-            assert_eq!(Inventory::read(&map(data)), None, "{objects:?}");
+            assert_eq!(Inventory::read(&map(data)), Err(InventoryError::Malformed), "{objects:?}");
         }
         let mut without = data;
         without.remove(CLASS);
-        assert_eq!(Inventory::read(&map(without)), None);
-        assert_eq!(Inventory::read(&ConfigMap::default()), None);
+        assert_eq!(Inventory::read(&map(without)), Err(InventoryError::Malformed));
+        assert_eq!(Inventory::read(&ConfigMap::default()), Err(InventoryError::Malformed));
+    }
+
+    fn read(class: &str, objects: String) -> Result<Inventory, InventoryError> {
+        Inventory::read(&map(BTreeMap::from([(CLASS.to_owned(), class.to_owned()), (OBJECTS.to_owned(), objects)])))
+    }
+
+    #[test]
+    fn stored_form_beyond_a_limit_is_rejected() {
+        use InventoryError::{TooLarge, TooLong, TooManyObjects};
+        let lines = |count: usize| (0..count).map(|n| format!("moduletemplates/m-{n} - u-{n} 1\n")).collect::<String>();
+        let name = |length: usize| format!("modulereleasemetas/{} - u 1", "n".repeat(length));
+        let uid = |length: usize| format!("moduletemplates/m - {} 1", "u".repeat(length));
+        assert_eq!(read("c", lines(MAX_OBJECTS)).unwrap().entries.len(), MAX_OBJECTS);
+        assert_eq!(read("c", lines(MAX_OBJECTS + 1)), Err(TooManyObjects));
+        assert!(read("c", name(253)).is_ok());
+        assert_eq!(read("c", name(254)), Err(TooLong));
+        assert!(read("c", uid(MAX_IDENTIFIER_BYTES)).is_ok());
+        assert_eq!(read("c", uid(MAX_IDENTIFIER_BYTES + 1)), Err(TooLong));
+        assert!(read(&"c".repeat(64), lines(1)).is_ok());
+        assert_eq!(read(&"c".repeat(65), lines(1)), Err(TooLong));
+        assert_eq!(read("c", "\n".repeat(MAX_BYTES + 1)), Err(TooLarge));
+    }
+
+    #[test]
+    fn identifiers_of_any_length_are_not_kept() {
+        let long = "9".repeat(MAX_IDENTIFIER_BYTES + 1);
+        let metadata = ObjectMeta { resource_version: Some(long.clone()), uid: Some(long), ..ObjectMeta::default() };
+        let mut object = DynamicObject::new("t", &Kind::Template.api_resource());
+        object.metadata = metadata.clone();
+        let entry = InventoryEntry::new(ContentHash::UNKNOWN, &object);
+        assert_eq!((&*entry.uid, &*entry.resource_version), ("", ""));
+        let stored = ConfigMap { metadata, data: Some(inventory().data()), ..ConfigMap::default() };
+        assert_eq!(Inventory::read(&stored).unwrap().version(), Some(""));
+        let mut foreign = inventory();
+        foreign.mark_foreign(Some(&stored));
+        assert_eq!(foreign.version(), Some(""));
+    }
+
+    #[test]
+    fn objects_to_create_count_for_the_size() {
+        let mut inventory = inventory();
+        inventory.unverified.extend((1..MAX_OBJECTS).map(|n| id(&format!("b-{n}"))));
+        inventory.unverified.insert(id("a-1.0.0"));
+        assert!(!inventory.is_too_large());
+        inventory.unverified.insert(id("c-1.0.0"));
+        assert!(inventory.is_too_large());
     }
 
     #[test]

@@ -8,6 +8,7 @@ use strum::VariantNames as _;
 use tidewatch_shared::{metric_set, variant::VariantName as _};
 
 use super::{
+    inventory::InventoryError,
     removal_guard::HeldRemoval,
     snapshot::{Omission, OmissionReason},
 };
@@ -20,8 +21,10 @@ metric_set! {
         calls: Family<CallLabels, Counter> = "catalog_calls",
         /// Release metas not applied because a required template is missing in the runtime.
         blocked: Counter = "catalog_held",
+        /// Inventories stored in a runtime that were ignored and rebuilt, by the fault found in them.
+        unreadable_inventories: Family<FaultLabel, Counter> = "catalog_unreadable_inventories" with none_unreadable(),
         /// Templates and release metas, or channels of these, left out of every catalog because of a mistake in them.
-        left_out: Family<OmissionLabel, Gauge> = "catalog_left_out" with none_left_out(),
+        left_out: Family<FaultLabel, Gauge> = "catalog_left_out" with none_left_out(),
         /// Modules whose removal from many runtimes waits for a confirmation.
         held_modules: Gauge = "catalog_held_modules",
         /// Runtimes that would lose a module, a channel or a version by the removal that waits for a confirmation.
@@ -32,16 +35,25 @@ metric_set! {
 }
 
 /// Creates a family that exposes 0 for each reason from the start.
-fn none_left_out() -> Family<OmissionLabel, Gauge> {
+fn none_left_out() -> Family<FaultLabel, Gauge> {
     let family = Family::default();
     for &fault in OmissionReason::VARIANTS {
-        drop(family.get_or_create(&OmissionLabel { fault }));
+        drop(family.get_or_create(&FaultLabel { fault }));
+    }
+    family
+}
+
+/// Creates a family that exposes 0 for each fault from the start.
+fn none_unreadable() -> Family<FaultLabel, Counter> {
+    let family = Family::default();
+    for &fault in InventoryError::VARIANTS {
+        drop(family.get_or_create(&FaultLabel { fault }));
     }
     family
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct OmissionLabel {
+struct FaultLabel {
     fault: &'static str,
 }
 
@@ -81,12 +93,16 @@ impl Metrics {
         self.blocked.inc_by(objects as u64);
     }
 
+    pub(super) fn unreadable_inventory(&self, error: InventoryError) {
+        self.unreadable_inventories.get_or_create(&FaultLabel { fault: error.as_str() }).inc();
+    }
+
     /// Sets the gauges after KCP's catalog was recomputed.
     pub(super) fn update_gauges(&self, left_out: &[Omission], held: Option<&HeldRemoval>) {
         let count = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         for &fault in OmissionReason::VARIANTS {
             let omissions = left_out.iter().filter(|omission| omission.reason.as_str() == fault).count();
-            self.left_out.get_or_create(&OmissionLabel { fault }).set(count(omissions));
+            self.left_out.get_or_create(&FaultLabel { fault }).set(count(omissions));
         }
         self.held_modules.set(held.map_or(0, |held| count(held.modules.len())));
         self.held_runtimes.set(held.map_or(0, |held| count(held.runtimes)));

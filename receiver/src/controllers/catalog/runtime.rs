@@ -15,7 +15,7 @@ use super::{
     metrics::{Metrics, Operation},
 };
 use crate::{
-    base::key::KymaKey,
+    base::{foreign_text::identifier, key::KymaKey},
     kube::{
         WriteBudgets,
         object::{self, Component, Converged, Target, WriteError, if_exists},
@@ -126,7 +126,7 @@ impl Runtime {
             None => api.create(&params, &map).await,
         };
         let written = self.count(Operation::WriteInventory, written)?;
-        Ok(written.metadata.resource_version.unwrap_or_default())
+        Ok(identifier(written.metadata.resource_version.as_deref()).to_owned())
     }
 
     /// Deletes the inventory; success if it does not exist.

@@ -4,7 +4,10 @@
 //! channel that points to a missing template. A failure blocks only its dependents. An object that could not be read
 //! counts as missing where a reference to it would dangle, and as unchanged where it may itself hold references.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use futures::{StreamExt, stream};
 use tidewatch_shared::event::Object;
@@ -12,12 +15,11 @@ use tidewatch_shared::event::Object;
 use super::{
     desired::{DesiredCatalog, Kind, ObjectId},
     diff::{self, Action, Apply, Delete, Steps},
-    error::{Attempt, ObjectFailure, ObjectsError, SyncError, Target},
+    error::{Attempt, CallError, Failures, SyncError},
     inventory::{Inventory, InventoryEntry},
     runtime::Runtime,
 };
 use crate::{
-    base::short_map::ShortMap,
     fleet::queue::Drift,
     kube::{
         object::{WriteError, is_conflict},
@@ -63,12 +65,11 @@ pub(super) async fn run(
         run.write_inventory().await?;
     }
     run.execute(steps, &unread).await;
-    if run.failures.iter().any(|failure| failure.is_not_found()) {
+    if run.failures.has_missing() {
         // The CRD or the namespace was deleted during the sync, and other objects with it: no entry can be relied on.
         run.inventory.unverified.extend(run.inventory.entries.keys().cloned());
     }
-    let is_object = |failure: &ObjectFailure| failure.target != Target::Inventory;
-    let is_complete = !run.failures.iter().any(is_object) && run.blocked == 0;
+    let is_complete = run.failures.are_without_objects() && run.blocked == 0;
     run.inventory.fingerprint = is_complete.then(|| desired.fingerprint().into());
     run.write_inventory().await?;
     run.finish()
@@ -77,19 +78,19 @@ pub(super) async fn run(
 struct SyncRun<'a> {
     runtime: &'a Runtime,
     inventory: &'a mut Inventory,
-    failures: Vec<ObjectFailure>,
+    failures: Failures,
     blocked: usize,
     done: Synced,
 }
 
 impl<'a> SyncRun<'a> {
     fn new(runtime: &'a Runtime, inventory: &'a mut Inventory) -> Self {
-        Self { runtime, inventory, failures: Vec::new(), blocked: 0, done: Synced::default() }
+        Self { runtime, inventory, failures: Failures::default(), blocked: 0, done: Synced::default() }
     }
 
     fn finish(self) -> Result<Synced, SyncError> {
         let Self { failures, blocked, done, .. } = self;
-        ObjectsError::new(failures, blocked).map_or(Ok(done), |error| Err(SyncError::Objects(error)))
+        failures.into_error(blocked).map_or(Ok(done), |error| Err(SyncError::Objects(error)))
     }
 
     /// Lists both kinds and decides on each object. The observed entries replace the cached ones.
@@ -101,7 +102,7 @@ impl<'a> SyncRun<'a> {
         let Listing { mut steps, entries, seen } = listing;
         let missing = desired.objects().filter(|object| !seen.contains(&object.id));
         steps.applies.extend(missing.map(|object| Apply { desired: Arc::clone(object), present: false }));
-        (self.inventory.entries, self.inventory.unverified) = (entries, BTreeSet::new());
+        (self.inventory.entries, self.inventory.unverified) = (entries.into_iter().collect(), BTreeSet::new());
         Ok(steps)
     }
 
@@ -113,7 +114,7 @@ impl<'a> SyncRun<'a> {
         if self.inventory.is_stored_as(&data) && self.done == Synced::default() {
             return Ok(());
         }
-        self.failures.retain(|failure| failure.target != Target::Inventory);
+        self.failures.set_inventory(None);
         let version = self.inventory.version().map(str::to_owned);
         let written = match self.runtime.write_inventory(data.clone(), version.as_deref()).await {
             Err(kube::Error::Api(status)) if status.is_not_found() && version.is_some() => {
@@ -126,8 +127,7 @@ impl<'a> SyncRun<'a> {
             Err(error) if is_conflict(&error) => return Err(SyncError::Inventory(error)),
             Err(error) => {
                 self.inventory.mark_unconfirmed();
-                let (target, cause) = (Target::Inventory, Some(error));
-                self.failures.push(ObjectFailure { target, attempt: Attempt::Apply, cause });
+                self.failures.set_inventory(Some(error.into()));
             }
         }
         Ok(())
@@ -135,13 +135,15 @@ impl<'a> SyncRun<'a> {
 
     async fn list_kind(&self, kind: Kind, desired: &DesiredCatalog, listing: &mut Listing) -> Result<(), SyncError> {
         let listed = self.runtime.list(kind, |object| {
-            let id = ObjectId::new(kind, object.metadata.name.as_deref().unwrap_or_default());
+            // No API server lists an object of another name.
+            let id = ObjectId::checked(kind, object.metadata.name.as_deref()?)?;
             let entry = self.inventory.entries.get(&id);
             let owned = diff::owned_entry(&object, entry);
             let action = diff::action_for(&id, desired, Some(&object), entry);
-            (id, owned, action)
+            Some((id, owned, action))
         });
-        for (id, owned, action) in listed.await.map_err(|source| SyncError::List { kind, source })? {
+        let listed = listed.await.map_err(|source| SyncError::List { kind, source })?;
+        for (id, owned, action) in listed.into_iter().flatten() {
             match action {
                 Action::UpToDate(entry) => drop(listing.entries.insert(id.clone(), entry)),
                 Action::Apply(apply) => {
@@ -180,7 +182,7 @@ impl<'a> SyncRun<'a> {
                     Ok::<_, kube::Error>((action, owned))
                 });
                 let read = read.await;
-                (id, read)
+                (id, read.map_err(CallError::from))
             }
         });
         let reads: Vec<_> = reads.buffer_unordered(CONCURRENCY).collect().await;
@@ -244,7 +246,8 @@ impl<'a> SyncRun<'a> {
                     Ok::<_, WriteError>((InventoryEntry::new(apply.desired.hash, &object), writes))
                 });
                 let written = written.await;
-                (apply, written)
+                // Thousands of calls can fail, each with a long message.
+                (apply, written.map_err(|error| error.request().map(CallError::from)))
             }
         });
         let writes: Vec<_> = writes.buffer_unordered(CONCURRENCY).collect().await;
@@ -257,8 +260,8 @@ impl<'a> SyncRun<'a> {
                     self.inventory.unverified.remove(&id);
                     self.inventory.entries.insert(id, entry);
                 }
-                Err(error) => {
-                    self.fail(id, Attempt::Apply, error.request());
+                Err(cause) => {
+                    self.fail(id, Attempt::Apply, cause);
                     failed.push(apply);
                 }
             }
@@ -272,7 +275,7 @@ impl<'a> SyncRun<'a> {
             let runtime = self.runtime.clone();
             async move {
                 let deleted = runtime.delete(&delete.id, &delete.uid).await;
-                (delete, deleted)
+                (delete, deleted.map_err(CallError::from))
             }
         });
         let calls: Vec<_> = calls.buffer_unordered(CONCURRENCY).collect().await;
@@ -298,9 +301,9 @@ impl<'a> SyncRun<'a> {
         failed
     }
 
-    fn fail(&mut self, id: ObjectId, attempt: Attempt, cause: Option<kube::Error>) {
+    fn fail(&mut self, id: ObjectId, attempt: Attempt, cause: Option<CallError>) {
         self.inventory.unverified.insert(id.clone());
-        self.failures.push(ObjectFailure { target: Target::Object(id), attempt, cause });
+        self.failures.add(id, attempt, cause);
     }
 
     fn block(&mut self, ids: &[ObjectId]) {
@@ -313,7 +316,7 @@ impl<'a> SyncRun<'a> {
 #[derive(Default)]
 struct Listing {
     steps: Steps,
-    entries: ShortMap<ObjectId, InventoryEntry>,
+    entries: BTreeMap<ObjectId, InventoryEntry>,
     seen: BTreeSet<ObjectId>,
 }
 

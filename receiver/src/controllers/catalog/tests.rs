@@ -3,6 +3,7 @@
 mod fake;
 mod faults;
 mod history;
+mod hostile;
 
 use kube::runtime::{
     reflector::{self, Lookup, ObjectRef, Store, store::Writer},

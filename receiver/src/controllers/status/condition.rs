@@ -4,7 +4,8 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tidewatch_shared::api::{Condition, ConditionStatus, KymaStatus};
 
-use crate::{controllers::installer::Readiness, kube::runtime_access::RuntimeAccessError};
+use super::MAX_TEXT_CHARS;
+use crate::{base::foreign_text, controllers::installer::Readiness, kube::runtime_access::RuntimeAccessError};
 
 const CRDS: &str = "CRDsSync";
 const MODULES: &str = "Modules";
@@ -113,7 +114,8 @@ fn condition(
 ) -> Condition {
     let same = old.condition(kind).filter(|before| before.status == status && before.reason == reason);
     let since = same.map_or(now, |before| &before.last_transition_time);
-    Condition { reason: reason.to_owned(), ..Condition::new(kind, status, message, since.clone()) }
+    let message = foreign_text::line(message, MAX_TEXT_CHARS);
+    Condition { reason: reason.to_owned(), ..Condition::new(kind, status, &message, since.clone()) }
 }
 
 fn message(kind: &str, status: ConditionStatus) -> &'static str {

@@ -5,7 +5,7 @@ use std::{error::Error, io};
 use rustls::AlertDescription;
 
 use super::{addresses::ForbiddenAddressError, chain, response::LimitError};
-use crate::base::error_class::ErrorClass;
+use crate::base::{error_class::ErrorClass, foreign_text};
 
 /// Longest description, in characters. It contains text of the runtime, and ends up in conditions and logs.
 const MAX_DESCRIPTION_CHARS: usize = 300;
@@ -94,8 +94,7 @@ pub fn describe(error: &kube::Error) -> String {
         kube::Error::HyperError(source) => describe_chain(source),
         other => other.to_string(),
     };
-    let clean = text.chars().map(|c| if c.is_control() { ' ' } else { c });
-    clean.take(MAX_DESCRIPTION_CHARS).collect()
+    foreign_text::line(&text, MAX_DESCRIPTION_CHARS)
 }
 
 /// Joins the texts of an error and its sources, without those that the text before already ends with.
