@@ -1,13 +1,16 @@
 //! The receiver's side of Kubernetes: watches of the control plane, reads and writes of single objects, leader election
-//! and write fence, the recorder of Events, and clients of runtime clusters.
+//! and write fence, the recorder of Events, clients of runtime clusters, the kinds
+//! that these serve, and the status of their workloads.
 
 pub mod client;
+pub(crate) mod kinds;
 pub mod leader;
 mod metrics;
 pub(crate) mod object;
 pub mod recorder;
 pub mod runtime_access;
 pub(crate) mod watch;
+pub(crate) mod workload;
 
 pub use metrics::Metrics;
 pub use object::{WriteBudgets, WriteMetrics};

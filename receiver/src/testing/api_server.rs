@@ -1,7 +1,8 @@
 //! Fake API server for unit tests: objects of any kind, with resourceVersions, uids, generations, finalizers,
-//! preconditions, server-side apply by field manager, injected faults, and a record of the requests.
+//! preconditions, server-side apply by field manager, discovery, injected faults, and a record of the requests.
 
 mod apply;
+mod discovery;
 
 use std::{
     collections::BTreeMap,
@@ -83,7 +84,8 @@ impl FakeApiServer {
         self.0.lock().unwrap().fault = fault;
     }
 
-    /// Takes the recorded requests, in order: `<METHOD> <plural>/<name>`, without the name for lists and creates.
+    /// Takes the recorded requests, in order: `<METHOD> <plural>/<name>`, without the name for lists and creates, and
+    /// `GET <path>` for discovery.
     pub(crate) fn calls(&self) -> Vec<String> {
         std::mem::take(&mut self.0.lock().unwrap().calls)
     }
@@ -148,6 +150,9 @@ impl FakeApiServer {
 
 impl State {
     fn respond(&mut self, parts: &Parts, body: &Value) -> Response {
+        if let Some(response) = self.discover(parts.uri.path()) {
+            return response;
+        }
         let (id, is_status) = object_id(parts.uri.path());
         let call = format!("{} {id}{}", parts.method, if is_status { "/status" } else { "" });
         self.calls.push(call.clone());
@@ -182,10 +187,29 @@ impl State {
         }
     }
 
+    fn discover(&mut self, path: &str) -> Option<Response> {
+        let is_served = |it: &&Value| {
+            let plural = it["spec"]["names"]["plural"].as_str().unwrap_or_default();
+            self.unserved.get(plural) != Some(&true)
+        };
+        let response = discovery::respond(path, self.of_kind("customresourcedefinitions").filter(is_served))?;
+        let call = format!("GET {path}");
+        let refused = self.refused.get(&call).copied();
+        self.calls.push(call);
+        Some(refused.map_or(response, |status| failure(status, "")))
+    }
+
     fn serves(&self, plural: &str, path: &str) -> bool {
-        let needs_definition = self.served_by_definition && path.contains("/operator.kyma-project.io/");
-        let definition = format!("customresourcedefinitions/{plural}.operator.kyma-project.io");
-        self.unserved.get(plural) != Some(&true) && (!needs_definition || self.objects.contains_key(&definition))
+        if self.unserved.get(plural) == Some(&true) {
+            return false;
+        }
+        let mut segments = path.trim_start_matches("/apis/").split('/');
+        let (group, version) = (segments.next().unwrap_or_default(), segments.next().unwrap_or_default());
+        if !self.served_by_definition || !group.contains('.') || group.ends_with(".k8s.io") {
+            return true;
+        }
+        let definition = self.objects.get(&format!("customresourcedefinitions/{plural}.{group}"));
+        definition.is_some_and(|definition| discovery::serves(definition, version))
     }
 
     fn refusal(&self, call: &str, id: &str, plural: &str, method: &Method) -> Option<StatusCode> {

@@ -17,6 +17,7 @@ use super::{
     component::{Kind, POLICIES, SECRETS, SERVICES, WEBHOOKS},
     desired::{DesiredObject, DesiredObjects, Params},
     error::ObjectName,
+    flags::is_image,
     rbac, readiness,
     upgrade::{Image, ImageDecision},
 };
@@ -249,7 +250,7 @@ impl<'a> InstallRun<'a> {
 }
 
 /// Returns the image of a Deployment if this receiver's field manager owns the field; a different writer would have
-/// taken the ownership over.
+/// taken the ownership over. A runtime can return any text, which is kept while the installation is.
 fn image_set_by_us(deployment: &DynamicObject) -> Option<Image> {
     let container = format!("k:{{\"name\":\"{AGENT_CONTAINER}\"}}");
     let entries = deployment.metadata.managed_fields.iter().flatten();
@@ -259,7 +260,7 @@ fn image_set_by_us(deployment: &DynamicObject) -> Option<Image> {
     let is_noted = fields.any(|fields| place.iter().try_fold(&fields.0, |at, member| at.get(member)).is_some());
     let containers = deployment.data["spec"]["template"]["spec"]["containers"].as_array()?;
     let image = containers.iter().find(|container| container["name"] == AGENT_CONTAINER)?["image"].as_str()?;
-    is_noted.then(|| image.into())
+    (is_noted && is_image(image)).then(|| image.into())
 }
 
 async fn read(client: &Client, component: Component) -> (Component, kube::Result<Option<DynamicObject>>) {
@@ -270,4 +271,28 @@ async fn read(client: &Client, component: Component) -> (Component, kube::Result
         object::get(&api, component.name()).await
     };
     (component, found)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn only_an_image_reference_is_taken_from_the_runtime() {
+        let container = format!("k:{{\"name\":\"{AGENT_CONTAINER}\"}}");
+        let fields = json!({"f:spec": {"f:template": {"f:spec": {"f:containers": {container: {"f:image": {}}}}}}});
+        let found = |manager: &str, image: &str| {
+            let deployment = json!({
+                "metadata": {"managedFields": [{"manager": manager, "fieldsV1": fields}]},
+                "spec": {"template": {"spec": {"containers": [{"name": AGENT_CONTAINER, "image": image}]}}}});
+            image_set_by_us(&serde_json::from_value(deployment).unwrap())
+        };
+        assert_eq!(found(field_manager::TIDEWATCH, "r.io/agent:1").as_deref(), Some("r.io/agent:1"));
+        assert_eq!(found("kubectl", "r.io/agent:1"), None);
+        for image in ["", "a b", "a\n", &"x".repeat(513)] {
+            assert_eq!(found(field_manager::TIDEWATCH, image), None, "{image:.20?}");
+        }
+    }
 }

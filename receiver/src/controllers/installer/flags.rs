@@ -122,8 +122,12 @@ impl FromStr for MemoryLimit {
 
 /// Parses an image reference that a pod spec accepts; the registry validates the rest.
 fn image(text: &str) -> Result<String, &'static str> {
-    let fits = (1..=512).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic());
-    fits.then(|| text.to_owned()).ok_or("not an image reference")
+    is_image(text).then(|| text.to_owned()).ok_or("not an image reference")
+}
+
+/// Returns whether a text can be an image reference: at most 512 printable ASCII characters without spaces.
+pub(super) fn is_image(text: &str) -> bool {
+    (1..=512).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
 /// Parses the name of an object, an RFC 1123 subdomain.

@@ -6,14 +6,17 @@ use kube::{
     Client,
     api::{DynamicObject, ListParams},
 };
-use serde_json::Value;
 use tidewatch_shared::api::{Condition, ConditionStatus, Kyma};
 
 use super::{Component, InstallationState, Installer, Report, component::PODS, objects::pod_selector};
 use crate::{
-    base::{error_class::ErrorClass, key::KymaKey},
+    base::{error_class::ErrorClass, foreign_text, key::KymaKey},
     fleet::{PathState, Unproven},
-    kube::{object, runtime_access::list_first},
+    kube::{
+        object,
+        runtime_access::list_first,
+        workload::{self, PodFault, Termination},
+    },
 };
 
 /// First delay until an agent that is not running is checked again; it doubles with each check.
@@ -41,8 +44,7 @@ pub(crate) enum Readiness {
 
 impl Readiness {
     fn not(reason: &'static str, message: impl Into<String>) -> Self {
-        let message: String = message.into();
-        Self::Not { reason, message: message.chars().take(MAX_MESSAGE_CHARS).collect() }
+        Self::Not { reason, message: foreign_text::line(&message.into(), MAX_MESSAGE_CHARS) }
     }
 }
 
@@ -158,13 +160,11 @@ pub(super) fn is_available(deployment: &DynamicObject) -> bool {
 
 fn deployment_status(deployment: &DynamicObject) -> DeploymentStatus {
     let status = &deployment.data["status"];
-    let observed = status["observedGeneration"].as_i64() >= deployment.metadata.generation;
+    let observed = workload::is_observed(deployment);
     if observed && status["availableReplicas"].as_i64() >= Some(1) && status["updatedReplicas"].as_i64() >= Some(1) {
         return DeploymentStatus::Available;
     }
-    let mut conditions = status["conditions"].as_array().into_iter().flatten();
-    let refused = conditions.find(|condition| condition["type"] == "ReplicaFailure" && condition["status"] == "True");
-    match refused.filter(|_| observed).and_then(|condition| condition["message"].as_str()) {
+    match workload::replica_failure(deployment).filter(|_| observed) {
         Some(message) => DeploymentStatus::Refused(message.to_owned()),
         None => DeploymentStatus::Pending,
     }
@@ -172,34 +172,24 @@ fn deployment_status(deployment: &DynamicObject) -> DeploymentStatus {
 
 /// Derives the fault of a pod from its status.
 fn fault(pod: &DynamicObject) -> Option<Readiness> {
-    let status = &pod.data["status"];
-    let containers = status["containerStatuses"].as_array().into_iter().flatten();
-    let waiting = containers.map(|container| &container["state"]["waiting"]).find(|waiting| waiting.is_object());
-    let text = |member: &str| waiting.and_then(|waiting| waiting[member].as_str()).unwrap_or_default();
-    match text("reason") {
-        "ErrImagePull" | "ImagePullBackOff" | "InvalidImageName" | "ErrImageNeverPull" => {
-            let image = pod.data["spec"]["containers"][0]["image"].as_str().unwrap_or_default();
-            // The kubelet's message differs between attempts.
-            return Some(Readiness::not("ImagePull", format!("the agent's image {image} cannot be pulled")));
+    Some(match PodFault::of(pod)? {
+        PodFault::ImageName { image, .. } | PodFault::ImagePull { image, .. } => {
+            Readiness::not("ImagePull", format!("the agent's image {image} cannot be pulled"))
         }
-        "CrashLoopBackOff" => return Some(Readiness::not("CrashLoop", crashed(pod))),
-        "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError" => {
-            let message = format!("the agent's container cannot be started: {}", text("message"));
-            return Some(Readiness::not("Container", message));
+        PodFault::CrashLoop { last, .. } => Readiness::not("CrashLoop", crashed(&last)),
+        PodFault::Start { message, .. } => {
+            Readiness::not("Container", format!("the agent's container cannot be started: {message}"))
         }
-        _ => {}
-    }
-    let unscheduled = |condition: &&Value| condition["type"] == "PodScheduled" && condition["status"] == "False";
-    let condition = status["conditions"].as_array().into_iter().flatten().find(unscheduled)?;
-    let message = condition["message"].as_str().unwrap_or_default();
-    Some(Readiness::not("Unschedulable", format!("no node takes the agent: {message}")))
+        PodFault::Unschedulable { message, .. } => {
+            Readiness::not("Unschedulable", format!("no node takes the agent: {message}"))
+        }
+    })
 }
 
 /// Message for a process that terminates repeatedly.
-fn crashed(pod: &DynamicObject) -> String {
-    let ended = &pod.data["status"]["containerStatuses"][0]["lastState"]["terminated"];
-    let message = ended["message"].as_str().unwrap_or_default().trim();
-    match ended["exitCode"].as_i64() {
+fn crashed(last: &Termination<'_>) -> String {
+    let message = last.message;
+    match last.code {
         Some(code) if message.is_empty() => format!("the agent ends again and again with code {code}"),
         Some(code) => {
             // The error line of the process; other log lines contain timestamps.
@@ -219,7 +209,7 @@ fn has_certificate(secret: &DynamicObject) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -262,6 +252,15 @@ mod tests {
         let unscheduled = object(json!({"metadata": {}, "status": {"conditions": [
             {"type": "PodScheduled", "status": "False", "message": "0/3 nodes"}]}}));
         assert_eq!(fault(&unscheduled), Some(Readiness::not("Unschedulable", "no node takes the agent: 0/3 nodes")));
+    }
+
+    #[test]
+    fn message_of_a_pod_is_one_short_line() {
+        let unscheduled = object(json!({"metadata": {}, "status": {"conditions": [
+            {"type": "PodScheduled", "status": "False", "message": format!("a\u{1b}[2J\nb{}", "x".repeat(100_000))}]}}));
+        let Some(Readiness::Not { message, .. }) = fault(&unscheduled) else { panic!("no fault") };
+        assert!(message.starts_with("no node takes the agent: a [2J bxx"), "{message:.60?}");
+        assert_eq!(message.chars().count(), MAX_MESSAGE_CHARS);
     }
 
     #[test]

@@ -32,6 +32,8 @@ pub(crate) enum Component {
     Plan,
     /// Templates and release metas.
     Catalog,
+    /// Objects of modules.
+    Module,
     /// Objects of the agent's installation, which share one budget per runtime cluster.
     Agent,
 }

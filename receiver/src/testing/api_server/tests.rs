@@ -98,6 +98,34 @@ async fn refused_and_unserved_requests_change_nothing() {
     assert!(server.objects().contains_key(ID));
 }
 
+#[tokio::test]
+async fn a_runtime_discovers_and_serves_the_versions_of_its_definitions() {
+    let server = FakeApiServer::runtime();
+    let read = async |path: &str| {
+        let text = server.client().request_text(http::Request::get(path).body(Vec::new()).unwrap()).await;
+        text.map(|text| serde_json::from_str::<Value>(&text).unwrap())
+    };
+    assert_eq!(code(read("/apis/example.com").await), Some(404));
+    assert_eq!(code(read("/apis/example.com/v1/things").await), Some(404));
+    let versions = json!([{"name": "v1", "served": true}, {"name": "v2", "served": false}]);
+    server.edit("customresourcedefinitions/things.example.com", |definition| {
+        definition["spec"] = json!({"group": "example.com", "scope": "Cluster", "versions": versions,
+            "names": {"plural": "things", "kind": "Thing"}});
+    });
+    assert_eq!(read("/apis/example.com").await.unwrap()["versions"], json!([{"version": "v1"}]));
+    let resource = &read("/apis/example.com/v1").await.unwrap()["resources"][0];
+    assert_eq!((&resource["name"], &resource["namespaced"]), (&json!("things"), &json!(false)));
+    assert_eq!(read("/apis/example.com/v1/things").await.unwrap()["items"], json!([]));
+    for path in ["/apis/example.com/v2", "/apis/example.com/v2/things", "/apis/other.com/v1"] {
+        assert_eq!(code(read(path).await), Some(404), "{path}");
+    }
+    server.refuse("GET /apis/example.com/v1", 503);
+    assert_eq!(code(read("/apis/example.com/v1").await), Some(503));
+    server.unserve("things", true);
+    assert_eq!(code(read("/apis/example.com").await), Some(404));
+    assert_eq!(server.calls().len(), 10);
+}
+
 #[test]
 fn paths_name_objects_by_plural_and_name() {
     for (path, id) in [
