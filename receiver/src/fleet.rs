@@ -5,8 +5,10 @@
 //! step. Events and heartbeats of contract v3 enter as [`Verified`] input only.
 
 mod compare;
+mod due;
 pub mod forward;
 mod ledger;
+pub mod manifests;
 mod path;
 mod plan_index;
 pub mod queue;

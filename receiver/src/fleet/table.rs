@@ -20,7 +20,6 @@ mod view;
 
 use std::{
     hash::{BuildHasher as _, RandomState},
-    pin::pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -35,7 +34,7 @@ use tidewatch_shared::{
     plan::Plan,
     variant::VariantName as _,
 };
-use tokio::{sync::Notify, time, time::Instant};
+use tokio::{sync::Notify, time::Instant};
 
 pub use heartbeat_interval::HeartbeatInterval;
 pub use job::Job;
@@ -47,7 +46,7 @@ pub use view::{PathView, RuntimeView};
 
 use crate::{
     base::key::KymaKey,
-    fleet::{self, EventBatch, Verified, queue::ReconcileOutcome},
+    fleet::{self, EventBatch, Verified, due::next_due, queue::ReconcileOutcome},
 };
 use state::{EventsReply, HeartbeatReply, State};
 
@@ -350,24 +349,6 @@ impl RuntimeTable {
 
     fn heartbeat_seconds(&self) -> u32 {
         u32::try_from(self.0.interval.get().as_secs()).unwrap_or(u32::MAX).max(1)
-    }
-}
-
-/// Waits until `check` returns something due. It is called at once, after each notification, and at the time that it
-/// returned last.
-async fn next_due<T>(notify: &Notify, check: impl Fn() -> (Option<T>, Option<Instant>)) -> T {
-    loop {
-        let mut wakeup = pin!(notify.notified());
-        // Registered before the check, so that nothing that becomes due in between is missed.
-        wakeup.as_mut().enable();
-        match check() {
-            (Some(due), _) => return due,
-            (None, None) => wakeup.await,
-            (None, Some(at)) => {
-                // Check again after a timeout as well as after a notification.
-                let _ = time::timeout_at(at, wakeup).await;
-            }
-        }
     }
 }
 

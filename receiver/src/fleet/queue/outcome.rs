@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
+use tidewatch_shared::variant::VariantName as _;
+
 use super::WorkSet;
 use crate::base::error_class::ErrorClass;
 
-/// Result of one reconcile of a Kyma. Queued work in none of the sets waits, for the end of a pause or for a component
-/// descriptor: its events stay accepted and unsettled, and it is parked until the next enqueue.
+/// Result of one reconcile of a Kyma or a Manifest. Queued work in none of the sets waits, for the end of a pause or for a
+/// component descriptor: its events stay accepted and unsettled, and it is parked until the next enqueue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReconcileOutcome {
     /// Work with a recorded result: success, or a user error that a status shows.
@@ -36,5 +38,15 @@ impl ReconcileOutcome {
     #[must_use]
     pub fn failed(work: WorkSet, class: ErrorClass) -> Self {
         Self { failed: work, class: Some(class), ..Self::default() }
+    }
+
+    /// Result as the value of a metric's label.
+    pub(crate) fn result(&self) -> &'static str {
+        match (self.class, self.failed.is_empty(), self.ended.is_empty()) {
+            (Some(class), ..) => class.as_str(),
+            (None, false, _) => "ours",
+            (None, true, false) => "ended",
+            (None, true, true) => "paused",
+        }
     }
 }

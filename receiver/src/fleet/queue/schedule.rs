@@ -1,4 +1,10 @@
-//! Scheduling of queued work: lanes, priorities, delays and backoff.
+//! Scheduling of queued work: lanes, priorities, delays, backoff, and slots of groups.
+
+mod entry;
+mod groups;
+mod summary;
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -9,15 +15,19 @@ use std::{
 use tidewatch_shared::plan::Work;
 use tokio::time::Instant;
 
+use self::{
+    entry::{Entry, Lane, Position, Running},
+    groups::{Admission, Groups},
+};
 use super::{Priority, QueuedWork, ReconcileOutcome, WorkSet, queued_work::merge_into};
 use crate::base::{error_class::ErrorClass, random::Random};
 
-/// Minimum interval between two attempts for user changes of a Kyma in backoff.
+/// Minimum interval between two attempts for user changes of a key in backoff.
 const USER_SPACING: Duration = Duration::from_secs(5);
 
 /// Duration from which a reconcile marks its runtime as slow, even if it succeeded.
 const SLOW: Duration = Duration::from_secs(10);
-/// Time limit of a reconcile in the normal lane: longer than any call to a runtime, and short enough that other Kymas
+/// Time limit of a reconcile in the normal lane: longer than any call to a runtime, and short enough that others
 /// do not wait too long for a slot.
 const TIME_LIMIT: Duration = Duration::from_secs(45);
 /// Time limit of a reconcile in the slow lane.
@@ -32,17 +42,8 @@ const PRIORITY_ROTATION: [[Priority; 3]; 8] = {
     [URGENT, URGENT, URGENT, CATALOG, URGENT, URGENT, URGENT, VERIFICATION]
 };
 
-/// Lane of a Kyma. Runtimes that the last reconcile could not reach, or that were slow, wait in a lane of their own, so
-/// that they cannot occupy all slots.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Lane {
-    #[default]
-    Normal,
-    Slow,
-}
-
 /// Reason of a delay; an entry holds one due time per reason.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DelayReason {
     /// The last reconcile requested it ([`ReconcileOutcome::requeue_after`]).
     Requeue,
@@ -58,81 +59,15 @@ pub(crate) enum DelayReason {
     Deferred,
 }
 
-/// Number of reasons.
-const DELAY_REASONS: usize = 6;
-
-/// Position of an entry, kept so that it can be removed directly.
-#[derive(Clone, Copy, Debug, Default)]
-enum Position {
-    #[default]
-    Idle,
-    Ready(Lane, Priority, u64),
-    Delayed(Instant, u64),
-}
-
-#[derive(Debug, Default)]
-struct Entry {
-    queued: Option<QueuedWork>,
-    /// Paused work; resumes with the next enqueue.
-    parked: Option<QueuedWork>,
-    /// Lane and start of the running reconcile.
-    running: Option<(Lane, Instant)>,
-    /// The end of a pause was signalled while the reconcile ran.
-    enqueued_meanwhile: bool,
-    /// Removed while its reconcile runs; forgotten when that ends.
-    gone: bool,
-    lane: Lane,
-    failures: u32,
-    /// End of the backoff, and the time of the failure.
-    backoff: Option<(Instant, Instant)>,
-    /// Time since which it has been ready.
-    since: Option<Instant>,
-    delayed: [Option<(Instant, QueuedWork)>; DELAY_REASONS],
-    /// Deferred work and the number of consecutive deferrals.
-    deferred: (WorkSet, u32),
-    position: Position,
-}
-
-impl Entry {
-    /// Parks paused work of the reconcile that ended.
-    fn park(&mut self, taken: &QueuedWork, paused: WorkSet) {
-        if !paused.is_empty() {
-            // An enqueue during the reconcile may signal the end of the pause, which the reconcile had not seen. If it
-            // did not, the next reconcile parks the work again.
-            let enqueued_meanwhile = self.enqueued_meanwhile || self.queued.is_some();
-            let slot = if enqueued_meanwhile { &mut self.queued } else { &mut self.parked };
-            merge_into(slot, QueuedWork { work: paused, ..taken.clone() });
-        }
-    }
-
-    /// Requeues failed work and returns its backoff; without failed work, ends the backoff.
-    fn back_off(
-        &mut self,
-        taken: &QueuedWork,
-        outcome: &ReconcileOutcome,
-        random: &mut Random,
-        now: Instant,
-    ) -> Option<Duration> {
-        if outcome.failed.is_empty() {
-            (self.failures, self.backoff) = (0, None);
-            return None;
-        }
-        self.failures = self.failures.saturating_add(1);
-        let mut delay = outcome.class.unwrap_or(ErrorClass::Ours).delay(self.failures, random);
-        delay = delay.max(outcome.requeue_after.unwrap_or_default());
-        if self.queued.as_ref().is_some_and(|queued| queued.priority == Priority::User) {
-            delay = delay.min(USER_SPACING);
-        }
-        self.backoff = Some((now + delay, now));
-        merge_into(&mut self.queued, QueuedWork { work: outcome.failed, ..taken.clone() });
-        Some(delay)
-    }
-}
-
-/// The queue. Bounded by the number of Kymas: each has one entry, and each entry at most one position.
+/// The queue. Bounded by the number of keys: each has one entry, and each entry at most one position.
+///
+/// Entries may belong to a group `G`. Groups take turns: each has a fixed number of slots, a slot belongs to an entry that
+/// is ready or running, and the other entries of the group are held until a slot is free, the most urgent one first. A
+/// group also shares one lane.
 #[derive(Debug)]
-pub(crate) struct Queue<K> {
-    entries: HashMap<K, Entry>,
+pub(crate) struct Queue<K, G = K> {
+    entries: HashMap<K, Entry<G>>,
+    groups: Groups<G, K>,
     ready: [[BTreeMap<u64, K>; 3]; 2],
     delayed: BTreeMap<(Instant, u64), K>,
     tickets: u64,
@@ -142,14 +77,22 @@ pub(crate) struct Queue<K> {
     slow_slots: usize,
     /// Enqueues that merged into work already queued.
     coalesced: u64,
+    /// Time of the next key of [`Self::enqueue_paced`].
+    paced: Option<Instant>,
     random: Random,
 }
 
-impl<K: Clone + Eq + Hash> Queue<K> {
-    /// Creates a queue for this number of workers.
+impl<K: Clone + Eq + Hash + Ord, G: Clone + Eq + Hash> Queue<K, G> {
+    /// Creates a queue for this number of workers, without groups.
     pub(crate) fn new(slots: usize, seed: u64) -> Self {
+        Self::with_groups(slots, usize::MAX, seed)
+    }
+
+    /// Creates a queue for this number of workers, with so many slots for each group.
+    pub(crate) fn with_groups(slots: usize, per_group: usize, seed: u64) -> Self {
         Self {
             entries: HashMap::new(),
+            groups: Groups::new(per_group),
             ready: Default::default(),
             delayed: BTreeMap::new(),
             tickets: 0,
@@ -158,6 +101,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
             slow_running: 0,
             slow_slots: (slots / 4).max(1),
             coalesced: 0,
+            paced: None,
             random: Random::new(seed),
         }
     }
@@ -167,26 +111,47 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         self.random.jitter(most)
     }
 
-    /// Registers a Kyma; only registered Kymas can be enqueued.
+    /// Registers a key; only registered keys can be enqueued.
     pub(crate) fn insert(&mut self, key: K) {
         let entry = self.entries.entry(key).or_default();
         if entry.gone {
-            *entry = Entry { running: entry.running, ..Entry::default() };
+            *entry = Entry { running: entry.running.take(), ..Entry::default() };
         }
     }
 
-    /// Removes a Kyma and its work. While its reconcile runs, the entry is kept, so that a new Kyma of that name is not
+    /// Registers a key as a member of a group, or moves it there with its work.
+    pub(crate) fn insert_into(&mut self, key: K, group: G, now: Instant) {
+        self.insert(key.clone());
+        if self.group(&key) == Some(&group) {
+            return;
+        }
+        self.displace(&key);
+        let joined = self.groups.join(group, key.clone());
+        let left = self.entries.get_mut(&key).and_then(|entry| entry.group.replace(joined));
+        if let Some(left) = left {
+            self.groups.leave(&left, &key);
+            self.fill(&left);
+        }
+        self.arrange(&key, now);
+    }
+
+    /// Removes a key and its work. While its reconcile runs, the entry is kept, so that a new object of that name is not
     /// reconciled concurrently.
     pub(crate) fn remove(&mut self, key: &K) {
         self.displace(key);
         let Some(entry) = self.entries.get_mut(key) else { return };
-        match entry.running {
+        let group = entry.group.take();
+        match entry.running.take() {
             running @ Some(_) => *entry = Entry { running, gone: true, ..Entry::default() },
             None => drop(self.entries.remove(key)),
         }
+        if let Some(group) = group {
+            self.groups.leave(&group, key);
+            self.fill(&group);
+        }
     }
 
-    /// Enqueues work now, together with any paused work. Unknown Kymas are ignored.
+    /// Enqueues work now, together with any paused work. Unknown keys are ignored.
     pub(crate) fn enqueue(&mut self, key: &K, queued: QueuedWork, now: Instant) {
         let Some(entry) = self.entries.get_mut(key).filter(|entry| !entry.gone) else { return };
         if queued.work.is_empty() {
@@ -214,6 +179,27 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         }
     }
 
+    /// Enqueues work of these keys, this many per second; keys that already wait keep their turn.
+    pub(crate) fn enqueue_paced(&mut self, mut keys: Vec<K>, queued: &QueuedWork, per_second: u32, now: Instant) {
+        if keys.is_empty() {
+            return;
+        }
+        let step = Duration::from_secs(1) / per_second.max(1);
+        // A random rotation, so that the same key is not always first.
+        let first = self.random.up_to(u64::try_from(keys.len()).unwrap_or(u64::MAX));
+        let first = usize::try_from(first).unwrap_or(0).min(keys.len());
+        keys.rotate_left(first);
+        let mut at = self.paced.filter(|at| *at > now).unwrap_or(now);
+        for key in keys {
+            let is_waiting = self.is_delayed(&key, DelayReason::Paced);
+            self.enqueue_after(&key, DelayReason::Paced, at, queued.clone(), now);
+            if !is_waiting {
+                at += step;
+            }
+        }
+        self.paced = Some(at);
+    }
+
     /// Enqueues work at a later time; per reason the earlier time and the union of the work apply.
     pub(crate) fn enqueue_after(
         &mut self,
@@ -224,22 +210,16 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         now: Instant,
     ) {
         let Some(entry) = self.entries.get_mut(key).filter(|entry| !entry.gone) else { return };
-        match &mut entry.delayed[reason as usize] {
-            Some((known, work)) => {
-                *known = (*known).min(at);
-                work.merge(queued);
-            }
-            slot => *slot = Some((at, queued)),
-        }
+        entry.delay(reason, at, queued);
         self.arrange(key, now);
     }
 
     /// Returns true if work is delayed for this reason.
     pub(crate) fn is_delayed(&self, key: &K, reason: DelayReason) -> bool {
-        self.entries.get(key).is_some_and(|entry| entry.delayed[reason as usize].is_some())
+        self.entries.get(key).is_some_and(|entry| entry.is_delayed(reason))
     }
 
-    /// Takes the next Kyma: fair, by priority, and never one in backoff or in progress.
+    /// Takes the next key: fair, by priority, and never one in backoff or in progress.
     pub(crate) fn take(&mut self, now: Instant) -> Option<(K, QueuedWork)> {
         self.promote(now);
         // The candidate that has waited longer.
@@ -249,7 +229,11 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         let entry = self.entries.get_mut(&key)?;
         (entry.position, entry.since) = (Position::Idle, None);
         let queued = entry.queued.take()?;
-        (entry.running, entry.enqueued_meanwhile) = (Some((lane, now)), false);
+        if let Some(group) = &entry.group {
+            self.groups.start(group, priority, ticket);
+        }
+        entry.running = Some(Running { lane, since: now, group: entry.group.clone() });
+        entry.enqueued_meanwhile = false;
         self.running += 1;
         self.slow_running += usize::from(lane == Lane::Slow);
         Some((key, queued))
@@ -274,18 +258,18 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         now: Instant,
     ) -> Option<Duration> {
         let entry = self.entries.get_mut(key)?;
-        let (lane, since) = entry.running.take()?;
+        let Running { lane, since, group } = entry.running.take()?;
+        let is_gone = entry.gone;
         self.running -= 1;
         self.slow_running -= usize::from(lane == Lane::Slow);
-        if entry.gone {
+        if is_gone {
             self.entries.remove(key);
-            return None;
         }
-        if now.saturating_duration_since(since) >= SLOW || outcome.class == Some(ErrorClass::Transport) {
-            entry.lane = Lane::Slow;
-        } else if outcome.class.is_some() || !(outcome.failed | outcome.ended).is_empty() {
-            entry.lane = Lane::Normal;
-        }
+        let is_slow = now.saturating_duration_since(since) >= SLOW || outcome.class == Some(ErrorClass::Transport);
+        let is_answered = outcome.class.is_some() || !(outcome.failed | outcome.ended).is_empty();
+        let lane = is_slow.then_some(Lane::Slow).or_else(|| is_answered.then_some(Lane::Normal));
+        self.release(key, group.as_ref(), lane, now);
+        let entry = self.entries.get_mut(key)?;
         let deferred = outcome.deferred.both(taken.work).minus(outcome.failed);
         entry.park(taken, taken.work.minus(outcome.ended | outcome.failed | deferred));
         self.defer(key, taken, deferred, outcome, now);
@@ -305,6 +289,24 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         backoff
     }
 
+    /// Frees the slot of a reconcile that ended, for the entries of its group that wait for one, and sets the lane of its
+    /// runtime.
+    fn release(&mut self, key: &K, group: Option<&G>, lane: Option<Lane>, now: Instant) {
+        match group {
+            Some(group) => {
+                self.groups.end(group);
+                let other_lane = lane.map(|lane| self.groups.set_lane(group, lane)).unwrap_or_default();
+                other_lane.iter().for_each(|key| self.arrange(key, now));
+                self.fill(group);
+            }
+            None => {
+                if let (Some(lane), Some(entry)) = (lane, self.entries.get_mut(key)) {
+                    entry.lane = lane;
+                }
+            }
+        }
+    }
+
     /// Delays deferred work, or ends the deferral of work that succeeded.
     fn defer(&mut self, key: &K, taken: &QueuedWork, deferred: WorkSet, outcome: &ReconcileOutcome, now: Instant) {
         let Some(entry) = self.entries.get_mut(key) else { return };
@@ -318,65 +320,11 @@ impl<K: Clone + Eq + Hash> Queue<K> {
             self.enqueue_after(key, DelayReason::Deferred, at, queued, now);
         } else if !before.both(outcome.ended).is_empty() {
             entry.deferred = (WorkSet::EMPTY, 0);
-            entry.delayed[DelayReason::Deferred as usize] = None;
+            entry.end_delay(DelayReason::Deferred);
         }
     }
 
-    /// Work of a Kyma that is ready or in backoff, for summaries.
-    pub(crate) fn queued(&self, key: &K) -> WorkSet {
-        self.entries.get(key).and_then(|entry| entry.queued.as_ref()).map_or(WorkSet::EMPTY, |queued| queued.work)
-    }
-
-    /// Paused work of a Kyma.
-    pub(crate) fn parked(&self, key: &K) -> WorkSet {
-        self.entries.get(key).and_then(|entry| entry.parked.as_ref()).map_or(WorkSet::EMPTY, |parked| parked.work)
-    }
-
-    /// Consecutive failures of a Kyma.
-    pub(crate) fn failures(&self, key: &K) -> u32 {
-        self.entries.get(key).map_or(0, |entry| entry.failures)
-    }
-
-    /// Enqueues since startup that merged into work already queued.
-    pub(crate) const fn coalesced(&self) -> u64 {
-        self.coalesced
-    }
-
-    /// Time since which the longest waiting Kyma of a priority has been ready.
-    pub(crate) fn oldest(&self, priority: Priority) -> Option<Instant> {
-        let first = self.ready.iter().filter_map(|lane| lane[priority as usize].first_key_value());
-        first.filter_map(|(_, key)| self.entries.get(key)?.since).min()
-    }
-
-    /// Returns true while a reconcile of the Kyma runs.
-    pub(crate) fn in_progress(&self, key: &K) -> bool {
-        self.entries.get(key).is_some_and(|entry| entry.running.is_some())
-    }
-
-    /// Time limit of the reconcile that was just taken.
-    pub(crate) fn time_limit(&self, key: &K) -> Duration {
-        match self.entries.get(key).and_then(|entry| entry.running) {
-            Some((Lane::Slow, _)) => SLOW_TIME_LIMIT,
-            Some((Lane::Normal, _)) | None => TIME_LIMIT,
-        }
-    }
-
-    /// Number of Kymas in progress.
-    pub(crate) const fn running(&self) -> usize {
-        self.running
-    }
-
-    /// Number of ready Kymas of a priority.
-    pub(crate) fn ready(&self, priority: Priority) -> usize {
-        self.ready.iter().map(|lane| lane[priority as usize].len()).sum()
-    }
-
-    /// Number of delayed Kymas.
-    pub(crate) fn waiting(&self) -> usize {
-        self.delayed.len()
-    }
-
-    /// First Kyma of each lane, by the lane's priority rotation.
+    /// First key of each lane, by the lane's priority rotation.
     fn candidates(&self) -> impl Iterator<Item = (Lane, Priority, u64)> {
         let slow = (self.slow_running < self.slow_slots).then_some(Lane::Slow);
         [Some(Lane::Normal), slow].into_iter().flatten().filter_map(|lane| {
@@ -403,18 +351,15 @@ impl<K: Clone + Eq + Hash> Queue<K> {
     /// turn.
     fn arrange(&mut self, key: &K, now: Instant) {
         let Some(entry) = self.entries.get_mut(key) else { return };
-        for slot in &mut entry.delayed {
-            if let Some((_, queued)) = slot.take_if(|(at, _)| *at <= now) {
-                merge_into(&mut entry.queued, queued);
-            }
-        }
+        entry.queue_due(now);
+        let lane = entry.group.as_ref().map_or(entry.lane, |group| self.groups.lane(group));
         let until = entry.backoff.map(|(until, _)| until).filter(|until| *until > now);
         let position = match (&entry.queued, until) {
             _ if entry.running.is_some() => Position::Idle,
-            (Some(queued), None) => Position::Ready(entry.lane, queued.priority, self.tickets),
+            (Some(queued), None) => Position::Ready(lane, queued.priority, self.tickets),
             (queued, until) => {
                 let until = until.filter(|_| queued.is_some());
-                let due = entry.delayed.iter().flatten().map(|(at, _)| *at).chain(until).min();
+                let due = entry.first_due().into_iter().chain(until).min();
                 due.map_or(Position::Idle, |at| Position::Delayed(at, self.tickets))
             }
         };
@@ -422,29 +367,69 @@ impl<K: Clone + Eq + Hash> Queue<K> {
             (Position::Ready(lane, priority, _), Position::Ready(new_lane, new_priority, _)) => {
                 lane == new_lane && priority == new_priority
             }
+            (Position::Held(priority, _), Position::Ready(_, new, _)) => priority == new,
             (Position::Delayed(at, _), Position::Delayed(new, _)) => at == new,
             _ => false,
         };
         if !keeps_turn {
-            entry.since = matches!(position, Position::Ready(..)).then(|| entry.since.unwrap_or(now));
+            let is_ready = matches!(position, Position::Ready(..));
+            let left = entry.group.clone().filter(|_| matches!(entry.position, Position::Ready(..)) && !is_ready);
+            entry.since = is_ready.then(|| entry.since.unwrap_or(now));
             self.displace(key);
             self.tickets += 1;
             self.put(key, position);
+            if let Some(group) = left {
+                // It leaves its slot to another entry of the group.
+                self.fill(&group);
+            }
+        }
+    }
+
+    /// Gives free slots of a group to its entries that wait for one. They queue behind those of other groups.
+    fn fill(&mut self, group: &G) {
+        while let Some((priority, key)) = self.groups.next_held(group) {
+            if let Some(entry) = self.entries.get_mut(&key) {
+                entry.position = Position::Idle;
+            }
+            let position = Position::Ready(self.groups.lane(group), priority, self.tickets);
+            self.tickets += 1;
+            self.put(&key, position);
         }
     }
 
     fn put(&mut self, key: &K, position: Position) {
-        match position {
-            Position::Idle => {}
-            Position::Ready(lane, priority, ticket) => {
+        let position = match position {
+            Position::Ready(lane, priority, ticket) if self.has_slot(key, priority, ticket) => {
                 self.ready[lane as usize][priority as usize].insert(ticket, key.clone());
+                position
             }
+            Position::Ready(_, priority, ticket) => Position::Held(priority, ticket),
             Position::Delayed(at, ticket) => {
                 self.delayed.insert((at, ticket), key.clone());
+                position
             }
-        }
+            Position::Idle | Position::Held(..) => position,
+        };
         if let Some(entry) = self.entries.get_mut(key) {
             entry.position = position;
+        }
+    }
+
+    /// Requests a slot for a ready entry. Returns false if it is held.
+    fn has_slot(&mut self, key: &K, priority: Priority, ticket: u64) -> bool {
+        let Some(group) = self.entries.get(key).and_then(|entry| entry.group.as_ref()) else { return true };
+        match self.groups.admit(group, priority, ticket, key.clone()) {
+            Admission::Ready => true,
+            Admission::Held => false,
+            Admission::Instead(other, priority, ticket) => {
+                if let Some(other) = self.entries.get_mut(&other) {
+                    if let Position::Ready(lane, ..) = other.position {
+                        self.ready[lane as usize][priority as usize].remove(&ticket);
+                    }
+                    other.position = Position::Held(priority, ticket);
+                }
+                true
+            }
         }
     }
 
@@ -454,13 +439,18 @@ impl<K: Clone + Eq + Hash> Queue<K> {
             Position::Idle => {}
             Position::Ready(lane, priority, ticket) => {
                 self.ready[lane as usize][priority as usize].remove(&ticket);
+                self.withdraw(key, priority, ticket);
             }
+            Position::Held(priority, ticket) => self.withdraw(key, priority, ticket),
             Position::Delayed(at, ticket) => {
                 self.delayed.remove(&(at, ticket));
             }
         }
     }
-}
 
-#[cfg(test)]
-mod tests;
+    fn withdraw(&mut self, key: &K, priority: Priority, ticket: u64) {
+        if let Some(group) = self.entries.get(key).and_then(|entry| entry.group.as_ref()) {
+            self.groups.withdraw(group, priority, ticket);
+        }
+    }
+}

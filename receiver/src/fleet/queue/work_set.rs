@@ -21,6 +21,8 @@ impl WorkSet {
     pub const RUNTIME: Self = Self(Self::bit(Work::Kyma) | Self::bit(Work::Catalog));
     /// Installation of the agent in the runtime.
     pub(crate) const INSTALLER: Self = Self(Self::bit(Work::Installer));
+    /// Reconcile of a Manifest.
+    pub(crate) const MANIFEST: Self = Self(Self::bit(Work::Manifest));
     /// Forwarding to other managers.
     pub(crate) const FORWARD: Self = Self(Self::bit(Work::Forward));
     /// Status of the modules in both Kymas, after a change of a Manifest. Internal to the receiver: no plan can name it,

@@ -61,27 +61,9 @@ impl RuntimeTable {
 
     /// Enqueues work of these Kymas after a change in KCP, this many per second; Kymas that already wait keep their
     /// turn. Unknown Kymas are ignored.
-    pub fn enqueue_paced(&self, mut keys: Vec<KymaKey>, work: WorkSet, per_second: u32) {
-        if keys.is_empty() {
-            return;
-        }
-        let step = Duration::from_secs(1) / per_second.max(1);
-        self.with(|state, now| {
-            // A random rotation, so that the same Kyma is not always first.
-            let first = state.queue.jitter(Duration::from_millis(u64::try_from(keys.len()).unwrap_or(u64::MAX)));
-            let first = usize::try_from(first.as_millis()).unwrap_or(0).min(keys.len());
-            keys.rotate_left(first);
-            let mut at = state.paced.filter(|at| *at > now).unwrap_or(now);
-            for key in keys {
-                let is_waiting = state.queue.is_delayed(&key, DelayReason::Paced);
-                let queued = QueuedWork::new(work, Priority::Catalog);
-                state.queue.enqueue_after(&key, DelayReason::Paced, at, queued, now);
-                if !is_waiting {
-                    at += step;
-                }
-            }
-            state.paced = Some(at);
-        });
+    pub fn enqueue_paced(&self, keys: Vec<KymaKey>, work: WorkSet, per_second: u32) {
+        let queued = QueuedWork::new(work, Priority::Catalog);
+        self.with(|state, now| state.queue.enqueue_paced(keys, &queued, per_second, now));
     }
 
     /// Enqueues a reconcile of a Kyma after a delay, for the rollout of a version. The earliest of several delays

@@ -13,11 +13,12 @@ use tidewatch_shared::{
 use tokio::{sync::Notify, time::Instant};
 
 use super::{
-    RuntimeTable, next_due,
+    RuntimeTable,
     state::{Entry, State},
 };
 use crate::fleet::{
     EventsRecord, ForwardedEvent, Snapshot,
+    due::next_due,
     forward::{Delivery, DeliveryOutcome, Health, Outbox, QueueKey, Routes, Settlement, Target},
 };
 

@@ -29,19 +29,9 @@ use crate::{
     base::key::KymaKey,
     fleet::{
         EventsRecord, HeartbeatRecord, LastHeartbeat, PathState, forward,
-        queue::{Priority, Queue, ReconcileOutcome},
+        queue::{PlaceLabel, Priority, PriorityLabel, Queue, ReconcileOutcome},
     },
 };
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct PlaceLabel {
-    r#where: &'static str,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct PriorityLabel {
-    priority: &'static str,
-}
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct KymaLabel {
@@ -201,12 +191,7 @@ impl Metrics {
     }
 
     pub(super) fn reconciled(&self, outcome: &ReconcileOutcome) {
-        let result = match (outcome.class, outcome.failed.is_empty(), outcome.ended.is_empty()) {
-            (Some(class), ..) => class.as_str(),
-            (None, false, _) => "ours",
-            (None, true, false) => "ended",
-            (None, true, true) => "paused",
-        };
+        let result = outcome.result();
         self.reconciles.get_or_create(&ResultLabel { result }).inc();
     }
 

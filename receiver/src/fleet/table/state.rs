@@ -79,8 +79,6 @@ pub(super) struct State {
     /// Index of the last plan; most runtimes share one plan.
     planned: Option<Arc<PlanIndex>>,
     generations: u64,
-    /// Time of the next Kyma of [`RuntimeTable::enqueue_paced`](super::RuntimeTable::enqueue_paced).
-    pub(super) paced: Option<Instant>,
 }
 
 impl State {
@@ -99,7 +97,6 @@ impl State {
             incomplete: HashMap::new(),
             planned: None,
             generations: 0,
-            paced: None,
         }
     }
 

@@ -17,6 +17,7 @@ use tidewatch_shared::{
     plan::Work,
     variant::VariantName as _,
 };
+use tokio::time;
 
 use super::*;
 use crate::{

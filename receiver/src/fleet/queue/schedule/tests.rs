@@ -298,6 +298,21 @@ fn removed_kyma_that_returns_is_not_reconciled_concurrently() {
     assert!(queue.entries.is_empty() && queue.earliest().is_none() && queue.running() == 0);
 }
 
+#[test]
+fn entry_that_backs_off_leaves_its_slot_to_others_of_its_group() {
+    let (mut queue, now) = (Queue::<u32>::with_groups(4, 1, 1), Instant::now());
+    (0..2).for_each(|key| queue.insert_into(key, 9, now));
+    queue.enqueue(&0, QueuedWork::new(kyma() | catalog(), Priority::User), now);
+    let (_, job) = queue.take(now).unwrap();
+    // More urgent than the other one, and ready until the failure is known.
+    queue.enqueue(&0, queued(Priority::User), now);
+    queue.enqueue(&1, queued(Priority::Verification), now);
+    assert_eq!((queue.held(), queue.has_ready()), (1, false));
+    let outcome = ReconcileOutcome { deferred: catalog(), ..ReconcileOutcome::failed(kyma(), ErrorClass::Ours) };
+    queue.finish(&0, &job, &outcome, now);
+    assert_eq!(keys(&mut queue, now), [1]);
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Enqueue(u32, Priority),
@@ -305,6 +320,7 @@ enum Step {
     Take,
     Finish(usize, u8),
     Insert(u32),
+    InsertInto(u32, u32),
     Remove(u32),
     Advance(u64),
 }
@@ -315,22 +331,27 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (0u32..5, priority).prop_map(|(key, priority)| Step::Enqueue(key, priority)),
         1 => (0u32..5, 0u64..9).prop_map(|(key, after)| Step::Delay(key, after)),
         4 => Just(Step::Take),
-        4 => (0usize..5, 0u8..4).prop_map(|(at, how)| Step::Finish(at, how)),
+        4 => (0usize..5, 0u8..6).prop_map(|(at, how)| Step::Finish(at, how)),
         1 => (0u32..5).prop_map(Step::Insert),
+        2 => (0u32..5, 0u32..2).prop_map(|(key, group)| Step::InsertInto(key, group)),
         1 => (0u32..5).prop_map(Step::Remove),
         2 => (0u64..9).prop_map(Step::Advance),
     ]
 }
 
 proptest! {
-    /// No Kyma is reconciled concurrently, every entry is where its position states, and no queued work is forgotten.
+    /// No key is reconciled concurrently, no group exceeds its slots or leaves one free, every entry is where its position
+    /// states, and no queued work is forgotten.
     #[test]
     fn invariants_hold_for_any_sequence_of_steps(steps in prop::collection::vec(step(), 1..200)) {
-        let (mut queue, mut now) = queue(5, 4);
+        let (mut queue, mut now) = (Queue::<u32>::with_groups(4, 2, 1), Instant::now());
+        (0..5).for_each(|key| queue.insert(key));
         let mut work: Vec<(u32, QueuedWork)> = Vec::new();
         for step in steps {
             match step {
-                Step::Enqueue(key, priority) => queue.enqueue(&key, queued(priority), now),
+                Step::Enqueue(key, priority) => {
+                    queue.enqueue(&key, QueuedWork::new(kyma() | catalog(), priority), now);
+                }
                 Step::Delay(key, after) => queue.enqueue_after(&key, DelayReason::Requeue, now + S * after as u32, queued(Priority::Catalog), now),
                 Step::Take => {
                     if let Some((key, queued)) = queue.take(now) {
@@ -345,21 +366,38 @@ proptest! {
                         1 => ReconcileOutcome::default(),
                         2 => ReconcileOutcome { requeue_after: Some(S), ..ReconcileOutcome::ended(queued.work) },
                         3 => ReconcileOutcome { deferred: queued.work, ..ReconcileOutcome::default() },
+                        4 => ReconcileOutcome {
+                            deferred: catalog(),
+                            ..ReconcileOutcome::failed(kyma(), ErrorClass::Ours)
+                        },
                         _ => ReconcileOutcome::ended(queued.work),
                     };
                     queue.finish(&key, &queued, &outcome, now);
                 }
                 Step::Finish(..) => {}
                 Step::Insert(key) => queue.insert(key),
+                Step::InsertInto(key, group) => queue.insert_into(key, group, now),
                 Step::Remove(key) => queue.remove(&key),
                 Step::Advance(seconds) => now += S * seconds as u32,
             }
             prop_assert_eq!(queue.running(), work.len());
             let positioned: usize = queue.ready.iter().flatten().map(BTreeMap::len).sum::<usize>() + queue.delayed.len();
             let idle = queue.entries.values().filter(|entry| matches!(entry.position, Position::Idle)).count();
-            prop_assert_eq!(positioned + idle, queue.entries.len());
+            prop_assert_eq!(positioned + idle + queue.held(), queue.entries.len());
+            for group in 0..2 {
+                let runs = |entry: &&Entry<u32>| entry.running.as_ref().is_some_and(|running| running.group == Some(group));
+                let running = queue.entries.values().filter(runs).count();
+                let of = queue.entries.values().filter(|entry| entry.group == Some(group));
+                let (held, others): (Vec<_>, Vec<_>) = of.partition(|entry| matches!(entry.position, Position::Held(..)));
+                let ready: Vec<_> = others.iter().filter(|entry| matches!(entry.position, Position::Ready(..))).collect();
+                prop_assert!(running + ready.len() <= 2);
+                prop_assert!(held.is_empty() || running + ready.len() == 2);
+                let priority = |entry: &Entry<u32>| entry.queued.as_ref().map(|queued| queued.priority);
+                let first = held.iter().map(|entry| priority(entry)).min();
+                prop_assert!(first.is_none_or(|first| ready.iter().all(|entry| priority(entry) <= first)));
+            }
             for entry in queue.entries.values().filter(|entry| matches!(entry.position, Position::Idle)) {
-                let nothing = entry.queued.is_none() && entry.delayed.iter().all(Option::is_none);
+                let nothing = entry.queued.is_none() && entry.first_due().is_none();
                 prop_assert!(entry.running.is_some() || nothing);
             }
         }
@@ -371,5 +409,8 @@ proptest! {
             queue.finish(&key, &queued, &ReconcileOutcome::ended(queued.work), now);
         }
         prop_assert!(queue.delayed.is_empty());
+        prop_assert_eq!((queue.held(), queue.running()), (0, 0));
+        (0..5).for_each(|key| queue.remove(&key));
+        prop_assert!(queue.is_empty());
     }
 }

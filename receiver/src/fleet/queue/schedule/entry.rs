@@ -1,0 +1,168 @@
+//! An entry of the queue: the work of one key, its delays, and its position.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{DelayReason, USER_SPACING};
+use crate::{
+    base::{error_class::ErrorClass, random::Random},
+    fleet::queue::{Priority, QueuedWork, ReconcileOutcome, WorkSet, merge_into},
+};
+
+/// Lane of a runtime. Runtimes that the last reconcile could not reach, or that were slow, wait in a lane of their own,
+/// so that they cannot occupy all slots.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Lane {
+    #[default]
+    Normal,
+    Slow,
+}
+
+/// Position of an entry, kept so that it can be removed directly.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) enum Position {
+    #[default]
+    Idle,
+    Ready(Lane, Priority, u64),
+    /// Ready, except that its group has no free slot.
+    Held(Priority, u64),
+    Delayed(Instant, u64),
+}
+
+/// A reconcile in progress.
+#[derive(Debug)]
+pub(super) struct Running<G> {
+    pub(super) lane: Lane,
+    pub(super) since: Instant,
+    /// Group with the slot that the reconcile occupies.
+    pub(super) group: Option<G>,
+}
+
+#[derive(Debug)]
+pub(super) struct Entry<G> {
+    /// `None` for an entry without bound on its slots, which is a group of its own.
+    pub(super) group: Option<G>,
+    pub(super) queued: Option<QueuedWork>,
+    /// Paused work; resumes with the next enqueue.
+    pub(super) parked: Option<QueuedWork>,
+    pub(super) running: Option<Running<G>>,
+    /// The end of a pause was signalled while the reconcile ran.
+    pub(super) enqueued_meanwhile: bool,
+    /// Removed while its reconcile runs; forgotten when that ends.
+    pub(super) gone: bool,
+    /// Lane of an entry without group.
+    pub(super) lane: Lane,
+    pub(super) failures: u32,
+    /// End of the backoff, and the time of the failure.
+    pub(super) backoff: Option<(Instant, Instant)>,
+    /// Time since which it has been ready.
+    pub(super) since: Option<Instant>,
+    /// At most one per reason.
+    pub(super) delays: Vec<Delay>,
+    /// Deferred work and the number of consecutive deferrals.
+    pub(super) deferred: (WorkSet, u32),
+    pub(super) position: Position,
+}
+
+/// Work that is due later.
+#[derive(Debug)]
+pub(super) struct Delay {
+    reason: DelayReason,
+    at: Instant,
+    queued: QueuedWork,
+}
+
+impl<G> Default for Entry<G> {
+    fn default() -> Self {
+        Self {
+            group: None,
+            queued: None,
+            parked: None,
+            running: None,
+            enqueued_meanwhile: false,
+            gone: false,
+            lane: Lane::default(),
+            failures: 0,
+            backoff: None,
+            since: None,
+            delays: Vec::new(),
+            deferred: (WorkSet::EMPTY, 0),
+            position: Position::default(),
+        }
+    }
+}
+
+impl<G> Entry<G> {
+    /// Delays work; per reason the earlier time and the union of the work apply.
+    pub(super) fn delay(&mut self, reason: DelayReason, at: Instant, queued: QueuedWork) {
+        match self.delays.iter_mut().find(|delay| delay.reason == reason) {
+            Some(delay) => {
+                delay.at = delay.at.min(at);
+                delay.queued.merge(queued);
+            }
+            None => {
+                // Thousands of entries have one delay or none.
+                self.delays.reserve_exact(1);
+                self.delays.push(Delay { reason, at, queued });
+            }
+        }
+    }
+
+    pub(super) fn is_delayed(&self, reason: DelayReason) -> bool {
+        self.delays.iter().any(|delay| delay.reason == reason)
+    }
+
+    pub(super) fn end_delay(&mut self, reason: DelayReason) {
+        self.delays.retain(|delay| delay.reason != reason);
+    }
+
+    /// Queues the delayed work that is due.
+    pub(super) fn queue_due(&mut self, now: Instant) {
+        for delay in self.delays.extract_if(.., |delay| delay.at <= now) {
+            merge_into(&mut self.queued, delay.queued);
+        }
+        if self.delays.is_empty() {
+            self.delays = Vec::new();
+        }
+    }
+
+    /// Due time of the first delayed work.
+    pub(super) fn first_due(&self) -> Option<Instant> {
+        self.delays.iter().map(|delay| delay.at).min()
+    }
+
+    /// Parks paused work of the reconcile that ended.
+    pub(super) fn park(&mut self, taken: &QueuedWork, paused: WorkSet) {
+        if !paused.is_empty() {
+            // An enqueue during the reconcile may signal the end of the pause, which the reconcile had not seen. If it
+            // did not, the next reconcile parks the work again.
+            let enqueued_meanwhile = self.enqueued_meanwhile || self.queued.is_some();
+            let slot = if enqueued_meanwhile { &mut self.queued } else { &mut self.parked };
+            merge_into(slot, QueuedWork { work: paused, ..taken.clone() });
+        }
+    }
+
+    /// Requeues failed work and returns its backoff; without failed work, ends the backoff.
+    pub(super) fn back_off(
+        &mut self,
+        taken: &QueuedWork,
+        outcome: &ReconcileOutcome,
+        random: &mut Random,
+        now: Instant,
+    ) -> Option<Duration> {
+        if outcome.failed.is_empty() {
+            (self.failures, self.backoff) = (0, None);
+            return None;
+        }
+        self.failures = self.failures.saturating_add(1);
+        let mut delay = outcome.class.unwrap_or(ErrorClass::Ours).delay(self.failures, random);
+        delay = delay.max(outcome.requeue_after.unwrap_or_default());
+        if self.queued.as_ref().is_some_and(|queued| queued.priority == Priority::User) {
+            delay = delay.min(USER_SPACING);
+        }
+        self.backoff = Some((now + delay, now));
+        merge_into(&mut self.queued, QueuedWork { work: outcome.failed, ..taken.clone() });
+        Some(delay)
+    }
+}
