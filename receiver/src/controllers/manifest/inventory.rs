@@ -1,0 +1,117 @@
+//! Objects of a module that exist in a runtime cluster, as `status.synced` of the Manifest lists them.
+
+use std::{collections::BTreeMap, fmt};
+
+use serde_json::Value;
+use tidewatch_shared::{api::Resource, names::SKR_NAMESPACE};
+
+/// API group of the CRDs.
+pub(super) const DEFINITIONS: &str = "apiextensions.k8s.io";
+
+/// Identity of an object: group, kind, namespace and name. The API version does not belong to it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct ObjectKey {
+    /// API group; empty for the core group.
+    pub(super) group: String,
+    /// Kind.
+    pub(super) kind: String,
+    /// Namespace; empty for cluster-scoped kinds.
+    pub(super) namespace: String,
+    /// Name.
+    pub(super) name: String,
+}
+
+impl ObjectKey {
+    /// The identity of an object with `apiVersion`, `kind` and `metadata.name`.
+    pub(super) fn of(object: &Value) -> Self {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let (group, _) = split_api_version(object["apiVersion"].as_str().unwrap_or_default());
+        Self {
+            group: group.to_owned(),
+            kind: text(&object["kind"]),
+            namespace: text(&object["metadata"]["namespace"]),
+            name: text(&object["metadata"]["name"]),
+        }
+    }
+
+    /// True for a CustomResourceDefinition.
+    pub(super) fn is_definition(&self) -> bool {
+        self.group == DEFINITIONS && self.kind == "CustomResourceDefinition"
+    }
+
+    /// True for the namespace of all modules, which belongs to none of them.
+    pub(super) fn is_shared_namespace(&self) -> bool {
+        self.group.is_empty() && self.kind == "Namespace" && self.name == SKR_NAMESPACE
+    }
+}
+
+impl fmt::Display for ObjectKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, namespace, name, .. } = self;
+        let slash = if namespace.is_empty() { "" } else { "/" };
+        write!(f, "{kind} {namespace}{slash}{name}")
+    }
+}
+
+/// Group and version of an `apiVersion`.
+pub(super) fn split_api_version(api_version: &str) -> (&str, &str) {
+    api_version.split_once('/').unwrap_or(("", api_version))
+}
+
+/// The inventory of one Manifest. Grows before an object is written, and shrinks after its deletion was observed.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Inventory(BTreeMap<ObjectKey, Resource>);
+
+impl Inventory {
+    /// Reads `status.synced`. Of several entries of one object with different API versions, the last one counts.
+    pub(super) fn read(synced: &[Resource]) -> Self {
+        let key = |it: &Resource| ObjectKey {
+            group: it.group.clone(),
+            kind: it.kind.clone(),
+            namespace: it.namespace.clone(),
+            name: it.name.clone(),
+        };
+        Self(synced.iter().map(|it| (key(it), it.clone())).collect())
+    }
+
+    /// `status.synced`, sorted.
+    pub(super) fn write(&self) -> Vec<Resource> {
+        self.0.values().cloned().collect()
+    }
+
+    /// Records an object that is about to be written. Returns true if that changes the inventory.
+    pub(super) fn grow(&mut self, key: &ObjectKey, version: &str) -> bool {
+        if self.0.get(key).is_some_and(|entry| entry.version == version) {
+            return false;
+        }
+        let entry = self.0.entry(key.clone()).or_insert_with(|| Resource {
+            group: key.group.clone(),
+            kind: key.kind.clone(),
+            namespace: key.namespace.clone(),
+            name: key.name.clone(),
+            ..Resource::default()
+        });
+        version.clone_into(&mut entry.version);
+        true
+    }
+
+    /// Removes an object that no longer exists.
+    pub(super) fn shrink(&mut self, key: &ObjectKey) -> bool {
+        self.0.remove(key).is_some()
+    }
+
+    /// Returns true if the inventory lists the object.
+    pub(super) fn contains(&self, key: &ObjectKey) -> bool {
+        self.0.contains_key(key)
+    }
+
+    /// The objects.
+    pub(super) fn keys(&self) -> impl Iterator<Item = &ObjectKey> {
+        self.0.keys()
+    }
+
+    /// Objects with their API versions.
+    pub(super) fn entries(&self) -> impl Iterator<Item = (&ObjectKey, &str)> {
+        self.0.iter().map(|(key, entry)| (key, entry.version.as_str()))
+    }
+}

@@ -1,0 +1,208 @@
+//! Objects of a module as they are written to a runtime cluster: those of the layer, with ownership, localised images,
+//! pull secret and namespace. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Map, Value, json};
+use thiserror::Error;
+use tidewatch_shared::{
+    api::{Manager, Manifest},
+    names::{annotation, label},
+};
+
+use super::{
+    image::Localizer,
+    inventory::{ObjectKey, split_api_version},
+    stage::{Stage, defined_kind},
+};
+
+/// Variable of the manager's containers with the name of the image pull secret.
+const PULL_SECRET_VARIABLE: &str = "SKR_IMG_PULL_SECRET";
+/// Namespace of namespaced objects without one.
+const DEFAULT_NAMESPACE: &str = "default";
+/// Metadata that the API server or other controllers own.
+const SERVER_OWNED: [&str; 8] = [
+    "creationTimestamp",
+    "deletionTimestamp",
+    "generation",
+    "managedFields",
+    "ownerReferences",
+    "resourceVersion",
+    "selfLink",
+    "uid",
+];
+
+/// Scope of a kind in a runtime cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scope {
+    /// Namespaced.
+    Namespaced,
+    /// Cluster-scoped.
+    Cluster,
+    /// The runtime cluster does not serve the kind.
+    NotServed,
+}
+
+/// A rendered object.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct RenderedObject {
+    pub(super) key: ObjectKey,
+    /// Version of its API group.
+    pub(super) version: String,
+    pub(super) stage: Stage,
+    /// The runtime cluster serves the kind, or a CRD of the module defines it.
+    pub(super) served: bool,
+    /// Body of the server-side apply.
+    pub(super) body: Value,
+}
+
+/// Inputs besides the layer.
+pub(super) struct RenderSettings<'a> {
+    pub(super) manifest: &'a Manifest,
+    /// Name of the image pull secret in the runtime cluster, if there is one.
+    pub(super) pull_secret: Option<&'a str>,
+    /// Returns the scope of a kind by group, version and kind, those of the module's own CRDs included.
+    pub(super) scope: &'a dyn Fn(&str, &str, &str) -> Scope,
+}
+
+/// A layer with an object that cannot be written.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub(super) enum RenderError {
+    /// The metadata is malformed.
+    #[error("{0}: metadata.{1} is malformed")]
+    Metadata(ObjectKey, &'static str),
+    /// A container has the variable of the pull secret already.
+    #[error("{0}: the container {1} already has the variable {PULL_SECRET_VARIABLE}")]
+    PullSecretVariable(ObjectKey, String),
+}
+
+/// Renders the objects of a layer, ordered by stage; objects of one stage keep the layer's order. Of several objects with
+/// equal group, kind, namespace and name, the first one is kept.
+///
+/// # Errors
+/// [`RenderError`].
+pub(super) fn render(objects: &[Value], settings: &RenderSettings<'_>) -> Result<Vec<RenderedObject>, RenderError> {
+    let defined: BTreeSet<_> = objects.iter().filter_map(defined_kind).collect();
+    let images = settings.manifest.spec.localized_images.as_deref().unwrap_or_default();
+    let localizer = Localizer::new(images);
+    let mut rendered = BTreeMap::new();
+    let mut keys = BTreeSet::new();
+    for object in objects {
+        let object = render_one(object, settings, &localizer, &defined)?;
+        if keys.insert(object.key.clone()) {
+            rendered.entry(object.stage).or_insert_with(Vec::new).push(object);
+        }
+    }
+    Ok(rendered.into_values().flatten().collect())
+}
+
+fn render_one(
+    object: &Value,
+    settings: &RenderSettings<'_>,
+    localizer: &Localizer<'_>,
+    defined: &BTreeSet<(String, String)>,
+) -> Result<RenderedObject, RenderError> {
+    let mut body = object.clone();
+    let given = ObjectKey::of(&body);
+    let version = split_api_version(body["apiVersion"].as_str().unwrap_or_default()).1.to_owned();
+    let scope = (settings.scope)(&given.group, &version, &given.kind);
+    set_metadata(&mut body, &given, scope, settings.manifest)?;
+    if let Some(members) = body.as_object_mut() {
+        members.remove("status");
+    }
+    let key = ObjectKey::of(&body);
+    if let Some(pod) = pod_spec(&mut body, &key) {
+        containers(pod).for_each(|container| localizer.localize(container));
+        let takes_secret = key.group == "apps" && matches!(key.kind.as_str(), "Deployment" | "StatefulSet");
+        if let Some(secret) = settings.pull_secret.filter(|_| takes_secret) {
+            add_pull_secret(pod, &key, secret, settings.manifest.spec.manager.as_ref())?;
+        }
+    }
+    Ok(RenderedObject { stage: Stage::of(&key, defined), served: scope != Scope::NotServed, version, key, body })
+}
+
+/// Sets ownership and namespace. The namespace of all modules gets no owner, since several modules may contain it.
+fn set_metadata(body: &mut Value, key: &ObjectKey, scope: Scope, manifest: &Manifest) -> Result<(), RenderError> {
+    let malformed = |member| RenderError::Metadata(key.clone(), member);
+    let Some(metadata) = body["metadata"].as_object_mut() else { return Err(malformed("name")) };
+    SERVER_OWNED.iter().for_each(|member| drop(metadata.remove(*member)));
+    match scope {
+        Scope::Cluster => drop(metadata.remove("namespace")),
+        Scope::Namespaced if key.namespace.is_empty() => {
+            metadata.insert("namespace".to_owned(), DEFAULT_NAMESPACE.into());
+        }
+        Scope::Namespaced | Scope::NotServed => {}
+    }
+    let labels = strings(metadata, "labels").ok_or_else(|| malformed("labels"))?;
+    if !key.is_shared_namespace() {
+        labels.insert(label::MANAGED_BY.to_owned(), label::MANAGED_BY_SKR.into());
+        labels.insert(label::COMPONENT.to_owned(), manifest.metadata.name.clone().into());
+        labels.insert(label::PART_OF.to_owned(), label::PART_OF_KYMA.into());
+    }
+    let annotations = strings(metadata, "annotations").ok_or_else(|| malformed("annotations"))?;
+    if !key.is_shared_namespace() {
+        annotations.insert(annotation::OWNED_BY.to_owned(), super::execute::owner_of(manifest).into());
+        annotations.insert(annotation::DISCLAIMER.to_owned(), annotation::DISCLAIMER_TEXT.into());
+    }
+    Ok(())
+}
+
+/// The member of the metadata, which is created if it is absent or null. `None` if it has a value that is no string.
+fn strings<'a>(metadata: &'a mut Map<String, Value>, member: &str) -> Option<&'a mut Map<String, Value>> {
+    let value = metadata.entry(member).or_insert(Value::Null);
+    if value.is_null() {
+        *value = json!({});
+    }
+    value.as_object_mut().filter(|members| members.values().all(Value::is_string))
+}
+
+/// The pod spec of a workload.
+fn pod_spec<'a>(body: &'a mut Value, key: &ObjectKey) -> Option<&'a mut Map<String, Value>> {
+    let pointer = match (key.group.as_str(), key.kind.as_str()) {
+        ("apps", "Deployment" | "StatefulSet" | "DaemonSet" | "ReplicaSet") | ("batch", "Job") => "/spec/template/spec",
+        ("batch", "CronJob") => "/spec/jobTemplate/spec/template/spec",
+        ("", "Pod") => "/spec",
+        _ => return None,
+    };
+    body.pointer_mut(pointer)?.as_object_mut()
+}
+
+fn containers(pod: &mut Map<String, Value>) -> impl Iterator<Item = &mut Value> {
+    let lists = pod.iter_mut().filter(|(name, _)| matches!(name.as_str(), "containers" | "initContainers"));
+    lists.filter_map(|(_, list)| list.as_array_mut()).flatten()
+}
+
+/// Adds the image pull secret, and its name in the environment of the manager's containers; of all workloads if the
+/// module names no manager.
+fn add_pull_secret(
+    pod: &mut Map<String, Value>,
+    key: &ObjectKey,
+    secret: &str,
+    manager: Option<&Manager>,
+) -> Result<(), RenderError> {
+    let secrets = pod.entry("imagePullSecrets").or_insert(Value::Null);
+    if !secrets.is_array() {
+        *secrets = json!([]);
+    }
+    if let Some(secrets) = secrets.as_array_mut().filter(|secrets| secrets.iter().all(|it| it["name"] != secret)) {
+        secrets.push(json!({"name": secret}));
+    }
+    let is_manager = |manager: &Manager| manager.kind == key.kind && manager.name == key.name;
+    if !manager.is_none_or(is_manager) {
+        return Ok(());
+    }
+    for container in containers(pod) {
+        let name = container["name"].as_str().unwrap_or_default().to_owned();
+        let Some(container) = container.as_object_mut() else { continue };
+        let variables = container.entry("env").or_insert(Value::Null);
+        if variables.is_null() {
+            *variables = json!([]);
+        }
+        let Some(variables) = variables.as_array_mut() else { continue };
+        if variables.iter().any(|variable| variable["name"] == PULL_SECRET_VARIABLE) {
+            return Err(RenderError::PullSecretVariable(key.clone(), name));
+        }
+        variables.push(json!({"name": PULL_SECRET_VARIABLE, "value": secret}));
+    }
+    Ok(())
+}
