@@ -1,0 +1,297 @@
+//! Tests of the selection, and of the search against a fake API server.
+
+use http::StatusCode;
+use serde_json::{Value, json};
+use tidewatch_shared::api::Resource;
+
+use super::*;
+use crate::{
+    base::key::KymaKey,
+    kube::kinds::KindCache,
+    testing::{self, FakeApiServer},
+};
+
+const GROUP: &str = "example.com";
+const OWNER: &str = "kcp-system/m";
+
+fn key(kind: &str, namespace: &str, name: &str) -> ObjectKey {
+    let text = str::to_owned;
+    ObjectKey { group: text(GROUP), kind: text(kind), namespace: text(namespace), name: text(name) }
+}
+
+fn listed(keys: &[ObjectKey]) -> Listed {
+    Listed { objects: keys.iter().cloned().collect(), is_cut: false }
+}
+
+fn inventory(keys: &[ObjectKey]) -> Inventory {
+    let entry = |key: &ObjectKey| Resource {
+        group: key.group.clone(),
+        version: "v1".to_owned(),
+        kind: key.kind.clone(),
+        namespace: key.namespace.clone(),
+        name: key.name.clone(),
+        ..Resource::default()
+    };
+    Inventory::read(&keys.iter().map(entry).collect::<Vec<_>>())
+}
+
+/// The CRD `<kind>s.example.com` in an inventory.
+fn definition(kind: &str) -> ObjectKey {
+    ObjectKey {
+        group: "apiextensions.k8s.io".to_owned(),
+        kind: "CustomResourceDefinition".to_owned(),
+        namespace: String::new(),
+        name: format!("{}s.{GROUP}", kind.to_lowercase()),
+    }
+}
+
+fn manifest(policy: &str, resource: Value) -> Manifest {
+    serde_json::from_value(json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Manifest",
+        "metadata": {"name": "m", "namespace": "kcp-system"},
+        "spec": {"remote": true, "install": {"name": "i", "source": {}}, "customResourcePolicy": policy,
+            "resource": resource}}))
+    .unwrap()
+}
+
+fn default_of(kind: &str) -> Value {
+    json!({"apiVersion": "example.com/v1", "kind": kind, "metadata": {"name": "default", "namespace": "kyma-system"}})
+}
+
+/// Text of the blockers among listed objects.
+fn text(listed: &[Listed], inventory: &Inventory, manifest: &Manifest) -> String {
+    blockers(listed, &Exempt::of(manifest, inventory)).to_string()
+}
+
+#[test]
+fn objects_of_the_inventory_and_the_default_object_do_not_block() {
+    let all = [key("Sample", "a", "own"), key("Sample", "b", "own"), key("Sample", "kyma-system", "default")];
+    let own = inventory(&all[..1]);
+    let listed = [listed(&all)];
+    let by = |policy| text(&listed, &own, &manifest(policy, default_of("Sample")));
+    assert_eq!(by("CreateAndDelete"), "Sample b/own");
+    assert_eq!(by("Ignore"), "Sample b/own, Sample kyma-system/default");
+    assert_eq!(text(&listed, &inventory(&all), &manifest("Ignore", default_of("Sample"))), "");
+    let other_kind = manifest("CreateAndDelete", default_of("Other"));
+    assert_eq!(text(&listed, &own, &other_kind), "Sample b/own, Sample kyma-system/default");
+}
+
+#[test]
+fn the_namespace_of_a_cluster_scoped_object_has_no_meaning() {
+    let listed = [listed(&[key("Sample", "", "default"), key("Sample", "", "own"), key("Sample", "", "users")])];
+    let own = inventory(&[key("Sample", "somewhere", "own")]);
+    assert_eq!(text(&listed, &own, &manifest("CreateAndDelete", default_of("Sample"))), "Sample users");
+}
+
+#[test]
+fn the_sentence_is_sorted_and_bounded() {
+    let keys: Vec<_> = (0..8).rev().map(|n| key("Sample", "a", &format!("n{n}"))).collect();
+    let (none, manifest) = (inventory(&[]), manifest("Ignore", Value::Null));
+    let start = "Sample a/n0, Sample a/n1, Sample a/n2, Sample a/n3, Sample a/n4";
+    assert_eq!(text(&[listed(&keys)], &none, &manifest), format!("{start} and 3 more"));
+    assert_eq!(text(&[listed(&keys[..4]), listed(&keys[4..])], &none, &manifest), format!("{start} and 3 more"));
+    assert_eq!(text(&[listed(&keys[3..])], &none, &manifest), start);
+    let cut = Listed { is_cut: true, ..listed(&keys) };
+    assert_eq!(text(&[cut], &none, &manifest), format!("{start} and many more"));
+    assert!(blockers(&[listed(&[])], &Exempt::of(&manifest, &none)).is_empty());
+}
+
+/// A runtime with the kind `Sample`.
+fn runtime() -> FakeApiServer {
+    let server = FakeApiServer::runtime();
+    define(&server, "Sample", "Namespaced", OWNER);
+    server
+}
+
+fn define(server: &FakeApiServer, kind: &str, scope: &str, owner: &str) {
+    let key = definition(kind);
+    server.edit(&format!("customresourcedefinitions/{}", key.name), |object| {
+        *object = json!({"metadata": {"annotations": {annotation::OWNED_BY: owner}}, "spec": {"group": GROUP,
+            "scope": scope, "names": {"plural": format!("{}s", kind.to_lowercase()), "kind": kind},
+            "versions": [{"name": "v1", "served": true, "storage": true}]}});
+    });
+}
+
+fn put(server: &FakeApiServer, id: &str, namespace: &str) {
+    server.edit(id, |object| *object = json!({"metadata": {"namespace": namespace}}));
+}
+
+/// Searches with a new view of the kinds. Returns the text of the blockers, or of the failure.
+async fn search(server: &FakeApiServer, manifest: &Manifest, inventory: &Inventory, associated: &[&str]) -> String {
+    let mut kinds = KindCache::default().of(&KymaKey::new("ns", "k"), 1);
+    let associated: Vec<_> = associated.iter().map(|kind| (GROUP.to_owned(), (*kind).to_owned())).collect();
+    match find(&server.client(), &mut kinds, manifest, inventory, &associated).await {
+        Ok(blockers) => blockers.to_string(),
+        Err(error) => format!("failed to {error}"),
+    }
+}
+
+#[tokio::test]
+async fn objects_of_every_managed_kind_block() {
+    let server = runtime();
+    for kind in ["Default", "Associated", "Foreign"] {
+        define(&server, kind, "Namespaced", "kcp-system/other");
+    }
+    for id in ["samples/a", "defaults/b", "associateds/c", "foreigns/d"] {
+        put(&server, id, "user");
+    }
+    let own = inventory(&[definition("Sample")]);
+    let manifest = manifest("CreateAndDelete", default_of("Default"));
+    let found = search(&server, &manifest, &own, &["Associated"]).await;
+    assert_eq!(found, "Associated user/c, Default user/b, Sample user/a");
+}
+
+#[tokio::test]
+async fn only_user_objects_block_until_they_are_gone() {
+    let server = runtime();
+    put(&server, "samples/own", "kyma-system");
+    put(&server, "samples/default", "kyma-system");
+    put(&server, "samples/users", "user");
+    server.edit("samples/users", |object| {
+        object["metadata"]["finalizers"] = json!(["f"]);
+        object["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+    });
+    let own = inventory(&[definition("Sample"), key("Sample", "kyma-system", "own")]);
+    let manifest = manifest("CreateAndDelete", default_of("Sample"));
+    assert_eq!(search(&server, &manifest, &own, &[]).await, "Sample user/users", "terminating");
+    assert_eq!(server.calls(), ["GET customresourcedefinitions/samples.example.com", "GET samples"]);
+    server.remove("samples/users");
+    assert_eq!(search(&server, &manifest, &own, &[]).await, "");
+}
+
+#[tokio::test]
+async fn a_definition_of_another_module_does_not_count() {
+    let server = runtime();
+    put(&server, "samples/a", "user");
+    let (own, manifest) = (inventory(&[definition("Sample")]), manifest("Ignore", Value::Null));
+    assert_eq!(search(&server, &manifest, &own, &[]).await, "Sample user/a");
+    define(&server, "Sample", "Namespaced", "kcp-system/other");
+    assert_eq!(search(&server, &manifest, &own, &[]).await, "");
+    server.edit("customresourcedefinitions/samples.example.com", |object| {
+        object["metadata"]["annotations"] = Value::Null;
+    });
+    assert_eq!(search(&server, &manifest, &own, &[]).await, "Sample user/a", "an owner that was removed");
+}
+
+#[tokio::test]
+async fn a_kind_that_is_not_served_blocks_nothing() {
+    let server = FakeApiServer::runtime();
+    let own = inventory(&[definition("Sample")]);
+    let found = search(&server, &manifest("Ignore", default_of("Other")), &own, &["Third"]).await;
+    assert_eq!(found, "");
+}
+
+#[tokio::test]
+async fn a_failed_request_is_an_error() {
+    let server = runtime();
+    define(&server, "Other", "Namespaced", OWNER);
+    let own = inventory(&[definition("Sample")]);
+    let manifest = manifest("CreateAndDelete", default_of("Other"));
+    for (call, status, expected) in [
+        ("GET samples", 403, "failed to list the objects of the kind Sample"),
+        ("GET samples", 500, "failed to list the objects of the kind Sample"),
+        ("GET others", 503, "failed to list the objects of the kind Other"),
+        ("GET /apis/example.com", 403, "failed to find the kind Other"),
+        ("GET /apis/example.com/v1", 503, "failed to find the kind Other"),
+        ("GET customresourcedefinitions/samples.example.com", 403, "failed to read the CRD samples.example.com"),
+        ("GET customresourcedefinitions/samples.example.com", 404, "failed to read the CRD samples.example.com"),
+        // The CRD exists: it is not known why its kind is not served.
+        ("GET samples", 404, "failed to list the objects of the kind Sample"),
+        ("GET others", 404, "failed to list the objects of the kind Other"),
+    ] {
+        server.refuse(call, status);
+        assert_eq!(search(&server, &manifest, &own, &[]).await, expected, "{call} {status}");
+        server.refuse_nothing();
+    }
+    assert_eq!(search(&server, &manifest, &own, &[]).await, "");
+}
+
+#[tokio::test]
+async fn a_definition_that_was_deleted_meanwhile_blocks_nothing() {
+    let server = runtime();
+    let (own, manifest) = (inventory(&[definition("Sample")]), manifest("Ignore", Value::Null));
+    let client = {
+        let server = server.clone();
+        testing::client("ns", move |parts, body| {
+            let response = server.respond(parts, body);
+            server.remove("customresourcedefinitions/samples.example.com");
+            response
+        })
+    };
+    let mut kinds = KindCache::default().of(&KymaKey::new("ns", "k"), 1);
+    assert!(find(&client, &mut kinds, &manifest, &own, &[]).await.unwrap().is_empty());
+    let read = "GET customresourcedefinitions/samples.example.com";
+    assert_eq!(server.calls(), [read, "GET samples", read]);
+}
+
+#[tokio::test]
+async fn a_kind_that_was_never_served_blocks_nothing() {
+    let server = runtime();
+    let (own, manifest) = (inventory(&[definition("Sample")]), manifest("Ignore", Value::Null));
+    let client = testing::client("ns", move |parts, body| {
+        let (status, text) = server.respond(parts, body)?;
+        if !parts.uri.path().contains("customresourcedefinitions") {
+            return Some((StatusCode::NOT_FOUND, "404 page not found".to_owned()));
+        }
+        Some((status, text.replace(r#""status":"True""#, r#""status":"False""#)))
+    });
+    let mut kinds = KindCache::default().of(&KymaKey::new("ns", "k"), 1);
+    assert!(find(&client, &mut kinds, &manifest, &own, &[]).await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_known_version_that_is_no_longer_served_is_replaced() {
+    let server = runtime();
+    put(&server, "samples/a", "user");
+    let (cache, runtime) = (KindCache::default(), KymaKey::new("ns", "k"));
+    let (none, manifest) = (inventory(&[]), manifest("Ignore", default_of("Sample")));
+    find(&server.client(), &mut cache.of(&runtime, 1), &manifest, &none, &[]).await.unwrap();
+    server.edit("customresourcedefinitions/samples.example.com", |object| {
+        object["spec"]["versions"] = json!([{"name": "v2", "served": true, "storage": true}]);
+    });
+    let found = find(&server.client(), &mut cache.of(&runtime, 1), &manifest, &none, &[]).await.unwrap();
+    assert_eq!(found.to_string(), "Sample user/a");
+    server.remove("customresourcedefinitions/samples.example.com");
+    assert!(find(&server.client(), &mut cache.of(&runtime, 1), &manifest, &none, &[]).await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn lists_are_paged_and_end_at_a_bound() {
+    let server = runtime().with_pages_of(100);
+    let mut all = vec![definition("Sample")];
+    for n in 0..600 {
+        put(&server, &format!("samples/own-{n:04}"), "kyma-system");
+        all.push(key("Sample", "kyma-system", &format!("own-{n:04}")));
+    }
+    let (own, manifest) = (inventory(&all), manifest("Ignore", Value::Null));
+    assert_eq!(search(&server, &manifest, &own, &[]).await, "");
+    put(&server, "samples/users", "user");
+    assert_eq!(search(&server, &manifest, &own, &[]).await, "Sample user/users", "after all of ours");
+    server.calls();
+    let foreign = inventory(&all[..1]);
+    let found = search(&server, &manifest, &foreign, &[]).await;
+    assert!(found.ends_with("Sample kyma-system/own-0004 and many more"), "{found}");
+    assert_eq!(server.calls().iter().filter(|call| *call == "GET samples").count(), 6);
+}
+
+#[tokio::test]
+async fn only_metadata_of_all_namespaces_is_listed() {
+    let server = runtime();
+    let own = inventory(&[definition("Sample")]);
+    let client = testing::client("ns", move |parts, body| {
+        if parts.uri.path().contains("/samples") && !parts.uri.path().contains("customresourcedefinitions") {
+            assert_eq!(parts.uri.path(), "/apis/example.com/v1/samples");
+            let accept = parts.headers[http::header::ACCEPT].to_str().unwrap();
+            assert!(accept.contains("as=PartialObjectMetadataList"), "{accept}");
+        }
+        server.respond(parts, body)
+    });
+    let mut kinds = KindCache::default().of(&KymaKey::new("ns", "k"), 1);
+    let manifest = manifest("Ignore", Value::Null);
+    assert!(find(&client, &mut kinds, &manifest, &own, &[]).await.unwrap().is_empty());
+}
+
+#[test]
+fn names_of_a_runtime_are_bounded_and_printable() {
+    assert_eq!(clean("a\u{1b}[2J\nb"), "a[2Jb");
+    assert_eq!(clean(&"x".repeat(10_000)).len(), MAX_NAME_CHARS);
+}
