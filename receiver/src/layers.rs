@@ -18,6 +18,7 @@ const LAYERS: &[&[&str]] = &[
     &["controllers::ca_rotation", "controllers::installer"],
     &["controllers::status"],
     &["controllers::catalog"],
+    &["controllers::manifest"],
     &["controllers::kyma"],
     &["controllers::event_path"],
     &["config", "rights"],

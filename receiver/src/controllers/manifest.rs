@@ -1,0 +1,493 @@
+//! The reconcile of one Manifest: renders the objects of a module, applies them to the runtime cluster in stages, prunes
+//! and removes them, and reports their readiness.
+//!
+//! `step` decides on the next action from the facts, `execute` carries it out. `render`, `stage`, `inventory`, `ready`,
+//! `report` and `status` are pure.
+
+mod blocking;
+mod execute;
+mod image;
+mod inventory;
+mod layers;
+mod memory;
+mod metrics;
+mod ready;
+mod record;
+mod render;
+mod report;
+mod stage;
+mod status;
+mod step;
+#[cfg(test)]
+mod tests;
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use futures::future::BoxFuture;
+use kube::{Client, ResourceExt as _, runtime::reflector::ObjectRef};
+use serde_json::{Value, json};
+use thiserror::Error;
+use tidewatch_shared::{
+    api::{CustomResourcePolicy, Kyma, Manifest, State},
+    names::{annotation, label},
+    variant::VariantName as _,
+};
+use tokio::time::{Instant, timeout};
+
+pub(crate) use execute::finalizers;
+pub use layers::{LayerObjects, ModuleLayers};
+pub use memory::Memories;
+pub use metrics::Metrics;
+
+use self::{
+    execute::{Execution, Failure, wanted_finalizers},
+    inventory::Inventory,
+    layers::layer_key,
+    memory::hash,
+    record::Record,
+    render::{RenderSettings, RenderedObject, Scope, render},
+    report::{Details, findings},
+    status::Findings,
+    step::{Action, DefaultObject, Facts, Goal, Seen, step},
+};
+use crate::{
+    base::{
+        error_class::ErrorClass,
+        key::KymaKey,
+        labels::is_true,
+        pause::Pause,
+        stores::Stores,
+        takeover::{self, Takeover},
+    },
+    fleet::{
+        manifests::{ManifestJob, ManifestKey},
+        queue::{Drift, QueuedWork, ReconcileOutcome},
+    },
+    kube::{
+        WriteBudgets,
+        kinds::{KindCache, Kinds},
+        object,
+        runtime_access::{RuntimeAccessError, describe},
+    },
+    oci::registry::LayerKey,
+};
+
+/// Actions of one reconcile, far more than any module needs: a bound on a defect.
+const MAX_ACTIONS: usize = 200;
+/// Delay until a Manifest whose Kyma is being taken over is looked at again.
+const TAKEOVER_RECHECK: Duration = Duration::from_secs(10);
+
+/// Settings of the reconcile.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    /// Paused runtime clusters, to which nothing is written.
+    pub pause: Pause,
+    /// Selection of the Kymas that this receiver manages.
+    pub takeover: Takeover,
+    /// Name of the image pull Secret in the runtime clusters.
+    pub pull_secret: Option<String>,
+}
+
+/// Returns the client of a runtime cluster with its revision.
+type Clients = Box<dyn Fn(&KymaKey) -> Result<(Client, u64), RuntimeAccessError> + Send + Sync>;
+
+/// Returns the objects of a layer. A Manifest whose layer is not available is enqueued when that changes.
+type Layers = Box<dyn for<'a> Fn(&'a ManifestKey, &'a LayerKey) -> BoxFuture<'a, LayerObjects> + Send + Sync>;
+
+/// Dependencies of a reconcile.
+pub struct Context {
+    /// Client of KCP.
+    pub(crate) kcp: Client,
+    /// Caches of KCP.
+    pub(crate) stores: Stores,
+    /// Clients of the runtime clusters.
+    pub(crate) clients: Clients,
+    /// Layers of the modules.
+    pub(crate) layers: Layers,
+    /// Kinds that the runtime clusters serve.
+    pub(crate) kinds: KindCache,
+    /// Budgets of the repairs in runtime clusters.
+    pub(crate) budgets: WriteBudgets,
+    /// Settings of the reconcile.
+    pub(crate) settings: Settings,
+    /// Results of earlier reconciles.
+    pub(crate) memories: Memories,
+    /// Metrics of the reconcile.
+    pub(crate) metrics: Metrics,
+}
+
+/// A request to the control plane failed, or the reconcile took too long.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// A request to the control plane, with its operation.
+    #[error("{0}")]
+    ControlPlane(&'static str, #[source] kube::Error),
+    /// The reconcile exceeded its time limit, because the runtime cluster responds slowly.
+    #[error("the reconcile took more than {} s, and was cut", .0.as_secs())]
+    TooLong(Duration),
+}
+
+impl Error {
+    const fn class(&self) -> ErrorClass {
+        match self {
+            Self::ControlPlane(..) => ErrorClass::Ours,
+            Self::TooLong(_) => ErrorClass::Transport,
+        }
+    }
+}
+
+impl Context {
+    /// Drops all state of a Manifest that is gone.
+    pub(crate) fn forget(&self, key: &ManifestKey) {
+        self.memories.forget(key);
+    }
+}
+
+/// Reconciles one Manifest. Failures are part of the outcome; those that concern the user are reported in the status.
+pub async fn reconcile(ctx: &Context, job: &ManifestJob) -> ReconcileOutcome {
+    run_within(ctx, &job.key, &job.queued, job.time_limit).await
+}
+
+async fn run_within(ctx: &Context, key: &ManifestKey, queued: &QueuedWork, limit: Duration) -> ReconcileOutcome {
+    let start = Instant::now();
+    let result = match timeout(limit, run(ctx, key, queued)).await {
+        Ok(result) => result,
+        Err(_) => Err(Error::TooLong(limit)),
+    };
+    let outcome = result.unwrap_or_else(|error| {
+        let call = if let Error::ControlPlane(_, call) = &error { Some(call) } else { None };
+        if call.is_some_and(object::is_conflict) {
+            tracing::debug!(manifest = %key, %error, "Conflict with a concurrent write, requeued");
+        } else {
+            let (cause, class) = (call.map(describe), error.class().as_str());
+            tracing::warn!(manifest = %key, %error, cause, class, "Reconcile of a Manifest failed");
+        }
+        ReconcileOutcome::failed(queued.work, error.class())
+    });
+    ctx.metrics.ended(&outcome, start.elapsed());
+    outcome
+}
+
+async fn run(ctx: &Context, key: &ManifestKey, queued: &QueuedWork) -> Result<ReconcileOutcome, Error> {
+    let ended = || ReconcileOutcome::ended(queued.work);
+    let Some(manifest) = ctx.stores.manifests.get(key) else {
+        ctx.forget(key);
+        return Ok(ended());
+    };
+    let kyma = manifest.labels().get(label::KYMA_NAME).map(|name| KymaKey::new(&key.namespace, name));
+    let Some(kyma) = kyma else { return Ok(ended()) };
+    match ctx.permission(&kyma, &manifest) {
+        Permission::Granted => {}
+        Permission::Parked => return Ok(ReconcileOutcome::default()),
+        Permission::Denied => return Ok(ended()),
+        Permission::Later => {
+            return Ok(ReconcileOutcome { requeue_after: Some(TAKEOVER_RECHECK), ..ended() });
+        }
+    }
+    let has_successor = ctx.has_successor(&manifest);
+    if has_successor && goal_of(&manifest) == Goal::Install {
+        // Its deletion, once the successor is applied, enqueues it.
+        return Ok(ended());
+    }
+    let mut record = Record::new(ctx.kcp.clone(), (*manifest).clone());
+    let (client, revision) = match (ctx.clients)(&kyma) {
+        Ok(client) => client,
+        // A changed access Secret enqueues the Manifest.
+        Err(error) => {
+            record.write_status(&unreachable(&manifest, error.to_string())).await?;
+            return Ok(ended());
+        }
+    };
+    let reconcile = Reconcile { ctx, key, kyma, client, revision, queued, has_successor };
+    reconcile.run(record).await
+}
+
+/// Permission to reconcile a Manifest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Permission {
+    Granted,
+    /// A pause or the label `skip-reconciliation` stops it; the end of either enqueues it.
+    Parked,
+    /// Another controller manages its Kyma.
+    Denied,
+    /// Its Kyma is being taken over.
+    Later,
+}
+
+impl Context {
+    fn permission(&self, key: &KymaKey, manifest: &Manifest) -> Permission {
+        let Settings { pause, takeover, .. } = &self.settings;
+        // The cache has the Kymas that this receiver manages.
+        let Some(kyma) = self.kyma(key) else { return Permission::Denied };
+        let is_skipped = |labels| is_true(Some(labels), label::SKIP_RECONCILIATION) && !takeover.selects_skipped();
+        if pause.of(&kyma).is_some() || is_skipped(manifest.labels()) {
+            return Permission::Parked;
+        }
+        if takeover::is_hand_back_requested(&kyma) {
+            return Permission::Denied;
+        }
+        if kyma.metadata.deletion_timestamp.is_none() && is_skipped(kyma.labels()) {
+            return Permission::Parked;
+        }
+        if takeover.is_pending(key) { Permission::Later } else { Permission::Granted }
+    }
+
+    /// Returns true if a newer Manifest of the same Kyma installs the same module: the component of a module was
+    /// renamed. The successor owns the objects of both, the default module CR, and the decision on user CRs.
+    fn has_successor(&self, manifest: &Manifest) -> bool {
+        let (Some(kyma), Some(module)) = (manifest.labels().get(label::KYMA_NAME), module_of(manifest)) else {
+            return false;
+        };
+        let key = KymaKey::new(manifest.namespace().unwrap_or_default(), kyma);
+        self.stores.manifests.of_kyma(&key, None).iter().any(|other| {
+            other.metadata.deletion_timestamp.is_none()
+                && module_of(other) == Some(module)
+                && other.creation_timestamp() > manifest.creation_timestamp()
+        })
+    }
+
+    fn kyma(&self, key: &KymaKey) -> Option<Arc<Kyma>> {
+        self.stores.kymas.get(&ObjectRef::new(&key.name).within(&key.namespace))
+    }
+}
+
+fn module_of(manifest: &Manifest) -> Option<&str> {
+    manifest.labels().get(label::MODULE_NAME).map(String::as_str)
+}
+
+/// Findings of a reconcile without a client.
+fn unreachable(manifest: &Manifest, operation: String) -> Findings {
+    let is_deleting = manifest.metadata.deletion_timestamp.is_some();
+    Findings {
+        state: if is_deleting { State::Deleting } else { State::Error },
+        operation,
+        rendered: None,
+        installed: (!is_deleting).then_some(false),
+        default_created: None,
+        inventory: inventory_of(manifest),
+    }
+}
+
+fn inventory_of(manifest: &Manifest) -> Inventory {
+    Inventory::read(manifest.status.as_ref().map(|status| status.synced()).unwrap_or_default())
+}
+
+/// True if the module has a default CR that is created and deleted with it.
+fn manages_default(manifest: &Manifest) -> bool {
+    manifest.spec.policy() == CustomResourcePolicy::CreateAndDelete && manifest.spec.resource().is_some()
+}
+
+/// True if the layer that the Manifest names was applied completely.
+pub(crate) fn is_synced(manifest: &Manifest) -> bool {
+    let reference = manifest.spec.install.source["ref"].as_str();
+    reference.is_some() && manifest.annotations().get(annotation::SYNC_OCI_REF).map(String::as_str) == reference
+}
+
+fn goal_of(manifest: &Manifest) -> Goal {
+    if manifest.annotations().get(annotation::UNMANAGED).is_some_and(|value| value == "true") {
+        Goal::Release
+    } else if manifest.metadata.deletion_timestamp.is_some() {
+        Goal::Remove
+    } else {
+        Goal::Install
+    }
+}
+
+/// One reconcile with a client of the runtime cluster.
+struct Reconcile<'a> {
+    ctx: &'a Context,
+    key: &'a ManifestKey,
+    kyma: KymaKey,
+    client: Client,
+    revision: u64,
+    queued: &'a QueuedWork,
+    /// A newer Manifest installs the same module, which got another component.
+    has_successor: bool,
+}
+
+/// The rendered layer.
+struct Rendering {
+    /// `None` while the layer is not available.
+    objects: Option<Vec<RenderedObject>>,
+    /// Fault of the layer, one sentence.
+    fault: Option<String>,
+    /// Failed discovery of the kinds.
+    failure: Option<Failure>,
+    kinds: Kinds,
+}
+
+impl Reconcile<'_> {
+    async fn run(self, record: Record) -> Result<ReconcileOutcome, Error> {
+        let goal = goal_of(&record.manifest);
+        let Rendering { objects, fault, failure, kinds } = self.render(&record.manifest, goal).await;
+        let inventory = inventory_of(&record.manifest);
+        let desired = objects.as_ref().map(|_| {
+            let Manifest { metadata, spec, .. } = &record.manifest;
+            hash(&(&metadata.uid, metadata.generation, spec.install.source.to_string(), self.revision))
+        });
+        let verify = self.queued.drift == Drift::All;
+        let memory = self.ctx.memories.take(self.key, desired, verify, inventory.clone());
+        let mut facts = facts(goal, &record.manifest, objects.as_deref(), inventory, memory.is_complete());
+        if self.has_successor {
+            facts.default_object = DefaultObject::NotWanted;
+            facts.blocked = Some(false);
+        }
+        let mut execution = Execution {
+            ctx: self.ctx,
+            kyma: self.kyma.clone(),
+            client: self.client.clone(),
+            record,
+            kinds,
+            facts,
+            memory,
+            failures: failure.into_iter().collect(),
+            blockers: None,
+            unestablished: Vec::new(),
+            established: BTreeSet::new(),
+            has_left: false,
+        };
+        for _ in 0..MAX_ACTIONS {
+            match step(&execution.facts) {
+                Action::End => break,
+                action => execution.run(action).await?,
+            }
+            if execution.has_left {
+                break;
+            }
+        }
+        self.finish(execution, fault, desired).await
+    }
+
+    /// Renders the layer that the Manifest names.
+    async fn render(&self, manifest: &Manifest, goal: Goal) -> Rendering {
+        let mut rendering = Rendering {
+            objects: None,
+            fault: None,
+            failure: None,
+            kinds: self.ctx.kinds.of(&self.kyma, self.revision),
+        };
+        if goal == Goal::Release {
+            return rendering;
+        }
+        let layer = match layer_key(manifest) {
+            Ok(layer) => (self.ctx.layers)(self.key, &layer).await,
+            Err(error) => LayerObjects::Failed(error),
+        };
+        let objects = match layer {
+            LayerObjects::Ready(objects) => objects,
+            LayerObjects::Pending => return rendering,
+            LayerObjects::Failed(error) => {
+                rendering.fault = Some(error);
+                return rendering;
+            }
+        };
+        objects.iter().for_each(|object| rendering.kinds.define(object));
+        if let Err(error) = rendering.kinds.discover(&self.client, objects.iter().filter_map(kind_of)).await {
+            rendering.failure = Some(Failure::new("find the kinds that the runtime serves".to_owned(), &error));
+            return rendering;
+        }
+        let pull_secret = self.ctx.settings.pull_secret.as_deref();
+        let kinds = &rendering.kinds;
+        let scope = |group: &str, version: &str, kind: &str| match kinds.served(group, version, kind) {
+            Some(kind) if kind.namespaced => Scope::Namespaced,
+            Some(_) => Scope::Cluster,
+            None => Scope::NotServed,
+        };
+        match render(&objects, &RenderSettings { manifest, pull_secret, scope: &scope }) {
+            Ok(objects) => rendering.objects = Some(objects),
+            Err(error) => rendering.fault = Some(error.to_string()),
+        }
+        rendering
+    }
+
+    /// Observes the readiness, writes the status, and decides on the next reconcile.
+    async fn finish(
+        self,
+        mut execution: Execution<'_>,
+        fault: Option<String>,
+        desired: Option<u64>,
+    ) -> Result<ReconcileOutcome, Error> {
+        let is_applied = execution.facts.is_applied();
+        let is_installed = execution.facts.goal == Goal::Install && execution.facts.objects_are_current();
+        let readiness = if is_installed { execution.readiness().await } else { None };
+        let foreign = if execution.has_left { execution.record.foreign_finalizers() } else { Vec::new() };
+        if execution.has_left && foreign.is_empty() {
+            self.ctx.forget(self.key);
+            return Ok(ReconcileOutcome::ended(self.queued.work));
+        }
+        let details = Details {
+            manifest: &execution.record.manifest,
+            fault: fault.as_deref(),
+            failures: &execution.failures,
+            blockers: execution.blockers.as_ref().filter(|blockers| !blockers.is_empty()).map(ToString::to_string),
+            unestablished: &execution.unestablished,
+            readiness,
+            foreign_finalizers: &foreign,
+        };
+        let findings = findings(&execution.facts, &details);
+        if let Some(findings) = &findings {
+            execution.record.write_status(findings).await?;
+        }
+        if is_applied && execution.facts.goal == Goal::Install && !is_synced(&execution.record.manifest) {
+            let reference = execution.record.manifest.spec.install.source["ref"].clone();
+            let members = json!({"annotations": {annotation::SYNC_OCI_REF: reference}});
+            execution.record.patch_metadata("record the applied layer of the Manifest", members).await?;
+        }
+        if let Some(desired) = desired.filter(|_| is_applied) {
+            execution.memory.complete(desired);
+        }
+        let outcome = self.outcome(&mut execution, findings.as_ref());
+        self.ctx.memories.keep(self.key, execution.memory);
+        Ok(outcome)
+    }
+
+    fn outcome(&self, execution: &mut Execution<'_>, findings: Option<&Findings>) -> ReconcileOutcome {
+        let work = self.queued.work;
+        if let Some(class) = execution.failures.iter().map(|failure| failure.class).min() {
+            for failure in &execution.failures {
+                tracing::debug!(manifest = %self.key, failure = failure.line(), "A request of a Manifest's reconcile failed");
+            }
+            return ReconcileOutcome::failed(work, class);
+        }
+        let ended = ReconcileOutcome::ended(work);
+        let Some(findings) = findings else { return ended };
+        let is_layer_missing = execution.facts.goal == Goal::Install && execution.facts.rendered.is_none();
+        if findings.state == State::Ready || execution.has_left || is_layer_missing {
+            return ended;
+        }
+        let times = execution.memory.wait(&findings.operation);
+        ReconcileOutcome { requeue_after: Some(self.ctx.memories.recheck(times)), ..ended }
+    }
+}
+
+/// Group, version and kind of an object.
+fn kind_of(object: &Value) -> Option<(&str, &str, &str)> {
+    let (group, version) = inventory::split_api_version(object["apiVersion"].as_str()?);
+    Some((group, version, object["kind"].as_str()?))
+}
+
+/// Facts at the begin of a reconcile. If everything was applied before, nothing is applied again.
+fn facts<'a>(
+    goal: Goal,
+    manifest: &Manifest,
+    rendered: Option<&'a [RenderedObject]>,
+    inventory: Inventory,
+    is_complete: bool,
+) -> Facts<'a> {
+    let objects = rendered.unwrap_or_default().iter();
+    let seen = objects.filter(|_| is_complete).map(|object| (object.key.clone(), Seen::Current)).collect();
+    let is_created = status::is_default_created(manifest);
+    let is_pending = manages_default(manifest) && (goal == Goal::Remove || !is_created);
+    let has_finalizers =
+        wanted_finalizers(manifest).all(|name| manifest.finalizers().iter().any(|known| known == name));
+    Facts {
+        goal,
+        has_finalizers,
+        rendered,
+        inventory,
+        seen,
+        established: is_complete.then_some(true),
+        default_object: if is_pending { DefaultObject::Pending } else { DefaultObject::NotWanted },
+        blocked: None,
+    }
+}

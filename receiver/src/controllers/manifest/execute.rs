@@ -1,0 +1,461 @@
+//! Carries out the actions of `step`, and adds their results to the facts. A failed request on one object stops no
+//! other: it is recorded, and reported in the status.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use futures::{StreamExt as _, future::join_all, stream};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams},
+};
+use serde_json::{Value, json};
+use tidewatch_shared::{
+    api::{ConditionStatus, Manifest},
+    names::{annotation, field_manager, finalizer, label},
+};
+use tokio::time::{Instant, sleep};
+
+use super::{
+    Context, Error,
+    blocking::{self, Blockers},
+    inventory::ObjectKey,
+    memory::Memory,
+    ready::{self, MAX_PODS, Manager, Readiness, explain, manager_of, pod_selector},
+    record::Record,
+    render::RenderedObject,
+    step::{Action, DefaultObject, Facts, Seen},
+};
+use crate::{
+    base::{error_class::ErrorClass, key::KymaKey},
+    kube::{
+        kinds::{Kinds, is_built_in, is_unserved},
+        object::{self, Component, Ownership, Shape, Target},
+        runtime_access::{classify, describe, list_first, retain},
+    },
+};
+
+/// Requests to one runtime cluster for one Manifest at a time.
+const CONCURRENCY: usize = 4;
+/// Deadline of the CRDs of a module to be established, and the interval of the reads.
+const ESTABLISHED_DEADLINE: Duration = Duration::from_secs(10);
+const ESTABLISHED_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Fields that a module sets are ours; additions of others stay: operators write `caBundle`, replicas and conversion
+/// webhooks into their own objects.
+const TYPED: Shape = Shape::new(Ownership::Fields);
+/// As [`TYPED`], for custom resources, whose API servers keep empty lists.
+const CUSTOM: Shape = Shape { drops_empty_lists: false, ..TYPED };
+
+/// A failed request on an object of the module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Failure {
+    /// Operation and object, as in `apply Deployment kyma-system/x`.
+    operation: String,
+    /// Error of the API server, in one bounded line.
+    cause: String,
+    pub(super) class: ErrorClass,
+    /// Another attempt is likely to succeed soon: a conflict, or a rate limit.
+    pub(super) is_transient: bool,
+    /// The runtime does not serve the kind.
+    is_unserved: bool,
+}
+
+impl Failure {
+    pub(super) fn new(operation: String, error: &kube::Error) -> Self {
+        let code = if let kube::Error::Api(status) = error { status.code } else { 0 };
+        let is_unserved = is_unserved(error);
+        let is_transient = is_unserved || matches!(code, 409 | 429);
+        Self { operation, cause: describe(error), class: classify(error), is_transient, is_unserved }
+    }
+
+    pub(super) fn line(&self) -> String {
+        format!("failed to {}: {}", self.operation, self.cause)
+    }
+}
+
+/// Result of the apply of one object.
+struct Applied {
+    /// Form in which the API server stores the object, if that differs from the rendered one.
+    accepted: Option<u64>,
+    /// The object is an established CRD.
+    is_established: bool,
+}
+
+/// One reconcile of one Manifest.
+pub(super) struct Execution<'a> {
+    pub(super) ctx: &'a Context,
+    /// Kyma of the Manifest.
+    pub(super) kyma: KymaKey,
+    pub(super) client: Client,
+    pub(super) record: Record,
+    pub(super) kinds: Kinds,
+    pub(super) facts: Facts<'a>,
+    /// Objects in the runtime cluster are compared even if they were applied before.
+    pub(super) memory: Memory,
+    pub(super) failures: Vec<Failure>,
+    pub(super) blockers: Option<Blockers>,
+    /// CRDs that are not established.
+    pub(super) unestablished: Vec<String>,
+    /// CRDs that the responses of this reconcile show as established.
+    pub(super) established: BTreeSet<ObjectKey>,
+    /// The Manifest has no finalizer of ours left.
+    pub(super) has_left: bool,
+}
+
+impl<'a> Execution<'a> {
+    /// Carries out an action other than [`Action::End`].
+    ///
+    /// # Errors
+    /// A request to the control plane failed. Failures in the runtime cluster are recorded instead.
+    pub(super) async fn run(&mut self, action: Action<'a>) -> Result<(), Error> {
+        match action {
+            Action::AddFinalizers => self.add_finalizers().await?,
+            Action::Record(inventory) => {
+                let synced = inventory.write();
+                let state = self.record.manifest.status.as_ref().map(|status| status.state).unwrap_or_default();
+                let state = crate::controllers::status::known(state);
+                self.record.patch_status(&json!({"state": state, "synced": synced})).await?;
+                self.facts.inventory = inventory;
+            }
+            Action::Apply(objects) => self.apply(&objects).await,
+            Action::AwaitDefinitions(objects) => self.await_definitions(&objects).await,
+            Action::CreateDefault => self.create_default().await,
+            Action::FindBlockers => self.find_blockers().await,
+            Action::DeleteDefault => self.delete_default().await,
+            Action::Delete(keys) => self.each(keys, &Operation::Delete(owner_of(&self.record.manifest))).await,
+            Action::Unlabel(keys) => self.each(keys, &Operation::Unlabel).await,
+            Action::Leave => {
+                self.record.leave().await?;
+                self.has_left = true;
+            }
+            Action::End => {}
+        }
+        Ok(())
+    }
+
+    async fn add_finalizers(&mut self) -> Result<(), Error> {
+        let mut finalizers = self.record.manifest.finalizers().to_vec();
+        finalizers.extend(
+            wanted_finalizers(&self.record.manifest).filter(|name| !self.has_finalizer(name)).map(str::to_owned),
+        );
+        self.record.patch_metadata("add the finalizers of the Manifest", json!({"finalizers": finalizers})).await?;
+        self.facts.has_finalizers = true;
+        Ok(())
+    }
+
+    fn has_finalizer(&self, name: &str) -> bool {
+        self.record.manifest.finalizers().iter().any(|known| known == name)
+    }
+
+    async fn apply(&mut self, objects: &[&'a RenderedObject]) {
+        let this = &*self;
+        // Responses are large and a module has many: of each, only the result stays.
+        let requests: Vec<_> = objects.iter().map(|object| retain(this.apply_one(object))).collect();
+        let applied: Vec<_> = stream::iter(requests).buffered(CONCURRENCY).collect().await;
+        for (object, applied) in objects.iter().zip(applied) {
+            let seen = match applied {
+                Ok(Applied { accepted, is_established }) => {
+                    self.memory.accept(&object.key, accepted);
+                    if is_established {
+                        self.established.insert(object.key.clone());
+                    }
+                    Seen::Current
+                }
+                Err(failure) => {
+                    if failure.is_unserved {
+                        self.kinds.invalidate(&object.key.group);
+                    }
+                    self.failures.push(failure);
+                    Seen::Failed
+                }
+            };
+            self.facts.seen.insert(object.key.clone(), seen);
+        }
+    }
+
+    async fn apply_one(&self, object: &RenderedObject) -> Result<Applied, Failure> {
+        let RenderedObject { key, body, .. } = object;
+        let operation = || format!("apply {key}");
+        let failed = |error: &kube::Error| Failure::new(operation(), error);
+        let Some(api) = self.api(key, &object.version) else { return Err(unserved_kind(operation())) };
+        // An object of an earlier reconcile is read first: most often it is as rendered.
+        let found = if self.memory.was_applied(key) {
+            object::get(&api, &key.name).await.map_err(|error| failed(&error))?
+        } else {
+            None
+        };
+        let budget = self.ctx.budgets.of(&self.kyma, Component::Module, &key.to_string(), body.to_string());
+        let shape = if is_built_in(&key.group) { &TYPED } else { &CUSTOM };
+        let target =
+            Target { name: &key.name, manager: field_manager::MODULE, shape, desired: body, budget: Some(&budget) };
+        let mut accepted = self.memory.accepted(key);
+        match target.converge(&api, found, &mut accepted).await {
+            Ok(converged) => {
+                Ok(Applied { accepted, is_established: key.is_definition() && is_established(&converged.object) })
+            }
+            Err(error) => Err(error.request().map_or_else(|| contested(operation()), |error| failed(&error))),
+        }
+    }
+
+    async fn await_definitions(&mut self, objects: &[&'a RenderedObject]) {
+        let deadline = Instant::now() + ESTABLISHED_DEADLINE;
+        let mut waiting: Vec<_> = objects.iter().filter(|object| !self.established.contains(&object.key)).collect();
+        while !waiting.is_empty() && Instant::now() < deadline {
+            let mut still = Vec::new();
+            for object in waiting {
+                let Some(api) = self.api(&object.key, &object.version) else { continue };
+                match api.get(&object.key.name).await {
+                    Ok(found) if is_established(&found) => {}
+                    Ok(_) => still.push(object),
+                    Err(error) => {
+                        self.failures.push(Failure::new(format!("read {}", object.key), &error));
+                        self.facts.established = Some(false);
+                        return;
+                    }
+                }
+            }
+            waiting = still;
+            if !waiting.is_empty() {
+                sleep(ESTABLISHED_INTERVAL).await;
+            }
+        }
+        self.unestablished = waiting.iter().map(|object| object.key.name.clone()).collect();
+        self.facts.established = Some(self.unestablished.is_empty());
+    }
+
+    async fn create_default(&mut self) {
+        let Some((key, version, body)) = self.default_object() else { return };
+        let operation = format!("create the default {key}");
+        let created = match self.api_of(&key, &version).await {
+            Ok(Some(api)) => {
+                let params = PostParams {
+                    field_manager: Some(field_manager::DEFAULT_OBJECT.to_owned()),
+                    ..PostParams::default()
+                };
+                match serde_json::from_value(body).map_err(kube::Error::SerdeError) {
+                    Ok(object) => api.create(&params, &object).await.map(drop),
+                    Err(error) => Err(error),
+                }
+            }
+            Ok(None) => {
+                self.failures.push(unserved_kind(operation));
+                self.facts.default_object = DefaultObject::Failed;
+                return;
+            }
+            Err(error) => Err(error),
+        };
+        self.facts.default_object = match created {
+            Ok(()) => DefaultObject::Done,
+            // It is not changed: it may be the user's.
+            Err(error) if object::is_conflict(&error) => DefaultObject::Done,
+            Err(error) => {
+                self.failures.push(Failure::new(operation, &error));
+                DefaultObject::Failed
+            }
+        };
+    }
+
+    async fn find_blockers(&mut self) {
+        let found =
+            blocking::find(&self.client, &mut self.kinds, &self.record.manifest, &self.facts.inventory, &[]).await;
+        match found {
+            Ok(blockers) => {
+                self.facts.blocked = Some(!blockers.is_empty());
+                self.blockers = Some(blockers);
+            }
+            Err(error) => {
+                self.failures.push(Failure::new(error.to_string(), error.request()));
+                self.facts.blocked = Some(true);
+            }
+        }
+    }
+
+    async fn delete_default(&mut self) {
+        let Some((key, ..)) = self.default_object() else { return };
+        let deleted = match self.located(&key).await {
+            Ok(Some(api)) => delete_one(&api, &key, |_| true).await,
+            Ok(None) => Ok(Seen::Absent),
+            Err(failure) => Err(failure),
+        };
+        self.facts.default_object = match deleted {
+            Ok(Seen::Absent) => DefaultObject::Done,
+            Ok(_) => DefaultObject::Terminating,
+            Err(failure) => {
+                self.failures.push(failure);
+                DefaultObject::Failed
+            }
+        };
+    }
+
+    /// Carries out an operation on objects of the inventory. A kind that is not served has no objects.
+    async fn each(&mut self, keys: Vec<ObjectKey>, operation: &Operation) {
+        for chunk in keys.chunks(CONCURRENCY) {
+            let mut apis = Vec::new();
+            for key in chunk {
+                apis.push(self.located(key).await);
+            }
+            let requests: Vec<_> = chunk.iter().zip(apis).map(|(key, api)| operation.run(key, api)).collect();
+            let results = join_all(requests).await;
+            for (key, mut result) in chunk.iter().zip(results) {
+                if result.as_ref().is_err_and(|failure| failure.is_unserved) {
+                    // The CRD is gone, or serves another version by now.
+                    self.kinds.invalidate(&key.group);
+                    let api = self.located(key).await;
+                    result = operation.run(key, api).await;
+                }
+                let seen = result.unwrap_or_else(|failure| {
+                    self.failures.push(failure);
+                    Seen::Failed
+                });
+                self.facts.seen.insert(key.clone(), seen);
+            }
+        }
+    }
+
+    /// Client of an object's kind in any version that the runtime serves.
+    async fn located(&mut self, key: &ObjectKey) -> Result<Option<Api<DynamicObject>>, Failure> {
+        let version = self.kinds.locate(&self.client, &key.group, &key.kind).await;
+        let version = version.map_err(|error| Failure::new(format!("find the kind of {key}"), &error))?;
+        Ok(version.and_then(|version| self.api(key, &version)))
+    }
+
+    /// Reads the readiness of the module's manager; `None` if the request failed, which is recorded.
+    pub(super) async fn readiness(&mut self) -> Option<Readiness> {
+        let rendered = self.facts.rendered.unwrap_or_default().iter();
+        let rendered = rendered.map(|object| (&object.key, object.version.as_str()));
+        let Some(Manager { key, version }) = manager_of(&self.record.manifest, rendered) else {
+            return Some(Readiness::Ready);
+        };
+        let observed = match self.api_of(&key, &version).await {
+            Ok(Some(api)) => retain(observe(&self.client, &api, &key)).await,
+            Ok(None) => Ok(Readiness::absent(&key)),
+            Err(error) => Err(error),
+        };
+        let failed = |error| self.failures.push(Failure::new(format!("read {key}"), &error));
+        observed.map_err(failed).ok()
+    }
+
+    /// Key, version and body of the default module CR.
+    pub(super) fn default_object(&self) -> Option<(ObjectKey, String, Value)> {
+        let body = self.record.manifest.spec.resource()?.clone();
+        let key = ObjectKey::of(&body);
+        let version = super::inventory::split_api_version(body["apiVersion"].as_str()?).1.to_owned();
+        Some((key, version, body))
+    }
+
+    fn api(&self, key: &ObjectKey, version: &str) -> Option<Api<DynamicObject>> {
+        self.kinds.api(&self.client, &key.group, version, &key.kind, &key.namespace)
+    }
+
+    /// As [`Self::api`], after discovery of the kind if it is unknown.
+    async fn api_of(&mut self, key: &ObjectKey, version: &str) -> kube::Result<Option<Api<DynamicObject>>> {
+        self.kinds.discover(&self.client, [(key.group.as_str(), version, key.kind.as_str())]).await?;
+        Ok(self.api(key, version))
+    }
+}
+
+/// Operation on an object of the inventory.
+enum Operation {
+    /// Deletes it if it belongs to this Manifest, the value of the owned-by annotation.
+    Delete(String),
+    /// Removes our label.
+    Unlabel,
+}
+
+impl Operation {
+    async fn run(&self, key: &ObjectKey, api: Result<Option<Api<DynamicObject>>, Failure>) -> Result<Seen, Failure> {
+        let Some(api) = api? else { return Ok(Seen::Absent) };
+        match self {
+            // An object without the annotation is not ours, and one with another value was taken over.
+            Self::Delete(owner) => {
+                let is_ours = |found: &DynamicObject| found.annotations().get(annotation::OWNED_BY) == Some(owner);
+                retain(delete_one(&api, key, is_ours)).await
+            }
+            Self::Unlabel => unlabel(&api, key).await,
+        }
+    }
+}
+
+async fn unlabel(api: &Api<DynamicObject>, key: &ObjectKey) -> Result<Seen, Failure> {
+    let patch = Patch::Merge(json!({"metadata": {"labels": {label::MANAGED_BY: Value::Null}}}));
+    let params = PatchParams { field_manager: Some(field_manager::MODULE.to_owned()), ..PatchParams::default() };
+    match object::if_exists(api.patch_metadata(&key.name, &params, &patch).await, &key.name) {
+        Ok(Some(_)) => Ok(Seen::Current),
+        Ok(None) => Ok(Seen::Absent),
+        Err(error) => Err(Failure::new(format!("remove our label from {key}"), &error)),
+    }
+}
+
+/// Deletes an object if it is ours.
+async fn delete_one(
+    api: &Api<DynamicObject>,
+    key: &ObjectKey,
+    is_ours: impl Fn(&DynamicObject) -> bool,
+) -> Result<Seen, Failure> {
+    let failed = |error: &kube::Error| Failure::new(format!("delete {key}"), error);
+    let Some(found) = object::get_metadata(api, &key.name).await.map_err(|error| failed(&error))? else {
+        return Ok(Seen::Absent);
+    };
+    if !is_ours(&found) {
+        return Ok(Seen::Absent);
+    }
+    if found.metadata.deletion_timestamp.is_some() {
+        return Ok(Seen::Terminating);
+    }
+    match object::delete(api, &key.name, found.uid()).await {
+        Ok(None) => Ok(Seen::Absent),
+        Ok(Some(_)) => Ok(Seen::Terminating),
+        Err(error) => Err(failed(&error)),
+    }
+}
+
+/// Value of the owned-by annotation of a Manifest's objects.
+pub(super) fn owner_of(manifest: &Manifest) -> String {
+    format!("{}/{}", manifest.namespace().unwrap_or_default(), manifest.name_any())
+}
+
+/// Finalizers that a Manifest needs before its first object is written.
+pub(super) fn wanted_finalizers(manifest: &Manifest) -> impl Iterator<Item = &'static str> {
+    finalizers(super::manages_default(manifest))
+}
+
+/// Finalizers of a Manifest, with or without a default module CR that is created and deleted with the module.
+pub(crate) fn finalizers(manages_default: bool) -> impl Iterator<Item = &'static str> {
+    let [basic, labels, default_object] = finalizer::MANIFEST;
+    [basic, labels].into_iter().chain(manages_default.then_some(default_object))
+}
+
+/// Reads an object, and its pods while it is not ready.
+async fn observe(client: &Client, api: &Api<DynamicObject>, key: &ObjectKey) -> kube::Result<Readiness> {
+    let Some(live) = object::get(api, &key.name).await? else { return Ok(Readiness::absent(key)) };
+    let now = Timestamp::now();
+    let readiness = ready::readiness(key, &live, now);
+    let Some(selector) = pod_selector(key, &live).filter(|_| readiness != Readiness::Ready) else {
+        return Ok(readiness);
+    };
+    let pods: Api<DynamicObject> =
+        Api::namespaced_with(client.clone(), &key.namespace, &ApiResource::erase::<Pod>(&()));
+    let pods = list_first(&pods, &ListParams::default().labels(&selector), MAX_PODS).await?;
+    Ok(explain(readiness, key, &live, &pods, now))
+}
+
+fn is_established(definition: &DynamicObject) -> bool {
+    let conditions = definition.data["status"]["conditions"].as_array();
+    let is_true = <&'static str>::from(ConditionStatus::True);
+    conditions
+        .into_iter()
+        .flatten()
+        .any(|condition| condition["type"] == "Established" && condition["status"] == is_true)
+}
+
+fn unserved_kind(operation: String) -> Failure {
+    let cause = "the runtime does not serve the kind".to_owned();
+    Failure { operation, cause, class: ErrorClass::Refused, is_transient: true, is_unserved: true }
+}
+
+fn contested(operation: String) -> Failure {
+    let cause = "another writer in the runtime changes it again and again".to_owned();
+    Failure { operation, cause, class: ErrorClass::Refused, is_transient: false, is_unserved: false }
+}

@@ -1,0 +1,162 @@
+//! Objects of the layers that Manifests name. Thousands of runtime clusters share about twenty layers, so each is parsed
+//! once and kept.
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use serde_json::Value;
+use tidewatch_shared::api::Manifest;
+use tokio::{sync::Semaphore, task::spawn_blocking};
+
+use crate::{
+    fleet::manifests::{ManifestKey, ManifestQueue},
+    oci::{
+        digest::Digest,
+        layer::{LayerKind, documents},
+        registry::{LayerKey, Lookup, Registry},
+    },
+};
+
+/// Parsed layers in memory, the most recently used ones.
+const MAX_PARSED: usize = 64;
+/// Bytes of YAML from which the layers in memory were parsed, at most. Objects take several times as much.
+const MAX_PARSED_BYTES: usize = 32 << 20;
+
+/// Availability of the objects of a layer.
+#[derive(Clone, Debug, PartialEq)]
+pub enum LayerObjects {
+    /// Fetched, verified and parsed.
+    Ready(Arc<Vec<Value>>),
+    /// Being fetched.
+    Pending,
+    /// Not available; one sentence.
+    Failed(String),
+}
+
+/// The layers of a registry.
+pub struct ModuleLayers {
+    registry: Registry,
+    /// Wakes the Manifests that wait for a layer.
+    queue: ManifestQueue,
+    parsed: Mutex<VecDeque<Parsed>>,
+    /// One layer is parsed at a time, which bounds the memory.
+    parsing: Semaphore,
+}
+
+#[derive(Clone)]
+struct Parsed {
+    key: LayerKey,
+    bytes: usize,
+    objects: Result<Arc<Vec<Value>>, String>,
+}
+
+impl ModuleLayers {
+    /// Creates an empty cache.
+    #[must_use]
+    pub fn new(registry: Registry, queue: ManifestQueue) -> Self {
+        Self { registry, queue, parsed: Mutex::default(), parsing: Semaphore::new(1) }
+    }
+
+    /// Returns the objects of a layer. Waits only for parsing, never for the registry: a Manifest whose layer is not
+    /// available is enqueued when that changes.
+    pub(crate) async fn objects(&self, manifest: &ManifestKey, key: &LayerKey) -> LayerObjects {
+        if let Some(parsed) = self.find(key) {
+            return parsed;
+        }
+        let lookup = || self.registry.layer(&key.repository, &key.digests, key.kind);
+        let found = match lookup() {
+            Lookup::Ready(text) => Lookup::Ready(text),
+            Lookup::Pending | Lookup::Failed(_) => {
+                self.queue.wait_for_layer(manifest, key.clone());
+                // It may have changed just before.
+                lookup()
+            }
+        };
+        let text = match found {
+            Lookup::Ready(text) => text,
+            Lookup::Pending => return LayerObjects::Pending,
+            Lookup::Failed(error) => return LayerObjects::Failed(error.to_string()),
+        };
+        // The semaphore is never closed.
+        let _permit = self.parsing.acquire().await;
+        if let Some(parsed) = self.find(key) {
+            return parsed;
+        }
+        let bytes = text.len();
+        let objects = match spawn_blocking(move || documents(&text)).await {
+            Ok(objects) => objects.map(Arc::new).map_err(|error| error.to_string()),
+            Err(error) => return LayerObjects::Failed(format!("the layer was not parsed: {error}")),
+        };
+        let parsed = Parsed { key: key.clone(), bytes, objects };
+        let found = parsed.found();
+        self.keep(parsed);
+        found
+    }
+
+    fn find(&self, key: &LayerKey) -> Option<LayerObjects> {
+        let mut parsed = self.lock();
+        let at = parsed.iter().position(|parsed| parsed.key == *key)?;
+        let found = parsed.remove(at)?;
+        let objects = found.found();
+        parsed.push_back(found);
+        Some(objects)
+    }
+
+    fn keep(&self, new: Parsed) {
+        let mut parsed = self.lock();
+        parsed.push_back(new);
+        let too_many = |parsed: &VecDeque<Parsed>| {
+            parsed.len() > MAX_PARSED || parsed.iter().map(|parsed| parsed.bytes).sum::<usize>() > MAX_PARSED_BYTES
+        };
+        while parsed.len() > 1 && too_many(&parsed) {
+            parsed.pop_front();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Parsed>> {
+        // No change panics half-way.
+        self.parsed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Parsed {
+    fn found(&self) -> LayerObjects {
+        match &self.objects {
+            Ok(objects) => LayerObjects::Ready(objects.clone()),
+            Err(error) => LayerObjects::Failed(error.clone()),
+        }
+    }
+}
+
+impl fmt::Debug for ModuleLayers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ModuleLayers").field("registry", &self.registry).finish_non_exhaustive()
+    }
+}
+
+/// The layer that a Manifest names: the digest is looked up in the receiver's own registry, even if the Manifest was
+/// written for another one, since the digest determines the content.
+///
+/// # Errors
+/// One sentence, when `spec.install.source` names no layer by digest.
+pub(crate) fn layer_key(manifest: &Manifest) -> Result<LayerKey, String> {
+    let source = &manifest.spec.install.source;
+    let member = |name: &str| {
+        let text = source[name].as_str().filter(|text| !text.is_empty());
+        text.ok_or_else(|| format!("the Manifest names no layer: spec.install.source.{name} is missing"))
+    };
+    let (repo, name, reference) = (member("repo")?, member("name")?, member("ref")?);
+    let digest: Digest = reference
+        .parse()
+        .map_err(|error| format!("the Manifest does not name its layer by digest: {reference}: {error}"))?;
+    let kind = match source["type"].as_str() {
+        Some("oci-dir") => LayerKind::Dir,
+        Some("oci-ref") => LayerKind::Plain,
+        other => return Err(format!("the layer has the unknown type {}", other.unwrap_or("\"\""))),
+    };
+    let folder = repo.trim_end_matches('/').rsplit('/').next().unwrap_or(repo);
+    Ok(LayerKey { repository: format!("{folder}/{name}").into(), digests: [digest].into(), kind })
+}

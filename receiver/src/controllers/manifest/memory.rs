@@ -1,0 +1,123 @@
+//! Results of earlier reconciles of each Manifest. A restarted receiver begins without them, and compares.
+
+use std::{
+    collections::{BTreeMap, HashMap, hash_map::RandomState},
+    hash::{BuildHasher as _, DefaultHasher, Hash, Hasher as _},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use super::inventory::{Inventory, ObjectKey};
+use crate::{base::random::Random, fleet::manifests::ManifestKey};
+
+/// First delay until a Manifest that waits is reconciled again; it doubles while the cause stays the same.
+const RECHECK: Duration = Duration::from_secs(1);
+/// Longest delay; changes in KCP and of the layer cause a reconcile at once.
+const MAX_RECHECK: Duration = Duration::from_secs(60);
+
+/// Memory of one Manifest during a reconcile.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Memory {
+    /// Hash of the desired objects that were applied completely, and are not to be compared again.
+    applied: Option<u64>,
+    /// Objects of the inventory when the reconcile began: they may exist.
+    recorded: Inventory,
+    /// Forms in which the runtime's API server stores objects otherwise than desired, by hash of their keys.
+    accepted: BTreeMap<u64, u64>,
+    /// Cause of the wait, as a hash, and the number of reconciles that found it.
+    waits: (u64, u32),
+}
+
+impl Memory {
+    /// True if all objects were applied before, and are not to be compared.
+    pub(super) const fn is_complete(&self) -> bool {
+        self.applied.is_some()
+    }
+
+    /// True if the object was applied in an earlier reconcile, so that it has to be read.
+    pub(super) fn was_applied(&self, key: &ObjectKey) -> bool {
+        self.recorded.contains(key)
+    }
+
+    pub(super) fn accepted(&self, key: &ObjectKey) -> Option<u64> {
+        self.accepted.get(&hash(key)).copied()
+    }
+
+    pub(super) fn accept(&mut self, key: &ObjectKey, form: Option<u64>) {
+        match form {
+            Some(form) => drop(self.accepted.insert(hash(key), form)),
+            None => drop(self.accepted.remove(&hash(key))),
+        }
+    }
+
+    /// Records that all desired objects are applied.
+    pub(super) const fn complete(&mut self, desired: u64) {
+        self.applied = Some(desired);
+    }
+
+    /// Records a wait for this cause. Returns the number of earlier reconciles that found the same one.
+    pub(super) fn wait(&mut self, cause: &str) -> u32 {
+        let cause = hash(cause);
+        let times = if self.waits.0 == cause { self.waits.1.saturating_add(1) } else { 0 };
+        self.waits = (cause, times);
+        times
+    }
+}
+
+/// Memory of all Manifests; bounded by their number. Clones share one state.
+#[derive(Clone, Debug)]
+pub struct Memories(Arc<Mutex<State>>);
+
+#[derive(Debug)]
+struct State {
+    by_manifest: HashMap<ManifestKey, Memory>,
+    random: Random,
+}
+
+impl Default for Memories {
+    fn default() -> Self {
+        let random = Random::new(RandomState::new().hash_one(0));
+        Self(Arc::new(Mutex::new(State { by_manifest: HashMap::new(), random })))
+    }
+}
+
+impl Memories {
+    /// Takes the memory of a Manifest. Objects that were applied for another `desired` are to be compared, and all of
+    /// them if `verify` is set. Without [`Self::keep`], the next reconcile compares.
+    pub(super) fn take(&self, key: &ManifestKey, desired: Option<u64>, verify: bool, recorded: Inventory) -> Memory {
+        let mut memory = self.lock().by_manifest.remove(key).unwrap_or_default();
+        if verify || desired.is_none() || memory.applied != desired {
+            memory.applied = None;
+        }
+        memory.recorded = recorded;
+        memory
+    }
+
+    pub(super) fn keep(&self, key: &ManifestKey, memory: Memory) {
+        let memory = Memory { recorded: Inventory::default(), ..memory };
+        self.lock().by_manifest.insert(key.clone(), memory);
+    }
+
+    /// Drops the memory of a Manifest that is gone.
+    pub(crate) fn forget(&self, key: &ManifestKey) {
+        self.lock().by_manifest.remove(key);
+    }
+
+    /// Delay until a Manifest that waited this often for the same cause is reconciled again, with jitter of one half.
+    pub(super) fn recheck(&self, times: u32) -> Duration {
+        let bound = RECHECK.saturating_mul(2u32.saturating_pow(times)).min(MAX_RECHECK);
+        bound / 2 + self.lock().random.jitter(bound / 2)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // No change panics half-way.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Hash within this process.
+pub(super) fn hash(value: &(impl Hash + ?Sized)) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
+}

@@ -1,0 +1,231 @@
+//! Selects the next action of a Manifest's reconcile from the facts that it has gathered so far. Pure.
+//!
+//! The reconcile carries the action out, adds the result to the facts, and selects again, until [`Action::End`]. Each
+//! action adds a fact, so that a reconcile ends. A reconcile may stop after any action: the next one begins with the
+//! recorded inventory and reaches the same end.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use strum::VariantArray as _;
+
+use super::{
+    inventory::{Inventory, ObjectKey},
+    render::RenderedObject,
+    stage::Stage,
+};
+
+/// Purpose of a reconcile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Goal {
+    /// The objects of the module exist as rendered, and no others of its inventory.
+    Install,
+    /// No object of the inventory exists. User CRs block it; meanwhile the module is kept as rendered.
+    Remove,
+    /// The objects of an unmanaged module stay without our label.
+    Release,
+}
+
+/// Result of the last action on one object in this reconcile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Seen {
+    /// The object is as rendered, or has lost our label.
+    Current,
+    /// The API server refused the request, or did not respond.
+    Failed,
+    /// The object is being deleted.
+    Terminating,
+    /// The object does not exist, or belongs to another Manifest or to nobody of ours.
+    Absent,
+}
+
+/// State of the default module CR.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum DefaultObject {
+    /// The Manifest has none, the policy ignores it, or it was created before.
+    NotWanted,
+    /// It is to be created, or to be deleted.
+    Pending,
+    /// It exists, or is deleted.
+    Done,
+    /// The request failed.
+    Failed,
+    /// It is being deleted.
+    Terminating,
+}
+
+/// Facts of a reconcile.
+#[derive(Clone, Debug)]
+pub(super) struct Facts<'a> {
+    pub(super) goal: Goal,
+    /// The Manifest has all our finalizers, or is being deleted and gets no more.
+    pub(super) has_finalizers: bool,
+    /// Objects of the layer, ordered by stage; `None` while the layer is not available.
+    pub(super) rendered: Option<&'a [RenderedObject]>,
+    /// The inventory as recorded in the control plane.
+    pub(super) inventory: Inventory,
+    pub(super) seen: BTreeMap<ObjectKey, Seen>,
+    /// The CRDs of the module are established; `None` before the first read.
+    pub(super) established: Option<bool>,
+    pub(super) default_object: DefaultObject,
+    /// User CRs block the removal; `None` before they were listed.
+    pub(super) blocked: Option<bool>,
+}
+
+/// Next action of a reconcile.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Action<'a> {
+    /// Adds our finalizers to the Manifest.
+    AddFinalizers,
+    /// Records this inventory in the control plane, before its new objects are written.
+    Record(Inventory),
+    /// Applies objects of one stage, in any order.
+    Apply(Vec<&'a RenderedObject>),
+    /// Waits for these CRDs to be established.
+    AwaitDefinitions(Vec<&'a RenderedObject>),
+    /// Creates the default module CR.
+    CreateDefault,
+    /// Lists the user CRs of all kinds that the module manages.
+    FindBlockers,
+    /// Deletes the default module CR.
+    DeleteDefault,
+    /// Deletes objects of one stage, in any order, as far as they belong to this Manifest.
+    Delete(Vec<ObjectKey>),
+    /// Removes our label from objects of an unmanaged module.
+    Unlabel(Vec<ObjectKey>),
+    /// Deletes the Manifest and removes all our finalizers: nothing is left to do in the runtime cluster.
+    Leave,
+    /// Ends the reconcile.
+    End,
+}
+
+/// Selects the next action.
+pub(super) fn step<'a>(facts: &Facts<'a>) -> Action<'a> {
+    match facts.goal {
+        Goal::Install if facts.has_finalizers => facts.install(),
+        Goal::Install => Action::AddFinalizers,
+        Goal::Remove => facts.remove(),
+        Goal::Release => facts.release(),
+    }
+}
+
+impl<'a> Facts<'a> {
+    fn install(&self) -> Action<'a> {
+        let Some(rendered) = self.rendered else { return Action::End };
+        if let Some(action) = self.apply(rendered) {
+            return action;
+        }
+        // A removal neither creates the default CR again nor deletes it before the user CRs are gone.
+        if self.goal == Goal::Install {
+            match self.default_object {
+                DefaultObject::Pending => return Action::CreateDefault,
+                DefaultObject::Failed => return Action::End,
+                _ => {}
+            }
+        }
+        // An object of a kind that is not served yet may be one that the inventory has under another key.
+        if rendered.iter().any(|object| !object.served) {
+            return Action::End;
+        }
+        let keys: BTreeSet<_> = rendered.iter().map(|object| &object.key).collect();
+        self.delete(|key| !keys.contains(key)).unwrap_or(Action::End)
+    }
+
+    /// Applies the stages in order; `None` once all objects of served kinds are current.
+    fn apply(&self, rendered: &'a [RenderedObject]) -> Option<Action<'a>> {
+        let served = || rendered.iter().filter(|object| object.served);
+        let mut grown = self.inventory.clone();
+        let mut has_grown = false;
+        // The namespace of all modules belongs to no module.
+        for object in served().filter(|object| !object.key.is_shared_namespace()) {
+            has_grown |= grown.grow(&object.key, &object.version);
+        }
+        if has_grown {
+            return Some(Action::Record(grown));
+        }
+        for stage in Stage::VARIANTS {
+            let of_stage: Vec<_> = served().filter(|object| object.stage == *stage).collect();
+            let unseen = of_stage.iter().copied().filter(|object| !self.seen.contains_key(&object.key));
+            let unseen: Vec<_> = unseen.collect();
+            if !unseen.is_empty() {
+                return Some(Action::Apply(unseen));
+            }
+            if of_stage.iter().any(|object| self.seen.get(&object.key) != Some(&Seen::Current)) {
+                return Some(Action::End);
+            }
+            let definitions: Vec<_> = of_stage.into_iter().filter(|object| object.key.is_definition()).collect();
+            match self.established {
+                _ if definitions.is_empty() => {}
+                None => return Some(Action::AwaitDefinitions(definitions)),
+                Some(false) => return Some(Action::End),
+                Some(true) => {}
+            }
+        }
+        None
+    }
+
+    fn remove(&self) -> Action<'a> {
+        match self.blocked {
+            None => return Action::FindBlockers,
+            Some(true) => return self.install(),
+            Some(false) => {}
+        }
+        match self.default_object {
+            DefaultObject::Pending => return Action::DeleteDefault,
+            DefaultObject::Failed | DefaultObject::Terminating => return Action::End,
+            DefaultObject::NotWanted | DefaultObject::Done => {}
+        }
+        self.delete(|_| true).unwrap_or(Action::Leave)
+    }
+
+    /// Deletes the selected objects of the inventory, those of the last stage first; `None` once all are gone.
+    fn delete(&self, is_selected: impl Fn(&ObjectKey) -> bool) -> Option<Action<'a>> {
+        let selected: Vec<_> =
+            self.inventory.keys().filter(|key| !key.is_shared_namespace() && is_selected(key)).collect();
+        for stage in Stage::VARIANTS.iter().rev() {
+            let of_stage = || selected.iter().copied().filter(|key| Stage::recorded(key, &self.inventory) == *stage);
+            let exists = |key: &&ObjectKey| matches!(self.seen.get(*key), None | Some(Seen::Current));
+            let existing: Vec<_> = of_stage().filter(exists).cloned().collect();
+            if !existing.is_empty() {
+                return Some(Action::Delete(existing));
+            }
+            if of_stage().any(|key| self.seen.get(key) != Some(&Seen::Absent)) {
+                return Some(Action::End);
+            }
+        }
+        None
+    }
+
+    fn release(&self) -> Action<'a> {
+        let unseen = self.inventory.keys().filter(|key| !key.is_shared_namespace() && !self.seen.contains_key(*key));
+        let unseen: Vec<_> = unseen.cloned().collect();
+        if !unseen.is_empty() {
+            return Action::Unlabel(unseen);
+        }
+        let is_left = |seen: &Seen| matches!(seen, Seen::Current | Seen::Absent);
+        if self.seen.values().all(is_left) { Action::Leave } else { Action::End }
+    }
+
+    /// True if all rendered objects exist as rendered.
+    pub(super) fn objects_are_current(&self) -> bool {
+        let is_current = |object: &RenderedObject| self.seen.get(&object.key) == Some(&Seen::Current);
+        self.rendered.is_some_and(|rendered| rendered.iter().all(is_current))
+    }
+
+    /// True if all rendered objects and the default module CR exist, and no others of the inventory.
+    pub(super) fn is_applied(&self) -> bool {
+        let is_default_done = matches!(self.default_object, DefaultObject::NotWanted | DefaultObject::Done);
+        let is_left = |seen: &Seen| matches!(seen, Seen::Current | Seen::Absent);
+        is_default_done && self.objects_are_current() && self.seen.values().all(is_left)
+    }
+
+    /// The inventory without the objects that no longer exist.
+    pub(super) fn remaining(&self) -> Inventory {
+        let mut inventory = self.inventory.clone();
+        for (key, seen) in &self.seen {
+            if *seen == Seen::Absent {
+                inventory.shrink(key);
+            }
+        }
+        inventory
+    }
+}

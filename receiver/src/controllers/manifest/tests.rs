@@ -1,0 +1,372 @@
+//! Reconciles of a Manifest with fake API servers of the control plane and of a runtime cluster.
+
+mod model;
+mod successor;
+
+use std::{sync::Arc, time::Duration};
+
+use futures::FutureExt as _;
+use kube::runtime::{reflector, watcher};
+use serde_json::{Value, json};
+use tidewatch_shared::metrics::Registry;
+
+use super::*;
+use crate::{
+    fleet::queue::{Priority, WorkSet},
+    testing::FakeApiServer,
+};
+
+const NAMESPACE: &str = "kcp-system";
+const DIGEST: &str = "sha256:1111111111111111111111111111111111111111111111111111111111111111";
+const NEXT: &str = "sha256:2222222222222222222222222222222222222222222222222222222222222222";
+
+/// Both clusters, and the reconcile of the Manifest `m` of the Kyma `k`.
+struct Fixture {
+    kcp: FakeApiServer,
+    runtime: FakeApiServer,
+    layer: Arc<std::sync::Mutex<LayerObjects>>,
+    ctx: Context,
+    kymas: reflector::store::Writer<Kyma>,
+    manifests: reflector::store::Writer<Manifest>,
+}
+
+fn object(api_version: &str, kind: &str, name: &str) -> Value {
+    json!({"apiVersion": api_version, "kind": kind, "metadata": {"name": name, "namespace": "kyma-system"}})
+}
+
+fn definition() -> Value {
+    json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": "samples.example.test"}, "spec": {"group": "example.test", "scope": "Namespaced",
+            "names": {"kind": "Sample", "plural": "samples"},
+            "versions": [{"name": "v1", "served": true, "storage": true, "schema": {}}]}})
+}
+
+fn manager() -> Value {
+    let mut manager = object("apps/v1", "Deployment", "d");
+    manager["spec"] = json!({"replicas": 1, "selector": {"matchLabels": {"app": "d"}},
+        "template": {"metadata": {"labels": {"app": "d"}}, "spec": {"containers": [{"name": "c", "image": "i:1"}]}}});
+    manager
+}
+
+fn objects() -> Vec<Value> {
+    vec![manager(), object("v1", "ConfigMap", "a"), definition()]
+}
+
+impl Fixture {
+    fn new() -> Self {
+        let (kcp, runtime) = (FakeApiServer::default(), FakeApiServer::runtime());
+        let (kyma_store, kymas) = reflector::store();
+        let (manifest_store, manifests) = reflector::store();
+        let stores = Stores {
+            kymas: kyma_store,
+            templates: reflector::store().0,
+            release_metas: reflector::store().0,
+            manifests: manifest_store.into(),
+            watchers: reflector::store().0,
+            secrets: reflector::store().0,
+        };
+        let layer = Arc::new(std::sync::Mutex::new(LayerObjects::Ready(Arc::new(objects()))));
+        let (client, found) = (runtime.client(), layer.clone());
+        let ctx = Context {
+            kcp: kcp.client(),
+            stores,
+            clients: Box::new(move |_| Ok((client.clone(), 1))),
+            layers: Box::new(move |_, _| {
+                let found = found.lock().unwrap().clone();
+                async move { found }.boxed()
+            }),
+            kinds: KindCache::default(),
+            budgets: WriteBudgets::default(),
+            settings: Settings::default(),
+            memories: Memories::default(),
+            metrics: Metrics::register(&mut Registry::default()),
+        };
+        let mut fixture = Self { kcp, runtime, layer, ctx, kymas, manifests };
+        let kyma = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Kyma",
+            "metadata": {"name": "k", "namespace": NAMESPACE}, "spec": {"channel": "regular"}});
+        fixture.kymas.apply_watcher_event(&watcher::Event::Apply(serde_json::from_value(kyma).unwrap()));
+        fixture.edit(|manifest| {
+            *manifest = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Manifest",
+                "metadata": {"name": "m", "namespace": NAMESPACE, "labels": {label::KYMA_NAME: "k"}},
+                "spec": {"remote": true, "version": "1.0.0",
+                    "install": {"name": "raw-manifest", "source": {"repo": "r/component-descriptors", "name": "n", "ref": DIGEST, "type": "oci-ref"}},
+                    "resource": {"apiVersion": "example.test/v1", "kind": "Sample", "metadata": {"name": "default", "namespace": "kyma-system"}}}});
+        });
+        fixture
+    }
+
+    /// Changes the Manifest like the reconcile of its Kyma, or a user.
+    fn edit(&mut self, change: impl FnOnce(&mut Value)) {
+        self.kcp.edit("manifests/m", change);
+        self.kcp.calls();
+    }
+
+    fn set_layer(&self, objects: LayerObjects) {
+        *self.layer.lock().unwrap() = objects;
+    }
+
+    async fn reconcile(&mut self) -> ReconcileOutcome {
+        self.run(Drift::None).await
+    }
+
+    async fn verify(&mut self) -> ReconcileOutcome {
+        self.run(Drift::All).await
+    }
+
+    /// Reconciles with a current cache.
+    async fn run(&mut self, drift: Drift) -> ReconcileOutcome {
+        if let Some(manifest) = self.manifest() {
+            self.manifests.apply_watcher_event(&watcher::Event::Apply(manifest));
+        } else if let Some(gone) = self.ctx.stores.manifests.get(&key()) {
+            self.manifests.apply_watcher_event(&watcher::Event::Delete((*gone).clone()));
+        }
+        let queued = QueuedWork { work: WorkSet::MANIFEST, priority: Priority::User, drift };
+        run_within(&self.ctx, &key(), &queued, Duration::from_secs(60)).await
+    }
+
+    fn manifest(&self) -> Option<Manifest> {
+        self.kcp.object("manifests/m").map(|manifest| serde_json::from_value(manifest).unwrap())
+    }
+
+    fn state(&self) -> (State, String) {
+        let status = self.manifest().unwrap().status.unwrap();
+        (status.state, status.last_operation.unwrap().operation)
+    }
+
+    fn synced(&self) -> Vec<String> {
+        inventory_of(&self.manifest().unwrap()).keys().map(ToString::to_string).collect()
+    }
+
+    fn make_available(&self) {
+        self.runtime.edit("deployments/d", |deployment| {
+            deployment["status"] = json!({"observedGeneration": 9, "replicas": 1, "updatedReplicas": 1, "readyReplicas": 1,
+                "availableReplicas": 1, "conditions": [{"type": "Available", "status": "True"},
+                    {"type": "Progressing", "status": "True", "reason": "NewReplicaSetAvailable"}]});
+        });
+    }
+
+    /// A Manifest whose module is ready.
+    async fn installed() -> Self {
+        let mut fixture = Self::new();
+        fixture.reconcile().await;
+        fixture.make_available();
+        assert_eq!(fixture.reconcile().await, ended());
+        assert_eq!(fixture.state(), (State::Ready, "resources are ready".to_owned()));
+        fixture.runtime.calls();
+        fixture.kcp.calls();
+        fixture
+    }
+
+    fn delete_manifest(&mut self) {
+        self.edit(|manifest| manifest["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z"));
+    }
+}
+
+fn key() -> ManifestKey {
+    ManifestKey::new(NAMESPACE, "m")
+}
+
+fn ended() -> ReconcileOutcome {
+    ReconcileOutcome::ended(WorkSet::MANIFEST)
+}
+
+#[tokio::test(start_paused = true)]
+async fn module_is_installed_in_stages_and_becomes_ready_with_its_manager() {
+    let mut fixture = Fixture::new();
+    let outcome = fixture.reconcile().await;
+    assert!(outcome.failed.is_empty() && outcome.requeue_after.is_some(), "{outcome:?}");
+    let writes = fixture.runtime.writes();
+    assert_eq!(
+        writes,
+        [
+            "PATCH customresourcedefinitions/samples.example.test",
+            "PATCH configmaps/a",
+            "PATCH deployments/d",
+            "POST samples",
+        ]
+    );
+    let (state, operation) = fixture.state();
+    assert_eq!(state, State::Processing, "{operation}");
+    assert!(operation.starts_with("waiting for resources to become ready: Deployment kyma-system/d"), "{operation}");
+    let expected =
+        ["ConfigMap kyma-system/a", "CustomResourceDefinition samples.example.test", "Deployment kyma-system/d"];
+    let mut synced = fixture.synced();
+    synced.sort();
+    assert_eq!(synced, expected);
+    let deployment = fixture.runtime.object("deployments/d").unwrap();
+    assert_eq!(deployment["metadata"]["labels"]["operator.kyma-project.io/managed-by"], "kyma");
+    assert_eq!(deployment["metadata"]["annotations"][annotation::OWNED_BY], "kcp-system/m");
+
+    fixture.make_available();
+    assert_eq!(fixture.reconcile().await, ended());
+    assert_eq!(fixture.state(), (State::Ready, "resources are ready".to_owned()));
+    let manifest = fixture.manifest().unwrap();
+    assert_eq!(manifest.annotations()[annotation::SYNC_OCI_REF], DIGEST);
+    assert_eq!(manifest.finalizers().len(), 3);
+    assert_eq!(fixture.runtime.writes(), Vec::<String>::new(), "nothing was applied again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn installed_module_causes_no_write_and_one_read() {
+    let mut fixture = Fixture::installed().await;
+    assert_eq!(fixture.reconcile().await, ended());
+    assert_eq!(fixture.runtime.calls(), ["GET deployments/d"]);
+    assert_eq!(fixture.kcp.calls(), Vec::<String>::new());
+}
+
+#[tokio::test(start_paused = true)]
+async fn verification_repairs_drift_and_keeps_fields_of_others() {
+    let mut fixture = Fixture::installed().await;
+    fixture.runtime.edit("deployments/d", |deployment| {
+        deployment["spec"]["replicas"] = json!(0);
+        deployment["spec"]["paused"] = json!(false);
+    });
+    fixture.runtime.remove("configmaps/a");
+    fixture.verify().await;
+    let writes = fixture.runtime.writes();
+    assert_eq!(writes, ["PATCH configmaps/a", "PATCH deployments/d"]);
+    let deployment = fixture.runtime.object("deployments/d").unwrap();
+    assert_eq!((&deployment["spec"]["replicas"], &deployment["spec"]["paused"]), (&json!(1), &json!(false)));
+    fixture.verify().await;
+    assert_eq!(fixture.runtime.writes(), Vec::<String>::new());
+}
+
+#[tokio::test(start_paused = true)]
+async fn upgrade_prunes_dropped_objects_and_never_touches_the_default_cr() {
+    let mut fixture = Fixture::installed().await;
+    fixture.runtime.remove("samples/default");
+    let mut next = vec![definition(), object("v1", "ConfigMap", "b"), manager()];
+    next[2]["spec"]["template"]["spec"]["containers"][0]["image"] = json!("i:2");
+    fixture.set_layer(LayerObjects::Ready(Arc::new(next)));
+    fixture.edit(|manifest| manifest["spec"]["install"]["source"]["ref"] = json!(NEXT));
+    assert_eq!(fixture.reconcile().await, ended());
+    let writes = fixture.runtime.writes();
+    assert_eq!(writes, ["PATCH configmaps/b", "PATCH deployments/d", "DELETE configmaps/a"]);
+    assert!(!fixture.synced().contains(&"ConfigMap kyma-system/a".to_owned()));
+    assert_eq!(fixture.manifest().unwrap().annotations()[annotation::SYNC_OCI_REF], NEXT);
+    assert!(fixture.runtime.object("samples/default").is_none(), "the user deleted it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn user_crs_block_the_removal_until_the_last_is_gone() {
+    let mut fixture = Fixture::installed().await;
+    fixture.runtime.edit("samples/mine", |sample| *sample = object("example.test/v1", "Sample", "mine"));
+    fixture.delete_manifest();
+    fixture.reconcile().await;
+    assert_eq!(
+        fixture.state(),
+        (State::Deleting, "waiting for module crs deletion: Sample kyma-system/mine".to_owned())
+    );
+    assert_eq!(fixture.runtime.writes(), Vec::<String>::new());
+    fixture.runtime.remove("samples/mine");
+    assert_eq!(fixture.reconcile().await, ended());
+    let writes = fixture.runtime.writes();
+    assert_eq!(
+        writes,
+        [
+            "DELETE samples/default",
+            "DELETE deployments/d",
+            "DELETE configmaps/a",
+            "DELETE customresourcedefinitions/samples.example.test",
+        ]
+    );
+    assert!(fixture.manifest().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn objects_that_were_taken_over_or_are_not_ours_survive_the_removal() {
+    let mut fixture = Fixture::installed().await;
+    fixture.runtime.edit("configmaps/a", |map| {
+        map["metadata"]["annotations"][annotation::OWNED_BY] = json!("kcp-system/successor")
+    });
+    fixture.runtime.edit("deployments/d", |deployment| {
+        deployment["metadata"].as_object_mut().unwrap().remove("annotations");
+    });
+    fixture.delete_manifest();
+    assert_eq!(fixture.reconcile().await, ended());
+    assert!(fixture.manifest().is_none());
+    assert!(fixture.runtime.object("configmaps/a").is_some() && fixture.runtime.object("deployments/d").is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn foreign_finalizer_keeps_the_manifest_and_is_named() {
+    let mut fixture = Fixture::installed().await;
+    fixture.edit(|manifest| {
+        manifest["metadata"]["finalizers"].as_array_mut().unwrap().push(json!("example.test/foreign"));
+    });
+    fixture.delete_manifest();
+    fixture.reconcile().await;
+    let text = "waiting as other finalizers are present: [example.test/foreign]";
+    assert_eq!(fixture.state(), (State::Deleting, text.to_owned()));
+    assert_eq!(fixture.manifest().unwrap().finalizers(), ["example.test/foreign"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn unmanaged_module_keeps_its_objects_without_our_label() {
+    let mut fixture = Fixture::installed().await;
+    fixture.edit(|manifest| manifest["metadata"]["annotations"][annotation::UNMANAGED] = json!("true"));
+    assert_eq!(fixture.reconcile().await, ended());
+    assert!(fixture.manifest().is_none());
+    for id in ["configmaps/a", "deployments/d", "customresourcedefinitions/samples.example.test"] {
+        let labels = fixture.runtime.object(id).unwrap()["metadata"]["labels"].clone();
+        assert!(labels.get("operator.kyma-project.io/managed-by").is_none(), "{id}: {labels}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn missing_layer_neither_changes_an_installed_module_nor_its_state() {
+    let mut fixture = Fixture::installed().await;
+    fixture.ctx.memories.forget(&key());
+    for missing in [LayerObjects::Pending, LayerObjects::Failed("the registry is down".to_owned())] {
+        fixture.set_layer(missing);
+        assert_eq!(fixture.reconcile().await, ended());
+        assert_eq!(fixture.state().0, State::Ready);
+        assert_eq!((fixture.runtime.writes(), fixture.kcp.writes()), (Vec::new(), Vec::new()));
+    }
+    fixture.edit(|manifest| manifest["spec"]["install"]["source"]["ref"] = json!(NEXT));
+    fixture.reconcile().await;
+    assert_eq!(fixture.state(), (State::Error, "the registry is down".to_owned()));
+    // A removal needs no layer.
+    fixture.delete_manifest();
+    assert_eq!(fixture.reconcile().await, ended());
+    assert!(fixture.manifest().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn refused_object_stops_later_stages_and_is_reported() {
+    let mut fixture = Fixture::new();
+    fixture.runtime.refuse("WRITE configmaps/a", 403);
+    let outcome = fixture.reconcile().await;
+    assert_eq!((outcome.failed, outcome.class), (WorkSet::MANIFEST, Some(ErrorClass::Auth)));
+    let (state, operation) = fixture.state();
+    assert_eq!(state, State::Error);
+    assert!(operation.starts_with("failed to apply ConfigMap kyma-system/a"), "{operation}");
+    assert!(fixture.runtime.object("deployments/d").is_none());
+    assert_eq!(fixture.synced().len(), 3, "the inventory grows before the writes");
+    fixture.runtime.refuse_nothing();
+    fixture.make_available();
+    fixture.reconcile().await;
+    assert_eq!(fixture.state().0, State::Ready);
+}
+
+#[tokio::test(start_paused = true)]
+async fn kinds_that_are_not_served_wait_and_are_named() {
+    let mut fixture = Fixture::new();
+    let mut with_foreign = objects();
+    with_foreign.push(object("monitoring.example/v1", "Monitor", "x"));
+    fixture.set_layer(LayerObjects::Ready(Arc::new(with_foreign)));
+    let outcome = fixture.reconcile().await;
+    assert!(outcome.failed.is_empty() && outcome.requeue_after.is_some());
+    let text = "waiting for kinds that the runtime does not serve: Monitor kyma-system/x";
+    assert_eq!(fixture.state(), (State::Processing, text.to_owned()));
+    assert!(!fixture.synced().iter().any(|name| name.starts_with("Monitor")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn lost_runtime_is_reported_and_changes_nothing_else() {
+    let mut fixture = Fixture::installed().await;
+    fixture.ctx.clients = Box::new(|_| Err(RuntimeAccessError::Missing));
+    assert_eq!(fixture.reconcile().await, ended());
+    assert_eq!(fixture.state().0, State::Error);
+    assert_eq!(fixture.synced().len(), 3);
+}

@@ -1,0 +1,434 @@
+//! Random schedules of `step` against a model of both clusters: edits, deletions, faults of every request, crashes after
+//! any action, upgrades, removals and listings again.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::super::{
+    inventory::{Inventory, ObjectKey},
+    render::RenderedObject,
+    stage::Stage,
+    step::{Action, DefaultObject, Facts, Goal, Seen, step},
+};
+
+/// Actions of one reconcile at most: each adds a fact.
+const MAX_ACTIONS: usize = 60;
+/// Reconciles until everything is settled, once faults and edits have ended.
+const MAX_RECONCILES: usize = 20;
+
+/// Owner of an object in the runtime cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
+    /// The Manifest with this number.
+    Manifest(u32),
+    /// Another Manifest, or the user.
+    Foreign,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Object {
+    owner: Owner,
+    /// A finalizer of its controller.
+    is_held: bool,
+    is_terminating: bool,
+}
+
+/// The Manifest in the control plane.
+#[derive(Clone, Debug)]
+struct StoredManifest {
+    number: u32,
+    has_finalizers: bool,
+    is_deleting: bool,
+    is_unmanaged: bool,
+    default_created: bool,
+    inventory: Inventory,
+    version: usize,
+}
+
+#[derive(Clone, Debug)]
+struct World {
+    objects: BTreeMap<ObjectKey, Object>,
+    user_crs: u8,
+    has_default: bool,
+    /// Manifests that created the default CR and recorded it.
+    creators: Vec<u32>,
+    /// The reconcile in progress has created the default CR. One that is killed before it records this leaves the next
+    /// one to find the CR, and to create it again if the user has deleted it meanwhile.
+    has_created: bool,
+    manifest: Option<StoredManifest>,
+    manifests: u32,
+    layer_is_available: bool,
+    /// The group of an object of version 2 is served.
+    serves_extra: bool,
+    /// Remaining requests until one fails; `None` for no fault.
+    fault_in: Option<u8>,
+    /// Remaining actions until the receiver is killed.
+    crash_in: Option<u8>,
+}
+
+/// Change from outside, or a reconcile.
+#[derive(Clone, Debug)]
+enum Event {
+    Reconcile { fault_in: Option<u8>, crash_in: Option<u8> },
+    List,
+    Delist,
+    Unmanage,
+    Upgrade(usize),
+    DeleteObject(usize),
+    Adopt(usize),
+    Hold(usize, bool),
+    UserCrs(u8),
+    UserDeletesDefault,
+    Layer(bool),
+    Serve(bool),
+}
+
+fn key(kind: &str, name: &str) -> ObjectKey {
+    let group = match kind {
+        "CustomResourceDefinition" => "apiextensions.k8s.io",
+        "Deployment" => "apps",
+        "ClusterRole" => "rbac.authorization.k8s.io",
+        "ValidatingWebhookConfiguration" => "admissionregistration.k8s.io",
+        "Sample" => "example.test",
+        "Extra" => "extra.test",
+        _ => "",
+    };
+    let namespace = if matches!(kind, "Deployment" | "ConfigMap" | "Sample" | "Extra") { "kyma-system" } else { "" };
+    ObjectKey { group: group.into(), kind: kind.into(), namespace: namespace.into(), name: name.into() }
+}
+
+/// Objects of the module's versions.
+fn versions() -> [Vec<(ObjectKey, Stage)>; 3] {
+    let crd = (key("CustomResourceDefinition", "samples.example.test"), Stage::Definitions);
+    let shared = (key("Namespace", "kyma-system"), Stage::Definitions);
+    let role = (key("ClusterRole", "r"), Stage::Configuration);
+    let map = (key("ConfigMap", "m"), Stage::Configuration);
+    let manager = (key("Deployment", "d"), Stage::Workloads);
+    let hook = (key("ValidatingWebhookConfiguration", "w"), Stage::Webhooks);
+    let own = (key("Sample", "own"), Stage::CustomResources);
+    let extra = (key("Extra", "e"), Stage::Configuration);
+    [
+        vec![shared.clone(), crd.clone(), role.clone(), map.clone(), manager.clone()],
+        vec![crd.clone(), role.clone(), manager.clone(), hook, own],
+        vec![shared, crd, extra, manager],
+    ]
+}
+
+impl World {
+    fn new() -> Self {
+        let foreign = Object { owner: Owner::Foreign, is_held: false, is_terminating: false };
+        Self {
+            objects: [(key("ConfigMap", "theirs"), foreign)].into(),
+            user_crs: 0,
+            has_default: false,
+            creators: Vec::new(),
+            has_created: false,
+            manifest: None,
+            manifests: 0,
+            layer_is_available: true,
+            serves_extra: true,
+            fault_in: None,
+            crash_in: None,
+        }
+    }
+
+    fn rendered(&self, version: usize) -> Vec<RenderedObject> {
+        let objects = versions()[version].clone().into_iter();
+        let render = |(key, stage): (ObjectKey, Stage)| RenderedObject {
+            served: self.serves_extra || key.kind != "Extra",
+            version: "v1".into(),
+            stage,
+            body: json!({}),
+            key,
+        };
+        objects.map(render).collect()
+    }
+
+    /// True if this request fails.
+    fn fails(&mut self) -> bool {
+        let Some(left) = self.fault_in.as_mut() else { return false };
+        let fails = *left == 0;
+        self.fault_in = left.checked_sub(1);
+        fails
+    }
+
+    fn apply(&mut self, event: &Event) {
+        match *event {
+            Event::Reconcile { fault_in, crash_in } => {
+                (self.fault_in, self.crash_in) = (fault_in, crash_in);
+                self.reconcile();
+                (self.fault_in, self.crash_in) = (None, None);
+            }
+            Event::List => {
+                if self.manifest.is_none() {
+                    self.manifests += 1;
+                    self.manifest = Some(StoredManifest {
+                        number: self.manifests,
+                        has_finalizers: false,
+                        is_deleting: false,
+                        is_unmanaged: false,
+                        default_created: false,
+                        inventory: Inventory::default(),
+                        version: 0,
+                    });
+                }
+            }
+            Event::Delist => {
+                if let Some(manifest) = &mut self.manifest {
+                    manifest.is_deleting = true;
+                    // Without a finalizer it is gone at once.
+                    if !manifest.has_finalizers {
+                        self.manifest = None;
+                    }
+                }
+            }
+            Event::Unmanage => self.manifest.iter_mut().for_each(|manifest| manifest.is_unmanaged = true),
+            Event::Upgrade(version) => self.manifest.iter_mut().for_each(|manifest| manifest.version = version % 3),
+            Event::DeleteObject(at) => {
+                if let Some(key) = self.ours().get(at % self.objects.len()).cloned() {
+                    self.objects.remove(&key);
+                }
+            }
+            Event::Adopt(at) => {
+                let keys: Vec<_> = self.objects.keys().cloned().collect();
+                if let Some(object) = self.objects.get_mut(&keys[at % keys.len()]) {
+                    object.owner = Owner::Foreign;
+                }
+            }
+            Event::Hold(at, is_held) => {
+                let keys: Vec<_> = self.objects.keys().cloned().collect();
+                let key = &keys[at % keys.len()];
+                if let Some(object) = self.objects.get_mut(key) {
+                    object.is_held = is_held;
+                    if !is_held && object.is_terminating {
+                        self.objects.remove(key);
+                    }
+                }
+            }
+            Event::UserCrs(count) => self.user_crs = count,
+            Event::UserDeletesDefault => self.has_default = false,
+            Event::Layer(available) => self.layer_is_available = available,
+            Event::Serve(serves) => self.serves_extra = serves,
+        }
+    }
+
+    fn ours(&self) -> Vec<ObjectKey> {
+        let ours = self.objects.iter().filter(|(_, object)| object.owner != Owner::Foreign);
+        ours.map(|(key, _)| key.clone()).collect()
+    }
+
+    fn reconcile(&mut self) {
+        let Some(manifest) = self.manifest.clone() else { return };
+        let goal = match () {
+            () if manifest.is_unmanaged => Goal::Release,
+            () if manifest.is_deleting => Goal::Remove,
+            () => Goal::Install,
+        };
+        let rendered = self.rendered(manifest.version);
+        let is_pending = goal == Goal::Remove || !manifest.default_created;
+        let mut facts = Facts {
+            goal,
+            has_finalizers: manifest.has_finalizers,
+            rendered: (self.layer_is_available && goal != Goal::Release).then_some(&rendered[..]),
+            inventory: manifest.inventory.clone(),
+            seen: BTreeMap::new(),
+            established: None,
+            default_object: if is_pending { DefaultObject::Pending } else { DefaultObject::NotWanted },
+            blocked: None,
+        };
+        self.has_created = false;
+        for actions in 0.. {
+            assert!(actions < MAX_ACTIONS, "the reconcile does not end: {facts:?}");
+            let action = step(&facts);
+            if action == Action::End {
+                break;
+            }
+            if self.crash_in == Some(0) {
+                return;
+            }
+            self.crash_in = self.crash_in.map(|left| left - 1);
+            if !self.act(action, &mut facts) {
+                return;
+            }
+            self.check();
+        }
+        let Some(stored) = &mut self.manifest else { return };
+        stored.inventory = facts.remaining();
+        stored.default_created |= facts.goal == Goal::Install && facts.default_object == DefaultObject::Done;
+        if self.has_created {
+            self.creators.push(stored.number);
+        }
+    }
+
+    /// Carries out an action; false ends the reconcile, as a failed request to the control plane does.
+    fn act(&mut self, action: Action<'_>, facts: &mut Facts<'_>) -> bool {
+        let Some(number) = self.manifest.as_ref().map(|manifest| manifest.number) else { return false };
+        match action {
+            Action::AddFinalizers => {
+                if self.fails() {
+                    return false;
+                }
+                self.manifest.iter_mut().for_each(|manifest| manifest.has_finalizers = true);
+                facts.has_finalizers = true;
+            }
+            Action::Record(inventory) => {
+                if self.fails() {
+                    return false;
+                }
+                self.manifest.iter_mut().for_each(|manifest| manifest.inventory = inventory.clone());
+                facts.inventory = inventory;
+            }
+            Action::Apply(objects) => {
+                for object in objects {
+                    let seen = if self.fails() { Seen::Failed } else { self.write(&object.key, number) };
+                    facts.seen.insert(object.key.clone(), seen);
+                }
+            }
+            Action::AwaitDefinitions(_) => facts.established = Some(!self.fails()),
+            Action::CreateDefault => {
+                facts.default_object = if self.fails() {
+                    DefaultObject::Failed
+                } else {
+                    assert!(!self.creators.contains(&number), "a Manifest created its default CR again");
+                    self.has_created |= !self.has_default;
+                    self.has_default = true;
+                    DefaultObject::Done
+                };
+            }
+            Action::FindBlockers => facts.blocked = Some(self.fails() || self.user_crs > 0),
+            Action::DeleteDefault => {
+                assert_eq!(self.user_crs, 0, "the default CR goes after the user's");
+                facts.default_object = if self.fails() {
+                    DefaultObject::Failed
+                } else {
+                    self.has_default = false;
+                    DefaultObject::Done
+                };
+            }
+            Action::Delete(keys) => {
+                for key in keys {
+                    let seen = if self.fails() { Seen::Failed } else { self.delete(&key, number) };
+                    facts.seen.insert(key, seen);
+                }
+            }
+            Action::Unlabel(keys) => {
+                for key in keys {
+                    let seen = if self.fails() { Seen::Failed } else { Seen::Current };
+                    if let Some(object) = self.objects.get_mut(&key).filter(|_| seen == Seen::Current) {
+                        object.owner = Owner::Foreign;
+                    }
+                    facts.seen.insert(key, seen);
+                }
+            }
+            Action::Leave => {
+                if !self.fails() {
+                    self.manifest = None;
+                }
+                return false;
+            }
+            Action::End => return false,
+        }
+        true
+    }
+
+    fn write(&mut self, key: &ObjectKey, number: u32) -> Seen {
+        let fresh = Object { owner: Owner::Manifest(number), is_held: false, is_terminating: false };
+        self.objects.entry(key.clone()).or_insert(fresh).owner = Owner::Manifest(number);
+        Seen::Current
+    }
+
+    fn delete(&mut self, key: &ObjectKey, number: u32) -> Seen {
+        match self.objects.get_mut(key) {
+            Some(object) if object.owner == Owner::Manifest(number) && object.is_held => {
+                object.is_terminating = true;
+                Seen::Terminating
+            }
+            Some(object) if object.owner == Owner::Manifest(number) => {
+                self.objects.remove(key);
+                Seen::Absent
+            }
+            _ => Seen::Absent,
+        }
+    }
+
+    /// Invariants after each action.
+    fn check(&self) {
+        assert!(self.objects.contains_key(&key("ConfigMap", "theirs")), "an object of others was deleted");
+        for (key, object) in &self.objects {
+            let Owner::Manifest(number) = object.owner else { continue };
+            if key.is_shared_namespace() {
+                continue;
+            }
+            let Some(manifest) = &self.manifest else { panic!("{key} is left without a Manifest") };
+            let is_recorded = manifest.inventory.contains(key);
+            assert!(manifest.number == number && is_recorded, "{key} of Manifest {number} is not in the inventory");
+        }
+    }
+
+    /// Ends all faults, and reconciles until nothing changes.
+    fn settle(&mut self) {
+        self.layer_is_available = true;
+        self.serves_extra = true;
+        let keys: Vec<_> = self.objects.keys().cloned().collect();
+        // From the last one on, since an object that is being deleted goes with its hold.
+        (0..keys.len()).rev().for_each(|at| self.apply(&Event::Hold(at, false)));
+        for _ in 0..MAX_RECONCILES {
+            self.reconcile();
+        }
+        self.check();
+    }
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let after = || prop_oneof![3 => Just(None), 2 => (0..12u8).prop_map(Some)];
+    prop_oneof![
+        8 => (after(), after()).prop_map(|(fault_in, crash_in)| Event::Reconcile { fault_in, crash_in }),
+        2 => Just(Event::List),
+        1 => Just(Event::Delist),
+        1 => Just(Event::Unmanage),
+        2 => (0..3usize).prop_map(Event::Upgrade),
+        1 => any::<usize>().prop_map(Event::DeleteObject),
+        1 => any::<usize>().prop_map(Event::Adopt),
+        1 => (any::<usize>(), any::<bool>()).prop_map(|(at, held)| Event::Hold(at, held)),
+        1 => (0..3u8).prop_map(Event::UserCrs),
+        1 => Just(Event::UserDeletesDefault),
+        1 => any::<bool>().prop_map(Event::Layer),
+        1 => any::<bool>().prop_map(Event::Serve),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 10_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn schedules_end_with_exactly_the_objects_of_the_manifest(events in prop::collection::vec(event(), 1..40)) {
+        let mut world = World::new();
+        for event in &events {
+            world.apply(event);
+        }
+        world.settle();
+        match world.manifest.clone() {
+            Some(manifest) if manifest.is_unmanaged => prop_assert!(false, "an unmanaged Manifest is left"),
+            Some(manifest) => {
+                prop_assert!(!manifest.is_deleting || world.user_crs > 0, "only user CRs block a removal");
+                let expected: BTreeSet<_> = versions()[manifest.version].iter().map(|(key, _)| key.clone()).collect();
+                let ours: BTreeSet<_> = world.ours().into_iter().filter(|key| !key.is_shared_namespace()).collect();
+                let expected: BTreeSet<_> = expected.into_iter().filter(|key| !key.is_shared_namespace()).collect();
+                prop_assert_eq!(ours, expected);
+            }
+            None => {
+                let left: Vec<_> = world.ours().into_iter().filter(|key| !key.is_shared_namespace()).collect();
+                prop_assert!(left.is_empty(), "{:?} are left", left);
+            }
+        }
+        // A removal is complete once the user CRs are gone.
+        world.apply(&Event::UserCrs(0));
+        world.apply(&Event::Delist);
+        world.settle();
+        prop_assert!(world.manifest.is_none());
+        let left: Vec<_> = world.ours().into_iter().filter(|key| !key.is_shared_namespace()).collect();
+        prop_assert!(left.is_empty(), "{:?} are left", left);
+    }
+}
