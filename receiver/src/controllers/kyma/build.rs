@@ -4,12 +4,15 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource as _, ResourceExt};
 use serde_json::{Map, Value, json};
 use tidewatch_shared::{
-    api::{Kyma, ModuleTemplate},
+    api::{CustomResourcePolicy, Kyma, ModuleTemplate},
     names::{GROUP, SKR_NAMESPACE, VERSION, annotation, field_manager, label},
 };
 
 use super::{layer::ModuleLayer, lookup::Resolved, validate::WantedModule};
-use crate::kube::object::{Ownership, Shape, Target};
+use crate::{
+    controllers::manifest::finalizers,
+    kube::object::{Ownership, Shape, Target},
+};
 
 /// Exclusive upper bound of the length of a name.
 const NAME_LIMIT: usize = 63;
@@ -49,7 +52,9 @@ pub(crate) fn manifest(kyma: &Kyma, module: &WantedModule, resolved: &Resolved, 
         "version": resolved.version,
         "install": layer.install,
     });
-    if let Some(resource) = resource(template, &name) {
+    let resource = resource(template, &name);
+    let manages_default = resource.is_some() && module.policy == CustomResourcePolicy::CreateAndDelete;
+    if let Some(resource) = resource {
         spec["resource"] = resource;
     }
     if !layer.images.is_empty() {
@@ -67,6 +72,8 @@ pub(crate) fn manifest(kyma: &Kyma, module: &WantedModule, resolved: &Resolved, 
         "labels": labels(kyma, module, resolved),
         "annotations": annotations(module, resolved),
         "ownerReferences": Vec::from_iter(owner),
+        // Part of the request that creates the Manifest: a deletion that follows at once finds them.
+        "finalizers": Vec::from_iter(finalizers(manages_default)),
     });
     let body =
         json!({"apiVersion": format!("{GROUP}/{VERSION}"), "kind": "Manifest", "metadata": metadata, "spec": spec});
@@ -140,7 +147,7 @@ fn resource(template: &ModuleTemplate, name: &str) -> Option<Value> {
 mod tests {
     use std::sync::Arc;
 
-    use tidewatch_shared::api::CustomResourcePolicy as Policy;
+    use tidewatch_shared::{api::CustomResourcePolicy as Policy, names::finalizer};
 
     use super::*;
     use crate::controllers::kyma::validate::Follow;
@@ -217,6 +224,7 @@ mod tests {
             })
         );
         assert_eq!(body["metadata"]["ownerReferences"][0]["uid"], "u-1");
+        assert_eq!(body["metadata"]["finalizers"], json!(finalizer::MANIFEST[..2]));
         assert_eq!(
             body["spec"],
             json!({

@@ -49,11 +49,10 @@ impl ComponentLayers {
         }
     }
 
-    /// Waits for a change of a lookup, and returns the Kymas that waited for it; their next reconcile looks it up
-    /// again. For one consumer. Cancel safe.
-    pub(crate) async fn changed(&self) -> BTreeSet<KymaKey> {
-        match self.registry.changed().await {
-            Change::Key(Key::Descriptor(component)) => self.lock().remove(&component).unwrap_or_default(),
+    /// Returns the Kymas that wait for a changed lookup; their next reconcile looks it up again.
+    pub(crate) fn take_waiting(&self, change: &Change) -> BTreeSet<KymaKey> {
+        match change {
+            Change::Key(Key::Descriptor(component)) => self.lock().remove(component).unwrap_or_default(),
             Change::Key(Key::Layer(_)) => BTreeSet::new(),
             Change::All => std::mem::take(&mut *self.lock()).into_values().flatten().collect(),
         }

@@ -11,7 +11,7 @@ use super::{
     lookup::{LookupError, Resolved},
     validate::WantedModule,
 };
-use crate::controllers::status::known;
+use crate::controllers::{manifest::is_synced, status::known};
 
 /// The status of a resolved module. `manifest` is its current Manifest; without one the module is not installed yet.
 pub(crate) fn resolved(module: &WantedModule, found: &Resolved, manifest: Option<&Manifest>) -> ModuleStatus {
@@ -28,11 +28,13 @@ pub(crate) fn resolved(module: &WantedModule, found: &Resolved, manifest: Option
     }
     let template = &found.template;
     let state = manifest.map_or(State::Processing, state_of);
-    let message = status.version.as_deref().and_then(|running| deprecated(&found.meta, running));
+    let deprecation = status.version.as_deref().and_then(|running| deprecated(&found.meta, running));
+    let is_cause = |manifest: &&Manifest| state != State::Ready && !is_layer_outdated(manifest);
+    let operation = manifest.filter(is_cause).and_then(operation_of);
     ModuleStatus {
         // It works, but its version is deprecated.
-        state: if message.is_some() && state == State::Ready { State::Warning } else { state },
-        message,
+        state: if deprecation.is_some() && state == State::Ready { State::Warning } else { state },
+        message: operation.or(deprecation),
         manifest: manifest.map(|manifest| tracking("Manifest", manifest)),
         resource: resource(module, found, manifest),
         template: Some(tracking("ModuleTemplate", template.as_ref())),
@@ -67,7 +69,6 @@ pub(crate) fn unresolved(
 /// The status of a deselected module as long as its Manifest exists.
 pub(crate) fn removed(manifest: &Manifest, old: Option<&ModuleStatus>) -> ModuleStatus {
     let component = manifest.annotations().get(annotation::OCM_COMPONENT_NAME).cloned();
-    let waits_for = manifest.status.as_ref().and_then(|status| status.last_operation.as_ref());
     ModuleStatus {
         name: manifest.labels().get(label::MODULE_NAME).cloned().unwrap_or_else(|| manifest.name_any()),
         fqdn: component.clone(),
@@ -75,7 +76,7 @@ pub(crate) fn removed(manifest: &Manifest, old: Option<&ModuleStatus>) -> Module
         channel: manifest.labels().get(label::CHANNEL).cloned(),
         version: manifest.spec.version.clone(),
         // The last operation of the Manifest names the blocking objects.
-        message: waits_for.map(|operation| operation.operation.clone()),
+        message: operation_of(manifest),
         state: State::Deleting,
         manifest: Some(tracking("Manifest", manifest)),
         ..old.cloned().unwrap_or_default()
@@ -99,7 +100,22 @@ fn state_of(manifest: &Manifest) -> State {
     if manifest.metadata.deletion_timestamp.is_some() {
         return State::Deleting;
     }
-    known(manifest.status.as_ref().map(|status| status.state).unwrap_or_default())
+    match known(manifest.status.as_ref().map(|status| status.state).unwrap_or_default()) {
+        // The state is that of the previous version.
+        State::Ready if is_layer_outdated(manifest) => State::Processing,
+        state => state,
+    }
+}
+
+/// Returns true if the applied layer is not the one that the Manifest names: an upgrade has begun.
+fn is_layer_outdated(manifest: &Manifest) -> bool {
+    manifest.annotations().contains_key(annotation::SYNC_OCI_REF) && !is_synced(manifest)
+}
+
+/// Cause of a Manifest's state, in one sentence.
+fn operation_of(manifest: &Manifest) -> Option<String> {
+    let last = manifest.status.as_ref()?.last_operation.as_ref()?;
+    Some(last.operation.clone()).filter(|operation| !operation.is_empty())
 }
 
 fn tracking<K: Resource>(kind: &str, object: &K) -> TrackingObject {
@@ -192,6 +208,29 @@ mod tests {
         }
         let new = resolved(&wanted(true), &found(), None);
         assert_eq!((new.state, new.version.as_deref(), new.manifest), (State::Processing, Some("2.0.0"), None));
+    }
+
+    #[test]
+    fn operation_of_the_manifest_is_the_message_unless_it_is_ready() {
+        for (state, message) in
+            [("Processing", Some("o")), ("Error", Some("o")), ("Warning", Some("o")), ("Ready", None)]
+        {
+            let status = json!({"state": state, "lastOperation": {"operation": "o"}});
+            let status = resolved(&wanted(true), &found(), Some(&manifest(status)));
+            assert_eq!(status.message.as_deref(), message, "{state}");
+        }
+    }
+
+    #[test]
+    fn upgrade_is_processing_until_its_layer_is_applied() {
+        for (applied, shown) in [(None, State::Ready), (Some("new"), State::Ready), (Some("old"), State::Processing)] {
+            let mut manifest =
+                manifest(json!({"state": "Ready", "lastOperation": {"operation": "resources are ready"}}));
+            manifest.spec.install.source["ref"] = json!("new");
+            manifest.annotations_mut().extend(applied.map(|layer| (annotation::SYNC_OCI_REF.into(), layer.into())));
+            let status = resolved(&wanted(true), &found(), Some(&manifest));
+            assert_eq!((status.state, status.message), (shown, None), "{applied:?}");
+        }
     }
 
     #[test]

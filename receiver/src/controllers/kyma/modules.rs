@@ -19,7 +19,7 @@ use super::{
     validate::WantedModule,
 };
 use crate::{
-    controllers::catalog::RolloutSlot,
+    controllers::{catalog::RolloutSlot, manifest::is_synced},
     kube::object::{self, Repair},
 };
 
@@ -157,21 +157,11 @@ impl<'a> Kept<'a> {
             // Its module is unknown: it may belong to one that did not resolve.
             return !self.unresolved.is_empty() || self.names.contains(&manifest.name_any());
         };
-        let is_replaced =
-            |successor: &Option<Arc<Manifest>>| successor.as_ref().is_some_and(|it| covers_inventory(it, manifest));
+        let is_replaced = |successor: &Option<Arc<Manifest>>| successor.as_ref().is_some_and(|it| is_synced(it));
         self.unresolved.contains(module)
             || self.names.contains(&manifest.name_any())
             || self.successors.get(module).is_some_and(|successor| !is_replaced(successor))
     }
-}
-
-/// Returns true if the inventory of a Manifest holds all objects in that of its predecessor, which may then be deleted.
-fn covers_inventory(successor: &Manifest, predecessor: &Manifest) -> bool {
-    let inventory = |manifest: &Manifest| -> BTreeSet<_> {
-        let synced = manifest.status.iter().flat_map(|status| status.synced.iter().flatten());
-        synced.map(|it| (it.group.clone(), it.kind.clone(), it.namespace.clone(), it.name.clone())).collect()
-    };
-    inventory(predecessor).is_subset(&inventory(successor))
 }
 
 fn sooner(turn: Option<Duration>, its: RolloutSlot) -> Option<Duration> {
@@ -497,17 +487,10 @@ mod tests {
     }
 
     #[test]
-    fn manifest_of_another_component_stays_until_its_inventory_is_taken_over() {
+    fn manifest_of_another_component_stays_until_the_new_one_is_applied() {
         let (a, none) = (wanted("a", true), Vec::<String>::new());
         let new = manifest(&a);
-        let object = |name: &str| json!({"group": "", "version": "v1", "kind": "ConfigMap", "name": name, "namespace": "kyma-system"});
-        let with_inventory = |manifest: &Manifest, names: &[&str]| {
-            let mut manifest = manifest.clone();
-            let synced: Vec<_> = names.iter().map(|name| object(name)).collect();
-            manifest.status = serde_json::from_value(json!({"state": "Ready", "synced": synced})).unwrap();
-            manifest
-        };
-        let mut old = with_inventory(&new, &["x", "y"]);
+        let mut old = new.clone();
         old.metadata.name = Some("k-other-1".into());
         let check = |owned: &[Manifest]| check(std::slice::from_ref(&a), owned);
         assert_eq!(
@@ -515,11 +498,15 @@ mod tests {
             (vec!["a".into()], none.clone()),
             "the successor is created first"
         );
-        for inventory in [&[][..], &["x"], &["y", "z"]] {
-            let successor = with_inventory(&new, inventory);
-            assert_eq!(check(&[old.clone(), successor]), (none.clone(), none.clone()), "{inventory:?}");
+        let applied = |layer: Option<&str>| {
+            let mut successor = new.clone();
+            successor.annotations_mut().extend(layer.map(|layer| (annotation::SYNC_OCI_REF.into(), layer.into())));
+            successor
+        };
+        for layer in [None, Some("0.9.0")] {
+            assert_eq!(check(&[old.clone(), applied(layer)]), (none.clone(), none.clone()), "{layer:?}");
         }
-        let successor = with_inventory(&new, &["z", "y", "x"]);
+        let successor = applied(Some("1.0.0"));
         assert_eq!(check(&[old.clone(), successor.clone()]), (none.clone(), named(&old)));
         assert_eq!(
             check_held(std::slice::from_ref(&a), std::slice::from_ref(&old), true),

@@ -47,7 +47,7 @@ async fn module_waits_for_its_component_descriptor_and_reports_a_failing_registr
     assert_eq!((&repaired["spec"], shown(&bed).0), (&manifest["spec"], json!("Processing")));
     bed.runtime.edit("kymas/default", |kyma| kyma["spec"]["modules"] = json!([]));
     bed.kyma().await;
-    assert!(bed.manifest().is_none());
+    bed.release_manifest();
 }
 
 /// The Manifest of `keda` as the incumbent writes it.
