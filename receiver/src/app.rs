@@ -40,6 +40,7 @@ use crate::{
 };
 use open_files::OpenFiles;
 use signals::Signals;
+use workers::{Kymas, Manifests, Workers};
 
 pub use counters::described as metrics;
 
@@ -210,7 +211,7 @@ async fn run_active(process: Process, executors: Executors<'_>, signals: &mut Si
     let Executors { gateway, enrolment } = executors;
     let built = build::build(&process).await?;
     let Process { config, metrics, readiness, fleet: handle, standby, .. } = process;
-    let fleet = built.watches.components.fleet.clone();
+    let changes::Components { fleet, manifest_queue, .. } = built.watches.components.clone();
     metrics.store(Arc::new(built.metrics));
     handle.activate(fleet.clone(), built.rotations);
 
@@ -226,7 +227,11 @@ async fn run_active(process: Process, executors: Executors<'_>, signals: &mut Si
     tasks.spawn(forward::run(fleet.clone(), built.forward, shutdown.clone()));
     // The caches are pending now.
     standby.done();
-    let mut workers = workers::Workers::start(&built.context, &fleet, config.concurrency, &built.synced, &shutdown);
+    let mut workers = Workers::default();
+    let kymas = Kymas { context: built.context, fleet: fleet.clone(), manifests: manifest_queue.clone() };
+    workers.start(kymas, config.concurrency, &built.synced, &shutdown);
+    let manifests = Manifests { context: built.manifest_context, queue: manifest_queue };
+    workers.start(manifests, config.concurrency, &built.synced, &shutdown);
     tracing::info!(
         event_address = event_address.map(tracing::field::display),
         v2_address = v2_address.map(tracing::field::display),

@@ -10,7 +10,7 @@
 //! | [`kube`] | watches of the control plane, leader election, write fence, Event recorder, clients of runtime clusters |
 //! | [`oci`] | component descriptors and layers of modules from an OCI registry |
 //! | [`pki`] | certificate authority, issuers, TLS of the receiver |
-//! | [`fleet`] | runtime table and work queue under one lock |
+//! | [`fleet`] | runtime table and work queue under one lock; work queue of the Manifests |
 //! | [`ingress`] | listeners: events, contract v2, enrolment, admin, probes |
 //! | [`controllers`] | reconcilers: Kyma, catalog, agent installation, Watchers, event path, CA rotation, forwarding |
 //! | [`app`] | wiring, configuration |

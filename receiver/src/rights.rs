@@ -17,7 +17,7 @@ pub fn rules() -> Vec<PolicyRule> {
     vec![
         // Writes finalizer, labels and annotations.
         rule(GROUP, &["kymas"], &[], &["get", "list", "watch", "patch"]),
-        rule(GROUP, &["kymas/status", "watchers/status"], &[], &["patch"]),
+        rule(GROUP, &["kymas/status", "manifests/status", "watchers/status"], &[], &["patch"]),
         rule(GROUP, &["moduletemplates", "modulereleasemetas"], &[], LIST_WATCH),
         // Removes the incumbent's finalizer from deleted Watchers.
         rule(GROUP, &["watchers"], &[], &["list", "watch", "patch"]),

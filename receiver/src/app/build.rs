@@ -31,10 +31,12 @@ use crate::{
             upgrade::{self, UpgradeTask},
         },
         kyma::{self, ComponentLayers},
+        manifest::{self, ModuleLayers},
         watcher,
     },
     fleet::{
         forward,
+        manifests::{self, ManifestQueue},
         table::{self, RuntimeTable},
     },
     ingress::{
@@ -48,6 +50,7 @@ use crate::{
     },
     kube::{
         WriteBudgets,
+        kinds::KindCache,
         recorder::EventRecorder,
         runtime_access::{self, RuntimeAccess},
     },
@@ -77,6 +80,7 @@ pub(super) struct Receiver {
     /// Tasks that run forever.
     pub(super) tasks: Vec<Task>,
     pub(super) context: Arc<kyma::Context>,
+    pub(super) manifest_context: Arc<manifest::Context>,
     pub(super) metrics: Metrics,
 }
 
@@ -106,7 +110,7 @@ pub(super) async fn build(process: &Process) -> Result<Receiver> {
     };
     let forward = forward::Client::new(config.forward_url_template.clone());
     let v2 = builder.v2(forward.clone())?;
-    let changes::Components { fleet, access, recorder, .. } = components.clone();
+    let changes::Components { fleet, access, recorder, manifest_queue, .. } = components.clone();
     let (rotation, rotations) =
         CaRotation::new(tls_state.clone(), client.clone(), &config.namespace, &config.pki, fleet, pki.clone());
     let event_path = builder.event_path(rotations.clone(), installs.is_some());
@@ -114,13 +118,15 @@ pub(super) async fn build(process: &Process) -> Result<Receiver> {
         Some(settings) => Some(builder.installer(settings).await?),
         None => None,
     };
-    let layers = builder.registry().await?;
+    let (layers, module_layers) = builder.registry().await?;
     let context = Arc::new(builder.context(installer, layers));
+    let manifest_context = Arc::new(builder.manifest_context(module_layers));
     let mut tasks = mem::take(&mut builder.tasks);
     tasks.push(access.run().boxed());
     tasks.push(event_path.run(synced.clone()).boxed());
     tasks.push(rotation.run(synced.clone()).boxed());
     tasks.push(recorder.run(client.clone()).boxed());
+    tasks.push(manifest_queue.observe_ages().boxed());
     let (issuer, namespace) = (builder.certificate_issuer(), config.namespace.clone());
     Ok(Receiver {
         gateway: builder.gateway(issuer.clone()),
@@ -132,6 +138,7 @@ pub(super) async fn build(process: &Process) -> Result<Receiver> {
         synced,
         tasks,
         context,
+        manifest_context,
         metrics,
     })
 }
@@ -148,7 +155,14 @@ fn components(process: &Process, stores: Stores, installs: bool, counters: &Coun
         slots: usize::from(config.concurrency),
         ..table::Settings::default()
     };
-    let fleet = RuntimeTable::new(*instance, settings, counters.fleet.clone(), Instant::now());
+    let started = Instant::now();
+    let fleet = RuntimeTable::new(*instance, settings, counters.fleet.clone(), started);
+    let settings = manifests::Settings {
+        slots: settings.slots,
+        request_deadline: settings.request_deadline,
+        ..manifests::Settings::default()
+    };
+    let manifest_queue = ManifestQueue::new(settings, counters.manifests.clone(), started);
     #[cfg(feature = "stamps")]
     if let Some(path) = &config.stamp_file {
         fleet.set_stamps(path).with_context(|| format!("open the stamp file {}", path.display()))?;
@@ -174,6 +188,9 @@ fn components(process: &Process, stores: Stores, installs: bool, counters: &Coun
         takeover: Takeover::new(&config.kyma_selector, config.takeover_quiet),
         v2_allowed: v2::V2AllowList::default(),
         revocations: Revocations::new(counters.enrolment.clone()),
+        manifest_queue,
+        manifest_memories: manifest::Memories::default(),
+        kinds: KindCache::default(),
         manifest_writes: kyma::PendingWrites::default(),
         recorder: EventRecorder::new(counters.recorder.clone()),
     })
@@ -210,7 +227,7 @@ impl Builder<'_> {
     }
 
     /// Connects the registry of the modules. Its credentials, if it takes any, are read once.
-    async fn registry(&mut self) -> Result<Arc<ComponentLayers>> {
+    async fn registry(&mut self) -> Result<(Arc<ComponentLayers>, Arc<ModuleLayers>)> {
         let Self { process: Process { config, .. }, client, components, counters, .. } = *self;
         let settings = config.registry.settings()?;
         let (registry, worker) =
@@ -220,12 +237,14 @@ impl Builder<'_> {
             let watch = opened.context("read the Secret with the registry's credentials")?;
             self.tasks.push(watch.run(self.synced.clone()).boxed());
         }
-        let layers = Arc::new(ComponentLayers::new(registry));
-        let (fleet, rate) = (components.fleet.clone(), config.catalog.catalog_sync_rate);
-        self.tasks.push(registry::enqueue_waiting(layers.clone(), fleet, rate).boxed());
+        let layers = Arc::new(ComponentLayers::new(registry.clone()));
+        let changes::Components { fleet, manifest_queue, .. } = components.clone();
+        let (rate, modules) =
+            (config.catalog.catalog_sync_rate, Arc::new(ModuleLayers::new(registry.clone(), manifest_queue.clone())));
+        self.tasks.push(registry::enqueue_waiting(registry, layers.clone(), fleet, manifest_queue, rate).boxed());
         // Ends with the process, as all tasks do.
         self.tasks.push(worker.run(CancellationToken::new()).boxed());
-        Ok(layers)
+        Ok((layers, modules))
     }
 
     fn context(&self, installer: Option<Installer>, layers: Arc<ComponentLayers>) -> kyma::Context {
@@ -242,6 +261,25 @@ impl Builder<'_> {
             metrics: self.counters.kyma.clone(),
             budgets: WriteBudgets::new(self.counters.writes.clone()),
             caches: kyma::Caches::new(self.components.manifest_writes.clone()),
+        }
+    }
+
+    fn manifest_context(&self, layers: Arc<ModuleLayers>) -> manifest::Context {
+        let changes::Components { stores, access, pause, takeover, kinds, manifest_memories, .. } =
+            self.components.clone();
+        manifest::Context {
+            kcp: self.client.clone(),
+            stores,
+            clients: Box::new(move |key| access.client_and_revision(key)),
+            layers: Box::new(move |key, layer| {
+                let layers = layers.clone();
+                async move { layers.objects(key, layer).await }.boxed()
+            }),
+            kinds,
+            budgets: WriteBudgets::new(self.counters.writes.clone()),
+            settings: manifest::Settings { pause, takeover, pull_secret: None },
+            memories: manifest_memories,
+            metrics: self.counters.manifest.clone(),
         }
     }
 

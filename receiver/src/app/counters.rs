@@ -7,8 +7,8 @@ use tidewatch_shared::{api::Kyma, metric_set, metrics::MetricDescription};
 
 use crate::{
     app::{changes, open_files},
-    controllers::{catalog, event_path, installer, kyma},
-    fleet::table,
+    controllers::{catalog, event_path, installer, kyma, manifest},
+    fleet::{manifests, table},
     ingress::{
         enrolment,
         gateway::{self, v2},
@@ -22,12 +22,14 @@ metric_set! {
     /// Metrics of each component.
     pub(super) struct Counters {
         pub(super) fleet: table::Metrics = ..,
+        pub(super) manifests: manifests::Metrics = ..,
         pub(super) access: runtime_access::Metrics = ..,
         pub(super) catalog: catalog::Metrics = ..,
         pub(super) kcp: crate::kube::Metrics = ..,
         pub(super) writes: crate::kube::WriteMetrics = ..,
         pub(super) event_path: event_path::Metrics = ..,
         pub(super) kyma: kyma::Metrics = ..,
+        pub(super) manifest: manifest::Metrics = ..,
         pub(super) oci: oci::metrics::Metrics = ..,
         pub(super) open_files: open_files::Metrics = ..,
         pub(super) installer: installer::Metrics = ..,

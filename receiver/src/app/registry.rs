@@ -1,7 +1,7 @@
-//! Connects the registry of modules with the control plane: its credentials from a Secret, and the Kymas that wait for
-//! a component descriptor.
+//! Connects the registry of modules with the control plane: its credentials from a Secret, the Kymas that wait for a
+//! component descriptor, and the Manifests that wait for a layer.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::Secret;
@@ -10,35 +10,57 @@ use tidewatch_shared::plan::Work;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    base::key::KymaKey,
     controllers::kyma::ComponentLayers,
     fleet::{
+        manifests::ManifestQueue,
         queue::{Priority, WorkSet},
         table::RuntimeTable,
     },
     kube::object,
-    oci::registry::Registry,
+    oci::registry::{Change, Registry},
 };
 
 /// Key of the credentials in their Secret.
 const KEY: &str = ".dockerconfigjson";
-/// Kymas that are enqueued at once after a change of a component; further ones are paced.
+/// Kymas, or Manifests, that are enqueued at once after a change of a lookup; further ones are paced.
 const AT_ONCE: usize = 20;
 
-/// Enqueues the Kymas that wait for a component whenever its lookup changes, for ever.
+/// Enqueues the Kymas and the Manifests that wait for a lookup whenever it changes, for ever. The only consumer of the
+/// registry's changes.
 pub(super) async fn enqueue_waiting(
+    registry: Registry,
     layers: Arc<ComponentLayers>,
     fleet: RuntimeTable,
+    manifests: ManifestQueue,
     per_second: u32,
 ) -> &'static str {
-    let work = WorkSet::of(&[Work::Kyma]);
     loop {
-        let mut waiting: Vec<_> = layers.changed().await.into_iter().collect();
-        let paced = waiting.split_off(waiting.len().min(AT_ONCE));
-        for key in waiting {
-            fleet.enqueue(&key, work, Priority::User);
-        }
-        fleet.enqueue_paced(paced, work, per_second);
+        enqueue(&registry.changed().await, &layers, &fleet, &manifests, per_second);
     }
+}
+
+fn enqueue(
+    change: &Change,
+    layers: &ComponentLayers,
+    fleet: &RuntimeTable,
+    manifests: &ManifestQueue,
+    per_second: u32,
+) {
+    let work = WorkSet::of(&[Work::Kyma]);
+    let (kymas, paced) = at_once(layers.take_waiting(change));
+    kymas.iter().for_each(|key| fleet.enqueue(key, work, Priority::User));
+    fleet.enqueue_paced(paced, work, per_second);
+    let (waiting, paced) = at_once(manifests.take_waiting(change));
+    waiting.iter().for_each(|key| manifests.enqueue(key, Priority::User, false));
+    manifests.enqueue_paced(paced, per_second);
+}
+
+/// Divides waiting keys into those to enqueue at once, and the others.
+fn at_once(waiting: BTreeSet<KymaKey>) -> (Vec<KymaKey>, Vec<KymaKey>) {
+    let mut waiting: Vec<_> = waiting.into_iter().collect();
+    let paced = waiting.split_off(waiting.len().min(AT_ONCE));
+    (waiting, paced)
 }
 
 /// Watch on the Secret with the registry's credentials.
@@ -81,5 +103,104 @@ impl CredentialsWatch {
                 %error, secret = self.name, "Credentials of the registry are not usable, the last valid ones stay in use"
             ),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+    use futures::FutureExt as _;
+    use tidewatch_shared::{identity::Instance, metrics::Registry as Metrics, plan::Plan};
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::{
+        config::Config,
+        controllers::kyma::LayerLookup,
+        fleet::{manifests, queue::ReconcileOutcome, table},
+        oci::{
+            self,
+            component::ComponentVersion,
+            digest::Digest,
+            layer::LayerKind,
+            registry::{Key, LayerKey},
+        },
+    };
+
+    struct Fixture {
+        layers: ComponentLayers,
+        fleet: RuntimeTable,
+        manifests: ManifestQueue,
+    }
+
+    impl Fixture {
+        /// A registry without responses, one Kyma, and so many Manifests, each of a runtime of its own.
+        fn new(content: &std::path::Path, count: usize) -> Self {
+            let flags = ["r", "--authority=kcp.example.com:8443", "--oci-registry-host=registry.invalid"];
+            let mut config = Config::try_parse_from(flags).unwrap();
+            config.registry.oci_content_dir = Some(content.to_owned());
+            let settings = config.registry.settings().unwrap();
+            let metrics = &mut Metrics::default();
+            let (registry, _) = Registry::new(&settings, oci::metrics::Metrics::register(metrics)).unwrap();
+            let table = table::Metrics::register(metrics);
+            let fleet = RuntimeTable::new(Instance::new(1), table::Settings::default(), table, Instant::now());
+            fleet.place(key("kyma"), None, Arc::new(Plan::new("r".into(), Vec::new()).unwrap()));
+            let queue = manifests::Metrics::register(metrics);
+            let manifests = ManifestQueue::new(manifests::Settings::default(), queue, Instant::now());
+            (0..count).for_each(|n| manifests.insert(manifest(n), manifest(n)));
+            let fixture = Self { layers: ComponentLayers::new(registry), fleet, manifests };
+            fixture.enqueued();
+            fixture
+        }
+
+        fn change(&self, change: &Change) {
+            enqueue(change, &self.layers, &self.fleet, &self.manifests, 1);
+        }
+
+        /// Number of enqueued Kymas, and of Manifests that a user's change would not overtake.
+        fn enqueued(&self) -> (usize, usize) {
+            let (mut kymas, mut manifests) = (0, 0);
+            while let Some(job) = self.fleet.next().now_or_never() {
+                kymas += 1;
+                let work = job.queued.work;
+                self.fleet.done(job, ReconcileOutcome::ended(work));
+            }
+            while let Some(job) = self.manifests.next().now_or_never() {
+                manifests += usize::from(job.queued.priority == Priority::User);
+                self.manifests.done(job, ReconcileOutcome::ended(WorkSet::MANIFEST));
+            }
+            (kymas, manifests)
+        }
+    }
+
+    fn key(name: &str) -> KymaKey {
+        KymaKey::new("ns", name)
+    }
+
+    fn manifest(n: usize) -> KymaKey {
+        key(&format!("m-{n:02}"))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn change_enqueues_the_kymas_of_its_descriptor_or_the_manifests_of_its_layer() {
+        let folder = tempfile::tempdir().unwrap();
+        let fixture = Fixture::new(folder.path(), AT_ONCE + 5);
+        let layer = LayerKey { repository: "r".into(), digests: [Digest::of(b"")].into(), kind: LayerKind::Plain };
+        let wait = || {
+            (0..AT_ONCE + 5).for_each(|n| fixture.manifests.wait_for_layer(&manifest(n), layer.clone()));
+            let found = fixture.layers.layer(&key("kyma"), "example.org/m", "1.0.0");
+            assert!(matches!(found, LayerLookup::Pending));
+        };
+        wait();
+        let component = ComponentVersion::new("example.org/m", "1.0.0").unwrap();
+        fixture.change(&Change::Key(Key::Descriptor(component)));
+        assert_eq!(fixture.enqueued(), (1, 0));
+        fixture.change(&Change::Key(Key::Layer(layer.clone())));
+        assert_eq!(fixture.enqueued(), (0, AT_ONCE), "the others are paced");
+        fixture.change(&Change::All);
+        assert_eq!(fixture.enqueued(), (0, 0), "nothing waits");
+        wait();
+        fixture.change(&Change::All);
+        assert_eq!(fixture.enqueued(), (1, AT_ONCE));
     }
 }

@@ -1,40 +1,143 @@
-//! Workers: each takes the next Kyma from the queue, reconciles it, and reports the outcome.
+//! Workers: each takes the next job from a queue, reconciles it, and reports the outcome.
 
 use std::{panic::AssertUnwindSafe, sync::Arc};
 
 use anyhow::{Error, anyhow};
 use futures::FutureExt as _;
+use tidewatch_shared::plan::Work;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    base::error_class::ErrorClass,
-    controllers::kyma::{self, Context},
-    fleet::{queue::ReconcileOutcome, table::RuntimeTable},
+    base::{error_class::ErrorClass, key::KymaKey},
+    controllers::{kyma, manifest},
+    fleet::{
+        manifests::{ManifestJob, ManifestQueue},
+        queue::{Drift, Priority, QueuedWork, ReconcileOutcome},
+        table::{Job, RuntimeTable},
+    },
 };
 
+/// A queue and the reconcile of its jobs.
+pub(super) trait Controller: Send + Sync + 'static {
+    /// Kind of the objects, for logs.
+    const KIND: &'static str;
+
+    /// Object in progress. A dropped job counts as failed.
+    type Job: Send + Sync;
+
+    /// Waits for the next job. Cancel safe.
+    fn next(&self) -> impl Future<Output = Self::Job> + Send;
+
+    /// Key, work and cancellation of a job.
+    fn describe(job: &Self::Job) -> (&KymaKey, &QueuedWork, &CancellationToken);
+
+    /// Reconciles a job. Failures are part of the outcome.
+    fn reconcile(&self, job: &Self::Job) -> impl Future<Output = ReconcileOutcome> + Send;
+
+    /// Drops the cached state of the object of a cancelled job.
+    fn forget(&self, job: &Self::Job);
+
+    /// Ends a job.
+    fn done(&self, job: Self::Job, outcome: ReconcileOutcome);
+}
+
+/// Reconciles of Kymas.
+pub(super) struct Kymas {
+    pub(super) context: Arc<kyma::Context>,
+    pub(super) fleet: RuntimeTable,
+    pub(super) manifests: ManifestQueue,
+}
+
+impl Controller for Kymas {
+    const KIND: &'static str = "Kyma";
+
+    type Job = Job;
+
+    fn next(&self) -> impl Future<Output = Job> + Send {
+        self.fleet.next()
+    }
+
+    fn describe(job: &Job) -> (&KymaKey, &QueuedWork, &CancellationToken) {
+        (&job.key, &job.queued, &job.start.cancellation)
+    }
+
+    fn reconcile(&self, job: &Job) -> impl Future<Output = ReconcileOutcome> + Send {
+        kyma::reconcile(&self.context, job)
+    }
+
+    fn forget(&self, job: &Job) {
+        self.context.forget(&job.key);
+    }
+
+    fn done(&self, job: Job, outcome: ReconcileOutcome) {
+        verify_modules(&self.manifests, &job.key, &job.queued, &outcome);
+        self.fleet.done(job, outcome);
+    }
+}
+
+/// Reconciles of Manifests.
+pub(super) struct Manifests {
+    pub(super) context: Arc<manifest::Context>,
+    pub(super) queue: ManifestQueue,
+}
+
+impl Controller for Manifests {
+    const KIND: &'static str = "Manifest";
+
+    type Job = ManifestJob;
+
+    fn next(&self) -> impl Future<Output = ManifestJob> + Send {
+        self.queue.next()
+    }
+
+    fn describe(job: &ManifestJob) -> (&KymaKey, &QueuedWork, &CancellationToken) {
+        (&job.key, &job.queued, &job.cancellation)
+    }
+
+    fn reconcile(&self, job: &ManifestJob) -> impl Future<Output = ReconcileOutcome> + Send {
+        manifest::reconcile(&self.context, job)
+    }
+
+    fn forget(&self, job: &ManifestJob) {
+        self.context.forget(&job.key);
+    }
+
+    fn done(&self, job: ManifestJob, outcome: ReconcileOutcome) {
+        self.queue.done(job, outcome);
+    }
+}
+
+/// Enqueues the verification of a Kyma's Manifests when its own has ended.
+fn verify_modules(manifests: &ManifestQueue, kyma: &KymaKey, queued: &QueuedWork, outcome: &ReconcileOutcome) {
+    if queued.drift == Drift::All && outcome.ended.contains(Work::Kyma) {
+        manifests.enqueue_kyma(kyma, Priority::Verification, true);
+    }
+}
+
 /// Worker tasks; at shutdown each ends after its current reconcile.
+#[derive(Default)]
 pub(super) struct Workers(JoinSet<()>);
 
 impl Workers {
+    /// Starts workers of a controller. They wait for `synced`.
     pub(super) fn start(
-        context: &Arc<Context>,
-        fleet: &RuntimeTable,
+        &mut self,
+        controller: impl Controller,
         count: u16,
         synced: &CancellationToken,
         shutdown: &CancellationToken,
-    ) -> Self {
-        let mut tasks = JoinSet::new();
+    ) {
+        let controller = Arc::new(controller);
         for _ in 0..count {
-            let (context, fleet, synced, shutdown) = (context.clone(), fleet.clone(), synced.clone(), shutdown.clone());
-            tasks.spawn(async move {
+            let (controller, synced, shutdown) = (controller.clone(), synced.clone(), shutdown.clone());
+            self.0.spawn(async move {
                 // An object missing from a cache that is not synced would look deleted.
                 if shutdown.run_until_cancelled(synced.cancelled()).await.is_some() {
-                    work(context, fleet, shutdown).await;
+                    work(&*controller, shutdown).await;
                 }
             });
         }
-        Self(tasks)
     }
 
     /// Waits for a worker that ends unexpectedly, and returns the cause.
@@ -51,24 +154,31 @@ impl Workers {
     }
 }
 
-async fn work(context: Arc<Context>, fleet: RuntimeTable, shutdown: CancellationToken) {
-    while let Some(job) = shutdown.run_until_cancelled(fleet.next()).await {
-        let work = job.queued.work;
-        // A panic ends this reconcile, not the process: it is logged, and retried with backoff.
-        let reconcile = AssertUnwindSafe(kyma::reconcile(&context, &job)).catch_unwind();
-        let outcome = match job.start.cancellation.run_until_cancelled(reconcile).await {
-            Some(Ok(outcome)) => outcome,
-            Some(Err(_)) => {
-                tracing::error!(kyma = %job.key, "Reconcile panicked");
-                ReconcileOutcome::failed(work, ErrorClass::Ours)
-            }
-            // Cancelled because the Kyma was removed or deselected: another controller may manage it now, so nothing
-            // more is sent.
-            None => {
-                context.forget(&job.key);
-                ReconcileOutcome::default()
-            }
-        };
-        fleet.done(job, outcome);
+async fn work<C: Controller>(controller: &C, shutdown: CancellationToken) {
+    while let Some(job) = shutdown.run_until_cancelled(controller.next()).await {
+        let outcome = run(controller, &job).await;
+        controller.done(job, outcome);
     }
 }
+
+async fn run<C: Controller>(controller: &C, job: &C::Job) -> ReconcileOutcome {
+    let (key, queued, cancellation) = C::describe(job);
+    // A panic ends this reconcile, not the process: it is logged, and retried with backoff.
+    let reconcile = AssertUnwindSafe(controller.reconcile(job)).catch_unwind();
+    match cancellation.run_until_cancelled(reconcile).await {
+        Some(Ok(outcome)) => outcome,
+        Some(Err(_)) => {
+            tracing::error!(kind = C::KIND, key = %key, "Reconcile panicked");
+            ReconcileOutcome::failed(queued.work, ErrorClass::Ours)
+        }
+        // Cancelled because the object was removed, or its Kyma deselected: another controller may manage it now, so
+        // nothing more is sent.
+        None => {
+            controller.forget(job);
+            ReconcileOutcome::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -5,10 +5,17 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use aws_lc_rs::digest;
 use kube::{ResourceExt, core::Resource};
 use serde::Serialize;
-use tidewatch_shared::api::{Manifest, ModuleReleaseMeta};
+use tidewatch_shared::{
+    api::{Kyma, Manifest, ModuleReleaseMeta},
+    names::{annotation, finalizer, label},
+};
 
 use crate::{
-    base::key::KymaKey,
+    base::{
+        key::KymaKey,
+        labels::is_true,
+        takeover::{self, Takeover},
+    },
     controllers::{
         catalog::visibility::{Admission, HidingRule},
         kyma::is_own_annotation,
@@ -99,20 +106,54 @@ impl ObjectFingerprint {
     }
 }
 
-/// Fingerprint of a Manifest: the fields that a reconcile of its Kyma decides on and shows. Times and conditions do not
-/// matter.
+/// Fingerprint of a Kyma.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ManifestFingerprint(Hash);
+pub(super) struct KymaFingerprint {
+    pub(super) object: ObjectFingerprint,
+    /// A label of the Kyma stops the reconciles of its Manifests.
+    pub(super) is_held: bool,
+}
+
+impl KymaFingerprint {
+    pub(super) fn of(kyma: &Kyma, takeover: &Takeover) -> Self {
+        let labels = Some(kyma.labels());
+        // A deletion goes on despite `skip-reconciliation`.
+        let is_skipped = is_true(labels, label::SKIP_RECONCILIATION)
+            && !takeover.selects_skipped()
+            && kyma.metadata.deletion_timestamp.is_none();
+        let is_held = is_skipped || is_true(labels, label::PAUSE) || takeover::is_hand_back_requested(kyma);
+        Self { object: ObjectFingerprint::of(kyma), is_held }
+    }
+}
+
+/// Fingerprint of a Manifest. Times and conditions do not matter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct ManifestFingerprint {
+    /// Fields that a reconcile of its Kyma decides on and shows.
+    pub(super) shown: Hash,
+    /// Fields that a reconcile of the Manifest starts from, except its own result in the status.
+    pub(super) desired: Hash,
+}
 
 impl ManifestFingerprint {
     pub(super) fn of(manifest: &Manifest) -> Self {
         let meta = &manifest.metadata;
+        // The reconcile records the applied layer, and adds and removes its own finalizers.
+        let annotations: Vec<_> =
+            manifest.annotations().iter().filter(|(key, _)| *key != annotation::SYNC_OCI_REF).collect();
+        let (own, foreign): (Vec<_>, Vec<_>) =
+            manifest.finalizers().iter().partition(|name| finalizer::MANIFEST.contains(&name.as_str()));
+        let lacks_own = meta.deletion_timestamp.is_none() && own.len() < 2;
+        let desired = (&meta.uid, meta.generation, &meta.labels, annotations, foreign, lacks_own);
         let identity = (&meta.uid, meta.generation, &meta.labels, &meta.annotations, &meta.owner_references);
         let status = manifest.status.as_ref().map(|status| {
             let operation = status.last_operation.as_ref().map(|last| &last.operation);
             (status.state, operation, &status.synced)
         });
-        Self(hash(&(identity, meta.deletion_timestamp.is_some(), status)))
+        Self {
+            shown: hash(&(identity, meta.deletion_timestamp.is_some(), status)),
+            desired: hash(&(desired, meta.deletion_timestamp.is_some())),
+        }
     }
 }
 

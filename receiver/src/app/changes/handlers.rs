@@ -14,7 +14,7 @@ use tokio::{sync::Notify, time::Instant};
 use super::{
     affected::{self, Affected, Follower},
     debounce::CatalogDebouncer,
-    fingerprint::{FingerprintChange, Fingerprints, ObjectFingerprint, ReleaseFingerprint},
+    fingerprint::{FingerprintChange, Fingerprints, KymaFingerprint, ObjectFingerprint, ReleaseFingerprint},
     manifests,
     owners::SecretOwners,
     placer::KymaPlacer,
@@ -30,13 +30,15 @@ use crate::{
     controllers::{
         catalog::{Catalog, CatalogUpdate},
         kyma::PendingWrites,
+        manifest::Memories,
     },
     fleet::{
+        manifests::ManifestQueue,
         queue::{Priority, WorkSet},
         table::RuntimeTable,
     },
     ingress::{enrolment::Revocations, gateway::v2},
-    kube::{recorder::EventRecorder, runtime_access::RuntimeAccess, watch::Change},
+    kube::{kinds::KindCache, recorder::EventRecorder, runtime_access::RuntimeAccess, watch::Change},
 };
 
 /// Components that react to changes of KCP.
@@ -46,6 +48,8 @@ pub struct Components {
     pub stores: Stores,
     /// Runtime table and work queue.
     pub fleet: RuntimeTable,
+    /// Work queue of the Manifests.
+    pub manifest_queue: ManifestQueue,
     /// Clients of the runtimes.
     pub access: RuntimeAccess,
     /// Catalogs per visibility class.
@@ -62,6 +66,10 @@ pub struct Components {
     pub v2_allowed: v2::V2AllowList,
     /// Revoked certificates.
     pub revocations: Revocations,
+    /// Results of earlier reconciles of Manifests.
+    pub manifest_memories: Memories,
+    /// Kinds that the runtimes serve.
+    pub(crate) kinds: KindCache,
     /// Writes of Manifests that the watch has not reported yet.
     pub manifest_writes: PendingWrites,
     /// Recorder of Kubernetes Events about Kymas, Watchers and the catalog.
@@ -91,6 +99,7 @@ impl EventHandlers {
         of_config_map(move |map| {
             if components.pause.set(map) {
                 components.fleet.unpause();
+                components.manifest_queue.unpause();
             }
         })
     }
@@ -119,7 +128,7 @@ impl EventHandlers {
             let initial = matches!(change, Change::Initial(_));
             match change {
                 Change::Initial(kyma) | Change::Applied(kyma) => {
-                    let (key, now) = (KymaKey::of(kyma), ObjectFingerprint::of(kyma));
+                    let (key, now) = (KymaKey::of(kyma), KymaFingerprint::of(kyma, &components.takeover));
                     // Events record status changes as well, which change no fingerprint and are skipped below.
                     if initial {
                         components.recorder.initial_kyma(&key, kyma);
@@ -128,7 +137,10 @@ impl EventHandlers {
                     }
                     let Some(change) = fingerprints.apply(key.clone(), now.clone()) else { return };
                     let is_new = change == FingerprintChange::New;
-                    let is_relabelled = matches!(&change, FingerprintChange::Changed(old) if now.labels != old.labels);
+                    let is_relabelled = matches!(
+                        &change,
+                        FingerprintChange::Changed(old) if now.object.labels != old.object.labels
+                    );
                     if is_new {
                         components.takeover.selected(&key, kyma, initial, Instant::now());
                     }
@@ -152,17 +164,20 @@ impl EventHandlers {
                     // The visibility of modules to a new or relabelled Kyma may have changed.
                     let work = if is_new || is_relabelled { WorkSet::RUNTIME } else { WorkSet::of(&[Work::Kyma]) };
                     components.fleet.enqueue(&key, work, Priority::User);
+                    manifests::enqueue_released(&components.manifest_queue, &key, &now, &change);
                 }
                 Change::Deleted(kyma) => {
                     let key = KymaKey::of(kyma);
                     components.recorder.deleted_kyma(&key, kyma);
                     fingerprints.delete(&key);
                     placer.remove(&key);
+                    components.manifest_queue.cancel_kyma(&key);
                     components.takeover.deselected(&key);
                     components.revocations.notify_changed();
                     components.v2_allowed.remove(&key);
                     components.access.remove(&key);
                     components.catalog.forget(&key);
+                    components.kinds.forget(&key);
                 }
                 Change::Listed => {}
             }
@@ -200,8 +215,9 @@ impl EventHandlers {
     }
 
     pub(super) fn manifests(&self) -> impl FnMut(Change<'_, Manifest>) + Send + 'static + use<> {
-        let Components { stores, fleet, manifest_writes, .. } = self.components.clone();
-        manifests::handler(stores.manifests, fleet, manifest_writes)
+        let Components { stores, fleet, manifest_queue, manifest_memories, manifest_writes, .. } =
+            self.components.clone();
+        manifests::handler(stores.manifests, fleet, manifest_queue, manifest_memories, manifest_writes)
     }
 
     pub(super) fn secrets(&self) -> impl FnMut(Change<'_, Secret>) + Send + 'static + use<> {
@@ -217,6 +233,7 @@ impl EventHandlers {
             for kyma in affected {
                 if components.set_secrets(&kyma, &owners) && !initial {
                     components.fleet.enqueue(&kyma, WorkSet::of(&[Work::Kyma, Work::Catalog]), Priority::User);
+                    components.manifest_queue.enqueue_kyma(&kyma, Priority::User, false);
                 }
             }
         }

@@ -1,42 +1,69 @@
-//! Handler of Manifests: a change updates the status of the Kyma, a deletion reconciles it.
+//! Handler of Manifests: a change enqueues the reconcile of the Manifest and updates the status of its Kyma, a deletion
+//! reconciles the Kyma.
 
-use tidewatch_shared::{api::Manifest, plan::Work};
+use kube::ResourceExt as _;
+use tidewatch_shared::{
+    api::{Manifest, State},
+    names::{annotation, label},
+    plan::Work,
+};
 
-use super::fingerprint::{Fingerprints, ManifestFingerprint};
+use super::fingerprint::{FingerprintChange, Fingerprints, KymaFingerprint, ManifestFingerprint};
 use crate::{
     base::{key::KymaKey, manifests::Manifests},
-    controllers::kyma::PendingWrites,
+    controllers::{kyma::PendingWrites, manifest::Memories},
     fleet::{
+        manifests::{ManifestKey, ManifestQueue},
         queue::{Priority, WorkSet},
         table::RuntimeTable,
     },
     kube::watch::Change,
 };
 
-/// Keeps the index current. The echo of our own write enqueues nothing: the reconcile that wrote shows the result.
+/// Keeps the index and the queue current. The echo of our own write enqueues nothing: the reconcile that wrote shows the
+/// result.
 pub(super) fn handler(
     manifests: Manifests,
     fleet: RuntimeTable,
+    queue: ManifestQueue,
+    memories: Memories,
     writes: PendingWrites,
 ) -> impl FnMut(Change<'_, Manifest>) + Send + 'static {
     let mut fingerprints = Fingerprints::new();
     move |change| match change {
         Change::Initial(manifest) => {
+            let key = KymaKey::of(manifest);
             manifests.apply(manifest);
-            fingerprints.apply(KymaKey::of(manifest), ManifestFingerprint::of(manifest));
+            fingerprints.apply(key.clone(), ManifestFingerprint::of(manifest));
+            place(&queue, &key, manifest);
+            if is_unfinished(manifest) {
+                queue.enqueue(&key, Priority::Catalog, false);
+            }
         }
         Change::Applied(manifest) => {
+            let (key, now) = (KymaKey::of(manifest), ManifestFingerprint::of(manifest));
             let affected = manifests.apply(manifest);
-            let is_same = fingerprints.apply(KymaKey::of(manifest), ManifestFingerprint::of(manifest)).is_none();
+            let (is_shown, is_desired) = match fingerprints.apply(key.clone(), now.clone()) {
+                None => (true, true),
+                Some(FingerprintChange::New) => (false, false),
+                Some(FingerprintChange::Changed(old)) => (now.shown == old.shown, now.desired == old.desired),
+            };
+            if !is_desired {
+                place(&queue, &key, manifest);
+                queue.enqueue(&key, Priority::User, false);
+            }
             for kyma in affected {
                 let is_echo = writes.is_echo(&kyma, manifest);
-                if !is_same && !is_echo {
+                if !is_shown && !is_echo {
                     fleet.enqueue(&kyma, WorkSet::STATUS, Priority::User);
                 }
             }
         }
         Change::Deleted(manifest) => {
-            fingerprints.delete(&KymaKey::of(manifest));
+            let key = KymaKey::of(manifest);
+            fingerprints.delete(&key);
+            queue.remove(&key);
+            memories.forget(&key);
             for kyma in manifests.delete(manifest) {
                 // A module that is selected again needs a new Manifest.
                 fleet.enqueue(&kyma, WorkSet::of(&[Work::Kyma]), Priority::User);
@@ -46,18 +73,52 @@ pub(super) fn handler(
     }
 }
 
+/// Enqueues the Manifests of a Kyma that is new or selected again, or that no label holds any longer. Another controller
+/// may have changed the modules of a Kyma that was not selected.
+pub(super) fn enqueue_released(
+    queue: &ManifestQueue,
+    kyma: &KymaKey,
+    now: &KymaFingerprint,
+    change: &FingerprintChange<KymaFingerprint>,
+) {
+    let is_new = *change == FingerprintChange::New;
+    if is_new || matches!(change, FingerprintChange::Changed(old) if old.is_held && !now.is_held) {
+        queue.enqueue_kyma(kyma, Priority::User, is_new);
+    }
+}
+
+/// Registers a Manifest in the queue as one of the Kyma that its label names. Without the label it belongs to no runtime.
+fn place(queue: &ManifestQueue, key: &ManifestKey, manifest: &Manifest) {
+    match manifest.labels().get(label::KYMA_NAME) {
+        Some(kyma) => queue.insert(key.clone(), KymaKey::new(&key.namespace, kyma)),
+        None => queue.remove(key),
+    }
+}
+
+/// Returns true if the previous process left the work on a Manifest unfinished. All others are up to date as far as KCP
+/// shows, and are verified together with their Kymas, spread over time.
+fn is_unfinished(manifest: &Manifest) -> bool {
+    let is_ready = manifest.status.as_ref().is_some_and(|status| status.state == State::Ready);
+    let installed = manifest.annotations().get(annotation::SYNC_OCI_REF).map(String::as_str);
+    let is_applied = installed.is_some() && installed == manifest.spec.install.source["ref"].as_str();
+    manifest.metadata.deletion_timestamp.is_some() || !is_ready || !is_applied
+}
+
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::{sync::Arc, time::Duration};
 
     use futures::FutureExt as _;
     use kube::runtime::reflector;
     use serde_json::{Value, json};
-    use tidewatch_shared::{identity::Instance, metrics::Registry, plan::Plan};
+    use tidewatch_shared::{api::Kyma, identity::Instance, metrics::Registry, plan::Plan};
     use tokio::time::Instant;
 
     use super::*;
-    use crate::fleet::{queue::ReconcileOutcome, table};
+    use crate::{
+        base::takeover::Takeover,
+        fleet::{manifests, queue::ReconcileOutcome, table},
+    };
 
     fn manifest(version: u32, change: impl FnOnce(&mut Value)) -> Manifest {
         let mut manifest = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Manifest",
@@ -70,6 +131,7 @@ mod tests {
 
     struct Fixture {
         fleet: RuntimeTable,
+        queue: ManifestQueue,
         manifests: Manifests,
         writes: PendingWrites,
     }
@@ -83,7 +145,23 @@ mod tests {
                 fleet.place(KymaKey::new("ns", kyma), Some(kyma.parse().unwrap()), plan);
             }
             fleet.set_synced();
-            Self { fleet, manifests: reflector::store().0.into(), writes: PendingWrites::default() }
+            let metrics = manifests::Metrics::register(&mut Registry::default());
+            let settings = manifests::Settings { request_deadline: Duration::ZERO, ..manifests::Settings::default() };
+            let queue = ManifestQueue::new(settings, metrics, Instant::now());
+            Self { fleet, queue, manifests: reflector::store().0.into(), writes: PendingWrites::default() }
+        }
+
+        fn handler(&self) -> impl FnMut(Change<'_, Manifest>) + Send + 'static {
+            let memories = Memories::default();
+            handler(self.manifests.clone(), self.fleet.clone(), self.queue.clone(), memories, self.writes.clone())
+        }
+
+        /// Priority of the Manifest's job and its Kyma, if it is enqueued.
+        fn job(&self) -> Option<(Priority, String)> {
+            let job = self.queue.next().now_or_never()?;
+            let (work, found) = (job.queued.work, (job.queued.priority, job.kyma.name.clone()));
+            self.queue.done(job, ReconcileOutcome::ended(work));
+            Some(found)
         }
 
         /// Names of the enqueued Kymas with their work.
@@ -102,7 +180,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn change_of_a_manifest_enqueues_the_status_and_its_deletion_a_reconcile() {
         let fixture = Fixture::new();
-        let mut handle = handler(fixture.manifests.clone(), fixture.fleet.clone(), fixture.writes.clone());
+        let mut handle = fixture.handler();
         let mut check = |change: Change<'_, Manifest>, expected: &[(&str, WorkSet)]| {
             handle(change);
             let expected: Vec<_> = expected.iter().map(|(kyma, work)| ((*kyma).to_owned(), *work)).collect();
@@ -132,5 +210,112 @@ mod tests {
         });
         check(Change::Applied(&relabelled), &[("a", status), ("b", status)]);
         check(Change::Deleted(&relabelled), &[("b", kyma)]);
+    }
+    /// Sets the annotation of the applied layer, and the layer.
+    fn applied(manifest: &mut Value, applied: &str, wanted: &str) {
+        manifest["metadata"]["annotations"][annotation::SYNC_OCI_REF] = json!(applied);
+        manifest["spec"]["install"]["source"]["ref"] = json!(wanted);
+        manifest["status"]["state"] = json!("Ready");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn changed_manifest_is_enqueued_and_its_own_status_is_not() {
+        let fixture = Fixture::new();
+        let mut handle = fixture.handler();
+        let mut check = |version: u32, change: &dyn Fn(&mut Value), kyma: Option<&str>| {
+            handle(Change::Applied(&manifest(version, change)));
+            assert_eq!(fixture.job(), kyma.map(|kyma| (Priority::User, kyma.to_owned())), "version {version}");
+        };
+        check(1, &|_| (), Some("a"));
+        check(2, &|manifest| manifest["status"]["state"] = json!("Ready"), None);
+        check(3, &|manifest| manifest["status"] = json!({"state": "Error", "synced": []}), None);
+        check(4, &|manifest| manifest["metadata"]["generation"] = json!(2), Some("a"));
+        check(5, &|manifest| manifest["metadata"]["finalizers"] = json!(["f"]), Some("a"));
+        check(6, &|manifest| manifest["metadata"]["annotations"] = json!({"a": "b"}), Some("a"));
+        check(7, &|manifest| manifest["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z"), Some("a"));
+        check(8, &|manifest| manifest["metadata"]["uid"] = json!("other"), Some("a"));
+        check(9, &|manifest| manifest["metadata"]["labels"][label::KYMA_NAME] = json!("b"), Some("b"));
+        check(10, &|manifest| manifest["metadata"]["labels"] = json!({}), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn first_list_enqueues_unfinished_manifests_and_registers_the_others() {
+        for (change, is_unfinished) in [
+            (&(|manifest: &mut Value| applied(manifest, "sha256:1", "sha256:1")) as &dyn Fn(&mut Value), false),
+            (&|manifest: &mut Value| applied(manifest, "sha256:1", "sha256:2"), true),
+            (
+                &|manifest: &mut Value| {
+                    applied(manifest, "sha256:1", "sha256:1");
+                    manifest["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+                },
+                true,
+            ),
+            (
+                &|manifest: &mut Value| {
+                    applied(manifest, "sha256:1", "sha256:1");
+                    manifest["status"]["state"] = json!("Warning");
+                },
+                true,
+            ),
+            (
+                &|manifest: &mut Value| {
+                    applied(manifest, "sha256:1", "sha256:1");
+                    manifest["status"] = Value::Null;
+                },
+                true,
+            ),
+            (&|manifest: &mut Value| manifest["status"]["state"] = json!("Ready"), true),
+        ] {
+            let fixture = Fixture::new();
+            let mut handle = fixture.handler();
+            let manifest = manifest(1, change);
+            handle(Change::Initial(&manifest));
+            let expected = is_unfinished.then(|| (Priority::Catalog, "a".to_owned()));
+            assert_eq!(fixture.job(), expected, "{manifest:?}");
+            fixture.queue.enqueue_kyma(&KymaKey::new("ns", "a"), Priority::Verification, true);
+            assert_eq!(fixture.job(), Some((Priority::Verification, "a".to_owned())), "it is registered");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn end_of_a_pause_or_skip_of_a_kyma_enqueues_its_manifests() {
+        let fixture = Fixture::new();
+        let mut handle = fixture.handler();
+        handle(Change::Initial(&manifest(1, |manifest| applied(manifest, "sha256:1", "sha256:1"))));
+        let (key, takeover) = (KymaKey::new("ns", "a"), Takeover::default());
+        let mut fingerprints = Fingerprints::new();
+        let skipped = json!({label::SKIP_RECONCILIATION: "true"});
+        for (labels, deleted, is_enqueued) in [
+            (json!({label::PAUSE: "true"}), None, true),
+            (json!({label::PAUSE: "true", "a": "b"}), None, false),
+            (json!({}), None, true),
+            (json!({"a": "b"}), None, false),
+            (skipped.clone(), None, false),
+            (skipped, Some("2026-01-01T00:00:00Z"), true),
+            (json!({label::HAND_BACK: "true"}), None, false),
+            (json!({}), None, true),
+        ] {
+            let kyma: Kyma = serde_json::from_value(json!({"apiVersion": "operator.kyma-project.io/v1beta2",
+                "kind": "Kyma", "metadata": {"name": "a", "labels": labels, "deletionTimestamp": deleted},
+                "spec": {"channel": "regular"}}))
+            .unwrap();
+            let now = KymaFingerprint::of(&kyma, &takeover);
+            let change = fingerprints.apply(key.clone(), now.clone()).unwrap();
+            enqueue_released(&fixture.queue, &key, &now, &change);
+            assert_eq!(fixture.job().is_some(), is_enqueued, "{labels}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn deleted_manifest_is_removed_from_the_queue() {
+        let fixture = Fixture::new();
+        let mut handle = fixture.handler();
+        handle(Change::Applied(&manifest(1, |_| ())));
+        let job = fixture.queue.next().await;
+        handle(Change::Deleted(&manifest(2, |_| ())));
+        assert!(job.cancellation.is_cancelled());
+        drop(job);
+        fixture.queue.enqueue(&KymaKey::new("ns", "m"), Priority::User, false);
+        assert_eq!(fixture.job(), None);
     }
 }

@@ -1,0 +1,149 @@
+//! Workers on the queue of the Manifests, with reconciles of the tests.
+
+use std::{future::pending, time::Duration};
+
+use futures::FutureExt as _;
+use tidewatch_shared::metrics::Registry;
+use tokio::{
+    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    time::{Instant, timeout},
+};
+
+use super::*;
+use crate::fleet::{
+    manifests::{self, ManifestJob},
+    queue::WorkSet,
+};
+
+/// Step of a reconcile, with the name of its Manifest.
+#[derive(Debug, PartialEq, Eq)]
+enum Seen {
+    Begun(String),
+    Forgotten(String),
+}
+
+/// Reconciles that panic or hang, by the name of the Manifest, and succeed otherwise.
+struct Fake {
+    queue: ManifestQueue,
+    seen: UnboundedSender<Seen>,
+}
+
+impl Controller for Fake {
+    const KIND: &'static str = "Manifest";
+
+    type Job = ManifestJob;
+
+    fn next(&self) -> impl Future<Output = ManifestJob> + Send {
+        self.queue.next()
+    }
+
+    fn describe(job: &ManifestJob) -> (&KymaKey, &QueuedWork, &CancellationToken) {
+        (&job.key, &job.queued, &job.cancellation)
+    }
+
+    async fn reconcile(&self, job: &ManifestJob) -> ReconcileOutcome {
+        self.seen.send(Seen::Begun(job.key.name.clone())).unwrap();
+        match job.key.name.as_str() {
+            "panics" => panic!("as the test wants"),
+            "hangs" => pending().await,
+            _ => ReconcileOutcome::ended(job.queued.work),
+        }
+    }
+
+    fn forget(&self, job: &ManifestJob) {
+        self.seen.send(Seen::Forgotten(job.key.name.clone())).unwrap();
+    }
+
+    fn done(&self, job: ManifestJob, outcome: ReconcileOutcome) {
+        self.queue.done(job, outcome);
+    }
+}
+
+fn key(name: &str) -> KymaKey {
+    KymaKey::new("ns", name)
+}
+
+/// Queue with these Manifests, each of a Kyma of its own with the same name.
+fn queue(names: &[&str]) -> ManifestQueue {
+    let metrics = manifests::Metrics::register(&mut Registry::default());
+    let settings = manifests::Settings { request_deadline: Duration::ZERO, ..manifests::Settings::default() };
+    let queue = ManifestQueue::new(settings, metrics, Instant::now());
+    names.iter().for_each(|name| queue.insert(key(name), key(name)));
+    queue
+}
+
+struct Fixture {
+    queue: ManifestQueue,
+    workers: Workers,
+    shutdown: CancellationToken,
+    seen: UnboundedReceiver<Seen>,
+}
+
+impl Fixture {
+    /// Enqueues these Manifests for one worker.
+    fn start(names: &[&str]) -> Self {
+        let (queue, (sender, seen)) = (queue(names), unbounded_channel());
+        names.iter().for_each(|name| queue.enqueue(&key(name), Priority::User, false));
+        let (mut workers, shutdown, synced) = (Workers::default(), CancellationToken::new(), CancellationToken::new());
+        synced.cancel();
+        workers.start(Fake { queue: queue.clone(), seen: sender }, 1, &synced, &shutdown);
+        Self { queue, workers, shutdown, seen }
+    }
+
+    async fn next(&mut self) -> Seen {
+        timeout(Duration::from_secs(60), self.seen.recv()).await.expect("a reconcile begins").expect("a worker runs")
+    }
+
+    async fn end(mut self) {
+        self.shutdown.cancel();
+        self.workers.drained().await;
+        assert_eq!(self.seen.recv().await, None);
+    }
+}
+
+fn begun(name: &str) -> Seen {
+    Seen::Begun(name.to_owned())
+}
+
+#[tokio::test(start_paused = true)]
+async fn panic_ends_its_reconcile_alone_and_is_retried() {
+    let mut fixture = Fixture::start(&["panics", "works"]);
+    assert_eq!([fixture.next().await, fixture.next().await], [begun("panics"), begun("works")]);
+    assert_eq!(fixture.next().await, begun("panics"));
+    fixture.queue.remove(&key("panics"));
+    fixture.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn removed_manifest_ends_its_reconcile_at_once_and_is_forgotten() {
+    let mut fixture = Fixture::start(&["hangs", "works"]);
+    assert_eq!(fixture.next().await, begun("hangs"));
+    fixture.queue.remove(&key("hangs"));
+    let forgotten = Seen::Forgotten("hangs".to_owned());
+    assert_eq!([fixture.next().await, fixture.next().await], [forgotten, begun("works")]);
+    fixture.end().await;
+}
+
+#[test]
+fn verified_kyma_verifies_its_manifests() {
+    let queue = queue(&["a"]);
+    let ended = |work| ReconcileOutcome::ended(work);
+    let queued = |work, drift| QueuedWork { work, priority: Priority::User, drift };
+    for (queued, outcome, is_verified) in [
+        (queued(WorkSet::RUNTIME, Drift::All), ended(WorkSet::RUNTIME), true),
+        (queued(WorkSet::RUNTIME, Drift::None), ended(WorkSet::RUNTIME), false),
+        // Only the agent's installation was repaired.
+        (queued(WorkSet::INSTALLER, Drift::All), ended(WorkSet::INSTALLER), false),
+        // Paused, or failed: it is verified when the repeated reconcile has ended.
+        (queued(WorkSet::RUNTIME, Drift::All), ReconcileOutcome::default(), false),
+        (queued(WorkSet::RUNTIME, Drift::All), ReconcileOutcome::failed(WorkSet::RUNTIME, ErrorClass::Ours), false),
+    ] {
+        verify_modules(&queue, &key("a"), &queued, &outcome);
+        let job = queue.next().now_or_never();
+        assert_eq!(
+            job.as_ref().map(|job| (job.verify(), job.queued.priority)),
+            is_verified.then_some((true, Priority::Verification))
+        );
+        job.into_iter().for_each(|job| queue.done(job, ended(WorkSet::MANIFEST)));
+    }
+}
