@@ -167,12 +167,30 @@ fn component_descriptor(component: &str, version: &str, layer: &Value) -> Value 
     })
 }
 
-/// One ConfigMap that names the version.
+/// A ConfigMap that names the version, and the CRD of the module's own kind.
 fn layer(component: &str, version: &str) -> Vec<u8> {
     let name = component.rsplit('/').next().unwrap_or(component);
     let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": "kyma-system"},
         "data": {"version": version}});
-    tar("manifest.yaml", map.to_string().as_bytes())
+    let group = module_group(name);
+    let crd = json!({
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {"name": format!("samples.{group}")},
+        "spec": {
+            "group": group, "scope": "Namespaced",
+            "names": {"kind": "Sample", "listKind": "SampleList", "plural": "samples", "singular": "sample"},
+            "versions": [{"name": "v1alpha1", "served": true, "storage": true, "schema": {"openAPIV3Schema": {
+                "type": "object", "x-kubernetes-preserve-unknown-fields": true,
+            }}}],
+        },
+    });
+    tar("manifest.yaml", format!("{map}\n---\n{crd}\n").as_bytes())
+}
+
+/// API group of the kind `Sample` of a module, which its layer defines.
+#[must_use]
+pub fn module_group(module: &str) -> String {
+    format!("{module}.example.test")
 }
 
 /// A tar with one regular file, equal for equal contents.

@@ -62,6 +62,8 @@ pub struct Options {
     pub log: String,
     /// Seconds within which a moved channel reaches the Kymas that follow it.
     pub rollout_seconds: u32,
+    /// Host of the registry of the modules, if it is not the landscape's own [`ArtefactServer`].
+    pub registry: Option<String>,
     /// Duration of the receiver's Lease without a renewal, in seconds. Long by default, so that a receiver that a test
     /// stops keeps the Lease; a killed one is succeeded at once, because the successor has the same holder identity.
     pub lease_seconds: u16,
@@ -79,6 +81,7 @@ impl Default for Options {
             proxied: false,
             log: "info,kube_client=error".to_owned(),
             rollout_seconds: 0,
+            registry: None,
             lease_seconds: 60,
         }
     }
@@ -263,7 +266,7 @@ impl Landscape {
             .args(["--allow-runtime-addresses", "127.0.0.0/8,::1/128"])
             .args([
                 text(&"--oci-registry-host"),
-                text(&self.artefacts.host()),
+                text(&options.registry.clone().unwrap_or_else(|| self.artefacts.host())),
                 text(&"--oci-content-dir"),
                 path(&format!("{name}.content")),
             ])

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use tidewatch_shared::api::{ModuleReleaseMeta, ModuleTemplate};
 
 use super::Landscape;
+use crate::artefacts::module_group;
 
 impl Landscape {
     /// Writes the template of one version of a module.
@@ -55,7 +56,7 @@ impl Landscape {
     }
 }
 
-/// A template of the usual form, with a default module CR.
+/// A template with a default module CR and without a manager: the module is ready once its objects are applied.
 #[must_use]
 pub fn template(module: &str, version: &str) -> Value {
     json!({
@@ -66,11 +67,10 @@ pub fn template(module: &str, version: &str) -> Value {
             "version": version,
             "info": {"repository": format!("https://example.test/{module}"), "documentation": format!("https://example.test/{module}/docs")},
             "data": {
-                "apiVersion": "operator.kyma-project.io/v1alpha1", "kind": "Sample",
+                "apiVersion": format!("{}/v1alpha1", module_group(module)), "kind": "Sample",
                 "metadata": {"name": "default"}, "spec": {"resourceFilePath": "./module-data"},
             },
             "descriptor": {},
-            "manager": {"group": "apps", "version": "v1", "kind": "Deployment", "namespace": "kyma-system", "name": format!("{module}-controller")},
             "resources": [{"name": "rawManifest", "link": format!("https://example.test/{module}/{version}.yaml")}],
         },
     })

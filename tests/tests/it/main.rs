@@ -20,6 +20,7 @@ mod issuer;
 mod kubelet;
 mod kyma;
 mod load;
+mod modules;
 mod network;
 mod path;
 mod privilege;

@@ -98,7 +98,7 @@ const AGENT_NAMESPACE_RIGHTS: [NeededRight; 12] = [
 
 /// Rights of the receiver in its namespace of KCP, each with its reason. Each `list` and `watch` serves a reflector,
 /// and readiness waits for all of them; the module of tests that uses a verb is in parentheses.
-const RECEIVER_RIGHTS: [(Right<'static>, &str); 16] = [
+const RECEIVER_RIGHTS: [(Right<'static>, &str); 17] = [
     (
         (GROUP, "kymas", "", "get list patch watch"),
         "get: every reconcile begins with a quorum read; patch: finalizer (kyma)",
@@ -108,6 +108,7 @@ const RECEIVER_RIGHTS: [(Right<'static>, &str); 16] = [
         (GROUP, "manifests", "", "create delete list patch update watch"),
         "create, delete: covered below; patch: every apply; update: removes what others add to a spec, in no test of landscapes",
     ),
+    ((GROUP, "manifests/status", "", "patch"), "state and inventory of a module (modules)"),
     ((GROUP, "modulereleasemetas", "", "list watch"), "a cache"),
     ((GROUP, "moduletemplates", "", "list watch"), "a cache"),
     ((GROUP, "watchers", "", "list patch watch"), "patch: covered below"),

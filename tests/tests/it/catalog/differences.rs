@@ -43,7 +43,7 @@ async fn user_changes_to_the_catalog_are_reverted_and_user_objects_stay() -> Tes
     let whole = templates.get("keda-1.0.0").await?;
     for tampered in [
         json!({"info": {"repository": "https://example.test/evil"}}),
-        json!({"manager": {"name": "another"}}),
+        json!({"manager": {"group": "apps", "version": "v1", "kind": "Deployment", "name": "another"}}),
         json!({"resources": [{"name": "rawManifest", "link": "https://example.test/evil.yaml"}]}),
     ] {
         let patch = Patch::Merge(json!({"spec": tampered}));

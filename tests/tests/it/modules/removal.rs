@@ -1,0 +1,77 @@
+//! Removal, and the resources that block it.
+
+use super::*;
+
+#[tokio::test]
+async fn user_resources_block_the_removal_and_are_named() -> TestResult {
+    let modules = ModuleRuntime::start("blocked", &[("sample", &["1.0.0"])]).await?;
+    modules.setup.runtime.select(&["sample"]).await?;
+    modules.becomes("sample", "1.0.0", State::Ready).await?;
+    modules.create_sample("mine").await?;
+    modules.setup.runtime.select(&[]).await?;
+    modules.says("sample", State::Deleting, "Sample kyma-system/mine").await?;
+    // The operator still runs, and the default module CR is still there.
+    let samples = modules.samples("v1alpha1", "Sample").await?;
+    assert!(samples.get("default").await?.metadata.deletion_timestamp.is_none());
+    assert_eq!(modules.kubelet.running("sample-operator").len(), 1);
+    samples.delete("mine", &DeleteParams::default()).await?;
+    modules.is_clean().await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_unmanaged_module_keeps_its_objects_without_our_label() -> TestResult {
+    let modules = ModuleRuntime::start("unmanaged", &[("sample", &["1.0.0"])]).await?;
+    modules.setup.runtime.select(&["sample"]).await?;
+    modules.becomes("sample", "1.0.0", State::Ready).await?;
+    let unmanaged = json!({"spec": {"modules": [{"name": "sample", "managed": false}]}});
+    modules.setup.runtime.patch_kyma(&unmanaged).await?;
+    until("no Manifest", async || Ok(modules.setup.manifests().await?.is_empty().then_some(()))).await?;
+    assert_eq!(modules.objects().await?, Vec::<String>::new(), "no object has our label");
+    let deployments = Api::<Deployment>::namespaced(modules.client().await?, SKR_NAMESPACE);
+    assert!(deployments.get("sample-manager").await?.metadata.deletion_timestamp.is_none());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_receiver_killed_during_install_and_removal_completes_both() -> TestResult {
+    let modules = ModuleRuntime::start("module-kills", &[("sample", &["1.0.0"])]).await?;
+    let restart = async || {
+        modules.setup.landscape.with_receiver(async |receiver| receiver.kill9()).await?;
+        modules.setup.landscape.start_receiver().await
+    };
+    let crds = Api::<CustomResourceDefinition>::all(modules.client().await?);
+    let exists = async |name: &str| anyhow::Ok(crds.get_metadata_opt(name).await?.is_some());
+    let definition = "samples.operator.kyma-project.io";
+    modules.setup.runtime.select(&["sample"]).await?;
+    until("the CRD of the module", async || Ok(exists(definition).await?.then_some(()))).await?;
+    restart().await?;
+    modules.becomes("sample", "1.0.0", State::Ready).await?;
+    let samples = modules.samples("v1alpha1", "Sample").await?;
+    modules.setup.runtime.select(&[]).await?;
+    until("the default module CR to go", async || {
+        Ok(samples
+            .get_opt("default")
+            .await
+            .ok()
+            .flatten()
+            .is_none_or(|it| it.metadata.deletion_timestamp.is_some())
+            .then_some(()))
+    })
+    .await?;
+    restart().await?;
+    modules.is_clean().await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_deleted_kyma_takes_its_modules_along() -> TestResult {
+    let modules = ModuleRuntime::start("kyma-goes", &[("sample", &["1.0.0"])]).await?;
+    modules.setup.runtime.select(&["sample"]).await?;
+    modules.becomes("sample", "1.0.0", State::Ready).await?;
+    let kymas = modules.setup.kcp_kymas().await?;
+    kymas.delete(modules.setup.runtime.name(), &DeleteParams::default()).await?;
+    until("the Kyma to go", async || Ok(modules.setup.runtime.kcp_kyma().await?.is_none().then_some(()))).await?;
+    assert_eq!(modules.objects().await?, Vec::<String>::new());
+    Ok(())
+}
