@@ -12,6 +12,7 @@ pub mod manifests;
 mod path;
 mod plan_index;
 pub mod queue;
+mod report;
 mod runtime;
 mod sequences;
 pub mod table;
@@ -19,6 +20,7 @@ mod verified;
 
 pub use ledger::EpochView;
 pub use path::{Contract, PathState, Unproven};
+pub use report::{ModuleReport, ReportTicket};
 pub use verified::{EventBatch, Verified};
 
 pub(crate) use path::{Inherited, LastHeartbeat, PathThresholds, USED_V3_SUFFIX, condition_shows_v3};

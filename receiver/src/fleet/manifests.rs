@@ -6,6 +6,7 @@
 mod job;
 mod layer_waits;
 mod metrics;
+mod settling;
 #[cfg(test)]
 mod tests;
 
@@ -25,8 +26,9 @@ use tokio_util::sync::CancellationToken;
 pub use job::ManifestJob;
 pub use metrics::Metrics;
 
-use self::layer_waits::LayerWaits;
+use self::{layer_waits::LayerWaits, settling::Settling};
 use super::{
+    ReportTicket,
     due::next_due,
     queue::{DelayReason, Drift, Priority, Queue, QueuedWork, ReconcileOutcome, WorkSet},
 };
@@ -71,12 +73,15 @@ struct Inner {
     safe: Instant,
     metrics: Metrics,
     notify: Notify,
+    /// Reports were settled.
+    settled: Notify,
     state: Mutex<State>,
 }
 
 struct State {
     queue: Queue<ManifestKey, KymaKey>,
     waits: LayerWaits,
+    settling: Settling,
     /// Reconciles in progress of registered Manifests; bounded by the number of workers.
     running: HashMap<ManifestKey, CancellationToken>,
 }
@@ -93,16 +98,23 @@ impl ManifestQueue {
         let state = State {
             queue: Queue::with_groups(settings.slots, PER_RUNTIME, settings.seed),
             waits: LayerWaits::default(),
+            settling: Settling::default(),
             running: HashMap::new(),
         };
         let safe = started + settings.request_deadline;
-        Self(Arc::new(Inner { safe, metrics, notify: Notify::new(), state: Mutex::new(state) }))
+        let state = Mutex::new(state);
+        Self(Arc::new(Inner { safe, metrics, notify: Notify::new(), settled: Notify::new(), state }))
     }
 
     /// Registers a Manifest of a Kyma, or moves it to another Kyma; enqueues nothing. Only registered Manifests can be
     /// enqueued.
     pub fn insert(&self, key: ManifestKey, kyma: KymaKey) {
-        self.with(|state, now| state.queue.insert_into(key, kyma, now));
+        self.with(|state, now| {
+            if let Some(before) = state.queue.group(&key).filter(|before| **before != kyma).cloned() {
+                state.settling.remove(&before, &key);
+            }
+            state.queue.insert_into(key, kyma, now);
+        });
     }
 
     /// Removes a Manifest with its work, and cancels its reconcile.
@@ -113,6 +125,26 @@ impl ManifestQueue {
     /// Enqueues a reconcile of a Manifest. Unknown Manifests are ignored.
     pub fn enqueue(&self, key: &ManifestKey, priority: Priority, verify: bool) {
         self.with(|state, now| state.queue.enqueue(key, work(priority, verify), now));
+    }
+
+    /// Enqueues a reconcile of each Manifest that a report affects, which reads these objects again. Unknown Manifests
+    /// are ignored.
+    pub fn report(&self, affected: Vec<(ManifestKey, Drift)>, ticket: ReportTicket) {
+        self.with(|state, now| {
+            let known = |(key, _): &(ManifestKey, Drift)| state.queue.group(key) == Some(&ticket.kyma);
+            let affected: Vec<_> = affected.into_iter().filter(known).collect();
+            state.settling.add(affected.iter().map(|(key, _)| key.clone()).collect(), ticket);
+            for (key, drift) in affected {
+                let work = QueuedWork { work: WorkSet::MANIFEST, priority: Priority::User, drift };
+                state.queue.enqueue(&key, work, now);
+            }
+        });
+    }
+
+    /// Waits for a report that is settled: each affected Manifest has finished a reconcile that began after it. Supports
+    /// one caller. Cancel safe.
+    pub async fn next_settled(&self) -> ReportTicket {
+        next_due(&self.0.settled, || (self.lock().settling.take(), None)).await
     }
 
     /// Enqueues a reconcile of each Manifest of a Kyma.
@@ -197,6 +229,7 @@ impl ManifestQueue {
         self.with(|state, now| {
             state.running.remove(&job.key);
             state.queue.finish(&job.key, &job.queued, outcome, now);
+            state.settling.ended(&job.kyma, &job.key, !outcome.ended.minus(outcome.failed).is_empty());
             if job.since < self.0.safe {
                 // A last write of the previous lease holder may land after it.
                 let again = work(Priority::Catalog, true);
@@ -214,8 +247,12 @@ impl ManifestQueue {
         let result = step(&mut state, now);
         let sooner = state.queue.earliest().is_some_and(|at| before.is_none_or(|before| at < before));
         let wake = sooner || state.queue.has_ready();
+        let has_settled = state.settling.has_settled();
         self.0.metrics.queue(&state.queue);
         drop(state);
+        if has_settled {
+            self.0.settled.notify_one();
+        }
         if wake {
             self.0.notify.notify_one();
         }
@@ -234,6 +271,9 @@ impl State {
             cancellation.cancel();
         }
         self.waits.forget(key);
+        if let Some(kyma) = self.queue.group(key).cloned() {
+            self.settling.remove(&kyma, key);
+        }
         self.queue.remove(key);
     }
 
@@ -243,6 +283,7 @@ impl State {
         let kyma = self.queue.group(&key)?.clone();
         let cancellation = CancellationToken::new();
         self.running.insert(key.clone(), cancellation.clone());
+        self.settling.begins(&key);
         let time_limit = self.queue.time_limit(&key);
         Some(job::Start { key, kyma, queued, time_limit, cancellation, since: now })
     }

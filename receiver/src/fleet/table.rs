@@ -1,8 +1,8 @@
 //! Runtime table: state of all runtimes and the work queue under one lock. An event is recorded and its work enqueued
 //! in one step, and a reconcile takes its work together with a snapshot of the accepted sequences.
 //!
-//! In memory and non-blocking; only [`RuntimeTable::next`], [`RuntimeTable::next_delivery`] and
-//! [`RuntimeTable::forward_health_changed`] wait. The table is an instance without statics: a process, or a test, can
+//! In memory and non-blocking; only [`RuntimeTable::next`], [`RuntimeTable::next_delivery`],
+//! [`RuntimeTable::next_module_report`] and [`RuntimeTable::forward_health_changed`] wait. The table is an instance without statics: a process, or a test, can
 //! hold several.
 
 mod enqueue;
@@ -10,6 +10,7 @@ mod forward;
 mod heartbeat_interval;
 mod job;
 mod metrics;
+mod modules;
 mod runtime_trust;
 mod silence;
 mod stamps;
@@ -107,6 +108,7 @@ struct Inner {
     interval: HeartbeatInterval,
     notify: Notify,
     forward: forward::Wakeups,
+    reports: modules::ReportAdded,
     state: Mutex<State>,
 }
 
@@ -122,6 +124,7 @@ impl RuntimeTable {
             interval: HeartbeatInterval::new(state.interval()),
             notify: Notify::new(),
             forward: forward::Wakeups::default(),
+            reports: modules::ReportAdded::default(),
             state: Mutex::new(state),
         }))
     }
@@ -130,6 +133,12 @@ impl RuntimeTable {
     /// becomes unsettled by a new plan.
     pub fn place(&self, key: KymaKey, runtime: Option<RuntimeId>, plan: Arc<Plan>) {
         self.with(|state, now| state.place(key, runtime, plan, now));
+    }
+
+    /// Returns true if a Kyma was placed with an equal plan; `None` for an unknown Kyma.
+    #[must_use]
+    pub fn has_plan(&self, key: &KymaKey, plan: &Plan) -> Option<bool> {
+        self.lock().kymas.get(key).map(|entry| entry.runtime.plan_revision() == plan.revision())
     }
 
     /// Removes a Kyma.
@@ -335,7 +344,11 @@ impl RuntimeTable {
         let wake = sooner || state.queue.has_ready();
         self.0.metrics.queue(&state.queue);
         self.0.interval.set(state.interval());
+        let is_reported = std::mem::take(&mut state.reports.has_new);
         drop(state);
+        if is_reported {
+            self.0.reports.0.notify_one();
+        }
         if wake {
             self.0.notify.notify_one();
         }

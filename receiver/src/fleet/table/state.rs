@@ -1,6 +1,10 @@
 //! State under the runtime table's lock.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::{Arc, Weak},
+    time::Duration,
+};
 
 use tidewatch_shared::{
     heartbeat::Heartbeat,
@@ -11,8 +15,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    PlacementError, Settings, job::ReconcileStart, silence::Incomplete, stamps::Stamps, traces::PendingTraces,
-    trust::TrustAnnouncer,
+    PlacementError, Settings, job::ReconcileStart, modules::ModuleReports, silence::Incomplete, stamps::Stamps,
+    traces::PendingTraces, trust::TrustAnnouncer,
 };
 use crate::{
     base::{error_class::ErrorClass, key::KymaKey},
@@ -51,7 +55,7 @@ pub(super) struct HeartbeatReply {
 pub(super) struct Entry {
     pub(super) id: Option<RuntimeId>,
     /// Distinguishes successive Kymas of one name: a reconcile of an earlier one settles nothing.
-    generation: u64,
+    pub(super) generation: u64,
     pub(super) runtime: Runtime,
     /// Path state at the last [`RuntimeTable::changed_paths`](super::RuntimeTable::changed_paths).
     pub(super) reported_path: Option<PathState>,
@@ -69,6 +73,8 @@ pub(super) struct State {
     pub(super) runtimes: HashMap<RuntimeId, Vec<KymaKey>>,
     pub(super) queue: Queue<KymaKey>,
     pub(super) outbox: Outbox<Snapshot>,
+    /// Changes of module objects.
+    pub(super) reports: ModuleReports,
     pub(super) stamps: Stamps,
     pub(super) traces: PendingTraces,
     pub(super) trust: TrustAnnouncer,
@@ -76,8 +82,8 @@ pub(super) struct State {
     pub(super) lost_connections: HashMap<KymaKey, Instant>,
     /// Agents with missing objects, by their last heartbeats; bounded by the number of Kymas.
     pub(super) incomplete: HashMap<KymaKey, Incomplete>,
-    /// Index of the last plan; most runtimes share one plan.
-    planned: Option<Arc<PlanIndex>>,
+    /// Indexes of the plans in use, by revision; most runtimes share a few plans.
+    planned: HashMap<String, Weak<PlanIndex>>,
     generations: u64,
 }
 
@@ -90,12 +96,13 @@ impl State {
             runtimes: HashMap::new(),
             queue: Queue::new(settings.slots, settings.seed),
             outbox: Outbox::new(forward::Limits::default(), settings.seed),
+            reports: ModuleReports::default(),
             stamps: Stamps::default(),
             traces: PendingTraces::default(),
             trust: TrustAnnouncer::default(),
             lost_connections: HashMap::new(),
             incomplete: HashMap::new(),
-            planned: None,
+            planned: HashMap::new(),
             generations: 0,
         }
     }
@@ -104,7 +111,11 @@ impl State {
         let planned = self.planned(plan);
         if let Some(entry) = self.kymas.get_mut(&key).filter(|entry| entry.id == id) {
             let missing = entry.runtime.replan(planned, now);
-            self.queue.enqueue(&key, QueuedWork::new(missing, Priority::Catalog), now);
+            if missing.contains(Work::Manifest) {
+                // The objects of the unsettled events are no longer known.
+                self.reports.add(&key, Drift::All);
+            }
+            self.queue.enqueue(&key, QueuedWork::new(missing.minus(WorkSet::MANIFEST), Priority::Catalog), now);
             return;
         }
         self.unindex(&key);
@@ -129,6 +140,7 @@ impl State {
         }
         self.queue.remove(key);
         self.traces.take(key);
+        self.reports.remove(key);
         self.lost_connections.remove(key);
         self.incomplete.remove(key);
     }
@@ -165,7 +177,7 @@ impl State {
         let mut recorded = entry.runtime.events(epoch, created, events);
         let forwarded = super::forward::take(&mut self.outbox, entry, &id, epoch, &mut recorded, leaf.as_ref());
         let mut enqueued = None;
-        if let Some(work) = recorded.queued.take() {
+        if let Some(work) = recorded.queued.take().and_then(|work| self.reports.split(&key, work)) {
             entry.accepted.get_or_insert(now);
             enqueued = Some((key.clone(), self.queue.queued(&key).is_empty()));
             self.queue.enqueue(&key, work, now);
@@ -194,7 +206,7 @@ impl State {
             let work = self.queue.queued(&key);
             self.queue.enqueue(&key, QueuedWork::new(work, Priority::User), now);
         }
-        if let Some(work) = record.queued.take() {
+        if let Some(work) = record.queued.take().and_then(|work| self.reports.split(&key, work)) {
             self.queue.enqueue(&key, work, now);
         }
         let plan_revision = entry.runtime.plan_revision().to_owned();
@@ -301,9 +313,13 @@ impl State {
     }
 
     fn planned(&mut self, plan: Arc<Plan>) -> Arc<PlanIndex> {
-        match &self.planned {
-            Some(planned) if Arc::ptr_eq(&planned.plan, &plan) || planned.plan == plan => planned.clone(),
-            _ => self.planned.insert(Arc::new(PlanIndex::new(plan))).clone(),
+        let known = self.planned.get(plan.revision()).and_then(Weak::upgrade);
+        if let Some(planned) = known.filter(|it| Arc::ptr_eq(&it.plan, &plan) || it.plan == plan) {
+            return planned;
         }
+        self.planned.retain(|_, planned| planned.strong_count() > 0);
+        let planned = Arc::new(PlanIndex::new(plan));
+        self.planned.insert(planned.plan.revision().to_owned(), Arc::downgrade(&planned));
+        planned
     }
 }

@@ -2,6 +2,7 @@
 
 mod forward;
 mod model;
+mod modules;
 mod silence;
 #[cfg(feature = "otlp")]
 mod traces;

@@ -1,0 +1,58 @@
+//! Events of module objects, which the reconciles of Manifests settle.
+
+use super::*;
+
+/// A table with a Kyma whose only watch is one on module objects.
+fn table() -> RuntimeTable {
+    let watch = json!({"name": "w", "version": "v1", "resource": "things", "field": "spec", "manager": "m",
+                       "work": ["manifest"]});
+    let plan = Plan::parse(&json!({"revision": "1", "watches": [watch]}).to_string()).unwrap();
+    let fleet = fleet(4);
+    fleet.place(key(0), Some(id(0)), Arc::new(plan));
+    fleet.set_synced();
+    fleet
+}
+
+fn settled(fleet: &RuntimeTable, counter: u64) -> u64 {
+    send_heartbeat(fleet, 0, counter).settled.get("w").copied().unwrap_or_default()
+}
+
+#[tokio::test(start_paused = true)]
+async fn report_settles_the_events_before_it() {
+    let fleet = table();
+    assert!(fleet.next_module_report().now_or_never().is_none());
+    send(&fleet, 0, 1).unwrap();
+    let report = fleet.next_module_report().await;
+    assert_eq!((&report.ticket.kyma, &report.drift), (&key(0), &Drift::All));
+    send(&fleet, 0, 2).unwrap();
+    assert_eq!(settled(&fleet, 1), 0);
+    fleet.modules_settled(&report.ticket);
+    assert_eq!(settled(&fleet, 2), 1);
+    let next = fleet.next_module_report().await;
+    fleet.modules_settled(&next.ticket);
+    assert_eq!(settled(&fleet, 3), 2);
+    assert!(fleet.next().now_or_never().is_none(), "no work on the Kyma");
+}
+
+#[tokio::test(start_paused = true)]
+async fn report_of_an_earlier_kyma_settles_nothing() {
+    let fleet = table();
+    send(&fleet, 0, 1).unwrap();
+    let report = fleet.next_module_report().await;
+    let watch = json!({"name": "w", "version": "v1", "resource": "things", "field": "spec", "manager": "m",
+                       "work": ["manifest"]});
+    let plan = Plan::parse(&json!({"revision": "1", "watches": [watch]}).to_string()).unwrap();
+    fleet.remove(&key(0));
+    fleet.place(key(0), Some(id(0)), Arc::new(plan));
+    send(&fleet, 0, 1).unwrap();
+    fleet.modules_settled(&report.ticket);
+    assert_eq!(settled(&fleet, 1), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn removed_kyma_has_no_report() {
+    let fleet = table();
+    send(&fleet, 0, 1).unwrap();
+    fleet.remove(&key(0));
+    assert!(fleet.next_module_report().now_or_never().is_none());
+}
