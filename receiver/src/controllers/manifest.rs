@@ -5,6 +5,7 @@
 //! `report` and `status` are pure.
 
 mod blocking;
+mod drift;
 mod execute;
 mod image;
 mod inventory;
@@ -20,6 +21,7 @@ mod status;
 mod step;
 #[cfg(test)]
 mod tests;
+mod watches;
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -34,12 +36,15 @@ use tidewatch_shared::{
 };
 use tokio::time::{Instant, timeout};
 
+pub(crate) use drift::affected;
 pub(crate) use execute::finalizers;
 pub use layers::{LayerObjects, ModuleLayers};
 pub use memory::Memories;
 pub use metrics::Metrics;
+pub(crate) use watches::module_watches;
 
 use self::{
+    drift::object_key,
     execute::{Execution, Failure, wanted_finalizers},
     inventory::Inventory,
     layers::layer_key,
@@ -326,8 +331,13 @@ impl Reconcile<'_> {
             hash(&(&metadata.uid, metadata.generation, spec.install.source.to_string(), self.revision))
         });
         let verify = self.queued.drift == Drift::All;
-        let memory = self.ctx.memories.take(self.key, desired, verify, inventory.clone());
+        let mut memory = self.ctx.memories.take(self.key, desired, verify, inventory.clone());
         let mut facts = facts(goal, &record.manifest, objects.as_deref(), inventory, memory.is_complete());
+        if let Drift::Objects(objects) = &self.queued.drift {
+            for object in objects.iter().filter(|object| !memory.is_echo(object)) {
+                facts.seen.remove(&object_key(object));
+            }
+        }
         if self.has_successor {
             facts.default_object = DefaultObject::NotWanted;
             facts.blocked = Some(false);

@@ -70,6 +70,11 @@ pub(crate) fn is_built_in(group: &str) -> bool {
     built_in::has_group(group)
 }
 
+/// Returns a kind of Kubernetes itself in its preferred version.
+pub(crate) fn built_in(group: &str, kind: &str) -> Option<ServedKind<'static>> {
+    built_in::of_kind(group, kind).next()
+}
+
 /// Returns true for the response to a request for a kind that the API server does not serve: a 404 that names no object.
 pub(crate) fn is_unserved(error: &kube::Error) -> bool {
     let names_none = |status: &kube::core::Status| status.details.as_ref().is_none_or(|it| it.name.is_empty());

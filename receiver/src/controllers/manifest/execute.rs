@@ -31,7 +31,7 @@ use crate::{
     base::{error_class::ErrorClass, key::KymaKey},
     kube::{
         kinds::{Kinds, is_built_in, is_unserved},
-        object::{self, Component, Ownership, Shape, Target},
+        object::{self, Component, Converged, Ownership, Shape, Target},
         runtime_access::{classify, describe, list_first, retain},
     },
 };
@@ -81,6 +81,8 @@ struct Applied {
     accepted: Option<u64>,
     /// The object is an established CRD.
     is_established: bool,
+    /// Version of the object, if this reconcile wrote it.
+    written: Option<String>,
 }
 
 /// One reconcile of one Manifest.
@@ -156,8 +158,11 @@ impl<'a> Execution<'a> {
         let applied: Vec<_> = stream::iter(requests).buffered(CONCURRENCY).collect().await;
         for (object, applied) in objects.iter().zip(applied) {
             let seen = match applied {
-                Ok(Applied { accepted, is_established }) => {
+                Ok(Applied { accepted, is_established, written }) => {
                     self.memory.accept(&object.key, accepted);
+                    if let Some(version) = written {
+                        self.memory.wrote(&object.key, &version);
+                    }
                     if is_established {
                         self.established.insert(object.key.clone());
                     }
@@ -192,9 +197,11 @@ impl<'a> Execution<'a> {
             Target { name: &key.name, manager: field_manager::MODULE, shape, desired: body, budget: Some(&budget) };
         let mut accepted = self.memory.accepted(key);
         match target.converge(&api, found, &mut accepted).await {
-            Ok(converged) => {
-                Ok(Applied { accepted, is_established: key.is_definition() && is_established(&converged.object) })
-            }
+            Ok(Converged { object, written, .. }) => Ok(Applied {
+                accepted,
+                is_established: key.is_definition() && is_established(&object),
+                written: object.resource_version().filter(|_| written),
+            }),
             Err(error) => Err(error.request().map_or_else(|| contested(operation()), |error| failed(&error))),
         }
     }

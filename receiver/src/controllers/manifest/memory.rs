@@ -7,7 +7,12 @@ use std::{
     time::Duration,
 };
 
-use super::inventory::{Inventory, ObjectKey};
+use tidewatch_shared::event::Object;
+
+use super::{
+    drift::object_key,
+    inventory::{Inventory, ObjectKey},
+};
 use crate::{base::random::Random, fleet::manifests::ManifestKey};
 
 /// First delay until a Manifest that waits is reconciled again; it doubles while the cause stays the same.
@@ -24,6 +29,8 @@ pub(super) struct Memory {
     recorded: Inventory,
     /// Forms in which the runtime's API server stores objects otherwise than desired, by hash of their keys.
     accepted: BTreeMap<u64, u64>,
+    /// Versions that the API server returned for our writes, by hash of the keys, until the agent reports them.
+    written: BTreeMap<u64, u64>,
     /// Cause of the wait, as a hash, and the number of reconciles that found it.
     waits: (u64, u32),
 }
@@ -48,6 +55,19 @@ impl Memory {
             Some(form) => drop(self.accepted.insert(hash(key), form)),
             None => drop(self.accepted.remove(&hash(key))),
         }
+    }
+
+    /// Records the version that a write returned.
+    pub(super) fn wrote(&mut self, key: &ObjectKey, version: &str) {
+        self.written.insert(hash(key), hash(version));
+    }
+
+    /// Returns true once if a report is that of our own write, after which nobody else has written.
+    pub(super) fn is_echo(&mut self, object: &Object) -> bool {
+        let (key, version) = (hash(&object_key(object)), hash(object.resource_version.as_str()));
+        let is_echo = self.written.get(&key) == Some(&version);
+        self.written.remove(&key);
+        is_echo
     }
 
     /// Records that all desired objects are applied.
@@ -88,6 +108,9 @@ impl Memories {
         let mut memory = self.lock().by_manifest.remove(key).unwrap_or_default();
         if verify || desired.is_none() || memory.applied != desired {
             memory.applied = None;
+        }
+        if verify {
+            memory.written.clear();
         }
         memory.recorded = recorded;
         memory

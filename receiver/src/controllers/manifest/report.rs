@@ -14,6 +14,15 @@ use crate::controllers::status::known;
 /// Objects, CRDs and failures that a text names at most.
 const MAX_NAMED: usize = 5;
 
+/// Begin of the operation of a removal that user CRs block.
+const BLOCKED: &str = "waiting for module crs deletion";
+
+/// Returns true if user CRs blocked the removal of a Manifest when it was reconciled last.
+pub(crate) fn is_blocked(manifest: &Manifest) -> bool {
+    let last = manifest.status.as_ref().and_then(|status| status.last_operation.as_ref());
+    manifest.metadata.deletion_timestamp.is_some() && last.is_some_and(|last| last.operation.starts_with(BLOCKED))
+}
+
 /// Results besides the facts.
 pub(super) struct Details<'a> {
     pub(super) manifest: &'a Manifest,
@@ -100,7 +109,7 @@ fn removing(facts: &Facts<'_>, details: &Details<'_>) -> String {
         return format!("waiting as other finalizers are present: [{}]", details.foreign_finalizers.join(" "));
     }
     if let Some(blockers) = &details.blockers {
-        return format!("waiting for module crs deletion: {blockers}");
+        return format!("{BLOCKED}: {blockers}");
     }
     if let Some(failure) = details.failures.first() {
         return failure.line();

@@ -1,6 +1,7 @@
 //! Reconciles of a Manifest with fake API servers of the control plane and of a runtime cluster.
 
 mod model;
+mod reported;
 mod successor;
 
 use std::{sync::Arc, time::Duration};

@@ -1,0 +1,188 @@
+//! Watches on the modules of one runtime, derived from the inventories of its Manifests. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use tidewatch_shared::{
+    api::{Manifest, Resource},
+    names::{OWN_MANAGER, SKR_NAMESPACE, label},
+    plan::{Field, PlannedWatch, Work, carries_secrets},
+};
+
+use super::report::is_blocked;
+use crate::kube::kinds::{ServedKind, built_in};
+
+/// Watches per runtime at most, far more than kinds that modules contain. Beyond it, the verification finds drift.
+const MAX_WATCHES: usize = 100;
+/// API group of the CRDs, which the base plan watches.
+const DEFINITIONS: &str = "apiextensions.k8s.io";
+/// Resources that controllers write all the time, or that a watch of another resource covers.
+const UNWATCHED: [(&str, &str); 6] = [
+    ("", "endpoints"),
+    ("", "events"),
+    ("", "nodes"),
+    ("coordination.k8s.io", "leases"),
+    ("discovery.k8s.io", "endpointslices"),
+    ("events.k8s.io", "events"),
+];
+
+/// Builds the watches on the objects of modules: by kind, on objects with our label. Kinds that can contain secrets are
+/// not watched. While user CRs block a removal, the kinds that the module defines are watched as well.
+pub(crate) fn module_watches<'a>(manifests: impl Iterator<Item = &'a Manifest> + Clone) -> Vec<PlannedWatch> {
+    let mut kinds: BTreeMap<(&str, &str), (ServedKind<'static>, BTreeSet<&str>)> = BTreeMap::new();
+    let mut blocking = BTreeSet::new();
+    for manifest in manifests {
+        let objects = manifest.status.as_ref().map(|status| status.synced()).unwrap_or_default();
+        for object in objects {
+            let Some(kind) = watched_kind(object) else { continue };
+            kinds.entry((kind.group, kind.plural)).or_insert((kind, BTreeSet::new())).1.insert(&object.namespace);
+        }
+        if is_blocked(manifest) {
+            let definitions = objects.iter().filter(|object| object.group == DEFINITIONS);
+            blocking.extend(definitions.filter_map(|definition| definition.name.split_once('.')));
+        }
+    }
+    let of_kinds = kinds.values().map(|(kind, namespaces)| of_objects(kind, namespaces));
+    let of_blocking = blocking.into_iter().map(|(plural, group)| of_resources(plural, group));
+    let is_valid = |watch: &PlannedWatch| watch.check().is_ok();
+    of_kinds.chain(of_blocking).filter(is_valid).take(MAX_WATCHES).collect()
+}
+
+/// Kind of an object, if the agent may and should watch it.
+fn watched_kind(object: &Resource) -> Option<ServedKind<'static>> {
+    let kind = built_in(&object.group, &object.kind)?;
+    let is_watched = kind.group != DEFINITIONS
+        && !carries_secrets(kind.group, kind.plural)
+        && !UNWATCHED.contains(&(kind.group, kind.plural));
+    is_watched.then_some(kind)
+}
+
+/// Watch on the objects of modules of one kind. Within the namespace of all modules if no object is elsewhere, so that
+/// the agent's rights stay small.
+fn of_objects(kind: &ServedKind<'_>, namespaces: &BTreeSet<&str>) -> PlannedWatch {
+    let is_local = kind.namespaced && namespaces.iter().all(|namespace| *namespace == SKR_NAMESPACE);
+    // Their readiness is that of the module.
+    let is_workload = kind.group == "apps" || kind.group == "batch";
+    PlannedWatch {
+        name: format!("modules/{}", full_name(kind.plural, kind.group)),
+        group: kind.group.to_owned(),
+        version: kind.version.to_owned(),
+        resource: kind.plural.to_owned(),
+        namespace: is_local.then(|| SKR_NAMESPACE.to_owned()),
+        label_selector: format!("{}={}", label::MANAGED_BY, label::MANAGED_BY_SKR),
+        field_selector: String::new(),
+        field: if is_workload { Field::Status } else { Field::Spec },
+        manager: OWN_MANAGER.to_owned(),
+        work: BTreeSet::from([Work::Manifest]),
+    }
+}
+
+/// Watch on all resources of a kind that a module defines.
+fn of_resources(plural: &str, group: &str) -> PlannedWatch {
+    PlannedWatch {
+        name: format!("blocking/{}", full_name(plural, group)),
+        group: group.to_owned(),
+        version: "*".to_owned(),
+        resource: plural.to_owned(),
+        namespace: None,
+        label_selector: String::new(),
+        field_selector: String::new(),
+        field: Field::Spec,
+        manager: OWN_MANAGER.to_owned(),
+        work: BTreeSet::from([Work::Manifest]),
+    }
+}
+
+fn full_name(plural: &str, group: &str) -> String {
+    if group.is_empty() { plural.to_owned() } else { format!("{plural}.{group}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn manifest(objects: &[(&str, &str, &str, &str)], change: impl FnOnce(&mut Value)) -> Manifest {
+        let entry = |(group, kind, namespace, name): &(&str, &str, &str, &str)| json!({"group": group, "version": "v1", "kind": kind, "namespace": namespace, "name": name});
+        let synced: Vec<_> = objects.iter().map(entry).collect();
+        let mut manifest = json!({"apiVersion": "operator.kyma-project.io/v1beta2", "kind": "Manifest",
+            "metadata": {"name": "m", "namespace": "ns"},
+            "spec": {"remote": true, "install": {"name": "i", "source": {}}},
+            "status": {"state": "Ready", "synced": synced}});
+        change(&mut manifest);
+        serde_json::from_value(manifest).unwrap()
+    }
+
+    fn summary(manifests: &[Manifest]) -> Vec<(String, Option<String>, Field)> {
+        let watches = module_watches(manifests.iter());
+        watches.into_iter().map(|watch| (watch.name, watch.namespace, watch.field)).collect()
+    }
+
+    #[test]
+    fn each_kind_of_the_inventories_is_watched_once() {
+        let system = Some("kyma-system".to_owned());
+        let a = [
+            ("apps", "Deployment", "kyma-system", "a"),
+            ("", "ConfigMap", "kyma-system", "a"),
+            ("rbac.authorization.k8s.io", "ClusterRole", "", "a"),
+        ];
+        let b = [("apps", "Deployment", "kyma-system", "b"), ("", "ConfigMap", "elsewhere", "b")];
+        let expected = [
+            ("modules/configmaps".to_owned(), None, Field::Spec),
+            ("modules/deployments.apps".to_owned(), system.clone(), Field::Status),
+            ("modules/clusterroles.rbac.authorization.k8s.io".to_owned(), None, Field::Spec),
+        ];
+        let manifests = [manifest(&a, |_| ()), manifest(&b, |_| ())];
+        assert_eq!(summary(&manifests), expected);
+        assert_eq!(summary(&manifests[..1])[0], ("modules/configmaps".to_owned(), system, Field::Spec));
+        assert_eq!(summary(&[manifest(&[], |_| ())]), []);
+    }
+
+    #[test]
+    fn secrets_busy_kinds_and_unknown_ones_are_not_watched() {
+        let objects = [
+            ("", "Secret", "kyma-system", "a"),
+            ("coordination.k8s.io", "Lease", "kyma-system", "a"),
+            ("certificates.k8s.io", "CertificateSigningRequest", "", "a"),
+            ("apiextensions.k8s.io", "CustomResourceDefinition", "", "samples.example.test"),
+            ("example.test", "Sample", "kyma-system", "a"),
+        ];
+        assert_eq!(summary(&[manifest(&objects, |_| ())]), []);
+    }
+
+    #[test]
+    fn kinds_of_a_module_are_watched_while_their_resources_block_its_removal() {
+        let objects = [("apiextensions.k8s.io", "CustomResourceDefinition", "", "samples.example.test")];
+        let deleted = |operation: &'static str| {
+            move |manifest: &mut Value| {
+                manifest["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+                manifest["status"]["lastOperation"] = json!({"operation": operation});
+            }
+        };
+        let blocked = manifest(&objects, deleted("waiting for module crs deletion: Sample default/mine"));
+        let watches = module_watches(std::iter::once(&blocked));
+        let [watch] = &watches[..] else { panic!("{watches:?}") };
+        assert_eq!(
+            (&*watch.name, &*watch.group, &*watch.version, &*watch.resource),
+            ("blocking/samples.example.test", "example.test", "*", "samples")
+        );
+        assert_eq!((&watch.namespace, &*watch.label_selector), (&None, ""), "those of the user, everywhere");
+        assert_eq!(summary(&[manifest(&objects, deleted("waiting for objects to be deleted"))]), []);
+    }
+
+    #[test]
+    fn hostile_inventories_yield_valid_and_few_watches() {
+        let names: Vec<_> = (0..1_000).map(|n| format!("p{n}.G {n}/../x")).chain(["secrets.".to_owned()]).collect();
+        let mut objects: Vec<_> =
+            names.iter().map(|name| (DEFINITIONS, "CustomResourceDefinition", "", name.as_str())).collect();
+        let valid: Vec<_> = (0..1_000).map(|n| format!("p{n}.example.test")).collect();
+        objects.extend(valid.iter().map(|name| (DEFINITIONS, "CustomResourceDefinition", "", name.as_str())));
+        let blocked = manifest(&objects, |manifest| {
+            manifest["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+            manifest["status"]["lastOperation"] = json!({"operation": "waiting for module crs deletion: x"});
+        });
+        let watches = module_watches(std::iter::once(&blocked));
+        assert_eq!(watches.len(), MAX_WATCHES);
+        assert!(watches.iter().all(|watch| watch.check().is_ok()));
+    }
+}
