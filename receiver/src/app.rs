@@ -4,6 +4,7 @@
 mod build;
 pub mod changes;
 mod counters;
+mod module_reports;
 mod open_files;
 mod registry;
 mod signals;

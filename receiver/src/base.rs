@@ -9,6 +9,7 @@ pub mod labels;
 pub mod limits;
 pub mod manifests;
 pub mod pause;
+pub mod plans;
 pub(crate) mod random;
 pub mod short_map;
 pub mod stores;

@@ -3,7 +3,6 @@
 use std::{collections::BTreeSet, mem, path::Path, sync::Arc};
 
 use anyhow::{Context as _, Result};
-use arc_swap::ArcSwap;
 use aws_lc_rs::rand::{SecureRandom as _, SystemRandom};
 use futures::{FutureExt as _, future::BoxFuture};
 use kube::Client;
@@ -14,12 +13,13 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Process,
     counters::Counters,
+    module_reports,
     open_files::ConnectionShare,
     registry::{self, CredentialsWatch},
 };
 use crate::{
     app::changes,
-    base::{key::KymaKey, limits::REQUEST_DEADLINE, pause::Pause, stores::Stores, takeover::Takeover},
+    base::{key::KymaKey, limits::REQUEST_DEADLINE, pause::Pause, plans::Plans, stores::Stores, takeover::Takeover},
     config::Config,
     controllers::{
         ca_rotation::CaRotation,
@@ -31,7 +31,7 @@ use crate::{
             upgrade::{self, UpgradeTask},
         },
         kyma::{self, ComponentLayers},
-        manifest::{self, ModuleLayers},
+        manifest::{self, ModuleLayers, module_watches},
         watcher,
     },
     fleet::{
@@ -110,9 +110,9 @@ pub(super) async fn build(process: &Process) -> Result<Receiver> {
     };
     let forward = forward::Client::new(config.forward_url_template.clone());
     let v2 = builder.v2(forward.clone())?;
-    let changes::Components { fleet, access, recorder, manifest_queue, .. } = components.clone();
+    let changes::Components { stores, fleet, access, recorder, manifest_queue, .. } = components.clone();
     let (rotation, rotations) =
-        CaRotation::new(tls_state.clone(), client.clone(), &config.namespace, &config.pki, fleet, pki.clone());
+        CaRotation::new(tls_state.clone(), client.clone(), &config.namespace, &config.pki, fleet.clone(), pki.clone());
     let event_path = builder.event_path(rotations.clone(), installs.is_some());
     let installer = match installs {
         Some(settings) => Some(builder.installer(settings).await?),
@@ -126,7 +126,8 @@ pub(super) async fn build(process: &Process) -> Result<Receiver> {
     tasks.push(event_path.run(synced.clone()).boxed());
     tasks.push(rotation.run(synced.clone()).boxed());
     tasks.push(recorder.run(client.clone()).boxed());
-    tasks.push(manifest_queue.observe_ages().boxed());
+    tasks.push(manifest_queue.clone().observe_ages().boxed());
+    tasks.push(module_reports::run(fleet, manifest_queue, stores.manifests).boxed());
     let (issuer, namespace) = (builder.certificate_issuer(), config.namespace.clone());
     Ok(Receiver {
         gateway: builder.gateway(issuer.clone()),
@@ -177,12 +178,15 @@ fn components(process: &Process, stores: Stores, installs: bool, counters: &Coun
     let catalog = catalog::Settings { restricted_modules, flags: config.catalog.clone() };
     let installed = if installs { installer::watches() } else { Vec::new() };
     let (plan, ..) = watcher::plan::<Arc<Watcher>>(installed.clone(), &[]);
+    let manifests = stores.manifests.clone();
+    let additional = move |key: &KymaKey| module_watches(manifests.of_kyma(key, None).iter().map(AsRef::as_ref));
+    let plans = Plans::new(plan, Box::new(additional), watcher::extend);
     Ok(changes::Components {
         stores,
         fleet,
         access: RuntimeAccess::new(access, counters.access.clone()),
         catalog: catalog::Catalog::new(catalog, counters.catalog.clone(), WriteBudgets::new(counters.writes.clone())),
-        plan: Arc::new(ArcSwap::from_pointee(plan)),
+        plans,
         installed: installed.into(),
         pause: Pause::new(config.pause),
         takeover: Takeover::new(&config.kyma_selector, config.takeover_quiet),
@@ -210,14 +214,14 @@ struct Builder<'a> {
 
 impl Builder<'_> {
     fn event_path(&self, rotations: RotationHandle, installs: bool) -> EventPathController {
-        let changes::Components { stores, fleet, catalog, plan, pause, takeover, .. } = self.components.clone();
+        let changes::Components { stores, fleet, catalog, plans, pause, takeover, .. } = self.components.clone();
         EventPathController {
             flags: self.process.config.path.clone(),
             client: self.client.clone(),
             stores,
             fleet,
             catalog,
-            plan,
+            plans,
             pause,
             takeover,
             rotations,
@@ -248,14 +252,14 @@ impl Builder<'_> {
     }
 
     fn context(&self, installer: Option<Installer>, layers: Arc<ComponentLayers>) -> kyma::Context {
-        let changes::Components { stores, access, catalog, plan, pause, takeover, .. } = self.components.clone();
+        let changes::Components { stores, access, catalog, plans, pause, takeover, .. } = self.components.clone();
         kyma::Context {
             kcp: self.client.clone(),
             stores,
             clients: Box::new(move |key| access.client_and_revision(key)),
             catalog,
             layers: Box::new(move |key, found| layers.layer(key, &found.component, &found.version)),
-            plan,
+            plans,
             installer,
             settings: kyma::Settings { pause, takeover, runtime_gone_after: self.process.config.runtime_gone_after },
             metrics: self.counters.kyma.clone(),
@@ -337,12 +341,12 @@ impl Builder<'_> {
         if !flags.v2 {
             return Ok(None);
         }
-        let changes::Components { fleet, plan, v2_allowed, revocations, .. } = components.clone();
+        let changes::Components { fleet, plans, v2_allowed, revocations, .. } = components.clone();
         let files = v2::TlsFiles::open(flags, config.tls.tls_cert.as_ref(), config.tls.tls_key.as_ref(), pki.clone())?;
         let settings = v2::settings(flags.v2_address, config.trust_domain.clone());
         let max_connections = self.connections.of(settings.max_connections);
         let settings = gateway::Settings { revocations, max_connections, ..settings };
-        let adapter = V2Adapter::new(fleet, plan, v2_allowed, forward);
+        let adapter = V2Adapter::new(fleet, plans, v2_allowed, forward);
         let (callers, metrics, shared) = (files.callers.clone(), counters.v2.clone(), counters.gateway.port.clone());
         let handler = move |settings: &_| V2Handler::new(settings, callers, adapter, metrics, shared);
         let binding = Gateway::bind(settings, files.tls.clone(), handler).boxed();

@@ -1,14 +1,8 @@
-//! Caches of the control plane and the current plan, shared by all layers.
+//! Caches of the control plane, shared by all layers.
 
-use std::sync::Arc;
-
-use arc_swap::ArcSwap;
 use k8s_openapi::api::core::v1::Secret;
 use kube::runtime::reflector::Store;
-use tidewatch_shared::{
-    api::{Kyma, ModuleReleaseMeta, ModuleTemplate, Watcher},
-    plan::Plan,
-};
+use tidewatch_shared::api::{Kyma, ModuleReleaseMeta, ModuleTemplate, Watcher};
 
 use super::manifests::Manifests;
 
@@ -28,6 +22,3 @@ pub struct Stores {
     /// Access Secrets, selected by the label `operator.kyma-project.io/kyma-name`.
     pub secrets: Store<Secret>,
 }
-
-/// Plan of all runtimes, replaced as a whole when a Watcher changes.
-pub type CurrentPlan = Arc<ArcSwap<Plan>>;

@@ -40,7 +40,8 @@ use crate::{
         key::KymaKey,
         limits::CONNECTION_LOST_AFTER,
         pause::Pause,
-        stores::{CurrentPlan, Stores},
+        plans::Plans,
+        stores::Stores,
         takeover::{self, Takeover},
     },
     controllers::{catalog::Catalog, kyma::REFUSED_AGAIN},
@@ -113,8 +114,8 @@ pub struct EventPathController {
     pub fleet: RuntimeTable,
     /// Desired catalog of each runtime, an input of its reconciles.
     pub catalog: Catalog,
-    /// Plan of all runtimes, another input.
-    pub plan: CurrentPlan,
+    /// Plans of the runtimes, another input.
+    pub plans: Plans,
     /// Paused runtimes.
     pub pause: Pause,
     /// Kymas that belong to this receiver.
@@ -133,7 +134,7 @@ impl EventPathController {
         synced.cancelled().await;
         let Self { stores, catalog, fleet, .. } = &self;
         let spread = self.flags.restart_spread;
-        restart::enqueue_all(spread, stores, &self.plan.load_full(), catalog, fleet);
+        restart::enqueue_all(spread, stores, &self.plans, catalog, fleet);
         let mut state = LoopState::new(&self.flags, Instant::now());
         let mut tick = time::interval(TICK);
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -34,9 +34,11 @@ pub use watches::watches;
 
 pub(crate) use readiness::{Readiness, was_ready};
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    sync::{Arc, Mutex, PoisonError},
+};
 
-use arc_swap::ArcSwapOption;
 use kube::Client;
 use tidewatch_shared::{identity::RuntimeId, plan::Plan};
 
@@ -48,6 +50,9 @@ use crate::{
     kube::{WriteBudgets, object},
     pki::Trust,
 };
+
+/// Plans whose desired objects are cached. Runtimes with the same kinds in their modules share a plan.
+const MAX_PLANS: usize = 32;
 
 /// Returns the current trust bundles.
 pub type TrustSource = Box<dyn Fn() -> Arc<Trust> + Send + Sync>;
@@ -64,7 +69,7 @@ pub struct Installer {
     pub(crate) pull_secret: pull_secret::PullSecret,
     metrics: Metrics,
     /// Cache: runtimes with the same plan, roots and pull secret have the same objects, except for [`desired::Params`].
-    desired: ArcSwapOption<DesiredObjects>,
+    desired: Mutex<VecDeque<Arc<DesiredObjects>>>,
 }
 
 /// Result of one installation.
@@ -89,7 +94,7 @@ impl Installer {
         metrics: Metrics,
     ) -> Self {
         let pull_secret = pull_secret::PullSecret::default();
-        Self { settings, trust_source, path, upgrade, pull_secret, metrics, desired: ArcSwapOption::empty() }
+        Self { settings, trust_source, path, upgrade, pull_secret, metrics, desired: Mutex::default() }
     }
 
     /// Reconciles the installation in a runtime. Reads only the objects that `installed` does not list as verified,
@@ -130,12 +135,17 @@ impl Installer {
 
     fn desired(&self, plan: &Arc<Plan>) -> Arc<DesiredObjects> {
         let (trust, pull_secret) = ((self.trust_source)(), self.pull_secret.content());
-        let is_current = |cached: &Arc<DesiredObjects>| cached.is_current(plan, &trust.agents, pull_secret.as_ref());
-        if let Some(cached) = self.desired.load_full().filter(is_current) {
-            return cached;
+        let is_current = |cached: &&Arc<DesiredObjects>| cached.is_current(plan, &trust.agents, pull_secret.as_ref());
+        // A panic cannot leave a partial change.
+        let mut cache = self.desired.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(cached) = cache.iter().find(is_current) {
+            return cached.clone();
         }
         let desired = Arc::new(DesiredObjects::new(&self.settings, plan.clone(), &trust.agents, pull_secret.as_ref()));
-        self.desired.store(Some(desired.clone()));
+        if cache.len() >= MAX_PLANS {
+            cache.pop_front();
+        }
+        cache.push_back(desired.clone());
         desired
     }
 }

@@ -62,7 +62,8 @@ use crate::{
         key::KymaKey,
         labels::is_true,
         pause::Pause,
-        stores::{CurrentPlan, Stores},
+        plans::Plans,
+        stores::Stores,
         takeover::{self, Takeover},
     },
     controllers::{
@@ -120,8 +121,8 @@ pub struct Context {
     pub(crate) catalog: Catalog,
     /// Layers of the modules.
     pub(crate) layers: Layers,
-    /// Plan of all runtimes.
-    pub(crate) plan: CurrentPlan,
+    /// Plans of the runtimes.
+    pub(crate) plans: Plans,
     /// Installs the agent in runtime clusters, unless `None`.
     pub(crate) installer: Option<Installer>,
     /// Settings of the reconcile.
@@ -250,7 +251,7 @@ async fn run_active(
     let others = works.minus(WorkSet::of(&[Work::Catalog]) | WorkSet::STATUS);
     let kyma = base::mark(ctx, kyma).await?;
     // Taken before anything is read: a change in between is not recorded as reconciled.
-    let inputs = Inputs::of(&kyma, &ctx.plan.load(), &ctx.catalog.fingerprint(kyma.labels(), &ctx.stores));
+    let inputs = Inputs::of(&kyma, &ctx.plans.of(key), &ctx.catalog.fingerprint(kyma.labels(), &ctx.stores));
     let before = kyma.status.clone();
     let shown = ctx.caches.selections.take(key);
     let (outcome, findings) = (ReconcileOutcome::ended(works), Findings::default());
@@ -363,7 +364,7 @@ impl Reconcile<'_> {
             self.findings.conditions.webhook = Some(Readiness::Not { reason: "NoRuntimeId", message });
             return;
         };
-        let plan = ctx.plan.load_full();
+        let plan = ctx.plans.of(key);
         let report = installer.install(client, key, &id, &plan, installed, &ctx.budgets).await;
         let Report { failures, written, blocked } = &report;
         if !written.is_empty() {

@@ -7,5 +7,6 @@ mod status;
 
 pub use apply::ApplyError;
 pub(crate) use apply::apply;
+pub(crate) use plan::extend;
 pub use plan::{WatcherError, plan, watch_name};
 pub use status::{ServingMode, WriteStatusError, write_status};

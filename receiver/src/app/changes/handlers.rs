@@ -21,12 +21,7 @@ use super::{
     users::{self, Users},
 };
 use crate::{
-    base::{
-        key::KymaKey,
-        pause::Pause,
-        stores::{CurrentPlan, Stores},
-        takeover::Takeover,
-    },
+    base::{key::KymaKey, pause::Pause, plans::Plans, stores::Stores, takeover::Takeover},
     controllers::{
         catalog::{Catalog, CatalogUpdate},
         kyma::PendingWrites,
@@ -55,7 +50,7 @@ pub struct Components {
     /// Catalogs per visibility class.
     pub catalog: Catalog,
     /// The plan of all runtimes.
-    pub plan: CurrentPlan,
+    pub plans: Plans,
     /// Watches that the installation of agents adds to the plan.
     pub installed: Arc<[PlannedWatch]>,
     /// Pause of runtimes.
@@ -89,7 +84,7 @@ pub(super) struct EventHandlers {
 impl EventHandlers {
     pub(super) fn new(components: Components, debouncer: Arc<CatalogDebouncer>) -> Self {
         let placer =
-            KymaPlacer::new(components.fleet.clone(), components.plan.clone(), components.stores.kymas.clone());
+            KymaPlacer::new(components.fleet.clone(), components.plans.clone(), components.stores.kymas.clone());
         Self { components, debouncer, watchers_changed: Arc::default(), owners: Arc::default(), placer }
     }
 
@@ -215,9 +210,9 @@ impl EventHandlers {
     }
 
     pub(super) fn manifests(&self) -> impl FnMut(Change<'_, Manifest>) + Send + 'static + use<> {
-        let Components { stores, fleet, manifest_queue, manifest_memories, manifest_writes, .. } =
-            self.components.clone();
-        manifests::handler(stores.manifests, fleet, manifest_queue, manifest_memories, manifest_writes)
+        let (placer, components) = (self.placer.clone(), self.components.clone());
+        let Components { stores, fleet, manifest_queue, manifest_memories, manifest_writes, .. } = components;
+        manifests::handler(stores.manifests, fleet, manifest_queue, manifest_memories, manifest_writes, placer)
     }
 
     pub(super) fn secrets(&self) -> impl FnMut(Change<'_, Secret>) + Send + 'static + use<> {

@@ -8,7 +8,10 @@ use tidewatch_shared::{
     plan::Work,
 };
 
-use super::fingerprint::{FingerprintChange, Fingerprints, KymaFingerprint, ManifestFingerprint};
+use super::{
+    fingerprint::{FingerprintChange, Fingerprints, KymaFingerprint, ManifestFingerprint},
+    placer::KymaPlacer,
+};
 use crate::{
     base::{key::KymaKey, manifests::Manifests},
     controllers::{kyma::PendingWrites, manifest::Memories},
@@ -28,6 +31,7 @@ pub(super) fn handler(
     queue: ManifestQueue,
     memories: Memories,
     writes: PendingWrites,
+    placer: KymaPlacer,
 ) -> impl FnMut(Change<'_, Manifest>) + Send + 'static {
     let mut fingerprints = Fingerprints::new();
     move |change| match change {
@@ -54,6 +58,10 @@ pub(super) fn handler(
             }
             for kyma in affected {
                 let is_echo = writes.is_echo(&kyma, manifest);
+                if !is_shown {
+                    // Its inventory may have other kinds than before.
+                    placer.replan_runtime(&kyma);
+                }
                 if !is_shown && !is_echo {
                     fleet.enqueue(&kyma, WorkSet::STATUS, Priority::User);
                 }
@@ -66,10 +74,11 @@ pub(super) fn handler(
             memories.forget(&key);
             for kyma in manifests.delete(manifest) {
                 // A module that is selected again needs a new Manifest.
+                placer.replan_runtime(&kyma);
                 fleet.enqueue(&kyma, WorkSet::of(&[Work::Kyma]), Priority::User);
             }
         }
-        Change::Listed => {}
+        Change::Listed => placer.place_all(),
     }
 }
 
@@ -116,7 +125,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        base::takeover::Takeover,
+        base::{plans::Plans, takeover::Takeover},
         fleet::{manifests, queue::ReconcileOutcome, table},
     };
 
@@ -134,6 +143,8 @@ mod tests {
         queue: ManifestQueue,
         manifests: Manifests,
         writes: PendingWrites,
+        plans: Plans,
+        kymas: (reflector::Store<Kyma>, reflector::store::Writer<Kyma>),
     }
 
     impl Fixture {
@@ -148,12 +159,16 @@ mod tests {
             let metrics = manifests::Metrics::register(&mut Registry::default());
             let settings = manifests::Settings { request_deadline: Duration::ZERO, ..manifests::Settings::default() };
             let queue = ManifestQueue::new(settings, metrics, Instant::now());
-            Self { fleet, queue, manifests: reflector::store().0.into(), writes: PendingWrites::default() }
+            let plans = Plans::fixed(Plan::new("r".into(), Vec::new()).unwrap());
+            let (manifests, writes) = (reflector::store().0.into(), PendingWrites::default());
+            Self { fleet, queue, manifests, writes, plans, kymas: reflector::store() }
         }
 
         fn handler(&self) -> impl FnMut(Change<'_, Manifest>) + Send + 'static {
             let memories = Memories::default();
-            handler(self.manifests.clone(), self.fleet.clone(), self.queue.clone(), memories, self.writes.clone())
+            let placer = KymaPlacer::new(self.fleet.clone(), self.plans.clone(), self.kymas.0.clone());
+            let (manifests, fleet, queue) = (self.manifests.clone(), self.fleet.clone(), self.queue.clone());
+            handler(manifests, fleet, queue, memories, self.writes.clone(), placer)
         }
 
         /// Priority of the Manifest's job and its Kyma, if it is enqueued.

@@ -4,16 +4,18 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use kube::{ResourceExt as _, runtime::reflector::Store};
+use kube::{
+    ResourceExt as _,
+    runtime::reflector::{ObjectRef, Store},
+};
 use tidewatch_shared::{
     api::Kyma,
     names::label,
     plan::{Plan, Work},
 };
 
-use crate::base::stores::CurrentPlan;
 use crate::{
-    base::key::KymaKey,
+    base::{key::KymaKey, plans::Plans},
     fleet::{
         queue::{Priority, WorkSet},
         table::RuntimeTable,
@@ -24,15 +26,15 @@ use crate::{
 #[derive(Clone)]
 pub(super) struct KymaPlacer {
     fleet: RuntimeTable,
-    plan: CurrentPlan,
+    plans: Plans,
     /// The watch of Kymas updates this cache before it calls [`KymaPlacer::place`] or [`KymaPlacer::remove`].
     kymas: Store<Kyma>,
     lock: Arc<Mutex<()>>,
 }
 
 impl KymaPlacer {
-    pub(super) fn new(fleet: RuntimeTable, plan: CurrentPlan, kymas: Store<Kyma>) -> Self {
-        Self { fleet, plan, kymas, lock: Arc::default() }
+    pub(super) fn new(fleet: RuntimeTable, plans: Plans, kymas: Store<Kyma>) -> Self {
+        Self { fleet, plans, kymas, lock: Arc::default() }
     }
 
     /// Places a new or changed Kyma.
@@ -47,13 +49,13 @@ impl KymaPlacer {
         self.fleet.remove(key);
     }
 
-    /// Replaces the plan of all runtimes and enqueues them; an equal plan changes nothing.
+    /// Replaces the base plan of all runtimes and enqueues them; an equal plan changes nothing.
     pub(super) fn replan(&self, plan: Plan) {
         let _lock = self.lock();
-        if *self.plan.load_full() == plan {
+        if *self.plans.base() == plan {
             return;
         }
-        self.plan.store(Arc::new(plan));
+        self.plans.set_base(plan);
         // A Kyma that changes during this loop is in the cache already, or its event waits for the lock and is placed
         // afterwards.
         for kyma in self.kymas.state() {
@@ -63,9 +65,29 @@ impl KymaPlacer {
         }
     }
 
+    /// Replaces the plan of one runtime after a change of its Manifests, and enqueues it; an equal plan changes nothing.
+    pub(super) fn replan_runtime(&self, key: &KymaKey) {
+        let _lock = self.lock();
+        if self.fleet.has_plan(key, &self.plans.of(key)) != Some(false) {
+            return;
+        }
+        let Some(kyma) = self.kymas.get(&ObjectRef::new(&key.name).within(&key.namespace)) else { return };
+        self.place_locked(key.clone(), &kyma);
+        self.fleet.enqueue(key, WorkSet::of(&[Work::Kyma]), Priority::Catalog);
+    }
+
+    /// Places all Kymas again, with the plans that follow from the first list of Manifests.
+    pub(super) fn place_all(&self) {
+        let _lock = self.lock();
+        for kyma in self.kymas.state() {
+            self.place_locked(KymaKey::of(kyma.as_ref()), &kyma);
+        }
+    }
+
     fn place_locked(&self, key: KymaKey, kyma: &Kyma) {
         let runtime = kyma.labels().get(label::RUNTIME_ID).and_then(|id| id.parse().ok());
-        self.fleet.place(key, runtime, self.plan.load_full());
+        let plan = self.plans.of(&key);
+        self.fleet.place(key, runtime, plan);
     }
 
     fn lock(&self) -> MutexGuard<'_, ()> {
@@ -77,7 +99,7 @@ impl KymaPlacer {
 mod tests {
     use std::{sync::Barrier, thread};
 
-    use arc_swap::ArcSwap;
+    use futures::FutureExt as _;
     use kube::runtime::{reflector::store::Writer, watcher::Event};
     use serde_json::json;
     use tidewatch_shared::{
@@ -120,7 +142,7 @@ mod tests {
         let fleet = RuntimeTable::new(Instance::new(1), table::Settings::default(), counters, Instant::now());
         fleet.set_synced();
         let mut writer = Writer::<Kyma>::default();
-        let current = Arc::new(ArcSwap::from_pointee(plan(0)));
+        let current = Plans::fixed(plan(0));
         let placer = KymaPlacer::new(fleet.clone(), current, writer.as_reader());
         for round in 0..ROUNDS {
             // As the watch does: first the cache, then the handler.
@@ -152,5 +174,35 @@ mod tests {
             assert_eq!(accepts_events(&fleet, &here), Err(PlacementError::Unknown), "round {round}");
             assert_eq!(accepts_events(&fleet, &there), Ok(()), "round {round}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn runtime_with_another_plan_is_placed_and_enqueued_once() {
+        let (store, mut writer) = kube::runtime::reflector::store();
+        let kyma = kyma(0, "r-0");
+        writer.apply_watcher_event(&Event::Apply(kyma.clone()));
+        let more = Arc::new(Mutex::new(Vec::new()));
+        let additional = more.clone();
+        let plans = Plans::new(
+            plan(0),
+            Box::new(move |_| additional.lock().unwrap().clone()),
+            crate::controllers::watcher::extend,
+        );
+        let metrics = table::Metrics::register(&mut Registry::default());
+        let fleet = RuntimeTable::new(Instance::new(1), table::Settings::default(), metrics, Instant::now());
+        let placer = KymaPlacer::new(fleet.clone(), plans.clone(), store);
+        let key = KymaKey::of(&kyma);
+        placer.replan_runtime(&key);
+        assert_eq!(fleet.has_plan(&key, &plans.of(&key)), None, "not placed yet");
+        placer.place(key.clone(), &kyma);
+        placer.replan_runtime(&key);
+        let next = async || fleet.next().now_or_never().map(|job| job.queued.work);
+        assert_eq!(next().await, None);
+
+        let watch = json!({"name": "more", "version": "v1", "resource": "things", "field": "spec", "manager": "m", "work": ["manifest"]});
+        more.lock().unwrap().push(serde_json::from_value(watch).unwrap());
+        placer.replan_runtime(&key);
+        assert_eq!(fleet.has_plan(&key, &plans.of(&key)), Some(true));
+        assert_eq!(next().await, Some(WorkSet::of(&[Work::Kyma])));
     }
 }

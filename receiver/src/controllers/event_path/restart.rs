@@ -6,11 +6,11 @@ use std::time::Duration;
 use kube::ResourceExt;
 use tidewatch_shared::{
     api::{Kyma, ModuleStatus, State},
-    plan::{Plan, Work},
+    plan::Work,
 };
 
 use crate::{
-    base::{key::KymaKey, stores::Stores},
+    base::{key::KymaKey, plans::Plans, stores::Stores},
     controllers::{
         catalog::{Catalog, RolloutSlot, removal_guard::ChannelTarget},
         kyma::Inputs,
@@ -22,12 +22,12 @@ use crate::{
 };
 
 /// Enqueues every Kyma of the synced caches, immediately or within `spread`.
-pub(super) fn enqueue_all(spread: Duration, stores: &Stores, plan: &Plan, catalog: &Catalog, fleet: &RuntimeTable) {
+pub(super) fn enqueue_all(spread: Duration, stores: &Stores, plans: &Plans, catalog: &Catalog, fleet: &RuntimeTable) {
     let (mut first, mut later, mut moved) = (0u32, 0u32, Vec::new());
     for kyma in stores.kymas.state() {
         let namespace = kyma.namespace().unwrap_or_default();
         let key = KymaKey::new(&namespace, kyma.name_any());
-        let inputs = Inputs::of(&kyma, plan, &catalog.fingerprint(kyma.labels(), stores));
+        let inputs = Inputs::of(&kyma, &plans.of(&key), &catalog.fingerprint(kyma.labels(), stores));
         if let Some(rest) = rollout_delay(catalog, &kyma) {
             fleet.roll_out(&key, rest);
         }
@@ -109,6 +109,7 @@ mod tests {
         identity::Instance,
         metrics::Registry,
         names::annotation,
+        plan::Plan,
     };
     use tokio::time::Instant;
 
@@ -251,7 +252,7 @@ mod tests {
         async fn first(&self) -> (WorkSet, Priority, Duration) {
             let (spread, plan, started) = (Duration::from_secs(365 * 86_400), plan(), Instant::now());
             let Self { stores, catalog, fleet, .. } = self;
-            enqueue_all(spread, stores, &plan, catalog, fleet);
+            enqueue_all(spread, stores, &Plans::fixed(plan), catalog, fleet);
             let job = fleet.next().await;
             assert_eq!(job.key, self.key);
             (job.queued.work, job.queued.priority, started.elapsed())

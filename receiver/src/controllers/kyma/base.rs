@@ -10,7 +10,6 @@ use serde_json::{Value, json};
 use tidewatch_shared::{
     api::Kyma,
     names::{AGENT_OBJECT, SKR_NAMESPACE, annotation, field_manager, finalizer, label},
-    plan::Plan,
 };
 
 use super::{Context, Error, crd, error, fetch, inputs, verified_cache::Verified};
@@ -84,7 +83,7 @@ pub(super) async fn ensure(
         // The installation contains the plan.
         return Ok(());
     }
-    let plan: std::sync::Arc<Plan> = ctx.plan.load_full();
+    let plan = ctx.plans.of(key);
     if verified.plan.as_deref() != Some(plan.revision()) {
         let budget = ctx.budgets.of(key, Component::Plan, AGENT_OBJECT, plan.revision());
         if put_off(watcher::apply(client, &plan, &budget).await.map_err(Error::plan))? {

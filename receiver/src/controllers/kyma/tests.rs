@@ -10,7 +10,6 @@ mod takeover;
 
 use std::sync::{Arc, Mutex};
 
-use arc_swap::ArcSwap;
 use kube::runtime::{
     reflector::{self, Lookup, Store, store::Writer},
     watcher::Event,
@@ -126,7 +125,7 @@ impl Bed {
                 None => LayerLookup::Ready(layer_of(found)),
                 Some(unavailable) => unavailable.clone(),
             }),
-            plan: Arc::new(ArcSwap::from_pointee(Plan::new("1".into(), Vec::new()).unwrap())),
+            plans: Plans::fixed(Plan::new("1".into(), Vec::new()).unwrap()),
             installer: None,
             settings: Settings::default(),
             metrics: Metrics::default(),

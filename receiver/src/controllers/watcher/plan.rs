@@ -75,6 +75,8 @@ fn builtin_watches() -> Vec<PlannedWatch> {
             group: "apiextensions.k8s.io".to_owned(),
             version: "v1".to_owned(),
             namespace: None,
+            // Those of the modules too.
+            work: BTreeSet::from([Work::Kyma, Work::Manifest]),
             ..base("crds", "customresourcedefinitions", Work::Kyma)
         },
     ]
@@ -104,11 +106,23 @@ pub fn plan<W: AsRef<Watcher>>(
             Err(error) => drop(rejected.insert(key, error)),
         }
     }
+    (plan_of(watches), targets.into_iter().collect(), rejected)
+}
+
+/// Adds watches to a plan, as far as there is room. Their names must be other than those of the plan.
+pub(crate) fn extend(base: &Plan, more: Vec<PlannedWatch>) -> Plan {
+    let mut watches = base.watches().to_vec();
+    watches.extend(more);
+    watches.truncate(MAX_WATCHES);
+    plan_of(watches)
+}
+
+/// Makes a plan of valid watches with different names, at most [`MAX_WATCHES`]. Its revision is a hash of its content.
+fn plan_of(watches: Vec<PlannedWatch>) -> Plan {
     let content = serde_json::to_vec(&watches).expect("watches are plain data with string keys");
     let hash = digest::digest(&digest::SHA256, &content);
     let revision = hex::encode(&hash.as_ref()[..16]);
-    let plan = Plan::new(revision, watches).expect("each watch was checked, names are unique, the number is bounded");
-    (plan, targets.into_iter().collect(), rejected)
+    Plan::new(revision, watches).expect("each watch was checked, names are unique, the number is bounded")
 }
 
 /// Name of a Watcher's watch in the plan.

@@ -68,7 +68,7 @@ impl Bed {
         let watches = more.iter().map(|watch| serde_json::from_value(watch.clone()).unwrap());
         let watches = installer::watches().into_iter().chain(watches).collect();
         let (plan, ..) = watcher::plan::<Arc<tidewatch_shared::api::Watcher>>(watches, &[]);
-        self.ctx.plan.store(Arc::new(plan));
+        self.ctx.plans.set_base(plan);
     }
 
     async fn install(&mut self, drift: Drift) -> ReconcileOutcome {
@@ -129,7 +129,7 @@ async fn agent_is_installed_after_its_rbac_and_verified_once() {
     assert_eq!(writes, OBJECTS.map(|object| format!("PATCH {object}")));
     let map = bed.runtime.object("configmaps/tidewatch-agent").unwrap();
     assert_eq!((&map["data"]["runtime-id"], &map["data"]["enrolment-url"]), (&json!("r-1"), &json!("https://k:2")));
-    assert_eq!(Plan::parse(map["data"]["plan.json"].as_str().unwrap()).unwrap(), **bed.ctx.plan.load());
+    assert_eq!(Plan::parse(map["data"]["plan.json"].as_str().unwrap()).unwrap(), *bed.ctx.plans.base());
     assert_eq!((bed.webhook().0, bed.webhook().1), (json!("False"), json!("NoCertificate")));
     assert_eq!(bed.status()["state"], "Processing");
 

@@ -14,7 +14,7 @@ use tidewatch_shared::{
 };
 
 use crate::{
-    base::{key::KymaKey, stores::CurrentPlan},
+    base::{key::KymaKey, plans::Plans},
     fleet::{
         forward::{self, DeliveryOutcome, Target},
         table::{PlacementError, RuntimeTable},
@@ -78,7 +78,7 @@ impl V2AllowList {
 /// Enqueues the Kymas of events of v2, and forwards events for other managers.
 pub struct V2Adapter {
     fleet: RuntimeTable,
-    plan: CurrentPlan,
+    plans: Plans,
     allowed: V2AllowList,
     forward: forward::Client,
     forwards: ForwardLimiter,
@@ -87,8 +87,8 @@ pub struct V2Adapter {
 impl V2Adapter {
     /// Serves the managers of the current plan.
     #[must_use]
-    pub fn new(fleet: RuntimeTable, plan: CurrentPlan, allowed: V2AllowList, forward: forward::Client) -> Self {
-        Self { fleet, plan, allowed, forward, forwards: ForwardLimiter::default() }
+    pub fn new(fleet: RuntimeTable, plans: Plans, allowed: V2AllowList, forward: forward::Client) -> Self {
+        Self { fleet, plans, allowed, forward, forwards: ForwardLimiter::default() }
     }
 
     /// Forwards an event to another manager and waits for its response: v2 cannot report a failure later, and the
@@ -147,7 +147,7 @@ impl Drop for ForwardSlot<'_> {
 
 impl V2Intake for V2Adapter {
     fn is_manager(&self, manager: &str) -> bool {
-        manager == OWN_MANAGER || self.plan.load().watches().iter().any(|watch| watch.manager == manager)
+        manager == OWN_MANAGER || self.plans.base().watches().iter().any(|watch| watch.manager == manager)
     }
 
     fn is_starting(&self, runtime: &RuntimeId) -> bool {

@@ -1,6 +1,5 @@
 use std::{future::poll_fn, pin::Pin};
 
-use arc_swap::ArcSwap;
 use futures::{FutureExt as _, future::join_all};
 use serde_json::json;
 use tidewatch_shared::{identity::Instance, metrics::Registry, plan::Plan};
@@ -31,7 +30,7 @@ fn adapter(managers: &[(&str, u16)]) -> V2Adapter {
     let watches: Vec<_> = managers.iter().map(|(manager, _)| watch(manager)).collect();
     let plan = Plan::parse(&json!({"revision": "1", "watches": watches}).to_string()).unwrap();
     let client = forward::Client::new("http://127.0.0.1:{port}".parse().unwrap());
-    V2Adapter::new(fleet, Arc::new(ArcSwap::from_pointee(plan)), V2AllowList::default(), client)
+    V2Adapter::new(fleet, Plans::fixed(plan), V2AllowList::default(), client)
 }
 
 fn caller(runtime: &str) -> Caller {
