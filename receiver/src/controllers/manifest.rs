@@ -22,6 +22,7 @@ mod step;
 #[cfg(test)]
 mod tests;
 mod watches;
+mod written;
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -179,6 +180,7 @@ async fn run(ctx: &Context, key: &ManifestKey, queued: &QueuedWork) -> Result<Re
         ctx.forget(key);
         return Ok(ended());
     };
+    let manifest = ctx.memories.newest(key, manifest);
     let kyma = manifest.labels().get(label::KYMA_NAME).map(|name| KymaKey::new(&key.namespace, name));
     let Some(kyma) = kyma else { return Ok(ended()) };
     match ctx.permission(&kyma, &manifest) {
@@ -194,7 +196,7 @@ async fn run(ctx: &Context, key: &ManifestKey, queued: &QueuedWork) -> Result<Re
         // Its deletion, once the successor is applied, enqueues it.
         return Ok(ended());
     }
-    let mut record = Record::new(ctx.kcp.clone(), (*manifest).clone());
+    let mut record = Record::new(ctx, (*manifest).clone());
     let (client, revision) = match (ctx.clients)(&kyma) {
         Ok(client) => client,
         // A changed access Secret enqueues the Manifest.

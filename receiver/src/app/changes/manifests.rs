@@ -47,6 +47,7 @@ pub(super) fn handler(
         Change::Applied(manifest) => {
             let (key, now) = (KymaKey::of(manifest), ManifestFingerprint::of(manifest));
             let affected = manifests.apply(manifest);
+            memories.observe(&key, manifest);
             let (is_shown, is_desired) = match fingerprints.apply(key.clone(), now.clone()) {
                 None => (true, true),
                 Some(FingerprintChange::New) => (false, false),

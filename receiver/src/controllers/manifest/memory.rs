@@ -7,11 +7,12 @@ use std::{
     time::Duration,
 };
 
-use tidewatch_shared::event::Object;
+use tidewatch_shared::{api::Manifest, event::Object};
 
 use super::{
     drift::object_key,
     inventory::{Inventory, ObjectKey},
+    written::WrittenManifests,
 };
 use crate::{base::random::Random, fleet::manifests::ManifestKey};
 
@@ -86,7 +87,10 @@ impl Memory {
 
 /// Memory of all Manifests; bounded by their number. Clones share one state.
 #[derive(Clone, Debug)]
-pub struct Memories(Arc<Mutex<State>>);
+pub struct Memories {
+    state: Arc<Mutex<State>>,
+    written: WrittenManifests,
+}
 
 #[derive(Debug)]
 struct State {
@@ -97,7 +101,8 @@ struct State {
 impl Default for Memories {
     fn default() -> Self {
         let random = Random::new(RandomState::new().hash_one(0));
-        Self(Arc::new(Mutex::new(State { by_manifest: HashMap::new(), random })))
+        let state = Arc::new(Mutex::new(State { by_manifest: HashMap::new(), random }));
+        Self { state, written: WrittenManifests::default() }
     }
 }
 
@@ -124,6 +129,22 @@ impl Memories {
     /// Drops the memory of a Manifest that is gone.
     pub(crate) fn forget(&self, key: &ManifestKey) {
         self.lock().by_manifest.remove(key);
+        self.written.forget(key);
+    }
+
+    /// Returns a Manifest as our last write returned it, if the cache has not got that far.
+    pub(super) fn newest(&self, key: &ManifestKey, cached: Arc<Manifest>) -> Arc<Manifest> {
+        self.written.newest(key, cached)
+    }
+
+    /// Records our write of a Manifest, which replaced a resource version.
+    pub(super) fn wrote(&self, key: &ManifestKey, replaced: Option<String>, written: &Manifest) {
+        self.written.wrote(key, replaced, written);
+    }
+
+    /// Takes notice of a Manifest that the watch delivered, after the cache has it.
+    pub(crate) fn observe(&self, key: &ManifestKey, delivered: &Manifest) {
+        self.written.observe(key, delivered);
     }
 
     /// Delay until a Manifest that waited this often for the same cause is reconciled again, with jitter of one half.
@@ -134,7 +155,7 @@ impl Memories {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // No change panics half-way.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -13,20 +13,39 @@ use tidewatch_shared::{
 };
 
 use super::{
-    Error,
+    Context, Error,
+    memory::Memories,
     status::{self, Findings},
 };
-use crate::kube::object;
+use crate::{
+    base::{key::KymaKey, manifests::Manifests},
+    kube::object,
+};
 
 /// A Manifest as last read or written.
 pub(super) struct Record {
     kcp: Client,
+    memories: Memories,
+    cache: Manifests,
     pub(super) manifest: Manifest,
 }
 
 impl Record {
-    pub(super) fn new(kcp: Client, manifest: Manifest) -> Self {
-        Self { kcp, manifest }
+    pub(super) fn new(ctx: &Context, manifest: Manifest) -> Self {
+        let (memories, cache) = (ctx.memories.clone(), ctx.stores.manifests.clone());
+        Self { kcp: ctx.kcp.clone(), memories, cache, manifest }
+    }
+
+    /// Records the result of a write, for a reconcile that begins before the watch delivers it.
+    fn wrote(&mut self, written: Manifest) {
+        let replaced = self.manifest.resource_version();
+        self.manifest = written;
+        let key = KymaKey::of(&self.manifest);
+        self.memories.wrote(&key, replaced, &self.manifest);
+        // The watch may have been faster.
+        if let Some(cached) = self.cache.get(&key) {
+            self.memories.observe(&key, &cached);
+        }
     }
 
     /// Merges members into the metadata. Returns false if that removed the object.
@@ -35,7 +54,7 @@ impl Record {
         let (name, patch) = (self.manifest.name_any(), Patch::Merge(json!({"metadata": members})));
         let patched = object::if_exists(self.api().patch_metadata(&name, &params(), &patch).await, &name);
         let Some(patched) = patched.map_err(|error| Error::ControlPlane(doing, error))? else { return Ok(false) };
-        self.manifest.metadata = patched.metadata;
+        self.wrote(Manifest { metadata: patched.metadata, ..self.manifest.clone() });
         Ok(true)
     }
 
@@ -44,7 +63,7 @@ impl Record {
         let name = self.manifest.name_any();
         let patch = json!({"metadata": {"resourceVersion": self.manifest.resource_version()}, "status": members});
         let patched = self.api().patch_status(&name, &params(), &Patch::Merge(&patch)).await;
-        self.manifest = patched.map_err(|error| Error::ControlPlane("write the status of the Manifest", error))?;
+        self.wrote(patched.map_err(|error| Error::ControlPlane("write the status of the Manifest", error))?);
         Ok(())
     }
 
@@ -63,7 +82,7 @@ impl Record {
         if self.manifest.metadata.deletion_timestamp.is_none() {
             let left = object::delete(&self.api(), &name, self.manifest.uid()).await;
             match left.map_err(|error| Error::ControlPlane("delete the unmanaged Manifest", error))? {
-                Some(left) => self.manifest = left,
+                Some(left) => self.wrote(left),
                 None => return Ok(()),
             }
         }
