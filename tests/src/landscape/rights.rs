@@ -37,8 +37,12 @@ pub(super) async fn grant_receiver(kcp: &Cluster, namespace: &str) -> Result<()>
 pub(super) async fn grant_agent(runtime: &Cluster) -> Result<()> {
     let client = runtime.client().await?;
     let planned = json!([
-        {"apiGroups": [GROUP], "resources": ["kymas", "moduletemplates", "modulereleasemetas"], "verbs": READ},
+        {"apiGroups": [GROUP], "resources": ["*"], "verbs": READ},
         {"apiGroups": ["apiextensions.k8s.io"], "resources": ["customresourcedefinitions"], "verbs": READ},
+        // Kinds of the sample modules.
+        {"apiGroups": [""], "resources": ["configmaps", "serviceaccounts", "services"], "verbs": READ},
+        {"apiGroups": ["apps"], "resources": ["deployments", "statefulsets"], "verbs": READ},
+        {"apiGroups": ["rbac.authorization.k8s.io"], "resources": ["clusterroles", "clusterrolebindings"], "verbs": READ},
     ]);
     apply(&Api::<ClusterRole>::all(client.clone()), AGENT, json!({"rules": planned})).await?;
     let subjects = json!([{"kind": "ServiceAccount", "name": AGENT, "namespace": SKR_NAMESPACE}]);

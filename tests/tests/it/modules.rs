@@ -1,6 +1,7 @@
 //! The life of modules on real control planes: a registry, the sample modules and their operator, whose pods run
 //! (`acceptance.md` C1 8 to 21, C2 46 to 50).
 
+mod drift;
 mod install;
 mod removal;
 mod upgrade;

@@ -204,11 +204,25 @@ async fn accounts_have_exactly_the_listed_rights() -> TestResult {
     let fleet = Fleet::with_one_runtime("privilege", quick_options()).await?;
     let member = fleet.only();
     until("the Kyma in the runtime", async || member.runtime.skr_kyma().await).await?;
-    member.delivers(&["keda"]).await?;
     let runtime = member.runtime.cluster();
     let everywhere = AGENT_CLUSTER_RIGHTS.map(|(right, _)| right);
     let here = everywhere.into_iter().chain(AGENT_NAMESPACE_RIGHTS.map(|(right, _)| right));
-    assert_eq!(rights_of(runtime, SKR_NAMESPACE, AGENT_OBJECT, SKR_NAMESPACE).await?, sorted(here));
+    let here = sorted(here);
+    let rights = async || rights_of(runtime, SKR_NAMESPACE, AGENT_OBJECT, SKR_NAMESPACE).await;
+    assert_eq!(rights().await?, here);
+    // A module brings a right for each kind of its objects, here ConfigMaps, and takes it along.
+    let mut with_module = sorted([("", "configmaps", "", WATCH_VERBS)]);
+    with_module.extend(here.iter().cloned());
+    with_module.sort();
+    for (modules, expected) in [(&["keda"][..], &with_module), (&[], &here)] {
+        member.delivers(modules).await?;
+        until(&format!("the agent's rights with {modules:?}"), async || {
+            let found = rights().await?;
+            anyhow::ensure!(found == *expected, "{found:?}");
+            Ok(Some(()))
+        })
+        .await?;
+    }
     for elsewhere in ["default", "kube-system"] {
         assert_eq!(
             rights_of(runtime, SKR_NAMESPACE, AGENT_OBJECT, elsewhere).await?,
