@@ -1,10 +1,10 @@
-//! Read-only OCI registry over plain HTTP that has every version of every component: an artefact is made when its tag
-//! is read first. Real registries are used where the registry itself is under test.
+//! Read-only OCI registry over plain HTTP that has every version of every component, those of `tests/modules` included: an
+//! artefact is made when its tag is read first. Real registries are used where the registry itself is under test.
 
 use std::{
     collections::HashMap,
     convert::Infallible,
-    io,
+    fs, io,
     net::{Ipv4Addr, SocketAddr},
     sync::{Arc, Mutex, PoisonError},
 };
@@ -21,6 +21,8 @@ use tokio::{
     net::TcpListener,
     task::{AbortHandle, JoinSet},
 };
+
+use crate::modules;
 
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.ocm.software.component.config.v1+json";
@@ -167,9 +169,13 @@ fn component_descriptor(component: &str, version: &str, layer: &Value) -> Value 
     })
 }
 
-/// A ConfigMap that names the version, and the CRD of the module's own kind.
+/// The manifest of a sample module; of any other one, a ConfigMap that names the version, and the CRD of the module's own
+/// kind.
 fn layer(component: &str, version: &str) -> Vec<u8> {
     let name = component.rsplit('/').next().unwrap_or(component);
+    if let Ok(manifest) = fs::read(modules::folder(name, version).join("manifest.yaml")) {
+        return tar("manifest.yaml", &manifest);
+    }
     let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": "kyma-system"},
         "data": {"version": version}});
     let group = module_group(name);

@@ -12,11 +12,12 @@ use std::sync::Arc;
 use anyhow::{Context as _, Result};
 use futures::future::try_join_all;
 use serde_json::json;
-use tidewatch_shared::api::State;
+use tidewatch_shared::{api::State, names::SKR_NAMESPACE};
 
 use crate::{
     bed::TestBed,
     control_plane::{ClusterUser, Tool},
+    kubelet::{self, Kubelet},
     landscape::{Landscape, Options, Runtime, until},
     product::build_binaries,
     progress::{Step, print_line},
@@ -27,13 +28,15 @@ pub use timeline::Timeline;
 
 /// Namespace of the demo in KCP, the usual one.
 const NAMESPACE: &str = "kcp-system";
-/// Modules of the catalog with the versions of `regular` and `fast`.
-const MODULES: [(&str, &str, &str); 3] =
-    [("template-operator", "1.0.0", "1.1.0"), ("serverless", "2.3.0", "2.4.0"), ("telemetry", "1.20.0", "1.21.0")];
+/// The module of the acts, with the versions of `regular` and `fast`. Its manager runs in the runtimes.
+const SAMPLE: (&str, &str, &str) = ("sample", "1.0.0", "1.1.0");
+/// Further modules of the catalog, which consist of configuration.
+const MODULES: [(&str, &str, &str); 2] = [("serverless", "2.3.0", "2.4.0"), ("telemetry", "1.20.0", "1.21.0")];
 
 /// All processes of the demo.
 pub struct Demo {
     runtimes: Vec<Runtime>,
+    _kubelets: Vec<Kubelet>,
     landscape: Arc<Landscape>,
     // Last field: the others depend on it and are dropped first.
     bed: TestBed,
@@ -48,11 +51,19 @@ impl Demo {
         build_binaries().await?;
         let bed = TestBed::start().await?;
         let step = Step::begin("starting KCP and two runtimes");
-        let (kcp, one, two) = tokio::try_join!(bed.kcp(), bed.runtime("one"), bed.runtime("two"))?;
+        let (kcp, one, two) =
+            tokio::try_join!(bed.kcp(), bed.runtime_for_kubelet("one"), bed.runtime_for_kubelet("two"))?;
+        let kubelets = [&one, &two].map(async |cluster| {
+            cluster.ensure_namespace(SKR_NAMESPACE).await?;
+            anyhow::Ok(Kubelet::start(cluster, kubelet::Options::default()).await?)
+        });
+        let kubelets = try_join_all(kubelets).await?;
         step.done();
         let step = Step::begin("starting the receiver and registering both runtimes");
         let landscape =
             Arc::new(Landscape::prepare(kcp, NAMESPACE, Options { stamps: true, ..Options::default() }).await?);
+        let (module, regular, fast) = SAMPLE;
+        landscape.write_sample(module, regular, fast).await?;
         for (module, regular, fast) in MODULES {
             landscape.write_module(module, regular, fast).await?;
         }
@@ -69,7 +80,7 @@ impl Demo {
             .await?;
         }
         step.done();
-        Ok(Self { runtimes, landscape, bed })
+        Ok(Self { runtimes, _kubelets: kubelets, landscape, bed })
     }
 
     /// Plays the four acts, one after the other.
@@ -77,7 +88,7 @@ impl Demo {
     /// # Errors
     /// When the expected result of an act does not appear.
     pub async fn play(&self) -> Result<Vec<Timeline>> {
-        let (module, regular, fast) = MODULES[0];
+        let (module, regular, fast) = SAMPLE;
         let [one, two] = &self.runtimes[..] else { anyhow::bail!("the demo needs exactly two runtimes") };
         let mut timelines = Vec::new();
         for act in [
@@ -110,7 +121,7 @@ impl Demo {
         line(&kcp, &format!("-n {NAMESPACE} get kymas,manifests,moduletemplates,modulereleasemetas"));
         for runtime in &self.runtimes {
             let kubeconfig = runtime.cluster().kubeconfig_path(ClusterUser::User);
-            line(&kubeconfig, "-n kyma-system get kymas,moduletemplates,modulereleasemetas,leases");
+            line(&kubeconfig, "-n kyma-system get kymas,moduletemplates,modulereleasemetas,deployments,pods");
         }
         let kubeconfig = self.runtimes[0].cluster().kubeconfig_path(ClusterUser::User);
         let patch = json!({"spec": {"modules": [{"name": "telemetry"}]}});

@@ -39,6 +39,8 @@ pub struct Module {
     pub objects: Vec<DynamicObject>,
     /// Its default module CR.
     pub default_cr: Option<DynamicObject>,
+    /// The workload that decides on its readiness, as in a ModuleTemplate.
+    pub manager: Option<Value>,
 }
 
 /// The used members of `module.yaml`.
@@ -49,6 +51,7 @@ struct Description {
     manifest: PathBuf,
     #[serde(rename = "defaultCR")]
     default_cr: Option<PathBuf>,
+    manager: Option<Value>,
 }
 
 /// Folder of a version of a module.
@@ -69,11 +72,11 @@ impl Module {
     pub fn read(module: &str, version: &str) -> Result<Self, ModuleError> {
         let folder = folder(module, version);
         let path = folder.join("module.yaml");
-        let Description { component, version, manifest, default_cr } =
+        let Description { component, version, manifest, default_cr, manager } =
             parse(&path, |text| serde_saphyr::from_str(text))?;
         let objects = objects(&folder.join(manifest))?;
         let default_cr = default_cr.map(|file| only_object(folder.join(file))).transpose()?;
-        Ok(Self { component, version, objects, default_cr })
+        Ok(Self { component, version, objects, default_cr, manager })
     }
 }
 

@@ -3,6 +3,7 @@
 use std::{fmt, time::SystemTime};
 
 use anyhow::{Context as _, Result};
+use k8s_openapi::api::apps::v1::Deployment;
 use kube::{
     Api,
     api::{Patch, PatchParams},
@@ -10,7 +11,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 use tidewatch_shared::{
-    api::{Kyma, Manifest, ModuleReleaseMeta},
+    api::{Kyma, Manifest, ModuleReleaseMeta, State},
     names::{SKR_KYMA, SKR_NAMESPACE, label},
 };
 
@@ -69,11 +70,21 @@ impl Act<'_> {
         let wanted = module.to_owned();
         let status =
             status_of(runtime, "the module in the status", move |kyma| version_of(kyma, &wanted).is_some()).await?;
+        let applied = manager_of(runtime, module, "the manager", |manager| manager.is_some()).await?;
+        let available = manager_of(runtime, module, "the manager to be available", is_available).await?;
+        let wanted = module.to_owned();
+        let ready = status_of(runtime, "the module to be ready", move |kyma| is_ready(kyma, &wanted, None)).await?;
         let begun = SystemTime::now();
         runtime.select(&[module]).await?;
         let written = SystemTime::now();
         let stamp = stamp(landscape, runtime, KYMA_WATCH, begun).await?;
-        self.timeline(begun, written, Some(stamp), manifest.reached().await?, Some(status.reached().await?))
+        let of_module = OfModule {
+            applied: Some(applied.reached().await?),
+            available: Some(available.reached().await?),
+            ready: Some(ready.reached().await?),
+        };
+        let (reconciled, status) = (manifest.reached().await?, status.reached().await?);
+        self.timeline(begun, written, Some(stamp), reconciled, Some(status), of_module)
     }
 
     async fn move_channel(
@@ -106,6 +117,9 @@ impl Act<'_> {
                 .await?
         };
         let status = status_of(runtimes[0], "the version in the status", moved).await?;
+        let (wanted, version) = (module.to_owned(), to.to_owned());
+        let is_upgraded = move |kyma: &Kyma| is_ready(kyma, &wanted, Some(&version));
+        let ready = status_of(runtimes[0], "the new version to be ready", is_upgraded).await?;
         let begun = SystemTime::now();
         landscape.write_channels(module, &[("regular", to), ("fast", to)]).await?;
         let written = SystemTime::now();
@@ -113,7 +127,8 @@ impl Act<'_> {
         for catalog in catalogs {
             reconciled = reconciled.max(catalog.reached().await?);
         }
-        self.timeline(begun, written, None, reconciled, Some(status.reached().await?))
+        let of_module = OfModule { ready: Some(ready.reached().await?), ..OfModule::default() };
+        self.timeline(begun, written, None, reconciled, Some(status.reached().await?), of_module)
     }
 
     async fn tamper(&self, landscape: &Landscape, runtime: &Runtime, module: &str) -> Result<Timeline> {
@@ -131,7 +146,7 @@ impl Act<'_> {
         })
         .await?;
         let stamp = stamp(landscape, runtime, RELEASE_WATCH, begun).await?;
-        self.timeline(begun, written, Some(stamp), undone.reached().await?, None)
+        self.timeline(begun, written, Some(stamp), undone.reached().await?, None, OfModule::default())
     }
 
     async fn disable(&self, landscape: &Landscape, runtime: &Runtime, module: &str) -> Result<Timeline> {
@@ -142,11 +157,14 @@ impl Act<'_> {
         let gone = module.to_owned();
         let status =
             status_of(runtime, "the module to leave the status", move |kyma| version_of(kyma, &gone).is_none()).await?;
+        let removed = manager_of(runtime, module, "the manager to go", |manager| manager.is_none()).await?;
         let begun = SystemTime::now();
         runtime.select(&[]).await?;
         let written = SystemTime::now();
         let stamp = stamp(landscape, runtime, KYMA_WATCH, begun).await?;
-        self.timeline(begun, written, Some(stamp), manifest.reached().await?, Some(status.reached().await?))
+        let of_module = OfModule { applied: Some(removed.reached().await?), ..OfModule::default() };
+        let (reconciled, status) = (manifest.reached().await?, status.reached().await?);
+        self.timeline(begun, written, Some(stamp), reconciled, Some(status), of_module)
     }
 
     fn timeline(
@@ -156,6 +174,7 @@ impl Act<'_> {
         stamp: Option<Stamp>,
         reconciled: SystemTime,
         status: Option<SystemTime>,
+        of_module: OfModule,
     ) -> Result<Timeline> {
         let since = |at: SystemTime| Ok::<_, anyhow::Error>(millis(at.duration_since(begun)?));
         Ok(Timeline {
@@ -165,8 +184,44 @@ impl Act<'_> {
             accepted_ms: stamp.map(|stamp| since(stamp.enqueued)).transpose()?,
             reconciled_ms: since(reconciled)?,
             status_ms: status.map(since).transpose()?,
+            applied_ms: of_module.applied.map(since).transpose()?,
+            available_ms: of_module.available.map(since).transpose()?,
+            ready_ms: of_module.ready.map(since).transpose()?,
+            is_removal: matches!(self, Self::Disable { .. }),
         })
     }
+}
+
+/// Times at which the objects of the module reached their states.
+#[derive(Default)]
+struct OfModule {
+    /// The manager exists, or is gone.
+    applied: Option<SystemTime>,
+    available: Option<SystemTime>,
+    ready: Option<SystemTime>,
+}
+
+/// Observes the manager of a sample module.
+async fn manager_of(
+    runtime: &Runtime,
+    module: &str,
+    expectation: &str,
+    expected: impl Fn(Option<&Deployment>) -> bool + Send + 'static,
+) -> Result<Observer> {
+    let api = Api::<Deployment>::namespaced(runtime.cluster().client().await?, SKR_NAMESPACE);
+    Observer::establish(expectation, api, named(&format!("{module}-manager")), expected).await
+}
+
+fn is_available(manager: Option<&Deployment>) -> bool {
+    let available = manager.and_then(|manager| manager.status.as_ref()?.available_replicas);
+    available.is_some_and(|available| available > 0)
+}
+
+fn is_ready(kyma: &Kyma, module: &str, version: Option<&str>) -> bool {
+    let status = kyma.status.iter().flat_map(|status| status.modules()).find(|status| status.name == module);
+    status.is_some_and(|status| {
+        status.state == State::Ready && version.is_none_or(|version| status.version.as_deref() == Some(version))
+    })
 }
 
 async fn stamp(landscape: &Landscape, runtime: &Runtime, watch: &str, after: SystemTime) -> Result<Stamp> {

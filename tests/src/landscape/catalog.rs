@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tidewatch_shared::api::{ModuleReleaseMeta, ModuleTemplate};
 
 use super::Landscape;
-use crate::artefacts::module_group;
+use crate::{artefacts::module_group, modules::Module};
 
 impl Landscape {
     /// Writes the template of one version of a module.
@@ -42,6 +42,23 @@ impl Landscape {
     pub async fn write_module(&self, module: &str, regular: &str, fast: &str) -> Result<()> {
         self.write_template(module, regular).await?;
         self.write_template(module, fast).await?;
+        self.write_channels(module, &[("regular", regular), ("fast", fast)]).await
+    }
+
+    /// Writes a sample module of `tests/modules` like [`Self::write_module`].
+    ///
+    /// # Errors
+    /// When its folder cannot be read, or KCP refuses it.
+    pub async fn write_sample(&self, module: &str, regular: &str, fast: &str) -> Result<()> {
+        let api = Api::<ModuleTemplate>::namespaced(self.operator(), &self.name);
+        for version in [regular, fast] {
+            let Module { default_cr, manager, .. } = Module::read(module, version)?;
+            let mut template = template(module, version);
+            template["spec"]["data"] = json!(default_cr);
+            template["spec"]["manager"] = json!(manager);
+            let params = PatchParams::apply("operator").force();
+            api.patch(&format!("{module}-{version}"), &params, &Patch::Apply(&template)).await?;
+        }
         self.write_channels(module, &[("regular", regular), ("fast", fast)]).await
     }
 
