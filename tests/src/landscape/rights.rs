@@ -33,15 +33,14 @@ pub(super) async fn grant_receiver(kcp: &Cluster, namespace: &str) -> Result<()>
     apply(&Api::<RoleBinding>::namespaced(client, namespace), RECEIVER, binding).await
 }
 
-/// Rights of the agent in its runtime: read the resources of the plan and its ConfigMap, and renew its Lease.
+/// Rights of the agent in its runtime: read the resources of the plan, those of modules in their namespace and its ConfigMap
+/// included, and renew its Lease.
 pub(super) async fn grant_agent(runtime: &Cluster) -> Result<()> {
     let client = runtime.client().await?;
     let planned = json!([
         {"apiGroups": [GROUP], "resources": ["*"], "verbs": READ},
         {"apiGroups": ["apiextensions.k8s.io"], "resources": ["customresourcedefinitions"], "verbs": READ},
-        // Kinds of the sample modules.
-        {"apiGroups": [""], "resources": ["configmaps", "serviceaccounts", "services"], "verbs": READ},
-        {"apiGroups": ["apps"], "resources": ["deployments", "statefulsets"], "verbs": READ},
+        // Kinds of the modules.
         {"apiGroups": ["rbac.authorization.k8s.io"], "resources": ["clusterroles", "clusterrolebindings"], "verbs": READ},
     ]);
     apply(&Api::<ClusterRole>::all(client.clone()), AGENT, json!({"rules": planned})).await?;
@@ -51,7 +50,8 @@ pub(super) async fn grant_agent(runtime: &Cluster) -> Result<()> {
     });
     apply(&Api::<ClusterRoleBinding>::all(client.clone()), AGENT, binding).await?;
     let own = json!([
-        {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [AGENT_OBJECT], "verbs": READ},
+        {"apiGroups": [""], "resources": ["configmaps", "pods", "serviceaccounts", "services"], "verbs": READ},
+        {"apiGroups": ["apps"], "resources": ["deployments", "statefulsets"], "verbs": READ},
         {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "resourceNames": [AGENT_OBJECT],
          "verbs": ["list", "watch", "patch"]},
     ]);
