@@ -16,6 +16,7 @@ mod hand_back;
 mod inputs;
 mod layer;
 mod leave;
+mod leaving;
 mod lookup;
 mod metrics;
 mod module_status;

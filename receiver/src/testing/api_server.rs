@@ -261,6 +261,10 @@ impl State {
         if !version.is_null() && *version != live["metadata"]["resourceVersion"] {
             return failure(StatusCode::CONFLICT, name);
         }
+        let uid = &body["metadata"]["uid"];
+        if !uid.is_null() && *uid != live["metadata"]["uid"] {
+            return failure(StatusCode::CONFLICT, name);
+        }
         let mut wanted = body.clone();
         if is_status {
             wanted = json!({"status": body["status"]});

@@ -44,6 +44,9 @@ pub(super) async fn apply(
             Err(error) => failed = failed.or(Some(error)),
         }
     }
+    for upgraded in run(decisions.upgrades.iter().map(|desired| put(ctx, desired)).collect()).await {
+        failed = failed.or(upgraded.err());
+    }
     let deleted = run(decisions.unwanted.iter().map(|manifest| remove(ctx, key, &api, manifest)).collect()).await;
     for result in deleted {
         match result {

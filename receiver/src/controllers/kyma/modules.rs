@@ -15,6 +15,7 @@ use tidewatch_shared::{
 use super::{
     build::{self, Desired},
     layer::{LayerLookup, ModuleLayer},
+    leaving::{self, Upgrade},
     lookup::{self, Installed, LookupError, Resolved, Sources},
     validate::WantedModule,
 };
@@ -45,6 +46,10 @@ pub(super) struct Decisions<'a> {
     pub(super) wanted: Vec<Decision<'a>>,
     /// Manifests of deselected modules, those being deleted included.
     pub(super) unwanted: Vec<Arc<Manifest>>,
+    /// Other versions for Manifests that are being deleted.
+    pub(super) upgrades: Vec<Desired>,
+    /// Such a version awaits its component descriptor.
+    pub(super) awaits_upgrade: bool,
     /// Time until the first rollout slot.
     pub(super) turn: Option<Duration>,
 }
@@ -58,7 +63,7 @@ impl Decisions<'_> {
     /// True if a module waits for the registry: its component descriptor is being fetched, or cannot be read.
     pub(super) fn awaits_registry(&self) -> bool {
         let failed = |decision: &Decision<'_>| matches!(decision.found, Err(LookupError::Descriptor(_)));
-        self.is_pending() || self.wanted.iter().any(failed)
+        self.awaits_upgrade || self.is_pending() || self.wanted.iter().any(failed)
     }
 }
 
@@ -75,13 +80,8 @@ pub(super) fn decide<'a>(
     for module in wanted {
         let manifest = owned.iter().find(|manifest| module_of(manifest) == Some(&module.name));
         let installed = manifest.and_then(|manifest| installed_of(manifest));
-        let found = match lookup::not_yet(sources, module, installed.as_ref()) {
-            Some((found, its)) => {
-                turn = sooner(turn, its);
-                Ok(found)
-            }
-            None => lookup::resolve(sources, module, installed.as_ref()),
-        };
+        let (found, its) = find(sources, module, installed.as_ref());
+        turn = sooner(turn, its);
         let decision = found.and_then(|found| {
             let is_held = (sources.held)(&module.name);
             resolved(kyma, module, found, &owned, is_held, layer).inspect(|decision| kept.resolved(module, decision))
@@ -96,7 +96,32 @@ pub(super) fn decide<'a>(
         }));
     }
     let unwanted = owned.iter().filter(|manifest| !kept.keeps(manifest)).map(Arc::clone).collect();
-    Decisions { wanted: decisions, unwanted, turn }
+    let (mut upgrades, mut awaits_upgrade) = (Vec::new(), false);
+    for manifest in &owned {
+        let Some(module) = leaving::followed(manifest, wanted) else { continue };
+        let (found, its) = find(sources, &module, installed_of(manifest).as_ref());
+        turn = sooner(turn, its);
+        // A version that cannot be installed leaves the Manifest as it is.
+        let Ok(found) = found else { continue };
+        match leaving::upgrade(kyma, manifest, &module, &found, layer(&found)) {
+            Upgrade::None => {}
+            Upgrade::Pending => awaits_upgrade = true,
+            Upgrade::Write(desired) => upgrades.push(*desired),
+        }
+    }
+    Decisions { wanted: decisions, unwanted, upgrades, awaits_upgrade, turn }
+}
+
+/// Resolves a module to the version that its Kyma gets now, with the rollout slot of a later one.
+fn find(
+    sources: &Sources<'_>,
+    module: &WantedModule,
+    installed: Option<&Installed>,
+) -> (Result<Resolved, LookupError>, RolloutSlot) {
+    match lookup::not_yet(sources, module, installed) {
+        Some((found, its)) => (Ok(found), its),
+        None => (lookup::resolve(sources, module, installed), RolloutSlot::Now),
+    }
 }
 
 /// Decides on a module that resolved. While the component descriptor is unknown, the installed version stays as it is; one
@@ -171,15 +196,20 @@ fn sooner(turn: Option<Duration>, its: RolloutSlot) -> Option<Duration> {
     }
 }
 
-/// Returns true if a Manifest must be applied. One that is being deleted or unmanaged is left unchanged.
+/// Returns true if a Manifest must be applied. One that is unmanaged is left unchanged; one that is being deleted is
+/// decided on apart.
 fn is_due(desired: &Desired, manifest: Option<&Manifest>) -> bool {
     let Some(manifest) = manifest else { return desired.managed };
-    let unmanaged = manifest.annotations().get(annotation::UNMANAGED).is_some_and(|value| value == "true");
-    if unmanaged || manifest.metadata.deletion_timestamp.is_some() {
-        return false;
-    }
-    // A Manifest that cannot be compared is applied.
+    !is_unmanaged(manifest) && manifest.metadata.deletion_timestamp.is_none() && differs(desired, manifest)
+}
+
+/// Returns true if a Manifest differs from the desired one, or cannot be compared.
+pub(super) fn differs(desired: &Desired, manifest: &Manifest) -> bool {
     object::erase(manifest).map_or(true, |live| desired.target().compare(&live, None) != Repair::None)
+}
+
+pub(super) fn is_unmanaged(manifest: &Manifest) -> bool {
+    manifest.annotations().get(annotation::UNMANAGED).is_some_and(|value| value == "true")
 }
 
 /// The installed version; `None` for a Manifest without version.
@@ -188,7 +218,7 @@ fn installed_of(manifest: &Manifest) -> Option<Installed> {
     Some(Installed { channel: manifest.labels().get(label::CHANNEL).cloned().unwrap_or_default(), version })
 }
 
-fn module_of(manifest: &Manifest) -> Option<&str> {
+pub(super) fn module_of(manifest: &Manifest) -> Option<&str> {
     manifest.labels().get(label::MODULE_NAME).map(String::as_str)
 }
 

@@ -3,6 +3,7 @@
 mod contested;
 mod deletion;
 mod installer;
+mod leaving;
 mod registry;
 mod rollout;
 mod states;

@@ -20,6 +20,40 @@ async fn user_resources_block_the_removal_and_are_named() -> TestResult {
 }
 
 #[tokio::test]
+async fn a_module_whose_removal_is_blocked_is_upgraded_and_can_be_listed_again() -> TestResult {
+    let modules = ModuleRuntime::start("blocked-upgrade", &[("sample", &["1.0.0", "1.1.0", "2.0.0"])]).await?;
+    modules.setup.runtime.select(&["sample"]).await?;
+    modules.becomes("sample", "1.0.0", State::Ready).await?;
+    modules.create_sample("mine").await?;
+    modules.setup.runtime.select(&[]).await?;
+    modules.says("sample", State::Deleting, "Sample kyma-system/mine").await?;
+    // To a CRD with another storage version, with the manager of that version; the removal stays blocked.
+    modules.point("sample", "2.0.0").await?;
+    modules.becomes("sample", "2.0.0", State::Deleting).await?;
+    let crds = Api::<CustomResourceDefinition>::all(modules.client().await?);
+    until("the CRD of the new version", async || {
+        let definition = crds.get("samples.operator.kyma-project.io").await?;
+        let is_stored = definition.spec.versions.iter().any(|version| version.storage && version.name == "v1beta1");
+        Ok(is_stored.then_some(()))
+    })
+    .await?;
+    modules.says("sample", State::Deleting, "Sample kyma-system/mine").await?;
+    let leaving = modules.manifest("sample").await?;
+    modules.setup.runtime.select(&["sample"]).await?;
+    modules.says("sample", State::Deleting, "Sample kyma-system/mine").await?;
+    assert_eq!(modules.manifest("sample").await?.metadata.uid, leaving.metadata.uid);
+
+    let samples = modules.samples("v1beta1", "Sample").await?;
+    samples.delete("mine", &DeleteParams::default()).await?;
+    modules.becomes("sample", "2.0.0", State::Ready).await?;
+    let installed = modules.manifest("sample").await?;
+    assert_ne!(installed.metadata.uid, leaving.metadata.uid, "the module is installed anew");
+    assert!(samples.get("default").await?.metadata.deletion_timestamp.is_none());
+    modules.leave().await?;
+    Ok(())
+}
+
+#[tokio::test]
 async fn an_unmanaged_module_keeps_its_objects_without_our_label() -> TestResult {
     let modules = ModuleRuntime::start("unmanaged", &[("sample", &["1.0.0"])]).await?;
     modules.setup.runtime.select(&["sample"]).await?;
