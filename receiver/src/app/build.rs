@@ -179,7 +179,10 @@ fn components(process: &Process, stores: Stores, installs: bool, counters: &Coun
     let installed = if installs { installer::watches() } else { Vec::new() };
     let (plan, ..) = watcher::plan::<Arc<Watcher>>(installed.clone(), &[]);
     let manifests = stores.manifests.clone();
-    let additional = move |key: &KymaKey| module_watches(manifests.of_kyma(key, None).iter().map(AsRef::as_ref));
+    let manifest_memories = manifest::Memories::default();
+    let memories = manifest_memories.clone();
+    let additional =
+        move |key: &KymaKey| module_watches(manifests.of_kyma(key, None).iter().map(AsRef::as_ref), &memories);
     let plans = Plans::new(plan, Box::new(additional), watcher::extend);
     Ok(changes::Components {
         stores,
@@ -193,7 +196,7 @@ fn components(process: &Process, stores: Stores, installs: bool, counters: &Coun
         v2_allowed: v2::V2AllowList::default(),
         revocations: Revocations::new(counters.enrolment.clone()),
         manifest_queue,
-        manifest_memories: manifest::Memories::default(),
+        manifest_memories,
         kinds: KindCache::default(),
         manifest_writes: kyma::PendingWrites::default(),
         recorder: EventRecorder::new(counters.recorder.clone()),

@@ -116,6 +116,7 @@ impl Watches {
         start.watch("kymas", kymas, everything().labels(&components.takeover.query()), handlers.kymas());
         let WatchStarter { gate, tasks, .. } = start;
         let targets = (components.clone(), handlers.placer.clone());
+        tasks.spawn(placer::follow(handlers.placer.clone(), components.manifest_memories.clone()));
         let (changed, planned) = (handlers.watchers_changed.clone(), gate.guard("plan"));
         tasks.spawn(watchers::run(client.clone(), namespace.clone(), targets, changed, planned));
         tasks.spawn(async move { debouncer.run(&components, (&client, &namespace), caches_synced).await });

@@ -12,6 +12,7 @@ mod inventory;
 mod layers;
 mod memory;
 mod metrics;
+mod pods;
 mod ready;
 mod record;
 mod render;
@@ -50,6 +51,7 @@ use self::{
     inventory::Inventory,
     layers::layer_key,
     memory::hash,
+    pods::PodSelection,
     record::Record,
     render::{RenderSettings, RenderedObject, Scope, render},
     report::{Details, findings},
@@ -80,6 +82,9 @@ use crate::{
 
 /// Actions of one reconcile, far more than any module needs: a bound on a defect.
 const MAX_ACTIONS: usize = 200;
+/// Time after which the agent watches the pods of a manager that is not ready. Most are ready before, without another
+/// plan.
+const WATCH_PODS_AFTER: Duration = Duration::from_secs(3);
 /// Delay until a Manifest whose Kyma is being taken over is looked at again.
 const TAKEOVER_RECHECK: Duration = Duration::from_secs(10);
 
@@ -357,6 +362,7 @@ impl Reconcile<'_> {
             unestablished: Vec::new(),
             established: BTreeSet::new(),
             has_left: false,
+            pods: None,
         };
         for _ in 0..MAX_ACTIONS {
             match step(&execution.facts) {
@@ -463,12 +469,26 @@ impl Reconcile<'_> {
         }
         let ended = ReconcileOutcome::ended(work);
         let Some(findings) = findings else { return ended };
+        let pods = execution.pods.take();
         let is_layer_missing = execution.facts.goal == Goal::Install && execution.facts.rendered.is_none();
         if findings.state == State::Ready || execution.has_left || is_layer_missing {
+            execution.memory.unready_for(false);
+            self.watch_pods(None, Duration::ZERO);
             return ended;
         }
+        let unready = execution.memory.unready_for(pods.is_some());
+        self.watch_pods(pods, unready);
         let times = execution.memory.wait(&findings.operation);
         ReconcileOutcome { requeue_after: Some(self.ctx.memories.recheck(times)), ..ended }
+    }
+}
+
+impl Reconcile<'_> {
+    /// Has the agent watch the pods of a manager that is not ready after a while, and until it is.
+    fn watch_pods(&self, pods: Option<PodSelection>, unready: Duration) {
+        let memories = &self.ctx.memories;
+        let is_due = unready >= WATCH_PODS_AFTER || memories.pods(self.key).is_some();
+        memories.set_pods(self.key, &self.kyma, pods.filter(|_| is_due));
     }
 }
 

@@ -16,6 +16,7 @@ use tidewatch_shared::{
 
 use crate::{
     base::{key::KymaKey, plans::Plans},
+    controllers::manifest::Memories,
     fleet::{
         queue::{Priority, WorkSet},
         table::RuntimeTable,
@@ -92,6 +93,14 @@ impl KymaPlacer {
 
     fn lock(&self) -> MutexGuard<'_, ()> {
         self.lock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Replaces the plans of runtimes in which other pods are to be watched. Runs for ever.
+pub(super) async fn follow(placer: KymaPlacer, memories: Memories) -> &'static str {
+    loop {
+        let kyma = memories.next_replanned().await;
+        placer.replan_runtime(&kyma);
     }
 }
 

@@ -29,7 +29,9 @@ fn objects_of(manifest: &Manifest, objects: &[Object]) -> Option<Drift> {
     let inventory = inventory_of(manifest);
     let is_own = |object: &&Object| inventory.contains(&object_key(object));
     let own: Vec<_> = objects.iter().filter(is_own).collect();
-    let is_concerned = |object: &Object| is_manager(manifest, object) || blocks(manifest, object);
+    let is_concerned = |object: &Object| {
+        is_manager(manifest, object) || is_pod_of_manager(manifest, object) || blocks(manifest, object)
+    };
     if own.is_empty() && !objects.iter().any(is_concerned) {
         return None;
     }
@@ -53,6 +55,21 @@ fn is_manager(manifest: &Manifest, object: &Object) -> bool {
     manager.is_some_and(|manager| {
         (&manager.group, &manager.kind, &manager.name) == (&object.subject.group, &object.kind, &object.subject.name)
     })
+}
+
+/// True for an object that may be a pod of the manager: the names of such pods begin with that of their workload.
+fn is_pod_of_manager(manifest: &Manifest, object: &Object) -> bool {
+    let is_pod = object.subject.group.is_empty() && object.kind == "Pod";
+    let inventory = inventory_of(manifest);
+    let mut workloads = inventory.keys().filter(|key| key.namespace == object.subject.namespace);
+    let is_of = |name: &str| object.subject.name.strip_prefix(name).is_some_and(|rest| rest.starts_with('-'));
+    is_pod
+        && (manifest.spec.manager.iter().any(|it| is_of(&it.name))
+            || workloads.any(|key| is_workload(key) && is_of(&key.name)))
+}
+
+fn is_workload(key: &ObjectKey) -> bool {
+    key.group == "apps" || key.group == "batch"
 }
 
 /// True for a resource of a kind that the module defines, while such resources block its removal.
@@ -128,6 +145,21 @@ mod tests {
         let manifests = [manifest("a", |manifest| manifest["spec"]["manager"] = manager), manifest("b", |_| ())];
         let elsewhere = object("apps/v1/deployments/kyma-system/elsewhere", "Deployment", Change::Spec);
         assert_eq!(names(&manifests, &Drift::of(elsewhere)), [("a".to_owned(), Drift::None)]);
+    }
+
+    #[test]
+    fn pod_wakes_the_manifest_of_its_workload() {
+        let manifests = [manifest("a", |_| ()), manifest("b", |_| ())];
+        let pod = |path: &str, kind: &str| names(&manifests, &Drift::of(object(path, kind, Change::Status)));
+        assert_eq!(pod("/v1/pods/kyma-system/a-6d9fb8dccd-x", "Pod"), [("a".to_owned(), Drift::None)]);
+        for other in ["/v1/pods/kyma-system/a", "/v1/pods/kyma-system/ab-c", "/v1/pods/default/a-6d9fb8dccd-x"] {
+            assert_eq!(pod(other, "Pod"), [], "{other}");
+        }
+        assert_eq!(pod("/v1/services/kyma-system/a-b", "Service"), []);
+        let manager = json!({"group": "apps", "version": "v1", "kind": "Deployment", "name": "m"});
+        let manifests = [manifest("a", |manifest| manifest["spec"]["manager"] = manager)];
+        let of_manager = Drift::of(object("/v1/pods/kyma-system/m-0", "Pod", Change::Created));
+        assert_eq!(names(&manifests, &of_manager), [("a".to_owned(), Drift::None)]);
     }
 
     #[test]

@@ -22,6 +22,7 @@ use super::{
     blocking::{self, Blockers},
     inventory::ObjectKey,
     memory::Memory,
+    pods::PodSelection,
     ready::{self, MAX_PODS, Manager, Readiness, explain, manager_of, pod_selector},
     record::Record,
     render::RenderedObject,
@@ -104,6 +105,8 @@ pub(super) struct Execution<'a> {
     pub(super) established: BTreeSet<ObjectKey>,
     /// The Manifest has no finalizer of ours left.
     pub(super) has_left: bool,
+    /// Pods of the manager while it is not ready.
+    pub(super) pods: Option<PodSelection>,
 }
 
 impl<'a> Execution<'a> {
@@ -337,11 +340,13 @@ impl<'a> Execution<'a> {
         };
         let observed = match self.api_of(&key, &version).await {
             Ok(Some(api)) => retain(observe(&self.client, &api, &key)).await,
-            Ok(None) => Ok(Readiness::absent(&key)),
+            Ok(None) => Ok((Readiness::absent(&key), None)),
             Err(error) => Err(error),
         };
         let failed = |error| self.failures.push(Failure::new(format!("read {key}"), &error));
-        observed.map_err(failed).ok()
+        let (readiness, pods) = observed.map_err(failed).ok()?;
+        self.pods = pods;
+        Some(readiness)
     }
 
     /// Key, version and body of the default module CR.
@@ -435,17 +440,22 @@ pub(crate) fn finalizers(manages_default: bool) -> impl Iterator<Item = &'static
 }
 
 /// Reads an object, and its pods while it is not ready.
-async fn observe(client: &Client, api: &Api<DynamicObject>, key: &ObjectKey) -> kube::Result<Readiness> {
-    let Some(live) = object::get(api, &key.name).await? else { return Ok(Readiness::absent(key)) };
+async fn observe(
+    client: &Client,
+    api: &Api<DynamicObject>,
+    key: &ObjectKey,
+) -> kube::Result<(Readiness, Option<PodSelection>)> {
+    let Some(live) = object::get(api, &key.name).await? else { return Ok((Readiness::absent(key), None)) };
     let now = Timestamp::now();
     let readiness = ready::readiness(key, &live, now);
     let Some(selector) = pod_selector(key, &live).filter(|_| readiness != Readiness::Ready) else {
-        return Ok(readiness);
+        return Ok((readiness, None));
     };
     let pods: Api<DynamicObject> =
         Api::namespaced_with(client.clone(), &key.namespace, &ApiResource::erase::<Pod>(&()));
     let pods = list_first(&pods, &ListParams::default().labels(&selector), MAX_PODS).await?;
-    Ok(explain(readiness, key, &live, &pods, now))
+    let readiness = explain(readiness, key, &live, &pods, now);
+    Ok((readiness, Some(PodSelection { namespace: key.namespace.clone(), selector })))
 }
 
 fn is_established(definition: &DynamicObject) -> bool {

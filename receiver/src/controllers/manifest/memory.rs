@@ -8,13 +8,18 @@ use std::{
 };
 
 use tidewatch_shared::{api::Manifest, event::Object};
+use tokio::time::Instant;
 
 use super::{
     drift::object_key,
     inventory::{Inventory, ObjectKey},
+    pods::{PodSelection, PodSelections},
     written::WrittenManifests,
 };
-use crate::{base::random::Random, fleet::manifests::ManifestKey};
+use crate::{
+    base::{key::KymaKey, random::Random},
+    fleet::manifests::ManifestKey,
+};
 
 /// First delay until a Manifest that waits is reconciled again; it doubles while the cause stays the same.
 const RECHECK: Duration = Duration::from_secs(1);
@@ -34,6 +39,8 @@ pub(super) struct Memory {
     written: BTreeMap<u64, u64>,
     /// Cause of the wait, as a hash, and the number of reconciles that found it.
     waits: (u64, u32),
+    /// The manager has not been ready since then.
+    unready_since: Option<Instant>,
 }
 
 impl Memory {
@@ -85,11 +92,21 @@ impl Memory {
     }
 }
 
+impl Memory {
+    /// Records whether the manager is ready. Returns the time for which it has not been.
+    pub(super) fn unready_for(&mut self, is_unready: bool) -> Duration {
+        let now = Instant::now();
+        self.unready_since = is_unready.then(|| self.unready_since.unwrap_or(now));
+        self.unready_since.map_or(Duration::ZERO, |since| now - since)
+    }
+}
+
 /// Memory of all Manifests; bounded by their number. Clones share one state.
 #[derive(Clone, Debug)]
 pub struct Memories {
     state: Arc<Mutex<State>>,
     written: WrittenManifests,
+    pods: PodSelections,
 }
 
 #[derive(Debug)]
@@ -102,7 +119,7 @@ impl Default for Memories {
     fn default() -> Self {
         let random = Random::new(RandomState::new().hash_one(0));
         let state = Arc::new(Mutex::new(State { by_manifest: HashMap::new(), random }));
-        Self { state, written: WrittenManifests::default() }
+        Self { state, written: WrittenManifests::default(), pods: PodSelections::default() }
     }
 }
 
@@ -130,6 +147,22 @@ impl Memories {
     pub(crate) fn forget(&self, key: &ManifestKey) {
         self.lock().by_manifest.remove(key);
         self.written.forget(key);
+        self.pods.forget(key);
+    }
+
+    /// Pods of a Manifest's manager that the agent is to watch.
+    pub(super) fn pods(&self, key: &ManifestKey) -> Option<PodSelection> {
+        self.pods.of(key)
+    }
+
+    /// Sets the pods that the agent is to watch, or none.
+    pub(super) fn set_pods(&self, key: &ManifestKey, kyma: &KymaKey, pods: Option<PodSelection>) {
+        self.pods.set(key, kyma, pods);
+    }
+
+    /// Waits for the next Kyma whose runtime needs another plan, since the pods to watch have changed.
+    pub(crate) async fn next_replanned(&self) -> KymaKey {
+        self.pods.next_changed().await
     }
 
     /// Returns a Manifest as our last write returned it, if the cache has not got that far.

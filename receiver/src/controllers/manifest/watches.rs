@@ -2,14 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use kube::ResourceExt as _;
 use tidewatch_shared::{
     api::{Manifest, Resource},
     names::{OWN_MANAGER, SKR_NAMESPACE, label},
     plan::{Field, PlannedWatch, Work, carries_secrets},
 };
 
-use super::report::is_blocked;
-use crate::kube::kinds::{ServedKind, built_in};
+use super::{Memories, pods::PodSelection, report::is_blocked};
+use crate::{
+    base::key::KymaKey,
+    kube::kinds::{ServedKind, built_in},
+};
 
 /// Watches per runtime at most, far more than kinds that modules contain. Beyond it, the verification finds drift.
 const MAX_WATCHES: usize = 100;
@@ -26,11 +30,17 @@ const UNWATCHED: [(&str, &str); 6] = [
 ];
 
 /// Builds the watches on the objects of modules: by kind, on objects with our label. Kinds that can contain secrets are
-/// not watched. While user CRs block a removal, the kinds that the module defines are watched as well.
-pub(crate) fn module_watches<'a>(manifests: impl Iterator<Item = &'a Manifest> + Clone) -> Vec<PlannedWatch> {
+/// not watched. While user CRs block a removal, the kinds that the module defines are watched as well, and while a manager is
+/// not ready, its pods.
+pub(crate) fn module_watches<'a>(
+    manifests: impl Iterator<Item = &'a Manifest>,
+    memories: &Memories,
+) -> Vec<PlannedWatch> {
     let mut kinds: BTreeMap<(&str, &str), (ServedKind<'static>, BTreeSet<&str>)> = BTreeMap::new();
-    let mut blocking = BTreeSet::new();
+    let (mut blocking, mut pods) = (BTreeSet::new(), Vec::new());
     for manifest in manifests {
+        let module = manifest.labels().get(label::MODULE_NAME);
+        pods.extend(module.and_then(|module| Some(of_pods(module, memories.pods(&KymaKey::of(manifest))?))));
         let objects = manifest.status.as_ref().map(|status| status.synced()).unwrap_or_default();
         for object in objects {
             let Some(kind) = watched_kind(object) else { continue };
@@ -44,7 +54,7 @@ pub(crate) fn module_watches<'a>(manifests: impl Iterator<Item = &'a Manifest> +
     let of_kinds = kinds.values().map(|(kind, namespaces)| of_objects(kind, namespaces));
     let of_blocking = blocking.into_iter().map(|(plural, group)| of_resources(plural, group));
     let is_valid = |watch: &PlannedWatch| watch.check().is_ok();
-    of_kinds.chain(of_blocking).filter(is_valid).take(MAX_WATCHES).collect()
+    of_kinds.chain(of_blocking).chain(pods).filter(is_valid).take(MAX_WATCHES).collect()
 }
 
 /// Kind of an object, if the agent may and should watch it.
@@ -92,6 +102,22 @@ fn of_resources(plural: &str, group: &str) -> PlannedWatch {
     }
 }
 
+/// Watch on the pods of a manager.
+fn of_pods(module: &str, PodSelection { namespace, selector }: PodSelection) -> PlannedWatch {
+    PlannedWatch {
+        name: format!("pods/{module}"),
+        group: String::new(),
+        version: "v1".to_owned(),
+        resource: "pods".to_owned(),
+        namespace: Some(namespace),
+        label_selector: selector,
+        field_selector: String::new(),
+        field: Field::Status,
+        manager: OWN_MANAGER.to_owned(),
+        work: BTreeSet::from([Work::Manifest]),
+    }
+}
+
 fn full_name(plural: &str, group: &str) -> String {
     if group.is_empty() { plural.to_owned() } else { format!("{plural}.{group}") }
 }
@@ -114,7 +140,7 @@ mod tests {
     }
 
     fn summary(manifests: &[Manifest]) -> Vec<(String, Option<String>, Field)> {
-        let watches = module_watches(manifests.iter());
+        let watches = module_watches(manifests.iter(), &Memories::default());
         watches.into_iter().map(|watch| (watch.name, watch.namespace, watch.field)).collect()
     }
 
@@ -160,7 +186,7 @@ mod tests {
             }
         };
         let blocked = manifest(&objects, deleted("waiting for module crs deletion: Sample default/mine"));
-        let watches = module_watches(std::iter::once(&blocked));
+        let watches = module_watches(std::iter::once(&blocked), &Memories::default());
         let [watch] = &watches[..] else { panic!("{watches:?}") };
         assert_eq!(
             (&*watch.name, &*watch.group, &*watch.version, &*watch.resource),
@@ -168,6 +194,24 @@ mod tests {
         );
         assert_eq!((&watch.namespace, &*watch.label_selector), (&None, ""), "those of the user, everywhere");
         assert_eq!(summary(&[manifest(&objects, deleted("waiting for objects to be deleted"))]), []);
+    }
+
+    #[test]
+    fn pods_of_a_manager_are_watched_while_it_is_not_ready() {
+        let labelled = |manifest: &mut Value| manifest["metadata"]["labels"] = json!({label::MODULE_NAME: "keda"});
+        let (manifest, memories) = (manifest(&[], labelled), Memories::default());
+        let (key, kyma) = (KymaKey::of(&manifest), KymaKey::new("ns", "k"));
+        let watches = || module_watches(std::iter::once(&manifest), &memories);
+        assert_eq!(watches(), []);
+        let selection = |selector: String| Some(PodSelection { namespace: "kyma-system".to_owned(), selector });
+        memories.set_pods(&key, &kyma, selection("app=keda".to_owned()));
+        let [watch] = &watches()[..] else { panic!("{:?}", watches()) };
+        assert_eq!((&*watch.name, &*watch.resource, &*watch.label_selector), ("pods/keda", "pods", "app=keda"));
+        assert_eq!((watch.namespace.as_deref(), watch.field), (Some("kyma-system"), Field::Status));
+        memories.set_pods(&key, &kyma, selection("x".repeat(10_000)));
+        assert_eq!(watches(), [], "a selector that is too long");
+        memories.set_pods(&key, &kyma, None);
+        assert_eq!(watches(), []);
     }
 
     #[test]
@@ -181,7 +225,7 @@ mod tests {
             manifest["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
             manifest["status"]["lastOperation"] = json!({"operation": "waiting for module crs deletion: x"});
         });
-        let watches = module_watches(std::iter::once(&blocked));
+        let watches = module_watches(std::iter::once(&blocked), &Memories::default());
         assert_eq!(watches.len(), MAX_WATCHES);
         assert!(watches.iter().all(|watch| watch.check().is_ok()));
     }

@@ -58,7 +58,14 @@ async fn a_broken_image_is_named_and_affects_no_other_module() -> TestResult {
     modules.says("sample", State::Error, "does-not-exist").await?;
     let status = modules.becomes("own-resource", "1.0.0", State::Ready).await?;
     assert_eq!(status.state(), State::Error, "the Kyma has the state of its worst module");
-    modules.publish("sample", "1.0.0").await?;
+    // The agent watches the pods of the manager until it is ready.
+    let pods = &["\"pods/sample\""];
+    modules.setup.agent_metric_reaches("tidewatch_agent_watch_objects", pods, 1).await?;
+    modules.publish("sample", "2.0.0").await?;
+    modules.point("sample", "2.0.0").await?;
+    modules.becomes("sample", "2.0.0", State::Ready).await?;
+    until("no watch on pods", async || Ok((!modules.setup.agent_page().await?.contains(pods[0])).then_some(())))
+        .await?;
     modules.setup.runtime.select(&["own-resource"]).await?;
     modules.setup.skr_status("no sample module", |status| module(status, "sample").is_none()).await?;
     modules.becomes("own-resource", "1.0.0", State::Ready).await?;

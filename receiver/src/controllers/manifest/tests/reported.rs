@@ -61,3 +61,57 @@ async fn unhealthy_manager_is_shown_when_it_is_reported() {
     assert_eq!(fixture.state().0, State::Ready);
     assert_eq!(fixture.runtime.writes(), Vec::<String>::new());
 }
+
+#[tokio::test(start_paused = true)]
+async fn pods_of_a_manager_are_watched_once_it_was_not_ready_for_a_while_and_until_it_is() {
+    let mut fixture = Fixture::installed().await;
+    let watched = |fixture: &Fixture| {
+        let pods = fixture.ctx.memories.pods(&key());
+        let replanned = fixture.ctx.memories.next_replanned().now_or_never();
+        (pods.map(|pods| (pods.namespace, pods.selector)), replanned.map(|kyma| kyma.name.clone()))
+    };
+    fixture.runtime.edit("deployments/d", |deployment| {
+        deployment["status"]["availableReplicas"] = json!(0);
+        deployment["status"]["readyReplicas"] = json!(0);
+        deployment["status"]["conditions"][0]["status"] = json!("False");
+    });
+    let kyma = || Some("k".to_owned());
+    let pods = || Some(("kyma-system".to_owned(), "app=d".to_owned()));
+    fixture.run(Drift::None).await;
+    assert_eq!(watched(&fixture), (None, None), "most managers are ready soon");
+    tokio::time::advance(WATCH_PODS_AFTER).await;
+    fixture.run(Drift::None).await;
+    assert_eq!(watched(&fixture), (pods(), kyma()));
+    fixture.run(Drift::None).await;
+    assert_eq!(watched(&fixture), (pods(), None));
+    fixture.make_available();
+    fixture.run(Drift::None).await;
+    assert_eq!(watched(&fixture), (None, kyma()));
+    // The time begins anew.
+    fixture.runtime.edit("deployments/d", |deployment| deployment["status"] = json!({}));
+    fixture.run(Drift::None).await;
+    assert_eq!(watched(&fixture), (None, None));
+}
+
+#[tokio::test(start_paused = true)]
+async fn reconcile_begins_with_our_last_write_while_the_cache_is_older() {
+    let mut fixture = Fixture::new();
+    fixture.set_layer(LayerObjects::Pending);
+    fixture.reconcile().await;
+    let old = fixture.ctx.stores.manifests.get(&key()).unwrap();
+    fixture.set_layer(LayerObjects::Ready(Arc::new(objects())));
+    // The watch has not delivered the first status.
+    assert_eq!(
+        old.metadata.resource_version,
+        fixture.ctx.stores.manifests.get(&key()).unwrap().metadata.resource_version
+    );
+    let queued = QueuedWork { work: WorkSet::MANIFEST, priority: Priority::User, drift: Drift::None };
+    let outcome = run_within(&fixture.ctx, &key(), &queued, Duration::from_secs(60)).await;
+    assert!(outcome.failed.is_empty(), "{outcome:?}");
+    assert!(!fixture.synced().is_empty());
+    // A version of another writer is taken from the cache.
+    fixture.edit(|manifest| manifest["metadata"]["labels"]["theirs"] = json!("x"));
+    fixture.make_available();
+    fixture.reconcile().await;
+    assert_eq!(fixture.state().0, State::Ready);
+}

@@ -1,0 +1,100 @@
+//! Pods of managers that are not ready: the agent watches them until the manager is.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::sync::Notify;
+
+use crate::{base::key::KymaKey, fleet::manifests::ManifestKey};
+
+/// Selection of the pods of one manager.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PodSelection {
+    /// Namespace of the manager and of its pods.
+    pub(crate) namespace: String,
+    /// Label selector, in the syntax of a list request.
+    pub(crate) selector: String,
+}
+
+/// Selections of pods by Manifest; bounded by their number. Clones share one state. A restarted receiver begins without
+/// them, and reconciles every Manifest that is not ready.
+#[derive(Clone, Debug, Default)]
+pub(super) struct PodSelections {
+    state: Arc<Mutex<State>>,
+    changed: Arc<Notify>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    selections: HashMap<ManifestKey, PodSelection>,
+    /// Kymas whose selections have changed.
+    changed: BTreeSet<KymaKey>,
+}
+
+impl PodSelections {
+    pub(super) fn of(&self, manifest: &ManifestKey) -> Option<PodSelection> {
+        self.lock().selections.get(manifest).cloned()
+    }
+
+    /// Replaces the selection of a Manifest; a difference changes the plan of its Kyma's runtime.
+    pub(super) fn set(&self, manifest: &ManifestKey, kyma: &KymaKey, selection: Option<PodSelection>) {
+        let mut state = self.lock();
+        if state.selections.get(manifest) == selection.as_ref() {
+            return;
+        }
+        match selection {
+            Some(selection) => drop(state.selections.insert(manifest.clone(), selection)),
+            None => drop(state.selections.remove(manifest)),
+        }
+        state.changed.insert(kyma.clone());
+        self.changed.notify_one();
+    }
+
+    /// Drops the selection of a Manifest that is gone; its deletion changes the plan.
+    pub(super) fn forget(&self, manifest: &ManifestKey) {
+        self.lock().selections.remove(manifest);
+    }
+
+    /// Waits for the next Kyma whose selections have changed.
+    pub(super) async fn next_changed(&self) -> KymaKey {
+        loop {
+            let changed = self.changed.notified();
+            if let Some(kyma) = self.lock().changed.pop_first() {
+                return kyma;
+            }
+            changed.await;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // No change panics half-way.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+
+    use super::*;
+
+    #[test]
+    fn only_a_different_selection_changes_the_plan() {
+        let selections = PodSelections::default();
+        let (manifest, kyma) = (KymaKey::new("ns", "m"), KymaKey::new("ns", "k"));
+        let of = |selector: &str| Some(PodSelection { namespace: "kyma-system".into(), selector: selector.into() });
+        for (selection, is_change) in
+            [(None, false), (of("a=b"), true), (of("a=b"), false), (of("a=c"), true), (None, true), (None, false)]
+        {
+            selections.set(&manifest, &kyma, selection.clone());
+            assert_eq!(selections.of(&manifest), selection);
+            let next = || selections.next_changed().now_or_never();
+            assert_eq!((next().is_some(), next()), (is_change, None), "{selection:?}");
+        }
+        selections.set(&manifest, &kyma, of("a=b"));
+        selections.forget(&manifest);
+        assert_eq!(selections.of(&manifest), None);
+    }
+}
